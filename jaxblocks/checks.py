@@ -1,0 +1,66 @@
+"""Checks that speak in sentences: what was expected, what came, where, what to do.
+
+Shapes and dtypes are known while JAX traces, so checks on them always run and
+cost nothing under ``jit``. Values are known only where they are concrete: there
+(eager calls) a bad value raises at once. Inside ``jit``, ``grad`` or ``vmap`` it
+cannot, so the functions that look at values document what they return then, and
+take ``check=True``, which hands the condition to ``jax.experimental.checkify``::
+
+    checked = checkify.checkify(jax.jit(lambda p, q: kl_divergence(p, q, check=True)))
+    error, value = checked(p, q)
+    error.throw()
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+
+__all__ = ["check_values", "describe", "require_floating"]
+
+
+def describe(x) -> str:
+    """Dtype and shape of an array in words, as the error sentences print them.
+
+    >>> describe(jnp.zeros((2, 3)))
+    'float32 (2, 3)'
+    """
+    x = x if hasattr(x, "dtype") and hasattr(x, "shape") else jnp.asarray(x)
+    return f"{x.dtype} {tuple(x.shape)}"
+
+
+def require_floating(where: str, **arrays) -> None:
+    """Raise a ``TypeError`` unless every named array holds floating-point (or complex) numbers.
+
+    >>> require_floating("Dense", x=jnp.arange(3))
+    Traceback (most recent call last):
+    ...
+    TypeError: Dense expects floating-point x, but int32 (3,) came; convert it with x.astype(jnp.float32).
+    """
+    for name, x in arrays.items():
+        dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise TypeError(
+                f"{where} expects floating-point {name}, but {describe(x)} came; "
+                f"convert it with {name}.astype(jnp.float32)."
+            )
+
+
+def check_values(ok, message: str, *, check: bool = False, **values) -> None:
+    """Raise ``ValueError(message.format(**values))`` where the boolean array ``ok`` is not all true.
+
+    Concrete values are checked at once. Traced values are checked only with
+    ``check=True``, through ``checkify.check``; the caller then wraps its function
+    in ``checkify.checkify``. Each of ``values`` is an array that ``message`` names.
+
+    >>> p = jnp.array([0.5, 0.4])
+    >>> check_values(p.sum() == 1, "p must sum to 1, but sums to {total}; divide by p.sum().", total=p.sum())
+    Traceback (most recent call last):
+    ...
+    ValueError: p must sum to 1, but sums to 0.9; divide by p.sum().
+    """
+    ok = jnp.all(ok)
+    if isinstance(ok, jax.core.Tracer):
+        if check:
+            checkify.check(ok, message, **{name: jnp.asarray(value) for name, value in values.items()})
+    elif not ok:
+        raise ValueError(message.format(**{name: f"{value}" for name, value in values.items()}))
