@@ -1,1 +1,129 @@
-"""jaxblocks."""
+"""jaxblocks: composable pure-function layers for JAX, and tools that show what their derivatives cost.
+
+This file is the map. ``CamelCase`` builds a layer, a pair of pure functions ``init`` and
+``apply``; ``snake_case`` is a function, on arrays or on functions::
+
+    net = Serial(Dense(128), relu, Dense(10))
+    params = net.init(jax.random.key(0), x)
+    logits = jax.jit(net.apply)(params, x)
+"""
+
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+
+# The contract: two kinds of pair.
+from jaxblocks.core import Layer, StatefulLayer, as_layer, side_inputs, stateful
+
+# Layers made of layers.
+from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire
+
+# Dense layers and linear models.
+from jaxblocks.layers.dense import MLP, Bias, Dense, affine, fuse_affine
+from jaxblocks.layers.linear_models import linear_regression, logistic_regression
+
+# Attention.
+from jaxblocks.layers.attention import attention, attention_weights, hard_lookup, soft_lookup
+
+# Activations, entry by entry.
+from jaxblocks.activations import (
+    activation_moments,
+    cosine,
+    elu,
+    gelu,
+    identity,
+    leaky_relu,
+    leaky_relu_inverse,
+    maxout,
+    relu,
+    selu,
+    sigmoid,
+    silu,
+    softplus,
+    softplus_inverse,
+    tanh,
+)
+
+# To and on the probability simplex.
+from jaxblocks.probabilities import (
+    is_distribution,
+    log_softmax,
+    logsumexp,
+    one_hot,
+    smooth_labels,
+    softargmax,
+    softmax,
+    softmax_fixed,
+    softmax_mean,
+)
+
+# Losses, divergences, penalties: one number per example.
+from jaxblocks.losses import (
+    cross_entropy,
+    distillation_loss,
+    entropy,
+    gaussian_nll,
+    hinge_loss,
+    huber,
+    jensen_gap,
+    jensen_shannon,
+    kl_divergence,
+    l1,
+    l2,
+    lp_distance,
+    mae,
+    mse,
+    nll,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+    total_variation,
+    zero_one,
+)
+
+# Tensors.
+from jaxblocks.tensors import (
+    cp_decompose,
+    cp_tensor,
+    einsum,
+    flattening,
+    flattening_ranks,
+    pure_tensor,
+    rank_bounds,
+    tensor_product,
+)
+
+# Derivatives and what they cost.
+from jaxblocks.ad import cost, count, curvature, hvp, value_grad_hvp
+
+# What a net is made of.
+from jaxblocks.inspection import count_params, layer_outputs, summary
+
+_LATER = {  # loaded at the first use, with the libraries that they need
+    # Training; brings optax.
+    "fit": "training",
+    "init_training": "training",
+    "train_step": "training",
+    "evaluate": "training",
+    "minibatches": "training",
+    "three_way_split": "training",
+    "early_stopping": "training",
+    "random_flip": "training",
+    "random_shift": "training",
+    "gaussian_noise": "training",
+    # The laws, for layers of your own.
+    "check_layer": "testing",
+}
+
+
+def __getattr__(name):
+    if name in _LATER:
+        return getattr(_import_module(f"jaxblocks.{_LATER[name]}"), name)
+    raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}")
+
+
+def __dir__():
+    return __all__
+
+
+__all__ = [
+    name for name, value in globals().items() if not name.startswith("_") and not isinstance(value, _ModuleType)
+] + list(_LATER)

@@ -37,8 +37,11 @@ def require_floating(where: str, **arrays) -> None:
     TypeError: Dense expects floating-point x, but int32 (3,) came; convert it with x.astype(jnp.float32).
     """
     for name, x in arrays.items():
-        dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
-        if not jnp.issubdtype(dtype, jnp.inexact):
+        if not hasattr(x, "dtype"):
+            raise TypeError(
+                f"{where} expects an array {name}, but a {type(x).__name__} came; convert it with jnp.asarray({name})."
+            )
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
             raise TypeError(
                 f"{where} expects floating-point {name}, but {describe(x)} came; "
                 f"convert it with {name}.astype(jnp.float32)."

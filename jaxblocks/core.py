@@ -45,6 +45,7 @@ __all__ = [
     "require_flag",
     "require_params",
     "side_inputs",
+    "split_side",
     "stateful",
 ]
 
@@ -311,9 +312,14 @@ def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping
 def eval_shape(function, *args):
     """``jax.eval_shape`` whose last argument, the side inputs, may hold static values (flags) beside arrays."""
     *args, side = args
-    arrays = {name: value for name, value in side.items() if _is_arrays(value)}
-    static = {name: value for name, value in side.items() if name not in arrays}
+    arrays, static = split_side(side)
     return jax.eval_shape(lambda args, arrays: function(*args, {**arrays, **static}), args, arrays)
+
+
+def split_side(side: Mapping) -> tuple[dict, dict]:
+    """Side inputs that are arrays (or trees of them), and static ones such as flags."""
+    arrays = {name: value for name, value in side.items() if _is_arrays(value)}
+    return arrays, {name: value for name, value in side.items() if name not in arrays}
 
 
 def as_shapes(tree):

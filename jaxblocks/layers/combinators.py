@@ -9,7 +9,6 @@ child itself where there is only one.
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -135,9 +134,7 @@ def Residual(*layers, **named) -> Layer | StatefulLayer:
     return pair("Residual", kids, init, apply)
 
 
-def Repeat(
-    layer, n: int, *, remat: Literal["none", "dots", "all"] | Callable = "dots", unroll: int = 1
-) -> Layer | StatefulLayer:
+def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
     Computes what ``Serial`` of ``n`` copies computes (from the same key the same params),

@@ -35,18 +35,7 @@ def affine(
 
     Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Linear layers".
     """
-    require_floating("affine", x=x, kernel=kernel)
-    if not x.shape or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(
-            f"affine expects x with {kernel.shape[0]} features on its last axis (kernel {describe(kernel)}), but "
-            f"{describe(x)} came; pass x of that size, or params made for this x."
-        )
-    y = jnp.matmul(x, kernel.astype(x.dtype))  # (*batch, out)
-    if bias is None:
-        return y
-    if bias.shape != kernel.shape[1:]:
-        raise ValueError(f"affine expects a bias of shape {kernel.shape[1:]}, but {describe(bias)} came.")
-    return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
+    return _affine("affine", x, kernel, bias)
 
 
 def fuse_affine(*params: dict) -> dict:
@@ -117,7 +106,7 @@ def Dense(
 
     def apply(params, x):
         require_params("Dense", params, *names)
-        return affine(x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
+        return _affine("Dense", x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
 
     return Layer(init, apply)
 
@@ -177,3 +166,18 @@ def MLP(
         if after is not identity:
             layers.append(after)
     return Serial(*layers)
+
+
+def _affine(where, x, kernel, bias):
+    require_floating(where, x=x, kernel=kernel)
+    if not x.shape or x.shape[-1] != kernel.shape[0]:
+        raise ValueError(
+            f"{where} expects x with {kernel.shape[0]} features on its last axis (its kernel is {describe(kernel)}), "
+            f"but {describe(x)} came; pass x of that size, or params made by init for this x."
+        )
+    y = jnp.matmul(x, kernel.astype(x.dtype))  # (*batch, out)
+    if bias is None:
+        return y
+    if bias.shape != kernel.shape[1:]:
+        raise ValueError(f"{where} expects a bias of shape {kernel.shape[1:]}, but {describe(bias)} came.")
+    return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)

@@ -1,0 +1,47 @@
+# Every target does its own set-up: uv where it is installed, plain venv and pip where it is not.
+PYTHON ?= python3
+BIN := .venv/bin
+CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
+
+.PHONY: quickstart test quick lint format parity benchmarks clean
+
+quickstart: .venv/.ready
+	$(BIN)/python examples/quickstart.py
+
+test: .venv/.ready
+	$(BIN)/python -m pytest -q -n 2 $(CHECKED)
+
+quick: .venv/.ready
+	$(BIN)/python -m pytest -q -n 2 $(CHECKED) -m "not slow"
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# PyTorch, a reference in the tests. Without it, the tests that need it say so and are skipped.
+parity: .venv/.ready
+	@if command -v uv >/dev/null 2>&1; then \
+	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[parity]' -c constraints.txt; \
+	 else $(BIN)/python -m pip install -q -e '.[parity]' -c constraints.txt; fi
+
+benchmarks: .venv/.ready
+	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/layers.py
+
+.venv/.ready: pyproject.toml constraints.txt
+	@echo "setting up .venv (once; about half a minute) ..."
+	@if command -v uv >/dev/null 2>&1; then \
+	   uv venv -q --allow-existing --python $(PYTHON) .venv && \
+	   uv pip install -q --compile-bytecode --python .venv -e '.[dev]' -c constraints.txt; \
+	 else \
+	   $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' -c constraints.txt; \
+	 fi
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist

@@ -1,0 +1,140 @@
+"""Exclusive or, both ways: what no linear model can do and two rectifiers can.
+
+The linear answer first, in closed form and by gradient descent: w = (0, 0), b = 1/2, mean squared error 1/4, the best
+constant. Then the explicit solution max(x + y, 0) - 2 max(x + y - 1, 0) as params of a 2-2-1 network, with the picture
+of what each of its steps does to the four points: the two points of class 1 fall on one another, and a line separates
+what is left. Last, training from random starts: gradient descent finds some minimum, for the 2-2-1 network often a
+bad one, for wider networks hardly ever.
+
+Reaches loss 0 (below 1e-6) from 50 starts with hidden width 2 in 20 % of the runs, with 4 in 72 % and with 8 in all.
+Takes about ten seconds on one CPU core. After Krapac & Segvic, Deep feed-forward models, XOR.
+
+    python examples/xor.py --out out/xor
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from jaxblocks import MLP, Dense, relu
+from jaxblocks.layers.linear_models import linear_regression
+
+BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
+Y = np.array([[0], [1], [1], [0]], np.float32)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Exclusive or by a linear model, by hand, and by training.")
+    parser.add_argument("--out", type=Path, default=Path("out/xor"), help="folder of the picture")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--starts", type=int, default=50, help="random starts of each network")
+    parser.add_argument("--steps", type=int, default=5000, help="of gradient descent")
+    parser.add_argument("--widths", type=int, nargs="+", default=[2, 4, 8], help="hidden widths to train")
+    args = parser.parse_args(argv)
+    if min(args.starts, args.steps, *args.widths) < 1:
+        parser.error("--starts, --steps and --widths must be at least 1")
+    args.out.mkdir(parents=True, exist_ok=True)
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+
+    # 1. Linear, in closed form and by gradient descent with step 0.3 from w = (1, -1), b = 0.
+    layer = Dense(1)
+    fitted = linear_regression(x, y)
+    loss = jax.jit(lambda params: jnp.mean((layer.apply(params, x) - y) ** 2))
+    start = {"kernel": jnp.array([[1.0], [-1.0]]), "bias": jnp.zeros(1)}
+    path = descend(loss, start, steps=500, size=0.3)
+    path = np.concatenate([path["kernel"][..., 0], path["bias"]], axis=1)  # (500, 3)
+
+    # 2. Two rectifiers, written down.
+    net = MLP(2, 1)
+    params = (
+        {"kernel": jnp.ones((2, 2)), "bias": jnp.array([0.0, -1.0])},
+        (),
+        {"kernel": jnp.array([[1.0], [-2.0]]), "bias": jnp.zeros(1)},
+    )
+    after_kernel = x @ params[0]["kernel"]
+    after_bias = Dense(2).apply(params[0], x)
+    after_relu = relu(after_bias)
+    output = net.apply(params, x)
+    draw([x, after_kernel, after_bias, after_relu], args.out / "xor.png")
+
+    # 3. Trained from many starts at once: vmap over keys around a scan over steps.
+    solved = {}
+    for width in args.widths:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(args.seed), width), args.starts)
+        losses = jax.jit(jax.vmap(lambda key, width=width: train(width, key, x, y, args.steps)))(keys)
+        solved[width] = float(jnp.mean(losses < 1e-6))
+
+    numbers = {
+        "linear": np.append(fitted["kernel"][:, 0], fitted["bias"]),
+        "linear_loss": float(loss(fitted)),
+        "path": path,
+        "steps_by_hand": [np.asarray(points) for points in (after_kernel, after_bias, after_relu, output)],
+        "solved": solved,
+    }
+    print("linear, closed form:", printed(numbers["linear"]), f"loss {numbers['linear_loss']:.6f}")
+    print("linear, gradient descent after 1, 10, 500 steps:", *(printed(path[t - 1]) for t in (1, 10, 500)))
+    for name, points in zip(("X W1", "+ b1", "ReLU", "output"), numbers["steps_by_hand"], strict=True):
+        print(f"by hand, {name + ':':8}", points.astype(int).tolist())
+    for width, fraction in solved.items():
+        print(f"trained 2-{width}-1: {fraction:.0%} of {args.starts} starts reach loss 0")
+    print(f"picture: {args.out}/xor.png")
+    return numbers
+
+
+def descend(loss, params, steps, size):
+    """The params after each of the steps of gradient descent."""
+
+    def step(params, _):
+        params = jax.tree.map(lambda p, g: p - size * g, params, jax.grad(loss)(params))
+        return params, params
+
+    return jax.tree.map(np.asarray, jax.lax.scan(step, params, length=steps)[1])
+
+
+def train(width, key, x, y, steps):
+    """The loss that 2-width-1 reaches from the random start of this key."""
+    net = MLP(width, 1)
+
+    def loss(params):
+        return jnp.mean((net.apply(params, x) - y) ** 2)
+
+    def step(params, _):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params)), None
+
+    return loss(jax.lax.scan(step, net.init(key, x), length=steps)[0])
+
+
+def printed(vector):
+    return "(" + ", ".join(f"{round(float(v), 6) + 0.0:g}" for v in vector) + ")"
+
+
+def draw(panels, path):
+    """The four points in input space and after each step of the hidden layer."""
+    figure = Figure(figsize=(11, 3.3), layout="constrained")
+    titles = ["inputs $X$", "$X W_1$", "$X W_1 + b_1$", "$H = \\mathrm{ReLU}(X W_1 + b_1)$"]
+    for axes, points, title in zip(figure.subplots(1, 4), panels, titles, strict=True):
+        points = np.asarray(points)
+        for label, marker, colour in ((0, "o", BLUE), (1, "^", VERMILION)):
+            chosen = points[Y[:, 0] == label]
+            axes.scatter(*chosen.T, marker=marker, s=90, color=colour, label=f"class {label}", zorder=3)
+        for place in np.unique(points, axis=0):
+            names = ", ".join(f"{a:.0f}{b:.0f}" for a, b in X[(points == place).all(axis=1)])
+            axes.annotate(names, place, xytext=(6, -15), textcoords="offset points")
+        axes.set(
+            title=title, xlim=(-0.6, 2.8), ylim=(-1.5, 2.6), xticks=[0, 1, 2], yticks=[-1, 0, 1, 2], aspect="equal"
+        )
+        axes.axhline(0, color=GREY, linewidth=0.6)
+        axes.axvline(0, color=GREY, linewidth=0.6)
+    line = np.array([-0.6, 2.8])
+    axes.plot(line, (line - 0.5) / 2, "--", color=GREY, label="$h_1 - 2 h_2 = 1/2$")
+    axes.legend(loc="upper left", fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+r"""Products with the Hessian of a scalar-valued function, without the Hessian.
+
+    x    the point, any pytree of floating-point arrays with n numbers in all
+    v    the direction, a pytree of the same structure, shapes and dtypes
+    g    the gradient of f at x
+    H    the Hessian of f at x, n by n and never formed
+
+A product with H costs a small multiple of a gradient, whatever n is: `jaxblocks.ad.count` shows it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.checks import describe
+
+__all__ = ["at_point", "curvature", "hvp", "scalar_valued", "value_grad_hvp"]
+
+
+def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
+    r"""The Hessian-vector product :math:`Hv = \frac{\partial}{\partial x}(g(x)^\top v)`.
+
+    Forward over reverse: the gradient is differentiated once more along ``v``, which costs
+    about two and a half gradients and the memory of two.
+
+    Args:
+        f: takes a pytree, returns a scalar.
+        x: the point, a pytree of floating-point arrays.
+        v: the direction, like ``x``.
+
+    Returns:
+        :math:`Hv`, like ``x``.
+
+    Raises:
+        TypeError: where a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
+        ValueError: where ``f`` is not scalar-valued, or ``v`` is not like ``x`` (the leaf is named).
+
+    >>> hvp(lambda x: jnp.prod(x), jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
+    Array([-2.,  1.], dtype=float32)
+
+    Source: Huszar, DeepNN lecture 3 (the Hessian-vector product); Pearlmutter 1994, Fast exact multiplication
+    by the Hessian.
+    """
+    warn_of_wrong_build()
+    x, v = at_point("hvp", x, v)
+    return jax.jvp(jax.grad(scalar_valued("hvp", f)), (x,), (v,))[1]
+
+
+def value_grad_hvp(
+    f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree
+) -> tuple[Float[Array, ""], PyTree, PyTree]:
+    r"""The value :math:`f(x)`, the gradient :math:`g` and :math:`Hv` in one pass.
+
+    Cheaper than a product and a gradient one after the other, for they share the forward sweep.
+
+    Arguments and errors are those of `hvp`.
+
+    >>> value, gradient, product = value_grad_hvp(jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
+    >>> value, gradient, product
+    (Array(10., dtype=float32), Array([5., 2.], dtype=float32), Array([-2.,  1.], dtype=float32))
+
+    Source: Pearlmutter 1994, Fast exact multiplication by the Hessian.
+    """
+    warn_of_wrong_build()
+    x, v = at_point("value_grad_hvp", x, v)
+    (value, gradient), (_, product) = jax.jvp(jax.value_and_grad(scalar_valued("value_grad_hvp", f)), (x,), (v,))
+    return value, gradient, product
+
+
+def curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Float[Array, ""]:
+    r"""The curvature :math:`v^\top H v = \frac{d^2}{dt^2} f(x + tv)` at :math:`t = 0` along ``v``.
+
+    Forward over forward: no tape is kept, so it costs less time than `hvp`, and its memory
+    does not grow with the depth of ``f``. Arguments and errors are those of `hvp`.
+
+    >>> curvature(jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
+    Array(-4., dtype=float32)
+
+    Source: Griewank & Walther, Evaluating Derivatives (univariate Taylor propagation, degree two).
+    """
+    warn_of_wrong_build()
+    x, v = at_point("curvature", x, v)
+    f = scalar_valued("curvature", f)
+
+    def slope(x):
+        return jax.jvp(f, (x,), (v,))[1]
+
+    return jax.jvp(slope, (x,), (v,))[1]
+
+
+# ---- what every derivative of a scalar-valued function asks for ----------------------------
+
+
+def scalar_valued(where: str, f: Callable) -> Callable:
+    """The same function; while it is traced, a ``ValueError`` or ``TypeError`` unless it returns a real scalar array.
+
+    >>> scalar_valued("hvp", lambda x: x)(jnp.zeros(3))
+    Traceback (most recent call last):
+    ...
+    ValueError: hvp expects f to return a scalar, but float32 (3,) came; reduce it first (as in f(x).sum()), \
+take one output at a time, or ask jax.jacobian for all first derivatives.
+    """
+
+    def checked(*args):
+        y = f(*args)
+        leaves = jax.tree.leaves(y)
+        if len(leaves) != 1 or leaves[0] is not y:
+            raise TypeError(
+                f"{where} expects f to return one scalar array, but a {type(y).__name__} came; "
+                "return the value alone, as in lambda x: f(x)[0]."
+            )
+        y = jnp.asarray(y)
+        if y.shape:
+            raise ValueError(
+                f"{where} expects f to return a scalar, but {y.dtype} {y.shape} came; reduce it first (as in "
+                "f(x).sum()), take one output at a time, or ask jax.jacobian for all first derivatives."
+            )
+        if not jnp.issubdtype(y.dtype, jnp.floating):
+            raise TypeError(f"{where} expects f to return a floating-point scalar, but {y.dtype} came.")
+        return y
+
+    return checked
+
+
+def at_point(where: str, x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:
+    """Point and direction as pytrees of arrays; an error that names the leaf where they cannot be differentiated along.
+
+    >>> at_point("hvp", {"w": jnp.zeros(2)}, {"w": jnp.zeros(3)})
+    Traceback (most recent call last):
+    ...
+    ValueError: hvp expects v like x, but x['w'] is float32 (2,) and v['w'] is float32 (3,).
+    """
+    x, v = jax.tree.map(_as_array, x), jax.tree.map(_as_array, v)
+    points = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)}
+    directions = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(v)}
+    if not points:
+        raise ValueError(f"{where} expects x to hold at least one array, but {x!r} came.")
+    for path, leaf in points.items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"{where} differentiates with respect to floating-point arrays, but x{path} is {describe(leaf)}; "
+                "convert it with .astype(jnp.float32), or close over it as a constant of f."
+            )
+    for path in [*points, *directions]:
+        if path not in directions:
+            raise ValueError(
+                f"{where} expects v like x, but v has no leaf v{path} for x{path}, {describe(points[path])}."
+            )
+        if path not in points:
+            raise ValueError(f"{where} expects v like x, but v{path}, {describe(directions[path])}, has no x{path}.")
+    if jax.tree.structure(x) != jax.tree.structure(v):
+        raise ValueError(
+            f"{where} expects v like x, but their containers differ: {jax.tree.structure(x)} for x and "
+            f"{jax.tree.structure(v)} for v; build v with jax.tree.map(..., x)."
+        )
+    for path, leaf in points.items():
+        other = directions[path]
+        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
+            raise ValueError(
+                f"{where} expects v like x, but x{path} is {describe(leaf)} and v{path} is {describe(other)}."
+            )
+    return x, v
+
+
+def _as_array(leaf):
+    if isinstance(leaf, float):
+        return jnp.asarray(leaf, jnp.result_type(float))
+    return leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(leaf)

@@ -1,0 +1,204 @@
+"""What a net is made of, read off its jaxpr: a table of its layers, and the output of each.
+
+Combinators run each child in a named scope and mark what it returns, so the compiler's own
+description of the net tells which layer an operation belongs to. There is no second one.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from jaxblocks.ad.counting import Count, count, equations
+from jaxblocks.core import as_shapes, declared_by, eval_shape, kind_of, split_side, stateful
+
+__all__ = ["LayerRow", "Summary", "count_params", "layer_outputs", "summary"]
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer of a net.
+
+    Attributes:
+        path: its place, as a tuple of scopes: ``("block.Residual", "0.Dense")``; ``()`` is the net.
+        kind: the name of its constructor or function.
+        outputs: a ``ShapeDtypeStruct`` for each array that it returns, call by call.
+        params: how many numbers its params hold.
+        count: its operations in one call of the net, all calls of the layer together.
+    """
+
+    path: tuple[str, ...]
+    kind: str
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    params: int
+    count: Count
+
+    @property
+    def name(self) -> str:
+        """Its label in the combinator: a position, a name, or nothing for an only child."""
+        return self.path[-1].partition(".")[0] if self.path else ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The layers of a net in the order in which they run; prints as a table, in a notebook as HTML.
+
+    Attributes:
+        rows: a `LayerRow` for each layer, that of the whole net last.
+        params_bytes: the memory that the params take.
+    """
+
+    rows: tuple[LayerRow, ...]
+    params_bytes: int
+
+    def __getitem__(self, path: str) -> LayerRow:
+        """A row by its path: ``summary(net, x)["block.Residual/0.Dense"]``, or by labels alone: ``"block/0"``."""
+        for row in self.rows:
+            labels = "/".join(scope.partition(".")[0] for scope in row.path)
+            if path in ("/".join(row.path), labels):
+                return row
+        known = ", ".join("/".join(row.path) for row in self.rows[:-1])
+        raise KeyError(f"The net has no layer {path!r}; its layers are: {known}.")
+
+    def _table(self, style: str, indent: str) -> str:
+        from tabulate import tabulate
+
+        whole = self.rows[-1].count.flops or 1
+        lines = []
+        for row in self.rows:
+            label = indent * (len(row.path) - 1) + f"{row.name} {row.kind}".strip() if row.path else f"{row.kind}, total"
+            shapes = Counter(f"{y.dtype} {tuple(y.shape)}" for y in row.outputs)
+            outputs = ", ".join(shape + (f" x {n}" if n > 1 else "") for shape, n in shapes.items())
+            lines.append((label, outputs, f"{row.params:,}", f"{row.count.flops:,}", f"{row.count.flops / whole:.1%}"))
+        headers, align = ("layer", "output", "params", "operations", "share"), ("left", "left", "right", "right", "right")
+        return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
+
+    def __str__(self) -> str:
+        notes = [f"params take {_in_bytes(self.params_bytes)}; operations are those of one call on this input"]
+        total = self.rows[-1].count
+        if total.loops_of_unknown_length:
+            notes.append(f"{total.loops_of_unknown_length} while loops of unknown length are counted once")
+        if total.uncounted:
+            notes.append(f"not counted: {', '.join(sorted(total.uncounted))}")
+        return "\n".join([self._table("simple", "  "), *notes])
+
+    def _repr_html_(self) -> str:
+        return self._table("html", "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}")
+
+
+def summary(net, *inputs, **side) -> Summary:
+    """A table of the layers of a net: outputs, params, counted operations. Nothing is computed.
+
+    Operations are multiplications, additions and transcendentals of one ``apply`` (see
+    `jaxblocks.count`), those inside a scan times its length; a layer that is applied twice
+    is counted twice and listed once.
+
+    Args:
+        net: a pair or a function of arrays.
+        inputs: arrays or ``jax.ShapeDtypeStruct``s.
+        side: side inputs, as for ``apply``.
+
+    >>> print(summary(Serial(hidden=Dense(5), activation=relu, out=Dense(1)), jnp.zeros((8, 2))))
+    layer            output            params    operations    share
+    ---------------  --------------  --------  ------------  -------
+    hidden Dense     float32 (8, 5)        15           200    61.0%
+    activation relu  float32 (8, 5)         0            40    12.2%
+    out Dense        float32 (8, 1)         6            88    26.8%
+    Serial, total    float32 (8, 1)        21           328   100.0%
+    params take 84 bytes; operations are those of one call on this input
+    """
+    params, closed, outputs = _trace(net, inputs, side)
+    total = count(jaxpr_as_fun(closed), *[v.aval for v in closed.jaxpr.invars])
+    scopes: dict[str, None] = {}  # all of them, outer before inner, in the order in which they begin
+    marked: dict[str, list] = {}  # those that are layers, with what they return
+    for equation, scope, _ in equations(closed):
+        parts = scope.split("/")
+        scopes |= {"/".join(parts[:depth]): None for depth in range(1, len(parts) + 1)}
+        if _marks_layer(equation, scope):
+            marked.setdefault(scope, []).append(as_shapes(equation.outvars[0].aval))
+    rows = []
+    for scope in scopes:
+        if scope in marked:
+            path = tuple(scope.split("/"))
+            place = [part for depth, part in enumerate(path, 1) if "/".join(path[:depth]) in marked]
+            kind = path[-1].partition(".")[2]
+            rows.append(LayerRow(path, kind, tuple(marked[scope]), count_params(_find(params, place)), total.within(scope)))
+    rows.append(LayerRow((), kind_of(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
+    return Summary(tuple(rows), sum(math.prod(p.shape) * p.dtype.itemsize for p in jax.tree.leaves(params)))
+
+
+def layer_outputs(net, params, *inputs, state=(), **side) -> dict:
+    """The output of every layer of a net, by its path; the layers inside a scan are left out.
+
+    Works under ``jit``, ``grad`` and ``vmap``. A layer that returns several arrays, or is
+    applied several times, has a tuple.
+
+    >>> net = Serial(hidden=Dense(5), activation=relu, out=Dense(1))
+    >>> x = jnp.ones((8, 2))
+    >>> params = net.init(jax.random.key(0), x)
+    >>> outputs = layer_outputs(net, params, x)
+    >>> list(outputs)
+    ['hidden.Dense', 'activation.relu', 'out.Dense']
+    >>> bool((outputs["out.Dense"] == net.apply(params, x)).all())
+    True
+
+    Source: Krapac & Segvic, Deep feed-forward models (hidden or latent features).
+    """
+    arrays, static = split_side(side)
+
+    def run(params, state, inputs, arrays):
+        return stateful(net).apply(params, state, *inputs, **arrays, **static)
+
+    arguments = (params, state, inputs, arrays)
+    closed = jax.make_jaxpr(run)(*arguments)
+    layers = [(e, str(e.source_info.name_stack)) for e in closed.jaxpr.eqns if _marks_layer(e, str(e.source_info.name_stack))]
+    jaxpr = closed.jaxpr.replace(outvars=[equation.outvars[0] for equation, _ in layers])
+    values = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(*jax.tree.leaves(arguments))
+    found: dict[str, tuple] = {}
+    for (_, scope), value in zip(layers, values, strict=True):
+        found[scope] = (*found.get(scope, ()), value)
+    return {scope: value[0] if len(value) == 1 else value for scope, value in found.items()}
+
+
+def count_params(params) -> int:
+    """How many numbers a tree of params holds.
+
+    >>> count_params(MLP(5, 10, 5, 2).init(jax.random.key(0), jnp.zeros(2)))
+    142
+    """
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def _trace(net, inputs, side):
+    """Shapes of params, the jaxpr of ``apply``, shapes of outputs."""
+    layer, key = stateful(net), jax.random.key(0)
+    for_init = {name: value for name, value in side.items() if name in declared_by(layer.init)}
+    params, state = eval_shape(lambda *args: layer.init(key, *args[:-1], **args[-1]), *inputs, for_init)
+    arrays, static = split_side(side)
+
+    def run(params, state, inputs, arrays):
+        return layer.apply(params, state, *inputs, **arrays, **static)
+
+    closed, (outputs, _) = jax.make_jaxpr(run, return_shape=True)(params, state, as_shapes(inputs), arrays)
+    return params, closed, outputs
+
+
+def _marks_layer(equation, scope: str) -> bool:
+    """Whether an equation is the mark that combinators put on what a layer returns."""
+    return equation.primitive.name == "name" and equation.params["name"] == scope.rpartition("/")[2]
+
+
+def _find(params, place):
+    """The params of a layer, by the labels on the way; a label that is empty is an only child, with no level of its own."""
+    for scope in place:
+        label = scope.partition(".")[0]
+        if label:
+            params = params[int(label) if label.isdigit() else label]
+    return params
+
+
+def _in_bytes(n: int) -> str:
+    power = min(int(math.log2(n) // 10) if n else 0, 3)
+    return f"{n / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"

@@ -1,0 +1,273 @@
+r"""Linear models fitted to their optimum: least squares in closed form, logistic regression by Newton's method.
+
+Both return params of ``Dense``, so a fitted model is applied, stacked and trained on like any other layer. Their
+losses are convex: whoever minimises one of them, from wherever, reaches the value that these functions reach. A
+model :math:`\Phi(x) W + b` with nonlinear features is the same on ``Phi(x)``; to apply it, write
+``Serial(Phi, Dense(out))``.
+
+Both are differentiable in all their real arguments, to any order: the derivative is that of the optimum (implicit
+function theorem), not that of the solver's iterations.
+
+Axis letters: ``n`` examples, ``in`` and ``out`` features.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblocks.checks import check_values, describe, require_floating
+
+__all__ = ["linear_regression", "logistic_regression"]
+
+
+def linear_regression(
+    x: Float[Array, "n in"], y: Float[Array, "_n out"], ridge: float | Float[Array, ""] = 0.0, *, check: bool = False
+) -> dict[str, Array]:
+    r"""Params of the ``Dense`` layer with the least mean squared error on ``x``, ``y``.
+
+    Minimises
+
+    .. math:: \frac1N \sum_{n=1}^N \lVert x_n W + b - y_n \rVert^2 + \lambda \lVert W \rVert^2
+
+    with :math:`\lambda` = ``ridge``. The bias is not penalised, which amounts to centring the data first:
+    :math:`W = (X_c^\top X_c + N \lambda I)^{-1} X_c^\top y_c` with :math:`X_c = X - \bar x`,
+    :math:`y_c = y - \bar y`, and :math:`b = \bar y - \bar x W`. (For the same formula without a bias, and so with
+    every weight penalised, hand in data of mean zero.) It is computed from the singular values of
+    :math:`X_c`, without squaring its condition number. Where :math:`\lambda = 0` and the columns of :math:`X_c`
+    depend on each other, many kernels fit equally well, and the one of least norm is returned.
+
+    Args:
+        x: the inputs, one example per row.
+        y: the targets; a single target is a column, ``y[:, None]``.
+        ridge: :math:`\lambda \ge 0`; ``sklearn.linear_model.Ridge`` calls :math:`N \lambda` its ``alpha``.
+        check: check the sign of ``ridge`` under ``jit`` too, through checkify.
+
+    Returns:
+        ``{"kernel": (in, out), "bias": (out,)}``.
+
+    Raises:
+        ValueError: where ``x`` and ``y`` are no matrices with the same number (one or more) of rows, and for a
+            negative ``ridge`` (under ``jit`` without ``check``, the params are NaN).
+        TypeError: for integer ``x`` or ``y``.
+
+    Exclusive or has no linear trend at all; its best linear model is the constant one half:
+
+    >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    >>> params = linear_regression(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))
+    >>> bool(jnp.allclose(params["kernel"], 0.0, atol=1e-6)), params["bias"].round(6)
+    (True, Array([0.5], dtype=float32))
+
+    Source: Cevher, Mathematics of Data, "Linear regression"; Krapac & Segvic, Deep feed-forward models, XOR.
+    """
+    require_floating("linear_regression", x=x, y=y)
+    if x.ndim != 2 or y.ndim != 2 or x.shape[0] != y.shape[0] or not x.shape[0]:
+        raise ValueError(
+            f"linear_regression expects x (n, in) and y (n, out) with the same n >= 1, but x {describe(x)} and "
+            f"y {describe(y)} came; a single target per example is a column, y[:, None]."
+        )
+    dtype = x.dtype
+    x, y = _widen(x), _widen(y).astype(_widen(x).dtype)
+    ridge = _ridge("linear_regression", ridge, x.dtype, check)
+    kernel, bias = _least_squares(x, y, ridge)
+    return {"kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}
+
+
+def logistic_regression(
+    x: Float[Array, "n in"],
+    labels: Int[Array, " _n"] | Bool[Array, " _n"],
+    ridge: float | Float[Array, ""] = 0.0,
+    *,
+    check: bool = False,
+) -> dict[str, Array]:
+    r"""Params of the ``Dense(1)`` layer whose logit best tells label 1 from label 0.
+
+    With :math:`p(1 \mid x) = \sigma(x w + b)`, minimises the mean negative log-likelihood (in nats)
+
+    .. math:: \frac1N \sum_{n=1}^N \log\bigl(1 + e^{-s_n (x_n w + b)}\bigr) + \lambda \lVert w \rVert^2,
+              \qquad s_n = 2 \cdot \mathrm{labels}_n - 1,
+
+    with :math:`\lambda` = ``ridge``, by Newton's method (iteratively reweighted least squares) with backtracking, to
+    rounding. The bias is not penalised; where features depend on each other, ``w`` is the one of least norm.
+
+    **There may be no optimum.** Where a hyperplane separates the labels (or touches, but does not mix them) the loss
+    falls forever as ``w`` grows, and so it does for a single class. Then this function raises, and under ``jit``
+    (``vmap``, ``grad``), where it cannot, its params are NaN. Any ``ridge > 0`` makes the optimum finite as long as
+    both labels occur.
+
+    Args:
+        x: the inputs, one example per row.
+        labels: 0 or 1 (or booleans), one per row.
+        ridge: :math:`\lambda \ge 0`; ``sklearn.linear_model.LogisticRegression`` calls
+            :math:`1 / (2 N \lambda)` its ``C``.
+        check: check values under ``jit`` too, through checkify.
+
+    Returns:
+        ``{"kernel": (in, 1), "bias": (1,)}``.
+
+    Raises:
+        ValueError: where ``x`` is no matrix with one row (or more) per label, for labels other than 0 and 1, for a
+            negative ``ridge``, and where there is no finite optimum (under ``jit`` without ``check``: NaN).
+        TypeError: for integer ``x`` or floating-point ``labels``.
+
+    With one feature that is 0 or 1, the logits are the log odds in the two groups:
+
+    >>> x = jnp.array([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])
+    >>> params = logistic_regression(x, jnp.array([0, 0, 0, 1, 0, 1]))
+    >>> bool(jnp.allclose(params["bias"], jnp.log(1 / 3))), bool(jnp.allclose(params["kernel"], jnp.log(3.0)))
+    (True, True)
+
+    Source: Cevher, Mathematics of Data, "Logistic regression"; Krapac & Segvic, "Linear and nonlinear models".
+    """
+    require_floating("logistic_regression", x=x)
+    if jnp.issubdtype(labels.dtype, jnp.inexact):
+        raise TypeError(
+            f"logistic_regression expects labels 0 and 1 as integers or booleans, but {describe(labels)} came; "
+            "convert them with labels.astype(jnp.int32)."
+        )
+    if x.ndim != 2 or labels.shape != x.shape[:1] or not x.shape[0]:
+        raise ValueError(
+            f"logistic_regression expects x (n, in) and labels (n,) with the same n >= 1, but x {describe(x)} and "
+            f"labels {describe(labels)} came."
+        )
+    dtype = x.dtype
+    x = _widen(x)
+    labels = labels.astype(jnp.int32) if labels.dtype == bool else labels
+    binary = (labels == 0) | (labels == 1)
+    message = "logistic_regression expects labels 0 and 1, but others came: {labels}."
+    check_values(binary, message, check=check, labels=labels)
+    ridge = _ridge("logistic_regression", ridge, x.dtype, check)
+    sign = jnp.where(labels == 1, 1, -1).astype(x.dtype)
+    kernel, bias, found = _logistic(x, sign, ridge)
+    check_values(
+        found,
+        "logistic_regression found no finite optimum: a hyperplane separates the labels (or there is only one of "
+        "them), so that the loss falls forever as the weights grow; pass ridge > 0, and examples of both labels.",
+        check=check,
+    )
+    kernel, bias = (jnp.where(found & jnp.all(binary), leaf, jnp.nan) for leaf in (kernel, bias))
+    return {"kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}
+
+
+# Both solvers are jitted here, so that an eager call compiles once per shape and not at every call.
+
+
+@jax.jit
+def _least_squares(x, y, ridge):
+    n = x.shape[0]
+    centred, x_mean = _centre(x)
+    y_centred, y_mean = _centre(y)
+
+    def fit(target):  # (n,) -> (in,)
+        def gradient(weights):
+            return centred.T @ (centred @ weights - target) / n + ridge * weights
+
+        def solve(_, start):
+            left, s, right, kept = _svd(centred)
+            gain = jnp.where(kept, s / jnp.where(kept, s * s + n * ridge, 1), 0)
+            return right.T @ (gain * (left.T @ target)), ()
+
+        return _root(gradient, jnp.zeros(centred.shape[1], centred.dtype), solve)[0]
+
+    kernel = jax.vmap(fit, in_axes=1, out_axes=1)(y_centred)  # (in, out)
+    return kernel, y_mean - x_mean @ kernel
+
+
+@jax.jit
+def _logistic(x, sign, ridge):
+    centred, mean = _centre(x)
+
+    def gradient(weights):  # of the loss, in (w, b + mean w)
+        residual = -sign * jax.nn.sigmoid(-sign * (centred @ weights[:-1] + weights[-1])) / len(x)
+        return jnp.append(centred.T @ residual + 2 * ridge * weights[:-1], residual.sum())
+
+    def solve(_, start):
+        return _newton(centred, sign, ridge)
+
+    weights, found = _root(gradient, jnp.zeros(x.shape[1] + 1, x.dtype), solve)
+    return weights[:-1, None], weights[-1:] - mean @ weights[:-1, None], found == 1
+
+
+def _newton(x, sign, ridge, steps=100):
+    """The minimiser (w, b) for centred ``x``, and whether there is one (1.0 or 0.0: `lax.custom_root` wants floats).
+
+    Works in coordinates in which the features are orthonormal, where steps are measured in logits and a Hessian is
+    ill-conditioned only if the labels make it so.
+    """
+    n = x.shape[0]
+    eps = float(jnp.finfo(x.dtype).eps)
+    left, s, right, kept = _svd(x)
+    safe = jnp.where(kept, s, 1)
+    features = jnp.append(jnp.where(kept, left, 0) * math.sqrt(n), jnp.ones((n, 1), x.dtype), axis=1)  # (n, k + 1)
+    penalty = ridge * jnp.append(jnp.where(kept, n / safe**2, 0), jnp.zeros(1, x.dtype))  # (k + 1,)
+    unused = jnp.append(~kept, False).astype(x.dtype)
+    one_class = jnp.all(sign == sign[0])
+
+    def loss(w):
+        return jnp.mean(jax.nn.softplus(-sign * (features @ w))) + jnp.sum(penalty * w**2)
+
+    def hessian(w):
+        z = features @ w
+        curvature = jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)
+        return features.T @ (features * curvature[:, None]) / n + jnp.diag(2 * penalty + unused)
+
+    def unbounded(w):  # nothing is on the wrong side and nothing else holds w back: 2 w would be better
+        return jnp.all(sign * (features @ w) > 0) & ((ridge == 0) | one_class)
+
+    def unfinished(carry):
+        w, size, count = carry
+        return (size > math.sqrt(eps)) & (count < steps) & ~unbounded(w)
+
+    def step(carry):
+        w, _, count = carry
+        residual = -sign * jax.nn.sigmoid(-sign * (features @ w)) / n
+        gradient = features.T @ residual + 2 * penalty * w
+        direction = -jnp.linalg.solve(hessian(w), gradient)
+        lengths = 0.5 ** jnp.arange(20, dtype=x.dtype)
+        here, slope = loss(w), gradient @ direction
+        there = jax.vmap(lambda length: loss(w + length * direction))(lengths)
+        enough = there <= here + 1e-4 * lengths * slope + 4 * eps * here
+        length = jnp.where(jnp.any(enough), lengths[jnp.argmax(enough)], lengths[-1])
+        size = jnp.max(jnp.abs(features @ direction)) / (1 + jnp.max(jnp.abs(features @ w)))
+        return w + length * direction, size, count + 1
+
+    start = jnp.zeros(features.shape[1], x.dtype)
+    w, size, _ = lax.while_loop(unfinished, step, (start, jnp.full((), jnp.inf, x.dtype), 0))
+    # Labels that touch a hyperplane push w to infinity too, one logit per step, while the Hessian fades.
+    curved = jnp.linalg.eigvalsh(hessian(w))[0] > 4 * features.shape[1] * eps
+    found = (size <= math.sqrt(eps)) & ~unbounded(w) & curved
+    return jnp.append(right.T @ jnp.where(kept, w[:-1] * math.sqrt(n) / safe, 0), w[-1:]), found.astype(x.dtype)
+
+
+def _root(gradient, start, solve):
+    """The root of ``gradient`` that ``solve`` finds, with the derivatives of the implicit function."""
+
+    def tangent_solve(linear, rhs):
+        return jnp.linalg.pinv(jax.jacobian(linear)(jnp.zeros_like(rhs)), hermitian=True) @ rhs
+
+    return lax.custom_root(gradient, start, solve, tangent_solve, has_aux=True)
+
+
+def _svd(x):
+    """Singular vectors (n, k), values (k,) and vectors (k, in), and which values are more than rounding."""
+    left, s, right = jnp.linalg.svd(x, full_matrices=False)
+    return left, s, right, s > max(x.shape) * float(jnp.finfo(x.dtype).eps) * s[:1]
+
+
+def _centre(x):
+    """Data less their mean, and the mean; a constant column becomes zero exactly."""
+    shifted = x - x[:1]
+    centre = shifted.mean(axis=0, keepdims=True)
+    return shifted - centre, (x[:1] + centre)[0]
+
+
+def _widen(x):
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
+def _ridge(where, ridge, dtype, check):
+    ridge = jnp.asarray(ridge, dtype)
+    check_values(ridge >= 0, where + " expects ridge >= 0, but {ridge} came.", check=check, ridge=ridge)
+    return jnp.where(ridge >= 0, ridge, jnp.nan)

@@ -1,0 +1,744 @@
+"""Losses: what a prediction costs, one number per example. The caller takes the mean over examples.
+
+Every loss reduces the last axis (the classes, or the features of one example) and keeps all others: (*batch, n)
+becomes (*batch,). How it reduces is said in each docstring: distances between distributions and likelihoods *sum*
+over classes or features, as their formulas do; ``mse``, ``mae`` and ``huber`` take the *mean* over features. So
+``mse`` of two arrays of shape (n,) is one number, the ordinary mean squared error; predictions of one number per
+example that are to be kept apart have shape (*batch, 1). A few losses of single numbers (``sigmoid_cross_entropy``,
+``hinge_loss``, ``zero_one``) reduce nothing, and say so.
+
+    loss = softmax_cross_entropy(logits, labels).mean()
+
+Nothing is broadcast: arrays that belong together have equal shapes, or a ``ValueError`` is raised. Logarithms are
+natural, so values are in nats; the divergences take ``base=2`` for bits.
+
+Values are checked where they are known: a distribution that does not sum to 1, or a label out of range, raises
+``ValueError`` in an eager call. Inside ``jit`` and ``vmap`` values are unknown; there a label out of range gives NaN
+(value and gradient), and other bad values give whatever the formula gives, unless ``check=True`` is passed and the
+caller uses ``jax.experimental.checkify`` (see ``jaxblocks.checks``).
+
+Half precision is computed in float32 and returned in its own dtype.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Integer, PyTree
+
+from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.probabilities import check_distribution, check_labels, is_distribution
+
+__all__ = [
+    "cross_entropy",
+    "distillation_loss",
+    "entropy",
+    "gaussian_nll",
+    "hinge_loss",
+    "huber",
+    "jensen_gap",
+    "jensen_shannon",
+    "kl_divergence",
+    "l1",
+    "l2",
+    "lp_distance",
+    "mae",
+    "mse",
+    "nll",
+    "sigmoid_cross_entropy",
+    "soft_threshold",
+    "softmax_cross_entropy",
+    "total_variation",
+    "zero_one",
+]
+
+
+def _widen(x):
+    """float32 for half-precision input, anything else unchanged: what sums are computed in."""
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
+def _known(x, check):
+    """``x`` without its derivative if its values can be checked, else None, so that no dead operations are traced."""
+    x = jax.lax.stop_gradient(x)
+    return None if isinstance(x, jax.core.Tracer) and not check else x
+
+
+def _match(where, **two):
+    """Two floating-point arrays of equal shape, widened, and the dtype of the result."""
+    require_floating(where, **two)
+    (first, a), (second, b) = two.items()
+    if a.shape != b.shape:
+        raise ValueError(
+            f"{where} expects {first} and {second} of equal shape, since it broadcasts nothing, but {first} is "
+            f"{describe(a)} and {second} is {describe(b)}; reshape one of them, for example with [..., None] or "
+            ".squeeze(-1)."
+        )
+    dtype = jnp.promote_types(a.dtype, b.dtype)
+    return _widen(a), _widen(b), dtype
+
+
+def _size(x):
+    """|x| with derivative 0 at 0, where ``jnp.abs`` has 1: no push away from a perfect fit."""
+    return x * jnp.sign(x)
+
+
+def _require_last_axis(where, x):
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(
+            f"{where} reduces the last axis, which must have at least one entry, but {describe(x)} came; "
+            "give a single number a last axis with [..., None]."
+        )
+
+
+def _require_positive(where, **numbers):
+    for name, value in numbers.items():
+        if not isinstance(value, jax.core.Tracer) and not value > 0:
+            raise ValueError(f"{where} expects {name} > 0, but {value} came; 1.0 is the usual start.")
+
+
+# Between distributions -----------------------------------------------------------------------------------------------
+
+
+def _match_distributions(where, check, **two):
+    p, q, dtype = _match(where, **two)
+    _require_last_axis(where, p)
+    check_distribution(where, check=check, **two)
+    return p, q, dtype
+
+
+def _in_base(where, nats, base, dtype):
+    if not base > 1:
+        raise ValueError(
+            f"{where} expects a logarithm of base > 1, but base={base} came; use 2 for bits, math.e for nats."
+        )
+    return (nats / math.log(base)).astype(dtype)
+
+
+def _relative_entropy(p, q):
+    """sum_i p_i log(p_i / q_i) with 0 log 0 = 0 log(0/q) = 0, finite in its gradients wherever p_i = 0."""
+    log_p = jnp.log(jnp.where(p == 0, 1.0, p))
+    log_q = jnp.log(jnp.where((p == 0) & (q == 0), 1.0, q))
+    return jnp.sum(p * (log_p - log_q), -1)
+
+
+def entropy(
+    p: Float[Array, "*batch classes"], base: int | float = math.e, *, check: bool = False
+) -> Float[Array, "*batch"]:
+    """Uncertainty of a distribution: the expected length of the best code for it.
+
+    H(P) = -sum_i P_i log P_i with 0 log 0 = 0, in nats, or in bits with ``base=2``. Between 0 (a point mass) and
+    log n (uniform).
+
+    The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
+    with respect to scores stay finite when a softmax probability has been rounded to 0.
+
+    Raises ``ValueError`` unless ``p`` sums to 1 (known values, or ``check=True``).
+
+    >>> print(f"{entropy(jnp.array([0.5, 0.25, 0.25]), base=2):.4f} bits")
+    1.5000 bits
+
+    Source: Diehl 2023, section 1.4.
+    """
+    require_floating("entropy", p=p)
+    _require_last_axis("entropy", p)
+    check_distribution("entropy", check=check, p=p)
+    wide = _widen(p)
+    return _in_base("entropy", jnp.sum(wide * -jnp.log(jnp.where(wide == 0, 1.0, wide)), -1), base, p.dtype)
+
+
+def cross_entropy(
+    p: Float[Array, "*batch classes"],
+    q: Float[Array, "*batch classes"],
+    base: int | float = math.e,
+    *,
+    check: bool = False,
+) -> Float[Array, "*batch"]:
+    """Expected length of a code made for the distribution ``q`` when the truth is ``p``.
+
+    CE(P, Q) = -sum_i P_i log Q_i = D_KL(P || Q) + H(P), in nats, or in bits with ``base=2``. Conventions:
+    0 log 0 = 0, and p log 0 = -infinity for p > 0, so the result is +infinity where Q excludes what P allows.
+    Not symmetric, and not 0 at P = Q: there it takes its smallest value over Q, H(P).
+
+    A one-hot label belongs in the *first* slot: then CE = -log Q_label. In the second slot it gives infinity unless
+    P equals it. For scores use ``softmax_cross_entropy``, which cannot overflow.
+
+    Both arguments are probabilities that sum to 1. (Cevher asks only for entries in [0, 1]. PyTorch's
+    ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Gradients are finite wherever
+    Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
+
+    Raises ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
+
+    >>> truth = jnp.array([0.5, 0.5])
+    >>> print(f"{cross_entropy(truth, jnp.array([0.9, 0.1])):.4f}")
+    1.2040
+
+    Sources: Diehl 2023, section 1.4 (Remark 1.10 for the slots); Krapac & Segvic, Deep feed-forward models; Cevher,
+    Mathematics of Data.
+    """
+    p, q, dtype = _match_distributions("cross_entropy", check, p=p, q=q)
+    log_q = jnp.log(jnp.where((p == 0) & (q == 0), 1.0, q))
+    return _in_base("cross_entropy", jnp.sum(p * -log_q, -1), base, dtype)
+
+
+def kl_divergence(
+    p: Float[Array, "*batch classes"],
+    q: Float[Array, "*batch classes"],
+    base: int | float = math.e,
+    *,
+    check: bool = False,
+) -> Float[Array, "*batch"]:
+    """Kullback-Leibler divergence: the expected extra code length when ``q`` is taken for the truth ``p``.
+
+    D_KL(P || Q) = sum_i P_i log(P_i / Q_i) = CE(P, Q) - H(P), in nats, or in bits with ``base=2``. (The lecture takes
+    natural logarithms and speaks of bits.) Conventions: 0 log(0/q) = 0 also for q = 0, and p log(p/0) = +infinity for
+    p > 0. Never negative (up to rounding), 0 only for P = Q, jointly convex:
+
+        D(a P + (1-a) P' || a Q + (1-a) Q') <= a D(P || Q) + (1-a) D(P' || Q')    for 0 <= a <= 1
+
+    (printed in the lecture without the prime of the last Q'). Not a metric: neither symmetric nor subject to the
+    triangle inequality.
+
+    Gradients are finite wherever Q_i > 0. At P_i = 0 the derivative of P_i log P_i with respect to P_i is infinite;
+    0 is used for it, so that gradients with respect to scores stay finite.
+
+    Raises ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
+
+    >>> p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
+    >>> print(f"{kl_divergence(p, q):.4f} nats = {kl_divergence(p, q, base=2):.4f} bits")
+    0.5108 nats = 0.7370 bits
+
+    Source: Diehl 2023, section 1.4.
+    """
+    p, q, dtype = _match_distributions("kl_divergence", check, p=p, q=q)
+    return _in_base("kl_divergence", _relative_entropy(p, q), base, dtype)
+
+
+def jensen_shannon(
+    p: Float[Array, "*batch classes"],
+    q: Float[Array, "*batch classes"],
+    base: int | float = math.e,
+    *,
+    check: bool = False,
+) -> Float[Array, "*batch"]:
+    """Jensen-Shannon divergence: the mean KL divergence to the midpoint, symmetric and always finite.
+
+    JS(P, Q) = (D_KL(P || M) + D_KL(Q || M)) / 2 with M = (P + Q) / 2, in nats, or in bits with ``base=2``. Between 0
+    and log 2. Its square root is a metric.
+
+    Raises ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
+
+    >>> print(f"{jensen_shannon(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), base=2):.4f} bit")
+    1.0000 bit
+
+    Source: Lin 1991, Divergence measures based on the Shannon entropy (not in the lectures).
+    """
+    p, q, dtype = _match_distributions("jensen_shannon", check, p=p, q=q)
+    m = 0.5 * (p + q)
+    return _in_base("jensen_shannon", 0.5 * (_relative_entropy(p, m) + _relative_entropy(q, m)), base, dtype)
+
+
+def total_variation(
+    p: Float[Array, "*batch classes"], q: Float[Array, "*batch classes"], *, check: bool = False
+) -> Float[Array, "*batch"]:
+    """The largest difference of the probabilities that two distributions give to one event.
+
+    d(P, Q) = sup_A |P(A) - Q(A)| over all sets A of classes = 1/2 sum_i |P_i - Q_i|; A = {i : P_i >= Q_i} attains it.
+    A metric with values in [0, 1].
+
+    Raises ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
+
+    >>> print(total_variation(jnp.array([0.5, 0.5]), jnp.array([0.75, 0.25])))
+    0.25
+
+    Source: Diehl 2023, section 1.4.
+    """
+    p, q, dtype = _match_distributions("total_variation", check, p=p, q=q)
+    return (0.5 * jnp.sum(_size(p - q), -1)).astype(dtype)
+
+
+def lp_distance(
+    p: Float[Array, "*batch classes"], q: Float[Array, "*batch classes"], order: int | float, *, check: bool = False
+) -> Float[Array, "*batch"]:
+    """L^p distance of two distributions.
+
+    d(P, Q) = (sum_i |P_i - Q_i|^r)^(1/r) with r = ``order``, a Python number >= 1; ``math.inf`` gives max_i
+    |P_i - Q_i|. A metric for r >= 1 only: below 1 the triangle inequality fails. The subgradient at P = Q is 0.
+
+    Raises ``ValueError`` for ``order`` < 1, for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values,
+    or ``check=True``).
+
+    >>> p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
+    >>> print(f"{lp_distance(p, q, 1):.4f} {lp_distance(p, q, 2):.4f}")
+    0.8000 0.5657
+
+    Source: Diehl 2023, section 1.4.
+    """
+    p, q, dtype = _match_distributions("lp_distance", check, p=p, q=q)
+    if not order >= 1:
+        raise ValueError(f"lp_distance is a metric for order >= 1 only, but order={order} came; use 1 or 2.")
+    gap = _size(p - q)
+    largest = jnp.max(gap, -1, keepdims=True)
+    if math.isinf(order):
+        return largest[..., 0].astype(dtype)
+    # Scaled by its largest entry (a constant to derivatives), so that no power underflows; at P = Q by 1.
+    equal = largest == 0
+    scale = jax.lax.stop_gradient(jnp.where(equal, 1.0, largest))
+    total = jnp.sum(jnp.where(equal, 0.0, gap / scale) ** order, -1)
+    root = jnp.where(equal[..., 0], 0.0, jnp.where(equal[..., 0], 1.0, total) ** (1 / order))
+    return (scale[..., 0] * root).astype(dtype)
+
+
+def jensen_gap(
+    function: Callable, points: Float[Array, "n *features"], weights: Float[Array, "n"], *, check: bool = False
+) -> Float[Array, ""]:
+    """How much the mean of a function exceeds the function of the mean.
+
+    sum_i p_i phi(x_i) - phi(sum_i p_i x_i), with phi = ``function`` from one point to one number, x_i = ``points[i]``
+    and p_i = ``weights[i]``. Never negative for convex phi (Jensen's inequality), never positive for concave phi.
+    D_KL(P || Q) is the gap of phi(x) = x log x at the points P_i / Q_i with weights Q_i.
+
+    Raises ``ValueError`` unless there is one weight per point and the weights sum to 1 (known values, or
+    ``check=True``).
+
+    >>> print(jensen_gap(jnp.square, jnp.array([-1.0, 1.0]), jnp.array([0.5, 0.5])))
+    1.0
+
+    Source: Diehl 2023, section 1.4 (Lemma 1.9; its induction step divides by 1 - p_{n+1}, not 1 - p_n).
+    """
+    require_floating("jensen_gap", points=points, weights=weights)
+    if points.ndim == 0 or weights.shape != points.shape[:1]:
+        raise ValueError(
+            f"jensen_gap expects one weight per point, but points are {describe(points)} and weights "
+            f"{describe(weights)}; their first axes must agree, and weights have no other."
+        )
+    check_distribution("jensen_gap", check=check, weights=weights)
+    values = jax.vmap(function)(points)
+    if values.shape != weights.shape:
+        raise ValueError(
+            f"jensen_gap expects a function from a point of shape {points.shape[1:]} to one number, but it gave shape "
+            f"{values.shape[1:]}; sum or index its result."
+        )
+    column = weights.reshape(weights.shape + (1,) * (points.ndim - 1))
+    return jnp.sum(weights * values) - function(jnp.sum(column * points, 0))
+
+
+# From scores ---------------------------------------------------------------------------------------------------------
+
+
+def _at_label(x, labels, inside):
+    """x[..., label] per example; NaN, gradient included, where the label is no class."""
+    index = jnp.where(inside, labels, 0).astype(jnp.int32)[..., None]
+    picked = jnp.take_along_axis(x, index, -1, mode="clip")[..., 0]
+    return picked * jnp.where(inside, 1.0, jnp.nan).astype(x.dtype)
+
+
+def _soft_cross_entropy(logits, targets):
+    log_q = jax.nn.log_softmax(logits)
+    # A class masked by a score of -inf costs nothing if its target is 0.
+    return -jnp.sum(targets * jnp.where((targets == 0) & (log_q == -jnp.inf), 0.0, log_q), -1)
+
+
+def softmax_cross_entropy(
+    logits: Float[Array, "*batch classes"],
+    targets: Integer[Array, "*batch"] | Float[Array, "*batch classes"],
+    *,
+    check: bool = False,
+) -> Float[Array, "*batch"]:
+    """Cross-entropy of the softmax of scores, from labels or from target distributions.
+
+    With z = ``logits``, in nats, summed over classes:
+
+    - integer labels y of shape (*batch,): -log softmax(z)_y = log sum_j exp(z_j) - z_y, the negative log-likelihood of
+      a categorical model. Gradient: softmax(z)_i - 1[i = y].
+    - floating-point distributions t of shape (*batch, classes): -sum_i t_i log softmax(z)_i. Gradient: softmax(z) - t.
+
+    The two are told apart by dtype and shape; anything else is a ``ValueError``. Labels count from 0. Finite for all
+    finite scores. A score of -inf excludes its class: the loss is infinite if that class is the label, and otherwise
+    the class is left out.
+
+    If the right class leads all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d)); a right answer
+    alone says only that it is at most log C. A wrong answer costs at least log 2, so it is loss / log 2, the loss in
+    bits, that bounds ``zero_one`` from above (the loss in nats does not).
+
+    Raises ``ValueError`` for a label out of range or a target that does not sum to 1 (known values, or
+    ``check=True``). Under ``jit`` a label out of range gives NaN.
+
+    >>> h = jnp.array([0.1, -0.8, 1.4, 1.1])
+    >>> print([f"{loss:.4f}" for loss in softmax_cross_entropy(jnp.stack([h, h]), jnp.array([1, 2]))])
+    ['2.9534', '0.7534']
+    >>> print(f"{softmax_cross_entropy(h, jnp.array([0.0, 0.5, 0.5, 0.0])):.4f}")
+    1.8534
+
+    Sources: Krapac & Segvic, Deep feed-forward models; Cevher, Mathematics of Data (labels there count from 1).
+    """
+    require_floating("softmax_cross_entropy", logits=logits)
+    _require_last_axis("softmax_cross_entropy", logits)
+    integer = hasattr(targets, "dtype") and jnp.issubdtype(targets.dtype, jnp.integer)
+    floating = hasattr(targets, "dtype") and jnp.issubdtype(targets.dtype, jnp.floating)
+    z = _widen(logits)
+    if integer and targets.shape == z.shape[:-1]:
+        inside = check_labels("softmax_cross_entropy", targets, z.shape[-1], check=check)
+        # Shifted by the largest score, which is a constant to derivatives. Picking from the scores rather than from
+        # log_softmax leaves nothing of shape (*batch, classes) to be kept for the gradient but the scores.
+        largest = jax.lax.stop_gradient(jnp.max(z, -1))
+        log_sum = jnp.log(jnp.sum(jnp.exp(z - largest[..., None]), -1))
+        return (log_sum - (_at_label(z, targets, inside) - largest)).astype(logits.dtype)
+    if floating and targets.shape == z.shape:
+        dtype = jnp.promote_types(logits.dtype, targets.dtype)
+        check_distribution("softmax_cross_entropy", check=check, targets=targets)
+        return _soft_cross_entropy(z, _widen(targets)).astype(dtype)
+    raise ValueError(
+        f"softmax_cross_entropy expects, for logits {describe(logits)}, targets that are integer labels of shape "
+        f"{logits.shape[:-1]} or floating-point distributions of shape {logits.shape}, but {describe(targets)} came; "
+        "reshape the labels, or convert them with one_hot."
+    )
+
+
+def distillation_loss(
+    student_logits: Float[Array, "*batch classes"],
+    teacher_logits: Float[Array, "*batch classes"],
+    temperature: int | float | Float[Array, ""] = 1.0,
+) -> Float[Array, "*batch"]:
+    """Cross-entropy of a student to the softened predictions of a teacher.
+
+    -sum_i softmax(z_t / T)_i log softmax(z_s / T)_i, in nats, summed over classes, with z_s = ``student_logits``,
+    z_t = ``teacher_logits`` and T = ``temperature``. Its gradient with respect to z_s is
+    (softmax(z_s / T) - softmax(z_t / T)) / T: there is no factor T^2. (Hinton et al. multiply by T^2 so that the
+    gradient keeps its size when T changes; do so outside if it is mixed with another loss.)
+
+    The gradient flows to the teacher as well: freeze it with ``jax.lax.stop_gradient``.
+
+    Raises ``ValueError`` for unequal shapes or a temperature that is not positive.
+
+    >>> print(f"{distillation_loss(jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0]), 2.0):.4f}")
+    0.8133
+
+    Sources: Krapac & Segvic, Deep feed-forward models (names it); Hinton et al. 2015, Distilling the knowledge in a
+    neural network.
+    """
+    where = "distillation_loss"
+    student, teacher, dtype = _match(where, student_logits=student_logits, teacher_logits=teacher_logits)
+    _require_last_axis(where, student)
+    _require_positive(where, temperature=temperature)
+    temperature = jnp.asarray(temperature, student.dtype)
+    return _soft_cross_entropy(student / temperature, jax.nn.softmax(teacher / temperature)).astype(dtype)
+
+
+def sigmoid_cross_entropy(
+    logits: Float[Array, "*shape"], targets: Float[Array, "*shape"], *, check: bool = False
+) -> Float[Array, "*shape"]:
+    """Binary cross-entropy of the sigmoid of scores, entry by entry (nothing is reduced).
+
+    -y log sigma(z) - (1 - y) log(1 - sigma(z)) = max(z, 0) - z y + log(1 + exp(-|z|)), in nats, with z = ``logits``
+    and y = ``targets``, probabilities of the positive class, of the same shape. Gradient: sigma(z) - y. It does not
+    vanish where the sigmoid saturates on the wrong side, as that of the squared error does.
+
+    Raises ``ValueError`` for unequal shapes, or for targets outside [0, 1] (known values, or ``check=True``).
+
+    >>> print([f"{loss:.4f}" for loss in sigmoid_cross_entropy(jnp.array([0.5, 1e4]), jnp.zeros(2))])
+    ['0.9741', '10000.0000']
+
+    Source: Krapac & Segvic, Deep feed-forward models.
+    """
+    z, y, dtype = _match("sigmoid_cross_entropy", logits=logits, targets=targets)
+    known = _known(y, check)
+    if known is not None:
+        check_values(
+            (known >= 0) & (known <= 1),
+            "sigmoid_cross_entropy expects targets between 0 and 1, but targets from {low} to {high} came; "
+            "map -1 and 1 to 0 and 1 with (1 + targets) / 2.",
+            check=check,
+            low=jnp.min(known, initial=jnp.inf),
+            high=jnp.max(known, initial=-jnp.inf),
+        )
+    # One branch per sign, in place of max and abs: exact derivatives of every order at z = 0 too.
+    right = z >= 0
+    return (jnp.where(right, z, 0.0) - z * y + jnp.log1p(jnp.exp(jnp.where(right, -z, z)))).astype(dtype)
+
+
+def nll(
+    log_probs: Float[Array, "*batch classes"], labels: Integer[Array, "*batch"], *, check: bool = False
+) -> Float[Array, "*batch"]:
+    """Negative log-likelihood of labels, from log-probabilities.
+
+    -log P(Y = y | x): minus the entry of ``log_probs`` at the label y, counted from 0, in nats. A special case of
+    cross-entropy, with the one-hot label in the first slot. For a prediction that is a point mass it is 0 or
+    +infinity (not 0 or 1, as the lecture has it: that is ``zero_one``).
+
+    ``log_probs`` are the output of ``log_softmax``. For scores use ``softmax_cross_entropy``.
+
+    Raises ``ValueError`` for shapes that do not fit, for a label out of range, or if the probabilities do not sum to
+    1 (known values, or ``check=True``). Under ``jit`` a label out of range gives NaN.
+
+    >>> print(f"{nll(jnp.log(jnp.array([0.25, 0.75])), jnp.array(0)):.4f}")
+    1.3863
+
+    Source: Krapac & Segvic, Deep feed-forward models.
+    """
+    require_floating("nll", log_probs=log_probs)
+    _require_last_axis("nll", log_probs)
+    inside = check_labels("nll", labels, log_probs.shape[-1], check=check)
+    if labels.shape != log_probs.shape[:-1]:
+        raise ValueError(
+            f"nll expects, for log_probs {describe(log_probs)}, labels of shape {log_probs.shape[:-1]}, but "
+            f"{describe(labels)} came; reshape the labels."
+        )
+    known = _known(log_probs, check)
+    if known is not None:
+        probabilities = jnp.exp(known)
+        sums = jnp.sum(_widen(probabilities), -1)
+        check_values(
+            is_distribution(probabilities),
+            "nll expects log-probabilities, whose exponentials sum to 1, but they sum to between {low} and {high}; "
+            "pass log_softmax(scores), or use softmax_cross_entropy.",
+            check=check,
+            low=jnp.min(sums, initial=jnp.inf),
+            high=jnp.max(sums, initial=-jnp.inf),
+        )
+    return -_at_label(log_probs, labels, inside)
+
+
+def zero_one(
+    labels: Integer[Array, "*batch"] | Bool[Array, "*batch"],
+    predictions: Integer[Array, "*batch"] | Bool[Array, "*batch"],
+) -> Float[Array, "*batch"]:
+    """1.0 for each wrong prediction, 0.0 for each right one (float32; nothing is reduced).
+
+    l(y, y') = 0 if y = y' else 1. Its mean is the error rate. It is constant almost everywhere in the scores behind
+    the predictions, so its gradient is 0 and training needs another loss. It is not the negative log-likelihood of a
+    point-mass prediction, which is 0 or infinite; its expectation over Y' is 1 - P(Y' = y). ``nll`` in bits bounds it
+    from above, ``nll`` in nats does not: a wrong class costs at least log 2 = 0.69 nats.
+
+    Raises ``TypeError`` unless both are integers (or booleans), ``ValueError`` for unequal shapes.
+
+    >>> print(zero_one(jnp.array([0, 1, 2]), jnp.array([0, 2, 1])))
+    [0. 1. 1.]
+
+    Source: Krapac & Segvic, Deep feed-forward models.
+    """
+    for name, array in {"labels": labels, "predictions": predictions}.items():
+        if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
+            raise TypeError(
+                f"zero_one compares classes and expects integer {name}, but {describe(array)} came; "
+                "turn scores into a class with .argmax(-1)."
+            )
+    if labels.shape != predictions.shape:
+        raise ValueError(
+            f"zero_one expects labels and predictions of equal shape, but labels are {describe(labels)} and "
+            f"predictions {describe(predictions)}; reshape one of them."
+        )
+    wide = jnp.result_type(int)
+    return (labels.astype(wide) != predictions.astype(wide)).astype(jnp.float32)
+
+
+def hinge_loss(
+    scores: Float[Array, "*shape"], signs: Float[Array, "*shape"], *, check: bool = False
+) -> Float[Array, "*shape"]:
+    """Hinge loss of a two-class score, entry by entry (nothing is reduced).
+
+    max(0, 1 - y z) with z = ``scores`` and y = ``signs``, -1 or 1, of the same shape: 0 once the margin y z is 1. (The
+    lecture's "hinge function" is ``relu``.) The subgradient at the corner is 0.
+
+    Raises ``ValueError`` for unequal shapes, or signs other than -1 and 1 (known values, or ``check=True``).
+
+    >>> print(hinge_loss(jnp.array([2.0, 0.5, 0.5]), jnp.array([1.0, 1.0, -1.0])))
+    [0.  0.5 1.5]
+
+    Source: Cortes & Vapnik 1995, Support-vector networks (not in the lectures).
+    """
+    z, y, dtype = _match("hinge_loss", scores=scores, signs=signs)
+    known = _known(y, check)
+    if known is not None:
+        check_values(
+            jnp.abs(known) == 1,
+            "hinge_loss expects signs that are -1 or 1, but signs from {low} to {high} came, not all of size 1; "
+            "map 0 and 1 to -1 and 1 with 2 * targets - 1.",
+            check=check,
+            low=jnp.min(known, initial=jnp.inf),
+            high=jnp.max(known, initial=-jnp.inf),
+        )
+    return jax.nn.relu(1 - y * z).astype(dtype)
+
+
+# Regression ----------------------------------------------------------------------------------------------------------
+
+
+def mse(prediction: Float[Array, "*batch features"], target: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
+    """Mean squared error: the mean over the last axis.
+
+    (1/d) sum_j (v_j - w_j)^2 with v = ``prediction``, w = ``target`` and d features. The constant that minimises it
+    over a data set is the mean. (Krapac & Segvic print sums over features under this name: 1.28 for an error of
+    (0.8, 0, -0.8), where the mean is 0.427.) For two arrays of shape (n,), the mean over all n.
+
+    Raises ``ValueError`` for unequal shapes.
+
+    >>> print(mse(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [3.0, 3.0]])))
+    [2.  0.5]
+
+    Sources: Diehl 2023, section 1.3; Cevher, Mathematics of Data.
+    """
+    prediction, target, dtype = _match("mse", prediction=prediction, target=target)
+    _require_last_axis("mse", prediction)
+    return jnp.mean(jnp.square(prediction - target), -1).astype(dtype)
+
+
+def mae(prediction: Float[Array, "*batch features"], target: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
+    """Mean absolute error: the mean over the last axis.
+
+    (1/d) sum_j |v_j - w_j| with v = ``prediction``, w = ``target`` and d features. The constant that minimises it over
+    a data set is the median.
+
+    Raises ``ValueError`` for unequal shapes.
+
+    >>> print(mae(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [3.0, 3.0]])))
+    [1.  0.5]
+
+    Source: Diehl 2023, section 1.3.
+    """
+    prediction, target, dtype = _match("mae", prediction=prediction, target=target)
+    _require_last_axis("mae", prediction)
+    return jnp.mean(_size(prediction - target), -1).astype(dtype)
+
+
+def huber(
+    prediction: Float[Array, "*batch features"],
+    target: Float[Array, "*batch features"],
+    delta: int | float | Float[Array, ""] = 1.0,
+) -> Float[Array, "*batch"]:
+    """Huber loss: quadratic for small errors, linear for large ones; the mean over the last axis.
+
+    (1/d) sum_j h(v_j - w_j) with h(e) = e^2 / 2 for |e| <= delta and delta (|e| - delta / 2) beyond: v =
+    ``prediction``, w = ``target``. Value and slope agree at |e| = delta.
+
+    Raises ``ValueError`` for unequal shapes or a ``delta`` that is not positive.
+
+    >>> print(huber(jnp.array([[0.5], [3.0]]), jnp.zeros((2, 1))))
+    [0.125 2.5  ]
+
+    Source: Huber 1964, Robust estimation of a location parameter.
+    """
+    prediction, target, dtype = _match("huber", prediction=prediction, target=target)
+    _require_last_axis("huber", prediction)
+    _require_positive("huber", delta=delta)
+    error = prediction - target
+    delta = jnp.asarray(delta, error.dtype)
+    inner = jnp.clip(error, -delta, delta)  # h(e) = inner (e - inner / 2): nothing large is squared
+    return jnp.mean(inner * (error - 0.5 * inner), -1).astype(dtype)
+
+
+def gaussian_nll(mean: Float[Array, "*batch features"], y: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
+    """Negative log-likelihood of ``y`` under a Gaussian with unit covariance; the sum over the last axis.
+
+    -log N(y; f, I) = 1/2 ||y - f||^2 + (D/2) log 2 pi with f = ``mean`` and D features, in nats. It equals the squared
+    error only up to the factor 1/2 and the constant, and so has the same minimisers.
+
+    Raises ``ValueError`` for unequal shapes.
+
+    >>> print(f"{gaussian_nll(jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])):.4f}")
+    2.4629
+
+    Source: Krapac & Segvic, Deep feed-forward models (without the factor and the constant).
+    """
+    mean, y, dtype = _match("gaussian_nll", mean=mean, y=y)
+    _require_last_axis("gaussian_nll", mean)
+    constant = 0.5 * mean.shape[-1] * math.log(2 * math.pi)
+    return (0.5 * jnp.sum(jnp.square(y - mean), -1) + constant).astype(dtype)
+
+
+# Penalties -----------------------------------------------------------------------------------------------------------
+
+
+def _total(where, term, params, mask):
+    """Sum of ``term`` over the entries of the leaves that ``mask`` selects, in float32 or wider."""
+    try:
+        mask = jax.tree.broadcast(mask, params)
+    except ValueError as error:
+        error.add_note(
+            f"{where} expects a mask with the structure of params or of its upper part, such as "
+            "{'kernel': True, 'bias': False} for a dense layer; one boolean holds for everything below it."
+        )
+        raise
+    total = jnp.zeros((), jnp.float32)
+    for leaf, selected in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True):
+        if not isinstance(selected, bool | np.bool_):
+            raise TypeError(
+                f"{where} expects a mask of True and False, but a {type(selected).__name__} came; a mask selects whole "
+                "arrays while JAX traces, so close over it rather than pass it through jit."
+            )
+        if selected:
+            if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)):
+                raise TypeError(
+                    f"{where} expects params of real floating-point arrays, but {describe(leaf)} came; "
+                    "convert it, or leave it out with mask."
+                )
+            part = jnp.sum(term(_widen(leaf)))
+            dtype = jnp.float64 if jnp.float64 in (total.dtype, part.dtype) else jnp.float32
+            total = total.astype(dtype) + part.astype(dtype)
+    return total
+
+
+def l1(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
+    """L1 penalty of a tree of parameters: the sum of the absolute values of all entries.
+
+    Omega(Theta) = sum |W|, to be added to a loss as lambda * l1(params). The subgradient at 0 is 0; for exact zeros
+    step with ``soft_threshold``.
+
+    ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
+    part. The lectures leave out biases; see ``l2`` for a mask that does. Computed and returned in float32 (float64 if
+    an array is), also for half precision, where a sum over a whole net would lose most of its digits.
+
+    Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
+
+    >>> print(l1({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}))
+    3.5
+
+    Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
+    """
+    return _total("l1", _size, params, mask)
+
+
+def l2(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
+    """L2 penalty of a tree of parameters: the sum of the squares of all entries (no factor 1/2, no root).
+
+    Omega(Theta) = sum W^2, to be added to a loss as lambda * l2(params). Under plain gradient descent
+    (lambda / 2) * l2 is weight decay lambda; it is the negative log of a Gaussian prior, up to a constant.
+
+    ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
+    part. Computed and returned in float32 (float64 if an array is), also for half precision.
+
+    Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
+
+    >>> params = ({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}, ())
+    >>> print(l2(params))
+    5.25
+    >>> no_biases = jax.tree.map_with_path(lambda path, _: path[-1].key != "bias", params)
+    >>> print(l2(params, no_biases))
+    5.0
+
+    Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
+    """
+    return _total("l2", jnp.square, params, mask)
+
+
+def soft_threshold(x: Float[Array, "*shape"], threshold: int | float | Float[Array, ""]) -> Float[Array, "*shape"]:
+    """Shrink every entry towards 0 by ``threshold``, and to exactly 0 what is smaller.
+
+    S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimises
+    1/2 (u - x)^2 + t |u|. A gradient step on a loss with learning rate eta, followed by soft_threshold(., eta lambda),
+    minimises loss + lambda * l1 with exact zeros.
+
+    Raises ``ValueError`` for a negative threshold.
+
+    >>> print(soft_threshold(jnp.array([-1.25, 0.125, 0.75]), 0.25))
+    [-1.   0.   0.5]
+
+    Source: Diehl 2023, section 1.6 (names L1 regularisation).
+    """
+    require_floating("soft_threshold", x=x)
+    if not isinstance(threshold, jax.core.Tracer) and not threshold >= 0:
+        raise ValueError(f"soft_threshold expects a threshold of 0 or more, but {threshold} came; pass its size.")
+    threshold = jnp.asarray(threshold, x.dtype)
+    return x - jnp.clip(x, -threshold, threshold)

@@ -1,0 +1,316 @@
+"""Tensors as arrays: Einstein sums, tensor products, flattenings, rank.
+
+A tensor T in R^{d_1 x ... x d_n} is an array of shape ``(d_1, ..., d_n)``. Two words are kept apart:
+
+- the *order* n is the number of indices, ``tensor.ndim``: 0 for a scalar, 1 for a vector, 2 for a matrix;
+- the *rank* is the least number of pure tensors (products of vectors) that add up to T. Non-zero pure
+  tensors have rank one; the zero tensor is the empty sum and has rank zero.
+
+Data come as tensors too, with the batch first: ``(batch, features)``, ``(batch, time, features)``,
+``(batch, height, width, channels)``.
+"""
+
+import functools
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
+
+from jaxblocks.checks import check_values, describe, require_floating
+
+__all__ = [
+    "cp_decompose",
+    "cp_tensor",
+    "einsum",
+    "flattening",
+    "flattening_ranks",
+    "pure_tensor",
+    "rank_bounds",
+    "tensor_product",
+]
+
+
+def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
+    """Einstein sum with its output indices written out: indices that are not in the output are summed.
+
+    ``einsum('ij,j->i', A, v)`` is (Av)_i = sum_j A_ij v_j. The rule "sum every index that appears twice"
+    can write neither a batched product ``'bik,bkj->bij'`` nor an entrywise one ``'i,i->i'``, and it leaves
+    the outputs in alphabetical order, so ``'ji'`` would silently transpose. Hence ``->`` is required here.
+
+    ``subscripts`` has one term per operand with one letter per axis; ``...`` stands for leading axes that
+    follow numpy's broadcasting. Half precision operands are accumulated in float32; the result has the
+    operands' dtype. Raises ``ValueError`` if ``->`` is missing, if terms and operands do not match, or if a
+    letter has two sizes (a size of one does not broadcast).
+
+    >>> A = jnp.arange(6.0).reshape(2, 3)
+    >>> einsum("ik,jk->ij", A, A)
+    Array([[ 5., 14.],
+           [14., 50.]], dtype=float32)
+
+    Source: Diehl 2023, section 1.2, with explicit outputs.
+    """
+    subscripts = subscripts.replace(" ", "")
+    if "->" not in subscripts:
+        counts = Counter(subscripts.replace("...", "").replace(",", ""))
+        implied = ("..." if "..." in subscripts else "") + "".join(sorted(c for c in counts if counts[c] == 1))
+        raise ValueError(
+            f"einsum expects its output indices after '->', but {subscripts!r} has none. Without them every index "
+            "that appears twice is summed, so that a batched product such as 'bik,bkj->bij' cannot be written, and "
+            f"the outputs come in alphabetical order. Write '{subscripts}->{implied}' for what that rule means."
+        )
+    _check_letters(subscripts, operands)
+    dtype = jnp.result_type(*operands)
+    if not _is_half(dtype):
+        return jnp.einsum(subscripts, *operands)
+    # The dtypes agree by now. jnp.einsum itself mixes half operands with float32 partial sums.
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32).astype(dtype)
+
+
+def tensor_product(s: Num[Array, "..."], t: Num[Array, "..."], *more: Num[Array, "..."]) -> Num[Array, "..."]:
+    """Tensor product (S (x) T)_{i.., j..} = S_{i..} T_{j..} of two or more tensors.
+
+    The orders add up and the shapes are concatenated. The product is associative; exchanging the factors
+    exchanges the axes, so it is not commutative.
+
+    >>> tensor_product(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0, 5.0]))
+    Array([[ 3.,  4.,  5.],
+           [ 6.,  8., 10.]], dtype=float32)
+
+    Source: Diehl 2023, section 1.2.
+    """
+    return functools.reduce(lambda a, b: a[(..., *[None] * b.ndim)] * b[(*[None] * a.ndim, ...)], (s, t, *more))
+
+
+def pure_tensor(*vectors: Num[Array, " _"]) -> Num[Array, "..."]:
+    """Pure tensor v_1 (x) ... (x) v_n of n vectors: T_{i_1 .. i_n} = v_1[i_1] ... v_n[i_n].
+
+    Its shape is ``(len(v_1), ..., len(v_n))``, its order n, its rank one unless a vector is zero (then the
+    tensor is zero and has rank zero). Raises ``ValueError`` without vectors or for an array that is not one.
+
+    >>> pure_tensor(jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])).shape
+    (2, 2, 2)
+
+    Source: Diehl 2023, section 1.2.
+    """
+    if not vectors:
+        raise ValueError("pure_tensor expects at least one vector, but none came.")
+    for position, v in enumerate(vectors):
+        if v.ndim != 1:
+            raise ValueError(
+                f"pure_tensor expects vectors, but argument {position} is {describe(v)}; "
+                "tensor_product multiplies tensors of any order."
+            )
+    return vectors[0] if len(vectors) == 1 else tensor_product(*vectors)
+
+
+def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shaped[Array, "rows columns"]:
+    """Matrix whose rows run over the indices in ``axes`` and whose columns run over all the others.
+
+    Rows follow the order in which ``axes`` are given, columns the order of the remaining axes; in both the
+    last index runs fastest. A single axis gives the mode-``axes`` flattening of shape ``(d_axes, -1)``.
+    Raises ``ValueError`` for an axis that does not exist or comes twice.
+
+    >>> flattening(jnp.arange(12).reshape(2, 3, 2), 1)
+    Array([[ 0,  1,  6,  7],
+           [ 2,  3,  8,  9],
+           [ 4,  5, 10, 11]], dtype=int32)
+
+    Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 2.4.
+    """
+    rows = (axes,) if isinstance(axes, int) else tuple(axes)
+    order = tensor.ndim
+    normalised = [axis % order if -order <= axis < order else None for axis in rows]
+    if None in normalised or len(set(normalised)) < len(rows):
+        raise ValueError(
+            f"flattening expects distinct axes between {-order} and {order - 1} for a tensor of order {order}, "
+            f"{describe(tensor)}, but axes={axes} came."
+        )
+    columns = [axis for axis in range(order) if axis not in normalised]
+    height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalised, 1)
+    width = functools.reduce(lambda n, axis: n * tensor.shape[axis], columns, 1)
+    return tensor.transpose(*normalised, *columns).reshape(height, width)
+
+
+def flattening_ranks(
+    tensor: Inexact[Array, "..."], tolerance: float | Real[Array, ""] | None = None, *, check: bool = False
+) -> Int[Array, " order"]:
+    """Numerical matrix ranks of all flattenings along one axis: the multilinear rank (r_1, ..., r_n).
+
+    r_i = #{j : s_j > tolerance * s_1} for the singular values s_1 >= s_2 >= ... of ``flattening(tensor, i)``.
+    ``tolerance`` is relative; ``None`` means the larger side of the flattening times the spacing of the
+    tensor's dtype at one. For order 2 both numbers are the rank; for a higher order each is a lower bound only
+    (see ``rank_bounds``). Raises ``ValueError`` for a scalar and, where the values are known, for entries that
+    are not finite (``check=True`` under ``checkify``; unchecked they count as rank zero).
+
+    The tensor e_0 e_0 e_1 + e_0 e_1 e_0 + e_1 e_0 e_0 has rank three:
+
+    >>> e0, e1 = jnp.eye(2)
+    >>> w = pure_tensor(e0, e0, e1) + pure_tensor(e0, e1, e0) + pure_tensor(e1, e0, e0)
+    >>> print(flattening_ranks(w))
+    [2 2 2]
+
+    Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 4.1.
+    """
+    require_floating("flattening_ranks", tensor=tensor)
+    if tensor.ndim == 0:
+        raise ValueError("flattening_ranks expects a tensor of order at least 1, but a scalar came.")
+    check_values(jnp.isfinite(tensor), "flattening_ranks expects finite entries; remove NaN and inf.", check=check)
+    spacing = float(jnp.finfo(tensor.dtype).eps)  # of the dtype that came: half precision noise is no rank
+
+    def matrix_rank(matrix):
+        values = jnp.linalg.svdvals(matrix)
+        relative = max(matrix.shape) * spacing if tolerance is None else jnp.asarray(tolerance, values.dtype)
+        return jnp.sum(values > relative * jnp.max(values))
+
+    wide = tensor.astype(_wide(tensor.dtype))
+    return jnp.stack([matrix_rank(flattening(wide, axis)) for axis in range(tensor.ndim)])
+
+
+def rank_bounds(
+    tensor: Inexact[Array, "..."], tolerance: float | Real[Array, ""] | None = None, *, check: bool = False
+) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Lower and upper bound of the rank of a tensor, from its flattening ranks r_1, ..., r_n.
+
+    max_i r_i <= rank(T) <= (r_1 ... r_n) / max_i r_i. Each flattening of a sum of r pure tensors has rank at
+    most r; and T is a core of shape (r_1, ..., r_n) in other bases, which is the sum of its fibres along its
+    longest axis. For order 1 and 2 the bounds meet. For order 3 and above the
+    rank itself is NP-hard to compute, and no function here claims to. Arguments as in ``flattening_ranks``.
+
+    >>> w = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])
+    >>> [int(bound) for bound in rank_bounds(w)]
+    [2, 4]
+
+    Source: Diehl 2023, section 1.2; Hillar & Lim, Most tensor problems are NP-hard.
+    """
+    ranks = flattening_ranks(tensor, tolerance, check=check)
+    lower = jnp.max(ranks)
+    return lower, jnp.prod(ranks) // jnp.maximum(lower, 1)
+
+
+def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]:
+    """Sum of pure tensors T = sum_a v_a^(1) (x) ... (x) v_a^(n), given by its factors.
+
+    ``factors`` holds one matrix of shape ``(rank, d_i)`` per axis of T; row a of each belongs to summand a.
+    (Kolda & Bader write the transposes, with the vectors in columns.) The result has shape ``(d_1, ..., d_n)``
+    and at most the rank ``rank``. Products are computed in full precision. Raises ``ValueError`` if the factors
+    are no matrices or their numbers of rows differ.
+
+    >>> cp_tensor((jnp.eye(2), jnp.array([[1.0, 2.0], [3.0, 4.0]])))
+    Array([[1., 2.],
+           [3., 4.]], dtype=float32)
+
+    Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 3.
+    """
+    if not factors or any(f.ndim != 2 for f in factors) or len({f.shape[0] for f in factors}) > 1:
+        raise ValueError(
+            "cp_tensor expects one factor of shape (rank, d_i) per axis, with the same rank in all of them, but "
+            f"shapes {[tuple(f.shape) for f in factors]} came; transpose factors that hold their vectors in columns."
+        )
+    letters = _letters(len(factors))
+    with jax.default_matmul_precision("highest"):
+        return einsum(",".join(f"Z{letter}" for letter in letters) + f"->{letters}", *factors)
+
+
+def cp_decompose(
+    key: Key[Array, ""], tensor: Float[Array, "..."], rank: int, steps: int
+) -> tuple[tuple[Float[Array, "rank _"], ...], Float[Array, ""]]:
+    """Approximate a tensor by a sum of ``rank`` pure tensors, by alternating least squares.
+
+    Seeks factors A^(1), ..., A^(n) that minimise |T - cp_tensor(A)|. Each of ``steps`` sweeps solves for one
+    factor after the other while the rest stay fixed, which is linear least squares. A step is damped towards the
+    current factor by the rounding error of the normal equations, so redundant summands do no harm and
+    the error never grows (but for rounding). Starts from random directions drawn from ``key``.
+
+    Returns ``(factors, relative_error)``: factors of shape ``(rank, d_i)`` as ``cp_tensor`` takes them, and
+    |T - cp_tensor(factors)| / |T| in the Euclidean norm (zero for the zero tensor). A small error shows that T
+    is close to rank ``rank`` or less, nothing more: a large one may be a local minimum (try other keys, e.g. under
+    ``jax.vmap``), the rank is NP-hard to compute, and ``flattening_ranks`` bounds it from below only. A
+    best approximation need not exist: rank-three tensors can be limits of rank-two ones (border
+    rank), and then the factors grow without bound while the error creeps to zero.
+
+    Raises ``ValueError`` for an order below two, ``rank < 1`` or ``steps < 0``. Works under ``jit`` with ``rank`` and
+    ``steps`` static. Half precision tensors are decomposed in float32, and the results rounded.
+
+    >>> w = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])
+    >>> factors, error = cp_decompose(jax.random.key(0), w, rank=3, steps=100)
+    >>> [f.shape for f in factors], bool(error < 1e-3)
+    ([(3, 2), (3, 2), (3, 2)], True)
+
+    Source: Kolda & Bader, Tensor decompositions and applications, section 3.4; damping: Navasca, De Lathauwer &
+    Kindermann, Swamp reducing technique for tensor decomposition.
+    """
+    require_floating("cp_decompose", tensor=tensor)
+    if tensor.ndim < 2 or rank < 1 or steps < 0:
+        raise ValueError(
+            "cp_decompose expects a tensor of order at least 2, rank >= 1 and steps >= 0, but "
+            f"{describe(tensor)}, rank={rank}, steps={steps} came."
+        )
+    order, letters = tensor.ndim, _letters(tensor.ndim)
+    wide = tensor.astype(_wide(tensor.dtype))
+    largest = jnp.max(jnp.abs(wide))
+    unit = wide / jnp.where(largest > 0, largest, 1)
+    norm = jnp.sqrt(jnp.sum(unit**2))
+    unit = unit / jnp.where(norm > 0, norm, 1)  # |unit| = 1, whatever the scale of the tensor
+    number = jnp.finfo(wide.dtype)
+
+    def solve_for(mode, factors):
+        others = factors[:mode] + factors[mode + 1 :]
+        terms = [f"Z{letter}" for letter in letters[:mode] + letters[mode + 1 :]]
+        gram = functools.reduce(jnp.multiply, [f @ f.T for f in others])  # (rank, rank)
+        damping = 10 * rank * number.eps * jnp.trace(gram) + number.tiny
+        residual = unit - cp_tensor(factors)
+        slope = einsum(",".join([letters, *terms]) + f"->Z{letters[mode]}", residual, *others)  # (rank, d_mode)
+        change = jax.scipy.linalg.solve(gram + damping * jnp.eye(rank, dtype=gram.dtype), slope, assume_a="pos")
+        return (*factors[:mode], factors[mode] + change, *factors[mode + 1 :])
+
+    def sweep(factors, _):
+        return functools.reduce(lambda found, mode: solve_for(mode, found), range(order), factors), None
+
+    keys = jax.random.split(key, order)
+    start = [jax.random.normal(k, (rank, d), wide.dtype) for k, d in zip(keys, tensor.shape, strict=True)]
+    with jax.default_matmul_precision("highest"):
+        factors = tuple(f / jnp.linalg.norm(f, axis=1, keepdims=True) for f in start)
+        factors, _ = jax.lax.scan(sweep, factors, length=steps)
+        error = jnp.where(norm > 0, jnp.sqrt(jnp.sum((unit - cp_tensor(factors)) ** 2)), 0)
+    share = largest ** (1 / order) * norm ** (1 / order)  # each factor takes an equal share of the scale
+    return tuple((share * f).astype(tensor.dtype) for f in factors), error.astype(tensor.dtype)
+
+
+def _is_half(dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def _wide(dtype):
+    return jnp.dtype(jnp.float32) if _is_half(dtype) else dtype
+
+
+def _letters(order: int) -> str:
+    """One index letter per axis; ``Z`` stays free for the summands."""
+    return string.ascii_letters[:order]
+
+
+def _check_letters(subscripts: str, operands) -> None:
+    terms = subscripts.split("->")[0].split(",")
+    if len(terms) != len(operands):
+        raise ValueError(f"einsum expects {len(terms)} operands for {subscripts!r}, but {len(operands)} came.")
+    sizes = {}  # letter: (size, the operand that set it)
+    for position, (term, x) in enumerate(zip(terms, operands, strict=True)):
+        front, dots, back = term.partition("...")
+        named = len(front) + len(back)
+        if named > x.ndim or (named < x.ndim and not dots):
+            raise ValueError(
+                f"einsum expects operand {position} to have {'at least ' * bool(dots)}{named} axes for its term "
+                f"{term!r} of {subscripts!r}, but {describe(x)} came."
+            )
+        sizes_here = [*x.shape[: len(front)], *x.shape[x.ndim - len(back) :]]
+        for letter, size in zip(front + back, sizes_here, strict=True):
+            known, where = sizes.setdefault(letter, (size, position))
+            if known != size:
+                raise ValueError(
+                    f"einsum expects one size per letter, but {letter!r} of {subscripts!r} is {known} in operand "
+                    f"{where}, {describe(operands[where])}, and {size} in operand {position}, {describe(x)}."
+                )

@@ -1,0 +1,303 @@
+"""A training loop for those who need no other: `fit`, what it returns, and the history that plots itself."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxblocks.checks import describe
+from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.training.data import count_rows, minibatches, name_arrays, take_rows
+from jaxblocks.training.step import (
+    TrainState,
+    evaluate,
+    evaluation_forward,
+    init_training,
+    train_step,
+    training_forward,
+)
+from jaxblocks.training.stopping import early_stopping
+
+__all__ = ["Fitted", "History", "fit"]
+
+
+@dataclass(frozen=True, repr=False)
+class History:
+    """What `fit` saw: NumPy arrays.
+
+    Args:
+        step_loss: the objective of each step's batch before that step, ``(steps,)``.
+        step_epoch: epochs made after each step, ``(steps,)``.
+        epoch: epochs made at each validation, ``(validations,)``.
+        validation: by name, the means over the validation data, ``(validations,)`` each; ``"loss"`` is the loss.
+    """
+
+    step_loss: np.ndarray
+    step_epoch: np.ndarray
+    epoch: np.ndarray
+    validation: dict[str, np.ndarray]
+
+    def plot(self, ax=None):
+        """Draw the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots()[1] if ax is None else ax
+        ax.plot(self.step_epoch, self.step_loss, label="training loss", linewidth=1, alpha=0.6)
+        for name, values in self.validation.items():
+            ax.plot(self.epoch, values, label=f"validation {name}", marker=".")
+        ax.set_xlabel("epoch")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        last = "".join(
+            f", validation {name} {values[-1]:.4g}" for name, values in self.validation.items() if len(values)
+        )
+        return f"History({len(self.step_loss)} steps, last training loss {self.step_loss[-1]:.4g}{last})"
+
+
+class Fitted(NamedTuple):
+    """What `fit` returns.
+
+    Args:
+        params, state: those with the lowest validation loss; the last ones without validation.
+        history: losses and metrics on the way.
+        train: the training state after the last step, to go on from.
+    """
+
+    params: Any
+    state: Any
+    history: History
+    train: TrainState
+
+
+def fit(
+    net: Layer | StatefulLayer | Callable,
+    loss: Callable,
+    optimiser: optax.GradientTransformation,
+    data: tuple,
+    *,
+    key,
+    batch_size: int = 64,
+    epochs: int | None = None,
+    steps: int | None = None,
+    validation: tuple | None = None,
+    metrics: Mapping[str, Callable] | None = None,
+    patience: int | None = None,
+    penalty: Callable | None = None,
+    augment: Callable | None = None,
+    progress: bool = True,
+    train: TrainState | None = None,
+) -> Fitted:
+    r"""Train a net on ``data = (x, y)``: minibatches, progress bar, validation, early stopping, best params.
+
+    It is these five lines, whose params it reproduces bit for bit, and bookkeeping; copy them where
+    you need another loop::
+
+        train = init_training(net, optimiser, key, x[:64])
+        step = train_step(net, loss, optimiser)
+        for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10):
+            train, value = step(train, x_batch, y_batch)
+            ...  # value is on the device: read it now and then, not each time, or the device waits
+
+    Args:
+        loss, optimiser, penalty, augment: as in `train_step`.
+        data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs.
+        key: for initial params, the order of the data, and the layers and augmentation that draw.
+        epochs, steps: how long, one of the two, counted from the beginning of the run.
+        validation: ``(x, y)``; its mean loss (without penalty) is computed after each epoch and at the end.
+        metrics: named ``(outputs, y)`` functions, as in `evaluate`, on the validation data.
+        patience: stop after so many validations without a lower loss; ``None`` never stops.
+        progress: show a bar with the loss and the validation metrics.
+        train: go on from here (``fitted.train``, or a state with params of your own). With the same
+            ``key`` and data, stopping and going on equals not stopping.
+
+    Raises:
+        ValueError: before the first step, for data that are empty, not finite, or do not fit together;
+            after it, what ``loss`` says about a batch on which it was not finite (labels out of range).
+        FloatingPointError: where loss or params are not finite otherwise; ``error.train`` holds the last
+            training state with finite params.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> x = jnp.linspace(-1, 1, 64)[:, None]
+    >>> squared_error = lambda outputs, y: (outputs - y) ** 2
+    >>> key = jax.random.key(0)
+    >>> data = x, 3 * x
+    >>> fitted = fit(Dense(1), squared_error, optax.sgd(0.3), data, key=key, batch_size=16, epochs=20, progress=False)
+    >>> fitted.params["kernel"].round(3)
+    Array([[3.]], dtype=float32)
+    >>> fitted.history.step_loss.shape
+    (80,)
+
+    Source: Diehl 2023, sections 1.3 to 1.6.
+    """
+    metrics = dict(metrics or {})
+    rows = _check_data("data", data, batch_size)
+    if validation is not None:
+        _check_data("validation", validation, batch_size)
+    elif metrics or patience is not None:
+        raise ValueError(
+            "fit computes metrics and stops early on validation data, but none came; pass validation=(x, y)."
+        )
+    if "loss" in metrics:
+        raise ValueError('fit calls the mean of the loss "loss"; give the metric another name.')
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"fit expects one of epochs and steps, but epochs={epochs} and steps={steps} came.")
+    batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start)  # noqa: E731
+    all_batches = batches(0)  # raises for a batch_size that is too large
+    per_epoch = rows // batch_size
+    total = steps if epochs is None else epochs * per_epoch
+
+    if train is None:
+        train = init_training(net, optimiser, key, *_inputs_of(next(all_batches)))
+    else:
+        train = _copy(train)  # the caller's buffers are not donated
+    start = int(train.step)
+    if total <= start:
+        raise ValueError(
+            f"fit counts from the beginning of the run: {start} steps are made and {total} were asked for; "
+            f"ask for more than {start / per_epoch:g} epochs ({start} steps)."
+        )
+
+    step = train_step(net, loss, optimiser, penalty=penalty, augment=augment)
+    stopping = early_stopping(total if patience is None else patience)
+    stopper, best = stopping.init(), None
+    pending, chunk, since = [], 1, time.monotonic()  # losses on the device; how many of them to read at once
+    losses, validated, metrics = [], [], {"loss": loss, **metrics}
+    good = _copy(train)  # the training state at the last look, known to be finite
+
+    with _bar(start, total, progress) as bar:
+        for number, (x, y) in enumerate(batches(start), start + 1):
+            train, value = step(train, x, y)
+            pending.append(value)
+            at_validation = validation is not None and (number % per_epoch == 0 or number == total)
+            if len(pending) == chunk or at_validation or number == total:
+                values = jax.device_get(pending)
+                if not (np.isfinite(values).all() and _all_finite(train.params)):
+                    _explain(net, loss, step, augment, good, batches(int(good.step)), len(pending), per_epoch)
+                losses += values
+                good, pending = _copy(train), []
+                bar.set_postfix({"loss": f"{losses[-1]:.4g}", **_words(validated)}, refresh=False)
+                bar.update(len(values))
+                quick, since = time.monotonic() - since < 0.5, time.monotonic()
+                chunk = min(2 * chunk, 64) if quick else max(chunk // 2, 1)
+            if at_validation:
+                found = evaluate(net, train.params, train.state, validation, metrics, batch_size)
+                if not math.isfinite(found["loss"]):
+                    _ask_the_loss(net, loss, train, validation, batch_size)
+                validated.append((number / per_epoch, found))
+                bar.set_postfix({"loss": f"{losses[-1]:.4g}", **_words(validated)})
+                stopper = stopping.update(stopper, found["loss"])
+                if stopper.improved:
+                    best = _copy((train.params, train.state))
+                if stopper.stop:
+                    break
+            if number == total:
+                break
+
+    params, state = best or _copy((train.params, train.state))
+    history = History(
+        np.array(losses),
+        np.arange(start + 1, start + 1 + len(losses)) / per_epoch,
+        np.array([epoch for epoch, _ in validated]),
+        {name: np.array([found[name] for _, found in validated]) for name in metrics} if validated else {},
+    )
+    return Fitted(params, state, history, train)
+
+
+def _bar(start, total, progress):
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, initial=start, unit="step", disable=not progress)
+
+
+def _words(validated):
+    return {f"validation {name}": f"{value:.4g}" for name, value in (validated[-1][1] if validated else {}).items()}
+
+
+def _inputs_of(batch):
+    x, _ = batch
+    return x if type(x) is tuple else (x,)
+
+
+@jax.jit
+def _copy(tree):
+    return jax.tree.map(jnp.copy, tree)
+
+
+@jax.jit
+def _all_finite(tree):
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _check_data(name, data, batch_size):
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        came = f"{type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else type(data).__name__
+        raise TypeError(f"fit expects {name} to be a pair (x, y), but a {came} came; put several inputs in a tuple x.")
+    rows = count_rows("fit", data, batch_size, name)
+    for place, a in name_arrays(data).items():
+        if jnp.issubdtype(a.dtype, jnp.inexact):
+            bad = ~np.isfinite(np.asarray(a))
+            if bad.any():
+                index = tuple(int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
+                raise ValueError(
+                    f"fit expects finite data, but {name}{place}, {describe(a)}, holds {np.asarray(a)[index]} at "
+                    f"{index} ({bad.sum()} of its {bad.size} values are not finite); drop these rows or fill them in."
+                )
+    return rows
+
+
+# ---- when something is not finite ----------------------------------------------------------
+
+
+def _explain(net, loss, step, augment, train, batches, steps, per_epoch):
+    """Repeat the steps since the last good training state one by one; raise at the first that is not finite."""
+    forward = training_forward(net, augment)
+    for _, (x, y) in zip(range(steps), batches, strict=False):
+        before = _copy(train)
+        train, value = step(train, x, y)
+        if np.isfinite(value) and _all_finite(train.params):
+            continue
+        number = int(train.step)
+        x, y = jax.tree.map(jnp.asarray, (x, y))
+        outputs, _ = forward(before, x, {})
+        try:
+            loss(outputs, y)
+        except ValueError as error:
+            error.add_note(f"in step {number} of fit; error.train is the training state before it")
+            error.train = before
+            raise
+        if np.isfinite(value):
+            what = f"the loss is {value:.4g}, but its gradient made params that are not finite"
+        elif _all_finite(outputs):
+            what = f"the loss is {value}, though the outputs of the net and the params are finite"
+        else:
+            what = f"the loss is {value}, and so are not finite the outputs of the net, though its params are"
+        error = FloatingPointError(
+            f"In step {number} (epoch {1 + (number - 1) // per_epoch}) {what}. Try a smaller learning rate, or "
+            "optax.clip_by_global_norm in front of the optimiser; error.train is the training state before that step."
+        )
+        error.train = before
+        raise error
+    raise FloatingPointError(
+        f"Between steps {int(train.step) - steps} and {int(train.step)} loss or params were not finite, but they were "
+        "when the steps were repeated: this device's arithmetic is not deterministic. Try a smaller learning rate."
+    )
+
+
+def _ask_the_loss(net, loss, train, data, batch_size):
+    """Let the loss look at concrete values, in case it has something to say about the labels."""
+    for first in range(0, count_rows("fit", data), batch_size):
+        x, y = jax.tree.map(jnp.asarray, take_rows(data, slice(first, first + batch_size)))
+        try:
+            loss(evaluation_forward(net, train.params, train.state, x), y)
+        except ValueError as error:
+            error.add_note(f"in the validation data of fit, rows {first} to {first + len(jax.tree.leaves(y)[0]) - 1}")
+            error.train = train
+            raise

@@ -1,0 +1,30 @@
+"""The proximal step of the l1 penalty as a link of an optimiser: it reaches exact zeros where gradients do not."""
+
+import jax
+import optax
+
+from jaxblocks.losses import soft_threshold
+
+__all__ = ["proximal_l1"]
+
+
+def proximal_l1(threshold: float) -> optax.GradientTransformation:
+    r"""The l1 penalty as the last link of an optimiser: the updated params pass through ``soft_threshold``.
+
+    ``optax.chain(optax.sgd(eta), proximal_l1(eta * strength))`` is proximal gradient descent (ISTA) on
+    the loss plus ``strength`` :math:`\lVert\theta\rVert_1`; unlike ``penalty=l1`` it sets params to exactly 0.
+
+    >>> import jax.numpy as jnp
+    >>> optimiser = proximal_l1(0.5)
+    >>> params = jnp.array([0.25, 2.0])
+    >>> updates, _ = optimiser.update(jnp.zeros(2), optimiser.init(params), params)
+    >>> optax.apply_updates(params, updates)
+    Array([0. , 1.5], dtype=float32)
+
+    Source: Parikh & Boyd 2014, "Proximal algorithms", section 4.2.
+    """
+
+    def update(updates, params):
+        return jax.tree.map(lambda u, p: soft_threshold(p + u, threshold) - p, updates, params)
+
+    return optax.stateless(update)

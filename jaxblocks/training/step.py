@@ -1,0 +1,215 @@
+"""One training step for any pair and any optax optimiser, and the evaluation of what was trained.
+
+A step is a pure function ``(train, x, y) -> (train, loss)``: forward pass, backward pass,
+optimiser. `jaxblocks.training.fit` is a loop around it and hides nothing of it.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from jaxblocks.core import Layer, StatefulLayer, declared_by, fold, side_inputs, stateful
+from jaxblocks.training.data import count_rows, take_rows
+
+__all__ = ["TrainState", "evaluate", "init_training", "train_step"]
+
+
+class TrainState(NamedTuple):
+    """All that changes while a net is trained; a pytree, so ``jit``, checkpoints and ``vmap`` take it as it is.
+
+    Args:
+        params, state: of the net; ``state`` is ``()`` for a net without state.
+        opt_state: of the optimiser.
+        key: the same for the whole run; step ``t`` draws from ``fold_in(key, t)``, so that a
+            run that is restarted at a step repeats it. It is kept as ``jax.random.key_data``,
+            uint32, which a jitted call takes and returns faster than a typed key.
+        step: how many steps were made, int32.
+    """
+
+    params: Any
+    state: Any
+    opt_state: Any
+    key: Any
+    step: Any
+
+
+def init_training(
+    net: Layer | StatefulLayer | Callable, optimiser: optax.GradientTransformation, key, *inputs, **side
+) -> TrainState:
+    """The training state at step 0: params (and state) from the net's ``init``, the optimiser's state, a key.
+
+    Params are drawn from ``fold(key, "init")`` and the key of training is ``fold(key, "training")``
+    (`jaxblocks.core.fold`), so one key may go to ``init_training``, ``minibatches`` and ``three_way_split``.
+
+    Args:
+        inputs: of the net, one batch of them; arrays or ``jax.ShapeDtypeStruct``s, only shapes and dtypes are read.
+        side: side inputs that the net's ``init`` asks for; ``train`` is passed by itself.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> train = init_training(Dense(3), optax.adam(1e-3), jax.random.key(0), jnp.zeros((8, 2)))
+    >>> train.params["kernel"].shape, train.state, int(train.step)
+    ((2, 3), (), 0)
+    """
+    takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
+    side = {"train": True, **side} if takes_train else side
+    net = stateful(net)
+    inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will see
+
+    @jax.jit  # one compilation for all params, and no buffer twice, which could not be donated
+    def begin(key):
+        params, state = net.init(fold(key, "init"), *inputs, **side)
+        key = jax.random.key_data(fold(key, "training"))
+        return TrainState(params, state, optimiser.init(params), key, jnp.zeros((), jnp.int32))
+
+    return begin(key)
+
+
+def train_step(
+    net: Layer | StatefulLayer | Callable,
+    loss: Callable,
+    optimiser: optax.GradientTransformation,
+    *,
+    penalty: Callable | None = None,
+    augment: Callable | None = None,
+) -> Callable:
+    r"""A jitted ``step(train, x, y, **side) -> (train, value)`` that moves the params against a gradient.
+
+    With the batch :math:`(x_i, y_i)_{i \le B}` the objective is the regularised empirical risk
+
+    .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
+
+    and ``value`` is :math:`J` before the step. The buffers of ``train`` are donated: use the returned
+    one from then on, and ``jax.tree.map(jnp.copy, train)`` to keep one. ``step.__wrapped__`` is the
+    same function without ``jit`` and donation.
+
+    Args:
+        net: any pair. State is threaded; ``train=True`` and ``key`` are passed if the net declares
+            them, other side inputs come from ``**side`` of the step.
+        loss: :math:`\ell`, ``loss(outputs, y)``, one number per example (or of any shape: the mean is
+            taken, in float32 at least).
+        optimiser: any ``optax`` transformation, with those that ask for the value or a line search.
+        penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
+        augment: ``augment(key, x) -> x``, applied to each batch with a key of its own.
+
+    ``x`` is one input, or a tuple of several.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> optimiser = optax.sgd(0.1)
+    >>> train = init_training(Dense(1), optimiser, jax.random.key(0), jnp.zeros((4, 1)))
+    >>> step = train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optimiser)
+    >>> x = jnp.arange(4.0)[:, None]
+    >>> for _ in range(100):
+    ...     train, value = step(train, x, 2 * x + 1)
+    >>> train.params["kernel"].round(2), train.params["bias"].round(2)
+    (Array([[2.]], dtype=float32), Array([1.], dtype=float32))
+
+    Source: Krapac & Segvic, Deep feed-forward models (objective); Cevher, Mathematics of Data
+    (gradient of the mean).
+    """
+    forward = training_forward(net, augment)
+    update = optax.with_extra_args_support(optimiser).update
+
+    def step(train, x, y, **side):
+        def objective(params):
+            outputs, state = forward(train._replace(params=params), x, side)
+            value = mean(loss(outputs, y))
+            return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
+
+        (value, state), grad = jax.value_and_grad(objective, has_aux=True)(train.params)
+        updates, opt_state = update(
+            grad, train.opt_state, train.params, value=value, grad=grad, value_fn=lambda params: objective(params)[0]
+        )
+        params = optax.apply_updates(train.params, updates)
+        return TrainState(params, state, opt_state, train.key, train.step + 1), value
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def evaluate(
+    net: Layer | StatefulLayer | Callable,
+    params,
+    state,
+    data: tuple,
+    metrics: Mapping[str, Callable],
+    batch_size: int = 256,
+) -> dict[str, float]:
+    r"""Means of metrics over all rows of ``data = (x, y)``, the net in evaluation (``train=False``).
+
+    Every row counts once: a last batch that is smaller enters with its own number of rows (and is
+    compiled once more).
+
+    Args:
+        state: of the net; ``()`` for a net without state.
+        metrics: named functions ``(outputs, y)``, one number per example, or a mean over the batch.
+            Pass the same function objects each time: new ones are compiled again.
+
+    >>> halve = lambda x: x / 2
+    >>> x = jnp.array([1.0, 2.0, 6.0])
+    >>> evaluate(halve, (), (), (x, x), {"error": lambda outputs, y: jnp.abs(outputs - y)}, batch_size=2)
+    {'error': 1.5}
+
+    Source: Diehl 2023, section 1.3 (test loss).
+    """
+    rows = count_rows("evaluate", data, batch_size)
+    batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
+    named = tuple(metrics.items())
+    means = [_batch_means(net, named, params, state, *take_rows(data, batch)) for batch in batches]
+    weights = [(batch.stop - batch.start) / rows for batch in batches]
+    means = jax.device_get(means)
+    return {name: math.fsum(w * float(m[name]) for w, m in zip(weights, means, strict=True)) for name in metrics}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _batch_means(net, metrics, params, state, x, y):
+    outputs = evaluation_forward(net, params, state, x)
+    return {name: mean(metric(outputs, y)) for name, metric in metrics}
+
+
+# ---- shared with fit -----------------------------------------------------------------------
+
+
+def training_forward(net, augment=None) -> Callable:
+    """``(train, x, side) -> (outputs, state)`` as a training step computes it."""
+    reads = side_inputs(net)
+    apply = stateful(net).apply
+
+    def forward(train, x, side):
+        if own := {"train", "key"} & side.keys():
+            raise TypeError(f"A training step passes {' and '.join(sorted(own))} by itself; leave it out of the call.")
+        key = jax.random.fold_in(_typed_key(train.key), train.step)
+        x = x if augment is None else augment(fold(key, "augment"), x)
+        own = {"train": True, "key": fold(key, "net")}
+        side = {**side, **{name: value for name, value in own.items() if name in reads}}
+        return apply(train.params, train.state, *as_inputs(x), **side)
+
+    return forward
+
+
+def _typed_key(key):
+    """A typed key from its data; the number of words tells the generator."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(key, impl={2: "threefry2x32", 4: "rbg"}[key.shape[-1]])
+
+
+def evaluation_forward(net, params, state, x):
+    """The outputs of the net with ``train=False`` and its state left as it is."""
+    side = {"train": False} if "train" in side_inputs(net) else {}
+    return stateful(net).apply(params, state, *as_inputs(x), **side)[0]
+
+
+def as_inputs(x) -> tuple:
+    """A (plain) tuple is several inputs, anything else is one."""
+    return x if type(x) is tuple else (x,)
+
+
+def mean(x: Array) -> Float[Array, ""]:
+    """The mean of all entries, in float32, or float64 for float64."""
+    x = jnp.asarray(x)
+    return jnp.mean(x, dtype=jnp.float64 if x.dtype == jnp.float64 else jnp.float32)

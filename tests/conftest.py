@@ -1,0 +1,27 @@
+"""Strict modes for every test: what a silent mistake would hide behind is switched off before JAX starts."""
+
+import os
+
+os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
+os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+os.environ.setdefault("JAX_DEBUG_KEY_REUSE", "1")
+os.environ.setdefault("JAX_DEBUG_NANS", "1")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
+settings.load_profile("jaxblocks")
+
+
+@pytest.fixture(autouse=True)
+def _names_for_doctests(doctest_namespace):
+    import jaxblocks
+
+    doctest_namespace.update({name: getattr(jaxblocks, name) for name in jaxblocks.__all__})
+    doctest_namespace.update(jax=jax, jnp=jnp, jaxblocks=jaxblocks)

@@ -1,0 +1,465 @@
+"""Products with the Hessian, the table of costs, and the build of jaxlib that gets derivatives wrong."""
+
+import functools
+import itertools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import ad
+from jaxblocks.ad import build, cost, count, curvature, equations, hvp, value_grad_hvp
+
+# ---- the wrong build -----------------------------------------------------------------------
+
+
+def times_mean(x):
+    return x * jnp.mean(x, axis=-1, keepdims=True)
+
+
+def layer_norm(x):
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (64, 64)])
+@pytest.mark.parametrize("f", [times_mean, layer_norm, functools.partial(jax.nn.softmax, axis=-1)])
+def test_jacobians_under_jit_are_right(f, shape):
+    """jit(jacrev) = jacrev = jacfwd, in every row (jaxlib 0.10.2, on which this goes red, gets the first right)."""
+    x = jax.random.normal(jax.random.key(0), shape)
+    compiled, forward = jax.jit(jax.jacrev(f))(x), jax.jit(jax.jacfwd(f))(x)
+    assert jnp.max(jnp.abs(compiled - forward)) < 2e-6
+    if x.size <= 512:  # seconds, for the larger one
+        assert jnp.max(jnp.abs(compiled - jax.jacrev(f)(x))) < 2e-6
+
+
+@pytest.fixture
+def version(monkeypatch):
+    """Pretend another jaxlib, and that it was not yet looked at."""
+
+    def pretend(number, flags="", backend="cpu"):
+        monkeypatch.setattr(build, "_version", lambda: number)
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        build.warn_of_wrong_build.cache_clear()
+
+    yield pretend
+    build.warn_of_wrong_build.cache_clear()
+
+
+TOOLS = [
+    lambda: hvp(jnp.sum, jnp.ones(2), jnp.ones(2)),
+    lambda: value_grad_hvp(jnp.sum, jnp.ones(2), jnp.ones(2)),
+    lambda: curvature(jnp.sum, jnp.ones(2), jnp.ones(2)),
+    lambda: cost(jnp.sum, jnp.ones(2), measure=False),
+]
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=["hvp", "value_grad_hvp", "curvature", "cost"])
+def test_the_wrong_build_is_named_once(version, tool):
+    version("0.10.2")
+    with pytest.warns(RuntimeWarning, match=r"jaxlib 0\.10\.2 computes wrong Jacobians under jit.*=-reduce") as caught:
+        tool()
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tool()
+
+
+FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+CURED = [
+    f"{FLAG}=-reduce",
+    f"{FLAG}=",
+    f'{FLAG}=""',
+    f"  --xla_cpu_multi_thread_eigen=false {FLAG}=-reduce intra_op_parallelism_threads=1",
+    f"{FLAG}=dot {FLAG}=-dot,-reduce",
+]
+NOT_CURED = [
+    "",
+    "--xla_cpu_multi_thread_eigen=false",
+    f"--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 {FLAG}=-reduce",
+    f"intra_op_parallelism_threads=1 {FLAG}=-reduce",
+    f"{FLAG}",
+    f"{FLAG}=reduce",
+    f"{FLAG}=-reduce {FLAG}=reduce",
+    f"{FLAG}s=-reduce",
+]
+
+
+@pytest.mark.parametrize("flags", CURED)
+def test_a_cure_in_the_flags_is_seen(version, flags):
+    version("0.10.2", flags)
+    build.warn_of_wrong_build()
+
+
+@pytest.mark.parametrize("flags", NOT_CURED)
+def test_a_cure_that_xla_does_not_read_is_none(version, flags):
+    """A bare token ends XLA's parsing: what follows it is ignored."""
+    version("0.10.2", flags)
+    with pytest.warns(RuntimeWarning):
+        build.warn_of_wrong_build()
+
+
+def test_flags_may_stand_in_a_file(version, tmp_path):
+    (tmp_path / "flags").write_text(f"{FLAG}=-reduce\n")
+    version("0.10.2", str(tmp_path / "flags"))
+    build.warn_of_wrong_build()
+
+
+@pytest.mark.parametrize(("number", "backend"), [("0.10.1", "cpu"), ("0.12.0.1", "cpu"), ("0.10.2", "gpu")])
+def test_other_builds_are_not_blamed(version, number, backend):
+    version(number, backend=backend)
+    build.warn_of_wrong_build()
+
+
+# ---- products ------------------------------------------------------------------------------
+
+
+def net(params, x):
+    for w, b in params[:-1]:
+        x = jnp.tanh(x @ w + b[None])
+    w, b = params[-1]
+    return x @ w + b[None]
+
+
+def loss_of(x, y):
+    return lambda params: jnp.mean((net(params, x) - y) ** 2)
+
+
+def small_net(dtype=jnp.float64, sizes=(3, 4, 2)):
+    rng = np.random.default_rng(0)
+    params = [
+        (jnp.asarray(rng.normal(size=(a, b)), dtype), jnp.asarray(rng.normal(size=b), dtype))
+        for a, b in itertools.pairwise(sizes)
+    ]
+    x, y = jnp.asarray(rng.normal(size=(5, sizes[0])), dtype), jnp.asarray(rng.normal(size=(5, sizes[-1])), dtype)
+    return loss_of(x, y), params
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def like(params, vector):
+    leaves, structure = jax.tree.flatten(params)
+    parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return structure.unflatten(
+        [jnp.asarray(part.reshape(leaf.shape), leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    )
+
+
+def published(x):
+    """Baydin's example ln x1 + x1 x2 - sin x2."""
+    return jnp.log(x[0]) + x[0] * x[1] - jnp.sin(x[1])
+
+
+def test_published_hessian_and_product():
+    """AD-11 and AD-12 at (2, 5): [[-.25, 1], [1, -.9589243]], and (-2.25, 2.9178485) for v = (1, -2)."""
+    with jax.enable_x64(True):
+        x = jnp.array([2.0, 5.0])
+        product = jax.jit(functools.partial(hvp, published))
+        columns = [product(x, e) for e in jnp.eye(2)]
+        np.testing.assert_allclose(columns, [[-0.25, 1.0], [1.0, -0.9589242746631385]], rtol=1e-14)
+        v = jnp.array([1.0, -2.0])
+        np.testing.assert_allclose(product(x, v), [-2.25, 2.917848549326277], rtol=1e-14)
+        bend = jax.jit(functools.partial(curvature, published))(x, v)
+        np.testing.assert_allclose(bend, -2.25 - 2 * 2.917848549326277, rtol=1e-14)
+        value, gradient, product = jax.jit(functools.partial(value_grad_hvp, published))(x, v)
+        np.testing.assert_allclose(value, 11.652071455223084, rtol=1e-14)
+        np.testing.assert_allclose(gradient, [5.5, 1.7163378145367738], rtol=1e-14)
+        np.testing.assert_allclose(product, [-2.25, 2.917848549326277], rtol=1e-14)
+
+
+def hessian_by_differences(f, params, h=1e-5):
+    """The columns of the Hessian by central differences of the gradient, in numpy: no second derivative of JAX."""
+    point, gradient = flat(params), jax.jit(jax.grad(f))
+    columns = []
+    for e in np.eye(point.size):
+        up, down = (flat(gradient(like(params, point + s * h * e))) for s in (1, -1))
+        columns.append((up - down) / (2 * h))
+    return np.stack(columns, 1)
+
+
+def test_products_are_columns_of_the_hessian():
+    with jax.enable_x64(True):
+        f, params = small_net()
+        n = flat(params).size
+        product = jax.jit(functools.partial(hvp, f, params))
+        matrix = np.stack([flat(product(like(params, e))) for e in np.eye(n)], 1)
+        np.testing.assert_allclose(matrix, hessian_by_differences(f, params), atol=1e-8)
+        np.testing.assert_allclose(matrix, matrix.T, atol=1e-14)
+        unflattened = jax.jit(jax.hessian(lambda x: f(like_traced(params, x))))(jnp.asarray(flat(params)))
+        np.testing.assert_allclose(matrix, unflattened, atol=1e-13)
+
+
+def like_traced(params, vector):
+    leaves, structure = jax.tree.flatten(params)
+    parts = jnp.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return structure.unflatten([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+
+
+def test_one_pass_and_curvature_agree_with_the_product():
+    with jax.enable_x64(True):
+        f, params = small_net()
+        v = like(params, np.random.default_rng(1).normal(size=flat(params).size))
+        value, gradient, product = jax.jit(functools.partial(value_grad_hvp, f))(params, v)
+        np.testing.assert_allclose(value, f(params), rtol=1e-14)
+        np.testing.assert_allclose(flat(gradient), flat(jax.jit(jax.grad(f))(params)), rtol=1e-13)
+        np.testing.assert_allclose(flat(product), flat(jax.jit(functools.partial(hvp, f))(params, v)), rtol=1e-13)
+        bend = jax.jit(functools.partial(curvature, f))(params, v)
+        np.testing.assert_allclose(bend, flat(v) @ flat(product), rtol=1e-12)
+
+
+def test_products_are_linear_in_the_direction_and_keep_structure():
+    f, params = small_net(jnp.float32)
+    v = jax.tree.map(jnp.ones_like, params)
+    run = jax.jit(functools.partial(hvp, f, params))
+    product = run(v)
+    assert jax.tree.structure(product) == jax.tree.structure(params)
+    assert [leaf.dtype for leaf in jax.tree.leaves(product)] == [jnp.float32] * 4
+    twice = run(jax.tree.map(lambda leaf: 2 * leaf, v))
+    np.testing.assert_allclose(flat(twice), 2 * flat(product), rtol=1e-6)
+
+
+@pytest.mark.parametrize("tool", [hvp, value_grad_hvp, curvature])
+def test_products_under_jit_and_vmap(tool):
+    with jax.enable_x64(True):
+        f, params = small_net(sizes=(3, 2))
+        vs = [like(params, v) for v in np.random.default_rng(2).normal(size=(3, flat(params).size))]
+        run = functools.partial(tool, f, params)
+        eager, compiled = flat(run(vs[0])), jax.jit(run)
+        np.testing.assert_allclose(flat(compiled(vs[0])), eager, rtol=1e-12)
+        batched = jax.jit(jax.vmap(run))(jax.tree.map(lambda *leaves: jnp.stack(leaves), *vs))
+        for i, v in enumerate(vs):
+            np.testing.assert_allclose(
+                flat([leaf[i] for leaf in jax.tree.leaves(batched)]), flat(compiled(v)), rtol=1e-12
+            )
+
+
+def test_products_can_be_differentiated():
+    """The third derivative along v, v and u against a central difference of the curvature."""
+    with jax.enable_x64(True):
+        f, params = small_net()
+        v, u = (like(params, w) for w in np.random.default_rng(3).normal(size=(2, flat(params).size)))
+        along = jax.jit(lambda p: curvature(f, p, v))
+        h = 1e-5
+        up, down = (along(like(params, flat(params) + s * h * flat(u))) for s in (1, -1))
+        forward = jax.jit(lambda p: jax.jvp(along, (p,), (u,))[1])(params)
+        reverse = jax.jit(jax.grad(along))(params)
+        np.testing.assert_allclose(forward, (up - down) / (2 * h), rtol=1e-7)
+        np.testing.assert_allclose(flat(reverse) @ flat(u), forward, rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_dtypes_are_kept(dtype):
+    x = jnp.array([2.0, 5.0], dtype)
+    product = jax.jit(functools.partial(hvp, published))(x, x)
+    assert product.dtype == dtype
+    assert not product.weak_type
+    np.testing.assert_allclose(product.astype(jnp.float32), [4.5, 2 - 5 * 0.9589243], rtol=0.02)
+
+
+def test_numbers_and_numpy_arrays_are_points_too():
+    np.testing.assert_allclose(hvp(lambda x: x**3, 2.0, 1.0), 12.0)
+    np.testing.assert_allclose(
+        hvp(published, np.array([2.0, 5.0]), np.array([1.0, -2.0])), [-2.25, 2.9178485], rtol=1e-6
+    )
+
+
+def test_kinks_and_constants():
+    assert hvp(lambda x: jnp.sum(jnp.maximum(x, 0.0)), jnp.ones(3), jnp.ones(3)).tolist() == [0, 0, 0]
+    assert hvp(lambda x: jnp.float32(1.0), jnp.ones(3), jnp.ones(3)).tolist() == [0, 0, 0]
+
+
+SENTENCES = [
+    (
+        lambda x: x,
+        jnp.ones(3),
+        jnp.ones(3),
+        ValueError,
+        r"expects f to return a scalar, but float32 \(3,\).*jax.jacobian",
+    ),
+    (lambda x: x[:1], jnp.ones(3), jnp.ones(3), ValueError, r"float32 \(1,\) came"),
+    (lambda x: (x.sum(), x), jnp.ones(3), jnp.ones(3), TypeError, r"a tuple came; return the value alone"),
+    (lambda x: None, jnp.ones(3), jnp.ones(3), TypeError, r"a NoneType came"),
+    (lambda x: x.sum().astype(int), jnp.ones(3), jnp.ones(3), TypeError, r"floating-point scalar, but int32 came"),
+    (jnp.sum, jnp.arange(3), jnp.arange(3), TypeError, r"but x is int32 \(3,\)"),
+    (jnp.sum, {"a": [jnp.ones(2), jnp.arange(3)]}, {}, TypeError, r"but x\['a'\]\[1\] is int32 \(3,\).*close over"),
+    (jnp.sum, jnp.ones(3, complex), jnp.ones(3, complex), TypeError, r"x is complex64"),
+    (jnp.sum, jnp.ones(3), jnp.ones(2), ValueError, r"x is float32 \(3,\) and v is float32 \(2,\)"),
+    (jnp.sum, jnp.ones(3), jnp.ones(3, jnp.bfloat16), ValueError, r"v is bfloat16 \(3,\)"),
+    (jnp.sum, {"a": jnp.ones(3), "b": jnp.ones(2)}, {"a": jnp.ones(3)}, ValueError, r"no leaf v\['b'\] for x\['b'\]"),
+    (jnp.sum, {"a": jnp.ones(3)}, {"a": jnp.ones(3), "b": jnp.ones(2)}, ValueError, r"v\['b'\].*has no x\['b'\]"),
+    (jnp.sum, [jnp.ones(3)], (jnp.ones(3),), ValueError, r"their containers differ"),
+    (jnp.sum, {"a": jnp.ones(3)}, {"a": jnp.ones((3, 1))}, ValueError, r"v\['a'\] is float32 \(3, 1\)"),
+    (jnp.sum, (), (), ValueError, r"at least one array"),
+]
+
+
+@pytest.mark.parametrize(("f", "x", "v", "error", "words"), SENTENCES, ids=range(len(SENTENCES)))
+@pytest.mark.parametrize("tool", [hvp, value_grad_hvp, curvature])
+def test_errors_are_sentences(tool, f, x, v, error, words):
+    with pytest.raises(error, match=f"^{tool.__name__} .*{words}"):
+        tool(f, x, v)
+    with pytest.raises(error, match=words):
+        jax.jit(functools.partial(tool, f))(x, v)
+
+
+def test_the_advice_works():
+    f = lambda x: x**3
+    x, v = jnp.arange(3.0), jnp.ones(3)
+    np.testing.assert_allclose(hvp(lambda x: f(x).sum(), x, v), 6 * x)
+    np.testing.assert_allclose(jax.jacobian(f)(x), jnp.diag(3 * x**2))
+    np.testing.assert_allclose(hvp(lambda x: (x.sum() ** 2, x)[0], jnp.arange(3).astype(jnp.float32), v), [6, 6, 6])
+
+
+# ---- what they cost ------------------------------------------------------------------------
+
+SIZES = (32, 64, 48, 8)
+
+
+def wide_net():
+    return small_net(jnp.float32, SIZES)
+
+
+def test_a_product_costs_a_few_gradients_and_forms_no_matrix():
+    f, params = wide_net()
+    v = jax.tree.map(jnp.ones_like, params)
+    n = sum(leaf.size for leaf in jax.tree.leaves(params))
+    gradient = count(jax.grad(f), params).flops
+    assert 1.5 * gradient < count(functools.partial(hvp, f), params, v).flops <= 3.5 * gradient
+    assert count(functools.partial(curvature, f), params, v).flops < count(functools.partial(hvp, f), params, v).flops
+    one_pass = count(functools.partial(value_grad_hvp, f), params, v).flops
+    assert one_pass < 0.85 * (
+        count(functools.partial(hvp, f), params, v).flops + count(jax.value_and_grad(f), params).flops
+    )
+    for tool in (hvp, value_grad_hvp, curvature):
+        assert largest_array(functools.partial(tool, f), params, v) < 2 * n
+    assert largest_array(lambda p: jax.hessian(f)(p), params) >= (32 * 64) ** 2  # the check can fail
+
+
+def largest_array(f, *args):
+    sizes = [v.aval.size for e, _, _ in equations(jax.make_jaxpr(f)(*args)) for v in e.outvars]
+    return max(sizes)
+
+
+def test_table_of_costs_counts_what_count_counts():
+    f, params = wide_net()
+    table = cost(f, params, measure=False)
+    v = jax.tree.map(jnp.ones_like, params)
+    assert [row.name for row in table] == ["function", "gradient", "jvp", "hvp"]
+    assert table.function.flops == count(f, params).flops
+    assert table["gradient"].count == count(jax.value_and_grad(f), params)
+    assert table.jvp.flops == count(lambda p, v: jax.jvp(f, (p,), (v,)), params, v).flops
+    assert table.hvp.flops == count(functools.partial(hvp, f), params, v).flops
+    assert table.function.flops_ratio == 1.0
+    assert table.gradient.flops_ratio == table.gradient.flops / table.function.flops
+    assert all(row.seconds is None and row.temporary_bytes is None for row in table)
+
+
+def test_ratios_by_count():
+    """The cheap gradient principle: two to four times the function; forward mode about twice."""
+    f, params = wide_net()
+    table = cost(f, params, rows=("gradient", "jvp", "hvp", "curvature", "hessian"), measure=False)
+    assert 2 < table.gradient.flops_ratio < 4
+    assert 1.5 < table.jvp.flops_ratio < 3
+    assert 4 < table.hvp.flops_ratio < 8.5
+    assert table.curvature.flops < table.hvp.flops
+    assert table.hessian.flops_ratio > 1000
+    narrow = cost(lambda x: jnp.sum(jnp.tanh(x) ** 2), jnp.ones(50), rows=("jacfwd", "jacrev"), measure=False)
+    assert narrow.jacfwd.flops > 10 * narrow.jacrev.flops
+
+
+def test_further_arguments_are_not_differentiated():
+    f = lambda w, x, n: jnp.sum((x @ w) ** 2) * n
+    shapes = jax.ShapeDtypeStruct((3, 2), jnp.float32), jax.ShapeDtypeStruct((4, 3), jnp.float32)
+    table = cost(f, *shapes, 2.0, measure=False)
+    products = 4 * 3 * 2
+    assert table.function.count.multiplications == products + 8 + 1  # x w, the squares, n
+    gradient = cost(f, *shapes, 2.0, rows=("gradient",), measure=False).gradient.count
+    assert gradient.multiplications == 2 * products + 3 * 8 + 2  # x w and its transpose for w, none for x
+
+
+def test_measured_columns():
+    f, params = wide_net()
+    table = cost(f, params, repeats=3, key=jax.random.key(0))
+    for row in table:
+        assert 0 < row.quartiles[0] <= row.seconds <= row.quartiles[1]
+        assert isinstance(row.temporary_bytes, int)
+    assert table.function.time_ratio == 1.0
+    assert table.gradient.temporary_bytes > 0
+    once = cost(f, params, rows=("gradient",), repeats=1)
+    assert once.gradient.quartiles == (once.gradient.seconds,) * 2
+    compiled = cost(f, params, repeats=0)
+    assert compiled.hvp.seconds is None
+    assert compiled.hvp.temporary_bytes == table.hvp.temporary_bytes
+
+
+def test_the_table_prints_in_a_terminal_and_in_a_notebook():
+    f, params = wide_net()
+    table = cost(f, params, measure=False)
+    text, html = str(table), table._repr_html_()
+    assert text == repr(table)
+    lines = text.splitlines()
+    assert lines[0].split() == ["operations", "/", "function"]
+    assert [line.split()[0] for line in lines[2:]] == ["function", "gradient", "jvp", "hvp"]
+    for row in table:
+        assert f"{row.flops:,}" in text
+        assert f"{row.flops:,}" in html
+        assert row.name in html
+    assert html.startswith("<table>")
+    assert html.count("<tr>") == 5
+    measured = str(cost(f, params, rows=("gradient",), repeats=2))
+    assert "time (ms)" in measured
+    assert "temporary bytes" in measured
+
+
+def test_the_table_says_what_it_could_not_count():
+    f = lambda x: jnp.linalg.eigh(x + x.T)[0][0]
+    table = cost(f, jnp.diag(jnp.arange(3.0)), rows=("function",), measure=False)
+    assert str(table).endswith("Not counted, for their arithmetic is not known: eigh.")
+    assert "eigh" in table._repr_html_()
+    g = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x).sum()
+    assert "loop of unknown length" in str(cost(g, jnp.ones(3), rows=("function", "jvp"), measure=False))
+
+
+def test_the_table_draws_itself():
+    pytest.importorskip("matplotlib").use("agg")
+    import matplotlib.pyplot as plt
+
+    f, params = wide_net()
+    table = cost(f, params, measure=False)
+    _, ax = plt.subplots()
+    assert table.plot(ax) is ax
+    assert [bar.get_height() for bar in ax.patches] == [row.flops_ratio for row in table]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["function", "gradient", "jvp", "hvp"]
+    assert len(cost(f, params, repeats=1).plot().patches) == 8
+    plt.close("all")
+
+
+def test_errors_of_the_table_are_sentences():
+    with pytest.raises(ValueError, match=r"cost knows no row 'gradients'; those that it knows: function, gradient"):
+        cost(jnp.sum, jnp.ones(3), rows=("gradients",))
+    with pytest.raises(ValueError, match=r"cost expects f to return a scalar, but float32 \(3,\)"):
+        cost(jnp.sin, jnp.ones(3), measure=False)
+    with pytest.raises(TypeError, match=r"cost differentiates .* x is int32"):
+        cost(jnp.sum, jnp.arange(3), measure=False)
+    with pytest.raises(ValueError, match=r"ShapeDtypeStruct came; pass arrays, or measure=False"):
+        cost(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(ValueError, match=r"none came"):
+        cost(jnp.sum)
+    with pytest.raises(ValueError, match=r"whole number >= 0, but -1 came"):
+        cost(jnp.sum, jnp.ones(3), repeats=-1)
+    table = cost(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), repeats=0)  # the advice
+    with pytest.raises(KeyError, match=r"no row 'vjp'; it has function, gradient, jvp, hvp"):
+        table["vjp"]
+    with pytest.raises(AttributeError, match=r"no attribute or row 'vjp'"):
+        _ = table.vjp
+    with pytest.raises(AttributeError):
+        _ = table._ipython_display_
+
+
+def test_public_names():
+    assert set(ad.__all__) >= {"Count", "CostTable", "cost", "count", "curvature", "equations", "hvp", "value_grad_hvp"}

@@ -1,0 +1,361 @@
+"""Combinators: two ways to say one thing agree, and what does not fit is said at the seam."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from zoo import Centre, Noise, TanhCell
+
+from jaxblocks import Dense, Layer, Parallel, Recurrent, Repeat, Residual, Serial, StatefulLayer, Wire, relu
+
+X = jax.random.normal(jax.random.key(1), (4, 5))
+
+
+def close(a, b, tolerance=1e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), a, b)
+
+
+def notes(error):
+    return getattr(error.value, "__notes__", [])
+
+
+# ---- Serial
+
+
+def test_serial_of_nothing_is_the_identity():
+    net = Serial()
+    assert net.init(jax.random.key(0), X) == ()
+    assert net.apply((), X) is X
+    assert net.apply((), X, X) == (X, X)
+
+
+def test_serial_is_associative():
+    """Serial(a, Serial(b, c)) = Serial(Serial(a, b), c) = Serial(a, b, c), given the same params."""
+    a, b, c = Dense(3), Dense(4), Dense(2)
+    p, q, r = Serial(a, b, c).init(jax.random.key(0), X)
+    flat = Serial(a, b, c).apply((p, q, r), X)
+    np.testing.assert_array_equal(Serial(a, Serial(b, c)).apply((p, (q, r)), X), flat)
+    np.testing.assert_array_equal(Serial(Serial(a, b), c).apply(((p, q), r), X), flat)
+
+
+def test_serial_applies_the_first_layer_first():
+    net = Serial(lambda x: x + 1, lambda x: x * 2)
+    np.testing.assert_array_equal(net.apply(((), ()), jnp.ones(3)), jnp.full(3, 4.0))
+
+
+def test_positions_and_names_do_not_mix():
+    with pytest.raises(TypeError, match="1 came by position and out by name; name all of them or none"):
+        Serial(Dense(3), out=Dense(2))
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [(({}, {}), "a tuple of 2"), ({"kernel": 1}, "a dict of kernel"), (jnp.ones(3), "a tuple of 3, one for each layer, but")],
+)
+def test_params_of_another_net_stop_at_the_seam(params, words):
+    with pytest.raises(ValueError, match=words):
+        Serial(Dense(3), relu, Dense(2)).apply(params, X)
+
+
+def test_params_of_other_names_stop_at_the_seam():
+    with pytest.raises(ValueError, match="a dict of hidden, out, one for each layer, but a dict of hidden, head came"):
+        Serial(hidden=Dense(3), out=Dense(2)).apply({"hidden": {}, "head": {}}, X)
+
+
+def test_params_may_come_back_as_lists():
+    net = Serial(Dense(3), relu)
+    np.testing.assert_array_equal(net.apply(list(net.init(jax.random.key(0), X)), X), net.apply(net.init(jax.random.key(0), X), X))
+
+
+def test_dense_inside_names_wrong_params():
+    with pytest.raises(ValueError, match="Dense expects params named bias, kernel, but scale came") as error:
+        Serial(Dense(3)).apply(({"scale": jnp.ones(3)},), X)
+    assert notes(error) == ["in Serial[0] (Dense)"]
+
+
+# ---- state
+
+
+def test_state_flows_through_every_combinator():
+    """The running mean after one training step is the mean of what reached the layer."""
+    mean = 0.1 * np.asarray(X.mean(0))
+    nets = {
+        "Serial": (Serial(relu, Centre()), lambda s: s[1], 0.1 * np.asarray(relu(X).mean(0))),
+        "Parallel": (Parallel(relu, Centre()), lambda s: s[1], mean),
+        "Residual": (Residual(Centre()), lambda s: s[0], mean),
+        "Wire": (Wire(lambda f, x: f.centre(x), centre=Centre()), lambda s: s["centre"], mean),
+    }
+    for name, (net, find, expected) in nets.items():
+        assert isinstance(net, StatefulLayer), name
+        params, state = net.init(jax.random.key(0), X)
+        _, after = net.apply(params, state, X, train=True)
+        np.testing.assert_allclose(find(after)["mean"], expected, rtol=1e-5, atol=1e-7)
+        _, same = net.apply(params, state, X)
+        jax.tree.map(np.testing.assert_array_equal, same, state)
+
+
+def test_a_net_without_state_is_a_layer():
+    for net in (Serial(Dense(3)), Parallel(relu), Residual(relu), Repeat(relu, 2), Wire(lambda f, x: f.a(x), a=relu)):
+        assert isinstance(net, Layer)
+
+
+def test_the_state_of_a_repeat_is_stacked():
+    net = Repeat(Serial(Centre(), jnp.tanh), 3)
+    params, state = net.init(jax.random.key(0), X)
+    _, after = net.apply(params, state, X, train=True)
+    x, expected = np.asarray(X), []
+    for _ in range(3):
+        expected.append(0.1 * x.mean(0))
+        x = np.tanh(x - x.mean(0))
+    np.testing.assert_allclose(after[0]["mean"], expected, rtol=1e-4, atol=1e-6)
+
+
+# ---- Residual
+
+
+def test_residual_adds_the_identity_to_the_jacobian():
+    net = Residual(Dense(5))
+    params = net.init(jax.random.key(0), X)
+    jacobian = jax.jacfwd(lambda x: net.apply(params, x))(X[0])
+    np.testing.assert_allclose(jacobian, np.eye(5) + params[0]["kernel"].T, rtol=1e-6)
+
+
+def test_residual_with_a_zero_branch_is_the_identity():
+    net = Residual(Dense(5, kernel_init=jax.nn.initializers.zeros))
+    np.testing.assert_array_equal(net.apply(net.init(jax.random.key(0), X), X), X)
+
+
+def test_residual_that_changes_the_shape_is_refused_at_init_and_the_repair_works():
+    with pytest.raises(ValueError, match=r"float32 \(4, 5\) went in and float32 \(4, 3\) came out; give the last layer 5"):
+        Residual(Dense(3)).init(jax.random.key(0), X)
+    Residual(Dense(3), Dense(5)).init(jax.random.key(0), X)
+
+
+def test_residual_of_several_arrays_is_refused():
+    with pytest.raises(ValueError, match="2 went in and 1 came out"):
+        Residual(jnp.add).init(jax.random.key(0), X, X)
+
+
+# ---- Repeat
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+@pytest.mark.parametrize("remat", ["none", "dots", "all", jax.checkpoint_policies.everything_saveable])
+def test_repeat_is_serial_of_copies(n, remat):
+    """Same key: same params (stacked), values, gradients and random draws."""
+    layer = Residual(Dense(5), jnp.tanh, Noise())
+    repeat, serial = Repeat(layer, n, remat=remat), Serial(*[layer] * n)
+    stacked, params = repeat.init(jax.random.key(0), X), serial.init(jax.random.key(0), X)
+    if n:
+        close(stacked, jax.tree.map(lambda *leaves: jnp.stack(leaves), *params), 0)
+    key = jax.random.key(2)
+    side = {"train": True, "key": key} if n else {}
+    for net, p in ((repeat, stacked), (serial, params)):
+        value, grad = jax.value_and_grad(lambda p, net=net: (net.apply(p, X, **({} if net is serial and not n else side)) ** 2).sum())(p)
+        if net is repeat:
+            first = value, grad
+        key = jax.random.clone(key)
+    close(first[0], value)
+    if n:
+        close(first[1], jax.tree.map(lambda *leaves: jnp.stack(leaves), *grad), 1e-5)
+
+
+def test_repeat_traces_its_layer_a_fixed_number_of_times():
+    def traced(n):
+        calls = []
+
+        def count(x):
+            calls.append(None)
+            return jnp.tanh(x)
+
+        net = Repeat(Serial(Dense(5), count), n)
+        jax.jit(net.apply).lower(net.init(jax.random.key(0), X), X)
+        return len(calls)
+
+    assert traced(2) == traced(64)
+
+
+@pytest.mark.parametrize(("n", "remat", "words"), [(-1, "dots", "whole number"), (2, "some", "'none', 'dots', 'all'")])
+def test_repeat_refuses(n, remat, words):
+    with pytest.raises(ValueError, match=words):
+        Repeat(Dense(5), n, remat=remat)
+
+
+def test_repeat_needs_a_layer_that_keeps_the_shape():
+    with pytest.raises(ValueError, match=r"float32 \(4, 5\) went in and float32 \(4, 3\) came out"):
+        Repeat(Dense(3), 2).init(jax.random.key(0), X)
+
+
+def test_repeat_refuses_params_stacked_otherwise():
+    params = Repeat(Dense(5), 3).init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match="stacked 2 times"):
+        Repeat(Dense(5), 2).apply(params, X)
+
+
+def test_repeat_keeps_several_inputs():
+    net = Repeat(lambda a, b: (b, a + b), 10)  # Fibonacci
+    assert net.apply((), jnp.int32(0), jnp.int32(1)) == (55, 89)
+
+
+# ---- Recurrent
+
+
+def test_recurrent_is_the_unrolled_loop_with_its_gradients():
+    cell, x = TanhCell(3), jax.random.normal(jax.random.key(0), (2, 6, 4))
+    net = Recurrent(cell)
+    params = net.init(jax.random.key(0), x)
+
+    def scanned(params):
+        return (net.apply(params, x) ** 2).sum()
+
+    def unrolled(params):
+        h, total = jnp.zeros((2, 3)), 0.0
+        for t in range(6):
+            y, h = cell.apply(params, h, x[:, t])
+            total = total + (y**2).sum()
+        return total
+
+    close(jax.value_and_grad(scanned)(params), jax.value_and_grad(unrolled)(params), 1e-5)
+
+
+def test_streaming_in_pieces_equals_the_whole():
+    """State in, state out: two halves give what the whole gives."""
+    x = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    whole, stream = Recurrent(TanhCell(3)), Recurrent(TanhCell(3), streaming=True)
+    params, carry = stream.init(jax.random.key(0), x)
+    first, carry = stream.apply(params, carry, x[:, :2])
+    second, _ = stream.apply(params, carry, x[:, 2:])
+    close(jnp.concatenate([first, second], 1), whole.apply(params, x))
+
+
+def test_recurrent_is_causal():
+    x = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    net = Recurrent(TanhCell(3))
+    params = net.init(jax.random.key(0), x)
+    moved = net.apply(params, x.at[:, 3].set(0.0))
+    np.testing.assert_array_equal(moved[:, :3], net.apply(params, x)[:, :3])
+    assert (moved[:, 3:] != net.apply(params, x)[:, 3:]).all()
+
+
+def test_recurrent_begins_where_the_cell_begins():
+    """h_t = h_{t-1} / 2 + x_t from h_0 = 8, x = 1: 5, 3.5, 2.75 (a start other than zero is respected)."""
+
+    def init(key, x):
+        return (), jnp.full(x.shape, 8.0, x.dtype)
+
+    def apply(params, h, x):
+        return h / 2 + x, h / 2 + x
+
+    y = Recurrent(StatefulLayer(init, apply)).apply((), jnp.ones((3, 1)))
+    np.testing.assert_array_equal(y[:, 0], [5.0, 3.5, 2.75])
+
+
+def test_recurrent_draws_anew_at_every_step():
+    y = Recurrent(Noise()).apply((), jnp.ones((64, 1)), train=True, key=jax.random.key(0))
+    assert 10 < (y > 0).sum() < 54
+
+
+def test_recurrent_needs_a_time_axis():
+    with pytest.raises(ValueError, match=r"expects inputs \(..., time, features\), but float32 \(5,\) came"):
+        Recurrent(TanhCell(3)).init(jax.random.key(0), X[0])
+    with pytest.raises(ValueError, match="one length in time"):
+        Recurrent(jnp.add).init(jax.random.key(0), X, X[:2])
+
+
+# ---- Parallel and Wire
+
+
+def test_parallel_by_name_returns_a_dict():
+    y = Parallel(a=jnp.sin, b=jnp.cos).apply({"a": (), "b": ()}, X)
+    close(y, {"a": np.sin(X), "b": np.cos(X)})
+
+
+def test_wire_shares_weights():
+    """A child called twice uses the same params twice, and its gradient is the sum of both uses."""
+    net = Wire(lambda f, x: f.a(f.a(x)), a=Dense(5))
+    params = net.init(jax.random.key(0), X)
+    chain = Serial(Dense(5), Dense(5))
+    close(net.apply(params, X), chain.apply((params["a"], params["a"]), X))
+    shared = jax.grad(lambda p: net.apply(p, X).sum())(params)["a"]
+    one, two = jax.grad(lambda p: chain.apply(p, X).sum())((params["a"], params["a"]))
+    close(shared, jax.tree.map(jnp.add, one, two), 1e-5)
+
+
+def test_wire_crosses_levels():
+    net = Wire(lambda f, x: f.up(jnp.concatenate([f.down(x), f.mid(f.down(x))], -1)), down=Dense(3), mid=Dense(2), up=Dense(5))
+    params = net.init(jax.random.key(0), X)
+    d = X @ params["down"]["kernel"]
+    expected = jnp.concatenate([d, d @ params["mid"]["kernel"]], -1) @ params["up"]["kernel"]
+    close(net.apply(params, X), expected)
+
+
+def test_wire_threads_state_from_call_to_call():
+    def Count():
+        return StatefulLayer(lambda key, x: ((), jnp.int32(0)), lambda params, calls, x: (x, calls + 1))
+
+    net = Wire(lambda f, x: f.count(f.count(x)), count=Count())
+    params, state = net.init(jax.random.key(0), X)
+    assert state == {"count": 0}
+    assert net.apply(params, state, X)[1] == {"count": 2}
+
+
+def test_wire_calls_draw_from_keys_of_their_own():
+    net = Wire(lambda f, x: (f.noise(x), f.noise(x)), noise=Noise())
+    a, b = net.apply({"noise": ()}, jnp.ones(64), train=True, key=jax.random.key(0))
+    assert (a != b).any()
+
+
+def test_wire_passes_side_inputs_by_hand_or_by_itself():
+    def scaled(x, *, factor):
+        return x * factor
+
+    by_itself = Wire(lambda f, x: f.scaled(x), scaled=scaled)
+    close(by_itself.apply({"scaled": ()}, X, factor=jnp.float32(3)), 3 * X)
+    by_hand = Wire(lambda f, x, *, time: f.scaled(x, factor=2 * time), scaled=scaled)
+    assert close(by_hand.apply({"scaled": ()}, X, time=jnp.float32(3)), 6 * X) is None
+    with pytest.raises(TypeError, match=r"Wire.scaled \(scaled\) reads no side input 'fctor'; those that it reads: factor"):
+        Wire(lambda f, x: f.scaled(x, fctor=1), scaled=scaled).apply({"scaled": ()}, X)
+
+
+def test_wire_traces_each_child_once():
+    calls = []
+
+    def count(x):
+        calls.append(None)
+        return x
+
+    net = Wire(lambda f, x: f.a(f.count(x)), a=Dense(5), count=count)
+    params = net.init(jax.random.key(0), X)
+    assert len(calls) == 1
+    net.apply(params, X)
+    assert len(calls) == 2
+
+
+def test_nested_wires_are_initialised_without_leaks():
+    inner = Wire(lambda f, x: f.a(x) + x, a=Dense(5))
+    net = Wire(lambda f, x: f.b(f.inner(x)), inner=inner, b=Residual(inner))
+    params = jax.jit(lambda key: net.init(key, jax.ShapeDtypeStruct(X.shape, X.dtype)))(jax.random.key(0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, net.init(jax.random.key(0), X))
+
+
+def test_wire_names_children_that_are_missing_or_idle():
+    with pytest.raises(ValueError, match="it never calls b; call f.b"):
+        Wire(lambda f, x: f.a(x), a=relu, b=relu).init(jax.random.key(0), X)
+    with pytest.raises(AttributeError, match="no child 'c'; its children are: a"):
+        Wire(lambda f, x: f.c(x), a=relu).apply({"a": ()}, X)
+
+
+# ---- transformations
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_a_net_runs_under_shard_map_and_vmap_of_params(n):
+    """An ensemble: vmap over keys and params; the batch sharded over devices gives the same numbers."""
+    net = Serial(Dense(3), relu, Dense(2))
+    ensemble = jax.vmap(lambda key: net.init(key, X))(jax.random.split(jax.random.key(0), n))
+    outputs = jax.vmap(net.apply, in_axes=(0, None))(ensemble, X)
+    one = jax.tree.map(lambda p: p[0], ensemble)
+    close(outputs[0], net.apply(one, X))
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.shard_map(net.apply, mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P("data"))
+    close(jax.jit(sharded)(one, X), net.apply(one, X))

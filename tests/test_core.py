@@ -1,0 +1,173 @@
+"""The contract: lifting, side inputs, keys, errors with their place, names for the compiler."""
+
+import inspect
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from zoo import Centre, Noise
+
+from jaxblocks import Dense, Layer, Parallel, Residual, Serial, StatefulLayer, relu, side_inputs, stateful
+from jaxblocks.core import as_layer, child_of, fold, kind_of
+
+X = jnp.arange(10.0).reshape(2, 5)
+
+
+def notes(error):
+    return getattr(error.value, "__notes__", [])
+
+
+def test_a_pair_is_a_tuple_with_names():
+    init, apply = Dense(3)
+    assert (init, apply) == (Dense(3)._replace(init=init, apply=apply))
+    assert isinstance(Dense(3), Layer)
+
+
+def test_lifting_is_idempotent_and_keeps_names():
+    layer = as_layer(jnp.sin)
+    assert as_layer(layer) is layer
+    assert stateful(stateful(layer)) is not None and kind_of(stateful(layer)) == "sin"
+    assert kind_of(Dense(3)) == "Dense"
+    assert kind_of(as_layer(partial(jnp.sum, axis=-1))) == "sum"
+
+
+def test_side_inputs_are_the_keyword_only_parameters():
+    def shifted(x, scale=1.0, *, time, mask=None):
+        return x
+
+    assert side_inputs(shifted) == ("time", "mask")
+    assert side_inputs(Dense(3)) == ()
+    assert side_inputs(Noise()) == ("train", "key")
+    assert side_inputs(partial(shifted, mask=None)) == ("time",)
+
+
+def test_a_net_declares_the_union_of_what_its_layers_read():
+    def modulate(x, *, time):
+        return x * time
+
+    net = Serial(Dense(3), Noise(), Residual(Dense(3), modulate), Parallel(Centre()))
+    assert isinstance(net, StatefulLayer)
+    parameters = inspect.signature(net.apply).parameters
+    assert [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY] == ["key", "time", "train"]
+    assert parameters["time"].default is inspect.Parameter.empty
+    assert parameters["train"].default is False
+    assert list(parameters)[:3] == ["params", "state", "inputs"]
+
+
+def test_an_unknown_side_input_is_refused_with_those_that_are_read():
+    net = Serial(Dense(3), Noise())
+    params = net.init(jax.random.key(0), X)
+    with pytest.raises(TypeError, match="Serial reads no side input 'rgn'; those that it reads: key, train."):
+        net.apply(params, X, rgn=jax.random.key(0))
+    with pytest.raises(TypeError, match="those that it reads: none"):
+        Serial(Dense(3)).apply((params[0],), X, train=True)
+    with pytest.raises(TypeError, match="Serial.init reads no side input 'mask'"):
+        net.init(jax.random.key(0), X, mask=X)
+
+
+def test_a_missing_side_input_is_named_and_following_the_advice_helps():
+    net = Serial(Dense(3), lambda x, *, time: x * time)
+    params = net.init(jax.random.key(0), X)
+    with pytest.raises(TypeError, match=r"The side input time is missing; pass it to apply: apply\(..., time=...\)") as error:
+        net.apply(params, X)
+    assert notes(error) == ["in Serial[1] (lambda)"]
+    net.apply(params, X, time=jnp.float32(2.0))
+
+
+def test_kwargs_that_swallow_are_refused():
+    with pytest.raises(TypeError, match=r"takes \*\*kwargs"):
+        Serial(Layer(lambda key, x: (), lambda params, x, **side: x))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [(3, "a function of arrays was expected, but 3 came"), ((min, max), "Layer\\(init, apply\\)"), (Dense, "call it: Dense")],
+)
+def test_what_is_not_a_layer_is_refused(wrong, words):
+    with pytest.raises(TypeError, match=words) as error:
+        Serial(relu, wrong)
+    assert notes(error) == ["in Serial[1]"]
+
+
+def test_errors_carry_their_place_from_the_inside_out():
+    net = Serial(first=relu, block=Residual(relu, Dense(5)))
+    params = net.init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"Dense expects x with 5 features") as error:
+        net.apply(params, X[:, :4])
+    assert notes(error) == ["in Residual[1] (Dense)", "in Serial.block (Residual)"]
+
+
+def test_keys_are_folded_so_that_edits_stay_local():
+    """Adding a layer at the end, or editing one, leaves the other layers' params unchanged."""
+    small = Serial(Dense(4), relu, Dense(3)).init(jax.random.key(0), X)
+    longer = Serial(Dense(4), relu, Dense(3), relu, Dense(2)).init(jax.random.key(0), X)
+    edited = Serial(Dense(4), jnp.tanh, Dense(3)).init(jax.random.key(0), X)
+    for net in (longer, edited):
+        jax.tree.map(np.testing.assert_array_equal, (net[0], net[2]), (small[0], small[2]))
+    named = Serial(a=Dense(4), b=Dense(4)).init(jax.random.key(0), X[:, :4])
+    swapped = Serial(b=Dense(4), a=Dense(4)).init(jax.random.key(0), X[:, :4])
+    jax.tree.map(np.testing.assert_array_equal, named, swapped)
+    assert (named["a"]["kernel"] != named["b"]["kernel"]).all()
+
+
+def test_fold_of_a_name_is_its_checksum():
+    """The hash of a name is the same in every process and every version."""
+    assert jax.random.key_data(fold(jax.random.key(0), "hidden")).tolist() == jax.random.key_data(jax.random.fold_in(jax.random.key(0), 2287856061)).tolist()
+
+
+def test_each_child_draws_from_its_own_key():
+    y = Parallel(Noise(), Noise()).apply(((), ()), jnp.ones(64), train=True, key=jax.random.key(0))
+    assert (y[0] != y[1]).any()
+
+
+def test_a_key_that_is_missing_is_asked_for():
+    net = Serial(Noise())
+    with pytest.raises(ValueError, match="needs a key") as error:
+        net.apply(((),), X, train=True)
+    assert notes(error) == ["in Serial[0] (Noise)"]
+    net.apply(((),), X, train=True, key=jax.random.key(0))
+
+
+def test_layers_name_their_operations():
+    """The compiler's names are the layers' places."""
+    net = Serial(hidden=Residual(Dense(5), jnp.tanh), out=Dense(1))
+    params = net.init(jax.random.key(0), X)
+    equations = jax.make_jaxpr(net.apply)(params, X).jaxpr.eqns
+    scopes = {str(e.source_info.name_stack) for e in equations if e.primitive.name == "dot_general"}
+    assert scopes == {"hidden.Residual/0.Dense", "out.Dense"}
+    text = jax.jit(net.apply).lower(params, X).compile().as_text()
+    assert "hidden.Residual" in text
+
+
+def test_place_and_scope():
+    assert child_of("Serial", 2, Dense(3)).place == "Serial[2] (Dense)"
+    assert child_of("Serial", "out", Dense(3)).scope == "out.Dense"
+    assert child_of("Repeat", None, Dense(3)).place == "Repeat (Dense)"
+
+
+def test_no_arithmetic_is_left_in_init():
+    """init of a deep net draws params and does nothing else: no product, no contraction."""
+    net = Serial(*[Residual(Dense(5), relu)] * 3, Dense(1))
+    text = str(jax.make_jaxpr(lambda key: net.init(key, jax.ShapeDtypeStruct((2, 5), jnp.float32)))(jax.random.key(0)))
+    assert "dot_general" not in text and "tanh" not in text
+
+
+def test_dispatch_adds_nothing_to_the_traced_programme():
+    """The compiled programme of a net is that of the same net by hand."""
+    net = Serial(Dense(4), relu, Dense(3))
+    params = net.init(jax.random.key(0), X)
+
+    def by_hand(params, x):
+        first, _, last = params
+        h = x @ first["kernel"]
+        h = jax.nn.relu(h + jnp.broadcast_to(first["bias"], h.shape))
+        y = h @ last["kernel"]
+        return y + jnp.broadcast_to(last["bias"], y.shape)
+
+    def operations(f):
+        text = jax.jit(f).lower(params, X).compile().as_text()
+        return sorted(line.split("metadata")[0].split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line)
+
+    assert operations(net.apply) == operations(by_hand)

@@ -1,0 +1,543 @@
+"""Operations counted in the jaxpr: against counts by hand, and against XLA where XLA can count."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxblocks.ad import Count, count, equations
+
+
+def shape(*sizes, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def operations(f, *args, **kwargs):
+    counted = count(f, *args, **kwargs)
+    assert not counted.uncounted
+    return counted.multiplications, counted.additions, counted.transcendentals
+
+
+# ---- elementwise, reductions ---------------------------------------------------------------
+
+BY_HAND = [
+    (lambda x: x * x + 3.0, (12, 12, 0)),
+    (lambda x: x / 2.0 - x, (12, 12, 0)),
+    (lambda x: -jnp.abs(x), (0, 24, 0)),
+    (lambda x: jnp.maximum(x, 0.0), (0, 12, 0)),
+    (lambda x: jnp.where(x > 0.0, x, 0.0), (0, 12, 0)),
+    (jnp.square, (12, 0, 0)),
+    (lambda x: x**3, (24, 0, 0)),
+    (lambda x: x**7, (48, 0, 0)),  # x2, x3 = x2 x, x6 = x3 x3, x7
+    (lambda x: x**8, (36, 0, 0)),
+    (lambda x: lax.integer_pow(x, -2), (24, 0, 0)),
+    (lambda x: jnp.exp(x) + jnp.sqrt(x), (0, 12, 24)),
+    (jnp.sum, (0, 11, 0)),
+    (lambda x: jnp.sum(x, axis=0), (0, 8, 0)),
+    (lambda x: jnp.max(x, axis=1), (0, 9, 0)),
+    (lambda x: jnp.prod(x, axis=1), (9, 0, 0)),
+    (lambda x: jnp.argmax(x, axis=1), (0, 9, 0)),
+    (lambda x: jnp.cumsum(x, axis=1), (0, 9, 0)),
+    (lambda x: lax.cumprod(x, axis=0), (8, 0, 0)),
+    (lambda x: lax.reduce(x, 0.0, lambda a, b: a * b + b, (0, 1)), (11, 11, 0)),
+    (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 2), (3, 2), "VALID"), (0, 2 * 5, 0)),
+    (lambda x: x.T.reshape(-1)[:5].astype(jnp.bfloat16), (0, 0, 0)),
+    (lambda x: x.at[0].set(1.0), (0, 0, 0)),
+    (lambda x: x.at[jnp.array([0, 2])].add(1.0), (0, 8, 0)),
+    (lambda x: jnp.sort(x, axis=1), (0, 12 * 2, 0)),
+    (lambda x: jnp.arange(12) * 3 // 2 + 7, (0, 0, 0)),  # integers are not floating-point operations
+    (lambda x: jax.random.key_data(jax.random.split(jax.random.key(0))), (0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("f", "expected"), BY_HAND, ids=range(len(BY_HAND)))
+def test_a_3_by_4_array_by_hand(f, expected):
+    assert operations(f, shape(3, 4)) == expected
+
+
+def test_complex_numbers_are_made_of_real_ones():
+    z = shape(5, dtype=jnp.complex64)
+    assert operations(lambda z: z * z + z, z) == (20, 10 + 10, 0)
+    assert operations(jnp.abs, z) == (10, 5, 5)
+    assert operations(lambda z: jnp.vdot(z, z), z)[:2] == (20, 20 + 5)  # 5 signs of the conjugate
+
+
+def test_linear_solves_follow_the_textbook():
+    a, b = shape(4, 4), shape(4, 3)
+    solve = lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
+    assert operations(solve, a, b) == (3 * (6 + 4), 3 * 6, 0)
+    inner = sum(j for i, j in itertools.product(range(4), range(4)) if i >= j)  # l_ij asks for j products
+    assert operations(lambda a: lax.linalg.cholesky(a, symmetrize_input=False), a) == (inner + 6, inner, 4)
+
+
+# ---- products ------------------------------------------------------------------------------
+
+
+def test_a_matrix_product_is_two_m_n_k():
+    assert operations(jnp.matmul, shape(7, 11), shape(11, 13)) == (7 * 11 * 13, 7 * 11 * 13, 0)
+
+
+def test_batched_and_general_products():
+    assert operations(jnp.matmul, shape(5, 7, 11), shape(5, 11, 13))[0] == 5 * 7 * 11 * 13
+    assert operations(lambda a, b: jnp.einsum("bijk,bkjl->bil", a, b), shape(2, 3, 4, 5), shape(2, 5, 4, 7))[0] == (
+        2 * 3 * 7 * 20
+    )
+    assert operations(jax.vmap(jnp.dot, (0, None)), shape(6, 9), shape(9))[0] == 54
+    assert operations(jnp.outer, shape(6), shape(9)) == (54, 0, 0)
+    assert operations(jnp.matmul, shape(7, 11, dtype=jnp.int32), shape(11, 13, dtype=jnp.int32)) == (0, 0, 0)
+
+
+def conv_by_hand(x, kernel, stride=1, dilation=1, groups=1):
+    """Products of a VALID two-dimensional convolution, counted in the loop that computes it; x HWC, kernel HWIO."""
+    (height, width, _), (kh, kw, inputs, outputs) = x, kernel
+    rows = len(range(0, height - dilation * (kh - 1), stride))
+    columns = len(range(0, width - dilation * (kw - 1), stride))
+    products = 0
+    for _row, _column, output in itertools.product(range(rows), range(columns), range(outputs)):
+        group = output // (outputs // groups)
+        for _channel in range(group * inputs, (group + 1) * inputs):
+            products += kh * kw
+    return products
+
+
+@pytest.mark.parametrize(("stride", "dilation", "groups"), list(itertools.product((1, 2), (1, 3), (1, 2))))
+def test_a_convolution_by_hand_and_by_xla(stride, dilation, groups):
+    def conv(x, kernel):
+        return lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            "VALID",
+            rhs_dilation=(dilation, dilation),
+            feature_group_count=groups,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    x, kernel = shape(2, 9, 8, 4), shape(3, 2, 4 // groups, 6)
+    products = 2 * conv_by_hand(x.shape[1:], kernel.shape, stride, dilation, groups)
+    assert operations(conv, x, kernel) == (products, products, 0)
+    assert jax.jit(conv).lower(x, kernel).compile().cost_analysis()["flops"] == 2 * products
+
+
+def test_padding_is_counted_as_any_other_input():
+    conv = lambda x, k: lax.conv(x, k, (1, 1), "SAME")
+    assert operations(conv, shape(1, 3, 8, 8), shape(5, 3, 3, 3))[0] == 8 * 8 * 5 * 3 * 9
+
+
+def test_a_transposed_convolution_does_not_count_its_holes():
+    """Each input meets each tap once: as many products as the convolution it is the transpose of."""
+
+    def up(x, kernel):
+        return lax.conv_transpose(x, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    assert operations(up, shape(1, 5, 5, 3), shape(2, 2, 3, 4))[0] == 5 * 5 * 3 * 4 * 4
+    conv = lambda x, k: lax.conv(x, k, (2, 2), "VALID")
+    x, k = shape(1, 3, 8, 8), shape(4, 3, 2, 2)
+    pull = lambda x, k: jax.vjp(lambda x: conv(x, k), x)[1](jnp.ones((1, 4, 4, 4)))
+    assert operations(pull, x, k)[0] == operations(conv, x, k)[0]
+
+
+def test_depthwise_gradient_of_the_kernel():
+    """A convolution with batch groups: one input channel for each output, 3 taps, 6 places, 2 examples."""
+
+    def conv(x, k):
+        return lax.conv_general_dilated(x, k, (1,), "VALID", feature_group_count=4)
+
+    x, k = shape(2, 4, 8), shape(4, 1, 3)
+    assert operations(conv, x, k)[0] == 2 * 4 * 6 * 3
+    pull = lambda x, k: jax.vjp(lambda k: conv(x, k), k)[1](jnp.ones((2, 4, 6)))
+    assert operations(pull, x, k)[0] == 2 * 4 * 6 * 3
+
+
+# ---- control flow --------------------------------------------------------------------------
+
+
+def lstm(params, carry, x):
+    h, c = carry
+    i, f, g, o = jnp.split(x @ params["x"] + h @ params["h"], 4, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+
+def test_twenty_steps_of_a_recurrent_cell():
+    """1,966,080 from the matrix products alone: 20 steps x 2 x 8 examples x (16 + 32) x 4 x 32."""
+    params = {"x": shape(16, 128), "h": shape(32, 128)}
+
+    def run(params, carry, xs):
+        return lax.scan(lambda carry, x: lstm(params, carry, x), carry, xs)[0]
+
+    counted = count(run, params, (shape(8, 32), shape(8, 32)), shape(20, 8, 16))
+    state = 8 * 32
+    assert counted.flops == 1_966_080 + 20 * (4 * state + 3 * state + state + 5 * state)
+    assert counted.transcendentals == 20 * 5 * state
+    products = sum(
+        2 * times * 8 * 128 * e.invars[0].aval.shape[1]
+        for e, _, times in equations(jax.make_jaxpr(run)(params, (shape(8, 32), shape(8, 32)), shape(20, 8, 16)))
+        if str(e.primitive) == "dot_general"
+    )
+    assert products == 1_966_080
+
+
+def test_scan_counts_what_its_unrolled_form_counts():
+    w = shape(6, 6)
+
+    def scanned(w, x):
+        return lax.scan(lambda x, _: (jnp.tanh(x @ w), x.sum()), x, None, length=9)
+
+    def unrolled(w, x):
+        sums = []
+        for _ in range(9):
+            sums.append(x.sum())
+            x = jnp.tanh(x @ w)
+        return x, sums
+
+    assert operations(scanned, w, shape(4, 6)) == operations(unrolled, w, shape(4, 6))
+    nested = lambda w, x: lax.scan(lambda x, _: (scanned(w, x)[0], None), x, None, length=5)[0]
+    assert operations(nested, w, shape(4, 6)) == (5 * 9 * 4 * 36, 5 * 9 * 4 * 36, 5 * 9 * 24)
+    loop = lambda w, x: lax.fori_loop(0, 9, lambda _, x: x @ w, x)
+    assert operations(loop, w, shape(4, 6))[0] == 9 * 4 * 36
+    assert operations(lambda x: lax.map(jnp.sin, x), shape(4, 6)) == (0, 0, 24)
+
+
+def test_a_loop_of_unknown_length_is_reported():
+    halve = lambda x: lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x * 0.5, x)
+    counted = count(halve, shape(10))
+    assert (counted.multiplications, counted.additions, counted.loops_of_unknown_length) == (10, 10, 1)
+    assert "loops_of_unknown_length=1" in str(counted)
+    assert (
+        count(lambda x: lax.scan(lambda x, _: (halve(x), None), x, length=3)[0], shape(10)).loops_of_unknown_length == 3
+    )
+    assert count(jnp.sin, shape(3)).loops_of_unknown_length == 0
+
+
+def test_cond_counts_its_costliest_branch():
+    f = lambda p, x: lax.cond(p, lambda x: x @ x, lambda x: x + 1.0, x)
+    assert operations(f, shape(dtype=jnp.bool_), shape(5, 5)) == (125, 125, 0)
+    g = lambda i, x: lax.switch(i, [jnp.sin, lambda x: x * x * x, lambda x: x], x)
+    assert operations(g, shape(dtype=jnp.int32), shape(5, 5)) == (50, 0, 0)
+    both = jax.vmap(f, (0, 0))  # a batched predicate computes both and selects
+    assert operations(both, shape(3, dtype=jnp.bool_), shape(3, 5, 5)) == (375, 375 + 75, 0)
+
+
+def test_calls_of_every_kind_are_looked_into():
+    x = shape(5, 5)
+    square = lambda x: x @ x
+    plain = operations(square, x)
+    assert operations(jax.jit(jax.jit(square)), x) == plain
+    assert operations(jax.checkpoint(square), x) == plain
+    custom = jax.custom_vjp(square)
+    custom.defvjp(lambda x: (square(x), x), lambda x, g: (g @ x.T + x.T @ g,))
+    assert operations(jax.jit(custom), x) == plain
+    bent = jax.custom_jvp(square)
+    bent.defjvp(lambda p, t: (square(p[0]), t[0] @ p[0] + p[0] @ t[0]))
+    assert operations(bent, x) == plain
+    assert operations(lambda x, v: jax.jvp(bent, (x,), (v,)), x, x)[0] == 3 * plain[0]
+    assert operations(lambda x: lax.custom_linear_solve(square, x, lambda _, b: b @ b), x) == plain
+
+
+def test_rematerialised_work_is_counted_twice():
+    def loss(w, x, wrap):
+        return wrap(lambda x: jnp.sin(x @ w))(x).sum()
+
+    plain = count(jax.grad(loss), shape(6, 6), shape(4, 6), wrap=lambda f: f)
+    again = count(jax.grad(loss), shape(6, 6), shape(4, 6), wrap=jax.checkpoint)
+    assert plain.multiplications - 24 == 2 * 4 * 36  # x w, and its transpose for w
+    # the forward pass keeps nothing and its value is not asked for: x w is made once, in the backward pass
+    assert again.multiplications - 24 == 2 * 4 * 36
+    twice = lambda w, x: jax.value_and_grad(lambda w: loss(w, x, jax.checkpoint))(w)
+    assert count(twice, shape(6, 6), shape(4, 6)).multiplications - 24 == 3 * 4 * 36
+
+
+def test_shard_map_counts_all_devices():
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    part = lambda x: lax.psum(jnp.sum(x * 2.0), ("a", "b"))
+    f = jax.shard_map(part, mesh=mesh, in_specs=jax.P("a", "b"), out_specs=jax.P())
+    assert operations(f, shape(8, 8)) == (64, 64 - 8, 0)
+
+
+def test_vmap_counts_every_example():
+    f = lambda w, x: jnp.tanh(w @ x)
+    assert operations(jax.vmap(f, (None, 0)), shape(5, 3), shape(7, 3)) == (105, 105, 35)
+
+
+# ---- dead code -----------------------------------------------------------------------------
+
+
+def test_what_nobody_uses_is_not_counted():
+    def f(x):
+        _ = x @ x
+        return x + 1.0
+
+    assert operations(f, shape(50, 50)) == (0, 2500, 0)
+    both = jax.jit(lambda x: (x @ x, x + 1.0))
+    assert operations(lambda x: both(x)[1], shape(50, 50)) == (0, 2500, 0)
+    assert operations(both, shape(50, 50)) == (125000, 127500, 0)
+
+
+def test_dead_code_inside_loops_and_branches():
+    def body(carry, x):
+        a, b = carry
+        return (a + x, b @ b), jnp.sin(a)
+
+    def f(a, b, xs):
+        return lax.scan(body, (a, b), xs)
+
+    a, b, xs = shape(), shape(9, 9), shape(6)
+    assert operations(lambda a, b, xs: f(a, b, xs)[0][0], a, b, xs) == (0, 6, 0)
+    assert operations(lambda a, b, xs: f(a, b, xs)[1], a, b, xs) == (0, 6, 6)
+    assert operations(lambda a, b, xs: f(a, b, xs)[0], a, b, xs) == (6 * 729, 6 * 729 + 6, 0)
+    # what the first carry reads of the second keeps the second alive
+    mixed = lambda a, b, xs: lax.scan(lambda c, x: ((c[0] + c[1][0, 0], c[1] @ c[1]), None), (a, b), xs)[0][0]
+    assert operations(mixed, a, b, xs)[0] == 6 * 729
+    loop = lambda x, y: lax.while_loop(lambda c: c[0] < 9.0, lambda c: (c[0] + 1.0, c[1] @ c[1]), (x, y))
+    assert operations(lambda x, y: loop(x, y)[0], a, b) == (0, 2, 0)
+    assert operations(lambda x, y: loop(x, y)[1], a, b) == (729, 731, 0)
+    pick = lambda p, x: lax.cond(p, lambda x: (x @ x, x), lambda x: (x, x + 1.0), x)
+    assert operations(lambda p, x: pick(p, x)[1], shape(dtype=jnp.bool_), b) == (0, 81, 0)
+
+
+def test_inputs_of_calls_that_nobody_reads_are_dead_too():
+    first = jax.jit(lambda x, y: (x, y))
+    assert operations(lambda x: first(x + 1.0, x @ x)[0], shape(9, 9)) == (0, 81, 0)
+
+
+def test_effects_stay():
+    def f(x):
+        jax.debug.print("{}", x @ x)
+        return x
+
+    assert operations(f, shape(9, 9))[0] == 729
+    assert operations(jax.jit(f), shape(9, 9))[0] == 729
+
+
+def test_an_axis_name_is_no_effect():
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def part(x):
+        lax.psum(x @ x.T, "a")
+        return x + 1.0
+
+    f = jax.shard_map(part, mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a"))
+    assert operations(f, shape(4, 4)) == (0, 16, 0)
+
+
+# ---- never silently zero -------------------------------------------------------------------
+
+
+def test_what_is_not_known_is_listed():
+    counted = count(lambda x: jnp.linalg.eigh(x + x.T)[0].sum(), shape(4, 4))
+    assert counted.uncounted == {"eigh": 1}
+    assert "uncounted=eigh" in str(counted)
+    many = count(lambda x: lax.map(lambda x: jnp.fft.fft(x).real, x), shape(3, 8))
+    assert many.uncounted == {"fft": 3}
+    host = count(lambda x: jax.pure_callback(np.sin, x, x), shape(4))
+    assert list(host.uncounted) == ["pure_callback"]
+
+
+# ---- derivatives ---------------------------------------------------------------------------
+
+
+def forward_cost(d):
+    return d[0] * sum(d[i] * d[i - 1] for i in range(2, len(d)))
+
+
+def reverse_cost(d):
+    return d[-1] * sum(d[i] * d[i + 1] for i in range(len(d) - 2))
+
+
+@pytest.mark.parametrize(
+    ("d", "forward", "reverse"),
+    [
+        ((1000, 500, 100, 1), 50_100_000, 550_000),
+        ((784, 128, 64, 10, 1), 6_932_128, 109_184),
+        ((2, 5, 10, 5, 2), 220, 220),
+        ((1, 100, 2, 1), 202, 300),
+    ],
+)
+def test_the_two_bracketings_of_a_chain(d, forward, reverse):
+    """d_0 sum_{l>=2} d_l d_{l-1} against d_L sum_{l<=L-2} d_l d_{l+1}: AD-07, AD-08; the last row is E35's."""
+    jacobians = [shape(d[i + 1], d[i]) for i in range(len(d) - 1)]
+
+    def right_to_left(*js):
+        product = js[0]
+        for j in js[1:]:
+            product = j @ product
+        return product
+
+    def left_to_right(*js):
+        product = js[-1]
+        for j in js[-2::-1]:
+            product = product @ j
+        return product
+
+    assert (forward_cost(d), reverse_cost(d)) == (forward, reverse)
+    assert operations(right_to_left, *jacobians) == (forward, forward, 0)
+    assert operations(left_to_right, *jacobians) == (reverse, reverse, 0)
+
+
+def mlp(params, x):
+    for w, b in params[:-1]:
+        x = jnp.maximum(x @ w + jnp.broadcast_to(b, (*x.shape[:-1], *b.shape)), 0.0)
+    w, b = params[-1]
+    return x @ w + jnp.broadcast_to(b, (*x.shape[:-1], *b.shape))
+
+
+def mlp_loss(params, x):
+    return jnp.mean(mlp(params, x) ** 2)
+
+
+MLP = [(shape(64, 128), shape(128)), (shape(128, 96), shape(96)), (shape(96, 16), shape(16))]
+
+
+def test_gradient_of_a_multilayer_perceptron():
+    """Three products per layer, but for the first, whose input wants no gradient (AD-14)."""
+    sizes = [64 * 128, 128 * 96, 96 * 16]
+    products = 32 * (3 * sum(sizes) - sizes[0])
+    dots = sum(
+        times * e.outvars[0].aval.size * e.invars[0].aval.shape[e.params["dimension_numbers"][0][0][0]]
+        for e, _, times in equations(jax.make_jaxpr(jax.grad(mlp_loss))(MLP, shape(32, 64)))
+        if str(e.primitive) == "dot_general"
+    )
+    assert dots == products
+    assert count(jax.grad(mlp_loss), MLP, shape(32, 64)).multiplications - products < 0.01 * products
+
+
+@pytest.mark.parametrize("of", [lambda f: f, jax.grad, jax.value_and_grad], ids=["function", "gradient", "both"])
+def test_xla_agrees_within_two_percent_without_loops(of):
+    xla = jax.jit(of(mlp_loss)).lower(MLP, shape(32, 64)).compile().cost_analysis()
+    assert count(of(mlp_loss), MLP, shape(32, 64)).flops == pytest.approx(xla["flops"], rel=0.02)
+
+
+def test_xla_counts_a_loop_once_and_we_do_not():
+    f = lambda w, x: lax.scan(lambda x, _: (x @ w, None), x, length=10)[0]
+    w, x = shape(64, 64), shape(32, 64)
+    xla = jax.jit(f).lower(w, x).compile().cost_analysis()["flops"]
+    assert count(f, w, x).flops == 10 * 2 * 32 * 64 * 64
+    assert xla < 0.2 * count(f, w, x).flops
+
+
+def test_attention_is_quadratic_in_the_length():
+    def attention(q, k, v):
+        return jax.nn.softmax(q @ k.T / 8.0, axis=-1) @ v
+
+    one, two = (count(attention, *[shape(n, 64)] * 3) for n in (128, 256))
+    assert two.multiplications == 4 * one.multiplications
+    assert two.transcendentals == 4 * one.transcendentals
+    assert two.flops == pytest.approx(4 * one.flops, rel=1e-3)
+    assert one.multiplications == 2 * 128 * 128 * 64 + 2 * 128 * 128
+
+
+# ---- scopes --------------------------------------------------------------------------------
+
+
+def repeated(params, x):
+    with jax.named_scope("0.Repeat"):
+
+        def body(x, w):
+            with jax.named_scope(".Dense"):
+                return checkpoint_name(jnp.tanh(x @ w), ".Dense"), None
+
+        x = lax.scan(body, x, params["stack"])[0]
+    with jax.named_scope("1.Dense"):
+        return checkpoint_name(x @ params["out"], "1.Dense")
+
+
+NET = {"stack": shape(3, 5, 5), "out": shape(5, 2)}
+
+
+def test_operations_are_grouped_by_scope():
+    counted = count(lambda p, x: repeated(p, x).sum(), NET, shape(4, 5))
+    scopes = counted.scopes
+    assert set(scopes) == {"0.Repeat/.Dense", "1.Dense", ""}
+    dense = scopes["0.Repeat/.Dense"]
+    assert (dense.multiplications, dense.transcendentals) == (3 * 4 * 25, 60)
+    assert scopes["1.Dense"].multiplications == 4 * 10
+    assert scopes[""].additions == 7
+    assert counted.within("0.Repeat") == dense
+    total = sum(scopes.values(), Count())
+    assert (total.flops, total.bytes) == (counted.flops, counted.bytes)
+    with pytest.raises(KeyError, match=r"'2.Dense'; the scopes that have one: '', '0.Repeat/.Dense', '1.Dense'"):
+        counted.within("2.Dense")
+
+
+@pytest.mark.parametrize(
+    "wrap", [jax.jit, jax.checkpoint, lambda f: jax.vmap(f, (None, 0)), lambda f: jax.checkpoint(jax.jit(f))]
+)
+def test_derivatives_keep_the_scopes_of_the_function(wrap):
+    def loss(params, x):
+        return wrap(repeated)(params, x).sum()
+
+    counted = count(jax.grad(loss), NET, shape(2, 4, 5) if wrap(repeated) is not repeated else shape(4, 5))
+    assert set(counted.scopes) <= {"0.Repeat", "0.Repeat/.Dense", "1.Dense", ""}
+    dense = counted.scopes["0.Repeat/.Dense"]
+    assert dense.multiplications >= 3 * 3 * 2 * 4 * 25  # forward, for the input, for the kernel
+    assert counted.scopes["1.Dense"].multiplications == 2 * 2 * 4 * 10  # its value is not asked for
+
+
+def test_scopes_with_brackets_of_their_own():
+    def f(x):
+        with jax.named_scope("f(x)"), jax.named_scope("inner"):
+            return jnp.sin(x) ** 2
+
+    assert set(count(f, shape(3)).scopes) == {"f(x)/inner"}
+    twice = jax.vmap(jax.grad(jax.grad(f)))
+    assert set(count(twice, shape(3)).scopes) <= {"f(x)/inner", ""}
+    assert count(twice, shape(3)).scopes["f(x)/inner"].flops > 0
+
+
+def test_layers_mark_their_outputs():
+    found = [
+        (scope, e.params["name"], e.outvars[0].aval.shape, times)
+        for e, scope, times in equations(jax.make_jaxpr(repeated)(NET, shape(4, 5)))
+        if str(e.primitive) == "name"
+    ]
+    assert found == [("0.Repeat/.Dense", ".Dense", (4, 5), 3), ("1.Dense", "1.Dense", (4, 2), 1)]
+
+
+# ---- the record ----------------------------------------------------------------------------
+
+
+def test_counts_add_and_multiply():
+    one = count(lambda x: jnp.tanh(x * 2.0), shape(5))
+    assert one + one == 2 * one == one * 2
+    assert (3 * one).scopes[""].flops == 30
+    assert sum([one, one], Count()).bytes == 2 * one.bytes
+    with pytest.raises(TypeError):
+        one * 0.5
+    with pytest.raises(TypeError):
+        one + 1
+
+
+def test_bytes_are_operands_and_results():
+    assert count(jnp.matmul, shape(2, 3), shape(3, 5)).bytes == 4 * (6 + 15 + 10)
+    assert count(jnp.sin, shape(8, dtype=jnp.bfloat16)).bytes == 2 * 16
+    assert count(lambda x: x * 2.0, shape(8)).bytes == 4 * 16
+    assert count(lambda x: lax.scan(lambda x, _: (jnp.sin(x), None), x, length=3)[0], shape(8)).bytes == 3 * 64
+
+
+def test_it_prints_in_one_line():
+    text = str(count(jnp.matmul, shape(100, 100), shape(100, 100)))
+    assert (
+        text
+        == "Count(flops=2,000,000, multiplications=1,000,000, additions=1,000,000, transcendentals=0, bytes=120,000)"
+    )
+
+
+def test_arguments_flags_and_numbers():
+    def f(x, n, *, scale, train=False):
+        return x * n * scale if train else x
+
+    assert operations(f, shape(4), 3.0, scale=shape(4), train=True) == (8, 0, 0)
+    assert operations(f, shape(4), 3.0, scale=2.0) == (0, 0, 0)
+    assert operations(f, jnp.ones(4), np.float32(3.0), scale=2.0, train=True) == (8, 0, 0)
+    assert operations(jax.grad(jnp.sin), 1.0) == (1, 0, 1)
+    assert operations(lambda tree: tree["a"] @ tree["b"], {"a": shape(3, 4), "b": shape(4)})[0] == 12
+
+
+def test_counting_runs_and_compiles_nothing():
+    huge = shape(10**6, 10**6)
+    assert count(jnp.matmul, huge, huge).flops == 2 * 10**18

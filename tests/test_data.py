@@ -1,0 +1,173 @@
+"""Splits, minibatches and augmentation: nothing is lost, nothing is repeated, everything follows from the key."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks.training import gaussian_noise, minibatches, random_flip, random_shift, three_way_split
+
+KEY = jax.random.key(0)
+
+
+def rows(n=20):
+    x = np.arange(2.0 * n, dtype=np.float32).reshape(n, 2)
+    return x, jnp.arange(n)
+
+
+def indices(batches):
+    return [np.asarray(y).tolist() for _, y in batches]
+
+
+def test_split_uses_every_row_once_and_keeps_rows_together():
+    parts = three_way_split(KEY, rows())
+    assert [len(y) for _, y in parts] == [14, 3, 3]
+    assert sorted(itertools.chain(*indices(parts))) == list(range(20))
+    assert indices(parts) != [list(range(14)), list(range(14, 17)), list(range(17, 20))]
+    for x, y in parts:
+        np.testing.assert_array_equal(x[:, 0], 2 * np.asarray(y))
+        assert isinstance(x, np.ndarray) and isinstance(y, jax.Array)
+    assert indices(three_way_split(KEY, rows())) == indices(parts)
+    assert indices(three_way_split(jax.random.key(1), rows())) != indices(parts)
+
+
+def test_split_sizes_follow_the_fractions():
+    sizes = [len(y) for _, y in three_way_split(KEY, rows(11), (0.5, 0.2, 0.3))]
+    assert sizes == [6, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fractions", "sentence"),
+    [
+        (rows(), (0.7, 0.2, 0.2), "of sum 1.1 came"),
+        (rows(), (0.7, 0.3), "three fractions"),
+        (rows(), (1.2, -0.1, -0.1), "fractions >= 0"),
+        (rows(3), (0.7, 0.15, 0.15), "3 rows in fractions .* make parts of"),
+        ((np.zeros((4, 2)), np.zeros(5)), (0.7, 0.15, 0.15), r"equally many rows .*data\[1\] is float64 \(5,\)"),
+        ((np.zeros((0, 2)), np.zeros(0)), (0.7, 0.15, 0.15), "the data are empty"),
+        ((), (0.7, 0.15, 0.15), "an empty tuple came"),
+    ],
+)
+def test_split_says_what_is_wrong(arrays, fractions, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        three_way_split(KEY, arrays, fractions)
+
+
+def test_an_epoch_is_a_permutation_and_the_rest_is_left_out():
+    batches = list(minibatches(KEY, rows(), 6))
+    assert [len(y) for _, y in batches] == [6, 6, 6]
+    assert len(set(itertools.chain(*indices(batches)))) == 18
+    for x, y in batches:
+        np.testing.assert_array_equal(x[:, 0], 2 * np.asarray(y))
+    with_rest = list(minibatches(KEY, rows(), 6, keep_last=True))
+    assert [len(y) for _, y in with_rest] == [6, 6, 6, 2]
+    assert sorted(itertools.chain(*indices(with_rest))) == list(range(20))
+    assert indices(with_rest)[:3] == indices(batches)
+
+
+def test_batches_follow_from_the_key_and_each_epoch_has_its_order():
+    two = indices(minibatches(KEY, rows(), 5, epochs=2))
+    assert len(two) == 8 and two[:4] != two[4:]
+    assert two == indices(minibatches(KEY, rows(), 5, epochs=2))
+    assert two != indices(minibatches(jax.random.key(1), rows(), 5, epochs=2))
+    assert two == indices(itertools.islice(minibatches(KEY, rows(), 5, epochs=None), 8))
+
+
+@pytest.mark.parametrize("start", [0, 3, 4, 7, 8])
+def test_start_goes_on_where_a_run_stopped(start):
+    whole = indices(minibatches(KEY, rows(), 5, epochs=2))
+    assert indices(minibatches(KEY, rows(), 5, epochs=2, start=start)) == whole[start:]
+
+
+def test_kinds_of_arrays_agree_and_trees_keep_their_shape():
+    x, y = rows()
+    on_host = indices(minibatches(KEY, (x, np.asarray(y)), 4))
+    assert on_host == indices(minibatches(KEY, (x, y), 4))
+    batch = next(minibatches(KEY, {"image": x, "more": (y,)}, 4))
+    assert batch["image"].shape == (4, 2) and batch["more"][0].dtype == y.dtype
+
+
+@pytest.mark.parametrize(
+    ("arrays", "batch_size", "error", "sentence"),
+    [
+        (rows(), 21, ValueError, "21 > 20; pass batch_size=20"),
+        (rows(), 0, ValueError, "whole number >= 1, but 0 came"),
+        ((np.zeros((0, 2)),), 1, ValueError, "the data are empty"),
+        ((np.zeros(3), np.zeros(2)), 1, ValueError, "equally many rows"),
+        ((np.zeros(3), [1, 2, 3]), 1, TypeError, r"data\[1\]\[0\] is a int; convert"),
+        ((jnp.zeros(()),), 1, TypeError, r"data\[0\] is float32 \(\)"),
+    ],
+)
+def test_minibatches_say_what_is_wrong_at_the_call(arrays, batch_size, error, sentence):
+    with pytest.raises(error, match=sentence):
+        minibatches(KEY, arrays, batch_size)
+
+
+# ---- augmentation --------------------------------------------------------------------------
+
+
+def numbered_images(batch=6):
+    return jnp.arange(1.0, batch * 5 * 4 * 2 + 1).reshape(batch, 5, 4, 2)
+
+
+def test_a_shift_is_one_of_all_shifts_and_differs_between_examples():
+    images = numbered_images(40)
+    shifted = np.asarray(jax.jit(random_shift, static_argnums=2)(jax.random.key(0), images, 1))
+    padded = np.pad(np.asarray(images), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    seen = set()
+    for i, image in enumerate(shifted):
+        corners = [
+            (r, c)
+            for r, c in itertools.product(range(3), range(3))
+            if np.array_equal(padded[i, r : r + 5, c : c + 4], image)
+        ]
+        assert len(corners) == 1
+        seen.update(corners)
+    assert len(seen) == 9
+    np.testing.assert_array_equal(random_shift(jax.random.key(0), images, 1), shifted)
+
+
+def test_a_flip_mirrors_the_width_of_about_half_of_the_examples():
+    images = numbered_images(200)
+    flipped = np.asarray(jax.jit(random_flip)(jax.random.key(0), images))
+    mirrored = (flipped == images[:, :, ::-1]).all((1, 2, 3))
+    kept = (flipped == images).all((1, 2, 3))
+    assert (mirrored ^ kept).all()
+    assert 75 <= mirrored.sum() <= 125  # 100 +- 3.5 standard deviations
+    np.testing.assert_array_equal(random_flip(jax.random.key(0), images), flipped)
+    assert not np.array_equal(random_flip(jax.random.key(1), images), flipped)
+
+
+def test_noise_has_its_scale_and_every_entry_its_own():
+    noise = np.asarray(gaussian_noise(jax.random.key(0), jnp.ones((400, 50)), 0.3)) - 1
+    assert abs(noise.mean()) < 4 * 0.3 / np.sqrt(noise.size)
+    assert abs(noise.std() - 0.3) < 4 * 0.3 / np.sqrt(2 * noise.size)
+    assert len(np.unique(noise)) > 0.99 * noise.size
+    assert gaussian_noise(jax.random.key(2), jnp.ones(3, jnp.bfloat16), 0.3).dtype == jnp.bfloat16
+    with pytest.raises(TypeError, match="floating-point x|Float"):  # the annotation speaks first where it is checked
+        gaussian_noise(jax.random.key(3), jnp.arange(3), 0.3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.bfloat16])
+def test_images_keep_their_dtype(dtype):
+    images = jnp.ones((2, 4, 4, 1), dtype)
+    assert random_shift(jax.random.key(0), images, 2).dtype == dtype
+    assert random_flip(jax.random.key(1), images).dtype == dtype
+
+
+def test_noise_augmentation_is_ridge_regression():
+    """E over noise of ||(X + E) w - y||^2 = ||X w - y||^2 + N sigma^2 ||w||^2, so the minimisers agree."""
+    with jax.enable_x64(True):
+        draw = np.random.default_rng(0)
+        n, d, sigma, copies = 50, 3, 0.5, 4000
+        x, y = draw.normal(size=(n, d)), draw.normal(size=n)
+        ridge = np.linalg.solve(x.T @ x + n * sigma**2 * np.eye(d), x.T @ y)
+        keys = jax.random.split(jax.random.key(0), copies)
+        noisy = jax.vmap(functools.partial(gaussian_noise, scale=sigma), (0, None))(keys, jnp.asarray(x))
+        noisy = np.asarray(noisy).reshape(-1, d)
+        trained = np.linalg.lstsq(noisy, np.tile(y, copies), rcond=None)[0]
+        plain = np.linalg.lstsq(x, y, rcond=None)[0]
+        assert np.abs(trained - ridge).max() < 2e-3 < 2e-2 < np.abs(plain - ridge).max()

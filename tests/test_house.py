@@ -1,0 +1,137 @@
+"""The house: what may import what, what an import costs, what every public name must have."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jaxtyping import AbstractArray
+
+import jaxblocks
+from jaxblocks.core import declared_by
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "jaxblocks").rglob("*.py"))
+PUBLIC = [name for name in jaxblocks.__all__ if callable(getattr(jaxblocks, name))]
+
+
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
+def test_the_floors_hold():
+    """import-linter: strictly downward, never sideways."""
+    done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_import_is_light_and_silent():
+    """`import jaxblocks` loads jax, numpy and jaxtyping, prints nothing, and touches no configuration."""
+    code = """
+import sys, os, warnings
+warnings.simplefilter("error")
+import jax
+before = set(sys.modules), dict(jax.config.values), dict(os.environ)
+import jaxblocks
+assert (dict(jax.config.values), dict(os.environ)) == before[1:]
+new = {name.partition(".")[0] for name in set(sys.modules) - before[0]}
+print(sorted(new - set(sys.stdlib_module_names) - {"jax", "jaxlib", "numpy", "ml_dtypes", "jaxblocks", "jaxtyping", "wadler_lindig"}))
+import jax._src.xla_bridge as bridge
+assert not bridge._backends, "a backend was started"
+"""
+    done = run(sys.executable, "-c", code)
+    assert (done.stdout, done.stderr) == ("[]\n", ""), done.stdout + done.stderr
+
+
+def test_optax_comes_at_the_first_use_of_training():
+    code = "import sys, jaxblocks; assert 'optax' not in sys.modules; jaxblocks.fit; assert 'optax' in sys.modules"
+    assert run(sys.executable, "-c", code).returncode == 0
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_private_of_jax_is_imported(path):
+    """No jax._src, no jax.interpreters, and of jax.core only what is public in every supported version."""
+    allowed = {"Tracer", "ShapedArray"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        for name in names:
+            assert not name.startswith(("jax._src", "jax.interpreters", "jaxlib.xla", "jax.lib")), name
+            if name.startswith("jax.core."):
+                assert name.split(".")[2] in allowed, name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_says_what_it_is_and_what_it_offers(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree) or path.name == "__init__.py" and not path.read_text().strip(), "no docstring"
+    if path.name != "__init__.py":
+        assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_documented_with_an_example(name):
+    """A first line that says what it computes, an example that runs (the doctests run them), and no `...` stubs."""
+    value = getattr(jaxblocks, name)
+    words = inspect.getdoc(value)
+    assert words, "no docstring"
+    assert words.splitlines()[0].rstrip().endswith((".", ":")), "the first line is a sentence"
+    assert ">>> " in words, "no example"
+
+
+def _functions_on_arrays():
+    for name in PUBLIC:
+        value = getattr(jaxblocks, name)
+        module = inspect.getmodule(inspect.unwrap(value)).__name__
+        if name[0].islower() and module.startswith(
+            ("jaxblocks.activations", "jaxblocks.losses", "jaxblocks.probabilities", "jaxblocks.tensors", "jaxblocks.metrics", "jaxblocks.layers")
+        ):
+            yield name
+
+
+@pytest.mark.parametrize("name", sorted(_functions_on_arrays()))
+def test_functions_on_arrays_state_their_shapes(name):
+    """Every argument without default and the result are annotated, and an array argument states its shape."""
+    signature = inspect.signature(getattr(jaxblocks, name))
+    assert signature.return_annotation is not inspect.Signature.empty
+    annotations = []
+    for p in signature.parameters.values():
+        if p.default is p.empty and p.name != "key":
+            assert p.annotation is not p.empty, p.name
+        annotations.append(p.annotation)
+    written = " ".join(map(str, [*annotations, signature.return_annotation]))
+    arrays = [a for a in annotations if isinstance(a, type) and issubclass(a, AbstractArray)]
+    assert arrays or "jaxtyping" in written or "Array" in written or "PyTree" in written or "Callable" in written, written
+
+
+def test_side_inputs_are_never_positional():
+    """`key` and `train` of the combinators' applies are keyword-only."""
+    net = jaxblocks.Serial(lambda x, *, key, train: x)
+    assert set(declared_by(net.apply)) == {"key", "train"}
+
+
+def test_no_environment_variable_or_machine_path_is_committed():
+    listed = run("git", "ls-files")
+    files = listed.stdout.split() if listed.returncode == 0 else [str(p) for p in SOURCES]
+    for name in files:
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".toml", ".txt", ""} and path.is_file() and path.name != "LICENSE":
+            text = path.read_text(errors="ignore")
+            for word in ("/root" + "/", "/home" + "/", "/work" + "/", "index" + "-url"):
+                assert word not in text, f"{name} holds {word}"
+
+
+def test_the_changelog_knows_the_version():
+    import importlib.metadata
+
+    assert jax.__version__
+    version = importlib.metadata.version("jaxblocks")
+    assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text()

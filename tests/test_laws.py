@@ -1,0 +1,164 @@
+"""Every law over every layer of the zoo, and each layer against its reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Float
+from zoo import ZOO, Noise
+
+import jaxblocks
+from jaxblocks import Layer, StatefulLayer, stateful
+from jaxblocks.testing import LAWS, Case, check_layer
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_layer_computes_its_formula(name):
+    """apply equals the reference written in numpy from the formula, in float64."""
+    row = ZOO[name]
+    with jax.enable_x64(True):
+        inputs = tuple(x.astype(jnp.float64) for x in row.inputs())
+        params, state = stateful(row.layer).init(jax.random.key(1), *inputs)
+        params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases are not zero
+        outputs, _ = stateful(row.layer).apply(params, state, *inputs, **row.side)
+        expected = row.reference(jax.tree.map(lambda p: np.asarray(p, np.float64), params), *map(np.asarray, inputs))
+        jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12), outputs, expected)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ZOO)
+def test_the_law_holds(name, law):
+    """Each law of `jaxblocks.testing` holds for each layer, in evaluation and where it is random or learns."""
+    row = ZOO[name]
+    side = {"train": True} if "train" in jaxblocks.side_inputs(row.layer) and not row.side else row.side
+    LAWS[law](Case(row.layer, row.inputs(), side, jax.random.key(0), row.mixes_batch or bool(side)))
+    if side is not row.side:
+        LAWS[law](Case(row.layer, row.inputs(), row.side, jax.random.key(0), row.mixes_batch))
+
+
+def test_every_public_layer_has_a_row():
+    """A public name in CamelCase that builds a layer and has no specimen fails here."""
+    public = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__ if name[0].isupper()}
+    builders = {name for name, value in public.items() if callable(value) and not isinstance(value, type)}
+    assert builders == {row.public for row in ZOO.values()} - {""}
+
+
+# ---- the checker must be able to fail -------------------------------------------------------
+
+
+def no_params(key, x):
+    return ()
+
+
+def mixing(params, x):
+    return x - jnp.broadcast_to(x.mean(0, keepdims=True), x.shape)
+
+
+def widening(params, x):
+    return x.astype(jnp.float32)
+
+
+def misstated(params, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features 1"]:
+    return x
+
+
+def dropping_batch(params, x):
+    return x[0]
+
+
+def reusing(params, x, *, key=None):
+    signs = jax.random.rademacher(key, x.shape) * jax.random.rademacher(key, x.shape)
+    return x * signs.astype(x.dtype)
+
+
+def swallowing(params, x, **side):
+    return x
+
+
+def drifting(params, state, x):
+    return x, state.astype(jnp.float32)
+
+
+def wrong_derivative(params, x):
+    @jax.custom_jvp
+    def double(x):
+        return 2 * x
+
+    double.defjvp(lambda primals, tangents: (2 * primals[0], 3 * tangents[0]))
+    return double(x)
+
+
+def exploding(params, x):
+    return jnp.exp(x)
+
+
+def reading_values(key, x):
+    return {"scale": jnp.ones(x.shape[-1:], jnp.float32) * x.mean()}
+
+
+def wrong_axis(key, x):
+    return {"scale": jnp.ones(x.shape[:1], jnp.float32)}
+
+
+def scaling(params, x):
+    return x * jnp.broadcast_to(params["scale"][..., None], x.shape).astype(x.dtype)
+
+
+def counting(params, x, calls=[0]):  # noqa: B006  (the hidden state is the point)
+    calls[0] += 1
+    return x + jnp.asarray(calls[0], x.dtype)
+
+
+def leaking(params, x, kept=[]):  # noqa: B006  (what is kept is the point)
+    kept.append(x)
+    return x + kept[0] if isinstance(kept[0], float) else x
+
+
+BROKEN = {
+    "no_leaks": Layer(no_params, leaking),
+    "independence": Layer(no_params, mixing),
+    "vmap_is_batch": Layer(no_params, mixing),
+    "dtype_kept": Layer(no_params, widening),
+    "shapes_as_stated": Layer(no_params, misstated),
+    "key_used_once": Layer(no_params, reusing),
+    "unknown_side_input_refused": Layer(no_params, swallowing),
+    "no_retrace": StatefulLayer(lambda key, x: ((), jnp.zeros((), jnp.int32)), drifting),
+    "derivatives_agree": Layer(no_params, wrong_derivative),
+    "finite_gradients": Layer(no_params, exploding),
+    "init_reads_shapes": Layer(reading_values, scaling),
+    "jit_is_eager": Layer(no_params, counting),
+    "scan_and_remat": Layer(no_params, counting),
+}
+
+
+@pytest.mark.parametrize("law", BROKEN)
+def test_a_broken_layer_is_named(law):
+    """check_layer names the law that a broken layer breaks."""
+    with pytest.raises(AssertionError, match=f"- {law}: "):
+        check_layer(BROKEN[law], jnp.ones((3, 2)) * jnp.arange(1.0, 4.0)[:, None], laws={law: LAWS[law]})
+
+
+def test_every_law_can_fail():
+    assert set(BROKEN) == set(LAWS)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (Layer(no_params, dropping_batch), "keep the leading axes"),
+        (Layer(wrong_axis, scaling), "trailing axes only"),
+    ],
+)
+def test_shapes_are_described(layer, words):
+    with pytest.raises(AssertionError, match=words):
+        check_layer(layer, jnp.arange(6.0).reshape(3, 2))
+
+
+def test_check_layer_passes_good_layers_and_names_its_laws():
+    assert check_layer(Noise(), jnp.ones((3, 2)), train=True) == tuple(LAWS)
+
+
+@pytest.mark.parametrize("inputs", [(), (jnp.ones(()),), (jnp.ones((1, 2)),), ([1.0, 2.0],)])
+def test_check_layer_asks_for_a_batch(inputs):
+    with pytest.raises(ValueError, match="leading batch axis of at least 2"):
+        check_layer(Noise(), *inputs)

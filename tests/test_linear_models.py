@@ -1,0 +1,376 @@
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import optax
+import pytest
+from jax.experimental import checkify
+from jax.test_util import check_grads
+
+from jaxblocks.activations import tanh
+from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.linear_models import linear_regression, logistic_regression
+
+XOR_X = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+XOR_Y = np.array([[0.0], [1.0], [1.0], [0.0]])
+
+
+@pytest.fixture
+def sentences():
+    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def data(n=40, n_in=3, n_out=2, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, n_in)) * 3 + 1
+    return x, x @ rng.normal(size=(n_in, n_out)) + rng.normal(size=(n, n_out)) + 2
+
+
+def overlapping(n=60, n_in=3, seed=1):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, n_in))
+    return x, (x @ rng.normal(size=n_in) + 1.5 * rng.normal(size=n) + 0.5 > 0).astype(np.int32)
+
+
+def augmented_lstsq(x, y):
+    """numpy's least squares with a column of ones."""
+    solution = np.linalg.lstsq(np.concatenate([x, np.ones((len(x), 1))], axis=1), y, rcond=None)[0]
+    return solution[:-1], solution[-1]
+
+
+def log_loss(params, x, labels, ridge=0.0):
+    """The loss as the docstring writes it."""
+    z = x @ params["kernel"][:, 0] + params["bias"][0]
+    return jnp.mean(jnp.logaddexp(0.0, jnp.where(labels == 1, -z, z))) + ridge * jnp.sum(params["kernel"] ** 2)
+
+
+fit_linear, fit_logistic = jax.jit(linear_regression), jax.jit(logistic_regression)
+
+
+# Linear regression
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 2e-5), ("float64", 1e-12)])
+def test_linear_regression_is_least_squares(x64, dtype, rtol):
+    x, y = data()
+    kernel, bias = augmented_lstsq(x, y)
+    params = fit_linear(jnp.asarray(x, dtype), jnp.asarray(y, dtype))
+    assert params["kernel"].dtype == params["bias"].dtype == dtype
+    np.testing.assert_allclose(params["kernel"], kernel, rtol=rtol)
+    np.testing.assert_allclose(params["bias"], bias, rtol=rtol)
+
+
+def test_half_precision_is_computed_in_float32():
+    x, y = (jnp.asarray(v, jnp.bfloat16) for v in data())
+    kernel, bias = augmented_lstsq(np.asarray(x, np.float64), np.asarray(y, np.float64))
+    params = fit_linear(x, y)
+    assert params["kernel"].dtype == params["bias"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(params["kernel"], np.float64), kernel, rtol=2**-8, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(params["bias"], np.float64), bias, rtol=2**-8)
+
+
+def test_the_params_are_those_of_dense(x64):
+    x, y = data()
+    params = fit_linear(jnp.asarray(x), jnp.asarray(y))
+    kernel, bias = augmented_lstsq(x, y)
+    np.testing.assert_allclose(Dense(2).apply(params, jnp.asarray(x)), x @ kernel + bias, rtol=1e-12)
+
+
+def test_the_best_line_through_exclusive_or_is_the_constant_one_half(x64):
+    """(X'^T X')^{-1} X'^T y = (0, 0, 1/2), with loss 1/4."""
+    params = fit_linear(jnp.asarray(XOR_X), jnp.asarray(XOR_Y))
+    np.testing.assert_allclose(params["kernel"], np.zeros((2, 1)), atol=1e-15)
+    np.testing.assert_allclose(params["bias"], [0.5], rtol=1e-15)
+    assert jnp.mean((Dense(1).apply(params, jnp.asarray(XOR_X)) - XOR_Y) ** 2) == pytest.approx(0.25, abs=1e-15)
+
+
+@pytest.mark.parametrize("ridge", [0.01, 3.0])
+def test_ridge_solves_its_normal_equations_and_spares_the_bias(x64, ridge):
+    """(X^T X + N lambda I)^{-1} X^T y on centred data; the negative control penalises the bias too."""
+    from sklearn.linear_model import Ridge
+
+    x, y = data()
+    n = len(x)
+    params = fit_linear(jnp.asarray(x), jnp.asarray(y), ridge)
+    centred = x - x.mean(0)
+    kernel = np.linalg.solve(centred.T @ centred + n * ridge * np.eye(3), centred.T @ (y - y.mean(0)))
+    np.testing.assert_allclose(params["kernel"], kernel, rtol=1e-11)
+    np.testing.assert_allclose(params["bias"], y.mean(0) - x.mean(0) @ kernel, rtol=1e-11)
+    reference = Ridge(alpha=n * ridge, solver="svd").fit(x, y)
+    np.testing.assert_allclose(params["kernel"], reference.coef_.T, rtol=1e-11)
+    ones = np.concatenate([x, np.ones((n, 1))], axis=1)
+    penalised = np.linalg.solve(ones.T @ ones + n * ridge * np.eye(4), ones.T @ y)
+    assert np.abs(penalised[:-1] - kernel).max() > 1e-4
+    on_centred = fit_linear(jnp.asarray(centred), jnp.asarray(y - y.mean(0)), ridge)
+    np.testing.assert_allclose(on_centred["kernel"], kernel, rtol=1e-11)
+    np.testing.assert_allclose(on_centred["bias"], [0.0, 0.0], atol=1e-13)
+
+
+@pytest.mark.parametrize("case", ["collinear", "wide", "constant column", "one example"])
+def test_of_many_kernels_that_fit_the_one_of_least_norm_comes_out(x64, case):
+    from sklearn.linear_model import LinearRegression
+
+    x, y = data()
+    if case == "collinear":
+        x = np.concatenate([x, x[:, :1] - 2 * x[:, 1:2]], axis=1)
+    if case == "wide":
+        x, y = data(n=4, n_in=7)
+    if case == "constant column":
+        x = np.concatenate([x, np.full((len(x), 1), 0.1)], axis=1)
+    if case == "one example":
+        x, y = x[:1], y[:1]
+    params = fit_linear(jnp.asarray(x), jnp.asarray(y))
+    reference = LinearRegression().fit(x, y)
+    np.testing.assert_allclose(params["kernel"], reference.coef_.T, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(params["bias"], reference.intercept_, rtol=1e-9)
+
+
+def test_a_far_offset_costs_no_digits():
+    """Centring comes first: float32 data around 1000 are fitted as well as around 0."""
+    x = np.linspace(-1, 1, 33, dtype=np.float32)[:, None] + np.float32(1000)
+    y = 2 * (x.astype(np.float64) - 1000)
+    params = fit_linear(jnp.asarray(x), jnp.asarray(y, jnp.float32))
+    np.testing.assert_allclose(params["kernel"], [[2.0]], rtol=1e-5)
+
+
+def test_gradient_descent_reaches_the_closed_form_from_anywhere(x64):
+    x, y = (jnp.asarray(v) for v in data())
+    x = x / 3
+    params = fit_linear(x, y)
+    layer, optimizer = Dense(2), optax.sgd(0.2)
+
+    def loss(p):
+        return jnp.mean(jnp.sum((layer.apply(p, x) - y) ** 2, axis=1))
+
+    def descend(p):
+        def step(carry, _):
+            p, state = carry
+            updates, state = optimizer.update(jax.grad(loss)(p), state)
+            return (optax.apply_updates(p, updates), state), None
+
+        return jax.lax.scan(step, (p, optimizer.init(p)), length=3000)[0][0]
+
+    for seed in (0, 1):
+        start = jax.tree.map(lambda v: v.astype(x.dtype) * 5, layer.init(jax.random.key(seed), x))
+        reached = jax.jit(descend)(start)
+        np.testing.assert_allclose(reached["kernel"], params["kernel"], rtol=1e-10)
+        np.testing.assert_allclose(reached["bias"], params["bias"], rtol=1e-10)
+
+
+def test_derivatives_of_the_fit(x64):
+    """Along the ridge, with A = X_c^T X_c / N: dW/dlambda = -A^{-1} W and d2W/dlambda2 = 2 A^{-2} W, at 0 too."""
+    x, y = (jnp.asarray(v) for v in data(n=12))
+    check_grads(jax.jit(linear_regression), (x, y, 0.1), order=1, rtol=1e-6)
+
+    def kernel(ridge):
+        return linear_regression(x, y, ridge)["kernel"]
+
+    first = jax.jacfwd(kernel)
+    value, slope, bend = jax.jit(lambda ridge: (kernel(ridge), first(ridge), jax.jacrev(first)(ridge)))(jnp.zeros(()))
+    centred = np.asarray(x - x.mean(0, keepdims=True))
+    a = centred.T @ centred / 12
+    np.testing.assert_allclose(slope, -np.linalg.solve(a, value), rtol=1e-10)
+    np.testing.assert_allclose(bend, 2 * np.linalg.solve(a, np.linalg.solve(a, value)), rtol=1e-10)
+
+
+# Logistic regression
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.01])
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 5e-6), ("float64", 1e-9)])
+def test_logistic_regression_agrees_with_scikit_learn(x64, ridge, dtype, atol):
+    from sklearn.linear_model import LogisticRegression
+
+    x, labels = overlapping()
+    fitted = LogisticRegression(C=1 / (2 * len(x) * ridge) if ridge else np.inf, solver="newton-cg", tol=1e-13)
+    fitted.fit(x.astype(dtype).astype(np.float64), labels)
+    for kind in (np.int32, bool):
+        params = fit_logistic(jnp.asarray(x, dtype), jnp.asarray(labels.astype(kind)), ridge)
+        assert params["kernel"].dtype == params["bias"].dtype == dtype
+        np.testing.assert_allclose(params["kernel"].T, fitted.coef_, atol=atol)
+        np.testing.assert_allclose(params["bias"], fitted.intercept_, atol=atol)
+
+
+def test_the_gradient_vanishes_at_the_optimum(x64):
+    x, labels = (jnp.asarray(v) for v in overlapping())
+    for ridge in (0.0, 0.1):
+        params = fit_logistic(x * 50 + 7, labels, ridge)
+        for leaf in jax.tree.leaves(jax.grad(log_loss)(params, x * 50 + 7, labels, ridge)):
+            np.testing.assert_allclose(leaf, np.zeros(leaf.shape), atol=1e-12)
+
+
+def test_the_hessian_is_positive_semidefinite_at_100_points(x64):
+    """One layer: the loss is convex."""
+    x, labels = (jnp.asarray(v) for v in overlapping())
+    weights = 3 * jax.random.normal(jax.random.key(0), (100, 4))
+
+    def loss(w):
+        return log_loss({"kernel": w[:3, None], "bias": w[3:]}, x, labels)
+
+    lowest = jnp.linalg.eigvalsh(jax.jit(jax.vmap(jax.hessian(loss)))(weights))[:, 0]
+    assert lowest.shape == (100,) and lowest.min() > -1e-15
+
+
+def test_two_inits_reach_the_same_loss(x64):
+    x, labels = (jnp.asarray(v) for v in overlapping())
+    best = log_loss(fit_logistic(x, labels), x, labels)
+    optimizer = optax.sgd(2.0)
+
+    def descend(params):
+        def step(carry, _):
+            params, state = carry
+            updates, state = optimizer.update(jax.grad(log_loss)(params, x, labels), state)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), length=2000)[0][0]
+
+    reached = []
+    for key in jax.random.split(jax.random.key(3), 2):
+        start = {"kernel": 4 * jax.random.normal(key, (3, 1)), "bias": jnp.ones(1)}
+        assert log_loss(start, x, labels) > best + 0.1
+        reached.append(log_loss(jax.jit(descend)(start), x, labels))
+    np.testing.assert_allclose(reached, [best, best], rtol=1e-13)
+
+
+def test_the_loss_of_a_deep_net_is_not_convex(x64):
+    """Negative control: with two hidden layers the midpoint of two equally good nets is worse than both."""
+    x, y = jnp.asarray(XOR_X), jnp.asarray(XOR_Y)
+    net = MLP(4, 4, 1, activation=tanh)
+    start = jax.tree.map(lambda v: 2 * v.astype(x.dtype), net.init(jax.random.key(0), x))
+
+    def loss(p):
+        return jnp.mean((net.apply(p, x) - y) ** 2)
+
+    def step(p, _):
+        return jax.tree.map(lambda v, g: v - 0.1 * g, p, jax.grad(loss)(p)), None
+
+    trained = jax.jit(lambda p: jax.lax.scan(step, p, length=2000)[0])(start)
+    first, act, second, *rest = trained
+    second_mirrored = {**second, "kernel": -second["kernel"]}
+    mirrored = (jax.tree.map(jnp.negative, first), act, second_mirrored, *rest)
+    middle = jax.tree.map(lambda a, b: (a + b) / 2, trained, mirrored)
+    assert loss(trained) < 1e-3 and abs(loss(mirrored) - loss(trained)) < 1e-12
+    assert loss(middle) >= 0.25 > 0.1 + (loss(trained) + loss(mirrored)) / 2
+
+
+SEPARABLE = {
+    "separated": ([0, 1, 2, 3, 4], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]),
+    "touching": ([0, 1, 1, 3, 3], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]),
+    "touching in a plane": ([0, 1, 1, 3, 2], [0, 0, 0, 5, 3], [0, 1, 0, 1, 1]),
+    "one class": ([0, 1, 1, 3, 4], [0, 2, 1, 1, 0], [1, 1, 1, 1, 1]),
+    "few examples": ([0, 1, 0, 1, 0], [2, 3, 2, 3, 2], [0, 1, 0, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", SEPARABLE)
+def test_without_a_finite_optimum_params_are_nan_under_jit(x64, case, dtype):
+    *columns, labels = SEPARABLE[case]
+    x, labels = jnp.asarray(np.transpose(columns), dtype), jnp.asarray(labels)
+    with jax.debug_nans(False):
+        assert all(jnp.isnan(leaf).all() for leaf in jax.tree.leaves(fit_logistic(x, labels, 0.0)))
+    if case != "one class":  # following the advice
+        gradient = jax.jit(jax.grad(log_loss))(fit_logistic(x, labels, 1e-3), x, labels, 1e-3)
+        assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(gradient)) < (1e-6 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("case", ["separated", "touching"])
+def test_without_a_finite_optimum_it_raises(case):
+    *columns, labels = SEPARABLE[case]
+    x, labels = jnp.asarray(np.transpose(columns), jnp.float32), jnp.asarray(labels)
+    with pytest.raises(ValueError, match="no finite optimum.*pass ridge > 0"):
+        logistic_regression(x, labels)
+    with jax.debug_nans(False):
+        error, _ = checkify.checkify(jax.jit(lambda x, y: logistic_regression(x, y, check=True)))(x, labels)
+    with pytest.raises(checkify.JaxRuntimeError, match="no finite optimum"):
+        error.throw()
+
+
+def test_one_wrong_label_makes_separated_data_finite(x64):
+    """Nearly separated: steep, but an optimum, and no false alarm."""
+    x = jnp.linspace(-1.0, 1.0, 200, dtype=jnp.float32)[:, None]
+    labels = (x[:, 0] > 0).astype(jnp.int32).at[99].set(1).at[100].set(0)
+    params = fit_logistic(x, labels)
+    exact = fit_logistic(x.astype(jnp.float64), labels)
+    np.testing.assert_allclose(params["kernel"], exact["kernel"], rtol=1e-4)
+    assert exact["kernel"][0, 0] > 50
+
+
+def test_dependent_features_share_the_weight(x64):
+    x, labels = (jnp.asarray(v) for v in overlapping())
+    alone = fit_logistic(x, labels)
+    doubled = fit_logistic(jnp.concatenate([x, x[:, :1]], axis=1), labels)
+    expected = jnp.concatenate([alone["kernel"][:1] / 2, alone["kernel"][1:], alone["kernel"][:1] / 2])
+    np.testing.assert_allclose(doubled["kernel"], expected, rtol=1e-10)
+
+
+def test_derivatives_of_the_logistic_fit_and_vmap(x64):
+    x, labels = (jnp.asarray(v) for v in overlapping())
+
+    check_grads(jax.jit(lambda x, ridge: logistic_regression(x, labels, ridge)), (x, 0.1), order=1, rtol=1e-5)
+    ridges = jnp.array([0.0, 0.01, 0.1])
+    together = jax.vmap(lambda ridge: logistic_regression(x, labels, ridge)["kernel"])(ridges)
+    for one, ridge in zip(together, ridges, strict=True):
+        np.testing.assert_allclose(one, fit_logistic(x, labels, ridge)["kernel"], rtol=1e-9)
+
+
+# Features
+
+
+def test_a_feature_map_is_a_function_in_serial(x64):
+    """Phi(x) = (x1, x2, x1 x2) makes exclusive or linear: w = (1, 1, -2), b = 0."""
+
+    def features(x):
+        return jnp.concatenate([x, x[..., :1] * x[..., 1:]], axis=-1)
+
+    x, y = jnp.asarray(XOR_X), jnp.asarray(XOR_Y)
+    params = fit_linear(features(x), y)
+    np.testing.assert_allclose(params["kernel"], [[1.0], [1.0], [-2.0]], atol=1e-14)
+    np.testing.assert_allclose(params["bias"], [0.0], atol=1e-14)
+    net = Serial(features, Dense(1))
+    assert jax.tree.map(jnp.shape, net.init(jax.random.key(0), x)) == ((), {"kernel": (3, 1), "bias": (1,)})
+    np.testing.assert_allclose(net.apply(((), params), x), XOR_Y, atol=1e-14)
+
+
+# Errors
+
+
+def test_errors_are_sentences(sentences):
+    x, y = jnp.ones((4, 2)), jnp.ones((4, 1))
+    with pytest.raises(
+        ValueError, match=r"same n >= 1, but x float32 \(4, 2\) and y float32 \(4,\) came; .*y\[:, None\]"
+    ):
+        linear_regression(x, y[:, 0])
+    assert linear_regression(x, y[:, 0][:, None])["kernel"].shape == (2, 1)  # the advice
+    with pytest.raises(ValueError, match="same n >= 1"):
+        linear_regression(x, y[:3])
+    with pytest.raises(TypeError, match=r"floating-point x, but int32 \(4, 2\) came"):
+        linear_regression(jnp.ones((4, 2), jnp.int32), y)
+    with pytest.raises(ValueError, match=r"linear_regression expects ridge >= 0, but -1.0 came"):
+        linear_regression(x, y, -1.0)
+    with pytest.raises(ValueError, match=r"logistic_regression expects ridge >= 0, but -1.0 came"):
+        logistic_regression(x, jnp.array([0, 1, 0, 1]), -1.0)
+    with pytest.raises(ValueError, match=r"labels 0 and 1, but others came: \[0 1 2 1\]"):
+        logistic_regression(x, jnp.array([0, 1, 2, 1]))
+    with pytest.raises(TypeError, match=r"float32 \(4,\) came; convert them with labels.astype\(jnp.int32\)"):
+        logistic_regression(x, jnp.ones(4))
+    with pytest.raises(ValueError, match=r"labels \(n,\) with the same n >= 1, .* labels int32 \(4, 1\)"):
+        logistic_regression(x, jnp.ones((4, 1), jnp.int32))
+
+
+def test_bad_values_under_jit_are_nan():
+    x, y = (jnp.asarray(v, jnp.float32) for v in data())
+    overlap = [jnp.asarray(v, d) for v, d in zip(overlapping(), (jnp.float32, jnp.int32), strict=True)]
+    with jax.debug_nans(False):
+        assert jnp.isnan(fit_linear(x, y, -1.0)["kernel"]).all()
+        assert jnp.isnan(fit_logistic(overlap[0], overlap[1].at[0].set(2))["bias"]).all()

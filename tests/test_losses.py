@@ -1,0 +1,1149 @@
+"""Losses: the lectures' numbers, other libraries' values and gradients, extreme inputs, and what is refused."""
+
+import itertools
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from jax.experimental import checkify
+from jax.test_util import check_grads
+from scipy import special, stats
+from scipy.spatial import distance
+
+from jaxblocks.losses import (
+    cross_entropy,
+    distillation_loss,
+    entropy,
+    gaussian_nll,
+    hinge_loss,
+    huber,
+    jensen_gap,
+    jensen_shannon,
+    kl_divergence,
+    l1,
+    l2,
+    lp_distance,
+    mae,
+    mse,
+    nll,
+    sigmoid_cross_entropy,
+    soft_threshold,
+    softmax_cross_entropy,
+    total_variation,
+    zero_one,
+)
+from jaxblocks.probabilities import log_softmax, one_hot, smooth_labels, softmax
+
+HALF = (jnp.bfloat16, jnp.float16)
+H = np.array([0.1, -0.8, 1.4, 1.1])  # the scores of the lectures' example
+
+
+@pytest.fixture
+def sentences():
+    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference for values and gradients")
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def dirichlet(seed, *shape):
+    return np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), size=shape[:-1])
+
+
+def grad(function, argnums=0):
+    """Compiled, since the leak checker traces an eager gradient anew at every call."""
+    return jax.jit(jax.grad(function, argnums))
+
+
+def pair(*numbers):
+    """Distributions on two classes from their first probabilities."""
+    return jnp.stack([jnp.array([x, 1 - x]) for x in numbers])
+
+
+# Distances between distributions -------------------------------------------------------------------------------------
+
+
+def test_distances_of_the_lectures_pair():
+    """P = (.5, .5) and Q = (.9, .1), both ways."""
+    p, q = pair(0.5, 0.9), pair(0.9, 0.5)
+    close = partial(np.testing.assert_allclose, rtol=3e-7)
+    close(lp_distance(p, q, 1), [0.8, 0.8])
+    close(lp_distance(p, q, 2), [0.5656854, 0.5656854])
+    close(lp_distance(p, q, math.inf), [0.4, 0.4])
+    close(total_variation(p, q), [0.4, 0.4])
+    close(kl_divergence(p, q), [0.5108256, 0.3680642])
+    close(kl_divergence(p, q, base=2)[0], 0.7369656)
+    close(cross_entropy(p, q)[0], 1.2039728)
+    close(0.5108256 + 0.6931472, 1.2039728)
+    close(entropy(p)[0], 0.6931472)
+    close(entropy(p, base=2)[0], 1.0)
+
+
+def test_distances_of_binary_distributions():
+    """P = (.3, .7) against Q = (q, 1 - q); in the binary case L1 = 2 TV and L2 = sqrt(2) TV."""
+    p, q = pair(0.3, 0.3, 0.3), pair(0.1, 0.5, 0.9)
+    table = {
+        "tv": (total_variation(p, q), [0.2, 0.2, 0.6]),
+        "l1": (lp_distance(p, q, 1), [0.4, 0.4, 1.2]),
+        "l2": (lp_distance(p, q, 2), [0.2828427, 0.2828427, 0.8485281]),
+        "kl": (kl_divergence(p, q), [0.1536636, 0.0822829, 1.0325535]),
+        "reversed": (kl_divergence(q, p), [0.1163218, 0.0871767, 0.7941600]),
+        "ce": (cross_entropy(p, q), [0.7645279, 0.6931472, 1.6434177]),
+    }
+    for value, expected in table.values():
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_total_variation_is_the_largest_difference_over_all_events(n):
+    """Brute force over all 2^n sets; A = {P_i >= Q_i} attains it, and so does its complement."""
+    p, q = dirichlet(n, 2, 5, n)
+    with jax.enable_x64(True):
+        value = np.asarray(total_variation(jnp.asarray(p), jnp.asarray(q)))
+    events = np.array(list(itertools.product([0, 1], repeat=n)))
+    gaps = np.abs((p - q) @ events.T)  # (5, 2^n)
+    np.testing.assert_allclose(value, gaps.max(-1), rtol=1e-13, atol=1e-16)
+    best = p >= q
+    np.testing.assert_allclose(((p - q) * best).sum(-1), value, atol=1e-15)
+    np.testing.assert_allclose(np.abs(((p - q) * ~best).sum(-1)), value, atol=1e-15)
+
+
+def test_total_variation_of_the_syllabus_pair():
+    random = np.random.default_rng(0)
+    p, q = random.dirichlet(np.ones(6)), random.dirichlet(np.ones(6))
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(total_variation(jnp.asarray(p), jnp.asarray(q)), 0.7480686952, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", [1, 1.5, 2, 3, 40, math.inf])
+def test_lp_distance_is_a_metric(order):
+    p, q, r = dirichlet(20, 3, 200, 5)
+    with jax.enable_x64(True):
+        d = jax.jit(partial(lp_distance, order=order))
+        pq, qp, pr, rq, pp = np.asarray(d(jnp.stack([p, q, p, r, p]), jnp.stack([q, p, r, q, p])))
+    np.testing.assert_allclose(pq, np.linalg.norm(p - q, order, axis=-1), rtol=1e-13)
+    np.testing.assert_array_equal(pq, qp)
+    np.testing.assert_array_equal(pp, 0)
+    assert (pq > 0).all() and (pq <= pr + rq + 1e-15).all()
+
+
+def test_lp_distance_below_order_one_is_no_metric(sentences):
+    """Negative control: at order 1/2 the triangle inequality fails, so that order is refused."""
+    p, q, r = np.array([1.0, 0, 0]), np.array([0, 1.0, 0]), np.array([0.5, 0.5, 0])
+
+    def d(a, b):
+        return (np.abs(a - b) ** 0.5).sum() ** 2
+
+    assert d(p, q) > d(p, r) + d(r, q) - 1e-12
+    assert d(pair(0.5)[0], pair(0.9)[0]) > d(pair(0.5)[0], pair(0.7)[0]) + d(pair(0.7)[0], pair(0.9)[0]) - 1e-6
+    far = np.array([0.9, 0.1, 0.0]), np.array([0.9, 0.0, 0.1]), np.array([1.0, 0.0, 0.0])
+    assert d(far[0], far[1]) <= d(far[0], far[2]) + d(far[2], far[1])  # not always
+    for order in (0.5, 0, -1, math.nan):
+        with pytest.raises(ValueError, match="a metric for order >= 1 only"):
+            lp_distance(pair(0.5), pair(0.9), order)
+
+
+def test_lp_distance_of_high_order_does_not_underflow():
+    """0.001^40 is no float32, but the distance is."""
+    p, q = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.501, 0.299, 0.2])
+    expected = 0.001 * 2 ** (1 / 40)
+    np.testing.assert_allclose(lp_distance(p, q, 40), expected, rtol=1e-4)
+    gradient = grad(partial(lp_distance, order=40))(p, q)
+    np.testing.assert_allclose(gradient, np.array([-1, 1, 0]) * 2 ** (1 / 40 - 1), rtol=2e-3, atol=1e-12)
+    assert np.float32(0.001) ** np.float32(40) == 0
+
+
+@pytest.mark.parametrize("order", [1, 1.5, 2, 3.0, math.inf])
+def test_gradient_of_the_distance_to_itself_is_zero(order):
+    p = jnp.array([0.5, 0.25, 0.25])
+    gradient = np.asarray(grad(partial(lp_distance, order=order))(p, p))
+    if math.isinf(order):
+        assert np.isfinite(gradient).all()
+    else:
+        np.testing.assert_array_equal(gradient, 0)
+    if order == 1:
+        np.testing.assert_array_equal(grad(total_variation)(p, p), 0)
+
+
+# Entropy, cross-entropy, Kullback-Leibler ----------------------------------------------------------------------------
+
+
+def test_against_scipy():
+    p, q = dirichlet(21, 2, 50, 7)
+    p[:, 2] = 0
+    p /= p.sum(-1, keepdims=True)
+    q[::2, 3] = p[::2, 3] = 0
+    p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
+    close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-15)
+    with jax.enable_x64(True):
+        a, b = jnp.asarray(p), jnp.asarray(q)
+        for base in (math.e, 2, 10):
+            close(entropy(a, base), stats.entropy(p, base=base, axis=-1))
+            close(kl_divergence(a, b, base), stats.entropy(p, q, base=base, axis=-1))
+            close(jensen_shannon(a, b, base), distance.jensenshannon(p, q, base, axis=-1) ** 2)
+        close(cross_entropy(a, b), special.entr(p).sum(-1) + special.rel_entr(p, q).sum(-1))
+
+
+def test_conventions_for_zero_probabilities():
+    """0 log 0 = 0, 0 log(0/q) = 0 log(0/0) = 0, p log(p/0) = +infinity."""
+    one, half, other = jnp.array([1.0, 0, 0]), jnp.array([0.5, 0.5, 0]), jnp.array([0.0, 1, 0])
+    p = jnp.stack([one, one, half, one, half])
+    q = jnp.stack([one, half, one, other, half])
+    np.testing.assert_allclose(kl_divergence(p, q), [0, math.log(2), np.inf, np.inf, 0], atol=1e-7)
+    np.testing.assert_allclose(cross_entropy(p, q), [0, math.log(2), np.inf, np.inf, math.log(2)], atol=1e-7)
+    np.testing.assert_allclose(entropy(p), np.log([1, 1, 2, 1, 2]), atol=1e-7)
+    expected = [0, 0.75 * math.log(4 / 3), 0.75 * math.log(4 / 3), math.log(2), 0]
+    midpoint = distance.jensenshannon(np.asarray(p), np.asarray(q), axis=-1) ** 2
+    np.testing.assert_allclose(jensen_shannon(p, q), midpoint, atol=1e-7)
+    assert expected[3] == pytest.approx(midpoint[3])
+    assert str(entropy(one)) == "0.0"  # not -0.0
+
+
+def test_kl_is_infinite_exactly_where_q_excludes_what_p_allows():
+    random = np.random.default_rng(22)
+    p, q = dirichlet(23, 2, 300, 4) * random.integers(0, 2, size=(2, 300, 4))
+    keep = (p.sum(-1) > 0) & (q.sum(-1) > 0)
+    p, q = p[keep], q[keep]
+    p, q = (x / x.sum(-1, keepdims=True) for x in (p, q))
+    value = np.asarray(kl_divergence(jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32)))
+    excluded = ((p > 0) & (q == 0)).any(-1)
+    np.testing.assert_array_equal(np.isinf(value), excluded)
+    assert 50 < excluded.sum() < len(p) - 50 and not np.isnan(value).any()
+
+
+def test_one_hot_belongs_in_the_first_slot():
+    """CE(onehot, q) = -log q_label; swapped it is infinite."""
+    label, q = one_hot(jnp.array(1), 3), jnp.array([0.2, 0.5, 0.3])
+    np.testing.assert_allclose(cross_entropy(label, q), -math.log(0.5), rtol=1e-6)
+    assert cross_entropy(q, label) == np.inf and kl_divergence(q, label) == np.inf
+    assert cross_entropy(label, label) == 0  # unless P = Q
+
+
+def test_kl_is_not_negative_and_zero_only_at_equality():
+    p, q = dirichlet(24, 2, 500, 4)
+    with jax.enable_x64(True):
+        p, q = jnp.asarray(p), jnp.asarray(q)
+        assert (kl_divergence(p, q) > 1e-4).all()
+        np.testing.assert_array_equal(kl_divergence(p, p), 0)
+        near = kl_divergence(p, 0.999 * p + 0.001 * q)
+        assert (near > 0).all() and (near < 1e-3).all()
+
+
+def test_kl_is_jointly_convex():
+    """D(aP + (1-a)P' || aQ + (1-a)Q') <= a D(P||Q) + (1-a) D(P'||Q'); with the last prime left out it is false."""
+    random = np.random.default_rng(25)
+    p, p_, q, q_ = random.dirichlet(np.ones(4), size=(4, 1000))
+    a = random.uniform(size=(1000, 1))
+    with jax.enable_x64(True):
+        d = jax.jit(kl_divergence)
+        left = np.asarray(d(a * p + (1 - a) * p_, a * q + (1 - a) * q_))
+        right = np.asarray(
+            a[:, 0] * d(jnp.asarray(p), jnp.asarray(q)) + (1 - a[:, 0]) * d(jnp.asarray(p_), jnp.asarray(q_))
+        )
+        printed = np.asarray(
+            a[:, 0] * d(jnp.asarray(p), jnp.asarray(q)) + (1 - a[:, 0]) * d(jnp.asarray(p_), jnp.asarray(q))
+        )
+    assert (left <= right + 1e-14).all()
+    assert (left > printed + 1e-3).sum() > 10
+    half, skew = pair(0.5), pair(0.9)
+    np.testing.assert_allclose(kl_divergence(half, 0.5 * half + 0.5 * skew), 0.0871767, atol=1e-7)
+    assert kl_divergence(half, half) == 0  # what is printed on the right, for lambda = 1/2
+    np.testing.assert_allclose(0.5 * kl_divergence(half, skew), 0.2554128, atol=1e-7)
+
+
+def test_kl_is_not_a_metric():
+    """Neither symmetric nor subject to the triangle inequality."""
+    p, q, r = pair(0.5, 0.9, 0.7)
+    np.testing.assert_allclose(kl_divergence(p, q) - kl_divergence(q, p), 0.5108256 - 0.3680642, atol=1e-6)
+    detour = kl_divergence(p, r) + kl_divergence(r, q)
+    np.testing.assert_allclose(detour, 0.2408403, atol=1e-6)
+    assert kl_divergence(p, q) > detour + 0.2
+
+
+def test_x_log_x_is_convex():
+    """phi = x log x: phi' = log x + 1, phi'' = 1/x (printed as 1/x + 1)."""
+
+    def phi(x):  # minus the term of the entropy that x stands for, the other being constant
+        return -entropy(jnp.stack([x, 1.0]))
+
+    x = np.array([0.25, 1.0, 2.0])
+    with jax.enable_x64(True):
+        first, second = grad(phi), grad(jax.grad(phi))
+        np.testing.assert_allclose([first(v) for v in x], np.log(x) + 1, rtol=1e-14)
+        np.testing.assert_allclose([second(v) for v in x], 1 / x, rtol=1e-14)
+        assert abs(second(2.0) - 1.5) > 0.9
+
+
+def test_kl_in_bits_is_the_expected_excess_of_code_length():
+    """With ideal code lengths -log2 q in place of -log2 p."""
+    p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
+    symbols = np.random.default_rng(26).choice(2, p=p, size=200_000)
+    excess = np.mean(np.log2(p[symbols]) - np.log2(q[symbols]))
+    np.testing.assert_allclose(excess, 0.7369656, atol=0.01)
+    np.testing.assert_allclose(
+        kl_divergence(jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32), 2), excess, atol=0.01
+    )
+    # a code with whole lengths 1, 2, 3, 3 is ideal for (1/2, 1/4, 1/8, 1/8)
+    code, truth = jnp.array([0.5, 0.25, 0.125, 0.125]), jnp.array([0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(cross_entropy(truth, code, 2), 0.1 * 1 + 0.2 * 2 + 0.7 * 3, rtol=1e-6)
+
+
+def test_cross_entropy_is_kl_plus_entropy_and_smallest_at_p():
+    p, q = dirichlet(27, 2, 200, 5)
+    with jax.enable_x64(True):
+        p, q = jnp.asarray(p), jnp.asarray(q)
+        ce, h = cross_entropy(p, q), entropy(p)
+        np.testing.assert_allclose(ce, kl_divergence(p, q) + h, rtol=1e-13)
+        np.testing.assert_allclose(cross_entropy(p, p), h, rtol=1e-13)
+        assert (ce > h).all() and (h > 0).all()
+        np.testing.assert_allclose(entropy(jnp.full(5, 0.2)), math.log(5), rtol=1e-14)
+        assert np.abs(ce - cross_entropy(q, p)).max() > 0.1  # not symmetric
+
+
+def test_minimising_cross_entropy_over_q_finds_p():
+    p = jnp.array([0.5, 0.3, 0.15, 0.05])
+
+    def step(z, _):
+        return z - 2.0 * grad(lambda z: softmax_cross_entropy(z, p))(z), None
+
+    z = jax.jit(lambda z: jax.lax.scan(step, z, None, length=500)[0])(jnp.zeros(4))
+    np.testing.assert_allclose(softmax(z), p, atol=1e-6)
+
+
+def test_kl_and_cross_entropy_have_the_same_gradient_in_q():
+    """Diehl, Remark 1.10: for fixed P minimising either is the same."""
+    p, z = jnp.asarray(dirichlet(28, 5), jnp.float32), jnp.asarray(normal(29, 5), jnp.float32)
+    gradients = [grad(lambda z, f=f: f(p, softmax(z)))(z) for f in (kl_divergence, cross_entropy)]
+    np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-6)
+    np.testing.assert_allclose(gradients[0], softmax(z) - p, atol=2e-7)
+    np.testing.assert_allclose(grad(kl_divergence, 1)(p, softmax(z)), -p / softmax(z), rtol=1e-5)
+
+
+def test_gradients_at_zero_probabilities():
+    """Finite wherever q > 0; the infinite slope of x log x at 0 is replaced by 0."""
+    p, q = jnp.array([0.0, 0.25, 0.75]), jnp.array([0.5, 0.25, 0.25])
+    np.testing.assert_allclose(grad(kl_divergence, 1)(p, q), [0, -1, -3], rtol=1e-6)
+    np.testing.assert_allclose(grad(cross_entropy, 1)(p, q), [0, -1, -3], rtol=1e-6)
+    np.testing.assert_allclose(grad(cross_entropy, 0)(p, q), -np.log(q), rtol=1e-6)
+    expected = [-math.log(0.5), 1.0, 1 + math.log(3)]
+    np.testing.assert_allclose(grad(kl_divergence, 0)(p, q), expected, rtol=1e-6)
+    np.testing.assert_allclose(grad(entropy)(p), [0, -1 - math.log(0.25), -1 - math.log(0.75)], rtol=1e-6)
+    zero = jnp.array([0.0, 0.5, 0.5])
+    for loss in (kl_divergence, cross_entropy, jensen_shannon):
+        for slot in (0, 1):
+            gradient = grad(loss, slot)(zero, zero)
+            assert np.isfinite(gradient).all() and gradient[0] == 0
+    assert grad(cross_entropy, 1)(q, zero)[0] == -np.inf  # here the slope is infinite, and it says so
+    z = jnp.array([1e4, 0.0, -1e4])  # a softmax that has been rounded to (1, 0, 0)
+    for loss in (entropy, lambda p: kl_divergence(p, q), lambda p: jensen_shannon(p, q)):
+        np.testing.assert_array_equal(grad(lambda z, f=loss: f(softmax(z)))(z), 0)
+
+
+def test_jensen_shannon_is_symmetric_and_its_root_a_metric():
+    p, q, r = dirichlet(30, 3, 300, 4)
+    with jax.enable_x64(True):
+        d = jax.jit(lambda a, b: jnp.sqrt(jensen_shannon(a, b)))
+        pq, qp, pr, rq = np.asarray(d(jnp.stack([p, q, p, r]), jnp.stack([q, p, r, q])))
+    np.testing.assert_allclose(pq, qp, rtol=1e-12)
+    assert (pq <= pr + rq).all() and (pq**2 <= math.log(2)).all()
+
+
+def test_derivatives_of_the_distances():
+    """Against finite differences, in both slots and both modes."""
+    with jax.enable_x64(True):
+        p, q = 0.9 * jnp.asarray(dirichlet(31, 2, 3, 4)) + 0.025
+        for loss in (kl_divergence, cross_entropy, jensen_shannon, partial(lp_distance, order=3), total_variation):
+            check_grads(jax.jit(loss), (p, q), order=1, atol=1e-5, rtol=1e-5, eps=1e-6)
+        check_grads(jax.jit(entropy), (p,), order=2, atol=1e-6, rtol=1e-6)
+
+
+def test_jensen_gap():
+    """sum_i p_i phi(x_i) - phi(sum_i p_i x_i) >= 0 for convex phi, <= 0 for concave phi."""
+    with jax.enable_x64(True):
+        weights, points = jnp.asarray(dirichlet(32, 20, 6)), jnp.asarray(normal(33, 20, 6, 3))
+
+        def gaps(phi, points):
+            return np.asarray(jax.jit(jax.vmap(partial(jensen_gap, phi)))(points, weights))
+
+        assert (gaps(lambda x: x @ x, points) > 0).all()
+        assert (gaps(jnp.max, points) > -1e-15).all()
+        assert (gaps(jnp.exp, points[..., 0]) > 0).all()
+        assert (gaps(jnp.log, jnp.exp(points[..., 0])) < 0).all()
+        np.testing.assert_allclose(gaps(jnp.sum, points), 0, atol=1e-14)
+        # the gap of the square is the variance
+        mean = (weights[..., None] * points).sum(1, keepdims=True)
+        variance = (weights[..., None] * (points - mean) ** 2).sum((1, 2))
+        np.testing.assert_allclose(gaps(lambda x: x @ x, points), variance, rtol=1e-12)
+        p, q = jnp.asarray(dirichlet(34, 2, 5))
+        np.testing.assert_allclose(jensen_gap(lambda x: x * jnp.log(x), p / q, q), kl_divergence(p, q), rtol=1e-12)
+
+
+def test_jensen_gap_says_what_it_expects(sentences):
+    with pytest.raises(ValueError, match="one weight per point"):
+        jensen_gap(jnp.exp, jnp.zeros(3), jnp.array([0.5, 0.5]))
+    with pytest.raises(ValueError, match="probability distributions in weights"):
+        jensen_gap(jnp.exp, jnp.zeros(2), jnp.array([0.5, 0.6]))
+    with pytest.raises(ValueError, match=r"to one number, but it gave shape \(3,\)"):
+        jensen_gap(jnp.exp, jnp.zeros((2, 3)), jnp.array([0.5, 0.5]))
+
+
+# From scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_cross_entropy_of_the_lectures_scores():
+    """h = (.1, -.8, 1.4, 1.1): 2.95 and .75 for the lecture's labels 2 and 3, which count from 1."""
+    h = jnp.asarray(np.tile(H, (4, 1)), jnp.float32)
+    labels = jnp.array([1, 2, 3, 4]) - 1
+    np.testing.assert_allclose(softmax_cross_entropy(h, labels), [2.053373, 2.953373, 0.753373, 1.053373], atol=1e-6)
+    np.testing.assert_allclose(np.exp(H).sum(), 8.6138659, atol=1e-7)
+    np.testing.assert_allclose(2.1533732 - H, softmax_cross_entropy(h, labels), atol=1e-6)
+
+
+def test_labels_and_distributions_agree():
+    """A one-hot target is a label; -log softmax(z)_y = CE(onehot(y), softmax(z)) = nll(log softmax(z), y)."""
+    z = normal(35, 3, 4, 6) * 3
+    y = np.random.default_rng(36).integers(0, 6, size=(3, 4))
+    with jax.enable_x64(True):
+        logits, labels = jnp.asarray(z), jnp.asarray(y)
+        rows = one_hot(labels, 6, jnp.float64)
+        values = [
+            softmax_cross_entropy(logits, labels),
+            softmax_cross_entropy(logits, rows),
+            cross_entropy(rows, softmax(logits)),
+            nll(log_softmax(logits), labels),
+        ]
+    expected = -np.take_along_axis(special.log_softmax(z, axis=-1), y[..., None], -1)[..., 0]
+    for value in values:
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int32])
+def test_labels_of_any_integer_dtype(dtype):
+    logits = jnp.asarray(normal(37, 2, 300), jnp.float32)
+    labels = jnp.asarray(np.array([7, 120]).astype(dtype))
+    expected = -special.log_softmax(np.asarray(logits, np.float64), axis=-1)[[0, 1], [7, 120]]
+    np.testing.assert_allclose(softmax_cross_entropy(logits, labels), expected, rtol=1e-6)
+
+
+def test_gradient_is_softmax_minus_target():
+    z = jnp.asarray(H, jnp.float32)
+    gradient = grad(softmax_cross_entropy)(z, jnp.array(1))
+    np.testing.assert_allclose(gradient, [0.1283014, -0.9478365, 0.4707758, 0.3487593], atol=1e-7)
+    assert abs(gradient.sum()) < 1e-6
+    t = jnp.array([0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(grad(softmax_cross_entropy)(z, t), special.softmax(H) - np.asarray(t), atol=2e-7)
+    np.testing.assert_allclose(grad(softmax_cross_entropy, 1)(z, t), -special.log_softmax(H), rtol=1e-6)
+
+
+def test_derivatives_from_scores():
+    with jax.enable_x64(True):
+        z, y = jnp.asarray(normal(38, 3, 4)), jnp.array([0, 3, 1])
+        t = jnp.asarray(dirichlet(39, 3, 4))
+        check_grads(jax.jit(lambda z: softmax_cross_entropy(z, y)), (z,), order=2, atol=1e-6, rtol=1e-6)
+        check_grads(jax.jit(softmax_cross_entropy), (z, t), order=2, atol=1e-6, rtol=1e-6)
+        check_grads(jax.jit(sigmoid_cross_entropy), (z, t), order=2, atol=1e-6, rtol=1e-6)
+        check_grads(jax.jit(distillation_loss), (z, 2 * z[::-1]), order=1, atol=1e-6, rtol=1e-6)
+        p = np.asarray(softmax(z[0]))
+        hessian = jax.hessian(lambda z: softmax_cross_entropy(z, y[0]))(z[0])
+        np.testing.assert_allclose(hessian, np.diag(p) - np.outer(p, p), atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["labels", "distributions"])
+def test_extreme_scores(kind):
+    """Exact at +-1e4 where exp overflows, and as precise far from 0 as near it."""
+
+    def targets(*labels):
+        labels = jnp.array(labels)
+        return labels if kind == "labels" else one_hot(labels, 3)
+
+    z = jnp.array([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0], [-1e4, -1e4, -1e4], [1e4, 1e4, 1e4]])
+    t = targets(0, 1, 2, 0)
+    np.testing.assert_allclose(softmax_cross_entropy(z, t), [0, 2e4, math.log(3), math.log(3)], rtol=1e-6)
+    gradient = grad(lambda z: softmax_cross_entropy(z, t).sum())(z)
+    third = np.array([1, 1, 1]) / 3
+    expected = [[0, 0, 0], [1, -1, 0], third - [0, 0, 1], third - [1, 0, 0]]
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+    near, far = np.array([0.0, 1.0, 2.0], np.float32), np.array([10000.0, 10001.0, 10002.0], np.float32)
+    np.testing.assert_allclose(softmax_cross_entropy(jnp.asarray(far)[None], targets(2)), 0.4076060, atol=1e-7)
+    naive = jax.nn.logsumexp(jnp.asarray(far)) - far[2]  # negative control: the difference of two large numbers
+    assert abs(naive - 0.4076060) > 1e-5 > abs(jax.nn.logsumexp(jnp.asarray(near)) - near[2] - 0.4076060)
+
+
+def test_excluded_classes():
+    """A score of -inf leaves its class out, or costs infinitely much if it is the label."""
+    z, rest = jnp.array([0.5, -jnp.inf, 1.0]), np.array([0.5, 1.0])
+    t = jnp.array([0.25, 0.0, 0.75])
+    expected = -special.log_softmax(rest)
+    np.testing.assert_allclose(softmax_cross_entropy(z, jnp.array(2)), expected[1], rtol=1e-6)
+    np.testing.assert_allclose(softmax_cross_entropy(z, t), 0.25 * expected[0] + 0.75 * expected[1], rtol=1e-6)
+    p = special.softmax(rest)
+    for target, wanted in ((jnp.array(2), p - [0, 1]), (t, p - [0.25, 0.75])):
+        gradient = np.asarray(grad(softmax_cross_entropy)(z, target))
+        np.testing.assert_allclose(gradient, [wanted[0], 0, wanted[1]], atol=1e-7)
+    assert np.isfinite(grad(softmax_cross_entropy, 1)(z, t)).all()
+    assert softmax_cross_entropy(z, jnp.array(1)) == np.inf
+    assert softmax_cross_entropy(z, jnp.array([0.0, 0.5, 0.5])) == np.inf
+
+
+def test_loss_of_a_right_answer_depends_on_the_margin():
+    """At most log(1 + (C-1) exp(-margin)), not about 0; and max z - z_y only up to log C."""
+    z = np.array([[1.2, 1, 0.9], [3, 1, 0], [10, 0, 0], [0, 0, 0]])
+    with jax.enable_x64(True):
+        loss = np.asarray(softmax_cross_entropy(jnp.asarray(z), jnp.zeros(4, jnp.int32)))
+    np.testing.assert_allclose(loss, [0.939831, 0.169846, 9.07957e-5, 1.098612], rtol=2e-6)
+    margin = z[:, 0] - z[:, 1:].max(-1)
+    assert (loss <= np.log(1 + 2 * np.exp(-margin)) * (1 + 1e-12)).all()
+    z = normal(40, 1000, 3).astype(np.float32) * 4
+    loss = np.asarray(softmax_cross_entropy(jnp.asarray(z), jnp.zeros(1000, jnp.int32)))
+    rough = z.max(-1) - z[:, 0]
+    assert (loss >= rough - 1e-5).all() and (loss <= rough + math.log(3) + 1e-5).all()
+
+
+def test_nll_in_bits_bounds_the_zero_one_loss_and_nll_in_nats_does_not():
+    z = np.random.default_rng(41).normal(size=(100_000, 3)).astype(np.float32)
+    labels = jnp.zeros(100_000, jnp.int32)
+    loss = np.asarray(jax.jit(softmax_cross_entropy)(jnp.asarray(z), labels))
+    wrong = np.asarray(zero_one(labels, jnp.asarray(z.argmax(-1), jnp.int32)))
+    assert 0.6 < wrong.mean() < 0.7
+    assert (loss / math.log(2) >= wrong).all()
+    assert 100 < (loss < wrong).sum() < 20_000  # the printed bound fails
+    loss = softmax_cross_entropy(jnp.array([0.0, 0.1]), jnp.array(0))
+    np.testing.assert_allclose(loss, 0.744397, atol=1e-6)
+    np.testing.assert_allclose(loss / math.log(2), 1.073937, atol=1e-6)
+    tie = softmax_cross_entropy(jnp.zeros(2), jnp.array(0))
+    np.testing.assert_allclose(tie / math.log(2), 1, rtol=1e-6)  # equality
+
+
+def test_zero_one():
+    labels, predictions = jnp.array([0, 1, 2, 2], jnp.uint8), jnp.array([0, 2, 2, 1])
+    result = zero_one(labels, predictions)
+    np.testing.assert_array_equal(result, [0, 1, 0, 1])
+    assert result.dtype == jnp.float32
+    np.testing.assert_array_equal(zero_one(jnp.array([True, False]), jnp.array([True, True])), [0, 1])
+    z = jnp.asarray(normal(42, 5, 3), jnp.float32)
+    gradient = grad(lambda z: zero_one(jnp.zeros(5, jnp.int32), z.argmax(-1)).sum())(z)
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_a_point_mass_as_prediction_gives_zero_or_infinity():
+    """Not the 0-1 loss, which is 1 - P(Y' = y)."""
+    prediction = one_hot(jnp.array([1, 1]), 3)
+    labels = jnp.array([1, 2])
+    np.testing.assert_array_equal(nll(jnp.log(prediction), labels), [0, np.inf])
+    np.testing.assert_array_equal(zero_one(labels, prediction.argmax(-1)), [0, 1])
+    np.testing.assert_array_equal(zero_one(labels, prediction.argmax(-1)), 1 - prediction[jnp.arange(2), labels])
+
+
+def test_probabilities_are_not_scores():
+    """Softmax is part of the loss: giving it probabilities is a different number, and nll refuses scores."""
+    h, y = jnp.asarray(H, jnp.float32), jnp.array(2)
+    assert abs(softmax_cross_entropy(softmax(h), y) - softmax_cross_entropy(h, y)) > 0.3
+    with pytest.raises(ValueError, match="nll expects log-probabilities, .* sum to between 8.61.*log_softmax"):
+        nll(h, y)
+    np.testing.assert_allclose(nll(log_softmax(h), y), 0.753373, atol=1e-6)
+
+
+def test_label_smoothing_numbers():
+    """CE .8483732 and KL .4995928 for class 2 of 4 and smoothing 0.1."""
+    with jax.enable_x64(True):
+        targets = smooth_labels(one_hot(jnp.array(2), 4, jnp.float64), 0.1)
+        loss = softmax_cross_entropy(jnp.asarray(H), targets)
+        np.testing.assert_allclose(loss, 0.8483732, atol=1e-7)
+        np.testing.assert_allclose(loss - entropy(targets), 0.4995928, atol=1e-7)
+        np.testing.assert_allclose(kl_divergence(targets, softmax(jnp.asarray(H))), 0.4995928, atol=1e-7)
+
+
+def test_distillation():
+    """The gradient is (softmax(z_s/T) - softmax(z_t/T)) / T: no factor T^2."""
+    soft = {
+        1: [0.1283014, 0.0521635, 0.4707758, 0.3487593],
+        2: [0.1922378, 0.1225762, 0.3682394, 0.3169465],
+        10: [0.2405043, 0.2198043, 0.2738931, 0.2657983],
+    }
+    student = np.array([0.3, 0.2, -0.5, 1.0])
+    for temperature, teacher in soft.items():
+        log_q = special.log_softmax(student / temperature)
+        with jax.enable_x64(True):
+            arguments = jnp.asarray(student), jnp.asarray(H), temperature
+            loss, gradient = jax.value_and_grad(distillation_loss)(*arguments)
+        np.testing.assert_allclose(special.softmax(H / temperature), teacher, atol=1e-7)
+        np.testing.assert_allclose(loss, -(teacher * log_q).sum(), atol=1e-6)
+        np.testing.assert_allclose(gradient, (np.exp(log_q) - teacher) / temperature, atol=1e-7)
+    z = jnp.asarray(H, jnp.float32)
+    np.testing.assert_allclose(distillation_loss(z, z), stats.entropy(soft[1]), atol=1e-6)
+    cooled = jax.jit(distillation_loss)(z, z[::-1], jnp.float32(4.0))  # a temperature that is traced
+    np.testing.assert_allclose(cooled, distillation_loss(z, z[::-1], 4), rtol=1e-6)
+
+
+# Binary --------------------------------------------------------------------------------------------------------------
+
+
+def test_sigmoid_cross_entropy_of_a_half():
+    """z = .5, y = 0: loss .9740770, gradient sigma(z) - y = .6224593."""
+    value, gradient = jax.value_and_grad(sigmoid_cross_entropy)(jnp.float32(0.5), jnp.float32(0))
+    np.testing.assert_allclose(value, 0.9740770, atol=1e-7)
+    np.testing.assert_allclose(gradient, 0.6224593, atol=1e-7)
+
+
+def test_sigmoid_cross_entropy_is_softmax_cross_entropy_with_a_zero_score():
+    z, y = normal(43, 5) * 4, np.random.default_rng(44).uniform(size=5)
+    with jax.enable_x64(True):
+        binary = sigmoid_cross_entropy(jnp.asarray(z), jnp.asarray(y))
+        scores = jnp.stack([jnp.zeros(5), jnp.asarray(z)], -1)
+        both = softmax_cross_entropy(scores, jnp.stack([1 - jnp.asarray(y), jnp.asarray(y)], -1))
+    np.testing.assert_allclose(binary, both, rtol=1e-13)
+
+
+def test_sigmoid_cross_entropy_at_extreme_scores():
+    z = jnp.array([1e4, -1e4, 1e4, -1e4, 20.0, -20.0, 1e4])
+    y = jnp.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.25])
+    small = math.log1p(math.exp(-20))
+    np.testing.assert_allclose(sigmoid_cross_entropy(z, y), [0, 0, 1e4, 1e4, small, small, 7500], rtol=1e-6)
+    gradient = grad(lambda z: sigmoid_cross_entropy(z, y).sum())(z)
+    np.testing.assert_allclose(gradient, [0, 0, 1, -1, 0, 0, 0.75], atol=1e-7)
+
+
+def test_sigmoid_cross_entropy_has_exact_derivatives_at_zero():
+    """sigma - y, sigma (1 - sigma), and then 0, where max and abs have a kink each."""
+
+    def kinked(z, y):
+        return jnp.maximum(z, 0) - z * y + jnp.log1p(jnp.exp(-jnp.abs(z)))
+
+    def derivatives(loss):
+        first = jax.grad(loss)
+        second = jax.grad(first)
+        return [f(jnp.array(0.0), jnp.array(0.75)) for f in map(jax.jit, (first, second, jax.grad(second)))]
+
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(derivatives(sigmoid_cross_entropy), [-0.25, 0.25, 0], atol=1e-15)
+        assert np.abs(np.array(derivatives(kinked)) - [-0.25, 0.25, 0]).max() > 0.2  # negative control
+
+
+def test_squared_error_of_a_sigmoid_learns_nothing_when_saturated():
+    """gradient 2 (sigma - y)(1 - sigma) sigma, largest 8/27 at z = -log 2, against sigma - y."""
+
+    def squared(z):
+        return mse(jax.nn.sigmoid(z)[..., None], jnp.ones_like(z)[..., None])
+
+    def logistic(z):
+        return sigmoid_cross_entropy(z, jnp.ones_like(z))
+
+    with jax.enable_x64(True):
+        z = jnp.array([-10.0, -5.0, 0.0, 5.0])
+        slope = jax.jit(lambda z: (grad(lambda z: squared(z).sum())(z), grad(lambda z: logistic(z).sum())(z)))
+        np.testing.assert_allclose(slope(z)[0], [-9.07875e-5, -0.0132071, -0.25, -8.89889e-5], rtol=5e-6)
+        np.testing.assert_allclose(slope(z)[1][:3], [-0.99995460, -0.9933071, -0.5], rtol=5e-8)
+        grid = jnp.linspace(-10, 10, 200_001)
+        steep = np.abs(slope(grid)[0])
+        np.testing.assert_allclose(steep.max(), 8 / 27, rtol=1e-8)
+        np.testing.assert_allclose(grid[steep.argmax()], -math.log(2), atol=2e-4)
+
+        def train(loss):
+            step = lambda z, _: (z - grad(loss)(z), None)  # noqa: E731
+            return jax.lax.scan(step, jnp.array(-10.0), None, length=100)[0]
+
+        stuck, moved = np.asarray(jax.jit(lambda: jnp.stack([train(squared), train(logistic)]))())
+    assert stuck < -9.9 and moved > 3
+
+
+def test_hinge_loss():
+    z, y = jnp.array([2.0, 1.0, 0.5, -3.0, 0.5]), jnp.array([1.0, 1.0, 1.0, 1.0, -1.0])
+    np.testing.assert_array_equal(hinge_loss(z, y), [0, 0, 0.5, 4, 1.5])
+    np.testing.assert_array_equal(grad(lambda z: hinge_loss(z, y).sum())(z), [0, 0, -1, -1, 1])
+
+
+# Regression ----------------------------------------------------------------------------------------------------------
+
+
+def test_mean_or_sum_is_said():
+    """y = [0,0,1]: the lecture's 1.28 and .96 are sums, the means .426667 and .32. The likelihoods are equal."""
+    y = jnp.tile(jnp.array([0.0, 0.0, 1.0]), (2, 1))
+    prediction = jnp.array([[0.8, 0.0, 0.2], [0.4, 0.4, 0.2]])
+    np.testing.assert_allclose(mse(prediction, y), [0.426667, 0.320000], atol=1e-6)
+    np.testing.assert_allclose(3 * mse(prediction, y), [1.28, 0.96], rtol=1e-6)
+    np.testing.assert_allclose(cross_entropy(y, prediction), [1.6094379, 1.6094379], rtol=1e-7)
+    assert mse(y, y).shape == (2,) and mse(y[0], y[0]).shape == ()
+
+
+def test_best_constants_are_mean_and_median():
+    data = np.random.default_rng(45).exponential(size=101).astype(np.float32)
+    constants = np.linspace(0, 3, 3001).astype(np.float32)
+    shape = np.zeros((3001, 101), np.float32)
+    squared = mse(jnp.asarray(constants[:, None] + shape), jnp.asarray(data + shape))
+    absolute = mae(jnp.asarray(constants[:, None] + shape), jnp.asarray(data + shape))
+    np.testing.assert_allclose(constants[np.argmin(squared)], data.mean(), atol=1e-3)
+    np.testing.assert_allclose(constants[np.argmin(absolute)], np.median(data), atol=1e-3)
+    assert abs(data.mean() - np.median(data)) > 0.1
+
+
+def test_gaussian_nll():
+    """-log N(y; f, I) = 1/2 |y - f|^2 + (D/2) log 2 pi: neither the squared error nor its mean."""
+    f, y = jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])
+    np.testing.assert_allclose(gaussian_nll(f, y), 2.462877, atol=1e-6)
+    np.testing.assert_allclose(2 * mse(f, y), 1.25, rtol=1e-6)
+    f, y = normal(46, 2, 10, 3)
+    expected = [-stats.multivariate_normal.logpdf(b, a, np.eye(3)) for a, b in zip(f, y, strict=True)]
+    with jax.enable_x64(True):
+        value = np.asarray(gaussian_nll(jnp.asarray(f), jnp.asarray(y)))
+        error = np.asarray(mse(jnp.asarray(f), jnp.asarray(y)))
+        slope = grad(lambda f: gaussian_nll(f, jnp.asarray(y)).sum())(jnp.asarray(f))
+    np.testing.assert_allclose(value, expected, rtol=1e-13)
+    np.testing.assert_allclose(value - 1.5 * error, np.full(10, 1.5 * math.log(2 * math.pi)), rtol=1e-13)
+    np.testing.assert_allclose(slope, f - y, rtol=1e-13)
+
+
+def test_huber():
+    prediction = jnp.array([[0.0, 0.5], [1.0, -3.0], [1e20, 0.0]])
+    value = huber(prediction, jnp.zeros((3, 2)), 2.0)
+    np.testing.assert_allclose(value, [0.0625, (0.5 + 2 * (3 - 1)) / 2, 1e20], rtol=1e-6)  # no overflow
+    slope = grad(lambda p: huber(p, jnp.zeros((3, 2)), 2.0).sum())(prediction)
+    np.testing.assert_array_equal(slope, np.array([[0, 0.5], [1, -2], [2, 0]]) / 2)
+    curvature = jax.jacfwd(grad(lambda e: huber(e[None], jnp.zeros(1))))
+    assert curvature(jnp.float32(0)) == 1 and curvature(jnp.float32(1.5)) == 0
+    edge = grad(lambda e: huber(e[None], jnp.zeros(1)))(jnp.array([1.0, -1.0])[0])
+    assert edge == 1
+
+
+def test_mae_has_slope_zero_at_a_perfect_fit():
+    x = jnp.array([1.0, 2.0])
+    np.testing.assert_array_equal(grad(mae)(x, x), 0)
+    np.testing.assert_array_equal(grad(mae)(x, x + 1), [-0.5, -0.5])
+
+
+# Against PyTorch -----------------------------------------------------------------------------------------------------
+
+
+def test_values_and_gradients_against_torch(torch):
+    F = torch.nn.functional
+    z, w, t = normal(47, 5, 7) * 3, normal(48, 5, 7), dirichlet(49, 5, 7)
+    bits = np.random.default_rng(50).integers(0, 2, size=(5, 7)).astype(np.float64)
+    y = np.random.default_rng(51).integers(0, 7, size=5)
+    ty, none = torch.tensor(y), {"reduction": "none"}
+    with jax.enable_x64(True):
+        pairs = {
+            "labels": (lambda z: softmax_cross_entropy(z, jnp.asarray(y)), lambda z: F.cross_entropy(z, ty, **none)),
+            "soft": (
+                lambda z: softmax_cross_entropy(z, jnp.asarray(t)),
+                lambda z: F.cross_entropy(z, torch.tensor(t), **none),
+            ),
+            "smoothed": (
+                lambda z: softmax_cross_entropy(z, smooth_labels(one_hot(jnp.asarray(y), 7, jnp.float64), 0.1)),
+                lambda z: F.cross_entropy(z, ty, label_smoothing=0.1, **none),
+            ),
+            "nll": (
+                lambda z: nll(log_softmax(z), jnp.asarray(y)),
+                lambda z: F.nll_loss(torch.log_softmax(z, -1), ty, **none),
+            ),
+            "kl": (
+                lambda z: kl_divergence(jnp.asarray(t), softmax(z)),
+                lambda z: F.kl_div(torch.log_softmax(z, -1), torch.tensor(t), **none).sum(-1),
+            ),
+            "entropy": (
+                lambda z: entropy(softmax(z)),
+                lambda z: torch.distributions.Categorical(logits=z).entropy(),
+            ),
+            "binary": (
+                lambda z: sigmoid_cross_entropy(z, jnp.asarray(bits)),
+                lambda z: F.binary_cross_entropy_with_logits(z, torch.tensor(bits), **none),
+            ),
+            "mse": (lambda z: mse(z, jnp.asarray(w)), lambda z: F.mse_loss(z, torch.tensor(w), **none).mean(-1)),
+            "mae": (lambda z: mae(z, jnp.asarray(w)), lambda z: F.l1_loss(z, torch.tensor(w), **none).mean(-1)),
+            "huber": (
+                lambda z: huber(z, jnp.asarray(w), 0.7),
+                lambda z: F.huber_loss(z, torch.tensor(w), delta=0.7, **none).mean(-1),
+            ),
+            "gaussian": (
+                lambda z: gaussian_nll(z, jnp.asarray(w)),
+                lambda z: F.gaussian_nll_loss(z, torch.tensor(w), torch.ones(5, 7), full=True, **none).sum(-1),
+            ),
+            "distillation": (
+                lambda z: distillation_loss(z, jnp.asarray(w), 3.0),
+                lambda z: F.cross_entropy(z / 3, torch.softmax(torch.tensor(w) / 3, -1), **none),
+            ),
+        }
+        for name, (ours, theirs) in pairs.items():
+            leaf = torch.tensor(z, requires_grad=True)
+            expected = theirs(leaf)
+            expected.sum().backward()
+
+            def value_and_gradient(z, ours=ours):
+                return ours(z), grad(lambda z: ours(z).sum())(z)
+
+            value, gradient = jax.jit(value_and_gradient)(jnp.asarray(z))
+            np.testing.assert_allclose(value, expected.detach().numpy(), rtol=1e-11, atol=1e-14, err_msg=name)
+            np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+def test_our_means_are_the_defaults_of_torch(torch):
+    """torch.nn.MSELoss and CrossEntropyLoss reduce by the mean over everything."""
+    z, w = normal(52, 5, 7), normal(53, 5, 7)
+    y = np.array([0, 6, 3, 3, 1])
+    with jax.enable_x64(True):
+        ours = mse(jnp.asarray(z), jnp.asarray(w)).mean(), softmax_cross_entropy(jnp.asarray(z), jnp.asarray(y)).mean()
+    z, w, y = torch.tensor(z), torch.tensor(w), torch.tensor(y)
+    np.testing.assert_allclose(ours, [torch.nn.MSELoss()(z, w), torch.nn.CrossEntropyLoss()(z, y)], rtol=1e-13)
+
+
+# Penalties -----------------------------------------------------------------------------------------------------------
+
+PARAMS = {
+    "hidden": {"kernel": np.array([[1.0, -0.5], [0.0, 0.5]]), "bias": np.array([3.0, -4.0])},
+    "out": {"kernel": np.array([[0.5], [-0.5], [0.5]]), "bias": np.array([7.0])},
+}
+
+
+def params(dtype=jnp.float32):
+    return jax.tree.map(lambda w: jnp.asarray(w, dtype), PARAMS)
+
+
+def test_l2_of_the_lectures_example():
+    """lambda (sum W1^2 + sum W2^2) = .01 * 2.25 = .0225, without the offsets."""
+    kernels = jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
+    np.testing.assert_allclose(0.01 * l2(params(), kernels), 0.0225, rtol=1e-6)
+    np.testing.assert_allclose(l2(params()), 2.25 + 9 + 16 + 49, rtol=1e-6)
+    np.testing.assert_allclose(l1(params(), kernels), 3.5, rtol=1e-6)
+    np.testing.assert_allclose(l1(params()), 3.5 + 14, rtol=1e-6)
+    np.testing.assert_allclose(l2(params(), {"hidden": True, "out": False}), 1.5 + 25, rtol=1e-6)  # an upper part
+    gradient = grad(partial(l2, mask=kernels))(params())
+    np.testing.assert_array_equal(gradient["hidden"]["kernel"], 2 * PARAMS["hidden"]["kernel"])
+    np.testing.assert_array_equal(gradient["hidden"]["bias"], 0)
+    np.testing.assert_array_equal(grad(l1)(params())["hidden"]["kernel"], [[1, -1], [0, 1]])  # 0 at 0
+    assert l1(()) == 0 and l2({}) == 0
+
+
+def test_penalties_sum_in_float32_or_wider():
+    for dtype in HALF:
+        tree = {"a": jnp.full(5000, 0.25, dtype), "b": jnp.ones(3, jnp.float32)}
+        for penalty, expected in ((l1, 1253.0), (l2, 315.5)):
+            value = penalty(tree)
+            assert value.dtype == jnp.float32 and value == expected
+            assert grad(penalty)(tree)["a"].dtype == dtype
+    with jax.enable_x64(True):
+        assert l2({"a": jnp.ones(2, jnp.float32), "b": jnp.full(1, 1e-12, jnp.float64)}).dtype == jnp.float64
+        np.testing.assert_allclose(
+            l1((jnp.ones(2, jnp.float32), jnp.full(1, 1e-12, jnp.float64))) - 2, 1e-12, rtol=1e-3
+        )
+
+
+def test_penalties_say_what_they_expect(sentences):
+    with pytest.raises(TypeError, match=r"l2 expects params of real floating-point arrays, but int32 \(3,\) came"):
+        l2({"kernel": jnp.ones(2), "steps": jnp.arange(3)})
+    assert l2({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, {"kernel": True, "steps": False}) == 2  # the repair
+    with pytest.raises(TypeError, match="l1 expects a mask of True and False, but a float came"):
+        l1(params(), 1.0)
+    with pytest.raises(ValueError) as caught:
+        l1(params(), {"hidden": True})
+    assert "l1 expects a mask with the structure of params" in "".join(caught.value.__notes__)
+
+
+def test_soft_threshold_numbers():
+    x = jnp.array([-1.2, 0.05, 0.7, 0.1])
+    np.testing.assert_allclose(soft_threshold(x, 0.1), [-1.1, 0, 0.6, 0], atol=1e-7)
+    assert soft_threshold(x, 0.1)[1] == 0
+    np.testing.assert_array_equal(soft_threshold(x, 0), x)
+    np.testing.assert_array_equal(grad(lambda x: soft_threshold(x, 0.1).sum())(x)[:3], [1, 0, 1])
+    assert soft_threshold(x.astype(jnp.bfloat16), jnp.bfloat16(0.1)).dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="threshold of 0 or more, but -0.1 came"):
+        soft_threshold(x, -0.1)
+
+
+def test_soft_threshold_is_the_proximal_step_of_l1():
+    """It minimises 1/2 (u - x)^2 + t |u| over u."""
+    x = np.array([-1.2, -0.3, 0.05, 0.7])
+    u = np.linspace(-2, 2, 40_001)
+    objective = 0.5 * (u - x[:, None]) ** 2 + 0.3 * np.abs(u)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(soft_threshold(jnp.asarray(x), 0.3), u[objective.argmin(-1)], atol=1e-4)
+
+
+def test_lasso_of_an_orthogonal_design_is_a_soft_threshold():
+    """With X^T X = N I, the minimiser of |y - X w|^2 / (2N) + lambda |w|_1 is S_lambda(X^T y / N)."""
+    n, d, penalty = 40, 5, 0.4
+    x = np.linalg.qr(normal(54, n, d))[0] * math.sqrt(n)
+    y = x @ np.array([2.0, -1.0, 0.2, 0.0, 0.5]) + 0.3 * normal(55, n)
+    with jax.enable_x64(True):
+        w = np.asarray(soft_threshold(jnp.asarray(x.T @ y / n), penalty))
+
+        def objective(w):
+            return 0.5 * mse(jnp.asarray(x) @ w, jnp.asarray(y)) + penalty * l1(w)
+
+        best = objective(jnp.asarray(w))
+        nearby = jax.jit(jax.vmap(objective))(jnp.asarray(w + 0.01 * normal(56, 500, d)))
+    assert (w == 0).sum() >= 2 and (nearby > best).all()
+
+
+def test_ridge_regression_has_its_closed_form():
+    """The gradient of mse + lambda l2 vanishes at (X^T X + N lambda I)^{-1} X^T y."""
+    x, y = normal(57, 30, 4), normal(58, 30)
+    w = np.linalg.solve(x.T @ x + 30 * 0.3 * np.eye(4), x.T @ y)
+    with jax.enable_x64(True):
+        slope = grad(lambda w: mse(jnp.asarray(x) @ w, jnp.asarray(y)) + 0.3 * l2(w))(jnp.asarray(w))
+    np.testing.assert_allclose(slope, 0, atol=1e-14)
+
+
+# Contracts of all losses ---------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A loss with arguments of leading shape (2, 3), its formula in numpy, and whether it keeps the last axis."""
+
+    loss: object
+    arguments: tuple
+    formula: object
+    keeps: bool = False
+
+
+def log_q(z):
+    return special.log_softmax(z, axis=-1)
+
+
+def pick(x, y):
+    return np.take_along_axis(x, y[..., None], -1)[..., 0]
+
+
+P, Q = dirichlet(60, 2, 2, 3, 4)
+Z, W = 2 * normal(61, 2, 2, 3, 4)
+Y = np.random.default_rng(62).integers(0, 4, size=(2, 3)).astype(np.int32)
+SIGNS = np.sign(W)
+
+LOSSES = {
+    "entropy": Row(entropy, (P,), lambda p: -(p * np.log(p)).sum(-1)),
+    "cross_entropy": Row(cross_entropy, (P, Q), lambda p, q: -(p * np.log(q)).sum(-1)),
+    "kl_divergence": Row(kl_divergence, (P, Q), lambda p, q: (p * np.log(p / q)).sum(-1)),
+    "jensen_shannon": Row(
+        jensen_shannon,
+        (P, Q),
+        lambda p, q: 0.5 * (p * np.log(2 * p / (p + q)) + q * np.log(2 * q / (p + q))).sum(-1),
+    ),
+    "total_variation": Row(total_variation, (P, Q), lambda p, q: 0.5 * np.abs(p - q).sum(-1)),
+    "lp_distance": Row(partial(lp_distance, order=3), (P, Q), lambda p, q: (np.abs(p - q) ** 3).sum(-1) ** (1 / 3)),
+    "softmax_cross_entropy labels": Row(softmax_cross_entropy, (Z, Y), lambda z, y: -pick(log_q(z), y)),
+    "softmax_cross_entropy soft": Row(softmax_cross_entropy, (Z, P), lambda z, p: -(p * log_q(z)).sum(-1)),
+    "distillation_loss": Row(
+        partial(distillation_loss, temperature=2.0),
+        (Z, W),
+        lambda z, w: -(special.softmax(w / 2, axis=-1) * log_q(z / 2)).sum(-1),
+    ),
+    "nll": Row(nll, (np.log(P), Y), lambda x, y: -pick(x, y)),
+    "sigmoid_cross_entropy": Row(
+        sigmoid_cross_entropy,
+        (Z, P),
+        lambda z, p: -p * np.log(special.expit(z)) - (1 - p) * np.log(special.expit(-z)),
+        keeps=True,
+    ),
+    "hinge_loss": Row(hinge_loss, (Z, SIGNS), lambda z, y: np.maximum(0, 1 - y * z), keeps=True),
+    "mse": Row(mse, (Z, W), lambda z, w: ((z - w) ** 2).mean(-1)),
+    "mae": Row(mae, (Z, W), lambda z, w: np.abs(z - w).mean(-1)),
+    "huber": Row(
+        huber,
+        (Z, W),
+        lambda z, w: np.where(np.abs(z - w) <= 1, (z - w) ** 2 / 2, np.abs(z - w) - 0.5).mean(-1),
+    ),
+    "gaussian_nll": Row(gaussian_nll, (Z, W), lambda z, w: ((z - w) ** 2).sum(-1) / 2 + 2 * math.log(2 * math.pi)),
+}
+PAIRS = [name for name, row in LOSSES.items() if len(row.arguments) == 2]
+every_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+def cast(arguments, dtype):
+    return tuple(jnp.asarray(x, x.dtype if x.dtype == np.int32 else dtype) for x in arguments)
+
+
+@every_loss
+def test_one_number_per_example_by_the_formula(name):
+    """Leading axes are batch, however many; vmap and jit agree."""
+    loss, arguments, formula, keeps = LOSSES[name]
+    expected = formula(*arguments)
+    assert expected.shape == ((2, 3, 4) if keeps else (2, 3))
+    with jax.enable_x64(True):
+        arguments = cast(arguments, jnp.float64)
+        for f in (loss, jax.jit(loss), jax.jit(jax.vmap(jax.vmap(loss)))):
+            np.testing.assert_allclose(f(*arguments), expected, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(loss(*(x[1, 2] for x in arguments)), expected[1, 2], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, *HALF])
+@every_loss
+def test_dtype_is_kept_and_sums_are_at_least_float32(name, dtype):
+    """The result is the exact formula of the rounded input, rounded once."""
+    loss, arguments, formula, _ = LOSSES[name]
+    arguments = cast(arguments, dtype)
+    exact = formula(*(np.asarray(x, None if x.dtype == jnp.int32 else np.float64) for x in arguments))
+    value = loss(*arguments)
+    assert value.dtype == dtype and not value.weak_type
+    unit = float(jnp.finfo(dtype).eps) / 2
+    rtol, atol = (4e-6, 2e-7) if dtype == jnp.float32 else (1.02 * unit, 1e-6)
+    np.testing.assert_allclose(np.asarray(value, np.float64), exact, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_nothing_is_broadcast(name, sentences):
+    loss, (a, b), _, _ = LOSSES[name]
+    a, b = cast((a, b), jnp.float32)
+    for one, other in ((a, b[0]), (a[0], b), (a, b[:1]), (a[:, :1], b)):
+        with pytest.raises(ValueError, match=r"expects.*\(\d.* came; |equal shape"):
+            loss(one, other)
+    if b.dtype != jnp.int32:
+        with pytest.raises(ValueError, match=r"expects.*\(\d.* came; |equal shape"):
+            loss(a, b[..., :1])
+
+
+def test_a_column_against_a_row_is_refused(sentences):
+    """The classic: predictions (8, 1), targets (8,) would broadcast to (8, 8)."""
+    for loss in (mse, mae, huber, gaussian_nll, sigmoid_cross_entropy, hinge_loss):
+        with pytest.raises(ValueError, match=r"float32 \(8, 1\) and .* is float32 \(8,\); reshape .*squeeze\(-1\)"):
+            loss(jnp.ones((8, 1)), jnp.ones(8))
+        loss(jnp.ones((8, 1)).squeeze(-1), jnp.ones(8))  # the repairs that it names
+        loss(jnp.ones((8, 1)), jnp.ones(8)[..., None])
+    with pytest.raises(ValueError, match="zero_one expects labels and predictions of equal shape"):
+        zero_one(jnp.zeros((8, 1), jnp.int32), jnp.zeros(8, jnp.int32))
+
+
+@every_loss
+def test_a_single_number_has_no_axis_to_reduce(name, sentences):
+    loss, arguments, _, keeps = LOSSES[name]
+    if keeps:
+        assert loss(*(jnp.asarray(x[0, 0, 0], jnp.float32) for x in arguments)).shape == ()
+        return
+    arguments = [jnp.asarray(x.flat[0], x.dtype if x.dtype == np.int32 else jnp.float32) for x in arguments]
+    with pytest.raises(ValueError, match=r"reduces the last axis, .* float32 \(\) came; .*\[..., None\]"):
+        loss(*arguments)
+
+
+@every_loss
+def test_integers_are_refused_where_numbers_are_meant(name, sentences):
+    loss, arguments, _, _ = LOSSES[name]
+    arguments = cast(arguments, jnp.float32)
+    with pytest.raises(TypeError, match=r"expects floating-point \w+, but int32 \(2, 3, 4\) came"):
+        loss(jnp.zeros((2, 3, 4), jnp.int32), *arguments[1:])
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, kl_divergence, jensen_shannon, total_variation, entropy, lp_distance])
+def test_what_is_no_distribution_is_refused(loss, sentences):
+    name = loss.__name__
+    order = {"order": 2} if loss is lp_distance else {}
+    good, scores = pair(0.5, 0.25), jnp.array([[0.5, 0.5], [1.5, -2.0]])
+    slots = [(scores,)] if loss is entropy else [(scores, good), (good, scores)]
+    for arguments in slots:
+        with pytest.raises(ValueError, match=rf"{name} expects probability distributions in [pq] .*softmax\(scores\)"):
+            loss(*arguments, **order)
+        repaired = [softmax(x) if x is scores else x for x in arguments]
+        assert np.isfinite(loss(*repaired, **order)).all()
+        # inside jit the values are unknown: an error only on request
+        checked = checkify.checkify(jax.jit(partial(loss, check=True, **order)))
+        error, _ = checked(*repaired)
+        assert error.get() is None
+        with jax.debug_nans(False):
+            error, _ = checked(*arguments)
+            jax.jit(partial(loss, **order))(*arguments)
+        with pytest.raises(ValueError, match=rf"{name} expects probability distributions"):
+            error.throw()
+
+
+def test_other_bad_values_are_refused(sentences):
+    cases = [
+        (softmax_cross_entropy, (jnp.zeros((1, 2)), jnp.array([[0.5, 0.6]])), "probability distributions in targets"),
+        (
+            sigmoid_cross_entropy,
+            (jnp.zeros(2), jnp.array([-1.0, 1.0])),
+            "between 0 and 1, but targets from -1.0 to 1.0",
+        ),
+        (hinge_loss, (jnp.zeros(2), jnp.array([0.0, 1.0])), "signs that are -1 or 1, but signs from 0.0 to 1.0"),
+        (nll, (jnp.zeros(2), jnp.array(0)), "log-probabilities, .* between 2.0 and 2.0"),
+        (softmax_cross_entropy, (jnp.zeros((2, 3)), jnp.array([1, 3])), "labels from 0 to 2 .* from 1 to 3 came"),
+        (nll, (jnp.log(jnp.full((2, 2), 0.5)), jnp.array([-1, 0])), "labels from 0 to 1 .* from -1 to 0 came"),
+    ]
+    for loss, arguments, sentence in cases:
+        with pytest.raises(ValueError, match=f"{loss.__name__} expects .*{sentence}"):
+            loss(*arguments)
+        with jax.debug_nans(False):
+            error, _ = checkify.checkify(jax.jit(partial(loss, check=True)))(*arguments)
+        with pytest.raises(ValueError, match=f"{loss.__name__} expects .*{sentence}"):
+            error.throw()
+    error, value = checkify.checkify(jax.jit(partial(nll, check=True)))(jnp.log(pair(0.25)[0]), jnp.array(0))
+    assert error.get() is None and value == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize("loss", [softmax_cross_entropy, nll])
+def test_a_label_out_of_range_is_nan_under_jit(loss):
+    """Value and gradient, and in its own row only."""
+    x = jnp.log(jnp.array([[0.25, 0.75]] * 4))
+    labels = jnp.array([0, 2, -1, 1])
+    with jax.debug_nans(False):
+        value = np.asarray(jax.jit(loss)(x, labels))
+        gradient = np.asarray(jax.jit(grad(lambda x, y: loss(x, y).sum()))(x, labels))
+    np.testing.assert_allclose(value, [math.log(4), np.nan, np.nan, -math.log(0.75)], rtol=1e-6)
+    np.testing.assert_array_equal(np.isnan(gradient).any(-1), [False, True, True, False])
+
+
+def test_targets_that_are_neither_labels_nor_distributions(sentences):
+    logits = jnp.zeros((2, 3, 4))
+    for targets in (
+        jnp.zeros((2, 3)),  # floating-point labels
+        jnp.zeros((2, 3, 4), jnp.int32),  # integer one-hot rows
+        jnp.zeros((2, 3, 1), jnp.int32),
+        jnp.zeros((6,), jnp.int32),
+        jnp.zeros((2, 3), bool),
+        jnp.full((2, 3, 1), 1.0),
+    ):
+        with pytest.raises(ValueError, match=r"integer labels of shape \(2, 3\) or .* of shape \(2, 3, 4\), but"):
+            softmax_cross_entropy(logits, targets)
+    with pytest.raises(ValueError, match=r"nll expects, .* labels of shape \(2, 3\), but int32 \(6,\) came"):
+        nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((6,), jnp.int32))
+    with pytest.raises(TypeError, match="nll expects an array of integer labels"):
+        nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((2, 3)))
+    with pytest.raises(TypeError, match="zero_one compares classes and expects integer predictions, but float32"):
+        zero_one(jnp.array([0, 1]), jnp.array([0.5, 0.5]))
+
+
+def test_numbers_out_of_range_are_refused(sentences):
+    p, z = pair(0.5), jnp.zeros((1, 2))
+    for base in (1, 0.5, 0, -2):
+        with pytest.raises(ValueError, match="entropy expects a logarithm of base > 1, but base="):
+            entropy(p, base)
+    for bad in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="distillation_loss expects temperature > 0"):
+            distillation_loss(z, z, bad)
+        with pytest.raises(ValueError, match="huber expects delta > 0"):
+            huber(z, z, bad)
+
+
+@every_loss
+def test_gradients_are_finite_at_extreme_inputs(name):
+    """Scores and regression errors of 1e4, probabilities of 0."""
+    loss, arguments, _, _ = LOSSES[name]
+    first = np.array([1e4, -1e4, 0.0, 1e4], np.float32)
+    second = np.array([-1e4, -1e4, 1e4, 0.0], np.float32)
+    point, other = np.array([1.0, 0, 0, 0], np.float32), np.array([0.25, 0.5, 0.25, 0], np.float32)
+    if arguments[0] is P:
+        extreme = (point, other)[: len(arguments)]
+    elif name == "nll":
+        extreme = (np.array([-1e4, 0, -1e4, -2e4], np.float32), np.int32(0))
+    elif arguments[1] is Y:
+        extreme = (first, np.int32(1))
+    elif arguments[1] is P:
+        extreme = (first, point)
+    elif arguments[1] is SIGNS:
+        extreme = (first, np.ones(4, np.float32))
+    else:
+        extreme = (first, second)
+    extreme = tuple(jnp.asarray(x) for x in extreme)
+    slots = tuple(i for i, x in enumerate(extreme) if jnp.issubdtype(x.dtype, jnp.floating))
+    value, gradients = jax.jit(jax.value_and_grad(lambda *x: loss(*x).sum(), slots))(*extreme)
+    assert np.isfinite(value)
+    assert all(np.isfinite(g).all() for g in gradients)

@@ -1,0 +1,369 @@
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from jaxblocks.tensors import (
+    cp_decompose,
+    cp_tensor,
+    einsum,
+    flattening,
+    flattening_ranks,
+    pure_tensor,
+    rank_bounds,
+    tensor_product,
+)
+
+
+@pytest.fixture
+def sentences():
+    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def normal(seed, *shape, dtype=np.float64):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def w_state(dtype=jnp.float32):
+    """e0 e0 e1 + e0 e1 e0 + e1 e0 e0: rank three, border rank two."""
+    return jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]], dtype)
+
+
+# Einstein sums
+
+
+def test_einsum_writes_matrix_products_traces_and_contractions():
+    with jax.enable_x64(True):
+        a, b, c, v = normal(0, 4, 3), normal(1, 3, 5), normal(2, 4, 3), normal(3, 3)
+        close = {"rtol": 1e-13, "atol": 1e-13}
+        ja, jb, jc, jv = map(jnp.asarray, (a, b, c, v))
+        np.testing.assert_allclose(einsum("ij,j->i", ja, jv), a @ v, **close)
+        np.testing.assert_allclose(einsum("ik,kj->ij", ja, jb), a @ b, **close)
+        np.testing.assert_allclose(einsum("ik, jk -> ij", ja, jc), a @ c.T, **close)
+        s, t = normal(4, 2, 3, 4), normal(5, 3, 4, 5)
+        loop = np.zeros((2, 5))
+        for i, j, k, m in itertools.product(range(2), range(5), range(3), range(4)):
+            loop[i, j] += s[i, k, m] * t[k, m, j]
+        np.testing.assert_allclose(einsum("ikl,klj->ij", jnp.asarray(s), jnp.asarray(t)), loop, **close)
+        np.testing.assert_allclose(np.tensordot(s, t, 2), loop, **close)
+    assert einsum("ii->", 2 * jnp.eye(3)) == 6
+    x = jnp.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(einsum("ik,jk->ij", x, x), [[5, 14], [14, 50]])
+
+
+def test_einsum_writes_what_summing_every_repeated_index_cannot():
+    """Batched and entrywise products keep an index that appears twice (errata 16)."""
+    u = jnp.arange(3.0)
+    assert einsum("i,i->", u, u) == 5
+    np.testing.assert_array_equal(einsum("i,i->i", u, u), [0, 1, 4])
+    a, b = (jnp.asarray(normal(0, 2, 3, 4, dtype=np.float32)), jnp.asarray(normal(1, 2, 4, 5, dtype=np.float32)))
+    np.testing.assert_allclose(einsum("bik,bkj->bij", a, b), np.matmul(a, b), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(einsum("...ik,kj->...ij", a, b[0]), np.matmul(a, b[0]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("implicit", "explicit", "shapes"),
+    [
+        ("ij,jk", "ij,jk->ik", [(2, 3), (3, 4)]),
+        ("ji", "ji->ij", [(2, 3)]),
+        ("i,i", "i,i->", [(3,), (3,)]),
+        ("bik,bkj", "bik,bkj->ij", [(2, 3, 4), (2, 4, 5)]),
+        ("...ba, a", "...ba,a->...b", [(5, 2, 3), (3,)]),
+        ("Aa,aB", "Aa,aB->AB", [(2, 3), (3, 4)]),
+        (",i", ",i->i", [(), (3,)]),
+    ],
+)
+def test_einsum_insists_on_outputs_and_says_what_the_implicit_form_means(implicit, explicit, shapes):
+    arrays = [jnp.asarray(normal(i, *shape, dtype=np.float32)) for i, shape in enumerate(shapes)]
+    with pytest.raises(ValueError, match="alphabetical") as error:
+        einsum(implicit, *arrays)
+    assert f"Write '{explicit}' for" in str(error.value)
+    advice = str(error.value).split("Write '")[1].split("'")[0]
+    np.testing.assert_allclose(einsum(advice, *arrays), np.einsum(implicit, *arrays), rtol=1e-5, atol=1e-6)
+
+
+def test_einsum_refuses_shapes_that_do_not_match():
+    x = jnp.ones((2, 3))
+    with pytest.raises(ValueError, match=r"expects 2 operands for 'ij,jk->ik', but 1 came"):
+        einsum("ij,jk->ik", x)
+    with pytest.raises(ValueError, match=r"operand 1 to have 1 axes for its term 'j' .* float32 \(2, 3\) came"):
+        einsum("ij,j->i", x, x)
+    with pytest.raises(ValueError, match=r"operand 0 to have at least 3 axes"):
+        einsum("...ijk->...", x)
+    with pytest.raises(ValueError, match=r"'j' of 'ij,jk->ik' is 3 in operand 0, .* and 2 in operand 1"):
+        einsum("ij,jk->ik", x, x)
+    # numpy and jax.numpy broadcast a size of one here, which sums the other operand silently
+    assert jnp.einsum("ij,jk->ik", jnp.ones((2, 1)), jnp.ones((3, 4)))[0, 0] == 3
+    with pytest.raises(ValueError, match="one size per letter"):
+        einsum("ij,jk->ik", jnp.ones((2, 1)), jnp.ones((3, 4)))
+    with pytest.raises(ValueError, match="one size per letter"):
+        einsum("...ii->...i", jnp.ones((4, 2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_einsum_sums_half_precision_in_float32_and_keeps_the_dtype(dtype):
+    x = jnp.full((1000, 4), 1.0 + 2.0**-6, dtype)
+    naive = np.zeros((), x.dtype)
+    for entry in np.asarray(x[:, 0]):
+        naive = (naive + entry).astype(x.dtype)
+    exact = 1000 * float(x[0, 0])
+    assert abs(float(naive) - exact) > 4  # the negative control: a sum in half precision stalls or drifts
+    spacing = float(jnp.finfo(dtype).eps)
+    for value in (
+        einsum("ij->j", x),
+        einsum("ij,ij->j", x, jnp.ones_like(x)),
+        jax.jit(lambda x: einsum("ij->j", x))(x),
+    ):
+        assert value.dtype == dtype
+        np.testing.assert_allclose(value.astype(jnp.float32), exact, rtol=spacing)
+    three = einsum("ij,jk,kl->il", *[jnp.ones((3, 3), dtype)] * 3)
+    assert three.dtype == dtype and float(three[0, 0]) == 9
+    dots = [e for e in jax.make_jaxpr(lambda x: einsum("ij,ik->jk", x, x))(x).eqns if e.primitive.name == "dot_general"]
+    assert [e.outvars[0].aval.dtype for e in dots] == [jnp.float32]
+    assert jax.grad(lambda x: einsum("ij,ij->", x, x))(x).dtype == dtype
+
+
+def test_einsum_transforms():
+    a, b = (jnp.asarray(normal(0, 5, 2, 3, dtype=np.float32)), jnp.asarray(normal(1, 3, 4, dtype=np.float32)))
+    product = jax.jit(jax.vmap(lambda a: einsum("ij,jk->ik", a, b)))(a)
+    np.testing.assert_allclose(product, np.matmul(a, b), rtol=1e-6, atol=1e-6)
+    gradient = jax.grad(lambda b: einsum("ij,jk->", a[0], b))(b)
+    np.testing.assert_allclose(gradient, np.repeat(a[0].sum(0)[:, None], 4, 1), rtol=1e-6)
+    assert einsum("i,i->", jnp.arange(3), jnp.arange(3)) == 5  # integers stay exact
+
+
+# Products
+
+
+def test_tensor_product_values_associativity_and_order_of_axes():
+    s, t = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0, 5.0])
+    np.testing.assert_array_equal(tensor_product(s, t), [[3, 4, 5], [6, 8, 10]])
+    assert tensor_product(t, s).shape == (3, 2)
+    np.testing.assert_array_equal(tensor_product(t, s), tensor_product(s, t).T)
+    a, b, c = (jnp.asarray(np.random.default_rng(i).integers(-9, 9, shape), jnp.float32) for i, shape in
+               enumerate([(2, 3), (4,), (2, 2, 2)]))  # fmt: skip
+    np.testing.assert_array_equal(tensor_product(tensor_product(a, b), c), tensor_product(a, tensor_product(b, c)))
+    np.testing.assert_array_equal(tensor_product(a, b, c), np.multiply.outer(np.multiply.outer(a, b), c))
+    np.testing.assert_array_equal(tensor_product(jnp.array(2.0), a), 2 * a)
+
+
+def test_pure_tensor_has_flattenings_of_rank_one():
+    vectors = [jnp.asarray(normal(i, d, dtype=np.float32)) for i, d in enumerate((2, 3, 4, 2))]
+    t = pure_tensor(*vectors)
+    lists = [np.asarray(v) for v in vectors]
+    for index, entry in np.ndenumerate(np.asarray(t)):
+        assert float(entry) == pytest.approx(
+            math.prod(float(v[i]) for v, i in zip(lists, index, strict=True)), rel=1e-6
+        )
+    np.testing.assert_array_equal(flattening_ranks(t), [1, 1, 1, 1])
+    assert [int(bound) for bound in rank_bounds(t)] == [1, 1]
+    for axes in itertools.combinations(range(4), 2):
+        assert np.linalg.matrix_rank(flattening(t, axes)) == 1
+    np.testing.assert_array_equal(pure_tensor(vectors[0]), vectors[0])
+
+
+def test_the_zero_tensor_is_pure_and_has_rank_zero():
+    """Only non-zero pure tensors have rank one (errata 15)."""
+    zero = pure_tensor(jnp.array([1.0, 2.0]), jnp.zeros(3), jnp.ones(2))
+    np.testing.assert_array_equal(flattening_ranks(zero), [0, 0, 0])
+    assert [int(bound) for bound in rank_bounds(zero)] == [0, 0]
+
+
+def test_pure_tensor_refuses_what_is_not_a_vector(sentences):
+    with pytest.raises(ValueError, match="at least one vector"):
+        pure_tensor()
+    with pytest.raises(ValueError, match=r"argument 1 is float32 \(2, 2\); tensor_product"):
+        pure_tensor(jnp.ones(2), jnp.ones((2, 2)))
+
+
+# Flattenings and rank
+
+
+def test_flattening_puts_entries_where_the_indices_say():
+    t = jnp.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    for axes in [0, 2, -1, (1,), (2, 0), (3, 1, 0), (), (0, 1, 2, 3)]:
+        chosen = [axis % 4 for axis in ([axes] if isinstance(axes, int) else axes)]
+        rest = [axis for axis in range(4) if axis not in chosen]
+        rows, columns = [t.shape[a] for a in chosen], [t.shape[a] for a in rest]
+        matrix = np.zeros((math.prod(rows), math.prod(columns)), int)
+        for index, entry in np.ndenumerate(np.asarray(t)):
+            row = np.ravel_multi_index([index[a] for a in chosen], rows) if chosen else 0
+            column = np.ravel_multi_index([index[a] for a in rest], columns) if rest else 0
+            matrix[row, column] = entry
+        np.testing.assert_array_equal(flattening(t, axes), matrix)
+    for wrong in (4, -5, (0, 0), (1, -3)):
+        with pytest.raises(ValueError, match="distinct axes between -4 and 3"):
+            flattening(t, wrong)
+
+
+def test_order_two_rank_is_matrix_rank():
+    with jax.enable_x64(True):
+        for rank in range(1, 5):
+            matrix = normal(rank, 6, rank) @ normal(10 + rank, rank, 5)
+            assert np.linalg.matrix_rank(matrix) == rank
+            np.testing.assert_array_equal(flattening_ranks(jnp.asarray(matrix)), [rank, rank])
+            assert [int(bound) for bound in rank_bounds(jnp.asarray(matrix))] == [rank, rank]
+    np.testing.assert_array_equal(flattening_ranks(jnp.ones(3)), [1])
+
+
+def test_flattening_ranks_bound_the_number_of_summands():
+    factors = tuple(jnp.asarray(normal(i, 2, d, dtype=np.float32)) for i, d in enumerate((3, 4, 5)))
+    t = cp_tensor(factors)
+    np.testing.assert_array_equal(flattening_ranks(t), [2, 2, 2])
+    np.testing.assert_array_equal(jax.jit(flattening_ranks)(t), [2, 2, 2])
+    np.testing.assert_array_equal(jax.vmap(flattening_ranks)(jnp.stack([t, 0 * t])), [[2, 2, 2], [0, 0, 0]])
+    uneven = jnp.zeros((2, 3, 6)).at[0, 0, 0].set(1.0).at[0, 1, 1].set(1.0).at[1, 2, 2].set(1.0)
+    np.testing.assert_array_equal(flattening_ranks(uneven), [2, 3, 3])
+    lower, upper = rank_bounds(uneven)
+    assert lower <= 3 <= upper == 6
+
+
+def test_flattening_ranks_tolerance_is_relative_and_follows_the_dtype():
+    t = jnp.diag(jnp.array([1e-20, 1e-22, 1e-24]))
+    np.testing.assert_array_equal(flattening_ranks(t), [3, 3])
+    np.testing.assert_array_equal(flattening_ranks(t, 1e-3), [2, 2])
+    np.testing.assert_array_equal(jax.jit(flattening_ranks)(t, jnp.float32(0.1)), [1, 1])
+    half = pure_tensor(*(jnp.asarray(normal(i, 8, dtype=np.float32)) for i in range(3))).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(flattening_ranks(half), [1, 1, 1])
+    assert np.linalg.matrix_rank(half[0].astype(jnp.float32)) > 1  # rounding noise seen with the spacing of float32
+
+
+def test_flattening_ranks_refuses_scalars_integers_and_nan(sentences):
+    with pytest.raises(ValueError, match="order at least 1"):
+        flattening_ranks(jnp.array(1.0))
+    with pytest.raises(TypeError, match="floating-point tensor"):
+        flattening_ranks(jnp.ones((2, 2), int))
+    with pytest.raises(ValueError, match="finite entries"):
+        flattening_ranks(jnp.array([[1.0, jnp.inf]]))
+
+
+def test_w_state_flattening_ranks_and_border_rank():
+    """Flattening ranks two, rank three, and a limit of tensors of rank two with error epsilon."""
+    np.testing.assert_array_equal(flattening_ranks(w_state()), [2, 2, 2])
+    assert [int(bound) for bound in rank_bounds(w_state())] == [2, 4]
+    with jax.enable_x64(True):
+        e0, e1 = jnp.eye(2, dtype=jnp.float64)
+        w = pure_tensor(e0, e0, e1) + pure_tensor(e0, e1, e0) + pure_tensor(e1, e0, e0)
+        np.testing.assert_array_equal(w, w_state(jnp.float64))
+        for epsilon in (0.1, 0.01, 0.001):
+            tilted = e0 + epsilon * e1
+            rank_two = cp_tensor((jnp.stack([tilted / epsilon, -e0 / epsilon]), *[jnp.stack([tilted, e0])] * 2))
+            assert float(jnp.abs(rank_two - w).max()) == pytest.approx(epsilon, rel=1e-9)
+
+
+# Decomposition
+
+
+def test_cp_tensor_is_the_sum_of_pure_tensors():
+    with jax.enable_x64(True):
+        factors = tuple(jnp.asarray(normal(i, 3, d)) for i, d in enumerate((2, 3, 4)))
+        by_hand = sum(np.multiply.outer(np.outer(a, b), c) for a, b, c in zip(*map(np.asarray, factors), strict=True))
+        np.testing.assert_allclose(cp_tensor(factors), by_hand, rtol=1e-13, atol=1e-13)
+        summed = sum(pure_tensor(*vectors) for vectors in zip(*factors, strict=True))
+        np.testing.assert_allclose(cp_tensor(factors), summed, rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(cp_tensor(factors[:2]), factors[0].T @ factors[1], rtol=1e-13, atol=1e-13)
+    with pytest.raises(ValueError, match=r"same rank in all of them, but shapes \[\(2, 3\), \(4, 3\)\]"):
+        cp_tensor((jnp.ones((2, 3)), jnp.ones((4, 3))))
+    with pytest.raises(ValueError, match="one factor"):
+        cp_tensor(())
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def decompose(t, rank, steps):
+    """Four starts at once."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    return jax.vmap(lambda key: cp_decompose(key, t, rank, steps))(keys)
+
+
+def test_cp_decompose_finds_a_tensor_of_known_rank():
+    with jax.enable_x64(True):
+        t = cp_tensor(tuple(jnp.asarray(normal(i, 3, d)) for i, d in enumerate((4, 5, 6))))
+        factors, errors = decompose(t, 3, 500)
+        best = int(jnp.argmin(errors))
+        assert errors[best] < 1e-9
+        found = cp_tensor(tuple(f[best] for f in factors))
+        np.testing.assert_allclose(found, t, atol=1e-8)
+        for found, error in zip(jax.vmap(cp_tensor)(factors), errors, strict=True):
+            distance = np.linalg.norm(np.asarray(found - t)) / np.linalg.norm(t)
+            assert distance == pytest.approx(float(error), rel=1e-6, abs=1e-14)
+
+
+def test_cp_decompose_order_two_is_the_truncated_svd():
+    """Eckart and Young: the best error of rank r is the tail of the singular values."""
+    with jax.enable_x64(True):
+        matrix = normal(0, 5, 4)
+        s = np.linalg.svd(matrix, compute_uv=False)
+        for rank in (1, 2, 3):
+            _, error = cp_decompose(jax.random.key(rank), jnp.asarray(matrix), rank, 500)
+            best = np.sqrt((s[rank:] ** 2).sum() / (s**2).sum())
+            assert float(error) == pytest.approx(best, rel=1e-9)
+        # more summands than the rank allows leave singular normal equations, and an exact answer
+        assert cp_decompose(jax.random.key(9), jnp.asarray(matrix), 6, 20)[1] < 1e-13
+
+
+def test_cp_decompose_error_never_grows():
+    with jax.enable_x64(True):
+        t = jnp.asarray(normal(0, 3, 4, 5))
+        errors = np.stack([decompose(t, 4, steps)[1] for steps in (1, 2, 20)])
+        assert np.all(errors[1:] <= errors[:-1] + 1e-14)
+        assert np.all(errors[-1] < errors[0] - 0.01)
+
+
+def test_cp_decompose_w_state_needs_three_and_creeps_with_two():
+    with jax.enable_x64(True):
+        w = w_state(jnp.float64)
+        # <W, u u u> is at most 2 / sqrt(3) for unit vectors u and |W|^2 = 3, so the best error is sqrt(1 - 4/9)
+        np.testing.assert_allclose(decompose(w, 1, 200)[1], np.sqrt(5) / 3, rtol=1e-9)
+        assert decompose(w, 3, 200)[1].min() < 1e-12
+        (short, early), (long, late) = decompose(w, 2, 100), decompose(w, 2, 2000)
+        assert jnp.all((early > 0.015) & (early < 0.025)) and jnp.all((late > 0.004) & (late < 0.005))
+        for axis in range(3):  # no best approximation exists: the factors grow
+            assert jnp.all(jnp.abs(long[axis]).max((1, 2)) > 1.2 * jnp.abs(short[axis]).max((1, 2)))
+
+
+def test_cp_decompose_does_not_mind_the_scale_and_takes_zero():
+    t = cp_tensor(tuple(jnp.asarray(normal(i, 2, 3, dtype=np.float32)) for i in range(3)))
+    _, errors = decompose(t, 2, 50)
+    for scale in (2.0**-100, 2.0**100):  # squares underflow and overflow in float32
+        factors, scaled = decompose(t * scale, 2, 50)
+        np.testing.assert_allclose(scaled, errors, atol=1e-6)
+        best = int(scaled.argmin())
+        np.testing.assert_allclose(cp_tensor([f[best] for f in factors]) / scale, t, atol=1e-5)
+    factors, errors = decompose(0 * t, 2, 50)
+    assert jnp.all(errors == 0) and all(jnp.all(f == 0) for f in factors)
+
+
+def test_cp_decompose_keeps_half_precision():
+    t = pure_tensor(*(jnp.asarray(normal(i, 3, dtype=np.float32)) for i in range(3))).astype(jnp.bfloat16)
+    factors, error = cp_decompose(jax.random.key(0), t, 1, 10)
+    assert {f.dtype for f in factors} | {error.dtype} == {jnp.dtype(jnp.bfloat16)} and error < 0.01
+
+
+def test_cp_decompose_differentiates():
+    """The error of the best rank-one matrix depends on the singular values as Eckart and Young say."""
+    with jax.enable_x64(True):
+        matrix = jnp.asarray(normal(0, 3, 3))
+
+        def tail(m):
+            s = jnp.linalg.svd(m, compute_uv=False)
+            return jnp.sqrt(jnp.sum(s[1:] ** 2) / jnp.sum(s**2))
+
+        gradient = jax.grad(lambda m: cp_decompose(jax.random.key(0), m, 1, 100)[1])(matrix)
+        np.testing.assert_allclose(gradient, jax.grad(tail)(matrix), atol=1e-9)
+
+
+def test_cp_decompose_refuses(sentences):
+    key = jax.random.key(0)
+    with pytest.raises(TypeError, match="floating-point tensor"):
+        cp_decompose(key, jnp.ones((2, 2), int), 1, 1)
+    for t, rank, steps in [(jnp.ones(3), 1, 1), (jnp.ones((2, 2)), 0, 1), (jnp.ones((2, 2)), 1, -1)]:
+        with pytest.raises(ValueError, match="order at least 2, rank >= 1 and steps >= 0"):
+            cp_decompose(key, t, rank, steps)

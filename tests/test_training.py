@@ -1,0 +1,578 @@
+"""The step, the loop and what they promise: pure, reproducible, donated, never silent about NaN."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.losses import l1, l2, mse, soft_threshold, softmax_cross_entropy
+from jaxblocks.training import (
+    early_stopping,
+    evaluate,
+    fit,
+    gaussian_noise,
+    init_training,
+    minibatches,
+    proximal_l1,
+    train_step,
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_trains():
+    """Optax needs standard promotion; the search for leaked tracers compiles a step anew each time it is called."""
+    leaks = jax.config.jax_check_tracer_leaks
+    jax.config.update("jax_check_tracer_leaks", False)
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+    jax.config.update("jax_check_tracer_leaks", leaks)
+
+
+KEY = jax.random.key(0)
+NET = MLP(4, 1, activation=jnp.tanh)
+quiet = functools.partial(fit, key=KEY, progress=False)
+
+
+def line(n=40):
+    x = jnp.linspace(-1, 1, n)[:, None]
+    return x, jnp.sin(3 * x)
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def close(a, b, tolerance=1e-6):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), a, b)
+
+
+def copy(tree):
+    return jax.tree.map(jnp.copy, tree)
+
+
+def Dropped():
+    """Zeroes entries in training; declares what it reads."""
+
+    def init(key, x):
+        return ()
+
+    def apply(params, x, *, train, key=None):
+        return x * jax.random.bernoulli(key, 0.5, x.shape).astype(x.dtype) if train else x
+
+    return Layer(init, apply)
+
+
+def Centred():
+    """Subtracts the batch mean in training, its running mean in evaluation."""
+
+    def init(key, x):
+        return (), {"mean": jnp.zeros(x.shape[-1:], x.dtype)}
+
+    def apply(params, state, x, *, train):
+        if not train:
+            return x - jnp.broadcast_to(state["mean"], x.shape), state
+        mean = x.mean(0)
+        return x - jnp.broadcast_to(mean, x.shape), {"mean": 0.5 * state["mean"] + 0.5 * mean}
+
+    return StatefulLayer(init, apply)
+
+
+# ---- the step ------------------------------------------------------------------------------
+
+
+def test_the_step_is_forward_backward_optimiser():
+    """LEARN-11: theta' = theta - delta grad J, J the mean over the batch, in NumPy."""
+    x, y = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [0.0], [2.0]], np.float32)
+    optimiser = optax.sgd(0.1)
+    train = init_training(Dense(1), optimiser, KEY, x)
+    w = float(train.params["kernel"][0, 0])
+    train, value = train_step(Dense(1), mse, optimiser)(train, x, y)
+    residual = w * x - y
+    np.testing.assert_allclose(value, (residual**2).mean(), rtol=1e-6)
+    np.testing.assert_allclose(train.params["kernel"][0, 0], w - 0.1 * (2 * residual * x).mean(), rtol=1e-6)
+    np.testing.assert_allclose(train.params["bias"][0], -0.1 * (2 * residual).mean(), rtol=1e-6)
+    assert int(train.step) == 1 and value.dtype == jnp.float32
+
+
+def test_duplicated_data_leave_the_step_unchanged():
+    """LEARN-04, E37: the loss is a mean, so N-fold data do not change the step (a sum would multiply it)."""
+    x, y = line(4)
+    optimiser = optax.sgd(0.1)
+    step = train_step(NET, mse, optimiser)
+    train = init_training(NET, optimiser, KEY, x)
+    once, one = step(copy(train), x, y)
+    thrice, three = step(copy(train), jnp.tile(x, (3, 1)), jnp.tile(y, (3, 1)))
+    close((once.params, one), (thrice.params, three))
+    summed, _ = train_step(NET, lambda outputs, y: mse(outputs, y).sum(), optimiser)(copy(train), x, y)
+    assert abs(summed.params[0]["kernel"] - once.params[0]["kernel"]).max() > 1e-2
+
+
+def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gradient():
+    """LEARN-10, OPT-06: by the displacement of an SGD step of rate 1."""
+    with jax.enable_x64(True):
+        x, y = (a.astype(jnp.float64) for a in line(24))
+        optimiser = optax.sgd(1.0)
+        step = train_step(NET, mse, optimiser).__wrapped__
+        train = init_training(NET, optimiser, KEY, x)
+
+        def gradient(x, y):
+            return jax.tree.map(lambda p, q: p - q, train.params, step(train, x, y)[0].params)
+
+        full = gradient(x, y)
+        each = jax.vmap(lambda x, y: gradient(x[None], y[None]))(x, y)
+        close(jax.tree.map(lambda g: g.mean(0), each), full, 1e-7)  # params are float32
+        batches = [gradient(*batch) for batch in minibatches(KEY, (x, y), 6)]
+        close(jax.tree.map(lambda *g: sum(g) / len(g), *batches), full, 1e-6)
+        assert abs(batches[0][0]["kernel"] - full[0]["kernel"]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optax.sgd(0.1),
+        lambda: optax.sgd(0.1, momentum=0.9),
+        lambda: optax.adamw(optax.cosine_decay_schedule(0.01, 10)),
+        lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01), optax.contrib.reduce_on_plateau()),
+        lambda: optax.contrib.schedule_free_sgd(0.1),
+        lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.01),
+        lambda: optax.lbfgs(),
+    ],
+    ids=["sgd", "momentum", "adamw with a schedule", "plateau", "schedule free", "inject_hyperparams", "lbfgs"],
+)
+def test_any_optimiser_is_compiled_once_and_its_buffers_are_donated(make):
+    x, y = line(16)
+    traces = []
+
+    def loss(outputs, y):
+        traces.append(1)
+        return mse(outputs, y)
+
+    optimiser = make()
+    step = train_step(NET, loss, optimiser)
+    first = train = init_training(NET, optimiser, KEY, x)
+    before, values = [leaf for leaf in jax.tree.leaves(first)], []
+    for _ in range(3):
+        train, value = step(train, x, y)
+        values.append(float(value))
+        if len(values) == 1:
+            once = len(traces)
+    assert len(traces) == once and step._cache_size() == 1
+    assert all(leaf.is_deleted() for leaf in before)
+    assert values[2] < values[0]
+
+
+def test_the_step_by_hand_without_jit_is_the_same_and_leaves_its_argument():
+    x, y = line(8)
+    optimiser = optax.adam(0.01)
+    step = train_step(NET, mse, optimiser)
+    train = init_training(NET, optimiser, KEY, x)
+    by_hand, value = step.__wrapped__(train, x, y)
+    jitted, jitted_value = step(copy(train), x, y)
+    close((by_hand.params, value), (jitted.params, jitted_value))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(train))
+
+
+def test_training_states_of_many_keys_are_trained_at_once():
+    x, y = line(8)
+    optimiser = optax.adam(0.01)
+    step = train_step(NET, mse, optimiser).__wrapped__
+    keys = jax.random.split(KEY, 3)
+    trains = jax.vmap(lambda key: init_training(NET, optimiser, key, x))(keys)
+    together, _ = jax.vmap(step, (0, None, None))(trains, x, y)
+    alone, _ = step(init_training(NET, optimiser, jax.random.split(jax.random.key(0), 3)[1], x), x, y)
+    close(jax.tree.map(lambda p: p[1], together.params), alone.params)
+
+
+def test_init_reads_shapes_and_dtypes_only():
+    x = np.ones((8, 2))  # float64, which JAX makes float32
+    a = init_training(NET, optax.adam(0.1), KEY, x)
+    b = init_training(NET, optax.adam(0.1), jax.random.key(0), jax.ShapeDtypeStruct((8, 2), jnp.float32))
+    same(a, b)
+
+
+def test_train_and_key_reach_the_layers_that_declare_them():
+    net = Serial(Dropped())
+    x = jnp.ones((64, 4))
+    train = init_training(net, optax.sgd(0.1), KEY, x)
+    step = train_step(net, lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
+    _, first = step(train, x, x)
+    assert 0.4 < float(first) < 0.6
+    assert float(step(train, x, x)[1]) == float(first)
+    assert float(step(train._replace(step=train.step + 1), x, x)[1]) != float(first)
+    assert evaluate(net, (), ((),), (x, x), {"mean": lambda outputs, y: outputs.mean(-1)}) == {"mean": 1.0}
+    with pytest.raises(TypeError, match="passes train by itself"):
+        step(train, x, x, train=False)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_of_every_kind(impl):
+    x = jnp.ones((64, 4))
+    train = init_training(Dropped(), optax.sgd(0.1), jax.random.key(0, impl=impl), x)
+    step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
+    assert 0.4 < float(step(train, x, x)[1]) < 0.6
+    typed = train._replace(key=jax.random.wrap_key_data(train.key, impl=impl))
+    assert float(step(typed, x, x)[1]) == float(step(train, x, x)[1])
+
+
+def test_other_side_inputs_and_several_inputs_pass_through():
+    def add(a, b, *, weight):
+        return weight * a + b
+
+    step = train_step(add, mse, optax.sgd(0.1))
+    a, b = jnp.ones((2, 3)), jnp.full((2, 3), 2.0)
+    train = init_training(add, optax.sgd(0.1), KEY, a, b)
+    _, value = step(train, (a, b), jnp.zeros((2, 3)), weight=jnp.float32(3.0))
+    assert float(value) == 25.0
+
+
+def test_state_goes_from_step_to_step_and_evaluation_leaves_it():
+    net = Serial(Centred(), Dense(1))
+    x, y = jnp.array([[1.0], [3.0]]), jnp.zeros((2, 1))
+    optimiser = optax.sgd(0.1)
+    step = train_step(net, mse, optimiser)
+    train = first = init_training(net, optimiser, KEY, x)
+    kernel = float(first.params[1]["kernel"][0, 0])
+    train, value = step(train, x, y)
+    np.testing.assert_allclose(value, kernel**2, rtol=1e-6)  # the batch is centred: -1 and 1
+    train, _ = step(train, x + 2, y)
+    assert train.state[0]["mean"][0] == 0.5 * (0.5 * 2) + 0.5 * 4
+    assert first.state[0]["mean"].is_deleted()
+    found = evaluate(net, train.params, train.state, (x, y), {"output": lambda outputs, y: outputs[:, 0]}, 1)
+    w, b = float(train.params[1]["kernel"][0, 0]), float(train.params[1]["bias"][0])
+    np.testing.assert_allclose(found["output"], w * (2 - 2.5) + b, rtol=1e-5)
+    assert not train.state[0]["mean"].is_deleted()
+
+
+def test_evaluation_counts_every_row_once():
+    x = jnp.arange(7.0)[:, None]
+    error = {"error": lambda outputs, y: jnp.abs(outputs - y)[:, 0], "scalar": lambda outputs, y: jnp.mean(outputs)}
+    for batch_size in (1, 2, 3, 7, 100):
+        found = evaluate(lambda x: 2 * x, (), (), (x, jnp.zeros_like(x)), error, batch_size)
+        np.testing.assert_allclose([found["error"], found["scalar"]], 6.0, rtol=1e-6)
+
+
+# ---- regularisation ------------------------------------------------------------------------
+
+
+def regression(n=60, d=3):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(n, d)).astype(np.float32)
+    return x, (x @ np.array([[1.0], [-2.0], [0.05]]) + 0.3 * draw.normal(size=(n, 1))).astype(np.float32)
+
+
+LINEAR = Dense(1, use_bias=False)
+
+
+def test_l2_penalty_is_ridge_regression():
+    """REG-02: mean squared error + lambda ||w||^2 has its minimum at (X'X + N lambda I)^-1 X'y."""
+    x, y = regression()
+    optimiser = optax.sgd(0.2)
+    step = train_step(LINEAR, mse, optimiser, penalty=lambda params: 0.1 * l2(params))
+    train = init_training(LINEAR, optimiser, KEY, x)
+    for _ in range(200):
+        train, value = step(train, x, y)
+    ridge = np.linalg.solve(x.T @ x + len(x) * 0.1 * np.eye(3), x.T @ y)
+    np.testing.assert_allclose(train.params["kernel"], ridge, rtol=1e-5)
+    np.testing.assert_allclose(value, ((x @ ridge - y) ** 2).mean() + 0.1 * (ridge**2).sum(), rtol=1e-5)
+    plain = np.linalg.lstsq(x, y, rcond=None)[0]
+    assert abs(plain - ridge).max() > 0.05
+
+
+def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
+    """REG-01: for X'X = N I the lasso is S_(lambda/2)(X'y / N), and params below the threshold are exactly 0."""
+    x, y = regression()
+    x = np.sqrt(len(x)) * np.linalg.qr(x)[0]
+    lasso = soft_threshold(jnp.asarray(x.T @ y / len(x)), 0.2 / 2)
+    assert int((lasso == 0).sum()) == 1
+    optimiser = optax.chain(optax.sgd(0.2), proximal_l1(0.2 * 0.2))
+    step = train_step(LINEAR, mse, optimiser)
+    train = init_training(LINEAR, optimiser, KEY, x)
+    for _ in range(100):
+        train, _ = step(train, x, y)
+    np.testing.assert_allclose(train.params["kernel"], lasso, atol=1e-5)
+    same(train.params["kernel"] == 0, lasso == 0)
+    subgradient = train_step(LINEAR, mse, optax.sgd(0.2), penalty=lambda params: 0.2 * l1(params))
+    train = init_training(LINEAR, optax.sgd(0.2), jax.random.key(0), x)
+    for _ in range(100):
+        train, _ = subgradient(train, x, y)
+    np.testing.assert_allclose(train.params["kernel"], lasso, atol=0.05)
+    assert int((train.params["kernel"] == 0).sum()) == 0
+
+
+def trained(optimiser, penalty=None, steps=5):
+    x, y = line(16)
+    step = train_step(NET, mse, optimiser, penalty=penalty)
+    train = init_training(NET, optimiser, jax.random.key(0), x)
+    for _ in range(steps):
+        train, _ = step(train, x, y)
+    return train.params
+
+
+def test_weight_decay_is_l2_for_sgd_but_not_for_adam():
+    """REG-07."""
+    decay = 0.5
+
+    def penalty(params):
+        return decay / 2 * l2(params)
+
+    with_decay = trained(optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1)))
+    close(trained(optax.sgd(0.1), penalty), with_decay)
+    assert abs(trained(optax.sgd(0.1))[0]["kernel"] - with_decay[0]["kernel"]).max() > 1e-2
+    adam = trained(optax.adam(0.1), penalty)
+    adamw = trained(optax.adamw(0.1, weight_decay=decay))
+    decoupled = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay), optax.scale(-0.1))
+    close(trained(decoupled), adamw)
+    assert abs(adam[0]["kernel"] - adamw[0]["kernel"]).max() > 1e-2
+
+
+def test_augmentation_gets_a_new_key_each_step_and_leaves_the_labels():
+    """REG-06."""
+    x = jnp.zeros((4, 2))
+    seen = lambda outputs, y: jnp.where(y == 0, outputs, jnp.nan)  # noqa: E731
+    step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda key, x: gaussian_noise(key, x, 1.0)).__wrapped__
+    train = init_training(lambda x: x, optax.sgd(0.1), KEY, x)
+    after, first = step(train, x, x)
+    _, second = step(after, x, x)
+    _, again = step(train, x, x)
+    assert float(first) == float(again) != float(second) and np.isfinite(first)
+
+
+def test_training_on_smooth_labels_keeps_the_logits_finite():
+    """REG-08: the optimal gap of logits is log((1 - e + e/C) / (e/C)) = 3.6109179 for e = .1, C = 4."""
+    net, optimiser = Dense(4, use_bias=False), optax.adam(0.1)
+    x = jnp.eye(4)
+    step = train_step(net, softmax_cross_entropy, optimiser)
+    train = init_training(net, optimiser, KEY, x)
+    for _ in range(300):
+        train, _ = step(train, x, optax.smooth_labels(jnp.eye(4), 0.1))
+    logits = np.asarray(train.params["kernel"])
+    np.testing.assert_allclose(np.diag(logits) - np.roll(logits, 1, 1).diagonal(), 3.6109179, rtol=2e-3)
+
+
+# ---- early stopping ------------------------------------------------------------------------
+
+SCRIPT = [5.0, 4.0, 4.5, float("nan"), 3.0, 3.0, 3.5, 3.1, 1.0]
+
+
+def test_early_stopping_stops_at_the_exact_step():
+    """REG-05: best 3.0 at index 4; three values without improvement later, at index 7, it stops."""
+    stopping = early_stopping(3)
+    with jax.debug_nans(False):
+        state, stops, improved = stopping.init(), [], []
+        for value in SCRIPT:
+            state = stopping.update(state, value)
+            stops.append(bool(state.stop))
+            improved.append(bool(state.improved))
+        scanned, seen = lax.scan(
+            lambda state, value: (new := stopping.update(state, value), new.stop), stopping.init(), jnp.array(SCRIPT)
+        )
+    assert stops == [False] * 7 + [True] * 2
+    assert improved == [True, True, False, False, True, False, False, False, True]
+    same(seen, np.array(stops))
+    same(scanned, state)
+
+
+def test_early_stopping_asks_for_more_than_min_delta():
+    stopping = early_stopping(1, min_delta=0.5)
+    state = stopping.update(stopping.init(), 2.0)
+    assert not jax.jit(stopping.update)(state, 1.4).stop
+    assert jax.jit(stopping.update)(state, 1.5).stop
+    for bad in (0, 1.5, True):
+        with pytest.raises(ValueError, match="patience"):
+            early_stopping(bad)
+    with pytest.raises(ValueError, match="min_delta"):
+        early_stopping(1, -1.0)
+
+
+# ---- fit -----------------------------------------------------------------------------------
+
+
+def test_five_lines_reproduce_fit_bit_for_bit():
+    x, y = line(100)
+    net, optimiser, key = Serial(Dense(8), Dropped(), Dense(1)), optax.adam(0.01), jax.random.key(3)
+    fitted = fit(net, mse, optimiser, (x, y), key=key, batch_size=16, epochs=3, progress=False)
+
+    train = init_training(net, optimiser, key, x[:16])
+    step = train_step(net, mse, optimiser)
+    values = []
+    for x_batch, y_batch in minibatches(key, (x, y), 16, epochs=3):
+        train, value = step(train, x_batch, y_batch)
+        values.append(value)
+
+    same(train, fitted.train)
+    same((train.params, train.state), (fitted.params, fitted.state))
+    same(np.array(values), fitted.history.step_loss)
+
+
+def test_fit_is_determined_by_its_key_and_learns():
+    a = quiet(NET, mse, optax.adam(0.05), line(), batch_size=8, epochs=20)
+    b = fit(NET, mse, optax.adam(0.05), line(), key=jax.random.key(0), batch_size=8, epochs=20, progress=False)
+    c = fit(NET, mse, optax.adam(0.05), line(), key=jax.random.key(1), batch_size=8, epochs=20, progress=False)
+    same(a.params, b.params)
+    assert abs(a.params[0]["kernel"] - c.params[0]["kernel"]).max() > 1e-3
+    assert a.history.step_loss[-5:].mean() < 0.1 * a.history.step_loss[:5].mean()
+
+
+def test_stopping_and_going_on_equals_not_stopping():
+    net = Serial(Dense(8), Dropped(), Centred(), Dense(1))
+    whole = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13)
+    part = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=6)
+    rest = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13, train=part.train)
+    same(rest.train, whole.train)
+    same(np.concatenate([part.history.step_loss, rest.history.step_loss]), whole.history.step_loss)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(part))
+    with pytest.raises(ValueError, match="6 steps are made and 5 were asked for"):
+        quiet(net, mse, optax.adam(0.05), line(), batch_size=8, epochs=1, train=part.train)
+
+
+def test_early_stopping_restores_the_best_params():
+    """The validation labels are of opposite sign: every step makes it worse, so the first epoch is the best."""
+    x, y = line()
+    net, optimiser = Dense(1), optax.sgd(0.05)
+    fitted = quiet(net, mse, optimiser, (x, y), batch_size=20, epochs=50, validation=(x, -y), patience=3)
+    losses = fitted.history.validation["loss"]
+    assert losses.argmin() == 0 and len(losses) == 4 and int(fitted.train.step) == 8
+    first = quiet(net, mse, optimiser, (x, y), batch_size=20, epochs=1)
+    same(fitted.params, first.params)
+    assert abs(fitted.params["kernel"] - fitted.train.params["kernel"]).max() > 1e-3
+    found = evaluate(net, fitted.params, (), (x, -y), {"loss": mse}, 20)
+    assert found["loss"] == losses[0]
+
+
+def test_validation_metrics_and_history(capsys):
+    x, y = line(30)
+    metrics = {"worst": lambda outputs, y: jnp.abs(outputs - y).max()}
+    fitted = quiet(NET, mse, optax.sgd(0.1), (x, y), batch_size=10, steps=7, validation=(x, y), metrics=metrics)
+    history = fitted.history
+    assert capsys.readouterr().err == ""
+    np.testing.assert_allclose(history.epoch, [1, 2, 7 / 3])
+    np.testing.assert_allclose(history.step_epoch, np.arange(1, 8) / 3)
+    assert list(history.validation) == ["loss", "worst"] and history.validation["worst"].shape == (3,)
+    found = evaluate(NET, fitted.train.params, (), (x, y), {"loss": mse, **metrics}, 10)
+    assert found["worst"] == history.validation["worst"][-1]
+    assert repr(history).startswith("History(7 steps, last training loss 0.") and len(repr(history)) < 120
+
+
+def test_history_plots_itself():
+    matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    matplotlib.use("Agg")
+    x, y = line(30)
+    history = quiet(NET, mse, optax.sgd(0.1), (x, y), batch_size=10, epochs=2, validation=(x, y)).history
+    ax = history.plot()
+    assert history.plot(ax) is ax
+    drawn = {line.get_label(): line for line in ax.get_lines()}
+    assert set(drawn) == {"training loss", "validation loss"} and ax.get_xlabel() == "epoch"
+    same(drawn["training loss"].get_ydata(), history.step_loss)
+    same(drawn["validation loss"].get_xdata(), [1.0, 2.0])
+
+
+def test_progress_bar_shows_loss_and_validation(capsys):
+    x, y = line(30)
+    metrics = {"worst": lambda outputs, y: jnp.abs(outputs - y).max()}
+    fitted = fit(NET, mse, optax.sgd(0.1), (x, y), key=KEY, batch_size=10, epochs=2, validation=(x, y), metrics=metrics)
+    text = capsys.readouterr().err
+    assert "6/6" in text
+    assert (
+        f"loss={fitted.history.step_loss[-1]:.4g}, validation loss={fitted.history.validation['loss'][-1]:.4g}" in text
+    )
+    assert f"validation worst={fitted.history.validation['worst'][-1]:.4g}" in text
+
+
+def test_several_inputs_and_numpy_data():
+    x, y = (np.asarray(a) for a in line())
+    net = Serial(lambda a, b: a + b, Dense(1))
+    fitted = quiet(net, mse, optax.sgd(0.1), ((x, x), y), batch_size=8, epochs=2, validation=((x, x), y))
+    assert fitted.history.step_loss.shape == (10,)
+
+
+# ---- what goes wrong -----------------------------------------------------------------------
+
+
+def broken(value, index):
+    x, y = (np.array(a) for a in line())
+    x[index] = value
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        (
+            {"data": broken(np.nan, 17)},
+            ValueError,
+            r"data\[0\], float32 \(40, 1\), holds nan at \(17, 0\) \(1 of its 40",
+        ),
+        ({"validation": broken(-np.inf, 3)}, ValueError, r"validation\[0\], .* holds -inf at \(3, 0\)"),
+        ({"data": (np.zeros((0, 1)), np.zeros((0, 1)))}, ValueError, "the data are empty"),
+        ({"data": (np.zeros((4, 1)), np.zeros((5, 1)))}, ValueError, "equally many rows"),
+        ({"validation": (np.zeros((4, 1)), np.zeros(5))}, ValueError, r"validation\[0\] is float64 \(4, 1\)"),
+        ({"data": (jnp.zeros((4, 1)), jnp.zeros(4), jnp.zeros(4))}, TypeError, r"pair \(x, y\), but a tuple of 3"),
+        ({"batch_size": 41}, ValueError, "41 > 40; pass batch_size=40"),
+        ({"epochs": None}, ValueError, "one of epochs and steps, but epochs=None and steps=None"),
+        ({"steps": 3}, ValueError, "one of epochs and steps, but epochs=1 and steps=3"),
+        ({"epochs": 0}, ValueError, "more than 0 epochs"),
+        ({"patience": 3}, ValueError, "pass validation="),
+        ({"metrics": {"mse": mse}}, ValueError, "pass validation="),
+        ({"metrics": {"loss": mse}, "validation": line()}, ValueError, "another name"),
+    ],
+)
+def test_fit_says_what_is_wrong_before_it_starts(options, error, sentence):
+    options = {"data": line(), "batch_size": 8, "epochs": 1, **options}
+    with pytest.raises(error, match=sentence):
+        quiet(NET, mse, optax.sgd(0.1), options.pop("data"), **options)
+
+
+def test_divergence_stops_with_a_sentence_and_the_last_finite_state():
+    with jax.debug_nans(False), pytest.raises(FloatingPointError, match="Try a smaller learning rate") as raised:
+        quiet(Dense(1), mse, optax.sgd(1e6), line(), batch_size=8, epochs=100)
+    train = raised.value.train
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(train.params))
+    assert 0 < int(train.step) < 20
+    assert f"In step {int(train.step) + 1} (epoch {1 + int(train.step) // 5})" in str(raised.value)
+    last_good = quiet(Dense(1), mse, optax.sgd(1e6), line(), batch_size=8, steps=int(train.step))
+    same(last_good.train, train)
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "sentence"),
+    [
+        (Dense(1), lambda o, y: jnp.where(o == o, jnp.nan, o), "the loss is nan, though the outputs of the net"),
+        (Serial(Dense(1), lambda x: jnp.log(-jnp.abs(x) - 1)), mse, "so are not finite the outputs"),
+        (Dense(1), lambda o, y: jnp.sqrt(o - lax.stop_gradient(o)), "its gradient made params that are not finite"),
+    ],
+    ids=["loss", "outputs", "gradient"],
+)
+def test_what_is_not_finite_is_named(net, loss, sentence):
+    with jax.debug_nans(False), pytest.raises(FloatingPointError, match=sentence) as raised:
+        quiet(net, loss, optax.sgd(0.1), line(), batch_size=8, epochs=2)
+    assert int(raised.value.train.step) == 0 and "In step 1 (epoch 1)" in str(raised.value)
+
+
+def classes(n=40):
+    return jnp.linspace(-1, 1, n)[:, None], (jnp.arange(n) >= n // 2).astype(jnp.int32)
+
+
+def test_labels_out_of_range_are_what_the_error_names():
+    x, y = classes()
+    with jax.debug_nans(False), pytest.raises(ValueError, match="label") as raised:
+        quiet(Dense(2), softmax_cross_entropy, optax.sgd(0.1), (x, y.at[7].set(2)), batch_size=8, epochs=3)
+    assert any("of fit" in note for note in raised.value.__notes__)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(raised.value.train.params))
+    with jax.debug_nans(False), pytest.raises(ValueError, match="label") as raised:
+        quiet(
+            Dense(2),
+            softmax_cross_entropy,
+            optax.sgd(0.1),
+            (x, y),
+            batch_size=8,
+            epochs=3,
+            validation=(np.asarray(x), np.asarray(y.at[20].set(-1))),
+        )
+    assert any("validation data of fit, rows 16 to 23" in note for note in raised.value.__notes__)

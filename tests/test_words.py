@@ -1,0 +1,125 @@
+"""What is written is executed: docstrings, the README, and the tasks that libraries are compared on."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxblocks
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(info.name for info in pkgutil.walk_packages(jaxblocks.__path__, "jaxblocks."))
+
+
+def _doctests():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    names = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__}
+    for module in map(importlib.import_module, ["jaxblocks", *MODULES]):
+        for test in finder.find(module, extraglobs={**names, "jax": jax, "jnp": jnp, "np": np, "jaxblocks": jaxblocks}):
+            if test.examples:
+                yield pytest.param(test, id=test.name)
+
+
+@pytest.mark.parametrize("example", _doctests())
+def test_the_examples_of_docstrings_run(example):
+    """Docstrings are written for the default configuration, as a reader has it."""
+    printed: list[str] = []
+    with jax.numpy_dtype_promotion("standard"):
+        failed = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example, out=printed.append)
+    assert failed.failed == 0, "".join(printed)
+
+
+def _blocks(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_readme_runs_from_top_to_bottom(capsys):
+    """Every Python block of the README, in order, in one namespace, in the default configuration."""
+    names: dict = {}
+    with jax.numpy_dtype_promotion("standard"), jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):
+        for block in _blocks(ROOT / "README.md"):
+            exec(compile(block, "README.md", "exec"), names)
+    assert "Serial" in capsys.readouterr().out or "Wire" in names
+
+
+def test_the_readme_names_what_exists():
+    """Every `jb.name` of the README, every file and every make target that it mentions."""
+    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for name in set(re.findall(r"\bjb\.(\w+)", text)):
+        assert hasattr(jaxblocks, name), name
+    for path in set(re.findall(r"`((?:examples|tests|benchmarks)/[\w./]*)`", text)):
+        assert (ROOT / path).exists(), path
+    targets = set(re.findall(r"^make (\w+)", text, flags=re.MULTILINE)) | set(re.findall(r"`make (\w+)", text))
+    makefile = (ROOT / "Makefile").read_text()
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+# ---- the tasks that libraries are compared on, in lines without imports and data -------------
+
+
+def _lines(source):
+    return len([line for line in source.strip().splitlines() if line.strip()])
+
+
+TASKS = {
+    "a: MLP, init and jitted forward": (
+        3,
+        """
+net = MLP(128, 10)
+params = net.init(key, x)
+logits = jax.jit(net.apply)(params, x)
+""",
+    ),
+    "b: state and randomness, train step and evaluation": (
+        14,
+        """
+net = Serial(Dense(128), Centre(), relu, Noise(), Dense(10))
+optimiser = optax.adam(1e-3)
+train = init_training(net, optimiser, key, x)
+step = train_step(net, softmax_cross_entropy, optimiser)
+for _ in range(3):
+    train, loss = step(train, x, y)
+logits, _ = net.apply(train.params, train.state, x, train=False)
+""",
+    ),
+    "e: Hessian-vector product of a net's loss": (
+        2,
+        """
+loss = lambda params: softmax_cross_entropy(MLP(10).apply(params, x), y).mean()
+product = hvp(loss, params, v)
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_task_takes_so_many_lines(task):
+    import optax
+    from zoo import Centre, Noise
+
+    lines, source = TASKS[task]
+    x, y = jax.random.normal(jax.random.key(1), (8, 64)), jnp.arange(8)
+    params = jaxblocks.MLP(10).init(jax.random.key(2), x)
+    names = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__}
+    names |= dict(jax=jax, optax=optax, Centre=Centre, Noise=Noise, key=jax.random.key(0), x=x, y=y, params=params)
+    names["v"] = jax.tree.map(jnp.ones_like, params)
+    with jax.numpy_dtype_promotion("standard"):
+        exec(source, names)
+    assert _lines(source) <= lines
+    if task.startswith("b"):
+        hidden = x @ names["train"].params[0]["kernel"] + names["train"].params[0]["bias"][None]
+        running = names["train"].state[1]["mean"]
+        assert np.abs(running).max() > 0
+        expected = np.asarray(jax.nn.relu(hidden - running[None])) @ names["train"].params[4]["kernel"]
+        np.testing.assert_allclose(names["logits"], expected + names["train"].params[4]["bias"], rtol=1e-4, atol=1e-5)
+    if task.startswith("e"):
+        hessian = jax.hessian(names["loss"])(params)
+        expected = sum(hessian[0]["bias"][0][k].sum(tuple(range(1, hessian[0]["bias"][0][k].ndim))) for k in ("bias", "kernel"))
+        np.testing.assert_allclose(names["product"][0]["bias"], expected, rtol=1e-4, atol=1e-6)

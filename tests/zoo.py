@@ -1,0 +1,189 @@
+"""One row per public layer: how it is built, what it is tried on, and what it must compute.
+
+`test_laws.py` runs every law over every row. A reference is numpy, written from the
+formula; it takes the params (as numpy arrays) and the inputs.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks import MLP, Bias, Dense, Layer, Parallel, Recurrent, Repeat, Residual, Serial, StatefulLayer, Wire, relu
+
+
+class Specimen(NamedTuple):
+    public: str  # the public name it stands for; "" for layers made for the tests
+    layer: Layer | StatefulLayer
+    shapes: tuple[tuple[int, ...], ...]
+    reference: Callable
+    side: dict = {}
+    mixes_batch: bool = False
+
+    def inputs(self, seed=0):
+        rng = np.random.default_rng(seed)
+        return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in self.shapes)
+
+
+# ---- layers made for the tests: they carry what the library's own will carry -----------------
+
+
+def Noise():
+    """Multiplies by random signs while it trains: a layer that reads ``train`` and ``key``."""
+
+    def init(key, x):
+        return ()
+
+    def apply(params, x, *, train=False, key=None):
+        if not train:
+            return x
+        if key is None:
+            raise ValueError("Noise needs a key while it trains; pass key=.")
+        return x * jax.random.rademacher(key, x.shape).astype(x.dtype)
+
+    return Layer(init, apply)
+
+
+def Centre(momentum=0.9):
+    """Subtracts the batch mean while it trains, a running mean in evaluation: a layer with state."""
+
+    def init(key, x):
+        return (), {"mean": jnp.zeros(x.shape[-1:], jnp.float32)}
+
+    def apply(params, state, x, *, train=False):
+        if train:
+            mean = x.mean(tuple(range(x.ndim - 1)), dtype=jnp.promote_types(x.dtype, jnp.float32))
+            state = {"mean": momentum * state["mean"] + (1 - momentum) * mean.astype(jnp.float32)}
+        else:
+            mean = state["mean"]
+        return x - jnp.broadcast_to(mean.astype(x.dtype), x.shape), state
+
+    return StatefulLayer(init, apply)
+
+
+def TanhCell(features):
+    """The simple recurrent cell h' = tanh(x W + h U + b); its state is its carry."""
+
+    def init(key, x):
+        carry = jnp.zeros((*x.shape[:-1], features), x.dtype)
+        inner, outer = Dense(features), Dense(features, use_bias=False)
+        params = {"x": inner.init(jax.random.fold_in(key, 0), x), "h": outer.init(jax.random.fold_in(key, 1), carry)}
+        return params, carry
+
+    def apply(params, h, x):
+        h = jnp.tanh(Dense(features).apply(params["x"], x) + Dense(features, use_bias=False).apply(params["h"], h))
+        return h, h
+
+    return StatefulLayer(init, apply)
+
+
+# ---- references --------------------------------------------------------------------------------
+
+
+def dense(p, x):
+    return np.einsum("io,...i->...o", p["kernel"], x) + p.get("bias", 0)
+
+
+def rectified(x):
+    return np.where(x > 0, x, 0)
+
+
+def mlp(p, x):
+    for layer in (*p[:-1:2], p[-1]) if len(p) % 2 else p[::2]:
+        last = layer is p[-1]
+        x = dense(layer, x)
+        x = x if last else rectified(x)
+    return x
+
+
+def recurrent(p, x, reverse=False):
+    h, outputs = np.zeros((x.shape[0], p["h"]["kernel"].shape[0])), []
+    for t in range(x.shape[1])[:: -1 if reverse else 1]:
+        h = np.tanh(dense(p["x"], x[:, t]) + h @ p["h"]["kernel"])
+        outputs.append(h)
+    return np.stack(outputs[:: -1 if reverse else 1], 1)
+
+
+def repeated(p, x):
+    for i in range(3):
+        x = x + np.tanh(dense({name: leaf[i] for name, leaf in p[0].items()}, x))
+    return x
+
+
+def wired(p, x):
+    hidden = dense(p["a"], x)
+    return dense(p["b"], np.concatenate([np.sin(hidden), dense(p["a"], hidden)], -1))
+
+
+ZOO = {
+    "Dense": Specimen("Dense", Dense(3), ((4, 5),), dense),
+    "Dense without bias": Specimen("Dense", Dense(3, use_bias=False), ((4, 2, 5),), dense),
+    "Bias": Specimen("Bias", Bias(), ((4, 5),), lambda p, x: x + p["bias"]),
+    "MLP": Specimen("MLP", MLP(6, 3), ((4, 5),), mlp),
+    "Serial": Specimen(
+        "Serial", Serial(Dense(3), jnp.tanh), ((4, 5),), lambda p, x: np.tanh(dense(p[0], x))
+    ),
+    "Serial by name": Specimen(
+        "Serial",
+        Serial(hidden=Dense(3), activation=relu, out=Dense(2)),
+        ((4, 2, 5),),
+        lambda p, x: dense(p["out"], rectified(dense(p["hidden"], x))),
+    ),
+    "Serial of nothing": Specimen("Serial", Serial(), ((4, 5),), lambda p, x: x),
+    "Serial with noise": Specimen("Serial", Serial(Dense(3), Noise()), ((4, 5),), lambda p, x: dense(p[0], x)),
+    "Serial with state": Specimen(
+        "Serial", Serial(Dense(3), Centre(), Noise()), ((4, 5),), lambda p, x: dense(p[0], x)
+    ),
+    "Serial in training": Specimen(
+        "Serial",
+        Serial(Dense(3), Centre()),
+        ((4, 5),),
+        lambda p, x: dense(p[0], x) - dense(p[0], x).mean(0, keepdims=True),
+        {"train": True},
+        mixes_batch=True,
+    ),
+    "Parallel": Specimen(
+        "Parallel", Parallel(Dense(3), jnp.sin), ((4, 5),), lambda p, x: (dense(p[0], x), np.sin(x))
+    ),
+    "Parallel by name": Specimen(
+        "Parallel", Parallel(a=Dense(3), b=Centre()), ((4, 5),), lambda p, x: {"a": dense(p["a"], x), "b": x}
+    ),
+    "Residual": Specimen(
+        "Residual", Residual(Dense(7), jnp.tanh, Dense(5)), ((4, 5),),
+        lambda p, x: x + dense(p[2], np.tanh(dense(p[0], x))),
+    ),
+    "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
+    "Repeat with state": Specimen(
+        "Repeat", Repeat(Residual(Dense(5), jnp.tanh, Centre(), Noise()), 3, remat="all"), ((4, 5),), repeated
+    ),
+    "Recurrent": Specimen("Recurrent", Recurrent(TanhCell(3)), ((4, 6, 5),), recurrent),
+    "Recurrent in reverse": Specimen(
+        "Recurrent", Recurrent(TanhCell(3), reverse=True, unroll=2), ((4, 6, 5),),
+        lambda p, x: recurrent(p, x, reverse=True),
+    ),
+    "Recurrent streaming": Specimen("Recurrent", Recurrent(TanhCell(3), streaming=True), ((4, 6, 5),), recurrent),
+    "Wire": Specimen(
+        "Wire",
+        Wire(
+            lambda f, x: (lambda hidden: f.b(jnp.concatenate([jnp.sin(hidden), f.a(hidden)], -1)))(f.a(x)),
+            a=Dense(5),
+            b=Dense(2),
+        ),
+        ((4, 5),),
+        wired,
+    ),
+    "Wire with state": Specimen(
+        "Wire", Wire(lambda f, x: f.noise(f.centre(x)) + f.dense(x), centre=Centre(), noise=Noise(), dense=Dense(5)),
+        ((4, 5),), lambda p, x: x + dense(p["dense"], x),
+    ),
+    "Parallel of two inputs": Specimen(
+        "Parallel",
+        Serial(Parallel(jnp.multiply, jnp.add), lambda a, b: a - b),
+        ((4, 5), (4, 5)),
+        lambda p, x, y: x * y - (x + y),
+    ),
+    "Centre": Specimen("", Centre(), ((4, 5),), lambda p, x: x),
+    "Noise": Specimen("", Noise(), ((4, 5),), lambda p, x: x),
+}
