@@ -23,8 +23,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
-from jaxblocks import MLP, Dense, tanh
-from jaxblocks.layers.linear_models import logistic_regression
+from jaxblocks import MLP, Dense, logistic_regression, tanh
 
 BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 STYLES = [(BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (GREY, (0, (5, 1, 1, 1, 1, 1)))]

@@ -4,7 +4,7 @@ Reaches 98 % test accuracy on the 1797 digits that ship with scikit-learn (8x8 p
 about 20 seconds on two CPU cores, start to finish. Then it shows the two other things the library is for: an attention
 read-out that tells which parts of an image a decision came from, and a table of what derivatives of this very net cost.
 
-    python examples/quickstart.py --steps 1200 --seed 0 --out out/quickstart
+    python examples/quickstart.py --steps 3000 --seed 0 --out out/quickstart
 """
 
 import argparse
@@ -27,7 +27,7 @@ HEADS = 4
 
 
 def patches(x):
-    """The 3x3 neighbourhood of every inner pixel: (..., h, w, c) to (..., h - 2, w - 2, 9 c). Dense on it is a convolution."""
+    """The 3x3 neighbours of each inner pixel, (..., h, w, c) to (..., h - 2, w - 2, 9 c): Dense on it is convolution."""
     h, w = x.shape[-3] - 2, x.shape[-2] - 2
     return jnp.concatenate([x[..., i : i + h, j : j + w, :] for i in range(3) for j in range(3)], -1)
 
@@ -97,7 +97,7 @@ def move_and_blur(key, x):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=1200, help="training steps")
+    parser.add_argument("--steps", type=int, default=3000, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="decides everything that is random")
     parser.add_argument("--out", type=Path, default=Path("out/quickstart"), help="folder of the pictures")
     args = parser.parse_args(argv)
@@ -165,8 +165,8 @@ def main(argv=None):
 def draw_learning(history, path):
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
-    axes.semilogy(history.step_epoch, history.step_loss, color=GREY, linewidth=0.6, label="training loss, each step")
-    axes.semilogy(history.epoch, history.validation["loss"], color=BLUE, label="validation loss")
+    axes.plot(history.step_epoch, history.step_loss, color=GREY, linewidth=0.6, label="training loss, each step")
+    axes.plot(history.epoch, history.validation["loss"], color=BLUE, label="validation loss")
     axes.set(xlabel="epoch", ylabel="cross-entropy (nats)")
     right = axes.twinx()
     right.plot(history.epoch, history.validation["accuracy"], "--", color=VERMILION, label="validation accuracy")
@@ -208,7 +208,7 @@ def draw_attention(images, labels, looks, path):
         if i is not None:
             top.imshow(images[i, ..., 0], cmap="gray_r")
             bottom.imshow(images[i, ..., 0], cmap="gray_r", extent=(0, 8, 8, 0))
-            bottom.imshow(looks[i], cmap="Oranges", alpha=0.7, extent=(1.5, 6.5, 6.5, 1.5))
+            bottom.imshow(looks[i], cmap="Oranges", alpha=0.7, extent=(2, 6, 6, 2))
             bottom.set(xlim=(0, 8), ylim=(8, 0))
     figure.savefig(path, dpi=150)
 

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxblocks import MLP, Dense, relu
-from jaxblocks.layers.linear_models import linear_regression
+from jaxblocks import MLP, Dense, linear_regression, relu
 
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
@@ -124,7 +123,8 @@ def draw(panels, path):
             axes.scatter(*chosen.T, marker=marker, s=90, color=colour, label=f"class {label}", zorder=3)
         for place in np.unique(points, axis=0):
             names = ", ".join(f"{a:.0f}{b:.0f}" for a, b in X[(points == place).all(axis=1)])
-            axes.annotate(names, place, xytext=(6, -15), textcoords="offset points")
+            offset = (6, -15) if "01" in names or "10" in names else (-5, 9)
+            axes.annotate(names, place, xytext=offset, textcoords="offset points")
         axes.set(
             title=title, xlim=(-0.6, 2.8), ylim=(-1.5, 2.6), xticks=[0, 1, 2], yticks=[-1, 0, 1, 2], aspect="equal"
         )

@@ -79,6 +79,17 @@ from jaxblocks.losses import (
     zero_one,
 )
 
+# Metrics.
+from jaxblocks.metrics import (
+    accuracy,
+    confusion_matrix,
+    perplexity,
+    precision_recall_f1,
+    predict_class,
+    r_squared,
+    top_k_accuracy,
+)
+
 # Tensors.
 from jaxblocks.tensors import (
     cp_decompose,

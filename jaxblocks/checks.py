@@ -13,7 +13,6 @@ take ``check=True``, which hands the condition to ``jax.experimental.checkify``:
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import checkify
 
 __all__ = ["check_values", "describe", "require_floating"]
 
@@ -55,15 +54,17 @@ def check_values(ok, message: str, *, check: bool = False, **values) -> None:
     ``check=True``, through ``checkify.check``; the caller then wraps its function
     in ``checkify.checkify``. Each of ``values`` is an array that ``message`` names.
 
-    >>> p = jnp.array([0.5, 0.4])
+    >>> p = jnp.array([0.5, 0.25])
     >>> check_values(p.sum() == 1, "p must sum to 1, but sums to {total}; divide by p.sum().", total=p.sum())
     Traceback (most recent call last):
     ...
-    ValueError: p must sum to 1, but sums to 0.9; divide by p.sum().
+    ValueError: p must sum to 1, but sums to 0.75; divide by p.sum().
     """
     ok = jnp.all(ok)
     if isinstance(ok, jax.core.Tracer):
         if check:
+            from jax.experimental import checkify  # here, because it brings Pallas
+
             checkify.check(ok, message, **{name: jnp.asarray(value) for name, value in values.items()})
     elif not ok:
         raise ValueError(message.format(**{name: f"{value}" for name, value in values.items()}))

@@ -164,13 +164,13 @@ def require_params(where: str, params, *names: str) -> None:
     >>> require_params("Dense", {"scale": 1.0}, "kernel", "bias")
     Traceback (most recent call last):
     ...
-    ValueError: Dense expects params named bias, kernel, but scale came; these params were made by the init of another layer.
+    ValueError: Dense expects params named bias, kernel, but scale came; they were made by the init of another layer.
     """
     if not isinstance(params, Mapping) or set(params) != set(names):
         came = ", ".join(sorted(map(str, params))) if isinstance(params, Mapping) else type(params).__name__
         raise ValueError(
             f"{where} expects params named {', '.join(sorted(names))}, but {came or 'none'} came; "
-            "these params were made by the init of another layer."
+            "they were made by the init of another layer."
         )
 
 
@@ -180,13 +180,13 @@ def require_flag(where: str, **flags) -> None:
     >>> require_flag("Dropout", train=1)
     Traceback (most recent call last):
     ...
-    TypeError: Dropout expects train to be True or False, but 1 came; under jit, declare it with jax.jit(..., static_argnames="train").
+    TypeError: Dropout expects train to be True or False, but 1 came; under jit, write static_argnames="train".
     """
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(
                 f"{where} expects {name} to be True or False, but {flag} came; "
-                f'under jit, declare it with jax.jit(..., static_argnames="{name}").'
+                f'under jit, write static_argnames="{name}".'
             )
 
 

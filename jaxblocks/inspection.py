@@ -68,11 +68,13 @@ class Summary:
         whole = self.rows[-1].count.flops or 1
         lines = []
         for row in self.rows:
-            label = indent * (len(row.path) - 1) + f"{row.name} {row.kind}".strip() if row.path else f"{row.kind}, total"
+            label = indent * (len(row.path) - 1) + f"{row.name} {row.kind}".strip()
             shapes = Counter(f"{y.dtype} {tuple(y.shape)}" for y in row.outputs)
             outputs = ", ".join(shape + (f" x {n}" if n > 1 else "") for shape, n in shapes.items())
+            label = label if row.path else f"{row.kind}, total"
             lines.append((label, outputs, f"{row.params:,}", f"{row.count.flops:,}", f"{row.count.flops / whole:.1%}"))
-        headers, align = ("layer", "output", "params", "operations", "share"), ("left", "left", "right", "right", "right")
+        headers = ("layer", "output", "params", "operations", "share")
+        align = ("left", "left", "right", "right", "right")
         return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
 
     def __str__(self) -> str:
@@ -123,8 +125,8 @@ def summary(net, *inputs, **side) -> Summary:
         if scope in marked:
             path = tuple(scope.split("/"))
             place = [part for depth, part in enumerate(path, 1) if "/".join(path[:depth]) in marked]
-            kind = path[-1].partition(".")[2]
-            rows.append(LayerRow(path, kind, tuple(marked[scope]), count_params(_find(params, place)), total.within(scope)))
+            kind, size = path[-1].partition(".")[2], count_params(_find(params, place))
+            rows.append(LayerRow(path, kind, tuple(marked[scope]), size, total.within(scope)))
     rows.append(LayerRow((), kind_of(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
     return Summary(tuple(rows), sum(math.prod(p.shape) * p.dtype.itemsize for p in jax.tree.leaves(params)))
 
@@ -153,7 +155,8 @@ def layer_outputs(net, params, *inputs, state=(), **side) -> dict:
 
     arguments = (params, state, inputs, arrays)
     closed = jax.make_jaxpr(run)(*arguments)
-    layers = [(e, str(e.source_info.name_stack)) for e in closed.jaxpr.eqns if _marks_layer(e, str(e.source_info.name_stack))]
+    placed = [(equation, str(equation.source_info.name_stack)) for equation in closed.jaxpr.eqns]
+    layers = [(equation, scope) for equation, scope in placed if _marks_layer(equation, scope)]
     jaxpr = closed.jaxpr.replace(outvars=[equation.outvars[0] for equation, _ in layers])
     values = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(*jax.tree.leaves(arguments))
     found: dict[str, tuple] = {}
@@ -191,7 +194,7 @@ def _marks_layer(equation, scope: str) -> bool:
 
 
 def _find(params, place):
-    """The params of a layer, by the labels on the way; a label that is empty is an only child, with no level of its own."""
+    """The params of a layer, by the labels on the way; an empty label, an only child, has no level of its own."""
     for scope in place:
         label = scope.partition(".")[0]
         if label:

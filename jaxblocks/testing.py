@@ -148,7 +148,8 @@ def vmap_is_batch(case: Case) -> None:
     if as_shapes(own_state) != as_shapes(state):  # a carry per example: not one state for all
         return
     mapped = jax.vmap(lambda inputs: _apply(case, params, state, inputs)[0])(case.inputs)
-    _assert_same(mapped, outputs, "vmap over the examples computes something else than the batch; act on the trailing axes only", 1e-5)
+    words = "vmap over the examples computes something else than the batch; act on the trailing axes only"
+    _assert_same(mapped, outputs, words, 1e-5)
 
 
 def independence(case: Case) -> None:
@@ -173,7 +174,7 @@ def dtype_kept(case: Case) -> None:
             cast = case._replace(inputs=_cast(case.inputs, dtype), side=_cast(case.side, dtype))
             if not _floating(cast.inputs):
                 return
-            params, state, outputs, after = _run(cast)
+            _, state, outputs, after = _run(cast)
             for y in jax.tree.leaves(outputs):
                 assert not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype == dtype, (
                     f"inputs of {jnp.dtype(dtype)} come out as {y.dtype}; compute in the dtype of the input."
@@ -221,7 +222,10 @@ def scan_and_remat(case: Case) -> None:
     def total(x, f=f):
         return sum((y.astype(jnp.float32) ** 2).sum() for y in jax.tree.leaves(f(x)))
 
-    _, (scanned,) = jax.lax.scan(lambda c, inputs: (c, (_apply(case, params, state, inputs)[0],)), 0, jax.tree.map(lambda a: a[None], case.inputs))
+    def step(carry, inputs):
+        return carry, _apply(case, params, state, inputs)[0]
+
+    _, scanned = jax.lax.scan(step, 0, jax.tree.map(lambda a: a[None], case.inputs))
     _assert_same(jax.tree.map(lambda y: y[0], scanned), outputs, "apply computes something else inside lax.scan", 1e-5)
     if jax.tree.leaves(x) and jax.tree.leaves(jax.eval_shape(f, x)):
         plain, again = jax.grad(total)(x), jax.grad(jax.checkpoint(total))(x)
@@ -398,7 +402,8 @@ def _assert_same(came, expected, sentence, tolerance=0.0):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{sentence}: {describe(a)} instead of {describe(b)}."
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         worst = np.max(np.abs(a - b), initial=0.0)
-        assert worst <= tolerance * (1 + np.max(np.abs(b), initial=0.0)), f"{sentence}" + (f" (by {worst:.2g})." if tolerance else ".")
+        by = f" (by {worst:.2g})" if tolerance else ""
+        assert worst <= tolerance * (1 + np.max(np.abs(b), initial=0.0)), f"{sentence}{by}."
 
 
 def _assert_annotated(annotation, value, what):

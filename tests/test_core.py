@@ -70,7 +70,7 @@ def test_an_unknown_side_input_is_refused_with_those_that_are_read():
 def test_a_missing_side_input_is_named_and_following_the_advice_helps():
     net = Serial(Dense(3), lambda x, *, time: x * time)
     params = net.init(jax.random.key(0), X)
-    with pytest.raises(TypeError, match=r"The side input time is missing; pass it to apply: apply\(..., time=...\)") as error:
+    with pytest.raises(TypeError, match="The side input time is missing; pass it to apply") as error:
         net.apply(params, X)
     assert notes(error) == ["in Serial[1] (lambda)"]
     net.apply(params, X, time=jnp.float32(2.0))
@@ -83,7 +83,11 @@ def test_kwargs_that_swallow_are_refused():
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [(3, "a function of arrays was expected, but 3 came"), ((min, max), "Layer\\(init, apply\\)"), (Dense, "call it: Dense")],
+    [
+        (3, "a function of arrays was expected, but 3 came"),
+        ((min, max), "Layer\\(init, apply\\)"),
+        (Dense, "call it: Dense"),
+    ],
 )
 def test_what_is_not_a_layer_is_refused(wrong, words):
     with pytest.raises(TypeError, match=words) as error:
@@ -114,7 +118,10 @@ def test_keys_are_folded_so_that_edits_stay_local():
 
 def test_fold_of_a_name_is_its_checksum():
     """The hash of a name is the same in every process and every version."""
-    assert jax.random.key_data(fold(jax.random.key(0), "hidden")).tolist() == jax.random.key_data(jax.random.fold_in(jax.random.key(0), 2287856061)).tolist()
+    assert (
+        jax.random.key_data(fold(jax.random.key(0), "hidden")).tolist()
+        == jax.random.key_data(jax.random.fold_in(jax.random.key(0), 2287856061)).tolist()
+    )
 
 
 def test_each_child_draws_from_its_own_key():
@@ -168,6 +175,8 @@ def test_dispatch_adds_nothing_to_the_traced_programme():
 
     def operations(f):
         text = jax.jit(f).lower(params, X).compile().as_text()
-        return sorted(line.split("metadata")[0].split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line)
+        return sorted(
+            line.split("metadata")[0].split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line
+        )
 
     assert operations(net.apply) == operations(by_hand)

@@ -46,7 +46,8 @@ def pictures(folder):
 def test_a_bad_argument_gets_one_clear_line(name, arguments, message, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         load(name).main(["--out", str(tmp_path / "never"), *arguments])
-    assert stop.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "never").exists()
 
 
@@ -56,10 +57,12 @@ def test_a_bad_argument_gets_one_clear_line(name, arguments, message, capsys, tm
 def test_nn251(tmp_path, capsys):
     numbers = load("nn251").main(["--out", str(tmp_path), "--points", "9"])
     assert pictures(tmp_path) == ["curves", "diagram", "surfaces"]
-    assert numbers["parameters"] == 21 and numbers["edges"] == 15
+    assert numbers["parameters"] == 21
+    assert numbers["edges"] == 15
     assert len(numbers["kinks_2d"]) == len(numbers["kinks_1d"]) == 10
     for counts in (numbers["kinks_2d"], numbers["kinks_1d"]):
-        assert max(counts) <= 5 and sum(counts) > 20  # the measure does see kinks
+        assert max(counts) <= 5
+        assert sum(counts) > 20
     assert numbers["homogeneity"] == 0.0
     assert "21 parameters, 15 edges" in capsys.readouterr().out
 
@@ -91,7 +94,8 @@ def test_xor(tmp_path, capsys):
     np.testing.assert_array_equal(after_bias, [[0, -1], [1, 0], [1, 0], [2, 1]])
     np.testing.assert_array_equal(after_relu, [[0, 0], [1, 0], [1, 0], [2, 1]])
     np.testing.assert_array_equal(output, [[0], [1], [1], [0]])
-    assert 0 < numbers["solved"][2] < 0.6 and numbers["solved"][8] >= 0.9
+    assert 0 < numbers["solved"][2] < 0.6
+    assert numbers["solved"][8] >= 0.9
     assert "trained 2-2-1" in capsys.readouterr().out
 
 
@@ -158,7 +162,8 @@ def test_the_basins_of_the_homework_meet_at_the_maximum(minimise):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         right = module.minimise(module.quintic, -0.5315, optax.sgd(0.05), 600)[-1]
         left = module.minimise(module.quintic, -0.5316, optax.sgd(0.05), 600)[-1]
-    assert right == pytest.approx(1, abs=1e-12) and not left > -1e6
+    assert right == pytest.approx(1, abs=1e-12)
+    assert not left > -1e6
 
 
 SLOPES = np.array([1.0, 10.0])  # the gradient of the quadratic is SLOPES * theta
@@ -211,7 +216,8 @@ def test_the_trajectories_are_those_of_the_corrected_formulas(minimise):
 def test_the_printed_forms_are_not_these_methods(minimise):
     """Negative controls: the gradient one step stale blows up; without bias correction the first step is .316228."""
     stale = momentum_by_hand(0.7, 0.05, stale=True)
-    assert np.abs(stale - minimise[1]["paths"]["momentum"]).max() > 1 and np.abs(stale[-1]).max() > 1e2
+    assert np.abs(stale - minimise[1]["paths"]["momentum"]).max() > 1
+    assert np.abs(stale[-1]).max() > 1e2
     uncorrected = adam_by_hand(0.1, 0.9, 0.999, 1e-8, correct=False)
     np.testing.assert_allclose(1 - uncorrected[1], [0.316228, 0.316228], atol=5e-7)
 
@@ -220,12 +226,15 @@ def test_the_bound_holds_at_every_step_and_huber_attains_its_own(minimise):
     gaps, limits = minimise[1]["gaps"], minimise[1]["limits"]
     assert list(gaps) == ["quadratic", "logistic regression", "Huber, worst case"]
     for name, gap in gaps.items():
-        assert gap.shape == (100,) and (gap <= limits[name]).all() and (gap > -1e-15).all()
+        assert gap.shape == (100,)
+        assert (gap <= limits[name]).all()
+        assert (gap > -1e-15).all()
     quadratic, bound = gaps["quadratic"][[0, 9, 49]], limits["quadratic"][[0, 9, 49]]
     np.testing.assert_allclose(quadratic, [0.4064005, 0.0621535, 1.484052e-5], rtol=1e-6)
     np.testing.assert_allclose(bound, [10.10101, 1.010101, 0.2020202], rtol=1e-6)
     assert gaps["Huber, worst case"][-1] == pytest.approx(1 / 402, rel=1e-12)
-    assert gaps["logistic regression"][0] > 0.01 and abs(gaps["logistic regression"][-1]) < 1e-12
+    assert gaps["logistic regression"][0] > 0.01
+    assert abs(gaps["logistic regression"][-1]) < 1e-12
 
 
 def test_the_bound_fails_for_a_step_that_is_too_long(minimise):
@@ -240,4 +249,5 @@ def test_the_bound_fails_for_a_step_that_is_too_long(minimise):
 
 def test_slices_through_a_linear_loss_are_convex_and_through_a_deep_one_not(minimise):
     linear, deep = minimise[1]["curvature"]
-    assert linear > 0.1 and deep < -0.05
+    assert linear > 0.1
+    assert deep < -0.05

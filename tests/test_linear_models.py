@@ -30,6 +30,15 @@ def x64():
         yield
 
 
+@pytest.fixture(autouse=True)
+def _trace_once(request):
+    """The search for leaked tracers traces every loop again at every call, which one test here pays for all."""
+    before = jax.config.jax_check_tracer_leaks
+    jax.config.update("jax_check_tracer_leaks", before and "leaks" in request.node.name)
+    yield
+    jax.config.update("jax_check_tracer_leaks", before)
+
+
 def data(n=40, n_in=3, n_out=2, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, n_in)) * 3 + 1
@@ -218,7 +227,8 @@ def test_the_hessian_is_positive_semidefinite_at_100_points(x64):
         return log_loss({"kernel": w[:3, None], "bias": w[3:]}, x, labels)
 
     lowest = jnp.linalg.eigvalsh(jax.jit(jax.vmap(jax.hessian(loss)))(weights))[:, 0]
-    assert lowest.shape == (100,) and lowest.min() > -1e-15
+    assert lowest.shape == (100,)
+    assert lowest.min() > -1e-15
 
 
 def test_two_inits_reach_the_same_loss(x64):
@@ -259,7 +269,8 @@ def test_the_loss_of_a_deep_net_is_not_convex(x64):
     second_mirrored = {**second, "kernel": -second["kernel"]}
     mirrored = (jax.tree.map(jnp.negative, first), act, second_mirrored, *rest)
     middle = jax.tree.map(lambda a, b: (a + b) / 2, trained, mirrored)
-    assert loss(trained) < 1e-3 and abs(loss(mirrored) - loss(trained)) < 1e-12
+    assert loss(trained) < 1e-3
+    assert abs(loss(mirrored) - loss(trained)) < 1e-12
     assert loss(middle) >= 0.25 > 0.1 + (loss(trained) + loss(mirrored)) / 2
 
 
@@ -288,7 +299,7 @@ def test_without_a_finite_optimum_params_are_nan_under_jit(x64, case, dtype):
 def test_without_a_finite_optimum_it_raises(case):
     *columns, labels = SEPARABLE[case]
     x, labels = jnp.asarray(np.transpose(columns), jnp.float32), jnp.asarray(labels)
-    with pytest.raises(ValueError, match="no finite optimum.*pass ridge > 0"):
+    with pytest.raises(ValueError, match=r"no finite optimum.*pass ridge > 0"):
         logistic_regression(x, labels)
     with jax.debug_nans(False):
         error, _ = checkify.checkify(jax.jit(lambda x, y: logistic_regression(x, y, check=True)))(x, labels)
@@ -322,6 +333,14 @@ def test_derivatives_of_the_logistic_fit_and_vmap(x64):
     together = jax.vmap(lambda ridge: logistic_regression(x, labels, ridge)["kernel"])(ridges)
     for one, ridge in zip(together, ridges, strict=True):
         np.testing.assert_allclose(one, fit_logistic(x, labels, ridge)["kernel"], rtol=1e-9)
+
+
+def test_no_tracer_leaks():
+    x, labels = jnp.linspace(0.0, 1.0, 8)[:, None], jnp.arange(8) % 2
+    for fit, y in ((linear_regression, x), (logistic_regression, labels)):
+        gradient = jax.jit(jax.grad(lambda x, fit=fit, y=y: fit(x, y, 0.1)["kernel"].sum()))(x)
+        assert jnp.isfinite(gradient).all()
+        assert jnp.abs(gradient).max() > 1e-3
 
 
 # Features

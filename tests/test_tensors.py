@@ -339,6 +339,7 @@ def test_cp_decompose_does_not_mind_the_scale_and_takes_zero():
         np.testing.assert_allclose(cp_tensor([f[best] for f in factors]) / scale, t, atol=1e-5)
     factors, errors = decompose(0 * t, 2, 50)
     assert jnp.all(errors == 0) and all(jnp.all(f == 0) for f in factors)
+    assert cp_decompose(jax.random.key(0), 0 * t, 2, 0)[1] == 0
 
 
 def test_cp_decompose_keeps_half_precision():

@@ -19,7 +19,7 @@ class Specimen(NamedTuple):
     layer: Layer | StatefulLayer
     shapes: tuple[tuple[int, ...], ...]
     reference: Callable
-    side: dict = {}
+    side: dict = {}  # noqa: RUF012
     mixes_batch: bool = False
 
     def inputs(self, seed=0):
@@ -122,9 +122,7 @@ ZOO = {
     "Dense without bias": Specimen("Dense", Dense(3, use_bias=False), ((4, 2, 5),), dense),
     "Bias": Specimen("Bias", Bias(), ((4, 5),), lambda p, x: x + p["bias"]),
     "MLP": Specimen("MLP", MLP(6, 3), ((4, 5),), mlp),
-    "Serial": Specimen(
-        "Serial", Serial(Dense(3), jnp.tanh), ((4, 5),), lambda p, x: np.tanh(dense(p[0], x))
-    ),
+    "Serial": Specimen("Serial", Serial(Dense(3), jnp.tanh), ((4, 5),), lambda p, x: np.tanh(dense(p[0], x))),
     "Serial by name": Specimen(
         "Serial",
         Serial(hidden=Dense(3), activation=relu, out=Dense(2)),
@@ -144,14 +142,14 @@ ZOO = {
         {"train": True},
         mixes_batch=True,
     ),
-    "Parallel": Specimen(
-        "Parallel", Parallel(Dense(3), jnp.sin), ((4, 5),), lambda p, x: (dense(p[0], x), np.sin(x))
-    ),
+    "Parallel": Specimen("Parallel", Parallel(Dense(3), jnp.sin), ((4, 5),), lambda p, x: (dense(p[0], x), np.sin(x))),
     "Parallel by name": Specimen(
         "Parallel", Parallel(a=Dense(3), b=Centre()), ((4, 5),), lambda p, x: {"a": dense(p["a"], x), "b": x}
     ),
     "Residual": Specimen(
-        "Residual", Residual(Dense(7), jnp.tanh, Dense(5)), ((4, 5),),
+        "Residual",
+        Residual(Dense(7), jnp.tanh, Dense(5)),
+        ((4, 5),),
         lambda p, x: x + dense(p[2], np.tanh(dense(p[0], x))),
     ),
     "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
@@ -160,7 +158,9 @@ ZOO = {
     ),
     "Recurrent": Specimen("Recurrent", Recurrent(TanhCell(3)), ((4, 6, 5),), recurrent),
     "Recurrent in reverse": Specimen(
-        "Recurrent", Recurrent(TanhCell(3), reverse=True, unroll=2), ((4, 6, 5),),
+        "Recurrent",
+        Recurrent(TanhCell(3), reverse=True, unroll=2),
+        ((4, 6, 5),),
         lambda p, x: recurrent(p, x, reverse=True),
     ),
     "Recurrent streaming": Specimen("Recurrent", Recurrent(TanhCell(3), streaming=True), ((4, 6, 5),), recurrent),
@@ -175,8 +175,10 @@ ZOO = {
         wired,
     ),
     "Wire with state": Specimen(
-        "Wire", Wire(lambda f, x: f.noise(f.centre(x)) + f.dense(x), centre=Centre(), noise=Noise(), dense=Dense(5)),
-        ((4, 5),), lambda p, x: x + dense(p["dense"], x),
+        "Wire",
+        Wire(lambda f, x: f.noise(f.centre(x)) + f.dense(x), centre=Centre(), noise=Noise(), dense=Dense(5)),
+        ((4, 5),),
+        lambda p, x: x + dense(p["dense"], x),
     ),
     "Parallel of two inputs": Specimen(
         "Parallel",

@@ -21,7 +21,6 @@ from jaxblocks.core import (
     StatefulLayer,
     apply_child,
     as_shapes,
-    at,
     child_of,
     children,
     declared_by,

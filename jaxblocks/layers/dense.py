@@ -38,8 +38,8 @@ def affine(
     return _affine("affine", x, kernel, bias)
 
 
-def fuse_affine(*params: dict) -> dict:
-    r"""The one affine map that equals several in series: :math:`A_2(A_1 x + b_1) + b_2 = (A_2 A_1) x + (A_2 b_1 + b_2)`.
+def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
+    r"""The one affine map that equals several in series: :math:`A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)`.
 
     Takes and returns params of ``Dense``, first applied first. A bottleneck stays one:
     the rank of the fused kernel is at most the smallest width on the way.
