@@ -27,7 +27,7 @@ HEADS = 4
 
 
 def patches(x):
-    """The 3x3 neighbours of each inner pixel, (..., h, w, c) to (..., h - 2, w - 2, 9 c): Dense on it is convolution."""
+    """The 3x3 neighbours of inner pixels, (..., h, w, c) to (..., h - 2, w - 2, 9 c): Dense on it is convolution."""
     h, w = x.shape[-3] - 2, x.shape[-2] - 2
     return jnp.concatenate([x[..., i : i + h, j : j + w, :] for i in range(3) for j in range(3)], -1)
 

@@ -74,6 +74,7 @@ from jaxblocks.losses import (
     mse,
     nll,
     sigmoid_cross_entropy,
+    soft_threshold,
     softmax_cross_entropy,
     total_variation,
     zero_one,

@@ -23,6 +23,7 @@ from jax.scipy.special import erf
 from jaxtyping import Array, Float, Shaped
 
 from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.precision import widen
 
 __all__ = [
     "RECTIFIERS",
@@ -42,11 +43,6 @@ __all__ = [
     "softplus_inverse",
     "tanh",
 ]
-
-
-def _widen(x):
-    """float32 for half-precision input, anything else unchanged: what an elementwise formula computes in."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def identity(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
@@ -177,14 +173,14 @@ def _normal_cdf(x):
 @jax.custom_jvp
 @partial(jax.jit, inline=True)
 def _gelu(x):
-    wide = _widen(x)
+    wide = widen(x)
     return (wide * _normal_cdf(wide)).astype(x.dtype)
 
 
 @_gelu.defjvp
 def _gelu_jvp(primals, tangents):
     (x,), (t,) = primals, tangents
-    wide = _widen(x)
+    wide = widen(x)
     cdf, density = _normal_cdf(wide), jnp.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
     return (wide * cdf).astype(x.dtype), (cdf + wide * density).astype(x.dtype) * t
 
@@ -247,14 +243,14 @@ def tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 @jax.custom_jvp
 @partial(jax.jit, inline=True)
 def _silu(x):
-    wide = _widen(x)
+    wide = widen(x)
     return (wide * jax.nn.sigmoid(wide)).astype(x.dtype)
 
 
 @_silu.defjvp
 def _silu_jvp(primals, tangents):
     (x,), (t,) = primals, tangents
-    wide = _widen(x)
+    wide = widen(x)
     s = jax.nn.sigmoid(wide)
     return (wide * s).astype(x.dtype), (s + wide * s * (1 - s)).astype(x.dtype) * t
 
@@ -277,14 +273,14 @@ def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 @jax.custom_jvp
 @partial(jax.jit, inline=True)
 def _softplus(x):
-    wide = _widen(x)
+    wide = widen(x)
     return (jnp.maximum(wide, 0) + jnp.log1p(jnp.exp(-jnp.abs(wide)))).astype(x.dtype)
 
 
 @_softplus.defjvp
 def _softplus_jvp(primals, tangents):
     (x,), (t,) = primals, tangents
-    return _softplus(x), jax.nn.sigmoid(_widen(x)).astype(x.dtype) * t
+    return _softplus(x), jax.nn.sigmoid(widen(x)).astype(x.dtype) * t
 
 
 def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -322,7 +318,7 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         "did you mean softplus?",
         smallest=jnp.min(y, initial=0),
     )
-    wide = _widen(y)
+    wide = widen(y)
     return (wide + jnp.log(-jnp.expm1(-wide))).astype(y.dtype)
 
 

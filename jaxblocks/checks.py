@@ -60,7 +60,7 @@ def check_values(ok, message: str, *, check: bool = False, **values) -> None:
     ...
     ValueError: p must sum to 1, but sums to 0.75; divide by p.sum().
     """
-    ok = jnp.all(ok)
+    ok = ok if isinstance(ok, bool) else jnp.all(ok)  # a Python bool stays known while JAX traces
     if isinstance(ok, jax.core.Tracer):
         if check:
             from jax.experimental import checkify  # here, because it brings Pallas

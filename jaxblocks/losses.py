@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
 from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_distribution, check_labels, is_distribution
 
 __all__ = [
@@ -55,11 +56,6 @@ __all__ = [
 ]
 
 
-def _widen(x):
-    """float32 for half-precision input, anything else unchanged: what sums are computed in."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
-
-
 def _known(x, check):
     """``x`` without its derivative if its values can be checked, else None, so that no dead operations are traced."""
     x = jax.lax.stop_gradient(x)
@@ -77,7 +73,7 @@ def _match(where, **two):
             ".squeeze(-1)."
         )
     dtype = jnp.promote_types(a.dtype, b.dtype)
-    return _widen(a), _widen(b), dtype
+    return widen(a), widen(b), dtype
 
 
 def _size(x):
@@ -145,7 +141,7 @@ def entropy(
     require_floating("entropy", p=p)
     _require_last_axis("entropy", p)
     check_distribution("entropy", check=check, p=p)
-    wide = _widen(p)
+    wide = widen(p)
     return _in_base("entropy", jnp.sum(wide * -jnp.log(jnp.where(wide == 0, 1.0, wide)), -1), base, p.dtype)
 
 
@@ -378,7 +374,7 @@ def softmax_cross_entropy(
     _require_last_axis("softmax_cross_entropy", logits)
     integer = hasattr(targets, "dtype") and jnp.issubdtype(targets.dtype, jnp.integer)
     floating = hasattr(targets, "dtype") and jnp.issubdtype(targets.dtype, jnp.floating)
-    z = _widen(logits)
+    z = widen(logits)
     if integer and targets.shape == z.shape[:-1]:
         inside = check_labels("softmax_cross_entropy", targets, z.shape[-1], check=check)
         # Shifted by the largest score, which is a constant to derivatives. Picking from the scores rather than from
@@ -389,7 +385,7 @@ def softmax_cross_entropy(
     if floating and targets.shape == z.shape:
         dtype = jnp.promote_types(logits.dtype, targets.dtype)
         check_distribution("softmax_cross_entropy", check=check, targets=targets)
-        return _soft_cross_entropy(z, _widen(targets)).astype(dtype)
+        return _soft_cross_entropy(z, widen(targets)).astype(dtype)
     raise ValueError(
         f"softmax_cross_entropy expects, for logits {describe(logits)}, targets that are integer labels of shape "
         f"{logits.shape[:-1]} or floating-point distributions of shape {logits.shape}, but {describe(targets)} came; "
@@ -489,7 +485,7 @@ def nll(
     known = _known(log_probs, check)
     if known is not None:
         probabilities = jnp.exp(known)
-        sums = jnp.sum(_widen(probabilities), -1)
+        sums = jnp.sum(widen(probabilities), -1)
         check_values(
             is_distribution(probabilities),
             "nll expects log-probabilities, whose exponentials sum to 1, but they sum to between {low} and {high}; "
@@ -674,7 +670,7 @@ def _total(where, term, params, mask):
                     f"{where} expects params of real floating-point arrays, but {describe(leaf)} came; "
                     "convert it, or leave it out with mask."
                 )
-            part = jnp.sum(term(_widen(leaf)))
+            part = jnp.sum(term(widen(leaf)))
             dtype = jnp.float64 if jnp.float64 in (total.dtype, part.dtype) else jnp.float32
             total = total.astype(dtype) + part.astype(dtype)
     return total

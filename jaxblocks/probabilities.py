@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.precision import widen
 
 __all__ = [
     "check_distribution",
@@ -26,11 +27,6 @@ __all__ = [
     "softmax_fixed",
     "softmax_mean",
 ]
-
-
-def _widen(x):
-    """float32 for half-precision input, anything else unchanged: what sums are computed in."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def _known(x, check):
@@ -68,7 +64,7 @@ def softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]
     feed-forward models.
     """
     _require_axis("softmax", x, axis)
-    return jax.nn.softmax(_widen(x), axis).astype(x.dtype)
+    return jax.nn.softmax(widen(x), axis).astype(x.dtype)
 
 
 # The name that says what it approximates: the one-hot vector of argmax, not max (Diehl 2023, Remark 2.2).
@@ -87,7 +83,7 @@ def log_softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*sha
     Source: Krapac & Segvic, Deep feed-forward models (logits).
     """
     _require_axis("log_softmax", x, axis)
-    return jax.nn.log_softmax(_widen(x), axis).astype(x.dtype)
+    return jax.nn.log_softmax(widen(x), axis).astype(x.dtype)
 
 
 def logsumexp(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
@@ -102,7 +98,7 @@ def logsumexp(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
     Source: Krapac & Segvic, Deep feed-forward models (the real softmax).
     """
     _require_axis("logsumexp", x, axis)
-    return jax.nn.logsumexp(_widen(x), axis).astype(x.dtype)
+    return jax.nn.logsumexp(widen(x), axis).astype(x.dtype)
 
 
 def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
@@ -128,7 +124,7 @@ def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: int
             f"{describe(q)}; give them equal shapes, for example with jnp.broadcast_to."
         )
     dtype = jnp.promote_types(z.dtype, q.dtype)
-    return jnp.sum(jax.nn.softmax(_widen(z), axis) * _widen(q), axis).astype(dtype)
+    return jnp.sum(jax.nn.softmax(widen(z), axis) * widen(q), axis).astype(dtype)
 
 
 def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classes"]:
@@ -238,7 +234,7 @@ def smooth_labels(
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smooth_labels expects smoothing between 0 and 1, but {smoothing} came; 0.1 is usual.")
     check_distribution("smooth_labels", check=check, targets=targets)
-    return ((1 - smoothing) * _widen(targets) + smoothing / targets.shape[-1]).astype(targets.dtype)
+    return ((1 - smoothing) * widen(targets) + smoothing / targets.shape[-1]).astype(targets.dtype)
 
 
 # Checks --------------------------------------------------------------------------------------------------------------
@@ -259,7 +255,7 @@ def is_distribution(p: Float[Array, "*shape"], axis: int = -1, atol: int | float
     _require_axis("is_distribution", p, axis)
     if atol is None:
         atol = max(1e-6, float(jnp.finfo(p.dtype).eps) ** 0.5)
-    return jnp.all(p >= 0, axis) & (jnp.abs(jnp.sum(_widen(p), axis) - 1) <= atol)
+    return jnp.all(p >= 0, axis) & (jnp.abs(jnp.sum(widen(p), axis) - 1) <= atol)
 
 
 def check_distribution(where: str, *, check: bool = False, **named: Float[Array, "..."]) -> None:
@@ -279,7 +275,7 @@ def check_distribution(where: str, *, check: bool = False, **named: Float[Array,
         p = _known(p, check)
         if p is None:
             continue
-        sums = jnp.sum(_widen(p), -1)
+        sums = jnp.sum(widen(p), -1)
         check_values(
             is_distribution(p),
             f"{where} expects probability distributions in {name} (no entry below 0, sum 1 over the last axis), but "

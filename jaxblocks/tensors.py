@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
 from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.precision import wide_dtype
 
 __all__ = [
     "cp_decompose",
@@ -166,7 +167,7 @@ def flattening_ranks(
         relative = max(matrix.shape) * spacing if tolerance is None else jnp.asarray(tolerance, values.dtype)
         return jnp.sum(values > relative * jnp.max(values))
 
-    wide = tensor.astype(_wide(tensor.dtype))
+    wide = tensor.astype(wide_dtype(tensor.dtype))
     return jnp.stack([matrix_rank(flattening(wide, axis)) for axis in range(tensor.ndim)])
 
 
@@ -250,7 +251,7 @@ def cp_decompose(
             f"{describe(tensor)}, rank={rank}, steps={steps} came."
         )
     order, letters = tensor.ndim, _letters(tensor.ndim)
-    wide = tensor.astype(_wide(tensor.dtype))
+    wide = tensor.astype(wide_dtype(tensor.dtype))
     largest = jnp.max(jnp.abs(wide))
     unit = wide / jnp.where(largest > 0, largest, 1)
     norm = jnp.sqrt(jnp.sum(unit**2))
@@ -282,10 +283,6 @@ def cp_decompose(
 
 def _is_half(dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-
-
-def _wide(dtype):
-    return jnp.dtype(jnp.float32) if _is_half(dtype) else dtype
 
 
 def _letters(order: int) -> str:

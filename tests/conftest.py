@@ -10,8 +10,7 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_DEBUG_KEY_REUSE", "1")
 os.environ.setdefault("JAX_DEBUG_NANS", "1")
 
-import jax
-import jax.numpy as jnp
+import jaxtyping
 import pytest
 from hypothesis import settings
 
@@ -19,9 +18,9 @@ settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_exam
 settings.load_profile("jaxblocks")
 
 
-@pytest.fixture(autouse=True)
-def _names_for_doctests(doctest_namespace):
-    import jaxblocks
-
-    doctest_namespace.update({name: getattr(jaxblocks, name) for name in jaxblocks.__all__})
-    doctest_namespace.update(jax=jax, jnp=jnp, jaxblocks=jaxblocks)
+@pytest.fixture
+def sentences():
+    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,6 +1,5 @@
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -14,14 +13,6 @@ from jaxblocks.layers.linear_models import linear_regression, logistic_regressio
 
 XOR_X = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
 XOR_Y = np.array([[0.0], [1.0], [1.0], [0.0]])
-
-
-@pytest.fixture
-def sentences():
-    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from jax.experimental import checkify
@@ -41,14 +40,6 @@ from jaxblocks.probabilities import log_softmax, one_hot, smooth_labels, softmax
 
 HALF = (jnp.bfloat16, jnp.float16)
 H = np.array([0.1, -0.8, 1.4, 1.1])  # the scores of the lectures' example
-
-
-@pytest.fixture
-def sentences():
-    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture
@@ -177,6 +168,8 @@ def test_gradient_of_the_distance_to_itself_is_zero(order):
         assert np.isfinite(gradient).all()
     else:
         np.testing.assert_array_equal(gradient, 0)
+        forward = run(jax.jacfwd(partial(lp_distance, order=order)), p, p)
+        np.testing.assert_array_equal(forward, 0)
     if order == 1:
         np.testing.assert_array_equal(grad(total_variation)(p, p), 0)
 

@@ -43,7 +43,8 @@ def sklearn_metrics():
 
 
 def on(function, *args, **options):
-    return function(*map(jnp.asarray, args), **options)
+    """One compilation, where the single operations of an eager call would each take one."""
+    return jax.jit(partial(function, **options))(*map(jnp.asarray, args))
 
 
 # Classification ----------------------------------------------------------------------------------------------------
@@ -89,9 +90,8 @@ def test_accuracy_is_that_of_sklearn(sklearn_metrics, weights):
 @pytest.mark.parametrize("k", [1, 2, 5, CLASSES])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_top_k_accuracy_is_that_of_sklearn(sklearn_metrics, k, weights):
-    value = top_k_accuracy(
-        jnp.asarray(SCORES), jnp.asarray(LABELS), k, weights if weights is None else jnp.asarray(weights)
-    )
+    arrays = (SCORES, LABELS) if weights is None else (SCORES, LABELS, weights)
+    value = on(lambda scores, labels, *w: top_k_accuracy(scores, labels, k, *w), *arrays)
     if k == CLASSES:
         assert value == 1  # scikit-learn warns here
         return
@@ -99,9 +99,7 @@ def test_top_k_accuracy_is_that_of_sklearn(sklearn_metrics, k, weights):
     expected = sklearn_metrics.top_k_accuracy_score(LABELS, SCORES, k=k, sample_weight=weights, labels=classes)
     assert value == pytest.approx(expected, rel=1e-6)
     if k == 1:
-        assert value == accuracy(
-            jnp.asarray(SCORES), jnp.asarray(LABELS), None if weights is None else jnp.asarray(weights)
-        )
+        assert value == on(accuracy, *arrays)
 
 
 def test_confusion_matrix_is_that_of_sklearn(sklearn_metrics):
@@ -129,7 +127,8 @@ def test_precision_recall_and_f1_are_those_of_sklearn(sklearn_metrics, undefined
         labels, predicted, labels=range(classes), zero_division=undefined
     )
     with jax.debug_nans(False):
-        ours = precision_recall_f1(on(confusion_matrix, predicted, labels, classes=classes), undefined)
+        counts = on(confusion_matrix, predicted, labels, classes=classes)
+        ours = on(precision_recall_f1, counts, undefined=undefined)
     for one, other in zip(ours, expected[:3], strict=True):
         assert one.dtype == jnp.float32
         np.testing.assert_allclose(one, other, rtol=1e-6)
@@ -157,14 +156,14 @@ def test_perplexity_against_the_formula():
 
 def test_perplexity_of_simple_models():
     labels = jnp.arange(4)
-    assert perplexity(jnp.zeros((4, 10)), labels) == pytest.approx(10, rel=1e-6)  # a uniform guess
-    assert perplexity(1e4 * jnp.eye(4), labels) == 1  # sure and right
+    assert on(perplexity, jnp.zeros((4, 10)), labels) == pytest.approx(10, rel=1e-6)  # a uniform guess
+    assert on(perplexity, 1e4 * jnp.eye(4), labels) == 1  # sure and right
     assert on(perplexity, [[0.0, -np.inf]], [1]) == np.inf  # held impossible
     assert on(perplexity, [[0.0, -1e4]], [1]) == np.inf  # exp(1e4) in float32
     log_p = jax.nn.log_softmax(jnp.asarray(SCORES))
     expected = float(on(perplexity, SCORES, LABELS))
-    assert perplexity(log_p, jnp.asarray(LABELS)) == pytest.approx(expected, rel=1e-6)
-    assert abs(perplexity(jnp.exp(log_p), jnp.asarray(LABELS)) - expected) > 0.1  # probabilities are no logits
+    assert on(perplexity, log_p, LABELS) == pytest.approx(expected, rel=1e-6)
+    assert abs(on(perplexity, jnp.exp(log_p), LABELS) - expected) > 0.1  # probabilities are no logits
 
 
 def test_perplexity_of_half_precision_is_summed_in_float32():
@@ -184,7 +183,7 @@ def test_leading_axes_are_batch(name):
     one_by_one = jax.vmap(function)(jnp.asarray(SCORES), jnp.asarray(LABELS))  # no leading axis at all
     reduced = np.exp(np.log(one_by_one).mean()) if name == "perplexity" else one_by_one.mean()
     assert reduced == pytest.approx(float(value), rel=1e-5)
-    assert jax.jit(function)(SCORES, LABELS) == pytest.approx(float(value), rel=1e-6)
+    assert function(jnp.asarray(SCORES), jnp.asarray(LABELS)) == pytest.approx(float(value), rel=1e-6)  # eagerly
 
 
 @of_scores
@@ -211,10 +210,9 @@ def test_padding_has_weight_zero_and_any_value(name):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
 def test_labels_of_any_integer_dtype(dtype):
     """300 classes do not fit uint8, and the comparison with their number must not either overflow or raise."""
-    scores = jnp.eye(300)[:100]
     with jax.enable_x64(dtype == np.int64):
-        assert accuracy(scores, jnp.arange(100, dtype=dtype)) == 1
-        assert top_k_accuracy(scores, jnp.arange(100, dtype=dtype), 1) == 1
+        for function in (accuracy, partial(top_k_accuracy, k=1)):
+            assert on(function, np.eye(300, dtype=np.float32)[:100], np.arange(100, dtype=dtype)) == 1
 
 
 # What cannot be right ----------------------------------------------------------------------------------------------

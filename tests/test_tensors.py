@@ -4,7 +4,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -18,14 +17,6 @@ from jaxblocks.tensors import (
     rank_bounds,
     tensor_product,
 )
-
-
-@pytest.fixture
-def sentences():
-    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def normal(seed, *shape, dtype=np.float64):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks import MLP, Bias, Dense, Layer, Parallel, Recurrent, Repeat, Residual, Serial, StatefulLayer, Wire, relu
+from jaxblocks.precision import wide_dtype
 
 
 class Specimen(NamedTuple):
@@ -54,7 +55,7 @@ def Centre(momentum=0.9):
 
     def apply(params, state, x, *, train=False):
         if train:
-            mean = x.mean(tuple(range(x.ndim - 1)), dtype=jnp.promote_types(x.dtype, jnp.float32))
+            mean = x.mean(tuple(range(x.ndim - 1)), dtype=wide_dtype(x.dtype))
             state = {"mean": momentum * state["mean"] + (1 - momentum) * mean.astype(jnp.float32)}
         else:
             mean = state["mean"]

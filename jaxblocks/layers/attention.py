@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Real
 
 from jaxblocks.checks import describe, require_floating
+from jaxblocks.precision import wide_dtype
 from jaxblocks.tensors import einsum
 
 __all__ = ["attention", "attention_weights", "hard_lookup", "soft_lookup"]
@@ -101,7 +102,7 @@ def attention_weights(
     Source: Vaswani et al. 2017, Attention is all you need, section 3.2.1; Diehl 2023, section 2.2.
     """
     _check_heads("attention_weights", q, k, mask)
-    wide = _wide(jnp.result_type(q, k))
+    wide = wide_dtype(jnp.result_type(q, k))
     scores = jnp.einsum("...qhd,...khd->...hqk", q, k, preferred_element_type=wide)
     factor = _factor(scale, q.shape[-1])
     if factor is not None:
@@ -155,13 +156,8 @@ def attention(
     """
     _check_heads("attention", q, k, mask, v)
     weights = attention_weights(q, k, scale, mask=mask)
-    wide = _wide(jnp.result_type(weights, v))
+    wide = wide_dtype(jnp.result_type(weights, v))
     return jnp.einsum("...hqk,...khv->...qhv", weights, v, preferred_element_type=wide).astype(v.dtype)
-
-
-def _wide(dtype):
-    """The dtype to sum in: float32 for half precision."""
-    return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
 
 
 def _factor(scale, head_dim: int):

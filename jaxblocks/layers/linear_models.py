@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.precision import widen
 
 __all__ = ["linear_regression", "logistic_regression"]
 
@@ -69,7 +70,7 @@ def linear_regression(
             f"y {describe(y)} came; a single target per example is a column, y[:, None]."
         )
     dtype = x.dtype
-    x, y = _widen(x), _widen(y).astype(_widen(x).dtype)
+    x, y = widen(x), widen(y).astype(widen(x).dtype)
     ridge = _ridge("linear_regression", ridge, x.dtype, check)
     kernel, bias = _least_squares(x, y, ridge)
     return {"kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}
@@ -133,7 +134,7 @@ def logistic_regression(
             f"labels {describe(labels)} came."
         )
     dtype = x.dtype
-    x = _widen(x)
+    x = widen(x)
     labels = labels.astype(jnp.int32) if labels.dtype == bool else labels
     binary = (labels == 0) | (labels == 1)
     message = "logistic_regression expects labels 0 and 1, but others came: {labels}."
@@ -261,10 +262,6 @@ def _centre(x):
     shifted = x - x[:1]
     centre = shifted.mean(axis=0, keepdims=True)
     return shifted - centre, (x[:1] + centre)[0]
-
-
-def _widen(x):
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def _ridge(where, ridge, dtype, check):
