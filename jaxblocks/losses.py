@@ -372,17 +372,20 @@ def softmax_cross_entropy(
     """
     require_floating("softmax_cross_entropy", logits=logits)
     _require_last_axis("softmax_cross_entropy", logits)
-    integer = hasattr(targets, "dtype") and jnp.issubdtype(targets.dtype, jnp.integer)
-    floating = hasattr(targets, "dtype") and jnp.issubdtype(targets.dtype, jnp.floating)
+    if not hasattr(targets, "dtype"):
+        raise TypeError(
+            f"softmax_cross_entropy expects an array of targets, but a {type(targets).__name__} came; convert it with "
+            "jnp.asarray(targets)."
+        )
     z = widen(logits)
-    if integer and targets.shape == z.shape[:-1]:
+    if jnp.issubdtype(targets.dtype, jnp.integer) and targets.shape == z.shape[:-1]:
         inside = check_labels("softmax_cross_entropy", targets, z.shape[-1], check=check)
         # Shifted by the largest score, which is a constant to derivatives. Picking from the scores rather than from
         # log_softmax leaves nothing of shape (*batch, classes) to be kept for the gradient but the scores.
         largest = jax.lax.stop_gradient(jnp.max(z, -1))
         log_sum = jnp.log(jnp.sum(jnp.exp(z - largest[..., None]), -1))
         return (log_sum - (_at_label(z, targets, inside) - largest)).astype(logits.dtype)
-    if floating and targets.shape == z.shape:
+    if jnp.issubdtype(targets.dtype, jnp.floating) and targets.shape == z.shape:
         dtype = jnp.promote_types(logits.dtype, targets.dtype)
         check_distribution("softmax_cross_entropy", check=check, targets=targets)
         return _soft_cross_entropy(z, widen(targets)).astype(dtype)
@@ -516,10 +519,12 @@ def zero_one(
     Source: Krapac & Segvic, Deep feed-forward models.
     """
     for name, array in {"labels": labels, "predictions": predictions}.items():
-        if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
+        dtype = getattr(array, "dtype", None)
+        if dtype is None or not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
+            came = f"a {type(array).__name__}" if dtype is None else describe(array)
             raise TypeError(
-                f"zero_one compares classes and expects integer {name}, but {describe(array)} came; "
-                "turn scores into a class with .argmax(-1)."
+                f"zero_one compares classes and expects an array of integer {name}, but {came} came; turn scores into "
+                "classes with .argmax(-1), and numbers into arrays with jnp.asarray."
             )
     if labels.shape != predictions.shape:
         raise ValueError(

@@ -162,7 +162,12 @@ def check_labels(
     ...
     ValueError: my_loss expects labels from 0 to 2 (3 classes), but labels from 1 to 3 came; ...
     """
-    if not (hasattr(labels, "dtype") and jnp.issubdtype(labels.dtype, jnp.integer)):
+    if not hasattr(labels, "dtype"):
+        raise TypeError(
+            f"{where} expects an array of labels, but a {type(labels).__name__} came; convert it with "
+            "jnp.asarray(labels)."
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(
             f"{where} expects an array of integer labels, but {describe(labels)} came; "
             "convert class numbers with labels.astype(jnp.int32), or one-hot rows with labels.argmax(-1)."

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -55,9 +55,14 @@ def dirichlet(seed, *shape):
     return np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), size=shape[:-1])
 
 
+@cache
+def compiled(function, **options):
+    return jax.jit(partial(function, **options))
+
+
 def run(function, *arguments, **options):
     """The compiled value: one compilation in place of one per operation, and no checks of values."""
-    return jax.jit(partial(function, **options))(*arguments)
+    return compiled(function, **options)(*arguments)
 
 
 def grad(function, argnums=0):
@@ -223,10 +228,10 @@ def test_kl_is_infinite_exactly_where_q_excludes_what_p_allows():
 def test_one_hot_belongs_in_the_first_slot():
     """CE(onehot, q) = -log q_label; swapped it is infinite."""
     label, q = one_hot(jnp.array(1), 3), jnp.array([0.2, 0.5, 0.3])
-    np.testing.assert_allclose(cross_entropy(label, q), -math.log(0.5), rtol=1e-6)
-    assert cross_entropy(q, label) == np.inf
-    assert kl_divergence(q, label) == np.inf
-    assert cross_entropy(label, label) == 0  # unless P = Q
+    np.testing.assert_allclose(run(cross_entropy, label, q), -math.log(0.5), rtol=1e-6)
+    assert run(cross_entropy, q, label) == np.inf
+    assert run(kl_divergence, q, label) == np.inf
+    assert run(cross_entropy, label, label) == 0  # unless P = Q
 
 
 def test_kl_is_not_negative_and_zero_only_at_equality():
@@ -258,18 +263,18 @@ def test_kl_is_jointly_convex():
     assert (left <= right + 1e-14).all()
     assert (left > printed + 1e-3).sum() > 10
     half, skew = pair(0.5), pair(0.9)
-    np.testing.assert_allclose(kl_divergence(half, 0.5 * half + 0.5 * skew), 0.0871767, atol=1e-7)
-    assert kl_divergence(half, half) == 0  # what is printed on the right, for lambda = 1/2
-    np.testing.assert_allclose(0.5 * kl_divergence(half, skew), 0.2554128, atol=1e-7)
+    np.testing.assert_allclose(run(kl_divergence, half, 0.5 * half + 0.5 * skew), 0.0871767, atol=1e-7)
+    assert run(kl_divergence, half, half) == 0  # what is printed on the right, for lambda = 1/2
+    np.testing.assert_allclose(0.5 * run(kl_divergence, half, skew), 0.2554128, atol=1e-7)
 
 
 def test_kl_is_not_a_metric():
     """Neither symmetric nor subject to the triangle inequality."""
     p, q, r = pair(0.5, 0.9, 0.7)
-    np.testing.assert_allclose(kl_divergence(p, q) - kl_divergence(q, p), 0.5108256 - 0.3680642, atol=1e-6)
-    detour = kl_divergence(p, r) + kl_divergence(r, q)
+    np.testing.assert_allclose(run(kl_divergence, p, q) - run(kl_divergence, q, p), 0.5108256 - 0.3680642, atol=1e-6)
+    detour = run(kl_divergence, p, r) + run(kl_divergence, r, q)
     np.testing.assert_allclose(detour, 0.2408403, atol=1e-6)
-    assert kl_divergence(p, q) > detour + 0.2
+    assert run(kl_divergence, p, q) > detour + 0.2
 
 
 def test_x_log_x_is_convex():
@@ -413,9 +418,11 @@ def test_cross_entropy_of_the_lectures_scores():
     """h = (.1, -.8, 1.4, 1.1): 2.95 and .75 for the lecture's labels 2 and 3, which count from 1."""
     h = jnp.asarray(np.tile(H, (4, 1)), jnp.float32)
     labels = jnp.array([1, 2, 3, 4]) - 1
-    np.testing.assert_allclose(softmax_cross_entropy(h, labels), [2.053373, 2.953373, 0.753373, 1.053373], atol=1e-6)
+    np.testing.assert_allclose(
+        run(softmax_cross_entropy, h, labels), [2.053373, 2.953373, 0.753373, 1.053373], atol=1e-6
+    )
     np.testing.assert_allclose(np.exp(H).sum(), 8.6138659, atol=1e-7)
-    np.testing.assert_allclose(2.1533732 - H, softmax_cross_entropy(h, labels), atol=1e-6)
+    np.testing.assert_allclose(2.1533732 - H, run(softmax_cross_entropy, h, labels), atol=1e-6)
 
 
 def test_labels_and_distributions_agree():
@@ -426,10 +433,10 @@ def test_labels_and_distributions_agree():
         logits, labels = jnp.asarray(z), jnp.asarray(y)
         rows = one_hot(labels, 6, jnp.float64)
         values = [
-            softmax_cross_entropy(logits, labels),
-            softmax_cross_entropy(logits, rows),
-            cross_entropy(rows, softmax(logits)),
-            nll(log_softmax(logits), labels),
+            run(softmax_cross_entropy, logits, labels),
+            run(softmax_cross_entropy, logits, rows),
+            run(cross_entropy, rows, run(softmax, logits)),
+            run(nll, run(log_softmax, logits), labels),
         ]
     expected = -np.take_along_axis(special.log_softmax(z, axis=-1), y[..., None], -1)[..., 0]
     for value in values:
@@ -441,7 +448,7 @@ def test_labels_of_any_integer_dtype(dtype):
     logits = jnp.asarray(normal(37, 2, 300), jnp.float32)
     labels = jnp.asarray(np.array([7, 120]).astype(dtype))
     expected = -special.log_softmax(np.asarray(logits, np.float64), axis=-1)[[0, 1], [7, 120]]
-    np.testing.assert_allclose(softmax_cross_entropy(logits, labels), expected, rtol=1e-6)
+    np.testing.assert_allclose(run(softmax_cross_entropy, logits, labels), expected, rtol=1e-6)
 
 
 def test_gradient_is_softmax_minus_target():
@@ -479,14 +486,14 @@ def test_extreme_scores(kind):
 
     z = jnp.array([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0], [-1e4, -1e4, -1e4], [1e4, 1e4, 1e4]])
     t = targets(0, 1, 2, 0)
-    np.testing.assert_allclose(softmax_cross_entropy(z, t), [0, 2e4, math.log(3), math.log(3)], rtol=1e-6)
-    gradient = grad(lambda z: softmax_cross_entropy(z, t).sum())(z)
+    np.testing.assert_allclose(run(softmax_cross_entropy, z, t), [0, 2e4, math.log(3), math.log(3)], rtol=1e-6)
+    gradient = grad(lambda z: run(softmax_cross_entropy, z, t).sum())(z)
     third = np.array([1, 1, 1]) / 3
     expected = [[0, 0, 0], [1, -1, 0], third - [0, 0, 1], third - [1, 0, 0]]
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
     near, far = np.array([0.0, 1.0, 2.0], np.float32), np.array([10000.0, 10001.0, 10002.0], np.float32)
-    np.testing.assert_allclose(softmax_cross_entropy(jnp.asarray(far)[None], targets(2)), 0.4076060, atol=1e-7)
+    np.testing.assert_allclose(run(softmax_cross_entropy, jnp.asarray(far)[None], targets(2)), 0.4076060, atol=1e-7)
     naive = jax.nn.logsumexp(jnp.asarray(far)) - far[2]  # negative control: the difference of two large numbers
     assert abs(naive - 0.4076060) > 1e-5 > abs(jax.nn.logsumexp(jnp.asarray(near)) - near[2] - 0.4076060)
 
@@ -496,27 +503,27 @@ def test_excluded_classes():
     z, rest = jnp.array([0.5, -jnp.inf, 1.0]), np.array([0.5, 1.0])
     t = jnp.array([0.25, 0.0, 0.75])
     expected = -special.log_softmax(rest)
-    np.testing.assert_allclose(softmax_cross_entropy(z, jnp.array(2)), expected[1], rtol=1e-6)
-    np.testing.assert_allclose(softmax_cross_entropy(z, t), 0.25 * expected[0] + 0.75 * expected[1], rtol=1e-6)
+    np.testing.assert_allclose(run(softmax_cross_entropy, z, jnp.array(2)), expected[1], rtol=1e-6)
+    np.testing.assert_allclose(run(softmax_cross_entropy, z, t), 0.25 * expected[0] + 0.75 * expected[1], rtol=1e-6)
     p = special.softmax(rest)
     for target, wanted in ((jnp.array(2), p - [0, 1]), (t, p - [0.25, 0.75])):
         gradient = np.asarray(grad(softmax_cross_entropy)(z, target))
         np.testing.assert_allclose(gradient, [wanted[0], 0, wanted[1]], atol=1e-7)
     assert np.isfinite(grad(softmax_cross_entropy, 1)(z, t)).all()
-    assert softmax_cross_entropy(z, jnp.array(1)) == np.inf
-    assert softmax_cross_entropy(z, jnp.array([0.0, 0.5, 0.5])) == np.inf
+    assert run(softmax_cross_entropy, z, jnp.array(1)) == np.inf
+    assert run(softmax_cross_entropy, z, jnp.array([0.0, 0.5, 0.5])) == np.inf
 
 
 def test_loss_of_a_right_answer_depends_on_the_margin():
     """At most log(1 + (C-1) exp(-margin)), not about 0; and max z - z_y only up to log C."""
     z = np.array([[1.2, 1, 0.9], [3, 1, 0], [10, 0, 0], [0, 0, 0]])
     with jax.enable_x64(True):
-        loss = np.asarray(softmax_cross_entropy(jnp.asarray(z), jnp.zeros(4, jnp.int32)))
+        loss = np.asarray(run(softmax_cross_entropy, jnp.asarray(z), jnp.zeros(4, jnp.int32)))
     np.testing.assert_allclose(loss, [0.939831, 0.169846, 9.07957e-5, 1.098612], rtol=2e-6)
     margin = z[:, 0] - z[:, 1:].max(-1)
     assert (loss <= np.log(1 + 2 * np.exp(-margin)) * (1 + 1e-12)).all()
     z = normal(40, 1000, 3).astype(np.float32) * 4
-    loss = np.asarray(softmax_cross_entropy(jnp.asarray(z), jnp.zeros(1000, jnp.int32)))
+    loss = np.asarray(run(softmax_cross_entropy, jnp.asarray(z), jnp.zeros(1000, jnp.int32)))
     rough = z.max(-1) - z[:, 0]
     assert (loss >= rough - 1e-5).all()
     assert (loss <= rough + math.log(3) + 1e-5).all()
@@ -542,6 +549,7 @@ def test_zero_one():
     result = zero_one(labels, predictions)
     np.testing.assert_array_equal(result, [0, 1, 0, 1])
     assert result.dtype == jnp.float32
+    assert zero_one(jnp.array(256), jnp.array(0, jnp.uint8)) == 1  # not compared in the narrower dtype
     np.testing.assert_array_equal(zero_one(jnp.array([True, False]), jnp.array([True, True])), [0, 1])
     z = jnp.asarray(normal(42, 5, 3), jnp.float32)
     gradient = grad(lambda z: zero_one(jnp.zeros(5, jnp.int32), z.argmax(-1)).sum())(z)
@@ -552,9 +560,9 @@ def test_a_point_mass_as_prediction_gives_zero_or_infinity():
     """Not the 0-1 loss, which is 1 - P(Y' = y)."""
     prediction = one_hot(jnp.array([1, 1]), 3)
     labels = jnp.array([1, 2])
-    np.testing.assert_array_equal(nll(jnp.log(prediction), labels), [0, np.inf])
-    np.testing.assert_array_equal(zero_one(labels, prediction.argmax(-1)), [0, 1])
-    np.testing.assert_array_equal(zero_one(labels, prediction.argmax(-1)), 1 - prediction[jnp.arange(2), labels])
+    np.testing.assert_array_equal(run(nll, jnp.log(prediction), labels), [0, np.inf])
+    np.testing.assert_array_equal(run(zero_one, labels, prediction.argmax(-1)), [0, 1])
+    np.testing.assert_array_equal(run(zero_one, labels, prediction.argmax(-1)), 1 - prediction[jnp.arange(2), labels])
 
 
 def test_probabilities_are_not_scores():
@@ -570,10 +578,10 @@ def test_label_smoothing_numbers():
     """CE .8483732 and KL .4995928 for class 2 of 4 and smoothing 0.1."""
     with jax.enable_x64(True):
         targets = smooth_labels(one_hot(jnp.array(2), 4, jnp.float64), 0.1)
-        loss = softmax_cross_entropy(jnp.asarray(H), targets)
+        loss = run(softmax_cross_entropy, jnp.asarray(H), targets)
         np.testing.assert_allclose(loss, 0.8483732, atol=1e-7)
-        np.testing.assert_allclose(loss - entropy(targets), 0.4995928, atol=1e-7)
-        np.testing.assert_allclose(kl_divergence(targets, softmax(jnp.asarray(H))), 0.4995928, atol=1e-7)
+        np.testing.assert_allclose(loss - run(entropy, targets), 0.4995928, atol=1e-7)
+        np.testing.assert_allclose(run(kl_divergence, targets, run(softmax, jnp.asarray(H))), 0.4995928, atol=1e-7)
 
 
 def test_distillation():
@@ -611,9 +619,9 @@ def test_sigmoid_cross_entropy_of_a_half():
 def test_sigmoid_cross_entropy_is_softmax_cross_entropy_with_a_zero_score():
     z, y = normal(43, 5) * 4, np.random.default_rng(44).uniform(size=5)
     with jax.enable_x64(True):
-        binary = sigmoid_cross_entropy(jnp.asarray(z), jnp.asarray(y))
+        binary = run(sigmoid_cross_entropy, jnp.asarray(z), jnp.asarray(y))
         scores = jnp.stack([jnp.zeros(5), jnp.asarray(z)], -1)
-        both = softmax_cross_entropy(scores, jnp.stack([1 - jnp.asarray(y), jnp.asarray(y)], -1))
+        both = run(softmax_cross_entropy, scores, jnp.stack([1 - jnp.asarray(y), jnp.asarray(y)], -1))
     np.testing.assert_allclose(binary, both, rtol=1e-13)
 
 
@@ -621,8 +629,8 @@ def test_sigmoid_cross_entropy_at_extreme_scores():
     z = jnp.array([1e4, -1e4, 1e4, -1e4, 20.0, -20.0, 1e4])
     y = jnp.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.25])
     small = math.log1p(math.exp(-20))
-    np.testing.assert_allclose(sigmoid_cross_entropy(z, y), [0, 0, 1e4, 1e4, small, small, 7500], rtol=1e-6)
-    gradient = grad(lambda z: sigmoid_cross_entropy(z, y).sum())(z)
+    np.testing.assert_allclose(run(sigmoid_cross_entropy, z, y), [0, 0, 1e4, 1e4, small, small, 7500], rtol=1e-6)
+    gradient = grad(lambda z: run(sigmoid_cross_entropy, z, y).sum())(z)
     np.testing.assert_allclose(gradient, [0, 0, 1, -1, 0, 0, 0.75], atol=1e-7)
 
 
@@ -683,11 +691,11 @@ def test_mean_or_sum_is_said():
     """y = [0,0,1]: the lecture's 1.28 and .96 are sums, the means .426667 and .32. The likelihoods are equal."""
     y = jnp.tile(jnp.array([0.0, 0.0, 1.0]), (2, 1))
     prediction = jnp.array([[0.8, 0.0, 0.2], [0.4, 0.4, 0.2]])
-    np.testing.assert_allclose(mse(prediction, y), [0.426667, 0.320000], atol=1e-6)
-    np.testing.assert_allclose(3 * mse(prediction, y), [1.28, 0.96], rtol=1e-6)
-    np.testing.assert_allclose(cross_entropy(y, prediction), [1.6094379, 1.6094379], rtol=1e-7)
-    assert mse(y, y).shape == (2,)
-    assert mse(y[0], y[0]).shape == ()
+    np.testing.assert_allclose(run(mse, prediction, y), [0.426667, 0.320000], atol=1e-6)
+    np.testing.assert_allclose(3 * run(mse, prediction, y), [1.28, 0.96], rtol=1e-6)
+    np.testing.assert_allclose(run(cross_entropy, y, prediction), [1.6094379, 1.6094379], rtol=1e-7)
+    assert run(mse, y, y).shape == (2,)
+    assert run(mse, y[0], y[0]).shape == ()
 
 
 def test_best_constants_are_mean_and_median():
@@ -704,14 +712,14 @@ def test_best_constants_are_mean_and_median():
 def test_gaussian_nll():
     """-log N(y; f, I) = 1/2 |y - f|^2 + (D/2) log 2 pi: neither the squared error nor its mean."""
     f, y = jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])
-    np.testing.assert_allclose(gaussian_nll(f, y), 2.462877, atol=1e-6)
-    np.testing.assert_allclose(2 * mse(f, y), 1.25, rtol=1e-6)
+    np.testing.assert_allclose(run(gaussian_nll, f, y), 2.462877, atol=1e-6)
+    np.testing.assert_allclose(2 * run(mse, f, y), 1.25, rtol=1e-6)
     f, y = normal(46, 2, 10, 3)
     expected = [-stats.multivariate_normal.logpdf(b, a, np.eye(3)) for a, b in zip(f, y, strict=True)]
     with jax.enable_x64(True):
-        value = np.asarray(gaussian_nll(jnp.asarray(f), jnp.asarray(y)))
-        error = np.asarray(mse(jnp.asarray(f), jnp.asarray(y)))
-        slope = grad(lambda f: gaussian_nll(f, jnp.asarray(y)).sum())(jnp.asarray(f))
+        value = np.asarray(run(gaussian_nll, jnp.asarray(f), jnp.asarray(y)))
+        error = np.asarray(run(mse, jnp.asarray(f), jnp.asarray(y)))
+        slope = grad(lambda f: run(gaussian_nll, f, jnp.asarray(y)).sum())(jnp.asarray(f))
     np.testing.assert_allclose(value, expected, rtol=1e-13)
     np.testing.assert_allclose(value - 1.5 * error, np.full(10, 1.5 * math.log(2 * math.pi)), rtol=1e-13)
     np.testing.assert_allclose(slope, f - y, rtol=1e-13)
@@ -805,7 +813,10 @@ def test_our_means_are_the_defaults_of_torch(torch):
     z, w = normal(52, 5, 7), normal(53, 5, 7)
     y = np.array([0, 6, 3, 3, 1])
     with jax.enable_x64(True):
-        ours = mse(jnp.asarray(z), jnp.asarray(w)).mean(), softmax_cross_entropy(jnp.asarray(z), jnp.asarray(y)).mean()
+        ours = (
+            run(mse, jnp.asarray(z), jnp.asarray(w)).mean(),
+            run(softmax_cross_entropy, jnp.asarray(z), jnp.asarray(y)).mean(),
+        )
     z, w, y = torch.tensor(z), torch.tensor(w), torch.tensor(y)
     np.testing.assert_allclose(ours, [torch.nn.MSELoss()(z, w), torch.nn.CrossEntropyLoss()(z, y)], rtol=1e-13)
 
@@ -826,9 +837,9 @@ def test_l2_of_the_lectures_example():
     """lambda (sum W1^2 + sum W2^2) = .01 * 2.25 = .0225, without the offsets."""
     kernels = jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
     np.testing.assert_allclose(0.01 * l2(params(), kernels), 0.0225, rtol=1e-6)
-    np.testing.assert_allclose(l2(params()), 2.25 + 9 + 16 + 49, rtol=1e-6)
+    np.testing.assert_allclose(run(l2, params()), 2.25 + 9 + 16 + 49, rtol=1e-6)
     np.testing.assert_allclose(l1(params(), kernels), 3.5, rtol=1e-6)
-    np.testing.assert_allclose(l1(params()), 3.5 + 14, rtol=1e-6)
+    np.testing.assert_allclose(run(l1, params()), 3.5 + 14, rtol=1e-6)
     np.testing.assert_allclose(l2(params(), {"hidden": True, "out": False}), 1.5 + 25, rtol=1e-6)  # an upper part
     gradient = grad(partial(l2, mask=kernels))(params())
     np.testing.assert_array_equal(gradient["hidden"]["kernel"], 2 * PARAMS["hidden"]["kernel"])
@@ -1146,8 +1157,21 @@ def test_targets_that_are_neither_labels_nor_distributions(sentences):
         nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((6,), jnp.int32))
     with pytest.raises(TypeError, match="nll expects an array of integer labels"):
         nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((2, 3)))
-    with pytest.raises(TypeError, match="zero_one compares classes and expects integer predictions, but float32"):
+    with pytest.raises(
+        TypeError, match="zero_one compares classes and expects an array of integer predictions, but float32"
+    ):
         zero_one(jnp.array([0, 1]), jnp.array([0.5, 0.5]))
+
+
+def test_python_numbers_are_not_arrays(sentences):
+    for loss, arguments in (
+        (mse, (jnp.ones(2), 1.0)),
+        (softmax_cross_entropy, (jnp.ones(2), 1)),
+        (nll, (jnp.log(jnp.full(2, 0.5)), 1)),
+        (zero_one, (jnp.array([1]), 1)),
+    ):
+        with pytest.raises(TypeError, match=r"an array .* a (int|float) came; .*jnp.asarray"):
+            loss(*arguments)
 
 
 def test_numbers_out_of_range_are_refused(sentences):

@@ -1,0 +1,200 @@
+"""Dense layers: the lectures' formulas and counts, affine algebra, and what is said of bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import (
+    MLP,
+    Bias,
+    Dense,
+    Residual,
+    Serial,
+    affine,
+    count_params,
+    fuse_affine,
+    gelu,
+    identity,
+    relu,
+    sigmoid,
+)
+from jaxblocks.layers.linear_models import linear_regression
+
+X = jax.random.normal(jax.random.key(1), (4, 5))
+
+
+def shapes(params):
+    return [leaf.shape for leaf in jax.tree.leaves(params)]
+
+
+def test_eq_1_by_an_explicit_double_loop():
+    """ReLU(sum_j A_ij x_j + b_i), coordinate by coordinate (DENSE-05), with A the transpose of the kernel."""
+    net = Serial(Dense(3), relu)
+    params = net.init(jax.random.key(0), X)
+    params = ({**params[0], "bias": jnp.array([0.1, -0.2, 0.3])}, ())
+    kernel, bias, x = np.asarray(params[0]["kernel"], np.float64), params[0]["bias"], np.asarray(X, np.float64)
+    expected = np.zeros((4, 3))
+    for n in range(4):
+        for i in range(3):
+            expected[n, i] = max(0.0, sum(kernel[j, i] * x[n, j] for j in range(5)) + float(bias[i]))
+    np.testing.assert_allclose(net.apply(params, X), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("widths", "inputs", "parameters"),
+    [((5, 1), 2, 21), ((5, 10, 5, 2), 2, 142), ((7, 3), 4, 7 * 5 + 3 * 8)],
+)
+def test_parameter_counts(widths, inputs, parameters):
+    """DENSE-08: 21; DENSE-15: 142, layer by layer 15, 60, 55, 12; DENSE-16: m (d + 1) + c (m + 1)."""
+    params = MLP(*widths).init(jax.random.key(0), jax.ShapeDtypeStruct((inputs,), jnp.float32))
+    assert count_params(params) == parameters
+    if parameters == 142:
+        assert [count_params(layer) for layer in params if layer] == [15, 60, 55, 12]
+
+
+def test_mlp_is_the_nested_expression():
+    """f = o(W3 s(W2 s(W1 x + b1) + b2) + b3), with the output activation an explicit argument (E66)."""
+    net = MLP(6, 4, 3, activation=jnp.tanh, last_activation=sigmoid)
+    params = net.init(jax.random.key(0), X)
+    one, _, two, _, three, _ = params
+    h = np.tanh(np.tanh(X @ one["kernel"]) @ two["kernel"]) @ three["kernel"]
+    np.testing.assert_allclose(net.apply(params, X), 1 / (1 + np.exp(-h)), rtol=1e-5)
+    assert len(MLP(6, 4, 3).init(jax.random.key(0), X)) == 5  # no output activation by default
+
+
+def test_kernels_follow_what_comes_after_them():
+    """He's variance 2 / fan-in before a rectifier, LeCun's 1 / fan-in elsewhere."""
+    x = jax.ShapeDtypeStruct((1, 400), jnp.float32)
+    for activation, expected in ((relu, 2 / 400), (gelu, 2 / 400), (jnp.tanh, 1 / 400), (identity, 1 / 400)):
+        first, *_, last = MLP(400, 400, activation=activation).init(jax.random.key(0), x)
+        assert np.var(first["kernel"]) == pytest.approx(expected, rel=0.03)
+        assert np.var(last["kernel"]) == pytest.approx(1 / 400, rel=0.03)
+
+
+def test_fuse_affine_is_the_composition_and_keeps_a_bottleneck():
+    """A3 (A2 (A1 x + b1) + b2) + b3 as one map (DENSE-03); the rank is at most the narrowest width (DENSE-04)."""
+    with jax.enable_x64(True):
+        x = jnp.asarray(X, jnp.float64)
+        wide = {"param_dtype": jnp.float64, "bias_init": jax.nn.initializers.normal()}
+        net = Serial(Dense(6, **wide), Dense(2, **wide), Dense(7, **wide))
+        params = net.init(jax.random.key(0), x)
+        fused = fuse_affine(*params)
+        np.testing.assert_allclose(Dense(7).apply(fused, x), net.apply(params, x), rtol=1e-12, atol=1e-12)
+        assert np.linalg.matrix_rank(fused["kernel"]) == 2
+        linear = Serial(Dense(6, use_bias=False), Dense(3, use_bias=False))
+        assert set(fuse_affine(*linear.init(jax.random.key(0), x))) == {"kernel"}
+
+
+def test_affine_is_linear_exactly_when_there_is_no_bias():
+    """f(x + y) - f(x) - f(y) + f(0) = 0 always; f(x + y) = f(x) + f(y) only without bias (DENSE-02)."""
+    kernel, bias = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
+    x, y, zero = jnp.array([1.0, 2.0]), jnp.array([-3.0, 0.5]), jnp.zeros(2)
+    for b in (None, bias):
+        f = lambda x, b=b: affine(x, kernel, b)
+        np.testing.assert_allclose(f(x + y) - f(x) - f(y) + f(zero), 0, atol=1e-6)
+        assert np.allclose(f(x + y), f(x) + f(y)) == (b is None)
+
+
+def test_bias_is_dense_with_an_identity_kernel():
+    params = {"bias": jnp.arange(5.0)}
+    with_identity = {"kernel": jnp.eye(5), **params}
+    np.testing.assert_array_equal(Bias().apply(params, X), Dense(5).apply(with_identity, X))
+
+
+def test_dtype_of_the_arithmetic_can_be_chosen():
+    layer = Dense(3, dtype=jnp.bfloat16)
+    params = layer.init(jax.random.key(0), X)
+    assert params["kernel"].dtype == jnp.float32
+    assert layer.apply(params, X).dtype == jnp.bfloat16
+
+
+def test_against_torch():
+    """Values and gradients of torch.nn.Linear, its weight being our kernel transposed."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    with jax.enable_x64(True):
+        x = np.asarray(X, np.float64)
+        params = Dense(3, param_dtype=jnp.float64).init(jax.random.key(0), jnp.asarray(x))
+        linear = torch.nn.Linear(5, 3, dtype=torch.float64)
+        linear.weight.data = torch.tensor(np.asarray(params["kernel"]).T.copy())
+        linear.bias.data = torch.tensor(np.asarray(params["bias"]))
+        loss = (linear(torch.tensor(x)) ** 3).sum()
+        loss.backward()
+        value, grad = jax.value_and_grad(lambda p: (Dense(3).apply(p, jnp.asarray(x)) ** 3).sum())(params)
+        np.testing.assert_allclose(value, loss.item(), rtol=1e-12)
+        np.testing.assert_allclose(grad["kernel"], linear.weight.grad.numpy().T, rtol=1e-10)
+        np.testing.assert_allclose(grad["bias"], linear.bias.grad.numpy(), rtol=1e-10)
+
+
+def test_deep_residual_nets_keep_their_singular_values_near_one():
+    """The Jacobian of x + f(x) is I + J_f: with small branches no direction vanishes, as it does without skips."""
+    small = jax.nn.initializers.normal(0.05)
+    skip = Serial(*[Residual(Dense(5, kernel_init=small), jnp.tanh)] * 10)
+    plain = Serial(*[Serial(Dense(5, kernel_init=small), jnp.tanh)] * 10)
+    smallest = {}
+    for name, net in (("skip", skip), ("plain", plain)):
+        params = net.init(jax.random.key(0), X[0])
+        jacobian = jax.jacrev(lambda x, net=net, params=params: net.apply(params, x))(X[0])
+        smallest[name] = np.linalg.svd(jacobian, compute_uv=False)[-1]
+    assert smallest["skip"] > 0.2
+    assert smallest["plain"] < 1e-8
+
+
+def test_xor_with_features_is_linear():
+    """With the features (x1, x2, x1 x2) XOR is affine: w = (1, 1, -2), b = 0 (DENSE-22)."""
+    x, y = jnp.array([[0.0, 0], [0, 1], [1, 0], [1, 1]]), jnp.array([[0.0], [1], [1], [0]])
+    features = lambda x: jnp.concatenate([x, x[..., :1] * x[..., 1:]], -1)
+    params = linear_regression(features(x), y)
+    np.testing.assert_allclose(params["kernel"][:, 0], [1, 1, -2], atol=1e-5)
+    np.testing.assert_allclose(Serial(features, Dense(1)).apply(((), params), x), y, atol=1e-5)
+
+
+# ---- bad input: one sentence each, and the advice helps ---------------------------------------
+
+
+def test_wrong_feature_size(sentences):
+    params = Dense(3).init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"Dense expects x with 5 features .* but float32 \(4, 7\) came"):
+        Dense(3).apply(params, jnp.ones((4, 7)))
+    with pytest.raises(ValueError, match=r"Dense expects x with 5 features .* but float32 \(\) came"):
+        Dense(3).apply(params, jnp.float32(1))
+
+
+def test_wrong_rank_at_init(sentences):
+    with pytest.raises(ValueError, match=r"with a feature axis, \(..., in\), but float32 \(\) came; use x\[None\]"):
+        Dense(3).init(jax.random.key(0), jnp.float32(1))
+    Dense(3).init(jax.random.key(0), jnp.float32(1)[None])
+
+
+@pytest.mark.parametrize("layer", [Dense(3), Bias()])
+def test_integers_and_lists_are_refused_with_the_repair(layer, sentences):
+    x = jnp.arange(5)
+    with pytest.raises(TypeError, match=r"floating-point x, but int32 \(5,\) came; convert it with x.astype"):
+        layer.init(jax.random.key(0), x)
+    with pytest.raises(TypeError, match="an array x, but a list came; convert it with jnp.asarray"):
+        layer.init(jax.random.key(0), [1.0, 2.0])
+    params = layer.init(jax.random.key(0), x.astype(jnp.float32))
+    with pytest.raises(TypeError, match="floating-point x"):
+        layer.apply(params, x)
+
+
+def test_params_of_another_layer(sentences):
+    with pytest.raises(ValueError, match="Dense expects params named kernel, but bias, kernel came"):
+        Dense(3, use_bias=False).apply(Dense(3).init(jax.random.key(0), X), X)
+    with pytest.raises(ValueError, match="Dense expects params named bias, kernel, but tuple came"):
+        Dense(3).apply((), X)
+    with pytest.raises(ValueError, match=r"a bias of shape \(3,\), but float32 \(4,\) came"):
+        Dense(3).apply({"kernel": jnp.ones((5, 3)), "bias": jnp.ones(4)}, X)
+    with pytest.raises(ValueError, match="Bias expects x with 5 features"):
+        Bias().apply({"bias": jnp.ones(5)}, jnp.ones((4, 6)))
+
+
+@pytest.mark.parametrize("features", [0, -1, True])
+def test_features_must_be_a_positive_number(features, sentences):
+    with pytest.raises(ValueError, match="features to be a whole number >= 1"):
+        Dense(features)
+
+
+def test_an_mlp_of_no_layers(sentences):
+    with pytest.raises(ValueError, match="at least one width"):
+        MLP()

@@ -1,0 +1,138 @@
+"""The summary and the outputs of layers, read off the jaxpr: against counts by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from zoo import ZOO, Centre, Noise, TanhCell
+
+from jaxblocks import (
+    MLP,
+    Dense,
+    Parallel,
+    Recurrent,
+    Repeat,
+    Residual,
+    Serial,
+    Wire,
+    count_params,
+    layer_outputs,
+    relu,
+    stateful,
+    summary,
+)
+
+X = jax.ShapeDtypeStruct((8, 5), jnp.float32)
+
+
+def test_rows_hold_shapes_params_and_operations():
+    """A Dense of 5 to 3 on 8 rows: 8 * 3 * (2 * 5) for the product, 8 * 3 for the bias."""
+    table = summary(Serial(hidden=Dense(3), activation=relu), X)
+    row = table["hidden"]
+    assert (row.kind, row.name, row.params, row.count.flops) == ("Dense", "hidden", 18, 240 + 24)
+    assert row.outputs == (jax.ShapeDtypeStruct((8, 3), jnp.float32),)
+    assert table["activation"].count.additions == 24
+    total = table.rows[-1]
+    assert (total.kind, total.params, total.count.flops) == ("Serial", 18, 264 + 24)
+
+
+def test_layers_inside_a_repeat_are_counted_as_often_as_they_run():
+    once, often = summary(Serial(Dense(5)), X), summary(Serial(Repeat(Serial(Dense(5)), 7)), X)
+    inside = often["0.Repeat/.Serial/0.Dense"]
+    assert inside.count.flops == 7 * once["0"].count.flops
+    assert inside.params == 7 * 30
+    assert inside.outputs == (jax.ShapeDtypeStruct((8, 5), jnp.float32),)
+
+
+def test_a_recurrent_net_is_counted_step_by_step():
+    """20 steps of h W: 20 * 8 * 3 * 2 * (5 + 3) from the products alone."""
+    x = jax.ShapeDtypeStruct((8, 20, 5), jnp.float32)
+    row = summary(Serial(Recurrent(TanhCell(3))), x)["0.Recurrent"]
+    products = 20 * 8 * 3 * (5 + 3)
+    assert row.count.multiplications == products
+    assert row.count.transcendentals == 20 * 8 * 3
+
+
+def test_layers_that_compute_nothing_are_listed():
+    table = summary(Serial(Dense(3), Noise(), lambda x: x), X)
+    assert [row.kind for row in table.rows] == ["Dense", "Noise", "lambda", "Serial"]
+    assert table["1"].count.flops == 0
+
+
+def test_shared_layers_are_listed_once_and_counted_twice():
+    shared, single = Wire(lambda f, x: f.a(f.a(x)), a=Dense(5)), Wire(lambda f, x: f.a(x), a=Dense(5))
+    row = summary(shared, X)["a"]
+    assert row.params == 30
+    assert row.count.flops == 2 * summary(single, X)["a"].count.flops
+    assert len(row.outputs) == 2
+    assert "float32 (8, 5) x 2" in str(summary(shared, X))
+
+
+def test_the_share_of_parallel_layers_adds_up():
+    table = summary(Parallel(Dense(3), Dense(4)), X)
+    assert table["0"].count.flops + table["1"].count.flops == table.rows[-1].count.flops
+
+
+def test_side_inputs_choose_what_is_counted():
+    net = Serial(Dense(3), Centre())
+    assert summary(net, X, train=True)["1"].count.flops > summary(net, X)["1"].count.flops
+    with pytest.raises(TypeError, match="reads no side input 'colour'"):
+        summary(net, X, colour=True)
+
+
+def test_printed_for_the_terminal_and_for_the_notebook():
+    table = summary(Serial(block=Residual(Dense(5), relu)), X)
+    lines = str(table).splitlines()
+    assert lines[0].split() == ["layer", "output", "params", "operations", "share"]
+    assert lines[2].startswith("block Residual")
+    assert lines[3].startswith("  0 Dense")  # what is inside is indented
+    assert lines[-1] == "params take 120 bytes; operations are those of one call on this input"
+    html = table._repr_html_()
+    assert html.startswith("<table>")
+    assert "block Residual" in html
+
+
+def test_an_unknown_row_is_named():
+    with pytest.raises(KeyError, match=r"no layer 'tail'; its layers are: 0\.Dense"):
+        summary(Serial(Dense(3)), X)["tail"]
+
+
+def test_a_loop_of_unknown_length_is_said():
+    def halve(x):
+        return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)
+
+    assert "1 while loops of unknown length are counted once" in str(summary(Serial(halve), X))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_rows_of_a_net_add_up(name):
+    """Of every layer of the zoo: rows are there, params and operations of the whole are at least those of a part."""
+    row = ZOO[name]
+    table = summary(row.layer, *row.inputs(), **row.side)
+    params, _ = stateful(row.layer).init(jax.random.key(0), *row.inputs())
+    total = table.rows[-1]
+    assert total.params == count_params(params)
+    assert all(part.count.flops <= total.count.flops and part.params <= total.params for part in table.rows)
+
+
+def test_layer_outputs_are_those_of_the_layers_one_by_one():
+    """u = x W + b and h = relu(u), layer by layer as the lecture's forward pass writes them."""
+    net = MLP(4, 3)
+    x = jax.random.normal(jax.random.key(1), (8, 5))
+    params = net.init(jax.random.key(0), x)
+    found = layer_outputs(net, params, x)
+    u = np.asarray(x) @ np.asarray(params[0]["kernel"])
+    np.testing.assert_allclose(found["0.Dense"], u, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["1.relu"], np.maximum(u, 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["2.Dense"], net.apply(params, x), rtol=1e-6)
+    gradient = jax.jit(jax.grad(lambda p: layer_outputs(net, p, x)["1.relu"].sum()))(params)
+    np.testing.assert_allclose(gradient[0]["bias"], (u > 0).sum(0), rtol=1e-6)
+
+
+def test_layer_outputs_of_shared_and_stateful_layers():
+    net = Wire(lambda f, x: f.centre(f.a(f.a(x))), a=Dense(5), centre=Centre())
+    x = jax.random.normal(jax.random.key(1), (8, 5))
+    params, state = net.init(jax.random.key(0), x)
+    found = layer_outputs(net, params, x, state=state, train=True)
+    assert len(found["a.Dense"]) == 2
+    np.testing.assert_allclose(found["centre.Centre"].mean(0), np.zeros(5), atol=1e-6)

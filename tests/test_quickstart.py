@@ -1,0 +1,52 @@
+"""The first thing a newcomer runs, at toy size; its real size is run by `make quickstart`."""
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_has_it():
+    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
+        yield
+
+
+def test_quickstart_learns_and_draws(tmp_path, capsys):
+    import quickstart
+
+    found = quickstart.main(["--steps", "120", "--seed", "1", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert found["accuracy"] > 0.8  # 120 steps; the real run has 3000
+    assert printed.splitlines()[-1] == f"test accuracy: {found['accuracy']:.4f}"
+    assert "edges Serial" in printed
+    assert "classify" in printed
+    np.testing.assert_allclose(found["looks"].sum((1, 2)), 1, rtol=1e-5)
+    table = found["cost"]
+    assert 2 < table["gradient"].flops / table["function"].flops < 4
+    assert table["hvp"].flops > 2 * table["gradient"].flops
+    pictures = sorted(path.name for path in tmp_path.iterdir())
+    assert pictures == ["attention.png", "confusion.png", "learning.png", "misread.png"]
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps", "0"], "argument --steps: at least 1 was expected, but 0 came"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be made a folder"),
+    ],
+)
+def test_a_bad_argument_gets_one_clear_line(arguments, words, capsys):
+    import quickstart
+
+    with pytest.raises(SystemExit) as stopped:
+        quickstart.main(arguments)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
