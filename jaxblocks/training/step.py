@@ -28,7 +28,9 @@ class TrainState(NamedTuple):
         params, state: of the net; ``state`` is ``()`` for a net without state.
         opt_state: of the optimiser.
         key: the same for the whole run; step ``t`` draws from ``fold_in(key, t)``, so that a
-            run that is restarted at a step repeats it.
+            run that is restarted at a step repeats it. It is kept as ``jax.random.key_data``,
+            since a typed key takes the slow way through ``jit`` (a tiny step 1.27 of itself
+            without a key, against 1.07; `benchmarks/RESULTS.md`).
         step: how many steps were made, int32.
     """
 
@@ -65,7 +67,7 @@ def init_training(
     def begin(key):
         params, state = net.init(fold(key, "init"), *inputs, **side)
         trees = _strong((params, state, optimiser.init(params)))
-        return TrainState(*trees, fold(key, "training"), jnp.zeros((), jnp.int32))
+        return TrainState(*trees, jax.random.key_data(fold(key, "training")), jnp.zeros((), jnp.int32))
 
     return begin(key)
 
@@ -182,7 +184,7 @@ def training_forward(net, augment=None) -> Callable:
     def forward(train, x, side):
         if own := {"train", "key"} & side.keys():
             raise TypeError(f"A training step passes {' and '.join(sorted(own))} by itself; leave it out of the call.")
-        key = jax.random.fold_in(train.key, train.step)
+        key = jax.random.fold_in(_typed(train.key), train.step)
         x = x if augment is None else augment(fold(key, "augment"), x)
         own = {"train": True, "key": fold(key, "net")}
         side = {**side, **{name: value for name, value in own.items() if name in reads}}
@@ -194,6 +196,13 @@ def training_forward(net, augment=None) -> Callable:
 def _strong(tree):
     """The same tree without weak types, which some optimisers leave and which would compile the next step anew."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
+
+
+def _typed(key):
+    """A typed key from its data; the number of words tells the generator."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(key, impl={2: "threefry2x32", 4: "rbg"}[key.shape[-1]])
 
 
 def evaluation_forward(net, params, state, x):
