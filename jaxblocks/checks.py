@@ -2,9 +2,9 @@
 
 Shapes and dtypes are known while JAX traces, so checks on them always run and
 cost nothing under ``jit``. Values are known only where they are concrete: there
-(eager calls) a bad value raises at once. Inside ``jit``, ``grad`` or ``vmap`` it
-cannot, so the functions that look at values document what they return then, and
-take ``check=True``, which hands the condition to ``jax.experimental.checkify``::
+(eager calls, and eager ``grad``) a bad value raises at once. Inside ``jit`` or ``vmap``
+it cannot, so the functions that look at values document what they return then, and take
+``check=True``, which hands the condition to ``jax.experimental.checkify``::
 
     checked = checkify.checkify(jax.jit(lambda p, q: kl_divergence(p, q, check=True)))
     error, value = checked(p, q)
@@ -14,7 +14,7 @@ take ``check=True``, which hands the condition to ``jax.experimental.checkify``:
 import jax
 import jax.numpy as jnp
 
-__all__ = ["check_values", "describe", "require_floating"]
+__all__ = ["check_values", "checkable", "describe", "require_floating"]
 
 
 def describe(x) -> str:
@@ -45,6 +45,18 @@ def require_floating(where: str, **arrays) -> None:
                 f"{where} expects floating-point {name}, but {describe(x)} came; "
                 f"convert it with {name}.astype(jnp.float32)."
             )
+
+
+def checkable(x, check: bool):
+    """The values of ``x`` if they can be checked, else ``None``, so that no check is traced in vain.
+
+    An eager ``grad`` knows its values too; they come without their derivative.
+
+    >>> jax.jit(lambda x: checkable(x, check=False))(jnp.ones(2)) is None
+    True
+    """
+    x = jax.lax.stop_gradient(x)
+    return None if isinstance(x, jax.core.Tracer) and not check else x
 
 
 def check_values(ok, message: str, *, check: bool = False, **values) -> None:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
-from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.checks import check_values, checkable, describe, require_floating
 from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_distribution, check_labels, is_distribution
 
@@ -54,12 +54,6 @@ __all__ = [
     "total_variation",
     "zero_one",
 ]
-
-
-def _known(x, check):
-    """``x`` without its derivative if its values can be checked, else None, so that no dead operations are traced."""
-    x = jax.lax.stop_gradient(x)
-    return None if isinstance(x, jax.core.Tracer) and not check else x
 
 
 def _match(where, **two):
@@ -443,7 +437,7 @@ def sigmoid_cross_entropy(
     Source: Krapac & Segvic, Deep feed-forward models.
     """
     z, y, dtype = _match("sigmoid_cross_entropy", logits=logits, targets=targets)
-    known = _known(y, check)
+    known = checkable(y, check)
     if known is not None:
         check_values(
             (known >= 0) & (known <= 1),
@@ -485,7 +479,7 @@ def nll(
             f"nll expects, for log_probs {describe(log_probs)}, labels of shape {log_probs.shape[:-1]}, but "
             f"{describe(labels)} came; reshape the labels."
         )
-    known = _known(log_probs, check)
+    known = checkable(log_probs, check)
     if known is not None:
         probabilities = jnp.exp(known)
         sums = jnp.sum(widen(probabilities), -1)
@@ -551,7 +545,7 @@ def hinge_loss(
     Source: Cortes & Vapnik 1995, Support-vector networks (not in the lectures).
     """
     z, y, dtype = _match("hinge_loss", scores=scores, signs=signs)
-    known = _known(y, check)
+    known = checkable(y, check)
     if known is not None:
         check_values(
             jnp.abs(known) == 1,

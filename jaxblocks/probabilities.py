@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.checks import check_values, checkable, describe, require_floating
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -27,12 +27,6 @@ __all__ = [
     "softmax_fixed",
     "softmax_mean",
 ]
-
-
-def _known(x, check):
-    """``x`` without its derivative if its values can be checked, else None, so that no dead operations are traced."""
-    x = jax.lax.stop_gradient(x)
-    return None if isinstance(x, jax.core.Tracer) and not check else x
 
 
 def _require_axis(where, x, axis):
@@ -174,7 +168,7 @@ def check_labels(
         )
     largest = min(classes - 1, jnp.iinfo(labels.dtype).max)  # 1000 classes are more than uint8 can count
     inside = (labels >= 0) & (labels <= largest)
-    known = _known(labels, check)
+    known = checkable(labels, check)
     if known is not None and known.size:
         check_values(
             inside,
@@ -277,7 +271,7 @@ def check_distribution(where: str, *, check: bool = False, **named: Float[Array,
     """
     for name, p in named.items():
         require_floating(where, **{name: p})
-        p = _known(p, check)
+        p = checkable(p, check)
         if p is None:
             continue
         sums = jnp.sum(widen(p), -1)
