@@ -4,29 +4,13 @@
 formula; it takes the params (as numpy arrays) and the inputs.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from specimen import Specimen
 
 from jaxblocks import MLP, Bias, Dense, Layer, Parallel, Recurrent, Repeat, Residual, Serial, StatefulLayer, Wire, relu
 from jaxblocks.precision import wide_dtype
-
-
-class Specimen(NamedTuple):
-    public: str  # the public name it stands for; "" for layers made for the tests
-    layer: Layer | StatefulLayer
-    shapes: tuple[tuple[int, ...], ...]
-    reference: Callable
-    side: dict = {}  # noqa: RUF012
-    mixes_batch: bool = False
-
-    def inputs(self, seed=0):
-        rng = np.random.default_rng(seed)
-        return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in self.shapes)
-
 
 # ---- layers made for the tests: they carry what the library's own will carry -----------------
 
