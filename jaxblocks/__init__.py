@@ -121,12 +121,15 @@ _LATER = {  # loaded at the first use, with the libraries that they need
     "random_flip": "training",
     "random_shift": "training",
     "gaussian_noise": "training",
+    "proximal_l1": "training",
     # The laws, for layers of your own.
     "check_layer": "testing",
 }
 
 
 def __getattr__(name):
+    if name in _LATER.values():
+        return _import_module(f"jaxblocks.{name}")
     if name in _LATER:
         return getattr(_import_module(f"jaxblocks.{_LATER[name]}"), name)
     raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}")

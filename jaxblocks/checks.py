@@ -4,17 +4,21 @@ Shapes and dtypes are known while JAX traces, so checks on them always run and
 cost nothing under ``jit``. Values are known only where they are concrete: there
 (eager calls, and eager ``grad``) a bad value raises at once. Inside ``jit`` or ``vmap``
 it cannot, so the functions that look at values document what they return then, and take
-``check=True``, which hands the condition to ``jax.experimental.checkify``::
+``check=True``, which hands the condition to ``jax.experimental.checkify`` (under ``jit`` alone JAX
+refuses it, and says so)::
 
-    checked = checkify.checkify(jax.jit(lambda p, q: kl_divergence(p, q, check=True)))
-    error, value = checked(p, q)
-    error.throw()
+    >>> from jax.experimental import checkify
+    >>> from jaxblocks.losses import kl_divergence
+    >>> checked = jax.jit(checkify.checkify(lambda p, q: kl_divergence(p, q, check=True)))
+    >>> error, value = checked(jnp.array([0.5, 0.5]), jnp.array([0.5, 0.25]))
+    >>> error.get() is None
+    False
 """
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["check_values", "checkable", "describe", "require_floating"]
+__all__ = ["check_values", "checkable", "describe", "describe_any", "require_floating", "require_key"]
 
 
 def describe(x) -> str:
@@ -25,6 +29,18 @@ def describe(x) -> str:
     """
     x = x if hasattr(x, "dtype") and hasattr(x, "shape") else jnp.asarray(x)
     return f"{x.dtype} {tuple(x.shape)}"
+
+
+def describe_any(x) -> str:
+    """What an argument is, in words: an array by its dtype and shape, anything else by its type.
+
+    >>> describe_any(jnp.zeros(2)), describe_any(None), describe_any(3)
+    ('float32 (2,)', 'None', 'an int')
+    """
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return describe(x)
+    name = type(x).__name__
+    return "None" if x is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def require_floating(where: str, **arrays) -> None:
@@ -38,13 +54,30 @@ def require_floating(where: str, **arrays) -> None:
     for name, x in arrays.items():
         if not hasattr(x, "dtype"):
             raise TypeError(
-                f"{where} expects an array {name}, but a {type(x).__name__} came; convert it with jnp.asarray({name})."
+                f"{where} expects an array {name}, but {describe_any(x)} came; convert it with jnp.asarray({name})."
             )
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             raise TypeError(
                 f"{where} expects floating-point {name}, but {describe(x)} came; "
                 f"convert it with {name}.astype(jnp.float32)."
             )
+
+
+def require_key(where: str, key) -> None:
+    """Raise a ``TypeError`` unless ``key`` is one typed key, as ``jax.random.key`` makes it.
+
+    >>> require_key("Dense.init", 0)
+    Traceback (most recent call last):
+    ...
+    TypeError: Dense.init expects a key, but an int came; pass jax.random.key(0).
+    """
+    if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        came, repair = describe_any(key), "pass jax.random.key(0)"
+        if getattr(key, "dtype", None) == jnp.uint32:
+            repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for the data of a key"
+        raise TypeError(f"{where} expects a key, but {came} came; {repair}.")
+    if key.shape:
+        raise TypeError(f"{where} expects one key, but keys of shape {key.shape} came; pass one, or use jax.vmap.")
 
 
 def checkable(x, check: bool):

@@ -23,13 +23,17 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+
+from jaxblocks.checks import describe_any, require_key
 
 __all__ = [
     "Child",
     "Layer",
     "StatefulLayer",
     "apply_child",
+    "as_inputs",
     "as_layer",
     "as_shapes",
     "at",
@@ -117,8 +121,9 @@ def as_layer(layer) -> Layer | StatefulLayer:
         raise TypeError("A layer was expected, but a bare tuple came; name its two functions: Layer(init, apply).")
     if not callable(layer):
         raise TypeError(f"A layer or a function of arrays was expected, but {layer!r} came.")
-    if getattr(layer, "__module__", "").startswith("jaxblocks.") and getattr(layer, "__name__", "")[:1].isupper():
-        raise TypeError(f"A layer was expected, but {layer.__name__} itself came; call it: {layer.__name__}(...).")
+    name = getattr(layer, "__name__", "")
+    if name[:1].isupper():  # the case of a name is its type
+        raise TypeError(f"A layer was expected, but {name} itself came; call it: {name}(...).")
     function = layer
 
     def init(key, *inputs):
@@ -161,16 +166,16 @@ def stateful(layer) -> StatefulLayer:
 def require_params(where: str, params, *names: str) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names.
 
-    >>> require_params("Dense", {"scale": 1.0}, "kernel", "bias")
+    >>> require_params("Bias", {"scale": 1.0}, "bias")
     Traceback (most recent call last):
     ...
-    ValueError: Dense expects params named bias, kernel, but scale came; they were made by the init of another layer.
+    ValueError: Bias expects params named bias, but scale came; pass those that its own init made: apply(params, x).
     """
     if not isinstance(params, Mapping) or set(params) != set(names):
-        came = ", ".join(sorted(map(str, params))) if isinstance(params, Mapping) else type(params).__name__
+        came = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else describe_any(params)
         raise ValueError(
-            f"{where} expects params named {', '.join(sorted(names))}, but {came or 'none'} came; "
-            "they were made by the init of another layer."
+            f"{where} expects params named {', '.join(sorted(names))}, but {came} came; "
+            "pass those that its own init made: apply(params, x)."
         )
 
 
@@ -183,9 +188,9 @@ def require_flag(where: str, **flags) -> None:
     TypeError: Dropout expects train to be True or False, but 1 came; under jit, write static_argnames="train".
     """
     for name, flag in flags.items():
-        if not isinstance(flag, bool):
+        if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(
-                f"{where} expects {name} to be True or False, but {flag} came; "
+                f"{where} expects {name} to be True or False, but {flag!r} came; "
                 f'under jit, write static_argnames="{name}".'
             )
 
@@ -227,6 +232,9 @@ def children(owner: str, layers: Iterable, named: Mapping | None = None) -> tupl
             f"{owner} takes its layers by position or by name, but {len(layers)} came by position and "
             f"{', '.join(named)} by name; name all of them or none."
         )
+    for name in named:
+        if not name.isidentifier():
+            raise ValueError(f"{owner} expects names without dots, slashes and blanks, but {name!r} came; rename it.")
     return tuple(child_of(owner, label, layer) for label, layer in (named.items() or enumerate(layers)))
 
 
@@ -247,12 +255,13 @@ def child_of(owner: str, label: int | str | None, layer) -> Child:
 
 def declared_by(function) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a function; those that a ``partial`` has already set are not asked for again."""
+    if isinstance(function, functools.partial):  # its own signature makes options after a set one keyword-only
+        return {name: p for name, p in declared_by(function.func).items() if name not in function.keywords}
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return {}
-    fixed = function.keywords if isinstance(function, functools.partial) else {}
-    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in fixed}
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def kind_of(layer) -> str:
@@ -289,16 +298,28 @@ def at(place: str):
 def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
     with at(child.place):
-        return child.layer.init(fold(key, child.label), *inputs, **_asked_for(child.init_reads, side, "init"))
+        made = child.layer.init(fold(key, child.label), *inputs, **_asked_for(child.init_reads, side))
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise TypeError(
+                f"init of a StatefulLayer must return (params, state), but {describe_any(made)} came; "
+                "return both, or make it a Layer."
+            )
+        return made
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child: side inputs it declares, its own key, its scope, its place."""
     with at(child.place), jax.named_scope(child.scope):
-        given = _asked_for(child.reads, side, "apply")
+        given = _asked_for(child.reads, side)
         if "key" in given:
             given["key"] = fold(given["key"], child.label)
-        outputs, state = child.layer.apply(params, state, *inputs, **given)
+        made = child.layer.apply(params, state, *inputs, **given)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise TypeError(
+                f"apply of a StatefulLayer must return (outputs, state), but {describe_any(made)} came; "
+                "return both, or make it a Layer."
+            )
+        outputs, state = made
         return checkpoint_name(outputs, child.scope), state
 
 
@@ -322,6 +343,15 @@ def split_side(side: Mapping) -> tuple[dict, dict]:
     return arrays, {name: value for name, value in side.items() if name not in arrays}
 
 
+def as_inputs(outputs) -> tuple:
+    """A (plain) tuple is several inputs, anything else is one.
+
+    >>> as_inputs(1), as_inputs((1, 2))
+    ((1,), (1, 2))
+    """
+    return outputs if type(outputs) is tuple else (outputs,)
+
+
 def as_shapes(tree):
     """The same tree with a ``ShapeDtypeStruct`` in the place of every array."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
@@ -333,15 +363,16 @@ def pair(kind: str, kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     ``init(key, inputs, side) -> (params, state)`` and
     ``apply(params, state, inputs, side) -> (outputs, state)`` become a ``Layer`` where
     no child has state, else a ``StatefulLayer``; signatures declare the union of what
-    the children read and of ``own``; a side input that nobody reads is refused.
+    the children read and of ``own``, which wins; a side input that nobody reads is refused.
     """
-    declared = _union([*(declared_by(child.layer.apply) for child in kids), own or {}])
-    for_init = {**_union(declared_by(child.layer.init) for child in kids), **declared}
+    declared = {**_union(child.reads for child in kids), **(own or {})}
+    for_init = {**_union(child.init_reads for child in kids), **declared}
     for_init.pop("key", None)  # it is the first argument of init
     has_state = any(child.has_state for child in kids)
     empty = _empty_state(kids)
 
     def pair_init(key, *inputs, **side):
+        require_key(f"{kind}.init", key)
         _refuse_unknown(f"{kind}.init", side, for_init)
         params, state = init(key, inputs, side)
         return (params, state) if has_state else params
@@ -367,12 +398,11 @@ def _empty_state(kids):
     return () if kids and kids[0].label is None else ((),) * len(kids)
 
 
-def _asked_for(declared, side, function):
+def _asked_for(declared, side):
     """Of all side inputs those that are declared; one that is required and missing is named."""
     missing = [name for name, p in declared.items() if name not in side and p.default is p.empty]
     if missing:
-        names = ", ".join(missing)
-        raise TypeError(f"The side input {names} is missing; pass it to {function}: {function}(..., {missing[0]}=...).")
+        raise TypeError(f"The side input {missing[0]} is missing; pass {missing[0]}=... (to init and to apply).")
     return {name: side[name] for name in declared if name in side}
 
 
@@ -380,7 +410,10 @@ def _refuse_unknown(where, side, declared):
     unknown = sorted(side.keys() - declared.keys())
     if unknown:
         reads = ", ".join(sorted(declared)) or "none"
-        raise TypeError(f"{where} reads no side input {', '.join(map(repr, unknown))}; those that it reads: {reads}.")
+        raise TypeError(
+            f"{where} reads no side input {', '.join(map(repr, unknown))}; those that it reads: {reads}. Leave it out, "
+            "or declare it as a keyword-only parameter of the layer that should read it."
+        )
 
 
 def _union(declarations) -> dict[str, inspect.Parameter]:

@@ -6,6 +6,7 @@ description of the net tells which layer an operation belongs to. There is no se
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -132,7 +133,10 @@ def summary(net, *inputs, **side) -> Summary:
 
 
 def layer_outputs(net, params, *inputs, state=(), **side) -> dict:
-    """The output of every layer of a net, by its path; the layers inside a scan are left out.
+    """The output of every layer of a net, by its path.
+
+    Left out are the layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
+    ``checkpoint`` of a layer's own: their values do not exist outside of it.
 
     Works under ``jit``, ``grad`` and ``vmap``. A layer that returns several arrays, or is
     applied several times, has a tuple.
@@ -198,7 +202,7 @@ def _find(params, place):
     for scope in place:
         label = scope.partition(".")[0]
         if label:
-            params = params[int(label) if label.isdigit() else label]
+            params = params[label if isinstance(params, Mapping) else int(label)]
     return params
 
 

@@ -1,12 +1,27 @@
 """Combinators: two ways to say one thing agree, and what does not fit is said at the seam."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from zoo import Centre, Noise, TanhCell
 
-from jaxblocks import Dense, Layer, Parallel, Recurrent, Repeat, Residual, Serial, StatefulLayer, Wire, relu
+from jaxblocks import (
+    Dense,
+    Layer,
+    Parallel,
+    Recurrent,
+    Repeat,
+    Residual,
+    Serial,
+    StatefulLayer,
+    Wire,
+    as_layer,
+    relu,
+    side_inputs,
+)
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
 
@@ -365,3 +380,183 @@ def test_a_net_runs_under_shard_map_and_vmap_of_params(n):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.shard_map(net.apply, mesh=mesh, in_specs=(jax.P(), jax.P("data")), out_specs=jax.P("data"))
     close(jax.jit(sharded)(one, X), net.apply(one, X))
+
+
+# ---- what reviewers found ------------------------------------------------------------------
+
+
+def test_a_tuple_of_one_is_that_one():
+    """Serial(Serial(a), Serial()) = Serial(a), also where a returns a tuple of one."""
+    flat = Serial(Parallel(jnp.sin)).apply((((),),), X)
+    np.testing.assert_array_equal(flat, jnp.sin(X))
+    np.testing.assert_array_equal(Serial(Serial(Parallel(jnp.sin)), Serial()).apply(((((),),), ()), X), flat)
+
+
+def test_options_after_one_that_a_partial_sets_are_no_side_inputs():
+    net = Serial(Dense(3), functools.partial(lambda x, a=1, b=2: x, a=2))
+    assert side_inputs(net) == ()
+    assert side_inputs(functools.partial(functools.partial(lambda x, y=1, *, mask: x, y=2), y=3)) == ("mask",)
+
+
+def test_a_builtin_method_is_a_layer():
+    assert as_layer("{}".format).apply((), 1) == "1"
+
+
+@pytest.mark.parametrize(
+    "inside", [jax.checkpoint, jax.vmap, lambda f: lambda x: jax.lax.map(f, x), jax.jit], ids=lambda f: f.__name__
+)
+def test_wire_calls_children_inside_other_transformations(inside):
+    """Params are drawn once, outside; where the child has state, a sentence says that it cannot come out."""
+    net = Wire(lambda f, x: inside(f.a)(x) + f.a(x), a=Dense(5))
+    with jax.checking_leaks():
+        params = net.init(jax.random.key(0), X)
+        y = jax.jit(net.apply)(params, X)
+    kernel = np.asarray(params["a"]["kernel"])
+    np.testing.assert_allclose(y, 2 * np.asarray(X) @ kernel, rtol=1e-5, atol=1e-5)
+    stateful_net = Wire(lambda f, x: inside(f.a)(x), a=Serial(Centre()))
+    for function in (lambda: stateful_net.init(jax.random.key(0), X), lambda: applied_in(stateful_net)):
+        with pytest.raises(ValueError, match="its next state could not leave"):
+            function()
+
+
+def applied_in(net):
+    return net.apply({"a": ((),)}, {"a": ({"mean": jnp.zeros(5)},)}, X, train=True)
+
+
+def test_wire_without_children():
+    net = Wire(lambda f, x: 2 * x)
+    params = net.init(jax.random.key(0), X)
+    assert params == ()
+    np.testing.assert_array_equal(net.apply(params, X), 2 * X)
+
+
+def test_what_forward_passes_by_hand_nobody_else_has_to_pass():
+    def Times():
+        return Layer(lambda key, x: (), lambda params, x, *, time: x * jnp.broadcast_to(time, x.shape))
+
+    by_hand = Serial(Wire(lambda f, x: f.times(x, time=jnp.float32(3)), times=Times()))
+    np.testing.assert_array_equal(by_hand.apply(by_hand.init(jax.random.key(0), X), X), 3 * X)
+    left_out = Wire(lambda f, x: f.times(x), times=Times())
+    with pytest.raises(TypeError, match="The side input time is missing"):
+        left_out.apply({"times": ()}, X)
+    np.testing.assert_array_equal(left_out.apply({"times": ()}, X, time=jnp.float32(2)), 2 * X)
+
+
+TIMED = jax.random.normal(jax.random.key(2), (3, 6, 5))
+
+
+def real_steps(lengths_and_holes):
+    return jnp.asarray(np.array(lengths_and_holes, bool))
+
+
+MASK = real_steps([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_padding_anywhere_changes_nothing(reverse):
+    """Outputs, last carry and gradients of a masked sequence are those of its real steps alone, whatever pads it."""
+    net = Recurrent(TanhCell(4), reverse=reverse, streaming=True)
+    params, carry = net.init(jax.random.key(0), TIMED)
+    carry = carry + 0.5
+
+    def total(params, x, carry, **side):
+        y, last = net.apply(params, carry, x, **side)
+        return (y**2).sum() + jnp.sin(last).sum(), (y, last)
+
+    grads = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)
+    for filling in (7.0, jnp.inf, jnp.nan):
+        padded = jnp.where(jnp.broadcast_to(MASK[..., None], TIMED.shape), TIMED, filling)
+        (_, (y, last)), (by_params, by_x, by_carry) = grads(params, padded, carry, mask=MASK)
+        expected_by_params = jax.tree.map(jnp.zeros_like, params)
+        for i in range(3):
+            rows = np.flatnonzero(np.asarray(MASK[i]))
+            one = TIMED[i][rows]
+            (_, (y1, last1)), (p1, x1, c1) = grads(params, one, carry[i])
+            close((y[i][rows], last[i], by_x[i][rows], by_carry[i]), (y1, last1, x1, c1))
+            assert not y[i][np.asarray(~MASK[i])].any() and not by_x[i][np.asarray(~MASK[i])].any()
+            expected_by_params = jax.tree.map(jnp.add, expected_by_params, p1)
+        close(by_params, expected_by_params, 1e-5)
+
+
+def test_a_mask_of_another_kind_is_refused_and_the_repair_works():
+    net = Serial(Recurrent(TanhCell(4)))
+    params = net.init(jax.random.key(0), TIMED)
+    for wrong in (MASK.astype(jnp.float32), MASK[:, :5], MASK[0]):
+        with pytest.raises(ValueError, match=r"a boolean mask of shape \(3, 6\)"):
+            net.apply(params, TIMED, mask=wrong)
+    net.apply(params, TIMED, mask=MASK)
+    with pytest.raises(TypeError, match="keeps the mask to itself"):
+        Recurrent(Recurrent(TanhCell(4)))
+
+
+def test_recurrent_passes_side_inputs_to_the_init_of_its_cell():
+    """The carry may depend on the shape of a side input and on a flag."""
+
+    def Cell():
+        def init(key, x, *, context, wide=False):
+            return (), jnp.ones(context.shape[-1] * (1 + wide), x.dtype)
+
+        def apply(params, carry, x, *, context, wide=False):
+            return x + carry.sum(), carry + context.sum()
+
+        return StatefulLayer(init, apply)
+
+    x, context = jnp.zeros((2, 1)), jnp.ones(3)
+    y = jax.jit(lambda context: Recurrent(Cell()).apply((), x, context=context, wide=True))(context)
+    np.testing.assert_array_equal(y.ravel(), [6, 24])
+
+
+def test_recurrent_keeps_no_running_statistics_and_says_so():
+    cell = Serial(TanhCell(4), Centre())
+    with pytest.raises(TypeError, match="running statistics") as error:
+        Recurrent(cell).init(jax.random.key(0), TIMED)
+    assert "streaming=True" in str(error.value)
+    net = Recurrent(cell, streaming=True)
+    params, state = net.init(jax.random.key(0), TIMED)
+    _, after = net.apply(params, state, TIMED, train=True)
+    assert (after[1]["mean"] != state[1]["mean"]).any()
+    Recurrent(Serial(TanhCell(4), Noise())).init(jax.random.key(0), TIMED)
+
+
+def test_recurrent_runs_under_shard_map():
+    """Over a batch that is spread over devices, values and gradients are those of the whole."""
+    net, x = Recurrent(TanhCell(4)), jnp.tile(TIMED, (8, 1, 1))
+    params = net.init(jax.random.key(0), x)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    spread = jax.shard_map(net.apply, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec("data"))
+
+    def total(apply):
+        return jax.jit(jax.value_and_grad(lambda params: (apply(params, x) ** 2).sum()))
+
+    close(total(spread)(params), total(net.apply)(params), 1e-5)
+
+
+def test_residual_says_which_of_shape_and_dtype_changed(sentences):
+    with pytest.raises(ValueError, match=r"y.astype\(float32\)"):
+        Residual(lambda x: x.astype(jnp.bfloat16)).apply(((),), X)
+    with pytest.raises(TypeError, match="a dict went in"):
+        Residual(lambda d: d).apply(((),), {"a": X})
+
+
+def test_a_net_with_state_says_how_to_call_it(sentences):
+    net = Serial(Dense(3), Centre(), relu)
+    params, state = net.init(jax.random.key(0), X)
+    for wrong in ((params, X), ((params, state), state, X), (X, params, X)):
+        with pytest.raises(ValueError, match=r"apply\(params, state, x\)"):
+            net.apply(*wrong)
+    with pytest.raises(ValueError, match=r"float32 \(4, 5\) came.*apply\(params, x\)"):
+        Serial(Dense(3), relu).apply(X, params)
+
+
+def test_a_stateful_layer_that_returns_too_little_is_told():
+    with pytest.raises(TypeError, match=r"must return \(outputs, state\), but float32 \(4, 5\) came"):
+        Serial(StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x)).apply(((),), ((),), X)
+    with pytest.raises(TypeError, match=r"must return \(params, state\), but a tuple came"):
+        Serial(StatefulLayer(lambda key, x: (), lambda params, state, x: (x, state))).init(jax.random.key(0), X)
+
+
+def test_names_are_identifiers():
+    for name in ("a.b", "a/b", "0"):
+        with pytest.raises(ValueError, match="rename it"):
+            Serial(**{name: relu})

@@ -181,9 +181,9 @@ def test_integers_and_lists_are_refused_with_the_repair(layer, sentences):
 def test_params_of_another_layer(sentences):
     with pytest.raises(ValueError, match="Dense expects params named kernel, but bias, kernel came"):
         Dense(3, use_bias=False).apply(Dense(3).init(jax.random.key(0), X), X)
-    with pytest.raises(ValueError, match="Dense expects params named bias, kernel, but tuple came"):
+    with pytest.raises(ValueError, match="Dense expects params named bias, kernel, but a tuple came"):
         Dense(3).apply((), X)
-    with pytest.raises(ValueError, match=r"a bias of shape \(3,\), but float32 \(4,\) came"):
+    with pytest.raises(ValueError, match=r"a bias of shape \(3,\) .* but float32 \(4,\) came"):
         Dense(3).apply({"kernel": jnp.ones((5, 3)), "bias": jnp.ones(4)}, X)
     with pytest.raises(ValueError, match="Bias expects x with 5 features"):
         Bias().apply({"bias": jnp.ones(5)}, jnp.ones((4, 6)))
@@ -198,3 +198,38 @@ def test_features_must_be_a_positive_number(features, sentences):
 def test_an_mlp_of_no_layers(sentences):
     with pytest.raises(ValueError, match="at least one width"):
         MLP()
+
+
+def test_params_of_a_layer_with_other_features(sentences):
+    params = Dense(4).init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"Dense\(3\) expects a kernel with 3 columns, but float32 \(5, 4\) came"):
+        Dense(3).apply(params, X)
+
+
+def test_a_dtype_does_not_hide_integers(sentences):
+    layer = Dense(3, dtype=jnp.bfloat16)
+    params = layer.init(jax.random.key(0), X)
+    with pytest.raises(TypeError, match=r"convert it with x.astype\(jnp.float32\)"):
+        layer.apply(params, X.astype(jnp.int32))
+
+
+def test_fusing_maps_without_bias():
+    """Maps with and without bias fuse in any order."""
+    a, b = jnp.array([[2.0]]), jnp.array([3.0])
+    fused = fuse_affine({"kernel": a}, {"kernel": a, "bias": b}, {"kernel": a})
+    assert (fused["kernel"].item(), fused["bias"].item()) == (8.0, 6.0)
+    assert set(fuse_affine({"kernel": a}, {"kernel": a})) == {"kernel"}
+    with pytest.raises(ValueError, match="at least one Dense"):
+        fuse_affine()
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [(0, "an int came"), (None, "None came"), (jnp.ones((4, 5)), r"float32 \(4, 5\) came"), ("keys", "jax.vmap")],
+)
+@pytest.mark.parametrize("layer", [Dense(3), Serial(Dense(3)), Bias()], ids=["Dense", "Serial", "Bias"])
+def test_what_is_not_a_key(sentences, layer, key, words):
+    """A missing key, or a key in the place of the input, is one sentence."""
+    with pytest.raises(TypeError, match=words):
+        layer.init(jax.random.split(jax.random.key(0), 2) if key == "keys" else key, X)
+    layer.init(jax.random.key(0), X)

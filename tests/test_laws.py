@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array, Float
-from zoo import ZOO, Noise
+from zoo import ZOO, Centre, Noise
 
 import jaxblocks
 from jaxblocks import Layer, StatefulLayer, stateful
@@ -30,10 +30,11 @@ def test_the_layer_computes_its_formula(name):
 def test_the_law_holds(name, law):
     """Each law of `jaxblocks.testing` holds for each layer, in evaluation and where it is random or learns."""
     row = ZOO[name]
-    side = {"train": True} if "train" in jaxblocks.side_inputs(row.layer) and not row.side else row.side
-    LAWS[law](Case(row.layer, row.inputs(), side, jax.random.key(0), row.mixes_batch or bool(side)))
-    if side is not row.side:
-        LAWS[law](Case(row.layer, row.inputs(), row.side, jax.random.key(0), row.mixes_batch))
+    case = Case(row.layer, row.inputs(), row.side, jax.random.key(0), row.mixes_batch)
+    if "train" in jaxblocks.side_inputs(row.layer) and "train" not in row.side:
+        LAWS[law](case._replace(side={**row.side, "train": True}))
+        case = case._replace(mixes_batch=False)
+    LAWS[law](case)
 
 
 def test_every_public_layer_has_a_row():
@@ -114,6 +115,8 @@ def leaking(params, x, kept=[]):  # noqa: B006  (what is kept is the point)
     return x + kept[0] if isinstance(kept[0], float) else x
 
 
+ROWS = jnp.asarray([[0.3, -1.2], [0.7, 0.1], [1.9, 0.4]], jnp.float32)
+
 BROKEN = {
     "no_leaks": Layer(no_params, leaking),
     "independence": Layer(no_params, mixing),
@@ -128,6 +131,7 @@ BROKEN = {
     "init_reads_shapes": Layer(reading_values, scaling),
     "jit_is_eager": Layer(no_params, counting),
     "scan_and_remat": Layer(no_params, counting),
+    "repeatable": Layer(no_params, counting),
 }
 
 
@@ -135,7 +139,12 @@ BROKEN = {
 def test_a_broken_layer_is_named(law):
     """check_layer names the law that a broken layer breaks."""
     with pytest.raises(AssertionError, match=f"- {law}: "):
-        check_layer(BROKEN[law], jnp.ones((3, 2)) * jnp.arange(1.0, 4.0)[:, None], laws={law: LAWS[law]})
+        check_layer(BROKEN[law], ROWS, laws={law: LAWS[law]})
+
+
+def test_equal_rows_do_not_hide_a_mixed_batch():
+    with pytest.raises(AssertionError, match="- independence: "):
+        check_layer(BROKEN["independence"], jnp.ones((3, 2)), laws={"independence": LAWS["independence"]})
 
 
 def test_every_law_can_fail():
@@ -156,6 +165,57 @@ def test_shapes_are_described(layer, words):
 
 def test_check_layer_passes_good_layers_and_names_its_laws():
     assert check_layer(Noise(), jnp.ones((3, 2)), train=True) == tuple(LAWS)
+    assert set(LAWS) - set(check_layer(Centre(), jnp.ones((3, 2)), train=True, mixes_batch=True)) == {
+        "vmap_is_batch",
+        "independence",
+    }
+
+
+def test_side_inputs_of_each_example_go_with_it():
+    """A layer that takes another example's side input is found out."""
+
+    def shifted(params, x, *, time):
+        return x * jnp.broadcast_to(jnp.roll(time, 1)[..., None], x.shape)
+
+    def right(params, x, *, time):
+        return x * jnp.broadcast_to(time[..., None], x.shape)
+
+    x, time = jnp.ones((3, 2)), jnp.arange(1.0, 4.0)
+    with pytest.raises(AssertionError, match="- vmap_is_batch: "):
+        check_layer(Layer(no_params, shifted), x, time=time)
+    assert "vmap_is_batch" in check_layer(Layer(no_params, right), x, time=time)
+
+
+def test_what_hides_a_counter_is_told_once():
+    with pytest.raises(AssertionError, match=r"breaks 1 of \d+ laws:\n- repeatable: two equal calls"):
+        check_layer(Layer(no_params, counting), jnp.ones((3, 2)))
+
+
+def test_an_error_of_every_law_is_told_once():
+    def failing(params, x):
+        raise ValueError("no")
+
+    with pytest.raises(AssertionError) as error:
+        check_layer(
+            Layer(no_params, failing), jnp.ones((3, 2)), laws={n: LAWS[n] for n in ("jit_is_eager", "no_leaks")}
+        )
+    assert str(error.value).count("ValueError: no") == 1
+
+
+def test_computing_in_single_precision_is_named():
+    def single(params, x):
+        return jnp.sin(x.astype(jnp.float32)).astype(x.dtype)
+
+    with pytest.raises(AssertionError, match="only the digits of float32"):
+        check_layer(Layer(no_params, single), ROWS, laws={"derivatives_agree": LAWS["derivatives_agree"]})
+
+
+def test_a_builder_that_was_not_called():
+    def Scale():
+        return Layer(no_params, scaling)
+
+    with pytest.raises(TypeError, match=r"call it: Scale\(...\)"):
+        check_layer(Scale, jnp.ones((3, 2)))
 
 
 @pytest.mark.parametrize("inputs", [(), (jnp.ones(()),), (jnp.ones((1, 2)),), ([1.0, 2.0],)])

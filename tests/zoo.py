@@ -117,7 +117,7 @@ ZOO = {
     "Serial of nothing": Specimen("Serial", Serial(), ((4, 5),), lambda p, x: x),
     "Serial with noise": Specimen("Serial", Serial(Dense(3), Noise()), ((4, 5),), lambda p, x: dense(p[0], x)),
     "Serial with state": Specimen(
-        "Serial", Serial(Dense(3), Centre(), Noise()), ((4, 5),), lambda p, x: dense(p[0], x)
+        "Serial", Serial(Dense(3), Centre(), Noise()), ((4, 5),), lambda p, x: dense(p[0], x), mixes_batch=True
     ),
     "Serial in training": Specimen(
         "Serial",
@@ -129,7 +129,11 @@ ZOO = {
     ),
     "Parallel": Specimen("Parallel", Parallel(Dense(3), jnp.sin), ((4, 5),), lambda p, x: (dense(p[0], x), np.sin(x))),
     "Parallel by name": Specimen(
-        "Parallel", Parallel(a=Dense(3), b=Centre()), ((4, 5),), lambda p, x: {"a": dense(p["a"], x), "b": x}
+        "Parallel",
+        Parallel(a=Dense(3), b=Centre()),
+        ((4, 5),),
+        lambda p, x: {"a": dense(p["a"], x), "b": x},
+        mixes_batch=True,
     ),
     "Residual": Specimen(
         "Residual",
@@ -139,7 +143,11 @@ ZOO = {
     ),
     "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
     "Repeat with state": Specimen(
-        "Repeat", Repeat(Residual(Dense(5), jnp.tanh, Centre(), Noise()), 3, remat="all"), ((4, 5),), repeated
+        "Repeat",
+        Repeat(Residual(Dense(5), jnp.tanh, Centre(), Noise()), 3, remat="all"),
+        ((4, 5),),
+        repeated,
+        mixes_batch=True,
     ),
     "Recurrent": Specimen("Recurrent", Recurrent(TanhCell(3)), ((4, 6, 5),), recurrent),
     "Recurrent in reverse": Specimen(
@@ -164,6 +172,7 @@ ZOO = {
         Wire(lambda f, x: f.noise(f.centre(x)) + f.dense(x), centre=Centre(), noise=Noise(), dense=Dense(5)),
         ((4, 5),),
         lambda p, x: x + dense(p["dense"], x),
+        mixes_batch=True,
     ),
     "Parallel of two inputs": Specimen(
         "Parallel",
@@ -171,6 +180,6 @@ ZOO = {
         ((4, 5), (4, 5)),
         lambda p, x, y: x * y - (x + y),
     ),
-    "Centre": Specimen("", Centre(), ((4, 5),), lambda p, x: x),
+    "Centre": Specimen("", Centre(), ((4, 5),), lambda p, x: x, mixes_batch=True),
     "Noise": Specimen("", Noise(), ((4, 5),), lambda p, x: x),
 }

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
-from jaxblocks.checks import describe
+from jaxblocks.checks import describe, describe_any
 
 __all__ = ["at_point", "curvature", "hvp", "scalar_valued", "value_grad_hvp"]
 
@@ -46,8 +46,9 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
     by the Hessian.
     """
     warn_of_wrong_build()
+    f = scalar_valued("hvp", f)
     x, v = at_point("hvp", x, v)
-    return jax.jvp(jax.grad(scalar_valued("hvp", f)), (x,), (v,))[1]
+    return jax.jvp(jax.grad(f), (x,), (v,))[1]
 
 
 def value_grad_hvp(
@@ -66,8 +67,9 @@ def value_grad_hvp(
     Source: Pearlmutter 1994, Fast exact multiplication by the Hessian.
     """
     warn_of_wrong_build()
+    f = scalar_valued("value_grad_hvp", f)
     x, v = at_point("value_grad_hvp", x, v)
-    (value, gradient), (_, product) = jax.jvp(jax.value_and_grad(scalar_valued("value_grad_hvp", f)), (x,), (v,))
+    (value, gradient), (_, product) = jax.jvp(jax.value_and_grad(f), (x,), (v,))
     return value, gradient, product
 
 
@@ -83,8 +85,8 @@ def curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Flo
     Source: Griewank & Walther, Evaluating Derivatives (univariate Taylor propagation, degree two).
     """
     warn_of_wrong_build()
-    x, v = at_point("curvature", x, v)
     f = scalar_valued("curvature", f)
+    x, v = at_point("curvature", x, v)
 
     def slope(x):
         return jax.jvp(f, (x,), (v,))[1]
@@ -104,6 +106,9 @@ def scalar_valued(where: str, f: Callable) -> Callable:
     ValueError: hvp expects f to return a scalar, but float32 (3,) came; reduce it first (as in f(x).sum()), \
 take one output at a time, or ask jax.jacobian for all first derivatives.
     """
+
+    if not callable(f):
+        raise TypeError(f"{where} expects a function f first, but {describe_any(f)} came; write {where}(f, x, v).")
 
     def checked(*args):
         y = f(*args)

@@ -6,20 +6,23 @@ tuple for children given by position, a dict for children given by name, and tho
 child itself where there is only one.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import get_opaque_trace_state
 
-from jaxblocks.checks import describe
+from jaxblocks.checks import describe, describe_any
 from jaxblocks.core import (
     Child,
     Layer,
     StatefulLayer,
     apply_child,
+    as_inputs,
     as_shapes,
     child_of,
     children,
@@ -29,6 +32,7 @@ from jaxblocks.core import (
     init_child,
     output_shapes,
     pair,
+    split_side,
 )
 
 __all__ = ["Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
@@ -37,8 +41,8 @@ __all__ = ["Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
 def Serial(*layers, **named) -> Layer | StatefulLayer:
     r"""One layer after the other: :math:`f_n \circ \dots \circ f_1`; the first one given is applied first.
 
-    A tuple that one layer returns is passed to the next as several inputs. ``Serial()``
-    is the identity, and ``Serial(a, Serial(b, c))`` computes what ``Serial(a, b, c)``
+    A tuple that one layer returns is passed to the next as several inputs (a tuple of one
+    is that one). ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes what ``Serial(a, b, c)``
     computes.
 
     Args:
@@ -84,7 +88,7 @@ def Parallel(*layers, **named) -> Layer | StatefulLayer:
         return _gather(kids, [p for p, _ in made]), _gather(kids, [s for _, s in made])
 
     def apply(params, states, inputs, side):
-        each = zip(kids, _spread("Parallel", kids, params), _spread("Parallel", kids, states), strict=True)
+        each = _with_params("Parallel", kids, params, states)
         done = [apply_child(child, p, s, inputs, side) for child, p, s in each]
         return _gather(kids, [y for y, _ in done]), _gather(kids, [s for _, s in done])
 
@@ -114,10 +118,15 @@ def Residual(*layers, **named) -> Layer | StatefulLayer:
                 "out; use Wire for a sum of another form."
             )
         (x,), (y,) = inputs, outputs
+        if not (hasattr(x, "dtype") and hasattr(y, "dtype")):
+            raise TypeError(
+                f"Residual expects one array in and one array out, but {describe_any(x)} went in and {describe_any(y)} "
+                "came out; use Wire for a sum of another form."
+            )
         if (x.shape, x.dtype) != (y.shape, y.dtype):
             raise ValueError(
                 f"Residual expects its layers to keep shape and dtype, but {describe(x)} went in and {describe(y)} "
-                f"came out; give the last layer {x.shape[-1] if x.shape else 1} features."
+                f"came out; {_repair(x, y)}."
             )
 
     def init(key, inputs, side):
@@ -127,7 +136,7 @@ def Residual(*layers, **named) -> Layer | StatefulLayer:
 
     def apply(params, states, inputs, side):
         y, states = chain_apply(params, states, inputs, side)
-        require_same(inputs, _as_inputs(y))
+        require_same(inputs, as_inputs(y))
         return inputs[0] + y, states
 
     return pair("Residual", kids, init, apply)
@@ -136,8 +145,8 @@ def Residual(*layers, **named) -> Layer | StatefulLayer:
 def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
-    Computes what ``Serial`` of ``n`` copies computes (from the same key the same params),
-    by one ``lax.scan`` over params stacked along a new leading axis: compile time does
+    Computes what ``Serial`` of ``n`` copies computes (from the same key the same params,
+    with JAX's default generator), by one ``lax.scan`` over params stacked along a new leading axis: compile time does
     not grow with ``n``.
 
     Args:
@@ -168,11 +177,11 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
     def init(key, inputs, side):
         inputs, side = as_shapes(inputs), as_shapes(side)
         one = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
-        outputs = _as_inputs(output_shapes(child, key, *one, inputs, side)[0])
+        outputs = as_inputs(output_shapes(child, key, *one, inputs, side)[0])
         if as_shapes(outputs) != inputs:
             raise ValueError(
                 f"{child.place} expects a layer that keeps shape and dtype, but {_in_words(inputs)} went in and "
-                f"{_in_words(outputs)} came out; give its last layer as many features as its input has."
+                f"{_in_words(outputs)} came out; {_repair(inputs[0], outputs[0])}."
             )
         keys = jax.vmap(fold, in_axes=(None, 0))(key, jnp.arange(n))
         return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
@@ -189,7 +198,7 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
             position, params, state = own
             keyed = {**side, "key": fold(side["key"], position)} if "key" in side else side
             outputs, state = apply_child(child, params, state, inputs, keyed)
-            return _as_inputs(outputs), state
+            return as_inputs(outputs), state
 
         if remat != "none":
             policy = remat if callable(remat) else policies[remat]
@@ -200,22 +209,31 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
     return pair("Repeat", (child,), init, apply)
 
 
-def Recurrent(cell, *, reverse: bool = False, unroll: int = 1, streaming: bool = False) -> Layer | StatefulLayer:
+def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming: bool = False) -> Layer | StatefulLayer:
     r"""A cell scanned over the time axis: :math:`(y_t, h_t) = g(x_t, h_{t-1})`.
 
     The cell is a ``StatefulLayer`` whose state is its carry :math:`h`; it sees one time
     step at a time. (The lecture prints :math:`h_t = g(x_{t-1}, h_{t-1})` with outputs that
     would ignore the present input; this is the corrected form.)
 
+    Reads the side input ``mask``, boolean ``(..., time)``: where it is ``False`` (padding, at any
+    place) the carry is held, the output is 0, and what stands in the input has no effect on
+    values or gradients. Other side inputs reach the cell whole at every step.
+
     Args:
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
         reverse: run from the last step to the first; outputs stay at their places.
-        unroll: time steps per iteration of the scan.
+        unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
         streaming: ``False`` makes a ``Layer``: every call begins at the carry that the
             cell's ``init`` makes (which must not depend on its key). ``True`` makes a
-            ``StatefulLayer`` whose state is the carry, for input that comes in pieces.
+            ``StatefulLayer`` whose state is the carry, for input that comes in pieces, for a
+            carry of your own, and where the last carry is wanted.
 
     Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``.
+
+    Raises:
+        ValueError: for inputs without a time axis, or a mask of another shape.
+        TypeError: for a cell with state that is no carry (running statistics), unless ``streaming``.
 
     >>> def RunningSum():
     ...     def init(key, x):
@@ -225,17 +243,33 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int = 1, streaming: bool =
     ...     return StatefulLayer(init, apply)
     >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1))).ravel()
     Array([1., 2., 3.], dtype=float32)
+    >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1)), mask=jnp.array([True, False, True])).ravel()
+    Array([1., 0., 2.], dtype=float32)
     """
     child = child_of("Recurrent", None, cell)
+    if "mask" in child.reads:
+        raise TypeError(
+            f"{child.place} reads a mask, but Recurrent keeps the mask to itself (it holds the carry where mask is "
+            "False); give the cell's side input another name."
+        )
+    own = declared_by(_reads_mask)
+
     # Under jit, so that the params which init draws beside the carry are never computed.
-    initial_carry = jax.jit(lambda inputs: init_child(child, jax.random.key(0), inputs, {})[1], static_argnums=0)
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def initial_carry(inputs, static, arrays):
+        return init_child(child, jax.random.key(0), inputs, {**dict(static), **arrays})[1]
 
     def one_step(inputs):
         for x in inputs:
             if len(x.shape) < 2:
-                raise ValueError(f"{child.place} expects inputs (..., time, features), but {describe(x)} came.")
+                raise ValueError(
+                    f"{child.place} expects inputs (..., time, features), but {describe(x)} came; use x[:, None] for a "
+                    "sequence of numbers, x[None] for a single step."
+                )
         if len({x.shape[-2] for x in inputs}) != 1:
-            raise ValueError(f"{child.place} expects inputs of one length in time, but {_in_words(inputs)} came.")
+            raise ValueError(
+                f"{child.place} expects inputs of one length in time, but {_in_words(inputs)} came; cut or pad them."
+            )
         return tuple(jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-1]), x.dtype) for x in inputs)
 
     def init(key, inputs, side):
@@ -243,42 +277,88 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int = 1, streaming: bool =
 
     def apply(params, carry, inputs, side):
         one_step(inputs)
+        mask, side = side.get("mask"), {name: value for name, value in side.items() if name != "mask"}
+        time_first = tuple(jnp.moveaxis(x, -2, 0) for x in inputs)  # (time, ..., features)
+        if mask is not None:
+            if mask.shape != inputs[0].shape[:-1] or mask.dtype != bool:
+                raise ValueError(
+                    f"Recurrent expects a boolean mask of shape {inputs[0].shape[:-1]}, (..., time), for inputs "
+                    f"{_in_words(inputs)}, but {describe(mask)} came; it is True at the steps that are real."
+                )
+            mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
+            time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that no NaN comes in
 
         def step(carry, now):
-            position, inputs = now
+            position, real, inputs = now
             keyed = {**side, "key": fold(side["key"], position)} if "key" in side else side
-            outputs, carry = apply_child(child, params, carry, inputs, keyed)
-            return carry, outputs
+            outputs, after = apply_child(child, params, carry, inputs, keyed)
+            if real is not None:
+                after = jax.tree.map(lambda new, old: _where(real, new, old), after, carry)
+                outputs = jax.tree.map(lambda y: _where(real, y, jnp.zeros_like(y)), outputs)
+            return after, outputs
 
         steps = jnp.arange(inputs[0].shape[-2])
-        time_first = tuple(jnp.moveaxis(x, -2, 0) for x in inputs)
-        carry, outputs = lax.scan(step, carry, (steps, time_first), reverse=reverse, unroll=unroll)
+        carry, outputs = lax.scan(step, carry, (steps, mask, time_first), reverse=reverse, unroll=unroll)
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
 
     def fresh_init(key, inputs, side):
-        return init(key, inputs, side)[0], ()
+        params, carry = init(key, inputs, side)
+        batch = inputs[0].shape[:-2]
+        if "train" in child.reads and any(leaf.shape[: len(batch)] != batch for leaf in jax.tree.leaves(carry)):
+            raise TypeError(
+                f"{child.place} reads train and has state that is not one carry per example, which looks like running "
+                "statistics; Recurrent would forget them after each call. Move that layer out of the cell, or pass "
+                "streaming=True and keep the state."
+            )
+        return params, ()
 
     def fresh_apply(params, state, inputs, side):
-        return apply(params, initial_carry(one_step(inputs)), inputs, side)[0], state
+        arrays, static = split_side({name: value for name, value in side.items() if name in child.init_reads})
+        carry = initial_carry(one_step(inputs), tuple(static.items()), arrays)
+        return apply(params, _varying_like(carry, (params, inputs)), inputs, side)[0], state
 
     if streaming:
-        return pair("Recurrent", (child,), init, apply)
-    return pair("Recurrent", (child._replace(has_state=False),), fresh_init, fresh_apply)
+        return pair("Recurrent", (child,), init, apply, own)
+    return pair("Recurrent", (child._replace(has_state=False),), fresh_init, fresh_apply, own)
+
+
+def _reads_mask(*, mask=None):
+    """The side input that Recurrent reads itself."""
+
+
+def _where(real, x, otherwise):
+    """``x`` where the example is real; ``real`` has the leading axes of ``x``."""
+    if x.shape[: real.ndim] != real.shape:
+        raise ValueError(
+            f"Recurrent with a mask of {describe(real)} at each step expects outputs and carries with these leading "
+            f"axes, but {describe(x)} came; make the carry one per example."
+        )
+    return jnp.where(jnp.broadcast_to(jnp.expand_dims(real, range(real.ndim, x.ndim)), x.shape), x, otherwise)
+
+
+def _varying_like(carry, tree):
+    """Inside ``shard_map`` the carry of a scan must vary over the devices as what goes into the scan does."""
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        for leaf in jax.tree.leaves(tree):
+            carry = jax.tree.map(lambda c, leaf=leaf: c + jnp.zeros_like(leaf, shape=c.shape, dtype=c.dtype), carry)
+    return carry
 
 
 def Wire(forward: Callable, **layers) -> Layer | StatefulLayer:
     r"""A pair out of a plain function that calls its children: any graph, shared weights, skips across levels.
 
     Args:
-        forward: ``forward(f, *inputs)`` calls the children as ``f.name(x)``. A child
-            called twice uses the same params twice; its state goes from call to call,
-            and each call draws from a key of its own. Side inputs reach the children
-            that declare them by themselves; one that ``forward`` passes by hand wins.
-            Keyword-only parameters of ``forward`` are side inputs of its own.
+        forward: ``forward(f, *inputs)`` calls the children as ``f.name(x)``, also inside
+            ``jax.checkpoint``, ``vmap``, ``lax.map`` and the like. A child called twice uses
+            the same params twice; its state goes from call to call, and each call draws
+            from a key of its own. Side inputs reach the children that declare them by
+            themselves; one that ``forward`` passes by hand wins. Keyword-only parameters of
+            ``forward`` are side inputs of its own.
         layers: the children by name; params are a dict of these names.
 
     Raises:
-        ValueError: at ``init``, for a child that ``forward`` never calls.
+        ValueError: at ``init``, for a child that ``forward`` never calls; for a child with
+            state that it calls inside another transformation, where no state can come out.
         AttributeError: for a child that is not there.
 
     >>> net = Wire(lambda f, x: f.up(jnp.concatenate([x, f.down(x)], -1)), down=Dense(2), up=Dense(4))
@@ -287,11 +367,14 @@ def Wire(forward: Callable, **layers) -> Layer | StatefulLayer:
     {'bias': (4,), 'kernel': (6, 4)}
     """
     kids = children("Wire", (), layers)
-    own = declared_by(forward)
+    # A side input that a child requires may come from forward itself, so nobody else has to pass it.
+    required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
+    own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
 
     def run(call, inputs, side):
         """Run ``forward`` with children that go through ``call(child, inputs, side)``."""
         calls: Counter = Counter()
+        level = get_opaque_trace_state()
 
         def bind(child: Child):
             def f(*inputs, **given):
@@ -299,6 +382,12 @@ def Wire(forward: Callable, **layers) -> Layer | StatefulLayer:
                 if unknown:
                     reads = ", ".join(sorted(child.reads)) or "none"
                     raise TypeError(f"{child.place} reads no side input {unknown[0]!r}; those that it reads: {reads}.")
+                if child.has_state and get_opaque_trace_state() != level:
+                    raise ValueError(
+                        f"{child.place} has state, but forward calls it inside another transformation (cond, "
+                        "checkpoint, vmap, scan ...), which its next state could not leave; call it outside of that, "
+                        "or transform the whole Wire."
+                    )
                 passed = dict(side)
                 if "key" in side and calls[child.label]:
                     passed["key"] = fold(side["key"], f"call {calls[child.label]}")
@@ -307,47 +396,46 @@ def Wire(forward: Callable, **layers) -> Layer | StatefulLayer:
 
             return f
 
-        mine = {name: side[name] for name in own if name in side}
+        mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
             mine["key"] = fold(mine["key"], "forward")
         return forward(_Children(**{child.label: bind(child) for child in kids}), *inputs, **mine)
 
     def init(key, inputs, side):
         met = {}  # what each child was first called with, as shapes
+        made = {}  # the shapes of its params and of its state
 
-        def probe(key, inputs, side):
-            params, states = {}, {}
+        def call(child, inputs, side):
+            name = child.label
+            inputs, side = as_shapes((inputs, side))
+            if name not in met:
+                met[name] = inputs, side
+                made[name] = eval_shape(functools.partial(init_child, child), as_shapes(key), inputs, side)
+            params, state = made[name]
+            outputs, state = output_shapes(child, as_shapes(key), params, state, inputs, side)
+            made[name] = params, state
+            return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), outputs)
 
-            def call(child, inputs, side):
-                name = child.label
-                if name not in met:
-                    met[name] = as_shapes(inputs), as_shapes(side)
-                    params[name], states[name] = init_child(child, key, inputs, side)
-                outputs, states[name] = apply_child(child, params[name], states[name], inputs, side)
-                return outputs
-
-            return run(call, inputs, {"key": key, **side})
-
-        eval_shape(probe, key, inputs, side)
+        eval_shape(lambda inputs, side: run(call, inputs, {"key": jax.random.key(0), **side}), inputs, side)
         for child in kids:
             if child.label not in met:
                 raise ValueError(
                     f"Wire expects forward to call every child, but it never calls {child.label}; "
                     f"call f.{child.label}(...) or leave that layer out."
                 )
-        made = {child.label: init_child(child, key, *met[child.label]) for child in kids}
-        return {name: p for name, (p, _) in made.items()}, {name: s for name, (_, s) in made.items()}
+        each = [init_child(child, key, *met[child.label]) for child in kids]
+        return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each])
 
     def apply(params, states, inputs, side):
-        params = dict(zip(layers, _spread("Wire", kids, params), strict=True))
-        states = dict(zip(layers, _spread("Wire", kids, states), strict=True))
+        own = {child.label: [p, s] for child, p, s in _with_params("Wire", kids, params, states)}
 
         def call(child, inputs, side):
-            name = child.label
-            outputs, states[name] = apply_child(child, params[name], states[name], inputs, side)
+            p, s = own[child.label]
+            outputs, own[child.label][1] = apply_child(child, p, s, inputs, side)
             return outputs
 
-        return run(call, inputs, side), states
+        outputs = run(call, inputs, side)
+        return outputs, _gather(kids, [s for _, s in own.values()])
 
     return pair("Wire", kids, init, apply, own)
 
@@ -367,7 +455,7 @@ def _chain(owner: str, kids: tuple[Child, ...]):
         params, states = [], []
 
         def outputs():  # of the layers so far; nobody asks for those of the last layer of a Serial
-            return _as_inputs(output_shapes(kids[len(params) - 1], key, params[-1], states[-1], inputs, side)[0])
+            return as_inputs(output_shapes(kids[len(params) - 1], key, params[-1], states[-1], inputs, side)[0])
 
         for child in kids:
             if params:
@@ -379,18 +467,13 @@ def _chain(owner: str, kids: tuple[Child, ...]):
 
     def apply(params, states, inputs, side):
         after = []
-        for child, p, s in zip(kids, _spread(owner, kids, params), _spread(owner, kids, states), strict=True):
+        for child, p, s in _with_params(owner, kids, params, states):
             outputs, s = apply_child(child, p, s, inputs, side)
-            inputs = _as_inputs(outputs)
+            inputs = as_inputs(outputs)
             after.append(s)
-        return outputs if kids else _as_outputs(inputs), _gather(kids, after)
+        return _as_outputs(inputs), _gather(kids, after)
 
     return init, apply
-
-
-def _as_inputs(outputs) -> tuple:
-    """A (plain) tuple is several inputs, anything else is one."""
-    return outputs if type(outputs) is tuple else (outputs,)
 
 
 def _as_outputs(inputs: tuple):
@@ -404,22 +487,37 @@ def _gather(kids, values):
     return tuple(values)
 
 
-def _spread(owner, kids, tree) -> tuple:
+def _with_params(owner, kids, params, states):
+    """Each child with its params and its state."""
+    call = "apply(params, state, x)" if any(child.has_state for child in kids) else "apply(params, x)"
+    return zip(
+        kids, _spread(owner, kids, params, "params", call), _spread(owner, kids, states, "state", call), strict=True
+    )
+
+
+def _spread(owner, kids, tree, what, call) -> tuple:
     """The reverse of ``_gather``: one value per child, or a sentence about what came instead."""
     names = [child.label for child in kids if isinstance(child.label, str)]
-    if names and isinstance(tree, dict) and set(tree) == set(names):
+    if names and isinstance(tree, Mapping) and set(tree) == set(names):
         return tuple(tree[name] for name in names)
     if not names and isinstance(tree, (tuple, list)) and len(tree) == len(kids):
         return tuple(tree)
     expected = f"a dict of {', '.join(names)}" if names else f"a tuple of {len(kids)}"
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         came = f"a dict of {', '.join(map(str, tree)) or 'nothing'}"
     else:
-        came = f"a {type(tree).__name__}" + (f" of {len(tree)}" if isinstance(tree, (tuple, list)) else "")
+        came = f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (tuple, list)) else describe_any(tree)
     raise ValueError(
-        f"{owner} expects params (and state) to be {expected}, one for each layer, but {came} came; "
-        "they were made by the init of another net."
+        f"{owner} expects {what} to be {expected}, one for each layer, but {came} came; "
+        f"pass those that its own init made: {call}."
     )
+
+
+def _repair(x, y) -> str:
+    """What to do where a layer should have kept shape and dtype, and did not."""
+    if x.dtype != y.dtype:
+        return f"compute in the dtype of the input: y.astype({x.dtype})"
+    return f"give the last layer {x.shape[-1] if x.shape else 1} features, and keep the other axes"
 
 
 def _in_words(tree) -> str:

@@ -12,7 +12,7 @@ from jax.nn import initializers
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import RECTIFIERS, identity, relu
-from jaxblocks.checks import describe, require_floating
+from jaxblocks.checks import describe, require_floating, require_key
 from jaxblocks.core import Layer, require_params
 from jaxblocks.layers.combinators import Serial
 
@@ -50,9 +50,11 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
 
     Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Activation functions".
     """
+    if not params:
+        raise ValueError("fuse_affine expects the params of at least one Dense, but none came.")
     first, *rest = params
     for p in rest:
-        bias = affine(first["bias"], p["kernel"], p["bias"]) if "bias" in first else p.get("bias")
+        bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
         first = {"kernel": first["kernel"] @ p["kernel"]} | ({} if bias is None else {"bias": bias})
     return first
 
@@ -96,6 +98,7 @@ def Dense(
     names = ("kernel", "bias") if use_bias else ("kernel",)
 
     def init(key, x):
+        require_key("Dense.init", key)
         require_floating("Dense", x=x)
         if not x.shape:
             raise ValueError(f"Dense expects x with a feature axis, (..., in), but {describe(x)} came; use x[None].")
@@ -106,6 +109,12 @@ def Dense(
 
     def apply(params, x):
         require_params("Dense", params, *names)
+        require_floating("Dense", x=x)
+        if params["kernel"].shape[-1] != features:
+            raise ValueError(
+                f"Dense({features}) expects a kernel with {features} columns, but {describe(params['kernel'])} came; pass "
+                "params that its own init made."
+            )
         return _affine("Dense", x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
 
     return Layer(init, apply)
@@ -122,6 +131,7 @@ def Bias(*, bias_init: Callable = initializers.zeros, param_dtype=jnp.float32) -
     """
 
     def init(key, x):
+        require_key("Bias.init", key)
         require_floating("Bias", x=x)
         return {"bias": bias_init(key, x.shape[-1:], param_dtype)}
 
@@ -130,7 +140,10 @@ def Bias(*, bias_init: Callable = initializers.zeros, param_dtype=jnp.float32) -
         require_params("Bias", params, "bias")
         bias = params["bias"]
         if bias.shape != x.shape[-1:]:
-            raise ValueError(f"Bias expects x with {bias.shape[0]} features, but {describe(x)} came.")
+            raise ValueError(
+                f"Bias expects x with {bias.shape[0]} features on its last axis, but {describe(x)} came; pass x of that "
+                "size, or params made by init for this x."
+            )
         return x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
 
     return Layer(init, apply)
@@ -179,5 +192,8 @@ def _affine(where, x, kernel, bias):
     if bias is None:
         return y
     if bias.shape != kernel.shape[1:]:
-        raise ValueError(f"{where} expects a bias of shape {kernel.shape[1:]}, but {describe(bias)} came.")
+        raise ValueError(
+            f"{where} expects a bias of shape {kernel.shape[1:]} (its kernel is {describe(kernel)}), but {describe(bias)} "
+            "came; pass one number per output."
+        )
     return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
