@@ -133,7 +133,7 @@ def homework(steps, picture):
     left.set(xlabel="$x$", ylim=(-1, 3), title="$r(x) = x^5 - x^4 - x + 1$")
     left.legend(loc="lower right", fontsize=8)
     t = np.arange(1, len(double))
-    right.loglog(t, visible(double[1:] - 1), color=VERMILION, label="$r^2$ to 1 (double root)")
+    right.loglog(t, visible(double[1:] - 1), color=VERMILION, label="$r^2$ to 1 (fourfold root)")
     right.loglog(t, t**-0.5 / 2.5, ":", color=GREY, label=r"slope $-1/2$")
     for path, root, style, colour, label in (
         (plain, 1, "-", BLUE, "$r$ to 1"),

@@ -8,6 +8,7 @@ read-out that tells which parts of an image a decision came from, and a table of
 """
 
 import argparse
+import itertools
 from pathlib import Path
 
 import jax
@@ -134,7 +135,6 @@ def main(argv=None):
     images, labels = map(jnp.asarray, test)
     scores = jax.jit(net.apply)(params, images)
     accuracy = float(jb.accuracy(scores, labels))
-    print(f"test accuracy: {accuracy:.4f} ({len(labels)} digits that nothing was chosen by)\n")
 
     # Where the read-out looks: its weights over the 4x4 places, mean over heads.
     seen = jb.layer_outputs(net, params, images)["place.Place"]
@@ -187,10 +187,13 @@ def draw_confusion(matrix, path):
 
 
 def draw_misread(images, labels, predicted, path, most=12):
-    wrong = np.flatnonzero(np.asarray(predicted != labels))[:most]
-    figure = Figure(figsize=(7, 2.8), layout="constrained")
-    figure.suptitle(f"misread test digits ({int((predicted != labels).sum())} of {len(labels)})")
-    for axes, i in zip(figure.subplots(2, most // 2).flat, [*wrong, *[None] * most], strict=False):
+    wrong = np.flatnonzero(np.asarray(predicted != labels))
+    shown = wrong[:most]
+    rows = 1 if len(shown) <= most // 2 else 2
+    columns = max(-(-len(shown) // rows), 1)
+    figure = Figure(figsize=(max(1.2 * columns, 3.6), 0.4 + 1.2 * rows), layout="constrained")
+    figure.suptitle(f"misread test digits ({len(wrong)} of {len(labels)})", fontsize=10)
+    for axes, i in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, shown):
         axes.axis("off")
         if i is not None:
             axes.imshow(images[i, ..., 0], cmap="gray_r")

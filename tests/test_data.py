@@ -95,15 +95,55 @@ def test_kinds_of_arrays_agree_and_trees_keep_their_shape():
     [
         (rows(), 21, ValueError, "21 > 20; pass batch_size=20"),
         (rows(), 0, ValueError, "whole number >= 1, but 0 came"),
+        (rows(), 2.0, ValueError, "whole number >= 1, but 2.0 came"),
         ((np.zeros((0, 2)),), 1, ValueError, "the data are empty"),
         ((np.zeros(3), np.zeros(2)), 1, ValueError, "equally many rows"),
-        ((np.zeros(3), [1, 2, 3]), 1, TypeError, r"data\[1\]\[0\] is a int; convert"),
+        ((np.zeros(3), [1, 2, 3]), 1, TypeError, r"data\[1\]\[0\] is an int; convert"),
         ((jnp.zeros(()),), 1, TypeError, r"data\[0\] is float32 \(\)"),
     ],
 )
-def test_minibatches_say_what_is_wrong_at_the_call(arrays, batch_size, error, sentence):
+def test_minibatches_say_what_is_wrong_at_the_call(arrays, batch_size, error, sentence, sentences):
     with pytest.raises(error, match=sentence):
         minibatches(KEY, arrays, batch_size)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"epochs": 1.5}, "minibatches expects epochs to be a whole number >= 0, but 1.5 came"),
+        ({"epochs": True}, "epochs to be a whole number >= 0, but True came"),
+        ({"start": -1}, "start to be a whole number >= 0, but -1 came"),
+        ({"start": 0.0}, "start to be a whole number >= 0, but 0.0 came"),
+    ],
+)
+def test_minibatches_count_in_whole_numbers(option, sentence, sentences):
+    with pytest.raises(ValueError, match=sentence):
+        minibatches(KEY, rows(), 5, **option)
+
+
+def test_whole_numbers_of_every_kind_are_taken(sentences):
+    a = indices(minibatches(KEY, rows(), np.int64(5), epochs=np.int32(2), start=jnp.int32(3)))
+    assert a == indices(minibatches(KEY, rows(), 5, epochs=2, start=3))
+
+
+IMAGES = jnp.ones((2, 4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("three_way_split", lambda key: three_way_split(key, rows())),
+        ("minibatches", lambda key: minibatches(key, rows(), 5)),
+        ("random_shift", lambda key: random_shift(key, IMAGES, 1)),
+        ("random_flip", lambda key: random_flip(key, IMAGES)),
+        ("gaussian_noise", lambda key: gaussian_noise(key, IMAGES, 0.1)),
+    ],
+)
+@pytest.mark.parametrize(("key", "came"), [(0, "an int"), (None, "None"), (np.zeros(2, np.uint32), r"uint32 \(2,\)")])
+def test_what_is_no_key_is_called_so(name, call, key, came):
+    with pytest.raises(TypeError, match=rf"^{name} expects a key, but {came} came; pass jax.random.key\(0\)"):
+        call(key)
+    call(jax.random.key(0))  # the repair
 
 
 # ---- augmentation --------------------------------------------------------------------------

@@ -155,6 +155,17 @@ def test_homework(minimise):
     assert np.log10((1 - double[1000]) / (1 - double[10000])) == pytest.approx(0.5, abs=0.02)
 
 
+def test_the_legend_of_the_homework_names_the_kind_of_root(minimise, monkeypatch):
+    """1 is a double root of r, and a fourfold one of its square, which is what the curve descends on."""
+    module, drawn = minimise[0], []
+    assert np.abs(np.roots(np.convolve([1, -1, 0, 0, -1, 1], [1, -1, 0, 0, -1, 1])) - 1 < 0.01).sum() >= 4
+    monkeypatch.setattr(module.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        module.homework(10, None)
+    labels = [text.get_text() for text in drawn[0].axes[1].get_legend().get_texts()]
+    assert "$r^2$ to 1 (fourfold root)" in labels
+
+
 def test_the_basins_of_the_homework_meet_at_the_maximum(minimise):
     import optax
 

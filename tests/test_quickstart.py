@@ -21,6 +21,7 @@ def test_quickstart_learns_and_draws(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert found["accuracy"] > 0.8  # 120 steps; the real run has 3000
     assert printed.splitlines()[-1] == f"test accuracy: {found['accuracy']:.4f}"
+    assert printed.count("test accuracy") == 1
     assert "edges Serial" in printed
     assert "classify" in printed
     np.testing.assert_allclose(found["looks"].sum((1, 2)), 1, rtol=1e-5)
@@ -30,6 +31,20 @@ def test_quickstart_learns_and_draws(tmp_path, capsys):
     pictures = sorted(path.name for path in tmp_path.iterdir())
     assert pictures == ["attention.png", "confusion.png", "learning.png", "misread.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+@pytest.mark.parametrize("misread", [0, 1, 4, 6, 7, 20])
+def test_the_picture_of_misread_digits_has_no_blank_half(misread, tmp_path):
+    """As many places as digits: one row up to six, else two."""
+    import quickstart
+    from matplotlib.image import imread
+
+    images, labels = np.tile(np.arange(8.0)[:, None], (20, 8, 1, 1)), np.arange(20) % 10
+    predicted = np.where(np.arange(20) < misread, (labels + 1) % 10, labels)
+    quickstart.draw_misread(images, labels, predicted, tmp_path / "misread.png")
+    drawn = imread(tmp_path / "misread.png")[..., :3].min((1, 2)) < 0.5  # rows of pixels with something on them
+    assert drawn.any()
+    assert misread == 0 or drawn[len(drawn) // 2 :].mean() > 0.5
 
 
 @pytest.mark.parametrize(

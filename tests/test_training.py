@@ -1,6 +1,11 @@
 """The step, the loop and what they promise: pure, reproducible, donated, never silent about NaN."""
 
 import functools
+import importlib
+import pkgutil
+import re
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +14,8 @@ import optax
 import pytest
 from jax import lax
 
-from jaxblocks.core import Layer, StatefulLayer
+import jaxblocks.training
+from jaxblocks.core import Layer, StatefulLayer, fold
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import MLP, Dense
 from jaxblocks.losses import l1, l2, mse, soft_threshold, softmax_cross_entropy
@@ -216,14 +222,127 @@ def test_train_and_key_reach_the_layers_that_declare_them():
         step(train, x, x, train=False)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_keys_of_every_kind(impl):
+    """The draws are those of the key that came, told by hand from the three folds; its data do not tell its kind."""
     x = jnp.ones((64, 4))
     train = init_training(Dropped(), optax.sgd(0.1), jax.random.key(0, impl=impl), x)
+    step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1))
+    _, value = step.__wrapped__(train, x, x)
+    key = fold(jax.random.fold_in(fold(jax.random.key(0, impl=impl), "training"), 0), "net")
+    assert float(value) == float(Dropped().apply((), x, train=True, key=key).mean())
+    after, jitted = step(train, x, x)
+    assert float(jitted) == float(value) and train.key.is_deleted()
+    assert float(step(copy(after), x, x)[1]) != float(value)
+
+
+def test_a_typed_key_in_the_state_draws_what_its_data_draw():
+    x = jnp.ones((64, 4))
+    train = init_training(Dropped(), optax.sgd(0.1), KEY, x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
-    assert 0.4 < float(step(train, x, x)[1]) < 0.6
-    typed = train._replace(key=jax.random.wrap_key_data(train.key, impl=impl))
-    assert float(step(typed, x, x)[1]) == float(step(train, x, x)[1])
+    typed = train._replace(key=jax.random.wrap_key_data(train.key))
+    assert train.key.dtype == jnp.uint32 and float(step(typed, x, x)[1]) == float(step(train, x, x)[1])
+
+
+def test_a_training_state_serves_one_step_and_the_docs_say_how_to_mend_it():
+    x, y = line(8)
+    optimiser = optax.sgd(0.1)
+    step = train_step(Dense(1), mse, optimiser)
+    train = init_training(Dense(1), optimiser, KEY, x)
+    kept = jax.tree.map(jnp.copy, train)  # the repair
+    step(train, x, y)
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        step(train, x, y)
+    quoted = re.findall('"([^"]*deleted[^"]*)"', train_step.__doc__)
+    assert len(quoted) == 2 and any(words in str(raised.value) for words in quoted)
+    with pytest.raises(RuntimeError, match=quoted[0]):
+        train.params["kernel"] + 1
+    assert int(step(kept, x, y)[0].step) == 1
+
+
+def test_what_is_no_optimiser_and_no_loss_is_called_so(sentences):
+    x = jnp.zeros((4, 1))
+    adam = optax.adam(1e-3)
+    for optimiser, sentence in [
+        (optax.adam, r"optax.adam itself came; call it: optax.adam\(...\)"),
+        (0.1, r"a float came; pass for instance optax.adam\(1e-3\)"),
+        (mse, "the function mse came; pass for instance"),
+    ]:
+        with pytest.raises(TypeError, match=f"^train_step expects an optimiser.* {sentence}"):
+            train_step(Dense(1), mse, optimiser)
+        with pytest.raises(TypeError, match=f"^init_training expects an optimiser.* {sentence}"):
+            init_training(Dense(1), optimiser, KEY, x)
+        with pytest.raises(TypeError, match=f"^fit expects an optimiser.* {sentence}"):
+            quiet(Dense(1), mse, optimiser, line(), epochs=1)
+    with pytest.raises(
+        TypeError, match="^train_step expects a loss, but an optimiser came; the order is net, loss, op"
+    ):
+        train_step(Dense(1), adam, mse)
+    with pytest.raises(TypeError, match="^fit expects a loss, but an optimiser came"):
+        quiet(Dense(1), adam, mse, line(), epochs=1)
+    with pytest.raises(TypeError, match=r"^train_step expects a function loss\(outputs, y\), but a str came"):
+        train_step(Dense(1), "mse", adam)
+
+
+# Shapes of outputs and y, and a loss of them.
+COVERED = {
+    "one number": ((8, 3), (8,), lambda o, y: o.sum()),
+    "one number, in an axis": ((8, 3), (8,), lambda o, y: o.mean((0, 1), keepdims=True)),
+    "one per example": ((8, 3), (8,), lambda o, y: o.sum(-1) - y),
+    "one per example, in an axis": ((8, 3), (8,), lambda o, y: o.sum(-1, keepdims=True)),
+    "one per position": ((8, 5, 3), (8, 5), lambda o, y: o.sum(-1) - y),
+    "one per output": ((8, 5, 3), (8,), lambda o, y: o**2),
+    "one per row of y": ((8, 3), (8, 5), lambda o, y: y),
+    "no batch": ((3,), (), lambda o, y: o**2),
+    "one example": ((1, 1), (1,), lambda o, y: o - y),
+    "outputs in a dict": ({"mean": (8, 2), "all": (8, 9)}, (8, 2), lambda o, y: o["mean"] - y),
+    "integer outputs": ((8,), (8,), lambda o, y: (o > y).astype(jnp.int32)),
+}
+BROADCAST = {
+    "a column and a row": ((8, 1), (8,), lambda o, y: (o - y) ** 2),
+    "a row and a column": ((8,), (8, 1), lambda o, y: (o - y) ** 2),
+    "weights": ((8, 10), (8,), lambda o, y: o.sum(-1) * jnp.ones((8, 1))),
+    "positions": ((5, 5, 1), (5, 5), lambda o, y: (o - y) ** 2),
+    "in a dict": ({"mean": (8, 1), "all": (8, 90)}, (8,), lambda o, y: o["mean"] - y),
+}
+
+
+def value_of_a_step(outputs, y, loss):
+    """Shape and dtype of what a step returns: traced, not run."""
+
+    def value(outputs, y):
+        train = init_training(lambda x: x, optax.sgd(0.1), jax.random.key(0), outputs)
+        return train_step(lambda x: x, loss, optax.sgd(0.1)).__wrapped__(train, outputs, y)[1]
+
+    arrays = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    with jax.numpy_rank_promotion("allow"):
+        return jax.eval_shape(value, jax.tree.map(arrays, outputs, is_leaf=lambda s: type(s) is tuple), arrays(y))
+
+
+@pytest.mark.parametrize("case", COVERED)
+def test_a_loss_with_the_leading_axes_of_outputs_or_labels_is_taken(case):
+    value = value_of_a_step(*COVERED[case])
+    assert (value.shape, value.dtype) == ((), jnp.float32)
+
+
+@pytest.mark.parametrize("case", BROADCAST)
+def test_a_loss_that_was_broadcast_is_refused(case):
+    with pytest.raises(ValueError, match="train_step expects the loss to have the leading axes of the outputs or of y"):
+        value_of_a_step(*BROADCAST[case])
+    outputs, y, loss = BROADCAST[case]
+    value_of_a_step(outputs, y, lambda o, y: loss(o, y).mean())  # the repair, where that is meant
+
+
+def test_what_was_broadcast_is_named_with_its_shapes():
+    x, y = line(40)
+    squared = lambda outputs, y: (outputs - y) ** 2
+    came = r"{} is float32 \(8, 8\), where the outputs are float32 \(8, 1\) and y is float32 \(8,\)"
+    with jax.numpy_rank_promotion("allow"):
+        with pytest.raises(ValueError, match=came.format("the loss") + r".* for example with y\[:, None\]"):
+            quiet(lambda x: x, squared, optax.sgd(0.1), (x, y[:, 0]), batch_size=8, epochs=1)
+        with pytest.raises(ValueError, match="^evaluate expects .*" + came.format("the metric 'squared'")):
+            evaluate(lambda x: x, (), (), (x, y[:, 0]), {"squared": squared}, batch_size=8)
+        evaluate(lambda x: x, (), (), (x, y[:, 0][:, None]), {"squared": squared}, batch_size=8)  # the repair
 
 
 def test_other_side_inputs_and_several_inputs_pass_through():
@@ -436,6 +555,35 @@ def test_stopping_and_going_on_equals_not_stopping():
         quiet(net, mse, optax.adam(0.05), line(), batch_size=8, epochs=1, train=part.train)
 
 
+def test_going_on_carries_the_training_state_and_nothing_else():
+    """History, best params and patience are those of one call: here every validation is worse than the one before."""
+    x, y = line()
+    go = functools.partial(quiet, Dense(1), mse, optax.sgd(0.05), (x, y), batch_size=20, validation=(x, -y))
+    whole, part = go(epochs=20), go(epochs=10)
+    rest = go(epochs=20, train=part.train)
+    same(rest.train, whole.train)
+    assert np.all(np.diff(whole.history.validation["loss"][9:]) > 0)
+    same(whole.params, part.params)
+    found = evaluate(Dense(1), rest.params, (), (x, -y), {"loss": mse}, 20)
+    assert found["loss"] == rest.history.validation["loss"][0] == whole.history.validation["loss"][10]
+    stopped = go(epochs=20, train=part.train, patience=2)
+    assert int(stopped.train.step) == int(part.train.step) + 2 * 3  # the first of this call is an improvement
+
+
+def test_fit_says_what_to_go_on_from(sentences):
+    go = functools.partial(quiet, Dense(1), mse, optax.sgd(0.1), line(), batch_size=20)
+    fitted = go(epochs=1)
+    with pytest.raises(TypeError, match="but a Fitted came; pass train=fitted.train"):
+        go(epochs=2, train=fitted)
+    with pytest.raises(TypeError, match="but a dict came; pass what init_training or a step returned"):
+        go(epochs=2, train=fitted.params)
+    same(go(epochs=2, train=fitted.train).train, go(epochs=2).train)  # the repair
+    given = copy(fitted.train)
+    train_step(Dense(1), mse, optax.sgd(0.1))(given, *line())
+    with pytest.raises(ValueError, match=r"given to a step, .* or give the step a copy: jax.tree.map\(jnp.copy, train"):
+        go(epochs=2, train=given)
+
+
 def test_early_stopping_restores_the_best_params():
     """The validation labels are of opposite sign, so that after a while every step makes it worse."""
     x, y = line()
@@ -490,6 +638,77 @@ def test_progress_bar_shows_loss_and_validation(capsys):
     assert f"validation worst={fitted.history.validation['worst'][-1]:.4g}" in text
 
 
+def test_a_log_file_gets_few_bars(capsys):
+    x, y = line(8)
+    fit(Dense(1), mse, optax.sgd(0.1), (x, y), key=KEY, batch_size=8, epochs=30, validation=(x, y))
+    text = capsys.readouterr().err
+    assert text.count("%|") <= 3 and "30/30" in text and "validation loss=" in text
+
+
+def test_the_bar_is_drawn_often_where_it_is_seen_and_its_clock_starts_after_compilation(capsys, monkeypatch):
+    import tqdm.auto
+
+    bars, traced = [], []
+
+    class Bar(tqdm.auto.tqdm):
+        def close(self):
+            bars.append((self.mininterval, self.format_dict["elapsed"]))
+            super().close()
+
+    def slow_to_compile(outputs, y):
+        traced.append(time.monotonic())
+        time.sleep(0.3)
+        return mse(outputs, y)
+
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    fit(Dense(1), slow_to_compile, optax.sgd(0.1), line(), key=KEY, batch_size=8, steps=3)
+    assert bars[0][0] == 10 and bars[0][1] < time.monotonic() - traced[0] - 0.3
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fit(Dense(1), mse, optax.sgd(0.1), line(), key=KEY, batch_size=8, steps=3)
+    assert bars[-1][0] == 0.5
+
+
+class Mapped:
+    """An array that is not in memory, and the most rows of it that were read at once."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.most = array, array.shape, array.dtype, 0
+
+    def __getitem__(self, rows):
+        part = self.array[rows]
+        self.most = max(self.most, len(part))
+        return part
+
+    def __array__(self, dtype=None, copy=None):
+        return self[:]
+
+
+def test_memory_maps_are_never_read_whole():
+    x, y = Mapped(np.zeros((3000, 1000), np.float32)), Mapped(np.zeros((3000, 1), np.float32))
+    options = dict(batch_size=8, steps=2, validation=(x, y))
+    quiet(Dense(1), mse, optax.sgd(0.1), (x, y), **options)
+    assert 8 <= x.most < 1500
+    x.array[2500, 3], x.array[2999, 0] = np.nan, np.inf
+    with pytest.raises(ValueError, match=r"holds nan at \(2500, 3\) \(2 of its 3000000 values"):
+        quiet(Dense(1), mse, optax.sgd(0.1), (x, y), **options)
+    assert x.most < 1500
+
+
+def test_float64_data_are_trained_on_in_float32():
+    """Without a word of truncation (warnings are errors here)."""
+    x, y = (np.asarray(a, np.float64) for a in line())
+    net = Dense(1)
+    fitted = quiet(net, mse, optax.adam(0.1), (x, y), batch_size=8, epochs=2, validation=(x, y))
+    train = init_training(net, optax.adam(0.1), KEY, x)
+    for tree in (fitted.params, fitted.train, train):
+        assert not any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(tree))
+    assert fitted.history.step_loss.dtype == np.float32
+    found = evaluate(net, fitted.params, (), (x, y), {"same": lambda o, y: jnp.float32(o.dtype == y.dtype)})
+    assert found["same"] == 1.0
+    with pytest.raises(FloatingPointError):
+        quiet(net, lambda o, y: jnp.log(o * 0 - 1), optax.adam(0.1), (x, y), batch_size=8, epochs=2)
+
+
 def test_several_inputs_and_numpy_data():
     x, y = (np.asarray(a) for a in line())
     net = Serial(lambda a, b: a + b, Dense(1))
@@ -519,19 +738,44 @@ def broken(value, index):
         ({"data": (np.zeros((4, 1)), np.zeros((5, 1)))}, ValueError, "equally many rows"),
         ({"validation": (np.zeros((4, 1)), np.zeros(5))}, ValueError, r"validation\[0\] is float64 \(4, 1\)"),
         ({"data": (jnp.zeros((4, 1)), jnp.zeros(4), jnp.zeros(4))}, TypeError, r"pair \(x, y\), but a tuple of 3"),
-        ({"batch_size": 41}, ValueError, "41 > 40; pass batch_size=40"),
+        ({"batch_size": 41}, ValueError, "^fit expects batch_size .* 41 > 40; pass batch_size=40"),
+        ({"batch_size": 8.0}, ValueError, "^fit expects batch_size to be a whole number >= 1, but 8.0 came"),
         ({"epochs": None}, ValueError, "one of epochs and steps, but epochs=None and steps=None"),
         ({"steps": 3}, ValueError, "one of epochs and steps, but epochs=1 and steps=3"),
-        ({"epochs": 0}, ValueError, "more than 0 epochs"),
+        ({"epochs": 0}, ValueError, "^fit expects epochs to be a whole number >= 1, but 0 came"),
+        ({"epochs": -1}, ValueError, "epochs to be a whole number >= 1, but -1 came"),
+        ({"epochs": 1.0}, ValueError, "epochs to be a whole number >= 1, but 1.0 came"),
+        ({"epochs": None, "steps": 2.5}, ValueError, "^fit expects steps to be a whole number >= 1, but 2.5 came"),
+        ({"epochs": None, "steps": True}, ValueError, "steps to be a whole number >= 1, but True came"),
+        ({"patience": 2.5, "validation": line()}, ValueError, "^fit expects patience to be a whole number >= 1"),
+        ({"key": 0}, TypeError, r"^fit expects a key, but an int came; pass jax.random.key\(0\)"),
+        ({"key": None}, TypeError, "^fit expects a key, but None came"),
+        ({"data": np.zeros((4, 1))}, TypeError, r"pair \(x, y\), but float64 \(4, 1\) came"),
+        ({"data": 3}, TypeError, r"pair \(x, y\), but an int came"),
         ({"patience": 3}, ValueError, "pass validation="),
         ({"metrics": {"mse": mse}}, ValueError, "pass validation="),
         ({"metrics": {"loss": mse}, "validation": line()}, ValueError, "another name"),
     ],
 )
-def test_fit_says_what_is_wrong_before_it_starts(options, error, sentence):
+def test_fit_says_what_is_wrong_before_it_starts(options, error, sentence, sentences):
     options = {"data": line(), "batch_size": 8, "epochs": 1, **options}
     with pytest.raises(error, match=sentence):
         quiet(NET, mse, optax.sgd(0.1), options.pop("data"), **options)
+
+
+def test_whole_numbers_of_every_kind_are_taken(sentences):
+    counts = dict(batch_size=np.int64(8), steps=np.int32(3), patience=np.int64(2))
+    fitted = quiet(Dense(1), mse, optax.sgd(0.1), line(), validation=line(), **counts)
+    assert fitted.history.step_loss.shape == (3,)
+
+
+def test_a_module_is_not_named_like_a_function():
+    """`jaxblocks.training.fit` is one thing."""
+    modules = {info.name for info in pkgutil.iter_modules(jaxblocks.training.__path__)}
+    assert not modules & set(jaxblocks.training.__all__)
+    assert callable(jaxblocks.training.fit)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("jaxblocks.training.fit")
 
 
 def test_divergence_stops_with_a_sentence_and_the_last_finite_state():
@@ -549,7 +793,11 @@ def test_divergence_stops_with_a_sentence_and_the_last_finite_state():
     ("net", "loss", "sentence"),
     [
         (Dense(1), lambda o, y: jnp.where(o == o, jnp.nan, o), "the loss is nan, though the outputs of the net"),
-        (Serial(Dense(1), lambda x: jnp.log(-jnp.abs(x) - 1)), mse, "so are not finite the outputs"),
+        (
+            Serial(Dense(1), lambda x: jnp.log(-jnp.abs(x) - 1)),
+            mse,
+            "the loss is nan, and the outputs of the net are not",
+        ),
         (Dense(1), lambda o, y: jnp.sqrt(o - lax.stop_gradient(o)), "its gradient made params that are not finite"),
     ],
     ids=["loss", "outputs", "gradient"],

@@ -1,13 +1,15 @@
 """Data that fit in memory: a three-way split, shuffled minibatches, augmentation; all determined by a key.
 
 Data are a tree of arrays with one row per example on their first axis, usually ``(x, y)``. NumPy arrays
-stay on the host (memory maps are read batch by batch), JAX arrays stay on their device.
+stay on the host, JAX arrays stay on their device. Memory maps are read batch by batch; the parts that
+`three_way_split` returns are copies in memory.
 
 Axis letters: ``batch``; images are ``(batch, height, width, channels)``.
 """
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -16,7 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Num
 
-from jaxblocks.checks import describe, require_floating
+from jaxblocks.checks import describe, describe_any, require_floating, require_key
 from jaxblocks.core import fold
 
 __all__ = ["gaussian_noise", "minibatches", "random_flip", "random_shift", "three_way_split"]
@@ -36,6 +38,7 @@ def three_way_split(key, arrays, fractions: Sequence[float] = (0.7, 0.15, 0.15))
         Three trees like ``arrays``.
 
     Raises:
+        TypeError: where ``key`` is no key.
         ValueError: for fractions that do not sum to 1, numbers of rows that differ, or an empty part.
 
     >>> train, validation, test = three_way_split(jax.random.key(0), (jnp.zeros((20, 2)), jnp.zeros(20)))
@@ -44,6 +47,7 @@ def three_way_split(key, arrays, fractions: Sequence[float] = (0.7, 0.15, 0.15))
 
     Source: Diehl, first version of the lecture notes, section 1.3.
     """
+    require_key("three_way_split", key)
     rows = count_rows("three_way_split", arrays)
     if len(fractions) != 3 or min(fractions) < 0 or not math.isclose(math.fsum(fractions), 1, rel_tol=1e-6):
         raise ValueError(
@@ -78,7 +82,9 @@ def minibatches(
             goes on with the batches that it would have seen.
 
     Raises:
-        ValueError: at the call, for no rows, numbers of rows that differ, or fewer than ``batch_size``.
+        TypeError: at the call, where ``key`` is no key.
+        ValueError: at the call, for no rows, numbers of rows that differ, or fewer than ``batch_size``, and
+            for numbers that are not whole.
 
     >>> x = jnp.arange(6)
     >>> batches = list(minibatches(jax.random.key(0), (x, 10 * x), 2))
@@ -87,12 +93,11 @@ def minibatches(
 
     Source: Diehl 2023, section 1.5 (stochastic gradient descent).
     """
-    rows = count_rows("minibatches", arrays, batch_size)
-    if batch_size > rows:
-        raise ValueError(
-            f"minibatches expects batch_size to be at most the number of rows, but {batch_size} > {rows}; "
-            f"pass batch_size={rows}."
-        )
+    require_key("minibatches", key)
+    rows = count_rows("minibatches", arrays)
+    batch_size = require_batch_size("minibatches", batch_size, rows)
+    epochs = epochs if epochs is None else require_whole("minibatches", "epochs", epochs, least=0)
+    start = require_whole("minibatches", "start", start, least=0)
     per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
     key = fold(key, "minibatches")
 
@@ -118,6 +123,7 @@ def random_shift(
 
     Source: Diehl 2023, section 1.6 (data augmentation, named there).
     """
+    require_key("random_shift", key)
     batch, *shape = images.shape
     padded = jnp.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0)))
     corners = jax.random.randint(key, (batch, 2), 0, 2 * pixels + 1)
@@ -133,6 +139,7 @@ def random_flip(key, images: Num[Array, "batch height width channels"]) -> Num[A
 
     Source: Diehl 2023, section 1.6 (data augmentation, named there).
     """
+    require_key("random_flip", key)
     flip = jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))
     return jnp.where(jnp.broadcast_to(flip, images.shape), images[:, :, ::-1], images)
 
@@ -151,6 +158,7 @@ def gaussian_noise(key, x: Float[Array, "*shape"], scale: float) -> Float[Array,
     Source: Diehl 2023, section 1.6 (data augmentation, named there); Bishop 1995, "Training with noise
     is equivalent to Tikhonov regularization".
     """
+    require_key("gaussian_noise", key)
     require_floating("gaussian_noise", x=x)
     return x + scale * jax.random.normal(key, x.shape, x.dtype)
 
@@ -158,7 +166,7 @@ def gaussian_noise(key, x: Float[Array, "*shape"], scale: float) -> Float[Array,
 # ---- shared by the files of this folder ----------------------------------------------------
 
 
-def count_rows(where: str, arrays, batch_size: int = 1, what: str = "data") -> int:
+def count_rows(where: str, arrays, what: str = "data") -> int:
     """The number of rows that all arrays have; raises where they differ or there are none."""
     named = name_arrays(arrays)
     if not named:
@@ -166,19 +174,39 @@ def count_rows(where: str, arrays, batch_size: int = 1, what: str = "data") -> i
     for name, a in named.items():
         if not hasattr(a, "shape") or not a.shape:
             raise TypeError(
-                f"{where} expects arrays with one row per example, but {what}{name} is "
-                f"{describe(a) if hasattr(a, 'shape') else 'a ' + type(a).__name__}; convert lists with jnp.asarray."
+                f"{where} expects arrays with one row per example, but {what}{name} is {describe_any(a)}; "
+                "convert lists with jnp.asarray."
             )
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
         came = ", ".join(f"{what}{name} is {describe(a)}" for name, a in named.items())
         raise ValueError(f"{where} expects equally many rows in all arrays, but {came}.")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"{where} expects batch_size to be a whole number >= 1, but {batch_size!r} came.")
     (rows,) = lengths
     if rows == 0:
         raise ValueError(f"{where} expects at least one row, but the data are empty.")
     return rows
+
+
+def require_whole(where: str, name: str, value, least: int = 1) -> int:
+    """``value`` as an ``int``; raises unless it is a whole number that is large enough."""
+    try:
+        whole = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = None
+    if whole is None or whole < least:
+        raise ValueError(f"{where} expects {name} to be a whole number >= {least}, but {value!r} came.")
+    return whole
+
+
+def require_batch_size(where: str, batch_size, rows: int) -> int:
+    """``batch_size`` as an ``int``; raises unless the rows fill a batch."""
+    batch_size = require_whole(where, "batch_size", batch_size)
+    if batch_size > rows:
+        raise ValueError(
+            f"{where} expects batch_size to be at most the number of rows, but {batch_size} > {rows}; "
+            f"pass batch_size={rows}."
+        )
+    return batch_size
 
 
 def take_rows(arrays, rows):

@@ -15,8 +15,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.core import Layer, StatefulLayer, declared_by, fold, side_inputs, stateful
-from jaxblocks.training.data import count_rows, take_rows
+from jaxblocks.checks import describe, describe_any, require_key
+from jaxblocks.core import Layer, StatefulLayer, as_inputs, declared_by, fold, side_inputs, stateful
+from jaxblocks.training.data import count_rows, require_whole, take_rows
 
 __all__ = ["TrainState", "evaluate", "init_training", "train_step"]
 
@@ -30,7 +31,8 @@ class TrainState(NamedTuple):
         key: the same for the whole run; step ``t`` draws from ``fold_in(key, t)``, so that a
             run that is restarted at a step repeats it. It is kept as ``jax.random.key_data``,
             since a typed key takes the slow way through ``jit`` (a tiny step 1.27 of itself
-            without a key, against 1.07; `benchmarks/RESULTS.md`).
+            without a key, against 1.07; `benchmarks/RESULTS.md`); a key of another generator than
+            threefry2x32 and rbg, which its data would not tell, is kept typed.
         step: how many steps were made, int32.
     """
 
@@ -53,11 +55,16 @@ def init_training(
         inputs: of the net, one batch of them; arrays or ``jax.ShapeDtypeStruct``s, only shapes and dtypes are read.
         side: side inputs that the net's ``init`` asks for; ``train`` is passed by itself.
 
+    Raises:
+        TypeError: where ``key`` is no key, or ``optimiser`` none.
+
     >>> from jaxblocks.layers.dense import Dense
     >>> train = init_training(Dense(3), optax.adam(1e-3), jax.random.key(0), jnp.zeros((8, 2)))
     >>> train.params["kernel"].shape, train.state, int(train.step)
     ((2, 3), (), 0)
     """
+    require_key("init_training", key)
+    require_optimiser("init_training", optimiser)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
     side = {"train": True, **side} if takes_train else side
     net = stateful(net)
@@ -67,7 +74,7 @@ def init_training(
     def begin(key):
         params, state = net.init(fold(key, "init"), *inputs, **side)
         trees = _strong((params, state, optimiser.init(params)))
-        return TrainState(*trees, jax.random.key_data(fold(key, "training")), jnp.zeros((), jnp.int32))
+        return TrainState(*trees, _untyped(fold(key, "training")), jnp.zeros((), jnp.int32))
 
     return begin(key)
 
@@ -86,20 +93,27 @@ def train_step(
 
     .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
 
-    and ``value`` is :math:`J` before the step. The buffers of ``train`` are donated: use the returned
-    one from then on, and ``jax.tree.map(jnp.copy, train)`` to keep one. ``step.__wrapped__`` is the
-    same function without ``jit`` and donation.
+    and ``value`` is :math:`J` before the step. The buffers of ``train`` are donated: a training state
+    serves one step, and the returned one is used from then on. Where an old one is used, JAX says that an
+    array "has been deleted" or a buffer "deleted or donated"; write ``train, value = step(train, x, y)``, and keep
+    a state that you need later with ``jax.tree.map(jnp.copy, train)`` before the step. ``step.__wrapped__``
+    is the same function without ``jit`` and donation.
 
     Args:
         net: any pair. State is threaded; ``train=True`` and ``key`` are passed if the net declares
             them, other side inputs come from ``**side`` of the step.
-        loss: :math:`\ell`, ``loss(outputs, y)``, one number per example (or of any shape: the mean is
-            taken, in float32 at least).
+        loss: :math:`\ell`, ``loss(outputs, y)``, one number per example, or per entry of more leading
+            axes (such as positions), or one in all. The mean is taken, in float32 at least.
         optimiser: any ``optax`` transformation, with those that ask for the value or a line search.
         penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
         augment: ``augment(key, x) -> x``, applied to each batch with a key of its own.
 
     ``x`` is one input, or a tuple of several.
+
+    Raises:
+        TypeError: where ``loss`` is no function, or ``optimiser`` no optimiser.
+        ValueError: while the step is traced, for a loss whose shape is neither that of leading axes of
+            the outputs or of ``y`` nor ``()``: what a ``y`` of another shape than the outputs leads to.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> optimiser = optax.sgd(0.1)
@@ -114,13 +128,15 @@ def train_step(
     Source: Krapac & Segvic, Deep feed-forward models (objective); Cevher, Mathematics of Data
     (gradient of the mean).
     """
+    require_loss("train_step", loss)
+    require_optimiser("train_step", optimiser)
     forward = training_forward(net, augment)
     update = optax.with_extra_args_support(optimiser).update
 
     def step(train, x, y, /, **side):
         def objective(params):
             outputs, state = forward(train._replace(params=params), x, side)
-            value = mean(loss(outputs, y))
+            value = _mean("train_step", "the loss", loss(outputs, y), outputs, y)
             return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
 
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(train.params)
@@ -148,7 +164,8 @@ def evaluate(
 
     Args:
         state: of the net; ``()`` for a net without state.
-        metrics: named functions ``(outputs, y)``, one number per example, or a mean over the batch.
+        metrics: named functions ``(outputs, y)``, one number per example, or a mean over the batch; their
+            shapes are checked as that of the loss is in `train_step`.
             Pass the same function objects each time: new ones are compiled again.
 
     >>> halve = lambda x: x / 2
@@ -158,7 +175,8 @@ def evaluate(
 
     Source: Diehl 2023, section 1.3 (test loss).
     """
-    rows = count_rows("evaluate", data, batch_size)
+    rows = count_rows("evaluate", data)
+    batch_size = require_whole("evaluate", "batch_size", batch_size)
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     named = tuple(metrics.items())
     means = [_batch_means(net, named, params, state, *take_rows(data, batch)) for batch in batches]
@@ -170,7 +188,28 @@ def evaluate(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _batch_means(net, metrics, params, state, x, y):
     outputs = evaluation_forward(net, params, state, x)
-    return {name: mean(metric(outputs, y)) for name, metric in metrics}
+    return {name: _mean("evaluate", f"the metric {name!r}", metric(outputs, y), outputs, y) for name, metric in metrics}
+
+
+def _mean(where: str, what: str, value, outputs, y) -> Float[Array, ""]:
+    """The mean of all entries, in float32, or float64 for float64; raises where operands were broadcast in silence.
+
+    One number per example, or per entry of more axes, has the leading axes of the outputs or of ``y``; outputs
+    ``(64, 1)`` minus ``y`` ``(64,)``, which is ``(64, 64)``, has not.
+    """
+    value = jnp.asarray(value)
+    shape = value.shape
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    if shape and not any(jnp.shape(leaf)[: len(shape)] == shape for leaf in jax.tree.leaves((outputs, y))):
+        came = [", ".join(map(describe, jax.tree.leaves(tree))) for tree in (outputs, y)]
+        raise ValueError(
+            f"{where} expects {what} to have the leading axes of the outputs or of y (one number per example), or to "
+            f"be one number, but {what} is {describe(value)}, where the outputs are {came[0]} and y is {came[1]}. "
+            "Arrays of unequal shape were broadcast; make their shapes equal, for example with y[:, None]. If this "
+            "shape is meant, return its mean, with .mean()."
+        )
+    return jnp.mean(value, dtype=jnp.float64 if value.dtype == jnp.float64 else jnp.float32)
 
 
 # ---- shared with fit -----------------------------------------------------------------------
@@ -198,11 +237,19 @@ def _strong(tree):
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
 
 
+_GENERATORS = {2: "threefry2x32", 4: "rbg"}  # by the number of words of a key's data
+
+
+def _untyped(key):
+    """The data of a key of these generators; a key of another one as it is."""
+    return jax.random.key_data(key) if jax.random.key_impl(key) in _GENERATORS.values() else key
+
+
 def _typed(key):
-    """A typed key from its data; the number of words tells the generator."""
+    """The key again."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
-    return jax.random.wrap_key_data(key, impl={2: "threefry2x32", 4: "rbg"}[key.shape[-1]])
+    return jax.random.wrap_key_data(key, impl=_GENERATORS[key.shape[-1]])
 
 
 def evaluation_forward(net, params, state, x):
@@ -211,12 +258,24 @@ def evaluation_forward(net, params, state, x):
     return stateful(net).apply(params, state, *as_inputs(x), **side)[0]
 
 
-def as_inputs(x) -> tuple:
-    """A (plain) tuple is several inputs, anything else is one."""
-    return x if type(x) is tuple else (x,)
+def require_loss(where: str, loss) -> None:
+    """Raise a ``TypeError`` unless ``loss`` is a function (and not an optimiser in its place)."""
+    if _is_optimiser(loss):
+        raise TypeError(f"{where} expects a loss, but an optimiser came; the order is net, loss, optimiser.")
+    if not callable(loss):
+        raise TypeError(f"{where} expects a function loss(outputs, y), but {describe_any(loss)} came; pass one.")
 
 
-def mean(x: Array) -> Float[Array, ""]:
-    """The mean of all entries, in float32, or float64 for float64."""
-    x = jnp.asarray(x)
-    return jnp.mean(x, dtype=jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+def require_optimiser(where: str, optimiser) -> None:
+    """Raise a ``TypeError`` unless ``optimiser`` is one."""
+    if _is_optimiser(optimiser):
+        return
+    name = getattr(optimiser, "__name__", "")
+    if callable(optimiser) and (getattr(optimiser, "__module__", None) or "").startswith("optax."):
+        raise TypeError(f"{where} expects an optimiser, but optax.{name} itself came; call it: optax.{name}(...).")
+    came = f"the function {name}" if callable(optimiser) and name else describe_any(optimiser)
+    raise TypeError(f"{where} expects an optimiser of optax, but {came} came; pass for instance optax.adam(1e-3).")
+
+
+def _is_optimiser(x) -> bool:
+    return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxblocks.training.data import require_whole
+
 __all__ = ["EarlyStopping", "StoppingState", "early_stopping"]
 
 
@@ -52,8 +54,7 @@ def early_stopping(patience: int, min_delta: float = 0.0) -> EarlyStopping:
 
     Source: Diehl 2023, section 1.6 (named there).
     """
-    if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-        raise ValueError(f"early_stopping expects patience to be a whole number >= 1, but {patience!r} came.")
+    patience = require_whole("early_stopping", "patience", patience)
     if not min_delta >= 0:
         raise ValueError(f"early_stopping expects min_delta >= 0, but {min_delta!r} came.")
 

@@ -1,6 +1,7 @@
 """A training loop for those who need no other: `fit`, what it returns, and the history that plots itself."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxblocks.checks import describe
-from jaxblocks.core import Layer, StatefulLayer
-from jaxblocks.training.data import count_rows, minibatches, name_arrays, take_rows
+from jaxblocks.checks import describe, describe_any, require_key
+from jaxblocks.core import Layer, StatefulLayer, as_inputs
+from jaxblocks.training.data import count_rows, minibatches, name_arrays, require_batch_size, require_whole, take_rows
 from jaxblocks.training.step import (
     TrainState,
     evaluate,
     evaluation_forward,
     init_training,
+    require_loss,
+    require_optimiser,
     train_step,
     training_forward,
 )
@@ -114,13 +117,16 @@ def fit(
         validation: ``(x, y)``; its mean loss (without penalty) is computed after each epoch and at the end.
         metrics: named ``(outputs, y)`` functions, as in `evaluate`, on the validation data.
         patience: stop after so many validations without a lower loss; ``None`` never stops.
-        progress: show a bar with the loss and the validation metrics.
-        train: go on from here (``fitted.train``, or a state with params of your own). With the same
-            ``key`` and data, stopping and going on equals not stopping.
+        progress: show a bar with the loss and the validation metrics; it is drawn seldom where it is no terminal.
+        train: go on from here (``fitted.train``, or a state with params of your own). With the same ``key``
+            and data, the training state after stopping and going on is that of not stopping. The history, the
+            best params and the count of ``patience`` are those of one call: each begins anew.
 
     Raises:
-        ValueError: before the first step, for data that are empty, not finite, or do not fit together;
-            after it, what ``loss`` says about a batch on which it was not finite (labels out of range).
+        TypeError: before the first step, where ``key`` is no key, ``loss`` no function, or ``optimiser`` none.
+        ValueError: before the first step, for data that are empty, not finite, or do not fit together, and for
+            numbers that are not whole; after it, what ``loss`` says about a batch on which it was not finite
+            (labels out of range).
         FloatingPointError: where loss or params are not finite otherwise; ``error.train`` holds the last
             training state with finite params.
 
@@ -138,9 +144,13 @@ def fit(
     Source: Diehl 2023, sections 1.3 to 1.6.
     """
     metrics = dict(metrics or {})
-    rows = _check_data("data", data, batch_size)
+    require_key("fit", key)
+    require_loss("fit", loss)
+    require_optimiser("fit", optimiser)
+    rows = _check_data("data", data)
+    batch_size = require_batch_size("fit", batch_size, rows)
     if validation is not None:
-        _check_data("validation", validation, batch_size)
+        _check_data("validation", validation)
     elif metrics or patience is not None:
         raise ValueError(
             "fit computes metrics and stops early on validation data, but none came; pass validation=(x, y)."
@@ -150,13 +160,18 @@ def fit(
     if (epochs is None) == (steps is None):
         raise ValueError(f"fit expects one of epochs and steps, but epochs={epochs} and steps={steps} came.")
     batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start)
-    all_batches = batches(0)  # raises for a batch_size that is too large
     per_epoch = rows // batch_size
-    total = steps if epochs is None else epochs * per_epoch
+    if epochs is None:
+        total = require_whole("fit", "steps", steps)
+    else:
+        total = require_whole("fit", "epochs", epochs) * per_epoch
+    stopping = early_stopping(total if patience is None else require_whole("fit", "patience", patience))
 
     if train is None:
-        train = init_training(net, optimiser, key, *_inputs_of(next(all_batches)))
+        x, _ = next(batches(0))
+        train = init_training(net, optimiser, key, *as_inputs(x))
     else:
+        _require_training_state(train)
         train = _copy(train)  # the caller's buffers are not donated
     start = int(train.step)
     if total <= start:
@@ -166,7 +181,6 @@ def fit(
         )
 
     step = train_step(net, loss, optimiser, penalty=penalty, augment=augment)
-    stopping = early_stopping(total if patience is None else patience)
     stopper, best = stopping.init(), None
     pending, chunk, since = [], 1, time.monotonic()  # losses on the device; how many of them to read at once
     losses, validated, metrics = [], [], {"loss": loss, **metrics}
@@ -184,6 +198,8 @@ def fit(
                 losses += values
                 good, pending = _copy(train), []
                 bar.set_postfix({"loss": f"{losses[-1]:.4g}", **_words(validated)}, refresh=False)
+                if number == start + 1:
+                    bar.unpause()  # this step was compiled: its time tells nothing about those to come
                 bar.update(len(values))
                 quick, since = time.monotonic() - since < 0.5, time.monotonic()
                 chunk = min(2 * chunk, 64) if quick else max(chunk // 2, 1)
@@ -192,7 +208,7 @@ def fit(
                 if not math.isfinite(found["loss"]):
                     _ask_the_loss(net, loss, train, validation, batch_size)
                 validated.append((number / per_epoch, found))
-                bar.set_postfix({"loss": f"{losses[-1]:.4g}", **_words(validated)})
+                bar.set_postfix({"loss": f"{losses[-1]:.4g}", **_words(validated)}, refresh=False)
                 stopper = stopping.update(stopper, found["loss"])
                 if stopper.improved:
                     best = _copy((train.params, train.state))
@@ -214,16 +230,14 @@ def fit(
 def _bar(start, total, progress):
     from tqdm.auto import tqdm
 
-    return tqdm(total=total, initial=start, unit="step", disable=not progress)
+    seen = sys.stderr.isatty() or "ipykernel" in sys.modules  # else it fills a file, line by line
+    return tqdm(
+        total=total, initial=start, unit="step", disable=not progress, mininterval=0.5 if seen else 10, miniters=1
+    )
 
 
 def _words(validated):
     return {f"validation {name}": f"{value:.4g}" for name, value in (validated[-1][1] if validated else {}).items()}
-
-
-def _inputs_of(batch):
-    x, _ = batch
-    return x if type(x) is tuple else (x,)
 
 
 @jax.jit
@@ -236,21 +250,49 @@ def _all_finite(tree):
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
-def _check_data(name, data, batch_size):
+def _require_training_state(train):
+    if not isinstance(train, TrainState):
+        repair = "train=fitted.train" if isinstance(train, Fitted) else "what init_training or a step returned"
+        raise TypeError(f"fit goes on from a training state, but {describe_any(train)} came; pass {repair}.")
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(train)):
+        raise ValueError(
+            "fit goes on from a training state, but this one was given to a step, which has used its memory; pass the "
+            "one that the step returned, or give the step a copy: jax.tree.map(jnp.copy, train)."
+        )
+
+
+def _check_data(name, data):
     if not isinstance(data, (tuple, list)) or len(data) != 2:
-        came = f"{type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else type(data).__name__
-        raise TypeError(f"fit expects {name} to be a pair (x, y), but a {came} came; put several inputs in a tuple x.")
-    rows = count_rows("fit", data, batch_size, name)
+        came = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else describe_any(data)
+        raise TypeError(f"fit expects {name} to be a pair (x, y), but {came} came; put several inputs in a tuple x.")
+    rows = count_rows("fit", data, name)
     for place, a in name_arrays(data).items():
         if jnp.issubdtype(a.dtype, jnp.inexact):
-            bad = ~np.isfinite(np.asarray(a))
-            if bad.any():
-                index = tuple(int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
+            bad, index, value = _not_finite(a)
+            if bad:
                 raise ValueError(
-                    f"fit expects finite data, but {name}{place}, {describe(a)}, holds {np.asarray(a)[index]} at "
-                    f"{index} ({bad.sum()} of its {bad.size} values are not finite); drop these rows or fill them in."
+                    f"fit expects finite data, but {name}{place}, {describe(a)}, holds {value} at {index} "
+                    f"({bad} of its {math.prod(a.shape)} values are not finite); drop these rows or fill them in."
                 )
     return rows
+
+
+_AT_ONCE = 2**20  # values: so many of a memory map are in memory while they are checked
+
+
+def _not_finite(a):
+    """How many values are not finite, and index and value of the first one."""
+    a = np.asarray(a) if isinstance(a, jax.Array) else a
+    number, first = 0, (None, None)
+    rows = max(_AT_ONCE // max(math.prod(a.shape[1:]), 1), 1)
+    for start in range(0, a.shape[0], rows):
+        part = np.asarray(a[start : start + rows])
+        bad = ~np.isfinite(part)
+        if number == 0 and bad.any():
+            row, *rest = (int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
+            first = (start + row, *rest), part[(row, *rest)]
+        number += int(bad.sum())
+    return number, *first
 
 
 # ---- when something is not finite ----------------------------------------------------------
@@ -278,7 +320,7 @@ def _explain(net, loss, step, augment, train, batches, steps, per_epoch):
         elif _all_finite(outputs):
             what = f"the loss is {value}, though the outputs of the net and the params are finite"
         else:
-            what = f"the loss is {value}, and so are not finite the outputs of the net, though its params are"
+            what = f"the loss is {value}, and the outputs of the net are not finite, though its params are"
         error = FloatingPointError(
             f"In step {number} (epoch {1 + (number - 1) // per_epoch}) {what}. Try a smaller learning rate, or "
             "optax.clip_by_global_norm in front of the optimiser; error.train is the training state before that step."
