@@ -21,6 +21,20 @@ from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, 
 from jaxblocks.layers.dense import MLP, Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
+# Recurrent layers.
+from jaxblocks.layers.recurrent import (
+    GRU,
+    LSTM,
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    RNNCell,
+    gru_step,
+    lstm_step,
+    rnn_step,
+)
+
 # Attention.
 from jaxblocks.layers.attention import attention, attention_weights, hard_lookup, soft_lookup
 

@@ -344,7 +344,7 @@ def _varying_like(carry, tree):
     return carry
 
 
-def Wire(forward: Callable, **layers) -> Layer | StatefulLayer:
+def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
     r"""A pair out of a plain function that calls its children: any graph, shared weights, skips across levels.
 
     Args:

@@ -1,0 +1,281 @@
+"""Recurrent layers: PyTorch's numbers, the lecture's, unrolled loops, streams, both directions, long memories."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import (
+    GRU,
+    LSTM,
+    RNN,
+    Bidirectional,
+    GRUCell,
+    LSTMCell,
+    Recurrent,
+    Repeat,
+    RNNCell,
+    Serial,
+    gru_step,
+    lstm_step,
+    rnn_step,
+)
+
+X = jax.random.normal(jax.random.key(1), (3, 6, 2))
+MASK = jnp.asarray(np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0]], bool))
+CELLS = {"RNN": RNNCell, "GRU": GRUCell, "LSTM": LSTMCell}
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+
+
+def close(came, expected, tolerance=4e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), came, expected)
+
+
+# ---- PyTorch
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", CELLS)
+def test_values_and_gradients_are_those_of_pytorch(torch, kind, reverse, dtype, tolerance):
+    """The params of torch.nn.RNN, GRU, LSTM, transposed: gates in PyTorch's own order."""
+    with jax.enable_x64(dtype == "float64"):
+        x = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(dtype)
+        module = getattr(torch.nn, kind)(2, 4, batch_first=True, dtype=getattr(torch, dtype))
+        weights = [p.detach().numpy() for p in module.parameters()]
+        params = dict(
+            zip(
+                ("kernel", "recurrent_kernel", "bias", "recurrent_bias"),
+                (jnp.asarray(w.T if w.ndim == 2 else w) for w in weights),
+                strict=True,
+            )
+        )
+        net = Recurrent(CELLS[kind](4), reverse=reverse)
+
+        def total(params, x):
+            y = net.apply(params, x)
+            return (y * jnp.cos(jnp.arange(4, dtype=y.dtype)).reshape(1, 1, 4).repeat(3, 0).repeat(5, 1)).sum(), y
+
+        (_, y), (by_params, by_x) = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(params, x)
+        given = torch.tensor(x, requires_grad=True)
+        flip = (lambda t: t.flip(1)) if reverse else lambda t: t
+        outputs = flip(module(flip(given))[0])
+        (outputs * torch.cos(torch.arange(4, dtype=outputs.dtype))).sum().backward()
+        close(y, outputs.detach().numpy(), tolerance)
+        close(by_x, given.grad.numpy(), tolerance)
+        for mine, theirs in zip(
+            ("kernel", "recurrent_kernel", "bias", "recurrent_bias"), module.parameters(), strict=True
+        ):
+            close(by_params[mine], theirs.grad.numpy().T, 10 * tolerance)
+
+
+def test_the_gru_that_resets_before_is_the_published_one():
+    """n = tanh(x W + (r h) U + b), in numpy; the form that resets after differs (negative control)."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, h = rng.normal(size=(3, 2)), rng.normal(size=(3, 4))
+        w, u, b, c = (rng.normal(size=s) for s in ((2, 12), (4, 12), (12,), (12,)))
+
+        def sigma(z):
+            return 1 / (1 + np.exp(-z))
+
+        r, z = np.split(sigma((x @ w + h @ u + b + c)[:, :8]), 2, -1)
+        n = np.tanh((x @ w)[:, 8:] + (r * h) @ u[:, 8:] + (b + c)[8:])
+        close(gru_step(*map(jnp.asarray, (x, h, w, u, b, c)), reset="before"), (1 - z) * n + z * h, 1e-12)
+        after = gru_step(*map(jnp.asarray, (x, h, w, u, b, c)), reset="after")
+        assert np.abs(after - ((1 - z) * n + z * h)).max() > 1e-2
+
+
+# ---- the lecture's numbers
+
+
+def test_published_sizes():
+    """n = 2, H = 3: GRU 63 and LSTM 84 parameters (both biases), 54 and 72 with one; the same for any length."""
+    for length in (1, 6):
+        x = jnp.zeros((length, 2))
+        count = {
+            kind: [
+                sum(p.size for p in jax.tree.leaves(layer(3, recurrent_bias=both).init(jax.random.key(0), x)))
+                for both in (True, False)
+            ]
+            for kind, layer in (("RNN", RNN), ("GRU", GRU), ("LSTM", LSTM))
+        }
+        assert count == {"RNN": [21, 18], "GRU": [63, 54], "LSTM": [84, 72]}
+
+
+def test_a_linear_recurrence():
+    """h_t = h_{t-1} / 2 + x_t with x = 1 gives 1, 1.5, 1.75, 1.875; h_0 is zero, and can be set."""
+    cell = RNNCell(1, activation=lambda z: z, use_bias=False, recurrent_bias=False)
+    params = {"kernel": jnp.eye(1), "recurrent_kernel": jnp.full((1, 1), 0.5)}
+    x = jnp.ones((4, 1))
+    np.testing.assert_array_equal(Recurrent(cell).apply(params, x).ravel(), [1, 1.5, 1.75, 1.875])
+    y, last = Recurrent(cell, streaming=True).apply(params, jnp.array([2.0]), x)
+    np.testing.assert_array_equal(y.ravel(), [2, 2, 2, 2])
+    assert last.item() == 2
+
+
+def test_a_linear_recurrence_is_a_lower_triangular_toeplitz_matrix():
+    """dy_t / dx_s = U^(t-s) for s <= t, else 0: shared weights, and nothing from the future."""
+    cell = RNNCell(1, activation=lambda z: z, use_bias=False, recurrent_bias=False)
+    params = {"kernel": jnp.eye(1), "recurrent_kernel": jnp.full((1, 1), 0.5)}
+    matrix = jax.jacobian(lambda x: Recurrent(cell).apply(params, x[:, None])[:, 0])(jnp.zeros(5))
+    t, s = np.indices((5, 5))
+    np.testing.assert_array_equal(matrix, np.where(s <= t, 0.5 ** np.maximum(t - s, 0), 0))
+
+
+def test_a_forget_bias_lets_gradients_through():
+    """|dh_T / dx_1| after 40 steps: the LSTM with a forget bias of 3 passes more than 1000 times the simple net's."""
+    x = jax.random.normal(jax.random.key(2), (40, 3))
+
+    def first_step_matters(layer):
+        params = layer.init(jax.random.key(3), x)
+        by_x = jax.jacobian(lambda x: layer.apply(params, x)[-1])(x)  # (features, time, in)
+        return float(jnp.linalg.norm(by_x[:, 0]))
+
+    scaled = {"recurrent_init": jax.nn.initializers.orthogonal(0.5)}
+    assert first_step_matters(LSTM(8, forget_bias=3.0)) > 1e3 * first_step_matters(RNN(8, **scaled))
+    assert first_step_matters(LSTM(8, forget_bias=3.0)) > 10 * first_step_matters(LSTM(8, forget_bias=0.0))
+
+
+def test_the_forget_bias_stands_at_the_forget_gate():
+    params, _ = LSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
+    np.testing.assert_array_equal(params["recurrent_bias"], np.zeros(8))
+
+
+def test_each_gate_is_drawn_orthogonal():
+    params, _ = GRUCell(4).init(jax.random.key(0), X[:, 0])
+    for gate in np.split(np.asarray(params["recurrent_kernel"]), 3, axis=1):
+        np.testing.assert_allclose(gate @ gate.T, np.eye(4), atol=1e-5)
+
+
+# ---- time
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_padding_changes_nothing(kind):
+    """A masked batch computes what each sequence computes alone: outputs, last carry, gradients."""
+    net = Recurrent(CELLS[kind](4), streaming=True)
+    params, carry = net.init(jax.random.key(0), X)
+
+    @jax.jit
+    def grads(params, x, carry, mask):
+        def total(params, x):
+            y, last = net.apply(params, carry, x, mask=mask)
+            return (y**2).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(last)), (y, last)
+
+        return jax.grad(total, argnums=(0, 1), has_aux=True)(params, x)
+
+    with jax.debug_nans(False):
+        padded = jnp.where(jnp.broadcast_to(MASK[..., None], X.shape), X, jnp.nan)
+        (by_params, by_x), (y, last) = grads(params, padded, carry, MASK)
+    summed = jax.tree.map(jnp.zeros_like, params)
+    for i in range(3):
+        rows = np.flatnonzero(np.asarray(MASK[i]))
+        alone = X[i, rows]
+        own = jax.tree.map(lambda c, i=i: c[i], carry)
+        (p1, x1), (y1, last1) = grads(params, alone, own, jnp.ones(len(rows), bool))
+        close((y[i, rows], by_x[i, rows], jax.tree.map(lambda c, i=i: c[i], last)), (y1, x1, last1))
+        summed = jax.tree.map(jnp.add, summed, p1)
+    close(by_params, summed, 1e-5)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_scanned_is_unrolled_is_a_loop(kind):
+    cell = CELLS[kind](4)
+    params, carry = cell.init(jax.random.key(0), X[:, 0])
+
+    def loop(params, x):
+        h, outputs = carry, []
+        for t in range(x.shape[1]):
+            y, h = cell.apply(params, h, x[:, t])
+            outputs.append(y)
+        return jnp.stack(outputs, 1)
+
+    expected = jax.jit(jax.value_and_grad(lambda p, x: (loop(p, x) ** 2).sum(), argnums=(0, 1)))(params, X)
+    for unroll in (1, 4, True):
+        net = Recurrent(cell, unroll=unroll)
+        close(
+            jax.jit(jax.value_and_grad(lambda p, x, net=net: (net.apply(p, x) ** 2).sum(), (0, 1)))(params, X), expected
+        )
+
+
+def test_streams_and_truncated_backpropagation():
+    """Pieces with the carry handed on equal the whole; a stopped carry cuts the gradient at the piece's start."""
+    net = LSTM(4, streaming=True)
+    params, carry = net.init(jax.random.key(0), X)
+    whole, last = net.apply(params, carry, X)
+    first, middle = net.apply(params, carry, X[:, :4])
+    second, end = net.apply(params, middle, X[:, 4:])
+    close(jnp.concatenate([first, second], 1), whole)
+    close(end, last)
+
+    def loss(x, cut):
+        _, middle = net.apply(params, carry, x[:, :4])
+        middle = jax.lax.stop_gradient(middle) if cut else middle
+        return net.apply(params, middle, x[:, 4:])[0].sum()
+
+    full, truncated = jax.grad(loss)(X, False), jax.grad(loss)(X, True)
+    close(truncated[:, 4:], full[:, 4:])
+    assert not truncated[:, :4].any() and full[:, :4].all()
+
+
+def test_both_directions():
+    """Outputs side by side; the backward half of a sequence is the forward half of its mirror image, masks included."""
+    net = Bidirectional(GRUCell(3), GRUCell(4))
+    params = net.init(jax.random.key(0), X)
+    y = net.apply(params, X, mask=MASK)
+    close(y[..., :3], GRU(3).apply(params["forward"], X, mask=MASK))
+    mirrored = GRU(4).apply(params["backward"], X[:, ::-1], mask=MASK[:, ::-1])
+    close(y[..., 3:], mirrored[:, ::-1])
+
+
+def test_stacks():
+    """Layers of several cells, and a scan over equal layers around the scan over time."""
+    net = Serial(LSTM(4), Repeat(GRU(4), 3), RNN(2))
+    params = net.init(jax.random.key(0), X)
+    y = net.apply(params, X, mask=MASK)
+    h = LSTM(4).apply(params[0], X, mask=MASK)
+    for i in range(3):
+        h = GRU(4).apply(jax.tree.map(lambda p, i=i: p[i], params[1]), h, mask=MASK)
+    close(y, RNN(2).apply(params[2], h, mask=MASK))
+
+
+def test_a_batch_of_sequences_with_a_mask_in_three_lines():
+    net = LSTM(16)
+    params = net.init(jax.random.key(0), X)
+    outputs = jax.jit(net.apply)(params, X, mask=MASK)
+    assert outputs.shape == (3, 6, 16) and not outputs[~np.asarray(MASK)].any()
+
+
+# ---- bad input
+
+
+def test_what_does_not_fit_is_said(sentences):
+    net = LSTM(4, streaming=True)
+    params, carry = net.init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"lstm_step expects kernel of shape \(3, 16\).*float32 \(2, 16\) came"):
+        net.apply(params, carry, jnp.ones((3, 6, 3)))
+    with pytest.raises(ValueError, match="the same batch axes and dtype.*make the carry with init"):
+        net.apply(params, carry, X[:2])
+    net.apply(params, net.init(jax.random.key(0), X[:2])[1], X[:2])
+    with pytest.raises(TypeError, match="convert it with"):
+        LSTM(4).init(jax.random.key(0), X.astype(jnp.int32))
+    with pytest.raises(ValueError, match="'after' or 'before', but 'during' came"):
+        GRUCell(4, reset="during")
+    with pytest.raises(ValueError, match="whole number >= 1, but 0 came"):
+        LSTM(0)
+    with pytest.raises(ValueError, match=r"inputs \(..., time, features\)"):
+        LSTM(4).init(jax.random.key(0), jnp.ones(3))
+
+
+def test_steps_are_functions_on_arrays():
+    """Without a bias, and with one of the two."""
+    x, h, ones = jnp.ones((1,)), jnp.ones((1,)), jnp.ones
+    assert rnn_step(x, h, ones((1, 1)), ones((1, 1)), recurrent_bias=-2 * ones(1)).item() == 0
+    hidden, cell = lstm_step(x, h, h, ones((1, 4)), ones((1, 4)), -2 * ones(4))
+    assert (hidden.item(), cell.item()) == (pytest.approx(0.5 * np.tanh(0.5)), 0.5)
