@@ -221,18 +221,23 @@ def derivatives_agree(case: Case) -> bool | None:
         f, x = _smooth_part(case, params, state)
         if not jax.tree.leaves(x):
             return False
-        direction = _like(x, 1)
-        y, tangent = jax.jvp(f, (x,), (direction,))
-        if not jax.tree.leaves(y):
+        cotangent = _like(jax.eval_shape(f, x), 2)
+        if not cotangent:
             return False
-        cotangent = _like(y, 2)
-        pulled = jax.vjp(f, x)[1](cotangent)[0]
+        step = 1e-6
+
+        @jax.jit
+        def derivatives(x, direction, cotangent):
+            y, tangent = jax.jvp(f, (x,), (direction,))
+            ahead = f([a + step * b for a, b in zip(x, direction, strict=True)])
+            behind = f([a - step * b for a, b in zip(x, direction, strict=True)])
+            return y, tangent, jax.vjp(f, x)[1](cotangent)[0], ahead, behind
+
+        direction = _like(x, 1)
+        y, tangent, pulled, ahead, behind = derivatives(x, direction, cotangent)
         forward, reverse = _dot(cotangent, tangent), _dot(pulled, direction)
         size = 1e-30 + float(jnp.sqrt(_dot(tangent, tangent) * _dot(cotangent, cotangent)))
-        step = 1e-6
-        ahead = f(jax.tree.map(lambda a, b: a + step * b, x, direction))
-        behind = f(jax.tree.map(lambda a, b: a - step * b, x, direction))
-        difference = float(_dot(cotangent, jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind)))
+        difference = _dot(cotangent, [(a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True)])
         modes_agree, difference_agrees = abs(forward - reverse) <= 1e-9 * size, abs(difference - forward) <= 1e-6 * size
         if not (modes_agree and difference_agrees):
             single = [bool((leaf == leaf.astype(jnp.float32).astype(jnp.float64)).all()) for leaf in y]
@@ -258,7 +263,7 @@ def scan_and_remat(case: Case) -> None:
     _, scanned = jax.lax.scan(step, 0, jax.tree.map(lambda a: a[None], case.inputs))
     _assert_same(jax.tree.map(lambda y: y[0], scanned), outputs, "apply computes something else inside lax.scan", 1e-5)
     if jax.tree.leaves(x) and jax.tree.leaves(jax.eval_shape(f, x)):
-        plain, again = jax.grad(total)(x), jax.grad(jax.checkpoint(total))(x)
+        plain, again = jax.jit(jax.grad(total))(x), jax.jit(jax.grad(jax.checkpoint(total)))(x)
         _assert_same(again, plain, "gradients change under jax.checkpoint", 1e-4)
 
 
@@ -292,12 +297,17 @@ def finite_gradients(case: Case) -> bool | None:
     if not _floating(case.inputs):
         return False
     params, state, _, _ = _run(case)
+
+    @jax.jit
+    def value_and_gradient(params, inputs):
+        f, x = _smooth_part(case._replace(inputs=inputs), params, state)
+        y, pull = jax.vjp(f, x)
+        return y, pull(jax.tree.map(jnp.ones_like, y))
+
     with jax.debug_nans(False):
         for value in (0.0, 1e4, -1e4):
             inputs = jax.tree.map(lambda x, v=value: jnp.full_like(x, v) if _floating(x) else x, case.inputs)
-            f, x = _smooth_part(case._replace(inputs=inputs), params, state)
-            y, pull = jax.vjp(f, x)
-            for leaf in jax.tree.leaves((y, pull(jax.tree.map(jnp.ones_like, y)))):
+            for leaf in jax.tree.leaves(value_and_gradient(params, inputs)):
                 assert jnp.isfinite(leaf).all(), f"the output or its gradient is not finite for inputs of {value}."
 
 
