@@ -6,34 +6,17 @@ Prints the median ratio (ours / by hand) over blocks of calls made in turns, wit
 that nothing is added; the machine may be busy, absolute times are not quoted.
 """
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from turns import in_turns, ratio
 
 import jaxblocks as jb
 
 
-def in_turns(calls, blocks=60, repeats=300):
-    """Seconds per block of each call, blocks of all calls in turns (their order alternates)."""
-    seconds = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(repeats):
-            call()
-    for block in range(blocks):
-        for name in list(calls)[:: 1 if block % 2 else -1]:
-            start = time.perf_counter()
-            for _ in range(repeats):
-                out = calls[name]()
-            jax.block_until_ready(out)
-            seconds[name].append(time.perf_counter() - start)
-    return {name: np.array(values) for name, values in seconds.items()}
-
-
 def report(title, seconds):
-    low, middle, high = np.percentile(seconds["jaxblocks"] / seconds["by hand"], [25, 50, 75])
+    middle, low, high = ratio(seconds, "jaxblocks", "by hand")
     print(f"{title:28s} ours / by hand: {middle:.3f}  (quartiles {low:.3f} to {high:.3f})")
     return middle
 
@@ -93,5 +76,5 @@ def step():
 
 if __name__ == "__main__":
     print(f"jax {jax.__version__}, {jax.devices()[0].platform}")
-    report("forward pass of a tiny net", in_turns(forward()))
-    report("training step of a tiny net", in_turns(step()))
+    report("forward pass of a tiny net", in_turns(forward(), rounds=60, repeats=300))
+    report("training step of a tiny net", in_turns(step(), rounds=60, repeats=300))

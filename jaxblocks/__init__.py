@@ -21,6 +21,27 @@ from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, 
 from jaxblocks.layers.dense import MLP, Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
+# Normalisation: of inputs, batches, examples, weights.
+from jaxblocks.layers.norm import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    RMSNorm,
+    batch_norm,
+    fit_standardiser,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    moments,
+    rms_norm,
+    standardise,
+)
+from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
+
+# Dropout: of values, feature maps, examples.
+from jaxblocks.layers.dropout import Dropout, FeatureDropout, StochasticDepth, dropout
+
 # Recurrent layers.
 from jaxblocks.layers.recurrent import (
     GRU,

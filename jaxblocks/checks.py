@@ -15,10 +15,12 @@ refuses it, and says so)::
     False
 """
 
+import operator
+
 import jax
 import jax.numpy as jnp
 
-__all__ = ["check_values", "checkable", "describe", "describe_any", "require_floating", "require_key"]
+__all__ = ["check_values", "checkable", "describe", "describe_any", "require_floating", "require_key", "require_whole"]
 
 
 def describe(x) -> str:
@@ -78,6 +80,23 @@ def require_key(where: str, key) -> None:
         raise TypeError(f"{where} expects a key, but {came} came; {repair}.")
     if key.shape:
         raise TypeError(f"{where} expects one key, but keys of shape {key.shape} came; pass one, or use jax.vmap.")
+
+
+def require_whole(where: str, name: str, value, least: int = 1) -> int:
+    """``value`` as an ``int``; a ``ValueError`` unless it is a whole number that is large enough.
+
+    >>> require_whole("Dense", "features", 2.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: Dense expects features to be a whole number >= 1, but 2.5 came.
+    """
+    try:
+        whole = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = None
+    if whole is None or whole < least:
+        raise ValueError(f"{where} expects {name} to be a whole number >= {least}, but {value!r} came.")
+    return whole
 
 
 def checkable(x, check: bool):

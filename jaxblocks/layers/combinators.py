@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
-from jaxblocks.checks import describe, describe_any
+from jaxblocks.checks import describe, describe_any, require_whole
 from jaxblocks.core import (
     Child,
     Layer,
@@ -168,8 +168,7 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
     policies = {"none": None, "all": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise ValueError(f"Repeat expects n to be a whole number >= 0, but {n!r} came.")
+    n = require_whole("Repeat", "n", n, least=0)
     if not callable(remat) and remat not in policies:
         raise ValueError(f"Repeat expects remat to be 'none', 'dots', 'all' or a policy, but {remat!r} came.")
     child = child_of("Repeat", None, layer)

@@ -12,7 +12,7 @@ from jax.nn import initializers
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import RECTIFIERS, identity, relu
-from jaxblocks.checks import describe, require_floating, require_key
+from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, require_params
 from jaxblocks.layers.combinators import Serial
 
@@ -93,8 +93,7 @@ def Dense(
 
     Source: Diehl 2023, section 1, equation (1).
     """
-    if isinstance(features, bool) or not isinstance(features, int) or features < 1:
-        raise ValueError(f"Dense expects features to be a whole number >= 1, but {features!r} came.")
+    features = require_whole("Dense", "features", features)
     names = ("kernel", "bias") if use_bias else ("kernel",)
 
     def init(key, x):
@@ -112,8 +111,8 @@ def Dense(
         require_floating("Dense", x=x)
         if params["kernel"].shape[-1] != features:
             raise ValueError(
-                f"Dense({features}) expects a kernel with {features} columns, but {describe(params['kernel'])} came; pass "
-                "params that its own init made."
+                f"Dense({features}) expects a kernel with {features} columns, but {describe(params['kernel'])} came; "
+                "pass params that its own init made."
             )
         return _affine("Dense", x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
 
@@ -141,8 +140,8 @@ def Bias(*, bias_init: Callable = initializers.zeros, param_dtype=jnp.float32) -
         bias = params["bias"]
         if bias.shape != x.shape[-1:]:
             raise ValueError(
-                f"Bias expects x with {bias.shape[0]} features on its last axis, but {describe(x)} came; pass x of that "
-                "size, or params made by init for this x."
+                f"Bias expects x with {bias.shape[0]} features on its last axis, but {describe(x)} came; pass x of "
+                "that size, or params made by init for this x."
             )
         return x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
 
@@ -193,7 +192,7 @@ def _affine(where, x, kernel, bias):
         return y
     if bias.shape != kernel.shape[1:]:
         raise ValueError(
-            f"{where} expects a bias of shape {kernel.shape[1:]} (its kernel is {describe(kernel)}), but {describe(bias)} "
-            "came; pass one number per output."
+            f"{where} expects a bias of shape {kernel.shape[1:]} (its kernel is {describe(kernel)}), but "
+            f"{describe(bias)} came; pass one number per output."
         )
     return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)

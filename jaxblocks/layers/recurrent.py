@@ -17,7 +17,7 @@ from jax.nn import initializers
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import describe, require_floating, require_key
+from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, require_params
 from jaxblocks.layers.combinators import Recurrent, Wire
 
@@ -156,7 +156,7 @@ def RNNCell(
     Source: Huszar, DeepNN lecture ("Recurrent Layers").
     """
     names = _names(use_bias, recurrent_bias)
-    _require_features("RNNCell", features)
+    features = require_whole("RNNCell", "features", features)
 
     def init(key, x):
         params = _draw("RNNCell", key, x, 1, features, names, kernel_init, recurrent_init, bias_init, param_dtype)
@@ -196,7 +196,7 @@ def GRUCell(
     Source: Cho et al. 2014; Huszar, DeepNN lecture ("Recurrent Layers").
     """
     names = _names(use_bias, recurrent_bias)
-    _require_features("GRUCell", features)
+    features = require_whole("GRUCell", "features", features)
     if reset not in ("after", "before"):
         raise ValueError(f"GRUCell expects reset to be 'after' or 'before', but {reset!r} came.")
 
@@ -240,7 +240,7 @@ def LSTMCell(
     DeepNN lecture ("Recurrent Layers").
     """
     names = _names(use_bias, recurrent_bias)
-    _require_features("LSTMCell", features)
+    features = require_whole("LSTMCell", "features", features)
 
     def init(key, x):
         params = _draw("LSTMCell", key, x, 4, features, names, kernel_init, recurrent_init, bias_init, param_dtype)
@@ -341,11 +341,6 @@ def _affine(x, kernel, bias):
 
 def _names(use_bias, recurrent_bias):
     return ("kernel", "recurrent_kernel", *("bias",) * use_bias, *("recurrent_bias",) * recurrent_bias)
-
-
-def _require_features(where, features):
-    if isinstance(features, bool) or not isinstance(features, int) or features < 1:
-        raise ValueError(f"{where} expects features to be a whole number >= 1, but {features!r} came.")
 
 
 def _draw(where, key, x, gates, features, names, kernel_init, recurrent_init, bias_init, dtype):

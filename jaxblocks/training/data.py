@@ -9,7 +9,6 @@ Axis letters: ``batch``; images are ``(batch, height, width, channels)``.
 
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Num
 
-from jaxblocks.checks import describe, describe_any, require_floating, require_key
+from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
 from jaxblocks.core import fold
 
 __all__ = ["gaussian_noise", "minibatches", "random_flip", "random_shift", "three_way_split"]
@@ -185,17 +184,6 @@ def count_rows(where: str, arrays, what: str = "data") -> int:
     if rows == 0:
         raise ValueError(f"{where} expects at least one row, but the data are empty.")
     return rows
-
-
-def require_whole(where: str, name: str, value, least: int = 1) -> int:
-    """``value`` as an ``int``; raises unless it is a whole number that is large enough."""
-    try:
-        whole = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        whole = None
-    if whole is None or whole < least:
-        raise ValueError(f"{where} expects {name} to be a whole number >= {least}, but {value!r} came.")
-    return whole
 
 
 def require_batch_size(where: str, batch_size, rows: int) -> int:

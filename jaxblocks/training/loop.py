@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxblocks.checks import describe, describe_any, require_key
+from jaxblocks.checks import describe, describe_any, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, as_inputs
-from jaxblocks.training.data import count_rows, minibatches, name_arrays, require_batch_size, require_whole, take_rows
+from jaxblocks.training.data import count_rows, minibatches, name_arrays, require_batch_size, take_rows
 from jaxblocks.training.step import (
     TrainState,
     evaluate,

@@ -15,9 +15,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import describe, describe_any, require_key
+from jaxblocks.checks import describe, describe_any, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, as_inputs, declared_by, fold, side_inputs, stateful
-from jaxblocks.training.data import count_rows, require_whole, take_rows
+from jaxblocks.training.data import count_rows, take_rows
 
 __all__ = ["TrainState", "evaluate", "init_training", "train_step"]
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.training.data import require_whole
+from jaxblocks.checks import require_whole
 
 __all__ = ["EarlyStopping", "StoppingState", "early_stopping"]
 

@@ -1,0 +1,108 @@
+"""Attention in chunks against all scores at once: memory and time of the gradient, and where the two cross.
+
+    python benchmarks/attention.py [memory] [time] [crossover]
+
+"by hand" is the plain spelling with two einsums and a softmax; "einsum" and "chunked" are ours. Memory is what the
+compiled programme says (``memory_analysis().temp_size_in_bytes``), nothing is run for it. Times are medians of ratios
+of runs in turns; the machine may be busy, absolute times are not quoted.
+"""
+
+import functools
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxblocks as jb
+
+HEADS, HEAD_DIM = 8, 64
+
+
+def by_hand(q, k, v):
+    scores = jnp.einsum("...qhd,...khd->...hqk", q, k) / jnp.sqrt(q.shape[-1])
+    return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+FORMS = {
+    "by hand": by_hand,
+    "einsum": functools.partial(jb.attention, implementation="einsum"),
+    "chunked": functools.partial(jb.attention, implementation="chunked"),
+}
+
+
+def gradient(form):
+    """Of a loss with respect to queries, keys and values."""
+    return jax.jit(jax.grad(lambda *qkv: jnp.sum(form(*qkv) ** 2), argnums=(0, 1, 2)))
+
+
+def shape(n, batch=1):
+    return jax.ShapeDtypeStruct((batch, n, HEADS, HEAD_DIM), jnp.float32)
+
+
+def memory(n=8192):
+    """MiB that the compiled gradient needs besides its inputs and outputs."""
+    print(f"\nmemory of the gradient, length {n}, {HEADS} heads of {HEAD_DIM} (not run)")
+    mib = {}
+    forms = FORMS | {f"chunked, chunk {c}": functools.partial(FORMS["chunked"], chunk=c) for c in (64, 256)}
+    forms["chunked, window 256"] = functools.partial(FORMS["chunked"], causal=True, window=256)
+    for name, form in forms.items():
+        compiled = gradient(form).lower(*[shape(n)] * 3).compile()
+        mib[name] = compiled.memory_analysis().temp_size_in_bytes / 2**20
+        words = f"{name:22s} {mib[name]:8.0f} MiB"
+        print(words if name == "by hand" else f"{words}   1/{mib['by hand'] / mib[name]:.0f} of by hand")
+    print(f"chunked / einsum: 1/{mib['einsum'] / mib['chunked']:.1f}")
+
+
+def in_turns(calls, rounds):
+    """Seconds of each call, all calls in turns (their order alternates)."""
+    seconds = {name: [] for name in calls}
+    for call in calls.values():
+        jax.block_until_ready(call())
+    for turn in range(rounds):
+        for name in list(calls)[:: 1 if turn % 2 else -1]:
+            start = time.perf_counter()
+            jax.block_until_ready(calls[name]())
+            seconds[name].append(time.perf_counter() - start)
+    return {name: np.array(values) for name, values in seconds.items()}
+
+
+def compare(n, batch, rounds, of=gradient, forms=FORMS):
+    """Median ratios (quartiles) to the first of ``forms``."""
+    draw = jax.random.split(jax.random.key(0), 3)
+    qkv = [jax.random.normal(key, s.shape) for key, s in zip(draw, [shape(n, batch)] * 3, strict=True)]
+    functions = {name: of(form) for name, form in forms.items()}
+    seconds = in_turns({name: functools.partial(f, *qkv) for name, f in functions.items()}, rounds)
+    first = next(iter(forms))
+    return {name: np.percentile(seconds[name] / seconds[first], [25, 50, 75]) for name in forms if name != first}
+
+
+def print_row(n, batch, ratios):
+    cells = [f"{name} {middle:.2f} ({low:.2f} to {high:.2f})" for name, (low, middle, high) in ratios.items()]
+    print(f"length {n:5d}  batch {batch}   " + "   ".join(cells), flush=True)
+
+
+def times():
+    """Of the gradient and of the forward pass, in units of the form by hand."""
+    for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
+        print(f"\ntime of the {what}, ratio to by hand, median (quartiles)")
+        for n, rounds in [(1024, 21), (2048, 9), (4096, 5)]:
+            print_row(n, 1, compare(n, 1, rounds, of))
+
+
+def crossover():
+    """Chunked in units of our einsum: the rule takes chunks where this is no longer above 1."""
+    for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
+        print(f"\nchunked / einsum, time of the {what}, median (quartiles)")
+        forms = {"einsum": FORMS["einsum"]}
+        forms |= {f"chunk {c}": functools.partial(FORMS["chunked"], chunk=c) for c in (128, 256)}
+        for n, batch in [(256, 1), (256, 8), (512, 1), (512, 8), (1024, 1), (1024, 4), (2048, 1), (2048, 2)]:
+            print_row(n, batch, compare(n, batch, max(7, min(51, 2**23 // (n * n * batch))), of, forms))
+
+
+if __name__ == "__main__":
+    print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32")
+    parts = {"memory": memory, "time": times, "crossover": crossover}
+    for name in sys.argv[1:] or parts:
+        parts[name]()

@@ -1,0 +1,186 @@
+r"""Normalisation of weights: layers around a layer, whose kernels they rescale before each use.
+
+Every array named ``kernel`` of at least two axes, wherever it stands in the params of the layer inside, is such a
+kernel; its last axis are the outputs.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxblocks.checks import check_values, require_whole
+from jaxblocks.core import (
+    Layer,
+    StatefulLayer,
+    apply_child,
+    child_of,
+    declared_by,
+    fold,
+    init_child,
+    pair,
+    require_flag,
+    require_params,
+)
+from jaxblocks.precision import widen
+
+__all__ = ["SpectralNorm", "WeightNorm"]
+
+
+def WeightNorm(layer) -> Layer | StatefulLayer:
+    r"""A layer whose kernels are written as :math:`W = g\,V / \|V\|`, a length for each output and a direction.
+
+    The norm runs over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the layer
+    computes what it would compute without; after that the gradient moves length and direction apart. Each output
+    (column) of V must be non-zero at the start; one that is zero has no direction and stays zero.
+
+    Params are ``{"layer": params of the layer, "scale": {"<path of a kernel>": g}}``; every array named ``kernel`` of
+    at least two axes is such a V. In a ``Repeat`` put the norm inside: ``Repeat(WeightNorm(Dense(4)), 3)``; outside,
+    the copies would share a length.
+
+    Raises:
+        ValueError: at ``init``, for a layer without kernel, or (where values are known) a column of zeros.
+
+    >>> net = WeightNorm(Dense(3))
+    >>> params = net.init(jax.random.key(0), jnp.zeros(2))
+    >>> jax.tree.map(jnp.shape, params)
+    {'layer': {'bias': (3,), 'kernel': (2, 3)}, 'scale': {'kernel': (3,)}}
+
+    Source: Salimans and Kingma 2016, Weight normalization.
+    """
+    child = child_of("WeightNorm", None, layer)
+
+    def init(key, inputs, side):
+        params, state = init_child(child, key, inputs, side)
+        kernels = _kernels("WeightNorm", params)
+        scale = {path: jnp.sqrt(_squared_lengths(kernel)).astype(kernel.dtype) for path, kernel in kernels.items()}
+        for path, lengths in scale.items():
+            check_values(
+                lengths > 0,
+                f"WeightNorm expects kernels without columns of zeros, which have no direction, but {path} has one; "
+                "give its layer another kernel_init.",
+            )
+        return {"layer": params, "scale": scale}, state
+
+    def apply(params, state, inputs, side):
+        require_params("WeightNorm", params, "layer", "scale")
+        kernels = _kernels("WeightNorm", params["layer"])
+        require_params("WeightNorm (its scale)", params["scale"], *kernels)
+
+        def normalised(path, v):
+            squared = _squared_lengths(v)
+            squared = jnp.where(squared > 0, squared, 1.0)  # so that the gradient of a zero column is finite
+            factor = params["scale"][path].astype(squared.dtype) * lax.rsqrt(squared)
+            return (widen(v) * _last(factor, v.ndim)).astype(v.dtype)
+
+        kernels = {path: normalised(path, v) for path, v in kernels.items()}
+        return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
+
+    return pair("WeightNorm", (child,), init, apply)
+
+
+def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
+    r"""A layer whose kernels are divided by their largest singular value: :math:`W / \sigma(W)`.
+
+    The singular value is followed by power iteration: with :math:`u, w` unit vectors kept as state, each call with
+    ``train=True`` sets ``n_iterations`` times :math:`w = W^\top u / \|W^\top u\|`, :math:`u = W w / \|W w\|`, and then
+    :math:`\sigma = u^\top W w`. In evaluation the vectors stay. A kernel is read as the matrix of its last axis (the
+    outputs) against all others, so for ``Dense`` the layer is 1-Lipschitz in the end, while for a convolution this is
+    a proxy.
+
+    Derivatives hold the vectors constant, as the paper and PyTorch do: :math:`d\sigma = u^\top dW\,w` is exact
+    once the iteration has converged, and the vectors of ``init`` (15 iterations from a random one) are close.
+
+    Params are those of the layer; the state is ``{"layer": its state, "vectors": {"<path of a kernel>": {"inner":
+    u, "outer": w}}}``. Every array named ``kernel`` of at least two axes is normalised. In a ``Repeat`` put the norm
+    inside: ``Repeat(SpectralNorm(Dense(4)), 3)``.
+
+    Raises:
+        ValueError: at ``init``, for a layer without kernel.
+
+    >>> net = SpectralNorm(Dense(3, use_bias=False, kernel_init=jax.nn.initializers.orthogonal(5.0)))
+    >>> params, state = net.init(jax.random.key(0), jnp.zeros(3))
+    >>> y, _ = net.apply(params, state, jnp.array([3.0, 4.0, 0.0]))
+    >>> print(jnp.linalg.norm(y).round(3))
+    5.0
+
+    Source: Miyato et al. 2018, Spectral normalization for generative adversarial networks.
+    """
+    require_whole("SpectralNorm", "n_iterations", n_iterations)
+    child = child_of("SpectralNorm", None, layer)
+
+    def init(key, inputs, side):
+        params, state = init_child(child, key, inputs, side)
+        vectors = {}
+        for path, kernel in _kernels("SpectralNorm", params).items():
+            matrix = _matrix(kernel)
+            u = jax.random.normal(fold(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
+            vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
+        return params, {"layer": state, "vectors": vectors}
+
+    def apply(params, state, inputs, side):
+        train = side.get("train", False)
+        require_flag("SpectralNorm", train=train)
+        require_params("SpectralNorm (its state)", state, "layer", "vectors")
+        kernels = _kernels("SpectralNorm", params)
+        require_params("SpectralNorm (its vectors)", state["vectors"], *kernels)
+        vectors = dict(state["vectors"])
+        for path, kernel in kernels.items():
+            matrix = _matrix(kernel)
+            if train:
+                vectors[path] = _power_iteration(matrix, vectors[path], n_iterations)
+            u, w = (vectors[path][name].astype(matrix.dtype) for name in ("inner", "outer"))
+            sigma = u @ (matrix @ w)
+            kernels[path] = (widen(kernel) / jnp.where(sigma == 0, 1.0, sigma)).astype(kernel.dtype)
+        outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
+        return outputs, {"layer": own, "vectors": vectors}
+
+    def reads(*, train=False): ...
+
+    return pair("SpectralNorm", (child._replace(has_state=True),), init, apply, declared_by(reads))
+
+
+def _kernels(where, params):
+    """The arrays named ``kernel`` by their paths: ``{"0/kernel": ...}``."""
+    named = {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
+    if not found:
+        came = ", ".join(named) or "none"
+        raise ValueError(
+            f"{where} expects a layer with params named kernel, of at least two axes, but its params are: {came}."
+        )
+    return found
+
+
+def _with_kernels(params, kernels):
+    return jax.tree.map_with_path(lambda path, leaf: kernels.get(_path(path), leaf), params)
+
+
+def _path(path):
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _squared_lengths(kernel):
+    """Of its columns: the sum of squares over all axes but the last."""
+    return jnp.square(widen(kernel)).sum(tuple(range(kernel.ndim - 1)))
+
+
+def _last(values, ndim):
+    return values.reshape((1,) * (ndim - 1) + values.shape)
+
+
+def _matrix(kernel):
+    """All axes but the last, against the last."""
+    return widen(kernel).reshape(-1, kernel.shape[-1])
+
+
+def _power_iteration(matrix, vectors, n):
+    u, w = vectors["inner"].astype(matrix.dtype), vectors["outer"].astype(matrix.dtype)
+    matrix = lax.stop_gradient(matrix)
+
+    def unit(v):
+        return v / jnp.maximum(jnp.linalg.norm(v), 1e-12)
+
+    for _ in range(n):
+        w = unit(u @ matrix)
+        u = unit(matrix @ w)
+    return {"inner": u.astype(vectors["inner"].dtype), "outer": w.astype(vectors["outer"].dtype)}

@@ -1,0 +1,158 @@
+"""Dropout of values, feature maps and examples: expectation, variance, keys, and what is said of bad input."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import Dense, Dropout, FeatureDropout, Repeat, Residual, Serial, StochasticDepth, dropout, relu
+
+X = jnp.asarray(np.random.default_rng(0).normal(2.0, 1.0, (8, 5, 6, 4)), jnp.float32)
+ONES = jnp.ones(200_000)
+
+
+def train(layer, x, seed=0):
+    return layer.apply((), x, train=True, key=jax.random.key(seed))
+
+
+def test_expectation_and_variance():
+    """REG-04: E = x, and the variance of x m / (1 - p) at x = 1, p = 0.3 is p / (1 - p) = 0.4285714."""
+    y = np.asarray(dropout(jax.random.key(0), ONES, 0.3), np.float64)
+    four_errors = 4 / np.sqrt(y.size)
+    assert y.mean() == pytest.approx(1, abs=four_errors * np.sqrt(0.4285714))
+    assert y.var() == pytest.approx(0.4285714, abs=four_errors * np.std((y - 1) ** 2))
+    assert (y == 0).mean() == pytest.approx(0.3, abs=four_errors * np.sqrt(0.21))
+    plain = np.where(y == 0, 0.0, 1.0)  # without the scaling: the expectation is 0.7 and the variance 0.21
+    assert abs(plain.mean() - 1) > 0.2 and abs(plain.var() - 0.4285714) > 0.2
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("drop", [0.1, 0.7])
+def test_what_is_kept_is_scaled_to_the_nearest_number(dtype, drop):
+    """Kept values are x / (1 - p) rounded once, in half precision too."""
+    x = X.astype(dtype)
+    y = dropout(jax.random.key(0), x, drop)
+    assert y.dtype == dtype
+    kept = np.asarray(y != 0)
+    expected = np.asarray(x.astype(jnp.float32), np.float64) / (1 - drop)
+    half_a_digit = 0.51 * float(jnp.finfo(dtype).eps) + 2e-7
+    np.testing.assert_allclose(np.asarray(y.astype(jnp.float32))[kept], expected[kept], rtol=half_a_digit)
+    assert 0 < kept.mean() < 1
+
+
+def test_the_gradient_is_the_mask():
+    f = lambda x: dropout(jax.random.key(3), x, 0.4)
+    grad = jax.grad(lambda x: f(x).sum())(X)
+    np.testing.assert_allclose(grad, np.where(f(X) == 0, 0, 1 / 0.6), rtol=1e-6)
+
+
+def test_nothing_infinite_comes_through_what_is_dropped():
+    """A dropped value does not count, even where it is infinite: 0, not 0 times infinity."""
+    y = dropout(jax.random.key(0), jnp.full(100, jnp.inf), 0.5)
+    assert set(np.unique(y)) == {0, np.inf}
+
+
+def test_no_drop_is_no_operation():
+    """REG-04: with p = 0 nothing happens, and no key is needed."""
+    np.testing.assert_array_equal(dropout(jax.random.key(0), X, 0), X)
+    np.testing.assert_array_equal(Dropout(0.0).apply((), X, train=True), X)
+
+
+@pytest.mark.parametrize("layer", [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5)])
+def test_evaluation_is_the_identity_and_the_key_determines_training(layer):
+    """REG-04."""
+    assert layer.init(jax.random.key(0), X) == ()
+    np.testing.assert_array_equal(layer.apply((), X), X)
+    np.testing.assert_array_equal(layer.apply((), X, train=False, key=jax.random.key(0)), X)
+    np.testing.assert_array_equal(train(layer, X), train(layer, X))
+    assert (train(layer, X) != train(layer, X, seed=1)).any()
+    jitted = jax.jit(functools.partial(layer.apply, train=True))((), X, key=jax.random.key(0))
+    np.testing.assert_allclose(jitted, train(layer, X), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shared"),
+    [
+        (Dropout(0.5), ()),
+        (Dropout(0.5, axes=-2), (2,)),
+        (Dropout(0.5, axes=(0, -1)), (0, 3)),
+        (FeatureDropout(0.5, spatial=2), (1, 2)),
+        (FeatureDropout(0.5, spatial=1), (2,)),
+        (StochasticDepth(0.5), (3,)),
+        (StochasticDepth(0.5, axes=(-3, -2, -1)), (1, 2, 3)),
+    ],
+)
+def test_which_axes_share_a_draw(layer, shared):
+    """Along the shared axes all are kept or all dropped; along each of the others both happen."""
+    kept = np.asarray(train(layer, X)) != 0
+    for axis in range(4):
+        alike = (kept == kept.take([0], axis)).all()
+        assert alike == (axis in shared), axis
+
+
+def test_stochastic_depth_skips_a_residual_example_by_example():
+    """x where an example skips, x + f(x) / (1 - p) where it does not, x + f(x) in evaluation."""
+    net = Residual(Dense(4), relu, Dense(4), StochasticDepth(0.25))
+    x = X[:, 0, 0]
+    params = net.init(jax.random.key(0), x)
+    branch = Serial(Dense(4), relu, Dense(4)).apply(params[:3], x)
+    y = net.apply(params, x, train=True, key=jax.random.key(2))
+    skips = np.asarray((y == x).all(-1))
+    assert 0 < skips.sum() < 8
+    np.testing.assert_allclose(y, np.where(skips[:, None], x, x + branch / 0.75), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(net.apply(params, x), x + branch, rtol=1e-5, atol=1e-6)
+
+
+def test_every_copy_of_a_repeat_draws_for_itself():
+    net = Repeat(Dropout(0.5), 4)
+    params = net.init(jax.random.key(0), ONES)
+    y = net.apply(params, ONES, train=True, key=jax.random.key(1))
+    assert float((y != 0).mean()) == pytest.approx(0.5**4, abs=0.01)
+
+
+BAD = {
+    "no key": (
+        lambda: Dropout(0.1).apply((), X, train=True),
+        "needs a key while it trains.*key=",
+        lambda: train(Dropout(0.1), X),
+    ),
+    "a seed": (lambda: dropout(3, X, 0.1), r"expects a key, but an int", lambda: dropout(jax.random.key(0), X, 0.1)),
+    "train as a number": (
+        lambda: Dropout(0.1).apply((), X, train=1),
+        "train to be True",
+        lambda: train(Dropout(0.1), X),
+    ),
+    "drop of one": (lambda: Dropout(1), "at least 0 and below 1, but 1 came", lambda: Dropout(0.1)),
+    "drop below zero": (lambda: StochasticDepth(-0.1), "StochasticDepth expects drop", lambda: StochasticDepth(0.1)),
+    "drop as a flag": (
+        lambda: dropout(jax.random.key(0), X, True),
+        "True came",
+        lambda: dropout(jax.random.key(0), X, 0.1),
+    ),
+    "no such axis": (
+        lambda: Dropout(0.1, axes=4).init(None, X),
+        "axes=.*from -4 to 3",
+        lambda: Dropout(0.1, axes=3).init(None, X),
+    ),
+    "too few axes": (
+        lambda: FeatureDropout(0.1, spatial=2).init(None, X[0, 0]),
+        "FeatureDropout expects axes",
+        lambda: FeatureDropout(0.1, spatial=1).init(None, X[0, 0]),
+    ),
+    "no spatial axes": (lambda: FeatureDropout(0.1, spatial=0), "use Dropout", lambda: Dropout(0.1)),
+    "integers": (
+        lambda: Dropout(0.1).apply((), jnp.arange(3)),
+        r"floating-point x, but int32 \(3,\)",
+        lambda: Dropout(0.1).apply((), jnp.arange(3).astype(jnp.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
+    bad, words, repaired = BAD[what]
+    with pytest.raises((ValueError, TypeError), match=words):
+        bad()
+    repaired()

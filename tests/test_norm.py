@@ -1,0 +1,860 @@
+"""Normalisation: the lectures' numbers, PyTorch, padding, devices, half precision, and what is said of bad input."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+from jaxblocks import (
+    BatchNorm,
+    Dense,
+    GroupNorm,
+    InstanceNorm,
+    Layer,
+    LayerNorm,
+    Repeat,
+    Residual,
+    RMSNorm,
+    Serial,
+    SpectralNorm,
+    WeightNorm,
+    batch_norm,
+    fit_standardiser,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    moments,
+    rms_norm,
+    standardise,
+    stateful,
+)
+
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(2.0, 3.0, (6, 5, 4)), jnp.float32)
+T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # of errata E26 and E27: (batch, n, c) = (2, 2, 1)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+
+
+def trained(layer, x, **side):
+    """Output and next state of one training step from a fresh state."""
+    params, state = layer.init(jax.random.key(0), x)
+    return jax.jit(functools.partial(layer.apply, train=True))(params, state, x, **side)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def pulled(f, params, x, g, *rest):
+    """What ``f(params, x, *rest) -> (y, other)`` returns, and the gradients of y pulled back from g."""
+    y, pull, other = jax.vjp(lambda params, x: f(params, x, *rest), params, x, has_aux=True)
+    return y, other, *pull(g)
+
+
+def channels_second(x):
+    """(batch, *spatial, channels) as PyTorch wants it."""
+    return np.moveaxis(np.asarray(x), -1, 1).copy()
+
+
+def channels_last(x):
+    return np.moveaxis(np.asarray(x), 1, -1)
+
+
+# ---- moments and standardisation -------------------------------------------------------------
+
+
+def test_moments_are_those_of_the_lecture():
+    """NORM-01: mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased 1.6666667 is another number."""
+    mean, variance = moments(jnp.array([1.0, 2.0, 3.0, 4.0]), 0)
+    assert (float(mean), float(variance)) == (2.5, 1.25)
+    assert np.var([1, 2, 3, 4], ddof=1) == pytest.approx(1.6666667)
+
+
+@pytest.mark.parametrize("axes", [0, -1, (0, 1), (1, -1), (0, 1, 2), ()])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_moments_over_any_axes(axes, keepdims):
+    mean, variance = moments(X, axes, keepdims)
+    x = np.asarray(X, np.float64)
+    np.testing.assert_allclose(mean, x.mean(axes, keepdims=keepdims), rtol=1e-5)
+    np.testing.assert_allclose(variance, x.var(axes, keepdims=keepdims), rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize(("axes", "rank"), [((0, 1), 2), ((0,), 2), ((0, 1), 1), ((0, 2), 2), ((1, 2), 3)])
+def test_masked_moments_by_an_explicit_selection(axes, rank):
+    """Only real entries count, whatever stands at the others (NaN too), for masks of one, two and three axes."""
+    rng = np.random.default_rng(1)
+    x, mask = np.asarray(X, np.float64), rng.random(X.shape[:rank]) < 0.6
+    full = np.broadcast_to(mask.reshape(mask.shape + (1,) * (3 - rank)), x.shape)
+    polluted = jnp.where(jnp.asarray(full), X, jnp.inf)
+    mean, variance = moments(polluted, axes, True, mask=jnp.asarray(mask))
+    kept = [a for a in range(3) if a not in axes]
+    for index in np.ndindex(*(x.shape[a] for a in kept)):
+        where = [slice(None)] * 3
+        for a, i in zip(kept, index, strict=True):
+            where[a] = i
+        chosen = x[tuple(where)][full[tuple(where)]]
+        place = tuple(0 if a in axes else index[kept.index(a)] for a in range(3))
+        np.testing.assert_allclose(mean[place], chosen.mean() if chosen.size else 0, rtol=1e-5)
+        np.testing.assert_allclose(variance[place], chosen.var() if chosen.size else 0, rtol=1e-5, atol=1e-12)
+
+
+def test_standardisation_of_inputs():
+    """NORM-02: 1, 2, 3, 4 become -1.3416408, -0.4472136, 0.4472136, 1.3416408."""
+    x = jnp.array([[1.0], [2.0], [3.0], [4.0]])
+    expected = [-1.3416408, -0.4472136, 0.4472136, 1.3416408]
+    np.testing.assert_allclose(standardise(x, **fit_standardiser(x)).ravel(), expected, rtol=1e-6)
+
+
+def test_statistics_of_the_training_data_are_used_on_test_data():
+    """The test data are moved by the training data's statistics; refitted they would come out centred."""
+    train, test = np.asarray(X[:4], np.float64), np.asarray(X[4:], np.float64) + 1
+    fitted = fit_standardiser(jnp.asarray(train, jnp.float32), (0, 1))
+    expected = (test - train.mean((0, 1))) / train.std((0, 1))
+    test = jnp.asarray(test, jnp.float32)
+    np.testing.assert_allclose(standardise(test, **fitted), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected.mean((0, 1))).max() > 0.3
+    refitted = standardise(test, **fit_standardiser(test, (0, 1)))
+    np.testing.assert_allclose(refitted.mean((0, 1)), 0, atol=1e-6)
+    net = Serial(functools.partial(standardise, **fitted), Dense(2))
+    params = net.init(jax.random.key(0), test)
+    np.testing.assert_allclose(
+        net.apply(params, test[0]), Dense(2).apply(params[1], expected[0].astype(np.float32)), rtol=1e-4
+    )
+
+
+def test_a_constant_feature_is_centred_only():
+    """Of variance 0, or a rounding error: 0.1 is not a float32, and its computed variance need not be 0."""
+    x = jnp.stack([jnp.full(1000, 0.1), jnp.arange(1000.0)], -1)
+    fitted = fit_standardiser(x)
+    assert float(fitted["deviation"][0]) == 1
+    np.testing.assert_allclose(standardise(x, **fitted)[:, 0], 0, atol=1e-6)
+    np.testing.assert_allclose(fitted["deviation"][1], np.arange(1000.0).std(), rtol=1e-6)
+
+
+# ---- batch norm: the lecture's numbers -------------------------------------------------------
+
+
+def test_statistics_per_position_and_pooled():
+    """E26: the lecture's form (over the batch) and Keras' (over batch and positions) of the same tensor."""
+    lecture, state = trained(BatchNorm(axes=0, epsilon=1e-5), T)
+    pooled, pooled_state = trained(BatchNorm(epsilon=1e-5), T)
+    np.testing.assert_allclose(lecture.ravel(), [-0.999995, -0.99999875, 0.999995, 0.99999875], rtol=1e-6)
+    np.testing.assert_allclose(pooled.ravel(), [-1.0690434, -0.5345217, 0, 1.6035652], rtol=1e-6, atol=1e-7)
+    assert state["mean"].tolist() == [[2.0], [4.0]] and pooled_state["mean"].tolist() == [3.0]
+
+
+@pytest.mark.parametrize("axes", [0, (0, 1), None, -1, (0, 2), (0, 1, 2)])
+def test_training_normalises_over_the_axes(axes):
+    """Against numpy, with scale and bias of the shape of the statistics (NORM-05)."""
+    over = (0, 1) if axes is None else axes
+    x = np.asarray(X, np.float64)
+    shape = x.mean(over).shape
+    layer = BatchNorm(axes=axes)
+    params, state = layer.init(jax.random.key(0), X)
+    assert params["scale"].shape == params["bias"].shape == state["mean"].shape == state["variance"].shape == shape
+    scale, bias = RNG.normal(size=(2, *shape))
+    y, after = layer.apply(
+        {"scale": jnp.asarray(scale, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}, state, X, train=True
+    )
+    keep = x.mean(over, keepdims=True).shape
+    expected = (x - x.mean(over, keepdims=True)) / np.sqrt(x.var(over, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(y, scale.reshape(keep) * expected + bias.reshape(keep), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after["mean"], x.mean(over), rtol=1e-5)
+    np.testing.assert_allclose(after["variance"], x.var(over), rtol=1e-5)
+
+
+def test_epsilon_stands_inside_the_root():
+    """NORM-03: a variance of 1.25 comes out as 1.25 / 1.251 = 0.9992006; outside the root it would be 0.9982135."""
+    y, _ = trained(BatchNorm(), jnp.array([[1.0], [2.0], [3.0], [4.0]]))
+    assert float(y.var()) == pytest.approx(0.9992006, abs=2e-7)
+    assert 1.25 / (np.sqrt(1.25) + 1e-3) ** 2 == pytest.approx(0.9982135, abs=1e-7)
+
+
+def test_scale_and_bias_can_be_left_out():
+    """NORM-05: scale 0 gives the bias; without both, params are ()."""
+    layer = BatchNorm()
+    _, state = layer.init(jax.random.key(0), X)
+    y, _ = layer.apply({"scale": jnp.zeros(4), "bias": jnp.arange(4.0)}, state, X, train=True)
+    np.testing.assert_array_equal(y, np.broadcast_to(np.arange(4.0), X.shape))
+    for use_scale in (True, False):
+        for use_bias in (True, False):
+            params, _ = BatchNorm(use_scale=use_scale, use_bias=use_bias).init(jax.random.key(0), X)
+            expected = {"scale": use_scale, "bias": use_bias}
+            assert set(params) == {name for name, used in expected.items() if used}
+            assert params == () or isinstance(params, dict)
+
+
+def test_gradients_through_the_statistics():
+    """NORM-03: the output does not change when all examples move alike, so the gradients over the batch add up to 0."""
+    layer = BatchNorm()
+    params, state = layer.init(jax.random.key(0), X)
+    weights = jnp.asarray(RNG.normal(size=X.shape), jnp.float32)
+    grad = jax.grad(lambda x: (weights * layer.apply(params, state, x, train=True)[0]).sum())(X)
+    assert float(jnp.abs(grad).max()) > 0.1
+    np.testing.assert_allclose(grad.sum((0, 1)), 0, atol=1e-5)
+
+
+def test_another_example_moves_batch_norm_and_not_layer_norm():
+    """NORM-08, NORM-06."""
+    moved = X.at[0].add(3.0 * X[1])
+    before, after = trained(BatchNorm(), X)[0], trained(BatchNorm(), moved)[0]
+    assert float(jnp.abs(before[1:] - after[1:]).max()) > 0.1
+    np.testing.assert_array_equal(layer_norm(X)[1:], layer_norm(moved)[1:])
+
+
+@pytest.mark.parametrize(
+    ("quantile", "active"),
+    [
+        (lambda u: np.sqrt(2) * np.asarray(jax.scipy.special.erfinv(2 * u - 1)), 0.5),
+        (lambda u: -np.log1p(-u), 0.367879),
+    ],
+)
+def test_half_of_the_units_are_active_only_if_the_median_is_the_mean(quantile, active):
+    """ACT-26, NORM-07, E47: after batch norm a rectifier passes half of a normal, but exp(-1) of an exponential."""
+    u = (np.arange(100_000) + 0.5) / 100_000
+    y, _ = trained(BatchNorm(), jnp.asarray(quantile(u), jnp.float32)[:, None])
+    np.testing.assert_allclose([y.mean(), y.var()], [0, 1], atol=2e-3)
+    assert float((y > 0).mean()) == pytest.approx(active, abs=1e-4)
+
+
+# ---- batch norm: running statistics ----------------------------------------------------------
+
+
+def test_running_statistics_are_weighted_averages_of_the_batches():
+    """NORM-04: weights p^(k-1), ..., p, 1, divided by their sum."""
+    layer, batches = BatchNorm(momentum=0.7), RNG.normal(1.0, 2.0, (4, 8, 3))
+    params, state = layer.init(jax.random.key(0), jnp.zeros((8, 3)))
+    for batch in batches:
+        _, state = layer.apply(params, state, jnp.asarray(batch, jnp.float32), train=True)
+    weights = 0.7 ** np.arange(4)[::-1]
+    np.testing.assert_allclose(state["mean"], np.average(batches.mean(1), 0, weights), rtol=1e-5)
+    np.testing.assert_allclose(state["variance"], np.average(batches.var(1), 0, weights), rtol=1e-5)
+    assert int(state["updates"]) == 4
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9, 0.999])
+def test_after_identical_batches_evaluation_equals_training(momentum):
+    """NORM-04: after one batch as after fifty."""
+    layer = BatchNorm(momentum=momentum)
+    params, state = layer.init(jax.random.key(0), X)
+    step = jax.jit(lambda state: layer.apply(params, state, X, train=True))
+    evaluate = jax.jit(lambda state: layer.apply(params, state, X)[0])
+    for _ in range(50):
+        y, state = step(state)
+        np.testing.assert_allclose(evaluate(state), y, rtol=1e-5, atol=1e-5)
+
+
+def test_evaluation_leaves_the_state_and_does_not_mix_examples():
+    layer = BatchNorm()
+    params, state = layer.init(jax.random.key(0), X)
+    _, state = layer.apply(params, state, X, train=True)
+    whole, after = layer.apply(params, state, X)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    np.testing.assert_allclose(jax.vmap(lambda x: layer.apply(params, state, x)[0])(X), whole, rtol=1e-6)
+    given = batch_norm(X, state["mean"], state["variance"], **params)
+    np.testing.assert_allclose(given, whole, rtol=1e-6, atol=1e-6)
+
+
+def test_evaluation_before_any_update_is_loud(sentences):
+    """A sentence where the state is known, NaN where it is not; the sentence's advice helps."""
+    layer = BatchNorm()
+    params, state = layer.init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match="never updated.*train=True"):
+        layer.apply(params, state, X)
+    with jax.debug_nans(False):
+        assert jnp.isnan(jax.jit(layer.apply)(params, state, X)[0]).all()
+    _, state = layer.apply(params, state, X, train=True)
+    assert jnp.isfinite(jax.jit(layer.apply)(params, state, X)[0]).all()
+
+
+@pytest.mark.parametrize(("spatial", "affine"), [(0, True), (0, False), (1, True), (2, True), (2, False), (3, True)])
+def test_batch_norm_against_torch(torch, spatial, affine):
+    """Values, gradients and (their starting point apart) running statistics over three batches; float64."""
+    shape, momentum = (5, *(3, 2, 4)[:spatial], 3), 0.9
+    n = np.prod(shape[:-1])
+    kind = {0: "BatchNorm1d", 1: "BatchNorm1d", 2: "BatchNorm2d", 3: "BatchNorm3d"}[spatial]
+    theirs = getattr(torch.nn, kind)(3, momentum=1 - momentum, affine=affine, dtype=torch.float64)
+    with jax.enable_x64(True):
+        layer = BatchNorm(momentum=momentum, epsilon=1e-5, use_scale=affine, use_bias=affine, param_dtype=jnp.float64)
+        params, state = layer.init(jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float64))
+        steps = lambda params, x, state: layer.apply(params, state, x, train=True)
+        evaluations = lambda params, x, state: layer.apply(params, state, x)
+        if affine:
+            params = {name: jnp.asarray(RNG.normal(size=3)) for name in ("scale", "bias")}
+            theirs.weight.data = torch.tensor(np.asarray(params["scale"]))
+            theirs.bias.data = torch.tensor(np.asarray(params["bias"]))
+        for step in range(4):
+            train = step < 3
+            theirs.train(train)
+            x, g = RNG.normal(1.0, 2.0, (2, *shape))
+            x_torch = torch.tensor(channels_second(x), requires_grad=True)
+            y_torch = theirs(x_torch)
+            y_torch.backward(torch.tensor(channels_second(g)))
+            if not train:  # PyTorch starts at 0 and 1 with weight p^k, and its running variance is unbiased
+                past = momentum**3
+                np.testing.assert_allclose(theirs.running_mean, (1 - past) * state["mean"], rtol=1e-10)
+                unbiased = n / (n - 1) * np.asarray(state["variance"])
+                np.testing.assert_allclose(theirs.running_var, past + (1 - past) * unbiased, rtol=1e-10)
+                state = {
+                    "mean": jnp.asarray(theirs.running_mean),
+                    "variance": jnp.asarray(theirs.running_var),
+                    "updates": jnp.asarray(10_000, jnp.int32),
+                }
+            f = steps if train else evaluations
+            y, state, param_grads, x_grad = pulled(f, params, jnp.asarray(x), jnp.asarray(g), state)
+            np.testing.assert_allclose(y, channels_last(y_torch.detach()), rtol=1e-10, atol=1e-10)
+            np.testing.assert_allclose(x_grad, channels_last(x_torch.grad), rtol=1e-10, atol=1e-10)
+            if affine:
+                np.testing.assert_allclose(param_grads["scale"], theirs.weight.grad, rtol=1e-10, atol=1e-10)
+                np.testing.assert_allclose(param_grads["bias"], theirs.bias.grad, rtol=1e-10, atol=1e-10)
+                theirs.zero_grad()
+
+
+# ---- batch norm: padding ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_padding_changes_nothing(rank):
+    """Outputs, gradients and running statistics are those of the real entries alone, whatever the padding holds."""
+    layer = BatchNorm(momentum=0.8)
+    mask = RNG.random(X.shape[:rank]) < 0.5
+    weights = jnp.asarray(RNG.normal(size=X.shape), jnp.float32)
+    real, real_weights = X[mask].reshape(-1, 4), weights[mask].reshape(-1, 4)
+    params, state = layer.init(jax.random.key(0), X)
+    params = {"scale": jnp.arange(1.0, 5.0), "bias": jnp.ones(4)}
+    full = jnp.asarray(mask).reshape(mask.shape + (1,) * (3 - rank))
+    with jax.debug_nans(False):
+        padded = jnp.where(full, X, jnp.nan)
+
+    def loss(params, x, weights, **side):
+        y, after = layer.apply(params, state, x, train=True, **side)
+        return (weights * y**2).sum(), (y, after)
+
+    both = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    (_, (expected, expected_state)), expected_grads = both(params, real, real_weights)
+    (_, (y, after)), grads = both(params, padded, jnp.where(full, weights, 0), mask=jnp.asarray(mask))
+    np.testing.assert_allclose(y[mask].reshape(-1, 4), expected, rtol=1e-4, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), after, expected_state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads[0], expected_grads[0])
+    np.testing.assert_allclose(grads[1][mask].reshape(-1, 4), expected_grads[1], rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(np.asarray(grads[1])[~mask], 0)
+    assert jnp.isfinite(y).all()
+    wrong = trained(layer, jnp.where(full, X, 0))[1]["mean"]  # padding that counts
+    assert float(jnp.abs(wrong - after["mean"]).max()) > 0.1
+
+
+def test_a_batch_without_any_real_entry_leaves_the_state():
+    layer = BatchNorm()
+    params, state = layer.init(jax.random.key(0), X)
+    y, after = layer.apply(params, state, X, train=True, mask=jnp.zeros(6, bool))
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    np.testing.assert_array_equal(y, 0)  # padding is read as zero, and mean and bias are 0
+    _, state = layer.apply(params, after, X, train=True)
+    _, after = layer.apply(params, state, X, train=True, mask=jnp.zeros((6, 5), bool))
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+def test_statistics_per_position_of_padded_sequences():
+    """With axes=0 each position counts its own sequences; one that no sequence reaches keeps its statistics."""
+    lengths = jnp.array([1, 2, 2, 3, 3, 4])
+    mask = jnp.arange(5)[None] < lengths[:, None]
+    _, state = trained(BatchNorm(axes=0), X, mask=mask)
+    for position in range(5):
+        real = np.asarray(X[np.asarray(mask[:, position]), position])
+        expected = real.mean(0) if len(real) else np.zeros(4)
+        np.testing.assert_allclose(state["mean"][position], expected, rtol=1e-5)
+    np.testing.assert_array_equal(state["variance"][4], 1)
+
+
+# ---- batch norm: across vmap, devices, and depth ---------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("how", ["vmap", "shard_map"])
+def test_statistics_across_a_mapped_axis_are_those_of_the_whole_batch(how, masked):
+    """Outputs, gradients and state, with shards that hold different numbers of real entries."""
+    x = jnp.asarray(RNG.normal(3.0, 2.0, (16, 3)), jnp.float32)
+    mask = jnp.arange(16) % 7 > jnp.arange(16) // 6 if masked else None
+    weights = jnp.asarray(RNG.normal(size=x.shape), jnp.float32)
+    params, state = BatchNorm().init(jax.random.key(0), x)
+    params = {"scale": jnp.arange(1.0, 4.0), "bias": jnp.ones(3)}
+    whole, across = BatchNorm(), BatchNorm(axis_name="shards")
+
+    def mapped(params, x, mask):
+        f = lambda x, mask: across.apply(params, state, x, train=True, mask=mask)
+        if how == "vmap":
+            split = lambda a: a.reshape(8, 2, *a.shape[1:])
+            y, after = jax.vmap(f, axis_name="shards")(split(x), jax.tree.map(split, mask))
+            return y.reshape(x.shape), jax.tree.map(lambda leaf: leaf[0], after)
+        mesh = jax.make_mesh((8,), ("shards",), axis_types=(jax.sharding.AxisType.Auto,))
+        return jax.shard_map(f, mesh=mesh, in_specs=P("shards"), out_specs=(P("shards"), P()))(x, mask)
+
+    def loss(f):
+        def g(params, x):
+            y, after = f(params, x, mask)
+            return (weights * jnp.sin(y)).sum(), (y, after)
+
+        return jax.jit(jax.value_and_grad(g, (0, 1), has_aux=True))
+
+    expected = loss(lambda params, x, mask: whole.apply(params, state, x, train=True, mask=mask))(params, x)
+    came = loss(mapped)(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), came, expected)
+    one_shard = trained(whole, x[:2])[1]["mean"]
+    assert float(jnp.abs(one_shard - came[0][1][1]["mean"]).max()) > 0.1
+
+
+def test_single_examples_under_vmap():
+    """x without batch axis, the vmap's axis being the batch."""
+    layer = BatchNorm(axis_name="batch")
+    params, state = layer.init(jax.random.key(0), X[0, 0])
+    y, _ = jax.vmap(lambda x: layer.apply(params, state, x, train=True), axis_name="batch")(X[:, 0])
+    np.testing.assert_allclose(y, trained(BatchNorm(), X[:, 0])[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("remat", ["none", "all"])
+def test_repeat_is_serial_of_copies(remat):
+    """The scan stacks state as it stacks params: outputs, states and gradients agree, in training and after it."""
+    block = lambda: Residual(Dense(4), BatchNorm(), jnp.tanh)
+    deep, flat = Repeat(block(), 3, remat=remat), Serial(*[block() for _ in range(3)])
+    x = X[:, 0]
+    params, state = deep.init(jax.random.key(0), x)
+    unstacked = lambda tree: tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(3))
+
+    def loss(net, state, params):
+        y, after = net.apply(params, state, x, train=True)
+        return (y**2).sum(), after
+
+    grad = lambda net, state, params: jax.jit(jax.grad(functools.partial(loss, net, state), has_aux=True))(params)
+    expected_grads, expected_state = grad(flat, unstacked(state), unstacked(params))
+    grads, after = grad(deep, state, params)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    jax.tree.map(close, unstacked(grads), expected_grads)
+    jax.tree.map(close, unstacked(after), expected_state)
+    expected = jax.jit(flat.apply)(unstacked(params), expected_state, x)[0]
+    np.testing.assert_allclose(jax.jit(deep.apply)(params, after, x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+# ---- norms of single examples ----------------------------------------------------------------
+
+
+def test_layer_norm_of_the_lecture_and_of_transformers():
+    """E27: over (n, c) for each example; over c alone, which has one entry here, all is 0."""
+    over_all = layer_norm(T, axes=(-2, -1)).ravel()
+    np.testing.assert_allclose(over_all, [-0.99998, 0.99998, -0.9999978, 0.9999978], rtol=1e-6)
+    np.testing.assert_array_equal(layer_norm(T), 0)
+
+
+@pytest.mark.parametrize("axes", [-1, (-2, -1)])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_layer_norm_against_torch(torch, axes, use_bias):
+    """NORM-06: torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
+    shape = (4,) if axes == -1 else (5, 4)
+    theirs = torch.nn.LayerNorm(shape, bias=use_bias, dtype=torch.float64)
+    parity(torch, theirs, LayerNorm(axes=axes, use_bias=use_bias, param_dtype=jnp.float64), (6, 5, 4), shape)
+
+
+def test_rms_norm_against_torch(torch):
+    for axes, shape in ((-1, (4,)), ((-2, -1), (5, 4))):
+        theirs = torch.nn.RMSNorm(shape, eps=1e-6, dtype=torch.float64)
+        parity(torch, theirs, RMSNorm(axes=axes, param_dtype=jnp.float64), (6, 5, 4), shape)
+
+
+@pytest.mark.parametrize(("groups", "shape"), [(1, (3, 6)), (2, (3, 5, 6)), (3, (2, 3, 4, 6)), (6, (2, 2, 3, 2, 6))])
+def test_group_norm_against_torch(torch, groups, shape):
+    theirs = torch.nn.GroupNorm(groups, 6, dtype=torch.float64)
+    layer = GroupNorm(groups, spatial=len(shape) - 2, param_dtype=jnp.float64)
+    parity(torch, theirs, layer, shape, (6,), channels_second, channels_last)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (2, 3, 4, 4), (2, 2, 3, 2, 4)])
+def test_instance_norm_against_torch(torch, shape):
+    kind = f"InstanceNorm{len(shape) - 2}d"
+    theirs = getattr(torch.nn, kind)(4, affine=True, dtype=torch.float64)
+    layer = InstanceNorm(spatial=len(shape) - 2, param_dtype=jnp.float64)
+    parity(torch, theirs, layer, shape, (4,), channels_second, channels_last)
+    bare = getattr(torch.nn, kind)(4)(torch.tensor(channels_second(np.ones(shape)))).numpy()
+    np.testing.assert_allclose(channels_last(bare), instance_norm(jnp.ones(shape), len(shape) - 2), atol=1e-6)
+
+
+def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_torch=np.asarray):
+    """Values and gradients in x and params, for random params."""
+    x, g = RNG.normal(1.0, 2.0, (2, *shape))
+    x_torch = torch.tensor(to_torch(x), requires_grad=True)
+    with jax.enable_x64(True):
+        params = layer.init(jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float64))
+        params = {name: jnp.asarray(RNG.normal(size=param_shape)) for name in params}
+        for name, values in params.items():
+            getattr(theirs, {"scale": "weight", "bias": "bias"}[name]).data = torch.tensor(np.asarray(values))
+        y_torch = theirs(x_torch)
+        y_torch.backward(torch.tensor(to_torch(g)))
+        y, _, param_grads, x_grad = pulled(lambda p, x: (layer.apply(p, x), ()), params, jnp.asarray(x), jnp.asarray(g))
+        np.testing.assert_allclose(y, from_torch(y_torch.detach()), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(x_grad, from_torch(x_torch.grad), rtol=1e-10, atol=1e-10)
+        for name, grad in param_grads.items():
+            their_grad = getattr(theirs, {"scale": "weight", "bias": "bias"}[name]).grad
+            np.testing.assert_allclose(grad, their_grad, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=8)
+@given(
+    st.lists(st.integers(1, 3), max_size=2),
+    st.lists(st.integers(1, 4), max_size=3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_group_norm_of_odd_shapes_by_a_loop(batch, spatial, groups, size):
+    """Any number of batch and spatial axes, against a loop over examples and groups."""
+    shape = (*batch, *spatial, groups * size)
+    x = jnp.asarray(np.random.default_rng(2).normal(size=shape), jnp.float32)
+    expected = np.empty(shape)
+    for example in np.ndindex(*batch):
+        for group in range(groups):
+            part = (*example, ..., slice(group * size, (group + 1) * size))
+            v = np.asarray(x[part], np.float64)
+            expected[part] = (v - v.mean()) / np.sqrt(v.var() + 1e-5)
+    came = jax.jit(group_norm, static_argnums=(1, 2))(x, groups, len(spatial))
+    np.testing.assert_allclose(came, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_group_norm_between_layer_and_instance_norm():
+    scale, bias = jnp.arange(4.0), jnp.ones(4)
+    group = jax.jit(group_norm, static_argnums=(1, 2))
+    layer = layer_norm(X, axes=(-2, -1))
+    np.testing.assert_allclose(group(X, 1, 1), layer, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(group(X, 4, 1, scale, bias), instance_norm(X, 1, scale, bias), rtol=1e-5, atol=1e-6)
+    assert np.abs(group(X, 2, 1) - layer).max() > 0.1
+
+
+# ---- numbers that are large or short ---------------------------------------------------------
+
+
+def one_pass_variance(x, axes):
+    """The form that loses all digits: mean of squares minus square of the mean."""
+    return (x**2).mean(axes) - x.mean(axes) ** 2
+
+
+def test_large_means_do_not_hide_a_small_variance():
+    """1e4 plus deviations of 1, in float32: two passes keep the variance, one pass does not."""
+    x = jnp.asarray(1e4 + np.random.default_rng(3).normal(0, 1, (1000, 3)), jnp.float32)
+    expected = np.asarray(x, np.float64).var(0)
+    np.testing.assert_allclose(moments(x, 0)[1], expected, rtol=1e-3)
+    assert np.abs(one_pass_variance(x, 0) - expected).min() > expected.max()
+    y, _ = trained(BatchNorm(epsilon=1e-6), x)
+    np.testing.assert_allclose(np.asarray(y, np.float64).std(0), 1, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_summed_in_float32(dtype):
+    """Values near 1e4, whose squares and sums float16 cannot hold; the statistics of the very values, to 1e-5."""
+    x = jnp.asarray(1e4 + RNG.integers(-8, 8, (4, 16, 6)) * 64, dtype)
+    wide = np.asarray(x.astype(jnp.float32), np.float64)
+    mean, variance = moments(x, (0, 1))
+    assert mean.dtype == variance.dtype == jnp.float32
+    np.testing.assert_allclose(mean, wide.mean((0, 1)), rtol=1e-6)
+    np.testing.assert_allclose(variance, wide.var((0, 1)), rtol=1e-4)
+    fitted = fit_standardiser(x, (0, 1))
+    assert fitted["mean"].dtype == jnp.float32
+    tolerance = 2 * float(jnp.finfo(dtype).eps)
+    for came, axes in (
+        (layer_norm(x), -1),
+        (group_norm(x, 2, 1), None),
+        (instance_norm(x, 1), 1),
+        (trained(BatchNorm(epsilon=1e-5), x)[0], (0, 1)),
+        (standardise(x, **fitted), (0, 1)),
+    ):
+        assert came.dtype == dtype
+        if axes is not None:
+            expected = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
+            np.testing.assert_allclose(came.astype(jnp.float32), expected, rtol=tolerance, atol=tolerance)
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True))
+    np.testing.assert_allclose(rms_norm(x).astype(jnp.float32), expected, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        layer_norm,
+        rms_norm,
+        lambda x: group_norm(x, 2, 1),
+        lambda x: instance_norm(x, 1),
+        lambda x: trained(BatchNorm(), x)[0],
+    ],
+)
+def test_constant_input_has_finite_gradients(f):
+    grad = jax.jit(jax.grad(lambda x: (f(x) ** 3).sum()))
+    for value in (0.0, 1e4, -1e4):
+        assert np.isfinite(grad(jnp.full((4, 3, 6), value))).all()
+
+
+# ---- norms of weights ------------------------------------------------------------------------
+
+
+def wide_dense(features, use_bias=True):
+    return Dense(features, use_bias=use_bias, param_dtype=jnp.float64)
+
+
+def test_weight_norm_against_torch(torch):
+    """Values and gradients in length, direction, bias and x; at the start it is the layer without norm."""
+    x, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 3))
+    with jax.enable_x64(True):
+        net = WeightNorm(wide_dense(3))
+        params = net.init(jax.random.key(0), jnp.asarray(x))
+        np.testing.assert_allclose(net.apply(params, x), wide_dense(3).apply(params["layer"], x), rtol=1e-12)
+        params = jax.tree.map(lambda p: p + jnp.asarray(RNG.normal(size=p.shape)), params)
+        theirs = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3, dtype=torch.float64))
+        weight = theirs.parametrizations.weight
+        weight.original0.data = torch.tensor(np.asarray(params["scale"]["kernel"]))[:, None]
+        weight.original1.data = torch.tensor(np.asarray(params["layer"]["kernel"]).T.copy())
+        theirs.bias.data = torch.tensor(np.asarray(params["layer"]["bias"]))
+        x_torch = torch.tensor(x, requires_grad=True)
+        y_torch = theirs(x_torch)
+        y_torch.backward(torch.tensor(g))
+        y, _, grads, x_grad = pulled(lambda p, x: (net.apply(p, x), ()), params, jnp.asarray(x), jnp.asarray(g))
+        for came, expected in (
+            (y, y_torch.detach()),
+            (x_grad, x_torch.grad),
+            (grads["scale"]["kernel"], weight.original0.grad[:, 0]),
+            (grads["layer"]["kernel"], weight.original1.grad.T),
+            (grads["layer"]["bias"], theirs.bias.grad),
+        ):
+            np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_weight_norm_of_a_net_with_state():
+    """Every kernel of the child has its length; the child's state, side inputs and other params go through."""
+    net = WeightNorm(Serial(Dense(5), BatchNorm(), jnp.tanh, Dense(2)))
+    params, state = net.init(jax.random.key(0), X)
+    assert jax.tree.map(jnp.shape, params["scale"]) == {"0/kernel": (5,), "3/kernel": (2,)}
+    step = jax.jit(functools.partial(net.apply, train=True))
+    y, after = step(params, state, X)
+    assert int(after[1]["updates"]) == 1
+    doubled = {**params, "scale": {**params["scale"], "3/kernel": 2 * params["scale"]["3/kernel"]}}
+    np.testing.assert_allclose(step(doubled, state, X)[0], 2 * y, rtol=1e-5)
+    rescaled = {**params, "layer": jax.tree.map(lambda p: 3 * p if p.ndim > 1 else p, params["layer"])}
+    np.testing.assert_allclose(step(rescaled, state, X)[0], y, rtol=1e-4, atol=1e-5)
+
+
+def test_weight_norm_inside_repeat():
+    net, x = Repeat(WeightNorm(Dense(4)), 3), X[:, 0]
+    params = net.init(jax.random.key(0), x)
+    y = x
+    for i in range(3):
+        y = WeightNorm(Dense(4)).apply(jax.tree.map(lambda p, i=i: p[i], params), y)
+    np.testing.assert_allclose(net.apply(params, x), y, rtol=1e-5, atol=1e-6)
+
+
+def test_spectral_norm_against_torch(torch):
+    """In evaluation and in training, from the same vectors: values, gradients and next vectors."""
+    x, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 3))
+    with jax.enable_x64(True):
+        net = SpectralNorm(wide_dense(3), n_iterations=2)
+        params, state = net.init(jax.random.key(0), jnp.asarray(x))
+        params = jax.tree.map(lambda p: p + jnp.asarray(RNG.normal(size=p.shape)), params)  # no longer converged
+        theirs = torch.nn.Linear(4, 3, dtype=torch.float64)
+        theirs.weight.data = torch.tensor(np.asarray(params["kernel"]).T.copy())
+        theirs.bias.data = torch.tensor(np.asarray(params["bias"]))
+        theirs = torch.nn.utils.parametrizations.spectral_norm(theirs, n_power_iterations=2)
+        theirs.parametrizations.weight[0]._u.data = torch.tensor(np.asarray(state["vectors"]["kernel"]["outer"]))
+        theirs.parametrizations.weight[0]._v.data = torch.tensor(np.asarray(state["vectors"]["kernel"]["inner"]))
+        steps = lambda params, x, state: net.apply(params, state, x, train=True)
+        evaluations = lambda params, x, state: net.apply(params, state, x)
+        for train in (False, True, False):
+            theirs.train(train)
+            theirs.zero_grad()
+            x_torch = torch.tensor(x, requires_grad=True)
+            y_torch = theirs(x_torch)
+            y_torch.backward(torch.tensor(g))
+            f = steps if train else evaluations
+            y, state, grads, x_grad = pulled(f, params, jnp.asarray(x), jnp.asarray(g), state)
+            for came, expected in (
+                (y, y_torch.detach()),
+                (x_grad, x_torch.grad),
+                (grads["kernel"], theirs.parametrizations.weight.original.grad.T),
+                (state["vectors"]["kernel"]["outer"], theirs.parametrizations.weight[0]._u),
+                (state["vectors"]["kernel"]["inner"], theirs.parametrizations.weight[0]._v),
+            ):
+                np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_spectral_norm_converges_to_the_largest_singular_value():
+    """After enough steps the kernel's norm is 1, of a child with state and kernels of three axes too."""
+
+    def Product():
+        def init(key, x):
+            return {"kernel": jax.random.normal(key, (2, 3, 5))}
+
+        def apply(params, x):
+            return x @ params["kernel"].reshape(6, 5)
+
+        return Layer(init, apply)
+
+    net = SpectralNorm(Serial(Product(), BatchNorm()))
+    params, state = net.init(jax.random.key(3), jnp.zeros((2, 6)))
+    x = jnp.asarray(RNG.normal(size=(6, 6)), jnp.float32)
+    step = jax.jit(lambda state: net.apply(params, state, x, train=True)[1])
+    for _ in range(200):
+        state = step(state)
+    kernel = np.asarray(params[0]["kernel"]).reshape(6, 5)
+    u, w = (np.asarray(state["vectors"]["0/kernel"][name]) for name in ("inner", "outer"))
+    np.testing.assert_allclose(u @ kernel @ w, np.linalg.svd(kernel)[1][0], rtol=1e-5)
+    assert int(state["layer"][1]["updates"]) == 200
+    normalised = SpectralNorm(Product()).apply(
+        params[0], {"layer": (), "vectors": {"kernel": state["vectors"]["0/kernel"]}}, jnp.eye(6)
+    )[0]
+    assert np.linalg.norm(normalised, 2) == pytest.approx(1, rel=1e-5)
+
+
+def test_a_kernel_of_zeros_stays_zero_and_has_finite_gradients():
+    dense = Dense(3, kernel_init=jax.nn.initializers.zeros)
+    params, state = SpectralNorm(dense).init(jax.random.key(0), jnp.zeros(4))
+    for net, own_params, own_state in (
+        (SpectralNorm(dense), params, state),
+        (stateful(WeightNorm(dense)), {"layer": params, "scale": {"kernel": jnp.zeros(3)}}, ()),
+    ):
+        total = lambda p, net=net, s=own_state: net.apply(p, s, jnp.ones(4))[0].sum()
+        y, grads = jax.jit(jax.value_and_grad(total))(own_params)
+        assert float(y) == 0
+        assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+# ---- what is said of bad input ---------------------------------------------------------------
+
+
+def run(layer, *inputs, **side):
+    params, state = stateful(layer).init(jax.random.key(0), *inputs)
+    return stateful(layer).apply(params, state, *inputs, **side)
+
+
+WHOLE = jnp.arange(8).reshape(2, 4)
+HALVES = jnp.ones((2, 4)) * jnp.array([[1.0], [2.0]])
+BAD = {
+    "groups": (
+        lambda: GroupNorm(3, spatial=1).init(None, X),
+        "divide.*4 channels can be in 1, 2, 4 groups",
+        lambda: group_norm(X, 4, 1),
+    ),
+    "no groups": (lambda: group_norm(X, 0, 1), "groups to be a whole number >= 1, but 0", lambda: group_norm(X, 1, 1)),
+    "too few axes": (lambda: group_norm(X, 2, 3), "3 spatial axes.*number of axes", lambda: group_norm(X, 2, 1)),
+    "too few axes at init": (
+        lambda: InstanceNorm(spatial=2).init(None, HALVES),
+        "spatial=",
+        lambda: instance_norm(HALVES, 1),
+    ),
+    "no positions": (lambda: instance_norm(X, 0), "spatial to be a whole number >= 1", lambda: instance_norm(X, 1)),
+    "axes not there": (lambda: layer_norm(X, axes=3), "axes=3.*from -3 to 2", lambda: layer_norm(X, axes=2)),
+    "axes twice": (lambda: moments(X, (0, -3)), "each of them once", lambda: moments(X, (0, -2))),
+    "positive axes": (lambda: LayerNorm(axes=2), "negative axes.*-1", lambda: LayerNorm(axes=-1)),
+    "positive axes of RMS": (lambda: RMSNorm(axes=(-2, 1)), "negative axes", lambda: RMSNorm(axes=(-2, -1))),
+    "scale of another shape": (
+        lambda: layer_norm(X, jnp.ones(5)),
+        r"scale of shape \(4,\).*float32 \(5,\)",
+        lambda: layer_norm(X, jnp.ones(4)),
+    ),
+    "another number of features": (
+        lambda: BatchNorm().apply(*BatchNorm().init(jax.random.key(0), X), X[..., :3], train=True),
+        r"scale of shape \(3,\).*made by init for this x",
+        lambda: run(BatchNorm(), X[..., :3], train=True),
+    ),
+    "no feature axis": (
+        lambda: BatchNorm().init(None, X[0, 0, 0]),
+        "feature axis",
+        lambda: BatchNorm().init(None, X[0, 0, 0][..., None]),
+    ),
+    "one example": (
+        lambda: run(BatchNorm(), X[:1, 0], train=True),
+        "more than one entry.*at least two",
+        lambda: run(BatchNorm(), X[:2, 0], train=True),
+    ),
+    "vmap without axis_name": (
+        lambda: jax.vmap(lambda x: run(BatchNorm(), x, train=True))(X[:, 0]),
+        "under vmap say axis_name=",
+        lambda: jax.vmap(lambda x: run(BatchNorm(axis_name="a"), x, train=True), axis_name="a")(X[:, 0]),
+    ),
+    "momentum": (lambda: BatchNorm(momentum=1), r"momentum in \[0, 1\)", lambda: BatchNorm(momentum=0)),
+    "train as a number": (
+        lambda: run(BatchNorm(), X, train=1),
+        "train to be True or False",
+        lambda: run(BatchNorm(), X, train=True),
+    ),
+    "mask of numbers": (
+        lambda: run(BatchNorm(), X, train=True, mask=jnp.ones((6, 5))),
+        r"boolean mask.*\(6, 5\).*mask.astype\(bool\)",
+        lambda: run(BatchNorm(), X, train=True, mask=jnp.ones((6, 5)).astype(bool)),
+    ),
+    "mask of another shape": (
+        lambda: moments(X, 0, mask=jnp.ones(5, bool)),
+        r"such as \(6, 5\), but bool \(5,\)",
+        lambda: moments(X, 0, mask=jnp.ones((6, 5), bool)),
+    ),
+    "standardiser's axes": (
+        lambda: fit_standardiser(X, -1),
+        "first ones of x.*moveaxis",
+        lambda: fit_standardiser(jnp.moveaxis(X, -1, 0), 0),
+    ),
+    "no kernel": (
+        lambda: WeightNorm(LayerNorm()).init(jax.random.key(0), X),
+        "named kernel.*bias, scale",
+        lambda: WeightNorm(Dense(2)).init(jax.random.key(0), X),
+    ),
+    "columns of zeros": (
+        lambda: WeightNorm(Dense(2, kernel_init=jax.nn.initializers.zeros)).init(jax.random.key(0), X),
+        "columns of zeros.*kernel_init",
+        lambda: WeightNorm(Dense(2, kernel_init=jax.nn.initializers.ones)).init(jax.random.key(0), X),
+    ),
+    "iterations": (
+        lambda: SpectralNorm(Dense(2), n_iterations=0),
+        "n_iterations",
+        lambda: SpectralNorm(Dense(2), n_iterations=1),
+    ),
+    "params of another layer": (
+        lambda: LayerNorm(use_bias=False).apply({"bias": jnp.ones(4)}, X),
+        "LayerNorm expects params named scale, but bias",
+        lambda: LayerNorm(use_bias=False).apply({"scale": jnp.ones(4)}, X),
+    ),
+    "params where there are none": (
+        lambda: LayerNorm(use_scale=False, use_bias=False).apply({"bias": jnp.ones(4)}, X),
+        "LayerNorm expects params",
+        lambda: LayerNorm(use_scale=False, use_bias=False).apply((), X),
+    ),
+    "state of another layer": (
+        lambda: BatchNorm().apply(BatchNorm().init(jax.random.key(0), X)[0], (), X, train=True),
+        "its state.*mean, updates, variance",
+        lambda: run(BatchNorm(), X, train=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
+    bad, words, repaired = BAD[what]
+    with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
+        bad()
+    repaired()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        layer_norm,
+        rms_norm,
+        lambda x: moments(x, 0),
+        lambda x: fit_standardiser(x),
+        lambda x: standardise(x, jnp.zeros(4), jnp.ones(4)),
+        lambda x: batch_norm(x, jnp.zeros(4), jnp.ones(4)),
+        lambda x: group_norm(x, 2, 0),
+        lambda x: instance_norm(x, 1),
+        lambda x: run(BatchNorm(), x, train=True),
+        lambda x: run(LayerNorm(), x),
+        lambda x: run(GroupNorm(2, spatial=0), x),
+    ],
+)
+def test_integers_are_refused(f, sentences):
+    with pytest.raises(TypeError, match=r"floating-point x, but int32 \(2, 4\) came; convert it with x.astype"):
+        f(WHOLE)
+    f(WHOLE.astype(jnp.float32))

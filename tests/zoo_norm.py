@@ -1,0 +1,145 @@
+"""Rows of the zoo: normalisation and dropout."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from specimen import Specimen
+
+from jaxblocks import (
+    BatchNorm,
+    Dense,
+    Dropout,
+    FeatureDropout,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    Residual,
+    RMSNorm,
+    SpectralNorm,
+    StatefulLayer,
+    StochasticDepth,
+    WeightNorm,
+)
+
+REAL = np.array([[True, True], [False, True], [True, False]])
+
+
+def settled(layer, settle):
+    """The layer with a state that it might have reached in training: ``settle`` of that of ``init``."""
+
+    def init(key, x):
+        params, state = layer.init(key, x)
+        return params, settle(state)
+
+    return StatefulLayer(init, layer.apply)
+
+
+def measured(state):
+    """Running statistics of mean 0.5 and variance 2 after one update."""
+    filled = jax.tree.map(jnp.full_like, state, {"mean": 0.5, "variance": 2.0, "updates": 1})
+    return {name: filled[name] for name in state}
+
+
+def as_wide_as_x(layer):
+    """The layer with params of float64 where its input is, so that normalised kernels are not rounded to float32."""
+
+    @functools.wraps(layer.apply)
+    def apply(params, *rest, **side):
+        wide = rest[-1].dtype == jnp.float64
+        return layer.apply(jax.tree.map(lambda p: p.astype(jnp.float64) if wide else p, params), *rest, **side)
+
+    return layer._replace(apply=apply)
+
+
+def at_the_corner(state):
+    """Singular vectors that read off the first entry of the kernel."""
+    return {**state, "vectors": jax.tree.map(lambda v: jnp.zeros_like(v).at[0].set(1), state["vectors"])}
+
+
+def normalised(x, axes, epsilon, mean=None, variance=None):
+    mean = x.mean(axes, keepdims=True) if mean is None else mean
+    variance = ((x - mean) ** 2).mean(axes, keepdims=True) if variance is None else variance
+    return (x - mean) / np.sqrt(variance + epsilon)
+
+
+def affine(p, y):
+    return p.get("scale", 1) * y + p.get("bias", 0)
+
+
+def masked(p, x):
+    real = x[REAL]  # (real, features)
+    return affine(p, normalised(np.where(REAL[..., None], x, 0), None, 1e-3, real.mean(0), real.var(0)))
+
+
+def grouped(p, x, groups):
+    g = x.reshape(*x.shape[:-1], groups, -1)
+    return affine(p, normalised(g, (1, 2, 4), 1e-5).reshape(x.shape))
+
+
+def weight_normed(p, x):
+    v = p["layer"]["kernel"]
+    return x @ (p["scale"]["kernel"] * v / np.sqrt((v**2).sum(0))) + p["layer"]["bias"]
+
+
+ROWS = {
+    "BatchNorm": Specimen(
+        "BatchNorm",
+        settled(BatchNorm(), measured),
+        ((3, 4),),
+        lambda p, x: affine(p, normalised(x, 0, 1e-3, 0.5, 2.0)),
+        mixes_batch=True,
+    ),
+    "BatchNorm in training": Specimen(
+        "BatchNorm",
+        settled(BatchNorm(momentum=0.9), measured),
+        ((3, 2, 4),),
+        lambda p, x: affine(p, normalised(x, (0, 1), 1e-3)),
+        {"train": True},
+        mixes_batch=True,
+    ),
+    "BatchNorm as in the lecture": Specimen(
+        "BatchNorm",
+        settled(BatchNorm(axes=0, use_scale=False, use_bias=False), measured),
+        ((3, 2, 4),),
+        lambda p, x: normalised(x, 0, 1e-3),
+        {"train": True},
+        mixes_batch=True,
+    ),
+    "BatchNorm with padding": Specimen(
+        "BatchNorm",
+        settled(BatchNorm(), measured),
+        ((3, 2, 4),),
+        masked,
+        {"train": True, "mask": REAL},
+        mixes_batch=True,
+    ),
+    "LayerNorm": Specimen("LayerNorm", LayerNorm(), ((3, 2, 4),), lambda p, x: affine(p, normalised(x, -1, 1e-5))),
+    "LayerNorm as in the lecture": Specimen(
+        "LayerNorm",
+        LayerNorm(axes=(-2, -1), use_bias=False),
+        ((3, 2, 4),),
+        lambda p, x: affine(p, normalised(x, (-2, -1), 1e-5)),
+    ),
+    "RMSNorm": Specimen(
+        "RMSNorm", RMSNorm(), ((3, 4),), lambda p, x: affine(p, x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
+    ),
+    "GroupNorm": Specimen("GroupNorm", GroupNorm(2, spatial=2), ((3, 2, 2, 4),), lambda p, x: grouped(p, x, 2)),
+    "InstanceNorm": Specimen(
+        "InstanceNorm", InstanceNorm(spatial=1), ((3, 5, 4),), lambda p, x: affine(p, normalised(x, 1, 1e-5))
+    ),
+    "WeightNorm": Specimen("WeightNorm", as_wide_as_x(WeightNorm(Dense(3))), ((3, 4),), weight_normed),
+    "SpectralNorm": Specimen(
+        "SpectralNorm",
+        settled(as_wide_as_x(SpectralNorm(Dense(3))), at_the_corner),
+        ((3, 4),),
+        lambda p, x: x @ (p["kernel"] / p["kernel"][0, 0]) + p["bias"],
+        {"train": False},  # in training its derivative holds the vectors constant, so finite differences disagree
+    ),
+    "Dropout": Specimen("Dropout", Dropout(0.4), ((3, 4),), lambda p, x: x),
+    "FeatureDropout": Specimen("FeatureDropout", FeatureDropout(0.4, spatial=1), ((3, 2, 4),), lambda p, x: x),
+    "StochasticDepth": Specimen(
+        "StochasticDepth", Residual(jnp.sin, StochasticDepth(0.4)), ((3, 4),), lambda p, x: x + np.sin(x)
+    ),
+}
