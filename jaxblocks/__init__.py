@@ -21,6 +21,19 @@ from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, 
 from jaxblocks.layers.dense import MLP, Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
+# Convolution and pooling.
+from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
+from jaxblocks.layers.pool import (
+    MaxPool,
+    MeanPool,
+    adaptive_max_pool,
+    adaptive_mean_pool,
+    global_max_pool,
+    global_mean_pool,
+    max_pool,
+    mean_pool,
+)
+
 # Normalisation: of inputs, batches, examples, weights.
 from jaxblocks.layers.norm import (
     BatchNorm,
@@ -143,6 +156,7 @@ from jaxblocks.ad import cost, count, curvature, hvp, value_grad_hvp
 
 # What a net is made of.
 from jaxblocks.inspection import count_params, layer_outputs, summary
+from jaxblocks.structure import as_dense, receptive_field
 
 _LATER = {  # loaded at the first use, with the libraries that they need
     # Training; brings optax.

@@ -1,0 +1,120 @@
+"""What a layer looks like as a matrix: the dense form of a linear layer, and what an output depends on.
+
+A restriction on the weight matrix is an inductive bias: a convolution is a banded matrix with constant
+diagonals. These functions show it, by differentiation alone, for any layer or function of one array.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxblocks.checks import check_values
+from jaxblocks.core import StatefulLayer, as_layer, kind_of
+
+__all__ = ["as_dense", "receptive_field"]
+
+
+def as_dense(layer, shape: tuple[int, ...], params=(), **side) -> Float[Array, "outputs inputs"]:
+    r"""The matrix :math:`A` of an affine layer, :math:`f(x) = A x + f(0)` for flattened :math:`x` and :math:`f(x)`.
+
+    Column :math:`j` is the derivative in the direction of the :math:`j`-th basis vector.
+    For a linear layer :math:`f(0) = 0`; the offset of an affine one is ``layer.apply(params, zeros)``.
+    The matrix has as many entries as the dense layer that the layer stands for: keep shapes small.
+
+    Args:
+        layer: a pair, or a function of one array.
+        shape: the shape of the input, batch axes included if there are any.
+        params: those of the pair.
+        side: side inputs, as for ``apply``.
+
+    Returns:
+        ``(outputs, inputs)``, with the entries of arrays in row-major order.
+
+    Raises:
+        ValueError: for a layer that is not affine, as two random inputs show. Where ``params`` are traced, their values
+            are unknown and the matrix is that of the derivative at 0.
+
+    >>> difference = lambda x: conv(x, jnp.array([1.0, -1.0])[:, None, None])
+    >>> as_dense(difference, (4, 1))
+    Array([[ 1., -1.,  0.,  0.],
+           [ 0.,  1., -1.,  0.],
+           [ 0.,  0.,  1., -1.]], dtype=float32)
+
+    Source: Diehl 2023, section 1.1 (convolution as a Toeplitz matrix); Goodfellow et al., Deep learning, section 9.1.
+    """
+    f = _function("as_dense", layer, params, side)
+    zeros = jnp.zeros(shape)
+    basis = jnp.eye(zeros.size, dtype=zeros.dtype).reshape(zeros.size, *zeros.shape)
+    with jax.default_matmul_precision("highest"):
+        offset = f(zeros)
+        columns = jax.vmap(jax.jit(lambda e: jax.jvp(f, (zeros,), (e,))[1]))(basis)  # (inputs, *output)
+        matrix = columns.reshape(zeros.size, offset.size).T
+        A, at_zero = matrix.astype(zeros.dtype), offset.ravel().astype(zeros.dtype)
+        for size in (1.0, 100.0):
+            x = size * jax.random.normal(jax.random.key(0), zeros.shape, zeros.dtype)
+            error = abs(f(x).ravel().astype(zeros.dtype) - (A @ x.ravel() + at_zero))
+            rounding = float(jnp.finfo(offset.dtype).eps) ** 0.5 * (abs(A) @ abs(x.ravel()) + abs(at_zero))
+            check_values(
+                error <= rounding,
+                f"as_dense expects an affine layer, but {kind_of(layer)} is not: f(x) differs from A x + f(0) by up to "
+                "{by} for random x. For the derivative at a point, use jax.jacobian.",
+                by=jnp.max(error, initial=0.0),
+            )
+    return matrix
+
+
+def receptive_field(
+    layer, shape: tuple[int, ...], position: int | tuple[int, ...], params=(), **side
+) -> Bool[Array, "..."]:
+    r"""Which entries of the input an output depends on: where its row of the Jacobian is not zero.
+
+    :math:`R_j = \big[\, \partial f(x)_i / \partial x_j \ne 0 \text{ for some } x \,\big]`, tried at eight random
+    inputs, since a rectifier or a maximum hides what it does not pass on. A weight of exactly 0 is no dependence.
+
+    Args:
+        layer: a pair, or a function of one array.
+        shape: the shape of the input, batch axes included if there are any.
+        position: an index into the output, ``f(x)[position]``; where it leaves axes over
+            (channels), an entry counts if any of them depends on it.
+        params: those of the pair.
+        side: side inputs, as for ``apply``.
+
+    Returns:
+        Booleans of the input's shape.
+
+    Raises:
+        ValueError: for a position outside the output.
+
+    >>> blur = lambda x: conv(x, jnp.ones((3, 1, 1)), padding="same")
+    >>> print(receptive_field(lambda x: blur(blur(x)), (9, 1), 4)[:, 0].astype(int))  # two layers: 2 * 2 + 1
+    [0 0 1 1 1 1 1 0 0]
+
+    Source: Diehl 2023, section 1.1 (local features); Luo et al. 2016, Effective receptive field.
+    """
+    f = _function("receptive_field", layer, params, side)
+    like = jnp.zeros(shape)
+    out = jax.eval_shape(f, like).shape
+    position = (position,) if isinstance(position, int) else tuple(position)
+    if len(position) > len(out) or any(not -n <= i < n for i, n in zip(position, out, strict=False)):
+        raise ValueError(
+            f"receptive_field expects a position in the output, whose shape is {out}, but {position} came."
+        )
+
+    def depends(key):
+        at, weights = jax.random.split(key)
+        y, pull = jax.vjp(lambda x: f(x)[position], jax.random.normal(at, like.shape, like.dtype))
+        # a random combination of what is left over: no two rows cancel
+        return pull(jax.random.normal(weights, y.shape).astype(y.dtype))[0] != 0
+
+    return jnp.any(jax.jit(jax.vmap(depends))(jax.random.split(jax.random.key(0), 8)), 0)
+
+
+def _function(where, layer, params, side):
+    """The layer as a function of its one input."""
+    layer = as_layer(layer)
+    if isinstance(layer, StatefulLayer):
+        raise TypeError(
+            f"{where} expects a layer without state, but {kind_of(layer)} has one; fix it: "
+            "lambda x: layer.apply(params, state, x)[0]."
+        )
+    return jax.jit(lambda x: layer.apply(params, x, **side))

@@ -1,0 +1,259 @@
+"""Pooling: torch and numpy loops, who gets the derivative of a tie, what padding counts for, and bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo_conv import pooled
+
+from jaxblocks import (
+    MaxPool,
+    MeanPool,
+    adaptive_max_pool,
+    adaptive_mean_pool,
+    global_max_pool,
+    global_mean_pool,
+    max_pool,
+    mean_pool,
+)
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape)
+
+
+def line(*values):
+    return jnp.asarray(values, jnp.float32)[:, None]
+
+
+def close(came, expected, tolerance=1e-10):
+    np.testing.assert_allclose(came, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+
+
+def with_ties(*shape):
+    """Whole numbers from 0 to 2: nearly every window has several maxima."""
+    return RNG.integers(0, 3, shape).astype(np.float64)
+
+
+def compare(torch, ours, theirs, x):
+    """Values and gradients: 1e-10 in float64, 1e-5 in float32."""
+    tensor = torch.tensor(np.moveaxis(x, -1, 1).copy(), requires_grad=True)
+    y = theirs(tensor)
+    expected = np.moveaxis(y.detach().numpy(), 1, -1)
+    weights = normal(*expected.shape)
+    y.backward(torch.tensor(np.moveaxis(weights, -1, 1).copy()))
+    gradient = np.moveaxis(tensor.grad.numpy(), 1, -1)
+
+    def run(x, weights):
+        y, pull = jax.vjp(ours, x)
+        return y, pull(weights)[0]
+
+    with jax.enable_x64(True):
+        for dtype, tolerance in ((np.float64, 1e-10), (np.float32, 1e-5)):
+            y, pulled = jax.jit(run)(jnp.asarray(x, dtype), jnp.asarray(weights, dtype))
+            assert y.dtype == dtype
+            close(y, expected, tolerance)
+            close(pulled, gradient, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "window", "stride", "padding"),
+    [
+        ((9,), 4, None, 0),
+        ((9,), 5, 1, 2),
+        ((6, 8), (2, 2), None, 0),
+        ((7, 6), (3, 2), (2, 1), 1),
+        ((9, 12), (4, 6), (2, 4), (2, 3)),
+        ((4, 5, 6), (2, 3, 2), 2, (1, 0, 1)),
+    ],
+    ids=str,
+)
+def test_windows_against_torch(torch, sizes, window, stride, padding):
+    """Maximum (ties and all) and mean, counting padding or not."""
+    functional, axes = torch.nn.functional, len(sizes)
+    x = with_ties(2, *sizes, 2)
+    largest, mean = getattr(functional, f"max_pool{axes}d"), getattr(functional, f"avg_pool{axes}d")
+    compare(torch, lambda x: max_pool(x, window, stride, padding), lambda x: largest(x, window, stride, padding), x)
+    for counted in (True, False):
+        compare(
+            torch,
+            lambda x, c=counted: mean_pool(x, window, stride, padding, c),
+            lambda x, c=counted: mean(x, window, stride, padding, count_include_pad=c),
+            x,
+        )
+
+
+@pytest.mark.parametrize(("sizes", "size"), [((7,), 3), ((6, 7), (3, 2)), ((5, 4, 3), (2, 4, 1))], ids=str)
+def test_bins_against_torch(torch, sizes, size):
+    """Bin i of m goes from floor(i n / m) to ceil((i + 1) n / m)."""
+    functional, axes = torch.nn.functional, len(sizes)
+    x = with_ties(2, *sizes, 2)
+    largest, mean = (getattr(functional, f"adaptive_{kind}_pool{axes}d") for kind in ("max", "avg"))
+    compare(torch, lambda x: adaptive_max_pool(x, size), lambda x: largest(x, size), x)
+    compare(torch, lambda x: adaptive_mean_pool(x, size), lambda x: mean(x, size), x)
+
+
+@settings(max_examples=4)
+@given(st.data())
+def test_odd_shapes_against_loops(data):
+    """Any sizes, windows, strides, pads and batch axes; the windows are as long as 13."""
+    draw = lambda *options: data.draw(st.sampled_from(options))
+    window = tuple(draw(1, 2, 3, 6, 7, 13) for _ in range(draw(1, 2)))
+    stride = tuple(draw(1, 2, 3, 4, 6) for _ in window)
+    pads = tuple(draw(0, (k - 1) // 2) for k in window)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = rng.normal(size=(*draw((), (2,), (2, 1)), *[k + draw(0, 1, 5) for k in window], 2))
+    with jax.enable_x64(True):
+        largest, mean = jax.jit(lambda x: [pool(x, window, stride, pads) for pool in (max_pool, mean_pool)])(x)
+    close(largest, pooled(x, window, stride, pads, np.nanmax))
+    close(mean, pooled(x, window, stride, pads, np.nanmean))
+
+
+def test_global_pools_are_reductions():
+    x = normal(2, 3, 4, 5).astype(np.float32)
+    for spatial, axes in ((1, (2,)), (2, (1, 2)), (3, (0, 1, 2))):
+        np.testing.assert_array_equal(global_max_pool(jnp.asarray(x), spatial), x.max(axes))
+        close(global_mean_pool(jnp.asarray(x), spatial), x.mean(axes), 1e-6)
+
+
+def test_pools_that_are_the_same():
+    """A window as large as the input, one bin, and the global pool."""
+    x = jnp.asarray(normal(2, 6, 5, 3), jnp.float32)
+    for window, bins, everything in (
+        (max_pool, adaptive_max_pool, global_max_pool),
+        (mean_pool, adaptive_mean_pool, global_mean_pool),
+    ):
+        close(window(x, (6, 5))[:, 0, 0], everything(x), 1e-6)
+        close(bins(x, (1, 1))[:, 0, 0], everything(x), 1e-6)
+        close(bins(x, (3, 5)), window(x, (2, 1)), 1e-6)
+        np.testing.assert_array_equal(bins(x, (6, 5)), x)
+
+
+# ---- what was chosen ---------------------------------------------------------------------------
+
+
+def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
+    """In the order of the axes; sharing it, as jnp.max over blocks does, would give 1/3 each."""
+    x = jnp.asarray([[0.0, 1.0], [1.0, 1.0]])[..., None]
+    gradient = jax.jit(jax.grad(lambda x: max_pool(x, (2, 2)).sum()))(x)[..., 0]
+    np.testing.assert_array_equal(gradient, [[0, 1], [0, 0]])
+    column = jnp.asarray([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])[..., None]  # the first row wins, not the first column
+    gradient = jax.jit(jax.grad(lambda x: max_pool(x, (2, 3)).sum()))(column)[..., 0]
+    np.testing.assert_array_equal(gradient, [[0, 0, 1], [0, 0, 0]])
+    for window, stride in ((6, 6), (7, 7), (5, 1)):
+        gradient = jax.jit(jax.grad(lambda x, w=window, s=stride: max_pool(x, w, s)[0, 0]))(jnp.ones((8, 1)))[:, 0]
+        np.testing.assert_array_equal(gradient, [1] + [0] * 7)
+
+
+def test_the_global_maximum_shares_the_derivative_of_a_tie():
+    """As jnp.max does."""
+    gradient = jax.grad(lambda x: global_max_pool(x, 1).sum())(line(1, 2, 2, 0))
+    np.testing.assert_array_equal(gradient[:, 0], [0, 0.5, 0.5, 0])
+
+
+def test_padding_counts_only_when_asked():
+    """A constant stays a constant, at the borders too; with count_padding it fades there."""
+    ones = jnp.ones((4, 4, 1))
+    np.testing.assert_array_equal(mean_pool(ones, (3, 3), 1, 1), ones)
+    close(mean_pool(ones, (3, 3), 1, 1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
+
+
+def test_padding_is_never_the_maximum():
+    np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 3, 1, "same")[:, 0], [-4, -3, -3])
+    np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 2, 1, "causal")[:, 0], [-5, -4, -3])
+
+
+def test_what_is_left_over_is_dropped():
+    np.testing.assert_array_equal(max_pool(line(1, 2, 3, 4, 9), 2)[:, 0], [2, 4])
+    assert not jax.grad(lambda x: max_pool(x, 2).sum())(line(1, 2, 3, 4, 9))[4, 0]
+
+
+def test_nan_and_infinity_stay_in_their_windows():
+    """A NaN comes out of every window that holds it, wherever it stands in it, and out of no other."""
+    with jax.debug_nans(False):
+        for at in range(6):
+            x = line(*range(6)).at[at].set(jnp.nan)
+            expected = [at // 3 == i for i in range(2)]
+            np.testing.assert_array_equal(jnp.isnan(max_pool(x, 3))[:, 0], expected)
+            np.testing.assert_array_equal(jnp.isnan(mean_pool(x, 3))[:, 0], expected)
+            np.testing.assert_array_equal(jnp.isnan(adaptive_mean_pool(x, 2))[:, 0], expected)
+    np.testing.assert_array_equal(max_pool(line(1, -jnp.inf, 3, 4), 2)[:, 0], [1, 4])
+
+
+def test_all_derivatives_exist():
+    """Forward over reverse over forward: lax.reduce_window has no such derivative of a maximum."""
+    x = jnp.asarray(normal(6, 2), jnp.float32)
+    f = lambda x: (max_pool(x, 3, 1) ** 3).sum()
+    which = jax.jacobian(lambda x: max_pool(x, 3, 1))(x).reshape(8, 12)
+    hessian = jax.jit(jax.hessian(f))(x).reshape(12, 12)
+    close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, 1)).ravel()) @ which, 1e-5)
+
+
+def test_means_add_up_in_float32():
+    """In bfloat16, 256 + 1 is 256."""
+    x = jnp.ones((512, 1), jnp.bfloat16).at[0].set(256)
+    all_four = lambda x: (mean_pool(x, 512, 1), global_mean_pool(x, 1), adaptive_mean_pool(x, 1), mean_pool(x, 512))
+    for y in jax.jit(all_four)(x):
+        assert y.dtype == jnp.bfloat16
+        assert (y == jnp.bfloat16(767 / 512)).all()
+
+
+def test_layers_are_the_functions():
+    x = jnp.asarray(normal(2, 5, 5, 3), jnp.float32)
+    for layer, f in (
+        (MaxPool((3, 2), stride=2, padding=1), max_pool),
+        (MeanPool((3, 2), stride=2, padding=1), mean_pool),
+    ):
+        assert layer.init(jax.random.key(0), x) == ()
+        np.testing.assert_array_equal(layer.apply((), x), f(x, (3, 2), 2, 1))
+    counted = MeanPool((3, 2), stride=2, padding=1, count_padding=True).apply((), x)
+    np.testing.assert_array_equal(counted, mean_pool(x, (3, 2), 2, 1, True))
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("sentences")
+def test_sentences():
+    x = jnp.zeros((8, 3, 32, 32))
+    for pool, name in ((MaxPool, "MaxPool"), (MeanPool, "MeanPool")):
+        for window in (0, (2, 0), "2"):
+            with pytest.raises(ValueError, match=f"{name} expects window to be a whole number >= 1"):
+                pool(window)
+        with pytest.raises(ValueError, match=r"spans \(4, 4\).*only \(3, 32\).*write jnp.moveaxis\(x, 1, -1\)"):
+            pool((4, 4)).apply((), x)
+        assert pool((4, 4)).apply((), jnp.moveaxis(x, 1, -1)).shape == (8, 8, 8, 3)
+        with pytest.raises(TypeError, match="x.astype"):
+            pool(2).init(jax.random.key(0), jnp.zeros((4, 1), int))
+    for pool in (max_pool, mean_pool):
+        with pytest.raises(ValueError, match=r"less padding than its window \(2,\).*pad less"):
+            pool(line(1, 2, 3), 2, 1, 2)
+        with pytest.raises(ValueError, match="stride to be a whole number >= 1"):
+            pool(line(1, 2, 3), 2, 0)
+        with pytest.raises(ValueError, match=r"2 spatial axes and one of channels, but float32 \(3, 1\)"):
+            pool(line(1, 2, 3), (2, 2))
+        with pytest.raises(TypeError, match="floating-point x"):
+            pool(jnp.zeros((4, 1), int), 2)
+    for pool in (adaptive_max_pool, adaptive_mean_pool):
+        with pytest.raises(ValueError, match="size to be a whole number >= 1"):
+            pool(line(1, 2, 3), 0)
+        with pytest.raises(ValueError, match="at least one position"):
+            pool(jnp.zeros((0, 2)), 1)
+    for pool in (global_max_pool, global_mean_pool):
+        with pytest.raises(ValueError, match="spatial to be a whole number >= 1, but 0"):
+            pool(line(1, 2, 3), 0)
+        with pytest.raises(ValueError, match="2 spatial axes"):
+            pool(line(1, 2, 3))
+        with pytest.raises(ValueError, match="at least one position"):
+            pool(jnp.zeros((0, 2)), 1)
+        with pytest.raises(TypeError, match="floating-point x"):
+            pool(jnp.zeros((4, 1), int), 1)

@@ -1,0 +1,112 @@
+"""Convolution and pooling: the formulas as numpy loops, and a row for each public layer."""
+
+import numpy as np
+from specimen import Specimen
+
+from jaxblocks import Conv, ConvTranspose, DepthwiseConv, MaxPool, MeanPool
+
+
+def padded(x, pads, mode="constant", **values):
+    return np.pad(x, [(0, 0)] * (x.ndim - len(pads) - 1) + [*pads, (0, 0)], mode=mode, **values)
+
+
+def each(value, axes):
+    return (value,) * axes if isinstance(value, int) else value
+
+
+def convolution(x, kernel, bias=0.0, stride=1, dilation=1, groups=1, pads=0, mode="constant"):
+    """y_{i,o} = b_o + sum_{j,c} x_{s i + d j, c} w_{j,c,o}: a loop over positions i and outputs o."""
+    *window, per_group, out = kernel.shape
+    axes = len(window)
+    s, d = each(stride, axes), each(dilation, axes)
+    x = padded(x, [(p, p) if isinstance(p, int) else p for p in each(pads, axes)], mode)
+    sizes = [(n - d[a] * (window[a] - 1) - 1) // s[a] + 1 for a, n in enumerate(x.shape[-axes - 1 : -1])]
+    y = np.zeros((*x.shape[: -axes - 1], *sizes, out))
+    for i in np.ndindex(*sizes):
+        for o in range(out):
+            first = o // (out // groups) * per_group
+            where = [slice(a * b, a * b + c * (k - 1) + 1, c) for a, b, c, k in zip(i, s, d, window, strict=True)]
+            patch = x[(..., *where, slice(first, first + per_group))]
+            y[(..., *i, o)] = (patch * kernel[..., o]).sum(tuple(range(-axes - 1, 0)))
+    return y + bias
+
+
+def transposed(x, kernel, bias=0.0, stride=1, groups=1, pads=0, more=0):
+    """y_{s i + j, c} += x_{i, o} w_{j, c, o}: each entry of x spreads a copy of the kernel; then the padding is cut."""
+    *window, per_group, out = kernel.shape
+    axes = len(window)
+    sizes = x.shape[-axes - 1 : -1]
+    y = np.zeros((*x.shape[: -axes - 1], *[(n - 1) * stride + k + more for n, k in zip(sizes, window, strict=True)], 1))
+    y = np.repeat(y, per_group * groups, -1)
+    for i in np.ndindex(*sizes):
+        for j in np.ndindex(*window):
+            for o in range(out):
+                first = o // (out // groups) * per_group
+                at = (..., *[a * stride + b for a, b in zip(i, j, strict=True)], slice(first, first + per_group))
+                y[at] += x[(..., *i, slice(o, o + 1))] * kernel[(*j, slice(None), o)]
+    cut = slice(pads, -pads) if pads else slice(None)
+    return y[(..., *[cut] * axes, slice(None))] + bias
+
+
+def pooled(x, window, stride, pads, reduce):
+    """reduce over each window of an array that is padded with NaN; reduce ignores NaN."""
+    axes = len(window)
+    x = padded(x, [(p, p) for p in each(pads, axes)], constant_values=np.nan)
+    sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[-axes - 1 : -1], window, stride, strict=True)]
+    y = np.zeros((*x.shape[: -axes - 1], *sizes, x.shape[-1]))
+    for i in np.ndindex(*sizes):
+        where = [slice(a * s, a * s + k) for a, s, k in zip(i, stride, window, strict=True)]
+        y[(..., *i, slice(None))] = reduce(x[(..., *where, slice(None))], tuple(range(-axes - 1, -1)))
+    return y
+
+
+ROWS = {
+    "Conv over time": Specimen(
+        "Conv",
+        Conv(3, 3, padding="causal", dilation=2),
+        ((2, 7, 2),),
+        lambda p, x: convolution(x, p["kernel"], p["bias"], dilation=2, pads=((4, 0),)),
+    ),
+    "Conv of images": Specimen(
+        "Conv",
+        Conv(3, (3, 2), stride=2, padding=1, use_bias=False),
+        ((2, 5, 6, 2),),
+        lambda p, x: convolution(x, p["kernel"], stride=2, pads=1),
+    ),
+    "Conv of volumes on a torus": Specimen(
+        "Conv",
+        Conv(2, (3, 1, 2), padding="same", padding_mode="circular"),
+        ((2, 3, 2, 4, 2),),
+        lambda p, x: convolution(x, p["kernel"], p["bias"], pads=((1, 1), (0, 0), (0, 1)), mode="wrap"),
+    ),
+    "Conv in groups": Specimen(
+        "Conv",
+        Conv(6, (2, 2), groups=2, padding=1, padding_mode="reflect"),
+        ((2, 4, 3, 4),),
+        lambda p, x: convolution(x, p["kernel"], p["bias"], groups=2, pads=1, mode="reflect"),
+    ),
+    "DepthwiseConv": Specimen(
+        "DepthwiseConv",
+        DepthwiseConv((3, 3), 2, stride=(1, 2), padding="same"),
+        ((2, 4, 5, 3),),
+        lambda p, x: convolution(x, p["kernel"], p["bias"], stride=(1, 2), groups=3, pads=((1, 1), (1, 1))),
+    ),
+    "ConvTranspose": Specimen(
+        "ConvTranspose",
+        ConvTranspose(4, (3, 2), stride=2, groups=2, padding=1, output_padding=1),
+        ((2, 3, 4, 6),),
+        lambda p, x: transposed(x, p["kernel"], p["bias"], stride=2, groups=2, pads=1, more=1),
+    ),
+    "MaxPool": Specimen(
+        "MaxPool",
+        MaxPool((2, 3), stride=(2, 1), padding=1),
+        ((2, 5, 4, 3),),
+        lambda p, x: pooled(x, (2, 3), (2, 1), 1, np.nanmax),
+    ),
+    "MeanPool": Specimen(
+        "MeanPool",
+        MeanPool((2, 3), stride=(1, 2), padding=1),
+        ((2, 5, 4, 3),),
+        lambda p, x: pooled(x, (2, 3), (1, 2), 1, np.nanmean),
+    ),
+}
