@@ -1,4 +1,4 @@
-"""What a net is made of, read off its jaxpr: a table of its layers, and the output of each.
+"""What a net is made of, read off its jaxpr: a table of its layers, the output of each, and its variance.
 
 Combinators run each child in a named scope and mark what it returns, so the compiler's own
 description of the net tells which layer an operation belongs to. There is no second one.
@@ -10,12 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxblocks.ad.counting import Count, count, equations
-from jaxblocks.core import as_shapes, declared_by, eval_shape, kind_of, split_side, stateful
+from jaxblocks.checks import require_key
+from jaxblocks.core import as_shapes, declared_by, eval_shape, fold, kind_of, split_side, stateful
 
-__all__ = ["LayerRow", "Summary", "count_params", "layer_outputs", "summary"]
+__all__ = [
+    "LayerRow",
+    "MomentsRow",
+    "Summary",
+    "VarianceReport",
+    "count_params",
+    "layer_outputs",
+    "summary",
+    "variance_report",
+]
 
 
 @dataclass(frozen=True)
@@ -56,12 +68,7 @@ class Summary:
 
     def __getitem__(self, path: str) -> LayerRow:
         """A row by its path: ``summary(net, x)["block.Residual/0.Dense"]``, or by labels alone: ``"block/0"``."""
-        for row in self.rows:
-            labels = "/".join(scope.partition(".")[0] for scope in row.path)
-            if path in ("/".join(row.path), labels):
-                return row
-        known = ", ".join("/".join(row.path) for row in self.rows[:-1])
-        raise KeyError(f"The net has no layer {path!r}; its layers are: {known}.")
+        return _row_at(self.rows, path)
 
     def _table(self, style: str, indent: str) -> str:
         from tabulate import tabulate
@@ -176,6 +183,139 @@ def count_params(params) -> int:
     142
     """
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+@dataclass(frozen=True)
+class MomentsRow:
+    """What one array holds: an input of a net, or an output of one of its layers.
+
+    Attributes:
+        path: the place of the layer, as in `LayerRow`; ``()`` for an input.
+        kind: the name of its constructor or function, or ``"input"``.
+        mean: of all entries of the array, in float64.
+        variance: of all entries, around that mean.
+        positive: the share of entries above 0: of the units that are on, where a rectifier
+            comes before or after.
+    """
+
+    path: tuple[str, ...]
+    kind: str
+    mean: float
+    variance: float
+    positive: float
+
+    @property
+    def second_moment(self) -> float:
+        """The mean of the squares: what a layer with zero-mean weights passes on as its variance."""
+        return self.variance + self.mean**2
+
+
+@dataclass(frozen=True)
+class VarianceReport:
+    """Means and variances, from the inputs to the last layer; prints as a table, in a notebook as HTML.
+
+    Attributes:
+        rows: a `MomentsRow` for each input, then for each output of a layer, in the order in which they are made.
+    """
+
+    rows: tuple[MomentsRow, ...]
+
+    def __getitem__(self, path: str) -> MomentsRow:
+        """A row by its path, as in `Summary`; the first one of a layer that is applied several times."""
+        return _row_at(self.rows, path)
+
+    def _table(self, style: str, indent: str) -> str:
+        from tabulate import tabulate
+
+        lines = []
+        for row in self.rows:
+            name = row.path[-1].partition(".")[0] if row.path else ""
+            label = indent * (len(row.path) - 1) + f"{name} {row.kind}".strip()
+            lines.append((label, f"{row.mean:.3g}", f"{row.variance:.3g}", f"{row.positive:.1%}"))
+        align = ("left", "right", "right", "right")
+        headers = ("layer", "mean", "variance", "positive")
+        return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
+
+    def __str__(self) -> str:
+        return self._table("simple", "  ")
+
+    def _repr_html_(self) -> str:
+        return self._table("html", "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}")
+
+
+def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> VarianceReport:
+    r"""The mean and the variance of what each layer of a net puts out, at ``init`` or with params of your own.
+
+    Where the variance shrinks or grows from layer to layer, so do the outputs and, in the same way, the gradients: a
+    deep net then learns slowly or not at all. With weights of variance :math:`\mathrm{Var}\,w`, mean zero, and no bias,
+    a layer of n inputs has :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;\mathrm E x^2`, so that He's 2 / n keeps it
+    behind ReLUs and LeCun's 1 / n behind SELUs (`jaxblocks.initialisers`).
+
+    Args:
+        net: a pair or a function of arrays.
+        inputs: arrays like those that the net will see (standardised data, a few hundred examples); their values
+            count.
+        key: for ``init``, ``jax.random.key(0)`` by default; layers that draw random numbers get one made from it.
+        params, state: what to look at, instead of what ``net.init(key, *inputs)`` makes.
+        side: side inputs, as for ``apply``.
+
+    Returns:
+        A row for every floating-point array. The layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
+        ``checkpoint`` of a layer's own are left out, as in `layer_outputs`; to look into a ``Repeat``, build it as a
+        ``Serial`` of copies, which draws the same params.
+
+    >>> net = Serial(hidden=Dense(500), activation=tanh, out=Dense(300))
+    >>> report = variance_report(net, jax.random.normal(jax.random.key(1), (1000, 100)))
+    >>> [f"{row.kind} {row.variance:.2f}" for row in report.rows]
+    ['input 1.00', 'Dense 0.99', 'tanh 0.39', 'Dense 0.39']
+    >>> print(report)
+    layer ... mean    variance    positive
+    ...
+
+    Source: Krapac & Segvic, Deep feed-forward models (initialisation); He, Zhang, Ren, Sun 2015, section 2.2.
+    """
+    layer, key = stateful(net), jax.random.key(0) if key is None else key
+    require_key("variance_report", key)
+    for_apply, declared = fold(key, "apply"), declared_by(layer.init)
+    if params is None or state is None:
+        made = layer.init(key, *inputs, **{name: value for name, value in side.items() if name in declared})
+        params = made[0] if params is None else params
+        state = made[1] if state is None else state
+    if "key" in declared_by(layer.apply):
+        side["key"] = for_apply
+    rows = [MomentsRow((), "input", *_moments(x)) for x in inputs if _holds_floats(x)]
+    found = layer_outputs(net, params, *inputs, state=state, **side)
+    if not found:  # a layer on its own
+        found = {f".{kind_of(net)}": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}
+    for scope, outputs in found.items():
+        path = tuple(scope.split("/"))
+        for y in outputs if isinstance(outputs, tuple) else (outputs,):
+            if _holds_floats(y):
+                rows.append(MomentsRow(path, path[-1].partition(".")[2], *_moments(y)))
+    return VarianceReport(tuple(rows))
+
+
+def _moments(x) -> tuple[float, float, float]:
+    """Mean, variance and share of positive entries, in float64 on the host."""
+    x = np.asarray(x).astype(np.float64)
+    if not x.size:
+        return math.nan, math.nan, math.nan
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite outputs have variance nan
+        return float(x.mean()), float(x.var()), float((x > 0).mean())
+
+
+def _holds_floats(x) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _row_at(rows, path: str):
+    """A row by its path, ``"block.Residual/0.Dense"``, or by labels alone, ``"block/0"``."""
+    for row in rows:
+        labels = "/".join(scope.partition(".")[0] for scope in row.path)
+        if path in ("/".join(row.path), labels):
+            return row
+    known = ", ".join("/".join(row.path) for row in rows if row.path)
+    raise KeyError(f"The net has no layer {path!r}; its layers are: {known}.")
 
 
 def _trace(net, inputs, side):

@@ -6,9 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.test_util import check_grads
 
+import jaxblocks.layers.attention as module
 from jaxblocks.layers.attention import attention, attention_weights, hard_lookup, soft_lookup
+
+STATIC = ("scale", "causal", "window", "soft_cap", "drop", "empty_rows", "implementation", "chunk")
+attend = jax.jit(attention, static_argnames=STATIC)  # one compilation instead of one per operation
 
 
 @pytest.fixture
@@ -34,17 +39,25 @@ def heads(seed, batch=(2,), time_q=3, time_k=4, n=2, d=5, v=6, dtype=np.float64)
     )
 
 
-def loops(q, k, v, scale, mask=None):
-    """Attention of arrays without batch, one number at a time."""
-    (time_q, n, d), (time_k, _, width) = q.shape, v.shape
+def loops(q, k, v, scale, mask=None, causal=False, window=None, soft_cap=None, bias=None, segments=None):
+    """Attention of arrays without batch, one number at a time; mask and bias are (heads, time_q, time_k)."""
+    (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
     out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
     for h, i in itertools.product(range(n), range(time_q)):
-        allowed = [j for j in range(time_k) if mask is None or mask[h, i, j]]
-        scores = {j: scale * sum(q[i, h, c] * k[j, h, c] for c in range(d)) for j in allowed}
+        place, scores, own = i + time_k - time_q, {}, h // (n // n_kv)
+        for j in range(time_k):
+            late = causal and j > place
+            far = window is not None and abs(place - j) >= window
+            other = segments is not None and segments[0][i] != segments[1][j]
+            if late or far or other or (mask is not None and not mask[h, i, j]):
+                continue
+            score = scale * sum(q[i, h, c] * k[j, own, c] for c in range(d))
+            score = score if soft_cap is None else soft_cap * math.tanh(score / soft_cap)
+            scores[j] = score + (0 if bias is None else bias[h, i, j])
         total = sum(math.exp(s) for s in scores.values())
         for j, s in scores.items():
             weights[h, i, j] = math.exp(s) / total
-            out[i, h] += weights[h, i, j] * v[j, h]
+            out[i, h] += weights[h, i, j] * v[j, own]
     return out, weights
 
 
@@ -157,59 +170,188 @@ def test_example_2_4():
 # The formula
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_is_the_triple_loop(masked):
-    with jax.enable_x64(True):
-        q, k, v = heads(0)
-        mask = np.random.default_rng(5).random((2, 2, 3, 4)) < 0.6 if masked else None
-        if masked:
-            mask[1, 0, 2] = False  # a row with nothing to look at
-        side = {} if mask is None else {"mask": jnp.asarray(mask)}
-        for scale, number in [("inverse_sqrt", 1 / math.sqrt(5)), (None, 1.0), (0.3, 0.3), (2, 2.0)]:
-            out = attention(*map(jnp.asarray, (q, k, v)), scale, **side)
-            weights = attention_weights(jnp.asarray(q), jnp.asarray(k), scale, **side)
-            for b in range(2):
-                expected = loops(q[b], k[b], v[b], number, None if mask is None else mask[b])
-                np.testing.assert_allclose(out[b], expected[0], rtol=1e-12, atol=1e-14)
-                np.testing.assert_allclose(weights[b], expected[1], rtol=1e-12, atol=1e-14)
-        default = attention(*map(jnp.asarray, (q, k, v)), **side)
-        named = attention(*map(jnp.asarray, (q, k, v)), scale="inverse_sqrt", **side)
-        np.testing.assert_array_equal(default, named)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("scale", ["inverse_sqrt", None])
-def test_values_and_gradients_are_those_of_torch(torch, masked, scale):
-    q, k, v = heads(3)
-    weight = normal(9, 2, 3, 2, 6)
-    mask = np.random.default_rng(1).random((2, 2, 3, 4)) < 0.7
+@pytest.mark.parametrize(
+    ("masked", "causal", "scale", "kv_heads"),
+    [(False, False, "inverse_sqrt", 4), (True, False, None, 4), (False, True, 0.3, 2), (True, False, 0.3, 1)],
+)
+def test_values_and_gradients_are_those_of_torch(torch, masked, causal, scale, kv_heads):
+    q, k, v = (normal(i, 2, 5, n, width) for i, (n, width) in enumerate([(4, 3), (kv_heads, 3), (kv_heads, 6)]))
+    weight = normal(9, 2, 5, 4, 6)
+    mask = np.random.default_rng(1).random((2, 4, 5, 5)) < 0.7
     mask[..., 0] = True  # torch's answer for a row with nothing to look at depends on its version
     leaves = [torch.tensor(x).transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
-    attend = torch.nn.functional.scaled_dot_product_attention
-    options = {"attn_mask": torch.tensor(mask) if masked else None, "scale": 1.0 if scale is None else None}
-    theirs = attend(*leaves, **options).transpose(1, 2)
+    number = {"inverse_sqrt": None, None: 1.0}.get(scale, scale)
+    options = {"attn_mask": torch.tensor(mask) if masked else None, "is_causal": causal, "scale": number}
+    theirs = torch.nn.functional.scaled_dot_product_attention(*leaves, enable_gqa=True, **options).transpose(1, 2)
     (theirs * torch.tensor(weight)).sum().backward()
     with jax.enable_x64(True):
         side = {"mask": jnp.asarray(mask)} if masked else {}
-        f = functools.partial(attention, scale=scale, **side)
+        f = functools.partial(attention, scale=scale, causal=causal, implementation="chunked", chunk=2, **side)
         ours, *gradients = derivatives(f, *map(jnp.asarray, (weight, q, k, v)))
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12, atol=1e-13)
         for gradient, leaf in zip(gradients, leaves, strict=True):
             np.testing.assert_allclose(gradient, leaf.grad.transpose(1, 2).numpy(), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_values_and_gradients_are_those_of_jax_nn(masked):
-    q, k, v = map(jnp.asarray, heads(3, v=5, dtype=np.float32))
-    weight = jnp.asarray(normal(9, 2, 3, 2, 5, dtype=np.float32))
-    mask = np.random.default_rng(1).random((2, 1, 3, 4)) < 0.7
-    mask[..., 0] = True
-    mask = jnp.asarray(mask) if masked else None
-    for scale, theirs in [("inverse_sqrt", None), (None, 1.0), (0.5, 0.5)]:
-        ours = derivatives(functools.partial(attention, scale=scale, mask=mask), weight, q, k, v)
-        reference = functools.partial(jax.nn.dot_product_attention, mask=mask, scale=theirs)
-        for a, b in zip(ours, derivatives(reference, weight, q, k, v), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+def sides(q, k):
+    """Random masks and biases for the grid below."""
+    full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    rng = np.random.default_rng(7)
+    mask, bias = rng.random(full) < 0.6, rng.normal(size=full)
+    mask[0, :, 1] = False
+    return mask, bias
+
+
+def leaning(heads, n_q, n_k, offset):
+    """A bias that is a function: -(h + 1) |i + offset - j| / 8."""
+    places = jnp.arange(n_q, dtype=jnp.int32)[:, None] + offset
+    distance = jnp.abs(places - jnp.arange(n_k, dtype=jnp.int32)[None])
+    return (jnp.arange(heads, dtype=jnp.int32)[:, None, None] + 1) * distance[None] / -8
+
+
+GRID = {  # time_q, time_k, heads, kv_heads, options
+    "plain": (5, 7, 2, 2, {}),
+    "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None}),
+    "causal, more queries than keys, soft cap": (7, 5, 1, 1, {"causal": True, "soft_cap": 1.5}),
+    "window, one head of keys, bias": (7, 7, 3, 1, {"window": 2, "bias": "full"}),
+    "causal window, segments, function": (9, 9, 2, 2, {"causal": True, "window": 3, "segments": True, "bias": leaning}),
+    "window at an offset, masks": (5, 11, 2, 1, {"window": 2, "mask": "full", "bias": "heads"}),
+    "segments of two": (5, 4, 2, 1, {"segments": True, "mask": "heads", "bias": leaning}),
+}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_every_option_is_the_loops_and_chunks_change_nothing(name):
+    """einsum = triple loop; chunked = einsum in values, gradients and Hessian-vector products."""
+    time_q, time_k, n, n_kv, options = GRID[name]
+    options = dict(options)
+    q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
+    k = normal(1, 2, time_k, n_kv, 4)
+    mask, bias = sides(q, k)
+    part = {"full": np.s_[:], "heads": np.s_[:1, :, :1], "keys": np.s_[:, :1, :1]}
+    mask = mask[part[options["mask"]]] if "mask" in options else None
+    bias = bias[part[options["bias"]]] if isinstance(options.get("bias"), str) else options.get("bias")
+    segments = [np.arange(2 * t).reshape(2, t) * 2 // t for t in (time_q, time_k)] if "segments" in options else None
+    numbers = {name: options[name] for name in ("causal", "window", "soft_cap", "scale") if name in options}
+    given = {name: jnp.asarray(x) for name, x in {"mask": mask}.items() if x is not None}
+    given |= {"segment_ids": tuple(map(jnp.asarray, segments))} if segments else {}
+    moving = () if bias is None or callable(bias) else (bias,)
+
+    def derived(implementation, chunk, arguments, direction):
+        def f(q, k, v, *bias_array):
+            own = {"bias": bias_array[0] if bias_array else bias, **given, **numbers}
+            return attention(q, k, v, implementation=implementation, chunk=chunk, **own)
+
+        def loss(arguments):
+            return jnp.sum(jnp.sin(f(*arguments)))
+
+        gradient, product = jax.jvp(jax.grad(loss), (arguments,), (direction,))
+        return f(*arguments), gradient, product
+
+    with jax.enable_x64(True):
+        arguments = tuple(map(jnp.asarray, (q, k, v, *moving)))
+        direction = tuple(jnp.asarray(normal(8 + i, *x.shape)) for i, x in enumerate(arguments))
+        plain, chunked = jax.jit(lambda *a: (derived("einsum", 128, *a), derived("chunked", 2, *a)))(
+            arguments, direction
+        )
+        everywhere = (2, n, time_q, time_k)
+        if callable(bias):
+            bias = np.asarray(bias(n, time_q, time_k, time_k - time_q))[None]
+        mask, bias = (None if x is None else np.broadcast_to(x, everywhere) for x in (mask, bias))
+    numbers["scale"] = 1.0 if "scale" in numbers else 0.5
+    for b in range(2):
+        own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
+        own["segments"] = None if segments is None else [s[b] for s in segments]
+        np.testing.assert_allclose(plain[0][b], loops(q[b], k[b], v[b], **numbers, **own)[0], rtol=1e-11, atol=1e-13)
+    for ours, theirs in zip(jax.tree.leaves(chunked), jax.tree.leaves(plain), strict=True):
+        assert np.abs(ours).max() > 0
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_grouped_heads_are_repeated_heads():
+    q, k, v = (jnp.asarray(normal(i, 5, n, 4, dtype=np.float32)) for i, n in enumerate((6, 2, 2)))
+    repeated = attend(q, jnp.repeat(k, 3, 1), jnp.repeat(v, 3, 1))
+    np.testing.assert_allclose(attend(q, k, v), repeated, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "local_window_size": (1, 0)}])
+def test_values_are_those_of_jax_nn(options):
+    q, k, v = (jnp.asarray(normal(i, 2, 5, n, 4, dtype=np.float32)) for i, n in enumerate((4, 2, 2)))
+    bias = jnp.asarray(normal(5, 2, 4, 5, 5, dtype=np.float32))
+    ours = attend(q, k, v, 0.3, "is_causal" in options, 2 if "local_window_size" in options else None, bias=bias)
+    theirs = jax.nn.dot_product_attention(q, k, v, bias, scale=0.3, **options)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_one_query_against_a_cache_sees_all_of_it():
+    """Causal is aligned at the last key: row by row, each query with the keys up to its own gives the whole."""
+    q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32))
+    for window in (None, 2):
+        whole = attend(q, k, v, causal=True, window=window)
+        last = attend(q[5:], k, v, causal=True, window=window)
+        np.testing.assert_allclose(last, whole[5:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(attend(q[5:], k, v, causal=True), attend(q[5:], k, v), rtol=1e-5, atol=1e-6)
+
+
+def test_packed_sequences_are_sequences_apart():
+    q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=7, time_k=7, dtype=np.float32))
+    packed = attend(q, k, v, causal=True, segment_ids=jnp.array([3, 3, 3, 1, 1, 1, 1]))
+    for part in (np.s_[:3], np.s_[3:]):
+        alone = attend(q[part], k[part], v[part], causal=True)
+        np.testing.assert_allclose(packed[part], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_take_the_options_of_attention():
+    q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=3, dtype=np.float32))
+    mask, bias = np.array([[[False, True, True, True]]]), normal(5, 2, 3, 4, dtype=np.float32)
+    weights = attention_weights(q, k, 0.5, True, 2, 1.0, mask=jnp.asarray(mask), bias=jnp.asarray(bias))
+    options = {"mask": np.broadcast_to(mask, bias.shape), "causal": True, "window": 2, "soft_cap": 1.0, "bias": bias}
+    expected = loops(*(np.asarray(x, np.float64) for x in (q, k, v)), 0.5, **options)
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_of_weights():
+    """Weights are dropped at the stated rate and scaled up; the draw does not depend on the implementation."""
+    q, k = jnp.zeros((40, 2, 4)), jnp.zeros((50, 2, 4))
+    v = jnp.broadcast_to(jnp.eye(50)[:, None], (50, 2, 50))  # so that the output is the weights
+    drop = functools.partial(attend, q, k, v, drop=0.3)
+    weights = drop(key=jax.random.key(1))
+    np.testing.assert_allclose(weights[weights > 0], 1 / 50 / 0.7, rtol=1e-5)
+    assert abs(float((weights == 0).mean()) - 0.3) < 0.03
+    chunked = drop(key=jax.random.key(1), implementation="chunked", chunk=16)
+    np.testing.assert_allclose(chunked, weights, rtol=1e-5)
+    assert not jnp.array_equal(drop(key=jax.random.key(2)), weights)
+    windowed = [drop(window=5, key=jax.random.key(1), implementation=name, chunk=16) for name in ("einsum", "chunked")]
+    np.testing.assert_allclose(*windowed, rtol=1e-5)
+
+
+def largest(jaxpr):
+    """Entries of the largest array that a jaxpr makes."""
+    sizes = [math.prod(v.aval.shape) for eqn in jaxpr.eqns for v in eqn.outvars]
+    inner = [p.jaxpr if hasattr(p, "jaxpr") else p for eqn in jaxpr.eqns for p in jax.tree.leaves(eqn.params)]
+    return max([*sizes, *(largest(j) for j in inner if hasattr(j, "eqns"))])
+
+
+def test_chunks_never_hold_all_scores():
+    """The gradient's largest array is one chunk of scores, with a window one chunk of the window."""
+    shapes = [jax.ShapeDtypeStruct((512, 2, 4), jnp.float32)] * 3
+
+    def size(**options):
+        gradient = jax.grad(lambda *x: attention(*x, chunk=16, **options).sum(), argnums=(0, 1, 2))
+        return largest(jax.make_jaxpr(gradient)(*shapes).jaxpr)
+
+    assert size(implementation="einsum") == 2 * 512 * 512
+    assert size(implementation="chunked", causal=True, segment_ids=jnp.zeros(512, int)) == 2 * 16 * 512
+    assert size(implementation="chunked", bias=leaning) == 2 * 16 * 512
+    assert size(implementation="chunked", causal=True, window=32) <= 512 * 2 * 4
+
+
+def test_long_sequences_go_in_chunks_by_themselves():
+    def chunked(n_q, n_k=1024):
+        shapes = [jax.ShapeDtypeStruct((n, 1, 4), jnp.float32) for n in (n_q, n_k, n_k)]
+        return "scan" in str(jax.make_jaxpr(attention)(*shapes))
+
+    assert chunked(1024) and not chunked(512) and not chunked(1, 2**21)
 
 
 def test_self_attention_is_equivariant_and_keys_are_a_set():
@@ -219,12 +361,12 @@ def test_self_attention_is_equivariant_and_keys_are_a_set():
         order = np.random.default_rng(1).permutation(7)
 
         def stack(x):
-            return attention(*[attention(x, x, x)] * 3)
+            return attend(*[attend(x, x, x)] * 3)
 
         np.testing.assert_allclose(stack(x[order]), stack(x)[order], rtol=0, atol=1e-14)
         q, k, v = map(jnp.asarray, heads(4, batch=(), time_k=7))
-        np.testing.assert_allclose(attention(q, k[order], v[order]), attention(q, k, v), rtol=0, atol=1e-14)
-        assert np.abs(attention(q, k[order], v) - attention(q, k, v)).max() > 0.1
+        np.testing.assert_allclose(attend(q, k[order], v[order]), attend(q, k, v), rtol=0, atol=1e-14)
+        assert np.abs(attend(q, k[order], v) - attend(q, k, v)).max() > 0.1
 
 
 def test_the_printed_formula_compares_features_instead_of_positions():
@@ -274,7 +416,7 @@ def test_scaling_keeps_the_variance_of_scores_at_one():
 def test_attention_is_not_entrywise():
     """The Jacobian with respect to one query reaches all its features: no affine map before an entrywise one."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=1, n=1, d=3, v=3, dtype=np.float32))
-    jacobian = jax.jacobian(lambda q: attention(q, k, v)[0, 0])(q)[:, 0, 0]
+    jacobian = jax.jit(jax.jacobian(lambda q: attention(q, k, v)[0, 0]))(q)[:, 0, 0]
     assert jnp.all(jnp.abs(jacobian) > 1e-4)
 
 
@@ -310,33 +452,36 @@ def test_masked_weights_are_zero_and_an_empty_row_gives_zeros():
     mask[0, 1, 2] = False
     mask = jnp.asarray(mask)
 
-    for f in (attention_weights, jax.jit(attention_weights)):
-        weights = f(q, k, mask=mask)
-        assert jnp.all(weights[~mask] == 0)
-        np.testing.assert_allclose(weights.sum(-1), mask.any(-1), rtol=1e-6)
-    out, dq, dk, dv = derivatives(functools.partial(attention, mask=mask), jnp.ones((2, 3, 2, 6)), q, k, v)
-    assert jnp.all(out[0, 2, 1] == 0)
-    assert all(jnp.all(jnp.isfinite(g)) for g in (dq, dk, dv)) and jnp.all(dq[0, 2, 1] == 0)
-    nobody = jnp.zeros((2, 2, 3, 4), bool)
-    for g in derivatives(functools.partial(attention, mask=nobody), jnp.ones((2, 3, 2, 6)), q, k, v):
-        assert jnp.all(g == 0)
-    tangents = jax.jit(lambda *x: jax.jvp(functools.partial(attention, mask=nobody), x, x)[1])(q, k, v)
-    assert jnp.all(tangents == 0)
+    weights = np.asarray(jax.jit(attention_weights)(q, k, mask=mask))
+    assert np.all(weights[~np.asarray(mask)] == 0)
+    np.testing.assert_allclose(weights.sum(-1), np.asarray(mask).any(-1), rtol=1e-6)
+
+    @jax.jit
+    def derived(mask, *x):
+        f = functools.partial(attention, mask=mask)
+        out, pullback = jax.vjp(f, *x)
+        return out, *pullback(jnp.ones_like(out)), jax.jvp(f, x, x)[1]
+
+    out, dq, dk, dv, tangent = map(np.asarray, derived(mask, q, k, v))
+    assert np.all(out[0, 2, 1] == 0) and np.all(tangent[0, 2, 1] == 0) and np.all(dq[0, 2, 1] == 0)
+    assert all(np.all(np.isfinite(g)) for g in (dq, dk, dv, tangent))
+    for g in derived(jnp.zeros_like(mask), q, k, v):
+        assert np.all(np.asarray(g) == 0)
 
 
 def test_what_is_masked_does_not_matter():
     q, k, v = map(jnp.asarray, heads(0, batch=(), dtype=np.float32))
     past = jnp.tril(jnp.ones((1, 3, 4), bool))
-    out = attention(q, k, v, mask=past)
-    other = attention(q, k.at[2:].set(1e4), v.at[2:].set(-7.0), mask=past)
+    out = attend(q, k, v, mask=past)
+    other = attend(q, k.at[2:].set(1e4), v.at[2:].set(-7.0), mask=past)
     np.testing.assert_array_equal(out[:2], other[:2])
     assert not jnp.array_equal(out[2], other[2])
     np.testing.assert_allclose(out[:1], v[:1], rtol=1e-6)
     # a large negative number in place of -inf would lose against scores below it
     row = jnp.array([[[True, False, False, False]]])
     match = jnp.array([-1e4, 1e4, 0.0, 0.0])[:, None, None]
-    np.testing.assert_array_equal(attention(jnp.full((1, 1, 1), 1e4), match, v[:, :1], None, mask=row)[0], v[0, :1])
-    np.testing.assert_allclose(attention(q, k, v, mask=jnp.ones((1, 1, 4), bool)), attention(q, k, v), rtol=1e-6)
+    np.testing.assert_array_equal(attend(jnp.full((1, 1, 1), 1e4), match, v[:, :1], None, mask=row)[0], v[0, :1])
+    np.testing.assert_allclose(attend(q, k, v, mask=jnp.ones((1, 1, 4), bool)), attend(q, k, v), rtol=1e-6)
 
 
 def test_masks_of_size_one_stand_for_all():
@@ -344,27 +489,44 @@ def test_masks_of_size_one_stand_for_all():
     for shape in [(1, 1, 3, 4), (2, 1, 3, 4), (1, 2, 3, 4), (2, 1, 1, 4), (1, 1, 1, 4)]:
         mask = jnp.asarray(np.random.default_rng(3).random(shape) < 0.6)
         full = jnp.broadcast_to(mask, (2, 2, 3, 4))
-        np.testing.assert_array_equal(attention(q, k, v, mask=mask), attention(q, k, v, mask=full))
+        np.testing.assert_array_equal(attend(q, k, v, mask=mask), attend(q, k, v, mask=full))
 
 
 def test_no_keys_at_all_give_zeros():
     q, k, v = map(jnp.asarray, heads(0, time_k=0, dtype=np.float32))
     for mask in (None, jnp.ones((1, 1, 3, 0), bool)):
-        np.testing.assert_array_equal(attention(q, k, v, mask=mask), np.zeros((2, 3, 2, 6)))
+        np.testing.assert_array_equal(attend(q, k, v, mask=mask), np.zeros((2, 3, 2, 6)))
+
+
+def test_rows_that_see_nothing_can_be_errors():
+    """Eager calls and gradients raise; under jit the row is NaN, or reported with check=True."""
+    q, k, v = map(jnp.asarray, heads(0, batch=(), dtype=np.float32))
+    options = {"empty_rows": "error", "implementation": "chunked", "chunk": 2}
+    mask = jnp.ones((2, 3, 4), bool).at[1, 2].set(False)
+    f = functools.partial(attention, **options, mask=mask)
+    with pytest.raises(ValueError, match="but 1 of 6 rows .* see none; .* empty_rows='zero'"):
+        f(q, k, v)
+    with pytest.raises(ValueError, match="1 of 6 rows"):
+        jax.grad(lambda q: f(q, k, v).sum())(q)
+    with jax.debug_nans(False):
+        out = np.asarray(jax.jit(f)(q, k, v))
+        checked = checkify.checkify(jax.jit(functools.partial(f, check=True)))
+        assert "2 of 6 rows" in checked(q, k, v, mask=mask.at[0, 0].set(False))[0].get()
+    assert np.isnan(out[2, 1]).all() and np.isnan(out).sum() == v.shape[-1]
+    zero = attend(q, k, v, mask=mask)  # the advice: empty_rows="zero" is the default
+    np.testing.assert_allclose(zero, np.nan_to_num(out), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(attention(q, k, v, empty_rows="error"), attend(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 # Derivatives, dtypes, transforms
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_derivatives_agree_with_finite_differences(masked):
+def test_derivatives_agree_with_finite_differences():
     with jax.enable_x64(True):
         q, k, v = map(jnp.asarray, heads(0, batch=(), n=1, d=2, v=2))
-        mask = jnp.array([[[True, False, True, True], [False] * 4, [True, True, False, False]]]) if masked else None
-        f = jax.jit(lambda *x: attention(*x, mask=mask))
-        check_grads(f, (q, k, v), order=2, atol=1e-6, rtol=1e-6)
-        if not masked:  # a polynomial; and soft_lookup is attention
-            check_grads(jax.jit(hard_lookup), (q[:, 0], k[:, 0], v[:, 0]), order=1, atol=1e-6, rtol=1e-6)
+        mask = jnp.array([[[True, False, True, True], [False] * 4, [True, True, False, False]]])
+        check_grads(jax.jit(lambda *x: attention(*x, mask=mask)), (q, k, v), order=1, atol=1e-6, rtol=1e-6)
+        check_grads(jax.jit(hard_lookup), (q[:, 0], k[:, 0], v[:, 0]), order=1, atol=1e-6, rtol=1e-6)
 
 
 def test_a_scale_can_be_learned():
@@ -386,17 +548,17 @@ def test_extreme_scores_pick_one_key_and_stay_finite():
     assert all(jnp.all(jnp.isfinite(g)) for g in gradients)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_summed_in_float32(dtype):
+def test_half_precision_is_summed_in_float32():
+    dtype = jnp.bfloat16
     q, k, v = (jnp.asarray(x, dtype) for x in heads(0, dtype=np.float32))
     mask = jnp.tril(jnp.ones((1, 1, 3, 4), bool))
-    out = attention(q, k, v, mask=mask)
+    out = attend(q, k, v, mask=mask)
     assert out.dtype == attention_weights(q, k).dtype == dtype
     everywhere = np.broadcast_to(mask[0], (2, 3, 4))
     wide = [np.asarray(x, np.float64) for x in (q, k, v)]
     exact = np.stack([loops(*(x[b] for x in wide), 5**-0.5, everywhere)[0] for b in range(2)])
     np.testing.assert_allclose(out.astype(jnp.float32), exact, atol=3 * float(jnp.finfo(dtype).eps))
-    many = attention(jnp.zeros((1, 1, 4), dtype), jnp.zeros((4096, 1, 4), dtype), jnp.ones((4096, 1, 2), dtype))
+    many = attend(jnp.zeros((1, 1, 4), dtype), jnp.zeros((4096, 1, 4), dtype), jnp.ones((4096, 1, 2), dtype))
     np.testing.assert_array_equal(many.astype(jnp.float32), np.ones((1, 1, 2)))
 
     def born(jaxpr, name):
@@ -407,7 +569,7 @@ def test_half_precision_is_summed_in_float32(dtype):
                 if hasattr(value, "jaxpr"):
                     yield from born(value.jaxpr, name)
 
-    jaxpr = jax.make_jaxpr(lambda *x: attention(*x, mask=mask))(q, k, v).jaxpr
+    jaxpr = jax.make_jaxpr(lambda *x: attend(*x, mask=mask))(q, k, v).jaxpr
     assert list(born(jaxpr, "dot_general")) == [jnp.float32] * 2 and list(born(jaxpr, "exp")) == [jnp.float32]
     for lookup in (hard_lookup, soft_lookup):
         assert lookup(q[0, :, 0], k[0, :, 0], v[0, :, 0]).dtype == dtype
@@ -418,7 +580,7 @@ def test_jit_vmap_and_single_examples_agree():
     mask = jnp.asarray(np.random.default_rng(0).random((3, 2, 1, 3, 4)) < 0.6)
 
     def f(q, k, v, mask):
-        return attention(q, k, v, mask=mask)
+        return attend(q, k, v, mask=mask)
 
     out = f(q, k, v, mask)
     assert not out.weak_type
@@ -438,16 +600,68 @@ def test_attention_says_what_does_not_fit(sentences):
         attention(q, k[..., :4], v)
     with pytest.raises(ValueError, match=r"one value per key .* k is float32 \(2, 4, 2, 5\) and v float32 \(2, 3, 2"):
         jax.jit(attention)(q, k, v[:, :3])
-    with pytest.raises(ValueError, match="equal batch axes and heads"):
+    with pytest.raises(ValueError, match="k and v with equal heads"):
         attention(q, k[..., :1, :], v)
     shared = jnp.broadcast_to(k[..., :1, :], k.shape)  # the advice
     np.testing.assert_array_equal(attention(q, shared, v)[:, :, 0], attention(q, k, v)[:, :, 0])
-    with pytest.raises(ValueError, match="q and v with equal batch axes and heads"):
+    with pytest.raises(ValueError, match="q and v with equal batch axes"):
         attention(q, k, v[:1])
     with pytest.raises(TypeError, match="floating-point k, but int32"):
         attention(q, k.astype(jnp.int32), v)
     with pytest.raises(ValueError, match="'inverse_sqrt', but 'sqrt' came"):
         attention(q, k, v, "sqrt")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"window": 0}, "window to be a whole number >= 1 or None, but 0 came"),
+        ({"soft_cap": 0.0}, "soft_cap > 0, but 0.0 came"),
+        ({"drop": 1.0}, r"drop in \[0, 1\), but 1.0 came"),
+        ({"drop": 0.1}, r"needs a key, but none came; pass key=, or drop=0"),
+        ({"empty_rows": "mean"}, "'zero' or 'error', but 'mean' came"),
+        ({"implementation": "flash"}, "'einsum', 'chunked', 'fused' or None, but 'flash' came"),
+        ({"chunk": 0}, "chunk to be a whole number >= 1"),
+        ({"bias": jnp.zeros((3, 4))}, r"a bias of shape .* = \(2, 2, 3, 4\), .* bias\[..., None, :, :\]"),
+        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), but float32"),
+        ({"segment_ids": jnp.zeros((2, 3), int)}, r"\(2, 3\) for the queries and \(2, 4\) for the keys, but int32"),
+    ],
+)
+def test_options_out_of_range(sentences, options, words):
+    q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
+    with pytest.raises(ValueError, match=words):
+        attention(q, k, v, **options)
+
+
+def test_heads_that_do_not_divide(sentences):
+    q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
+    with pytest.raises(ValueError, match="heads of q .* to be a multiple of those of k"):
+        attention(jnp.repeat(q[..., :1, :], 3, -2), k, v)
+    attention(jnp.repeat(q, 2, -2), k, v)
+
+
+def test_the_fused_kernel_is_asked_for_the_same(sentences, monkeypatch):
+    """On GPU, ours and the kernel's arguments mean the same: tried with the plain implementation in its place."""
+    q, k, v = (jnp.asarray(normal(i, 2, 3, 5, n, 4), jnp.bfloat16) for i, n in enumerate((4, 2, 2)))
+    with pytest.raises(ValueError, match="cannot take the backend 'cpu'; pass implementation=None"):
+        attention(q, k, v, implementation="fused")
+    wide, mask = (x.astype(jnp.float32) for x in (q, k, v)), jnp.ones((1, 1, 1, 1, 5), bool)
+    with pytest.raises(ValueError, match=r"cannot take soft_cap=, mask=, window without causal, float32 \(cast"):
+        attention(*wide, window=2, soft_cap=1.0, mask=mask, implementation="fused")
+    kernel = jax.nn.dot_product_attention
+
+    def stand_in(*args, implementation, **options):
+        assert implementation == "cudnn"
+        with jax.numpy_dtype_promotion("standard"):
+            return kernel(*args, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
+    bias = jnp.asarray(normal(5, 1, 3, 4, 5, 5), jnp.bfloat16)
+    for options in [{}, {"scale": None, "causal": True, "bias": bias}, {"scale": 0.2, "causal": True, "window": 2}]:
+        forms = [functools.partial(attention, implementation=name, **options) for name in ("fused", None)]
+        fused, plain = jax.jit(lambda *x, forms=forms: [f(*x) for f in forms])(q, k, v)
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (fused, plain)), atol=0.03)
 
 
 def test_advice_for_a_missing_head_axis(sentences):

@@ -77,20 +77,18 @@ def gru_step(
     _check("gru_step", 3, x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)
     if reset not in ("after", "before"):
         raise ValueError(f"gru_step expects reset to be 'after' or 'before', but {reset!r} came.")
-    size = hidden.shape[-1]
-    of_x = _affine(x, kernel, bias)  # (*batch, 3 hidden)
+    x_r, x_z, x_n = jnp.split(_affine(x, kernel, bias), 3, axis=-1)
     if reset == "after":
-        of_h = _affine(hidden, recurrent_kernel, recurrent_bias)  # (*batch, 3 hidden)
+        h_r, h_z, h_n = jnp.split(_affine(hidden, recurrent_kernel, recurrent_bias), 3, axis=-1)
+        r = sigmoid(x_r + h_r)
+        candidate = r * h_n
     else:
-        gate_bias = None if recurrent_bias is None else recurrent_bias[: 2 * size]
-        of_h = _affine(hidden, recurrent_kernel[:, : 2 * size], gate_bias)  # (*batch, 2 hidden)
-    r, z = jnp.split(sigmoid(of_x[..., : 2 * size] + of_h[..., : 2 * size]), 2, axis=-1)
-    if reset == "after":
-        candidate = r * of_h[..., 2 * size :]
-    else:
-        last_bias = None if recurrent_bias is None else recurrent_bias[2 * size :]
-        candidate = _affine(r * hidden, recurrent_kernel[:, 2 * size :], last_bias)
-    n = tanh(of_x[..., 2 * size :] + candidate)
+        size = hidden.shape[-1]
+        b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
+        h_r, h_z = jnp.split(_affine(hidden, recurrent_kernel[:, : 2 * size], b_gates), 2, axis=-1)
+        r = sigmoid(x_r + h_r)
+        candidate = _affine(r * hidden, recurrent_kernel[:, 2 * size :], b_n)
+    z, n = sigmoid(x_z + h_z), tanh(x_n + candidate)
     return n + z * (hidden - n)
 
 
