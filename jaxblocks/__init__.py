@@ -69,8 +69,10 @@ from jaxblocks.layers.recurrent import (
     rnn_step,
 )
 
-# Attention.
-from jaxblocks.layers.attention import attention, attention_weights, hard_lookup, soft_lookup
+# Attention, and where things are.
+from jaxblocks.layers.attention import Attention, attention, attention_weights, hard_lookup, soft_lookup
+from jaxblocks.layers.linear_attention import linear_attention
+from jaxblocks.layers.positions import LearnedPositions, SinusoidalPositions, alibi, rotary, sinusoidal_positions
 
 # Activations, entry by entry.
 from jaxblocks.activations import (

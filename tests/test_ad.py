@@ -465,7 +465,7 @@ def test_public_names():
     assert set(ad.__all__) >= {"Count", "CostTable", "cost", "count", "curvature", "equations", "hvp", "value_grad_hvp"}
 
 
-def test_arguments_in_another_order_are_told():
+def test_arguments_in_another_order_are_told(sentences):
     p = jnp.ones(2)
     with pytest.raises(TypeError, match=r"a function f first, but float32 \(2,\) came; write hvp\(f, x, v\)"):
         hvp(p, jnp.sum, p)

@@ -10,7 +10,7 @@ from jax.experimental import checkify
 from jax.test_util import check_grads
 
 import jaxblocks.layers.attention as module
-from jaxblocks.layers.attention import attention, attention_weights, hard_lookup, soft_lookup
+from jaxblocks import attention, attention_weights, hard_lookup, soft_lookup
 
 STATIC = ("scale", "causal", "window", "soft_cap", "drop", "empty_rows", "implementation", "chunk")
 attend = jax.jit(attention, static_argnames=STATIC)  # one compilation instead of one per operation

@@ -7,6 +7,7 @@ formula; it takes the params (as numpy arrays) and the inputs.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import zoo_attention
 import zoo_conv
 import zoo_norm
 import zoo_recurrent
@@ -185,6 +186,7 @@ ZOO = {
     ),
     "Centre": Specimen("", Centre(), ((4, 5),), lambda p, x: x, mixes_batch=True),
     "Noise": Specimen("", Noise(), ((4, 5),), lambda p, x: x),
+    **zoo_attention.ROWS,
     **zoo_conv.ROWS,
     **zoo_norm.ROWS,
     **zoo_recurrent.ROWS,

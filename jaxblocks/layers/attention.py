@@ -23,7 +23,7 @@ from jax import lax
 from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
-from jaxblocks.checks import check_values, checkable, describe, require_floating
+from jaxblocks.checks import check_values, checkable, describe, require_floating, require_whole
 from jaxblocks.core import Layer, StatefulLayer, fold, require_flag, require_params
 from jaxblocks.precision import wide_dtype
 from jaxblocks.tensors import einsum
@@ -127,7 +127,6 @@ def attention_weights(
         q,
         k,
         None,
-        k.shape[-3] - q.shape[-3] if q.ndim > 2 and k.ndim > 2 else 0,
         scale=scale,
         causal=causal,
         window=window,
@@ -217,7 +216,6 @@ def attention(
         q,
         k,
         v,
-        k.shape[-3] - q.shape[-3] if q.ndim > 2 and k.ndim > 2 else 0,
         scale=scale,
         causal=causal,
         window=window,
@@ -314,11 +312,11 @@ def Attention(
     """
     kv_heads = heads if kv_heads is None else kv_heads
     for name, value in {"heads": heads, "kv_heads": kv_heads}.items():
-        _require_whole("Attention", name, value)
+        require_whole("Attention", name, value)
     optional = {"head_dim": head_dim, "value_dim": value_dim, "features": features, "cache": cache}
     for name, value in optional.items():
         if value is not None:
-            _require_whole("Attention", name, value)
+            require_whole("Attention", name, value)
     if heads % kv_heads:
         raise ValueError(
             f"Attention expects kv_heads to divide heads, but heads={heads} and kv_heads={kv_heads} came; each group "
@@ -418,8 +416,7 @@ def Attention(
         q, k, v = heads_of(params, inputs)
         mask = _of_keys(mask, k)
         given = options | dropping(train, key)
-        offset = k.shape[-3] - q.shape[-3]
-        return joined(params, _attend("Attention", q, k, v, offset, mask=mask, segment_ids=segment_ids, **given))
+        return joined(params, _attend("Attention", q, k, v, mask=mask, segment_ids=segment_ids, **given))
 
     def attend_to_cache(params, state, inputs, mask, train=False, key=None):
         require_params("Attention (state)", state, "key", "value", "position")
@@ -432,7 +429,7 @@ def Attention(
         }
         given = options | dropping(train, key)
         k, v = kept["key"].astype(q.dtype), kept["value"].astype(q.dtype)
-        out = joined(params, _attend("Attention", q, k, v, position, mask=_of_keys(mask, k), **given))
+        out = joined(params, _attend("Attention", q, k, v, offset=position, mask=_of_keys(mask, k), **given))
         return jnp.where(room, out, jnp.nan), {**kept, "position": position + q.shape[-3]}
 
     def init_with_cache(key, x):
@@ -475,8 +472,8 @@ def _attend(
     q,
     k,
     v,
-    offset,
     *,
+    offset=None,
     scale,
     causal,
     window,
@@ -491,9 +488,13 @@ def _attend(
     key=None,
     check=False,
 ):
-    """Attention where query i stands at position ``i + offset`` of the keys; without values, its weights."""
+    """Attention where query i stands at position ``i + offset`` of the keys; without values, its weights.
+
+    By default the last query stands at the last key.
+    """
     _check_options(where, scale, window, soft_cap, drop, empty_rows, implementation, chunk)
     _check_heads(where, q, k, v)
+    offset = k.shape[-3] - q.shape[-3] if offset is None else offset
     full = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])  # (*batch, heads, time_q, time_k)
     _check_scores_side(where, full, mask, bias)
     segments = _check_segments(where, q, k, segment_ids)
@@ -669,11 +670,6 @@ def _fused(where, q, k, v, offset, scale, causal, window, bias, empty_rows, refu
 # ---- checks ---------------------------------------------------------------------------------
 
 
-def _require_whole(where, name, value):
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{where} expects {name} to be a whole number >= 1, but {value!r} came.")
-
-
 def _check_options(where, scale, window, soft_cap, drop, empty_rows, implementation, chunk):
     if isinstance(scale, str) and scale != "inverse_sqrt":
         raise ValueError(f"{where} expects scale to be a number, None or 'inverse_sqrt', but {scale!r} came.")
@@ -682,7 +678,7 @@ def _check_options(where, scale, window, soft_cap, drop, empty_rows, implementat
             f"{where} expects scale to be a number, None or 'inverse_sqrt', but {describe(scale)} came; "
             "a mask is passed by name, mask=..."
         )
-    _require_whole(where, "chunk", chunk)
+    require_whole(where, "chunk", chunk)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(
             f"{where} expects window to be a whole number >= 1 or None, but {window!r} came; a window of 1 is the "

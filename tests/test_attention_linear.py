@@ -1,0 +1,126 @@
+"""Linear attention against the explicit matrix of its weights."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import linear_attention
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def elu_plus_one(x):
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def explicit(q, k, v, causal=False, mask=None):
+    """Numbers one by one: every weight phi(q_i) . phi(k_j), divided by their sum."""
+    out = np.zeros((*q.shape[:-1], v.shape[-1]))
+    group = q.shape[-2] // k.shape[-2]
+    for b, h, i in itertools.product(range(q.shape[0]), range(q.shape[2]), range(q.shape[1])):
+        weights = {}
+        for j in range(k.shape[1]):
+            if (not causal or j <= i) and (mask is None or mask[b, j]):
+                weights[j] = float(elu_plus_one(q[b, i, h]) @ elu_plus_one(k[b, j, h // group]))
+        total = sum(weights.values())
+        for j, w in weights.items():
+            out[b, i, h] += w / total * v[b, j, h // group]
+    return out
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_is_the_explicit_kernel_attention(causal, masked):
+    time_q = 7 if causal else 5
+    q, k, v = normal(0, 2, time_q, 4, 3), normal(1, 2, 7, 2, 3), normal(2, 2, 7, 2, 5)
+    mask = np.array([[True, False, True, True, True, True, False], [False, False, True, False, True, True, True]])
+    side = {"mask": mask} if masked else {}
+    with jax.enable_x64(True):
+        f = jax.jit(lambda *x: linear_attention(*x, causal, 3, **jax.tree.map(jnp.asarray, side)))
+        ours = f(*map(jnp.asarray, (q, k, v)))
+    np.testing.assert_allclose(ours, explicit(q, k, v, causal, **side), rtol=1e-12, atol=2e-15)
+
+
+def test_gradients_are_those_of_the_explicit_matrix():
+    with jax.enable_x64(True):
+        q, k, v = (jnp.asarray(normal(i, 7, 2, 3)) for i in range(3))
+
+        def by_matrix(q, k, v):
+            phi = [jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0.0))) for x in (q, k)]
+            weights = jnp.tril(jnp.einsum("qhd,khd->hqk", *phi))
+            return jnp.einsum("hqk,khv->qhv", weights / weights.sum(-1, keepdims=True), v)
+
+        @jax.jit
+        def derived(*x):
+            forms = (lambda *x: linear_attention(*x, True, 3), by_matrix)
+            return [jax.jvp(jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(*x)))), (x,), (x,)) for f in forms]
+
+        ours, expected = derived(q, k, v)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+def dots(f, *shapes):
+    """Multiplications of all matrix products."""
+    total = 0
+    for eqn in jax.make_jaxpr(f)(*shapes).jaxpr.eqns:
+        inner = eqn.params.get("jaxpr")
+        assert eqn.primitive.name not in ("scan", "while")
+        if eqn.primitive.name == "dot_general":
+            contracted = eqn.params["dimension_numbers"][0][0]
+            total += math.prod(eqn.invars[0].aval.shape[a] for a in contracted) * math.prod(eqn.outvars[0].aval.shape)
+        elif inner is not None:
+            total += dots(jax.extend.core.jaxpr_as_fun(inner), *[v.aval for v in eqn.invars])
+    return total
+
+
+def test_the_cost_grows_with_the_length_only():
+    """2 T d v multiplications against T^2 (d + v): T/64 times fewer for d = v = 64."""
+
+    def shapes(n):
+        return [jax.ShapeDtypeStruct((n, 1, 64), jnp.float32)] * 3
+
+    for n, ratio in [(64, 1), (1024, 16), (16384, 256)]:
+        assert n**2 * (64 + 64) == ratio * dots(linear_attention, *shapes(n))
+    one, two = (dots(lambda *x: linear_attention(*x, True), *shapes(n)) for n in (1024, 2048))
+    assert two == 2 * one
+
+
+def test_half_precision_extremes_and_nothing_to_see():
+    q, k, v = (jnp.asarray(normal(i, 1, 40, 2, 4), jnp.bfloat16) for i in range(3))
+    ours = jax.jit(linear_attention, static_argnums=(3, 4))(q, k, v, True, 16)
+    assert ours.dtype == jnp.bfloat16
+    exact = explicit(*(np.asarray(x, np.float64) for x in (q, k, v)), True)
+    np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02)
+    nobody = jax.jit(linear_attention)(q, k, v, mask=jnp.zeros((1, 40), bool))
+    assert jnp.all(nobody == 0)
+
+    def total(x):
+        return linear_attention(x, x, x, True).sum()
+
+    gradient_of = jax.jit(jax.grad(total))
+    for value in (1e4, -1e4, 0.0):
+        assert np.isfinite(np.asarray(gradient_of(jnp.full((3, 1, 2), value)))).all()
+
+
+def test_it_says_what_does_not_fit(sentences):
+    q, k, v = (jnp.asarray(normal(i, 2, n, 2, 4), jnp.float32) for i, n in enumerate((3, 5, 5)))
+    with pytest.raises(ValueError, match="as many queries as keys where it is causal"):
+        linear_attention(q, k, v, causal=True)
+    jax.eval_shape(linear_attention, q, k, v)  # the advice
+    with pytest.raises(ValueError, match="kv_heads a divisor of heads"):
+        linear_attention(q, k, v[:, :4])
+    with pytest.raises(ValueError, match=r"write q\[..., None, :\] for one head"):
+        linear_attention(q[0, :, 0], k[0, :, 0], v[0, :, 0])
+    with pytest.raises(ValueError, match=r"mask of shape \(2, 5\), .* but bool \(5,\) came"):
+        linear_attention(q, k, v, mask=jnp.ones(5, bool))
+    with pytest.raises(TypeError, match="boolean mask"):
+        linear_attention(q, k, v, mask=jnp.ones((2, 5)))
+    with pytest.raises(ValueError, match="chunk to be a whole number"):
+        linear_attention(q, k, v, False, 0)

@@ -1,0 +1,453 @@
+"""The pair: learned maps, heads, and a cache of what has been seen."""
+
+import functools
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+from jaxblocks import (
+    Attention,
+    Dense,
+    LearnedPositions,
+    Repeat,
+    Residual,
+    Serial,
+    SinusoidalPositions,
+    StatefulLayer,
+    Wire,
+    alibi,
+    attention,
+    rotary,
+)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+
+
+def normal(seed, *shape, dtype=np.float32):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def made(layer, *inputs, seed=1):
+    """Params with biases that are not zero, and the state if there is one."""
+    params = jax.jit(layer.init)(jax.random.key(seed), *inputs)
+    params, *state = params if isinstance(layer, StatefulLayer) else (params,)
+    return (jax.tree.map(lambda p: jnp.asarray(np.asarray(p) + np.float32(0.1)), params), *state)
+
+
+def run(layer, *arguments, **side):
+    """apply, compiled as a whole."""
+    return jax.jit(layer.apply)(*arguments, **side)
+
+
+# ---- references -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("masked", "bias", "sizes"), [("none", True, (8, 8, 8)), ("keys", True, (8, 6, 5)), ("pairs", False, (8, 8, 8))]
+)
+def test_values_and_gradients_are_those_of_torch(torch, masked, bias, sizes):
+    """torch.nn.MultiheadAttention with the same weights: inputs, masks, gradients of inputs and params, float64."""
+    n, heads, time_q, time_k = sizes[0], 2, 3, 4
+    x = [
+        normal(i, 2, t, f, dtype=np.float64)
+        for i, (t, f) in enumerate(zip((time_q, time_k, time_k), sizes, strict=True))
+    ]
+    weight = normal(9, 2, time_q, n, dtype=np.float64)
+    keys = np.array([[True, True, False, True], [True, False, False, True]])
+    pairs = np.random.default_rng(3).random((2, heads, time_q, time_k)) < 0.6
+    pairs[..., 0] = True
+
+    reference = torch.nn.MultiheadAttention(
+        n, heads, bias=bias, kdim=sizes[1], vdim=sizes[2], batch_first=True, dtype=torch.float64
+    )
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=torch.float64) / 3)
+    leaves = [torch.tensor(a, requires_grad=True) for a in x]
+    side = {"keys": {"key_padding_mask": torch.tensor(~keys)}, "none": {}}.get(
+        masked, {"attn_mask": torch.tensor(~pairs.reshape(-1, time_q, time_k))}
+    )
+    theirs, _ = reference(*leaves, need_weights=False, **side)
+    (theirs * torch.tensor(weight)).sum().backward()
+
+    def copied(of):
+        """Their weights or gradients under our names: (out, in) there, with queries, keys and values stacked."""
+        whole = reference.in_proj_weight
+        kernels = of(whole).reshape(3, n, n) if whole is not None else None
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        kernels = [of(getattr(reference, name)) for name in names] if kernels is None else list(kernels)
+        params = {name: {"kernel": k.T} for name, k in zip(("query", "key", "value"), kernels, strict=True)}
+        params["out"] = {"kernel": of(reference.out_proj.weight).T}
+        if bias:
+            for name, b in zip(("query", "key", "value"), of(reference.in_proj_bias).reshape(3, n), strict=True):
+                params[name]["bias"] = b
+            params["out"]["bias"] = of(reference.out_proj.bias)
+        return jax.tree.map(np.asarray, params)
+
+    with jax.enable_x64(True):
+        layer = Attention(heads, use_bias=bias)
+        mask = {"none": None, "keys": jnp.asarray(keys), "pairs": jnp.asarray(pairs)}[masked]
+
+        @jax.jit
+        def both(params, x):
+            y, pullback = jax.vjp(lambda params, x: layer.apply(params, *x, mask=mask), params, x)
+            return y, *pullback(jnp.asarray(weight))
+
+        params = jax.tree.map(jnp.asarray, copied(lambda p: p.detach().numpy()))
+        shapes = jax.tree.map(jnp.shape, layer.init(jax.random.key(0), *map(jnp.asarray, x)))
+        assert shapes == jax.tree.map(jnp.shape, params)
+        y, of_params, of_x = both(params, tuple(map(jnp.asarray, x)))
+    np.testing.assert_allclose(y, theirs.detach().numpy(), rtol=1e-12, atol=1e-12)
+    ours = (*jax.tree.leaves(of_params), *of_x)
+    expected = (*jax.tree.leaves(copied(lambda p: p.grad.numpy())), *(leaf.grad.numpy() for leaf in leaves))
+    for a, b in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
+
+
+def test_the_lectures_attention_with_learned_maps():
+    """softmax((Q W^Q)(K W^K)') V W^V, one head without output map; as printed it mixes features (errata 29)."""
+    q, k, v = (normal(i, *s) for i, s in enumerate([(2, 3), (4, 5), (4, 6)]))
+    layer = Attention(1, head_dim=7, value_dim=2, scale=None, use_bias=False, use_out=False)
+    params = jax.jit(layer.init)(jax.random.key(0), *map(jnp.asarray, (q, k, v)))
+    assert jax.tree.map(jnp.shape, params) == {
+        "query": {"kernel": (3, 7)}, "key": {"kernel": (5, 7)}, "value": {"kernel": (6, 2)}
+    }  # fmt: skip
+    wq, wk, wv = (np.asarray(params[name]["kernel"], np.float64) for name in ("query", "key", "value"))
+    scores = np.exp((q @ wq) @ (k @ wk).T)
+    expected = scores / scores.sum(1, keepdims=True) @ v @ wv
+    np.testing.assert_allclose(run(layer, params, *map(jnp.asarray, (q, k, v))), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="mismatch"):
+        (q @ wq).T @ (k @ wk)
+
+
+def test_one_head_with_identity_maps_is_attention():
+    x = jnp.asarray(normal(0, 5, 4))
+    eye = {name: {"kernel": jnp.eye(4)} for name in ("query", "key", "value", "out")}
+    ours = Attention(1, use_bias=False).apply(eye, x)
+    np.testing.assert_allclose(ours, attention(*[x[:, None]] * 3)[:, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_heads_are_joined_by_features_and_not_by_positions():
+    """[H_1, ..., H_h] W + b for each position; the lecture's A times the stacked heads mixes positions (errata 31)."""
+    x = jnp.asarray(normal(0, 5, 4))
+    layer = Attention(2)
+    (params,) = made(layer, x)
+    single = [Attention(1, head_dim=2, use_out=False)] * 2
+    parts = [
+        {
+            name: jax.tree.map(lambda p, i=i: np.asarray(p)[..., 2 * i : 2 * i + 2], params[name])
+            for name in ("query", "key", "value")
+        }
+        for i in range(2)
+    ]
+    outs = [np.asarray(run(layer, p, x)) for layer, p in zip(single, parts, strict=True)]
+    expected = np.concatenate(outs, -1) @ np.asarray(params["out"]["kernel"]) + np.asarray(params["out"]["bias"])
+    np.testing.assert_allclose(run(layer, params, x), expected, rtol=1e-5, atol=1e-5)
+    order = np.array([3, 1, 0, 4, 2])
+    np.testing.assert_allclose(run(layer, params, x[order]), expected[order], rtol=1e-5, atol=1e-5)
+    printed = normal(7, 5, 10) @ np.concatenate(outs, 0)  # A from the left
+    again = normal(7, 5, 10) @ np.concatenate([o[order] for o in outs], 0)
+    assert np.abs(again - printed[order]).max() > 0.1
+
+
+def test_inputs_one_two_or_three():
+    x, context = jnp.asarray(normal(0, 2, 3, 4)), jnp.asarray(normal(1, 2, 5, 6))
+    layer = Attention(2)
+    (params,) = made(layer, x, context)
+    assert params["key"]["kernel"].shape == (6, 4) and params["out"]["kernel"].shape == (4, 4)
+    np.testing.assert_array_equal(run(layer, params, x, context), run(layer, params, x, context, context))
+    (params,) = made(layer, x)
+    np.testing.assert_array_equal(run(layer, params, x), run(layer, params, x, x))
+    net = Wire(lambda f, x, context: x + f.cross(x, context), cross=layer)
+    params = jax.jit(net.init)(jax.random.key(0), x, context)
+    assert run(net, params, x, context).shape == x.shape
+
+
+def test_permutations_positions_and_order():
+    """Self-attention commutes with permutations; with positions it does not."""
+    x, order = jnp.asarray(normal(0, 6, 4)), jnp.array([2, 0, 1, 5, 3, 4])
+    plain = Serial(Attention(2), Attention(2))
+    (params,) = made(plain, x)
+    apply = jax.jit(plain.apply)
+    np.testing.assert_allclose(apply(params, x[order]), apply(params, x)[order], atol=1e-5)
+    for ordered in (
+        Attention(2, positions=rotary),
+        Attention(2, score_bias=alibi),
+        Serial(SinusoidalPositions(), Attention(2)),
+        Serial(LearnedPositions(8, table_init=jax.nn.initializers.normal(1.0)), Attention(2)),
+    ):
+        (params,) = made(ordered, x)
+        apply = jax.jit(ordered.apply)
+        assert np.abs(apply(params, x[order]) - apply(params, x)[order]).max() > 0.05
+
+
+def test_padding_does_not_matter():
+    """A mask (*batch, time) of the keys: what stands in padding has no effect, shorter sequences give the same."""
+    x = jnp.asarray(normal(0, 2, 6, 4))
+    mask = jnp.array([[True] * 4 + [False] * 2, [True] * 6])
+    layer = Attention(2, positions=rotary)
+    (params,) = made(layer, x)
+    apply = jax.jit(layer.apply)
+    out = apply(params, x, mask=mask)
+    np.testing.assert_array_equal(apply(params, x.at[0, 4:].set(9.0), mask=mask)[0, :4], out[0, :4])
+    np.testing.assert_allclose(apply(params, x[:1, :4])[0], out[0, :4], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(apply(params, x)[1], out[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(apply(params, x, mask=mask[:, None, None]), out)
+
+
+def test_packed_sequences():
+    x = jnp.asarray(normal(0, 6, 4))
+    layer = Attention(2, causal=True, positions=rotary)
+    (params,) = made(layer, x)
+    packed = run(layer, params, x, segment_ids=jnp.array([0, 0, 1, 1, 1, 1]))
+    np.testing.assert_allclose(packed[2:], run(layer, params, x[2:]), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_declared_where_there_is_some(sentences):
+    """train and key are side inputs only with drop; training needs a key, evaluation does not."""
+    x = jnp.asarray(normal(0, 6, 4))
+    assert set(inspect.signature(Attention(2).apply).parameters) == {"params", "inputs", "mask", "segment_ids"}
+    layer = Attention(2, drop=0.5)
+    (params,) = made(layer, x)
+    with pytest.raises(ValueError, match="drop=0.5.* needs a key, but none came"):
+        layer.apply(params, x, train=True)
+    trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # the advice
+    calm = layer.apply(params, x)
+    assert np.abs(trained - calm).max() > 0.01
+    np.testing.assert_array_equal(calm, Attention(2).apply(params, x))
+    with pytest.raises(TypeError, match="train to be True or False"):
+        layer.apply(params, x, train=1)
+
+
+def test_dtypes():
+    x = jnp.asarray(normal(0, 3, 4))
+    layer = Attention(2, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, causal=True, cache=4)
+    params, state = jax.jit(layer.init)(jax.random.key(0), x)
+    y, after = run(layer, params, state, x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {y.dtype} == {jnp.dtype(jnp.bfloat16)}
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+# ---- the cache --------------------------------------------------------------------------------
+
+
+def in_pieces(layer, params, state, x, lengths):
+    apply, outputs, start = jax.jit(layer.apply), [], 0
+    for n in lengths:
+        y, state = apply(params, state, x[..., start : start + n, :])
+        outputs.append(y)
+        start += n
+    return jnp.concatenate(outputs, -2), state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"positions": rotary, "kv_heads": 2, "window": 3},
+        {"score_bias": alibi, "kv_heads": 1, "soft_cap": 2.0, "window": 2, "implementation": "chunked", "chunk": 2},
+        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "use_out": False},
+    ],
+)
+def test_cached_decoding_is_the_full_pass(options):
+    """Pieces of any length, one after the other, give the outputs of the whole, with the same params."""
+    x = jnp.asarray(normal(0, 2, 7, 8))
+    layer, cached = (Attention(4, causal=True, cache=cache, **options) for cache in (None, 9))
+    params, state = made(cached, x)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, layer.init(jax.random.key(0), x))
+    whole = jax.jit(layer.apply)(params, x)
+    out, after = in_pieces(cached, params, state, x, (1, 1, 4, 1))
+    np.testing.assert_allclose(out, whole, rtol=1e-5, atol=1e-5)
+    assert after["position"] == 7 and np.all(np.asarray(after["key"])[:, 7:] == 0)
+
+
+def test_a_stack_of_layers_decodes():
+    """Positions with state, Repeat with a cache per copy, Residual and Dense: pieces = whole."""
+    x = jnp.asarray(normal(0, 2, 6, 4))
+
+    def net(cache):
+        block = Serial(Residual(Attention(2, causal=True, cache=cache)), Residual(Dense(8), jnp.tanh, Dense(4)))
+        streaming = cache is not None
+        return Serial(
+            SinusoidalPositions(streaming=streaming), LearnedPositions(8, streaming=streaming), Repeat(block, 2)
+        )
+
+    params, state = net(8).init(jax.random.key(0), x[:, :2])
+    expected = net(None).init(jax.random.key(0), x)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    out, _ = in_pieces(net(8), params, state, x, (1, 4, 1))
+    np.testing.assert_allclose(out, jax.jit(net(None).apply)(params, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layer", [Attention(2, causal=True, cache=4), LearnedPositions(4, streaming=True)], ids=["cache", "positions"]
+)
+def test_a_sequence_longer_than_its_cache(sentences, layer):
+    """Known: a sentence. Under jit: NaN from there on, and reported with check=True."""
+    x = jnp.asarray(normal(0, 3, 4))
+    params, state = made(layer, x)
+    first, after = layer.apply(params, state, x)
+    with pytest.raises(ValueError, match="at most 4 positions.* but 3 (are|were) there and 3 came"):
+        layer.apply(params, after, x)
+    with pytest.raises(ValueError, match="at most 4 positions"):
+        layer.apply(params, state, jnp.concatenate([x, x]))
+    one, full = layer.apply(params, after, x[:1])
+    assert jnp.isfinite(one).all() and full["position"] == 4
+    with jax.debug_nans(False):
+        apply = jax.jit(layer.apply)
+        over, later = apply(params, after, x[:2])
+        assert np.isnan(np.asarray(over)).all()
+        assert np.isnan(np.asarray(apply(params, later, x[:1])[0])).all()
+    np.testing.assert_allclose(apply(params, state, x)[0], first, rtol=1e-5, atol=1e-5)  # a fresh state
+
+
+def test_an_overflow_is_reported_with_check():
+    x = jnp.asarray(normal(0, 3, 4))
+    for layer in (Attention(2, causal=True, cache=4, check=True), LearnedPositions(4, streaming=True, check=True)):
+        params, state = made(layer, x)
+        checked = checkify.checkify(jax.jit(layer.apply))
+        error, (_, after) = checked(params, state, x)
+        assert error.get() is None
+        with jax.debug_nans(False):
+            assert "at most 4 positions" in checked(params, after, x)[0].get()
+
+
+def test_a_masked_cache():
+    """A mask of cached positions, (*batch, cache): padding at the left of a prompt has no effect."""
+    x = jnp.asarray(normal(0, 1, 4, 4))
+    layer = Attention(2, causal=True, cache=5, empty_rows="zero")
+    params, state = made(layer, x)
+    mask = jnp.array([[False, True, True, True, True]])
+    out, _ = run(layer, params, state, x, mask=mask)
+    alone, _ = run(layer, params, state, x[:, 1:])
+    np.testing.assert_allclose(out[:, 1:], alone, rtol=1e-5, atol=1e-5)
+
+
+# ---- sentences --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Attention(0), "heads to be a whole number >= 1, but 0 came"),
+        (lambda: Attention(4, kv_heads=3), "kv_heads to divide heads, but heads=4 and kv_heads=3"),
+        (lambda: Attention(2, cache=8), "cache expects causal=True"),
+        (lambda: Attention(2, window=0), "Attention expects window"),
+        (lambda: Attention(2, drop=1), r"Attention expects drop in \[0, 1\)"),
+        (lambda: LearnedPositions(0), "max_length to be a whole number"),
+    ],
+)
+def test_builders_say_what_they_expect(sentences, build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+def test_inputs_that_do_not_fit(sentences):
+    x = jnp.asarray(normal(0, 2, 3, 4))
+    layer = Attention(3)
+    with pytest.raises(ValueError, match=r"heads to divide the features .* float32 \(2, 3, 4\) came for 3 heads"):
+        layer.init(jax.random.key(0), x)
+    Attention(3, head_dim=5).init(jax.random.key(0), x)  # the advice
+    layer = Attention(2)
+    (params,) = made(layer, x)
+    with pytest.raises(ValueError, match=r"its query map with 4 features .* but float32 \(2, 3, 3\) came"):
+        layer.apply(params, x[..., :3])
+    with pytest.raises(ValueError, match=r"\(..., time, features\), but float32 \(4,\) came"):
+        layer.apply(params, x[0, 0])
+    with pytest.raises(TypeError, match="x, or x and context, or q, k and v, but 4 inputs came"):
+        layer.apply(params, x, x, x, x)
+    with pytest.raises(ValueError, match="Attention expects params named key, out, query, value, but kernel came"):
+        layer.apply({"kernel": x}, x)
+    with pytest.raises(ValueError, match=r"a mask of shape .* = \(2, 2, 3, 3\)"):
+        layer.apply(params, x, mask=jnp.ones((3, 3), bool)[None, :, :2])
+    cached = Attention(2, causal=True, cache=4)
+    params, state = made(cached, x)
+    with pytest.raises(ValueError, match=r"its cache is float32 \(2, 4, 2, 2\); make the state by init"):
+        cached.apply(params, state, x[:1])
+    with pytest.raises(TypeError, match="x alone, since it has a cache"):
+        cached.apply(params, state, x, x)
+
+
+# ---- positions --------------------------------------------------------------------------------
+
+
+def test_sinusoidal_positions_are_the_formula():
+    with jax.enable_x64(True):
+        ours = run(SinusoidalPositions(base=500), (), jnp.zeros((2, 5, 6)))
+    for t, i in itertools.product(range(5), range(3)):
+        angle = t / 500 ** (2 * i / 6)
+        np.testing.assert_allclose(ours[:, t, 2 * i : 2 * i + 2], [[np.sin(angle), np.cos(angle)]] * 2, atol=1e-14)
+
+
+def test_products_of_positions_depend_on_their_distance():
+    table = np.asarray(run(SinusoidalPositions(), (), jnp.zeros((12, 8))), np.float64)
+    products = table @ table.T
+    for distance in range(12):
+        np.testing.assert_allclose(np.diagonal(products, distance), products[0, distance], atol=1e-5)
+
+
+def test_rotary_is_the_formula_and_depends_on_distances():
+    """Pairs (i, i + d/2) turn by t b^(-2i/d); <R_s q, R_t k> depends on t - s only; lengths are kept."""
+    turn = jax.jit(rotary, static_argnames="base")
+    with jax.enable_x64(True):
+        x = normal(0, 2, 5, 3, 6, dtype=np.float64)
+        turned = np.asarray(turn(jnp.asarray(x), base=100))
+        expected = np.zeros_like(x)
+        for t, i in itertools.product(range(5), range(3)):
+            angle = t * 100 ** (-2 * i / 6)
+            a, b = x[:, t, :, i], x[:, t, :, i + 3]
+            expected[:, t, :, i] = a * np.cos(angle) - b * np.sin(angle)
+            expected[:, t, :, i + 3] = a * np.sin(angle) + b * np.cos(angle)
+        np.testing.assert_allclose(turned, expected, atol=1e-13)
+        np.testing.assert_allclose((turned**2).sum(-1), (x**2).sum(-1), rtol=1e-12)
+        q, k = (jnp.broadcast_to(jnp.asarray(normal(i, 6, dtype=np.float64)), (8, 1, 6)) for i in (1, 2))
+        products = np.asarray(turn(q))[:, 0] @ np.asarray(turn(k))[:, 0].T
+        for distance in range(-7, 8):
+            diagonal = np.diagonal(products, distance)
+            np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-12)
+        assert np.ptp(products[0]) > 0.1
+        places = jnp.stack([jnp.arange(5), jnp.arange(5) + 7])
+        of_each = turn(jnp.asarray(x), places)
+        np.testing.assert_allclose(of_each[1], turn(jnp.asarray(x[1]), places[1]), rtol=1e-14)
+
+
+def test_alibi_slopes_and_alignment():
+    """The paper's slopes, for 8 heads and for 12; the last query stands at the last key."""
+    slopes = -np.asarray(alibi(8, 1, 2))[:, 0, 0]
+    np.testing.assert_allclose(slopes, 2.0 ** -np.arange(1, 9))
+    twelve = -np.asarray(alibi(12, 1, 2))[:, 0, 0]
+    np.testing.assert_allclose(twelve, [*2.0 ** -np.arange(1, 9), *2.0 ** -np.array([0.5, 1.5, 2.5, 3.5])], rtol=1e-6)
+    bias = np.asarray(alibi(2, 2, 4))
+    np.testing.assert_allclose(bias[0], -np.array([[2, 1, 0, 1], [3, 2, 1, 0]]) / 16)
+    np.testing.assert_allclose(alibi(2, 2, 4, 1), np.asarray(alibi(2, 3, 4))[:, :2])
+    q, k, v = (jnp.asarray(normal(i, 5, 2, 4)) for i in range(3))
+    array = alibi(2, 5, 5)
+    by_function, by_array = jax.jit(lambda *x: [attention(*x, causal=True, bias=b) for b in (alibi, array)])(q, k, v)
+    np.testing.assert_allclose(by_function, by_array, rtol=1e-6)
+
+
+def test_positions_say_what_does_not_fit(sentences):
+    x = jnp.asarray(normal(0, 3, 2, 5))
+    with pytest.raises(ValueError, match="head_dim to be even"):
+        rotary(x)
+    with pytest.raises(ValueError, match=r"positions of shape \(3,\), .* but int32 \(2,\) came"):
+        rotary(x[..., :4], jnp.arange(2))
+    with pytest.raises(ValueError, match="features to be even"):
+        SinusoidalPositions().init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"write x\[..., None, :\] for one head"):
+        rotary(x[:, 0])
+    rotary(x[:, 0, :4][..., None, :])
+    layer = LearnedPositions(2)
+    params = layer.init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"at most 2 positions, but float32 \(2, 3, 5\), .* a larger max_length"):
+        layer.apply(params, jnp.moveaxis(x, 0, 1))
+    with pytest.raises(ValueError, match="x with 5 features"):
+        layer.apply(params, x[..., :4])

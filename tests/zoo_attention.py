@@ -1,0 +1,107 @@
+"""Rows of the zoo: attention and positions."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from specimen import Specimen
+
+from jaxblocks import Attention, LearnedPositions, SinusoidalPositions, alibi, rotary
+
+REAL = np.array([[True, True, False, True], [True, True, True, True], [False, True, True, False]])
+
+
+def dense(p, x):
+    return np.einsum("...i,io->...o", x, p["kernel"]) + p.get("bias", 0)
+
+
+def turned(x, base):
+    """Each pair (i, i + d/2) of (..., time, heads, d) as a complex number, times exp(i t b^(-2i/d))."""
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[-3])[:, None] * base ** (-np.arange(half) / half)
+    pairs = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None]
+    return np.concatenate([pairs.real, pairs.imag], -1)
+
+
+def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, slopes=None):
+    """One query at a time; ``seen(i, j)`` tells which keys query i sees."""
+    of_q, of_k, of_v = inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1])[:3]
+    maps = zip(("query", "key", "value"), (of_q, of_k, of_v), (heads, *[kv_heads or heads] * 2), strict=True)
+    q, k, v = (dense(p[name], x).reshape(*x.shape[:-1], n, -1) for name, x, n in maps)
+    if base:
+        q, k = turned(q, base), turned(k, base)
+    out = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for b, i, h in np.ndindex(q.shape[:-1]):
+        own = h * k.shape[-2] // heads
+        scores = k[b, :, own] @ q[b, i, h] * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if slopes:
+            scores = scores - slopes[h] * np.abs(i - np.arange(k.shape[1]))
+        allowed = np.array([seen is None or bool(seen(b, i, j)) for j in range(k.shape[1])])
+        weights = np.where(allowed, np.exp(scores), 0)
+        out[b, i, h] = weights @ v[b, :, own] / max(weights.sum(), 1e-300)
+    out = out.reshape(*out.shape[:-2], -1)
+    return dense(p["out"], out) if "out" in p else out
+
+
+def waves(x):
+    t, i = np.arange(x.shape[-2])[:, None], np.arange(x.shape[-1])[None]
+    angles = t / 10000 ** (i // 2 * 2 / x.shape[-1])
+    return np.where(i % 2 == 0, np.sin(angles), np.cos(angles))
+
+
+def past(b, i, j):
+    return j <= i
+
+
+ROWS = {
+    "Attention": Specimen("Attention", Attention(2), ((3, 4, 6),), functools.partial(attend, heads=2)),
+    "Attention, causal, grouped heads, window, rotary, chunks": Specimen(
+        "Attention",
+        Attention(
+            4, head_dim=2, kv_heads=2, causal=True, window=2, positions=rotary, implementation="chunked", chunk=3
+        ),
+        ((3, 5, 6),),
+        functools.partial(attend, heads=4, kv_heads=2, seen=lambda b, i, j: i - 2 < j <= i, base=10000),
+    ),
+    "Attention to a context, single, without scale": Specimen(
+        "Attention",
+        Attention(1, head_dim=4, value_dim=3, scale=None, use_bias=False, use_out=False),
+        ((3, 2, 6), (3, 4, 5)),
+        functools.partial(attend, heads=1, scale=1.0),
+    ),
+    "Attention with a mask of keys": Specimen(
+        "Attention",
+        Attention(2, drop=0.4, score_bias=alibi),
+        ((3, 4, 6),),
+        functools.partial(attend, heads=2, seen=lambda b, i, j: REAL[b, j], slopes=(2**-4, 2**-8)),
+        {"mask": jnp.asarray(REAL)},
+    ),
+    "Attention in training": Specimen(
+        "Attention",
+        Attention(2, drop=0.4),
+        ((3, 4, 6),),
+        functools.partial(attend, heads=2),
+    ),
+    "Attention with a cache": Specimen(
+        "Attention",
+        Attention(2, causal=True, positions=rotary, head_dim=4, cache=12),
+        ((3, 4, 6),),
+        functools.partial(attend, heads=2, seen=past, base=10000),
+    ),
+    "SinusoidalPositions": Specimen(
+        "SinusoidalPositions", SinusoidalPositions(), ((3, 4, 6),), lambda p, x: x + waves(x)
+    ),
+    "SinusoidalPositions streaming": Specimen(
+        "SinusoidalPositions", SinusoidalPositions(streaming=True), ((3, 4, 6),), lambda p, x: x + waves(x)
+    ),
+    "LearnedPositions": Specimen(
+        "LearnedPositions",
+        LearnedPositions(5, table_init=jax.nn.initializers.normal(1.0)),
+        ((3, 4, 6),),
+        lambda p, x: x + p["table"][:4],
+    ),
+    "LearnedPositions streaming": Specimen(
+        "LearnedPositions", LearnedPositions(12, streaming=True), ((3, 4, 6),), lambda p, x: x + p["table"][:4]
+    ),
+}
