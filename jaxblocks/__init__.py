@@ -55,6 +55,18 @@ from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 # Dropout: of values, feature maps, examples.
 from jaxblocks.layers.dropout import Dropout, FeatureDropout, StochasticDepth, dropout
 
+# Embeddings, features, activations with params.
+from jaxblocks.layers.embedding import Embedding, embed, unembed
+from jaxblocks.layers.features import (
+    RBF,
+    RandomFourier,
+    knn_predict,
+    random_fourier_features,
+    rbf_kernel,
+    taylor_features,
+)
+from jaxblocks.layers.learned_activations import Maxout, PReLU, Swish, swish
+
 # Recurrent layers.
 from jaxblocks.layers.recurrent import (
     GRU,
@@ -156,8 +168,12 @@ from jaxblocks.tensors import (
 # Derivatives and what they cost.
 from jaxblocks.ad import cost, count, curvature, hvp, value_grad_hvp
 
+# How weights are drawn at first, and how some of them are chosen by their paths.
+from jaxblocks import initialisers
+from jaxblocks.selectors import paths, select
+
 # What a net is made of.
-from jaxblocks.inspection import count_params, layer_outputs, summary
+from jaxblocks.inspection import count_params, layer_outputs, summary, variance_report
 from jaxblocks.structure import as_dense, receptive_field
 
 _LATER = {  # loaded at the first use, with the libraries that they need

@@ -16,7 +16,17 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxblocks.ad.counting import Count, count, equations
 from jaxblocks.checks import require_key
-from jaxblocks.core import as_shapes, declared_by, eval_shape, fold, kind_of, split_side, stateful
+from jaxblocks.core import (
+    StatefulLayer,
+    as_layer,
+    as_shapes,
+    declared_by,
+    eval_shape,
+    fold,
+    kind_of,
+    split_side,
+    stateful,
+)
 
 __all__ = [
     "LayerRow",
@@ -277,10 +287,9 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
     layer, key = stateful(net), jax.random.key(0) if key is None else key
     require_key("variance_report", key)
     for_apply, declared = fold(key, "apply"), declared_by(layer.init)
-    if params is None or state is None:
+    if params is None or (state is None and isinstance(as_layer(net), StatefulLayer)):
         made = layer.init(key, *inputs, **{name: value for name, value in side.items() if name in declared})
-        params = made[0] if params is None else params
-        state = made[1] if state is None else state
+        params, state = made[0] if params is None else params, made[1] if state is None else state
     if "key" in declared_by(layer.apply):
         side["key"] = for_apply
     rows = [MomentsRow((), "input", *_moments(x)) for x in inputs if _holds_floats(x)]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import zoo_attention
 import zoo_conv
+import zoo_features
 import zoo_norm
 import zoo_recurrent
 from specimen import Specimen
@@ -188,6 +189,7 @@ ZOO = {
     "Noise": Specimen("", Noise(), ((4, 5),), lambda p, x: x),
     **zoo_attention.ROWS,
     **zoo_conv.ROWS,
+    **zoo_features.ROWS,
     **zoo_norm.ROWS,
     **zoo_recurrent.ROWS,
 }

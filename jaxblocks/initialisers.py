@@ -1,0 +1,144 @@
+r"""Initialisers by the names of the field: what weights are before they have learned.
+
+An initialiser is a function ``f(key, shape, dtype)`` that returns an array, and goes where a layer takes
+``kernel_init=``. Most names here, those of ``jax.nn.initializers``, make one::
+
+    Dense(64, kernel_init=initialisers.he_normal())
+
+(``zeros`` and ``ones`` are initialisers themselves.) A kernel is ``(in, out)`` or ``(*window, in, out)``; its
+``fan_in`` :math:`n` is how many inputs each output sums over, its ``fan_out`` :math:`m` how many outputs each
+input goes to. Zero-mean weights, independent of the inputs, put out :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;
+\mathrm E x^2`, so that a variance of :math:`1 / n` keeps the second moment:
+
+================================  =====================  ================================================
+names                             variance               meant for
+================================  =====================  ================================================
+``lecun_normal, lecun_uniform``   :math:`1 / n`          SELU, and layers without a rectifier
+``he_normal, he_uniform``         :math:`2 / n`          rectifiers, which pass half (also ``kaiming_...``)
+``glorot_normal, ..._uniform``    :math:`2 / (n + m)`    both directions, near 0 (also ``xavier_...``)
+================================  =====================  ================================================
+
+Their normal forms are cut off at two standard deviations and scaled, so that the variance is the one stated.
+Whether a scheme fits a net is seen by `jaxblocks.variance_report`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import (
+    constant,
+    delta_orthogonal,
+    glorot_normal,
+    glorot_uniform,
+    he_normal,
+    he_uniform,
+    kaiming_normal,
+    kaiming_uniform,
+    lecun_normal,
+    lecun_uniform,
+    normal,
+    ones,
+    orthogonal,
+    truncated_normal,
+    uniform,
+    variance_scaling,
+    xavier_normal,
+    xavier_uniform,
+    zeros,
+)
+
+from jaxblocks.activations import RECTIFIERS, activation_moments
+from jaxblocks.checks import describe_any
+
+__all__ = [
+    "constant",
+    "delta_orthogonal",
+    "for_activation",
+    "glorot_normal",
+    "glorot_uniform",
+    "he_normal",
+    "he_uniform",
+    "identity",
+    "kaiming_normal",
+    "kaiming_uniform",
+    "lecun_normal",
+    "lecun_uniform",
+    "normal",
+    "ones",
+    "orthogonal",
+    "truncated_normal",
+    "uniform",
+    "variance_scaling",
+    "xavier_normal",
+    "xavier_uniform",
+    "zeros",
+]
+
+
+def for_activation(activation: Callable, exact: bool = False) -> Callable:
+    r"""The initialiser for a layer that ``activation`` follows: He's for rectifiers, LeCun's for all others.
+
+    He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
+    options set by ``functools.partial``.
+
+    With ``exact=True`` the variance is :math:`1 / (n\,\mathrm E\,\sigma(Z)^2)`, n = fan_in, Z standard normal,
+    :math:`\sigma` the activation: the one under which pre-activations of variance 1 are followed by pre-activations of
+    variance 1. For ReLU that is He's, for SELU and the identity LeCun's; for GELU it is 2.35 / fan_in, for tanh
+    2.54 / fan_in.
+
+    Raises a ``TypeError`` for something that is not a function.
+
+    >>> kernel = for_activation(relu)(jax.random.key(0), (500, 300), jnp.float32)
+    >>> print(f"{500 * kernel.var():.2f}")
+    2.00
+    >>> kernel = for_activation(tanh, exact=True)(jax.random.key(0), (500, 300), jnp.float32)
+    >>> print(f"{500 * kernel.var():.2f}")
+    2.53
+
+    Sources: He, Zhang, Ren, Sun 2015, Delving deep into rectifiers; LeCun, Bottou, Orr, Mueller 1998, Efficient
+    backprop; Krapac & Segvic, Deep feed-forward models.
+    """
+    if not callable(activation):
+        raise TypeError(
+            f"for_activation expects a function, but {describe_any(activation)} came; pass the activation "
+            "itself, such as relu (identity for none)."
+        )
+    if not exact:
+        bare = activation
+        while hasattr(bare, "func"):
+            bare = bare.func
+        return he_normal() if bare in RECTIFIERS else lecun_normal()
+
+    def exactly(key, shape, dtype=jnp.float32):
+        with jax.ensure_compile_time_eval():  # a number, under jit too
+            mean, variance = activation_moments(activation)
+            passed = float(variance) + float(mean) ** 2
+        return variance_scaling(1 / passed, "fan_in", "truncated_normal")(key, shape, dtype)
+
+    return exactly
+
+
+def identity(scale: int | float = 1.0) -> Callable:
+    """The initialiser of ``scale`` times the identity matrix; with as many rows as columns, a layer that does nothing.
+
+    Where the sizes differ, the diagonal that begins at the first entry is ``scale`` and all else 0.
+
+    Raises a ``ValueError`` for shapes that are no matrix (for convolutions there is ``delta_orthogonal``).
+
+    >>> print(jaxblocks.initialisers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
+    [[2. 0. 0.]
+     [0. 2. 0.]]
+
+    Source: Le, Jaitly, Hinton 2015, A simple way to initialize recurrent networks of rectified linear units.
+    """
+
+    def diagonal(key, shape, dtype=jnp.float32):
+        if len(shape) != 2:
+            raise ValueError(
+                f"initialisers.identity expects the shape of a matrix, (in, out), but {tuple(shape)} came; for the "
+                "kernel of a convolution use delta_orthogonal()."
+            )
+        return jnp.asarray(scale, dtype) * jnp.eye(*shape, dtype=dtype)
+
+    return diagonal

@@ -1,0 +1,308 @@
+r"""Feature maps that are chosen, not learned, and what stands on them: kernels, radial bases, nearest neighbours.
+
+A feature map :math:`\Phi` followed by a linear layer, :math:`\Phi(x)^\top w + b`, is ``Serial(phi, Dense(1))``. Any
+function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any pair, whose
+params are then learned together with :math:`w`, or kept (`jaxblocks.selectors.select`).
+
+The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: as itself
+(``rbf_kernel``), as the inner product of exact features (``taylor_features``) and of random ones
+(``random_fourier_features``), and as a layer with centres of its own (``RBF``).
+
+Axis letters: ``...`` batch, ``in`` features of the input, ``features`` those of the output.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.nn import initializers
+from jaxtyping import Array, Float, Num
+
+from jaxblocks.checks import check_values, describe, require_floating, require_key, require_whole
+from jaxblocks.core import Layer, require_params
+from jaxblocks.precision import widen
+
+__all__ = [
+    "RBF",
+    "RandomFourier",
+    "knn_predict",
+    "random_fourier_features",
+    "rbf_kernel",
+    "taylor_features",
+]
+
+
+def rbf_kernel(
+    x: Float[Array, "*batch in"], centres: Float[Array, "centres in"], gamma: int | float | Float[Array, ""] = 1.0
+) -> Float[Array, "*batch centres"]:
+    r"""The Gaussian kernel between each x and each centre: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
+
+    The radial basis function: 1 where they meet, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. For
+    two sets of points it is their Gram matrix, symmetric and positive semidefinite for one. In high dimension random
+    points are all far apart, and the Gram matrix is next to the identity: nothing is learned from neighbours.
+
+    For up to three features distances are summed up from differences, and k is right to rounding. For more they are
+    :math:`\lVert x \rVert^2 + \lVert c \rVert^2 - 2 x^\top c` around the mean m of the centres, which is a product of
+    matrices and up to a hundred times faster; there k may be off by about :math:`10^{-7}\,\gamma \lVert x - m \rVert^2`
+    in float32, little wherever the kernel sees more than single points.
+
+    Raises:
+        ValueError: where the features differ, or for a ``gamma`` that is not positive (if its value is known; under
+            ``jit``, a negative one gives numbers above 1).
+        TypeError: for integers.
+
+    >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0]])
+    >>> print(np.asarray(rbf_kernel(x, x, 0.5)).round(4))
+    [[1.     0.6065]
+     [0.6065 1.    ]]
+
+    Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings").
+    """
+    _check("rbf_kernel", x, centres)
+    _require_positive("rbf_kernel", gamma)
+    wide = widen(x)
+    return jnp.exp(-jnp.asarray(gamma).astype(wide.dtype) * _squared_distances(wide, centres)).astype(x.dtype)
+
+
+def taylor_features(
+    x: Float[Array, "*shape"], terms: int, gamma: int | float | Float[Array, ""] = 1.0
+) -> Float[Array, "*shape terms"]:
+    r"""Features of a number whose inner product is the Gaussian kernel, cut off after ``terms`` of them.
+
+    .. math:: \varphi_n(x) = e^{-\gamma x^2} \sqrt{\frac{(2 \gamma)^n}{n!}}\; x^n, \qquad
+        \sum_{n=0}^\infty \varphi_n(x)\,\varphi_n(y) = e^{-\gamma (x - y)^2}
+
+    The map that the kernel stands for has infinitely many features; those with :math:`n \gg 2 \gamma \lvert x y
+    \rvert` contribute nothing. Each feature lies in [-1, 1], and a vector of them has length 1 at most.
+
+    Shapes: ``(...)`` to ``(..., terms)``: each number has features of its own. Where :math:`e^{-\gamma x^2}`
+    underflows (in float32, for :math:`\gamma x^2` beyond 87), all of them are 0.
+
+    >>> x, y = taylor_features(jnp.array([0.7, -0.4]), 3, gamma=0.5)
+    >>> print(f"{x @ y:.4f}", f"{jnp.exp(-0.5 * 1.1**2):.4f}")  # three terms, and all of them
+    0.5485 0.5461
+
+    Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings", where the map is named).
+    """
+    require_floating("taylor_features", x=x)
+    terms = require_whole("taylor_features", "terms", terms)
+    _require_positive("taylor_features", gamma)
+    wide = widen(x)
+    gamma = jnp.asarray(gamma).astype(wide.dtype)
+    near = gamma * wide * wide < -math.log(jnp.finfo(wide.dtype).tiny)  # beyond, derivatives would be 0 times infinity
+    wide = jnp.where(near, wide, jnp.zeros_like(wide))
+    step = jnp.sqrt(2 * gamma) * wide
+    features = [jnp.where(near, jnp.exp(-gamma * wide * wide), jnp.zeros_like(wide))]
+    for n in range(1, terms):  # the smallest factor first, so that nothing overflows
+        features.append(features[-1] * (step / math.sqrt(n)))
+    return jnp.stack(features, -1).astype(x.dtype)
+
+
+def random_fourier_features(
+    x: Float[Array, "*batch in"], frequencies: Float[Array, "in features"], phases: Float[Array, " features"]
+) -> Float[Array, "*batch features"]:
+    r"""Random waves: :math:`z(x) = \sqrt{2 / D}\,\cos(x\,\Omega + b)`.
+
+    With :math:`\Omega` ``frequencies``, b ``phases`` and D ``features``. Where the frequencies are drawn from
+    :math:`N(0, 2 \gamma)` and the phases evenly from :math:`[0, 2\pi)`,
+    :math:`z(x)^\top z(y)` has mean :math:`\exp(-\gamma \lVert x - y \rVert^2)` and a standard deviation of at most
+    :math:`1 / \sqrt{D}` around it. (Frequencies from other distributions stand for other kernels: their Fourier
+    transforms.)
+
+    Raises:
+        ValueError: where the features differ.
+        TypeError: for integers.
+
+    >>> random_fourier_features(jnp.array([1.0]), jnp.array([[0.0, jnp.pi]]), jnp.zeros(2))
+    Array([ 1., -1.], dtype=float32)
+
+    Source: Rahimi & Recht 2007, Random features for large-scale kernel machines.
+    """
+    _check("random_fourier_features", x, frequencies.T, "frequencies of shape (in, features)", frequencies)
+    features = frequencies.shape[-1]
+    if phases.shape != (features,):
+        raise ValueError(
+            f"random_fourier_features expects a phase for each of {features} frequencies, but {describe(phases)} came."
+        )
+    wide = widen(x)
+    angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
+    angles = angles + jnp.broadcast_to(phases.astype(wide.dtype), angles.shape)
+    return (math.sqrt(2 / features) * jnp.cos(angles)).astype(x.dtype)
+
+
+def knn_predict(
+    x: Float[Array, "*batch in"],
+    examples: Float[Array, "examples in"],
+    targets: Num[Array, " examples"],
+    k: int = 1,
+) -> Num[Array, "*batch"]:
+    r"""Nearest neighbours: the majority of the classes, or the mean of the values, of the k closest examples.
+
+    Integer ``targets`` are classes, and vote; where two classes have as many votes, the one with the nearest example
+    wins. Floating-point ``targets`` are averaged. Distances are Euclidean; where several are equal, the examples that
+    come first count.
+
+    A baseline without training: it is local, like the Gaussian kernel, and needs examples near every ``x``. With
+    the mean of each class as its example it is the classifier by prototypes.
+
+    Raises:
+        ValueError: where the features or the numbers of examples differ, or for k outside 1, ..., examples.
+        TypeError: for integer ``x``.
+
+    >>> examples, classes = jnp.array([[0.0], [1.0], [5.0]]), jnp.array([7, 7, 3])
+    >>> print(knn_predict(jnp.array([[0.2], [4.0]]), examples, classes, k=3))
+    [7 7]
+
+    Source: Krapac & Segvic, Deep feed-forward models (shallow local models); Cover & Hart 1967.
+    """
+    _check("knn_predict", x, examples, "examples of shape (examples, in)")
+    number = examples.shape[0]
+    if targets.shape != (number,):
+        raise ValueError(
+            f"knn_predict expects one target for each of the {number} examples, but {describe(targets)} came; "
+            "for several, use jax.vmap."
+        )
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= number:
+        raise ValueError(f"knn_predict expects k from 1 to {number}, the number of examples, but {k!r} came.")
+    _, nearest = lax.top_k(-_squared_distances(widen(x), examples), k)  # (*batch, k)
+    theirs = targets[nearest]  # (*batch, k)
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        return jnp.mean(theirs, -1)
+    votes = jnp.sum(theirs[..., :, None] == theirs[..., None, :], -1)  # (*batch, k), nearest first
+    return jnp.take_along_axis(theirs, jnp.argmax(votes, -1, keepdims=True), -1)[..., 0]
+
+
+def RandomFourier(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.float32) -> Layer:
+    r"""Random Fourier features of the Gaussian kernel, with waves drawn at ``init``.
+
+    `random_fourier_features` with frequencies from :math:`N(0, 2 \gamma)` and phases from :math:`[0, 2\pi)`. Params
+    are ``{"frequencies": (in, features), "phases": (features,)}``.
+
+    ``Serial(RandomFourier(500), Dense(1))`` is a kernel machine that trains in linear time. An optimiser
+    moves the frequencies as it moves all params; to keep them as drawn, freeze them (`jaxblocks.selectors.select`).
+
+    Args:
+        features: D; the kernel is met up to about :math:`1 / \sqrt{D}`.
+        gamma: :math:`\gamma` of the kernel; inputs 1 / sqrt(gamma) apart count as near.
+        param_dtype: of the params.
+
+    Shapes: ``(..., in)`` to ``(..., features)``.
+
+    >>> layer = RandomFourier(10_000, gamma=0.5)
+    >>> x = jnp.array([[0.7], [-0.4]])
+    >>> z = layer.apply(layer.init(jax.random.key(0), x), x)
+    >>> print(f"{z[0] @ z[1]:.2f}", f"{rbf_kernel(x, x, 0.5)[0, 1]:.2f}")
+    0.55 0.55
+
+    Source: Rahimi & Recht 2007, Random features for large-scale kernel machines.
+    """
+    require_whole("RandomFourier", "features", features)
+    _require_positive("RandomFourier", gamma)
+
+    def init(key, x):
+        require_key("RandomFourier.init", key)
+        _require_features("RandomFourier", x)
+        for_frequencies, for_phases = jax.random.split(key)
+        return {
+            "frequencies": initializers.normal(math.sqrt(2 * gamma))(
+                for_frequencies, (x.shape[-1], features), param_dtype
+            ),
+            "phases": jax.random.uniform(for_phases, (features,), param_dtype, 0, 2 * math.pi),
+        }
+
+    def apply(params, x):
+        require_params("RandomFourier", params, "frequencies", "phases")
+        return random_fourier_features(x, params["frequencies"], params["phases"])
+
+    return Layer(init, apply)
+
+
+def RBF(
+    centres: int,
+    *,
+    gamma: int | float = 1.0,
+    centres_init: Callable = initializers.normal(1.0),
+    param_dtype=jnp.float32,
+) -> Layer:
+    r"""The radial basis layer :math:`y_i = \exp(-\gamma \lVert x - c_i \rVert^2)`, which learns its centres and width.
+
+    Params are ``{"centres": (centres, in), "log_gamma": ()}``; gamma is the exponential of the latter, and so stays
+    positive. ``Serial(RBF(20), Dense(1))`` is a radial basis network.
+
+    Args:
+        centres: how many.
+        gamma: the :math:`\gamma` that it begins with.
+        centres_init: ``f(key, shape, dtype)``; examples make good centres too (put them in the params).
+        param_dtype: of the params.
+
+    Shapes: ``(..., in)`` to ``(..., centres)``.
+
+    >>> layer = RBF(2)
+    >>> params = {"centres": jnp.array([[0.0], [1.0]]), "log_gamma": jnp.zeros(())}
+    >>> print(np.asarray(layer.apply(params, jnp.array([1.0]))).round(4))
+    [0.3679 1.    ]
+
+    Source: Broomhead & Lowe 1988, Multivariable functional interpolation and adaptive networks; Krapac & Segvic, Deep
+    feed-forward models ("Generic feature mappings").
+    """
+    require_whole("RBF", "centres", centres)
+    _require_positive("RBF", gamma)
+
+    def init(key, x):
+        require_key("RBF.init", key)
+        _require_features("RBF", x)
+        return {
+            "centres": centres_init(key, (centres, x.shape[-1]), param_dtype),
+            "log_gamma": jnp.full((), math.log(gamma), param_dtype),
+        }
+
+    def apply(params, x):
+        require_params("RBF", params, "centres", "log_gamma")
+        _check("RBF", x, params["centres"])
+        wide = widen(x)
+        gamma = jnp.exp(params["log_gamma"].astype(wide.dtype))
+        return jnp.exp(-gamma * _squared_distances(wide, params["centres"])).astype(x.dtype)
+
+    return Layer(init, apply)
+
+
+# ---- what they share -----------------------------------------------------------------------
+
+
+def _squared_distances(x, centres):
+    """(*batch, in) and (centres, in) to (*batch, centres), without cancellation of what they have in common."""
+    centres = centres.astype(x.dtype)
+    if x.shape[-1] <= 3:  # differences: exact, and as fast while they are this few
+        return jnp.sum((x[..., None, :] - jnp.broadcast_to(centres, (*x.shape[:-1], *centres.shape))) ** 2, -1)
+    middle = lax.stop_gradient(jnp.mean(centres, 0))  # distances do not depend on it, and so have no derivative
+    x, centres = x - jnp.broadcast_to(middle, x.shape), centres - jnp.broadcast_to(middle, centres.shape)
+    products = jnp.matmul(x, centres.T, precision=lax.Precision.HIGHEST)  # (*batch, centres)
+    lengths = jnp.broadcast_to(jnp.sum(centres**2, -1), products.shape)
+    return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
+
+
+def _check(where, x, points, what="centres of shape (centres, in)", came=None):
+    """That x and the points, given as rows, have the same features."""
+    came = points if came is None else came
+    require_floating(where, x=x, centres=points)
+    if not x.shape or points.ndim != 2 or x.shape[-1] != points.shape[-1]:
+        raise ValueError(
+            f"{where} expects x (..., in) and {what}, but x is {describe(x)} and the latter {describe(came)}; both "
+            "need the same features (x[..., None] for numbers), and params made by init for this x."
+        )
+
+
+def _require_positive(where, gamma):
+    message = "{where} expects gamma > 0, but {gamma} came; 1 / sqrt(gamma) is the distance that counts as near."
+    if isinstance(gamma, jax.Array):
+        check_values(gamma > 0, message.replace("{where}", where), gamma=gamma)
+    elif not gamma > 0:  # a Python number is known under jit too
+        raise ValueError(message.format(where=where, gamma=gamma))
+
+
+def _require_features(where, x):
+    require_floating(where, x=x)
+    if not x.shape:
+        raise ValueError(f"{where} expects x with a feature axis, (..., in), but {describe(x)} came; use x[None].")

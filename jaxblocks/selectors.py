@@ -1,0 +1,121 @@
+"""Choose params by their path: the masks for freezing, weight decay, learning rates, casting, tying, counting.
+
+The path of an array is what leads to it in the tree, joined by ``/``: ``"hidden/kernel"`` for layers with
+names, ``"0/kernel"`` for layers by position. Inside a ``Repeat`` one path stands for all copies.
+
+A mask is a tree of Python bools in the form of the params, which is what optax and ``jax.tree.map`` take::
+
+    frozen = select(params, "encoder/**")
+    optimiser = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
+    optimiser = optax.adamw(1e-3, weight_decay=0.1, mask=select(params, "**/kernel"))      # weight decay
+    penalty = 1e-4 * l2(params, select(params, "**/kernel"))                               # the same, in the loss
+    rates = jax.tree.map({True: "slow", False: "fast"}.get, frozen)                        # learning rates
+    optimiser = optax.partition({"slow": optax.sgd(1e-4), "fast": optax.sgd(1e-2)}, rates)
+    half = jax.tree.map(lambda p, chosen: p.astype(jnp.bfloat16) if chosen else p, params, frozen)     # casting
+    count_params(jax.tree.map(lambda p, chosen: p if chosen else None, params, frozen))                # counting
+"""
+
+import difflib
+from fnmatch import fnmatchcase
+
+import jax
+from jaxtyping import PyTree
+
+__all__ = ["paths", "select"]
+
+
+def paths(params: PyTree) -> tuple[str, ...]:
+    """The path of every array of a tree, in the order of ``jax.tree.leaves``.
+
+    >>> paths({"hidden": {"kernel": jnp.zeros((2, 5)), "bias": jnp.zeros(5)}, "out": (jnp.zeros(5),)})
+    ('hidden/bias', 'hidden/kernel', 'out/0')
+    """
+    keyed, _ = jax.tree_util.tree_flatten_with_path(params)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in keyed)
+
+
+def select(params: PyTree, *patterns: str) -> PyTree[bool]:
+    """Which params match: a tree of bools in the form of ``params``.
+
+    An array is chosen if its path matches any of the patterns, and none of those that begin with ``!``; with
+    patterns of the latter kind only, all the others are chosen. The order of patterns does not matter.
+
+    Args:
+        params: a tree of arrays (or of their shapes, as ``jax.eval_shape(net.init, ...)`` makes it).
+        patterns: names joined by ``/``, of which ``*`` matches any one, ``**`` any number, none included, and
+            ``b*s``, ``?`` and ``[ab]`` what they match in file names; upper and lower case differ. The whole path
+            has to match: ``"**/kernel"`` are all kernels, ``"kernel"`` is the one that is not inside anything.
+
+    Raises:
+        ValueError: for a pattern that matches nothing, so that no misspelt name freezes nothing in silence.
+
+    >>> params = MLP(5, 1).init(jax.random.key(0), jnp.zeros(2))
+    >>> select(params, "**/kernel")
+    ({'bias': False, 'kernel': True}, (), {'bias': False, 'kernel': True})
+    >>> select(params, "**/kernel", "!2/*")
+    ({'bias': False, 'kernel': True}, (), {'bias': False, 'kernel': False})
+    >>> select(params, "!**/bias") == select(params, "**/kernel")
+    True
+    >>> select(params[0], "kernle")
+    Traceback (most recent call last):
+    ...
+    ValueError: select finds nothing at 'kernle'; did you mean 'kernel'? The paths are bias, kernel.
+
+    Source: Krapac & Segvic, Deep feed-forward models (regularisation: weights are penalised, offsets are not).
+    """
+    if not patterns:
+        raise ValueError('select expects at least one pattern, such as "**/kernel"; "**" is everything.')
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f'select expects patterns in words, such as "**/kernel", but {pattern!r} came; write '
+                "select(params, *patterns) for a list of them."
+            )
+    places = [path.split("/") for path in paths(params)]
+    wanted = [_find(places, pattern) for pattern in patterns if not pattern.startswith("!")]
+    unwanted = [_find(places, pattern[1:]) for pattern in patterns if pattern.startswith("!")]
+    chosen = [
+        (not wanted or any(found[i] for found in wanted)) and not any(found[i] for found in unwanted)
+        for i in range(len(places))
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), chosen)
+
+
+def _find(places, pattern):
+    """Whether each place matches; at least one has to."""
+    found = [_matches(pattern.split("/"), place) for place in places]
+    if any(found):
+        return found
+    known = ["/".join(place) for place in places]
+    if not known:
+        raise ValueError(f"select finds nothing at {pattern!r}, because there are no params at all.")
+    listed = ", ".join(known) if len(known) <= 20 else f"{', '.join(known[:20])} and {len(known) - 20} more"
+    better = _better(places, pattern)
+    hint = f"did you mean {better!r}? " if better else ""
+    raise ValueError(f"select finds nothing at {pattern!r}; {hint}The paths are {listed}.")
+
+
+def _better(places, pattern):
+    """A pattern like this one that matches something, or ``None``."""
+    names = sorted({name for place in places for name in place})
+    labels = [word.partition(".")[0] for word in pattern.strip("/").split("/")]  # "0.Dense", as `summary` has it
+    spelt = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in labels]
+    for written in (pattern.strip("/"), pattern.replace(".", "/"), "/".join(labels), "/".join(spelt)):
+        for candidate in (written, f"**/{written}", f"{written}/**", f"**/{written}/**"):
+            if any(_matches(candidate.split("/"), place) for place in places):
+                return candidate
+    near = difflib.get_close_matches(pattern, ["/".join(place) for place in places], 1, 0.8)
+    return near[0] if near else None
+
+
+def _nearest(word, names):
+    return word if word == "**" else next(iter(difflib.get_close_matches(word, names, 1)), word)
+
+
+def _matches(pattern, place):
+    if not pattern:
+        return not place
+    first, *rest = pattern
+    if first == "**":
+        return any(_matches(rest, place[i:]) for i in range(len(place) + 1))
+    return bool(place) and fnmatchcase(place[0], first) and _matches(rest, place[1:])

@@ -1,0 +1,183 @@
+"""Embeddings: rows of a table, the tied read-out, ids that are not there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+from jaxblocks import Dense, Embedding, Serial, Wire, count_params, embed, layer_outputs, unembed
+
+TABLE = np.random.default_rng(0).normal(size=(7, 3))
+IDS = np.array([[2, 0, 6, 2], [5, 5, 5, 1]])
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+
+
+# ---- values and gradients
+
+
+@pytest.mark.parametrize("ids", [IDS, IDS[0], IDS[0, 0], IDS[None], IDS[:0]], ids=lambda ids: str(np.shape(ids)))
+def test_rows_of_the_table_for_ids_of_any_shape(ids):
+    table = jnp.asarray(TABLE, jnp.float32)
+    expected = np.zeros((*np.shape(ids), 3), np.float32)
+    for place in np.ndindex(np.shape(ids)):
+        expected[place] = np.asarray(table)[ids[place]]
+    np.testing.assert_array_equal(embed(jnp.asarray(ids), table), expected)
+    np.testing.assert_array_equal(jax.jit(embed)(jnp.asarray(ids), table), expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
+def test_ids_of_every_integer_type(dtype):
+    """Also where the table is longer than the type can count."""
+    table = jnp.arange(300.0)[:, None]
+    ids = jnp.array([0, 127], dtype)
+    np.testing.assert_array_equal(embed(ids, table)[:, 0], [0, 127])
+    np.testing.assert_array_equal(jax.jit(embed)(ids, table)[:, 0], [0, 127])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_values_and_gradients_are_those_of_pytorch(torch, dtype, tolerance):
+    """torch.nn.functional.embedding and linear on one table: gradients of equal ids, and of both uses, add up."""
+    with jax.enable_x64(dtype == "float64"):
+        weights = np.random.default_rng(1).normal(size=(2, 4, 3)).astype(dtype)
+        table = jnp.asarray(TABLE, dtype)
+
+        def total(table):
+            h = jnp.tanh(embed(jnp.asarray(IDS), table)) * jnp.asarray(weights)
+            return (jax.nn.softmax(unembed(h, table)) ** 2).sum()
+
+        value, gradient = jax.jit(jax.value_and_grad(total))(table)
+        theirs = torch.tensor(TABLE.astype(dtype), requires_grad=True)
+        h = torch.tanh(torch.nn.functional.embedding(torch.tensor(IDS), theirs)) * torch.tensor(weights)
+        expected = (torch.softmax(torch.nn.functional.linear(h, theirs), -1) ** 2).sum()
+        expected.backward()
+        np.testing.assert_allclose(value, expected.item(), rtol=tolerance)
+        np.testing.assert_allclose(gradient, theirs.grad.numpy(), rtol=tolerance, atol=tolerance)
+
+
+def test_a_lookup_is_a_product_with_one_hot_rows():
+    table = jnp.asarray(TABLE, jnp.float32)
+    one_hot = jax.nn.one_hot(IDS, 7)
+    np.testing.assert_allclose(embed(jnp.asarray(IDS), table), one_hot @ table, rtol=1e-6)
+    gradient = jax.grad(lambda t: (embed(jnp.asarray(IDS), t) ** 2).sum() / 2)(table)
+    counts = np.bincount(IDS.ravel(), minlength=7)
+    np.testing.assert_allclose(gradient, counts[:, None] * np.asarray(table), rtol=1e-6)
+
+
+# ---- tied
+
+
+def test_a_net_that_ends_with_the_table_it_began_with():
+    """Logits are tanh(E[ids] W + b) E^T; there is one table, and its gradient is that of both places."""
+    tied = Wire(
+        lambda f, ids: f.table(f.body(f.table(ids))),
+        table=Embedding(7, 3, tied=True),
+        body=Serial(Dense(3), jnp.tanh),
+    )
+    apart = Serial(Embedding(7, 3), Dense(3), jnp.tanh, Dense(7, use_bias=False))
+    ids = jnp.asarray(IDS)
+    params = tied.init(jax.random.key(0), ids)
+    assert count_params(params) == 21 + 12
+    E, (body, _) = params["table"]["embedding"], params["body"]
+    hidden = np.tanh(np.asarray(E)[IDS] @ np.asarray(body["kernel"]))
+    np.testing.assert_allclose(tied.apply(params, ids), hidden @ np.asarray(E).T, rtol=1e-5, atol=1e-6)
+    rows, logits = layer_outputs(tied, params, ids)["table.Embedding"]
+    assert (rows.shape, logits.shape) == ((2, 4, 3), (2, 4, 7))
+    gradient = jax.jit(jax.grad(lambda p: (tied.apply(p, ids) ** 2).sum()))(params)
+    both = jax.jit(jax.grad(lambda p: (apart.apply(p, ids) ** 2).sum()))(({"embedding": E}, body, (), {"kernel": E.T}))
+    np.testing.assert_allclose(
+        gradient["table"]["embedding"], both[0]["embedding"] + both[3]["kernel"].T, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_rows_have_length_one_and_logits_variance_one_at_init():
+    layer = Embedding(500, 200, tied=True)
+    params = layer.init(jax.random.key(0), jnp.zeros((), jnp.int32))
+    assert float((params["embedding"] ** 2).sum(-1).mean()) == pytest.approx(1, abs=0.01)
+    logits = layer.apply(params, jax.random.normal(jax.random.key(1), (100, 200)))
+    assert float(logits.var()) == pytest.approx(1, abs=0.03)
+
+
+def test_dtypes_asked_for():
+    layer = Embedding(7, 3, tied=True, dtype=jnp.bfloat16, param_dtype=jnp.float16)
+    params = layer.init(jax.random.key(0), IDS)
+    assert params["embedding"].dtype == jnp.float16
+    assert layer.apply(params, jnp.asarray(IDS)).dtype == jnp.bfloat16
+    assert layer.apply(params, jnp.ones((2, 3), jnp.float32)).dtype == jnp.float32
+    assert Embedding(7, 3).apply(params, jnp.asarray(IDS)).dtype == jnp.float16
+
+
+# ---- ids that are not there
+
+
+@pytest.mark.parametrize("bad", [7, -1])
+def test_an_id_that_is_not_there(bad):
+    """Raised where values are known; NaN under jit (also for a negative one); reported to checkify on request."""
+    ids, table = jnp.array([0, bad, 6]), jnp.asarray(TABLE, jnp.float32)
+    sentence = rf"ids from 0 to 6, .* they go from {min(bad, 0)} to {max(bad, 6)}; make the table larger, or map"
+    for call in (
+        lambda ids: embed(ids, table),
+        lambda ids: Embedding(7, 3).apply({"embedding": table}, ids),
+        lambda ids: jax.grad(lambda t: embed(ids, t).sum())(table),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call(ids)
+        assert np.isfinite(call(jnp.where((ids < 0) | (ids > 6), 0, ids))).all()  # the advice
+    assert embed(jnp.array([0, 7, 6]), jnp.ones((8, 3))).shape == (3, 3)  # the other advice
+    with jax.debug_nans(False):
+        rows = np.asarray(jax.jit(embed)(ids, table))
+    assert np.isnan(rows[1]).all()
+    np.testing.assert_array_equal(rows[[0, 2]], np.asarray(table)[[0, 6]])
+    layer = Embedding(7, 3, check=True)
+    with jax.debug_nans(False):
+        error, _ = checkify.checkify(jax.jit(layer.apply))({"embedding": table}, ids)
+    with pytest.raises(ValueError, match=sentence):
+        error.throw()
+    error, _ = checkify.checkify(jax.jit(layer.apply))({"embedding": table}, ids.at[1].set(3))
+    assert error.get() is None
+
+
+@pytest.mark.usefixtures("sentences")
+def test_what_is_no_id():
+    table, params = jnp.asarray(TABLE, jnp.float32), {"embedding": jnp.asarray(TABLE, jnp.float32)}
+    floats = jnp.asarray(IDS, jnp.float32)
+    advice = r"ids that are integers, but float32 \(2, 4\) came; convert them with ids.astype\(jnp.int32\)"
+    with pytest.raises(TypeError, match=f"embed expects {advice}"):
+        embed(floats, table)
+    with pytest.raises(TypeError, match=f"Embedding expects {advice}, or pass tied=True to read out features"):
+        Embedding(7, 3).apply(params, floats)
+    with pytest.raises(TypeError, match=f"Embedding expects {advice}"):
+        Embedding(7, 3).init(jax.random.key(0), floats)
+    assert Embedding(7, 3).apply(params, floats.astype(jnp.int32)).shape == (2, 4, 3)
+    with pytest.raises(TypeError, match="bool"):
+        embed(jnp.array([True]), table)
+    with pytest.raises(TypeError, match=r"an array of ids, but a list came; convert it with jnp.asarray\(ids\)"):
+        embed([1, 2], table)
+    assert embed(jnp.asarray([1, 2]), table).shape == (2, 3)
+    with pytest.raises(
+        ValueError, match=r"reads out x with 3 features .* but float32 \(2, 4\) came; let the layer before"
+    ):
+        Embedding(7, 3, tied=True).apply(params, floats)
+    with pytest.raises(ValueError, match="unembed reads out x with 3 features"):
+        unembed(floats, table)
+    assert unembed(floats[:, :3], table).shape == (2, 7)
+    with pytest.raises(TypeError, match="unembed expects floating-point x"):
+        unembed(jnp.asarray(IDS[:, :3]), table)
+
+
+@pytest.mark.usefixtures("sentences")
+def test_what_cannot_be_built():
+    for size, features in ((0, 3), (7, 2.0), (True, 3)):
+        with pytest.raises(ValueError, match="to be a whole number >= 1"):
+            Embedding(size, features)
+    with pytest.raises(TypeError, match="tied to be True or False"):
+        Embedding(7, 3, tied="yes")
+    params = Embedding(7, 4).init(jax.random.key(0), IDS)
+    with pytest.raises(
+        ValueError, match=r"of shape \(7, 3\), but float32 \(7, 4\) came; pass params that its own init"
+    ):
+        Embedding(7, 3).apply(params, jnp.asarray(IDS))

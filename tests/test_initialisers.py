@@ -1,0 +1,252 @@
+"""Initialisers and what they do to a deep net: variances drawn, variances layer by layer, symmetry."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from zoo import Centre, Noise
+
+from jaxblocks import (
+    Dense,
+    Parallel,
+    Repeat,
+    Residual,
+    Serial,
+    Wire,
+    activation_moments,
+    elu,
+    gelu,
+    identity,
+    initialisers,
+    leaky_relu,
+    relu,
+    selu,
+    tanh,
+    variance_report,
+)
+
+# ---- what is drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "variance"),
+    [
+        ("lecun_normal", 1 / 300),
+        ("lecun_uniform", 1 / 300),
+        ("he_normal", 2 / 300),
+        ("he_uniform", 2 / 300),
+        ("kaiming_normal", 2 / 300),
+        ("kaiming_uniform", 2 / 300),
+        ("glorot_normal", 2 / 800),
+        ("glorot_uniform", 2 / 800),
+        ("xavier_normal", 2 / 800),
+        ("xavier_uniform", 2 / 800),
+    ],
+)
+def test_variances_are_those_of_the_table(name, variance):
+    """1 / n, 2 / n, 2 / (n + m) for n = 300 inputs and m = 500 outputs, mean zero; cut off where the table says."""
+    w = np.asarray(getattr(initialisers, name)()(jax.random.key(0), (300, 500), jnp.float32), np.float64)
+    assert w.var() == pytest.approx(variance, rel=0.02)
+    assert abs(w.mean()) < 4 * np.sqrt(variance / w.size)
+    widest = np.sqrt(3) if name.endswith("uniform") else 2 / 0.87962566103423978
+    assert abs(w).max() <= widest * np.sqrt(variance) * (1 + 1e-6)
+
+
+def test_fan_in_of_a_convolution():
+    w = initialisers.lecun_normal()(jax.random.key(0), (3, 3, 20, 300), jnp.float32)
+    assert float(w.var()) == pytest.approx(1 / 180, rel=0.02)
+
+
+def test_orthogonal_and_identity():
+    q = initialisers.orthogonal(2.0)(jax.random.key(0), (5, 5), jnp.float32)
+    np.testing.assert_allclose(q @ q.T, 4 * np.eye(5), atol=1e-5)
+    net = Dense(3, kernel_init=initialisers.identity())
+    x = jnp.array([[1.0, -2.0, 3.0]])
+    np.testing.assert_array_equal(net.apply(net.init(jax.random.key(0), x), x), x)
+    np.testing.assert_array_equal(initialisers.identity(3)(jax.random.key(0), (2, 3), jnp.bfloat16), 3 * np.eye(2, 3))
+    with pytest.raises(ValueError, match=r"a matrix, \(in, out\), but \(3, 2, 2\) came; .* use delta_orthogonal\(\)"):
+        initialisers.identity()(jax.random.key(0), (3, 2, 2))
+    assert initialisers.delta_orthogonal()(jax.random.key(0), (3, 2, 2)).shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("activation", "gain"),
+    [
+        (relu, 2),
+        (gelu, 2),
+        (elu, 2),
+        (leaky_relu, 2),
+        (partial(leaky_relu, slope=0.2), 2),
+        (partial(partial(gelu), approximate=True), 2),
+        (jax.nn.relu, 2),
+        (tanh, 1),
+        (selu, 1),
+        (identity, 1),
+        (jnp.sin, 1),
+    ],
+)
+def test_he_for_rectifiers_and_lecun_otherwise(activation, gain):
+    key = jax.random.key(0)
+    came = initialisers.for_activation(activation)(key, (4, 5), jnp.float32)
+    expected = initialisers.he_normal() if gain == 2 else initialisers.lecun_normal()
+    np.testing.assert_array_equal(came, expected(jax.random.clone(key), (4, 5), jnp.float32))
+
+
+@pytest.mark.parametrize("activation", [relu, gelu, selu])
+def test_the_exact_gain_is_one_over_the_second_moment(activation):
+    """He's for ReLU and LeCun's for SELU, under jit too; the dtype is kept."""
+    initialise = initialisers.for_activation(activation, exact=True)
+    key = jax.random.key(0)
+    w = initialise(key, (4, 5), jnp.float32)
+    ratio = w / initialisers.lecun_normal()(jax.random.clone(key), (4, 5), jnp.float32)
+    mean, variance = activation_moments(activation)
+    np.testing.assert_allclose(ratio, np.full((4, 5), 1 / np.sqrt(variance + mean**2)), rtol=1e-5)
+    known = {relu: np.sqrt(2), selu: 1}
+    np.testing.assert_allclose(ratio[0, 0], known.get(activation, ratio[0, 0]), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(lambda: initialise(jax.random.key(0), (4, 5)))(), w, rtol=1e-5)
+    assert initialise(jax.random.key(0), (4, 5), jnp.bfloat16).dtype == jnp.bfloat16
+
+
+@pytest.mark.usefixtures("sentences")
+def test_an_activation_is_a_function():
+    with pytest.raises(
+        TypeError, match=r"expects a function, but a str came; pass the activation itself, such as relu"
+    ):
+        initialisers.for_activation("relu")
+
+
+# ---- layer by layer
+
+DATA = jax.random.normal(jax.random.key(1), (128, 128))
+
+
+def tower(activation, kernel_init, depth):
+    """The report of ``depth`` layers, whose weights are drawn all at once, which is faster."""
+    keys = jax.random.split(jax.random.key(0), depth)
+    kernels = jax.vmap(lambda key: kernel_init(key, (128, 128), jnp.float32))(keys)
+    params = tuple(p for kernel in kernels for p in ({"kernel": kernel}, ()))
+    return variance_report(Serial(*[Dense(128, use_bias=False), activation] * depth), DATA, params=params)
+
+
+def behind(report, kind):
+    return [row for row in report.rows if row.kind == kind]
+
+
+def test_he_keeps_the_second_moment_through_thirty_relus_and_lecun_halves_it():
+    """He's variance keeps it up to the chance of the draw; LeCun's, from the same key, is 2^-k of that at depth k."""
+    he, lecun = (tower(relu, scheme(), 30) for scheme in (initialisers.he_normal, initialisers.lecun_normal))
+    kept, halved = (np.array([row.second_moment for row in behind(report, "relu")]) for report in (he, lecun))
+    assert len(kept) == 30
+    assert 0.1 < kept.min()
+    assert kept.max() < 10
+    np.testing.assert_allclose(halved / kept, 0.5 ** np.arange(1, 31), rtol=1e-3)
+
+
+def test_selu_with_lecun_keeps_mean_and_variance_through_fifty_layers():
+    """ReLU and GELU do not."""
+    lecun = initialisers.lecun_normal()
+    last = {f: tower(f, lecun, 50).rows[-1] for f in (selu, relu, gelu)}
+    assert abs(last[selu].mean) < 0.15
+    assert 0.7 < last[selu].variance < 1.3
+    assert last[relu].variance < 1e-10
+    assert last[gelu].variance < 1e-10
+
+
+def test_the_exact_gain_keeps_tanh_near_one():
+    """Pre-activations tend to variance 1 and stay there; with LeCun's they shrink at every layer."""
+    exact = tower(tanh, initialisers.for_activation(tanh, exact=True), 15)
+    np.testing.assert_allclose([row.variance for row in behind(exact, "Dense")[5:]], 1, rtol=0.05)
+    lecun = tower(tanh, initialisers.lecun_normal(), 15)
+    assert behind(lecun, "Dense")[-1].variance < 0.2
+
+
+def test_active_units_behind_a_normalised_input():
+    """Half of them only for a median of 0: a standardised exponential variable leaves exp(-1) of them on."""
+    x = jax.random.exponential(jax.random.key(2), (400, 400)) - 1
+    report = variance_report(Serial(lambda x: x, relu), x)
+    assert report.rows[0].variance == pytest.approx(1, abs=0.02)
+    assert report["1"].positive == pytest.approx(np.exp(-1), abs=0.01)
+    assert variance_report(Serial(relu), DATA)["0"].positive == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kernel_init", "symmetric"),
+    [(initialisers.zeros, True), (initialisers.constant(0.3), True), (initialisers.lecun_normal(), False)],
+    ids=["zeros", "constant", "lecun"],
+)
+def test_equal_units_stay_equal(kernel_init, symmetric):
+    """Symmetry: units that begin equal get equal gradients, and training never tells them apart."""
+    net = Serial(hidden=Dense(5, kernel_init=kernel_init), activation=tanh, out=Dense(1, kernel_init=kernel_init))
+    x = jax.random.normal(jax.random.key(1), (20, 3))
+    params = net.init(jax.random.key(0), x)
+    step = jax.jit(jax.grad(lambda p: ((net.apply(p, x)[:, 0] - jnp.sin(x[:, 0]) - 1) ** 2).mean()))
+    for _ in range(10):
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, step(params))
+    kernel = np.asarray(params["hidden"]["kernel"])
+    apart = np.abs(kernel - kernel[:, :1]).max()
+    assert apart < 1e-6 if symmetric else apart > 0.1
+
+
+# ---- the report
+
+
+def test_rows_are_the_moments_of_each_layer():
+    net = Serial(block=Residual(Dense(6), relu), out=Dense(2))
+    x = np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32)
+    params = net.init(jax.random.key(5), x)
+    report = variance_report(net, jnp.asarray(x), key=jax.random.key(5))
+    hidden = x @ np.asarray(params["block"][0]["kernel"])
+    block = x + np.maximum(hidden, 0)
+    out = block @ np.asarray(params["out"]["kernel"])
+    expected = {"": x, "block/0": hidden, "block/1": np.maximum(hidden, 0), "block.Residual": block, "out": out}
+    assert [row.kind for row in report.rows] == ["input", "Dense", "relu", "Residual", "Dense"]
+    for row, (path, y) in zip(report.rows, expected.items(), strict=True):
+        assert report[path] is row
+        np.testing.assert_allclose(
+            (row.mean, row.variance, row.positive, row.second_moment),
+            (y.mean(), y.var(), (y > 0).mean(), (y**2).mean()),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+    again = variance_report(net, jnp.asarray(x), params=jax.tree.map(lambda p: 2 * p, params))
+    assert again["block/0"].variance == pytest.approx(4 * report["block/0"].variance, rel=1e-5)
+    with pytest.raises(KeyError, match=r"no layer 'tail'; its layers are: block.Residual/0.Dense, "):
+        report["tail"]
+
+
+def test_printed_for_the_terminal_and_for_the_notebook():
+    report = variance_report(Serial(block=Residual(Dense(128))), DATA)
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["layer", "mean", "variance", "positive"]
+    assert lines[2].startswith("input ")
+    assert lines[3].startswith("  0 Dense ")  # what is inside is indented
+    assert lines[4].startswith("block Residual ")
+    assert all(line.endswith("%") for line in lines[2:])
+    assert report._repr_html_().startswith("<table>")
+
+
+def test_every_net_has_a_report():
+    """With state, chance and side inputs; shared layers have a row per call, layers in a scan none, bare ones one."""
+    report = variance_report(Serial(Dense(128), Centre(), Noise()), DATA, train=True)
+    assert [row.kind for row in report.rows] == ["input", "Dense", "Centre", "Noise"]
+    assert report["2"].variance == pytest.approx(report["1"].variance, rel=0.1)
+    shared = variance_report(Wire(lambda f, x: f.a(f.a(x)), a=Dense(128)), DATA)
+    assert [row.kind for row in shared.rows] == ["input", "Dense", "Dense"]
+    assert shared["a"] is shared.rows[1]
+    one = Residual(Dense(128), jnp.tanh)
+    scanned, copies = variance_report(Serial(Repeat(one, 3)), DATA), variance_report(Serial(*[one] * 3), DATA)
+    assert [row.kind for row in scanned.rows] == ["input", "Repeat"]
+    assert len(copies.rows) == 1 + 3 * 3
+    for net in (Dense(128), Repeat(Dense(128), 2), relu):
+        assert len(variance_report(net, DATA).rows) == 2
+    two = variance_report(Parallel(jnp.multiply, jnp.greater), DATA, DATA)
+    assert [row.kind for row in two.rows] == ["input", "input", "multiply"]  # booleans have no variance
+    with jax.debug_nans(False):
+        assert np.isnan(variance_report(relu, jnp.full((2, 2), jnp.inf)).rows[-1].variance)
+
+
+def test_the_report_asks_for_a_key():
+    with pytest.raises(TypeError, match=r"variance_report expects a key, but an int came; pass jax.random.key\(0\)"):
+        variance_report(Dense(3), DATA, key=0)

@@ -1,0 +1,122 @@
+"""Activations with params: PyTorch's numbers, what maxout can and cannot be, what is learned."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import Maxout, Parallel, PReLU, Serial, Swish, relu, silu, swish
+
+GRID = np.linspace(-4, 4, 33)
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+
+
+# ---- PReLU and swish
+
+
+@pytest.mark.parametrize("per_feature", [False, True])
+def test_prelu_is_that_of_pytorch(torch, per_feature):
+    """Values and both gradients, kink included, in float64."""
+    with jax.enable_x64(True):
+        x = np.random.default_rng(0).normal(size=(6, 5))
+        x[0, 0] = 0
+        slope = np.linspace(-0.5, 1.5, 5) if per_feature else np.array([0.3])
+        layer = PReLU(per_feature=per_feature)
+
+        def total(slope, x):
+            return (layer.apply({"slope": slope}, x) ** 3).sum() + layer.apply({"slope": slope}, x).sum()
+
+        ours = jax.grad(total, (0, 1))(jnp.asarray(slope if per_feature else slope[0]), jnp.asarray(x))
+        a, b = torch.tensor(slope, requires_grad=True), torch.tensor(x, requires_grad=True)
+        y = torch.nn.functional.prelu(b, a)
+        ((y**3).sum() + y.sum()).backward()
+        np.testing.assert_allclose(layer.apply({"slope": jnp.asarray(slope).reshape(ours[0].shape)}, x), y.detach())
+        np.testing.assert_allclose(np.ravel(ours[0]), a.grad, rtol=1e-10)
+        np.testing.assert_allclose(ours[1], b.grad, rtol=1e-10)
+
+
+def test_params_at_init():
+    """PyTorch's and the paper's slope 0.25; swish begins as silu."""
+    x = jnp.asarray(GRID, jnp.float32)
+    np.testing.assert_array_equal(PReLU().init(jax.random.key(0), x)["slope"], 0.25)
+    made = PReLU(slope=0.1, per_feature=True).init(jax.random.key(0), jnp.ones((2, 3)))
+    np.testing.assert_allclose(made["slope"], [0.1, 0.1, 0.1])
+    params = Swish().init(jax.random.key(0), x)
+    np.testing.assert_allclose(Swish().apply(params, x), silu(x), rtol=1e-6)
+
+
+def test_swish_lies_between_half_the_identity_and_relu():
+    x = jnp.asarray(GRID, jnp.float32)
+    np.testing.assert_allclose(swish(x, 0), x / 2, rtol=1e-6)
+    np.testing.assert_allclose(swish(x, 1e4), relu(x), atol=1e-6)
+    with jax.enable_x64(True):
+        for beta in (-1.0, 0.5, 2.0):
+            np.testing.assert_allclose(swish(jnp.asarray(GRID), beta), GRID / (1 + np.exp(-beta * GRID)), rtol=1e-12)
+
+
+# ---- maxout
+
+
+def test_two_pieces_reproduce_relu_and_abs():
+    """max(x, 0) and max(x, -x), exactly."""
+    x = jnp.asarray(GRID, jnp.float32)[:, None]
+    zeros = jnp.zeros(2)
+    np.testing.assert_array_equal(Maxout(1).apply({"kernel": jnp.array([[1.0, 0.0]]), "bias": zeros}, x), relu(x))
+    np.testing.assert_array_equal(Maxout(1).apply({"kernel": jnp.array([[1.0, -1.0]]), "bias": zeros}, x), jnp.abs(x))
+
+
+def test_maxout_is_convex_and_a_difference_of_two_need_not_be():
+    """Random maxouts are convex along random lines; the hat over [0, 2] is a difference of two, to the last bit."""
+    net = Maxout(3, pieces=4)
+    u, v = jax.random.normal(jax.random.key(1), (2, 100, 5))
+    params = net.init(jax.random.key(0), u)
+    gap = (net.apply(params, u) + net.apply(params, v)) / 2 - net.apply(params, (u + v) / 2)
+    assert gap.min() > -1e-6
+    assert gap.max() > 0.1
+    hat = Serial(Parallel(Maxout(1, pieces=3), Maxout(1)), jnp.subtract)
+    weights = (
+        (
+            {"kernel": jnp.array([[0.0, 2.0, 1.0]]), "bias": jnp.array([0.0, -2.0, 0.0])},
+            {"kernel": jnp.array([[0.0, 2.0]]), "bias": jnp.array([0.0, -2.0])},
+        ),
+        (),
+    )
+    x = jnp.asarray(GRID, jnp.float32)[:, None]
+    np.testing.assert_array_equal(hat.apply(weights, x), relu(1 - jnp.abs(x - 1)))
+
+
+def test_two_pieces_keep_the_second_moment():
+    """The larger of two standard normal variables has second moment 1, of three 1 + sqrt(3) / (2 pi)."""
+    x = jax.random.normal(jax.random.key(1), (500, 400))
+    for pieces, expected in ((2, 1.0), (3, 1 + np.sqrt(3) / (2 * np.pi))):
+        layer = Maxout(300, pieces=pieces)
+        y = layer.apply(layer.init(jax.random.key(0), x), x)
+        assert float((y**2).mean()) == pytest.approx(expected, rel=0.02)
+
+
+# ---- bad input
+
+
+@pytest.mark.usefixtures("sentences")
+def test_sentences():
+    x = jnp.ones((4, 5))
+    for wrong in (lambda: Maxout(0), lambda: Maxout(3, pieces=1.5)):
+        with pytest.raises(ValueError, match="to be a whole number >= 1"):
+            wrong()
+    params = Maxout(3).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"Maxout\(3, pieces=2\) expects x with 5 features .* x is float32 \(4, 2\)"):
+        Maxout(3).apply(params, x[:, :2])
+    with pytest.raises(ValueError, match="a kernel with 9 columns"):
+        Maxout(3, pieces=3).apply(params, x)
+    slopes = PReLU(per_feature=True).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"slope is float32 \(5,\) and x float32 \(4, 2\); pass params made by init"):
+        PReLU(per_feature=True).apply(slopes, x[:, :2])
+    with pytest.raises(ValueError, match=r"slope is float32 \(5,\)"):
+        PReLU().apply(slopes, x)
+    for layer in (Maxout(3), PReLU(), Swish()):
+        with pytest.raises(TypeError, match=r"expects floating-point x, but int32 .* x.astype\(jnp.float32\)"):
+            layer.init(jax.random.key(0), jnp.arange(3))

@@ -1,0 +1,214 @@
+"""Path selectors: what patterns match, and what masks are for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxblocks import Dense, Repeat, Residual, Serial, count_params, l2, paths, relu, select
+
+NET = Serial(
+    encoder=Repeat(Residual(norm=lambda x: x, hidden=Dense(4), activation=relu), 3),
+    attention=Serial(Dense(4), jnp.tanh, Dense(4)),
+    out=Dense(2),
+)
+X = jax.random.normal(jax.random.key(1), (8, 4))
+PARAMS = NET.init(jax.random.key(0), X)
+
+
+def chosen(*patterns, params=PARAMS):
+    """The paths that a mask chooses."""
+    mask = select(params, *patterns)
+    assert jax.tree.structure(mask) == jax.tree.structure(params)
+    leaves = jax.tree.leaves(mask)
+    assert all(type(leaf) is bool for leaf in leaves)
+    return [path for path, leaf in zip(paths(params), leaves, strict=True) if leaf]
+
+
+gradient_of = jax.jit(jax.grad(lambda params: (NET.apply(params, X) ** 2).mean()))
+
+
+# ---- patterns
+
+
+def test_paths_of_names_and_positions():
+    """One path for all copies inside a Repeat, in the order of the leaves."""
+    assert paths(PARAMS) == (
+        "attention/0/bias",
+        "attention/0/kernel",
+        "attention/2/bias",
+        "attention/2/kernel",
+        "encoder/hidden/bias",
+        "encoder/hidden/kernel",
+        "out/bias",
+        "out/kernel",
+    )
+    assert paths(jax.eval_shape(NET.init, jax.random.key(0), X)) == paths(PARAMS)
+    state = optax.adam(1e-3).init({"kernel": jnp.ones(2)})
+    assert paths(state) == ("0/count", "0/mu/kernel", "0/nu/kernel")
+    assert paths(jnp.ones(2)) == ("",)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["**/kernel"], ["attention/0/kernel", "attention/2/kernel", "encoder/hidden/kernel", "out/kernel"]),
+        (["*/kernel"], ["out/kernel"]),
+        (["*/*/kernel"], ["attention/0/kernel", "attention/2/kernel", "encoder/hidden/kernel"]),
+        (["**/attention/*/kernel"], ["attention/0/kernel", "attention/2/kernel"]),
+        (["attention/0/**"], ["attention/0/bias", "attention/0/kernel"]),
+        (["out/kernel/**"], ["out/kernel"]),
+        (["out/kernel"], ["out/kernel"]),
+        (["**/[02]/b*s"], ["attention/0/bias", "attention/2/bias"]),
+        (["**/enc??er/**/bias"], ["encoder/hidden/bias"]),
+        (["out/bias", "**/0/bias"], ["attention/0/bias", "out/bias"]),
+        (["**/kernel", "!attention/**"], ["encoder/hidden/kernel", "out/kernel"]),
+        (["!attention/**", "**/kernel"], ["encoder/hidden/kernel", "out/kernel"]),
+        (["!**/kernel", "!out/*"], ["attention/0/bias", "attention/2/bias", "encoder/hidden/bias"]),
+        (["**", "!**"], []),
+        (["**"], list(paths(PARAMS))),
+    ],
+)
+def test_what_patterns_match(patterns, expected):
+    assert chosen(*patterns) == expected
+
+
+def test_a_name_is_not_part_of_a_longer_one():
+    params = {"bias": 1.0, "recurrent_bias": 2.0, "Bias": 3.0}
+    assert chosen("**/bias", params=params) == ["bias"]
+    assert chosen("**/*bias", params=params) == ["bias", "recurrent_bias"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "better"),
+    [
+        ("**/kernle", "**/kernel"),
+        ("kernel", "**/kernel"),
+        ("encoder", "encoder/**"),
+        ("hidden", "**/hidden/**"),
+        ("/out/kernel", "out/kernel"),
+        ("encodr/hiden/kernel", "encoder/hidden/kernel"),
+        ("attention.0.kernel", "attention/0/kernel"),
+        ("attention.Serial/0.Dense", "attention/0/**"),
+        ("**/Attention/**", "**/attention/**"),
+    ],
+)
+@pytest.mark.parametrize("sign", ["", "!"])
+def test_a_pattern_that_matches_nothing_is_told(pattern, better, sign):
+    """Nothing is frozen in silence, and nothing spared either; the advice is followed."""
+    with pytest.raises(ValueError, match="select finds nothing at") as error:
+        select(PARAMS, "**", sign + pattern)
+    words = str(error.value)
+    assert f"finds nothing at {pattern!r}; did you mean {better!r}? The paths are attention/0/bias, " in words
+    assert chosen(better)
+
+
+@pytest.mark.usefixtures("sentences")
+def test_other_sentences():
+    with pytest.raises(ValueError, match="The paths are .*out/kernel") as error:
+        select(PARAMS, "decoder/xyz")
+    assert "did you mean" not in str(error.value)
+    with pytest.raises(ValueError, match=r'at least one pattern, such as "\*\*/kernel"'):
+        select(PARAMS)
+    with pytest.raises(TypeError, match=r"select\(params, \*patterns\) for a list"):
+        select(PARAMS, ["**/kernel"])
+    assert select(PARAMS, *["**/kernel"])
+    with pytest.raises(ValueError, match="no params at all"):
+        select((), "**")
+    with pytest.raises(ValueError, match="and 10 more"):
+        select({f"layer{i}": 0.0 for i in range(30)}, "xyz/**")
+
+
+# ---- what masks are for
+
+
+@pytest.mark.parametrize("way", ["masked", "partition"])
+def test_frozen_params_stay_as_they_are(way):
+    """To the last bit, under Adam with weight decay; the others move."""
+    frozen = select(PARAMS, "encoder/**")
+    if way == "masked":
+        optimiser = optax.chain(optax.adamw(1e-2, weight_decay=0.1), optax.masked(optax.set_to_zero(), frozen))
+    else:
+        labels = jax.tree.map({True: "frozen", False: "free"}.get, frozen)
+        optimiser = optax.partition({"frozen": optax.set_to_zero(), "free": optax.adamw(1e-2)}, labels)
+    params, update = PARAMS, jax.jit(optimiser.update)
+    with jax.numpy_dtype_promotion("standard"):
+        state = optimiser.init(params)
+        for _ in range(3):
+            updates, state = update(gradient_of(params), state, params)
+            params = optax.apply_updates(params, updates)
+    for path, after, before in zip(paths(params), *map(jax.tree.leaves, (params, PARAMS)), strict=True):
+        assert bool((after == before).all()) == path.startswith("encoder/"), path
+
+
+def test_weight_decay_of_kernels_only():
+    """Without a gradient, decayed weights shrink by learning rate times decay, biases do not move."""
+    optimiser = optax.adamw(0.1, weight_decay=0.5, mask=lambda params: select(params, "**/kernel"))
+    params = jax.tree.map(lambda p: p + 1, PARAMS)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
+        after = optax.apply_updates(params, updates)
+    for path, new, old in zip(paths(params), *map(jax.tree.leaves, (after, params)), strict=True):
+        np.testing.assert_allclose(new, old * (0.95 if path.endswith("kernel") else 1), rtol=1e-6)
+
+
+def test_the_penalty_of_the_lecture_spares_offsets():
+    """lambda Omega(Theta) over kernels: its gradient is 2 lambda W, and 0 for biases."""
+    mask = select(PARAMS, "**/kernel")
+    by_hand = sum(
+        (np.asarray(p) ** 2).sum() for p, kernel in zip(*map(jax.tree.leaves, (PARAMS, mask)), strict=True) if kernel
+    )
+    np.testing.assert_allclose(l2(PARAMS, mask), by_hand, rtol=1e-6)
+    gradient = jax.grad(lambda p: 0.1 * l2(p, mask))(PARAMS)
+    jax.tree.map(lambda g, p, m: np.testing.assert_allclose(g, 0.2 * p * float(m), rtol=1e-6), gradient, PARAMS, mask)
+
+
+def test_learning_rates_by_group():
+    labels = jax.tree.map({True: "slow", False: "fast"}.get, select(PARAMS, "out/**"))
+    optimiser = optax.partition({"slow": optax.sgd(0.01), "fast": optax.sgd(1.0)}, labels)
+    ones = jax.tree.map(jnp.ones_like, PARAMS)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimiser.update(ones, optimiser.init(PARAMS), PARAMS)
+    for path, step in zip(paths(PARAMS), jax.tree.leaves(updates), strict=True):
+        np.testing.assert_allclose(step, -0.01 if path.startswith("out") else -1.0)
+
+
+def test_casting_and_counting():
+    mask = select(PARAMS, "**/kernel", "!out/*")
+    half = jax.tree.map(lambda p, chosen: p.astype(jnp.bfloat16) if chosen else p, PARAMS, mask)
+    assert [str(leaf.dtype) == "bfloat16" for leaf in jax.tree.leaves(half)] == jax.tree.leaves(mask)
+    assert count_params(jax.tree.map(lambda p, chosen: p if chosen else None, PARAMS, mask)) == 3 * 16 + 2 * 16
+
+
+def test_tying():
+    """Chosen params take one shared value inside the loss; its gradient is the sum of theirs."""
+    net = Serial(Dense(4), jnp.tanh, Dense(4))
+    params = net.init(jax.random.key(0), X)
+    mask = select(params, "*/kernel")
+
+    def tied(shared):
+        return jax.tree.map(lambda p, chosen: shared if chosen else p, params, mask)
+
+    @jax.jit
+    def gradients(shared):
+        def loss(params):
+            return (net.apply(params, X) ** 2).mean()
+
+        return jax.grad(lambda shared: loss(tied(shared)))(shared), jax.grad(loss)(tied(shared))
+
+    together, (first, _, second) = gradients(jnp.eye(4))
+    np.testing.assert_allclose(together, first["kernel"] + second["kernel"], rtol=1e-5, atol=1e-7)
+
+
+def test_the_sign_of_the_bias():
+    """A lecture writes ReLU(w x - b): its params become ours with the biases turned round; the kink is at b / w."""
+    net = Serial(Dense(1), relu)
+    theirs = ({"kernel": jnp.array([[2.0]]), "bias": jnp.array([3.0])}, ())
+    ours = jax.tree.map(lambda p, bias: -p if bias else p, theirs, select(theirs, "**/bias"))
+    x = jnp.linspace(-4, 4, 65)[:, None]
+    np.testing.assert_array_equal(net.apply(ours, x), np.maximum(2 * np.asarray(x) - 3, 0))
+    kink = 1.5
+    slope = jax.vmap(jax.grad(lambda x, p: net.apply(p, x[None])[0], 0), (0, None))
+    np.testing.assert_array_equal(slope(jnp.array([kink - 1e-3, kink + 1e-3]), ours), [0, 2])
+    np.testing.assert_array_equal(slope(jnp.array([-kink - 1e-3, -kink + 1e-3]), theirs), [0, 2])  # plus: -b / w

@@ -1,0 +1,48 @@
+"""Embeddings, feature maps and activations that learn their shape, each against its formula in numpy."""
+
+import jax.numpy as jnp
+import numpy as np
+from specimen import Specimen
+
+from jaxblocks import RBF, Embedding, Maxout, PReLU, RandomFourier, Swish
+
+IDS = jnp.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]])
+
+
+def looked_up(p, ids):
+    table, ids = p["embedding"], ids.astype(int)
+    return np.stack([np.stack([table[i] for i in row]) for row in ids])
+
+
+def waves(p, x):
+    return np.sqrt(2 / len(p["phases"])) * np.cos(x @ p["frequencies"] + p["phases"])
+
+
+def bumps(p, x):
+    return np.stack([np.exp(-np.exp(p["log_gamma"]) * ((x - c) ** 2).sum(-1)) for c in p["centres"]], -1)
+
+
+def largest(p, x, pieces):
+    y = x @ p["kernel"] + p["bias"]
+    return np.stack([y[..., i : i + pieces].max(-1) for i in range(0, y.shape[-1], pieces)], -1)
+
+
+def parametric(p, x):
+    return np.maximum(x, 0) + p["slope"] * np.minimum(x, 0)
+
+
+ROWS = {
+    "Embedding": Specimen("Embedding", Embedding(6, 4), (IDS,), looked_up),
+    "Embedding, tied, on ids": Specimen("Embedding", Embedding(6, 4, tied=True), (IDS,), looked_up),
+    "Embedding, tied, on features": Specimen(
+        "Embedding", Embedding(6, 4, tied=True), ((3, 4),), lambda p, x: x @ p["embedding"].T
+    ),
+    "RandomFourier": Specimen("RandomFourier", RandomFourier(4, gamma=0.5), ((3, 5),), waves),
+    "RBF": Specimen("RBF", RBF(4, gamma=0.3), ((3, 5),), bumps),
+    "RBF of two features": Specimen("RBF", RBF(4), ((3, 2),), bumps),
+    "Swish": Specimen("Swish", Swish(beta=1.5), ((3, 4),), lambda p, x: x / (1 + np.exp(-p["beta"] * x))),
+    "PReLU": Specimen("PReLU", PReLU(), ((3, 4),), parametric),
+    "PReLU per feature": Specimen("PReLU", PReLU(per_feature=True), ((3, 4),), parametric),
+    "Maxout": Specimen("Maxout", Maxout(3), ((3, 4),), lambda p, x: largest(p, x, 2)),
+    "Maxout of three": Specimen("Maxout", Maxout(2, pieces=3), ((3, 4),), lambda p, x: largest(p, x, 3)),
+}
