@@ -79,16 +79,33 @@ params = net.init(key, x)
 logits = jax.jit(net.apply)(params, x)
 """,
     ),
-    "b: state and randomness, train step and evaluation": (
+    "b: batch norm and dropout, train step and evaluation": (
         14,
         """
-net = Serial(Dense(128), Centre(), relu, Noise(), Dense(10))
+net = Serial(Dense(128), BatchNorm(), relu, Dropout(0.5), Dense(10))
 optimiser = optax.adam(1e-3)
 train = init_training(net, optimiser, key, x)
 step = train_step(net, softmax_cross_entropy, optimiser)
 for _ in range(3):
     train, loss = step(train, x, y)
 logits, _ = net.apply(train.params, train.state, x, train=False)
+""",
+    ),
+    "c: LSTM over a batch of sequences with a mask": (
+        3,
+        """
+net = LSTM(16)
+params = net.init(key, sequences)
+outputs = jax.jit(net.apply)(params, sequences, mask=mask)
+""",
+    ),
+    "d: a causal transformer block, normalised first": (
+        4,
+        """
+block = Serial(
+    Residual(LayerNorm(), Attention(heads=4, causal=True)),
+    Residual(LayerNorm(), Dense(256), gelu, Dense(64)),
+)
 """,
     ),
     "e: Hessian-vector product of a net's loss": (
@@ -104,24 +121,36 @@ product = hvp(loss, params, v)
 @pytest.mark.parametrize("task", TASKS)
 def test_the_task_takes_so_many_lines(task):
     import optax
-    from zoo import Centre, Noise
 
     lines, source = TASKS[task]
     x, y = jax.random.normal(jax.random.key(1), (8, 64)), jnp.arange(8)
     params = jaxblocks.MLP(10).init(jax.random.key(2), x)
     names = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__}
-    names |= dict(jax=jax, optax=optax, Centre=Centre, Noise=Noise, key=jax.random.key(0), x=x, y=y, params=params)
+    names |= dict(jax=jax, optax=optax, key=jax.random.key(0), x=x, y=y, params=params)
+    names["sequences"] = jax.random.normal(jax.random.key(3), (2, 6, 64))
+    names["mask"] = jnp.asarray([[True] * 6, [True] * 2 + [False] * 4])
     names["v"] = jax.tree.map(jnp.ones_like, params)
     with jax.numpy_dtype_promotion("standard"):
         exec(source, names)
     assert _lines(source) <= lines
     if task.startswith("b"):
-        first, _, _, _, last = jax.tree.map(np.asarray, names["train"].params)
-        running = np.asarray(names["train"].state[1]["mean"])
-        assert np.abs(running).max() > 0
-        hidden = np.maximum(np.asarray(x) @ first["kernel"] + first["bias"] - running, 0)
-        expected = hidden @ last["kernel"] + last["bias"]
+        first, norm, _, _, last = jax.tree.map(np.asarray, names["train"].params)
+        state = jax.tree.map(np.asarray, names["train"].state[1])
+        assert int(state["updates"]) == 3
+        hidden = np.asarray(x) @ first["kernel"] + first["bias"]
+        hidden = (hidden - state["mean"]) / np.sqrt(state["variance"] + 1e-3) * norm["scale"] + norm["bias"]
+        expected = np.maximum(hidden, 0) @ last["kernel"] + last["bias"]
         np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
+    if task.startswith("c"):
+        alone = names["net"].apply(names["params"], names["sequences"][1, :2])
+        np.testing.assert_allclose(names["outputs"][1, :2], alone, rtol=1e-5, atol=1e-6)
+        assert not names["outputs"][1, 2:].any()
+    if task.startswith("d"):
+        block, later = names["block"], names["sequences"].at[:, 4, 0].add(1.0)
+        params = block.init(jax.random.key(4), later)
+        before, after = (block.apply(params, tokens) for tokens in (names["sequences"], later))
+        np.testing.assert_allclose(before[:, :4], after[:, :4], rtol=1e-5, atol=1e-5)
+        assert (np.abs(before - after)[:, 4:].max(-1) > 1e-3).all()
     if task.startswith("e"):
         hessian = jax.hessian(names["loss"])(params)
         row = hessian[0]["bias"][0]  # of the first bias: one block per leaf
