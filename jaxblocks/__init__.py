@@ -55,6 +55,22 @@ from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 # Dropout: of values, feature maps, examples.
 from jaxblocks.layers.dropout import Dropout, FeatureDropout, StochasticDepth, dropout
 
+# Graphs.
+from jaxblocks.layers.graph import (
+    GAT,
+    GCN,
+    GIN,
+    Graph,
+    GraphBlock,
+    GraphMap,
+    adjacency_graph,
+    aggregate,
+    batch_graphs,
+    check_graph,
+    complete_graph,
+    unbatch_graphs,
+)
+
 # Embeddings, features, activations with params.
 from jaxblocks.layers.embedding import Embedding, embed, unembed
 from jaxblocks.layers.features import (

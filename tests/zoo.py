@@ -10,6 +10,7 @@ import numpy as np
 import zoo_attention
 import zoo_conv
 import zoo_features
+import zoo_graph
 import zoo_norm
 import zoo_recurrent
 from specimen import Specimen
@@ -190,6 +191,7 @@ ZOO = {
     **zoo_attention.ROWS,
     **zoo_conv.ROWS,
     **zoo_features.ROWS,
+    **zoo_graph.ROWS,
     **zoo_norm.ROWS,
     **zoo_recurrent.ROWS,
 }

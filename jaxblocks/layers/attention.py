@@ -258,7 +258,9 @@ def Attention(
     param_dtype=jnp.float32,
     check: bool = False,
 ) -> Layer | StatefulLayer:
-    r"""Multi-head attention with learned maps: :math:`[H_1, \dots, H_h]\,W^O + b` with
+    r"""Multi-head attention with learned maps of queries, keys, values and output.
+
+    It is :math:`[H_1, \dots, H_h]\,W^O + b` with
     :math:`H_i = \mathrm{softmax}(s\,Q W^Q_i (K W^K_i)^\top)\,V W^V_i`.
 
     Heads are joined along the features of each position. (The lecture prints their stack from above with A from the

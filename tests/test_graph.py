@@ -1,0 +1,730 @@
+"""Graphs: a dict-and-loop oracle, dense adjacency formulas in PyTorch, attention, relabelling, padding, batches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.experimental import checkify
+
+from jaxblocks import (
+    MLP,
+    BatchNorm,
+    Dense,
+    Dropout,
+    Repeat,
+    Serial,
+    StatefulLayer,
+    Wire,
+    attention,
+    relu,
+    side_inputs,
+)
+from jaxblocks.layers.graph import (
+    GAT,
+    GCN,
+    GIN,
+    Graph,
+    GraphBlock,
+    GraphMap,
+    adjacency_graph,
+    aggregate,
+    batch_graphs,
+    check_graph,
+    complete_graph,
+    unbatch_graphs,
+)
+
+HOW = ("sum", "mean", "max", "softmax")
+LAYERS = {
+    **{f"block, {how}": GraphBlock(edge=Dense(3), node=Dense(3), globals=Dense(2), aggregate=how) for how in HOW},
+    "GCN": GCN(3),
+    "GAT": GAT(2, heads=2),
+    "GIN": GIN(Dense(3), 0.5),
+}
+KINDS = ("block, softmax", "GCN", "GAT", "GIN")
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+
+
+def close(came, expected, tolerance=4e-6):
+    assert jax.tree.structure(came) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), came, expected)
+
+
+def random_graph(seed=0, n=5, e=8, dtype=np.float32):
+    """In numpy, so that nothing is compiled. Self-loops and double edges may occur; the last node is isolated."""
+    rng = np.random.default_rng(seed)
+    return Graph(
+        nodes=rng.normal(size=(n, 3)).astype(dtype),
+        senders=rng.integers(n - 1, size=e).astype(np.int32),
+        receivers=rng.integers(n - 1, size=e).astype(np.int32),
+        edges=rng.normal(size=(e, 2)).astype(dtype),
+        globals=rng.normal(size=(1, 2)).astype(dtype),
+    )
+
+
+@functools.cache
+def params_of(name, dtype="float32"):
+    """The params for `random_graph`, moved a little so that no bias is zero."""
+    init = jax.jit(lambda graph: LAYERS[name].init(jax.random.key(0), graph))
+    return jax.tree.map(lambda p: np.asarray(p, dtype) + np.asarray(0.1, dtype), init(random_graph()))
+
+
+@functools.cache
+def jitted(name):
+    return jax.jit(lambda params, graph: LAYERS[name].apply(params, graph))
+
+
+def adjacency(graph):
+    a = np.zeros((graph.nodes.shape[0],) * 2)
+    np.add.at(a, (np.asarray(graph.receivers), np.asarray(graph.senders)), 1)
+    return a
+
+
+# ---- aggregation
+
+
+def gathered(values, how, scores=None):
+    """One neighbourhood, written from the formula; values are (entries, heads, features)."""
+    if how == "softmax":
+        scores = values if scores is None else scores[..., None]
+        weights = np.exp(scores - scores.max(0)) / np.exp(scores - scores.max(0)).sum(0)
+        return (weights * values).sum(0)
+    return getattr(np, how)(values, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("how", [*HOW, "scores"])
+def test_aggregation_is_a_loop_over_neighbourhoods(how, dtype):
+    """Each node gets the sum, mean, maximum or softmax average of what it receives; isolated nodes get exactly 0."""
+    with jax.enable_x64(dtype == "float64"):
+        rng = np.random.default_rng(0)
+        values = jnp.asarray(rng.normal(size=(7, 2, 3)), dtype)
+        scores = jnp.asarray(rng.normal(size=(7, 2)), dtype) if how == "scores" else None
+        receivers, mask = np.array([0, 3, 3, 0, 1, 3, 0]), np.array([1, 1, 1, 1, 0, 1, 1], bool)
+        how = "softmax" if how == "scores" else how
+        y = jax.jit(lambda *args: aggregate(*args[:2], 5, how, args[2], mask=args[3]))(values, receivers, scores, mask)
+        assert y.dtype == dtype
+        wide = [np.asarray(a, np.float64) for a in (values, 0.0 if scores is None else scores)]
+        for i in range(5):
+            here = (receivers == i) & mask
+            s = None if scores is None else wide[1][here]
+            expected = gathered(wide[0][here], how, s) if here.any() else np.zeros((2, 3))
+            tolerance = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 1e-2}[dtype]
+            np.testing.assert_allclose(np.asarray(y, np.float64)[i], expected, rtol=tolerance, atol=tolerance)
+        assert (np.asarray(y)[[1, 2, 4]] == 0).all()
+
+
+by_all = jax.jit(lambda values, ids: {how: aggregate(values, ids, 4, how) for how in HOW})
+
+
+@given(st.sampled_from([0, 1, 9]), st.integers(1, 4), st.sampled_from(HOW), st.integers(0, 99))
+def test_the_adjacency_matrix_sums_and_averages(e, used, how, seed):
+    """Sum is A X, mean is D^-1 A X, for the incidence matrix A of receivers; also without any edge."""
+    rng, n = np.random.default_rng(seed), 4
+    values, receivers = rng.normal(size=(e, 2)).astype(np.float32), rng.integers(used, size=e)
+    incidence = np.eye(n)[receivers].T  # (n, e)
+    y = by_all(values, receivers.astype(np.int32))[how]
+    degree = np.maximum(incidence.sum(1, keepdims=True), 1)
+    if how in ("sum", "mean"):
+        close(y, incidence @ values / (degree if how == "mean" else 1), 1e-5)
+    else:
+        heard = [values[receivers == i] for i in range(n)]
+        close(y, np.stack([gathered(v, how) if len(v) else np.zeros(2) for v in heard]), 1e-5)
+
+
+def test_softmax_is_stable_and_equal_maxima_share():
+    """Scores of +-1e4 and of one value give weights 0, 1 and halves, with finite gradients."""
+    ids = jnp.array([0, 0, 1, 1])
+    values = jnp.array([1.0, 3.0, 5.0, 7.0])
+    scores = jnp.array([1e4, -1e4, -1e4, -1e4])
+    softly = jax.jit(lambda v, s: aggregate(v, ids, 3, "softmax", s))
+    close(softly(values, scores), np.array([1, 6, 0]))
+    gradient = jax.jit(jax.grad(lambda v, s: softly(v, s).sum(), argnums=(0, 1)))
+    close(gradient(values, scores), (np.array([1, 0, 0.5, 0.5]), np.array([0, 0, -0.5, 0.5])))
+    tied = jnp.array([2.0, 2.0, 1.0, 4.0])
+    close(jax.jit(jax.grad(lambda v: aggregate(v, ids, 3, "max").sum()))(tied), np.array([0.5, 0.5, 0, 1]))
+
+
+def test_half_precision_is_added_up_in_float32():
+    """4096 ones of bfloat16 make 4096; added in bfloat16 they would stop at 256."""
+    ones = jnp.ones((4096, 1), jnp.bfloat16)
+    y = jax.jit(lambda v, ids: [aggregate(v, ids, 1, how) for how in ("sum", "mean", "softmax")])
+    assert [a.item() for a in y(ones, jnp.zeros(4096, jnp.int32))] == [4096, 1, 1]
+
+
+@pytest.mark.parametrize("how", [*HOW, "scores"])
+def test_masked_entries_have_no_effect_whatever_they_hold(how):
+    """NaN, infinity and numbers out of range at masked entries change neither values nor gradients."""
+    scored = how == "scores"
+    how = "softmax" if scored else how
+
+    def f(values, scores, receivers, mask=None):
+        return (aggregate(values, receivers, 3, how, scores if scored else None, mask=mask) ** 2).sum()
+
+    values, scores, ids = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([0.3, 0.1, 0.2]), jnp.array([0, 0, 2])
+    run = jax.jit(jax.value_and_grad(f, argnums=(0, 1)))
+    plain = run(values, scores, ids)
+    with jax.debug_nans(False):
+        bad = jnp.array([[jnp.nan], [1e38]])
+        longer = jnp.concatenate([bad, values]), jnp.concatenate([bad[:, 0], scores]), jnp.array([7, -1, 0, 0, 2])
+        value, grads = run(*longer, mask=jnp.arange(5) >= 2)
+    close((value, *(g[2:] for g in grads)), (plain[0], *plain[1]), 1e-6)
+    assert all((g[:2] == 0).all() for g in grads)
+
+
+# ---- the block
+
+
+def oracle(params, graph, how):
+    """Battaglia's algorithm 1 with dicts and loops, float64."""
+    project = {name: lambda x, p=p: x @ np.asarray(p["kernel"]) + np.asarray(p["bias"]) for name, p in params.items()}
+    v, u = dict(enumerate(np.asarray(graph.nodes))), np.asarray(graph.globals)[0]
+    e = {
+        k: (int(s), int(r), x)
+        for k, (s, r, x) in enumerate(zip(graph.senders, graph.receivers, np.asarray(graph.edges), strict=True))
+    }
+    e_new = {k: project["edge"](np.concatenate([x, v[s], v[r], u])) for k, (s, r, x) in e.items()}
+    v_new = {}
+    for i in v:
+        incoming = [e_new[k] for k, (_, r, _) in e.items() if r == i]
+        heard = gathered(np.stack(incoming), how) if incoming else np.zeros(3)
+        v_new[i] = project["node"](np.concatenate([heard, v[i], u]))
+    all_edges, all_nodes = (gathered(np.stack(list(d.values())), how) for d in (e_new, v_new))
+    u_new = project["globals"](np.concatenate([all_edges, all_nodes, u]))
+    return np.stack(list(v_new.values())), np.stack(list(e_new.values())), u_new[None]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_block_is_its_algorithm(how):
+    """Edges, then nodes, then the whole, each from the new ones before it."""
+    with jax.enable_x64(True):
+        graph = random_graph(dtype=np.float64)
+        params = params_of(f"block, {how}", "float64")
+        out = jitted(f"block, {how}")(params, graph)
+        close((out.nodes, out.edges, out.globals), oracle(params, graph, how), 1e-12)
+
+
+def test_any_of_the_three_may_be_left_out():
+    """What has no projection stays; without features of edges, nodes aggregate their senders."""
+    graph = random_graph()
+    keep = lambda x: x
+    nodes = GraphBlock(node=keep).apply({"node": ()}, graph)
+    assert nodes.edges is graph.edges and nodes.globals is graph.globals
+    assert nodes.senders is graph.senders and nodes.receivers is graph.receivers
+    heard = np.eye(5)[graph.receivers].T @ graph.edges
+    close(nodes.nodes, np.concatenate([heard, graph.nodes, np.tile(graph.globals, (5, 1))], -1))
+    bare = graph._replace(edges=None, globals=None)
+    close(
+        GraphBlock(node=keep).apply({"node": ()}, bare).nodes,
+        np.concatenate([adjacency(graph) @ graph.nodes, graph.nodes], -1),
+    )
+    edges = GraphBlock(edge=keep).apply({"edge": ()}, bare)
+    close(edges.edges, np.concatenate([graph.nodes[graph.senders], graph.nodes[graph.receivers]], -1))
+    assert edges.nodes is graph.nodes and edges.globals is None
+    whole = GraphBlock(globals=keep, aggregate="mean").apply({"globals": ()}, bare)
+    close(whole.globals, bare.nodes.mean(0, keepdims=True))
+
+
+def test_features_of_several_axes_are_laid_out_flat():
+    nodes = jax.random.normal(jax.random.key(0), (4, 2, 3))
+    graph = complete_graph(nodes)
+    y = GraphBlock(node=lambda x: x).apply({"node": ()}, graph).nodes
+    close(y, jnp.concatenate([jnp.tile(nodes.sum(0).reshape(1, 6), (4, 1)), nodes.reshape(4, 6)], -1))
+
+
+def test_a_linear_layer_is_a_kronecker_product():
+    """GRAPH-07: X -> A X W, as a matrix on the flattened nodes, is A (x) W^T."""
+    with jax.enable_x64(True):
+        graph = random_graph(dtype=np.float64)._replace(edges=None, globals=None)
+        w = jax.random.normal(jax.random.key(0), (3, 2), jnp.float64)
+        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # heard from the neighbours, without the node's own
+        f = lambda x: layer.apply({"node": ()}, graph._replace(nodes=x)).nodes.ravel()
+        matrix = jax.jit(jax.jacobian(f))(graph.nodes)
+        close(matrix.reshape(10, 15), np.kron(adjacency(graph), np.asarray(w).T), 1e-12)
+
+
+# ---- attention
+
+
+@pytest.mark.parametrize("how", ["complete", "sparse"])
+def test_softmax_aggregation_is_attention(how):
+    """GRAPH-06: over a complete graph self-attention, over a sparse one masked attention; values and gradients."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        q, k, v, weights = (jnp.asarray(rng.normal(size=(5, 2, 4))) for _ in range(4))  # (n, heads, d)
+        seen = np.ones((5, 5), bool) if how == "complete" else rng.random((5, 5)) < 0.4
+        seen[3] = how == "complete"  # in the sparse graph, node 3 sees nothing
+        seen = jnp.asarray(seen)
+        graph = complete_graph(v) if how == "complete" else adjacency_graph(v, seen)
+
+        def by_graph(q, k, v):
+            scores = (q[graph.receivers] * k[graph.senders]).sum(-1) / 2  # (e, heads)
+            return aggregate(v[graph.senders], graph.receivers, 5, "softmax", scores)
+
+        def by_attention(q, k, v):
+            return attention(q, k, v, mask=seen[None])
+
+        def both(f):
+            y, pull = jax.vjp(f, q, k, v)
+            return y, pull(weights)
+
+        came, expected = jax.jit(lambda: (both(by_graph), both(by_attention)))()
+        close(came, expected, 1e-12)
+
+
+def test_a_block_with_softmax_is_self_attention():
+    """The edge projection returns (scores, values); the node projection takes what it heard."""
+    x = jax.random.normal(jax.random.key(0), (6, 3))
+
+    def message(f, pair):  # (e, sender and receiver)
+        sender, receiver = jnp.split(pair, 2, -1)
+        q, k, v = (each.reshape(-1, 2, 4) for each in (f.q(receiver), f.k(sender), f.v(sender)))
+        return (q * k).sum(-1) / 2, v
+
+    block = GraphBlock(
+        edge=Wire(message, q=Dense(8), k=Dense(8), v=Dense(8)), node=lambda x: x[:, :8], aggregate="softmax"
+    )
+    params = jax.jit(lambda x: block.init(jax.random.key(1), complete_graph(x)))(x)
+    q, k, v = ((x @ params["edge"][name]["kernel"]).reshape(6, 2, 4) for name in "qkv")
+    out = jax.jit(lambda x: block.apply(params, complete_graph(x)))(x)
+    close(out.nodes, jax.jit(attention)(q, k, v).reshape(6, 8), 1e-5)
+    assert out.edges.shape == (36, 2, 4)
+
+
+# ---- GCN, GAT, GIN
+
+
+def dense_gcn(torch, a, x, p):
+    a = a * (1 - torch.eye(len(a))) + torch.eye(len(a))
+    half = torch.diag(a.sum(1) ** -0.5)
+    return half @ a @ half @ x @ p["kernel"] + p["bias"]
+
+
+def dense_gat(torch, a, x, p):
+    outputs = []
+    a = a * (1 - torch.eye(len(a))) + torch.eye(len(a))
+    for head in range(2):
+        h = x @ p["kernel"][:, 2 * head : 2 * head + 2]
+        scores = (h @ p["receiver_kernel"][head])[:, None] + (h @ p["sender_kernel"][head])[None, :]
+        scores = torch.nn.functional.leaky_relu(scores, 0.2) + torch.log(a)  # log 0: no edge; log 2: a double one
+        outputs.append(torch.softmax(scores, 1) @ h)
+    return torch.cat(outputs, 1) + p["bias"]
+
+
+def dense_gin(torch, a, x, p):
+    return (1.5 * x + a @ x) @ p["mlp"]["kernel"] + p["mlp"]["bias"]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize(("name", "formula"), [("GCN", dense_gcn), ("GAT", dense_gat), ("GIN", dense_gin)])
+def test_values_and_gradients_are_those_of_the_dense_formula(torch, name, formula, dtype, tolerance):
+    """The published formulas with adjacency matrices, differentiated by PyTorch."""
+    with jax.enable_x64(dtype == "float64"):
+        graph = random_graph(3, n=6, e=14, dtype=dtype)
+        assert (graph.senders == graph.receivers).any() and adjacency(graph).max() > 1  # loops and double edges
+        layer, params = LAYERS[name], params_of(name, dtype)
+        theirs = jax.tree.map(lambda p: torch.tensor(np.asarray(p), requires_grad=True), params)
+        x = torch.tensor(np.asarray(graph.nodes), requires_grad=True)
+        y = formula(torch, torch.tensor(adjacency(graph), dtype=x.dtype), x, theirs)
+        weights = np.cos(np.arange(y.numel())).reshape(y.shape).astype(dtype)
+        (y * torch.tensor(weights)).sum().backward()
+
+        @jax.jit
+        def both(params, x):
+            came, pull = jax.vjp(lambda params, x: layer.apply(params, graph._replace(nodes=x)).nodes, params, x)
+            return came, pull(jnp.asarray(weights))
+
+        came, pulled = both(params, graph.nodes)
+        close(came, y.detach().numpy(), tolerance)
+        close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance)
+
+
+def test_a_gcn_by_hand():
+    """An edge in both directions averages its two nodes; in one direction only, the message is divided by sqrt 2."""
+    params = {"kernel": jnp.eye(1)}
+    x, layer = jnp.array([[1.0], [3.0]]), GCN(1, use_bias=False)
+    both = Graph(x, jnp.array([0, 1]), jnp.array([1, 0]))
+    close(layer.apply(params, both).nodes, np.array([[2.0], [2.0]]))
+    one = Graph(x, jnp.array([0]), jnp.array([1]))
+    close(layer.apply(params, one).nodes, np.array([[1.0], [1 / 2**0.5 + 3 / 2]]))
+    without = GCN(1, use_bias=False, self_loops=False)
+    close(without.apply(params, one).nodes, np.array([[0.0], [0.0]]))  # node 0 has no incoming edge: its degree is 0
+    close(without.apply(params, both).nodes, np.array([[3.0], [1.0]]))
+
+
+def test_epsilon_can_be_learned():
+    """A param that starts at epsilon: the same numbers as with it fixed, and a gradient, <1, sum_i x_i> for a sum."""
+    graph, mlp = random_graph()._replace(edges=None, globals=None), lambda x: x
+    fixed, learned = GIN(mlp, 0.5), GIN(mlp, 0.5, learn_epsilon=True)
+    params = learned.init(jax.random.key(0), graph)
+    total = jax.jit(jax.value_and_grad(lambda params: learned.apply(params, graph).nodes.sum()))
+    value, gradient = total(params)
+    close(value, fixed.apply({"mlp": ()}, graph).nodes.sum(), 1e-5)
+    close(gradient, {"mlp": (), "epsilon": graph.nodes.sum()}, 1e-5)
+
+
+def test_wide_and_narrow_kernels_agree():
+    """GCN sends whichever is narrower along the edges, X or X W; both orders are the same product."""
+    graph = random_graph()._replace(edges=None, globals=None)
+    kernel = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    wide = GCN(4, use_bias=False).apply({"kernel": kernel}, graph).nodes
+    narrow = [GCN(2, use_bias=False).apply({"kernel": half}, graph).nodes for half in np.split(kernel, 2, 1)]
+    close(wide, np.concatenate(narrow, -1), 1e-5)
+
+
+def test_the_sum_tells_apart_what_mean_and_maximum_confuse():
+    """Xu et al.: a node that hears {1, 2} and one that hears {1, 1, 2, 2}."""
+    values, ids = jnp.array([1.0, 2, 1, 1, 2, 2]), jnp.array([0, 0, 1, 1, 1, 1])
+    results = {how: aggregate(values, ids, 2, how) for how in ("sum", "mean", "max")}
+    assert results["sum"][0] != results["sum"][1]
+    assert results["mean"][0] == results["mean"][1] and results["max"][0] == results["max"][1]
+
+
+# ---- what every graph layer keeps
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_relabelling_the_nodes(name):
+    """Renumbered nodes and shuffled edges come out renumbered and shuffled alike, globals unchanged."""
+    graph, rng = random_graph(), np.random.default_rng(1)
+    nodes, edges = rng.permutation(5), rng.permutation(8)
+    number = np.argsort(nodes).astype(np.int32)  # the old node i is the new node number[i]
+    moved = graph._replace(
+        nodes=graph.nodes[nodes],
+        edges=graph.edges[edges],
+        senders=number[graph.senders][edges],
+        receivers=number[graph.receivers][edges],
+    )
+    out, after = (jax.tree.map(np.asarray, jitted(name)(params_of(name), g)) for g in (graph, moved))
+    close((after.nodes, after.edges, after.globals), (out.nodes[nodes], out.edges[edges], out.globals), 1e-5)
+
+
+def padded(graph, n=9, e=13):
+    """Padding full of NaN, in front and behind; a padded edge may touch real nodes, or none at all."""
+    front, behind = 2, n - 2 - graph.nodes.shape[0]
+    fronts, behinds = 3, e - 3 - graph.senders.shape[0]
+
+    def pad(x, before, after, value):
+        return np.pad(x, [(before, after), *[(0, 0)] * (x.ndim - 1)], constant_values=value)
+
+    return Graph(
+        nodes=pad(graph.nodes, front, behind, np.nan),
+        senders=pad(graph.senders + front, fronts, behinds, 3),
+        receivers=pad(graph.receivers + front, fronts, behinds, 99),
+        edges=pad(graph.edges, fronts, behinds, np.nan),
+        globals=pad(graph.globals, 0, 1, np.nan),
+        node_graph=np.zeros(n, np.int32),
+        node_mask=pad(np.ones(graph.nodes.shape[0], bool), front, behind, False),
+        edge_mask=pad(np.ones(graph.senders.shape[0], bool), fronts, behinds, False),
+        graph_mask=np.array([True, False]),
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_padding_has_no_influence(name):
+    """Values, gradients by params and by features are those of the graph alone; at padding all of them are 0."""
+    graph, layer, params = random_graph(), LAYERS[name], params_of(name)
+
+    def f(params, features, graph):
+        out = layer.apply(params, graph._replace(nodes=features[0], edges=features[1], globals=features[2]))
+        kept = (out.nodes, *((out.edges, out.globals) if name.startswith("block") else ()))
+        return sum((y**2).sum() for y in kept), kept  # over padding too
+
+    run = jax.jit(jax.value_and_grad(f, argnums=(0, 1), has_aux=True))
+    (value, kept), (by_params, by_features) = run(params, graph[:1] + graph[3:5], graph)
+    with jax.debug_nans(False):
+        big = padded(graph)
+        (value_, kept_), (by_params_, by_features_) = run(params, big[:1] + big[3:5], big)
+    close((value_, by_params_), (value, by_params), 1e-5)
+    masks = (big.node_mask, big.edge_mask, big.graph_mask)
+    for came, expected in ((kept_, kept), (by_features_, by_features)):
+        for y, z, mask in zip(came, expected, masks, strict=False):
+            close(np.asarray(y)[mask], np.asarray(z), 1e-5)
+            assert (np.asarray(y)[~mask] == 0).all()
+
+
+def test_edges_of_masked_nodes_are_padding():
+    """A node can be taken out by node_mask alone: the others hear nothing from it."""
+    graph, params, apply = random_graph(), params_of("block, mean"), jitted("block, mean")
+    mask = np.arange(5) != 2
+    out = jax.tree.map(np.asarray, apply(params, graph._replace(node_mask=mask)))
+    stay = (graph.senders != 2) & (graph.receivers != 2)
+    number = np.array([0, 1, 0, 2, 3], np.int32)
+    smaller = graph._replace(
+        nodes=graph.nodes[mask],
+        edges=graph.edges[stay],
+        senders=number[graph.senders[stay]],
+        receivers=number[graph.receivers[stay]],
+    )
+    alone = jax.tree.map(np.asarray, apply(params, smaller))
+    close((out.nodes[mask], out.edges[stay], out.globals), (alone.nodes, alone.edges, alone.globals), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["block, sum", "GAT"])
+def test_a_batch_is_each_graph_alone(name):
+    """batch_graphs, one application, unbatch_graphs; and vmap over graphs padded to one size."""
+    apply, params = jitted(name), params_of(name)
+    graphs = [random_graph(0, 5, 8), random_graph(2, 4, 0)]
+    alone = [apply(params, graph) for graph in graphs]
+    batch = batch_graphs(graphs, n_nodes=16, n_edges=12, n_graphs=5)
+    close(unbatch_graphs(apply(params, batch)), alone, 1e-5)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *[batch_graphs([graph], 6, 9, 1) for graph in graphs])
+    mapped = jax.jit(jax.vmap(LAYERS[name].apply, (None, 0)))(params, stacked)
+    for i, graph in enumerate(alone):
+        close(unbatch_graphs(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped)), [graph], 1e-5)
+
+
+def test_batches_and_their_parts():
+    """There and back again; batches of batches; numpy stays numpy; under jit too; one compilation for all batches."""
+    graphs = [random_graph(seed, n, e) for seed, n, e in ((0, 5, 8), (1, 3, 2), (2, 4, 0))]
+    batch = batch_graphs(graphs, 20, 20, 6)
+    close(unbatch_graphs(batch), graphs)
+    close(unbatch_graphs(graphs[0]), [graphs[0]])
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves((batch, unbatch_graphs(batch))))
+    nested = batch_graphs([batch_graphs(graphs[:2], 9, 11, 3), graphs[2]], 14, 12)
+    close(unbatch_graphs(nested), graphs)
+    close(jax.jit(lambda graphs: batch_graphs(graphs, 20, 20, 6))(graphs), batch)
+    apply = jax.jit(lambda params, graph: LAYERS["GCN"].apply(params, graph))
+    for some in (graphs, graphs[:1], graphs[1:]):
+        apply(params_of("GCN"), batch_graphs(some, 20, 20, 6))
+    assert apply._cache_size() == 1
+
+
+def test_init_reads_only_shapes():
+    """The same params from ShapeDtypeStructs, and for graphs of other sizes."""
+    graph = random_graph()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), padded(graph))
+    for name in ("block, softmax", "GCN", "GAT", "GIN"):
+        params = jax.jit(lambda name=name: LAYERS[name].init(jax.random.key(0), shapes))()
+        close(jax.tree.map(lambda p: p + 0.1, params), params_of(name), 1e-6)
+
+
+def test_state_train_key_and_mask_reach_the_projections():
+    """BatchNorm in a projection updates its state from real rows only; Dropout draws; nothing else changes."""
+    graph = random_graph()
+    block = GraphBlock(edge=Dense(3), node=Serial(Dense(4), BatchNorm(), Dropout(0.5)))
+    gin = GIN(Serial(Dense(4), BatchNorm()))
+    assert isinstance(block, StatefulLayer) and isinstance(gin, StatefulLayer)
+    assert side_inputs(block) == ("key", "train") and side_inputs(gin) == ("train",)
+    for layer, side in ((block, {"key": jax.random.key(1)}), (gin, {})):
+        params, state = jax.jit(lambda layer=layer: layer.init(jax.random.key(0), graph))()
+        train = jax.jit(functools.partial(layer.apply, train=True, **side))
+        out, after = train(params, state, graph)
+        zeros = (np.asarray(out.nodes) == 0).mean()
+        assert 0 < zeros < 1 if side else zeros == 0
+        with jax.debug_nans(False):
+            close(train(params, state, padded(graph))[1], after, 1e-5)
+        assert any((np.asarray(a) != b).any() for a, b in zip(*map(jax.tree.leaves, (after, state)), strict=True))
+        evaluated, unchanged = jax.jit(layer.apply)(params, after, graph)
+        close(unchanged, after, 0)
+        assert np.isfinite(evaluated.nodes).all()
+
+
+def test_graph_layers_stand_in_serial_and_repeat():
+    """A Graph is one input: Serial of layers with an activation between, Repeat of blocks that keep their sizes."""
+    graph = random_graph()
+    parts = (GCN(4), GraphMap(node=relu), GAT(2, heads=2), GraphMap(node=jnp.tanh, edge=Dense(5)), GIN(MLP(4, 3)))
+    block = GraphBlock(edge=Dense(2), node=Dense(3), globals=Dense(2))
+    one_by_one = lambda layers, params, graph: functools.reduce(
+        lambda graph, own: own[0].apply(own[1], graph), zip(layers, params, strict=True), graph
+    )
+
+    @jax.jit
+    def run():
+        params = Serial(*parts).init(jax.random.key(0), graph)
+        deep = Repeat(block, 2).init(jax.random.key(0), graph)
+        each = [jax.tree.map(lambda p, i=i: p[i], deep) for i in range(2)]
+        come = Serial(*parts).apply(params, graph), Repeat(block, 2).apply(deep, graph)
+        return come, (one_by_one(parts, params, graph), one_by_one((block, block), each, graph))
+
+    came, expected = run()
+    close(came, expected, 1e-5)
+    assert came[0].nodes.shape == (5, 3) and came[0].edges.shape == (8, 5)
+
+
+# ---- making graphs
+
+
+def test_complete_graphs_and_adjacency_graphs():
+    """Edges from the matrix and back; complete graphs are the matrices of ones, with and without diagonal."""
+    nodes = jnp.zeros((4, 1))
+    np.testing.assert_array_equal(adjacency(complete_graph(nodes)), np.ones((4, 4)))
+    np.testing.assert_array_equal(adjacency(complete_graph(nodes, self_loops=False)), 1 - np.eye(4))
+    a = np.random.default_rng(0).integers(2, size=(4, 4))
+    graph = adjacency_graph(nodes, jnp.asarray(a))
+    np.testing.assert_array_equal(adjacency(graph), a)
+    assert (jnp.diff(graph.receivers) >= 0).all()
+    under_jit = jax.jit(lambda a: adjacency_graph(nodes, a, n_edges=12))(jnp.asarray(a))
+    close(unbatch_graphs(under_jit), [graph])
+    for n in (0, 1):
+        assert jax.eval_shape(lambda x: complete_graph(x, self_loops=False), jnp.zeros((n, 2))).senders.shape == (0,)
+        assert jax.eval_shape(complete_graph, jnp.zeros((n, 2))).senders.shape == (n,)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_numbers_out_of_range_are_loud(name, sentences):
+    """Eagerly a sentence, under jit NaN, whichever way a number is wrong."""
+    graph, params = random_graph(), params_of(name)
+    for field, value in (("senders", -1), ("senders", 5), ("receivers", -1), ("receivers", 5)):
+        wrong = graph._replace(**{field: np.where(np.arange(8) == 1, np.int32(value), getattr(graph, field))})
+        words = f"expects {field} from 0 to 4 \\(there are 5 nodes\\), but {value} came; number the nodes from 0"
+        with pytest.raises(ValueError, match=words):
+            LAYERS[name].apply(params, wrong)
+        with jax.debug_nans(False):
+            assert np.isnan(jitted(name)(params, wrong).nodes).all()
+
+
+def test_check_graph_tells_from_inside_jit():
+    """With check=True the sentence comes through checkify; a good graph passes."""
+
+    def checked(params, graph):
+        check_graph(graph, check=True)
+        return LAYERS["GCN"].apply(params, graph)
+
+    graph, run = random_graph(), jax.jit(checkify.checkify(checked))
+    with jax.debug_nans(False):
+        error, _ = run(params_of("GCN"), graph._replace(senders=graph.senders + np.int32(5)))
+        with pytest.raises(checkify.JaxRuntimeError, match="check_graph expects senders from 0 to 4"):
+            error.throw()
+        error, _ = run(params_of("GCN"), graph)
+    assert error.get() is None
+
+
+def test_receivers_of_aggregate_out_of_range_are_loud(sentences):
+    values, ids = jnp.ones((9, 2)), jnp.array([0, 2, 4, 0, 1, 2, 3, 0, 1])
+    with pytest.raises(ValueError, match="aggregate expects receivers from 0 to 3 .* but 4 came"):
+        aggregate(values, ids, 4)
+    with jax.debug_nans(False):
+        for wrong in (ids, -ids):
+            assert all(np.isnan(y).all() for y in by_all(values, wrong).values())
+    assert all(np.isfinite(y).all() for y in by_all(values, ids // 2).values())
+
+
+def test_graphs_of_a_batch_out_of_range(sentences):
+    batch = batch_graphs([random_graph(), random_graph(1)])
+    batch.node_graph[0] = 7
+    with pytest.raises(ValueError, match="node_graph from 0 to 1 \\(there are 2 graphs\\), but 7 came"):
+        check_graph(batch)
+    with jax.debug_nans(False):
+        assert np.isnan(jitted("block, sum")(params_of("block, sum"), batch).nodes).all()
+
+
+GRAPH = Graph(np.ones((3, 2), np.float32), np.array([0, 1], np.int32), np.array([1, 2], np.int32))
+PARAMS = {"kernel": np.eye(2, 3, dtype=np.float32), "bias": np.ones(3, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (jnp.zeros((3, 2)), TypeError, "GCN expects a Graph, but float32 \\(3, 2\\) came; pass Graph\\(nodes, senders"),
+        (GRAPH._replace(senders=jnp.zeros((2, 2), jnp.int32)), ValueError, "senders to be whole numbers of shape"),
+        (GRAPH._replace(senders=jnp.zeros(2)), ValueError, "senders to be whole numbers"),
+        (
+            GRAPH._replace(receivers=jnp.zeros(3, jnp.int32)),
+            ValueError,
+            "receivers with one entry for each edge, \\(2,",
+        ),
+        (GRAPH._replace(edges=jnp.zeros((3, 1))), ValueError, "edges with one entry for each edge"),
+        (GRAPH._replace(globals=jnp.zeros((2, 1))), ValueError, "node_graph where there are several graphs"),
+        (GRAPH._replace(node_mask=jnp.zeros(3)), ValueError, "boolean node_mask with one entry for each node"),
+        (GRAPH._replace(node_graph=jnp.zeros(3)), ValueError, "whole numbers as node_graph"),
+        (GRAPH._replace(nodes=jnp.zeros((3, 2), jnp.int32)), TypeError, "floating-point nodes"),
+        (GRAPH._replace(nodes=jnp.zeros((3, 2, 2))), ValueError, "nodes with one axis of features"),
+        (GRAPH._replace(nodes=jnp.zeros((3, 4))), ValueError, "nodes with 2 features \\(its kernel is float32 \\(2, 3"),
+        (GRAPH._replace(nodes=None), TypeError, "an array nodes, but None came"),
+    ],
+)
+def test_what_is_no_graph_is_told_so(wrong, error, words, sentences):
+    with pytest.raises(error, match=words):
+        GCN(3).apply(PARAMS, wrong)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: GraphBlock(), ValueError, "at least one of edge, node and globals"),
+        (lambda: GraphBlock(node=relu, aggregate="median"), ValueError, "'softmax', but 'median' came"),
+        (lambda: GCN(0), ValueError, "features to be a whole number"),
+        (lambda: GAT(2, heads=0), ValueError, "heads to be a whole number"),
+        (lambda: GAT(2, join="sum"), ValueError, "join to be 'concat' or 'mean'"),
+        (lambda: GraphMap(edge=relu).apply({"edge": ()}, GRAPH), ValueError, "the graph has none; leave edge= out"),
+        (
+            lambda: GraphBlock(node=lambda x: x[0]).apply({"node": ()}, GRAPH),
+            ValueError,
+            "a row for each of the 3 rows",
+        ),
+        (lambda: GraphBlock(edge=lambda x: (x, x)).apply({"edge": ()}, GRAPH), ValueError, 'needs aggregate="softmax"'),
+        (
+            lambda: GraphBlock(edge=lambda x: (x[:1], x), aggregate="softmax").apply({"edge": ()}, GRAPH),
+            ValueError,
+            "scores with the first axes of the values",
+        ),
+        (
+            lambda: GraphBlock(node=relu).apply({"node": ()}, GRAPH._replace(edges=jnp.zeros((2, 1), jnp.bfloat16))),
+            TypeError,
+            "of one floating-point dtype",
+        ),
+        (
+            lambda: GraphBlock(globals=relu).apply({"globals": ()}, GRAPH._replace(node_graph=jnp.zeros(3, jnp.int32))),
+            ValueError,
+            "give the graph a graph_mask, as batch_graphs does",
+        ),
+        (lambda: GraphBlock(node=relu).apply({"edge": ()}, GRAPH), ValueError, "expects params named node"),
+        (lambda: GCN(2).init(jax.random.key(0), jnp.zeros((3, 2))), TypeError, "expects a Graph"),
+        (lambda: batch_graphs([]), ValueError, "at least one graph"),
+        (lambda: batch_graphs([GRAPH, GRAPH], n_nodes=5), ValueError, "fit into n_nodes=5, but these have 6"),
+        (
+            lambda: batch_graphs([GRAPH, GRAPH._replace(edges=jnp.zeros((2, 1)))]),
+            ValueError,
+            "edges with the same features and dtype in all graphs, but None, float32 \\(2, 1\\) came",
+        ),
+        (lambda: jax.jit(unbatch_graphs)(GRAPH), ValueError, "sizes depend on values"),
+        (lambda: adjacency_graph(jnp.zeros((3, 1)), jnp.zeros((2, 2))), ValueError, "a matrix of shape \\(3, 3\\)"),
+        (lambda: adjacency_graph(jnp.zeros((2, 1)), jnp.ones((2, 2)), 3), ValueError, "3 edges, but 4 came"),
+        (lambda: jax.jit(adjacency_graph)(jnp.zeros((2, 1)), jnp.ones((2, 2))), ValueError, "pass n_edges"),
+        (lambda: aggregate(jnp.ones((2, 1)), jnp.zeros(3, jnp.int32), 2), ValueError, "one for each of the \\(2,"),
+        (lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, "sum", jnp.ones(2)), ValueError, "leave them out"),
+        (lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, mask=jnp.ones(2)), ValueError, "a boolean mask"),
+        (
+            lambda: aggregate(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), 2, "softmax", jnp.ones((2, 2))),
+            ValueError,
+            "scores with the first axes of values",
+        ),
+        (lambda: aggregate(jnp.ones(2, jnp.int32), jnp.zeros(2, jnp.int32), 2), TypeError, "floating-point values"),
+    ],
+)
+def test_each_mistake_gets_its_sentence(call, error, words, sentences):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_too_many_edges_under_jit_are_loud():
+    """Without a check, an adjacency matrix with more edges than n_edges gives NaN, not a graph with fewer edges."""
+    f = jax.jit(lambda a: GraphBlock(node=lambda x: x).apply({"node": ()}, adjacency_graph(jnp.ones((2, 1)), a, 3)))
+    assert jnp.isfinite(f(jnp.array([[1, 1], [0, 1]])).nodes).all()
+    with jax.debug_nans(False):
+        assert jnp.isnan(f(jnp.ones((2, 2), jnp.int32)).nodes).any()
+
+
+def test_repairs_help(sentences):
+    """What the sentences advise is right: vmap for stacked graphs, an edge index taken apart, a graph_mask."""
+    expected = jax.jit(GCN(3).apply)(PARAMS, GRAPH).nodes
+    stacked = jax.tree.map(lambda x: np.stack([x, x]), GRAPH)
+    with pytest.raises(ValueError, match="with jax.vmap, and an edge index"):
+        GCN(3).apply(PARAMS, stacked)
+    close(jax.jit(jax.vmap(lambda graph: GCN(3).apply(PARAMS, graph)))(stacked).nodes[1], expected)
+    edge_index = np.stack([GRAPH.senders, GRAPH.receivers])
+    close(jax.jit(GCN(3).apply)(PARAMS, Graph(GRAPH.nodes, *edge_index)).nodes, expected)
+    several = GRAPH._replace(node_graph=jnp.array([0, 0, 0]), graph_mask=jnp.array([True]))
+    assert GraphBlock(globals=relu).apply({"globals": ()}, several).globals.shape == (1, 2)

@@ -1,0 +1,96 @@
+"""Graph layers as functions of the nodes, on one fixed graph, each against its formula with dense matrices."""
+
+import jax.numpy as jnp
+import numpy as np
+from specimen import Specimen
+
+from jaxblocks import GAT, GCN, GIN, Dense, Graph, GraphBlock, GraphMap, Serial, Wire
+
+# Four nodes: 3 is isolated, 1 has an edge to itself, 0 -> 2 is there twice; the last edge is padding.
+SENDERS = np.array([0, 1, 1, 2, 0, 0, 3])
+RECEIVERS = np.array([1, 1, 2, 0, 2, 2, 0])
+REAL = np.array([1, 1, 1, 1, 1, 1, 0], bool)
+WEIGHTS = np.array([[1.0], [-0.5], [2.0], [0.25], [1.5], [-1.0], [9.0]])
+
+A = np.zeros((4, 4))
+np.add.at(A, (RECEIVERS[REAL], SENDERS[REAL]), 1)
+A_TILDE = A * (1 - np.eye(4)) + np.eye(4)
+
+
+def graph(x, edges=False):
+    weights = jnp.asarray(WEIGHTS, x.dtype) if edges else None
+    return Graph(x, jnp.asarray(SENDERS), jnp.asarray(RECEIVERS), weights, edge_mask=jnp.asarray(REAL))
+
+
+def dense(p, x):
+    return x @ p["kernel"] + p["bias"]
+
+
+def gcn(p, x):
+    half = np.diag(A_TILDE.sum(1) ** -0.5)
+    return half @ A_TILDE @ half @ x @ p["layer"]["kernel"] + p["layer"]["bias"]
+
+
+def weighted(scores, counts):
+    """Softmax along rows, an entry counted as often as there are edges; rows without edges are 0."""
+    weights = counts * np.exp(scores - scores.max())
+    return weights / np.where(weights.sum(1) > 0, weights.sum(1), 1)[:, None]
+
+
+def gat(p, x, counts=A_TILDE, join="concat"):
+    p = p["layer"]
+    outputs = []
+    for w, to, of in zip(np.split(p["kernel"], 2, 1), p["receiver_kernel"], p["sender_kernel"], strict=True):
+        h = x @ w
+        scores = (h @ to)[:, None] + (h @ of)[None, :]
+        outputs.append(weighted(np.where(scores > 0, scores, 0.2 * scores), counts) @ h)
+    return (np.concatenate(outputs, 1) if join == "concat" else np.mean(outputs, 0)) + p["bias"]
+
+
+def gin(p, x):
+    return np.tanh(dense(p["layer"]["mlp"][0], (1 + p["layer"]["epsilon"]) * x + A @ x))
+
+
+def block(p, x, how):
+    """Rows one by one, for the real edges."""
+    p = p["layer"]
+    edges = [np.concatenate([w, x[s], x[r]]) for w, s, r in zip(WEIGHTS, SENDERS, RECEIVERS, strict=True)]
+    edges = np.stack([dense(p["edge"], e) for e in edges])[REAL]
+
+    def gather(values):
+        if not len(values):
+            return np.zeros(edges.shape[1])
+        if how == "softmax":
+            return (values * np.exp(values)).sum(0) / np.exp(values).sum(0)
+        return getattr(np, how)(values, 0)
+
+    heard = np.stack([gather(edges[RECEIVERS[REAL] == i]) for i in range(4)])
+    nodes = dense(p["node"], np.concatenate([heard, x], 1))
+    whole = dense(p["globals"], np.concatenate([gather(edges), gather(nodes)]))
+    return nodes + whole
+
+
+def blocks(how):
+    def forward(f, x):
+        out = f.layer(graph(x, edges=True))
+        return out.nodes + jnp.broadcast_to(out.globals, out.nodes.shape)
+
+    layer = Wire(forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), globals=Dense(3), aggregate=how))
+    return Specimen("GraphBlock", layer, ((4, 5),), lambda p, x: block(p, x, how), mixes_batch=True)
+
+
+def on_nodes(public, layer, reference):
+    net = Wire(lambda f, x: f.layer(graph(x)).nodes, layer=layer)
+    return Specimen(public, net, ((4, 5),), reference, mixes_batch=True)
+
+
+ROWS = {
+    **{f"GraphBlock by {how}": blocks(how) for how in ("sum", "max", "softmax")},
+    "GraphMap": on_nodes("GraphMap", GraphMap(node=Dense(3)), lambda p, x: dense(p["layer"]["node"], x)),
+    "GCN": on_nodes("GCN", GCN(3), gcn),
+    "GAT": on_nodes("GAT", GAT(3, heads=2), gat),
+    "GAT by mean without self-loops": on_nodes(
+        "GAT", GAT(3, heads=2, join="mean", self_loops=False), lambda p, x: gat(p, x, A, "mean")
+    ),
+    "GIN": on_nodes("GIN", GIN(Serial(Dense(3), jnp.tanh), 0.5, learn_epsilon=True), gin),
+}
