@@ -32,6 +32,8 @@ parity: .venv/.ready
 benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/layers.py
+	$(BIN)/python benchmarks/depth.py
+	$(BIN)/python benchmarks/attention.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about half a minute) ..."

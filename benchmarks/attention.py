@@ -9,11 +9,11 @@ of runs in turns; the machine may be busy, absolute times are not quoted.
 
 import functools
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from turns import in_turns
 
 import jaxblocks as jb
 
@@ -53,19 +53,6 @@ def memory(n=8192):
         words = f"{name:22s} {mib[name]:8.0f} MiB"
         print(words if name == "by hand" else f"{words}   1/{mib['by hand'] / mib[name]:.0f} of by hand")
     print(f"chunked / einsum: 1/{mib['einsum'] / mib['chunked']:.1f}")
-
-
-def in_turns(calls, rounds):
-    """Seconds of each call, all calls in turns (their order alternates)."""
-    seconds = {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    for turn in range(rounds):
-        for name in list(calls)[:: 1 if turn % 2 else -1]:
-            start = time.perf_counter()
-            jax.block_until_ready(calls[name]())
-            seconds[name].append(time.perf_counter() - start)
-    return {name: np.array(values) for name, values in seconds.items()}
 
 
 def compare(n, batch, rounds, of=gradient, forms=FORMS):
