@@ -9,7 +9,9 @@ import pytest
 from zoo import Centre, Noise, TanhCell
 
 from jaxblocks import (
+    GCN,
     Dense,
+    Graph,
     Layer,
     Parallel,
     Recurrent,
@@ -560,3 +562,12 @@ def test_names_are_identifiers():
     for name in ("a.b", "a/b", "0"):
         with pytest.raises(ValueError, match="rename it"):
             Serial(**{name: relu})
+
+
+def test_repeat_of_a_layer_that_changes_more_than_one_array_says_what_to_do(sentences):
+    graph = Graph(jnp.ones((3, 4)), jnp.array([0]), jnp.array([1]))
+    with pytest.raises(ValueError, match="give the last layer 4 features"):
+        Repeat(GCN(7), 2).init(jax.random.key(0), graph)
+    Repeat(GCN(4), 2).init(jax.random.key(0), graph)
+    with pytest.raises(ValueError, match="return as many arrays as come in"):
+        Repeat(lambda x: (x, x), 2).init(jax.random.key(0), X)

@@ -180,7 +180,7 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
         if as_shapes(outputs) != inputs:
             raise ValueError(
                 f"{child.place} expects a layer that keeps shape and dtype, but {_in_words(inputs)} went in and "
-                f"{_in_words(outputs)} came out; {_repair(inputs[0], outputs[0])}."
+                f"{_in_words(outputs)} came out; {_repair(inputs, outputs)}."
             )
         keys = jax.vmap(fold, in_axes=(None, 0))(key, jnp.arange(n))
         return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
@@ -512,11 +512,14 @@ def _spread(owner, kids, tree, what, call) -> tuple:
     )
 
 
-def _repair(x, y) -> str:
-    """What to do where a layer should have kept shape and dtype, and did not."""
-    if x.dtype != y.dtype:
-        return f"compute in the dtype of the input: y.astype({x.dtype})"
-    return f"give the last layer {x.shape[-1] if x.shape else 1} features, and keep the other axes"
+def _repair(before, after) -> str:
+    """What to do where a layer should have kept shapes and dtypes, and did not."""
+    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False):
+        if x.dtype != y.dtype:
+            return f"compute in the dtype of the input: y.astype({x.dtype})"
+        if x.shape != y.shape:
+            return f"give the last layer {x.shape[-1] if x.shape else 1} features, and keep the other axes"
+    return "return as many arrays as come in"
 
 
 def _in_words(tree) -> str:
