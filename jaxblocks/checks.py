@@ -20,7 +20,16 @@ import operator
 import jax
 import jax.numpy as jnp
 
-__all__ = ["check_values", "checkable", "describe", "describe_any", "require_floating", "require_key", "require_whole"]
+__all__ = [
+    "check_values",
+    "checkable",
+    "describe",
+    "describe_any",
+    "require_floating",
+    "require_key",
+    "require_mask",
+    "require_whole",
+]
 
 
 def describe(x) -> str:
@@ -80,6 +89,30 @@ def require_key(where: str, key) -> None:
         raise TypeError(f"{where} expects a key, but {came} came; {repair}.")
     if key.shape:
         raise TypeError(f"{where} expects one key, but keys of shape {key.shape} came; pass one, or use jax.vmap.")
+
+
+def require_mask(where: str, mask, *shapes: tuple[int, ...]) -> None:
+    """Raise unless ``mask`` is a boolean array of one of these shapes: a ``TypeError`` or a ``ValueError``.
+
+    >>> require_mask("Recurrent", jnp.ones(3), (2, 3))
+    Traceback (most recent call last):
+    ...
+    TypeError: Recurrent expects a boolean mask, true at what is real, but float32 (3,) came; write mask > 0.
+    >>> require_mask("Recurrent", jnp.ones(3, bool), (2, 3))
+    Traceback (most recent call last):
+    ...
+    ValueError: Recurrent expects a mask of shape (2, 3), but bool (3,) came; give it one entry for each place.
+    """
+    if not hasattr(mask, "dtype") or not hasattr(mask, "shape") or mask.dtype != bool:
+        repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
+        raise TypeError(
+            f"{where} expects a boolean mask, true at what is real, but {describe_any(mask)} came; {repair}."
+        )
+    if mask.shape not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ValueError(
+            f"{where} expects a mask of shape {wanted}, but {describe(mask)} came; give it one entry for each place."
+        )
 
 
 def require_whole(where: str, name: str, value, least: int = 1) -> int:

@@ -324,9 +324,14 @@ def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
 
 
 def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping):
-    """Outputs of a child and its next state as ``ShapeDtypeStruct``s; nothing is computed."""
+    """Outputs of a child and its next state as ``ShapeDtypeStruct``s; nothing is computed.
+
+    The child is taken in evaluation: shapes are the same, and it needs no axis of devices and no second example.
+    """
     if "key" in child.reads:
         side = {"key": key, **side}
+    if "train" in child.reads:
+        side = {**side, "train": False}
     return eval_shape(functools.partial(apply_child, child), params, state, inputs, side)
 
 
@@ -379,6 +384,8 @@ def pair(kind: str, kids: tuple[Child, ...], init: Callable, apply: Callable, ow
 
     def stateful_apply(params, state, *inputs, **side):
         _refuse_unknown(kind, side, declared)
+        if side.get("key") is not None:
+            require_key(kind, side["key"])
         return apply(params, state, inputs, side)
 
     def stateless_apply(params, *inputs, **side):

@@ -155,6 +155,7 @@ def layer_outputs(net, params, *inputs, state=(), **side) -> dict:
     Left out are the layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
     ``checkpoint`` of a layer's own: their values do not exist outside of it.
 
+    A layer on its own, without a combinator around it, has none.
     Works under ``jit``, ``grad`` and ``vmap``. A layer that returns several arrays, or is
     applied several times, has a tuple.
 
@@ -267,7 +268,8 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
             count.
         key: for ``init``, ``jax.random.key(0)`` by default; layers that draw random numbers get one made from it.
         params, state: what to look at, instead of what ``net.init(key, *inputs)`` makes.
-        side: side inputs, as for ``apply``.
+        side: side inputs, as for ``apply``; ``train`` is ``True`` unless you say otherwise, since a net that normalises
+            batches has no statistics to evaluate with yet.
 
     Returns:
         A row for every floating-point array. The layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
@@ -286,6 +288,8 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
     """
     layer, key = stateful(net), jax.random.key(0) if key is None else key
     require_key("variance_report", key)
+    if "train" in declared_by(layer.apply):
+        side = {"train": True, **side}
     for_apply, declared = fold(key, "apply"), declared_by(layer.init)
     if params is None or (state is None and isinstance(as_layer(net), StatefulLayer)):
         made = layer.init(key, *inputs, **{name: value for name, value in side.items() if name in declared})
@@ -330,6 +334,8 @@ def _row_at(rows, path: str):
 def _trace(net, inputs, side):
     """Shapes of params, the jaxpr of ``apply``, shapes of outputs."""
     layer, key = stateful(net), jax.random.key(0)
+    if "key" in declared_by(layer.apply):
+        side = {"key": key, **side}
     for_init = {name: value for name, value in side.items() if name in declared_by(layer.init)}
     params, state = eval_shape(lambda *args: layer.init(key, *args[:-1], **args[-1]), *inputs, for_init)
     arrays, static = split_side(side)

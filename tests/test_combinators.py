@@ -483,8 +483,11 @@ def test_padding_anywhere_changes_nothing(reverse):
 def test_a_mask_of_another_kind_is_refused_and_the_repair_works():
     net = Serial(Recurrent(TanhCell(4)))
     params = net.init(jax.random.key(0), TIMED)
-    for wrong in (MASK.astype(jnp.float32), MASK[:, :5], MASK[0]):
-        with pytest.raises(ValueError, match=r"a boolean mask of shape \(3, 6\)"):
+    for wrong in (MASK[:, :5], MASK[0]):
+        with pytest.raises(ValueError, match=r"a mask of shape \(3, 6\)"):
+            net.apply(params, TIMED, mask=wrong)
+    for wrong in (MASK.astype(jnp.float32), MASK.tolist()):
+        with pytest.raises(TypeError, match="a boolean mask"):
             net.apply(params, TIMED, mask=wrong)
     net.apply(params, TIMED, mask=MASK)
     with pytest.raises(TypeError, match="keeps the mask to itself"):
@@ -571,3 +574,49 @@ def test_repeat_of_a_layer_that_changes_more_than_one_array_says_what_to_do(sent
     Repeat(GCN(4), 2).init(jax.random.key(0), graph)
     with pytest.raises(ValueError, match="return as many arrays as come in"):
         Repeat(lambda x: (x, x), 2).init(jax.random.key(0), X)
+
+
+def test_repeat_and_streams_run_where_params_or_inputs_vary_over_devices():
+    """An ensemble, one net per device on the same input; and a stream that begins inside shard_map."""
+    mesh = jax.make_mesh((8,), ("nets",), axis_types=(jax.sharding.AxisType.Auto,))
+    net = Repeat(Dense(5), 2)
+    keys = jax.random.split(jax.random.key(0), 8)
+    ensemble = jax.vmap(lambda key: net.init(key, X))(keys)
+
+    def one(params, x):
+        return net.apply(jax.tree.map(lambda p: p[0], params), x)[None]
+
+    spread = jax.shard_map(one, mesh=mesh, in_specs=(jax.P("nets"), jax.P()), out_specs=jax.P("nets"))
+    close(jax.jit(spread)(ensemble, X), jax.vmap(net.apply, in_axes=(0, None))(ensemble, X))
+
+    stream = Recurrent(TanhCell(4), streaming=True)
+    params, _ = stream.init(jax.random.key(0), TIMED)
+    many = jnp.tile(TIMED, (8, 1, 1))
+
+    def begin(params, x):
+        return stream.apply(params, stream.init(jax.random.key(0), x)[1], x)[0]
+
+    spread = jax.shard_map(begin, mesh=mesh, in_specs=(jax.P(), jax.P("nets")), out_specs=jax.P("nets"))
+    close(jax.jit(spread)(params, many), begin(params, many))
+
+
+def test_shapes_are_inferred_in_evaluation():
+    """A layer that needs an axis of devices, or a key, to train needs neither for its shapes."""
+
+    def Centred():
+        def init(key, x):
+            return ()
+
+        def apply(params, x, *, train=False, key=None):
+            return x - jax.lax.pmean(x, "devices") * jax.random.uniform(key, x.shape) if train else x
+
+        return Layer(init, apply)
+
+    net = Serial(Dense(3), Centred(), Dense(2))
+    assert net.init(jax.random.key(0), X, train=True)[2]["kernel"].shape == (3, 2)
+
+
+def test_a_bad_key_is_told_by_the_net(sentences):
+    net = Serial(Noise())
+    with pytest.raises(TypeError, match="Serial expects a key, but an int came"):
+        net.apply(((),), X, train=True, key=0)

@@ -9,6 +9,7 @@ import pytest
 from zoo import Centre, Noise
 
 from jaxblocks import (
+    BatchNorm,
     Dense,
     Parallel,
     Repeat,
@@ -250,3 +251,12 @@ def test_every_net_has_a_report():
 def test_the_report_asks_for_a_key():
     with pytest.raises(TypeError, match=r"variance_report expects a key, but an int came; pass jax.random.key\(0\)"):
         variance_report(Dense(3), DATA, key=0)
+
+
+def test_a_net_that_normalises_batches_is_looked_at_in_training():
+    """At init there are no running statistics: the report is that of a training call, without NaN."""
+    net = Serial(Dense(50), BatchNorm(), relu)
+    report = variance_report(net, 3 * jax.random.normal(jax.random.key(1), (200, 20)))
+    rows = {row.kind: row for row in report.rows}
+    assert abs(rows["BatchNorm"].mean) < 1e-5 and rows["BatchNorm"].variance == pytest.approx(1, abs=2e-3)
+    assert rows["relu"].positive == pytest.approx(0.5, abs=0.05)

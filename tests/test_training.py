@@ -829,3 +829,18 @@ def test_labels_out_of_range_are_what_the_error_names():
             validation=(np.asarray(x), np.asarray(y.at[20].set(-1))),
         )
     assert any("validation data of fit, rows 16 to 23" in note for note in raised.value.__notes__)
+
+
+def test_evaluation_before_training_is_refused_by_the_layer_that_knows():
+    """A NaN among the means is looked at once more outside of jit, where batch norm can speak."""
+    net = jaxblocks.Serial(jaxblocks.BatchNorm())
+    x = jnp.arange(8.0)[:, None]
+    params, state = net.init(jax.random.key(0), x)
+    with jax.debug_nans(False), pytest.raises(ValueError, match="was never updated"):
+        evaluate(net, params, state, (x, x), {"mean": lambda outputs, y: outputs}, batch_size=4)
+
+
+def test_a_net_with_statistics_across_devices_begins_like_any_other():
+    net = jaxblocks.Serial(jaxblocks.Dense(3), jaxblocks.BatchNorm(axis_name="devices"), jaxblocks.Dense(2))
+    train = init_training(net, optax.sgd(0.1), jax.random.key(0), jnp.zeros((4, 5)))
+    assert train.params[2]["kernel"].shape == (3, 2) and int(train.state[1]["updates"]) == 0

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
-from jaxblocks.checks import describe, describe_any, require_whole
+from jaxblocks.checks import describe, describe_any, require_mask, require_whole
 from jaxblocks.core import (
     Child,
     Layer,
@@ -202,6 +202,7 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
         if remat != "none":
             policy = remat if callable(remat) else policies[remat]
             step = jax.checkpoint(step, prevent_cse=False, policy=policy)
+        inputs = _varying_like(inputs, (params, states))
         outputs, states = lax.scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll)
         return _as_outputs(outputs), states
 
@@ -279,11 +280,7 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
         mask, side = side.get("mask"), {name: value for name, value in side.items() if name != "mask"}
         time_first = tuple(jnp.moveaxis(x, -2, 0) for x in inputs)  # (time, ..., features)
         if mask is not None:
-            if mask.shape != inputs[0].shape[:-1] or mask.dtype != bool:
-                raise ValueError(
-                    f"Recurrent expects a boolean mask of shape {inputs[0].shape[:-1]}, (..., time), for inputs "
-                    f"{_in_words(inputs)}, but {describe(mask)} came; it is True at the steps that are real."
-                )
+            require_mask("Recurrent", mask, inputs[0].shape[:-1])
             mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
             time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that no NaN comes in
 
@@ -297,6 +294,7 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
             return after, outputs
 
         steps = jnp.arange(inputs[0].shape[-2])
+        carry = _varying_like(carry, (params, time_first))
         carry, outputs = lax.scan(step, carry, (steps, mask, time_first), reverse=reverse, unroll=unroll)
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
 
@@ -314,7 +312,7 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
     def fresh_apply(params, state, inputs, side):
         arrays, static = split_side({name: value for name, value in side.items() if name in child.init_reads})
         carry = initial_carry(one_step(inputs), tuple(static.items()), arrays)
-        return apply(params, _varying_like(carry, (params, inputs)), inputs, side)[0], state
+        return apply(params, carry, inputs, side)[0], state
 
     if streaming:
         return pair("Recurrent", (child,), init, apply, own)

@@ -111,7 +111,8 @@ def fit(
 
     Args:
         loss, optimiser, penalty, augment: as in `train_step`.
-        data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs.
+        data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs. Side inputs that belong
+            to the data come as inputs: ``Wire(lambda f, x, mask: f.net(x, mask=mask), net=net)`` on ``((x, mask), y)``.
         key: for initial params, the order of the data, and the layers and augmentation that draw.
         epochs, steps: how long, one of the two, counted from the beginning of the run.
         validation: ``(x, y)``; its mean loss (without penalty) is computed after each epoch and at the end.

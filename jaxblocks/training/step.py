@@ -182,6 +182,11 @@ def evaluate(
     means = [_batch_means(net, named, params, state, *take_rows(data, batch)) for batch in batches]
     weights = [(batch.stop - batch.start) / rows for batch in batches]
     means = jax.device_get(means)
+    for batch, mean in zip(batches, means, strict=True):
+        if any(math.isnan(float(value)) for value in mean.values()):
+            # Once more outside of jit, so that a layer that knows what is wrong with the values can say it.
+            evaluation_forward(net, params, state, jax.tree.map(jnp.asarray, take_rows(data, batch)[0]))
+            break
     return {name: math.fsum(w * float(m[name]) for w, m in zip(weights, means, strict=True)) for name in metrics}
 
 
