@@ -167,7 +167,7 @@ def draw_learning(history, path):
     axes = figure.subplots()
     axes.plot(history.step_epoch, history.step_loss, color=GREY, linewidth=0.6, label="training loss, each step")
     axes.plot(history.epoch, history.validation["loss"], color=BLUE, label="validation loss")
-    axes.set(xlabel="epoch", ylabel="cross-entropy (nats)")
+    axes.set(xlabel="epoch", ylabel="cross-entropy of smoothed labels (nats)")
     right = axes.twinx()
     right.plot(history.epoch, history.validation["accuracy"], "--", color=VERMILION, label="validation accuracy")
     right.set(ylabel="accuracy", ylim=(0, 1.02))

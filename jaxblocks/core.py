@@ -37,6 +37,7 @@ __all__ = [
     "as_layer",
     "as_shapes",
     "at",
+    "both",
     "child_of",
     "children",
     "declared_by",
@@ -120,7 +121,9 @@ def as_layer(layer) -> Layer | StatefulLayer:
     if isinstance(layer, tuple) and len(layer) == 2:
         raise TypeError("A layer was expected, but a bare tuple came; name its two functions: Layer(init, apply).")
     if not callable(layer):
-        raise TypeError(f"A layer or a function of arrays was expected, but {layer!r} came.")
+        hint = {list: "; write Serial(*layers)", dict: "; write Serial(**layers)"}.get(type(layer), "")
+        came = describe_any(layer) if hint or hasattr(layer, "shape") else repr(layer)
+        raise TypeError(f"A layer or a function of arrays was expected, but {came} came{hint}.")
     name = getattr(layer, "__name__", "")
     if name[:1].isupper():  # the case of a name is its type
         raise TypeError(f"A layer was expected, but {name} itself came; call it: {name}(...).")
@@ -133,6 +136,7 @@ def as_layer(layer) -> Layer | StatefulLayer:
         return function(*inputs, **side)
 
     _sign(apply, ("params",), declared_by(function))
+    apply.of_arrays = function  # whose annotations are those of the layer
     apply.__qualname__ = f"{_name_of(function)}.<locals>.apply"
     return Layer(init, apply)
 
@@ -299,12 +303,7 @@ def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
     with at(child.place):
         made = child.layer.init(fold(key, child.label), *inputs, **_asked_for(child.init_reads, side))
-        if not (isinstance(made, tuple) and len(made) == 2):
-            raise TypeError(
-                f"init of a StatefulLayer must return (params, state), but {describe_any(made)} came; "
-                "return both, or make it a Layer."
-            )
-        return made
+        return both("init", "(params, state)", made)
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
@@ -313,14 +312,18 @@ def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
         given = _asked_for(child.reads, side)
         if "key" in given:
             given["key"] = fold(given["key"], child.label)
-        made = child.layer.apply(params, state, *inputs, **given)
-        if not (isinstance(made, tuple) and len(made) == 2):
-            raise TypeError(
-                f"apply of a StatefulLayer must return (outputs, state), but {describe_any(made)} came; "
-                "return both, or make it a Layer."
-            )
-        outputs, state = made
+        outputs, state = both("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
         return checkpoint_name(outputs, child.scope), state
+
+
+def both(function: str, what: str, made) -> tuple:
+    """What a function of a ``StatefulLayer`` returned, if it is a pair as it must be."""
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise TypeError(
+            f"{function} of a StatefulLayer must return {what}, but {describe_any(made)} came; return both, or make it "
+            "a Layer."
+        )
+    return made
 
 
 def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping):
@@ -389,6 +392,8 @@ def pair(kind: str, kids: tuple[Child, ...], init: Callable, apply: Callable, ow
         return apply(params, state, inputs, side)
 
     def stateless_apply(params, *inputs, **side):
+        if inputs and type(inputs[0]) is tuple and not inputs[0]:
+            raise TypeError(f"{kind} has no state here, but an empty one came; call it as apply(params, x).")
         return stateful_apply(params, empty, *inputs, **side)[0]
 
     made = StatefulLayer(pair_init, stateful_apply) if has_state else Layer(pair_init, stateless_apply)

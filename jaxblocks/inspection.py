@@ -296,7 +296,7 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
         params, state = made[0] if params is None else params, made[1] if state is None else state
     if "key" in declared_by(layer.apply):
         side["key"] = for_apply
-    rows = [MomentsRow((), "input", *_moments(x)) for x in inputs if _holds_floats(x)]
+    rows = [MomentsRow((), "input", *_moments(x)) for x in jax.tree.leaves(inputs) if _holds_floats(x)]
     found = layer_outputs(net, params, *inputs, state=state, **side)
     if not found:  # a layer on its own
         found = {f".{kind_of(net)}": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}

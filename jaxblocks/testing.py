@@ -6,6 +6,7 @@ whether it applies to the case; this project's tests run them over every layer t
 """
 
 import inspect
+import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks import describe, describe_any
-from jaxblocks.core import Layer, StatefulLayer, as_layer, as_shapes, kind_of, side_inputs, split_side, stateful
+from jaxblocks.core import (
+    Layer,
+    StatefulLayer,
+    as_layer,
+    as_shapes,
+    both,
+    kind_of,
+    side_inputs,
+    split_side,
+    stateful,
+)
 
 __all__ = ["LAWS", "Case", "check_layer"]
 
@@ -131,17 +142,21 @@ def shapes_as_stated(case: Case) -> None:
             f"the inputs have {case.inputs[0].shape[0]} examples on their first axis, but the output is {describe(y)}; "
             "keep the leading axes."
         )
-    arguments = (params, state, *case.inputs) if isinstance(case.layer, StatefulLayer) else (params, *case.inputs)
-    signature = inspect.signature(case.layer.apply)
+    function = getattr(case.layer.apply, "of_arrays", case.layer.apply)
+    arguments = (params, state) if isinstance(case.layer, StatefulLayer) else (params,)
+    arguments = case.inputs if function is not case.layer.apply else (*arguments, *case.inputs)
+    try:
+        stated = typing.get_type_hints(function)
+        bound = inspect.signature(function).bind_partial(*arguments).arguments
+    except (NameError, TypeError, ValueError):  # names that are not there, builtins without signature
+        stated, bound = {}, {}
+    returned = stated.get("return")
+    if isinstance(case.layer, StatefulLayer):
+        returned = (typing.get_args(returned) or (None,))[0]
     with jaxtyped("context"):
-        try:
-            bound = signature.bind(*arguments).arguments
-        except TypeError:  # a side input is required: the positional ones still bind
-            bound = signature.bind_partial(*arguments).arguments
         for name, value in bound.items():
-            _assert_annotated(signature.parameters[name].annotation, value, f"the argument {name}")
-        if not isinstance(case.layer, StatefulLayer):
-            _assert_annotated(signature.return_annotation, outputs, "the output")
+            _assert_annotated(stated.get(name), value, f"the argument {name}")
+        _assert_annotated(returned, outputs, "the output")
 
 
 def jit_is_eager(case: Case) -> None:
@@ -195,13 +210,22 @@ def independence(case: Case) -> bool | None:
 
 
 def dtype_kept(case: Case) -> bool | None:
-    """Floating-point outputs have the dtype of the inputs, without any silent promotion."""
+    """Floating-point outputs have the dtype of the inputs, and no dtype is promoted in silence."""
     with jax.numpy_dtype_promotion("strict"):
         for dtype in (jnp.float32, jnp.bfloat16):
             cast = case._replace(inputs=_cast(case.inputs, dtype), side=_cast(case.side, dtype))
             if not _floating(cast.inputs):
                 return False
-            _, state, outputs, after = _run(cast)
+            try:
+                _, state, outputs, after = _run(cast)
+            except Exception as error:
+                if type(error).__name__ != "TypePromotionError":
+                    raise
+                words = str(error).split(" have no")[0]
+                raise AssertionError(
+                    f"for inputs of {jnp.dtype(dtype)}, arrays of unequal dtype meet ({words}); cast explicitly, as in "
+                    'params["kernel"].astype(x.dtype), so that nothing is promoted in silence.'
+                ) from error
             for y in jax.tree.leaves(outputs):
                 assert not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype == dtype, (
                     f"inputs of {jnp.dtype(dtype)} come out as {y.dtype}; compute in the dtype of the input."
@@ -371,12 +395,17 @@ def _apply(case, params, state, inputs):
     side = dict(case.side)
     if "key" in side_inputs(case.layer):
         side["key"] = jax.random.clone(case.key)
-    return stateful(case.layer).apply(params, state, *inputs, **side)
+    return both("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
 
 
 def _run(case):
     """Params, state, outputs and next state; a layer that learns its state has learned once before evaluation."""
-    params, state = stateful(case.layer).init(jax.random.clone(case.key), *case.inputs, **_init_side(case))
+    made = stateful(case.layer).init(jax.random.clone(case.key), *case.inputs, **_init_side(case))
+    params, state = both("init", "(params, state)", made)
+    for leaf in jax.tree.leaves(made):
+        assert hasattr(leaf, "dtype"), (
+            f"init made {describe_any(leaf)} among params and state; make arrays, as in jnp.zeros((), jnp.int32)."
+        )
     if jax.tree.leaves(state) and "train" in side_inputs(case.layer) and not case.side.get("train"):
         _, state = _apply(case._replace(side={**case.side, "train": True}), params, state, case.inputs)
     return params, state, *_apply(case, params, state, case.inputs)
@@ -456,7 +485,7 @@ def _assert_same(came, expected, sentence, tolerance=0.0):
 
 
 def _assert_annotated(annotation, value, what):
-    if annotation is inspect.Signature.empty or not hasattr(annotation, "dims"):
+    if not hasattr(annotation, "dims"):
         return
     assert isinstance(value, annotation), (
         f"{what} is annotated as {annotation.__name__}, but {describe(value)} came; state its real shape."

@@ -222,3 +222,33 @@ def test_a_builder_that_was_not_called():
 def test_check_layer_asks_for_a_batch(inputs):
     with pytest.raises(ValueError, match="leading batch axis of at least 2"):
         check_layer(Noise(), *inputs)
+
+
+def test_annotations_of_functions_and_of_stateful_layers_are_checked():
+    def function(x: Float[Array, "batch features"]) -> Float[Array, " batch"]:
+        return x
+
+    def apply(params, state, x: Float[Array, "batch features"]) -> tuple[Float[Array, " batch"], tuple]:
+        return x, state
+
+    for wrong in (function, StatefulLayer(lambda key, x: ((), ()), apply)):
+        with pytest.raises(AssertionError, match="the output is annotated"):
+            check_layer(wrong, ROWS, laws={"shapes_as_stated": LAWS["shapes_as_stated"]})
+
+
+def test_a_stateful_layer_that_returns_one_thing_is_told():
+    for wrong, words in (
+        (StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x), r"must return \(outputs, state\)"),
+        (StatefulLayer(lambda key, x: jnp.ones(3), lambda params, state, x: (x, state)), r"must return \(params, st"),
+        (StatefulLayer(lambda key, x: ((), 0), lambda params, state, x: (x, state)), "init made an int among"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            check_layer(wrong, ROWS)
+
+
+def test_what_is_promoted_in_silence_is_told_with_the_cast_to_write():
+    layer = Layer(lambda key, x: {"w": jnp.ones((2, 2))}, lambda params, x: x @ params["w"])
+    with pytest.raises(AssertionError, match=r"bfloat16.*astype\(x.dtype\)"):
+        check_layer(layer, ROWS)
+    cast = Layer(layer.init, lambda params, x: x @ params["w"].astype(x.dtype))
+    assert "dtype_kept" in check_layer(cast, ROWS)

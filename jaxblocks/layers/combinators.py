@@ -249,8 +249,8 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
     child = child_of("Recurrent", None, cell)
     if "mask" in child.reads:
         raise TypeError(
-            f"{child.place} reads a mask, but Recurrent keeps the mask to itself (it holds the carry where mask is "
-            "False); give the cell's side input another name."
+            f"Recurrent expects a cell, which sees one time step, such as LSTMCell(4), but {child.kind} came, which "
+            "reads a mask of its own; pass the cell, or give its side input another name (Recurrent keeps the mask)."
         )
     own = declared_by(_reads_mask)
 
@@ -260,6 +260,9 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
         return init_child(child, jax.random.key(0), inputs, {**dict(static), **arrays})[1]
 
     def one_step(inputs):
+        if not inputs:
+            call = "apply(params, state, x)" if streaming else "apply(params, x)"
+            raise TypeError(f"{child.place} expects inputs (..., time, features), but none came; call it as {call}.")
         for x in inputs:
             if len(x.shape) < 2:
                 raise ValueError(
@@ -312,7 +315,7 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
     def fresh_apply(params, state, inputs, side):
         arrays, static = split_side({name: value for name, value in side.items() if name in child.init_reads})
         carry = initial_carry(one_step(inputs), tuple(static.items()), arrays)
-        return apply(params, carry, inputs, side)[0], state
+        return apply(params, _placed_like(carry, inputs[0]), inputs, side)[0], state
 
     if streaming:
         return pair("Recurrent", (child,), init, apply, own)
@@ -331,6 +334,20 @@ def _where(real, x, otherwise):
             f"axes, but {describe(x)} came; make the carry one per example."
         )
     return jnp.where(jnp.broadcast_to(jnp.expand_dims(real, range(real.ndim, x.ndim)), x.shape), x, otherwise)
+
+
+def _placed_like(carry, x):
+    """On a mesh with explicit axes the carry of each example must lie where the example does."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return carry
+    zero = jnp.zeros_like(x[..., 0, 0])  # (...), placed as the batch is
+
+    def placed(leaf):
+        if leaf.shape[: zero.ndim] != zero.shape:
+            return leaf
+        return leaf + jnp.expand_dims(zero, tuple(range(zero.ndim, leaf.ndim))).astype(leaf.dtype)
+
+    return jax.tree.map(placed, carry)
 
 
 def _varying_like(carry, tree):

@@ -182,6 +182,7 @@ def MLP(
 
 def _affine(where, x, kernel, bias):
     require_floating(where, x=x, kernel=kernel)
+    x = jnp.asarray(x)  # float64 of NumPy becomes float32 as everywhere in JAX
     if not x.shape or x.shape[-1] != kernel.shape[0]:
         raise ValueError(
             f"{where} expects x with {kernel.shape[0]} features on its last axis (its kernel is {describe(kernel)}), "

@@ -79,6 +79,9 @@ class Fitted(NamedTuple):
     history: History
     train: TrainState
 
+    def __repr__(self):
+        return f"Fitted({self.history!r}, step {int(self.train.step)})"
+
 
 def fit(
     net: Layer | StatefulLayer | Callable,

@@ -134,6 +134,12 @@ def train_step(
     update = optax.with_extra_args_support(optimiser).update
 
     def step(train, x, y, /, **side):
+        if not isinstance(train, TrainState):
+            raise TypeError(
+                f"A training step expects the state that init_training made, but {describe_any(train)} came; "
+                "call step(train, x, y)."
+            )
+
         def objective(params):
             outputs, state = forward(train._replace(params=params), x, side)
             value = _mean("train_step", "the loss", loss(outputs, y), outputs, y)
