@@ -66,6 +66,43 @@ def test_gradients_are_those_of_the_explicit_matrix():
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("t", [2, 3, 6])
+def test_what_is_later_does_not_change_one_bit(t):
+    """A key and a value of 1e7 at t: all outputs before t are the same numbers; sums are never taken back."""
+    q, k, v = (jnp.asarray(normal(i, 2, 7, 2, 3), jnp.float32) for i in range(3))
+    f = jax.jit(lambda *x: linear_attention(*x, True, 3))
+    out, after = f(q, k, v), f(q, k.at[:, t].set(1e7), v.at[:, t].set(-1e7))
+    np.testing.assert_array_equal(after[:, :t], out[:, :t])
+    assert np.abs(after[:, t] - out[:, t]).max() > 1
+    with jax.debug_nans(False):  # in a later chunk even what is not a number
+        after = f(q, k.at[:, 3:].set(jnp.nan), v.at[:, 3:].set(jnp.inf))
+    np.testing.assert_array_equal(after[:, :3], out[:, :3])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_that_is_not_a_number(causal):
+    """Outputs and gradients are those of the keys and values without padding."""
+    q, k, v = (jnp.asarray(normal(i, 7, 2, 3), jnp.float32) for i in range(3))
+    mask = jnp.arange(7) < 5
+
+    def total(q, k, v, mask=None):
+        return jnp.sin(linear_attention(q, k, v, causal, 3, mask=mask)[:5]).sum()
+
+    with jax.debug_nans(False):
+        dirty = (q, k.at[5:].set(jnp.nan), v.at[5:].set(jnp.nan))
+        ours = jax.jit(jax.value_and_grad(total, (0, 1, 2)))(*dirty, mask)
+    expected = jax.jit(jax.value_and_grad(total, (0, 1, 2)))(*(x[:5] for x in (q, k, v)))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a[:5] if a.ndim else a, b, rtol=1e-5, atol=1e-6)
+        assert not a.ndim or np.all(np.asarray(a[5:]) == 0)
+
+
+@pytest.mark.parametrize("shape", [(0, 7, 2, 3), (2, 0, 2, 3)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_nothing_at_all(causal, shape):
+    assert linear_attention(*[jnp.zeros(shape)] * 3, causal).shape == shape
+
+
 def dots(f, *shapes):
     """Multiplications of all matrix products."""
     total = 0
@@ -118,9 +155,11 @@ def test_it_says_what_does_not_fit(sentences):
         linear_attention(q, k, v[:, :4])
     with pytest.raises(ValueError, match=r"write q\[..., None, :\] for one head"):
         linear_attention(q[0, :, 0], k[0, :, 0], v[0, :, 0])
-    with pytest.raises(ValueError, match=r"mask of shape \(2, 5\), .* but bool \(5,\) came"):
+    with pytest.raises(ValueError, match=r"mask of shape \(2, 5\), but bool \(5,\) came"):
         linear_attention(q, k, v, mask=jnp.ones(5, bool))
     with pytest.raises(TypeError, match="boolean mask"):
         linear_attention(q, k, v, mask=jnp.ones((2, 5)))
+    with pytest.raises(TypeError, match="boolean mask, .* but a list came"):
+        linear_attention(q, k, v, mask=[[True] * 5] * 2)
     with pytest.raises(ValueError, match="chunk to be a whole number"):
         linear_attention(q, k, v, False, 0)

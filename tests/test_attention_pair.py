@@ -11,6 +11,7 @@ import pytest
 from jax.experimental import checkify
 
 from jaxblocks import (
+    LSTM,
     Attention,
     Dense,
     LearnedPositions,
@@ -23,6 +24,7 @@ from jaxblocks import (
     alibi,
     attention,
     rotary,
+    stateful,
 )
 
 
@@ -200,7 +202,69 @@ def test_padding_does_not_matter():
     np.testing.assert_array_equal(apply(params, x.at[0, 4:].set(9.0), mask=mask)[0, :4], out[0, :4])
     np.testing.assert_allclose(apply(params, x[:1, :4])[0], out[0, :4], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(apply(params, x)[1], out[1], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(apply(params, x, mask=mask[:, None, None]), out)
+    np.testing.assert_allclose(apply(params, x, mask=mask[:, None, None])[mask], out[mask], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", ["x", "x, context", "q, k, v"])
+def test_not_a_number_in_padding_has_no_effect_and_no_gradient(inputs):
+    """Outputs at real positions, and gradients of params and inputs, are those of the sequence without padding."""
+    n = len(inputs.split(","))
+    xs = [jnp.asarray(normal(i, 5, 4)) for i in range(n)]
+    layer = Attention(2)
+    (params,) = made(layer, *xs)
+    mask = jnp.arange(5) < 3
+
+    @jax.jit
+    def padded(params, xs):
+        y = layer.apply(params, *xs, mask=mask)
+        return jnp.where(mask[:, None] if n == 1 else True, jnp.sin(y), 0.0).sum()
+
+    @jax.jit
+    def short(params, xs):
+        return jnp.sin(layer.apply(params, *(x[:3] if i or n == 1 else x for i, x in enumerate(xs)))).sum()
+
+    with jax.debug_nans(False):
+        dirty = [x.at[3:].set(jnp.nan) if i or n == 1 else x for i, x in enumerate(xs)]
+        ours, expected = (jax.value_and_grad(f, (0, 1))(params, x) for f, x in ((padded, dirty), (short, xs)))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_queries_of_a_longer_sequence_end_where_the_keys_end():
+    """Cross-attention with rotary: query i stands at i + time_k - time_q, so the last x may look at all of x."""
+    x = jnp.asarray(normal(0, 6, 4))
+    layer = Attention(2, causal=True, positions=rotary)
+    (params,) = made(layer, x)
+    np.testing.assert_allclose(run(layer, params, x[4:], x), run(layer, params, x)[4:], rtol=1e-5, atol=1e-5)
+
+
+EXPLICIT = {
+    "grouped": Attention(4, kv_heads=2),
+    "one head of keys, chunks": Attention(4, kv_heads=1, causal=True, window=3, implementation="chunked", chunk=2),
+    "cache": Attention(2, causal=True, cache=8),
+}
+
+
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_an_explicit_mesh(name):
+    """Inputs whose type says that their batch is sharded: the same values and gradients."""
+    layer = stateful(EXPLICIT[name])
+    x = jnp.asarray(normal(0, 8, 6, 8))
+    params, state = layer.init(jax.random.key(0), x)
+
+    @jax.jit
+    def both(params, x):
+        def total(params, x):
+            return (layer.apply(params, state, x)[0] ** 2).sum()
+
+        return jax.value_and_grad(total, (0, 1))(params, x)
+
+    expected = both(params, x)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        ours = both(params, jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-4)
 
 
 def test_packed_sequences():
@@ -321,12 +385,40 @@ def test_an_overflow_is_reported_with_check():
 
 
 def test_a_masked_cache():
-    """A mask of cached positions, (*batch, cache): padding at the left of a prompt has no effect."""
+    """The mask of a piece, (*batch, time), is remembered: padding in a prompt, even NaN, has no effect later either."""
+    x = jnp.asarray(normal(0, 2, 6, 4))
+    mask = jnp.array([[False, True, True, False, True, True], [True, False, False, True, True, True]])
+    options = dict(causal=True, positions=rotary)
+    layer = Attention(2, cache=8, **options)
+    params, state = made(layer, x)
+    whole = run(Attention(2, **options), params, x, mask=mask)
+    with jax.debug_nans(False):
+        dirty = jnp.where(mask[..., None], x, jnp.nan)
+        first, after = run(layer, params, state, dirty[:, :4], mask=mask[:, :4])
+        rest, after = run(layer, params, after, dirty[:, 4:])  # without a mask all is real
+    np.testing.assert_allclose(jnp.concatenate([first, rest], 1)[mask], whole[mask], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(after["mask"], np.pad(mask, [(0, 0), (0, 2)]))
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+def test_one_mask_for_a_chain_of_streaming_layers():
+    x, mask = jnp.asarray(normal(0, 2, 4, 4)), jnp.array([[True, True, True, False], [True, True, False, False]])
+    net = Serial(LSTM(8, streaming=True), Attention(2, causal=True, cache=16))
+    params, state = net.init(jax.random.key(0), x)
+    out, after = run(net, params, state, x, mask=mask)
+    alone, _ = run(net, params, state, x[:, :2])
+    np.testing.assert_allclose(out[:, :2], alone, rtol=1e-5, atol=1e-5)
+    out, _ = run(net, params, after, x, mask=jnp.ones((2, 4), bool))
+    assert np.isfinite(out).all()
+
+
+def test_a_mask_of_pairs_with_a_cache():
+    """(*batch, heads, time_q, cache): padding at the left of a prompt has no effect."""
     x = jnp.asarray(normal(0, 1, 4, 4))
     layer = Attention(2, causal=True, cache=5, empty_rows="zero")
     params, state = made(layer, x)
     mask = jnp.array([[False, True, True, True, True]])
-    out, _ = run(layer, params, state, x, mask=mask)
+    out, _ = run(layer, params, state, x, mask=mask[:, None, None])
     alone, _ = run(layer, params, state, x[:, 1:])
     np.testing.assert_allclose(out[:, 1:], alone, rtol=1e-5, atol=1e-5)
 
@@ -368,12 +460,33 @@ def test_inputs_that_do_not_fit(sentences):
         layer.apply({"kernel": x}, x)
     with pytest.raises(ValueError, match=r"a mask of shape .* = \(2, 2, 3, 3\)"):
         layer.apply(params, x, mask=jnp.ones((3, 3), bool)[None, :, :2])
+    with pytest.raises(
+        ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 3\), .* but bool \(2, 4\) came"
+    ):
+        layer.apply(params, x, mask=jnp.ones((2, 4), bool))
+    layer.apply(params, x, mask=jnp.ones((2, 3), bool))  # the advice
+    layer.apply(params, x, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3)))  # the other
+    with pytest.raises(TypeError, match=r"boolean mask, .* but a list came; write jnp.asarray\(mask, bool\)"):
+        layer.apply(params, x, mask=[[True] * 3] * 2)
+    with pytest.raises(TypeError, match=r"boolean mask, .* but float32 \(2, 3\) came; write mask > 0"):
+        layer.apply(params, x, mask=jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match="one value per key"):
+        layer.apply(params, x, x, x[:, :2], mask=jnp.ones((2, 3), bool))
+    for made_wrongly in (Attention(2), LearnedPositions(4)):
+        with pytest.raises(TypeError, match=r"\.init expects a key, but an int came; pass jax.random.key\(0\)"):
+            made_wrongly.init(0, x)
     cached = Attention(2, causal=True, cache=4)
     params, state = made(cached, x)
     with pytest.raises(ValueError, match=r"its cache is float32 \(2, 4, 2, 2\); make the state by init"):
         cached.apply(params, state, x[:1])
     with pytest.raises(TypeError, match="x alone, since it has a cache"):
         cached.apply(params, state, x, x)
+    with pytest.raises(TypeError, match="x alone, since it has a cache"):
+        cached.init(jax.random.key(0), x, x)
+    with pytest.raises(
+        ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 4\), .* but bool \(2, 4\) came"
+    ):
+        cached.apply(params, state, x, mask=jnp.ones((2, 4), bool))
 
 
 # ---- positions --------------------------------------------------------------------------------
@@ -425,6 +538,10 @@ def test_alibi_slopes_and_alignment():
     np.testing.assert_allclose(slopes, 2.0 ** -np.arange(1, 9))
     twelve = -np.asarray(alibi(12, 1, 2))[:, 0, 0]
     np.testing.assert_allclose(twelve, [*2.0 ** -np.arange(1, 9), *2.0 ** -np.array([0.5, 1.5, 2.5, 3.5])], rtol=1e-6)
+    with jax.enable_x64(True):
+        exact = -np.asarray(alibi(12, 1, 2))[8:, 0, 0]
+        np.testing.assert_array_equal(exact, 2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))
+        assert alibi(12, 1, 2, dtype=jnp.float32).dtype == jnp.float32
     bias = np.asarray(alibi(2, 2, 4))
     np.testing.assert_allclose(bias[0], -np.array([[2, 1, 0, 1], [3, 2, 1, 0]]) / 16)
     np.testing.assert_allclose(alibi(2, 2, 4, 1), np.asarray(alibi(2, 3, 4))[:, :2])

@@ -68,6 +68,20 @@ def test_a_lookup_is_a_product_with_one_hot_rows():
     np.testing.assert_allclose(gradient, counts[:, None] * np.asarray(table), rtol=1e-6)
 
 
+def test_an_explicit_mesh():
+    """Ids whose type says that their batch is sharded: rows lie where they do."""
+    table, ids = jnp.asarray(TABLE, jnp.float32), jnp.asarray(np.tile(IDS, (4, 1)))
+    f = jax.jit(jax.value_and_grad(lambda table, ids: (embed(ids, table) ** 2).sum()))
+    expected = f(table, ids)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        ids = jax.device_put(ids, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
+        assert jax.typeof(embed(ids, table)).sharding.spec == jax.sharding.PartitionSpec("d", None, None)
+        ours = f(table, ids)
+    for a, b in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5)
+
+
 # ---- tied
 
 

@@ -74,7 +74,13 @@ ROWS = {
         "Attention",
         Attention(2, drop=0.4, score_bias=alibi),
         ((3, 4, 6),),
-        functools.partial(attend, heads=2, seen=lambda b, i, j: REAL[b, j], slopes=(2**-4, 2**-8)),
+        lambda p, x: attend(
+            p,
+            np.where(REAL[..., None], x, 0),
+            heads=2,
+            seen=lambda b, i, j: REAL[b, j],
+            slopes=(2**-4, 2**-8),
+        ),
         {"mask": jnp.asarray(REAL)},
     ),
     "Attention in training": Specimen(

@@ -23,7 +23,15 @@ from jax import lax
 from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
-from jaxblocks.checks import check_values, checkable, describe, require_floating, require_whole
+from jaxblocks.checks import (
+    check_values,
+    checkable,
+    describe,
+    require_floating,
+    require_key,
+    require_mask,
+    require_whole,
+)
 from jaxblocks.core import Layer, StatefulLayer, fold, require_flag, require_params
 from jaxblocks.precision import wide_dtype
 from jaxblocks.tensors import einsum
@@ -189,7 +197,7 @@ def attention(
     raises; under ``jit`` such rows are NaN, or with ``check=True`` reported to ``jax.experimental.checkify``.
 
     ``drop``: the probability with which a weight is dropped, those that stay are divided by 1 - drop; needs ``key``.
-    Draws depend on ``key`` and the position only, not on the implementation.
+    For one ``key`` and the same shapes, draws do not depend on the implementation.
 
     **Implementations.** ``"einsum"`` holds all time_q time_k weights of all heads. ``"chunked"`` takes ``chunk``
     queries at a time and recomputes their weights in the backward pass: memory is linear in the length, no rule of
@@ -281,18 +289,24 @@ def Attention(
         scale, causal, window, soft_cap, drop, empty_rows, implementation, chunk, check: as in ``attention``. With
             ``drop``, ``apply`` reads ``train`` (a Python bool) and ``key``, and drops while it trains.
         positions: ``positions(x, index)`` is applied to queries and to keys, ``(*batch, time, heads, head_dim)``,
-            with their places in time, ``(time,)``; ``rotary`` is one.
+            with their places in time, ``(time,)``; ``rotary`` is one. Keys stand at 0, 1, 2, ..., and queries, as in
+            ``attention``, so that the last stands at the last key: query i at i + time_k - time_q, in
+            cross-attention too.
         score_bias: ``score_bias(heads, time_q, time_k, offset)`` is added to the scores, as the ``bias`` of
             ``attention``; ``alibi`` is one.
         cache: with a length, a ``StatefulLayer`` for sequences that come in pieces of any size: its state, ``{"key",
-            "value", "position"}``, holds keys and values of so many positions. Pieces after each other give what the
-            whole sequence gives, with the same params as without cache. Needs ``causal``, and ``x`` as the only input.
+            "value", "mask", "position"}``, holds keys and values of so many positions, and which of them are not
+            padding. Pieces after each other give what the whole sequence gives, with the same params as without cache
+            (but other weights are dropped in training). Needs ``causal``, and ``x`` as the only input.
         use_bias: ``False`` for linear maps. use_out: ``False`` for the joined heads as they are, without the params
             ``"out"``.
         kernel_init, bias_init, dtype, param_dtype: as in ``Dense``.
 
     Side inputs of ``apply``: ``mask``, boolean, either ``(*batch, time_k)``, true where there is a key and not padding,
-    or as in ``attention``; and ``segment_ids`` as there (not with ``cache``, where ``time_k`` is the cache's length).
+    or as in ``attention``; and, without ``cache``, ``segment_ids`` as there. With the former, padding (of keys and
+    values; in self-attention of queries too) is replaced by zeros before the maps, so that it has no effect and no
+    gradient, even if it is NaN. With ``cache`` the former is that of the piece, ``(*batch, time)``, and is remembered;
+    in the latter ``time_k`` is the cache's length.
 
     Raises:
         ValueError: where ``heads`` do not divide the features, for options out of range and shapes that do not fit; for
@@ -355,6 +369,7 @@ def Attention(
         return head_dim or x.shape[-1] // heads
 
     def init(key, *inputs):
+        require_key("Attention.init", key)
         of_q, of_k, of_v = roles(inputs)
         d = width(of_q)
         v = value_dim or d
@@ -414,32 +429,56 @@ def Attention(
             )
         return {"drop": drop, "key": key}
 
+    def without_padding(inputs, mask, time_k=None):
+        """The inputs with zeros at padding, the mask of keys if one came, and what mask there is for the scores."""
+        if mask is None:
+            return inputs, None, None
+        of_q, of_k, _ = roles(inputs)
+        batch, own = of_q.shape[:-2], of_k.shape[-2]
+        if not _is_of_keys(mask, (*batch, own), (*batch, heads, of_q.shape[-2], time_k or own)):
+            return inputs, None, mask
+
+        def cleaned(x):  # where shapes do not fit, a later check says so
+            return jnp.where(mask[..., None], x, jnp.zeros((), x.dtype)) if x.shape[:-1] == mask.shape else x
+
+        apart = len(inputs) > 1  # whether queries have an input of their own, which the mask is not about
+        return (*inputs[:apart], *map(cleaned, inputs[apart:])), mask, None
+
     def attend(params, inputs, mask, segment_ids, train=False, key=None):
+        inputs, of_keys, mask = without_padding(inputs, mask)
         q, k, v = heads_of(params, inputs)
-        mask = _of_keys(mask, k)
+        mask = mask if of_keys is None else of_keys[..., None, None, :]
         given = options | dropping(train, key)
         return joined(params, _attend("Attention", q, k, v, mask=mask, segment_ids=segment_ids, **given))
 
     def attend_to_cache(params, state, inputs, mask, train=False, key=None):
-        require_params("Attention (state)", state, "key", "value", "position")
+        require_params("Attention (state)", state, "key", "value", "mask", "position")
         position = state["position"]  # of the first query; so many keys are in the cache
+        inputs, of_keys, mask = without_padding(inputs, mask, cache)
         q, k, v = heads_of(params, inputs, position)
         room = _require_room(state, k, position, check)
+        of_keys = jnp.ones_like(k[..., 0, 0], bool) if of_keys is None else of_keys  # (*batch, time)
         kept = {
-            name: lax.dynamic_update_slice_in_dim(state[name], x.astype(state[name].dtype), position, -3)
-            for name, x in {"key": k, "value": v}.items()
+            name: lax.dynamic_update_slice_in_dim(
+                _laid_out_as(x, state[name]), x.astype(state[name].dtype), position, axis
+            )
+            for name, x, axis in (("key", k, -3), ("value", v, -3), ("mask", of_keys, -1))
         }
         given = options | dropping(train, key)
         k, v = kept["key"].astype(q.dtype), kept["value"].astype(q.dtype)
-        out = joined(params, _attend("Attention", q, k, v, offset=position, mask=_of_keys(mask, k), **given))
+        there = kept["mask"][..., None, None, :]
+        mask = there if mask is None else mask & there
+        out = joined(params, _attend("Attention", q, k, v, offset=position, mask=mask, **given))
         return jnp.where(room, out, jnp.nan), {**kept, "position": position + q.shape[-3]}
 
-    def init_with_cache(key, x):
-        params = init(key, x)
+    def init_with_cache(key, *inputs):
+        params = init(key, *inputs)
+        (x,) = inputs
         d = width(x)
         places = (*x.shape[:-2], cache, kv_heads)
         kept = {"key": jnp.zeros((*places, d), dtype or x.dtype)}
         kept["value"] = jnp.zeros((*places, value_dim or d), dtype or x.dtype)
+        kept["mask"] = jnp.zeros((*x.shape[:-2], cache), bool)
         return params, {**kept, "position": jnp.zeros((), jnp.int32)}
 
     # A signature declares what is read: train and key where weights are dropped.
@@ -601,10 +640,20 @@ def _by_chunks(attend, rows, n_q: int, chunk: int):
 def _per_head(a, b):
     """Matrix products ``(*batch, heads, n, d) @ (*batch, kv_heads, d, m)``, each group of heads with its own b."""
     *batch, heads, n, d = a.shape
-    kv_heads = b.shape[-3]
-    a = a.reshape(*batch, kv_heads, heads // kv_heads * n, d)
+    kv_heads, m = b.shape[-3], b.shape[-1]
     wide = wide_dtype(jnp.result_type(a, b))
-    return jnp.matmul(a, b, preferred_element_type=wide).reshape(*batch, heads, n, b.shape[-1])
+    if kv_heads == heads:
+        return jnp.matmul(a, b, preferred_element_type=wide)
+    r = heads // kv_heads  # heads are split, then joined with n: in one step, an explicit mesh would ask for shardings
+    a = a.reshape(*batch, kv_heads, r, n, d).reshape(*batch, kv_heads, r * n, d)
+    out = jnp.matmul(a, b, preferred_element_type=wide)
+    return out.reshape(*batch, kv_heads, r, n, m).reshape(*batch, heads, n, m)
+
+
+def _laid_out_as(like, x):
+    """``x`` with the sharding of ``like``, where that is part of its type (explicit meshes)."""
+    wanted = jax.typeof(like).sharding
+    return x if wanted.spec == jax.typeof(x).sharding.spec else jax.sharding.reshard(x, wanted)
 
 
 def _kept(key, start, shape, drop):
@@ -735,11 +784,8 @@ def _check_heads(where: str, q, k, v=None) -> None:
 
 def _check_scores_side(where, full, mask, bias):
     """A mask and an array of biases have the axes of the scores."""
-    if mask is not None and mask.dtype != jnp.bool:
-        raise TypeError(
-            f"{where} expects a boolean mask, true where a query may look, but {describe(mask)} came; "
-            "write mask.astype(bool), or mask > 0."
-        )
+    if mask is not None:
+        require_mask(where, mask, getattr(mask, "shape", ()))  # a boolean array; its shape is looked at below
     if bias is not None and not callable(bias):
         require_floating(where, bias=bias)
     for name, x in {"mask": mask, "bias": bias}.items():
@@ -781,10 +827,17 @@ def _check_segments(where, q, k, segment_ids):
     return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
 
 
-def _of_keys(mask, k):
-    """A mask ``(*batch, time_k)`` says which keys there are; give it the axes of the scores."""
-    of_keys = mask is not None and mask.ndim == k.ndim - 2
-    return mask[..., None, None, :] if of_keys else mask
+def _is_of_keys(mask, of_keys, full):
+    """Whether a mask of the pair says which keys there are, or else who sees whom."""
+    require_mask("Attention", mask, getattr(mask, "shape", ()))  # a boolean array
+    fits = len(mask.shape) == len(full) and all(m in (1, n) for m, n in zip(mask.shape[:-1], full[:-1], strict=True))
+    if mask.shape != of_keys and not (fits and mask.shape[-1] == full[-1]):
+        raise ValueError(
+            f"Attention expects a mask of shape (*batch, time_k) = {of_keys}, true where there is a key, or of shape "
+            f"(*batch, heads, time_q, time_k) = {full}, where any axis but the last may have size 1, but "
+            f"{describe(mask)} came; pass one of these, the latter e.g. as jnp.broadcast_to(mask, {full})."
+        )
+    return mask.shape == of_keys
 
 
 def _require_room(state, k, position, check):

@@ -5,8 +5,10 @@ Axis letters: ``...`` batch (and time), ``size`` rows of the table, ``features``
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax.nn import initializers
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks.checks import (
@@ -145,7 +147,10 @@ def _embed(where, ids, table, check):
             least=jnp.min(known, initial=size),
             most=jnp.max(known, initial=0),
         )
-    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)  # (*batch, features)
+    spec = jax.typeof(ids).sharding.spec  # on an explicit mesh rows lie where their ids do
+    laid_out = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
+    options = dict(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=laid_out)
+    return table.at[ids].get(**options)  # (*batch, features)
 
 
 def _unembed(where, x, table):

@@ -7,7 +7,7 @@ Axis letters: q query positions, k key and value positions, h heads, d features 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import describe, require_floating, require_whole
+from jaxblocks.checks import describe, require_floating, require_mask, require_whole
 from jaxblocks.precision import widen
 
 __all__ = ["linear_attention"]
@@ -34,7 +34,8 @@ def linear_attention(
         causal: query i sees keys j <= i only; sums over all chunks before, weights within a chunk. Memory is linear in
             the length too.
         chunk: positions of such a chunk.
-        mask: boolean ``(*batch, time_k)``, true where there is a key and not padding.
+        mask: boolean ``(*batch, time_k)``, true where there is a key and not padding. What k and v hold at padding
+            has no effect, even if it is NaN. (What is later than a causal query must be finite.)
 
     Half precision is summed in float32. A query that sees no key returns zeros, and so does one whose features all
     underflow (every entry of q_i below -100 in float32).
@@ -52,19 +53,24 @@ def linear_attention(
     _check(q, k, v, causal, chunk, mask)
     dtype, n, heads = v.dtype, q.shape[-3], q.shape[-2]
     q, k, v = (jnp.moveaxis(widen(x), -3, -2) for x in (q, k, v))  # (*batch, heads, time, features)
+    there = None if mask is None else mask[..., None, :, None]
+    if there is not None:  # before the features too, so that padding has no gradient
+        k, v = jnp.where(there, k, 0.0), jnp.where(there, v, 0.0)
     q, k = _phi(q), _phi(k)
-    if mask is not None:
-        k = jnp.where(mask[..., None, :, None], k, 0.0)
+    if there is not None:
+        k = jnp.where(there, k, 0.0)
     if k.shape[-3] != heads:  # (*batch, heads, time, features), each head of keys repeated for its group
         k, v = (jnp.repeat(x, heads // x.shape[-3], -3) for x in (k, v))
     if causal:
         q, k, v = (_chunked(x, min(chunk, max(n, 1))) for x in (q, k, v))  # (*batch, heads, count, chunk, features)
-        before = _sum_before(jnp.matmul(k.mT, v), -3)  # (*batch, heads, count, head_dim, value_dim)
+        before = _sum_before(jnp.matmul(k.mT, v))  # (*batch, heads, count, head_dim, value_dim)
         near = jnp.tril(jnp.matmul(q, k.mT))  # (*batch, heads, count, chunk, chunk): the only weights ever formed
         out = jnp.matmul(q, before) + jnp.matmul(near, v)
-        ones = _sum_before(jnp.sum(k, -2, keepdims=True), -3)  # (*batch, heads, count, 1, head_dim)
+        ones = _sum_before(jnp.sum(k, -2, keepdims=True))  # (*batch, heads, count, 1, head_dim)
         total = jnp.sum(q * ones, -1, keepdims=True) + jnp.sum(near, -1, keepdims=True)
-        out, total = (x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :n, :] for x in (out, total))
+        out, total = (
+            x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])[..., :n, :] for x in (out, total)
+        )
     else:
         out = jnp.matmul(q, jnp.matmul(k.mT, v))  # (*batch, heads, time_q, value_dim)
         total = jnp.sum(q * jnp.sum(k, -2, keepdims=True), -1, keepdims=True)
@@ -84,9 +90,10 @@ def _chunked(x, chunk):
     return x.reshape(*x.shape[:-2], count, chunk, x.shape[-1])
 
 
-def _sum_before(x, axis):
-    """Sums over all that stand before, without the entry itself."""
-    return jnp.cumsum(x, axis) - x
+def _sum_before(x):
+    """Sums over all chunks (axis -3) that stand before; what comes later is never touched, not even to cancel."""
+    shifted = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 0), (0, 0), (0, 0)])[..., :-1, :, :]
+    return jnp.cumsum(shifted, -3)
 
 
 def _check(q, k, v, causal, chunk, mask):
@@ -110,9 +117,5 @@ def _check(q, k, v, causal, chunk, mask):
             f"linear_attention expects as many queries as keys where it is causal, but {shapes}; for queries that see "
             "all keys, pass causal=False."
         )
-    if mask is not None and (mask.dtype != jnp.bool or mask.shape != (*k.shape[:-3], k.shape[-3])):
-        error = TypeError if mask.dtype != jnp.bool else ValueError
-        raise error(
-            f"linear_attention expects a boolean mask of shape {(*k.shape[:-3], k.shape[-3])}, (*batch, time_k), but "
-            f"{describe(mask)} came; it is true where there is a key."
-        )
+    if mask is not None:
+        require_mask("linear_attention", mask, (*k.shape[:-3], k.shape[-3]))

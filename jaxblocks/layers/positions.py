@@ -13,7 +13,7 @@ from jax import lax
 from jax.nn import initializers
 from jaxtyping import Array, Float, Int, Real
 
-from jaxblocks.checks import check_values, checkable, describe, require_floating, require_whole
+from jaxblocks.checks import check_values, checkable, describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, require_params
 from jaxblocks.precision import wide_dtype, widen
 
@@ -84,13 +84,15 @@ def rotary(
 
 
 def alibi(
-    heads: int, n_q: int, n_k: int, offset: int | Int[Array, ""] | None = None, dtype=jnp.float32
+    heads: int, n_q: int, n_k: int, offset: int | Int[Array, ""] | None = None, dtype=None
 ) -> Float[Array, "heads n_q n_k"]:
     r"""Penalties on distance for the ``bias`` of ``attention``: :math:`-m_h |p_i - j|`.
 
     Query i stands at position :math:`p_i = i +` ``offset``, by default ``n_k - n_q``: the last query at the last key.
     The slopes of n heads are :math:`m_h = 2^{-8 h / n}`, h = 1, ..., n, where n is a power of two. For other n: those
     of the next lower power of two, and then every other one of the next higher.
+
+    ``dtype`` is by default float32, or float64 where that is enabled (``attention`` casts to the dtype of its scores).
 
     As ``attention(q, k, v, bias=alibi)`` it is called for one chunk of queries at a time.
 
@@ -104,7 +106,8 @@ def alibi(
     heads = require_whole("alibi", "heads", heads)
     places = jnp.arange(n_q, dtype=jnp.int32) + (n_k - n_q if offset is None else offset)
     distance = jnp.abs(places[:, None] - jnp.arange(n_k, dtype=jnp.int32)[None])
-    slopes = jnp.asarray(_slopes(heads), dtype)
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    slopes = jnp.asarray(np.asarray(_slopes(heads)), dtype)
     return slopes[:, None, None] * (-distance).astype(dtype)[None]
 
 
@@ -182,6 +185,7 @@ def LearnedPositions(
     max_length = require_whole("LearnedPositions", "max_length", max_length)
 
     def init(key, x):
+        require_key("LearnedPositions.init", key)
         _require_sequence("LearnedPositions", x)
         return {"table": table_init(key, (max_length, x.shape[-1]), param_dtype)}
 
