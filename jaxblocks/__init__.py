@@ -24,6 +24,8 @@ from jaxblocks.layers.linear_models import linear_regression, logistic_regressio
 # Convolution and pooling.
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.pool import (
+    GlobalMaxPool,
+    GlobalMeanPool,
     MaxPool,
     MeanPool,
     adaptive_max_pool,

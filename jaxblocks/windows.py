@@ -8,17 +8,56 @@ positions. On an input of :math:`n`, padded by :math:`p` in front and :math:`q` 
 positions, a stride :math:`s` apart. Convolution and pooling share what is said here.
 """
 
+import operator
+import warnings
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 from jaxblocks.checks import describe
 
-__all__ = ["Padding", "PerAxis", "as_window", "channels_first", "pads_of", "per_axis", "positions", "require_spatial"]
+__all__ = [
+    "Padding",
+    "PerAxis",
+    "as_axes",
+    "as_whole",
+    "as_window",
+    "channels_first",
+    "pads_of",
+    "per_axis",
+    "positions",
+    "require_spatial",
+    "warn_channels_first",
+]
 
-PerAxis: TypeAlias = int | Sequence[int]
-Padding: TypeAlias = str | int | Sequence
+PerAxis: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+Padding: TypeAlias = str | SupportsIndex | Sequence
 
 _NAMES = ("valid", "same", "causal")
+
+
+def as_whole(value) -> int | None:
+    """The ``int`` that a whole number is, numpy's included; ``None`` for anything else.
+
+    >>> as_whole(3), as_whole(3.0), as_whole(True)
+    (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_axes(where: str, axes) -> tuple[int, ...]:
+    """Axes as a tuple of ``int``, from one or several.
+
+    >>> as_axes("LayerNorm", -1)
+    (-1,)
+    """
+    several = (axes,) if as_whole(axes) is not None else axes
+    whole = tuple(map(as_whole, several)) if isinstance(several, Sequence) else (None,)
+    if None in whole:
+        raise ValueError(f"{where} expects axes to be whole numbers, but {axes!r} came; pass some such as (-2, -1).")
+    return whole
 
 
 def per_axis(where: str, name: str, value: PerAxis, axes: int, least: int = 1) -> tuple[int, ...]:
@@ -29,14 +68,19 @@ def per_axis(where: str, name: str, value: PerAxis, axes: int, least: int = 1) -
     >>> per_axis("conv", "stride", (2, 0), axes=2)
     Traceback (most recent call last):
     ...
-    ValueError: conv expects stride to be a whole number >= 1, or 2 of them, one per spatial axis, but (2, 0) came.
+    ValueError: conv expects stride to be a whole number >= 1, or 2 of them, one per spatial axis, but (2, 0) came; \
+pass 1 or more, such as stride=(1, 1).
     """
-    values = (value,) * axes if isinstance(value, int) else value
-    sound = isinstance(values, Sequence) and len(values) == axes
-    if not sound or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in values):
+    values = (value,) * axes if as_whole(value) is not None else value
+    whole = tuple(map(as_whole, values)) if isinstance(values, Sequence) else ()
+    if len(whole) != axes or any(v is None or v < least for v in whole):
         each = f", or {axes} of them, one per spatial axis" if axes > 1 else ""
-        raise ValueError(f"{where} expects {name} to be a whole number >= {least}{each}, but {value!r} came.")
-    return tuple(values)
+        example = 3 if name == "window" else least
+        raise ValueError(
+            f"{where} expects {name} to be a whole number >= {least}{each}, but {value!r} came; "
+            f"pass {least} or more, such as {name}={example if axes == 1 else (example,) * axes}."
+        )
+    return whole
 
 
 def as_window(where: str, window: PerAxis, name: str = "window") -> tuple[int, ...]:
@@ -45,10 +89,13 @@ def as_window(where: str, window: PerAxis, name: str = "window") -> tuple[int, .
     >>> as_window("conv", 3)
     (3,)
     """
-    window = (window,) if isinstance(window, int) else window
+    window = (window,) if as_whole(window) is not None else window
     axes = len(window) if isinstance(window, Sequence) else 1
     if not 1 <= axes <= 3:
-        raise ValueError(f"{where} works on one to three spatial axes, but its {name} is {window!r}.")
+        raise ValueError(
+            f"{where} works on one to three spatial axes, but its {name} is {window!r}; give it one number per spatial "
+            f"axis, such as {name}=(3, 3)."
+        )
     return per_axis(where, name, window, axes)
 
 
@@ -68,7 +115,7 @@ def pads_of(where: str, padding: Padding, sizes: Sequence[int], spans: Sequence[
     >>> pads_of("conv", "same", sizes=(5, 6), spans=(3, 4), strides=(1, 2))
     ((1, 1), (1, 1))
     """
-    every = (padding,) * len(sizes) if isinstance(padding, (str, int)) else padding
+    every = (padding,) * len(sizes) if isinstance(padding, str) or as_whole(padding) is not None else padding
     if not isinstance(every, Sequence) or len(every) != len(sizes):
         raise _bad_padding(where, padding, len(sizes))
     pads = []
@@ -78,14 +125,11 @@ def pads_of(where: str, padding: Padding, sizes: Sequence[int], spans: Sequence[
             one = (total // 2, total - total // 2)
         else:
             one = {"valid": (0, 0), "causal": (span - 1, 0)}.get(one, one) if isinstance(one, str) else one
-            one = (one, one) if isinstance(one, int) else one
-        if not (
-            isinstance(one, Sequence)
-            and len(one) == 2
-            and all(isinstance(p, int) and not isinstance(p, bool) and p >= 0 for p in one)
-        ):
+            one = (one, one) if as_whole(one) is not None else one
+        pair = tuple(map(as_whole, one)) if isinstance(one, Sequence) else ()
+        if len(pair) != 2 or any(p is None or p < 0 for p in pair):
             raise _bad_padding(where, padding, len(sizes))
-        pads.append(tuple(one))
+        pads.append(pair)
     return tuple(pads)
 
 
@@ -130,6 +174,21 @@ def channels_first(x, axes: int) -> str:
     if axes > 1 and x.shape[first] <= 4 < min(x.shape[first + 1 :]):
         return f" If channels come first in x, write jnp.moveaxis(x, {first}, -1)."
     return ""
+
+
+def warn_channels_first(where: str, x, axes: int) -> None:
+    """Warn where ``x`` is unmistakably ``(..., channels, height, width)``: 1 or 3, and then equal sizes above 4.
+
+    Such an ``x`` fits wherever the layer is fresh, and would be convolved over its channels in silence.
+    """
+    first = len(x.shape) - axes - 1
+    spatial = set(x.shape[first + 1 :])
+    if axes > 1 and x.shape[first] in (1, 3) and len(spatial) == 1 and min(spatial) > 4:
+        warnings.warn(
+            f"{where} expects channels last, (..., *spatial, channels), but {describe(x)} came, whose channels seem to "
+            f"come first; if they do, write jnp.moveaxis(x, {first}, -1).",
+            stacklevel=3,
+        )
 
 
 def _bad_padding(where, padding, axes):

@@ -336,7 +336,7 @@ def test_the_convolution_is_not_invariant_but_its_global_pool_is():
     torus = lambda x: conv(x, kernel, padding="same", padding_mode="circular")
     moved = jnp.roll(x, 3, 0)
     assert not np.allclose(torus(moved), torus(x))
-    np.testing.assert_array_equal(global_max_pool(torus(moved)), global_max_pool(torus(x)))
+    np.testing.assert_array_equal(global_max_pool(torus(moved), 2), global_max_pool(torus(x), 2))
 
 
 @pytest.mark.parametrize(
@@ -529,3 +529,33 @@ def test_options_that_cannot_be_read():
     assert conv_transpose(x, kernel, stride=2, padding="same").shape == (10, 1)
     with pytest.raises(ValueError, match="leaves -1 positions .* pad less"):
         conv_transpose(x, kernel, padding=4)
+    with pytest.raises(ValueError, match=r"stride to be .* pass 1 or more, such as stride=\(1, 1\)"):
+        conv(jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 1)), stride=(0, 1))
+    with pytest.raises(ValueError, match=r"pass 1 or more, such as window=\(3, 3\)"):
+        Conv(1, (0, 3))
+    with pytest.raises(ValueError, match=r"axis 0 is empty; pass a longer input, or padding_mode='zeros'"):
+        conv(jnp.zeros((0, 1)), kernel, padding=2, padding_mode="circular")
+    with pytest.raises(TypeError, match=r"Conv expects floating-point x, but int32 .* x.astype"):
+        Conv(1, 3, dtype=jnp.float32).apply({"kernel": kernel, "bias": jnp.zeros(1)}, jnp.zeros((5, 1), jnp.int32))
+
+
+@pytest.mark.usefixtures("sentences")
+def test_numbers_of_numpy():
+    x, two = jnp.asarray(normal(7, 7, 2), jnp.float32), np.int64(2)
+    layers = [
+        (Conv(two, (two, two), stride=two, padding=np.int32(1)), Conv(2, (2, 2), stride=2, padding=1)),
+        (ConvTranspose(2, (two, two), stride=two, padding=np.int32(1)), ConvTranspose(2, (2, 2), stride=2, padding=1)),
+    ]
+    for numpys, layer in layers:
+        params = layer.init(jax.random.key(0), x)
+        np.testing.assert_array_equal(numpys.apply(params, x), layer.apply(params, x))
+
+
+@pytest.mark.parametrize("layer", [Conv(2, (3, 3)), ConvTranspose(2, (3, 3)), DepthwiseConv((3, 3))])
+def test_channels_first_is_warned_of(layer):
+    """A fresh layer takes any number of channels, so nothing else would tell."""
+    x = jnp.zeros((2, 3, 8, 8))
+    with pytest.warns(UserWarning, match=r"channels last.*float32 \(2, 3, 8, 8\) came.*write jnp.moveaxis\(x, 1, -1\)"):
+        layer.init(jax.random.key(0), x)
+    layer.init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
+    layer.init(jax.random.key(0), jnp.zeros((2, 4, 8, 8)))

@@ -60,7 +60,7 @@ def test_no_drop_is_no_operation():
     np.testing.assert_array_equal(Dropout(0.0).apply((), X, train=True), X)
 
 
-@pytest.mark.parametrize("layer", [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5)])
+@pytest.mark.parametrize("layer", [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5, spatial=2)])
 def test_evaluation_is_the_identity_and_the_key_determines_training(layer):
     """REG-04."""
     assert layer.init(jax.random.key(0), X) == ()
@@ -80,8 +80,8 @@ def test_evaluation_is_the_identity_and_the_key_determines_training(layer):
         (Dropout(0.5, axes=(0, -1)), (0, 3)),
         (FeatureDropout(0.5, spatial=2), (1, 2)),
         (FeatureDropout(0.5, spatial=1), (2,)),
-        (StochasticDepth(0.5), (3,)),
-        (StochasticDepth(0.5, axes=(-3, -2, -1)), (1, 2, 3)),
+        (StochasticDepth(0.5, spatial=0), (3,)),
+        (StochasticDepth(0.5, spatial=2), (1, 2, 3)),
     ],
 )
 def test_which_axes_share_a_draw(layer, shared):
@@ -94,7 +94,7 @@ def test_which_axes_share_a_draw(layer, shared):
 
 def test_stochastic_depth_skips_a_residual_example_by_example():
     """x where an example skips, x + f(x) / (1 - p) where it does not, x + f(x) in evaluation."""
-    net = Residual(Dense(4), relu, Dense(4), StochasticDepth(0.25))
+    net = Residual(Dense(4), relu, Dense(4), StochasticDepth(0.25, spatial=0))
     x = X[:, 0, 0]
     params = net.init(jax.random.key(0), x)
     branch = Serial(Dense(4), relu, Dense(4)).apply(params[:3], x)
@@ -103,6 +103,25 @@ def test_stochastic_depth_skips_a_residual_example_by_example():
     assert 0 < skips.sum() < 8
     np.testing.assert_allclose(y, np.where(skips[:, None], x, x + branch / 0.75), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(net.apply(params, x), x + branch, rtol=1e-5, atol=1e-6)
+
+
+def test_stochastic_depth_keeps_whole_sequences():
+    """All steps of a sequence are kept or dropped together; and how many axes those are has to be said."""
+    kept = np.asarray(train(StochasticDepth(0.5, spatial=1), jnp.ones((64, 5, 3)))) != 0
+    assert (kept == kept[:, :1, :1]).all() and 0 < kept[:, 0, 0].sum() < 64
+    with pytest.raises(TypeError, match="spatial"):
+        StochasticDepth(0.5)
+
+
+@pytest.mark.usefixtures("sentences")
+def test_numbers_of_numpy():
+    x = X[0]
+    np.testing.assert_array_equal(
+        train(Dropout(np.float32(0.5), axes=np.int64(-2)), x), train(Dropout(0.5, axes=-2), x)
+    )
+    np.testing.assert_array_equal(
+        train(FeatureDropout(0.5, spatial=np.int32(1)), x), train(FeatureDropout(0.5, spatial=1), x)
+    )
 
 
 def test_every_copy_of_a_repeat_draws_for_itself():
@@ -125,7 +144,17 @@ BAD = {
         lambda: train(Dropout(0.1), X),
     ),
     "drop of one": (lambda: Dropout(1), "at least 0 and below 1, but 1 came", lambda: Dropout(0.1)),
-    "drop below zero": (lambda: StochasticDepth(-0.1), "StochasticDepth expects drop", lambda: StochasticDepth(0.1)),
+    "drop below zero": (
+        lambda: StochasticDepth(-0.1, spatial=0),
+        "StochasticDepth expects drop",
+        lambda: StochasticDepth(0.1, spatial=0),
+    ),
+    "more axes than there are": (
+        lambda: StochasticDepth(0.1, spatial=2).init(None, X[0, 0]),
+        "StochasticDepth expects axes",
+        lambda: StochasticDepth(0.1, spatial=1).init(None, X[0, 0]),
+    ),
+    "axes that are no numbers": (lambda: Dropout(0.1, axes=1.5), "axes to be whole", lambda: Dropout(0.1, axes=-2)),
     "drop as a flag": (
         lambda: dropout(jax.random.key(0), X, True),
         "True came",

@@ -14,6 +14,8 @@ from jaxblocks import (
     Repeat,
     Residual,
     Serial,
+    SpectralNorm,
+    WeightNorm,
     Wire,
     count_params,
     layer_outputs,
@@ -136,3 +138,18 @@ def test_layer_outputs_of_shared_and_stateful_layers():
     found = layer_outputs(net, params, x, state=state, train=True)
     assert len(found["a.Dense"]) == 2
     np.testing.assert_allclose(found["centre.Centre"].mean(0), np.zeros(5), atol=1e-6)
+
+
+def test_a_summary_finds_the_params_of_layers_inside_a_norm_of_weights():
+    """The rows of the layers inside hold their own params; the lengths belong to the norm."""
+    x = jnp.ones((4, 5))
+    rows = summary(Serial(WeightNorm(Serial(Dense(8), relu)), SpectralNorm(Dense(2))), x)
+    assert [(row.name, row.kind, row.params) for row in rows.rows] == [
+        ("0", "WeightNorm", 56),
+        ("layer", "Serial", 48),
+        ("0", "Dense", 48),
+        ("1", "relu", 0),
+        ("1", "SpectralNorm", 18),
+        ("", "Dense", 18),
+        ("", "Serial", 74),
+    ]

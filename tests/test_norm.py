@@ -29,7 +29,9 @@ from jaxblocks import (
     instance_norm,
     layer_norm,
     moments,
+    paths,
     rms_norm,
+    select,
     standardise,
     stateful,
 )
@@ -322,31 +324,33 @@ def test_batch_norm_against_torch(torch, spatial, affine):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_padding_changes_nothing(rank):
     """Outputs, gradients and running statistics are those of the real entries alone, whatever the padding holds."""
-    layer = BatchNorm(momentum=0.8)
-    mask = RNG.random(X.shape[:rank]) < 0.5
-    weights = jnp.asarray(RNG.normal(size=X.shape), jnp.float32)
-    real, real_weights = X[mask].reshape(-1, 4), weights[mask].reshape(-1, 4)
-    params, state = layer.init(jax.random.key(0), X)
-    params = {"scale": jnp.arange(1.0, 5.0), "bias": jnp.ones(4)}
-    full = jnp.asarray(mask).reshape(mask.shape + (1,) * (3 - rank))
-    with jax.debug_nans(False):
-        padded = jnp.where(full, X, jnp.nan)
+    with jax.enable_x64(True):
+        layer = BatchNorm(momentum=0.8, param_dtype=jnp.float64)
+        x = jnp.asarray(X, jnp.float64)
+        mask = RNG.random(X.shape[:rank]) < 0.5
+        weights = jnp.asarray(RNG.normal(size=X.shape))
+        real, real_weights = x[mask].reshape(-1, 4), weights[mask].reshape(-1, 4)
+        params, state = layer.init(jax.random.key(0), x)
+        params = {"scale": jnp.arange(1.0, 5.0), "bias": jnp.ones(4)}
+        full = jnp.asarray(mask).reshape(mask.shape + (1,) * (3 - rank))
+        with jax.debug_nans(False):
+            padded = jnp.where(full, x, jnp.nan)
 
-    def loss(params, x, weights, **side):
-        y, after = layer.apply(params, state, x, train=True, **side)
-        return (weights * y**2).sum(), (y, after)
+        def loss(params, x, weights, **side):
+            y, after = layer.apply(params, state, x, train=True, **side)
+            return (weights * y**2).sum(), (y, after)
 
-    both = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
-    (_, (expected, expected_state)), expected_grads = both(params, real, real_weights)
-    (_, (y, after)), grads = both(params, padded, jnp.where(full, weights, 0), mask=jnp.asarray(mask))
-    np.testing.assert_allclose(y[mask].reshape(-1, 4), expected, rtol=1e-4, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), after, expected_state)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads[0], expected_grads[0])
-    np.testing.assert_allclose(grads[1][mask].reshape(-1, 4), expected_grads[1], rtol=1e-3, atol=1e-4)
-    np.testing.assert_array_equal(np.asarray(grads[1])[~mask], 0)
-    assert jnp.isfinite(y).all()
-    wrong = trained(layer, jnp.where(full, X, 0))[1]["mean"]  # padding that counts
-    assert float(jnp.abs(wrong - after["mean"]).max()) > 0.1
+        both = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+        (_, (expected, expected_state)), expected_grads = both(params, real, real_weights)
+        (_, (y, after)), grads = both(params, padded, jnp.where(full, weights, 0), mask=jnp.asarray(mask))
+        np.testing.assert_allclose(y[mask].reshape(-1, 4), expected, rtol=1e-10, atol=1e-10)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), after, expected_state)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), grads[0], expected_grads[0])
+        np.testing.assert_allclose(grads[1][mask].reshape(-1, 4), expected_grads[1], rtol=1e-10, atol=1e-10)
+        np.testing.assert_array_equal(np.asarray(grads[1])[~mask], 0)
+        assert jnp.isfinite(y).all()
+        wrong = trained(layer, jnp.where(full, x, 0))[1]["mean"]  # padding that counts
+        assert float(jnp.abs(wrong - after["mean"]).max()) > 0.1
 
 
 def test_a_batch_without_any_real_entry_leaves_the_state():
@@ -367,9 +371,68 @@ def test_statistics_per_position_of_padded_sequences():
     _, state = trained(BatchNorm(axes=0), X, mask=mask)
     for position in range(5):
         real = np.asarray(X[np.asarray(mask[:, position]), position])
-        expected = real.mean(0) if len(real) else np.zeros(4)
+        expected = real.mean(0) if len(real) > 1 else np.zeros(4)
         np.testing.assert_allclose(state["mean"][position], expected, rtol=1e-5)
-    np.testing.assert_array_equal(state["variance"][4], 1)
+    np.testing.assert_array_equal(state["variance"][3:], 1)  # of one sequence and of none
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_single_real_entry_leaves_the_state(before):
+    """Its variance of 0 would blow up the next evaluation; traced masks too."""
+    layer = BatchNorm()
+    params, state = layer.init(jax.random.key(0), X)
+    for _ in range(before):
+        _, state = trained(layer, X)
+    step = functools.partial(layer.apply, params, state, X, train=True)
+    for f in (step, jax.jit(step)):
+        _, after = f(mask=jnp.arange(30).reshape(6, 5) == 2)
+        jax.tree.map(np.testing.assert_array_equal, after, state)
+    two = jnp.arange(30).reshape(6, 5) < 2
+    assert int(step(mask=two)[1]["updates"]) == before + 1
+
+
+def test_a_mask_of_one_place_is_refused():
+    """Where the shape alone says that there is one entry, a mask changes nothing."""
+    layer, one = BatchNorm(), X[:1, 0]
+    params, state = layer.init(jax.random.key(0), one)
+    with pytest.raises(ValueError, match="more than one entry to average over"):
+        layer.apply(params, state, one, train=True, mask=jnp.ones(1, bool))
+    layer.apply(params, state, X[:2, 0], train=True, mask=jnp.ones(2, bool))
+
+
+def test_nothing_to_normalise():
+    """A batch of no examples has an output of none; there is nothing to fit to."""
+    assert group_norm(jnp.zeros((0, 3, 4)), 2, 1).shape == (0, 3, 4)
+    with pytest.raises(ValueError, match=r"examples to fit to, but float32 \(0, 2\) came; pass at least one"):
+        fit_standardiser(jnp.zeros((0, 2)))
+
+
+@pytest.mark.usefixtures("sentences")
+def test_channels_first_is_named():
+    x = jnp.zeros((2, 6, 8, 8))
+    params, state = BatchNorm().init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
+    with pytest.raises(ValueError, match=r"If channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+        BatchNorm().apply(params, state, x, train=True)
+    BatchNorm().apply(params, state, jnp.moveaxis(x, 1, -1), train=True)
+    with pytest.raises(ValueError, match=r"groups.*If channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+        group_norm(x[:, :3], 3, 2)
+    group_norm(jnp.moveaxis(x[:, :3], 1, -1), 3, 2)
+    np.testing.assert_array_equal(layer_norm(X, axes=np.int64(-1)), layer_norm(X))
+
+
+def test_weight_decay_of_kernels_spares_lengths():
+    """Lengths and singular vectors stand beside the kernels under names of their own."""
+    params, _ = WeightNorm(Serial(Dense(5), BatchNorm(), Residual(Dense(5)))).init(jax.random.key(0), X)
+    chosen = [
+        path for path, mark in zip(paths(params), jax.tree.leaves(select(params, "**/kernel")), strict=True) if mark
+    ]
+    assert chosen == ["layer/0/kernel", "layer/2/0/kernel"]
+    assert [path for path in paths(params) if path.startswith("scale")] == ["scale/0/length", "scale/2/0/length"]
+    _, state = SpectralNorm(Serial(Dense(5), Residual(Dense(5)))).init(jax.random.key(0), X)
+    assert paths(state["vectors"]) == ("0/inner", "0/outer", "1/0/inner", "1/0/outer")
+    net = WeightNorm(Serial(Dense(5)))
+    with pytest.raises(ValueError, match="expects values at 0/length, but length came; pass those that its own init"):
+        net.apply({**net.init(jax.random.key(0), X), "scale": {"length": jnp.ones(5)}}, X)
 
 
 # ---- batch norm: across vmap, devices, and depth ---------------------------------------------
@@ -420,24 +483,25 @@ def test_single_examples_under_vmap():
 @pytest.mark.parametrize("remat", ["none", "all"])
 def test_repeat_is_serial_of_copies(remat):
     """The scan stacks state as it stacks params: outputs, states and gradients agree, in training and after it."""
-    block = lambda: Residual(Dense(4), BatchNorm(), jnp.tanh)
-    deep, flat = Repeat(block(), 3, remat=remat), Serial(*[block() for _ in range(3)])
-    x = X[:, 0]
-    params, state = deep.init(jax.random.key(0), x)
-    unstacked = lambda tree: tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(3))
+    with jax.enable_x64(True):
+        block = lambda: Residual(Dense(4, param_dtype=jnp.float64), BatchNorm(param_dtype=jnp.float64), jnp.tanh)
+        deep, flat = Repeat(block(), 3, remat=remat), Serial(*[block() for _ in range(3)])
+        x = jnp.asarray(X[:, 0], jnp.float64)
+        params, state = deep.init(jax.random.key(0), x)
+        unstacked = lambda tree: tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(3))
 
-    def loss(net, state, params):
-        y, after = net.apply(params, state, x, train=True)
-        return (y**2).sum(), after
+        def loss(net, state, params):
+            y, after = net.apply(params, state, x, train=True)
+            return (y**2).sum(), after
 
-    grad = lambda net, state, params: jax.jit(jax.grad(functools.partial(loss, net, state), has_aux=True))(params)
-    expected_grads, expected_state = grad(flat, unstacked(state), unstacked(params))
-    grads, after = grad(deep, state, params)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, unstacked(grads), expected_grads)
-    jax.tree.map(close, unstacked(after), expected_state)
-    expected = jax.jit(flat.apply)(unstacked(params), expected_state, x)[0]
-    np.testing.assert_allclose(jax.jit(deep.apply)(params, after, x)[0], expected, rtol=1e-4, atol=1e-4)
+        grad = lambda net, state, params: jax.jit(jax.grad(functools.partial(loss, net, state), has_aux=True))(params)
+        expected_grads, expected_state = grad(flat, unstacked(state), unstacked(params))
+        grads, after = grad(deep, state, params)
+        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+        jax.tree.map(close, unstacked(grads), expected_grads)
+        jax.tree.map(close, unstacked(after), expected_state)
+        expected = jax.jit(flat.apply)(unstacked(params), expected_state, x)[0]
+        np.testing.assert_allclose(jax.jit(deep.apply)(params, after, x)[0], expected, rtol=1e-10, atol=1e-10)
 
 
 # ---- norms of single examples ----------------------------------------------------------------
@@ -511,15 +575,16 @@ def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_tor
 def test_group_norm_of_odd_shapes_by_a_loop(batch, spatial, groups, size):
     """Any number of batch and spatial axes, against a loop over examples and groups."""
     shape = (*batch, *spatial, groups * size)
-    x = jnp.asarray(np.random.default_rng(2).normal(size=shape), jnp.float32)
+    x = np.random.default_rng(2).normal(size=shape)
     expected = np.empty(shape)
     for example in np.ndindex(*batch):
         for group in range(groups):
             part = (*example, ..., slice(group * size, (group + 1) * size))
-            v = np.asarray(x[part], np.float64)
+            v = x[part]
             expected[part] = (v - v.mean()) / np.sqrt(v.var() + 1e-5)
-    came = jax.jit(group_norm, static_argnums=(1, 2))(x, groups, len(spatial))
-    np.testing.assert_allclose(came, expected, rtol=1e-3, atol=1e-4)
+    with jax.enable_x64(True):
+        came = jax.jit(group_norm, static_argnums=(1, 2))(jnp.asarray(x), groups, len(spatial))
+    np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_group_norm_between_layer_and_instance_norm():
@@ -609,7 +674,7 @@ def test_weight_norm_against_torch(torch):
         params = jax.tree.map(lambda p: p + jnp.asarray(RNG.normal(size=p.shape)), params)
         theirs = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3, dtype=torch.float64))
         weight = theirs.parametrizations.weight
-        weight.original0.data = torch.tensor(np.asarray(params["scale"]["kernel"]))[:, None]
+        weight.original0.data = torch.tensor(np.asarray(params["scale"]["length"]))[:, None]
         weight.original1.data = torch.tensor(np.asarray(params["layer"]["kernel"]).T.copy())
         theirs.bias.data = torch.tensor(np.asarray(params["layer"]["bias"]))
         x_torch = torch.tensor(x, requires_grad=True)
@@ -619,7 +684,7 @@ def test_weight_norm_against_torch(torch):
         for came, expected in (
             (y, y_torch.detach()),
             (x_grad, x_torch.grad),
-            (grads["scale"]["kernel"], weight.original0.grad[:, 0]),
+            (grads["scale"]["length"], weight.original0.grad[:, 0]),
             (grads["layer"]["kernel"], weight.original1.grad.T),
             (grads["layer"]["bias"], theirs.bias.grad),
         ):
@@ -630,11 +695,11 @@ def test_weight_norm_of_a_net_with_state():
     """Every kernel of the child has its length; the child's state, side inputs and other params go through."""
     net = WeightNorm(Serial(Dense(5), BatchNorm(), jnp.tanh, Dense(2)))
     params, state = net.init(jax.random.key(0), X)
-    assert jax.tree.map(jnp.shape, params["scale"]) == {"0/kernel": (5,), "3/kernel": (2,)}
+    assert jax.tree.map(jnp.shape, params["scale"]) == {"0": {"length": (5,)}, "3": {"length": (2,)}}
     step = jax.jit(functools.partial(net.apply, train=True))
     y, after = step(params, state, X)
     assert int(after[1]["updates"]) == 1
-    doubled = {**params, "scale": {**params["scale"], "3/kernel": 2 * params["scale"]["3/kernel"]}}
+    doubled = {**params, "scale": {**params["scale"], "3": {"length": 2 * params["scale"]["3"]["length"]}}}
     np.testing.assert_allclose(step(doubled, state, X)[0], 2 * y, rtol=1e-5)
     rescaled = {**params, "layer": jax.tree.map(lambda p: 3 * p if p.ndim > 1 else p, params["layer"])}
     np.testing.assert_allclose(step(rescaled, state, X)[0], y, rtol=1e-4, atol=1e-5)
@@ -660,8 +725,8 @@ def test_spectral_norm_against_torch(torch):
         theirs.weight.data = torch.tensor(np.asarray(params["kernel"]).T.copy())
         theirs.bias.data = torch.tensor(np.asarray(params["bias"]))
         theirs = torch.nn.utils.parametrizations.spectral_norm(theirs, n_power_iterations=2)
-        theirs.parametrizations.weight[0]._u.data = torch.tensor(np.asarray(state["vectors"]["kernel"]["outer"]))
-        theirs.parametrizations.weight[0]._v.data = torch.tensor(np.asarray(state["vectors"]["kernel"]["inner"]))
+        theirs.parametrizations.weight[0]._u.data = torch.tensor(np.asarray(state["vectors"]["outer"]))
+        theirs.parametrizations.weight[0]._v.data = torch.tensor(np.asarray(state["vectors"]["inner"]))
         steps = lambda params, x, state: net.apply(params, state, x, train=True)
         evaluations = lambda params, x, state: net.apply(params, state, x)
         for train in (False, True, False):
@@ -676,8 +741,8 @@ def test_spectral_norm_against_torch(torch):
                 (y, y_torch.detach()),
                 (x_grad, x_torch.grad),
                 (grads["kernel"], theirs.parametrizations.weight.original.grad.T),
-                (state["vectors"]["kernel"]["outer"], theirs.parametrizations.weight[0]._u),
-                (state["vectors"]["kernel"]["inner"], theirs.parametrizations.weight[0]._v),
+                (state["vectors"]["outer"], theirs.parametrizations.weight[0]._u),
+                (state["vectors"]["inner"], theirs.parametrizations.weight[0]._v),
             ):
                 np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
 
@@ -701,12 +766,12 @@ def test_spectral_norm_converges_to_the_largest_singular_value():
     for _ in range(200):
         state = step(state)
     kernel = np.asarray(params[0]["kernel"]).reshape(6, 5)
-    u, w = (np.asarray(state["vectors"]["0/kernel"][name]) for name in ("inner", "outer"))
+    u, w = (np.asarray(state["vectors"]["0"][name]) for name in ("inner", "outer"))
     np.testing.assert_allclose(u @ kernel @ w, np.linalg.svd(kernel)[1][0], rtol=1e-5)
     assert int(state["layer"][1]["updates"]) == 200
-    normalised = SpectralNorm(Product()).apply(
-        params[0], {"layer": (), "vectors": {"kernel": state["vectors"]["0/kernel"]}}, jnp.eye(6)
-    )[0]
+    normalised = SpectralNorm(Product()).apply(params[0], {"layer": (), "vectors": state["vectors"]["0"]}, jnp.eye(6))[
+        0
+    ]
     assert np.linalg.norm(normalised, 2) == pytest.approx(1, rel=1e-5)
 
 
@@ -715,7 +780,7 @@ def test_a_kernel_of_zeros_stays_zero_and_has_finite_gradients():
     params, state = SpectralNorm(dense).init(jax.random.key(0), jnp.zeros(4))
     for net, own_params, own_state in (
         (SpectralNorm(dense), params, state),
-        (stateful(WeightNorm(dense)), {"layer": params, "scale": {"kernel": jnp.zeros(3)}}, ()),
+        (stateful(WeightNorm(dense)), {"layer": params, "scale": {"length": jnp.zeros(3)}}, ()),
     ):
         total = lambda p, net=net, s=own_state: net.apply(p, s, jnp.ones(4))[0].sum()
         y, grads = jax.jit(jax.value_and_grad(total))(own_params)

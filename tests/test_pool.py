@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from zoo_conv import pooled
 
 from jaxblocks import (
+    GlobalMaxPool,
+    GlobalMeanPool,
     MaxPool,
     MeanPool,
     adaptive_max_pool,
@@ -132,8 +134,8 @@ def test_pools_that_are_the_same():
         (max_pool, adaptive_max_pool, global_max_pool),
         (mean_pool, adaptive_mean_pool, global_mean_pool),
     ):
-        close(window(x, (6, 5))[:, 0, 0], everything(x), 1e-6)
-        close(bins(x, (1, 1))[:, 0, 0], everything(x), 1e-6)
+        close(window(x, (6, 5))[:, 0, 0], everything(x, 2), 1e-6)
+        close(bins(x, (1, 1))[:, 0, 0], everything(x, 2), 1e-6)
         close(bins(x, (3, 5)), window(x, (2, 1)), 1e-6)
         np.testing.assert_array_equal(bins(x, (6, 5)), x)
 
@@ -215,6 +217,9 @@ def test_layers_are_the_functions():
     ):
         assert layer.init(jax.random.key(0), x) == ()
         np.testing.assert_array_equal(layer.apply((), x), f(x, (3, 2), 2, 1))
+    for layer, f in ((GlobalMaxPool(2), global_max_pool), (GlobalMeanPool(2), global_mean_pool)):
+        assert layer.init(jax.random.key(0), x) == ()
+        np.testing.assert_array_equal(layer.apply((), x), f(x, 2))
     counted = MeanPool((3, 2), stride=2, padding=1, count_padding=True).apply((), x)
     np.testing.assert_array_equal(counted, mean_pool(x, (3, 2), 2, 1, True))
 
@@ -252,8 +257,36 @@ def test_sentences():
         with pytest.raises(ValueError, match="spatial to be a whole number >= 1, but 0"):
             pool(line(1, 2, 3), 0)
         with pytest.raises(ValueError, match="2 spatial axes"):
-            pool(line(1, 2, 3))
+            pool(line(1, 2, 3), 2)
+        with pytest.raises(TypeError, match="spatial"):
+            pool(jnp.zeros((2, 3, 4)))
         with pytest.raises(ValueError, match="at least one position"):
             pool(jnp.zeros((0, 2)), 1)
         with pytest.raises(TypeError, match="floating-point x"):
             pool(jnp.zeros((4, 1), int), 1)
+    for pool in (GlobalMaxPool, GlobalMeanPool):
+        with pytest.raises(
+            ValueError, match=f"{pool.__name__} expects spatial to be .* pass 1 or more, such as spatial=1"
+        ):
+            pool(0)
+        with pytest.raises(ValueError, match=f"{pool.__name__} has a window of 2 axes"):
+            pool(2).init(jax.random.key(0), line(1, 2, 3))
+
+
+@pytest.mark.usefixtures("sentences")
+def test_numbers_of_numpy():
+    x, two = jnp.asarray(normal(6, 6, 1), jnp.float32), np.int64(2)
+    np.testing.assert_array_equal(max_pool(x, (two, two), two, np.int32(1)), max_pool(x, (2, 2), 2, 1))
+    np.testing.assert_array_equal(MaxPool(np.int64(3)).apply((), x), max_pool(x, 3))
+    np.testing.assert_array_equal(GlobalMeanPool(two).apply((), x), global_mean_pool(x, 2))
+    np.testing.assert_array_equal(adaptive_max_pool(x, (two, 3)), adaptive_max_pool(x, (2, 3)))
+
+
+@pytest.mark.parametrize("layer", [MaxPool((2, 2)), MeanPool((2, 2)), GlobalMaxPool(2), GlobalMeanPool(2)])
+def test_channels_first_is_warned_of(layer):
+    """Where channels stand first beyond doubt; a low image with as many channels as columns is no such case."""
+    x = jnp.zeros((2, 3, 8, 8))
+    with pytest.warns(UserWarning, match=r"channels last.*float32 \(2, 3, 8, 8\) came.*write jnp.moveaxis\(x, 1, -1\)"):
+        layer.init(jax.random.key(0), x)
+    layer.init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
+    layer.init(jax.random.key(0), jnp.zeros((2, 4, 8, 8)))

@@ -141,6 +141,13 @@ def test_a_forget_bias_lets_gradients_through():
     assert first_step_matters(LSTM(8, forget_bias=3.0)) > 10 * first_step_matters(LSTM(8, forget_bias=0.0))
 
 
+def test_the_forget_bias_is_added_to_the_bias_that_is_there():
+    params, _ = LSTMCell(2, forget_bias=3.0, use_bias=False).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
+    params, _ = LSTMCell(2, use_bias=False, recurrent_bias=False).init(jax.random.key(0), X[:, 0])
+    assert set(params) == {"kernel", "recurrent_kernel"}
+
+
 def test_the_forget_bias_stands_at_the_forget_gate():
     params, _ = LSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
     np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
@@ -263,6 +270,17 @@ def test_what_does_not_fit_is_said(sentences):
     with pytest.raises(ValueError, match="the same batch axes and dtype.*make the carry with init"):
         net.apply(params, carry, X[:2])
     net.apply(params, net.init(jax.random.key(0), X[:2])[1], X[:2])
+    for wrong in ((), {"hidden": X}):
+        with pytest.raises(TypeError, match=r"LSTMCell expects its carry, a dict .* pass the carry that init made"):
+            net.apply(params, wrong, X)
+    for build in (GRU, RNN):
+        with pytest.raises(TypeError, match=r"Cell expects its carry, an array, but a tuple came; pass the carry that"):
+            build(4, streaming=True).apply(build(4).init(jax.random.key(0), X), (), X)
+    with pytest.raises(TypeError, match=r"pass cells: Bidirectional\(LSTMCell\(3\), LSTMCell\(3\)\)"):
+        Bidirectional(LSTM(3), LSTM(3))
+    Bidirectional(LSTMCell(3), LSTMCell(3)).init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match="adds forget_bias to a bias, but has none"):
+        LSTMCell(2, forget_bias=3.0, use_bias=False, recurrent_bias=False)
     with pytest.raises(TypeError, match="convert it with"):
         LSTM(4).init(jax.random.key(0), X.astype(jnp.int32))
     with pytest.raises(ValueError, match="'after' or 'before', but 'during' came"):

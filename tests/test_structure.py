@@ -10,13 +10,13 @@ from jaxblocks import (
     Conv,
     Dense,
     DepthwiseConv,
+    GlobalMeanPool,
     MaxPool,
     Serial,
     StatefulLayer,
     as_dense,
     conv,
     conv_transpose,
-    global_mean_pool,
     max_pool,
     mean_pool,
     receptive_field,
@@ -87,7 +87,7 @@ def test_pools_as_matrices():
     np.testing.assert_array_equal(
         as_dense(lambda x: mean_pool(x, 2), (5, 1)), [[0.5, 0.5, 0, 0, 0], [0, 0, 0.5, 0.5, 0]]
     )
-    close(as_dense(global_mean_pool, (2, 3, 1)), np.full((1, 6), np.float32(1 / 6)), 1e-6)
+    close(as_dense(GlobalMeanPool(2), (2, 3, 1), ()), np.full((1, 6), np.float32(1 / 6)), 1e-6)
 
 
 def test_the_linear_part_of_an_affine_layer():

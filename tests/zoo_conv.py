@@ -3,7 +3,7 @@
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import Conv, ConvTranspose, DepthwiseConv, MaxPool, MeanPool
+from jaxblocks import Conv, ConvTranspose, DepthwiseConv, GlobalMaxPool, GlobalMeanPool, MaxPool, MeanPool
 
 
 def padded(x, pads, mode="constant", **values):
@@ -103,6 +103,8 @@ ROWS = {
         ((2, 5, 4, 3),),
         lambda p, x: pooled(x, (2, 3), (2, 1), 1, np.nanmax),
     ),
+    "GlobalMaxPool": Specimen("GlobalMaxPool", GlobalMaxPool(2), ((2, 3, 4, 3),), lambda p, x: x.max((1, 2))),
+    "GlobalMeanPool": Specimen("GlobalMeanPool", GlobalMeanPool(1), ((2, 5, 3),), lambda p, x: x.mean(1)),
     "MeanPool": Specimen(
         "MeanPool",
         MeanPool((2, 3), stride=(1, 2), padding=1),

@@ -80,7 +80,7 @@ def grouped(p, x, groups):
 
 def weight_normed(p, x):
     v = p["layer"]["kernel"]
-    return x @ (p["scale"]["kernel"] * v / np.sqrt((v**2).sum(0))) + p["layer"]["bias"]
+    return x @ (p["scale"]["length"] * v / np.sqrt((v**2).sum(0))) + p["layer"]["bias"]
 
 
 ROWS = {
@@ -140,6 +140,6 @@ ROWS = {
     "Dropout": Specimen("Dropout", Dropout(0.4), ((3, 4),), lambda p, x: x),
     "FeatureDropout": Specimen("FeatureDropout", FeatureDropout(0.4, spatial=1), ((3, 2, 4),), lambda p, x: x),
     "StochasticDepth": Specimen(
-        "StochasticDepth", Residual(jnp.sin, StochasticDepth(0.4)), ((3, 4),), lambda p, x: x + np.sin(x)
+        "StochasticDepth", Residual(jnp.sin, StochasticDepth(0.4, spatial=0)), ((3, 4),), lambda p, x: x + np.sin(x)
     ),
 }

@@ -20,7 +20,17 @@ from jaxtyping import Array, Float
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, require_params
 from jaxblocks.precision import widen
-from jaxblocks.windows import Padding, PerAxis, as_window, pads_of, per_axis, positions, require_spatial
+from jaxblocks.windows import (
+    Padding,
+    PerAxis,
+    as_whole,
+    as_window,
+    pads_of,
+    per_axis,
+    positions,
+    require_spatial,
+    warn_channels_first,
+)
 
 __all__ = ["Conv", "ConvTranspose", "DepthwiseConv", "conv", "conv_transpose"]
 
@@ -300,7 +310,7 @@ def _conv_transpose(where, x, kernel, bias, stride, dilation, groups, padding, o
     spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
     before = x.shape[-axes - 1 : -1]
     pads = pads_of(where, padding, [h * s for h, s in zip(before, strides, strict=True)], spans, strides)
-    names = (padding,) * axes if isinstance(padding, str | int) else padding
+    names = (padding,) * axes if isinstance(padding, str) or as_whole(padding) is not None else padding
     if any(name == "same" and extra for name, extra in zip(names, more, strict=True)):
         raise ValueError(
             f"{where} with padding='same' gives input times stride, but output_padding={output_padding} came with it; "
@@ -331,6 +341,11 @@ def _pad(where, x, pads, mode):
     left = []
     for axis, (m, pair) in enumerate(zip(modes, pads, strict=True), x.ndim - 1 - len(pads)):
         if m != "zeros" and pair != (0, 0):
+            if x.shape[axis] == 0:
+                raise ValueError(
+                    f"{where} pads with padding_mode={m!r}, which repeats what is there, but {describe(x)} came, whose "
+                    f"axis {axis} is empty; pass a longer input, or padding_mode='zeros'."
+                )
             around = [(0, 0)] * x.ndim
             around[axis] = pair
             x, pair = jnp.pad(x, around, mode=_MODES[m]), (0, 0)
@@ -407,6 +422,7 @@ def _pair(kind, window, kernel_shape, kernel_init, run, use_bias, bias_init, dty
         require_key(f"{kind}.init", key)
         require_floating(kind, x=x)
         require_spatial(kind, x, len(window))
+        warn_channels_first(kind, x, len(window))
         shape = kernel_shape(x.shape[-1])
         params = {"kernel": kernel_init(key, shape, param_dtype)}
         if use_bias:
@@ -415,6 +431,7 @@ def _pair(kind, window, kernel_shape, kernel_init, run, use_bias, bias_init, dty
 
     def apply(params, x):
         require_params(kind, params, *names)
+        require_floating(kind, x=x)
         return run(kind, x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
 
     init.__qualname__, apply.__qualname__ = f"{kind}.<locals>.init", f"{kind}.<locals>.apply"

@@ -4,13 +4,16 @@ All are one function: draw which values to keep, and divide those by the probabi
 expectation is the input. They differ in the axes that share a draw.
 """
 
+import numbers
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import describe, require_floating, require_key
+from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, require_flag
 from jaxblocks.precision import widen
+from jaxblocks.windows import as_axes, as_whole
 
 __all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
 
@@ -39,7 +42,7 @@ def dropout(
 
     Source: Srivastava et al. 2014, Dropout (named in Diehl 2023, section 1.6), scaled while training ("inverted").
     """
-    return _dropout("dropout", key, x, drop, _as_tuple(axes))
+    return _dropout("dropout", key, x, drop, as_axes("dropout", axes))
 
 
 def Dropout(drop: float | int, *, axes: int | tuple[int, ...] = ()) -> Layer:
@@ -85,41 +88,43 @@ def FeatureDropout(drop: float | int, *, spatial: int) -> Layer:
 
     Source: Tompson et al. 2015, Efficient object localization using convolutional networks.
     """
-    if isinstance(spatial, bool) or not isinstance(spatial, int) or spatial < 1:
+    whole = as_whole(spatial)
+    if whole is None or whole < 1:
         raise ValueError(
             f"FeatureDropout expects spatial to be a whole number >= 1, but {spatial!r} came; "
             "without spatial axes use Dropout."
         )
-    return _make("FeatureDropout", drop, tuple(range(-1 - spatial, -1)))
+    return _make("FeatureDropout", drop, tuple(range(-1 - whole, -1)))
 
 
-def StochasticDepth(drop: float | int, *, axes: int | tuple[int, ...] = -1) -> Layer:
+def StochasticDepth(drop: float | int, *, spatial: int) -> Layer:
     r"""Dropout of whole examples: the last layer of a ``Residual`` that is skipped at random while training.
 
-    ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1))`` is :math:`x + m f(x) / (1 - p)` with one
+    ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is :math:`x + m f(x) / (1 - p)` with one
     :math:`m \sim B(1 - p)` for each example, and :math:`x + f(x)` in evaluation. (The paper scales in evaluation
     instead; the expectations agree.)
 
     Args:
         drop: p, the probability that an example skips, at least 0 and below 1.
-        axes: those of one example, which are kept or dropped together, counted from the end: -1 for ``(...,
-            features)``, ``(-2, -1)`` for sequences, ``(-3, -2, -1)`` for images.
+        spatial: how many axes stand between the batch and the channels, since all of them and the channels are one
+            example: 2 for images, 1 for sequences, 0 for ``(..., features)``.
 
     Otherwise as ``Dropout``.
 
-    >>> layer = StochasticDepth(0.5, axes=(-2, -1))
+    >>> layer = StochasticDepth(0.5, spatial=1)
     >>> y = layer.apply((), jnp.ones((8, 3, 2)), train=True, key=jax.random.key(0))
     >>> bool((y == y[:, :1, :1]).all())
     True
 
     Source: Huang et al. 2016, Deep networks with stochastic depth.
     """
-    return _make("StochasticDepth", drop, axes)
+    spatial = require_whole("StochasticDepth", "spatial", spatial, least=0)
+    return _make("StochasticDepth", drop, tuple(range(-1 - spatial, 0)))
 
 
 def _make(kind: str, drop, axes) -> Layer:
     _require_probability(kind, drop)
-    axes = _as_tuple(axes)
+    axes = as_axes(kind, axes)
 
     def init(key, x):
         require_floating(kind, x=x)
@@ -164,12 +169,8 @@ def _mask_shape(where, x, axes):
     return tuple(1 if a in shared else size for a, size in enumerate(x.shape))
 
 
-def _as_tuple(axes):
-    return (axes,) if isinstance(axes, int) else tuple(axes)
-
-
 def _require_probability(where, drop):
-    if isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 <= drop < 1:
+    if isinstance(drop, bool) or not isinstance(drop, numbers.Real) or not 0 <= drop < 1:
         raise ValueError(
             f"{where} expects drop, the probability of zero, to be at least 0 and below 1, but {drop!r} came; "
             "to keep nine values of ten write 0.1."

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks.checks import check_values, describe, describe_any, require_floating, require_whole
 from jaxblocks.core import Layer, StatefulLayer, require_flag, require_params
 from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.windows import as_axes, channels_first
 
 __all__ = [
     "BatchNorm",
@@ -89,7 +90,7 @@ def fit_standardiser(x: Float[Array, "*shape"], axes: int | tuple[int, ...] = 0)
             features)``, ``(0, 1, 2)`` for statistics per channel of images.
 
     Raises:
-        ValueError: for axes other than the first ones.
+        ValueError: for axes other than the first ones, or ``x`` without entries.
         TypeError: for integer ``x``.
 
     >>> train, test = jnp.array([[1.0], [2.0], [3.0], [4.0]]), jnp.array([[5.0]])
@@ -103,6 +104,8 @@ def fit_standardiser(x: Float[Array, "*shape"], axes: int | tuple[int, ...] = 0)
     """
     require_floating("fit_standardiser", x=x)
     found = _axes("fit_standardiser", x, axes)
+    if 0 in x.shape:
+        raise ValueError(f"fit_standardiser expects examples to fit to, but {describe(x)} came; pass at least one.")
     if found != tuple(range(len(found))) or not found:
         raise ValueError(
             f"fit_standardiser expects axes to be the first ones of x, such as 0 or (0, 1), but axes={axes} came for "
@@ -189,7 +192,8 @@ def BatchNorm(
     remember how it was initialised: after one update evaluation is right already, and after many identical batches
     it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of :math:`p^k`:
     their running mean is :math:`1 - p^k` times this one. Statistics that come from there are loaded as
-    ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``.
+    ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``. (Updates are counted once for all statistics:
+    one that a mask hides at first, as it can with ``axes=0``, does remember 0 and 1.)
 
     Args:
         axes: those that the statistics are taken over. By default all but the last, so per channel, as in Keras and
@@ -205,7 +209,8 @@ def BatchNorm(
     Side inputs of ``apply``:
         train: a Python bool.
         mask: which entries of the leading axes of ``x`` are real, boolean; the others are padding: they are read as
-            zeros and do not count. A batch without any real entry leaves the state as it is.
+            zeros and do not count. A statistic of fewer than two real entries (whose variance would be 0) leaves its
+            place in the state as it is; in training the output at a single entry is :math:`\beta`.
 
     Shapes: ``(..., features)`` to the same.
 
@@ -267,7 +272,8 @@ def BatchNorm(
             x = jnp.where(_expand_mask("BatchNorm", mask, x), x, 0)
         if train:
             mean, variance, count = _moments("BatchNorm", x, over, mask, axis_name)
-            if mask is None and count < 2:
+            most = math.prod(x.shape[a] for a in over) * (1 if axis_name is None else lax.psum(1, axis_name))
+            if most < 2:  # with a mask, whose values may be traced, `updated` looks at what is real
                 raise ValueError(
                     f"BatchNorm expects more than one entry to average over while it trains, but {describe(x)} came, "
                     f"averaged over axes {over}; pass a batch of at least two (to init_training as well), or under "
@@ -290,12 +296,13 @@ def BatchNorm(
         # The weight (1 - p) / (1 - p^k) makes a weighted average of k batches; by expm1 it is exactly 1 for k = 1.
         log_past = jnp.asarray(log_momentum, state_dtype)
         weight = jnp.expm1(log_past) / jnp.expm1(updates.astype(state_dtype) * log_past)
-        some = count if isinstance(count, int) else jnp.broadcast_to(count, mean.shape).reshape(state["mean"].shape)
+        counts = count if isinstance(count, int) else jnp.broadcast_to(count, mean.shape).reshape(state["mean"].shape)
+        enough = counts >= 2  # the variance of one entry is 0, and evaluation would divide by it
         moved = {}
         for name, batch in (("mean", mean), ("variance", variance)):
             old, batch = state[name], batch.reshape(state[name].shape).astype(state_dtype)
-            moved[name] = jnp.where(some > 0, old + weight * (batch - old), old)
-        return {**moved, "updates": jnp.where(jnp.any(some > 0), updates, state["updates"])}
+            moved[name] = jnp.where(enough, old + weight * (batch - old), old)
+        return {**moved, "updates": jnp.where(jnp.any(enough), updates, state["updates"])}
 
     return StatefulLayer(init, apply)
 
@@ -360,7 +367,8 @@ def LayerNorm(
 
     Source: Ba, Kiros and Hinton 2016, Layer normalization; Diehl 2023, section 1.6.
     """
-    if any(a >= 0 for a in _as_tuple(axes)):
+    axes = as_axes("LayerNorm", axes)
+    if any(a >= 0 for a in axes):
         raise ValueError(
             f"LayerNorm expects negative axes, counted from the end since leading axes are batch, but axes={axes} "
             "came; write -1 for the last axis."
@@ -417,7 +425,8 @@ def RMSNorm(
 
     Source: Zhang and Sennrich 2019, Root mean square layer normalization.
     """
-    if any(a >= 0 for a in _as_tuple(axes)):
+    axes = as_axes("RMSNorm", axes)
+    if any(a >= 0 for a in axes):
         raise ValueError(
             f"RMSNorm expects negative axes, counted from the end since leading axes are batch, but axes={axes} "
             "came; write -1 for the last axis."
@@ -599,7 +608,7 @@ def _normalise(x, mean, variance, scale, bias, epsilon):
 def _group_norm(where, x, groups, spatial, scale, bias, epsilon):
     require_floating(where, x=x)
     _require_groups(where, x, groups, spatial)
-    grouped = x.reshape(*x.shape[:-1], groups, -1)  # (..., *spatial, groups, channels / groups)
+    grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)  # (..., *spatial, groups, channels / groups)
     axes = (*range(x.ndim - 1 - spatial, x.ndim - 1), x.ndim)
     shape = (1,) * (x.ndim - 1) + grouped.shape[-2:]
     scale, bias = (
@@ -648,14 +657,10 @@ def _require_names(where, params, names):
         require_params(where, params, *names)
 
 
-def _as_tuple(axes):
-    return (axes,) if isinstance(axes, int) else tuple(axes)
-
-
 def _axes(where, x, axes) -> tuple[int, ...]:
     """The axes counted from the front, in order."""
     ndim = len(x.shape)
-    found = sorted(a + ndim if a < 0 else a for a in _as_tuple(axes))
+    found = sorted(a + ndim if a < 0 else a for a in as_axes(where, axes))
     if len(set(found)) < len(found) or any(not 0 <= a < ndim for a in found):
         raise ValueError(
             f"{where} expects axes that x has, each of them once, but axes={axes} came for x of {describe(x)}; "
@@ -670,9 +675,11 @@ def _weight(where, name, values, x, axes):
         return None
     expected = tuple(x.shape[a] for a in axes)
     if values.shape != expected:
+        first = len(x.shape) > 3 and values.shape == (x.shape[1],)
+        hint = " If channels come first in x, write jnp.moveaxis(x, 1, -1)." if first else ""
         raise ValueError(
             f"{where} expects {name} of shape {expected} for x of {describe(x)}, but {describe(values)} came; "
-            "pass x of the size that it was made for, or params and state made by init for this x."
+            "pass x of the size that it was made for, or params and state made by init for this x." + hint
         )
     shape = [size if a in axes else 1 for a, size in enumerate(x.shape)]
     return values.reshape(shape).astype(wide_dtype(x.dtype))
@@ -711,5 +718,5 @@ def _require_groups(where, x, groups, spatial):
         whole = ", ".join(str(n) for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0)
         raise ValueError(
             f"{where} expects groups that divide the channels, but groups={groups} and x of {describe(x)} came; "
-            f"{x.shape[-1]} channels can be in {whole} groups."
+            f"{x.shape[-1]} channels can be in {whole} groups." + channels_first(x, spatial)
         )

@@ -19,9 +19,20 @@ from jaxtyping import Array, Float
 from jaxblocks.checks import describe, require_floating
 from jaxblocks.core import Layer
 from jaxblocks.precision import widen
-from jaxblocks.windows import Padding, PerAxis, as_window, pads_of, per_axis, positions, require_spatial
+from jaxblocks.windows import (
+    Padding,
+    PerAxis,
+    as_window,
+    pads_of,
+    per_axis,
+    positions,
+    require_spatial,
+    warn_channels_first,
+)
 
 __all__ = [
+    "GlobalMaxPool",
+    "GlobalMeanPool",
     "MaxPool",
     "MeanPool",
     "adaptive_max_pool",
@@ -91,7 +102,7 @@ def mean_pool(
     return _mean_pool("mean_pool", x, window, stride, padding, count_padding)
 
 
-def global_max_pool(x: Float[Array, "... channels"], spatial: int = 2) -> Float[Array, "... channels"]:
+def global_max_pool(x: Float[Array, "... channels"], spatial: int) -> Float[Array, "... channels"]:
     """The maximum over all positions, ``(..., *spatial, channels)`` to ``(..., channels)``.
 
     After convolutions it makes an equivariant net invariant to translations. It is
@@ -99,29 +110,29 @@ def global_max_pool(x: Float[Array, "... channels"], spatial: int = 2) -> Float[
 
     Args:
         x: ``(..., *spatial, channels)``.
-        spatial: how many axes before the last are positions.
+        spatial: how many axes before the last are positions: 2 for images, 1 for sequences.
 
-    >>> global_max_pool(jnp.arange(12.0).reshape(2, 3, 2))
+    >>> global_max_pool(jnp.arange(12.0).reshape(2, 3, 2), spatial=2)
     Array([10., 11.], dtype=float32)
 
     Source: Diehl 2023, section 1.1 (invariance; see `conv` on equivariance).
     """
-    return jnp.max(x, _positions_of("global_max_pool", x, spatial))
+    return _global_max("global_max_pool", x, spatial)
 
 
-def global_mean_pool(x: Float[Array, "... channels"], spatial: int = 2) -> Float[Array, "... channels"]:
+def global_mean_pool(x: Float[Array, "... channels"], spatial: int) -> Float[Array, "... channels"]:
     """The mean over all positions, ``(..., *spatial, channels)`` to ``(..., channels)``.
 
     Args:
         x: ``(..., *spatial, channels)``.
-        spatial: how many axes before the last are positions.
+        spatial: how many axes before the last are positions: 2 for images, 1 for sequences.
 
-    >>> global_mean_pool(jnp.arange(12.0).reshape(2, 3, 2))
+    >>> global_mean_pool(jnp.arange(12.0).reshape(2, 3, 2), spatial=2)
     Array([5., 6.], dtype=float32)
 
     Source: Lin, Chen & Yan 2014, Network in network.
     """
-    return jnp.mean(widen(x), _positions_of("global_mean_pool", x, spatial)).astype(x.dtype)
+    return _global_mean("global_mean_pool", x, spatial)
 
 
 def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[Array, "... channels"]:
@@ -179,10 +190,12 @@ def MaxPool(window: PerAxis, *, stride: PerAxis | None = None, padding: Padding 
     >>> net.apply(params, jnp.zeros((28, 28, 1))).shape
     (14, 14, 8)
     """
-    as_window("MaxPool", window)
+    axes = len(as_window("MaxPool", window))
 
     def init(key, x):
         require_floating("MaxPool", x=x)
+        require_spatial("MaxPool", x, axes)
+        warn_channels_first("MaxPool", x, axes)
         return ()
 
     def apply(params, x):
@@ -199,14 +212,60 @@ def MeanPool(
     >>> MeanPool(2).apply((), jnp.array([[1.0], [3.0]]))
     Array([[2.]], dtype=float32)
     """
-    as_window("MeanPool", window)
+    axes = len(as_window("MeanPool", window))
 
     def init(key, x):
         require_floating("MeanPool", x=x)
+        require_spatial("MeanPool", x, axes)
+        warn_channels_first("MeanPool", x, axes)
         return ()
 
     def apply(params, x):
         return _mean_pool("MeanPool", x, window, stride, padding, count_padding)
+
+    return Layer(init, apply)
+
+
+def GlobalMaxPool(spatial: int) -> Layer:
+    """`global_max_pool` as a layer, without params: the maximum over all positions.
+
+    Args:
+        spatial: how many axes stand between the batch and the channels: 2 for images, 1 for sequences.
+
+    >>> GlobalMaxPool(1).apply((), jnp.array([[1.0, 5.0], [3.0, 2.0]]))
+    Array([3., 5.], dtype=float32)
+    """
+    (spatial,) = per_axis("GlobalMaxPool", "spatial", spatial, 1)
+
+    def init(key, x):
+        _positions_of("GlobalMaxPool", x, spatial)
+        warn_channels_first("GlobalMaxPool", x, spatial)
+        return ()
+
+    def apply(params, x):
+        return _global_max("GlobalMaxPool", x, spatial)
+
+    return Layer(init, apply)
+
+
+def GlobalMeanPool(spatial: int) -> Layer:
+    """`global_mean_pool` as a layer, without params: the mean over all positions.
+
+    Args:
+        spatial: how many axes stand between the batch and the channels: 2 for images, 1 for sequences.
+
+    >>> GlobalMeanPool(1).apply((), jnp.array([[1.0, 5.0], [3.0, 2.0]]))
+    Array([2. , 3.5], dtype=float32)
+    """
+    (spatial,) = per_axis("GlobalMeanPool", "spatial", spatial, 1)
+
+    def init(key, x):
+        _positions_of("GlobalMeanPool", x, spatial)
+        warn_channels_first("GlobalMeanPool", x, spatial)
+        return ()
+
+    def apply(params, x):
+        return _global_mean("GlobalMeanPool", x, spatial)
 
     return Layer(init, apply)
 
@@ -237,6 +296,14 @@ def _mean_pool(where, x, window, stride, padding, count_padding):
             by_position = inside.reshape([-1 if a == y.ndim + axis else 1 for a in range(y.ndim)])
             y = y / np.broadcast_to(by_position, y.shape).astype(y.dtype)
     return y.astype(x.dtype)
+
+
+def _global_max(where, x, spatial):
+    return jnp.max(x, _positions_of(where, x, spatial))
+
+
+def _global_mean(where, x, spatial):
+    return jnp.mean(widen(x), _positions_of(where, x, spatial)).astype(x.dtype)
 
 
 def _combine(operation, x, axis, window, stride):
@@ -302,8 +369,9 @@ def _bins(where, x, size):
 def _positions_of(where, x, spatial):
     """The axes of positions."""
     require_floating(where, x=x)
-    per_axis(where, "spatial", spatial, 1)
+    (spatial,) = per_axis(where, "spatial", spatial, 1)
     require_spatial(where, x, spatial)
     if 0 in x.shape[-spatial - 1 : -1]:
         raise ValueError(f"{where} expects at least one position, but {describe(x)} came; pass a longer input.")
-    return tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
+    ndim = len(x.shape)
+    return tuple(range(ndim - 1 - spatial, ndim - 1))

@@ -9,7 +9,7 @@ on the carry, ``bias`` :math:`b` and ``recurrent_bias`` :math:`b'` stand beside 
 by side along the last axis.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.nn import initializers
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import describe, require_floating, require_key, require_whole
+from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, require_params
 from jaxblocks.layers.combinators import Recurrent, Wire
 
@@ -162,6 +162,8 @@ def RNNCell(
 
     def apply(params, hidden, x):
         require_params("RNNCell", params, *names)
+        if not hasattr(hidden, "dtype"):
+            raise _no_carry("RNNCell", "an array", hidden)
         hidden = rnn_step(x, hidden, **params, activation=activation)
         return hidden, hidden
 
@@ -204,6 +206,8 @@ def GRUCell(
 
     def apply(params, hidden, x):
         require_params("GRUCell", params, *names)
+        if not hasattr(hidden, "dtype"):
+            raise _no_carry("GRUCell", "an array", hidden)
         hidden = gru_step(x, hidden, **params, reset=reset)
         return hidden, hidden
 
@@ -225,8 +229,9 @@ def LSTMCell(
 
     Args:
         features: of the carry and the output.
-        forget_bias: added to the forget gate's :math:`b_f` at ``init``, so that a net remembers before it has
-            learned to: with 1, a cell keeps 0.73 of itself per step instead of 0.5.
+        forget_bias: added at ``init`` to the forget gate's :math:`b_f` (:math:`b'_f` without ``use_bias``), so that a
+            net remembers before it has learned to: with 1, a cell keeps 0.73 of itself per step instead of 0.5.
+            Without either bias nothing is added, and a value of your own is refused.
         use_bias, recurrent_bias: whether there are :math:`b` and :math:`b'`, redundant here as in `RNNCell`.
         kernel_init, recurrent_init, bias_init, param_dtype: as in `Dense`.
 
@@ -239,16 +244,24 @@ def LSTMCell(
     """
     names = _names(use_bias, recurrent_bias)
     features = require_whole("LSTMCell", "features", features)
+    biases = names[2:]
+    if not biases and forget_bias not in (0, 1):
+        raise ValueError(
+            f"LSTMCell adds forget_bias to a bias, but has none, and forget_bias={forget_bias!r} came; "
+            "leave use_bias or recurrent_bias at True, or forget_bias out."
+        )
 
     def init(key, x):
         params = _draw("LSTMCell", key, x, 4, features, names, kernel_init, recurrent_init, bias_init, param_dtype)
-        if use_bias:
-            params["bias"] = params["bias"].at[features : 2 * features].add(forget_bias)
+        for name in biases[:1]:
+            params[name] = params[name].at[features : 2 * features].add(forget_bias)
         zeros = jnp.zeros((*x.shape[:-1], features), x.dtype)
         return params, {"hidden": zeros, "cell": zeros}
 
     def apply(params, carry, x):
         require_params("LSTMCell", params, *names)
+        if not isinstance(carry, Mapping) or set(carry) != {"hidden", "cell"}:
+            raise _no_carry("LSTMCell", 'a dict of "cell" and "hidden"', carry)
         hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
 
@@ -316,6 +329,13 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
     Source: Schuster & Paliwal 1997, Bidirectional recurrent neural networks.
     """
 
+    for cell in (forward, backward):
+        if not isinstance(cell, StatefulLayer):
+            raise TypeError(
+                f"Bidirectional expects two cells, which it runs over time itself, but {describe_any(cell)} came; "
+                "pass cells: Bidirectional(LSTMCell(3), LSTMCell(3))."
+            )
+
     def side_by_side(f, *inputs):
         return jnp.concatenate([f.forward(*inputs), f.backward(*inputs)], axis=-1)
 
@@ -356,6 +376,13 @@ def _draw(where, key, x, gates, features, names, kernel_init, recurrent_init, bi
             keys = jax.random.split(jax.random.fold_in(key, position), gates)
             params[name] = jnp.concatenate([initialise(k, shape, dtype) for k in keys], axis=-1)
     return params
+
+
+def _no_carry(where, expected, came):
+    return TypeError(
+        f"{where} expects its carry, {expected}, but {describe_any(came)} came; pass the carry that init made, or that "
+        "the last call returned: apply(params, carry, x)."
+    )
 
 
 def _check(where, gates, x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):

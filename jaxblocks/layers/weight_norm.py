@@ -4,6 +4,9 @@ Every array named ``kernel`` of at least two axes, wherever it stands in the par
 kernel; its last axis are the outputs.
 """
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -33,9 +36,9 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
     computes what it would compute without; after that the gradient moves length and direction apart. Each output
     (column) of V must be non-zero at the start; one that is zero has no direction and stays zero.
 
-    Params are ``{"layer": params of the layer, "scale": {"<path of a kernel>": g}}``; every array named ``kernel`` of
-    at least two axes is such a V. In a ``Repeat`` put the norm inside: ``Repeat(WeightNorm(Dense(4)), 3)``; outside,
-    the copies would share a length.
+    Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the place of its kernel:
+    ``{"0": {"length": g}}`` for that of ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
+    In a ``Repeat`` put the norm inside: ``Repeat(WeightNorm(Dense(4)), 3)``; outside, the copies would share a length.
 
     Raises:
         ValueError: at ``init``, for a layer without kernel, or (where values are known) a column of zeros.
@@ -43,11 +46,11 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
     >>> net = WeightNorm(Dense(3))
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
     >>> jax.tree.map(jnp.shape, params)
-    {'layer': {'bias': (3,), 'kernel': (2, 3)}, 'scale': {'kernel': (3,)}}
+    {'layer': {'bias': (3,), 'kernel': (2, 3)}, 'scale': {'length': (3,)}}
 
     Source: Salimans and Kingma 2016, Weight normalization.
     """
-    child = child_of("WeightNorm", None, layer)
+    child = child_of("WeightNorm", "layer", layer)
 
     def init(key, inputs, side):
         params, state = init_child(child, key, inputs, side)
@@ -59,17 +62,17 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
                 f"WeightNorm expects kernels without columns of zeros, which have no direction, but {path} has one; "
                 "give its layer another kernel_init.",
             )
-        return {"layer": params, "scale": scale}, state
+        return {"layer": params, "scale": _beside({path: {"length": g} for path, g in scale.items()})}, state
 
     def apply(params, state, inputs, side):
         require_params("WeightNorm", params, "layer", "scale")
         kernels = _kernels("WeightNorm", params["layer"])
-        require_params("WeightNorm (its scale)", params["scale"], *kernels)
+        _require_places("WeightNorm (its scale)", params["scale"], kernels, "length")
 
         def normalised(path, v):
             squared = _squared_lengths(v)
             squared = jnp.where(squared > 0, squared, 1.0)  # so that the gradient of a zero column is finite
-            factor = params["scale"][path].astype(squared.dtype) * lax.rsqrt(squared)
+            factor = _at(params["scale"], path)["length"].astype(squared.dtype) * lax.rsqrt(squared)
             return (widen(v) * _last(factor, v.ndim)).astype(v.dtype)
 
         kernels = {path: normalised(path, v) for path, v in kernels.items()}
@@ -90,9 +93,9 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
     Derivatives hold the vectors constant, as the paper and PyTorch do: :math:`d\sigma = u^\top dW\,w` is exact
     once the iteration has converged, and the vectors of ``init`` (15 iterations from a random one) are close.
 
-    Params are those of the layer; the state is ``{"layer": its state, "vectors": {"<path of a kernel>": {"inner":
-    u, "outer": w}}}``. Every array named ``kernel`` of at least two axes is normalised. In a ``Repeat`` put the norm
-    inside: ``Repeat(SpectralNorm(Dense(4)), 3)``.
+    Params are those of the layer; the state is ``{"layer": its state, "vectors": {"inner": u, "outer": w}}``, with
+    the vectors of ``0/kernel`` at ``{"0": {"inner": u, "outer": w}}``. Every array named ``kernel`` of at least two
+    axes is normalised. In a ``Repeat`` put the norm inside: ``Repeat(SpectralNorm(Dense(4)), 3)``.
 
     Raises:
         ValueError: at ``init``, for a layer without kernel.
@@ -115,15 +118,15 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
             matrix = _matrix(kernel)
             u = jax.random.normal(fold(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
             vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
-        return params, {"layer": state, "vectors": vectors}
+        return params, {"layer": state, "vectors": _beside(vectors)}
 
     def apply(params, state, inputs, side):
         train = side.get("train", False)
         require_flag("SpectralNorm", train=train)
         require_params("SpectralNorm (its state)", state, "layer", "vectors")
         kernels = _kernels("SpectralNorm", params)
-        require_params("SpectralNorm (its vectors)", state["vectors"], *kernels)
-        vectors = dict(state["vectors"])
+        _require_places("SpectralNorm (its vectors)", state["vectors"], kernels, "inner", "outer")
+        vectors = {path: {name: _at(state["vectors"], path)[name] for name in ("inner", "outer")} for path in kernels}
         for path, kernel in kernels.items():
             matrix = _matrix(kernel)
             if train:
@@ -132,7 +135,7 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
             sigma = u @ (matrix @ w)
             kernels[path] = (widen(kernel) / jnp.where(sigma == 0, 1.0, sigma)).astype(kernel.dtype)
         outputs, own = apply_child(child, _with_kernels(params, kernels), state["layer"], inputs, side)
-        return outputs, {"layer": own, "vectors": vectors}
+        return outputs, {"layer": own, "vectors": _beside(vectors)}
 
     def reads(*, train=False): ...
 
@@ -153,6 +156,32 @@ def _kernels(where, params):
 
 def _with_kernels(params, kernels):
     return jax.tree.map_with_path(lambda path, leaf: kernels.get(_path(path), leaf), params)
+
+
+def _beside(values):
+    """Values at the places of their kernels: ``{"0": {"length": g}}`` from ``{"0/kernel": {"length": g}}``."""
+    tree = {}
+    for path, named in values.items():
+        place = tree
+        for label in path.split("/")[:-1]:
+            place = place.setdefault(label, {})
+        place.update(named)
+    return tree
+
+
+def _at(tree, path):
+    """What ``_beside`` has put at the place of a kernel."""
+    return functools.reduce(operator.getitem, path.split("/")[:-1], tree)
+
+
+def _require_places(where, tree, kernels, *names):
+    wanted = _beside({path: dict.fromkeys(names, 0) for path in kernels})
+    wanted, came = ([_path(path) for path, _ in jax.tree.leaves_with_path(t)] for t in (wanted, tree))
+    if wanted != came:
+        raise ValueError(
+            f"{where} expects values at {', '.join(wanted)}, but {', '.join(came) or 'none'} came; "
+            "pass those that its own init made."
+        )
 
 
 def _path(path):
