@@ -42,7 +42,12 @@ def _blocks(path):
 def test_the_readme_runs_from_top_to_bottom(capsys):
     """Every Python block of the README, in order, in one namespace, in the default configuration."""
     names: dict = {}
-    with jax.numpy_dtype_promotion("standard"), jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_key_reuse(False),
+        jax.debug_nans(False),
+    ):
         for block in _blocks(ROOT / "README.md"):
             exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
