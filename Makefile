@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 
-.PHONY: quickstart test quick lint format parity benchmarks clean
+.PHONY: quickstart test quick lint format parity notebooks benchmarks clean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -28,6 +28,10 @@ parity: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \
 	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[parity]' -c constraints.txt; \
 	 else $(BIN)/python -m pip install -q -e '.[parity]' -c constraints.txt; fi
+
+# The notebooks are written from their text pairs, in which they are edited.
+notebooks: .venv/.ready
+	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
 
 benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/dispatch.py
