@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxblocks.ad.counting import Count, count, equations
 from jaxblocks.checks import require_key
 from jaxblocks.core import (
+    Layer,
     StatefulLayer,
     as_layer,
     as_shapes,
@@ -193,6 +194,8 @@ def count_params(params) -> int:
     >>> count_params(MLP(5, 10, 5, 2).init(jax.random.key(0), jnp.zeros(2)))
     142
     """
+    if isinstance(params, Layer | StatefulLayer):
+        raise TypeError("count_params expects params, but a pair came; pass what its init returns: net.init(key, x).")
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 

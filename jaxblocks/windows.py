@@ -25,6 +25,7 @@ __all__ = [
     "pads_of",
     "per_axis",
     "positions",
+    "require_padding",
     "require_spatial",
     "warn_channels_first",
 ]
@@ -189,6 +190,14 @@ def warn_channels_first(where: str, x, axes: int) -> None:
             f"come first; if they do, write jnp.moveaxis(x, {first}, -1).",
             stacklevel=3,
         )
+
+
+def require_padding(where: str, padding: Padding, axes: int) -> None:
+    """Raise unless ``padding`` is one that `pads_of` takes for so many axes; for builders, which know no sizes yet.
+
+    >>> require_padding("Conv", "causal", 1)
+    """
+    pads_of(where, padding, (1,) * axes, (1,) * axes, (1,) * axes)
 
 
 def _bad_padding(where, padding, axes):

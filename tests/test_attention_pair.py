@@ -184,7 +184,7 @@ def test_permutations_positions_and_order():
         Attention(2, positions=rotary),
         Attention(2, score_bias=alibi),
         Serial(SinusoidalPositions(), Attention(2)),
-        Serial(LearnedPositions(8, table_init=jax.nn.initializers.normal(1.0)), Attention(2)),
+        Serial(LearnedPositions(8, embedding_init=jax.nn.initializers.normal(1.0)), Attention(2)),
     ):
         (params,) = made(ordered, x)
         apply = jax.jit(ordered.apply)
@@ -568,3 +568,9 @@ def test_positions_say_what_does_not_fit(sentences):
         layer.apply(params, jnp.moveaxis(x, 0, 1))
     with pytest.raises(ValueError, match="x with 5 features"):
         layer.apply(params, x[..., :4])
+
+
+def test_positions_are_a_function(sentences):
+    """A name instead of the function is told when the layer is built."""
+    with pytest.raises(TypeError, match="expects positions to be a function of .x, index., such as jaxblocks.rotary"):
+        Attention(2, positions="rotary")

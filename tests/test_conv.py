@@ -12,7 +12,18 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 from zoo_conv import convolution, transposed
 
-from jaxblocks import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose, count_params, global_max_pool, relu
+from jaxblocks import (
+    Conv,
+    ConvTranspose,
+    DepthwiseConv,
+    MaxPool,
+    MeanPool,
+    conv,
+    conv_transpose,
+    count_params,
+    global_max_pool,
+    relu,
+)
 from jaxblocks.layers import conv as conv_file
 
 RNG = np.random.default_rng(0)
@@ -559,3 +570,15 @@ def test_channels_first_is_warned_of(layer):
         layer.init(jax.random.key(0), x)
     layer.init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
     layer.init(jax.random.key(0), jnp.zeros((2, 4, 8, 8)))
+
+
+def test_padding_is_read_when_a_layer_is_built():
+    """A name that does not exist is told where it was written, not where the net is applied."""
+    for build in (
+        lambda: Conv(8, (3, 3), padding="SAMEE"),
+        lambda: DepthwiseConv((3, 3), padding=(1, 2, 3)),
+        lambda: MaxPool((2, 2), padding="SAMEE"),
+        lambda: MeanPool(2, padding=-1),
+    ):
+        with pytest.raises((TypeError, ValueError), match="expects padding to be one of"):
+            build()

@@ -734,3 +734,10 @@ def test_repairs_help(sentences):
     close(jax.jit(GCN(3).apply)(PARAMS, Graph(GRAPH.nodes, *edge_index)).nodes, expected)
     several = GRAPH._replace(node_graph=jnp.array([0, 0, 0]), graph_mask=jnp.array([True]))
     assert GraphBlock(globals=relu).apply({"globals": ()}, several).globals.shape == (1, 2)
+
+
+def test_a_complete_graph_has_nodes_with_features(sentences):
+    """A number of nodes is not their features; the advice works."""
+    with pytest.raises(TypeError, match=r"pass jnp.zeros\(\(n, 1\)\)"):
+        complete_graph(5)
+    assert len(complete_graph(jnp.zeros((5, 1))).senders) == 25

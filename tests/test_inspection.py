@@ -153,3 +153,11 @@ def test_a_summary_finds_the_params_of_layers_inside_a_norm_of_weights():
         ("", "Dense", 18),
         ("", "Serial", 74),
     ]
+
+
+def test_params_are_counted_not_pairs():
+    """The pair itself holds no params; the advice works."""
+    net = Dense(3)
+    with pytest.raises(TypeError, match="net.init"):
+        count_params(net)
+    assert count_params(net.init(jax.random.key(0), jnp.zeros(2))) == 9

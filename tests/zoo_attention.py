@@ -103,11 +103,11 @@ ROWS = {
     ),
     "LearnedPositions": Specimen(
         "LearnedPositions",
-        LearnedPositions(5, table_init=jax.nn.initializers.normal(1.0)),
+        LearnedPositions(5, embedding_init=jax.nn.initializers.normal(1.0)),
         ((3, 4, 6),),
-        lambda p, x: x + p["table"][:4],
+        lambda p, x: x + p["embedding"][:4],
     ),
     "LearnedPositions streaming": Specimen(
-        "LearnedPositions", LearnedPositions(12, streaming=True), ((3, 4, 6),), lambda p, x: x + p["table"][:4]
+        "LearnedPositions", LearnedPositions(12, streaming=True), ((3, 4, 6),), lambda p, x: x + p["embedding"][:4]
     ),
 }

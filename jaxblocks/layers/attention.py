@@ -333,6 +333,11 @@ def Attention(
     for name, value in optional.items():
         if value is not None:
             require_whole("Attention", name, value)
+    if positions is not None and not callable(positions):
+        raise TypeError(
+            f"Attention expects positions to be a function of (x, index), such as jaxblocks.rotary, but {positions!r} "
+            "came."
+        )
     if heads % kv_heads:
         raise ValueError(
             f"Attention expects kv_heads to divide heads, but heads={heads} and kv_heads={kv_heads} came; each group "

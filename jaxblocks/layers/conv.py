@@ -28,6 +28,7 @@ from jaxblocks.windows import (
     pads_of,
     per_axis,
     positions,
+    require_padding,
     require_spatial,
     warn_channels_first,
 )
@@ -171,6 +172,7 @@ def Conv(
     """
     require_whole("Conv", "features", features)
     window = as_window("Conv", window)
+    require_padding("Conv", padding, len(window))
 
     def kernel_shape(channels):
         _require_groups("Conv", groups, channels, features)
@@ -216,6 +218,7 @@ def DepthwiseConv(
     """
     require_whole("DepthwiseConv", "multiplier", multiplier)
     window = as_window("DepthwiseConv", window)
+    require_padding("DepthwiseConv", padding, len(window))
 
     def kernel_shape(channels):
         return (*window, 1, channels * multiplier)

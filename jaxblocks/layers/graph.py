@@ -221,6 +221,11 @@ def complete_graph(nodes: Shaped[Array, "n *features"], self_loops: bool = True)
 
     Source: Diehl 2023, section "Graphical layers" (attention as a graph layer).
     """
+    if not getattr(nodes, "shape", ()):
+        raise TypeError(
+            f"complete_graph expects the features of its nodes, (n, ...features), but {describe_any(nodes)} came; "
+            "for n nodes without features pass jnp.zeros((n, 1))."
+        )
     n = nodes.shape[0]
     receivers, senders = jnp.indices((n, n if self_loops else max(n - 1, 0)), jnp.int32)
     if not self_loops:

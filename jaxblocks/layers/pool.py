@@ -26,6 +26,7 @@ from jaxblocks.windows import (
     pads_of,
     per_axis,
     positions,
+    require_padding,
     require_spatial,
     warn_channels_first,
 )
@@ -191,6 +192,7 @@ def MaxPool(window: PerAxis, *, stride: PerAxis | None = None, padding: Padding 
     (14, 14, 8)
     """
     axes = len(as_window("MaxPool", window))
+    require_padding("MaxPool", padding, axes)
 
     def init(key, x):
         require_floating("MaxPool", x=x)
@@ -213,6 +215,7 @@ def MeanPool(
     Array([[2.]], dtype=float32)
     """
     axes = len(as_window("MeanPool", window))
+    require_padding("MeanPool", padding, axes)
 
     def init(key, x):
         require_floating("MeanPool", x=x)

@@ -156,18 +156,18 @@ def LearnedPositions(
     max_length: int,
     *,
     streaming: bool = False,
-    table_init: Callable = initializers.normal(0.02),
+    embedding_init: Callable = initializers.normal(0.02),
     param_dtype=jnp.float32,
     check: bool = False,
 ) -> Layer | StatefulLayer:
     r"""The layer :math:`y_t = x_t + E_t` with a learned row for each position.
 
-    Params are ``{"table": (max_length, features)}``.
+    Params are ``{"embedding": (max_length, features)}``.
 
     Args:
         max_length: rows of the table; no sequence may be longer.
         streaming: as in ``SinusoidalPositions``, a ``StatefulLayer`` for sequences that come in pieces.
-        table_init: ``f(key, shape, dtype)``. param_dtype: of the table.
+        embedding_init: ``f(key, shape, dtype)``. param_dtype: of the table.
         check: report a sequence that grows too long to ``jax.experimental.checkify``.
 
     Shapes: ``(..., time, features)`` to the same.
@@ -177,7 +177,7 @@ def LearnedPositions(
             are NaN from there on.
 
     >>> layer = LearnedPositions(8)
-    >>> layer.apply({"table": jnp.arange(8.0)[:, None]}, jnp.zeros((3, 1))).ravel()
+    >>> layer.apply({"embedding": jnp.arange(8.0)[:, None]}, jnp.zeros((3, 1))).ravel()
     Array([0., 1., 2.], dtype=float32)
 
     Source: Gehring et al. 2017, Convolutional sequence to sequence learning, section 3.1.
@@ -187,12 +187,12 @@ def LearnedPositions(
     def init(key, x):
         require_key("LearnedPositions.init", key)
         _require_sequence("LearnedPositions", x)
-        return {"table": table_init(key, (max_length, x.shape[-1]), param_dtype)}
+        return {"embedding": embedding_init(key, (max_length, x.shape[-1]), param_dtype)}
 
     def add(params, x, start):
-        require_params("LearnedPositions", params, "table")
+        require_params("LearnedPositions", params, "embedding")
         _require_sequence("LearnedPositions", x)
-        table, n = params["table"], x.shape[-2]
+        table, n = params["embedding"], x.shape[-2]
         if table.shape[-1] != x.shape[-1]:
             raise ValueError(
                 f"LearnedPositions expects x with {table.shape[-1]} features on its last axis, but {describe(x)} came; "
