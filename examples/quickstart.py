@@ -145,7 +145,8 @@ def main(argv=None):
 
     # What derivatives of this net cost.
     x, y = images[:64], labels[:64]
-    table = jb.cost(lambda params: jb.softmax_cross_entropy(net.apply(params, x), y).mean(), params)
+    loss = lambda params: jb.softmax_cross_entropy(net.apply(params, x), y).mean()
+    table = jb.cost(loss, params, rows=("gradient", "jvp", "hvp"))
     print("derivatives of the loss with respect to all params:")
     print(table, end="\n\n")
 

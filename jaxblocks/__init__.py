@@ -183,8 +183,21 @@ from jaxblocks.tensors import (
     tensor_product,
 )
 
-# Derivatives and what they cost.
-from jaxblocks.ad import cost, count, curvature, hvp, value_grad_hvp
+# Derivatives and what they cost; all of them are in jaxblocks.ad.
+from jaxblocks.ad import (
+    cost,
+    count,
+    curvature,
+    hessian,
+    hvp,
+    jacobian,
+    laplacian,
+    ntk,
+    per_example_gradients,
+    per_example_norms,
+    trace_table,
+    value_grad_hvp,
+)
 
 # How weights are drawn at first, and how some of them are chosen by their paths.
 from jaxblocks import initialisers

@@ -1,7 +1,9 @@
 """Products with the Hessian, the table of costs, and the build of jaxlib that gets derivatives wrong."""
 
 import functools
+import importlib
 import itertools
+import sys
 import warnings
 
 import jax
@@ -11,6 +13,8 @@ import pytest
 
 from jaxblocks import ad
 from jaxblocks.ad import build, cost, count, curvature, equations, hvp, value_grad_hvp
+
+table_of_costs = importlib.import_module("jaxblocks.ad.table")
 
 # ---- the wrong build -----------------------------------------------------------------------
 
@@ -345,9 +349,143 @@ def largest_array(f, *args):
     return max(sizes)
 
 
+BASIC = ("gradient", "jvp", "hvp")
+EVERY = [
+    "function",
+    "jvp",
+    "vjp",
+    "gradient",
+    "jacfwd",
+    "jacrev",
+    "hessian",
+    "hvp",
+    "hvp_reverse_over_forward",
+    "hvp_reverse_over_reverse",
+    "curvature",
+]
+
+
+def test_rows_that_make_sense():
+    """Of a scalar all; of anything else the Jacobian and its products; no matrix that takes over 1000 passes."""
+    names = lambda f, x, **options: list(cost(f, x, measure=False, **options).rows)
+    few, many = shaped(1000), shaped(1001)
+    assert names(lambda x: jnp.sum(x**2), few) == EVERY
+    assert names(lambda x: jnp.sum(x**2), many) == [name for name in EVERY if name not in ("jacfwd", "hessian")]
+    assert names(lambda x: jnp.sum(x**2), shaped(1001), rows="all") == EVERY
+    general = ["function", "jvp", "vjp", "jacfwd", "jacrev"]
+    assert names(jnp.sin, few) == names(jnp.sin, many, rows="all") == general
+    assert names(jnp.sin, many) == general[:3]
+    assert names(lambda x: x[:10] * 2, many) == [*general[:3], "jacrev"]
+    assert names(lambda x: {"a": x[:2], "b": (x.sum(),)}, few) == general
+    assert names(lambda x: x[:1], few) == names(lambda x: (x.sum(),), few) == general
+    assert names(jnp.sum, few, rows="jvp") == ["function", "jvp"]
+    assert names(jnp.sum, few, rows=["jvp", "vjp", "jvp", "function"]) == ["function", "jvp", "vjp"]
+
+
+def shaped(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def test_operations_of_each_row_by_hand():
+    """y = W x of m x n: one product more for jvp and vjp, n of them forward, m of them in reverse (AD-04, AD-05)."""
+    m, n = 7, 5
+    w = jnp.ones((m, n))
+    table = cost(lambda x: w @ x, shaped(n), rows="all", measure=False)
+    assert {row.name: row.flops for row in table} == {
+        "function": 2 * m * n,
+        "jvp": 2 * 2 * m * n,
+        "vjp": 2 * m * n + 2 * m * n,
+        "jacfwd": n * 2 * m * n,
+        "jacrev": m * 2 * m * n,
+    }
+    square = cost(lambda x: jnp.sum((w @ x) ** 2), shaped(n), rows="all", measure=False)
+    forward, product = 2 * m * n + m + m - 1, 2 * m * n  # W x, squares, their sum
+    assert square.function.flops == forward
+    assert square.gradient.flops == forward + m + m + product  # 2 y, times the cotangent, W^T
+    assert square.hessian.count.dots >= n * 2 * product
+    for order in ("hvp", "hvp_reverse_over_forward", "hvp_reverse_over_reverse"):
+        assert 2 * product <= square[order].count.dots <= 3 * product
+
+
+def test_orders_of_a_product_compute_the_same():
+    """Every row computes what its name says: against the dense Jacobian and Hessian, in float64."""
+    with jax.enable_x64(True):
+        f, params = small_net(sizes=(3, 2))
+        u, v = jnp.float64(0.7), like(params, np.random.default_rng(7).normal(size=flat(params).size))
+        dense = hessian_by_differences(f, params)
+        of = {name: jax.jit(program(f)) for name, program in table_of_costs._PROGRAMS.items()}
+        gradient = flat(jax.jit(jax.grad(f))(params))
+        value, tangent = of["jvp"](u, v, params)
+        np.testing.assert_allclose([value, tangent], [f(params), gradient @ flat(v)], rtol=1e-12)
+        value, pulled = of["vjp"](u, v, params)
+        np.testing.assert_allclose(flat(pulled), 0.7 * gradient, rtol=1e-12)
+        np.testing.assert_allclose(flat(of["gradient"](u, v, params)[1]), gradient, rtol=1e-12)
+        for name in ("jacfwd", "jacrev"):
+            np.testing.assert_allclose(flat(of[name](u, v, params)), gradient, rtol=1e-12)
+        for name in ("hvp", "hvp_reverse_over_forward", "hvp_reverse_over_reverse"):
+            np.testing.assert_allclose(flat(of[name](u, v, params)), dense @ flat(v), atol=1e-8)
+        np.testing.assert_allclose(of["curvature"](u, v, params), flat(v) @ dense @ flat(v), atol=1e-8)
+
+
+def test_a_function_of_trees_to_trees_is_measured():
+    def f(params, x):
+        y = jnp.tanh(x @ params["w"])
+        return {"y": y, "more": (y.sum(), y[0])}
+
+    table = cost(f, {"w": jnp.ones((3, 2))}, jnp.ones((4, 3)), repeats=2, key=jax.random.key(1))
+    assert list(table.rows) == ["function", "jvp", "vjp", "jacfwd", "jacrev"]
+    assert all(row.seconds > 0 for row in table)
+    assert table.vjp.count.dots == 2 * table.function.count.dots
+
+
+def test_what_needs_too_much_memory_is_not_called():
+    f = lambda x: jnp.sum(jnp.tanh(x) ** 2)
+    table = cost(f, jnp.ones(300), rows=("gradient", "hessian"), repeats=1, memory_limit=100_000)
+    assert table.gradient.seconds > 0
+    assert table.hessian.seconds is table.hessian.time_ratio is table.hessian.quartiles is None
+    assert table.hessian.temporary_bytes is not None
+    assert str(table).endswith("Not timed, for it needs more memory than memory_limit: hessian.")
+    assert np.isnan(table.plot().patches[-1].get_width())
+    nothing = cost(f, jnp.ones(300), rows=("gradient",), repeats=1, memory_limit=1)
+    assert all(row.seconds is None for row in nothing)
+    assert "Not timed" not in str(nothing).splitlines()[0]
+
+
+def test_the_table_becomes_a_data_frame():
+    pandas = pytest.importorskip("pandas")
+    f, params = lambda x: jnp.sum(x**2), jnp.ones(3)
+    table = cost(f, params, rows=BASIC, repeats=2)
+    frame = table.to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.index) == ["function", "gradient", "jvp", "hvp"]
+    for row in table:
+        line = frame.loc[row.name]
+        assert line["operations"] == row.flops
+        assert line["multiplications"] + line["additions"] + line["transcendentals"] == row.flops
+        assert (line["ratio"], line["time_ratio"]) == (row.flops_ratio, row.time_ratio)
+        assert (line["lower_quartile"], line["seconds"], line["upper_quartile"]) == (
+            row.quartiles[0],
+            row.seconds,
+            row.quartiles[1],
+        )
+        assert line["temporary_bytes"] == row.temporary_bytes
+    counted = cost(f, params, rows=BASIC, measure=False).to_frame()
+    assert list(counted.columns) == list(frame.columns)
+    assert list(counted.dtypes) == list(frame.dtypes)
+    assert counted["seconds"].isna().all()
+
+
+def test_without_pandas_the_rows_can_be_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    table = cost(jnp.sum, shaped(3), rows="jvp", measure=False)
+    with pytest.raises(ImportError, match=r"to_frame needs pandas.*\(pip install pandas\).*for row in table"):
+        table.to_frame()
+    assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # the advice
+
+
 def test_table_of_costs_counts_what_count_counts():
     f, params = wide_net()
-    table = cost(f, params, measure=False)
+    table = cost(f, params, rows=BASIC, measure=False)
     v = jax.tree.map(jnp.ones_like, params)
     assert [row.name for row in table] == ["function", "gradient", "jvp", "hvp"]
     assert table.function.flops == count(f, params).flops
@@ -384,7 +522,7 @@ def test_further_arguments_are_not_differentiated():
 
 def test_measured_columns():
     f, params = wide_net()
-    table = cost(f, params, repeats=3, key=jax.random.key(0))
+    table = cost(f, params, rows=BASIC, repeats=3, key=jax.random.key(0))
     for row in table:
         assert 0 < row.quartiles[0] <= row.seconds <= row.quartiles[1]
         assert isinstance(row.temporary_bytes, int)
@@ -392,14 +530,14 @@ def test_measured_columns():
     assert table.gradient.temporary_bytes > 0
     once = cost(f, params, rows=("gradient",), repeats=1)
     assert once.gradient.quartiles == (once.gradient.seconds,) * 2
-    compiled = cost(f, params, repeats=0)
+    compiled = cost(f, params, rows=BASIC, repeats=0)
     assert compiled.hvp.seconds is None
     assert compiled.hvp.temporary_bytes == table.hvp.temporary_bytes
 
 
 def test_the_table_prints_in_a_terminal_and_in_a_notebook():
     f, params = wide_net()
-    table = cost(f, params, measure=False)
+    table = cost(f, params, rows=BASIC, measure=False)
     text, html = str(table), table._repr_html_()
     assert text == repr(table)
     lines = text.splitlines()
@@ -423,6 +561,8 @@ def test_the_table_says_what_it_could_not_count():
     assert "eigh" in table._repr_html_()
     g = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x).sum()
     assert "loop of unknown length" in str(cost(g, jnp.ones(3), rows=("function", "jvp"), measure=False))
+    h = lambda x: jax.lax.cond(x.sum() > 1.0, jnp.sin, jnp.cos, x).sum()
+    assert "the costliest is counted" in str(cost(h, jnp.ones(3), rows=("jvp",), measure=False))
 
 
 def test_the_table_draws_itself():
@@ -430,20 +570,35 @@ def test_the_table_draws_itself():
     import matplotlib.pyplot as plt
 
     f, params = wide_net()
-    table = cost(f, params, measure=False)
+    table = cost(f, params, rows=BASIC, measure=False)
     _, ax = plt.subplots()
     assert table.plot(ax) is ax
-    assert [bar.get_height() for bar in ax.patches] == [row.flops_ratio for row in table]
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["function", "gradient", "jvp", "hvp"]
-    assert len(cost(f, params, repeats=1).plot().patches) == 8
+    assert [bar.get_width() for bar in ax.patches] == [row.flops_ratio for row in table]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["function", "gradient", "jvp", "hvp"]
+    assert ax.get_xscale() == "linear"
+    assert len(cost(f, params, rows=BASIC, repeats=1).plot().patches) == 8
+    assert cost(jnp.sum, shaped(100), measure=False).plot().get_xscale() == "log"
     plt.close("all")
 
 
 def test_errors_of_the_table_are_sentences():
-    with pytest.raises(ValueError, match=r"cost knows no row 'gradients'; those that it knows: function, gradient"):
+    with pytest.raises(
+        ValueError, match=r"cost knows no row 'gradients'; those that it knows: function, jvp, vjp, grad"
+    ):
         cost(jnp.sum, jnp.ones(3), rows=("gradients",))
-    with pytest.raises(ValueError, match=r"cost expects f to return a scalar, but float32 \(3,\)"):
-        cost(jnp.sin, jnp.ones(3), measure=False)
+    for row in EVERY[3:4] + EVERY[6:]:
+        with pytest.raises(ValueError, match=rf"row '{row}' of cost .* scalar.*returns float32 \(3,\); ask for 'vjp'"):
+            cost(jnp.sin, jnp.ones(3), rows=row, measure=False)
+    with pytest.raises(ValueError, match=r"row 'hvp' of cost.*returns a tuple of 2 arrays; ask for .*f\(x\).sum\(\)"):
+        cost(lambda x: (x.sum(), x), jnp.ones(3), rows="hvp")
+    with pytest.raises(
+        TypeError, match=r"cost expects f to return floating-point arrays, but int32 \(\) came; .*\[0\]"
+    ):
+        cost(lambda x: (x.sum(), jnp.argmax(x)), jnp.ones(3))
+    with pytest.raises(TypeError, match=r"cost expects f to return arrays, but None came"):
+        cost(lambda x: None, jnp.ones(3))
+    with pytest.raises(ValueError, match=r"memory_limit to be a whole number >= 1, but 0 came"):
+        cost(jnp.sum, jnp.ones(3), memory_limit=0)
     with pytest.raises(TypeError, match=r"cost differentiates .* x is int32"):
         cost(jnp.sum, jnp.arange(3), measure=False)
     with pytest.raises(ValueError, match=r"ShapeDtypeStruct came; pass arrays, or measure=False"):
@@ -452,7 +607,10 @@ def test_errors_of_the_table_are_sentences():
         cost(jnp.sum)
     with pytest.raises(ValueError, match=r"whole number >= 0, but -1 came"):
         cost(jnp.sum, jnp.ones(3), repeats=-1)
-    table = cost(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), repeats=0)  # the advice
+    table = cost(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), rows=BASIC, repeats=0)  # the advice
+    assert list(cost(jnp.sin, shaped(3), rows=("vjp", "jacrev"), measure=False).rows) == ["function", "vjp", "jacrev"]
+    assert "hvp" in cost(lambda x: jnp.sin(x).sum(), shaped(3), rows="hvp", measure=False).rows
+    assert "vjp" in cost(lambda x: (x.sum(), jnp.argmax(x))[0], shaped(3), measure=False).rows
     with pytest.raises(KeyError, match=r"no row 'vjp'; it has function, gradient, jvp, hvp"):
         table["vjp"]
     with pytest.raises(AttributeError, match=r"no attribute or row 'vjp'"):
@@ -467,5 +625,7 @@ def test_public_names():
 
 def test_arguments_in_another_order_are_told(sentences):
     p = jnp.ones(2)
+    with pytest.raises(TypeError, match=r"a function f first, but float32 \(2,\) came; write cost\(f, x, ...\)"):
+        cost(p, jnp.sum)
     with pytest.raises(TypeError, match=r"a function f first, but float32 \(2,\) came; write hvp\(f, x, v\)"):
         hvp(p, jnp.sum, p)

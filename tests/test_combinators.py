@@ -158,11 +158,11 @@ def test_residual_of_several_arrays_is_refused():
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])
-@pytest.mark.parametrize("remat", ["none", "dots", "all", jax.checkpoint_policies.everything_saveable])
-def test_repeat_is_serial_of_copies(n, remat):
+@pytest.mark.parametrize("checkpoint", [None, "dots", "body", "sqrt", 2, jax.checkpoint_policies.everything_saveable])
+def test_repeat_is_serial_of_copies(n, checkpoint):
     """Same key: same params (stacked), values, gradients and random draws."""
     layer = Residual(Dense(5), jnp.tanh, Noise())
-    repeat, serial = Repeat(layer, n, remat=remat), Serial(*[layer] * n)
+    repeat, serial = Repeat(layer, n, checkpoint=checkpoint), Serial(*[layer] * n)
     stacked, params = repeat.init(jax.random.key(0), X), serial.init(jax.random.key(0), X)
     if n:
         close(stacked, jax.tree.map(lambda *leaves: jnp.stack(leaves), *params), 0)
@@ -194,10 +194,13 @@ def test_repeat_traces_its_layer_a_fixed_number_of_times():
     assert traced(2) == traced(64)
 
 
-@pytest.mark.parametrize(("n", "remat", "words"), [(-1, "dots", "whole number"), (2, "some", "'none', 'dots', 'all'")])
-def test_repeat_refuses(n, remat, words):
+REFUSED = [(-1, "dots", "n to be a whole number"), (2, "some", "None, 'dots', 'body'"), (2, 0, "whole number >= 1")]
+
+
+@pytest.mark.parametrize(("n", "checkpoint", "words"), REFUSED)
+def test_repeat_refuses(n, checkpoint, words):
     with pytest.raises(ValueError, match=words):
-        Repeat(Dense(5), n, remat=remat)
+        Repeat(Dense(5), n, checkpoint=checkpoint)
 
 
 def test_repeat_needs_a_layer_that_keeps_the_shape():

@@ -47,6 +47,7 @@ BY_HAND = [
     (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 2), (3, 2), "VALID"), (0, 2 * 5, 0)),
     (lambda x: x.T.reshape(-1)[:5].astype(jnp.bfloat16), (0, 0, 0)),
     (lambda x: x.at[0].set(1.0), (0, 0, 0)),
+    (lambda x: jnp.stack([x, x], -1), (0, 0, 0)),
     (lambda x: x.at[jnp.array([0, 2])].add(1.0), (0, 8, 0)),
     (lambda x: jnp.sort(x, axis=1), (0, 12 * 2, 0)),
     (lambda x: jnp.arange(12) * 3 // 2 + 7, (0, 0, 0)),  # integers are not floating-point operations
@@ -174,12 +175,7 @@ def test_twenty_steps_of_a_recurrent_cell():
     state = 8 * 32
     assert counted.flops == 1_966_080 + 20 * (4 * state + 3 * state + state + 5 * state)
     assert counted.transcendentals == 20 * 5 * state
-    products = sum(
-        2 * times * 8 * 128 * e.invars[0].aval.shape[1]
-        for e, _, times in equations(jax.make_jaxpr(run)(params, (shape(8, 32), shape(8, 32)), shape(20, 8, 16)))
-        if str(e.primitive) == "dot_general"
-    )
-    assert products == 1_966_080
+    assert counted.dots == 1_966_080
 
 
 def test_scan_counts_what_its_unrolled_form_counts():
@@ -221,6 +217,85 @@ def test_cond_counts_its_costliest_branch():
     assert operations(g, shape(dtype=jnp.int32), shape(5, 5)) == (50, 0, 0)
     both = jax.vmap(f, (0, 0))  # a batched predicate computes both and selects
     assert operations(both, shape(3, dtype=jnp.bool_), shape(3, 5, 5)) == (375, 375 + 75, 0)
+
+
+def test_every_branch_of_a_cond_is_told():
+    """The branch for False stands first; dead code is gone from all; a scan around it multiplies."""
+
+    def f(p, x):
+        with jax.named_scope("choice"):
+            return lax.cond(p, lambda x: (x @ x, x), lambda x: (x + 1.0, x @ x), x)[0]
+
+    [cond] = count(f, shape(dtype=jnp.bool_), shape(5, 5)).conds
+    assert [branch.flops for branch in cond.branches] == [25, 250]
+    assert (cond.scope, cond.times) == ("choice", 1)
+    assert set(cond.branches[1].scopes) == {"choice"}
+    repeated = count(
+        lambda p, x: lax.scan(lambda x, _: (f(p, x), None), x, length=7), shape(dtype=jnp.bool_), shape(5, 5)
+    )
+    assert repeated.flops == 7 * 250
+    assert [cond.times for cond in repeated.conds] == [7]
+    assert repeated.within("choice").conds == repeated.conds
+    assert "conds=7 (the costliest branch of each counted)" in str(repeated)
+    assert [cond.times for cond in (3 * repeated + repeated).conds] == [21, 7]
+    assert count(jnp.sin, shape(3)).conds == ()
+
+
+def test_conds_within_conds():
+    inner = lambda i, x: lax.switch(i, [jnp.sin, lambda x: x * x * x, lambda x: x], x)
+    outer = lambda i, x: lax.cond(i > 5, lambda x: inner(i, x), lambda x: x, x)
+    first, second = count(outer, shape(dtype=jnp.int32), shape(4)).conds
+    assert {len(first.branches), len(second.branches)} == {2, 3}
+    whole, nested = (first, second) if len(first.branches) == 2 else (second, first)
+    assert [branch.flops for branch in nested.branches] == [4, 8, 0]
+    assert [branch.flops for branch in whole.branches] == [0, 8]
+    assert whole.branches[1].conds == (nested,)
+
+
+def test_one_pass_of_a_loop_is_told():
+    """Unknown x n: what n passes cost is n times the one that is told."""
+
+    def halve(x):
+        with jax.named_scope("loop"):
+            return lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x * 0.5, x)
+
+    counted = count(lambda x: lax.map(halve, x) * 2.0, shape(3, 10))
+    [loop] = counted.loops
+    assert (loop.scope, loop.times) == ("loop", 3)
+    assert (loop.once.multiplications, loop.once.additions) == (10, 9 + 1)
+    assert counted.flops == 3 * loop.once.flops + 30
+    assert counted.scopes["loop"].loops == counted.loops
+    known = count(lambda x: lax.fori_loop(0, 8, lambda _, x: jnp.sin(x), x), shape(10))
+    assert (known.flops, known.loops) == (80, ())
+    bounded = lambda n, x: lax.fori_loop(0, n, lambda _, x: jnp.sin(x), x)
+    [loop] = count(bounded, shape(dtype=jnp.int32), shape(10)).loops
+    assert loop.once.flops == 10
+
+
+def test_dots_are_matrix_products_and_convolutions_alone():
+    f = lambda x, w, k: jnp.tanh(lax.conv(x, k, (1, 1), "VALID").reshape(2, -1) @ w) * 2.0
+    counted = count(f, shape(2, 3, 5, 5), shape(4 * 9, 7), shape(4, 3, 3, 3))
+    assert counted.dots == 2 * (2 * 9 * 4 * 27 + 2 * 36 * 7)
+    assert counted.flops == counted.dots + 2 * 14
+    assert counted.scopes[""].dots == counted.dots
+    assert (counted * 3).dots == 3 * counted.dots
+    assert count(jnp.multiply, shape(3), shape(3)).dots == 0
+    z = shape(2, 2, dtype=jnp.complex64)
+    assert count(jnp.matmul, z, z).dots == count(jnp.matmul, z, z).flops == 4 * 8 + 4 * 8
+
+
+def test_products_of_rows_in_groups():
+    """Each of six rows meets the matrix of its group, of three groups: 6 x 4 x 5, and in either derivative as well."""
+    x, w, sizes = shape(6, 4), shape(3, 4, 5), shape(3, dtype=jnp.int32)
+    assert operations(lax.ragged_dot, x, w, sizes) == (120, 120, 0)
+    for argument in (0, 1):
+        of = jax.grad(lambda x, w, n: lax.ragged_dot(x, w, n).sum(), argument)
+        assert count(of, x, w, sizes).dots == 240
+
+
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="a primitive of newer versions of JAX")
+def test_a_polynomial_is_counted_by_horners_scheme():
+    assert operations(lambda x: lax.polynomial(x, [1.0, 5.0, 2.0, 7.0]), shape(3, 4)) == (36, 36, 0)
 
 
 def test_calls_of_every_kind_are_looked_into():

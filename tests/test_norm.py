@@ -480,12 +480,12 @@ def test_single_examples_under_vmap():
     np.testing.assert_allclose(y, trained(BatchNorm(), X[:, 0])[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("remat", ["none", "all"])
-def test_repeat_is_serial_of_copies(remat):
+@pytest.mark.parametrize("checkpoint", [None, "body"])
+def test_repeat_is_serial_of_copies(checkpoint):
     """The scan stacks state as it stacks params: outputs, states and gradients agree, in training and after it."""
     with jax.enable_x64(True):
         block = lambda: Residual(Dense(4, param_dtype=jnp.float64), BatchNorm(param_dtype=jnp.float64), jnp.tanh)
-        deep, flat = Repeat(block(), 3, remat=remat), Serial(*[block() for _ in range(3)])
+        deep, flat = Repeat(block(), 3, checkpoint=checkpoint), Serial(*[block() for _ in range(3)])
         x = jnp.asarray(X[:, 0], jnp.float64)
         params, state = deep.init(jax.random.key(0), x)
         unstacked = lambda tree: tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(3))

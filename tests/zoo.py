@@ -150,7 +150,7 @@ ZOO = {
     "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
     "Repeat with state": Specimen(
         "Repeat",
-        Repeat(Residual(Dense(5), jnp.tanh, Centre(), Noise()), 3, remat="all"),
+        Repeat(Residual(Dense(5), jnp.tanh, Centre(), Noise()), 3, checkpoint="body"),
         ((4, 5),),
         repeated,
         mixes_batch=True,

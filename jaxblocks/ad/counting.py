@@ -25,8 +25,9 @@ The conventions, where there is a choice:
   Cholesky factors are counted by their textbook loops.
 * Whatever moves, selects, compares or converts without floating-point arithmetic counts
   only bytes, and so do integers, booleans, random bits and communication between devices.
-* A ``cond`` counts its costliest branch. A ``while`` does not say how often it runs: its
-  condition and body are counted once, and it is reported in ``loops_of_unknown_length``.
+* A ``cond`` counts its costliest branch; the counts of all of them stand in ``conds``.
+* A ``while`` does not say how often it runs: its condition and body are counted once, and what
+  one pass costs stands in ``loops``, to be multiplied by a number that you know.
 * What a ``shard_map`` does is counted on every device: the sum over the mesh.
 * What is written twice is counted twice, though a compiler may find that it is the same (it does in
   second derivatives by forward over forward mode, which run faster than their count).
@@ -43,7 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-__all__ = ["Count", "count", "equations"]
+__all__ = ["Cond", "Count", "Loop", "count", "equations"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -53,11 +54,13 @@ class Count:
     Attributes:
         multiplications, additions, transcendentals: as the head of this file defines them.
         bytes: of all operands and results, an upper bound of what moves through memory.
-        loops_of_unknown_length: how many ``while`` loops were entered; the body of each is counted once.
+        dots: the flops among them that products of matrices and convolutions have.
         uncounted: names of primitives whose arithmetic is not known, and how often each came.
         scopes: the count of each named scope (``jax.named_scope``; every layer has one) by its
             path, as in ``"0.Repeat/.Dense"``, without those of the scopes inside it; ``""`` is what
             lies in no scope. They add up to the whole; `within` adds the ones inside.
+        conds: a `Cond` for each ``cond`` or ``switch``, with the count of every branch.
+        loops: a `Loop` for each ``while``, with the count of one pass.
 
     >>> one = Count(multiplications=6, additions=6)
     >>> one.flops, (one + one).flops, (10 * one).flops
@@ -68,9 +71,11 @@ class Count:
     additions: int = 0
     transcendentals: int = 0
     bytes: int = 0
-    loops_of_unknown_length: int = 0
+    dots: int = 0
     uncounted: dict[str, int] = dataclasses.field(default_factory=dict)
     scopes: dict[str, "Count"] = dataclasses.field(default_factory=dict)
+    conds: tuple["Cond", ...] = ()
+    loops: tuple["Loop", ...] = ()
 
     @property
     def flops(self) -> int:
@@ -80,6 +85,17 @@ class Count:
         6
         """
         return self.multiplications + self.additions + self.transcendentals
+
+    @property
+    def loops_of_unknown_length(self) -> int:
+        """How many ``while`` loops were entered; one pass through the body of each is counted.
+
+        >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1.0, lambda x: x / 2, x)
+        >>> counted = count(lambda xs: jax.lax.map(halve, xs), jnp.ones(3))
+        >>> counted.loops_of_unknown_length, counted.loops[0].once.multiplications
+        (3, 1)
+        """
+        return sum(loop.times for loop in self.loops)
 
     def within(self, scope: str) -> "Count":
         """The count of a scope with all the scopes inside it.
@@ -101,6 +117,8 @@ class Count:
             *(getattr(self, name) + getattr(other, name) for name in _NUMBERS),
             uncounted=_merge(self.uncounted, other.uncounted),
             scopes=_merge(self.scopes, other.scopes),
+            conds=self.conds + other.conds,
+            loops=self.loops + other.loops,
         )
 
     def __mul__(self, times):
@@ -110,6 +128,8 @@ class Count:
             *(getattr(self, name) * times for name in _NUMBERS),
             uncounted={name: n * times for name, n in self.uncounted.items()},
             scopes={path: own * times for path, own in self.scopes.items()},
+            conds=tuple(dataclasses.replace(cond, times=cond.times * times) for cond in self.conds),
+            loops=tuple(dataclasses.replace(loop, times=loop.times * times) for loop in self.loops),
         )
 
     __rmul__ = __mul__
@@ -122,6 +142,8 @@ class Count:
             f"transcendentals={self.transcendentals:,}",
             f"bytes={self.bytes:,}",
         ]
+        if self.conds:
+            words.append(f"conds={sum(cond.times for cond in self.conds):,} (the costliest branch of each counted)")
         if self.loops_of_unknown_length:
             words.append(f"loops_of_unknown_length={self.loops_of_unknown_length:,} (each body counted once)")
         if self.uncounted:
@@ -129,7 +151,48 @@ class Count:
         return f"Count({', '.join(words)})"
 
 
-_NUMBERS = ("multiplications", "additions", "transcendentals", "bytes", "loops_of_unknown_length")
+@dataclasses.dataclass(frozen=True)
+class Cond:
+    """The branches of one ``cond`` or ``switch``.
+
+    Attributes:
+        scope: the named scopes it lies in.
+        times: how often it is decided, a scan around it taken into account.
+        branches: the count of each branch, taken once, in the order of ``jax.lax.switch``; of a
+            ``jax.lax.cond`` the branch for False comes first.
+
+    >>> f = lambda wanted, x: jax.lax.cond(wanted, lambda x: x @ x, lambda x: x + 1.0, x)
+    >>> [cond] = count(f, True, jnp.ones((5, 5))).conds
+    >>> [branch.flops for branch in cond.branches]
+    [25, 250]
+    """
+
+    scope: str
+    times: int
+    branches: tuple[Count, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A ``while`` loop, whose number of passes n nobody knows: n times what one of them costs.
+
+    Attributes:
+        scope: the named scopes it lies in.
+        times: how often it is entered, a scan around it taken into account.
+        once: the count of one pass, its condition and its body.
+
+    >>> halve = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x)
+    >>> [loop] = count(halve, jnp.ones(10)).loops
+    >>> loop.once.additions, 7 * loop.once.multiplications
+    (10, 70)
+    """
+
+    scope: str
+    times: int
+    once: Count
+
+
+_NUMBERS = ("multiplications", "additions", "transcendentals", "bytes", "dots")
 
 
 def count(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
@@ -151,7 +214,8 @@ def count(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
     """
     traced = {name: value for name, value in kwargs.items() if _holds_arrays(value)}
     static = {name: value for name, value in kwargs.items() if name not in traced}
-    return _total(equations(jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced)))
+    jaxpr = jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr
+    return _total(_live_equations(jaxpr, [True] * len(jaxpr.outvars))[0])
 
 
 def equations(closed_jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[tuple[JaxprEqn, str, int]]:
@@ -177,10 +241,14 @@ def equations(closed_jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[tuple[JaxprEqn, str
 
 
 class _Live(NamedTuple):
-    """An equation that is needed, and the needed equations of the jaxprs in it: (equations, times)."""
+    """An equation that is needed, and the needed equations of the jaxprs in it: (equations, times).
+
+    ``branches`` are those of a ``cond``, the costliest of which is its only body.
+    """
 
     equation: JaxprEqn
     bodies: tuple[tuple[list, int], ...]
+    branches: tuple[list, ...] = ()
 
 
 def _live_equations(jaxpr, wanted) -> tuple[list[_Live], list[bool]]:
@@ -191,9 +259,9 @@ def _live_equations(jaxpr, wanted) -> tuple[list[_Live], list[bool]]:
     for equation in reversed(jaxpr.eqns):
         outs = [v in needed for v in equation.outvars]
         if any(outs) or _has_effects(equation):
-            ins, bodies = _live_in(equation, outs)
+            ins, bodies, *branches = _live_in(equation, outs)
             needed |= {v for v, read in zip(equation.invars, ins, strict=True) if read and not isinstance(v, Literal)}
-            live.append(_Live(equation, tuple(bodies)))
+            live.append(_Live(equation, tuple(bodies), *branches))
     return live[::-1], [v in needed for v in jaxpr.invars]
 
 
@@ -203,7 +271,7 @@ def _has_effects(equation) -> bool:
 
 
 def _live_in(equation, outs):
-    """Which inputs of one equation are read for its wanted outputs, and its bodies without dead code."""
+    """Which inputs of one equation are read for its wanted outputs, its bodies without dead code, and branches."""
     name, params = equation.primitive.name, equation.params
     everything = [True] * len(equation.invars)
     if name in _RULES:
@@ -215,7 +283,7 @@ def _live_in(equation, outs):
     if name == "cond":
         lives, reads = zip(*(_live_equations(branch, outs) for branch in params["branches"]), strict=True)
         costliest = max(lives, key=_cost_of)
-        return [True, *map(any, zip(*reads, strict=True))], [(costliest, 1)]
+        return [True, *map(any, zip(*reads, strict=True))], [(costliest, 1)], lives
     if name == "custom_linear_solve":  # of its four jaxprs this one runs; the others serve derivatives
         solve = params["jaxprs"].solve
         return everything, [(_live_equations(solve, [True] * len(_outvars(solve)))[0], 1)]
@@ -227,7 +295,7 @@ def _live_in(equation, outs):
 
 
 def _cost_of(live) -> tuple[int, int]:
-    whole = _total(_walk(live, "", 1))
+    whole = _total(live)
     return whole.flops, whole.bytes
 
 
@@ -306,20 +374,33 @@ def _devices(params) -> int:
 
 
 def _walk(live, prefix, times):
-    for equation, bodies in live:
-        scope = _join(prefix, _scope(str(equation.source_info.name_stack)))
-        yield equation, scope, times
-        for body, repeats in bodies:
+    for item in live:
+        scope = _scope_of(item, prefix)
+        yield item.equation, scope, times
+        for body, repeats in item.bodies:
             yield from _walk(body, scope, times * repeats)
 
 
-def _total(steps) -> Count:
+def _total(live, prefix="") -> Count:
+    """The count of equations with all that is nested in them, by scope."""
     scopes: dict[str, Count] = {}
-    for equation, scope, times in steps:
-        own = _count_equation(equation)
+    for item in live:
+        scope = _scope_of(item, prefix)
+        inside = [_total(body, scope) * repeats for body, repeats in item.bodies]
+        own = _count_equation(item.equation)
+        if item.branches:
+            own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope) for branch in item.branches)),))
+        elif item.equation.primitive.name == "while":
+            own = Count(loops=(Loop(scope, 1, sum(inside, Count())),))
         if own is not None:
-            scopes[scope] = scopes.get(scope, Count()) + own * times
+            scopes[scope] = scopes.get(scope, Count()) + own
+        for nested in inside:
+            scopes = _merge(scopes, nested.scopes)
     return dataclasses.replace(sum(scopes.values(), Count()), scopes=scopes)
+
+
+def _scope_of(item, prefix):
+    return _join(prefix, _scope(str(item.equation.source_info.name_stack)))
 
 
 def _join(*parts):
@@ -348,9 +429,7 @@ def _scope(stack: str) -> str:
 def _count_equation(equation) -> Count | None:
     """The count of one equation without those nested in it; ``None`` where it only holds others."""
     name = equation.primitive.name
-    if name == "while":
-        return Count(loops_of_unknown_length=1)
-    if name in ("scan", "cond", "custom_linear_solve"):
+    if name in ("scan", "while", "cond", "custom_linear_solve"):
         return None
     if name not in _RULES:
         bodies = _jaxprs_in(equation)
@@ -365,7 +444,8 @@ def _count_equation(equation) -> Count | None:
         jnp.issubdtype(kind, jnp.complexfloating) for kind in kinds if kind is not None
     ):
         multiplications, additions = 4 * multiplications, 2 * multiplications + 2 * additions
-    return Count(multiplications, additions, transcendentals, _bytes_moved(equation))
+    dots = multiplications + additions if name in _DOTS else 0
+    return Count(multiplications, additions, transcendentals, _bytes_moved(equation), dots)
 
 
 def _bytes_moved(equation) -> int:
@@ -392,6 +472,17 @@ def _dot_general(equation):
     return products, products, 0
 
 
+def _ragged_dot_general(equation):
+    """Rows in groups, each group with a matrix of its own: every row, or place that is summed over, in one group."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    left = equation.invars[0].aval.shape
+    products = _size(equation.outvars[0]) * math.prod(left[axis] for axis in contracted)
+    if set(numbers.lhs_ragged_dimensions) & set(contracted):  # the output has an axis of groups
+        products //= max(1, equation.invars[2].aval.shape[-1])
+    return products, products, 0
+
+
 def _conv_general_dilated(equation):
     params, kernel = equation.params, equation.invars[1].aval.shape
     numbers = params["dimension_numbers"]
@@ -413,6 +504,11 @@ def _conv_general_dilated(equation):
             place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before
             products *= int((place % holes == 0).sum())
     return products, products, 0
+
+
+def _polynomial(equation):  # Horner's scheme; the inputs are x and the coefficients
+    steps = _size(equation.outvars[0]) * (len(equation.invars) - 2)
+    return steps, steps, 0
 
 
 def _integer_pow(equation):
@@ -460,7 +556,7 @@ def _combined(equation):
         steps = out * max(0, math.prod(equation.params["window_dimensions"]) - 1)
     else:
         steps = max(0, _size(equation.invars[0]) - out)
-    each = _total(_walk(_live_equations(equation.params["jaxpr"], [True] * operands)[0], "", 1))
+    each = _total(_live_equations(equation.params["jaxpr"], [True] * operands)[0])
     return steps * each.multiplications, steps * each.additions, steps * each.transcendentals
 
 
@@ -505,15 +601,16 @@ _TRANSCENDENTALS = """
     regularized_incomplete_beta bessel_i0e bessel_i1e
 """
 _MOVED = """
-    broadcast_in_dim reshape transpose squeeze expand_dims concatenate split slice dynamic_slice dynamic_update_slice
-    gather scatter rev pad iota tile select_n convert_element_type reduce_precision bitcast_convert_type real imag
-    complex copy copy_p empty empty2 stop_gradient name optimization_barrier device_put sharding_constraint mesh_cast
-    reshard layout_constraint create_token after_all get swap
+    broadcast_in_dim reshape transpose squeeze expand_dims concatenate stack unstack split slice dynamic_slice
+    dynamic_update_slice gather scatter rev pad iota tile select_n convert_element_type reduce_precision
+    bitcast_convert_type real imag complex copy copy_p empty empty2 stop_gradient name optimization_barrier device_put
+    sharding_constraint mesh_cast reshard layout_constraint create_token after_all get swap tie dce_sink
+    from_edtype to_edtype
 """
 _INTEGERS = """
     and or xor not shift_left shift_right_logical shift_right_arithmetic population_count clz
     random_seed random_bits random_split random_fold_in random_wrap random_unwrap random_clone threefry2x32
-    rng_bit_generator rng_uniform reduce_and reduce_or reduce_xor
+    rng_bit_generator rng_uniform reduce_and reduce_or reduce_xor mulhi platform_index lu_pivots_to_permutation
 """
 _SENT = """
     psum psum_invariant psum2 psum_scatter pmax pmin ppermute pbroadcast pvary pcast all_gather all_gather_invariant
@@ -529,7 +626,9 @@ _RULES: dict[str, Callable] = {
         ("clamp", _per_element(0, 2, 0)),
         ("abs", _abs),
         ("integer_pow", _integer_pow),
+        ("polynomial", _polynomial),
         ("dot_general", _dot_general),
+        ("ragged_dot_general", _ragged_dot_general),
         ("conv_general_dilated", _conv_general_dilated),
         ("reduce_sum reduce_max reduce_min argmax argmin", _reduction()),
         ("reduce_prod", _reduction(multiplies=True)),
@@ -548,6 +647,7 @@ _RULES: dict[str, Callable] = {
     )
     for name in names.split()
 }
+_DOTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
 # Their nested jaxprs run nobody knows how often.
 _OPAQUE = frozenset({"custom_partitioning", "pallas_call"})
 

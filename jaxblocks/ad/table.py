@@ -13,6 +13,7 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import Count, count
 from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.checks import describe, describe_any
 
 __all__ = ["CostRow", "CostTable", "cost"]
 
@@ -25,7 +26,7 @@ class CostRow:
         name: what is computed, as in ``"gradient"``.
         count: its operations, a `Count`.
         flops_ratio: its operations over those of the function.
-        seconds: the median time of a call, ``None`` where none was measured.
+        seconds: the median time of a call, ``None`` where it was not measured.
         quartiles: a quarter of the calls took less than the first, a quarter more than the second (seconds).
         time_ratio: its median time over that of the function.
         temporary_bytes: what the compiled program needs beside its inputs and outputs at its peak,
@@ -57,7 +58,7 @@ class CostRow:
 class CostTable:
     """The rows of `cost` by name: ``table["gradient"]`` or ``table.gradient``.
 
-    It prints as a table in a terminal and in a notebook; `plot` draws it.
+    It prints as a table in a terminal and in a notebook; `plot` draws it, `to_frame` hands it on.
 
     >>> table = CostTable({"function": CostRow("function", Count(additions=3), 1.0)})
     >>> table.function.flops
@@ -93,29 +94,73 @@ class CostTable:
     def _repr_html_(self) -> str:
         return "".join([self._table("html"), *(f"<p>{note}</p>" for note in self._notes())])
 
+    def to_frame(self):
+        """The table as a ``pandas.DataFrame``: a line for each row, by name, and in the columns numbers without units.
+
+        The columns are operations, multiplications, additions, transcendentals, ratio (of operations to the
+        function's), seconds, lower_quartile, upper_quartile, time_ratio, temporary_bytes; what was not measured is NaN.
+
+        >>> import pytest
+        >>> pandas = pytest.importorskip("pandas")
+        >>> table = CostTable({"function": CostRow("function", Count(additions=3), 1.0)})
+        >>> table.to_frame().loc["function", ["operations", "ratio", "seconds"]].tolist()
+        [3.0, 1.0, nan]
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                "CostTable.to_frame needs pandas, which is not installed; install it (pip install pandas), or read the "
+                "rows themselves, as in {row.name: row.flops for row in table}."
+            ) from error
+        lines = {
+            row.name: {
+                "operations": row.flops,
+                "multiplications": row.count.multiplications,
+                "additions": row.count.additions,
+                "transcendentals": row.count.transcendentals,
+                "ratio": row.flops_ratio,
+                "seconds": row.seconds,
+                "lower_quartile": row.quartiles and row.quartiles[0],
+                "upper_quartile": row.quartiles and row.quartiles[1],
+                "time_ratio": row.time_ratio,
+                "temporary_bytes": row.temporary_bytes,
+            }
+            for row in self
+        }
+        frame = pd.DataFrame.from_dict(lines, orient="index")
+        measured = ["seconds", "lower_quartile", "upper_quartile", "time_ratio", "temporary_bytes"]
+        return frame.astype(dict.fromkeys(measured, float))
+
     def plot(self, ax=None):
         """Bars of each row's cost over the function's, counted and (where measured) in time; returns the axes.
+
+        The scale is logarithmic where a row costs more than 30 times the function.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
         >>> axes = CostTable({"function": CostRow("function", Count(additions=3), 1.0)}).plot()
-        >>> axes.get_ylabel()
+        >>> axes.get_xlabel()
         'cost / cost of the function'
         """
         if ax is None:
             import matplotlib.pyplot as plt
 
-            _, ax = plt.subplots()
+            _, ax = plt.subplots(figsize=(6.4, 1.2 + 0.4 * len(self)), layout="constrained")
         bars = {"operations counted": [row.flops_ratio for row in self]}
-        if all(row.time_ratio is not None for row in self):
-            bars["time measured"] = [row.time_ratio for row in self]
+        if any(row.time_ratio is not None for row in self):
+            bars["time measured"] = [float("nan") if row.time_ratio is None else row.time_ratio for row in self]
         width = 0.8 / len(bars)
-        for i, (label, heights) in enumerate(bars.items()):
+        for i, (label, lengths) in enumerate(bars.items()):
             places = [place + (i - (len(bars) - 1) / 2) * width for place in range(len(self))]
-            ax.bar(places, heights, width, label=label)
-        ax.set_xticks(range(len(self)), list(self.rows))
-        ax.set_ylabel("cost / cost of the function")
+            ax.barh(places, lengths, width, label=label)
+        if any(length > 30 for lengths in bars.values() for length in lengths):
+            ax.set_xscale("log")
+        ax.axvline(1, color="grey", linewidth=0.8)
+        ax.set_yticks(range(len(self)), list(self.rows))
+        ax.invert_yaxis()
+        ax.set_xlabel("cost / cost of the function")
         ax.legend()
         return ax
 
@@ -129,13 +174,13 @@ class CostTable:
         }
         if any(row.seconds is not None for row in self):
             columns |= {
-                "time (ms)": lambda row: f"{1e3 * row.seconds:.3g}",
-                "quartiles (ms)": lambda row: f"{1e3 * row.quartiles[0]:.3g} to {1e3 * row.quartiles[1]:.3g}",
-                "time / function": lambda row: f"{row.time_ratio:.3g}",
+                "time (ms)": lambda row: row.seconds and f"{1e3 * row.seconds:.3g}",
+                "quartiles (ms)": lambda row: row.quartiles and " to ".join(f"{1e3 * q:.3g}" for q in row.quartiles),
+                "time / function": lambda row: row.time_ratio and f"{row.time_ratio:.3g}",
             }
         if any(row.temporary_bytes is not None for row in self):
-            columns["temporary bytes"] = lambda row: "" if row.temporary_bytes is None else f"{row.temporary_bytes:,}"
-        lines = [[cell(row) for cell in columns.values()] for row in self]
+            columns["temporary bytes"] = lambda row: None if row.temporary_bytes is None else f"{row.temporary_bytes:,}"
+        lines = [[cell(row) or "" for cell in columns.values()] for row in self]
         align = ["left"] + ["right"] * (len(columns) - 1)
         return tabulate(lines, headers=list(columns), tablefmt=style, colalign=align, disable_numparse=True)
 
@@ -144,6 +189,11 @@ class CostTable:
         notes = [f"Not counted, for their arithmetic is not known: {', '.join(unknown)}."] if unknown else []
         if any(row.count.loops_of_unknown_length for row in self):
             notes.append("A loop of unknown length is counted as one pass through its body.")
+        if any(row.count.conds for row in self):
+            notes.append("Of the branches of a cond the costliest is counted.")
+        untimed = [row.name for row in self if row.seconds is None]
+        if 0 < len(untimed) < len(self):
+            notes.append(f"Not timed, for it needs more memory than memory_limit: {', '.join(untimed)}.")
         return notes
 
 
@@ -151,55 +201,79 @@ def cost(
     f: Callable,
     /,
     *args: Any,
-    rows: tuple[str, ...] = ("function", "gradient", "jvp", "hvp"),
+    rows: tuple[str, ...] | list[str] | str | None = None,
     measure: bool = True,
     repeats: int = 20,
+    memory_limit: int = 4 * 2**30,
     key: Key[Array, ""] | None = None,
 ) -> CostTable:
     r"""A table of what :math:`f` and its derivatives with respect to its first argument cost.
 
+    ==============================  ==========================================================================
+    row                             computes
+    ==============================  ==========================================================================
+    ``"function"``                  :math:`f(x)`; it always comes, first: the ratios refer to it
+    ``"jvp"``                       :math:`f(x)` and :math:`Jv`: one pass of forward mode
+    ``"vjp"``                       :math:`f(x)` and :math:`u^\top J`: one pass of reverse mode
+    ``"gradient"``                  :math:`f(x)` and :math:`\nabla f(x)`
+    ``"jacfwd"``, ``"jacrev"``      :math:`J` by either mode: as many passes as x (as f(x)) has numbers
+    ``"hessian"``                   :math:`H`, forward over reverse: as many products as x has numbers
+    ``"hvp"``                       :math:`Hv`, forward over reverse, as `jaxblocks.hvp` computes it
+    ``"hvp_reverse_over_forward"``  :math:`Hv` as the gradient of :math:`\nabla f^\top v`, itself in forward mode
+    ``"hvp_reverse_over_reverse"``  :math:`Hv` as the vjp of the gradient
+    ``"curvature"``                 :math:`v^\top Hv`, forward over forward
+    ==============================  ==========================================================================
+
     Args:
-        f: scalar-valued, ``f(x, *rest)``; it is differentiated with respect to ``x``, a pytree.
+        f: ``f(x, *rest)``; it is differentiated with respect to ``x``, a pytree. It returns a scalar, or a
+            pytree of arrays: then ``"function"``, ``"jvp"``, ``"vjp"``, ``"jacfwd"`` and ``"jacrev"`` make sense.
         args: ``x`` and the rest: arrays, or ``jax.ShapeDtypeStruct`` where nothing is measured.
-        rows: any of ``"function"``, ``"gradient"`` (with the value), ``"jvp"`` :math:`\nabla f^\top v`,
-            ``"hvp"`` :math:`Hv`, ``"curvature"`` :math:`v^\top Hv`, ``"jacfwd"`` and ``"jacrev"`` (the
-            gradient by either mode), ``"hessian"``. The function always comes, first: the ratios refer to it.
+        rows: the names of some rows, or ``"all"``. By default all rows that make sense for ``f``, but whole
+            matrices only where they take at most 1000 passes.
         measure: whether to compile and to time; with ``False`` operations are only counted, in milliseconds.
         repeats: timed calls of each row, taken in turns so that a busy machine disturbs all alike; with ``0``
             programs are compiled for their memory, but not timed.
-        key: draws the direction :math:`v` from a normal distribution; without it every entry is
-            :math:`1/\sqrt n`. It moves no count.
+        memory_limit: a program that needs more bytes than this, outputs included, is not called.
+        key: draws the direction :math:`v` and the weights :math:`u` from a normal distribution; without it every
+            entry is :math:`1/\sqrt n`. It moves no count.
 
     Times are those of the wall clock, of compiled programs, until the results are there; the first call
     of each is not timed.
 
     Raises:
-        ValueError: where ``f`` is not scalar-valued, or a row is not known.
-        TypeError: where ``x`` holds a leaf that is not floating-point.
+        ValueError: where a row is not known, or needs a scalar-valued ``f`` and gets another.
+        TypeError: where ``x`` or ``f(x)`` holds a leaf that is not floating-point.
 
     >>> w, x = jnp.ones((3, 2)), jnp.ones((4, 3))
     >>> table = cost(lambda w, x: jnp.sum((x @ w) ** 2), w, x, measure=False)
     >>> table.function.flops, table["gradient"].flops
     (63, 127)
+    >>> print(cost(lambda w, x: x @ w, w, x, measure=False))
+                operations    / function
+    --------  ------------  ------------
+    function            48             1
+    jvp                 96             2
+    vjp                 96             2
+    jacfwd             288             6
+    jacrev             384             8
 
     Source: Griewank & Walther, Evaluating Derivatives (the cheap gradient principle: between two and four
     times the function, whatever the number of its arguments).
     """
     warn_of_wrong_build()
+    if not callable(f):
+        raise TypeError(f"cost expects a function f first, but {describe_any(f)} came; write cost(f, x, ...).")
     if not args:
         raise ValueError("cost expects the arguments of f after it, cost(f, x, ...), but none came.")
-    unknown = [name for name in rows if name not in _PROGRAMS]
-    if unknown:
-        raise ValueError(
-            f"cost knows no row {', '.join(map(repr, unknown))}; those that it knows: {', '.join(_PROGRAMS)}."
-        )
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 0:
-        raise ValueError(f"cost expects repeats to be a whole number >= 0, but {repeats!r} came.")
+    for name, value, least in (("repeats", repeats, 0), ("memory_limit", memory_limit, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"cost expects {name} to be a whole number >= {least}, but {value!r} came.")
     x, _ = at_point("cost", args[0], args[0])
     args = (x, *args[1:])
-    names = list(dict.fromkeys(("function", *rows)))
-    programs = {name: _PROGRAMS[name](scalar_valued("cost", f)) for name in names}
-    counts = {name: count(program, x, *args) for name, program in programs.items()}
+    y = jax.eval_shape(f, *args)
+    names = _rows(rows, x, y)
+    programs = {name: _PROGRAMS[name](scalar_valued("cost", f) if name in _OF_SCALARS else f) for name in names}
+    counts = {name: count(program, y, x, *args) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {}
     memory: dict[str, int | None] = dict.fromkeys(names)
     if measure:
@@ -208,31 +282,87 @@ def cost(
                 "cost measures calls on arrays, but a ShapeDtypeStruct came; pass arrays, or measure=False to count "
                 "only, or repeats=0 to compile without calling."
             )
-        compiled = {name: jax.jit(program).lower(x, *args).compile() for name, program in programs.items()}
-        memory = {name: _temporary_bytes(program) for name, program in compiled.items()}
+        compiled = {name: jax.jit(program).lower(y, x, *args).compile() for name, program in programs.items()}
+        memory = {name: _bytes(program)[0] for name, program in compiled.items()}
         if repeats:
-            seconds = _time(compiled, (_direction(x, key), *args), repeats)
+            small = {
+                name: program
+                for name, program in compiled.items()
+                if sum(b or 0 for b in _bytes(program)) <= memory_limit
+            }
+            keys = (None, None) if key is None else jax.random.split(key)
+            seconds = _time(small, (_direction(y, keys[0]), _direction(x, keys[1]), *args), repeats)
     return CostTable({name: _row(name, counts, seconds, memory) for name in names})
 
 
-# Each takes the direction first and then the arguments of f, so that all are called alike.
+# Each takes the weights of the outputs and the direction first, and then the arguments of f: all are called alike.
 _PROGRAMS: dict[str, Callable] = {
-    "function": lambda f: lambda v, x, *rest: f(x, *rest),
-    "gradient": lambda f: lambda v, x, *rest: jax.value_and_grad(f)(x, *rest),
-    "jvp": lambda f: lambda v, x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (v,)),
-    "hvp": lambda f: lambda v, x, *rest: jax.jvp(jax.grad(lambda x: f(x, *rest)), (x,), (v,))[1],
-    "curvature": lambda f: (
-        lambda v, x, *rest: jax.jvp(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1], (x,), (v,))[1]
+    "function": lambda f: lambda u, v, x, *rest: f(x, *rest),
+    "jvp": lambda f: lambda u, v, x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (v,)),
+    "vjp": lambda f: lambda u, v, x, *rest: _value_and_vjp(lambda x: f(x, *rest), x, u),
+    "gradient": lambda f: lambda u, v, x, *rest: jax.value_and_grad(f)(x, *rest),
+    "jacfwd": lambda f: lambda u, v, x, *rest: jax.jacfwd(f)(x, *rest),
+    "jacrev": lambda f: lambda u, v, x, *rest: jax.jacrev(f)(x, *rest),
+    "hessian": lambda f: lambda u, v, x, *rest: jax.hessian(f)(x, *rest),
+    "hvp": lambda f: lambda u, v, x, *rest: jax.jvp(jax.grad(lambda x: f(x, *rest)), (x,), (v,))[1],
+    "hvp_reverse_over_forward": lambda f: (
+        lambda u, v, x, *rest: jax.grad(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1])(x)
     ),
-    "jacfwd": lambda f: lambda v, x, *rest: jax.jacfwd(f)(x, *rest),
-    "jacrev": lambda f: lambda v, x, *rest: jax.jacrev(f)(x, *rest),
-    "hessian": lambda f: lambda v, x, *rest: jax.hessian(f)(x, *rest),
+    "hvp_reverse_over_reverse": lambda f: (
+        lambda u, v, x, *rest: _value_and_vjp(jax.grad(lambda x: f(x, *rest)), x, v)[1]
+    ),
+    "curvature": lambda f: (
+        lambda u, v, x, *rest: jax.jvp(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1], (x,), (v,))[1]
+    ),
 }
+_OF_SCALARS = tuple(name for name in _PROGRAMS if name.startswith(("gradient", "hessian", "hvp", "curvature")))
+_MOST_PASSES = 1000
+
+
+def _value_and_vjp(f, x, u):
+    y, pull = jax.vjp(f, x)
+    return y, pull(u)[0]
+
+
+def _rows(rows, x, y) -> list[str]:
+    """The rows that are asked for, or make sense for an f from x to y (of which only shapes are read)."""
+    leaves = jax.tree.leaves(y)
+    if not leaves:
+        raise TypeError(f"cost expects f to return arrays, but {describe_any(y)} came; return what is differentiated.")
+    for leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"cost expects f to return floating-point arrays, but {describe(leaf)} came; return only what is "
+                "differentiated, as in lambda x: f(x)[0]."
+            )
+    is_scalar = len(leaves) == 1 and leaves[0] is y and not y.shape
+    possible = [name for name in _PROGRAMS if is_scalar or name not in _OF_SCALARS]
+    if rows is None:
+        of_x, of_y = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (x, y))
+        passes = {"jacfwd": of_x, "hessian": of_x, "jacrev": of_y}
+        return [name for name in possible if passes.get(name, 1) <= _MOST_PASSES]
+    if rows == "all":
+        return possible
+    rows = (rows,) if isinstance(rows, str) else tuple(rows)
+    unknown = [name for name in rows if name not in _PROGRAMS]
+    if unknown:
+        raise ValueError(
+            f"cost knows no row {', '.join(map(repr, unknown))}; those that it knows: {', '.join(_PROGRAMS)}."
+        )
+    for name in rows:
+        if name not in possible:
+            came = describe(y) if leaves[0] is y else f"a {type(y).__name__} of {len(leaves)} arrays"
+            raise ValueError(
+                f"The row {name!r} of cost is about a scalar-valued f, but f returns {came}; ask for 'vjp' (one "
+                "weighting of its outputs), 'jacfwd' or 'jacrev' (all first derivatives), or reduce f to a scalar, as "
+                "in lambda x: f(x).sum()."
+            )
+    return list(dict.fromkeys(("function", *rows)))
 
 
 def _direction(x: PyTree, key) -> PyTree:
     leaves, structure = jax.tree.flatten(x)
-    n = sum(leaf.size for leaf in leaves)
+    n = max(1, sum(leaf.size for leaf in leaves))
     if key is None:
         return structure.unflatten([jnp.full(leaf.shape, n**-0.5, leaf.dtype) for leaf in leaves])
     keys = jax.random.split(key, len(leaves))
@@ -253,20 +383,23 @@ def _time(compiled, args, repeats) -> dict[str, list[float]]:
     return seconds
 
 
-def _temporary_bytes(program) -> int | None:
+def _bytes(program) -> tuple[int | None, int]:
+    """What a compiled program needs: temporary bytes, and those of its outputs; not every backend tells."""
     try:
-        return program.memory_analysis().temp_size_in_bytes
-    except (AttributeError, NotImplementedError, RuntimeError):  # not every backend tells
-        return None
+        analysis = program.memory_analysis()
+        return analysis.temp_size_in_bytes, analysis.output_size_in_bytes
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None, 0
 
 
 def _row(name, counts, seconds, memory) -> CostRow:
     whole, flops = counts["function"].flops, counts[name].flops
     row = CostRow(name, counts[name], flops / whole if whole else float("nan"), temporary_bytes=memory[name])
-    if not seconds:
+    if name not in seconds:
         return row
     low, median, high = (
         statistics.quantiles(seconds[name], n=4, method="inclusive") if len(seconds[name]) > 1 else seconds[name] * 3
     )
-    ratio = median / statistics.median(seconds["function"])
+    of_function = seconds.get("function")
+    ratio = median / statistics.median(of_function) if of_function else None
     return dataclasses.replace(row, seconds=median, quartiles=(low, high), time_ratio=ratio)

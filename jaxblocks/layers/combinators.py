@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import get_opaque_trace_state
 
+from jaxblocks.ad.checkpointing import require_checkpoint, scan
 from jaxblocks.checks import describe, describe_any, require_mask, require_whole
 from jaxblocks.core import (
     Child,
@@ -142,20 +142,23 @@ def Residual(*layers, **named) -> Layer | StatefulLayer:
     return pair("Residual", kids, init, apply)
 
 
-def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) -> Layer | StatefulLayer:
+def Repeat(
+    layer, n: int, *, checkpoint: str | int | Callable | None = "dots", unroll: int = 1
+) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
     Computes what ``Serial`` of ``n`` copies computes (from the same key the same params,
-    with JAX's default generator), by one ``lax.scan`` over params stacked along a new leading axis: compile time does
-    not grow with ``n``.
+    with JAX's default generator), by one `jaxblocks.ad.scan` over params stacked along a new leading axis: compile
+    time does not grow with ``n``.
 
     Args:
         layer: maps its inputs to outputs of the same shapes and dtypes.
         n: how often.
-        remat: what the backward pass recomputes instead of keeping. ``"dots"`` keeps
-            matrix products and recomputes elementwise work (less memory, and on CPU less
-            time too), ``"all"`` keeps the inputs of each copy only, ``"none"`` recomputes
-            nothing; or a policy of ``jax.checkpoint_policies``.
+        checkpoint: what the backward pass keeps; the rest it computes again. ``None`` keeps everything,
+            ``"dots"`` matrix products but no elementwise work (less memory, and on CPU less time
+            too), ``"body"`` the inputs of each copy, ``"sqrt"`` those of about :math:`2\sqrt n`
+            copies, a number those of so many copies (which rules out forward mode), a policy of
+            ``jax.checkpoint_policies`` what it says. The table stands in `jaxblocks.ad.scan`.
         unroll: copies per iteration of the scan; on CPU, unroll convolutions wholly.
 
     Raises:
@@ -167,10 +170,8 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    policies = {"none": None, "all": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
     n = require_whole("Repeat", "n", n, least=0)
-    if not callable(remat) and remat not in policies:
-        raise ValueError(f"Repeat expects remat to be 'none', 'dots', 'all' or a policy, but {remat!r} came.")
+    checkpoint = require_checkpoint("Repeat", checkpoint)
     child = child_of("Repeat", None, layer)
 
     def init(key, inputs, side):
@@ -199,17 +200,21 @@ def Repeat(layer, n: int, *, remat: str | Callable = "dots", unroll: int = 1) ->
             outputs, state = apply_child(child, params, state, inputs, keyed)
             return as_inputs(outputs), state
 
-        if remat != "none":
-            policy = remat if callable(remat) else policies[remat]
-            step = jax.checkpoint(step, prevent_cse=False, policy=policy)
         inputs = _varying_like(inputs, (params, states))
-        outputs, states = lax.scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll)
+        outputs, states = scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
     return pair("Repeat", (child,), init, apply)
 
 
-def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming: bool = False) -> Layer | StatefulLayer:
+def Recurrent(
+    cell,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    streaming: bool = False,
+    checkpoint: str | int | Callable | None = None,
+) -> Layer | StatefulLayer:
     r"""A cell scanned over the time axis: :math:`(y_t, h_t) = g(x_t, h_{t-1})`.
 
     The cell is a ``StatefulLayer`` whose state is its carry :math:`h`; it sees one time
@@ -228,6 +233,7 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
             cell's ``init`` makes (which must not depend on its key). ``True`` makes a
             ``StatefulLayer`` whose state is the carry, for input that comes in pieces, for a
             carry of your own, and where the last carry is wanted.
+        checkpoint: what the backward pass keeps of a long sequence, as for `Repeat`; ``None`` everything.
 
     Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``.
 
@@ -246,6 +252,7 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
     >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1)), mask=jnp.array([True, False, True])).ravel()
     Array([1., 0., 2.], dtype=float32)
     """
+    checkpoint = require_checkpoint("Recurrent", checkpoint)
     child = child_of("Recurrent", None, cell)
     if "mask" in child.reads:
         raise TypeError(
@@ -298,7 +305,9 @@ def Recurrent(cell, *, reverse: bool = False, unroll: int | bool = 1, streaming:
 
         steps = jnp.arange(inputs[0].shape[-2])
         carry = _varying_like(carry, (params, time_first))
-        carry, outputs = lax.scan(step, carry, (steps, mask, time_first), reverse=reverse, unroll=unroll)
+        carry, outputs = scan(
+            step, carry, (steps, mask, time_first), reverse=reverse, unroll=unroll, checkpoint=checkpoint
+        )
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
 
     def fresh_init(key, inputs, side):

@@ -1,0 +1,142 @@
+"""What curvature costs in gradients of the same net: products with the Hessian and Gauss-Newton, v'Hv, whole Hessians.
+
+    python benchmarks/curvature.py [products] [hessian]
+
+Everything is compiled ahead and run in turns. Times are medians of ratios of process CPU time (quartiles beside them),
+so that they mean something on a busy machine; run it on one core, with
+
+    XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/curvature.py
+
+Memory is what the compiled programme says (``temp_size_in_bytes``), operations are those of ``count``.
+"""
+
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from turns import in_turns
+
+import jaxblocks as jb
+from jaxblocks.ad import count, curvature, hvp
+from jaxblocks.ad.hessians import hessian, hessian_diagonal
+from jaxblocks.ad.operators import as_function, empirical_risk, gauss_newton_product, hessian_operator
+from jaxblocks.ad.spectra import largest_eigenvalues
+
+
+def block(width, heads):
+    return jb.Serial(
+        jb.Residual(jb.LayerNorm(), jb.Attention(heads)),
+        jb.Residual(jb.LayerNorm(), jb.Dense(4 * width), jb.gelu, jb.Dense(width)),
+    )
+
+
+def convolutional(*channels):
+    layers = [layer for c in channels for layer in (jb.Conv(c, (3, 3), stride=2, padding="same"), jnp.tanh)]
+    return jb.Serial(*layers, jb.GlobalMeanPool(2), jb.Dense(10))
+
+
+NETS = {
+    "mlp": (lambda: jb.MLP(512, 512, 10, activation=jnp.tanh), (128, 784)),
+    "small mlp": (lambda: jb.MLP(64, 64, 10, activation=jnp.tanh), (64, 20)),
+    "cnn": (lambda: convolutional(16, 32, 32), (32, 28, 28, 1)),
+    "transformer": (lambda: jb.Serial(block(128, 4), block(128, 4), jb.Dense(64)), (8, 64, 128)),
+}
+
+
+def problem(name, nets=NETS):
+    net, shape = nets[name][0](), nets[name][1]
+    for_x, for_y, for_params = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(for_x, shape)
+    y = jax.random.randint(for_y, shape[:-1] if name == "transformer" else shape[:1], 0, 5)
+    params = net.init(for_params, x)
+    risk = empirical_risk(net, jb.softmax_cross_entropy)
+    loss = lambda outputs: jb.softmax_cross_entropy(outputs, y).mean()
+    return params, lambda p: risk(p, (x, y)), (lambda p: as_function(net)(p, x)), loss
+
+
+def cpu_in_turns(calls, rounds):
+    """As ``in_turns``, in process CPU time."""
+    clock, time.perf_counter = time.perf_counter, time.process_time
+    try:
+        return in_turns(calls, rounds)
+    finally:
+        time.perf_counter = clock
+
+
+def compiled(f, *args):
+    return jax.jit(f).lower(*args).compile()
+
+
+def functions_of(name):
+    """Each with what it is taken at: the params, or the operator made there."""
+    params, f, model, loss = problem(name)
+    operator = jax.jit(lambda p: hessian_operator(f, p))(params)
+    return params, {
+        "gradient": (lambda p, v: jax.grad(f)(p), params),
+        "hvp": (lambda p, v: hvp(f, p, v), params),
+        "operator, per vector": (lambda operator, v: operator(v), operator),
+        "curvature v'Hv": (lambda p, v: curvature(f, p, v), params),
+        "Gauss-Newton": (lambda p, v: gauss_newton_product(model, loss, p, v), params),
+    }
+
+
+def products(rounds=31):
+    for name in NETS:
+        params, functions = functions_of(name)
+        v = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
+        programs = {k: (compiled(function, at, v), at) for k, (function, at) in functions.items()}
+        seconds = cpu_in_turns({k: lambda p=p, at=at, v=v: p(at, v) for k, (p, at) in programs.items()}, rounds)
+        size = sum(p.size for p in jax.tree.leaves(params))
+        print(f"\n{name}, {size:,} params: in gradients   time (quartiles)   operations   temporaries")
+        memory = {k: p.memory_analysis().temp_size_in_bytes for k, (p, _) in programs.items()}
+        flops = {k: count(function, at, v).flops for k, (function, at) in functions.items()}
+        for k in list(functions)[1:]:
+            low, middle, high = np.percentile(seconds[k] / seconds["gradient"], [25, 50, 75])
+            print(
+                f"  {k:22s} {middle:6.2f} ({low:.2f} to {high:.2f})   {flops[k] / flops['gradient']:6.2f}   "
+                f"{memory[k] / memory['gradient']:6.2f}",
+                flush=True,
+            )
+
+
+SMALL = {
+    "mlp, batch 64": (lambda: jb.MLP(24, 24, 5, activation=jnp.tanh), (64, 16)),
+    "mlp, batch 256": (lambda: jb.MLP(24, 24, 5, activation=jnp.tanh), (256, 16)),
+    "cnn": (lambda: convolutional(6, 10, 4), (32, 16, 16, 1)),
+}
+
+
+def matrices_of(name):
+    params, f, _, _ = problem(name, SMALL)
+    functions = {"jax.hessian": jax.hessian(f)}
+    functions |= {f"chunk {c}": (lambda p, c=c: hessian(f, p, c)) for c in ("auto", 8, 32, 128)}
+    functions["diagonal"] = lambda p: hessian_diagonal(f, p)
+    operator = lambda p: hessian_operator(f, p)
+    functions["largest, 30 steps"] = lambda p: largest_eigenvalues(operator(p), p, jax.random.key(0), steps=30)
+    return params, functions
+
+
+def hessians(rounds=7):
+    for name in SMALL:
+        params, functions = matrices_of(name)
+        programs = {k: compiled(function, params) for k, function in functions.items()}
+        seconds = cpu_in_turns({k: lambda p=p, at=params: p(at) for k, p in programs.items()}, rounds)
+        memory = {k: p.memory_analysis().temp_size_in_bytes for k, p in programs.items()}
+        size = sum(p.size for p in jax.tree.leaves(params))
+        print(f"\n{name}, {size:,} params: jax.hessian needs {memory['jax.hessian'] / 2**20:.1f} MiB of temporaries")
+        for k in list(functions)[1:]:
+            low, middle, high = np.percentile(seconds["jax.hessian"] / seconds[k], [25, 50, 75])
+            print(
+                f"  {k:18s} {middle:6.2f} times faster ({low:.2f} to {high:.2f})   "
+                f"{memory['jax.hessian'] / memory[k]:6.1f} times less memory",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32")
+    parts = {"products": products, "hessian": hessians}
+    for part in sys.argv[1:] or parts:
+        parts[part]()

@@ -1,0 +1,113 @@
+"""Gradients that keep little: bytes and time of scans by what they keep, of a deep net and of a transformer.
+
+    python benchmarks/memory.py [curve] [scan] [transformer] [equinox]
+
+Memory is what the compiled programme says (``memory_analysis().temp_size_in_bytes``). Times are medians of ratios of
+calls in turns to the plain scan's; the machine may be busy, absolute times are not quoted. For figures of one thread:
+``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/memory.py``. The part "equinox" is
+left out where that library is not installed.
+"""
+
+import functools
+import importlib.util
+import sys
+
+import jax
+import jax.numpy as jnp
+from turns import in_turns, ratio
+
+import jaxblocks as jb
+from jaxblocks.ad.checkpointing import binomial_steps, scan
+from jaxblocks.ad.memory import memory_curve
+
+LENGTH, WIDTH, BATCH = 1024, 64, 64
+
+
+def residual_tanh(length, checkpoint=None, loop=None):
+    """A stack of residual tanh layers, and weights to begin with."""
+
+    own = functools.partial(scan, checkpoint=checkpoint)
+
+    def loss(w):
+        h = jnp.full((BATCH, WIDTH), 0.5)
+        return jnp.sum((loop or own)(lambda h, w: (h + jnp.tanh(h @ w), None), h, w)[0] ** 2)
+
+    return loss, 0.01 * jax.random.normal(jax.random.key(0), (length, WIDTH, WIDTH))
+
+
+def compare(functions, args, rounds=15, repeats=1):
+    """One line for each function: time and temporary bytes, in units of the first."""
+    compiled = {name: jax.jit(f).lower(*args).compile() for name, f in functions.items()}
+    kept = {name: f.memory_analysis().temp_size_in_bytes for name, f in compiled.items()}
+    seconds = in_turns({name: functools.partial(f, *args) for name, f in compiled.items()}, rounds, repeats)
+    first = next(iter(functions))
+    for name in functions:
+        middle, low, high = ratio(seconds, name, first)
+        less = kept[first] / kept[name]
+        print(
+            f"{name:34s} {kept[name] / 2**20:9.3f} MiB  {kept[name] / kept[first]:6.3f} of the first "
+            f"(1/{less:.1f})   time {middle:.2f} ({low:.2f} to {high:.2f})",
+            flush=True,
+        )
+
+
+def curve():
+    """How memory grows with depth."""
+    print(f"\n{WIDTH} wide, batch {BATCH}, temporary bytes by depth (not run)")
+    print(memory_curve(residual_tanh, (16, 64, 256, 1024), ["dots", "body", "sqrt", 16]))
+
+
+def scans():
+    """The gradient of all weights of a deep stack."""
+    print(f"\ngradient of {LENGTH} residual tanh layers, {WIDTH} wide, batch {BATCH}")
+    functions = {}
+    for checkpoint in (None, "dots", "body", "sqrt", 4, 8, 16, 32):
+        name = f"checkpoint={checkpoint!r}"
+        if isinstance(checkpoint, int):
+            name += f", {binomial_steps(LENGTH, checkpoint)} steps"
+        functions[name] = jax.grad(residual_tanh(LENGTH, checkpoint)[0])
+    compare(functions, residual_tanh(LENGTH)[1:])
+
+
+def equinox():
+    """Snapshots against those of equinox, whose schedule is found while it runs."""
+    if importlib.util.find_spec("equinox") is None:
+        print("\nequinox is not installed: no comparison")
+        return
+    from equinox.internal import scan as theirs
+
+    print(f"\nequinox.internal.scan(kind='checkpointed') against ours, {LENGTH} layers")
+    for snapshots in (4, 8, 16, 32):
+        other = functools.partial(theirs, kind="checkpointed", checkpoints=snapshots)
+        functions = {
+            f"equinox, {snapshots} snapshots": jax.grad(residual_tanh(LENGTH, loop=other)[0]),
+            f"ours, {snapshots} snapshots": jax.grad(residual_tanh(LENGTH, snapshots)[0]),
+        }
+        compare(functions, residual_tanh(LENGTH)[1:], rounds=9)
+
+
+def transformer(layers=8, width=128, heads=4, time=64, batch=8):
+    """Gradient and Hessian-vector product of a scanned transformer, by what `Repeat` keeps."""
+    print(f"\n{layers} transformer blocks by Repeat, width {width}, {time} tokens, batch {batch}")
+    x = jax.random.normal(jax.random.key(1), (batch, time, width))
+    block = jb.Serial(
+        jb.Residual(jb.LayerNorm(), jb.Attention(heads)),
+        jb.Residual(jb.LayerNorm(), jb.Dense(4 * width), jax.nn.gelu, jb.Dense(width)),
+    )
+    gradients, products = {}, {}
+    for checkpoint in (None, "dots", "body", "sqrt", 3):
+        net = jb.Repeat(block, layers, checkpoint=checkpoint)
+        gradient = jax.grad(lambda params, net=net: jnp.mean(net.apply(params, x) ** 2))
+        name = f"checkpoint={checkpoint!r}"
+        gradients[f"gradient, {name}"] = gradient
+        products[f"hvp, {name}"] = lambda params, gradient=gradient: jax.jvp(gradient, (params,), (params,))[1]
+    params = net.init(jax.random.key(0), x)
+    compare(gradients, (params,))
+    compare(products, (params,))
+
+
+if __name__ == "__main__":
+    print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32")
+    parts = {"curve": curve, "scan": scans, "transformer": transformer, "equinox": equinox}
+    for name in sys.argv[1:] or parts:
+        parts[name]()

@@ -1,0 +1,368 @@
+r"""What a derivative costs: the orders of the chain rule, counted and measured, on nets of jaxblocks.
+
+    1. bracketings   every order of multiplying a chain of Jacobians; forward, reverse and the best; the counterexample
+    2. the table     function, jvp, vjp, gradient, jacfwd, jacrev, hessian, hvp of a perceptron, a conv net, attention
+    3. the curves    forward against reverse mode as the output dimension grows from 1 to d_0
+    4. the memory    forward mode, reverse mode and checkpoints as the depth grows
+    5. the plan      the Jacobian of an autoencoder by the best bracketing, against jax.jacfwd and jax.jacrev
+    6. sharing       one derivative per layer, O(k^2 m^2), against backpropagation, O(k m^2)
+
+Reaches, in operations counted: a gradient for two to three functions and a Hessian-vector product for three to five,
+whatever the number of variables; modes that cross where the output is as wide as the input; a Jacobian of the
+autoencoder for 1/39 of what jacfwd and jacrev do. Takes less than a minute on two CPU cores.
+After Huszar, DeepNN lecture 3 (which order of the chain rule?), with a proviso for its statement that a
+scalar output makes reverse mode the best order: no other dimension may be 1; Cevher, Mathematics of Data (naive
+derivatives against backpropagation).
+
+    python examples/ad_cost.py --out out/ad_cost
+"""
+
+import argparse
+import itertools
+import statistics
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from matplotlib.figure import Figure
+
+import jaxblocks as jb
+from jaxblocks.ad import cost, count
+from jaxblocks.ad.chains import bracketings, chain_cost, jacobian_chain, multiply_chain, optimal_order
+from jaxblocks.ad.jacobians import jacobian, jacobian_plan
+from jaxblocks.ad.memory import memory_curve
+
+BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+ROWS = ("jvp", "vjp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
+
+
+class Sizes(NamedTuple):
+    """How large everything is; `QUICK` is for a first look."""
+
+    chain: tuple[int, ...] = (50, 1, 50, 50, 50)
+    perceptron: tuple[int, ...] = (784, 128, 64, 10)
+    side: int = 16  # of the conv net's images
+    tokens: int = 16
+    features: int = 16
+    head: tuple[int, ...] = (512, 512, 512)  # d_0 and the inner dimensions of the curves
+    outputs: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512)
+    depths: tuple[int, ...] = (16, 64, 256)
+    autoencoder: tuple[int, ...] = (784, 256, 64, 8, 64, 256, 784)
+    layers: tuple[int, ...] = (2, 4, 8, 16, 32)
+    width: int = 64
+
+
+QUICK = Sizes(
+    chain=(5, 1, 5, 5, 5),
+    perceptron=(12, 8, 6, 3),
+    side=6,
+    tokens=3,
+    features=4,
+    head=(16, 16, 16),
+    outputs=(1, 4, 16),
+    depths=(4, 16),
+    autoencoder=(96, 32, 2, 32, 96),
+    layers=(2, 4, 8),
+    width=8,
+)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=10, help="timed calls of each program")
+    parser.add_argument("--seed", type=int, default=0, help="decides the params and the inputs of the nets")
+    parser.add_argument("--quick", action="store_true", help="small nets, for a first look")
+    parser.add_argument("--out", type=Path, default=Path("out/ad_cost"), help="folder of the pictures")
+    args = parser.parse_args(argv)
+    if args.repeats < 1:
+        parser.error(f"argument --repeats: at least 1 was expected, but {args.repeats} came")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
+    sizes, key = QUICK if args.quick else Sizes(), jax.random.key(args.seed)
+
+    found = {
+        **orders(sizes, key, args.out / "bracketings.png"),
+        **tables(sizes, key, args.repeats, args.out / "table.png"),
+        **curves(sizes, key, args.repeats, args.out / "curves.png"),
+        **memory(sizes, args.out / "memory.png"),
+        **plans(sizes, key, args.repeats, args.out / "jacobian.png"),
+        **sharing(sizes, args.out / "sharing.png"),
+    }
+    print(f"pictures: {args.out}/bracketings.png, table.png, curves.png, memory.png, jacobian.png, sharing.png")
+    return found
+
+
+def title(text):
+    print(f"\n---- {text} " + "-" * (100 - len(text)), end="\n\n")
+
+
+# 1. Bracketings
+
+
+def orders(sizes, key, picture):
+    title("1. the product of Jacobians: which order?")
+    best = optimal_order(sizes.chain)
+    costs = {paper(order): chain_cost(sizes.chain, order) for order in bracketings(len(sizes.chain) - 1)}
+    print(f"the chain {'-'.join(map(str, sizes.chain))}, multiplications of every bracketing:")
+    for name, multiplications in sorted(costs.items(), key=lambda item: item[1]):
+        print(f"{multiplications:12,}  {name}")
+    print(f"\n{best}\n")
+
+    fs, x = chain_of_layers(sizes.chain, key)
+    factors = jacobian_chain(fs, x)
+    whole = jax.jacrev(lambda x: through(fs, x))(x)
+    products = [multiply_chain(factors, order) for order in bracketings(len(factors))]
+    gap = max(float(jnp.abs(product - whole).max() / jnp.abs(whole).max()) for product in products)
+    print(f"all {len(products)} products are one matrix, that of jax.jacrev, up to {gap:.0e}")
+
+    exception = optimal_order((1, 100, 2, 1))
+    print(f"a scalar output, 1-100-2-1: forward {exception.forward}, reverse {exception.reverse}, because d_0 is 1 too")
+    exceptions, chains = exceptions_to_reverse((2, 3, 4, 7), longest=5)
+    print(f"with no other dimension 1: reverse mode is beaten in {exceptions} of {chains} chains that were tried")
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = sorted(costs, key=costs.get, reverse=True)
+    left.barh(names, [costs[name] for name in names], color=BLUE)
+    left.set(xscale="log", xlabel="multiplications", title=f"dimensions {', '.join(map(str, sizes.chain))}")
+    optimal_order((*sizes.head, sizes.head[0])).plot(right)
+    right.set_title(f"dimensions {', '.join(map(str, sizes.head))}, $d_L$")
+    figure.savefig(picture, dpi=120)
+    return {"orders": costs, "best": best, "gap": gap, "exception": exception, "exceptions": (exceptions, chains)}
+
+
+def paper(order):
+    """A bracketing as it stands on paper.
+
+    >>> paper(((4, (3, 2)), 1))
+    '(J4 (J3 J2)) J1'
+    """
+    if isinstance(order, int):
+        return f"J{order}"
+    return " ".join(f"({paper(part)})" if isinstance(part, tuple) else paper(part) for part in order)
+
+
+def chain_of_layers(dims, key):
+    """Functions x -> tanh(W x + b) of these dimensions, and a point."""
+    layers = [jb.Serial(jb.Dense(d), jb.tanh) for d in dims[1:]]
+    params = jb.Serial(*layers).init(key, jnp.zeros(dims[0]))
+    fs = [lambda x, f=layer.apply, p=p: f(p, x) for layer, p in zip(layers, params, strict=True)]
+    return fs, jax.random.normal(jax.random.fold_in(key, 1), dims[:1])
+
+
+def through(fs, x):
+    for f in fs:
+        x = f(x)
+    return x
+
+
+def exceptions_to_reverse(dims, longest):
+    """Of all chains of 2 to ``longest`` Jacobians with a scalar output: in how many is reverse mode not the best?"""
+    chains = [(*inner, 1) for n in range(2, longest + 1) for inner in itertools.product(dims, repeat=n)]
+    best = map(optimal_order, chains)
+    return sum(order.cost < order.reverse for order in best), len(chains)
+
+
+# 2. The table
+
+
+def tables(sizes, key, repeats, picture):
+    title("2. what derivatives cost")
+    found = {}
+    for name, (net, x) in nets(sizes).items():
+        params = net.init(key, x)
+        x = jax.random.normal(jax.random.fold_in(key, 1), x.shape)
+        loss = lambda params, x, net=net: jb.softmax_cross_entropy(net.apply(params, x), jnp.int32(1))
+        of_input = cost(lambda x: loss(params, x), x, rows=ROWS, repeats=repeats)
+        of_params = cost(loss, params, x, rows=("gradient", "hvp"), measure=False)
+        n = sum(leaf.size for leaf in jax.tree.leaves(params))
+        print(f"{name}: its loss, differentiated by the {x.size} numbers of its input\n{of_input}")
+        gradient, product = of_params.gradient.flops_ratio, of_params.hvp.flops_ratio
+        print(f"by its {n:,} params: gradient {gradient:.3g}, hvp {product:.3g} functions, counted\n")
+        found[name] = of_input, of_params
+    figure = Figure(figsize=(5 * len(found), 4), layout="constrained")
+    for axes, (name, (of_input, _)) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+        of_input.plot(axes)
+        axes.set_title(name)
+    figure.savefig(picture, dpi=120)
+    return {"tables": found}
+
+
+def nets(sizes):
+    """Classifiers from blocks, each with the shape of its input."""
+    image, classes = jax.ShapeDtypeStruct((sizes.side, sizes.side, 1), jnp.float32), sizes.perceptron[-1]
+    perceptron = jb.MLP(*sizes.perceptron[1:], activation=jb.tanh)
+    conv_net = jb.Serial(
+        jb.Conv(8, (3, 3)), jb.gelu, jb.MaxPool((2, 2)), jb.Conv(16, (2, 2)), jb.gelu, jb.GlobalMeanPool(2), jb.Dense(classes)
+    )
+    transformer = jb.Serial(
+        jb.Residual(jb.LayerNorm(), jb.Attention(heads=2)),
+        jb.Residual(jb.LayerNorm(), jb.Dense(4 * sizes.features), jb.gelu, jb.Dense(sizes.features)),
+        jb.GlobalMeanPool(1),
+        jb.Dense(classes),
+    )
+    return {
+        "perceptron": (perceptron, jax.ShapeDtypeStruct(sizes.perceptron[:1], jnp.float32)),
+        "conv net": (conv_net, image),
+        "transformer block": (transformer, jax.ShapeDtypeStruct((sizes.tokens, sizes.features), jnp.float32)),
+    }
+
+
+# 3. The curves
+
+
+def curves(sizes, key, repeats, picture):
+    title("3. forward against reverse mode, as the output grows")
+    d0 = sizes.head[0]
+    x = jax.random.normal(jax.random.fold_in(key, 1), (d0,))
+    print(f"{'d_L':>5}{'jacfwd':>16}{'jacrev':>16}{'jacfwd':>12}{'jacrev':>12}")
+    rows = []
+    for d in sizes.outputs:
+        net = jb.MLP(*sizes.head[1:], d, activation=jb.tanh)
+        params = net.init(key, x)
+        table = cost(lambda x, net=net, params=params: net.apply(params, x), x, rows=("jacfwd", "jacrev"), repeats=repeats)
+        rows.append((d, table))
+        forward, reverse = table.jacfwd, table.jacrev
+        print(f"{d:5}{forward.flops:16,}{reverse.flops:16,}", end="")
+        print(f"{1e3 * forward.seconds:9.2f} ms{1e3 * reverse.seconds:9.2f} ms")
+    crossover = optimal_order((*sizes.head, d0)).crossover
+    print(f"d_0 = {d0}: the operations are equal at d_L = {crossover:.4g}")
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    counted, measured = figure.subplots(1, 2)
+    for name, colour, style in (("jacfwd", VERMILION, "s--"), ("jacrev", BLUE, "o-")):
+        counted.loglog(sizes.outputs, [table[name].flops for _, table in rows], style, color=colour, label=name)
+        times = [1e3 * table[name].seconds for _, table in rows]
+        low, high = zip(*(table[name].quartiles for _, table in rows), strict=True)
+        measured.loglog(sizes.outputs, times, style, color=colour, label=name)
+        measured.fill_between(sizes.outputs, [1e3 * t for t in low], [1e3 * t for t in high], color=colour, alpha=0.2)
+    counted.set(ylabel="operations counted")
+    measured.set(ylabel="time measured (ms), with quartiles")
+    for axes in (counted, measured):
+        axes.axvline(crossover, color=GREY, linestyle=":", label=f"$d_L = d_0 = {d0}$")
+        axes.set(xlabel="output dimension $d_L$")
+        axes.legend()
+    figure.savefig(picture, dpi=120)
+    return {"curves": rows, "crossover": crossover}
+
+
+# 4. The memory
+
+
+def memory(sizes, picture):
+    title("4. what is kept, as the net grows deeper")
+    h = jnp.ones((32, 64))
+
+    def make(depth, checkpoint=None):
+        net = jb.Repeat(jb.Residual(jb.Dense(64), jb.tanh), depth, checkpoint=checkpoint)
+        params = jax.eval_shape(net.init, jax.random.key(0), h)  # programs are compiled, none is run
+        return lambda params: jnp.sum(net.apply(params, h) ** 2), params
+
+    curve = memory_curve(make, sizes.depths, ("body", "sqrt", 8))
+    print(curve)
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    curve.plot(figure.subplots())
+    figure.savefig(picture, dpi=120)
+    return {"memory": curve}
+
+
+# 5. The plan
+
+
+def plans(sizes, key, repeats, picture):
+    title("5. the Jacobian of an autoencoder, planned")
+    net = jb.MLP(*sizes.autoencoder[1:], activation=jb.tanh)
+    x = jax.random.normal(jax.random.fold_in(key, 1), sizes.autoencoder[:1])
+    params = net.init(key, x)
+    f = lambda x: net.apply(params, x)
+    plan = jacobian_plan(f, x)
+    print(plan.explain(), end="\n\n")
+
+    ways = {"jacfwd": jax.jacfwd(f), "jacrev": jax.jacrev(f), "jacobian": jacobian(f)}
+    compiled = {name: jax.jit(way).lower(x).compile() for name, way in ways.items()}
+    made = {name: program(x) for name, program in compiled.items()}
+    gap = max(float(jnp.abs(made["jacobian"] - made[name]).max() / jnp.abs(made[name]).max()) for name in made)
+    seconds, operations = in_turns(compiled, x, repeats), {name: count(way, x).flops for name, way in ways.items()}
+    print(f"{'':10}{'operations':>14}{'time':>13}{'temporary bytes':>18}")
+    for name, program in compiled.items():
+        bytes_ = program.memory_analysis().temp_size_in_bytes
+        print(f"{name:10}{operations[name]:14,}{1e3 * seconds[name]:10.2f} ms{bytes_:18,}")
+    print(f"the three agree up to {gap:.0e}")
+
+    classifier = jb.MLP(*sizes.perceptron[1:], activation=jb.tanh)
+    image = jnp.zeros(sizes.perceptron[:1])
+    its_params = classifier.init(key, image)
+    stock = jacobian_plan(lambda x: classifier.apply(its_params, x), image)
+    print(f"\nand of the perceptron, which grows narrower all the way:\n{stock.reason}")
+
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    for axes, (what, bars) in zip(
+        figure.subplots(1, 2), {"operations counted": operations, "time measured (s)": seconds}.items(), strict=True
+    ):
+        axes.barh(list(bars), list(bars.values()), color=[VERMILION, BLUE, GREEN])
+        axes.invert_yaxis()
+        axes.set(xscale="log", xlabel=what)
+    figure.savefig(picture, dpi=120)
+    return {"plan": plan, "operations": operations, "seconds": seconds, "jacobian_gap": gap, "stock_plan": stock}
+
+
+def in_turns(programs, x, repeats):
+    """The median time of each, called in turns so that a busy machine disturbs all alike."""
+    seconds = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program(x))
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+# 6. Sharing
+
+
+def sharing(sizes, picture):
+    title("6. one derivative per layer, or backpropagation")
+    print(f"operations / {sizes.width}^2, width {sizes.width}:")
+    print(f"{'layers':>6}{'forward':>12}{'backprop':>12}{'one by one':>12}{'ratio':>10}")
+    rows = []
+    for k in sizes.layers:
+        row = {"layers": k, **costs_of_depth(k, sizes.width)}
+        rows.append(row)
+        forward, shared, naive = (row[name] / sizes.width**2 for name in ("forward", "backprop", "one by one"))
+        print(f"{k:6}{forward:12.2f}{shared:12.2f}{naive:12.2f}{naive / shared:10.2f}")
+    twice = costs_of_depth(sizes.layers[-1], 2 * sizes.width)["backprop"] / rows[-1]["backprop"]
+    print(f"twice the width: backprop costs {twice:.2f} times as much, so that it is O(k m^2) and cannot be O(k m)")
+
+    figure = Figure(figsize=(5, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, colour, style in (("one by one", VERMILION, "s--"), ("backprop", BLUE, "o-"), ("forward", GREY, "^:")):
+        axes.loglog(sizes.layers, [row[name] for row in rows], style, color=colour, label=name)
+    axes.set(xlabel="layers $k$", ylabel="operations counted")
+    axes.legend()
+    figure.savefig(picture, dpi=120)
+    return {"sharing": rows, "twice_the_width": twice}
+
+
+def costs_of_depth(k, m):
+    """Operations of a net of k layers of width m, of its gradient, and of the derivative by each layer on its own."""
+    net = jb.MLP(*[m] * k, activation=jb.tanh, last_activation=jb.tanh)
+    x = jnp.ones(m)
+    params = jax.eval_shape(net.init, jax.random.key(0), x)
+    loss = lambda params: jnp.sum(net.apply(params, x) ** 2)
+
+    def one_by_one(params):
+        def by(i):
+            return jax.grad(lambda own: loss((*params[:i], own, *params[i + 1 :])))(params[i])
+
+        return [by(i) for i in range(0, 2 * k, 2)]  # Dense and tanh take turns
+
+    programs = {"forward": loss, "backprop": jax.grad(loss), "one by one": one_by_one}
+    return {name: count(program, params).flops for name, program in programs.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The neural tangent kernel: wide nets tend to a kernel, and learn as its regression does.
+
+A net with one hidden layer of m ReLUs, f(x) = sqrt(2/m) sum_k v_k max(0, w_k . x), all weights standard normal at the
+start. Three questions, each a table and a picture: how far its tangent kernel at the start lies from the closed form of
+the infinite net (the error falls as 1/sqrt(m)); how far gradient descent moves the kernel; and how far the net's
+predictions lie, step by step, from those of kernel regression with the kernel of its start.
+
+The slope of log error over log width lies at -0.5 for the kernel, and near it for what learning moves: at 4096 units
+the kernel moves by one part in a hundred. Takes about twenty seconds on one CPU core.
+After Jacot, Gabriel & Hongler 2018, Neural tangent kernel; Lee et al. 2019, Wide neural networks of any depth evolve
+as linear models.
+
+    python examples/ntk.py --out out/ntk
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from jaxblocks.ad.kernels import kernel_regression, ntk, ntk_plan, ntk_relu
+
+BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Tangent kernels of wide nets, and how they learn.")
+    parser.add_argument("--out", type=Path, default=Path("out/ntk"), help="folder of the pictures")
+    parser.add_argument("--seed", type=int, default=0, help="of all weights")
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 64, 256, 1024, 4096])
+    parser.add_argument("--draws", type=int, default=20, help="nets of each width, for the error of the kernel")
+    parser.add_argument("--steps", type=int, default=300, help="of gradient descent")
+    args = parser.parse_args(argv)
+    if len(args.widths) < 2 or min(args.widths) < 1 or min(args.draws, args.steps) < 1:
+        parser.error("--widths needs two widths or more, and all numbers must be at least 1")
+    args.out.mkdir(parents=True, exist_ok=True)
+    key = jax.random.key(args.seed)
+    x, y, x_test = circle(8)
+    numbers = {
+        **width_sweep(key, args.widths, args.draws, x, args.out / "kernel.png"),
+        **dynamics(key, args.widths, min(5, args.draws), args.steps, x, y, x_test, args.out / "learning.png"),
+    }
+    print(f"pictures: {args.out}/kernel.png, learning.png")
+    return numbers
+
+
+def circle(count):
+    """Inputs on the unit circle with a target of two frequencies, and points between them."""
+    angle = jnp.linspace(0, 2 * jnp.pi, count, endpoint=False)
+    between = jnp.linspace(0, 2 * jnp.pi, 100)
+    points = [jnp.stack([jnp.cos(a), jnp.sin(a)], axis=1) for a in (angle, between)]
+    return points[0], jnp.sin(angle) + 0.5 * jnp.cos(2 * angle), points[1]
+
+
+# The net, of one example
+
+
+def init(key, width, features=2):
+    first, second = jax.random.split(key)
+    return {"w": jax.random.normal(first, (features, width)), "v": jax.random.normal(second, (width,))}
+
+
+def net(params, x):
+    hidden = jax.nn.relu(x @ params["w"])
+    return jnp.sqrt(2 / params["v"].size) * hidden @ params["v"]
+
+
+# 1. The kernel at the start
+
+
+def width_sweep(key, widths, draws, x, picture):
+    """The root mean square error of the empirical kernel, over its entries and over draws of the weights."""
+    limit = ntk_relu(x)
+    errors = []
+    for i, width in enumerate(widths):
+        keys = jax.random.split(jax.random.fold_in(key, i), draws)
+        kernels = jax.jit(jax.vmap(lambda k, width=width: ntk(net, init(k, width), x)))(keys)
+        errors.append(float(jnp.sqrt(jnp.mean(jnp.square(kernels - limit[None])))))
+    slope = float(np.polyfit(np.log(widths), np.log(errors), 1)[0])
+    print(ntk_plan(net, init(jax.random.clone(key), widths[-1]), x))
+    for width, error in zip(widths, errors, strict=True):
+        print(f"width {width:6d}: kernel is off by {error:.4f}, times sqrt(width) {error * width**0.5:.3f}")
+    print(f"slope of log error over log width: {slope:.3f}")
+
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.loglog(widths, errors, "o-", color=BLUE, label="error of the kernel")
+    axes.loglog(widths, errors[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GREY, label="slope $-1/2$")
+    axes.set(xlabel="width", ylabel="root mean square")
+    axes.legend()
+    figure.savefig(picture, dpi=150)
+    return {"errors": errors, "slope": slope}
+
+
+# 2. Learning
+
+
+def dynamics(key, widths, nets, steps, x, y, x_test, picture):
+    """Gradient descent on half the squared error, against regression with the kernel at the start: a few nets."""
+    rate = 0.5 / float(jnp.linalg.eigvalsh(ntk_relu(x))[-1])
+    both = jnp.concatenate([x, x_test])
+
+    @jax.jit
+    def run(params):
+        learned, last = train(params, x, y, both, rate, steps)
+        across, start = ntk(net, params, both, x), predict(params, both)
+        kernel = across[: len(x)]
+        regression = kernel_regression(
+            kernel,
+            y,
+            across,
+            time=jnp.arange(steps + 1),
+            rate=rate,
+            start=start[: len(x)],
+            test_start=start,
+            discrete=True,
+        )
+        change = jnp.sum(jnp.square(ntk(net, last, x) - kernel)) / jnp.sum(jnp.square(kernel))
+        return change, jnp.mean(jnp.square(learned - regression)), learned[-1], regression[-1]
+
+    moved, apart, curves = [], [], {}
+    for width in widths:
+        keys = jax.random.split(jax.random.fold_in(key, width), nets)
+        changes, distances, learned, regression = jax.vmap(lambda k, width=width: run(init(k, width)))(keys)
+        moved.append(float(jnp.sqrt(jnp.mean(changes))))
+        apart.append(float(jnp.sqrt(jnp.mean(distances))))
+        curves[width] = (learned[0, len(x) :], regression[0, len(x) :])
+        print(f"width {width:6d}: kernel moved by {moved[-1]:.4f}, net and regression are {apart[-1]:.4f} apart")
+
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.loglog(widths, moved, "o-", color=VERMILION, label="kernel, relative")
+    left.loglog(widths, apart, "^--", color=BLUE, label="predictions, all steps")
+    left.loglog(widths, apart[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GREY, label="slope $-1/2$")
+    left.set(xlabel="width", ylabel="net against its linearisation")
+    left.legend()
+    place = np.linspace(0, 2 * np.pi, len(x_test))
+    for width, colour in zip((widths[0], widths[-1]), (VERMILION, BLUE), strict=True):
+        net_curve, regression_curve = curves[width]
+        right.plot(place, net_curve, color=colour, label=f"net, width {width}")
+        right.plot(place, regression_curve, "--", color=colour, label="its kernel regression")
+    right.plot(np.linspace(0, 2 * np.pi, len(x), endpoint=False), y, "ko", label="data")
+    right.set(xlabel="angle", ylabel=f"prediction after {steps} steps")
+    right.legend(fontsize=7)
+    figure.savefig(picture, dpi=150)
+    return {"moved": moved, "apart": apart}
+
+
+def predict(params, x):
+    return jax.vmap(lambda x: net(params, x))(x)
+
+
+def train(params, x, y, watched, rate, steps):
+    """Predictions on the watched points before every step and after the last, and the last parameters."""
+
+    def loss(params):
+        return jnp.sum(jnp.square(predict(params, x) - y)) / 2
+
+    def step(params, _):
+        gradient = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradient), predict(params, watched)
+
+    last, path = jax.jit(lambda params: jax.lax.scan(step, params, length=steps))(params)
+    return jnp.concatenate([path, predict(last, watched)[None]]), last
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+r"""The product of Jacobians that the chain rule asks for, and what the order of multiplication costs.
+
+    f_l   the l-th of L functions; the first is applied first, f_L(... f_2(f_1(x)))
+    d_l   how many numbers f_l puts out; d_0 is how many x holds
+    J_l   the Jacobian of f_l where the chain passes it, d_l by d_{l-1}
+
+The product J_L ... J_2 J_1 is the same in every bracketing, its cost is not. Forward mode goes from
+right to left, J_L (... (J_2 J_1)), reverse mode from left to right, ((J_L J_{L-1}) ...) J_1, and
+between them lie all others. A bracketing is written as nested pairs of the numbers of the factors,
+as they stand on paper: ``((3, 2), 1)`` is (J3 J2) J1.
+
+Only the products of Jacobians are counted here. A library that pushes the identity through f_1 (or pulls it through
+f_L), as ``jax.jacfwd`` (``jax.jacrev``) does, pays one product more; a gradient, which is reverse mode with d_L = 1,
+pays nothing for the single row that it starts with.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.products import at_point
+from jaxblocks.checks import describe, describe_any, require_whole
+
+__all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
+
+Order = str | int | tuple
+
+
+def chain_cost(dims: Sequence[int], order: Order = "best") -> int:
+    r"""How many multiplications the product of the Jacobians of a chain takes, in a given order.
+
+    .. math::
+        \text{forward: } d_0 \sum_{l=2}^{L} d_l\, d_{l-1} \qquad
+        \text{reverse: } d_L \sum_{l=0}^{L-2} d_l\, d_{l+1}
+
+    and in general the sum of m k n over the products of an (m, k) and a (k, n) matrix; additions come to as many.
+
+    Args:
+        dims: :math:`d_0, \dots, d_L`, as in ``(784, 128, 64, 10)`` for a net of three layers.
+        order: ``"forward"``, ``"reverse"``, ``"best"`` (that of `optimal_order`), or a bracketing: ``((3, 2), 1)``.
+
+    Raises:
+        ValueError: where ``dims`` are not at least two whole numbers >= 1, or ``order`` is not an order of L factors.
+
+    >>> dims = (1000, 500, 100, 1)
+    >>> chain_cost(dims, "forward"), chain_cost(dims, "reverse"), chain_cost(dims, ((3, 2), 1))
+    (50100000, 550000, 550000)
+
+    Source: Cevher, Mathematics of Data (automatic differentiation: forward and backward mode).
+    """
+    dims = _dims("chain_cost", dims)
+    order = optimal_order(dims).order if order == "best" else _bracketing("chain_cost", order, len(dims) - 1)
+    return _cost(dims, order)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ChainOrder:
+    """The cheapest bracketing of a chain of Jacobians, beside the two pure modes; made by `optimal_order`.
+
+    It prints as a table in a terminal and in a notebook; `plot` draws it.
+
+    Attributes:
+        dims: the dimensions d_0, ..., d_L.
+        order: the cheapest bracketing as nested pairs, for `chain_cost` and `multiply_chain`.
+        cost: its multiplications.
+        forward, reverse: those of the two modes.
+
+    >>> print(optimal_order((50, 1, 50, 50, 50)))
+             bracketing         multiplications    / best
+    -------  ---------------  -----------------  --------
+    forward  J4 (J3 (J2 J1))            252,500      33.7
+    reverse  ((J4 J3) J2) J1            130,000      17.3
+    best     (J4 (J3 J2)) J1              7,500         1
+    """
+
+    dims: tuple[int, ...]
+    order: int | tuple
+    cost: int
+    forward: int
+    reverse: int
+
+    @property
+    def bracketing(self) -> str:
+        """The cheapest bracketing on paper.
+
+        >>> optimal_order((784, 128, 64, 10, 1)).bracketing
+        '((J4 J3) J2) J1'
+        """
+        return _on_paper(self.order)
+
+    @property
+    def crossover(self) -> float | None:
+        r"""The output dimension :math:`d_L` at which both modes cost the same: below it reverse mode is cheaper.
+
+        ``None`` where there is none: with two factors the modes are one and the same, and where
+        :math:`d_{L-1}` is large against :math:`d_1`, reverse mode is cheaper whatever :math:`d_L` is.
+        With :math:`d_1 = d_{L-1}` it is :math:`d_0`.
+
+        >>> optimal_order((20, 50, 100, 50, 3)).crossover
+        20.0
+        """
+        d, inner = self.dims, sum(a * b for a, b in zip(self.dims[1:-2], self.dims[2:-1], strict=True))
+        slope = inner + d[0] * (d[1] - d[-2])  # of reverse - forward, as d_L grows
+        return d[0] * inner / slope if inner and slope > 0 else None
+
+    def plot(self, ax=None):
+        """The cost of each mode and of the best order while the output dimension grows from 1 to d_0; returns axes.
+
+        The inner dimensions stay. A dot marks this chain, a dotted line where the modes cross.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> axes = optimal_order((784, 128, 64, 10)).plot()
+        >>> [line.get_label() for line in axes.lines][:3]
+        ['forward', 'reverse', 'best']
+        """
+        if len(self.dims) < 3:
+            raise ValueError(f"A chain of one Jacobian has no product to draw; its dims are {self.dims}.")
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots()
+        last = max(self.dims[0], self.dims[-1])
+        steps = min(last, 100)
+        swept = sorted({*(round(last ** (i / max(1, steps - 1))) for i in range(steps)), self.dims[-1]})
+        chains = [(*self.dims[:-1], d) for d in swept]
+        for order, style in (("forward", "--"), ("reverse", "-."), ("best", "-")):
+            wide = {"linewidth": 5, "alpha": 0.3, "zorder": 1} if order == "best" else {}
+            ax.plot(swept, [chain_cost(chain, order) for chain in chains], style, label=order, **wide)
+        ax.plot([self.dims[-1]], [self.cost], "ko", label=self.bracketing)
+        if self.crossover is not None and 1 <= self.crossover <= last:
+            ax.axvline(self.crossover, color="grey", linestyle=":", label=f"modes cross at {self.crossover:.4g}")
+        ax.set(xscale="log", yscale="log")
+        ax.set_xlabel(f"output dimension (input dimension {self.dims[0]})")
+        ax.set_ylabel("multiplications")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        return self._table("simple")
+
+    def _repr_html_(self) -> str:
+        return self._table("html")
+
+    def _table(self, style) -> str:
+        from tabulate import tabulate
+
+        factors = len(self.dims) - 1
+        rows = [
+            ("forward", _sweep("forward", factors), self.forward),
+            ("reverse", _sweep("reverse", factors), self.reverse),
+            ("best", self.order, self.cost),
+        ]
+        lines = [
+            (name, _on_paper(order), f"{cost:,}", f"{cost / self.cost if self.cost else 1:.3g}")
+            for name, order, cost in rows
+        ]
+        headers, align = ("", "bracketing", "multiplications", "/ best"), ("left", "left", "right", "right")
+        return tabulate(lines, headers, style, colalign=align, disable_numparse=True)
+
+
+def optimal_order(dims: Sequence[int]) -> ChainOrder:
+    r"""The bracketing of a chain of Jacobians that takes the fewest multiplications.
+
+    Dynamic programming over the sub-chains :math:`J_j \cdots J_i`:
+
+    .. math:: C_{ji} = \min_{i \le k < j} C_{j,k+1} + C_{ki} + d_j\, d_k\, d_{i-1}, \qquad C_{ii} = 0
+
+    in :math:`O(L^3)` steps. Where a pure mode is as cheap as any order, that mode is returned.
+
+    A scalar output, :math:`d_L = 1`, makes reverse mode (backpropagation) the best order, provided that no other
+    dimension is 1. The lecture states it without the proviso: (1, 100, 2, 1) costs 202 forward and 300 in reverse.
+
+    Args:
+        dims: :math:`d_0, \dots, d_L`, as for `chain_cost`.
+
+    Raises:
+        ValueError: where ``dims`` are not at least two whole numbers >= 1.
+
+    >>> best = optimal_order((50, 1, 50, 50, 50))
+    >>> best.bracketing, best.cost, best.forward, best.reverse
+    ('(J4 (J3 J2)) J1', 7500, 252500, 130000)
+
+    Source: Godbole 1973, On efficient computation of matrix chain products; Griewank & Naumann 2003, Accumulating
+    Jacobians as chained sparse matrix products.
+    """
+    dims = _dims("optimal_order", dims)
+    factors = len(dims) - 1
+    best: dict[tuple[int, int], tuple[int, int | tuple]] = {(i, i): (0, i) for i in range(1, factors + 1)}
+    for span in range(1, factors):
+        for i in range(1, factors - span + 1):
+            j = i + span
+            costs = [best[j, k + 1][0] + best[k, i][0] + dims[j] * dims[k] * dims[i - 1] for k in range(i, j)]
+            cost = min(costs)
+            k = i + costs.index(cost)
+            best[j, i] = cost, (best[j, k + 1][1], best[k, i][1])
+    cost, order = best[factors, 1]
+    forward, reverse = (_cost(dims, _sweep(mode, factors)) for mode in ("forward", "reverse"))
+    for mode, its_cost in (("forward", forward), ("reverse", reverse)):
+        if its_cost == cost:
+            order = _sweep(mode, factors)
+    return ChainOrder(dims, order, cost, forward, reverse)
+
+
+def bracketings(factors: int) -> Iterator[int | tuple]:
+    """Every bracketing of so many factors, as nested pairs: 1, 1, 2, 5, 14, 42, ... (the numbers of Catalan).
+
+    >>> list(bracketings(3))
+    [((3, 2), 1), (3, (2, 1))]
+    """
+    return _bracketings(require_whole("bracketings", "factors", factors), 1)
+
+
+def _bracketings(last, first):
+    if last == first:
+        yield last
+    for k in range(first, last):
+        for left in _bracketings(last, k + 1):
+            for right in _bracketings(k, first):
+                yield left, right
+
+
+def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], order: Order = "best") -> Float[Array, "... _ _"]:
+    r"""The product :math:`J_L \cdots J_2 J_1`, multiplied in a given order.
+
+    Args:
+        jacobians: :math:`J_1, \dots, J_L`, that of the function which is applied first in front: :math:`J_l` is
+            ``(d_l, d_{l-1})``; leading axes, the same in all, are batch.
+        order: as for `chain_cost`. All orders give the same matrix, up to rounding.
+
+    Raises:
+        ValueError: where the shapes do not follow one another, or ``order`` is not an order of L factors.
+
+    >>> f, g = jnp.array([[1.0], [2.0]]), jnp.array([[3.0, 4.0]])
+    >>> multiply_chain([f, g])
+    Array([[11.]], dtype=float32)
+
+    Source: Cevher, Mathematics of Data (automatic differentiation: the chain of Jacobians).
+    """
+    jacobians = list(jacobians)
+    if not jacobians:
+        raise ValueError("multiply_chain expects at least one Jacobian, but none came.")
+    for i, j in enumerate(jacobians, 1):
+        if not hasattr(j, "shape") or len(j.shape) < 2:
+            raise ValueError(
+                f"multiply_chain expects matrices, but J{i} is {describe_any(j)}; write J{i}.reshape(out, in)."
+            )
+        if i > 1 and (*j.shape[:-2], j.shape[-1]) != jacobians[i - 2].shape[:-1]:
+            raise ValueError(
+                f"multiply_chain expects J{i} to take what J{i - 1} gives, but J{i} is {describe(j)} and J{i - 1} is "
+                f"{describe(jacobians[i - 2])}; the Jacobian of the function that is applied first comes first."
+            )
+    if order == "best":
+        order = optimal_order([jacobians[0].shape[-1], *(j.shape[-2] for j in jacobians)]).order
+    order = _bracketing("multiply_chain", order, len(jacobians))
+    return _fold(order, lambda i: jacobians[i - 1], jnp.matmul)
+
+
+def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Float[Array, "_ _"], ...]:
+    r"""The Jacobians :math:`J_1, \dots, J_L` of functions applied one after the other, each where the chain passes it.
+
+    .. math:: J_l = \frac{\partial f_l}{\partial x}\Big|_{x_{l-1}}, \qquad x_l = f_l(x_{l-1}), \qquad x_0 = x
+
+    Their product, by `multiply_chain`, is the Jacobian of :math:`f_L \circ \cdots \circ f_1` at x. An array of any
+    shape is read as the vector of its entries, row after row, so that each :math:`J_l` is a matrix
+    :math:`(d_l, d_{l-1})`. Each is made by forward or reverse mode, whichever takes fewer passes.
+
+    Args:
+        fs: functions from an array to an array; the first is applied first.
+        x: a floating-point array.
+
+    Raises:
+        ValueError: where there is no function.
+        TypeError: where ``x`` or what a function returns is not one floating-point array.
+
+    >>> jacobians = jacobian_chain([jnp.sin, lambda x: x.sum()], jnp.zeros(2))
+    >>> [j.shape for j in jacobians], multiply_chain(jacobians)
+    ([(2, 2), (1, 2)], Array([[1., 1.]], dtype=float32))
+
+    Source: Krapac & Segvic, Backpropagation (Jacobians of vectorised tensors); Cevher, Mathematics of Data.
+    """
+    warn_of_wrong_build()
+    fs = list(fs)
+    if not fs:
+        raise ValueError("jacobian_chain expects functions f_1, ..., f_L, but none came; write jacobian_chain([f], x).")
+    x = _one_array("x", at_point("jacobian_chain", x, x)[0])
+    jacobians = []
+    for i, f in enumerate(fs, 1):
+        if not callable(f):
+            raise TypeError(f"jacobian_chain expects functions, but f_{i} is {describe_any(f)}.")
+        y = _one_array(f"f_{i} to return", f(x))
+        mode = jax.jacfwd if x.size <= y.size else jax.jacrev
+        jacobians.append(mode(f)(x).reshape(y.size, x.size))
+        x = y
+    return tuple(jacobians)
+
+
+# ---- bracketings ---------------------------------------------------------------------------
+
+
+def _fold(order, leaf: Callable, join: Callable):
+    """A bracketing from the inside out, without recursion, for chains may be long."""
+    todo, done = [(order, False)], []
+    while todo:
+        part, opened = todo.pop()
+        if not isinstance(part, tuple):
+            done.append(leaf(part))
+        elif opened:
+            right, left = done.pop(), done.pop()
+            done.append(join(left, right))
+        else:
+            todo += [(part, True), (part[1], False), (part[0], False)]
+    return done.pop()
+
+
+def _cost(dims, order) -> int:
+    def join(left, right):
+        (rows, inner, of_left), (_, columns, of_right) = left, right
+        return rows, columns, of_left + of_right + rows * inner * columns
+
+    return _fold(order, lambda i: (dims[i], dims[i - 1], 0), join)[2]
+
+
+def _on_paper(order) -> str:
+    def in_brackets(text):
+        return f"({text})" if " " in text else text
+
+    return _fold(order, lambda i: f"J{i}", lambda left, right: f"{in_brackets(left)} {in_brackets(right)}")
+
+
+def _sweep(mode, factors):
+    """The bracketing of a pure mode: from right to left, or from left to right."""
+    numbers = range(2, factors + 1) if mode == "forward" else range(factors - 1, 0, -1)
+    order = 1 if mode == "forward" else factors
+    for i in numbers:
+        order = (i, order) if mode == "forward" else (order, i)
+    return order
+
+
+def _bracketing(where, order, factors):
+    """The bracketing that ``order`` names, as nested pairs."""
+    if order in ("forward", "reverse"):
+        return _sweep(order, factors)
+    leaves, todo = [], [order]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, tuple) and len(part) == 2:
+            todo += [part[1], part[0]]
+        else:
+            leaves.append(part)
+    if leaves != list(range(factors, 0, -1)):
+        example = _sweep("reverse", factors)
+        raise ValueError(
+            f"{where} expects order to be 'forward', 'reverse', 'best', or the factors {factors} to 1, in this "
+            f"order, in nested pairs, as in {example}, but {order!r} came."
+        )
+    return order
+
+
+def _dims(where, dims) -> tuple[int, ...]:
+    dims = tuple(require_whole(where, f"dims[{i}]", d) for i, d in enumerate(dims))
+    if len(dims) < 2:
+        raise ValueError(f"{where} expects the dimensions d_0, ..., d_L of at least one Jacobian, but {dims} came.")
+    return dims
+
+
+def _one_array(what, x):
+    leaves = jax.tree.leaves(x)
+    if len(leaves) != 1 or leaves[0] is not x:
+        raise TypeError(f"jacobian_chain expects {what} one array, but {describe_any(x)} came; split the functions.")
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"jacobian_chain expects {what} floating-point numbers, but {describe(x)} came.")
+    return x

@@ -1,0 +1,439 @@
+r"""The Laplacian of a function in one forward sweep, by one rule for every equation of its jaxpr.
+
+    x        the point, any pytree of floating-point arrays with n numbers in all
+    y        the value f(x), an array
+    J_i      the derivative of a value in the i-th direction: n of them, on a leading axis
+    L        the Laplacian of a value, the sum of its n second derivatives
+
+Where an equation computes y = p(x) from values with known J and L, the chain rule gives
+
+    y = p(x)        J_y,i = p'(x) J_i        L_y = p'(x) L + sum_i p''(x)[J_i, J_i]
+
+and nothing else is carried: no n by n Hessian, no tape. What p is, its own derivatives say:
+a p whose first derivative does not depend on x has no second term; an elementwise one needs
+p''(x) once and not n times; a product of matrices contracts over i as it contracts over its axes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jaxtyping import Array, Float, PyTree
+
+from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
+from jaxblocks.ad.products import at_point
+from jaxblocks.checks import describe_any, require_whole
+
+__all__ = ["array_valued", "laplacian", "scan_parts", "value_grad_laplacian"]
+
+
+def laplacian(
+    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: int | None = None
+) -> Float[Array, "..."]:
+    r"""The Laplacian :math:`\Delta f(x) = \sum_{i=1}^n \frac{\partial^2 f}{\partial x_i^2}`, exactly.
+
+    It is the trace of the Hessian of each output, in about half the operations that the
+    Hessian of a dense net takes. Loops and branches are differentiated as such (a ``scan`` stays one),
+    and so is what comes out: it works under ``jit``, ``vmap`` and ``grad``.
+
+    Args:
+        f: takes a pytree, returns one floating-point array, of any shape.
+        x: the point, a pytree of floating-point arrays, n numbers in all.
+        chunk_size: how many of the n directions go through f at once, all of them without it. With
+            chunks memory falls to ``chunk_size / n``, and f itself is computed once for each.
+
+    Returns:
+        :math:`\Delta f(x)`, of the shape of ``f(x)``.
+
+    Raises:
+        TypeError: where a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
+        NotImplementedError: where ``f`` uses a primitive that JAX cannot differentiate (it is named).
+
+    Rules of ``jax.custom_jvp`` are used. A function with ``jax.custom_vjp`` has no forward rule: what it
+    computes is differentiated instead. For many directions and an estimate in place of the sum, probe
+    `curvature` with random vectors (Hutchinson).
+
+    >>> float(laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0])))
+    18.0
+
+    Source: Li et al. 2023 (arXiv 2307.08214, the forward Laplacian); Dangel et al. 2025 (arXiv 2505.13644).
+    """
+    return _sweep("laplacian", f, x, chunk_size)[2]
+
+
+def value_grad_laplacian(
+    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: int | None = None
+) -> tuple[Float[Array, "..."], PyTree, Float[Array, "..."]]:
+    r"""The value :math:`f(x)`, the Jacobian and :math:`\Delta f(x)`, all from one sweep.
+
+    The Jacobian has the containers of ``x``, its leaves the shape ``(*f(x).shape, *leaf.shape)``: for a
+    scalar-valued f it is the gradient. Arguments and errors are those of `laplacian`.
+
+    >>> value, gradient, laplacian = value_grad_laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]))
+    >>> value, gradient, laplacian
+    (Array(9., dtype=float32), Array([ 3., 12.], dtype=float32), Array(18., dtype=float32))
+
+    Source: Li et al. 2023 (arXiv 2307.08214, the forward Laplacian).
+    """
+    value, jacobian, total = _sweep("value_grad_laplacian", f, x, chunk_size)
+    leaves, structure = jax.tree.flatten(x)
+    parts, start = [], 0
+    for leaf in leaves:
+        part = jnp.moveaxis(jacobian[start : start + jnp.size(leaf)], 0, -1)  # (*y, leaf.size)
+        parts.append(part.reshape(*value.shape, *jnp.shape(leaf)))
+        start += jnp.size(leaf)
+    return value, structure.unflatten(parts), total
+
+
+def _sweep(where, f, x, chunk_size) -> tuple[Array, Array, Array]:
+    """Value, Jacobian (n, *y) and Laplacian of f at x, all directions at once or in chunks."""
+    warn_of_wrong_build()
+    f = array_valued(where, f)
+    x, _ = at_point(where, x, x)
+    leaves, structure = jax.tree.flatten(x)
+    n = sum(leaf.size for leaf in leaves)
+    if n == 0:
+        raise ValueError(f"{where} expects x to hold at least one number, but its arrays are empty.")
+    closed = jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves)
+
+    def along(start, size):
+        points = []
+        for leaf in leaves:  # its place among the n numbers is where its part of the unit vectors stands
+            unit = start + jnp.arange(size)[:, None] == jnp.arange(leaf.size)[None, :]
+            points.append(_Point(leaf, unit.astype(leaf.dtype).reshape(size, *leaf.shape), jnp.zeros_like(leaf)))
+            start = start - leaf.size
+        [y] = _walk(closed, points)
+        return _filled(y, True, size)
+
+    if chunk_size is None or require_whole(where, "chunk_size", chunk_size) >= n:
+        return along(0, n)
+
+    def step(carry, start):
+        value, jacobian, part = along(start, chunk_size)
+        return (value, carry[1] + part), jacobian
+
+    [aval] = closed.out_avals
+    begin = jnp.zeros(aval.shape, aval.dtype)
+    (value, total), jacobian = lax.scan(step, (begin, begin), jnp.arange(0, n, chunk_size))
+    return value, jacobian.reshape(-1, *aval.shape)[:n], total
+
+
+def array_valued(where: str, f: Callable) -> Callable:
+    """The same function; while it is traced, a ``TypeError`` unless it returns one floating-point array.
+
+    >>> array_valued("laplacian", lambda x: (x, x))(jnp.zeros(3))
+    Traceback (most recent call last):
+    ...
+    TypeError: laplacian expects f to return one array, but a tuple came; return one of them alone, as in \
+lambda x: f(x)[0].
+    """
+    if not callable(f):
+        raise TypeError(f"{where} expects a function f first, but {describe_any(f)} came; write {where}(f, x).")
+
+    def checked(*args):
+        y = f(*args)
+        leaves = jax.tree.leaves(y)
+        if len(leaves) != 1 or leaves[0] is not y:
+            repair = "return the array" if not leaves else "return one of them alone, as in lambda x: f(x)[0]"
+            raise TypeError(f"{where} expects f to return one array, but {describe_any(y)} came; {repair}.")
+        y = jnp.asarray(y)
+        if not jnp.issubdtype(y.dtype, jnp.floating):
+            raise TypeError(
+                f"{where} expects f to return a floating-point array, but {y.dtype} {y.shape} came, which has no "
+                "derivative; return what it was computed from."
+            )
+        return y
+
+    return checked
+
+
+# ---- the walk -----------------------------------------------------------------------------
+
+
+class _Point(NamedTuple):
+    """A value with its derivatives, the directions leading; both ``None`` where it does not depend on x."""
+
+    value: Any
+    jacobian: Any = None
+    laplacian: Any = None
+
+    @property
+    def moves(self) -> bool:
+        return self.jacobian is not None
+
+
+def _filled(point, moves, directions) -> _Point:
+    """A constant as a point whose derivatives are zeros, where loops and branches ask for it."""
+    if not moves or point.moves:
+        return point
+    value = jnp.asarray(point.value)
+    return _Point(value, jnp.zeros((directions, *value.shape), value.dtype), jnp.zeros(value.shape, value.dtype))
+
+
+def _walk(closed: ClosedJaxpr, points) -> list[_Point]:
+    jaxpr = closed.jaxpr
+    known = {v: _Point(value) for v, value in zip(jaxpr.constvars, closed.consts, strict=True)}
+    known |= dict(zip(jaxpr.invars, points, strict=True))
+
+    def read(variable):
+        return _Point(variable.val) if isinstance(variable, Literal) else known[variable]
+
+    for equation in jaxpr.eqns:
+        inputs = [read(v) for v in equation.invars]
+        body, name = _opened(equation), equation.primitive.name
+        if not any(point.moves for point in inputs) or not any(_moves(equation)):
+            variables = inputs_of([equation])
+            values = piece(jaxpr, [equation], variables, equation.outvars)(*(known[v].value for v in variables))
+            outputs = [_Point(value) for value in values]
+        elif body is not None:
+            outputs = _walk(body, inputs)
+        elif name in _NESTED:
+            outputs = _NESTED[name](equation, inputs)
+        else:
+            outputs = _differentiate(jaxpr, equation, known, inputs)
+        known.update(zip(equation.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+# What is constant in pieces: its derivative is zero wherever there is one.
+_FLAT = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
+
+
+def _moves(equation: JaxprEqn) -> list[bool]:
+    """Which outputs move with inputs that do: numbers that are not whole."""
+    inexact = [jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.inexact) for v in equation.outvars]
+    return [kind and equation.primitive.name not in _FLAT for kind in inexact]
+
+
+def _opened(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """The body of a call; not that of a function with a derivative of its own, which is to be believed."""
+    return None if equation.primitive.name == "custom_jvp_call" else body_of_call(equation)
+
+
+def _moved(jaxpr: Jaxpr, moves) -> list[bool]:
+    """Which outputs move with those inputs that do, never too few."""
+    moving = {v for v, m in zip(jaxpr.invars, moves, strict=True) if m}
+    for equation in jaxpr.eqns:
+        ins = [not isinstance(v, Literal) and v in moving for v in equation.invars]
+        if any(ins):
+            body = _opened(equation)
+            outs = _moves(equation) if body is None else _moved(body.jaxpr, ins)
+            moving |= {v for v, m in zip(equation.outvars, outs, strict=True) if m}
+    return [not isinstance(v, Literal) and v in moving for v in jaxpr.outvars]
+
+
+# ---- one equation -------------------------------------------------------------------------
+
+
+def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
+    """The chain rule of second order for one primitive, as a function of those distinct inputs that move."""
+    name, kinds = equation.primitive.name, _moves(equation)
+    variables = inputs_of([equation])
+    moving = [v for v in variables if known[v].moves]
+    points = [known[v] for v in moving]
+    xs = [point.value for point in points]
+
+    def function(outputs):
+        whole = piece(jaxpr, [equation], variables, outputs)
+
+        def p(*xs):
+            values = dict(zip(moving, xs, strict=True))
+            return whole(*(values[v] if v in values else known[v].value for v in variables))
+
+        return p
+
+    p = function([v for v, moves in zip(equation.outvars, kinds, strict=True) if moves])
+    try:
+        if name in _ELEMENTWISE and _is_real(equation) and all(jnp.shape(x) == _shape(equation) for x in xs):
+            moved = [_elementwise(lambda *xs: p(*xs)[0], points)]
+        else:
+            moved = _any(p, points, _product(equation, inputs) if name == "dot_general" else None)
+    except (NotImplementedError, ValueError) as error:
+        if isinstance(error, ValueError) and "callback" not in str(error):
+            raise
+        raise NotImplementedError(
+            f"The Laplacian needs two derivatives of the primitive {name!r}, but JAX has not both; give the function "
+            "that calls it a rule with jax.custom_jvp that can be differentiated again."
+        ) from error
+    rest = function([v for v, moves in zip(equation.outvars, kinds, strict=True) if not moves])(*xs)
+    moved, rest = iter(moved), iter(rest)
+    return [next(moved) if moves else _Point(next(rest)) for moves in kinds]
+
+
+def _any(p, points, second=None) -> list[_Point]:
+    """Any primitive: linearised once; its second derivative along each direction, unless ``second`` is its sum."""
+    xs, jacobians, laplacians = (tuple(getattr(point, name) for point in points) for name in _Point._fields)
+    values, push = jax.linearize(p, *xs)
+    totals = push(*laplacians)
+
+    def slope(xs, ts):
+        return jax.jvp(p, xs, ts)[1]
+
+    def bend(*ts):
+        return jax.jvp(lambda *xs: slope(xs, ts), xs, ts)[1]
+
+    if second is not None:
+        totals = [totals[0] + second]
+    elif any(_moved(jax.make_jaxpr(slope)(xs, xs).jaxpr, [True] * len(xs) + [False] * len(xs))):
+        totals = [total + each.sum(axis=0) for total, each in zip(totals, jax.vmap(bend)(*jacobians), strict=True)]
+    return [_Point(*parts) for parts in zip(values, jax.vmap(push)(*jacobians), totals, strict=True)]
+
+
+def _elementwise(p, points) -> _Point:
+    """A function of each element alone: its partial derivatives are taken once, for all directions."""
+    xs = [point.value for point in points]
+
+    def partial(p, a):
+        def slope(*xs):
+            one = jnp.ones(xs[a].shape, xs[a].dtype)
+            return jax.jvp(lambda x: p(*xs[:a], x, *xs[a + 1 :]), (xs[a],), (one,))[1]
+
+        return slope
+
+    slopes = [partial(p, a) for a in range(len(xs))]
+    firsts = [slope(*xs) for slope in slopes]
+    jacobian = sum(first[None] * point.jacobian for first, point in zip(firsts, points, strict=True))
+    total = sum(first * point.laplacian for first, point in zip(firsts, points, strict=True))
+    for a, slope in enumerate(slopes):
+        traced = jax.make_jaxpr(slope)(*xs).jaxpr
+        for b in range(a, len(xs)):
+            if any(_moved(traced, [i == b for i in range(len(xs))])):
+                together = jnp.sum(points[a].jacobian * points[b].jacobian, axis=0)
+                total = total + partial(slope, b)(*xs) * (together if a == b else 2 * together)
+    return _Point(p(*xs), jacobian, total)
+
+
+def _product(equation, inputs):
+    """The second term of a product of matrices: directions are contracted with the axes; 0 if one factor rests."""
+    if not all(point.moves for point in inputs):
+        return None
+    (left, right), batch = equation.params["dimension_numbers"]
+    shifted = [tuple(axis + 1 for axis in axes) for axes in (left, right, *batch)]
+    numbers = (((0, *shifted[0]), (0, *shifted[1])), (shifted[2], shifted[3]))
+    return 2 * lax.dot_general(
+        inputs[0].jacobian,
+        inputs[1].jacobian,
+        numbers,
+        precision=equation.params["precision"],
+        preferred_element_type=equation.params["preferred_element_type"],
+    )
+
+
+def _shape(equation):
+    return equation.outvars[0].aval.shape
+
+
+def _is_real(equation):
+    return all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (*equation.invars, *equation.outvars))
+
+
+# Each element of the output is a function of the elements at its own place alone, and not a linear one.
+_ELEMENTWISE = frozenset(
+    """acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf erf_inv erfc exp
+    exp2 expm1 integer_pow lgamma log log1p logistic mul pow rsqrt sin sinh sqrt square tan tanh""".split()
+)
+
+
+# ---- loops and branches: the same loops and branches over points ----------------------------
+
+
+def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
+    """How many constants and how many carries the inputs of a scan begin with; the slices follow.
+
+    >>> [equation] = jax.make_jaxpr(lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs))(1.0, jnp.ones(3)).eqns
+    >>> scan_parts(equation)
+    (0, 1)
+    """
+    body = equation.params["jaxpr"]
+    body = getattr(body, "jaxpr", body)
+    # A slice has one axis less in the body than outside: so all is told by public attributes alone.
+    carries = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, body.outvars, strict=True))
+    slices = sum(len(o.aval.shape) != len(b.aval.shape) for o, b in zip(equation.invars, body.invars, strict=True))
+    return len(equation.invars) - slices - carries, carries
+
+
+def _scan(equation, inputs):
+    params, directions = equation.params, _directions(inputs)
+    body = _closed(params["jaxpr"])
+    n_constants, n_carries = scan_parts(equation)
+    end = n_constants + n_carries
+    constants, carry, slices = inputs[:n_constants], inputs[n_constants:end], inputs[end:]
+    rest = [point.moves for point in slices]
+    moves = _carried(lambda moves: _moved(body.jaxpr, [c.moves for c in constants] + moves + rest), carry)
+
+    def step(carry, slices):
+        points = _walk(body, [*constants, *carry, *slices])
+        carry = [_filled(point, m, directions) for point, m in zip(points[:n_carries], moves, strict=True)]
+        return carry, points[n_carries:]
+
+    carry = [_filled(point, m, directions) for point, m in zip(carry, moves, strict=True)]
+    carry, outs = lax.scan(
+        step,
+        carry,
+        [_seeds_behind_time(point, 0, 1) for point in slices],
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *(_seeds_behind_time(point, 1, 0) for point in outs)]
+
+
+def _seeds_behind_time(point, source, target):
+    return point._replace(jacobian=jnp.moveaxis(point.jacobian, source, target)) if point.moves else point
+
+
+def _while(equation, inputs):
+    params, directions = equation.params, _directions(inputs)
+    condition, body = _closed(params["cond_jaxpr"]), _closed(params["body_jaxpr"])
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    asked, constants, carry = inputs[:first], inputs[first:second], inputs[second:]
+    moves = _carried(lambda moves: _moved(body.jaxpr, [c.moves for c in constants] + moves), carry)
+
+    def goes_on(carry):
+        [answer] = _walk(condition, [_Point(point.value) for point in (*asked, *carry)])
+        return answer.value
+
+    def step(carry):
+        points = _walk(body, [*constants, *carry])
+        return [_filled(point, m, directions) for point, m in zip(points, moves, strict=True)]
+
+    return lax.while_loop(goes_on, step, [_filled(p, m, directions) for p, m in zip(carry, moves, strict=True)])
+
+
+def _cond(equation, inputs):
+    index, *operands = inputs
+    branches, directions = [_closed(branch) for branch in equation.params["branches"]], _directions(inputs)
+    each = [_moved(branch.jaxpr, [point.moves for point in operands]) for branch in branches]
+    moves = [any(outs) for outs in zip(*each, strict=True)]
+
+    def run(branch):
+        return lambda points: [
+            _filled(point, m, directions) for point, m in zip(_walk(branch, points), moves, strict=True)
+        ]
+
+    return lax.switch(index.value, [run(branch) for branch in branches], operands)
+
+
+_NESTED = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def _carried(step, carry) -> list[bool]:
+    """Which parts of a carry move at some step: as many as the step itself makes move."""
+    moves = [point.moves for point in carry]
+    while True:
+        wider = [a or b for a, b in zip(moves, step(moves), strict=False)]
+        if wider == moves:
+            return moves
+        moves = wider
+
+
+def _directions(points) -> int:
+    return next(point.jacobian.shape[0] for point in points if point.moves)
+
+
+def _closed(jaxpr) -> ClosedJaxpr:
+    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr

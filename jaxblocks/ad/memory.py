@@ -1,0 +1,219 @@
+"""What derivatives keep in memory, and how it grows with depth.
+
+Forward mode carries a tangent along and forgets the rest; reverse mode keeps what every layer's
+derivative reads until it comes back to it. `jaxblocks.ad.scan` offers the ways between.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.checks import describe_any, require_whole
+
+__all__ = ["MemoryCurve", "memory_curve", "saved_numbers", "temporary_bytes"]
+
+
+def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
+    """What the compiled ``f`` needs at its peak beside its arguments and results, in bytes; nothing is run.
+
+    Args:
+        f: any function that ``jax.jit`` takes.
+        args: arrays or ``jax.ShapeDtypeStruct``, in pytrees.
+
+    Returns:
+        The bytes, ``None`` where the compiler does not tell.
+
+    >>> x = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    >>> temporary_bytes(lambda x: jnp.sum(jnp.sort(x) * x), x) >= 4000
+    True
+    """
+    try:
+        return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def saved_numbers(f: Callable, /, *args: Any) -> int:
+    """How many numbers reverse mode keeps between its sweeps: what the pullback of ``jax.vjp`` holds.
+
+    This is before the compiler sees it, which may keep less, and is the number that theory speaks about:
+    it grows with the layers, but not with ``jax.checkpoint``, which keeps the arguments alone.
+
+    Args:
+        f: takes pytrees of floating-point arrays.
+        args: its arguments, arrays or ``jax.ShapeDtypeStruct``; nothing is computed.
+
+    Raises:
+        TypeError: where an argument is not floating-point.
+
+    >>> x = jnp.ones(1000)
+    >>> saved_numbers(jnp.sin, x), saved_numbers(lambda x: jnp.sin(jnp.sin(x)), x)
+    (1000, 2000)
+    >>> saved_numbers(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), x)
+    1000
+
+    Source: Huszar, DeepNN lecture 3 (the memory of reverse mode).
+    """
+    warn_of_wrong_build()
+    args, _ = at_point("saved_numbers", args, args)
+    pullback = jax.eval_shape(lambda *args: jax.vjp(f, *args)[1], *args)
+    return sum(leaf.size for leaf in jax.tree.leaves(pullback))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MemoryCurve:
+    """Temporary bytes of a function and of its derivatives at several depths, as `memory_curve` measures them.
+
+    It prints as a table in a terminal and in a notebook; `plot` draws it.
+
+    Attributes:
+        depths: the depths, increasing.
+        bytes: for each row, by name, the bytes at each depth (``None`` where the compiler does not tell).
+
+    >>> curve = MemoryCurve((10, 100), {"jvp": (64, 64), "gradient": (1000, 10000)})
+    >>> curve["gradient"], curve.growth("jvp"), curve.growth("gradient")
+    ((1000, 10000), 0.0, 1.0)
+    >>> print(curve)
+    temporary bytes      depth 10    depth 100      growth
+    -----------------  ----------  -----------  ----------
+    jvp                        64           64  depth^0.00
+    gradient                1,000       10,000  depth^1.00
+    """
+
+    depths: tuple[int, ...]
+    bytes: dict[str, tuple[int | None, ...]]
+
+    def __getitem__(self, name: str) -> tuple[int | None, ...]:
+        if name not in self.bytes:
+            raise KeyError(f"This curve has no row {name!r}; it has {', '.join(self.bytes)}.")
+        return self.bytes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.bytes)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def growth(self, name: str) -> float:
+        """The power of the depth with which a row grows, between the last two depths; NaN where it is not known.
+
+        >>> MemoryCurve((1, 4), {"gradient": (100, 200)}).growth("gradient")
+        0.5
+        """
+        row = self[name]
+        if len(row) < 2 or not row[-1] or not row[-2]:
+            return math.nan
+        return math.log(row[-1] / row[-2]) / math.log(self.depths[-1] / self.depths[-2])
+
+    def __repr__(self):
+        return self._table("simple")
+
+    def _repr_html_(self) -> str:
+        return self._table("html")
+
+    def plot(self, ax=None):
+        """A line for each row, bytes over depth, both logarithmic; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> axes = MemoryCurve((10, 100), {"jvp": (64, 64), "gradient": (1000, 10000)}).plot()
+        >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()]
+        ('temporary bytes', ['jvp', 'gradient'])
+        """
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots()
+        for name, row in self.bytes.items():
+            known = [(depth, size) for depth, size in zip(self.depths, row, strict=True) if size]
+            ax.plot(*zip(*known, strict=True) if known else ((), ()), marker="o", label=name)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
+        ax.set_xlabel("depth")
+        ax.set_ylabel("temporary bytes")
+        ax.legend()
+        return ax
+
+    def _table(self, style) -> str:
+        from tabulate import tabulate
+
+        def cell(size):
+            return "" if size is None else f"{size:,}"
+
+        def growth(name):
+            power = self.growth(name)
+            return "" if math.isnan(power) else f"depth^{power:.2f}"
+
+        lines = [[name, *map(cell, row), growth(name)] for name, row in self.bytes.items()]
+        headers = ["temporary bytes", *(f"depth {depth:,}" for depth in self.depths), "growth"]
+        align = ["left"] + ["right"] * (len(headers) - 1)
+        return tabulate(lines, headers=headers, tablefmt=style, colalign=align, disable_numparse=True)
+
+
+def memory_curve(
+    make: Callable, depths: Sequence[int], checkpoints: Sequence[str | int | Callable | None] = ()
+) -> MemoryCurve:
+    r"""How the memory of :math:`f`, of its jvp and of its gradient grows with the depth of :math:`f`.
+
+    Args:
+        make: ``make(depth)`` returns ``(f, x)``: a scalar-valued function and its point, a pytree of
+            floating-point arrays (or ``jax.ShapeDtypeStruct``: programs are compiled and not run).
+        depths: increasing whole numbers.
+        checkpoints: what the gradient shall keep; each gives one more row, the gradient of
+            ``make(depth, checkpoint=...)``. As `jaxblocks.ad.scan` and `jaxblocks.layers.Repeat` understand it.
+
+    Returns:
+        Rows ``"function"``, ``"jvp"``, ``"gradient"``, and ``"gradient, checkpoint='body'"`` and so on.
+
+    Raises:
+        ValueError: where ``depths`` are none or not increasing, or ``f`` is not scalar-valued.
+        TypeError: where ``x`` holds a leaf that is not floating-point, or ``make`` returns no pair.
+
+    >>> from jaxblocks.ad.checkpointing import scan
+    >>> def make(depth, checkpoint=None):
+    ...     def f(w):
+    ...         return jnp.sum(scan(lambda h, w: (jnp.tanh(w @ h), None), jnp.ones(8), w, checkpoint=checkpoint)[0])
+    ...     return f, jnp.ones((depth, 8, 8))
+    >>> curve = memory_curve(make, (128, 512), [4])
+    >>> [round(curve.growth(name), 1) for name in ("jvp", "gradient", "gradient, checkpoint=4")]
+    [0.0, 1.0, 0.0]
+
+    Source: Huszar, DeepNN lecture 3 (the memory of reverse mode); Griewank & Walther, Evaluating Derivatives.
+    """
+    warn_of_wrong_build()
+    depths = tuple(require_whole("memory_curve", "depths", depth) for depth in depths)
+    if not depths or list(depths) != sorted(set(depths)):
+        raise ValueError(f"memory_curve expects depths that increase, such as (16, 64, 256), but {depths} came.")
+    rows: dict[str, tuple[Callable, dict]] = {name: (program, {}) for name, program in _PROGRAMS.items()}
+    for checkpoint in checkpoints:
+        name = getattr(checkpoint, "__name__", repr(checkpoint))
+        rows[f"gradient, checkpoint={name}"] = _PROGRAMS["gradient"], {"checkpoint": checkpoint}
+    return MemoryCurve(
+        depths,
+        {name: tuple(_bytes_at(make, depth, *row) for depth in depths) for name, row in rows.items()},
+    )
+
+
+# Each takes the point and a direction, so that all are called alike.
+_PROGRAMS: dict[str, Callable] = {
+    "function": lambda f: lambda x, v: f(x),
+    "jvp": lambda f: lambda x, v: jax.jvp(f, (x,), (v,)),
+    "gradient": lambda f: lambda x, v: jax.grad(f)(x),
+}
+
+
+def _bytes_at(make, depth, program, options) -> int | None:
+    made = make(depth, **options)
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise TypeError(
+            f"memory_curve expects make(depth) to return a function and its point, but {describe_any(made)} came; "
+            "write return f, x."
+        )
+    f, x = made
+    return temporary_bytes(program(scalar_valued("memory_curve", f)), *at_point("memory_curve", x, x))

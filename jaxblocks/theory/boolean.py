@@ -1,0 +1,119 @@
+r"""Boolean functions by rectifiers: any table by one unit for each true row, parity by far fewer.
+
+Inputs are rows of n numbers, 0 or 1, (..., n); outputs are (..., 1).
+"""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.activations import cosine
+from jaxblocks.checks import require_whole
+from jaxblocks.core import Layer
+from jaxblocks.layers.combinators import Wire
+from jaxblocks.layers.dense import MLP
+from jaxblocks.theory.constructions import one_hidden_layer
+
+__all__ = ["bit_rows", "minterm_network", "parity_chain", "parity_cosine", "parity_shallow"]
+
+
+def bit_rows(n: int) -> np.ndarray:
+    """All rows of n bits, (2^n, n), in the order of a truth table: the first bit is the most significant.
+
+    >>> bit_rows(2)
+    array([[0., 0.],
+           [0., 1.],
+           [1., 0.],
+           [1., 1.]])
+    """
+    n = require_whole("bit_rows", "n", n)
+    return (np.arange(2**n)[:, None] >> np.arange(n)[::-1] & 1).astype(np.float64)
+
+
+def minterm_network(truth_table, *, param_dtype=None) -> tuple[Layer, tuple]:
+    r"""Any Boolean function, by one hidden unit for each row where it is true (its minterms).
+
+    The unit of a row r is :math:`\mathrm{ReLU}(\sum_i (2 r_i - 1) x_i + 1 - \sum_i r_i)`: 1 at x = r and 0 at every
+    other row. So one hidden layer is always enough, and may be exponentially large: parity of n bits has
+    :math:`2^{n-1}` true rows.
+
+    Args:
+        truth_table: :math:`2^n` Booleans, in the order of `bit_rows`.
+        param_dtype: float64 where JAX has it switched on, else float32.
+
+    Raises:
+        ValueError: where its length is no power of two, or an entry is neither 0 nor 1.
+
+    >>> net, params = minterm_network([0, 1, 1, 0])  # exclusive or
+    >>> net.apply(params, jnp.asarray(bit_rows(2), jnp.float32))[:, 0]
+    Array([0., 1., 1., 0.], dtype=float32)
+
+    Source: Krapac & Segvic, Deep feed-forward models (the second caveat of universal approximation).
+    """
+    table = np.asarray(truth_table)
+    if table.ndim != 1 or len(table) < 2 or len(table) & (len(table) - 1):
+        raise ValueError(f"minterm_network expects a table of 2^n entries, n >= 1, but shape {table.shape} came.")
+    if not np.isin(table, (0, 1)).all():
+        raise ValueError("minterm_network expects entries that are 0 or 1, but others came; compare: table > 0.5.")
+    rows = bit_rows(len(table).bit_length() - 1)[table == 1]
+    if not len(rows):  # a net has at least one unit
+        rows, weights = np.zeros((1, len(table).bit_length() - 1)), np.zeros(1)
+    else:
+        weights = np.ones(len(rows))
+    return one_hidden_layer((2 * rows - 1).T, 1 - rows.sum(1), weights, 0.0, param_dtype=param_dtype)
+
+
+def parity_shallow(n: int, *, param_dtype=None) -> tuple[Layer, tuple]:
+    r"""Parity of n bits by n rectifiers in one hidden layer: it depends on the sum :math:`s = \sum_i x_i` alone.
+
+    .. math:: \mathrm{ReLU}(s) + 2 \sum_{k=1}^{n-1} (-1)^k\, \mathrm{ReLU}(s - k)
+
+    zigzags between 0 and 1; for n = 2 it is the lecture's exclusive or.
+
+    >>> net, params = parity_shallow(3)
+    >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]
+    Array([0., 1.], dtype=float32)
+
+    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or). The :math:`O(2^n)` units printed there for
+    shallow models are those of `minterm_network`, not of affine units with rectifiers.
+    """
+    k = np.arange(require_whole("parity_shallow", "n", n))
+    weights = np.where(k == 0, 1.0, 2.0 * (-1.0) ** k)
+    return one_hidden_layer(np.ones((n, n)), -k, weights, 0.0, param_dtype=param_dtype)
+
+
+def parity_cosine(n: int, *, param_dtype=None) -> tuple[Layer, tuple]:
+    r"""Parity of n bits by a single cosine: :math:`\tfrac12 - \tfrac12 \cos(\pi \sum_i x_i)`, to rounding.
+
+    >>> net, params = parity_cosine(3)
+    >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0].round(6)
+    Array([0., 1.], dtype=float32)
+
+    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
+    """
+    n = require_whole("parity_cosine", "n", n)
+    kernel = np.full((n, 1), np.pi)
+    return one_hidden_layer(kernel, [0.0], [-0.5], 0.5, activation=cosine, param_dtype=param_dtype)
+
+
+def parity_chain(n: int, *, param_dtype=None) -> tuple[Layer, dict]:
+    r"""Parity of n bits by a chain of n - 1 pairwise exclusive ors, 2 (n - 1) rectifiers that share nine weights.
+
+    :math:`z_1 = x_1,\ z_i = \mathrm{ReLU}(z_{i-1} + x_i) - 2\,\mathrm{ReLU}(z_{i-1} + x_i - 1)`. Deep, and as cheap as
+    the table is dear.
+
+    >>> net, params = parity_chain(3)
+    >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]
+    Array([0., 1.], dtype=float32)
+
+    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
+    """
+    n = require_whole("parity_chain", "n", n, 2)
+
+    def forward(f, x):
+        step = lambda z, i: f.xor(jnp.concatenate([z, x[..., i : i + 1]], -1))
+        return functools.reduce(step, range(1, n), x[..., :1])
+
+    _, xor = one_hidden_layer(np.ones((2, 2)), [0, -1], [1, -2], 0.0, param_dtype=param_dtype)
+    return Wire(forward, xor=MLP(2, 1)), {"xor": xor}

@@ -1,0 +1,226 @@
+r"""What homogeneity is good for: :math:`\mathrm{ReLU}(\alpha x) = \alpha\,\mathrm{ReLU}(x)` for alpha > 0.
+
+The params of one function form a family, along which norms can be moved between layers: `rescale`. So one input needs
+kernels of signs only (`unit_kernels`), norms can be made equal (`balance`), gradients obey Euler's identities
+(`euler_terms`), gradient flow conserves differences of norms (`norm_differences`), and margins mean something only
+after division by the norms (`normalised_margin`).
+
+All functions take the params of dense layers in series with homogeneous activations between them: ``relu``,
+``leaky_relu``, ``abs``, ``maxout``; biases are allowed where nothing else is said.
+
+    W_l    kernel of layer l = 1 ... L, (in, out)
+    b_l    its bias
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks.checks import check_values, describe_any
+from jaxblocks.core import as_layer
+
+__all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalised_margin", "rescale", "unit_kernels"]
+
+
+def rescale(params, factors: Sequence) -> Any:
+    r"""Params of the same function: the units of each hidden layer made larger, the next layer's kernel smaller.
+
+    .. math:: W_l \to W_l D_l,\quad b_l \to b_l D_l,\quad W_{l+1} \to D_l^{-1} W_{l+1},\qquad D_l = \mathrm{diag}(d_l)
+
+    To the last bit for powers of two; not for tanh, and not for negative factors.
+
+    Args:
+        params: of dense layers in series, as ``Serial`` and ``MLP`` make them.
+        factors: for each hidden layer a positive number, or one for each of its units.
+
+    Raises:
+        ValueError: for params of other layers, as many factors as there are not hidden layers, or a factor <= 0 (under
+            ``jit``, where values are unknown, nothing is raised and the function is another one).
+
+    >>> net = MLP(3, 1)
+    >>> params = net.init(jax.random.key(0), jnp.zeros(2))
+    >>> x = jnp.array([0.3, -1.0])
+    >>> bool(net.apply(rescale(params, [4.0]), x) == net.apply(params, x))
+    True
+
+    Source: Diehl 2023, Remark 1.1 ("how does this help?").
+    """
+    layers = _dense_layers("rescale", params)
+    if len(factors) != len(layers) - 1:
+        raise ValueError(
+            f"rescale expects a factor for each of the {len(layers) - 1} hidden layers, but {len(factors)} came."
+        )
+    for place, factor in enumerate(factors):
+        kernel = layers[place]["kernel"]
+        factor = jnp.asarray(factor, kernel.dtype)
+        if factor.shape not in ((), kernel.shape[1:]):
+            raise ValueError(
+                f"rescale expects one factor, or {kernel.shape[1]} for the units of hidden layer {place}, but "
+                f"factors of shape {factor.shape} came."
+            )
+        check_values(
+            factor > 0,
+            f"rescale expects positive factors, but the smallest for hidden layer {place} is {{least}}; rectifiers are "
+            "homogeneous for positive numbers only.",
+            least=jnp.min(factor),
+        )
+        factor = jnp.broadcast_to(factor, kernel.shape[1:])  # (units,)
+        larger = {name: x * jnp.broadcast_to(factor.astype(x.dtype), x.shape) for name, x in layers[place].items()}
+        after = layers[place + 1]["kernel"]
+        smaller = after / jnp.broadcast_to(factor.astype(after.dtype)[:, None], after.shape)
+        layers[place : place + 2] = [larger, {**layers[place + 1], "kernel": smaller}]
+    return _put_back(params, layers)
+
+
+def unit_kernels(params) -> Any:
+    r"""Params of the same function whose hidden units all have incoming weights of norm 1.
+
+    :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
+    signs suffice. A unit without incoming weights stays as it is.
+
+    >>> params = ({"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}, (), {"kernel": jnp.ones((2, 1))})
+    >>> unit_kernels(params)[0]["kernel"]
+    Array([[-1.,  1.]], dtype=float32)
+
+    Source: Diehl 2023, Remark 1.1 and Lemma 1.3.
+    """
+    hidden = len(_dense_layers("unit_kernels", params)) - 1
+    for place in range(hidden):
+        norms = jnp.sqrt(jnp.sum(_dense_layers("unit_kernels", params)[place]["kernel"] ** 2, 0))  # (units,)
+        factors: list = [1.0] * hidden
+        factors[place] = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, jnp.ones_like(norms)), 1.0)
+        params = rescale(params, factors)
+    return params
+
+
+def balance(params) -> Any:
+    r"""Params of the same function whose kernels all have the same Frobenius norm, the geometric mean of the old ones.
+
+    Of all factors, one for each layer, these make :math:`\sum_l \|W_l\|_F^2` smallest, since the product of the norms
+    is fixed.
+
+    Raises:
+        ValueError: for a kernel of zeros, which no factor helps.
+
+    >>> params = ({"kernel": jnp.array([[8.0]])}, (), {"kernel": jnp.array([[2.0]])})
+    >>> [float(layer["kernel"][0, 0]) for layer in balance(params) if layer]
+    [4.0, 4.0]
+
+    Source: Diehl 2023, Remark 1.1; Neyshabur, Salakhutdinov, Srebro 2015, Path-SGD.
+    """
+    norms = jnp.stack([jnp.linalg.norm(layer["kernel"]) for layer in _dense_layers("balance", params)])
+    check_values(norms > 0, "balance expects kernels that are not zero, but one is; its net is constant.")
+    logs = jnp.log(norms)
+    factors = jnp.exp(jnp.cumsum(jnp.broadcast_to(jnp.mean(logs), logs.shape) - logs))
+    return rescale(params, list(factors[:-1]))
+
+
+class EulerTerms(NamedTuple):
+    """What `euler_terms` returns: all are equal where the net is homogeneous.
+
+    Attributes:
+        output: the sum of the outputs.
+        inputs: the term of the inputs.
+        kernels: one for each layer.
+    """
+
+    output: Float[Array, ""]
+    inputs: Float[Array, ""]
+    kernels: tuple[Float[Array, ""], ...]
+
+
+def euler_terms(net, params, x: Float[Array, "*batch inputs"]) -> EulerTerms:
+    r"""Euler's identities: the net is homogeneous of degree one in its inputs and in each of its kernels.
+
+    .. math:: \langle x, \nabla_x f\rangle + \sum_{i \ge 1} \langle b_i, \nabla_{b_i} f\rangle = f
+        = \langle W_l, \nabla_{W_l} f\rangle + \sum_{i \ge l} \langle b_i, \nabla_{b_i} f\rangle
+
+    for f the sum of the outputs, and without the sums where there are no biases. A tanh breaks them.
+
+    >>> net = MLP(3, 3, 1)
+    >>> params = net.init(jax.random.key(0), jnp.zeros(2))
+    >>> terms = euler_terms(net, params, jnp.array([0.3, -1.0]))
+    >>> bool(jnp.allclose(terms.inputs, terms.output)), [bool(jnp.allclose(k, terms.output)) for k in terms.kernels]
+    (True, [True, True, True])
+
+    Source: Diehl 2023, Remark 1.1; Euler's theorem on homogeneous functions.
+    """
+    f = lambda params, x: jnp.sum(as_layer(net).apply(params, x))
+    output, (to_params, to_x) = jax.value_and_grad(f, (0, 1))(params, x)
+    pairs = list(zip(_dense_layers("euler_terms", params), _dense_layers("euler_terms", to_params), strict=True))
+    kernels, biases = [], jnp.zeros_like(output)
+    for layer, gradient in reversed(pairs):
+        if "bias" in layer:
+            biases = biases + jnp.sum(layer["bias"] * gradient["bias"]).astype(output.dtype)
+        kernels.append(jnp.sum(layer["kernel"] * gradient["kernel"]).astype(output.dtype) + biases)
+    return EulerTerms(output, jnp.sum(x * to_x) + biases, tuple(reversed(kernels)))
+
+
+def norm_differences(params) -> Float[Array, " hidden"]:
+    r"""What gradient flow conserves: :math:`\|W_l\|_F^2 + \|b_l\|^2 - \|W_{l+1}\|_F^2` for each hidden layer.
+
+    Whatever the loss: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Gradient descent
+    with step size :math:`\eta` drifts away by :math:`O(\eta)` in equal time.
+
+    >>> norm_differences(({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])}))
+    Array([-5.], dtype=float32)
+
+    Source: Diehl 2023, Remark 1.1; Du, Hu, Lee 2018, Algorithmic regularization in learning deep homogeneous models.
+    """
+    layers = _dense_layers("norm_differences", params)
+    square = lambda layer, *names: sum(jnp.sum(layer[name] ** 2) for name in names if name in layer)
+    pairs = itertools.pairwise(layers)
+    return jnp.stack([square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs])
+
+
+def normalised_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "*batch"]:
+    r"""Margins that scaling the weights cannot buy: :math:`m / \prod_l \|W_l\|_F`, for nets without biases.
+
+    Multiplying all weights by alpha multiplies outputs, hence margins, by :math:`\alpha^L` and classifies nothing
+    better; only the quotient says how far an example is from the boundary.
+
+    Args:
+        margins: as the net's outputs give them, such as the score of the label less the largest other score.
+        params: of the net.
+
+    >>> params = ({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])})
+    >>> normalised_margin(jnp.array([12.0]), params)
+    Array([2.], dtype=float32)
+
+    Source: Diehl 2023, Remark 1.1; Bartlett, Foster, Telgarsky 2017, Spectrally-normalized margin bounds.
+    """
+    layers = _dense_layers("normalised_margin", params)
+    if any("bias" in layer for layer in layers):
+        raise ValueError(
+            "normalised_margin expects a net without biases, which alone is homogeneous in its weights, but there are "
+            "some; build it with Dense(..., use_bias=False)."
+        )
+    scale = math.prod(jnp.linalg.norm(layer["kernel"]) for layer in layers)
+    return margins / jnp.broadcast_to(scale.astype(margins.dtype), margins.shape)
+
+
+def _dense_layers(where, params) -> list[dict]:
+    """The params of each dense layer, in order."""
+    entries = list(params.values()) if isinstance(params, Mapping) else params
+    if isinstance(entries, (tuple, list)) and not (isinstance(params, Mapping) and "kernel" in params):
+        found = [dict(entry) for entry in entries if isinstance(entry, Mapping)]
+        rest = [entry for entry in entries if not isinstance(entry, Mapping)]
+        if found and not any(map(len, rest)) and all({"kernel"} <= {*p} <= {"kernel", "bias"} for p in found):
+            return found
+    raise ValueError(
+        f"{where} expects the params of dense layers in series, as MLP(...).init makes them, but others came "
+        f"({describe_any(params)}); take the part that belongs to the dense layers."
+    )
+
+
+def _put_back(params, layers):
+    layers = iter(layers)
+    replaced = lambda entry: next(layers) if isinstance(entry, Mapping) else entry
+    if isinstance(params, Mapping):
+        return {name: replaced(entry) for name, entry in params.items()}
+    return type(params)(replaced(entry) for entry in params)

@@ -1,0 +1,393 @@
+"""The chain of Jacobians: what each bracketing costs, which is best, and that all give one matrix."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxblocks.ad import count
+from jaxblocks.ad.chains import bracketings, chain_cost, jacobian_chain, multiply_chain, optimal_order
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+# ---- what an order costs -------------------------------------------------------------------
+
+PUBLISHED = [
+    ((1000, 500, 100, 1), 50_100_000, 550_000, 550_000),
+    ((784, 128, 64, 10, 1), 6_932_128, 109_184, 109_184),
+    ((2, 5, 10, 5, 2), 220, 220, None),
+    ((1, 100, 2, 1), 202, 300, 202),
+    ((50, 1, 50, 50, 50), 252_500, 130_000, 7_500),
+]
+
+
+@pytest.mark.parametrize(("dims", "forward", "reverse", "best"), PUBLISHED)
+def test_published_costs(dims, forward, reverse, best):
+    """AD-07, AD-08, E35: d_0 sum_{l>=2} d_l d_{l-1} forward, d_L sum_{l<=L-2} d_l d_{l+1} in reverse."""
+    d = dims
+    assert forward == d[0] * sum(d[i] * d[i - 1] for i in range(2, len(d)))
+    assert reverse == d[-1] * sum(d[i] * d[i + 1] for i in range(len(d) - 2))
+    assert (chain_cost(dims, "forward"), chain_cost(dims, "reverse")) == (forward, reverse)
+    order = optimal_order(dims)
+    assert (order.forward, order.reverse, order.cost) == (forward, reverse, best or order.cost)
+    assert order.cost == chain_cost(dims) == chain_cost(dims, order.order) <= min(forward, reverse)
+
+
+@pytest.mark.parametrize("dims", [dims for dims, *_ in PUBLISHED])
+def test_the_counted_operations_are_the_cost(dims):
+    """The matrix products in the jaxpr are as many as the formula says, in every bracketing."""
+    jacobians = [shape(d, before) for before, d in itertools.pairwise(dims)]
+    for order in ["forward", "reverse", "best", *bracketings(len(dims) - 1)]:
+        counted = count(functools.partial(multiply_chain, order=order), jacobians)
+        assert counted.dots == counted.flops == 2 * chain_cost(dims, order)
+
+
+def test_there_are_as_many_bracketings_as_catalan_says():
+    assert [len(list(bracketings(n))) for n in range(1, 8)] == [1, 1, 2, 5, 14, 42, 132]
+    assert len(set(bracketings(6))) == 42
+
+
+def every_cost(dims):
+    """All costs of a chain by the definition, recursively: not the tool's dynamic programme, not its bracketings."""
+    if len(dims) == 2:
+        return [0]
+    return [
+        left + right + dims[0] * dims[k] * dims[-1]
+        for k in range(1, len(dims) - 1)
+        for right in every_cost(dims[: k + 1])
+        for left in every_cost(dims[k:])
+    ]
+
+
+def test_the_best_order_is_the_best_of_all():
+    rng = np.random.default_rng(0)
+    for length in range(2, 9):
+        for _ in range(6):
+            dims = [int(d) for d in rng.integers(1, 40, length)]
+            costs = every_cost(dims)
+            assert optimal_order(dims).cost == min(costs)
+            assert sorted(costs) == sorted(chain_cost(dims, order) for order in bracketings(length - 1))
+
+
+def test_backpropagation_is_best_where_no_other_dimension_is_1():
+    """AD-09 as E35 has it: all 1360 chains of 2 to 5 factors, d_L = 1 and the others among 2, 3, 4, 7."""
+    tried = 0
+    for length in range(2, 6):
+        for dims in itertools.product((2, 3, 4, 7), repeat=length):
+            order = optimal_order((*dims, 1))
+            assert order.cost == order.reverse == min(every_cost((*dims, 1)))
+            tried += 1
+    assert tried == 1360
+    counterexample = optimal_order((1, 100, 2, 1))  # as printed, without the proviso, it is wrong
+    assert counterexample.cost == counterexample.forward < counterexample.reverse
+
+
+def test_orders_on_paper():
+    assert optimal_order((784, 128, 64, 10, 1)).bracketing == "((J4 J3) J2) J1"
+    assert optimal_order((50, 1, 50, 50, 50)).bracketing == "(J4 (J3 J2)) J1"
+    assert optimal_order((1, 100, 2, 1)).bracketing == "J3 (J2 J1)"
+    assert optimal_order((3, 4)).bracketing == "J1"
+    assert optimal_order((9, 9, 1, 9, 9)).bracketing == "(J4 J3) (J2 J1)"
+    assert optimal_order((5, 5, 5, 5)).bracketing == "(J3 J2) J1"  # of equals, a pure mode
+
+
+def test_long_chains():
+    dims = (2,) * 3001
+    assert chain_cost(dims, "forward") == chain_cost(dims, "reverse") == 2999 * 8
+    assert optimal_order((3, 2) * 30).cost == optimal_order((2, 3) * 30).cost
+
+
+def test_the_crossover():
+    """Where it is, both formulas give the same; below it reverse is cheaper, above it forward."""
+    symmetric = optimal_order((20, 50, 100, 50, 20))
+    assert symmetric.crossover == 20
+    assert symmetric.forward == symmetric.reverse
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        dims = [int(d) for d in rng.integers(2, 60, rng.integers(4, 8))]
+        cross = optimal_order(dims).crossover
+        for d in (1, 2, 5, 20, 60, 400, 10**6):
+            swept = optimal_order((*dims[:-1], d))
+            assert swept.crossover == cross
+            assert (swept.reverse < swept.forward) == (cross is None or d < cross)
+    assert optimal_order((3, 4, 5)).crossover is None
+
+
+def test_it_prints_and_draws_itself():
+    pytest.importorskip("matplotlib").use("agg")
+    import matplotlib.pyplot as plt
+
+    order = optimal_order((50, 50, 50, 7, 20))
+    text, html = str(order), order._repr_html_()
+    assert text == repr(order)
+    for line, words in zip(
+        text.splitlines()[2:], ("J4 (J3 (J2 J1))", "((J4 J3) J2) J1", order.bracketing), strict=True
+    ):
+        assert words in line
+        assert words in html
+    assert f"{order.forward:,}" in text
+    _, ax = plt.subplots()
+    assert order.plot(ax) is ax
+    forward, reverse, best, dot, cross = ax.lines
+    assert (min(forward.get_xdata()), max(forward.get_xdata())) == (1, 50)
+    for line, mode in ((forward, "forward"), (reverse, "reverse"), (best, "best")):
+        assert line.get_label() == mode
+        assert list(line.get_ydata()) == [chain_cost((50, 50, 50, 7, int(d)), mode) for d in line.get_xdata()]
+    assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([20], [order.cost])
+    assert cross.get_xdata()[0] == order.crossover
+    assert len(optimal_order((3, 4, 5)).plot().lines) == 4  # nothing crosses
+    assert optimal_order((1, 4, 5, 3)).plot() is not None
+    plt.close("all")
+    with pytest.raises(ValueError, match="one Jacobian has no product to draw"):
+        optimal_order((3, 4)).plot()
+
+
+# ---- the matrices --------------------------------------------------------------------------
+
+
+def functions(rng, dims):
+    ws = [jnp.asarray(rng.normal(size=(d, before))) for before, d in itertools.pairwise(dims)]
+    return [lambda x, w=w: jnp.tanh(w @ x) for w in ws]
+
+
+def composed(fs):
+    return lambda x: functools.reduce(lambda x, f: f(x), fs, x)
+
+
+def test_every_order_gives_the_jacobian_of_the_composition():
+    """AD-01, AD-04..06: right to left, left to right and all others, by hand in numpy and by jax.jacobian."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        fs = functions(rng, (3, 5, 2, 6, 4))
+        x = jnp.asarray(rng.normal(size=3))
+        jacobians = jax.jit(functools.partial(jacobian_chain, fs))(x)
+        assert [j.shape for j in jacobians] == [(5, 3), (2, 5), (6, 2), (4, 6)]
+        np.testing.assert_allclose(
+            jacobians[0], np.diag(1 - np.tanh(np_inner(fs[0], x)) ** 2) @ weight(fs[0]), atol=1e-14
+        )
+        whole = jax.jit(jax.jacobian(composed(fs)))(x)
+        by_hand = functools.reduce(lambda product, j: np.asarray(j) @ product, jacobians, np.eye(3))
+        np.testing.assert_allclose(whole, by_hand, atol=1e-14)
+        for order in ["forward", "reverse", "best", *bracketings(4)]:
+            np.testing.assert_allclose(multiply_chain(jacobians, order), whole, atol=1e-14)
+        for eager, compiled in zip(jacobian_chain(fs[:2], x), jacobians, strict=False):
+            np.testing.assert_allclose(eager, compiled, atol=1e-14)
+
+
+def weight(f):
+    return np.asarray(f.__defaults__[0])
+
+
+def np_inner(f, x):
+    return weight(f) @ np.asarray(x)
+
+
+def test_a_chain_of_numbers_is_the_scalar_chain_rule():
+    """AD-02: dz/dx = dz/dy dy/dx; AD-03: for a scalar z of vectors, the gradient is the transpose."""
+    [of_y, of_z] = jacobian_chain([jnp.sin, jnp.exp], jnp.float32(0.3))
+    assert of_y.shape == of_z.shape == (1, 1)
+    np.testing.assert_allclose(of_z * of_y, [[np.exp(np.sin(0.3)) * np.cos(0.3)]], rtol=1e-6)
+    x = jnp.arange(3.0)
+    product = multiply_chain(jacobian_chain([jnp.cos, lambda y: jnp.sum(y**2)], x))
+    np.testing.assert_allclose(product[0], -2 * np.cos(x) * np.sin(x), rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_are_read_as_vectors():
+    """AD-15 (E55): d vec(y) / d vec(x) of a convolution of images, (prod of sizes) squared, through a second one."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(2)
+        kernels = [jnp.asarray(rng.normal(size=(o, i, 2, 2))) for i, o in ((2, 3), (3, 1))]
+        fs = [lambda x, k=k: jnp.tanh(lax.conv(x, k, (1, 1), "VALID")) for k in kernels]
+        x = jnp.asarray(rng.normal(size=(1, 2, 3, 4)))
+        jacobians = jax.jit(functools.partial(jacobian_chain, fs))(x)
+        assert [j.shape for j in jacobians] == [(3 * 2 * 3, 2 * 3 * 4), (2, 18)]
+        whole = jax.jit(jax.jacfwd(composed(fs)))(x).reshape(2, 24)
+        np.testing.assert_allclose(multiply_chain(jacobians), whole, atol=1e-13)
+        pulled = jax.vjp(composed(fs), x)[1](jnp.asarray([1.0, -2.0]).reshape(1, 1, 1, 2))[0]
+        np.testing.assert_allclose(np.array([1.0, -2.0]) @ whole, pulled.reshape(-1), atol=1e-13)
+
+
+def test_each_jacobian_is_made_by_the_mode_of_fewer_passes():
+    """f_1 from 3 to 40 takes 3 passes forward, f_2 from 40 to 2 takes 2 in reverse; linear ones need no values."""
+    up, down = shape(40, 3), shape(2, 40)
+    chain = lambda up, down, x: jacobian_chain([lambda x: up @ x, lambda x: down @ x], x)
+    assert count(chain, up, down, shape(3)).dots == 3 * 2 * 40 * 3 + 2 * 2 * 2 * 40
+
+
+def test_batches_of_chains():
+    rng = np.random.default_rng(3)
+    js = [jnp.asarray(rng.normal(size=(7, d, before)), jnp.float32) for before, d in itertools.pairwise((4, 2, 5))]
+    expected = np.stack([b @ a for a, b in zip(*js, strict=True)])
+    np.testing.assert_allclose(multiply_chain(js), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.vmap(multiply_chain))(js), expected, rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(lambda js: multiply_chain(js, "forward").sum())(js)
+    np.testing.assert_allclose(gradient[1], np.broadcast_to(js[0].sum(2)[:, None], js[1].shape), rtol=1e-5, atol=1e-6)
+
+
+# ---- gradients of layers, by Jacobians -----------------------------------------------------
+
+
+def test_the_gradient_of_a_layer_is_what_is_downstream_times_its_own_jacobian():
+    """AD-13 as E53 has it: dL/dh_L dh_L/dh_{L-1} ... dh_{l+1}/dh_l times dh_l/dtheta_l, for each layer l."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(4)
+        dims = (3, 4, 5, 2)
+        ws = [jnp.asarray(rng.normal(size=(d, before))) for before, d in itertools.pairwise(dims)]
+        x = jnp.asarray(rng.normal(size=3))
+        layer = lambda w, x: jnp.tanh(w @ x)
+        loss = lambda y: jnp.sum(y**2) / 2
+        fs = [functools.partial(layer, w) for w in ws]
+        jacobians = jax.jit(lambda x: jacobian_chain([*fs, loss], x))(x)
+        expected = jax.jit(jax.grad(lambda ws: loss(composed([functools.partial(layer, w) for w in ws])(x))))(ws)
+        inputs = [x, *itertools.accumulate(fs, lambda h, f: f(h), initial=x)][1:]
+        for i, (w, h) in enumerate(zip(ws, inputs, strict=False)):
+            [own] = jax.jit(lambda w, h=h: jacobian_chain([lambda w: layer(w, h)], w))(w)
+            np.testing.assert_allclose(
+                multiply_chain([own, *jacobians[i + 1 :]], "reverse").reshape(w.shape), expected[i], atol=1e-13
+            )
+
+
+def test_the_two_ways_to_the_gradient_of_a_dense_layer():
+    """AD-16, AD-17, E54: the Jacobian I (x) h^T of rows, h^T (x) I of columns, and the outer product, are one."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(5)
+        outputs, inputs = 4, 3
+        w, b, h = (jnp.asarray(rng.normal(size=s)) for s in ((outputs, inputs), (outputs,), (inputs,)))
+        [by_rows] = jacobian_chain([lambda w: w @ h + b], w)
+        np.testing.assert_array_equal(by_rows, np.kron(np.eye(outputs), h))
+        [by_columns] = jacobian_chain([lambda wt: wt.T @ h + b], w.T)
+        np.testing.assert_array_equal(by_columns, np.kron(h[None], np.eye(outputs)))
+        assert (np.asarray(by_rows) != 0).mean() == 1 / outputs
+        s = w @ h + b
+        of_h = jnp.asarray(rng.normal(size=(1, outputs)))  # dL/dh_k, downstream of the activation
+        of_s = of_h * (1 - jnp.tanh(s) ** 2)[None]  # the factor of E54, at the pre-activation
+        gradient = jax.grad(lambda w: (of_h @ jnp.tanh(w @ h + b))[0])(w)
+        np.testing.assert_allclose((of_s @ by_rows).reshape(w.shape), gradient, atol=1e-14)
+        np.testing.assert_allclose(of_s.T @ h[None], gradient, atol=1e-14)
+        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # as printed, with dL/dh_k, it is wrong
+
+
+def test_what_the_two_ways_cost():
+    """AD-18: O(D_k^2 D_{k-1}) against O(D_k D_{k-1}): 500 000 multiplications against 5 000."""
+    direct = count(jnp.matmul, shape(1, 100), shape(100, 100 * 50))
+    outer = count(jnp.matmul, shape(100, 1), shape(1, 50))
+    assert (direct.multiplications, outer.multiplications) == (500_000, 5_000)
+
+
+def test_a_published_gradient():
+    """AD-25: two layers, logistic loss and weight decay; the values of the loss and of both gradients."""
+    with jax.enable_x64(True):
+        x, y, decay = jnp.ones(2), 0.0, 0.01
+        params = {"w1": jnp.asarray([[0.5, 0.0], [0.0, 1.0]]), "w2": jnp.asarray([1.0, 0.0])}
+
+        def data_term(p):
+            score = p["w2"] @ jnp.maximum(p["w1"] @ x, 0)
+            return jnp.logaddexp(0.0, score) - y * score
+
+        def loss(p):
+            return data_term(p) + decay * sum(jnp.sum(w**2) for w in p.values())
+
+        np.testing.assert_allclose([data_term(params), loss(params)], [0.9740770, 0.9965770], atol=5e-8)
+        gradient = jax.jit(jax.grad(loss))(params)
+        np.testing.assert_allclose(gradient["w1"], [[0.6324593, 0.6224593], [0, 0.02]], atol=5e-8)
+        np.testing.assert_allclose(gradient["w2"], [0.3312297, 0.6224593], atol=5e-8)
+        fs = [
+            lambda w1: jnp.maximum(w1 @ x, 0),
+            lambda h: params["w2"] @ h,
+            lambda s: jnp.logaddexp(0.0, s),
+        ]
+        product = jax.jit(lambda w1: multiply_chain(jacobian_chain(fs, w1)).reshape(2, 2))(params["w1"])
+        np.testing.assert_allclose(product + 2 * decay * params["w1"], gradient["w1"], atol=1e-15)
+
+
+def deep(ws, x):
+    for i in range(len(ws)):
+        x = jnp.maximum(ws[i] @ x, 0.0)
+    return x.sum()
+
+
+def each_by_itself(ws, x):
+    """The naive derivative: for every layer a gradient of its own."""
+    return [jax.grad(lambda w, i=i: deep([*ws[:i], w, *ws[i + 1 :]], x))(ws[i]) for i in range(len(ws))]
+
+
+def test_naive_derivatives_are_quadratic_in_the_depth():
+    """AD-29, AD-30, AD-31, E59: naive O(k^2 m^2), backward pass O(k m^2), a small constant times the forward pass."""
+    flops = {}
+    for k, m in ((4, 64), (8, 64), (16, 64), (4, 128)):
+        ws, x = [shape(m, m)] * k, shape(m)
+        flops[k, m] = [count(f, ws, x).flops for f in (deep, jax.grad(deep), each_by_itself)]
+    for k in (4, 8):
+        forward, backward, naive = (b / a for a, b in zip(flops[k, 64], flops[2 * k, 64], strict=True))
+        assert 1.95 < forward < 2.05
+        assert 1.95 < backward < 2.1
+        assert 3.8 < naive < 4.2
+    wider = flops[4, 128][1] / flops[4, 64][1]
+    assert 3.9 < wider < 4.0  # not 2, as O(k m) would have it: the weight gradients alone are k m^2 numbers
+    assert all(1.8 < backward / forward < 3 for forward, backward, _ in flops.values())
+
+
+# ---- bad input -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: chain_cost((3,)),
+            r"chain_cost expects the dimensions d_0, ..., d_L of at least one Jacobian, but \(3,\)",
+        ),
+        (lambda: chain_cost((3, 2.5)), r"chain_cost expects dims\[1\] to be a whole number >= 1, but 2.5 came"),
+        (lambda: optimal_order((3, 0)), r"optimal_order expects dims\[1\] to be a whole number >= 1, but 0 came"),
+        (lambda: chain_cost((3, 4, 5), "backward"), r"'best', or the factors 2 to 1.*as in \(2, 1\), but 'backward'"),
+        (lambda: chain_cost((3, 4, 5), (1, 2)), r"factors 2 to 1, in this order.*but \(1, 2\) came"),
+        (lambda: chain_cost((3, 4, 5, 6), (3, 2, 1)), r"nested pairs, as in \(\(3, 2\), 1\), but \(3, 2, 1\) came"),
+        (lambda: bracketings(0), r"factors to be a whole number >= 1, but 0 came"),
+        (lambda: multiply_chain([]), "at least one Jacobian, but none came"),
+        (lambda: multiply_chain([jnp.ones(3)]), r"matrices, but J1 is float32 \(3,\); write J1.reshape"),
+        (
+            lambda: multiply_chain([jnp.ones((2, 3)), jnp.ones((4, 3))]),
+            r"J2 to take what J1 gives, but J2 is float32 \(4, 3\) and J1 is float32 \(2, 3\); .* comes first",
+        ),
+        (lambda: multiply_chain([jnp.ones((2, 3))] * 2, (1, 2)), "multiply_chain expects"),
+        (lambda: jacobian_chain([], jnp.ones(3)), r"but none came; write jacobian_chain\(\[f\], x\)"),
+    ],
+)
+def test_bad_values_are_told(sentences, call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: jacobian_chain([jnp.sin], jnp.arange(3)), r"x is int32 \(3,\); convert it"),
+        (lambda: jacobian_chain([jnp.sin], {"w": jnp.ones(3)}), "expects x one array, but a dict came"),
+        (
+            lambda: jacobian_chain([jnp.sin, lambda x: (x, x)], jnp.ones(3)),
+            "expects f_2 to return one array, but a tuple",
+        ),
+        (
+            lambda: jacobian_chain([jnp.argmax], jnp.ones(3)),
+            r"f_1 to return floating-point numbers, but int32 \(\) came",
+        ),
+        (lambda: jacobian_chain([jnp.sin, jnp.ones(3)], jnp.ones(3)), r"functions, but f_2 is float32 \(3,\)"),
+    ],
+)
+def test_bad_types_are_told(sentences, call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+def test_the_advice_works():
+    a, b = jnp.ones((2, 3)), jnp.ones((4, 2))
+    assert multiply_chain([a, b]).shape == (4, 3)
+    assert multiply_chain([jnp.ones(3).reshape(1, 3)]).shape == (1, 3)
+    assert chain_cost((3, 4, 5, 6), ((3, 2), 1)) == 6 * 5 * 4 + 6 * 4 * 3

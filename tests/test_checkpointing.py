@@ -1,0 +1,411 @@
+"""A scan whose gradient keeps little: values, derivatives, steps and bytes."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxblocks import Dense, LSTMCell, Recurrent, Repeat, Residual
+from jaxblocks.ad import count, equations, hvp
+from jaxblocks.ad.checkpointing import binomial_schedule, binomial_steps, scan
+
+SCHEDULES = ["dots", "body", "sqrt", 1, 2, 5, 100]
+
+
+def close(came, expected, tolerance=1e-11):
+    assert jax.tree.structure(came) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), came, expected)
+
+
+# ---- the schedule --------------------------------------------------------------------------
+
+
+@functools.cache
+def fewest_steps(snapshots, longest):
+    """By dynamic programming: place the next snapshot, reverse what follows with one less, then what lies before."""
+    if snapshots == 1:
+        return [0, *(length * (length - 1) // 2 for length in range(1, longest + 1))]
+    fewer, own = fewest_steps(snapshots - 1, longest), [0, 0]
+    for length in range(2, longest + 1):
+        own.append(min(m + fewer[length - m] + own[m] for m in range(1, length)))
+    return own
+
+
+@pytest.mark.parametrize("snapshots", range(1, 13))
+def test_steps_are_the_fewest(snapshots):
+    best = fewest_steps(snapshots, 200)
+    assert [binomial_steps(length, snapshots) for length in range(1, 201)] == best[1:]
+
+
+def replay(schedule, length, snapshots):
+    """Follow the schedule on positions in the place of carries; how many steps forward it takes."""
+    store = {schedule.slot[0]: 0}
+    steps = 0
+    for i in reversed(range(length)):
+        here = 0 if i == length - 1 else store[schedule.slot[schedule.begins[i]]]
+        assert i == length - 1 or here == schedule.begins[i]
+        while here < i:
+            here, steps = here + 1, steps + 1
+            if schedule.stored_for[here] == i:
+                assert schedule.slot[here] < snapshots
+                store[schedule.slot[here]] = here
+    return steps
+
+
+@pytest.mark.parametrize("snapshots", [1, 2, 3, 4, 7, 12, 500])
+def test_the_schedule_takes_the_fewest_steps(snapshots):
+    """Every snapshot is there when it is read, none is kept in a place too many."""
+    for length in [*range(1, 40), 100, 200]:
+        schedule = binomial_schedule(length, snapshots)
+        assert replay(schedule, length, snapshots) == binomial_steps(length, snapshots)
+
+
+def test_published_optima():
+    assert binomial_steps(10, 3) == 15
+    assert binomial_steps(1024, 16) == 2956 == replay(binomial_schedule(1024, 16), 1024, 16)
+    assert binomial_steps(math.comb(7, 3), 3) == 4 * 35 - math.comb(7, 4)  # r = 4 exactly
+
+
+@pytest.mark.parametrize("function", [binomial_steps, binomial_schedule])
+@pytest.mark.parametrize(("sizes", "words"), [((0, 2), "length .* >= 1"), ((4, 0), "snapshots .* >= 1")])
+def test_schedules_refuse(function, sizes, words):
+    with pytest.raises(ValueError, match=words):
+        function(*sizes)
+
+
+# ---- values and gradients ------------------------------------------------------------------
+
+
+def example(length):
+    """Arguments that are differentiated, and a loss with much that a scan can meet."""
+    draw = np.random.default_rng(0).normal
+    args = {
+        "shared": {"kernel": jnp.asarray(draw(size=(3, 3))), "bias": jnp.ones(3)},
+        "init": jnp.asarray(draw(size=3)),
+        "xs": jnp.asarray(draw(size=(length, 3))),
+    }
+
+    def loss(args, table=None, scan=scan, **options):
+        shared = args["shared"]
+        table = jnp.arange(5) if table is None else table  # closed over, as the params are, and not differentiated
+
+        def body(carry, now):
+            (h, n), (x, position) = carry, now
+            h = jnp.tanh(shared["kernel"] @ h + x) + shared["bias"] * (n % 3).astype(h.dtype)
+            return (h, n + table[position % 5]), {"sum": h.sum(), "count": n, "none": None}
+
+        (h, n), ys = scan(body, (args["init"], jnp.asarray(0)), (args["xs"], jnp.arange(length)), **options)
+        return (h**2).sum() + (ys["sum"] * jnp.arange(1.0, length + 1)).sum(), (n, ys)
+
+    return loss, args
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 64])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_every_schedule_is_the_plain_scan(length, reverse):
+    """Values and gradients in float64, of carries, slices and what is closed over, between integers."""
+    with jax.enable_x64(True):
+        loss, args = example(length)
+        value_and_grad = lambda **options: jax.jit(
+            jax.value_and_grad(functools.partial(loss, reverse=reverse, **options), has_aux=True)
+        )(args)
+        expected = value_and_grad(scan=lax.scan)
+        for checkpoint in SCHEDULES if length == 7 and not reverse else ["sqrt", 3]:
+            close(value_and_grad(checkpoint=checkpoint), expected)
+
+
+@pytest.mark.parametrize("checkpoint", ["sqrt", 2])
+def test_keys(checkpoint):
+    """Keys in the carry, in the slices, in the outputs and closed over: each step draws again what it drew."""
+
+    def loss(x, scan):
+        closed_over = jax.random.key(9)
+
+        def body(carry, now):
+            h, key = carry
+            x, own = now
+            key, draw = jax.random.split(key)
+            three = (draw, own, jax.random.fold_in(closed_over, 3))
+            bits = sum(jax.random.bits(key, dtype=jnp.uint8).astype(x.dtype) for key in three)
+            return (jnp.sin(h * x + bits), key), jax.random.fold_in(closed_over, bits.astype(jnp.uint32))
+
+        keys = jax.random.split(jax.random.key(7), len(x))
+        (h, key), ys = scan(body, (1.0, jax.random.key(8)), (x, keys))
+        return h, (jax.random.key_data(key), jax.random.key_data(ys))
+
+    x = jnp.linspace(0.5, 1.5, 5)
+    of = lambda scan: jax.jit(jax.value_and_grad(functools.partial(loss, scan=scan), has_aux=True))(x)
+    close(of(functools.partial(scan, checkpoint=checkpoint)), of(lax.scan), 1e-6)
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 11])
+def test_blocks_of_lengths_with_and_without_rest(length):
+    with jax.enable_x64(True):
+        x = jnp.linspace(0.5, 1.5, length)
+        for reverse in (False, True):
+            of = lambda scan, reverse=reverse: jax.jit(
+                jax.jacrev(lambda x: scan(lambda h, x: (jnp.sin(h * x), h * x), 1.0, x, reverse=reverse))
+            )(x)
+            close(of(functools.partial(scan, checkpoint="sqrt")), of(lax.scan))
+
+
+@pytest.mark.parametrize("checkpoint", ["sqrt", 3])
+def test_eager_is_compiled(checkpoint):
+    with jax.enable_x64(True):
+        loss, args = example(7)
+        f = jax.value_and_grad(functools.partial(loss, checkpoint=checkpoint), has_aux=True)
+        close(f(args), jax.jit(f)(args))
+
+
+@pytest.mark.parametrize("checkpoint", ["sqrt", 3])
+def test_batches(checkpoint):
+    """vmap of the gradient, the gradient of a vmap, and batches of what cannot be differentiated."""
+    with jax.enable_x64(True):
+        loss, args = example(7)
+        batch = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), args)
+        value = lambda *args, **options: loss(*args, **options)[0]
+        expected = jax.jit(jax.vmap(jax.grad(functools.partial(value, scan=lax.scan))))(batch)
+        f = functools.partial(value, checkpoint=checkpoint)
+        close(jax.jit(jax.vmap(jax.grad(f)))(batch), expected)
+        close(jax.jit(jax.grad(lambda batch: jax.vmap(f)(batch).sum()))(batch), expected)
+        tables = jnp.stack([jnp.arange(5), jnp.arange(5, 0, -1)])
+        by_table = lambda **options: jax.jit(jax.vmap(jax.grad(functools.partial(value, **options)), (None, 0)))
+        close(by_table(checkpoint=checkpoint)(args, tables), by_table(scan=lax.scan)(args, tables))
+
+
+@pytest.mark.parametrize("checkpoint", ["sqrt", 3])
+def test_second_derivatives(checkpoint):
+    """Forward over reverse, as in hvp and in jax.hessian."""
+    with jax.enable_x64(True):
+        loss, args = example(7)
+        of = lambda **options: jax.jit(lambda args: hvp(lambda a: loss(a, **options)[0], args, args))(args)
+        close(of(checkpoint=checkpoint), of(scan=lax.scan), 1e-10)
+        f = lambda x, **options: loss({**args, "init": x}, **options)[0]
+        hessian = lambda **options: jax.jit(jax.hessian(functools.partial(f, **options)))(args["init"])
+        close(hessian(checkpoint=checkpoint), hessian(scan=lax.scan), 1e-10)
+
+
+@pytest.mark.parametrize("checkpoint", ["body", "sqrt"])
+def test_forward_mode_and_reverse_over_reverse(checkpoint):
+    with jax.enable_x64(True):
+        f = lambda x, scan: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x)[0]
+        x, own = jnp.linspace(0.5, 1.5, 6), functools.partial(scan, checkpoint=checkpoint)
+        jvp = lambda scan: jax.jit(lambda x: jax.jvp(lambda x: f(x, scan), (x,), (x,)))(x)
+        twice = lambda scan: jax.jit(jax.jacrev(jax.jacrev(lambda x: f(x, scan))))(x)
+        close((jvp(own), twice(own)), (jvp(lax.scan), twice(lax.scan)))
+
+
+def test_snapshots_are_for_reverse_mode():
+    """As the docstring says; its advice, to leave checkpoint out, is followed above."""
+    f = lambda x: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x, checkpoint=2)[0]
+    x = jnp.ones(6)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(f, (x,), (x,))
+    with pytest.raises(ValueError, match="Reverse-mode differentiation"):
+        jax.jacrev(jax.jacrev(f))(x)
+
+
+@pytest.mark.parametrize("checkpoint", ["sqrt", 2])
+def test_derivative_rules_of_the_body_hold(checkpoint):
+    """A custom rule inside the body is not replaced by the derivative of its code."""
+
+    @jax.custom_vjp
+    def doubled(x):
+        return x
+
+    doubled.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
+    x = jnp.ones(4)
+    gradient = jax.grad(lambda x: scan(lambda h, x: (h + doubled(x), None), 0.0, x, checkpoint=checkpoint)[0])(x)
+    close(gradient, 2 * x)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "sqrt", 2])
+def test_types_are_those_of_lax_scan(checkpoint):
+    """A weak carry, half precision, no slices, a carry or outputs of nothing."""
+    with jax.numpy_dtype_promotion("standard"):
+        carry, ys = scan(lambda h, x: (h * x, h), 1.0, jnp.ones(4, jnp.float32), checkpoint=checkpoint)
+    assert carry.dtype == ys.dtype == jnp.float32 and not carry.weak_type and ys.shape == (4,)
+    low = jnp.ones((6, 2), jnp.bfloat16)
+    f = lambda x: scan(lambda h, x: (h * x + x, None), jnp.ones(2, jnp.bfloat16), x, checkpoint=checkpoint)[0].sum()
+    gradient = jax.grad(f)(low)
+    assert gradient.dtype == jnp.bfloat16
+    close(gradient.astype(jnp.float32), jax.grad(f)(low.astype(jnp.bfloat16)).astype(jnp.float32))
+    counted = scan(lambda h, _: (h + 1, None), 0, length=5, checkpoint=checkpoint)
+    assert counted[1] is None and int(counted[0]) == 5
+    carry, ys = scan(lambda h, x: (h, x + 1), (), jnp.arange(4), checkpoint=checkpoint)
+    assert carry == () and ys.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("checkpoint", ["sqrt", 3])
+def test_over_a_mesh(checkpoint):
+    """Inside shard_map, and with explicit axes: gradients of what is shared and of what is split."""
+    kernel, init = jax.random.normal(jax.random.key(0), (3, 3)), jax.random.normal(jax.random.key(1), (4, 3))
+    xs = jax.random.normal(jax.random.key(2), (7, 4, 3))
+
+    def gradient(kernel, init, xs, **options):
+        def f(kernel, xs):
+            h, y = scan(lambda h, x: (jnp.tanh(h @ kernel + x), h.sum()), init, xs, **options)
+            return (h**2).sum() + y.sum()
+
+        return jax.grad(f, argnums=(0, 1))(kernel, xs)
+
+    expected = gradient(kernel, init, xs)
+    spread = P(), P("batch"), P(None, "batch")
+    auto = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    own = functools.partial(gradient, checkpoint=checkpoint)
+    close(
+        jax.jit(jax.shard_map(own, mesh=auto, in_specs=spread, out_specs=spread[::2]))(kernel, init, xs), expected, 1e-5
+    )
+    explicit = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        placed = [jax.device_put(x, spec) for x, spec in zip((kernel, init, xs), spread, strict=True)]
+        close(jax.jit(own)(*placed), expected, 1e-5)
+
+
+# ---- steps and bytes -----------------------------------------------------------------------
+
+
+def residual_tanh(length, width=64, batch=64):
+    """The stack that the targets are about, and its weights' shapes."""
+
+    def loss(w, checkpoint=None):
+        h = jnp.full((batch, width), 0.5)
+        return jnp.sum(scan(lambda h, w: (h + jnp.tanh(h @ w), None), h, w, checkpoint=checkpoint)[0] ** 2)
+
+    return loss, jax.ShapeDtypeStruct((length, width, width), jnp.float32)
+
+
+def temporary(f, *args):
+    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(("checkpoint", "products"), [(None, 3), ("dots", 3), ("body", 4), ("sqrt", 5)])
+def test_products_counted(checkpoint, products):
+    """A gradient has three products a layer; "body" runs each step once more, "sqrt" twice."""
+    loss, w = residual_tanh(64)
+    jaxpr = jax.make_jaxpr(jax.grad(loss), static_argnums=1)(w, checkpoint)
+    dots = sum(times for equation, _, times in equations(jaxpr) if equation.primitive.name == "dot_general")
+    assert dots == products * 64
+    forward = count(loss, w).flops
+    assert count(jax.grad(lambda w: loss(w, checkpoint)), w).flops == pytest.approx(products * forward, rel=0.05)
+
+
+@pytest.mark.parametrize(("length", "snapshots"), [(10, 3), (64, 4), (7, 1), (9, 100)])
+def test_steps_run(length, snapshots):
+    """As they happen: the optimum, the last step (whose value is wanted here), and one in each pullback."""
+    ran = []
+
+    def body(h, x):
+        jax.debug.callback(lambda: ran.append(None))
+        return jnp.sin(h * x), None
+
+    f = lambda x, **options: scan(body, 1.0, x, **options)[0]
+    jax.block_until_ready(jax.jit(f, static_argnames="checkpoint")(jnp.ones(length), checkpoint=snapshots))
+    jax.effects_barrier()
+    assert len(ran) == length  # undifferentiated, nothing is run twice
+    ran.clear()
+    jax.block_until_ready(jax.jit(jax.grad(f), static_argnames="checkpoint")(jnp.ones(length), checkpoint=snapshots))
+    jax.effects_barrier()
+    assert len(ran) == binomial_steps(length, snapshots) + 1 + length
+
+
+def test_memory_at_depth_1024():
+    """Of the plain gradient, which keeps three arrays a layer, 16 snapshots need less than the 130th part."""
+    loss, w = residual_tanh(1024)
+    bytes_of = lambda checkpoint: temporary(jax.grad(lambda w: loss(w, checkpoint)), w)
+    one_carry = 64 * 64 * 4
+    plain = 3 * 1024 * one_carry
+    kept = 3 if jax.__version_info__ < (0, 11) else 2  # later versions keep tanh(x), not 1 - tanh(x) beside it
+    assert bytes_of(None) == pytest.approx(kept * 1024 * one_carry, rel=0.01)
+    assert bytes_of("dots") == pytest.approx(plain * 2 / 3, rel=0.01)
+    assert bytes_of("body") == pytest.approx(plain / 3, rel=0.01)
+    assert bytes_of("sqrt") < 0.064 * plain
+    assert 130 * bytes_of(16) < plain
+    assert 200 * bytes_of(8) < plain
+    assert bytes_of(32) - bytes_of(16) == 16 * one_carry
+
+
+def test_memory_of_forward_mode_is_flat():
+    def jvp(length):
+        loss, w = residual_tanh(length)
+        return temporary(lambda w, v: jax.jvp(loss, (w,), (v,)), w, w)
+
+    assert jvp(16) == jvp(1024)
+
+
+def test_the_program_does_not_grow_with_the_length():
+    size = lambda length: len(
+        jax.jit(jax.grad(residual_tanh(length)[0]), static_argnums=1)
+        .lower(residual_tanh(length)[1], 8)
+        .as_text()
+        .splitlines()
+    )
+    assert size(1024) == size(64)
+
+
+# ---- layers --------------------------------------------------------------------------------
+
+
+def test_repeat_keeps_what_it_is_told_to():
+    """Less and less, down a list of policies, at 64 layers."""
+    x = jnp.ones((64, 32))
+
+    def bytes_of(checkpoint):
+        net = Repeat(Residual(Dense(32), jnp.tanh), 64, checkpoint=checkpoint)
+        params = jax.eval_shape(net.init, jax.random.key(0), x)
+        return temporary(jax.grad(lambda params: jnp.sum(net.apply(params, x) ** 2)), params)
+
+    kept = [bytes_of(checkpoint) for checkpoint in ("dots", "body", "sqrt", 4)]
+    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 4
+    assert kept[0] < 1.001 * bytes_of(None) and kept[3] < bytes_of(None) / 12
+
+
+@pytest.mark.parametrize("checkpoint", ["sqrt", 3])
+def test_recurrent_keeps_what_it_is_told_to(checkpoint):
+    """Values and gradients in float64 are those of the plain recurrence, with a mask and backwards too."""
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(0), (2, 6, 3), jnp.float64)
+        mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
+
+        def of(checkpoint):
+            net = Recurrent(LSTMCell(4, param_dtype=jnp.float64), reverse=True, checkpoint=checkpoint)
+            params = net.init(jax.random.key(1), x)
+            f = lambda params, x: jnp.sum(net.apply(params, x, mask=mask) ** 2)
+            return jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(params, x)
+
+        close(of(checkpoint), of(None))
+
+
+# ---- errors --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", ["some", 2.5, True, ["body"]])
+def test_an_unknown_checkpoint_is_refused(checkpoint, sentences):
+    with pytest.raises(ValueError, match="scan expects checkpoint to be None, 'dots', 'body', 'sqrt', a policy"):
+        scan(lambda h, x: (h, None), 0.0, jnp.ones(3), checkpoint=checkpoint)
+
+
+def test_less_than_one_snapshot_is_refused(sentences):
+    with pytest.raises(ValueError, match="scan expects checkpoint to be a whole number >= 1, but 0 came"):
+        scan(lambda h, x: (h, None), 0.0, jnp.ones(3), checkpoint=0)
+    assert float(scan(lambda h, x: (h + x, None), 0.0, jnp.ones(3), checkpoint=np.int64(1))[0]) == 3
+
+
+@pytest.mark.parametrize("checkpoint", [None, "body", "sqrt", 2])
+def test_complaints_are_those_of_lax_scan(checkpoint):
+    def wide(h, x):
+        return jnp.stack([h, x]), None
+
+    with pytest.raises(TypeError, match="carry"):
+        scan(wide, jnp.ones(()), jnp.ones(3), checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="size"):
+        scan(lambda h, x: (h, None), 0.0, (jnp.ones(3), jnp.ones(4)), checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="length"):
+        scan(lambda h, x: (h, None), 0.0, jnp.ones(3), length=4, checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="length"):
+        scan(lambda h, x: (h, None), 0.0, checkpoint=checkpoint)

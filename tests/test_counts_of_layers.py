@@ -1,0 +1,220 @@
+"""The operations of every layer of the zoo, counted by hand: matrix products and convolutions to the operation.
+
+A product of matrices (m, k) and (k, n) is m k n multiplications and as many additions, and so is a convolution with
+m outputs of n channels, each of k taps and input channels. The hand counts below are those m k n, written from the
+shapes of each row; a row of the zoo that is missing here fails.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from zoo import ZOO
+
+from jaxblocks import LSTM, Dense, DepthwiseConv, Serial, relu, stateful
+from jaxblocks.ad import count
+from jaxblocks.core import declared_by
+
+
+def attention_by_hand(queries, keys, batch=1, heads=1, width=1, value_width=None, seen=None):
+    """Scores q k and sums over values: for each head and query, the width of both times the keys that it meets."""
+    meetings = batch * heads * queries * (keys if seen is None else seen)
+    return meetings * width + meetings * (value_width or width)
+
+
+def spread(inputs, taps, stride, padding, more):
+    """Of y_i = sum_j x_{(i + p - j) / s} w_j: the pairs (i, j) for which s divides, on one axis."""
+    outputs = (inputs - 1) * stride + taps - 2 * padding + more
+    return sum((i + padding - j) % stride == 0 for i in range(outputs) for j in range(taps))
+
+
+GATES = 3 * (5 + 3)  # one gate of a recurrent cell: 3 features from 5 inputs and 3 features of before
+GRAPH_BLOCK = 7 * (1 + 5 + 5) * 2 + 4 * (2 + 5) * 3 + 1 * (2 + 3) * 3  # edges, nodes, the whole; padded edges too
+GAT = 4 * 5 * 2 * 3 + 2 * 4 * 2 * 3  # the map, and two scores for each node and head
+
+BY_HAND = {
+    "Dense": 4 * 5 * 3,
+    "Dense without bias": 8 * 5 * 3,
+    "Bias": 0,
+    "MLP": 4 * (5 * 6 + 6 * 3),
+    "Serial": 4 * 5 * 3,
+    "Serial by name": 8 * (5 * 3 + 3 * 2),
+    "Serial of nothing": 0,
+    "Serial with noise": 4 * 5 * 3,
+    "Serial with state": 4 * 5 * 3,
+    "Serial in training": 4 * 5 * 3,
+    "Parallel": 4 * 5 * 3,
+    "Parallel by name": 4 * 5 * 3,
+    "Residual": 4 * (5 * 7 + 7 * 5),
+    "Repeat": 3 * 4 * 5 * 5,
+    "Repeat with state": 3 * 4 * 5 * 5,
+    "Recurrent": 6 * 4 * GATES,
+    "Recurrent in reverse": 6 * 4 * GATES,
+    "Recurrent streaming": 6 * 4 * GATES,
+    "Wire": 4 * (2 * 5 * 5 + 10 * 2),  # a is called twice
+    "Wire with state": 4 * 5 * 5,
+    "Parallel of two inputs": 0,
+    "Centre": 0,
+    "Noise": 0,
+    # Attention: four maps of 6 features, and the meetings of queries and keys.
+    "Attention": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
+    # Queries of 4 heads and keys and values of 2. Chunks of 3 queries, of which the last is filled up to 6; each
+    # query meets the 4 keys that some query of its chunk sees.
+    "Attention, causal, grouped heads, window, rotary, chunks": (
+        15 * 6 * (8 + 4 + 4) + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=3 + 2 - 1) + 15 * 8 * 6
+    ),
+    "Attention to a context, single, without scale": (
+        6 * 6 * 4 + 12 * 5 * 4 + 12 * 5 * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3)
+    ),
+    "Attention with a mask of keys": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
+    "Attention in training": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
+    "Attention with a cache": 4 * 12 * 6 * 8 + attention_by_hand(4, 12, batch=3, heads=2, width=4),  # 12 places
+    "SinusoidalPositions": 0,
+    "SinusoidalPositions streaming": 0,
+    "LearnedPositions": 0,
+    "LearnedPositions streaming": 0,
+    # Convolutions: batch, positions, taps, channels of a group, outputs.
+    "Conv over time": 2 * 7 * 3 * 2 * 3,
+    "Conv of images": 2 * (3 * 4) * (3 * 2) * 2 * 3,
+    "Conv of volumes on a torus": 2 * (3 * 2 * 4) * (3 * 1 * 2) * 2 * 2,
+    "Conv in groups": 2 * (5 * 4) * (2 * 2) * (4 // 2) * 6,
+    "DepthwiseConv": 0,  # written as shifted products; see below
+    "ConvTranspose": 2 * spread(3, 3, 2, 1, 1) * spread(4, 2, 2, 1, 1) * (6 // 2) * 4,
+    "MaxPool": 0,
+    "GlobalMaxPool": 0,
+    "GlobalMeanPool": 0,
+    "MeanPool": 0,
+    "Embedding": 0,  # looked up
+    "Embedding, tied, on ids": 0,
+    "Embedding, tied, on features": 3 * 4 * 6,
+    "RandomFourier": 3 * 5 * 4,
+    "RBF": 3 * 5 * 4,  # |x|^2 - 2 x c + |c|^2
+    "RBF of two features": 0,  # differences, squared
+    "Swish": 0,
+    "PReLU": 0,
+    "PReLU per feature": 0,
+    "Maxout": 3 * 4 * 3 * 2,
+    "Maxout of three": 3 * 4 * 2 * 3,
+    "GraphBlock by sum": GRAPH_BLOCK,
+    "GraphBlock by max": GRAPH_BLOCK,
+    "GraphBlock by softmax": GRAPH_BLOCK,
+    "GraphMap": 4 * 5 * 3,
+    "GCN": 4 * 5 * 3,  # neighbours are gathered and scattered
+    "GAT": GAT,
+    "GAT by mean without self-loops": GAT,
+    "GIN": 4 * 5 * 3,
+    "BatchNorm": 0,
+    "BatchNorm in training": 0,
+    "BatchNorm as in the lecture": 0,
+    "BatchNorm with padding": 0,
+    "LayerNorm": 0,
+    "LayerNorm as in the lecture": 0,
+    "RMSNorm": 0,
+    "GroupNorm": 0,
+    "InstanceNorm": 0,
+    "WeightNorm": 3 * 4 * 3,
+    "SpectralNorm": 3 * 4 * 3 + 4 * 3 + 4,  # and sigma = u (W w)
+    "Dropout": 0,
+    "FeatureDropout": 0,
+    "StochasticDepth": 0,
+    "RNNCell": 4 * GATES,
+    "GRUCell": 4 * 3 * GATES,
+    "LSTMCell": 4 * 4 * GATES,
+    "RNN": 4 * 4 * GATES,
+    "GRU": 4 * 4 * 3 * GATES,
+    "LSTM": 4 * 4 * 4 * GATES,
+    "Bidirectional": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
+}
+
+
+def called(layer, inputs, side=None):
+    """A layer's ``apply`` without its state, and the shapes of its params."""
+    layer, side = stateful(layer), side or {}
+    for_init = {name: value for name, value in side.items() if name in declared_by(layer.init)}
+    params, state = jax.eval_shape(lambda *inputs: layer.init(jax.random.key(0), *inputs, **for_init), *inputs)
+
+    def f(params, *inputs):
+        held = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), state)
+        return layer.apply(params, held, *inputs, **side)[0]
+
+    return f, params
+
+
+def test_every_row_is_counted_by_hand():
+    assert set(BY_HAND) == set(ZOO)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_products_are_counted_to_the_operation(name):
+    inputs = ZOO[name].inputs()
+    f, params = called(ZOO[name].layer, inputs, ZOO[name].side)
+    counted = count(f, params, *inputs)
+    assert counted.dots == 2 * BY_HAND[name]
+    assert counted.uncounted == {}
+    assert counted.loops == ()
+    assert counted.flops >= counted.dots
+
+
+# A gradient with respect to params and inputs has three products for each one: its own, and one for either factor
+# (a small constant, AD-29). What has another number of them:
+GRADIENT_BY_HAND = {
+    "Repeat with state": 4 * BY_HAND["Repeat with state"],  # rematerialised: made once more
+    "Attention, causal, grouped heads, window, rotary, chunks": (  # chunks are made once more, the maps are not
+        3 * BY_HAND["Attention, causal, grouped heads, window, rotary, chunks"]
+        + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=4)
+    ),
+    # Twice the convolution, and for the input its transpose, that of x as it was padded; zeros around it are counted.
+    "Conv of images": 2 * 864 + 2 * spread(3, 3, 2, 1, 0) * spread(4, 2, 2, 1, 0) * 2 * 3,
+    "Conv of volumes on a torus": 2 * 1152 + 2 * (5 * 3) * (2 * 1) * (5 * 2) * 2 * 2,
+    "Conv in groups": 2 * 1920 + 2 * (6 * 2) * (5 * 2) * 2 * 6,
+    "ConvTranspose": 2 * 1512 + 2 * (3 * 4) * (3 * 2) * 3 * 4,  # for the input, the convolution itself
+    "SpectralNorm": 3 * (3 * 4 * 3) + 2 * (4 * 3 + 4),  # the singular vectors are held constant
+    "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),  # what it starts from is no argument
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_products_of_gradients_too(name):
+    inputs = ZOO[name].inputs()
+    f, params = called(ZOO[name].layer, inputs, ZOO[name].side)
+
+    def loss(params, inputs):
+        return sum(jnp.sum(y.astype(jnp.float32) ** 2) for y in jax.tree.leaves(f(params, *inputs)))
+
+    counted = count(jax.grad(loss, (0, 1), allow_int=True), params, inputs)
+    assert counted.uncounted == {}
+    assert counted.dots == 2 * GRADIENT_BY_HAND.get(name, 3 * BY_HAND[name])
+
+
+# ---- layers with numbers of their own ----------------------------------------------------------
+
+
+def products(f, *args):
+    return count(f, *args).dots // 2
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def test_a_depthwise_convolution_multiplies_as_often_without_one():
+    """Batch, positions, window, channels and outputs of each: in sums of shifted products."""
+    x = shape(2, 4, 5, 3)
+    f, params = called(DepthwiseConv((3, 3), 2, stride=(1, 2), padding="same", use_bias=False), (x,))
+    assert count(f, params, x).multiplications == 2 * (4 * 3) * (3 * 3) * 3 * 2
+
+
+def test_twenty_steps_of_an_lstm():
+    """1,966,080 from matrix products alone: 20 steps x 2 x 8 examples x (16 + 32) x 4 gates x 32."""
+    x = shape(8, 20, 16)
+    f, params = called(LSTM(32), (x,))
+    assert count(f, params, x).dots == 1_966_080
+
+
+def test_the_first_layer_needs_no_gradient_of_its_input():
+    """AD-14: one product fewer in the gradient with respect to params than in that with respect to the input too."""
+    x = shape(8, 5)
+    f, params = called(Serial(Dense(7), relu, Dense(6), relu, Dense(2)), (x,))
+    value = lambda params, x: jnp.sum(f(params, x) ** 2)
+    layers = [8 * 5 * 7, 8 * 7 * 6, 8 * 6 * 2]
+    assert products(jax.grad(value, 0), params, x) == 3 * sum(layers) - layers[0]
+    assert products(jax.grad(value, (0, 1)), params, x) == 3 * sum(layers)

@@ -1,0 +1,339 @@
+"""Piecewise linear functions as nets, and nets as piecewise linear functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxblocks import (
+    MLP,
+    BatchNorm,
+    Conv,
+    Dense,
+    GlobalMaxPool,
+    LayerNorm,
+    Maxout,
+    MaxPool,
+    Repeat,
+    Residual,
+    Serial,
+    gelu,
+    leaky_relu,
+    relu,
+    softmax,
+    tanh,
+)
+from jaxblocks.theory import tracking
+from jaxblocks.theory.piecewise_linear import (
+    PiecewiseLinear,
+    count_kinks,
+    from_piecewise_linear,
+    to_piecewise_linear,
+    two_level_model,
+)
+
+T, SLOPES, C0 = np.array([-1, 0.5, 2, 3]), np.array([0.7, -1, 2, 0.3, -0.4]), 1.3  # the example of the errata
+FORMS = ("short", "lecture", "absorbed")
+
+
+@pytest.fixture(autouse=True)
+def _wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def by_pieces(t, slopes, value, x):
+    """The function, written as integrals of its slope: no code of the library."""
+    lengths = np.clip(x[:, None], t[:-1], t[1:]) - t[:-1]
+    return value + slopes[0] * np.minimum(x - t[0], 0) + lengths @ slopes[1:-1] + slopes[-1] * np.maximum(x - t[-1], 0)
+
+
+def random_function(rng, pieces):
+    t = np.sort(rng.uniform(-1, 1, pieces - 1))
+    return t, rng.normal(size=pieces), rng.normal()
+
+
+def values(net, params, x):
+    return np.asarray(jax.jit(net.apply)(params, jnp.asarray(x)[:, None]))[:, 0]
+
+
+def clamp(x, low, high):
+    return np.minimum(np.maximum(x, low), high)
+
+
+# ---- Lemma 1.3, there -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "units"), [("short", 5), ("lecture", 6), ("absorbed", 6)])
+def test_the_lemma(form, units):
+    """The three forms are exact on and beyond the knots, with p + 2 and p + 3 units; absorbed has no output bias."""
+    x = np.linspace(-6, 8, 1001)
+    value = SLOPES[0] * T[0] + C0
+    net, params = from_piecewise_linear(T, SLOPES, value, form=form)
+    np.testing.assert_allclose(values(net, params, x), by_pieces(T, SLOPES, value, x), atol=1e-14)
+    assert params[0]["kernel"].shape == (1, units)
+    assert (params[2]["bias"] == 0).all() == (form == "absorbed")
+
+
+def test_the_printed_forms_are_wrong():
+    """Errata: the sum of clips is off by 3.7 and 3.0, the sum of rectifiers by 3.25; corrected, by rounding."""
+    x = np.linspace(-6, 8, 14001)
+    p, f = 3, by_pieces(T, SLOPES, SLOPES[0] * T[0] + C0, x)
+    head = SLOPES[0] * np.minimum(x, T[0]) + C0
+    tail = np.maximum(0, x - T[p])
+    clip = lambda start, end: clamp(x - T[start], 0, T[end] - T[start])
+    later = head + sum(SLOPES[i] * clip(i - 1, i + 1) for i in range(1, p)) + SLOPES[p] * tail
+    earlier = head + sum(SLOPES[i] * clip(i, i + 1) for i in range(1, p))
+    right = head + sum(SLOPES[i] * clip(i - 1, i) for i in range(1, p + 1)) + SLOPES[p + 1] * tail
+    np.testing.assert_allclose(abs(later - f).max(), 3.7, atol=1e-3)
+    np.testing.assert_allclose(abs(earlier - f).max(), 3.0, atol=1e-3)
+    np.testing.assert_allclose(right, f, atol=1e-14)
+    late = SLOPES[0] * x + C0 + sum((SLOPES[i] - SLOPES[i - 1]) * np.maximum(x - T[i], 0) for i in range(1, p + 1))
+    np.testing.assert_allclose(abs(late - f).max(), 3.25, atol=1e-3)
+
+
+def test_a_clip_is_two_rectifiers():
+    """max(0, x - a) cut at b - a is ReLU(x - a) - ReLU(x - b); found as a function of two breakpoints."""
+    found = to_piecewise_linear(lambda x: jnp.minimum(jnp.maximum(x - 1, 0), 2.0))
+    again = to_piecewise_linear(lambda x: relu(x - 1) - relu(x - 3))
+    for f in (found, again):
+        assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([1.0, 3.0], [0.0, 1.0, 0.0], 0.0)
+
+
+def test_the_evaluator_integrates_and_compares():
+    """Values, integrals and distances of the record against np.interp and fine sums."""
+    f = PiecewiseLinear(T, SLOPES, 0.6)
+    x = np.linspace(-1, 3, 400_001)
+    np.testing.assert_allclose(f(x), np.interp(x, T, f.values), atol=1e-14)
+    np.testing.assert_allclose(f([-5.0, 7.0]), [0.6 - 4 * 0.7, f.values[-1] - 4 * 0.4])
+    np.testing.assert_allclose(f.integral(-1, 3), np.trapezoid(f(x), x), atol=1e-9)
+    g = PiecewiseLinear(np.array([1.0]), np.array([1.0, -1.0]), 0.2)
+    np.testing.assert_allclose(f.l1_distance(g, -1, 3), np.trapezoid(abs(f(x) - g(x)), x), atol=1e-8)
+    np.testing.assert_allclose(f.sup_distance(g, -1, 3), abs(f(x) - g(x)).max(), atol=1e-5)
+    line = PiecewiseLinear(np.array([]), np.array([2.0]), 1.0)
+    np.testing.assert_allclose(line([0.0, 3.0]), [1.0, 7.0])
+    assert line.values.shape == (0,) and line.integral(0, 1) == 2
+    with pytest.raises(ValueError, match="lower < upper, but 1 and 0 came; swap them"):
+        line.integral(1, 0)
+
+
+def test_the_designed_two_level_function():
+    """h_21 has the drawn values, its coefficients are those of the lemma, and its area is 8."""
+    net, params = two_level_model()
+    at = np.array([-1, 0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 4.5, 5, 6, 9])
+    drawn = [0, 0, 0.5, 1, 1, 1, 2, 3, 2, 1.5, 1, 0, 0]
+    np.testing.assert_array_equal(values(net, params, at), drawn)
+    _, general = from_piecewise_linear([0, 1, 2, 3, 6], [0, 1, 0, 2, -1, 0], 0.0)
+    np.testing.assert_array_equal(general[2]["kernel"][1:, 0], params[2]["kernel"][:, 0])
+    np.testing.assert_array_equal(params[2]["kernel"][:, 0], [1, -1, 2, -3, 1])
+    f = to_piecewise_linear(net, params)
+    assert f.integral(0, 6) == 8 and f.breakpoints.tolist() == [0, 1, 2, 3, 6]
+
+
+# ---- there and back --------------------------------------------------------------------------------
+
+
+@settings(max_examples=6)
+@given(st.integers(1, 50), st.sampled_from(FORMS), st.integers(0, 2**16))
+def test_there_and_back(pieces, form, seed):
+    """Random functions come back from their nets: breakpoints, slopes and value."""
+    t, slopes, value = random_function(np.random.default_rng(seed), pieces)
+    with jax.enable_x64(True):
+        f = to_piecewise_linear(*from_piecewise_linear(t, slopes, value, form=form))
+    np.testing.assert_array_equal(f.breakpoints, t)
+    np.testing.assert_allclose(f.slopes, slopes, atol=1e-13)
+    np.testing.assert_allclose(f.value, value, atol=1e-13)
+
+
+def test_ten_thousand_pieces():
+    """The net is within 1e-12 of the function, and the function comes back from the net to 1e-12."""
+    t, slopes, value = random_function(np.random.default_rng(0), 10_000)
+    net, params = from_piecewise_linear(t, slopes, value)
+    x = np.concatenate([t[::101], np.linspace(-2, 2, 101)])
+    exact = PiecewiseLinear(t, slopes, value)
+    np.testing.assert_allclose(exact(x), by_pieces(t, slopes, value, x), atol=1e-12)
+    np.testing.assert_allclose(values(net, params, x), exact(x), atol=1e-12)
+    f = to_piecewise_linear(net, params)
+    np.testing.assert_array_equal(f.breakpoints, t)
+    np.testing.assert_allclose(f.slopes, slopes, atol=1e-12)
+    assert f.sup_distance(exact, -2, 2) < 1e-12
+
+
+def test_float32_nets_are_followed_in_float64():
+    """Without x64 the net holds float32; its function is that of these numbers, exactly."""
+    with jax.enable_x64(False):
+        net, params = from_piecewise_linear([0.1, 0.2], [0.0, 1.0, 0.3], 1.0)
+        assert params[0]["kernel"].dtype == jnp.float32
+        f = to_piecewise_linear(net, params)
+    np.testing.assert_array_equal(f.breakpoints, np.float32([0.1, 0.2]).astype(float))
+    assert f.slopes.dtype == np.float64
+
+
+NETS = {
+    "deep": MLP(16, 16, 16, 1),
+    "leaky": MLP(8, 8, 1, activation=leaky_relu),
+    "residual": Serial(Dense(5), Residual(Dense(5), relu), Residual(relu, Dense(5)), Dense(1)),
+    "maxout": Serial(Dense(3), Maxout(5, pieces=3), jnp.abs, Maxout(1, pieces=5)),
+    "repeat": Serial(Dense(4), Repeat(Serial(Dense(4), leaky_relu), 4), Dense(1)),
+    "clipped": Serial(Dense(6), jax.nn.hard_tanh, Dense(5), jax.nn.relu6, lambda x: jnp.clip(x, -1, 1), Dense(1)),
+    "convolution": Serial(
+        Dense(16),
+        lambda x: x.reshape(*x.shape[:-1], 8, 2),
+        *(Conv(3, 3), relu, MaxPool(2), Conv(2, 3, padding="same"), GlobalMaxPool(1), Dense(1)),
+    ),
+    "mask": lambda x: (x > 0).astype(x.dtype) * x + jnp.sign(x) * x + jnp.where((x < 1) | ~(x <= 3), 2.0, 2 * x) * 0,
+    "branches": lambda x: jnp.concatenate([relu(x), leaky_relu(-x - 1)], -1)[..., ::-1].max(-1),
+}  # fmt: skip
+
+
+def random_net(name):
+    net = NETS[name]
+    if callable(net) and not hasattr(net, "init"):
+        return (lambda params, x: net(x)), net, ()
+    params = net.init(jax.random.key(3), jnp.zeros(1, jnp.float64))
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(4), len(leaves))
+    moved = [p.astype(jnp.float64) + 0.3 * jax.random.normal(k, p.shape) for p, k in zip(leaves, keys, strict=True)]
+    return net.apply, net, structure.unflatten(moved)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_any_net_of_one_input(name):
+    """The function found is the net at 4001 points; between breakpoints the net is straight, at each it bends."""
+    apply, net, params = random_net(name)
+    f = to_piecewise_linear(net, params)
+    x = np.linspace(-7, 7.1, 4001)
+    y = np.asarray(jax.jit(jax.vmap(lambda x: apply(params, x[None]).sum()))(jnp.asarray(x)))
+    size = max(1, abs(y).max())
+    np.testing.assert_allclose(f(x), y, atol=1e-12 * size)
+    between = lambda k: ((x[:-k] < (t := f.breakpoints[:, None])) & (t < x[k:])).any(0)
+    bends = abs(np.diff(y, 2)) > 1e-11 * size
+    assert not bends[~between(2)].any()
+    assert bends[between(2)].mean() > 0.9  # all but where the bend is too slight for these samples
+    assert len(f.breakpoints) >= {"mask": 1, "branches": 2}.get(name, 5)
+
+
+def test_the_walk_in_parts_is_the_walk(monkeypatch):
+    """A line cut into parts, since its arrays would be too large, gives the same function."""
+    _, net, params = random_net("deep")
+    whole = to_piecewise_linear(net, params)
+    monkeypatch.setattr(tracking, "_BUDGET", 200)
+    parts = to_piecewise_linear(net, params)
+    np.testing.assert_allclose(parts.breakpoints, whole.breakpoints, rtol=1e-12)
+    np.testing.assert_allclose(parts.slopes, whole.slopes, rtol=1e-11)
+    np.testing.assert_allclose(parts.value, whole.value, rtol=1e-12)
+
+
+def test_kinks_hide_from_samples_and_not_from_us():
+    """A spike of width 1e-9 is found."""
+    f = to_piecewise_linear(*from_piecewise_linear([0.3, 0.3 + 1e-9, 0.3 + 2e-9], [0, 1, -1, 0], 0.0))
+    assert f.breakpoints.tolist() == [0.3, 0.3 + 1e-9, 0.3 + 2e-9]
+
+
+def test_one_hidden_layer_has_at_most_as_many_kinks_as_units():
+    """Kinks are the distinct -b/w whose slopes do not cancel; units on one side of the data make none twice."""
+    rng = np.random.default_rng(1)
+    w, b, a = rng.normal(size=(3, 20))
+    net = MLP(20, 1)
+    params = ({"kernel": w[None], "bias": b}, (), {"kernel": a[:, None], "bias": np.zeros(1)})
+    f = to_piecewise_linear(net, params)
+    np.testing.assert_array_equal(f.breakpoints, np.sort(-b / w))
+    again = np.tile(w, 2) * np.repeat([1.0, 3.7], 20), np.tile(b, 2) * np.repeat([1.0, 3.7], 20)
+    doubled = (
+        {"kernel": again[0][None], "bias": again[1]},
+        (),
+        {"kernel": np.tile(a, 2)[:, None], "bias": np.zeros(1)},
+    )
+    assert count_kinks(MLP(40, 1), doubled) == 20
+    # ReLU(z) - ReLU(-z) = z: the two units of a line cancel
+    mirrored = ({"kernel": np.array([[0.7, -0.7]]), "bias": np.array([0.3, -0.3])}, (), {
+        "kernel": np.array([[1.3], [-1.3]]), "bias": np.zeros(1)})  # fmt: skip
+    assert count_kinks(MLP(2, 1), mirrored) == 0
+
+
+def test_a_segment_through_many_inputs():
+    """A net of several inputs along a segment is a net of one."""
+    net = MLP(8, 3)
+    params = net.init(jax.random.key(0), jnp.zeros(4))
+    start, way = jnp.arange(4.0), jnp.array([1.0, -2.0, 0.5, 1.5])
+    along = lambda s: net.apply(params, start + s * way)
+    f = to_piecewise_linear(along, output=2)
+    s = np.linspace(-3, 3, 50)
+    kernel, bias = (np.asarray(params[0][name], np.float64) for name in ("kernel", "bias"))
+    hidden = np.maximum((np.asarray(start) + s[:, None] * np.asarray(way)) @ kernel + bias, 0)
+    np.testing.assert_allclose(f(s), hidden @ np.asarray(params[2]["kernel"], np.float64)[:, 2], atol=1e-6)
+    assert 1 <= len(f.breakpoints) <= 8
+
+
+def test_options_and_constants():
+    """Side inputs reach the net; a constant and a line have no breakpoints."""
+    net = lambda x, *, sign: sign * jnp.abs(x)
+    assert to_piecewise_linear(net, sign=-1.0).slopes.tolist() == [1, -1]
+    f = to_piecewise_linear(lambda x: 0 * x + 3)
+    assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([], [0.0], 3.0)
+    f = to_piecewise_linear(*from_piecewise_linear([], [2.5], -1.0))
+    assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([], [2.5], -1.0)
+
+
+# ---- what does not go ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([0, 1], [0, 1], 0.0), "n breakpoints, n \\+ 1 slopes.*shape \\(2,\\), slopes of shape \\(2,\\)"),
+        (([1, 0], [0, 1, 0], 0.0), "increasing breakpoints, but 0.0 comes after 1.0; sort them"),
+        (([0, 1, 1], [0, 1, 0, 2], 0.0), "increasing breakpoints, but 1.0 is repeated; name it once"),
+        (([0, np.inf], [0, 1, 0], 0.0), "finite breakpoints, but inf is among them"),
+        (([0], [0, np.nan], 0.0), "finite slopes, but nan"),
+    ],
+)
+def test_bad_functions(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        from_piecewise_linear(*arguments)
+
+
+def test_an_unknown_form():
+    with pytest.raises(ValueError, match="knows the forms"):
+        from_piecewise_linear([0], [0, 1], 0.0, form="long")
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (Serial(Dense(3), tanh, Dense(1)), "the layer 1.tanh is not: it takes tanh of"),
+        (Serial(a=Serial(Dense(3), relu, softmax), b=Dense(1)), "the layer a.Serial, 2.softmax is not: it takes exp"),
+        (Serial(Dense(2), gelu, Dense(1)), "the layer 1.gelu is not"),
+        (Serial(Dense(4), LayerNorm(), Dense(1)), "the layer 1.LayerNorm is not"),
+        (Repeat(Serial(Dense(1), tanh), 2), "1.tanh is not"),
+        (lambda x: x * x, "this function is not: it multiplies two arrays that depend on its input"),
+        (lambda x: x**2, "this function is not: it takes integer_pow of"),
+        (lambda x: 1 / x, "this function is not: it divides by what depends on its input"),
+        (lambda x: jnp.round(x), "takes round of"),
+        (lambda x: (x > 0.5).astype(x.dtype), "continuous net, but its output jumps by 1 at 0.5"),
+        (lambda x: jnp.concatenate([x, x]), "one output, but the net's are \\(2,\\) in shape; .* output=0 to 1"),
+        (lambda x: x * jnp.inf, "not finite"),
+    ],
+)
+def test_nets_that_are_not_piecewise_linear(net, words):
+    """The sentence names the layer; with rectifiers in its place, or one output chosen, it goes."""
+    params = net.init(jax.random.key(0), jnp.zeros(1)) if hasattr(net, "init") else ()
+    with jax.debug_nans(False), pytest.raises(ValueError, match=words):
+        to_piecewise_linear(net, params)
+
+
+def test_the_repairs():
+    """What the sentences advise: straight activations, one output, the function of a layer with state."""
+    net = Serial(Dense(3), jax.nn.hard_tanh, Dense(1))
+    to_piecewise_linear(net, net.init(jax.random.key(0), jnp.zeros(1)))
+    f = to_piecewise_linear(lambda x: jnp.concatenate([x, jnp.abs(x)]), output=1)
+    assert f.slopes.tolist() == [-1, 1]
+    net = BatchNorm()
+    params, state = net.init(jax.random.key(0), jnp.zeros((1, 1)))
+    state = {**state, "updates": state["updates"] + 1}
+    with pytest.raises(TypeError, match="without state, but BatchNorm has one"):
+        to_piecewise_linear(net, params)
+    f = to_piecewise_linear(lambda x: net.apply(params, state, x[None], train=False)[0])
+    np.testing.assert_allclose(f.slopes, 1, atol=1e-3)

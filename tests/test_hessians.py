@@ -1,0 +1,175 @@
+"""Hessians in chunks: equal to jax.hessian, in any chunk, in bounded memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import losses
+from jaxblocks.activations import tanh
+from jaxblocks.ad import count
+from jaxblocks.ad.hessians import as_matrix, hessian, hessian_blocks, hessian_diagonal
+from jaxblocks.ad.operators import empirical_risk, hessian_operator
+from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.pool import GlobalMeanPool
+
+
+def problem(dtype, net, shape, outputs=3):
+    rng = np.random.default_rng(0)
+    x, y = jnp.asarray(rng.normal(size=shape), dtype), jnp.asarray(rng.integers(outputs, size=shape[0]))
+    params = jax.tree.map(
+        lambda p: jnp.asarray(rng.normal(size=p.shape), dtype), net.init(jax.random.key(0), x.astype(jnp.float32))
+    )
+    risk = empirical_risk(net, losses.softmax_cross_entropy)
+    return (lambda p: risk(p, (x, y))), params
+
+
+def mlp(dtype=jnp.float64):
+    return problem(dtype, MLP(3, 3, activation=tanh), (5, 2))  # 21 params
+
+
+def published(x):
+    """Baydin's example ln x1 + x1 x2 - sin x2."""
+    return jnp.log(x[0]) + x[0] * x[1] - jnp.sin(x[1])
+
+
+@pytest.mark.parametrize("tool", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_published_hessian(tool):
+    """AD-11 at (2, 5): [[-.25, 1], [1, -.9589243]]."""
+    with jax.enable_x64(True):
+        x, expected = jnp.array([2.0, 5.0]), np.array([[-0.25, 1.0], [1.0, -0.9589242746631385]])
+        for chunk_size in ("auto", 1):
+            H = tool(functools.partial(hessian, published, chunk_size=chunk_size))(x)
+            np.testing.assert_allclose(H, expected, rtol=1e-14)
+        np.testing.assert_allclose(tool(functools.partial(hessian_diagonal, published))(x), np.diag(expected))
+        np.testing.assert_allclose(tool(functools.partial(hessian_blocks, published))(x), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 20, 21, 100, "auto"])
+def test_any_chunk_gives_jaxs_hessian(chunk_size):
+    """Chunks that do not divide 21 among them; blocks, shapes and dtypes leaf by leaf."""
+    with jax.enable_x64(True):
+        f, params = mlp()
+        ours = jax.jit(functools.partial(hessian, f, chunk_size=chunk_size))(params)
+        theirs = jax.jit(jax.hessian(f))(params)
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            np.testing.assert_allclose(a, b, atol=1e-13)
+        diagonal = jax.jit(functools.partial(hessian_diagonal, f, chunk_size=chunk_size))(params)
+        blocks = jax.jit(functools.partial(hessian_blocks, f, chunk_size=chunk_size))(params)
+        on_diagonal = [theirs[i][name][i][name] for i in range(len(params)) for name in params[i] if params[i]]
+        for d, b, h in zip(jax.tree.leaves(diagonal), jax.tree.leaves(blocks), on_diagonal, strict=True):
+            np.testing.assert_allclose(b, h, atol=1e-13)
+            np.testing.assert_allclose(d.reshape(-1), np.diag(h.reshape(d.size, d.size)), atol=1e-13)
+
+
+def test_matrix_by_two_forward_modes():
+    with jax.enable_x64(True):
+        f, params = mlp()
+        vector, back = jax.flatten_util.ravel_pytree(params)
+        dense = jax.jit(jax.jacfwd(jax.jacfwd(lambda x: f(back(x)))))(vector)
+        matrix = jax.jit(lambda p: as_matrix(hessian_operator(f, p), p, 4))(params)
+        np.testing.assert_allclose(matrix, dense, atol=1e-13)
+
+
+def test_convolutions_in_chunks():
+    net = Serial(Conv(3, (3, 3)), tanh, GlobalMeanPool(2), Dense(3))
+    f, params = problem(jnp.float32, net, (4, 5, 5, 1))
+    ours, theirs = jax.jit(functools.partial(hessian, f, chunk_size=8))(params), jax.jit(jax.hessian(f))(params)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_matrix_of_any_operator():
+    """Not symmetric, of a tree, its columns in the order of the leaves; under vmap and grad."""
+    A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
+
+    def operator(scale, v):
+        y = scale * (A @ jnp.concatenate([v["a"].reshape(-1), v["b"]]))
+        return {"a": y[:4].reshape(2, 2), "b": y[4:]}
+
+    like = {"a": jax.ShapeDtypeStruct((2, 2), jnp.float32), "b": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    matrix = lambda scale, chunk_size: as_matrix(functools.partial(operator, scale), like, chunk_size)
+    for chunk_size in (2, 5):
+        np.testing.assert_allclose(matrix(1.0, chunk_size), A, rtol=1e-6)
+        scaled = jax.vmap(lambda scale: matrix(scale, chunk_size))(jnp.array([1.0, 3.0]))
+        np.testing.assert_allclose(scaled[1], 3 * A, rtol=1e-6)
+        slope = jax.grad(lambda scale: matrix(scale, chunk_size).sum())(2.0)
+        np.testing.assert_allclose(slope, A.sum(), rtol=1e-5)
+
+
+def test_dtypes_of_leaves_are_kept():
+    x = {"a": jnp.ones(2, jnp.float32), "b": jnp.ones(1, jnp.bfloat16)}
+    H = hessian(lambda x: jnp.sum(x["a"] ** 3) * x["b"].astype(jnp.float32)[0], x)
+    assert H["a"]["b"].dtype == jnp.float32 and H["b"]["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(H["a"]["b"][:, 0], [3.0, 3.0])
+    assert hessian_diagonal(lambda x: jnp.sum(x**3), jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+# ---- what it costs -------------------------------------------------------------------------
+
+
+def bytes_of(f, params):
+    return jax.jit(f).lower(params).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_is_that_of_a_chunk():
+    """An eighth of jax.hessian's temporaries for 1133 params on 64 rows; a smaller chunk takes less."""
+    f, params = problem(jnp.float32, MLP(24, 24, 5, activation=tanh), (64, 16), 5)
+    matrix = lambda chunk_size: lambda p: as_matrix(hessian_operator(f, p), p, chunk_size)
+    stock, ours = bytes_of(jax.hessian(f), params), bytes_of(functools.partial(hessian, f), params)
+    assert ours < stock / 7
+    assert bytes_of(matrix(8), params) < bytes_of(matrix(32), params) / 1.5
+    assert bytes_of(matrix(32), params) < stock / 20
+
+
+def test_operations_of_jaxs_hessian_are_not_exceeded():
+    f, params = problem(jnp.float32, MLP(24, 24, 5, activation=tanh), (64, 16), 5)
+    params = jax.eval_shape(lambda p: p, params)
+    assert (
+        count(functools.partial(hessian, f, chunk_size=11), params).flops < 1.02 * count(jax.hessian(f), params).flops
+    )
+
+
+def test_units_are_made_in_the_chunk():
+    """No constant of n by n numbers is written into the programme."""
+    jaxpr = jax.make_jaxpr(functools.partial(hessian, lambda x: jnp.sum(jnp.sin(x) ** 2), chunk_size=8))(jnp.ones(64))
+    assert all(np.size(constant) <= 64 for constant in jaxpr.consts)
+
+
+# ---- errors --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool", [hessian, hessian_diagonal, hessian_blocks])
+def test_errors_name_the_tool(tool, sentences):
+    name, x = tool.__name__, jnp.ones(2)
+    with pytest.raises(ValueError, match=rf"{name} expects f to return a scalar, but float32 \(2,\) came"):
+        tool(jnp.sin, x)
+    tool(lambda x: jnp.sin(x).sum(), x)
+    with pytest.raises(
+        TypeError, match=rf"{name} differentiates with respect to floating-point arrays, but x is int32"
+    ):
+        tool(jnp.sum, jnp.arange(2))
+    with pytest.raises(ValueError, match=rf"{name} expects chunk_size to be a whole number >= 1, but 0 came"):
+        tool(jnp.sum, x, 0)
+    with pytest.raises(
+        ValueError, match=rf'{name} expects chunk_size to be "auto" or a whole number >= 1, but \'all\''
+    ):
+        tool(jnp.sum, x, "all")
+    tool(jnp.sum, x, "auto")
+
+
+def test_what_is_no_operator_says_so(sentences):
+    x = jnp.ones(2)
+    with pytest.raises(
+        ValueError, match=r"like its argument, float32 \(2,\), but float32 \(\) came; pass a function v"
+    ):
+        as_matrix(jnp.sum, x)
+    with pytest.raises(ValueError, match="but no function came"):
+        as_matrix(x, x)
+    as_matrix(lambda v: v, x)

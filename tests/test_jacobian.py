@@ -1,0 +1,430 @@
+"""The planned Jacobian against jax.jacrev, its counted operations and bytes, and the bracketings against all others."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxblocks.ad import planning
+from jaxblocks.ad.counting import count
+from jaxblocks.ad.jacobians import jacobian, jacobian_plan
+from jaxblocks.ad.planning import Chain, Part, best_bracketing, written
+
+
+def normal(seed, *shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.RandomState(seed).randn(*shape) / math.sqrt(shape[0] if shape else 1), dtype)
+
+
+def mlp(*widths, dtype=jnp.float32):
+    layers = [
+        (normal(i, a, b, dtype=dtype), normal(50 + i, b, dtype=dtype))
+        for i, (a, b) in enumerate(itertools.pairwise(widths))
+    ]
+
+    def f(x):
+        for w, b in layers:
+            x = jnp.tanh(x @ w + b)
+        return x
+
+    return f
+
+
+def conv(x, w, stride=1):
+    return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def conv_autoencoder(side=8, code=2, channels=3, dtype=jnp.float32):
+    k1, k2 = normal(1, 3, 3, 1, channels, dtype=dtype), normal(2, 3, 3, channels, 1, dtype=dtype)
+    n = (side // 2) ** 2 * channels
+    w1, w2 = normal(3, n, code, dtype=dtype), normal(4, code, n, dtype=dtype)
+
+    def f(x):
+        x = jnp.tanh(conv(x[None, :, :, None], k1, 2)).reshape(-1)
+        x = (jnp.tanh(x @ w1) @ w2).reshape(1, side // 2, side // 2, channels)
+        return lax.conv_transpose(jnp.tanh(x), k2, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))[
+            0, ..., 0
+        ]
+
+    return f
+
+
+def transformer(length=4, d=8, code=3, dtype=jnp.float32):
+    q, k, v, o = (normal(i, d, 2, d // 2, dtype=dtype) for i in range(4))
+    narrow, wide = normal(5, d, code, dtype=dtype), normal(6, code, length * d, dtype=dtype)
+
+    def block(x):
+        h = x - x.mean(-1, keepdims=True)
+        h = h * lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-5)
+        scores = jnp.einsum("qhk,shk->hqs", jnp.einsum("td,dhk->thk", h, q), jnp.einsum("td,dhk->thk", h, k))
+        x = x + jnp.einsum("hqs,shk,dhk->qd", jax.nn.softmax(scores), jnp.einsum("td,dhk->thk", h, v), o)
+        return x + jax.nn.gelu(x)
+
+    return lambda x: block((jnp.tanh(block(x).mean(0) @ narrow) @ wide).reshape(length, d))
+
+
+def latent_ode(wide=12, code=2, dtype=jnp.float32):
+    w1, w2, a = (
+        normal(1, wide, code, dtype=dtype),
+        normal(2, code, wide, dtype=dtype),
+        normal(3, code, code, dtype=dtype),
+    )
+
+    def f(x):
+        z, path = lax.scan(lambda z, t: (z + 0.1 * jnp.tanh(z @ a) * t, z), x @ w1, jnp.ones(5, dtype))
+        return jnp.tanh(z @ w2) + path.sum()
+
+    return f
+
+
+def residual(width=6, blocks=3, dtype=jnp.float32):
+    ws = [(normal(i, width, width, dtype=dtype), normal(9 + i, width, width, dtype=dtype)) for i in range(blocks)]
+
+    def f(x):
+        for a, b in ws:
+            x = x + jax.nn.relu(x @ a) @ b
+        return x
+
+    return f
+
+
+def variational(n=12, code=2, dtype=jnp.float32):
+    w, a, b, out = (normal(i, *s, dtype=dtype) for i, s in enumerate([(n, 6), (6, code), (6, code), (code, n)]))
+
+    def f(x):
+        h = jnp.tanh(x @ w)
+        mean, spread = h @ a, h @ b
+        return {"y": jnp.tanh((mean + 0.3 * jnp.exp(spread / 2)) @ out), "code": (mean, spread)}
+
+    return f
+
+
+@jax.custom_vjp
+def swish(x):
+    return x * jax.nn.sigmoid(x)
+
+
+swish.defvjp(lambda x: (swish(x), x), lambda x, g: (g * (jax.nn.sigmoid(x) * (1 + x * (1 - jax.nn.sigmoid(x)))),))
+
+
+def zoo(dtype):
+    """Name: (f, x), every kind of function that the planner has to see through."""
+    w, v, vector = normal(0, 10, 2, dtype=dtype), normal(1, 2, 10, dtype=dtype), normal(2, 10, dtype=dtype)
+    square = normal(3, 10, 10, dtype=dtype)
+    net = mlp(10, 8, 2, 8, 12, dtype=dtype)
+    return {
+        "bottleneck": (net, vector),
+        "matrix from the left": (lambda x: w @ jnp.tanh(v @ jnp.tanh(w @ (v @ x))), vector),
+        "one row": (lambda x: jnp.tanh(jnp.tanh(x[None] @ w) @ v), vector),
+        "contracted with a tensor": (
+            lambda x: jnp.tensordot(
+                v.reshape(2, 2, 5), jnp.tanh(jnp.tensordot(x, w.reshape(5, 2, 2), ((1, 0), (0, 2)))), ((0,), (0,))
+            ),
+            vector.reshape(2, 5),
+        ),
+        "scaled before and after": (lambda x: 3 * jnp.tanh((x * vector) @ w) @ (v * 2) * vector, vector),
+        "wide middle": (mlp(4, 20, 20, 4, dtype=dtype), vector[:4]),
+        "equal widths": (mlp(7, 7, 7, 7, dtype=dtype), vector[:7]),
+        "conv autoencoder": (conv_autoencoder(dtype=dtype), normal(4, 8, 8, dtype=dtype)),
+        "transformer": (transformer(dtype=dtype), normal(4, 4, 8, dtype=dtype)),
+        "latent ODE": (latent_ode(dtype=dtype), normal(4, 12, dtype=dtype)),
+        "residual": (residual(dtype=dtype), vector[:6]),
+        "several outputs": (variational(dtype=dtype), normal(4, 12, dtype=dtype)),
+        "several inputs": (
+            lambda p: {"a": jnp.tanh(jnp.tanh(p["x"] @ p["w"][0]) @ p["w"][1]), "b": p["x"] * 2},
+            {"x": vector, "w": [w, v]},
+        ),
+        "batch": (jax.vmap(mlp(6, 1, 6, dtype=dtype)), normal(5, 3, 6, dtype=dtype)),
+        "jit inside": (lambda x: jax.jit(lambda x: jnp.tanh(x @ w))(jax.jit(net)(x)[:10]) @ v, vector),
+        "remat": (lambda x: jax.checkpoint(lambda x: jax.nn.relu(jnp.sin(x @ w)) @ v)(x) @ square, vector),
+        "cond": (lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x @ w) @ v, vector),
+        "while": (
+            lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x @ w))[1] @ v,
+            vector,
+        ),
+        "custom vjp": (lambda x: swish(x @ w) @ v @ square, vector),
+        "sort and gather": (lambda x: jnp.sort(x)[jnp.array([1, 3, 3])] * x[2], vector),
+        "used twice": (lambda x: jnp.outer(x @ w, x @ w), vector),
+        "scalar in and out": (lambda x: jnp.sin(x) * x, vector[0]),
+        "scalar out": (lambda x: jnp.sum(net(x) ** 2), vector),
+        "scalar in": (lambda x: x * vector, vector[0]),
+        "element by element": (lambda x: jnp.exp(x) * x, vector),
+        "the input itself": (lambda x: x, vector),
+        "the input and a constant": (lambda x: (x, jnp.ones(3, dtype), x @ w, x), vector),
+        "constant": (lambda x: jnp.ones((2, 3), dtype), vector),
+        "linear": (lambda x: x @ square, vector),
+        "narrow constant": (lambda x: (x * 0).sum() + vector, vector),
+        "of size zero": (lambda x: (x[:0], x * 2), vector),
+        "no input at all": (lambda x: jnp.ones(2, dtype) + x.sum(), vector[:0]),
+    }
+
+
+def agree(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def reference(name):
+    return jax.jacfwd if name == "while" else jax.jacrev
+
+
+@pytest.mark.parametrize("name", zoo(jnp.float32))
+def test_is_the_jacobian(name, monkeypatch):
+    """Equal to jax.jacrev in float64, by the cheapest bracketing though it may gain nothing, at once and in batches."""
+    monkeypatch.setattr(planning, "LEAST_GAIN", 0.0)
+    with jax.enable_x64(True):
+        f, x = zoo(jnp.float64)[name]
+
+        def every(x):
+            return reference(name)(f)(x), jacobian(f)(x), jacobian(f, chunk_size=3)(x)
+
+        expected, *got = jax.jit(every)(x)
+        for derivative in got:
+            agree(derivative, expected)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("name", ["bottleneck", "conv autoencoder", "several outputs", "several inputs", "latent ODE"])
+def test_modes_in_batches(name, mode):
+    """Forward and reverse mode in batches of any size are the Jacobian."""
+    with jax.enable_x64(True):
+        f, x = zoo(jnp.float64)[name]
+
+        def every(x):
+            return jax.jacrev(f)(x), *(
+                jacobian(f, mode, size)(x) for size in (None, 1 if name == "bottleneck" else 5, 99)
+            )
+
+        expected, *got = jax.jit(every)(x)
+        for derivative in got:
+            agree(derivative, expected)
+
+
+@pytest.mark.parametrize("name", ["bottleneck", "residual", "several inputs", "the input and a constant"])
+def test_eager(name):
+    """Without jit it is the same."""
+    with jax.enable_x64(True):
+        f, x = zoo(jnp.float64)[name]
+        agree(jacobian(f)(x), jax.jit(jax.jacrev(f))(x))
+
+
+@pytest.mark.parametrize("name", ["bottleneck", "conv autoencoder", "remat"])
+def test_transforms_of_it(name):
+    """Under vmap and grad it is what jax.jacrev is there, in batches as well."""
+    with jax.enable_x64(True):
+        f, x = zoo(jnp.float64)[name]
+
+        def every(derivative):
+            def squares(x):
+                return sum(jnp.sum(jnp.sin(j)) for j in jax.tree.leaves(derivative(x)))
+
+            return lambda x: (jax.vmap(derivative)(jnp.stack([x, 2 * x])), jax.grad(squares)(x))
+
+        expected = jax.jit(every(jax.jacrev(f)))(x)
+        for chunk_size in (None, 3):
+            agree(jax.jit(every(jacobian(f, chunk_size=chunk_size)))(x), expected)
+
+
+def test_arguments_after_the_first():
+    """Only the first argument is differentiated; the rest is passed on, and may be whole numbers or flags."""
+
+    def f(x, w, power, *, flip=False):
+        return (-1 if flip else 1) * (x @ w) ** power
+
+    x, w = normal(0, 4), normal(1, 4, 2)
+    expected = jax.jacrev(f)(x, w, 3, flip=True)
+    np.testing.assert_allclose(jacobian(f)(x, w, 3, flip=True), expected, rtol=1e-6)
+    assert jacobian_plan(f, x, w, 3, flip=True).n_out == 2
+
+
+# ---- bracketings ----------------------------------------------------------------------------
+
+
+def every_price(chain, first, last):
+    """Prices of all bracketings of some stages, one by one."""
+    if last - first == 1:
+        return [chain.own[first]]
+    prices = []
+    for k in range(first + 1, last):
+        lefts, rights = every_price(chain, k, last), every_price(chain, first, k)
+        m, middle, n = chain.sizes[last], chain.sizes[k], chain.sizes[first]
+        prices += [a + b + chain.product(m, middle, n) for a in lefts for b in rights]
+        prices += [b + sum(chain.forward[stage][first] for stage in range(k, last)) for b in rights]
+        prices += [a + sum(chain.reverse[stage][last] for stage in range(first, k)) for a in lefts]
+    return prices
+
+
+def random_chain(rng, length):
+    sizes = rng.randint(1, 20, length + 1)
+    edges = np.array([rng.randint(a + b, a * b + a + b) for a, b in itertools.pairwise(sizes)])
+    sweeps = np.multiply.outer(edges, sizes).astype(float)
+    if length > 2:
+        sweeps[rng.randint(length)] = np.inf  # one stage that cannot be swept from elsewhere
+    return Chain(sizes, edges * np.minimum(sizes[:-1], sizes[1:]), sweeps, np.multiply.outer(edges, sizes) * 1.5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
+def test_no_bracketing_is_cheaper(length):
+    """The dynamic programme finds the least of all prices."""
+    rng = np.random.RandomState(length)
+    for _ in range(8 if length < 6 else 2):
+        chain = random_chain(rng, length)
+        assert best_bracketing(chain)[0] == min(every_price(chain, 0, length))
+
+
+def test_published_instance():
+    """Naumann's ADMission, GDJCPB/p_3_3.1: optimum 56, tangent 150, adjoint 100, preaccumulation 108 + 15."""
+    sizes, edges = np.array([3, 3, 1, 2]), np.array([29, 14, 7])
+    sweeps = np.multiply.outer(edges, sizes)
+    chain = Chain(sizes, edges * np.minimum(sizes[:-1], sizes[1:]), sweeps, sweeps)
+    price, part = best_bracketing(chain)
+    assert price == 56
+    assert part == Part("product", 0, 3, Part("own", 2, 3), Part("reverse", 0, 2, Part("own", 1, 2)))
+    assert sweeps[:, 0].sum() == 150 and sweeps[:, -1].sum() == 100
+    assert chain.own.sum() == 108
+    never = np.full_like(sweeps, np.inf, dtype=float)
+    assert best_bracketing(Chain(sizes, chain.own, never, never))[0] == 123
+
+
+def test_ties_go_to_the_longest_sweep():
+    """Where all widths are one, the whole is one sweep."""
+    ones = np.ones((5, 6))
+    price, part = best_bracketing(Chain([1] * 6, np.ones(5), ones, ones))
+    assert price == 5 and written(part) == "J5 (J4 (J3 (J2 J1)))"
+
+
+# ---- what it costs --------------------------------------------------------------------------
+
+
+def compiled(derivative, x):
+    return jax.jit(derivative).lower(x).compile()
+
+
+NAMED = {  # f, x, operations spared at least, temporary bytes spared at least
+    "dense autoencoder": (mlp(784, 256, 64, 8, 64, 256, 784), normal(0, 784), 35, 10),
+    "conv autoencoder": (conv_autoencoder(40, 8, 16), normal(0, 40, 40), 50, 150),
+    "transformer": (transformer(32, 64, 10), normal(0, 32, 64), 15, 100),
+    "latent ODE": (latent_ode(2048, 8), normal(0, 2048), 3, 10),
+    "MLP": (mlp(1024, 1024, 8, 1024, 1024), normal(0, 1024), 75, 50),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_spares_operations_and_memory(name):
+    """On nets with a narrow place, by the factors that they have."""
+    f, x, operations, memory = NAMED[name]
+    stock = [jax.jacfwd(f), jax.jacrev(f)]
+    assert count(jacobian(f), x).flops * operations <= min(count(j, x).flops for j in stock)
+    ours, *theirs = (compiled(j, x).memory_analysis().temp_size_in_bytes for j in (jacobian(f), *stock))
+    assert ours * memory <= min(theirs)
+
+
+def test_operations_are_those_predicted():
+    """Of the whole: what was predicted, the function itself and little else."""
+    for f, x, _, _ in NAMED.values():
+        predicted = jacobian_plan(f, x).operations["chosen"]
+        counted = count(jacobian(f), x).flops
+        assert abs(counted - predicted - 2 * count(f, x).flops) < 0.15 * counted
+
+
+@pytest.mark.parametrize(
+    ("f", "n", "mode", "stock"),
+    [
+        (mlp(64, 32, 16, 4), 64, "reverse", jax.jacrev),
+        (mlp(4, 16, 64), 4, "forward", jax.jacfwd),
+        (residual(16), 16, "reverse", jax.jacrev),
+        (lambda x: jnp.sum(x**2), 64, "reverse", jax.jacrev),
+        (jnp.cumsum, 64, "reverse", jax.jacrev),
+    ],
+)
+def test_stock_where_nothing_is_gained(f, n, mode, stock):
+    """It is jax.jacfwd or jax.jacrev, equation by equation, and says so."""
+    x = normal(0, n)
+    plan = jacobian_plan(f, x)
+    assert plan.mode == mode and stock.__name__ in plan.explain()
+
+    def live(derivative):
+        compiled = jax.jit(derivative).lower(x).compile()
+        return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
+
+    assert live(jacobian(f)) == live(stock(f))
+
+
+def test_memory_is_bounded():
+    """The compiled program keeps within the bound, in a loop and unrolled; too small a bound is an error that helps."""
+    for f, x in ((mlp(256, 512, 256), normal(0, 256)), (conv_autoencoder(16, 200, 8), normal(0, 16, 16))):
+        for mode in ("auto", "forward", "reverse"):
+            bound = 700_000
+            plan = jacobian_plan(f, x, mode=mode, memory=bound)
+            assert plan.chunk_size is not None and plan.temporary_bytes <= bound
+            assert compiled(jacobian(f, mode, memory=bound), x).memory_analysis().temp_size_in_bytes <= 1.3 * bound
+
+
+def test_unrolls_convolutions_on_cpu():
+    """Batches of a function that convolves are no loop on CPU; others are."""
+    f, x = conv_autoencoder(8), normal(0, 8, 8)
+    names = [e.primitive.name for e in jax.make_jaxpr(jacobian(f, "reverse", 20))(x).eqns]
+    assert ("scan" in names) == (jax.default_backend() != "cpu")
+    g, y = mlp(6, 6), normal(0, 6)
+    assert "scan" in [e.primitive.name for e in jax.make_jaxpr(jacobian(g, "reverse", 2))(y).eqns]
+
+
+# ---- words ----------------------------------------------------------------------------------
+
+
+def test_explains_itself():
+    """The plan names stages, bracketing, operations and the reason."""
+    plan = jacobian_plan(mlp(64, 64, 2, 64, 64), jnp.ones(64))
+    assert [(s.kind, s.n_in, s.n_out) for s in plan.stages] == [
+        ("dense", 64, 64),
+        ("dense", 64, 2),
+        ("dense", 2, 64),
+        ("dense", 64, 64),
+    ]
+    assert plan.mode == "mixed" and plan.bracketing == "(J4 J3) (J2 J1)"
+    words = plan.explain()
+    for word in ("J2: 64 -> 2, dense", plan.bracketing, f"{plan.operations['forward']:,}", "times faster", "product"):
+        assert word in words
+    assert repr(plan) == words and words.splitlines()[0] in plan._repr_html_()
+
+
+def test_planned_from_shapes():
+    """A plan needs no values, and is the same for arrays and shapes."""
+    f = mlp(16, 2, 16)
+    assert jacobian_plan(f, jax.ShapeDtypeStruct((16,), jnp.float32)) == jacobian_plan(f, jnp.ones(16))
+
+
+def test_errors_say_what_to_do(sentences):
+    """One sentence each, and its repair works."""
+    x = jnp.ones(3)
+    for wrong, word in [
+        (lambda: jacobian(3.0), "expects a function f, but a float came"),
+        (lambda: jacobian(jnp.sin, "fwd"), "'auto', 'forward' or 'reverse', but 'fwd' came"),
+        (lambda: jacobian(jnp.sin, chunk_size=0), "chunk_size to be a whole number >= 1, but 0 came"),
+        (lambda: jacobian(jnp.sin, chunk_size=2.5), "chunk_size to be a whole number >= 1"),
+        (lambda: jacobian(jnp.sin, memory=-1), "memory to be a whole number >= 1"),
+        (lambda: jacobian(lambda p: p["a"])({"a": x, "n": jnp.arange(2)}), r"x\['n'\] is int32 \(2,\)"),
+        (lambda: jacobian(jnp.sin)(()), "at least one array"),
+        (lambda: jacobian(lambda x: (x, {"i": jnp.argmax(x)}))(x), r"f\(x\)\[1\]\['i'\] is int32 \(\)"),
+        (lambda: jacobian(jnp.sin)(x + 0j), "complex64"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=word):
+            wrong()
+    np.testing.assert_allclose(jacobian(jnp.sin)(jnp.arange(3).astype(jnp.float32)), jnp.diag(jnp.cos(jnp.arange(3.0))))
+    np.testing.assert_allclose(jacobian(jnp.sin)(2.0), np.cos(2.0), rtol=1e-6)
+
+
+def test_too_little_memory_names_the_least(sentences):
+    """The bound that the error names is the least that works."""
+    f, x = mlp(16, 16), jnp.ones(16)
+    with pytest.raises(ValueError, match="memory=") as error:
+        jacobian(f, memory=1)(x)
+    least = int(str(error.value).split("pass memory=")[1].split()[0])
+    np.testing.assert_allclose(jacobian(f, memory=least)(x), jax.jacrev(f)(x), rtol=1e-5)
+    with pytest.raises(ValueError, match=f"memory={least}"):
+        jacobian(f, memory=least - 1)(x)

@@ -1,0 +1,269 @@
+"""Laplacians in one forward sweep are the traces of Hessians, for less."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from jaxblocks import Dense, LayerNorm, Repeat, Residual, Serial
+from jaxblocks.ad import count
+from jaxblocks.ad.laplacians import laplacian, value_grad_laplacian
+
+N = 4
+W = np.random.default_rng(0).normal(size=(N, N))
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield types.SimpleNamespace(x=jnp.asarray(np.random.default_rng(1).normal(size=N)), w=jnp.asarray(W))
+
+
+def trace(f, x):
+    """The reference: the trace of the dense Hessian, forward over forward so that every loop has one."""
+    return jnp.trace(jax.jacfwd(jax.jacfwd(f))(x), axis1=-2, axis2=-1)
+
+
+def loops(x):
+    """A scan with a counter, a while and a cond, nested, and constants that enter the carry."""
+    w = jnp.asarray(W)
+
+    def body(carry, y):
+        state, i, still = carry
+        state = jax.jit(jnp.tanh)(w @ state) * y
+        state = lax.cond(i % 2 == 0, lambda s: s**2, lambda s: s, state)
+        return (state, i + 1, still), (jnp.sum(state * y), still)
+
+    (state, _, still), (ys, stills) = lax.scan(body, (x, 0, jnp.ones((), x.dtype)), x, reverse=True)
+    _, grown = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1]) * c[1]), (0, state))
+    return ys * grown * still + stills
+
+
+@jax.custom_jvp
+def straight_through(x):
+    return jnp.round(x)
+
+
+straight_through.defjvp(lambda x, t: (straight_through(x[0]), jnp.cos(x[0]) * t[0]))
+
+
+@jax.custom_vjp
+def cube(x):
+    return x**3
+
+
+cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
+
+
+# One row for each way in which an equation is treated.
+FUNCTIONS = {
+    "elementwise": lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2),
+    "of two": lambda x: (1 + x[::-1] ** 2) ** x * x[0],
+    "matrix": lambda x: jnp.tanh(jnp.asarray(W) @ jnp.sin(jnp.asarray(W) @ x)),
+    "product of both": lambda x: jnp.outer(x, x) @ jnp.sin(jnp.outer(x, x) @ x),
+    "gram": lambda x: jnp.outer(jnp.sin(x), x) @ jnp.outer(jnp.sin(x), x),
+    "attention": lambda x: jax.nn.softmax(jnp.outer(x, x) @ jnp.asarray(W)) @ x,
+    "loops": loops,
+    "convolution of both": lambda x: jnp.convolve(x, jnp.sin(x)),
+    "piecewise": lambda x: jnp.max(x) * jax.nn.relu(jnp.sort(x)) + jnp.abs(x) * x,
+    "reductions": lambda x: jnp.prod(jnp.sin(x)) + jax.nn.logsumexp(jnp.cumprod(x)),
+    "complex": lambda x: jnp.abs(jnp.fft.fft(x**2)) ** 2,
+    "solve": lambda x: jnp.linalg.solve(jnp.asarray(W) + jnp.diag(x), x),
+    "scatter": lambda x: x.at[1].multiply(x[0])[jnp.argmax(x)] ** 2 * x,
+    "custom jvp": lambda x: straight_through(x) * x + jnp.logaddexp(x, x),
+    "checkpoint": lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.asarray(W) @ x))(x) ** 2,
+    "stopped": lambda x: lax.stop_gradient(x) * x**2 + jnp.sign(x) * jnp.floor(x),
+    "constant": lambda x: jnp.arange(3.0).astype(x.dtype),
+    "itself": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_is_the_trace_of_the_hessian(name, double):
+    """Value, Jacobian and Laplacian, in float64, under jit, at once and in chunks that do not divide n."""
+    f = FUNCTIONS[name]
+    programs = [functools.partial(value_grad_laplacian, f, chunk_size=size) for size in (None, 3)]
+    reference = lambda x: (f(x), jax.jacfwd(f)(x), trace(f, x))
+    *found, expected = jax.jit(lambda x: [program(x) for program in (*programs, reference)])(double.x)
+    if name in ("matrix", "loops"):
+        found.append(programs[0](double.x))  # eager
+    for parts in found:
+        for ours, theirs in zip(parts, expected, strict=True):
+            assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_known_laplacians(double):
+    """log r is harmonic in the plane, 1/r in space; a Gaussian's Laplacian is (r² - n) times it."""
+    r = lambda x: jnp.sqrt(jnp.sum(x**2))
+    gauss = lambda x: jnp.exp(-(r(x) ** 2) / 2)
+
+    @jax.jit
+    def program(x):
+        harmonic = laplacian(lambda x: jnp.log(r(x)), x[:2]), laplacian(lambda x: 1 / r(x), x[:3])
+        return harmonic, value_grad_laplacian(gauss, x)
+
+    harmonic, (value, gradient, total) = program(double.x)
+    np.testing.assert_allclose(harmonic, 0, atol=1e-13)
+    np.testing.assert_allclose(gradient, -double.x * value, rtol=1e-13)
+    np.testing.assert_allclose(total, (r(double.x) ** 2 - N) * value, rtol=1e-13)
+
+
+def test_a_rule_of_custom_vjp_is_opened(double):
+    """It has no forward rule; what it computes has."""
+    np.testing.assert_allclose(laplacian(lambda x: cube(x).sum(), double.x), 6 * double.x.sum(), rtol=1e-13)
+
+
+def test_points_are_pytrees(double):
+    """The Jacobian has their containers, the Laplacian sums over all leaves."""
+    x = {"a": double.x[:4].reshape(2, 2), "b": (double.x[4], double.x[:2])}
+    flat, unflatten = ravel_pytree(x)
+    f = lambda x: jnp.sin(x["a"] @ x["b"][1]) * x["b"][0] ** 2
+    expected = trace(lambda flat: f(unflatten(flat)), flat)
+    for chunk_size in (None, 3):
+        value, jacobian, total = jax.jit(functools.partial(value_grad_laplacian, f, chunk_size=chunk_size))(x)
+        np.testing.assert_allclose(total, expected, rtol=1e-12)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), jacobian, jax.jacfwd(f)(x))
+        np.testing.assert_allclose(value, f(x), rtol=1e-12)
+
+
+def test_it_is_a_function_like_others(double):
+    """vmap, grad and jvp of the Laplacian; its own Laplacian; constants that are traced."""
+    f = lambda x, s=1.0: jnp.sum(jnp.sin(s * double.w @ x) ** 2)
+    reference = lambda x, s=1.0: trace(lambda x: f(x, s), x)
+    ours = lambda x, s=1.0: laplacian(lambda x: f(x, s), x)
+    batch = jnp.stack([double.x, 2 * double.x])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def transformed(g, x):
+        return jax.vmap(g)(batch), jax.grad(g, (0, 1))(x, 0.5), jax.jvp(g, (x,), (x,))[1]
+
+    found, expected = transformed(ours, double.x), transformed(reference, double.x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11), found, expected)
+    quartic = lambda x: jnp.sum(x**2) ** 2
+    twice = jax.jit(lambda x: laplacian(lambda x: laplacian(quartic, x), x))(double.x)
+    np.testing.assert_allclose(twice, 8 * N * (N + 2), rtol=1e-12)
+
+
+def test_nets_of_layers(double):
+    """A scanned stack of residual blocks with norms."""
+    net = Serial(Dense(6), Repeat(Residual(LayerNorm(), Dense(6), jnp.tanh), 3), Dense(2))
+    params = jax.tree.map(lambda p: p.astype(jnp.float64), net.init(jax.random.key(0), double.x))
+    f = lambda x: net.apply(params, x)
+    found, expected = jax.jit(lambda x: (laplacian(f, x), trace(f, x)))(double.x)
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_dtypes_are_kept(dtype):
+    x = jnp.asarray([0.5, -1.5], dtype)
+    for part in jax.jit(lambda x: value_grad_laplacian(lambda x: jnp.sum(jnp.tanh(x) ** 2 * x), x))(x):
+        assert part.dtype == dtype and not part.weak_type
+
+
+# ---- what it costs ------------------------------------------------------------------------
+
+
+def mlp(n, width):
+    net = Serial(Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(1))
+    params = net.init(jax.random.key(0), jnp.zeros(n))
+    return lambda x: net.apply(params, x)[0]
+
+
+def attention(x):
+    keys = jax.random.split(jax.random.key(1), 6)
+    sizes = [(3, 16)] + [(16, 16)] * 5
+    first, query, key, value, out, last = (jax.random.normal(k, size) for k, size in zip(keys, sizes, strict=True))
+    h = jnp.tanh(x @ first)
+    h = h + jax.nn.softmax((h @ query) @ (h @ key).T, axis=-1) @ (h @ value)
+    return jnp.sum(jnp.tanh(h @ out) @ last)
+
+
+NETS = {  # f, point, points in a batch, least ratio of operations, most ratio of temporary bytes
+    "MLP n=64": (mlp(64, 128), jnp.ones(64), None, 1.9, 0.6),
+    "MLP n=16, 8 points": (mlp(16, 64), jnp.ones(16), 8, 1.8, 0.8),
+    "attention": (attention, jnp.ones((8, 3)), None, 1.7, 0.97),
+    "PINN d=2, 64 points": (mlp(2, 32), jnp.ones(2), 64, 1.36, 0.97),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_it_costs_less_than_the_trace(name):
+    """AD.md's targets, as operations counted and as the compiler's temporary bytes; chunks need less yet."""
+    f, x, batch, flops, bytes_ = NETS[name]
+    n = x.size
+    lift = (lambda g: g) if batch is None else jax.vmap
+    x = x if batch is None else jnp.broadcast_to(x, (batch, *x.shape))
+    theirs = lift(lambda x: jnp.trace(jax.hessian(f)(x).reshape(n, n)))
+    ours = lift(functools.partial(laplacian, f))
+    assert count(theirs, x).flops >= flops * count(ours, x).flops
+    assert temporary(ours, x) <= bytes_ * temporary(theirs, x)
+    if name == "MLP n=64":
+        assert temporary(functools.partial(laplacian, f, chunk_size=8), x) < 0.3 * temporary(ours, x)
+
+
+def temporary(f, *args):
+    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_linear_equations_have_no_second_term():
+    """Through a product with a constant matrix go n directions and two vectors, nothing else."""
+    w = jnp.ones((3, 4))
+    [[m, k], n] = w.shape, 4
+    assert count(lambda x: laplacian(lambda x: w @ x, x), jnp.ones(n)).multiplications <= (n + 2) * m * k
+    names = {e.primitive.name for e in jax.make_jaxpr(lambda x: laplacian(jax.nn.relu, x))(jnp.ones(n)).eqns}
+    assert "dot_general" not in names and "reduce_sum" not in names
+
+
+def test_a_scan_stays_one():
+    """Length ten or a thousand: as many equations."""
+
+    def equations(length):
+        f = lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, length=length)[0]
+        return str(jax.make_jaxpr(lambda x: laplacian(f, x))(jnp.ones(3))).count(" = ")
+
+    assert equations(10) == equations(1000)
+
+
+# ---- errors -------------------------------------------------------------------------------
+
+
+def test_errors_are_sentences(sentences):
+    """Each says what came and what to do, and that works."""
+    x = jnp.ones(3)
+    with pytest.raises(TypeError, match=r"laplacian differentiates.*x is int32 \(3,\); convert it with .astype"):
+        laplacian(jnp.sum, jnp.arange(3))
+    laplacian(jnp.sum, jnp.arange(3).astype(jnp.float32))
+    with pytest.raises(TypeError, match=r"value_grad_laplacian expects f to return one array, but a tuple came"):
+        value_grad_laplacian(lambda x: (x, x), x)
+    value_grad_laplacian(lambda x: (x, x)[0], x)
+    with pytest.raises(TypeError, match=r"to return one array, but None came; return the array"):
+        laplacian(lambda x: None, x)
+    with pytest.raises(TypeError, match=r"floating-point array, but int32 \(\) came, which has no derivative"):
+        laplacian(jnp.argmax, x)
+    with pytest.raises(
+        TypeError, match=r"expects a function f first, but float32 \(3,\) came; write laplacian\(f, x\)"
+    ):
+        laplacian(x, jnp.sum)
+    with pytest.raises(ValueError, match=r"chunk_size to be a whole number >= 1, but 0 came"):
+        laplacian(jnp.sum, x, chunk_size=0)
+    with pytest.raises(ValueError, match=r"at least one number, but its arrays are empty"):
+        laplacian(jnp.sum, jnp.zeros(0))
+
+
+def test_what_has_no_derivative_is_named(sentences):
+    """A callback; with a rule of its own it goes through."""
+
+    def on_the_host(x):
+        return jax.pure_callback(lambda x: np.asarray(x) ** 2, x, x)
+
+    with pytest.raises(NotImplementedError, match=r"primitive 'pure_callback', but JAX has not both.*jax.custom_jvp"):
+        jax.make_jaxpr(lambda x: laplacian(on_the_host, x))(jnp.ones(3))
+    square = jax.custom_jvp(on_the_host)
+    square.defjvp(lambda x, t: (square(x[0]), 2 * x[0] * t[0]))
+    np.testing.assert_allclose(jax.jit(lambda x: laplacian(square, x))(jnp.ones(3)), 2 * np.ones(3))

@@ -1,0 +1,113 @@
+"""What derivatives keep: numbers saved by the pullback, bytes of the compiled programme, and how they grow."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxblocks.ad.checkpointing import scan
+from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
+
+
+def tanhs(n):
+    def f(x):
+        for _ in range(n):
+            x = jnp.tanh(x)
+        return x
+
+    return f
+
+
+@pytest.mark.parametrize("n", [2, 8, 32])
+def test_reverse_mode_saves_in_proportion_to_depth(n):
+    """n tanh layers of width 1000: 4000, 16000, 64000 numbers; jax.checkpoint keeps the 1000 of the input."""
+    x = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    a_layer = saved_numbers(jnp.tanh, x)
+    assert a_layer == (2000 if jax.__version_info__ < (0, 11) else 1000)  # later versions save tanh(x) alone
+    assert saved_numbers(tanhs(n), x) == n * a_layer
+    assert saved_numbers(jax.checkpoint(tanhs(n)), x) == 1000
+
+
+def test_saved_numbers_are_those_of_the_theory():
+    """A product of matrices keeps both factors, a sum nothing, a sine the cosine; pytrees as they come."""
+    w, x = jnp.ones((5, 4)), jnp.ones((3, 5))
+    assert saved_numbers(jnp.matmul, x, w) == 20 + 15
+    assert saved_numbers(lambda args: args["a"] + args["b"], {"a": x, "b": x}) == 0
+    assert saved_numbers(jnp.sin, 1.0) == 1
+    with pytest.raises(TypeError, match=r"saved_numbers differentiates .* but x\[0\] is int32 \(3,\).*astype"):
+        saved_numbers(jnp.sin, jnp.arange(3))
+    assert saved_numbers(jnp.sin, jnp.arange(3).astype(jnp.float32)) == 3  # the advice
+
+
+def test_temporary_bytes_are_the_compilers():
+    x = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    f = lambda x: jnp.sum(jnp.sort(x) * x)
+    assert temporary_bytes(f, x) == jax.jit(f).lower(x).compile().memory_analysis().temp_size_in_bytes >= 4000
+
+
+def make(depth, checkpoint=None):
+    def f(params):
+        h = jnp.ones((4, 8))
+        return jnp.sum(scan(lambda h, w: (jnp.tanh(h @ w), None), h, params["w"], checkpoint=checkpoint)[0] ** 2)
+
+    return f, {"w": jax.ShapeDtypeStruct((depth, 8, 8), jnp.float32)}
+
+
+def test_reverse_grows_forward_does_not():
+    """Linear for the gradient, its root with blocks, constant for the jvp and for snapshots."""
+    everything = jax.checkpoint_policies.everything_saveable
+    curve = memory_curve(make, (64, 256, 1024), ["body", "sqrt", 4, everything])
+    assert list(curve) == [
+        "function",
+        "jvp",
+        "gradient",
+        "gradient, checkpoint='body'",
+        "gradient, checkpoint='sqrt'",
+        "gradient, checkpoint=4",
+        "gradient, checkpoint=everything_saveable",
+    ]
+    assert len(curve) == 7
+    growth = {name: curve.growth(name) for name in curve}
+    assert growth["function"] == growth["jvp"] == growth["gradient, checkpoint=4"] == 0
+    assert growth["gradient"] == pytest.approx(1, abs=0.05)
+    assert growth["gradient, checkpoint='body'"] == pytest.approx(1, abs=0.05)
+    assert growth["gradient, checkpoint='sqrt'"] == pytest.approx(0.5, abs=0.1)
+    assert curve["gradient"][2] == temporary_bytes(jax.grad(make(1024)[0]), make(1024)[1])
+    assert curve["gradient"][2] > 50 * curve["gradient, checkpoint=4"][2]
+
+
+CURVE = MemoryCurve((16, 64), {"jvp": (100, 100), "gradient": (1600, 6400), "untold": (None, None)})
+
+
+def test_the_curve_prints_in_a_terminal_and_in_a_notebook():
+    lines = repr(CURVE).splitlines()
+    assert lines[0].split("  ")[0] == "temporary bytes" and lines[0].endswith("growth")
+    assert lines[3].split() == ["gradient", "1,600", "6,400", "depth^1.00"]
+    assert lines[4].split() == ["untold"]
+    assert math.isnan(CURVE.growth("untold")) and math.isnan(MemoryCurve((4,), {"jvp": (8,)}).growth("jvp"))
+    assert "<table>" in CURVE._repr_html_() and "depth^0.00" in CURVE._repr_html_()
+    with pytest.raises(KeyError, match=r"no row 'grad'; it has jvp, gradient, untold"):
+        CURVE["grad"]
+
+
+def test_the_curve_draws_itself():
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is optional")
+    matplotlib.use("agg")
+    axes = CURVE.plot()
+    assert [line.get_ydata().tolist() for line in axes.get_lines()] == [[100, 100], [1600, 6400], []]
+    assert CURVE.plot(axes) is axes
+
+
+def test_bad_curves_are_refused(sentences):
+    for depths in ((), (4, 2), (2, 2)):
+        with pytest.raises(ValueError, match=r"depths that increase, such as \(16, 64, 256\)"):
+            memory_curve(make, depths)
+    with pytest.raises(ValueError, match="whole number >= 1, but 0 came"):
+        memory_curve(make, (0, 4))
+    with pytest.raises(TypeError, match=r"make\(depth\) to return a function and its point.*write return f, x"):
+        memory_curve(lambda depth: jnp.sin, (1, 2))
+    with pytest.raises(ValueError, match="memory_curve expects f to return a scalar"):
+        memory_curve(lambda depth: (jnp.sin, jnp.ones(3)), (1, 2))
+    with pytest.raises(TypeError, match="memory_curve differentiates with respect to floating-point"):
+        memory_curve(lambda depth: (jnp.sum, jnp.arange(3)), (1, 2))

@@ -1,0 +1,52 @@
+"""The example ntk at toy size: its numbers, and that its pictures exist."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="the example draws")
+
+
+@pytest.fixture(scope="module")
+def example():
+    path = Path(__file__).parents[1] / "examples" / "ntk.py"
+    spec = importlib.util.spec_from_file_location("example_ntk", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_wide_nets_are_kernels(example, tmp_path, capsys):
+    """The error of the kernel falls as 1/sqrt(width); the wider, the nearer to its kernel's regression."""
+    numbers = example.main(["--out", str(tmp_path), "--widths", "16", "128", "1024", "--draws", "10", "--steps", "60"])
+    assert abs(numbers["slope"] + 0.5) < 0.1
+    for name in ("errors", "moved", "apart"):
+        assert np.all(np.diff(numbers[name]) < 0), name
+    assert numbers["apart"][-1] < 0.05 and numbers["moved"][-1] < 0.05
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["kernel", "learning"]
+    assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))
+    printed = capsys.readouterr().out
+    assert "slope of log error over log width" in printed and "(taken)" in printed
+
+
+def test_training_starts_where_it_should(example):
+    """The first prediction is the initial net's; without steps of any size it stays there (negative control)."""
+    params, (x, y, _) = example.init(jax.random.key(0), 8), example.circle(4)
+    path, last = example.train(params, x, y, x, 0.0, 2)
+    np.testing.assert_allclose(path, jnp.broadcast_to(example.predict(params, x), (3, 4)), rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, last, params)
+    path, _ = example.train(params, x, y, x, 0.05, 2)
+    assert jnp.sum(jnp.square(path[-1] - y)) < jnp.sum(jnp.square(path[0] - y))
+
+
+@pytest.mark.parametrize("arguments", [["--widths", "8"], ["--steps", "0"], ["--widths", "0", "8"]])
+def test_a_bad_argument_gets_one_clear_line(example, arguments, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        example.main(["--out", str(tmp_path / "never"), *arguments])
+    assert stop.value.code == 2
+    assert "--widths needs two widths" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "never").exists()

@@ -1,0 +1,518 @@
+"""Operators against the matrices that they stand for, nets with state and keys, sums over minibatches."""
+
+import functools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import losses
+from jaxblocks.activations import tanh
+from jaxblocks.ad import count, curvature, hvp
+from jaxblocks.ad.hessians import as_matrix
+from jaxblocks.ad.loops import map_in_chunks, order_convolutions
+from jaxblocks.ad.operators import (
+    as_function,
+    empirical_fisher_operator,
+    empirical_risk,
+    fisher_operator,
+    gauss_newton_operator,
+    gauss_newton_product,
+    hessian_operator,
+    over_minibatches,
+)
+from jaxblocks.layers.attention import Attention
+from jaxblocks.layers.combinators import Repeat, Residual, Serial
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dropout import Dropout
+from jaxblocks.layers.norm import BatchNorm, LayerNorm
+from jaxblocks.layers.pool import GlobalMeanPool
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def normal_like(tree, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), tree)
+
+
+def classes(rows=6, inputs=3, outputs=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.normal(size=(rows, inputs))), jnp.asarray(rng.integers(outputs, size=rows))
+
+
+def dense_jacobian(model, params):
+    """Of all outputs, raveled, by jax.jacfwd: (outputs, n)."""
+    tree = jax.jit(jax.jacfwd(lambda p: model(p).reshape(-1)))(params)
+    leaves = jax.tree.leaves(tree)
+    return np.concatenate([np.reshape(leaf, (leaf.shape[0], -1)) for leaf in leaves], 1)
+
+
+def dense_hessian(f, params):
+    """By two forward modes, on the raveled params: neither grad nor linearize."""
+    vector, back = jax.flatten_util.ravel_pytree(params)
+    return np.asarray(jax.jit(jax.jacfwd(jax.jacfwd(lambda x: f(back(x)))))(vector))
+
+
+def matrix(operator, like):
+    return np.asarray(jax.jit(lambda op: as_matrix(op, like))(operator))
+
+
+def small(dtype=jnp.float64):
+    """A classifier with 24 params, its batch, its model and its risk."""
+    net = MLP(3, 3, activation=tanh)
+    x, y = classes()
+    params = normal_like(net.init(jax.random.key(0), x.astype(dtype)))
+    params = jax.tree.map(lambda p: p.astype(dtype), params)
+    batch = (x.astype(dtype), y)
+    return params, batch, as_function(net), empirical_risk(net, losses.softmax_cross_entropy)
+
+
+# ---- the matrices --------------------------------------------------------------------------
+
+
+def test_hessian_operator_is_the_hessian():
+    """jit = eager = forward over forward, in float64."""
+    with jax.enable_x64(True):
+        params, batch, _, risk = small()
+        f = lambda p: risk(p, batch)
+        operator = hessian_operator(f, params)
+        dense = dense_hessian(f, params)
+        np.testing.assert_allclose(matrix(operator, params), dense, atol=1e-13)
+        v = normal_like(params, 1)
+        np.testing.assert_allclose(flat(operator(v)), dense @ flat(v), atol=1e-13)
+        np.testing.assert_allclose(flat(jax.jit(lambda v: hvp(f, params, v))(v)), dense @ flat(v), atol=1e-13)
+        vmapped = jax.vmap(operator)(jax.tree.map(lambda v: jnp.stack([v, 2 * v]), v))
+        np.testing.assert_allclose(flat(jax.tree.map(lambda y: y[1], vmapped)), 2 * dense @ flat(v), atol=1e-13)
+
+
+def test_operators_pass_through_jit_and_are_compiled_once():
+    params, batch, model, risk = small(jnp.float32)
+    traced = []
+
+    def apply(operator, v):
+        traced.append(1)
+        return operator(v)
+
+    for make in (
+        lambda p: hessian_operator(lambda p: risk(p, batch), p),
+        lambda p: gauss_newton_operator(lambda p: model(p, batch[0]), lambda y: jnp.mean(y**2), p),
+        lambda p: fisher_operator(lambda p: model(p, batch[0]), p, key=jax.random.key(0)),
+    ):
+        make, run = jax.jit(make), jax.jit(apply)
+        traced.clear()
+        for scale in (1.0, 2.0):
+            point = jax.tree.map(lambda p, scale=scale: scale * p, params)
+            product = run(make(point), params)
+            np.testing.assert_allclose(flat(product), flat(make(point)(params)), rtol=1e-4, atol=1e-6)
+        assert len(traced) == 1
+
+
+@pytest.mark.parametrize("loss", ["classes", "squares"])
+def test_gauss_newton_is_the_sandwich(loss):
+    with jax.enable_x64(True):
+        params, (x, y), model, _ = small()
+        of_params = lambda p: model(p, x)
+        losses_of = {
+            "classes": lambda out: losses.softmax_cross_entropy(out, y).mean(),
+            "squares": lambda out: jnp.mean((out - 1) ** 4),  # whose Hessian depends on the outputs
+        }
+        loss = losses_of[loss]
+        J, out = dense_jacobian(of_params, params), of_params(params)
+        middle = dense_hessian(lambda o: loss(o.reshape(out.shape)), out.reshape(-1))
+        dense = J.T @ middle @ J
+        G = gauss_newton_operator(of_params, loss, params)
+        np.testing.assert_allclose(matrix(G, params), dense, atol=1e-13)
+        assert np.linalg.eigvalsh(dense).min() > -1e-12  # both losses are convex
+        v = normal_like(params, 1)
+        np.testing.assert_allclose(flat(gauss_newton_product(of_params, loss, params, v)), dense @ flat(v), atol=1e-13)
+        second_part = dense_hessian(lambda p: loss(of_params(p)), params) - dense
+        assert np.abs(second_part).max() > 1e-3  # the net bends, so that the two are not the same
+
+
+def test_empirical_fisher_is_the_mean_of_outer_products():
+    with jax.enable_x64(True):
+        params, (x, y), model, risk = small()
+        per_example = lambda p: losses.softmax_cross_entropy(model(p, x), y)
+        one = jax.jit(jax.grad(lambda p, i: risk(p, (x[i][None], y[i][None]))))
+        gradients = np.stack([flat(one(params, i)) for i in range(len(y))])
+        F = empirical_fisher_operator(per_example, params)
+        np.testing.assert_allclose(matrix(F, params), gradients.T @ gradients / len(y), atol=1e-14)
+
+
+def test_fisher_is_that_of_the_targets_it_drew():
+    with jax.enable_x64(True):
+        params, (x, y), model, _ = small()
+        of_params = lambda p: model(p, x)
+        log_likelihood = lambda out, y: -losses.softmax_cross_entropy(out, y)
+        given = (lambda key, out: y, log_likelihood)  # a sampler that always draws the data's own targets
+        F = fisher_operator(of_params, params, key=jax.random.key(0), likelihood=given, samples=2)
+        expected = empirical_fisher_operator(lambda p: log_likelihood(of_params(p), y), params)
+        np.testing.assert_allclose(matrix(F, params), matrix(expected, params), atol=1e-14)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+def test_fisher_is_gauss_newton_in_expectation(likelihood):
+    """Within five standard errors in every entry, over 20,000 draws for each example."""
+    with jax.enable_x64(True):
+        params, (x, y), model, _ = small()
+        of_params = lambda p: model(p, x)
+        loss = {
+            "categorical": lambda out: losses.softmax_cross_entropy(out, y).mean(),
+            "gaussian": lambda out: jnp.mean(jnp.sum((out - 7) ** 2, -1)) / 2,
+        }[likelihood]
+        dense = matrix(gauss_newton_operator(of_params, loss, params), params)
+        make = jax.jit(
+            lambda key: as_matrix(
+                fisher_operator(of_params, params, key=key, likelihood=likelihood, samples=1000), params
+            )
+        )
+        draws = np.stack([make(key) for key in jax.random.split(jax.random.key(3), 20)])
+        error = draws.std(0, ddof=1) / len(draws) ** 0.5
+        assert np.all(np.abs(draws.mean(0) - dense) <= 5 * error + 1e-12)
+        assert error.max() < 0.05 * np.abs(dense).max()
+
+
+def test_an_operator_is_one_symmetric_matrix():
+    """Targets are drawn when it is made, not at each product."""
+    params, (x, _), model, _ = small(jnp.float32)
+    F = fisher_operator(lambda p: model(p, x), params, key=jax.random.key(0))
+    v = normal_like(params, 1)
+    np.testing.assert_array_equal(flat(F(v)), flat(F(v)))
+    other = fisher_operator(lambda p: model(p, x), params, key=jax.random.key(1))
+    assert np.abs(flat(F(v)) - flat(other(v))).max() > 1e-3
+
+
+# ---- nets with state and keys --------------------------------------------------------------
+
+
+def normed():
+    """A net with batch norm and dropout, its params and a state that was updated."""
+    net = Serial(Dense(4), BatchNorm(), tanh, Dropout(0.5), Dense(3))
+    x, y = classes(rows=8)
+    params, state = net.init(jax.random.key(0), x)
+    params = jax.tree.map(lambda p: p.astype(jnp.float64), normal_like(params))
+    for turn in range(3):
+        _, state = net.apply(params, state, x + turn, train=True, key=jax.random.key(turn))
+    return net, params, state, (x, y)
+
+
+def test_evaluation_uses_running_statistics_and_drops_nothing():
+    with jax.enable_x64(True):
+        net, params, state, (x, y) = normed()
+        norm = state[1]
+
+        def by_hand(p):
+            h = x @ p[0]["kernel"] + p[0]["bias"][None]
+            mean, var = (norm[name].astype(h.dtype) for name in ("mean", "variance"))
+            h = (h - mean[None]) / jnp.sqrt(var + 1e-3)[None] * p[1]["scale"][None] + p[1]["bias"][None]
+            logits = jnp.tanh(h) @ p[4]["kernel"] + p[4]["bias"][None]
+            return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1))
+
+        risk = empirical_risk(net, losses.softmax_cross_entropy, state)
+        assert abs(risk(params, (x, y)) - by_hand(params)) < 1e-9
+        H = hessian_operator(lambda p: risk(p, (x, y)), params)
+        np.testing.assert_allclose(matrix(H, params), dense_hessian(by_hand, params), atol=1e-9)
+
+
+def test_training_mode_has_one_mask_and_the_statistics_of_the_batch():
+    with jax.enable_x64(True):
+        net, params, state, (x, y) = normed()
+        risk = empirical_risk(net, losses.softmax_cross_entropy, state, train=True, key=jax.random.key(5))
+        f = lambda p: risk(p, (x, y))
+        H = matrix(hessian_operator(f, params), params)
+        np.testing.assert_allclose(H, H.T, atol=1e-12)
+        np.testing.assert_allclose(H, dense_hessian(f, params), atol=1e-12)
+        bias = sum(leaf.size for leaf in jax.tree.leaves(params[0]["bias"]))
+        np.testing.assert_allclose(H[:bias], 0, atol=1e-12)  # batch statistics take the first bias out
+        later = lambda p: risk(p, (x, y), key=jax.random.key(6))
+        v = normal_like(params, 1)
+        assert np.abs(flat(jax.jit(functools.partial(hvp, later))(params, v)) - H @ flat(v)).max() > 1e-3
+
+
+def test_dropout_without_a_key_says_so():
+    with jax.enable_x64(True):
+        net, params, state, batch = normed()
+        with pytest.raises(ValueError, match="key"):
+            empirical_risk(net, losses.softmax_cross_entropy, state, train=True)(params, batch)
+        empirical_risk(net, losses.softmax_cross_entropy, state, train=True, key=jax.random.key(0))(params, batch)
+
+
+def test_side_inputs_pass_and_unread_ones_are_refused():
+    model = as_function(lambda x, *, scale: scale * x, key=jax.random.key(0))  # reads neither key nor train
+    assert model((), jnp.float32(2.0), scale=3.0) == 6.0
+    with pytest.raises(TypeError, match="shift"):
+        model((), jnp.float32(2.0), scale=3.0, shift=1.0)
+    two = as_function(lambda a, b: a - b)
+    assert two((), (jnp.float32(2.0), jnp.float32(3.0))) == -1.0
+
+
+def test_scanned_checkpointed_nets_work():
+    """Repeat is a scan with remat: all three operators against dense matrices."""
+    with jax.enable_x64(True):
+        net = Repeat(Residual(Dense(3), tanh), 3)
+        x, y = classes()
+        params = normal_like(net.init(jax.random.key(0), x))
+        params = jax.tree.map(lambda p: p.astype(jnp.float64), params)
+        of_params = lambda p: as_function(net)(p, x)
+        loss = lambda out: losses.softmax_cross_entropy(out, y).mean()
+        f = lambda p: loss(of_params(p))
+        np.testing.assert_allclose(matrix(hessian_operator(f, params), params), dense_hessian(f, params), atol=1e-12)
+        J = dense_jacobian(of_params, params)
+        middle = dense_hessian(lambda o: loss(o.reshape(x.shape)), of_params(params).reshape(-1))
+        G = gauss_newton_operator(of_params, loss, params)
+        np.testing.assert_allclose(matrix(G, params), J.T @ middle @ J, atol=1e-12)
+
+
+# ---- minibatches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 6, 100])
+def test_minibatches_add_up_to_the_full_batch(batch_size):
+    """Six rows in batches of 4 and 2 among them: weights are sizes."""
+    with jax.enable_x64(True):
+        params, batch, _, risk = small()
+        v = normal_like(params, 1)
+        product = lambda batch, params, v: hvp(lambda p: risk(p, batch), params, v)
+        H = jax.jit(over_minibatches(product, batch, batch_size))
+        full = jax.jit(product)(batch, params, v)
+        np.testing.assert_allclose(flat(H(params, v)), flat(full), atol=1e-14)
+
+
+def test_lists_of_batches_of_any_size():
+    with jax.enable_x64(True):
+        params, (x, y), _, risk = small()
+        parts = [(x[i:j], y[i:j]) for i, j in [(0, 3), (3, 4), (4, 6)]]
+        mean = over_minibatches(lambda batch, params: jax.value_and_grad(risk)(params, batch), parts)
+        expected = jax.value_and_grad(risk)(params, (x, y))
+        np.testing.assert_allclose(flat(mean(params)), flat(expected), atol=1e-14)
+        np.testing.assert_allclose(flat(jax.jit(mean)(params)), flat(expected), atol=1e-14)
+
+
+def test_gauss_newton_and_fisher_over_minibatches():
+    with jax.enable_x64(True):
+        params, (x, y), model, _ = small()
+        v = normal_like(params, 1)
+
+        def G(batch, v):
+            x, y = batch
+            loss = lambda out: losses.softmax_cross_entropy(out, y).mean()
+            return gauss_newton_product(lambda p: model(p, x), loss, params, v)
+
+        np.testing.assert_allclose(
+            flat(jax.jit(over_minibatches(G, (x, y), 4))(v)), flat(jax.jit(G)((x, y), v)), atol=1e-14
+        )
+
+        def F(batch, v, key):
+            return fisher_operator(lambda p: model(p, batch), params, key=key)(v)
+
+        over = jax.jit(over_minibatches(F, x, 3, key=jax.random.key(0)))
+        by_hand = [jax.jit(F)(x[3 * b :][:3], v, jax.random.fold_in(jax.random.key(0), b)) for b in range(2)]
+        np.testing.assert_allclose(flat(over(v)), np.mean([flat(part) for part in by_hand], 0), atol=1e-14)
+        np.testing.assert_array_equal(flat(over(v)), flat(over(v)))
+
+
+def test_minibatches_take_the_memory_of_one():
+    """A gradient over 64 minibatches, compiled: a fraction of the temporaries of the full batch."""
+    net = MLP(64, 64, 1, activation=tanh)
+    x = jnp.zeros((2048, 16))
+    params = net.init(jax.random.key(0), x)
+    risk = empirical_risk(net, lambda outputs, y: outputs**2)
+    product = lambda batch, p: hvp(lambda p: risk(p, batch), p, p)
+    in_all = lambda f: jax.jit(f).lower(params).compile().memory_analysis().temp_size_in_bytes
+    assert in_all(over_minibatches(product, (x, x), 32)) < in_all(lambda p: product((x, x), p)) / 8
+
+
+def test_half_precision_is_added_in_single():
+    ones = over_minibatches(lambda batch: jnp.bfloat16(1.0) + 0 * batch[0], jnp.zeros(300, jnp.bfloat16), 1)()
+    assert ones.dtype == jnp.bfloat16 and ones == 1
+
+
+# ---- loops around convolutions -------------------------------------------------------------
+
+
+CONVOLUTIONS = {
+    "channels first": dict(shape=(2, 4, 7), kernel=(6, 4, 3), dimension_numbers=("NCH", "OIH", "NCH")),
+    "channels last, stride": dict(
+        shape=(2, 5, 6, 4), kernel=(3, 2, 4, 6), dimension_numbers=("NHWC", "HWIO", "NHWC"), window_strides=(2, 1)
+    ),
+    "groups": dict(shape=(2, 4, 7), kernel=(6, 2, 3), dimension_numbers=("NCH", "OIH", "NHC"), feature_group_count=2),
+    "dilated": dict(
+        shape=(7, 2, 4), kernel=(3, 6, 4), dimension_numbers=("HNC", "HOI", "HNC"), rhs_dilation=(2,), lhs_dilation=(3,)
+    ),
+    "no positions": dict(shape=(2, 4), kernel=(6, 4), dimension_numbers=("NC", "OI", "CN")),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_ordered_convolutions_have_the_same_derivatives(case):
+    """Values, gradients and their products with a direction, in a loop and out of it."""
+    options = dict(CONVOLUTIONS[case])
+    x, k = (normal_like(jnp.zeros(options.pop(name)), seed) for seed, name in enumerate(("shape", "kernel")))
+    strides = options.pop("window_strides", (1,) * (x.ndim - 2))
+    padding = [(1, 0)] * (x.ndim - 2)
+
+    @jax.jit
+    def f(x, k):
+        return jnp.sum(jnp.sin(jax.lax.conv_general_dilated(x, k, strides, padding, **options)))
+
+    gradient = lambda x: jax.jvp(jax.grad(f, argnums=(0, 1)), (x, k), (x, k))
+    plain = jax.jit(gradient)(x)
+    in_loop = jax.jit(lambda x: jax.lax.map(order_convolutions(gradient), x))(x[None])
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(in_loop), strict=True):
+        np.testing.assert_allclose(a, b[0], rtol=2e-5, atol=2e-5)
+
+
+def test_convolutions_in_the_loop_have_xlas_order():
+    """What makes them fast on CPU: batch first, channels last, kernels (*spatial, in, out)."""
+    x, k = jnp.ones((2, 4, 7)), jnp.ones((6, 4, 3))
+    gradient = jax.grad(lambda k: jnp.sum(jnp.sin(jax.lax.conv(x, k, (1,), "SAME"))))
+    specs = [
+        (spec.lhs_spec, spec.rhs_spec, spec.out_spec)
+        for equation in jax.make_jaxpr(order_convolutions(gradient))(k).eqns
+        if equation.primitive.name == "conv_general_dilated"
+        for spec in [equation.params["dimension_numbers"]]
+    ]
+    assert len(specs) == 2 and set(specs) == {((0, 2, 1), (2, 1, 0), (0, 2, 1))}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 9])
+def test_chunks_stack(chunk_size):
+    x = {"a": jnp.arange(5.0), "b": jnp.arange(10.0).reshape(5, 2)}
+    out = map_in_chunks(lambda x: x["a"] + x["b"], x, chunk_size)
+    np.testing.assert_array_equal(out, x["a"][:, None] + x["b"])
+
+
+# ---- what they cost ------------------------------------------------------------------------
+
+
+class Block:
+    """Attention and a feed-forward net, each normalised and residual."""
+
+    def __new__(cls, width, heads):
+        return Serial(
+            Residual(LayerNorm(), Attention(heads)),
+            Residual(LayerNorm(), Dense(4 * width), tanh, Dense(width)),
+        )
+
+
+NETS = {
+    "mlp": (lambda: MLP(64, 64, 10, activation=tanh), (32, 64)),
+    "cnn": (
+        lambda: Serial(Conv(8, (3, 3)), tanh, Conv(16, (3, 3), stride=2), tanh, GlobalMeanPool(2), Dense(10)),
+        (8, 12, 12, 3),
+    ),
+    "transformer": (lambda: Serial(Block(32, 4), Block(32, 4), Dense(10)), (4, 16, 32)),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_operations_counted_in_gradients(name):
+    """Each product in gradients of the same model, by its operations; benchmarks/curvature.py measures times."""
+    net, shape = NETS[name][0](), NETS[name][1]
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    y = jnp.zeros(shape[:-1] if name == "transformer" else shape[:1], jnp.int32)
+    x = jnp.zeros(shape)
+    params = jax.eval_shape(lambda: net.init(jax.random.key(0), x))
+    model, risk = as_function(net), empirical_risk(net, losses.softmax_cross_entropy)
+    f = lambda p: risk(p, (x, y))
+    of = lambda g: count(g, params).flops
+    gradient = of(jax.grad(f))
+    two = of(lambda p: [hessian_operator(f, p)(v) for v in [p]])
+
+    def thrice(p):
+        H = hessian_operator(f, p)
+        return H(p), H(jax.tree.map(jnp.sin, p)), H(jax.tree.map(jnp.cos, p))
+
+    entries = sum(leaf.size for leaf in jax.tree.leaves(params))
+    each = (of(thrice) - two - 2 * entries) / 2
+    assert of(lambda p: hvp(f, p, p)) < 2.7 * gradient
+    assert each < 2.05 * gradient
+    assert of(lambda p: curvature(f, p, p)) < 2.8 * gradient  # which counts what XLA then finds to be the same
+    loss = lambda out: losses.softmax_cross_entropy(out, y).mean()
+    assert of(lambda p: gauss_newton_product(lambda p: model(p, x), loss, p, p)) < 1.65 * gradient
+
+
+# ---- errors --------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_differentiated_says_so(sentences):
+    x = jnp.ones(2)
+    with pytest.raises(ValueError, match=r"hessian_operator expects f to return a scalar, but float32 \(2,\) came"):
+        hessian_operator(jnp.sin, x)
+    hessian_operator(lambda x: jnp.sin(x).sum(), x)
+    with pytest.raises(TypeError, match=r"hessian_operator differentiates with respect to floating-point arrays"):
+        hessian_operator(jnp.sum, jnp.arange(2))
+    with pytest.raises(ValueError, match=r"the operator of hessian_operator expects v like x, but x is float32 \(2,\)"):
+        hessian_operator(jnp.sum, x)(jnp.ones(3))
+    with pytest.raises(TypeError, match="gauss_newton_operator expects a model, a function of x, first, but float32"):
+        gauss_newton_operator(x, jnp.sum, x)
+    with pytest.raises(ValueError, match="gauss_newton_operator expects f to return a scalar"):
+        gauss_newton_operator(jnp.sin, jnp.cos, x)
+    with pytest.raises(TypeError, match="expects the model to return floating-point outputs, but int32"):
+        gauss_newton_operator(lambda x: jnp.argmax(x), jnp.sum, x)
+
+
+def test_what_has_no_examples_says_so():
+    x = jnp.ones(2)
+    with pytest.raises(ValueError, match=r"one number per example, but float32 \(\) came; leave out the mean"):
+        empirical_fisher_operator(jnp.mean, x)
+    empirical_fisher_operator(lambda x: x, x)
+    with pytest.raises(TypeError, match="to return one floating-point array, but a tuple came"):
+        empirical_fisher_operator(lambda x: (x, x), x)
+
+
+def test_fisher_asks_for_key_and_likelihood(sentences):
+    x = jnp.ones((2, 3))
+    make = functools.partial(fisher_operator, lambda x: x, x)
+    with pytest.raises(TypeError, match=r"fisher_operator expects a key, but None came; pass jax.random.key\(0\)"):
+        make()
+    with pytest.raises(TypeError, match=r"fisher_operator expects a key, but uint32 \(2,\) came; .*wrap_key_data"):
+        make(key=jnp.zeros(2, jnp.uint32))
+    make(key=jax.random.key(0))
+    with pytest.raises(ValueError, match="knows the likelihoods 'categorical', 'gaussian', but 'poisson' came"):
+        make(key=jax.random.key(0), likelihood="poisson")
+    with pytest.raises(TypeError, match="a pair of functions"):
+        make(key=jax.random.key(0), likelihood=jnp.sum)
+    with pytest.raises(ValueError, match="samples to be a whole number >= 1, but 0 came"):
+        make(key=jax.random.key(0), samples=0)
+    rate = (
+        lambda key, out: jax.random.poisson(key, jnp.exp(out)),
+        lambda out, y: (y.astype(out.dtype) * out - jnp.exp(out)).sum(-1),
+    )
+    make(key=jax.random.key(0), likelihood=rate)
+
+
+def test_broadcast_losses_are_refused(sentences):
+    risk = empirical_risk(lambda x: x, lambda outputs, y: (outputs - y[None]) ** 2)
+    batch = jnp.ones((4, 1)), jnp.ones(4)
+    with pytest.raises(ValueError, match=r"it is float32 \(4, 4\): arrays of unequal shape were broadcast"):
+        risk((), batch)
+    empirical_risk(lambda x: x, lambda outputs, y: (outputs - y[:, None]) ** 2)((), batch)
+    with pytest.raises(TypeError, match="empirical_risk expects a function loss"):
+        empirical_risk(lambda x: x, 3)
+
+
+def test_minibatches_say_what_they_need(sentences):
+    f, data = jnp.mean, jnp.ones(4)
+    with pytest.raises(ValueError, match="batch_size to be a whole number >= 1, but 0 came"):
+        over_minibatches(f, data, 0)
+    with pytest.raises(ValueError, match=r"equally many rows, at least one, but float32 \(4,\), float32 \(3,\) came"):
+        over_minibatches(f, (data, jnp.ones(3)), 2)
+    with pytest.raises(TypeError, match=r"no batch_size and float32 \(4,\) came; pass batch_size=64"):
+        over_minibatches(f, data)
+    assert over_minibatches(f, data, batch_size=64)() == 1
+    with pytest.raises(TypeError, match=r"a list_iterator came, .* pass list\(batches\)"):
+        over_minibatches(f, iter([data]))
+    assert over_minibatches(f, list(iter([data])))() == 1
+    with pytest.raises(ValueError, match="at least one batch, but an empty list came"):
+        over_minibatches(f, [])
+    with pytest.raises(TypeError, match="take the mean over the rows"):
+        over_minibatches(lambda batch: jnp.argmax(batch), data, 2)()
+    with pytest.raises(TypeError, match="expects a key, but an int came"):
+        over_minibatches(f, data, 2, key=0)

@@ -1,0 +1,336 @@
+"""Traces, largest eigenvalues and densities against eigenvalues of dense matrices."""
+
+import functools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import losses
+from jaxblocks.activations import tanh
+from jaxblocks.ad import curvature
+from jaxblocks.ad.hessians import as_matrix
+from jaxblocks.ad.operators import empirical_risk, gauss_newton_operator, hessian_operator, over_minibatches
+from jaxblocks.ad.products import hvp
+from jaxblocks.ad.spectra import (
+    SpectralDensity,
+    TraceEstimate,
+    estimate_trace,
+    lanczos,
+    largest_eigenvalues,
+    spectral_density,
+)
+from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.pool import GlobalMeanPool
+
+
+@functools.cache
+def trained():
+    """A classifier of 163 params after 300 steps of gradient descent, its operator's matrix and eigenvalues: float64."""
+    rng = np.random.default_rng(0)
+    net = MLP(8, 8, 3, activation=tanh)
+    x = jnp.asarray(rng.normal(size=(64, 6)))
+    y = jnp.asarray((np.sin(3 * x[:, 0]) + x[:, 1] > 0).astype(int) + (x[:, 2] > 0.5))
+    params = jax.tree.map(lambda p: p.astype(jnp.float64), net.init(jax.random.key(0), x.astype(jnp.float32)))
+    risk = empirical_risk(net, losses.softmax_cross_entropy)
+    f = lambda p: risk(p, (x, y))
+    step = lambda i, p: jax.tree.map(lambda p, g: p - 0.5 * g, p, jax.grad(f)(p))
+    params = jax.jit(lambda p: jax.lax.fori_loop(0, 300, step, p))(params)
+    matrix = np.asarray(jax.jit(lambda p: as_matrix(hessian_operator(f, p), p))(params))
+    return f, params, matrix, np.linalg.eigvalsh(matrix)[::-1]
+
+
+def of_matrix(A):
+    A = jnp.asarray(A)
+    return (lambda v: jnp.matmul(A, v, precision="highest")), jnp.zeros(len(A), A.dtype)
+
+
+# ---- Lanczos -------------------------------------------------------------------------------
+
+
+def test_lanczos_is_a_tridiagonalisation():
+    """Q A Q' = T with orthonormal Q, and A Q' = Q' T but for the last column, whose length is the residual."""
+    with jax.enable_x64(True):
+        _, params, A, _ = trained()
+        operator, like = of_matrix(A)
+        found = jax.jit(lambda key: lanczos(operator, like, key, 25))(jax.random.key(0))
+        T = np.diag(found.diagonal) + np.diag(found.off_diagonal, 1) + np.diag(found.off_diagonal, -1)
+        Q = np.asarray(found.basis)
+        np.testing.assert_allclose(Q @ Q.T, np.eye(25), atol=1e-13)
+        np.testing.assert_allclose(Q @ A @ Q.T, T, atol=1e-12)
+        rest = A @ Q.T - Q.T @ T
+        np.testing.assert_allclose(rest[:, :-1], 0, atol=1e-12)
+        np.testing.assert_allclose(np.linalg.norm(rest[:, -1]), found.residual, rtol=1e-9)
+
+
+def test_largest_eigenvalue_of_a_trained_net():
+    """To 1e-3 in 10 steps and to rounding in 30, with bounds that hold; eigenvectors are eigenvectors."""
+    with jax.enable_x64(True):
+        f, params, A, eigenvalues = trained()
+        operator = hessian_operator(f, params)
+        run = jax.jit(lambda key, steps: largest_eigenvalues(operator, params, key, 3, steps), static_argnums=1)
+        for seed in range(3):
+            early, late = run(jax.random.key(seed), 10), run(jax.random.key(seed), 30)
+            assert abs(early.values[0] - eigenvalues[0]) < 1e-3 * eigenvalues[0]
+            np.testing.assert_allclose(late.values[0], eigenvalues[0], rtol=1e-12)
+            np.testing.assert_allclose(late.values, eigenvalues[:3], rtol=1e-6)
+            for found in (early, late):
+                for value, bound in zip(found.values, found.bounds, strict=True):
+                    assert np.abs(eigenvalues - value).min() <= bound + 1e-12
+            for i in range(3):
+                v = np.concatenate([np.ravel(leaf[i]) for leaf in jax.tree.leaves(late.vectors)])
+                assert abs(np.linalg.norm(v) - 1) < 1e-12
+                np.testing.assert_allclose(np.linalg.norm(A @ v - late.values[i] * v), late.bounds[i], atol=1e-10)
+
+
+def test_all_steps_give_the_whole_spectrum():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        A = rng.normal(size=(12, 12))
+        A = A + A.T
+        found = largest_eigenvalues(*of_matrix(A), jax.random.key(0), count=12, steps=12)
+        np.testing.assert_allclose(found.values, np.linalg.eigvalsh(A)[::-1], atol=1e-12)
+
+
+@pytest.mark.parametrize("eigenvalues", [[3.0] * 6, [0.0] * 6, [5.0, 5.0, 5.0, -1.0, 0.0, 0.0], [1e-20] * 6])
+def test_invariant_spaces_are_left(eigenvalues):
+    """Multiple eigenvalues and low ranks: Lanczos goes on with a fresh vector, and finds each as often as it is there."""
+    with jax.enable_x64(True):
+        Q = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
+        found = largest_eigenvalues(*of_matrix(Q @ np.diag(eigenvalues) @ Q.T), jax.random.key(0), 6, 6)
+        np.testing.assert_allclose(found.values, sorted(eigenvalues)[::-1], atol=1e-14, rtol=1e-12)
+
+
+def test_single_precision_and_half():
+    A = np.diag(np.arange(1.0, 41.0)).astype(np.float32)
+    found = jax.jit(lambda key: largest_eigenvalues(*of_matrix(A), key, 2, 40))(jax.random.key(0))
+    np.testing.assert_allclose(found.values, [40.0, 39.0], rtol=1e-5)
+    half = largest_eigenvalues(lambda v: 2 * v, jnp.zeros(8, jnp.bfloat16), jax.random.key(0), 1, 3)
+    assert half.values.dtype == jnp.float32 and abs(half.values[0] - 2) < 1e-2
+
+
+# ---- traces --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "products"), [("hutchinson", 32), ("hutch++", 48), ("xtrace", 48)])
+def test_standard_errors_are_honest(method, products):
+    """Over 200 keys: unbiased, and the truth within two of the stated errors in at least 90 %."""
+    with jax.enable_x64(True):
+        f, params, A, _ = trained()
+        estimate = lambda key: estimate_trace(*of_matrix(A), key, products, method)
+        found = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(1), 200))
+        away = np.asarray(found.value) - np.trace(A)
+        assert found.products == products
+        assert abs(away.mean()) < 4 * away.std() / 200**0.5
+        assert np.mean(np.abs(away) <= 2 * np.asarray(found.standard_error)) >= 0.9
+        stated, real = np.sqrt(np.mean(found.standard_error**2)), away.std()
+        assert 0.8 < stated / real < 2.5
+        limit = {"hutchinson": 0.15, "hutch++": 0.06, "xtrace": 0.03}[method]
+        assert real < limit * np.trace(A)
+
+
+def test_trace_of_a_net_by_each_way():
+    """By products and by v'Hv alone, at equal keys the same; in chunks of any size."""
+    with jax.enable_x64(True):
+        f, params, A, _ = trained()
+        ways = {
+            "operator": hessian_operator(f, params),
+            "product": functools.partial(hvp, f, params),
+            "form": functools.partial(curvature, f, params),
+        }
+        values = [
+            float(
+                jax.jit(lambda key, way=way, size=size: estimate_trace(way, params, key, 10, chunk_size=size))(
+                    jax.random.key(0)
+                ).value
+            )
+            for way in ways.values()
+            for size in ("auto", 3)
+        ]
+        np.testing.assert_allclose(values, values[0], rtol=1e-12)
+        assert abs(values[0] - np.trace(A)) < np.trace(A)
+
+
+@pytest.mark.parametrize("method", ["hutch++", "xtrace"])
+@pytest.mark.parametrize("rank", [0, 2, 20])
+def test_low_ranks_are_exact(method, rank):
+    """An operator whose rank is below the number of vectors, in all its precision; no NaN."""
+    with jax.enable_x64(True):
+        B = np.random.default_rng(rank).normal(size=(30, rank))
+        A = B @ B.T
+        found = (
+            estimate_trace(*of_matrix(A), jax.random.key(0), 3 * 24, method)
+            if method == "hutch++"
+            else (estimate_trace(*of_matrix(A), jax.random.key(0), 2 * 24, method))
+        )
+        np.testing.assert_allclose(found.value, np.trace(A), rtol=1e-9, atol=1e-12)
+        assert found.standard_error <= 1e-9 * max(1, np.trace(A))
+
+
+def test_hutchinson_is_exact_for_diagonals():
+    found = estimate_trace(lambda v: jnp.arange(5.0) * v, jnp.zeros(5), jax.random.key(0), 2)
+    assert found.value == 10 and found.standard_error == 0
+    scalar = estimate_trace(lambda v: 3 * v, jnp.zeros(()), jax.random.key(0), 2)
+    assert scalar.value == 3
+
+
+# ---- densities -----------------------------------------------------------------------------
+
+
+def test_density_of_a_trained_net():
+    """Moments within the stated errors, the trace of a function, and the smoothed density against that of eigvalsh."""
+    with jax.enable_x64(True):
+        f, params, A, eigenvalues = trained()
+        operator, like = of_matrix(A)
+        run = jax.jit(lambda key: spectral_density(operator, like, key, 40, 32, 32))
+        density = run(jax.random.key(2))
+        np.testing.assert_allclose(density.weights.sum(1), 1, atol=1e-12)
+        for g in (lambda t: t, np.square, lambda t: jnp.exp(-t), lambda t: jnp.log(t + 1)):
+            found, truth = density.trace(g), float(np.sum(g(eigenvalues)))
+            assert abs(found.value - truth) < 3.5 * found.standard_error + 1e-9
+            assert found.standard_error < 0.25 * abs(truth)
+        points, width = jnp.linspace(-1, 1.1 * eigenvalues[0], 400), 0.1
+        exact = np.exp(-(((points[:, None] - eigenvalues[None]) / width) ** 2) / 2).sum(1) / (
+            len(eigenvalues) * width * np.sqrt(2 * np.pi)
+        )
+        spacing = float(points[1] - points[0])
+        assert np.abs(density(points, width) - exact).sum() * spacing < 0.1
+        assert abs(float(density(jnp.linspace(-9, 9, 4001) * 3, width).sum()) * 54 / 4000 - 1) < 1e-3
+
+
+def test_quadrature_is_exact_for_polynomials():
+    """Of degree 2k - 1, for each vector: the moments of its spectral measure."""
+    with jax.enable_x64(True):
+        A = np.random.default_rng(1).normal(size=(15, 15))
+        A = (A + A.T) / 10
+        operator, like = of_matrix(A)
+        found = lanczos(operator, like, jax.random.key(0), 4)
+        z = np.asarray(found.basis[0])
+        T = np.diag(found.diagonal) + np.diag(found.off_diagonal, 1) + np.diag(found.off_diagonal, -1)
+        nodes, vectors = np.linalg.eigh(T)
+        for degree in range(8):
+            moment = z @ np.linalg.matrix_power(A, degree) @ z
+            np.testing.assert_allclose(np.sum(vectors[0] ** 2 * nodes**degree), moment, atol=1e-13)
+
+
+def test_minibatches_and_convolutions():
+    """An operator over minibatches of a convolutional net, whose products run in the loops of Lanczos."""
+    net = Serial(Conv(2, (3, 3)), tanh, GlobalMeanPool(2), Dense(3))
+    rng = np.random.default_rng(0)
+    data = jnp.asarray(rng.normal(size=(6, 5, 5, 1)), jnp.float32), jnp.asarray(rng.integers(3, size=6))
+    params = net.init(jax.random.key(0), data[0])
+    risk = empirical_risk(net, losses.softmax_cross_entropy)
+    H = over_minibatches(lambda batch, v: hvp(lambda p: risk(p, batch), params, v), data, 4)
+    found = jax.jit(lambda key: largest_eigenvalues(H, params, key, steps=12))(jax.random.key(0))
+    dense = jax.jit(lambda p: as_matrix(hessian_operator(lambda p: risk(p, data), p), p))(params)
+    np.testing.assert_allclose(found.values[0], np.linalg.eigvalsh(np.asarray(dense, np.float64))[-1], rtol=1e-4)
+
+
+def test_gauss_newton_has_no_negative_eigenvalues():
+    with jax.enable_x64(True):
+        net = MLP(3, 2, activation=tanh)
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)))
+        params = jax.tree.map(lambda p: p.astype(x.dtype), net.init(jax.random.key(0), x.astype(jnp.float32)))
+        G = gauss_newton_operator(lambda p: net.apply(p, x), lambda out: jnp.mean(out**2), params)
+        lowest = largest_eigenvalues(lambda v: jax.tree.map(jnp.negative, G(v)), params, jax.random.key(0), 17, 17)
+        assert jnp.max(lowest.values) < 1e-12
+
+
+# ---- records -------------------------------------------------------------------------------
+
+
+def test_records_pass_through_transformations():
+    operator, like = of_matrix(np.diag(np.arange(1.0, 6.0)).astype(np.float32))
+    runs = {
+        "trace": lambda key: estimate_trace(operator, like, key, 4),
+        "largest": lambda key: largest_eigenvalues(operator, like, key, 2, 5),
+        "density": lambda key: spectral_density(operator, like, key, 3, 2),
+    }
+    for run in runs.values():
+        one = jax.jit(run)(jax.random.key(0))
+        many = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 2))
+        assert jax.tree.structure(one) == jax.tree.structure(many)
+        assert "±" in repr(one) or "eigenvalues from" in repr(one)
+        assert "float32 (2" in repr(many)
+        assert type(one) is type(jax.eval_shape(run, jax.random.key(0)))
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(run(jax.random.key(0))), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_traces_can_be_differentiated():
+    """The trace of diag(3 x^2): its slope is 6 x, exactly."""
+    trace = lambda x: estimate_trace(hessian_operator(lambda x: jnp.sum(x**3) / 2, x), x, jax.random.key(0), 2).value
+    np.testing.assert_allclose(jax.grad(trace)(jnp.array([1.0, 2.0])), [3.0, 3.0], rtol=1e-6)
+
+
+def test_density_plots():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    density = SpectralDensity(jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8)
+    axes = density.plot()
+    assert axes.get_ylabel() == "density of 8 eigenvalues"
+    assert density.plot(axes) is axes
+    with jax.debug_nans(False):
+        assert np.isnan(density.trace().standard_error)
+
+
+# ---- errors --------------------------------------------------------------------------------
+
+
+TOOLS = [estimate_trace, lanczos, largest_eigenvalues, spectral_density]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_keys_and_operators_are_asked_for(tool, sentences):
+    name, like = tool.__name__, jnp.zeros(40)
+    with pytest.raises(TypeError, match=rf"{name} expects a key, but None came; pass jax.random.key\(0\)"):
+        tool(lambda v: v, like)
+    with pytest.raises(TypeError, match=rf"{name} expects a key, but uint32 \(2,\) came"):
+        tool(lambda v: v, like, jnp.zeros(2, jnp.uint32))
+    with pytest.raises(TypeError, match=rf"{name} expects an operator, a function v -> A v, but float32 \(2, 2\) came"):
+        tool(jnp.eye(2), like, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"like its argument, float32 \(40,\), but float32 \(1,\) came"):
+        tool(lambda v: v[:1], like, jax.random.key(0))
+    with pytest.raises(
+        TypeError, match=rf"{name} differentiates with respect to floating-point arrays, but x is int32"
+    ):
+        tool(lambda v: v, jnp.arange(3), jax.random.key(0))
+
+
+@pytest.mark.parametrize("tool", TOOLS[1:])
+def test_steps_are_at_most_n(tool, sentences):
+    ask = functools.partial(tool, lambda v: v, jnp.zeros(3), jax.random.key(0))
+    with pytest.raises(ValueError, match=f"{tool.__name__} expects at most as many steps .*, 3, but steps=4 came; .*3"):
+        ask(steps=4)
+    ask(steps=3)
+    with pytest.raises(ValueError, match="steps to be a whole number >= 1, but 0 came"):
+        ask(steps=0)
+
+
+def test_numbers_that_do_not_fit(sentences):
+    ask = functools.partial(estimate_trace, lambda v: v, jnp.zeros(3), jax.random.key(0))
+    with pytest.raises(ValueError, match="products to be a whole number >= 1, but 0 came"):
+        ask(0)
+    for method, least in [("hutchinson", 2), ("hutch++", 6), ("xtrace", 4)]:
+        with pytest.raises(ValueError, match=f"at least {least} products for '{re_escape(method)}'"):
+            ask(least - 1, method)
+        ask(least, method)
+    with pytest.raises(
+        ValueError, match=r"at most 6 products for 'xtrace' of an operator on 3 numbers, but 8 came; 3 "
+    ):
+        ask(8, "xtrace")
+    with pytest.raises(ValueError, match="knows the methods 'hutchinson', .* but 'exact' came"):
+        ask(8, "exact")
+    with pytest.raises(ValueError, match="expects count <= steps, but count=3 and steps=2 came"):
+        largest_eigenvalues(lambda v: v, jnp.zeros(3), jax.random.key(0), 3, 2)
+    with pytest.raises(ValueError, match="expects an operator that returns a pytree like its argument"):
+        estimate_trace(lambda v: v @ v, jnp.zeros(3), jax.random.key(0), 6, "xtrace")  # forms serve hutchinson alone
+    assert isinstance(estimate_trace(lambda v: v @ v, jnp.zeros(3), jax.random.key(0), 6), TraceEstimate)
+
+
+def re_escape(word):
+    return word.replace("+", r"\+")
