@@ -225,8 +225,11 @@ _LATER = {  # loaded at the first use, with the libraries that they need
 }
 
 
+_MODULES = {"training", "testing", "theory", "plotting"}
+
+
 def __getattr__(name):
-    if name in _LATER.values():
+    if name in _MODULES:
         return _import_module(f"jaxblocks.{name}")
     if name in _LATER:
         return getattr(_import_module(f"jaxblocks.{_LATER[name]}"), name)

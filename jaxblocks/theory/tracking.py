@@ -205,12 +205,16 @@ class _Walk:
 
     def scan(self, equation, args, scope):
         p = equation.params
-        first, carried = p["num_consts"], p["num_carry"]
+        body = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], ())
+        # Inside, what is scanned over has an axis less, and so have the outputs that are stacked.
+        scanned = lambda outer, inner: sum(v.aval.ndim > w.aval.ndim for v, w in zip(outer, inner, strict=True))
+        carried = len(equation.outvars) - scanned(equation.outvars, body.jaxpr.outvars)
+        first = len(args) - carried - scanned(equation.invars, body.jaxpr.invars)
         consts, carry, xs = args[:first], args[first : first + carried], args[first + carried :]
         made: list[list] = []
         for i in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
             entries = [_each(lambda v, i=i: v[:, i], x) if _moves(x) else x[i] for x in xs]
-            results = self.run(p["jaxpr"], [*consts, *carry, *entries], scope)
+            results = self.run(body, [*consts, *carry, *entries], scope)
             carry = results[:carried]
             made.append(results[carried:])
         stacked = zip(*(made[::-1] if p["reverse"] else made), strict=True)
@@ -556,5 +560,6 @@ _RULES |= {name: partial(_compare, holds=getattr(operator, name)) for name in ("
 _BILINEAR = {"conv_general_dilated", "dot_general"}
 _AFFINE = {
     *("cumsum", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reduce_window_sum", "scatter-add", "split"),
+    *("stack", "tile", "unstack"),
     *_BILINEAR,
 }
