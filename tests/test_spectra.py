@@ -30,11 +30,11 @@ from jaxblocks.layers.pool import GlobalMeanPool
 
 @functools.cache
 def trained():
-    """A classifier of 163 params after 300 steps of gradient descent, its operator's matrix and eigenvalues: float64."""
+    """A classifier of 163 params after 300 steps of gradient descent, its Hessian and eigenvalues, in float64."""
     rng = np.random.default_rng(0)
     net = MLP(8, 8, 3, activation=tanh)
-    x = jnp.asarray(rng.normal(size=(64, 6)))
-    y = jnp.asarray((np.sin(3 * x[:, 0]) + x[:, 1] > 0).astype(int) + (x[:, 2] > 0.5))
+    x = rng.normal(size=(64, 6))
+    x, y = jnp.asarray(x), jnp.asarray((np.sin(3 * x[:, 0]) + x[:, 1] > 0).astype(int) + (x[:, 2] > 0.5))
     params = jax.tree.map(lambda p: p.astype(jnp.float64), net.init(jax.random.key(0), x.astype(jnp.float32)))
     risk = empirical_risk(net, losses.softmax_cross_entropy)
     f = lambda p: risk(p, (x, y))
@@ -55,7 +55,7 @@ def of_matrix(A):
 def test_lanczos_is_a_tridiagonalisation():
     """Q A Q' = T with orthonormal Q, and A Q' = Q' T but for the last column, whose length is the residual."""
     with jax.enable_x64(True):
-        _, params, A, _ = trained()
+        A = trained()[2]
         operator, like = of_matrix(A)
         found = jax.jit(lambda key: lanczos(operator, like, key, 25))(jax.random.key(0))
         T = np.diag(found.diagonal) + np.diag(found.off_diagonal, 1) + np.diag(found.off_diagonal, -1)
@@ -98,11 +98,13 @@ def test_all_steps_give_the_whole_spectrum():
 
 @pytest.mark.parametrize("eigenvalues", [[3.0] * 6, [0.0] * 6, [5.0, 5.0, 5.0, -1.0, 0.0, 0.0], [1e-20] * 6])
 def test_invariant_spaces_are_left(eigenvalues):
-    """Multiple eigenvalues and low ranks: Lanczos goes on with a fresh vector, and finds each as often as it is there."""
+    """Multiple eigenvalues and low ranks: Lanczos goes on with a fresh vector and finds each as often as it is."""
     with jax.enable_x64(True):
         Q = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
-        found = largest_eigenvalues(*of_matrix(Q @ np.diag(eigenvalues) @ Q.T), jax.random.key(0), 6, 6)
+        operator, like = of_matrix(Q @ np.diag(eigenvalues) @ Q.T)
+        found = jax.jit(lambda key: largest_eigenvalues(operator, like, key, 6, 6))(jax.random.key(0))
         np.testing.assert_allclose(found.values, sorted(eigenvalues)[::-1], atol=1e-14, rtol=1e-12)
+        np.testing.assert_allclose(found.vectors @ found.vectors.T, np.eye(6), atol=1e-13)
 
 
 def test_single_precision_and_half():
@@ -118,9 +120,11 @@ def test_single_precision_and_half():
 
 @pytest.mark.parametrize(("method", "products"), [("hutchinson", 32), ("hutch++", 48), ("xtrace", 48)])
 def test_standard_errors_are_honest(method, products):
-    """Over 200 keys: unbiased, and the truth within two of the stated errors in at least 90 %."""
+    """Over 200 keys: unbiased, the truth within two of the stated errors in at least 90 %, and the size of the error:
+    that of XTrace is stated too large, as the jackknife's is, never too small.
+    """
     with jax.enable_x64(True):
-        f, params, A, _ = trained()
+        A = trained()[2]
         estimate = lambda key: estimate_trace(*of_matrix(A), key, products, method)
         found = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(1), 200))
         away = np.asarray(found.value) - np.trace(A)
@@ -128,7 +132,8 @@ def test_standard_errors_are_honest(method, products):
         assert abs(away.mean()) < 4 * away.std() / 200**0.5
         assert np.mean(np.abs(away) <= 2 * np.asarray(found.standard_error)) >= 0.9
         stated, real = np.sqrt(np.mean(found.standard_error**2)), away.std()
-        assert 0.8 < stated / real < 2.5
+        low, high = (1, 3) if method == "xtrace" else (0.85, 1.2)
+        assert low < stated / real < high
         limit = {"hutchinson": 0.15, "hutch++": 0.06, "xtrace": 0.03}[method]
         assert real < limit * np.trace(A)
 
@@ -142,15 +147,10 @@ def test_trace_of_a_net_by_each_way():
             "product": functools.partial(hvp, f, params),
             "form": functools.partial(curvature, f, params),
         }
-        values = [
-            float(
-                jax.jit(lambda key, way=way, size=size: estimate_trace(way, params, key, 10, chunk_size=size))(
-                    jax.random.key(0)
-                ).value
-            )
-            for way in ways.values()
-            for size in ("auto", 3)
-        ]
+        values = []
+        for way, size in [("operator", "auto"), ("operator", 3), ("product", "auto"), ("form", 3)]:
+            run = jax.jit(lambda key, way=way, size=size: estimate_trace(ways[way], params, key, 10, chunk_size=size))
+            values.append(float(run(jax.random.key(0)).value))
         np.testing.assert_allclose(values, values[0], rtol=1e-12)
         assert abs(values[0] - np.trace(A)) < np.trace(A)
 
@@ -162,11 +162,9 @@ def test_low_ranks_are_exact(method, rank):
     with jax.enable_x64(True):
         B = np.random.default_rng(rank).normal(size=(30, rank))
         A = B @ B.T
-        found = (
-            estimate_trace(*of_matrix(A), jax.random.key(0), 3 * 24, method)
-            if method == "hutch++"
-            else (estimate_trace(*of_matrix(A), jax.random.key(0), 2 * 24, method))
-        )
+        products = 24 * {"hutch++": 3, "xtrace": 2}[method]
+        operator, like = of_matrix(A)
+        found = jax.jit(lambda key: estimate_trace(operator, like, key, products, method))(jax.random.key(0))
         np.testing.assert_allclose(found.value, np.trace(A), rtol=1e-9, atol=1e-12)
         assert found.standard_error <= 1e-9 * max(1, np.trace(A))
 
@@ -184,7 +182,7 @@ def test_hutchinson_is_exact_for_diagonals():
 def test_density_of_a_trained_net():
     """Moments within the stated errors, the trace of a function, and the smoothed density against that of eigvalsh."""
     with jax.enable_x64(True):
-        f, params, A, eigenvalues = trained()
+        _, _, A, eigenvalues = trained()
         operator, like = of_matrix(A)
         run = jax.jit(lambda key: spectral_density(operator, like, key, 40, 32, 32))
         density = run(jax.random.key(2))
@@ -257,8 +255,6 @@ def test_records_pass_through_transformations():
         assert "±" in repr(one) or "eigenvalues from" in repr(one)
         assert "float32 (2" in repr(many)
         assert type(one) is type(jax.eval_shape(run, jax.random.key(0)))
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(run(jax.random.key(0))), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_traces_can_be_differentiated():
@@ -303,7 +299,7 @@ def test_keys_and_operators_are_asked_for(tool, sentences):
 
 @pytest.mark.parametrize("tool", TOOLS[1:])
 def test_steps_are_at_most_n(tool, sentences):
-    ask = functools.partial(tool, lambda v: v, jnp.zeros(3), jax.random.key(0))
+    ask = lambda steps: tool(lambda v: v, jnp.zeros(3), jax.random.key(0), steps=steps)
     with pytest.raises(ValueError, match=f"{tool.__name__} expects at most as many steps .*, 3, but steps=4 came; .*3"):
         ask(steps=4)
     ask(steps=3)
@@ -312,7 +308,7 @@ def test_steps_are_at_most_n(tool, sentences):
 
 
 def test_numbers_that_do_not_fit(sentences):
-    ask = functools.partial(estimate_trace, lambda v: v, jnp.zeros(3), jax.random.key(0))
+    ask = lambda *options: estimate_trace(lambda v: v, jnp.zeros(3), jax.random.key(0), *options)
     with pytest.raises(ValueError, match="products to be a whole number >= 1, but 0 came"):
         ask(0)
     for method, least in [("hutchinson", 2), ("hutch++", 6), ("xtrace", 4)]:

@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.loops import order_convolutions
-from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.ad.products import at_point, linearize_once, scalar_valued
 from jaxblocks.checks import describe, describe_any, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, as_inputs, as_shapes, side_inputs, stateful
 from jaxblocks.precision import wide_dtype, widen
@@ -74,7 +74,7 @@ def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callabl
     warn_of_wrong_build()
     f = scalar_valued("hessian_operator", f)
     x, _ = at_point("hessian_operator", x, x)
-    return _operator("the operator of hessian_operator", x, jax.linearize(jax.grad(f), x)[1])
+    return _operator("the operator of hessian_operator", x, linearize_once(jax.grad(f), x))
 
 
 def gauss_newton_operator(
