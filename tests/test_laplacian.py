@@ -44,6 +44,16 @@ def loops(x):
     return ys * grown * still + stills
 
 
+def relay(x):
+    """What begins as a constant moves one step later than what it is made of."""
+    still = jnp.ones_like(x)
+    for_ = lax.fori_loop(0, 4, lambda i, c: (jnp.sin(c[0] * x), c[0] ** 2, c[1] * c[0]), (still, still, still))
+    while_ = lax.while_loop(
+        lambda c: c[0] < 4, lambda c: (c[0] + 1, x * c[1], c[1] ** 2, c[2]), (0, still, still, still)
+    )
+    return for_[2] + while_[3]
+
+
 @jax.custom_jvp
 def straight_through(x):
     return jnp.round(x)
@@ -69,6 +79,7 @@ FUNCTIONS = {
     "gram": lambda x: jnp.outer(jnp.sin(x), x) @ jnp.outer(jnp.sin(x), x),
     "attention": lambda x: jax.nn.softmax(jnp.outer(x, x) @ jnp.asarray(W)) @ x,
     "loops": loops,
+    "relay": relay,
     "convolution of both": lambda x: jnp.convolve(x, jnp.sin(x)),
     "piecewise": lambda x: jnp.max(x) * jax.nn.relu(jnp.sort(x)) + jnp.abs(x) * x,
     "reductions": lambda x: jnp.prod(jnp.sin(x)) + jax.nn.logsumexp(jnp.cumprod(x)),
@@ -175,10 +186,12 @@ def mlp(n, width):
     return lambda x: net.apply(params, x)[0]
 
 
+SIZES = [(3, 16)] + [(16, 16)] * 4 + [(16, 1)]
+WEIGHTS = [np.random.default_rng(2).normal(size=size).astype(np.float32) for size in SIZES]
+
+
 def attention(x):
-    keys = jax.random.split(jax.random.key(1), 6)
-    sizes = [(3, 16)] + [(16, 16)] * 5
-    first, query, key, value, out, last = (jax.random.normal(k, size) for k, size in zip(keys, sizes, strict=True))
+    first, query, key, value, out, last = WEIGHTS
     h = jnp.tanh(x @ first)
     h = h + jax.nn.softmax((h @ query) @ (h @ key).T, axis=-1) @ (h @ value)
     return jnp.sum(jnp.tanh(h @ out) @ last)

@@ -189,7 +189,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.lists(st.sampled_from(range(len(STEPS))), min_size=2, max_size=3), st.integers(0, 3))
 def test_no_entry_is_missed(chosen, seed):
     """Of any composition: outside the pattern the dense Jacobian is zero, and inside the values are its own."""
@@ -226,14 +226,15 @@ def test_transformations_pytrees_and_hessians():
     expected = jnp.concatenate([j.reshape(7, -1) for j in jax.tree.leaves(jax.jacfwd(f)(x))], axis=1)
     for mode in ("forward", "reverse"):
         jacobian = sparse_jacobian(f, x, mode=mode)
-        np.testing.assert_allclose(jacobian(x).todense(), expected)
+        np.testing.assert_allclose(jax.jit(jacobian)(x).todense(), expected)
     batch = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), x)
-    np.testing.assert_allclose(jax.vmap(jacobian)(batch).todense(), jnp.stack([expected, 2 * expected]))
+    np.testing.assert_allclose(jax.jit(jax.vmap(jacobian))(batch).todense(), jnp.stack([expected, 2 * expected]))
     rosenbrock = lambda x: jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
     hessian = sparse_jacobian(jax.grad(rosenbrock), jnp.zeros(N))
     assert hessian.pattern.colours == 3
     point = jnp.linspace(0.0, 1.0, N)
-    np.testing.assert_allclose(hessian(point).todense(), jax.hessian(rosenbrock)(point), rtol=1e-5)
+    found, expected = jax.jit(lambda x: (hessian(x), jax.hessian(rosenbrock)(x)))(point)
+    np.testing.assert_allclose(found.todense(), expected, rtol=1e-5)
     squares = lambda scale: jnp.sum(sparse_jacobian(lambda x: scale * tridiagonal(x), point)(point).data ** 2)
     np.testing.assert_allclose(jax.jit(jax.grad(squares))(2.0), 2 * squares(2.0) / 2.0, rtol=1e-5)
 

@@ -251,7 +251,8 @@ def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
         if name in _ELEMENTWISE and _is_real(equation) and all(jnp.shape(x) == _shape(equation) for x in xs):
             moved = [_elementwise(lambda *xs: p(*xs)[0], points)]
         else:
-            moved = _any(p, points, _product(equation, inputs) if name == "dot_general" else None)
+            second = _product(equation, inputs) if name == "dot_general" else None
+            moved = _any(p, points, second, matrix=second is None and name in ("dot_general", "conv_general_dilated"))
     except (NotImplementedError, ValueError) as error:
         if isinstance(error, ValueError) and "callback" not in str(error):
             raise
@@ -264,11 +265,16 @@ def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
     return [next(moved) if moves else _Point(next(rest)) for moves in kinds]
 
 
-def _any(p, points, second=None) -> list[_Point]:
-    """Any primitive: linearised once; its second derivative along each direction, unless ``second`` is its sum."""
+def _any(p, points, second=None, matrix=False) -> list[_Point]:
+    """Any primitive: linearised once; its second derivative along each direction, unless ``second`` is their sum."""
     xs, jacobians, laplacians = (tuple(getattr(point, name) for point in points) for name in _Point._fields)
     values, push = jax.linearize(p, *xs)
-    totals = push(*laplacians)
+    if matrix:  # the Laplacian as one direction more, so that the matrix is read once for all
+        rows = [jnp.concatenate([j, each[None]]) for j, each in zip(jacobians, laplacians, strict=True)]
+        pushed = jax.vmap(push)(*rows)
+        pushed, totals = [each[:-1] for each in pushed], [each[-1] for each in pushed]
+    else:
+        pushed, totals = jax.vmap(push)(*jacobians), push(*laplacians)
 
     def slope(xs, ts):
         return jax.jvp(p, xs, ts)[1]
@@ -280,7 +286,7 @@ def _any(p, points, second=None) -> list[_Point]:
         totals = [totals[0] + second]
     elif any(_moved(jax.make_jaxpr(slope)(xs, xs).jaxpr, [True] * len(xs) + [False] * len(xs))):
         totals = [total + each.sum(axis=0) for total, each in zip(totals, jax.vmap(bend)(*jacobians), strict=True)]
-    return [_Point(*parts) for parts in zip(values, jax.vmap(push)(*jacobians), totals, strict=True)]
+    return [_Point(*parts) for parts in zip(values, pushed, totals, strict=True)]
 
 
 def _elementwise(p, points) -> _Point:

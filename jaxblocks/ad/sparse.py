@@ -46,13 +46,14 @@ class SparsityPattern:
         rows, cols: of the entries, row by row; entries that are given twice count once.
         shape: (m, n), the numbers in f(x) and in x.
 
-    >>> pattern = SparsityPattern([0, 1, 1], [0, 0, 1], (2, 3))
+    >>> pattern = SparsityPattern([0, 1, 1, 2], [0, 0, 1, 2], (3, 3))
     >>> pattern.colours, pattern.mode
     (2, 'forward')
     >>> pattern
-    3 of 2 x 3 entries may differ from zero (50 %): 2 colours, one jvp each.
+    4 of 3 x 3 entries may differ from zero (44.4 %): 2 colours, one jvp each.
     #..
     ##.
+    ..#
     """
 
     rows: Sequence[int] | np.ndarray
@@ -563,7 +564,10 @@ def _select(equation, inputs, sets):
 
 
 def _move(equation, inputs, sets):
-    """What only moves numbers moves their ids: the primitive itself, on them."""
+    """What only moves numbers moves their ids: as NumPy does, or else the primitive itself, on them."""
+    shape, params, name = equation.outvars[0].aval.shape, equation.params, equation.primitive.name
+    if name in _MOVES:
+        return [_MOVES[name](inputs[0].ids, params, shape)]
     operands = []
     for entry, variable in zip(inputs, equation.invars, strict=True):
         if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
@@ -572,9 +576,35 @@ def _move(equation, inputs, sets):
             return None
         else:
             operands.append(jnp.asarray(entry.value))
-    moved = equation.primitive.bind(*operands, **equation.params)
+    moved = equation.primitive.bind(*operands, **params)
     moved = moved if equation.primitive.multiple_results else [moved]
     return [np.maximum(np.asarray(ids).astype(np.int64), _EMPTY) for ids in moved]  # out of bounds: below zero
+
+
+def _broadcast(ids, params, shape):
+    axes = params["broadcast_dimensions"]
+    ids = ids.reshape([ids.shape[axes.index(axis)] if axis in axes else 1 for axis in range(len(shape))])
+    return np.broadcast_to(ids, shape)
+
+
+def _cut(ids, params, shape):
+    steps = params["strides"] or (1,) * ids.ndim
+    return ids[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]
+
+
+_MOVES: dict[str, Callable] = {  # ids, parameters, shape of the output
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda ids, params, shape: ids.reshape(shape),
+    "rev": lambda ids, params, shape: np.flip(ids, params["dimensions"]),
+    "slice": _cut,
+    "squeeze": lambda ids, params, shape: ids.reshape(shape),
+    "transpose": lambda ids, params, shape: ids.transpose(params["permutation"]),
+}
+
+
+def _concatenate(equation, inputs, sets):
+    parts = [_ids(entry, v.aval) for entry, v in zip(inputs, equation.invars, strict=True)]
+    return [np.concatenate(parts, axis=equation.params["dimension"])]
 
 
 def _scatter(equation, inputs, sets):
@@ -744,6 +774,7 @@ def _closed(jaxpr) -> ClosedJaxpr:
 
 _RULES: dict[str, Callable] = {
     "conv_general_dilated": _convolution,
+    "concatenate": _concatenate,
     "cond": _cond,
     "cumsum": _cumulative,
     "dot_general": _dot_general,
@@ -760,7 +791,6 @@ _RULES |= dict.fromkeys(
     "add add_any conj convert_element_type copy copy_p div imag mul neg real reduce_precision sub".split(), _elementwise
 )
 _RULES |= dict.fromkeys(
-    """broadcast_in_dim concatenate dynamic_slice dynamic_update_slice gather pad reshape rev slice split squeeze
-    stack tile transpose unstack""".split(),
+    "dynamic_slice dynamic_update_slice gather pad split stack tile unstack".split() + list(_MOVES),
     _move,
 )
