@@ -12,7 +12,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import Count, count
-from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.ad.products import at_point, hvp, scalar_valued
 from jaxblocks.checks import describe, describe_any
 
 __all__ = ["CostRow", "CostTable", "cost"]
@@ -304,7 +304,7 @@ _PROGRAMS: dict[str, Callable] = {
     "jacfwd": lambda f: lambda u, v, x, *rest: jax.jacfwd(f)(x, *rest),
     "jacrev": lambda f: lambda u, v, x, *rest: jax.jacrev(f)(x, *rest),
     "hessian": lambda f: lambda u, v, x, *rest: jax.hessian(f)(x, *rest),
-    "hvp": lambda f: lambda u, v, x, *rest: jax.jvp(jax.grad(lambda x: f(x, *rest)), (x,), (v,))[1],
+    "hvp": lambda f: lambda u, v, x, *rest: hvp(lambda x: f(x, *rest), x, v),
     "hvp_reverse_over_forward": lambda f: (
         lambda u, v, x, *rest: jax.grad(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1])(x)
     ),

@@ -1,0 +1,809 @@
+# %% [markdown]
+# # What does a derivative cost?
+#
+# A net is a function of functions, and the chain rule turns its derivative into a product of matrices. The product is
+# the same however the brackets are set, but the work is not: for one and the same net it can differ by a factor of
+# ninety (section 2). This notebook answers two questions:
+#
+# 1. **What does a derivative cost**, compared with the function itself?
+# 2. **In which order should the chain rule be multiplied?**
+#
+# On the way: forward and reverse mode, the trace of a small function line by line, backpropagation by hand, the memory
+# that it needs, products with a Hessian that is never formed. What is claimed in the text is checked by an `assert` in
+# the cell below it. At the end there is homework, with solutions.
+#
+# You need to know matrix products, partial derivatives, and a little Python. The lectures behind it: Huszár, *DeepNN
+# lecture 3*; Krapac & Šegvić, *Deep feed-forward models*; Cevher, *Mathematics of Data*. Where a printed formula slips,
+# the notebook shows the printed form, a number that breaks it, and the corrected form.
+
+# %%
+import math
+from itertools import pairwise, product
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+import jaxblocks as jb
+from jaxblocks.ad import (
+    binomial_steps,
+    bracketings,
+    chain_cost,
+    cost,
+    count,
+    hvp,
+    jacobian,
+    jacobian_chain,
+    jacobian_plan,
+    memory_curve,
+    multiply_chain,
+    optimal_order,
+    saved_numbers,
+    trace_table,
+)
+
+key = jax.random.key(0)
+
+# %% [markdown]
+# ## 1. The chain rule is a product of matrices
+#
+# Take functions $f_1, f_2, \dots, f_L$, applied one after the other. Let $d_0$ be how many numbers go in and $d_l$ how
+# many come out of $f_l$. The **Jacobian** $J_l$ of $f_l$ has a row for each output and a column for each input: it is a
+# $d_l \times d_{l-1}$ matrix of partial derivatives. The chain rule says
+#
+# $$ \frac{\partial f_L(\cdots f_2(f_1(x)))}{\partial x} = J_L\, J_{L-1} \cdots J_2\, J_1 , $$
+#
+# each $J_l$ taken at the point where the chain passes it. The function that is applied first stands on the right. For
+# now everything is differentiated by the input $x$; the parameters of the layers come in section 6.
+#
+# Here is a chain of three layers, $4 \to 3 \to 5 \to 2$.
+
+# %%
+sizes = (4, 3, 5, 2)
+layers = [jb.Serial(jb.Dense(d), jb.tanh) for d in sizes[1:]]
+net = jb.Serial(*layers)
+x = jnp.array([0.5, -1.0, 2.0, 0.1])
+params = net.init(key, x)
+fs = [lambda h, i=i: layers[i].apply(params[i], h) for i in range(3)]  # f_1, f_2, f_3
+
+# %% [markdown]
+# `jacobian_chain` follows the chain and returns $J_1, J_2, J_3$. Their product is the Jacobian of the whole net, as
+# `jax.jacobian` computes it.
+
+# %%
+J1, J2, J3 = jacobian_chain(fs, x)
+print("shapes:", J1.shape, J2.shape, J3.shape)
+whole = jax.jacobian(lambda x: net.apply(params, x))(x)
+assert (J1.shape, J2.shape, J3.shape) == ((3, 4), (5, 3), (2, 5))
+assert jnp.allclose(J3 @ J2 @ J1, whole, atol=1e-6)
+
+# %% [markdown]
+# ## 2. Counting
+#
+# Each entry of the product of an $m \times k$ and a $k \times n$ matrix is a sum of $k$ products, and there are $m n$
+# entries: the product takes **$m k n$ multiplications** (and about as many additions).
+#
+# So count both ways to multiply $J_3 J_2 J_1$ for dimensions $d_0, \dots, d_3 = 1000, 500, 100, 1$: a net that ends in
+# a single number, such as a loss.
+#
+# | order | first product | second product | multiplications |
+# |---|---|---|---|
+# | $J_3 (J_2 J_1)$, from right to left | $100 \cdot 500 \cdot 1000$ | $1 \cdot 100 \cdot 1000$ | 50 100 000 |
+# | $(J_3 J_2) J_1$, from left to right | $1 \cdot 100 \cdot 500$ | $1 \cdot 500 \cdot 1000$ | 550 000 |
+#
+# Same matrix, 91 times the work.
+
+# %%
+dims = (1000, 500, 100, 1)
+assert 100 * 500 * 1000 + 1 * 100 * 1000 == chain_cost(dims, "forward") == 50_100_000
+assert 1 * 100 * 500 + 1 * 500 * 1000 == chain_cost(dims, "reverse") == 550_000
+optimal_order(dims)
+
+# %% [markdown]
+# Going from **right to left** follows the net from its input to its output: **forward mode**. Going from **left to
+# right** starts at the output: **reverse mode**. For a chain of any length,
+#
+# $$ \text{forward:}\quad d_0 \sum_{l=2}^{L} d_l\, d_{l-1}, \qquad\qquad
+#    \text{reverse:}\quad d_L \sum_{l=0}^{L-2} d_l\, d_{l+1} . $$
+#
+# In forward mode every intermediate product has $d_0$ columns, in reverse mode $d_L$ rows. That is the factor in front.
+
+
+# %%
+def forward_cost(d):
+    return d[0] * sum(d[i] * d[i - 1] for i in range(2, len(d)))
+
+
+def reverse_cost(d):
+    return d[-1] * sum(d[i] * d[i + 1] for i in range(len(d) - 2))
+
+
+for d in [(1000, 500, 100, 1), (784, 128, 64, 10, 1), (2, 5, 10, 5, 2)]:
+    assert (forward_cost(d), reverse_cost(d)) == (chain_cost(d, "forward"), chain_cost(d, "reverse"))
+    print(f"{'-'.join(map(str, d)):18} forward {forward_cost(d):>12,}   reverse {reverse_cost(d):>10,}")
+
+# %% [markdown]
+# The last chain is symmetric, and both modes cost 220. Fix the inner dimensions and let the output grow: a narrow
+# output is for reverse mode, a narrow input for forward mode. Where the first and the last inner dimension are equal,
+# the modes cross at $d_L = d_0$.
+
+# %%
+square = optimal_order((256, 512, 512, 256))
+axes = square.plot()
+assert square.crossover == 256
+assert chain_cost((2, 5, 10, 5, 2), "forward") == chain_cost((2, 5, 10, 5, 2), "reverse") == 220
+
+# %% [markdown]
+# ## 3. Every bracketing
+#
+# Forward and reverse are only two of the ways. Four matrices can be bracketed in five ways, five in 14, six in 42: the
+# numbers of Catalan. By associativity all give one matrix. Below, a bracketing is written as nested pairs:
+# `((4, (3, 2)), 1)` is $(J_4 (J_3 J_2)) J_1$.
+
+# %%
+assert [sum(1 for _ in bracketings(n)) for n in (2, 3, 4, 5, 6)] == [1, 2, 5, 14, 42]
+narrow = (50, 1, 50, 50, 50)  # a chain that passes through a single number
+for order in bracketings(4):
+    print(f"{chain_cost(narrow, order):>8,} multiplications: {order}")
+
+# %% [markdown]
+# The chain passes through a narrow place, $d_1 = 1$, and neither pure mode is good. The best order keeps away from the
+# $50 \times 50$ results as long as it can: 7 500 multiplications, where reverse mode takes 130 000 and forward 252 500.
+
+# %%
+best = optimal_order(narrow)
+assert (best.cost, best.reverse, best.forward) == (7_500, 130_000, 252_500)
+assert best.bracketing == "(J4 (J3 J2)) J1"
+best
+
+# %% [markdown]
+# That all five are the same matrix, on random numbers:
+
+# %%
+rng = np.random.default_rng(0)
+factors = [jnp.asarray(rng.normal(size=(m, n)), jnp.float32) for n, m in pairwise(narrow)]
+products = [multiply_chain(factors, order) for order in bracketings(4)]
+assert all(jnp.allclose(p, products[0], rtol=1e-3, atol=1e-3) for p in products)
+
+# %% [markdown]
+# ### The best one, by dynamic programming
+#
+# The number of bracketings grows like $4^L$; trying all is hopeless for a deep net. But look at the *last* product of
+# a bracketing: it multiplies some $J_L \cdots J_{k+1}$ by $J_k \cdots J_1$, and both of them should be made as cheaply
+# as possible. So the cheapest cost $C(i, j)$ of the part $J_j \cdots J_{i+1}$, which is $d_j \times d_i$, obeys
+#
+# $$ C(i, j) = \min_{i < k < j}\; \underbrace{C(k, j)}_{\text{left part}} + \underbrace{C(i, k)}_{\text{right part}}
+#    + \underbrace{d_j\, d_k\, d_i}_{\text{last product}}, \qquad C(i, i + 1) = 0 . $$
+#
+# Every $C(i, j)$ is computed once and remembered. There are about $L^2/2$ of them with at most $L$ choices each.
+
+
+# %%
+def cheapest(d):
+    C = {(i, i + 1): 0 for i in range(len(d) - 1)}
+    for length in range(2, len(d)):
+        for i in range(len(d) - length):
+            j = i + length
+            C[i, j] = min(C[k, j] + C[i, k] + d[j] * d[k] * d[i] for k in range(i + 1, j))
+    return C[0, len(d) - 1]
+
+
+for d in [narrow, (1000, 500, 100, 1), (784, 128, 64, 10, 1), (3, 9, 2, 8, 2, 7, 5)]:
+    assert cheapest(d) == optimal_order(d).cost == min(chain_cost(d, order) for order in bracketings(len(d) - 1))
+
+# %% [markdown]
+# ### A slip: is reverse mode always the best for a scalar output?
+#
+# > **Printed:** with a scalar objective, $d_L = 1$, the backward order is always optimal.
+#
+# **A number that breaks it:** dimensions 1, 100, 2, 1. Forward mode takes $1 \cdot (2 \cdot 100 + 1 \cdot 2) = 202$
+# multiplications, reverse mode $1 \cdot (1 \cdot 100 + 100 \cdot 2) = 300$.
+
+# %%
+exception = optimal_order((1, 100, 2, 1))
+assert (exception.forward, exception.reverse) == (202, 300)
+exception
+
+# %% [markdown]
+# **Corrected:** with $d_L = 1$ reverse mode is an optimal order *whenever no other dimension is 1*. A loss has many
+# parameters and layers are wider than one unit, so for training the statement stands: this is why one backpropagates.
+# The next cell tries all 1360 chains of two to five Jacobians with dimensions 2, 3, 4 or 7; homework 2 asks for a
+# proof.
+
+# %%
+tried = 0
+for L in (2, 3, 4, 5):
+    for d in product((2, 3, 4, 7), repeat=L):
+        order = optimal_order((*d, 1))
+        assert order.cost == order.reverse
+        tried += 1
+assert tried == 4**2 + 4**3 + 4**4 + 4**5 == 1360
+
+# %% [markdown]
+# ## 4. Nobody forms the factors: jvp and vjp
+#
+# $J_l$ of a layer with a thousand inputs and outputs has a million entries. Both modes avoid it:
+#
+# * Forward mode carries a **vector** $v$ along with the values: $v \mapsto J_1 v \mapsto J_2 (J_1 v) \mapsto \dots$.
+#   One pass gives $J v$, a *Jacobian-vector product*, `jax.jvp`. With $v$ a unit vector it is one **column** of $J$.
+# * Reverse mode carries a vector $u$ back: $u \mapsto u^\top J_L \mapsto (u^\top J_L) J_{L-1} \mapsto \dots$. One pass
+#   gives $u^\top J$, a *vector-Jacobian product*, `jax.vjp`. With $u$ a unit vector it is one **row** of $J$.
+
+# %%
+f = lambda x: net.apply(params, x)  # 4 numbers to 2
+
+value, column = jax.jvp(f, (x,), (jnp.array([1.0, 0.0, 0.0, 0.0]),))
+value, pull_back = jax.vjp(f, x)
+(row,) = pull_back(jnp.array([1.0, 0.0]))
+assert jnp.allclose(column, whole[:, 0], atol=1e-6)
+assert jnp.allclose(row, whole[0], atol=1e-6)
+
+# %% [markdown]
+# Either pass costs about two functions: one for the values, one for what is carried along. The whole Jacobian takes
+# $d_0$ columns by forward mode (`jax.jacfwd`), or $d_L$ rows by reverse mode (`jax.jacrev`). `cost` reads the programs
+# and counts; nothing is run with `measure=False`.
+
+# %%
+wide = jb.MLP(128, 64, 10, activation=jb.tanh)
+image = jax.random.normal(key, (784,))
+wide_params = wide.init(key, image)
+table = cost(lambda x: wide.apply(wide_params, x), image, measure=False)
+assert 1.9 < table.jvp.flops_ratio < 2.1 and 1.9 < table.vjp.flops_ratio < 2.1
+assert 780 < table.jacfwd.flops_ratio < 790 and 10 < table.jacrev.flops_ratio < 12
+table
+
+# %% [markdown]
+# For a scalar output there is one row. It is the **gradient**, and it costs one reverse pass: a small multiple of the
+# function, *whatever the number of variables*. This is the cheap gradient principle, and why training is possible.
+#
+# ## 5. The trace of a small function, by hand
+#
+# How does reverse mode know the local derivatives? It splits the function into simple steps. The example of the survey
+# by Baydin, Pearlmutter, Radul and Siskind, also shown in the lectures:
+#
+# $$ y = \ln x_1 + x_1 x_2 - \sin x_2 \quad\text{at}\quad (x_1, x_2) = (2, 5) . $$
+#
+# **Forward primal trace.** Inputs are $v_{-1}$ and $v_0$, then one line for each operation.
+
+# %%
+v_m1 = 2.0  # v_{-1} = x1
+v0 = 5.0  # x2
+v1 = math.log(v_m1)
+v2 = v_m1 * v0
+v3 = math.sin(v0)
+v4 = v1 + v2
+v5 = v4 - v3  # y
+assert [round(v, 3) for v in (v1, v2, v3, v4, v5)] == [0.693, 10.0, -0.959, 10.693, 11.652]
+
+# %% [markdown]
+# > **Printed** in one lecture: $v_2 = v_{-1} \times v_{-1} = 2 \times 5$.
+#
+# **A number that breaks it:** $v_{-1} \times v_{-1} = 2 \times 2 = 4$, not 10.
+# **Corrected:** $v_2 = v_{-1} \times v_0$.
+
+# %%
+assert v_m1 * v_m1 == 4
+assert v_m1 * v0 == v2 == 10
+
+# %% [markdown]
+# **Forward tangent trace.** $\dot v_k$ is the derivative of $v_k$ by $x_1$. It starts with $\dot x_1 = 1$,
+# $\dot x_2 = 0$, and each line differentiates the line above that made the value.
+
+# %%
+t_m1, t0 = 1.0, 0.0
+t1 = t_m1 / v_m1
+t2 = t_m1 * v0 + t0 * v_m1
+t3 = t0 * math.cos(v0)
+t4 = t1 + t2
+t5 = t4 - t3
+assert t5 == 5.5  # dy/dx1; for dy/dx2 the whole pass is run again, from (0, 1)
+
+# %% [markdown]
+# **Reverse adjoint trace.** $\bar v_k = \partial y / \partial v_k$ answers: if $v_k$ were a little larger, how much
+# larger would $y$ be? Begin with $\bar v_5 = 1$ and go back through the lines. Each line hands on to its operands *its
+# own adjoint times its derivative by that operand*. A variable that was used twice ($v_0$ in $v_2$ and $v_3$; $v_{-1}$
+# in $v_1$ and $v_2$) receives twice, and the parts are **added**.
+
+# %%
+adj5 = 1.0
+adj4, adj3 = adj5 * 1, adj5 * -1  # v5 = v4 - v3
+adj1, adj2 = adj4 * 1, adj4 * 1  # v4 = v1 + v2
+adj0 = adj3 * math.cos(v0)  # v3 = sin v0
+assert round(adj0, 3) == -0.284
+adj_m1 = adj2 * v0  # v2 = v_{-1} v0 ...
+adj0 = adj0 + adj2 * v_m1  # ... its second operand has received already
+assert adj_m1 == 5
+adj_m1 = adj_m1 + adj1 / v_m1  # v1 = ln v_{-1}
+assert (adj_m1, round(adj0, 3)) == (5.5, 1.716)  # dy/dx1 and dy/dx2
+
+# %% [markdown]
+# One backward pass gave **both** partial derivatives; forward mode needs one pass for each input. `trace_table` prints
+# the same three traces for any small function.
+
+# %%
+survey = lambda x1, x2: jnp.log(x1) + x1 * x2 - jnp.sin(x2)
+trace = trace_table(survey, 2.0, 5.0)
+assert np.allclose(trace.gradient, (adj_m1, adj0)) and np.allclose(trace.derivative, t5)
+assert np.allclose(jax.grad(survey, (0, 1))(2.0, 5.0), (adj_m1, adj0))
+trace
+
+# %% [markdown]
+# The same as a graph. Left: the forward pass is done, values stand under the nodes. Right: the end of the reverse pass,
+# adjoints stand above them in red. Each node is computed once and read by whoever needs it: this is dynamic programming
+# again, now over the graph.
+
+# %%
+figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5))
+trace.plot(left, step=len(trace.primal))
+drawn = trace.plot(right)
+
+# %% [markdown]
+# ## 6. Backpropagation by hand
+#
+# Now a net of $k$ layers with matrices $X_l$ and shifts $\mu_l$. The **forward pass** computes and *stores*
+#
+# $$ u_l = X_l\, a_{l-1} + \mu_l, \qquad a_l = \sigma(u_l), \qquad l = 1, \dots, k , $$
+#
+# where the last layer has no activation. The loss is $L = \lVert a_k - b \rVert^2$.
+
+
+# %%
+def forward_pass(X, mu, a):
+    stored = []
+    for i in range(len(X)):
+        u = X[i] @ a + mu[i]
+        stored.append((a, u))
+        a = u if i == len(X) - 1 else jnp.tanh(u)
+    return a, stored
+
+
+widths = (5, 7, 3, 2)
+draw = np.random.default_rng(1).normal
+X = [jnp.asarray(draw(size=(n, m)), jnp.float32) for m, n in pairwise(widths)]
+mu = [jnp.asarray(draw(size=n), jnp.float32) for n in widths[1:]]
+a0, b = jnp.asarray(draw(size=5), jnp.float32), jnp.asarray(draw(size=2), jnp.float32)
+
+# %% [markdown]
+# The **backward pass** carries $\partial L / \partial a_l$ from the last layer to the first. At each layer it makes
+#
+# $$ \frac{\partial L}{\partial u_l} = \frac{\partial L}{\partial a_l} \odot \sigma'(u_l), \qquad
+#    \frac{\partial L}{\partial X_l} = \frac{\partial L}{\partial u_l}\, a_{l-1}^\top, \qquad
+#    \frac{\partial L}{\partial \mu_l} = \frac{\partial L}{\partial u_l}, \qquad
+#    \frac{\partial L}{\partial a_{l-1}} = X_l^\top \frac{\partial L}{\partial u_l} , $$
+#
+# where $\odot$ multiplies entry by entry. The first three are what is wanted of this layer, the last is handed to the
+# layer below. (All of $\partial L/\partial \cdot$ are columns here, shaped like what they differentiate by.)
+
+
+# %%
+def backward_pass(X, stored, dL_da):
+    dX, dmu = [], []
+    for i in reversed(range(len(X))):
+        a, u = stored[i]  # what came into this layer, and what its activation was applied to
+        dL_du = dL_da if i == len(X) - 1 else dL_da * (1 - jnp.tanh(u) ** 2)
+        dX.insert(0, jnp.outer(dL_du, a))
+        dmu.insert(0, dL_du)
+        dL_da = X[i].T @ dL_du
+    return dX, dmu
+
+
+output, stored = forward_pass(X, mu, a0)
+by_hand = backward_pass(X, stored, 2 * (output - b))
+automatic = jax.grad(lambda X, mu: jnp.sum((forward_pass(X, mu, a0)[0] - b) ** 2), (0, 1))(X, mu)
+assert all(jnp.allclose(p, q, atol=1e-4) for p, q in zip(*map(jax.tree.leaves, (by_hand, automatic)), strict=True))
+
+# %% [markdown]
+# ### Slips around these formulas
+#
+# > **Printed:** with $h_k = \sigma(W_k h_{k-1} + b_k)$, the efficient form is
+# > $\partial L/\partial W_k = [\partial L/\partial h_k]^\top h_{k-1}^\top$.
+#
+# **A number that breaks it:** one unit, $W = 1$, $h_0 = 1$, $b = 0$, $\sigma = \tanh$, and $L = h_1$. The printed form
+# gives $1 \cdot 1 = 1$. But $L = \tanh W$, whose derivative at 1 is $1 - \tanh^2 1 = 0.41997$.
+#
+# **Corrected:** the factor is the derivative by the *pre-activation* $s_k = W_k h_{k-1} + b_k$,
+# that is $\partial L/\partial s_k = \partial L/\partial h_k \odot \sigma'(s_k)$.
+
+# %%
+true = jax.grad(lambda W: jnp.tanh(W * 1.0))(1.0)
+printed, corrected = 1.0 * 1.0, 1.0 * (1 - math.tanh(1.0) ** 2) * 1.0
+assert abs(true - printed) > 0.5
+assert abs(true - corrected) < 1e-6 and round(corrected, 5) == 0.41997
+
+# %% [markdown]
+# > **Printed** elsewhere, for the parameters $\Theta^l$ of layer $l$:
+# >
+# > $$ \frac{\partial L}{\partial \Theta^l} = \frac{\partial L}{\partial \hat y}\,
+# >    \frac{\partial \hat y}{\partial h^l}\, \frac{\partial h^l}{\partial h^{l-1}} \cdots
+# >    \frac{\partial h^l}{\partial \Theta^l} $$
+#
+# One letter does two jobs: $l$ is the layer that is asked for *and* the layer from which the product runs down.
+# **A number that breaks it:** for the first layer of our net 5-7-3-2, $l = 1$, the factors are
+# $(1 \times 2)(2 \times 7)(7 \times 5)$, a row of 5 numbers, and then a last factor with 7 rows: they do not fit.
+# **Corrected**, with $L$ for the last layer:
+#
+# $$ \frac{\partial L}{\partial \Theta^l} = \frac{\partial L}{\partial h^L}\,
+#    \frac{\partial h^L}{\partial h^{L-1}} \cdots
+#    \frac{\partial h^{l+1}}{\partial h^l}\, \frac{\partial h^l}{\partial \Theta^l} $$
+
+# %%
+steps = [lambda a: jnp.tanh(X[0] @ a + mu[0]), lambda a: jnp.tanh(X[1] @ a + mu[1]), lambda a: X[2] @ a + mu[2]]
+first, second, third = jacobian_chain(steps, a0)
+by_parameters = jax.jacobian(lambda X_1: jnp.tanh(X_1 @ a0 + mu[0]))(X[0]).reshape(7, 35)
+assert first.shape == (7, 5)  # its 5 columns do not fit the 7 rows of by_parameters ...
+assert jnp.allclose((2 * (output - b) @ third @ second @ by_parameters).reshape(7, 5), by_hand[0][0], atol=1e-4)
+
+# %% [markdown]
+# Two small ones: a slide that lists what is wanted asks for $\partial L/\partial u_l$, where it means
+# $\partial L/\partial \mu_l$ (no harm: the two are equal, as the scheme says). And the printed forward pass applies
+# $\sigma$ after the last layer too, although the net it is about has none there: with tanh its outputs could never
+# leave $(-1, 1)$, and ours does.
+
+# %%
+assert jnp.abs(output).max() > 1
+assert jnp.abs(jnp.tanh(output)).max() <= 1
+
+# %% [markdown]
+# ## 7. What backpropagation saves
+#
+# Write the derivative by each $X_l$ as a formula of its own, and the same products appear again and again. With $k$
+# layers of width $m$, each of the $k$ derivatives passes through up to $k$ layers, each at $m^2$ multiplications:
+# $O(k^2 m^2)$. The backward pass makes each product once: $O(k m^2)$, as much as the forward pass up to a constant.
+#
+# `count` counts the operations of both.
+
+
+# %%
+def loss(X):
+    a = jnp.ones(X[0].shape[1])
+    for matrix in X:
+        a = jnp.tanh(matrix @ a)
+    return jnp.sum(a**2)
+
+
+def one_by_one(X):
+    return [jax.grad(lambda own, i=i: loss([*X[:i], own, *X[i + 1 :]]))(X[i]) for i in range(len(X))]
+
+
+depths = (2, 4, 8, 16, 32)
+nets = [[jnp.ones((64, 64))] * k for k in depths]
+shared = [count(jax.grad(loss), X).flops for X in nets]
+separate = [count(one_by_one, X).flops for X in nets]
+for k, s, n in zip(depths, shared, separate, strict=True):
+    print(f"{k:3} layers of width 64: backpropagation {s:10,}   one by one {n:11,}   ratio {n / s:5.1f}")
+
+# %% [markdown]
+# Twice the layers: backpropagation costs twice as much, the separate derivatives four times.
+
+# %%
+assert 1.9 < shared[-1] / shared[-2] < 2.1
+assert 3.8 < separate[-1] / separate[-2] < 4.1
+figure, axes = plt.subplots(figsize=(5, 3.5))
+axes.loglog(depths, separate, "s--", label="one by one")
+axes.loglog(depths, shared, "o-", label="backpropagation")
+axes.set(xlabel="layers $k$", ylabel="operations")
+legend = axes.legend()
+
+# %% [markdown]
+# ### A slip: could it be $O(k m)$?
+#
+# > **Printed:** automatic differentiation reduces the backward pass from $O(k m^2)$ to $O(k m)$.
+#
+# **A number that breaks it:** $O(k m)$ would mean that twice the width costs twice as much. It costs four times as
+# much. It could not be otherwise: the gradient of $k$ matrices of $m \times m$ *has* $k m^2$ entries, and writing them
+# down takes $k m^2$ steps. **Corrected:** the backward pass is $O(k m^2)$, a small constant times the forward pass.
+
+# %%
+narrow_net, wide_net = [jnp.ones((64, 64))] * 4, [jnp.ones((128, 128))] * 4
+ratio = count(jax.grad(loss), wide_net).flops / count(jax.grad(loss), narrow_net).flops
+assert 3.9 < ratio < 4
+assert sum(g.size for g in jax.grad(loss)(narrow_net)) == 4 * 64**2
+constant = count(jax.grad(loss), wide_net).flops / count(loss, wide_net).flops
+assert 2 < constant < 4
+print(f"twice the width: {ratio:.2f} times the operations; gradient / function: {constant:.2f}")
+
+# %% [markdown]
+# ## 8. Counted and measured
+#
+# The loss of a classifier with 784 inputs, differentiated by its input: now `cost` also compiles and times the programs
+# (median and quartiles) and asks the compiler how much memory each needs.
+
+# %%
+classify = lambda x: jb.softmax_cross_entropy(wide.apply(wide_params, x), jnp.int32(3))
+rows = ("jvp", "vjp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
+table = cost(classify, image, rows=rows, repeats=10)
+assert table.gradient.flops_ratio < 2.1 and table.hvp.flops_ratio < 3.2
+assert table.jacfwd.flops_ratio > 780 and table.hessian.flops_ratio > 1500
+table
+
+# %%
+axes = table.plot()
+
+# %% [markdown]
+# Two things to see:
+#
+# * A gradient, and even a Hessian-vector product (`hvp`, section 10), costs a few functions. `jacfwd` takes 784 passes
+#   for what `jacrev` does in one.
+# * Time is not proportional to operations. 784 passes run as one batch, as products of matrices with matrices,
+#   which a processor does far faster than products of matrices with single vectors. Operations tell how cost *grows*;
+#   the clock tells what it is here. That is why the table has both.
+#
+# ## 9. The price of reverse mode is memory
+#
+# Forward mode needs a value and its tangent, then forgets them. Reverse mode starts at the end, and there it needs what
+# the forward pass saw, in reverse order: **everything must be kept**. `saved_numbers` says how many numbers `jax.vjp`
+# holds on to, here for $n$ times tanh of a thousand numbers.
+
+
+# %%
+def tanhs(n):
+    def f(x):
+        for _ in range(n):
+            x = jnp.tanh(x)
+        return x
+
+    return f
+
+
+thousand = jnp.ones(1000)
+kept = [saved_numbers(tanhs(n), thousand) for n in (2, 8, 32)]
+assert kept == [4_000, 16_000, 64_000]  # two numbers for each tanh: linear in the depth
+kept
+
+# %% [markdown]
+# **Checkpointing** trades memory for time: keep only some values, and compute the others again when the backward pass
+# comes by. `jax.checkpoint` around the whole function keeps nothing but the input.
+
+# %%
+assert [saved_numbers(jax.checkpoint(tanhs(n)), thousand) for n in (2, 8, 32)] == [1_000, 1_000, 1_000]
+
+# %% [markdown]
+# A whole deep net, as its compiled program needs it. `Repeat` stacks one block many times; its option `checkpoint` says
+# what the backward pass keeps: with `"sqrt"` about $2\sqrt n$ of the $n$ layers, with a number so many of them.
+
+
+# %%
+def make(depth, checkpoint=None):
+    block = jb.Residual(jb.Dense(64), jb.tanh)
+    net, h = jb.Repeat(block, depth, checkpoint=checkpoint), jnp.ones((32, 64))
+    return lambda params: jnp.sum(net.apply(params, h) ** 2), jax.eval_shape(net.init, key, h)  # shapes are enough
+
+
+curve = memory_curve(make, (16, 64, 256), ("sqrt", 8))
+assert curve.growth("jvp") == 0  # the same at any depth
+assert 0.9 < curve.growth("gradient") < 1.1  # proportional to the depth
+assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6  # to its root
+assert curve["gradient, checkpoint=8"][-1] < curve["gradient"][-1] / 20
+curve
+
+# %%
+axes = curve.plot()
+
+# %% [markdown]
+# How much is computed again? With $c$ values kept at a time, and kept at the best places, `binomial_steps` tells how
+# many layers are run forward to reach all 256, last to first (beside the one run of each in which it is
+# differentiated). Keeping one value, the input, means starting over for every layer; keeping 16 means running each
+# layer between two and three times.
+
+# %%
+for c in (1, 2, 4, 8, 16):
+    print(f"{c:3} kept: {binomial_steps(256, c):6,} steps forward, {binomial_steps(256, c) / 256:6.1f} a layer")
+assert binomial_steps(256, 1) == sum(range(256)) == 32_640
+assert 2 < binomial_steps(256, 16) / 256 < 3
+
+# %% [markdown]
+# ## 10. Second derivatives, without the matrix
+#
+# The Hessian $H$ holds all second derivatives, $n \times n$ for $n$ variables. At the point of section 5:
+# $\partial^2 y/\partial x_1^2 = -1/x_1^2$, $\partial^2 y/\partial x_1 \partial x_2 = 1$,
+# $\partial^2 y/\partial x_2^2 = \sin x_2$.
+
+# %%
+point = jnp.array([2.0, 5.0])
+y = lambda x: survey(x[0], x[1])
+H = jax.hessian(y)(point)
+assert jnp.allclose(H, jnp.array([[-0.25, 1.0], [1.0, -0.9589243]]))
+
+# %% [markdown]
+# A net with a million parameters would have $10^{12}$ entries. But methods that use curvature need only products $H v$,
+# and
+#
+# $$ H v = \frac{\partial}{\partial x} \big( g(x)^\top v \big)
+#        = \text{the derivative of the gradient } g \text{ along } v . $$
+#
+# That is one `jax.jvp` of `jax.grad`, forward mode over reverse mode: `hvp`. No matrix anywhere.
+
+# %%
+v = jnp.array([1.0, -2.0])
+assert jnp.allclose(hvp(y, point, v), jnp.array([-2.25, 2.9178485]))
+assert jnp.allclose(hvp(y, point, v), H @ v)
+assert jnp.allclose(hvp(y, point, v), jax.grad(lambda x: jax.grad(y)(x) @ v)(point))  # the formula, literally
+
+# %% [markdown]
+# By the 109 386 parameters of the classifier: a product costs less than two gradients, the Hessian would take one
+# product for each parameter, and $109\,386^2$ numbers of four bytes, 48 gigabytes, to hold it.
+
+# %%
+of_params = lambda params: jb.softmax_cross_entropy(wide.apply(params, image), jnp.int32(3))
+n = sum(leaf.size for leaf in jax.tree.leaves(wide_params))
+second = cost(of_params, wide_params, rows=("gradient", "hvp"), measure=False)
+assert n == 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10 == 109_386
+assert second.hvp.flops < 2 * second.gradient.flops
+assert 47e9 < 4 * n**2 < 48e9
+second
+
+# %% [markdown]
+# ## 11. The best bracketing, for a real net
+#
+# `jax.jacfwd` and `jax.jacrev` are the two pure modes. Section 3 had a chain on which both are bad, because it is
+# narrow in the middle. There are nets like that: an **autoencoder** squeezes an image through a few numbers and makes
+# an image of them again. Its Jacobian tells how each output pixel depends on each input pixel.
+
+# %%
+autoencoder = jb.MLP(256, 64, 8, 64, 256, 784, activation=jb.tanh)
+its_params = autoencoder.init(key, image)
+reconstruct = lambda x: autoencoder.apply(its_params, x)
+best = optimal_order((784, 256, 64, 8, 64, 256, 784))
+assert best.bracketing == "(J6 (J5 J4)) ((J3 J2) J1)"
+assert 21 < best.forward / best.cost < 22 and best.forward == best.reverse
+best
+
+# %% [markdown]
+# The best order works outwards from the narrow place: it pulls 8 rows back to the input, pushes 8 columns on to the
+# output, and multiplies the two at the end. `jacobian` of jaxblocks finds this for any function by the dynamic
+# programme of section 3, with prices that know about time and memory. `jacobian_plan` says what it will do, and why. (A
+# *seed* is one vector that is carried along: a column going forward, a row going back.)
+
+# %%
+plan = jacobian_plan(reconstruct, image)
+assert plan.mode == "mixed" and plan.bracketing == best.bracketing
+plan
+
+# %% [markdown]
+# The same matrix, for a fraction of the operations. (The ratio is larger than that of the table above, because the pure
+# modes of JAX also multiply by the identity that they start with.)
+
+# %%
+modes = {"jacfwd": jax.jacfwd, "jacrev": jax.jacrev, "jacobian": jacobian}
+operations = {name: count(mode(reconstruct), image).flops for name, mode in modes.items()}
+assert 35 < operations["jacfwd"] / operations["jacobian"] < 45
+operations
+
+# %%
+stock, planned = jax.jit(jax.jacrev(reconstruct)), jax.jit(jacobian(reconstruct))
+assert jnp.allclose(stock(image), planned(image), atol=1e-5)
+# The time of a program is the row "function" of its table:
+for name, way in {"jacrev": stock, "jacobian": planned}.items():
+    measured = cost(way, image, rows="function", repeats=10).function
+    print(f"{name:9} {1e3 * measured.seconds:6.2f} ms, {measured.temporary_bytes:8,} bytes of temporary memory")
+
+# %% [markdown]
+# Where nothing is to be gained, the plan is the ordinary one, and it says so. A classifier grows narrower all the way
+# to its ten outputs: reverse mode.
+
+# %%
+plan = jacobian_plan(lambda x: wide.apply(wide_params, x), image)
+assert plan.mode == "reverse"
+print(plan.reason)
+
+# %% [markdown]
+# ## Summary
+#
+# | what | cost |
+# |---|---|
+# | $Jv$ or $u^\top J$, one pass | about 2 functions |
+# | gradient of a scalar function | 2 to 4 functions, for any number of variables; memory grows with depth |
+# | Jacobian, forward (reverse) mode | $d_0$ ($d_L$) passes |
+# | Jacobian, best bracketing | less, where the net is narrow inside: 39 times less for the autoencoder |
+# | Hessian-vector product | 1.5 to 3 gradients; the Hessian is $n$ products |
+#
+# Forward mode is for few inputs, reverse mode for few outputs, a bracketing from the narrow place for what is narrow
+# inside.
+#
+# ## Homework
+#
+# 1. **Which bracketing?** A net $784 \to 128 \to 64 \to 10$ with a loss on top: dimensions 784, 128, 64, 10, 1. Compute
+#    by hand the multiplications of forward and reverse mode. Which of the five bracketings is the best?
+# 2. **Prove** that with $d_L = 1$ and all other dimensions at least 2 no order is cheaper than reverse mode.
+# 3. **Two formulations of one gradient.** For a layer $s = W h$ with $W$ of $D_k \times D_{k-1}$, write
+#    $\partial L/\partial \operatorname{vec} W$ as $\partial L/\partial s$ times the full Jacobian
+#    $\partial s/\partial \operatorname{vec} W$, and compare with the outer product of section 6. Show that both give
+#    the same, and how many multiplications each takes, for $D_k = 100$, $D_{k-1} = 50$.
+# 4. **A trace by hand.** $y = x_1 x_2 + \sin x_1$ at $(\pi/2, 2)$: write the forward and the reverse trace.
+# 5. **A product by hand.** For the function of section 5 at $(2, 5)$, compute $H v$ for $v = (1, -2)$ from the entries
+#    of $H$. Then count: which costs more, `hvp` or the gradient of $g^\top v$ by reverse mode over reverse mode, for
+#    the classifier of section 8?
+# 6. **Memory.** A net of 1024 layers, 16 values kept at a time. How often is a layer run forward, on average?
+#
+# Try them before you read on.
+#
+# ## Solutions
+#
+# **1.** Forward: $784\,(64 \cdot 128 + 10 \cdot 64 + 1 \cdot 10) = 784 \cdot 8842 = 6\,932\,128$. Reverse:
+# $1 \cdot (784 \cdot 128 + 128 \cdot 64 + 64 \cdot 10) = 109\,184$. Reverse mode is the best of all five, as homework 2
+# says it must be.
+
+# %%
+dims = (784, 128, 64, 10, 1)
+assert 784 * (64 * 128 + 10 * 64 + 10) == chain_cost(dims, "forward") == 6_932_128
+assert 784 * 128 + 128 * 64 + 64 * 10 == chain_cost(dims, "reverse") == 109_184
+assert min(chain_cost(dims, order) for order in bracketings(4)) == 109_184
+for order in sorted(bracketings(4), key=lambda order: chain_cost(dims, order)):
+    print(f"{chain_cost(dims, order):>10,}  {order}")
+
+# %% [markdown]
+# **2.** Reverse mode costs $\sum_{l=0}^{L-2} d_l d_{l+1}$. First a fact about the cost $C(i, j)$ of *any* order of
+# $J_j \cdots J_{i+1}$, where all dimensions are at least 2:
+#
+# $$ C(i, j) + d_i d_j \;\ge\; \sum_{l=i}^{j-1} d_l d_{l+1} . \tag{$*$} $$
+#
+# By induction. For one factor, $j = i + 1$, both sides are $d_i d_{i+1}$. For more, let the last product join the parts
+# at $k$: $C(i, j) = C(k, j) + C(i, k) + d_i d_k d_j$. By $(*)$ for the two parts,
+# $C(i, k) + C(k, j) \ge \sum_{l=i}^{j-1} d_l d_{l+1} - d_i d_k - d_k d_j$, so it is enough that
+# $d_i d_k d_j + d_i d_j \ge d_i d_k + d_k d_j$. Divide by $d_i d_j$: $d_k + 1 \ge d_k (1/d_j + 1/d_i)$, and this holds,
+# because $1/d_i + 1/d_j \le 1/2 + 1/2$.
+#
+# Now the chain with $d_L = 1$, by induction on the number of its factors; one factor costs nothing in any order. Let
+# the last product join the parts at $k$. It costs $1 \cdot d_k d_0$. The left part ends in 1 and costs at least
+# $\sum_{l=k}^{L-2} d_l d_{l+1}$ by induction; the right part has no dimension 1, and by $(*)$ it costs at least
+# $\sum_{l=0}^{k-1} d_l d_{l+1} - d_0 d_k$. Together: at least $\sum_{l=0}^{L-2} d_l d_{l+1}$. (In 1-100-2-1 the step
+# fails where $1/d_0 = 1$.)
+#
+# The fact $(*)$ can be tried as well:
+
+# %%
+for d in [(2, 2, 2), (2, 9, 3, 4), (5, 2, 2, 7, 3), (3, 8, 2, 9, 2, 6)]:
+    assert cheapest(d) + d[0] * d[-1] >= sum(p * q for p, q in pairwise(d))
+assert cheapest((1, 100, 2)) + 1 * 2 < 1 * 100 + 100 * 2  # with a 1 it does not hold
+
+# %% [markdown]
+# **3.** Row $i$ of $s = W h$ reads row $i$ of $W$ alone, with the weights $h$. So the full Jacobian
+# $\partial s / \partial \operatorname{vec} W$ (rows of $W$ one after the other) is $I \otimes h^\top$, a matrix of
+# $D_k \times D_k D_{k-1}$ entries, in which a share of only $1/D_k$ is not zero. Multiplying by it takes
+# $D_k \cdot D_k D_{k-1} = 500\,000$ multiplications; the outer product takes $D_k D_{k-1} = 5\,000$, that is
+# $D_k = 100$ times fewer. What is left out are products with zeros.
+
+# %%
+D, d = 100, 50
+W, h = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((D, d), d))
+by_s = jnp.asarray(rng.normal(size=D), jnp.float32)
+full = jax.jacobian(lambda W: W @ h)(W).reshape(D, D * d)
+assert jnp.array_equal(full, jnp.kron(jnp.eye(D), h[None, :]))
+assert jnp.count_nonzero(full) / full.size == 1 / D
+assert jnp.allclose((by_s @ full).reshape(D, d), jnp.outer(by_s, h), atol=1e-5)
+assert count(jnp.matmul, by_s, full).multiplications == 500_000
+assert count(jnp.outer, by_s, h).multiplications == 5_000
+
+# %% [markdown]
+# **4.** $v_1 = x_1 x_2 = \pi$, $v_2 = \sin x_1 = 1$, $v_3 = v_1 + v_2 = \pi + 1$. Back: $\bar v_3 = 1$,
+# $\bar v_1 = \bar v_2 = 1$, $\bar x_1 = \bar v_1 x_2 + \bar v_2 \cos x_1 = 2 + 0 = 2$,
+# $\bar x_2 = \bar v_1 x_1 = \pi/2$.
+
+# %%
+trace = trace_table(lambda x1, x2: x1 * x2 + jnp.sin(x1), math.pi / 2, 2.0)
+assert np.allclose(trace.value, math.pi + 1)
+assert np.allclose(trace.gradient, (2, math.pi / 2), atol=1e-6)
+trace
+
+# %% [markdown]
+# **5.** $H v = (-0.25 \cdot 1 + 1 \cdot (-2),\; 1 \cdot 1 - 0.9589 \cdot (-2)) = (-2.25,\; 2.9178)$. Both ways give
+# this vector. For the classifier both count as many operations. But reverse over reverse holds the tape of a tape: on a
+# net of 64 layers it needs more than twice the memory, which is why `hvp` goes forward over reverse.
+
+# %%
+assert np.allclose((-0.25 * 1 + 1 * -2, 1 * 1 + math.sin(5) * -2), (-2.25, 2.9178485))
+both = ("hvp", "hvp_reverse_over_reverse")
+ways = cost(classify, image, rows=both, measure=False)
+assert 0.99 < ways.hvp_reverse_over_reverse.flops / ways.hvp.flops < 1.01
+deep = cost(*make(64), rows=both, repeats=0)  # compiled for its memory, not run
+assert deep.hvp_reverse_over_reverse.temporary_bytes > 2 * deep.hvp.temporary_bytes
+deep
+
+# %% [markdown]
+# **6.** `binomial_steps(1024, 16)` is 2956: 2.9 times on average (and once more for each layer, where it is
+# differentiated), with 16 kept values instead of 1024.
+
+# %%
+assert binomial_steps(1024, 16) == 2956
+assert round(2956 / 1024, 1) == 2.9

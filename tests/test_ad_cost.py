@@ -1,0 +1,138 @@
+"""The example ad_cost at toy size: what it finds is what the formulas say."""
+
+import ad_cost as example
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="the example draws")
+
+slow = pytest.mark.slow  # they share one run of the example, which compiles some fifty programs
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """One run of everything, with fewer rows of the table than a reader gets: hessians compile slowly."""
+    folder = tmp_path_factory.mktemp("ad_cost")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(example, "ROWS", ("jvp", "gradient", "jacfwd", "hvp"))
+        patch.setattr(example, "QUICK", example.QUICK._replace(outputs=(1, 16), layers=(2, 4)))
+        numbers = example.main(["--quick", "--repeats", "2", "--seed", "3", "--out", str(folder)])
+    return numbers, folder
+
+
+@slow
+def test_every_picture_is_drawn(found):
+    pictures = sorted(path.name for path in found[1].iterdir())
+    assert pictures == ["bracketings.png", "curves.png", "jacobian.png", "memory.png", "sharing.png", "table.png"]
+    assert all((found[1] / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+@slow
+def test_the_orders(found):
+    """5-1-5-5-5: each product of (m, k) and (k, n) costs m k n, added up by hand; all give one matrix (H14)."""
+    numbers, _ = found
+    assert numbers["orders"] == {
+        "((J4 J3) J2) J1": 125 + 25 + 25,
+        "(J4 (J3 J2)) J1": 25 + 25 + 25,
+        "(J4 J3) (J2 J1)": 125 + 25 + 125,
+        "J4 ((J3 J2) J1)": 25 + 25 + 125,
+        "J4 (J3 (J2 J1))": 25 + 125 + 125,
+    }
+    assert (numbers["best"].bracketing, numbers["best"].cost) == ("(J4 (J3 J2)) J1", 75)
+    assert numbers["gap"] < 1e-5
+
+
+@slow
+def test_a_scalar_output_makes_reverse_mode_the_best_unless_another_dimension_is_1(found):
+    """E35: 202 against 300 for 1-100-2-1; none of 4^2 + 4^3 + 4^4 + 4^5 chains without a 1 inside."""
+    numbers, _ = found
+    assert (numbers["exception"].forward, numbers["exception"].reverse) == (202, 300)
+    assert numbers["exceptions"] == (0, 1360)
+    beaten, chains = example.exceptions_to_reverse((1, 2, 100), longest=3)
+    assert chains == 9 + 27
+    assert beaten > 0
+
+
+@slow
+def test_derivatives_cost_what_theory_says(found):
+    """A pass of either mode costs two to four functions, jacfwd a jvp an input, a product with H two gradients."""
+    for by_input, by_params in found[0]["tables"].values():
+        assert 1.9 < by_input.jvp.flops_ratio < 2.5
+        assert 1.9 < by_input.gradient.flops_ratio < 4
+        assert 1.5 < by_input.hvp.flops / by_input.gradient.flops < 3
+        assert 2 < by_params.gradient.flops_ratio < 4
+        assert 2 < by_params.hvp.flops / by_params.gradient.flops < 3
+        assert by_input.gradient.seconds > 0
+    perceptron = found[0]["tables"]["perceptron"][0]
+    assert 12 < perceptron.jacfwd.flops_ratio < 14  # 12 inputs
+
+
+@slow
+def test_the_modes_cross_where_the_output_is_as_wide_as_the_input(found):
+    """F31: d_0 tangent passes or d_L adjoint passes through one linear program."""
+    (_, narrow), (_, square) = found[0]["curves"]
+    assert found[0]["crossover"] == 16
+    assert square.jacfwd.flops == square.jacrev.flops
+    assert narrow.jacfwd.flops > 8 * narrow.jacrev.flops
+
+
+@slow
+def test_memory_grows_with_depth_in_reverse_mode_only(found):
+    """AD-10: forward mode keeps nothing, reverse mode every layer, checkpoints something between."""
+    curve = found[0]["memory"]
+    assert curve.growth("jvp") == 0
+    assert curve.growth("gradient") > 0.5
+    grown = [curve[f"gradient, checkpoint={name}"][-1] for name in ("8", "'sqrt'", "'body'")]
+    assert max(grown) < curve["gradient"][-1]
+
+
+@slow
+def test_the_plan_goes_through_the_neck(found):
+    numbers, _ = found
+    plan, operations = numbers["plan"], numbers["operations"]
+    assert [stage.n_out for stage in plan.stages] == [32, 2, 32, 96]
+    assert plan.mode == "mixed"
+    assert operations["jacobian"] < operations["jacfwd"] == operations["jacrev"]
+    assert numbers["jacobian_gap"] < 1e-5
+    assert set(numbers["seconds"]) == {"jacfwd", "jacrev", "jacobian"}
+
+
+def test_sharing_saves_a_factor_of_the_depth():
+    """k derivatives that pass through all k layers each, O(k^2 m^2), against O(k m^2) (AD-29); never O(k m) (E59)."""
+    shallow, deep = example.costs_of_depth(8, 16), example.costs_of_depth(16, 16)
+    assert 1.9 < deep["backprop"] / shallow["backprop"] < 2.1
+    assert 3.6 < deep["one by one"] / shallow["one by one"] < 4.1
+    wide = example.costs_of_depth(8, 32)
+    assert 3.6 < wide["backprop"] / shallow["backprop"] <= 4
+    # By hand, m^2 multiply-adds each: X a of every layer, the outer product dL/dX, and dL/da but for the first.
+    assert abs(example.costs_of_depth(8, 256)["backprop"] / 256**2 - 2 * (8 + 8 + 7)) < 1
+
+
+def test_one_by_one_is_the_gradient():
+    """What is counted as separate derivatives is the gradient, layer by layer."""
+    net = example.jb.MLP(3, 3, activation=jnp.tanh, last_activation=jnp.tanh)
+    params = net.init(jax.random.key(0), jnp.ones(3))
+    loss = lambda params: jnp.sum(net.apply(params, jnp.ones(3)) ** 2)
+    whole, apart = jax.grad(loss)(params), example.one_by_one(loss, params)
+    for i, own in zip((0, 2), apart, strict=True):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), own, whole[i])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--repeats", "0"], "argument --repeats: at least 1 was expected, but 0 came"),
+        (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
+        (["--slow"], "unrecognized arguments: --slow"),
+        (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be made a folder"),
+    ],
+)
+def test_a_bad_argument_gets_one_clear_line(arguments, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        example.main(arguments)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
