@@ -9,6 +9,7 @@ other work on the machine disturbs them little; for one core start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1``.
 """
 
+import itertools
 import sys
 import time
 
@@ -35,8 +36,7 @@ def point(*shape):
 
 def mlp(*widths, activation=jnp.tanh):
     layers = [
-        (weights(a, b, seed=i), weights(1, b, seed=100 + i)[0])
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+        (weights(a, b, seed=i), weights(1, b, seed=100 + i)[0]) for i, (a, b) in enumerate(itertools.pairwise(widths))
     ]
 
     def f(x):

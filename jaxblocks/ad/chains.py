@@ -50,7 +50,7 @@ def chain_cost(dims: Sequence[int], order: Order = "best") -> int:
     >>> chain_cost(dims, "forward"), chain_cost(dims, "reverse"), chain_cost(dims, ((3, 2), 1))
     (50100000, 550000, 550000)
 
-    Source: Cevher, Mathematics of Data (automatic differentiation: forward and backward mode).
+    Source: Huszar, DeepNN lecture 3 (forward and reverse mode as orders of multiplication).
     """
     dims = _dims("chain_cost", dims)
     order = optimal_order(dims).order if order == "best" else _bracketing("chain_cost", order, len(dims) - 1)
@@ -240,7 +240,7 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], order: Order = 
     >>> multiply_chain([f, g])
     Array([[11.]], dtype=float32)
 
-    Source: Cevher, Mathematics of Data (automatic differentiation: the chain of Jacobians).
+    Source: Huszar, DeepNN lecture 3 (the chain of Jacobians).
     """
     jacobians = list(jacobians)
     if not jacobians:

@@ -12,10 +12,11 @@ stages between the cuts are priced, and dynamic programming finds the bracketing
 **The price** is a time. An equation with s seeds takes ``max(s a, s b + c) + launch`` seconds: arithmetic
 a = operations / rate, memory b = bytes of tangents / bandwidth and c = bytes of constants / bandwidth, and a
 fixed time to start it. `PRICES` holds the constants. They were measured on one core (x86-64 with AVX-512, jax
-0.10.1, float32, Eigen threads off, median process time of jitted calls, October 2026): products of matrices
-of width 256 and above run at 200 GFlop/s and those of width 64 at 25 to 180; convolutions at 75 to 190, with one
-input channel at 5 to 13; arrays in the cache move at 20 to 80 GB/s, arrays beyond it at 4 to 30; an operation
-starts in about 5 microseconds. Other machines differ; only the ratios of the constants move a plan.
+0.10.1, float32, Eigen threads off, median process time of jitted calls, November 2026): products of matrices of
+width 256 and above run at 200 GFlop/s and those of width 64 at 25 to 180; convolutions at 75 to 190, with one input
+channel at 5 to 13; arrays in the cache move at 20 to 80 GB/s, arrays beyond it at 4 to 30; an operation starts in
+about 5 microseconds; a matrix that is scaled and transposed at once moves at 1 to 4 GB/s. Other machines differ;
+only the ratios of the constants move a plan.
 """
 
 import dataclasses
@@ -247,6 +248,7 @@ class Prices(NamedTuple):
     Attributes:
         dot, conv, other: operations a second.
         bandwidth: bytes a second.
+        turn: bytes a second of a matrix that is transposed while it is scaled, as jax.jacfwd ends.
         launch: seconds to start an operation.
         loop_conv: how many times slower the reverse sweep of a convolution is inside a loop (jax-ml/jax#12868).
         switch: seconds to go from one sweep to the next.
@@ -256,6 +258,7 @@ class Prices(NamedTuple):
     conv: float = 60e9
     other: float = 20e9
     bandwidth: float = 15e9
+    turn: float = 1.5e9
     launch: float = 3e-6
     loop_conv: float = 11.0
     switch: float = 10e-6
@@ -458,7 +461,9 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
         alive = [v for v in [*alive, *equations[place - 1].outvars] if dies.get(v, -1) >= place]
         width = sum(map(_size, alive))
         dtypes = {v.aval.dtype for v in alive}
-        if len(alive) == 1 or (width <= narrow and len(dtypes) == 1):
+        if len(dtypes) != 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+            continue  # complex tangents are linear in pairs of real numbers only
+        if len(alive) == 1 or width <= narrow:
             places.append((place, alive, width))
     # Of neighbours with several alive only the narrowest is of use.
     kept = []
@@ -548,7 +553,7 @@ class JacobianPlan:
         mode: ``"forward"`` (``jax.jacfwd``), ``"reverse"`` (``jax.jacrev``) or ``"mixed"`` (the bracketing).
         n_in, n_out: numbers in the point and in the value: the Jacobian is ``n_out`` by ``n_in``.
         stages: the chain, from the inputs to the outputs.
-        bracketing: the cheapest that was found, as in ``"(J4 (J3 J2)) J1"``; with ``mode`` ``"mixed"`` it is run.
+        bracketing: the cheapest that was found, as in ``"(J4 (J3 J2)) J1"``; run where ``mode`` is ``"mixed"``.
         operations: multiplications and additions of ``"forward"``, ``"reverse"`` and ``"chosen"``; ``None`` where
             a mode cannot be had (a custom vjp rule, a while loop).
         seconds: their predicted times, with that of the function itself in each. Ratios are what to read off.
@@ -556,6 +561,11 @@ class JacobianPlan:
         chunk_size: seeds that one batch holds at most, ``None`` where every sweep is one batch.
         temporary_bytes: predicted, at the peak, beside the function's own.
         reason: why this mode, in a sentence.
+
+    >>> from jaxblocks.ad.jacobians import jacobian_plan
+    >>> plan = jacobian_plan(lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900))
+    >>> plan.mode, plan.bracketing, [stage.kind for stage in plan.stages]
+    ('mixed', 'J2 J1', ['dense', 'dense'])
     """
 
     mode: str
@@ -572,11 +582,22 @@ class JacobianPlan:
 
     @property
     def gain(self) -> float:
-        """Predicted time of the better of forward and reverse over that of what is chosen."""
+        """Predicted time of the better of forward and reverse over that of what is chosen.
+
+        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> jacobian_plan(jnp.sum, jnp.ones(3)).gain
+        1.0
+        """
         return min(self.seconds["forward"], self.seconds["reverse"]) / self.seconds["chosen"]
 
     def explain(self) -> str:
-        """The stages, the bracketing, the operations of forward, reverse and chosen, and the reason."""
+        """The stages, the bracketing, the operations of forward, reverse and chosen, and the reason.
+
+        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> print(jacobian_plan(jnp.sum, jnp.ones(3)).explain().splitlines()[0])
+        Jacobian, 1 by 3: reverse mode (jax.jacrev), for the chain cannot be cut at a narrow place and forward mode is \
+not cheaper.
+        """
         chunk = (
             "all seeds of a sweep at once" if self.chunk_size is None else f"at most {self.chunk_size} seeds at once"
         )
@@ -593,6 +614,30 @@ class JacobianPlan:
             ),
         ]
         return "\n".join(lines)
+
+    def plot(self, ax=None):
+        """Bars of forward, reverse and chosen: operations and predicted time over those of chosen; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> jacobian_plan(jnp.sum, jnp.ones(3)).plot().get_ylabel()
+        'cost / cost of what is chosen'
+        """
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots()
+        for i, (label, costs) in enumerate({"operations": self.operations, "predicted time": self.seconds}.items()):
+            names = [name for name in costs if costs[name] is not None and math.isfinite(costs[name])]
+            heights = [costs[name] / max(costs["chosen"], 1e-12) for name in names]
+            ax.bar([list(costs).index(name) + 0.4 * i - 0.2 for name in names], heights, 0.4, label=label)
+        ax.set_xticks(range(3), list(self.operations))
+        ax.set_ylabel("cost / cost of what is chosen")
+        ax.set_yscale("log")
+        ax.legend()
+        return ax
 
     __repr__ = explain
 
@@ -615,7 +660,10 @@ class Route(NamedTuple):
     unroll: bool
 
 
+# A bracketing that is predicted to gain less than this is left for jax.jacfwd or jax.jacrev.
 LEAST_GAIN = 1.15
+
+# Bytes of temporaries that chunk_size="auto" allows, or twice the size of the Jacobian where that is more.
 AUTO_MEMORY = 2**28
 
 
@@ -638,12 +686,12 @@ def make_plan(
     for stage, primitives in enumerate(names):
         forward[stage] += np.inf if _REVERSE_ONLY & set(primitives) else 0.0
         reverse[stage] += np.inf if _FORWARD_ONLY & set(primitives) else 0.0
-    item = max((_bytes(v) / max(_size(v), 1) for v in linear.inputs), default=4)
+    item = max((v.aval.dtype.itemsize for v in linear.inputs), default=4)
     own, directions = np.zeros(len(chain)), []
     for stage, link in enumerate(chain):
         n_in, n_out = sizes[stage], sizes[stage + 1]
         alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
-        if link.kind == "dense":
+        if link.kind != "matrix-free":
             alone = {"known": item * n_in * n_out / prices.bandwidth}
         directions.append(min(alone, key=alone.get))
         own[stage] = alone[directions[stage]]
@@ -652,61 +700,83 @@ def make_plan(
         arithmetic, memory = 2.0 * m * k * n / prices.dot, item * (m * k + k * n + m * n) / prices.bandwidth
         return np.maximum(arithmetic, memory) + prices.launch
 
-    _, part = best_bracketing(Chain(sizes, own, forward, reverse, product, prices.switch))
-    primal = sum(cost.seconds(1) for cost in costs)
+    # The result is wanted by rows, which costs forward mode a turn, and is slow where it is scaled as well. It decides
+    # between sweeps that cost the same otherwise; no gain is claimed for it.
+    turn = item * n * m / prices.turn if min(n, m) >= 64 else 0.0
+    swept = forward.copy()
+    swept[-1, 0] += 0.0 if chain[-1].kind == "dense" else turn
+    _, part = best_bracketing(Chain(sizes, own, swept, reverse, product, prices.switch))
+    once = 2 * prices.switch + sum(cost.seconds(1) for cost in costs)  # the function itself, in all three alike
     seconds = {"forward": forward[:, 0].sum(), "reverse": reverse[:, -1].sum()}
     operations = {
         "forward": n * sum(cost.operations for cost in costs) if np.isfinite(seconds["forward"]) else None,
         "reverse": m * sum(cost.operations for cost in costs) if np.isfinite(seconds["reverse"]) else None,
     }
     seconds["mixed"], operations["mixed"] = _total(part, sizes, own, forward, reverse, directions, costs, product)
-    seconds = {name: float(primal + value) for name, value in seconds.items()}
-    stock = min(("reverse", "forward"), key=seconds.get)
-    gain = seconds[stock] / seconds["mixed"] if seconds["mixed"] else 1.0
-    mixed = gain >= LEAST_GAIN or not np.isfinite(seconds[stock])
-    chosen = mode if mode != "auto" else "mixed" if mixed else stock
-    if mode != "auto":
-        reason = f"{mode} mode, as asked for."
-    elif not mixed:
-        why = "the chain has no narrow place that pays" if len(chain) > 1 else "one tangent alone is never alive in it"
-        other = "forward" if stock == "reverse" else "reverse"
-        call = "jax.jacrev" if stock == "reverse" else "jax.jacfwd"
-        reason = f"{stock} mode ({call}), for {why} and {other} mode is not cheaper."
-    else:
-        reason = f"the bracketing below is predicted to be {gain:.3g} times faster than {stock} mode."
-    stages = tuple(
-        Stage(f"J{i + 1}", link.kind, sizes[i], sizes[i + 1], int(cost.operations), _summary(primitives))
-        for i, (link, cost, primitives) in enumerate(zip(chain, costs, names, strict=True))
-    )
+    seconds = {name: float(once + value) for name, value in seconds.items()}
+    stock, other = ("reverse", "forward") if seconds["reverse"] <= seconds["forward"] + turn else ("forward", "reverse")
+    gain = min(seconds["forward"], seconds["reverse"]) / seconds["mixed"]
+    alike = len({v.aval.dtype for v in (*linear.inputs, *linear.outputs)}) == 1 and n and m
+    pays = alike and (gain >= LEAST_GAIN or not np.isfinite(seconds[stock]))
+
+    # What to run, in the order of preference: (mode, sweeps, bytes held between them).
     everything = [equation for link in chain for equation in link.equations]
-    sweeps = (
-        _sweeps(part, sizes, directions, chain)
-        if chosen == "mixed"
-        else [(n if chosen == "forward" else m, everything, "")]
-    )
-    held = _held(part, sizes, item) if chosen == "mixed" else 0
-    bound = memory if memory is not None else max(AUTO_MEMORY, int(2 * item * n * m)) if chunk_size == "auto" else None
-    peaks = [_peak(equations, linear.tangents) for _, equations, _ in sweeps]
+    ways = {
+        "mixed": (_sweeps(part, sizes, directions, chain), _held(part, sizes, item)),
+        "forward": ([(n, everything, f"{n} columns pushed through the whole function")], 0),
+        "reverse": ([(m, everything, f"{m} rows pulled through the whole function")], 0),
+    }
+    possible = ["mixed"] * bool(pays) + [stock] + [other] * bool(np.isfinite(seconds[other]))
+    bound = memory
+    if memory is None and chunk_size == "auto":
+        bound = max(AUTO_MEMORY, 2 * item * n * m)
     unroll = jax.default_backend() == "cpu" and any("conv_general_dilated" in primitives for primitives in names)
-    if unroll and bound is not None and any(held + s * p > bound for (s, _, _), p in zip(sweeps, peaks, strict=True)):
-        held += int(item * n * m)  # batches written one after the other need a place of their own for the result
-    least = held + max(peaks, default=0)
-    if memory is not None and memory < least:
+    least = {}
+    for name in possible if mode == "auto" else [mode]:
+        sweeps, held = ways[name]
+        peaks = [_peak(equations, linear.tangents) for _, equations, _ in sweeps]
+        if (
+            unroll
+            and bound is not None
+            and any(held + s * p > bound for (s, _, _), p in zip(sweeps, peaks, strict=True))
+        ):
+            held += (
+                _COPIES * item * n * m
+            )  # batches written one after the other need a place of their own for the result
+        least[name] = held + max(peaks, default=0)
+        if memory is None or least[name] <= memory:
+            chosen = name
+            break
+    else:
+        needed = min(least.values())
         raise ValueError(
-            f"jacobian cannot do with memory={memory} bytes: batches of one seed need {least} beside the function's "
-            f"own; pass memory={least} or more."
+            f"jacobian cannot do with memory={memory} bytes: batches of one seed need {needed} beside the function's "
+            f"own; pass memory={needed} or more."
         )
-    asked = chunk_size if isinstance(chunk_size, int) else None
 
     def chunk(seeds, equations):
-        size = asked if asked is not None else seeds
+        size = chunk_size if isinstance(chunk_size, int) else seeds
         if bound is not None:
             size = min(size, max(1, (bound - held) // max(1, _peak(equations, linear.tangents))))
         return None if size >= seeds else size
 
     chunks = [chunk(seeds, equations) for seeds, equations, _ in sweeps]
-    temporary = held + max(
-        (min(c or s, s) * p for (s, _, _), c, p in zip(sweeps, chunks, peaks, strict=True)), default=0
+    batches = [
+        min(size or seeds, seeds) * peak for (seeds, _, _), size, peak in zip(sweeps, chunks, peaks, strict=True)
+    ]
+    call = {"forward": "jax.jacfwd", "reverse": "jax.jacrev"}
+    if mode != "auto":
+        reason = f"{mode} mode ({call[mode]}), as asked for."
+    elif chosen == "mixed":
+        reason = f"the bracketing below is predicted to be {gain:.3g} times faster than {stock} mode."
+    elif pays:
+        reason = f"{chosen} mode ({call[chosen]}), for the bracketing would need {least['mixed']} bytes."
+    else:
+        why = "no bracketing of the chain pays" if len(chain) > 1 else "the chain cannot be cut at a narrow place"
+        reason = f"{chosen} mode ({call[chosen]}), for {why} and {other} mode is not cheaper."
+    stages = tuple(
+        Stage(f"J{i + 1}", link.kind, sizes[i], sizes[i + 1], cost.operations, _summary(primitives))
+        for i, (link, cost, primitives) in enumerate(zip(chain, costs, names, strict=True))
     )
     plan = JacobianPlan(
         mode=chosen,
@@ -716,9 +786,9 @@ def make_plan(
         bracketing=written(part),
         operations={"forward": operations["forward"], "reverse": operations["reverse"], "chosen": operations[chosen]},
         seconds={"forward": seconds["forward"], "reverse": seconds["reverse"], "chosen": seconds[chosen]},
-        sweeps=tuple(words for _, _, words in sweeps if words),
-        chunk_size=max((c for c in chunks if c), default=None),
-        temporary_bytes=int(temporary),
+        sweeps=tuple(words for _, _, words in sweeps),
+        chunk_size=max((size for size in chunks if size), default=None),
+        temporary_bytes=held + max(batches, default=0),
         reason=reason,
     )
     return Route(plan, chain, part, directions, chunk, unroll)
@@ -771,17 +841,24 @@ def _sweeps(part, sizes, directions, chain) -> list[tuple[int, list[JaxprEqn], s
     return [*_sweeps(child, sizes, directions, chain), (seeds, equations, words)]
 
 
+# What the compiler lays beside the arrays that are known: up to twice their size (attention, jax 0.12).
+_COPIES = 2
+
+
 def _held(part, sizes, item) -> int:
-    """Bytes of the Jacobians that stand between the sweeps."""
+    """Bytes of the Jacobians that stand between the sweeps, copies of the compiler included."""
     if part.how == "own":
         return 0
     inner = [p for p in (part.left, part.right) if p is not None]
     own = sum(item * sizes[p.first] * sizes[p.last] for p in inner)
-    return int(own + sum(_held(p, sizes, item) for p in inner))
+    return _COPIES * own + sum(_held(p, sizes, item) for p in inner)
 
 
 def _peak(equations, tangents) -> int:
-    """Bytes of tangents that one seed keeps alive at most; what a loop reads and makes lies there twice."""
+    """Bytes of tangents that one seed keeps alive at most, copies of the compiler included.
+
+    What a loop reads and makes lies there twice.
+    """
     dies = {v: place for place, equation in enumerate(equations) for v in equation.invars if _is_in(v, tangents)}
     alive = {v for v in inputs_of(equations) if v in dies}
     most = 0
@@ -790,7 +867,7 @@ def _peak(equations, tangents) -> int:
         twice = [*equation.outvars, *equation.invars] if equation.primitive.name in ("scan", "while") else []
         most = max(most, sum(map(_bytes, alive)) + sum(_bytes(v) for v in twice if _is_in(v, tangents)))
         alive = {v for v in alive if dies.get(v, -1 if v in dies else len(equations)) > place}
-    return most
+    return _COPIES * most
 
 
 def _primitives(equations) -> dict[str, int]:

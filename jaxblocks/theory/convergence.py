@@ -367,14 +367,16 @@ class Descent:
         bounds: by name, the most that ``values - minimum`` can be, ``(steps + 1,)`` each. ``"convex"`` is the
             lecture's (infinite where it claims nothing), ``"sharp"`` the best possible, ``"strongly convex"`` the
             linear rate.
+
+    Several runs of ``jax.vmap`` have their axis in front of all.
     """
 
     points: PyTree
-    values: Float[Array, " t"]
-    gradient_norms: Float[Array, " t"]
-    distances: Float[Array, " t"] | None
-    minimum: Float[Array, ""] | None
-    bounds: dict[str, Float[Array, " t"]]
+    values: Any  # a pytree passes through transformations with more axes, and with leaves that are no arrays
+    gradient_norms: Any
+    distances: Any
+    minimum: Any
+    bounds: dict[str, Any]
 
     @property
     def last(self) -> PyTree:
@@ -382,13 +384,13 @@ class Descent:
         return jax.tree.map(lambda leaf: leaf[-1], self.points)
 
     @property
-    def gaps(self) -> Float[Array, " t"]:
+    def gaps(self) -> Float[Array, "*runs t"]:
         """How far the values are above the minimum; above the lowest of them where the minimum is not known."""
-        least = jnp.min(self.values) if self.minimum is None else self.minimum
-        return self.values - jnp.broadcast_to(least, self.values.shape)
+        least = jnp.min(self.values, -1) if self.minimum is None else self.minimum
+        return self.values - jnp.broadcast_to(least[..., None], self.values.shape)
 
     @property
-    def holds(self) -> Bool[Array, ""]:
+    def holds(self) -> Bool[Array, "*runs"]:
         """Whether every bound holds at every step, up to the rounding of the values."""
         return _kept(self)
 
@@ -624,14 +626,15 @@ def _norm(tree):
 
 @jax.jit
 def _kept(seen):
-    slack = _rounding(seen.values)
-    kept = [jnp.all(seen.gaps <= bound + slack) for bound in seen.bounds.values()]
-    return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
+    slack = jnp.broadcast_to(_rounding(seen.values)[..., None], seen.values.shape)
+    kept = [jnp.all(seen.gaps <= bound + slack, axis=-1) for bound in seen.bounds.values()]
+    return jnp.all(jnp.stack(kept), axis=0) if kept else jnp.ones(seen.values.shape[:-1], bool)
 
 
 def _rounding(values):
     finite = jnp.where(jnp.isfinite(values), jnp.abs(values), 0)
-    return 64 * jnp.finfo(values.dtype).eps * jnp.minimum(jnp.max(finite), jnp.abs(values[0]))
+    scale = jnp.minimum(jnp.max(finite, -1), jnp.abs(values[..., 0]))
+    return 64 * jnp.finfo(values.dtype).eps * scale
 
 
 # ---- momentum on a quadratic --------------------------------------------------------------

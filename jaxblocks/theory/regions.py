@@ -716,15 +716,19 @@ class _Program:
 
     def scan(self, equation, args, scope):
         p = equation.params
-        first, carried = p["num_consts"], p["num_carry"]
+        body = p["jaxpr"]
+        # Inside, what is scanned over has an axis less, and so have the outputs that are stacked.
+        scanned = lambda outer, inner: sum(v.aval.ndim > w.aval.ndim for v, w in zip(outer, inner, strict=True))
+        carried = len(equation.outvars) - scanned(equation.outvars, body.jaxpr.outvars)
+        first = len(args) - carried - scanned(equation.invars, body.jaxpr.invars)
         consts, carry, xs = args[:first], args[first : first + carried], args[first + carried :]
         made: list[list] = []
         for i in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
             entries = [
                 self.sum(lambda x, i=i: [x[i]], [x], v.aval.shape) if isinstance(x, _Slot) else x[i]
-                for x, v in zip(xs, p["jaxpr"].jaxpr.invars[first + carried :], strict=True)
+                for x, v in zip(xs, body.jaxpr.invars[first + carried :], strict=True)
             ]
-            results = self.run(p["jaxpr"], [*consts, *carry, *entries], scope)
+            results = self.run(body, [*consts, *carry, *entries], scope)
             carry = results[:carried]
             made.append(results[carried:])
         parts = zip(*(made[::-1] if p["reverse"] else made), strict=True)
@@ -878,7 +882,7 @@ def _compiled(program):
             part = cells.rows(slice(low, low + most))
             points = _centres(part.vertices, part.corners)
             n = len(points)
-            padded = next((size for size in (16, 512) if n <= size < most), most)  # few shapes, few compilations
+            padded = next((size for size in (64, 2048) if n <= size < most), most)  # few shapes, few compilations
             with jax.enable_x64(True):
                 evaluated = compiled(np.concatenate([points, np.broadcast_to(points[:1], (padded - n, 2))]))
             yield part, points, lambda f, n=n: _Evaluated(*(np.asarray(v)[:n] for v in f)), evaluated

@@ -1,0 +1,410 @@
+"""Experiments on generalization: each ends in a number that a formula, an enumeration or the lecture knows."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from jaxblocks import MLP
+from jaxblocks.theory.generalization import (
+    batch_noise,
+    capacity,
+    conservation_drift,
+    conserved,
+    degree_sweep,
+    depth_sweep,
+    linear_dichotomies,
+    matrix_completion,
+    max_margin,
+    max_margin_bias,
+    min_norm_bias,
+    no_free_lunch,
+    polynomial_fit,
+    random_labels,
+    relu_covariance,
+    selection_optimism,
+    stationary_variance,
+    width_sweep,
+)
+
+RNG = np.random.default_rng(0)
+
+
+# ---- complexity ---------------------------------------------------------------------------
+
+
+def noisy_sine(n=20):
+    rng = np.random.default_rng(1)
+    x, test_x = rng.uniform(-1, 1, n), rng.uniform(-0.9, 0.9, 400)
+    target = lambda x: np.sin(4 * x)
+    return x, target(x) + 0.2 * rng.normal(size=n), test_x, target(test_x) + 0.2 * rng.normal(size=400)
+
+
+def test_training_error_falls_and_test_error_is_u_shaped():
+    """LEARN-07, GEN-01; the fits are NumPy's own, and the one of degree n - 1 runs through all points."""
+    x, y, test_x, test_y = noisy_sine()
+    sweep = degree_sweep(x, y, test_x, test_y, range(20))
+    assert (np.diff(sweep.train) <= 1e-15).all() and sweep.train[19] < 1e-12
+    assert sweep.best == 6
+    under, best, over = sweep.test[[0, sweep.best, 19]]
+    assert best < 0.07 < 0.3 < under < 5 * under < over
+    for degree in (1, 4, 8):
+        expected = np.polyval(np.polyfit(x, y, degree), test_x)
+        np.testing.assert_allclose(polynomial_fit(x, y, degree)(test_x), expected, atol=1e-9)
+        assert sweep.test[degree] == pytest.approx(np.mean((expected - test_y) ** 2))
+    assert repr(sweep).startswith("Sweep(degree 0 to 19, training error 0.325 to ")
+
+
+def test_wide_nets_descend_a_second_time():
+    """GEN-08: the test error peaks where the net just fits, and beyond falls below that of every narrower net."""
+    rng = np.random.default_rng(0)
+    x, test_x = rng.normal(size=(30, 4)), rng.normal(size=(300, 4))
+    target = lambda x: np.tanh(x[:, 0] - x[:, 1])
+    sweep = width_sweep(
+        x,
+        target(x) + 0.1 * rng.normal(size=30),
+        test_x,
+        target(test_x),
+        [2, 8, 15, 24, 30, 45, 100, 400],
+        key=jax.random.key(0),
+        draws=9,
+    )
+    assert sweep.complexity[np.argmax(sweep.test)] == 30
+    assert sweep.train[3] > 1e-4 > 1e-12 > sweep.train[5]
+    assert sweep.best == 400
+    assert sweep.test[4] > 10 * sweep.test[-1]
+
+
+def test_depth_is_reported():
+    """GEN-11: without hidden layers the best affine function comes out, whatever the depth an error of its own."""
+    x = jnp.linspace(-1, 1, 21)[:, None]
+    y = jnp.abs(x[:, 0])
+    sweep = depth_sweep(x, y, x, y, (0, 2), key=jax.random.key(0), width=8, steps=400, optimiser=0.1)
+    np.testing.assert_array_equal(sweep.complexity, [0, 2])
+    assert sweep.train[0] == pytest.approx(np.var(np.abs(np.linspace(-1, 1, 21))), rel=1e-3)
+    assert sweep.train[1] < 0.01 and sweep.name == "hidden layers"
+    np.testing.assert_allclose(sweep.train, sweep.test)
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 3), (6, 2), (4, 4)])
+def test_dichotomies_are_counted(n, d):
+    """Cover's function against all 2^n labelings of n points, each put to the search for a hyperplane."""
+    x, found = np.random.default_rng(5).normal(size=(n, d)), 0
+    for labels in itertools.product([0, 1], repeat=n):
+        try:
+            found += max_margin(x, np.array(labels)).margin > 0
+        except ValueError:
+            continue
+    assert found == linear_dichotomies(n, d) < 2**n + 1
+
+
+def test_half_of_all_labelings_are_separable_at_twice_the_features():
+    for d in (1, 4, 25):
+        assert linear_dichotomies(2 * d, d) == 2 ** (2 * d - 1)
+        assert linear_dichotomies(d, d) == 2**d > linear_dichotomies(d + 1, d) - 2**d
+    fraction = capacity(10).fraction
+    assert (fraction[:10] == 1).all() and fraction[10] < 1 and fraction[19] == 0.5
+
+
+# ---- implicit bias ------------------------------------------------------------------------
+
+
+def test_from_zero_descent_finds_the_pseudoinverse():
+    """GEN-02: deviation of rounding from pinv(X) y; another start, another interpolant, as far as it was from it."""
+    x, y = RNG.normal(size=(8, 20)), RNG.normal(size=8)
+    zero = min_norm_bias(x, y)
+    expected = np.linalg.lstsq(x, y, rcond=None)[0]
+    np.testing.assert_allclose(zero.weights, expected, atol=1e-14)
+    assert zero.deviation < 1e-14 and zero.error < 1e-25
+    start = RNG.normal(size=20)
+    other = min_norm_bias(x, y, start)
+    assert other.deviation < 1e-13 and other.error < 1e-25
+    null = np.linalg.svd(x)[2][8:]  # what the rows of x do not reach
+    np.testing.assert_allclose(null @ other.weights, null @ start, atol=1e-13)
+    assert np.linalg.norm(other.weights) > 1.1 * np.linalg.norm(zero.weights)
+    assert np.abs(other.weights - zero.weights).max() > 0.5
+    assert repr(zero).startswith("MinNormBias(norm ")
+
+
+def separable(n=30, d=3):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(n, d))
+    labels = x @ np.array([1.0, -2.0, 0.5]) > 0
+    return x + 0.3 * np.where(labels, 1, -1)[:, None] * np.array([1.0, -2.0, 0.5]), labels
+
+
+def test_the_widest_margin_is_that_of_support_vector_machines():
+    from sklearn.svm import SVC
+
+    x, labels = separable()
+    best = max_margin(x, labels)
+    both, signs = np.concatenate([x, -x]), np.concatenate([labels, ~labels])  # mirrored, so that the offset is 0
+    machine = SVC(kernel="linear", C=1e8, tol=1e-10).fit(both, signs)
+    weights = machine.coef_[0]
+    np.testing.assert_allclose(best.direction, weights / np.linalg.norm(weights), atol=1e-6)
+    assert best.margin == pytest.approx(1 / np.linalg.norm(weights), rel=1e-6)
+    z = np.where(labels, 1, -1)[:, None] * x
+    np.testing.assert_allclose(z[best.support] @ best.direction, best.margin, rtol=1e-10)
+    assert best.support.sum() <= 3
+
+
+def test_logistic_regression_turns_to_the_widest_margin():
+    """The norm grows like log(t) / margin, the direction turns towards the best, and away from where it began."""
+    x, labels = np.array([[1.0, 0.5], [1.0, -0.5], [5.0, 4.0], [-6.0, 1.0]]), np.array([1, 1, 1, 0])
+    seen = max_margin_bias(x, labels, steps=30_000)
+    np.testing.assert_allclose(seen.best.direction, [1, 0], atol=1e-12)  # two support vectors, symmetric
+    assert seen.best.margin == pytest.approx(1) and seen.best.support.tolist() == [True, True, False, False]
+    late = seen.steps > 3000
+    assert np.polyfit(np.log(seen.steps[late]), seen.norms[late], 1)[0] == pytest.approx(1, rel=0.05)
+    assert (np.diff(seen.angles[late]) < 0).all() and seen.angles[-1] < seen.angles[0] / 3
+    assert (seen.margins <= seen.best.margin + 1e-12).all() and seen.margins[-1] > 0.97
+    w = np.zeros(2)
+    for _ in range(seen.steps[3]):
+        z = np.where(labels, 1, -1)[:, None] * x
+        w = w + 4 / np.linalg.norm(z, 2) ** 2 * z.T @ (1 / (1 + np.exp(z @ w)))
+    assert seen.norms[3] == pytest.approx(np.linalg.norm(w), rel=1e-12)
+
+
+# ---- deep linear nets ---------------------------------------------------------------------
+
+
+def test_what_flow_conserves_drifts_in_proportion_to_the_step():
+    """GEN-06: ten times smaller steps, ten times smaller drift (the syllabus has 7.1e-3, 7.0e-4, 7.0e-5)."""
+    rng = np.random.default_rng(0)
+    kernels = [0.5 * rng.normal(size=shape) for shape in ((3, 4), (4, 4), (4, 2))]
+    x, y = rng.normal(size=(10, 3)), rng.normal(size=(10, 2))
+    drift = conservation_drift(kernels, x, y)
+    np.testing.assert_allclose(drift.drifts[:-1] / drift.drifts[1:], 10, rtol=0.03)
+    assert drift.order == pytest.approx(1, abs=0.01)
+    assert 1e-6 < drift.drifts[-1] < 1e-4
+    np.testing.assert_allclose(drift.losses, drift.losses[-1], rtol=0.02)  # equal time
+    # One step against JAX's gradient, and what is conserved against its definition with W = kernel'.
+    with jax.enable_x64(True):
+        loss = lambda k: jnp.sum((jnp.asarray(x) @ k[0] @ k[1] @ k[2] - y) ** 2) / 20
+        start = [jnp.asarray(k) for k in kernels]
+        after = jax.tree.map(lambda k, g: k - 0.3 * g, start, jax.grad(loss)(start))
+        expected = max(
+            float(np.abs((b.T @ b - a @ a.T) - (d.T @ d - c @ c.T)).max())
+            for (a, b), (c, d) in zip(
+                itertools.pairwise([np.asarray(k).T for k in after]),
+                itertools.pairwise([k.T for k in kernels]),
+                strict=True,
+            )
+        )
+        final = float(loss(after))
+    one = conservation_drift(kernels, x, y, step_sizes=[0.3], time=0.3)
+    assert one.drifts[0] == pytest.approx(expected, rel=1e-12)
+    assert one.losses[0] == pytest.approx(final, rel=1e-12)
+    assert [m.shape for m in conserved(kernels)] == [(4, 4), (4, 4)]
+
+
+def test_depth_prefers_low_rank():
+    """GEN-06: one factor leaves what it has not seen; with depth the rank falls to the target's."""
+    rng = np.random.default_rng(3)
+    target = np.outer(rng.normal(size=8), rng.normal(size=8)) + np.outer(rng.normal(size=8), rng.normal(size=8))
+    observed = rng.uniform(size=(8, 8)) < 0.75
+    found = matrix_completion(target, observed, (1, 2, 3), key=jax.random.key(0))
+    assert (np.diff(found.effective_rank) < 0).all()
+    assert (found.observed_error < 2e-3).all()
+    assert found.unobserved_error[0] > 0.4 > 0.05 > found.unobserved_error[2]
+    masked = np.where(observed, target, 0)  # what one factor, begun near zero, ends at
+    np.testing.assert_allclose(found.matrices[0], masked, atol=0.02 * np.abs(target).max())
+    assert found.effective_rank[2] < 2.2
+    assert np.count_nonzero(found.target_values > 1e-10) == 2
+
+
+# ---- labels -------------------------------------------------------------------------------
+
+
+def test_a_net_fits_true_and_random_labels():
+    """GEN-03: both training errors are 0; on fresh data the true ones were learned, the random ones not."""
+    x = jax.random.normal(jax.random.key(0), (260, 20))
+    y = (x[:, 0] + x[:, 1] > 0).astype(jnp.int32)
+    with jax.numpy_dtype_promotion("standard"):
+        found = random_labels(
+            MLP(128, 2), x[:60], y[:60], x[60:], y[60:], key=jax.random.key(1), optimiser=optax.adam(0.01), steps=100
+        )
+    np.testing.assert_array_equal(found.train, 1)
+    assert found.test[0] > 0.75 and abs(found.test[1] - 0.5) < 0.15
+    assert found.losses.shape == (2, 101) and (found.losses[:, -1] < 0.1).all()
+    assert (found.losses[1, 20] > found.losses[0, 20]).all()  # but learning by heart takes longer
+    assert repr(found).startswith("RandomLabels(true labels: training 100%")
+
+
+def test_the_covariance_of_wide_random_nets():
+    """GEN-04: kappa_1(.6) = .6775476; a wide random net has it as its empirical covariance; derivatives are finite."""
+    with jax.enable_x64(True):
+        x = jnp.array([[1.0, 0.0], [0.6, 0.8], [-2.0, 0.0], [0.0, 0.0]])
+        kernel = relu_covariance(x)
+        assert kernel[0, 1] == pytest.approx(0.6775476, abs=5e-8)
+        np.testing.assert_allclose(jnp.diag(kernel), [1, 1, 4, 0], atol=1e-12)
+        assert kernel[0, 2] == pytest.approx(0, abs=1e-12)
+        w = np.random.default_rng(0).normal(size=(2, 400_000))
+        features = np.maximum(np.asarray(x) @ w, 0)
+        np.testing.assert_allclose(2 * features @ features.T / w.shape[1], kernel, atol=0.02)
+        slope = jax.grad(lambda x: jnp.sum(relu_covariance(x)))(x)
+        assert np.isfinite(slope).all()
+
+
+# ---- noise --------------------------------------------------------------------------------
+
+
+def test_the_noise_of_batches_is_exact_by_enumeration():
+    """GEN-09: tr Cov = tr Sigma / B (N - B) / (N - 1), over all batches of six examples; drawn batches agree."""
+    rng = np.random.default_rng(0)
+    x, y, w = rng.normal(size=(6, 3)), rng.normal(size=6), rng.normal(size=3)
+    loss = lambda w, x, y: (x @ w - y) ** 2
+    with jax.enable_x64(True):
+        noise = batch_noise(
+            loss,
+            jnp.asarray(w),
+            jnp.asarray(x),
+            jnp.asarray(y),
+            key=jax.random.key(0),
+            batch_sizes=[1, 2, 4, 6],
+            draws=4000,
+        )
+    gradients = 2 * (x @ w - y)[:, None] * x
+    mean = gradients.mean(0)
+    for size, predicted in zip(noise.batch_sizes, noise.predicted, strict=True):
+        batches = [gradients[list(rows)].mean(0) for rows in itertools.combinations(range(6), size)]
+        assert predicted == pytest.approx(np.mean([np.sum((g - mean) ** 2) for g in batches]), rel=1e-12, abs=1e-14)
+    np.testing.assert_allclose(noise.measured, noise.predicted, rtol=0.1, atol=1e-14)
+    assert noise.squared_norm == pytest.approx(mean @ mean)
+
+
+def test_noise_keeps_descent_moving():
+    """The variance of 4000 walkers after 400 noisy steps, within 4 standard errors."""
+    rng, eta, curvature, sigma = np.random.default_rng(0), 0.3, 2.0, 0.7
+    x = np.zeros(4000)
+    for _ in range(400):
+        x = x - eta * (curvature * x + sigma * rng.normal(size=x.shape))
+    expected = stationary_variance(eta, curvature, sigma**2)
+    assert np.var(x) == pytest.approx(expected, rel=4 * math.sqrt(2 / 4000))
+    assert stationary_variance(eta / 100, curvature, sigma**2) < expected / 100
+
+
+# ---- test sets and learners ---------------------------------------------------------------
+
+
+def test_the_best_of_many_guesses_looks_good_until_it_is_tested_afresh():
+    """LEARN-08: of 1, 10, 100, 1000 coin flips on 100 points .497, .580, .625, .662 in one simulation."""
+    found = selection_optimism(key=jax.random.key(3), trials=1000)
+    np.testing.assert_allclose(found.expected, [0.497, 0.580, 0.625, 0.662], atol=0.004)
+    below = scipy.stats.binom(100, 0.5).cdf(np.arange(100))
+    np.testing.assert_allclose(found.expected, [np.sum(1 - below**k) / 100 for k in found.classifiers], rtol=1e-10)
+    np.testing.assert_allclose(found.expected, [0.5, 0.57678, 0.624762, 0.660718], atol=5e-7)
+    np.testing.assert_allclose(found.simulated, found.expected, atol=5 * 0.05 / math.sqrt(1000))
+    np.testing.assert_allclose(found.fresh, 0.5, atol=5 * 0.05 / math.sqrt(1000))
+    assert (found.expected <= found.bound + 1e-12).all()
+
+
+def test_the_expected_best_is_that_of_all_outcomes():
+    """Two classifiers on three examples, right with probability .3: all 64 outcomes."""
+    expected = 0.0
+    for outcome in itertools.product([0, 1], repeat=6):
+        right = sum(outcome)
+        expected += 0.3**right * 0.7 ** (6 - right) * max(sum(outcome[:3]), sum(outcome[3:])) / 3
+    found = selection_optimism([2], 3, key=jax.random.key(0), chance=0.3, trials=5)
+    assert found.expected[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_no_learner_is_better_than_another_on_average():
+    """LEARN-12: any predictions, over all labelings of the unseen points: exactly one half."""
+    for predictions in ([0, 0, 0, 0], [1, 0, 1, 1], RNG.integers(0, 2, 10)):
+        found = no_free_lunch(np.array(predictions))
+        assert found.mean == 0.5 and len(found.accuracies) == 2 ** len(predictions)
+        assert (found.accuracies.min(), found.accuracies.max()) == (0, 1)
+        assert len(np.unique(found.accuracies)) == len(predictions) + 1
+
+
+# ---- pictures and sentences ---------------------------------------------------------------
+
+
+def test_every_record_plots_itself():
+    matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    x = np.array([[2.0, 1.0], [-1.0, 1.0]])
+    records = [
+        degree_sweep(*noisy_sine(), range(5)),
+        capacity(4),
+        min_norm_bias(x[:1], np.ones(1)),
+        max_margin_bias(x, np.array([1, 0]), steps=50),
+        conservation_drift([np.eye(2), x], x, x, step_sizes=[0.1, 0.01]),
+        matrix_completion(x, np.eye(2) > 0, (1, 2), key=jax.random.key(0), steps=20),
+        selection_optimism(key=jax.random.key(0), trials=5),
+        no_free_lunch(np.array([0, 1])),
+    ]
+    for record in records:
+        ax = record.plot()
+        assert record.plot(ax) is ax and ax.get_xlabel() and ax.get_ylabel()
+        assert repr(record).startswith(type(record).__name__ + "(")
+    plt.close("all")
+
+
+KEY = jax.random.key(0)
+ONE = np.ones((2, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: polynomial_fit(np.ones(3), np.ones(4), 1), ValueError, r"of one shape \(n,\), but \(3,\) and \(4,\)"),
+        (lambda: polynomial_fit(np.ones(3), np.ones(3), -1), ValueError, "degree to be a whole number >= 0"),
+        (lambda: degree_sweep(*[np.ones(3)] * 4, []), ValueError, "at least one degree"),
+        (lambda: width_sweep(ONE, np.ones(2), ONE, np.ones(2), [0], key=KEY), ValueError, "widths .* >= 1, but 0"),
+        (lambda: width_sweep(ONE, np.ones(2), ONE, np.ones(2), [1], key=0), TypeError, "pass jax.random.key"),
+        (lambda: min_norm_bias(ONE, np.ones(3)), ValueError, r"expects x \(n, features\) and y \(n,\)"),
+        (
+            lambda: min_norm_bias(ONE, np.ones(2), np.ones(3)),
+            ValueError,
+            r"start of shape \(2,\), one weight a feature",
+        ),
+        (lambda: min_norm_bias(0 * ONE, np.ones(2)), ValueError, "x other than 0"),
+        (lambda: max_margin(ONE, np.array([0, 1])), ValueError, "no such hyperplane exists; take more features"),
+        (lambda: max_margin(ONE, np.array([-1, 1])), ValueError, "labels 0 and 1, .* from -1 to 1; .* labels > 0"),
+        (
+            lambda: conserved([np.ones((2, 3)), ONE]),
+            ValueError,
+            r"follow each other, but shapes \[\(2, 3\), \(2, 2\)\]",
+        ),
+        (lambda: conservation_drift([ONE], ONE, np.ones((2, 3))), ValueError, r"x \(n, 2\) and y \(n, 2\)"),
+        (lambda: conservation_drift([ONE], ONE, ONE, time=0.0), ValueError, "a time > 0"),
+        (lambda: matrix_completion(np.ones((2, 3)), ONE, key=KEY), ValueError, "expects a square matrix"),
+        (lambda: matrix_completion(ONE, ONE, key=KEY, scale=0.0), ValueError, "from 0 a product never moves"),
+        (
+            lambda: random_labels(MLP(2), ONE, np.ones(2), ONE, np.ones(2), key=KEY, optimiser=0.1, steps=1),
+            ValueError,
+            r"expects y to be whole numbers \(2,\), a label for each row, but float32 \(2,\) came",
+        ),
+        (
+            lambda: batch_noise(lambda w, x: w * x, 1.0, jnp.ones(3), key=KEY, batch_sizes=[4]),
+            ValueError,
+            r"from 1 to 3, the number of examples, but \[4\]",
+        ),
+        (lambda: stationary_variance(1.0, 2.0, 1.0), ValueError, "step_size < 2 / curvature"),
+        (lambda: selection_optimism(key=KEY, chance=1.5), ValueError, "0 <= chance <= 1, but 1.5"),
+        (lambda: no_free_lunch(np.array([0, 2])), ValueError, r"predictions 0 or 1 on 1 to 20 .* shape \(2,\)"),
+        (lambda: relu_covariance(jnp.ones((2, 3)), jnp.ones((2, 4))), ValueError, "two batches of vectors"),
+        (lambda: linear_dichotomies(0, 1), ValueError, "examples to be a whole number >= 1"),
+    ],
+)
+def test_errors_are_sentences(call, error, sentence, sentences):
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+def test_the_repairs_repair(sentences):
+    """An offset as a column of ones; labels > 0."""
+    x, labels = np.array([[1.0], [3.0]]), np.array([-1, 1])
+    with pytest.raises(ValueError, match="a column of ones for an offset"):
+        max_margin(x, labels > 0)
+    found = max_margin(np.append(x, np.ones((2, 1)), 1), labels > 0)
+    assert found.margin > 0 and found.support.all()
