@@ -38,6 +38,11 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/depth.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/jacobian.py
+	$(BIN)/python benchmarks/curvature.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/laplacian.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about half a minute) ..."
