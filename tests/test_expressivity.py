@@ -1,5 +1,7 @@
 """Piecewise linear functions as nets, and nets as piecewise linear functions."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -195,6 +197,9 @@ NETS = {
         *(Conv(3, 3), relu, MaxPool(2), Conv(2, 3, padding="same"), GlobalMaxPool(1), Dense(1)),
     ),
     "mask": lambda x: (x > 0).astype(x.dtype) * x + jnp.sign(x) * x + jnp.where((x < 1) | ~(x <= 3), 2.0, 2 * x) * 0,
+    "scatter": lambda x: jnp.concatenate([x, jnp.abs(x - 2), -x]).at[jnp.array([0, 2])].set(
+        jnp.concatenate([relu(x - 1), jnp.abs(x)])
+    ) @ jnp.array([1.0, 2.0, 4.0]) + jnp.zeros(3).at[1].set(relu(x + 1)[0]).sum(),
     "branches": lambda x: jnp.concatenate([relu(x), leaky_relu(-x - 1)], -1)[..., ::-1].max(-1),
 }  # fmt: skip
 
@@ -221,7 +226,7 @@ def test_any_net_of_one_input(name):
     bends = abs(np.diff(y, 2)) > 1e-11 * size
     assert not bends[~between(2)].any()
     assert bends[between(2)].mean() > 0.9  # all but where the bend is too slight for these samples
-    assert len(f.breakpoints) >= {"mask": 1, "branches": 2, "backwards": 1, "scan": 4}.get(name, 5)
+    assert len(f.breakpoints) >= {"mask": 1, "branches": 2, "backwards": 1, "scan": 4, "scatter": 4}.get(name, 5)
 
 
 def test_the_walk_in_parts_is_the_walk(monkeypatch):
@@ -262,6 +267,47 @@ def test_one_hidden_layer_has_at_most_as_many_kinks_as_units():
     assert count_kinks(MLP(2, 1), mirrored) == 0
 
 
+def test_real_kinks_of_deep_wide_nets_are_told_from_rounding():
+    """20 layers of 100: none of the kinks is swallowed; slopes are those of the masks at each sample, by numpy."""
+    rng = np.random.default_rng(0)
+    sizes = [1, *(100,) * 20, 1]
+    kernels = [rng.normal(size=(m, n)) * (2 / m) ** 0.5 for m, n in itertools.pairwise(sizes)]
+    biases = [0.1 * rng.normal(size=n) for n in sizes[1:]]
+    layers = [{"kernel": w, "bias": b} for w, b in zip(kernels, biases, strict=True)]
+    f = to_piecewise_linear(MLP(*sizes[1:]), tuple(p for layer in layers for p in (layer, ()))[:-1])
+    x = np.linspace(-3, 3, 3001)
+    h, slope, masks = x[:, None], np.ones((len(x), 1)), []
+    for w, b in zip(kernels, biases, strict=True):
+        on = np.ones_like(h) if not masks else h > 0
+        masks.append(on)
+        h, slope = (h * on) @ w + b, (slope * on) @ w
+    np.testing.assert_allclose(f(x), h[:, 0], rtol=0, atol=1e-12 * abs(h).max())
+    found = f.slopes[np.searchsorted(f.breakpoints, x)]
+    np.testing.assert_allclose(found, slope[:, 0], rtol=0, atol=1e-12 * abs(slope).max())
+    changes = np.any(np.diff(np.concatenate(masks, 1), axis=0), 1).sum()
+    inside = ((f.breakpoints > -3) & (f.breakpoints < 3)).sum()
+    assert inside >= changes > 500
+
+
+@pytest.mark.parametrize("copies", [1, 20])
+def test_cancelling_kinks_of_deep_nets_leave_none(copies):
+    """With z = relu(z) - relu(-z) in every layer a deep net is a line, also where its units are copies of a few."""
+    rng, n = np.random.default_rng(0), 8 * copies
+    layers = [np.tile(rng.normal(size=(8, 8)) / 8**0.5, (copies, copies)) / copies for _ in range(20)]
+    biases = np.tile(rng.normal(size=(20, 8)), copies)
+
+    def net(x):
+        h = jnp.broadcast_to(x, (n,)) * np.tile(np.linspace(0.3, 1.7, 8), copies)
+        for w, b in zip(layers, biases, strict=True):
+            z = h + b
+            h = relu(jnp.concatenate([z, -z])) @ np.concatenate([w, -w])
+        return h.sum(keepdims=True)
+
+    assert len(tracking.track("track", net).points) > 100
+    assert count_kinks(net) == 0
+    assert count_kinks(lambda x: relu(net(x))) == 1
+
+
 def test_a_segment_through_many_inputs():
     """A net of several inputs along a segment is a net of one."""
     net = MLP(8, 3)
@@ -282,6 +328,9 @@ def test_options_and_constants():
     assert to_piecewise_linear(net, sign=-1.0).slopes.tolist() == [1, -1]
     f = to_piecewise_linear(lambda x: 0 * x + 3)
     assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([], [0.0], 3.0)
+    for net in (lambda x: jnp.full(1, 3.0), lambda x: 3.0, lambda x: (relu(x) + relu(x - 1), jnp.full(1, 3))[1]):
+        f = to_piecewise_linear(net)
+        assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([], [0.0], 3.0)
     f = to_piecewise_linear(*from_piecewise_linear([], [2.5], -1.0))
     assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([], [2.5], -1.0)
 

@@ -33,11 +33,11 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxblocks.activations import relu
 from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
 from jaxblocks.checks import require_whole
-from jaxblocks.core import Layer, StatefulLayer, as_layer, kind_of
+from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.theory.constructions import dense_params
-from jaxblocks.theory.tracking import track
+from jaxblocks.theory.tracking import in_float64, not_affine, traced, track
 
 __all__ = [
     "Regions",
@@ -506,10 +506,9 @@ def regions_along(net, params, start, stop, **side) -> SegmentRegions:
         raise ValueError(f"regions_along expects two inputs of one shape, but {start.shape} and {stop.shape} came.")
     if not (np.isfinite(start).all() and np.isfinite(stop).all()) or (start == stop).all():
         raise ValueError("regions_along expects two finite inputs that differ; choose another stop.")
-    layer = _stateless("regions_along", net)
-    params = jax.tree.map(_as_float64, params)
+    function = in_float64("regions_along", net, params, side)
     at = lambda t: jnp.asarray(start) + t * jnp.asarray(stop - start)
-    whole = lambda t: jax.tree.map(lambda y: y + 0 * t, layer.apply(params, at(t), **side))
+    whole = lambda t: jax.tree.map(lambda y: y + 0 * t, function(at(t)))
     found = track("regions_along", whole, shape=())
     low, high = np.clip(found.edges[:-1], 0, 1), np.clip(found.edges[1:], 0, 1)
     i = np.flatnonzero(high - low > _TOLERANCE)
@@ -579,20 +578,6 @@ def _slice(where, origin, directions, through, box):
             f"{where} expects box=((lowest u, highest u), (lowest v, highest v)), but {box.tolist()} came."
         )
     return origin, directions, tuple(map(tuple, box.tolist()))
-
-
-def _stateless(where, net):
-    layer = as_layer(net)
-    if isinstance(layer, StatefulLayer):
-        raise TypeError(
-            f"{where} expects a layer without state, but {kind_of(layer)} has one; fix it: "
-            "lambda x: layer.apply(params, state, x)[0]."
-        )
-    return layer
-
-
-def _as_float64(leaf):
-    return np.asarray(leaf, np.float64) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
 
 
 def _require_finite(where, *arrays):
@@ -675,7 +660,7 @@ class _Program:
             return self.scan(equation, args, scope)
         args = [x if isinstance(x, _Slot) else _widened(x) for x in args]
         if not _is_affine(name, params, args):
-            raise ValueError(_not_affine(self.where, scope, name))
+            raise ValueError(not_affine(self.where, scope, name))
         shapes = [v.aval.shape for v in equation.outvars]
         if name in _LARGEST:
             return [self.tournament(args[0], equation.invars[0].aval.shape, params["axes"], _LARGEST[name])]
@@ -739,14 +724,8 @@ class _Program:
 
 
 def _program(where, net, params, side, origin, directions):
-    layer = _stateless(where, net)
+    closed = traced(where, in_float64(where, net, params, side), origin.shape)
     with jax.enable_x64(True):
-        params = jax.tree.map(_as_float64, params)
-        closed = jax.make_jaxpr(lambda x: layer.apply(params, x, **side))(
-            jax.ShapeDtypeStruct(origin.shape, jnp.float64)
-        )
-        if len(closed.out_avals) != 1:
-            raise ValueError(f"{where} expects a net with one output, but {len(closed.out_avals)} came; choose one.")
         program = _Program(where)
         point = _Slot(next(program.slots), affine=True)
         onto = lambda directions: lambda uv, origin: [origin + jnp.tensordot(uv, jnp.asarray(directions), 1)]
@@ -789,18 +768,6 @@ def _is_affine(name, params, args):
     if name == "convert_element_type":
         return jnp.issubdtype(params["new_dtype"], jnp.floating)
     return any(name in known for known in (_AFFINE, _COMPARED, _LARGEST, _UNCHANGED)) or name == "clamp"
-
-
-def _not_affine(where, scope, name):
-    layer = scope.rpartition("/")[2]
-    layer = f"the layer {scope.replace('/', ', ')}" if layer else "this function"
-    what = {"div": "divides by what depends"}.get(name, f"takes {name} of what depends") + " on its input"
-    if name in _BILINEAR:
-        what = "multiplies two arrays that depend on its input"
-    return (
-        f"{where} expects a piecewise linear net, but {layer} is not: it {what}; use relu, leaky_relu, abs, maxout or "
-        "another activation made of straight pieces."
-    )
 
 
 _LARGEST = {"reduce_max": jnp.maximum, "reduce_min": jnp.minimum}

@@ -6,16 +6,26 @@ slopes alike. A primitive with kinks (``max``, ``abs``, a comparison) first cuts
 sign, at :math:`r = c - a / s`, and then chooses one branch on each. Nothing is sampled, so no kink can hide between
 samples. All arithmetic is float64, whatever the dtype of the net.
 
+Where kinks cancel, the slopes on both sides agree up to rounding; so its size is followed too. Errors are taken as
+independent: they add up as the root of the sum of their squares, and a sum of n terms makes one of :math:`\sqrt n`
+times the sum of their sizes. So :math:`y = W x` has :math:`e_y = \sqrt{W^2 e_x^2} + \sqrt n\,|W|\,|s_x|`, what it
+inherits and what it adds; squares are those of entries. Where a unit is off it hands nothing on, so that with depth
+errors grow as slopes do. The bound for errors of any sign, a product of all :math:`|W|`, would be beyond every slope
+after twenty wide layers.
+
+Source of the estimate: Higham & Mary 2019, A new approach to probabilistic rounding error analysis.
+
     p    pieces
     a    values at the points c, (p, *shape)
     s    slopes, (p, *shape)
+    e    rounding errors of the slopes, over the machine's precision, (p, *shape)
 """
 
 import itertools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -26,7 +36,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
 from jaxblocks.core import StatefulLayer, as_layer, kind_of
 
-__all__ = ["Pieces", "track"]
+__all__ = ["Pieces", "in_float64", "not_affine", "track", "traced"]
 
 _BUDGET = 2**19  # numbers in one array; beyond, the line is cut into parts that are walked one after the other
 
@@ -40,7 +50,7 @@ class Pieces:
         edges: of the pieces, increasing, the first -inf, the last inf.
         points: one in each piece.
         values, slopes: ``(pieces, *shape)`` for a net with outputs of this shape.
-        noise: how large the terms were whose sums the slopes are; ``eps * noise`` is their rounding error.
+        noise: ``eps * noise`` is the size of the slopes' rounding errors where it is largest; in shape as the output.
 
     Edges are the kinks of all units of the net; some cancel at the output.
     """
@@ -63,17 +73,8 @@ def track(where: str, net, params=(), *, shape: tuple[int, ...] = (1,), **side) 
     >>> found.edges, found.slopes[:, 0]
     (array([-inf,  -1.,   0.,   1.,  inf]), array([-1.,  1., -1.,  1.]))
     """
-    layer = as_layer(net)
-    if isinstance(layer, StatefulLayer):
-        raise TypeError(
-            f"{where} expects a layer without state, but {kind_of(layer)} has one; fix it: "
-            "lambda x: layer.apply(params, state, x)[0]."
-        )
+    closed = traced(where, in_float64(where, net, params, side), shape)
     with jax.enable_x64(True), np.errstate(all="ignore"):  # what is not finite shows in the result
-        params = jax.tree.map(_as_float64, params)
-        closed = jax.make_jaxpr(lambda x: layer.apply(params, x, **side))(jax.ShapeDtypeStruct(shape, jnp.float64))
-        if len(closed.out_avals) != 1:
-            raise ValueError(f"{where} expects a net with one output, but {len(closed.out_avals)} came; choose one.")
         done: list[tuple] = []
         todo = [np.array([-np.inf, np.inf])]
         while todo:
@@ -89,12 +90,51 @@ def track(where: str, net, params=(), *, shape: tuple[int, ...] = (1,), **side) 
         np.concatenate([grid.points for grid in grids]),
         np.concatenate([y.a for y in values]),
         np.concatenate([y.s for y in values]),
-        np.max([y.noise for y in values], 0),
+        np.max([y.e.max(0) for y in values], 0),
     )
 
 
-def _as_float64(leaf):
-    return jnp.asarray(leaf, jnp.float64) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+def in_float64(where: str, net, params, side) -> Callable:
+    """The net as a function of its input alone, its params in float64; call it where JAX has float64 switched on.
+
+    Raises:
+        TypeError: for a layer with state.
+    """
+    layer = as_layer(net)
+    if isinstance(layer, StatefulLayer):
+        raise TypeError(
+            f"{where} expects a layer without state, but {kind_of(layer)} has one; fix it: "
+            "lambda x: layer.apply(params, state, x)[0]."
+        )
+    floating = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) if floating(leaf) else leaf, params)
+    return lambda x: layer.apply(params, x, **side)
+
+
+def traced(where: str, function: Callable, shape: tuple[int, ...]) -> ClosedJaxpr:
+    """The jaxpr of a function of one float64 array of this ``shape``, with one output."""
+    with jax.enable_x64(True):
+        closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, jnp.float64))
+    if len(closed.out_avals) != 1:
+        raise ValueError(f"{where} expects a net with one output, but {len(closed.out_avals)} came; choose one.")
+    return closed
+
+
+def not_affine(where: str, scope: str, name: str) -> str:
+    """The sentence about a primitive ``name`` that is not piecewise affine, in the layer that ``scope`` names."""
+    layer = scope.rpartition("/")[2]
+    layer = f"the layer {scope.replace('/', ', ')}" if layer else "this function"
+    what = f"takes {name} of"
+    if name in {"mul", *_BILINEAR}:
+        what = "multiplies two arrays that depend on its input"
+    elif name == "div":
+        what = "divides by"
+    what += "" if what.endswith("input") else " what depends on its input"
+    return (
+        f"{where} expects a piecewise linear net, but {layer} is not: it {what}; use relu, leaky_relu, abs, maxout or "
+        "another activation made of straight pieces."
+    )
 
 
 # ---- pieces of the line, and functions on them -----------------------------------------------
@@ -121,12 +161,12 @@ class _Grid:
 
 @dataclass(frozen=True)
 class _Affine:
-    """An array as a function of the input: ``a + s (x - points)`` on each piece."""
+    """An array as a function of the input: ``a + s (x - points)`` on each piece; ``eps * e`` is the error of ``s``."""
 
     grid: _Grid | None  # None for what does not move, where it meets what does
     a: np.ndarray
     s: np.ndarray
-    noise: np.ndarray | np.float64
+    e: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -153,7 +193,8 @@ def _most(size):
 
 def _input(shape):
     """The input itself; on one piece, whose point is 0, so that the first roots are -b / w to the last bit."""
-    return _Affine(_Grid(np.array([-np.inf, np.inf])), np.zeros((1, *shape)), np.ones((1, *shape)), np.zeros(shape))
+    zeros = np.zeros((1, *shape))
+    return _Affine(_Grid(np.array([-np.inf, np.inf])), zeros, np.ones_like(zeros), zeros)
 
 
 # ---- the walk ----------------------------------------------------------------------------------
@@ -200,7 +241,7 @@ class _Walk:
         if results is NotImplemented and name in _AFFINE:
             results = self.by_derivative(jaxpr, equation, args)
         if results is None or results is NotImplemented:
-            raise ValueError(_not_affine(self.where, scope, name))
+            raise ValueError(not_affine(self.where, scope, name))
         return results
 
     def scan(self, equation, args, scope):
@@ -256,12 +297,14 @@ class _Walk:
         """The same function on the present grid."""
         if x.grid is self.grid:
             return x
+        if x.grid is None:
+            return _each(lambda v: np.broadcast_to(v, (len(self.grid), *v.shape[1:])), replace(x, grid=self.grid))
         old = np.searchsorted(x.grid.edges, self.grid.points) - 1
         if isinstance(x, _Constant):
             return _Constant(self.grid, x.a[old])
         moved = (self.grid.points - x.grid.points[old]).reshape(-1, *(1,) * (x.a.ndim - 1))
         s = x.s[old]
-        return _Affine(self.grid, x.a[old] + s * moved, s, x.noise)
+        return _Affine(self.grid, x.a[old] + s * moved, s, x.e[old])
 
     def number(self, x):
         """The same as a number: true is 1. What does not move gets a single piece, which broadcasts."""
@@ -269,7 +312,7 @@ class _Walk:
             return x
         a, grid = (x.a, x.grid) if _moves(x) else (np.asarray(x)[None], None)
         a = a.astype(np.float64)
-        return _Affine(grid, a, np.zeros_like(a), np.zeros(a.shape[1:]))
+        return _Affine(grid, a, np.zeros_like(a), np.zeros_like(a))
 
     def alike(self, *xs, finest=False):
         """Arrays on one grid (the ``finest`` or the one that they share) and of one rank."""
@@ -288,35 +331,41 @@ class _Walk:
             return jnp.asarray(f([np.asarray(x)[None] for x in parts])[0])
         parts = self.alike(*parts)
         grid = _grid_of(parts)
-        full = [_each(lambda v: np.broadcast_to(v, (len(grid), *v.shape[1:])), x, noise=False) for x in parts]
-        arrays = [f([x.a for x in full])]
+        full = [_each(lambda v: np.broadcast_to(v, (len(grid), *v.shape[1:])), x) for x in parts]
         if isinstance(full[0], _Constant):
-            return _Constant(grid, *arrays)
-        return _Affine(grid, *arrays, f([x.s for x in full]), f([x.noise[None] for x in full])[0])
+            return _Constant(grid, f([x.a for x in full]))
+        return _Affine(grid, *(f(arrays) for arrays in zip(*((x.a, x.s, x.e) for x in full), strict=True)))
 
     def by_derivative(self, jaxpr, equation, args):
         """An affine primitive without a rule of its own: JAX applies it to values, its derivative to slopes."""
-        reads = inputs_of([equation])
+        bilinear, reads = equation.primitive.name in _BILINEAR, inputs_of([equation])
         given = {v: args[equation.invars.index(v)] for v in reads}
         moving = [v for v in reads if _moves(given[v])]
         if any(isinstance(given[v], _Constant) for v in moving):
             return None
-        if equation.primitive.name in _BILINEAR and len(moving) > 1:
+        if bilinear and len(moving) > 1:
             return None
         inputs = self.alike(*(given[v] for v in moving)) if len(moving) > 1 else [given[v] for v in moving]
         grid, n = inputs[0].grid, len(inputs[0].grid)
         function = piece(jaxpr, [equation], reads, equation.outvars)
-        f = lambda *xs: function(*({**given, **dict(zip(moving, xs, strict=True))}[v] for v in reads))
         more = 2 ** math.ceil(math.log2(n)) - n  # few shapes, few compilations
         pad = lambda array: np.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1))
-        both = jax.vmap(lambda a, s: jax.jvp(f, a, s))
-        a, s = both(tuple(pad(x.a) for x in inputs), tuple(pad(x.s) for x in inputs))
-        sizes = tuple(x.noise + _largest(x.s) for x in inputs)
-        noise = jax.jvp(f, tuple(np.zeros_like(x) for x in sizes), sizes)[1]
-        return [
-            _Affine(grid, np.array(a)[:n], np.array(s)[:n], abs(np.array(e)))
-            for a, s, e in zip(a, s, noise, strict=True)
-        ]
+
+        def derivative(of_fixed, a, s):
+            known = {v: of_fixed(x) if bilinear and v not in moving else x for v, x in given.items()}
+            f = lambda *xs: function(*({**known, **dict(zip(moving, xs, strict=True))}[v] for v in reads))
+            return jax.jvp(f, a, s)
+
+        def all_three(a, s, e):
+            values, slopes = derivative(lambda w: w, a, s)
+            _, own = derivative(abs, a, tuple(map(abs, s)))
+            _, inherited = derivative(jnp.square, a, tuple(map(jnp.square, e)))
+            _, terms = derivative(jnp.ones_like, a, tuple(map(jnp.ones_like, s)))
+            parts = zip(inherited, terms, own, strict=True)
+            return values, slopes, [jnp.sqrt(e) + jnp.sqrt(n) * s for e, n, s in parts]
+
+        found = jax.vmap(all_three)(*(tuple(pad(getattr(x, of)) for x in inputs) for of in "ase"))
+        return [_Affine(grid, *(np.array(v)[:n] for v in result)) for result in zip(*found, strict=True)]
 
 
 def _moves(x):
@@ -328,34 +377,13 @@ def _of_rank(rank, array):
     return array.reshape(array.shape[:1] + (1,) * (rank - array.ndim) + array.shape[1:])
 
 
-def _each(f, x, noise=True):
-    """The same rearrangement of values, slopes and noise."""
-    if isinstance(x, _Constant):
-        return _Constant(x.grid, f(x.a))
-    return _Affine(x.grid, f(x.a), f(x.s), f(x.noise[None])[0] if noise else x.noise)
+def _each(f, x):
+    """The same rearrangement of values, slopes and errors."""
+    return _Constant(x.grid, f(x.a)) if isinstance(x, _Constant) else _Affine(x.grid, f(x.a), f(x.s), f(x.e))
 
 
 def _grid_of(xs):
     return next(x.grid for x in xs if x.grid is not None)
-
-
-def _largest(s):
-    return abs(s).max(0, initial=0.0)
-
-
-def _not_affine(where, scope, name):
-    layer = scope.rpartition("/")[2]
-    layer = f"the layer {scope.replace('/', ', ')}" if layer else "this function"
-    what = f"takes {name} of"
-    if name in {"mul", *_BILINEAR}:
-        what = "multiplies two arrays that depend on its input"
-    elif name == "div":
-        what = "divides by"
-    what += "" if what.endswith("input") else " what depends on its input"
-    return (
-        f"{where} expects a piecewise linear net, but {layer} is not: it {what}; use relu, leaky_relu, abs, maxout or "
-        "another activation made of straight pieces."
-    )
 
 
 # ---- primitives: each returns an array, or None where the result is not piecewise affine ---------
@@ -363,30 +391,30 @@ def _not_affine(where, scope, name):
 
 def _add(walk, params, x, y, sign=1):
     x, y = walk.alike(walk.number(x), y)
-    noise = x.noise + y.noise + np.maximum(_largest(x.s), _largest(y.s))
-    return _Affine(_grid_of([x, y]), x.a + sign * y.a, x.s + sign * y.s, noise)
+    e = np.hypot(x.e, y.e) + np.maximum(abs(x.s), abs(y.s))
+    return _Affine(_grid_of([x, y]), x.a + sign * y.a, x.s + sign * y.s, e)
 
 
 def _mul(walk, params, x, y):
     x, y = walk.alike(walk.number(x), y)
     if x.s.any() and y.s.any() and np.any((x.s != 0) & (y.s != 0)):
         return None
-    noise = x.noise * _largest(y.a) + y.noise * _largest(x.a)
-    return _Affine(_grid_of([x, y]), x.a * y.a, x.s * y.a + x.a * y.s, noise)
+    s = x.s * y.a + x.a * y.s
+    return _Affine(_grid_of([x, y]), x.a * y.a, s, x.e * abs(y.a) + y.e * abs(x.a))
 
 
 def _div(walk, params, x, y):
     x, y = walk.alike(walk.number(x), y)
     if y.s.any():
         return None
-    return _Affine(_grid_of([x, y]), x.a / y.a, x.s / y.a, x.noise / abs(y.a).min(0))
+    return _Affine(_grid_of([x, y]), x.a / y.a, x.s / y.a, x.e / abs(y.a))
 
 
 def _integer_pow(walk, params, x):
     x = walk.number(x)
     if params["y"] == 1:
         return x
-    return None if x.s.any() else _Affine(x.grid, x.a ** params["y"], x.s, x.noise)
+    return None if x.s.any() else _Affine(x.grid, x.a ** params["y"], x.s, x.e)
 
 
 def _dot_general(walk, params, x, y):
@@ -405,15 +433,17 @@ def _dot_general(walk, params, x, y):
 
     moving, fixed = (x, y) if _moves(x) else (y, x)
     moving, fixed = walk.number(moving), np.asarray(fixed, np.float64)
-    sizes = moving.noise + _largest(moving.s)
-    return _Affine(moving.grid, dot(moving.a, fixed), dot(moving.s, fixed), dot(sizes[None], abs(fixed))[0])
+    terms = math.prod(moving.a.shape[axis + 1] for axis in (over_x if _moves(x) else over_y))
+    e = np.sqrt(dot(moving.e**2, fixed**2)) + terms**0.5 * dot(abs(moving.s), abs(fixed))
+    return _Affine(moving.grid, dot(moving.a, fixed), dot(moving.s, fixed), e)
 
 
 def _reduce_sum(walk, params, x):
     x = walk.number(x)
     axes = tuple(axis + 1 for axis in params["axes"])
-    noise = (x.noise + _largest(x.s))[None].sum(axes)[0]
-    return _Affine(x.grid, x.a.sum(axes), x.s.sum(axes), noise)
+    terms = math.prod(x.a.shape[axis] for axis in axes)
+    e = np.sqrt((x.e**2).sum(axes)) + terms**0.5 * abs(x.s).sum(axes)
+    return _Affine(x.grid, x.a.sum(axes), x.s.sum(axes), e)
 
 
 def _larger(walk, params, x, y, sign=1):
@@ -421,7 +451,7 @@ def _larger(walk, params, x, y, sign=1):
     x, y = walk.alike(walk.number(x), y, finest=True)
     over = x.a >= y.a if sign > 0 else x.a <= y.a
     choose = lambda x, y: np.where(over, x, y)
-    return _Affine(walk.grid, choose(x.a, y.a), choose(x.s, y.s), np.maximum(x.noise, y.noise))
+    return _Affine(walk.grid, choose(x.a, y.a), choose(x.s, y.s), choose(x.e, y.e))
 
 
 def _reduce_max(walk, params, x, sign=1):
@@ -454,7 +484,7 @@ def _signs(walk, x):
 
 def _abs(walk, params, x):
     x, sign = _signs(walk, walk.number(x))
-    return _Affine(x.grid, sign * x.a, np.where(x.a == 0, abs(x.s), sign * x.s), x.noise)
+    return _Affine(x.grid, sign * x.a, np.where(x.a == 0, abs(x.s), sign * x.s), x.e)
 
 
 def _sign(walk, params, x):
@@ -482,10 +512,10 @@ def _select_n(walk, params, which, *cases):
     index = _of_rank(cases[0].a.ndim, which.a.astype(np.int64))
     choose = lambda arrays: np.choose(index, arrays) if len(arrays) != 2 else np.where(index, arrays[1], arrays[0])
     full = lambda array: np.broadcast_to(array, (len(walk.grid), *array.shape[1:]))
-    a = full(choose([x.a for x in cases]))
+    chosen = lambda of: full(choose([getattr(x, of) for x in cases]))
     if isinstance(cases[0], _Constant):
-        return _Constant(walk.grid, a)
-    return _Affine(walk.grid, a, full(choose([x.s for x in cases])), np.max([x.noise for x in cases], 0))
+        return _Constant(walk.grid, chosen("a"))
+    return _Affine(walk.grid, *map(chosen, "ase"))
 
 
 def _convert(walk, params, x):
@@ -559,7 +589,7 @@ _RULES |= {name: partial(_compare, holds=getattr(operator, name)) for name in ("
 
 _BILINEAR = {"conv_general_dilated", "dot_general"}
 _AFFINE = {
-    *("cumsum", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reduce_window_sum", "scatter-add", "split"),
-    *("stack", "tile", "unstack"),
+    *("cumsum", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reduce_window_sum", "scatter"),
+    *("scatter-add", "split", "stack", "tile", "unstack"),
     *_BILINEAR,
 }

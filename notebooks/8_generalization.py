@@ -1,0 +1,360 @@
+# %% [markdown]
+# # Generalization: what does training error not tell?
+#
+# A net that fits its training data perfectly may be right or wrong on new data. **What decides which?** The classical
+# answer is: the complexity of the model. It is a good answer for polynomials and a bad one for deep nets, which fit
+# everything, even nonsense, and generalise all the same. The newer answer adds a second name: the *algorithm*, which of
+# all models that fit picks one.
+#
+# Each section is an experiment small enough to end in a number. What is claimed in the text is checked by an `assert`
+# in the cell below it. At the end there is homework, with solutions. The lectures behind it: Huszár, *DeepNN lecture 3*
+# (whose pictures are lost, so the choices here are ours); Diehl, *lecture notes* (2023), section 1.3; Krapac & Šegvić,
+# *Deep feed-forward models*.
+
+# %%
+import itertools
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+import jaxblocks as jb
+from jaxblocks import plotting
+from jaxblocks.ad import ntk_relu, per_example_gradients
+from jaxblocks.theory.generalization import (
+    batch_noise,
+    conservation_drift,
+    degree_sweep,
+    matrix_completion,
+    max_margin_bias,
+    min_norm_bias,
+    no_free_lunch,
+    polynomial_fit,
+    random_labels,
+    relu_covariance,
+    selection_optimism,
+    stationary_variance,
+    width_sweep,
+)
+
+rng = np.random.default_rng(0)
+
+# %% [markdown]
+# ## 1. The classical view
+#
+# Fifteen noisy values of a sine. A straight line misses it; a polynomial of degree 14 runs through every point, noise
+# included, and swings wildly in between. In the middle is the right one.
+
+# %%
+x = np.linspace(-1, 1, 15)
+y = np.sin(3 * x) + 0.2 * rng.normal(size=15)
+grid = np.linspace(-1, 1, 200)
+figure, axes = plt.subplots(1, 3, figsize=(11, 2.8), layout="constrained", sharey=True)
+for ax, degree in zip(axes, (1, 5, 14), strict=True):
+    fitted = polynomial_fit(x, y, degree)
+    plotting.curves(grid, {"truth": np.sin(3 * grid), "fit": fitted(grid)}, ax)
+    ax.plot(x, y, "ko", markersize=3)
+    ax.set(title=f"degree {degree}", ylim=(-2, 2))
+assert np.allclose(polynomial_fit(x, y, 14)(x), y)
+
+# %% [markdown]
+# With the degree the training error can only fall. The test error falls, and then rises: **underfitting** on the left,
+# **overfitting** on the right. From this picture comes the belief that complex models do not generalise.
+
+# %%
+sweep = degree_sweep(x, y, grid, np.sin(3 * grid), range(15))
+assert (np.diff(sweep.train) <= 1e-12).all() and sweep.train[-1] < 1e-20
+assert 3 <= sweep.best <= 7 and sweep.test[14] > 10 * sweep.test.min()
+figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
+axes = sweep.plot(axes)
+print(sweep)
+
+# %% [markdown]
+# ## 2. Beyond the peak
+#
+# > **One lecture quotes** the belief: "complex models don't generalize".
+#
+# **A number that breaks it.** Make a model ever wider: $m$ random rectifiers, of which only the output layer is fitted,
+# to 20 points. Where $m$ comes to 20 it just manages to fit, at any price, and the test error explodes. So far the
+# belief. But go on: far beyond, with fifty times as many units as points, the test error has *fallen again*, below what
+# narrow models reach. It is called **double descent**. **Corrected:** the number of parameters alone decides nothing.
+# Among the many fits of a wide model the one of *least norm* was taken, and that one is tame.
+
+# %%
+directions = rng.normal(size=(220, 3))
+inputs = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+outputs = np.sin(2 * inputs[:, 0]) + inputs[:, 1] * inputs[:, 2]
+noisy = outputs[:20] + 0.1 * rng.normal(size=20)
+widths = [2, 5, 10, 15, 18, 20, 22, 30, 50, 100, 300, 1000]
+double = width_sweep(inputs[:20], noisy, inputs[20:], outputs[20:], widths, key=jax.random.key(0), draws=10)
+figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
+double.plot(axes).set_xscale("log")
+print(double)
+at = dict(zip(widths, double.test, strict=True))
+assert at[20] > 10 * at[1000] and at[1000] < min(at[m] for m in widths if m <= 20)
+
+# %% [markdown]
+# ## 3. Learning by heart
+#
+# A net for two classes, 100 training examples. Now shuffle the labels, so that there is nothing to be learned, and
+# train again from the same start. It fits both, to the last example.
+
+# %%
+cloud = jax.random.normal(jax.random.key(1), (300, 20))
+label = (cloud[:, 0] + cloud[:, 1] > 0).astype(jnp.int32)
+memorised = random_labels(
+    jb.MLP(128, 2), cloud[:100], label[:100], cloud[100:], label[100:], key=jax.random.key(2), optimiser=0.5, steps=400
+)
+figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
+axes = memorised.plot(axes)
+assert memorised.train.tolist() == [1, 1]
+assert memorised.test[0] > 0.75 > 0.65 > memorised.test[1]
+
+# %% [markdown]
+# On new data the first net is mostly right, and the second one guesses. Net, size, optimiser and training error are the
+# same. So **no argument that looks only at the model and its training error can explain why nets generalise**.
+#
+# ## 4. The algorithm chooses
+#
+# ### Least norm
+#
+# Ten equations, thirty unknown weights: infinitely many weights fit perfectly. Gradients of the squared error are
+# combinations of the examples, so gradient descent never leaves the space that they span. From zero it ends at the
+# solution of least norm; from elsewhere, at the solution nearest to its start.
+
+# %%
+examples, targets = rng.normal(size=(10, 30)), rng.normal(size=10)
+from_zero = min_norm_bias(examples, targets)
+elsewhere = min_norm_bias(examples, targets, start=rng.normal(size=30))
+assert np.allclose(from_zero.weights, np.linalg.pinv(examples) @ targets, atol=1e-10)
+assert max(from_zero.error, elsewhere.error) < 1e-20 and max(from_zero.deviation, elsewhere.deviation) < 1e-9
+assert np.linalg.norm(elsewhere.weights) > 2 * np.linalg.norm(from_zero.weights)
+print(from_zero, elsewhere, sep="\n")
+
+# %% [markdown]
+# Both have zero loss; only the algorithm and its start tell them apart. A preference of this kind, which nobody wrote
+# into the loss, is called an **implicit bias**.
+#
+# ### Widest margin
+#
+# For classes that a plane can separate, logistic regression never arrives: larger weights are always better. But the
+# *direction* of the weights does converge, to the plane with the widest margin. Slowly, like $1/\log t$.
+
+# %%
+two_classes = np.random.default_rng(0)
+side = np.where(two_classes.random(40) < 0.5, -1, 1)
+separable = two_classes.normal(size=(40, 2)) * [1, 0.3] + side[:, None] * [1.5, 0.8]
+keep = side * separable[:, 1] > 0.3  # a gap between the classes
+margin = max_margin_bias(separable[keep], (side[keep] > 0).astype(int), steps=10_000)
+print(margin)
+assert margin.margins[0] < 0 < 0.9 * margin.best.margin < margin.margins[-1] <= margin.best.margin
+assert margin.angles[-1] < margin.angles[0] / 5 and margin.norms[-1] > 3 * margin.norms[0]
+figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+plotting.points(separable[keep], side[keep] > 0, axes[0])
+plotting.boundary(lambda z: z @ margin.weights, ((-4, 4), (-2, 2)), axes[0], samples=100)
+axes[1] = margin.plot(axes[1])
+
+# %% [markdown]
+# ### Low rank
+#
+# A product $W_1 W_2 \cdots W_L$ of matrices, no activations: a **deep linear net**. It computes nothing that one matrix
+# could not. But it learns differently. Let a $12 \times 12$ matrix of rank 2 have two of three entries visible, and fit
+# those. One factor leaves the hidden entries where they began. Two or three factors, begun small, find them: a large
+# singular value grows faster than small ones, and so few get the chance.
+
+# %%
+low_rank = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 12))
+visible = rng.random((12, 12)) < 0.67
+filled = matrix_completion(low_rank, visible, (1, 2, 3), key=jax.random.key(3), steps=3000)
+print(filled)
+assert (filled.observed_error < 0.05).all()
+assert filled.unobserved_error[0] > 0.8 > 0.2 > filled.unobserved_error[2]
+assert filled.effective_rank[0] > 5 and filled.effective_rank[2] < 2.5
+figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
+axes = filled.plot(axes)
+
+# %% [markdown]
+# Something in such a net never changes: along a path of infinitely small steps, each $W_{l+1}^\top W_{l+1} - W_l
+# W_l^\top$ stays what it was. The factors remain as balanced as they were at the start. With real steps it drifts, in
+# proportion to the step size: ten times smaller steps, a tenth of the drift.
+
+# %%
+factors = [rng.normal(size=(4, 4)) / 2 for _ in range(3)]
+drift = conservation_drift(factors, rng.normal(size=(20, 4)), rng.normal(size=(20, 4)), step_sizes=(1e-2, 1e-3, 1e-4))
+assert abs(drift.order - 1) < 0.02
+drift
+
+# %% [markdown]
+# ## 5. The start
+#
+# If the end depends on the start, how should one start? *Not at zero*: hidden units that begin alike get the same
+# gradient and stay alike for ever. A layer of 16 is then a layer of one.
+
+# %%
+net = jb.MLP(16, 1)
+same = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.1), net.init(jax.random.key(0), jnp.zeros((1, 3))))
+batch = jax.random.normal(jax.random.key(4), (32, 3))
+gradient = jax.grad(lambda params: jnp.mean((net.apply(params, batch)[:, 0] - batch[:, 0]) ** 2))(same)
+columns = gradient[0]["kernel"]
+assert jnp.allclose(columns, jnp.broadcast_to(columns[:, :1], columns.shape), atol=1e-6) and abs(columns).max() > 0.01
+
+# %% [markdown]
+# *Not too large or small*: with variance $c / n$ for the weights of a unit with $n$ inputs, a layer of rectifiers
+# multiplies the mean square of its inputs by $c / 2$. Over 30 layers only $c = 2$ (He's choice) keeps it; $c = 1$
+# leaves $2^{-30} \approx 10^{-9}$.
+
+# %%
+sizes = {}
+for c in (1, 2, 3):
+    h = rng.normal(size=(100, 200))
+    sizes[f"c = {c}"] = [np.mean(h**2)]
+    for _ in range(30):
+        h = np.maximum(0, h @ rng.normal(size=(200, 200)) * np.sqrt(c / 200))
+        sizes[f"c = {c}"].append(np.mean(h**2))
+figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
+plotting.curves(range(31), {name: np.log10(size) for name, size in sizes.items()}, axes)
+axes.set(xlabel="layer", ylabel="log10 of the mean square")
+assert sizes["c = 1"][-1] < 1e-7 and 0.05 < sizes["c = 2"][-1] < 20 and sizes["c = 3"][-1] > 1e4
+
+# %% [markdown]
+# ### Infinitely wide
+#
+# With very many hidden units a random net becomes simple: its outputs at two inputs are jointly Gaussian, with a
+# covariance that depends on the angle $\arccos u$ between them, $\kappa_1(u) = \big(u (\pi - \arccos u) + \sqrt{1 -
+# u^2}\big) / \pi$. And it learns like a linear model, by the **neural tangent kernel** $\langle \partial_\theta f(x),
+# \partial_\theta f(x') \rangle$. For $u = 0.6$ the two numbers are 0.67755 and 1.10045. Here they are, and the average
+# over 200,000 random units.
+
+# %%
+one, two = jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8]])
+assert abs(relu_covariance(one, two).item() - 0.6775476) < 1e-6
+assert abs(ntk_relu(one, two).item() - 1.1004472) < 1e-6
+w = rng.normal(size=(2, 200_000))
+first, second = np.maximum(0, np.asarray(one) @ w), np.maximum(0, np.asarray(two) @ w)
+assert abs(2 * np.mean(first * second) - 0.6775476) < 0.01
+both_active = np.mean((first > 0) & (second > 0))
+assert abs(2 * np.mean(first * second) + 0.6 * 2 * both_active - 1.1004472) < 0.01
+
+# %% [markdown]
+# ## 6. Noise
+#
+# The gradient of a minibatch of $B$ out of $N$ examples, drawn without replacement, is right on average. Its covariance
+# is
+#
+# $$ \mathrm{Cov} = \frac{\Sigma}{B} \cdot \frac{N - B}{N - 1} $$
+#
+# with $\Sigma$ the covariance of the gradients of single examples. Doubling the batch halves the noise, and the whole
+# data set has none. First the formula, exactly, by going through all 15 batches of 2 out of 6:
+
+# %%
+points, answers = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=6).astype(np.float32)
+squared = lambda w, x, y: (jnp.vdot(w, x) - y) ** 2
+singles = np.asarray(per_example_gradients(squared, jnp.ones(3), jnp.asarray(points), jnp.asarray(answers)), np.float64)
+batches = np.array([singles[list(pair)].mean(0) for pair in itertools.combinations(range(6), 2)])
+covariance = lambda g: (g - g.mean(0)).T @ (g - g.mean(0)) / len(g)
+assert len(batches) == 15
+assert np.allclose(batches.mean(0), singles.mean(0))
+assert np.allclose(covariance(batches), covariance(singles) / 2 * (6 - 2) / (6 - 1))
+
+# %% [markdown]
+# And drawn, for batches of all sizes. Where the noise crosses the dotted line, a batch's gradient is as much noise as
+# direction.
+
+# %%
+many = jax.random.normal(jax.random.key(5), (128, 3))
+wanted = many[:, 0] + jax.random.normal(jax.random.key(6), (128,))
+noise = batch_noise(squared, jnp.zeros(3), many, wanted, key=jax.random.key(7))
+assert np.allclose(noise.measured, noise.predicted, rtol=0.2)
+figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
+axes = noise.plot(axes)
+
+# %% [markdown]
+# ## 7. What no test set can give
+#
+# The test set tells how good a model is, *if nothing was chosen by it*. The first version of the lecture notes warns of
+# "implicit hyperparameter optimization": try many settings, report the best. How much does that flatter? Let $K$
+# classifiers guess, each right with probability $1/2$, on 100 test examples. The best of 1000 looks like 66 %. On a
+# fresh test set it is back at 50 %.
+
+# %%
+chosen = selection_optimism(key=jax.random.key(8))
+print(chosen)
+assert np.allclose(chosen.expected, [0.5, 0.577, 0.625, 0.661], atol=1e-3)
+assert np.allclose(chosen.simulated, chosen.expected, atol=0.02) and np.allclose(chosen.fresh, 0.5, atol=0.02)
+figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
+axes = chosen.plot(axes)
+
+# %% [markdown]
+# So three sets are needed: one to train on, one to choose by, one to report. `three_way_split` cuts them, disjoint.
+
+# %%
+parts = jb.three_way_split(jax.random.key(9), jnp.arange(100))
+train_part, validation_part, test_part = (set(np.asarray(jax.tree.leaves(part)[0]).tolist()) for part in parts)
+assert not train_part & validation_part and not train_part & test_part and not validation_part & test_part
+assert len(train_part | validation_part | test_part) == 100
+
+# %% [markdown]
+# Last: without assumptions nothing can be learned. Whatever a learner predicts on 10 unseen points, over all
+# $2^{10}$ ways of labelling them it is right half of the time, exactly. This is the **no-free-lunch theorem**. Learning
+# works because the world is not labelled at random, and because architectures (notebook 5), losses and algorithms
+# prefer what the world prefers.
+
+# %%
+clever, silly = no_free_lunch(np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])), no_free_lunch(np.zeros(10, int))
+assert clever.mean == silly.mean == 0.5 and len(clever.accuracies) == 1024
+figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
+axes = clever.plot(axes)
+
+# %% [markdown]
+# ## Homework
+#
+# **1.** "The effect of gradient noise": on $\frac{\lambda}{2} x^2$ with noise of variance $\sigma^2$ in the gradient,
+# where does stochastic gradient descent end?
+#
+# **2.** Prove that gradient descent from zero on $\|Xw - y\|^2$ finds the solution of least norm.
+#
+# **3.** Prove the no-free-lunch statement of section 7.
+#
+# ## Solutions
+#
+# ### 1. It does not end
+#
+# With $x_{t+1} = x_t - \eta (\lambda x_t + \xi_t)$ the variance $V$ obeys $V' = (1 - \eta\lambda)^2 V + \eta^2
+# \sigma^2$. It is at rest where
+#
+# $$ V = \frac{\eta^2 \sigma^2}{1 - (1 - \eta\lambda)^2} = \frac{\eta\, \sigma^2}{\lambda\, (2 - \eta\lambda)} . $$
+#
+# The iterates keep wandering around the minimum, in a cloud whose variance is about proportional to the step size. To
+# converge, the step size must fall, or the batch must grow. The cloud may also be a blessing: it leaves narrow valleys
+# and stays in wide ones.
+
+# %%
+for eta in (0.02, 0.2, 1.0):
+    cloud_of_runs = np.zeros(20_000)
+    for _ in range(400):
+        cloud_of_runs = cloud_of_runs - eta * (cloud_of_runs + rng.normal(size=20_000))
+    assert np.isclose(cloud_of_runs.var(), stationary_variance(eta, 1.0, 1.0), rtol=0.05)
+    assert np.isclose(stationary_variance(eta, 1.0, 1.0), eta / (2 - eta))
+
+# %% [markdown]
+# ### 2. Least norm
+#
+# Every gradient is $2 X^\top (Xw - y)$, in the row space of $X$; from zero, $w$ is always a sum of such vectors. Let
+# $w$ be where it ends, with $Xw = y$, and $w'$ any other solution. Then $X(w' - w) = 0$: the difference is orthogonal
+# to all rows of $X$, hence to $w$. By Pythagoras $\|w'\|^2 = \|w\|^2 + \|w' - w\|^2 \ge \|w\|^2$. $\square$
+
+# %%
+difference = elsewhere.weights - from_zero.weights
+assert abs(examples @ difference).max() < 1e-8 and abs(difference @ from_zero.weights) < 1e-8
+norms = [np.sum(v**2) for v in (elsewhere.weights, from_zero.weights, difference)]
+assert np.isclose(norms[0], norms[1] + norms[2])
+
+# %% [markdown]
+# ### 3. No free lunch
+#
+# Pair each labelling of the unseen points with its opposite. Where the learner is right for the one it is wrong for the
+# other, so in each pair the accuracies add up to 1. $\square$
+
+# %%
+assert np.allclose(clever.accuracies + clever.accuracies[::-1], 1)  # opposites are mirrored in the list
