@@ -233,6 +233,12 @@ def grouped(w, x):
 
 
 FUNCTIONS = {  # loss, shape of the parameter, examples, the way
+    "columns first": (
+        lambda w, x: jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w.reshape(4, 4, order="F"))),
+        (4, 4),
+        lambda: draw(3, 4),
+        None,
+    ),
     "tied": (tied, (9, 4), lambda: ids(3, 2), "rows and pairs"),
     "thrice": (thrice, (6, 6), lambda: draw(3, 1, 6), "pairs"),
     "unrolled": (unrolled, (2, 6, 6), lambda: draw(3, 1, 6), "pairs"),

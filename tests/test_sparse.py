@@ -66,6 +66,9 @@ square.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
 EXACT = {
     "elementwise": (lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2), (N,), 1),
     "permutation": (lambda x: x[::-1].reshape(3, 4).T * 2, (N,), 1),
+    "columns first": (lambda x: x.reshape(3, 4).reshape(-1, order="F") ** 2, (N,), 1),
+    "products of rows": (lambda x: jnp.prod(x.reshape(4, 3), 1), (N,), 1),
+    "taken off": (lambda x: x.at[1:4].subtract(jnp.sin(x[5:8])), (N,), 2),
     "tridiagonal": (tridiagonal, (N,), 3),
     "differences": (lambda x: jnp.diff(x) ** 2, (N,), 2),
     "band matrix": (lambda x: jnp.asarray(BAND, x.dtype) @ jnp.sin(x), (N,), 4),

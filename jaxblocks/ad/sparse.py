@@ -594,7 +594,7 @@ def _cut(ids, params, shape):
 
 _MOVES: dict[str, Callable] = {  # ids, parameters, shape of the output
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda ids, params, shape: ids.reshape(shape),
+    "reshape": lambda ids, params, shape: ids.transpose(params.get("dimensions")).reshape(shape),
     "rev": lambda ids, params, shape: np.flip(ids, params["dimensions"]),
     "slice": _cut,
     "squeeze": lambda ids, params, shape: ids.reshape(shape),
@@ -784,6 +784,7 @@ _RULES: dict[str, Callable] = {
     "scatter": _scatter,
     "scatter-add": _scatter,
     "scatter-mul": _scale,
+    "scatter-sub": _scatter,
     "select_and_gather_add": _pool,
     "select_n": _select,
 }

@@ -543,6 +543,11 @@ def _slice(walk, params, x):
     return _each(lambda v: v[(slice(None), *cuts)], x)
 
 
+def _in_order(v, dimensions):
+    """The axes of an array behind the pieces, as a reshape with ``dimensions`` reads them."""
+    return v if dimensions is None else v.transpose(0, *(1 + axis for axis in dimensions))
+
+
 def _moved_by(f) -> Callable:
     """The rule of a primitive that only moves entries: ``f(array, params)``, pieces first."""
     return lambda walk, params, x: _each(lambda v: f(v, params), x)
@@ -574,7 +579,7 @@ _RULES: dict[str, Callable] = {
     "reduce_min": partial(_reduce_max, sign=-1),
     "reduce_precision": _same,
     "reduce_sum": _reduce_sum,
-    "reshape": _moved_by(lambda v, p: v.reshape(len(v), *p["new_sizes"])),
+    "reshape": _moved_by(lambda v, p: _in_order(v, p["dimensions"]).reshape(len(v), *p["new_sizes"])),
     "rev": _moved_by(lambda v, p: np.flip(v, [axis + 1 for axis in p["dimensions"]])),
     "select_n": _select_n,
     "sign": _sign,
