@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import sys
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
 # Without fusion emitters, which later jaxlibs cannot leave out, small programmes compile in less than half the time.
@@ -22,6 +23,14 @@ from hypothesis import settings
 
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
+
+
+@pytest.fixture(autouse=True)
+def _no_open_pictures():
+    """Pictures of one test are closed before the next."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture

@@ -276,7 +276,7 @@ class Regions(_Record):
         """The inputs of the net at points (u, v) of the slice: (..., 2) to (..., *inputs)."""
         return self.origin + np.tensordot(np.asarray(points, np.float64), self.directions, 1)
 
-    def level_set(self, level: float = 0.0, output: int = 0) -> np.ndarray:
+    def level_set(self, level: int | float = 0.0, output: int = 0) -> np.ndarray:
         """Where an output has this value: segments (m, 2, 2), exactly; with ``level=0`` a decision boundary.
 
         >>> found = regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]) - 0.5)  # a diamond
@@ -300,7 +300,7 @@ class Regions(_Record):
                 segments.append(ends)
         return np.array(segments).reshape(-1, 2, 2)
 
-    def plot(self, ax=None, *, color_by: str = "region", output: int = 0, level: float | None = None):
+    def plot(self, ax=None, *, color_by: str = "region", output: int = 0, level: int | float | None = None):
         """The regions, filled; edges inside a linear region are left out. Returns the axes.
 
         Args:

@@ -1,0 +1,593 @@
+"""Pictures: one function for each kind, data first, axes last; each returns the matplotlib axes it drew on.
+
+They share one look: colours that colour-blind readers tell apart (Okabe & Ito), each with a dash, a marker or a hatch
+of its own, so that grey print tells them apart as well. `style` gives the same look to whatever else is drawn inside
+it, the ``plot`` methods of records among them. Where ``ax`` is left out, new axes are made.
+
+Matplotlib is imported at the first call: ``pip install jaxblocks[plot]``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = [
+    "PALETTE",
+    "bars",
+    "boundary",
+    "cells",
+    "contact_sheet",
+    "curves",
+    "diagram",
+    "matrix",
+    "network",
+    "points",
+    "style",
+    "surface",
+    "tiles",
+    "trajectories",
+]
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Blue, vermilion, green, purple, sky, orange, black: those of Okabe & Ito that can be seen on paper."""
+
+_DASHES = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.2, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)))
+_MARKERS = ("o", "^", "s", "D", "v", "P", "X")
+_HATCHES = ("", "///", "...", "\\\\\\", "xx", "--", "oo")
+_PALE = ("#CFE3F1", "#F7DAC6", "#CBEADF", "#F3DFEA", "#DDF0FB", "#FBEBC8", "#DDDDDD")
+_GREY = "#666666"
+
+
+def style():
+    """A context in which everything drawn has the look of this module: ``with style(): ...``.
+
+    >>> import pytest
+    >>> matplotlib = pytest.importorskip("matplotlib")
+    >>> with style():
+    ...     matplotlib.rcParams["image.cmap"]
+    'cividis'
+    """
+    import matplotlib
+    from cycler import cycler
+
+    return matplotlib.rc_context(
+        {
+            "axes.prop_cycle": cycler(color=PALETTE) + cycler(linestyle=_DASHES),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "axes.titlesize": 10,
+            "font.size": 9,
+            "hatch.linewidth": 0.6,
+            "image.cmap": "cividis",
+            "legend.edgecolor": "none",
+            "legend.fontsize": 8,
+            "lines.linewidth": 1.6,
+            "savefig.dpi": 150,
+        }
+    )
+
+
+# ---- functions of one variable ------------------------------------------------------------
+
+
+def curves(x, ys, ax=None):
+    """A family of curves over one axis.
+
+    Args:
+        x: places, (n,).
+        ys: by label, the values there (n,), or a function of ``x``, or a pair (low, high) of such, drawn as the band
+            between them. A label that begins with ``_`` is not written. One array or function may come without label.
+        ax: axes, or ``None`` for new ones.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = curves(np.linspace(-1, 1, 5), {"ReLU": relu, "line": lambda x: x}, ax)
+    >>> axes.lines[0].get_ydata()
+    array([0. , 0. , 0. , 0.5, 1. ])
+    """
+    x = np.asarray(x, np.float64)
+    ys = ys if isinstance(ys, Mapping) else {"_": ys}
+    ax = _axes(ax)
+    line = band = 0
+    for label, y in ys.items():
+        if isinstance(y, tuple):
+            low, high = (_values("curves", label, x, edge) for edge in y)
+            ax.fill_between(x, low, high, color=_PALE[band % len(_PALE)], linewidth=0, label=label, zorder=0.5)
+            band += 1
+        else:
+            shape = dict(color=PALETTE[line % len(PALETTE)], linestyle=_DASHES[line % len(_DASHES)])
+            ax.plot(x, _values("curves", label, x, y), label=label, **shape)
+            line += 1
+    _legend(ax)
+    return ax
+
+
+def _values(where, label, x, y):
+    y = np.asarray(y(jnp.asarray(x)) if callable(y) else y, np.float64)
+    if y.shape != x.shape or x.ndim != 1:
+        raise ValueError(
+            f"{where} expects x of shape (n,) and a value for each, but x of shape {x.shape} and values of shape "
+            f"{y.shape} came for {label!r}; give families as a dict from labels to values."
+        )
+    return y
+
+
+# ---- numbers ------------------------------------------------------------------------------
+
+
+def bars(series, names, ax=None, *, numbers: str = "{:.3g}"):
+    """Groups of bars, one group for each name and one bar in it for each series, with its number above.
+
+    Args:
+        series: by label, the values, (n,); one array may come without label.
+        names: of the groups, n of them.
+        ax: axes, or ``None`` for new ones.
+        numbers: how they are written; ``""`` leaves them out.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = bars({"scores": [0, 1], "weights": [0.25, 0.75]}, ["first", "second"], ax)
+    >>> [float(bar.get_height()) for bar in axes.patches]
+    [0.0, 1.0, 0.25, 0.75]
+    """
+    series = series if isinstance(series, Mapping) else {"_": series}
+    ax = _axes(ax)
+    width = 0.8 / len(series)
+    for i, (label, heights) in enumerate(series.items()):
+        heights = np.asarray(heights, np.float64)
+        if heights.shape != (len(names),):
+            raise ValueError(
+                f"bars expects a value for each of the {len(names)} names, but {label!r} has shape {heights.shape}."
+            )
+        places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
+        look = dict(color=PALETTE[i % len(PALETTE)], hatch=_HATCHES[i % len(_HATCHES)], edgecolor="white")
+        drawn = ax.bar(places, heights, width, label=label, **look)
+        if numbers:
+            ax.bar_label(drawn, [numbers.format(h) for h in heights], fontsize=7, padding=1)
+    ax.set_xticks(range(len(names)), names)
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.margins(y=0.1)
+    _legend(ax)
+    return ax
+
+
+def matrix(values, ax=None, *, rows: Sequence | None = None, columns: Sequence | None = None, numbers: str = "{:.2g}"):
+    """A matrix as shades with its numbers; 0 is white, and where signs differ they are orange and violet.
+
+    Args:
+        values: (rows, columns).
+        ax: axes, or ``None`` for new ones.
+        rows, columns: names of them.
+        numbers: how entries other than 0 are written; ``""`` leaves them out. Matrices of more than 200 entries have a
+            colour bar instead.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = matrix([[1.0, 0.0], [-2.0, 1.0]], ax)
+    >>> [text.get_text() for text in axes.texts]
+    ['1', '-2', '1']
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2:
+        raise ValueError(f"matrix expects (rows, columns), but an array of shape {values.shape} came; reshape it.")
+    ax = _axes(ax)
+    size = np.max(abs(values), initial=0.0, where=np.isfinite(values)) or 1.0
+    signed = (values < 0).any()
+    shades = colormaps["PuOr_r"] if signed else ListedColormap(colormaps["Blues"](np.linspace(0.12, 1, 256)))
+    image = ax.imshow(np.ma.masked_equal(values, 0), cmap=shades, vmin=-size if signed else 0, vmax=size)
+    if numbers and values.size <= 200:
+        for (i, j), value in np.ndenumerate(values):
+            if value:
+                dark = abs(value) > 0.6 * size
+                words = dict(ha="center", va="center", fontsize=7, color="white" if dark else "black")
+                ax.text(j, i, numbers.format(value), **words)
+    elif numbers:
+        ax.figure.colorbar(image, ax=ax)
+    for axis, names, count in zip((ax.yaxis, ax.xaxis), (rows, columns), values.shape, strict=True):
+        if names is not None:
+            axis.set_ticks(range(count), names)
+        elif count <= 12:
+            axis.set_ticks(range(count))
+    ax.spines[:].set_visible(True)
+    return ax
+
+
+def tiles(images, ax=None, *, columns: int = 4):
+    """Pictures of one size side by side, each in its own shades of grey, from white (its least) to black.
+
+    Args:
+        images: (n, height, width).
+        ax: axes, or ``None`` for new ones.
+        columns: pictures in a row.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = tiles(np.arange(12.0).reshape(3, 2, 2), ax, columns=3)
+    >>> axes.images[0].get_array().shape  # a gap of one on every side
+    (4, 10)
+    """
+    from matplotlib import colormaps
+
+    images = np.asarray(images, np.float64)
+    if images.ndim != 3:
+        raise ValueError(f"tiles expects (n, height, width), but an array of shape {images.shape} came.")
+    ax = _axes(ax)
+    n, height, width = images.shape
+    rows = -(-n // columns)
+    whole = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
+    low, high = images.min((1, 2), keepdims=True), images.max((1, 2), keepdims=True)
+    for i, image in enumerate((images - low) / np.where(high > low, high - low, 1)):
+        top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
+        whole[top : top + height, left : left + width] = image
+    ax.imshow(np.ma.masked_invalid(whole), cmap=colormaps["Greys"].with_extremes(bad=_PALE[0]), vmin=0, vmax=1)
+    ax.set_axis_off()
+    return ax
+
+
+def cells(values, ax=None):
+    """A tensor of order 0 to 3 as cells with its numbers; of order 3, slices of its first axis behind one another.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> len(cells(np.arange(24).reshape(2, 3, 4), ax).patches)
+    24
+    """
+    from matplotlib.patches import Rectangle
+
+    values = np.asarray(values)
+    if values.ndim > 3:
+        raise ValueError(f"cells draws tensors of order 0 to 3, but one of shape {values.shape} came; take a part.")
+    ax = _axes(ax)
+    block = values.reshape((1,) * (3 - values.ndim) + values.shape)
+    depth, height, width = block.shape
+    shift = 0.45
+    for k in reversed(range(depth)):  # the first slice is in front
+        for (i, j), value in np.ndenumerate(block[k]):
+            x, y = j + shift * k, height - 1 - i + shift * k
+            ax.add_patch(
+                Rectangle((x, y), 1, 1, facecolor=_PALE[k % len(_PALE)], edgecolor="black", zorder=2 * (depth - k))
+            )
+            visible = k == 0
+            place = (x + 0.5, y + 0.5) if visible else (x + 1 - shift / 2, y + 1 - shift / 2)
+            ax.text(
+                *place, f"{value:g}", ha="center", va="center", fontsize=9 if visible else 6, zorder=2 * (depth - k) + 1
+            )
+    behind = shift * (depth - 1)
+    ax.set(xlim=(-0.1, width + behind + 0.1), ylim=(-0.1, height + behind + 0.1), aspect="equal")
+    ax.set_axis_off()
+    return ax
+
+
+# ---- the plane ----------------------------------------------------------------------------
+
+
+def points(x, labels=None, ax=None, *, names: Sequence | None = None):
+    """Points of the plane, a colour and a marker for each class.
+
+    Args:
+        x: (n, 2).
+        labels: whole numbers, (n,); without them all are of one class.
+        ax: axes, or ``None`` for new ones.
+        names: of the classes.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = points([[0, 0], [0, 1], [1, 0]], [0, 1, 1], ax, names=["zero", "one"])
+    >>> [(part.get_label(), len(part.get_offsets())) for part in axes.collections]
+    [('zero', 1), ('one', 2)]
+    """
+    x = np.asarray(x, np.float64)
+    labels = np.zeros(len(x), int) if labels is None else np.asarray(labels).astype(int)
+    if x.ndim != 2 or x.shape[1] != 2 or labels.shape != (len(x),):
+        raise ValueError(f"points expects (n, 2) and n labels, but shapes {x.shape} and {labels.shape} came.")
+    ax = _axes(ax)
+    for k in np.unique(labels):
+        i = int(k) % len(PALETTE)
+        name = f"_class {k}" if names is None else names[int(k)]
+        look = dict(s=28, marker=_MARKERS[i], color=PALETTE[i], edgecolors="white", linewidths=0.5)
+        ax.scatter(*x[labels == k].T, label=name, **look)
+    _legend(ax)
+    return ax
+
+
+def boundary(f: Callable, box, ax=None, *, samples: int = 200):
+    """Where a classifier decides how: the plane in pale shades of the classes, and a line between them.
+
+    Args:
+        f: from (n, 2) to scores of two classes by sign, (n,) or (n, 1), or of several by the largest, (n, classes).
+        box: ((lowest x, highest x), (lowest y, highest y)).
+        ax: axes, or ``None`` for new ones.
+        samples: along each axis. What is finer is not seen; for a net of rectifiers, ``regions(...).plot(level=0)``
+            is exact.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = boundary(lambda x: x[:, 0] - x[:, 1], ((0, 1), (0, 1)), ax, samples=5)
+    >>> axes.images[0].get_array()[0]  # at the lowest y: class 1 where x > y
+    masked_array(data=[0, 1, 1, 1, 1],
+                 mask=False,
+           fill_value=999999)
+    """
+    from matplotlib.colors import ListedColormap
+
+    ax = _axes(ax)
+    across, along, scores = _on_grid("boundary", f, box, samples)
+    classes = (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(-1)
+    count = max(2, scores.shape[-1])
+    half = [np.ptp(axis) / (samples - 1) / 2 for axis in (across, along)]
+    extent = (across[0] - half[0], across[-1] + half[0], along[0] - half[1], along[-1] + half[1])
+    shades = ListedColormap([_PALE[i % len(_PALE)] for i in range(count)])
+    look = dict(origin="lower", extent=extent, aspect="auto", interpolation="nearest", zorder=0)
+    ax.imshow(classes, cmap=shades, vmin=-0.5, vmax=count - 0.5, **look)
+    for k in range(1) if scores.shape[-1] == 1 else range(count):
+        rest = np.delete(scores, k, -1)
+        lead = scores[..., k] - (rest.max(-1) if rest.size else 0)
+        if lead.min() < 0 < lead.max():
+            ax.contour(across, along, lead, levels=[0], colors="black", linewidths=1)
+    ax.set(xlim=box[0], ylim=box[1])
+    return ax
+
+
+def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int = 120):
+    """Ways over the contours of a function of two variables, or over the graph of a function of one.
+
+    A dot is where a way begins, a star where it ends.
+
+    Args:
+        f: from (n, 2), or (n,), to (n,).
+        paths: by label, the points, (steps, 2) or (steps,).
+        ax: axes, or ``None`` for new ones.
+        box: ((lowest x, highest x), (lowest y, highest y)), for one variable (lowest x, highest x); by default around
+            the paths.
+        samples: of the grid along each axis.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = trajectories(lambda x: (x**2).sum(1), {"down": [[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]}, ax)
+    >>> axes.lines[0].get_xdata()
+    array([1.  , 0.5 , 0.25])
+    """
+    ax = _axes(ax)
+    paths = {label: np.asarray(path, np.float64) for label, path in paths.items()}
+    shapes = {path.shape[1:] for path in paths.values()}
+    if shapes not in ({()}, {(2,)}):
+        raise ValueError(f"trajectories expects paths (steps,) or (steps, 2), all alike, but shapes {shapes} came.")
+    plane = shapes == {(2,)}
+    if box is None:
+        every = np.concatenate(list(paths.values()))
+        low, high = every.min(0), every.max(0)
+        margin = np.where(high > low, (high - low) / 8, 1.0)
+        box = np.stack([low - margin, high + margin], -1)
+    if plane:
+        across, along, heights = _on_grid("trajectories", f, box, samples)
+        heights = heights[..., 0]
+        least, most = heights.min(), heights.max()
+        levels = least + (most - least) * np.linspace(0.04, 1, 12) ** 2
+        ax.contour(across, along, heights, levels=levels, colors="0.75", linewidths=0.7)
+        places = {label: path.T for label, path in paths.items()}
+        ax.set(xlim=box[0], ylim=box[1])
+    else:
+        line = np.linspace(*box, samples)
+        ax.plot(line, np.asarray(f(jnp.asarray(line))), color=_GREY, linewidth=1, label="_graph")
+        places = {label: (path, np.asarray(f(jnp.asarray(path)))) for label, path in paths.items()}
+    for i, (label, (x, y)) in enumerate(places.items()):
+        look = dict(color=PALETTE[i % len(PALETTE)], linestyle=_DASHES[i % len(_DASHES)])
+        ax.plot(x, y, marker=_MARKERS[i % len(_MARKERS)], markersize=3, linewidth=1.2, label=label, **look)
+        ax.plot(x[:1], y[:1], "o", color="black", markersize=5, label="_start")
+        ax.plot(x[-1:], y[-1:], "*", color="black", markersize=9, label="_end")
+    _legend(ax)
+    return ax
+
+
+def surface(f, box, ax=None, *, samples: int = 41):
+    """The graph of a function of two variables, seen from above and aside, with its level lines below.
+
+    Args:
+        f: from (n, 2) to (n,) or (n, 1), or its values on the grid, (samples, samples), rows of one y each.
+        box: ((lowest x, highest x), (lowest y, highest y)).
+        ax: axes with ``projection="3d"``, or ``None`` for new ones.
+        samples: along each axis.
+
+    >>> import pytest
+    >>> figure = pytest.importorskip("matplotlib.figure").Figure()
+    >>> axes = surface(lambda x: x[:, 0] * x[:, 1], ((-1, 1), (-2, 2)), figure.add_subplot(projection="3d"))
+    >>> [float(edge) for edge in (*axes.get_xlim(), *axes.get_ylim())]
+    [-1.0, 1.0, -2.0, 2.0]
+    """
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(layout="constrained", subplot_kw={"projection": "3d"})
+    if getattr(ax, "name", None) != "3d":
+        raise ValueError('surface expects axes in three dimensions; make them with projection="3d".')
+    if callable(f):
+        across, along, heights = _on_grid("surface", f, box, samples)
+        heights = heights[..., 0]
+    else:
+        heights = np.asarray(f, np.float64)
+        across, along = (np.linspace(*edges, count) for edges, count in zip(box, heights.shape[::-1], strict=True))
+    x, y = np.meshgrid(across, along)
+    floor = heights.min() - 0.4 * (np.ptp(heights) or 1.0)
+    ax.plot_surface(x, y, heights, cmap="cividis", rcount=samples, ccount=samples, linewidth=0)
+    if np.ptp(heights):
+        ax.contour(x, y, heights, levels=8, offset=floor, cmap="cividis", linewidths=0.8)
+    ax.set(xlim=box[0], ylim=box[1], zlim=(floor, heights.max() + 1e-9))
+    ax.locator_params(nbins=3)
+    ax.tick_params(labelsize=6, pad=-3)
+    return ax
+
+
+def _on_grid(where, f, box, samples):
+    """The axes of a grid over the box, and the values of f on it, (y, x, outputs)."""
+    across, along = (np.linspace(*edges, samples) for edges in box)
+    places = np.stack(np.meshgrid(across, along), -1).reshape(-1, 2)
+    values = np.asarray(f(jnp.asarray(places)), np.float64)
+    if values.ndim not in (1, 2) or len(values) != len(places):
+        raise ValueError(
+            f"{where} expects a function of all points at once, from (n, 2) to (n,), but from {places.shape} it made "
+            f"{values.shape}; use jax.vmap."
+        )
+    return across, along, values.reshape(samples, samples, -1)
+
+
+# ---- drawings -----------------------------------------------------------------------------
+
+
+def network(params, ax=None, *, names: Sequence[str] | None = None):
+    """The nodes and edges of a net of dense layers, from its params.
+
+    An edge for each weight that is not 0: solid and blue where it is positive, dashed and vermilion where negative, as
+    wide as it is large. Inputs are on the left.
+
+    Args:
+        params: whatever holds the ``kernel`` matrices, (in, out), in the order of the layers.
+        ax: axes, or ``None`` for new ones.
+        names: of the columns of nodes, below them.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> params = MLP(5, 1).init(jax.random.key(0), jnp.zeros(2))
+    >>> axes = network(params, ax)
+    >>> sum(len(part.get_segments()) for part in axes.collections[:2])  # 2 * 5 + 5
+    15
+    """
+    from matplotlib.collections import LineCollection
+
+    kernels = [np.asarray(kernel, np.float64) for kernel in _kernels(params)]
+    sizes = [len(kernels[0]), *(kernel.shape[1] for kernel in kernels)] if kernels else []
+    if not kernels or any(len(kernel) != size for kernel, size in zip(kernels, sizes[:-1], strict=True)):
+        shapes = [kernel.shape for kernel in kernels] or "none"
+        raise ValueError(
+            f"network expects kernels (in, out) that follow one another, but their shapes are {shapes}; pass the "
+            "params of dense layers in a row."
+        )
+    if names is not None and len(names) != len(sizes):
+        raise ValueError(f"network expects a name for each of the {len(sizes)} columns, but {len(names)} came.")
+    ax = _axes(ax)
+    tall = max(sizes)
+    height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
+    columns = [np.stack([np.full(n, float(i)), height(n)], -1) for i, n in enumerate(sizes)]
+    largest = max(abs(kernel).max() for kernel in kernels) or 1.0
+    widest = 1.8 * min(1.0, 5 / max(1, sum(np.count_nonzero(kernel) for kernel in kernels)) ** 0.5)
+    for sign, label, look in (
+        (1, "weight > 0", dict(colors=PALETTE[0], linestyles="solid")),
+        (-1, "weight < 0", dict(colors=PALETTE[1], linestyles=[(0, (4, 1.5))])),
+    ):
+        lines, widths = [], []
+        for i, kernel in enumerate(kernels):
+            for a, b in np.argwhere(sign * kernel > 0):
+                lines.append([columns[i][a], columns[i + 1][b]])
+                widths.append(0.4 + widest * abs(kernel[a, b]) / largest)
+        ax.add_collection(LineCollection(lines, linewidths=widths, label=label if lines else "_none", zorder=1, **look))
+    nodes = np.concatenate(columns)
+    ax.scatter(*nodes.T, s=min(180.0, 2200.0 / tall), color="white", edgecolors="black", zorder=2, label="_nodes")
+    bottom = nodes[:, 1].min()
+    for i, words in enumerate(names or ()):
+        ax.annotate(words, (i, bottom), (0, -14), textcoords="offset points", ha="center", va="top", fontsize=8)
+    room = 0.35 * max(tall - 1, 1) / 4
+    ax.set(xlim=(-0.3, len(sizes) - 0.7), ylim=(bottom - (2.2 if names else 1) * room, -bottom + room))
+    ax.set_axis_off()
+    return ax
+
+
+def _kernels(params):
+    """The matrices named kernel, in order."""
+    if isinstance(params, Mapping):
+        if "kernel" in params and np.ndim(params["kernel"]) == 2:
+            return [params["kernel"]]
+        params = tuple(params.values())
+    return [kernel for part in params for kernel in _kernels(part)] if isinstance(params, tuple | list) else []
+
+
+def diagram(places: Mapping, arrows: Sequence, ax=None, *, texts: Mapping | None = None, shade: Mapping | None = None):
+    """Boxes with words in them, and arrows from one to another.
+
+    Args:
+        places: by name, (x, y) of its box.
+        arrows: pairs (from, to) of names, or triples with words for the arrow.
+        ax: axes, or ``None`` for new ones.
+        texts: by name, what is written in the box instead of the name.
+        shade: by name, a whole number: boxes of one kind have one shade.
+
+    >>> import pytest
+    >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    >>> axes = diagram({"x": (0, 0), "f": (1, 0)}, [("x", "f", "then")], ax)
+    >>> [text.get_text() for text in axes.texts]
+    ['x', 'f', '', 'then']
+    """
+    ax = _axes(ax)
+    texts, shade = texts or {}, shade or {}
+    strange = {name for arrow in arrows for name in arrow[:2]} - set(places)
+    if strange:
+        raise ValueError(f"diagram has no place for {sorted(strange)}; give places to all that arrows touch.")
+    boxes = {}
+    for name, place in places.items():
+        look = dict(boxstyle="round,pad=0.35", facecolor=_PALE[shade.get(name, 0) % len(_PALE)], edgecolor="black")
+        words = ax.text(*place, texts.get(name, name), ha="center", va="center", fontsize=8, bbox=look, zorder=2)
+        boxes[name] = words.get_bbox_patch()
+    for start, stop, *words in arrows:
+        ends = np.array([places[start], places[stop]], float)
+        clipped = dict(patchA=boxes[start], patchB=boxes[stop], shrinkA=2, shrinkB=2)  # from edge to edge of the boxes
+        look = dict(arrowstyle="-|>", color=_GREY, linewidth=1, mutation_scale=9)
+        ax.annotate("", ends[1], ends[0], arrowprops=look | clipped, zorder=3)  # after the boxes have their places
+        if words:
+            level = abs(ends[0, 1] - ends[1, 1]) < abs(ends[0, 0] - ends[1, 0])
+            offset, ha, va = ((0, 4), "center", "bottom") if level else ((5, 0), "left", "center")
+            look = dict(textcoords="offset points", ha=ha, va=va, fontsize=7, color=_GREY)
+            ax.annotate(words[0], ends.mean(0), offset, **look)
+    x, y = np.array(list(places.values()), float).T
+    ax.set(xlim=(x.min() - 0.5, x.max() + 0.5), ylim=(y.min() - 0.5, y.max() + 0.5))
+    ax.set_axis_off()
+    return ax
+
+
+def contact_sheet(pictures: Mapping, *, columns: int = 4):
+    """Many pictures on one sheet, each with its name above it; a list of axes, one for each picture.
+
+    ``axes[0].figure.savefig("sheet.png")`` saves it.
+
+    Args:
+        pictures: by name, an image (height, width, channels) or the path of one.
+        columns: pictures in a row.
+
+    >>> import pytest
+    >>> matplotlib = pytest.importorskip("matplotlib")
+    >>> axes = contact_sheet({"black": np.zeros((2, 3, 3)), "white": np.ones((2, 3, 3))})
+    >>> [ax.get_title() for ax in axes]
+    ['black', 'white']
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.image import imread
+
+    if not pictures:
+        raise ValueError("contact_sheet expects pictures by name, but none came.")
+    columns = min(columns, len(pictures))
+    images = [picture if hasattr(picture, "shape") else imread(picture) for picture in pictures.values()]
+    slopes = np.array([image.shape[0] / image.shape[1] for image in images])
+    tall = [slopes[i : i + columns].max() for i in range(0, len(images), columns)]  # of each row
+    figure = Figure(figsize=(4.8 * columns, 4.8 * sum(tall) + 0.3 * len(tall)), layout="constrained")
+    places = figure.subplots(len(tall), columns, squeeze=False, height_ratios=tall).ravel()
+    for ax in places:
+        ax.set_axis_off()
+    for ax, name, image in zip(places, pictures, images, strict=False):
+        ax.imshow(image, interpolation="lanczos")
+        ax.set_title(name, fontsize=9)
+    return list(places[: len(pictures)])
+
+
+def _axes(ax):
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(layout="constrained")
+    return ax
+
+
+def _legend(ax):
+    """Where there is something to tell apart."""
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8)

@@ -1,0 +1,658 @@
+# %% [markdown]
+# # Learning: what should be made small?
+#
+# Notebook 1 asked which functions a network *can* compute. Now it is to compute one that we want and know only from
+# examples. So we need a number that says how wrong the network is, the **loss**, and make it small. **Which number?**
+# For a temperature one takes the squared error without thinking. For the label of a picture the squared error works
+# badly, and something with a logarithm is used. Where does the logarithm come from? And is a small loss all that we
+# want?
+#
+# You need to know calculus, a little probability and a little Python; nets as in notebook 1. What is claimed in the
+# text is checked by an `assert` in the cell below it. At the end there is homework, with solutions.
+#
+# The lectures behind it: Diehl, *lecture notes* (2023), sections 1.3 and 1.4; Krapac & Šegvić, *Deep feed-forward
+# models*; Cevher, *Mathematics of Data*; Huszár, *DeepNN lecture 3*. Labels count from 0 here, as everywhere in Python;
+# Diehl and Cevher count from 1. Where a printed formula slips, you find the printed form, a number that breaks it, and
+# the corrected form.
+
+# %%
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+import jaxblocks as jb
+from jaxblocks import plotting
+from jaxblocks.theory.generalization import degree_sweep, polynomial_fit
+
+# %% [markdown]
+# ## 1. Learning is minimising, and then some
+#
+# **Given** are pairs $(x_i, y_i)$, $i = 1, \dots, N$: inputs and what the answer should be. If the answer is a vector
+# of numbers one speaks of *regression*, if it is one of $n$ classes of *classification*. **Chosen** are a family of
+# functions $f_\theta$, for instance all nets of some shape with params $\theta$, and a loss for a single example. Then
+# the mean loss over the data is made small:
+#
+# $$ \theta^* \in \operatorname{argmin}_\theta\; \frac1N \sum_{i=1}^N \mathrm{loss}\big(f_\theta(x_i), y_i\big)
+#    \;\;\Big(+\; \lambda\, \Omega(\theta)\Big) . $$
+#
+# The last term, if there is one, punishes params that seem unlikely beforehand, such as large ones.
+#
+# But the data are not what we care about: we know their answers already. We want small errors on *new* inputs. So some
+# data are kept back, and the mean loss on these is the **test loss**. Here: 16 noisy points of a curve, fitted by
+# polynomials of higher and higher degree.
+
+# %%
+rng = np.random.default_rng(1)
+curve = lambda x: np.sin(3 * x)
+x, test_x = np.sort(rng.uniform(-1, 1, 16)), rng.uniform(-0.95, 0.95, 500)
+y, test_y = curve(x) + 0.25 * rng.normal(size=16), curve(test_x) + 0.25 * rng.normal(size=500)
+sweep = degree_sweep(x, y, test_x, test_y, range(13))
+line = np.linspace(-1, 1, 301)
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout="constrained")
+plotting.curves(line, {f"degree {d}": polynomial_fit(x, y, d)(line) for d in (1, sweep.best, 12)}, left)
+left.plot(x, y, "ko", markersize=4)
+left.set_ylim(-2, 2)
+axes = plotting.curves(sweep.complexity, {"training": sweep.train, "test": sweep.test}, right)
+axes.set(yscale="log", xlabel="degree", ylabel="mean squared error")
+assert (np.diff(sweep.train) <= 1e-12).all()
+assert sweep.test[1] > 1.5 * sweep.test[sweep.best] and sweep.test[12] > 5 * sweep.test[sweep.best]
+
+# %% [markdown]
+# The training loss can only fall. The test loss falls and rises again: from some degree on the polynomial follows the
+# noise. That is **overfitting**.
+#
+# So we choose the degree by the test loss? Then the test data have taken part in the choice, and their loss is no
+# longer an honest estimate. How bad that is, is easily seen with classifiers that only flip coins. Each is right in
+# half of all cases. Test $K$ of them on 100 examples and report the best:
+
+# %%
+for K, expected in ((1, 0.497), (10, 0.58), (100, 0.625), (1000, 0.662)):
+    hits = np.random.default_rng(0).binomial(100, 0.5, size=(400, K))  # of each classifier, 400 times
+    best = hits.max(1).mean() / 100
+    print(f"best of {K:4}: accuracy {best:.3f}")
+    assert abs(best - expected) < 0.015
+
+# %% [markdown]
+# Two thirds, from nothing! On fresh data the winner returns to a half. Hence **three** parts: one to train, one to
+# choose by (*validation*), one to test, once, at the end.
+
+# %%
+train, validation, test = jb.three_way_split(jax.random.key(0), (test_x, test_y))
+assert [len(part[0]) for part in (train, validation, test)] == [350, 75, 75]
+
+# %% [markdown]
+# ### Sum or mean?
+#
+# Gradient descent takes steps against the gradient (notebook 4 is about it).
+#
+# > **One lecture prints** $\theta \leftarrow \theta - \eta\, \nabla L(\theta)$ with a loss $L$ that is a *sum* over the
+# > data; the others print means.
+#
+# **A number that breaks it:** let ten examples have the loss $\tfrac12 (\theta - 1)^2$ each, and $\eta = 0.5$. By the
+# mean, the distance from 1 is halved at each step. By the sum it is multiplied by $1 - 10 \cdot 0.5 = -4$. **So:** both
+# have the same minimum, but $\eta$ must be divided by $N$ when you change over. With the mean, $\eta$ does not depend
+# on how many data there are. (And the gradient is taken where one stands:
+# $\theta_{t+1} = \theta_t - \eta \nabla L(\theta_t)$.)
+
+# %%
+targets = jnp.ones(10)
+for how, factor in ((jnp.mean, 0.5), (jnp.sum, -4.0)):
+    risk = lambda theta, how=how: how((theta - targets) ** 2 / 2)
+    theta = 3.0
+    after = theta - 0.5 * jax.grad(risk)(theta)
+    assert abs((after - 1) - factor * (theta - 1)) < 1e-5
+
+# %% [markdown]
+# The gradient of the mean is the mean of the gradients of the examples, so one may use only some of the examples for a
+# step, chosen at random.
+
+# %%
+single = lambda theta, target: (theta - target) ** 2 / 2
+gradients = jax.vmap(jax.grad(single), (None, 0))(3.0, targets)
+assert jnp.allclose(gradients.mean(), jax.grad(lambda theta: jnp.mean(single(theta, targets)))(3.0))
+
+# %% [markdown]
+# ## 2. Losses for numbers
+#
+# For vectors $v$ (predicted) and $w$ (true) with $d$ entries,
+#
+# $$ \mathrm{MSE} = \frac1d \sum_j (v_j - w_j)^2, \qquad \mathrm{MAE} = \frac1d \sum_j |v_j - w_j| . $$
+#
+# What is the difference? Ask which *constant* is the best prediction for a set of numbers. For the squared error it is
+# the mean; for the absolute error the median, which a single absurd number does not move. `huber` is squared near 0 and
+# absolute further away.
+
+# %%
+numbers = jnp.array([1.0, 2.0, 2.5, 3.0, 12.0])
+guesses = jnp.linspace(0, 8, 801)
+mean_loss = lambda loss: jax.jit(jax.vmap(lambda guess: loss(jnp.full(5, guess), numbers)))(guesses)
+curves = {name: mean_loss(loss) for name, loss in {"MSE": jb.mse, "MAE": jb.mae, "Huber": jb.huber}.items()}
+best = {name: float(guesses[values.argmin()]) for name, values in curves.items()}
+assert abs(best["MSE"] - numbers.mean()) < 0.01 and abs(best["MAE"] - jnp.median(numbers)) < 0.01
+print({name: round(value, 2) for name, value in best.items()})
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+axes = plotting.curves(guesses, {name: values / values.min() for name, values in curves.items()}, axes)
+labelled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its least", ylim=(0.9, 3))
+
+# %% [markdown]
+# > **The lecture notes print** for the truth $(0, 0, 1)$ and the predictions $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$:
+# > $L_{\mathrm{MSE}} = 1.28$ and $0.96$.
+#
+# **A number that breaks it:** $(0.64 + 0 + 0.64) / 3 = 0.427$. **Corrected:** 1.28 and 0.96 are *sums* of squares; the
+# means are 0.427 and 0.320. Lectures and libraries take sums or means over examples, or over entries, or both; it is
+# best said each time. In jaxblocks, losses return one number for each example, and you write `.mean()`.
+
+# %%
+truth, first, second = jnp.array([0.0, 0, 1]), jnp.array([0.8, 0, 0.2]), jnp.array([0.4, 0.4, 0.2])
+square_sums = [jnp.sum((p - truth) ** 2) for p in (first, second)]
+assert jnp.allclose(jnp.array(square_sums), jnp.array([1.28, 0.96]))
+assert jnp.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jnp.array([0.4266667, 0.32]))
+
+# %% [markdown]
+# ### Losses from probabilities
+#
+# There is a way to *derive* losses. Let the network output a probability distribution of $y$, and ask that the observed
+# $y$ be probable: minimise $-\log P(y \mid x; \theta)$, the **negative log-likelihood**. (The logarithm turns products
+# over independent examples into sums.) If the distribution is Gaussian around the output $f$, with unit covariance:
+#
+# > **The lecture notes print** that the loss is then $(y - f)^2$.
+#
+# **A number that breaks it:** $y = (1, 2)$, $f = (0.5, 1)$: the negative logarithm of the density is 2.4629, while
+# $\lVert y - f \rVert^2 = 1.25$. **Corrected:** $\tfrac12 \lVert y - f \rVert^2 + \tfrac D2 \log 2\pi$. Factor and
+# constant do not move the minimum, so the conclusion stands: the squared error is the loss for Gaussian noise.
+
+# %%
+y, f = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0])
+density = math.exp(-0.5 * 1.25) / (2 * math.pi)
+assert abs(-math.log(density) - 2.462877) < 1e-6 and abs(jb.gaussian_nll(f, y) - 2.462877) < 1e-6
+assert abs(0.5 * 1.25 + math.log(2 * math.pi) - 2.462877) < 1e-6
+
+# %% [markdown]
+# ## 3. From scores to probabilities
+#
+# For classes the network should output probabilities: at least 0, with sum 1. It computes any real numbers $z$, the
+# **scores** or **logits**, and the **softmax** makes probabilities of them:
+#
+# $$ \mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}} . $$
+#
+# Adding one number to all scores changes nothing. A program uses that: it subtracts the largest score first, so that
+# nothing overflows.
+
+# %%
+z = jnp.array([1000.0, 1001.0, 1002.0])
+assert jnp.isnan(jnp.exp(z) / jnp.exp(z).sum()).all()  # inf / inf
+assert jnp.allclose(jb.softmax(z), jnp.array([0.0900306, 0.2447285, 0.6652410]))
+assert jnp.allclose(jb.softmax(z), jb.softmax(z - 1000))
+
+# %% [markdown]
+# So of $C$ scores only $C - 1$ count, and the first may be fixed at 0 (`softmax_fixed`). For two classes this leaves
+# one score, and the softmax is the sigmoid of it.
+
+# %%
+assert jnp.allclose(jb.softmax(jnp.array([0.0, 1.5]))[1], jb.sigmoid(jnp.array(1.5)))
+assert jnp.allclose(jb.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9])))
+
+# %% [markdown]
+# > **The lecture notes print** that the values of the softmax lie in $(0, 1]$.
+#
+# **Corrected:** 1 is reached for a single class only; for two and more each value is strictly between 0 and 1.
+# (Floating point numbers round: with scores 0 and 200 you do get exactly 0 and 1.)
+
+# %%
+assert jb.softmax(jnp.array([5.0])) == 1
+assert jb.softmax(jnp.array([0.0, 5.0])).max() < 1
+assert jb.softmax(jnp.array([0.0, 200.0])).tolist() == [0, 1]
+
+# %% [markdown]
+# The name is misleading: it is a soft *argmax* (`softargmax` is another name for it). The soft **maximum** is the
+# logarithm of the sum of exponentials, $\mathrm{LSE}(z) = \log \sum_i e^{z_i}$, whose gradient is the softmax. Another
+# is the mean of the scores under their own softmax.
+#
+# > **The lecture notes print** softmax-mean$(z, q) = \mathrm{softmax}(z)^\top x$ for it, and
+# > $\mathrm{LSE} \approx \max$.
+#
+# **What is off:** the second argument changes its name on the way: it is $\mathrm{softmax}(z)^\top q$. And how good is
+# "$\approx$"? For $C$ equal scores, $\mathrm{LSE} = \max + \log C$. **The truth:**
+# $0 \le \mathrm{LSE} - \max \le \log C$, while the softmax-mean stays below the maximum.
+
+# %%
+z = jnp.array([1.0, 2.0, 3.0])
+assert abs(jb.logsumexp(z) - 3.4076060) < 1e-6 and abs(jb.softmax_mean(z, z) - 2.5752104) < 1e-6
+assert jnp.allclose(jax.grad(jb.logsumexp)(z), jb.softmax(z))
+assert jnp.allclose(jb.logsumexp(jnp.full(3, 7.0)), 7 + math.log(3))
+line = np.linspace(-5, 5, 201)
+pairs = jnp.asarray(np.stack([line, 0 * line], -1), jnp.float32)  # (z, 0) for many z
+soft = {"LSE(z, 0)": jb.logsumexp, "max(z, 0)": lambda x: x.max(-1), "softmax-mean": lambda x: jb.softmax_mean(x, x)}
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+axes = plotting.curves(line, {name: jax.jit(f)(pairs) for name, f in soft.items()}, axes)
+
+# %% [markdown]
+# ## 4. How far apart are two distributions?
+#
+# The network says $Q$, the truth is $P$; both are probabilities of $n$ classes. A true label $i$ is a distribution,
+# too: all of it on one class, $e_i = (0, \dots, 1, \dots, 0)$, called **one-hot**. So a loss is a kind of distance
+# between distributions. Several offer themselves.
+#
+# **Total variation:** by how much can the probabilities of an event differ? There are $2^n$ events, the sets $A$ of
+# classes. But nobody needs to try them: the best $A$ is where $P$ is larger, and
+#
+# $$ \sup_A |P(A) - Q(A)| = \tfrac12 \sum_i |P_i - Q_i| . $$
+
+# %%
+rng = np.random.default_rng(0)
+P, Q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
+events = [list(A) for size in range(7) for A in itertools.combinations(range(6), size)]
+largest = max(abs(P[A].sum() - Q[A].sum()) for A in events)
+assert len(events) == 2**6
+assert np.isclose(largest, 0.7480686952) and np.isclose(largest, 0.5 * abs(P - Q).sum())
+assert np.isclose(P[P >= Q].sum() - Q[P >= Q].sum(), largest)
+assert abs(jb.total_variation(jnp.asarray(P, jnp.float32), jnp.asarray(Q, jnp.float32)) - largest) < 1e-6
+
+# %% [markdown]
+# ### Code lengths
+#
+# Now a different idea. Messages are made of four letters with probabilities $\tfrac12, \tfrac14, \tfrac18, \tfrac18$. A
+# good code gives frequent letters short words: 0, 10, 110, 111. A letter of probability $p$ gets $\log_2 (1/p)$ bits.
+# The mean length is the **entropy** $H(P) = -\sum_i P_i \log P_i$, and no code does better.
+#
+# Use the code of $Q$ for letters from $P$, and the mean length is the **cross-entropy**
+# $\mathrm{CE}(P, Q) = -\sum_i P_i \log Q_i$. It is longer. What is wasted is the **Kullback-Leibler divergence**
+#
+# $$ D_{\mathrm{KL}}(P \,\|\, Q) = \sum_i P_i \log \frac{P_i}{Q_i} = \mathrm{CE}(P, Q) - H(P) . $$
+
+# %%
+P = jnp.array([1 / 2, 1 / 4, 1 / 8, 1 / 8])
+Q = P[::-1]  # somebody got the letters in the wrong order
+code_lengths = jnp.array([1, 2, 3, 3])
+assert P @ code_lengths == 1.75 and P @ code_lengths[::-1] == 2.625
+assert jnp.allclose(jb.entropy(P, base=2), 1.75) and jnp.allclose(jb.cross_entropy(P, Q, base=2), 2.625)
+assert jnp.allclose(jb.kl_divergence(P, Q, base=2), 2.625 - 1.75)
+message = np.random.default_rng(0).choice(4, size=10_000, p=np.asarray(P))
+print(f"bits a letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.array([3, 3, 2, 1])[message].mean():.3f}")
+
+# %% [markdown]
+# > **The lecture notes print** natural logarithms and speak of *bits*; and for zeros only the convention
+# > $0 \log(0/0) = 0$.
+#
+# **A number that breaks it:** for $P = (0.5, 0.5)$, $Q = (0.9, 0.1)$ the printed formula gives 0.511, but the code
+# wastes 0.737 bits. **Corrected:** with natural logarithms the unit is the *nat*; bits take $\log_2$. And two more
+# conventions are needed: $0 \log(0/q) = 0$, and $p \log(p/0) = \infty$: who holds for impossible what happens has no
+# code word for it at all.
+
+# %%
+p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
+assert abs(jb.kl_divergence(p, q) - 0.5108256) < 1e-6 and abs(jb.kl_divergence(p, q, base=2) - 0.7369656) < 1e-6
+certain = jnp.array([1.0, 0.0])
+assert jnp.allclose(jb.kl_divergence(certain, p), math.log(2))
+assert jb.kl_divergence(p, certain) == jnp.inf and jb.kl_divergence(certain, certain) == 0
+
+# %% [markdown]
+# **It is no distance.** It is never negative and 0 only for $P = Q$, but it is not symmetric, and a detour can be
+# shorter than the direct way.
+
+# %%
+r = jnp.array([0.7, 0.3])
+assert abs(jb.kl_divergence(q, p) - 0.3680642) < 1e-6
+detour = jb.kl_divergence(p, r) + jb.kl_divergence(r, q)
+assert abs(detour - 0.2408403) < 1e-6 and detour < jb.kl_divergence(p, q)
+
+# %% [markdown]
+# All of them in one picture: $P = (0.3, 0.7)$, $Q = (q, 1 - q)$. (The lecture notes have such a picture; which $P$ was
+# taken there is not known, 0.3 is our choice.) All but the cross-entropy touch 0 at $q = 0.3$; the cross-entropy has
+# its minimum there, $H(P)$.
+
+# %%
+grid = jnp.linspace(0.005, 0.995, 199)
+Qs = jnp.stack([grid, 1 - grid], -1)
+Ps = jnp.broadcast_to(jnp.array([0.3, 0.7]), Qs.shape)
+measures = {
+    "total variation": jb.total_variation,
+    "$L^1$": lambda p, q: jb.lp_distance(p, q, 1),
+    "$L^2$": lambda p, q: jb.lp_distance(p, q, 2),
+    "KL(P, Q)": jb.kl_divergence,
+    "KL(Q, P)": lambda p, q: jb.kl_divergence(q, p),
+    "cross-entropy(P, Q)": jb.cross_entropy,
+}
+values = {name: jax.jit(measure)(Ps, Qs) for name, measure in measures.items()}
+figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+axes = plotting.curves(grid, values, axes)
+axes.set_ylim(0, 2.5)
+assert all(abs(grid[of_q.argmin()] - 0.3) < 0.003 for of_q in values.values())
+at_half = [round(float(of_q[99]), 4) for of_q in values.values()]  # q = 0.5
+assert at_half == [0.2, 0.4, 0.2828, 0.0823, 0.0872, 0.6931]
+
+# %% [markdown]
+# ### Why it is never negative: Jensen
+#
+# A function $\varphi$ is convex if its graph lies below its chords. **Jensen's inequality** says the same for more than
+# two points: $\varphi(\sum_i p_i x_i) \le \sum_i p_i \varphi(x_i)$ for weights $p_i \ge 0$ with sum 1. With
+# $\varphi(x) = x \log x$, points $P_i / Q_i$ and weights $Q_i$ the right side is $D_{\mathrm{KL}}(P \| Q)$, and the
+# left side is $\varphi(1) = 0$.
+
+# %%
+xlogx = lambda x: x * jnp.log(x)
+assert jnp.allclose(jb.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6)
+
+# %% [markdown]
+# Three slips on these pages, each with a number:
+#
+# > **The lecture notes print** $\varphi''(x) = \tfrac1x + 1$ for $\varphi(x) = x \log x$.
+#
+# At $x = 2$ that is 1.5, and the second derivative is 0.5. **Corrected:** $\varphi'(x) = \log x + 1$,
+# $\varphi''(x) = \tfrac1x > 0$.
+#
+# > **The lecture notes print** in the induction from $n$ to $n + 1$ points the weights $p_i / (1 - p_n)$, $i \le n$.
+#
+# For $p = (0.2, 0.3, 0.5)$ and $n = 2$ they are $\tfrac27$ and $\tfrac37$, with sum $\tfrac57$. **Corrected:**
+# $p_i / (1 - p_{n+1})$, with sum 1.
+#
+# > **The lecture notes print** on the right of the convexity of the divergence
+# > $\lambda D(P \| Q) + (1 - \lambda) D(P' \| Q)$.
+#
+# For $P = P' = Q = (\tfrac12, \tfrac12)$, $Q' = (0.9, 0.1)$, $\lambda = \tfrac12$ this is 0, and the left side, which
+# ought to be smaller, is 0.0872. **Corrected:** a prime was lost,
+#
+# $$ D(\lambda P + (1 - \lambda) P' \,\|\, \lambda Q + (1 - \lambda) Q')
+#    \le \lambda D(P \| Q) + (1 - \lambda) D(P' \| Q') . $$
+
+# %%
+assert jnp.allclose(jax.grad(jax.grad(xlogx))(2.0), 0.5)
+assert math.isclose(0.2 / (1 - 0.3) + 0.3 / (1 - 0.3), 5 / 7) and math.isclose(0.2 / (1 - 0.5) + 0.3 / (1 - 0.5), 1)
+left_side = jb.kl_divergence(p, 0.5 * p + 0.5 * q)
+printed = 0.5 * jb.kl_divergence(p, p) + 0.5 * jb.kl_divergence(p, p)
+corrected = 0.5 * jb.kl_divergence(p, p) + 0.5 * jb.kl_divergence(p, q)
+assert abs(left_side - 0.0871767) < 1e-6 and printed == 0 and abs(corrected - 0.2554128) < 1e-6
+assert printed < left_side < corrected
+
+# %% [markdown]
+# ## 5. Losses for classes
+#
+# What we really want is few wrong answers: the **0-1 loss** is 1 for a wrong class and 0 for the right one. But turn
+# the params a little, and the class stays the same: the derivative is 0 almost everywhere. Nothing tells in which
+# direction to turn.
+#
+# So we take a distance between the label, as a distribution, and the predicted probabilities. With the label one-hot,
+# $P = e_y$, entropy is 0, and KL and cross-entropy are the same:
+#
+# $$ \mathrm{CE}(e_y, Q) = -\log Q_y , $$
+#
+# which is the negative log-likelihood of the label. All ways lead to the same loss. With the softmax inside it is
+#
+# $$ -\log \mathrm{softmax}(z)_y = \mathrm{LSE}(z) - z_y . $$
+#
+# The label belongs in the *first* place. In the second it holds all other classes for impossible, and the loss is
+# infinite unless the prediction is just as certain.
+
+# %%
+scores, label = jnp.array([0.1, -0.8, 1.4, 1.1]), jnp.array(2)
+one_hot, predicted = jb.one_hot(label, 4), jb.softmax(scores)
+expected = 0.7533732
+assert abs(jb.softmax_cross_entropy(scores, label) - expected) < 1e-6
+assert abs(jb.cross_entropy(one_hot, predicted) - expected) < 1e-6
+assert abs(jb.kl_divergence(one_hot, predicted) - expected) < 1e-6
+assert abs(jb.nll(jb.log_softmax(scores), label) - expected) < 1e-6
+assert abs(jb.logsumexp(scores) - scores[2] - expected) < 1e-6
+assert jb.cross_entropy(predicted, one_hot) == jnp.inf
+assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5  # "label 2", where labels count from 1
+
+# %% [markdown]
+# ### Slips around the cross-entropy
+#
+# > **One lecture prints** $H(a, b) = -\sum_i a_i \log b_i$ for $a, b \in [0, 1]^n$, and PyTorch's `CrossEntropyLoss` as
+# > its implementation.
+#
+# **Numbers that break it:** $b = (1, 1, 1, 1)$ has all entries in $[0, 1]$ and the loss 0 for every label.
+# **Corrected:** both must have sum 1. And `CrossEntropyLoss` takes *scores* and applies the softmax itself; whoever
+# passes probabilities applies it twice, and gets 1.180 instead of 0.753. `jb.cross_entropy` takes probabilities,
+# `jb.softmax_cross_entropy` scores; the first one notices if something is no distribution.
+
+# %%
+assert abs(jb.softmax_cross_entropy(predicted, label) - 1.1796) < 1e-4
+try:
+    jb.cross_entropy(one_hot, jnp.ones(4))
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# > **The lecture notes print** that a prediction that is certain (a Dirac distribution) turns the negative
+# > log-likelihood into the 0-1 loss.
+#
+# **A number that breaks it:** $-\log 0 = \infty$, not 1. **Corrected:** it becomes the loss that is 0 or $\infty$. The
+# 0-1 loss, on average over classes drawn from $Q$, is $1 - Q_y$.
+
+# %%
+certainly_wrong = jnp.log(jb.one_hot(jnp.array(3), 4))
+assert jb.nll(certainly_wrong, label) == jnp.inf and jb.zero_one(label, jnp.array(3)) == 1
+chances = np.asarray(predicted, np.float64)
+draws = np.random.default_rng(0).choice(4, size=20_000, p=chances / chances.sum())
+assert abs((draws != 2).mean() - (1 - chances[2])) < 0.02
+
+# %% [markdown]
+# > **The lecture notes print** that the negative log-likelihood is an upper bound of the 0-1 loss, and about 0 where
+# > the class is right.
+#
+# **Numbers that break it:** scores $(0, 0.1)$ with label 0 give the wrong class, and a loss of 0.744 nats, less than 1.
+# Scores $(1.2, 1, 0.9)$ with label 0 give the right class, and a loss of 0.940. **Corrected:** a wrong class has
+# $Q_y \le \tfrac12$, hence a loss of at least $\log 2$ nats, that is *1 bit*: measured in bits it is an upper bound.
+# And if the right class leads by $\delta$, the loss is at most $\log(1 + (C - 1) e^{-\delta})$.
+
+# %%
+zero = jnp.array(0)
+close = jb.softmax_cross_entropy(jnp.array([0.0, 0.1]), zero)
+assert abs(close - 0.744397) < 1e-5 and abs(close / math.log(2) - 1.073937) < 1e-5
+right = jb.softmax_cross_entropy(jnp.array([1.2, 1.0, 0.9]), zero)
+assert abs(right - 0.939831) < 1e-5 and right <= math.log(1 + 2 * math.exp(-0.2))
+assert jb.softmax_cross_entropy(jnp.array([10.0, 0.0, 0.0]), zero) < 1e-4
+
+random_scores = jnp.asarray(np.random.default_rng(0).normal(size=(20_000, 3)), jnp.float32)
+losses = np.asarray(jax.jit(jb.softmax_cross_entropy)(random_scores, jnp.zeros(20_000, jnp.int32)))
+wrong = np.asarray(random_scores).argmax(-1) != 0
+assert (losses / math.log(2) >= wrong - 1e-6).all() and (losses < wrong).any()
+
+# %% [markdown]
+# ### Why not the squared error?
+#
+# For two classes with one score $z$ and $Q_1 = \sigma(z)$ both losses have simple derivatives (homework 2 and 3). For
+# $y = 1$:
+#
+# $$ \frac{d}{dz}\, \mathrm{CE} = \sigma - 1, \qquad
+#    \frac{d}{dz}\, (1 - \sigma)^2 = -2\, (1 - \sigma)^2\, \sigma . $$
+#
+# Look at the far left, where the network is certain, and wrong. There the cross-entropy pulls with full force, and the
+# squared error hardly at all.
+
+# %%
+z = jnp.linspace(-10, 6, 321)
+squared = lambda z: (1 - jb.sigmoid(z)) ** 2
+crossed = lambda z: jb.sigmoid_cross_entropy(z, jnp.ones_like(z))
+slope_ce, slope_mse = (jax.jit(jax.vmap(jax.grad(loss))) for loss in (crossed, squared))
+assert jnp.allclose(slope_ce(z), jb.sigmoid(z) - 1, atol=1e-6)
+assert jnp.allclose(slope_mse(z), -2 * (1 - jb.sigmoid(z)) ** 2 * jb.sigmoid(z), atol=1e-6)
+assert abs(slope_mse(z)[0] + 9.07875e-5) < 1e-8 and slope_ce(z)[0] < -0.9999
+assert abs(slope_mse(z).min() + 8 / 27) < 1e-4 and abs(z[slope_mse(z).argmin()] + math.log(2)) < 0.05
+
+
+def descend(slope, z=-10.0, step=1.0):
+    return jax.lax.scan(lambda z, _: (z - step * slope(z[None])[0], z), jnp.array(z), length=60)[1]
+
+
+paths = {"cross-entropy": descend(slope_ce), "squared error": descend(slope_mse)}
+assert paths["cross-entropy"][-1] > 3 and paths["squared error"][-1] < -9.9
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+plotting.curves(z, {"cross-entropy": slope_ce(z), "squared error": slope_mse(z)}, left)
+left.set(xlabel="score $z$", ylabel="derivative of the loss, $y = 1$")
+axes = plotting.curves(np.arange(60), paths, right)
+assert paths["cross-entropy"][12] > 0
+labelled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="score $z$")
+
+# %% [markdown]
+# On the right: sixty steps downhill from a confident mistake. With the cross-entropy it is corrected after a dozen
+# steps; with the squared error nothing happens at all.
+#
+# ### Softer labels
+#
+# With one-hot labels the loss is never 0: scores grow forever. **Label smoothing** takes the target
+# $(1 - \varepsilon)\, e_y + \varepsilon / C$ instead. **Distillation** takes the probabilities of another network, and
+# a temperature that flattens them. Both are cross-entropies with a target that is not one-hot.
+
+# %%
+smooth = jb.smooth_labels(one_hot, 0.1)
+assert jnp.allclose(smooth, jnp.array([0.025, 0.025, 0.925, 0.025]))
+assert abs(jb.softmax_cross_entropy(scores, smooth) - 0.8483732) < 1e-6
+best_gap = math.log(0.925 / 0.025)  # by how much the right score should lead, and no more
+ideal = jnp.array([0.0, 0.0, best_gap, 0.0])
+gradient = jax.grad(lambda z: jb.softmax_cross_entropy(z, smooth))(ideal)
+assert abs(best_gap - 3.6109179) < 1e-6 and abs(gradient).max() < 1e-6
+assert jnp.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]), atol=1e-6)
+
+# %% [markdown]
+# ## 6. All of it, once
+#
+# Three spiral arms in the plane; which arm does a point belong to? No line separates them. The data are split in three
+# parts, a net with two hidden layers computes three scores, the loss is the cross-entropy, and `fit` does the steps. It
+# keeps the params that were best on the validation data.
+
+# %%
+rng = np.random.default_rng(0)
+arm = np.repeat(np.arange(3), 200).astype(np.int32)
+radius = rng.uniform(0.1, 1, 600)
+angle = 2 * np.pi * arm / 3 + 6 * radius + rng.normal(0, 0.2, 600)
+points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).astype(np.float32)
+train, validation, test = jb.three_way_split(jax.random.key(1), (points, arm))
+
+net = jb.MLP(32, 32, 3)
+fitted = jb.fit(
+    net,
+    jb.softmax_cross_entropy,
+    optax.adam(2e-2),
+    train,
+    key=jax.random.key(0),
+    epochs=30,
+    validation=validation,
+    metrics={"accuracy": jb.accuracy},
+    progress=False,
+)
+test_scores = net.apply(fitted.params, jnp.asarray(test[0]))
+test_accuracy = jb.accuracy(test_scores, jnp.asarray(test[1]))
+print(f"test accuracy {test_accuracy:.3f}; where the net is wrong:")
+assert test_accuracy > 0.9
+jb.confusion_matrix(jb.predict_class(test_scores), jnp.asarray(test[1]), 3)
+
+# %% [markdown]
+# Rows are the true arm, columns the predicted one. On the left the loss, on the right where the net decides how.
+
+# %%
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+fitted.history.plot(left)
+plotting.boundary(jax.jit(lambda x: net.apply(fitted.params, x)), ((-1.2, 1.2), (-1.2, 1.2)), right)
+axes = plotting.points(test[0], test[1], right)
+
+# %% [markdown]
+# And the best *linear* scores, for comparison? The same call with another net: not much better than a guess,
+# which is right in a third of the cases.
+
+# %%
+layer = jb.Dense(3)
+how = dict(key=jax.random.key(0), epochs=30, progress=False)
+linear = jb.fit(layer, jb.softmax_cross_entropy, optax.adam(1e-2), train, **how)
+linear_accuracy = jb.accuracy(layer.apply(linear.params, jnp.asarray(test[0])), jnp.asarray(test[1]))
+assert linear_accuracy < 0.6
+print(f"linear: {linear_accuracy:.3f}")
+
+# %% [markdown]
+# ## Summary
+#
+# | the answer is | the net outputs | loss |
+# |---|---|---|
+# | numbers, Gaussian noise | their mean | `mse` |
+# | numbers, with outliers | their median | `mae`, or `huber` |
+# | one of two classes | one score | `sigmoid_cross_entropy` |
+# | one of $C$ classes | $C$ scores | `softmax_cross_entropy` |
+# | a distribution | $C$ scores | `softmax_cross_entropy` with soft targets |
+#
+# Minimising the cross-entropy in $Q$ is minimising the Kullback-Leibler divergence from the truth, is making the
+# observed labels as probable as possible. How to *find* the minimum is the subject of notebook 4; whether a small
+# training loss means a small test loss, of notebook 8.
+#
+# ## Homework
+#
+# 1. **How are cross-entropy and KL related?** Show that the negative log-likelihood is a special case of both, and that
+#    minimising either in $Q$ is the same.
+# 2. **Derive** $\partial \ell / \partial z_i = \mathrm{softmax}(z)_i - [y = i]$ for the softmax cross-entropy $\ell$.
+# 3. **Derive** $\mathrm{d} \ell / \mathrm{d} z = \sigma(z) - y$ for the cross-entropy of $\sigma(z)$ with a label 0 or
+#    1, and the derivative of $(y - \sigma(z))^2$. Where is the latter steepest?
+# 4. **Two wrong predictions** of section 2, $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$ with truth $(0, 0, 1)$. What do the
+#    squared error and the cross-entropy say about them? Which do you find right?
+# 5. **How good is the approximation** $\max \approx \mathrm{LSE}$? Prove $0 \le \mathrm{LSE}(z) - \max z \le \log C$.
+#    When are the bounds reached, and how can the approximation be made better?
+# 6. **Is it a metric?** Of total variation, $L^2$, $\sum_i |P_i - Q_i|^{1/2}$ squared, KL: which are?
+#
+# Try them before you read on.
+#
+# ## Solutions
+#
+# **1.** $\mathrm{CE}(P, Q) = D_{\mathrm{KL}}(P \| Q) + H(P)$, and $H(P)$ does not depend on $Q$: same minimiser, same
+# gradients. For $P = e_y$, $H = 0$ and both are $-\log Q_y$.
+
+# %%
+to_scores = lambda divergence: jax.grad(lambda z: divergence(smooth, jb.softmax(z)))(scores)
+assert jnp.allclose(to_scores(jb.cross_entropy), to_scores(jb.kl_divergence), atol=1e-6)
+difference = jb.cross_entropy(smooth, predicted) - jb.kl_divergence(smooth, predicted)
+assert jnp.allclose(difference, jb.entropy(smooth), atol=1e-6)
+
+# %% [markdown]
+# **2.** $\ell = \log \sum_j e^{z_j} - z_y$. The derivative of the first term by $z_i$ is
+# $e^{z_i} / \sum_j e^{z_j} = \mathrm{softmax}(z)_i$, that of the second $-[y = i]$. The entries sum to 0, since a
+# common shift changes nothing.
+
+# %%
+gradient = jax.grad(jb.softmax_cross_entropy)(scores, jnp.array(1))
+assert jnp.allclose(gradient, jnp.array([0.1283014, -0.9478365, 0.4707758, 0.3487593]), atol=1e-6)
+assert jnp.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6) and abs(gradient.sum()) < 1e-6
+
+# %% [markdown]
+# **3.** $\ell = -y \log \sigma - (1 - y) \log (1 - \sigma)$ and $\sigma' = \sigma (1 - \sigma)$, so
+# $\ell' = -y (1 - \sigma) + (1 - y) \sigma = \sigma - y$. For the squared error $2 (\sigma - y)\, \sigma (1 - \sigma)$.
+# With $y = 1$ its size is $2 (1 - \sigma)^2 \sigma$, largest at $\sigma = \tfrac13$, which is $z = -\log 2$: there it
+# is $\tfrac{8}{27}$.
+
+# %%
+half = jnp.array(0.5)
+assert abs(jb.sigmoid_cross_entropy(half, jnp.array(0.0)) - 0.9740770) < 1e-6
+assert abs(jax.grad(jb.sigmoid_cross_entropy)(half, jnp.array(0.0)) - 0.6224593) < 1e-6
+assert jnp.allclose(slope_mse(jnp.full(321, -math.log(2))), -8 / 27, atol=1e-6)
+
+# %% [markdown]
+# **4.** The squared error prefers the second one, 0.96 to 1.28; the cross-entropy is $-\log 0.2 = 1.609$ for both. It
+# asks only how probable the truth was held, not how the rest was spread over the wrong classes. For labels that is what
+# one wants: no wrong class is less wrong than another.
+
+# %%
+assert all(abs(jb.cross_entropy(truth, guess) - 1.6094379) < 1e-6 for guess in (first, second))
+
+# %% [markdown]
+# **5.** With $m = \max z$: $\sum_i e^{z_i}$ has a term $e^m$, and $C$ terms of at most $e^m$, so
+# $e^m \le \sum_i e^{z_i} \le C e^m$; take logarithms. The upper bound is reached for equal scores, the lower one only
+# in the limit of scores far apart. $\mathrm{LSE}(\lambda z) / \lambda$ is off by at most $\log C / \lambda$.
+
+# %%
+for sharpness in (1, 10, 100):
+    off = jb.logsumexp(sharpness * scores) / sharpness - scores.max()
+    print(f"lambda = {sharpness:3}: off by {off:.6f}, bound {math.log(4) / sharpness:.6f}")
+    assert -1e-6 < off <= math.log(4) / sharpness
+
+# %% [markdown]
+# **6.** Total variation and $L^2$ are. The third is not: the triangle inequality fails. From
+# $P = (\tfrac12, 0, \tfrac12, 0)$ over $R = (0, \tfrac12, \tfrac12, 0)$ to $Q = (0, \tfrac12, 0, \tfrac12)$ it is
+# $2 + 2$, directly 8. (That is why $L^p$ asks for $p \ge 1$.) KL is not symmetric, and does not obey the triangle
+# inequality either (section 4).
+
+# %%
+root = lambda a, b: (abs(np.asarray(a) - np.asarray(b)) ** 0.5).sum() ** 2
+P, R, Q = [0.5, 0, 0.5, 0], [0, 0.5, 0.5, 0], [0, 0.5, 0, 0.5]
+assert np.allclose([root(P, R), root(R, Q), root(P, Q)], [2, 2, 8])
