@@ -349,6 +349,8 @@ def test_naive_derivatives_are_quadratic_in_the_depth():
         (lambda: chain_cost((3, 4, 5), "backward"), r"'best', or the factors 2 to 1.*as in \(2, 1\), but 'backward'"),
         (lambda: chain_cost((3, 4, 5), (1, 2)), r"factors 2 to 1, in this order.*but \(1, 2\) came"),
         (lambda: chain_cost((3, 4, 5, 6), (3, 2, 1)), r"nested pairs, as in \(\(3, 2\), 1\), but \(3, 2, 1\) came"),
+        (lambda: optimal_order(3), r"dimensions d_0, .* but an int came; write optimal_order\(\(d_0, ..., d_L\)\)"),
+        (lambda: chain_cost(3), "as in .784, 128, 10., but an int came"),
         (lambda: bracketings(0), r"factors to be a whole number >= 1, but 0 came"),
         (lambda: multiply_chain([]), "at least one Jacobian, but none came"),
         (lambda: multiply_chain([jnp.ones(3)]), r"matrices, but J1 is float32 \(3,\); write J1.reshape"),

@@ -409,3 +409,18 @@ def test_complaints_are_those_of_lax_scan(checkpoint):
         scan(lambda h, x: (h, None), 0.0, jnp.ones(3), length=4, checkpoint=checkpoint)
     with pytest.raises(ValueError, match="length"):
         scan(lambda h, x: (h, None), 0.0, checkpoint=checkpoint)
+
+
+def test_root_holds_a_block_of_slices():
+    """Where a slice is large against the carry, the blocks of ``xs`` and of their gradient are what "sqrt" holds."""
+    length, width = 64, 1024
+
+    def loss(xs, checkpoint):
+        step = lambda h, x: (jnp.tanh(h + h * x.sum()), None)
+        return jnp.sum(scan(step, jnp.ones(4), xs, checkpoint=checkpoint)[0])
+
+    def held(checkpoint):
+        gradient = jax.grad(functools.partial(loss, checkpoint=checkpoint))
+        return jax.jit(gradient).lower(jnp.ones((length, width))).compile().memory_analysis().temp_size_in_bytes
+
+    assert held("sqrt") >= 8 * 4 * width > held("body")

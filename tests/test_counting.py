@@ -616,3 +616,9 @@ def test_arguments_flags_and_numbers():
 def test_counting_runs_and_compiles_nothing():
     huge = shape(10**6, 10**6)
     assert count(jnp.matmul, huge, huge).flops == 2 * 10**18
+
+
+def test_what_is_no_function_says_so(sentences):
+    with pytest.raises(TypeError, match=r"count expects a function f first, but an int came; write count\(f, x, ...\)"):
+        count(3, jnp.ones(2))
+    assert count(jnp.sin, jnp.ones(2)).transcendentals == 2

@@ -174,3 +174,17 @@ def test_what_is_no_operator_says_so(sentences):
     with pytest.raises(ValueError, match="but no function came"):
         as_matrix(x, x)
     as_matrix(lambda v: v, x)
+    with pytest.raises(TypeError, match=r"as_matrix expects like to hold floating-point arrays, but like is int32"):
+        as_matrix(lambda v: v, jnp.arange(2))
+
+
+def test_affine_functions_are_not_operators():
+    """What is not zero at zero; its Jacobian is an operator. An infinite or NaN entry is let through."""
+    x, f = jnp.array([0.5, 2.0]), jnp.cos
+    with pytest.raises(ValueError, match=r"as_matrix expects a linear operator, but it returns 1.0 at zero; .*jax.jvp"):
+        as_matrix(f, x)
+    found = as_matrix(lambda v: jax.jvp(f, (x,), (v,))[1], x)
+    np.testing.assert_allclose(found, np.diag(-np.sin(x)), rtol=1e-6)
+    jax.jit(lambda x: as_matrix(lambda v: 2 * v, x))(x)
+    with jax.debug_nans(False):
+        assert np.isinf(as_matrix(lambda v: jnp.array([jnp.inf, 1.0]) * v, x)[0, 0])

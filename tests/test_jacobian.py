@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxblocks.ad import planning
 from jaxblocks.ad.counting import count
-from jaxblocks.ad.jacobians import jacobian, jacobian_plan
+from jaxblocks.ad.jacobians import _run, jacobian, jacobian_plan
 from jaxblocks.ad.planning import Chain, Part, best_bracketing, written
 
 
@@ -411,6 +411,45 @@ def test_explains_itself():
     assert repr(plan) == words and words.splitlines()[0] in plan._repr_html_()
 
 
+def test_explains_a_known_matrix():
+    """One stage that is written down is no sweep: what is done is the scaling of its rows."""
+    w = jnp.ones((30, 30))
+    plan = jacobian_plan(lambda x: jnp.sin(x @ w), jnp.ones(30))
+    words = plan.explain()
+    assert plan.mode == "known" and plan.operations["chosen"] == 30 * 30 and plan.temporary_bytes > 0
+    assert "1. J1 is written down: its matrix, scaled row by row" in words
+    assert "mixed" not in words and "bracketing" not in words and "batches: none" in words
+    assert "column by column" in jacobian_plan(lambda x: jnp.sin(x) @ w, jnp.ones(30)).explain()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "widths", [(30, 30), (200, 3, 200), (50, 3, 200), (300, 4, 8, 300), (128, 8, 128, 8, 128), (300, 100, 300)]
+)
+def test_operations_are_all_counted(widths, turned):
+    """Sweeps, products, stages that are written down and every scaling: to the last operation."""
+    ws = [normal(i, b, a) if turned else normal(i, a, b) for i, (a, b) in enumerate(itertools.pairwise(widths))]
+
+    def f(x):
+        for w in ws:
+            x = jnp.sin(w @ x if turned else x @ w)
+        return [x]
+
+    _, linear = planning.linearised(f, [normal(0, widths[0])])
+    route = planning.make_plan(linear)
+    assert route.plan.mode == ("known" if len(widths) == 2 else "mixed")
+    run = count(lambda constants: _run(linear._replace(constants=constants), route).arrays, list(linear.constants))
+    ones = sum(widths[1:])  # diagonals are made out of ones, which is nothing to multiply
+    assert route.plan.operations["chosen"] == run.flops - ones
+
+
+def test_stages_are_told():
+    """Every stage of the bracketing has its step."""
+    a, b = jnp.ones((200, 3)), jnp.ones((3, 200))
+    plan = jacobian_plan(lambda x: jnp.sin(jnp.sin(x @ a) @ b), jnp.ones(200))
+    assert plan.sweeps == ("J2 is written down: its matrix, scaled row by row", "200 rows pulled through J1")
+
+
 def test_planned_from_shapes():
     """A plan needs no values, and is the same for arrays and shapes."""
     f = mlp(16, 2, 16)
@@ -423,18 +462,59 @@ def test_errors_say_what_to_do(sentences):
     for wrong, word in [
         (lambda: jacobian(3.0), "expects a function f, but a float came"),
         (lambda: jacobian(jnp.sin, "fwd"), "'auto', 'forward' or 'reverse', but 'fwd' came"),
-        (lambda: jacobian(jnp.sin, chunk_size=0), "chunk_size to be a whole number >= 1, but 0 came"),
-        (lambda: jacobian(jnp.sin, chunk_size=2.5), "chunk_size to be a whole number >= 1"),
+        (
+            lambda: jacobian(jnp.sin, chunk_size=0),
+            "chunk_size to be 'auto', None for all seeds at once, or a whole number >= 1, but 0 came",
+        ),
+        (lambda: jacobian(jnp.sin, chunk_size=2.5), "or a whole number >= 1, but 2.5 came"),
+        (lambda: jacobian(jnp.sin, chunk_size="big"), "'auto', None for all seeds at once, .* but 'big' came"),
         (lambda: jacobian(jnp.sin, memory=-1), "memory to be a whole number >= 1"),
         (lambda: jacobian(lambda p: p["a"])({"a": x, "n": jnp.arange(2)}), r"x\['n'\] is int32 \(2,\)"),
         (lambda: jacobian(jnp.sin)(()), "at least one array"),
         (lambda: jacobian(lambda x: (x, {"i": jnp.argmax(x)}))(x), r"f\(x\)\[1\]\['i'\] is int32 \(\)"),
         (lambda: jacobian(jnp.sin)(x.astype(jnp.complex64)), "complex64"),
+        (lambda: jacobian(lambda x: None)(x), "f to return at least one array, but None came; let f return"),
+        (lambda: jacobian(lambda x: x)("a"), "x is a str; give an array, or pass it after x"),
+        (lambda: jacobian(lambda x: [x, "s"])(x), r"f\(x\)\[1\] is a str; give an array, or leave it out"),
+        (lambda: jacobian(jnp.sin)(3), "x is an int; write 3.0, or pass it after x"),
+        (lambda: jacobian(jnp.sin, memory=1.5), "memory to be a whole number >= 1, but 1.5 came"),
     ]:
         with pytest.raises((TypeError, ValueError), match=word):
             wrong()
     np.testing.assert_allclose(jacobian(jnp.sin)(jnp.arange(3).astype(jnp.float32)), jnp.diag(jnp.cos(jnp.arange(3.0))))
     np.testing.assert_allclose(jacobian(jnp.sin)(2.0), np.cos(2.0), rtol=1e-6)
+    np.testing.assert_allclose(jacobian(jnp.sin)(3.0), np.cos(3.0), rtol=1e-6)
+    np.testing.assert_allclose(jacobian(jnp.sin, memory=1e9)(x), jnp.diag(jnp.cos(x)), rtol=1e-6)
+
+
+def test_neither_mode(sentences):
+    """A custom vjp rule in a while loop has neither mode; either repair that the error names gives the Jacobian."""
+
+    @jax.custom_vjp
+    def reverse_only(x):
+        return jnp.sin(x)
+
+    reverse_only.defvjp(lambda x: (jnp.sin(x), x), lambda x, bar: (bar * jnp.cos(x),))
+
+    @jax.custom_jvp
+    def with_jvp(x):
+        return jnp.sin(x)
+
+    with_jvp.defjvp(lambda x, v: (jnp.sin(x[0]), v[0] * jnp.cos(x[0])))
+
+    def looped(rule):
+        return lambda x: lax.while_loop(lambda state: state[0] < 3, lambda s: (s[0] + 1, rule(s[1])), (0, x))[1]
+
+    def of_fixed_length(x):
+        return lax.fori_loop(0, 3, lambda i, h: reverse_only(h), x)
+
+    x = jnp.linspace(0.5, 1.0, 3)
+    for wrong in (jacobian(looped(reverse_only)), lambda x: jacobian_plan(looped(reverse_only), x)):
+        with pytest.raises(TypeError, match="while loop forbids reverse mode and a custom_vjp forward mode; .*scan"):
+            wrong(x)
+    wanted = jax.jacfwd(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(x)
+    for right in (of_fixed_length, looped(with_jvp)):
+        np.testing.assert_allclose(jacobian(right)(x), wanted, rtol=1e-6)
 
 
 def test_too_little_memory_names_the_least(sentences):

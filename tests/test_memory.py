@@ -111,3 +111,7 @@ def test_bad_curves_are_refused(sentences):
         memory_curve(lambda depth: (jnp.sin, jnp.ones(3)), (1, 2))
     with pytest.raises(TypeError, match="memory_curve differentiates with respect to floating-point"):
         memory_curve(lambda depth: (jnp.sum, jnp.arange(3)), (1, 2))
+    with pytest.raises(TypeError, match=r"but make takes no checkpoint; write def make\(depth, checkpoint=None\)"):
+        memory_curve(lambda depth: make(depth), (1, 2), ["body"])
+    assert len(memory_curve(lambda depth: make(depth), (1,))) == 3  # it need not, where none is asked for
+    assert len(memory_curve(lambda depth, **options: make(depth, **options), (1,), ["body"])) == 4

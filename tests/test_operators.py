@@ -454,7 +454,7 @@ def test_what_cannot_be_differentiated_says_so(sentences):
         hessian_operator(jnp.sum, x)(jnp.ones(3))
     with pytest.raises(TypeError, match="gauss_newton_operator expects a model, a function of x, first, but float32"):
         gauss_newton_operator(x, jnp.sum, x)
-    with pytest.raises(ValueError, match="gauss_newton_operator expects f to return a scalar"):
+    with pytest.raises(ValueError, match="gauss_newton_operator expects loss to return a scalar"):
         gauss_newton_operator(jnp.sin, jnp.cos, x)
     with pytest.raises(TypeError, match="expects the model to return floating-point outputs, but int32"):
         gauss_newton_operator(lambda x: jnp.argmax(x), jnp.sum, x)
@@ -488,6 +488,35 @@ def test_fisher_asks_for_key_and_likelihood(sentences):
         lambda out, y: (y.astype(out.dtype) * out - jnp.exp(out)).sum(-1),
     )
     make(key=jax.random.key(0), likelihood=rate)
+
+
+def test_calls_are_told_as_they_are(sentences):
+    """The sentence names the function that was called, its own arguments, and the one that is wrong."""
+    x, half = jnp.ones(2), lambda y: jnp.sum(y**2) / 2
+    with pytest.raises(TypeError, match=r"a function f first, but .* came; write hessian_operator\(f, x\)\.$"):
+        hessian_operator(x, half)
+    with pytest.raises(TypeError, match=r"a function loss, but .*; write gauss_newton_operator\(model, loss, x\)\.$"):
+        gauss_newton_operator(jnp.sin, x, half)
+    with pytest.raises(TypeError, match=r"a function loss, but .*; write gauss_newton_product\(model, loss, x, v\)\.$"):
+        gauss_newton_product(jnp.sin, x, half, x)
+    with pytest.raises(ValueError, match=r"gauss_newton_product expects loss to .*\(as in loss\(outputs\).sum\(\)\)"):
+        gauss_newton_product(jnp.sin, jnp.square, x, x)
+    with pytest.raises(ValueError, match=r"^gauss_newton_product expects v like x"):
+        gauss_newton_product(jnp.sin, half, x, jnp.ones(3))
+    gauss_newton_product(jnp.sin, half, x, x)
+
+
+@pytest.mark.parametrize(("likelihood", "axis"), [("categorical", "classes"), ("gaussian", "features")])
+def test_fisher_asks_for_an_axis_of_outputs(likelihood, axis):
+    x = jnp.ones((2, 3))
+    ask = lambda model: fisher_operator(model, x, key=jax.random.key(0), likelihood=likelihood)
+    with pytest.raises(
+        ValueError, match=rf"outputs \(\.\.\., {axis}\), one row per example, but float32 \(\) came; leave"
+    ):
+        ask(jnp.sum)
+    with pytest.raises(ValueError, match=r"one array of outputs .* but a tuple came"):
+        ask(lambda x: (x, x))
+    ask(lambda x: x)
 
 
 def test_broadcast_losses_are_refused(sentences):

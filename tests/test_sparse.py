@@ -290,7 +290,9 @@ def test_errors_are_sentences(sentences):
     with pytest.raises(TypeError, match=r"sparsity differentiates.*x is int32 \(4,\); convert it with .astype"):
         sparsity(jnp.diff, jnp.arange(4))
     sparsity(jnp.diff, jnp.arange(4).astype(jnp.float32))
-    with pytest.raises(TypeError, match=r"sparsity expects f to return one array, but a dict came"):
+    with pytest.raises(TypeError, match=r"^sparse_jacobian differentiates.*x is int32 \(4,\); convert it with .astype"):
+        sparse_jacobian(jnp.diff, jnp.arange(4))
+    with pytest.raises(TypeError, match=r"sparse_jacobian expects f to return one array, but a dict came"):
         sparse_jacobian(lambda x: {"y": x}, x)
     with pytest.raises(TypeError, match=r"floating-point array, but int32 \(\) came, which has no derivative"):
         sparsity(jnp.argmax, x)

@@ -292,9 +292,45 @@ def test_keys_and_operators_are_asked_for(tool, sentences):
     with pytest.raises(ValueError, match=r"like its argument, float32 \(40,\), but float32 \(1,\) came"):
         tool(lambda v: v[:1], like, jax.random.key(0))
     with pytest.raises(
-        TypeError, match=rf"{name} differentiates with respect to floating-point arrays, but x is int32"
+        TypeError, match=rf"{name} expects like to hold floating-point arrays, but like is int32 \(3,\); .*astype"
     ):
         tool(lambda v: v, jnp.arange(3), jax.random.key(0))
+    with pytest.raises(TypeError, match=rf"{name} expects like, .*but a function came; write {name}\(operator, like"):
+        tool(jnp.sum, lambda v: v, jax.random.key(0))
+    with pytest.raises(TypeError, match=rf"an operator, .* but float32 \(40,\) came; write {name}\(operator, like, "):
+        tool(like, lambda v: v, jax.random.key(0))
+    with pytest.raises(TypeError, match=r"but like\['f'\] is a function; pass arrays alone"):
+        tool(lambda v: v, {"f": jnp.sum, "x": like}, jax.random.key(0))
+
+
+@pytest.mark.parametrize("tool", TOOLS[1:])
+def test_unsymmetric_operators_are_refused(tool):
+    """Raised where values are known; where they are not, what is promised is NaN."""
+    rng = np.random.default_rng(0)
+    B = rng.normal(size=(9, 9)).astype(np.float32)
+    promise = {lanczos: "residual", largest_eigenvalues: "bounds", spectral_density: "nodes"}[tool]
+    name, key = tool.__name__, lambda: jax.random.key(0)
+    for A, steps in [(np.array([[0, 100], [0, 0]], np.float32), 2), (B + B.T + 0.3 * B, 4)]:
+        with pytest.raises(ValueError, match=rf"{name} expects a symmetric operator, but v'Aw and w'Av differ by"):
+            tool(*of_matrix(A), key(), steps=steps)
+        with jax.debug_nans(False):
+            found = jax.jit(lambda key, A=A, steps=steps: tool(*of_matrix(A), key, steps=steps))(key())
+            many = jax.vmap(lambda key, A=A, steps=steps: tool(*of_matrix(A), key, steps=steps))(key()[None])
+            assert np.isnan(getattr(found, promise)).all() and np.isnan(getattr(many, promise)).all()
+        mended = jax.jit(lambda key, A=A, steps=steps: tool(*of_matrix((A + A.T) / 2), key, steps=steps))(key())
+        assert np.isfinite(getattr(mended, promise)).all()
+        tool(*of_matrix((A + A.T) / 2), key(), steps=steps)  # the advice
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_rounding_is_not_taken_for_asymmetry(dtype):
+    """Products in the dtype itself, those of a net in bfloat16 behind float32 arrays, and equal eigenvalues."""
+    B = np.random.default_rng(0).normal(size=(60, 60))
+    for A in (jnp.asarray(B + B.T, dtype), jnp.ones((60, 60), dtype), 1e-3 * jnp.eye(60, dtype=dtype)):
+        found = largest_eigenvalues(lambda v, A=A: A @ v, jnp.zeros(60, dtype), jax.random.key(0), 1, 20)
+        assert np.isfinite(found.bounds).all()
+        narrow = lambda v, A=A: (A.astype(jnp.bfloat16) @ v.astype(jnp.bfloat16)).astype(jnp.float32)
+        largest_eigenvalues(narrow, jnp.zeros(60), jax.random.key(0), 1, 20)
 
 
 @pytest.mark.parametrize("tool", TOOLS[1:])

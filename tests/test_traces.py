@@ -527,11 +527,18 @@ def test_the_picture_of_a_net_on_its_own_axes():
 
 
 def test_integers_are_refused_and_the_advice_works(sentences):
-    with pytest.raises(TypeError, match=r"floating-point arrays, but x\[1\] is int32 \(\); convert it with .astype"):
+    with pytest.raises(TypeError, match=r"floating-point arrays, but x2 is int32 \(\); convert it with .astype"):
+        trace_table(survey, 2.0, jnp.array(5))
+    with pytest.raises(TypeError, match=r"but x2 is an int; write 5.0, or close over it"):
         trace_table(survey, 2.0, 5)
+    with pytest.raises(TypeError, match=r"but x1 is an int; write 3.0, or close over it"):
+        trace_table(lambda *xs: xs[0] * xs[1], 3, 2.0)
+    with pytest.raises(TypeError, match=r"but p\['n'\] is a str; give an array"):
+        trace_table(lambda p: p["w"], {"n": "name", "w": 1.0})
     with pytest.raises(TypeError, match="close over it"):
         trace_table(lambda x, n: x[n], jnp.ones(3), jnp.array(1))
     assert trace_table(survey, 2.0, jnp.array(5).astype(jnp.float32)).value > 11
+    assert trace_table(survey, 2.0, 5.0).value > 11
     assert trace_table(lambda x: x[jnp.array(1)], jnp.ones(3)).value == 1
 
 

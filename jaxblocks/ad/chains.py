@@ -15,7 +15,7 @@ pays nothing for the single row that it starts with.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -363,6 +363,11 @@ def _bracketing(where, order, factors):
 
 
 def _dims(where, dims) -> tuple[int, ...]:
+    if not isinstance(dims, Iterable) or isinstance(dims, str):
+        raise ValueError(
+            f"{where} expects the dimensions d_0, ..., d_L of a chain, as in (784, 128, 10), but {describe_any(dims)} "
+            f"came; write {where}((d_0, ..., d_L))."
+        )
     dims = tuple(require_whole(where, f"dims[{i}]", d) for i, d in enumerate(dims))
     if len(dims) < 2:
         raise ValueError(f"{where} expects the dimensions d_0, ..., d_L of at least one Jacobian, but {dims} came.")

@@ -68,6 +68,9 @@ def scan(
         ValueError: for a ``checkpoint`` that is none of these.
         TypeError: from ``jax.lax.scan``, where ``f`` changes the type of the carry.
 
+    "sqrt" also holds about :math:`\sqrt L` slices of ``xs`` (and of their gradient), so it pays where the carry is
+    large against a slice.
+
     Every transformation applies, with the exception of snapshots (``checkpoint=c``): they are a rule for
     reverse mode, so that ``jax.jvp`` and ``jax.jacfwd`` of the scan itself are refused by JAX (forward mode
     keeps nothing: leave ``checkpoint`` out), and so is reverse mode twice. Forward over reverse works:

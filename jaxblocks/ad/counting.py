@@ -44,6 +44,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from jaxblocks.checks import describe_any
+
 __all__ = ["Cond", "Count", "Loop", "count", "equations"]
 
 
@@ -212,6 +214,8 @@ def count(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
 
     Source: Griewank & Walther, Evaluating Derivatives (a derivative's cost is a small multiple of the function's).
     """
+    if not callable(f):
+        raise TypeError(f"count expects a function f first, but {describe_any(f)} came; write count(f, x, ...).")
     traced = {name: value for name, value in kwargs.items() if _holds_arrays(value)}
     static = {name: value for name, value in kwargs.items() if name not in traced}
     jaxpr = jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.loops import chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
-from jaxblocks.ad.products import at_point, scalar_valued
-from jaxblocks.checks import describe_any
+from jaxblocks.ad.products import at_point, floating_like, scalar_valued
+from jaxblocks.checks import check_values, describe_any
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 
@@ -31,20 +31,30 @@ def as_matrix(
     """The matrix of an operator ``v -> Av``, its columns in the order of ``jax.tree.leaves``, each leaf raveled.
 
     Args:
-        operator: linear, takes and returns a pytree like ``like``.
+        operator: linear, takes and returns a pytree like ``like``. Of what is not linear only a value at zero that
+            is not zero is seen, and not under ``jit``; else what comes out are its values at the unit vectors.
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
         chunk_size: how many columns at once; ``"auto"`` looks at the sizes of arrays in the operator.
 
     Raises:
-        ValueError: for ``chunk_size`` < 1, or an operator that does not return a pytree like ``like``.
+        ValueError: for ``chunk_size`` < 1, or an operator that does not return a pytree like ``like``, or zero at zero.
         TypeError: where a leaf of ``like`` is not floating-point.
 
     >>> as_matrix(lambda v: {"a": v["a"] + 2 * v["b"], "b": v["b"]}, {"a": jnp.zeros(()), "b": jnp.zeros(())})
     Array([[1., 2.],
            [0., 1.]], dtype=float32)
     """
-    like, _ = at_point("as_matrix", like, like)
-    return _matrix("as_matrix", operator, like, chunk_size)
+    like = floating_like("as_matrix", like)
+    matrix = _matrix("as_matrix", operator, like, chunk_size)
+    at_zero = jax.tree.leaves(operator(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)))
+    for y in at_zero:
+        check_values(
+            ~(jnp.abs(y) > 0),  # NaN is let through
+            "as_matrix expects a linear operator, but it returns {most} at zero; for the Jacobian of a function f at x "
+            "pass lambda v: jax.jvp(f, (x,), (v,))[1].",
+            most=jnp.max(jnp.abs(y), initial=0),
+        )
+    return matrix
 
 
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | str = "auto") -> PyTree:

@@ -27,7 +27,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.jaxprs import inputs_of, piece
 from jaxblocks.ad.planning import JacobianPlan, Linear, Link, Part, Route, known_matrix, linearised, make_plan
-from jaxblocks.checks import describe, describe_any, require_whole
+from jaxblocks.checks import describe_any, require_whole
 
 __all__ = ["jacobian", "jacobian_plan"]
 
@@ -37,7 +37,7 @@ def jacobian(
     mode: str = "auto",
     chunk_size: int | str | None = "auto",
     *,
-    memory: int | None = None,
+    memory: int | float | None = None,
 ) -> Callable:
     r"""A function that returns the Jacobian :math:`J = \partial f / \partial x` with respect to the first argument.
 
@@ -50,7 +50,8 @@ def jacobian(
         mode: ``"auto"``, ``"forward"`` (as ``jax.jacfwd``) or ``"reverse"`` (as ``jax.jacrev``).
         chunk_size: how many seeds are swept at once: a number, ``None`` for all, or ``"auto"`` for as many as
             keep the temporaries below 256 MiB, or below twice the size of the Jacobian where that is more.
-        memory: a bound on the temporaries in bytes, estimated with a margin, beside what ``f`` itself needs.
+        memory: a bound on the temporaries in bytes, such as ``1e9``, estimated with a margin, beside what ``f``
+            itself needs.
 
     Returns:
         ``derivative(x, *rest, **kwargs)``: as ``jax.jacfwd`` returns it, the structure of ``f(x)`` with that of
@@ -58,10 +59,12 @@ def jacobian(
         and ``grad``. `jacobian_plan` tells what it does.
 
     Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
-    convolves. A while loop has forward mode alone, a custom vjp rule reverse mode alone: the plan knows it.
+    convolves. A while loop has forward mode alone, a custom vjp rule reverse mode alone: the plan knows it, and where
+    one holds the other there is none.
 
     Raises:
-        TypeError: where ``f`` is no function, or x or f(x) holds a leaf that is not floating-point (it is named).
+        TypeError: where ``f`` is no function, or x or f(x) holds a leaf that is not floating-point (it is named), or
+            where neither mode can differentiate ``f``.
         ValueError: where an option is none of the above, or ``memory`` is too small (the least that works is named).
 
     >>> J = jacobian(lambda x: jnp.stack([x[0] * x[1], x[0] + x[2]]))
@@ -84,7 +87,7 @@ def jacobian(
             return stock[mode](lambda x: value.checked(x))(x)
         _, linear = linearised(value, leaves)
         route = make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory)
-        if route.plan.mode != "mixed" and route.plan.chunk_size is None:
+        if route.plan.mode in stock and route.plan.chunk_size is None:
             return stock[route.plan.mode](lambda x: f(x, *rest, **kwargs))(x)
         return _assembled(_run(linear, route), leaves, structure, value)
 
@@ -97,7 +100,7 @@ def jacobian_plan(
     *rest: Any,
     mode: str = "auto",
     chunk_size: int | str | None = "auto",
-    memory: int | None = None,
+    memory: int | float | None = None,
     **kwargs: Any,
 ) -> JacobianPlan:
     r"""What `jacobian` does with these arguments, and why; nothing is computed.
@@ -163,7 +166,7 @@ class Held(NamedTuple):
 
 def _run(linear: Linear, route: Route) -> Held:
     values = linear.values()
-    if route.plan.mode == "mixed":
+    if route.plan.mode in ("mixed", "known"):
         return _settled(_part(linear, values, route, route.part, top=True))
     return _sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
 
@@ -563,14 +566,19 @@ class _FlatValue:
 
     def checked(self, x):
         y = self.f(x, *self.rest, **self.kwargs)
-        y = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), y)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(y):
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaves = jax.tree_util.tree_leaves_with_path(y)
+        if not leaves:
+            raise TypeError(
+                f"jacobian expects f to return at least one array, but {y!r} came; let f return what is to be "
+                "differentiated."
+            )
+        for path, leaf in leaves:
+            if not _is_floating(leaf):
                 raise TypeError(
                     f"jacobian differentiates floating-point values, but f(x){jax.tree_util.keystr(path)} is "
-                    f"{describe(leaf)}; convert it with .astype(jnp.float32), or leave it out of what f returns."
+                    f"{describe_any(leaf)}; {_conversion(leaf)}leave it out of what f returns."
                 )
-        return y
+        return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), y)
 
     def __call__(self, *leaves):
         y, self.made = jax.tree.flatten(self.checked(self.structure.unflatten(leaves)))
@@ -607,14 +615,25 @@ def _point(x) -> PyTree:
     if not leaves:
         raise ValueError(f"jacobian expects x to hold at least one array, but {x!r} came.")
     for path, leaf in leaves:
-        dtype = jnp.result_type(leaf)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            came = describe(leaf) if hasattr(leaf, "dtype") else describe_any(leaf)
+        if not _is_floating(leaf):
             raise TypeError(
                 f"jacobian differentiates with respect to floating-point arrays, but x{jax.tree_util.keystr(path)} is "
-                f"{came}; convert it with .astype(jnp.float32), or pass it after x."
+                f"{describe_any(leaf)}; {_conversion(leaf)}pass it after x."
             )
     return jax.tree.map(_strong, x)
+
+
+def _is_floating(leaf) -> bool:
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        return isinstance(leaf, float)
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _conversion(leaf) -> str:
+    """How a leaf becomes floating-point, where it can."""
+    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        return "convert it with .astype(jnp.float32), or "
+    return f"write {float(leaf)!r}, or " if isinstance(leaf, int) and abs(leaf) < 1e6 else "give an array, or "
 
 
 def _strong(leaf):
@@ -629,6 +648,13 @@ def _require_options(f, mode, chunk_size, memory):
     if mode not in ("auto", "forward", "reverse"):
         raise ValueError(f"jacobian expects mode to be 'auto', 'forward' or 'reverse', but {mode!r} came.")
     if chunk_size is not None and chunk_size != "auto":
-        require_whole("jacobian", "chunk_size", chunk_size)
+        try:
+            require_whole("jacobian", "chunk_size", chunk_size)
+        except ValueError:
+            raise ValueError(
+                "jacobian expects chunk_size to be 'auto', None for all seeds at once, or a whole number >= 1, but "
+                f"{chunk_size!r} came."
+            ) from None
     if memory is not None:
-        require_whole("jacobian", "memory", memory)
+        whole = isinstance(memory, float) and memory.is_integer()
+        require_whole("jacobian", "memory", int(memory) if whole else memory)

@@ -5,6 +5,7 @@ derivative reads until it comes back to it. `jaxblocks.ad.scan` offers the ways 
 """
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -173,7 +174,8 @@ def memory_curve(
 
     Raises:
         ValueError: where ``depths`` are none or not increasing, or ``f`` is not scalar-valued.
-        TypeError: where ``x`` holds a leaf that is not floating-point, or ``make`` returns no pair.
+        TypeError: where ``x`` holds a leaf that is not floating-point, or ``make`` returns no pair or takes
+            no ``checkpoint`` where some are asked for.
 
     >>> from jaxblocks.ad.checkpointing import scan
     >>> def make(depth, checkpoint=None):
@@ -190,6 +192,12 @@ def memory_curve(
     depths = tuple(require_whole("memory_curve", "depths", depth) for depth in depths)
     if not depths or list(depths) != sorted(set(depths)):
         raise ValueError(f"memory_curve expects depths that increase, such as (16, 64, 256), but {depths} came.")
+    checkpoints = tuple(checkpoints)
+    if checkpoints and not _takes_checkpoint(make):
+        raise TypeError(
+            "memory_curve calls make(depth, checkpoint=...) for each of checkpoints, but make takes no checkpoint; "
+            "write def make(depth, checkpoint=None) and hand it on, as in scan(..., checkpoint=checkpoint)."
+        )
     rows: dict[str, tuple[Callable, dict]] = {name: (program, {}) for name, program in _PROGRAMS.items()}
     for checkpoint in checkpoints:
         name = getattr(checkpoint, "__name__", repr(checkpoint))
@@ -208,6 +216,16 @@ _PROGRAMS: dict[str, Callable] = {
 }
 
 
+def _takes_checkpoint(make) -> bool:
+    try:
+        inspect.signature(make).bind(1, checkpoint=None)
+    except TypeError:
+        return False
+    except ValueError:  # no signature is known, as of some built-in functions
+        return True
+    return True
+
+
 def _bytes_at(make, depth, program, options) -> int | None:
     made = make(depth, **options)
     if not (isinstance(made, tuple) and len(made) == 2):
@@ -216,4 +234,4 @@ def _bytes_at(make, depth, program, options) -> int | None:
             "write return f, x."
         )
     f, x = made
-    return temporary_bytes(program(scalar_valued("memory_curve", f)), *at_point("memory_curve", x, x))
+    return temporary_bytes(program(scalar_valued("memory_curve", f, arguments="make, depths")), *at_point("memory_curve", x, x))

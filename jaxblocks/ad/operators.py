@@ -100,15 +100,8 @@ def gauss_newton_operator(
 
     Source: Schraudolph 2002, Fast curvature matrix-vector products for second-order gradient descent.
     """
-    warn_of_wrong_build()
     where = "gauss_newton_operator"
-    _require_function(where, "a model", model)
-    loss = scalar_valued(where, loss)
-    x, _ = at_point(where, x, x)
-    outputs, push = jax.linearize(model, x)
-    _require_floating_outputs(where, "the model", outputs)
-    middle = jax.linearize(jax.grad(loss), outputs)[1]
-    return _operator(f"the operator of {where}", x, Partial(_sandwich, push, middle, _zeros(x)))
+    return _operator(f"the operator of {where}", x, _gauss_newton(where, "model, loss, x", model, loss, x))
 
 
 def gauss_newton_product(
@@ -121,7 +114,20 @@ def gauss_newton_product(
 
     Source: Schraudolph 2002, Fast curvature matrix-vector products for second-order gradient descent.
     """
-    return gauss_newton_operator(model, loss, x)(v)
+    where = "gauss_newton_product"
+    return _product(where, x, _gauss_newton(where, "model, loss, x, v", model, loss, x), v)
+
+
+def _gauss_newton(where, arguments, model, loss, x):
+    """The Gauss-Newton matrix at x as a function that does not look at its argument."""
+    warn_of_wrong_build()
+    _require_function(where, "a model", model)
+    loss = scalar_valued(where, loss, "loss", arguments, "outputs")
+    x, _ = at_point(where, x, x)
+    outputs, push = jax.linearize(model, x)
+    _require_floating_outputs(where, "the model", outputs)
+    middle = jax.linearize(jax.grad(loss), outputs)[1]
+    return Partial(_sandwich, push, middle, _zeros(x))
 
 
 def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Callable[[PyTree], PyTree]:
@@ -180,7 +186,8 @@ def fisher_operator(
 
     Raises:
         TypeError: without a key; where ``x`` or outputs are not floating-point.
-        ValueError: for a likelihood that is not known, or ``samples`` < 1.
+        ValueError: for a likelihood that is not known, ``samples`` < 1, or outputs without an axis of classes (or
+            features).
 
     >>> logits = lambda x: jnp.stack([x, -x], -1)  # of two classes, for a pytree x of one array
     >>> F = fisher_operator(logits, jnp.zeros(3), key=jax.random.key(0))
@@ -194,13 +201,14 @@ def fisher_operator(
     _require_function(where, "a model", model)
     require_key(where, key)
     samples = require_whole(where, "samples", samples)
+    axis = None
     if isinstance(likelihood, str):
         if likelihood not in _LIKELIHOODS:
             raise ValueError(
                 f"{where} knows the likelihoods {', '.join(map(repr, _LIKELIHOODS))}, but {likelihood!r} came; pass "
                 "your own as a pair of functions (sample, log_likelihood)."
             )
-        likelihood = _LIKELIHOODS[likelihood]
+        likelihood, axis = _LIKELIHOODS[likelihood], _LAST_AXES[likelihood]
     if not (isinstance(likelihood, tuple) and len(likelihood) == 2 and all(map(callable, likelihood))):
         raise TypeError(
             f"{where} expects likelihood to be a name or a pair of functions (sample, log_likelihood), but "
@@ -210,6 +218,12 @@ def fisher_operator(
     x, _ = at_point(where, x, x)
     outputs, push = jax.linearize(model, x)
     _require_floating_outputs(where, "the model", outputs)
+    if axis is not None and not getattr(outputs, "shape", ()):
+        raise ValueError(
+            f"{where} expects the model to return one array of outputs (..., {axis}), one row per example, but "
+            f"{describe_any(outputs)} came; leave out the sum (or mean) over them, or pass likelihood as a pair of "
+            "functions (sample, log_likelihood)."
+        )
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
     values, onward = jax.linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
     return _mean_of_outer_products(where, "the log-likelihood", x, values, Partial(_both, push, onward))
@@ -227,6 +241,7 @@ _LIKELIHOODS = {
     "categorical": (lambda key, logits: jax.random.categorical(key, widen(logits), axis=-1), _categorical),
     "gaussian": (lambda key, means: means + jax.random.normal(key, means.shape, means.dtype), _gaussian),
 }
+_LAST_AXES = {"categorical": "classes", "gaussian": "features"}
 
 
 def _operator(where, x, linear):
@@ -365,7 +380,9 @@ def over_minibatches(
 
     ``f(batch, *args)`` returns something that is a mean over the :math:`n_b` rows of ``batch``: a loss, its gradient,
     its product with a vector. What comes back is the same function of ``args`` over all n rows, in the
-    memory of one minibatch, and, where ``f`` treats rows apart from each other, with the same value. So for a risk ::
+    memory of one minibatch, and, where ``f`` treats rows apart from each other, with the same value (batch norm in
+    training does not: with a remainder the last minibatch is smaller, so its statistics are others, and a remainder of
+    one row is refused by it). So for a risk ::
 
         H = over_minibatches(lambda batch, v: hvp(lambda p: risk(p, batch), params, v), data, 64)
 

@@ -550,12 +550,13 @@ class JacobianPlan:
     """How a Jacobian is going to be computed, and why: `explain` says it in words.
 
     Attributes:
-        mode: ``"forward"`` (``jax.jacfwd``), ``"reverse"`` (``jax.jacrev``) or ``"mixed"`` (the bracketing).
+        mode: ``"forward"`` (``jax.jacfwd``), ``"reverse"`` (``jax.jacrev``), ``"mixed"`` (the bracketing), or
+            ``"known"``, where the chain is one stage whose matrix is written down and nothing is swept.
         n_in, n_out: numbers in the point and in the value: the Jacobian is ``n_out`` by ``n_in``.
         stages: the chain, from the inputs to the outputs.
         bracketing: the cheapest that was found, as in ``"(J4 (J3 J2)) J1"``; run where ``mode`` is ``"mixed"``.
         operations: multiplications and additions of ``"forward"``, ``"reverse"`` and ``"chosen"``; ``None`` where
-            a mode cannot be had (a custom vjp rule, a while loop).
+            a mode cannot be had (a custom vjp rule, a while loop). What is written down counts by its scaling.
         seconds: their predicted times, with that of the function itself in each. Ratios are what to read off.
         sweeps: what is run, step by step, in words.
         chunk_size: seeds that one batch holds at most, ``None`` where every sweep is one batch.
@@ -601,10 +602,12 @@ not cheaper.
         chunk = (
             "all seeds of a sweep at once" if self.chunk_size is None else f"at most {self.chunk_size} seeds at once"
         )
+        if not any(" seeds" in sweep or " through " in sweep for sweep in self.sweeps):
+            chunk = "none, for no seeds are swept"
         lines = [
             f"Jacobian, {self.n_out} by {self.n_in}: {self.reason}",
             *(f"  {stage!r}" for stage in self.stages),
-            f"  bracketing: {self.bracketing}",
+            *([f"  bracketing: {self.bracketing}"] if len(self.stages) > 1 else []),
             *(f"  {i}. {sweep}" for i, sweep in enumerate(self.sweeps, 1)),
             f"  batches: {chunk}, about {self.temporary_bytes:,} bytes of temporaries",
             *(
@@ -672,7 +675,7 @@ def make_plan(
     *,
     mode: str = "auto",
     chunk_size: int | str | None = "auto",
-    memory: int | None = None,
+    memory: int | float | None = None,
     prices: Prices = PRICES,
 ) -> Route:
     """The plan for a linear program, see `jaxblocks.ad.jacobian` for the options."""
@@ -712,21 +715,33 @@ def make_plan(
         "forward": n * sum(cost.operations for cost in costs) if np.isfinite(seconds["forward"]) else None,
         "reverse": m * sum(cost.operations for cost in costs) if np.isfinite(seconds["reverse"]) else None,
     }
-    seconds["mixed"], operations["mixed"] = _total(part, sizes, own, forward, reverse, directions, costs, product)
+    seconds["mixed"] = _total(part, sizes, own, forward, reverse, product)
+    if not any(map(np.isfinite, seconds.values())):
+        raise TypeError(
+            "jacobian can differentiate f in neither mode: a while loop forbids reverse mode and a custom_vjp forward "
+            "mode; give the loop a fixed length (fori_loop with static bounds, or scan), or write the rule as a "
+            "jax.custom_jvp."
+        )
     seconds = {name: float(once + value) for name, value in seconds.items()}
     stock, other = ("reverse", "forward") if seconds["reverse"] <= seconds["forward"] + turn else ("forward", "reverse")
     gain = min(seconds["forward"], seconds["reverse"]) / seconds["mixed"]
     alike = len({v.aval.dtype for v in (*linear.inputs, *linear.outputs)}) == 1 and n and m
     pays = alike and (gain >= LEAST_GAIN or not np.isfinite(seconds[stock]))
 
+    factors = 0  # of a matrix that is written down and is all that is wanted
+    if part.how == "own" and chain[0].kind == "dense":
+        before, after = _around(chain[0])
+        factors = _COPIES * item * (bool(before) * n + bool(after) * m)
+
     # What to run, in the order of preference: (mode, sweeps, bytes held between them).
     everything = [equation for link in chain for equation in link.equations]
     ways = {
-        "mixed": (_sweeps(part, sizes, directions, chain), _held(part, sizes, item)),
+        "mixed": (_sweeps(part, sizes, directions, chain), _held(part, sizes, item) + factors),
         "forward": ([(n, everything, f"{n} columns pushed through the whole function")], 0),
         "reverse": ([(m, everything, f"{m} rows pulled through the whole function")], 0),
     }
     possible = ["mixed"] * bool(pays) + [stock] + [other] * bool(np.isfinite(seconds[other]))
+    memory = None if memory is None else int(memory)
     bound = memory
     if memory is None and chunk_size == "auto":
         bound = max(AUTO_MEMORY, 2 * item * n * m)
@@ -764,9 +779,14 @@ def make_plan(
     batches = [
         min(size or seeds, seeds) * peak for (seeds, _, _), size, peak in zip(sweeps, chunks, peaks, strict=True)
     ]
+    if chosen == "mixed":
+        operations["mixed"] = _operations(part, sizes, directions, chain, costs, linear.tangents, chunk)
+    known = chosen == "mixed" and part.how == "own" and directions[part.first] == "known"
     call = {"forward": "jax.jacfwd", "reverse": "jax.jacrev"}
     if mode != "auto":
         reason = f"{mode} mode ({call[mode]}), as asked for."
+    elif known:
+        reason = f"J1 is written down, which is predicted to be {gain:.3g} times faster than {stock} mode."
     elif chosen == "mixed":
         reason = f"the bracketing below is predicted to be {gain:.3g} times faster than {stock} mode."
     elif pays:
@@ -779,7 +799,7 @@ def make_plan(
         for i, (link, cost, primitives) in enumerate(zip(chain, costs, names, strict=True))
     )
     plan = JacobianPlan(
-        mode=chosen,
+        mode="known" if known else chosen,
         n_in=n,
         n_out=m,
         stages=stages,
@@ -794,28 +814,136 @@ def make_plan(
     return Route(plan, chain, part, directions, chunk, unroll)
 
 
-def _total(part, sizes, own, forward, reverse, directions, costs, product):
-    """Seconds and operations of a bracketing."""
+def _total(part, sizes, own, forward, reverse, product) -> float:
+    """Seconds of a bracketing."""
 
-    def both(part):
+    def seconds(part):
         if part.how == "own":
-            stage = part.first
-            seeds = {"known": 0, "forward": sizes[stage], "reverse": sizes[stage + 1]}[directions[stage]]
-            return own[stage], seeds * costs[stage].operations
+            return own[part.first]
         if part.how == "product":
             m, k, n = sizes[part.last], sizes[part.left.first], sizes[part.first]
-            (s, o), (t, p) = both(part.left), both(part.right)
-            return s + t + float(product(m, k, n)), o + p + 2 * m * k * n
+            return seconds(part.left) + seconds(part.right) + float(product(m, k, n))
         child = part.right if part.how == "forward" else part.left
         table, cut = (forward, part.first) if part.how == "forward" else (reverse, part.last)
         stages = range(child.last, part.last) if part.how == "forward" else range(part.first, child.first)
-        s, o = both(child)
-        return (
-            s + sum(table[stage, cut] for stage in stages),
-            o + sizes[cut] * sum(costs[stage].operations for stage in stages),
-        )
+        return seconds(child) + sum(table[stage, cut] for stage in stages)
 
-    return both(part)
+    return seconds(part)
+
+
+def _around(link: Link) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """Of a dense stage: the equations before its matrix, which scale the columns, and those after it: the rows."""
+    return link.equations[: link.dense], link.equations[link.dense + 1 :]
+
+
+def _diagonal_made(equations, tangents) -> int:
+    """Operations that make the diagonal of some equations out of ones; to multiply ones is nothing."""
+    first = next((equation for equation in equations if equation.primitive.name not in _MOVES), None)
+    spared = _size(first.outvars[0]) if first is not None and first.primitive.name == "mul" else 0
+    return sum(work.operations * work.times for work in _works(equations, tangents)) - spared
+
+
+class _Made(NamedTuple):
+    """A Jacobian between two cuts while it is counted: what it took, how it lies, and which factors still wait."""
+
+    operations: int
+    by: str
+    left: bool = False
+    right: bool = False
+
+
+def _operations(part, sizes, directions, chain, costs, tangents, chunk) -> int:
+    """Multiplications and additions of a bracketing as `jaxblocks.ad.jacobian` runs it, scalings included."""
+
+    def own(stage):
+        link, how = chain[stage], directions[stage]
+        if how != "known":
+            seeds = sizes[stage] if how == "forward" else sizes[stage + 1]
+            return _Made(seeds * costs[stage].operations, "columns" if how == "forward" else "rows")
+        if link.kind == "diagonal":
+            return _Made(_diagonal_made(link.equations, tangents), "rows")
+        before, after = _around(link)
+        made = _diagonal_made(before, tangents) + _diagonal_made(after, tangents)
+        return _Made(made, _layout(link.equations[link.dense], tangents), bool(after), bool(before))
+
+    def swept(stages, seeds, folds, waits, top):
+        """Through known stages as matrices and diagonals; a diagonal is worked into its matrix where that is less."""
+        total = 0
+        for stage in stages:
+            link, n, m = chain[stage], sizes[stage], sizes[stage + 1]
+            next_to_seeds = waits and stage == (stages[0] if top is not None else stages[-1])
+            if link.kind == "matrix-free":
+                total += seeds * costs[stage].operations + next_to_seeds * seeds * (n if top is not None else m)
+            elif link.kind == "diagonal":
+                total += _diagonal_made(link.equations, tangents) + (1 + next_to_seeds) * seeds * n
+            else:
+                before, after = _around(link)
+                total += seeds * 2 * n * m + _diagonal_made(before, tangents) + _diagonal_made(after, tangents)
+                columns = bool(before) + (next_to_seeds and top is not None)
+                rows = bool(after) + (next_to_seeds and top is None)
+                late = 16 if top and stage == stages[-1] else 1  # a matrix that is turned is not scaled as well
+                total += columns * n * (m if folds and m <= seeds else seeds)
+                total += rows * m * (n if folds and n <= late * seeds else seeds)
+        return total
+
+    def made(part, top=False):
+        if part.how == "own":
+            return own(part.first)
+        m, n = sizes[part.last], sizes[part.first]
+        if part.how == "product":
+            k = sizes[part.left.first]
+            left, right = made(part.left), made(part.right)
+            turned = top and left.by == right.by == "columns"
+            total = left.operations + right.operations + 2 * m * k * n
+            total += k * (left.right and right.left)  # the factors in the middle are one
+            if left.right or right.left:
+                total += k * n if turned or n <= m else m * k
+            early = left.left and (not turned or 16 * k < n)
+            total += early * m * k + right.right * k * n
+            by = (
+                "columns"
+                if ("rows" if turned else left.by) == "columns" and (right.by == "columns" or n < m)
+                else "rows"
+            )
+            return _Made(total, by, left.left and not early)
+        child = part
+        while child.how == part.how:
+            child = child.right if part.how == "forward" else child.left
+        pushes, seeds = part.how == "forward", n if part.how == "forward" else m
+        held = made(child)
+        if child.how == "own" and directions[child.first] == part.how:
+            held = _Made(held.operations, held.by)
+        stages = range(child.last, part.last) if pushes else range(part.first, child.first)
+        batched = chunk(seeds, [equation for stage in stages for equation in chain[stage].equations]) is not None
+        size = sizes[child.first] * sizes[child.last]
+        at_once = held.right if pushes else held.left and held.by == "rows"
+        total = held.operations + at_once * size
+        total += swept(stages, seeds, not batched, held.left if pushes else held.right, top if pushes else None)
+        return _Made(total, "columns" if pushes else "rows", not pushes and held.left and not at_once)
+
+    whole = made(part, top=True)
+    return int(whole.operations + (whole.left + whole.right) * sizes[0] * sizes[-1])
+
+
+def _layout(equation, tangents) -> str:
+    """Whether a known matrix lies by ``"rows"`` (the free axes first) or by ``"columns"``."""
+    (left, right), _ = equation.params["dimension_numbers"]
+    lhs, rhs = equation.invars
+    pairs, weight = (
+        (zip(left, right, strict=True), rhs) if _is_in(lhs, tangents) else (zip(right, left, strict=True), lhs)
+    )
+    order = [w for _, w in sorted(pairs)]
+    free = [axis for axis in range(len(weight.aval.shape)) if axis not in order]
+    return "rows" if free and [*free, *order] == list(range(len(weight.aval.shape))) else "columns"
+
+
+def _written_down(stage: int, link: Link) -> str:
+    """How a known Jacobian comes about, in words."""
+    if link.kind == "diagonal":
+        return f"J{stage + 1} is written down: a diagonal matrix"
+    before, after = _around(link)
+    scaled = " and ".join(["row by row"] * bool(after) + ["column by column"] * bool(before))
+    return f"J{stage + 1} is written down: its matrix" + f", scaled {scaled}" * bool(scaled)
 
 
 def _sweeps(part, sizes, directions, chain) -> list[tuple[int, list[JaxprEqn], str]]:
@@ -824,7 +952,7 @@ def _sweeps(part, sizes, directions, chain) -> list[tuple[int, list[JaxprEqn], s
         stage, link = part.first, chain[part.first]
         how = directions[stage]
         if how == "known":
-            return []
+            return [(0, [], _written_down(stage, link))]
         seeds = sizes[stage] if how == "forward" else sizes[stage + 1]
         return [(seeds, link.equations, f"J{stage + 1} by {how} mode with {seeds} seeds")]
     if part.how == "product":

@@ -20,7 +20,7 @@ from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import equations
 from jaxblocks.checks import describe, describe_any
 
-__all__ = ["at_point", "curvature", "hvp", "linearize_once", "scalar_valued", "value_grad_hvp"]
+__all__ = ["at_point", "curvature", "floating_like", "hvp", "linearize_once", "scalar_valued", "value_grad_hvp"]
 
 
 def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
@@ -49,7 +49,7 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
     by the Hessian.
     """
     warn_of_wrong_build()
-    f = scalar_valued("hvp", f)
+    f = scalar_valued("hvp", f, arguments="f, x, v")
     x, v = at_point("hvp", x, v)
     gradient = jax.grad(f)
     if _has_loops(gradient, x):  # whose steps take value and direction together, in half the memory
@@ -73,7 +73,7 @@ def value_grad_hvp(
     Source: Pearlmutter 1994, Fast exact multiplication by the Hessian.
     """
     warn_of_wrong_build()
-    f = scalar_valued("value_grad_hvp", f)
+    f = scalar_valued("value_grad_hvp", f, arguments="f, x, v")
     x, v = at_point("value_grad_hvp", x, v)
     (value, gradient), (_, product) = jax.jvp(jax.value_and_grad(f), (x,), (v,))
     return value, gradient, product
@@ -91,7 +91,7 @@ def curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Flo
     Source: Griewank & Walther, Evaluating Derivatives (univariate Taylor propagation, degree two).
     """
     warn_of_wrong_build()
-    f = scalar_valued("curvature", f)
+    f = scalar_valued("curvature", f, arguments="f, x, v")
     x, v = at_point("curvature", x, v)
 
     def slope(x):
@@ -119,8 +119,10 @@ def _has_loops(f, x) -> bool:
 # ---- what every derivative of a scalar-valued function asks for ----------------------------
 
 
-def scalar_valued(where: str, f: Callable) -> Callable:
+def scalar_valued(where: str, f: Callable, name: str = "f", arguments: str = "f, x", point: str = "x") -> Callable:
     """The same function; while it is traced, a ``ValueError`` or ``TypeError`` unless it returns a real scalar array.
+
+    The sentences call it ``name``, a function of ``point``, and the call that they ask for is ``where(arguments)``.
 
     >>> scalar_valued("hvp", lambda x: x)(jnp.zeros(3))
     Traceback (most recent call last):
@@ -130,24 +132,27 @@ take one output at a time, or ask jax.jacobian for all first derivatives.
     """
 
     if not callable(f):
-        raise TypeError(f"{where} expects a function f first, but {describe_any(f)} came; write {where}(f, x, v).")
+        place = " first" if arguments.startswith(name) else ""
+        raise TypeError(
+            f"{where} expects a function {name}{place}, but {describe_any(f)} came; write {where}({arguments})."
+        )
 
     def checked(*args):
         y = f(*args)
         leaves = jax.tree.leaves(y)
         if len(leaves) != 1 or leaves[0] is not y:
             raise TypeError(
-                f"{where} expects f to return one scalar array, but a {type(y).__name__} came; "
-                "return the value alone, as in lambda x: f(x)[0]."
+                f"{where} expects {name} to return one scalar array, but a {type(y).__name__} came; "
+                f"return the value alone, as in lambda {point}: {name}({point})[0]."
             )
         y = jnp.asarray(y)
         if y.shape:
             raise ValueError(
-                f"{where} expects f to return a scalar, but {y.dtype} {y.shape} came; reduce it first (as in "
-                "f(x).sum()), take one output at a time, or ask jax.jacobian for all first derivatives."
+                f"{where} expects {name} to return a scalar, but {y.dtype} {y.shape} came; reduce it first (as in "
+                f"{name}({point}).sum()), take one output at a time, or ask jax.jacobian for all first derivatives."
             )
         if not jnp.issubdtype(y.dtype, jnp.floating):
-            raise TypeError(f"{where} expects f to return a floating-point scalar, but {y.dtype} came.")
+            raise TypeError(f"{where} expects {name} to return a floating-point scalar, but {y.dtype} came.")
         return y
 
     return checked
@@ -191,6 +196,35 @@ def at_point(where: str, x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:
                 f"{where} expects v like x, but x{path} is {describe(leaf)} and v{path} is {describe(other)}."
             )
     return x, v
+
+
+def floating_like(where: str, like: PyTree) -> PyTree:
+    """``like`` as a pytree of arrays; an error that names the leaf that is not one of floating-point numbers.
+
+    >>> floating_like("estimate_trace", {"w": jnp.arange(2)})
+    Traceback (most recent call last):
+    ...
+    TypeError: estimate_trace expects like to hold floating-point arrays, but like['w'] is int32 (2,); convert it with \
+.astype(jnp.float32).
+    """
+    if callable(like):
+        raise TypeError(
+            f"{where} expects like, a pytree of arrays such as the operator takes, but {describe_any(like)} came; "
+            f"write {where}(operator, like, ...)."
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(like)
+    if not leaves:
+        raise ValueError(f"{where} expects like to hold at least one array, but {like!r} came.")
+    for path, leaf in leaves:
+        known = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
+        dtype = jnp.result_type(leaf) if known else None
+        if not (known and jnp.issubdtype(dtype, jnp.floating)):
+            repair = "convert it with .astype(jnp.float32)" if known else "pass arrays alone"
+            raise TypeError(
+                f"{where} expects like to hold floating-point arrays, but like{jax.tree_util.keystr(path)} is "
+                f"{describe_any(leaf)}; {repair}."
+            )
+    return jax.tree.map(_as_array, like)
 
 
 def _as_array(leaf):

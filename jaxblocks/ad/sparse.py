@@ -231,9 +231,13 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
 
     Source: Griewank & Walther, Evaluating Derivatives, chapters 7 and 8 (index domains, compression by colouring).
     """
+    return _sparsity("sparsity", f, x)
+
+
+def _sparsity(where, f, x) -> SparsityPattern:
     warn_of_wrong_build()
-    f = array_valued("sparsity", f)
-    x, _ = at_point("sparsity", x, x)
+    f = array_valued(where, f)
+    x, _ = at_point(where, x, x)
     closed, leaves = _forward(f, x), jax.tree.leaves(x)
     inputs, transposed = leaves, closed is None
     if transposed:
@@ -302,7 +306,7 @@ def sparse_jacobian(
     warn_of_wrong_build()
     if mode not in ("auto", "forward", "reverse"):
         raise ValueError(f"sparse_jacobian expects mode 'auto', 'forward' or 'reverse', but {mode!r} came.")
-    pattern = like if isinstance(like, SparsityPattern) else sparsity(f, like)
+    pattern = like if isinstance(like, SparsityPattern) else _sparsity("sparse_jacobian", f, like)
     f = array_valued("sparse_jacobian", f)
 
     def jacobian(x):

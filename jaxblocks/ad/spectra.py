@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.loops import chunk_size_for, map_in_chunks, order_convolutions
-from jaxblocks.ad.products import at_point
-from jaxblocks.checks import describe_any, require_key, require_whole
+from jaxblocks.ad.products import floating_like
+from jaxblocks.checks import check_values, describe_any, require_key, require_whole
 from jaxblocks.precision import wide_dtype
 
 __all__ = [
@@ -204,7 +204,8 @@ class Lanczos(NamedTuple):
 
     Args:
         diagonal, off_diagonal: of T: k and k - 1 numbers.
-        residual: what the last step leaves over: ``A Q' = Q' T + residual`` times a unit vector in the last column.
+        residual: what the last step leaves over: ``A Q' = Q' T + residual`` times a unit vector in the last column;
+            NaN where A turned out not to be symmetric under ``jit``.
         basis: Q, one basis vector in each of k rows, raveled in the order of ``jax.tree.leaves``.
     """
 
@@ -224,14 +225,17 @@ def lanczos(
     fresh random vector, so that multiple eigenvalues are found too. Memory: ``steps`` vectors like ``like``.
 
     Args:
-        operator: symmetric, takes and returns a pytree like ``like``.
+        operator: symmetric, takes and returns a pytree like ``like``. From the second step on it is seen whether
+            it is: :math:`q_i^\top A q_j` and :math:`q_j^\top A q_i` are compared, to the cube root of the precision
+            (that of matrix products may be less than that of their dtype).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
         key: what the first vector is drawn from.
         steps: k, at most n.
 
     Raises:
         TypeError: without a key.
-        ValueError: for ``steps`` < 1 or above n.
+        ValueError: for ``steps`` < 1 or above n, and an operator that is not symmetric. Under ``jit``, where that
+            cannot raise, ``residual`` is NaN.
 
     >>> A = jnp.diag(jnp.array([1.0, 2.0, 4.0]))
     >>> tridiagonal = lanczos(lambda v: A @ v, jnp.zeros(3), jax.random.key(0), steps=3)
@@ -244,7 +248,8 @@ def lanczos(
     where = "lanczos"
     require_key(where, key)
     space = _space(where, operator, like)
-    return _lanczos(space, key, _steps(where, steps, space.n))
+    found, asymmetry, scale = _lanczos(space, key, _steps(where, steps, space.n))
+    return found._replace(residual=_if_symmetric(where, space, asymmetry, scale, found.residual))
 
 
 def _steps(where, steps, n):
@@ -257,14 +262,38 @@ def _steps(where, steps, n):
     return steps
 
 
+def _if_symmetric(where, space, asymmetry, scale, promise):
+    """What is promised of a symmetric operator alone: raises where the operator is known not to be, NaN under jit.
+
+    Products may be made in less precision than their dtype has (bfloat16 in a net, TF32 on a GPU): the cube root of
+    its precision leaves room for that, and an operator that is not symmetric at all is far beyond it.
+    """
+    precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(space.like))
+    ok = ~(asymmetry > precision ** (1 / 3) * scale)  # NaN is let through
+    check_values(
+        ok,
+        f"{where} expects a symmetric operator, but v'Aw and w'Av differ by {{asymmetry}} for two vectors of length 1, "
+        "where the longest Av is {scale}; pass one that is symmetric, as lambda v: (A @ v + A.T @ v) / 2, linear, and "
+        "the same at each product (with a fixed key).",
+        asymmetry=asymmetry,
+        scale=scale,
+    )
+    return jnp.where(ok, promise, jnp.nan) if isinstance(ok, jax.core.Tracer) else promise
+
+
 def _lanczos(space, key, steps):
+    """With it, the greatest difference between q_i'Aq_j and q_j'Aq_i, and the greatest length of Aq_j."""
     start = jax.random.normal(jax.random.fold_in(key, steps), (space.n,), space.dtype)
     tiny = jnp.finfo(space.dtype).tiny
 
     def step(i, carry):
-        basis, diagonal, off_diagonal, scale = carry
+        basis, diagonal, off_diagonal, asymmetry, scale = carry
         y = space.apply(basis[i])
         alpha = _dot(basis[i], y)
+        # q_j'Aq_i of earlier vectors is the last beta for j = i - 1, else zero (and in step 0 there is none: row -1,
+        # the last, is zero still, and so is its beta).
+        away = _dot(basis, y).at[i].set(0).at[i - 1].add(-off_diagonal[i - 1])
+        asymmetry = jnp.maximum(asymmetry, jnp.max(jnp.abs(away)))
         scale = jnp.maximum(scale, jnp.linalg.norm(y))
         y = _outside(y, basis)
         beta = jnp.linalg.norm(y)
@@ -273,13 +302,14 @@ def _lanczos(space, key, steps):
         fresh = jax.random.normal(jax.random.fold_in(key, i), y.shape, y.dtype)
         y = _outside(jnp.where(stuck, fresh, y), basis)
         y = y / jnp.maximum(jnp.linalg.norm(y), tiny)
-        return basis.at[i + 1].set(y), diagonal.at[i].set(alpha), off_diagonal.at[i].set(beta), scale
+        return basis.at[i + 1].set(y), diagonal.at[i].set(alpha), off_diagonal.at[i].set(beta), asymmetry, scale
 
     basis = jnp.zeros((steps + 1, space.n), space.dtype).at[0].set(start / jnp.linalg.norm(start))
     numbers = jnp.zeros(steps, space.dtype)
-    carry = basis, numbers, numbers, jnp.zeros((), space.dtype)
-    basis, diagonal, off_diagonal, _ = lax.fori_loop(0, steps, order_convolutions(step), carry)
-    return Lanczos(diagonal, off_diagonal[:-1], off_diagonal[-1], basis[:-1])
+    carry = basis, numbers, numbers, jnp.zeros((), space.dtype), jnp.zeros((), space.dtype)
+    basis, diagonal, off_diagonal, asymmetry, scale = lax.fori_loop(0, steps, order_convolutions(step), carry)
+    found = Lanczos(diagonal, off_diagonal[:-1], off_diagonal[-1], basis[:-1])
+    return found, *map(lax.stop_gradient, (asymmetry, scale))
 
 
 def _outside(y, basis):
@@ -305,6 +335,7 @@ class Eigenvalues:
         vectors: their eigenvectors, of length 1: a pytree like the operator's argument, one vector in each row.
         bounds: within this distance of each value there is an eigenvalue of the operator for certain, but for rounding:
             the length of :math:`Av - \\lambda v`. (The error itself is far smaller, of the order of its square.)
+            NaN where the operator turned out not to be symmetric under ``jit``: the values are then of no use.
         products: how many products with the operator it took.
 
     >>> Eigenvalues(jnp.array([3.0, 1.0]), jnp.eye(2), jnp.array([0.0, 0.01]), 2)
@@ -343,7 +374,8 @@ def largest_eigenvalues(
 
     Raises:
         TypeError: without a key.
-        ValueError: for ``steps`` above n, ``count`` above ``steps``, either < 1.
+        ValueError: for ``steps`` above n, ``count`` above ``steps``, either < 1, and an operator that is not symmetric
+            (as in `lanczos`; under ``jit`` the ``bounds`` are NaN).
 
     >>> A = jnp.diag(jnp.array([1.0, 2.0, 4.0]))
     >>> largest_eigenvalues(lambda v: A @ v, jnp.zeros(3), jax.random.key(0), steps=3).values.round(4)
@@ -359,10 +391,10 @@ def largest_eigenvalues(
     steps = _steps(where, steps, space.n)
     if count > steps:
         raise ValueError(f"{where} expects count <= steps, but count={count} and steps={steps} came; take more steps.")
-    found = _lanczos(space, key, steps)
+    found, asymmetry, scale = _lanczos(space, key, steps)
     values, vectors = _ritz(found)
     values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
-    bounds = found.residual * jnp.abs(vectors[-1])
+    bounds = _if_symmetric(where, space, asymmetry, scale, found.residual * jnp.abs(vectors[-1]))
     return Eigenvalues(values, jax.vmap(space.to_tree)(_dot(vectors.T, found.basis)), bounds, steps)
 
 
@@ -475,7 +507,8 @@ def spectral_density(
 
     Raises:
         TypeError: without a key.
-        ValueError: for ``steps`` above n, and whatever is < 1.
+        ValueError: for ``steps`` above n, whatever is < 1, and an operator that is not symmetric (as in `lanczos`;
+            under ``jit`` the nodes are NaN).
 
     >>> A = jnp.diag(jnp.array([1.0, 2.0, 6.0]))
     >>> density = spectral_density(lambda v: A @ v, jnp.zeros(3), jax.random.key(0), steps=3)
@@ -494,10 +527,14 @@ def spectral_density(
     steps = _steps(where, steps, space.n)
 
     def quadrature(key):
-        nodes, basis = _ritz(_lanczos(space, key, steps))
-        return nodes, basis[0] ** 2
+        found, asymmetry, scale = _lanczos(space, key, steps)
+        nodes, basis = _ritz(found)
+        return nodes, basis[0] ** 2, asymmetry, scale
 
-    nodes, weights = map_in_chunks(quadrature, jax.random.split(key, vectors), min(chunk_size, vectors))
+    nodes, weights, asymmetry, scale = map_in_chunks(
+        quadrature, jax.random.split(key, vectors), min(chunk_size, vectors)
+    )
+    nodes = _if_symmetric(where, space, jnp.max(asymmetry), jnp.max(scale), nodes)  # of all vectors: one operator
     return SpectralDensity(nodes, weights, space.n)
 
 
@@ -531,10 +568,10 @@ class _Space(NamedTuple):
 def _space(where, operator, like, form=False):
     if not callable(operator):
         raise TypeError(
-            f"{where} expects an operator, a function v -> A v, but {describe_any(operator)} came; for a matrix pass "
-            "lambda v: A @ v."
+            f"{where} expects an operator, a function v -> A v, but {describe_any(operator)} came; "
+            + (f"write {where}(operator, like, ...)." if callable(like) else "for a matrix pass lambda v: A @ v.")
         )
-    like, _ = at_point(where, like, like)
+    like = floating_like(where, like)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
     returned = jax.eval_shape(operator, like)
     leaves = jax.tree.leaves(like)

@@ -18,6 +18,7 @@ else 0, and where no shorter form is known ``∂v₂/∂v₁`` stands for the de
 
 import dataclasses
 import html
+import inspect
 import math
 import unicodedata
 from collections.abc import Callable
@@ -270,6 +271,7 @@ def trace_table(
         )
     if not args:
         raise ValueError("trace_table expects the arguments of f after it, trace_table(f, x1, x2), but none came.")
+    _require_floating_args(f, args)
     args, _ = at_point("trace_table", args, args)
     if tangent is None:
         tangent = (jax.tree.map(jnp.ones_like, args[0]), *jax.tree.map(jnp.zeros_like, args[1:]))
@@ -308,6 +310,28 @@ def trace_table(
 
 
 # ---- what comes in ------------------------------------------------------------------------
+
+
+def _require_floating_args(f, args) -> None:
+    """A ``TypeError`` for an argument that is not floating-point, by its name in ``f``."""
+    try:
+        names = list(inspect.signature(f).bind(*args).arguments)
+    except (TypeError, ValueError):
+        names = []
+    names = names if len(names) == len(args) else [f"x{place}" for place in range(1, len(args) + 1)]
+    for name, arg in zip(names, args, strict=True):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+            array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+            if isinstance(leaf, float) or (array and jnp.issubdtype(leaf.dtype, jnp.floating)):
+                continue
+            repair = "convert it with .astype(jnp.float32)" if array else "give an array"
+            if isinstance(leaf, int) and abs(leaf) < 1e6:
+                repair = f"write {float(leaf)!r}"
+            raise TypeError(
+                "trace_table differentiates with respect to floating-point arrays, but "
+                f"{name}{jax.tree_util.keystr(path)} is {describe_any(leaf)}; {repair}, or close over it as a "
+                "constant of f."
+            )
 
 
 def _like(name, given, other, wanted, repair):

@@ -502,7 +502,7 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
     """
     known = f if isinstance(f, Objective) else None
     start, _ = at_point("descend", start, start)
-    f = scalar_valued("descend", f)
+    f = scalar_valued("descend", f, arguments="f, start, optimiser")
     steps = require_whole("descend", "steps", steps)
     step_size = None
     if not (callable(getattr(optimiser, "init", None)) and callable(getattr(optimiser, "update", None))):
