@@ -234,4 +234,6 @@ def _bytes_at(make, depth, program, options) -> int | None:
             "write return f, x."
         )
     f, x = made
-    return temporary_bytes(program(scalar_valued("memory_curve", f, arguments="make, depths")), *at_point("memory_curve", x, x))
+    return temporary_bytes(
+        program(scalar_valued("memory_curve", f, arguments="make, depths")), *at_point("memory_curve", x, x)
+    )
