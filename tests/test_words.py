@@ -21,7 +21,9 @@ def _doctests():
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__}
     for module in map(importlib.import_module, ["jaxblocks", *MODULES]):
-        for test in finder.find(module, extraglobs={**names, "jax": jax, "jnp": jnp, "np": np, "jaxblocks": jaxblocks}):
+        own = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+        known = {**names, "jax": jax, "jnp": jnp, "np": np, "jaxblocks": jaxblocks, **own}
+        for test in finder.find(module, extraglobs=known):
             if test.examples:
                 yield pytest.param(test, id=test.name)
 

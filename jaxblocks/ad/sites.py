@@ -375,7 +375,8 @@ def _transposed(equation, operand, view):
 def _reshaped(equation, operand, view):
     """Axes of length one may come and go; all else hides where the axes are."""
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-    if view.window != _whole(before) or equation.params.get("dimensions") is not None:  # in another order
+    reordered = equation.primitive.name == "reshape" and equation.params.get("dimensions") is not None
+    if view.window != _whole(before) or reordered:
         return None
     axes = None
     if view.axes is not None and [n for n in before if n != 1] == [n for n in after if n != 1]:

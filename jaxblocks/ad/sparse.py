@@ -596,9 +596,14 @@ def _cut(ids, params, shape):
     return ids[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]
 
 
+def _reshape(ids, params, shape):
+    order = params.get("dimensions")  # the axes in the order in which they are read
+    return (ids if order is None else ids.transpose(order)).reshape(shape)
+
+
 _MOVES: dict[str, Callable] = {  # ids, parameters, shape of the output
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda ids, params, shape: ids.transpose(params.get("dimensions")).reshape(shape),
+    "reshape": _reshape,
     "rev": lambda ids, params, shape: np.flip(ids, params["dimensions"]),
     "slice": _cut,
     "squeeze": lambda ids, params, shape: ids.reshape(shape),
