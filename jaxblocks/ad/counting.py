@@ -44,6 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from jaxblocks.ad.jaxprs import scan_parts
 from jaxblocks.checks import describe_any
 
 __all__ = ["Cond", "Count", "Loop", "count", "equations"]
@@ -306,12 +307,7 @@ def _cost_of(live) -> tuple[int, int]:
 def _live_in_scan(equation, outs):
     """Inputs are constants, carry, slices; outputs are carry, slices. What a step reads of the carry, one makes."""
     body = equation.params["jaxpr"]
-    # A slice has one axis less in the body than outside: so the carry is told by public attributes alone.
-    carries = [len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, _outvars(body), strict=True)]
-    invars = getattr(body, "jaxpr", body).invars
-    slices = [len(o.aval.shape) != len(b.aval.shape) for o, b in zip(equation.invars, invars, strict=True)]
-    n_carry = sum(carries)
-    first = len(invars) - sum(slices) - n_carry
+    first, n_carry = scan_parts(equation)
     wanted = list(outs)
     while True:
         live, ins = _live_equations(body, wanted)

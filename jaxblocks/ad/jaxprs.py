@@ -5,13 +5,14 @@ that read functions (counts, traces, plans, Laplacians, patterns) walk these equ
 what they share stands here, built on the public `jax.extend.core` alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-__all__ = ["body_of_call", "evaluate", "inputs_of", "open_calls", "piece"]
+__all__ = ["as_closed", "body_of_call", "evaluate", "inputs_of", "open_calls", "piece", "scan_parts"]
 
 
 def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
@@ -63,8 +64,7 @@ def body_of_call(equation: JaxprEqn) -> ClosedJaxpr | None:
     ['add']
     """
     name = _CALLS.get(equation.primitive.name)
-    body = None if name is None else equation.params[name]
-    return ClosedJaxpr(body, ()) if isinstance(body, Jaxpr) else body
+    return None if name is None else as_closed(equation.params[name])
 
 
 # The calls, and the parameter that holds what they call.
@@ -82,10 +82,40 @@ _CALLS = {
 }
 
 
-def evaluate(closed_jaxpr: ClosedJaxpr, *args: Any) -> list:
+def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
+    """The same jaxpr, closed: some primitives hold a body without constants open.
+
+    >>> as_closed(jax.make_jaxpr(jnp.sin)(1.0).jaxpr).consts
+    ()
+    """
+    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
+
+
+def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
+    """How many constants and how many carries the inputs of a scan begin with; the slices follow.
+
+    >>> [equation] = jax.make_jaxpr(lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs))(1.0, jnp.ones(3)).eqns
+    >>> scan_parts(equation)
+    (0, 1)
+    """
+    body = as_closed(equation.params["jaxpr"]).jaxpr
+    # A slice has one axis less in the body than outside: so all is told by public attributes alone.
+    carries = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, body.outvars, strict=True))
+    slices = sum(len(o.aval.shape) != len(b.aval.shape) for o, b in zip(equation.invars, body.invars, strict=True))
+    return len(equation.invars) - slices - carries, carries
+
+
+def evaluate(
+    closed_jaxpr: ClosedJaxpr,
+    *args: Any,
+    opens: Callable[[ClosedJaxpr], bool] = lambda body: True,
+    rules: Mapping[str, Callable] = MappingProxyType({}),
+) -> list:
     """A jaxpr on values, with every call in it opened: nested calls as well, loops and branches not.
 
-    A custom rule is opened too, and with it lost for derivatives of what comes out.
+    A custom rule is opened too, and with it lost for derivatives of what comes out. ``opens(body)`` says
+    otherwise of a call; ``rules``, by the name of a primitive, compute its one result from its operands
+    and parameters in its place.
 
     >>> [y] = evaluate(jax.make_jaxpr(lambda x: jax.jit(lambda y: 2 * y)(x) + 1)(1.0), 3.0)
     >>> float(y)
@@ -100,8 +130,10 @@ def evaluate(closed_jaxpr: ClosedJaxpr, *args: Any) -> list:
 
     for equation in jaxpr.eqns:
         body = body_of_call(equation)
-        if body is not None:
-            results = evaluate(body, *map(read, equation.invars))
+        if equation.primitive.name in rules:
+            results = [rules[equation.primitive.name](*map(read, equation.invars), **equation.params)]
+        elif body is not None and opens(body):
+            results = evaluate(body, *map(read, equation.invars), opens=opens, rules=rules)
         else:
             inputs = inputs_of([equation])
             results = piece(jaxpr, [equation], inputs, equation.outvars)(*map(read, inputs))

@@ -24,11 +24,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
-from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
+from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.ad.products import at_point
 from jaxblocks.checks import describe_any, require_whole
 
-__all__ = ["array_valued", "laplacian", "scan_parts", "value_grad_laplacian"]
+__all__ = ["array_valued", "laplacian", "value_grad_laplacian"]
 
 
 def laplacian(
@@ -347,24 +347,9 @@ _ELEMENTWISE = frozenset(
 # ---- loops and branches: the same loops and branches over points ----------------------------
 
 
-def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
-    """How many constants and how many carries the inputs of a scan begin with; the slices follow.
-
-    >>> [equation] = jax.make_jaxpr(lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs))(1.0, jnp.ones(3)).eqns
-    >>> scan_parts(equation)
-    (0, 1)
-    """
-    body = equation.params["jaxpr"]
-    body = getattr(body, "jaxpr", body)
-    # A slice has one axis less in the body than outside: so all is told by public attributes alone.
-    carries = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, body.outvars, strict=True))
-    slices = sum(len(o.aval.shape) != len(b.aval.shape) for o, b in zip(equation.invars, body.invars, strict=True))
-    return len(equation.invars) - slices - carries, carries
-
-
 def _scan(equation, inputs):
     params, directions = equation.params, _directions(inputs)
-    body = _closed(params["jaxpr"])
+    body = as_closed(params["jaxpr"])
     n_constants, n_carries = scan_parts(equation)
     end = n_constants + n_carries
     constants, carry, slices = inputs[:n_constants], inputs[n_constants:end], inputs[end:]
@@ -394,7 +379,7 @@ def _seeds_behind_time(point, source, target):
 
 def _while(equation, inputs):
     params, directions = equation.params, _directions(inputs)
-    condition, body = _closed(params["cond_jaxpr"]), _closed(params["body_jaxpr"])
+    condition, body = as_closed(params["cond_jaxpr"]), as_closed(params["body_jaxpr"])
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     asked, constants, carry = inputs[:first], inputs[first:second], inputs[second:]
     moves = _carried(lambda moves: _moved(body.jaxpr, [c.moves for c in constants] + moves), carry)
@@ -412,7 +397,7 @@ def _while(equation, inputs):
 
 def _cond(equation, inputs):
     index, *operands = inputs
-    branches, directions = [_closed(branch) for branch in equation.params["branches"]], _directions(inputs)
+    branches, directions = [as_closed(branch) for branch in equation.params["branches"]], _directions(inputs)
     each = [_moved(branch.jaxpr, [point.moves for point in operands]) for branch in branches]
     moves = [any(outs) for outs in zip(*each, strict=True)]
 
@@ -439,7 +424,3 @@ def _carried(step, carry) -> list[bool]:
 
 def _directions(points) -> int:
     return next(point.jacobian.shape[0] for point in points if point.moves)
-
-
-def _closed(jaxpr) -> ClosedJaxpr:
-    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr

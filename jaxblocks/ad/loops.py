@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
 from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting import equations
-from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
+from jaxblocks.ad.jaxprs import evaluate
 from jaxblocks.checks import require_whole
 
 __all__ = ["chunk_size_for", "map_in_chunks", "order_convolutions"]
@@ -45,34 +44,15 @@ def order_convolutions(f: Callable) -> Callable:
         jaxpr, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
         if not _holds_convolution(jaxpr):
             return f(*args)
-        return jax.tree.unflatten(jax.tree.structure(shapes), _evaluate(jaxpr, *jax.tree.leaves(args)))
+        rules = {"conv_general_dilated": _ordered_convolution}
+        outs = evaluate(jaxpr, *jax.tree.leaves(args), opens=_holds_convolution, rules=rules)
+        return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
     return ordered
 
 
 def _holds_convolution(jaxpr) -> bool:
     return any(equation.primitive.name == "conv_general_dilated" for equation, _, _ in equations(jaxpr))
-
-
-def _evaluate(closed_jaxpr: ClosedJaxpr, *args: Any) -> list:
-    jaxpr = closed_jaxpr.jaxpr
-    values = dict(zip(jaxpr.constvars, closed_jaxpr.consts, strict=True))
-    values |= dict(zip(jaxpr.invars, args, strict=True))
-
-    def read(variable):
-        return variable.val if isinstance(variable, Literal) else values[variable]
-
-    for equation in jaxpr.eqns:
-        body = body_of_call(equation)
-        if equation.primitive.name == "conv_general_dilated":
-            results = [_ordered_convolution(*map(read, equation.invars), **equation.params)]
-        elif body is not None and _holds_convolution(body):
-            results = _evaluate(body, *map(read, equation.invars))
-        else:
-            inputs = inputs_of([equation])
-            results = piece(jaxpr, [equation], inputs, equation.outvars)(*map(read, inputs))
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(variable) for variable in jaxpr.outvars]
 
 
 def _ordered_convolution(

@@ -29,7 +29,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import PyTree
 
-from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
+from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.checks import describe, describe_any
 
 __all__ = [
@@ -317,7 +317,7 @@ def _read(jaxpr: Jaxpr, views: dict, active: set, path: tuple, sites: list, reas
 
 def _read_scan(equation, own, active, here, sites, reasons) -> None:
     body = equation.params["jaxpr"].jaxpr
-    n_consts, n_carry = _parts_of_scan(equation)
+    n_consts, n_carry = scan_parts(equation)
     views = {}
     for i, (variable, these) in enumerate(zip(body.invars, own, strict=True)):
         sliced = i >= n_consts + n_carry
@@ -345,15 +345,6 @@ def _read_scan(equation, own, active, here, sites, reasons) -> None:
     }
     _read(body, views, moved, here, sites, reasons)
     _blame(body.outvars, views, "a scan returns it", reasons)
-
-
-def _parts_of_scan(equation) -> tuple[int, int]:
-    """How many inputs of a scan are constants, and how many its carry; the rest are slices."""
-    body = equation.params["jaxpr"].jaxpr
-    # A slice has one axis less in the body than outside: so the carry is told by public attributes alone.
-    n_carry = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, body.outvars, strict=True))
-    whole = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.invars, body.invars, strict=True))
-    return whole - n_carry, n_carry
 
 
 # As small as its uses: nothing is saved by taking its gradient apart.
@@ -602,7 +593,7 @@ def _record(site, inputs, scalars):
 
 def _run_scan(equation, inputs, here, plan, zeros, records) -> list:
     body, params = equation.params["jaxpr"], equation.params
-    n_consts, n_carry = _parts_of_scan(equation)
+    n_consts, n_carry = scan_parts(equation)
     consts, carry, slices = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
     own = {path: zero for path, zero in zeros.items() if path[: len(here)] == here}
 

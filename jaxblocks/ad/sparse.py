@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import equations
-from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
-from jaxblocks.ad.laplacians import array_valued, scan_parts
+from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
+from jaxblocks.ad.laplacians import array_valued
 from jaxblocks.ad.products import at_point
 from jaxblocks.checks import describe
 
@@ -743,7 +743,7 @@ def _convolution(equation, inputs, sets):
 
 def _scan(equation, inputs, sets):
     """Step by step, so that counters and the slices that they choose are known."""
-    params, body = equation.params, _closed(equation.params["jaxpr"])
+    params, body = equation.params, as_closed(equation.params["jaxpr"])
     length = params["length"]
     if length * len(body.jaxpr.eqns) > _MOST_STEPS:
         return None
@@ -769,16 +769,12 @@ _MOST_STEPS = 50_000  # a few seconds
 
 def _cond(equation, inputs, sets):
     index, *operands = inputs
-    branches = [_closed(branch) for branch in equation.params["branches"]]
+    branches = [as_closed(branch) for branch in equation.params["branches"]]
     if index.value is not None:
         branches = [branches[int(np.clip(index.value, 0, len(branches) - 1))]]
     each = [_walk(branch, operands, sets) for branch in branches]
     ids = [[_ids(out, v.aval) for out, v in zip(outs, equation.outvars, strict=True)] for outs in each]
     return [functools.reduce(sets.union, outs) for outs in zip(*ids, strict=True)]
-
-
-def _closed(jaxpr) -> ClosedJaxpr:
-    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
 
 
 _RULES: dict[str, Callable] = {

@@ -31,7 +31,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxblocks.activations import relu
-from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
+from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.checks import require_whole
 from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Serial
@@ -701,11 +701,8 @@ class _Program:
 
     def scan(self, equation, args, scope):
         p = equation.params
-        body = p["jaxpr"]
-        # Inside, what is scanned over has an axis less, and so have the outputs that are stacked.
-        scanned = lambda outer, inner: sum(v.aval.ndim > w.aval.ndim for v, w in zip(outer, inner, strict=True))
-        carried = len(equation.outvars) - scanned(equation.outvars, body.jaxpr.outvars)
-        first = len(args) - carried - scanned(equation.invars, body.jaxpr.invars)
+        body = as_closed(p["jaxpr"])
+        first, carried = scan_parts(equation)
         consts, carry, xs = args[:first], args[first : first + carried], args[first + carried :]
         made: list[list] = []
         for i in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
+from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.core import StatefulLayer, as_layer, kind_of
 
 __all__ = ["Pieces", "in_float64", "not_affine", "track", "traced"]
@@ -246,11 +246,8 @@ class _Walk:
 
     def scan(self, equation, args, scope):
         p = equation.params
-        body = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], ())
-        # Inside, what is scanned over has an axis less, and so have the outputs that are stacked.
-        scanned = lambda outer, inner: sum(v.aval.ndim > w.aval.ndim for v, w in zip(outer, inner, strict=True))
-        carried = len(equation.outvars) - scanned(equation.outvars, body.jaxpr.outvars)
-        first = len(args) - carried - scanned(equation.invars, body.jaxpr.invars)
+        body = as_closed(p["jaxpr"])
+        first, carried = scan_parts(equation)
         consts, carry, xs = args[:first], args[first : first + carried], args[first + carried :]
         made: list[list] = []
         for i in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
