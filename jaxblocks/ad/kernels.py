@@ -30,7 +30,7 @@ from jaxblocks.ad.per_example import ALIGNED, LeafWay, labels_of, table_of_leave
 from jaxblocks.checks import describe, describe_any, require_floating
 from jaxblocks.precision import wide_dtype, widen
 
-__all__ = ["KernelPlan", "kernel_regression", "ntk", "ntk_plan", "ntk_relu"]
+__all__ = ["KernelPlan", "kernel_of_angles", "kernel_regression", "ntk", "ntk_plan", "ntk_relu"]
 
 # What an operation weighs in the choice: one large product runs faster than many small ones, and those than a loop.
 _WEIGHTS = {"contraction": 1.0, "structured": 1.5, "products": 3.0}
@@ -466,36 +466,45 @@ def ntk_relu(x1: Float[Array, "n1 features"], x2: Float[Array, "n2 features"] | 
     Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel; Cho & Saul 2009, Kernel methods for deep learning
     (the arc-cosine kernels).
     """
+    return kernel_of_angles(
+        "ntk_relu", x1, x2, lambda angle: (2 * jnp.cos(angle) * (jnp.pi - angle) + jnp.sin(angle)) / jnp.pi
+    )
+
+
+def kernel_of_angles(where: str, x1, x2, kappa: Callable) -> Array:
+    r"""The kernel :math:`\|x\| \|x'\| \kappa(\vartheta)` of the angles between the rows of two batches.
+
+    >>> kernel_of_angles("angle", jnp.array([[3.0, 0.0]]), jnp.array([[0.0, 2.0], [1.0, 0.0]]), lambda angle: angle)
+    Array([[9.424778, 0.      ]], dtype=float32)
+    """
     x2 = x1 if x2 is None else x2
-    require_floating("ntk_relu", x1=x1, x2=x2)
+    require_floating(where, x1=x1, x2=x2)
     if x1.ndim != 2 or x2.ndim != 2 or x1.shape[1] != x2.shape[1]:
         raise ValueError(
-            f"ntk_relu expects two batches of vectors of one length, but {describe(x1)} and {describe(x2)} came; "
+            f"{where} expects two batches of vectors of one length, but {describe(x1)} and {describe(x2)} came; "
             "give them the shapes (n1, features) and (n2, features)."
         )
     dtype = jnp.result_type(x1, x2)
     x1, x2 = widen(x1), widen(x2)
-    one, norm1 = _unit(x1)
-    other, norm2 = _unit(x2)
+    norm1, norm2 = _norm(x1), _norm(x2)
+    one, other = _directions(x1, norm1), _directions(x2, norm2)
 
-    def row(a):
-        half = jnp.arctan2(_norm(a[None] - other), _norm(a[None] + other))
-        angle = 2 * half
-        u = jnp.cos(angle)
-        return (2 * u * (jnp.pi - angle) + jnp.sin(angle)) / jnp.pi
+    def row(a):  # the angle from its half's tangent, which is exact for equal and for opposite inputs
+        return kappa(2 * jnp.arctan2(_norm(a[None] - other), _norm(a[None] + other)))
 
-    return (norm1[:, None] * norm2[None, :] * jax.lax.map(row, one)).astype(dtype)
+    return (norm1[:, None] * norm2[None] * jax.lax.map(row, one)).astype(dtype)
+
+
+def _directions(x, norm):
+    """Of the rows; of a row of zeros any, since its kernel is 0."""
+    some = jnp.eye(1, x.shape[1], dtype=x.dtype)
+    return jnp.where(norm[:, None] > 0, x / jnp.where(norm > 0, norm, 1)[:, None], some)
 
 
 def _norm(x):
-    """With a derivative of zero at zero."""
+    """Of the rows, with a derivative of zero at zero."""
     square = jnp.sum(jnp.square(x), axis=-1)
     return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
-
-
-def _unit(x):
-    norm = _norm(x)
-    return x / jnp.where(norm > 0, norm, 1)[:, None], norm
 
 
 # ---- learning with a constant kernel ------------------------------------------------------

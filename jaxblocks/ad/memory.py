@@ -16,7 +16,7 @@ from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.products import at_point, scalar_valued
 from jaxblocks.checks import describe_any, require_whole
 
-__all__ = ["MemoryCurve", "memory_curve", "saved_numbers", "temporary_bytes"]
+__all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "temporary_bytes"]
 
 
 def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
@@ -33,10 +33,20 @@ def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
     >>> temporary_bytes(lambda x: jnp.sum(jnp.sort(x) * x), x) >= 4000
     True
     """
+    return compiled_bytes(jax.jit(f).lower(*args).compile())[0]
+
+
+def compiled_bytes(program) -> tuple[int | None, int]:
+    """What a compiled program needs: temporary bytes, and those of its outputs; ``None, 0`` where it does not tell.
+
+    >>> compiled_bytes(jax.jit(jnp.sin).lower(jnp.zeros(4)).compile())[1]
+    16
+    """
     try:
-        return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
-    except (AttributeError, NotImplementedError):
-        return None
+        analysis = program.memory_analysis()
+        return analysis.temp_size_in_bytes, analysis.output_size_in_bytes
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None, 0
 
 
 def saved_numbers(f: Callable, /, *args: Any) -> int:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import Count, count
+from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import at_point, hvp, scalar_valued
 from jaxblocks.checks import describe, describe_any
 
@@ -283,12 +284,12 @@ def cost(
                 "only, or repeats=0 to compile without calling."
             )
         compiled = {name: jax.jit(program).lower(y, x, *args).compile() for name, program in programs.items()}
-        memory = {name: _bytes(program)[0] for name, program in compiled.items()}
+        memory = {name: compiled_bytes(program)[0] for name, program in compiled.items()}
         if repeats:
             small = {
                 name: program
                 for name, program in compiled.items()
-                if sum(b or 0 for b in _bytes(program)) <= memory_limit
+                if sum(b or 0 for b in compiled_bytes(program)) <= memory_limit
             }
             keys = (None, None) if key is None else jax.random.split(key)
             seconds = _time(small, (_direction(y, keys[0]), _direction(x, keys[1]), *args), repeats)
@@ -381,15 +382,6 @@ def _time(compiled, args, repeats) -> dict[str, list[float]]:
             jax.block_until_ready(program(*args))
             seconds[name].append(time.perf_counter() - start)
     return seconds
-
-
-def _bytes(program) -> tuple[int | None, int]:
-    """What a compiled program needs: temporary bytes, and those of its outputs; not every backend tells."""
-    try:
-        analysis = program.memory_analysis()
-        return analysis.temp_size_in_bytes, analysis.output_size_in_bytes
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None, 0
 
 
 def _row(name, counts, seconds, memory) -> CostRow:

@@ -24,13 +24,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.activations import relu
+from jaxblocks.ad.kernels import kernel_of_angles
 from jaxblocks.ad.per_example import gradient_noise, per_example_gradients
-from jaxblocks.checks import describe, require_floating, require_key, require_whole
+from jaxblocks.checks import describe, require_key, require_whole
 from jaxblocks.core import as_layer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.losses import softmax_cross_entropy
-from jaxblocks.precision import widen
 from jaxblocks.theory.convergence import descend
 
 __all__ = [
@@ -921,35 +921,8 @@ def relu_covariance(
 
     Source: Cho & Saul 2009, Kernel methods for deep learning; Huszar, DeepNN lecture 3 (infinite-width networks).
     """
-    x2 = x1 if x2 is None else x2
-    require_floating("relu_covariance", x1=x1, x2=x2)
-    if x1.ndim != 2 or x2.ndim != 2 or x1.shape[1] != x2.shape[1]:
-        raise ValueError(
-            f"relu_covariance expects two batches of vectors of one length, but {describe(x1)} and {describe(x2)} "
-            "came; give them the shapes (n1, features) and (n2, features)."
-        )
-    dtype = jnp.result_type(x1, x2)
-    x1, x2 = widen(x1), widen(x2)
-    norm1, norm2 = _norm(x1), _norm(x2)
-    one, other = _directions(x1, norm1), _directions(x2, norm2)
-
-    def row(a):  # the angle from its half's tangent, which is exact for equal and for opposite inputs
-        angle = 2 * jnp.arctan2(_norm(a[None] - other), _norm(a[None] + other))
-        return (jnp.cos(angle) * (jnp.pi - angle) + jnp.sin(angle)) / jnp.pi
-
-    return (norm1[:, None] * norm2[None] * jax.lax.map(row, one)).astype(dtype)
-
-
-def _directions(x, norm):
-    """Of the rows; of a row of zeros any, since its kernel is 0."""
-    some = jnp.eye(1, x.shape[1], dtype=x.dtype)
-    return jnp.where(norm[:, None] > 0, x / jnp.where(norm > 0, norm, 1)[:, None], some)
-
-
-def _norm(x):
-    """Of the rows, with a derivative of zero at zero."""
-    square = jnp.sum(x**2, axis=-1)
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    kappa_1 = lambda angle: (jnp.cos(angle) * (jnp.pi - angle) + jnp.sin(angle)) / jnp.pi
+    return kernel_of_angles("relu_covariance", x1, x2, kappa_1)
 
 
 # ---- gradient noise -----------------------------------------------------------------------
