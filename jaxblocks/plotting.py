@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblocks.axes import axes_or_new
+
 __all__ = [
     "PALETTE",
     "bars",
@@ -88,7 +90,7 @@ def curves(x, ys, ax=None):
     """
     x = np.asarray(x, np.float64)
     ys = ys if isinstance(ys, Mapping) else {"_": ys}
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     line = band = 0
     for label, y in ys.items():
         if isinstance(y, tuple):
@@ -132,7 +134,7 @@ def bars(series, names, ax=None, *, numbers: str = "{:.3g}"):
     [0.0, 1.0, 0.25, 0.75]
     """
     series = series if isinstance(series, Mapping) else {"_": series}
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     width = 0.8 / len(series)
     for i, (label, heights) in enumerate(series.items()):
         heights = np.asarray(heights, np.float64)
@@ -174,7 +176,7 @@ def matrix(values, ax=None, *, rows: Sequence | None = None, columns: Sequence |
     values = np.asarray(values, np.float64)
     if values.ndim != 2:
         raise ValueError(f"matrix expects (rows, columns), but an array of shape {values.shape} came; reshape it.")
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     size = np.max(abs(values), initial=0.0, where=np.isfinite(values)) or 1.0
     signed = (values < 0).any()
     shades = colormaps["PuOr_r"] if signed else ListedColormap(colormaps["Blues"](np.linspace(0.12, 1, 256)))
@@ -215,7 +217,7 @@ def tiles(images, ax=None, *, columns: int = 4):
     images = np.asarray(images, np.float64)
     if images.ndim != 3:
         raise ValueError(f"tiles expects (n, height, width), but an array of shape {images.shape} came.")
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     n, height, width = images.shape
     rows = -(-n // columns)
     whole = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
@@ -241,7 +243,7 @@ def cells(values, ax=None):
     values = np.asarray(values)
     if values.ndim > 3:
         raise ValueError(f"cells draws tensors of order 0 to 3, but one of shape {values.shape} came; take a part.")
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     block = values.reshape((1,) * (3 - values.ndim) + values.shape)
     depth, height, width = block.shape
     shift = 0.45
@@ -284,7 +286,7 @@ def points(x, labels=None, ax=None, *, names: Sequence | None = None):
     labels = np.zeros(len(x), int) if labels is None else np.asarray(labels).astype(int)
     if x.ndim != 2 or x.shape[1] != 2 or labels.shape != (len(x),):
         raise ValueError(f"points expects (n, 2) and n labels, but shapes {x.shape} and {labels.shape} came.")
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     for k in np.unique(labels):
         i = int(k) % len(PALETTE)
         name = f"_class {k}" if names is None else names[int(k)]
@@ -314,7 +316,7 @@ def boundary(f: Callable, box, ax=None, *, samples: int = 200):
     """
     from matplotlib.colors import ListedColormap
 
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     across, along, scores = _on_grid("boundary", f, box, samples)
     classes = (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(-1)
     count = max(2, scores.shape[-1])
@@ -351,7 +353,7 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
     >>> axes.lines[0].get_xdata()
     array([1.  , 0.5 , 0.25])
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     paths = {label: np.asarray(path, np.float64) for label, path in paths.items()}
     shapes = {path.shape[1:] for path in paths.values()}
     if shapes not in ({()}, {(2,)}):
@@ -398,10 +400,7 @@ def surface(f, box, ax=None, *, samples: int = 41):
     >>> [float(edge) for edge in (*axes.get_xlim(), *axes.get_ylim())]
     [-1.0, 1.0, -2.0, 2.0]
     """
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        _, ax = plt.subplots(layout="constrained", subplot_kw={"projection": "3d"})
+    ax = axes_or_new(ax, subplot_kw={"projection": "3d"})
     if getattr(ax, "name", None) != "3d":
         raise ValueError('surface expects axes in three dimensions; make them with projection="3d".')
     if callable(f):
@@ -467,7 +466,7 @@ def network(params, ax=None, *, names: Sequence[str] | None = None):
         )
     if names is not None and len(names) != len(sizes):
         raise ValueError(f"network expects a name for each of the {len(sizes)} columns, but {len(names)} came.")
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     tall = max(sizes)
     height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
     columns = [np.stack([np.full(n, float(i)), height(n)], -1) for i, n in enumerate(sizes)]
@@ -519,7 +518,7 @@ def diagram(places: Mapping, arrows: Sequence, ax=None, *, texts: Mapping | None
     >>> [text.get_text() for text in axes.texts]
     ['x', 'f', '', 'then']
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     texts, shade = texts or {}, shade or {}
     strange = {name for arrow in arrows for name in arrow[:2]} - set(places)
     if strange:
@@ -577,14 +576,6 @@ def contact_sheet(pictures: Mapping, *, columns: int = 4):
         ax.imshow(image, interpolation="lanczos")
         ax.set_title(name, fontsize=9)
     return list(places[: len(pictures)])
-
-
-def _axes(ax):
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        _, ax = plt.subplots(layout="constrained")
-    return ax
 
 
 def _legend(ax):

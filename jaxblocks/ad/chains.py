@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.products import at_point
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any, require_whole
 
 __all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
@@ -121,10 +122,7 @@ class ChainOrder:
         """
         if len(self.dims) < 3:
             raise ValueError(f"A chain of one Jacobian has no product to draw; its dims are {self.dims}.")
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         last = max(self.dims[0], self.dims[-1])
         steps = min(last, 100)
         swept = sorted({*(round(last ** (i / max(1, steps - 1))) for i in range(steps)), self.dims[-1]})

@@ -27,6 +27,7 @@ from jaxblocks.ad import sites
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import count
 from jaxblocks.ad.per_example import ALIGNED, LeafWay, labels_of, table_of_leaves
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any, require_floating
 from jaxblocks.precision import wide_dtype, widen
 
@@ -153,10 +154,7 @@ class KernelPlan:
         >>> KernelPlan("products", {"contraction": 300, "products": 200}, ()).plot().get_ylabel()
         'operations'
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         colours = ["C1" if name == self.method else "C0" for name in self.operations]
         ax.bar(list(self.operations), list(self.operations.values()), color=colours)
         ax.set_yscale("log")

@@ -14,6 +14,7 @@ import jax
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe_any, require_whole
 
 __all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "temporary_bytes"]
@@ -137,10 +138,7 @@ class MemoryCurve:
         >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()]
         ('temporary bytes', ['jvp', 'gradient'])
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         for name, row in self.bytes.items():
             known = [(depth, size) for depth, size in zip(self.depths, row, strict=True) if size]
             ax.plot(*zip(*known, strict=True) if known else ((), ()), marker="o", label=name)

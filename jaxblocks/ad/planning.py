@@ -31,6 +31,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jaxblocks.ad.jaxprs import inputs_of, open_calls, piece
+from jaxblocks.axes import axes_or_new
 
 __all__ = [
     "PRICES",
@@ -628,10 +629,7 @@ not cheaper.
         >>> jacobian_plan(jnp.sum, jnp.ones(3)).plot().get_ylabel()
         'cost / cost of what is chosen'
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         for i, (label, costs) in enumerate({"operations": self.operations, "predicted time": self.seconds}.items()):
             names = [name for name in costs if costs[name] is not None and math.isfinite(costs[name])]
             heights = [costs[name] / max(costs["chosen"], 1e-12) for name in names]

@@ -30,6 +30,7 @@ from jaxblocks.ad.counting import equations
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.ad.laplacians import array_valued
 from jaxblocks.ad.products import at_point
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe
 
 __all__ = ["SparsityPattern", "sparse_jacobian", "sparsity"]
@@ -162,10 +163,7 @@ class SparsityPattern:
         >>> SparsityPattern([0, 1], [0, 1], (2, 2)).plot().get_xlabel()
         'numbers of x'
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         m, n = self.shape
         colours = self.column_colours[self.cols] if self.mode == "forward" else self.row_colours[self.rows]
         side = 200 / max(m, n, 1)

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.loops import chunk_size_for, map_in_chunks, order_convolutions
 from jaxblocks.ad.products import floating_like
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import check_values, describe_any, require_key, require_whole
 from jaxblocks.precision import wide_dtype
 
@@ -457,10 +458,7 @@ class SpectralDensity:
         >>> SpectralDensity(jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8).plot().get_xlabel()
         'eigenvalue'
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         width = self._width() if width is None else width
         low, high = jnp.min(self.nodes) - 4 * width, jnp.max(self.nodes) + 4 * width
         places = jnp.linspace(low, high, points)

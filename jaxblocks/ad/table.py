@@ -14,6 +14,7 @@ from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import Count, count
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import at_point, hvp, scalar_valued
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any
 
 __all__ = ["CostRow", "CostTable", "cost"]
@@ -145,10 +146,7 @@ class CostTable:
         >>> axes.get_xlabel()
         'cost / cost of the function'
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(6.4, 1.2 + 0.4 * len(self)), layout="constrained")
+        ax = axes_or_new(ax, figsize=(6.4, 1.2 + 0.4 * len(self)))
         bars = {"operations counted": [row.flops_ratio for row in self]}
         if any(row.time_ratio is not None for row in self):
             bars["time measured"] = [float("nan") if row.time_ratio is None else row.time_ratio for row in self]

@@ -26,6 +26,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import check_values, describe, describe_any, require_floating, require_whole
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
@@ -406,7 +407,7 @@ class Descent:
         >>> [line.get_label() for line in axes.lines]
         ['f - min f', 'bound, convex', 'bound, sharp', 'bound, strongly convex']
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         if self.minimum is None:
             ax.plot(np.asarray(self.values))
             ax.set(xlabel="step", ylabel="f")
@@ -436,7 +437,7 @@ class Descent:
         if not hasattr(points, "shape") or points.shape[1:] not in ((), (1,), (2,)):
             raise ValueError("plot_path expects points that are one number or two; draw a deeper descent with plot.")
         fresh = ax is None
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         way = np.asarray(points)
         low, high = way.min(0), way.max(0)
         margin = np.where(high > low, (high - low) / 5, 1.0)
@@ -794,7 +795,7 @@ class StabilityMap:
         >>> stability_map("nesterov").plot().get_xlabel()
         'step size times curvature'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         shown = np.where(self.radius < 1, self.radius, np.nan)
         image = ax.pcolormesh(self.step_sizes, self.momenta, shown, cmap="cividis", vmin=0, vmax=1, shading="nearest")
         ax.plot(self.limit, self.momenta, color=_COLOURS[1], label="limit of stability")
@@ -845,11 +846,3 @@ def _recursion(where, step_size, curvature, momentum, method):
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666")
 _BOUND_STYLES = ((_COLOURS[1], "--"), (_COLOURS[3], ":"), (_COLOURS[2], "-."))
-
-
-def _axes(ax):
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        _, ax = plt.subplots(layout="constrained")
-    return ax

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.activations import relu
 from jaxblocks.ad.kernels import kernel_of_angles
 from jaxblocks.ad.per_example import gradient_noise, per_example_gradients
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, require_key, require_whole
 from jaxblocks.core import as_layer
 from jaxblocks.layers.combinators import Serial
@@ -69,14 +70,6 @@ Numbers = Array | np.ndarray
 BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 
-def _axes(ax):
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        _, ax = plt.subplots(layout="constrained")
-    return ax
-
-
 # ---- how complex a model may be -----------------------------------------------------------
 
 
@@ -110,7 +103,7 @@ class Sweep:
         >>> sweep.plot().get_xlabel()
         'degree'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         visible = lambda errors: np.where(errors > 1e-14, errors, np.nan)
         ax.semilogy(self.complexity, visible(self.train), "o-", color=BLUE, markersize=4, label="training error")
         ax.semilogy(self.complexity, visible(self.test), "^--", color=VERMILION, markersize=4, label="test error")
@@ -310,7 +303,7 @@ class Capacity:
         >>> capacity(5).plot().get_ylabel()
         'labelings that a hyperplane realises'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         ax.plot(self.examples / self.features, self.fraction, "o-", markersize=3, label=f"{self.features} features")
         ax.axvline(2, color=GREY, linestyle=":")
         ax.axhline(0.5, color=GREY, linestyle=":")
@@ -373,7 +366,7 @@ class MinNormBias:
         >>> axes.get_xlabel()
         'feature'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         place = np.arange(len(self.weights))
         ax.plot(place, self.least_norm, "_", color=GREY, markersize=14, label="least norm")
         ax.plot(place, self.closed_form, "s", color=VERMILION, markersize=7, fillstyle="none", label="closed form")
@@ -528,7 +521,7 @@ class MaxMarginBias:
         >>> max_margin_bias(np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0]), steps=50).plot().get_xlabel()
         'step'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         ax.semilogx(self.steps, self.margins, ".-", color=BLUE, label="gradient descent")
         ax.axhline(self.best.margin, color=VERMILION, linestyle="--", label="widest margin")
         ax.set(xlabel="step", ylabel="margin / norm of the weights")
@@ -635,7 +628,7 @@ class Drift:
         >>> Drift(np.array([0.1, 0.01]), np.array([0.2, 0.02]), np.zeros(2), 1.0).plot().get_xlabel()
         'step size'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         ax.loglog(self.step_sizes, self.drifts, "o", color=BLUE, label="drift of what flow conserves")
         line = self.drifts[0] * self.step_sizes / self.step_sizes[0]
         ax.loglog(self.step_sizes, line, ":", color=GREY, label="proportional to the step size")
@@ -727,7 +720,7 @@ class Completion:
         >>> found.plot().get_ylabel()
         'singular value'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         place = np.arange(1, len(self.target_values) + 1)
         ax.plot(place, self.target_values, "k*", markersize=9, label="target")
         markers = itertools.cycle("o^sDv")
@@ -840,7 +833,7 @@ class RandomLabels:
         >>> RandomLabels(np.ones(2), np.ones(2), np.ones((2, 5))).plot().get_xlabel()
         'step'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         styles = ((BLUE, "-", "true labels"), (VERMILION, "--", "random labels"))
         for (colour, style, name), loss, train, test in zip(styles, self.losses, self.train, self.test, strict=True):
             label = f"{name}: {train:.0%} of training, {test:.0%} of test data right"
@@ -953,7 +946,7 @@ class BatchNoise:
         >>> BatchNoise(np.array([1, 2]), np.array([2.0, 1.0]), np.array([2.1, 0.9]), 1.0).plot().get_xlabel()
         'batch size'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         ax.loglog(self.batch_sizes, self.predicted, "-", color=VERMILION, label="formula")
         ax.loglog(self.batch_sizes, self.measured, "o", color=BLUE, markersize=4, label="batches drawn")
         ax.axhline(self.squared_norm, color=GREY, linestyle=":", label="squared norm of the gradient")
@@ -1073,7 +1066,7 @@ class Selection:
         >>> selection_optimism(key=jax.random.key(0), trials=10).plot().get_xlabel()
         'classifiers to choose from'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         ax.semilogx(self.classifiers, self.bound, ":", color=GREY, label="bound")
         ax.semilogx(self.classifiers, self.expected, "-", color=VERMILION, label="on the test set, expected")
         ax.semilogx(self.classifiers, self.simulated, "^", color=VERMILION, label="on the test set, drawn")
@@ -1157,7 +1150,7 @@ class NoFreeLunch:
         >>> no_free_lunch(np.array([0, 1, 1])).plot().get_xlabel()
         'accuracy on unseen points'
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         values, counts = np.unique(self.accuracies, return_counts=True)
         ax.bar(values, counts, width=0.6 / max(1, len(self.predictions)), color=BLUE)
         ax.axvline(self.mean, color=VERMILION, linestyle="--", label=f"mean {self.mean:g}")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxblocks.axes import axes_or_new
 from jaxblocks.core import Layer
 from jaxblocks.theory.constructions import one_hidden_layer
 from jaxblocks.theory.tracking import track
@@ -80,10 +81,7 @@ class PiecewiseLinear(NamedTuple):
         >>> len(axes.lines)
         2
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         first, last = self.breakpoints[[0, -1]] if len(self.breakpoints) else (0.0, 0.0)
         beyond = (last - first) / 4 or 1.0
         x = np.array([first - beyond, *self.breakpoints, last + beyond])

@@ -32,6 +32,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxblocks.activations import relu
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import require_whole
 from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Serial
@@ -322,10 +323,7 @@ class Regions(_Record):
 
         if color_by not in ("region", "output"):
             raise ValueError(f'plot knows color_by="region" and "output", but {color_by!r} came.')
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(layout="constrained")
+        ax = axes_or_new(ax)
         if color_by == "region":
             golden = (np.sqrt(5) - 1) / 2  # multiples of it spread evenly, and neighbours in number lie far apart
             shade = (golden * (1 + self.linear_region)) % 1
@@ -396,10 +394,7 @@ class SegmentRegions(_Record):
         >>> axes.get_title()
         '2 linear regions'
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(layout="constrained")
+        ax = axes_or_new(ax)
         offsets, slopes = (v.reshape(len(self), -1)[:, output] for v in (self.offsets, self.slopes))
         ends = np.stack([self.edges[:-1], self.edges[1:]], 1)
         ax.plot(ends.ravel(), (offsets[:, None] + slopes[:, None] * ends).ravel())
