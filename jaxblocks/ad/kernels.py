@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Num, PyTree
 from jaxblocks.ad import sites
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import count
+from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.per_example import ALIGNED, LeafWay, labels_of, table_of_leaves
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any, require_floating
@@ -314,7 +315,7 @@ def _products(f, trace, params, x1, x2):
         pushed = widen(pushed.reshape(value.size, -1, value.size))
         return jnp.einsum("oio->i", pushed) if trace else pushed.transpose(1, 2, 0)
 
-    kernel = jnp.moveaxis(jax.lax.map(column, x1 if x2 is None else x2), 0, 1)
+    kernel = jnp.moveaxis(map_in_chunks(column, x1 if x2 is None else x2, 1), 0, 1)
     return _shaped(kernel, value.shape, trace)
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad import sites
 from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import describe, describe_any, require_whole
 from jaxblocks.precision import wide_dtype
 
@@ -449,4 +450,4 @@ def _checked(where, loss, params, batch):
 def _over_examples(f, batch, chunk_size, where):
     if chunk_size is None:
         return jax.vmap(f)(*batch)
-    return jax.lax.map(lambda example: f(*example), batch, batch_size=require_whole(where, "chunk_size", chunk_size))
+    return map_in_chunks(lambda example: f(*example), batch, require_whole(where, "chunk_size", chunk_size))
