@@ -56,15 +56,6 @@ def problem(name, nets=NETS):
     return params, lambda p: risk(p, (x, y)), (lambda p: as_function(net)(p, x)), loss
 
 
-def cpu_in_turns(calls, rounds):
-    """As ``in_turns``, in process CPU time."""
-    clock, time.perf_counter = time.perf_counter, time.process_time
-    try:
-        return in_turns(calls, rounds)
-    finally:
-        time.perf_counter = clock
-
-
 def compiled(f, *args):
     return jax.jit(f).lower(*args).compile()
 
@@ -87,7 +78,9 @@ def products(rounds=31):
         params, functions = functions_of(name)
         v = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
         programs = {k: (compiled(function, at, v), at) for k, (function, at) in functions.items()}
-        seconds = cpu_in_turns({k: lambda p=p, at=at, v=v: p(at, v) for k, (p, at) in programs.items()}, rounds)
+        seconds = in_turns(
+            {k: lambda p=p, at=at, v=v: p(at, v) for k, (p, at) in programs.items()}, rounds, clock=time.process_time
+        )
         size = sum(p.size for p in jax.tree.leaves(params))
         print(f"\n{name}, {size:,} params: in gradients   time (quartiles)   operations   temporaries")
         memory = {k: p.memory_analysis().temp_size_in_bytes for k, (p, _) in programs.items()}
@@ -122,7 +115,9 @@ def hessians(rounds=7):
     for name in SMALL:
         params, functions = matrices_of(name)
         programs = {k: compiled(function, params) for k, function in functions.items()}
-        seconds = cpu_in_turns({k: lambda p=p, at=params: p(at) for k, p in programs.items()}, rounds)
+        seconds = in_turns(
+            {k: lambda p=p, at=params: p(at) for k, p in programs.items()}, rounds, clock=time.process_time
+        )
         memory = {k: p.memory_analysis().temp_size_in_bytes for k, p in programs.items()}
         size = sum(p.size for p in jax.tree.leaves(params))
         print(f"\n{name}, {size:,} params: jax.hessian needs {memory['jax.hessian'] / 2**20:.1f} MiB of temporaries")

@@ -6,19 +6,22 @@ import jax
 import numpy as np
 
 
-def in_turns(calls, rounds, repeats=1):
-    """Seconds per round of each call, the calls of a round one after the other in alternating order."""
+def in_turns(calls, rounds, repeats=1, clock=time.perf_counter):
+    """Seconds per round of each call, the calls of a round one after the other in alternating order.
+
+    With ``clock=time.process_time`` they are seconds of the processor.
+    """
     seconds = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(max(1, repeats)):
             jax.block_until_ready(call())
     for turn in range(rounds):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats):
                 out = calls[name]()
             jax.block_until_ready(out)
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return {name: np.array(values) for name, values in seconds.items()}
 
 
