@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.ad.build import warn_of_wrong_build
-from jaxblocks.ad.products import at_point
+from jaxblocks.ad.products import as_point
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any, require_whole
 
@@ -286,7 +286,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     fs = list(fs)
     if not fs:
         raise ValueError("jacobian_chain expects functions f_1, ..., f_L, but none came; write jacobian_chain([f], x).")
-    x = _one_array("x", at_point("jacobian_chain", x, x)[0])
+    x = _one_array("x", as_point("jacobian_chain", x))
     jacobians = []
     for i, f in enumerate(fs, 1):
         if not callable(f):

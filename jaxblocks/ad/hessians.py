@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.loops import chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
-from jaxblocks.ad.products import at_point, floating_like, scalar_valued
+from jaxblocks.ad.products import as_point, floating_like, scalar_valued
 from jaxblocks.checks import check_values, describe_any
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
@@ -83,7 +83,7 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | s
     """
     warn_of_wrong_build()
     f = scalar_valued("hessian", f)
-    x, _ = at_point("hessian", x, x)
+    x = as_point("hessian", x)
     matrix = _matrix("hessian", hessian_operator(f, x), x, chunk_size)
     leaves, structure = jax.tree.flatten(x)
 
@@ -110,7 +110,7 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: 
     """
     warn_of_wrong_build()
     f = scalar_valued("hessian_blocks", f)
-    x, _ = at_point("hessian_blocks", x, x)
+    x = as_point("hessian_blocks", x)
     leaves, structure = jax.tree.flatten(x)
     blocks = []
     for place, leaf in enumerate(leaves):
@@ -138,7 +138,7 @@ def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size
     """
     warn_of_wrong_build()
     f = scalar_valued("hessian_diagonal", f)
-    x, _ = at_point("hessian_diagonal", x, x)
+    x = as_point("hessian_diagonal", x)
     operator = hessian_operator(f, x)
     leaves, structure = jax.tree.flatten(x)
     n = sum(leaf.size for leaf in leaves)

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
-from jaxblocks.ad.products import at_point
+from jaxblocks.ad.products import as_point
 from jaxblocks.checks import describe_any, require_whole
 
 __all__ = ["array_valued", "laplacian", "value_grad_laplacian"]
@@ -93,7 +93,7 @@ def _sweep(where, f, x, chunk_size) -> tuple[Array, Array, Array]:
     """Value, Jacobian (n, *y) and Laplacian of f at x, all directions at once or in chunks."""
     warn_of_wrong_build()
     f = array_valued(where, f)
-    x, _ = at_point(where, x, x)
+    x = as_point(where, x)
     leaves, structure = jax.tree.flatten(x)
     n = sum(leaf.size for leaf in leaves)
     if n == 0:

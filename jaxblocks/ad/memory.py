@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxblocks.ad.build import warn_of_wrong_build
-from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.ad.products import as_point, scalar_valued
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe_any, require_whole
 
@@ -72,7 +72,7 @@ def saved_numbers(f: Callable, /, *args: Any) -> int:
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode).
     """
     warn_of_wrong_build()
-    args, _ = at_point("saved_numbers", args, args)
+    args = as_point("saved_numbers", args)
     pullback = jax.eval_shape(lambda *args: jax.vjp(f, *args)[1], *args)
     return sum(leaf.size for leaf in jax.tree.leaves(pullback))
 
@@ -241,7 +241,5 @@ def _bytes_at(make, depth, program, options) -> int | None:
             f"memory_curve expects make(depth) to return a function and its point, but {describe_any(made)} came; "
             "write return f, x."
         )
-    f, x = made
-    return temporary_bytes(
-        program(scalar_valued("memory_curve", f, arguments="make, depths")), *at_point("memory_curve", x, x)
-    )
+    f, x = scalar_valued("memory_curve", made[0], arguments="make, depths"), as_point("memory_curve", made[1])
+    return temporary_bytes(program(f), x, x)

@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.loops import order_convolutions
-from jaxblocks.ad.products import at_point, linearize_once, scalar_valued
+from jaxblocks.ad.products import as_point, at_point, linearize_once, scalar_valued
 from jaxblocks.checks import describe, describe_any, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, as_inputs, as_shapes, side_inputs, stateful
 from jaxblocks.precision import wide_dtype, widen
@@ -73,7 +73,7 @@ def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callabl
     """
     warn_of_wrong_build()
     f = scalar_valued("hessian_operator", f)
-    x, _ = at_point("hessian_operator", x, x)
+    x = as_point("hessian_operator", x)
     return _operator("the operator of hessian_operator", x, linearize_once(jax.grad(f), x))
 
 
@@ -123,7 +123,7 @@ def _gauss_newton(where, arguments, model, loss, x):
     warn_of_wrong_build()
     _require_function(where, "a model", model)
     loss = scalar_valued(where, loss, "loss", arguments, "outputs")
-    x, _ = at_point(where, x, x)
+    x = as_point(where, x)
     outputs, push = jax.linearize(model, x)
     _require_floating_outputs(where, "the model", outputs)
     middle = jax.linearize(jax.grad(loss), outputs)[1]
@@ -154,7 +154,7 @@ def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: P
     warn_of_wrong_build()
     where = "empirical_fisher_operator"
     _require_function(where, "losses", losses)
-    x, _ = at_point(where, x, x)
+    x = as_point(where, x)
     return _mean_of_outer_products(where, "losses", x, *jax.linearize(losses, x))
 
 
@@ -215,7 +215,7 @@ def fisher_operator(
             f"{describe_any(likelihood)} came."
         )
     sample, log_likelihood = likelihood
-    x, _ = at_point(where, x, x)
+    x = as_point(where, x)
     outputs, push = jax.linearize(model, x)
     _require_floating_outputs(where, "the model", outputs)
     if axis is not None and not getattr(outputs, "shape", ()):

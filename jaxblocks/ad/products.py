@@ -20,7 +20,16 @@ from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import equations
 from jaxblocks.checks import describe, describe_any
 
-__all__ = ["at_point", "curvature", "floating_like", "hvp", "linearize_once", "scalar_valued", "value_grad_hvp"]
+__all__ = [
+    "as_point",
+    "at_point",
+    "curvature",
+    "floating_like",
+    "hvp",
+    "linearize_once",
+    "scalar_valued",
+    "value_grad_hvp",
+]
 
 
 def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
@@ -158,25 +167,36 @@ take one output at a time, or ask jax.jacobian for all first derivatives.
     return checked
 
 
+def as_point(where: str, x: PyTree) -> PyTree:
+    """A point as a pytree of arrays; an error that names the leaf with respect to which nothing can be differentiated.
+
+    >>> as_point("hessian", {"w": 1.5})["w"].dtype
+    dtype('float32')
+    """
+    x = jax.tree.map(_as_array, x)
+    points = jax.tree_util.tree_leaves_with_path(x)
+    if not points:
+        raise ValueError(f"{where} expects x to hold at least one array, but {x!r} came.")
+    for path, leaf in points:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"{where} differentiates with respect to floating-point arrays, but x{jax.tree_util.keystr(path)} is "
+                f"{describe(leaf)}; convert it with .astype(jnp.float32), or close over it as a constant of f."
+            )
+    return x
+
+
 def at_point(where: str, x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:
-    """Point and direction as pytrees of arrays; an error that names the leaf where they cannot be differentiated along.
+    """Point and direction as pytrees of arrays; an error that names the leaf where they do not belong together.
 
     >>> at_point("hvp", {"w": jnp.zeros(2)}, {"w": jnp.zeros(3)})
     Traceback (most recent call last):
     ...
     ValueError: hvp expects v like x, but x['w'] is float32 (2,) and v['w'] is float32 (3,).
     """
-    x, v = jax.tree.map(_as_array, x), jax.tree.map(_as_array, v)
+    x, v = as_point(where, x), jax.tree.map(_as_array, v)
     points = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)}
     directions = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(v)}
-    if not points:
-        raise ValueError(f"{where} expects x to hold at least one array, but {x!r} came.")
-    for path, leaf in points.items():
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"{where} differentiates with respect to floating-point arrays, but x{path} is {describe(leaf)}; "
-                "convert it with .astype(jnp.float32), or close over it as a constant of f."
-            )
     for path in [*points, *directions]:
         if path not in directions:
             raise ValueError(

@@ -29,7 +29,7 @@ from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import equations
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.ad.laplacians import array_valued
-from jaxblocks.ad.products import at_point
+from jaxblocks.ad.products import as_point
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe
 
@@ -235,7 +235,7 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
 def _sparsity(where, f, x) -> SparsityPattern:
     warn_of_wrong_build()
     f = array_valued(where, f)
-    x, _ = at_point(where, x, x)
+    x = as_point(where, x)
     closed, leaves = _forward(f, x), jax.tree.leaves(x)
     inputs, transposed = leaves, closed is None
     if transposed:
@@ -310,7 +310,7 @@ def sparse_jacobian(
     def jacobian(x):
         from jax.experimental.sparse import BCOO  # here, because it takes its time
 
-        x, _ = at_point("sparse_jacobian", x, x)
+        x = as_point("sparse_jacobian", x)
         y = jax.eval_shape(f, x)
         shape = (math.prod(y.shape), sum(leaf.size for leaf in jax.tree.leaves(x)))
         if shape != pattern.shape:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.counting import Count, count
 from jaxblocks.ad.memory import compiled_bytes
-from jaxblocks.ad.products import at_point, hvp, scalar_valued
+from jaxblocks.ad.products import as_point, hvp, scalar_valued
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any
 
@@ -267,7 +267,7 @@ def cost(
     for name, value, least in (("repeats", repeats, 0), ("memory_limit", memory_limit, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"cost expects {name} to be a whole number >= {least}, but {value!r} came.")
-    x, _ = at_point("cost", args[0], args[0])
+    x = as_point("cost", args[0])
     args = (x, *args[1:])
     y = jax.eval_shape(f, *args)
     names = _rows(rows, x, y)

@@ -32,7 +32,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
-from jaxblocks.ad.products import at_point
+from jaxblocks.ad.products import as_point
 from jaxblocks.checks import describe, describe_any
 
 __all__ = ["TraceNode", "TraceRow", "TraceTable", "trace_table"]
@@ -272,7 +272,7 @@ def trace_table(
     if not args:
         raise ValueError("trace_table expects the arguments of f after it, trace_table(f, x1, x2), but none came.")
     _require_floating_args(f, args)
-    args, _ = at_point("trace_table", args, args)
+    args = as_point("trace_table", args)
     if tangent is None:
         tangent = (jax.tree.map(jnp.ones_like, args[0]), *jax.tree.map(jnp.zeros_like, args[1:]))
     else:

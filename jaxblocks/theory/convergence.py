@@ -25,7 +25,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
-from jaxblocks.ad.products import at_point, scalar_valued
+from jaxblocks.ad.products import as_point, scalar_valued
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import check_values, describe, describe_any, require_floating, require_whole
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
@@ -68,7 +68,8 @@ class Objective:
         f: the function, of one pytree to a scalar.
         smoothness: L, with :math:`\|\nabla f(x) - \nabla f(y)\| \le L \|x - y\|`.
         convexity: mu >= 0, with :math:`f(x) - \frac{\mu}{2}\|x\|^2` convex; 0 promises convexity alone.
-        minimiser: a point where f is least, like x; without it there are no bounds.
+        minimiser: a point where f is least, like x; without it there are no bounds. There may be many, argmin f is a
+            set: any will do, and the bounds hold with the distance from each, best from the nearest.
 
     Raises:
         ValueError: unless 0 <= convexity <= smoothness and smoothness > 0.
@@ -240,7 +241,7 @@ def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
     >>> smoothness(lambda x: 0.5 * (x[0] ** 2 + 10 * x[1] ** 2), jnp.ones(2))
     Array(10., dtype=float32)
     """
-    x, _ = at_point("smoothness", x, x)
+    x = as_point("smoothness", x)
     flat, unravel = ravel_pytree(x)
     f = scalar_valued("smoothness", f)
     return jnp.max(jnp.abs(jnp.linalg.eigvalsh(jax.hessian(lambda v: f(unravel(v)))(flat))))
@@ -499,10 +500,10 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
     >>> descend(lambda x: x**4 - x**3 - 2 * x**2 + 3, 2.0, 0.13, 100).last
     Array(1.4430004, dtype=float32)
 
-    Source: Diehl 2023, section 1.5; Cevher, Mathematics of Data, "Hello world".
+    Source: Diehl 2023, section 1.5; Krapac & Segvic, Deep feed-forward models, "Hello world".
     """
     known = f if isinstance(f, Objective) else None
-    start, _ = at_point("descend", start, start)
+    start = as_point("descend", start)
     f = scalar_valued("descend", f, arguments="f, start, optimiser")
     steps = require_whole("descend", "steps", steps)
     step_size = None
@@ -531,7 +532,7 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
         distances = jax.vmap(lambda x: _norm(jax.tree.map(jnp.subtract, x, best)))(points)
         bounds = {} if step_size is None else _bounds(known, step_size, steps, distances[0], values[0] - minimum)
         lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values))
-        least = lowest, lowest >= minimum - _rounding(values)
+        least = lowest, ~(lowest < minimum - _rounding(values))  # not so where all is NaN
         return Descent(points, values, norms, distances, minimum, bounds), least
 
     seen, least = follow(start, best)
