@@ -55,4 +55,4 @@ benchmarks: .venv/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist
