@@ -1,0 +1,220 @@
+"""Small real data that are already on the machine: sets that ship with scikit-learn, and text of Python itself.
+
+Nothing is downloaded. Each function returns plain NumPy arrays (or a ``str``), in the order of the source, neither
+shuffled nor split nor scaled (but for pixels): see `jaxblocks.three_way_split` and `jaxblocks.minibatches`.
+scikit-learn is needed only here; ``pip install jaxblocks[data]`` brings it.
+
+Axis letters: ``rows`` (examples); ``features`` (measured quantities); images are ``(rows, height, width, channels)``.
+"""
+
+import ast
+import sysconfig
+import warnings
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+__all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]
+
+
+def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:
+    """Handwritten digits: 1797 grey images of 8 by 8 pixels, and which digit each one is.
+
+    Pixels count ink in blocks of 4 by 4 of the scanned page, 0 to 16; here they are divided by 16, so that they lie
+    in [0, 1]: 0 is paper, 1 is ink. Classes are nearly balanced (174 to 183 images each). The first 1440 or so and
+    the rest were written by different people: a split in order is harder than a split at random.
+
+    Returns:
+        ``(images, labels)``: float32 ``(1797, 8, 8, 1)`` and int32 ``(1797,)``, the digits 0 to 9.
+
+    Raises:
+        ModuleNotFoundError: without scikit-learn.
+
+    >>> images, labels = digits()
+    >>> images.shape, float(images.max()), labels[:5].tolist()
+    ((1797, 8, 8, 1), 1.0, [0, 1, 2, 3, 4])
+
+    Source: Alpaydin and Kaynak 1998, "Optical recognition of handwritten digits" (UCI), its test part, from
+    ``sklearn.datasets.load_digits``.
+    """
+    loaded = _sklearn("digits").load_digits()
+    return (loaded.images[..., None] / 16).astype(np.float32), loaded.target.astype(np.int32)
+
+
+def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
+    """Iris flowers: four lengths in cm, and which of three species each flower is.
+
+    Features: sepal length, sepal width, petal length, petal width, in cm. Labels: 0 setosa, 1 versicolor,
+    2 virginica, 50 flowers each, sorted by label.
+
+    Returns:
+        ``(x, labels)``: float32 ``(150, 4)`` and int32 ``(150,)``.
+
+    Raises:
+        ModuleNotFoundError: without scikit-learn.
+
+    >>> x, labels = iris()
+    >>> x[0].tolist() == np.float32([5.1, 3.5, 1.4, 0.2]).tolist(), np.bincount(labels).tolist()
+    (True, [50, 50, 50])
+
+    Source: Fisher 1936, "The use of multiple measurements in taxonomic problems", from
+    ``sklearn.datasets.load_iris``.
+    """
+    return _labelled(_sklearn("iris").load_iris())
+
+
+def wine() -> tuple[Float[np.ndarray, "178 13"], Int[np.ndarray, "178"]]:
+    """Wines of one region of Italy: thirteen results of chemical analysis, and which of three cultivars it was.
+
+    Features, of very different size (0.1 to 1680; standardise them before training): alcohol (percent by volume),
+    malic acid, ash, alcalinity of ash, magnesium (mg/l), total phenols, flavanoids, nonflavanoid phenols,
+    proanthocyanins, colour intensity, hue, OD280/OD315 of diluted wines (a ratio), proline (mg/l); the source states
+    no unit for the others. Labels: 0, 1, 2 with 59, 71, 48 wines, sorted by label.
+
+    Returns:
+        ``(x, labels)``: float32 ``(178, 13)`` and int32 ``(178,)``.
+
+    Raises:
+        ModuleNotFoundError: without scikit-learn.
+
+    >>> x, labels = wine()
+    >>> x.shape, np.bincount(labels).tolist()
+    ((178, 13), [59, 71, 48])
+
+    Source: Aeberhard and Forina 1992, "Wine" (UCI), from ``sklearn.datasets.load_wine``.
+    """
+    return _labelled(_sklearn("wine").load_wine())
+
+
+def breast_cancer() -> tuple[Float[np.ndarray, "569 30"], Int[np.ndarray, "569"]]:
+    """Cell nuclei in images of breast tumours: thirty numbers a tumour, and whether it was benign.
+
+    Ten quantities of the nuclei: radius, texture (standard deviation of grey values), perimeter, area, smoothness,
+    compactness, concavity, concave points, symmetry, fractal dimension; lengths in pixels of the image. Features 0 to
+    9 are their means over the nuclei, 10 to 19 the standard errors of these, 20 to 29 the means of the three largest.
+    Labels: 0 malignant (212), 1 benign (357). Standardise before training: sizes differ by a factor of 10^5.
+
+    Returns:
+        ``(x, labels)``: float32 ``(569, 30)`` and int32 ``(569,)``.
+
+    Raises:
+        ModuleNotFoundError: without scikit-learn.
+
+    >>> x, labels = breast_cancer()
+    >>> x.shape, np.bincount(labels).tolist()
+    ((569, 30), [212, 357])
+
+    Source: Wolberg, Street and Mangasarian 1995, "Breast Cancer Wisconsin (Diagnostic)" (UCI), from
+    ``sklearn.datasets.load_breast_cancer``.
+    """
+    return _labelled(_sklearn("breast_cancer").load_breast_cancer())
+
+
+def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]:
+    """Patients with diabetes: ten measurements, and how far the disease went within a year (regression).
+
+    Features in their own units: age (years), sex (1 or 2), body mass index (kg/m^2), mean blood pressure (mmHg), and
+    six of blood serum: s1 total cholesterol, s2 low-density and s3 high-density lipoproteins (mg/dl), s4 ratio of s1
+    to s3, s5 logarithm of triglycerides, s6 blood sugar (mg/dl). The target is a score from 25 to 346, without unit.
+
+    Returns:
+        ``(x, y)``: float32 ``(442, 10)`` and float32 ``(442, 1)``, a column as ``Dense(1)`` gives it.
+
+    Raises:
+        ModuleNotFoundError: without scikit-learn.
+
+    >>> x, y = diabetes()
+    >>> x[0, :4].tolist() == np.float32([59, 2, 32.1, 101]).tolist(), float(y.min()), float(y.max())
+    (True, 25.0, 346.0)
+
+    Source: Efron, Hastie, Johnstone and Tibshirani 2004, "Least angle regression", from
+    ``sklearn.datasets.load_diabetes(scaled=False)``.
+    """
+    loaded = _sklearn("diabetes").load_diabetes(scaled=False)
+    return loaded.data.astype(np.float32), loaded.target.astype(np.float32)[:, None]
+
+
+def standard_library_text(part: str = "topics") -> str:
+    """English and Python from the standard library of the Python that runs: text to train language models on.
+
+    It differs from one Python version to the next, and so do figures reached on it: state the version with them.
+
+    Args:
+        part: what to read. ``"topics"``: the language reference as ``help("topics")`` shows it, prose, some 0.5
+            million characters of about 100 kinds (Python 3.11: 465,126 of 103), read in no time. ``"docstrings"``:
+            of every module, class and function, some 1.8 million, two seconds. ``"sources"``: the files themselves,
+            some 12 million, mostly code. Tests are left out.
+
+    Raises:
+        ValueError: for another ``part``.
+        ModuleNotFoundError: where Python was installed without ``pydoc_data`` (slim images leave it out).
+        FileNotFoundError: where the library's source files are missing.
+
+    >>> text = standard_library_text()
+    >>> text.splitlines()[0], len(text) > 400_000
+    ('The "assert" statement', True)
+
+    Source: the Python Software Foundation, licence PSF-2.0.
+    """
+    if part == "topics":
+        try:
+            from pydoc_data.topics import topics
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "standard_library_text reads pydoc_data.topics, which this Python was installed without (slim images "
+                'leave it out); use a full installation, or pass part="docstrings" or part="sources".',
+                name=error.name,
+            ) from error
+        return "\n\n".join(topics[name] for name in sorted(topics))
+    if part not in ("docstrings", "sources"):
+        raise ValueError(
+            f'standard_library_text expects part to be "topics", "docstrings" or "sources", but {part!r} came.'
+        )
+    texts = []
+    for path in _library_files():
+        try:
+            text = path.read_text("utf-8")
+            texts += _docstrings(text) if part == "docstrings" else [text]
+        except (UnicodeDecodeError, SyntaxError, OSError):
+            continue  # some are wrong on purpose
+    if not texts:
+        raise FileNotFoundError(
+            f"standard_library_text reads the sources of the standard library in {sysconfig.get_path('stdlib')}, but "
+            'there are none; use a full installation of Python, or pass part="topics".'
+        )
+    return "\n\n".join(texts)
+
+
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
+
+
+def _library_files():
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = {path.relative_to(root).parts: path for path in root.rglob("*.py")}
+    return [paths[parts] for parts in sorted(paths) if not _LEFT_OUT & set(parts)]
+
+
+def _docstrings(text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the library's own string escapes
+        tree = ast.parse(text)
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
+    return [words for node in nodes if (words := ast.get_docstring(node))]
+
+
+def _labelled(loaded):
+    return loaded.data.astype(np.float32), loaded.target.astype(np.int32)
+
+
+def _sklearn(name):
+    try:
+        import sklearn.datasets
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{name} reads a set that ships with scikit-learn, which is not installed; "
+            "install it with: pip install jaxblocks[data]",
+            name=error.name,
+        ) from error
+    return sklearn.datasets

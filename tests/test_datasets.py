@@ -1,0 +1,86 @@
+"""Data sets: what their sources say about them, in values; and what is said where a source is missing."""
+
+import builtins
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from jaxblocks import datasets
+
+pytest.importorskip("sklearn", reason="the sets ship with scikit-learn")
+
+
+def test_digits_are_sixteenths_of_ink():
+    """Sums and counts of UCI's optdigits.tes; the first image is drawn as its pixels say."""
+    images, labels = datasets.digits()
+    assert (images.dtype, labels.dtype) == (np.float32, np.int32)
+    assert np.array_equal(images * 16, np.round(images * 16))
+    assert float((images * 16).sum()) == 561718
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    # rows of the first image, a 0, in the file optdigits.tes
+    assert (images[0, :2, :, 0] * 16).tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "row"),
+    [
+        ("iris", [50, 50, 50], [5.1, 3.5, 1.4, 0.2]),
+        ("wine", [59, 71, 48], [14.23, 1.71, 2.43, 15.6, 127, 2.8, 3.06, 0.28, 2.29, 5.64, 1.04, 3.92, 1065]),
+        ("breast_cancer", [212, 357], [17.99, 10.38, 122.8, 1001]),
+    ],
+)
+def test_labelled_sets(name, counts, row):
+    """Class sizes and the first row, as the sources print them."""
+    x, labels = getattr(datasets, name)()
+    assert (x.dtype, labels.dtype, len(x)) == (np.float32, np.int32, sum(counts))
+    assert np.bincount(labels).tolist() == counts
+    np.testing.assert_allclose(x[0, : len(row)], row, rtol=1e-6)
+
+
+def test_diabetes_comes_in_its_own_units_and_its_target_is_a_column():
+    """First patient of diabetes.tab.txt (Efron et al. 2004): 59 years, 2, 32.1, 101, ..., 151."""
+    x, y = datasets.diabetes()
+    assert x.shape == (442, 10) and y.shape == (442, 1) and x.dtype == y.dtype == np.float32
+    np.testing.assert_allclose(x[0], [59, 2, 32.1, 101, 157, 93.2, 38, 4, 4.8598, 87], rtol=1e-6)
+    assert y[:3, 0].tolist() == [151, 75, 141]
+
+
+def test_text_of_the_standard_library():
+    """The three parts: prose of the reference, docstrings that modules show, sources that contain them; no tests."""
+    topics = datasets.standard_library_text()
+    assert "Assert statements" in topics and topics == datasets.standard_library_text("topics")
+    if sys.version_info[:2] == (3, 11):
+        assert len(set(topics)) == 103 and len(topics) > 450_000
+
+    docstrings = datasets.standard_library_text("docstrings")
+    assert textwrap.__doc__.strip() in docstrings and len(docstrings) > 1_000_000
+    sources = datasets.standard_library_text("sources")
+    assert "def dedent(text):" in sources and len(sources) > 5 * len(docstrings)
+    assert "class TestCase(object)" in sources and "class BaseWrapTestCase" not in sources  # no tests
+
+
+def test_a_missing_source_is_a_sentence(monkeypatch, tmp_path):
+    """Without scikit-learn, pydoc_data or sources: what is missing, and what to do; the repairs are followed."""
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.startswith(("sklearn", "pydoc_data")):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", without)
+        with pytest.raises(ModuleNotFoundError, match=r"digits reads .* pip install jaxblocks\[data\]"):
+            datasets.digits()
+        with pytest.raises(ModuleNotFoundError, match='installed without .* part="docstrings"'):
+            datasets.standard_library_text()
+    with pytest.raises(ValueError, match="'poems' came") as caught:
+        datasets.standard_library_text("poems")
+    assert '"topics"' in str(caught.value)
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets.sysconfig, "get_path", lambda name: str(tmp_path))
+        with pytest.raises(FileNotFoundError, match='there are none; .* pass part="topics"'):
+            datasets.standard_library_text("sources")
+        assert datasets.standard_library_text("topics")
