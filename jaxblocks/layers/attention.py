@@ -261,6 +261,7 @@ def Attention(
     use_bias: bool = True,
     use_out: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
+    out_init: Callable | None = None,
     bias_init: Callable = initializers.zeros,
     dtype=None,
     param_dtype=jnp.float32,
@@ -301,6 +302,8 @@ def Attention(
         use_bias: ``False`` for linear maps. use_out: ``False`` for the joined heads as they are, without the params
             ``"out"``.
         kernel_init, bias_init, dtype, param_dtype: as in ``Dense``.
+        out_init: as ``kernel_init``, of the kernel of ``"out"`` alone (deep nets begin with a small one); by default
+            ``kernel_init``.
 
     Side inputs of ``apply``: ``mask``, boolean, either ``(*batch, time_k)``, true where there is a key and not padding,
     or as in ``attention``; and, without ``cache``, ``segment_ids`` as there. With the former, padding (of keys and
@@ -385,11 +388,12 @@ def Attention(
             "out": (heads * v, features or of_q.shape[-1]),
         }
 
-        def dense(key, shape):
-            params = {"kernel": kernel_init(fold(key, "kernel"), shape, param_dtype)}
+        def dense(key, name, shape):
+            initialise = out_init if name == "out" and out_init is not None else kernel_init
+            params = {"kernel": initialise(fold(key, "kernel"), shape, param_dtype)}
             return params | ({"bias": bias_init(fold(key, "bias"), shape[1:], param_dtype)} if use_bias else {})
 
-        return {name: dense(fold(key, name), sizes[name]) for name in names}
+        return {name: dense(fold(key, name), name, sizes[name]) for name in names}
 
     def project(params, name, x, n):
         """One dense map, its outputs shared out to n heads: (*batch, time, n, features of a head)."""

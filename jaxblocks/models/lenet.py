@@ -1,0 +1,71 @@
+r"""LeNet-5: convolution, pool, convolution, pool, and a classifier on what is left.
+
+Axis letters: ``...`` batch, h and w height and width, c channels.
+"""
+
+from collections.abc import Callable
+
+from jaxblocks.activations import tanh
+from jaxblocks.core import Layer
+from jaxblocks.layers.combinators import Serial
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.pool import MeanPool
+from jaxblocks.windows import Padding
+
+__all__ = ["LeNet5"]
+
+
+def LeNet5(
+    *,
+    classes: int = 10,
+    channels: tuple[int, int] = (6, 16),
+    hidden: tuple[int, int] = (120, 84),
+    activation: Callable = tanh,
+    padding: Padding = 2,
+) -> Layer:
+    r"""LeNet-5 as it is taught: two 5x5 convolutions, each with tanh and a 2x2 mean pool, and three dense layers.
+
+    61,706 params for 28x28 images of one channel (and, with ``padding=0``, for 32x32 images). The paper's own net has
+    60,000: its pools scale and shift what they average, its second convolution reads only some of the channels, and
+    its output are distances to drawn letters. All three were left behind soon after.
+
+    Args:
+        classes: how many logits.
+        channels: of the two convolutions.
+        hidden: features of the two dense layers before the last.
+        activation: after every layer but the last.
+        padding: of the first convolution, as in `Conv`; 2 keeps 28x28, the frame that the paper drew around its digits.
+
+    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
+
+    Raises:
+        ValueError: for images so small that no 5x5 window fits (below 16x16 with ``padding=0``, 12x12 with 2).
+
+    >>> net = LeNet5()
+    >>> params = net.init(jax.random.key(0), jax.ShapeDtypeStruct((28, 28, 1), jnp.float32))
+    >>> count_params(params)
+    61706
+
+    Source: LeCun, Bottou, Bengio, Haffner 1998, Gradient-based learning applied to document recognition.
+    """
+    first, second = channels
+    wide, narrow = hidden
+    return Serial(
+        conv_1=Conv(first, (5, 5), padding=padding),  # (..., 28, 28, 6)
+        activation_1=activation,
+        pool_1=MeanPool((2, 2)),  # (..., 14, 14, 6)
+        conv_2=Conv(second, (5, 5)),  # (..., 10, 10, 16)
+        activation_2=activation,
+        pool_2=MeanPool((2, 2)),  # (..., 5, 5, 16)
+        flatten=_flatten,  # (..., 400)
+        dense_1=Dense(wide),
+        activation_3=activation,
+        dense_2=Dense(narrow),
+        activation_4=activation,
+        out=Dense(classes),
+    )
+
+
+def _flatten(x):
+    return x.reshape(*x.shape[:-3], -1)

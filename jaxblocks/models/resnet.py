@@ -1,0 +1,132 @@
+r"""Residual networks: layers that learn what to add to their input, so that a hundred of them can be trained.
+
+Axis letters: ``...`` batch, h and w height and width, c channels.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from jax.nn.initializers import variance_scaling
+
+from jaxblocks.activations import relu
+from jaxblocks.checks import require_whole
+from jaxblocks.core import StatefulLayer
+from jaxblocks.layers.combinators import Repeat, Serial, Wire
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.norm import BatchNorm
+from jaxblocks.layers.pool import GlobalMeanPool, MaxPool
+
+__all__ = ["ResNet"]
+
+_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
+
+def ResNet(
+    depth: int | tuple[int, ...] = 50,
+    *,
+    classes: int = 1000,
+    width: int = 64,
+    bottleneck: bool | None = None,
+    stem: Literal["7x7", "3x3"] = "7x7",
+    stride_in: Literal["3x3", "1x1"] = "3x3",
+    checkpoint: str | int | Callable | None = None,
+    unroll: int = 1,
+) -> StatefulLayer:
+    r"""A residual network for images: a stem, stages of residual blocks, a mean over all places, and one dense layer.
+
+    A block is :math:`y = \mathrm{relu}(Sx + f(x))`. :math:`f` is two 3x3 convolutions, or in a bottleneck 1x1, 3x3 and
+    1x1, the last with four times the channels; each is followed by batch norm, and all but the last by relu.
+    :math:`S` is the identity, or in the first block of a stage, where shapes change, a 1x1 convolution with batch
+    norm. The other blocks of a stage are alike: they are stacked by `Repeat`, so the size of the program, and the time
+    that it takes to compile, depend on the number of stages and not on that of blocks.
+
+    Params, with 1000 classes: 11,689,512 (18), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101), 60,192,808 (152).
+
+    Args:
+        depth: 18, 34, 50, 101 or 152; or the number of blocks in each stage, such as ``(2, 2, 2, 2)``.
+        classes: how many logits.
+        width: channels of the stem; those of stage i are ``width * 2**i`` (four times that after a bottleneck).
+        bottleneck: by default for depths from 50 on, and not for numbers of blocks.
+        stem: ``"7x7"`` with stride 2 and a max pool of stride 2, or for small images ``"3x3"`` with stride 1 and no
+            pool.
+        stride_in: which convolution of a bottleneck halves the image: ``"3x3"`` as in torchvision (there called v1.5,
+            and better by about half a percent), or the first ``"1x1"`` as in the paper. (Without bottlenecks it is
+            always the first.)
+        checkpoint, unroll: of `Repeat`. XLA runs convolutions in a loop slowly on CPU: there ``unroll=depth`` trains
+            faster, at the price of compile time.
+
+    Side inputs: ``train``, as in `BatchNorm` (and ``mask`` with it: which entries of the leading axes are real). State
+    is its running statistics (momentum 0.9, epsilon 1e-5, as in torchvision).
+
+    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
+
+    Raises:
+        ValueError: for a depth, stem or stride_in that is not there; in evaluation before the first update.
+
+    >>> net = ResNet(50)
+    >>> params, state = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32))
+    >>> count_params(params)
+    25557032
+
+    Sources: He, Zhang, Ren, Sun 2016, Deep residual learning for image recognition, table 1; Goyal et al. 2017,
+    Accurate, large minibatch SGD, section 5.1 (``stride_in="3x3"``).
+    """
+    if isinstance(depth, int) and depth not in _BLOCKS:
+        known = ", ".join(map(str, _BLOCKS))
+        raise ValueError(
+            f"ResNet expects depth to be one of {known}, but {depth!r} came; for another one give the number of blocks "
+            "in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)."
+        )
+    for name, value, known in (("stem", stem, ("7x7", "3x3")), ("stride_in", stride_in, ("3x3", "1x1"))):
+        if value not in known:
+            raise ValueError(f"ResNet expects {name} to be {known[0]!r} or {known[1]!r}, but {value!r} came.")
+    stages = _BLOCKS[depth] if isinstance(depth, int) else tuple(depth)
+    if bottleneck is None:
+        bottleneck = isinstance(depth, int) and depth >= 50
+
+    layers = {}
+    if stem == "7x7":
+        layers |= {
+            "stem": _conv(width, 7, 2),
+            "norm": _norm(),
+            "relu": relu,
+            "pool": MaxPool((3, 3), stride=2, padding=1),
+        }
+    else:
+        layers |= {"stem": _conv(width, 3), "norm": _norm(), "relu": relu}
+    for i, blocks in enumerate(stages):
+        require_whole("ResNet", "the number of blocks of a stage", blocks)
+        features, stride = width * 2**i, 1 if i == 0 else 2
+        stage = {"first": _Block(features, bottleneck, stride, stride_in, project=i > 0 or bottleneck)}
+        if blocks > 1:
+            stage["rest"] = Repeat(_Block(features, bottleneck), blocks - 1, checkpoint=checkpoint, unroll=unroll)
+        layers[f"stage_{i + 1}"] = Serial(**stage)
+    return Serial(**layers, mean=GlobalMeanPool(2), out=Dense(classes))
+
+
+def _Block(features, bottleneck, stride=1, stride_in="3x3", project=False):
+    """relu(S x + f(x)); with ``project``, S is a convolution."""
+    if bottleneck:
+        early = stride_in == "1x1"
+        convs = _conv(features, 1, stride if early else 1), _conv(features, 3, 1 if early else stride)
+        convs += (_conv(4 * features, 1),)
+    else:
+        convs = _conv(features, 3, stride), _conv(features, 3)
+    body = {}
+    for i, conv in enumerate(convs, 1):
+        body |= {f"conv_{i}": conv, f"norm_{i}": _norm(), f"relu_{i}": relu}
+    body.popitem()  # the last one is applied to the sum
+    if not project:
+        return Wire(lambda f, x: relu(x + f.body(x)), body=Serial(**body))
+    skip = Serial(conv=_conv(4 * features if bottleneck else features, 1, stride), norm=_norm())
+    return Wire(lambda f, x: relu(f.skip(x) + f.body(x)), body=Serial(**body), skip=skip)
+
+
+def _conv(features, size, stride=1):
+    he = variance_scaling(2.0, "fan_out", "normal")
+    return Conv(features, (size, size), stride=stride, padding=size // 2, use_bias=False, kernel_init=he)
+
+
+def _norm():
+    return BatchNorm(momentum=0.9, epsilon=1e-5)

@@ -1,0 +1,526 @@
+"""Models of language: published counts, logits of independent PyTorch models, pieces with a cache against the whole."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import GRU, LSTM, StatefulLayer, count_params, side_inputs
+from jaxblocks.models.bert import BERT
+from jaxblocks.models.gpt2 import GPT2
+from jaxblocks.models.llama import Llama
+from jaxblocks.models.recurrent_lm import RecurrentLM
+from jaxblocks.models.transformer import Transformer
+
+IDS = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+TOKENS = np.random.default_rng(0).integers(0, 11, (2, 7)).astype(np.int32)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+
+
+def count(net, *inputs):
+    return count_params(jax.eval_shape(net.init, jax.random.key(0), *inputs))
+
+
+def drawn(net, *inputs, seed=1):
+    """Params of the net's shapes, all random: scales about 1, all others (biases too) about 0."""
+    shapes = jax.eval_shape(net.init, jax.random.key(0), *inputs)
+    rng = np.random.default_rng(seed)
+
+    def one(path, leaf):
+        return jnp.asarray(0.3 * rng.normal(size=leaf.shape) + ("scale" in str(path[-1])), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(one, shapes)
+
+
+def in_pieces(net, params, state, tokens, *cuts):
+    pieces = []
+    apply = jax.jit(net.apply)
+    for piece in np.split(tokens, cuts, -1):
+        logits, state = apply(params, state, piece)
+        pieces.append(logits)
+    return jnp.concatenate(pieces, -2)
+
+
+def close(came, expected, tolerance=2e-5):
+    np.testing.assert_allclose(np.asarray(came), np.asarray(expected), rtol=0, atol=tolerance)
+
+
+def layer_of(params, i):
+    """NumPy params of the i-th copy of a `Repeat`."""
+    return jax.tree.map(lambda x: np.asarray(x[i]), params)
+
+
+def load(module, weights):
+    """Weights by name into a PyTorch module; every name must be there, and none besides."""
+    import torch
+
+    with torch.no_grad():
+        own = dict(module.named_parameters())
+        assert own.keys() == weights.keys(), own.keys() ^ weights.keys()
+        for name, value in weights.items():
+            own[name].copy_(torch.tensor(np.asarray(value)))
+    return module.eval()
+
+
+def norm_weights(place, p):
+    return {f"{place}.weight": p["scale"]} | ({f"{place}.bias": p["bias"]} if "bias" in p else {})
+
+
+def linear_weights(place, p):
+    return {f"{place}.weight": p["kernel"].T} | ({f"{place}.bias": p["bias"]} if "bias" in p else {})
+
+
+# ---- published numbers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("net", "published"),
+    [
+        (GPT2(), 124_439_808),
+        (GPT2(layers=24, heads=16, features=1024), 354_823_168),
+        (GPT2(layers=36, heads=20, features=1280), 774_030_080),
+        (GPT2(layers=48, heads=25, features=1600), 1_557_611_200),
+        (Llama(), 6_738_415_616),  # 7B
+        (Llama(layers=40, heads=40, features=5120, hidden=13_824), 13_015_864_320),  # 13B
+        (Llama(layers=80, heads=64, kv_heads=8, features=8192, hidden=28_672), 68_976_648_192),  # Llama 2 70B
+        (Llama(vocabulary=128_256, kv_heads=8, hidden=14_336), 8_030_261_248),  # Llama 3 8B
+        (BERT(), 109_482_240),
+        (BERT(layers=24, heads=16, features=1024, hidden=4096), 335_141_888),  # large
+    ],
+)
+def test_published_numbers_of_params(net, published):
+    assert count(net, IDS) == published
+
+
+@pytest.mark.parametrize(("features", "millions"), [(650, 20), (1500, 66)])
+def test_recurrent_models_have_the_millions_of_params_of_the_paper(features, millions):
+    """Zaremba et al. 2014, medium and large."""
+    assert round(count(RecurrentLM(features=features), IDS) / 1e6) == millions
+
+
+# Vaswani et al. 2017, table 3: what differs from the base model, and millions of params (65 for base).
+TABLE_3 = [
+    (dict(head_dim=16), 58),
+    (dict(head_dim=32), 60),
+    (dict(layers=2), 36),
+    (dict(layers=4), 50),
+    (dict(layers=8), 80),
+    (dict(hidden=1024), 53),
+    (dict(hidden=4096), 90),
+]
+
+
+@functools.cache
+def count_transformer(**row):
+    return count(Transformer(**row), IDS, IDS)
+
+
+@pytest.mark.parametrize(("row", "millions"), TABLE_3, ids=str)
+def test_rows_of_table_3_differ_as_printed(row, millions):
+    """Both numbers are rounded to millions, so that their difference is off by up to one."""
+    difference = count_transformer() - count_transformer(**row)
+    assert abs(difference / 1e6 - (65 - millions)) <= 1
+
+
+def test_absolute_numbers_of_table_3_belong_to_no_one_vocabulary():
+    """Base and narrow model have the printed size with 41 thousand symbols, not with the 37 stated; the big with 36."""
+
+    def millions(vocabulary, features=512, **row):
+        return round((count_transformer(features=features, **row) + (vocabulary - 37_000) * features) / 1e6)
+
+    big = dict(features=1024, hidden=4096, heads=16)
+    assert (millions(41_000), millions(41_000, 256), millions(36_000, **big)) == (65, 28, 213)
+    assert (millions(37_000), millions(37_000, 256), millions(37_000, **big)) == (63, 27, 214)
+
+
+# ---- GPT-2 -----------------------------------------------------------------------------------
+
+GPT2_SIZES = dict(vocabulary=11, context=12, layers=3, heads=2, features=8)
+
+
+def hugging_face_gpt2(torch, vocabulary, context, layers, heads, features):
+    """The layout of Hugging Face: queries, keys and values in one map, whose weight is (in, out)."""
+    nn = torch.nn
+
+    class Conv1D(nn.Module):
+        def __init__(self, n_in, n_out):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.empty(n_in, n_out)), nn.Parameter(torch.empty(n_out))
+
+        def forward(self, x):
+            return x @ self.weight + self.bias
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln_1, self.ln_2 = nn.LayerNorm(features, eps=1e-5), nn.LayerNorm(features, eps=1e-5)
+            self.c_attn, self.c_proj = Conv1D(features, 3 * features), Conv1D(features, features)
+            self.c_fc, self.c_out = Conv1D(features, 4 * features), Conv1D(4 * features, features)
+
+        def forward(self, x):
+            b, t, c = x.shape
+            q, k, v = (z.view(b, t, heads, -1).transpose(1, 2) for z in self.c_attn(self.ln_1(x)).split(c, -1))
+            scores = q @ k.transpose(-1, -2) / (c // heads) ** 0.5
+            later = torch.ones(t, t, dtype=torch.bool).triu(1)
+            y = scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+            x = x + self.c_proj(y.transpose(1, 2).reshape(b, t, c))
+            h = self.c_fc(self.ln_2(x))
+            h = 0.5 * h * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (h + 0.044715 * h**3)))
+            return x + self.c_out(h)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(vocabulary, features), nn.Embedding(context, features)
+            self.h = nn.ModuleList(Block() for _ in range(layers))
+            self.ln_f = nn.LayerNorm(features, eps=1e-5)
+
+        def forward(self, ids):
+            x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+            for block in self.h:
+                x = block(x)
+            return self.ln_f(x) @ self.wte.weight.T
+
+    return Model()
+
+
+def test_gpt2_is_that_of_pytorch_with_and_without_cache(torch):
+    net = GPT2(**GPT2_SIZES)
+    params = drawn(net, TOKENS)
+    weights = {"wte.weight": params["tokens"]["embedding"], "wpe.weight": params["positions"]["embedding"]}
+    weights |= norm_weights("ln_f", params["norm"])
+    for i in range(3):
+        attend, think = (layer_of(params["blocks"], i)[name] for name in ("attend", "think"))
+        three = [attend["attention"][name] for name in ("query", "key", "value")]
+        own = {"c_attn.weight": np.concatenate([p["kernel"] for p in three], 1)}
+        own |= {"c_attn.bias": np.concatenate([p["bias"] for p in three])}
+        own |= norm_weights("ln_1", attend["norm"]) | norm_weights("ln_2", think["norm"])
+        for name, p in {"c_proj": attend["attention"]["out"], "c_fc": think["up"], "c_out": think["down"]}.items():
+            own |= {f"{name}.weight": p["kernel"], f"{name}.bias": p["bias"]}
+        weights |= {f"h.{i}.{name}": value for name, value in own.items()}
+    reference = load(hugging_face_gpt2(torch, **GPT2_SIZES), weights)
+    expected = reference(torch.tensor(TOKENS, dtype=torch.int64)).detach()
+    close(jax.jit(net.apply)(params, TOKENS), expected)
+    decoder = GPT2(**GPT2_SIZES, cache=9)
+    own, state = decoder.init(jax.random.key(0), TOKENS)
+    assert jax.tree.structure(own) == jax.tree.structure(params)
+    close(in_pieces(decoder, params, state, TOKENS, 3, 4), expected)
+
+
+def test_gpt2_begins_as_published():
+    """Deviation 0.02, of positions 0.01, and less by the root of the number of branches where a branch ends."""
+    params = GPT2(vocabulary=50, context=40, layers=8, heads=2, features=64).init(jax.random.key(0), TOKENS)
+    attend, think = params["blocks"]["attend"]["attention"], params["blocks"]["think"]
+    wanted = {0.02: [params["tokens"]["embedding"], attend["query"]["kernel"], think["up"]["kernel"]]}
+    wanted |= {0.01: [params["positions"]["embedding"]], 0.005: [attend["out"]["kernel"], think["down"]["kernel"]]}
+    for deviation, arrays in wanted.items():
+        for x in arrays:
+            assert abs(float(x.std()) / deviation - 1) < 0.05
+
+
+def test_gpt2_knows_its_context(sentences):
+    with pytest.raises(ValueError, match="knows 8 positions, but cache=9 came; make the cache at most as long"):
+        GPT2(context=8, cache=9)
+    GPT2(context=8, cache=8)
+    with pytest.raises(ValueError, match="sequences of at most 8 positions, but .* came; build it with a larger"):
+        jax.eval_shape(GPT2(**{**GPT2_SIZES, "context": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
+
+
+def test_depth_does_not_lengthen_the_programme():
+    """Blocks are one scan: the jaxpr of eight is that of two."""
+
+    def equations(layers):
+        net = GPT2(**{**GPT2_SIZES, "layers": layers})
+        params = jax.eval_shape(net.init, jax.random.key(0), TOKENS)
+        return len(str(jax.make_jaxpr(net.apply)(params, TOKENS)).splitlines())
+
+    assert equations(2) == equations(8)
+
+
+def test_dropout_is_for_training(sentences):
+    net = GPT2(**GPT2_SIZES)
+    params = drawn(net, TOKENS)
+    assert set(side_inputs(net)) == {"key", "train", "mask", "segment_ids"}
+    with pytest.raises(ValueError, match="needs a key"):
+        net.apply(params, TOKENS, train=True)
+    still = net.apply(params, TOKENS)
+    dropped = net.apply(params, TOKENS, train=True, key=jax.random.key(2))
+    assert float(jnp.abs(still - dropped).max()) > 0.1
+    none = GPT2(**GPT2_SIZES, drop=0.0)
+    close(none.apply(params, TOKENS, train=True), still, 0)
+
+
+# ---- Llama -----------------------------------------------------------------------------------
+
+LLAMA_SIZES = dict(vocabulary=11, layers=3, heads=4, kv_heads=2, features=16, hidden=20)
+
+
+def pytorch_llama(torch, vocabulary, layers, heads, kv_heads, features, hidden, base, neighbours):
+    """Rotary positions on halves of a head, as Hugging Face has them, or on neighbours, as the papers and Meta."""
+    nn, functional, d = torch.nn, torch.nn.functional, features // heads
+
+    class RMS(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(features))
+
+        def forward(self, x):
+            return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    def turn(x):  # (b, heads, t, d)
+        angles = torch.arange(x.shape[2])[:, None] * base ** (-torch.arange(0, d, 2) / d)
+        if neighbours:
+            pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+            return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+        cos, sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
+        return x * cos + torch.cat([-x[..., d // 2 :], x[..., : d // 2]], -1) * sin
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm_1, self.norm_2 = RMS(), RMS()
+            sizes = dict(q=(features, heads * d), k=(features, kv_heads * d), v=(features, kv_heads * d))
+            sizes |= dict(o=(heads * d, features), gate=(features, hidden), up=(features, hidden))
+            for name, size in {**sizes, "down": (hidden, features)}.items():
+                setattr(self, name, nn.Linear(*size, bias=False))
+
+        def forward(self, x):
+            h = self.norm_1(x)
+            q, k, v = (m(h).view(*x.shape[:2], -1, d).transpose(1, 2) for m in (self.q, self.k, self.v))
+            k, v = (z.repeat_interleave(heads // kv_heads, 1) for z in (turn(k), v))
+            y = functional.scaled_dot_product_attention(turn(q), k, v, is_causal=True)
+            x = x + self.o(y.transpose(1, 2).flatten(2))
+            h = self.norm_2(x)
+            return x + self.down(functional.silu(self.gate(h)) * self.up(h))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(vocabulary, features), RMS()
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.head = nn.Linear(features, vocabulary, bias=False)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    return Model()
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_llama_is_that_of_pytorch_with_and_without_cache(torch, neighbours):
+    """For the rotary positions of the papers, entries 2i and 2i + 1 of a head are our entries i and i + d/2."""
+    net = Llama(**LLAMA_SIZES, base=100)
+    params = drawn(net, TOKENS)
+    d = 4
+
+    def ordered(kernel):
+        if not neighbours:
+            return kernel
+        halves = kernel.reshape(16, -1, 2, d // 2)  # (features, heads, half, pair)
+        return halves.swapaxes(-1, -2).reshape(kernel.shape)
+
+    weights = {"embed.weight": params["tokens"]["embedding"]}
+    weights |= norm_weights("norm", params["norm"]) | linear_weights("head", params["out"])
+    for i in range(3):
+        attend, think = (layer_of(params["blocks"], i)[name] for name in ("attend", "think"))
+        maps = {short: attend["attention"][name] for short, name in (("v", "value"), ("o", "out"))}
+        maps |= {
+            short: {"kernel": ordered(attend["attention"][n]["kernel"])} for short, n in (("q", "query"), ("k", "key"))
+        }
+        own = norm_weights("norm_1", attend["norm"]) | norm_weights("norm_2", think["norm"])
+        for name, p in {**maps, **think["mlp"]}.items():
+            own |= linear_weights(name, p)
+        weights |= {f"blocks.{i}.{name}": value for name, value in own.items()}
+    reference = load(pytorch_llama(torch, **LLAMA_SIZES, base=100, neighbours=neighbours), weights)
+    expected = reference(torch.tensor(TOKENS, dtype=torch.int64)).detach()
+    close(jax.jit(net.apply)(params, TOKENS), expected)
+    if neighbours:
+        return
+    decoder = Llama(**LLAMA_SIZES, base=100, cache=7)
+    own, state = decoder.init(jax.random.key(0), TOKENS)
+    assert jax.tree.structure(own) == jax.tree.structure(params)
+    assert state["blocks"]["attend"]["attention"]["key"].shape == (3, 2, 7, 2, 4)  # two heads of keys
+    close(in_pieces(decoder, params, state, TOKENS, 1, 2), expected)
+
+
+# ---- BERT ------------------------------------------------------------------------------------
+
+BERT_SIZES = dict(vocabulary=11, context=9, layers=3, heads=2, features=8, hidden=12)
+
+
+def pytorch_bert(torch, vocabulary, context, layers, heads, features, hidden):
+    nn = torch.nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.word, self.place = nn.Embedding(vocabulary, features), nn.Embedding(context, features)
+            self.segment, self.norm = nn.Embedding(2, features), nn.LayerNorm(features, eps=1e-12)
+            layer = functools.partial(nn.TransformerEncoderLayer, features, heads, hidden, 0.0, "gelu", 1e-12)
+            self.layers = nn.ModuleList(layer(batch_first=True) for _ in range(layers))
+            self.pooler = nn.Linear(features, features)
+
+        def forward(self, ids, segments, mask):
+            x = self.norm(self.word(ids) + self.place(torch.arange(ids.shape[1])) + self.segment(segments))
+            for layer in self.layers:
+                x = layer(x, src_key_padding_mask=~mask)
+            return x, torch.tanh(self.pooler(x[:, 0]))
+
+    return Model()
+
+
+def test_bert_is_that_of_pytorch(torch):
+    """With segments and padding; what stands at padding changes nothing elsewhere."""
+    net = BERT(**BERT_SIZES)
+    params = drawn(net, TOKENS, TOKENS)
+    segments = np.arange(7)[None] >= np.array([[3], [5]])
+    mask = np.arange(7)[None] < np.array([[7], [4]])
+    weights = {"word.weight": params["tokens"]["embedding"], "place.weight": params["positions"]["embedding"]}
+    weights |= {"segment.weight": params["segments"]["embedding"]} | norm_weights("norm", params["norm"])
+    weights |= linear_weights("pooler", jax.tree.map(np.asarray, params["pooler"]))
+    for i in range(3):
+        p = layer_of(params["blocks"], i)
+        attention = p["attend"]["attention"]
+        three = [attention[name] for name in ("query", "key", "value")]
+        own = {"self_attn.in_proj_weight": np.concatenate([q["kernel"].T for q in three])}
+        own |= {"self_attn.in_proj_bias": np.concatenate([q["bias"] for q in three])}
+        own |= linear_weights("self_attn.out_proj", attention["out"])
+        own |= linear_weights("linear1", p["think"]["up"]) | linear_weights("linear2", p["think"]["down"])
+        own |= norm_weights("norm1", p["attend_norm"]) | norm_weights("norm2", p["think_norm"])
+        weights |= {f"layers.{i}.{name}": value for name, value in own.items()}
+    reference = load(pytorch_bert(torch, **BERT_SIZES), weights).train()  # in evaluation PyTorch takes a fused kernel
+    inputs = TOKENS.astype(np.int64), segments.astype(np.int64), mask
+    x, pooled = (y.detach().numpy() for y in reference(*map(torch.tensor, inputs)))
+    apply = jax.jit(net.apply)
+    came, came_pooled = apply(params, TOKENS, segments.astype(np.int32), mask=mask)
+    close(came[mask], x[mask])
+    close(came_pooled, pooled)
+    other, _ = apply(params, np.where(mask, TOKENS, 1), segments.astype(np.int32), mask=mask)
+    close(other[mask], came[mask], 0)
+    without = BERT(**BERT_SIZES, pooler=False)
+    params.pop("pooler")
+    close(without.apply(params, TOKENS, segments.astype(np.int32), mask=mask), came, 1e-6)
+    zeros = np.zeros_like(TOKENS)
+    close(without.apply(params, TOKENS), without.apply(params, TOKENS, zeros), 0)  # segments are 0 unless told
+
+
+# ---- the encoder-decoder ---------------------------------------------------------------------
+
+SMALL = dict(vocabulary=11, layers=2, heads=2, features=8, hidden=12)
+SOURCE = np.random.default_rng(1).integers(0, 11, (2, 5)).astype(np.int32)
+SOURCE_MASK = np.arange(5)[None] < np.array([[5], [3]])
+
+
+def pytorch_transformer(torch, vocabulary, layers, heads, features, hidden):
+    nn = torch.nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(vocabulary, features)
+            options = (features, heads, hidden, 0.0, "relu", 1e-6)
+            self.reads = nn.ModuleList(nn.TransformerEncoderLayer(*options, batch_first=True) for _ in range(layers))
+            self.writes = nn.ModuleList(nn.TransformerDecoderLayer(*options, batch_first=True) for _ in range(layers))
+
+        def embed(self, ids):
+            t, i = torch.arange(ids.shape[1])[:, None], torch.arange(0, features, 2)
+            waves = torch.zeros(ids.shape[1], features)
+            waves[:, 0::2], waves[:, 1::2] = (f(t / 10000 ** (i / features)) for f in (torch.sin, torch.cos))
+            return self.table(ids) * features**0.5 + waves
+
+        def forward(self, source, target, mask):
+            y, x = self.embed(source), self.embed(target)
+            for layer in self.reads:
+                y = layer(y, src_key_padding_mask=~mask)
+            later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+            for layer in self.writes:
+                x = layer(x, y, tgt_mask=later, memory_key_padding_mask=~mask)
+            return x @ self.table.weight.T
+
+    return Model()
+
+
+def attention_weights_of(place, p):
+    three = np.concatenate([p[name]["kernel"].T for name in ("query", "key", "value")])
+    zeros = {f"{place}.in_proj_bias": np.zeros(len(three)), f"{place}.out_proj.bias": np.zeros(len(three) // 3)}
+    return {f"{place}.in_proj_weight": three, **zeros} | linear_weights(f"{place}.out_proj", p["out"])
+
+
+def test_transformer_is_that_of_pytorch_with_and_without_cache(torch):
+    net = Transformer(**SMALL)
+    params = drawn(net, SOURCE, TOKENS)
+    weights = {"table.weight": params["tokens"]["embedding"]}
+    for i in range(2):
+        p = layer_of(params["encoder"], i)
+        own = attention_weights_of("self_attn", p["attend"]["attention"])
+        own |= norm_weights("norm1", p["attend_norm"]) | norm_weights("norm2", p["think_norm"])
+        own |= linear_weights("linear1", p["think"]["up"]) | linear_weights("linear2", p["think"]["down"])
+        weights |= {f"reads.{i}.{name}": value for name, value in own.items()}
+        p = layer_of(params["decoder"], i)
+        own = attention_weights_of("self_attn", p["attend"]) | attention_weights_of("multihead_attn", p["look"])
+        own |= norm_weights("norm1", p["attend_norm"]) | norm_weights("norm2", p["look_norm"])
+        own |= norm_weights("norm3", p["think_norm"])
+        own |= linear_weights("linear1", p["think"]["up"]) | linear_weights("linear2", p["think"]["down"])
+        weights |= {f"writes.{i}.{name}": value for name, value in own.items()}
+    reference = load(pytorch_transformer(torch, **SMALL), weights).train()
+    inputs = SOURCE.astype(np.int64), TOKENS.astype(np.int64), SOURCE_MASK
+    expected = reference(*map(torch.tensor, inputs)).detach()
+    close(jax.jit(net.apply)(params, SOURCE, TOKENS, mask=SOURCE_MASK), expected)
+    decoder = Transformer(**SMALL, cache=8)
+    own, state = decoder.init(jax.random.key(0), SOURCE, TOKENS)
+    assert jax.tree.structure(own) == jax.tree.structure(params)
+    first, state = jax.jit(decoder.apply)(params, state, SOURCE, TOKENS[:, :2], mask=SOURCE_MASK)
+    close(jnp.concatenate([first, in_pieces(decoder, params, state, TOKENS[:, 2:], 1, 2, 3, 4)], 1), expected)
+
+
+def test_transformer_says_what_it_reads(sentences):
+    net, decoder = Transformer(**SMALL), Transformer(**SMALL, cache=8)
+    params, state = decoder.init(jax.random.key(0), SOURCE, TOKENS)
+    assert set(side_inputs(net)) == {"key", "train", "mask"}
+    with pytest.raises(TypeError, match="expects source and target, but 1 inputs came"):
+        net.apply(params, TOKENS)
+    with pytest.raises(TypeError, match="source and target, or a further piece of the target alone, but 3 inputs"):
+        decoder.apply(params, state, SOURCE, TOKENS, TOKENS)
+    with pytest.raises(ValueError, match="heads to divide features, but heads=3 and features=8 came"):
+        Transformer(**{**SMALL, "heads": 3})
+    Transformer(**{**SMALL, "heads": 3}, head_dim=2, value_dim=2)
+    _, read = decoder.apply(params, state, SOURCE, TOKENS[:, :2], mask=SOURCE_MASK)
+    with pytest.raises(ValueError, match="keeps the mask of its source, .* pass mask with the source only"):
+        decoder.apply(params, read, TOKENS[:, 2:], mask=SOURCE_MASK)
+    decoder.apply(params, read, TOKENS[:, 2:])
+    with jax.debug_nans(False):
+        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # nothing has been read
+
+
+# ---- recurrent -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurrent", [LSTM, GRU])
+def test_recurrent_models_are_those_of_pytorch_in_one_piece_and_in_many(torch, recurrent):
+    sizes = dict(vocabulary=11, features=6, layers=2, recurrent=recurrent)
+    net = RecurrentLM(**sizes)
+    params = drawn(net, TOKENS)
+    reference = (torch.nn.LSTM if recurrent is LSTM else torch.nn.GRU)(6, 6, 2, batch_first=True)
+    weights = {}
+    for i in range(2):
+        p = layer_of(params["layers"]["recurrent"], i)
+        weights |= {f"weight_ih_l{i}": p["kernel"].T, f"weight_hh_l{i}": p["recurrent_kernel"].T}
+        weights |= {f"bias_ih_l{i}": p["bias"], f"bias_hh_l{i}": p["recurrent_bias"]}
+    table, kernel, bias = params["tokens"]["embedding"], params["out"]["kernel"], params["out"]["bias"]
+    hidden = load(reference, weights)(torch.tensor(np.asarray(table)[TOKENS]))[0].detach().numpy()
+    expected = hidden @ np.asarray(kernel) + np.asarray(bias)
+    close(jax.jit(net.apply)(params, TOKENS), expected)
+    stream = RecurrentLM(**sizes, streaming=True)
+    assert isinstance(stream, StatefulLayer)
+    own, state = stream.init(jax.random.key(0), TOKENS)
+    assert jax.tree.structure(own) == jax.tree.structure(params)
+    close(in_pieces(stream, params, state, TOKENS, 1, 4), expected)
