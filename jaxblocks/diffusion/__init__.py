@@ -1,0 +1,64 @@
+"""Diffusion: from data to noise, and back by a denoiser: any pair that reads ``time``, trained here, sampled here."""
+
+# How much noise at each time, and the grid of times that a sampler goes through.
+# To data of a wanted kind.
+from jaxblocks.diffusion.guidance import classifier_guided, guided
+
+# How it learns.
+from jaxblocks.diffusion.losses import Denoising, denoising_loss, drop_condition, sample_times
+
+# Data for which all of it is known.
+from jaxblocks.diffusion.mixtures import GaussianMixture, gaussian_mixture
+
+# What a denoiser predicts.
+from jaxblocks.diffusion.parametrisations import PARAMETRISATIONS, convert, error_scale
+
+# From noise to data.
+from jaxblocks.diffusion.samplers import (
+    ancestral,
+    ddim,
+    dpm_solver_pp_2m,
+    euler,
+    heun,
+    initial_noise,
+    predictor_corrector,
+)
+from jaxblocks.diffusion.schedules import (
+    Schedule,
+    add_noise,
+    cosine,
+    ddpm,
+    flow_matching,
+    times,
+    variance_exploding,
+    variance_preserving,
+)
+
+__all__ = [
+    "PARAMETRISATIONS",
+    "Denoising",
+    "GaussianMixture",
+    "Schedule",
+    "add_noise",
+    "ancestral",
+    "classifier_guided",
+    "convert",
+    "cosine",
+    "ddim",
+    "ddpm",
+    "denoising_loss",
+    "dpm_solver_pp_2m",
+    "drop_condition",
+    "error_scale",
+    "euler",
+    "flow_matching",
+    "gaussian_mixture",
+    "guided",
+    "heun",
+    "initial_noise",
+    "predictor_corrector",
+    "sample_times",
+    "times",
+    "variance_exploding",
+    "variance_preserving",
+]

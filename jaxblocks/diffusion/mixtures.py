@@ -1,0 +1,204 @@
+r"""Gaussian mixtures: data for which everything about diffusion is known in closed form.
+
+Noise turns a mixture of Gaussians into another one, with means :math:`\alpha\mu_k` and covariances :math:`\alpha^2 C_k
++ \sigma^2 I`. So its density, its score, and the best prediction of a denoiser are known at any time. Samplers are
+tested on them, and learned denoisers compared with them.
+
+Axis letters: ``k`` components, ``d`` features of a point, ``...`` batch.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxblocks.checks import describe, require_floating, require_key
+from jaxblocks.diffusion.parametrisations import require_parametrisation
+from jaxblocks.diffusion.schedules import Schedule, require_schedule, require_time
+from jaxblocks.precision import widen
+
+__all__ = ["GaussianMixture", "gaussian_mixture"]
+
+
+class GaussianMixture(NamedTuple):
+    r"""What `gaussian_mixture` returns: the distribution :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`, a pytree of
+    arrays.
+
+    Args:
+        weights: :math:`w_k`, of sum 1.
+        means: :math:`\mu_k`.
+        variances, axes: of the covariances :math:`C_k = U_k \operatorname{diag}(c_k) U_k^\top`: the :math:`c_k`, and
+            the :math:`U_k`, whose columns are the principal axes.
+    """
+
+    weights: Float[Array, " k"]
+    means: Float[Array, "k d"]
+    variances: Float[Array, "k d"]
+    axes: Float[Array, "k d d"]
+
+    def sample(self, key, count: int) -> Float[Array, "count d"]:
+        """``count`` independent points."""
+        require_key("GaussianMixture.sample", key)
+        which, noise = jax.random.split(key)
+        k = jax.random.choice(which, len(self.weights), (count,), p=self.weights)
+        z = jax.random.normal(noise, (count, self.means.shape[1]), self.means.dtype) * jnp.sqrt(self.variances)[k]
+        return self.means[k] + _apply(self.axes[k], z)
+
+    def mean(self) -> Float[Array, " d"]:
+        """The mean of the whole mixture."""
+        return _apply(self.means.T, self.weights)
+
+    def covariance(self) -> Float[Array, "d d"]:
+        """The covariance of the whole mixture, that of its means included."""
+        centred = self.means - jnp.broadcast_to(self.mean(), self.means.shape)
+        within = jnp.einsum("k,kij,kj,klj->il", self.weights, self.axes, self.variances, self.axes, precision="highest")
+        return within + jnp.einsum("k,ki,kj->ij", self.weights, centred, centred, precision="highest")
+
+    def at(self, t, schedule: Schedule) -> "GaussianMixture":
+        r"""The mixture at one time: the distribution of :math:`x_t`."""
+        require_schedule("GaussianMixture.at", schedule)
+        t = require_time("GaussianMixture.at", t, self.means)
+        a, s = (c.astype(self.means.dtype).reshape(()) for c in (schedule.signal(t), schedule.noise(t)))
+        return self._replace(means=a * self.means, variances=a * a * self.variances + s * s)
+
+    def log_density(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:
+        r""":math:`\log p(x)`, in nats."""
+        return jax.nn.logsumexp(self._log_joint(x)[0], -1)
+
+    def responsibilities(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch k"]:
+        r"""The probability of each component, given x: :math:`w_k N(x; \mu_k, C_k) / p(x)`."""
+        return jax.nn.softmax(self._log_joint(x)[0], -1)
+
+    def score(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        r"""The gradient of the log density: :math:`\nabla_x \log p(x) = \sum_k r_k C_k^{-1} (\mu_k - x)`."""
+        log_joint, z = self._log_joint(x)
+        return self._mix(log_joint, -z / jnp.broadcast_to(self.variances, z.shape))
+
+    def predictor(self, schedule: Schedule, predicts: str):
+        r"""The best denoiser of these data: ``predict(x, t)``, the conditional mean of what ``predicts`` names.
+
+        With :math:`r_k` the responsibilities and :math:`\Lambda_k = (\alpha^2 C_k + \sigma^2 I)^{-1}`,
+
+        .. math:: E[x_0 \mid x] = \sum_k r_k \big( \mu_k + \alpha C_k \Lambda_k (x - \alpha\mu_k) \big), \qquad
+            E[\varepsilon \mid x] = \sigma \sum_k r_k \Lambda_k (x - \alpha\mu_k)
+
+        and the others from these two. Both are computed without dividing by :math:`\alpha` or :math:`\sigma`, and right
+        at both ends; only the velocity is not a number where the rate of the noise is infinite.
+        """
+        require_schedule("GaussianMixture.predictor", schedule)
+        require_parametrisation("GaussianMixture.predictor", predicts)
+
+        def predict(x, t):
+            self._require_points(x)
+            wide = widen(x)
+            t = require_time("GaussianMixture.predictor", t, wide)
+            one = lambda value: value.reshape(value.shape + (1,) * (x.ndim + 1 - value.ndim)).astype(wide.dtype)
+            a, s = one(schedule.signal(t)), one(schedule.noise(t))  # (..., 1, 1)
+            means, c = (jnp.expand_dims(m.astype(wide.dtype), range(x.ndim - 1)) for m in (self.means, self.variances))
+            variances = a * a * c + s * s  # (..., k, d)
+            log_joint, z = self._log_joint(wide, a * means, variances)
+            scaled = z / variances
+            a, s = a[..., 0], s[..., 0]
+            if predicts == "score":
+                return self._mix(log_joint, -scaled).astype(x.dtype)
+            eps = s * self._mix(log_joint, scaled)
+            if predicts == "eps":
+                return eps.astype(x.dtype)
+            at_means = jnp.broadcast_to(means, z.shape)
+            along = jnp.broadcast_to(c, z.shape) * scaled
+            x0 = self._mix(log_joint, a[..., None] * along, at_means)
+            if predicts == "x0":
+                return x0.astype(x.dtype)
+            if predicts == "v":
+                return (a * eps - s * x0).astype(x.dtype)
+            da, ds = (one(rate)[..., 0] for rate in schedule.rates(t))
+            return (da * x0 + ds * eps).astype(x.dtype)
+
+        return predict
+
+    def _require_points(self, x):
+        require_floating("GaussianMixture", x=x)
+        if not x.shape or x.shape[-1] != self.means.shape[1]:
+            raise ValueError(
+                f"GaussianMixture expects points of {self.means.shape[1]} features, but {describe(x)} came; "
+                "features are the last axis."
+            )
+
+    def _log_joint(self, x, means=None, variances=None):
+        """log w_k N(x; ...) (..., k), and x - mean along the axes of each component (..., k, d)."""
+        self._require_points(x)
+        lead = range(x.ndim - 1)
+        means = jnp.expand_dims(self.means, lead) if means is None else means
+        variances = jnp.expand_dims(self.variances, lead) if variances is None else variances
+        apart = x[..., None, :] - means
+        z = jnp.einsum("...ki,kij->...kj", apart, self.axes.astype(x.dtype), precision="highest")
+        logs = -0.5 * (z * z / variances + jnp.log(2 * np.pi * variances)).sum(-1)
+        return logs + jnp.expand_dims(jnp.log(self.weights.astype(x.dtype)), lead), z
+
+    def _mix(self, log_joint, along, plain=None):
+        """The mean over components of vectors given along their axes (and of plain ones)."""
+        r = jax.nn.softmax(log_joint, -1)
+        mixed = jnp.einsum("...k,...kj,kij->...i", r, along, self.axes.astype(along.dtype), precision="highest")
+        return mixed if plain is None else mixed + jnp.einsum("...k,...ki->...i", r, plain, precision="highest")
+
+
+def gaussian_mixture(
+    means: Float[Array, "k d"],
+    covariances: Float[Array, " k"] | Float[Array, "k d d"],
+    weights: Float[Array, " k"] | None = None,
+) -> GaussianMixture:
+    r"""A mixture of Gaussians: :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`.
+
+    ``covariances`` are matrices :math:`C_k`, or one number each: the variance of a round component. ``weights`` are
+    equal unless given.
+
+    Raises:
+        ValueError: for shapes that do not fit, covariances that are not symmetric and positive, weights that are not
+            positive with sum 1.
+        TypeError: for integers.
+
+    >>> from jaxblocks.diffusion import flow_matching
+    >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.25, 0.25]))
+    >>> print(data.mean(), data.covariance())
+    [0.] [[4.25]]
+    >>> predict = data.predictor(flow_matching(), "x0")
+    >>> print(predict(jnp.array([[1.0], [0.0]]), 0.5).round(1))  # x = 1 is half of x0 = 2
+    [[2.]
+     [0.]]
+
+    Source: the closed forms are exercises in Gaussian conditioning; as a test bed, Karras et al. 2022.
+    """
+    require_floating("gaussian_mixture", means=means, covariances=covariances)
+    if means.ndim != 2 or covariances.shape not in (means.shape[:1], (*means.shape, means.shape[-1])):
+        raise ValueError(
+            "gaussian_mixture expects means (k, d) and covariances (k,) or (k, d, d), but "
+            f"{describe(means)} and {describe(covariances)} came; give each component its own."
+        )
+    k, d = means.shape
+    weights = jnp.full(k, 1 / k, means.dtype) if weights is None else jnp.asarray(weights)
+    if weights.shape != (k,):
+        raise ValueError(f"gaussian_mixture expects {k} weights, one for each mean, but {describe(weights)} came.")
+    if not ((weights > 0).all() and abs(weights.sum() - 1) < 1e-5):
+        raise ValueError(
+            f"gaussian_mixture expects positive weights of sum 1, but {weights} came; divide by their sum."
+        )
+    if covariances.ndim == 1:
+        variances = jnp.broadcast_to(covariances[:, None], (k, d))
+        axes = jnp.broadcast_to(jnp.eye(d, dtype=means.dtype), (k, d, d))
+    else:
+        if not jnp.allclose(covariances, covariances.mT, rtol=1e-5, atol=1e-6):
+            raise ValueError("gaussian_mixture expects symmetric covariances, but they differ from their transposes.")
+        variances, axes = jnp.linalg.eigh(covariances)
+    if not (variances > 0).all():
+        raise ValueError(
+            f"gaussian_mixture expects positive covariances, but one has a variance of {variances.min()}; add a "
+            f"little to "
+            "its diagonal."
+        )
+    return GaussianMixture(weights.astype(means.dtype), means, variances.astype(means.dtype), axes.astype(means.dtype))
+
+
+def _apply(matrix, vector):
+    return jnp.einsum("...ij,...j->...i", matrix, vector, precision="highest")

@@ -1,0 +1,652 @@
+"""Diffusion, against what is known: closed forms for Gaussians and their mixtures, and exact solutions of the ODE."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+from jaxblocks.core import Layer
+from jaxblocks.diffusion import (
+    PARAMETRISATIONS,
+    Denoising,
+    Schedule,
+    add_noise,
+    ancestral,
+    classifier_guided,
+    convert,
+    cosine,
+    ddim,
+    ddpm,
+    denoising_loss,
+    dpm_solver_pp_2m,
+    drop_condition,
+    error_scale,
+    euler,
+    flow_matching,
+    gaussian_mixture,
+    guided,
+    heun,
+    initial_noise,
+    predictor_corrector,
+    sample_times,
+    times,
+    variance_exploding,
+    variance_preserving,
+)
+from jaxblocks.layers.combinators import Wire
+from jaxblocks.layers.dense import Dense
+
+SCHEDULES = {
+    "preserving": variance_preserving(),
+    "cosine": cosine(),
+    "ddpm": ddpm(),
+    "exploding": variance_exploding(),
+    "flow": flow_matching(),
+}
+# The same, written from the formulas.
+REFERENCES = {
+    "preserving": lambda t: (np.exp(-(0.1 * t + 9.95 * t**2) / 2), np.sqrt(1 - np.exp(-(0.1 * t + 9.95 * t**2)))),
+    "cosine": lambda t: (np.cos(np.arccos(1e-3) * t), np.sin(np.arccos(1e-3) * t)),
+    "exploding": lambda t: (np.ones_like(t), 0.01 * np.sqrt((50 / 0.01) ** (2 * t) - 1)),
+    "flow": lambda t: (1 - t, t),
+}
+rng = np.random.default_rng(0)
+MEANS, COVARIANCES = np.array([[-1.0, 0.5], [1.0, 1.0]]), np.array([[[0.3, 0.1], [0.1, 0.2]], [[0.1, 0.0], [0.0, 0.5]]])
+WEIGHTS = np.array([0.3, 0.7])
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def _mixture():
+    return gaussian_mixture(jnp.asarray(MEANS), jnp.asarray(COVARIANCES), jnp.asarray(WEIGHTS))
+
+
+def _log_density(x, signal=1.0, noise=0.0):
+    """From the definition; complex x for derivatives by complex steps."""
+    total = 0
+    for w, m, c in zip(WEIGHTS, MEANS, COVARIANCES, strict=True):
+        c = signal**2 * c + noise**2 * np.eye(2)
+        z = x - signal * m
+        total = total + w * np.exp(-0.5 * z @ np.linalg.inv(c) @ z) / (2 * np.pi * np.sqrt(np.linalg.det(c)))
+    return np.log(total)
+
+
+# ---- schedules -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_schedule_is_its_formula(name, double):
+    t = np.linspace(0, 1, 11)
+    signal, noise = REFERENCES[name](t)
+    schedule = SCHEDULES[name]
+    np.testing.assert_allclose(schedule.signal(jnp.asarray(t)), signal, atol=1e-13)
+    np.testing.assert_allclose(schedule.noise(jnp.asarray(t)), noise, atol=1e-13, rtol=1e-13)
+    inner = t[1:-1]
+    step = 1e-6
+    for rate, place in zip(schedule.rates(jnp.asarray(inner)), (0, 1), strict=True):
+        difference = (REFERENCES[name](inner + step)[place] - REFERENCES[name](inner - step)[place]) / (2 * step)
+        np.testing.assert_allclose(rate, difference, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(schedule.log_snr(jnp.asarray(inner)), 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
+
+
+def test_ddpm_is_the_product_of_its_betas(double):
+    """alpha bar after k steps; noise of one step from the last."""
+    kept = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))
+    k = np.array([1, 2, 500, 999, 1000])
+    np.testing.assert_allclose(SCHEDULES["ddpm"].signal(jnp.asarray(k / 1000)) ** 2, kept[k - 1], rtol=1e-10)
+    np.testing.assert_allclose(SCHEDULES["ddpm"].noise(jnp.asarray(k / 1000)) ** 2, 1 - kept[k - 1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_small_times_keep_their_digits_in_single_precision(name):
+    """No noise is lost by 1 - alpha^2."""
+    t = np.float32(1e-7)
+    schedule = SCHEDULES[name]
+    with jax.enable_x64(True):
+        exact = float(schedule.noise(jnp.float64(t)))
+    np.testing.assert_allclose(schedule.noise(jnp.float32(t)), exact, rtol=1e-5)
+
+
+def test_the_variance_of_noised_data():
+    """s^2 = 4, alpha bar = 0.37: 0.37 * 4 + 0.63 = 2.11; and the mean is sqrt(0.37) of theirs."""
+    schedule = Schedule(lambda t: jnp.sqrt(1 - t), lambda t: jnp.sqrt(t))
+    one, two = jax.random.split(jax.random.key(0))
+    n = 200_000
+    x0 = 3.0 + 2.0 * jax.random.normal(one, (n,))
+    x = np.asarray(add_noise(x0, jax.random.normal(two, (n,)), 0.63, schedule), np.float64)
+    assert abs(x.var() - 2.11) < 4 * 2.11 * np.sqrt(2 / n)
+    assert abs(x.mean() - 3 * np.sqrt(0.37)) < 4 * np.sqrt(2.11 / n)
+
+
+def test_each_example_has_its_own_time():
+    x0, eps = (jnp.asarray(rng.normal(size=(3, 4, 2)), jnp.float32) for _ in range(2))
+    t = np.array([0.1, 0.5, 0.9])
+    signal, noise = REFERENCES["preserving"](t)
+    expected = signal[:, None, None] * x0 + noise[:, None, None] * eps
+    found = add_noise(x0, eps, jnp.asarray(t, jnp.float32), SCHEDULES["preserving"])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("spacing", ["balanced", "time", "log_snr"])
+@pytest.mark.parametrize("name", ["preserving", "exploding", "flow"])
+def test_a_grid_of_times_is_even_in_what_it_names(name, spacing, double):
+    start, end = (1.0, 0.0) if spacing != "log_snr" else (0.99, 0.01)
+    grid = times(SCHEDULES[name], 20, spacing, start=start, end=end)
+    assert grid.shape == (21,) and grid[0] == start and grid[-1] == end and grid.dtype == jnp.float64
+    a, s = REFERENCES[name](np.asarray(grid))
+    place = {
+        "time": lambda: np.asarray(grid),
+        "log_snr": lambda: np.log(a / s),
+        "balanced": lambda: np.sqrt(s) / (np.sqrt(a) + np.sqrt(s)),
+    }[spacing]()
+    np.testing.assert_allclose(np.diff(place), np.diff(place).mean(), rtol=1e-6)
+
+
+# ---- parametrisations ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_conversions_are_exact_both_ways(name, double):
+    """Every one of the 25, against the definitions, and back to 1e-12."""
+    schedule = SCHEDULES[name]
+    t = np.array([0.001, 0.05, 0.3, 0.7, 0.999])
+    x0, eps = rng.normal(size=(2, 5, 3))
+    a, s = (np.asarray(f(jnp.asarray(t)))[:, None] for f in schedule)
+    da, ds = (np.asarray(rate)[:, None] for rate in schedule.rates(jnp.asarray(t)))
+    x = a * x0 + s * eps
+    true = {"eps": eps, "x0": x0, "v": a * eps - s * x0, "score": -eps / s, "velocity": da * x0 + ds * eps}
+    pairs = [(source, target) for source in PARAMETRISATIONS for target in PARAMETRISATIONS]
+
+    @jax.jit
+    def both_ways(true, x, t):
+        there = {(p, q): convert(true[p], x, t, schedule, p, q) for p, q in pairs}
+        return there, {(p, q): convert(there[p, q], x, t, schedule, q, p) for p, q in pairs}
+
+    there, back = both_ways(true, x, t)
+    for p, q in pairs:
+        # what the definitions allow: an error of rounding in x, divided by signal or noise, and scaled by rates
+        allowed = 1e-13 * (1 + np.abs(x)) * (1 + 1 / a) * (1 + 1 / s) * (1 + abs(da) + abs(ds)) + 1e-13 * abs(true[q])
+        assert (np.abs(there[p, q] - true[q]) < allowed).all(), (p, q)
+        np.testing.assert_allclose(back[p, q], true[p], rtol=1e-12, atol=1e-12 * np.abs(true[p]).max())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "t", "source", "target"),
+    [
+        ("flow", 1.0, "eps", "x0"),
+        ("flow", 1.0, "score", "velocity"),
+        ("flow", 0.0, "x0", "eps"),
+        ("preserving", 0.0, "eps", "score"),
+        ("preserving", 0.0, "eps", "velocity"),
+        ("exploding", 0.0, "velocity", "x0"),
+    ],
+)
+def test_a_division_by_zero_is_loud(schedule, t, source, target):
+    """A sentence where values are known, no finite number where they are not; one way of repair is followed."""
+    schedule, p, x = SCHEDULES[schedule], jnp.array([[1.0, -2.0]]), jnp.array([[0.5, 0.5]])
+    with pytest.raises(ValueError, match="stay away from that end"):
+        convert(p, x, t, schedule, source, target)
+    with jax.debug_nans(False):
+        found = jax.jit(lambda t: convert(p, x, t, schedule, source, target))(jnp.float32(t))
+        assert not np.isfinite(found).any()
+    assert np.isfinite(convert(p, x, abs(t - 1e-3), schedule, source, target)).all()
+
+
+def test_what_needs_no_division_works_at_the_ends():
+    """At t = 1 of flow matching from x0, v, velocity; at t = 0 from eps and v."""
+    x = p = jnp.array([[1.0, -2.0]])
+    for source in ("x0", "v", "velocity"):
+        for target in PARAMETRISATIONS:
+            assert np.isfinite(convert(p, x, 1.0, SCHEDULES["flow"], source, target)).all()
+    for source, target in (("eps", "x0"), ("eps", "v"), ("v", "eps"), ("v", "x0"), ("score", "eps")):
+        assert np.isfinite(convert(p, x, 0.0, SCHEDULES["preserving"], source, target)).all()
+
+
+# ---- mixtures --------------------------------------------------------------------------------
+
+
+def test_the_score_is_the_gradient_of_the_log_density(double):
+    """By complex steps of a density written in NumPy; and all parametrisations of the best denoiser follow from it."""
+    data, points = _mixture(), rng.normal(size=(6, 2))
+    for name, t in (("preserving", 0.3), ("exploding", 0.4), ("flow", 0.6)):
+        a, s = REFERENCES[name](t)
+        logs = np.array([_log_density(p, a, s) for p in points])
+        tiny = 1e-30
+        score = np.array([[_log_density(p + 1j * tiny * e, a, s).imag / tiny for e in np.eye(2)] for p in points])
+
+        @jax.jit
+        def everything(x, score, name=name, t=t):
+            at, schedule = data.at(t, SCHEDULES[name]), SCHEDULES[name]
+            converted = [convert(score, x, t, schedule, "score", p) for p in PARAMETRISATIONS]
+            return (
+                at.log_density(x),
+                at.score(x),
+                [data.predictor(schedule, p)(x, t) for p in PARAMETRISATIONS],
+                converted,
+            )
+
+        log_density, found, predicted, converted = everything(points, score)
+        np.testing.assert_allclose(log_density, logs, rtol=1e-12)
+        np.testing.assert_allclose(found, score, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(predicted, converted, rtol=1e-10, atol=1e-11)
+
+
+def test_samples_of_a_mixture_have_its_moments():
+    data = gaussian_mixture(*(jnp.asarray(a, jnp.float32) for a in (MEANS, COVARIANCES, WEIGHTS)))
+    n = 40_000
+    x = np.asarray(jax.jit(lambda key: data.sample(key, n))(jax.random.key(0)), np.float64)
+    mean = WEIGHTS @ MEANS
+    covariance = np.einsum("k,kij->ij", WEIGHTS, COVARIANCES + np.einsum("ki,kj->kij", MEANS - mean, MEANS - mean))
+    np.testing.assert_allclose(data.mean(), mean, rtol=1e-6)
+    np.testing.assert_allclose(data.covariance(), covariance, rtol=1e-6)
+    np.testing.assert_allclose(x.mean(0), mean, atol=4 * np.sqrt(covariance.max() / n))
+    np.testing.assert_allclose(np.cov(x.T), covariance, atol=6 * covariance.max() / np.sqrt(n))
+    np.testing.assert_allclose(data.responsibilities(jnp.asarray(x[:5], jnp.float32)).sum(-1), 1, rtol=1e-6)
+
+
+def test_the_best_denoiser_is_right_at_the_ends(double):
+    """With no signal it predicts the mean; with no noise it returns the point."""
+    data, x = _mixture(), jnp.asarray(rng.normal(size=(3, 2)))
+    flow = SCHEDULES["flow"]
+    mean = np.broadcast_to(WEIGHTS @ MEANS, (3, 2))
+    np.testing.assert_allclose(data.predictor(flow, "x0")(x, 1.0), mean, rtol=1e-12)
+    np.testing.assert_allclose(data.predictor(flow, "velocity")(x, 1.0), x - mean, rtol=1e-12)
+    np.testing.assert_allclose(data.predictor(flow, "x0")(x, 0.0), x, rtol=1e-12)
+    np.testing.assert_allclose(data.predictor(flow, "eps")(x, 0.0), 0, atol=1e-15)
+
+
+# ---- samplers --------------------------------------------------------------------------------
+
+
+ORDERS = {ddim: 1, euler: 1, heun: 2, dpm_solver_pp_2m: 2}
+CASES = {"preserving": "eps", "exploding": "score", "flow": "velocity", "cosine": "v"}
+
+
+@functools.cache
+def _exact(name):
+    """Where the probability-flow ODE leads from eight points of noise, by SciPy, in normalised coordinates.
+
+    With z = x / r and the angle phi, signal = r cos phi and noise = r sin phi, every schedule becomes dz/dphi = v(z, phi):
+    smooth to both ends, and free of all code that is tested.
+    """
+    x = np.random.default_rng(1).normal(size=(8, 2))
+    a1, s1 = REFERENCES[name](np.float64(1))
+
+    def v(phi, z):
+        c, s = np.cos(phi), np.sin(phi)
+        z = z.reshape(8, 2)
+        variances = c * c * COVARIANCES + s * s * np.eye(2)
+        apart = z[:, None] - c * MEANS
+        scaled = np.einsum("kij,nkj->nki", np.linalg.inv(variances), apart)
+        logs = np.log(WEIGHTS / np.sqrt(np.linalg.det(variances))) - 0.5 * (apart * scaled).sum(-1)
+        r = np.exp(logs - logs.max(1, keepdims=True))
+        r = (r / r.sum(1, keepdims=True))[..., None]
+        eps = s * (r * scaled).sum(1)
+        x0 = (r * (MEANS + c * np.einsum("kij,nkj->nki", COVARIANCES, scaled))).sum(1)
+        return (c * eps - s * x0).ravel()
+
+    start = x * s1
+    solved = solve_ivp(v, (np.arctan2(s1, a1), 0), (start / np.hypot(a1, s1)).ravel(), rtol=1e-11, atol=1e-11)
+    return start, solved.y[:, -1].reshape(8, 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_samplers_have_their_theoretical_order(name, double):
+    """The slope of the error over the number of steps, to within 0.15, from t = 1 to t = 0 on the usual grid."""
+    schedule, predict = SCHEDULES[name], _mixture().predictor(SCHEDULES[name], CASES[name])
+    start, exact = _exact(name)
+    counts = (160, 320)
+    grids = {n: times(schedule, n) for n in counts}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(sampler, grid):
+        return sampler(predict, jnp.asarray(start), grid, schedule, CASES[name])
+
+    for sampler, order in ORDERS.items():
+        errors = [np.sqrt(np.mean((run(sampler, grids[n]) - exact) ** 2)) for n in counts]
+        assert errors[1] < (0.15 if order == 1 else 5e-3), (sampler.__name__, errors)
+        assert abs(np.log2(errors[0] / errors[1]) - order) < 0.15, (sampler.__name__, errors)
+
+
+def test_a_single_gaussian_is_solved_in_closed_form(double):
+    """x0 = mean + s (x - alpha mean) / sqrt(alpha^2 s^2 + sigma^2), and it does not matter what is predicted."""
+    data, schedule = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])), SCHEDULES["preserving"]
+    a, s = REFERENCES["preserving"](np.float64(1))
+    x = jnp.array([[-1.0], [0.3], [2.0]])
+    exact = 3 + 2 * (np.asarray(x) - 3 * a) / np.sqrt(4 * a**2 + s**2)
+    grid = times(schedule, 200)
+    run = lambda p: dpm_solver_pp_2m(data.predictor(schedule, p), x, grid, schedule, p)
+    found = jax.jit(lambda: {p: run(p) for p in PARAMETRISATIONS})()
+    for values in found.values():
+        np.testing.assert_allclose(values, exact, atol=5e-4)
+        np.testing.assert_allclose(values, found["eps"], rtol=1e-10)
+
+
+def test_euler_and_ddim_are_one_for_flow_matching(double):
+    schedule, x = SCHEDULES["flow"], jnp.asarray(rng.normal(size=(4, 2)))
+    predict, grid = _mixture().predictor(schedule, "velocity"), times(schedule, 10)
+    one, two = (f(predict, x, grid, schedule, "velocity", path=True) for f in (euler, ddim))
+    assert one.shape == (11, 4, 2)
+    np.testing.assert_array_equal(one[0], x)
+    np.testing.assert_allclose(one, two, rtol=1e-11, atol=1e-12)
+
+
+def test_one_step_of_each_sampler_is_its_formula(double):
+    """Written out in NumPy for DDPM's variables, with the noise of the key."""
+    schedule = SCHEDULES["ddpm"]
+    t, s = 0.5, 0.499
+    bar = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))[[499, 498]]
+    beta = np.linspace(1e-4, 0.02, 1000)[499]
+    x, eps = rng.normal(size=(2, 3, 2))
+    predict = lambda x, t: jnp.asarray(eps)
+    grid, key = jnp.array([t, s]), jax.random.key(3)
+    mean = (x - beta / np.sqrt(1 - bar[0]) * eps) / np.sqrt(1 - beta)  # algorithm 2 of the paper
+    z = np.asarray(jax.random.normal(jax.random.split(jax.random.clone(key), 1)[0], (3, 2)))
+    for spread, variance in ((1.0, beta), (0.0, (1 - bar[1]) / (1 - bar[0]) * beta)):
+        found = ancestral(predict, jnp.asarray(x), grid, schedule, "eps", key=jax.random.clone(key), spread=spread)
+        np.testing.assert_allclose(found, mean + np.sqrt(variance) * z, rtol=1e-9)
+    found = ddim(predict, jnp.asarray(x), grid, schedule, "eps", eta=1.0, key=jax.random.clone(key))
+    np.testing.assert_allclose(found, mean + np.sqrt(variance) * z, rtol=1e-9)
+    half = ddim(predict, jnp.asarray(x), grid, schedule, "eps", eta=0.5, key=key)
+    x0 = (x - np.sqrt(1 - bar[0]) * eps) / np.sqrt(bar[0])
+    step = np.sqrt(bar[1]) * x0 + np.sqrt(1 - bar[1] - variance / 4) * eps + np.sqrt(variance) / 2 * z
+    np.testing.assert_allclose(half, step, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["preserving", "exploding", "flow"])
+def test_random_samplers_reproduce_mean_and_variance(name):
+    """Of N(3, 4), within four standard errors: ancestral sampling, and predictor and corrector with a little more."""
+    schedule, n = SCHEDULES[name], 20_000
+    predicts = CASES[name]
+    predict = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])).predictor(schedule, predicts)
+    x = initial_noise(jax.random.key(0), (n, 1), schedule)
+    grid = times(schedule, 100)
+    for sampler, extra in ((ancestral, 0.0), (predictor_corrector, 0.05)):
+        found = np.asarray(sampler(predict, x, grid, schedule, predicts, key=jax.random.key(1), spread=2.0), np.float64)
+        assert abs(found.mean() - 3) < 4 * 2 / np.sqrt(n)
+        assert abs(found.var() - 4) < 4 * 4 * np.sqrt(2 / n) + extra
+
+
+def test_the_corrector_alone_keeps_the_distribution(double):
+    """Two close times: hardly a prediction, and many corrections from a wrong start lead to the right variance."""
+    schedule = SCHEDULES["preserving"]
+    data = gaussian_mixture(jnp.array([[0.0]]), jnp.array([0.2]))
+    a, s = REFERENCES["preserving"](0.5)
+    wrong = 2.0 * jax.random.normal(jax.random.key(0), (20_000, 1))
+    grid = jnp.array([0.501, 0.5])
+    score = data.predictor(schedule, "score")
+    found = predictor_corrector(score, wrong, grid, schedule, "score", key=jax.random.key(1), corrections=60, snr=0.3)
+    delta, right = 2 * (0.3 * s) ** 2, a * a * 0.2 + s * s
+    assert abs(found.var() / (right / (1 - delta / (2 * right))) - 1) < 0.04  # with the known bias of Langevin steps
+
+
+def test_samplers_go_through_transformations():
+    """jit = eager, vmap = one by one, gradients are finite through the last step, and half precision stays."""
+    schedule = SCHEDULES["preserving"]
+    data = gaussian_mixture(jnp.array([[-1.0], [1.0]]), jnp.array([0.1, 0.1]))
+    predict, grid = data.predictor(schedule, "v"), times(schedule, 6)
+    x = jax.random.normal(jax.random.key(0), (3, 1))
+    for sampler in ORDERS:
+        run = lambda x, sampler=sampler: sampler(predict, x, grid, schedule, "v")
+        found = run(x)
+        np.testing.assert_allclose(jax.vmap(run)(x), found, rtol=1e-5, atol=1e-6)
+        assert np.isfinite(jax.jit(jax.grad(lambda x, run=run: run(x).sum()))(x)).all()
+        assert found.dtype == jnp.float32
+    half = ddim(lambda x, t: x, x.astype(jnp.bfloat16), grid, schedule, "v")
+    assert half.dtype == jnp.bfloat16
+
+
+# ---- losses ----------------------------------------------------------------------------------
+
+
+def test_the_best_eps_minimises_the_loss():
+    """Among scaled and shifted ones; its loss is the conditional variance, sigma^-2 alpha^2 of that of x0."""
+    data, schedule = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])), SCHEDULES["preserving"]
+    one, two = jax.random.split(jax.random.key(0))
+    x0 = data.sample(one, 20_000)
+    eps, t = jax.random.normal(two, x0.shape), jnp.full(len(x0), 0.2)
+    best = data.predictor(schedule, "eps")
+
+    @jax.jit
+    def loss(scale, shift):
+        return denoising_loss(lambda x, t: scale * best(x, t) + shift, x0, t, eps, schedule, "eps").mean()
+
+    a, s = REFERENCES["preserving"](0.2)
+    assert abs(loss(1.0, 0.0) - 4 * a**2 / (4 * a**2 + s**2)) < 0.02
+    assert loss(1.0, 0.0) < min(loss(0.9, 0.0), loss(1.1, 0.0), loss(1.0, 0.05), loss(1.0, -0.05))
+
+
+def test_weights_turn_one_loss_into_another(double):
+    """The same denoiser, said in each parametrisation: measured in one of them, the losses agree."""
+    schedule = SCHEDULES["flow"]
+    x0, eps = (jnp.asarray(values) for values in rng.normal(size=(2, 4, 3)))
+    t = jnp.array([0.1, 0.4, 0.6, 0.9])
+    guess = lambda x, t: 0.3 * x
+    said = lambda p: lambda x, t: convert(guess(x, t), x, t, schedule, "x0", p)
+    for measured in ("eps", "velocity", lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)):
+        loss = lambda p, measured=measured: denoising_loss(said(p), x0, t, eps, schedule, p, measured)
+        losses = jax.jit(lambda loss=loss: [loss(p) for p in PARAMETRISATIONS])()
+        for found in losses:
+            np.testing.assert_allclose(found, losses[0], rtol=1e-9)
+    x = add_noise(x0, eps, t, schedule)
+    plain = np.mean((np.asarray(guess(x, t)) - x0) ** 2, 1)
+    np.testing.assert_allclose(denoising_loss(guess, x0, t, eps, schedule, "x0"), plain, rtol=1e-12)
+    snr = np.asarray(((1 - t) / t) ** 2)
+    np.testing.assert_allclose(losses[0], np.minimum(snr, 5) * plain, rtol=1e-9)
+    np.testing.assert_allclose(error_scale(t, schedule, "eps") ** 2, snr, rtol=1e-12)
+
+
+def test_the_loss_of_a_score_is_finite_at_the_end():
+    x0 = eps = jnp.ones((2, 3))
+    found = denoising_loss(lambda x, t: x, x0, jnp.array([0.0, 1e-6]), eps, SCHEDULES["preserving"], "score")
+    np.testing.assert_allclose(found, 1, atol=5e-3)
+
+
+def test_times_are_spread_over_the_batch():
+    """One in each n-th of (0, 1], in a random order, and with a common shift."""
+    t = np.asarray(sample_times(jax.random.key(0), (4, 25))).ravel()
+    assert (np.ceil(100 * np.sort(t)) == np.arange(1, 101)).all()
+    assert (np.argsort(t) != np.arange(100)).any()
+    drawn = np.asarray(jax.vmap(lambda key: sample_times(key, ()))(jax.random.split(jax.random.key(1), 50)))
+    assert 0 < drawn.min() < 0.1 and 0.9 < drawn.max() <= 1
+
+
+def _net():
+    return Wire(lambda f, x, *, time, label: f.out(jnp.concatenate([x, time[..., None], label], -1)), out=Dense(2))
+
+
+def test_denoising_is_the_loss_of_its_net():
+    """With the times and noise of its key; the label goes through; evaluation repeats itself."""
+    training = Denoising(_net(), SCHEDULES["flow"], "velocity", conditions=("label",))
+    x, label = jnp.ones((8, 2)), jnp.zeros((8, 3))
+    params = training.init(jax.random.key(0), x, label)
+    training = training._replace(apply=jax.jit(training.apply, static_argnames="train"))
+    assert params["net"]["out"]["kernel"].shape == (6, 2)
+    one = training.apply(params, x, label, key=jax.random.key(1), train=True)
+    two = training.apply(params, x, label, key=jax.random.key(2), train=True)
+    assert one.shape == (8,) and (one != two).all()
+    np.testing.assert_array_equal(training.apply(params, x, label), training.apply(params, x, label, train=False))
+    assert (training.apply(params, x, jnp.ones((8, 3))) != training.apply(params, x, label)).any()
+    # a net of zeros is charged the mean square of eps - x0
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    charged = training.apply(zeros, jnp.zeros((4000, 2)), jnp.zeros((4000, 3)), key=jax.random.key(3))
+    assert abs(float(charged.mean()) - 1) < 0.05
+
+
+# ---- guidance --------------------------------------------------------------------------------
+
+
+def test_guidance_of_scale_one_is_conditional_and_of_zero_unconditional():
+    x = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32)
+    with_it, without = lambda x, t: jnp.sin(x) + t, lambda x, t: jnp.cos(x) - t
+    np.testing.assert_array_equal(guided(with_it, without, 1.0)(x, 0.3), with_it(x, 0.3))
+    np.testing.assert_array_equal(guided(with_it, without, 0.0)(x, 0.3), without(x, 0.3))
+    expected = without(x, 0.3) + 2.5 * (with_it(x, 0.3) - without(x, 0.3))
+    np.testing.assert_allclose(guided(with_it, without, 2.5)(x, 0.3), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
+    """The denoiser of all classes and the probability of a class make the denoiser of that class."""
+    schedule, data = SCHEDULES["flow"], _mixture()
+    one = gaussian_mixture(jnp.asarray(MEANS[:1]), jnp.asarray(COVARIANCES[:1]))
+    log_probability = lambda x, t: jnp.log(data.at(t, schedule).responsibilities(x)[..., 0])
+    x = jnp.asarray(rng.normal(size=(5, 2)))
+    all_classes = lambda p: classifier_guided(data.predictor(schedule, p), log_probability, 1.0, schedule, p)
+    found = jax.jit(lambda x: [all_classes(p)(x, 0.4) for p in PARAMETRISATIONS])(x)
+    expected = jax.jit(lambda x: [one.predictor(schedule, p)(x, 0.4) for p in PARAMETRISATIONS])(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_conditions_are_dropped_whole_and_as_often_as_said():
+    labels = jnp.arange(10_000) % 10
+    dropped = drop_condition(jax.random.key(0), labels, 10, 0.2)
+    share = float((dropped == 10).mean())
+    assert abs(share - 0.2) < 4 * np.sqrt(0.16 / 10_000)
+    assert ((dropped == labels) | (dropped == 10)).all()
+    vectors = drop_condition(jax.random.key(1), jnp.ones((100, 3)), jnp.zeros(3), 0.5)
+    assert set(np.asarray(vectors.sum(-1)).tolist()) == {0.0, 3.0}
+
+
+# ---- bad input -------------------------------------------------------------------------------
+
+X, FLOW = jnp.ones((2, 2)), SCHEDULES["flow"]
+GRID = jnp.array([1.0, 0.5, 0.0])
+same = lambda x, t: x
+BAD = {
+    "reversed ends": (
+        lambda: add_noise(X, X, 0.5, Schedule(lambda t: t, lambda t: 1 - t)),
+        "signal 1 and noise 0 at t = 0, but its signal is 0 and its noise 1",
+        lambda: add_noise(X, X, 0.5, Schedule(lambda t: 1 - t, lambda t: t)),
+    ),
+    "signal left": (
+        lambda: times(Schedule(lambda t: 1 - 0.5 * t, lambda t: t), 4),
+        "its signal is 0.5 and its noise 1",
+        lambda: times(Schedule(lambda t: 1 - 0.95 * t, lambda t: t), 4),
+    ),
+    "too little noise": (
+        lambda: variance_preserving(0.1, 1.0),
+        "its signal is 0.7596",
+        lambda: variance_preserving(0.1, 15),
+    ),
+    "not monotone": (
+        lambda: times(Schedule(lambda t: 1 - t, lambda t: t + 0.5 * jnp.sin(12 * t) ** 2), 4),
+        "falls, but it does not between",
+        lambda: times(FLOW, 4),
+    ),
+    "not a number": (
+        lambda: times(Schedule(lambda t: 1 - t, lambda t: jnp.where(t > 0.5, jnp.inf, t)), 4),
+        "mend the functions there",
+        lambda: times(FLOW, 4),
+    ),
+    "constant": (
+        lambda: times(Schedule(lambda t: 1.0, lambda t: 20 * t), 4),
+        "a constant as jnp.ones_like(t)",
+        lambda: times(Schedule(lambda t: jnp.ones_like(t), lambda t: 20 * t), 4),
+    ),
+    "no schedule": (lambda: times(flow_matching, 4), "call it: flow_matching()", lambda: times(flow_matching(), 4)),
+    "rising": (
+        lambda: euler(same, X, GRID[::-1], FLOW, "velocity"),
+        "0.0 is followed by 0.5 (place 1); sort them",
+        lambda: euler(same, X, jnp.sort(GRID)[::-1], FLOW, "velocity"),
+    ),
+    "steps": (
+        lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]), FLOW, "velocity"),
+        "from 0.0 to 2.0 came; divide",
+        lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]) / 2, FLOW, "velocity"),
+    ),
+    "no grid": (
+        lambda: euler(same, X, 10, FLOW, "v"),
+        "times(schedule, steps)",
+        lambda: euler(same, X, times(FLOW, 10), FLOW, "v"),
+    ),
+    "unknown": (
+        lambda: ddim(same, X, GRID, FLOW, "noise"),
+        "out of eps, x0, v, score, velocity, but 'noise' came",
+        lambda: ddim(same, X, GRID, FLOW, "v"),
+    ),
+    "shape of predict": (
+        lambda: heun(lambda x, t: x[..., :1], X, GRID, FLOW, "v"),
+        "x is float32 (2, 2) and predict(x, t) float32 (2, 1)",
+        lambda: heun(same, X, GRID, FLOW, "v"),
+    ),
+    "no signal": (
+        lambda: heun(same, X, GRID, FLOW, "eps"),
+        "divides by the signal, and that is 0 at t = 1.0",
+        lambda: heun(same, X, times(FLOW, 4, start=0.999, end=0.001), FLOW, "eps"),
+    ),
+    "no key": (
+        lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0),
+        "pass key=jax.random.key(0)",
+        lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0, key=jax.random.key(0)),
+    ),
+    "spacing": (lambda: times(FLOW, 4, "even"), "balanced, time, log_snr", lambda: times(FLOW, 4, "time")),
+    "infinite": (
+        lambda: times(FLOW, 4, "log_snr"),
+        "infinite at start=1.0",
+        lambda: times(FLOW, 4, "log_snr", start=0.999, end=0.001),
+    ),
+    "time of a step": (lambda: add_noise(X, X, 500.0, FLOW), "from 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
+    "time of no example": (
+        lambda: add_noise(X, X, jnp.ones(3), FLOW),
+        "t is float32 (3,) and x float32 (2, 2)",
+        lambda: add_noise(X, X, jnp.ones(2), FLOW),
+    ),
+    "no time": (lambda: Denoising(Dense(2), FLOW, "v"), "reads time", lambda: Denoising(_net(), FLOW, "v")),
+    "weights": (
+        lambda: gaussian_mixture(X, jnp.ones(2), jnp.array([1.0, 2.0])),
+        "divide by their sum",
+        lambda: gaussian_mixture(X, jnp.ones(2), jnp.array([1.0, 2.0]) / 3),
+    ),
+    "not positive": (
+        lambda: gaussian_mixture(X, jnp.zeros((2, 2, 2))),
+        "add a little to its diagonal",
+        lambda: gaussian_mixture(X, jnp.broadcast_to(0.1 * jnp.eye(2), (2, 2, 2))),
+    ),
+    "condition": (
+        lambda: drop_condition(jax.random.key(0), X, jnp.zeros(3), 0.5),
+        "the shape (2,) of one condition",
+        lambda: drop_condition(jax.random.key(0), X, jnp.zeros(2), 0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_are_sentences_whose_advice_works(name, sentences):
+    wrong, words, repaired = BAD[name]
+    with pytest.raises((TypeError, ValueError)) as caught:
+        wrong()
+    assert words in str(caught.value)
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+    repaired()
+
+
+def test_training_asks_for_a_key(sentences):
+    training = Denoising(_net(), FLOW, "v", conditions=("label",))
+    params = training.init(jax.random.key(0), X, jnp.zeros((2, 3)))
+    with pytest.raises(TypeError, match="needs a key; pass key="):
+        training.apply(params, X, jnp.zeros((2, 3)), train=True)
+    training.apply(params, X, jnp.zeros((2, 3)), train=True, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="2 inputs \\(x0, label\\)"):
+        training.apply(params, X)
+
+
+def test_a_net_with_state_is_trained_too():
+    from jaxblocks.core import StatefulLayer
+    from jaxblocks.layers.norm import BatchNorm
+
+    net = Wire(lambda f, x, *, time: f.norm(f.out(x)), out=Dense(2), norm=BatchNorm())
+    training = Denoising(net, FLOW, "v")
+    assert isinstance(training, StatefulLayer) and isinstance(
+        Denoising(_net(), FLOW, "v", conditions=("label",)), Layer
+    )
+    params, state = training.init(jax.random.key(0), X)
+    losses, after = training.apply(params, state, X, key=jax.random.key(1), train=True)
+    assert losses.shape == (2,)
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True))
