@@ -1,0 +1,337 @@
+"""Text: tokens and back, bits, truncation by its definition, and generation that is the same with and without cache."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxblocks import Layer, StatefulLayer
+from jaxblocks.models.gpt2 import GPT2
+from jaxblocks.models.llama import Llama
+from jaxblocks.models.recurrent_lm import RecurrentLM
+from jaxblocks.models.transformer import Transformer
+from jaxblocks.text import ByteTokeniser, CharTokeniser, bits_per_token, generate, pad_prompts, truncate_logits
+
+# ---- tokens ----------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_every_text_is_bytes(text):
+    """Encoding is UTF-8, and decoding undoes it; a lone surrogate is no character, and no text of hypothesis."""
+    tokens = ByteTokeniser().encode(text)
+    assert tokens.dtype == np.int32 and tokens.tolist() == list(text.encode())
+    assert ByteTokeniser().decode(tokens) == text
+
+
+@given(st.text(st.characters(), min_size=1))
+def test_characters_are_numbered_by_code_point(text):
+    """Zeros and characters outside of the basic plane included; the symbols make the same tokeniser again."""
+    tokeniser = CharTokeniser(text)
+    order = sorted(set(text))
+    assert tokeniser.symbols == "".join(order) and tokeniser.vocabulary == len(order)
+    assert tokeniser.encode(text).tolist() == [order.index(c) for c in text]
+    assert tokeniser.decode(tokeniser.encode(text)) == text
+    assert CharTokeniser(tokeniser.symbols).encode(text).tolist() == tokeniser.encode(text).tolist()
+
+
+def test_unknown_symbols_are_named_with_their_place():
+    tokeniser = CharTokeniser("hello world")
+    with pytest.raises(
+        ValueError, match=r"cannot encode 'x' at position 6, after 'hello ': it is none of the 8 symbols"
+    ):
+        tokeniser.encode("hello xylophone")
+    assert tokeniser.encode("hello y".replace("y", "w")).size == 7  # as the sentence advises: replace it,
+    assert CharTokeniser("hello world" + "x").encode("hello x").size == 7  # make the tokeniser of more,
+    assert ByteTokeniser().encode("hello xylophone").size == 15  # or take bytes
+    with pytest.raises(
+        ValueError, match=r"ByteTokeniser cannot encode '\\ud800' at position 1, after 'a': a surrogate"
+    ):
+        ByteTokeniser().encode("a\ud800")
+    with pytest.raises(ValueError, match="an empty one came"):
+        CharTokeniser("")
+    with pytest.raises(TypeError, match="expects a string, but a list came; call it for each text by itself"):
+        tokeniser.encode(["h"])
+    assert tokeniser.encode("").shape == (0,) and tokeniser.decode([]) == ""
+
+
+def test_decoding():
+    tokeniser = CharTokeniser("abc")
+    assert tokeniser.decode(jnp.array([[0, 1], [2, 2]])) == ["ab", "cc"]
+    assert ByteTokeniser().decode(np.array([97, 255])) == "a\ufffd"
+    with pytest.raises(ValueError, match=r"tokens from 0 to 2, but 3 came at position \(1, 0\)"):
+        tokeniser.decode([[0, 1], [3, 0]])
+    with pytest.raises(ValueError, match="tokens from 0 to 255, but -1 came at position 1"):
+        ByteTokeniser().decode([0, -1])
+    with pytest.raises(TypeError, match=r"decodes whole numbers \(time,\), but float"):
+        tokeniser.decode([0.5])
+
+
+def test_padding_of_prompts(sentences):
+    prompts, lengths = pad_prompts([np.array([5, 6, 7]), np.array([8])])
+    assert prompts.tolist() == [[5, 6, 7], [8, 0, 0]] and lengths.tolist() == [3, 1]
+    with pytest.raises(ValueError, match="at least one prompt"):
+        pad_prompts([])
+    with pytest.raises(ValueError, match="but prompt 1 is .*; encode each by itself"):
+        pad_prompts([np.array([1]), np.array("a")])
+
+
+# ---- bits ------------------------------------------------------------------------------------
+
+
+def test_bits_are_minus_log2_of_the_probability(sentences):
+    logits = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32) * 3
+    tokens = np.random.default_rng(1).integers(0, 5, (3, 4)).astype(np.int32)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = [[-np.log2(p[i, j, tokens[i, j]]) for j in range(4)] for i in range(3)]
+    np.testing.assert_allclose(bits_per_token(jnp.asarray(logits), jnp.asarray(tokens)), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="pass the logits at t with the token at t"):
+        bits_per_token(jnp.asarray(logits), jnp.asarray(tokens[:, 1:]))
+    with pytest.raises(TypeError, match="whole numbers"):
+        bits_per_token(jnp.asarray(logits), jnp.asarray(tokens, jnp.float32))
+    with pytest.raises(ValueError, match="tokens from 0 to 4, the vocabulary of the model, but 5 came at 1"):
+        bits_per_token(jnp.zeros((2, 5)), jnp.array([0, 5]))
+    with jax.debug_nans(False):
+        cost = jax.jit(bits_per_token)(jnp.zeros((3, 5)), jnp.array([0, 5, -1]))
+    assert np.isnan(cost).tolist() == [False, True, True]
+
+
+# ---- what may be drawn -----------------------------------------------------------------------
+
+
+def kept_by_definition(p, top_k, top_p):
+    """The tokens that stay, from sorted lists."""
+    order = sorted(range(len(p)), key=lambda i: -p[i])[: top_k or len(p)]
+    if top_p is not None:
+        total, mass, fewest = sum(p[i] for i in order), 0.0, []
+        for i in order:
+            fewest.append(i)
+            mass += p[i] / total
+            if mass >= top_p:
+                break
+        order = fewest
+    return set(order)
+
+
+def test_truncation_keeps_what_its_definition_keeps():
+    rows = np.random.default_rng(0).dirichlet(np.full(9, 0.5), 20)
+    for top_k, top_p in itertools.product((None, 1, 4, 9), (None, 1e-6, 0.5, 0.93, 1.0)):
+        came = truncate_logits(jnp.log(jnp.asarray(rows, jnp.float32)), top_k, top_p)
+        for row, logits in zip(rows, np.asarray(came), strict=True):
+            if top_p != 1.0:  # all of it: rounding may leave out what is below 1e-7
+                assert set(np.flatnonzero(logits > -np.inf)) == kept_by_definition(row, top_k, top_p)
+            np.testing.assert_allclose(logits[logits > -np.inf], np.log(row)[logits > -np.inf], rtol=1e-5)
+
+
+def test_equal_tokens_are_kept_by_top_k_together(sentences):
+    logits = jnp.array([1.0, 0.0, 1.0, 1.0])
+    assert (truncate_logits(logits, top_k=2) > -jnp.inf).tolist() == [True, False, True, True]
+    with pytest.raises(ValueError, match="top_k to be at most 4, the size of the vocabulary, but 5 came; leave it out"):
+        truncate_logits(logits, top_k=5)
+    for top_p in (0.0, 1.1):
+        with pytest.raises(ValueError, match=r"top_p in \(0, 1\], but "):
+            truncate_logits(logits, top_p=top_p)
+    truncate_logits(logits, top_p=1)
+
+
+# ---- generation ------------------------------------------------------------------------------
+
+SIZES = dict(vocabulary=13, layers=2, heads=2, features=8)
+MODELS = {
+    "GPT2": (GPT2(**SIZES, context=20), GPT2(**SIZES, context=20, cache=18)),
+    "Llama": (Llama(**SIZES, kv_heads=1, hidden=12), Llama(**SIZES, kv_heads=1, hidden=12, cache=18)),
+    "RecurrentLM": (
+        RecurrentLM(vocabulary=13, features=8),
+        RecurrentLM(vocabulary=13, features=8, streaming=True),
+    ),
+}
+PROMPTS = np.random.default_rng(0).integers(0, 13, (3, 6)).astype(np.int32)
+LENGTHS = np.array([6, 1, 4], np.int32)
+
+
+def confident(net, *inputs):
+    """Params with logits of several units, so that draws depend on what was read."""
+    params = net.init(jax.random.key(5), *inputs)
+    return jax.tree.map(lambda x: 4 * x if x.ndim > 1 and x.shape[-2] > 2 else x, params)
+
+
+def by_hand(logits_of, prompts, lengths, steps, stop=None):
+    """Greedy generation in the plainest way: row by row, the text so far goes in, the likeliest token is put behind."""
+    rows = []
+    for prompt, n in zip(prompts, lengths, strict=True):
+        text = list(prompt[:n])
+        while len(text) < len(prompt) + steps:
+            if stop is not None and len(text) > n and text[-1] == stop:
+                text.append(stop)
+            else:
+                text.append(int(np.argmax(logits_of(np.array(text + [0] * (30 - len(text)), np.int32))[len(text) - 1])))
+        rows.append(text)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generation_is_the_same_with_and_without_cache(name):
+    """To the token: greedy, and by one key with temperature, top-k and top-p; prompts of one length and of many."""
+    plain, cached = MODELS[name]
+    params = confident(plain, PROMPTS)
+    for lengths, options in (
+        (None, dict(temperature=0)),
+        (LENGTHS, dict(temperature=1.3, top_k=9, top_p=0.95)),
+    ):
+        draw = dict(lengths=lengths, key=jax.random.key(3), steps=8)
+        one, other = (np.asarray(generate(net, params, PROMPTS, **draw, **options)) for net in (plain, cached))
+        np.testing.assert_array_equal(one, other)
+        assert one.shape == (3, 14) and one.dtype == np.int32
+        for row, prompt, n in zip(one, PROMPTS, [6] * 3 if lengths is None else lengths, strict=True):
+            np.testing.assert_array_equal(row[:n], prompt[:n])
+
+
+def test_greedy_generation_is_that_by_hand():
+    """With prompts of different lengths, with and without a stop token, and alone as in the batch."""
+    net, cached = MODELS["Llama"]
+    params = confident(net, PROMPTS)
+    logits_of = jax.jit(lambda text: net.apply(params, text))
+    draw = dict(key=jax.random.key(0), steps=8, temperature=0)
+    expected = by_hand(logits_of, PROMPTS, LENGTHS, 8)
+    padded = np.where(np.arange(6) < LENGTHS[:, None], PROMPTS, -7)  # what stands at padding is not read
+    for model in (net, cached):
+        np.testing.assert_array_equal(generate(model, params, padded, lengths=LENGTHS, **draw), expected)
+    stop = int(expected[2, 7])  # drawn on the way, and to be found in prompts too
+    prompts = PROMPTS.copy()
+    prompts[0, 0] = stop
+    stopped = generate(cached, params, prompts, lengths=LENGTHS, stop=stop, **draw)
+    np.testing.assert_array_equal(stopped, by_hand(logits_of, prompts, LENGTHS, 8, stop))
+    assert (stopped[2, 7:] == stop).all() and (stopped[0, 1:6] == prompts[0, 1:]).all()
+    alone = generate(cached, params, PROMPTS[2, :4], **draw | {"steps": 10})  # no batch axis
+    np.testing.assert_array_equal(alone, expected[2])
+
+
+def tables(rows):
+    """A model whose next token depends on the last one only, by a table of logits."""
+    table = jnp.asarray(rows, jnp.float32)
+    return Layer(lambda key, tokens: (), lambda params, tokens: table.at[tokens].get(mode="fill", fill_value=jnp.nan))
+
+
+def test_draws_have_the_probabilities_asked_for():
+    """Frequencies of 20,000 draws against p^(1 / temperature), and against what top-k and top-p leave of it."""
+    p = np.array([0.5, 0.25, 0.15, 0.08, 0.02])
+    model = tables(np.log(np.tile(p, (5, 1))))
+    prompts = np.zeros((20_000, 1), np.int32)
+    for options, weights in (
+        (dict(), p),
+        (dict(temperature=0.5), p**2),
+        (dict(temperature=2.0, top_k=3), np.sqrt(p) * [1, 1, 1, 0, 0]),
+        (dict(top_p=0.8), p * [1, 1, 1, 0, 0]),
+        (dict(top_k=4, top_p=0.76), p * [1, 1, 0, 0, 0]),  # 0.75 of 0.98 are enough
+    ):
+        drawn = generate(model, (), prompts, key=jax.random.key(7), steps=1, **options)[:, 1]
+        frequency = np.bincount(drawn, minlength=5) / len(drawn)
+        expected = weights / weights.sum()
+        assert np.all(np.abs(frequency - expected) <= 4 * np.sqrt(expected * (1 - expected) / len(drawn))), options
+
+
+def test_draws_differ_from_row_to_row_from_step_to_step_and_from_key_to_key():
+    model = tables(np.zeros((50, 50)))
+    a, b = (
+        np.asarray(generate(model, (), np.zeros((2, 1), np.int32), key=jax.random.key(seed), steps=20)[:, 1:])
+        for seed in (0, 1)
+    )
+    assert len({tuple(row) for row in (*a, *b)}) == 4
+    assert len(set(a[0].tolist())) > 5
+
+
+def test_an_encoder_decoder_writes_with_and_without_cache():
+    sizes = dict(vocabulary=13, layers=1, heads=2, features=8, hidden=12)
+    plain, cached = Transformer(**sizes), Transformer(**sizes, cache=10)
+    source = np.random.default_rng(1).integers(0, 13, (3, 5)).astype(np.int32)
+    params = confident(plain, source, PROMPTS)
+    draw = dict(lengths=np.array([2, 1, 1]), key=jax.random.key(3), steps=6)
+    both = [generate(net, params, PROMPTS[:, :2], source=source, **draw) for net in (plain, cached)]
+    np.testing.assert_array_equal(*both)
+    other = generate(cached, params, PROMPTS[:, :2], source=source[::-1], **draw)
+    assert (np.asarray(other) != np.asarray(both[1])).any()
+
+
+def test_the_second_call_compiles_nothing():
+    """Other prompts, keys, temperatures, top-p and stop tokens are values: the model is not even traced again."""
+    traced = []
+    table = jnp.log(jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(5), 5), jnp.float32))
+
+    def apply(params, tokens):
+        traced.append(tokens.shape)
+        return table.at[tokens].get(mode="fill", fill_value=jnp.nan)
+
+    model = Layer(lambda key, tokens: (), apply)
+    options = dict(steps=3, lengths=np.array([2, 1]), top_k=3)
+    prompts = np.zeros((2, 2), np.int32)
+    generate(model, (), prompts, key=jax.random.key(0), temperature=0.7, top_p=0.9, stop=1, **options)
+    before = len(traced)
+    generate(model, (), prompts + 1, key=jax.random.key(1), temperature=1, top_p=0.5, stop=2, **options)
+    assert len(traced) == before
+
+
+def test_generation_goes_under_jit():
+    """Also with a temperature that is traced."""
+    net, cached = MODELS["Llama"]
+    params = confident(net, PROMPTS)
+    write = jax.jit(lambda params, t: generate(cached, params, PROMPTS, key=jax.random.key(3), steps=2, temperature=t))
+    expected = generate(cached, params, PROMPTS, key=jax.random.key(3), steps=2, temperature=0.5)
+    np.testing.assert_array_equal(write(params, 0.5), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (dict(steps=13), "13 tokens after prompts of 6, 19 together, .* ask for fewer steps.* at most 18 positions"),
+        (dict(prompts=np.full((3, 6), 13)), r"tokens of prompts from 0 to 12, .* but 13 came at \(0, 0\); encode"),
+        (dict(prompts=np.full((3, 6), -1)), r"tokens of prompts from 0 to 12, .* but -1 came"),
+        (dict(prompts=np.zeros((3, 0), int)), "at least one token, but int32 .* begin an empty one with a token"),
+        (dict(lengths=np.array([6, 0, 4])), "lengths from 1 to 6, .* from 0 to 6; make them with pad_prompts"),
+        (dict(lengths=np.array([6, 7, 4])), "lengths from 1 to 6, .* from 4 to 7"),
+        (dict(lengths=np.array([6])), r"one length for each prompt, \(3,\), but int32 \(1,\) came"),
+        (dict(temperature=-1.0), "temperature >= 0, but -1.0 came; 0 takes the likeliest"),
+        (dict(top_k=14), "top_k to be at most 13"),
+        (dict(top_p=1.5), r"top_p in \(0, 1\], but 1.5 came"),
+        (dict(stop=13), "stop to be a token of the model, 0, ..., 12, but 13 came"),
+        (dict(stop="."), "stop to be a token of the model, 0, ..., 12, but '.' came"),
+        (dict(steps=0), "steps to be a whole number >= 1"),
+    ],
+)
+def test_what_generate_cannot_do_it_says_before_any_work(sentences, change, sentence):
+    cached = MODELS["GPT2"][1]
+    params = jax.eval_shape(cached.init, jax.random.key(0), PROMPTS)[0]  # shapes alone: no work could be done
+    given = dict(prompts=PROMPTS, key=jax.random.key(0), steps=12) | change
+    with pytest.raises(ValueError, match=sentence):
+        generate(cached, params, **given)
+
+
+def test_other_things_that_generate_says(sentences):
+    plain, cached = MODELS["GPT2"]
+    params = plain.init(jax.random.key(0), PROMPTS)
+    draw = dict(key=jax.random.key(0), steps=2)
+    with pytest.raises(ValueError, match="21 together, .* sequences of at most 20 positions"):
+        generate(plain, params, PROMPTS, key=jax.random.key(0), steps=15)
+    assert generate(plain, params, PROMPTS, key=jax.random.key(0), steps=14).shape == (3, 20)
+    with pytest.raises(TypeError, match="expects a pair, such as GPT2.* the order is model, params, prompts"):
+        generate(params, plain, PROMPTS, **draw)
+    with pytest.raises(TypeError, match="prompts to be an array of whole numbers, but a str came; encode a text with"):
+        generate(plain, params, "once", **draw)
+    with pytest.raises(TypeError, match="tokens .* to logits .* but it put out float32"):
+        generate(Layer(lambda key, x: (), lambda params, x: jnp.zeros((3,))), (), PROMPTS, **draw)
+    assert isinstance(cached, StatefulLayer)
+
+
+def test_nan_params_are_loud():
+    """An eager call raises; under jit the tokens are -1 from there on."""
+    net, cached = MODELS["Llama"]
+    params = net.init(jax.random.key(0), PROMPTS)
+    draw = dict(key=jax.random.key(0), steps=3)
+    with jax.debug_nans(False):
+        params["norm"]["scale"] = params["norm"]["scale"].at[0].set(jnp.nan)
+        with pytest.raises(ValueError, match="drew nothing from position 6 on, in 3 of the texts, .* NaN there"):
+            generate(cached, params, PROMPTS, **draw)
+        tokens = jax.jit(lambda params: generate(cached, params, PROMPTS, **draw))(params)
+    assert (tokens[:, 6:] == -1).all() and (tokens[:, :6] == PROMPTS).all()
