@@ -98,7 +98,7 @@ def main(argv=None):
             save(figure, number, files[FIGURES[number].name])
             seconds[number] = time.perf_counter() - start
         sheet = plotting.contact_sheet(files)[0].figure
-        sheet.savefig(args.out / "contact_sheet.png", dpi=100)
+        sheet.savefig(args.out / "contact_sheet.png", dpi=150)
     slowest = sorted(seconds, key=seconds.get, reverse=True)[:8]
     print(f"slowest: {', '.join(f'{number} {seconds[number]:.1f} s' for number in slowest)}")
     print(f"pictures: {len(files)} in {args.out}, all of them on {args.out}/contact_sheet.png")
@@ -338,7 +338,7 @@ def lookup(quick):
     """Looking up in a table with five keys: how well each matches the query, and the weight that its value gets."""
     keys, e = jnp.eye(5), np.eye(5, dtype=np.float32)
     queries = {"$q = e_3$": e[2], "$q = e_3 + 2 e_5$": e[2] + 2 * e[4], "$q = 10 e_3$": 10 * e[2]}
-    figure, axes = page(11, 3.3, 1, 3)
+    figure, axes = page(13, 3.3, 1, 3)
     numbers = {}
     for ax, (name, q) in zip(axes, queries.items(), strict=True):
         weights = jb.attention_weights(jnp.asarray(q)[None, None], keys[:, None], scale=None)[0, 0]

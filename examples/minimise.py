@@ -8,7 +8,7 @@ non-convex loss.
 Reaches (3 + sqrt 73) / 8 = 1.4430004682 to 1e-6 in 21 steps, the homework's simple root -1 to 1e-15 and its double
 root 1 only as 1/sqrt(t) where the square is minimised; the bound holds everywhere, and Huber's function attains
 L ||theta_0 - theta*||^2 / (4 t + 2). Takes about ten seconds on one CPU core.
-After Cevher, Mathematics of Data, "Hello world"; Diehl 2023, section 1.5 (Theorem 1.11).
+After Krapac & Segvic, Deep feed-forward models, "Hello world"; Diehl 2023, section 1.5 (Theorem 1.11).
 
     python examples/minimise.py --out out/minimise
 """

@@ -203,17 +203,20 @@ def draw_misread(images, labels, predicted, path, most=12):
 
 
 def draw_attention(images, labels, looks, path):
-    figure = Figure(figsize=(9, 2.4), layout="constrained")
-    figure.suptitle("where the attention read-out looks (weight of each place, mean over heads)")
-    for digit, (top, bottom) in enumerate(figure.subplots(2, 10).T):
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    figure.suptitle("where the attention read-out looks: weight of each of the 16 places, mean over heads", fontsize=10)
+    panels, drawn = figure.subplots(2, 10), None
+    for digit, (top, bottom) in enumerate(panels.T):
         i = int(np.flatnonzero(np.asarray(labels) == digit)[0]) if (np.asarray(labels) == digit).any() else None
         for axes in (top, bottom):
             axes.axis("off")
         if i is not None:
             top.imshow(images[i, ..., 0], cmap="gray_r")
-            bottom.imshow(images[i, ..., 0], cmap="gray_r", extent=(0, 8, 8, 0))
-            bottom.imshow(looks[i], cmap="Oranges", alpha=0.7, extent=(2, 6, 6, 2))
-            bottom.set(xlim=(0, 8), ylim=(8, 0))
+            drawn = bottom.imshow(looks[i], cmap="Blues", vmin=0, vmax=float(looks.max()), extent=(1.5, 5.5, 5.5, 1.5))
+            bottom.contour(images[i, ..., 0], levels=[0.4], colors=VERMILION, linewidths=1)  # the outline of the digit
+            bottom.set(xlim=(-0.5, 7.5), ylim=(7.5, -0.5))
+    if drawn is not None:
+        figure.colorbar(drawn, ax=panels, label="weight")
     figure.savefig(path, dpi=150)
 
 

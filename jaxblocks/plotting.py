@@ -98,11 +98,15 @@ def curves(x, ys, ax=None):
             ax.fill_between(x, low, high, color=_PALE[band % len(_PALE)], linewidth=0, label=label, zorder=0.5)
             band += 1
         else:
-            shape = dict(color=PALETTE[line % len(PALETTE)], linestyle=_DASHES[line % len(_DASHES)])
-            ax.plot(x, _values("curves", label, x, y), label=label, **shape)
+            ax.plot(x, _values("curves", label, x, y), label=label, **_look(line))
             line += 1
     _legend(ax)
     return ax
+
+
+def _look(i):
+    """Of the i-th line: after as many as there are colours, these come again with other dashes."""
+    return dict(color=PALETTE[i % len(PALETTE)], linestyle=_DASHES[(i + i // len(PALETTE)) % len(_DASHES)])
 
 
 def _values(where, label, x, y):
@@ -377,8 +381,7 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
         ax.plot(line, np.asarray(f(jnp.asarray(line))), color=_GREY, linewidth=1, label="_graph")
         places = {label: (path, np.asarray(f(jnp.asarray(path)))) for label, path in paths.items()}
     for i, (label, (x, y)) in enumerate(places.items()):
-        look = dict(color=PALETTE[i % len(PALETTE)], linestyle=_DASHES[i % len(_DASHES)])
-        ax.plot(x, y, marker=_MARKERS[i % len(_MARKERS)], markersize=3, linewidth=1.2, label=label, **look)
+        ax.plot(x, y, marker=_MARKERS[i % len(_MARKERS)], markersize=3, linewidth=1.2, label=label, **_look(i))
         ax.plot(x[:1], y[:1], "o", color="black", markersize=5, label="_start")
         ax.plot(x[-1:], y[-1:], "*", color="black", markersize=9, label="_end")
     _legend(ax)

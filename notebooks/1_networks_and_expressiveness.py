@@ -496,6 +496,25 @@ assert error <= found.bound
 print(f"{found.params[0]['bias'].size} units: error {error:.3f}, bound {found.bound:.3f}")
 
 # %% [markdown]
+# Must the functions tell points apart? Sums and products of $x^2$ are the even polynomials, which have one value at
+# $-1$ and at $1$. The function $x$ has $-1$ and $1$ there, so at one of the two places an even polynomial is off by 1
+# at least, whatever its degree.
+#
+# And how can something as smooth as a polynomial turn sharply at all? Kuhn's elementary proof of the theorem of
+# Weierstraß (1964) needs one family of them, $(1 - x^n)^{2^n}$: the larger $n$, the closer to a step at $\tfrac12$.
+
+# %%
+places = np.linspace(-1, 1, 201)
+for degree in (2, 10, 20):
+    even = np.polynomial.Polynomial.fit(places**2, places, degree // 2)(places**2)
+    assert abs(even - places).max() > 1 - 1e-9
+kuhn = lambda n: lambda x: jnp.exp(2.0**n * jnp.log1p(-(x**n)))  # this way it is not lost in rounding
+assert np.allclose([kuhn(10)(0.4), kuhn(10)(0.6), kuhn(20)(0.4)], [0.898184, 0.002008, 0.988537], atol=1e-5)
+assert kuhn(20)(0.6) < 1e-16
+figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
+axes = plotting.curves(np.linspace(0, 1, 301), {f"n = {n}": kuhn(n) for n in (3, 10, 40)}, axes)
+
+# %% [markdown]
 # ### Functions with jumps
 #
 # > **The lecture notes print** that a net approximates every Borel measurable function "with arbitrarily small error".
@@ -667,10 +686,18 @@ assert region_lower_bound((10, 10), 2) == (10 // 2) ** 2 * 56 == 1400
 #
 # > **The lecture notes print:** width $d_{\text{in}} + 1$ is enough.
 #
-# **Corrected:** for *one* output it is, and width $d_{\text{in}}$ is not. For several outputs the theorem (Hanin and
-# Sellke 2017) guarantees width $d_{\text{in}} + d_{\text{out}}$.
+# **A number that breaks it:** one input, three outputs, width 2. The outputs are an affine function of two units, so
+# they all lie in one plane of space, however deep the net. A path through the corners $(0,0,0)$, $(1,0,0)$, $(1,1,0)$,
+# $(1,1,1)$ of a cube does not: every plane misses one of them by $1/\sqrt{12} = 0.289$ at least. **Corrected:** for
+# *one* output it is enough, and width $d_{\text{in}}$ is not. For several outputs the theorem (Hanin and Sellke 2017)
+# guarantees width $d_{\text{in}} + d_{\text{out}}$.
 
 # %%
+corners = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
+normals = np.random.default_rng(0).normal(size=(100_000, 3))
+apart = np.ptp(normals @ corners.T, 1) / np.linalg.norm(normals, axis=1)  # of the outermost corners, in this direction
+assert 1 / math.sqrt(12) <= apart.min() / 2 < 0.3  # the best plane lies in the middle between them
+
 # min(max(x, -x), 2): three affine functions x, -x, 2 of one input; every hidden layer has 1 + 1 units
 net, params = max_min_string([[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0)
 at = jnp.linspace(-8, 8, 65)
@@ -680,9 +707,10 @@ assert [p["bias"].size for p in params if p] == [2, 2, 1]
 # %% [markdown]
 # ## 6. Exclusive or
 #
-# The smallest function that no linear model computes: $x_1 \oplus x_2$ is 1 where exactly one of two bits is 1. The
-# best affine model has weights 0 and bias $\tfrac12$ (the slides put "??!" behind it). That is no accident: there is no
-# linear trend in this table, and so the best that can be done is the mean of the labels.
+# The smallest function that no linear model computes: $x_1 \oplus x_2 = (x_1 \wedge \neg x_2) \vee (\neg x_1 \wedge
+# x_2)$ is 1 where exactly one of two bits is 1. The best affine model has weights 0 and bias $\tfrac12$ (the slides put
+# "??!" behind it). That is no accident: there is no linear trend in this table, and so the best that can be done is the
+# mean of the labels.
 
 # %%
 bits, labels = jnp.asarray(bit_rows(2), jnp.float32), jnp.array([0.0, 1.0, 1.0, 0.0])
@@ -722,9 +750,9 @@ separating = axes[-1].plot([-0.5, 2.5], [-0.5, 1.0], "--", color="black")  # h_1
 # > **The lecture notes print:** a shallow model needs $O(2^n)$ hidden units for $n$-way exclusive or.
 #
 # **A number that breaks it:** for $n = 8$, eight rectifiers in one hidden layer do it. **Corrected:** $2^{n-1}$ units
-# is what the *table* takes, one unit for each true row. But parity depends only on the sum $s$ of the bits, and is a
-# zigzag of it with $n - 1$ kinks inside: $\mathrm{ReLU}(s) + 2 \sum_{k=1}^{n-1} (-1)^k\, \mathrm{ReLU}(s - k)$. A
-# single cosine does it, too.
+# is what the *table* takes, one unit for each true row (each bracket of the formula above). But parity depends only on
+# the sum $s$ of the bits, and is a zigzag of it with $n - 1$ kinks inside: $\mathrm{ReLU}(s) + 2 \sum_{k=1}^{n-1}
+# (-1)^k\, \mathrm{ReLU}(s - k)$. A single cosine does it, too.
 
 # %%
 n = 8
@@ -739,6 +767,22 @@ ways = {
 for name, ((net, params), units) in ways.items():
     assert jnp.allclose(net.apply(params, rows)[:, 0], parity, atol=1e-5)
     print(f"{name:34} {units:4} units")
+
+# %% [markdown]
+# Whoever builds these nets *knows* that it is about the sum. Can one do without, and go by similar rows? Here are the
+# labels of half of the 256 rows. For the others two methods go by what is near: the nearest row, and a sum of Gaussian
+# bumps around the given ones. Both are mostly wrong, worse than a coin! The nearest rows differ in one bit, and have
+# the other parity. Where the world is not smooth in this sense, something must be known about it (notebook 5).
+
+# %%
+order = np.random.default_rng(0).permutation(256)
+given, asked = rows[order[:128]], rows[order[128:]]
+nearest = jb.knn_predict(asked, given, parity[order[:128]].astype(int))
+bumps = np.linalg.solve(jb.rbf_kernel(given, given, 0.2) + 1e-3 * np.eye(128), 2 * parity[order[:128]] - 1)
+by_bumps = jb.rbf_kernel(asked, given, 0.2) @ bumps > 0
+right = [float(jnp.mean(guess == parity[order[128:]])) for guess in (nearest, by_bumps)]
+print(f"right on new rows: nearest {right[0]:.0%}, bumps {right[1]:.0%}, a net that takes the sum 100%")
+assert right[0] < 0.05 and right[1] < 0.4
 
 # %% [markdown]
 # ## Summary
@@ -821,7 +865,9 @@ axes = f.plot(axes)
 # %% [markdown]
 # **5.** One hidden layer is always enough in principle, and may be hopelessly wide: each kink takes a unit (20 folds of
 # two units each make $2^{20} - 1$ kinks); a table of bits takes a unit for each true row, $2^{n-1}$ for parity; 20
-# units side by side make at most 211 regions in the plane, $10 + 10$ reach 1400 and more. How deep, then? Theory gives
+# units side by side make at most 211 regions in the plane, $10 + 10$ reach 1400 and more. As the textbook of
+# Goodfellow, Bengio and Courville puts it: one layer suffices, but may be infeasibly large and fail to learn; depth can
+# reduce the number of units, and the error on new data. How deep, then? Theory gives
 # no number. Deep nets can express more with fewer units, but random ones do not (section 5), and whether training finds
 # it is another question. In practice the depth is tried out on validation data (notebooks 3 and 8). And what is known
 # about the problem is better built into the layers (notebooks 5 and 6).

@@ -84,6 +84,7 @@ for K, expected in ((1, 0.497), (10, 0.58), (100, 0.625), (1000, 0.662)):
 # %%
 train, validation, test = jb.three_way_split(jax.random.key(0), (test_x, test_y))
 assert [len(part[0]) for part in (train, validation, test)] == [350, 75, 75]
+assert len({float(x) for part in (train, validation, test) for x in part[0]}) == 500  # no example in two parts
 
 # %% [markdown]
 # ### Sum or mean?
@@ -176,7 +177,8 @@ assert abs(0.5 * 1.25 + math.log(2 * math.pi) - 2.462877) < 1e-6
 # ## 3. From scores to probabilities
 #
 # For classes the network should output probabilities: at least 0, with sum 1. It computes any real numbers $z$, the
-# **scores** or **logits**, and the **softmax** makes probabilities of them:
+# **scores** or **logits**, and the **softmax** makes probabilities of them (one lecture speaks of a *score-based
+# classifier*; the "score" of diffusion models is something else):
 #
 # $$ \mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}} . $$
 #
@@ -398,6 +400,7 @@ assert abs(jb.kl_divergence(one_hot, predicted) - expected) < 1e-6
 assert abs(jb.nll(jb.log_softmax(scores), label) - expected) < 1e-6
 assert abs(jb.logsumexp(scores) - scores[2] - expected) < 1e-6
 assert jb.cross_entropy(predicted, one_hot) == jnp.inf
+assert jb.predict_class(scores) == 2  # the largest score, of equals the first
 assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5  # "label 2", where labels count from 1
 
 # %% [markdown]
@@ -409,7 +412,8 @@ assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5  # 
 # **Numbers that break it:** $b = (1, 1, 1, 1)$ has all entries in $[0, 1]$ and the loss 0 for every label.
 # **Corrected:** both must have sum 1. And `CrossEntropyLoss` takes *scores* and applies the softmax itself; whoever
 # passes probabilities applies it twice, and gets 1.180 instead of 0.753. `jb.cross_entropy` takes probabilities,
-# `jb.softmax_cross_entropy` scores; the first one notices if something is no distribution.
+# `jb.softmax_cross_entropy` scores; the first one notices if something is no distribution. (On the same slides: the
+# class is `torch.nn.ReLU`, not `ReLu`, and MXNet was Apache's, not Microsoft's.)
 
 # %%
 assert abs(jb.softmax_cross_entropy(predicted, label) - 1.1796) < 1e-4
@@ -509,6 +513,35 @@ ideal = jnp.array([0.0, 0.0, best_gap, 0.0])
 gradient = jax.grad(lambda z: jb.softmax_cross_entropy(z, smooth))(ideal)
 assert abs(best_gap - 3.6109179) < 1e-6 and abs(gradient).max() < 1e-6
 assert jnp.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]), atol=1e-6)
+
+# %% [markdown]
+# ### Labels from a model
+#
+# Labels are dear, inputs cheap. **Semi-supervised** learning lets a model label what nobody has labelled, and learns
+# from that; such labels are called *pseudo-labels*. If they are probabilities, the cross-entropy takes them as they
+# are. If the model is to learn from its *own* labels, it should begin with those of which it is most certain. Here two
+# points of 300 have labels, the squares. The nearest of the two is the wrong one for every third point. But label those
+# first that lie closest to a labelled one, then those closest to these, and so on: all 300 come out right.
+
+# %%
+rng = np.random.default_rng(0)
+moon, angle = rng.integers(0, 2, 300), np.pi * rng.random(300)
+moons = np.stack([np.cos(angle) + moon, (1 - 2 * moon) * np.sin(angle) + 0.5 * moon], -1)
+moons = moons + 0.08 * rng.normal(size=(300, 2))
+between = np.linalg.norm(moons[:, None] - moons[None], axis=-1)  # every point from every other
+given = [np.hypot(*(moons - tip).T).argmin() for tip in ([-1, 0], [2, 0.5])]
+from_two = moon[given][between[:, given].argmin(1)]
+pseudo = np.where(np.isin(np.arange(300), given), moon, -1)
+while (pseudo < 0).any():
+    gaps = np.where((pseudo >= 0)[:, None] & (pseudo < 0)[None], between, np.inf)
+    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)  # the labelled and the unlabelled one, closest
+    pseudo[pupil] = pseudo[teacher]
+print(f"right: {(from_two == moon).mean():.0%} from two labels, {(pseudo == moon).mean():.0%} by pseudo-labels")
+assert (from_two == moon).mean() < 0.7 and (pseudo == moon).all()
+figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained", sharey=True)
+for ax, labels, title in zip(axes, (from_two, pseudo), ("nearest of the two", "pseudo-labels"), strict=True):
+    plotting.points(moons, labels, ax).set_title(title)
+    ax.plot(*moons[given].T, "ks", markersize=8)
 
 # %% [markdown]
 # ## 6. All of it, once

@@ -12,8 +12,9 @@
 # `assert` in the cell below it. At the end there is homework, with solutions.
 #
 # You need to know derivatives, eigenvalues and a little Python. The lectures behind it: Diehl, *lecture notes* (2023),
-# section 1.5; Cevher, *Mathematics of Data*; Huszár, *DeepNN lecture 3*. Where a printed formula slips, you find the
-# printed form, a number that breaks it, and the corrected form.
+# section 1.5; Krapac & Šegvić, *Deep feed-forward models* (the hello world and homework 2); Cevher, *Mathematics of
+# Data*; Huszár, *DeepNN lecture 3*. Where a printed formula slips, you find the printed form, a number that breaks it,
+# and the corrected form.
 
 # %%
 import math
@@ -32,6 +33,7 @@ from jaxblocks.theory.convergence import (
     descend,
     huber_objective,
     iteration_matrix,
+    least_squares_objective,
     logistic_objective,
     quadratic_objective,
     spectral_radius,
@@ -43,10 +45,12 @@ from jaxblocks.theory.convergence import (
 # %% [markdown]
 # ## 1. Which way
 #
-# Let $C(\theta)$ be what should become small. Near $\theta$ it changes along a direction $x$ of length 1 by
-# $\langle \nabla C, x \rangle$, and Cauchy and Schwarz tell that this is at least $-\|\nabla C\|$. It is attained by
-# $x = -\nabla C / \|\nabla C\|$ and by no other: the direction of **steepest descent**. With $\nabla C = (3, 4)$ it is
-# $-5$. A hundred thousand random directions come close and never get below.
+# Let $C(\theta)$ be what should become small. We look for an element of $\operatorname{argmin}_\theta C$, which is a
+# *set*: it may hold one point, many, or none. (Lengths are $\|x\| = \sqrt{\sum_{i=1}^{d} x_i^2}$; the notes print the
+# sum without its upper limit.) Near $\theta$ it changes along a direction $x$ of length 1 by $\langle \nabla C, x
+# \rangle$, and Cauchy and Schwarz tell that this is at least $-\|\nabla C\|$. It is attained by $x = -\nabla C /
+# \|\nabla C\|$ and by no other: the direction of **steepest descent**. With $\nabla C = (3, 4)$ it is $-5$. A hundred
+# thousand random directions come close and never get below.
 
 # %%
 gradient = np.array([3.0, 4.0])
@@ -90,6 +94,27 @@ assert abs(quartic(high) - 0.166578) < 1e-6 and abs(quartic(low) - 2.602954) < 1
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 ways = {"from 2": hello.points, "from -1": other.points}
 axes = plotting.trajectories(quartic, ways, axes, box=(-1.5, 2.1))
+
+# %% [markdown]
+# With nets it is the same. In notebook 1 two hidden rectifiers compute exclusive or. Does a descent find them? From one
+# random start in five; the others get stuck, up to a loss of 0.25, that of the best constant. With eight hidden units
+# every start ends at 0. That the loss of a net is not convex does little harm where there is room, which is why it is
+# no trouble in practice. For a single layer the usual losses *are* convex, and every start leads to the same loss.
+
+# %%
+bits, labels = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), jnp.array([0.0, 1.0, 1.0, 0.0])
+
+
+def last_losses(net):
+    loss = lambda params: jnp.mean((net.apply(params, bits)[:, 0] - labels) ** 2)
+    run = lambda key: descend(loss, net.init(key, bits), optax.adam(0.05), 300).values[-1]
+    return jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 20))
+
+
+solved = {width: float((last_losses(jb.MLP(width, 1)) < 1e-3).mean()) for width in (2, 8)}
+print({f"{width} hidden units": f"{share:.0%} of the starts" for width, share in solved.items()})
+assert 0 < solved[2] < 0.5 and solved[8] == 1
+assert jnp.allclose(last_losses(jb.Dense(1)), 0.25, atol=1e-3)  # convex: the same from everywhere
 
 # %% [markdown]
 # ## 2. How far
@@ -383,7 +408,61 @@ assert runs["momentum"].gaps[-1] < runs["gradient descent"].gaps[-1] < 0.01
 # Adam is not the fastest here. Its strength is that one step size, often near 0.001, works for nets whose parameters
 # have gradients of very different sizes. And no optimiser wins everywhere.
 #
-# ## 6. Stochastic gradients
+# ## 6. Rounder valleys: normalisation
+#
+# The condition number belongs to the function, and the function can be changed. A line is fitted to two inputs, one in
+# metres, about 1, one in millimetres, about 1000: $\kappa$ is over a million. Subtract from each input its mean, divide
+# by its standard deviation, and $\kappa$ is nearly 1. Adam, which
+# rescales parameters one by one, does only the second half of that.
+
+# %%
+metres, millimetres = np.random.default_rng(0).normal([2.0, 3000.0], [0.5, 800.0], (200, 2)).T.astype(np.float32)
+raw = jnp.stack([metres, millimetres], -1)
+target = (raw @ jnp.array([1.0, 0.002]))[:, None]
+normal = jb.standardise(raw, **jb.fit_standardiser(raw))
+condition = lambda x: (lambda objective: objective.smoothness / objective.convexity)(least_squares_objective(x, target))
+print(f"condition number {condition(raw):.1e}, normalised {condition(normal):.2f}")
+assert condition(raw) > 1e6 and condition(normal) < 1.5
+
+# %% [markdown]
+# The inputs of a *later* layer change while the layers before it learn. So the same is done inside of the net, over and
+# over, by a layer. **Batch normalisation** takes mean $\mu$ and variance $\sigma^2$ over the batch,
+#
+# $$ y = \gamma\, \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} + \beta , $$
+#
+# with $\gamma$ and $\beta$ to be learned. For sequences $T_{bnc}$ (example, position, channel) one must say over which
+# axes.
+#
+# > **The lecture notes print** statistics for each $(n, c)$, over $b$ alone, as what Keras' `BatchNormalization` does,
+# > and "default `scale=True`", with "what?" in the margin.
+#
+# **A number that breaks it:** two sequences of length 2, $(1, 2)$ and $(3, 6)$. Over $b$ alone they become $(-1, -1)$
+# and $(1, 1)$. Keras gives $(-1.07, -0.53)$ and $(0, 1.60)$. **Corrected:** Keras pools over $b$ *and* $n$, so that
+# each channel has one mean, one variance, one $\gamma$ and one $\beta$. What is `scale`? It switches $\gamma$ on, as
+# `center` does $\beta$; both are on by default.
+#
+# > **The lecture notes print** for *layer* normalisation statistics of each example, over all $(n, c)$.
+#
+# **A number that breaks it:** transformers normalise each position by itself, over its channels. With the one channel
+# that there is here that gives 0 everywhere; over $(n, c)$ it gives $(-1, 1)$ for both. **Corrected:** both are in use;
+# say the axes.
+
+# %%
+T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # (b, n, c)
+
+
+def batch_normalised(**options):
+    layer = jb.BatchNorm(epsilon=1e-5, **options)
+    return layer.apply(*layer.init(jax.random.key(0), T), T, train=True)[0].ravel()
+
+
+assert jnp.allclose(batch_normalised(axes=0), jnp.array([-1.0, -1.0, 1.0, 1.0]), atol=1e-4)  # as printed
+assert jnp.allclose(batch_normalised(), jnp.array([-1.0690434, -0.5345217, 0.0, 1.6035652]), atol=1e-5)
+assert jnp.allclose(jb.layer_norm(T, axes=(-2, -1)).ravel(), jnp.array([-1.0, 1.0, -1.0, 1.0]), atol=1e-4)  # as printed
+assert (jb.layer_norm(T, axes=-1) == 0).all()
+
+# %% [markdown]
+# ## 7. Stochastic gradients
 #
 # The loss is a mean over examples, and so is its gradient. To take a step one may look at a few of them, a
 # **minibatch**, at a fraction of the cost. Such a gradient is wrong, but not in any particular direction: the mean over

@@ -10,9 +10,9 @@
 # layer with a restricted matrix, and `as_dense` shows it.
 #
 # What is claimed in the text is checked by an `assert` in the cell below it. At the end there is homework, with
-# solutions. The lectures behind it: Diehl, *lecture notes* (2023), section 1.1; Huszár, *DeepNN lecture*; Krapac &
-# Šegvić, *Convolutional models*. Where a printed formula slips, you find the printed form, a number that breaks it, and
-# the corrected form.
+# solutions. The lectures behind it: Diehl, *lecture notes* (2023), section 1.1; Cevher, *Mathematics of Data*; Krapac &
+# Šegvić, *Deep feed-forward models* (features). Where a printed formula slips, you find the printed form, a number that
+# breaks it, and the corrected form.
 
 # %%
 import jax
@@ -190,6 +190,7 @@ for name, net in nets.items():
     scores[name] = [float(r) for r in right]
 figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
 axes = plotting.bars(scores, ["left half, trained", "right half, new"], axes)
+axes.set_ylim(0, 1.4)  # room for the legend
 assert min(scores["convolutional"]) > 0.95 and scores["dense"][0] > 0.95 and scores["dense"][1] < 0.8
 
 # %% [markdown]
@@ -354,6 +355,81 @@ filled = {name: int((abs(matrix) > 0).sum()) for name, matrix in matrices.items(
 assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ring)": 12, "attention": 36}
 
 # %% [markdown]
+# ## 5. Before: features
+#
+# Structured layers are one way to tell a net what is known. Older is another: a **feature map** $\Phi$ in front of a
+# linear layer, $f(x) = w^\top \Phi(x) + b$. In code `Serial(phi, Dense(1))`, where `phi` is any function or any layer.
+# There are three ways to come by one.
+#
+# **Generic**: bumps around examples, or random waves. They say only that near inputs have near answers. In one
+# dimension that is a lot. In many nothing is near anything: for two random points of the unit cube the Gaussian kernel
+# $e^{-\|x - y\|^2}$ is typically $e^{-D/6}$.
+
+# %%
+line = jnp.linspace(-1, 1, 40)[:, None]
+random_waves = jb.RandomFourier(30, gamma=4.0)
+waves = random_waves.apply(random_waves.init(jax.random.key(0), line), line)  # drawn, and never trained
+best = jb.linear_regression(waves, jnp.sin(5 * line), ridge=1e-6)
+assert abs(jb.affine(waves, **best) - jnp.sin(5 * line)).max() < 0.05
+pair = np.random.default_rng(0).random((2, 1000))
+kernel_at = {D: np.exp(-np.sum((pair[0, :D] - pair[1, :D]) ** 2)) for D in (10, 1000)}
+print({D: f"{value:.0e}" for D, value in kernel_at.items()})
+assert kernel_at[10] > 0.01 and kernel_at[1000] < 1e-60
+
+# %% [markdown]
+# **Made by hand**, from what one knows of the matter: for texts, words in lower case without their endings; for sounds,
+# the strength of each pitch; for images, in which directions edges run. Below is the heart of such a descriptor
+# (SIFT, 2004), in four lines. It does not depend on brightness and contrast, because it was made so. Nothing has to be
+# learned for that, and nothing better can be.
+
+
+# %%
+def orientations(image, bins=4):
+    down, across = np.gradient(image)
+    angle = np.round(np.degrees(np.arctan2(down, across)) % 180 / (180 / bins)) % bins  # 0 and 180 degrees are alike
+    strength = np.array([np.hypot(down, across)[angle == k].sum() for k in range(bins)])
+    return strength / strength.sum()
+
+
+stripes = {
+    angle: np.sin(np.cos(np.radians(angle)) * columns + np.sin(np.radians(angle)) * rows) for angle in (0, 45, 90)
+}
+described = {f"{angle} degrees": orientations(image) for angle, image in stripes.items()}
+assert [int(value.argmax()) for value in described.values()] == [0, 1, 2]
+assert np.allclose(orientations(0.3 * stripes[45] + 7), described["45 degrees"])
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
+plotting.tiles(list(stripes.values()), left, columns=3)
+axes = plotting.bars(described, ["0", "45", "90", "135"], right, numbers="")
+axes.set(xlabel="direction of the gradient, degrees", ylabel="share")
+
+# %% [markdown]
+# **Learned**: $\Phi$ has params, too. For a long time they were learned *separately*, layer by layer, without labels,
+# for instance such that inputs can be restored from features; the labels came last. Few got past two layers. Here is
+# why it can fail: of ten inputs nine are loud, and one is quiet; the label depends on the quiet one. The best
+# two features for restoring the inputs are loud ones, and on them a classifier only guesses. The same net, with both
+# parts trained *jointly*, by the gradient of the one loss, finds what matters.
+
+# %%
+loud_key, label_key = jax.random.split(jax.random.key(1))
+ten = jax.random.normal(loud_key, (600, 10)) * jnp.array([3.0] * 9 + [0.5])
+which = (ten[:, 9] > 0).astype(jnp.int32)
+known, fresh = slice(0, 400), slice(400, 600)
+restoring = jnp.linalg.svd(ten[known], full_matrices=False)[2][:2].T  # the two principal directions
+classifier = jb.logistic_regression(ten[known] @ restoring, which[known])
+separately = jnp.mean((jb.affine(ten[fresh] @ restoring, **classifier)[:, 0] > 0) == which[fresh])
+net = jb.Serial(phi=jb.Serial(jb.Dense(2), jb.tanh), classify=jb.Dense(2))
+how = dict(key=jax.random.key(2), epochs=20, progress=False)
+fitted = jb.fit(net, jb.softmax_cross_entropy, optax.adam(2e-2), (ten[known], which[known]), **how)
+jointly = jb.accuracy(net.apply(fitted.params, ten[fresh]), which[fresh])
+print(f"new examples right: features first {separately:.0%}, all at once {jointly:.0%}")
+assert separately < 0.65 and jointly > 0.9
+
+# %% [markdown]
+# Joint training has a price: the loss is no longer convex, also where the classifier is linear. And it needs data.
+# Layers with structure, the subject of this notebook, are the compromise: the form is made by hand, the numbers are
+# learned.
+
+# %% [markdown]
 # ## Homework
 #
 # **1.** Stride and dilation: "look them up online", one lecture says. What do they do, and how long is the output?
@@ -361,6 +437,8 @@ assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ri
 # **2.** One lecture says that a convolution without padding "effectively subsamples". Does it?
 #
 # **3.** Graph layers "generalise attention". In which sense?
+#
+# **4.** "So are deep feed-forward nets what we should work with?" Answer with the numbers of this notebook.
 #
 # ## Solutions
 #
@@ -404,3 +482,14 @@ match = jnp.sum(q[graph.receivers] * k[graph.senders], -1)
 sparse = jb.aggregate(v[graph.senders], graph.receivers, 4, how="softmax", scores=match)
 masked = jb.attention(q[:, None], k[:, None], v[:, None], scale=None, mask=(adjacency > 0)[None])[:, 0]
 assert jnp.allclose(sparse, masked, atol=1e-6)
+
+# %% [markdown]
+# ### 4. Usually not
+#
+# A dense layer *can* compute all that a convolution, a recurrence or a graph layer computes: their matrices were shown
+# above. But it must learn each entry: 12,725,024 numbers instead of 224 for one layer of images, and in the right half
+# of the signals, where it had seen no bump, it was no better than a guess. What is known about the data (neighbours
+# matter; the place does not; the order of nodes does not) is better built in.
+
+# %%
+assert scores["convolutional"][1] - scores["dense"][1] > 0.2

@@ -8,8 +8,8 @@
 # 1. write the table as a sum; 2. soften it; 3. learn what is looked up; 4. do it several times side by side.
 #
 # What is claimed in the text is checked by an `assert` in the cell below it. At the end there is homework, with
-# solutions. The lectures behind it: Diehl, *lecture notes* (2023), section 2; Huszár, *DeepNN lecture*. Where a printed
-# formula slips, you find the printed form, a number that breaks it, and the corrected form.
+# solutions. The lectures behind it: Diehl, *lecture notes* (2023), section 2; Cevher, *Mathematics of Data*. Where a
+# printed formula slips, you find the printed form, a number that breaks it, and the corrected form.
 
 # %%
 import jax

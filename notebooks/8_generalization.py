@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+import optax
 
 import jaxblocks as jb
 from jaxblocks import plotting
@@ -26,6 +27,7 @@ from jaxblocks.theory.generalization import (
     batch_noise,
     conservation_drift,
     degree_sweep,
+    depth_sweep,
     matrix_completion,
     max_margin_bias,
     min_norm_bias,
@@ -93,6 +95,24 @@ double.plot(axes).set_xscale("log")
 print(double)
 at = dict(zip(widths, double.test, strict=True))
 assert at[20] > 10 * at[1000] and at[1000] < min(at[m] for m in widths if m <= 20)
+
+# %% [markdown]
+# And *deeper*? Nothing forbids a hundred layers. In practice there is a sweet spot, and no theorem says where it is.
+# For 64 noisy points of a wave, nets with 16 units a layer, and as many steps of descent for each: without hidden
+# layers it is hopeless, with one poor, with two or four good. Eight cost twice as much as four and bring nothing (try
+# it). On another task, or after another number of steps, it may be otherwise.
+
+# %%
+wave = lambda x: jnp.sin(8 * x[:, 0])
+few, fresh = jax.random.uniform(jax.random.key(0), (64, 1), minval=-1, maxval=1), jnp.linspace(-1, 1, 200)[:, None]
+noisy_wave = wave(few) + 0.1 * jax.random.normal(jax.random.key(1), (64,))
+deeper = depth_sweep(
+    few, noisy_wave, fresh, wave(fresh), (0, 1, 2, 4), key=jax.random.key(2), optimiser=optax.adam(0.01), steps=600
+)
+figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
+axes = deeper.plot(axes)
+print(deeper)
+assert deeper.test[0] > 0.3 and deeper.test[1] > 0.1 and deeper.test[2:].max() < 0.05
 
 # %% [markdown]
 # ## 3. Learning by heart

@@ -445,6 +445,22 @@ assert jnp.abs(output).max() > 1
 assert jnp.abs(jnp.tanh(output)).max() <= 1
 
 # %% [markdown]
+# > **Printed** for $L = (b - h)^2$ with two layers and one output $h = X_2^\top \sigma(X_1 a)$:
+# > $\partial L/\partial X_1 = -2\,(b - h)\, X_2 \odot \sigma'(X_1 a)\, a^\top$, without brackets (and elsewhere $X_2$
+# > is a matrix, with no transpose).
+#
+# **A number that breaks it:** $X_1 = 0$, $a = (1, 1)$, $X_2 = (1, 10)$, $b = -\tfrac12$. Whoever takes the matrix
+# product first, as NumPy will with `X2 * (slope[:, None] * a)`, multiplies *columns* by 1 and 10. It is the *rows*, one
+# for each hidden unit. **Corrected:** $-2\,(b - h)\, \big(X_2 \odot \sigma'(X_1 a)\big)\, a^\top$.
+
+# %%
+X1, X2, a, target = jnp.zeros((2, 2)), jnp.array([1.0, 10.0]), jnp.ones(2), -0.5
+h, slope = X2 @ jnp.tanh(X1 @ a), 1 - jnp.tanh(X1 @ a) ** 2
+true = jax.grad(lambda X1: (target - X2 @ jnp.tanh(X1 @ a)) ** 2)(X1)
+assert (-2 * (target - h) * jnp.outer(X2 * slope, a)).tolist() == true.tolist() == [[1, 1], [10, 10]]
+assert (-2 * (target - h) * (X2 * (slope[:, None] * a))).tolist() == [[1, 10], [1, 10]]
+
+# %% [markdown]
 # ## 7. What backpropagation saves
 #
 # Write the derivative by each $X_l$ as a formula of its own, and the same products appear again and again. With $k$

@@ -429,6 +429,8 @@ def test_divergence_is_recorded():
         seen = descend(lambda x: x**4, 10.0, 1.0, 20)
         assert not np.isfinite(seen.values[-1])
         assert repr(seen) == "Descent(20 steps, f from 10000 to nan)"
+        nowhere = descend(quadratic_objective(jnp.ones(2)), jnp.array([1.0, jnp.nan]), 0.1, 3)
+        assert not nowhere.holds  # and no word about the minimiser, which is right
 
 
 def test_pictures():

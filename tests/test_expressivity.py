@@ -347,11 +347,17 @@ def test_options_and_constants():
         (([0, 1, 1], [0, 1, 0, 2], 0.0), "increasing breakpoints, but 1.0 is repeated; name it once"),
         (([0, np.inf], [0, 1, 0], 0.0), "finite breakpoints, but inf is among them"),
         (([0], [0, np.nan], 0.0), "finite slopes, but nan"),
+        (([0], [0, 1], np.nan), "a finite value, but nan"),
     ],
 )
 def test_bad_functions(arguments, words):
     with pytest.raises(ValueError, match=words):
         from_piecewise_linear(*arguments)
+
+
+def test_what_is_no_number():
+    with pytest.raises(TypeError, match="expects real numbers for breakpoints, slopes and value, but a str, a list, a"):
+        from_piecewise_linear("t", [0, 1], 0.0)
 
 
 def test_an_unknown_form():

@@ -86,6 +86,11 @@ def test_curves_hold_values_functions_and_bands(ax):
     assert len({line.get_linestyle() for line in ax.lines[:2]}) == 2
 
 
+def test_more_lines_than_colours_all_differ():
+    """A colour that comes again comes with other dashes."""
+    assert len({str(plotting._look(i)) for i in range(20)}) == 20
+
+
 def test_one_curve_has_no_legend(ax):
     plotting.curves([0.0, 1.0], [2.0, 3.0], ax)
     assert ax.get_legend() is None

@@ -13,6 +13,7 @@ from jaxblocks import (
     BatchNorm,
     Conv,
     Dense,
+    LayerNorm,
     Maxout,
     MaxPool,
     Repeat,
@@ -367,6 +368,7 @@ def test_the_record_prints_itself():
         " 44  linear regions for u in [0, 1], v in [0, 1]",
         " 44  activation regions",
         "121  at most, for layers that compare 4, 4",
+        " 44  reached by folding, with hidden layers of these widths",
     ]
     assert "<table>" in found._repr_html_()
     assert "44  linear regions along" not in repr(regions_along(net, params, [0.0, 0.0], [1.0, 1.0]))
@@ -420,6 +422,9 @@ def test_a_net_that_is_not_piecewise_linear_is_named(count):
     assert count(repaired, params).linear_count > 1
     with pytest.raises(ValueError, match="multiplies two arrays that depend on its input"):
         count(lambda x: x @ x, ())
+    norm = LayerNorm(use_scale=False, use_bias=False)
+    with pytest.raises(ValueError, match="but the layer LayerNorm is not: it"):  # alone, in no place of a Serial
+        count(norm, norm.init(jax.random.key(0), jnp.zeros(2)))
     with pytest.raises(ValueError, match="divides by what depends on its input"):
         count(lambda x: 1 / (2 + x), ())
     with pytest.raises(ValueError, match="expects a net with one output, but 2 came"):

@@ -183,7 +183,8 @@ class TraceTable:
         places = _places(self.nodes)
         for node in self.nodes:
             for parent in dict.fromkeys(node.parents):
-                far = places[node.name][0] - places[parent][0] > 1.5
+                others = [place for name, place in places.items() if name not in (node.name, parent)]
+                bend = _bend(places[parent], places[node.name], others)
                 ax.annotate(
                     "",
                     places[node.name],
@@ -193,7 +194,7 @@ class TraceTable:
                         color="#666666",
                         shrinkA=17,
                         shrinkB=17,
-                        connectionstyle=f"arc3,rad={0.18 if far else 0}",
+                        connectionstyle=f"arc3,rad={bend}",
                     ),
                 )
         for node in self.nodes:
@@ -923,6 +924,19 @@ def _places(nodes) -> dict[str, tuple[float, float]]:
         for i, node in enumerate(ordered):
             places[node.name] = (float(level), middle + (len(column) - 1) / 2 - i)
     return places
+
+
+def _bend(start, stop, others, clear=0.42) -> float:
+    """The bend of the arrow from one place to another that keeps clear of others: the first that does, or the best."""
+    a, b, c = np.asarray(start), np.asarray(stop), np.reshape(others, (-1, 2))
+    t = np.linspace(0.05, 0.95, 37)[:, None]
+    across = np.array([b[1] - a[1], a[0] - b[0]])  # as "arc3" has it: the control point is so far from the middle
+
+    def distance(bend):
+        way = (1 - t) ** 2 * a + 2 * t * (1 - t) * ((a + b) / 2 + bend * across) + t**2 * b
+        return np.linalg.norm(way[:, None] - c[None], axis=-1).min(initial=clear)
+
+    return max((0.0, 0.15, -0.15, 0.25, -0.25, 0.35, -0.35, 0.5, -0.5), key=distance)
 
 
 def _mathtext(name: str) -> str:

@@ -244,7 +244,8 @@ def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
     x = as_point("smoothness", x)
     flat, unravel = ravel_pytree(x)
     f = scalar_valued("smoothness", f)
-    return jnp.max(jnp.abs(jnp.linalg.eigvalsh(jax.hessian(lambda v: f(unravel(v)))(flat))))
+    largest = lambda flat: jnp.max(jnp.abs(jnp.linalg.eigvalsh(jax.hessian(lambda v: f(unravel(v)))(flat))))
+    return jax.jit(largest)(flat)
 
 
 def _floating(leaf):

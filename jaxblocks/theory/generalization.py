@@ -9,7 +9,8 @@ Each function runs one and returns a record that prints its numbers and plots it
 - what batches do: `batch_noise`, `stationary_variance`;
 - what no test set and no learner can give: `selection_optimism`, `no_free_lunch`.
 
-Small linear algebra is done in NumPy, in float64, whatever JAX is set to.
+Small linear algebra is done in NumPy, in float64, whatever JAX is set to. The pictures that the lecture showed of all
+this are lost; these experiments are our choice.
 """
 
 import itertools
@@ -108,6 +109,7 @@ class Sweep:
         ax.semilogy(self.complexity, visible(self.train), "o-", color=BLUE, markersize=4, label="training error")
         ax.semilogy(self.complexity, visible(self.test), "^--", color=VERMILION, markersize=4, label="test error")
         ax.axvline(self.best, color=GREY, linestyle=":", label=f"best: {self.best}")
+        ax.locator_params(axis="x", integer=True)
         ax.set(xlabel=self.name, ylabel="mean squared error")
         ax.legend()
         return ax
@@ -722,17 +724,23 @@ class Completion:
         """
         ax = axes_or_new(ax)
         place = np.arange(1, len(self.target_values) + 1)
-        ax.plot(place, self.target_values, "k*", markersize=9, label="target")
-        markers = itertools.cycle("o^sDv")
+        ax.plot(place, self.target_values, "k*", markersize=10, label="target")
+        looks = itertools.cycle(zip((BLUE, VERMILION, GREEN, GREY), "o^sD", ("-", "--", "-.", ":"), strict=True))
         for depth, values in zip(self.depths, self.singular_values, strict=True):
-            ax.plot(place, values, marker=next(markers), markersize=4, linewidth=1, label=f"{depth} factors")
+            colour, marker, style = next(looks)
+            look = dict(color=colour, marker=marker, linestyle=style, markersize=4, linewidth=1)
+            ax.plot(place, values, label=_factors(depth), **look)
         ax.set(xlabel="place", ylabel="singular value")
         ax.legend()
         return ax
 
     def __repr__(self):
         each = zip(self.depths, self.effective_rank, self.unobserved_error, strict=True)
-        return "Completion(" + "; ".join(f"{d} factors: rank {r:.3g}, unobserved {e:.2g}" for d, r, e in each) + ")"
+        return "Completion(" + "; ".join(f"{_factors(d)}: rank {r:.3g}, unobserved {e:.2g}" for d, r, e in each) + ")"
+
+
+def _factors(depth):
+    return "1 factor" if depth == 1 else f"{depth} factors"
 
 
 def matrix_completion(

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxblocks.axes import axes_or_new
+from jaxblocks.checks import describe_any
 from jaxblocks.core import Layer
 from jaxblocks.theory.constructions import one_hidden_layer
 from jaxblocks.theory.tracking import track
@@ -131,6 +132,7 @@ def from_piecewise_linear(
 
     Raises:
         ValueError: where slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
+        TypeError: for what is no real number.
 
     >>> net, params = from_piecewise_linear([0.0, 1.0], [0.0, 1.0, 0.0], 0.0)  # a ramp
     >>> net.apply(params, jnp.array([[-1.0], [0.25], [3.0]]))[:, 0]
@@ -261,16 +263,20 @@ def two_level_model(*, param_dtype=None) -> tuple[Layer, tuple]:
 
 
 def _checked(where, breakpoints, slopes, value):
-    t, slopes, value = (np.asarray(x, np.float64) for x in (breakpoints, slopes, value))
+    try:
+        t, slopes, value = (np.asarray(x, np.float64) for x in (breakpoints, slopes, value))
+    except (TypeError, ValueError):
+        came = ", ".join(map(describe_any, (breakpoints, slopes, value)))
+        raise TypeError(f"{where} expects real numbers for breakpoints, slopes and value, but {came} came.") from None
     if t.ndim != 1 or slopes.shape != (len(t) + 1,) or value.shape:
         raise ValueError(
             f"{where} expects n breakpoints, n + 1 slopes and one value, but breakpoints of shape {t.shape}, slopes of "
             f"shape {slopes.shape} and a value of shape {value.shape} came; give a slope to each piece, the two "
             "unbounded ones included."
         )
-    for name, x in (("breakpoints", t), ("slopes", slopes), ("value", value)):
+    for name, x in (("finite breakpoints", t), ("finite slopes", slopes), ("a finite value", value)):
         if not np.isfinite(x).all():
-            raise ValueError(f"{where} expects finite {name}, but {x[~np.isfinite(x)][0]} is among them.")
+            raise ValueError(f"{where} expects {name}, but {x[~np.isfinite(x)][0]} is among them.")
     back = np.flatnonzero(np.diff(t) <= 0)
     if len(back):
         i = back[0]

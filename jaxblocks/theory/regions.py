@@ -38,7 +38,7 @@ from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.theory.constructions import dense_params
-from jaxblocks.theory.tracking import in_float64, not_affine, traced, track
+from jaxblocks.theory.tracking import in_float64, name_of, not_affine, traced, track
 
 __all__ = [
     "Regions",
@@ -358,6 +358,8 @@ class Regions(_Record):
         yield self.linear_count, f"linear regions for u in [{a:g}, {b:g}], v in [{c:g}, {d:g}]"
         yield self.activation_count, "activation regions"
         yield self.bound, f"at most, for layers that compare {', '.join(map(str, self.widths)) or 'nothing'}"
+        if min(self.widths, default=0) > 1:
+            yield region_lower_bound(self.widths, 2), "reached by folding, with hidden layers of these widths"
 
 
 @dataclass(frozen=True, repr=False)
@@ -504,7 +506,7 @@ def regions_along(net, params, start, stop, **side) -> SegmentRegions:
     function = in_float64("regions_along", net, params, side)
     at = lambda t: jnp.asarray(start) + t * jnp.asarray(stop - start)
     whole = lambda t: jax.tree.map(lambda y: y + 0 * t, function(at(t)))
-    found = track("regions_along", whole, shape=())
+    found = track("regions_along", whole, shape=(), called=name_of(net))
     low, high = np.clip(found.edges[:-1], 0, 1), np.clip(found.edges[1:], 0, 1)
     i = np.flatnonzero(high - low > _TOLERANCE)
     slopes = found.slopes[i]
@@ -602,8 +604,8 @@ class _Step(NamedTuple):
 class _Program:
     """A net of (u, v) in [-1, 1]^2, straightened: calls opened, loops unrolled, what does not move computed."""
 
-    def __init__(self, where):
-        self.where = where
+    def __init__(self, where, called):
+        self.where, self.called = where, called
         self.steps: list[_Step] = []
         self.kinks: list[_Slot] = []  # their entries change sign
         self.widths: tuple[int, ...] = ()
@@ -655,7 +657,7 @@ class _Program:
             return self.scan(equation, args, scope)
         args = [x if isinstance(x, _Slot) else _widened(x) for x in args]
         if not _is_affine(name, params, args):
-            raise ValueError(not_affine(self.where, scope, name))
+            raise ValueError(not_affine(self.where, scope or self.called, name))
         shapes = [v.aval.shape for v in equation.outvars]
         if name in _LARGEST:
             return [self.tournament(args[0], equation.invars[0].aval.shape, params["axes"], _LARGEST[name])]
@@ -718,7 +720,7 @@ class _Program:
 def _program(where, net, params, side, origin, directions):
     closed = traced(where, in_float64(where, net, params, side), origin.shape)
     with jax.enable_x64(True):
-        program = _Program(where)
+        program = _Program(where, name_of(net))
         point = _Slot(next(program.slots), affine=True)
         onto = lambda directions: lambda uv, origin: [origin + jnp.tensordot(uv, jnp.asarray(directions), 1)]
         [x] = program.add(onto(directions), (point, origin), origin.shape, sizes=onto(abs(directions)))

@@ -36,7 +36,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.core import StatefulLayer, as_layer, kind_of
 
-__all__ = ["Pieces", "in_float64", "not_affine", "track", "traced"]
+__all__ = ["Pieces", "in_float64", "name_of", "not_affine", "track", "traced"]
 
 _BUDGET = 2**19  # numbers in one array; beyond, the line is cut into parts that are walked one after the other
 
@@ -62,8 +62,10 @@ class Pieces:
     noise: np.ndarray | np.float64
 
 
-def track(where: str, net, params=(), *, shape: tuple[int, ...] = (1,), **side) -> Pieces:
+def track(where: str, net, params=(), *, shape: tuple[int, ...] = (1,), called: str = "", **side) -> Pieces:
     """The pieces of a net, or function, of one input: an array of this ``shape`` with a single entry.
+
+    Where the net is a function made of a layer, ``called`` is the layer's name, for errors.
 
     Raises:
         TypeError: for a layer with state.
@@ -78,7 +80,7 @@ def track(where: str, net, params=(), *, shape: tuple[int, ...] = (1,), **side) 
         done: list[tuple] = []
         todo = [np.array([-np.inf, np.inf])]
         while todo:
-            walk = _Walk(where, todo.pop())
+            walk = _Walk(where, called or name_of(net), todo.pop())
             try:
                 [y] = walk.run(closed, [_input(shape)], "")
                 done.append((walk.grid, walk.refined(walk.number(y))))
@@ -119,6 +121,11 @@ def traced(where: str, function: Callable, shape: tuple[int, ...]) -> ClosedJaxp
     if len(closed.out_avals) != 1:
         raise ValueError(f"{where} expects a net with one output, but {len(closed.out_avals)} came; choose one.")
     return closed
+
+
+def name_of(net) -> str:
+    """What a layer is called; nothing for a function."""
+    return "" if callable(net) else kind_of(net)
 
 
 def not_affine(where: str, scope: str, name: str) -> str:
@@ -203,8 +210,8 @@ def _input(shape):
 class _Walk:
     """One pass through the net on one part of the line; the grid only ever gets finer."""
 
-    def __init__(self, where, edges):
-        self.where = where
+    def __init__(self, where, called, edges):
+        self.where, self.called = where, called
         self.grid = _Grid(edges)
 
     def run(self, closed: ClosedJaxpr, args, scope) -> list:
@@ -241,7 +248,7 @@ class _Walk:
         if results is NotImplemented and name in _AFFINE:
             results = self.by_derivative(jaxpr, equation, args)
         if results is None or results is NotImplemented:
-            raise ValueError(not_affine(self.where, scope, name))
+            raise ValueError(not_affine(self.where, scope or self.called, name))
         return results
 
     def scan(self, equation, args, scope):
