@@ -33,6 +33,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
 from jaxblocks.ad.products import as_point
+from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any
 
 __all__ = ["TraceNode", "TraceRow", "TraceTable", "trace_table"]
@@ -169,18 +170,14 @@ class TraceTable:
         steps = len(self.primal) + len(self.adjoint)
         if step is not None and not 0 <= step <= steps:
             raise ValueError(f"This trace has steps 0 to {steps}, but step={step} came.")
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            places = _places(self.nodes)
-            size = [1.5 + 1.5 * len({place[axis] for place in places.values()}) for axis in (0, 1)]
-            _, ax = plt.subplots(figsize=(size[0], min(size[1], 9.0)), layout="constrained")
+        places = _places(self.nodes)
+        size = [1.5 + 1.5 * len({place[axis] for place in places.values()}) for axis in (0, 1)]
+        ax = axes_or_new(ax, figsize=(size[0], min(size[1], 9.0)))
         done = steps if step is None else step
         forward, backward = self.primal[:done], self.adjoint[: max(0, done - len(self.primal))]
         values = {row.node: _text(row.value, 2) for row in forward}
         adjoints = {row.node: _text(row.value, 2) for row in backward}
         now = (backward or forward)[-1].node if step else None  # the node that this step is about
-        places = _places(self.nodes)
         for node in self.nodes:
             for parent in dict.fromkeys(node.parents):
                 others = [place for name, place in places.items() if name not in (node.name, parent)]
