@@ -220,12 +220,21 @@ _LATER = {  # loaded at the first use, with the libraries that they need
     "random_shift": "training",
     "gaussian_noise": "training",
     "proximal_l1": "training",
+    "prefetch": "training",
+    "average_params": "training",
+    "averaged": "training",
+    "save_checkpoint": "training",
+    "load_checkpoint": "training",
+    "csv_log": "training",
+    "tensorboard_log": "training",
+    "terminal_log": "training",
     # The laws, for layers of your own.
     "check_layer": "testing",
 }
 
 
-_MODULES = {"training", "testing", "theory", "plotting"}
+# Whole wings: the models of the field, text, diffusion, data, theorems as code, pictures.
+_MODULES = {"models", "text", "diffusion", "datasets", "theory", "training", "testing", "plotting"}
 
 
 def __getattr__(name):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks.training import gaussian_noise, minibatches, random_flip, random_shift, three_way_split
+from jaxblocks.training import gaussian_noise, minibatches, prefetch, random_flip, random_shift, three_way_split
 
 KEY = jax.random.key(0)
 
@@ -211,3 +211,27 @@ def test_noise_augmentation_is_ridge_regression():
         trained = np.linalg.lstsq(noisy, np.tile(y, copies), rcond=None)[0]
         plain = np.linalg.lstsq(x, y, rcond=None)[0]
         assert np.abs(trained - ridge).max() < 2e-3 < 2e-2 < np.abs(plain - ridge).max()
+
+
+def test_prefetched_batches_are_the_same_on_the_device_and_a_few_ahead(sentences):
+    """At most ``ahead`` beside the one in use; what was fetched is seen again by a run that goes on."""
+    taken = []
+
+    def counted():
+        for batch in minibatches(jax.random.key(0), rows(), 4, epochs=2):
+            taken.append(1)
+            yield batch
+
+    plain, fetched = indices(minibatches(jax.random.key(0), rows(), 4, epochs=2)), []
+    for number, (x, y) in enumerate(prefetch(counted(), 3), 1):
+        assert isinstance(x, jax.Array) and len(taken) == min(number + 3, 10)
+        np.testing.assert_array_equal(x[:, 0], 2 * np.asarray(y))
+        fetched.append(y.tolist())
+    assert fetched == plain
+    rest = prefetch(minibatches(jax.random.key(0), rows(), 4, epochs=2, start=6))
+    assert indices(rest) == plain[6:]
+    assert indices(prefetch(iter([(0, jnp.ones(1))]), 5)) == [[1.0]]
+    on = jax.devices()[3]
+    assert all(y.devices() == {on} for _, y in prefetch(counted(), device=on))
+    with pytest.raises(ValueError, match="prefetch expects ahead to be a whole number >= 1, but 0 came"):
+        prefetch([], 0)

@@ -273,7 +273,7 @@ CASES = {"preserving": "eps", "exploding": "score", "flow": "velocity", "cosine"
 def _exact(name):
     """Where the probability-flow ODE leads from eight points of noise, by SciPy, in normalised coordinates.
 
-    With z = x / r and the angle phi, signal = r cos phi and noise = r sin phi, every schedule becomes dz/dphi = v(z, phi):
+    With z = x / r and the angle phi, signal = r cos phi and noise = r sin phi, every schedule is dz/dphi = v(z, phi):
     smooth to both ends, and free of all code that is tested.
     """
     x = np.random.default_rng(1).normal(size=(8, 2))
@@ -379,12 +379,12 @@ def test_the_corrector_alone_keeps_the_distribution(double):
     schedule = SCHEDULES["preserving"]
     data = gaussian_mixture(jnp.array([[0.0]]), jnp.array([0.2]))
     a, s = REFERENCES["preserving"](0.5)
-    wrong = 2.0 * jax.random.normal(jax.random.key(0), (20_000, 1))
+    wrong = 2.0 * jax.random.normal(jax.random.key(0), (10_000, 1))
     grid = jnp.array([0.501, 0.5])
     score = data.predictor(schedule, "score")
-    found = predictor_corrector(score, wrong, grid, schedule, "score", key=jax.random.key(1), corrections=60, snr=0.3)
-    delta, right = 2 * (0.3 * s) ** 2, a * a * 0.2 + s * s
-    assert abs(found.var() / (right / (1 - delta / (2 * right))) - 1) < 0.04  # with the known bias of Langevin steps
+    found = predictor_corrector(score, wrong, grid, schedule, "score", key=jax.random.key(1), corrections=40, snr=0.4)
+    delta, right = 2 * (0.4 * s) ** 2, a * a * 0.2 + s * s
+    assert abs(found.var() / (right / (1 - delta / (2 * right))) - 1) < 0.06  # with the known bias of Langevin steps
 
 
 def test_samplers_go_through_transformations():
@@ -393,12 +393,17 @@ def test_samplers_go_through_transformations():
     data = gaussian_mixture(jnp.array([[-1.0], [1.0]]), jnp.array([0.1, 0.1]))
     predict, grid = data.predictor(schedule, "v"), times(schedule, 6)
     x = jax.random.normal(jax.random.key(0), (3, 1))
-    for sampler in ORDERS:
+    for sampler in (heun, dpm_solver_pp_2m):
         run = lambda x, sampler=sampler: sampler(predict, x, grid, schedule, "v")
         found = run(x)
-        np.testing.assert_allclose(jax.vmap(run)(x), found, rtol=1e-5, atol=1e-6)
-        assert np.isfinite(jax.jit(jax.grad(lambda x, run=run: run(x).sum()))(x)).all()
         assert found.dtype == jnp.float32
+        jitted = jax.jit(lambda x, run=run: (run(x), jax.vmap(run)(x), jax.grad(lambda x: run(x).sum())(x)))
+        plain, mapped, gradient = jitted(x)
+        np.testing.assert_allclose(plain, found, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(mapped, found, rtol=1e-5, atol=1e-6)
+        small = 1e-2
+        difference = (run(x + small) - run(x - small)) / (2 * small)  # each example by itself
+        np.testing.assert_allclose(gradient, difference, rtol=2e-2, atol=1e-3)
     half = ddim(lambda x, t: x, x.astype(jnp.bfloat16), grid, schedule, "v")
     assert half.dtype == jnp.bfloat16
 

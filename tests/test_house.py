@@ -82,7 +82,8 @@ def test_every_file_says_what_it_is_and_what_it_offers(path):
 
 
 def _offered():
-    for module in (jaxblocks, jaxblocks.ad, jaxblocks.theory, jaxblocks.plotting):
+    wings = ("ad", "models", "text", "diffusion", "datasets", "theory", "training", "plotting")
+    for module in (jaxblocks, *(getattr(jaxblocks, wing) for wing in wings)):
         for name in module.__all__:
             if callable(getattr(module, name)):
                 yield pytest.param(getattr(module, name), id=f"{module.__name__}.{name}")

@@ -20,6 +20,8 @@ from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import MLP, Dense
 from jaxblocks.losses import l1, l2, mse, soft_threshold, softmax_cross_entropy
 from jaxblocks.training import (
+    average_params,
+    averaged,
     early_stopping,
     evaluate,
     fit,
@@ -480,6 +482,147 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
     np.testing.assert_allclose(np.diag(logits) - np.roll(logits, 1, 1).diagonal(), 3.6109179, rtol=2e-3)
 
 
+# ---- what optax brings, and averages --------------------------------------------------------
+
+
+def test_gradients_of_small_batches_accumulate_to_the_step_of_the_big_one():
+    """optax.MultiSteps: four batches of 4 make the step of one batch of 16, clipping and schedule included."""
+    x, y = line(16)
+    x = x + 0.3  # by symmetry gradients of biases would be 0, which Adam would blow up
+    schedule = optax.warmup_cosine_decay_schedule(0.01, 0.1, 2, 5)
+    inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule))
+    accumulate = optax.MultiSteps(inner, every_k_schedule=4).gradient_transformation()
+    small, big = train_step(NET, mse, accumulate), train_step(NET, mse, inner)
+    a, b = init_training(NET, accumulate, KEY, x), init_training(NET, inner, jax.random.key(0), x)
+    begin = copy(b.params)
+    for _ in range(3):
+        for i in range(4):
+            if i == 3:
+                before = copy(a.params)
+            a, _ = small(a, x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4])
+        b, _ = big(b, x, y)
+        close(a.params, b.params, 1e-5)
+    assert abs(b.params[0]["kernel"] - begin[0]["kernel"]).max() > 0.05
+    assert abs(before[0]["kernel"] - a.params[0]["kernel"]).max() > 1e-3  # nothing moves in between
+
+
+def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
+    """Steps of SGD under clip_by_global_norm(1): rate(t) long where the gradient is longer than 1."""
+    x, y = line(16)
+    rate = optax.linear_schedule(0.1, 0.3, 2)
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate))
+    step = train_step(NET, lambda o, y: 100 * mse(o, y), optimiser).__wrapped__
+    train = init_training(NET, optimiser, KEY, x)
+    for t in range(3):
+        after, _ = jax.jit(step)(train, x, y)
+        moved = optax.tree.norm(jax.tree.map(lambda a, b: a - b, after.params, train.params))
+        np.testing.assert_allclose(moved, 0.1 + 0.1 * t, rtol=1e-4)
+        train = after
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
+def test_averaged_params_are_the_weighted_mean_of_all_that_were(decay):
+    """In NumPy, float64: weights (1 - d) d^(t - s) / (1 - d^t); the params themselves are not touched."""
+    x, y = line(16)
+    optimiser = optax.chain(optax.sgd(0.3), average_params(decay))
+    plain, step = train_step(NET, mse, optax.sgd(0.3)), train_step(NET, mse, optimiser)
+    train, bare = init_training(NET, optimiser, KEY, x), init_training(NET, optax.sgd(0.3), jax.random.key(0), x)
+    same(averaged(train.opt_state), train.params)
+    seen = []
+    for t in range(1, 8):
+        train, _ = step(train, x, y)
+        bare, _ = plain(bare, x, y)
+        seen.append(np.asarray(train.params[0]["kernel"], np.float64))
+        weights = (1 - decay) * decay ** np.arange(t - 1.0, -1.0, -1.0) / (1 - decay**t)
+        expected = sum(w * p for w, p in zip(weights, seen, strict=True))
+        np.testing.assert_allclose(averaged(train.opt_state)[0]["kernel"], expected, rtol=2e-6, atol=1e-7)
+        same(averaged(train), averaged(train.opt_state))
+    close(train.params, bare.params)
+
+
+def test_averaging_says_what_is_wrong(sentences):
+    for decay in (1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="average_params expects 0 <= decay < 1"):
+            average_params(decay)
+    params = jnp.zeros(2)
+    with pytest.raises(ValueError, match=r"none came; call update\(gradients, state, params\)"):
+        average_params(0.9).update(params, average_params(0.9).init(params))
+    with pytest.raises(ValueError, match="but 0 are in it; use optax.chain"):
+        averaged(optax.adam(0.1).init(params))
+    assert averaged(optax.chain(optax.adam(0.1), average_params(0.9)).init(params)).shape == (2,)  # the repair
+
+
+# ---- mixed precision -----------------------------------------------------------------------
+
+
+def dtypes_of_products(jaxpr):
+    """The pairs of dtypes that go into any dot_general or convolution, nested ones included."""
+    found = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            found.add(tuple(str(v.aval.dtype) for v in equation.invars))
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            if hasattr(inner, "eqns"):
+                found |= dtypes_of_products(inner)
+    return found
+
+
+TOKENS = Serial(
+    jaxblocks.Embedding(11, 8), jaxblocks.Residual(jaxblocks.LayerNorm(), jaxblocks.Attention(2)), Dense(11)
+)
+IMAGES = Serial(
+    jaxblocks.Conv(4, (3, 3)), jaxblocks.BatchNorm(), jaxblocks.relu, lambda x: x.reshape(len(x), -1), Dense(5)
+)
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "classes"),
+    [
+        (TOKENS, np.arange(24).reshape(4, 6) % 11, 11),
+        (IMAGES, np.linspace(0, 1, 4 * 5 * 5 * 2, dtype=np.float32).reshape(4, 5, 5, 2), 5),
+    ],
+    ids=["tokens", "images"],
+)
+def test_mixed_precision_computes_in_bfloat16_and_keeps_the_rest(net, x, classes):
+    """The products in bfloat16, forward and backward; params, statistics, optimiser and loss in float32."""
+    y = np.zeros((4, 6) if classes == 11 else 4, np.int32)
+    optimiser = optax.adam(1e-2)
+    train = init_training(net, optimiser, KEY, x)
+    steps = [train_step(net, softmax_cross_entropy, optimiser, compute_dtype=d) for d in (None, jnp.bfloat16)]
+    full, mixed = (dtypes_of_products(jax.make_jaxpr(step.__wrapped__)(train, x, y).jaxpr) for step in steps)
+    assert full == {("float32", "float32")} and ("bfloat16", "bfloat16") in mixed
+    # Attention adds its products up in float32, so that on the way back one factor of theirs is float32.
+    assert all("bfloat16" in pair for pair in mixed) if net is TOKENS else len(mixed) == 1
+    kinds = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+    before = kinds(train)
+    (a, exact), (b, rounded) = steps[0](copy(train), x, y), steps[1](copy(train), x, y)
+    assert kinds(a) == kinds(b) == before and rounded.dtype == jnp.float32
+    assert 0 < abs(float(exact) - float(rounded)) < 0.02 * float(exact)
+    for _ in range(10):
+        b, last = steps[1](b, x, y)
+    assert float(last) < 0.6 * float(rounded) and steps[1]._cache_size() == 1
+    data = jnp.asarray(x), jnp.asarray(y)
+    metric = {"loss": softmax_cross_entropy, "dtype": lambda o, y: jnp.float32(o.dtype == jnp.float32)}
+    found = evaluate(net, b.params, b.state, data, metric, compute_dtype=jnp.bfloat16)
+    np.testing.assert_allclose(found["loss"], evaluate(net, b.params, b.state, data, metric)["loss"], rtol=0.05)
+    assert found["dtype"] == 1
+
+
+def test_fit_in_mixed_precision(sentences):
+    x, y = line()
+    go = functools.partial(quiet, NET, mse, optax.adam(0.05), (x, y), batch_size=8, epochs=20, validation=(x, y))
+    full, mixed = go(), go(compute_dtype="bfloat16")
+    assert mixed.params[0]["kernel"].dtype == jnp.float32
+    assert abs(full.params[0]["kernel"] - mixed.params[0]["kernel"]).max() > 0
+    np.testing.assert_allclose(mixed.history.validation["loss"][-1], full.history.validation["loss"][-1], rtol=0.3)
+    with pytest.raises(ValueError, match=r"expects compute_dtype to be jnp.bfloat16.* float16 came \(small gradients"):
+        go(compute_dtype=jnp.float16)
+    with pytest.raises(ValueError, match="compute_dtype to be jnp.bfloat16, jnp.float32 or None, but int32 came"):
+        train_step(NET, mse, optax.sgd(0.1), compute_dtype=jnp.int32)
+    with pytest.raises(ValueError, match="evaluate expects compute_dtype .* but float16 came"):
+        evaluate(NET, full.params, (), (x, y), {"loss": mse}, compute_dtype="float16")
+
+
 # ---- early stopping ------------------------------------------------------------------------
 
 SCRIPT = [5.0, 4.0, 4.5, float("nan"), 3.0, 3.0, 3.5, 3.1, 1.0]
@@ -806,6 +949,55 @@ def test_what_is_not_finite_is_named(net, loss, sentence):
     with pytest.raises(FloatingPointError, match=sentence) as raised:
         quiet(net, loss, optax.sgd(0.1), line(), batch_size=8, epochs=2)
     assert int(raised.value.train.step) == 0 and "In step 1 (epoch 1)" in str(raised.value)
+
+
+def overflowing(depth):
+    """Doubles its logarithm in each layer, in a stack: finite at first, infinite in the fifth."""
+    square = lambda x: x * x
+    return Serial(begin=lambda x: 10.0 + 0 * x, stack=jaxblocks.Repeat(Serial(up=square), depth), out=Dense(1))
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "place"),
+    [
+        (Serial(a=Dense(3), b=lambda x: jnp.log(-jnp.abs(x) - 1), c=Dense(1)), mse, "forward pass of layer b.lambda"),
+        (overflowing(7), mse, r"forward pass of layer stack.Repeat/.Serial/up.lambda, in the operation mul, turn 5 of"),
+        (
+            Serial(a=Dense(1), b=lambda x: jnp.sqrt(x - lax.stop_gradient(x))),
+            mse,
+            "backward pass of layer b.lambda, in the operation div",
+        ),
+        (
+            Serial(mask=lambda x: jnp.where(x > 9, x, -jnp.inf), top=lambda x: jax.nn.relu(x), bad=jnp.log, d=Dense(1)),
+            mse,
+            "forward pass of layer bad.log",
+        ),
+        (
+            Dense(1),
+            lambda o, y: jnp.log(0 * o),
+            r"forward pass of the loss \(outside of the layers\), in the operation log",
+        ),
+        (Dense(1), lambda o, y: 1e30 * o, "finite: it began in the update of the optimiser"),
+    ],
+    ids=["forward", "in a stack", "backward", "after a mask", "loss", "optimiser"],
+)
+def test_the_layer_where_it_began_is_named(net, loss, place):
+    """Infinities that die out on the way (a mask) are not blamed."""
+    optimiser = optax.chain(optax.scale(1e30), optax.sgd(1.0)) if "optimiser" in place else optax.sgd(0.1)
+    with pytest.raises(FloatingPointError, match=f"In step 1 .* It began in the {place}|In step 1 .*{place}"):
+        quiet(net, loss, optimiser, line(), batch_size=8, epochs=2)
+
+
+def test_a_state_that_becomes_nan_stops_the_run_at_that_step():
+    """The params are still finite where an optimiser gathers NaN, or statistics do."""
+
+    def gathers():
+        return optax.GradientTransformation(
+            lambda params: jnp.zeros(()), lambda updates, state, params=None: (updates, jnp.log(state - 1))
+        )
+
+    with pytest.raises(FloatingPointError, match="In step 1 .* the state of the net or of the optimiser became NaN"):
+        quiet(Dense(1), mse, optax.chain(optax.sgd(0.1), gathers()), line(), batch_size=8, epochs=2)
 
 
 def classes(n=40):

@@ -1,26 +1,46 @@
-"""Training: the step, a loop around it, minibatches, early stopping."""
+"""Training: the step, a loop around it, minibatches, checkpoints, logs, early stopping."""
 
-from jaxblocks.training.data import gaussian_noise, minibatches, random_flip, random_shift, three_way_split
+from jaxblocks.training.averaging import AverageState, average_params, averaged
+from jaxblocks.training.checkpoint import load_checkpoint, save_checkpoint
+from jaxblocks.training.data import (
+    gaussian_noise,
+    minibatches,
+    prefetch,
+    random_flip,
+    random_shift,
+    three_way_split,
+)
+from jaxblocks.training.logs import Log, csv_log, tensorboard_log, terminal_log
 from jaxblocks.training.loop import Fitted, History, fit
 from jaxblocks.training.proximal import proximal_l1
 from jaxblocks.training.step import TrainState, evaluate, init_training, train_step
 from jaxblocks.training.stopping import EarlyStopping, StoppingState, early_stopping
 
 __all__ = [
+    "AverageState",
     "EarlyStopping",
     "Fitted",
     "History",
+    "Log",
     "StoppingState",
     "TrainState",
+    "average_params",
+    "averaged",
+    "csv_log",
     "early_stopping",
     "evaluate",
     "fit",
     "gaussian_noise",
     "init_training",
+    "load_checkpoint",
     "minibatches",
+    "prefetch",
     "proximal_l1",
     "random_flip",
     "random_shift",
+    "save_checkpoint",
+    "tensorboard_log",
+    "terminal_log",
     "three_way_split",
     "train_step",
 ]

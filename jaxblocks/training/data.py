@@ -9,7 +9,8 @@ Axis letters: ``batch``; images are ``(batch, height, width, channels)``.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxtyping import Array, Float, Num
 from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
 from jaxblocks.core import fold
 
-__all__ = ["gaussian_noise", "minibatches", "random_flip", "random_shift", "three_way_split"]
+__all__ = ["gaussian_noise", "minibatches", "prefetch", "random_flip", "random_shift", "three_way_split"]
 
 
 def three_way_split(key, arrays, fractions: Sequence[float] = (0.7, 0.15, 0.15)) -> tuple:
@@ -109,6 +110,39 @@ def minibatches(
             position = 0
 
     return batches()
+
+
+def prefetch(batches: Iterable, ahead: int = 2, *, device=None) -> Iterator:
+    """The same batches, on the device before they are asked for: ``ahead`` of them are on their way.
+
+    JAX copies while Python goes on, so that the copy of a batch takes place during the steps before it. It pays
+    where batches come from the host (NumPy, memory maps, a pipeline such as grain) and the device is no CPU.
+    What was fetched and not yet used is not lost for a run that goes on later: the position is the step
+    (``minibatches(..., start=int(train.step))``), not how far this is ahead.
+
+    Args:
+        batches: trees of arrays, as `minibatches` yields them.
+        ahead: how many batches are held on the device beside the one in use.
+        device: a device or a sharding, as ``jax.device_put`` takes it; the default device if ``None``.
+
+    Raises:
+        ValueError: at the call, unless ``ahead`` is a whole number >= 1.
+
+    >>> batches = prefetch(minibatches(jax.random.key(0), np.arange(6), 2))
+    >>> sorted(int(i) for batch in batches for i in batch)
+    [0, 1, 2, 3, 4, 5]
+    """
+    ahead = require_whole("prefetch", "ahead", ahead)
+
+    def fetched():
+        waiting = deque()
+        for batch in batches:
+            waiting.append(jax.device_put(batch, device))
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    return fetched()
 
 
 def random_shift(

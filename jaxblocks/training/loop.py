@@ -1,10 +1,12 @@
 """A training loop for those who need no other: `fit`, what it returns, and the history that plots itself."""
 
+import contextlib
 import math
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -14,18 +16,23 @@ import optax
 
 from jaxblocks.checks import describe, describe_any, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, as_inputs
+from jaxblocks.training.checkpoint import Saver, read_newest, rebuild, require_orbax
 from jaxblocks.training.data import count_rows, minibatches, name_arrays, require_batch_size, take_rows
+from jaxblocks.training.logs import Log, as_logs
+from jaxblocks.training.nonfinite import first_not_finite
 from jaxblocks.training.step import (
     TrainState,
     evaluate,
     evaluation_forward,
     init_training,
+    require_compute_dtype,
     require_loss,
     require_optimiser,
     train_step,
     training_forward,
+    training_objective,
 )
-from jaxblocks.training.stopping import early_stopping
+from jaxblocks.training.stopping import StoppingState, early_stopping
 
 __all__ = ["Fitted", "History", "fit"]
 
@@ -59,6 +66,8 @@ class History:
         return ax
 
     def __repr__(self):
+        if not len(self.step_loss):
+            return "History(0 steps)"
         last = "".join(
             f", validation {name} {values[-1]:.4g}" for name, values in self.validation.items() if len(values)
         )
@@ -100,6 +109,10 @@ def fit(
     augment: Callable | None = None,
     progress: bool = True,
     train: TrainState | None = None,
+    checkpoint_dir: str | os.PathLike | None = None,
+    checkpoint_every: int | None = None,
+    log: Log | Sequence[Log] | None = None,
+    compute_dtype: Any = None,
 ) -> Fitted:
     r"""Train a net on ``data = (x, y)``: minibatches, progress bar, validation, early stopping, best params.
 
@@ -125,14 +138,25 @@ def fit(
         train: go on from here (``fitted.train``, or a state with params of your own). With the same ``key``
             and data, the training state after stopping and going on is that of not stopping. The history, the
             best params and the count of ``patience`` are those of one call: each begins anew.
+        checkpoint_dir: a folder for checkpoints of this run (`jaxblocks.training.checkpoint`). A run that was killed,
+            at any moment, and is started again by the same call goes on from the last one and ends with the same
+            params and the same history, bit for bit, best params and ``patience`` included; one that had ended
+            returns what it returned; ``train`` counts only where there is no checkpoint yet. The last two are kept,
+            and none is written of a state that is not finite. They are written beside training; what cannot be saved
+            (a full disk) is a warning, and training goes on.
+        checkpoint_every: steps from one to the next; ``None`` for one a minute. One is written at the end as well.
+        log: `csv_log`, `tensorboard_log`, `terminal_log`, or several in a list: the loss of each step and the means of
+            each validation. A run that goes on from a checkpoint goes on in the same files.
+        compute_dtype: mixed precision, as in `train_step`, in training and validation: ``jnp.bfloat16``.
 
     Raises:
         TypeError: before the first step, where ``key`` is no key, ``loss`` no function, or ``optimiser`` none.
-        ValueError: before the first step, for data that are empty, not finite, or do not fit together, and for
-            numbers that are not whole; after it, what ``loss`` says about a batch on which it was not finite
-            (labels out of range).
-        FloatingPointError: where loss or params are not finite otherwise; ``error.train`` holds the last
-            training state with finite params.
+        ValueError: before the first step, for data that are empty, not finite, or do not fit together, for numbers
+            that are not whole, and for checkpoints none of which is good or that are of another run; after it, what
+            ``loss`` says about a batch on which it was not finite (labels out of range).
+        FloatingPointError: where loss or params are not finite otherwise: in which step, and in which layer it
+            began, forward or backward; ``error.train`` holds the last finite training state.
+        ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> x = jnp.linspace(-1, 1, 64)[:, None]
@@ -163,6 +187,12 @@ def fit(
         raise ValueError('fit calls the mean of the loss "loss"; give the metric another name.')
     if (epochs is None) == (steps is None):
         raise ValueError(f"fit expects one of epochs and steps, but epochs={epochs} and steps={steps} came.")
+    compute_dtype = require_compute_dtype("fit", compute_dtype)
+    logs = as_logs(log)
+    if checkpoint_every is not None:
+        checkpoint_every = require_whole("fit", "checkpoint_every", checkpoint_every)
+        if checkpoint_dir is None:
+            raise ValueError("fit saves checkpoints in a folder, but none came; pass checkpoint_dir=.")
     batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start)
     per_epoch = rows // batch_size
     if epochs is None:
@@ -177,58 +207,105 @@ def fit(
     else:
         _require_training_state(train)
         train = _copy(train)  # the caller's buffers are not donated
-    start = int(train.step)
-    if total <= start:
+    metrics = {"loss": loss, **metrics}
+    seen = _Seen(int(train.step), stopping.init())
+    if checkpoint_dir is not None:
+        require_orbax("fit")
+        about = _about(data, batch_size, validation, metrics)
+        train, seen = _go_on(checkpoint_dir, train, seen, about, total if patience is None else patience)
+    start, ended = int(train.step), bool(seen.stopper.stop) or (int(train.step) == total and seen.resumed)
+    if total <= start and not ended:
         raise ValueError(
             f"fit counts from the beginning of the run: {start} steps are made and {total} were asked for; "
             f"ask for more than {start / per_epoch:g} epochs ({start} steps)."
         )
 
-    step = train_step(net, loss, optimiser, penalty=penalty, augment=augment)
-    stopper, best = stopping.init(), None
+    step = train_step(net, loss, optimiser, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
+    is_sound = _soundness(train)
     pending, chunk, since = [], 1, time.monotonic()  # losses on the device; how many of them to read at once
-    losses, validated, metrics = [], [], {"loss": loss, **metrics}
-    good = _copy(train)  # the training state at the last look, known to be finite
+    good, saved = _copy(train), time.monotonic()  # the training state at the last look, known to be finite
 
-    with _bar(start, total, progress) as bar:
-        for number, (x, y) in enumerate(batches(start), start + 1):
+    with contextlib.ExitStack() as stack:
+        saver = None
+        if checkpoint_dir is not None:
+            saver = Saver(checkpoint_dir)
+            stack.callback(saver.close)
+        columns = ["step", "epoch", "loss", *(f"validation {name}" for name in metrics if validation is not None)]
+        for one in () if ended else logs:
+            stack.callback(one.end)
+            one.begin(start, columns)
+        bar = stack.enter_context(_bar(start, total, progress and not ended))
+        for number, (x, y) in enumerate(() if ended else batches(start), start + 1):
             train, value = step(train, x, y)
             pending.append(value)
             at_validation = validation is not None and (number % per_epoch == 0 or number == total)
-            if len(pending) == chunk or at_validation or number == total:
-                values = jax.device_get(pending)
-                if not (np.isfinite(values).all() and _all_finite(train.params)):
-                    _explain(net, loss, step, augment, good, batches(int(good.step)), len(pending), per_epoch)
-                losses += values
-                good, pending = _copy(train), []
-                bar.set_postfix({"loss": f"{losses[-1]:.4g}", **_words(validated)}, refresh=False)
-                if number == start + 1:
-                    bar.unpause()  # this step was compiled: its time tells nothing about those to come
-                bar.update(len(values))
-                quick, since = time.monotonic() - since < 0.5, time.monotonic()
-                chunk = min(2 * chunk, 64) if quick else max(chunk // 2, 1)
+            at_checkpoint = checkpoint_every is not None and number % checkpoint_every == 0
+            if not (len(pending) == chunk or at_validation or at_checkpoint or number == total):
+                continue
+            values = jax.device_get(pending)
+            rows = [
+                {"step": n, "epoch": n / per_epoch, "loss": float(value)}
+                for n, value in enumerate(values, number + 1 - len(values))
+            ]
+            if not (np.isfinite(values).all() and is_sound(train)):
+                _write(logs, rows)
+                objective = training_objective(net, loss, penalty, augment, compute_dtype)
+                forward = training_forward(net, augment, compute_dtype)
+                steps = batches(int(good.step))
+                _explain(forward, objective, loss, step, is_sound, good, steps, len(pending), per_epoch)
+            seen.losses += values
+            good, pending = _copy(train), []
+            bar.set_postfix({"loss": f"{seen.losses[-1]:.4g}", **_words(seen.validated)}, refresh=False)
+            if number == start + 1:
+                bar.unpause()  # this step was compiled: its time tells nothing about those to come
+            bar.update(len(values))
+            quick, since = time.monotonic() - since < 0.5, time.monotonic()
+            chunk = min(2 * chunk, 64) if quick else max(chunk // 2, 1)
             if at_validation:
-                found = evaluate(net, train.params, train.state, validation, metrics, batch_size)
+                found = evaluate(net, train.params, train.state, validation, metrics, batch_size, compute_dtype)
                 if not math.isfinite(found["loss"]):
-                    _ask_the_loss(net, loss, train, validation, batch_size)
-                validated.append((number / per_epoch, found))
-                bar.set_postfix({"loss": f"{losses[-1]:.4g}", **_words(validated)}, refresh=False)
-                stopper = stopping.update(stopper, found["loss"])
-                if stopper.improved:
-                    best = _copy((train.params, train.state))
-                if stopper.stop:
-                    break
-            if number == total:
+                    _ask_the_loss(net, loss, train, validation, batch_size, compute_dtype)
+                rows[-1] |= {f"validation {name}": mean for name, mean in found.items()}
+                seen.validated.append((number / per_epoch, found))
+                bar.set_postfix({"loss": f"{seen.losses[-1]:.4g}", **_words(seen.validated)}, refresh=False)
+                seen.stopper = stopping.update(seen.stopper, found["loss"])
+                if seen.stopper.improved:
+                    seen.best = _copy((train.params, train.state))
+            last = number == total or bool(seen.stopper.stop)
+            _write(logs, rows)  # before the checkpoint, so that no row is missing where a run goes on
+            if saver is not None:
+                in_time = checkpoint_every is None and time.monotonic() - saved > 60
+                if at_checkpoint or in_time or last:
+                    saver.start(*_stored(good, seen, about))
+                    saved = time.monotonic()
+            if last:
                 break
 
-    params, state = best or _copy((train.params, train.state))
+    params, state = seen.best or _copy((train.params, train.state))
     history = History(
-        np.array(losses),
-        np.arange(start + 1, start + 1 + len(losses)) / per_epoch,
-        np.array([epoch for epoch, _ in validated]),
-        {name: np.array([found[name] for _, found in validated]) for name in metrics} if validated else {},
+        np.array(seen.losses),
+        np.arange(seen.first + 1, seen.first + 1 + len(seen.losses)) / per_epoch,
+        np.array([epoch for epoch, _ in seen.validated]),
+        {name: np.array([found[name] for _, found in seen.validated]) for name in metrics} if seen.validated else {},
     )
     return Fitted(params, state, history, train)
+
+
+@dataclass
+class _Seen:
+    """What `fit` gathers on the way, beside the training state."""
+
+    first: int
+    stopper: StoppingState
+    losses: list = field(default_factory=list)
+    validated: list = field(default_factory=list)
+    best: tuple | None = None
+    resumed: bool = False
+
+
+def _write(logs, rows):
+    for one in logs:
+        one.write(rows)
 
 
 def _bar(start, total, progress):
@@ -252,6 +329,84 @@ def _copy(tree):
 @jax.jit
 def _all_finite(tree):
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+@jax.jit
+def _any_nan(tree):
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.array([jnp.isnan(leaf).any() for leaf in floats], bool).any()
+
+
+def _soundness(train):
+    """Whether a training state may be saved: finite params, no NaN in the states of net and optimiser.
+
+    Infinities are at home there (the best value so far, before there is one); NaN is where a run began with it.
+    """
+    from_the_start = bool(_any_nan((train.state, train.opt_state)))
+    return lambda train: bool(
+        _all_finite(train.params) and (from_the_start or not _any_nan((train.state, train.opt_state)))
+    )
+
+
+# ---- checkpoints ---------------------------------------------------------------------------
+
+
+def _about(data, batch_size, validation, metrics) -> dict:
+    """What must not change from one start of a run to the next."""
+    words = lambda tree: [f"{place} {describe(a)}" for place, a in name_arrays(tree).items()]
+    held = {"data": words(data), "batch_size": batch_size}
+    return held if validation is None else held | {"validation": words(validation), "metrics": list(metrics)}
+
+
+def _stored(train, seen, about):
+    """Trees, step and notes of a checkpoint."""
+    trees = {"train": train, "history": {"losses": np.array(seen.losses)}}
+    if seen.best is not None:
+        trees["best"] = seen.best
+    stopper = {name: np.asarray(value).item() for name, value in seen.stopper._asdict().items()}
+    notes = {"fit": about, "first": seen.first, "validated": list(seen.validated), "stopper": stopper}
+    return trees, int(train.step), notes
+
+
+def _go_on(directory, train, seen, about, patience):
+    """The training state and what was seen, from the newest good checkpoint if there is one."""
+    found = read_newest(directory, {"train": train}, optional=("history", "best"))
+    if found is None:
+        return train, seen
+    begun, train = train, found.trees["train"]
+    notes, changed = found.notes, []
+    if "fit" in notes:
+        names = [*notes["fit"], *(name for name in about if name not in notes["fit"])]
+        differs = [name for name in names if notes["fit"].get(name) != about.get(name)]
+        changed = [f"{name} was {notes['fit'].get(name)} and is {about.get(name)}" for name in differs]
+    if not _same_key(begun.key, train.key):
+        changed.append("the key is another one")
+    if changed:
+        raise ValueError(
+            f"fit found the checkpoints of another run in {found.path.parent}: {'; '.join(changed)}. Pass another "
+            "folder, or the arguments of that run."
+        )
+    for path in found.refused:  # neither lost nor counted among those to keep
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(f"refused-{path.name}"))
+    if "fit" not in notes:  # saved by a loop of the user's own
+        return train, _Seen(int(train.step), seen.stopper)
+    stopper = {name: jnp.asarray(notes["stopper"][name], value.dtype) for name, value in seen.stopper._asdict().items()}
+    stopper["stop"] = stopper["since_best"] >= patience
+    best = found.trees.get("best")
+    return train, _Seen(
+        notes["first"],
+        StoppingState(**stopper),
+        list(np.asarray(found.trees["history"]["['losses']"])),
+        [(epoch, means) for epoch, means in notes["validated"]],
+        None if best is None else rebuild((train.params, train.state), best),
+        resumed=True,
+    )
+
+
+def _same_key(a, b) -> bool:
+    plain = lambda key: jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return np.array_equal(plain(a), plain(b))
 
 
 def _require_training_state(train):
@@ -302,13 +457,12 @@ def _not_finite(a):
 # ---- when something is not finite ----------------------------------------------------------
 
 
-def _explain(net, loss, step, augment, train, batches, steps, per_epoch):
+def _explain(forward, objective_of, loss, step, is_sound, train, batches, steps, per_epoch):
     """Repeat the steps since the last good training state one by one; raise at the first that is not finite."""
-    forward = training_forward(net, augment)
     for _, (x, y) in zip(range(steps), batches, strict=False):
         before = _copy(train)
         train, value = step(train, x, y)
-        if np.isfinite(value) and _all_finite(train.params):
+        if np.isfinite(value) and is_sound(train):
             continue
         number = int(train.step)
         x, y = jax.tree.map(jnp.asarray, (x, y))
@@ -321,13 +475,17 @@ def _explain(net, loss, step, augment, train, batches, steps, per_epoch):
             raise
         if np.isfinite(value):
             what = f"the loss is {value:.4g}, but its gradient made params that are not finite"
+            if _all_finite(train.params):
+                what = f"the loss is {value:.4g}, but the state of the net or of the optimiser became NaN"
         elif _all_finite(outputs):
             what = f"the loss is {value}, though the outputs of the net and the params are finite"
         else:
             what = f"the loss is {value}, and the outputs of the net are not finite, though its params are"
+        where = _where(objective_of(before, x, y, {}), before)
         error = FloatingPointError(
-            f"In step {number} (epoch {1 + (number - 1) // per_epoch}) {what}. Try a smaller learning rate, or "
-            "optax.clip_by_global_norm in front of the optimiser; error.train is the training state before that step."
+            f"In step {number} (epoch {1 + (number - 1) // per_epoch}) {what}. {where}"
+            "Try a smaller learning rate, or optax.clip_by_global_norm in front of the optimiser; error.train is the "
+            "training state before that step."
         )
         error.train = before
         raise error
@@ -337,12 +495,29 @@ def _explain(net, loss, step, augment, train, batches, steps, per_epoch):
     )
 
 
-def _ask_the_loss(net, loss, train, data, batch_size):
+def _where(objective, train) -> str:
+    """In which layer a step stops being finite, as a sentence; nothing where that cannot be told."""
+    try:
+        for way, f in (
+            ("forward", objective),
+            ("backward", jax.grad(lambda params: objective(params)[0])),
+        ):
+            found = first_not_finite(f, train.params)
+            if found is not None:
+                place = f"layer {found.layer}" if found.layer else "the loss (outside of the layers)"
+                turns = "".join(f", turn {turn} of its loop (from 0)" for turn in found.turns)
+                return f"It began in the {way} pass of {place}, in the operation {found.operation}{turns}. "
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no memory, a primitive of somebody's own
+        return ""
+    return "Forward and backward pass are finite: it began in the update of the optimiser. "
+
+
+def _ask_the_loss(net, loss, train, data, batch_size, compute_dtype):
     """Let the loss look at concrete values, in case it has something to say about the labels."""
     for first in range(0, count_rows("fit", data), batch_size):
         x, y = jax.tree.map(jnp.asarray, take_rows(data, slice(first, first + batch_size)))
         try:
-            loss(evaluation_forward(net, train.params, train.state, x), y)
+            loss(evaluation_forward(net, train.params, train.state, x, compute_dtype), y)
         except ValueError as error:
             error.add_note(f"in the validation data of fit, rows {first} to {first + len(jax.tree.leaves(y)[0]) - 1}")
             error.train = train

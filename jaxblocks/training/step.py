@@ -86,6 +86,7 @@ def train_step(
     *,
     penalty: Callable | None = None,
     augment: Callable | None = None,
+    compute_dtype: Any = None,
 ) -> Callable:
     r"""A jitted ``step(train, x, y, **side) -> (train, value)`` that moves the params against a gradient.
 
@@ -107,13 +108,24 @@ def train_step(
         optimiser: any ``optax`` transformation, with those that ask for the value or a line search.
         penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
         augment: ``augment(key, x) -> x``, applied to each batch with a key of its own.
+        compute_dtype: mixed precision: ``jnp.bfloat16`` computes the net with params and inputs rounded to it, and
+            half the memory for what the backward pass keeps. Params, state, gradients, optimiser, loss and penalty
+            stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are left as they are.
+
+    Gradient accumulation, clipping and learning-rate schedules are optax's. Four batches a step, their mean gradient
+    clipped to norm 1, and a rate that warms up over 100 steps and decays over 900 (steps of Adam, not batches)::
+
+        rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, warmup_steps=100, decay_steps=1000)
+        optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+        optimiser = optax.MultiSteps(optimiser, every_k_schedule=4).gradient_transformation()
 
     ``x`` is one input, or a tuple of several.
 
     Raises:
         TypeError: where ``loss`` is no function, or ``optimiser`` no optimiser.
-        ValueError: while the step is traced, for a loss whose shape is neither that of leading axes of
-            the outputs or of ``y`` nor ``()``: what a ``y`` of another shape than the outputs leads to.
+        ValueError: for a ``compute_dtype`` that is none of bfloat16, float32, float64; while the step is traced, for
+            a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor ``()``: what a ``y`` of
+            another shape than the outputs leads to.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> optimiser = optax.sgd(0.1)
@@ -130,7 +142,7 @@ def train_step(
     """
     require_loss("train_step", loss)
     require_optimiser("train_step", optimiser)
-    forward = training_forward(net, augment)
+    objective_of = training_objective(net, loss, penalty, augment, require_compute_dtype("train_step", compute_dtype))
     update = optax.with_extra_args_support(optimiser).update
 
     def step(train, x, y, /, **side):
@@ -140,11 +152,7 @@ def train_step(
                 "call step(train, x, y)."
             )
 
-        def objective(params):
-            outputs, state = forward(train._replace(params=params), x, side)
-            value = _mean("train_step", "the loss", loss(outputs, y), outputs, y)
-            return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
-
+        objective = objective_of(train, x, y, side)
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(train.params)
         updates, opt_state = update(
             grad, train.opt_state, train.params, value=value, grad=grad, value_fn=lambda params: objective(params)[0]
@@ -162,6 +170,7 @@ def evaluate(
     data: tuple,
     metrics: Mapping[str, Callable],
     batch_size: int = 256,
+    compute_dtype: Any = None,
 ) -> dict[str, float]:
     r"""Means of metrics over all rows of ``data = (x, y)``, the net in evaluation (``train=False``).
 
@@ -173,6 +182,7 @@ def evaluate(
         metrics: named functions ``(outputs, y)``, one number per example, or a mean over the batch; their
             shapes are checked as that of the loss is in `train_step`.
             Pass the same function objects each time: new ones are compiled again.
+        compute_dtype: as in `train_step`; metrics get outputs in float32.
 
     >>> halve = lambda x: x / 2
     >>> x = jnp.array([1.0, 2.0, 6.0])
@@ -183,22 +193,24 @@ def evaluate(
     """
     rows = count_rows("evaluate", data)
     batch_size = require_whole("evaluate", "batch_size", batch_size)
+    compute_dtype = require_compute_dtype("evaluate", compute_dtype)
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     named = tuple(metrics.items())
-    means = [_batch_means(net, named, params, state, *take_rows(data, batch)) for batch in batches]
+    means = [_batch_means(net, named, compute_dtype, params, state, *take_rows(data, batch)) for batch in batches]
     weights = [(batch.stop - batch.start) / rows for batch in batches]
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
         if any(math.isnan(float(value)) for value in mean.values()):
             # Once more outside of jit, so that a layer that knows what is wrong with the values can say it.
-            evaluation_forward(net, params, state, jax.tree.map(jnp.asarray, take_rows(data, batch)[0]))
+            x = jax.tree.map(jnp.asarray, take_rows(data, batch)[0])
+            evaluation_forward(net, params, state, x, compute_dtype)
             break
     return {name: math.fsum(w * float(m[name]) for w, m in zip(weights, means, strict=True)) for name in metrics}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _batch_means(net, metrics, params, state, x, y):
-    outputs = evaluation_forward(net, params, state, x)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _batch_means(net, metrics, compute_dtype, params, state, x, y):
+    outputs = evaluation_forward(net, params, state, x, compute_dtype)
     return {name: _mean("evaluate", f"the metric {name!r}", metric(outputs, y), outputs, y) for name, metric in metrics}
 
 
@@ -226,7 +238,7 @@ def _mean(where: str, what: str, value, outputs, y) -> Float[Array, ""]:
 # ---- shared with fit -----------------------------------------------------------------------
 
 
-def training_forward(net, augment=None) -> Callable:
+def training_forward(net, augment=None, compute_dtype=None) -> Callable:
     """``(train, x, side) -> (outputs, state)`` as a training step computes it."""
     reads = side_inputs(net)
     apply = stateful(net).apply
@@ -238,9 +250,55 @@ def training_forward(net, augment=None) -> Callable:
         x = x if augment is None else augment(fold(key, "augment"), x)
         own = {"train": True, "key": fold(key, "net")}
         side = {**side, **{name: value for name, value in own.items() if name in reads}}
-        return apply(train.params, train.state, *as_inputs(x), **side)
+        return _apply_in(compute_dtype, apply, train.params, train.state, x, side)
 
     return forward
+
+
+def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None) -> Callable:
+    """``(train, x, y, side) -> objective``, and ``objective(params) -> (value, state)`` as a step differentiates it."""
+    forward = training_forward(net, augment, compute_dtype)
+
+    def objective_of(train, x, y, side):
+        def objective(params):
+            outputs, state = forward(train._replace(params=params), x, side)
+            value = _mean("train_step", "the loss", loss(outputs, y), outputs, y)
+            return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
+
+        return objective
+
+    return objective_of
+
+
+def _apply_in(dtype, apply, params, state, x, side):
+    """A net with params and inputs rounded to a dtype; its outputs in float32 at least, its state as it was."""
+    if dtype is None:
+        return apply(params, state, *as_inputs(x), **side)
+    outputs, after = apply(_cast(params, dtype), state, *as_inputs(_cast(x, dtype)), **side)
+    back = lambda new, old: new.astype(old.dtype) if _is_floating(new) and _is_floating(old) else new
+    return _cast(outputs, jnp.promote_types(dtype, jnp.float32)), jax.tree.map(back, after, state)
+
+
+def _cast(tree, dtype):
+    return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
+
+
+def _is_floating(x) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def require_compute_dtype(where: str, dtype):
+    """``compute_dtype`` as a dtype, or ``None``."""
+    if dtype is None:
+        return None
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = dtype
+    if found in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)):
+        return found
+    why = " (small gradients vanish in it unless the loss is scaled)" if found == jnp.float16 else ""
+    raise ValueError(f"{where} expects compute_dtype to be jnp.bfloat16, jnp.float32 or None, but {found} came{why}.")
 
 
 def _strong(tree):
@@ -263,10 +321,10 @@ def _typed(key):
     return jax.random.wrap_key_data(key, impl=_GENERATORS[key.shape[-1]])
 
 
-def evaluation_forward(net, params, state, x):
+def evaluation_forward(net, params, state, x, compute_dtype=None):
     """The outputs of the net with ``train=False`` and its state left as it is."""
     side = {"train": False} if "train" in side_inputs(net) else {}
-    return stateful(net).apply(params, state, *as_inputs(x), **side)[0]
+    return _apply_in(compute_dtype, stateful(net).apply, params, state, x, side)[0]
 
 
 def require_loss(where: str, loss) -> None:

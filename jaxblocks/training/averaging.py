@@ -1,0 +1,97 @@
+"""The moving average of params, kept by the optimiser: `average_params`, read by `averaged`."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+__all__ = ["AverageState", "average_params", "averaged"]
+
+
+class AverageState(NamedTuple):
+    """The state of `average_params`.
+
+    Args:
+        count: how many steps were averaged, int32.
+        average: like the params.
+    """
+
+    count: Any
+    average: Any
+
+
+def average_params(decay: float) -> optax.GradientTransformation:
+    r"""Keep an exponential moving average of the params in the state of the optimiser; chain it last.
+
+    With the params :math:`\theta_1, \theta_2, \dots` after each step and :math:`d` = ``decay``
+
+    .. math:: \bar\theta_t = \frac{1 - d}{1 - d^t} \sum_{s=1}^t d^{\,t-s}\,\theta_s
+
+    so the last :math:`1 / (1 - d)` steps count, and params at initialisation never do (the weights
+    sum to 1 from the first step). Updates pass unchanged. The average takes the dtype of the params;
+    :math:`t` counts the steps of this transformation, so with ``optax.MultiSteps`` it belongs inside::
+
+        optimiser = optax.chain(optax.adam(1e-3), average_params(0.999))
+        ...
+        params = averaged(train.opt_state)
+
+    Raises:
+        ValueError: unless 0 <= ``decay`` < 1, and where the update is computed without params.
+
+    >>> optimiser = optax.chain(optax.sgd(1.0), average_params(0.5))
+    >>> params = jnp.array(0.0)
+    >>> state = optimiser.init(params)
+    >>> for _ in range(2):
+    ...     updates, state = optimiser.update(jnp.array(-3.0), state, params)
+    ...     params = optax.apply_updates(params, updates)
+    >>> float(params), float(averaged(state))  # (0.5 * 3 + 1 * 6) / 1.5
+    (6.0, 5.0)
+
+    Source: Polyak and Juditsky 1992; Ho, Jain, Abbeel 2020, "Denoising diffusion probabilistic models", appendix B;
+    the division by 1 - d^t is that of Kingma and Ba 2015, "Adam".
+    """
+    if not 0 <= decay < 1:
+        raise ValueError(f"average_params expects 0 <= decay < 1, but {decay!r} came; pass for instance 0.999.")
+
+    def init(params):
+        return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
+
+    def update(updates, state, params=None):
+        if params is None:
+            raise ValueError("average_params averages params, but none came; call update(gradients, state, params).")
+        count = state.count + 1
+        if decay:
+            beyond = -jnp.expm1(count.astype(jnp.float32) * math.log(decay))  # 1 - d^t, right for d near 1 too
+            weight = (1 - decay) / beyond
+        else:
+            weight = jnp.float32(1)
+        weight = jnp.where(count == 1, jnp.float32(1), weight)
+
+        def mix(average, new):
+            return average + weight.astype(average.dtype) * (new.astype(average.dtype) - average)
+
+        new = optax.apply_updates(params, updates)
+        return updates, AverageState(count, jax.tree.map(mix, state.average, new))
+
+    return optax.GradientTransformation(init, update)
+
+
+def averaged(opt_state):
+    """The params that `average_params` has averaged, from the state of the optimiser (or of the training).
+
+    Raises:
+        ValueError: where the state holds no average, or several.
+
+    >>> float(averaged(average_params(0.9).init(jnp.array(2.0))))
+    2.0
+    """
+    is_average = lambda part: isinstance(part, AverageState)
+    found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_average) if is_average(part)]
+    if len(found) != 1:
+        raise ValueError(
+            f"averaged expects the state of an optimiser with one average_params in its chain, but {len(found)} are "
+            "in it; use optax.chain(optimiser, average_params(0.999)) from the beginning."
+        )
+    return found[0].average

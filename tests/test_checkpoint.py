@@ -1,0 +1,414 @@
+"""Checkpoints: what comes back is what was saved, bit for bit; what is damaged or foreign is refused, never used."""
+
+import contextlib
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxblocks as jb
+from jaxblocks.training import (
+    average_params,
+    csv_log,
+    fit,
+    init_training,
+    load_checkpoint,
+    minibatches,
+    save_checkpoint,
+    train_step,
+)
+
+pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_trains():
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False):
+        yield
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+
+    def check(a, b):
+        assert a.dtype == b.dtype
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+    jax.tree.map(check, a, b)
+
+
+def leaves(shift=0.0):
+    """One of each kind."""
+    return {
+        "float": jnp.linspace(shift, 1, 12).reshape(3, 4),
+        "bfloat16": jnp.ones(3, jnp.bfloat16) / 3,
+        "nothing": None,
+        "no entries": jnp.zeros((0, 2)),
+        "nested": [jnp.arange(3), (jnp.array(True), ())],
+        "key": jax.random.key(3, impl="unsafe_rbg"),
+        "complex": jnp.array([1 + 2j, -0.0]),
+        "NaN and -0": jnp.array([jnp.nan, -0.0, jnp.inf]),
+        "odd / [name]": jnp.int8(3),
+        "numpy": np.arange(3, dtype=np.uint16),
+    }
+
+
+def test_every_kind_of_leaf_comes_back_bit_for_bit(tmp_path):
+    """Also by shapes alone, and the folder keeps the last two."""
+    for step in range(4):
+        path = save_checkpoint(tmp_path, leaves(step), step=step)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-000002-step-2", path.name]
+    same(load_checkpoint(tmp_path, leaves()), jax.tree.map(jnp.asarray, leaves(3)))
+    same(load_checkpoint(tmp_path, jax.eval_shape(leaves)), jax.tree.map(jnp.asarray, leaves(3)))
+    save_checkpoint(tmp_path, leaves(), step=1)  # an earlier step, written later, is the newest
+    same(load_checkpoint(tmp_path, leaves()), jax.tree.map(jnp.asarray, leaves()))
+
+
+def test_arrays_spread_over_devices_come_back_spread(tmp_path):
+    """And the same file is read onto one device."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.device_put(jnp.arange(16.0), jax.NamedSharding(mesh, jax.P("data")))
+    save_checkpoint(tmp_path, {"x": spread})
+    back = load_checkpoint(tmp_path, {"x": spread})["x"]
+    assert back.sharding == spread.sharding and np.array_equal(back, spread)
+    alone = load_checkpoint(tmp_path, {"x": jnp.zeros(16)})["x"]
+    assert len(alone.devices()) == 1 and np.array_equal(alone, spread)
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path):
+    """Whatever byte of whatever file: the leaves come back as they were, or the checkpoint before it does."""
+    big = {"w": jnp.asarray(np.random.default_rng(0).normal(size=400), jnp.float32)}
+    old = {"w": -big["w"]}
+    save_checkpoint(tmp_path, old, step=1)
+    path = save_checkpoint(tmp_path, big, step=2)
+    files = [p for p in sorted(path.rglob("*")) if p.is_file() and p.stat().st_size]
+    draw, used, places = random.Random(0), 0, []
+    for file in files:
+        whole = file.read_bytes()
+        places += [(file, whole, "flip", draw.randrange(len(whole))) for _ in range(3)]
+        places += [(file, whole, "cut", draw.randrange(len(whole))), (file, whole, "remove", 0)]
+    for file, whole, what, at in places:
+        if what == "remove":
+            file.unlink()
+        else:
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :] if what == "flip" else whole[:at])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            back = load_checkpoint(tmp_path, big)
+        words = [str(w.message) for w in said if "used instead" in str(w.message)]
+        same(back, old if words else big)
+        assert all("is damaged" in w and "checkpoint-000000-step-1 is used instead" in w for w in words)
+        used += bool(words)
+        file.write_bytes(whole)
+    array = max(files, key=lambda p: p.stat().st_size)
+    assert used >= 10 and any(array == file for file, *_ in places)
+    same(load_checkpoint(tmp_path, big), big)
+    data = bytearray(array.read_bytes())  # in the middle of the numbers, where orbax notices nothing
+    data[len(data) // 2] ^= 1
+    array.write_bytes(data)
+    with pytest.warns(UserWarning, match=r"train\['w'\] is not what was saved|arrays cannot be read"):
+        same(load_checkpoint(tmp_path, big), old)
+    (tmp_path / "checkpoint-000000-step-1" / "checkpoint.json").unlink()
+    with pytest.raises(ValueError, match="is damaged.*is damaged: its checkpoint.json is missing.*no other one"):
+        load_checkpoint(tmp_path, big)
+
+
+def test_a_checkpoint_of_another_model_says_which_leaves_differ(tmp_path, sentences):
+    """Paths, shapes, and dtypes, which orbax would cast in silence; its folder is not written over."""
+    x, optimiser = jnp.zeros((4, 3)), optax.sgd(0.1)
+    state = lambda net: init_training(net, optimiser, jax.random.key(0), x)
+    saved = state(jb.Dense(5))
+    save_checkpoint(tmp_path, saved)
+    shape = r"train.params\['kernel'\] is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
+    with pytest.raises(ValueError, match=rf"is of another model: .*{shape}.* pass another folder, or remove"):
+        load_checkpoint(tmp_path, state(jb.Dense(6)))
+    with pytest.raises(ValueError, match=r"\['bias'\], float32 \(5,\), is in the checkpoint only"):
+        load_checkpoint(tmp_path, state(jb.Dense(5, use_bias=False)))
+    with pytest.raises(ValueError, match=r"train.params\[0\]\['kernel'\], float32 \(3, 5\), is not in the checkpoint"):
+        load_checkpoint(tmp_path, state(jb.Serial(jb.Dense(5))))
+    halved = saved._replace(params=jax.tree.map(lambda p: p.astype(jnp.bfloat16), saved.params))
+    with pytest.raises(ValueError, match=r"\(3, 5\) in the checkpoint and bfloat16 \(3, 5\) here"):
+        load_checkpoint(tmp_path, halved)
+    with pytest.raises(ValueError, match=f"holds checkpoints of another tree: .*{shape}. Pass another folder"):
+        save_checkpoint(tmp_path, state(jb.Dense(6)))
+    save_checkpoint(tmp_path / "another", state(jb.Dense(6)))  # the repair
+    same(load_checkpoint(tmp_path, state(jb.Dense(5))), saved)
+
+
+def test_what_is_missing_is_a_sentence(tmp_path, monkeypatch, sentences):
+    with pytest.raises(FileNotFoundError, match="found no checkpoint in .* pass missing_ok=True"):
+        load_checkpoint(tmp_path, {"w": jnp.zeros(2)})
+    same(load_checkpoint(tmp_path, {"w": jnp.zeros(2)}, missing_ok=True), {"w": jnp.zeros(2)})  # the repair
+    with pytest.raises(TypeError, match=r"a checkpoint holds arrays, but its leaf \['name'\] is a str|A checkpoint"):
+        save_checkpoint(tmp_path, {"name": "net"})
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install jaxblocks\[train\]"):
+        save_checkpoint(tmp_path, {"w": jnp.zeros(2)})
+    with pytest.raises(ModuleNotFoundError, match=r"^fit writes checkpoints with orbax .* pip install jaxblocks\[tr"):
+        small_fit(tmp_path)
+
+
+@contextlib.contextmanager
+def full_disk(room):
+    """The kernel refuses to write more than so many bytes to a file."""
+    resource = pytest.importorskip("resource", reason="only POSIX limits the size of files")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path, monkeypatch):
+    """Noticed before orbax is asked; and where it is orbax that notices. What is half written is removed."""
+    big = {"w": jnp.asarray(np.random.default_rng(0).normal(size=4000), jnp.float32)}
+    first = save_checkpoint(tmp_path, big)
+    says = rf"checkpoint of step 9 could not be saved in .*Make room there .*the last good one is {first.name}"
+    with full_disk(2000), pytest.raises(OSError, match=says) as raised:
+        save_checkpoint(tmp_path, big, step=9)
+    assert "File too large" in str(raised.value)
+    monkeypatch.setattr("jaxblocks.training.checkpoint._reserve", lambda path, size: None)
+    with full_disk(2000), pytest.raises(OSError, match=says):
+        save_checkpoint(tmp_path, big, step=9)
+    assert list(tmp_path.iterdir()) == [first]
+    same(load_checkpoint(tmp_path, big), big)
+
+
+# ---- fit -----------------------------------------------------------------------------------
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = np.sin(2 * X[:, :1])
+NET = jb.Serial(jb.Dense(6), jb.BatchNorm(), jnp.tanh, jb.Dropout(0.2), jb.Dense(1))
+OPTIMISER = optax.chain(optax.adam(optax.cosine_decay_schedule(0.05, 40)), average_params(0.9))
+
+
+def small_fit(folder, steps=22, validate=True, **options):
+    """Validation labels change sign, so that the best params are not the last ones."""
+    validation = {"validation": (X[:20], -Y[:20]), "patience": 100} if validate else {}
+    options = {"checkpoint_every": 4, "key": jax.random.key(0), "batch_size": 12, **validation, **options}
+    return fit(NET, jb.mse, OPTIMISER, (X, Y), steps=steps, progress=False, checkpoint_dir=folder, **options)
+
+
+def results(fitted):
+    """All that a run ends with."""
+    history = fitted.history
+    return (
+        fitted.params,
+        fitted.state,
+        fitted.train,
+        history.step_loss,
+        history.step_epoch,
+        history.epoch,
+        dict(history.validation),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole():
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False):
+        return small_fit(None, checkpoint_every=None)
+
+
+class Killed(BaseException):
+    """Not an error that anybody catches."""
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole, monkeypatch):
+    """Stopped three times in the middle of saving, at first before there is any; best params and history included."""
+    from jaxblocks.training import checkpoint
+
+    real, calls = checkpoint._through_to_the_disk, []
+
+    def dies(folder):
+        calls.append(folder)
+        if len(calls) in (1, 4, 5):
+            raise Killed
+        real(folder)
+
+    monkeypatch.setattr(checkpoint, "_through_to_the_disk", dies)
+    for _ in range(4):
+        try:
+            fitted = small_fit(tmp_path, log=csv_log(tmp_path / "log.csv"))
+            break
+        except Killed:
+            assert any(p.name.startswith(".saving") for p in tmp_path.iterdir())  # as a kill leaves it
+    same(results(fitted), results(whole))
+    monkeypatch.undo()
+    assert len(calls) > 5
+    assert not any(p.name.startswith(".") for p in tmp_path.iterdir())
+    steps = [line.split(",")[0] for line in (tmp_path / "log.csv").read_text().splitlines()]
+    assert steps == ["step", *map(str, range(1, 23))]
+    again = small_fit(tmp_path)  # a run that has ended is not made again
+    same(results(again), results(whole))
+    longer = small_fit(tmp_path, steps=24)
+    assert int(longer.train.step) == 24
+    with pytest.raises(ValueError, match="24 steps are made and 22 were asked for"):
+        small_fit(tmp_path)
+
+
+def test_fit_passes_over_a_damaged_checkpoint_and_keeps_it_aside(tmp_path, whole):
+    small_fit(tmp_path, steps=12)
+    newest = sorted(tmp_path.iterdir())[-1]
+    (newest / "checkpoint.json").write_bytes((newest / "checkpoint.json").read_bytes()[:-7])
+    with pytest.warns(UserWarning, match=rf"{newest.name} is damaged.*checkpoint-\d+-step-8 is used instead"):
+        fitted = small_fit(tmp_path)
+    same(fitted.history.step_loss, whole.history.step_loss)
+    assert (tmp_path / f"refused-{newest.name}").is_dir()
+    assert len([p for p in tmp_path.iterdir() if p.name.startswith("checkpoint-")]) == 2
+    for path in tmp_path.glob("checkpoint-*"):
+        (path / "checkpoint.json").write_text("")
+    with pytest.raises(ValueError, match="There is no other one; pass another folder"):
+        small_fit(tmp_path)
+
+
+def test_fit_refuses_the_checkpoints_of_another_run(tmp_path, sentences):
+    small_fit(tmp_path, steps=5)
+    with pytest.raises(ValueError, match="of another run in .*: batch_size was 12 and is 10. Pass another folder, or"):
+        small_fit(tmp_path, batch_size=10)
+    with pytest.raises(ValueError, match="of another run in .*: the key is another one"):
+        small_fit(tmp_path, key=jax.random.key(1))
+    with pytest.raises(ValueError, match="validation was .* and is None"):
+        small_fit(tmp_path, validate=False)
+    with pytest.raises(ValueError, match=r"of another model: .*params\[0\]\['bias'\]"):
+        fit(
+            jb.Dense(1),
+            jb.mse,
+            OPTIMISER,
+            (X, Y),
+            key=jax.random.key(0),
+            steps=9,
+            batch_size=12,
+            checkpoint_dir=tmp_path,
+        )
+    with pytest.raises(ValueError, match="none came; pass checkpoint_dir="):
+        small_fit(None)
+    with pytest.raises(ValueError, match="fit expects checkpoint_every to be a whole number >= 1, but 0 came"):
+        small_fit(tmp_path, checkpoint_every=0)
+    assert int(small_fit(tmp_path, steps=6).train.step) == 6  # the repair: the arguments of that run
+
+
+def test_a_full_disk_does_not_stop_training(tmp_path, whole):
+    """A warning at each checkpoint that could not be written; the result is the same."""
+    with full_disk(150), pytest.warns(UserWarning, match=r"step \d+ could not be saved .* Training goes on") as said:
+        fitted = small_fit(tmp_path, checkpoint_every=10)
+    same(results(fitted), results(whole))
+    assert len(said) == 3 and not list(tmp_path.glob("*/checkpoint.json"))
+
+
+def test_nothing_that_is_not_finite_is_saved(tmp_path):
+    """Divergence: the error names step and layer, the checkpoint before it stands, and starting again says the same."""
+
+    def go():
+        fit(jb.Dense(1), jb.mse, optax.sgd(1e3), (X, Y), key=jax.random.key(0), batch_size=12, epochs=100,
+            progress=False, checkpoint_dir=tmp_path, checkpoint_every=2)  # fmt: skip
+
+    said = []
+    for _ in range(2):
+        with pytest.raises(FloatingPointError, match="It began in the") as raised:
+            go()
+        said.append(str(raised.value))
+        train = raised.value.train
+        found = load_checkpoint(tmp_path, train)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))
+        assert int(train.step) - 2 <= int(found.step) <= int(train.step)
+    assert said[0] == said[1]
+
+
+def test_a_loop_of_ones_own_goes_on(tmp_path):
+    """The loop in the docstring of `load_checkpoint`, in two parts, against one; fit goes on from it as well."""
+    key = jax.random.key(0)
+
+    def loop(folder, stop):
+        train = init_training(NET, OPTIMISER, key, X[:12])
+        step = train_step(NET, jb.mse, OPTIMISER)
+        train = load_checkpoint(folder, train, missing_ok=True)
+        for x, y in minibatches(jax.random.key(0), (X, Y), 12, epochs=3, start=int(train.step)):
+            if int(train.step) == stop:
+                break
+            train, _ = step(train, x, y)
+            if train.step % 3 == 0:
+                save_checkpoint(folder, train)
+        return train
+
+    with jax.debug_key_reuse(False):
+        straight = loop(tmp_path / "straight", 15)
+        loop(tmp_path / "parts", 8)
+        same(loop(tmp_path / "parts", 15), straight)
+        fitted = small_fit(tmp_path / "parts", steps=17, validate=False)
+        assert len(fitted.history.step_loss) == 2 and int(fitted.train.step) == 17
+
+
+def test_double_precision_and_typed_keys_survive(tmp_path):
+    """The thread that writes knows nothing of `jax.enable_x64` as a context; nor does it matter."""
+    with jax.enable_x64(True):
+        net = jb.Dense(1, param_dtype=jnp.float64)
+        key = jax.random.key(0, impl="unsafe_rbg")
+        go = functools.partial(
+            fit, net, jb.mse, optax.sgd(0.1), (X.astype(np.float64), Y.astype(np.float64)), key=key, batch_size=12
+        )
+        first = go(steps=4, progress=False, checkpoint_dir=tmp_path)
+        second = go(steps=6, progress=False, checkpoint_dir=tmp_path)
+        straight = go(steps=6, progress=False)
+        same(second.train, straight.train)
+        same(second.history.step_loss, straight.history.step_loss)
+        assert first.params["kernel"].dtype == second.history.step_loss.dtype == np.float64
+
+
+SCRIPT = """
+import sys
+import jax, numpy as np
+from tests.test_checkpoint import results, small_fit
+from jaxblocks.training import csv_log
+print("ready", flush=True)
+fitted = small_fit(sys.argv[1], steps=int(sys.argv[2]), checkpoint_every=20, log=csv_log(sys.argv[1] + ".csv"))
+print("".join(np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(results(fitted))))
+"""
+
+
+@pytest.mark.slow
+def test_sigkill_at_any_moment(tmp_path):
+    """Three kills, in processes of their own: the end is the same, bit for bit, and no row of the log is missing."""
+    environment = {**os.environ, "JAX_DEBUG_NANS": "0", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
+    command = [sys.executable, "-c", SCRIPT]
+    start = functools.partial(
+        subprocess.Popen, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1], env=environment
+    )
+    draw = random.Random(0)
+    with start([*command, str(tmp_path / "straight"), "600"]) as straight:
+        expected = straight.communicate(timeout=120)[0]
+    for _ in range(3):
+        with start([*command, str(tmp_path / "killed"), "600"]) as process:
+            assert process.stdout.readline() == "ready\n"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(draw.uniform(0.5, 3))
+            process.send_signal(signal.SIGKILL)
+    with start([*command, str(tmp_path / "killed"), "600"]) as process:
+        assert process.communicate(timeout=120)[0] == expected and process.returncode == 0
+    rows = (tmp_path / "killed.csv").read_text()
+    assert rows == (tmp_path / "straight.csv").read_text()
+
+
+def test_the_list_of_leaves_is_plain(tmp_path):
+    """What another program needs to check the files: path, shape, dtype, SHA-256 of the bytes."""
+    import hashlib
+
+    path = save_checkpoint(tmp_path, {"w": jnp.arange(3)}, step=7)
+    text, own = (path / "checkpoint.json").read_text().splitlines()
+    listed = json.loads(text)
+    assert own == hashlib.sha256(text.encode()).hexdigest() and listed["step"] == 7
+    sha = hashlib.sha256(np.arange(3, dtype=np.int32).tobytes()).hexdigest()
+    assert listed["leaves"] == {"train": {"['w']": {"shape": [3], "dtype": "int32", "sha256": sha}}}
