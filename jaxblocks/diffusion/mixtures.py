@@ -23,8 +23,7 @@ __all__ = ["GaussianMixture", "gaussian_mixture"]
 
 
 class GaussianMixture(NamedTuple):
-    r"""What `gaussian_mixture` returns: the distribution :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`, a pytree of
-    arrays.
+    r"""What `gaussian_mixture` returns: :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`, a pytree of arrays.
 
     Args:
         weights: :math:`w_k`, of sum 1.

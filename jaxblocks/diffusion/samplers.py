@@ -47,8 +47,7 @@ __all__ = ["ancestral", "ddim", "dpm_solver_pp_2m", "euler", "heun", "initial_no
 
 
 def initial_noise(key, shape: tuple[int, ...], schedule: Schedule, dtype=jnp.float32) -> Float[Array, "..."]:
-    r"""What sampling starts from: :math:`x_1 = \sigma(1)\,\varepsilon`, normal noise of the size that the schedule ends
-    with.
+    r"""What sampling starts from: :math:`x_1 = \sigma(1)\,\varepsilon`, normal noise of the schedule's last size.
 
     >>> from jaxblocks.diffusion import variance_preserving
     >>> initial_noise(jax.random.key(0), (3, 2), variance_preserving()).shape

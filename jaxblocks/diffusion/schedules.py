@@ -104,8 +104,7 @@ def variance_preserving(beta_min: float | int = 0.1, beta_max: float | int = 20.
 
 
 def cosine(signal_end: float | int = 1e-3) -> Schedule:
-    r"""A quarter of a turn: :math:`\alpha = \cos\varphi,\; \sigma = \sin\varphi`, the angle :math:`\varphi`
-    proportional to t.
+    r"""A quarter of a turn, :math:`\alpha = \cos\varphi,\; \sigma = \sin\varphi`, with the angle proportional to t.
 
     It ends just before the quarter, where :math:`\alpha(1)` is ``signal_end``: at :math:`\alpha = 0` the data could not
     be found from the noise. It stands for the schedule of Nichol & Dhariwal, whose offset of 0.008 keeps the first of
@@ -127,10 +126,9 @@ def cosine(signal_end: float | int = 1e-3) -> Schedule:
 
 
 def ddpm(steps: int = 1000, beta_first: float | int = 1e-4, beta_last: float | int = 0.02) -> Schedule:
-    r"""The discrete schedule of DDPM: :math:`\alpha^2 = \bar\alpha_k = \prod_{i \le k} (1 - \beta_i)` at t = k /
-    ``steps``.
+    r"""The discrete schedule of DDPM: :math:`\alpha^2 = \bar\alpha_k = \prod_{i \le k} (1 - \beta_i)`.
 
-    With ``steps`` equidistant :math:`\beta_i` from ``beta_first`` to ``beta_last``; for nets that were trained with
+    At t = k / ``steps``, with ``steps`` equidistant :math:`\beta_i` from ``beta_first`` to ``beta_last``; for nets that were trained with
     this table. In between, :math:`\log \bar\alpha` is linear, so that its rate jumps at each k: for new nets take
     `variance_preserving`, its smooth form.
 

@@ -93,6 +93,9 @@ def load_checkpoint(directory: str | os.PathLike, like, *, missing_ok: bool = Fa
         FileNotFoundError: where there is no checkpoint, unless ``missing_ok``.
         ValueError: where there are some and none is good; it says of each one why, and of another model's which
             leaves differ.
+
+    >>> load_checkpoint("no/such/folder", {"w": jnp.zeros(2)}, missing_ok=True)
+    {'w': Array([0., 0.], dtype=float32)}
     """
     found = read_newest(directory, {"train": like})
     if found is not None:

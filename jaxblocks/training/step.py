@@ -25,6 +25,8 @@ __all__ = ["TrainState", "evaluate", "init_training", "train_step"]
 class TrainState(NamedTuple):
     """All that changes while a net is trained; a pytree, so ``jit``, checkpoints and ``vmap`` take it as it is.
 
+    `init_training` makes the first one, each step the next.
+
     Args:
         params, state: of the net; ``state`` is ``()`` for a net without state.
         opt_state: of the optimiser.

@@ -11,7 +11,7 @@ __all__ = ["EarlyStopping", "StoppingState", "early_stopping"]
 
 
 class StoppingState(NamedTuple):
-    """Where the machine stands, four scalars.
+    """Where the machine of `early_stopping` stands, four scalars.
 
     Args:
         best: the lowest value that counted as an improvement; infinity before there is one.
@@ -27,7 +27,7 @@ class StoppingState(NamedTuple):
 
 
 class EarlyStopping(NamedTuple):
-    """``init() -> state`` and ``update(state, value) -> state``."""
+    """What `early_stopping` returns: ``init() -> state`` and ``update(state, value) -> state``."""
 
     init: Callable[[], StoppingState]
     update: Callable[..., StoppingState]

@@ -1,0 +1,161 @@
+"""Does this molecule have a ring of six? A graph network finds out, on molecules drawn at random here.
+
+Molecules of 9 to 14 atoms with one ring: of six atoms (label 1), or of five or seven (label 0). On 8000 molecules that
+no net has seen, with seed 0, a GIN reaches 99.8 % and a GCN with mean read-out 93.9 %; the baseline, an MLP that is
+told how many atoms of each kind have how many bonds, stays at 53.5 %, a little above guessing. What no net of this kind
+can tell is shown at the end: decalin and bicyclopentyl get the same logits. About two minutes in all on two CPU cores.
+
+    python examples/graph_molecules.py --graphs 48000 --epochs 24 --seed 0
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxblocks as jb
+from jaxblocks.models import GraphClassifier
+
+VALENCES = np.array([4, 3, 2])  # carbon, nitrogen, oxygen
+SMALLEST, LARGEST = 9, 14  # atoms
+
+
+# ---- molecules --------------------------------------------------------------------------------
+
+
+def draw_molecule(rng, ring):
+    """Atoms (n,) and the ends of n bonds (n, 2): a ring of so many atoms, and branches that grow from it at random."""
+    n = rng.integers(SMALLEST, LARGEST + 1)
+    atoms = rng.choice(3, n, p=[0.6, 0.2, 0.2])
+    bonds, free = [(i, (i + 1) % ring) for i in range(ring)], VALENCES[atoms]
+    free[:ring] -= 2
+    for new in range(ring, n):
+        open_places = np.flatnonzero(free[:new] > 0)
+        if not len(open_places):
+            return draw_molecule(rng, ring)  # oxygen everywhere: draw another
+        at = rng.choice(open_places)
+        bonds.append((at, new))
+        free[[at, new]] -= 1
+    names = rng.permutation(n)  # so that their order says nothing
+    return atoms[np.argsort(names)], names[np.array(bonds)]
+
+
+def draw_data(rng, rows):
+    """Half of the molecules with a ring of six atoms (label 1), half with one of five or seven; all of them padded.
+
+    Atoms are one-hot (rows, n, 3), bonds go both ways (rows, e); the masks say what is real. A molecule of n atoms has
+    n bonds whatever its ring, so neither number gives the label away.
+    """
+    labels = rng.permutation(rows) % 2
+    kinds, senders = np.zeros((rows, LARGEST, 3), np.float32), np.zeros((rows, 2 * LARGEST), np.int32)
+    receivers, sizes = np.zeros_like(senders), np.zeros(rows, int)
+    for row, label in enumerate(labels):
+        atoms, bonds = draw_molecule(rng, 6 if label else rng.choice([5, 7]))
+        n = sizes[row] = len(atoms)
+        kinds[row, np.arange(n), atoms] = 1
+        senders[row, : 2 * n], receivers[row, : 2 * n] = np.concatenate([bonds, bonds[:, ::-1]]).T
+    real_atoms, real_bonds = np.arange(LARGEST) < sizes[:, None], np.arange(2 * LARGEST) < 2 * sizes[:, None]
+    return (kinds, senders, receivers, real_atoms, real_bonds), labels.astype(np.int32)
+
+
+# ---- nets -------------------------------------------------------------------------------------
+
+
+def side_by_side(kinds, senders, receivers, real_atoms, real_bonds):
+    """A batch of padded molecules (rows, ...) as one graph of many parts."""
+    rows, n = kinds.shape[:2]
+    first = n * jnp.arange(rows, dtype=jnp.int32)[:, None]
+    return jb.Graph(
+        kinds.reshape(rows * n, -1),
+        (senders + first).ravel(),
+        (receivers + first).ravel(),
+        node_graph=jnp.repeat(jnp.arange(rows, dtype=jnp.int32), n),
+        node_mask=real_atoms.ravel(),
+        edge_mask=real_bonds.ravel(),
+        graph_mask=jnp.ones(rows, bool),
+    )
+
+
+def count_atoms(kinds, senders, receivers, real_atoms, real_bonds):
+    """What can be said without the graph: how many atoms of each kind have how many bonds (rows, 15)."""
+    bonds = jax.nn.one_hot(receivers, LARGEST) * real_bonds[..., None]  # (rows, e, n)
+    degrees = jax.nn.one_hot(bonds.sum(1).astype(jnp.int32), 5)  # (rows, n, 5)
+    return jnp.einsum("rnk,rnd->rkd", kinds, degrees).reshape(len(kinds), -1)
+
+
+NETS = {
+    "counts": lambda: jb.Serial(count_atoms, jb.MLP(64, 64, 2)),
+    "gcn": lambda: jb.Serial(side_by_side, GraphClassifier(2, kind="gcn", features=64, layers=5, pool="mean")),
+    "gin": lambda: jb.Serial(side_by_side, GraphClassifier(2, kind="gin", features=64, layers=5)),
+}
+
+
+# ---- the job ----------------------------------------------------------------------------------
+
+
+def train(name, training, validation, *, epochs, seed):
+    """The net and what `fit` returns: params and state of the epoch with the lowest loss on the validation part."""
+    net, steps = NETS[name](), epochs * -(-len(training[1]) // 64)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, steps // 10, steps)
+    fitted = jb.fit(
+        net,
+        jb.softmax_cross_entropy,
+        optax.adamw(schedule, weight_decay=1e-3),
+        training,
+        key=jax.random.key(seed),
+        epochs=epochs,
+        validation=validation,
+        metrics={"accuracy": jb.accuracy},
+    )
+    return net, fitted
+
+
+def twins():
+    """Decalin, two rings of six that share a bond, and bicyclopentyl, two rings of five with a bond between."""
+    hexagons = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (5, 6), (6, 7), (7, 8), (8, 9), (9, 0)]
+    pentagons = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 5), (5, 6), (6, 7), (7, 8), (8, 9), (9, 5)]
+    molecules = []
+    for bonds in (hexagons, pentagons):
+        ends = np.concatenate([bonds, np.array(bonds)[:, ::-1]]).T
+        molecules.append((np.eye(3, dtype=np.float32)[np.zeros(10, int)], *ends.astype(np.int32)))
+    kinds, senders, receivers = map(np.stack, zip(*molecules, strict=True))
+    return kinds, senders, receivers, np.ones((2, 10), bool), np.ones((2, 22), bool)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser.add_argument(
+        "--graphs", type=int, default=48_000, help="molecules: two thirds to train, a sixth to choose, a sixth to test"
+    )
+    parser.add_argument("--epochs", type=int, default=24, help="passes over the training part")
+    parser.add_argument("--seed", type=int, default=0, help="decides everything that is random")
+    args = parser.parse_args(argv)
+    if args.graphs < 12 or args.epochs < 1:
+        parser.error("arguments --graphs and --epochs: at least 12 and 1 were expected")
+
+    data = draw_data(np.random.default_rng(args.seed), args.graphs)
+    training, validation, (molecules, labels) = jb.three_way_split(
+        jax.random.key(args.seed), data, (4 / 6, 1 / 6, 1 / 6)
+    )
+    accuracies = {}
+    for name in NETS:
+        begin = time.perf_counter()
+        net, fitted = train(name, training, validation, epochs=args.epochs, seed=args.seed)
+        apply = jax.jit(jb.stateful(net).apply)
+        logits, _ = apply(fitted.params, fitted.state, *map(jnp.asarray, molecules))  # the only look at the test part
+        accuracies[name] = float(jb.accuracy(logits, jnp.asarray(labels)))
+        seconds = time.perf_counter() - begin
+        print(
+            f"{name}: {jb.count_params(fitted.params):,} params, {seconds:.0f} s, test accuracy {accuracies[name]:.4f}"
+        )
+    logits, _ = apply(fitted.params, fitted.state, *map(jnp.asarray, twins()))
+    difference = float(jnp.abs(logits[0] - logits[1]).max())
+    print(f"decalin has rings of six, bicyclopentyl has none: their logits differ by {difference:.1e}")
+    return {**accuracies, "twins": difference}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The examples classify_digits and graph_molecules at toy size; their headers say what the real size reaches."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_has_it():
+    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
+        yield
+
+
+def test_classify_digits_learns(capsys):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    module = load("classify_digits")
+    module.NETS["cnn"] = lambda: module.ResNet((1,), classes=10, width=8, bottleneck=False, stem="3x3")
+    module.NETS["vit"] = lambda: module.ViT(classes=10, patch=4, features=16, layers=1, heads=2, hidden=16)
+    found = module.main(["--epochs", "2"])
+    printed = capsys.readouterr().out
+    assert found["cnn"] > 0.2 and found["vit"] > 0.13  # two epochs of toys; chance is 0.1
+    assert all(f"test accuracy {accuracy:.4f}, of 359" in printed for accuracy in found.values())
+
+
+def test_distorted_digits_are_still_the_digits():
+    """Turned and moved a little: no two alike, about as much ink, and in the mean not far from what they were."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    module = load("classify_digits")
+    image = jnp.asarray(module.digits()[0][:1])
+    many = module.distort(jax.random.key(0), jnp.repeat(image, 200, 0))
+    assert many.shape == (200, 8, 8, 1) and many.dtype == jnp.float32
+    assert float(jnp.abs(many - many[:1])[1:].mean((1, 2, 3)).min()) > 0.02
+    mean = np.asarray(many.mean(0)).ravel()
+    assert np.corrcoef(mean, np.asarray(image[0]).ravel())[0, 1] > 0.9
+    assert abs(float(many.mean() / image.mean()) - 1) < 0.15
+
+
+def test_graph_molecules_learns_and_says_its_limit(capsys):
+    module = load("graph_molecules")
+    small = lambda kind, pool: module.GraphClassifier(2, kind=kind, features=8, layers=1, pool=pool)
+    module.NETS["gcn"] = lambda: module.jb.Serial(module.side_by_side, small("gcn", "mean"))
+    module.NETS["gin"] = lambda: module.jb.Serial(module.side_by_side, small("gin", "sum"))
+    found = module.main(["--graphs", "192", "--epochs", "2"])
+    assert set(found) == {"counts", "gcn", "gin", "twins"} and found["twins"] < 1e-3
+    assert "decalin has rings of six" in capsys.readouterr().out
+
+
+def test_molecules_are_what_the_example_says():
+    """Valences hold, molecules are connected with as many bonds as atoms, and the ring has the size of the label."""
+    module, rng = load("graph_molecules"), np.random.default_rng(0)
+    for ring in (5, 6, 7) * 20:
+        atoms, bonds = module.draw_molecule(rng, ring)
+        n = len(atoms)
+        degrees = np.bincount(bonds.ravel(), minlength=n)
+        assert len(bonds) == n and (degrees <= module.VALENCES[atoms]).all()
+        neighbours = [set() for _ in range(n)]
+        for a, b in bonds:
+            neighbours[a].add(int(b)), neighbours[b].add(int(a))
+        seen, front = {0}, {0}
+        while front := set().union(*(neighbours[a] for a in front)) - seen:
+            seen |= front
+        assert len(seen) == n
+        while leaves := [a for a in range(n) if len(neighbours[a]) == 1]:  # peel what is no ring
+            for leaf in leaves:
+                for other in neighbours[leaf]:
+                    neighbours[other].discard(leaf)
+                neighbours[leaf] = set()
+        assert sum(map(bool, neighbours)) == ring
+
+
+def test_counts_are_those_of_atoms_and_bonds():
+    module = load("graph_molecules")
+    (kinds, senders, receivers, real_atoms, real_bonds), labels = module.draw_data(np.random.default_rng(0), 6)
+    counted = np.asarray(module.count_atoms(*map(jnp.asarray, (kinds, senders, receivers, real_atoms, real_bonds))))
+    assert sorted(labels) == [0, 0, 0, 1, 1, 1]
+    for row in range(6):
+        wanted = np.zeros((3, 5))
+        for atom in np.flatnonzero(real_atoms[row]):
+            wanted[kinds[row, atom].argmax(), (receivers[row][real_bonds[row]] == atom).sum()] += 1
+        np.testing.assert_allclose(counted[row], wanted.ravel())
