@@ -128,9 +128,9 @@ def cosine(signal_end: float | int = 1e-3) -> Schedule:
 def ddpm(steps: int = 1000, beta_first: float | int = 1e-4, beta_last: float | int = 0.02) -> Schedule:
     r"""The discrete schedule of DDPM: :math:`\alpha^2 = \bar\alpha_k = \prod_{i \le k} (1 - \beta_i)`.
 
-    At t = k / ``steps``, with ``steps`` equidistant :math:`\beta_i` from ``beta_first`` to ``beta_last``; for nets that were trained with
-    this table. In between, :math:`\log \bar\alpha` is linear, so that its rate jumps at each k: for new nets take
-    `variance_preserving`, its smooth form.
+    At t = k / ``steps``, with ``steps`` equidistant :math:`\beta_i` from ``beta_first`` to ``beta_last``; for nets that
+    were trained with this table. In between, :math:`\log \bar\alpha` is linear, so that its rate jumps at each k: for
+    new nets take `variance_preserving`, its smooth form.
 
     Raises:
         ValueError: unless ``0 < beta_first <= beta_last < 1``, or where they leave too much signal at t = 1.
