@@ -1,0 +1,143 @@
+"""The examples char_lm and copy_task at toy size: what they count, what they reach, and that a killed run goes on."""
+
+import importlib.util
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="an example draws")
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(
+        f"example_{name}", Path(__file__).parents[1] / "examples" / f"{name}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+char_lm, copy_task = example("char_lm"), example("copy_task")
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_them():
+    """optax needs promotion of dtypes."""
+    with jax.numpy_dtype_promotion("standard"), jax.debug_key_reuse(False):
+        yield
+
+
+# ---- char_lm ---------------------------------------------------------------------------------
+
+
+def by_the_book(train, history, x, vocabulary):
+    """Interpolated Witten-Bell for one token, by its recursion, counting in lists."""
+    if history is None:
+        return 1 / vocabulary
+    n = len(history)
+    followers = Counter(train[i + n] for i in range(len(train) - n) if tuple(train[i : i + n]) == history)
+    lower = by_the_book(train, history[1:] if n else None, x, vocabulary)
+    total, kinds = sum(followers.values()), len(followers)
+    return lower if not total else (followers[x] + kinds * lower) / (total + kinds)
+
+
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_ngrams_are_those_of_the_recursion_and_sum_to_one(order):
+    rng = np.random.default_rng(0)
+    train, held_out = rng.integers(0, 3, 60), rng.integers(0, 4, 25)  # the 3 of the latter is never met in the former
+    came = char_lm.ngram_probabilities(train, held_out, order, 4)
+    expected = [
+        by_the_book(train.tolist(), tuple(held_out[i - order : i].tolist()), held_out[i], 4) for i in range(order, 25)
+    ]
+    np.testing.assert_allclose(came, expected, rtol=1e-12)
+    history = held_out[:order].tolist()
+    each = [char_lm.ngram_probabilities(train, np.array([*history, x]), order, 4)[-1] for x in range(4)]
+    assert abs(sum(each) - 1) < 1e-12
+
+
+def test_each_paragraph_is_read_once():
+    assert char_lm.unique_paragraphs("a\n\nb\n\n \n\na\n\nc\nd") == "a\n\nb\n\nc\nd"
+    text = char_lm.unique_paragraphs(char_lm.standard_library_text())
+    cut = len(text) * 9 // 10
+    assert not {p for p in text[:cut].split("\n\n") if len(p) > 200} & set(text[cut:].split("\n\n"))
+
+
+TOY = ["--steps", "12", "--batch", "4", "--context", "16", "--layers", "1", "--features", "16", "--characters", "4000"]
+
+
+def test_char_lm_learns_and_writes(tmp_path, capsys):
+    """In twelve steps better than a guess, which costs log2 of the number of kinds; two begin. It writes as asked."""
+    scores = char_lm.main([*TOY, "--recurrent-steps", "2", "--sample", "9", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    kinds = int(printed.split(" held out, ")[1].split(" kinds")[0])
+    assert scores["transformer"] < np.log2(kinds) - 0.2 and abs(scores["recurrent"] - np.log2(kinds)) < 0.3
+    assert list(scores) == [*(f"{n}-gram" for n in range(1, 6)), "recurrent", "transformer"]
+    assert printed.split("writes:\n\n")[1].startswith("The ") and len(printed.split("writes:\n\n")[1]) == 4 + 9 + 1
+    saved = np.load(tmp_path / "transformer.npz")
+    assert saved["['tokens']['embedding']"].shape == (kinds, 16)
+
+
+def test_scores_are_bits_of_what_comes_after_half_a_context():
+    """A table of probabilities as the model: the mean of -log2 over all tokens from half a context on, each once."""
+    table = np.random.default_rng(0).dirichlet(np.ones(5), 5).astype(np.float32)
+    model = char_lm.jb.Layer(lambda key, x: (), lambda params, x: params[x])
+    tokens = np.random.default_rng(1).integers(0, 5, 4 * 20 + 1).astype(np.int32)
+    expected = np.mean([-np.log2(table[a, b]) for a, b in itertools.pairwise(tokens[4:])])
+    assert abs(char_lm.score(model, jnp.log(table), tokens, 8) - expected) < 1e-5
+
+
+def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, monkeypatch, capsys):
+    """Killed after seven of twelve steps, and started again: the same params, bit for bit."""
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+    options = [*TOY, "--recurrent-steps", "0", "--sample", "1", "--checkpoint-every", "3"]
+    char_lm.main([*options, "--out", str(tmp_path / "whole")])
+    fit, stop = char_lm.jb.fit, KeyboardInterrupt("here")
+
+    def fit_and_die(net, loss, optimiser, data, **settings):
+        fit(net, loss, optimiser, data, **settings | {"steps": 7})
+        raise stop
+
+    monkeypatch.setattr(char_lm.jb, "fit", fit_and_die)
+    again = [*options, "--out", str(tmp_path / "again"), "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    with pytest.raises(KeyboardInterrupt):
+        char_lm.main(again)
+    monkeypatch.undo()
+    char_lm.main(again)
+    one, other = (np.load(tmp_path / name / "transformer.npz") for name in ("whole", "again"))
+    assert one.files == other.files
+    for name in one.files:
+        np.testing.assert_array_equal(one[name], other[name])
+    prints = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "fingerprint" in line]
+    assert len(prints) == 2 and prints[0] == prints[1]
+
+
+# ---- copy_task -------------------------------------------------------------------------------
+
+
+def test_copies_are_what_the_task_says():
+    x, y = copy_task.copies(jax.random.key(0), 3, 2, 4)
+    assert x.shape == (3, 8) and y.shape == (3, 2)
+    np.testing.assert_array_equal(x[:, :2], y)
+    assert (x[:, 2:6] == copy_task.BLANK).all() and (x[:, 6:] == copy_task.MARK).all()
+
+
+def test_attention_copies_over_a_delay_at_once(tmp_path, capsys):
+    """Two symbols over ten blanks: attention is far above chance after sixty steps; all is printed and drawn."""
+    options = ["--delays", "10", "--length", "2", "--steps", "60", "--out", str(tmp_path)]
+    found = copy_task.main(options)
+    assert found["attention", 10] > 0.5 and found.keys() == {("attention", 10), ("LSTM", 10)}
+    assert (tmp_path / "copy_task.png").stat().st_size > 10_000
+    assert "attention, delay   10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [char_lm, copy_task])
+def test_a_bad_argument_gets_one_clear_line(module, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        module.main(["--out", str(tmp_path / "never"), "--steps", "0"])
+    assert stop.value.code == 2 and "at least 1" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "never").exists()
