@@ -1,17 +1,22 @@
 """Diffusion: from data to noise, and back by a denoiser: any pair that reads ``time``, trained here, sampled here."""
 
 # How much noise at each time, and the grid of times that a sampler goes through.
-# To data of a wanted kind.
-from jaxblocks.diffusion.guidance import classifier_guided, guided
-
-# How it learns.
-from jaxblocks.diffusion.losses import Denoising, denoising_loss, drop_condition, sample_times
-
-# Data for which all of it is known.
-from jaxblocks.diffusion.mixtures import GaussianMixture, gaussian_mixture
+from jaxblocks.diffusion.schedules import (
+    Schedule,
+    add_noise,
+    cosine,
+    ddpm,
+    flow_matching,
+    times,
+    variance_exploding,
+    variance_preserving,
+)
 
 # What a denoiser predicts.
 from jaxblocks.diffusion.parametrisations import PARAMETRISATIONS, convert, error_scale
+
+# How it learns.
+from jaxblocks.diffusion.losses import Denoising, denoising_loss, drop_condition, sample_times
 
 # From noise to data.
 from jaxblocks.diffusion.samplers import (
@@ -23,16 +28,12 @@ from jaxblocks.diffusion.samplers import (
     initial_noise,
     predictor_corrector,
 )
-from jaxblocks.diffusion.schedules import (
-    Schedule,
-    add_noise,
-    cosine,
-    ddpm,
-    flow_matching,
-    times,
-    variance_exploding,
-    variance_preserving,
-)
+
+# To data of a wanted kind.
+from jaxblocks.diffusion.guidance import classifier_guided, guided
+
+# Data for which all of it is known.
+from jaxblocks.diffusion.mixtures import GaussianMixture, gaussian_mixture
 
 __all__ = [
     "PARAMETRISATIONS",

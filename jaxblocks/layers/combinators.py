@@ -424,9 +424,10 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
             mine["key"] = fold(mine["key"], "forward")
         return forward(_Children(**{child.label: bind(child) for child in kids}), *inputs, **mine)
 
-    def init(key, inputs, side):
-        met = {}  # what each child was first called with, as shapes
-        made = {}  # the shapes of its params and of its state
+    def meet(key, inputs, side):
+        """What each child is first called with, as shapes."""
+        met = {}
+        made = {}  # the shapes of each child's params and of its state
 
         def call(child, inputs, side):
             name = child.label
@@ -446,6 +447,20 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
                     f"Wire expects forward to call every child, but it never calls {child.label}; "
                     f"call f.{child.label}(...) or leave that layer out."
                 )
+        return met
+
+    # A Wire inside of others is asked for the same shapes by each of them: without memory, 2 ** depth times.
+    met_before: dict = {}
+
+    def init(key, inputs, side):
+        shapes = as_shapes((inputs, side))
+        asked = _hashable(shapes)
+        met = met_before.get(asked) if asked else None
+        if met is None:
+            met = meet(key, *shapes)
+            if asked:
+                met_before.clear()
+                met_before[asked] = met
         each = [init_child(child, key, *met[child.label]) for child in kids]
         return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each])
 
@@ -461,6 +476,17 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
         return outputs, _gather(kids, [s for _, s in own.values()])
 
     return pair("Wire", kids, init, apply, own)
+
+
+def _hashable(shapes):
+    """A tree of shapes and static values as a key of a dict; ``None`` where some value is none."""
+    leaves, structure = jax.tree.flatten(shapes)
+    asked = structure, tuple((type(leaf), leaf) for leaf in leaves), jax.config.jax_enable_x64
+    try:
+        hash(asked)
+    except TypeError:
+        return None
+    return asked
 
 
 class _Children(SimpleNamespace):

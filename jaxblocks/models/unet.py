@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
 from jaxblocks.checks import describe, require_floating, require_whole
-from jaxblocks.core import Layer, apply_child, children, init_child, pair, require_params
+from jaxblocks.core import Layer
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -189,30 +189,14 @@ def _Block(features, *, attend, heads, groups, drop, conditioned):
     if attend:
         layers["look"] = Residual(norm=_Norm(groups), attention=_PlaceAttention(heads))
 
-    kids = children("Block", (), layers)  # a Wire of its own, whose shapes are known: init need not look for them
-
-    def init(key, inputs, side):
-        x, *e = inputs
-        h = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
-        meets = {"skip": (x,), "first": (x,), "condition": tuple(e), "second": (h,), "look": (h,)}
-        made = {child.label: init_child(child, key, meets[child.label], side) for child in kids}
-        return tuple({name: pair_made[i] for name, pair_made in made.items()} for i in (0, 1))
-
-    def apply(params, states, inputs, side):
-        x, *e = inputs
-        require_params("UNet's block", params, *layers)
-        kid = {child.label: child for child in kids}
-
-        def f(name, *inputs):
-            return apply_child(kid[name], params[name], states[name], inputs, side)[0]
-
-        h = f("first", x)  # (..., h, w, features)
+    def forward(f, x, *e):
+        h = f.first(x)  # (..., h, w, features)
         if conditioned:
-            h = h + jnp.broadcast_to(f("condition", *e)[..., None, None, :], h.shape)
-        y = f("skip", x) + f("second", h)
-        return f("look", y) if attend else y, states
+            h = h + jnp.broadcast_to(f.condition(*e)[..., None, None, :], h.shape)
+        y = f.skip(x) + f.second(h)
+        return f.look(y) if attend else y
 
-    return pair("Block", kids, init, apply)
+    return Wire(forward, **layers)
 
 
 def _Skip(features):

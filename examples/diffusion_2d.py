@@ -1,0 +1,155 @@
+"""A denoiser learns the score of a mixture of Gaussians; what it learned is drawn beside the exact score.
+
+The relative error of the learned score is 5 % at t = 0.2 and 18 % at t = 0.05, where the score is large and the noise
+small, after 4000 steps; 23 seconds of processor time in all (about a minute on two cores that others were using). The
+samples are found in each of the six components as often as they should be, to within their statistical error.
+
+    python examples/diffusion_2d.py --steps 4000 --seed 0 --out out/diffusion_2d
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+import jaxblocks as jb
+from jaxblocks.diffusion import (
+    Denoising,
+    convert,
+    dpm_solver_pp_2m,
+    gaussian_mixture,
+    initial_noise,
+    times,
+    variance_preserving,
+)
+
+BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+SCHEDULE = variance_preserving()
+TIMES = (0.05, 0.2, 0.5)  # at which scores are compared
+BOX = 2.5
+
+
+# ---- the data and the denoiser ---------------------------------------------------------------
+
+
+def ring(components=6):
+    """Ellipses on a circle, each turned towards its neighbour."""
+    angle = np.linspace(0, 2 * np.pi, components, endpoint=False)
+    across, along = np.stack([np.cos(angle), np.sin(angle)], -1), np.stack([-np.sin(angle), np.cos(angle)], -1)
+    covariances = 0.01 * across[:, :, None] * across[:, None] + 0.1 * along[:, :, None] * along[:, None]
+    weights = np.arange(1, components + 1) / (components * (components + 1) / 2)
+    return gaussian_mixture(*(jnp.asarray(a, jnp.float32) for a in (1.5 * across, covariances, weights)))
+
+
+def denoiser(width):
+    """A net on a point and waves of the time; any pair that reads ``time`` would do."""
+
+    def forward(f, x, *, time):
+        time = jnp.broadcast_to(time, x.shape[:-1])[..., None]
+        waves = [wave(rate * jnp.pi * time) for rate in (0.5, 1, 2, 4) for wave in (jnp.sin, jnp.cos)]
+        return f.net(jnp.concatenate([x, *waves], -1))
+
+    return jb.Wire(forward, net=jb.MLP(width, width, width, 2, activation=jb.silu))
+
+
+# ---- the job ---------------------------------------------------------------------------------
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=4000, help="training steps")
+    parser.add_argument("--samples", type=int, default=2000, help="how many points to draw")
+    parser.add_argument("--seed", type=int, default=0, help="decides everything that is random")
+    parser.add_argument("--out", type=Path, default=Path("out/diffusion_2d"), help="folder of the picture")
+    args = parser.parse_args(argv)
+    for name in ("steps", "samples"):
+        if getattr(args, name) < 1:
+            parser.error(f"argument --{name}: at least 1 was expected, but {getattr(args, name)} came")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
+    keys = iter(jax.random.split(jax.random.key(args.seed), 4))
+
+    # The recipe: Denoising makes a pair of data in and losses out, which is fitted like any other.
+    data = ring()
+    x = data.sample(next(keys), 20_000)
+    net = denoiser(128)
+    fitted = jb.fit(
+        Denoising(net, SCHEDULE, "eps"),
+        lambda losses, y: losses,
+        optax.adam(optax.cosine_decay_schedule(2e-3, args.steps)),
+        (x, x),
+        key=next(keys),
+        batch_size=512,
+        steps=args.steps,
+    )
+    params = fitted.params["net"]
+    predict = lambda x, t: net.apply(params, x, time=t)
+    best = data.predictor(SCHEDULE, "eps")
+
+    # How far off the score is, on points of the process at each time, relative to its size.
+    @jax.jit
+    def compare(key, t):
+        x = data.at(t, SCHEDULE).sample(key, 5000)
+        learned = convert(predict(x, t), x, t, SCHEDULE, "eps", "score")
+        exact = data.at(t, SCHEDULE).score(x)
+        return jnp.mean((learned - exact) ** 2) / jnp.mean(exact**2)
+
+    new = next(keys)
+    errors = {t: float(jnp.sqrt(compare(jax.random.fold_in(new, i), t))) for i, t in enumerate(TIMES)}
+    for t, error in errors.items():
+        print(f"t = {t}: relative error of the learned score {error:.3f}")
+
+    # Samples by the learned denoiser and by the best one, from the same noise.
+    noise, grid = initial_noise(next(keys), (args.samples, 2), SCHEDULE), times(SCHEDULE, 40)
+    sample = lambda predict: jax.jit(lambda noise: dpm_solver_pp_2m(predict, noise, grid, SCHEDULE, "eps"))(noise)
+    drawn = {"learned": sample(predict), "exact": sample(best)}
+    share = {name: np.asarray(data.responsibilities(points).mean(0)) for name, points in drawn.items()}
+    print("share of samples in each component (true, exact score, learned score):")
+    print(np.stack([data.weights, share["exact"], share["learned"]]).round(3))
+
+    draw(data, predict, drawn, args.out / "scores.png")
+    print(f"picture: {args.out}/scores.png")
+    print(f"relative error of the score at t = {TIMES[1]}: {errors[TIMES[1]]:.4f}")
+    return {"errors": errors, "shares": share, "weights": np.asarray(data.weights), "drawn": drawn}
+
+
+# ---- the picture -----------------------------------------------------------------------------
+
+
+def draw(data, predict, drawn, path):
+    """Above the exact score, below the learned one, over the density at each time; on the right samples by each."""
+    side = np.linspace(-BOX, BOX, 19, dtype=np.float32)
+    points = jnp.asarray(np.stack(np.meshgrid(side, side), -1).reshape(-1, 2))
+    fine = np.linspace(-BOX, BOX, 120, dtype=np.float32)
+    plane = jnp.asarray(np.stack(np.meshgrid(fine, fine), -1))
+    figure = Figure(figsize=(12, 6.4), layout="constrained")
+    grid = figure.subplots(2, len(TIMES) + 1)
+    for column, t in zip(grid.T, TIMES, strict=False):
+        at = data.at(t, SCHEDULE)
+        density = jnp.exp(at.log_density(plane))
+        learned = convert(predict(points, jnp.float32(t)), points, t, SCHEDULE, "eps", "score")
+        column[0].set_title(f"score at t = {t}", fontsize=10)
+        for axes, score in zip(column, (at.score(points), learned), strict=True):
+            axes.imshow(density, extent=(-BOX, BOX, -BOX, BOX), origin="lower", cmap="Greys", alpha=0.6)
+            # long arrows are shortened, so that their direction is seen far away too
+            size = jnp.linalg.norm(score, axis=-1, keepdims=True)
+            arrows = np.asarray(score * jnp.log1p(size) / size)
+            axes.quiver(*np.asarray(points).T, *arrows.T, color=BLUE, angles="xy", width=0.004)
+    for axes, (name, colour) in zip(grid[:, -1], (("exact", GREY), ("learned", VERMILION)), strict=True):
+        axes.scatter(*np.asarray(drawn[name]).T, s=1, color=colour)
+        axes.set_title(f"samples by the {name} score", fontsize=10)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[], xlim=(-BOX, BOX), ylim=(-BOX, BOX), aspect="equal")
+    grid[0, 0].set_ylabel("exact")
+    grid[1, 0].set_ylabel("learned")
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Handwritten digits out of noise: a U-Net with attention learns to remove it, and draws the digit that is asked for.
+
+All of 500 samples (50 of each digit) are recognised by a classifier that was trained on the real digits of scikit-learn
+(8x8 pixels, 1797 of them) and reads 99 % of those that it has not seen; without guidance 98 % are. Training takes 2000
+steps. The whole took 4.5 minutes on two CPU cores that others were using too (3.8 minutes of processor time).
+
+    python examples/diffusion_digits.py --steps 2000 --seed 0 --out out/diffusion_digits
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.figure import Figure
+
+import jaxblocks as jb
+from jaxblocks.datasets import digits
+from jaxblocks.diffusion import (
+    Denoising,
+    cosine,
+    dpm_solver_pp_2m,
+    drop_condition,
+    guided,
+    initial_noise,
+    times,
+)
+from jaxblocks.models.unet import UNet
+
+CLASSES = 10
+NULL = CLASSES  # the label of "any digit"
+SCHEDULE = cosine()
+
+
+# ---- the denoiser ----------------------------------------------------------------------------
+
+
+def denoiser(width):
+    """Two levels, 8x8 and 4x4 pixels; the places of the lower one attend to each other."""
+    return UNet(1, width=width, multipliers=(1, 2), blocks=1, attention=(1,), heads=4, labels=CLASSES, drop=0)
+
+
+def train_denoiser(net, images, labels, *, key, steps):
+    """A fit like any other: data in, one loss for each image out. In one of ten images the label is hidden."""
+    training = Denoising(net, SCHEDULE, "v", conditions=("label",), event_axes=3)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, min(100, steps), max(steps, 101))
+    return jb.fit(
+        training,
+        lambda losses, y: losses,
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule)),
+        ((images, labels), labels),
+        key=key,
+        batch_size=64,
+        steps=steps,
+        augment=lambda key, x: (x[0], drop_condition(key, x[1], NULL, 0.1)),
+    )
+
+
+def sampler(net, steps):
+    """A jitted ``(params, noise, labels, scale) -> images at all times``, guided towards the labels."""
+    grid = times(SCHEDULE, steps)
+
+    def sample(params, noise, labels, scale):
+        wanted = lambda x, t: net.apply(params, x, time=t, label=labels)
+        anything = lambda x, t: net.apply(params, x, time=t)
+        return dpm_solver_pp_2m(guided(wanted, anything, scale), noise, grid, SCHEDULE, "v", path=True)
+
+    return jax.jit(sample)
+
+
+# ---- the judge: a classifier that knows real digits only -------------------------------------
+
+
+def classifier():
+    """Two convolutions, and a net on what they found."""
+    return jb.Serial(
+        jb.Conv(32, (3, 3), padding="same"),
+        jb.gelu,
+        jb.Conv(64, (3, 3), padding="same"),
+        jb.gelu,
+        jb.MaxPool((2, 2)),
+        lambda x: x.reshape(*x.shape[:-3], -1),
+        jb.MLP(64, CLASSES, activation=jb.gelu),
+    )
+
+
+def train_classifier(images, labels, *, key, steps):
+    """Fitted params of the classifier, and its accuracy on images that it has not seen."""
+    training, validation, test = jb.three_way_split(key, (images, labels), (0.8, 0.1, 0.1))
+    fitted = jb.fit(
+        classifier(),
+        jb.softmax_cross_entropy,
+        optax.adamw(optax.cosine_decay_schedule(2e-3, steps), weight_decay=1e-2),
+        training,
+        key=key,
+        steps=steps,
+        validation=validation,
+        augment=lambda key, x: jb.gaussian_noise(key, x, 0.1),
+    )
+    scores = classifier().apply(fitted.params, jnp.asarray(test[0]))
+    return fitted.params, float(jb.accuracy(scores, jnp.asarray(test[1])))
+
+
+# ---- the job ---------------------------------------------------------------------------------
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=2000, help="training steps of the denoiser")
+    parser.add_argument("--width", type=int, default=24, help="channels of its first level")
+    parser.add_argument("--scale", type=float, default=2.0, help="guidance: 1 is none, more is clearer")
+    parser.add_argument("--samples", type=int, default=500, help="how many digits to draw and judge")
+    parser.add_argument("--sampling", type=int, default=30, help="steps of the sampler")
+    parser.add_argument("--seed", type=int, default=0, help="decides everything that is random")
+    parser.add_argument("--out", type=Path, default=Path("out/diffusion_digits"), help="folder of the pictures")
+    args = parser.parse_args(argv)
+    for name in ("steps", "width", "samples", "sampling"):
+        if getattr(args, name) < 1:
+            parser.error(f"argument --{name}: at least 1 was expected, but {getattr(args, name)} came")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
+
+    # Images from -1 (paper) to 1 (ink): noise has mean 0, and so should the data, about.
+    began = time.monotonic()
+    images, labels = digits()
+    images = 2 * images - 1  # (1797, 8, 8, 1)
+    keys = iter(jax.random.split(jax.random.key(args.seed), 4))
+
+    net = denoiser(args.width)
+    fitted = train_denoiser(net, images, labels, key=next(keys), steps=args.steps)
+    params = fitted.params["net"]
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"denoiser: {count:,} params, {args.steps} steps, last loss {fitted.history.step_loss[-20:].mean():.4f}")
+
+    judge, reads_real = train_classifier(images, labels, key=next(keys), steps=args.steps // 4 + 1)
+
+    # As many of each digit, from noise.
+    wanted = jnp.arange(args.samples, dtype=jnp.int32) % CLASSES
+    noise = initial_noise(next(keys), (args.samples, 8, 8, 1), SCHEDULE)
+    sample = sampler(net, args.sampling)
+    path, unguided = (
+        sample(params, noise, wanted, args.scale),
+        sample(params, noise, wanted, 1.0),
+    )  # (times, n, 8, 8, 1)
+    drawn = path[-1]
+    recognised = lambda x: float(jb.accuracy(classifier().apply(judge, x), wanted))
+    found, plain = recognised(drawn), recognised(unguided[-1])
+
+    shown = jnp.arange(min(args.samples, 100))
+    draw_grid(drawn[shown], args.out / "samples.png", "drawn by the net, a column for each digit")
+    first = np.concatenate([np.flatnonzero(labels == digit)[:10, None] for digit in range(CLASSES)], 1).ravel()
+    draw_grid(images[first], args.out / "real.png", "real digits, for comparison")
+    animate(path[:, :10], args.out / "denoising.gif")
+
+    print(f"pictures: {args.out}/samples.png, real.png, denoising.gif")
+    print(f"the classifier reads real test digits: {reads_real:.4f}, samples without guidance: {plain:.4f}")
+    print(f"seconds: {time.monotonic() - began:.0f}")
+    print(f"samples recognised: {found:.4f}")
+    return {"recognised": found, "unguided": plain, "classifier": reads_real, "drawn": drawn, "params": params}
+
+
+# ---- pictures --------------------------------------------------------------------------------
+
+
+def tiled(images, columns=CLASSES):
+    """Images (n, h, w, 1) as one picture, row by row; what is missing is paper."""
+    images = np.asarray(images)[..., 0]
+    missing = -len(images) % columns
+    images = np.concatenate([images, np.full((missing, *images.shape[1:]), -1.0)])
+    images = np.pad(images, ((0, 0), (1, 1), (1, 1)), constant_values=-1.0)
+    n, h, w = images.shape
+    return images.reshape(n // columns, columns, h, w).swapaxes(1, 2).reshape(n // columns * h, columns * w)
+
+
+def draw_grid(images, path, title):
+    picture = tiled(images)
+    figure = Figure(figsize=(5, 0.5 + 5 * picture.shape[0] / picture.shape[1]), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    axes = figure.subplots()
+    axes.imshow(picture, cmap="gray_r", vmin=-1, vmax=1)
+    axes.axis("off")
+    figure.savefig(path, dpi=150)
+
+
+def animate(frames, path):
+    """From noise to digits, (times, n, 8, 8, 1), and a while at the end."""
+    figure = Figure(figsize=(5, 0.7))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.axis("off")
+    picture = axes.imshow(tiled(frames[0]), cmap="gray_r", vmin=-1, vmax=1)
+    order = [*range(len(frames)), *[len(frames) - 1] * 12]
+    film = FuncAnimation(figure, lambda i: picture.set_data(tiled(frames[i])), frames=order)
+    film.save(path, writer=PillowWriter(fps=12), dpi=100)
+
+
+if __name__ == "__main__":
+    main()

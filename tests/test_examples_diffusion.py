@@ -1,0 +1,65 @@
+"""The examples of diffusion at toy size; their real size is what their headers report."""
+
+import jax
+import numpy as np
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_has_it():
+    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
+        yield
+
+
+def test_the_score_of_a_mixture_is_learned(tmp_path, capsys):
+    import diffusion_2d
+
+    found = diffusion_2d.main(["--steps", "200", "--samples", "200", "--seed", "1", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"relative error of the score at t = 0.2: {found['errors'][0.2]:.4f}"
+    assert found["errors"][0.5] < 0.1 and found["errors"][0.2] < 0.35  # 300 steps; the real run has 4000
+    np.testing.assert_allclose(found["shares"]["exact"], found["weights"], atol=0.15)
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow  # a U-Net is compiled for training and for sampling
+def test_digits_are_drawn_and_judged(tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    import diffusion_digits
+
+    toy = ["--steps", "3", "--width", "8", "--samples", "12", "--sampling", "3", "--out", str(tmp_path)]
+    found = diffusion_digits.main(toy)
+    assert capsys.readouterr().out.splitlines()[-1] == f"samples recognised: {found['recognised']:.4f}"
+    assert found["drawn"].shape == (12, 8, 8, 1) and np.isfinite(found["drawn"]).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["denoising.gif", "real.png", "samples.png"]
+    assert (tmp_path / "denoising.gif").read_bytes().startswith(b"GIF89a")
+
+
+def test_a_picture_of_tiles_goes_row_by_row():
+    import diffusion_digits
+
+    images = np.arange(12.0)[:, None, None, None] * np.ones((1, 2, 2, 1))
+    picture = diffusion_digits.tiled(images)
+    assert picture.shape == (8, 40)
+    np.testing.assert_array_equal(picture[1, 1::4], np.arange(10))
+    np.testing.assert_array_equal(picture[5, 1::4], [10, 11, *[-1] * 8])
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "words"),
+    [
+        ("diffusion_2d", ["--steps", "0"], "argument --steps: at least 1 was expected, but 0 came"),
+        ("diffusion_digits", ["--width", "0"], "argument --width: at least 1 was expected, but 0 came"),
+        ("diffusion_digits", ["--out", "/dev/null/pictures"], "/dev/null/pictures cannot be made a folder"),
+    ],
+)
+def test_a_bad_argument_gets_one_clear_line(example, arguments, words, capsys):
+    import importlib
+
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module(example).main(arguments)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
