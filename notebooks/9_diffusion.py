@@ -208,7 +208,7 @@ for paths in (random_paths, smooth_paths):
 #
 # A call of the denoiser is what costs. For one Gaussian the flow is known: it keeps the number of standard deviations
 # from the mean. So the error of each solver can be measured. Twice as many steps halve the error of a method of order
-(1,)  # and quarter that of order 2.
+# one, and quarter that of order two.
 
 # %%
 single = gaussian_mixture(jnp.array([[1.0]]), jnp.array([0.25]))
@@ -312,7 +312,7 @@ assert jnp.allclose(one_way, other_way, atol=1e-5)
 # ### 3. One step
 #
 # It returns $\hat x_0$ at pure noise: the mean of all data, whatever the noise was. No guess has a smaller squared
-(error,)  # and no data look like it: our mean of $-0.2$ lies in a gap. Samples come only from looking again and again.
+# error, and no data look like it: our mean of $-0.2$ lies in a gap. Samples come only from looking again and again.
 
 # %%
 once = ddim(best, noise, jnp.array([1.0, 0.0]), schedule, "eps")
