@@ -9,10 +9,10 @@ quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
 
 test: .venv/.ready
-	$(BIN)/python -m pytest -q -n 2 $(CHECKED)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(CHECKED)
 
 quick: .venv/.ready
-	$(BIN)/python -m pytest -q -n 2 $(CHECKED) -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(CHECKED) -m "not slow"
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
