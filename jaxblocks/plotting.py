@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.axes import axes_or_new
+from jaxblocks.axes import GREY, PALETTE, axes_or_new
 
 __all__ = [
     "PALETTE",
@@ -31,14 +31,10 @@ __all__ = [
     "trajectories",
 ]
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Blue, vermilion, green, purple, sky, orange, black: those of Okabe & Ito that can be seen on paper."""
-
 _DASHES = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.2, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)))
 _MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 _HATCHES = ("", "///", "...", "\\\\\\", "xx", "--", "oo")
 _PALE = ("#CFE3F1", "#F7DAC6", "#CBEADF", "#F3DFEA", "#DDF0FB", "#FBEBC8", "#DDDDDD")
-_GREY = "#666666"
 
 
 def style():
@@ -378,7 +374,7 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
         ax.set(xlim=box[0], ylim=box[1])
     else:
         line = np.linspace(*box, samples)
-        ax.plot(line, np.asarray(f(jnp.asarray(line))), color=_GREY, linewidth=1, label="_graph")
+        ax.plot(line, np.asarray(f(jnp.asarray(line))), color=GREY, linewidth=1, label="_graph")
         places = {label: (path, np.asarray(f(jnp.asarray(path)))) for label, path in paths.items()}
     for i, (label, (x, y)) in enumerate(places.items()):
         ax.plot(x, y, marker=_MARKERS[i % len(_MARKERS)], markersize=3, linewidth=1.2, label=label, **_look(i))
@@ -534,12 +530,12 @@ def diagram(places: Mapping, arrows: Sequence, ax=None, *, texts: Mapping | None
     for start, stop, *words in arrows:
         ends = np.array([places[start], places[stop]], float)
         clipped = dict(patchA=boxes[start], patchB=boxes[stop], shrinkA=2, shrinkB=2)  # from edge to edge of the boxes
-        look = dict(arrowstyle="-|>", color=_GREY, linewidth=1, mutation_scale=9)
+        look = dict(arrowstyle="-|>", color=GREY, linewidth=1, mutation_scale=9)
         ax.annotate("", ends[1], ends[0], arrowprops=look | clipped, zorder=3)  # after the boxes have their places
         if words:
             level = abs(ends[0, 1] - ends[1, 1]) < abs(ends[0, 0] - ends[1, 0])
             offset, ha, va = ((0, 4), "center", "bottom") if level else ((5, 0), "left", "center")
-            look = dict(textcoords="offset points", ha=ha, va=va, fontsize=7, color=_GREY)
+            look = dict(textcoords="offset points", ha=ha, va=va, fontsize=7, color=GREY)
             ax.annotate(words[0], ends.mean(0), offset, **look)
     x, y = np.array(list(places.values()), float).T
     ax.set(xlim=(x.min() - 0.5, x.max() + 0.5), ylim=(y.min() - 0.5, y.max() + 0.5))

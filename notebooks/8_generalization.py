@@ -78,7 +78,7 @@ print(sweep)
 # > **One lecture quotes** the belief: "complex models don't generalize".
 #
 # **A number that breaks it.** Make a model ever wider: $m$ random rectifiers, of which only the output layer is fitted,
-# to 20 points. Where $m$ comes to 20 it just manages to fit, at any price, and the test error explodes. So far the
+# to 20 points. Around $m = 20$ it just manages to fit, at any price, and the test error explodes. So far the
 # belief. But go on: far beyond, with fifty times as many units as points, the test error has *fallen again*, below what
 # narrow models reach. It is called **double descent**. **Corrected:** the number of parameters alone decides nothing.
 # Among the many fits of a wide model the one of *least norm* was taken, and that one is tame.

@@ -1,5 +1,6 @@
 """Gradient descent, momentum and Adam: the bounds at every step, the limits of stability, the lecture's numbers."""
 
+import dataclasses
 import functools
 import warnings
 
@@ -433,6 +434,41 @@ def test_divergence_is_recorded():
         assert not nowhere.holds  # and no word about the minimiser, which is right
 
 
+def test_only_bounds_that_claim_something_are_said_to_hold():
+    """Beyond 1 / L the lecture's is infinite, beyond 2 / L all are, or grow."""
+    long = repr(descend(lecture(), jnp.ones(2), 0.15, 20))
+    assert "bounds hold: sharp, strongly convex)" in long
+    with pytest.warns(UserWarning, match="beyond 2 / L"):
+        words = repr(descend(lecture(), jnp.ones(2), 0.3, 20))
+    assert words.endswith("minimum 0, no bound for this step size)")
+    wrong = Objective(lambda x: jnp.sum(x**2), smoothness=4.0, convexity=3.0, minimiser=0.0)
+    assert "bounds FAIL: convex, sharp, strongly convex)" in repr(descend(wrong, jnp.ones(2), 0.01, 50))
+
+
+def test_a_start_of_value_zero_leaves_room_for_rounding(x64):
+    """There the scale of rounding is that of the minimum."""
+    q = quadratic_objective(jnp.array([3.0, 1.0]), jnp.array([1.0, 0.3]))
+    assert bool(descend(q, jnp.zeros(2), 0.2, 100).holds)
+    rng = np.random.default_rng(3)
+    for n in (1, 2, 5):
+        for _ in range(12):
+            root, b = rng.normal(size=(n, n)), rng.normal(size=n)
+            q = quadratic_objective(jnp.asarray(root @ root.T + 0.01 * np.eye(n)), jnp.asarray(b))
+            assert bool(descend(q, jnp.zeros(n), 1 / q.smoothness, 100).holds)
+
+
+def test_the_room_for_rounding_is_small(x64):
+    """A value lower than promised by 1e-10 of the minimum is found, and a bound too low by 1e-8."""
+    q = quadratic_objective(jnp.array([1.0]), jnp.array([1.0]))  # least at 1, -1/2
+    beside = Objective(q.f, 1.0, 1.0, q.minimiser * (1 + 1e-5))  # higher by 5e-11
+    with pytest.raises(ValueError, match="found the value"):
+        descend(beside, jnp.zeros(1), 0.5, 100)
+    seen = descend(q, jnp.zeros(1), 0.25, 20)
+    tight = dict(seen.bounds, mine=seen.gaps)
+    assert bool(dataclasses.replace(seen, bounds=tight).holds)
+    assert not bool(dataclasses.replace(seen, bounds=dict(tight, mine=seen.gaps - 0.5e-8)).holds)
+
+
 def test_pictures():
     matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     matplotlib.use("Agg")
@@ -457,6 +493,7 @@ def test_pictures():
     ("call", "error", "sentence"),
     [
         (lambda: descend(quartic, 2, 0.1, 5), TypeError, r"floating-point arrays, but x is int32 \(\)"),
+        (lambda: descend(2.0, quartic, 0.1, 5), TypeError, "the function and then the start, .* swap them"),
         (lambda: descend(lambda x: x, jnp.ones(2), 0.1, 5), ValueError, "expects f to return a scalar"),
         (lambda: descend(quartic, 2.0, 0.0, 5), ValueError, "expects a step size > 0, but 0.0 came"),
         (lambda: descend(quartic, 2.0, 0.1, 0), ValueError, "expects steps to be a whole number >= 1, but 0 came"),

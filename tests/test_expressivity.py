@@ -117,7 +117,8 @@ def test_the_evaluator_integrates_and_compares():
     line = PiecewiseLinear(np.array([]), np.array([2.0]), 1.0)
     np.testing.assert_allclose(line([0.0, 3.0]), [1.0, 7.0])
     assert line.values.shape == (0,) and line.integral(0, 1) == 2
-    with pytest.raises(ValueError, match="lower < upper, but 1 and 0 came; swap them"):
+    assert (f.integral(1, 1), f.l1_distance(g, 1, 1), line.sup_distance(g, 1, 1)) == (0, 0, 2.8)
+    with pytest.raises(ValueError, match="lower <= upper, but 1 and 0 came; swap them"):
         line.integral(1, 0)
 
 
@@ -353,6 +354,20 @@ def test_options_and_constants():
 def test_bad_functions(arguments, words):
     with pytest.raises(ValueError, match=words):
         from_piecewise_linear(*arguments)
+    with pytest.raises(ValueError, match=words):
+        PiecewiseLinear(*arguments)
+
+
+def test_the_record_is_a_pytree():
+    """What transformations make of it is not checked, and its tracers are not either."""
+    f = PiecewiseLinear(np.array([0.0, 1.0]), np.array([0.0, 1.0, 0.0]), 0.0)
+    shapes = jax.tree.map(np.shape, f)
+    assert isinstance(shapes, PiecewiseLinear) and shapes.slopes == (3,)
+    assert jax.tree.map(np.negative, f).breakpoints.tolist() == [0, -1]
+    assert next(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(f)) == ".breakpoints"
+    widths = jax.jit(lambda f: jnp.diff(PiecewiseLinear(f.breakpoints, f.slopes, f.value).breakpoints))
+    assert widths(f).tolist() == [1]
+    assert f._replace(value=2.0)(np.array([0.5])).tolist() == [2.5]
 
 
 def test_what_is_no_number():
@@ -377,6 +392,9 @@ def test_an_unknown_form():
         (lambda x: x**2, "this function is not: it takes integer_pow of"),
         (lambda x: 1 / x, "this function is not: it divides by what depends on its input"),
         (lambda x: jnp.round(x), "takes round of"),
+        (lambda x: jnp.sort(jnp.concatenate([x, -x]))[:1], "this function uses sort, which .* here; write"),
+        (lambda x: jax.lax.top_k(jnp.concatenate([x, -x]), 1)[0], "uses top_k, which is not followed here"),
+        (lambda x: jax.lax.cond(x[0] > 0, lambda: x, lambda: -x), "uses cond, which .* choose by jnp.where"),
         (lambda x: (x > 0.5).astype(x.dtype), "continuous net, but its output jumps by 1 at 0.5"),
         (lambda x: jnp.concatenate([x, x]), "one output, but the net's are \\(2,\\) in shape; .* output=0 to 1"),
         (lambda x: x * jnp.inf, "not finite"),
@@ -395,6 +413,10 @@ def test_the_repairs():
     to_piecewise_linear(net, net.init(jax.random.key(0), jnp.zeros(1)))
     f = to_piecewise_linear(lambda x: jnp.concatenate([x, jnp.abs(x)]), output=1)
     assert f.slopes.tolist() == [-1, 1]
+    f = to_piecewise_linear(lambda x: jnp.where(x > 0, x, -x))
+    assert f.slopes.tolist() == [-1, 1]
+    with pytest.raises(TypeError, match="follows nets of one input; for others take regions_along"):
+        to_piecewise_linear(lambda x: jnp.ones((1, 3)) @ x)
     net = BatchNorm()
     params, state = net.init(jax.random.key(0), jnp.zeros((1, 1)))
     state = {**state, "updates": state["updates"] + 1}

@@ -388,6 +388,31 @@ def test_the_level_set_is_exact():
         found.level_set(0.1, output=1)
 
 
+@pytest.mark.parametrize(
+    ("net", "count"),
+    [
+        (lambda x: jnp.abs(x[0]), 1),  # an edge seen from both sides
+        (lambda x: -jnp.abs(x[0]), 1),
+        (lambda x: relu(x[0]), 1),  # the border of a polygon that is at the level throughout
+        (lambda x: -relu(x[0]), 1),
+        (lambda x: x[0] - relu(x[0]), 1),
+        (lambda x: x[0] + jnp.abs(x[0]) / 2, 1),
+        (lambda x: x[0] + 0 * jnp.abs(x[1]), 2),  # through two polygons
+        (lambda x: jnp.abs(x[0] - 1) + 0 * jnp.abs(x[1]), 2),  # the border of the box
+        (lambda x: relu(x[0]) - relu(x[0]), 0),
+        (lambda x: 0 * x[0], 0),
+        (lambda x: jnp.abs(x[0]) + jnp.abs(x[1]), 0),  # a point only
+    ],
+)
+def test_a_level_set_that_runs_along_edges(net, count):
+    """Every segment once, whichever side the net is higher on."""
+    found = regions(net, box=((-1, 1), (-1, 1))).level_set()
+    assert found.shape == (count, 2, 2)
+    assert len({tuple(sorted(map(tuple, segment.round(9) + 0.0))) for segment in found}) == count
+    length = np.linalg.norm(found[:, 0] - found[:, 1], axis=1).sum()
+    np.testing.assert_allclose(length, 2 if count else 0, atol=1e-12)
+
+
 def test_plots():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
@@ -455,6 +480,9 @@ def test_slices_that_are_none():
         regions(net, through=([0.0, 0.0], [1.0, 1.0]))
     with pytest.raises(ValueError, match="leave one out"):
         regions(net, through=np.eye(3), origin=np.zeros(3))
+    with pytest.raises(TypeError, match=r"of shape \(2,\). For a net of other inputs pass origin and directions"):
+        regions(lambda x: jnp.ones((1, 3)) @ x)
+    assert len(regions(lambda x: jnp.ones((1, 3)) @ x, origin=np.zeros(3), directions=np.eye(3)[:2])) == 1
     with pytest.raises(ValueError, match=r"two directions where an input is \(3,\) in shape"):
         regions(net, origin=np.zeros(3))
     with pytest.raises(

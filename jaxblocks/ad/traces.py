@@ -33,7 +33,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
 from jaxblocks.ad.products import as_point
-from jaxblocks.axes import axes_or_new
+from jaxblocks.axes import PALETTE, axes_or_new
 from jaxblocks.checks import describe, describe_any
 
 __all__ = ["TraceNode", "TraceRow", "TraceTable", "trace_table"]
@@ -894,7 +894,7 @@ def _width(text: str) -> int:
 
 # ---- the picture --------------------------------------------------------------------------
 
-_RED = "#D55E00"
+_RED = PALETTE[1]
 _COLOURS = {"input": "#9FD3F2", "constant": "#DDDDDD", "operation": "#FFF3C4"}
 
 

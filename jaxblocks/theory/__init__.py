@@ -1,6 +1,15 @@
-"""The theorems of the field as exact code: constructions with their proof, bounds that hold at every step."""
+"""The theorems of the field as exact code: constructions with their proof, bounds that hold at every step.
 
-# Piecewise-linear functions and the networks that compute them exactly.
+- Piecewise linear functions and the nets that compute them: `to_piecewise_linear`, `from_piecewise_linear`.
+- Approximation of continuous functions, with bounds: `approximate`, `pieces_for`, `approximate_by_ridges`.
+- Depth against width: `sawtooth_network`, `triangle_network`, `separation`.
+- Boolean functions and maxima: `minterm_network`, `parity_chain`, `max_min_string`.
+- What homogeneity gives: `euler_terms`, `rescale`, `normalised_margin`.
+- Linear regions, exactly, and their bounds: `regions`, `regions_along`, `count_regions`.
+- Gradient descent and momentum, with bounds at every step: `descend`, `Objective`, `stability_map`.
+- Generalisation, in experiments that end in a number: `degree_sweep`, `min_norm_bias`, `random_labels`.
+"""
+
 from jaxblocks.theory.piecewise_linear import (
     PiecewiseLinear,
     count_kinks,
@@ -9,7 +18,6 @@ from jaxblocks.theory.piecewise_linear import (
     two_level_model,
 )
 
-# Approximation of continuous functions, with bounds.
 from jaxblocks.theory.approximation import (
     RidgeApproximation,
     approximate,
@@ -19,7 +27,6 @@ from jaxblocks.theory.approximation import (
     pieces_for,
 )
 
-# Depth against width.
 from jaxblocks.theory.depth import (
     pieces_bound,
     sawtooth,
@@ -30,13 +37,10 @@ from jaxblocks.theory.depth import (
     triangle_wave,
 )
 
-# Boolean functions.
 from jaxblocks.theory.boolean import bit_rows, minterm_network, parity_chain, parity_cosine, parity_shallow
 
-# Maxima.
 from jaxblocks.theory.maxima import max_min_string, max_zero_x_y
 
-# What homogeneity gives.
 from jaxblocks.theory.homogeneity import (
     EulerTerms,
     balance,
@@ -47,7 +51,6 @@ from jaxblocks.theory.homogeneity import (
     unit_kernels,
 )
 
-# Linear regions.
 from jaxblocks.theory.regions import (
     Regions,
     SegmentRegions,
@@ -60,7 +63,6 @@ from jaxblocks.theory.regions import (
     regions_along,
 )
 
-# Gradient descent and its kin: bounds at every step.
 from jaxblocks.theory.convergence import (
     Descent,
     Objective,
@@ -81,7 +83,6 @@ from jaxblocks.theory.convergence import (
     tuned_momentum,
 )
 
-# Generalisation.
 from jaxblocks.theory.generalization import (
     BatchNoise,
     Capacity,

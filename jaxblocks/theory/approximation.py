@@ -45,6 +45,10 @@ def interpolate(points, values) -> PiecewiseLinear:
     x, y = np.asarray(points, np.float64), np.asarray(values, np.float64)
     if x.ndim != 1 or x.shape != y.shape or not len(x):
         raise ValueError(f"interpolate expects a value for each point, but shapes {x.shape} and {y.shape} came.")
+    for name, numbers in (("points", x), ("values", y)):
+        if not np.isfinite(numbers).all():
+            bad = np.flatnonzero(~np.isfinite(numbers))[0]
+            raise ValueError(f"interpolate expects finite {name}, but {numbers[bad]} came at {bad}; leave that out.")
     if not (np.diff(x) > 0).all():
         raise ValueError("interpolate expects increasing points, but they are not; sort them and name each once.")
     return PiecewiseLinear(x, np.concatenate([[0.0], np.diff(y) / np.diff(x), [0.0]]), float(y[0]))
@@ -100,6 +104,8 @@ def modulus_of_continuity(
     Source: Diehl 2023, proof of Theorem 1.5.
     """
     a, b = _interval("modulus_of_continuity", interval)
+    if not delta > 0:
+        raise ValueError(f"modulus_of_continuity expects a distance delta > 0, but {delta} came.")
     steps = math.floor(delta / (b - a) * samples * (1 + 1e-12))
     if steps < 1:
         raise ValueError(
@@ -137,6 +143,10 @@ def pieces_for(
     if not error > 0:
         raise ValueError(f"pieces_for expects error > 0, but {error} came.")
     if curvature is not None:
+        if not 0 <= curvature < math.inf:
+            raise ValueError(
+                f"pieces_for expects a finite curvature >= 0, but {curvature} came; pass a bound on the size of g''."
+            )
         return max(1, math.ceil((b - a) * math.sqrt(curvature / (8 * error)) * (1 - 1e-12)))
     values = _at("pieces_for", g, np.linspace(a, b, samples + 1))
     enough = lambda pieces: _modulus(values, -(-samples // pieces)) <= error
@@ -233,7 +243,10 @@ def approximate_by_ridges(
 
 
 def _interval(where, interval):
-    a, b = interval
+    try:
+        a, b = interval
+    except (TypeError, ValueError):
+        raise ValueError(f"{where} expects an interval (a, b), two numbers, but {interval!r} came.") from None
     if not (a < b and np.isfinite([a, b]).all()):
         raise ValueError(f"{where} expects an interval (a, b) with finite a < b, but {interval} came.")
     return float(a), float(b)
@@ -241,13 +254,18 @@ def _interval(where, interval):
 
 def _at(where, g, x, shape=None):
     """The values of g in float64, whether it is written in NumPy or in JAX."""
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), np.errstate(all="ignore"):  # what is not finite is told below
         y = np.asarray(g(x), np.float64)
     shape = x.shape if shape is None else shape
     if y.shape != shape:
         raise ValueError(
             f"{where} expects g to return an array of shape {shape} here, but one of shape {y.shape} came; write g for "
             "arrays."
+        )
+    if not np.isfinite(y).all():
+        i = np.flatnonzero(~np.isfinite(y))[0]
+        raise ValueError(
+            f"{where} expects a g that is finite throughout, but it is {y[i]} at {x[i]}; stay away from there."
         )
     return y
 

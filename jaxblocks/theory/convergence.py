@@ -15,7 +15,7 @@ everything: `spectral_radius`, `stable_step_size`, `tuned_momentum`, `stability_
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.products import as_point, scalar_valued
-from jaxblocks.axes import axes_or_new
+from jaxblocks.axes import PALETTE, axes_or_new
 from jaxblocks.checks import check_values, describe, describe_any, require_floating, require_whole
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
@@ -415,8 +415,8 @@ class Descent:
             ax.set(xlabel="step", ylabel="f")
             return ax
         t = np.arange(1, len(self.values))
-        visible = lambda y: np.where((y > float(_rounding(self.values))) & np.isfinite(y), y, np.nan)
-        ax.loglog(t, visible(np.asarray(self.gaps)[1:]), color=_COLOURS[0], label="f - min f")
+        visible = lambda y: np.where((y > float(_rounding(self.values, self.minimum))) & np.isfinite(y), y, np.nan)
+        ax.loglog(t, visible(np.asarray(self.gaps)[1:]), color=PALETTE[0], label="f - min f")
         for (name, bound), (colour, style) in zip(self.bounds.items(), _BOUND_STYLES, strict=False):
             if np.isfinite(np.asarray(bound)[1:]).any():
                 ax.loglog(t, visible(np.asarray(bound)[1:]), style, color=colour, label=f"bound, {name}")
@@ -467,8 +467,11 @@ class Descent:
         words = f"{len(self.values) - 1} steps, f from {float(self.values[0]):.6g} to {float(self.values[-1]):.6g}"
         if self.minimum is not None:
             words += f", minimum {float(self.minimum):.6g}"
-        if self.bounds:
-            words += f", bounds {'hold' if bool(self.holds) else 'FAIL'}: {', '.join(self.bounds)}"
+        if claimed := {name: bound for name, bound in self.bounds.items() if _claims(bound)}:
+            hold = bool(replace(self, bounds=claimed).holds)
+            words += f", bounds {'hold' if hold else 'FAIL'}: {', '.join(claimed)}"
+        elif self.bounds:
+            words += ", no bound for this step size"
         return f"Descent({words})"
 
 
@@ -503,6 +506,8 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
 
     Source: Diehl 2023, section 1.5; Krapac & Segvic, Deep feed-forward models, "Hello world".
     """
+    if callable(start) and not callable(f):
+        raise TypeError("descend expects the function and then the start, but the start came first; swap them.")
     known = f if isinstance(f, Objective) else None
     start = as_point("descend", start)
     f = scalar_valued("descend", f, arguments="f, start, optimiser")
@@ -533,7 +538,7 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
         distances = jax.vmap(lambda x: _norm(jax.tree.map(jnp.subtract, x, best)))(points)
         bounds = {} if step_size is None else _bounds(known, step_size, steps, distances[0], values[0] - minimum)
         lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values))
-        least = lowest, ~(lowest < minimum - _rounding(values))  # not so where all is NaN
+        least = lowest, ~(lowest < minimum - _rounding(values, minimum))  # not so where all is NaN
         return Descent(points, values, norms, distances, minimum, bounds), least
 
     seen, least = follow(start, best)
@@ -627,17 +632,25 @@ def _norm(tree):
     return scale * jnp.sqrt(jnp.sum((flat / scale) ** 2))
 
 
+def _claims(bound):
+    """Whether a bound says anything of this run: it is finite somewhere, and does not grow."""
+    bound = np.asarray(bound)
+    return bool(np.isfinite(bound[1:]).any() and bound[-1] <= bound[0])
+
+
 @jax.jit
 def _kept(seen):
-    slack = jnp.broadcast_to(_rounding(seen.values)[..., None], seen.values.shape)
-    kept = [jnp.all(seen.gaps <= bound + slack, axis=-1) for bound in seen.bounds.values()]
-    return jnp.all(jnp.stack(kept), axis=0) if kept else jnp.ones(seen.values.shape[:-1], bool)
+    if not seen.bounds:
+        return jnp.ones(seen.values.shape[:-1], bool)
+    slack = jnp.broadcast_to(_rounding(seen.values, seen.minimum)[..., None], seen.values.shape)
+    return jnp.all(jnp.stack([jnp.all(seen.gaps <= bound + slack, axis=-1) for bound in seen.bounds.values()]), axis=0)
 
 
-def _rounding(values):
-    finite = jnp.where(jnp.isfinite(values), jnp.abs(values), 0)
-    scale = jnp.minimum(jnp.max(finite, -1), jnp.abs(values[..., 0]))
-    return 64 * jnp.finfo(values.dtype).eps * scale
+def _rounding(values, minimum):
+    """Of values near the minimum: they are sums of terms as large as the first, the lowest or the least value."""
+    lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values), -1)
+    sizes = jnp.abs(jnp.stack([values[..., 0], lowest, jnp.broadcast_to(minimum, lowest.shape)]))
+    return 64 * jnp.finfo(values.dtype).eps * jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0), 0)
 
 
 # ---- momentum on a quadratic --------------------------------------------------------------
@@ -800,7 +813,7 @@ class StabilityMap:
         ax = axes_or_new(ax)
         shown = np.where(self.radius < 1, self.radius, np.nan)
         image = ax.pcolormesh(self.step_sizes, self.momenta, shown, cmap="cividis", vmin=0, vmax=1, shading="nearest")
-        ax.plot(self.limit, self.momenta, color=_COLOURS[1], label="limit of stability")
+        ax.plot(self.limit, self.momenta, color=PALETTE[1], label="limit of stability")
         ax.set(xlabel="step size times curvature", ylabel="momentum", title=self.method)
         ax.set_xlim(self.step_sizes[0], self.step_sizes[-1])
         ax.figure.colorbar(image, ax=ax, label="spectral radius")
@@ -846,5 +859,4 @@ def _recursion(where, step_size, curvature, momentum, method):
 
 # ---- pictures -----------------------------------------------------------------------------
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666")
-_BOUND_STYLES = ((_COLOURS[1], "--"), (_COLOURS[3], ":"), (_COLOURS[2], "-."))
+_BOUND_STYLES = ((PALETTE[1], "--"), (PALETTE[3], ":"), (PALETTE[2], "-."))

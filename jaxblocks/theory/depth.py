@@ -43,8 +43,8 @@ def sawtooth_network(levels: int, *, param_dtype=None) -> tuple[Layer, tuple]:
     r"""The same as a deep net of width two: :math:`f_l = 2\,\mathrm{ReLU}(f_{l-1}) + 2\,\mathrm{ReLU}(-f_{l-1}) - 2`.
 
     With l = ``levels`` hidden layers it has 2 l rectifiers and :math:`2^l - 1` kinks; one hidden layer needs
-    as many units as there are kinks. At a kink its derivative is that of ``relu``, 0, where the recursion with ``abs``
-    has the right one.
+    as many units as there are kinks. At a kink JAX gives ``relu`` the derivative 0 and ``abs`` in the recursion one of
+    the two one-sided ones.
 
     Returns:
         A pair ``(..., 1)`` to ``(..., 1)``, and its params: 31 numbers for five levels.

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.activations import relu
 from jaxblocks.ad.kernels import kernel_of_angles
 from jaxblocks.ad.per_example import gradient_noise, per_example_gradients
-from jaxblocks.axes import axes_or_new
+from jaxblocks.axes import GREY, PALETTE, axes_or_new
 from jaxblocks.checks import describe, require_key, require_whole
 from jaxblocks.core import as_layer
 from jaxblocks.layers.combinators import Serial
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 Numbers = Array | np.ndarray
-BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+BLUE, VERMILION, GREEN = PALETTE[:3]
 
 
 # ---- how complex a model may be -----------------------------------------------------------
@@ -314,14 +314,15 @@ class Capacity:
         return ax
 
     def __repr__(self):
-        shattered = self.examples[self.fraction == 1].max(initial=0)
-        return (
-            f"Capacity({self.features} features: all labelings up to {shattered} examples, half of them at twice that)"
-        )
+        d = self.features
+        return f"Capacity({d} features: all labelings up to {d} examples, half of them at twice that)"
 
 
 def capacity(features: int) -> Capacity:
-    """How likely random labels can be separated: surely up to d examples, by half at 2 d, hardly beyond.
+    r"""How likely random labels can be separated: surely up to d examples, by half at 2 d, hardly beyond.
+
+    Pascal's rule gives :math:`C(n + 1, d) = 2\, C(n, d) - 2 \binom{n - 1}{d - 1}`, in whole numbers; only the fractions
+    are rounded (a little beyond d they may round to 1).
 
     >>> capacity(20)
     Capacity(20 features: all labelings up to 20 examples, half of them at twice that)
@@ -329,8 +330,12 @@ def capacity(features: int) -> Capacity:
     Source: Cover 1965.
     """
     d = require_whole("capacity", "features", features)
-    n = np.arange(1, 4 * d + 1)
-    return Capacity(d, n, np.array([linear_dichotomies(int(k), d) / 2 ** int(k) for k in n]))
+    ways, lost, fraction = 2, int(d == 1), []  # for one example: C(1, d), and the binomial of 0 over d - 1
+    for n in range(1, 4 * d + 1):
+        fraction.append(ways / 2**n)
+        ways = 2 * ways - 2 * lost
+        lost = lost * n // (n - d + 1) if n >= d else int(n == d - 1)
+    return Capacity(d, np.arange(1, 4 * d + 1), np.array(fraction))
 
 
 # ---- whom the descent prefers -------------------------------------------------------------
@@ -413,6 +418,8 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     w = np.zeros(x.shape[1]) if start is None else np.array(start, np.float64)
     if w.shape != x.shape[1:]:
         raise ValueError(f"{where} expects a start of shape ({x.shape[1]},), one weight a feature, but {w.shape} came.")
+    if not np.isfinite(w).all():
+        raise ValueError(f"{where} expects a finite start, but {w} came; begin for instance at zero.")
     steps = require_whole(where, "steps", steps)
     begin, inverse, values = w, np.linalg.pinv(x), np.linalg.svd(x, compute_uv=False)
     real = values[values > values[0] * max(x.shape) * np.finfo(float).eps]
@@ -1203,6 +1210,7 @@ def _line(where, x, y):
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     if x.ndim != 1 or x.shape != y.shape or not len(x):
         raise ValueError(f"{where} expects inputs and targets of one shape (n,), but {x.shape} and {y.shape} came.")
+    _require_finite(where, x, y)
     return x, y
 
 
@@ -1210,7 +1218,17 @@ def _rows(where, x, y):
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     if x.ndim != 2 or y.shape != x.shape[:1] or not x.size:
         raise ValueError(f"{where} expects x (n, features) and y (n,), but {x.shape} and {y.shape} came.")
+    _require_finite(where, x, y)
     return x, y
+
+
+def _require_finite(where, x, y):
+    for name, values in (("inputs", x), ("targets", y)):
+        if not np.isfinite(values).all():
+            i = np.argwhere(~np.isfinite(values))[0]
+            raise ValueError(
+                f"{where} expects finite {name}, but {values[tuple(i)]} came in example {i[0]}; leave it out."
+            )
 
 
 def _signed(where, x, labels):

@@ -19,13 +19,22 @@ from jaxblocks.theory.tracking import track
 __all__ = ["PiecewiseLinear", "count_kinks", "from_piecewise_linear", "to_piecewise_linear", "two_level_model"]
 
 
-class PiecewiseLinear(NamedTuple):
+class _Fields(NamedTuple):
+    breakpoints: np.ndarray
+    slopes: np.ndarray
+    value: float
+
+
+class PiecewiseLinear(_Fields):
     """A continuous piecewise linear function of one variable; call it to evaluate it, in float64.
 
     Attributes:
         breakpoints: increasing.
         slopes: of the pieces from left to right, one more than there are breakpoints.
         value: at the first breakpoint, or at 0 where there is none.
+
+    Raises:
+        ValueError: where slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
 
     >>> hat = PiecewiseLinear(np.array([-1.0, 0.0, 1.0]), np.array([0.0, 1.0, -1.0, 0.0]), 0.0)
     >>> hat([-2.0, -0.5, 0.0, 0.25])
@@ -34,9 +43,13 @@ class PiecewiseLinear(NamedTuple):
     1.0
     """
 
-    breakpoints: np.ndarray
-    slopes: np.ndarray
-    value: float
+    __slots__ = ()
+
+    def __new__(cls, breakpoints, slopes, value):
+        """Checked, in float64; tracers pass as they are."""
+        fields = breakpoints, slopes, value
+        traced = any(isinstance(x, jax.core.Tracer) for x in fields)
+        return super().__new__(cls, *(fields if traced else _checked("PiecewiseLinear", *fields)))
 
     def __call__(self, x):
         """The values at ``x``, an array of any shape."""
@@ -92,10 +105,18 @@ class PiecewiseLinear(NamedTuple):
         return ax
 
     def _corners(self, lower, upper, *others):
-        if not lower < upper:
-            raise ValueError(f"PiecewiseLinear expects lower < upper, but {lower} and {upper} came; swap them.")
+        if not lower <= upper:
+            raise ValueError(f"PiecewiseLinear expects lower <= upper, but {lower} and {upper} came; swap them.")
         inner = np.concatenate([f.breakpoints for f in (self, *others)])
         return np.unique([lower, *inner[(inner > lower) & (inner < upper)], upper])
+
+
+def _with_keys(f):
+    return [(jax.tree_util.GetAttrKey(name), getattr(f, name)) for name in f._fields], None
+
+
+# As a pytree it may hold anything: what transformations put together is not checked.
+jax.tree_util.register_pytree_with_keys(PiecewiseLinear, _with_keys, lambda _, fields: PiecewiseLinear._make(fields))
 
 
 def from_piecewise_linear(

@@ -280,6 +280,8 @@ class Regions(_Record):
     def level_set(self, level: int | float = 0.0, output: int = 0) -> np.ndarray:
         """Where an output has this value: segments (m, 2, 2), exactly; with ``level=0`` a decision boundary.
 
+        Where whole polygons have it, their border. An edge that two polygons share comes once.
+
         >>> found = regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]) - 0.5)  # a diamond
         >>> found.level_set().shape
         (4, 2, 2)
@@ -288,9 +290,17 @@ class Regions(_Record):
         at_corners = offsets[:, None] - level + np.einsum("nkd,nd->nk", self.vertices, slopes)
         flat = abs(at_corners) <= _TOLERANCE * abs(at_corners).max(initial=0.0)
         d = np.where(flat, 0.0, at_corners)
-        hit = np.flatnonzero((d > 0).any(1) & (d <= 0).any(1))  # an edge at the level is drawn from its upper side
+        touched = (d != 0).any(1) & (d.min(1) <= 0) & (d.max(1) >= 0)
+        # A polygon on one side of the level meets it in an edge at most: seen from both sides, the second is left out.
+        one_side = touched & ((d.min(1) == 0) | (d.max(1) == 0))
+        i, j = self.neighbours.T
+        middles = self.edges.mean(1)
+        at_level = lambda of: (
+            abs(offsets[of] - level + (slopes[of] * middles).sum(-1)) <= _TOLERANCE * abs(at_corners).max(initial=0.0)
+        )
+        touched[j[one_side[i] & one_side[j] & at_level(i) & at_level(j)]] = False
         segments = []
-        for i in hit:
+        for i in np.flatnonzero(touched):
             count = self.corners[i]
             x, here = self.vertices[i, :count], d[i, :count]
             y, there = np.roll(x, -1, 0), np.roll(here, -1)

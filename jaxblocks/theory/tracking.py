@@ -116,11 +116,22 @@ def in_float64(where: str, net, params, side) -> Callable:
 
 def traced(where: str, function: Callable, shape: tuple[int, ...]) -> ClosedJaxpr:
     """The jaxpr of a function of one float64 array of this ``shape``, with one output."""
-    with jax.enable_x64(True):
-        closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, jnp.float64))
+    try:
+        with jax.enable_x64(True):
+            closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, jnp.float64))
+    except Exception as error:
+        if hint := _OTHER_INPUTS.get(where):
+            error.add_note(f"{where} handed the net an input of shape {shape}. {hint}")
+        raise
     if len(closed.out_avals) != 1:
         raise ValueError(f"{where} expects a net with one output, but {len(closed.out_avals)} came; choose one.")
     return closed
+
+
+_OTHER_INPUTS = {
+    "regions": "For a net of other inputs pass origin and directions, two arrays like its input, or through.",
+    "to_piecewise_linear": "It follows nets of one input; for others take regions_along, from one input to another.",
+}
 
 
 def name_of(net) -> str:
@@ -132,6 +143,11 @@ def not_affine(where: str, scope: str, name: str) -> str:
     """The sentence about a primitive ``name`` that is not piecewise affine, in the layer that ``scope`` names."""
     layer = scope.rpartition("/")[2]
     layer = f"the layer {scope.replace('/', ', ')}" if layer else "this function"
+    if name in _NOT_FOLLOWED:
+        return (
+            f"{where} expects a piecewise linear net that it can follow, but {layer} uses {name}, which is not "
+            f"followed here; {_NOT_FOLLOWED[name]}."
+        )
     what = f"takes {name} of"
     if name in {"mul", *_BILINEAR}:
         what = "multiplies two arrays that depend on its input"
@@ -142,6 +158,14 @@ def not_affine(where: str, scope: str, name: str) -> str:
         f"{where} expects a piecewise linear net, but {layer} is not: it {what}; use relu, leaky_relu, abs, maxout or "
         "another activation made of straight pieces."
     )
+
+
+_NOT_FOLLOWED = {
+    "cond": "choose by jnp.where",
+    "sort": "write it with jnp.maximum and jnp.minimum",
+    "top_k": "write it with jnp.maximum and jnp.minimum",
+    "while": "use jax.lax.scan",
+}
 
 
 # ---- pieces of the line, and functions on them -----------------------------------------------
