@@ -2,7 +2,7 @@
 
 All of 500 samples (50 of each digit) are recognised by a classifier that was trained on the real digits of scikit-learn
 (8x8 pixels, 1797 of them) and reads 99 % of those that it has not seen; without guidance 98 % are. Training takes 2000
-steps. The whole took 4.5 minutes on two CPU cores that others were using too (3.8 minutes of processor time).
+steps. The whole took 2.4 minutes on two CPU cores that others were using too (3.4 minutes of processor time).
 
     python examples/diffusion_digits.py --steps 2000 --seed 0 --out out/diffusion_digits
 """

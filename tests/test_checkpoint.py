@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import pytest
 import jaxblocks as jb
 from jaxblocks.training import (
     average_params,
+    checkpoint,
     csv_log,
     fit,
     init_training,
@@ -328,6 +330,51 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path):
     assert said[0] == said[1]
 
 
+def test_the_last_good_state_is_saved_while_the_error_is_looked_into(tmp_path, monkeypatch):
+    """The state that is on its way to the disk is not given away to the steps that find the cause."""
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *args: (time.sleep(0.3), write(*args))[1])
+    bad_after = lambda outputs, y: jnp.where(outputs > 4, jnp.nan, (outputs - 100) ** 2)  # reached after some steps
+    with pytest.raises(
+        FloatingPointError, match="In step 8 .* the loss is nan, though the outputs .* finite[.] Try"
+    ) as raised:
+        fit(jb.Bias(), bad_after, optax.sgd(0.01), (0 * X, Y), key=jax.random.key(0), batch_size=12, steps=9,
+            progress=False, checkpoint_dir=tmp_path, checkpoint_every=1)  # fmt: skip
+    found = load_checkpoint(tmp_path, raised.value.train)
+    assert int(found.step) == int(raised.value.train.step) == 7
+
+
+@pytest.mark.parametrize("keep", [1, 3, 4])
+def test_as_many_are_kept_as_were_asked_for(tmp_path, keep):
+    for step in range(6):
+        save_checkpoint(tmp_path, {"w": jnp.full(2, step)}, step=step, keep=keep)
+    kept = sorted(int(path.name.split("-")[-1]) for path in tmp_path.iterdir())
+    assert kept == list(range(6 - keep, 6))
+
+
+def test_a_folder_that_cannot_be_one_is_told_before_training(tmp_path, sentences):
+    """A file, a single checkpoint in the place of its run, and arguments in the wrong order."""
+    (tmp_path / "file").write_text("")
+    run = dict(key=jax.random.key(0), batch_size=12, steps=2, progress=False)
+    go = lambda folder: fit(jb.Dense(1), jb.mse, optax.sgd(0.1), (X, Y), checkpoint_dir=folder, **run)
+    with pytest.raises(OSError, match="fit cannot save checkpoints in .*file: File exists. Pass another folder"):
+        go(tmp_path / "file")
+    fitted = go(tmp_path / "run")
+    one = next((tmp_path / "run").iterdir())
+    for wrong in (lambda: go(one), lambda: load_checkpoint(one, fitted.train), lambda: save_checkpoint(one, {})):
+        with pytest.raises(ValueError, match=f"is one of its checkpoints; pass {tmp_path / 'run'}"):
+            wrong()
+    with pytest.raises(TypeError, match="the folder stands before the training state"):
+        load_checkpoint(fitted.train, tmp_path / "run")
+
+
+def test_wide_leaves_stay_wide(tmp_path):
+    """Without x64 JAX would make int64 int32, and 2**40 zero."""
+    tree = {"mean": np.array([1 / 3, 1e300]), "seen": np.array([2**40])}
+    save_checkpoint(tmp_path, tree, step=0)
+    same(load_checkpoint(tmp_path, tree), tree)
+
+
 def test_a_loop_of_ones_own_goes_on(tmp_path):
     """The loop in the docstring of `load_checkpoint`, in two parts, against one; fit goes on from it as well."""
     key = jax.random.key(0)
@@ -396,6 +443,8 @@ def test_sigkill_at_any_moment(tmp_path):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(draw.uniform(0.5, 3))
             process.send_signal(signal.SIGKILL)
+    steps = [int(path.name.split("-")[-1]) for path in (tmp_path / "killed").glob("checkpoint-*")]
+    assert steps and max(steps) > 0  # the next process goes on from there
     with start([*command, str(tmp_path / "killed"), "600"]) as process:
         assert process.communicate(timeout=120)[0] == expected and process.returncode == 0
     rows = (tmp_path / "killed.csv").read_text()

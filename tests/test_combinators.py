@@ -623,3 +623,27 @@ def test_a_bad_key_is_told_by_the_net(sentences):
     net = Serial(Noise())
     with pytest.raises(TypeError, match="Serial expects a key, but an int came"):
         net.apply(((),), X, train=True, key=0)
+
+
+def test_wires_in_wires_ask_for_shapes_once():
+    """Each level asks the next one twice, for shapes and for params: without memory 2 ** depth times."""
+    traced = []
+
+    def counting(f, x):
+        traced.append(None)
+        return f.inner(x)
+
+    net = Dense(3)
+    for _ in range(6):
+        net = Wire(counting, inner=net)
+    net.init(jax.random.key(0), jnp.zeros(2))
+    assert len(traced) < 60  # a few at each level
+
+
+def test_the_memory_of_shapes_ends_with_init():
+    """The same shapes under another number of devices: shapes are looked for anew."""
+    wide = Wire(lambda f, x: f.a(jax.lax.all_gather(x, "i", tiled=True, axis=-1)), a=Dense(3))
+    for devices in (2, 4):
+        init = jax.vmap(lambda x: wide.init(jax.random.key(0), x), axis_name="i")
+        params = jax.eval_shape(init, jnp.zeros((devices, 5)))
+        assert params["a"]["kernel"].shape == (devices, 5 * devices, 3)

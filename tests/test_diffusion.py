@@ -408,6 +408,45 @@ def test_samplers_go_through_transformations():
     assert half.dtype == jnp.bfloat16
 
 
+def test_grids_and_mixtures_are_made_inside_of_jit_too():
+    schedule = SCHEDULES["preserving"]
+
+    @jax.jit
+    def inside(x, means):
+        data = gaussian_mixture(means, jnp.array([0.1, 0.1]))
+        return ddim(data.predictor(schedule, "v"), x, times(schedule, 4), schedule, "v")
+
+    x, means = jnp.array([[0.3], [-2.0]]), jnp.array([[-1.0], [1.0]])
+    outside = gaussian_mixture(means, jnp.array([0.1, 0.1])).predictor(schedule, "v")
+    np.testing.assert_allclose(inside(x, means), ddim(outside, x, times(schedule, 4), schedule, "v"), rtol=1e-5)
+    traced = jax.jit(lambda rate: Schedule(lambda t: jnp.exp(-rate * t), lambda t: rate * t).signal(0.5))
+    assert traced(5.0) == pytest.approx(np.exp(-2.5))
+
+
+def test_schedules_and_conditions_that_cannot_work_are_sentences():
+    by_numpy = Schedule(lambda t: np.cos(1.5 * t), lambda t: np.sin(1.5 * t))
+    with pytest.raises(ValueError, match="a schedule written with jax.numpy"):
+        times(by_numpy, 3)
+    with pytest.raises(TypeError, match=r"it needs label; pass conditions=\('label',\)"):
+        Denoising(_net(), SCHEDULES["flow"], "v")
+    training = Denoising(_net(), SCHEDULES["flow"], "v", conditions="label")  # one name stands for itself
+    assert set(training.init(jax.random.key(0), jnp.ones((8, 2)), jnp.zeros((8, 3)))) == {"net"}
+
+
+def test_times_and_losses_keep_their_digits_in_half_precision():
+    """A net in bfloat16 is told float32 times, and its losses are float32."""
+    seen = []
+
+    def forward(f, x, *, time):
+        seen.append(time.dtype)
+        return f.out(x)
+
+    training = Denoising(Wire(forward, out=Dense(2)), SCHEDULES["flow"], "velocity")
+    x = jnp.ones((8, 2), jnp.bfloat16)
+    losses = training.apply(training.init(jax.random.key(0), x), x, key=jax.random.key(1), train=True)
+    assert set(seen) == {jnp.dtype("float32")} and losses.dtype == jnp.float32
+
+
 # ---- losses ----------------------------------------------------------------------------------
 
 
@@ -461,6 +500,10 @@ def test_times_are_spread_over_the_batch():
     assert (np.argsort(t) != np.arange(100)).any()
     drawn = np.asarray(jax.vmap(lambda key: sample_times(key, ()))(jax.random.split(jax.random.key(1), 50)))
     assert 0 < drawn.min() < 0.1 and 0.9 < drawn.max() <= 1
+    within = 100 * t - np.floor(100 * t)
+    np.testing.assert_allclose(within, within[0], atol=1e-4)  # one shift for all
+    with jax.enable_x64(True):
+        assert sample_times(jax.random.key(0), (3,)).dtype == jnp.float32
 
 
 def _net():
@@ -603,7 +646,11 @@ BAD = {
         "t is float32 (3,) and x float32 (2, 2)",
         lambda: add_noise(X, X, jnp.ones(2), FLOW),
     ),
-    "no time": (lambda: Denoising(Dense(2), FLOW, "v"), "reads time", lambda: Denoising(_net(), FLOW, "v")),
+    "no time": (
+        lambda: Denoising(Dense(2), FLOW, "v"),
+        "reads time",
+        lambda: Denoising(_net(), FLOW, "v", conditions="label"),
+    ),
     "weights": (
         lambda: gaussian_mixture(X, jnp.ones(2), jnp.array([1.0, 2.0])),
         "divide by their sum",

@@ -18,7 +18,7 @@ def test_the_score_of_a_mixture_is_learned(tmp_path, capsys):
     found = diffusion_2d.main(["--steps", "200", "--samples", "200", "--seed", "1", "--out", str(tmp_path)])
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"relative error of the score at t = 0.2: {found['errors'][0.2]:.4f}"
-    assert found["errors"][0.5] < 0.1 and found["errors"][0.2] < 0.35  # 300 steps; the real run has 4000
+    assert found["errors"][0.5] < 0.1 and found["errors"][0.2] < 0.35  # 200 steps; the real run has 4000
     np.testing.assert_allclose(found["shares"]["exact"], found["weights"], atol=0.15)
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 

@@ -156,3 +156,22 @@ def test_a_log_of_ones_own_is_ended_after_an_error():
     with pytest.raises(ZeroDivisionError):
         go(log=log)
     assert seen == [(0, COLUMNS), "end"]
+
+
+def test_a_log_that_was_not_called_is_a_sentence(sentences):
+    with pytest.raises(TypeError, match="fit expects logs, but a function came; pass for instance"):
+        go(log=terminal_log)
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path):
+    """A disk that fills up is a warning; a path that cannot be used from the beginning is an error before any step."""
+
+    def full(rows):
+        raise OSError(28, "No space left on device")
+
+    broken = Log(lambda step, columns: None, full, lambda: None)
+    with pytest.warns(UserWarning, match=r"A log cannot be written: .*No space left.*Training goes on without it"):
+        fitted = go(log=[broken, csv_log(tmp_path / "loss.csv")])
+    assert int(fitted.train.step) == 10 and len((tmp_path / "loss.csv").read_text().splitlines()) == 11
+    with pytest.raises(OSError, match="A log cannot be written: .*Pass another path"):
+        go(log=csv_log(tmp_path))

@@ -597,9 +597,12 @@ def test_unet_begins_at_zero_and_keeps_the_dtype():
     @jax.jit  # which leaves the drawing of all other params out
     def zeros(key):
         params = net.init(key, x, time=t)
-        return params["out"]["conv"], [p["second"]["conv"] for name, p in params.items() if "_" in name]
+        blocks = [p for name, p in params.items() if "_" in name]
+        looks = [p["look"]["attention"]["out"] for p in blocks if "look" in p]
+        return params["out"]["conv"], [p["second"]["conv"] for p in blocks], looks
 
-    last, blocks = zeros(jax.random.key(0))
+    last, blocks, looks = zeros(jax.random.key(0))
+    assert len(looks) == 4 and not any(leaf.any() for leaf in jax.tree.leaves(looks))
     assert len(blocks) == 5 and not any(leaf.any() for leaf in jax.tree.leaves((last, blocks)))
     apply = functools.partial(net.apply, train=True, time=t, key=jax.random.key(1))
     y = jax.eval_shape(apply, shapes_of(net, x, time=t), x)

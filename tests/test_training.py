@@ -485,6 +485,20 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
 # ---- what optax brings, and averages --------------------------------------------------------
 
 
+def test_the_average_of_half_precision_params_does_not_stand_still():
+    """In bfloat16 a step of a thousandth would be lost; the average is float32."""
+    optimiser = average_params(0.999)
+    params = jnp.zeros(1, jnp.bfloat16)
+
+    def step(state, now):
+        return optimiser.update(jnp.zeros(1, jnp.bfloat16), state, jnp.full(1, now, jnp.bfloat16))[1], None
+
+    state, _ = jax.lax.scan(step, optimiser.init(params), (jnp.arange(3000) >= 1000).astype(jnp.bfloat16))
+    expected = sum(0.999 ** (2999 - s) for s in range(1000, 3000)) * 0.001 / (1 - 0.999**3000)
+    assert averaged(state).dtype == jnp.float32
+    np.testing.assert_allclose(averaged(state), expected, rtol=1e-4)
+
+
 def test_gradients_of_small_batches_accumulate_to_the_step_of_the_big_one():
     """optax.MultiSteps: four batches of 4 make the step of one batch of 16, clipping and schedule included."""
     x, y = line(16)

@@ -21,11 +21,11 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, StatefulLayer, require_flag, side_inputs
+from jaxblocks.core import Layer, StatefulLayer, declared_by, require_flag, side_inputs, stateful
 from jaxblocks.diffusion.parametrisations import PARAMETRISATIONS, error_scale, require_parametrisation
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, require_schedule, require_time
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.precision import widen
+from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["Denoising", "denoising_loss", "drop_condition", "sample_times"]
 
@@ -48,7 +48,7 @@ def sample_times(key, shape: tuple[int, ...]) -> Float[Array, "..."]:
     for size in shape:
         count *= size
     places = jax.random.permutation(order, count).astype(jnp.float32)
-    u = 1 - jax.random.uniform(offset, ())  # in (0, 1]
+    u = 1 - jax.random.uniform(offset, (), jnp.float32)  # in (0, 1]
     return ((places + u) / count).reshape(shape)
 
 
@@ -133,7 +133,7 @@ def denoising_loss(
         error = found - target
         weight = _weight(t, schedule, predicts, weighting)
     squares = jnp.square(error)
-    return (weight * squares.reshape(*t.shape, -1).mean(-1)).astype(x0.dtype)
+    return weight * squares.reshape(*t.shape, -1).mean(-1)
 
 
 def _weight(t, schedule, predicts, weighting):
@@ -150,7 +150,7 @@ def Denoising(
     schedule: Schedule,
     predicts: str,
     *,
-    conditions: tuple[str, ...] = (),
+    conditions: str | tuple[str, ...] = (),
     event_axes: int = 1,
     weighting: str | Callable | None = None,
     draw_times: Callable = sample_times,
@@ -166,8 +166,8 @@ def Denoising(
     Args:
         net: any pair that reads the side input ``time``, of the shape of the batch axes.
         schedule, predicts, weighting: as in `denoising_loss`.
-        conditions: names of side inputs of ``net``, such as ``("label",)``, which come as further inputs; see
-            `drop_condition`.
+        conditions: the name of a side input of ``net``, or several, such as ``("label",)``, which come as further
+            inputs; see `drop_condition`.
         event_axes: how many axes one example has: 1 for points, 3 for images.
         draw_times: ``(key, shape) -> t``.
 
@@ -189,11 +189,19 @@ def Denoising(
     require_schedule("Denoising", schedule)
     require_parametrisation("Denoising", predicts)
     event_axes = require_whole("Denoising", "event_axes", event_axes)
+    conditions = (conditions,) if isinstance(conditions, str) else tuple(conditions)
     reads = side_inputs(net)
     if missing := [name for name in ("time", *conditions) if name not in reads]:
         raise TypeError(
             f"Denoising expects a net that reads {' and '.join(missing)}, but it reads "
             f"{', '.join(reads) or 'nothing'}; declare it: apply(params, x, *, time)."
+        )
+    own = {"time", "train", "key", *conditions}
+    asked = declared_by(stateful(net).apply)
+    if lacking := [name for name, p in asked.items() if p.default is p.empty and name not in own]:
+        raise TypeError(
+            f"Denoising expects conditions to name what the net needs beside time, but it needs {', '.join(lacking)}; "
+            f"pass conditions={(*conditions, *lacking)}, and the values as further inputs beside the data."
         )
 
     def forward(f, x0, *given, key=None, train=False):
@@ -202,8 +210,7 @@ def Denoising(
         if len(given) != len(conditions):
             raise TypeError(
                 f"Denoising expects {1 + len(conditions)} inputs (x0{''.join(', ' + name for name in conditions)}), "
-                f"but "
-                f"{1 + len(given)} came; name the side inputs that come with the data in conditions=."
+                f"but {1 + len(given)} came; name the side inputs that come with the data in conditions=."
             )
         if x0.ndim < event_axes:
             raise ValueError(
@@ -218,7 +225,7 @@ def Denoising(
         eps = jax.random.normal(noise, x0.shape, x0.dtype)
         t = draw_times(when, x0.shape[: x0.ndim - event_axes])
         side = dict(zip(conditions, given, strict=True))
-        predict = lambda x, t: f.net(x, time=lax.convert_element_type(t, x.dtype), **side)
+        predict = lambda x, t: f.net(x, time=lax.convert_element_type(t, wide_dtype(x.dtype)), **side)
         return denoising_loss(predict, x0, t, eps, schedule, predicts, weighting)
 
     return Wire(forward, net=net)

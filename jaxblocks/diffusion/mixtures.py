@@ -179,7 +179,7 @@ def gaussian_mixture(
     weights = jnp.full(k, 1 / k, means.dtype) if weights is None else jnp.asarray(weights)
     if weights.shape != (k,):
         raise ValueError(f"gaussian_mixture expects {k} weights, one for each mean, but {describe(weights)} came.")
-    if not ((weights > 0).all() and abs(weights.sum() - 1) < 1e-5):
+    if _known(weights) and not ((weights > 0).all() and abs(weights.sum() - 1) < 1e-5):
         raise ValueError(
             f"gaussian_mixture expects positive weights of sum 1, but {weights} came; divide by their sum."
         )
@@ -187,16 +187,19 @@ def gaussian_mixture(
         variances = jnp.broadcast_to(covariances[:, None], (k, d))
         axes = jnp.broadcast_to(jnp.eye(d, dtype=means.dtype), (k, d, d))
     else:
-        if not jnp.allclose(covariances, covariances.mT, rtol=1e-5, atol=1e-6):
+        if _known(covariances) and not jnp.allclose(covariances, covariances.mT, rtol=1e-5, atol=1e-6):
             raise ValueError("gaussian_mixture expects symmetric covariances, but they differ from their transposes.")
         variances, axes = jnp.linalg.eigh(covariances)
-    if not (variances > 0).all():
+    if _known(variances) and not (variances > 0).all():
         raise ValueError(
-            f"gaussian_mixture expects positive covariances, but one has a variance of {variances.min()}; add a "
-            f"little to "
-            "its diagonal."
+            f"gaussian_mixture expects positive covariances, but one has a variance of {variances.min()}; add a little "
+            "to its diagonal."
         )
     return GaussianMixture(weights.astype(means.dtype), means, variances.astype(means.dtype), axes.astype(means.dtype))
+
+
+def _known(x) -> bool:
+    return not isinstance(x, jax.core.Tracer)
 
 
 def _apply(matrix, vector):

@@ -176,8 +176,7 @@ def require_solvable(where: str, t, schedule: Schedule, source: str, target: str
             ~bad,
             f"{where} goes from {source} to {target}, which {why} at t = {{time}}; stay away from that end, as in "
             "times(schedule, steps, start=0.999, end=0.001), or predict another: at the end of pure noise x0, v or "
-            "velocity "
-            "are safe, at the end of data eps and v.",
+            "velocity are safe, at the end of data eps and v.",
             check=check,
             time=known.ravel()[jnp.argmax(bad)],
         )

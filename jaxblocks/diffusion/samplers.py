@@ -23,7 +23,7 @@ sampler                  each step                               order  calls pe
 
 The first four follow the probability-flow ODE :math:`dx/dt = \alpha' x_0(x, t) + \sigma' \varepsilon(x, t)`, whose
 solution has the distribution of the process at each time. Orders hold up to t = 0 on the grid that `times` makes by
-itself; see there. Nothing is evaluated at the last time, where many conversions divide by 0.
+itself; see there. Nothing is evaluated at a last time without noise, where many conversions divide by 0.
 
 Values: where they are concrete, times must fall within [0, 1], and a division by 0 at the first time raises (see
 `convert`); under ``jit`` with times as an argument it gives infinity or NaN.
@@ -31,6 +31,7 @@ Values: where they are concrete, times must fall within [0, 1], and a division b
 Axis letters: ``...`` the axes of the samples, ``times`` of a grid.
 """
 
+import numbers
 from collections.abc import Callable
 
 import jax
@@ -104,7 +105,7 @@ def ddim(
 
     Source: Song, Meng & Ermon 2021, Denoising diffusion implicit models.
     """
-    if not (isinstance(eta, int | float) and 0 <= eta <= 1):
+    if not (isinstance(eta, numbers.Real) and 0 <= eta <= 1):
         raise ValueError(f"ddim expects eta from 0 (none) to 1 (a draw from the posterior), but {eta!r} came.")
     key = _require_key("ddim", key, eta > 0)
     run = _Run("ddim", predict, x, times, schedule, predicts)
@@ -176,7 +177,7 @@ def euler(
 ) -> Float[Array, "..."]:
     r"""Euler's method on the probability-flow ODE: :math:`x_s = x_t + (s - t)\,u(x_t, t)`, order 1.
 
-    With u the velocity. For `flow_matching` it is the same as `ddim`, and for other schedules worse.
+    With u the velocity. For `flow_matching` it is the same as `ddim`; for the others either may be the better one.
 
     Arguments and errors are those of `ddim`.
 
@@ -328,7 +329,7 @@ def predictor_corrector(
     Source: Song et al. 2021, algorithms 2 to 5.
     """
     corrections = require_whole("predictor_corrector", "corrections", corrections, least=0)
-    if not (isinstance(snr, int | float) and 0 < snr < 1):
+    if not (isinstance(snr, numbers.Real) and 0 < snr < 1):
         raise ValueError(f"predictor_corrector expects 0 < snr < 1, but {snr!r} came; 0.16 is usual.")
     key = _require_key("predictor_corrector", key, True)
     run = _Run("predictor_corrector", predict, x, times, schedule, predicts)

@@ -288,32 +288,32 @@ def times(
     places = {"balanced": _share_of_noise, "log_snr": lambda schedule, t: -schedule.log_snr(t)}.get(spacing)
     if places is None:
         return jnp.linspace(start, end, steps + 1)
-    place = lambda t: places(schedule, t)
-    first, last = place(_time(start)), place(_time(end))
-    if not (jnp.isfinite(first) & jnp.isfinite(last)):
-        where = f"start={start}" if not jnp.isfinite(first) else f"end={end}"
-        raise ValueError(
-            f"times expects a finite log-SNR at both ends for spacing 'log_snr', but it is infinite at {where}; move "
-            f"it "
-            "inside, as in start=0.999, end=0.001."
-        )
-    wanted = jnp.linspace(first, last, steps + 1)
+    with jax.ensure_compile_time_eval():  # a grid is made of numbers, also inside of jit
+        place = lambda t: places(schedule, t)
+        first, last = place(_time(start)), place(_time(end))
+        if not (jnp.isfinite(first) & jnp.isfinite(last)):
+            where = f"start={start}" if not jnp.isfinite(first) else f"end={end}"
+            raise ValueError(
+                f"times expects a finite log-SNR at both ends for spacing 'log_snr', but it is infinite at {where}; "
+                "move it inside, as in start=0.999, end=0.001."
+            )
+        wanted = jnp.linspace(first, last, steps + 1)
 
-    def halve(_, bounds):
-        low, high = bounds
-        middle = 0.5 * (low + high)
-        above = place(middle) > wanted
-        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+        def halve(_, bounds):
+            low, high = bounds
+            middle = 0.5 * (low + high)
+            above = place(middle) > wanted
+            return jnp.where(above, low, middle), jnp.where(above, middle, high)
 
-    bounds = jnp.full_like(wanted, end), jnp.full_like(wanted, start)
-    low, high = lax.fori_loop(0, 100 if wanted.dtype == jnp.float64 else 60, halve, bounds)
-    grid = (0.5 * (low + high)).at[0].set(start).at[-1].set(end)
-    if not (jnp.diff(grid) < 0).all():
-        raise ValueError(
-            f"times cannot tell {steps} steps of spacing {spacing!r} apart in {grid.dtype}; take fewer steps, or "
-            f"float64."
-        )
-    return grid
+        bounds = jnp.full_like(wanted, end), jnp.full_like(wanted, start)
+        low, high = lax.fori_loop(0, 100 if wanted.dtype == jnp.float64 else 60, halve, bounds)
+        grid = (0.5 * (low + high)).at[0].set(start).at[-1].set(end)
+        if not (jnp.diff(grid) < 0).all():
+            raise ValueError(
+                f"times cannot tell {steps} steps of spacing {spacing!r} apart in {grid.dtype}; take fewer steps, or "
+                "float64."
+            )
+        return grid
 
 
 def _share_of_noise(schedule, t):
@@ -347,8 +347,7 @@ def require_time(where: str, t, x, check: bool = False):
         check_values(
             (known >= 0) & (known <= 1),
             f"{where} expects times from 0 (data) to 1 (noise), but from {{least}} to {{most}} came; divide a number "
-            f"of "
-            "steps by their total.",
+            "of steps by their total.",
             check=check,
             least=known.min(),
             most=known.max(),
@@ -372,15 +371,14 @@ def require_times(where: str, times, dtype):
         if not (known.min() >= 0 and known.max() <= 1):
             raise ValueError(
                 f"{where} expects times from 1 (noise) to 0 (data), but from {known.min()} to {known.max()} came; "
-                f"divide "
-                "a number of steps by their total."
+                "divide a number of steps by their total."
             )
         wrong = np.flatnonzero(~(np.diff(known) < 0))
         if len(wrong):
             raise ValueError(
                 f"{where} expects times that fall, from noise to data, but {known[wrong[0]]} is followed by "
                 f"{known[wrong[0] + 1]} (place {wrong[0] + 1}); sort them, as in jnp.sort(times)[::-1], without "
-                f"repeats."
+                "repeats."
             )
     return jnp.asarray(times).astype(dtype)
 
@@ -403,12 +401,35 @@ def require_schedule(where: str, schedule) -> None:
         raise ValueError(f"{where} expects {wrong}")
 
 
-@functools.lru_cache(maxsize=64)
 def _what_is_wrong(schedule: Schedule) -> str | None:
     """What is wrong with a schedule, in words; ``None`` if nothing is, or where nobody knows (it is traced)."""
+    try:
+        hash(schedule)
+    except TypeError:
+        look = _look_at.__wrapped__
+    else:
+        look = _look_at
+    try:
+        return look(schedule)
+    except _TracedError:
+        return None
+
+
+class _TracedError(Exception):
+    """The schedule has parameters that are traced; an error is not kept by the cache, a tracer would be."""
+
+
+@functools.lru_cache(maxsize=64)
+def _look_at(schedule):
     with jax.ensure_compile_time_eval():
         probes = jnp.linspace(0, 1, 33, dtype=jnp.float32)
         signal, noise = schedule.signal(probes), schedule.noise(probes)
+    try:
+        jax.eval_shape(lambda t: (schedule.signal(t), schedule.noise(t)), probes)
+    except jax.errors.TracerArrayConversionError:
+        return (
+            "a schedule written with jax.numpy, but its signal or noise uses NumPy, which jit cannot trace; write jnp."
+        )
     for name, value in (("signal", signal), ("noise", noise)):
         if jnp.shape(value) != probes.shape:
             return (
@@ -416,7 +437,7 @@ def _what_is_wrong(schedule: Schedule) -> str | None:
                 f"{describe(value)}; write it with jax.numpy, and a constant as jnp.ones_like(t)."
             )
     if isinstance(signal, jax.core.Tracer) or isinstance(noise, jax.core.Tracer):
-        return None
+        raise _TracedError
     signal, noise = np.asarray(signal, np.float64), np.asarray(noise, np.float64)
     if not (np.isfinite(signal).all() and np.isfinite(noise).all() and (signal >= -1e-6).all() and (noise >= 0).all()):
         bad = int(np.argmin(np.isfinite(signal) & np.isfinite(noise) & (signal >= -1e-6) & (noise >= 0)))
@@ -428,15 +449,13 @@ def _what_is_wrong(schedule: Schedule) -> str | None:
         return (
             f"a schedule with signal 1 and noise 0 at t = 0, but its signal is {signal[0]:.4g} and its noise "
             f"{noise[0]:.4g} there; time runs from data (t = 0) to noise (t = 1): write t -> 1 - t in both functions "
-            f"if "
-            "yours runs the other way."
+            "if yours runs the other way."
         )
     if signal[-1] > 0.1 * noise[-1]:
         return (
-            f"a schedule with much more noise than signal at t = 1, where sampling starts from pure noise, but its "
-            f"signal "
-            f"is {signal[-1]:.4g} and its noise {noise[-1]:.4g} there; let the signal end at a tenth of the noise at "
-            f"most."
+            "a schedule with much more noise than signal at t = 1, where sampling starts from pure noise, but its "
+            f"signal is {signal[-1]:.4g} and its noise {noise[-1]:.4g} there; let the signal end at a tenth of the "
+            "noise at most."
         )
     angle = np.arctan2(noise, signal)
     if not (np.diff(angle) > 0).all():

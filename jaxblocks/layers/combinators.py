@@ -9,6 +9,7 @@ child itself where there is only one.
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import jax
@@ -449,19 +450,25 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
                 )
         return met
 
-    # A Wire inside of others is asked for the same shapes by each of them: without memory, 2 ** depth times.
-    met_before: dict = {}
+    me = object()
 
     def init(key, inputs, side):
-        shapes = as_shapes((inputs, side))
-        asked = _hashable(shapes)
-        met = met_before.get(asked) if asked else None
-        if met is None:
-            met = meet(key, *shapes)
-            if asked:
-                met_before.clear()
-                met_before[asked] = met
-        each = [init_child(child, key, *met[child.label]) for child in kids]
+        # A Wire inside of others is asked for the same shapes by each of them, 2 ** depth times: all that are met
+        # during the init of the outermost one are remembered, and forgotten with it.
+        outermost = _met.get() is None
+        token = _met.set({}) if outermost else None
+        try:
+            shapes = as_shapes((inputs, side))
+            asked, known = (me, _hashable(shapes)), _met.get()
+            met = known.get(asked) if asked[1] else None
+            if met is None:
+                met = meet(key, *shapes)
+                if asked[1]:
+                    known[asked] = met
+            each = [init_child(child, key, *met[child.label]) for child in kids]
+        finally:
+            if outermost:
+                _met.reset(token)
         return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each])
 
     def apply(params, states, inputs, side):
@@ -478,10 +485,13 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
     return pair("Wire", kids, init, apply, own)
 
 
+_met: ContextVar[dict | None] = ContextVar("what the Wires of one init have met", default=None)
+
+
 def _hashable(shapes):
     """A tree of shapes and static values as a key of a dict; ``None`` where some value is none."""
     leaves, structure = jax.tree.flatten(shapes)
-    asked = structure, tuple((type(leaf), leaf) for leaf in leaves), jax.config.jax_enable_x64
+    asked = structure, tuple((type(leaf), leaf) for leaf in leaves)
     try:
         hash(asked)
     except TypeError:

@@ -214,7 +214,7 @@ def _Skip(features):
 
 def _PlaceAttention(heads):
     """Attention among the places of an image, (..., h, w, c) to the same; no place is masked."""
-    attention = Attention(heads)
+    attention = Attention(heads, out_init=initializers.zeros)
 
     def as_sequence(x):
         return x.reshape(*x.shape[:-3], -1, x.shape[-1])  # (..., h w, c)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxblocks.precision import wide_dtype
+
 __all__ = ["AverageState", "average_params", "averaged"]
 
 
@@ -30,8 +32,9 @@ def average_params(decay: float) -> optax.GradientTransformation:
     .. math:: \bar\theta_t = \frac{1 - d}{1 - d^t} \sum_{s=1}^t d^{\,t-s}\,\theta_s
 
     so the last :math:`1 / (1 - d)` steps count, and params at initialisation never do (the weights
-    sum to 1 from the first step). Updates pass unchanged. The average takes the dtype of the params;
-    :math:`t` counts the steps of this transformation, so with ``optax.MultiSteps`` it belongs inside::
+    sum to 1 from the first step). Updates pass unchanged. The average is kept in float32 at
+    least, since in fewer bits small steps are lost; :math:`t` counts the steps of this transformation, so with
+    ``optax.MultiSteps`` it belongs inside::
 
         optimiser = optax.chain(optax.adam(1e-3), average_params(0.999))
         ...
@@ -56,21 +59,20 @@ def average_params(decay: float) -> optax.GradientTransformation:
         raise ValueError(f"average_params expects 0 <= decay < 1, but {decay!r} came; pass for instance 0.999.")
 
     def init(params):
-        return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
+        return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, wide_dtype(p.dtype)), params))
 
     def update(updates, state, params=None):
         if params is None:
             raise ValueError("average_params averages params, but none came; call update(gradients, state, params).")
         count = state.count + 1
-        if decay:
-            beyond = -jnp.expm1(count.astype(jnp.float32) * math.log(decay))  # 1 - d^t, right for d near 1 too
-            weight = (1 - decay) / beyond
-        else:
-            weight = jnp.float32(1)
-        weight = jnp.where(count == 1, jnp.float32(1), weight)
 
         def mix(average, new):
-            return average + weight.astype(average.dtype) * (new.astype(average.dtype) - average)
+            dtype = average.dtype
+            beyond = (
+                -jnp.expm1(count.astype(dtype) * math.log(decay)) if decay else 1
+            )  # 1 - d^t, right for d near 1 too
+            weight = jnp.where(count == 1, 1, (1 - decay) / beyond).astype(dtype)
+            return average + weight * (new.astype(dtype) - average)
 
         new = optax.apply_updates(params, updates)
         return updates, AverageState(count, jax.tree.map(mix, state.average, new))

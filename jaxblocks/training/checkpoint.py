@@ -97,7 +97,7 @@ def load_checkpoint(directory: str | os.PathLike, like, *, missing_ok: bool = Fa
     >>> load_checkpoint("no/such/folder", {"w": jnp.zeros(2)}, missing_ok=True)
     {'w': Array([0., 0.], dtype=float32)}
     """
-    found = read_newest(directory, {"train": like})
+    found = read_newest(as_directory("load_checkpoint", directory), {"train": like})
     if found is not None:
         return found.trees["train"]
     if missing_ok:
@@ -132,7 +132,7 @@ _SAVING, _REMOVING = ".saving-", ".removing-"
 def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2) -> Path:
     """Write named trees (all of their arrays, and ``notes``, JSON) as one checkpoint, and remove old ones."""
     ocp = require_orbax("save_checkpoint")
-    directory = Path(directory).absolute()
+    directory = as_directory("save_checkpoint", directory)
     arrays = {name: _arrays(tree) for name, tree in trees.items()}
     leaves = {name: {path: _entry(path, a) for path, a in named.items()} for name, named in arrays.items()}
     older = checkpoints_in(directory)
@@ -168,7 +168,7 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
             f"The checkpoint of step {step} could not be saved in {directory}: {reason}. Make room there or pass "
             f"another folder; checkpoints that were saved before are as they were ({kept})."
         ) from error
-    for old in same[: len(same) + 1 - keep]:
+    for old in same[: max(len(same) + 1 - keep, 0)]:
         with contextlib.suppress(OSError):  # the new one is safe; what is left over goes next time
             gone = old.rename(directory / (_REMOVING + old.name))
             shutil.rmtree(gone)
@@ -181,12 +181,16 @@ def read_newest(directory, trees: Mapping[str, Any], optional: tuple[str, ...] =
     A tree that ``optional`` names comes as a flat dict from paths to arrays, of whatever was stored.
     """
     refused: dict[Path, RefusedError] = {}
-    for path in reversed(checkpoints_in(Path(directory).absolute())):
+    listed = checkpoints_in(Path(directory).absolute())
+    while listed:
+        path = listed.pop()
         try:
             found, notes = _read(path, trees, optional)
         except RefusedError as error:
-            if path.exists():  # else a run that goes on has removed it in the meantime
+            if path.exists():
                 refused[path] = error
+            elif not listed:  # a run that goes on has removed it in the meantime, and written others
+                listed = [new for new in checkpoints_in(Path(directory).absolute()) if new not in refused]
             continue
         if refused:
             warnings.warn(f"{_sentences(refused)} {path.name} is used instead.", stacklevel=3)
@@ -249,13 +253,39 @@ class Saver:
 
 
 def rebuild(tree, arrays):
-    """A tree like this one with these arrays; typed keys are typed again."""
+    """A tree like this one with these arrays; typed keys are typed again, what JAX would narrow stays with NumPy."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     found = []
     for path, leaf in leaves:
-        a = jnp.asarray(arrays[jax.tree_util.keystr(path)])
+        a = arrays[jax.tree_util.keystr(path)]
+        if jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype:  # else 64 bits, which JAX has switched off
+            a = jnp.asarray(a)
         found.append(jax.random.wrap_key_data(a, impl=_generator(leaf)) if _is_key(leaf) else a)
     return jax.tree_util.tree_unflatten(structure, found)
+
+
+def as_directory(where: str, directory) -> Path:
+    """The folder of a run; raises where it is no path, or that of a single checkpoint."""
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(
+            f"{where} expects the folder of a run, but {describe_any(directory)} came; the folder stands before the "
+            "training state."
+        )
+    path = Path(directory).absolute()
+    if _NAME.fullmatch(path.name):
+        raise ValueError(
+            f"{where} expects the folder of a run, but {path} is one of its checkpoints; pass {path.parent}."
+        )
+    return path
+
+
+def make_directory(where: str, directory) -> None:
+    """Make the folder of a run, before anything is computed that could not be saved there."""
+    path = as_directory(where, directory)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"{where} cannot save checkpoints in {path}: {error.strerror}. Pass another folder.") from error
 
 
 def require_orbax(where: str):
@@ -450,10 +480,12 @@ def _clear(directory):
 @contextlib.contextmanager
 def _orbax_is_quiet():
     """Without the tracebacks that its threads log; what went wrong is raised all the same."""
-    log = logging.getLogger("absl")
+    logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
-    log.addFilter(quiet)
+    for log in logs:
+        log.addFilter(quiet)
     try:
         yield
     finally:
-        log.removeFilter(quiet)
+        for log in logs:
+            log.removeFilter(quiet)

@@ -167,7 +167,8 @@ def terminal_log(*, every: int = 100, file=None) -> Log:
 
 def as_logs(log) -> tuple[Log, ...]:
     """What ``fit(log=)`` takes as a tuple of logs."""
-    logs = (log,) if isinstance(log, Log) else tuple(log or ())
+    logs = tuple(log) if isinstance(log, (list, tuple)) and not isinstance(log, Log) else (log,)
+    logs = () if log is None else logs
     for one in logs:
         if not isinstance(one, Log):
             raise TypeError(

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import optax
 
 from jaxblocks.checks import describe, describe_any, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, as_inputs
-from jaxblocks.training.checkpoint import Saver, read_newest, rebuild, require_orbax
+from jaxblocks.training.checkpoint import Saver, make_directory, read_newest, rebuild, require_orbax
 from jaxblocks.training.data import count_rows, minibatches, name_arrays, require_batch_size, take_rows
 from jaxblocks.training.logs import Log, as_logs
 from jaxblocks.training.nonfinite import first_not_finite
@@ -188,7 +189,7 @@ def fit(
     if (epochs is None) == (steps is None):
         raise ValueError(f"fit expects one of epochs and steps, but epochs={epochs} and steps={steps} came.")
     compute_dtype = require_compute_dtype("fit", compute_dtype)
-    logs = as_logs(log)
+    logs = list(as_logs(log))
     if checkpoint_every is not None:
         checkpoint_every = require_whole("fit", "checkpoint_every", checkpoint_every)
         if checkpoint_dir is None:
@@ -211,6 +212,7 @@ def fit(
     seen = _Seen(int(train.step), stopping.init())
     if checkpoint_dir is not None:
         require_orbax("fit")
+        make_directory("fit", checkpoint_dir)
         about = _about(data, batch_size, validation, metrics)
         train, seen = _go_on(checkpoint_dir, train, seen, about, total if patience is None else patience)
     start, ended = int(train.step), bool(seen.stopper.stop) or (int(train.step) == total and seen.resumed)
@@ -232,8 +234,8 @@ def fit(
             stack.callback(saver.close)
         columns = ["step", "epoch", "loss", *(f"validation {name}" for name in metrics if validation is not None)]
         for one in () if ended else logs:
-            stack.callback(one.end)
-            one.begin(start, columns)
+            stack.callback(_end, one)
+            _begin(one, start, columns)
         bar = stack.enter_context(_bar(start, total, progress and not ended))
         for number, (x, y) in enumerate(() if ended else batches(start), start + 1):
             train, value = step(train, x, y)
@@ -303,9 +305,26 @@ class _Seen:
     resumed: bool = False
 
 
+def _begin(log, step, columns):
+    try:
+        log.begin(step, columns)
+    except OSError as error:
+        raise OSError(f"A log cannot be written: {error}. Pass another path, or make room there.") from error
+
+
 def _write(logs, rows):
-    for one in logs:
-        one.write(rows)
+    """A log that cannot be written any more (a full disk) is a warning: what is trained is not lost for it."""
+    for one in tuple(logs):
+        try:
+            one.write(rows)
+        except OSError as error:
+            logs.remove(one)
+            warnings.warn(f"A log cannot be written: {error}. Training goes on without it.", stacklevel=3)
+
+
+def _end(log):
+    with contextlib.suppress(OSError):  # of what a full disk has not taken, `_write` has told
+        log.end()
 
 
 def _bar(start, total, progress):
@@ -460,8 +479,8 @@ def _not_finite(a):
 def _explain(forward, objective_of, loss, step, is_sound, train, batches, steps, per_epoch):
     """Repeat the steps since the last good training state one by one; raise at the first that is not finite."""
     for _, (x, y) in zip(range(steps), batches, strict=False):
-        before = _copy(train)
-        train, value = step(train, x, y)
+        before = train  # not donated: it may be on its way to the disk
+        train, value = step(_copy(train), x, y)
         if np.isfinite(value) and is_sound(train):
             continue
         number = int(train.step)
@@ -481,7 +500,7 @@ def _explain(forward, objective_of, loss, step, is_sound, train, batches, steps,
             what = f"the loss is {value}, though the outputs of the net and the params are finite"
         else:
             what = f"the loss is {value}, and the outputs of the net are not finite, though its params are"
-        where = _where(objective_of(before, x, y, {}), before)
+        where = _where(objective_of(before, x, y, {}), before, _all_finite(outputs), np.isfinite(value))
         error = FloatingPointError(
             f"In step {number} (epoch {1 + (number - 1) // per_epoch}) {what}. {where}"
             "Try a smaller learning rate, or optax.clip_by_global_norm in front of the optimiser; error.train is the "
@@ -495,8 +514,9 @@ def _explain(forward, objective_of, loss, step, is_sound, train, batches, steps,
     )
 
 
-def _where(objective, train) -> str:
+def _where(objective, train, sound_outputs, sound_value) -> str:
     """In which layer a step stops being finite, as a sentence; nothing where that cannot be told."""
+    outside = "the loss (outside of the layers)" if sound_outputs else "the net itself, outside of its layers"
     try:
         for way, f in (
             ("forward", objective),
@@ -504,10 +524,12 @@ def _where(objective, train) -> str:
         ):
             found = first_not_finite(f, train.params)
             if found is not None:
-                place = f"layer {found.layer}" if found.layer else "the loss (outside of the layers)"
+                place = f"layer {found.layer}" if found.layer else outside
                 turns = "".join(f", turn {turn} of its loop (from 0)" for turn in found.turns)
                 return f"It began in the {way} pass of {place}, in the operation {found.operation}{turns}. "
     except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no memory, a primitive of somebody's own
+        return ""
+    if not sound_value:  # a constant that was meant to be NaN
         return ""
     return "Forward and backward pass are finite: it began in the update of the optimiser. "
 
