@@ -145,6 +145,8 @@ def fit(
             returns what it returned; ``train`` counts only where there is no checkpoint yet. The last two are kept,
             and none is written of a state that is not finite. They are written beside training; what cannot be saved
             (a full disk) is a warning, and training goes on.
+            A folder of another run is refused where leaves, key, batch size, metrics or the shapes of the data differ;
+            other values of the data, another learning rate or activation are not noticed.
         checkpoint_every: steps from one to the next; ``None`` for one a minute. One is written at the end as well.
         log: `csv_log`, `tensorboard_log`, `terminal_log`, or several in a list: the loss of each step and the means of
             each validation. A run that goes on from a checkpoint goes on in the same files.
