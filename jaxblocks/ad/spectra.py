@@ -441,7 +441,7 @@ class SpectralDensity:
         Frobenius norm. The standard error is that of the random vectors (with one vector it is NaN), which a function
         that k steps do not resolve adds to.
 
-        >>> SpectralDensity(jnp.array([[0.0, 2.0]]), jnp.array([[0.75, 0.25]]), 8).trace(jnp.square).value
+        >>> SpectralDensity(jnp.array([[0.0, 2.0]] * 2), jnp.array([[0.75, 0.25]] * 2), 8).trace(jnp.square).value
         Array(8., dtype=float32)
         """
         samples = self.n * jnp.sum(function(self.nodes) * self.weights, axis=-1)
