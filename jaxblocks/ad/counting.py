@@ -44,7 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from jaxblocks.ad.jaxprs import scan_parts
+from jaxblocks.ad.jaxprs import scan_parts, scope_of
 from jaxblocks.checks import describe_any
 
 __all__ = ["Cond", "Count", "Loop", "count", "equations"]
@@ -400,27 +400,11 @@ def _total(live, prefix="") -> Count:
 
 
 def _scope_of(item, prefix):
-    return _join(prefix, _scope(str(item.equation.source_info.name_stack)))
+    return _join(prefix, scope_of(item.equation))
 
 
 def _join(*parts):
     return "/".join(part for part in parts if part)
-
-
-_WRAPPERS = ("jvp(", "transpose(", "vmap(", "linearize(")
-
-
-def _scope(stack: str) -> str:
-    """The user's scopes in a name stack: ``transpose(jvp(0.Repeat))/.Dense`` is ``0.Repeat/.Dense``."""
-    names, depth = [], 0
-    for name in stack.split("/"):
-        while name.startswith(_WRAPPERS):
-            name, depth = name.partition("(")[2], depth + 1
-        while depth and name.endswith(")") and name.count(")") > name.count("("):
-            name, depth = name[:-1], depth - 1
-        if name and name != "rematted_computation":
-            names.append(name)
-    return "/".join(names)
 
 
 # ---- one equation -------------------------------------------------------------------------

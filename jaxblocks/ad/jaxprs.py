@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-__all__ = ["as_closed", "body_of_call", "evaluate", "inputs_of", "open_calls", "piece", "scan_parts"]
+__all__ = ["as_closed", "body_of_call", "evaluate", "inputs_of", "open_calls", "piece", "scan_parts", "scope_of"]
 
 
 def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
@@ -104,6 +104,29 @@ def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
     carries = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, body.outvars, strict=True))
     slices = sum(len(o.aval.shape) != len(b.aval.shape) for o, b in zip(equation.invars, body.invars, strict=True))
     return len(equation.invars) - slices - carries, carries
+
+
+def scope_of(equation: JaxprEqn) -> str:
+    """The named scopes that an equation stands in, without the marks that transformations leave.
+
+    >>> def f(x):
+    ...     with jax.named_scope("layer"):
+    ...         return jax.lax.sin(x)
+    >>> scope_of(jax.make_jaxpr(jax.vmap(f))(jax.numpy.zeros(2)).eqns[0])
+    'layer'
+    """
+    names, depth = [], 0
+    for name in str(equation.source_info.name_stack).split("/"):
+        while name.startswith(_WRAPPERS):
+            name, depth = name.partition("(")[2], depth + 1
+        while depth and name.endswith(")") and name.count(")") > name.count("("):
+            name, depth = name[:-1], depth - 1
+        if name and name not in ("rematted_computation", "checkpoint"):
+            names.append(name)
+    return "/".join(names)
+
+
+_WRAPPERS = ("jvp(", "transpose(", "vmap(", "linearize(")
 
 
 def evaluate(

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
+from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts, scope_of
 
 __all__ = ["FirstNonFinite", "first_not_finite"]
 
@@ -111,7 +111,7 @@ def _culprit(closed, flags, wanted, scope, turns):
     if not blamed:
         return None
     equation, results, inside = blamed[-1]
-    scope = "/".join(part for part in (scope, _scope(str(equation.source_info.name_stack))) if part)
+    scope = "/".join(part for part in (scope, scope_of(equation)) if part)
     results = list(map(bool, results))
     body = body_of_call(equation)
     if body is not None:
@@ -131,23 +131,3 @@ def _culprit_in_scan(equation, inside, scope, turns):
         if found := _culprit(body, flags, [True] * len(body.jaxpr.outvars), scope, (*turns, turn)):
             return found
     return None
-
-
-_WRAPPERS = ("jvp(", "transpose(", "vmap(", "linearize(")
-
-
-def _scope(stack: str) -> str:
-    """The named scopes in a name stack, without the marks of transformations and without what XLA calls rematerialised.
-
-    >>> _scope("transpose(jvp(0.Repeat))/.Dense")
-    '0.Repeat/.Dense'
-    """
-    names, depth = [], 0
-    for name in stack.split("/"):
-        while name.startswith(_WRAPPERS):
-            name, depth = name.partition("(")[2], depth + 1
-        while depth and name.endswith(")") and name.count(")") > name.count("("):
-            name, depth = name[:-1], depth - 1
-        if name and name not in ("rematted_computation", "checkpoint"):
-            names.append(name)
-    return "/".join(names)
