@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, describe_any
-from jaxblocks.diffusion.parametrisations import require_parametrisation
+from jaxblocks.diffusion.parametrisations import combined, require_parametrisation
 from jaxblocks.diffusion.schedules import Schedule, align, require_schedule, require_time
 
 __all__ = ["classifier_guided", "guided"]
@@ -96,18 +96,10 @@ def classifier_guided(
             return each.sum()
 
         gradient = scale * jax.grad(total)(x)
-        a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
         if predicts == "score":
-            change = gradient
-        elif predicts == "eps":
-            change = -s * gradient
-        elif predicts == "x0":
-            change = s * s / a * gradient
-        elif predicts == "v":
-            change = -(a * a + s * s) * s / a * gradient
-        else:
-            da, ds = (align(rate, x) for rate in schedule.rates(t))
-            change = (da * s / a - ds) * s * gradient
-        return predict(x, t) + change
+            return predict(x, t) + gradient
+        s = align(schedule.noise(t), x)
+        x0 = None if predicts == "eps" else s * s / align(schedule.signal(t), x) * gradient
+        return predict(x, t) + combined(x0, -s * gradient, t, schedule, predicts)
 
     return guided_predict

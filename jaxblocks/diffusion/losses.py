@@ -20,9 +20,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
+from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, declared_by, require_flag, side_inputs, stateful
-from jaxblocks.diffusion.parametrisations import PARAMETRISATIONS, error_scale, require_parametrisation
+from jaxblocks.diffusion.parametrisations import (
+    PARAMETRISATIONS,
+    combined,
+    error_scale,
+    require_parametrisation,
+    require_prediction,
+)
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, require_schedule, require_time
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.precision import wide_dtype, widen
@@ -108,29 +114,13 @@ def denoising_loss(
     wide, noise = widen(x0), widen(eps)
     t = require_time(where, t, wide)
     found = predict(x, t)
-    if not hasattr(found, "shape") or found.shape != x.shape:
-        raise ValueError(
-            f"{where} expects a prediction of the shape of x, but x is {describe(x)} and predict(x, t) "
-            f"{describe_any(found)}; let the net return as many features as it takes, and one output."
-        )
-    a, s = align(schedule.signal(t), wide), align(schedule.noise(t), wide)
+    require_prediction(where, found, x)
     found = found.astype(wide.dtype)
     if predicts == "score" and weighting in (None, "eps"):  # sigma (score - target), which does not divide by 0
-        error = noise + s * found
+        error = noise + align(schedule.noise(t), wide) * found
         weight = jnp.ones_like(t)
     else:
-        if predicts == "eps":
-            target = noise
-        elif predicts == "x0":
-            target = wide
-        elif predicts == "v":
-            target = a * noise - s * wide
-        elif predicts == "score":
-            target = -noise / s
-        else:
-            da, ds = (align(rate, wide) for rate in schedule.rates(t))
-            target = da * wide + ds * noise
-        error = found - target
+        error = found - combined(wide, noise, t, schedule, predicts)
         weight = _weight(t, schedule, predicts, weighting)
     squares = jnp.square(error)
     return weight * squares.reshape(*t.shape, -1).mean(-1)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import describe, require_floating, require_key
-from jaxblocks.diffusion.parametrisations import require_parametrisation
+from jaxblocks.checks import checkable, describe, require_floating, require_key
+from jaxblocks.diffusion.parametrisations import combined, require_parametrisation
 from jaxblocks.diffusion.schedules import Schedule, require_schedule, require_time
 from jaxblocks.precision import widen
 
@@ -108,12 +108,7 @@ class GaussianMixture(NamedTuple):
             at_means = jnp.broadcast_to(means, z.shape)
             along = jnp.broadcast_to(c, z.shape) * scaled
             x0 = self._mix(log_joint, a[..., None] * along, at_means)
-            if predicts == "x0":
-                return x0.astype(x.dtype)
-            if predicts == "v":
-                return (a * eps - s * x0).astype(x.dtype)
-            da, ds = (one(rate)[..., 0] for rate in schedule.rates(t))
-            return (da * x0 + ds * eps).astype(x.dtype)
+            return combined(x0, eps, t, schedule, predicts).astype(x.dtype)
 
         return predict
 
@@ -179,7 +174,7 @@ def gaussian_mixture(
     weights = jnp.full(k, 1 / k, means.dtype) if weights is None else jnp.asarray(weights)
     if weights.shape != (k,):
         raise ValueError(f"gaussian_mixture expects {k} weights, one for each mean, but {describe(weights)} came.")
-    if _known(weights) and not ((weights > 0).all() and abs(weights.sum() - 1) < 1e-5):
+    if checkable(weights, False) is not None and not ((weights > 0).all() and abs(weights.sum() - 1) < 1e-5):
         raise ValueError(
             f"gaussian_mixture expects positive weights of sum 1, but {weights} came; divide by their sum."
         )
@@ -187,19 +182,16 @@ def gaussian_mixture(
         variances = jnp.broadcast_to(covariances[:, None], (k, d))
         axes = jnp.broadcast_to(jnp.eye(d, dtype=means.dtype), (k, d, d))
     else:
-        if _known(covariances) and not jnp.allclose(covariances, covariances.mT, rtol=1e-5, atol=1e-6):
+        symmetric = checkable(jnp.allclose(covariances, covariances.mT, rtol=1e-5, atol=1e-6), False)
+        if symmetric is not None and not symmetric:
             raise ValueError("gaussian_mixture expects symmetric covariances, but they differ from their transposes.")
         variances, axes = jnp.linalg.eigh(covariances)
-    if _known(variances) and not (variances > 0).all():
+    if checkable(variances, False) is not None and not (variances > 0).all():
         raise ValueError(
             f"gaussian_mixture expects positive covariances, but one has a variance of {variances.min()}; add a little "
             "to its diagonal."
         )
     return GaussianMixture(weights.astype(means.dtype), means, variances.astype(means.dtype), axes.astype(means.dtype))
-
-
-def _known(x) -> bool:
-    return not isinstance(x, jax.core.Tracer)
 
 
 def _apply(matrix, vector):

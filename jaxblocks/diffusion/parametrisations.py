@@ -23,11 +23,19 @@ Axis letters: ``...`` the axes of an array x.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check_values, checkable, describe, require_floating
+from jaxblocks.checks import check_values, checkable, describe, describe_any, require_floating
 from jaxblocks.diffusion.schedules import Schedule, align, require_schedule, require_time
 from jaxblocks.precision import widen
 
-__all__ = ["PARAMETRISATIONS", "convert", "error_scale", "require_parametrisation", "require_solvable"]
+__all__ = [
+    "PARAMETRISATIONS",
+    "combined",
+    "convert",
+    "error_scale",
+    "require_parametrisation",
+    "require_prediction",
+    "require_solvable",
+]
 
 PARAMETRISATIONS = ("eps", "x0", "v", "score", "velocity")
 
@@ -88,8 +96,6 @@ def converted(p, x, t, schedule, source, target):
     if source == target:
         return p
     a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
-    if "velocity" in (source, target):
-        da, ds = (align(rate, x) for rate in schedule.rates(t))
     eps = x0 = None
     if source == "eps":
         eps = p
@@ -101,20 +107,32 @@ def converted(p, x, t, schedule, source, target):
         size = a * a + s * s
         x0, eps = (a * x - s * p) / size, (s * x + a * p) / size
     else:
+        da, ds = (align(rate, x) for rate in schedule.rates(t))
         size = a * ds - s * da
         x0, eps = (ds * x - s * p) / size, (a * p - da * x) / size
     if x0 is None and target in ("x0", "v", "velocity"):
         x0 = (x - s * eps) / a
     if eps is None and target != "x0":
         eps = (x - a * x0) / s
+    return combined(x0, eps, t, schedule, target)
+
+
+def combined(x0, eps, t, schedule, target):
+    """What ``target`` names, made of x0 and eps; the one that it does not need may be ``None``.
+
+    >>> from jaxblocks.diffusion import flow_matching
+    >>> print(combined(jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25), flow_matching(), "velocity"))
+    [2.]
+    """
     if target == "eps":
         return eps
     if target == "x0":
         return x0
     if target == "score":
-        return -eps / s
+        return -eps / align(schedule.noise(t), eps)
     if target == "v":
-        return a * eps - s * x0
+        return align(schedule.signal(t), eps) * eps - align(schedule.noise(t), eps) * x0
+    da, ds = (align(rate, eps) for rate in schedule.rates(t))
     return da * x0 + ds * eps
 
 
@@ -164,6 +182,15 @@ def require_parametrisation(where: str, *names) -> None:
                 f"{where} expects a parametrisation out of {', '.join(PARAMETRISATIONS)}, but {name!r} came; "
                 "name what the net predicts."
             )
+
+
+def require_prediction(where: str, found, x) -> None:
+    """Raise a ``ValueError`` unless what ``predict(x, t)`` returned is an array of the shape of x."""
+    if not hasattr(found, "shape") or found.shape != x.shape:
+        raise ValueError(
+            f"{where} expects a prediction of the shape of x, but x is {describe(x)} and predict(x, t) "
+            f"{describe_any(found)}; let the net return as many features as it takes, and one output."
+        )
 
 
 def require_solvable(where: str, t, schedule: Schedule, source: str, target: str, *, check: bool = False) -> None:

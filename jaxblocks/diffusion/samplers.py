@@ -39,8 +39,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
-from jaxblocks.diffusion.parametrisations import converted, require_parametrisation, require_solvable
+from jaxblocks.checks import describe_any, require_floating, require_key, require_whole
+from jaxblocks.diffusion.parametrisations import (
+    converted,
+    require_parametrisation,
+    require_prediction,
+    require_solvable,
+)
 from jaxblocks.diffusion.schedules import Schedule, require_schedule, require_times
 from jaxblocks.precision import wide_dtype, widen
 
@@ -401,11 +406,7 @@ class _Run:
     def prediction(self, x, now):
         given = x.astype(self.dtype)
         found = self.predict(given, now["t"])
-        if not hasattr(found, "shape") or found.shape != x.shape:
-            raise ValueError(
-                f"{self.where} expects a prediction of the shape of x, but x is {describe(given)} and predict(x, t) "
-                f"{describe_any(found)}; let the net return as many features as it takes, and one output."
-            )
+        require_prediction(self.where, found, given)
         require_floating(f"{self.where}: predict", prediction=found)
         return found.astype(x.dtype)
 
