@@ -68,9 +68,8 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
         def mix(average, new):
             dtype = average.dtype
-            beyond = (
-                -jnp.expm1(count.astype(dtype) * math.log(decay)) if decay else 1
-            )  # 1 - d^t, right for d near 1 too
+            # 1 - d^t, right for d near 1 too
+            beyond = -jnp.expm1(count.astype(dtype) * math.log(decay)) if decay else 1
             weight = jnp.where(count == 1, 1, (1 - decay) / beyond).astype(dtype)
             return average + weight * (new.astype(dtype) - average)
 

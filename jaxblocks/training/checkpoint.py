@@ -136,10 +136,10 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
     arrays = {name: _arrays(tree) for name, tree in trees.items()}
     leaves = {name: {path: _entry(path, a) for path, a in named.items()} for name, named in arrays.items()}
     older = checkpoints_in(directory)
-    same = [path for path in older if _leaves_or_none(path, "train") == _shapes(leaves["train"])]
-    readable = [path for path in older if _leaves_or_none(path, "train") is not None]
+    readable = {path: listed for path in older if (listed := _list_or_none(path)) is not None}
+    same = [path for path, listed in readable.items() if not _differences(listed, {"train": leaves["train"]})]
     if readable and not same:
-        differences = _differences(_read_list(readable[-1]), leaves)
+        differences = _differences(list(readable.values())[-1], leaves)
         raise ValueError(
             f"The folder {directory} holds checkpoints of another tree: {differences}. Pass another folder, or remove "
             "what is there."
@@ -350,10 +350,10 @@ def _read_list(path) -> dict:
         raise RefusedError(f"is damaged: its {_LIST} is missing, cut short or changed") from error
 
 
-def _leaves_or_none(path, name):
+def _list_or_none(path):
     try:
-        return _shapes(_read_list(path)["leaves"][name])
-    except (RefusedError, KeyError):
+        return _read_list(path)
+    except RefusedError:
         return None
 
 
@@ -386,7 +386,7 @@ def _words(described):
 
 def _abstract(entry, like):
     """What orbax needs to know of a leaf: a NumPy array of its kind, or on which devices to spread it."""
-    if isinstance(like, jax.Array) and len(like.sharding.device_set) > 1:
+    if _is_spread(like):
         return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding)
     return np.empty(entry["shape"], jnp.dtype(entry["dtype"]))
 
@@ -402,8 +402,7 @@ def _named(tree) -> dict:
 
 def _arrays(tree) -> dict:
     """The same with arrays of NumPy, but for those that are spread over devices."""
-    spread = lambda a: isinstance(a, jax.Array) and len(a.sharding.device_set) > 1
-    return {path: a if spread(a) else _host(path, a) for path, a in _named(tree).items()}
+    return {path: a if _is_spread(a) else _host(path, a) for path, a in _named(tree).items()}
 
 
 def _host(path, leaf):
@@ -411,6 +410,10 @@ def _host(path, leaf):
     if a.dtype.kind in "OUSMm":
         raise TypeError(f"A checkpoint holds arrays, but its leaf {path} is {describe_any(leaf)}; leave it out.")
     return a
+
+
+def _is_spread(leaf) -> bool:
+    return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
 
 
 def _is_key(leaf) -> bool:

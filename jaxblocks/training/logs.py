@@ -165,10 +165,11 @@ def terminal_log(*, every: int = 100, file=None) -> Log:
 # ---- shared with fit -----------------------------------------------------------------------
 
 
-def as_logs(log) -> tuple[Log, ...]:
-    """What ``fit(log=)`` takes as a tuple of logs."""
-    logs = tuple(log) if isinstance(log, (list, tuple)) and not isinstance(log, Log) else (log,)
-    logs = () if log is None else logs
+def as_logs(log) -> list[Log]:
+    """What ``fit(log=)`` takes as a list of logs, a new one."""
+    if log is None:
+        return []
+    logs = [log] if isinstance(log, Log) or not isinstance(log, Sequence) else list(log)
     for one in logs:
         if not isinstance(one, Log):
             raise TypeError(

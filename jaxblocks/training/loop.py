@@ -191,7 +191,7 @@ def fit(
     if (epochs is None) == (steps is None):
         raise ValueError(f"fit expects one of epochs and steps, but epochs={epochs} and steps={steps} came.")
     compute_dtype = require_compute_dtype("fit", compute_dtype)
-    logs = list(as_logs(log))
+    logs = as_logs(log)
     if checkpoint_every is not None:
         checkpoint_every = require_whole("fit", "checkpoint_every", checkpoint_every)
         if checkpoint_dir is None:
