@@ -49,3 +49,12 @@ def sentences():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def as_a_user_has_it():
+    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
+    import jax
+
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
+        yield

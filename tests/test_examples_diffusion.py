@@ -1,15 +1,9 @@
 """The examples of diffusion at toy size; their real size is what their headers report."""
 
-import jax
 import numpy as np
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def _as_a_user_has_it():
-    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
-    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user_has_it")
 
 
 def test_the_score_of_a_mixture_is_learned(tmp_path, capsys):

@@ -18,11 +18,7 @@ def load(name):
     return module
 
 
-@pytest.fixture(autouse=True)
-def _as_a_user_has_it():
-    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
-    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user_has_it")
 
 
 def test_classify_digits_learns(capsys):

@@ -1,17 +1,12 @@
 """The first thing a newcomer runs, at toy size; its real size is run by `make quickstart`."""
 
-import jax
 import numpy as np
 import pytest
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
 
-@pytest.fixture(autouse=True)
-def _as_a_user_has_it():
-    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
-    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
-        yield
+pytestmark = pytest.mark.usefixtures("as_a_user_has_it")
 
 
 def test_quickstart_learns_and_draws(tmp_path, capsys):

@@ -12,6 +12,7 @@ from jaxblocks.layers.combinators import Repeat, Residual, Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import MLP, Dense
 from jaxblocks.layers.norm import LayerNorm
+from jaxblocks.models.tokens import as_tokens, mean_of_tokens
 
 __all__ = ["MLPMixer"]
 
@@ -55,10 +56,10 @@ def MLPMixer(
     )
     return Serial(
         patches=Conv(features, (patch, patch), stride=patch),  # (..., h / patch, w / patch, features)
-        tokens=_as_tokens,  # (..., n, features)
+        tokens=as_tokens,  # (..., n, features)
         blocks=Repeat(block, layers),
         norm=_norm(),
-        mean=_mean,  # (..., features)
+        mean=mean_of_tokens,  # (..., features)
         out=Dense(classes),
     )
 
@@ -80,11 +81,3 @@ def _AlongPlaces(hidden):
 
 def _norm():
     return LayerNorm(epsilon=1e-6)
-
-
-def _as_tokens(x):
-    return x.reshape(*x.shape[:-3], -1, x.shape[-1])
-
-
-def _mean(x):
-    return x.mean(-2)

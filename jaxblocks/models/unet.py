@@ -21,13 +21,13 @@ from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
 from jaxblocks.checks import describe, require_floating, require_whole
 from jaxblocks.core import Layer
-from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import MLP, Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import GroupNorm
+from jaxblocks.models.tokens import SelfAttention, as_tokens
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.windows import require_spatial
 
@@ -214,16 +214,13 @@ def _Skip(features):
 
 def _PlaceAttention(heads):
     """Attention among the places of an image, (..., h, w, c) to the same; no place is masked."""
-    attention = Attention(heads, out_init=initializers.zeros)
-
-    def as_sequence(x):
-        return x.reshape(*x.shape[:-3], -1, x.shape[-1])  # (..., h w, c)
+    attention = SelfAttention(heads, out_init=initializers.zeros)
 
     def init(key, x):
-        return attention.init(key, jax.eval_shape(as_sequence, x))
+        return attention.init(key, jax.eval_shape(as_tokens, x))
 
     def apply(params, x):
-        return attention.apply(params, as_sequence(x)).reshape(x.shape)
+        return attention.apply(params, as_tokens(x)).reshape(x.shape)
 
     return Layer(init, apply)
 

@@ -11,12 +11,12 @@ from jax.nn import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks import describe, require_key
 from jaxblocks.core import Layer, require_params
-from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Residual, Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
+from jaxblocks.models.tokens import SelfAttention, as_tokens, mean_of_tokens
 
 __all__ = ["ViT"]
 
@@ -68,20 +68,20 @@ def ViT(
     dropped = {"drop": Dropout(drop)} if drop else {}
     dropped_twice = {"drop_1": Dropout(drop)} if drop else {}
     block = Serial(
-        look=Residual(norm=_norm(), attention=_SelfAttention(heads), **dropped),
+        look=Residual(norm=_norm(), attention=SelfAttention(heads), **dropped),
         think=Residual(
             norm=_norm(), dense_1=Dense(hidden), activation=gelu, **dropped_twice, dense_2=Dense(features), **dropped
         ),
     )
     return Serial(
         patches=Conv(features, (patch, patch), stride=patch),  # (..., h / patch, w / patch, features)
-        tokens=_as_tokens,  # (..., n, features)
+        tokens=as_tokens,  # (..., n, features)
         **({"token": _ClassToken()} if pool == "token" else {}),  # one more in front
         places=_Places(),
         **dropped,
         blocks=Repeat(block, layers),
         norm=_norm(),
-        pool=_first if pool == "token" else _mean,  # (..., features)
+        pool=_first if pool == "token" else mean_of_tokens,  # (..., features)
         out=Dense(classes),
     )
 
@@ -90,29 +90,8 @@ def _norm():
     return LayerNorm(epsilon=1e-6)
 
 
-def _as_tokens(x):
-    return x.reshape(*x.shape[:-3], -1, x.shape[-1])
-
-
 def _first(x):
     return x[..., 0, :]
-
-
-def _mean(x):
-    return x.mean(-2)
-
-
-def _SelfAttention(heads):
-    """Attention of tokens to tokens; none of them is padding, so there is no mask."""
-    attention = Attention(heads)
-
-    def init(key, x):
-        return attention.init(key, x)
-
-    def apply(params, x):
-        return attention.apply(params, x)
-
-    return Layer(init, apply)
 
 
 def _ClassToken():
