@@ -3,7 +3,7 @@
     python benchmarks/attention.py [memory] [time] [crossover]
 
 "by hand" is the plain spelling with two einsums and a softmax; "einsum" and "chunked" are ours. Memory is what the
-compiled programme says (``memory_analysis().temp_size_in_bytes``), nothing is run for it. Times are medians of ratios
+compiled program says (``memory_analysis().temp_size_in_bytes``), nothing is run for it. Times are medians of ratios
 of runs in turns; the machine may be busy, absolute times are not quoted.
 """
 

@@ -7,7 +7,7 @@ so that they mean something on a busy machine; run it on one core, with
 
     XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/curvature.py
 
-Memory is what the compiled programme says (``temp_size_in_bytes``), operations are those of ``count``.
+Memory is what the compiled program says (``temp_size_in_bytes``), operations are those of ``count``.
 """
 
 import sys

@@ -41,10 +41,10 @@ def forward():
 
 def step():
     """A jitted training step with Adam on the same net."""
-    net, optimiser = jb.MLP(8, 8, 2), optax.adam(1e-3)
+    net, optimizer = jb.MLP(8, 8, 2), optax.adam(1e-3)
     x, y = jnp.ones((4, 4)), jnp.array([0, 1, 0, 1])
-    train = [jb.init_training(net, optimiser, jax.random.key(0), x)]
-    ours = jb.train_step(net, jb.softmax_cross_entropy, optimiser)
+    train = [jb.init_training(net, optimizer, jax.random.key(0), x)]
+    ours = jb.train_step(net, jb.softmax_cross_entropy, optimizer)
 
     def loss(params, x, y):
         for layer in params[:-1]:
@@ -55,12 +55,12 @@ def step():
     def by_hand(state, x, y):
         params, opt_state, count = state
         value, grad = jax.value_and_grad(loss)(params, x, y)
-        updates, opt_state = optimiser.update(grad, opt_state, params)
+        updates, opt_state = optimizer.update(grad, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state, count + 1), value
 
     by_hand = jax.jit(by_hand, donate_argnums=0)
     params = jax.tree.map(jnp.copy, [train[0].params[i] for i in (0, 2, 4)])
-    state = [(params, optimiser.init(params), jnp.zeros((), jnp.int32))]
+    state = [(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 
     def call_ours():
         train[0], value = ours(train[0], x, y)

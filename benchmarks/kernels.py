@@ -3,7 +3,7 @@
     python benchmarks/kernels.py [ntk] [norms]
 
 "flat" is the plain spelling: the Jacobian by ``vmap(jacrev)``, joined to one matrix, times its transpose; the norms'
-is ``vmap(grad)`` and a sum of squares. Memory is what the compiled programme says
+is ``vmap(grad)`` and a sum of squares. Memory is what the compiled program says
 (``memory_analysis().temp_size_in_bytes``). Times are medians (quartiles) of ratios of runs in turns; the machine may be
 busy, absolute times are not quoted. One thread tells most: ``taskset -c 1``.
 """
@@ -30,7 +30,7 @@ def mean_over_space(x):
 
 
 def compare(name, programs, args, rounds, note=""):
-    """Each programme against the first: operations, temporary memory, time."""
+    """Each program against the first: operations, temporary memory, time."""
     compiled = {which: jax.jit(f).lower(*args).compile() for which, f in programs.items()}
     base = next(iter(programs))
     seconds = in_turns({which: functools.partial(f, *args) for which, f in compiled.items()}, rounds)

@@ -4,7 +4,7 @@
 
 "trace" is the trace of jax.hessian; "second jvps" is the sum of v'Hv over the unit vectors, jvp of jvp under vmap;
 "hutchinson" is v'Hv for 8 random vectors, an estimate with a standard error of tens of per cent. Operations are counted
-in the jaxpr, memory is what the compiled programme says, times are medians of ratios of runs in turns (quartiles).
+in the jaxpr, memory is what the compiled program says, times are medians of ratios of runs in turns (quartiles).
 """
 
 import functools
@@ -81,7 +81,7 @@ FORMS = {
 }
 
 
-def programmes(case):
+def programs(case):
     f, shape, batch = CASES[case]
     x = jax.random.normal(jax.random.key(3), shape if batch is None else (batch, *shape))
     lift = (lambda g: g) if batch is None else jax.vmap
@@ -91,7 +91,7 @@ def programmes(case):
 def operations():
     print("\noperations counted, trace / each")
     for case in CASES:
-        forms, x = programmes(case)
+        forms, x = programs(case)
         flops = {name: count(form, x).flops for name, form in forms.items()}
         print(f"{case:26s}" + "   ".join(f"{name} {flops['trace'] / flops[name]:.2f}" for name in forms))
 
@@ -99,7 +99,7 @@ def operations():
 def memory():
     print("\ntemporary bytes, each / trace")
     for case in CASES:
-        forms, x = programmes(case)
+        forms, x = programs(case)
         sizes = {
             name: form.lower(x).compile().memory_analysis().temp_size_in_bytes or 1 for name, form in forms.items()
         }
@@ -109,7 +109,7 @@ def memory():
 def times(rounds=41):
     print("\ntime, trace / each, median (quartiles)")
     for case in CASES:
-        forms, x = programmes(case)
+        forms, x = programs(case)
         exact = [np.asarray(forms[name](x)) for name in ("trace", "ours", "ours, chunks of 8", "second jvps")]
         for other in exact[1:]:
             np.testing.assert_allclose(other, exact[0], rtol=1e-3, atol=1e-4 * np.abs(exact[0]).max())

@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py [curve] [scan] [transformer] [equinox]
 
-Memory is what the compiled programme says (``memory_analysis().temp_size_in_bytes``). Times are medians of ratios of
+Memory is what the compiled program says (``memory_analysis().temp_size_in_bytes``). Times are medians of ratios of
 calls in turns to the plain scan's; the machine may be busy, absolute times are not quoted. For figures of one thread:
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/memory.py``. The part "equinox" is
 left out where that library is not installed.

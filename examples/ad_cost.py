@@ -42,7 +42,7 @@ from jaxblocks.ad import (
     optimal_order,
 )
 
-BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+BLUE, VERMILION, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"
 ROWS = ("jvp", "vjp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
 
 
@@ -254,16 +254,16 @@ def curves(sizes, key, repeats, picture):
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     counted, measured = figure.subplots(1, 2)
-    for name, colour, style in (("jacfwd", VERMILION, "s--"), ("jacrev", BLUE, "o-")):
-        counted.loglog(sizes.outputs, [table[name].flops for _, table in rows], style, color=colour, label=name)
+    for name, color, style in (("jacfwd", VERMILION, "s--"), ("jacrev", BLUE, "o-")):
+        counted.loglog(sizes.outputs, [table[name].flops for _, table in rows], style, color=color, label=name)
         times = [1e3 * table[name].seconds for _, table in rows]
         low, high = zip(*(table[name].quartiles for _, table in rows), strict=True)
-        measured.loglog(sizes.outputs, times, style, color=colour, label=name)
-        measured.fill_between(sizes.outputs, [1e3 * t for t in low], [1e3 * t for t in high], color=colour, alpha=0.2)
+        measured.loglog(sizes.outputs, times, style, color=color, label=name)
+        measured.fill_between(sizes.outputs, [1e3 * t for t in low], [1e3 * t for t in high], color=color, alpha=0.2)
     counted.set(ylabel="operations counted")
     measured.set(ylabel="time measured (ms), with quartiles")
     for axes in (counted, measured):
-        axes.axvline(crossover, color=GREY, linestyle=":", label=f"$d_L = d_0 = {d0}$")
+        axes.axvline(crossover, color=GRAY, linestyle=":", label=f"$d_L = d_0 = {d0}$")
         axes.set(xlabel="output dimension $d_L$")
         axes.legend()
     figure.savefig(picture, dpi=120)
@@ -361,8 +361,8 @@ def sharing(sizes, picture):
 
     figure = Figure(figsize=(5, 4), layout="constrained")
     axes = figure.subplots()
-    for name, colour, style in (("one by one", VERMILION, "s--"), ("backprop", BLUE, "o-"), ("forward", GREY, "^:")):
-        axes.loglog(sizes.layers, [row[name] for row in rows], style, color=colour, label=name)
+    for name, color, style in (("one by one", VERMILION, "s--"), ("backprop", BLUE, "o-"), ("forward", GRAY, "^:")):
+        axes.loglog(sizes.layers, [row[name] for row in rows], style, color=color, label=name)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="layers $k$", ylabel="operations counted")
     axes.legend()

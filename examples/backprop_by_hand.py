@@ -33,7 +33,7 @@ from jaxblocks import sigmoid_cross_entropy
 from jaxblocks.ad import count
 from jaxblocks.ad.traces import trace_table
 
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 
 
 def main(argv=None):
@@ -363,9 +363,9 @@ def draw_graph(graph, path):
 def draw_costs(rows, path):
     figure = Figure(figsize=(5, 4), layout="constrained")
     axes = figure.subplots()
-    styles = {"naive": (VERMILION, "o-"), "backprop": (BLUE, "s-"), "forward": (GREY, "^-")}
-    for name, (colour, style) in styles.items():
-        axes.loglog([row["layers"] for row in rows], [row[name] for row in rows], style, color=colour, label=name)
+    styles = {"naive": (VERMILION, "o-"), "backprop": (BLUE, "s-"), "forward": (GRAY, "^-")}
+    for name, (color, style) in styles.items():
+        axes.loglog([row["layers"] for row in rows], [row[name] for row in rows], style, color=color, label=name)
     axes.set(xlabel="layers $k$", ylabel="operations counted")
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -29,7 +29,7 @@ import optax
 import jaxblocks as jb
 from jaxblocks.datasets import standard_library_text
 from jaxblocks.models import Llama, RecurrentLM
-from jaxblocks.text import CharTokeniser, bits_per_token, generate
+from jaxblocks.text import CharTokenizer, bits_per_token, generate
 
 
 def main(argv=None):
@@ -52,24 +52,24 @@ def main(argv=None):
     args = parser.parse_args(argv)
 
     text = unique_paragraphs(standard_library_text())[: args.characters]
-    tokeniser = CharTokeniser(text)
-    tokens = tokeniser.encode(text)
+    tokenizer = CharTokenizer(text)
+    tokens = tokenizer.encode(text)
     train, held_out = np.split(tokens, [len(tokens) * 9 // 10])
     pieces_fit = 10 <= args.context < len(held_out) and args.context % 2 == 0
     if not pieces_fit or args.steps < 1 or args.recurrent_steps < 0:
         parser.error("--context must be even, at least 10 and shorter than a tenth of the text, and --steps at least 1")
-    print(f"{len(train)} characters to learn from, {len(held_out)} held out, {tokeniser.vocabulary} kinds")
+    print(f"{len(train)} characters to learn from, {len(held_out)} held out, {tokenizer.vocabulary} kinds")
 
     scores = {}
     for order in range(1, 6):
-        p = ngram_probabilities(train, held_out, order, tokeniser.vocabulary)[args.context // 2 - order :]
+        p = ngram_probabilities(train, held_out, order, tokenizer.vocabulary)[args.context // 2 - order :]
         scores[f"{order}-gram"] = report(f"the last {order} counted", -np.log2(p).mean())
 
-    sizes = dict(vocabulary=tokeniser.vocabulary, layers=args.layers, drop=args.drop)
+    sizes = dict(vocabulary=tokenizer.vocabulary, layers=args.layers, drop=args.drop)
     sizes |= dict(features=args.features, heads=4, hidden=args.features * 8 // 3)
     nets = {
         "recurrent": (
-            RecurrentLM(vocabulary=tokeniser.vocabulary, features=2 * args.features, layers=1, drop=args.drop),
+            RecurrentLM(vocabulary=tokenizer.vocabulary, features=2 * args.features, layers=1, drop=args.drop),
             args.recurrent_steps,
         ),
         "transformer": (Llama(**sizes), args.steps),
@@ -84,10 +84,10 @@ def main(argv=None):
             save(params, args.out / f"{name}.npz")
 
     print("\nThe transformer writes:\n")
-    prompt = tokeniser.encode("The ")
+    prompt = tokenizer.encode("The ")
     writer = Llama(**sizes, cache=len(prompt) + args.sample)
     written = generate(writer, params, prompt, key=jax.random.key(args.seed), steps=args.sample, temperature=0.8)
-    print(tokeniser.decode(written))
+    print(tokenizer.decode(written))
     return scores
 
 
@@ -108,14 +108,14 @@ def learn(net, tokens, steps, args, checkpoints):
     """Params after so many steps, on pieces of the text that begin anywhere."""
     pieces = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, args.rate, steps // 20, steps, 0.02 * args.rate)
-    optimiser = optax.chain(
+    optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(schedule, b2=0.98, weight_decay=0.1, mask=lambda params: jb.select(params, "**/kernel")),
     )
     fitted = jb.fit(
         net,
         jb.softmax_cross_entropy,
-        optimiser,
+        optimizer,
         (pieces[:, :-1], pieces[:, 1:]),
         key=jax.random.key(args.seed),
         batch_size=args.batch,

@@ -37,9 +37,9 @@ def distort(key, images):
     shape_key, place_key, noise_key = jax.random.split(key, 3)
     batch, height, width, _ = images.shape
     matrices = jnp.eye(2)[None] + 0.12 * jax.random.normal(shape_key, (batch, 2, 2))
-    centre = np.array([[height - 1, width - 1]]) / 2
-    moves = centre[None] + 0.5 * jax.random.normal(place_key, (batch, 1, 2))
-    grid = np.indices((height, width)).reshape(2, -1).T - centre  # (h w, 2), from the centre
+    center = np.array([[height - 1, width - 1]]) / 2
+    moves = center[None] + 0.5 * jax.random.normal(place_key, (batch, 1, 2))
+    grid = np.indices((height, width)).reshape(2, -1).T - center  # (h w, 2), from the center
 
     def one(image, matrix, move):
         points = grid @ matrix + move  # where each pixel of the new image is read in the old one

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 import jaxblocks as jb
 from jaxblocks.models import Llama, RecurrentLM
 
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 SYMBOLS = 8
 BLANK, MARK = SYMBOLS, SYMBOLS + 1
 VOCABULARY = SYMBOLS + 2
@@ -83,9 +83,9 @@ def learn(net, delay, args):
     def loss(logits, y):
         return jb.softmax_cross_entropy(logits[:, last], y)
 
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     sizes = dict(batch_size=args.batch, steps=args.steps, progress=False)
-    fitted = jb.fit(net, loss, optimiser, train, key=key, **sizes)
+    fitted = jb.fit(net, loss, optimizer, train, key=key, **sizes)
     logits = jax.jit(net.apply)(fitted.params, x)
     return fitted, float((logits[:, last].argmax(-1) == y).mean())
 
@@ -95,16 +95,16 @@ def draw(nets, found, args):
     args.out.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name, colour in zip(nets, (VERMILION, BLUE), strict=True):
-        right.plot(args.delays, [found[name, delay] for delay in args.delays], "o-", color=colour, label=name)
+    for name, color in zip(nets, (VERMILION, BLUE), strict=True):
+        right.plot(args.delays, [found[name, delay] for delay in args.delays], "o-", color=color, label=name)
         for delay, style in zip(args.delays, ("-", "--", ":", "-."), strict=False):
             curve = found[name, delay, "curve"]
-            left.plot(curve, style, color=colour, linewidth=1, label=f"{name}, delay {delay}")
-    left.axhline(np.log(SYMBOLS), color=GREY, linewidth=1)
-    left.set(xlabel="step", ylabel="loss (chance in grey)")
+            left.plot(curve, style, color=color, linewidth=1, label=f"{name}, delay {delay}")
+    left.axhline(np.log(SYMBOLS), color=GRAY, linewidth=1)
+    left.set(xlabel="step", ylabel="loss (chance in gray)")
     left.legend(fontsize=7)
-    right.axhline(1 / SYMBOLS, color=GREY, linewidth=1)
-    right.set(xlabel="delay", ylabel="copied rightly (chance in grey)", ylim=(0, 1.05))
+    right.axhline(1 / SYMBOLS, color=GRAY, linewidth=1)
+    right.set(xlabel="delay", ylabel="copied rightly (chance in gray)", ylim=(0, 1.05))
     right.legend()
     figure.savefig(args.out / "copy_task.png", dpi=150)
     print(f"picture: {args.out}/copy_task.png")

@@ -27,7 +27,7 @@ from jaxblocks.diffusion import (
     variance_preserving,
 )
 
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 SCHEDULE = variance_preserving()
 TIMES = (0.05, 0.2, 0.5)  # at which scores are compared
 BOX = 2.5
@@ -37,7 +37,7 @@ BOX = 2.5
 
 
 def ring(components=6):
-    """Ellipses on a circle, each turned towards its neighbour."""
+    """Ellipses on a circle, each turned towards its neighbor."""
     angle = np.linspace(0, 2 * np.pi, components, endpoint=False)
     across, along = np.stack([np.cos(angle), np.sin(angle)], -1), np.stack([-np.sin(angle), np.cos(angle)], -1)
     covariances = 0.01 * across[:, :, None] * across[:, None] + 0.1 * along[:, :, None] * along[:, None]
@@ -136,13 +136,13 @@ def draw(data, predict, drawn, path):
         learned = convert(predict(points, jnp.float32(t)), points, t, SCHEDULE, "eps", "score")
         column[0].set_title(f"score at t = {t}", fontsize=10)
         for axes, score in zip(column, (at.score(points), learned), strict=True):
-            axes.imshow(density, extent=(-BOX, BOX, -BOX, BOX), origin="lower", cmap="Greys", alpha=0.6)
+            axes.imshow(density, extent=(-BOX, BOX, -BOX, BOX), origin="lower", cmap="Grays", alpha=0.6)
             # long arrows are shortened, so that their direction is seen far away too
             size = jnp.linalg.norm(score, axis=-1, keepdims=True)
             arrows = np.asarray(score * jnp.log1p(size) / size)
             axes.quiver(*np.asarray(points).T, *arrows.T, color=BLUE, angles="xy", width=0.004)
-    for axes, (name, colour) in zip(grid[:, -1], (("exact", GREY), ("learned", VERMILION)), strict=True):
-        axes.scatter(*np.asarray(drawn[name]).T, s=1, color=colour)
+    for axes, (name, color) in zip(grid[:, -1], (("exact", GRAY), ("learned", VERMILION)), strict=True):
+        axes.scatter(*np.asarray(drawn[name]).T, s=1, color=color)
         axes.set_title(f"samples by the {name} score", fontsize=10)
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[], xlim=(-BOX, BOX), ylim=(-BOX, BOX), aspect="equal")

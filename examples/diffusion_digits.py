@@ -1,6 +1,6 @@
 """Handwritten digits out of noise: a U-Net with attention learns to remove it, and draws the digit that is asked for.
 
-All of 500 samples (50 of each digit) are recognised by a classifier that was trained on the real digits of scikit-learn
+All of 500 samples (50 of each digit) are recognized by a classifier that was trained on the real digits of scikit-learn
 (8x8 pixels, 1797 of them) and reads 99 % of those that it has not seen; without guidance 98 % are. Training takes 2000
 steps. The whole took 2.4 minutes on two CPU cores that others were using too (3.4 minutes of processor time).
 
@@ -149,8 +149,8 @@ def main(argv=None):
         sample(params, noise, wanted, 1.0),
     )  # (times, n, 8, 8, 1)
     drawn = path[-1]
-    recognised = lambda x: float(jb.accuracy(classifier().apply(judge, x), wanted))
-    found, plain = recognised(drawn), recognised(unguided[-1])
+    recognized = lambda x: float(jb.accuracy(classifier().apply(judge, x), wanted))
+    found, plain = recognized(drawn), recognized(unguided[-1])
 
     shown = jnp.arange(min(args.samples, 100))
     draw_grid(drawn[shown], args.out / "samples.png", "drawn by the net, a column for each digit")
@@ -161,8 +161,8 @@ def main(argv=None):
     print(f"pictures: {args.out}/samples.png, real.png, denoising.gif")
     print(f"the classifier reads real test digits: {reads_real:.4f}, samples without guidance: {plain:.4f}")
     print(f"seconds: {time.monotonic() - began:.0f}")
-    print(f"samples recognised: {found:.4f}")
-    return {"recognised": found, "unguided": plain, "classifier": reads_real, "drawn": drawn, "params": params}
+    print(f"samples recognized: {found:.4f}")
+    return {"recognized": found, "unguided": plain, "classifier": reads_real, "drawn": drawn, "params": params}
 
 
 # ---- pictures --------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from backprop_by_hand import backprop, classifier, forward, listing, survey
 from jax.flatten_util import ravel_pytree
 from jax.nn import initializers
 from matplotlib.figure import Figure
-from minimise import quadratic, quartic
+from minimize import quadratic, quartic
 from nn251 import random_network
 from tqdm import tqdm
 
@@ -55,7 +55,7 @@ from jaxblocks.theory.regions import (
 DIEHL, HUSZAR = "Diehl 2023", "Huszar, DeepNN lecture 3"
 KRAPAC, CEVHER = "Krapac & Segvic, Deep feed-forward models", "Cevher, Mathematics of Data"
 BLUE, VERMILION, GREEN, PURPLE = plotting.PALETTE[:4]
-GREY = "#666666"
+GRAY = "#666666"
 
 
 class Picture(NamedTuple):
@@ -112,7 +112,7 @@ def save(figure, number, path):
     wide = figure.get_figwidth()
     figure.suptitle(textwrap.fill(f"{number}  {title}", int(12.5 * wide)), fontsize=11)
     below = f"After {made.source}. {made.note}".strip()
-    figure.supxlabel(textwrap.fill(below, int(19 * wide)), fontsize=7, color=GREY)
+    figure.supxlabel(textwrap.fill(below, int(19 * wide)), fontsize=7, color=GRAY)
     figure.savefig(path)
 
 
@@ -129,17 +129,17 @@ def column(f):
 
 def trained(net, loss, x, y, key, *, steps, rate, starts=1):
     """The best params of several starts, by Adam on all the data, and the loss that they reach."""
-    optimiser = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
     risk = lambda params: jnp.mean(loss(net.apply(params, x), y))
 
     def run(key):
         def step(carry, _):
             params, state = carry
-            updates, state = optimiser.update(jax.grad(risk)(params), state)
+            updates, state = optimizer.update(jax.grad(risk)(params), state)
             return (optax.apply_updates(params, updates), state), None
 
         params = net.init(key, x)
-        params = jax.lax.scan(step, (params, optimiser.init(params)), length=steps)[0][0]
+        params = jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[0][0]
         return params, risk(params)
 
     every, risks = jax.jit(jax.vmap(run))(jax.random.split(key, starts))
@@ -232,8 +232,8 @@ def divergences(quick):
     q = jnp.linspace(0.005, 0.995, 199)
     figure, ax = page(6.4, 4)
     plotting.curves(q, at(q), ax)
-    ax.axvline(0.3, color=GREY, linewidth=0.8)
-    ax.annotate("q = p", (0.3, 2.35), (4, 0), textcoords="offset points", color=GREY, fontsize=8)
+    ax.axvline(0.3, color=GRAY, linewidth=0.8)
+    ax.annotate("q = p", (0.3, 2.35), (4, 0), textcoords="offset points", color=GRAY, fontsize=8)
     ax.set(xlabel="q", ylabel="distance (the last three in nats)", ylim=(0, 2.5), xlim=(0, 1))
     ax.legend(loc="upper center", ncols=2)
     some = at(jnp.array([0.1, 0.5, 0.9]))
@@ -480,7 +480,7 @@ def exclusive_or(quick):
         if ax is not axes[-1]:
             ax.get_legend().remove()
     line = np.array([-0.6, 2.8])
-    axes[-1].plot(line, (line - 0.5) / 2, "--", color=GREY, label="$h_1 - 2 h_2 = 1/2$")
+    axes[-1].plot(line, (line - 0.5) / 2, "--", color=GRAY, label="$h_1 - 2 h_2 = 1/2$")
     axes[-1].legend(loc="upper left")
     return figure, {"places": [np.asarray(p) for p in panels.values()], "output": np.asarray(jb.affine(places, **out))}
 
@@ -495,7 +495,7 @@ def saturation(quick):
     plotting.curves(z, both, left)
     left.axvspan(-6, -3, color="0.93", zorder=0)
     left.axvspan(3, 6, color="0.93", zorder=0)
-    left.set(xlabel="z", title="grey: saturated, gradients fade", ylim=(-1.1, 1.5))
+    left.set(xlabel="z", title="gray: saturated, gradients fade", ylim=(-1.1, 1.5))
     left.legend(loc="upper left", ncols=2)
     pair = jnp.stack([z, jnp.zeros_like(z)], -1)
     ways = {"LSE(z, 0)": jb.logsumexp(pair), "max(z, 0)": pair.max(-1), "softmax-mean": jb.softmax_mean(pair, pair)}
@@ -528,9 +528,9 @@ def loss_gradients(quick):
     return figure, {"largest": largest, **{name: np.asarray(jax.vmap(jax.grad(f))(at)) for name, f in losses.items()}}
 
 
-@picture("F18", f"{KRAPAC} (three slides)", "The colours are our choice.")
-def colours(quick):
-    """From a point to a colour: a model that adds a function of x and one of y knows the corner that it never saw."""
+@picture("F18", f"{KRAPAC} (three slides)", "The colors are our choice.")
+def colors(quick):
+    """From a point to a color: a model that adds a function of x and one of y knows the corner that it never saw."""
 
     def target(x):
         red = 0.5 + 0.5 * jnp.sin(4 * x[:, :1]) * jnp.array([[1.0, 0.3, 0.1]])
@@ -597,9 +597,9 @@ def shallow_and_deep(quick):
     close = axes[2]
     plotting.points(x, y, close, names=["outside", "inside"])
     close.collections[0].set_alpha(0.6)
-    for segments, colour, style in zip(boundaries.values(), (BLUE, "black"), ("--", "-"), strict=True):
+    for segments, color, style in zip(boundaries.values(), (BLUE, "black"), ("--", "-"), strict=True):
         for segment in segments:
-            close.plot(*segment.T, style, color=colour, linewidth=1.8)
+            close.plot(*segment.T, style, color=color, linewidth=1.8)
     missed = np.asarray(x)[wrong["20 units"]]
     close.plot(*missed.T, "o", color="none", markeredgecolor="black", markersize=10)
     middle = busiest(missed) if len(missed) else np.zeros(2)
@@ -715,16 +715,16 @@ def parity(quick):
 
 @picture("F25", f"{KRAPAC}, generic and hand-crafted features", "The contents are our choice.")
 def local_smoothness(quick):
-    """Local smoothness: bumps fill the gaps between neighbours; in many dimensions there are none; a descriptor."""
-    centres = jnp.array([-2.0, -1.2, 0.1, 0.8, 2.0])[:, None]
+    """Local smoothness: bumps fill the gaps between neighbors; in many dimensions there are none; a descriptor."""
+    centers = jnp.array([-2.0, -1.2, 0.1, 0.8, 2.0])[:, None]
     y = jnp.array([0.6, 1.0, -0.4, 0.2, 0.9])
     x = jnp.linspace(-5, 5, 401)
-    weights = jnp.linalg.solve(jb.rbf_kernel(centres, centres, 2.0), y)
-    bumps = jb.rbf_kernel(x[:, None], centres, 2.0) * weights[None]
+    weights = jnp.linalg.solve(jb.rbf_kernel(centers, centers, 2.0), y)
+    bumps = jb.rbf_kernel(x[:, None], centers, 2.0) * weights[None]
     figure, (left, middle, right) = page(11, 3.6, 1, 3)
     plotting.curves(x, {"sum of bumps": bumps.sum(1)}, left)
-    left.plot(x, bumps, color=GREY, linewidth=0.7)
-    left.plot(centres[:, 0], y, "ko", markersize=4, label="data")
+    left.plot(x, bumps, color=GRAY, linewidth=0.7)
+    left.plot(centers[:, 0], y, "ko", markersize=4, label="data")
     left.set(xlabel="x", title="far from the data it is 0")
     left.legend(loc="upper left")
     left.set_ylim(-0.7, 1.5)
@@ -747,7 +747,7 @@ def local_smoothness(quick):
     right.set(xlabel="angle of the gradient, degrees, from", title="hand-crafted: orientations", ylim=(0, 1.1))
     inset = right.inset_axes([0.62, 0.45, 0.36, 0.5])
     plotting.tiles(image[None], inset, columns=1)
-    at_data = np.asarray((jb.rbf_kernel(centres, centres, 2.0) * weights[None]).sum(1))
+    at_data = np.asarray((jb.rbf_kernel(centers, centers, 2.0) * weights[None]).sum(1))
     numbers = {"at_data": abs(at_data - np.asarray(y)).max(), "far": float(abs(bumps[0].sum()))}
     return figure, {**numbers, "typical": typical}
 
@@ -832,7 +832,7 @@ def trace(quick):
     return figure, {"value": value, "gradient": gradient}
 
 
-# ---- optimisation ----------------------------------------------------------------------------
+# ---- optimization ----------------------------------------------------------------------------
 
 
 @picture("F30", f'{KRAPAC}, "Hello world"')
@@ -936,13 +936,13 @@ def landscapes(quick):
     bends = {}
     for ax, (name, net) in zip(axes, nets.items(), strict=True):
         init_key, *keys = jax.random.split(jax.random.key(0), 5)
-        centre, unravel = ravel_pytree(net.init(init_key, x))
+        center, unravel = ravel_pytree(net.init(init_key, x))
         slices = {}
         for i, key in enumerate(keys):
-            direction = jax.random.normal(key, centre.shape)
+            direction = jax.random.normal(key, center.shape)
             direction = direction / jnp.linalg.norm(direction)
             risk = lambda w, net=net, unravel=unravel: jb.mse(net.apply(unravel(w), x), y).mean()
-            slices[f"_{i}"] = jax.vmap(risk)(centre[None] + amounts[:, None] * direction[None])
+            slices[f"_{i}"] = jax.vmap(risk)(center[None] + amounts[:, None] * direction[None])
         plotting.curves(amounts, slices, ax)
         bends[name] = min(float(np.diff(np.asarray(values, np.float64), 2).min()) for values in slices.values())
         ax.set(title=name, xlabel="distance along the line", ylim=(0, 3))
@@ -953,14 +953,14 @@ def landscapes(quick):
 @picture("F35", f"{DIEHL}, footnote 9", "It links to a page; the quadratic and the settings are our choice.")
 def descents(quick):
     """Gradient descent, momentum in two forms that are one, and Adam on $(\\theta_1^2 + 10\\,\\theta_2^2) / 2$."""
-    optimisers = {
+    optimizers = {
         "gradient descent": 0.05,
         "momentum": optax.sgd(0.05, momentum=0.7),
         "momentum as moving average": optax.chain(optax.ema(0.7, debias=False), optax.scale(-0.05 / 0.3)),
         "Adam": optax.adam(0.1, b1=0.9, b2=0.999, eps=1e-8),
     }
     with jax.enable_x64(True):
-        ways = {name: np.asarray(descend(quadratic, jnp.ones(2), way, 60).points) for name, way in optimisers.items()}
+        ways = {name: np.asarray(descend(quadratic, jnp.ones(2), way, 60).points) for name, way in optimizers.items()}
     figure, (left, right) = page(10, 4, 1, 2)
     f = lambda x: quadratic(x.T)
     plotting.trajectories(f, ways, left, box=((-0.5, 1.1), (-0.8, 1.1)))

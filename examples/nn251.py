@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from jaxblocks import Dense, Serial, relu
 
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 
 
 def random_network(bias_init=initializers.zeros):
@@ -79,7 +79,7 @@ def main(argv=None):
 
 
 def kinks(values):
-    """Kinks of each curve (row): runs of neighbouring second differences that are more than rounding."""
+    """Kinks of each curve (row): runs of neighboring second differences that are more than rounding."""
     values = np.asarray(values, np.float64)
     bent = np.abs(np.diff(values, 2)) > 4e-6 * np.abs(values).max(axis=1, keepdims=True)
     starts = bent & ~np.pad(bent, ((0, 0), (1, 0)))[:, :-1]
@@ -97,8 +97,8 @@ def draw_diagram(params, path):
     for kernel, left, right in zip(kernels, places[:-1], places[1:], strict=True):
         for (i, j), weight in np.ndenumerate(kernel):
             (x0, y0), (x1, y1) = left[i], right[j]
-            colour, style = (BLUE, "-") if weight >= 0 else (VERMILION, "--")
-            axes.plot([x0, x1], [y0, y1], style, color=colour, linewidth=0.5 + 2 * abs(weight), zorder=1)
+            color, style = (BLUE, "-") if weight >= 0 else (VERMILION, "--")
+            axes.plot([x0, x1], [y0, y1], style, color=color, linewidth=0.5 + 2 * abs(weight), zorder=1)
             edges += 1
     symbols = [("x", "in"), ("h", "hidden, relu"), ("y", "out")]
     for nodes, (symbol, label) in zip(places, symbols, strict=True):
@@ -134,7 +134,7 @@ def draw_curves(line, curves, path):
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     for axes, curve in zip(figure.subplots(2, 5, sharex=True).flat, np.asarray(curves), strict=True):
         axes.plot(line, curve, color=BLUE)
-        axes.axhline(0, color=GREY, linewidth=0.6)
+        axes.axhline(0, color=GRAY, linewidth=0.6)
         axes.set_xticks([-10, 0, 10])
     figure.suptitle("Ten random 1-5-1 networks with random bias on $[-10, 10]$: at most five kinks")
     figure.savefig(path, dpi=150)

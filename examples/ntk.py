@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from jaxblocks.ad.kernels import kernel_regression, ntk, ntk_plan, ntk_relu
 
-BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+BLUE, VERMILION, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 
 
 def main(argv=None):
@@ -88,7 +88,7 @@ def width_sweep(key, widths, draws, x, picture):
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.subplots()
     axes.loglog(widths, errors, "o-", color=BLUE, label="error of the kernel")
-    axes.loglog(widths, errors[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GREY, label="slope $-1/2$")
+    axes.loglog(widths, errors[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GRAY, label="slope $-1/2$")
     axes.set(xlabel="width", ylabel="root mean square")
     axes.legend()
     figure.savefig(picture, dpi=150)
@@ -134,14 +134,14 @@ def dynamics(key, widths, nets, steps, x, y, x_test, picture):
     left, right = figure.subplots(1, 2)
     left.loglog(widths, moved, "o-", color=VERMILION, label="kernel, relative")
     left.loglog(widths, apart, "^--", color=BLUE, label="predictions, all steps")
-    left.loglog(widths, apart[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GREY, label="slope $-1/2$")
-    left.set(xlabel="width", ylabel="net against its linearisation")
+    left.loglog(widths, apart[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GRAY, label="slope $-1/2$")
+    left.set(xlabel="width", ylabel="net against its linearization")
     left.legend()
     place = np.linspace(0, 2 * np.pi, len(x_test))
-    for width, colour in zip((widths[0], widths[-1]), (VERMILION, BLUE), strict=True):
+    for width, color in zip((widths[0], widths[-1]), (VERMILION, BLUE), strict=True):
         net_curve, regression_curve = curves[width]
-        right.plot(place, net_curve, color=colour, label=f"net, width {width}")
-        right.plot(place, regression_curve, "--", color=colour, label="its kernel regression")
+        right.plot(place, net_curve, color=color, label=f"net, width {width}")
+        right.plot(place, regression_curve, "--", color=color, label="its kernel regression")
     right.plot(np.linspace(0, 2 * np.pi, len(x), endpoint=False), y, "ko", label="data")
     right.set(xlabel="angle", ylabel=f"prediction after {steps} steps")
     right.legend(fontsize=7)

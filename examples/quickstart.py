@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 
 import jaxblocks as jb
 
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 HEADS = 4
 
 
@@ -28,7 +28,7 @@ HEADS = 4
 
 
 def patches(x):
-    """The 3x3 neighbours of inner pixels, (..., h, w, c) to (..., h - 2, w - 2, 9 c): Dense on it is convolution."""
+    """The 3x3 neighbors of inner pixels, (..., h, w, c) to (..., h - 2, w - 2, 9 c): Dense on it is convolution."""
     h, w = x.shape[-3] - 2, x.shape[-2] - 2
     return jnp.concatenate([x[..., i : i + h, j : j + w, :] for i in range(3) for j in range(3)], -1)
 
@@ -81,7 +81,7 @@ def build():
     )
 
 
-# ---- regularisation: smooth labels, and pictures that are never twice the same ----------------
+# ---- regularization: smooth labels, and pictures that are never twice the same ----------------
 
 
 def smoothed_cross_entropy(scores, labels):
@@ -166,7 +166,7 @@ def main(argv=None):
 def draw_learning(history, path):
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
-    axes.plot(history.step_epoch, history.step_loss, color=GREY, linewidth=0.6, label="training loss, each step")
+    axes.plot(history.step_epoch, history.step_loss, color=GRAY, linewidth=0.6, label="training loss, each step")
     axes.plot(history.epoch, history.validation["loss"], color=BLUE, label="validation loss")
     axes.set(xlabel="epoch", ylabel="cross-entropy of smoothed labels (nats)")
     right = axes.twinx()

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from jaxblocks import MLP, Dense, linear_regression, relu
 
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
+BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 Y = np.array([[0], [1], [1], [0]], np.float32)
 
@@ -118,9 +118,9 @@ def draw(panels, path):
     titles = ["inputs $X$", "$X W_1$", "$X W_1 + b_1$", "$H = \\mathrm{ReLU}(X W_1 + b_1)$"]
     for axes, points, title in zip(figure.subplots(1, 4), panels, titles, strict=True):
         points = np.asarray(points)
-        for label, marker, colour in ((0, "o", BLUE), (1, "^", VERMILION)):
+        for label, marker, color in ((0, "o", BLUE), (1, "^", VERMILION)):
             chosen = points[Y[:, 0] == label]
-            axes.scatter(*chosen.T, marker=marker, s=90, color=colour, label=f"class {label}", zorder=3)
+            axes.scatter(*chosen.T, marker=marker, s=90, color=color, label=f"class {label}", zorder=3)
         for place in np.unique(points, axis=0):
             names = ", ".join(f"{a:.0f}{b:.0f}" for a, b in X[(points == place).all(axis=1)])
             offset = (6, -15) if "01" in names or "10" in names else (-5, 9)
@@ -128,10 +128,10 @@ def draw(panels, path):
         axes.set(
             title=title, xlim=(-0.6, 2.8), ylim=(-1.5, 2.6), xticks=[0, 1, 2], yticks=[-1, 0, 1, 2], aspect="equal"
         )
-        axes.axhline(0, color=GREY, linewidth=0.6)
-        axes.axvline(0, color=GREY, linewidth=0.6)
+        axes.axhline(0, color=GRAY, linewidth=0.6)
+        axes.axvline(0, color=GRAY, linewidth=0.6)
     line = np.array([-0.6, 2.8])
-    axes.plot(line, (line - 0.5) / 2, "--", color=GREY, label="$h_1 - 2 h_2 = 1/2$")
+    axes.plot(line, (line - 0.5) / 2, "--", color=GRAY, label="$h_1 - 2 h_2 = 1/2$")
     axes.legend(loc="upper left", fontsize=8)
     figure.savefig(path, dpi=150)
 

@@ -36,7 +36,7 @@ from jaxblocks.layers.pool import (
     mean_pool,
 )
 
-# Normalisation: of inputs, batches, examples, weights.
+# Normalization: of inputs, batches, examples, weights.
 from jaxblocks.layers.norm import (
     BatchNorm,
     GroupNorm,
@@ -44,13 +44,13 @@ from jaxblocks.layers.norm import (
     LayerNorm,
     RMSNorm,
     batch_norm,
-    fit_standardiser,
+    fit_standardizer,
     group_norm,
     instance_norm,
     layer_norm,
     moments,
     rms_norm,
-    standardise,
+    standardize,
 )
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
@@ -200,7 +200,7 @@ from jaxblocks.ad import (
 )
 
 # How weights are drawn at first, and how some of them are chosen by their paths.
-from jaxblocks import initialisers
+from jaxblocks import initializers
 from jaxblocks.selectors import paths, select
 
 # What a net is made of.

@@ -120,7 +120,7 @@ def leaky_relu_inverse(y: Float[Array, "*shape"], slope: float | Float[Array, ""
     >>> print(leaky_relu_inverse(jnp.array([-0.2, 0.5]), 0.1))
     [-2.   0.5]
 
-    Source: Krapac & Segvic, Deep feed-forward models ("bijective generalisations").
+    Source: Krapac & Segvic, Deep feed-forward models ("bijective generalizations").
     """
     require_floating("leaky_relu_inverse", y=y)
     message = "leaky_relu_inverse expects slope > 0, but {slope} came; with slope <= 0 leaky_relu has no inverse."
@@ -155,7 +155,7 @@ def selu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     SELU(x) = lambda ELU(x; alpha) with lambda = 1.0507009873554805, alpha = 1.6732632423543772, the constants for
     which SELU of a standard normal variable has mean 0 and variance 1. (Of the usual activations it is the only one
     that does; ELU and GELU do not. See ``activation_moments``.) It saturates on the left, at -lambda alpha. The
-    derivative at 0 is the left one, lambda alpha. Wants LeCun initialisation, variance 1 / fan_in.
+    derivative at 0 is the left one, lambda alpha. Wants LeCun initialization, variance 1 / fan_in.
 
     >>> print(np.asarray(selu(jnp.array([-1.0, 1.0]))).round(4))
     [-1.1113  1.0507]
@@ -309,7 +309,7 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     >>> print(np.asarray(softplus_inverse(jnp.array([0.1269280, 1.3132617]))).round(4))
     [-2.  1.]
 
-    Source: Krapac & Segvic, Deep feed-forward models ("bijective generalisations").
+    Source: Krapac & Segvic, Deep feed-forward models ("bijective generalizations").
     """
     require_floating("softplus_inverse", y=y)
     check_values(
@@ -337,7 +337,7 @@ def cosine(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def maxout(x: Float[Array, "*batch features_pieces"], pieces: int = 2) -> Float[Array, "*batch features"]:
-    """Maxout: the largest of every ``pieces`` neighbours on the last axis.
+    """Maxout: the largest of every ``pieces`` neighbors on the last axis.
 
     h_i = max_{j < k} x_{i k + j}, k = ``pieces``. After an affine map, x = W a + b, every feature is a maximum of
     k affine functions of a: convex, piecewise linear, and the ReLU (pieces x, 0) and abs (pieces x, -x) among
@@ -363,8 +363,8 @@ def maxout(x: Float[Array, "*batch features_pieces"], pieces: int = 2) -> Float[
 RECTIFIERS = frozenset(
     {relu, leaky_relu, elu, gelu, silu, jax.nn.relu, jax.nn.leaky_relu, jax.nn.elu, jax.nn.gelu, jax.nn.silu}
 )
-"""Activations that pass roughly half of a symmetric input, for which He initialisation (variance 2 / fan_in) is the
-default. ``selu`` is not one of them: it keeps variance 1 with LeCun initialisation (1 / fan_in)."""
+"""Activations that pass roughly half of a symmetric input, for which He initialization (variance 2 / fan_in) is the
+default. ``selu`` is not one of them: it keeps variance 1 with LeCun initialization (1 / fan_in)."""
 
 
 def activation_moments(

@@ -1,11 +1,11 @@
-"""Matplotlib axes for those who brought none, and the colours of all pictures: what every ``plot`` begins with."""
+"""Matplotlib axes for those who brought none, and the colors of all pictures: what every ``plot`` begins with."""
 
-__all__ = ["GREY", "PALETTE", "axes_or_new"]
+__all__ = ["GRAY", "PALETTE", "axes_or_new"]
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Blue, vermilion, green, purple, sky, orange, black: those of Okabe & Ito that can be seen on paper."""
 
-GREY = "#666666"
+GRAY = "#666666"
 """Of lines that only help."""
 
 

@@ -19,7 +19,7 @@ __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text
 
 
 def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:
-    """Handwritten digits: 1797 grey images of 8 by 8 pixels, and which digit each one is.
+    """Handwritten digits: 1797 gray images of 8 by 8 pixels, and which digit each one is.
 
     Pixels count ink in blocks of 4 by 4 of the scanned page, 0 to 16; here they are divided by 16, so that they lie
     in [0, 1]: 0 is paper, 1 is ink. Classes are nearly balanced (174 to 183 images each). The first 1440 or so and
@@ -61,15 +61,15 @@ def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
     Source: Fisher 1936, "The use of multiple measurements in taxonomic problems", from
     ``sklearn.datasets.load_iris``.
     """
-    return _labelled(_sklearn("iris").load_iris())
+    return _labeled(_sklearn("iris").load_iris())
 
 
 def wine() -> tuple[Float[np.ndarray, "178 13"], Int[np.ndarray, "178"]]:
     """Wines of one region of Italy: thirteen results of chemical analysis, and which of three cultivars it was.
 
-    Features, of very different size (0.1 to 1680; standardise them before training): alcohol (percent by volume),
+    Features, of very different size (0.1 to 1680; standardize them before training): alcohol (percent by volume),
     malic acid, ash, alcalinity of ash, magnesium (mg/l), total phenols, flavanoids, nonflavanoid phenols,
-    proanthocyanins, colour intensity, hue, OD280/OD315 of diluted wines (a ratio), proline (mg/l); the source states
+    proanthocyanins, color intensity, hue, OD280/OD315 of diluted wines (a ratio), proline (mg/l); the source states
     no unit for the others. Labels: 0, 1, 2 with 59, 71, 48 wines, sorted by label.
 
     Returns:
@@ -84,16 +84,16 @@ def wine() -> tuple[Float[np.ndarray, "178 13"], Int[np.ndarray, "178"]]:
 
     Source: Aeberhard and Forina 1992, "Wine" (UCI), from ``sklearn.datasets.load_wine``.
     """
-    return _labelled(_sklearn("wine").load_wine())
+    return _labeled(_sklearn("wine").load_wine())
 
 
 def breast_cancer() -> tuple[Float[np.ndarray, "569 30"], Int[np.ndarray, "569"]]:
     """Cell nuclei in images of breast tumours: thirty numbers a tumour, and whether it was benign.
 
-    Ten quantities of the nuclei: radius, texture (standard deviation of grey values), perimeter, area, smoothness,
+    Ten quantities of the nuclei: radius, texture (standard deviation of gray values), perimeter, area, smoothness,
     compactness, concavity, concave points, symmetry, fractal dimension; lengths in pixels of the image. Features 0 to
     9 are their means over the nuclei, 10 to 19 the standard errors of these, 20 to 29 the means of the three largest.
-    Labels: 0 malignant (212), 1 benign (357). Standardise before training: sizes differ by a factor of 10^5.
+    Labels: 0 malignant (212), 1 benign (357). Standardize before training: sizes differ by a factor of 10^5.
 
     Returns:
         ``(x, labels)``: float32 ``(569, 30)`` and int32 ``(569,)``.
@@ -108,7 +108,7 @@ def breast_cancer() -> tuple[Float[np.ndarray, "569 30"], Int[np.ndarray, "569"]
     Source: Wolberg, Street and Mangasarian 1995, "Breast Cancer Wisconsin (Diagnostic)" (UCI), from
     ``sklearn.datasets.load_breast_cancer``.
     """
-    return _labelled(_sklearn("breast_cancer").load_breast_cancer())
+    return _labeled(_sklearn("breast_cancer").load_breast_cancer())
 
 
 def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]:
@@ -155,7 +155,7 @@ def standard_library_text(part: str = "topics") -> str:
     >>> text.splitlines()[0], len(text) > 400_000
     ('The "assert" statement', True)
 
-    Source: the Python Software Foundation, licence PSF-2.0.
+    Source: the Python Software Foundation, license PSF-2.0.
     """
     if part == "topics":
         try:
@@ -204,7 +204,7 @@ def _docstrings(text):
     return [words for node in nodes if (words := ast.get_docstring(node))]
 
 
-def _labelled(loaded):
+def _labeled(loaded):
     return loaded.data.astype(np.float32), loaded.target.astype(np.int32)
 
 

@@ -263,15 +263,15 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
     Where the variance shrinks or grows from layer to layer, so do the outputs and, in the same way, the gradients: a
     deep net then learns slowly or not at all. With weights of variance :math:`\mathrm{Var}\,w`, mean zero, and no bias,
     a layer of n inputs has :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;\mathrm E x^2`, so that He's 2 / n keeps it
-    behind ReLUs and LeCun's 1 / n behind SELUs (`jaxblocks.initialisers`).
+    behind ReLUs and LeCun's 1 / n behind SELUs (`jaxblocks.initializers`).
 
     Args:
         net: a pair or a function of arrays.
-        inputs: arrays like those that the net will see (standardised data, a few hundred examples); their values
+        inputs: arrays like those that the net will see (standardized data, a few hundred examples); their values
             count.
         key: for ``init``, ``jax.random.key(0)`` by default; layers that draw random numbers get one made from it.
         params, state: what to look at, instead of what ``net.init(key, *inputs)`` makes.
-        side: side inputs, as for ``apply``; ``train`` is ``True`` unless you say otherwise, since a net that normalises
+        side: side inputs, as for ``apply``; ``train`` is ``True`` unless you say otherwise, since a net that normalizes
             batches has no statistics to evaluate with yet.
 
     Returns:
@@ -287,7 +287,7 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
     layer ... mean    variance    positive
     ...
 
-    Source: Krapac & Segvic, Deep feed-forward models (initialisation); He, Zhang, Ren, Sun 2015, section 2.2.
+    Source: Krapac & Segvic, Deep feed-forward models (initialization); He, Zhang, Ren, Sun 2015, section 2.2.
     """
     layer, key = stateful(net), jax.random.key(0) if key is None else key
     require_key("variance_report", key)

@@ -564,7 +564,7 @@ def hinge_loss(
 def mse(prediction: Float[Array, "*batch features"], target: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
     """Mean squared error: the mean over the last axis.
 
-    (1/d) sum_j (v_j - w_j)^2 with v = ``prediction``, w = ``target`` and d features. The constant that minimises it
+    (1/d) sum_j (v_j - w_j)^2 with v = ``prediction``, w = ``target`` and d features. The constant that minimizes it
     over a data set is the mean. (Krapac & Segvic print sums over features under this name: 1.28 for an error of
     (0.8, 0, -0.8), where the mean is 0.427.) For two arrays of shape (n,), the mean over all n.
 
@@ -583,7 +583,7 @@ def mse(prediction: Float[Array, "*batch features"], target: Float[Array, "*batc
 def mae(prediction: Float[Array, "*batch features"], target: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
     """Mean absolute error: the mean over the last axis.
 
-    (1/d) sum_j |v_j - w_j| with v = ``prediction``, w = ``target`` and d features. The constant that minimises it over
+    (1/d) sum_j |v_j - w_j| with v = ``prediction``, w = ``target`` and d features. The constant that minimizes it over
     a data set is the median.
 
     Raises ``ValueError`` for unequal shapes.
@@ -628,7 +628,7 @@ def gaussian_nll(mean: Float[Array, "*batch features"], y: Float[Array, "*batch 
     """Negative log-likelihood of ``y`` under a Gaussian with unit covariance; the sum over the last axis.
 
     -log N(y; f, I) = 1/2 ||y - f||^2 + (D/2) log 2 pi with f = ``mean`` and D features, in nats. It equals the squared
-    error only up to the factor 1/2 and the constant, and so has the same minimisers.
+    error only up to the factor 1/2 and the constant, and so has the same minimizers.
 
     Raises ``ValueError`` for unequal shapes.
 
@@ -721,16 +721,16 @@ def l2(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
 def soft_threshold(x: Float[Array, "*shape"], threshold: int | float | Float[Array, ""]) -> Float[Array, "*shape"]:
     """Shrink every entry towards 0 by ``threshold``, and to exactly 0 what is smaller.
 
-    S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimises
+    S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimizes
     1/2 (u - x)^2 + t |u|. A gradient step on a loss with learning rate eta, followed by soft_threshold(., eta lambda),
-    minimises loss + lambda * l1 with exact zeros.
+    minimizes loss + lambda * l1 with exact zeros.
 
     Raises ``ValueError`` for a negative threshold.
 
     >>> print(soft_threshold(jnp.array([-1.25, 0.125, 0.75]), 0.25))
     [-1.   0.   0.5]
 
-    Source: Diehl 2023, section 1.6 (names L1 regularisation).
+    Source: Diehl 2023, section 1.6 (names L1 regularization).
     """
     require_floating("soft_threshold", x=x)
     if not isinstance(threshold, jax.core.Tracer) and not threshold >= 0:

@@ -1,7 +1,7 @@
 """Pictures: one function for each kind, data first, axes last; each returns the matplotlib axes it drew on.
 
-They share one look: colours that colour-blind readers tell apart (Okabe & Ito), each with a dash, a marker or a hatch
-of its own, so that grey print tells them apart as well. `style` gives the same look to whatever else is drawn inside
+They share one look: colors that color-blind readers tell apart (Okabe & Ito), each with a dash, a marker or a hatch
+of its own, so that gray print tells them apart as well. `style` gives the same look to whatever else is drawn inside
 it, the ``plot`` methods of records among them. Where ``ax`` is left out, new axes are made.
 
 Matplotlib is imported at the first call: ``pip install jaxblocks[plot]``.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.axes import GREY, PALETTE, axes_or_new
+from jaxblocks.axes import GRAY, PALETTE, axes_or_new
 
 __all__ = [
     "PALETTE",
@@ -101,7 +101,7 @@ def curves(x, ys, ax=None):
 
 
 def _look(i):
-    """Of the i-th line: after as many as there are colours, these come again with other dashes."""
+    """Of the i-th line: after as many as there are colors, these come again with other dashes."""
     return dict(color=PALETTE[i % len(PALETTE)], linestyle=_DASHES[(i + i // len(PALETTE)) % len(_DASHES)])
 
 
@@ -162,7 +162,7 @@ def matrix(values, ax=None, *, rows: Sequence | None = None, columns: Sequence |
         ax: axes, or ``None`` for new ones.
         rows, columns: names of them.
         numbers: how entries other than 0 are written; ``""`` leaves them out. Matrices of more than 200 entries have a
-            colour bar instead.
+            color bar instead.
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
@@ -199,7 +199,7 @@ def matrix(values, ax=None, *, rows: Sequence | None = None, columns: Sequence |
 
 
 def tiles(images, ax=None, *, columns: int = 4):
-    """Pictures of one size side by side, each in its own shades of grey, from white (its least) to black.
+    """Pictures of one size side by side, each in its own shades of gray, from white (its least) to black.
 
     Args:
         images: (n, height, width).
@@ -225,7 +225,7 @@ def tiles(images, ax=None, *, columns: int = 4):
     for i, image in enumerate((images - low) / np.where(high > low, high - low, 1)):
         top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
         whole[top : top + height, left : left + width] = image
-    ax.imshow(np.ma.masked_invalid(whole), cmap=colormaps["Greys"].with_extremes(bad=_PALE[0]), vmin=0, vmax=1)
+    ax.imshow(np.ma.masked_invalid(whole), cmap=colormaps["Grays"].with_extremes(bad=_PALE[0]), vmin=0, vmax=1)
     ax.set_axis_off()
     return ax
 
@@ -268,7 +268,7 @@ def cells(values, ax=None):
 
 
 def points(x, labels=None, ax=None, *, names: Sequence | None = None):
-    """Points of the plane, a colour and a marker for each class.
+    """Points of the plane, a color and a marker for each class.
 
     Args:
         x: (n, 2).
@@ -374,7 +374,7 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
         ax.set(xlim=box[0], ylim=box[1])
     else:
         line = np.linspace(*box, samples)
-        ax.plot(line, np.asarray(f(jnp.asarray(line))), color=GREY, linewidth=1, label="_graph")
+        ax.plot(line, np.asarray(f(jnp.asarray(line))), color=GRAY, linewidth=1, label="_graph")
         places = {label: (path, np.asarray(f(jnp.asarray(path)))) for label, path in paths.items()}
     for i, (label, (x, y)) in enumerate(places.items()):
         ax.plot(x, y, marker=_MARKERS[i % len(_MARKERS)], markersize=3, linewidth=1.2, label=label, **_look(i))
@@ -530,12 +530,12 @@ def diagram(places: Mapping, arrows: Sequence, ax=None, *, texts: Mapping | None
     for start, stop, *words in arrows:
         ends = np.array([places[start], places[stop]], float)
         clipped = dict(patchA=boxes[start], patchB=boxes[stop], shrinkA=2, shrinkB=2)  # from edge to edge of the boxes
-        look = dict(arrowstyle="-|>", color=GREY, linewidth=1, mutation_scale=9)
+        look = dict(arrowstyle="-|>", color=GRAY, linewidth=1, mutation_scale=9)
         ax.annotate("", ends[1], ends[0], arrowprops=look | clipped, zorder=3)  # after the boxes have their places
         if words:
             level = abs(ends[0, 1] - ends[1, 1]) < abs(ends[0, 0] - ends[1, 0])
             offset, ha, va = ((0, 4), "center", "bottom") if level else ((5, 0), "left", "center")
-            look = dict(textcoords="offset points", ha=ha, va=va, fontsize=7, color=GREY)
+            look = dict(textcoords="offset points", ha=ha, va=va, fontsize=7, color=GRAY)
             ax.annotate(words[0], ends.mean(0), offset, **look)
     x, y = np.array(list(places.values()), float).T
     ax.set(xlim=(x.min() - 0.5, x.max() + 0.5), ylim=(y.min() - 0.5, y.max() + 0.5))

@@ -125,7 +125,7 @@ def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classe
     """Softmax without the redundant score: the first of C classes has score 0, the other C - 1 are free.
 
     softmax_fixed(z) = softmax((0, z_1, ..., z_{C-1})). Softmax of C scores ignores a common shift, so only C - 1
-    of them matter. For C = 2 the second probability is the sigmoid of z_1: softmax generalises it.
+    of them matter. For C = 2 the second probability is the sigmoid of z_1: softmax generalizes it.
 
     Shapes: (*batch, C - 1) to (*batch, C).
 
@@ -214,7 +214,7 @@ def one_hot(
 def smooth_labels(
     targets: Float[Array, "*batch classes"], smoothing: int | float, *, check: bool = False
 ) -> Float[Array, "*batch classes"]:
-    """Mix target distributions with the uniform one, which regularises a classifier (label smoothing).
+    """Mix target distributions with the uniform one, which regularizes a classifier (label smoothing).
 
     (1 - epsilon) P + epsilon / C, with P = ``targets`` (one-hot rows, say), epsilon = ``smoothing`` between 0 and 1
     and C classes. The logits that fit a smoothed one-hot target best have a finite gap,

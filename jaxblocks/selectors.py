@@ -6,11 +6,11 @@ names, ``"0/kernel"`` for layers by position. Inside a ``Repeat`` one path stand
 A mask is a tree of Python bools in the form of the params, which is what optax and ``jax.tree.map`` take::
 
     frozen = select(params, "encoder/**")
-    optimiser = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
-    optimiser = optax.adamw(1e-3, weight_decay=0.1, mask=select(params, "**/kernel"))      # weight decay
+    optimizer = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
+    optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=select(params, "**/kernel"))      # weight decay
     penalty = 1e-4 * l2(params, select(params, "**/kernel"))                               # the same, in the loss
     rates = jax.tree.map({True: "slow", False: "fast"}.get, frozen)                        # learning rates
-    optimiser = optax.partition({"slow": optax.sgd(1e-4), "fast": optax.sgd(1e-2)}, rates)
+    optimizer = optax.partition({"slow": optax.sgd(1e-4), "fast": optax.sgd(1e-2)}, rates)
     half = jax.tree.map(lambda p, chosen: p.astype(jnp.bfloat16) if chosen else p, params, frozen)     # casting
     count_params(jax.tree.map(lambda p, chosen: p if chosen else None, params, frozen))                # counting
 """
@@ -47,7 +47,7 @@ def select(params: PyTree, *patterns: str) -> PyTree[bool]:
             has to match: ``"**/kernel"`` are all kernels, ``"kernel"`` is the one that is not inside anything.
 
     Raises:
-        ValueError: for a pattern that matches nothing, so that no misspelt name freezes nothing in silence.
+        ValueError: for a pattern that matches nothing, so that no misspelled name freezes nothing in silence.
 
     >>> params = MLP(5, 1).init(jax.random.key(0), jnp.zeros(2))
     >>> select(params, "**/kernel")
@@ -61,7 +61,7 @@ def select(params: PyTree, *patterns: str) -> PyTree[bool]:
     ...
     ValueError: select finds nothing at 'kernle'; did you mean 'kernel'? The paths are bias, kernel.
 
-    Source: Krapac & Segvic, Deep feed-forward models (regularisation: weights are penalised, offsets are not).
+    Source: Krapac & Segvic, Deep feed-forward models (regularization: weights are penalized, offsets are not).
     """
     if not patterns:
         raise ValueError('select expects at least one pattern, such as "**/kernel"; "**" is everything.')
@@ -99,8 +99,8 @@ def _better(places, pattern):
     """A pattern like this one that matches something, or ``None``."""
     names = sorted({name for place in places for name in place})
     labels = [word.partition(".")[0] for word in pattern.strip("/").split("/")]  # "0.Dense", as `summary` has it
-    spelt = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in labels]
-    for written in (pattern.strip("/"), pattern.replace(".", "/"), "/".join(labels), "/".join(spelt)):
+    spelled = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in labels]
+    for written in (pattern.strip("/"), pattern.replace(".", "/"), "/".join(labels), "/".join(spelled)):
         for candidate in (written, f"**/{written}", f"{written}/**", f"**/{written}/**"):
             if any(_matches(candidate.split("/"), place) for place in places):
                 return candidate

@@ -124,16 +124,16 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shape
     """
     rows = (axes,) if isinstance(axes, int) else tuple(axes)
     order = tensor.ndim
-    normalised = [axis % order if -order <= axis < order else None for axis in rows]
-    if None in normalised or len(set(normalised)) < len(rows):
+    normalized = [axis % order if -order <= axis < order else None for axis in rows]
+    if None in normalized or len(set(normalized)) < len(rows):
         raise ValueError(
             f"flattening expects distinct axes between {-order} and {order - 1} for a tensor of order {order}, "
             f"{describe(tensor)}, but axes={axes} came."
         )
-    columns = [axis for axis in range(order) if axis not in normalised]
-    height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalised, 1)
+    columns = [axis for axis in range(order) if axis not in normalized]
+    height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalized, 1)
     width = functools.reduce(lambda n, axis: n * tensor.shape[axis], columns, 1)
-    return tensor.transpose(*normalised, *columns).reshape(height, width)
+    return tensor.transpose(*normalized, *columns).reshape(height, width)
 
 
 def flattening_ranks(
@@ -221,7 +221,7 @@ def cp_decompose(
 ) -> tuple[tuple[Float[Array, "rank _"], ...], Float[Array, ""]]:
     """Approximate a tensor by a sum of ``rank`` pure tensors, by alternating least squares.
 
-    Seeks factors A^(1), ..., A^(n) that minimise |T - cp_tensor(A)|. Each of ``steps`` sweeps solves for one
+    Seeks factors A^(1), ..., A^(n) that minimize |T - cp_tensor(A)|. Each of ``steps`` sweeps solves for one
     factor after the other while the rest stay fixed, which is linear least squares. A step is damped towards the
     current factor by the rounding error of the normal equations, so redundant summands do no harm and
     the error never grows (but for rounding). Starts from random directions drawn from ``key``.

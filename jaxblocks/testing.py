@@ -51,7 +51,7 @@ def check_layer(
             is compiled several times, and random ones, since equal rows hide mistakes.
         key: for ``init``, and for layers that draw random numbers.
         mixes_batch: ``True`` where one example may change the output of another, as in
-            batch normalisation while it trains.
+            batch normalization while it trains.
         laws: those to check; all of `LAWS` by default.
         side: further side inputs, such as ``train=True`` or ``mask=...``; an array whose first
             axis is as long as the batch is taken to hold one entry per example.
@@ -62,16 +62,16 @@ def check_layer(
     Raises:
         AssertionError: with a sentence for each law that is broken.
 
-    >>> def Centre():
+    >>> def Center():
     ...     def init(key, x):
     ...         return ()
     ...     def apply(params, x):
     ...         return x - x.mean(0, keepdims=True).repeat(x.shape[0], 0)
     ...     return Layer(init, apply)
-    >>> check_layer(Centre(), jnp.arange(6.0).reshape(3, 2), laws={"independence": LAWS["independence"]})
+    >>> check_layer(Center(), jnp.arange(6.0).reshape(3, 2), laws={"independence": LAWS["independence"]})
     Traceback (most recent call last):
     ...
-    AssertionError: Centre breaks 1 of 1 laws:
+    AssertionError: Center breaks 1 of 1 laws:
     - independence: the output of one example changes with another example of the batch; act on the trailing axes only.
     """
     layer = as_layer(layer)
@@ -339,10 +339,10 @@ def unknown_side_input_refused(case: Case) -> None:
     """A side input that is not declared is a ``TypeError``."""
     params, state, _, _ = _run(case)
     try:
-        _apply(case._replace(side={**case.side, "colour": "red"}), params, state, case.inputs)
+        _apply(case._replace(side={**case.side, "color": "red"}), params, state, case.inputs)
     except TypeError:
         return
-    raise AssertionError("apply takes a side input colour='red' that it cannot read; declare side inputs by name.")
+    raise AssertionError("apply takes a side input color='red' that it cannot read; declare side inputs by name.")
 
 
 def key_used_once(case: Case) -> None:

@@ -32,9 +32,9 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.precision import widen
 
 __all__ = [
-    "ByteTokeniser",
-    "CharTokeniser",
-    "Tokeniser",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Tokenizer",
     "bits_per_token",
     "generate",
     "pad_prompts",
@@ -45,14 +45,14 @@ __all__ = [
 # ---- between strings and numbers -------------------------------------------------------------
 
 
-class Tokeniser(NamedTuple):
-    """What `ByteTokeniser` and `CharTokeniser` return: two functions, and how many tokens there are.
+class Tokenizer(NamedTuple):
+    """What `ByteTokenizer` and `CharTokenizer` return: two functions, and how many tokens there are.
 
     Args:
         encode: a string to int32 ``(time,)``, NumPy.
         decode: whole numbers ``(time,)`` to a string; with more axes, to nested lists of them.
         vocabulary: the number of tokens, 0, ..., vocabulary - 1.
-        symbols: the symbols of a `CharTokeniser` in order, which make it again; ``None`` for bytes.
+        symbols: the symbols of a `CharTokenizer` in order, which make it again; ``None`` for bytes.
     """
 
     encode: Callable[[str], np.ndarray]
@@ -62,10 +62,10 @@ class Tokeniser(NamedTuple):
 
     def __repr__(self):
         of = "bytes" if self.symbols is None else repr(self.symbols)
-        return f"Tokeniser({self.vocabulary} tokens: {of})"
+        return f"Tokenizer({self.vocabulary} tokens: {of})"
 
 
-def ByteTokeniser() -> Tokeniser:
+def ByteTokenizer() -> Tokenizer:
     """Tokens are the 256 bytes of UTF-8: every text can be encoded, a character in one to four tokens.
 
     ``decode`` puts U+FFFD where bytes are no UTF-8, as those of a model may be.
@@ -74,64 +74,64 @@ def ByteTokeniser() -> Tokeniser:
         ValueError: by ``encode``, for half of a surrogate pair, which is no character; by ``decode``, for numbers that
             are no tokens.
 
-    >>> tokeniser = ByteTokeniser()
-    >>> tokeniser.encode("naïve").tolist()
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode("naïve").tolist()
     [110, 97, 195, 175, 118, 101]
-    >>> tokeniser.decode([110, 97, 195, 175, 118, 101])
+    >>> tokenizer.decode([110, 97, 195, 175, 118, 101])
     'naïve'
     """
 
     def encode(text):
-        _require_text("ByteTokeniser", text)
+        _require_text("ByteTokenizer", text)
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
         except UnicodeEncodeError as error:
-            raise _unknown("ByteTokeniser", text, error.start, "a surrogate has no bytes in UTF-8") from None
+            raise _unknown("ByteTokenizer", text, error.start, "a surrogate has no bytes in UTF-8") from None
 
-    return Tokeniser(
-        encode, _decoder("ByteTokeniser", 256, lambda row: bytes(row).decode("utf-8", "replace")), 256, None
+    return Tokenizer(
+        encode, _decoder("ByteTokenizer", 256, lambda row: bytes(row).decode("utf-8", "replace")), 256, None
     )
 
 
-def CharTokeniser(text: str) -> Tokeniser:
+def CharTokenizer(text: str) -> Tokenizer:
     """Tokens are the characters that occur in a text, numbered in the order of their code points.
 
-    ``CharTokeniser(tokeniser.symbols)`` is the same tokeniser: store that string beside the params of a model.
+    ``CharTokenizer(tokenizer.symbols)`` is the same tokenizer: store that string beside the params of a model.
 
     Raises:
         ValueError: for an empty text; by ``encode``, for a character that does not occur in it; by ``decode``, for
             numbers that are no tokens.
 
-    >>> tokeniser = CharTokeniser("abracadabra")
-    >>> tokeniser
-    Tokeniser(5 tokens: 'abcdr')
-    >>> tokeniser.encode("cab").tolist(), tokeniser.decode([2, 0, 1])
+    >>> tokenizer = CharTokenizer("abracadabra")
+    >>> tokenizer
+    Tokenizer(5 tokens: 'abcdr')
+    >>> tokenizer.encode("cab").tolist(), tokenizer.decode([2, 0, 1])
     ([2, 0, 1], 'cab')
     """
-    _require_text("CharTokeniser", text)
+    _require_text("CharTokenizer", text)
     symbols = np.unique(_code_points(text))
     if not symbols.size:
-        raise ValueError("CharTokeniser expects a text that holds each symbol at least once, but an empty one came.")
+        raise ValueError("CharTokenizer expects a text that holds each symbol at least once, but an empty one came.")
 
     def encode(text):
-        _require_text("CharTokeniser", text)
+        _require_text("CharTokenizer", text)
         characters = _code_points(text)
         places = np.searchsorted(symbols, characters)
         unknown = symbols[np.minimum(places, symbols.size - 1)] != characters
         if unknown.any():
             number = np.unique(characters[unknown]).size
             raise _unknown(
-                "CharTokeniser",
+                "CharTokenizer",
                 text,
                 int(unknown.argmax()),
-                f"it is none of the {symbols.size} symbols that the tokeniser was made of ({number} of the text's are "
-                "not); leave it out or replace it, make the tokeniser of a text that holds it, or take ByteTokeniser",
+                f"it is none of the {symbols.size} symbols that the tokenizer was made of ({number} of the text's are "
+                "not); leave it out or replace it, make the tokenizer of a text that holds it, or take ByteTokenizer",
             )
         return places.astype(np.int32)
 
     names = "".join(map(chr, symbols))
-    decode = _decoder("CharTokeniser", symbols.size, lambda row: "".join([names[i] for i in row]))
-    return Tokeniser(encode, decode, int(symbols.size), names)
+    decode = _decoder("CharTokenizer", symbols.size, lambda row: "".join([names[i] for i in row]))
+    return Tokenizer(encode, decode, int(symbols.size), names)
 
 
 def pad_prompts(prompts: Iterable[Integer[np.ndarray, " _time"]]) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +143,7 @@ def pad_prompts(prompts: Iterable[Integer[np.ndarray, " _time"]]) -> tuple[np.nd
     Raises:
         ValueError: where there are no prompts, or one of them is no row of tokens.
 
-    >>> encode = ByteTokeniser().encode
+    >>> encode = ByteTokenizer().encode
     >>> pad_prompts([encode("ab"), encode("c")])
     (array([[97, 98],
            [99,  0]], dtype=int32), array([2, 1], dtype=int32))
@@ -155,7 +155,7 @@ def pad_prompts(prompts: Iterable[Integer[np.ndarray, " _time"]]) -> tuple[np.nd
         if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
             raise ValueError(
                 f"pad_prompts expects prompts of whole numbers (time,), but prompt {number} is {describe(row)}; encode "
-                "each by itself: [tokeniser.encode(text) for text in texts]."
+                "each by itself: [tokenizer.encode(text) for text in texts]."
             )
     lengths = np.array([row.size for row in rows], np.int32)
     padded = np.zeros((len(rows), lengths.max()), np.int32)
@@ -283,13 +283,13 @@ def generate(
 
     >>> from jaxblocks.models.llama import Llama
     >>> sizes = dict(vocabulary=256, layers=2, heads=2, features=8, hidden=16)
-    >>> tokeniser = ByteTokeniser()
-    >>> prompts, lengths = pad_prompts([tokeniser.encode("once upon"), tokeniser.encode("if")])
+    >>> tokenizer = ByteTokenizer()
+    >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])
     >>> params = Llama(**sizes).init(jax.random.key(0), prompts)
     >>> key = jax.random.key(1)
     >>> texts = generate(Llama(**sizes, cache=32), params, prompts, lengths=lengths, key=key, steps=4)
     >>> same = generate(Llama(**sizes), params, prompts, lengths=lengths, key=key, steps=4)
-    >>> texts.shape, bool((texts == same).all()), tokeniser.decode(texts)[1][:2]
+    >>> texts.shape, bool((texts == same).all()), tokenizer.decode(texts)[1][:2]
     ((2, 13), True, 'if')
 
     Source: Holtzman et al. 2019, The curious case of neural text degeneration (ways to draw).
@@ -315,7 +315,7 @@ def generate(
     if stop is not None and not (isinstance(stop, numbers.Integral) and 0 <= stop < vocabulary):
         raise ValueError(
             f"generate expects stop to be a token of the model, 0, ..., {vocabulary - 1}, but {stop!r} came; pass for "
-            "instance int(tokeniser.encode('.')[0])."
+            "instance int(tokenizer.encode('.')[0])."
         )
     known = checkable(jnp.asarray(temperature), False)
     if known is not None and not 0 <= known < jnp.inf:
@@ -440,7 +440,7 @@ def _as_tokens(name, x):
     if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(
             f"generate expects {name} to be an array of whole numbers, but {describe_any(x)} came; encode a text with "
-            "ByteTokeniser().encode(text), and several with pad_prompts."
+            "ByteTokenizer().encode(text), and several with pad_prompts."
         )
     return jnp.asarray(x).astype(jnp.int32)
 
@@ -454,7 +454,7 @@ def _check_tokens(where, tokens, vocabulary, what="tokens"):
     check_values(
         ~bad,
         f"{where} expects {what} from 0 to {vocabulary - 1}, the vocabulary of the model, but {{came}} came at "
-        f"{place[0] if len(place) == 1 else place}; encode the text with the tokeniser of the text that the model was "
+        f"{place[0] if len(place) == 1 else place}; encode the text with the tokenizer of the text that the model was "
         "trained on.",
         came=known[place],
     )

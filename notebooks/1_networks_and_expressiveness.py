@@ -273,7 +273,7 @@ far_left = jnp.array(-20.0)
 assert jb.elu(far_left) == -1 and abs(jb.gelu(far_left)) < 1e-6
 
 # %% [markdown]
-# > **The lecture notes print:** tanh has zero-mean outputs for zero-mean inputs; after a normalisation to zero mean,
+# > **The lecture notes print:** tanh has zero-mean outputs for zero-mean inputs; after a normalization to zero mean,
 # > half of the rectifiers are active.
 #
 # **Numbers that break it.** Let $X = 2$ with probability $1/3$ and $-1$ with probability $2/3$: its mean is 0, and
@@ -402,7 +402,7 @@ params[0]
 # $N + 1$ equally spaced points of its graph and join them. Section 3 turns the result into a net with one hidden
 # layer. `approximate` does both.
 #
-# How far off can it be? Between two neighbouring points the line lies between the values of $g$ at both ends: it is an
+# How far off can it be? Between two neighboring points the line lies between the values of $g$ at both ends: it is an
 # average of them. And $g$ at any place in between differs from these by at most
 #
 # $$ \omega_g(1/N) = \sup_{|x - y| \le 1/N} |g(x) - g(y)| , $$
@@ -884,7 +884,7 @@ assert jnp.allclose(net.apply(signs, at[:, None]), net.apply(params, at[:, None]
 
 # %% [markdown]
 # (b) *Params of one function form a family.* Multiply a hidden layer by $\alpha > 0$ and divide the next one by it: the
-# function stays, to the last bit for $\alpha = 4$. So the scale of each layer may be normalised. For tanh this fails.
+# function stays, to the last bit for $\alpha = 4$. So the scale of each layer may be normalized. For tanh this fails.
 
 # %%
 net, smooth = jb.MLP(8, 8, 1), jb.MLP(8, 8, 1, activation=jb.tanh)

@@ -346,7 +346,7 @@ assert np.allclose((seven @ np.array(gamma)).reshape(2, 2), A @ B)
 #    products $u v^\top$ as possible.
 # 5. **Prove** that $W$ has rank 3. *Hint:* if $W = \sum_{r=1}^2 a_r \otimes b_r \otimes c_r$, then its two slices are
 #    $W_k = X D_k Y$ with diagonal $D_k$ and the same $X$, $Y$. What does that say about $W_0^{-1} W_1$?
-# 6. **A picture with factors:** a grey image is a matrix; its best approximation of rank $R$ comes from the singular
+# 6. **A picture with factors:** a gray image is a matrix; its best approximation of rank $R$ comes from the singular
 #    values. How many numbers does rank 1 take for an image of $8 \times 8$ pixels, and of which images is it all?
 #
 # Try them before you read on.
@@ -370,8 +370,8 @@ assert np.allclose(einsum_by_loops("ij,kl->ikjl", C, S).reshape(2 * 3, 3 * 3), n
 assert np.isclose(einsum_by_loops("ij,ji->", S, S), np.trace(S @ S))
 rows = rng.normal(size=(6, 3))
 assert np.allclose(einsum_by_loops("bi,ij,bj->b", rows, S, rows), [r @ S @ r for r in rows])
-centred = rows - rows.mean(0)
-assert np.allclose(einsum_by_loops("ni,nj->ij", centred, centred) / 6, np.cov(rows.T, bias=True))
+centered = rows - rows.mean(0)
+assert np.allclose(einsum_by_loops("ni,nj->ij", centered, centered) / 6, np.cov(rows.T, bias=True))
 assert np.isclose(einsum_by_loops("ijk->", T), T.sum())
 
 # %% [markdown]
@@ -395,8 +395,8 @@ assert jb.flattening_ranks(numbers).tolist() == [2, 2]
 # %% [markdown]
 # **5.** Slice $W$ along its last axis: $W_k = X D_k Y$, where $X$ has the columns $a_1, a_2$, $Y$ the rows
 # $b_1, b_2$, and $D_k$ the entries $c_{1k}, c_{2k}$ on its diagonal. $W_0$ is invertible, so $X$, $D_0$, $Y$ are, and
-# $W_0^{-1} W_1 = Y^{-1} D_0^{-1} D_1 Y$ is *diagonalisable*. But it is $\begin{pmatrix} 0 & 0 \\ 1 & 0 \end{pmatrix}$:
-# its square is 0, so its eigenvalues are 0, and a diagonalisable matrix with eigenvalues 0 is 0, which it is not.
+# $W_0^{-1} W_1 = Y^{-1} D_0^{-1} D_1 Y$ is *diagonalizable*. But it is $\begin{pmatrix} 0 & 0 \\ 1 & 0 \end{pmatrix}$:
+# its square is 0, so its eigenvalues are 0, and a diagonalizable matrix with eigenvalues 0 is 0, which it is not.
 
 # %%
 quotient = np.linalg.inv(np.asarray(W[:, :, 0])) @ np.asarray(W[:, :, 1])

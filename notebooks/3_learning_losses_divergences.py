@@ -30,7 +30,7 @@ from jaxblocks import plotting
 from jaxblocks.theory.generalization import degree_sweep, polynomial_fit
 
 # %% [markdown]
-# ## 1. Learning is minimising, and then some
+# ## 1. Learning is minimizing, and then some
 #
 # **Given** are pairs $(x_i, y_i)$, $i = 1, \dots, N$: inputs and what the answer should be. If the answer is a vector
 # of numbers one speaks of *regression*, if it is one of $n$ classes of *classification*. **Chosen** are a family of
@@ -138,7 +138,7 @@ assert abs(best["MSE"] - numbers.mean()) < 0.01 and abs(best["MAE"] - jnp.median
 print({name: round(value, 2) for name, value in best.items()})
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes = plotting.curves(guesses, {name: values / values.min() for name, values in curves.items()}, axes)
-labelled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its least", ylim=(0.9, 3))
+labeled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its least", ylim=(0.9, 3))
 
 # %% [markdown]
 # > **The lecture notes print** for the truth $(0, 0, 1)$ and the predictions $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$:
@@ -158,7 +158,7 @@ assert jnp.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jn
 # ### Losses from probabilities
 #
 # There is a way to *derive* losses. Let the network output a probability distribution of $y$, and ask that the observed
-# $y$ be probable: minimise $-\log P(y \mid x; \theta)$, the **negative log-likelihood**. (The logarithm turns products
+# $y$ be probable: minimize $-\log P(y \mid x; \theta)$, the **negative log-likelihood**. (The logarithm turns products
 # over independent examples into sums.) If the distribution is Gaussian around the output $f$, with unit covariance:
 #
 # > **The lecture notes print** that the loss is then $(y - f)^2$.
@@ -492,7 +492,7 @@ plotting.curves(z, {"cross-entropy": slope_ce(z), "squared error": slope_mse(z)}
 left.set(xlabel="score $z$", ylabel="derivative of the loss, $y = 1$")
 axes = plotting.curves(np.arange(60), paths, right)
 assert paths["cross-entropy"][12] > 0
-labelled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="score $z$")
+labeled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="score $z$")
 
 # %% [markdown]
 # On the right: sixty steps downhill from a confident mistake. With the cross-entropy it is corrected after a dozen
@@ -517,11 +517,11 @@ assert jnp.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.
 # %% [markdown]
 # ### Labels from a model
 #
-# Labels are dear, inputs cheap. **Semi-supervised** learning lets a model label what nobody has labelled, and learns
+# Labels are dear, inputs cheap. **Semi-supervised** learning lets a model label what nobody has labeled, and learns
 # from that; such labels are called *pseudo-labels*. If they are probabilities, the cross-entropy takes them as they
 # are. If the model is to learn from its *own* labels, it should begin with those of which it is most certain. Here two
 # points of 300 have labels, the squares. The nearest of the two is the wrong one for every third point. But label those
-# first that lie closest to a labelled one, then those closest to these, and so on: all 300 come out right.
+# first that lie closest to a labeled one, then those closest to these, and so on: all 300 come out right.
 
 # %%
 rng = np.random.default_rng(0)
@@ -534,7 +534,7 @@ from_two = moon[given][between[:, given].argmin(1)]
 pseudo = np.where(np.isin(np.arange(300), given), moon, -1)
 while (pseudo < 0).any():
     gaps = np.where((pseudo >= 0)[:, None] & (pseudo < 0)[None], between, np.inf)
-    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)  # the labelled and the unlabelled one, closest
+    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)  # the labeled and the unlabeled one, closest
     pseudo[pupil] = pseudo[teacher]
 print(f"right: {(from_two == moon).mean():.0%} from two labels, {(pseudo == moon).mean():.0%} by pseudo-labels")
 assert (from_two == moon).mean() < 0.7 and (pseudo == moon).all()
@@ -608,14 +608,14 @@ print(f"linear: {linear_accuracy:.3f}")
 # | one of $C$ classes | $C$ scores | `softmax_cross_entropy` |
 # | a distribution | $C$ scores | `softmax_cross_entropy` with soft targets |
 #
-# Minimising the cross-entropy in $Q$ is minimising the Kullback-Leibler divergence from the truth, is making the
+# Minimizing the cross-entropy in $Q$ is minimizing the Kullback-Leibler divergence from the truth, is making the
 # observed labels as probable as possible. How to *find* the minimum is the subject of notebook 4; whether a small
 # training loss means a small test loss, of notebook 8.
 #
 # ## Homework
 #
 # 1. **How are cross-entropy and KL related?** Show that the negative log-likelihood is a special case of both, and that
-#    minimising either in $Q$ is the same.
+#    minimizing either in $Q$ is the same.
 # 2. **Derive** $\partial \ell / \partial z_i = \mathrm{softmax}(z)_i - [y = i]$ for the softmax cross-entropy $\ell$.
 # 3. **Derive** $\mathrm{d} \ell / \mathrm{d} z = \sigma(z) - y$ for the cross-entropy of $\sigma(z)$ with a label 0 or
 #    1, and the derivative of $(y - \sigma(z))^2$. Where is the latter steepest?
@@ -629,7 +629,7 @@ print(f"linear: {linear_accuracy:.3f}")
 #
 # ## Solutions
 #
-# **1.** $\mathrm{CE}(P, Q) = D_{\mathrm{KL}}(P \| Q) + H(P)$, and $H(P)$ does not depend on $Q$: same minimiser, same
+# **1.** $\mathrm{CE}(P, Q) = D_{\mathrm{KL}}(P \| Q) + H(P)$, and $H(P)$ does not depend on $Q$: same minimizer, same
 # gradients. For $P = e_y$, $H = 0$ and both are $-\log Q_y$.
 
 # %%

@@ -387,17 +387,17 @@ uncorrected = adam(lambda theta: steep * theta, np.ones(2), 1, correct=False)
 assert np.allclose(1 - uncorrected[1], 0.316228, atol=1e-5)
 
 # %% [markdown]
-# All of them on the valley. `descend` takes any optimiser of optax, and so does `jb.fit`; this library writes none of
+# All of them on the valley. `descend` takes any optimizer of optax, and so does `jb.fit`; this library writes none of
 # its own.
 
 # %%
-optimisers = {
+optimizers = {
     "gradient descent": 0.05,
     "momentum": optax.sgd(0.05, momentum=0.7),
     "Adam": optax.adam(0.1),
 }
 valley = quadratic_objective(jnp.asarray(steep, jnp.float32))
-runs = {name: descend(valley, jnp.ones(2), optimiser, 60) for name, optimiser in optimisers.items()}
+runs = {name: descend(valley, jnp.ones(2), optimizer, 60) for name, optimizer in optimizers.items()}
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
 plotting.trajectories(jax.vmap(valley.f), {name: run.points for name, run in runs.items()}, axes[0])
 plotting.curves(range(61), {name: np.log10(run.gaps) for name, run in runs.items()}, axes[1])
@@ -406,27 +406,27 @@ assert runs["momentum"].gaps[-1] < runs["gradient descent"].gaps[-1] < 0.01
 
 # %% [markdown]
 # Adam is not the fastest here. Its strength is that one step size, often near 0.001, works for nets whose parameters
-# have gradients of very different sizes. And no optimiser wins everywhere.
+# have gradients of very different sizes. And no optimizer wins everywhere.
 #
-# ## 6. Rounder valleys: normalisation
+# ## 6. Rounder valleys: normalization
 #
 # The condition number belongs to the function, and the function can be changed. A line is fitted to two inputs, one in
-# metres, about 1, one in millimetres, about 1000: $\kappa$ is over a million. Subtract from each input its mean, divide
+# meters, about 1, one in millimeters, about 1000: $\kappa$ is over a million. Subtract from each input its mean, divide
 # by its standard deviation, and $\kappa$ is nearly 1. Adam, which
 # rescales parameters one by one, does only the second half of that.
 
 # %%
-metres, millimetres = np.random.default_rng(0).normal([2.0, 3000.0], [0.5, 800.0], (200, 2)).T.astype(np.float32)
-raw = jnp.stack([metres, millimetres], -1)
+meters, millimeters = np.random.default_rng(0).normal([2.0, 3000.0], [0.5, 800.0], (200, 2)).T.astype(np.float32)
+raw = jnp.stack([meters, millimeters], -1)
 target = (raw @ jnp.array([1.0, 0.002]))[:, None]
-normal = jb.standardise(raw, **jb.fit_standardiser(raw))
+normal = jb.standardize(raw, **jb.fit_standardizer(raw))
 condition = lambda x: (lambda objective: objective.smoothness / objective.convexity)(least_squares_objective(x, target))
-print(f"condition number {condition(raw):.1e}, normalised {condition(normal):.2f}")
+print(f"condition number {condition(raw):.1e}, normalized {condition(normal):.2f}")
 assert condition(raw) > 1e6 and condition(normal) < 1.5
 
 # %% [markdown]
 # The inputs of a *later* layer change while the layers before it learn. So the same is done inside of the net, over and
-# over, by a layer. **Batch normalisation** takes mean $\mu$ and variance $\sigma^2$ over the batch,
+# over, by a layer. **Batch normalization** takes mean $\mu$ and variance $\sigma^2$ over the batch,
 #
 # $$ y = \gamma\, \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} + \beta , $$
 #
@@ -441,9 +441,9 @@ assert condition(raw) > 1e6 and condition(normal) < 1.5
 # each channel has one mean, one variance, one $\gamma$ and one $\beta$. What is `scale`? It switches $\gamma$ on, as
 # `center` does $\beta$; both are on by default.
 #
-# > **The lecture notes print** for *layer* normalisation statistics of each example, over all $(n, c)$.
+# > **The lecture notes print** for *layer* normalization statistics of each example, over all $(n, c)$.
 #
-# **A number that breaks it:** transformers normalise each position by itself, over its channels. With the one channel
+# **A number that breaks it:** transformers normalize each position by itself, over its channels. With the one channel
 # that there is here that gives 0 everywhere; over $(n, c)$ it gives $(-1, 1)$ for both. **Corrected:** both are in use;
 # say the axes.
 
@@ -451,13 +451,13 @@ assert condition(raw) > 1e6 and condition(normal) < 1.5
 T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # (b, n, c)
 
 
-def batch_normalised(**options):
+def batch_normalized(**options):
     layer = jb.BatchNorm(epsilon=1e-5, **options)
     return layer.apply(*layer.init(jax.random.key(0), T), T, train=True)[0].ravel()
 
 
-assert jnp.allclose(batch_normalised(axes=0), jnp.array([-1.0, -1.0, 1.0, 1.0]), atol=1e-4)  # as printed
-assert jnp.allclose(batch_normalised(), jnp.array([-1.0690434, -0.5345217, 0.0, 1.6035652]), atol=1e-5)
+assert jnp.allclose(batch_normalized(axes=0), jnp.array([-1.0, -1.0, 1.0, 1.0]), atol=1e-4)  # as printed
+assert jnp.allclose(batch_normalized(), jnp.array([-1.0690434, -0.5345217, 0.0, 1.6035652]), atol=1e-5)
 assert jnp.allclose(jb.layer_norm(T, axes=(-2, -1)).ravel(), jnp.array([-1.0, 1.0, -1.0, 1.0]), atol=1e-4)  # as printed
 assert (jb.layer_norm(T, axes=-1) == 0).all()
 
@@ -545,7 +545,7 @@ with jax.enable_x64(True):
 
 # %% [markdown]
 # So $-1$ and $1$. But look at the speed: at $-1$ four decimals are right after ten steps, at 1 the third is still wrong
-# after 10,000. The reason is the factorisation $r(x) = (x - 1)^2 (x + 1) (x^2 + 1)$: 1 is a double root, hence a
+# after 10,000. The reason is the factorization $r(x) = (x - 1)^2 (x + 1) (x^2 + 1)$: 1 is a double root, hence a
 # fourfold root of $r^2$. There $\nabla \propto (x - 1)^3$ fades faster than the distance, and the distance falls only
 # like $1/\sqrt{t}$: a hundred times as many steps for one more digit. That is a bound like that of section 3, met by
 # nature.

@@ -38,7 +38,7 @@ assert jb.relu(layer(x)).tolist() == [0, 3, 0]
 assert np.allclose(layer(x), np.correlate(x, w))
 
 # %% [markdown]
-# As a matrix it has two properties. It is **banded**: an output sees only neighbours. And its diagonals are constant:
+# As a matrix it has two properties. It is **banded**: an output sees only neighbors. And its diagonals are constant:
 # the same weights everywhere. It is called a Toeplitz matrix, and has 3 parameters in place of 15.
 
 # %%
@@ -90,7 +90,7 @@ assert (
 # %% [markdown]
 # ### Images
 #
-# With two axes and several channels it is the same. A layer from $28 \times 28$ pixels of 3 colours to 8 channels with
+# With two axes and several channels it is the same. A layer from $28 \times 28$ pixels of 3 colors to 8 channels with
 # $3 \times 3$ windows has 224 parameters. The dense layer between the same shapes has 12,725,024.
 
 # %%
@@ -289,16 +289,16 @@ assert norms["RNN"][-1] < 1e-3 < 0.1 < norms["LSTM"][-1]
 # %% [markdown]
 # ## 3. Graphs: the same map along every edge
 #
-# Molecules, roads, friends: things with neighbours, but without left and right. The template of a graph layer is
+# Molecules, roads, friends: things with neighbors, but without left and right. The template of a graph layer is
 # $x' = \mathrm{Agg}(\mathrm{Proj}(\mathrm{Neigh}(x)))$: take what lies next to you, send it through a small net,
-# aggregate by a sum, mean or maximum. Here is a path of four nodes; each sums its neighbours.
+# aggregate by a sum, mean or maximum. Here is a path of four nodes; each sums its neighbors.
 
 # %%
 adjacency = jnp.array([[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0]])
 features = jnp.array([[1.0, 0.0], [2.0, 1.0], [3.0, 0.0], [4.0, 1.0]])
 graph = jb.adjacency_graph(features, adjacency)
-neighbours = jb.aggregate(features[graph.senders], graph.receivers, n=4)
-assert jnp.allclose(neighbours, adjacency @ features)
+neighbors = jb.aggregate(features[graph.senders], graph.receivers, n=4)
+assert jnp.allclose(neighbors, adjacency @ features)
 
 # %% [markdown]
 # With a kernel $W$ behind it, the layer is $X \mapsto A X W$, as a matrix the Kronecker product $A \otimes W^\top$:
@@ -436,7 +436,7 @@ assert separately < 0.65 and jointly > 0.9
 #
 # **2.** One lecture says that a convolution without padding "effectively subsamples". Does it?
 #
-# **3.** Graph layers "generalise attention". In which sense?
+# **3.** Graph layers "generalize attention". In which sense?
 #
 # **4.** "So are deep feed-forward nets what we should work with?" Answer with the numbers of this notebook.
 #
@@ -467,9 +467,9 @@ assert len(jb.conv_transpose(jnp.zeros((4, 1)), jnp.ones((3, 1, 1)), stride=2)) 
 #
 # ### 3. Attention is a graph layer
 #
-# Take the graph in which every node is a neighbour of every node, itself included. Let the aggregation be a mean with
+# Take the graph in which every node is a neighbor of every node, itself included. Let the aggregation be a mean with
 # weights $\mathrm{softmax}_j \langle q_i, k_j \rangle$. That is attention, number by number. On a sparse graph it is
-# attention with a mask: nodes look at their neighbours only.
+# attention with a mask: nodes look at their neighbors only.
 
 # %%
 q, k, v = jax.random.normal(jax.random.key(5), (3, 4, 2))
@@ -488,7 +488,7 @@ assert jnp.allclose(sparse, masked, atol=1e-6)
 #
 # A dense layer *can* compute all that a convolution, a recurrence or a graph layer computes: their matrices were shown
 # above. But it must learn each entry: 12,725,024 numbers instead of 224 for one layer of images, and in the right half
-# of the signals, where it had seen no bump, it was no better than a guess. What is known about the data (neighbours
+# of the signals, where it had seen no bump, it was no better than a guess. What is known about the data (neighbors
 # matter; the place does not; the order of nodes does not) is better built in.
 
 # %%

@@ -313,7 +313,7 @@ assert jnp.allclose(jb.soft_lookup(Q, K, V), jnp.array([[5.0, 6.0, 7.0, 8.0]]), 
 # %% [markdown]
 # ### 2. Linear attention
 #
-# The trouble is the softmax: the weight matrix must exist before it can be normalised. Replace $e^{\langle q, k
+# The trouble is the softmax: the weight matrix must exist before it can be normalized. Replace $e^{\langle q, k
 # \rangle}$ by another positive similarity, $\langle \varphi(q), \varphi(k) \rangle$ with $\varphi(x) = \mathrm{elu}(x)
 # + 1$. Then brackets can be moved,
 #

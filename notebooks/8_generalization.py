@@ -3,7 +3,7 @@
 #
 # A net that fits its training data perfectly may be right or wrong on new data. **What decides which?** The classical
 # answer is: the complexity of the model. It is a good answer for polynomials and a bad one for deep nets, which fit
-# everything, even nonsense, and generalise all the same. The newer answer adds a second name: the *algorithm*, which of
+# everything, even nonsense, and generalize all the same. The newer answer adds a second name: the *algorithm*, which of
 # all models that fit picks one.
 #
 # Each section is an experiment small enough to end in a number. What is claimed in the text is checked by an `assert`
@@ -62,7 +62,7 @@ assert np.allclose(polynomial_fit(x, y, 14)(x), y)
 
 # %% [markdown]
 # With the degree the training error can only fall. The test error falls, and then rises: **underfitting** on the left,
-# **overfitting** on the right. From this picture comes the belief that complex models do not generalise.
+# **overfitting** on the right. From this picture comes the belief that complex models do not generalize.
 
 # %%
 sweep = degree_sweep(x, y, grid, np.sin(3 * grid), range(15))
@@ -107,7 +107,7 @@ wave = lambda x: jnp.sin(8 * x[:, 0])
 few, fresh = jax.random.uniform(jax.random.key(0), (64, 1), minval=-1, maxval=1), jnp.linspace(-1, 1, 200)[:, None]
 noisy_wave = wave(few) + 0.1 * jax.random.normal(jax.random.key(1), (64,))
 deeper = depth_sweep(
-    few, noisy_wave, fresh, wave(fresh), (0, 1, 2, 4), key=jax.random.key(2), optimiser=optax.adam(0.01), steps=600
+    few, noisy_wave, fresh, wave(fresh), (0, 1, 2, 4), key=jax.random.key(2), optimizer=optax.adam(0.01), steps=600
 )
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = deeper.plot(axes)
@@ -123,17 +123,17 @@ assert deeper.test[0] > 0.3 and deeper.test[1] > 0.1 and deeper.test[2:].max() <
 # %%
 cloud = jax.random.normal(jax.random.key(1), (300, 20))
 label = (cloud[:, 0] + cloud[:, 1] > 0).astype(jnp.int32)
-memorised = random_labels(
-    jb.MLP(128, 2), cloud[:100], label[:100], cloud[100:], label[100:], key=jax.random.key(2), optimiser=0.5, steps=400
+memorized = random_labels(
+    jb.MLP(128, 2), cloud[:100], label[:100], cloud[100:], label[100:], key=jax.random.key(2), optimizer=0.5, steps=400
 )
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
-axes = memorised.plot(axes)
-assert memorised.train.tolist() == [1, 1]
-assert memorised.test[0] > 0.75 > 0.65 > memorised.test[1]
+axes = memorized.plot(axes)
+assert memorized.train.tolist() == [1, 1]
+assert memorized.test[0] > 0.75 > 0.65 > memorized.test[1]
 
 # %% [markdown]
-# On new data the first net is mostly right, and the second one guesses. Net, size, optimiser and training error are the
-# same. So **no argument that looks only at the model and its training error can explain why nets generalise**.
+# On new data the first net is mostly right, and the second one guesses. Net, size, optimizer and training error are the
+# same. So **no argument that looks only at the model and its training error can explain why nets generalize**.
 #
 # ## 4. The algorithm chooses
 #
@@ -316,8 +316,8 @@ assert len(train_part | validation_part | test_part) == 100
 
 # %% [markdown]
 # Last: without assumptions nothing can be learned. Whatever a learner predicts on 10 unseen points, over all
-# $2^{10}$ ways of labelling them it is right half of the time, exactly. This is the **no-free-lunch theorem**. Learning
-# works because the world is not labelled at random, and because architectures (notebook 5), losses and algorithms
+# $2^{10}$ ways of labeling them it is right half of the time, exactly. This is the **no-free-lunch theorem**. Learning
+# works because the world is not labeled at random, and because architectures (notebook 5), losses and algorithms
 # prefer what the world prefers.
 
 # %%
@@ -373,7 +373,7 @@ assert np.isclose(norms[0], norms[1] + norms[2])
 # %% [markdown]
 # ### 3. No free lunch
 #
-# Pair each labelling of the unseen points with its opposite. Where the learner is right for the one it is wrong for the
+# Pair each labeling of the unseen points with its opposite. Where the learner is right for the one it is wrong for the
 # other, so in each pair the accuracies add up to 1. $\square$
 
 # %%

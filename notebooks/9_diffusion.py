@@ -253,7 +253,7 @@ assert abs(shares[0] - 0.3) < 0.05 and shares[0] < shares[1] < shares[2] and sha
 #
 # Nothing forces the noise to come as it did. **Flow matching** takes the straight line $x_t = (1 - t)\, x_0 + t\,
 # \varepsilon$ and learns the velocity $\varepsilon - x_0$. Loss and samplers stay what they were; only the schedule and
-# the parametrisation are others. (The lines from noise to data that one *gets* are not straight: the net predicts a
+# the parametrization are others. (The lines from noise to data that one *gets* are not straight: the net predicts a
 # mean over all data that may be meant.)
 
 # %%

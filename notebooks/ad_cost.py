@@ -668,7 +668,7 @@ best
 # %% [markdown]
 # The best order works outwards from the narrow place: it pulls 8 rows back to the input, pushes 8 columns on to the
 # output, and multiplies the two at the end. `jacobian` of jaxblocks finds this for any function by the dynamic
-# programme of section 3, with prices that know about time and memory. `jacobian_plan` says what it will do, and why. (A
+# program of section 3, with prices that know about time and memory. `jacobian_plan` says what it will do, and why. (A
 # *seed* is one vector that is carried along: a column going forward, a row going back.)
 
 # %%

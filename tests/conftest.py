@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
-# Without fusion emitters, which later jaxlibs cannot leave out, small programmes compile in less than half the time.
+# Without fusion emitters, which later jaxlibs cannot leave out, small programs compile in less than half the time.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"

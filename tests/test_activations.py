@@ -407,14 +407,14 @@ def test_sigmoids_in_a_row_lose_the_gradient():
         np.testing.assert_allclose(slope_at(tanh, [2.0, 5.0, 10.0]), [0.0706508, 1.81583e-4, 8.24461e-9], rtol=3e-6)
         assert table("float64")["sigmoid"][1][0].max() == 0.25
 
-        def deep(x, centre):
+        def deep(x, center):
             for _ in range(10):
-                x = sigmoid(x) - centre
+                x = sigmoid(x) - center
             return x
 
-        assert 0 < slope_at(partial(deep, centre=0.0), 0.3) < 0.25**10
-        # Centred, every sigmoid stands where it is steepest, and the bound is attained.
-        assert slope_at(partial(deep, centre=0.5), 0.0) == pytest.approx(9.53674e-7, rel=1e-6)
+        assert 0 < slope_at(partial(deep, center=0.0), 0.3) < 0.25**10
+        # Centered, every sigmoid stands where it is steepest, and the bound is attained.
+        assert slope_at(partial(deep, center=0.5), 0.0) == pytest.approx(9.53674e-7, rel=1e-6)
 
 
 def test_dead_units_stay_dead_and_leaky_ones_revive():
@@ -658,7 +658,7 @@ def test_selu_keeps_mean_and_variance_through_fifty_layers():
 
 
 def test_rectifiers():
-    """Those for which He initialisation is the default; SELU wants LeCun."""
+    """Those for which He initialization is the default; SELU wants LeCun."""
     assert {relu, leaky_relu, elu, gelu, silu, jax.nn.relu, jax.nn.swish} <= RECTIFIERS
     assert not {selu, tanh, sigmoid, softplus, identity, cosine, jnp.tanh, jax.nn.selu} & RECTIFIERS
 

@@ -24,8 +24,8 @@ def times_mean(x):
 
 
 def layer_norm(x):
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(centered**2, axis=-1, keepdims=True) + 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(16, 32), (64, 64)])

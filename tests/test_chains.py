@@ -55,7 +55,7 @@ def test_there_are_as_many_bracketings_as_catalan_says():
 
 
 def every_cost(dims):
-    """All costs of a chain by the definition, recursively: not the tool's dynamic programme, not its bracketings."""
+    """All costs of a chain by the definition, recursively: not the tool's dynamic program, not its bracketings."""
     if len(dims) == 2:
         return [0]
     return [

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from zoo import Centre, Noise, TanhCell
+from zoo import Center, Noise, TanhCell
 
 from jaxblocks import (
     GCN,
@@ -98,10 +98,10 @@ def test_state_flows_through_every_combinator():
     """The running mean after one training step is the mean of what reached the layer."""
     mean = 0.1 * np.asarray(X.mean(0))
     nets = {
-        "Serial": (Serial(relu, Centre()), lambda s: s[1], 0.1 * np.asarray(relu(X).mean(0))),
-        "Parallel": (Parallel(relu, Centre()), lambda s: s[1], mean),
-        "Residual": (Residual(Centre()), lambda s: s[0], mean),
-        "Wire": (Wire(lambda f, x: f.centre(x), centre=Centre()), lambda s: s["centre"], mean),
+        "Serial": (Serial(relu, Center()), lambda s: s[1], 0.1 * np.asarray(relu(X).mean(0))),
+        "Parallel": (Parallel(relu, Center()), lambda s: s[1], mean),
+        "Residual": (Residual(Center()), lambda s: s[0], mean),
+        "Wire": (Wire(lambda f, x: f.center(x), center=Center()), lambda s: s["center"], mean),
     }
     for name, (net, find, expected) in nets.items():
         assert isinstance(net, StatefulLayer), name
@@ -118,7 +118,7 @@ def test_a_net_without_state_is_a_layer():
 
 
 def test_the_state_of_a_repeat_is_stacked():
-    net = Repeat(Serial(Centre(), jnp.tanh), 3)
+    net = Repeat(Serial(Center(), jnp.tanh), 3)
     params, state = net.init(jax.random.key(0), X)
     _, after = net.apply(params, state, X, train=True)
     x, expected = np.asarray(X), []
@@ -357,7 +357,7 @@ def test_wire_traces_each_child_once():
     assert len(calls) == 2
 
 
-def test_nested_wires_are_initialised_without_leaks():
+def test_nested_wires_are_initialized_without_leaks():
     inner = Wire(lambda f, x: f.a(x) + x, a=Dense(5))
     net = Wire(lambda f, x: f.b(f.inner(x)), inner=inner, b=Residual(inner))
     params = jax.jit(lambda key: net.init(key, jax.ShapeDtypeStruct(X.shape, X.dtype)))(jax.random.key(0))
@@ -418,7 +418,7 @@ def test_wire_calls_children_inside_other_transformations(inside):
         y = jax.jit(net.apply)(params, X)
     kernel = np.asarray(params["a"]["kernel"])
     np.testing.assert_allclose(y, 2 * np.asarray(X) @ kernel, rtol=1e-5, atol=1e-5)
-    stateful_net = Wire(lambda f, x: inside(f.a)(x), a=Serial(Centre()))
+    stateful_net = Wire(lambda f, x: inside(f.a)(x), a=Serial(Center()))
     for function in (lambda: stateful_net.init(jax.random.key(0), X), lambda: applied_in(stateful_net)):
         with pytest.raises(ValueError, match="its next state could not leave"):
             function()
@@ -515,7 +515,7 @@ def test_recurrent_passes_side_inputs_to_the_init_of_its_cell():
 
 
 def test_recurrent_keeps_no_running_statistics_and_says_so():
-    cell = Serial(TanhCell(4), Centre())
+    cell = Serial(TanhCell(4), Center())
     with pytest.raises(TypeError, match="running statistics") as error:
         Recurrent(cell).init(jax.random.key(0), TIMED)
     assert "streaming=True" in str(error.value)
@@ -548,7 +548,7 @@ def test_residual_says_which_of_shape_and_dtype_changed(sentences):
 
 
 def test_a_net_with_state_says_how_to_call_it(sentences):
-    net = Serial(Dense(3), Centre(), relu)
+    net = Serial(Dense(3), Center(), relu)
     params, state = net.init(jax.random.key(0), X)
     for wrong in ((params, X), ((params, state), state, X), (X, params, X)):
         with pytest.raises(ValueError, match=r"apply\(params, state, x\)"):
@@ -606,7 +606,7 @@ def test_repeat_and_streams_run_where_params_or_inputs_vary_over_devices():
 def test_shapes_are_inferred_in_evaluation():
     """A layer that needs an axis of devices, or a key, to train needs neither for its shapes."""
 
-    def Centred():
+    def Centered():
         def init(key, x):
             return ()
 
@@ -615,7 +615,7 @@ def test_shapes_are_inferred_in_evaluation():
 
         return Layer(init, apply)
 
-    net = Serial(Dense(3), Centred(), Dense(2))
+    net = Serial(Dense(3), Centered(), Dense(2))
     assert net.init(jax.random.key(0), X, train=True)[2]["kernel"].shape == (3, 2)
 
 

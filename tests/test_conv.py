@@ -456,7 +456,7 @@ def test_a_decoder_may_share_the_kernel_of_its_encoder():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_channels_first_is_recognised():
+def test_channels_first_is_recognized():
     x, kernel = jnp.zeros((8, 3, 32, 30)), jnp.zeros((3, 3, 3, 4))
     with pytest.raises(ValueError, match=r"expects x with 3 channels .* write jnp.moveaxis\(x, 1, -1\)"):
         conv(x, kernel)

@@ -132,8 +132,8 @@ def test_the_bounds_fail_for_what_is_not_so(x64):
     climbing = descend(lecture().f, jnp.ones(2), 0.21, 50).values
     assert (climbing[1:] > convex_bound(jnp.arange(1, 51), 2**0.5, 0.21)).any()  # ... for it would be wrong
     honest = lecture()
-    assert not descend(Objective(honest.f, 5.0, 1.0, honest.minimiser), jnp.ones(2), 0.2, 50).holds
-    assert not descend(Objective(honest.f, 10.0, 2.0, honest.minimiser), jnp.ones(2), 0.1, 50).holds
+    assert not descend(Objective(honest.f, 5.0, 1.0, honest.minimizer), jnp.ones(2), 0.2, 50).holds
+    assert not descend(Objective(honest.f, 10.0, 2.0, honest.minimizer), jnp.ones(2), 0.1, 50).holds
     bent = Objective(lambda x: 1 - jnp.exp(-(x**2) / 2), 1.0, 0.0, 0.0)
     assert not descend(bent, 3.5, 1.0, 300).holds
     assert "FAIL" in repr(descend(bent, 3.5, 1.0, 300))
@@ -166,9 +166,9 @@ def logistic_data():
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_minimisers_are_minimisers(x64, name):
+def test_the_minimizers_are_minimizers(x64, name):
     objective, start = problem(name)
-    best = jax.tree.map(lambda b, s: jnp.broadcast_to(jnp.asarray(b, s.dtype), s.shape), objective.minimiser, start)
+    best = jax.tree.map(lambda b, s: jnp.broadcast_to(jnp.asarray(b, s.dtype), s.shape), objective.minimizer, start)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(jax.grad(objective.f)(best))) < 1e-9
 
 
@@ -180,7 +180,7 @@ def test_bounds_as_formulas(x64):
     assert linear_bound(3, 2.0, 0.1, 10.0, 1.0) == pytest.approx(2 * 0.9**6)
 
 
-# ---- optax's optimisers are the corrected formulas ----------------------------------------
+# ---- optax's optimizers are the corrected formulas ----------------------------------------
 
 
 def by_hand(method, eta, m, steps, slopes=SLOPES):
@@ -202,7 +202,7 @@ def by_hand(method, eta, m, steps, slopes=SLOPES):
     return np.array(path)
 
 
-def optimiser(method, eta, m):
+def optimizer(method, eta, m):
     if method == "average":
         return optax.chain(optax.ema(m, debias=False), optax.scale(-eta))
     return optax.sgd(eta, momentum=m, nesterov=method == "nesterov")
@@ -214,7 +214,7 @@ METHODS = ("heavy ball", "nesterov", "average")
 @pytest.mark.parametrize("method", METHODS)
 def test_optax_computes_the_corrected_momentum(x64, method):
     """OPT-07, OPT-08."""
-    seen = descend(lecture(), jnp.ones(2), optimiser(method, 0.05, 0.7), 60)
+    seen = descend(lecture(), jnp.ones(2), optimizer(method, 0.05, 0.7), 60)
     np.testing.assert_allclose(seen.points, by_hand(method, 0.05, 0.7, 60), atol=1e-14)
     assert seen.bounds == {} and bool(seen.holds)
 
@@ -229,8 +229,8 @@ def test_gradient_descent_is_optax_sgd(x64):
 def test_both_momenta_are_one_method(x64):
     """OPT-09, E24: gamma = eta (1 - beta), m = beta; 1, .9, .72, .486, .2268, -.02916, -.256608."""
     one = quadratic_objective(jnp.ones(1))
-    first = descend(one, jnp.ones(1), optimiser("heavy ball", 0.1, 0.9), 100).points[:, 0]
-    second = descend(one, jnp.ones(1), optimiser("average", 1.0, 0.9), 100).points[:, 0]
+    first = descend(one, jnp.ones(1), optimizer("heavy ball", 0.1, 0.9), 100).points[:, 0]
+    second = descend(one, jnp.ones(1), optimizer("average", 1.0, 0.9), 100).points[:, 0]
     np.testing.assert_allclose(first[:7], [1, 0.9, 0.72, 0.486, 0.2268, -0.02916, -0.256608], atol=1e-14)
     np.testing.assert_allclose(first, second, atol=1e-15)
 
@@ -238,7 +238,7 @@ def test_both_momenta_are_one_method(x64):
 def test_the_printed_momentum_is_another_method(x64):
     """E23: C = x^2 / 2, m = .9, eta = .5, 100 steps from 1: 2.89005e-3 against 1.158960e7."""
     one = quadratic_objective(jnp.ones(1))
-    right = descend(one, jnp.ones(1), optimiser("heavy ball", 0.5, 0.9), 100).last[0]
+    right = descend(one, jnp.ones(1), optimizer("heavy ball", 0.5, 0.9), 100).last[0]
     assert abs(right) == pytest.approx(2.89005e-3, rel=1e-5)
     assert abs(by_hand("printed", 0.5, 0.9, 100, np.ones(1))[-1, 0]) == pytest.approx(1.158960e7, rel=1e-6)
 
@@ -285,10 +285,10 @@ def test_adam_is_torchs(x64):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("m", [0.0, 0.5, 0.9])
-def test_the_spectral_radius_is_that_of_optax_linearised(x64, method, m):
+def test_the_spectral_radius_is_that_of_optax_linearized(x64, method, m):
     """On a quadratic its step is linear in the point and the state: the eigenvalues of its Jacobian."""
     for a in (0.05, 0.4, 1.3, 3.7):
-        o = optimiser(method, a / 2, m)  # curvature 2
+        o = optimizer(method, a / 2, m)  # curvature 2
 
         def step(flat, o=o):
             x, v = flat
@@ -320,7 +320,7 @@ def test_the_limit_of_stability(x64, method):
     radii = spectral_radius(limit * jnp.array([0.97, 1.0, 1.03]), 10.0, 0.9, method)
     assert radii[0] < 1 < radii[2] and radii[1] == pytest.approx(1)
     f = lecture().f
-    last = lambda eta: descend(f, jnp.ones(2), optimiser(method, eta, 0.9), 600).values[-1]
+    last = lambda eta: descend(f, jnp.ones(2), optimizer(method, eta, 0.9), 600).values[-1]
     below, above = jax.vmap(last)(limit * jnp.array([3.7, 3.9]) / 3.8)
     assert below < 1e-10 and above > 1e10
 
@@ -431,7 +431,7 @@ def test_divergence_is_recorded():
         assert not np.isfinite(seen.values[-1])
         assert repr(seen) == "Descent(20 steps, f from 10000 to nan)"
         nowhere = descend(quadratic_objective(jnp.ones(2)), jnp.array([1.0, jnp.nan]), 0.1, 3)
-        assert not nowhere.holds  # and no word about the minimiser, which is right
+        assert not nowhere.holds  # and no word about the minimizer, which is right
 
 
 def test_only_bounds_that_claim_something_are_said_to_hold():
@@ -441,7 +441,7 @@ def test_only_bounds_that_claim_something_are_said_to_hold():
     with pytest.warns(UserWarning, match="beyond 2 / L"):
         words = repr(descend(lecture(), jnp.ones(2), 0.3, 20))
     assert words.endswith("minimum 0, no bound for this step size)")
-    wrong = Objective(lambda x: jnp.sum(x**2), smoothness=4.0, convexity=3.0, minimiser=0.0)
+    wrong = Objective(lambda x: jnp.sum(x**2), smoothness=4.0, convexity=3.0, minimizer=0.0)
     assert "bounds FAIL: convex, sharp, strongly convex)" in repr(descend(wrong, jnp.ones(2), 0.01, 50))
 
 
@@ -460,7 +460,7 @@ def test_a_start_of_value_zero_leaves_room_for_rounding(x64):
 def test_the_room_for_rounding_is_small(x64):
     """A value lower than promised by 1e-10 of the minimum is found, and a bound too low by 1e-8."""
     q = quadratic_objective(jnp.array([1.0]), jnp.array([1.0]))  # least at 1, -1/2
-    beside = Objective(q.f, 1.0, 1.0, q.minimiser * (1 + 1e-5))  # higher by 5e-11
+    beside = Objective(q.f, 1.0, 1.0, q.minimizer * (1 + 1e-5))  # higher by 5e-11
     with pytest.raises(ValueError, match="found the value"):
         descend(beside, jnp.zeros(1), 0.5, 100)
     seen = descend(q, jnp.zeros(1), 0.25, 20)
@@ -497,20 +497,20 @@ def test_pictures():
         (lambda: descend(lambda x: x, jnp.ones(2), 0.1, 5), ValueError, "expects f to return a scalar"),
         (lambda: descend(quartic, 2.0, 0.0, 5), ValueError, "expects a step size > 0, but 0.0 came"),
         (lambda: descend(quartic, 2.0, 0.1, 0), ValueError, "expects steps to be a whole number >= 1, but 0 came"),
-        (lambda: descend(quartic, 2.0, "adam", 5), TypeError, "a step size or an optimiser .* but a str came; pass"),
+        (lambda: descend(quartic, 2.0, "adam", 5), TypeError, "a step size or an optimizer .* but a str came; pass"),
         (lambda: descend(quartic, 2.0, optax.adam, 5), TypeError, "but a function came; call it"),
         (lambda: descend(quartic, 2.0, jnp.array([0.1, 0.2]), 5), ValueError, "one step size, .* use jax.vmap"),
         (
-            lambda: descend(Objective(quartic, minimiser=-0.7), 2.0, 0.1, 50),
+            lambda: descend(Objective(quartic, minimizer=-0.7), 2.0, 0.1, 50),
             ValueError,
-            "found the value .*, below .*, that of the minimiser; correct",
+            "found the value .*, below .*, that of the minimizer; correct",
         ),
         (
             lambda: descend(lecture(), jnp.ones(3), 0.1),
             ValueError,
-            r"a start like the minimiser, \(2,\), but float32 \(3,\)",
+            r"a start like the minimizer, \(2,\), but float32 \(3,\)",
         ),
-        (lambda: descend(lecture(), {"x": jnp.ones(2)}, 0.1), ValueError, "a start like the minimiser"),
+        (lambda: descend(lecture(), {"x": jnp.ones(2)}, 0.1), ValueError, "a start like the minimizer"),
         (lambda: Objective(quartic, smoothness=1.0, convexity=2.0), ValueError, "0 <= convexity <= smoothness"),
         (lambda: quadratic_objective(jnp.ones((2, 3))), ValueError, r"expects a matrix \(n, n\) or its diagonal"),
         (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from zoo import Centre, Noise
+from zoo import Center, Noise
 
 from jaxblocks import Dense, Layer, Parallel, Residual, Serial, StatefulLayer, relu, side_inputs, stateful
 from jaxblocks.core import as_layer, child_of, fold, kind_of
@@ -49,7 +49,7 @@ def test_a_net_declares_the_union_of_what_its_layers_read():
     def modulate(x, *, time):
         return x * time
 
-    net = Serial(Dense(3), Noise(), Residual(Dense(3), modulate), Parallel(Centre()))
+    net = Serial(Dense(3), Noise(), Residual(Dense(3), modulate), Parallel(Center()))
     assert isinstance(net, StatefulLayer)
     parameters = inspect.signature(net.apply).parameters
     assert [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY] == ["key", "time", "train"]
@@ -163,8 +163,8 @@ def test_no_arithmetic_is_left_in_init():
     assert "dot_general" not in text and "tanh" not in text
 
 
-def test_dispatch_adds_nothing_to_the_traced_programme():
-    """The compiled programme of a net is that of the same net by hand."""
+def test_dispatch_adds_nothing_to_the_traced_program():
+    """The compiled program of a net is that of the same net by hand."""
     net = Serial(Dense(4), relu, Dense(3))
     params = net.init(jax.random.key(0), X)
 

@@ -314,7 +314,7 @@ def test_calls_of_every_kind_are_looked_into():
     assert operations(lambda x: lax.custom_linear_solve(square, x, lambda _, b: b @ b), x) == plain
 
 
-def test_rematerialised_work_is_counted_twice():
+def test_rematerialized_work_is_counted_twice():
     def loss(w, x, wrap):
         return wrap(lambda x: jnp.sin(x @ w))(x).sum()
 

@@ -53,7 +53,7 @@ BY_HAND = {
     "Wire": 4 * (2 * 5 * 5 + 10 * 2),  # a is called twice
     "Wire with state": 4 * 5 * 5,
     "Parallel of two inputs": 0,
-    "Centre": 0,
+    "Center": 0,
     "Noise": 0,
     # Attention: four maps of 6 features, and the meetings of queries and keys.
     "Attention": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
@@ -98,7 +98,7 @@ BY_HAND = {
     "GraphBlock by max": GRAPH_BLOCK,
     "GraphBlock by softmax": GRAPH_BLOCK,
     "GraphMap": 4 * 5 * 3,
-    "GCN": 4 * 5 * 3,  # neighbours are gathered and scattered
+    "GCN": 4 * 5 * 3,  # neighbors are gathered and scattered
     "GAT": GAT,
     "GAT by mean without self-loops": GAT,
     "GIN": 4 * 5 * 3,
@@ -157,7 +157,7 @@ def test_products_are_counted_to_the_operation(name):
 # A gradient with respect to params and inputs has three products for each one: its own, and one for either factor
 # (a small constant, AD-29). What has another number of them:
 GRADIENT_BY_HAND = {
-    "Repeat with state": 4 * BY_HAND["Repeat with state"],  # rematerialised: made once more
+    "Repeat with state": 4 * BY_HAND["Repeat with state"],  # rematerialized: made once more
     "Attention, causal, grouped heads, window, rotary, chunks": (  # chunks are made once more, the maps are not
         3 * BY_HAND["Attention, causal, grouped heads, window, rotary, chunks"]
         + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=4)

@@ -199,7 +199,7 @@ def test_images_keep_their_dtype(dtype):
 
 
 def test_noise_augmentation_is_ridge_regression():
-    """E over noise of ||(X + E) w - y||^2 = ||X w - y||^2 + N sigma^2 ||w||^2, so the minimisers agree."""
+    """E over noise of ||(X + E) w - y||^2 = ||X w - y||^2 + N sigma^2 ||w||^2, so the minimizers agree."""
     with jax.enable_x64(True):
         draw = np.random.default_rng(0)
         n, d, sigma, copies = 50, 3, 0.5, 4000

@@ -32,7 +32,7 @@ def test_digits_are_sixteenths_of_ink():
         ("breast_cancer", [212, 357], [17.99, 10.38, 122.8, 1001]),
     ],
 )
-def test_labelled_sets(name, counts, row):
+def test_labeled_sets(name, counts, row):
     """Class sizes and the first row, as the sources print them."""
     x, labels = getattr(datasets, name)()
     assert (x.dtype, labels.dtype, len(x)) == (np.float32, np.int32, sum(counts))

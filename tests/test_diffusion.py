@@ -10,7 +10,7 @@ from scipy.integrate import solve_ivp
 
 from jaxblocks.core import Layer
 from jaxblocks.diffusion import (
-    PARAMETRISATIONS,
+    PARAMETRIZATIONS,
     Denoising,
     Schedule,
     add_noise,
@@ -149,7 +149,7 @@ def test_a_grid_of_times_is_even_in_what_it_names(name, spacing, double):
     np.testing.assert_allclose(np.diff(place), np.diff(place).mean(), rtol=1e-6)
 
 
-# ---- parametrisations ------------------------------------------------------------------------
+# ---- parametrizations ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -162,7 +162,7 @@ def test_conversions_are_exact_both_ways(name, double):
     da, ds = (np.asarray(rate)[:, None] for rate in schedule.rates(jnp.asarray(t)))
     x = a * x0 + s * eps
     true = {"eps": eps, "x0": x0, "v": a * eps - s * x0, "score": -eps / s, "velocity": da * x0 + ds * eps}
-    pairs = [(source, target) for source in PARAMETRISATIONS for target in PARAMETRISATIONS]
+    pairs = [(source, target) for source in PARAMETRIZATIONS for target in PARAMETRIZATIONS]
 
     @jax.jit
     def both_ways(true, x, t):
@@ -203,7 +203,7 @@ def test_what_needs_no_division_works_at_the_ends():
     """At t = 1 of flow matching from x0, v, velocity; at t = 0 from eps and v."""
     x = p = jnp.array([[1.0, -2.0]])
     for source in ("x0", "v", "velocity"):
-        for target in PARAMETRISATIONS:
+        for target in PARAMETRIZATIONS:
             assert np.isfinite(convert(p, x, 1.0, SCHEDULES["flow"], source, target)).all()
     for source, target in (("eps", "x0"), ("eps", "v"), ("v", "eps"), ("v", "x0"), ("score", "eps")):
         assert np.isfinite(convert(p, x, 0.0, SCHEDULES["preserving"], source, target)).all()
@@ -213,7 +213,7 @@ def test_what_needs_no_division_works_at_the_ends():
 
 
 def test_the_score_is_the_gradient_of_the_log_density(double):
-    """By complex steps of a density written in NumPy; and all parametrisations of the best denoiser follow from it."""
+    """By complex steps of a density written in NumPy; and all parametrizations of the best denoiser follow from it."""
     data, points = _mixture(), rng.normal(size=(6, 2))
     for name, t in (("preserving", 0.3), ("exploding", 0.4), ("flow", 0.6)):
         a, s = REFERENCES[name](t)
@@ -224,11 +224,11 @@ def test_the_score_is_the_gradient_of_the_log_density(double):
         @jax.jit
         def everything(x, score, name=name, t=t):
             at, schedule = data.at(t, SCHEDULES[name]), SCHEDULES[name]
-            converted = [convert(score, x, t, schedule, "score", p) for p in PARAMETRISATIONS]
+            converted = [convert(score, x, t, schedule, "score", p) for p in PARAMETRIZATIONS]
             return (
                 at.log_density(x),
                 at.score(x),
-                [data.predictor(schedule, p)(x, t) for p in PARAMETRISATIONS],
+                [data.predictor(schedule, p)(x, t) for p in PARAMETRIZATIONS],
                 converted,
             )
 
@@ -271,7 +271,7 @@ CASES = {"preserving": "eps", "exploding": "score", "flow": "velocity", "cosine"
 
 @functools.cache
 def _exact(name):
-    """Where the probability-flow ODE leads from eight points of noise, by SciPy, in normalised coordinates.
+    """Where the probability-flow ODE leads from eight points of noise, by SciPy, in normalized coordinates.
 
     With z = x / r and the angle phi, signal = r cos phi and noise = r sin phi, every schedule is dz/dphi = v(z, phi):
     smooth to both ends, and free of all code that is tested.
@@ -323,7 +323,7 @@ def test_a_single_gaussian_is_solved_in_closed_form(double):
     exact = 3 + 2 * (np.asarray(x) - 3 * a) / np.sqrt(4 * a**2 + s**2)
     grid = times(schedule, 200)
     run = lambda p: dpm_solver_pp_2m(data.predictor(schedule, p), x, grid, schedule, p)
-    found = jax.jit(lambda: {p: run(p) for p in PARAMETRISATIONS})()
+    found = jax.jit(lambda: {p: run(p) for p in PARAMETRIZATIONS})()
     for values in found.values():
         np.testing.assert_allclose(values, exact, atol=5e-4)
         np.testing.assert_allclose(values, found["eps"], rtol=1e-10)
@@ -450,7 +450,7 @@ def test_times_and_losses_keep_their_digits_in_half_precision():
 # ---- losses ----------------------------------------------------------------------------------
 
 
-def test_the_best_eps_minimises_the_loss():
+def test_the_best_eps_minimizes_the_loss():
     """Among scaled and shifted ones; its loss is the conditional variance, sigma^-2 alpha^2 of that of x0."""
     data, schedule = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])), SCHEDULES["preserving"]
     one, two = jax.random.split(jax.random.key(0))
@@ -468,7 +468,7 @@ def test_the_best_eps_minimises_the_loss():
 
 
 def test_weights_turn_one_loss_into_another(double):
-    """The same denoiser, said in each parametrisation: measured in one of them, the losses agree."""
+    """The same denoiser, said in each parametrization: measured in one of them, the losses agree."""
     schedule = SCHEDULES["flow"]
     x0, eps = (jnp.asarray(values) for values in rng.normal(size=(2, 4, 3)))
     t = jnp.array([0.1, 0.4, 0.6, 0.9])
@@ -476,7 +476,7 @@ def test_weights_turn_one_loss_into_another(double):
     said = lambda p: lambda x, t: convert(guess(x, t), x, t, schedule, "x0", p)
     for measured in ("eps", "velocity", lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)):
         loss = lambda p, measured=measured: denoising_loss(said(p), x0, t, eps, schedule, p, measured)
-        losses = jax.jit(lambda loss=loss: [loss(p) for p in PARAMETRISATIONS])()
+        losses = jax.jit(lambda loss=loss: [loss(p) for p in PARAMETRIZATIONS])()
         for found in losses:
             np.testing.assert_allclose(found, losses[0], rtol=1e-9)
     x = add_noise(x0, eps, t, schedule)
@@ -547,8 +547,8 @@ def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
     log_probability = lambda x, t: jnp.log(data.at(t, schedule).responsibilities(x)[..., 0])
     x = jnp.asarray(rng.normal(size=(5, 2)))
     all_classes = lambda p: classifier_guided(data.predictor(schedule, p), log_probability, 1.0, schedule, p)
-    found = jax.jit(lambda x: [all_classes(p)(x, 0.4) for p in PARAMETRISATIONS])(x)
-    expected = jax.jit(lambda x: [one.predictor(schedule, p)(x, 0.4) for p in PARAMETRISATIONS])(x)
+    found = jax.jit(lambda x: [all_classes(p)(x, 0.4) for p in PARAMETRIZATIONS])(x)
+    expected = jax.jit(lambda x: [one.predictor(schedule, p)(x, 0.4) for p in PARAMETRIZATIONS])(x)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 

@@ -24,7 +24,7 @@ def test_digits_are_drawn_and_judged(tmp_path, capsys):
 
     toy = ["--steps", "3", "--width", "8", "--samples", "12", "--sampling", "3", "--out", str(tmp_path)]
     found = diffusion_digits.main(toy)
-    assert capsys.readouterr().out.splitlines()[-1] == f"samples recognised: {found['recognised']:.4f}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"samples recognized: {found['recognized']:.4f}"
     assert found["drawn"].shape == (12, 8, 8, 1) and np.isfinite(found["drawn"]).all()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["denoising.gif", "real.png", "samples.png"]
     assert (tmp_path / "denoising.gif").read_bytes().startswith(b"GIF89a")

@@ -1,4 +1,4 @@
-"""The examples nn251, xor and minimise at toy size: the numbers they return, and that their pictures exist."""
+"""The examples nn251, xor and minimize at toy size: the numbers they return, and that their pictures exist."""
 
 import importlib.util
 from pathlib import Path
@@ -20,9 +20,9 @@ def load(name):
 
 
 @pytest.fixture(scope="module")
-def minimise(tmp_path_factory):
+def minimize(tmp_path_factory):
     """The example, its numbers, and the folder of its pictures."""
-    module, out = load("minimise"), tmp_path_factory.mktemp("minimise")
+    module, out = load("minimize"), tmp_path_factory.mktemp("minimize")
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
         return module, module.main(["--out", str(out), "--homework-steps", "10000"]), out
 
@@ -39,8 +39,8 @@ def pictures(folder):
     [
         ("nn251", ["--points", "2"], "--points must be at least 3, but is 2"),
         ("xor", ["--widths", "0"], "must be at least 1"),
-        ("minimise", ["--steps", "1"], "must be at least 10"),
-        ("minimise", ["--eta", "1"], "unrecognized arguments: --eta 1"),
+        ("minimize", ["--steps", "1"], "must be at least 10"),
+        ("minimize", ["--eta", "1"], "unrecognized arguments: --eta 1"),
     ],
 )
 def test_a_bad_argument_gets_one_clear_line(name, arguments, message, capsys, tmp_path):
@@ -109,42 +109,42 @@ def test_the_gradient_of_the_linear_fit_is_that_of_the_lecture():
     assert np.linalg.eigvalsh(extended.T @ extended)[-1] * 2 / 4 == pytest.approx(3.1861407, rel=1e-7)
 
 
-# minimise
+# minimize
 
 
-def test_minimise_draws(minimise):
-    assert pictures(minimise[2]) == ["bound", "hello", "homework", "slices", "trajectories"]
+def test_minimize_draws(minimize):
+    assert pictures(minimize[2]) == ["bound", "hello", "homework", "slices", "trajectories"]
     assert not jax.config.jax_enable_x64
 
 
-def test_hello_world(minimise):
-    numbers = minimise[1]
+def test_hello_world(minimize):
+    numbers = minimize[1]
     first = [2, 0.44, 0.70000832, 1.07675083, 1.43966841, 1.44498829, 1.44179491, 1.44372444]
     np.testing.assert_allclose(numbers["hello"][:8], first, atol=5e-9)
     assert numbers["hello"][-1] == pytest.approx((3 + 73**0.5) / 8, abs=1e-14)
     assert numbers["hello_other"][-1] == pytest.approx((3 - 73**0.5) / 8, abs=1e-14)
     assert numbers["hello_within"] == 21
-    module = minimise[0]
+    module = minimize[0]
     assert module.quartic(numbers["hello"][-1]) == pytest.approx(0.1665775910, abs=1e-10)
     assert module.quartic(numbers["hello_other"][-1]) == pytest.approx(2.6029536590, abs=1e-10)
     slope = (numbers["hello"][21] - numbers["hello"][-1]) / (numbers["hello"][20] - numbers["hello"][-1])
     assert slope == pytest.approx(-0.6027702, abs=1e-5)  # 1 - 0.13 f''
 
 
-def test_a_step_that_is_too_long_ends_elsewhere(minimise):
+def test_a_step_that_is_too_long_ends_elsewhere(minimize):
     """Stable only below 2 / f'' = 0.1622191: .163 ends in a cycle, .17 in the other minimum."""
     import optax
 
-    module, _, _ = minimise
+    module, _, _ = minimize
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        cycle = module.minimise(module.quartic, 2.0, optax.sgd(0.163), 2000)[-2:]
-        other = module.minimise(module.quartic, 2.0, optax.sgd(0.17), 2000)[-1]
+        cycle = module.minimize(module.quartic, 2.0, optax.sgd(0.163), 2000)[-2:]
+        other = module.minimize(module.quartic, 2.0, optax.sgd(0.17), 2000)[-1]
     np.testing.assert_allclose(sorted(cycle), [1.3957087, 1.4855976], atol=1e-7)
     assert other == pytest.approx(-0.6930005, abs=1e-6)
 
 
-def test_homework(minimise):
-    numbers = minimise[1]
+def test_homework(minimize):
+    numbers = minimize[1]
     np.testing.assert_allclose(min(np.roots([1, -1, 0, 0, -1, 1]).real), -1, rtol=1e-12)
     assert abs(numbers["plain"][-1] - 1) < 1e-14
     assert not numbers["lost"][-1] > -1e6  # left of -.53156 there is no minimum
@@ -155,9 +155,9 @@ def test_homework(minimise):
     assert np.log10((1 - double[1000]) / (1 - double[10000])) == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_legend_of_the_homework_names_the_kind_of_root(minimise, monkeypatch):
+def test_the_legend_of_the_homework_names_the_kind_of_root(minimize, monkeypatch):
     """1 is a double root of r, and a fourfold one of its square, which is what the curve descends on."""
-    module, drawn = minimise[0], []
+    module, drawn = minimize[0], []
     assert np.abs(np.roots(np.convolve([1, -1, 0, 0, -1, 1], [1, -1, 0, 0, -1, 1])) - 1 < 0.01).sum() >= 4
     monkeypatch.setattr(module.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
@@ -166,13 +166,13 @@ def test_the_legend_of_the_homework_names_the_kind_of_root(minimise, monkeypatch
     assert "$r^2$ to 1 (fourfold root)" in labels
 
 
-def test_the_basins_of_the_homework_meet_at_the_maximum(minimise):
+def test_the_basins_of_the_homework_meet_at_the_maximum(minimize):
     import optax
 
-    module, _, _ = minimise
+    module, _, _ = minimize
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        right = module.minimise(module.quintic, -0.5315, optax.sgd(0.05), 600)[-1]
-        left = module.minimise(module.quintic, -0.5316, optax.sgd(0.05), 600)[-1]
+        right = module.minimize(module.quintic, -0.5315, optax.sgd(0.05), 600)[-1]
+        left = module.minimize(module.quintic, -0.5316, optax.sgd(0.05), 600)[-1]
     assert right == pytest.approx(1, abs=1e-12)
     assert not left > -1e6
 
@@ -210,8 +210,8 @@ def adam_by_hand(eta, beta1, beta2, eps, steps=60, correct=True):
     return np.array(path)
 
 
-def test_the_trajectories_are_those_of_the_corrected_formulas(minimise):
-    paths = minimise[1]["paths"]
+def test_the_trajectories_are_those_of_the_corrected_formulas(minimize):
+    paths = minimize[1]["paths"]
     by_hand = momentum_by_hand(0.0, 0.05)
     np.testing.assert_allclose(paths["gradient descent"], by_hand, rtol=1e-12)
     np.testing.assert_allclose(paths["momentum"], momentum_by_hand(0.7, 0.05), atol=1e-15)
@@ -224,17 +224,17 @@ def test_the_trajectories_are_those_of_the_corrected_formulas(minimise):
     np.testing.assert_allclose(paths["Adam"], adam_by_hand(0.1, 0.9, 0.999, 1e-8), atol=1e-12)
 
 
-def test_the_printed_forms_are_not_these_methods(minimise):
+def test_the_printed_forms_are_not_these_methods(minimize):
     """Negative controls: the gradient one step stale blows up; without bias correction the first step is .316228."""
     stale = momentum_by_hand(0.7, 0.05, stale=True)
-    assert np.abs(stale - minimise[1]["paths"]["momentum"]).max() > 1
+    assert np.abs(stale - minimize[1]["paths"]["momentum"]).max() > 1
     assert np.abs(stale[-1]).max() > 1e2
     uncorrected = adam_by_hand(0.1, 0.9, 0.999, 1e-8, correct=False)
     np.testing.assert_allclose(1 - uncorrected[1], [0.316228, 0.316228], atol=5e-7)
 
 
-def test_the_bound_holds_at_every_step_and_huber_attains_its_own(minimise):
-    gaps, limits = minimise[1]["gaps"], minimise[1]["limits"]
+def test_the_bound_holds_at_every_step_and_huber_attains_its_own(minimize):
+    gaps, limits = minimize[1]["gaps"], minimize[1]["limits"]
     assert list(gaps) == ["quadratic", "logistic regression", "Huber, worst case"]
     for name, gap in gaps.items():
         assert gap.shape == (100,)
@@ -248,17 +248,17 @@ def test_the_bound_holds_at_every_step_and_huber_attains_its_own(minimise):
     assert abs(gaps["logistic regression"][-1]) < 1e-12
 
 
-def test_the_bound_fails_for_a_step_that_is_too_long(minimise):
+def test_the_bound_fails_for_a_step_that_is_too_long(minimize):
     """Negative control: beyond 2 / L gradient descent leaves the bound."""
     import optax
 
-    module, _, _ = minimise
+    module, _, _ = minimize
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        path = module.minimise(module.quadratic, [1.0, 1.0], optax.sgd(0.21), 50)
+        path = module.minimize(module.quadratic, [1.0, 1.0], optax.sgd(0.21), 50)
     assert (module.quadratic(path[1:].T) > 2 / (2 * 0.21 * np.arange(1, 51))).any()
 
 
-def test_slices_through_a_linear_loss_are_convex_and_through_a_deep_one_not(minimise):
-    linear, deep = minimise[1]["curvature"]
+def test_slices_through_a_linear_loss_are_convex_and_through_a_deep_one_not(minimize):
+    linear, deep = minimize[1]["curvature"]
     assert linear > 0.1
     assert deep < -0.05

@@ -98,8 +98,8 @@ def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, monkeypatch, capsys):
     char_lm.main([*options, "--out", str(tmp_path / "whole")])
     fit, stop = char_lm.jb.fit, KeyboardInterrupt("here")
 
-    def fit_and_die(net, loss, optimiser, data, **settings):
-        fit(net, loss, optimiser, data, **settings | {"steps": 7})
+    def fit_and_die(net, loss, optimizer, data, **settings):
+        fit(net, loss, optimizer, data, **settings | {"steps": 7})
         raise stop
 
     monkeypatch.setattr(char_lm.jb, "fit", fit_and_die)

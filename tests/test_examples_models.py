@@ -63,19 +63,19 @@ def test_molecules_are_what_the_example_says():
         n = len(atoms)
         degrees = np.bincount(bonds.ravel(), minlength=n)
         assert len(bonds) == n and (degrees <= module.VALENCES[atoms]).all()
-        neighbours = [set() for _ in range(n)]
+        neighbors = [set() for _ in range(n)]
         for a, b in bonds:
-            neighbours[a].add(int(b)), neighbours[b].add(int(a))
+            neighbors[a].add(int(b)), neighbors[b].add(int(a))
         seen, front = {0}, {0}
-        while front := set().union(*(neighbours[a] for a in front)) - seen:
+        while front := set().union(*(neighbors[a] for a in front)) - seen:
             seen |= front
         assert len(seen) == n
-        while leaves := [a for a in range(n) if len(neighbours[a]) == 1]:  # peel what is no ring
+        while leaves := [a for a in range(n) if len(neighbors[a]) == 1]:  # peel what is no ring
             for leaf in leaves:
-                for other in neighbours[leaf]:
-                    neighbours[other].discard(leaf)
-                neighbours[leaf] = set()
-        assert sum(map(bool, neighbours)) == ring
+                for other in neighbors[leaf]:
+                    neighbors[other].discard(leaf)
+                neighbors[leaf] = set()
+        assert sum(map(bool, neighbors)) == ring
 
 
 def test_counts_are_those_of_atoms_and_bonds():

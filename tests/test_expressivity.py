@@ -292,7 +292,7 @@ def test_real_kinks_of_deep_wide_nets_are_told_from_rounding():
 
 
 @pytest.mark.parametrize("copies", [1, 20])
-def test_cancelling_kinks_of_deep_nets_leave_none(copies):
+def test_canceling_kinks_of_deep_nets_leave_none(copies):
     """With z = relu(z) - relu(-z) in every layer a deep net is a line, also where its units are copies of a few."""
     rng, n = np.random.default_rng(0), 8 * copies
     layers = [np.tile(rng.normal(size=(8, 8)) / 8**0.5, (copies, copies)) / copies for _ in range(20)]

@@ -31,7 +31,7 @@ from jaxblocks.theory.homogeneity import (
     balance,
     euler_terms,
     norm_differences,
-    normalised_margin,
+    normalized_margin,
     rescale,
     unit_kernels,
 )
@@ -482,15 +482,15 @@ def test_gradient_flow_conserves_differences_of_norms():
     assert 7 < fast / slow < 14 and fast < 0.1
 
 
-def test_margins_are_normalised():
+def test_margins_are_normalized():
     """Scaling all weights scales margins and not the quotient, and moving norms moves neither."""
     net, params, x = net_and_params(bias=False)
     margin = lambda p: net.apply(p, jnp.asarray(x))[:, 0] - net.apply(p, jnp.asarray(x))[:, 1]
     larger = jax.tree.map(lambda p: 3.0 * p, params)
     np.testing.assert_allclose(margin(larger), 27 * margin(params), rtol=1e-12)
-    np.testing.assert_allclose(normalised_margin(margin(larger), larger), normalised_margin(margin(params), params))
+    np.testing.assert_allclose(normalized_margin(margin(larger), larger), normalized_margin(margin(params), params))
     with pytest.raises(ValueError, match="without biases"):
-        normalised_margin(margin(params), net_and_params()[1])
+        normalized_margin(margin(params), net_and_params()[1])
 
 
 # ---- convolution as a dense layer ------------------------------------------------------------------------------

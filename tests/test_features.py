@@ -1,4 +1,4 @@
-"""Feature maps: the kernel in four forms, the numbers of the lecture, a linear layer on top, neighbours."""
+"""Feature maps: the kernel in four forms, the numbers of the lecture, a linear layer on top, neighbors."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_the_kernel_of_every_pair(features):
 
 @pytest.mark.parametrize("features", [2, 6])
 def test_the_gradient_of_the_kernel(features):
-    """dk / dx = -2 gamma (x - c) k, also where x is a centre."""
+    """dk / dx = -2 gamma (x - c) k, also where x is a center."""
     with jax.enable_x64(True):
         x, c = map(jnp.asarray, np.random.default_rng(0).normal(size=(2, 4, features)))
         c = c.at[0].set(x[0])
@@ -77,7 +77,7 @@ def test_a_gram_matrix_is_positive_semidefinite():
         assert np.linalg.eigvalsh(gram).min() > -1e-14
 
 
-def test_neighbours_are_far_in_high_dimension():
+def test_neighbors_are_far_in_high_dimension():
     """Uniform cube: E |x - y|^2 = D / 6, E k = (sqrt(pi) erf(1) - 1 + 1/e)^D; the Gram matrix tends to the identity.
 
     One pair has a kernel of about .05 at D = 10 and 1e-73 or so at D = 1000.
@@ -212,7 +212,7 @@ def test_bounded_features_stay_unsure_far_away():
     assert confidence["radial"][2] == pytest.approx(1 / 3)
 
 
-# ---- neighbours
+# ---- neighbors
 
 
 def slow_knn(x, examples, targets, k):
@@ -232,7 +232,7 @@ predict = jax.jit(knn_predict, static_argnums=3)
 
 
 @pytest.mark.parametrize(("k", "features"), [(1, 2), (2, 6), (5, 2)])
-def test_neighbours_against_loops(k, features):
+def test_neighbors_against_loops(k, features):
     rng = np.random.default_rng(k)
     x, examples = (rng.normal(size=(n, features)).astype(np.float32) for n in (12, 30))
     classes, values = rng.integers(3, size=30), rng.normal(size=30).astype(np.float32)
@@ -259,7 +259,7 @@ def test_sentences():
     with pytest.raises(ValueError, match=r"x is float32 \(4, 2\) and the latter float32 \(3, 5\); both need the same"):
         rbf_kernel(x, c)
     with pytest.raises(ValueError, match="both need the same"):
-        RBF(3).apply({"centres": c, "log_gamma": jnp.zeros(())}, x)
+        RBF(3).apply({"centers": c, "log_gamma": jnp.zeros(())}, x)
     assert rbf_kernel(jnp.ones(4)[..., None], c[:, :1]).shape == (4, 3)  # the advice for numbers
     with pytest.raises(ValueError, match=r"frequencies of shape \(in, features\), but .* the latter float32 \(3, 5\)"):
         random_fourier_features(x, c, jnp.ones(5))

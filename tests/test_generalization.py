@@ -85,7 +85,7 @@ def test_depth_is_reported():
     """GEN-11: without hidden layers the best affine function comes out, whatever the depth an error of its own."""
     x = jnp.linspace(-1, 1, 21)[:, None]
     y = jnp.abs(x[:, 0])
-    sweep = depth_sweep(x, y, x, y, (0, 2), key=jax.random.key(0), width=8, steps=400, optimiser=0.1)
+    sweep = depth_sweep(x, y, x, y, (0, 2), key=jax.random.key(0), width=8, steps=400, optimizer=0.1)
     np.testing.assert_array_equal(sweep.complexity, [0, 2])
     assert sweep.train[0] == pytest.approx(np.var(np.abs(np.linspace(-1, 1, 21))), rel=1e-3)
     assert sweep.train[1] < 0.01 and sweep.name == "hidden layers"
@@ -239,7 +239,7 @@ def test_a_net_fits_true_and_random_labels():
     y = (x[:, 0] + x[:, 1] > 0).astype(jnp.int32)
     with jax.numpy_dtype_promotion("standard"):
         found = random_labels(
-            MLP(128, 2), x[:60], y[:60], x[60:], y[60:], key=jax.random.key(1), optimiser=optax.adam(0.01), steps=100
+            MLP(128, 2), x[:60], y[:60], x[60:], y[60:], key=jax.random.key(1), optimizer=optax.adam(0.01), steps=100
         )
     np.testing.assert_array_equal(found.train, 1)
     assert found.test[0] > 0.75 and abs(found.test[1] - 0.5) < 0.15
@@ -397,7 +397,7 @@ ONE = np.ones((2, 2))
         (lambda: matrix_completion(np.ones((2, 3)), ONE, key=KEY), ValueError, "expects a square matrix"),
         (lambda: matrix_completion(ONE, ONE, key=KEY, scale=0.0), ValueError, "from 0 a product never moves"),
         (
-            lambda: random_labels(MLP(2), ONE, np.ones(2), ONE, np.ones(2), key=KEY, optimiser=0.1, steps=1),
+            lambda: random_labels(MLP(2), ONE, np.ones(2), ONE, np.ones(2), key=KEY, optimizer=0.1, steps=1),
             ValueError,
             r"expects y to be whole numbers \(2,\), a label for each row, but float32 \(2,\) came",
         ),

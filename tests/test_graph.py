@@ -1,4 +1,4 @@
-"""Graphs: a dict-and-loop oracle, dense adjacency formulas in PyTorch, attention, relabelling, padding, batches."""
+"""Graphs: a dict-and-loop oracle, dense adjacency formulas in PyTorch, attention, relabeling, padding, batches."""
 
 import functools
 
@@ -92,7 +92,7 @@ def adjacency(graph):
 
 
 def gathered(values, how, scores=None):
-    """One neighbourhood, written from the formula; values are (entries, heads, features)."""
+    """One neighborhood, written from the formula; values are (entries, heads, features)."""
     if how == "softmax":
         scores = values if scores is None else scores[..., None]
         weights = np.exp(scores - scores.max(0)) / np.exp(scores - scores.max(0)).sum(0)
@@ -102,7 +102,7 @@ def gathered(values, how, scores=None):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("how", [*HOW, "scores"])
-def test_aggregation_is_a_loop_over_neighbourhoods(how, dtype):
+def test_aggregation_is_a_loop_over_neighborhoods(how, dtype):
     """Each node gets the sum, mean, maximum or softmax average of what it receives; isolated nodes get exactly 0."""
     with jax.enable_x64(dtype == "float64"):
         rng = np.random.default_rng(0)
@@ -245,7 +245,7 @@ def test_a_linear_layer_is_a_kronecker_product():
     with jax.enable_x64(True):
         graph = random_graph(dtype=np.float64)._replace(edges=None, globals=None)
         w = jax.random.normal(jax.random.key(0), (3, 2), jnp.float64)
-        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # heard from the neighbours, without the node's own
+        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # heard from the neighbors, without the node's own
         f = lambda x: layer.apply({"node": ()}, graph._replace(nodes=x)).nodes.ravel()
         matrix = jax.jit(jax.jacobian(f))(graph.nodes)
         close(matrix.reshape(10, 15), np.kron(adjacency(graph), np.asarray(w).T), 1e-12)
@@ -398,7 +398,7 @@ def test_the_sum_tells_apart_what_mean_and_maximum_confuse():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_relabelling_the_nodes(name):
+def test_relabeling_the_nodes(name):
     """Renumbered nodes and shuffled edges come out renumbered and shuffled alike, globals unchanged."""
     graph, rng = random_graph(), np.random.default_rng(1)
     nodes, edges = rng.permutation(5), rng.permutation(8)

@@ -138,7 +138,7 @@ def test_operations_of_jaxs_hessian_are_not_exceeded():
 
 
 def test_units_are_made_in_the_chunk():
-    """No constant of n by n numbers is written into the programme."""
+    """No constant of n by n numbers is written into the program."""
     jaxpr = jax.make_jaxpr(functools.partial(hessian, lambda x: jnp.sum(jnp.sin(x) ** 2), chunk_size=8))(jnp.ones(64))
     assert all(np.size(constant) <= 64 for constant in jaxpr.consts)
 

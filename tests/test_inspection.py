@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from zoo import ZOO, Centre, Noise, TanhCell
+from zoo import ZOO, Center, Noise, TanhCell
 
 from jaxblocks import (
     MLP,
@@ -76,10 +76,10 @@ def test_the_share_of_parallel_layers_adds_up():
 
 
 def test_side_inputs_choose_what_is_counted():
-    net = Serial(Dense(3), Centre())
+    net = Serial(Dense(3), Center())
     assert summary(net, X, train=True)["1"].count.flops > summary(net, X)["1"].count.flops
-    with pytest.raises(TypeError, match="reads no side input 'colour'"):
-        summary(net, X, colour=True)
+    with pytest.raises(TypeError, match="reads no side input 'color'"):
+        summary(net, X, color=True)
 
 
 def test_printed_for_the_terminal_and_for_the_notebook():
@@ -132,12 +132,12 @@ def test_layer_outputs_are_those_of_the_layers_one_by_one():
 
 
 def test_layer_outputs_of_shared_and_stateful_layers():
-    net = Wire(lambda f, x: f.centre(f.a(f.a(x))), a=Dense(5), centre=Centre())
+    net = Wire(lambda f, x: f.center(f.a(f.a(x))), a=Dense(5), center=Center())
     x = jax.random.normal(jax.random.key(1), (8, 5))
     params, state = net.init(jax.random.key(0), x)
     found = layer_outputs(net, params, x, state=state, train=True)
     assert len(found["a.Dense"]) == 2
-    np.testing.assert_allclose(found["centre.Centre"].mean(0), np.zeros(5), atol=1e-6)
+    np.testing.assert_allclose(found["center.Center"].mean(0), np.zeros(5), atol=1e-6)
 
 
 def test_a_summary_finds_the_params_of_layers_inside_a_norm_of_weights():

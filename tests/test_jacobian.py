@@ -288,7 +288,7 @@ def random_chain(rng, length):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
 def test_no_bracketing_is_cheaper(length):
-    """The dynamic programme finds the least of all prices."""
+    """The dynamic program finds the least of all prices."""
     rng = np.random.RandomState(length)
     for _ in range(8 if length < 6 else 2):
         chain = random_chain(rng, length)
@@ -435,7 +435,7 @@ def test_operations_are_all_counted(widths, turned):
             x = jnp.sin(w @ x if turned else x @ w)
         return [x]
 
-    _, linear = planning.linearised(f, [normal(0, widths[0])])
+    _, linear = planning.linearized(f, [normal(0, widths[0])])
     route = planning.make_plan(linear)
     assert route.plan.mode == ("known" if len(widths) == 2 else "mixed")
     run = count(lambda constants: _run(linear._replace(constants=constants), route).arrays, list(linear.constants))

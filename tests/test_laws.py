@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array, Float
-from zoo import ZOO, Centre, Noise
+from zoo import ZOO, Center, Noise
 
 import jaxblocks
 from jaxblocks import Layer, StatefulLayer, stateful
@@ -165,7 +165,7 @@ def test_shapes_are_described(layer, words):
 
 def test_check_layer_passes_good_layers_and_names_its_laws():
     assert check_layer(Noise(), jnp.ones((3, 2)), train=True) == tuple(LAWS)
-    assert set(LAWS) - set(check_layer(Centre(), jnp.ones((3, 2)), train=True, mixes_batch=True)) == {
+    assert set(LAWS) - set(check_layer(Center(), jnp.ones((3, 2)), train=True, mixes_batch=True)) == {
         "vmap_is_batch",
         "independence",
     }

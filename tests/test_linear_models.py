@@ -96,24 +96,24 @@ def test_the_best_line_through_exclusive_or_is_the_constant_one_half(x64):
 
 @pytest.mark.parametrize("ridge", [0.01, 3.0])
 def test_ridge_solves_its_normal_equations_and_spares_the_bias(x64, ridge):
-    """(X^T X + N lambda I)^{-1} X^T y on centred data; the negative control penalises the bias too."""
+    """(X^T X + N lambda I)^{-1} X^T y on centered data; the negative control penalizes the bias too."""
     from sklearn.linear_model import Ridge
 
     x, y = data()
     n = len(x)
     params = fit_linear(jnp.asarray(x), jnp.asarray(y), ridge)
-    centred = x - x.mean(0)
-    kernel = np.linalg.solve(centred.T @ centred + n * ridge * np.eye(3), centred.T @ (y - y.mean(0)))
+    centered = x - x.mean(0)
+    kernel = np.linalg.solve(centered.T @ centered + n * ridge * np.eye(3), centered.T @ (y - y.mean(0)))
     np.testing.assert_allclose(params["kernel"], kernel, rtol=1e-11)
     np.testing.assert_allclose(params["bias"], y.mean(0) - x.mean(0) @ kernel, rtol=1e-11)
     reference = Ridge(alpha=n * ridge, solver="svd").fit(x, y)
     np.testing.assert_allclose(params["kernel"], reference.coef_.T, rtol=1e-11)
     ones = np.concatenate([x, np.ones((n, 1))], axis=1)
-    penalised = np.linalg.solve(ones.T @ ones + n * ridge * np.eye(4), ones.T @ y)
-    assert np.abs(penalised[:-1] - kernel).max() > 1e-4
-    on_centred = fit_linear(jnp.asarray(centred), jnp.asarray(y - y.mean(0)), ridge)
-    np.testing.assert_allclose(on_centred["kernel"], kernel, rtol=1e-11)
-    np.testing.assert_allclose(on_centred["bias"], [0.0, 0.0], atol=1e-13)
+    penalized = np.linalg.solve(ones.T @ ones + n * ridge * np.eye(4), ones.T @ y)
+    assert np.abs(penalized[:-1] - kernel).max() > 1e-4
+    on_centered = fit_linear(jnp.asarray(centered), jnp.asarray(y - y.mean(0)), ridge)
+    np.testing.assert_allclose(on_centered["kernel"], kernel, rtol=1e-11)
+    np.testing.assert_allclose(on_centered["bias"], [0.0, 0.0], atol=1e-13)
 
 
 @pytest.mark.parametrize("case", ["collinear", "wide", "constant column", "one example"])
@@ -177,8 +177,8 @@ def test_derivatives_of_the_fit(x64):
 
     first = jax.jacfwd(kernel)
     value, slope, bend = jax.jit(lambda ridge: (kernel(ridge), first(ridge), jax.jacrev(first)(ridge)))(jnp.zeros(()))
-    centred = np.asarray(x - x.mean(0, keepdims=True))
-    a = centred.T @ centred / 12
+    centered = np.asarray(x - x.mean(0, keepdims=True))
+    a = centered.T @ centered / 12
     np.testing.assert_allclose(slope, -np.linalg.solve(a, value), rtol=1e-10)
     np.testing.assert_allclose(bend, 2 * np.linalg.solve(a, np.linalg.solve(a, value)), rtol=1e-10)
 

@@ -319,7 +319,7 @@ def test_cross_entropy_is_kl_plus_entropy_and_smallest_at_p():
         assert np.abs(ce - cross(q, p)).max() > 0.1  # not symmetric
 
 
-def test_minimising_cross_entropy_over_q_finds_p():
+def test_minimizing_cross_entropy_over_q_finds_p():
     p = jnp.array([0.5, 0.3, 0.15, 0.05])
 
     def step(z, _):
@@ -330,7 +330,7 @@ def test_minimising_cross_entropy_over_q_finds_p():
 
 
 def test_kl_and_cross_entropy_have_the_same_gradient_in_q():
-    """Diehl, Remark 1.10: for fixed P minimising either is the same."""
+    """Diehl, Remark 1.10: for fixed P minimizing either is the same."""
     p, z = jnp.asarray(dirichlet(28, 5), jnp.float32), jnp.asarray(normal(29, 5), jnp.float32)
     gradients = [grad(lambda z, f=f: f(p, softmax(z)))(z) for f in (kl_divergence, cross_entropy)]
     np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-6)
@@ -887,7 +887,7 @@ def test_soft_threshold_numbers():
 
 
 def test_soft_threshold_is_the_proximal_step_of_l1():
-    """It minimises 1/2 (u - x)^2 + t |u| over u."""
+    """It minimizes 1/2 (u - x)^2 + t |u| over u."""
     x = np.array([-1.2, -0.3, 0.05, 0.7])
     u = np.linspace(-2, 2, 40_001)
     objective = 0.5 * (u - x[:, None]) ** 2 + 0.3 * np.abs(u)
@@ -896,7 +896,7 @@ def test_soft_threshold_is_the_proximal_step_of_l1():
 
 
 def test_lasso_of_an_orthogonal_design_is_a_soft_threshold():
-    """With X^T X = N I, the minimiser of |y - X w|^2 / (2N) + lambda |w|_1 is S_lambda(X^T y / N)."""
+    """With X^T X = N I, the minimizer of |y - X w|^2 / (2N) + lambda |w|_1 is S_lambda(X^T y / N)."""
     n, d, penalty = 40, 5, 0.4
     x = np.linalg.qr(normal(54, n, d))[0] * math.sqrt(n)
     y = x @ np.array([2.0, -1.0, 0.2, 0.0, 0.5]) + 0.3 * normal(55, n)

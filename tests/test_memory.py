@@ -1,4 +1,4 @@
-"""What derivatives keep: numbers saved by the pullback, bytes of the compiled programme, and how they grow."""
+"""What derivatives keep: numbers saved by the pullback, bytes of the compiled program, and how they grow."""
 
 import math
 

@@ -232,7 +232,7 @@ def test_gpt2_knows_its_context(sentences):
         jax.eval_shape(GPT2(**{**GPT2_SIZES, "context": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
 
 
-def test_depth_does_not_lengthen_the_programme():
+def test_depth_does_not_lengthen_the_program():
     """Blocks are one scan: the jaxpr of eight is that of two."""
 
     def equations(layers):
@@ -261,8 +261,8 @@ def test_dropout_is_for_training(sentences):
 LLAMA_SIZES = dict(vocabulary=11, layers=3, heads=4, kv_heads=2, features=16, hidden=20)
 
 
-def pytorch_llama(torch, vocabulary, layers, heads, kv_heads, features, hidden, base, neighbours):
-    """Rotary positions on halves of a head, as Hugging Face has them, or on neighbours, as the papers and Meta."""
+def pytorch_llama(torch, vocabulary, layers, heads, kv_heads, features, hidden, base, neighbors):
+    """Rotary positions on halves of a head, as Hugging Face has them, or on neighbors, as the papers and Meta."""
     nn, functional, d = torch.nn, torch.nn.functional, features // heads
 
     class RMS(nn.Module):
@@ -275,7 +275,7 @@ def pytorch_llama(torch, vocabulary, layers, heads, kv_heads, features, hidden, 
 
     def turn(x):  # (b, heads, t, d)
         angles = torch.arange(x.shape[2])[:, None] * base ** (-torch.arange(0, d, 2) / d)
-        if neighbours:
+        if neighbors:
             pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
             return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
         cos, sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
@@ -315,15 +315,15 @@ def pytorch_llama(torch, vocabulary, layers, heads, kv_heads, features, hidden, 
     return Model()
 
 
-@pytest.mark.parametrize("neighbours", [False, True])
-def test_llama_is_that_of_pytorch_with_and_without_cache(torch, neighbours):
+@pytest.mark.parametrize("neighbors", [False, True])
+def test_llama_is_that_of_pytorch_with_and_without_cache(torch, neighbors):
     """For the rotary positions of the papers, entries 2i and 2i + 1 of a head are our entries i and i + d/2."""
     net = Llama(**LLAMA_SIZES, base=100)
     params = drawn(net, TOKENS)
     d = 4
 
     def ordered(kernel):
-        if not neighbours:
+        if not neighbors:
             return kernel
         halves = kernel.reshape(16, -1, 2, d // 2)  # (features, heads, half, pair)
         return halves.swapaxes(-1, -2).reshape(kernel.shape)
@@ -340,10 +340,10 @@ def test_llama_is_that_of_pytorch_with_and_without_cache(torch, neighbours):
         for name, p in {**maps, **think["mlp"]}.items():
             own |= linear_weights(name, p)
         weights |= {f"blocks.{i}.{name}": value for name, value in own.items()}
-    reference = load(pytorch_llama(torch, **LLAMA_SIZES, base=100, neighbours=neighbours), weights)
+    reference = load(pytorch_llama(torch, **LLAMA_SIZES, base=100, neighbors=neighbors), weights)
     expected = reference(torch.tensor(TOKENS, dtype=torch.int64)).detach()
     close(jax.jit(net.apply)(params, TOKENS), expected)
-    if neighbours:
+    if neighbors:
         return
     decoder = Llama(**LLAMA_SIZES, base=100, cache=7)
     own, state = decoder.init(jax.random.key(0), TOKENS)

@@ -399,7 +399,7 @@ def test_vit_is_that_of_pytorch(torch, pool):
     net = ViT(classes=5, patch=4, features=12, layers=3, heads=3, hidden=20, pool=pool)
     x = images(2, 8, 12, 3)
     agree(net, params, x, m(channels_first(torch, x)))
-    with pytest.raises(ValueError, match="ViT expects images of the size that it was initialised with"):
+    with pytest.raises(ValueError, match="ViT expects images of the size that it was initialized with"):
         net.apply(jax.tree.map(jnp.float32, params), jnp.zeros((8, 8, 3)))
 
 
@@ -650,7 +650,7 @@ def random_graphs(sizes, features=3):
 
 @pytest.mark.parametrize(("kind", "pool"), [("gin", "sum"), ("gin", "max"), ("gcn", "mean")])
 def test_graph_classifier_is_what_the_formulas_say(kind, pool):
-    """In numpy with matrices, graph by graph: (1 + A) X or the normalised one, dense layers, read-outs side by side."""
+    """In numpy with matrices, graph by graph: (1 + A) X or the normalized one, dense layers, read-outs side by side."""
     graphs = random_graphs([4, 6, 3])
     batch = jax.tree.map(jnp.asarray, batch_graphs(graphs, n_nodes=16, n_edges=60, n_graphs=4))
     net = GraphClassifier(2, kind=kind, features=5, layers=2, pool=pool, batch_norm=False)

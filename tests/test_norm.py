@@ -1,4 +1,4 @@
-"""Normalisation: the lectures' numbers, PyTorch, padding, devices, half precision, and what is said of bad input."""
+"""Normalization: the lectures' numbers, PyTorch, padding, devices, half precision, and what is said of bad input."""
 
 import functools
 
@@ -24,7 +24,7 @@ from jaxblocks import (
     SpectralNorm,
     WeightNorm,
     batch_norm,
-    fit_standardiser,
+    fit_standardizer,
     group_norm,
     instance_norm,
     layer_norm,
@@ -32,7 +32,7 @@ from jaxblocks import (
     paths,
     rms_norm,
     select,
-    standardise,
+    standardize,
     stateful,
 )
 
@@ -68,7 +68,7 @@ def channels_last(x):
     return np.moveaxis(np.asarray(x), 1, -1)
 
 
-# ---- moments and standardisation -------------------------------------------------------------
+# ---- moments and standardization -------------------------------------------------------------
 
 
 def test_moments_are_those_of_the_lecture():
@@ -106,36 +106,36 @@ def test_masked_moments_by_an_explicit_selection(axes, rank):
         np.testing.assert_allclose(variance[place], chosen.var() if chosen.size else 0, rtol=1e-5, atol=1e-12)
 
 
-def test_standardisation_of_inputs():
+def test_standardization_of_inputs():
     """NORM-02: 1, 2, 3, 4 become -1.3416408, -0.4472136, 0.4472136, 1.3416408."""
     x = jnp.array([[1.0], [2.0], [3.0], [4.0]])
     expected = [-1.3416408, -0.4472136, 0.4472136, 1.3416408]
-    np.testing.assert_allclose(standardise(x, **fit_standardiser(x)).ravel(), expected, rtol=1e-6)
+    np.testing.assert_allclose(standardize(x, **fit_standardizer(x)).ravel(), expected, rtol=1e-6)
 
 
 def test_statistics_of_the_training_data_are_used_on_test_data():
-    """The test data are moved by the training data's statistics; refitted they would come out centred."""
+    """The test data are moved by the training data's statistics; refitted they would come out centered."""
     train, test = np.asarray(X[:4], np.float64), np.asarray(X[4:], np.float64) + 1
-    fitted = fit_standardiser(jnp.asarray(train, jnp.float32), (0, 1))
+    fitted = fit_standardizer(jnp.asarray(train, jnp.float32), (0, 1))
     expected = (test - train.mean((0, 1))) / train.std((0, 1))
     test = jnp.asarray(test, jnp.float32)
-    np.testing.assert_allclose(standardise(test, **fitted), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(standardize(test, **fitted), expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected.mean((0, 1))).max() > 0.3
-    refitted = standardise(test, **fit_standardiser(test, (0, 1)))
+    refitted = standardize(test, **fit_standardizer(test, (0, 1)))
     np.testing.assert_allclose(refitted.mean((0, 1)), 0, atol=1e-6)
-    net = Serial(functools.partial(standardise, **fitted), Dense(2))
+    net = Serial(functools.partial(standardize, **fitted), Dense(2))
     params = net.init(jax.random.key(0), test)
     np.testing.assert_allclose(
         net.apply(params, test[0]), Dense(2).apply(params[1], expected[0].astype(np.float32)), rtol=1e-4
     )
 
 
-def test_a_constant_feature_is_centred_only():
+def test_a_constant_feature_is_centered_only():
     """Of variance 0, or a rounding error: 0.1 is not a float32, and its computed variance need not be 0."""
     x = jnp.stack([jnp.full(1000, 0.1), jnp.arange(1000.0)], -1)
-    fitted = fit_standardiser(x)
+    fitted = fit_standardizer(x)
     assert float(fitted["deviation"][0]) == 1
-    np.testing.assert_allclose(standardise(x, **fitted)[:, 0], 0, atol=1e-6)
+    np.testing.assert_allclose(standardize(x, **fitted)[:, 0], 0, atol=1e-6)
     np.testing.assert_allclose(fitted["deviation"][1], np.arange(1000.0).std(), rtol=1e-6)
 
 
@@ -152,7 +152,7 @@ def test_statistics_per_position_and_pooled():
 
 
 @pytest.mark.parametrize("axes", [0, (0, 1), None, -1, (0, 2), (0, 1, 2)])
-def test_training_normalises_over_the_axes(axes):
+def test_training_normalizes_over_the_axes(axes):
     """Against numpy, with scale and bias of the shape of the statistics (NORM-05)."""
     over = (0, 1) if axes is None else axes
     x = np.asarray(X, np.float64)
@@ -400,11 +400,11 @@ def test_a_mask_of_one_place_is_refused():
     layer.apply(params, state, X[:2, 0], train=True, mask=jnp.ones(2, bool))
 
 
-def test_nothing_to_normalise():
+def test_nothing_to_normalize():
     """A batch of no examples has an output of none; there is nothing to fit to."""
     assert group_norm(jnp.zeros((0, 3, 4)), 2, 1).shape == (0, 3, 4)
     with pytest.raises(ValueError, match=r"examples to fit to, but float32 \(0, 2\) came; pass at least one"):
-        fit_standardiser(jnp.zeros((0, 2)))
+        fit_standardizer(jnp.zeros((0, 2)))
 
 
 @pytest.mark.usefixtures("sentences")
@@ -623,7 +623,7 @@ def test_half_precision_is_summed_in_float32(dtype):
     assert mean.dtype == variance.dtype == jnp.float32
     np.testing.assert_allclose(mean, wide.mean((0, 1)), rtol=1e-6)
     np.testing.assert_allclose(variance, wide.var((0, 1)), rtol=1e-4)
-    fitted = fit_standardiser(x, (0, 1))
+    fitted = fit_standardizer(x, (0, 1))
     assert fitted["mean"].dtype == jnp.float32
     tolerance = 2 * float(jnp.finfo(dtype).eps)
     for came, axes in (
@@ -631,7 +631,7 @@ def test_half_precision_is_summed_in_float32(dtype):
         (group_norm(x, 2, 1), None),
         (instance_norm(x, 1), 1),
         (trained(BatchNorm(epsilon=1e-5), x)[0], (0, 1)),
-        (standardise(x, **fitted), (0, 1)),
+        (standardize(x, **fitted), (0, 1)),
     ):
         assert came.dtype == dtype
         if axes is not None:
@@ -769,10 +769,10 @@ def test_spectral_norm_converges_to_the_largest_singular_value():
     u, w = (np.asarray(state["vectors"]["0"][name]) for name in ("inner", "outer"))
     np.testing.assert_allclose(u @ kernel @ w, np.linalg.svd(kernel)[1][0], rtol=1e-5)
     assert int(state["layer"][1]["updates"]) == 200
-    normalised = SpectralNorm(Product()).apply(params[0], {"layer": (), "vectors": state["vectors"]["0"]}, jnp.eye(6))[
+    normalized = SpectralNorm(Product()).apply(params[0], {"layer": (), "vectors": state["vectors"]["0"]}, jnp.eye(6))[
         0
     ]
-    assert np.linalg.norm(normalised, 2) == pytest.approx(1, rel=1e-5)
+    assert np.linalg.norm(normalized, 2) == pytest.approx(1, rel=1e-5)
 
 
 def test_a_kernel_of_zeros_stays_zero_and_has_finite_gradients():
@@ -857,10 +857,10 @@ BAD = {
         r"such as \(6, 5\), but bool \(5,\)",
         lambda: moments(X, 0, mask=jnp.ones((6, 5), bool)),
     ),
-    "standardiser's axes": (
-        lambda: fit_standardiser(X, -1),
+    "standardizer's axes": (
+        lambda: fit_standardizer(X, -1),
         "first ones of x.*moveaxis",
-        lambda: fit_standardiser(jnp.moveaxis(X, -1, 0), 0),
+        lambda: fit_standardizer(jnp.moveaxis(X, -1, 0), 0),
     ),
     "no kernel": (
         lambda: WeightNorm(LayerNorm()).init(jax.random.key(0), X),
@@ -909,8 +909,8 @@ def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
         layer_norm,
         rms_norm,
         lambda x: moments(x, 0),
-        lambda x: fit_standardiser(x),
-        lambda x: standardise(x, jnp.zeros(4), jnp.ones(4)),
+        lambda x: fit_standardizer(x),
+        lambda x: standardize(x, jnp.zeros(4), jnp.ones(4)),
         lambda x: batch_norm(x, jnp.zeros(4), jnp.ones(4)),
         lambda x: group_norm(x, 2, 0),
         lambda x: instance_norm(x, 1),

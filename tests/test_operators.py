@@ -394,7 +394,7 @@ def test_chunks_stack(chunk_size):
 
 
 class Block:
-    """Attention and a feed-forward net, each normalised and residual."""
+    """Attention and a feed-forward net, each normalized and residual."""
 
     def __new__(cls, width, heads):
         return Serial(

@@ -35,22 +35,22 @@ def test_the_style_ends_with_its_block():
     assert dict(matplotlib.rcParams) == before
 
 
-def test_no_two_lines_look_alike_in_grey():
-    """Of seven curves no two share a dash, so that colours are never needed to tell them apart."""
+def test_no_two_lines_look_alike_in_gray():
+    """Of seven curves no two share a dash, so that colors are never needed to tell them apart."""
     with plotting.style():
         cycle = matplotlib.rcParams["axes.prop_cycle"].by_key()
     assert len({str(dash) for dash in cycle["linestyle"]}) == len(plotting.PALETTE) == 7
 
 
-def machado(colour):
+def machado(color):
     """How a reader without green receptors sees it (Machado et al. 2009, deuteranomaly of severity 1)."""
-    rgb = np.array(matplotlib.colors.to_rgb(colour))
+    rgb = np.array(matplotlib.colors.to_rgb(color))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     seen = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])
     return np.clip(seen @ linear, 0, 1) ** (1 / 2.2)
 
 
-def test_colours_stay_apart_for_colour_blind_readers():
+def test_colors_stay_apart_for_color_blind_readers():
     """Any two of the palette; red and green of the usual cycle are the negative control."""
     apart = lambda a, b: np.linalg.norm(machado(a) - machado(b))
     assert min(apart(a, b) for i, a in enumerate(plotting.PALETTE) for b in plotting.PALETTE[:i]) > 0.15
@@ -86,8 +86,8 @@ def test_curves_hold_values_functions_and_bands(ax):
     assert len({line.get_linestyle() for line in ax.lines[:2]}) == 2
 
 
-def test_more_lines_than_colours_all_differ():
-    """A colour that comes again comes with other dashes."""
+def test_more_lines_than_colors_all_differ():
+    """A color that comes again comes with other dashes."""
     assert len({str(plotting._look(i)) for i in range(20)}) == 20
 
 
@@ -122,12 +122,12 @@ def test_a_matrix_shows_its_entries(ax):
 def test_zero_is_white_and_nothing_else_is(ax):
     plotting.matrix([[0.0, 1e-6, 1.0]], ax)
     image = ax.images[0]
-    colours = image.cmap(image.norm(image.get_array()))[0]
-    assert colours[0, 3] == 0, "an entry that is 0 is left out"
-    assert (colours[1:, :3].min(1) < 0.95).all()
+    colors = image.cmap(image.norm(image.get_array()))[0]
+    assert colors[0, 3] == 0, "an entry that is 0 is left out"
+    assert (colors[1:, :3].min(1) < 0.95).all()
 
 
-def test_a_large_matrix_has_a_colour_bar_instead_of_numbers(ax):
+def test_a_large_matrix_has_a_color_bar_instead_of_numbers(ax):
     plotting.matrix(np.eye(20), ax)
     assert not ax.texts
     assert len(ax.figure.axes) == 2

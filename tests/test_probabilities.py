@@ -374,7 +374,7 @@ def test_smooth_labels_is_that_of_optax():
 
 
 def test_best_logits_for_smoothed_labels_have_a_finite_gap():
-    """The minimiser over logits has softmax = target, so its gap is log((1 - eps + eps/C) / (eps/C))."""
+    """The minimizer over logits has softmax = target, so its gap is log((1 - eps + eps/C) / (eps/C))."""
     target = np.asarray(smooth_labels(one_hot(jnp.array(2), 4), 0.1), np.float64)
     logits = np.log(target)
     np.testing.assert_allclose(special.softmax(logits), target, rtol=1e-6)

@@ -47,7 +47,7 @@ def test_the_picture_of_misread_digits_has_no_blank_half(misread, tmp_path):
     [
         (["--steps", "0"], "argument --steps: at least 1 was expected, but 0 came"),
         (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
-        (["--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--color", "red"], "unrecognized arguments: --color red"),
         (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be made a folder"),
     ],
 )

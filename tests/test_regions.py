@@ -176,7 +176,7 @@ def test_every_pattern_that_sampling_meets_is_a_polygon():
     assert met <= ours
     large = {tuple(row) for row in found.patterns[found.areas > 0.01]}
     assert large <= met
-    np.testing.assert_array_equal(patterns_of(params, found.centres), found.patterns)
+    np.testing.assert_array_equal(patterns_of(params, found.centers), found.patterns)
     np.testing.assert_allclose(found.areas.sum(), 4, rtol=1e-13)
     assert (found.areas > 0).all()
 
@@ -222,9 +222,9 @@ def test_regions_agree_with_the_net_and_with_segments(name):
     rng = np.random.default_rng(2)
     slice_of = {} if shape == (2,) else {"through": rng.normal(size=(3, *shape))}
     found = regions(net, params, **slice_of)
-    values = np.asarray(jax.jit(net.apply)(params, jnp.asarray(found.inputs_at(found.centres))))
+    values = np.asarray(jax.jit(net.apply)(params, jnp.asarray(found.inputs_at(found.centers))))
     np.testing.assert_allclose(
-        found.offsets + np.einsum("n...d,nd->n...", found.slopes, found.centres), values, atol=1e-13
+        found.offsets + np.einsum("n...d,nd->n...", found.slopes, found.centers), values, atol=1e-13
     )
     np.testing.assert_allclose(found.areas.sum(), np.prod(np.ptp(found.box, axis=1)), rtol=1e-12)
     assert len(np.unique(found.patterns, axis=0)) == len(found) > 5
@@ -261,13 +261,13 @@ def segment_crosses(found, start, stop):
 # ---- degenerate cases ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("centre", [(0, 0), (1 / 3, 0.1), (-1, 0.3)])
-def test_lines_through_one_point(centre):
+@pytest.mark.parametrize("center", [(0, 0), (1 / 3, 0.1), (-1, 0.3)])
+def test_lines_through_one_point(center):
     """n lines through a point make 2n cells, none of them a splinter of rounding; through a point of the box n + 1."""
     angles = np.pi * np.arange(12) / 12 + 0.1
-    w, c = jnp.asarray([np.cos(angles), np.sin(angles)]), jnp.asarray(centre, jnp.float64)
+    w, c = jnp.asarray([np.cos(angles), np.sin(angles)]), jnp.asarray(center, jnp.float64)
     found = regions(lambda x: jnp.sum(relu((x - c) @ w)))
-    assert len(found) == found.linear_count == (24 if centre[0] > -1 else 13)
+    assert len(found) == found.linear_count == (24 if center[0] > -1 else 13)
 
 
 def test_twins_parallels_and_the_dead_cut_nothing():
@@ -306,7 +306,7 @@ def test_rescaling_layers_changes_no_region():
 
 
 def test_kinks_that_cancel_are_no_borders_of_linear_regions():
-    """Cancelled exactly or to rounding: activation regions stay, linear regions merge, and nothing is cut by noise."""
+    """Canceled exactly or to rounding: activation regions stay, linear regions merge, and nothing is cut by noise."""
     both = regions(lambda x: relu(x[0]) + relu(x[1]) - relu(x[0]))
     assert (both.activation_count, both.linear_count) == (4, 2)
     noise = regions(lambda x: relu(relu(3 * x[0] + 0.1) - 3 * relu(x[0] + 0.1 / 3)) + x[1])

@@ -128,13 +128,13 @@ def test_frozen_params_stay_as_they_are(way):
     """To the last bit, under Adam with weight decay; the others move."""
     frozen = select(PARAMS, "encoder/**")
     if way == "masked":
-        optimiser = optax.chain(optax.adamw(1e-2, weight_decay=0.1), optax.masked(optax.set_to_zero(), frozen))
+        optimizer = optax.chain(optax.adamw(1e-2, weight_decay=0.1), optax.masked(optax.set_to_zero(), frozen))
     else:
         labels = jax.tree.map({True: "frozen", False: "free"}.get, frozen)
-        optimiser = optax.partition({"frozen": optax.set_to_zero(), "free": optax.adamw(1e-2)}, labels)
-    params, update = PARAMS, jax.jit(optimiser.update)
+        optimizer = optax.partition({"frozen": optax.set_to_zero(), "free": optax.adamw(1e-2)}, labels)
+    params, update = PARAMS, jax.jit(optimizer.update)
     with jax.numpy_dtype_promotion("standard"):
-        state = optimiser.init(params)
+        state = optimizer.init(params)
         for _ in range(3):
             updates, state = update(gradient_of(params), state, params)
             params = optax.apply_updates(params, updates)
@@ -144,10 +144,10 @@ def test_frozen_params_stay_as_they_are(way):
 
 def test_weight_decay_of_kernels_only():
     """Without a gradient, decayed weights shrink by learning rate times decay, biases do not move."""
-    optimiser = optax.adamw(0.1, weight_decay=0.5, mask=lambda params: select(params, "**/kernel"))
+    optimizer = optax.adamw(0.1, weight_decay=0.5, mask=lambda params: select(params, "**/kernel"))
     params = jax.tree.map(lambda p: p + 1, PARAMS)
     with jax.numpy_dtype_promotion("standard"):
-        updates, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
+        updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
         after = optax.apply_updates(params, updates)
     for path, new, old in zip(paths(params), *map(jax.tree.leaves, (after, params)), strict=True):
         np.testing.assert_allclose(new, old * (0.95 if path.endswith("kernel") else 1), rtol=1e-6)
@@ -166,10 +166,10 @@ def test_the_penalty_of_the_lecture_spares_offsets():
 
 def test_learning_rates_by_group():
     labels = jax.tree.map({True: "slow", False: "fast"}.get, select(PARAMS, "out/**"))
-    optimiser = optax.partition({"slow": optax.sgd(0.01), "fast": optax.sgd(1.0)}, labels)
+    optimizer = optax.partition({"slow": optax.sgd(0.01), "fast": optax.sgd(1.0)}, labels)
     ones = jax.tree.map(jnp.ones_like, PARAMS)
     with jax.numpy_dtype_promotion("standard"):
-        updates, _ = optimiser.update(ones, optimiser.init(PARAMS), PARAMS)
+        updates, _ = optimizer.update(ones, optimizer.init(PARAMS), PARAMS)
     for path, step in zip(paths(PARAMS), jax.tree.leaves(updates), strict=True):
         np.testing.assert_allclose(step, -0.01 if path.startswith("out") else -1.0)
 

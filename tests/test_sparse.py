@@ -62,7 +62,7 @@ def square(x):
 
 square.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
 
-# f, shape of x, number of colours; the pattern is exact for every one of them.
+# f, shape of x, number of colors; the pattern is exact for every one of them.
 EXACT = {
     "elementwise": (lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2), (N,), 1),
     "permutation": (lambda x: x[::-1].reshape(3, 4).T * 2, (N,), 1),
@@ -111,9 +111,9 @@ def dense(f, x):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_pattern_colours_and_values(name):
+def test_pattern_colors_and_values(name):
     """The entries that are not zero at random points, the number of products, and the values in float64."""
-    f, shape, colours = EXACT[name]
+    f, shape, colors = EXACT[name]
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(1).normal(size=shape))
         z = 0.1 - 2 * x[..., ::-1]
@@ -127,32 +127,32 @@ def test_pattern_colours_and_values(name):
     assert not np.any(seen & ~marked)
     if name != "max pool":  # of two candidates a point shows one
         np.testing.assert_array_equal(marked, seen)
-    if colours is not None:
-        assert pattern.colours == colours
+    if colors is not None:
+        assert pattern.colors == colors
 
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 def test_both_modes_give_the_same(mode):
-    """Columns by jvps or rows by vjps; jit = eager; each colour of columns (rows) has no row (column) twice."""
+    """Columns by jvps or rows by vjps; jit = eager; each color of columns (rows) has no row (column) twice."""
     x = jnp.linspace(-1.0, 1.0, N)
     jacobian = sparse_jacobian(tridiagonal, x, mode=mode)
     for found in (jacobian(x), jax.jit(jacobian)(x)):
         np.testing.assert_allclose(found.todense(), jax.jacfwd(tridiagonal)(x), rtol=1e-6)
     pattern = jacobian.pattern
-    for colours, places in (
-        (pattern.column_colours[pattern.cols], pattern.rows),
-        (pattern.row_colours[pattern.rows], pattern.cols),
+    for colors, places in (
+        (pattern.column_colors[pattern.cols], pattern.rows),
+        (pattern.row_colors[pattern.rows], pattern.cols),
     ):
-        assert len(set(zip(colours.tolist(), places.tolist(), strict=True))) == pattern.entries
+        assert len(set(zip(colors.tolist(), places.tolist(), strict=True))) == pattern.entries
 
 
 def test_rows_where_rows_are_fewer():
     """A sum is one row; an arrow takes its many rows, or its many columns, either way."""
     assert sparsity(jnp.sum, jnp.zeros(N)).mode == "reverse"
     assert sparsity(lambda x: x * x[0], jnp.zeros(N)).mode == "forward"
-    assert sparsity(lambda x: x * x[0], jnp.zeros(N)).colours == 2
+    assert sparsity(lambda x: x * x[0], jnp.zeros(N)).colors == 2
     by_rows = sparsity(lambda x: jnp.append(x, x.sum()), jnp.zeros(N))
-    assert (by_rows.mode, by_rows.colours) == ("reverse", 2)
+    assert (by_rows.mode, by_rows.colors) == ("reverse", 2)
 
 
 def test_what_is_not_known_is_dense():
@@ -212,12 +212,12 @@ def test_no_entry_is_missed(chosen, seed):
 def test_layers_with_channels():
     """A convolution of c channels takes c products for each tap; groups need those of their own channels."""
     x = jnp.zeros((6, 4))
-    for groups, colours in ((1, 12), (2, 6)):
+    for groups, colors in ((1, 12), (2, 6)):
         layer = Conv(4, 3, groups=groups)
         f = functools.partial(layer.apply, layer.init(jax.random.key(0), x))
         point = jax.random.normal(jax.random.key(1), x.shape)
         jacobian = sparse_jacobian(f, x)
-        assert jacobian.pattern.colours == colours
+        assert jacobian.pattern.colors == colors
         found, expected = jax.jit(lambda x, f=f, jacobian=jacobian: (jacobian(x), jax.jacfwd(f)(x)))(point)
         np.testing.assert_allclose(found.todense(), expected.reshape(-1, 24), rtol=1e-5, atol=1e-6)
 
@@ -234,7 +234,7 @@ def test_transformations_pytrees_and_hessians():
     np.testing.assert_allclose(jax.jit(jax.vmap(jacobian))(batch).todense(), jnp.stack([expected, 2 * expected]))
     rosenbrock = lambda x: jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
     hessian = sparse_jacobian(jax.grad(rosenbrock), jnp.zeros(N))
-    assert hessian.pattern.colours == 3
+    assert hessian.pattern.colors == 3
     point = jnp.linspace(0.0, 1.0, N)
     found, expected = jax.jit(lambda x: (hessian(x), jax.hessian(rosenbrock)(x)))(point)
     np.testing.assert_allclose(found.todense(), expected, rtol=1e-5)
@@ -242,21 +242,21 @@ def test_transformations_pytrees_and_hessians():
     np.testing.assert_allclose(jax.jit(jax.grad(squares))(2.0), 2 * squares(2.0) / 2.0, rtol=1e-5)
 
 
-def test_cost_is_colours_times_a_jvp():
+def test_cost_is_colors_times_a_jvp():
     """Counted: three products in place of a thousand; 2 of 49 in the published example."""
     x = jnp.zeros(1000)
     jacobian = sparse_jacobian(tridiagonal, x)
     one = count(lambda x, t: jax.jvp(tridiagonal, (x,), (t,)), x, x).flops
-    assert jacobian.pattern.colours == 3
+    assert jacobian.pattern.colors == 3
     assert count(lambda x: jacobian(x).data, x).flops <= 3 * one + 3 * x.size
     assert count(jax.jacfwd(tridiagonal), x).flops > 200 * one
-    assert sparsity(lambda x: (x[1:] - x[:-1]) ** 2, jnp.zeros(50)).colours == 2
+    assert sparsity(lambda x: (x[1:] - x[:-1]) ** 2, jnp.zeros(50)).colors == 2
 
 
 def test_large_patterns():
     """A hundred thousand numbers; the picture stays small."""
     pattern = sparsity(tridiagonal, jax.ShapeDtypeStruct((100_000,), jnp.float32))
-    assert (pattern.entries, pattern.colours) == (299_994, 3)
+    assert (pattern.entries, pattern.colors) == (299_994, 3)
     assert len(repr(pattern).splitlines()) <= 25
 
 
@@ -264,12 +264,12 @@ def test_patterns_are_written_down_too():
     """By hand, in any order and with entries twice; they print, plot and compute."""
     pattern = SparsityPattern([2, 0, 1, 0], [2, 0, 1, 0], (3, 3))
     np.testing.assert_array_equal(pattern.todense(), np.eye(3, dtype=bool))
-    assert repr(pattern) == "3 of 3 x 3 entries may differ from zero (33.3 %): 1 colour, one jvp each.\n#..\n.#.\n..#"
+    assert repr(pattern) == "3 of 3 x 3 entries may differ from zero (33.3 %): 1 color, one jvp each.\n#..\n.#.\n..#"
     assert "<pre>#..<br>" in pattern._repr_html_()
     x = jnp.array([1.0, 2.0, 3.0])
     np.testing.assert_allclose(sparse_jacobian(jnp.square, pattern)(x).todense(), np.diag([2.0, 4.0, 6.0]))
     empty = sparsity(lambda x: jnp.ones(2), x)
-    assert "nothing to compute" in repr(empty) and empty.colours == 0
+    assert "nothing to compute" in repr(empty) and empty.colors == 0
     np.testing.assert_allclose(sparse_jacobian(lambda x: jnp.ones(2), empty)(x).todense(), np.zeros((2, 3)))
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")

@@ -52,7 +52,7 @@ def of_matrix(A):
 # ---- Lanczos -------------------------------------------------------------------------------
 
 
-def test_lanczos_is_a_tridiagonalisation():
+def test_lanczos_is_a_tridiagonalization():
     """Q A Q' = T with orthonormal Q, and A Q' = Q' T but for the last column, whose length is the residual."""
     with jax.enable_x64(True):
         A = trained()[2]

@@ -14,7 +14,7 @@ from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
 from jaxblocks.models.transformer import Transformer
-from jaxblocks.text import ByteTokeniser, CharTokeniser, bits_per_token, generate, pad_prompts, truncate_logits
+from jaxblocks.text import ByteTokenizer, CharTokenizer, bits_per_token, generate, pad_prompts, truncate_logits
 
 # ---- tokens ----------------------------------------------------------------------------------
 
@@ -22,52 +22,52 @@ from jaxblocks.text import ByteTokeniser, CharTokeniser, bits_per_token, generat
 @given(st.text())
 def test_every_text_is_bytes(text):
     """Encoding is UTF-8, and decoding undoes it; a lone surrogate is no character, and no text of hypothesis."""
-    tokens = ByteTokeniser().encode(text)
+    tokens = ByteTokenizer().encode(text)
     assert tokens.dtype == np.int32 and tokens.tolist() == list(text.encode())
-    assert ByteTokeniser().decode(tokens) == text
+    assert ByteTokenizer().decode(tokens) == text
 
 
 @given(st.text(st.characters(), min_size=1))
 def test_characters_are_numbered_by_code_point(text):
-    """Zeros and characters outside of the basic plane included; the symbols make the same tokeniser again."""
-    tokeniser = CharTokeniser(text)
+    """Zeros and characters outside of the basic plane included; the symbols make the same tokenizer again."""
+    tokenizer = CharTokenizer(text)
     order = sorted(set(text))
-    assert tokeniser.symbols == "".join(order) and tokeniser.vocabulary == len(order)
-    assert tokeniser.encode(text).tolist() == [order.index(c) for c in text]
-    assert tokeniser.decode(tokeniser.encode(text)) == text
-    assert CharTokeniser(tokeniser.symbols).encode(text).tolist() == tokeniser.encode(text).tolist()
+    assert tokenizer.symbols == "".join(order) and tokenizer.vocabulary == len(order)
+    assert tokenizer.encode(text).tolist() == [order.index(c) for c in text]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert CharTokenizer(tokenizer.symbols).encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
 def test_unknown_symbols_are_named_with_their_place():
-    tokeniser = CharTokeniser("hello world")
+    tokenizer = CharTokenizer("hello world")
     with pytest.raises(
         ValueError, match=r"cannot encode 'x' at position 6, after 'hello ': it is none of the 8 symbols"
     ):
-        tokeniser.encode("hello xylophone")
-    assert tokeniser.encode("hello y".replace("y", "w")).size == 7  # as the sentence advises: replace it,
-    assert CharTokeniser("hello world" + "x").encode("hello x").size == 7  # make the tokeniser of more,
-    assert ByteTokeniser().encode("hello xylophone").size == 15  # or take bytes
+        tokenizer.encode("hello xylophone")
+    assert tokenizer.encode("hello y".replace("y", "w")).size == 7  # as the sentence advises: replace it,
+    assert CharTokenizer("hello world" + "x").encode("hello x").size == 7  # make the tokenizer of more,
+    assert ByteTokenizer().encode("hello xylophone").size == 15  # or take bytes
     with pytest.raises(
-        ValueError, match=r"ByteTokeniser cannot encode '\\ud800' at position 1, after 'a': a surrogate"
+        ValueError, match=r"ByteTokenizer cannot encode '\\ud800' at position 1, after 'a': a surrogate"
     ):
-        ByteTokeniser().encode("a\ud800")
+        ByteTokenizer().encode("a\ud800")
     with pytest.raises(ValueError, match="an empty one came"):
-        CharTokeniser("")
+        CharTokenizer("")
     with pytest.raises(TypeError, match="expects a string, but a list came; call it for each text by itself"):
-        tokeniser.encode(["h"])
-    assert tokeniser.encode("").shape == (0,) and tokeniser.decode([]) == ""
+        tokenizer.encode(["h"])
+    assert tokenizer.encode("").shape == (0,) and tokenizer.decode([]) == ""
 
 
 def test_decoding():
-    tokeniser = CharTokeniser("abc")
-    assert tokeniser.decode(jnp.array([[0, 1], [2, 2]])) == ["ab", "cc"]
-    assert ByteTokeniser().decode(np.array([97, 255])) == "a\ufffd"
+    tokenizer = CharTokenizer("abc")
+    assert tokenizer.decode(jnp.array([[0, 1], [2, 2]])) == ["ab", "cc"]
+    assert ByteTokenizer().decode(np.array([97, 255])) == "a\ufffd"
     with pytest.raises(ValueError, match=r"tokens from 0 to 2, but 3 came at position \(1, 0\)"):
-        tokeniser.decode([[0, 1], [3, 0]])
+        tokenizer.decode([[0, 1], [3, 0]])
     with pytest.raises(ValueError, match="tokens from 0 to 255, but -1 came at position 1"):
-        ByteTokeniser().decode([0, -1])
+        ByteTokenizer().decode([0, -1])
     with pytest.raises(TypeError, match=r"decodes whole numbers \(time,\), but float"):
-        tokeniser.decode([0.5])
+        tokenizer.decode([0.5])
 
 
 def test_padding_of_prompts(sentences):

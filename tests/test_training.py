@@ -81,7 +81,7 @@ def Dropped():
     return Layer(init, apply)
 
 
-def Centred():
+def Centered():
     """Subtracts the batch mean in training, its running mean in evaluation."""
 
     def init(key, x):
@@ -99,13 +99,13 @@ def Centred():
 # ---- the step ------------------------------------------------------------------------------
 
 
-def test_the_step_is_forward_backward_optimiser():
+def test_the_step_is_forward_backward_optimizer():
     """LEARN-11: theta' = theta - delta grad J, J the mean over the batch, in NumPy."""
     x, y = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [0.0], [2.0]], np.float32)
-    optimiser = optax.sgd(0.1)
-    train = init_training(Dense(1), optimiser, KEY, x)
+    optimizer = optax.sgd(0.1)
+    train = init_training(Dense(1), optimizer, KEY, x)
     w = float(train.params["kernel"][0, 0])
-    train, value = train_step(Dense(1), mse, optimiser)(train, x, y)
+    train, value = train_step(Dense(1), mse, optimizer)(train, x, y)
     residual = w * x - y
     np.testing.assert_allclose(value, (residual**2).mean(), rtol=1e-6)
     np.testing.assert_allclose(train.params["kernel"][0, 0], w - 0.1 * (2 * residual * x).mean(), rtol=1e-6)
@@ -116,13 +116,13 @@ def test_the_step_is_forward_backward_optimiser():
 def test_duplicated_data_leave_the_step_unchanged():
     """LEARN-04, E37: the loss is a mean, so N-fold data do not change the step (a sum would multiply it)."""
     x, y = line(4)
-    optimiser = optax.sgd(0.1)
-    step = train_step(NET, mse, optimiser)
-    train = init_training(NET, optimiser, KEY, x)
+    optimizer = optax.sgd(0.1)
+    step = train_step(NET, mse, optimizer)
+    train = init_training(NET, optimizer, KEY, x)
     once, one = step(copy(train), x, y)
     thrice, three = step(copy(train), jnp.tile(x, (3, 1)), jnp.tile(y, (3, 1)))
     close((once.params, one), (thrice.params, three))
-    summed, _ = train_step(NET, lambda outputs, y: mse(outputs, y).sum(), optimiser)(copy(train), x, y)
+    summed, _ = train_step(NET, lambda outputs, y: mse(outputs, y).sum(), optimizer)(copy(train), x, y)
     assert abs(summed.params[0]["kernel"] - once.params[0]["kernel"]).max() > 1e-3
 
 
@@ -130,9 +130,9 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
     """LEARN-10, OPT-06: by the displacement of an SGD step of rate 1."""
     with jax.enable_x64(True):
         x, y = (a.astype(jnp.float64) for a in line(24))
-        optimiser = optax.sgd(1.0)
-        step = train_step(NET, mse, optimiser).__wrapped__
-        train = init_training(NET, optimiser, KEY, x)
+        optimizer = optax.sgd(1.0)
+        step = train_step(NET, mse, optimizer).__wrapped__
+        train = init_training(NET, optimizer, KEY, x)
 
         @jax.jit
         def gradient(x, y):
@@ -159,7 +159,7 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
     ],
     ids=["sgd", "momentum", "adamw with a schedule", "plateau", "schedule free", "inject_hyperparams", "lbfgs"],
 )
-def test_any_optimiser_is_compiled_once_and_its_buffers_are_donated(make):
+def test_any_optimizer_is_compiled_once_and_its_buffers_are_donated(make):
     x, y = line(16)
     traces = []
 
@@ -167,9 +167,9 @@ def test_any_optimiser_is_compiled_once_and_its_buffers_are_donated(make):
         traces.append(1)
         return mse(outputs, y)
 
-    optimiser = make()
-    step = train_step(NET, loss, optimiser)
-    first = train = init_training(NET, optimiser, KEY, x)
+    optimizer = make()
+    step = train_step(NET, loss, optimizer)
+    first = train = init_training(NET, optimizer, KEY, x)
     donated, values = jax.tree.leaves((first.params, first.step, first.key)), []
     for _ in range(3):
         train, value = step(train, x, y)
@@ -183,9 +183,9 @@ def test_any_optimiser_is_compiled_once_and_its_buffers_are_donated(make):
 
 def test_the_step_by_hand_without_jit_is_the_same_and_leaves_its_argument():
     x, y = line(8)
-    optimiser = optax.sgd(0.1)
-    step = train_step(NET, mse, optimiser)
-    train = init_training(NET, optimiser, KEY, x)
+    optimizer = optax.sgd(0.1)
+    step = train_step(NET, mse, optimizer)
+    train = init_training(NET, optimizer, KEY, x)
     by_hand, value = step.__wrapped__(train, x, y)
     jitted, jitted_value = step(copy(train), x, y)
     close((by_hand.params, value), (jitted.params, jitted_value))
@@ -194,12 +194,12 @@ def test_the_step_by_hand_without_jit_is_the_same_and_leaves_its_argument():
 
 def test_training_states_of_many_keys_are_trained_at_once():
     x, y = line(8)
-    optimiser = optax.adam(0.01)
-    step = train_step(NET, mse, optimiser).__wrapped__
+    optimizer = optax.adam(0.01)
+    step = train_step(NET, mse, optimizer).__wrapped__
     keys = jax.random.split(KEY, 3)
-    trains = jax.jit(jax.vmap(lambda key: init_training(NET, optimiser, key, x)))(keys)
+    trains = jax.jit(jax.vmap(lambda key: init_training(NET, optimizer, key, x)))(keys)
     together, _ = jax.jit(jax.vmap(step, (0, None, None)))(trains, x, y)
-    alone, _ = jax.jit(step)(init_training(NET, optimiser, jax.random.split(jax.random.key(0), 3)[1], x), x, y)
+    alone, _ = jax.jit(step)(init_training(NET, optimizer, jax.random.split(jax.random.key(0), 3)[1], x), x, y)
     close(jax.tree.map(lambda p: p[1], together.params), alone.params)
 
 
@@ -248,9 +248,9 @@ def test_a_typed_key_in_the_state_draws_what_its_data_draw():
 
 def test_a_training_state_serves_one_step_and_the_docs_say_how_to_mend_it():
     x, y = line(8)
-    optimiser = optax.sgd(0.1)
-    step = train_step(Dense(1), mse, optimiser)
-    train = init_training(Dense(1), optimiser, KEY, x)
+    optimizer = optax.sgd(0.1)
+    step = train_step(Dense(1), mse, optimizer)
+    train = init_training(Dense(1), optimizer, KEY, x)
     kept = jax.tree.map(jnp.copy, train)  # the repair
     step(train, x, y)
     with pytest.raises((ValueError, RuntimeError)) as raised:
@@ -262,25 +262,25 @@ def test_a_training_state_serves_one_step_and_the_docs_say_how_to_mend_it():
     assert int(step(kept, x, y)[0].step) == 1
 
 
-def test_what_is_no_optimiser_and_no_loss_is_called_so(sentences):
+def test_what_is_no_optimizer_and_no_loss_is_called_so(sentences):
     x = jnp.zeros((4, 1))
     adam = optax.adam(1e-3)
-    for optimiser, sentence in [
+    for optimizer, sentence in [
         (optax.adam, r"optax.adam itself came; call it: optax.adam\(...\)"),
         (0.1, r"a float came; pass for instance optax.adam\(1e-3\)"),
         (mse, "the function mse came; pass for instance"),
     ]:
-        with pytest.raises(TypeError, match=f"^train_step expects an optimiser.* {sentence}"):
-            train_step(Dense(1), mse, optimiser)
-        with pytest.raises(TypeError, match=f"^init_training expects an optimiser.* {sentence}"):
-            init_training(Dense(1), optimiser, KEY, x)
-        with pytest.raises(TypeError, match=f"^fit expects an optimiser.* {sentence}"):
-            quiet(Dense(1), mse, optimiser, line(), epochs=1)
+        with pytest.raises(TypeError, match=f"^train_step expects an optimizer.* {sentence}"):
+            train_step(Dense(1), mse, optimizer)
+        with pytest.raises(TypeError, match=f"^init_training expects an optimizer.* {sentence}"):
+            init_training(Dense(1), optimizer, KEY, x)
+        with pytest.raises(TypeError, match=f"^fit expects an optimizer.* {sentence}"):
+            quiet(Dense(1), mse, optimizer, line(), epochs=1)
     with pytest.raises(
-        TypeError, match="^train_step expects a loss, but an optimiser came; the order is net, loss, op"
+        TypeError, match="^train_step expects a loss, but an optimizer came; the order is net, loss, op"
     ):
         train_step(Dense(1), adam, mse)
-    with pytest.raises(TypeError, match="^fit expects a loss, but an optimiser came"):
+    with pytest.raises(TypeError, match="^fit expects a loss, but an optimizer came"):
         quiet(Dense(1), adam, mse, line(), epochs=1)
     with pytest.raises(TypeError, match=r"^train_step expects a function loss\(outputs, y\), but a str came"):
         train_step(Dense(1), "mse", adam)
@@ -359,14 +359,14 @@ def test_other_side_inputs_and_several_inputs_pass_through():
 
 
 def test_state_goes_from_step_to_step_and_evaluation_leaves_it():
-    net = Serial(Centred(), Dense(1))
+    net = Serial(Centered(), Dense(1))
     x, y = jnp.array([[1.0], [3.0]]), jnp.zeros((2, 1))
-    optimiser = optax.sgd(0.1)
-    step = train_step(net, mse, optimiser)
-    train = first = init_training(net, optimiser, KEY, x)
+    optimizer = optax.sgd(0.1)
+    step = train_step(net, mse, optimizer)
+    train = first = init_training(net, optimizer, KEY, x)
     kernel = float(first.params[1]["kernel"][0, 0])
     train, value = step(train, x, y)
-    np.testing.assert_allclose(value, kernel**2, rtol=1e-6)  # the batch is centred: -1 and 1
+    np.testing.assert_allclose(value, kernel**2, rtol=1e-6)  # the batch is centered: -1 and 1
     train, _ = step(train, x + 2, y)
     assert train.state[0]["mean"][0] == 0.5 * (0.5 * 2) + 0.5 * 4
     assert first.state[0]["mean"].is_deleted()
@@ -384,7 +384,7 @@ def test_evaluation_counts_every_row_once():
         np.testing.assert_allclose([found["error"], found["scalar"]], 6.0, rtol=1e-6)
 
 
-# ---- regularisation ------------------------------------------------------------------------
+# ---- regularization ------------------------------------------------------------------------
 
 
 def regression(n=60, d=3):
@@ -399,9 +399,9 @@ LINEAR = Dense(1, use_bias=False)
 def test_l2_penalty_is_ridge_regression():
     """REG-02: mean squared error + lambda ||w||^2 has its minimum at (X'X + N lambda I)^-1 X'y."""
     x, y = regression()
-    optimiser = optax.sgd(0.2)
-    step = train_step(LINEAR, mse, optimiser, penalty=lambda params: 0.1 * l2(params))
-    train = init_training(LINEAR, optimiser, KEY, x)
+    optimizer = optax.sgd(0.2)
+    step = train_step(LINEAR, mse, optimizer, penalty=lambda params: 0.1 * l2(params))
+    train = init_training(LINEAR, optimizer, KEY, x)
     for _ in range(200):
         train, value = step(train, x, y)
     ridge = np.linalg.solve(x.T @ x + len(x) * 0.1 * np.eye(3), x.T @ y)
@@ -417,9 +417,9 @@ def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
     x = np.sqrt(len(x)) * np.linalg.qr(x)[0]
     lasso = soft_threshold(jnp.asarray(x.T @ y / len(x)), 0.4 / 2)
     assert int((lasso == 0).sum()) == 1
-    optimiser = optax.chain(optax.sgd(0.2), proximal_l1(0.2 * 0.4))
-    step = train_step(LINEAR, mse, optimiser)
-    train = init_training(LINEAR, optimiser, KEY, x)
+    optimizer = optax.chain(optax.sgd(0.2), proximal_l1(0.2 * 0.4))
+    step = train_step(LINEAR, mse, optimizer)
+    train = init_training(LINEAR, optimizer, KEY, x)
     for _ in range(100):
         train, _ = step(train, x, y)
     np.testing.assert_allclose(train.params["kernel"], lasso, atol=1e-5)
@@ -432,10 +432,10 @@ def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
     assert int((train.params["kernel"] == 0).sum()) == 0
 
 
-def trained(optimiser, penalty=None, steps=5):
+def trained(optimizer, penalty=None, steps=5):
     x, y = line(16)
-    step = train_step(NET, mse, optimiser, penalty=penalty)
-    train = init_training(NET, optimiser, jax.random.key(0), x)
+    step = train_step(NET, mse, optimizer, penalty=penalty)
+    train = init_training(NET, optimizer, jax.random.key(0), x)
     for _ in range(steps):
         train, _ = step(train, x, y)
     return train.params
@@ -472,10 +472,10 @@ def test_augmentation_gets_a_new_key_each_step_and_leaves_the_labels():
 
 def test_training_on_smooth_labels_keeps_the_logits_finite():
     """REG-08: the optimal gap of logits is log((1 - e + e/C) / (e/C)) = 3.6109179 for e = .1, C = 4."""
-    net, optimiser = Dense(4, use_bias=False), optax.adam(0.1)
+    net, optimizer = Dense(4, use_bias=False), optax.adam(0.1)
     x = jnp.eye(4)
-    step = train_step(net, softmax_cross_entropy, optimiser)
-    train = init_training(net, optimiser, KEY, x)
+    step = train_step(net, softmax_cross_entropy, optimizer)
+    train = init_training(net, optimizer, KEY, x)
     for _ in range(300):
         train, _ = step(train, x, optax.smooth_labels(jnp.eye(4), 0.1))
     logits = np.asarray(train.params["kernel"])
@@ -487,13 +487,13 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
 
 def test_the_average_of_half_precision_params_does_not_stand_still():
     """In bfloat16 a step of a thousandth would be lost; the average is float32."""
-    optimiser = average_params(0.999)
+    optimizer = average_params(0.999)
     params = jnp.zeros(1, jnp.bfloat16)
 
     def step(state, now):
-        return optimiser.update(jnp.zeros(1, jnp.bfloat16), state, jnp.full(1, now, jnp.bfloat16))[1], None
+        return optimizer.update(jnp.zeros(1, jnp.bfloat16), state, jnp.full(1, now, jnp.bfloat16))[1], None
 
-    state, _ = jax.lax.scan(step, optimiser.init(params), (jnp.arange(3000) >= 1000).astype(jnp.bfloat16))
+    state, _ = jax.lax.scan(step, optimizer.init(params), (jnp.arange(3000) >= 1000).astype(jnp.bfloat16))
     expected = sum(0.999 ** (2999 - s) for s in range(1000, 3000)) * 0.001 / (1 - 0.999**3000)
     assert averaged(state).dtype == jnp.float32
     np.testing.assert_allclose(averaged(state), expected, rtol=1e-4)
@@ -524,9 +524,9 @@ def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
     """Steps of SGD under clip_by_global_norm(1): rate(t) long where the gradient is longer than 1."""
     x, y = line(16)
     rate = optax.linear_schedule(0.1, 0.3, 2)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate))
-    step = train_step(NET, lambda o, y: 100 * mse(o, y), optimiser).__wrapped__
-    train = init_training(NET, optimiser, KEY, x)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate))
+    step = train_step(NET, lambda o, y: 100 * mse(o, y), optimizer).__wrapped__
+    train = init_training(NET, optimizer, KEY, x)
     for t in range(3):
         after, _ = jax.jit(step)(train, x, y)
         moved = optax.tree.norm(jax.tree.map(lambda a, b: a - b, after.params, train.params))
@@ -538,9 +538,9 @@ def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
 def test_averaged_params_are_the_weighted_mean_of_all_that_were(decay):
     """In NumPy, float64: weights (1 - d) d^(t - s) / (1 - d^t); the params themselves are not touched."""
     x, y = line(16)
-    optimiser = optax.chain(optax.sgd(0.3), average_params(decay))
-    plain, step = train_step(NET, mse, optax.sgd(0.3)), train_step(NET, mse, optimiser)
-    train, bare = init_training(NET, optimiser, KEY, x), init_training(NET, optax.sgd(0.3), jax.random.key(0), x)
+    optimizer = optax.chain(optax.sgd(0.3), average_params(decay))
+    plain, step = train_step(NET, mse, optax.sgd(0.3)), train_step(NET, mse, optimizer)
+    train, bare = init_training(NET, optimizer, KEY, x), init_training(NET, optax.sgd(0.3), jax.random.key(0), x)
     same(averaged(train.opt_state), train.params)
     seen = []
     for t in range(1, 8):
@@ -598,17 +598,17 @@ IMAGES = Serial(
     ids=["tokens", "images"],
 )
 def test_mixed_precision_computes_in_bfloat16_and_keeps_the_rest(net, x, classes):
-    """The products in bfloat16, forward and backward; params, statistics, optimiser and loss in float32."""
+    """The products in bfloat16, forward and backward; params, statistics, optimizer and loss in float32."""
     y = np.zeros((4, 6) if classes == 11 else 4, np.int32)
-    optimiser = optax.adam(1e-2)
-    train = init_training(net, optimiser, KEY, x)
+    optimizer = optax.adam(1e-2)
+    train = init_training(net, optimizer, KEY, x)
     traced = []
 
     def loss(outputs, y):
         traced.append(None)
         return softmax_cross_entropy(outputs, y)
 
-    steps = [train_step(net, loss, optimiser, compute_dtype=d) for d in (None, jnp.bfloat16)]
+    steps = [train_step(net, loss, optimizer, compute_dtype=d) for d in (None, jnp.bfloat16)]
     full, mixed = (dtypes_of_products(jax.make_jaxpr(step.__wrapped__)(train, x, y).jaxpr) for step in steps)
     assert full == {("float32", "float32")} and ("bfloat16", "bfloat16") in mixed
     # Attention adds its products up in float32, so that on the way back one factor of theirs is float32.
@@ -683,11 +683,11 @@ def test_early_stopping_asks_for_more_than_min_delta():
 
 def test_five_lines_reproduce_fit_bit_for_bit():
     x, y = line(100)
-    net, optimiser, key = Serial(Dense(8), Dropped(), Dense(1)), optax.adam(0.01), jax.random.key(3)
-    fitted = fit(net, mse, optimiser, (x, y), key=key, batch_size=16, epochs=3, progress=False)
+    net, optimizer, key = Serial(Dense(8), Dropped(), Dense(1)), optax.adam(0.01), jax.random.key(3)
+    fitted = fit(net, mse, optimizer, (x, y), key=key, batch_size=16, epochs=3, progress=False)
 
-    train = init_training(net, optimiser, key, x[:16])
-    step = train_step(net, mse, optimiser)
+    train = init_training(net, optimizer, key, x[:16])
+    step = train_step(net, mse, optimizer)
     values = []
     for x_batch, y_batch in minibatches(key, (x, y), 16, epochs=3):
         train, value = step(train, x_batch, y_batch)
@@ -708,7 +708,7 @@ def test_fit_is_determined_by_its_key_and_learns():
 
 
 def test_stopping_and_going_on_equals_not_stopping():
-    net = Serial(Dense(8), Dropped(), Centred(), Dense(1))
+    net = Serial(Dense(8), Dropped(), Centered(), Dense(1))
     whole = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13)
     part = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=6)
     rest = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13, train=part.train)
@@ -751,12 +751,12 @@ def test_fit_says_what_to_go_on_from(sentences):
 def test_early_stopping_restores_the_best_params():
     """The validation labels are of opposite sign, so that after a while every step makes it worse."""
     x, y = line()
-    net, optimiser = Dense(1), optax.sgd(0.05)
-    fitted = quiet(net, mse, optimiser, (x, y), batch_size=20, epochs=50, validation=(x, -y), patience=3)
+    net, optimizer = Dense(1), optax.sgd(0.05)
+    fitted = quiet(net, mse, optimizer, (x, y), batch_size=20, epochs=50, validation=(x, -y), patience=3)
     losses = fitted.history.validation["loss"]
     best = int(losses.argmin())
     assert len(losses) == best + 4 and int(fitted.train.step) == 2 * len(losses)
-    until_best = quiet(net, mse, optimiser, (x, y), batch_size=20, epochs=best + 1)
+    until_best = quiet(net, mse, optimizer, (x, y), batch_size=20, epochs=best + 1)
     same(fitted.params, until_best.params)
     assert abs(fitted.params["kernel"] - fitted.train.params["kernel"]).max() > 1e-3
     found = evaluate(net, fitted.params, (), (x, -y), {"loss": mse}, 20)
@@ -998,26 +998,26 @@ def overflowing(depth):
             lambda o, y: jnp.log(0 * o),
             r"forward pass of the loss \(outside of the layers\), in the operation log",
         ),
-        (Dense(1), lambda o, y: 1e30 * o, "finite: it began in the update of the optimiser"),
+        (Dense(1), lambda o, y: 1e30 * o, "finite: it began in the update of the optimizer"),
     ],
-    ids=["forward", "in a stack", "backward", "after a mask", "loss", "optimiser"],
+    ids=["forward", "in a stack", "backward", "after a mask", "loss", "optimizer"],
 )
 def test_the_layer_where_it_began_is_named(net, loss, place):
     """Infinities that die out on the way (a mask) are not blamed."""
-    optimiser = optax.chain(optax.scale(1e30), optax.sgd(1.0)) if "optimiser" in place else optax.sgd(0.1)
+    optimizer = optax.chain(optax.scale(1e30), optax.sgd(1.0)) if "optimizer" in place else optax.sgd(0.1)
     with pytest.raises(FloatingPointError, match=f"In step 1 .* It began in the {place}|In step 1 .*{place}"):
-        quiet(net, loss, optimiser, line(), batch_size=8, epochs=2)
+        quiet(net, loss, optimizer, line(), batch_size=8, epochs=2)
 
 
 def test_a_state_that_becomes_nan_stops_the_run_at_that_step():
-    """The params are still finite where an optimiser gathers NaN, or statistics do."""
+    """The params are still finite where an optimizer gathers NaN, or statistics do."""
 
     def gathers():
         return optax.GradientTransformation(
             lambda params: jnp.zeros(()), lambda updates, state, params=None: (updates, jnp.log(state - 1))
         )
 
-    with pytest.raises(FloatingPointError, match="In step 1 .* the state of the net or of the optimiser became NaN"):
+    with pytest.raises(FloatingPointError, match="In step 1 .* the state of the net or of the optimizer became NaN"):
         quiet(Dense(1), mse, optax.chain(optax.sgd(0.1), gathers()), line(), batch_size=8, epochs=2)
 
 

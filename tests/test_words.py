@@ -90,9 +90,9 @@ logits = jax.jit(net.apply)(params, x)
         14,
         """
 net = Serial(Dense(128), BatchNorm(), relu, Dropout(0.5), Dense(10))
-optimiser = optax.adam(1e-3)
-train = init_training(net, optimiser, key, x)
-step = train_step(net, softmax_cross_entropy, optimiser)
+optimizer = optax.adam(1e-3)
+train = init_training(net, optimizer, key, x)
+step = train_step(net, softmax_cross_entropy, optimizer)
 for _ in range(3):
     train, loss = step(train, x, y)
 logits, _ = net.apply(train.params, train.state, x, train=False)
@@ -106,7 +106,7 @@ params = net.init(key, sequences)
 outputs = jax.jit(net.apply)(params, sequences, mask=mask)
 """,
     ),
-    "d: a causal transformer block, normalised first": (
+    "d: a causal transformer block, normalized first": (
         4,
         """
 block = Serial(

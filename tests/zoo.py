@@ -37,7 +37,7 @@ def Noise():
     return Layer(init, apply)
 
 
-def Centre(momentum=0.9):
+def Center(momentum=0.9):
     """Subtracts the batch mean while it trains, a running mean in evaluation: a layer with state."""
 
     def init(key, x):
@@ -123,11 +123,11 @@ ZOO = {
     "Serial of nothing": Specimen("Serial", Serial(), ((4, 5),), lambda p, x: x),
     "Serial with noise": Specimen("Serial", Serial(Dense(3), Noise()), ((4, 5),), lambda p, x: dense(p[0], x)),
     "Serial with state": Specimen(
-        "Serial", Serial(Dense(3), Centre(), Noise()), ((4, 5),), lambda p, x: dense(p[0], x), mixes_batch=True
+        "Serial", Serial(Dense(3), Center(), Noise()), ((4, 5),), lambda p, x: dense(p[0], x), mixes_batch=True
     ),
     "Serial in training": Specimen(
         "Serial",
-        Serial(Dense(3), Centre()),
+        Serial(Dense(3), Center()),
         ((4, 5),),
         lambda p, x: dense(p[0], x) - dense(p[0], x).mean(0, keepdims=True),
         {"train": True},
@@ -136,7 +136,7 @@ ZOO = {
     "Parallel": Specimen("Parallel", Parallel(Dense(3), jnp.sin), ((4, 5),), lambda p, x: (dense(p[0], x), np.sin(x))),
     "Parallel by name": Specimen(
         "Parallel",
-        Parallel(a=Dense(3), b=Centre()),
+        Parallel(a=Dense(3), b=Center()),
         ((4, 5),),
         lambda p, x: {"a": dense(p["a"], x), "b": x},
         mixes_batch=True,
@@ -150,7 +150,7 @@ ZOO = {
     "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
     "Repeat with state": Specimen(
         "Repeat",
-        Repeat(Residual(Dense(5), jnp.tanh, Centre(), Noise()), 3, checkpoint="body"),
+        Repeat(Residual(Dense(5), jnp.tanh, Center(), Noise()), 3, checkpoint="body"),
         ((4, 5),),
         repeated,
         mixes_batch=True,
@@ -175,7 +175,7 @@ ZOO = {
     ),
     "Wire with state": Specimen(
         "Wire",
-        Wire(lambda f, x: f.noise(f.centre(x)) + f.dense(x), centre=Centre(), noise=Noise(), dense=Dense(5)),
+        Wire(lambda f, x: f.noise(f.center(x)) + f.dense(x), center=Center(), noise=Noise(), dense=Dense(5)),
         ((4, 5),),
         lambda p, x: x + dense(p["dense"], x),
         mixes_batch=True,
@@ -186,7 +186,7 @@ ZOO = {
         ((4, 5), (4, 5)),
         lambda p, x, y: x * y - (x + y),
     ),
-    "Centre": Specimen("", Centre(), ((4, 5),), lambda p, x: x, mixes_batch=True),
+    "Center": Specimen("", Center(), ((4, 5),), lambda p, x: x, mixes_batch=True),
     "Noise": Specimen("", Noise(), ((4, 5),), lambda p, x: x),
     **zoo_attention.ROWS,
     **zoo_conv.ROWS,

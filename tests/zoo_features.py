@@ -19,7 +19,7 @@ def waves(p, x):
 
 
 def bumps(p, x):
-    return np.stack([np.exp(-np.exp(p["log_gamma"]) * ((x - c) ** 2).sum(-1)) for c in p["centres"]], -1)
+    return np.stack([np.exp(-np.exp(p["log_gamma"]) * ((x - c) ** 2).sum(-1)) for c in p["centers"]], -1)
 
 
 def largest(p, x, pieces):

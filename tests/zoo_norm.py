@@ -1,4 +1,4 @@
-"""Rows of the zoo: normalisation and dropout."""
+"""Rows of the zoo: normalization and dropout."""
 
 import functools
 
@@ -43,7 +43,7 @@ def measured(state):
 
 
 def as_wide_as_x(layer):
-    """The layer with params of float64 where its input is, so that normalised kernels are not rounded to float32."""
+    """The layer with params of float64 where its input is, so that normalized kernels are not rounded to float32."""
 
     @functools.wraps(layer.apply)
     def apply(params, *rest, **side):
@@ -58,7 +58,7 @@ def at_the_corner(state):
     return {**state, "vectors": jax.tree.map(lambda v: jnp.zeros_like(v).at[0].set(1), state["vectors"])}
 
 
-def normalised(x, axes, epsilon, mean=None, variance=None):
+def normalized(x, axes, epsilon, mean=None, variance=None):
     mean = x.mean(axes, keepdims=True) if mean is None else mean
     variance = ((x - mean) ** 2).mean(axes, keepdims=True) if variance is None else variance
     return (x - mean) / np.sqrt(variance + epsilon)
@@ -70,12 +70,12 @@ def affine(p, y):
 
 def masked(p, x):
     real = x[REAL]  # (real, features)
-    return affine(p, normalised(np.where(REAL[..., None], x, 0), None, 1e-3, real.mean(0), real.var(0)))
+    return affine(p, normalized(np.where(REAL[..., None], x, 0), None, 1e-3, real.mean(0), real.var(0)))
 
 
 def grouped(p, x, groups):
     g = x.reshape(*x.shape[:-1], groups, -1)
-    return affine(p, normalised(g, (1, 2, 4), 1e-5).reshape(x.shape))
+    return affine(p, normalized(g, (1, 2, 4), 1e-5).reshape(x.shape))
 
 
 def weight_normed(p, x):
@@ -88,14 +88,14 @@ ROWS = {
         "BatchNorm",
         settled(BatchNorm(), measured),
         ((3, 4),),
-        lambda p, x: affine(p, normalised(x, 0, 1e-3, 0.5, 2.0)),
+        lambda p, x: affine(p, normalized(x, 0, 1e-3, 0.5, 2.0)),
         mixes_batch=True,
     ),
     "BatchNorm in training": Specimen(
         "BatchNorm",
         settled(BatchNorm(momentum=0.9), measured),
         ((3, 2, 4),),
-        lambda p, x: affine(p, normalised(x, (0, 1), 1e-3)),
+        lambda p, x: affine(p, normalized(x, (0, 1), 1e-3)),
         {"train": True},
         mixes_batch=True,
     ),
@@ -103,7 +103,7 @@ ROWS = {
         "BatchNorm",
         settled(BatchNorm(axes=0, use_scale=False, use_bias=False), measured),
         ((3, 2, 4),),
-        lambda p, x: normalised(x, 0, 1e-3),
+        lambda p, x: normalized(x, 0, 1e-3),
         {"train": True},
         mixes_batch=True,
     ),
@@ -115,19 +115,19 @@ ROWS = {
         {"train": True, "mask": REAL},
         mixes_batch=True,
     ),
-    "LayerNorm": Specimen("LayerNorm", LayerNorm(), ((3, 2, 4),), lambda p, x: affine(p, normalised(x, -1, 1e-5))),
+    "LayerNorm": Specimen("LayerNorm", LayerNorm(), ((3, 2, 4),), lambda p, x: affine(p, normalized(x, -1, 1e-5))),
     "LayerNorm as in the lecture": Specimen(
         "LayerNorm",
         LayerNorm(axes=(-2, -1), use_bias=False),
         ((3, 2, 4),),
-        lambda p, x: affine(p, normalised(x, (-2, -1), 1e-5)),
+        lambda p, x: affine(p, normalized(x, (-2, -1), 1e-5)),
     ),
     "RMSNorm": Specimen(
         "RMSNorm", RMSNorm(), ((3, 4),), lambda p, x: affine(p, x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
     ),
     "GroupNorm": Specimen("GroupNorm", GroupNorm(2, spatial=2), ((3, 2, 2, 4),), lambda p, x: grouped(p, x, 2)),
     "InstanceNorm": Specimen(
-        "InstanceNorm", InstanceNorm(spatial=1), ((3, 5, 4),), lambda p, x: affine(p, normalised(x, 1, 1e-5))
+        "InstanceNorm", InstanceNorm(spatial=1), ((3, 5, 4),), lambda p, x: affine(p, normalized(x, 1, 1e-5))
     ),
     "WeightNorm": Specimen("WeightNorm", as_wide_as_x(WeightNorm(Dense(3))), ((3, 4),), weight_normed),
     "SpectralNorm": Specimen(

@@ -132,7 +132,7 @@ class ChainOrder:
             ax.plot(swept, [chain_cost(chain, order) for chain in chains], style, label=order, **wide)
         ax.plot([self.dims[-1]], [self.cost], "ko", label=self.bracketing)
         if self.crossover is not None and 1 <= self.crossover <= last:
-            ax.axvline(self.crossover, color="grey", linestyle=":", label=f"modes cross at {self.crossover:.4g}")
+            ax.axvline(self.crossover, color="gray", linestyle=":", label=f"modes cross at {self.crossover:.4g}")
         ax.set(xscale="log", yscale="log")
         ax.set_xlabel(f"output dimension (input dimension {self.dims[0]})")
         ax.set_ylabel("multiplications")
@@ -280,7 +280,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     >>> [j.shape for j in jacobians], multiply_chain(jacobians)
     ([(2, 2), (1, 2)], Array([[1., 1.]], dtype=float32))
 
-    Source: Krapac & Segvic, Backpropagation (Jacobians of vectorised tensors); Cevher, Mathematics of Data.
+    Source: Krapac & Segvic, Backpropagation (Jacobians of vectorized tensors); Cevher, Mathematics of Data.
     """
     warn_of_wrong_build()
     fs = list(fs)

@@ -164,7 +164,7 @@ def binomial_steps(length: int, snapshots: int) -> int:
 
     :math:`t(L, c) = rL - \binom{c + r}{c + 1}` with the smallest :math:`r` for which
     :math:`\binom{c + r}{c} \ge L`. The first carry is one of the :math:`c`; the last step,
-    whose output the reversal does not need, is not counted, nor is the one step that each pullback linearises.
+    whose output the reversal does not need, is not counted, nor is the one step that each pullback linearizes.
 
     >>> binomial_steps(10, 3), binomial_steps(1024, 16)
     (15, 2956)

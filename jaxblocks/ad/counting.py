@@ -227,7 +227,7 @@ def equations(closed_jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[tuple[JaxprEqn, str
     """Every equation of a jaxpr that its outputs need, nested ones included, as `count` sees them.
 
     Yields ``(equation, scope, times)``: the equation, the path of the named scopes it lies in
-    (``"0.Repeat/.Dense"``; the marks of ``jvp``, ``transpose``, ``vmap`` and rematerialisation are
+    (``"0.Repeat/.Dense"``; the marks of ``jvp``, ``transpose``, ``vmap`` and rematerialization are
     stripped), and how often it runs. An equation that holds others (a scan, a jitted call) comes
     before them; of a ``cond`` only the costliest branch comes.
 

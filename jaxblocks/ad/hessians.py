@@ -60,7 +60,7 @@ def as_matrix(
 def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | str = "auto") -> PyTree:
     r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, just as ``jax.hessian(f)(x)``.
 
-    The gradient is linearised once and its columns are made in chunks: less time and far less memory than
+    The gradient is linearized once and its columns are made in chunks: less time and far less memory than
     ``jax.hessian``, which makes all at once.
 
     Args:

@@ -26,7 +26,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
 from jaxblocks.ad.jaxprs import inputs_of, piece
-from jaxblocks.ad.planning import JacobianPlan, Linear, Link, Part, Route, known_matrix, linearised, make_plan
+from jaxblocks.ad.planning import JacobianPlan, Linear, Link, Part, Route, known_matrix, linearized, make_plan
 from jaxblocks.checks import describe_any, require_whole
 
 __all__ = ["jacobian", "jacobian_plan"]
@@ -42,7 +42,7 @@ def jacobian(
     r"""A function that returns the Jacobian :math:`J = \partial f / \partial x` with respect to the first argument.
 
     :math:`f = f_L \circ \dots \circ f_1` has :math:`J = J_L \cdots J_2 J_1`, and the product may be bracketed in any
-    order. ``f`` is linearised once, cut where few numbers are alive, and the cheapest bracketing is run; where it
+    order. ``f`` is linearized once, cut where few numbers are alive, and the cheapest bracketing is run; where it
     would gain less than 15 %, it is ``jax.jacfwd`` or ``jax.jacrev`` that runs. Every value is exact to rounding.
 
     Args:
@@ -85,7 +85,7 @@ def jacobian(
         value = _FlatValue(f, structure, rest, kwargs)
         if mode != "auto" and chunk_size is None and memory is None:
             return stock[mode](lambda x: value.checked(x))(x)
-        _, linear = linearised(value, leaves)
+        _, linear = linearized(value, leaves)
         route = make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory)
         if route.plan.mode in stock and route.plan.chunk_size is None:
             return stock[route.plan.mode](lambda x: f(x, *rest, **kwargs))(x)
@@ -139,7 +139,7 @@ def jacobian_plan(
             filled[i] = array
         x, rest, kwargs = structure.unflatten(filled)
         flat, inner = jax.tree.flatten(x)
-        _, linear = linearised(_FlatValue(f, inner, rest, kwargs), flat)
+        _, linear = linearized(_FlatValue(f, inner, rest, kwargs), flat)
         plans.append(make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory).plan)
         return arrays
 

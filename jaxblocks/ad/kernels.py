@@ -1,4 +1,4 @@
-r"""Neural tangent kernels: what a net's linearisation at its parameters is as a kernel, and how it learns.
+r"""Neural tangent kernels: what a net's linearization at its parameters is as a kernel, and how it learns.
 
     J    the Jacobian of the outputs of N examples with respect to the parameters, (N, O, P)
     K    the kernel J J^T: inner products of gradients, (N1, N2, O, O)
@@ -156,8 +156,8 @@ class KernelPlan:
         'operations'
         """
         ax = axes_or_new(ax)
-        colours = ["C1" if name == self.method else "C0" for name in self.operations]
-        ax.bar(list(self.operations), list(self.operations.values()), color=colours)
+        colors = ["C1" if name == self.method else "C0" for name in self.operations]
+        ax.bar(list(self.operations), list(self.operations.values()), color=colors)
         ax.set_yscale("log")
         ax.set_ylabel("operations")
         return ax

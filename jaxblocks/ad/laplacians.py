@@ -266,7 +266,7 @@ def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
 
 
 def _any(p, points, second=None, matrix=False) -> list[_Point]:
-    """Any primitive: linearised once; its second derivative along each direction, unless ``second`` is their sum."""
+    """Any primitive: linearized once; its second derivative along each direction, unless ``second`` is their sum."""
     xs, jacobians, laplacians = (tuple(getattr(point, name) for point in points) for name in _Point._fields)
     values, push = jax.linearize(p, *xs)
     if matrix:  # the Laplacian as one direction more, so that the matrix is read once for all

@@ -49,7 +49,7 @@ __all__ = [
 
 
 def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callable[[PyTree], PyTree]:
-    r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearised once.
+    r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearized once.
 
     A product costs about two gradients, a fifth less than `jaxblocks.ad.hvp`, which passes through ``f`` anew each
     time; in return the operator holds what a backward pass holds.

@@ -5,9 +5,9 @@ r"""The cheapest way to multiply the Jacobians of a chain of functions, found be
     forward     sweep that pushes s columns through stages, as forward mode does with s = n
     reverse     sweep that pulls s rows through stages, as reverse mode does with s = m
 
-A function is linearised at a point; its linear program is cut wherever few numbers are alive, the
+A function is linearized at a point; its linear program is cut wherever few numbers are alive, the
 stages between the cuts are priced, and dynamic programming finds the bracketing with the least price
-(Naumann's generalised dense Jacobian chain problem). All of it reads shapes only.
+(Naumann's generalized dense Jacobian chain problem). All of it reads shapes only.
 
 **The price** is a time. An equation with s seeds takes ``max(s a, s b + c) + launch`` seconds: arithmetic
 a = operations / rate, memory b = bytes of tangents / bandwidth and c = bytes of constants / bandwidth, and a
@@ -42,7 +42,7 @@ __all__ = [
     "Prices",
     "Stage",
     "best_bracketing",
-    "linearised",
+    "linearized",
     "make_plan",
     "written",
 ]
@@ -184,7 +184,7 @@ def _bracketed(part):
 
 
 class Linear(NamedTuple):
-    """A function linearised at a point: equations between tangents, and what they read besides.
+    """A function linearized at a point: equations between tangents, and what they read besides.
 
     Attributes:
         jaxpr: of the linear function, with its calls opened.
@@ -214,10 +214,10 @@ class Linear(NamedTuple):
         return values
 
 
-def linearised(f: Callable, x: Sequence[Any]) -> tuple[list, Linear]:
+def linearized(f: Callable, x: Sequence[Any]) -> tuple[list, Linear]:
     """The outputs of ``f(*x)``, a function of arrays that returns a list of arrays, and its linear program at ``x``.
 
-    >>> [y], linear = linearised(lambda x: [jnp.sin(x) * 2], [jnp.zeros(3)])
+    >>> [y], linear = linearized(lambda x: [jnp.sin(x) * 2], [jnp.zeros(3)])
     >>> [equation.primitive.name for equation in linear.equations]
     ['mul', 'mul']
     """
@@ -364,7 +364,7 @@ def _cost(works: list[_Work], prices: Prices) -> _Cost:
     moved = np.array([work.moved / prices.bandwidth for work in works], float)
     fixed = np.array([work.fixed / prices.bandwidth for work in works], float)
     slow = np.array([prices.loop_conv if work.kind == "conv" and work.in_loop else 1.0 for work in works], float)
-    # What works element by element is fused with its neighbours: it does not start by itself, but in a loop.
+    # What works element by element is fused with its neighbors: it does not start by itself, but in a loop.
     launch = prices.launch * np.array([work.kind != "other" or work.in_loop for work in works], float)
 
     def seconds(seeds, reverse=False):
@@ -466,7 +466,7 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
             continue  # complex tangents are linear in pairs of real numbers only
         if len(alive) == 1 or width <= narrow:
             places.append((place, alive, width))
-    # Of neighbours with several alive only the narrowest is of use.
+    # Of neighbors with several alive only the narrowest is of use.
     kept = []
     for i, (place, alive, width) in enumerate(places):
         around = [w for p, _, w in places[max(i - 1, 0) : i + 2] if abs(p - place) == 1]
@@ -477,7 +477,7 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
 
 
 def links(linear: Linear, most: int = 40) -> list[Link]:
-    """The chain of stages; neighbours that no bracketing could use apart are one."""
+    """The chain of stages; neighbors that no bracketing could use apart are one."""
     tangents = linear.tangents
     n, m = (sum(map(_size, cut)) for cut in (linear.inputs, linear.outputs))
     cuts = _cuts(linear, min(n, m) // 2)
@@ -512,7 +512,7 @@ def _joined(left: Link, right: Link) -> Link:
 
 
 def _merged(chain: list[Link]) -> list[Link]:
-    """Diagonal stages join a neighbour, a dense one first; so do matrix-free ones, but at a narrow place."""
+    """Diagonal stages join a neighbor, a dense one first; so do matrix-free ones, but at a narrow place."""
     merged: list[Link] = []
     for link in chain:
         if merged and link.kind == "diagonal" and merged[-1].kind in ("diagonal", "dense"):

@@ -7,8 +7,8 @@ r"""Jacobians that are mostly zeros: where the others stand, and few passes that
 
 Where y_i depends on x_j is read off the jaxpr of t -> J t: with each number goes the set of those
 x_j that it depends on. Two columns without a common row can be computed by one tangent, two rows without a
-common column by one cotangent: they get the same colour, and one product with J (or its transpose) finds
-all columns (or rows) of a colour at once. A convolution with k taps takes k products, whatever its length.
+common column by one cotangent: they get the same color, and one product with J (or its transpose) finds
+all columns (or rows) of a color at once. A convolution with k taps takes k products, whatever its length.
 """
 
 import dataclasses
@@ -48,10 +48,10 @@ class SparsityPattern:
         shape: (m, n), the numbers in f(x) and in x.
 
     >>> pattern = SparsityPattern([0, 1, 1, 2], [0, 0, 1, 2], (3, 3))
-    >>> pattern.colours, pattern.mode
+    >>> pattern.colors, pattern.mode
     (2, 'forward')
     >>> pattern
-    4 of 3 x 3 entries may differ from zero (44.4 %): 2 colours, one jvp each.
+    4 of 3 x 3 entries may differ from zero (44.4 %): 2 colors, one jvp each.
     #..
     ##.
     ..#
@@ -90,26 +90,26 @@ class SparsityPattern:
         return self.rows.size
 
     @functools.cached_property
-    def column_colours(self) -> np.ndarray:
-        """The colour of each column; columns of one colour have no row in common.
+    def column_colors(self) -> np.ndarray:
+        """The color of each column; columns of one color have no row in common.
 
-        >>> SparsityPattern([0, 1], [0, 1], (2, 2)).column_colours
+        >>> SparsityPattern([0, 1], [0, 1], (2, 2)).column_colors
         array([0, 0])
         """
-        return _coloured(self.rows, self.cols, self.shape)
+        return _colored(self.rows, self.cols, self.shape)
 
     @functools.cached_property
-    def row_colours(self) -> np.ndarray:
-        """The colour of each row; rows of one colour have no column in common.
+    def row_colors(self) -> np.ndarray:
+        """The color of each row; rows of one color have no column in common.
 
-        >>> SparsityPattern([0, 0], [0, 1], (1, 2)).row_colours
+        >>> SparsityPattern([0, 0], [0, 1], (1, 2)).row_colors
         array([0])
         """
-        return _coloured(self.cols, self.rows, self.shape[::-1])
+        return _colored(self.cols, self.rows, self.shape[::-1])
 
     @functools.cached_property
     def mode(self) -> str:
-        """``"forward"`` (columns, by jvps) or ``"reverse"`` (rows, by vjps): what takes fewer colours.
+        """``"forward"`` (columns, by jvps) or ``"reverse"`` (rows, by vjps): what takes fewer colors.
 
         >>> SparsityPattern([0, 0], [0, 1], (1, 2)).mode
         'reverse'
@@ -117,32 +117,32 @@ class SparsityPattern:
         longest_row, longest_column = (
             np.bincount(places, minlength=1).max(initial=0) for places in (self.rows, self.cols)
         )
-        # A row of k entries asks for k column colours at least: what cannot win is not coloured.
+        # A row of k entries asks for k column colors at least: what cannot win is not colored.
         if longest_row <= longest_column:
-            forward = _number(self.column_colours)
-            return "reverse" if longest_column < forward and _number(self.row_colours) < forward else "forward"
-        reverse = _number(self.row_colours)
-        return "forward" if longest_row <= reverse and _number(self.column_colours) <= reverse else "reverse"
+            forward = _number(self.column_colors)
+            return "reverse" if longest_column < forward and _number(self.row_colors) < forward else "forward"
+        reverse = _number(self.row_colors)
+        return "forward" if longest_row <= reverse and _number(self.column_colors) <= reverse else "reverse"
 
     @property
-    def colours(self) -> int:
+    def colors(self) -> int:
         """How many products with the Jacobian find all of its entries.
 
-        >>> SparsityPattern([0, 0], [0, 1], (1, 2)).colours
+        >>> SparsityPattern([0, 0], [0, 1], (1, 2)).colors
         1
         """
         if not self.entries:
             return 0
-        return _number(self.column_colours if self.mode == "forward" else self.row_colours)
+        return _number(self.column_colors if self.mode == "forward" else self.row_colors)
 
     @property
     def is_dense(self) -> bool:
-        """Whether nothing is gained: as many colours as the lesser of rows and columns.
+        """Whether nothing is gained: as many colors as the lesser of rows and columns.
 
         >>> SparsityPattern([0, 0, 1, 1], [0, 1, 0, 1], (2, 2)).is_dense
         True
         """
-        return self.colours >= min(self.shape)
+        return self.colors >= min(self.shape)
 
     def todense(self) -> np.ndarray:
         """The pattern as a boolean matrix.
@@ -155,7 +155,7 @@ class SparsityPattern:
         return matrix
 
     def plot(self, ax=None):
-        """The entries as squares in the colours that they are computed by; returns the axes.
+        """The entries as squares in the colors that they are computed by; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -165,9 +165,9 @@ class SparsityPattern:
         """
         ax = axes_or_new(ax)
         m, n = self.shape
-        colours = self.column_colours[self.cols] if self.mode == "forward" else self.row_colours[self.rows]
+        colors = self.column_colors[self.cols] if self.mode == "forward" else self.row_colors[self.rows]
         side = 200 / max(m, n, 1)
-        ax.scatter(self.cols, self.rows, c=colours, cmap="turbo", marker="s", s=max(side**2, 0.5), linewidths=0)
+        ax.scatter(self.cols, self.rows, c=colors, cmap="turbo", marker="s", s=max(side**2, 0.5), linewidths=0)
         ax.set(xlim=(-0.5, n - 0.5), ylim=(m - 0.5, -0.5), aspect="equal", xlabel="numbers of x", ylabel="of f(x)")
         ax.set_title(self._words(), wrap=True)
         return ax
@@ -185,11 +185,11 @@ class SparsityPattern:
         words = f"{self.entries:,} of {m:,} x {n:,} entries may differ from zero{share}"
         if not self.entries:
             return f"{words}: nothing to compute."
-        if self.is_dense and self.colours > 1:
+        if self.is_dense and self.colors > 1:
             return (
-                f"{words}: {self.colours:,} colours, as many {product}s as a dense Jacobian takes; nothing is gained."
+                f"{words}: {self.colors:,} colors, as many {product}s as a dense Jacobian takes; nothing is gained."
             )
-        return f"{words}: {self.colours:,} colour{'s' * (self.colours > 1)}, one {product} each."
+        return f"{words}: {self.colors:,} color{'s' * (self.colors > 1)}, one {product} each."
 
     def _picture(self, height=24, width=64) -> list[str]:
         """A mark where a place (or, of a large pattern, any place of a patch) may differ from zero."""
@@ -220,14 +220,14 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
         TypeError: where a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
 
     >>> sparsity(lambda x: jnp.diff(x) ** 2, jnp.zeros(6))
-    10 of 5 x 6 entries may differ from zero (33.3 %): 2 colours, one jvp each.
+    10 of 5 x 6 entries may differ from zero (33.3 %): 2 colors, one jvp each.
     ##....
     .##...
     ..##..
     ...##.
     ....##
 
-    Source: Griewank & Walther, Evaluating Derivatives, chapters 7 and 8 (index domains, compression by colouring).
+    Source: Griewank & Walther, Evaluating Derivatives, chapters 7 and 8 (index domains, compression by coloring).
     """
     return _sparsity("sparsity", f, x)
 
@@ -271,7 +271,7 @@ def _forward(f, x) -> ClosedJaxpr | None:
 def sparse_jacobian(
     f: Callable[[Any], Float[Array, "..."]], like: "SparsityPattern | PyTree", *, mode: str = "auto"
 ) -> Callable[[PyTree], Any]:
-    r"""The Jacobian of f as a function of the point, by one product for each colour of its pattern.
+    r"""The Jacobian of f as a function of the point, by one product for each color of its pattern.
 
     Args:
         f: takes a pytree, returns one floating-point array.
@@ -292,7 +292,7 @@ def sparse_jacobian(
         ValueError: where the pattern has another shape than the Jacobian of f at x.
 
     >>> jacobian = sparse_jacobian(lambda x: jnp.diff(x) ** 2, jnp.zeros(3))
-    >>> jacobian.pattern.colours
+    >>> jacobian.pattern.colors
     2
     >>> jax.jit(jacobian)(jnp.array([1.0, 2.0, 4.0])).todense()
     Array([[-2.,  2.,  0.],
@@ -328,45 +328,45 @@ def sparse_jacobian(
 
 
 def _compressed(f, x, y, pattern, mode):
-    """The entries of the Jacobian, from one product for each colour."""
+    """The entries of the Jacobian, from one product for each color."""
     if (pattern.mode if mode == "auto" else mode) == "forward":
         closed = _forward(f, x)
         if closed is not None:
             push = lambda t: jaxpr_as_fun(closed)(*jax.tree.leaves(x), *jax.tree.leaves(t))[0]
-            products = jax.vmap(push)(_seeds(pattern.column_colours, x)).reshape(-1, pattern.shape[0])  # (colours, m)
-            return products[pattern.column_colours[pattern.cols], pattern.rows]
+            products = jax.vmap(push)(_seeds(pattern.column_colors, x)).reshape(-1, pattern.shape[0])  # (colors, m)
+            return products[pattern.column_colors[pattern.cols], pattern.rows]
         if mode == "forward":
             raise TypeError(
                 "sparse_jacobian cannot go forward through f, for a jax.custom_vjp in it has a rule for reverse mode "
                 "only; ask for mode='reverse' or 'auto'."
             )
     _, pull = jax.vjp(f, x)
-    [products] = jax.vmap(pull)(_seeds(pattern.row_colours, y))
+    [products] = jax.vmap(pull)(_seeds(pattern.row_colors, y))
     parts = [p.reshape(p.shape[0], -1).astype(y.dtype) for p in jax.tree.leaves(products)]
-    return jnp.concatenate(parts, axis=1)[pattern.row_colours[pattern.rows], pattern.cols]  # of (colours, n)
+    return jnp.concatenate(parts, axis=1)[pattern.row_colors[pattern.rows], pattern.cols]  # of (colors, n)
 
 
-def _seeds(colours, like):
-    """For each colour a vector like the point, one where the colour stands and zero elsewhere."""
+def _seeds(colors, like):
+    """For each color a vector like the point, one where the color stands and zero elsewhere."""
     leaves, structure = jax.tree.flatten(like)
     seeds, start = [], 0
     for leaf in leaves:
-        own = jnp.asarray(colours[start : start + math.prod(leaf.shape)], jnp.int32)
-        ones = jnp.arange(_number(colours), dtype=jnp.int32)[:, None] == own[None, :]
+        own = jnp.asarray(colors[start : start + math.prod(leaf.shape)], jnp.int32)
+        ones = jnp.arange(_number(colors), dtype=jnp.int32)[:, None] == own[None, :]
         seeds.append(ones.astype(leaf.dtype).reshape(-1, *leaf.shape))
         start += own.size
     return structure.unflatten(seeds)
 
 
-# ---- colours ------------------------------------------------------------------------------
+# ---- colors ------------------------------------------------------------------------------
 
 
-def _number(colours) -> int:
-    return int(colours.max(initial=-1)) + 1
+def _number(colors) -> int:
+    return int(colors.max(initial=-1)) + 1
 
 
-def _coloured(rows, cols, shape) -> np.ndarray:
-    """Greedy colours of the columns, in their own order or the longest first, whichever takes fewer."""
+def _colored(rows, cols, shape) -> np.ndarray:
+    """Greedy colors of the columns, in their own order or the longest first, whichever takes fewer."""
     m, n = shape
     longest = np.bincount(rows, minlength=1).max(initial=0)
     if longest == n:  # a full row: no two columns go together
@@ -382,17 +382,17 @@ def _coloured(rows, cols, shape) -> np.ndarray:
 
 
 def _greedy(by_column, order, m) -> np.ndarray:
-    taken = [0] * m  # of each row, the colours in it as bits
-    colours = np.zeros(len(by_column), np.int64)
+    taken = [0] * m  # of each row, the colors in it as bits
+    colors = np.zeros(len(by_column), np.int64)
     for column in order:
         used = 0
         for row in by_column[column]:
             used |= taken[row]
         bit = ~used & (used + 1)  # the lowest that is free
-        colours[column] = bit.bit_length() - 1
+        colors[column] = bit.bit_length() - 1
         for row in by_column[column]:
             taken[row] |= bit
-    return colours
+    return colors
 
 
 def _distinct(numbers) -> np.ndarray:

@@ -159,8 +159,8 @@ def _hutch_plus_plus(space, key, products, size):
 def _xtrace(space, key, products, size):
     """One sample for each vector: the trace in the range of A times the others, and the rest from the vector itself.
 
-    With A Ω = Q R and s_i the normalised columns of R's inverse transposed, Q (I - s_i s_i') Q' projects on the range
-    without column i, and two columns are left out alike: no sample needs a factorisation of its own. Samples share
+    With A Ω = Q R and s_i the normalized columns of R's inverse transposed, Q (I - s_i s_i') Q' projects on the range
+    without column i, and two columns are left out alike: no sample needs a factorization of its own. Samples share
     vectors, so their spread says too little; the error is that of the jackknife, which leaves out one vector of all.
     """
     half = products // 2
@@ -193,7 +193,7 @@ def _xtrace(space, key, products, size):
     return jnp.mean(own), jnp.std(without) * (half - 1) ** 0.5, 2 * half
 
 
-# What makes the estimate, how few products it can do with, and how many it takes for each vector of a factorisation.
+# What makes the estimate, how few products it can do with, and how many it takes for each vector of a factorization.
 _METHODS = {"hutchinson": (_hutchinson, 2, 1), "hutch++": (_hutch_plus_plus, 6, 3), "xtrace": (_xtrace, 4, 2)}
 
 
@@ -219,7 +219,7 @@ class Lanczos(NamedTuple):
 def lanczos(
     operator: Callable[[PyTree], PyTree], like: PyTree, key: Key[Array, ""] | None = None, steps: int = 30
 ) -> Lanczos:
-    r"""Lanczos' recurrence with full reorthogonalisation, from a random vector: :math:`Q A Q^\top = T`.
+    r"""Lanczos' recurrence with full reorthogonalization, from a random vector: :math:`Q A Q^\top = T`.
 
     Each step takes one product and makes it orthogonal to all vectors before it, twice. Where the
     vectors so far span an invariant space (as they do after r + 1 steps for an operator of rank r), it goes on with a

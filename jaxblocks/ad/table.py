@@ -156,7 +156,7 @@ class CostTable:
             ax.barh(places, lengths, width, label=label)
         if any(length > 30 for lengths in bars.values() for length in lengths):
             ax.set_xscale("log")
-        ax.axvline(1, color="grey", linewidth=0.8)
+        ax.axvline(1, color="gray", linewidth=0.8)
         ax.set_yticks(range(len(self)), list(self.rows))
         ax.invert_yaxis()
         ax.set_xlabel("cost / cost of the function")

@@ -196,8 +196,8 @@ class TraceTable:
                 )
         for node in self.nodes:
             x, y = places[node.name]
-            colour = _COLOURS[node.kind] if node.name in values else "white"
-            ax.plot(x, y, "o", markersize=32, color=colour, markeredgecolor="black", linestyle="none")
+            color = _COLORS[node.kind] if node.name in values else "white"
+            ax.plot(x, y, "o", markersize=32, color=color, markeredgecolor="black", linestyle="none")
             if node.name == now:
                 ax.plot(x, y, "o", markersize=37, color="none", markeredgecolor=_RED, linestyle="none")
             ax.annotate(f"{_mathtext(node.name)}\n{_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
@@ -895,7 +895,7 @@ def _width(text: str) -> int:
 # ---- the picture --------------------------------------------------------------------------
 
 _RED = PALETTE[1]
-_COLOURS = {"input": "#9FD3F2", "constant": "#DDDDDD", "operation": "#FFF3C4"}
+_COLORS = {"input": "#9FD3F2", "constant": "#DDDDDD", "operation": "#FFF3C4"}
 
 
 def _places(nodes) -> dict[str, tuple[float, float]]:

@@ -13,7 +13,7 @@ from jaxblocks.diffusion.schedules import (
 )
 
 # What a denoiser predicts.
-from jaxblocks.diffusion.parametrisations import PARAMETRISATIONS, convert, error_scale
+from jaxblocks.diffusion.parametrizations import PARAMETRIZATIONS, convert, error_scale
 
 # How it learns.
 from jaxblocks.diffusion.losses import Denoising, denoising_loss, drop_condition, sample_times
@@ -36,7 +36,7 @@ from jaxblocks.diffusion.guidance import classifier_guided, guided
 from jaxblocks.diffusion.mixtures import GaussianMixture, gaussian_mixture
 
 __all__ = [
-    "PARAMETRISATIONS",
+    "PARAMETRIZATIONS",
     "Denoising",
     "GaussianMixture",
     "Schedule",

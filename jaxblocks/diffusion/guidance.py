@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, describe_any
-from jaxblocks.diffusion.parametrisations import combined, require_parametrisation
+from jaxblocks.diffusion.parametrizations import combined, require_parametrization
 from jaxblocks.diffusion.schedules import Schedule, align, require_schedule, require_time
 
 __all__ = ["classifier_guided", "guided"]
@@ -22,7 +22,7 @@ def guided(conditional: Callable, unconditional: Callable, scale: float | int | 
     r"""Classifier-free guidance: :math:`(1 - w)\,\hat P(x, t) + w\,\hat P(x, t \mid y)` as a ``predict(x, t)``.
 
     With w ``scale``: 0 is ``unconditional``, 1 is ``conditional``, and more exaggerates what the condition changes. It
-    does the same in every parametrisation, as long as both are of the same one. (The paper's w is this one less 1.)
+    does the same in every parametrization, as long as both are of the same one. (The paper's w is this one less 1.)
 
     Args:
         conditional: ``predict(x, t)`` for the condition, such as ``lambda x, t: net.apply(params, x, time=...,
@@ -64,14 +64,14 @@ def classifier_guided(
     :math:`-\sigma g` to eps, :math:`\sigma^2 g / \alpha` to x0, and so on, with g the gradient times w.
 
     Args:
-        predict: of parametrisation ``predicts``.
+        predict: of parametrization ``predicts``.
         log_probability: ``(x, t)`` to :math:`\log p(y \mid x, t)` of the wanted class, one number per example, of a
             classifier that was trained on data with noise.
 
     Where the signal is 0, x0, v and the velocity would be infinite or NaN (`flow_matching` at t = 1).
 
     Raises:
-        ValueError: for an unknown parametrisation, or, when called, log-probabilities that are not one per example.
+        ValueError: for an unknown parametrization, or, when called, log-probabilities that are not one per example.
 
     >>> from jaxblocks.diffusion import flow_matching
     >>> predict = classifier_guided(lambda x, t: x, lambda x, t: -x[..., 0], 2.0, flow_matching(), "eps")
@@ -81,7 +81,7 @@ def classifier_guided(
     Source: Dhariwal & Nichol 2021, Diffusion models beat GANs on image synthesis, section 4.
     """
     require_schedule("classifier_guided", schedule)
-    require_parametrisation("classifier_guided", predicts)
+    require_parametrization("classifier_guided", predicts)
 
     def guided_predict(x, t):
         t = require_time("classifier_guided", t, x)

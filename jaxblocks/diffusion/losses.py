@@ -22,11 +22,11 @@ from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, declared_by, require_flag, side_inputs, stateful
-from jaxblocks.diffusion.parametrisations import (
-    PARAMETRISATIONS,
+from jaxblocks.diffusion.parametrizations import (
+    PARAMETRIZATIONS,
     combined,
     error_scale,
-    require_parametrisation,
+    require_parametrization,
     require_prediction,
 )
 from jaxblocks.diffusion.schedules import Schedule, add_noise, align, require_schedule, require_time
@@ -81,12 +81,12 @@ def denoising_loss(
         x0, eps: the data, and standard normal noise of their shape.
         t: a time for each example, ``(*batch,)``, see `sample_times`.
         predicts: "eps", "x0", "v", "score" or "velocity".
-        weighting: ``None``: 1 (for "score", which grows without bound at t = 0, as "eps"). A parametrisation: the error
+        weighting: ``None``: 1 (for "score", which grows without bound at t = 0, as "eps"). A parametrization: the error
             is measured in that one. A function of the log-SNR: the weight of the error in x0, for instance the one of
             Min-SNR, ``lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)``.
 
     Raises:
-        ValueError: for an unknown parametrisation, a prediction that has not the shape of the data, shapes that do not
+        ValueError: for an unknown parametrization, a prediction that has not the shape of the data, shapes that do not
             fit, times outside of [0, 1], or a schedule whose ends are wrong.
         TypeError: for integers.
 
@@ -103,10 +103,10 @@ def denoising_loss(
     """
     where = "denoising_loss"
     require_schedule(where, schedule)
-    require_parametrisation(where, predicts)
-    if not (weighting is None or callable(weighting) or weighting in PARAMETRISATIONS):
+    require_parametrization(where, predicts)
+    if not (weighting is None or callable(weighting) or weighting in PARAMETRIZATIONS):
         raise ValueError(
-            f"{where} expects a weighting out of {', '.join(PARAMETRISATIONS)}, or a function of the log-SNR, but "
+            f"{where} expects a weighting out of {', '.join(PARAMETRIZATIONS)}, or a function of the log-SNR, but "
             f"{weighting!r} came; leave it out for the plain squared error."
         )
     require_floating(where, x0=x0)
@@ -177,7 +177,7 @@ def Denoising(
     Source: Ho et al. 2020, algorithm 1.
     """
     require_schedule("Denoising", schedule)
-    require_parametrisation("Denoising", predicts)
+    require_parametrization("Denoising", predicts)
     event_axes = require_whole("Denoising", "event_axes", event_axes)
     conditions = (conditions,) if isinstance(conditions, str) else tuple(conditions)
     reads = side_inputs(net)

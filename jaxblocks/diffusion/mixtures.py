@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import checkable, describe, require_floating, require_key
-from jaxblocks.diffusion.parametrisations import combined, require_parametrisation
+from jaxblocks.diffusion.parametrizations import combined, require_parametrization
 from jaxblocks.diffusion.schedules import Schedule, require_schedule, require_time
 from jaxblocks.precision import widen
 
@@ -51,9 +51,9 @@ class GaussianMixture(NamedTuple):
 
     def covariance(self) -> Float[Array, "d d"]:
         """The covariance of the whole mixture, that of its means included."""
-        centred = self.means - jnp.broadcast_to(self.mean(), self.means.shape)
+        centered = self.means - jnp.broadcast_to(self.mean(), self.means.shape)
         within = jnp.einsum("k,kij,kj,klj->il", self.weights, self.axes, self.variances, self.axes, precision="highest")
-        return within + jnp.einsum("k,ki,kj->ij", self.weights, centred, centred, precision="highest")
+        return within + jnp.einsum("k,ki,kj->ij", self.weights, centered, centered, precision="highest")
 
     def at(self, t, schedule: Schedule) -> "GaussianMixture":
         r"""The mixture at one time: the distribution of :math:`x_t`."""
@@ -87,7 +87,7 @@ class GaussianMixture(NamedTuple):
         at both ends; only the velocity is not a number where the rate of the noise is infinite.
         """
         require_schedule("GaussianMixture.predictor", schedule)
-        require_parametrisation("GaussianMixture.predictor", predicts)
+        require_parametrization("GaussianMixture.predictor", predicts)
 
         def predict(x, t):
             self._require_points(x)

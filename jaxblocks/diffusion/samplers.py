@@ -7,7 +7,7 @@ mapped and differentiated::
     predict = lambda x, t: net.apply(params, x, time=jnp.full(len(x), t))
     samples = ddim(predict, x, times(schedule, 50), schedule, "eps")
 
-``predict`` is a plain function: it gets x and one time (a scalar), and returns what its parametrisation says, in the
+``predict`` is a plain function: it gets x and one time (a scalar), and returns what its parametrization says, in the
 shape of x. An error of a step of size h adds up to one of the *order* of the sampler:
 
 =======================  ======================================  =====  ==============  =======
@@ -40,9 +40,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe_any, require_floating, require_key, require_whole
-from jaxblocks.diffusion.parametrisations import (
+from jaxblocks.diffusion.parametrizations import (
     converted,
-    require_parametrisation,
+    require_parametrization,
     require_prediction,
     require_solvable,
 )
@@ -96,7 +96,7 @@ def ddim(
         path: return x at all times, ``(steps + 1, ...)``, rather than at the last.
 
     Raises:
-        ValueError: for times out of order or range, an unknown parametrisation, a prediction that has not the shape of
+        ValueError: for times out of order or range, an unknown parametrization, a prediction that has not the shape of
             x, a schedule whose ends are wrong, or a prediction from which x0 cannot be found at the first time.
         TypeError: for integers, or a missing key.
 
@@ -390,7 +390,7 @@ class _Run:
 
     def __init__(self, where, predict, x, times, schedule, predicts):
         require_schedule(where, schedule)
-        require_parametrisation(where, predicts)
+        require_parametrization(where, predicts)
         if not callable(predict):
             raise TypeError(
                 f"{where} expects a function predict(x, t), but {describe_any(predict)} came; "

@@ -389,8 +389,8 @@ def Attention(
         }
 
         def dense(key, name, shape):
-            initialise = out_init if name == "out" and out_init is not None else kernel_init
-            params = {"kernel": initialise(fold(key, "kernel"), shape, param_dtype)}
+            initialize = out_init if name == "out" and out_init is not None else kernel_init
+            params = {"kernel": initialize(fold(key, "kernel"), shape, param_dtype)}
             return params | ({"bias": bias_init(fold(key, "bias"), shape[1:], param_dtype)} if use_bias else {})
 
         return {name: dense(fold(key, name), name, sizes[name]) for name in names}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jaxtyping import Array, Float
 
-from jaxblocks import initialisers
+from jaxblocks import initializers
 from jaxblocks.activations import identity, relu
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, require_params
@@ -174,7 +174,7 @@ def MLP(
     layers: list = []
     for position, width in enumerate(widths, 1):
         after = activation if position < len(widths) else last_activation
-        layers.append(Dense(width, kernel_init=kernel_init or initialisers.for_activation(after)))
+        layers.append(Dense(width, kernel_init=kernel_init or initializers.for_activation(after)))
         if after is not identity:
             layers.append(after)
     return Serial(*layers)

@@ -74,7 +74,7 @@ def Dropout(drop: float | int, *, axes: int | tuple[int, ...] = ()) -> Layer:
 def FeatureDropout(drop: float | int, *, spatial: int) -> Layer:
     r"""Dropout of whole feature maps: a channel is kept or dropped at all positions of an example.
 
-    Neighbouring pixels are so alike that ``Dropout`` of single ones takes little away.
+    Neighboring pixels are so alike that ``Dropout`` of single ones takes little away.
 
     Args:
         drop: the probability of zero, at least 0 and below 1.

@@ -1,4 +1,4 @@
-r"""Feature maps that are chosen, not learned, and what stands on them: kernels, radial bases, nearest neighbours.
+r"""Feature maps that are chosen, not learned, and what stands on them: kernels, radial bases, nearest neighbors.
 
 A feature map :math:`\Phi` followed by a linear layer, :math:`\Phi(x)^\top w + b`, is ``Serial(phi, Dense(1))``. Any
 function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any pair, whose
@@ -6,7 +6,7 @@ params are then learned together with :math:`w`, or kept (`jaxblocks.selectors.s
 
 The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: as itself
 (``rbf_kernel``), as the inner product of exact features (``taylor_features``) and of random ones
-(``random_fourier_features``), and as a layer with centres of its own (``RBF``).
+(``random_fourier_features``), and as a layer with centers of its own (``RBF``).
 
 Axis letters: ``...`` batch, ``in`` features of the input, ``features`` those of the output.
 """
@@ -35,16 +35,16 @@ __all__ = [
 
 
 def rbf_kernel(
-    x: Float[Array, "*batch in"], centres: Float[Array, "centres in"], gamma: int | float | Float[Array, ""] = 1.0
-) -> Float[Array, "*batch centres"]:
-    r"""The Gaussian kernel between each x and each centre: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
+    x: Float[Array, "*batch in"], centers: Float[Array, "centers in"], gamma: int | float | Float[Array, ""] = 1.0
+) -> Float[Array, "*batch centers"]:
+    r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
 
     The radial basis function: 1 where they meet, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. For
     two sets of points it is their Gram matrix, symmetric and positive semidefinite for one. In high dimension random
-    points are all far apart, and the Gram matrix is next to the identity: nothing is learned from neighbours.
+    points are all far apart, and the Gram matrix is next to the identity: nothing is learned from neighbors.
 
     For up to three features distances are summed up from differences, and k is right to rounding. For more they are
-    :math:`\lVert x \rVert^2 + \lVert c \rVert^2 - 2 x^\top c` around the mean m of the centres, which is a product of
+    :math:`\lVert x \rVert^2 + \lVert c \rVert^2 - 2 x^\top c` around the mean m of the centers, which is a product of
     matrices and up to a hundred times faster; there k may be off by about :math:`10^{-7}\,\gamma \lVert x - m \rVert^2`
     in float32, little wherever the kernel sees more than single points.
 
@@ -60,10 +60,10 @@ def rbf_kernel(
 
     Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings").
     """
-    _check("rbf_kernel", x, centres)
+    _check("rbf_kernel", x, centers)
     _require_positive("rbf_kernel", gamma)
     wide = widen(x)
-    return jnp.exp(-jnp.asarray(gamma).astype(wide.dtype) * _squared_distances(wide, centres)).astype(x.dtype)
+    return jnp.exp(-jnp.asarray(gamma).astype(wide.dtype) * _squared_distances(wide, centers)).astype(x.dtype)
 
 
 def taylor_features(
@@ -138,7 +138,7 @@ def knn_predict(
     targets: Num[Array, " examples"],
     k: int = 1,
 ) -> Num[Array, "*batch"]:
-    r"""Nearest neighbours: the majority of the classes, or the mean of the values, of the k closest examples.
+    r"""Nearest neighbors: the majority of the classes, or the mean of the values, of the k closest examples.
 
     Integer ``targets`` are classes, and vote; where two classes have as many votes, the one with the nearest example
     wins. Floating-point ``targets`` are averaged. Distances are Euclidean; where several are equal, the examples that
@@ -180,7 +180,7 @@ def RandomFourier(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.fl
     `random_fourier_features` with frequencies from :math:`N(0, 2 \gamma)` and phases from :math:`[0, 2\pi)`. Params
     are ``{"frequencies": (in, features), "phases": (features,)}``.
 
-    ``Serial(RandomFourier(500), Dense(1))`` is a kernel machine that trains in linear time. An optimiser
+    ``Serial(RandomFourier(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
     moves the frequencies as it moves all params; to keep them as drawn, freeze them (`jaxblocks.selectors.select`).
 
     Args:
@@ -220,50 +220,50 @@ def RandomFourier(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.fl
 
 
 def RBF(
-    centres: int,
+    centers: int,
     *,
     gamma: int | float = 1.0,
-    centres_init: Callable = initializers.normal(1.0),
+    centers_init: Callable = initializers.normal(1.0),
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""The radial basis layer :math:`y_i = \exp(-\gamma \lVert x - c_i \rVert^2)`, which learns its centres and width.
+    r"""The radial basis layer :math:`y_i = \exp(-\gamma \lVert x - c_i \rVert^2)`, which learns its centers and width.
 
-    Params are ``{"centres": (centres, in), "log_gamma": ()}``; gamma is the exponential of the latter, and so stays
+    Params are ``{"centers": (centers, in), "log_gamma": ()}``; gamma is the exponential of the latter, and so stays
     positive. ``Serial(RBF(20), Dense(1))`` is a radial basis network.
 
     Args:
-        centres: how many.
+        centers: how many.
         gamma: the :math:`\gamma` that it begins with.
-        centres_init: ``f(key, shape, dtype)``; examples make good centres too (put them in the params).
+        centers_init: ``f(key, shape, dtype)``; examples make good centers too (put them in the params).
         param_dtype: of the params.
 
-    Shapes: ``(..., in)`` to ``(..., centres)``.
+    Shapes: ``(..., in)`` to ``(..., centers)``.
 
     >>> layer = RBF(2)
-    >>> params = {"centres": jnp.array([[0.0], [1.0]]), "log_gamma": jnp.zeros(())}
+    >>> params = {"centers": jnp.array([[0.0], [1.0]]), "log_gamma": jnp.zeros(())}
     >>> print(np.asarray(layer.apply(params, jnp.array([1.0]))).round(4))
     [0.3679 1.    ]
 
     Source: Broomhead & Lowe 1988, Multivariable functional interpolation and adaptive networks; Krapac & Segvic, Deep
     feed-forward models ("Generic feature mappings").
     """
-    require_whole("RBF", "centres", centres)
+    require_whole("RBF", "centers", centers)
     _require_positive("RBF", gamma)
 
     def init(key, x):
         require_key("RBF.init", key)
         _require_features("RBF", x)
         return {
-            "centres": centres_init(key, (centres, x.shape[-1]), param_dtype),
+            "centers": centers_init(key, (centers, x.shape[-1]), param_dtype),
             "log_gamma": jnp.full((), math.log(gamma), param_dtype),
         }
 
     def apply(params, x):
-        require_params("RBF", params, "centres", "log_gamma")
-        _check("RBF", x, params["centres"])
+        require_params("RBF", params, "centers", "log_gamma")
+        _check("RBF", x, params["centers"])
         wide = widen(x)
         gamma = jnp.exp(params["log_gamma"].astype(wide.dtype))
-        return jnp.exp(-gamma * _squared_distances(wide, params["centres"])).astype(x.dtype)
+        return jnp.exp(-gamma * _squared_distances(wide, params["centers"])).astype(x.dtype)
 
     return Layer(init, apply)
 
@@ -271,22 +271,22 @@ def RBF(
 # ---- what they share -----------------------------------------------------------------------
 
 
-def _squared_distances(x, centres):
-    """(*batch, in) and (centres, in) to (*batch, centres), without cancellation of what they have in common."""
-    centres = centres.astype(x.dtype)
+def _squared_distances(x, centers):
+    """(*batch, in) and (centers, in) to (*batch, centers), without cancellation of what they have in common."""
+    centers = centers.astype(x.dtype)
     if x.shape[-1] <= 3:  # differences: exact, and as fast while they are this few
-        return jnp.sum((x[..., None, :] - jnp.broadcast_to(centres, (*x.shape[:-1], *centres.shape))) ** 2, -1)
-    middle = lax.stop_gradient(jnp.mean(centres, 0))  # distances do not depend on it, and so have no derivative
-    x, centres = x - jnp.broadcast_to(middle, x.shape), centres - jnp.broadcast_to(middle, centres.shape)
-    products = jnp.matmul(x, centres.T, precision=lax.Precision.HIGHEST)  # (*batch, centres)
-    lengths = jnp.broadcast_to(jnp.sum(centres**2, -1), products.shape)
+        return jnp.sum((x[..., None, :] - jnp.broadcast_to(centers, (*x.shape[:-1], *centers.shape))) ** 2, -1)
+    middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative
+    x, centers = x - jnp.broadcast_to(middle, x.shape), centers - jnp.broadcast_to(middle, centers.shape)
+    products = jnp.matmul(x, centers.T, precision=lax.Precision.HIGHEST)  # (*batch, centers)
+    lengths = jnp.broadcast_to(jnp.sum(centers**2, -1), products.shape)
     return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
 
 
-def _check(where, x, points, what="centres of shape (centres, in)", came=None):
+def _check(where, x, points, what="centers of shape (centers, in)", came=None):
     """That x and the points, given as rows, have the same features."""
     came = points if came is None else came
-    require_floating(where, x=x, centres=points)
+    require_floating(where, x=x, centers=points)
     if not x.shape or points.ndim != 2 or x.shape[-1] != points.shape[-1]:
         raise ValueError(
             f"{where} expects x (..., in) and {what}, but x is {describe(x)} and the latter {describe(came)}; both "

@@ -2,7 +2,7 @@ r"""Graphs: what a graph is, how messages are gathered along its edges, and the 
 
 A graph layer is the template :math:`x = \mathrm{Agg}(\mathrm{Proj}(\mathrm{Neigh}(x)))`: gather what lies next to a
 node, an edge or the whole graph, project it by any layer, and aggregate. ``GraphBlock`` is that in full, ``GraphMap``
-leaves the neighbours out, and ``GCN``, ``GAT`` and ``GIN`` are the block's best-known special cases.
+leaves the neighbors out, and ``GCN``, ``GAT`` and ``GIN`` are the block's best-known special cases.
 
 Every layer here maps a ``Graph`` to a ``Graph`` with the same edges and new features, so they stand in ``Serial`` as
 they are. The first axis of ``nodes`` numbers the nodes of *one* graph and is no batch axis: nodes hear each other. For
@@ -488,7 +488,7 @@ def GraphMap(
     node: Callable | Layer | StatefulLayer | None = None,
     globals: Callable | Layer | StatefulLayer | None = None,
 ) -> Layer | StatefulLayer:
-    r"""A layer for each edge, node and whole, without neighbours: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
+    r"""A layer for each edge, node and whole, without neighbors: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
 
     For encoders and decoders around blocks, and for activations, norms and dropout between them:
     ``Serial(GCN(16), GraphMap(node=relu), GCN(2))``. Padding, side inputs, state and ``mask`` are as in `GraphBlock`.
@@ -521,7 +521,7 @@ def GCN(
     bias_init: Callable = initializers.zeros,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""Graph convolution with symmetric normalisation: :math:`X' = \tilde D^{-1/2} \tilde A \tilde D^{-1/2} X W + b`.
+    r"""Graph convolution with symmetric normalization: :math:`X' = \tilde D^{-1/2} \tilde A \tilde D^{-1/2} X W + b`.
 
     :math:`A_{ij}` counts the edges from j to i, :math:`\tilde A` is A with ones on its diagonal (edges from a node to
     itself that the graph has are not counted again), and :math:`\tilde D` the diagonal of its row sums, the numbers of
@@ -588,7 +588,7 @@ def GAT(
     bias_init: Callable = initializers.zeros,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""Graph attention: nodes average their neighbours, with weights that depend on both.
+    r"""Graph attention: nodes average their neighbors, with weights that depend on both.
 
     For each head, with :math:`h_i = x_i W` and :math:`\mathcal N(i)` the senders of edges to i, and i itself,
 
@@ -636,8 +636,8 @@ def GAT(
             "bias": (bias_init, (out,)),
         }
         return {
-            name: initialise(jax.random.fold_in(key, position), shape, param_dtype)
-            for position, (name, (initialise, shape)) in enumerate(shapes.items())
+            name: initialize(jax.random.fold_in(key, position), shape, param_dtype)
+            for position, (name, (initialize, shape)) in enumerate(shapes.items())
             if name in names
         }
 
@@ -667,7 +667,7 @@ def GAT(
 def GIN(mlp, epsilon: int | float = 0.0, *, learn_epsilon: bool = False) -> Layer | StatefulLayer:
     r"""Graph isomorphism layer: :math:`x'_i = \mathrm{MLP}\big((1 + \epsilon)\, x_i + \sum_{j \to i} x_j\big)`.
 
-    The sum tells neighbourhoods apart that a mean or a maximum confuses: with a suitable MLP the layer separates
+    The sum tells neighborhoods apart that a mean or a maximum confuses: with a suitable MLP the layer separates
     whatever the Weisfeiler-Leman test separates.
 
     Args:

@@ -1,7 +1,7 @@
 r"""Linear models fitted to their optimum: least squares in closed form, logistic regression by Newton's method.
 
 Both return params of ``Dense``, so a fitted model is applied, stacked and trained on like any other layer. Their
-losses are convex: whoever minimises one of them, from wherever, reaches the value that these functions reach. A
+losses are convex: whoever minimizes one of them, from wherever, reaches the value that these functions reach. A
 model :math:`\Phi(x) W + b` with nonlinear features is the same on ``Phi(x)``; to apply it, write
 ``Serial(Phi, Dense(out))``.
 
@@ -29,14 +29,14 @@ def linear_regression(
 ) -> dict[str, Array]:
     r"""Params of the ``Dense`` layer with the least mean squared error on ``x``, ``y``.
 
-    Minimises
+    Minimizes
 
     .. math:: \frac1N \sum_{n=1}^N \lVert x_n W + b - y_n \rVert^2 + \lambda \lVert W \rVert^2
 
-    with :math:`\lambda` = ``ridge``. The bias is not penalised, which amounts to centring the data first:
+    with :math:`\lambda` = ``ridge``. The bias is not penalized, which amounts to centering the data first:
     :math:`W = (X_c^\top X_c + N \lambda I)^{-1} X_c^\top y_c` with :math:`X_c = X - \bar x`,
     :math:`y_c = y - \bar y`, and :math:`b = \bar y - \bar x W`. (For the same formula without a bias, and so with
-    every weight penalised, hand in data of mean zero.) It is computed from the singular values of
+    every weight penalized, hand in data of mean zero.) It is computed from the singular values of
     :math:`X_c`, without squaring its condition number. Where :math:`\lambda = 0` and the columns of :math:`X_c`
     depend on each other, many kernels fit equally well, and the one of least norm is returned.
 
@@ -85,13 +85,13 @@ def logistic_regression(
 ) -> dict[str, Array]:
     r"""Params of the ``Dense(1)`` layer whose logit best tells label 1 from label 0.
 
-    With :math:`p(1 \mid x) = \sigma(x w + b)`, minimises the mean negative log-likelihood (in nats)
+    With :math:`p(1 \mid x) = \sigma(x w + b)`, minimizes the mean negative log-likelihood (in nats)
 
     .. math:: \frac1N \sum_{n=1}^N \log\bigl(1 + e^{-s_n (x_n w + b)}\bigr) + \lambda \lVert w \rVert^2,
               \qquad s_n = 2 \cdot \mathrm{labels}_n - 1,
 
     with :math:`\lambda` = ``ridge``, by Newton's method (iteratively reweighted least squares) with backtracking, to
-    rounding. The bias is not penalised; where features depend on each other, ``w`` is the one of least norm.
+    rounding. The bias is not penalized; where features depend on each other, ``w`` is the one of least norm.
 
     **There may be no optimum.** Where a hyperplane separates the labels (or touches, but does not mix them) the loss
     falls forever as ``w`` grows, and so it does for a single class. Then this function raises, and under ``jit``
@@ -158,41 +158,41 @@ def logistic_regression(
 @jax.jit
 def _least_squares(x, y, ridge):
     n = x.shape[0]
-    centred, x_mean = _centre(x)
-    y_centred, y_mean = _centre(y)
+    centered, x_mean = _center(x)
+    y_centered, y_mean = _center(y)
 
     def fit(target):  # (n,) -> (in,)
         def gradient(weights):
-            return centred.T @ (centred @ weights - target) / n + ridge * weights
+            return centered.T @ (centered @ weights - target) / n + ridge * weights
 
         def solve(_, start):
-            left, s, right, kept = _svd(centred)
+            left, s, right, kept = _svd(centered)
             gain = jnp.where(kept, s / jnp.where(kept, s * s + n * ridge, 1), 0)
             return right.T @ (gain * (left.T @ target)), ()
 
-        return _root(gradient, jnp.zeros(centred.shape[1], centred.dtype), solve)[0]
+        return _root(gradient, jnp.zeros(centered.shape[1], centered.dtype), solve)[0]
 
-    kernel = jax.vmap(fit, in_axes=1, out_axes=1)(y_centred)  # (in, out)
+    kernel = jax.vmap(fit, in_axes=1, out_axes=1)(y_centered)  # (in, out)
     return kernel, y_mean - x_mean @ kernel
 
 
 @jax.jit
 def _logistic(x, sign, ridge):
-    centred, mean = _centre(x)
+    centered, mean = _center(x)
 
     def gradient(weights):  # of the loss, in (w, b + mean w)
-        residual = -sign * jax.nn.sigmoid(-sign * (centred @ weights[:-1] + weights[-1])) / len(x)
-        return jnp.append(centred.T @ residual + 2 * ridge * weights[:-1], residual.sum())
+        residual = -sign * jax.nn.sigmoid(-sign * (centered @ weights[:-1] + weights[-1])) / len(x)
+        return jnp.append(centered.T @ residual + 2 * ridge * weights[:-1], residual.sum())
 
     def solve(_, start):
-        return _newton(centred, sign, ridge)
+        return _newton(centered, sign, ridge)
 
     weights, found = _root(gradient, jnp.zeros(x.shape[1] + 1, x.dtype), solve)
     return weights[:-1, None], weights[-1:] - mean @ weights[:-1, None], found == 1
 
 
 def _newton(x, sign, ridge, steps=100):
-    """The minimiser (w, b) for centred ``x``, and whether there is one (1.0 or 0.0: `lax.custom_root` wants floats).
+    """The minimizer (w, b) for centered ``x``, and whether there is one (1.0 or 0.0: `lax.custom_root` wants floats).
 
     Works in coordinates in which the features are orthonormal, where steps are measured in logits and a Hessian is
     ill-conditioned only if the labels make it so.
@@ -257,11 +257,11 @@ def _svd(x):
     return left, s, right, s > max(x.shape) * float(jnp.finfo(x.dtype).eps) * s[:1]
 
 
-def _centre(x):
+def _center(x):
     """Data less their mean, and the mean; a constant column becomes zero exactly."""
     shifted = x - x[:1]
-    centre = shifted.mean(axis=0, keepdims=True)
-    return shifted - centre, (x[:1] + centre)[0]
+    center = shifted.mean(axis=0, keepdims=True)
+    return shifted - center, (x[:1] + center)[0]
 
 
 def _ridge(where, ridge, dtype, check):

@@ -1,4 +1,4 @@
-r"""Normalisation: of inputs, of batches, of single examples. (That of weights stands in `weight_norm`.)
+r"""Normalization: of inputs, of batches, of single examples. (That of weights stands in `weight_norm`.)
 
 All compute :math:`(x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon}`; they differ in the axes
 that the mean and the (biased) variance are taken over. For :math:`T_{bnc}` with b batch, n positions, c channels:
@@ -31,17 +31,17 @@ __all__ = [
     "LayerNorm",
     "RMSNorm",
     "batch_norm",
-    "fit_standardiser",
+    "fit_standardizer",
     "group_norm",
     "instance_norm",
     "layer_norm",
     "moments",
     "rms_norm",
-    "standardise",
+    "standardize",
 ]
 
 
-# ---- statistics, and the standardisation of inputs -------------------------------------------
+# ---- statistics, and the standardization of inputs -------------------------------------------
 
 
 def moments(
@@ -78,11 +78,11 @@ def moments(
     return (mean, variance) if keepdims else (mean.squeeze(axes), variance.squeeze(axes))
 
 
-def fit_standardiser(x: Float[Array, "*shape"], axes: int | tuple[int, ...] = 0) -> dict[str, Float[Array, "..."]]:
-    r"""Mean and standard deviation of each feature, ``{"mean", "deviation"}``, for ``standardise``.
+def fit_standardizer(x: Float[Array, "*shape"], axes: int | tuple[int, ...] = 0) -> dict[str, Float[Array, "..."]]:
+    r"""Mean and standard deviation of each feature, ``{"mean", "deviation"}``, for ``standardize``.
 
     Fit on the training data alone and keep the result for all other data: statistics that have seen the test data
-    tell the model about them. A feature that is constant in ``x`` gets deviation 1, so it is only centred.
+    tell the model about them. A feature that is constant in ``x`` gets deviation 1, so it is only centered.
 
     Args:
         x: the training data, ``(examples, ..., features)``.
@@ -94,21 +94,21 @@ def fit_standardiser(x: Float[Array, "*shape"], axes: int | tuple[int, ...] = 0)
         TypeError: for integer ``x``.
 
     >>> train, test = jnp.array([[1.0], [2.0], [3.0], [4.0]]), jnp.array([[5.0]])
-    >>> fitted = fit_standardiser(train)
-    >>> standardise(train, **fitted).ravel()
+    >>> fitted = fit_standardizer(train)
+    >>> standardize(train, **fitted).ravel()
     Array([-1.3416407, -0.4472136,  0.4472136,  1.3416407], dtype=float32)
-    >>> standardise(test, **fitted).ravel()
+    >>> standardize(test, **fitted).ravel()
     Array([2.236068], dtype=float32)
 
     Source: Diehl 2023, section 1.6 ("Standardization of inputs").
     """
-    require_floating("fit_standardiser", x=x)
-    found = _axes("fit_standardiser", x, axes)
+    require_floating("fit_standardizer", x=x)
+    found = _axes("fit_standardizer", x, axes)
     if 0 in x.shape:
-        raise ValueError(f"fit_standardiser expects examples to fit to, but {describe(x)} came; pass at least one.")
+        raise ValueError(f"fit_standardizer expects examples to fit to, but {describe(x)} came; pass at least one.")
     if found != tuple(range(len(found))) or not found:
         raise ValueError(
-            f"fit_standardiser expects axes to be the first ones of x, such as 0 or (0, 1), but axes={axes} came for "
+            f"fit_standardizer expects axes to be the first ones of x, such as 0 or (0, 1), but axes={axes} came for "
             f"x of {describe(x)}; move the axes of the features to the end with jnp.moveaxis."
         )
     mean, variance = moments(x, found)
@@ -116,25 +116,25 @@ def fit_standardiser(x: Float[Array, "*shape"], axes: int | tuple[int, ...] = 0)
     return {"mean": mean, "deviation": jnp.where(constant, 1.0, jnp.sqrt(variance))}
 
 
-def standardise(
+def standardize(
     x: Float[Array, "*shape"], mean: Float[Array, "..."], deviation: Float[Array, "..."]
 ) -> Float[Array, "*shape"]:
     r"""Inputs with given statistics taken away: :math:`(x - m) / s`, with m ``mean`` and s ``deviation``.
 
-    The statistics come from ``fit_standardiser``; their shape is that of the trailing axes of ``x``. As the first
-    layer of a net: ``Serial(functools.partial(standardise, **fitted), Dense(64), ...)``.
+    The statistics come from ``fit_standardizer``; their shape is that of the trailing axes of ``x``. As the first
+    layer of a net: ``Serial(functools.partial(standardize, **fitted), Dense(64), ...)``.
 
     Raises:
         ValueError: for statistics of another shape.
         TypeError: for integer ``x``.
 
-    >>> standardise(jnp.array([1.0, 2.0]), jnp.array([1.0, 1.0]), jnp.array([1.0, 2.0]))
+    >>> standardize(jnp.array([1.0, 2.0]), jnp.array([1.0, 1.0]), jnp.array([1.0, 2.0]))
     Array([0. , 0.5], dtype=float32)
 
     Source: Diehl 2023, section 1.6 ("Standardization of inputs").
     """
-    require_floating("standardise", x=x)
-    mean, deviation = _trailing("standardise", x, mean=mean, deviation=deviation)
+    require_floating("standardize", x=x)
+    mean, deviation = _trailing("standardize", x, mean=mean, deviation=deviation)
     return ((widen(x) - mean) / deviation).astype(x.dtype)
 
 
@@ -149,7 +149,7 @@ def batch_norm(
     bias: Float[Array, "..."] | None = None,
     epsilon: float | int = 1e-3,
 ) -> Float[Array, "*shape"]:
-    r"""Normalisation by given statistics: :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`.
+    r"""Normalization by given statistics: :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`.
 
     With m ``mean``, v ``variance``, :math:`\gamma` ``scale`` and :math:`\beta` ``bias``, each of the shape of the
     trailing axes of ``x``. ``BatchNorm`` is the layer that measures and keeps the statistics.
@@ -165,7 +165,7 @@ def batch_norm(
     """
     require_floating("batch_norm", x=x)
     mean, variance, scale, bias = _trailing("batch_norm", x, mean=mean, variance=variance, scale=scale, bias=bias)
-    return _normalise(x, mean, variance, scale, bias, epsilon)
+    return _normalize(x, mean, variance, scale, bias, epsilon)
 
 
 def BatchNorm(
@@ -178,7 +178,7 @@ def BatchNorm(
     axis_name: str | tuple[str, ...] | None = None,
     param_dtype=jnp.float32,
 ) -> StatefulLayer:
-    r"""Batch normalisation :math:`y = \gamma\,(x - m) / \sqrt{v + \epsilon} + \beta` with running statistics as state.
+    r"""Batch normalization :math:`y = \gamma\,(x - m) / \sqrt{v + \epsilon} + \beta` with running statistics as state.
 
     With ``train=True``, m and v are mean and biased variance of the batch, so one example moves the output of the
     others, and the running statistics move towards them. In evaluation m and v are the running statistics.
@@ -189,7 +189,7 @@ def BatchNorm(
     Params ``{"scale": γ, "bias": β}``, 1 and 0 at the start, and state ``{"mean", "variance", "updates"}`` have the
     shape of the statistics, but for the number of ``updates``. After k updates the running mean is the average of
     the batches' means with weights :math:`p^{k-1}, \dots, p, 1` for momentum p; so is the variance. It does not
-    remember how it was initialised: after one update evaluation is right already, and after many identical batches
+    remember how it was initialized: after one update evaluation is right already, and after many identical batches
     it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of :math:`p^k`:
     their running mean is :math:`1 - p^k` times this one. Statistics that come from there are loaded as
     ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``. (Updates are counted once for all statistics:
@@ -288,7 +288,7 @@ def BatchNorm(
                 "call apply(..., train=True) on training data first, and pass on the state that it returns.",
             )
             mean, variance = (jnp.where(seen, statistic, jnp.nan) for statistic in running)
-        return _normalise(x, mean, variance, scale, bias, epsilon), state
+        return _normalize(x, mean, variance, scale, bias, epsilon), state
 
     def updated(state, mean, variance, count):
         """The running statistics with one more batch; ``count`` says how many entries each of them saw."""
@@ -317,10 +317,10 @@ def layer_norm(
     axes: int | tuple[int, ...] = -1,
     epsilon: float | int = 1e-5,
 ) -> Float[Array, "*shape"]:
-    r"""Layer normalisation :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over ``axes``.
+    r"""Layer normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over ``axes``.
 
     With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and
-    :math:`\beta` ``bias``, of the shape of ``x`` at ``axes``. Transformers normalise the features of each position,
+    :math:`\beta` ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position,
     ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``.
 
     Raises:
@@ -338,7 +338,7 @@ def layer_norm(
     axes = _axes("layer_norm", x, axes)
     scale, bias = (_weight("layer_norm", n, values, x, axes) for n, values in (("scale", scale), ("bias", bias)))
     mean, variance, _ = _moments("layer_norm", x, axes)
-    return _normalise(x, mean, variance, scale, bias, epsilon)
+    return _normalize(x, mean, variance, scale, bias, epsilon)
 
 
 def LayerNorm(
@@ -349,9 +349,9 @@ def LayerNorm(
     use_bias: bool = True,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""Layer normalisation ``layer_norm`` with its params ``{"scale": γ, "bias": β}``, 1 and 0 at the start.
+    r"""Layer normalization ``layer_norm`` with its params ``{"scale": γ, "bias": β}``, 1 and 0 at the start.
 
-    Every example is normalised by itself: nothing depends on the batch, and training and evaluation are the same.
+    Every example is normalized by itself: nothing depends on the batch, and training and evaluation are the same.
 
     Args:
         axes: negative, since leading axes are batch: -1 for each position's features, ``(-2, -1)`` for the lecture's
@@ -377,10 +377,10 @@ def LayerNorm(
     def shape(x):
         return tuple(x.shape[a] for a in _axes("LayerNorm", x, axes))
 
-    def normalise(x, scale, bias):
+    def normalize(x, scale, bias):
         return layer_norm(x, scale, bias, axes, epsilon)
 
-    return _norm("LayerNorm", shape, normalise, _names(use_scale, use_bias), param_dtype)
+    return _norm("LayerNorm", shape, normalize, _names(use_scale, use_bias), param_dtype)
 
 
 def rms_norm(
@@ -391,7 +391,7 @@ def rms_norm(
 ) -> Float[Array, "*shape"]:
     r"""Division by the root mean square over ``axes``: :math:`\gamma\,x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`.
 
-    Layer normalisation without centring; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``.
+    Layer normalization without centering; :math:`\gamma` is ``scale``, of the shape of ``x`` at ``axes``.
 
     Raises:
         ValueError: for axes that ``x`` lacks, or a scale of another shape.
@@ -414,7 +414,7 @@ def rms_norm(
 def RMSNorm(
     *, axes: int | tuple[int, ...] = -1, epsilon: float | int = 1e-6, use_scale: bool = True, param_dtype=jnp.float32
 ) -> Layer:
-    r"""Root mean square normalisation ``rms_norm`` with its params ``{"scale": γ}``, 1 at the start.
+    r"""Root mean square normalization ``rms_norm`` with its params ``{"scale": γ}``, 1 at the start.
 
     Arguments as in ``LayerNorm``.
 
@@ -435,10 +435,10 @@ def RMSNorm(
     def shape(x):
         return tuple(x.shape[a] for a in _axes("RMSNorm", x, axes))
 
-    def normalise(x, scale, bias):
+    def normalize(x, scale, bias):
         return rms_norm(x, scale, axes, epsilon)
 
-    return _norm("RMSNorm", shape, normalise, _names(use_scale, False), param_dtype)
+    return _norm("RMSNorm", shape, normalize, _names(use_scale, False), param_dtype)
 
 
 def group_norm(
@@ -449,11 +449,11 @@ def group_norm(
     bias: Float[Array, " channels"] | None = None,
     epsilon: float | int = 1e-5,
 ) -> Float[Array, "*shape"]:
-    r"""Group normalisation :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over groups of channels.
+    r"""Group normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over groups of channels.
 
-    The channels fall into ``groups`` of neighbours; m and v are mean and biased variance of each example over all
-    positions and one group. One group is layer normalisation of the whole example (with params per channel), as many
-    groups as channels is instance normalisation.
+    The channels fall into ``groups`` of neighbors; m and v are mean and biased variance of each example over all
+    positions and one group. One group is layer normalization of the whole example (with params per channel), as many
+    groups as channels is instance normalization.
 
     Args:
         x: ``(..., *spatial, channels)``.
@@ -483,7 +483,7 @@ def GroupNorm(
     use_bias: bool = True,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""Group normalisation ``group_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
+    r"""Group normalization ``group_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
 
     Args:
         groups: how many groups of channels; must divide their number.
@@ -506,10 +506,10 @@ def GroupNorm(
         _require_groups("GroupNorm", x, groups, spatial)
         return x.shape[-1:]
 
-    def normalise(x, scale, bias):
+    def normalize(x, scale, bias):
         return _group_norm("GroupNorm", x, groups, spatial, scale, bias, epsilon)
 
-    return _norm("GroupNorm", shape, normalise, _names(use_scale, use_bias), param_dtype)
+    return _norm("GroupNorm", shape, normalize, _names(use_scale, use_bias), param_dtype)
 
 
 def instance_norm(
@@ -519,7 +519,7 @@ def instance_norm(
     bias: Float[Array, " channels"] | None = None,
     epsilon: float | int = 1e-5,
 ) -> Float[Array, "*shape"]:
-    r"""Instance normalisation :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over positions.
+    r"""Instance normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over positions.
 
     With m and v the mean and biased variance of each channel of each example, over all its positions.
 
@@ -550,7 +550,7 @@ def InstanceNorm(
     use_bias: bool = True,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""Instance normalisation ``instance_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
+    r"""Instance normalization ``instance_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
 
     Arguments as in ``GroupNorm``; PyTorch has no params by default, nor running statistics.
 
@@ -567,10 +567,10 @@ def InstanceNorm(
         _require_spatial("InstanceNorm", x, spatial)
         return x.shape[-1:]
 
-    def normalise(x, scale, bias):
+    def normalize(x, scale, bias):
         return _instance_norm("InstanceNorm", x, spatial, scale, bias, epsilon)
 
-    return _norm("InstanceNorm", shape, normalise, _names(use_scale, use_bias), param_dtype)
+    return _norm("InstanceNorm", shape, normalize, _names(use_scale, use_bias), param_dtype)
 
 
 # ---- what they share -------------------------------------------------------------------------
@@ -596,7 +596,7 @@ def _moments(where, x, axes, mask=None, axis_name=None):
     return mean, total(jnp.where(mask, jnp.square(x - mean), 0)) / at_least_one, count
 
 
-def _normalise(x, mean, variance, scale, bias, epsilon):
+def _normalize(x, mean, variance, scale, bias, epsilon):
     """The formula, for statistics and params that have as many axes as ``x``."""
     factor = lax.rsqrt(variance + epsilon)
     if scale is not None:
@@ -616,7 +616,7 @@ def _group_norm(where, x, groups, spatial, scale, bias, epsilon):
         for name, values in (("scale", scale), ("bias", bias))
     )
     mean, variance, _ = _moments(where, grouped, axes)
-    return _normalise(grouped, mean, variance, scale, bias, epsilon).reshape(x.shape)
+    return _normalize(grouped, mean, variance, scale, bias, epsilon).reshape(x.shape)
 
 
 def _instance_norm(where, x, spatial, scale, bias, epsilon):
@@ -625,11 +625,11 @@ def _instance_norm(where, x, spatial, scale, bias, epsilon):
     _require_spatial(where, x, spatial)
     scale, bias = (_weight(where, n, values, x, (x.ndim - 1,)) for n, values in (("scale", scale), ("bias", bias)))
     mean, variance, _ = _moments(where, x, tuple(range(x.ndim - 1 - spatial, x.ndim - 1)))
-    return _normalise(x, mean, variance, scale, bias, epsilon)
+    return _normalize(x, mean, variance, scale, bias, epsilon)
 
 
-def _norm(kind: str, shape: Callable, normalise: Callable, names: tuple[str, ...], param_dtype) -> Layer:
-    """The pair of a norm without state: ``shape(x)`` of its params, ``normalise(x, scale, bias)``."""
+def _norm(kind: str, shape: Callable, normalize: Callable, names: tuple[str, ...], param_dtype) -> Layer:
+    """The pair of a norm without state: ``shape(x)`` of its params, ``normalize(x, scale, bias)``."""
 
     def init(key, x):
         require_floating(kind, x=x)
@@ -637,7 +637,7 @@ def _norm(kind: str, shape: Callable, normalise: Callable, names: tuple[str, ...
 
     def apply(params, x):
         _require_names(kind, params, names)
-        return normalise(x, *(params.get(name) if names else None for name in ("scale", "bias")))
+        return normalize(x, *(params.get(name) if names else None for name in ("scale", "bias")))
 
     init.__qualname__, apply.__qualname__ = f"{kind}.<locals>.init", f"{kind}.<locals>.apply"
     return Layer(init, apply)

@@ -141,7 +141,7 @@ def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
 
     Bin :math:`i` of :math:`m` on an axis of :math:`n` holds the positions from
     :math:`\lfloor i n/m \rfloor` to before :math:`\lceil (i+1) n/m \rceil`; where :math:`m`
-    does not divide :math:`n`, neighbours overlap. Ties as in `max_pool`.
+    does not divide :math:`n`, neighbors overlap. Ties as in `max_pool`.
 
     Args:
         x: ``(..., *spatial, channels)``.

@@ -49,7 +49,7 @@ def rotary(
 ) -> Float[Array, "*batch time heads head_dim"]:
     r"""Pairs of features turned by an angle that grows with the position: :math:`x_t \mapsto R_t\,x_t`.
 
-    Pair i, entries i and i + d/2 (the two halves, as in Llama of Hugging Face and GPT-NeoX; the paper pairs neighbours,
+    Pair i, entries i and i + d/2 (the two halves, as in Llama of Hugging Face and GPT-NeoX; the paper pairs neighbors,
     a permutation of the features), turns by :math:`t\,b^{-2i/d}` with d ``head_dim`` and b ``base``. Products of
     queries and keys then depend on their distance only: :math:`R_s q \cdot R_t k = q \cdot R_{t-s} k`.
 

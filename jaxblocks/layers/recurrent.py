@@ -371,10 +371,10 @@ def _draw(where, key, x, gates, features, names, kernel_init, recurrent_init, bi
     }
     params = {}
     for position, name in enumerate(("kernel", "recurrent_kernel", "bias", "recurrent_bias")):
-        initialise, shape = rows.get(name, (bias_init, (features,)))
+        initialize, shape = rows.get(name, (bias_init, (features,)))
         if name in names:
             keys = jax.random.split(jax.random.fold_in(key, position), gates)
-            params[name] = jnp.concatenate([initialise(k, shape, dtype) for k in keys], axis=-1)
+            params[name] = jnp.concatenate([initialize(k, shape, dtype) for k in keys], axis=-1)
     return params
 
 

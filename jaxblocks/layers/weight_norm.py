@@ -1,4 +1,4 @@
-r"""Normalisation of weights: layers around a layer, whose kernels they rescale before each use.
+r"""Normalization of weights: layers around a layer, whose kernels they rescale before each use.
 
 Every array named ``kernel`` of at least two axes, wherever it stands in the params of the layer inside, is such a
 kernel; its last axis are the outputs.
@@ -69,13 +69,13 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
         kernels = _kernels("WeightNorm", params["layer"])
         _require_places("WeightNorm (its scale)", params["scale"], kernels, "length")
 
-        def normalised(path, v):
+        def normalized(path, v):
             squared = _squared_lengths(v)
             squared = jnp.where(squared > 0, squared, 1.0)  # so that the gradient of a zero column is finite
             factor = _at(params["scale"], path)["length"].astype(squared.dtype) * lax.rsqrt(squared)
             return (widen(v) * _last(factor, v.ndim)).astype(v.dtype)
 
-        kernels = {path: normalised(path, v) for path, v in kernels.items()}
+        kernels = {path: normalized(path, v) for path, v in kernels.items()}
         return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
 
     return pair("WeightNorm", (child,), init, apply)
@@ -95,7 +95,7 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
 
     Params are those of the layer; the state is ``{"layer": its state, "vectors": {"inner": u, "outer": w}}``, with
     the vectors of ``0/kernel`` at ``{"0": {"inner": u, "outer": w}}``. Every array named ``kernel`` of at least two
-    axes is normalised. In a ``Repeat`` put the norm inside: ``Repeat(SpectralNorm(Dense(4)), 3)``.
+    axes is normalized. In a ``Repeat`` put the norm inside: ``Repeat(SpectralNorm(Dense(4)), 3)``.
 
     Raises:
         ValueError: at ``init``, for a layer without kernel.

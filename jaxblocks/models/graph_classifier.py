@@ -1,4 +1,4 @@
-r"""A graph classifier: nodes hear their neighbours a few times, and what all of them know is added up.
+r"""A graph classifier: nodes hear their neighbors a few times, and what all of them know is added up.
 
 Axis letters: n nodes, e edges, g graphs, in features of a node.
 """

@@ -120,7 +120,7 @@ def _Places():
         place = params["place"]
         if place.shape != x.shape[-2:]:
             raise ValueError(
-                f"ViT expects images of the size that it was initialised with, whose tokens are {describe(place)}, but "
+                f"ViT expects images of the size that it was initialized with, whose tokens are {describe(place)}, but "
                 f"tokens {describe(x)} came; resize the images, or call init for this size."
             )
         return x + jnp.broadcast_to(place.astype(x.dtype), x.shape)

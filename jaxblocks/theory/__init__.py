@@ -4,10 +4,10 @@
 - Approximation of continuous functions, with bounds: `approximate`, `pieces_for`, `approximate_by_ridges`.
 - Depth against width: `sawtooth_network`, `triangle_network`, `separation`.
 - Boolean functions and maxima: `minterm_network`, `parity_chain`, `max_min_string`.
-- What homogeneity gives: `euler_terms`, `rescale`, `normalised_margin`.
+- What homogeneity gives: `euler_terms`, `rescale`, `normalized_margin`.
 - Linear regions, exactly, and their bounds: `regions`, `regions_along`, `count_regions`.
 - Gradient descent and momentum, with bounds at every step: `descend`, `Objective`, `stability_map`.
-- Generalisation, in experiments that end in a number: `degree_sweep`, `min_norm_bias`, `random_labels`.
+- Generalization, in experiments that end in a number: `degree_sweep`, `min_norm_bias`, `random_labels`.
 """
 
 from jaxblocks.theory.piecewise_linear import (
@@ -46,7 +46,7 @@ from jaxblocks.theory.homogeneity import (
     balance,
     euler_terms,
     norm_differences,
-    normalised_margin,
+    normalized_margin,
     rescale,
     unit_kernels,
 )
@@ -171,7 +171,7 @@ __all__ = [
     "modulus_of_continuity",
     "no_free_lunch",
     "norm_differences",
-    "normalised_margin",
+    "normalized_margin",
     "parity_chain",
     "parity_cosine",
     "parity_shallow",

@@ -1,6 +1,6 @@
 r"""Does it converge, how fast, and up to which step size: gradient descent and both momenta, with their bounds.
 
-`descend` follows any optimiser (a step size is plain gradient descent; optax's are taken as they are) and records
+`descend` follows any optimizer (a step size is plain gradient descent; optax's are taken as they are) and records
 values, gradients and distances. Handed an `Objective`, a function together with what is known of it, it puts the bounds
 of the theorems beside every step. On quadratics momentum is a linear recursion, whose largest eigenvalue says
 everything: `spectral_radius`, `stable_step_size`, `tuned_momentum`, `stability_map`.
@@ -9,7 +9,7 @@ everything: `spectral_radius`, `stable_step_size`, `tuned_momentum`, `stability_
     mu   convexity: the smallest one
     eta  step size
     m    momentum
-    R    distance of the start from the minimiser
+    R    distance of the start from the minimizer
 """
 
 import math
@@ -68,13 +68,13 @@ class Objective:
         f: the function, of one pytree to a scalar.
         smoothness: L, with :math:`\|\nabla f(x) - \nabla f(y)\| \le L \|x - y\|`.
         convexity: mu >= 0, with :math:`f(x) - \frac{\mu}{2}\|x\|^2` convex; 0 promises convexity alone.
-        minimiser: a point where f is least, like x; without it there are no bounds. There may be many, argmin f is a
+        minimizer: a point where f is least, like x; without it there are no bounds. There may be many, argmin f is a
             set: any will do, and the bounds hold with the distance from each, best from the nearest.
 
     Raises:
         ValueError: unless 0 <= convexity <= smoothness and smoothness > 0.
 
-    >>> objective = Objective(lambda x: (x - 1) ** 2, smoothness=2.0, convexity=2.0, minimiser=1.0)
+    >>> objective = Objective(lambda x: (x - 1) ** 2, smoothness=2.0, convexity=2.0, minimizer=1.0)
     >>> objective(jnp.ones(())), objective.minimum
     (Array(0., dtype=float32), Array(0., dtype=float32))
     >>> objective
@@ -84,7 +84,7 @@ class Objective:
     f: Callable[[Any], Any]
     smoothness: int | float | None = None
     convexity: int | float = 0.0
-    minimiser: PyTree | None = None
+    minimizer: PyTree | None = None
 
     def __post_init__(self):
         most = math.inf if self.smoothness is None else self.smoothness
@@ -100,13 +100,13 @@ class Objective:
 
     @property
     def minimum(self) -> Any:
-        """The value at the minimiser, ``None`` where that is not known."""
-        return None if self.minimiser is None else self.f(jax.tree.map(_floating, self.minimiser))
+        """The value at the minimizer, ``None`` where that is not known."""
+        return None if self.minimizer is None else self.f(jax.tree.map(_floating, self.minimizer))
 
     def __repr__(self):
         known = [] if self.smoothness is None else [f"smoothness {self.smoothness:.6g}"]
         known += [f"convexity {self.convexity:.6g}"]
-        known += [] if self.minimiser is None else [f"minimum {float(self.minimum):.6g}"]
+        known += [] if self.minimizer is None else [f"minimum {float(self.minimum):.6g}"]
         return f"Objective({', '.join(known)})"
 
 
@@ -190,7 +190,7 @@ def logistic_objective(
     convex, but its curvature fades far out, so mu = 0.
 
     Raises:
-        ValueError: for labels that a hyperplane separates, where no minimiser exists, as ``logistic_regression`` does.
+        ValueError: for labels that a hyperplane separates, where no minimizer exists, as ``logistic_regression`` does.
 
     >>> x = jnp.array([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])
     >>> logistic_objective(x, jnp.array([0, 0, 0, 1, 0, 1]))
@@ -290,7 +290,7 @@ def convex_bound(
 
     Args:
         step: t = 0, 1, ..., a number or several.
-        distance: R, of the start from the minimiser.
+        distance: R, of the start from the minimizer.
         step_size: eta.
         smoothness: L.
 
@@ -365,8 +365,8 @@ class Descent:
         points: like the start, with an axis of ``steps + 1`` in front.
         values: of f there, ``(steps + 1,)``.
         gradient_norms: ``(steps + 1,)``.
-        distances: from the minimiser, ``(steps + 1,)``; ``None`` where that is not known.
-        minimum: of f; ``None`` where the minimiser is not known.
+        distances: from the minimizer, ``(steps + 1,)``; ``None`` where that is not known.
+        minimum: of f; ``None`` where the minimizer is not known.
         bounds: by name, the most that ``values - minimum`` can be, ``(steps + 1,)`` each. ``"convex"`` is the
             lecture's (infinite where it claims nothing), ``"sharp"`` the best possible, ``"strongly convex"`` the
             linear rate.
@@ -417,9 +417,9 @@ class Descent:
         t = np.arange(1, len(self.values))
         visible = lambda y: np.where((y > float(_rounding(self.values, self.minimum))) & np.isfinite(y), y, np.nan)
         ax.loglog(t, visible(np.asarray(self.gaps)[1:]), color=PALETTE[0], label="f - min f")
-        for (name, bound), (colour, style) in zip(self.bounds.items(), _BOUND_STYLES, strict=False):
+        for (name, bound), (color, style) in zip(self.bounds.items(), _BOUND_STYLES, strict=False):
             if np.isfinite(np.asarray(bound)[1:]).any():
-                ax.loglog(t, visible(np.asarray(bound)[1:]), style, color=colour, label=f"bound, {name}")
+                ax.loglog(t, visible(np.asarray(bound)[1:]), style, color=color, label=f"bound, {name}")
         ax.set(xlabel="step", ylabel="above the minimum")
         ax.legend()
         return ax
@@ -475,16 +475,16 @@ class Descent:
         return f"Descent({words})"
 
 
-def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int = 100) -> Descent:
-    r"""Follow an optimiser from a start, and record the way; beside an `Objective` with the bounds that hold there.
+def descend(f: Callable[[Any], Any], start: PyTree, optimizer: Any, steps: int = 100) -> Descent:
+    r"""Follow an optimizer from a start, and record the way; beside an `Objective` with the bounds that hold there.
 
-    :math:`x_{t+1} = x_t - \eta \nabla f(x_t)` for a step size, else whatever the optimiser's ``update`` says.
+    :math:`x_{t+1} = x_t - \eta \nabla f(x_t)` for a step size, else whatever the optimizer's ``update`` says.
     The dtype of ``start`` is that of the arithmetic; the bounds are worth checking in float64.
 
     Args:
         f: of a pytree to a scalar; an `Objective` where something is known of it.
         start: a pytree of floating-point arrays or numbers.
-        optimiser: a step size, or anything with ``init(params)`` and ``update(gradient, state, params)``, as optax has
+        optimizer: a step size, or anything with ``init(params)`` and ``update(gradient, state, params)``, as optax has
             them (momentum is ``optax.sgd(0.1, momentum=0.9)``; optax computes in standard dtype promotion).
         steps: how many.
 
@@ -495,9 +495,9 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
         UserWarning: for a step size beyond 2 / L, from which gradient descent leaves the minimum.
 
     Raises:
-        TypeError, ValueError: for what is no function to a real scalar, no floating-point start, no optimiser, a step
-            size that is not positive (under ``jit`` nothing is raised, and it climbs), a minimiser unlike the start, or
-            a value below the minimum, which shows that the promised minimiser is none.
+        TypeError, ValueError: for what is no function to a real scalar, no floating-point start, no optimizer, a step
+            size that is not positive (under ``jit`` nothing is raised, and it climbs), a minimizer unlike the start, or
+            a value below the minimum, which shows that the promised minimizer is none.
 
     >>> descend(quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, 50)
     Descent(50 steps, f from 5.5 to 1.32807e-05, minimum 0, bounds hold: convex, sharp, strongly convex)
@@ -510,25 +510,25 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
         raise TypeError("descend expects the function and then the start, but the start came first; swap them.")
     known = f if isinstance(f, Objective) else None
     start = as_point("descend", start)
-    f = scalar_valued("descend", f, arguments="f, start, optimiser")
+    f = scalar_valued("descend", f, arguments="f, start, optimizer")
     steps = require_whole("descend", "steps", steps)
     step_size = None
-    if not (callable(getattr(optimiser, "init", None)) and callable(getattr(optimiser, "update", None))):
-        step_size = _step_size(optimiser, known)
-        optimiser = _gradient_descent(step_size)
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        step_size = _step_size(optimizer, known)
+        optimizer = _gradient_descent(step_size)
 
-    best = None if known is None or known.minimiser is None else _minimiser(known, start)
+    best = None if known is None or known.minimizer is None else _minimizer(known, start)
 
     @jax.jit
     def follow(x, best):
         def step(carry, _):
             x, state = carry
             value, gradient = jax.value_and_grad(f)(x)
-            updates, state = optimiser.update(gradient, state, x)
+            updates, state = optimizer.update(gradient, state, x)
             after = jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
             return (after, state), (x, value, _norm(gradient))
 
-        (x, _), seen = jax.lax.scan(step, (x, optimiser.init(x)), length=steps)
+        (x, _), seen = jax.lax.scan(step, (x, optimizer.init(x)), length=steps)
         value, gradient = jax.value_and_grad(f)(x)
         join = lambda before, last: jnp.concatenate([before, last[None]])
         points, values, norms = jax.tree.map(join, seen, (x, value, _norm(gradient)))
@@ -546,8 +546,8 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimiser: Any, steps: int =
         lowest, as_promised = least
         check_values(
             as_promised,
-            "descend expects a minimiser of f, but found the value {lowest}, below {minimum}, that of the minimiser; "
-            "correct Objective(minimiser=...).",
+            "descend expects a minimizer of f, but found the value {lowest}, below {minimum}, that of the minimizer; "
+            "correct Objective(minimizer=...).",
             lowest=lowest,
             minimum=seen.minimum,
         )
@@ -569,14 +569,14 @@ def _bounds(known, step_size, steps, distance, gap):
     return bounds
 
 
-class _Optimiser(NamedTuple):
+class _Optimizer(NamedTuple):
     init: Callable
     update: Callable
 
 
 def _gradient_descent(step_size):
     move = lambda g: -jnp.asarray(step_size, g.dtype) * g
-    return _Optimiser(lambda params: (), lambda gradient, state, params=None: (jax.tree.map(move, gradient), state))
+    return _Optimizer(lambda params: (), lambda gradient, state, params=None: (jax.tree.map(move, gradient), state))
 
 
 def _step_size(step_size, known):
@@ -585,7 +585,7 @@ def _step_size(step_size, known):
     if not number and not (hasattr(step_size, "dtype") and jnp.issubdtype(step_size.dtype, jnp.floating)):
         repair = "call it" if callable(step_size) else "pass for instance 0.1 or optax.adam(0.1)"
         raise TypeError(
-            f"descend expects a step size or an optimiser with init and update, but {describe_any(step_size)} came; "
+            f"descend expects a step size or an optimizer with init and update, but {describe_any(step_size)} came; "
             f"{repair}."
         )
     if jnp.ndim(step_size):
@@ -606,19 +606,19 @@ def _step_size(step_size, known):
     return step_size
 
 
-def _minimiser(known, start):
+def _minimizer(known, start):
     """Like the start; one number stands for all entries of an array."""
-    best = known.minimiser
+    best = known.minimizer
     if jax.tree.structure(best) != jax.tree.structure(start):
         raise ValueError(
-            f"descend expects a start like the minimiser, {jax.tree.structure(best)}, but "
+            f"descend expects a start like the minimizer, {jax.tree.structure(best)}, but "
             f"{jax.tree.structure(start)} came."
         )
 
     def like(b, leaf):
         b = jnp.asarray(b, leaf.dtype)
         if b.shape not in ((), leaf.shape):
-            raise ValueError(f"descend expects a start like the minimiser, {b.shape}, but {describe(leaf)} came.")
+            raise ValueError(f"descend expects a start like the minimizer, {b.shape}, but {describe(leaf)} came.")
         return jnp.broadcast_to(b, leaf.shape)
 
     return jax.tree.map(like, best, start)
@@ -742,7 +742,7 @@ class TunedMomentum(NamedTuple):
     """What `tuned_momentum` returns.
 
     Attributes:
-        step_size, momentum: to hand to the optimiser.
+        step_size, momentum: to hand to the optimizer.
         rate: the spectral radius, the same at both ends of the spectrum.
     """
 

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.activations import relu
 from jaxblocks.ad.kernels import kernel_of_angles
 from jaxblocks.ad.per_example import gradient_noise, per_example_gradients
-from jaxblocks.axes import GREY, PALETTE, axes_or_new
+from jaxblocks.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.checks import describe, require_key, require_whole
 from jaxblocks.core import as_layer
 from jaxblocks.layers.combinators import Serial
@@ -108,7 +108,7 @@ class Sweep:
         visible = lambda errors: np.where(errors > 1e-14, errors, np.nan)
         ax.semilogy(self.complexity, visible(self.train), "o-", color=BLUE, markersize=4, label="training error")
         ax.semilogy(self.complexity, visible(self.test), "^--", color=VERMILION, markersize=4, label="test error")
-        ax.axvline(self.best, color=GREY, linestyle=":", label=f"best: {self.best}")
+        ax.axvline(self.best, color=GRAY, linestyle=":", label=f"best: {self.best}")
         ax.locator_params(axis="x", integer=True)
         ax.set(xlabel=self.name, ylabel="mean squared error")
         ax.legend()
@@ -217,19 +217,19 @@ def depth_sweep(
     *,
     key,
     width: int = 16,
-    optimiser: Any = 0.05,
+    optimizer: Any = 0.05,
     steps: int = 1000,
 ) -> Sweep:
     """Rectifier nets with a growing number of hidden layers of one width, each trained on the mean squared error.
 
     Arbitrarily many layers are allowed; in practice there is a sweet spot, and where it is depends on the task, the
-    optimiser and the number of steps. A report, no theorem.
+    optimizer and the number of steps. A report, no theorem.
 
     Args:
         x, y, test_x, test_y: examples in rows, and a number for each.
         depths: hidden layers.
         width: units of each.
-        optimiser, steps: as for ``descend``.
+        optimizer, steps: as for ``descend``.
 
     >>> x = jnp.linspace(-1, 1, 32)[:, None]
     >>> sweep = depth_sweep(x, jnp.abs(x[:, 0]), x, jnp.abs(x[:, 0]), (0, 1), key=jax.random.key(0), steps=300)
@@ -249,17 +249,17 @@ def depth_sweep(
         net = Serial(*(layer for _ in range(depth) for layer in (Dense(width), relu)), Dense(1))
         error = lambda params, x, y, net=net: jnp.mean((net.apply(params, x)[:, 0] - y) ** 2)
         start = net.init(jax.random.fold_in(key, depth), x)
-        params = _trained(lambda params, error=error: error(params, x, y), start, optimiser, steps)[0]
+        params = _trained(lambda params, error=error: error(params, x, y), start, optimizer, steps)[0]
         train.append(float(error(params, x, y)))
         test.append(float(error(params, test_x, test_y)))
     return Sweep("hidden layers", np.array(depths), np.array(train), np.array(test))
 
 
-def _trained(loss, start, optimiser, steps):
+def _trained(loss, start, optimizer, steps):
     """The last params and the losses; what `descend` records beside them is not kept."""
 
     def run(start):
-        seen = descend(loss, start, optimiser, steps)
+        seen = descend(loss, start, optimizer, steps)
         return seen.last, seen.values
 
     return jax.jit(run)(start)
@@ -289,7 +289,7 @@ class Capacity:
     Attributes:
         features: d.
         examples: n, ``(counts,)``.
-        fraction: of all labelings of n points that a hyperplane can realise, ``(counts,)``.
+        fraction: of all labelings of n points that a hyperplane can realize, ``(counts,)``.
     """
 
     features: int
@@ -303,13 +303,13 @@ class Capacity:
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
         >>> capacity(5).plot().get_ylabel()
-        'labelings that a hyperplane realises'
+        'labelings that a hyperplane realizes'
         """
         ax = axes_or_new(ax)
         ax.plot(self.examples / self.features, self.fraction, "o-", markersize=3, label=f"{self.features} features")
-        ax.axvline(2, color=GREY, linestyle=":")
-        ax.axhline(0.5, color=GREY, linestyle=":")
-        ax.set(xlabel="examples / features", ylabel="labelings that a hyperplane realises")
+        ax.axvline(2, color=GRAY, linestyle=":")
+        ax.axhline(0.5, color=GRAY, linestyle=":")
+        ax.set(xlabel="examples / features", ylabel="labelings that a hyperplane realizes")
         ax.legend()
         return ax
 
@@ -375,7 +375,7 @@ class MinNormBias:
         """
         ax = axes_or_new(ax)
         place = np.arange(len(self.weights))
-        ax.plot(place, self.least_norm, "_", color=GREY, markersize=14, label="least norm")
+        ax.plot(place, self.least_norm, "_", color=GRAY, markersize=14, label="least norm")
         ax.plot(place, self.closed_form, "s", color=VERMILION, markersize=7, fillstyle="none", label="closed form")
         ax.plot(place, self.weights, ".", color=BLUE, label="gradient descent")
         ax.set(xlabel="feature", ylabel="weight")
@@ -640,7 +640,7 @@ class Drift:
         ax = axes_or_new(ax)
         ax.loglog(self.step_sizes, self.drifts, "o", color=BLUE, label="drift of what flow conserves")
         line = self.drifts[0] * self.step_sizes / self.step_sizes[0]
-        ax.loglog(self.step_sizes, line, ":", color=GREY, label="proportional to the step size")
+        ax.loglog(self.step_sizes, line, ":", color=GRAY, label="proportional to the step size")
         ax.set(xlabel="step size", ylabel=f"drift in time {self.time:g}")
         ax.legend()
         return ax
@@ -732,10 +732,10 @@ class Completion:
         ax = axes_or_new(ax)
         place = np.arange(1, len(self.target_values) + 1)
         ax.plot(place, self.target_values, "k*", markersize=10, label="target")
-        looks = itertools.cycle(zip((BLUE, VERMILION, GREEN, GREY), "o^sD", ("-", "--", "-.", ":"), strict=True))
+        looks = itertools.cycle(zip((BLUE, VERMILION, GREEN, GRAY), "o^sD", ("-", "--", "-.", ":"), strict=True))
         for depth, values in zip(self.depths, self.singular_values, strict=True):
-            colour, marker, style = next(looks)
-            look = dict(color=colour, marker=marker, linestyle=style, markersize=4, linewidth=1)
+            color, marker, style = next(looks)
+            look = dict(color=color, marker=marker, linestyle=style, markersize=4, linewidth=1)
             ax.plot(place, values, label=_factors(depth), **look)
         ax.set(xlabel="place", ylabel="singular value")
         ax.legend()
@@ -761,7 +761,7 @@ def matrix_completion(
 ) -> Completion:
     r"""Fill in a matrix by gradient descent on a product of square matrices, begun small: depth prefers low rank.
 
-    Minimises half the squared error on the observed entries of :math:`W_1 \cdots W_L`. With one factor the unobserved
+    Minimizes half the squared error on the observed entries of :math:`W_1 \cdots W_L`. With one factor the unobserved
     entries never move. With more, a singular value grows the faster the larger it is, the more so the deeper the
     product, so few of them get the chance: nothing in the loss asks for that.
 
@@ -850,9 +850,9 @@ class RandomLabels:
         """
         ax = axes_or_new(ax)
         styles = ((BLUE, "-", "true labels"), (VERMILION, "--", "random labels"))
-        for (colour, style, name), loss, train, test in zip(styles, self.losses, self.train, self.test, strict=True):
+        for (color, style, name), loss, train, test in zip(styles, self.losses, self.train, self.test, strict=True):
             label = f"{name}: {train:.0%} of training, {test:.0%} of test data right"
-            ax.semilogy(loss, style, color=colour, label=label)
+            ax.semilogy(loss, style, color=color, label=label)
         ax.set(xlabel="step", ylabel="training loss")
         ax.legend()
         return ax
@@ -866,11 +866,11 @@ class RandomLabels:
 
 
 def random_labels(
-    net, x: Float[Array, "n ..."], y: Any, test_x: Float[Array, "m ..."], test_y: Any, *, key, optimiser, steps: int
+    net, x: Float[Array, "n ..."], y: Any, test_x: Float[Array, "m ..."], test_y: Any, *, key, optimizer, steps: int
 ) -> RandomLabels:
     """Train a classifier on true labels, and from the same start on the same labels shuffled.
 
-    A net with enough parameters fits both. What it can fit therefore does not explain that it generalises on the true
+    A net with enough parameters fits both. What it can fit therefore does not explain that it generalizes on the true
     ones: no argument that knows only the model class can.
 
     Args:
@@ -878,12 +878,12 @@ def random_labels(
         x, test_x: inputs in rows.
         y, test_y: labels from 0, whole numbers.
         key: of the initial params and of the shuffle.
-        optimiser, steps: as for ``descend``, on the mean cross-entropy of all training data.
+        optimizer, steps: as for ``descend``, on the mean cross-entropy of all training data.
 
     >>> from jaxblocks import MLP
     >>> x = jax.random.normal(jax.random.key(0), (24, 8))
     >>> y = (x[:, 0] > 0).astype(jnp.int32)
-    >>> found = random_labels(MLP(64, 2), x, y, x, y, key=jax.random.key(1), optimiser=0.3, steps=400)
+    >>> found = random_labels(MLP(64, 2), x, y, x, y, key=jax.random.key(1), optimizer=0.3, steps=400)
     >>> found.train.tolist(), bool(found.test[1] < 1)
     ([1.0, 1.0], True)
 
@@ -907,7 +907,7 @@ def random_labels(
     @jax.vmap
     def train(labels):
         loss = lambda params: jnp.mean(softmax_cross_entropy(layer.apply(params, x), labels))
-        params, losses = _trained(loss, start, optimiser, steps)
+        params, losses = _trained(loss, start, optimizer, steps)
         right = lambda x, y: jnp.mean((jnp.argmax(layer.apply(params, x), -1) == y).astype(losses.dtype))
         return right(x, labels), right(test_x, test_y), losses
 
@@ -964,7 +964,7 @@ class BatchNoise:
         ax = axes_or_new(ax)
         ax.loglog(self.batch_sizes, self.predicted, "-", color=VERMILION, label="formula")
         ax.loglog(self.batch_sizes, self.measured, "o", color=BLUE, markersize=4, label="batches drawn")
-        ax.axhline(self.squared_norm, color=GREY, linestyle=":", label="squared norm of the gradient")
+        ax.axhline(self.squared_norm, color=GRAY, linestyle=":", label="squared norm of the gradient")
         ax.set(xlabel="batch size", ylabel="variance of the gradient")
         ax.legend()
         return ax
@@ -1082,7 +1082,7 @@ class Selection:
         'classifiers to choose from'
         """
         ax = axes_or_new(ax)
-        ax.semilogx(self.classifiers, self.bound, ":", color=GREY, label="bound")
+        ax.semilogx(self.classifiers, self.bound, ":", color=GRAY, label="bound")
         ax.semilogx(self.classifiers, self.expected, "-", color=VERMILION, label="on the test set, expected")
         ax.semilogx(self.classifiers, self.simulated, "^", color=VERMILION, label="on the test set, drawn")
         ax.semilogx(self.classifiers, self.fresh, "o", color=BLUE, label="on a fresh test set, drawn")
@@ -1145,7 +1145,7 @@ class NoFreeLunch:
 
     Attributes:
         predictions: of the learner on the unseen points, 0 or 1, ``(m,)``.
-        accuracies: for each of the 2^m ways in which these can be labelled, ``(2**m,)``.
+        accuracies: for each of the 2^m ways in which these can be labeled, ``(2**m,)``.
     """
 
     predictions: np.ndarray

@@ -3,7 +3,7 @@ r"""What homogeneity is good for: :math:`\mathrm{ReLU}(\alpha x) = \alpha\,\math
 The params of one function form a family, along which norms can be moved between layers: `rescale`. So one input needs
 kernels of signs only (`unit_kernels`), norms can be made equal (`balance`), gradients obey Euler's identities
 (`euler_terms`), gradient flow conserves differences of norms (`norm_differences`), and margins mean something only
-after division by the norms (`normalised_margin`).
+after division by the norms (`normalized_margin`).
 
 All functions take the params of dense layers in series with homogeneous activations between them: ``relu``,
 ``leaky_relu``, ``abs``, ``maxout``; biases are allowed where nothing else is said.
@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from jaxblocks.checks import check_values, describe_any
 from jaxblocks.core import as_layer
 
-__all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalised_margin", "rescale", "unit_kernels"]
+__all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 
 
 def rescale(params, factors: Sequence) -> Any:
@@ -178,7 +178,7 @@ def norm_differences(params) -> Float[Array, " hidden"]:
     return jnp.stack([square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs])
 
 
-def normalised_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "*batch"]:
+def normalized_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "*batch"]:
     r"""Margins that scaling the weights cannot buy: :math:`m / \prod_l \|W_l\|_F`, for nets without biases.
 
     Multiplying all weights by alpha multiplies outputs, hence margins, by :math:`\alpha^L` and classifies nothing
@@ -189,15 +189,15 @@ def normalised_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "
         params: of the net.
 
     >>> params = ({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])})
-    >>> normalised_margin(jnp.array([12.0]), params)
+    >>> normalized_margin(jnp.array([12.0]), params)
     Array([2.], dtype=float32)
 
     Source: Diehl 2023, Remark 1.1; Bartlett, Foster, Telgarsky 2017, Spectrally-normalized margin bounds.
     """
-    layers = _dense_layers("normalised_margin", params)
+    layers = _dense_layers("normalized_margin", params)
     if any("bias" in layer for layer in layers):
         raise ValueError(
-            "normalised_margin expects a net without biases, which alone is homogeneous in its weights, but there are "
+            "normalized_margin expects a net without biases, which alone is homogeneous in its weights, but there are "
             "some; build it with Dense(..., use_bias=False)."
         )
     scale = math.prod(jnp.linalg.norm(layer["kernel"]) for layer in layers)

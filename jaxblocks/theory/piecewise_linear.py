@@ -177,8 +177,8 @@ def from_piecewise_linear(
             constant = 0
     kernel, bias, weights = (np.asarray(x, np.float64) for x in (kernel, bias, weights))
     if len(bias) > 256:
-        # Terms of neighbours cancel, and a matrix product adds entries i, i + m, i + 2m, ... first, m = 2, 4, 8, 16:
-        # with 16 stretches of the line interleaved these are neighbours, and rounding is ten times less.
+        # Terms of neighbors cancel, and a matrix product adds entries i, i + m, i + 2m, ... first, m = 2, 4, 8, 16:
+        # with 16 stretches of the line interleaved these are neighbors, and rounding is ten times less.
         order = np.argsort(np.arange(len(bias)) % -(-len(bias) // 16), kind="stable")
         kernel, bias, weights = kernel[order], bias[order], weights[order]
     return one_hidden_layer([kernel], bias, weights, constant, param_dtype=param_dtype)

@@ -4,7 +4,7 @@ Two kinds of region are told apart throughout.
 
 - In an *activation region* every comparison that the net makes comes out one way: each rectifier is on or off. These
   regions are convex. A maximum over several entries counts as the comparisons of a tournament, two by two.
-- In a *linear region* the net is one affine function. It is a union of neighbouring activation regions, and not always
+- In a *linear region* the net is one affine function. It is a union of neighboring activation regions, and not always
   convex: kinks of units can cancel, or be multiplied by zero.
 
 The plane is treated as follows. The net is written once as a list of steps, each of them affine in what moves with the
@@ -232,7 +232,7 @@ class Regions(_Record):
         linear_region: the number of the linear region to which it belongs, (n,).
         patterns: which comparisons come out positive in it, (n, units) Booleans. Unit by unit, in the net's order: for
             ``relu`` whether the unit is on.
-        neighbours, edges: pairs of polygons that share an edge, (m, 2), and that edge, (m, 2, 2).
+        neighbors, edges: pairs of polygons that share an edge, (m, 2), and that edge, (m, 2, 2).
         widths: how many entries each comparison of the net has: those of the hidden layers, in a plain ReLU net.
         origin, directions: of the slice: the input is ``origin + u * directions[0] + v * directions[1]``.
         box: ((lowest u, highest u), (lowest v, highest v)).
@@ -244,7 +244,7 @@ class Regions(_Record):
     slopes: np.ndarray
     linear_region: np.ndarray
     patterns: np.ndarray
-    neighbours: np.ndarray
+    neighbors: np.ndarray
     edges: np.ndarray
     widths: tuple[int, ...]
     origin: np.ndarray
@@ -257,9 +257,9 @@ class Regions(_Record):
         return [polygon[:count] for polygon, count in zip(self.vertices, self.corners, strict=True)]
 
     @property
-    def centres(self) -> np.ndarray:
+    def centers(self) -> np.ndarray:
         """A point inside each polygon, (n, 2)."""
-        return _centres(self.vertices, self.corners)
+        return _centers(self.vertices, self.corners)
 
     @property
     def areas(self) -> np.ndarray:
@@ -293,7 +293,7 @@ class Regions(_Record):
         touched = (d != 0).any(1) & (d.min(1) <= 0) & (d.max(1) >= 0)
         # A polygon on one side of the level meets it in an edge at most: seen from both sides, the second is left out.
         one_side = touched & ((d.min(1) == 0) | (d.max(1) == 0))
-        i, j = self.neighbours.T
+        i, j = self.neighbors.T
         middles = self.edges.mean(1)
         at_level = lambda of: (
             abs(offsets[of] - level + (slopes[of] * middles).sum(-1)) <= _TOLERANCE * abs(at_corners).max(initial=0.0)
@@ -316,11 +316,11 @@ class Regions(_Record):
 
         Args:
             ax: axes, or ``None`` for new ones.
-            color_by: ``"region"``, every linear region in a shade of its own, or ``"output"``, the value at its centre.
+            color_by: ``"region"``, every linear region in a shade of its own, or ``"output"``, the value at its center.
             output: which output, counted over all of them.
             level: where that output has this value a thick line is drawn: with 0 a decision boundary.
 
-        The shades are those of cividis, which colour-blind readers and grey print keep apart.
+        The shades are those of cividis, which color-blind readers and gray print keep apart.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -335,18 +335,18 @@ class Regions(_Record):
             raise ValueError(f'plot knows color_by="region" and "output", but {color_by!r} came.')
         ax = axes_or_new(ax)
         if color_by == "region":
-            golden = (np.sqrt(5) - 1) / 2  # multiples of it spread evenly, and neighbours in number lie far apart
+            golden = (np.sqrt(5) - 1) / 2  # multiples of it spread evenly, and neighbors in number lie far apart
             shade = (golden * (1 + self.linear_region)) % 1
         else:
             offsets, slopes = self._output(output)
-            shade = offsets + (slopes * self.centres).sum(-1)
+            shade = offsets + (slopes * self.centers).sum(-1)
         faces = PolyCollection(self.polygons, array=shade, cmap="cividis", edgecolors="face", linewidths=0.2)
         ax.add_collection(faces)
         if color_by == "region":
             faces.set_clim(-0.35, 1)  # the darkest is for lines
         elif len(shade):
             ax.figure.colorbar(faces, ax=ax, label="output")
-        edges = self.edges[np.not_equal(*self.linear_region[self.neighbours].T)]
+        edges = self.edges[np.not_equal(*self.linear_region[self.neighbors].T)]
         width = float(np.clip(12 / np.sqrt(max(len(self), 1)), 0.15, 0.8))
         ax.add_collection(LineCollection(edges, colors="black", linewidths=width))
         if level is not None:
@@ -469,21 +469,21 @@ def regions(net, params=(), *, origin=None, directions=None, through=None, box=N
         cells = _split_all(run, place, cells)
     outputs, slopes, sizes, patterns = _final(run, cells)
     _require_finite("regions", outputs, slopes)
-    centres = _centres(cells.vertices, cells.corners)
-    neighbours, edges = _shared(cells)
-    same = ~_differ(outputs, slopes, sizes, centres, neighbours, edges.mean(1))
+    centers = _centers(cells.vertices, cells.corners)
+    neighbors, edges = _shared(cells)
+    same = ~_differ(outputs, slopes, sizes, centers, neighbors, edges.mean(1))
     to_slice = lambda points: middle + half * points
     shape = program.shape
     slopes = slopes / half
-    offsets = outputs - (slopes * to_slice(centres)[:, None]).sum(-1)
+    offsets = outputs - (slopes * to_slice(centers)[:, None]).sum(-1)
     return Regions(
         vertices=to_slice(cells.vertices),
         corners=cells.corners,
         offsets=offsets.reshape(len(offsets), *shape),
         slopes=slopes.reshape(len(offsets), *shape, 2),
-        linear_region=_components(len(outputs), neighbours[same]),
+        linear_region=_components(len(outputs), neighbors[same]),
         patterns=patterns,
-        neighbours=neighbours,
+        neighbors=neighbors,
         edges=to_slice(edges),
         widths=program.widths,
         origin=origin,
@@ -839,7 +839,7 @@ def _size(x):
 
 
 def _compiled(program):
-    """`_evaluate` at the centres of polygons, as many at a time as arrays have room for.
+    """`_evaluate` at the centers of polygons, as many at a time as arrays have room for.
 
     One program serves every comparison: what follows it is computed in vain, which costs less than many programs.
     """
@@ -851,7 +851,7 @@ def _compiled(program):
     def run(cells):
         for low in range(0, len(cells.corners), most):
             part = cells.rows(slice(low, low + most))
-            points = _centres(part.vertices, part.corners)
+            points = _centers(part.vertices, part.corners)
             n = len(points)
             padded = next((size for size in (64, 2048) if n <= size < most), most)  # few shapes, few compilations
             with jax.enable_x64(True):
@@ -893,13 +893,13 @@ def _joined(parts):
     return _Cells(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _centres(vertices, corners):
+def _centers(vertices, corners):
     real = np.arange(vertices.shape[1]) < corners[:, None]
     return (vertices * real[..., None]).sum(1) / corners[:, None]
 
 
 def _mixed(*numbers):
-    """One name out of several numbers, by the finaliser of splitmix64: those of different numbers differ."""
+    """One name out of several numbers, by the finalizer of splitmix64: those of different numbers differ."""
     name = np.uint64(0)
     with np.errstate(over="ignore"):
         for number in numbers:
@@ -915,21 +915,21 @@ def _near(f):
     return _TOLERANCE * (abs(f.slopes).sum(-1) + f.sizes)
 
 
-def _at_corners(f, vertices, centres):
+def _at_corners(f, vertices, centers):
     """All functions at the corners of their polygons, (n, k, u)."""
-    return f.values[:, None] + (vertices - centres[:, None]) @ f.slopes.swapaxes(1, 2)
+    return f.values[:, None] + (vertices - centers[:, None]) @ f.slopes.swapaxes(1, 2)
 
 
 def _split_all(run, place, cells):
     """Every polygon cut along the zeros of every entry of one comparison."""
     return _joined(
-        [_split(part, centres, read(kinks[place]), place) for part, centres, read, (_, *kinks) in run(cells)]
+        [_split(part, centers, read(kinks[place]), place) for part, centers, read, (_, *kinks) in run(cells)]
     )
 
 
-def _split(cells, centres, f, place):
+def _split(cells, centers, f, place):
     """The parts of polygons that the zeros of functions leave; each polygon meets its lines in the order of units."""
-    near, at_corners = _near(f), _at_corners(f, cells.vertices, centres)
+    near, at_corners = _near(f), _at_corners(f, cells.vertices, centers)
     crossing = (at_corners.max(1) > near) & (at_corners.min(1) < -near)
     number = crossing.sum(1)
     first = np.cumsum(number) - number
@@ -941,7 +941,7 @@ def _split(cells, centres, f, place):
         done.append(cells.rows(over))
         cells, parent = cells.rows(~over), parent[~over]
         unit = lines[first[parent] + i] if len(parent) else parent
-        moved = cells.vertices - centres[parent][:, None]
+        moved = cells.vertices - centers[parent][:, None]
         d = f.values[parent, unit][:, None] + (moved @ f.slopes[parent, unit][..., None])[..., 0]
         d[abs(d) <= near[parent, unit][:, None]] = 0
         cut = (d > 0).any(1) & (d < 0).any(1)
@@ -988,10 +988,10 @@ def _clip(cells, d, unit, place, side):
 def _final(run, cells):
     """On every polygon the output, flat, (n, o), (n, o, 2), (n, o), and the signs of all comparisons, (n, units)."""
     outputs, patterns = [], []
-    for part, centres, read, (output, *kinks) in run(cells):
+    for part, centers, read, (output, *kinks) in run(cells):
         outputs.append(read(output))
-        signs = [(_at_corners(f, part.vertices, centres).max(1) > _near(f)) for f in map(read, kinks)]
-        patterns.append(np.concatenate([np.zeros((len(centres), 0), bool), *signs], 1))
+        signs = [(_at_corners(f, part.vertices, centers).max(1) > _near(f)) for f in map(read, kinks)]
+        patterns.append(np.concatenate([np.zeros((len(centers), 0), bool), *signs], 1))
     values, slopes, sizes = map(np.concatenate, zip(*outputs, strict=True))
     return values, slopes, sizes, np.concatenate(patterns)
 
@@ -1008,12 +1008,12 @@ def _shared(cells):
     return np.stack([owner[i], owner[j]], 1), edges
 
 
-def _differ(values, slopes, sizes, centres, pairs, middles):
-    """Whether the affine maps of two neighbours differ, beyond rounding; ``middles`` lie on their common edges."""
+def _differ(values, slopes, sizes, centers, pairs, middles):
+    """Whether the affine maps of two neighbors differ, beyond rounding; ``middles`` lie on their common edges."""
     i, j = pairs.T
     size = sizes[i] + sizes[j]
     kinks = abs(slopes[i] - slopes[j]).max(-1) > _TOLERANCE * size
-    there = lambda of: values[of] + (slopes[of] * (middles - centres[of])[:, None]).sum(-1)
+    there = lambda of: values[of] + (slopes[of] * (middles - centers[of])[:, None]).sum(-1)
     jumps = abs(there(i) - there(j)) > 1e-9 * size
     return (kinks | jumps).any(1)
 

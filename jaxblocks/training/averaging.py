@@ -1,4 +1,4 @@
-"""The moving average of params, kept by the optimiser: `average_params`, read by `averaged`."""
+"""The moving average of params, kept by the optimizer: `average_params`, read by `averaged`."""
 
 import math
 from typing import Any, NamedTuple
@@ -25,29 +25,29 @@ class AverageState(NamedTuple):
 
 
 def average_params(decay: float) -> optax.GradientTransformation:
-    r"""Keep an exponential moving average of the params in the state of the optimiser; chain it last.
+    r"""Keep an exponential moving average of the params in the state of the optimizer; chain it last.
 
     With the params :math:`\theta_1, \theta_2, \dots` after each step and :math:`d` = ``decay``
 
     .. math:: \bar\theta_t = \frac{1 - d}{1 - d^t} \sum_{s=1}^t d^{\,t-s}\,\theta_s
 
-    so the last :math:`1 / (1 - d)` steps count, and params at initialisation never do (the weights
+    so the last :math:`1 / (1 - d)` steps count, and params at initialization never do (the weights
     sum to 1 from the first step). Updates pass unchanged. The average is kept in float32 at
     least, since in fewer bits small steps are lost; :math:`t` counts the steps of this transformation, so with
     ``optax.MultiSteps`` it belongs inside::
 
-        optimiser = optax.chain(optax.adam(1e-3), average_params(0.999))
+        optimizer = optax.chain(optax.adam(1e-3), average_params(0.999))
         ...
         params = averaged(train.opt_state)
 
     Raises:
         ValueError: unless 0 <= ``decay`` < 1, and where the update is computed without params.
 
-    >>> optimiser = optax.chain(optax.sgd(1.0), average_params(0.5))
+    >>> optimizer = optax.chain(optax.sgd(1.0), average_params(0.5))
     >>> params = jnp.array(0.0)
-    >>> state = optimiser.init(params)
+    >>> state = optimizer.init(params)
     >>> for _ in range(2):
-    ...     updates, state = optimiser.update(jnp.array(-3.0), state, params)
+    ...     updates, state = optimizer.update(jnp.array(-3.0), state, params)
     ...     params = optax.apply_updates(params, updates)
     >>> float(params), float(averaged(state))  # (0.5 * 3 + 1 * 6) / 1.5
     (6.0, 5.0)
@@ -80,7 +80,7 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
 
 def averaged(opt_state):
-    """The params that `average_params` has averaged, from the state of the optimiser (or of the training).
+    """The params that `average_params` has averaged, from the state of the optimizer (or of the training).
 
     Raises:
         ValueError: where the state holds no average, or several.
@@ -92,7 +92,7 @@ def averaged(opt_state):
     found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_average) if is_average(part)]
     if len(found) != 1:
         raise ValueError(
-            f"averaged expects the state of an optimiser with one average_params in its chain, but {len(found)} are "
-            "in it; use optax.chain(optimiser, average_params(0.999)) from the beginning."
+            f"averaged expects the state of an optimizer with one average_params in its chain, but {len(found)} are "
+            "in it; use optax.chain(optimizer, average_params(0.999)) from the beginning."
         )
     return found[0].average

@@ -28,7 +28,7 @@ from jaxblocks.training.step import (
     init_training,
     require_compute_dtype,
     require_loss,
-    require_optimiser,
+    require_optimizer,
     train_step,
     training_forward,
     training_objective,
@@ -96,7 +96,7 @@ class Fitted(NamedTuple):
 def fit(
     net: Layer | StatefulLayer | Callable,
     loss: Callable,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     data: tuple,
     *,
     key,
@@ -120,14 +120,14 @@ def fit(
     It is these five lines, whose params it reproduces bit for bit, and bookkeeping; copy them where
     you need another loop::
 
-        train = init_training(net, optimiser, key, x[:64])
-        step = train_step(net, loss, optimiser)
+        train = init_training(net, optimizer, key, x[:64])
+        step = train_step(net, loss, optimizer)
         for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10):
             train, value = step(train, x_batch, y_batch)
             ...  # value is on the device: read it now and then, not each time, or the device waits
 
     Args:
-        loss, optimiser, penalty, augment: as in `train_step`.
+        loss, optimizer, penalty, augment: as in `train_step`.
         data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs. Side inputs that belong
             to the data come as inputs: ``Wire(lambda f, x, mask: f.net(x, mask=mask), net=net)`` on ``((x, mask), y)``.
         key: for initial params, the order of the data, and the layers and augmentation that draw.
@@ -153,7 +153,7 @@ def fit(
         compute_dtype: mixed precision, as in `train_step`, in training and validation: ``jnp.bfloat16``.
 
     Raises:
-        TypeError: before the first step, where ``key`` is no key, ``loss`` no function, or ``optimiser`` none.
+        TypeError: before the first step, where ``key`` is no key, ``loss`` no function, or ``optimizer`` none.
         ValueError: before the first step, for data that are empty, not finite, or do not fit together, for numbers
             that are not whole, and for checkpoints none of which is good or that are of another run; after it, what
             ``loss`` says about a batch on which it was not finite (labels out of range).
@@ -177,7 +177,7 @@ def fit(
     metrics = dict(metrics or {})
     require_key("fit", key)
     require_loss("fit", loss)
-    require_optimiser("fit", optimiser)
+    require_optimizer("fit", optimizer)
     rows = _check_data("data", data)
     batch_size = require_batch_size("fit", batch_size, rows)
     if validation is not None:
@@ -206,7 +206,7 @@ def fit(
 
     if train is None:
         x, _ = next(batches(0))
-        train = init_training(net, optimiser, key, *as_inputs(x))
+        train = init_training(net, optimizer, key, *as_inputs(x))
     else:
         _require_training_state(train)
         train = _copy(train)  # the caller's buffers are not donated
@@ -224,7 +224,7 @@ def fit(
             f"ask for more than {start / per_epoch:g} epochs ({start} steps)."
         )
 
-    step = train_step(net, loss, optimiser, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
+    step = train_step(net, loss, optimizer, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
     is_sound = _soundness(train)
     pending, chunk, since = [], 1, time.monotonic()  # losses on the device; how many of them to read at once
     good, saved = _copy(train), time.monotonic()  # the training state at the last look, known to be finite
@@ -359,7 +359,7 @@ def _any_nan(tree):
 
 
 def _soundness(train):
-    """Whether a training state may be saved: finite params, no NaN in the states of net and optimiser.
+    """Whether a training state may be saved: finite params, no NaN in the states of net and optimizer.
 
     Infinities are at home there (the best value so far, before there is one); NaN is where a run began with it.
     """
@@ -497,7 +497,7 @@ def _explain(forward, objective_of, loss, step, is_sound, train, batches, steps,
         if np.isfinite(value):
             what = f"the loss is {value:.4g}, but its gradient made params that are not finite"
             if _all_finite(train.params):
-                what = f"the loss is {value:.4g}, but the state of the net or of the optimiser became NaN"
+                what = f"the loss is {value:.4g}, but the state of the net or of the optimizer became NaN"
         elif _all_finite(outputs):
             what = f"the loss is {value}, though the outputs of the net and the params are finite"
         else:
@@ -505,7 +505,7 @@ def _explain(forward, objective_of, loss, step, is_sound, train, batches, steps,
         where = _where(objective_of(before, x, y, {}), before, _all_finite(outputs), np.isfinite(value))
         error = FloatingPointError(
             f"In step {number} (epoch {1 + (number - 1) // per_epoch}) {what}. {where}"
-            "Try a smaller learning rate, or optax.clip_by_global_norm in front of the optimiser; error.train is the "
+            "Try a smaller learning rate, or optax.clip_by_global_norm in front of the optimizer; error.train is the "
             "training state before that step."
         )
         error.train = before
@@ -533,7 +533,7 @@ def _where(objective, train, sound_outputs, sound_value) -> str:
         return ""
     if not sound_value:  # a constant that was meant to be NaN
         return ""
-    return "Forward and backward pass are finite: it began in the update of the optimiser. "
+    return "Forward and backward pass are finite: it began in the update of the optimizer. "
 
 
 def _ask_the_loss(net, loss, train, data, batch_size, compute_dtype):

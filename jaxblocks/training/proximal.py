@@ -1,4 +1,4 @@
-"""The proximal step of the l1 penalty as a link of an optimiser: it reaches exact zeros where gradients do not."""
+"""The proximal step of the l1 penalty as a link of an optimizer: it reaches exact zeros where gradients do not."""
 
 import jax
 import optax
@@ -9,15 +9,15 @@ __all__ = ["proximal_l1"]
 
 
 def proximal_l1(threshold: float) -> optax.GradientTransformation:
-    r"""The l1 penalty as the last link of an optimiser: the updated params pass through ``soft_threshold``.
+    r"""The l1 penalty as the last link of an optimizer: the updated params pass through ``soft_threshold``.
 
     ``optax.chain(optax.sgd(eta), proximal_l1(eta * strength))`` is proximal gradient descent (ISTA) on
     the loss plus ``strength`` :math:`\lVert\theta\rVert_1`; unlike ``penalty=l1`` it sets params to exactly 0.
 
     >>> import jax.numpy as jnp
-    >>> optimiser = proximal_l1(0.5)
+    >>> optimizer = proximal_l1(0.5)
     >>> params = jnp.array([0.25, 2.0])
-    >>> updates, _ = optimiser.update(jnp.zeros(2), optimiser.init(params), params)
+    >>> updates, _ = optimizer.update(jnp.zeros(2), optimizer.init(params), params)
     >>> optax.apply_updates(params, updates)
     Array([0. , 1.5], dtype=float32)
 

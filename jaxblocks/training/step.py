@@ -1,7 +1,7 @@
-"""One training step for any pair and any optax optimiser, and the evaluation of what was trained.
+"""One training step for any pair and any optax optimizer, and the evaluation of what was trained.
 
 A step is a pure function ``(train, x, y) -> (train, loss)``: forward pass, backward pass,
-optimiser. `jaxblocks.training.fit` is a loop around it and hides nothing of it.
+optimizer. `jaxblocks.training.fit` is a loop around it and hides nothing of it.
 """
 
 import functools
@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
 
     Args:
         params, state: of the net; ``state`` is ``()`` for a net without state.
-        opt_state: of the optimiser.
+        opt_state: of the optimizer.
         key: the same for the whole run; step ``t`` draws from ``fold_in(key, t)``, so that a
             run that is restarted at a step repeats it. It is kept as ``jax.random.key_data``,
             since a typed key takes the slow way through ``jit`` (a tiny step 1.27 of itself
@@ -46,9 +46,9 @@ class TrainState(NamedTuple):
 
 
 def init_training(
-    net: Layer | StatefulLayer | Callable, optimiser: optax.GradientTransformation, key, *inputs, **side
+    net: Layer | StatefulLayer | Callable, optimizer: optax.GradientTransformation, key, *inputs, **side
 ) -> TrainState:
-    """The training state at step 0: params (and state) from the net's ``init``, the optimiser's state, a key.
+    """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
 
     Params are drawn from ``fold(key, "init")`` and the key of training is ``fold(key, "training")``
     (`jaxblocks.core.fold`), so one key may go to ``init_training``, ``minibatches`` and ``three_way_split``.
@@ -58,7 +58,7 @@ def init_training(
         side: side inputs that the net's ``init`` asks for; ``train`` is passed by itself.
 
     Raises:
-        TypeError: where ``key`` is no key, or ``optimiser`` none.
+        TypeError: where ``key`` is no key, or ``optimizer`` none.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> train = init_training(Dense(3), optax.adam(1e-3), jax.random.key(0), jnp.zeros((8, 2)))
@@ -66,7 +66,7 @@ def init_training(
     ((2, 3), (), 0)
     """
     require_key("init_training", key)
-    require_optimiser("init_training", optimiser)
+    require_optimizer("init_training", optimizer)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
     side = {"train": True, **side} if takes_train else side
     net = stateful(net)
@@ -75,7 +75,7 @@ def init_training(
     @jax.jit  # one compilation for all params, and no buffer twice, which could not be donated
     def begin(key):
         params, state = net.init(fold(key, "init"), *inputs, **side)
-        trees = _strong((params, state, optimiser.init(params)))
+        trees = _strong((params, state, optimizer.init(params)))
         return TrainState(*trees, _untyped(fold(key, "training")), jnp.zeros((), jnp.int32))
 
     return begin(key)
@@ -84,7 +84,7 @@ def init_training(
 def train_step(
     net: Layer | StatefulLayer | Callable,
     loss: Callable,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     *,
     penalty: Callable | None = None,
     augment: Callable | None = None,
@@ -92,7 +92,7 @@ def train_step(
 ) -> Callable:
     r"""A jitted ``step(train, x, y, **side) -> (train, value)`` that moves the params against a gradient.
 
-    With the batch :math:`(x_i, y_i)_{i \le B}` the objective is the regularised empirical risk
+    With the batch :math:`(x_i, y_i)_{i \le B}` the objective is the regularized empirical risk
 
     .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
 
@@ -107,32 +107,32 @@ def train_step(
             them, other side inputs come from ``**side`` of the step.
         loss: :math:`\ell`, ``loss(outputs, y)``, one number per example, or per entry of more leading
             axes (such as positions), or one in all. The mean is taken, in float32 at least.
-        optimiser: any ``optax`` transformation, with those that ask for the value or a line search.
+        optimizer: any ``optax`` transformation, with those that ask for the value or a line search.
         penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
         augment: ``augment(key, x) -> x``, applied to each batch with a key of its own.
         compute_dtype: mixed precision: ``jnp.bfloat16`` computes the net with params and inputs rounded to it, and
-            half the memory for what the backward pass keeps. Params, state, gradients, optimiser, loss and penalty
+            half the memory for what the backward pass keeps. Params, state, gradients, optimizer, loss and penalty
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are left as they are.
 
     Gradient accumulation, clipping and learning-rate schedules are optax's. Four batches a step, their mean gradient
     clipped to norm 1, and a rate that warms up over 100 steps and decays over 900 (steps of Adam, not batches)::
 
         rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, warmup_steps=100, decay_steps=1000)
-        optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-        optimiser = optax.MultiSteps(optimiser, every_k_schedule=4).gradient_transformation()
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+        optimizer = optax.MultiSteps(optimizer, every_k_schedule=4).gradient_transformation()
 
     ``x`` is one input, or a tuple of several.
 
     Raises:
-        TypeError: where ``loss`` is no function, or ``optimiser`` no optimiser.
+        TypeError: where ``loss`` is no function, or ``optimizer`` no optimizer.
         ValueError: for a ``compute_dtype`` that is none of bfloat16, float32, float64; while the step is traced, for
             a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor ``()``: what a ``y`` of
             another shape than the outputs leads to.
 
     >>> from jaxblocks.layers.dense import Dense
-    >>> optimiser = optax.sgd(0.1)
-    >>> train = init_training(Dense(1), optimiser, jax.random.key(0), jnp.zeros((4, 1)))
-    >>> step = train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optimiser)
+    >>> optimizer = optax.sgd(0.1)
+    >>> train = init_training(Dense(1), optimizer, jax.random.key(0), jnp.zeros((4, 1)))
+    >>> step = train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optimizer)
     >>> x = jnp.arange(4.0)[:, None]
     >>> for _ in range(100):
     ...     train, value = step(train, x, 2 * x + 1)
@@ -143,9 +143,9 @@ def train_step(
     (gradient of the mean).
     """
     require_loss("train_step", loss)
-    require_optimiser("train_step", optimiser)
+    require_optimizer("train_step", optimizer)
     objective_of = training_objective(net, loss, penalty, augment, require_compute_dtype("train_step", compute_dtype))
-    update = optax.with_extra_args_support(optimiser).update
+    update = optax.with_extra_args_support(optimizer).update
 
     def step(train, x, y, /, **side):
         if not isinstance(train, TrainState):
@@ -304,7 +304,7 @@ def require_compute_dtype(where: str, dtype):
 
 
 def _strong(tree):
-    """The same tree without weak types, which some optimisers leave and which would compile the next step anew."""
+    """The same tree without weak types, which some optimizers leave and which would compile the next step anew."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
 
 
@@ -330,23 +330,23 @@ def evaluation_forward(net, params, state, x, compute_dtype=None):
 
 
 def require_loss(where: str, loss) -> None:
-    """Raise a ``TypeError`` unless ``loss`` is a function (and not an optimiser in its place)."""
-    if _is_optimiser(loss):
-        raise TypeError(f"{where} expects a loss, but an optimiser came; the order is net, loss, optimiser.")
+    """Raise a ``TypeError`` unless ``loss`` is a function (and not an optimizer in its place)."""
+    if _is_optimizer(loss):
+        raise TypeError(f"{where} expects a loss, but an optimizer came; the order is net, loss, optimizer.")
     if not callable(loss):
         raise TypeError(f"{where} expects a function loss(outputs, y), but {describe_any(loss)} came; pass one.")
 
 
-def require_optimiser(where: str, optimiser) -> None:
-    """Raise a ``TypeError`` unless ``optimiser`` is one."""
-    if _is_optimiser(optimiser):
+def require_optimizer(where: str, optimizer) -> None:
+    """Raise a ``TypeError`` unless ``optimizer`` is one."""
+    if _is_optimizer(optimizer):
         return
-    name = getattr(optimiser, "__name__", "")
-    if callable(optimiser) and (getattr(optimiser, "__module__", None) or "").startswith("optax."):
-        raise TypeError(f"{where} expects an optimiser, but optax.{name} itself came; call it: optax.{name}(...).")
-    came = f"the function {name}" if callable(optimiser) and name else describe_any(optimiser)
-    raise TypeError(f"{where} expects an optimiser of optax, but {came} came; pass for instance optax.adam(1e-3).")
+    name = getattr(optimizer, "__name__", "")
+    if callable(optimizer) and (getattr(optimizer, "__module__", None) or "").startswith("optax."):
+        raise TypeError(f"{where} expects an optimizer, but optax.{name} itself came; call it: optax.{name}(...).")
+    came = f"the function {name}" if callable(optimizer) and name else describe_any(optimizer)
+    raise TypeError(f"{where} expects an optimizer of optax, but {came} came; pass for instance optax.adam(1e-3).")
 
 
-def _is_optimiser(x) -> bool:
+def _is_optimizer(x) -> bool:
     return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))

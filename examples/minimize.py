@@ -1,16 +1,16 @@
 """Gradient descent and its relatives, on functions small enough to know the answer.
 
-The hello world of optimisation, x^4 - x^3 - 2 x^2 + 3 from x = 2; the homework, x^5 - x^4 - x = -1 by gradient descent;
-gradient descent, momentum (in both parametrisations, which are one method) and Adam on a quadratic; the bound
+The hello world of optimization, x^4 - x^3 - 2 x^2 + 3 from x = 2; the homework, x^5 - x^4 - x = -1 by gradient descent;
+gradient descent, momentum (in both parametrizations, which are one method) and Adam on a quadratic; the bound
 ||theta_0 - theta*||^2 / (2 eta t) for convex functions, checked at every step; and slices through a convex and a
 non-convex loss.
 
 Reaches (3 + sqrt 73) / 8 = 1.4430004682 to 1e-6 in 21 steps, the homework's simple root -1 to 1e-15 and its double
-root 1 only as 1/sqrt(t) where the square is minimised; the bound holds everywhere, and Huber's function attains
+root 1 only as 1/sqrt(t) where the square is minimized; the bound holds everywhere, and Huber's function attains
 L ||theta_0 - theta*||^2 / (4 t + 2). Takes about ten seconds on one CPU core.
 After Krapac & Segvic, Deep feed-forward models, "Hello world"; Diehl 2023, section 1.5 (Theorem 1.11).
 
-    python examples/minimise.py --out out/minimise
+    python examples/minimize.py --out out/minimize
 """
 
 import argparse
@@ -25,13 +25,13 @@ from matplotlib.figure import Figure
 
 from jaxblocks import MLP, Dense, logistic_regression, tanh
 
-BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
-STYLES = [(BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (GREY, (0, (5, 1, 1, 1, 1, 1)))]
+BLUE, VERMILION, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+STYLES = [(BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (GRAY, (0, (5, 1, 1, 1, 1, 1)))]
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Gradient descent and its relatives on small functions.")
-    parser.add_argument("--out", type=Path, default=Path("out/minimise"), help="folder of the pictures")
+    parser.add_argument("--out", type=Path, default=Path("out/minimize"), help="folder of the pictures")
     parser.add_argument("--seed", type=int, default=0, help="of the data and of the slices")
     parser.add_argument("--steps", type=int, default=100, help="at which the bound is checked")
     parser.add_argument("--homework-steps", type=int, default=100_000, help="towards the double root")
@@ -51,7 +51,7 @@ def main(argv=None):
     return numbers
 
 
-def minimise(function, start, optimizer, steps):
+def minimize(function, start, optimizer, steps):
     """All iterates of an optax optimizer, the start included: (steps + 1, ...)."""
     start = jnp.asarray(start)
 
@@ -78,8 +78,8 @@ def quartic(x):
 
 
 def hello_world(picture):
-    path = minimise(quartic, 2.0, optax.sgd(0.13), 100)
-    other = minimise(quartic, -1.0, optax.sgd(0.13), 100)
+    path = minimize(quartic, 2.0, optax.sgd(0.13), 100)
+    other = minimize(quartic, -1.0, optax.sgd(0.13), 100)
     limit = (3 + np.sqrt(73)) / 8
     within = int(np.argmax(np.abs(path - limit) < 1e-6))
     print("hello world:", ", ".join(f"{x:.8g}" for x in path[:5]), f"..., {path[-1]:.15g} (limit {limit:.15g})")
@@ -88,7 +88,7 @@ def hello_world(picture):
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     x = np.linspace(-1.6, 2.15, 300)
-    left.plot(x, quartic(x), color=GREY)
+    left.plot(x, quartic(x), color=GRAY)
     left.plot(path, quartic(path), "o-", color=BLUE, markersize=4, linewidth=0.8, label="from 2")
     left.plot(other, quartic(other), "^--", color=VERMILION, markersize=4, linewidth=0.8, label="from -1")
     left.set(xlabel="$x$", ylabel="$x^4 - x^3 - 2 x^2 + 3$")
@@ -113,10 +113,10 @@ def homework(steps, picture):
     def square(x):
         return quintic(x) ** 2
 
-    plain = minimise(quintic, 0.0, optax.sgd(0.05), 200)
-    lost = minimise(quintic, -0.6, optax.sgd(0.05), 40)
-    simple = minimise(square, -0.6, optax.sgd(0.01), 200)
-    double = minimise(square, 0.0, optax.sgd(0.05), steps)
+    plain = minimize(quintic, 0.0, optax.sgd(0.05), 200)
+    lost = minimize(quintic, -0.6, optax.sgd(0.05), 40)
+    simple = minimize(square, -0.6, optax.sgd(0.01), 200)
+    double = minimize(square, 0.0, optax.sgd(0.05), steps)
     print(f"homework, descending on r:   from 0 to {plain[-1]:.15g}; from -0.6 it diverges ({lost[-1]:.0e})")
     print(f"homework, descending on r^2: from -0.6 to {simple[-1]:.15g} (after 10 steps {simple[10]:.7f})")
     shown = [10**k for k in range(1, 10) if 10**k <= steps]
@@ -127,19 +127,19 @@ def homework(steps, picture):
     x = np.linspace(-1.25, 1.6, 300)
     left.plot(x, quintic(x), color=BLUE, label="$r(x)$")
     left.plot(x, quintic(x) ** 2, "--", color=VERMILION, label="$r(x)^2$")
-    left.axhline(0, color=GREY, linewidth=0.6)
-    left.axvline(-0.5315644566, color=GREY, linestyle=":", label="border of the basins")
+    left.axhline(0, color=GRAY, linewidth=0.6)
+    left.axvline(-0.5315644566, color=GRAY, linestyle=":", label="border of the basins")
     left.plot([-1, 1], [0, 0], "ko", markersize=5)
     left.set(xlabel="$x$", ylim=(-1, 3), title="$r(x) = x^5 - x^4 - x + 1$")
     left.legend(loc="lower right", fontsize=8)
     t = np.arange(1, len(double))
     right.loglog(t, visible(double[1:] - 1), color=VERMILION, label="$r^2$ to 1 (fourfold root)")
-    right.loglog(t, t**-0.5 / 2.5, ":", color=GREY, label=r"slope $-1/2$")
-    for path, root, style, colour, label in (
+    right.loglog(t, t**-0.5 / 2.5, ":", color=GRAY, label=r"slope $-1/2$")
+    for path, root, style, color, label in (
         (plain, 1, "-", BLUE, "$r$ to 1"),
         (simple, -1, "-.", GREEN, "$r^2$ to $-1$"),
     ):
-        right.loglog(np.arange(1, len(path)), visible(path[1:] - root), linestyle=style, color=colour, label=label)
+        right.loglog(np.arange(1, len(path)), visible(path[1:] - root), linestyle=style, color=color, label=label)
     right.set(xlabel="step", ylabel="distance to the root")
     right.legend(fontsize=8)
     figure.savefig(picture, dpi=150)
@@ -161,16 +161,16 @@ def trajectories(picture):
         "momentum as a moving average": optax.chain(optax.ema(0.7, debias=False), optax.scale(-0.05 / (1 - 0.7))),
         "Adam": optax.adam(0.1, b1=0.9, b2=0.999, eps=1e-8),
     }
-    paths = {name: minimise(quadratic, [1.0, 1.0], optimizer, 60) for name, optimizer in optimizers.items()}
+    paths = {name: minimize(quadratic, [1.0, 1.0], optimizer, 60) for name, optimizer in optimizers.items()}
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     x, y = np.meshgrid(np.linspace(-0.5, 1.1, 120), np.linspace(-0.8, 1.1, 120))
     left.contour(x, y, quadratic((x, y)), levels=0.04 * 2.0 ** np.arange(8), colors="0.8", linewidths=0.8)
-    for (name, path), (colour, style) in zip(paths.items(), STYLES, strict=False):
+    for (name, path), (color, style) in zip(paths.items(), STYLES, strict=False):
         wide = {"linewidth": 4, "alpha": 0.5} if name == "momentum" else {"linewidth": 1.4}
-        left.plot(*path.T, linestyle=style, color=colour, label=name, **wide)
-        right.semilogy(quadratic(path.T), linestyle=style, color=colour, label=name, **wide)
+        left.plot(*path.T, linestyle=style, color=color, label=name, **wide)
+        right.semilogy(quadratic(path.T), linestyle=style, color=color, label=name, **wide)
         print(f"quadratic, {name}: loss {quadratic(path[-1]):.3e} after 60 steps")
     left.plot(0, 0, "k*", markersize=9)
     left.set(xlabel=r"$\theta_1$", ylabel=r"$\theta_2$", title=r"$\frac{1}{2} (\theta_1^2 + 10\, \theta_2^2)$")
@@ -198,7 +198,7 @@ def bounds(seed, steps, picture):
         return jnp.where(jnp.abs(theta) < knee, theta**2 / 2, knee * jnp.abs(theta) - knee**2 / 2)
 
     smoothness = float(jnp.linalg.eigvalsh(ones.T @ ones)[-1]) / (4 * len(x))
-    cases = {  # name: function, start, minimiser, step size
+    cases = {  # name: function, start, minimizer, step size
         "quadratic": (quadratic, np.ones(2), np.zeros(2), 0.099),
         "logistic regression": (log_loss, np.zeros(3), np.append(fitted["kernel"], fitted["bias"]), 1 / smoothness),
         "Huber, worst case": (huber, np.ones(()), np.zeros(()), 1.0),
@@ -206,7 +206,7 @@ def bounds(seed, steps, picture):
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     gaps, limits, t = {}, {}, np.arange(1, steps + 1)
     for axes, (name, (function, start, best, size)) in zip(figure.subplots(1, 3), cases.items(), strict=True):
-        path = minimise(function, start, optax.sgd(size), steps)
+        path = minimize(function, start, optax.sgd(size), steps)
         gaps[name] = np.asarray(jax.vmap(function)(jnp.asarray(path[1:])) - function(jnp.asarray(best)))
         limits[name] = np.sum((start - best) ** 2) / (2 * size * t)
         held = np.all(gaps[name] <= limits[name])
@@ -233,15 +233,15 @@ def slices(seed, picture):
     curvature = {}
     for axes, (name, net) in zip(figure.subplots(1, 2), nets.items(), strict=True):
         init_key, *keys = jax.random.split(jax.random.key(seed), 6)
-        centre, unravel = ravel_pytree(net.init(init_key, x))
+        center, unravel = ravel_pytree(net.init(init_key, x))
         bends = []
-        for key, (colour, style) in zip(keys, STYLES, strict=True):
-            direction = jax.random.normal(key, centre.shape, centre.dtype)
+        for key, (color, style) in zip(keys, STYLES, strict=True):
+            direction = jax.random.normal(key, center.shape, center.dtype)
             direction = direction / jnp.linalg.norm(direction)
-            points = centre[None] + amounts[:, None].astype(centre.dtype) * direction[None]
+            points = center[None] + amounts[:, None].astype(center.dtype) * direction[None]
             losses = jax.vmap(lambda w, net=net, unravel=unravel: jnp.mean((net.apply(unravel(w), x) - y) ** 2))(points)
             bends.append(float(jnp.diff(losses, 2).min() / (amounts[1] - amounts[0]) ** 2))
-            axes.plot(amounts, losses, linestyle=style, color=colour)
+            axes.plot(amounts, losses, linestyle=style, color=color)
         curvature[name] = min(bends)
         axes.set(title=name, xlabel="distance along a random line", ylabel="mean squared error", ylim=(0, 3))
         print(f"slices, {name}; smallest second derivative {curvature[name]:.3g}")

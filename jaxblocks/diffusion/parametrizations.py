@@ -28,16 +28,16 @@ from jaxblocks.diffusion.schedules import Schedule, align, require_schedule, req
 from jaxblocks.precision import widen
 
 __all__ = [
-    "PARAMETRISATIONS",
+    "PARAMETRIZATIONS",
     "combined",
     "convert",
     "error_scale",
-    "require_parametrisation",
+    "require_parametrization",
     "require_prediction",
     "require_solvable",
 ]
 
-PARAMETRISATIONS = ("eps", "x0", "v", "score", "velocity")
+PARAMETRIZATIONS = ("eps", "x0", "v", "score", "velocity")
 
 
 def convert(
@@ -63,7 +63,7 @@ def convert(
     (``variance_preserving``, ``ddpm`` and ``variance_exploding`` at t = 0).
 
     Raises:
-        ValueError: where it would divide by 0; for a parametrisation that is none; for shapes that do not fit, times
+        ValueError: where it would divide by 0; for a parametrization that is none; for shapes that do not fit, times
             outside of [0, 1]. Under ``jit``, without ``check=True``, a division by 0 gives infinity or NaN.
         TypeError: for integers.
 
@@ -78,7 +78,7 @@ def convert(
     Source: Salimans & Ho 2022, Progressive distillation, appendix D; Song et al. 2021 (score, probability flow).
     """
     require_schedule("convert", schedule)
-    require_parametrisation("convert", source, target)
+    require_parametrization("convert", source, target)
     require_floating("convert", prediction=prediction, x=x)
     if prediction.shape != x.shape:
         raise ValueError(
@@ -136,8 +136,8 @@ def combined(x0, eps, t, schedule, target):
     return da * x0 + ds * eps
 
 
-def error_scale(t, schedule: Schedule, parametrisation: str):
-    r"""By how much an error in :math:`x_0` shows in another parametrisation at the same x, as a positive factor.
+def error_scale(t, schedule: Schedule, parametrization: str):
+    r"""By how much an error in :math:`x_0` shows in another parametrization at the same x, as a positive factor.
 
     .. math:: \varepsilon: \frac{\alpha}{\sigma}, \qquad s: \frac{\alpha}{\sigma^2}, \qquad
         v: \frac{\alpha^2 + \sigma^2}{\sigma}, \qquad u: \frac{\alpha\sigma' - \sigma\alpha'}{\sigma}, \qquad x_0: 1
@@ -151,15 +151,15 @@ def error_scale(t, schedule: Schedule, parametrisation: str):
 
     Source: Salimans & Ho 2022, section 4; Kingma & Gao 2023.
     """
-    require_parametrisation("error_scale", parametrisation)
+    require_parametrization("error_scale", parametrization)
     a, s = schedule.signal(t), schedule.noise(t)
-    if parametrisation == "x0":
+    if parametrization == "x0":
         return jnp.ones_like(a)
-    if parametrisation == "eps":
+    if parametrization == "eps":
         return a / s
-    if parametrisation == "score":
+    if parametrization == "score":
         return a / (s * s)
-    if parametrisation == "v":
+    if parametrization == "v":
         return (a * a + s * s) / s
     da, ds = schedule.rates(t)
     return (a * ds - s * da) / s
@@ -168,18 +168,18 @@ def error_scale(t, schedule: Schedule, parametrisation: str):
 # ---- shared by the files of this folder ----------------------------------------------------
 
 
-def require_parametrisation(where: str, *names) -> None:
-    """Raise a ``ValueError`` unless every name is a parametrisation.
+def require_parametrization(where: str, *names) -> None:
+    """Raise a ``ValueError`` unless every name is a parametrization.
 
-    >>> require_parametrisation("ddim", "noise")
+    >>> require_parametrization("ddim", "noise")
     Traceback (most recent call last):
     ...
-    ValueError: ddim expects a parametrisation out of eps, x0, v, score, velocity, but 'noise' came...
+    ValueError: ddim expects a parametrization out of eps, x0, v, score, velocity, but 'noise' came...
     """
     for name in names:
-        if name not in PARAMETRISATIONS:
+        if name not in PARAMETRIZATIONS:
             raise ValueError(
-                f"{where} expects a parametrisation out of {', '.join(PARAMETRISATIONS)}, but {name!r} came; "
+                f"{where} expects a parametrization out of {', '.join(PARAMETRIZATIONS)}, but {name!r} came; "
                 "name what the net predicts."
             )
 

@@ -1,4 +1,4 @@
-"""Initialisers and what they do to a deep net: variances drawn, variances layer by layer, symmetry."""
+"""Initializers and what they do to a deep net: variances drawn, variances layer by layer, symmetry."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from zoo import Centre, Noise
+from zoo import Center, Noise
 
 from jaxblocks import (
     BatchNorm,
@@ -20,7 +20,7 @@ from jaxblocks import (
     elu,
     gelu,
     identity,
-    initialisers,
+    initializers,
     leaky_relu,
     relu,
     selu,
@@ -48,7 +48,7 @@ from jaxblocks import (
 )
 def test_variances_are_those_of_the_table(name, variance):
     """1 / n, 2 / n, 2 / (n + m) for n = 300 inputs and m = 500 outputs, mean zero; cut off where the table says."""
-    w = np.asarray(getattr(initialisers, name)()(jax.random.key(0), (300, 500), jnp.float32), np.float64)
+    w = np.asarray(getattr(initializers, name)()(jax.random.key(0), (300, 500), jnp.float32), np.float64)
     assert w.var() == pytest.approx(variance, rel=0.02)
     assert abs(w.mean()) < 4 * np.sqrt(variance / w.size)
     widest = np.sqrt(3) if name.endswith("uniform") else 2 / 0.87962566103423978
@@ -56,20 +56,20 @@ def test_variances_are_those_of_the_table(name, variance):
 
 
 def test_fan_in_of_a_convolution():
-    w = initialisers.lecun_normal()(jax.random.key(0), (3, 3, 20, 300), jnp.float32)
+    w = initializers.lecun_normal()(jax.random.key(0), (3, 3, 20, 300), jnp.float32)
     assert float(w.var()) == pytest.approx(1 / 180, rel=0.02)
 
 
 def test_orthogonal_and_identity():
-    q = initialisers.orthogonal(2.0)(jax.random.key(0), (5, 5), jnp.float32)
+    q = initializers.orthogonal(2.0)(jax.random.key(0), (5, 5), jnp.float32)
     np.testing.assert_allclose(q @ q.T, 4 * np.eye(5), atol=1e-5)
-    net = Dense(3, kernel_init=initialisers.identity())
+    net = Dense(3, kernel_init=initializers.identity())
     x = jnp.array([[1.0, -2.0, 3.0]])
     np.testing.assert_array_equal(net.apply(net.init(jax.random.key(0), x), x), x)
-    np.testing.assert_array_equal(initialisers.identity(3)(jax.random.key(0), (2, 3), jnp.bfloat16), 3 * np.eye(2, 3))
+    np.testing.assert_array_equal(initializers.identity(3)(jax.random.key(0), (2, 3), jnp.bfloat16), 3 * np.eye(2, 3))
     with pytest.raises(ValueError, match=r"a matrix, \(in, out\), but \(3, 2, 2\) came; .* use delta_orthogonal\(\)"):
-        initialisers.identity()(jax.random.key(0), (3, 2, 2))
-    assert initialisers.delta_orthogonal()(jax.random.key(0), (3, 2, 2)).shape == (3, 2, 2)
+        initializers.identity()(jax.random.key(0), (3, 2, 2))
+    assert initializers.delta_orthogonal()(jax.random.key(0), (3, 2, 2)).shape == (3, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -90,24 +90,24 @@ def test_orthogonal_and_identity():
 )
 def test_he_for_rectifiers_and_lecun_otherwise(activation, gain):
     key = jax.random.key(0)
-    came = initialisers.for_activation(activation)(key, (4, 5), jnp.float32)
-    expected = initialisers.he_normal() if gain == 2 else initialisers.lecun_normal()
+    came = initializers.for_activation(activation)(key, (4, 5), jnp.float32)
+    expected = initializers.he_normal() if gain == 2 else initializers.lecun_normal()
     np.testing.assert_array_equal(came, expected(jax.random.clone(key), (4, 5), jnp.float32))
 
 
 @pytest.mark.parametrize("activation", [relu, gelu, selu])
 def test_the_exact_gain_is_one_over_the_second_moment(activation):
     """He's for ReLU and LeCun's for SELU, under jit too; the dtype is kept."""
-    initialise = initialisers.for_activation(activation, exact=True)
+    initialize = initializers.for_activation(activation, exact=True)
     key = jax.random.key(0)
-    w = initialise(key, (4, 5), jnp.float32)
-    ratio = w / initialisers.lecun_normal()(jax.random.clone(key), (4, 5), jnp.float32)
+    w = initialize(key, (4, 5), jnp.float32)
+    ratio = w / initializers.lecun_normal()(jax.random.clone(key), (4, 5), jnp.float32)
     mean, variance = activation_moments(activation)
     np.testing.assert_allclose(ratio, np.full((4, 5), 1 / np.sqrt(variance + mean**2)), rtol=1e-5)
     known = {relu: np.sqrt(2), selu: 1}
     np.testing.assert_allclose(ratio[0, 0], known.get(activation, ratio[0, 0]), rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(lambda: initialise(jax.random.key(0), (4, 5)))(), w, rtol=1e-5)
-    assert initialise(jax.random.key(0), (4, 5), jnp.bfloat16).dtype == jnp.bfloat16
+    np.testing.assert_allclose(jax.jit(lambda: initialize(jax.random.key(0), (4, 5)))(), w, rtol=1e-5)
+    assert initialize(jax.random.key(0), (4, 5), jnp.bfloat16).dtype == jnp.bfloat16
 
 
 @pytest.mark.usefixtures("sentences")
@@ -115,7 +115,7 @@ def test_an_activation_is_a_function():
     with pytest.raises(
         TypeError, match=r"expects a function, but a str came; pass the activation itself, such as relu"
     ):
-        initialisers.for_activation("relu")
+        initializers.for_activation("relu")
 
 
 # ---- layer by layer
@@ -137,7 +137,7 @@ def behind(report, kind):
 
 def test_he_keeps_the_second_moment_through_thirty_relus_and_lecun_halves_it():
     """He's variance keeps it up to the chance of the draw; LeCun's, from the same key, is 2^-k of that at depth k."""
-    he, lecun = (tower(relu, scheme(), 30) for scheme in (initialisers.he_normal, initialisers.lecun_normal))
+    he, lecun = (tower(relu, scheme(), 30) for scheme in (initializers.he_normal, initializers.lecun_normal))
     kept, halved = (np.array([row.second_moment for row in behind(report, "relu")]) for report in (he, lecun))
     assert len(kept) == 30
     assert 0.1 < kept.min()
@@ -147,7 +147,7 @@ def test_he_keeps_the_second_moment_through_thirty_relus_and_lecun_halves_it():
 
 def test_selu_with_lecun_keeps_mean_and_variance_through_fifty_layers():
     """ReLU and GELU do not."""
-    lecun = initialisers.lecun_normal()
+    lecun = initializers.lecun_normal()
     last = {f: tower(f, lecun, 50).rows[-1] for f in (selu, relu, gelu)}
     assert abs(last[selu].mean) < 0.15
     assert 0.7 < last[selu].variance < 1.3
@@ -157,14 +157,14 @@ def test_selu_with_lecun_keeps_mean_and_variance_through_fifty_layers():
 
 def test_the_exact_gain_keeps_tanh_near_one():
     """Pre-activations tend to variance 1 and stay there; with LeCun's they shrink at every layer."""
-    exact = tower(tanh, initialisers.for_activation(tanh, exact=True), 15)
+    exact = tower(tanh, initializers.for_activation(tanh, exact=True), 15)
     np.testing.assert_allclose([row.variance for row in behind(exact, "Dense")[5:]], 1, rtol=0.05)
-    lecun = tower(tanh, initialisers.lecun_normal(), 15)
+    lecun = tower(tanh, initializers.lecun_normal(), 15)
     assert behind(lecun, "Dense")[-1].variance < 0.2
 
 
-def test_active_units_behind_a_normalised_input():
-    """Half of them only for a median of 0: a standardised exponential variable leaves exp(-1) of them on."""
+def test_active_units_behind_a_normalized_input():
+    """Half of them only for a median of 0: a standardized exponential variable leaves exp(-1) of them on."""
     x = jax.random.exponential(jax.random.key(2), (400, 400)) - 1
     report = variance_report(Serial(lambda x: x, relu), x)
     assert report.rows[0].variance == pytest.approx(1, abs=0.02)
@@ -174,7 +174,7 @@ def test_active_units_behind_a_normalised_input():
 
 @pytest.mark.parametrize(
     ("kernel_init", "symmetric"),
-    [(initialisers.zeros, True), (initialisers.constant(0.3), True), (initialisers.lecun_normal(), False)],
+    [(initializers.zeros, True), (initializers.constant(0.3), True), (initializers.lecun_normal(), False)],
     ids=["zeros", "constant", "lecun"],
 )
 def test_equal_units_stay_equal(kernel_init, symmetric):
@@ -230,8 +230,8 @@ def test_printed_for_the_terminal_and_for_the_notebook():
 
 def test_every_net_has_a_report():
     """With state, chance and side inputs; shared layers have a row per call, layers in a scan none, bare ones one."""
-    report = variance_report(Serial(Dense(128), Centre(), Noise()), DATA, train=True)
-    assert [row.kind for row in report.rows] == ["input", "Dense", "Centre", "Noise"]
+    report = variance_report(Serial(Dense(128), Center(), Noise()), DATA, train=True)
+    assert [row.kind for row in report.rows] == ["input", "Dense", "Center", "Noise"]
     assert report["2"].variance == pytest.approx(report["1"].variance, rel=0.1)
     shared = variance_report(Wire(lambda f, x: f.a(f.a(x)), a=Dense(128)), DATA)
     assert [row.kind for row in shared.rows] == ["input", "Dense", "Dense"]
@@ -253,7 +253,7 @@ def test_the_report_asks_for_a_key():
         variance_report(Dense(3), DATA, key=0)
 
 
-def test_a_net_that_normalises_batches_is_looked_at_in_training():
+def test_a_net_that_normalizes_batches_is_looked_at_in_training():
     """At init there are no running statistics: the report is that of a training call, without NaN."""
     net = Serial(Dense(50), BatchNorm(), relu)
     report = variance_report(net, 3 * jax.random.normal(jax.random.key(1), (200, 20)))

@@ -1,11 +1,11 @@
-r"""Initialisers by the names of the field: what weights are before they have learned.
+r"""Initializers by the names of the field: what weights are before they have learned.
 
-An initialiser is a function ``f(key, shape, dtype)`` that returns an array, and goes where a layer takes
+An initializer is a function ``f(key, shape, dtype)`` that returns an array, and goes where a layer takes
 ``kernel_init=``. Most names here, those of ``jax.nn.initializers``, make one::
 
-    Dense(64, kernel_init=initialisers.he_normal())
+    Dense(64, kernel_init=initializers.he_normal())
 
-(``zeros`` and ``ones`` are initialisers themselves.) A kernel is ``(in, out)`` or ``(*window, in, out)``; its
+(``zeros`` and ``ones`` are initializers themselves.) A kernel is ``(in, out)`` or ``(*window, in, out)``; its
 ``fan_in`` :math:`n` is how many inputs each output sums over, its ``fan_out`` :math:`m` how many outputs each
 input goes to. Zero-mean weights, independent of the inputs, put out :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;
 \mathrm E x^2`, so that a variance of :math:`1 / n` keeps the second moment:
@@ -77,7 +77,7 @@ __all__ = [
 
 
 def for_activation(activation: Callable, exact: bool = False) -> Callable:
-    r"""The initialiser for a layer that ``activation`` follows: He's for rectifiers, LeCun's for all others.
+    r"""The initializer for a layer that ``activation`` follows: He's for rectifiers, LeCun's for all others.
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
     options set by ``functools.partial``.
@@ -120,13 +120,13 @@ def for_activation(activation: Callable, exact: bool = False) -> Callable:
 
 
 def identity(scale: int | float = 1.0) -> Callable:
-    """The initialiser of ``scale`` times the identity matrix; with as many rows as columns, a layer that does nothing.
+    """The initializer of ``scale`` times the identity matrix; with as many rows as columns, a layer that does nothing.
 
     Where the sizes differ, the diagonal that begins at the first entry is ``scale`` and all else 0.
 
     Raises a ``ValueError`` for shapes that are no matrix (for convolutions there is ``delta_orthogonal``).
 
-    >>> print(jaxblocks.initialisers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
+    >>> print(jaxblocks.initializers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
     [[2. 0. 0.]
      [0. 2. 0.]]
 
@@ -136,7 +136,7 @@ def identity(scale: int | float = 1.0) -> Callable:
     def diagonal(key, shape, dtype=jnp.float32):
         if len(shape) != 2:
             raise ValueError(
-                f"initialisers.identity expects the shape of a matrix, (in, out), but {tuple(shape)} came; for the "
+                f"initializers.identity expects the shape of a matrix, (in, out), but {tuple(shape)} came; for the "
                 "kernel of a convolution use delta_orthogonal()."
             )
         return jnp.asarray(scale, dtype) * jnp.eye(*shape, dtype=dtype)
