@@ -46,7 +46,7 @@ def memory(n=8192):
     print(f"\nmemory of the gradient, length {n}, {HEADS} heads of {HEAD_DIM} (not run)")
     mib = {}
     forms = FORMS | {f"chunked, chunk {c}": functools.partial(FORMS["chunked"], chunk=c) for c in (64, 256)}
-    forms["chunked, window 256"] = functools.partial(FORMS["chunked"], causal=True, window=256)
+    forms["chunked, window 256"] = functools.partial(FORMS["chunked"], causal=True, sliding_window=256)
     for name, form in forms.items():
         compiled = gradient(form).lower(*[shape(n)] * 3).compile()
         mib[name] = compiled.memory_analysis().temp_size_in_bytes / 2**20

@@ -7,7 +7,7 @@ so that they mean something on a busy machine; run it on one core, with
 
     XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/curvature.py
 
-Memory is what the compiled program says (``temp_size_in_bytes``), operations are those of ``count``.
+Memory is what the compiled program says (``temp_size_in_bytes``), operations are those of ``count_flops``.
 """
 
 import sys
@@ -19,7 +19,7 @@ import numpy as np
 from turns import in_turns
 
 import jaxblocks as jb
-from jaxblocks.ad import count, curvature, hvp
+from jaxblocks.ad import count_flops, directional_curvature, hvp
 from jaxblocks.ad.hessians import hessian, hessian_diagonal
 from jaxblocks.ad.operators import as_function, empirical_risk, gauss_newton_product, hessian_operator
 from jaxblocks.ad.spectra import largest_eigenvalues
@@ -34,7 +34,7 @@ def block(width, heads):
 
 def convolutional(*channels):
     layers = [layer for c in channels for layer in (jb.Conv(c, (3, 3), stride=2, padding="same"), jnp.tanh)]
-    return jb.Serial(*layers, jb.GlobalMeanPool(2), jb.Dense(10))
+    return jb.Serial(*layers, jb.GlobalAvgPool(2), jb.Dense(10))
 
 
 NETS = {
@@ -68,7 +68,7 @@ def functions_of(name):
         "gradient": (lambda p, v: jax.grad(f)(p), params),
         "hvp": (lambda p, v: hvp(f, p, v), params),
         "operator, per vector": (lambda operator, v: operator(v), operator),
-        "curvature v'Hv": (lambda p, v: curvature(f, p, v), params),
+        "curvature v'Hv": (lambda p, v: directional_curvature(f, p, v), params),
         "Gauss-Newton": (lambda p, v: gauss_newton_product(model, loss, p, v), params),
     }
 
@@ -84,7 +84,7 @@ def products(rounds=31):
         size = sum(p.size for p in jax.tree.leaves(params))
         print(f"\n{name}, {size:,} params: in gradients   time (quartiles)   operations   temporaries")
         memory = {k: p.memory_analysis().temp_size_in_bytes for k, (p, _) in programs.items()}
-        flops = {k: count(function, at, v).flops for k, (function, at) in functions.items()}
+        flops = {k: count_flops(function, at, v).flops for k, (function, at) in functions.items()}
         for k in list(functions)[1:]:
             low, middle, high = np.percentile(seconds[k] / seconds["gradient"], [25, 50, 75])
             print(

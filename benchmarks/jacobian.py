@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxblocks.ad.counting import count
+from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.jacobians import jacobian, jacobian_plan
 
 
@@ -226,7 +226,7 @@ def report(name, f, args, batch=None):
     better = min(("jacfwd", "jacrev"), key=lambda key: np.median(seconds[key]))
     ratio = np.median(seconds[better] / seconds["ours"])
     flops = {
-        key: count(jax.vmap(j) if batch else j, *args).flops
+        key: count_flops(jax.vmap(j) if batch else j, *args).flops
         for key, j in {"jacfwd": jax.jacfwd(f), "jacrev": jax.jacrev(f), "ours": jacobian(f)}.items()
     }
     milliseconds = "/".join(f"{1e3 * np.median(seconds[key]):.3g}" for key in seconds)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from turns import in_turns, ratio
 
 import jaxblocks as jb
-from jaxblocks.ad.counting import count
+from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.kernels import ntk, ntk_plan
 from jaxblocks.ad.per_example import per_example_norms
 
@@ -36,7 +36,7 @@ def compare(name, programs, args, rounds, note=""):
     seconds = in_turns({which: functools.partial(f, *args) for which, f in compiled.items()}, rounds)
     print(f"\n{name} {note}")
     memory = {which: f.memory_analysis().temp_size_in_bytes for which, f in compiled.items()}
-    flops = {which: count(f, *args).flops for which, f in programs.items()}
+    flops = {which: count_flops(f, *args).flops for which, f in programs.items()}
     for which in programs:
         middle, low, high = ratio(seconds, base, which)
         cells = [

@@ -16,7 +16,7 @@ import numpy as np
 from turns import in_turns, ratio
 
 from jaxblocks import Dense, Serial
-from jaxblocks.ad import count
+from jaxblocks.ad import count_flops
 from jaxblocks.ad.laplacians import laplacian
 
 
@@ -92,7 +92,7 @@ def operations():
     print("\noperations counted, trace / each")
     for case in CASES:
         forms, x = programs(case)
-        flops = {name: count(form, x).flops for name, form in forms.items()}
+        flops = {name: count_flops(form, x).flops for name, form in forms.items()}
         print(f"{case:26s}" + "   ".join(f"{name} {flops['trace'] / flops[name]:.2f}" for name in forms))
 
 

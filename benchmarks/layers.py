@@ -51,7 +51,7 @@ def max_pool(p, x):
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
-def mean_pool(p, x):
+def avg_pool(p, x):
     return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
 
 
@@ -133,7 +133,7 @@ ROWS = {
     "Conv, one axis, stride 2": (jb.Conv(64, 5, stride=2), conv1d, (16, 256, 32), {}),
     "ConvTranspose": (jb.ConvTranspose(16, (3, 3), stride=2), conv_up, (16, 8, 8, 32), {}),
     "MaxPool": (jb.MaxPool((2, 2)), max_pool, (16, 32, 32, 32), {}),
-    "MeanPool": (jb.MeanPool((2, 2)), mean_pool, (16, 32, 32, 32), {}),
+    "AvgPool": (jb.AvgPool((2, 2)), avg_pool, (16, 32, 32, 32), {}),
     "LayerNorm": (jb.LayerNorm(), layer_norm, (64, 64, 256), {}),
     "RMSNorm": (jb.RMSNorm(), rms_norm, (64, 64, 256), {}),
     "BatchNorm, training": (jb.BatchNorm(), batch_norm, (32, 16, 16, 64), {"train": True}),

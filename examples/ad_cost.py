@@ -32,8 +32,8 @@ import jaxblocks as jb
 from jaxblocks.ad import (
     bracketings,
     chain_cost,
-    cost,
-    count,
+    cost_table,
+    count_flops,
     jacobian,
     jacobian_chain,
     jacobian_plan,
@@ -200,8 +200,8 @@ def tables_of(net, shape, key, repeats):
     params = jax.jit(lambda key: net.init(key, shape))(key)
     x = jax.random.normal(jax.random.fold_in(key, 1), shape.shape)
     loss = lambda params, x: jb.softmax_cross_entropy(net.apply(params, x), jnp.int32(1))
-    of_input = cost(lambda x: loss(params, x), x, rows=ROWS, repeats=repeats)
-    return of_input, cost(loss, params, x, rows=("gradient", "hvp"), measure=False)
+    of_input = cost_table(lambda x: loss(params, x), x, rows=ROWS, repeats=repeats)
+    return of_input, cost_table(loss, params, x, rows=("gradient", "hvp"), measure=False)
 
 
 def nets(sizes):
@@ -214,13 +214,13 @@ def nets(sizes):
         jb.MaxPool((2, 2)),
         jb.Conv(16, (2, 2)),
         jb.gelu,
-        jb.GlobalMeanPool(2),
+        jb.GlobalAvgPool(2),
         jb.Dense(classes),
     )
     transformer = jb.Serial(
         jb.Residual(jb.LayerNorm(), jb.Attention(heads=2)),
         jb.Residual(jb.LayerNorm(), jb.Dense(4 * sizes.features), jb.gelu, jb.Dense(sizes.features)),
-        jb.GlobalMeanPool(1),
+        jb.GlobalAvgPool(1),
         jb.Dense(classes),
     )
     return {
@@ -242,7 +242,7 @@ def curves(sizes, key, repeats, picture):
     for d in sizes.outputs:
         net = jb.MLP(*sizes.head[1:], d, activation=jb.tanh)
         params = jax.jit(net.init)(key, x)
-        table = cost(
+        table = cost_table(
             lambda x, net=net, params=params: net.apply(params, x), x, rows=("jacfwd", "jacrev"), repeats=repeats
         )
         rows.append((d, table))
@@ -306,7 +306,10 @@ def plans(sizes, key, repeats, picture):
     compiled = {name: jax.jit(way).lower(x).compile() for name, way in ways.items()}
     made = {name: program(x) for name, program in compiled.items()}
     gap = max(float(jnp.abs(made["jacobian"] - made[name]).max() / jnp.abs(made[name]).max()) for name in made)
-    seconds, operations = in_turns(compiled, x, repeats), {name: count(way, x).flops for name, way in ways.items()}
+    seconds, operations = (
+        in_turns(compiled, x, repeats),
+        {name: count_flops(way, x).flops for name, way in ways.items()},
+    )
     print(f"{'':10}{'operations':>14}{'time':>13}{'temporary bytes':>18}")
     for name, program in compiled.items():
         bytes_ = program.memory_analysis().temp_size_in_bytes
@@ -377,7 +380,7 @@ def costs_of_depth(k, m):
     params = jax.eval_shape(net.init, jax.random.key(0), x)
     loss = lambda params: jnp.sum(net.apply(params, x) ** 2)
     programs = {"forward": loss, "backprop": jax.grad(loss), "one by one": lambda params: one_by_one(loss, params)}
-    return {name: count(program, params).flops for name, program in programs.items()}
+    return {name: count_flops(program, params).flops for name, program in programs.items()}
 
 
 def one_by_one(loss, params):

@@ -30,7 +30,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jaxblocks import sigmoid_cross_entropy
-from jaxblocks.ad import count
+from jaxblocks.ad import count_flops
 from jaxblocks.ad.traces import trace_table
 
 BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
@@ -321,9 +321,9 @@ def layer_costs(k, m):
     kernels = [jax.ShapeDtypeStruct((m, m), jnp.float32)] * k
     return {
         "layers": k,
-        "forward": count(loss_of, kernels).flops,
-        "backprop": count(jax.grad(loss_of), kernels).flops,
-        "naive": count(lambda kernels: naive_gradient(loss_of, kernels), kernels).flops,
+        "forward": count_flops(loss_of, kernels).flops,
+        "backprop": count_flops(jax.grad(loss_of), kernels).flops,
+        "naive": count_flops(lambda kernels: naive_gradient(loss_of, kernels), kernels).flops,
     }
 
 
@@ -331,12 +331,12 @@ def step_costs(m):
     """Operations of each step of one layer of width m, forward and backward; dL/dmu = dL/du costs none."""
     X, v = jax.ShapeDtypeStruct((m, m), jnp.float32), jax.ShapeDtypeStruct((m,), jnp.float32)
     return {
-        "u": count(lambda X, a, mu: X @ a + mu, X, v, v).flops,
-        "a": count(TANH.value, v).flops,
-        "dL/du": count(lambda dL_da, u: dL_da * TANH.slope(u), v, v).flops,
-        "dL/dX": count(jnp.outer, v, v).flops,
-        "dL/dmu": count(lambda dL_du: dL_du, v).flops,
-        "dL/da": count(lambda X, dL_du: X.T @ dL_du, X, v).flops,
+        "u": count_flops(lambda X, a, mu: X @ a + mu, X, v, v).flops,
+        "a": count_flops(TANH.value, v).flops,
+        "dL/du": count_flops(lambda dL_da, u: dL_da * TANH.slope(u), v, v).flops,
+        "dL/dX": count_flops(jnp.outer, v, v).flops,
+        "dL/dmu": count_flops(lambda dL_du: dL_du, v).flops,
+        "dL/da": count_flops(lambda X, dL_du: X.T @ dL_du, X, v).flops,
     }
 
 

@@ -42,7 +42,7 @@ def main(argv=None):
     add("--layers", type=int, default=4, help="of the transformer")
     add("--features", type=int, default=128, help="of the transformer; the recurrent model has twice as many")
     add("--rate", type=float, default=3e-3, help="the highest learning rate")
-    add("--drop", type=float, default=0.1)
+    add("--dropout", type=float, default=0.1)
     add("--characters", type=int, default=None, help="use so many characters of the text only")
     add("--sample", type=int, default=300, help="characters that the transformer writes at the end")
     add("--seed", type=int, default=0)
@@ -65,11 +65,11 @@ def main(argv=None):
         p = ngram_probabilities(train, held_out, order, tokenizer.vocabulary)[args.context // 2 - order :]
         scores[f"{order}-gram"] = report(f"the last {order} counted", -np.log2(p).mean())
 
-    sizes = dict(vocabulary=tokenizer.vocabulary, layers=args.layers, drop=args.drop)
+    sizes = dict(vocabulary=tokenizer.vocabulary, layers=args.layers, dropout=args.dropout)
     sizes |= dict(features=args.features, heads=4, hidden=args.features * 8 // 3)
     nets = {
         "recurrent": (
-            RecurrentLM(vocabulary=tokenizer.vocabulary, features=2 * args.features, layers=1, drop=args.drop),
+            RecurrentLM(vocabulary=tokenizer.vocabulary, features=2 * args.features, layers=1, dropout=args.dropout),
             args.recurrent_steps,
         ),
         "transformer": (Llama(**sizes), args.steps),
@@ -157,7 +157,7 @@ def save(params, path):
 def ngram_probabilities(train, tokens, order, vocabulary):
     """p(x | the `order` tokens before it) of each token from `order` on, by interpolated counts.
 
-    p_n(x | h) = (count(h x) + kinds(h) p_{n-1}(x | h')) / (count(h) + kinds(h)), where h' is h without its first token,
+    p_n(x | h) = (count_flops(h x) + kinds(h) p_{n-1}(x | h')) / (count_flops(h) + kinds(h)), where h' is h without its first token,
     kinds(h) how many different tokens have followed h, and p_{-1} uniform: no token has probability 0.
     """
     p = np.full(len(tokens) - order, 1 / vocabulary)

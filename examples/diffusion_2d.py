@@ -24,11 +24,11 @@ from jaxblocks.diffusion import (
     gaussian_mixture,
     initial_noise,
     times,
-    variance_preserving,
+    variance_preserving_schedule,
 )
 
 BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
-SCHEDULE = variance_preserving()
+SCHEDULE = variance_preserving_schedule()
 TIMES = (0.05, 0.2, 0.5)  # at which scores are compared
 BOX = 2.5
 

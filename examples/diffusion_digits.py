@@ -22,7 +22,7 @@ import jaxblocks as jb
 from jaxblocks.datasets import digits
 from jaxblocks.diffusion import (
     Denoising,
-    cosine,
+    cosine_schedule,
     dpm_solver_pp_2m,
     drop_condition,
     guided,
@@ -33,7 +33,7 @@ from jaxblocks.models.unet import UNet
 
 CLASSES = 10
 NULL = CLASSES  # the label of "any digit"
-SCHEDULE = cosine()
+SCHEDULE = cosine_schedule()
 
 
 # ---- the denoiser ----------------------------------------------------------------------------
@@ -41,7 +41,7 @@ SCHEDULE = cosine()
 
 def denoiser(width):
     """Two levels, 8x8 and 4x4 pixels; the places of the lower one attend to each other."""
-    return UNet(1, width=width, multipliers=(1, 2), blocks=1, attention=(1,), heads=4, labels=CLASSES, drop=0)
+    return UNet(1, width=width, multipliers=(1, 2), blocks=1, attention=(1,), heads=4, labels=CLASSES, dropout=0)
 
 
 def train_denoiser(net, images, labels, *, key, steps):
@@ -90,7 +90,7 @@ def classifier():
 
 def train_classifier(images, labels, *, key, steps):
     """Fitted params of the classifier, and its accuracy on images that it has not seen."""
-    training, validation, test = jb.three_way_split(key, (images, labels), (0.8, 0.1, 0.1))
+    training, validation, test = jb.train_val_test_split(key, (images, labels), (0.8, 0.1, 0.1))
     fitted = jb.fit(
         classifier(),
         jb.softmax_cross_entropy,

@@ -308,7 +308,7 @@ def feature_maps(quick):
     flat = lambda x: x.reshape(*x.shape[:-3], 64)
     hidden = jb.Serial(jb.Dense(64), jb.relu)
     nets = {
-        "cnn": jb.Serial(first=first, second=second, pool=jb.GlobalMeanPool(2), out=jb.Dense(10)),
+        "cnn": jb.Serial(first=first, second=second, pool=jb.GlobalAvgPool(2), out=jb.Dense(10)),
         "ffn": jb.Serial(flat=flat, hidden=hidden, out=jb.Dense(10)),
     }
     options = {"key": jax.random.key(0), "steps": 60 if quick else 800, "progress": False}

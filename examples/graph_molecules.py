@@ -137,7 +137,7 @@ def main(argv=None):
         parser.error("arguments --graphs and --epochs: at least 12 and 1 were expected")
 
     data = draw_data(np.random.default_rng(args.seed), args.graphs)
-    training, validation, (molecules, labels) = jb.three_way_split(
+    training, validation, (molecules, labels) = jb.train_val_test_split(
         jax.random.key(args.seed), data, (4 / 6, 1 / 6, 1 / 6)
     )
     accuracies = {}

@@ -193,7 +193,7 @@ def bounds(seed, steps, picture):
     def log_loss(theta):
         return jnp.mean(jax.nn.softplus(jnp.where(labels, -1.0, 1.0) * (ones @ theta)))
 
-    def huber(theta):  # the worst case for exactly this number of steps, L = 1
+    def huber_loss(theta):  # the worst case for exactly this number of steps, L = 1
         knee = 1 / (2 * steps + 1)
         return jnp.where(jnp.abs(theta) < knee, theta**2 / 2, knee * jnp.abs(theta) - knee**2 / 2)
 
@@ -201,7 +201,7 @@ def bounds(seed, steps, picture):
     cases = {  # name: function, start, minimizer, step size
         "quadratic": (quadratic, np.ones(2), np.zeros(2), 0.099),
         "logistic regression": (log_loss, np.zeros(3), np.append(fitted["kernel"], fitted["bias"]), 1 / smoothness),
-        "Huber, worst case": (huber, np.ones(()), np.zeros(()), 1.0),
+        "Huber, worst case": (huber_loss, np.ones(()), np.zeros(()), 1.0),
     }
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     gaps, limits, t = {}, {}, np.arange(1, steps + 1)

@@ -113,7 +113,7 @@ def main(argv=None):
     digits = load_digits()
     key = jax.random.key(args.seed)
     data = digits.images[..., None].astype(np.float32) / 16, digits.target  # (1797, 8, 8, 1), (1797,)
-    training, validation, test = jb.three_way_split(key, data)
+    training, validation, test = jb.train_val_test_split(key, data)
 
     # The net, and its table.
     net = build()
@@ -146,7 +146,7 @@ def main(argv=None):
     # What derivatives of this net cost.
     x, y = images[:64], labels[:64]
     loss = lambda params: jb.softmax_cross_entropy(net.apply(params, x), y).mean()
-    table = jb.cost(loss, params, rows=("gradient", "jvp", "hvp"))
+    table = jb.cost_table(loss, params, rows=("gradient", "jvp", "hvp"))
     print("derivatives of the loss with respect to all params:")
     print(table, end="\n\n")
 

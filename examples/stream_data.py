@@ -28,7 +28,7 @@ import numpy as np
 import optax
 
 import jaxblocks as jb
-from jaxblocks.training import init_training, load_checkpoint, prefetch, save_checkpoint, train_step
+from jaxblocks.training import init_train_state, load_checkpoint, prefetch, save_checkpoint, train_step
 
 NET = jb.MLP(64, 64, 1, activation=jnp.tanh)
 OPTIMIZER = optax.adam(optax.cosine_decay_schedule(3e-3, 2000))
@@ -70,7 +70,7 @@ def batches(source, batch_size, start):
 def train_until(folder, source, stop, batch_size):
     """Steps from the newest checkpoint of the folder, or from the beginning, until ``stop``."""
     shapes = jax.ShapeDtypeStruct((batch_size, 64), jnp.float32)
-    train = init_training(NET, OPTIMIZER, jax.random.key(0), shapes)
+    train = init_train_state(NET, OPTIMIZER, jax.random.key(0), shapes)
     train = load_checkpoint(folder, train, missing_ok=True)
     step = train_step(NET, jb.mse, OPTIMIZER)
     begin = int(train.step)

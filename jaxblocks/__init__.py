@@ -25,15 +25,15 @@ from jaxblocks.layers.linear_models import linear_regression, logistic_regressio
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.pool import (
     GlobalMaxPool,
-    GlobalMeanPool,
+    GlobalAvgPool,
     MaxPool,
-    MeanPool,
+    AvgPool,
     adaptive_max_pool,
-    adaptive_mean_pool,
+    adaptive_avg_pool,
     global_max_pool,
-    global_mean_pool,
+    global_avg_pool,
     max_pool,
-    mean_pool,
+    avg_pool,
 )
 
 # Normalization: of inputs, batches, examples, weights.
@@ -64,7 +64,7 @@ from jaxblocks.layers.graph import (
     GIN,
     Graph,
     GraphBlock,
-    GraphMap,
+    GraphMapFeatures,
     adjacency_graph,
     aggregate,
     batch_graphs,
@@ -77,7 +77,7 @@ from jaxblocks.layers.graph import (
 from jaxblocks.layers.embedding import Embedding, embed, unembed
 from jaxblocks.layers.features import (
     RBF,
-    RandomFourier,
+    RandomFourierFeatures,
     knn_predict,
     random_fourier_features,
     rbf_kernel,
@@ -143,12 +143,12 @@ from jaxblocks.losses import (
     entropy,
     gaussian_nll,
     hinge_loss,
-    huber,
+    huber_loss,
     jensen_gap,
     jensen_shannon,
     kl_divergence,
-    l1,
-    l2,
+    l1_penalty,
+    l2_penalty,
     lp_distance,
     mae,
     mse,
@@ -157,7 +157,7 @@ from jaxblocks.losses import (
     soft_threshold,
     softmax_cross_entropy,
     total_variation,
-    zero_one,
+    zero_one_loss,
 )
 
 # Metrics.
@@ -185,9 +185,9 @@ from jaxblocks.tensors import (
 
 # Derivatives and what they cost; all of them are in jaxblocks.ad.
 from jaxblocks.ad import (
-    cost,
-    count,
-    curvature,
+    cost_table,
+    count_flops,
+    directional_curvature,
     hessian,
     hvp,
     jacobian,
@@ -210,19 +210,19 @@ from jaxblocks.structure import as_dense, receptive_field
 _LATER = {  # loaded at the first use, with the libraries that they need
     # Training; brings optax.
     "fit": "training",
-    "init_training": "training",
+    "init_train_state": "training",
     "train_step": "training",
     "evaluate": "training",
     "minibatches": "training",
-    "three_way_split": "training",
+    "train_val_test_split": "training",
     "early_stopping": "training",
     "random_flip": "training",
     "random_shift": "training",
     "gaussian_noise": "training",
     "proximal_l1": "training",
     "prefetch": "training",
-    "average_params": "training",
-    "averaged": "training",
+    "ema_params": "training",
+    "get_ema": "training",
     "save_checkpoint": "training",
     "load_checkpoint": "training",
     "csv_log": "training",

@@ -36,18 +36,18 @@ __all__ = [
     "as_inputs",
     "as_layer",
     "as_shapes",
-    "at",
-    "both",
+    "child_key",
     "child_of",
     "children",
     "declared_by",
+    "error_context",
     "eval_shape",
-    "fold",
     "init_child",
-    "kind_of",
+    "layer_name",
+    "make_combinator",
     "output_shapes",
-    "pair",
     "require_flag",
+    "require_pair",
     "require_params",
     "side_inputs",
     "split_side",
@@ -244,9 +244,9 @@ def children(owner: str, layers: Iterable, named: Mapping | None = None) -> tupl
 
 def child_of(owner: str, label: int | str | None, layer) -> Child:
     """One layer at one place."""
-    with at(f"{owner}[{label}]" if isinstance(label, int) else f"{owner}.{label}" if label else owner):
+    with error_context(f"{owner}[{label}]" if isinstance(label, int) else f"{owner}.{label}" if label else owner):
         layer = as_layer(layer)
-        kind = kind_of(layer)
+        kind = layer_name(layer)
         for function in layer:
             if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
                 raise TypeError(
@@ -268,18 +268,18 @@ def declared_by(function) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def kind_of(layer) -> str:
+def layer_name(layer) -> str:
     """What a layer is called: the name of the function that built it.
 
     >>> import jax.numpy as jnp
-    >>> kind_of(as_layer(jnp.sin))
+    >>> layer_name(as_layer(jnp.sin))
     'sin'
     """
     parts = getattr(as_layer(layer).apply, "__qualname__", "layer").split(".")
     return parts[-3] if len(parts) >= 3 and parts[-2] == "<locals>" else parts[-1]
 
 
-def fold(key, label):
+def child_key(key, label):
     """The key of the child at ``label``: ``fold_in`` of its position or (hashed) name.
 
     Adding or editing one layer leaves the keys of the others as they were.
@@ -290,7 +290,7 @@ def fold(key, label):
 
 
 @contextmanager
-def at(place: str):
+def error_context(place: str):
     """Add the place to whatever error is raised inside."""
     try:
         yield
@@ -301,22 +301,22 @@ def at(place: str):
 
 def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
-    with at(child.place):
-        made = child.layer.init(fold(key, child.label), *inputs, **_asked_for(child.init_reads, side))
-        return both("init", "(params, state)", made)
+    with error_context(child.place):
+        made = child.layer.init(child_key(key, child.label), *inputs, **_asked_for(child.init_reads, side))
+        return require_pair("init", "(params, state)", made)
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child: side inputs it declares, its own key, its scope, its place."""
-    with at(child.place), jax.named_scope(child.scope):
+    with error_context(child.place), jax.named_scope(child.scope):
         given = _asked_for(child.reads, side)
         if "key" in given:
-            given["key"] = fold(given["key"], child.label)
-        outputs, state = both("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
+            given["key"] = child_key(given["key"], child.label)
+        outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
         return checkpoint_name(outputs, child.scope), state
 
 
-def both(function: str, what: str, made) -> tuple:
+def require_pair(function: str, what: str, made) -> tuple:
     """What a function of a ``StatefulLayer`` returned, if it is a pair as it must be."""
     if not (isinstance(made, tuple) and len(made) == 2):
         raise TypeError(
@@ -365,7 +365,7 @@ def as_shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
 
 
-def pair(kind: str, kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
+def make_combinator(kind: str, kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
     """Make the pair of a combinator from its two functions, written once with state and for all side inputs.
 
     ``init(key, inputs, side) -> (params, state)`` and

@@ -1,7 +1,7 @@
 """Small real data that are already on the machine: sets that ship with scikit-learn, and text of Python itself.
 
 Nothing is downloaded. Each function returns plain NumPy arrays (or a ``str``), in the order of the source, neither
-shuffled nor split nor scaled (but for pixels): see `jaxblocks.three_way_split` and `jaxblocks.minibatches`.
+shuffled nor split nor scaled (but for pixels): see `jaxblocks.train_val_test_split` and `jaxblocks.minibatches`.
 scikit-learn is needed only here; ``pip install jaxblocks[data]`` brings it.
 
 Axis letters: ``rows`` (examples); ``features`` (measured quantities); images are ``(rows, height, width, channels)``.

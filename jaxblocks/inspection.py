@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxblocks.ad.counting import Count, count, equations
+from jaxblocks.ad.counting import Count, count_flops, equations
 from jaxblocks.checks import require_key
 from jaxblocks.core import (
     Layer,
     StatefulLayer,
     as_layer,
     as_shapes,
+    child_key,
     declared_by,
     eval_shape,
-    fold,
-    kind_of,
+    layer_name,
     split_side,
     stateful,
 )
@@ -113,7 +113,7 @@ def summary(net, *inputs, **side) -> Summary:
     """A table of the layers of a net: outputs, params, counted operations. Nothing is computed.
 
     Operations are multiplications, additions and transcendentals of one ``apply`` (see
-    `jaxblocks.count`), those inside a scan times its length; a layer that is applied twice
+    `jaxblocks.count_flops`), those inside a scan times its length; a layer that is applied twice
     is counted twice and listed once.
 
     Args:
@@ -131,7 +131,7 @@ def summary(net, *inputs, **side) -> Summary:
     params take 84 bytes; operations are those of one call on this input
     """
     params, closed, outputs = _trace(net, inputs, side)
-    total = count(jaxpr_as_fun(closed), *[v.aval for v in closed.jaxpr.invars])
+    total = count_flops(jaxpr_as_fun(closed), *[v.aval for v in closed.jaxpr.invars])
     scopes: dict[str, None] = {}  # all of them, outer before inner, in the order in which they begin
     marked: dict[str, list] = {}  # those that are layers, with what they return
     for equation, scope, _ in equations(closed):
@@ -146,7 +146,7 @@ def summary(net, *inputs, **side) -> Summary:
             place = [part for depth, part in enumerate(path, 1) if "/".join(path[:depth]) in marked]
             kind, size = path[-1].partition(".")[2], count_params(_find(params, place))
             rows.append(LayerRow(path, kind, tuple(marked[scope]), size, total.within(scope)))
-    rows.append(LayerRow((), kind_of(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
+    rows.append(LayerRow((), layer_name(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
     return Summary(tuple(rows), sum(math.prod(p.shape) * p.dtype.itemsize for p in jax.tree.leaves(params)))
 
 
@@ -293,7 +293,7 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
     require_key("variance_report", key)
     if "train" in declared_by(layer.apply):
         side = {"train": True, **side}
-    for_apply, declared = fold(key, "apply"), declared_by(layer.init)
+    for_apply, declared = child_key(key, "apply"), declared_by(layer.init)
     if params is None or (state is None and isinstance(as_layer(net), StatefulLayer)):
         made = layer.init(key, *inputs, **{name: value for name, value in side.items() if name in declared})
         params, state = made[0] if params is None else params, made[1] if state is None else state
@@ -302,7 +302,7 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
     rows = [MomentsRow((), "input", *_moments(x)) for x in jax.tree.leaves(inputs) if _holds_floats(x)]
     found = layer_outputs(net, params, *inputs, state=state, **side)
     if not found:  # a layer on its own
-        found = {f".{kind_of(net)}": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}
+        found = {f".{layer_name(net)}": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}
     for scope, outputs in found.items():
         path = tuple(scope.split("/"))
         for y in outputs if isinstance(outputs, tuple) else (outputs,):

@@ -2,10 +2,10 @@
 
 Every loss reduces the last axis (the classes, or the features of one example) and keeps all others: (*batch, n)
 becomes (*batch,). How it reduces is said in each docstring: distances between distributions and likelihoods *sum*
-over classes or features, as their formulas do; ``mse``, ``mae`` and ``huber`` take the *mean* over features. So
+over classes or features, as their formulas do; ``mse``, ``mae`` and ``huber_loss`` take the *mean* over features. So
 ``mse`` of two arrays of shape (n,) is one number, the ordinary mean squared error; predictions of one number per
 example that are to be kept apart have shape (*batch, 1). A few losses of single numbers (``sigmoid_cross_entropy``,
-``hinge_loss``, ``zero_one``) reduce nothing, and say so.
+``hinge_loss``, ``zero_one_loss``) reduce nothing, and say so.
 
     loss = softmax_cross_entropy(logits, labels).mean()
 
@@ -38,12 +38,12 @@ __all__ = [
     "entropy",
     "gaussian_nll",
     "hinge_loss",
-    "huber",
+    "huber_loss",
     "jensen_gap",
     "jensen_shannon",
     "kl_divergence",
-    "l1",
-    "l2",
+    "l1_penalty",
+    "l2_penalty",
     "lp_distance",
     "mae",
     "mse",
@@ -52,7 +52,7 @@ __all__ = [
     "soft_threshold",
     "softmax_cross_entropy",
     "total_variation",
-    "zero_one",
+    "zero_one_loss",
 ]
 
 
@@ -351,7 +351,7 @@ def softmax_cross_entropy(
 
     If the right class leads all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d)); a right answer
     alone says only that it is at most log C. A wrong answer costs at least log 2, so it is loss / log 2, the loss in
-    bits, that bounds ``zero_one`` from above (the loss in nats does not).
+    bits, that bounds ``zero_one_loss`` from above (the loss in nats does not).
 
     Raises ``ValueError`` for a label out of range or a target that does not sum to 1 (known values, or
     ``check=True``). Under ``jit`` a label out of range gives NaN.
@@ -459,7 +459,7 @@ def nll(
 
     -log P(Y = y | x): minus the entry of ``log_probs`` at the label y, counted from 0, in nats. A special case of
     cross-entropy, with the one-hot label in the first slot. For a prediction that is a point mass it is 0 or
-    +infinity (not 0 or 1, as the lecture has it: that is ``zero_one``).
+    +infinity (not 0 or 1, as the lecture has it: that is ``zero_one_loss``).
 
     ``log_probs`` are the output of ``log_softmax``. For scores use ``softmax_cross_entropy``.
 
@@ -494,7 +494,7 @@ def nll(
     return -_at_label(log_probs, labels, inside)
 
 
-def zero_one(
+def zero_one_loss(
     labels: Integer[Array, "*batch"] | Bool[Array, "*batch"],
     predictions: Integer[Array, "*batch"] | Bool[Array, "*batch"],
 ) -> Float[Array, "*batch"]:
@@ -507,7 +507,7 @@ def zero_one(
 
     Raises ``TypeError`` unless both are integers (or booleans), ``ValueError`` for unequal shapes.
 
-    >>> print(zero_one(jnp.array([0, 1, 2]), jnp.array([0, 2, 1])))
+    >>> print(zero_one_loss(jnp.array([0, 1, 2]), jnp.array([0, 2, 1])))
     [0. 1. 1.]
 
     Source: Krapac & Segvic, Deep feed-forward models.
@@ -517,12 +517,12 @@ def zero_one(
         if dtype is None or not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
             came = f"a {type(array).__name__}" if dtype is None else describe(array)
             raise TypeError(
-                f"zero_one compares classes and expects an array of integer {name}, but {came} came; turn scores into "
+                f"zero_one_loss compares classes and expects an array of integer {name}, but {came} came; turn scores into "
                 "classes with .argmax(-1), and numbers into arrays with jnp.asarray."
             )
     if labels.shape != predictions.shape:
         raise ValueError(
-            f"zero_one expects labels and predictions of equal shape, but labels are {describe(labels)} and "
+            f"zero_one_loss expects labels and predictions of equal shape, but labels are {describe(labels)} and "
             f"predictions {describe(predictions)}; reshape one of them."
         )
     wide = jnp.result_type(int)
@@ -598,7 +598,7 @@ def mae(prediction: Float[Array, "*batch features"], target: Float[Array, "*batc
     return jnp.mean(_size(prediction - target), -1).astype(dtype)
 
 
-def huber(
+def huber_loss(
     prediction: Float[Array, "*batch features"],
     target: Float[Array, "*batch features"],
     delta: int | float | Float[Array, ""] = 1.0,
@@ -610,14 +610,14 @@ def huber(
 
     Raises ``ValueError`` for unequal shapes or a ``delta`` that is not positive.
 
-    >>> print(huber(jnp.array([[0.5], [3.0]]), jnp.zeros((2, 1))))
+    >>> print(huber_loss(jnp.array([[0.5], [3.0]]), jnp.zeros((2, 1))))
     [0.125 2.5  ]
 
     Source: Huber 1964, Robust estimation of a location parameter.
     """
-    prediction, target, dtype = _match("huber", prediction=prediction, target=target)
-    _require_last_axis("huber", prediction)
-    _require_positive("huber", delta=delta)
+    prediction, target, dtype = _match("huber_loss", prediction=prediction, target=target)
+    _require_last_axis("huber_loss", prediction)
+    _require_positive("huber_loss", delta=delta)
     error = prediction - target
     delta = jnp.asarray(delta, error.dtype)
     inner = jnp.clip(error, -delta, delta)  # h(e) = inner (e - inner / 2): nothing large is squared
@@ -675,30 +675,30 @@ def _total(where, term, params, mask):
     return total
 
 
-def l1(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
+def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     """L1 penalty of a tree of parameters: the sum of the absolute values of all entries.
 
-    Omega(Theta) = sum |W|, to be added to a loss as lambda * l1(params). The subgradient at 0 is 0; for exact zeros
+    Omega(Theta) = sum |W|, to be added to a loss as lambda * l1_penalty(params). The subgradient at 0 is 0; for exact zeros
     step with ``soft_threshold``.
 
     ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
-    part. The lectures leave out biases; see ``l2`` for a mask that does. Computed and returned in float32 (float64 if
+    part. The lectures leave out biases; see ``l2_penalty`` for a mask that does. Computed and returned in float32 (float64 if
     an array is), also for half precision, where a sum over a whole net would lose most of its digits.
 
     Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
 
-    >>> print(l1({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}))
+    >>> print(l1_penalty({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}))
     3.5
 
     Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
     """
-    return _total("l1", _size, params, mask)
+    return _total("l1_penalty", _size, params, mask)
 
 
-def l2(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
+def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     """L2 penalty of a tree of parameters: the sum of the squares of all entries (no factor 1/2, no root).
 
-    Omega(Theta) = sum W^2, to be added to a loss as lambda * l2(params). Under plain gradient descent
+    Omega(Theta) = sum W^2, to be added to a loss as lambda * l2_penalty(params). Under plain gradient descent
     (lambda / 2) * l2 is weight decay lambda; it is the negative log of a Gaussian prior, up to a constant.
 
     ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
@@ -707,15 +707,15 @@ def l2(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
 
     >>> params = ({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}, ())
-    >>> print(l2(params))
+    >>> print(l2_penalty(params))
     5.25
     >>> no_biases = jax.tree.map_with_path(lambda path, _: path[-1].key != "bias", params)
-    >>> print(l2(params, no_biases))
+    >>> print(l2_penalty(params, no_biases))
     5.0
 
     Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
     """
-    return _total("l2", jnp.square, params, mask)
+    return _total("l2_penalty", jnp.square, params, mask)
 
 
 def soft_threshold(x: Float[Array, "*shape"], threshold: int | float | Float[Array, ""]) -> Float[Array, "*shape"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks.checks import check_values
-from jaxblocks.core import StatefulLayer, as_layer, kind_of
+from jaxblocks.core import StatefulLayer, as_layer, layer_name
 
 __all__ = ["as_dense", "receptive_field"]
 
@@ -56,7 +56,7 @@ def as_dense(layer, shape: tuple[int, ...], params=(), **side) -> Float[Array, "
             rounding = float(jnp.finfo(offset.dtype).eps) ** 0.5 * (abs(A) @ abs(x.ravel()) + abs(at_zero))
             check_values(
                 error <= rounding,
-                f"as_dense expects an affine layer, but {kind_of(layer)} is not: f(x) differs from A x + f(0) by up to "
+                f"as_dense expects an affine layer, but {layer_name(layer)} is not: f(x) differs from A x + f(0) by up to "
                 "{by} for random x. For the derivative at a point, use jax.jacobian.",
                 by=jnp.max(error, initial=0.0),
             )
@@ -114,7 +114,7 @@ def _function(where, layer, params, side):
     layer = as_layer(layer)
     if isinstance(layer, StatefulLayer):
         raise TypeError(
-            f"{where} expects a layer without state, but {kind_of(layer)} has one; fix it: "
+            f"{where} expects a layer without state, but {layer_name(layer)} has one; fix it: "
             "lambda x: layer.apply(params, state, x)[0]."
         )
     return jax.jit(lambda x: layer.apply(params, x, **side))

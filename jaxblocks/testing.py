@@ -20,8 +20,8 @@ from jaxblocks.core import (
     StatefulLayer,
     as_layer,
     as_shapes,
-    both,
-    kind_of,
+    layer_name,
+    require_pair,
     side_inputs,
     split_side,
     stateful,
@@ -93,7 +93,7 @@ def check_layer(
     if broken:
         sentences = "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in broken.items())
         number = sum(map(len, broken.values()))
-        raise AssertionError(f"{kind_of(layer)} breaks {number} of {len(laws)} laws:\n{sentences}")
+        raise AssertionError(f"{layer_name(layer)} breaks {number} of {len(laws)} laws:\n{sentences}")
     return tuple(applied)
 
 
@@ -395,13 +395,13 @@ def _apply(case, params, state, inputs):
     side = dict(case.side)
     if "key" in side_inputs(case.layer):
         side["key"] = jax.random.clone(case.key)
-    return both("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
+    return require_pair("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
 
 
 def _run(case):
     """Params, state, outputs and next state; a layer that learns its state has learned once before evaluation."""
     made = stateful(case.layer).init(jax.random.clone(case.key), *case.inputs, **_init_side(case))
-    params, state = both("init", "(params, state)", made)
+    params, state = require_pair("init", "(params, state)", made)
     for leaf in jax.tree.leaves(made):
         assert hasattr(leaf, "dtype"), (
             f"init made {describe_any(leaf)} among params and state; make arrays, as in jnp.zeros((), jnp.int32)."

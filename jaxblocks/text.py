@@ -1,7 +1,7 @@
 r"""Text: from a string to numbers and back, and the drawing of more of it from a model.
 
 A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., time, vocabulary)``, where those at t are
-of the token at t + 1; see `jaxblocks.models`. `generate` takes it with a cache (``cache=`` or ``streaming=`` in its
+of the token at t + 1; see `jaxblocks.models`. `generate` takes it with a cache (``cache=`` or ``stateful=`` in its
 builder), or, for the same tokens in more time, without.
 
 Axis letters: ``*batch``; ``time`` of the prompts; ``steps`` drawn.
@@ -253,7 +253,7 @@ def generate(
     r"""Prompts, and what a model writes after them: :math:`x_{t+1} \sim softmax(z_t / \tau)`, one token after another.
 
     With :math:`z_t` the logits of the model after :math:`x_0, \dots, x_t` and :math:`\tau` ``temperature``. All is one
-    compiled scan. A ``StatefulLayer`` (``cache=``, ``streaming=``) sees each token once; a ``Layer`` computes the whole
+    compiled scan. A ``StatefulLayer`` (``cache=``, ``stateful=``) sees each token once; a ``Layer`` computes the whole
     text again at every step, and writes the same tokens.
 
     Args:

@@ -184,15 +184,15 @@ assert jnp.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
 # %% [markdown]
 # **What does an einsum cost?** One product for each turn of the loops: the product of the sizes of *all* letters. With
 # three operands the order of work matters, just as in the chain rule (notebook 7). For $A B v$ with $100 \times 100$
-# matrices: all at once $100^3$ products, one after the other either $100^3 + 100^2$ or $2 \cdot 100^2$. (`jb.count`
+# matrices: all at once $100^3$ products, one after the other either $100^3 + 100^2$ or $2 \cdot 100^2$. (`jb.count_flops`
 # counts the operations of any function.)
 
 # %%
 P, w = jnp.ones((100, 100)), jnp.ones(100)
 left_first = lambda: jb.einsum("ik,k->i", jb.einsum("ij,jk->ik", P, P), w)
 right_first = lambda: jb.einsum("ij,j->i", P, jb.einsum("jk,k->j", P, w))
-assert jb.count(left_first).multiplications == 100**3 + 100**2
-assert jb.count(right_first).multiplications == 2 * 100**2
+assert jb.count_flops(left_first).multiplications == 100**3 + 100**2
+assert jb.count_flops(right_first).multiplications == 2 * 100**2
 
 # %% [markdown]
 # ## 4. The tensor product
@@ -379,8 +379,8 @@ assert np.isclose(einsum_by_loops("ijk->", T), T.sum())
 # needs.
 
 # %%
-assert jb.count(lambda: jb.einsum("ij,ij->", P, P.T)).multiplications == 100**2
-assert jb.count(lambda: jnp.trace(jb.einsum("ij,jk->ik", P, P))).multiplications == 100**3
+assert jb.count_flops(lambda: jb.einsum("ij,ij->", P, P.T)).multiplications == 100**2
+assert jb.count_flops(lambda: jnp.trace(jb.einsum("ij,jk->ik", P, P))).multiplications == 100**3
 
 # %% [markdown]
 # **4.** The rows are $(1, 2, 3)$ plus 0, 3 and 6 times $(1, 1, 1)$: two products. One is not enough, since the rows are

@@ -82,7 +82,7 @@ for K, expected in ((1, 0.5), (10, 0.58), (100, 0.625), (1000, 0.662)):
 # choose by (*validation*), one to test, once, at the end.
 
 # %%
-train, validation, test = jb.three_way_split(jax.random.key(0), (test_x, test_y))
+train, validation, test = jb.train_val_test_split(jax.random.key(0), (test_x, test_y))
 assert [len(part[0]) for part in (train, validation, test)] == [350, 75, 75]
 assert len({float(x) for part in (train, validation, test) for x in part[0]}) == 500  # no example in two parts
 
@@ -125,14 +125,14 @@ assert jnp.allclose(gradients.mean(), jax.grad(lambda theta: jnp.mean(single(the
 # $$ \mathrm{MSE} = \frac1d \sum_j (v_j - w_j)^2, \qquad \mathrm{MAE} = \frac1d \sum_j |v_j - w_j| . $$
 #
 # What is the difference? Ask which *constant* is the best prediction for a set of numbers. For the squared error it is
-# the mean; for the absolute error the median, which a single absurd number does not move. `huber` is squared near 0 and
+# the mean; for the absolute error the median, which a single absurd number does not move. `huber_loss` is squared near 0 and
 # absolute further away.
 
 # %%
 numbers = jnp.array([1.0, 2.0, 2.5, 3.0, 12.0])
 guesses = jnp.linspace(0, 8, 801)
 mean_loss = lambda loss: jax.jit(jax.vmap(lambda guess: loss(jnp.full(5, guess), numbers)))(guesses)
-curves = {name: mean_loss(loss) for name, loss in {"MSE": jb.mse, "MAE": jb.mae, "Huber": jb.huber}.items()}
+curves = {name: mean_loss(loss) for name, loss in {"MSE": jb.mse, "MAE": jb.mae, "Huber": jb.huber_loss}.items()}
 best = {name: float(guesses[values.argmin()]) for name, values in curves.items()}
 assert abs(best["MSE"] - numbers.mean()) < 0.01 and abs(best["MAE"] - jnp.median(numbers)) < 0.01
 print({name: round(value, 2) for name, value in best.items()})
@@ -431,7 +431,7 @@ except ValueError as error:
 
 # %%
 certainly_wrong = jnp.log(jb.one_hot(jnp.array(3), 4))
-assert jb.nll(certainly_wrong, label) == jnp.inf and jb.zero_one(label, jnp.array(3)) == 1
+assert jb.nll(certainly_wrong, label) == jnp.inf and jb.zero_one_loss(label, jnp.array(3)) == 1
 chances = np.asarray(predicted, np.float64)
 draws = np.random.default_rng(0).choice(4, size=20_000, p=chances / chances.sum())
 assert abs((draws != 2).mean() - (1 - chances[2])) < 0.02
@@ -556,7 +556,7 @@ arm = np.repeat(np.arange(3), 200).astype(np.int32)
 radius = rng.uniform(0.1, 1, 600)
 angle = 2 * np.pi * arm / 3 + 6 * radius + rng.normal(0, 0.2, 600)
 points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).astype(np.float32)
-train, validation, test = jb.three_way_split(jax.random.key(1), (points, arm))
+train, validation, test = jb.train_val_test_split(jax.random.key(1), (points, arm))
 
 net = jb.MLP(32, 32, 3)
 fitted = jb.fit(
@@ -603,7 +603,7 @@ print(f"linear: {linear_accuracy:.3f}")
 # | the answer is | the net outputs | loss |
 # |---|---|---|
 # | numbers, Gaussian noise | their mean | `mse` |
-# | numbers, with outliers | their median | `mae`, or `huber` |
+# | numbers, with outliers | their median | `mae`, or `huber_loss` |
 # | one of two classes | one score | `sigmoid_cross_entropy` |
 # | one of $C$ classes | $C$ scores | `softmax_cross_entropy` |
 # | a distribution | $C$ scores | `softmax_cross_entropy` with soft targets |

@@ -322,7 +322,7 @@ axes = plotting.matrix(K, axes)
 # leave the whole as it is:
 
 # %%
-block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), globals=jb.Dense(2))
+block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), global_features=jb.Dense(2))
 block_params = block.init(jax.random.key(0), graph)
 order = jnp.array([2, 0, 3, 1])  # the new node i is the old node order[i]
 place = jnp.argsort(order)
@@ -330,7 +330,7 @@ renumbered = graph._replace(nodes=features[order], senders=place[graph.senders],
 run_block = jax.jit(block.apply)
 before, after = run_block(block_params, graph), run_block(block_params, renumbered)
 assert jnp.allclose(after.nodes, before.nodes[order], atol=1e-5)
-assert jnp.allclose(after.globals, before.globals, atol=1e-5)
+assert jnp.allclose(after.global_features, before.global_features, atol=1e-5)
 
 # %% [markdown]
 # ## 4. All of them side by side
@@ -367,7 +367,7 @@ assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ri
 
 # %%
 line = jnp.linspace(-1, 1, 40)[:, None]
-random_waves = jb.RandomFourier(30, gamma=4.0)
+random_waves = jb.RandomFourierFeatures(30, gamma=4.0)
 waves = random_waves.apply(random_waves.init(jax.random.key(0), line), line)  # drawn, and never trained
 best = jb.linear_regression(waves, jnp.sin(5 * line), ridge=1e-6)
 assert abs(jb.affine(waves, **best) - jnp.sin(5 * line)).max() < 0.05

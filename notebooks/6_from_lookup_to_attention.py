@@ -270,13 +270,13 @@ assert (jnp.triu(causal_weights, 1) == 0).all() and jnp.allclose(causal_weights.
 # ## 6. What it costs
 #
 # Every position looks at every position: $n^2$ products of $k$ features for the scores and $n^2$ of $v$ for the
-# answers. Twice the length costs four times as much. `jb.count` counts multiplications without running anything.
+# answers. Twice the length costs four times as much. `jb.count_flops` counts multiplications without running anything.
 
 
 # %%
 def multiplications(f, length):
     operand = jax.ShapeDtypeStruct((length, 1, 64), jnp.float32)
-    return jb.count(f, operand, operand, operand).multiplications
+    return jb.count_flops(f, operand, operand, operand).multiplications
 
 
 quadratic = lambda q, k, v: jb.attention(q, k, v, scale=None, implementation="einsum")

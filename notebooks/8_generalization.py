@@ -306,10 +306,10 @@ figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = chosen.plot(axes)
 
 # %% [markdown]
-# So three sets are needed: one to train on, one to choose by, one to report. `three_way_split` cuts them, disjoint.
+# So three sets are needed: one to train on, one to choose by, one to report. `train_val_test_split` cuts them, disjoint.
 
 # %%
-parts = jb.three_way_split(jax.random.key(9), jnp.arange(100))
+parts = jb.train_val_test_split(jax.random.key(9), jnp.arange(100))
 train_part, validation_part, test_part = (set(np.asarray(jax.tree.leaves(part)[0]).tolist()) for part in parts)
 assert not train_part & validation_part and not train_part & test_part and not validation_part & test_part
 assert len(train_part | validation_part | test_part) == 100

@@ -27,17 +27,17 @@ from jaxblocks.diffusion import (
     ddim,
     dpm_solver_pp_2m,
     euler,
-    flow_matching,
+    flow_matching_schedule,
     gaussian_mixture,
     guided,
     heun,
     initial_noise,
     times,
-    variance_preserving,
+    variance_preserving_schedule,
 )
 
 data = gaussian_mixture(jnp.array([[-1.5], [0.5], [1.5]]), jnp.array([0.04, 0.02, 0.04]), jnp.array([0.5, 0.2, 0.3]))
-schedule = variance_preserving()
+schedule = variance_preserving_schedule()
 density = jax.jit(lambda x, t: jnp.exp(data.at(t, schedule).log_density(x)))
 line = jnp.linspace(-4, 4, 400)
 
@@ -257,7 +257,7 @@ assert abs(shares[0] - 0.3) < 0.05 and shares[0] < shares[1] < shares[2] and sha
 # mean over all data that may be meant.)
 
 # %%
-flow = flow_matching()
+flow = flow_matching_schedule()
 paths = heun(data.predictor(flow, "velocity"), noise, times(flow, 40), flow, "velocity", path=True)
 figure, ax = plt.subplots(figsize=(4.5, 3), layout="constrained")
 ax.plot(times(flow, 40), paths[:, :40, 0], linewidth=0.6)

@@ -30,8 +30,8 @@ from jaxblocks.ad import (
     binomial_steps,
     bracketings,
     chain_cost,
-    cost,
-    count,
+    cost_table,
+    count_flops,
     hvp,
     jacobian,
     jacobian_chain,
@@ -241,14 +241,14 @@ assert jnp.allclose(row, whole[0], atol=1e-6)
 
 # %% [markdown]
 # Either pass costs about two functions: one for the values, one for what is carried along. The whole Jacobian takes
-# $d_0$ columns by forward mode (`jax.jacfwd`), or $d_L$ rows by reverse mode (`jax.jacrev`). `cost` reads the programs
+# $d_0$ columns by forward mode (`jax.jacfwd`), or $d_L$ rows by reverse mode (`jax.jacrev`). `cost_table` reads the programs
 # and counts; nothing is run with `measure=False`.
 
 # %%
 wide = jb.MLP(128, 64, 10, activation=jb.tanh)
 image = jax.random.normal(key, (784,))
 wide_params = wide.init(key, image)
-table = cost(lambda x: wide.apply(wide_params, x), image, measure=False)
+table = cost_table(lambda x: wide.apply(wide_params, x), image, measure=False)
 assert 1.9 < table.jvp.flops_ratio < 2.1 and 1.9 < table.vjp.flops_ratio < 2.1
 assert 780 < table.jacfwd.flops_ratio < 790 and 10 < table.jacrev.flops_ratio < 12
 table
@@ -467,7 +467,7 @@ assert (-2 * (target - h) * (X2 * (slope[:, None] * a))).tolist() == [[1, 10], [
 # layers of width $m$, each of the $k$ derivatives passes through up to $k$ layers, each at $m^2$ multiplications:
 # $O(k^2 m^2)$. The backward pass makes each product once: $O(k m^2)$, as much as the forward pass up to a constant.
 #
-# `count` counts the operations of both.
+# `count_flops` counts the operations of both.
 
 
 # %%
@@ -484,8 +484,8 @@ def one_by_one(X):
 
 depths = (2, 4, 8, 16, 32)
 nets = [[jnp.ones((64, 64))] * k for k in depths]
-shared = [count(jax.grad(loss), X).flops for X in nets]
-separate = [count(one_by_one, X).flops for X in nets]
+shared = [count_flops(jax.grad(loss), X).flops for X in nets]
+separate = [count_flops(one_by_one, X).flops for X in nets]
 for k, s, n in zip(depths, shared, separate, strict=True):
     print(f"{k:3} layers of width 64: backpropagation {s:10,}   one by one {n:11,}   ratio {n / s:5.1f}")
 
@@ -512,23 +512,23 @@ legend = axes.legend()
 
 # %%
 narrow_net, wide_net = [jnp.ones((64, 64))] * 4, [jnp.ones((128, 128))] * 4
-ratio = count(jax.grad(loss), wide_net).flops / count(jax.grad(loss), narrow_net).flops
+ratio = count_flops(jax.grad(loss), wide_net).flops / count_flops(jax.grad(loss), narrow_net).flops
 assert 3.9 < ratio < 4
 assert sum(g.size for g in jax.grad(loss)(narrow_net)) == 4 * 64**2
-constant = count(jax.grad(loss), wide_net).flops / count(loss, wide_net).flops
+constant = count_flops(jax.grad(loss), wide_net).flops / count_flops(loss, wide_net).flops
 assert 2 < constant < 4
 print(f"twice the width: {ratio:.2f} times the operations; gradient / function: {constant:.2f}")
 
 # %% [markdown]
 # ## 8. Counted and measured
 #
-# The loss of a classifier with 784 inputs, differentiated by its input: now `cost` also compiles and times the programs
+# The loss of a classifier with 784 inputs, differentiated by its input: now `cost_table` also compiles and times the programs
 # (median and quartiles) and asks the compiler how much memory each needs.
 
 # %%
 classify = lambda x: jb.softmax_cross_entropy(wide.apply(wide_params, x), jnp.int32(3))
 rows = ("jvp", "vjp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
-table = cost(classify, image, rows=rows, repeats=10)
+table = cost_table(classify, image, rows=rows, repeats=10)
 assert table.gradient.flops_ratio < 2.1 and table.hvp.flops_ratio < 3.2
 assert table.jacfwd.flops_ratio > 780 and table.hessian.flops_ratio > 1500
 table
@@ -643,7 +643,7 @@ assert jnp.allclose(hvp(y, point, v), jax.grad(lambda x: jax.grad(y)(x) @ v)(poi
 # %%
 of_params = lambda params: jb.softmax_cross_entropy(wide.apply(params, image), jnp.int32(3))
 n = sum(leaf.size for leaf in jax.tree.leaves(wide_params))
-second = cost(of_params, wide_params, rows=("gradient", "hvp"), measure=False)
+second = cost_table(of_params, wide_params, rows=("gradient", "hvp"), measure=False)
 assert n == 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10 == 109_386
 assert second.hvp.flops < 2 * second.gradient.flops
 assert 47e9 < 4 * n**2 < 48e9
@@ -682,7 +682,7 @@ plan
 
 # %%
 modes = {"jacfwd": jax.jacfwd, "jacrev": jax.jacrev, "jacobian": jacobian}
-operations = {name: count(mode(reconstruct), image).flops for name, mode in modes.items()}
+operations = {name: count_flops(mode(reconstruct), image).flops for name, mode in modes.items()}
 assert 35 < operations["jacfwd"] / operations["jacobian"] < 45
 operations
 
@@ -691,7 +691,7 @@ stock, planned = jax.jit(jax.jacrev(reconstruct)), jax.jit(jacobian(reconstruct)
 assert jnp.allclose(stock(image), planned(image), atol=1e-5)
 # The time of a program is the row "function" of its table:
 for name, way in {"jacrev": stock, "jacobian": planned}.items():
-    measured = cost(way, image, rows="function", repeats=10).function
+    measured = cost_table(way, image, rows="function", repeats=10).function
     print(f"{name:9} {1e3 * measured.seconds:6.2f} ms, {measured.temporary_bytes:8,} bytes of temporary memory")
 
 # %% [markdown]
@@ -788,8 +788,8 @@ full = jax.jacobian(lambda W: W @ h)(W).reshape(D, D * d)
 assert jnp.array_equal(full, jnp.kron(jnp.eye(D), h[None, :]))
 assert jnp.count_nonzero(full) / full.size == 1 / D
 assert jnp.allclose((by_s @ full).reshape(D, d), jnp.outer(by_s, h), atol=1e-5)
-assert count(jnp.matmul, by_s, full).multiplications == 500_000
-assert count(jnp.outer, by_s, h).multiplications == 5_000
+assert count_flops(jnp.matmul, by_s, full).multiplications == 500_000
+assert count_flops(jnp.outer, by_s, h).multiplications == 5_000
 
 # %% [markdown]
 # **4.** $v_1 = x_1 x_2 = \pi$, $v_2 = \sin x_1 = 1$, $v_3 = v_1 + v_2 = \pi + 1$. Back: $\bar v_3 = 1$,
@@ -810,9 +810,9 @@ trace
 # %%
 assert np.allclose((-0.25 * 1 + 1 * -2, 1 * 1 + math.sin(5) * -2), (-2.25, 2.9178485))
 both = ("hvp", "hvp_reverse_over_reverse")
-ways = cost(classify, image, rows=both, measure=False)
+ways = cost_table(classify, image, rows=both, measure=False)
 assert 0.99 < ways.hvp_reverse_over_reverse.flops / ways.hvp.flops < 1.01
-deep = cost(*make(64), rows=both, repeats=0)  # compiled for its memory, not run
+deep = cost_table(*make(64), rows=both, repeats=0)  # compiled for its memory, not run
 assert deep.hvp_reverse_over_reverse.temporary_bytes > 2 * deep.hvp.temporary_bytes
 deep
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxblocks import ad
-from jaxblocks.ad import build, cost, count, curvature, equations, hvp, value_grad_hvp
+from jaxblocks.ad import build, cost_table, count_flops, directional_curvature, equations, hvp, value_grad_hvp
 
 table_of_costs = importlib.import_module("jaxblocks.ad.table")
 
@@ -56,8 +56,8 @@ def version(monkeypatch):
 TOOLS = [
     lambda: hvp(jnp.sum, jnp.ones(2), jnp.ones(2)),
     lambda: value_grad_hvp(jnp.sum, jnp.ones(2), jnp.ones(2)),
-    lambda: curvature(jnp.sum, jnp.ones(2), jnp.ones(2)),
-    lambda: cost(jnp.sum, jnp.ones(2), measure=False),
+    lambda: directional_curvature(jnp.sum, jnp.ones(2), jnp.ones(2)),
+    lambda: cost_table(jnp.sum, jnp.ones(2), measure=False),
 ]
 
 
@@ -247,7 +247,7 @@ def test_products_can_be_differentiated():
     with jax.enable_x64(True):
         f, params = small_net()
         v, u = (like(params, w) for w in np.random.default_rng(3).normal(size=(2, flat(params).size)))
-        along = jax.jit(lambda p: curvature(f, p, v))
+        along = jax.jit(lambda p: directional_curvature(f, p, v))
         h = 1e-5
         up, down = (along(like(params, flat(params) + s * h * flat(u))) for s in (1, -1))
         forward = jax.jit(lambda p: jax.jvp(along, (p,), (u,))[1])(params)
@@ -332,12 +332,15 @@ def test_a_product_costs_a_few_gradients_and_forms_no_matrix():
     f, params = wide_net()
     v = jax.tree.map(jnp.ones_like, params)
     n = sum(leaf.size for leaf in jax.tree.leaves(params))
-    gradient = count(jax.grad(f), params).flops
-    assert 1.5 * gradient < count(functools.partial(hvp, f), params, v).flops <= 3.5 * gradient
-    assert count(functools.partial(curvature, f), params, v).flops < count(functools.partial(hvp, f), params, v).flops
-    one_pass = count(functools.partial(value_grad_hvp, f), params, v).flops
+    gradient = count_flops(jax.grad(f), params).flops
+    assert 1.5 * gradient < count_flops(functools.partial(hvp, f), params, v).flops <= 3.5 * gradient
+    assert (
+        count_flops(functools.partial(curvature, f), params, v).flops
+        < count_flops(functools.partial(hvp, f), params, v).flops
+    )
+    one_pass = count_flops(functools.partial(value_grad_hvp, f), params, v).flops
     assert one_pass < 0.85 * (
-        count(functools.partial(hvp, f), params, v).flops + count(jax.value_and_grad(f), params).flops
+        count_flops(functools.partial(hvp, f), params, v).flops + count_flops(jax.value_and_grad(f), params).flops
     )
     for tool in (hvp, value_grad_hvp, curvature):
         assert largest_array(functools.partial(tool, f), params, v) < 2 * n
@@ -367,7 +370,7 @@ EVERY = [
 
 def test_rows_that_make_sense():
     """Of a scalar all; of anything else the Jacobian and its products; no matrix that takes over 1000 passes."""
-    names = lambda f, x, **options: list(cost(f, x, measure=False, **options).rows)
+    names = lambda f, x, **options: list(cost_table(f, x, measure=False, **options).rows)
     few, many = shaped(1000), shaped(1001)
     assert names(lambda x: jnp.sum(x**2), few) == EVERY
     assert names(lambda x: jnp.sum(x**2), many) == [name for name in EVERY if name not in ("jacfwd", "hessian")]
@@ -390,7 +393,7 @@ def test_operations_of_each_row_by_hand():
     """y = W x of m x n: one product more for jvp and vjp, n of them forward, m of them in reverse (AD-04, AD-05)."""
     m, n = 7, 5
     w = jnp.ones((m, n))
-    table = cost(lambda x: w @ x, shaped(n), rows="all", measure=False)
+    table = cost_table(lambda x: w @ x, shaped(n), rows="all", measure=False)
     assert {row.name: row.flops for row in table} == {
         "function": 2 * m * n,
         "jvp": 2 * 2 * m * n,
@@ -398,7 +401,7 @@ def test_operations_of_each_row_by_hand():
         "jacfwd": n * 2 * m * n,
         "jacrev": m * 2 * m * n,
     }
-    square = cost(lambda x: jnp.sum((w @ x) ** 2), shaped(n), rows="all", measure=False)
+    square = cost_table(lambda x: jnp.sum((w @ x) ** 2), shaped(n), rows="all", measure=False)
     forward, product = 2 * m * n + m + m - 1, 2 * m * n  # W x, squares, their sum
     assert square.function.flops == forward
     assert square.gradient.flops == forward + m + m + product  # 2 y, times the cotangent, W^T
@@ -432,7 +435,7 @@ def test_a_function_of_trees_to_trees_is_measured():
         y = jnp.tanh(x @ params["w"])
         return {"y": y, "more": (y.sum(), y[0])}
 
-    table = cost(f, {"w": jnp.ones((3, 2))}, jnp.ones((4, 3)), repeats=2, key=jax.random.key(1))
+    table = cost_table(f, {"w": jnp.ones((3, 2))}, jnp.ones((4, 3)), repeats=2, key=jax.random.key(1))
     assert list(table.rows) == ["function", "jvp", "vjp", "jacfwd", "jacrev"]
     assert all(row.seconds > 0 for row in table)
     assert table.vjp.count.dots == 2 * table.function.count.dots
@@ -440,13 +443,13 @@ def test_a_function_of_trees_to_trees_is_measured():
 
 def test_what_needs_too_much_memory_is_not_called():
     f = lambda x: jnp.sum(jnp.tanh(x) ** 2)
-    table = cost(f, jnp.ones(300), rows=("gradient", "hessian"), repeats=1, memory_limit=100_000)
+    table = cost_table(f, jnp.ones(300), rows=("gradient", "hessian"), repeats=1, memory_limit=100_000)
     assert table.gradient.seconds > 0
     assert table.hessian.seconds is table.hessian.time_ratio is table.hessian.quartiles is None
     assert table.hessian.temporary_bytes is not None
     assert str(table).endswith("Not timed, for it needs more memory than memory_limit: hessian.")
     assert np.isnan(table.plot().patches[-1].get_width())
-    nothing = cost(f, jnp.ones(300), rows=("gradient",), repeats=1, memory_limit=1)
+    nothing = cost_table(f, jnp.ones(300), rows=("gradient",), repeats=1, memory_limit=1)
     assert all(row.seconds is None for row in nothing)
     assert "Not timed" not in str(nothing).splitlines()[0]
 
@@ -454,7 +457,7 @@ def test_what_needs_too_much_memory_is_not_called():
 def test_the_table_becomes_a_data_frame():
     pandas = pytest.importorskip("pandas")
     f, params = lambda x: jnp.sum(x**2), jnp.ones(3)
-    table = cost(f, params, rows=BASIC, repeats=2)
+    table = cost_table(f, params, rows=BASIC, repeats=2)
     frame = table.to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.index) == ["function", "gradient", "jvp", "hvp"]
@@ -469,7 +472,7 @@ def test_the_table_becomes_a_data_frame():
             row.quartiles[1],
         )
         assert line["temporary_bytes"] == row.temporary_bytes
-    counted = cost(f, params, rows=BASIC, measure=False).to_frame()
+    counted = cost_table(f, params, rows=BASIC, measure=False).to_frame()
     assert list(counted.columns) == list(frame.columns)
     assert list(counted.dtypes) == list(frame.dtypes)
     assert counted["seconds"].isna().all()
@@ -477,7 +480,7 @@ def test_the_table_becomes_a_data_frame():
 
 def test_without_pandas_the_rows_can_be_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    table = cost(jnp.sum, shaped(3), rows="jvp", measure=False)
+    table = cost_table(jnp.sum, shaped(3), rows="jvp", measure=False)
     with pytest.raises(ImportError, match=r"to_frame needs pandas.*\(pip install pandas\).*for row in table"):
         table.to_frame()
     assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # the advice
@@ -485,13 +488,13 @@ def test_without_pandas_the_rows_can_be_read(monkeypatch):
 
 def test_table_of_costs_counts_what_count_counts():
     f, params = wide_net()
-    table = cost(f, params, rows=BASIC, measure=False)
+    table = cost_table(f, params, rows=BASIC, measure=False)
     v = jax.tree.map(jnp.ones_like, params)
     assert [row.name for row in table] == ["function", "gradient", "jvp", "hvp"]
-    assert table.function.flops == count(f, params).flops
-    assert table["gradient"].count == count(jax.value_and_grad(f), params)
-    assert table.jvp.flops == count(lambda p, v: jax.jvp(f, (p,), (v,)), params, v).flops
-    assert table.hvp.flops == count(functools.partial(hvp, f), params, v).flops
+    assert table.function.flops == count_flops(f, params).flops
+    assert table["gradient"].count == count_flops(jax.value_and_grad(f), params)
+    assert table.jvp.flops == count_flops(lambda p, v: jax.jvp(f, (p,), (v,)), params, v).flops
+    assert table.hvp.flops == count_flops(functools.partial(hvp, f), params, v).flops
     assert table.function.flops_ratio == 1.0
     assert table.gradient.flops_ratio == table.gradient.flops / table.function.flops
     assert all(row.seconds is None and row.temporary_bytes is None for row in table)
@@ -500,44 +503,44 @@ def test_table_of_costs_counts_what_count_counts():
 def test_ratios_by_count():
     """The cheap gradient principle: two to four times the function; forward mode about twice."""
     f, params = wide_net()
-    table = cost(f, params, rows=("gradient", "jvp", "hvp", "curvature", "hessian"), measure=False)
+    table = cost_table(f, params, rows=("gradient", "jvp", "hvp", "curvature", "hessian"), measure=False)
     assert 2 < table.gradient.flops_ratio < 4
     assert 1.5 < table.jvp.flops_ratio < 3
     assert 4 < table.hvp.flops_ratio < 8.5
     assert table.curvature.flops < table.hvp.flops
     assert table.hessian.flops_ratio > 1000
-    narrow = cost(lambda x: jnp.sum(jnp.tanh(x) ** 2), jnp.ones(50), rows=("jacfwd", "jacrev"), measure=False)
+    narrow = cost_table(lambda x: jnp.sum(jnp.tanh(x) ** 2), jnp.ones(50), rows=("jacfwd", "jacrev"), measure=False)
     assert narrow.jacfwd.flops > 10 * narrow.jacrev.flops
 
 
 def test_further_arguments_are_not_differentiated():
     f = lambda w, x, n: jnp.sum((x @ w) ** 2) * n
     shapes = jax.ShapeDtypeStruct((3, 2), jnp.float32), jax.ShapeDtypeStruct((4, 3), jnp.float32)
-    table = cost(f, *shapes, 2.0, measure=False)
+    table = cost_table(f, *shapes, 2.0, measure=False)
     products = 4 * 3 * 2
     assert table.function.count.multiplications == products + 8 + 1  # x w, the squares, n
-    gradient = cost(f, *shapes, 2.0, rows=("gradient",), measure=False).gradient.count
+    gradient = cost_table(f, *shapes, 2.0, rows=("gradient",), measure=False).gradient.count
     assert gradient.multiplications == 2 * products + 3 * 8 + 2  # x w and its transpose for w, none for x
 
 
 def test_measured_columns():
     f, params = wide_net()
-    table = cost(f, params, rows=BASIC, repeats=3, key=jax.random.key(0))
+    table = cost_table(f, params, rows=BASIC, repeats=3, key=jax.random.key(0))
     for row in table:
         assert 0 < row.quartiles[0] <= row.seconds <= row.quartiles[1]
         assert isinstance(row.temporary_bytes, int)
     assert table.function.time_ratio == 1.0
     assert table.gradient.temporary_bytes > 0
-    once = cost(f, params, rows=("gradient",), repeats=1)
+    once = cost_table(f, params, rows=("gradient",), repeats=1)
     assert once.gradient.quartiles == (once.gradient.seconds,) * 2
-    compiled = cost(f, params, rows=BASIC, repeats=0)
+    compiled = cost_table(f, params, rows=BASIC, repeats=0)
     assert compiled.hvp.seconds is None
     assert compiled.hvp.temporary_bytes == table.hvp.temporary_bytes
 
 
 def test_the_table_prints_in_a_terminal_and_in_a_notebook():
     f, params = wide_net()
-    table = cost(f, params, rows=BASIC, measure=False)
+    table = cost_table(f, params, rows=BASIC, measure=False)
     text, html = str(table), table._repr_html_()
     assert text == repr(table)
     lines = text.splitlines()
@@ -549,20 +552,20 @@ def test_the_table_prints_in_a_terminal_and_in_a_notebook():
         assert row.name in html
     assert html.startswith("<table>")
     assert html.count("<tr>") == 5
-    measured = str(cost(f, params, rows=("gradient",), repeats=2))
+    measured = str(cost_table(f, params, rows=("gradient",), repeats=2))
     assert "time (ms)" in measured
     assert "temporary bytes" in measured
 
 
 def test_the_table_says_what_it_could_not_count():
     f = lambda x: jnp.linalg.eigh(x + x.T)[0][0]
-    table = cost(f, jnp.diag(jnp.arange(3.0)), rows=("function",), measure=False)
+    table = cost_table(f, jnp.diag(jnp.arange(3.0)), rows=("function",), measure=False)
     assert str(table).endswith("Not counted, for their arithmetic is not known: eigh.")
     assert "eigh" in table._repr_html_()
     g = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x).sum()
-    assert "loop of unknown length" in str(cost(g, jnp.ones(3), rows=("function", "jvp"), measure=False))
+    assert "loop of unknown length" in str(cost_table(g, jnp.ones(3), rows=("function", "jvp"), measure=False))
     h = lambda x: jax.lax.cond(x.sum() > 1.0, jnp.sin, jnp.cos, x).sum()
-    assert "the costliest is counted" in str(cost(h, jnp.ones(3), rows=("jvp",), measure=False))
+    assert "the costliest is counted" in str(cost_table(h, jnp.ones(3), rows=("jvp",), measure=False))
 
 
 def test_the_table_draws_itself():
@@ -570,14 +573,14 @@ def test_the_table_draws_itself():
     import matplotlib.pyplot as plt
 
     f, params = wide_net()
-    table = cost(f, params, rows=BASIC, measure=False)
+    table = cost_table(f, params, rows=BASIC, measure=False)
     _, ax = plt.subplots()
     assert table.plot(ax) is ax
     assert [bar.get_width() for bar in ax.patches] == [row.flops_ratio for row in table]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["function", "gradient", "jvp", "hvp"]
     assert ax.get_xscale() == "linear"
-    assert len(cost(f, params, rows=BASIC, repeats=1).plot().patches) == 8
-    assert cost(jnp.sum, shaped(100), measure=False).plot().get_xscale() == "log"
+    assert len(cost_table(f, params, rows=BASIC, repeats=1).plot().patches) == 8
+    assert cost_table(jnp.sum, shaped(100), measure=False).plot().get_xscale() == "log"
     plt.close("all")
 
 
@@ -585,32 +588,36 @@ def test_errors_of_the_table_are_sentences():
     with pytest.raises(
         ValueError, match=r"cost knows no row 'gradients'; those that it knows: function, jvp, vjp, grad"
     ):
-        cost(jnp.sum, jnp.ones(3), rows=("gradients",))
+        cost_table(jnp.sum, jnp.ones(3), rows=("gradients",))
     for row in EVERY[3:4] + EVERY[6:]:
         with pytest.raises(ValueError, match=rf"row '{row}' of cost .* scalar.*returns float32 \(3,\); ask for 'vjp'"):
-            cost(jnp.sin, jnp.ones(3), rows=row, measure=False)
+            cost_table(jnp.sin, jnp.ones(3), rows=row, measure=False)
     with pytest.raises(ValueError, match=r"row 'hvp' of cost.*returns a tuple of 2 arrays; ask for .*f\(x\).sum\(\)"):
-        cost(lambda x: (x.sum(), x), jnp.ones(3), rows="hvp")
+        cost_table(lambda x: (x.sum(), x), jnp.ones(3), rows="hvp")
     with pytest.raises(
         TypeError, match=r"cost expects f to return floating-point arrays, but int32 \(\) came; .*\[0\]"
     ):
-        cost(lambda x: (x.sum(), jnp.argmax(x)), jnp.ones(3))
+        cost_table(lambda x: (x.sum(), jnp.argmax(x)), jnp.ones(3))
     with pytest.raises(TypeError, match=r"cost expects f to return arrays, but None came"):
-        cost(lambda x: None, jnp.ones(3))
+        cost_table(lambda x: None, jnp.ones(3))
     with pytest.raises(ValueError, match=r"memory_limit to be a whole number >= 1, but 0 came"):
-        cost(jnp.sum, jnp.ones(3), memory_limit=0)
+        cost_table(jnp.sum, jnp.ones(3), memory_limit=0)
     with pytest.raises(TypeError, match=r"cost differentiates .* x is int32"):
-        cost(jnp.sum, jnp.arange(3), measure=False)
+        cost_table(jnp.sum, jnp.arange(3), measure=False)
     with pytest.raises(ValueError, match=r"ShapeDtypeStruct came; pass arrays, or measure=False"):
-        cost(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32))
+        cost_table(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32))
     with pytest.raises(ValueError, match=r"none came"):
-        cost(jnp.sum)
+        cost_table(jnp.sum)
     with pytest.raises(ValueError, match=r"whole number >= 0, but -1 came"):
-        cost(jnp.sum, jnp.ones(3), repeats=-1)
-    table = cost(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), rows=BASIC, repeats=0)  # the advice
-    assert list(cost(jnp.sin, shaped(3), rows=("vjp", "jacrev"), measure=False).rows) == ["function", "vjp", "jacrev"]
-    assert "hvp" in cost(lambda x: jnp.sin(x).sum(), shaped(3), rows="hvp", measure=False).rows
-    assert "vjp" in cost(lambda x: (x.sum(), jnp.argmax(x))[0], shaped(3), measure=False).rows
+        cost_table(jnp.sum, jnp.ones(3), repeats=-1)
+    table = cost_table(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), rows=BASIC, repeats=0)  # the advice
+    assert list(cost_table(jnp.sin, shaped(3), rows=("vjp", "jacrev"), measure=False).rows) == [
+        "function",
+        "vjp",
+        "jacrev",
+    ]
+    assert "hvp" in cost_table(lambda x: jnp.sin(x).sum(), shaped(3), rows="hvp", measure=False).rows
+    assert "vjp" in cost_table(lambda x: (x.sum(), jnp.argmax(x))[0], shaped(3), measure=False).rows
     with pytest.raises(KeyError, match=r"no row 'vjp'; it has function, gradient, jvp, hvp"):
         table["vjp"]
     with pytest.raises(AttributeError, match=r"no attribute or row 'vjp'"):
@@ -626,6 +633,6 @@ def test_public_names():
 def test_arguments_in_another_order_are_told(sentences):
     p = jnp.ones(2)
     with pytest.raises(TypeError, match=r"a function f first, but float32 \(2,\) came; write cost\(f, x, ...\)"):
-        cost(p, jnp.sum)
+        cost_table(p, jnp.sum)
     with pytest.raises(TypeError, match=r"a function f first, but float32 \(2,\) came; write hvp\(f, x, v\)"):
         hvp(p, jnp.sum, p)

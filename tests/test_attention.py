@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 import jaxblocks.layers.attention as module
 from jaxblocks import attention, attention_weights, hard_lookup, soft_lookup
 
-STATIC = ("scale", "causal", "window", "soft_cap", "drop", "empty_rows", "implementation", "chunk")
+STATIC = ("scale", "causal", "sliding_window", "soft_cap", "dropout", "fully_masked", "implementation", "chunk")
 attend = jax.jit(attention, static_argnames=STATIC)  # one compilation instead of one per operation
 
 
@@ -39,7 +39,7 @@ def heads(seed, batch=(2,), time_q=3, time_k=4, n=2, d=5, v=6, dtype=np.float64)
     )
 
 
-def loops(q, k, v, scale, mask=None, causal=False, window=None, soft_cap=None, bias=None, segments=None):
+def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap=None, bias=None, segments=None):
     """Attention of arrays without batch, one number at a time; mask and bias are (heads, time_q, time_k)."""
     (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
     out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
@@ -213,9 +213,15 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
     "plain": (5, 7, 2, 2, {}),
     "causal, grouped heads, mask of keys": (5, 7, 4, 2, {"causal": True, "mask": "keys", "scale": None}),
     "causal, more queries than keys, soft cap": (7, 5, 1, 1, {"causal": True, "soft_cap": 1.5}),
-    "window, one head of keys, bias": (7, 7, 3, 1, {"window": 2, "bias": "full"}),
-    "causal window, segments, function": (9, 9, 2, 2, {"causal": True, "window": 3, "segments": True, "bias": leaning}),
-    "window at an offset, masks": (5, 11, 2, 1, {"window": 2, "mask": "full", "bias": "heads"}),
+    "window, one head of keys, bias": (7, 7, 3, 1, {"sliding_window": 2, "bias": "full"}),
+    "causal window, segments, function": (
+        9,
+        9,
+        2,
+        2,
+        {"causal": True, "sliding_window": 3, "segments": True, "bias": leaning},
+    ),
+    "window at an offset, masks": (5, 11, 2, 1, {"sliding_window": 2, "mask": "full", "bias": "heads"}),
     "segments of two": (5, 4, 2, 1, {"segments": True, "mask": "heads", "bias": leaning}),
 }
 
@@ -232,7 +238,7 @@ def test_every_option_is_the_loops_and_chunks_change_nothing(name):
     mask = mask[part[options["mask"]]] if "mask" in options else None
     bias = bias[part[options["bias"]]] if isinstance(options.get("bias"), str) else options.get("bias")
     segments = [np.arange(2 * t).reshape(2, t) * 2 // t for t in (time_q, time_k)] if "segments" in options else None
-    numbers = {name: options[name] for name in ("causal", "window", "soft_cap", "scale") if name in options}
+    numbers = {name: options[name] for name in ("causal", "sliding_window", "soft_cap", "scale") if name in options}
     given = {name: jnp.asarray(x) for name, x in {"mask": mask}.items() if x is not None}
     given |= {"segment_ids": tuple(map(jnp.asarray, segments))} if segments else {}
     moving = () if bias is None or callable(bias) else (bias,)
@@ -287,8 +293,8 @@ def test_one_query_against_a_cache_sees_all_of_it():
     """Causal is aligned at the last key: row by row, each query with the keys up to its own gives the whole."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32))
     for window in (None, 2):
-        whole = attend(q, k, v, causal=True, window=window)
-        last = attend(q[5:], k, v, causal=True, window=window)
+        whole = attend(q, k, v, causal=True, sliding_window=window)
+        last = attend(q[5:], k, v, causal=True, sliding_window=window)
         np.testing.assert_allclose(last, whole[5:], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(attend(q[5:], k, v, causal=True), attend(q[5:], k, v), rtol=1e-5, atol=1e-6)
 
@@ -305,7 +311,13 @@ def test_weights_take_the_options_of_attention():
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=3, dtype=np.float32))
     mask, bias = np.array([[[False, True, True, True]]]), normal(5, 2, 3, 4, dtype=np.float32)
     weights = attention_weights(q, k, 0.5, True, 2, 1.0, mask=jnp.asarray(mask), bias=jnp.asarray(bias))
-    options = {"mask": np.broadcast_to(mask, bias.shape), "causal": True, "window": 2, "soft_cap": 1.0, "bias": bias}
+    options = {
+        "mask": np.broadcast_to(mask, bias.shape),
+        "causal": True,
+        "sliding_window": 2,
+        "soft_cap": 1.0,
+        "bias": bias,
+    }
     expected = loops(*(np.asarray(x, np.float64) for x in (q, k, v)), 0.5, **options)
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
 
@@ -314,14 +326,16 @@ def test_dropout_of_weights():
     """Weights are dropped at the stated rate and scaled up; the draw does not depend on the implementation."""
     q, k = jnp.zeros((40, 2, 4)), jnp.zeros((50, 2, 4))
     v = jnp.broadcast_to(jnp.eye(50)[:, None], (50, 2, 50))  # so that the output is the weights
-    drop = functools.partial(attend, q, k, v, drop=0.3)
+    drop = functools.partial(attend, q, k, v, dropout=0.3)
     weights = drop(key=jax.random.key(1))
     np.testing.assert_allclose(weights[weights > 0], 1 / 50 / 0.7, rtol=1e-5)
     assert abs(float((weights == 0).mean()) - 0.3) < 0.03
     chunked = drop(key=jax.random.key(1), implementation="chunked", chunk=16)
     np.testing.assert_allclose(chunked, weights, rtol=1e-5)
     assert not jnp.array_equal(drop(key=jax.random.key(2)), weights)
-    windowed = [drop(window=5, key=jax.random.key(1), implementation=name, chunk=16) for name in ("einsum", "chunked")]
+    windowed = [
+        drop(sliding_window=5, key=jax.random.key(1), implementation=name, chunk=16) for name in ("einsum", "chunked")
+    ]
     np.testing.assert_allclose(*windowed, rtol=1e-5)
 
 
@@ -343,7 +357,7 @@ def test_chunks_never_hold_all_scores():
     assert size(implementation="einsum") == 2 * 512 * 512
     assert size(implementation="chunked", causal=True, segment_ids=jnp.zeros(512, int)) == 2 * 16 * 512
     assert size(implementation="chunked", bias=leaning) == 2 * 16 * 512
-    assert size(implementation="chunked", causal=True, window=32) <= 512 * 2 * 4
+    assert size(implementation="chunked", causal=True, sliding_window=32) <= 512 * 2 * 4
 
 
 def test_long_sequences_go_in_chunks_by_themselves():
@@ -435,12 +449,12 @@ def dot_operations(jaxpr):
 
 
 def test_cost_is_quadratic():
-    def count(n, k=8, v=16):
+    def count_flops(n, k=8, v=16):
         shapes = [jax.ShapeDtypeStruct((n, 1, width), jnp.float32) for width in (k, k, v)]
         return dot_operations(jax.make_jaxpr(attention)(*shapes).jaxpr)
 
-    assert count(64) == 2 * 64**2 * 8 + 2 * 64**2 * 16
-    assert count(128) == 4 * count(64)
+    assert count_flops(64) == 2 * 64**2 * 8 + 2 * 64**2 * 16
+    assert count_flops(128) == 4 * count_flops(64)
 
 
 # Masks
@@ -501,10 +515,10 @@ def test_no_keys_at_all_give_zeros():
 def test_rows_that_see_nothing_can_be_errors():
     """Eager calls and gradients raise; under jit the row is NaN, or reported with check=True."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), dtype=np.float32))
-    options = {"empty_rows": "error", "implementation": "chunked", "chunk": 2}
+    options = {"fully_masked": "error", "implementation": "chunked", "chunk": 2}
     mask = jnp.ones((2, 3, 4), bool).at[1, 2].set(False)
     f = functools.partial(attention, **options, mask=mask)
-    with pytest.raises(ValueError, match="but 1 of 6 rows .* see none; .* empty_rows='zero'"):
+    with pytest.raises(ValueError, match="but 1 of 6 rows .* see none; .* fully_masked='zero'"):
         f(q, k, v)
     with pytest.raises(ValueError, match="1 of 6 rows"):
         jax.grad(lambda q: f(q, k, v).sum())(q)
@@ -513,9 +527,9 @@ def test_rows_that_see_nothing_can_be_errors():
         checked = checkify.checkify(jax.jit(functools.partial(f, check=True)))
         assert "2 of 6 rows" in checked(q, k, v, mask=mask.at[0, 0].set(False))[0].get()
     assert np.isnan(out[2, 1]).all() and np.isnan(out).sum() == v.shape[-1]
-    zero = attend(q, k, v, mask=mask)  # the advice: empty_rows="zero" is the default
+    zero = attend(q, k, v, mask=mask)  # the advice: fully_masked="zero" is the default
     np.testing.assert_allclose(zero, np.nan_to_num(out), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(attention(q, k, v, empty_rows="error"), attend(q, k, v), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(attention(q, k, v, fully_masked="error"), attend(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 # Derivatives, dtypes, transforms
@@ -615,11 +629,11 @@ def test_attention_says_what_does_not_fit(sentences):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"window": 0}, "window to be a whole number >= 1 or None, but 0 came"),
+        ({"sliding_window": 0}, "window to be a whole number >= 1 or None, but 0 came"),
         ({"soft_cap": 0.0}, "soft_cap > 0, but 0.0 came"),
-        ({"drop": 1.0}, r"drop in \[0, 1\), but 1.0 came"),
-        ({"drop": 0.1}, r"needs a key, but none came; pass key=, or drop=0"),
-        ({"empty_rows": "mean"}, "'zero' or 'error', but 'mean' came"),
+        ({"dropout": 1.0}, r"drop in \[0, 1\), but 1.0 came"),
+        ({"dropout": 0.1}, r"needs a key, but none came; pass key=, or dropout=0"),
+        ({"fully_masked": "mean"}, "'zero' or 'error', but 'mean' came"),
         ({"implementation": "flash"}, "'einsum', 'chunked', 'fused' or None, but 'flash' came"),
         ({"chunk": 0}, "chunk to be a whole number >= 1"),
         ({"bias": jnp.zeros((3, 4))}, r"a bias of shape .* = \(2, 2, 3, 4\), .* bias\[..., None, :, :\]"),
@@ -647,7 +661,7 @@ def test_the_fused_kernel_is_asked_for_the_same(sentences, monkeypatch):
         attention(q, k, v, implementation="fused")
     wide, mask = (x.astype(jnp.float32) for x in (q, k, v)), jnp.ones((1, 1, 1, 1, 5), bool)
     with pytest.raises(ValueError, match=r"cannot take soft_cap=, mask=, window without causal, float32 \(cast"):
-        attention(*wide, window=2, soft_cap=1.0, mask=mask, implementation="fused")
+        attention(*wide, sliding_window=2, soft_cap=1.0, mask=mask, implementation="fused")
     kernel = jax.nn.dot_product_attention
 
     def stand_in(*args, implementation, **options):
@@ -658,7 +672,11 @@ def test_the_fused_kernel_is_asked_for_the_same(sentences, monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
     bias = jnp.asarray(normal(5, 1, 3, 4, 5, 5), jnp.bfloat16)
-    for options in [{}, {"scale": None, "causal": True, "bias": bias}, {"scale": 0.2, "causal": True, "window": 2}]:
+    for options in [
+        {},
+        {"scale": None, "causal": True, "bias": bias},
+        {"scale": 0.2, "causal": True, "sliding_window": 2},
+    ]:
         forms = [functools.partial(attention, implementation=name, **options) for name in ("fused", None)]
         fused, plain = jax.jit(lambda *x, forms=forms: [f(*x) for f in forms])(q, k, v)
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (fused, plain)), atol=0.03)

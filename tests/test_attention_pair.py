@@ -240,7 +240,9 @@ def test_queries_of_a_longer_sequence_end_where_the_keys_end():
 
 EXPLICIT = {
     "grouped": Attention(4, kv_heads=2),
-    "one head of keys, chunks": Attention(4, kv_heads=1, causal=True, window=3, implementation="chunked", chunk=2),
+    "one head of keys, chunks": Attention(
+        4, kv_heads=1, causal=True, sliding_window=3, implementation="chunked", chunk=2
+    ),
     "cache": Attention(2, causal=True, cache=8),
 }
 
@@ -279,9 +281,9 @@ def test_dropout_is_declared_where_there_is_some(sentences):
     """train and key are side inputs only with drop; training needs a key, evaluation does not."""
     x = jnp.asarray(normal(0, 6, 4))
     assert set(inspect.signature(Attention(2).apply).parameters) == {"params", "inputs", "mask", "segment_ids"}
-    layer = Attention(2, drop=0.5)
+    layer = Attention(2, dropout=0.5)
     (params,) = made(layer, x)
-    with pytest.raises(ValueError, match="drop=0.5.* needs a key, but none came"):
+    with pytest.raises(ValueError, match="dropout=0.5.* needs a key, but none came"):
         layer.apply(params, x, train=True)
     trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # the advice
     calm = layer.apply(params, x)
@@ -316,8 +318,15 @@ def in_pieces(layer, params, state, x, lengths):
     "options",
     [
         {},
-        {"positions": rotary, "kv_heads": 2, "window": 3},
-        {"score_bias": alibi, "kv_heads": 1, "soft_cap": 2.0, "window": 2, "implementation": "chunked", "chunk": 2},
+        {"positions": rotary, "kv_heads": 2, "sliding_window": 3},
+        {
+            "score_bias": alibi,
+            "kv_heads": 1,
+            "soft_cap": 2.0,
+            "sliding_window": 2,
+            "implementation": "chunked",
+            "chunk": 2,
+        },
         {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "use_out": False},
     ],
 )
@@ -341,7 +350,7 @@ def test_a_stack_of_layers_decodes():
         block = Serial(Residual(Attention(2, causal=True, cache=cache)), Residual(Dense(8), jnp.tanh, Dense(4)))
         streaming = cache is not None
         return Serial(
-            SinusoidalPositions(streaming=streaming), LearnedPositions(8, streaming=streaming), Repeat(block, 2)
+            SinusoidalPositions(stateful=streaming), LearnedPositions(8, stateful=streaming), Repeat(block, 2)
         )
 
     params, state = net(8).init(jax.random.key(0), x[:, :2])
@@ -352,7 +361,7 @@ def test_a_stack_of_layers_decodes():
 
 
 @pytest.mark.parametrize(
-    "layer", [Attention(2, causal=True, cache=4), LearnedPositions(4, streaming=True)], ids=["cache", "positions"]
+    "layer", [Attention(2, causal=True, cache=4), LearnedPositions(4, stateful=True)], ids=["cache", "positions"]
 )
 def test_a_sequence_longer_than_its_cache(sentences, layer):
     """Known: a sentence. Under jit: NaN from there on, and reported with check=True."""
@@ -375,7 +384,7 @@ def test_a_sequence_longer_than_its_cache(sentences, layer):
 
 def test_an_overflow_is_reported_with_check():
     x = jnp.asarray(normal(0, 3, 4))
-    for layer in (Attention(2, causal=True, cache=4, check=True), LearnedPositions(4, streaming=True, check=True)):
+    for layer in (Attention(2, causal=True, cache=4, check=True), LearnedPositions(4, stateful=True, check=True)):
         params, state = made(layer, x)
         checked = checkify.checkify(jax.jit(layer.apply))
         error, (_, after) = checked(params, state, x)
@@ -403,7 +412,7 @@ def test_a_masked_cache():
 
 def test_one_mask_for_a_chain_of_streaming_layers():
     x, mask = jnp.asarray(normal(0, 2, 4, 4)), jnp.array([[True, True, True, False], [True, True, False, False]])
-    net = Serial(LSTM(8, streaming=True), Attention(2, causal=True, cache=16))
+    net = Serial(LSTM(8, stateful=True), Attention(2, causal=True, cache=16))
     params, state = net.init(jax.random.key(0), x)
     out, after = run(net, params, state, x, mask=mask)
     alone, _ = run(net, params, state, x[:, :2])
@@ -415,7 +424,7 @@ def test_one_mask_for_a_chain_of_streaming_layers():
 def test_a_mask_of_pairs_with_a_cache():
     """(*batch, heads, time_q, cache): padding at the left of a prompt has no effect."""
     x = jnp.asarray(normal(0, 1, 4, 4))
-    layer = Attention(2, causal=True, cache=5, empty_rows="zero")
+    layer = Attention(2, causal=True, cache=5, fully_masked="zero")
     params, state = made(layer, x)
     mask = jnp.array([[False, True, True, True, True]])
     out, _ = run(layer, params, state, x, mask=mask[:, None, None])
@@ -432,8 +441,8 @@ def test_a_mask_of_pairs_with_a_cache():
         (lambda: Attention(0), "heads to be a whole number >= 1, but 0 came"),
         (lambda: Attention(4, kv_heads=3), "kv_heads to divide heads, but heads=4 and kv_heads=3"),
         (lambda: Attention(2, cache=8), "cache expects causal=True"),
-        (lambda: Attention(2, window=0), "Attention expects window"),
-        (lambda: Attention(2, drop=1), r"Attention expects drop in \[0, 1\)"),
+        (lambda: Attention(2, sliding_window=0), "Attention expects window"),
+        (lambda: Attention(2, dropout=1), r"Attention expects drop in \[0, 1\)"),
         (lambda: LearnedPositions(0), "max_length to be a whole number"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxblocks.ad import count
+from jaxblocks.ad import count_flops
 from jaxblocks.ad.chains import bracketings, chain_cost, jacobian_chain, multiply_chain, optimal_order
 
 
@@ -45,7 +45,7 @@ def test_the_counted_operations_are_the_cost(dims):
     """The matrix products in the jaxpr are as many as the formula says, in every bracketing."""
     jacobians = [shape(d, before) for before, d in itertools.pairwise(dims)]
     for order in ["forward", "reverse", "best", *bracketings(len(dims) - 1)]:
-        counted = count(functools.partial(multiply_chain, order=order), jacobians)
+        counted = count_flops(functools.partial(multiply_chain, order=order), jacobians)
         assert counted.dots == counted.flops == 2 * chain_cost(dims, order)
 
 
@@ -218,7 +218,7 @@ def test_each_jacobian_is_made_by_the_mode_of_fewer_passes():
     """f_1 from 3 to 40 takes 3 passes forward, f_2 from 40 to 2 takes 2 in reverse; linear ones need no values."""
     up, down = shape(40, 3), shape(2, 40)
     chain = lambda up, down, x: jacobian_chain([lambda x: up @ x, lambda x: down @ x], x)
-    assert count(chain, up, down, shape(3)).dots == 3 * 2 * 40 * 3 + 2 * 2 * 2 * 40
+    assert count_flops(chain, up, down, shape(3)).dots == 3 * 2 * 40 * 3 + 2 * 2 * 2 * 40
 
 
 def test_batches_of_chains():
@@ -276,8 +276,8 @@ def test_the_two_ways_to_the_gradient_of_a_dense_layer():
 
 def test_what_the_two_ways_cost():
     """AD-18: O(D_k^2 D_{k-1}) against O(D_k D_{k-1}): 500 000 multiplications against 5 000."""
-    direct = count(jnp.matmul, shape(1, 100), shape(100, 100 * 50))
-    outer = count(jnp.matmul, shape(100, 1), shape(1, 50))
+    direct = count_flops(jnp.matmul, shape(1, 100), shape(100, 100 * 50))
+    outer = count_flops(jnp.matmul, shape(100, 1), shape(1, 50))
     assert (direct.multiplications, outer.multiplications) == (500_000, 5_000)
 
 
@@ -323,7 +323,7 @@ def test_naive_derivatives_are_quadratic_in_the_depth():
     flops = {}
     for k, m in ((4, 64), (8, 64), (16, 64), (4, 128)):
         ws, x = [shape(m, m)] * k, shape(m)
-        flops[k, m] = [count(f, ws, x).flops for f in (deep, jax.grad(deep), each_by_itself)]
+        flops[k, m] = [count_flops(f, ws, x).flops for f in (deep, jax.grad(deep), each_by_itself)]
     for k in (4, 8):
         forward, backward, naive = (b / a for a, b in zip(flops[k, 64], flops[2 * k, 64], strict=True))
         assert 1.95 < forward < 2.05

@@ -20,11 +20,11 @@ import pytest
 
 import jaxblocks as jb
 from jaxblocks.training import (
-    average_params,
     checkpoint,
     csv_log,
+    ema_params,
     fit,
-    init_training,
+    init_train_state,
     load_checkpoint,
     minibatches,
     save_checkpoint,
@@ -131,7 +131,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path):
 def test_a_checkpoint_of_another_model_says_which_leaves_differ(tmp_path, sentences):
     """Paths, shapes, and dtypes, which orbax would cast in silence; its folder is not written over."""
     x, optimizer = jnp.zeros((4, 3)), optax.sgd(0.1)
-    state = lambda net: init_training(net, optimizer, jax.random.key(0), x)
+    state = lambda net: init_train_state(net, optimizer, jax.random.key(0), x)
     saved = state(jb.Dense(5))
     save_checkpoint(tmp_path, saved)
     shape = r"train.params\['kernel'\] is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
@@ -195,7 +195,7 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path, monkeypatch):
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 Y = np.sin(2 * X[:, :1])
 NET = jb.Serial(jb.Dense(6), jb.BatchNorm(), jnp.tanh, jb.Dropout(0.2), jb.Dense(1))
-OPTIMIZER = optax.chain(optax.adam(optax.cosine_decay_schedule(0.05, 40)), average_params(0.9))
+OPTIMIZER = optax.chain(optax.adam(optax.cosine_decay_schedule(0.05, 40)), ema_params(0.9))
 
 
 def small_fit(folder, steps=22, validate=True, **options):
@@ -380,7 +380,7 @@ def test_a_loop_of_ones_own_goes_on(tmp_path):
     key = jax.random.key(0)
 
     def loop(folder, stop):
-        train = init_training(NET, OPTIMIZER, key, X[:12])
+        train = init_train_state(NET, OPTIMIZER, key, X[:12])
         step = train_step(NET, jb.mse, OPTIMIZER)
         train = load_checkpoint(folder, train, missing_ok=True)
         for x, y in minibatches(jax.random.key(0), (X, Y), 12, epochs=3, start=int(train.step)):

@@ -183,7 +183,7 @@ def test_repeat_traces_its_layer_a_fixed_number_of_times():
     def traced(n):
         calls = []
 
-        def count(x):
+        def count_flops(x):
             calls.append(None)
             return jnp.tanh(x)
 
@@ -243,7 +243,7 @@ def test_recurrent_is_the_unrolled_loop_with_its_gradients():
 def test_streaming_in_pieces_equals_the_whole():
     """State in, state out: two halves give what the whole gives."""
     x = jax.random.normal(jax.random.key(0), (2, 6, 4))
-    whole, stream = Recurrent(TanhCell(3)), Recurrent(TanhCell(3), streaming=True)
+    whole, stream = Recurrent(TanhCell(3)), Recurrent(TanhCell(3), stateful=True)
     params, carry = stream.init(jax.random.key(0), x)
     first, carry = stream.apply(params, carry, x[:, :2])
     second, _ = stream.apply(params, carry, x[:, 2:])
@@ -346,7 +346,7 @@ def test_wire_passes_side_inputs_by_hand_or_by_itself():
 def test_wire_traces_each_child_once():
     calls = []
 
-    def count(x):
+    def count_flops(x):
         calls.append(None)
         return x
 
@@ -460,7 +460,7 @@ MASK = real_steps([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_padding_anywhere_changes_nothing(reverse):
     """Outputs, last carry and gradients of a masked sequence are those of its real steps alone, whatever pads it."""
-    net = Recurrent(TanhCell(4), reverse=reverse, streaming=True)
+    net = Recurrent(TanhCell(4), reverse=reverse, stateful=True)
     params, carry = net.init(jax.random.key(0), TIMED)
     carry = carry + 0.5
 
@@ -518,8 +518,8 @@ def test_recurrent_keeps_no_running_statistics_and_says_so():
     cell = Serial(TanhCell(4), Center())
     with pytest.raises(TypeError, match="running statistics") as error:
         Recurrent(cell).init(jax.random.key(0), TIMED)
-    assert "streaming=True" in str(error.value)
-    net = Recurrent(cell, streaming=True)
+    assert "stateful=True" in str(error.value)
+    net = Recurrent(cell, stateful=True)
     params, state = net.init(jax.random.key(0), TIMED)
     _, after = net.apply(params, state, TIMED, train=True)
     assert (after[1]["mean"] != state[1]["mean"]).any()
@@ -592,7 +592,7 @@ def test_repeat_and_streams_run_where_params_or_inputs_vary_over_devices():
     spread = jax.shard_map(one, mesh=mesh, in_specs=(jax.P("nets"), jax.P()), out_specs=jax.P("nets"))
     close(jax.jit(spread)(ensemble, X), jax.vmap(net.apply, in_axes=(0, None))(ensemble, X))
 
-    stream = Recurrent(TanhCell(4), streaming=True)
+    stream = Recurrent(TanhCell(4), stateful=True)
     params, _ = stream.init(jax.random.key(0), TIMED)
     many = jnp.tile(TIMED, (8, 1, 1))
 

@@ -13,11 +13,11 @@ from jax.sharding import AxisType, PartitionSpec
 from zoo_conv import convolution, transposed
 
 from jaxblocks import (
+    AvgPool,
     Conv,
     ConvTranspose,
     DepthwiseConv,
     MaxPool,
-    MeanPool,
     conv,
     conv_transpose,
     count_params,
@@ -148,7 +148,7 @@ def test_transposed_sizes(n, k, s, p, d, op, size):
 
 
 def torch_layout(torch, kernel):
-    """(*window, in, out) to (out, in, *window)."""
+    """(*kernel_size, in, out) to (out, in, *kernel_size)."""
     return torch.tensor(np.moveaxis(kernel, (-1, -2), (0, 1)).copy(), requires_grad=True)
 
 
@@ -173,8 +173,8 @@ SETTINGS = [  # axes, stride, dilation, groups, padding
 def test_against_torch(torch, setting, direction):
     """CONV-04, 07, 09: torch's values and all gradients, 1e-10 in float64, of images also 1e-5 in float32."""
     axes, stride, dilation, groups, padding = setting
-    window, sizes = (3, 2, 2)[:axes], (7, 6, 5)[:axes]
-    kernel = normal(*window, 4 // groups, 8)
+    kernel_size, sizes = (3, 2, 2)[:axes], (7, 6, 5)[:axes]
+    kernel = normal(*kernel_size, 4 // groups, 8)
     if direction == "forward":
         x, bias, ours = normal(2, *sizes, 4), normal(8), conv
         theirs = getattr(torch.nn.functional, f"conv{axes}d")
@@ -219,19 +219,19 @@ def test_odd_shapes_against_loops(data):
     draw = lambda *options: data.draw(st.sampled_from(options))
     axes, groups = draw(1, 2, 3), draw(1, 2, 3)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    window = [draw(1, 2, 3) for _ in range(axes)]
-    stride, dilation = tuple(draw(1, 2, 3) for _ in window), tuple(draw(1, 2) for _ in window)
-    pads = tuple((draw(0, 1, 2), draw(0, 1)) for _ in window)
-    sizes = [d * (k - 1) + draw(1, 2, 4) for k, d in zip(window, dilation, strict=True)]
+    kernel_size = [draw(1, 2, 3) for _ in range(axes)]
+    stride, dilation = tuple(draw(1, 2, 3) for _ in kernel_size), tuple(draw(1, 2) for _ in kernel_size)
+    pads = tuple((draw(0, 1, 2), draw(0, 1)) for _ in kernel_size)
+    sizes = [d * (k - 1) + draw(1, 2, 4) for k, d in zip(kernel_size, dilation, strict=True)]
     x = rng.normal(size=(*draw((), (2,), (2, 3)), *sizes, groups * draw(1, 2)))
-    kernel = rng.normal(size=(*window, x.shape[-1] // groups, groups * draw(1, 2)))
+    kernel = rng.normal(size=(*kernel_size, x.shape[-1] // groups, groups * draw(1, 2)))
     with jax.enable_x64(True):
         y = conv(jnp.asarray(x), jnp.asarray(kernel), None, stride, dilation, groups, pads)
     close(y, convolution(x, kernel, 0, stride, dilation, groups, pads))
 
 
 def test_a_convolution_is_an_affine_map_of_patches():
-    """CONV-11: patches (im2col) times the kernel as a matrix; a 1 x 1 window is a dense layer at every position."""
+    """CONV-11: patches (im2col) times the kernel as a matrix; a 1 x 1 kernel_size is a dense layer at every position."""
     x, kernel = normal(2, 6, 5, 3), normal(3, 2, 3, 4)
     patches = np.lib.stride_tricks.sliding_window_view(x, (3, 2), (1, 2))  # (batch, i, j, in, 3, 2)
     expected = np.moveaxis(patches, 3, -1).reshape(2, 4, 4, -1) @ kernel.reshape(-1, 4)
@@ -313,7 +313,7 @@ def test_groups_are_separate_convolutions_and_depthwise_one_per_channel():
 @pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (34, 34), (68, 34)])
 def test_groups_written_out_are_xlas(monkeypatch, channels, groups):
     """Shifts for small depthwise windows, parts for few groups, else XLA's own form: all the same numbers."""
-    wide = 70 if channels == 34 else 3  # a window too large for shifts
+    wide = 70 if channels == 34 else 3  # a kernel_size too large for shifts
     x = jnp.asarray(normal(2, wide + 2, channels), jnp.float32)
     kernel = jnp.asarray(normal(wide, channels // groups, channels) / wide, jnp.float32)
     run = lambda: conv(x, kernel, None, 2, 1, groups, 1)
@@ -433,7 +433,7 @@ def test_dtypes():
     ],
 )
 def test_initial_kernels_have_variance_one_over_fan_in(layer, channels, fan_in):
-    """LeCun's rule; the fan-in counts the window and the channels of one group."""
+    """LeCun's rule; the fan-in counts the kernel_size and the channels of one group."""
     axes = 1 if fan_in in (5 * 64, 3 * 32) else 2
     like = jax.ShapeDtypeStruct((*[8] * axes, channels), jnp.float32)
     params = layer.init(jax.random.key(0), like)
@@ -478,12 +478,12 @@ def test_windows_that_do_not_fit():
     with pytest.raises(ValueError, match=r"spans \(5,\) positions.*spans only \(4,\).*padding='same'"):
         conv(x, jnp.zeros((3, 2, 1)), dilation=2)
     assert conv(x, jnp.zeros((3, 2, 1)), dilation=2, padding="same").shape == (4, 1)
-    for window in (0, (3, 0), -1, True, 1.5, "3"):
-        with pytest.raises(ValueError, match="Conv expects window to be a whole number >= 1"):
-            Conv(1, window)
+    for kernel_size in (0, (3, 0), -1, True, 1.5, "3"):
+        with pytest.raises(ValueError, match="Conv expects kernel_size to be a whole number >= 1"):
+            Conv(1, kernel_size)
     with pytest.raises(ValueError, match="one to three spatial axes"):
         Conv(1, (1, 1, 1, 1))
-    with pytest.raises(ValueError, match="window to be a whole number"):
+    with pytest.raises(ValueError, match="kernel_size to be a whole number"):
         conv(x, jnp.zeros((0, 2, 1)))
 
 
@@ -542,7 +542,7 @@ def test_options_that_cannot_be_read():
         conv_transpose(x, kernel, padding=4)
     with pytest.raises(ValueError, match=r"stride to be .* pass 1 or more, such as stride=\(1, 1\)"):
         conv(jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 1)), stride=(0, 1))
-    with pytest.raises(ValueError, match=r"pass 1 or more, such as window=\(3, 3\)"):
+    with pytest.raises(ValueError, match=r"pass 1 or more, such as kernel_size=\(3, 3\)"):
         Conv(1, (0, 3))
     with pytest.raises(ValueError, match=r"axis 0 is empty; pass a longer input, or padding_mode='zeros'"):
         conv(jnp.zeros((0, 1)), kernel, padding=2, padding_mode="circular")
@@ -578,7 +578,7 @@ def test_padding_is_read_when_a_layer_is_built():
         lambda: Conv(8, (3, 3), padding="SAMEE"),
         lambda: DepthwiseConv((3, 3), padding=(1, 2, 3)),
         lambda: MaxPool((2, 2), padding="SAMEE"),
-        lambda: MeanPool(2, padding=-1),
+        lambda: AvgPool(2, padding=-1),
     ):
         with pytest.raises((TypeError, ValueError), match="expects padding to be one of"):
             build()

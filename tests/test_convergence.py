@@ -53,7 +53,7 @@ def problem(name):
     if name == "quadratic":
         root = rng.normal(size=(5, 3))  # two flat directions
         return quadratic_objective(jnp.asarray(root @ root.T), jnp.asarray(root @ rng.normal(size=3))), jnp.ones(5)
-    if name == "huber":
+    if name == "huber_loss":
         return huber_objective(0.2), jnp.asarray(rng.normal(size=4))
     if name == "least squares":
         objective = least_squares_objective(jnp.asarray(x), jnp.asarray(noise[:, None] + x[:, :1]))
@@ -62,7 +62,7 @@ def problem(name):
     return objective, {"kernel": jnp.full((3, 1), -1.0), "bias": jnp.ones(1)}
 
 
-PROBLEMS = ("quadratic", "least squares", "logistic", "huber")
+PROBLEMS = ("quadratic", "least squares", "logistic", "huber_loss")
 
 
 # ---- bounds -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from zoo import Center, Noise
 
 from jaxblocks import Dense, Layer, Parallel, Residual, Serial, StatefulLayer, relu, side_inputs, stateful
-from jaxblocks.core import as_layer, child_of, fold, kind_of
+from jaxblocks.core import as_layer, child_key, child_of, layer_name
 
 X = jnp.arange(10.0).reshape(2, 5)
 
@@ -30,9 +30,9 @@ def test_lifting_is_idempotent_and_keeps_names():
     layer = as_layer(jnp.sin)
     assert as_layer(layer) is layer
     lifted = stateful(layer)
-    assert stateful(lifted) is lifted and kind_of(lifted) == "sin"
-    assert kind_of(Dense(3)) == "Dense"
-    assert kind_of(as_layer(partial(jnp.sum, axis=-1))) == "sum"
+    assert stateful(lifted) is lifted and layer_name(lifted) == "sin"
+    assert layer_name(Dense(3)) == "Dense"
+    assert layer_name(as_layer(partial(jnp.sum, axis=-1))) == "sum"
 
 
 def test_side_inputs_are_the_keyword_only_parameters():
@@ -121,7 +121,7 @@ def test_keys_are_folded_so_that_edits_stay_local():
 def test_fold_of_a_name_is_its_checksum():
     """The hash of a name is the same in every process and every version."""
     assert (
-        jax.random.key_data(fold(jax.random.key(0), "hidden")).tolist()
+        jax.random.key_data(child_key(jax.random.key(0), "hidden")).tolist()
         == jax.random.key_data(jax.random.fold_in(jax.random.key(0), 2287856061)).tolist()
     )
 

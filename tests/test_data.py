@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks.training import gaussian_noise, minibatches, prefetch, random_flip, random_shift, three_way_split
+from jaxblocks.training import gaussian_noise, minibatches, prefetch, random_flip, random_shift, train_val_test_split
 
 KEY = jax.random.key(0)
 
@@ -23,19 +23,19 @@ def indices(batches):
 
 
 def test_split_uses_every_row_once_and_keeps_rows_together():
-    parts = three_way_split(KEY, rows())
+    parts = train_val_test_split(KEY, rows())
     assert [len(y) for _, y in parts] == [14, 3, 3]
     assert sorted(itertools.chain(*indices(parts))) == list(range(20))
     assert indices(parts) != [list(range(14)), list(range(14, 17)), list(range(17, 20))]
     for x, y in parts:
         np.testing.assert_array_equal(x[:, 0], 2 * np.asarray(y))
         assert isinstance(x, np.ndarray) and isinstance(y, jax.Array)
-    assert indices(three_way_split(KEY, rows())) == indices(parts)
-    assert indices(three_way_split(jax.random.key(1), rows())) != indices(parts)
+    assert indices(train_val_test_split(KEY, rows())) == indices(parts)
+    assert indices(train_val_test_split(jax.random.key(1), rows())) != indices(parts)
 
 
 def test_split_sizes_follow_the_fractions():
-    sizes = [len(y) for _, y in three_way_split(KEY, rows(11), (0.5, 0.2, 0.3))]
+    sizes = [len(y) for _, y in train_val_test_split(KEY, rows(11), (0.5, 0.2, 0.3))]
     assert sizes == [6, 2, 3]
 
 
@@ -53,7 +53,7 @@ def test_split_sizes_follow_the_fractions():
 )
 def test_split_says_what_is_wrong(arrays, fractions, sentence):
     with pytest.raises(ValueError, match=sentence):
-        three_way_split(KEY, arrays, fractions)
+        train_val_test_split(KEY, arrays, fractions)
 
 
 def test_an_epoch_is_a_permutation_and_the_rest_is_left_out():
@@ -132,7 +132,7 @@ IMAGES = jnp.ones((2, 4, 4, 1))
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("three_way_split", lambda key: three_way_split(key, rows())),
+        ("train_val_test_split", lambda key: train_val_test_split(key, rows())),
         ("minibatches", lambda key: minibatches(key, rows(), 5)),
         ("random_shift", lambda key: random_shift(key, IMAGES, 1)),
         ("random_flip", lambda key: random_flip(key, IMAGES)),

@@ -17,15 +17,15 @@ from jaxblocks.diffusion import (
     ancestral,
     classifier_guided,
     convert,
-    cosine,
+    cosine_schedule,
     ddim,
-    ddpm,
+    ddpm_schedule,
     denoising_loss,
     dpm_solver_pp_2m,
     drop_condition,
     error_scale,
     euler,
-    flow_matching,
+    flow_matching_schedule,
     gaussian_mixture,
     guided,
     heun,
@@ -33,18 +33,18 @@ from jaxblocks.diffusion import (
     predictor_corrector,
     sample_times,
     times,
-    variance_exploding,
-    variance_preserving,
+    variance_exploding_schedule,
+    variance_preserving_schedule,
 )
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 
 SCHEDULES = {
-    "preserving": variance_preserving(),
-    "cosine": cosine(),
-    "ddpm": ddpm(),
-    "exploding": variance_exploding(),
-    "flow": flow_matching(),
+    "preserving": variance_preserving_schedule(),
+    "cosine": cosine_schedule(),
+    "ddpm": ddpm_schedule(),
+    "exploding": variance_exploding_schedule(),
+    "flow": flow_matching_schedule(),
 }
 # The same, written from the formulas.
 REFERENCES = {
@@ -364,12 +364,14 @@ def test_one_step_of_each_sampler_is_its_formula(double):
 def test_random_samplers_reproduce_mean_and_variance(name):
     """Of N(3, 4), within four standard errors: ancestral sampling, and predictor and corrector with a little more."""
     schedule, n = SCHEDULES[name], 20_000
-    predicts = CASES[name]
-    predict = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])).predictor(schedule, predicts)
+    prediction_type = CASES[name]
+    predict = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])).predictor(schedule, prediction_type)
     x = initial_noise(jax.random.key(0), (n, 1), schedule)
     grid = times(schedule, 100)
     for sampler, extra in ((ancestral, 0.0), (predictor_corrector, 0.05)):
-        found = np.asarray(sampler(predict, x, grid, schedule, predicts, key=jax.random.key(1), spread=2.0), np.float64)
+        found = np.asarray(
+            sampler(predict, x, grid, schedule, prediction_type, key=jax.random.key(1), spread=2.0), np.float64
+        )
         assert abs(found.mean() - 3) < 4 * 2 / np.sqrt(n)
         assert abs(found.var() - 4) < 4 * 4 * np.sqrt(2 / n) + extra
 
@@ -579,9 +581,9 @@ BAD = {
         lambda: times(Schedule(lambda t: 1 - 0.95 * t, lambda t: t), 4),
     ),
     "too little noise": (
-        lambda: variance_preserving(0.1, 1.0),
+        lambda: variance_preserving_schedule(0.1, 1.0),
         "its signal is 0.7596",
-        lambda: variance_preserving(0.1, 15),
+        lambda: variance_preserving_schedule(0.1, 15),
     ),
     "not monotone": (
         lambda: times(Schedule(lambda t: 1 - t, lambda t: t + 0.5 * jnp.sin(12 * t) ** 2), 4),
@@ -598,7 +600,11 @@ BAD = {
         "a constant as jnp.ones_like(t)",
         lambda: times(Schedule(lambda t: jnp.ones_like(t), lambda t: 20 * t), 4),
     ),
-    "no schedule": (lambda: times(flow_matching, 4), "call it: flow_matching()", lambda: times(flow_matching(), 4)),
+    "no schedule": (
+        lambda: times(flow_matching, 4),
+        "call it: flow_matching_schedule()",
+        lambda: times(flow_matching_schedule(), 4),
+    ),
     "rising": (
         lambda: euler(same, X, GRID[::-1], FLOW, "velocity"),
         "0.0 is followed by 0.5 (place 1); sort them",

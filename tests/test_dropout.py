@@ -29,14 +29,14 @@ def test_expectation_and_variance():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-@pytest.mark.parametrize("drop", [0.1, 0.7])
-def test_what_is_kept_is_scaled_to_the_nearest_number(dtype, drop):
+@pytest.mark.parametrize("rate", [0.1, 0.7])
+def test_what_is_kept_is_scaled_to_the_nearest_number(dtype, rate):
     """Kept values are x / (1 - p) rounded once, in half precision too."""
     x = X.astype(dtype)
-    y = dropout(jax.random.key(0), x, drop)
+    y = dropout(jax.random.key(0), x, rate)
     assert y.dtype == dtype
     kept = np.asarray(y != 0)
-    expected = np.asarray(x.astype(jnp.float32), np.float64) / (1 - drop)
+    expected = np.asarray(x.astype(jnp.float32), np.float64) / (1 - rate)
     half_a_digit = 0.51 * float(jnp.finfo(dtype).eps) + 2e-7
     np.testing.assert_allclose(np.asarray(y.astype(jnp.float32))[kept], expected[kept], rtol=half_a_digit)
     assert 0 < kept.mean() < 1
@@ -143,10 +143,10 @@ BAD = {
         "train to be True",
         lambda: train(Dropout(0.1), X),
     ),
-    "drop of one": (lambda: Dropout(1), "at least 0 and below 1, but 1 came", lambda: Dropout(0.1)),
-    "drop below zero": (
+    "rate of one": (lambda: Dropout(1), "at least 0 and below 1, but 1 came", lambda: Dropout(0.1)),
+    "rate below zero": (
         lambda: StochasticDepth(-0.1, spatial=0),
-        "StochasticDepth expects drop",
+        "StochasticDepth expects rate",
         lambda: StochasticDepth(0.1, spatial=0),
     ),
     "more axes than there are": (
@@ -155,7 +155,7 @@ BAD = {
         lambda: StochasticDepth(0.1, spatial=1).init(None, X[0, 0]),
     ),
     "axes that are no numbers": (lambda: Dropout(0.1, axes=1.5), "axes to be whole", lambda: Dropout(0.1, axes=-2)),
-    "drop as a flag": (
+    "rate as a flag": (
         lambda: dropout(jax.random.key(0), X, True),
         "True came",
         lambda: dropout(jax.random.key(0), X, 0.1),

@@ -11,7 +11,7 @@ from jaxblocks import (
     MLP,
     RBF,
     Dense,
-    RandomFourier,
+    RandomFourierFeatures,
     Serial,
     knn_predict,
     random_fourier_features,
@@ -144,7 +144,7 @@ def test_random_features_meet_the_kernel_up_to_one_over_root_d():
     exact = pairwise(np.asarray(x), np.asarray(x), 0.4)
     spreads = []
     for features in (50, 200):
-        layer = RandomFourier(features, gamma=0.4)
+        layer = RandomFourierFeatures(features, gamma=0.4)
 
         def gram(key, layer=layer):
             z = layer.apply(layer.init(key, x), x)
@@ -171,7 +171,7 @@ def test_xor_is_linear_in_a_product():
     np.testing.assert_array_equal(net.apply(params, x)[:, 0], [0, 1, 1, 0])
 
 
-@pytest.mark.parametrize("phi", [RandomFourier(30), RBF(30), MLP(30)], ids=["random", "radial", "learned"])
+@pytest.mark.parametrize("phi", [RandomFourierFeatures(30), RBF(30), MLP(30)], ids=["random", "radial", "learned"])
 def test_any_pair_is_a_feature_map(phi):
     """One gradient for both blocks; with Phi masked out, a step leaves it as it is, to the last bit."""
     net = Serial(phi=phi, out=Dense(1))
@@ -188,7 +188,7 @@ def test_any_pair_is_a_feature_map(phi):
 def test_random_features_and_a_linear_layer_fit_what_no_linear_layer_fits():
     """Least squares on 200 random waves: sin(3 x) on an interval."""
     x = jnp.linspace(-2, 2, 100)[:, None]
-    layer = RandomFourier(200, gamma=2.0)
+    layer = RandomFourierFeatures(200, gamma=2.0)
     z = np.asarray(layer.apply(layer.init(jax.random.key(0), x), x), np.float64)
     y = np.sin(3 * np.asarray(x[:, 0], np.float64))
     w = np.linalg.solve(z.T @ z + 1e-6 * np.eye(200), z.T @ y)
@@ -270,13 +270,13 @@ def test_sentences():
             rbf_kernel(x, x, wrong)
         with pytest.raises(ValueError, match="gamma > 0"):
             taylor_features(x, 3, wrong)
-    for build in (lambda: RBF(3, gamma=0), lambda: RandomFourier(3, gamma=-1.0)):
+    for build in (lambda: RBF(3, gamma=0), lambda: RandomFourierFeatures(3, gamma=-1.0)):
         with pytest.raises(ValueError, match="gamma > 0"):
             build()
-    for build in (lambda: RBF(0), lambda: RandomFourier(2.5), lambda: taylor_features(x, 0)):
+    for build in (lambda: RBF(0), lambda: RandomFourierFeatures(2.5), lambda: taylor_features(x, 0)):
         with pytest.raises(ValueError, match="to be a whole number >= 1"):
             build()
-    for layer in (RBF(3), RandomFourier(3)):
+    for layer in (RBF(3), RandomFourierFeatures(3)):
         with pytest.raises(TypeError, match="expects floating-point x"):
             layer.init(jax.random.key(0), jnp.arange(3))
         with pytest.raises(ValueError, match=r"with a feature axis, .* use x\[None\]"):

@@ -344,4 +344,4 @@ def test_the_numbers_of_a_figure(figures, cheap, tmp_path, number):
         pytest.importorskip("sklearn", reason="it shows a handwritten digit")
     numbers, files = cheap if number in CHEAP else drawn(figures, tmp_path, [number])
     assert f"{figures.FIGURES[number].name}.png" in files
-    globals()[number.lower()](numbers[number])
+    global_features()[number.lower()](numbers[number])

@@ -29,7 +29,7 @@ from jaxblocks.layers.graph import (
     GIN,
     Graph,
     GraphBlock,
-    GraphMap,
+    GraphMapFeatures,
     adjacency_graph,
     aggregate,
     batch_graphs,
@@ -40,7 +40,10 @@ from jaxblocks.layers.graph import (
 
 HOW = ("sum", "mean", "max", "softmax")
 LAYERS = {
-    **{f"block, {how}": GraphBlock(edge=Dense(3), node=Dense(3), globals=Dense(2), aggregate=how) for how in HOW},
+    **{
+        f"block, {how}": GraphBlock(edge=Dense(3), node=Dense(3), global_features=Dense(2), aggregate=how)
+        for how in HOW
+    },
     "GCN": GCN(3),
     "GAT": GAT(2, heads=2),
     "GIN": GIN(Dense(3), 0.5),
@@ -66,7 +69,7 @@ def random_graph(seed=0, n=5, e=8, dtype=np.float32):
         senders=rng.integers(n - 1, size=e).astype(np.int32),
         receivers=rng.integers(n - 1, size=e).astype(np.int32),
         edges=rng.normal(size=(e, 2)).astype(dtype),
-        globals=rng.normal(size=(1, 2)).astype(dtype),
+        global_features=rng.normal(size=(1, 2)).astype(dtype),
     )
 
 
@@ -186,7 +189,7 @@ def test_masked_entries_have_no_effect_whatever_they_hold(how):
 def oracle(params, graph, how):
     """Battaglia's algorithm 1 with dicts and loops, float64."""
     project = {name: lambda x, p=p: x @ np.asarray(p["kernel"]) + np.asarray(p["bias"]) for name, p in params.items()}
-    v, u = dict(enumerate(np.asarray(graph.nodes))), np.asarray(graph.globals)[0]
+    v, u = dict(enumerate(np.asarray(graph.nodes))), np.asarray(graph.global_features)[0]
     e = {
         k: (int(s), int(r), x)
         for k, (s, r, x) in enumerate(zip(graph.senders, graph.receivers, np.asarray(graph.edges), strict=True))
@@ -198,7 +201,7 @@ def oracle(params, graph, how):
         heard = gathered(np.stack(incoming), how) if incoming else np.zeros(3)
         v_new[i] = project["node"](np.concatenate([heard, v[i], u]))
     all_edges, all_nodes = (gathered(np.stack(list(d.values())), how) for d in (e_new, v_new))
-    u_new = project["globals"](np.concatenate([all_edges, all_nodes, u]))
+    u_new = project["global_features"](np.concatenate([all_edges, all_nodes, u]))
     return np.stack(list(v_new.values())), np.stack(list(e_new.values())), u_new[None]
 
 
@@ -209,7 +212,7 @@ def test_the_block_is_its_algorithm(how):
         graph = random_graph(dtype=np.float64)
         params = params_of(f"block, {how}", "float64")
         out = jitted(f"block, {how}")(params, graph)
-        close((out.nodes, out.edges, out.globals), oracle(params, graph, how), 1e-12)
+        close((out.nodes, out.edges, out.global_features), oracle(params, graph, how), 1e-12)
 
 
 def test_any_of_the_three_may_be_left_out():
@@ -217,20 +220,20 @@ def test_any_of_the_three_may_be_left_out():
     graph = random_graph()
     keep = lambda x: x
     nodes = GraphBlock(node=keep).apply({"node": ()}, graph)
-    assert nodes.edges is graph.edges and nodes.globals is graph.globals
+    assert nodes.edges is graph.edges and nodes.global_features is graph.global_features
     assert nodes.senders is graph.senders and nodes.receivers is graph.receivers
     heard = np.eye(5)[graph.receivers].T @ graph.edges
-    close(nodes.nodes, np.concatenate([heard, graph.nodes, np.tile(graph.globals, (5, 1))], -1))
-    bare = graph._replace(edges=None, globals=None)
+    close(nodes.nodes, np.concatenate([heard, graph.nodes, np.tile(graph.global_features, (5, 1))], -1))
+    bare = graph._replace(edges=None, global_features=None)
     close(
         GraphBlock(node=keep).apply({"node": ()}, bare).nodes,
         np.concatenate([adjacency(graph) @ graph.nodes, graph.nodes], -1),
     )
     edges = GraphBlock(edge=keep).apply({"edge": ()}, bare)
     close(edges.edges, np.concatenate([graph.nodes[graph.senders], graph.nodes[graph.receivers]], -1))
-    assert edges.nodes is graph.nodes and edges.globals is None
-    whole = GraphBlock(globals=keep, aggregate="mean").apply({"globals": ()}, bare)
-    close(whole.globals, bare.nodes.mean(0, keepdims=True))
+    assert edges.nodes is graph.nodes and edges.global_features is None
+    whole = GraphBlock(global_features=keep, aggregate="mean").apply({"global_features": ()}, bare)
+    close(whole.global_features, bare.nodes.mean(0, keepdims=True))
 
 
 def test_features_of_several_axes_are_laid_out_flat():
@@ -243,7 +246,7 @@ def test_features_of_several_axes_are_laid_out_flat():
 def test_a_linear_layer_is_a_kronecker_product():
     """GRAPH-07: X -> A X W, as a matrix on the flattened nodes, is A (x) W^T."""
     with jax.enable_x64(True):
-        graph = random_graph(dtype=np.float64)._replace(edges=None, globals=None)
+        graph = random_graph(dtype=np.float64)._replace(edges=None, global_features=None)
         w = jax.random.normal(jax.random.key(0), (3, 2), jnp.float64)
         layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # heard from the neighbors, without the node's own
         f = lambda x: layer.apply({"node": ()}, graph._replace(nodes=x)).nodes.ravel()
@@ -368,7 +371,7 @@ def test_a_gcn_by_hand():
 
 def test_epsilon_can_be_learned():
     """A param that starts at epsilon: the same numbers as with it fixed, and a gradient, <1, sum_i x_i> for a sum."""
-    graph, mlp = random_graph()._replace(edges=None, globals=None), lambda x: x
+    graph, mlp = random_graph()._replace(edges=None, global_features=None), lambda x: x
     fixed, learned = GIN(mlp, 0.5), GIN(mlp, 0.5, learn_epsilon=True)
     params = learned.init(jax.random.key(0), graph)
     total = jax.jit(jax.value_and_grad(lambda params: learned.apply(params, graph).nodes.sum()))
@@ -379,7 +382,7 @@ def test_epsilon_can_be_learned():
 
 def test_wide_and_narrow_kernels_agree():
     """GCN sends whichever is narrower along the edges, X or X W; both orders are the same product."""
-    graph = random_graph()._replace(edges=None, globals=None)
+    graph = random_graph()._replace(edges=None, global_features=None)
     kernel = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     apply = lambda kernel: jax.jit(GCN(kernel.shape[1], use_bias=False).apply)({"kernel": kernel}, graph).nodes
     wide, narrow = apply(kernel), [apply(half) for half in np.split(kernel, 2, 1)]
@@ -399,7 +402,7 @@ def test_the_sum_tells_apart_what_mean_and_maximum_confuse():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_relabeling_the_nodes(name):
-    """Renumbered nodes and shuffled edges come out renumbered and shuffled alike, globals unchanged."""
+    """Renumbered nodes and shuffled edges come out renumbered and shuffled alike, global_features unchanged."""
     graph, rng = random_graph(), np.random.default_rng(1)
     nodes, edges = rng.permutation(5), rng.permutation(8)
     number = np.argsort(nodes).astype(np.int32)  # the old node i is the new node number[i]
@@ -410,7 +413,11 @@ def test_relabeling_the_nodes(name):
         receivers=number[graph.receivers][edges],
     )
     out, after = (jax.tree.map(np.asarray, jitted(name)(params_of(name), g)) for g in (graph, moved))
-    close((after.nodes, after.edges, after.globals), (out.nodes[nodes], out.edges[edges], out.globals), 1e-5)
+    close(
+        (after.nodes, after.edges, after.global_features),
+        (out.nodes[nodes], out.edges[edges], out.global_features),
+        1e-5,
+    )
 
 
 def padded(graph, n=9, e=13):
@@ -426,7 +433,7 @@ def padded(graph, n=9, e=13):
         senders=pad(graph.senders + front, fronts, behinds, 3),
         receivers=pad(graph.receivers + front, fronts, behinds, 99),
         edges=pad(graph.edges, fronts, behinds, np.nan),
-        globals=pad(graph.globals, 0, 1, np.nan),
+        global_features=pad(graph.global_features, 0, 1, np.nan),
         node_graph=np.zeros(n, np.int32),
         node_mask=pad(np.ones(graph.nodes.shape[0], bool), front, behind, False),
         edge_mask=pad(np.ones(graph.senders.shape[0], bool), fronts, behinds, False),
@@ -440,8 +447,8 @@ def test_padding_has_no_influence(name):
     graph, layer, params = random_graph(), LAYERS[name], params_of(name)
 
     def f(params, features, graph):
-        out = layer.apply(params, graph._replace(nodes=features[0], edges=features[1], globals=features[2]))
-        kept = (out.nodes, *((out.edges, out.globals) if name.startswith("block") else ()))
+        out = layer.apply(params, graph._replace(nodes=features[0], edges=features[1], global_features=features[2]))
+        kept = (out.nodes, *((out.edges, out.global_features) if name.startswith("block") else ()))
         return sum((y**2).sum() for y in kept), kept  # over padding too
 
     run = jax.jit(jax.value_and_grad(f, argnums=(0, 1), has_aux=True))
@@ -471,7 +478,9 @@ def test_edges_of_masked_nodes_are_padding():
         receivers=number[graph.receivers[stay]],
     )
     alone = jax.tree.map(np.asarray, apply(params, smaller))
-    close((out.nodes[mask], out.edges[stay], out.globals), (alone.nodes, alone.edges, alone.globals), 1e-5)
+    close(
+        (out.nodes[mask], out.edges[stay], out.global_features), (alone.nodes, alone.edges, alone.global_features), 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["block, sum", "GAT"])
@@ -537,8 +546,14 @@ def test_state_train_key_and_mask_reach_the_projections():
 def test_graph_layers_stand_in_serial_and_repeat():
     """A Graph is one input: Serial of layers with an activation between, Repeat of blocks that keep their sizes."""
     graph = random_graph()
-    parts = (GCN(4), GraphMap(node=relu), GAT(2, heads=2), GraphMap(node=jnp.tanh, edge=Dense(5)), GIN(MLP(4, 3)))
-    block = GraphBlock(edge=Dense(2), node=Dense(3), globals=Dense(2))
+    parts = (
+        GCN(4),
+        GraphMapFeatures(node=relu),
+        GAT(2, heads=2),
+        GraphMapFeatures(node=jnp.tanh, edge=Dense(5)),
+        GIN(MLP(4, 3)),
+    )
+    block = GraphBlock(edge=Dense(2), node=Dense(3), global_features=Dense(2))
     one_by_one = lambda layers, params, graph: functools.reduce(
         lambda graph, own: own[0].apply(own[1], graph), zip(layers, params, strict=True), graph
     )
@@ -642,7 +657,7 @@ PARAMS = {"kernel": np.eye(2, 3, dtype=np.float32), "bias": np.ones(3, np.float3
             "receivers with one entry for each edge, \\(2,",
         ),
         (GRAPH._replace(edges=jnp.zeros((3, 1))), ValueError, "edges with one entry for each edge"),
-        (GRAPH._replace(globals=jnp.zeros((2, 1))), ValueError, "node_graph where there are several graphs"),
+        (GRAPH._replace(global_features=jnp.zeros((2, 1))), ValueError, "node_graph where there are several graphs"),
         (GRAPH._replace(node_mask=jnp.zeros(3)), ValueError, "boolean node_mask with one entry for each node"),
         (GRAPH._replace(node_graph=jnp.zeros(3)), ValueError, "whole numbers as node_graph"),
         (GRAPH._replace(nodes=jnp.zeros((3, 2), jnp.int32)), TypeError, "floating-point nodes"),
@@ -659,12 +674,16 @@ def test_what_is_no_graph_is_told_so(wrong, error, words, sentences):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: GraphBlock(), ValueError, "at least one of edge, node and globals"),
+        (lambda: GraphBlock(), ValueError, "at least one of edge, node and global_features"),
         (lambda: GraphBlock(node=relu, aggregate="median"), ValueError, "'softmax', but 'median' came"),
         (lambda: GCN(0), ValueError, "features to be a whole number"),
         (lambda: GAT(2, heads=0), ValueError, "heads to be a whole number"),
         (lambda: GAT(2, join="sum"), ValueError, "join to be 'concat' or 'mean'"),
-        (lambda: GraphMap(edge=relu).apply({"edge": ()}, GRAPH), ValueError, "the graph has none; leave edge= out"),
+        (
+            lambda: GraphMapFeatures(edge=relu).apply({"edge": ()}, GRAPH),
+            ValueError,
+            "the graph has none; leave edge= out",
+        ),
         (
             lambda: GraphBlock(node=lambda x: x[0]).apply({"node": ()}, GRAPH),
             ValueError,
@@ -682,7 +701,9 @@ def test_what_is_no_graph_is_told_so(wrong, error, words, sentences):
             "of one floating-point dtype",
         ),
         (
-            lambda: GraphBlock(globals=relu).apply({"globals": ()}, GRAPH._replace(node_graph=jnp.zeros(3, jnp.int32))),
+            lambda: GraphBlock(global_features=relu).apply(
+                {"global_features": ()}, GRAPH._replace(node_graph=jnp.zeros(3, jnp.int32))
+            ),
             ValueError,
             "give the graph a graph_mask, as batch_graphs does",
         ),
@@ -733,7 +754,7 @@ def test_repairs_help(sentences):
     edge_index = np.stack([GRAPH.senders, GRAPH.receivers])
     close(jax.jit(GCN(3).apply)(PARAMS, Graph(GRAPH.nodes, *edge_index)).nodes, expected)
     several = GRAPH._replace(node_graph=jnp.array([0, 0, 0]), graph_mask=jnp.array([True]))
-    assert GraphBlock(globals=relu).apply({"globals": ()}, several).globals.shape == (1, 2)
+    assert GraphBlock(global_features=relu).apply({"global_features": ()}, several).global_features.shape == (1, 2)
 
 
 def test_a_complete_graph_has_nodes_with_features(sentences):

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jaxblocks.ad import planning
-from jaxblocks.ad.counting import count
+from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.jacobians import _run, jacobian, jacobian_plan
 from jaxblocks.ad.planning import Chain, Part, best_bracketing, written
 
@@ -337,7 +337,7 @@ def test_spares_operations_and_memory(name):
     """On nets with a narrow place, by the factors that they have."""
     f, x, operations, memory = NAMED[name]
     stock = [jax.jacfwd(f), jax.jacrev(f)]
-    assert count(jacobian(f), x).flops * operations <= min(count(j, x).flops for j in stock)
+    assert count_flops(jacobian(f), x).flops * operations <= min(count_flops(j, x).flops for j in stock)
     ours, *theirs = (compiled(j, x).memory_analysis().temp_size_in_bytes for j in (jacobian(f), *stock))
     assert ours * memory <= min(theirs)
 
@@ -346,8 +346,8 @@ def test_operations_are_those_predicted():
     """Of the whole: what was predicted, the function itself and little else."""
     for f, x, _, _ in NAMED.values():
         predicted = jacobian_plan(f, x).operations["chosen"]
-        counted = count(jacobian(f), x).flops
-        assert abs(counted - predicted - 2 * count(f, x).flops) < 0.15 * counted
+        counted = count_flops(jacobian(f), x).flops
+        assert abs(counted - predicted - 2 * count_flops(f, x).flops) < 0.15 * counted
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,9 @@ def test_operations_are_all_counted(widths, turned):
     _, linear = planning.linearized(f, [normal(0, widths[0])])
     route = planning.make_plan(linear)
     assert route.plan.mode == ("known" if len(widths) == 2 else "mixed")
-    run = count(lambda constants: _run(linear._replace(constants=constants), route).arrays, list(linear.constants))
+    run = count_flops(
+        lambda constants: _run(linear._replace(constants=constants), route).arrays, list(linear.constants)
+    )
     ones = sum(widths[1:])  # diagonals are made out of ones, which is nothing to multiply
     assert route.plan.operations["chosen"] == run.flops - ones
 

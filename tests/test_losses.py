@@ -20,12 +20,12 @@ from jaxblocks.losses import (
     entropy,
     gaussian_nll,
     hinge_loss,
-    huber,
+    huber_loss,
     jensen_gap,
     jensen_shannon,
     kl_divergence,
-    l1,
-    l2,
+    l1_penalty,
+    l2_penalty,
     lp_distance,
     mae,
     mse,
@@ -34,7 +34,7 @@ from jaxblocks.losses import (
     soft_threshold,
     softmax_cross_entropy,
     total_variation,
-    zero_one,
+    zero_one_loss,
 )
 from jaxblocks.probabilities import log_softmax, one_hot, smooth_labels, softmax
 
@@ -98,8 +98,8 @@ def test_distances_of_binary_distributions():
     p, q = pair(0.3, 0.3, 0.3), pair(0.1, 0.5, 0.9)
     table = {
         "tv": (run(total_variation, p, q), [0.2, 0.2, 0.6]),
-        "l1": (run(lp_distance, p, q, order=1), [0.4, 0.4, 1.2]),
-        "l2": (run(lp_distance, p, q, order=2), [0.2828427, 0.2828427, 0.8485281]),
+        "l1_penalty": (run(lp_distance, p, q, order=1), [0.4, 0.4, 1.2]),
+        "l2_penalty": (run(lp_distance, p, q, order=2), [0.2828427, 0.2828427, 0.8485281]),
         "kl": (run(kl_divergence, p, q), [0.1536636, 0.0822829, 1.0325535]),
         "reversed": (run(kl_divergence, q, p), [0.1163218, 0.0871767, 0.7941600]),
         "ce": (run(cross_entropy, p, q), [0.7645279, 0.6931472, 1.6434177]),
@@ -533,7 +533,7 @@ def test_nll_in_bits_bounds_the_zero_one_loss_and_nll_in_nats_does_not():
     z = np.random.default_rng(41).normal(size=(100_000, 3)).astype(np.float32)
     labels = jnp.zeros(100_000, jnp.int32)
     loss = np.asarray(jax.jit(softmax_cross_entropy)(jnp.asarray(z), labels))
-    wrong = np.asarray(zero_one(labels, jnp.asarray(z.argmax(-1), jnp.int32)))
+    wrong = np.asarray(zero_one_loss(labels, jnp.asarray(z.argmax(-1), jnp.int32)))
     assert 0.6 < wrong.mean() < 0.7
     assert (loss / math.log(2) >= wrong).all()
     assert 100 < (loss < wrong).sum() < 20_000  # the printed bound fails
@@ -546,13 +546,13 @@ def test_nll_in_bits_bounds_the_zero_one_loss_and_nll_in_nats_does_not():
 
 def test_zero_one():
     labels, predictions = jnp.array([0, 1, 2, 2], jnp.uint8), jnp.array([0, 2, 2, 1])
-    result = zero_one(labels, predictions)
+    result = zero_one_loss(labels, predictions)
     np.testing.assert_array_equal(result, [0, 1, 0, 1])
     assert result.dtype == jnp.float32
-    assert zero_one(jnp.array(256), jnp.array(0, jnp.uint8)) == 1  # not compared in the narrower dtype
-    np.testing.assert_array_equal(zero_one(jnp.array([True, False]), jnp.array([True, True])), [0, 1])
+    assert zero_one_loss(jnp.array(256), jnp.array(0, jnp.uint8)) == 1  # not compared in the narrower dtype
+    np.testing.assert_array_equal(zero_one_loss(jnp.array([True, False]), jnp.array([True, True])), [0, 1])
     z = jnp.asarray(normal(42, 5, 3), jnp.float32)
-    gradient = grad(lambda z: zero_one(jnp.zeros(5, jnp.int32), z.argmax(-1)).sum())(z)
+    gradient = grad(lambda z: zero_one_loss(jnp.zeros(5, jnp.int32), z.argmax(-1)).sum())(z)
     np.testing.assert_array_equal(gradient, 0)
 
 
@@ -561,8 +561,10 @@ def test_a_point_mass_as_prediction_gives_zero_or_infinity():
     prediction = one_hot(jnp.array([1, 1]), 3)
     labels = jnp.array([1, 2])
     np.testing.assert_array_equal(run(nll, jnp.log(prediction), labels), [0, np.inf])
-    np.testing.assert_array_equal(run(zero_one, labels, prediction.argmax(-1)), [0, 1])
-    np.testing.assert_array_equal(run(zero_one, labels, prediction.argmax(-1)), 1 - prediction[jnp.arange(2), labels])
+    np.testing.assert_array_equal(run(zero_one_loss, labels, prediction.argmax(-1)), [0, 1])
+    np.testing.assert_array_equal(
+        run(zero_one_loss, labels, prediction.argmax(-1)), 1 - prediction[jnp.arange(2), labels]
+    )
 
 
 def test_probabilities_are_not_scores():
@@ -727,14 +729,14 @@ def test_gaussian_nll():
 
 def test_huber():
     prediction = jnp.array([[0.0, 0.5], [1.0, -3.0], [1e20, 0.0]])
-    value = huber(prediction, jnp.zeros((3, 2)), 2.0)
+    value = huber_loss(prediction, jnp.zeros((3, 2)), 2.0)
     np.testing.assert_allclose(value, [0.0625, (0.5 + 2 * (3 - 1)) / 2, 1e20], rtol=1e-6)  # no overflow
-    slope = grad(lambda p: huber(p, jnp.zeros((3, 2)), 2.0).sum())(prediction)
+    slope = grad(lambda p: huber_loss(p, jnp.zeros((3, 2)), 2.0).sum())(prediction)
     np.testing.assert_array_equal(slope, np.array([[0, 0.5], [1, -2], [2, 0]]) / 2)
-    curvature = jax.jacfwd(grad(lambda e: huber(e[None], jnp.zeros(1))))
+    curvature = jax.jacfwd(grad(lambda e: huber_loss(e[None], jnp.zeros(1))))
     assert curvature(jnp.float32(0)) == 1
     assert curvature(jnp.float32(1.5)) == 0
-    edge = grad(lambda e: huber(e[None], jnp.zeros(1)))(jnp.array([1.0, -1.0])[0])
+    edge = grad(lambda e: huber_loss(e[None], jnp.zeros(1)))(jnp.array([1.0, -1.0])[0])
     assert edge == 1
 
 
@@ -782,8 +784,8 @@ def test_values_and_gradients_against_torch(torch):
             ),
             "mse": (lambda z: mse(z, jnp.asarray(w)), lambda z: F.mse_loss(z, torch.tensor(w), **none).mean(-1)),
             "mae": (lambda z: mae(z, jnp.asarray(w)), lambda z: F.l1_loss(z, torch.tensor(w), **none).mean(-1)),
-            "huber": (
-                lambda z: huber(z, jnp.asarray(w), 0.7),
+            "huber_loss": (
+                lambda z: huber_loss(z, jnp.asarray(w), 0.7),
                 lambda z: F.huber_loss(z, torch.tensor(w), delta=0.7, **none).mean(-1),
             ),
             "gaussian": (
@@ -836,17 +838,19 @@ def params(dtype=jnp.float32):
 def test_l2_of_the_lectures_example():
     """lambda (sum W1^2 + sum W2^2) = .01 * 2.25 = .0225, without the offsets."""
     kernels = jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
-    np.testing.assert_allclose(0.01 * l2(params(), kernels), 0.0225, rtol=1e-6)
+    np.testing.assert_allclose(0.01 * l2_penalty(params(), kernels), 0.0225, rtol=1e-6)
     np.testing.assert_allclose(run(l2, params()), 2.25 + 9 + 16 + 49, rtol=1e-6)
-    np.testing.assert_allclose(l1(params(), kernels), 3.5, rtol=1e-6)
+    np.testing.assert_allclose(l1_penalty(params(), kernels), 3.5, rtol=1e-6)
     np.testing.assert_allclose(run(l1, params()), 3.5 + 14, rtol=1e-6)
-    np.testing.assert_allclose(l2(params(), {"hidden": True, "out": False}), 1.5 + 25, rtol=1e-6)  # an upper part
+    np.testing.assert_allclose(
+        l2_penalty(params(), {"hidden": True, "out": False}), 1.5 + 25, rtol=1e-6
+    )  # an upper part
     gradient = grad(partial(l2, mask=kernels))(params())
     np.testing.assert_array_equal(gradient["hidden"]["kernel"], 2 * PARAMS["hidden"]["kernel"])
     np.testing.assert_array_equal(gradient["hidden"]["bias"], 0)
     np.testing.assert_array_equal(grad(l1)(params())["hidden"]["kernel"], [[1, -1], [0, 1]])  # 0 at 0
-    assert l1(()) == 0
-    assert l2({}) == 0
+    assert l1_penalty(()) == 0
+    assert l2_penalty({}) == 0
 
 
 def test_penalties_sum_in_float32_or_wider():
@@ -858,20 +862,22 @@ def test_penalties_sum_in_float32_or_wider():
             assert value == expected
             assert grad(penalty)(tree)["a"].dtype == dtype
     with jax.enable_x64(True):
-        assert l2({"a": jnp.ones(2, jnp.float32), "b": jnp.full(1, 1e-12, jnp.float64)}).dtype == jnp.float64
+        assert l2_penalty({"a": jnp.ones(2, jnp.float32), "b": jnp.full(1, 1e-12, jnp.float64)}).dtype == jnp.float64
         np.testing.assert_allclose(
-            l1((jnp.ones(2, jnp.float32), jnp.full(1, 1e-12, jnp.float64))) - 2, 1e-12, rtol=1e-3
+            l1_penalty((jnp.ones(2, jnp.float32), jnp.full(1, 1e-12, jnp.float64))) - 2, 1e-12, rtol=1e-3
         )
 
 
 def test_penalties_say_what_they_expect(sentences):
     with pytest.raises(TypeError, match=r"l2 expects params of real floating-point arrays, but int32 \(3,\) came"):
-        l2({"kernel": jnp.ones(2), "steps": jnp.arange(3)})
-    assert l2({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, {"kernel": True, "steps": False}) == 2  # the repair
+        l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)})
+    assert (
+        l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, {"kernel": True, "steps": False}) == 2
+    )  # the repair
     with pytest.raises(TypeError, match="l1 expects a mask of True and False, but a float came"):
-        l1(params(), 1.0)
+        l1_penalty(params(), 1.0)
     with pytest.raises(ValueError, match="prefix") as caught:
-        l1(params(), {"hidden": True})
+        l1_penalty(params(), {"hidden": True})
     assert "l1 expects a mask with the structure of params" in "".join(caught.value.__notes__)
 
 
@@ -904,7 +910,7 @@ def test_lasso_of_an_orthogonal_design_is_a_soft_threshold():
         w = np.asarray(soft_threshold(jnp.asarray(x.T @ y / n), penalty))
 
         def objective(w):
-            return 0.5 * mse(jnp.asarray(x) @ w, jnp.asarray(y)) + penalty * l1(w)
+            return 0.5 * mse(jnp.asarray(x) @ w, jnp.asarray(y)) + penalty * l1_penalty(w)
 
         best = objective(jnp.asarray(w))
         nearby = jax.jit(jax.vmap(objective))(jnp.asarray(w + 0.01 * normal(56, 500, d)))
@@ -917,7 +923,7 @@ def test_ridge_regression_has_its_closed_form():
     x, y = normal(57, 30, 4), normal(58, 30)
     w = np.linalg.solve(x.T @ x + 30 * 0.3 * np.eye(4), x.T @ y)
     with jax.enable_x64(True):
-        slope = grad(lambda w: mse(jnp.asarray(x) @ w, jnp.asarray(y)) + 0.3 * l2(w))(jnp.asarray(w))
+        slope = grad(lambda w: mse(jnp.asarray(x) @ w, jnp.asarray(y)) + 0.3 * l2_penalty(w))(jnp.asarray(w))
     np.testing.assert_allclose(slope, 0, atol=1e-14)
 
 
@@ -974,8 +980,8 @@ LOSSES = {
     "hinge_loss": Row(hinge_loss, (Z, SIGNS), lambda z, y: np.maximum(0, 1 - y * z), keeps=True),
     "mse": Row(mse, (Z, W), lambda z, w: ((z - w) ** 2).mean(-1)),
     "mae": Row(mae, (Z, W), lambda z, w: np.abs(z - w).mean(-1)),
-    "huber": Row(
-        huber,
+    "huber_loss": Row(
+        huber_loss,
         (Z, W),
         lambda z, w: np.where(np.abs(z - w) <= 1, (z - w) ** 2 / 2, np.abs(z - w) - 0.5).mean(-1),
     ),
@@ -1032,13 +1038,13 @@ def test_nothing_is_broadcast(name, sentences):
 
 def test_a_column_against_a_row_is_refused(sentences):
     """The classic: predictions (8, 1), targets (8,) would broadcast to (8, 8)."""
-    for loss in (mse, mae, huber, gaussian_nll, sigmoid_cross_entropy, hinge_loss):
+    for loss in (mse, mae, huber_loss, gaussian_nll, sigmoid_cross_entropy, hinge_loss):
         with pytest.raises(ValueError, match=r"float32 \(8, 1\) and .* is float32 \(8,\); reshape .*squeeze\(-1\)"):
             loss(jnp.ones((8, 1)), jnp.ones(8))
         for shape in ((8,), (8, 1)):  # the repairs that it names
             assert jax.eval_shape(loss, jnp.ones(shape), jnp.ones(shape)).shape in (shape, shape[:-1])
-    with pytest.raises(ValueError, match="zero_one expects labels and predictions of equal shape"):
-        zero_one(jnp.zeros((8, 1), jnp.int32), jnp.zeros(8, jnp.int32))
+    with pytest.raises(ValueError, match="zero_one_loss expects labels and predictions of equal shape"):
+        zero_one_loss(jnp.zeros((8, 1), jnp.int32), jnp.zeros(8, jnp.int32))
 
 
 @every_loss
@@ -1158,9 +1164,9 @@ def test_targets_that_are_neither_labels_nor_distributions(sentences):
     with pytest.raises(TypeError, match="nll expects an array of integer labels"):
         nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((2, 3)))
     with pytest.raises(
-        TypeError, match="zero_one compares classes and expects an array of integer predictions, but float32"
+        TypeError, match="zero_one_loss compares classes and expects an array of integer predictions, but float32"
     ):
-        zero_one(jnp.array([0, 1]), jnp.array([0.5, 0.5]))
+        zero_one_loss(jnp.array([0, 1]), jnp.array([0.5, 0.5]))
 
 
 def test_python_numbers_are_not_arrays(sentences):
@@ -1168,7 +1174,7 @@ def test_python_numbers_are_not_arrays(sentences):
         (mse, (jnp.ones(2), 1.0)),
         (softmax_cross_entropy, (jnp.ones(2), 1)),
         (nll, (jnp.log(jnp.full(2, 0.5)), 1)),
-        (zero_one, (jnp.array([1]), 1)),
+        (zero_one_loss, (jnp.array([1]), 1)),
     ):
         with pytest.raises(TypeError, match=r"an array .* a (int|float) came; .*jnp.asarray"):
             loss(*arguments)
@@ -1182,8 +1188,8 @@ def test_numbers_out_of_range_are_refused(sentences):
     for bad in (0, -1.0, math.nan):
         with pytest.raises(ValueError, match="distillation_loss expects temperature > 0"):
             distillation_loss(z, z, bad)
-        with pytest.raises(ValueError, match="huber expects delta > 0"):
-            huber(z, z, bad)
+        with pytest.raises(ValueError, match="huber_loss expects delta > 0"):
+            huber_loss(z, z, bad)
 
 
 @every_loss

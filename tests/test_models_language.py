@@ -23,7 +23,7 @@ def torch():
     return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
 
 
-def count(net, *inputs):
+def count_flops(net, *inputs):
     return count_params(jax.eval_shape(net.init, jax.random.key(0), *inputs))
 
 
@@ -95,13 +95,13 @@ def linear_weights(place, p):
     ],
 )
 def test_published_numbers_of_params(net, published):
-    assert count(net, IDS) == published
+    assert count_flops(net, IDS) == published
 
 
 @pytest.mark.parametrize(("features", "millions"), [(650, 20), (1500, 66)])
 def test_recurrent_models_have_the_millions_of_params_of_the_paper(features, millions):
     """Zaremba et al. 2014, medium and large."""
-    assert round(count(RecurrentLM(features=features), IDS) / 1e6) == millions
+    assert round(count_flops(RecurrentLM(features=features), IDS) / 1e6) == millions
 
 
 # Vaswani et al. 2017, table 3: what differs from the base model, and millions of params (65 for base).
@@ -118,7 +118,7 @@ TABLE_3 = [
 
 @functools.cache
 def count_transformer(**row):
-    return count(Transformer(**row), IDS, IDS)
+    return count_flops(Transformer(**row), IDS, IDS)
 
 
 @pytest.mark.parametrize(("row", "millions"), TABLE_3, ids=str)
@@ -252,7 +252,7 @@ def test_dropout_is_for_training(sentences):
     still = net.apply(params, TOKENS)
     dropped = net.apply(params, TOKENS, train=True, key=jax.random.key(2))
     assert float(jnp.abs(still - dropped).max()) > 0.1
-    none = GPT2(**GPT2_SIZES, drop=0.0)
+    none = GPT2(**GPT2_SIZES, dropout=0.0)
     close(none.apply(params, TOKENS, train=True), still, 0)
 
 
@@ -519,7 +519,7 @@ def test_recurrent_models_are_those_of_pytorch_in_one_piece_and_in_many(torch, r
     hidden = load(reference, weights)(torch.tensor(np.asarray(table)[TOKENS]))[0].detach().numpy()
     expected = hidden @ np.asarray(kernel) + np.asarray(bias)
     close(jax.jit(net.apply)(params, TOKENS), expected)
-    stream = RecurrentLM(**sizes, streaming=True)
+    stream = RecurrentLM(**sizes, stateful=True)
     assert isinstance(stream, StatefulLayer)
     own, state = stream.init(jax.random.key(0), TOKENS)
     assert jax.tree.structure(own) == jax.tree.structure(params)

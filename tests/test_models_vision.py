@@ -41,7 +41,7 @@ def drawn(shapes):
     return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf), leaf.dtype), shapes)
 
 
-def count(params):
+def count_flops(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -64,11 +64,11 @@ PUBLISHED = {
 def test_params_are_as_many_as_published(name):
     net, shape, published = PUBLISHED[name]
     made = shapes_of(net, shape)
-    assert count(made[0] if isinstance(net, StatefulLayer) else made) == published
+    assert count_flops(made[0] if isinstance(net, StatefulLayer) else made) == published
 
 
 def test_the_unet_of_ho_et_al_has_as_many_params_as_published():
-    assert count(shapes_of(UNet(3), (1, 32, 32, 3), time=jax.ShapeDtypeStruct((1,), jnp.float32))) == 35_746_307
+    assert count_flops(shapes_of(UNet(3), (1, 32, 32, 3), time=jax.ShapeDtypeStruct((1,), jnp.float32))) == 35_746_307
 
 
 @pytest.mark.parametrize(
@@ -405,8 +405,8 @@ def test_vit_is_that_of_pytorch(torch, pool):
 
 def test_vit_drops_only_in_training():
     """With drop, side inputs are train and key; without there is none, not even a mask."""
-    assert side_inputs(ViT()) == () and side_inputs(ViT(drop=0.1)) == ("key", "train")
-    net = ViT(classes=5, patch=4, features=8, layers=2, heads=2, hidden=8, drop=0.3)
+    assert side_inputs(ViT()) == () and side_inputs(ViT(dropout=0.1)) == ("key", "train")
+    net = ViT(classes=5, patch=4, features=8, layers=2, heads=2, hidden=8, dropout=0.3)
     params = drawn(shapes_of(net, (8, 8, 1)))
     x = jax.random.normal(jax.random.key(1), (8, 8, 1))
     apply = jax.jit(functools.partial(net.apply, train=True))
@@ -532,7 +532,7 @@ def torch_unet(torch, width, multipliers, blocks, attention, labels, groups, cha
 
 def mapped_unet(m, drop):
     def block(b):
-        second = {"norm": norm(b.n2), "activation": (), "drop": (), "conv": conv(b.c2)}
+        second = {"norm": norm(b.n2), "activation": (), "dropout": (), "conv": conv(b.c2)}
         p = {"first": {"norm": norm(b.n1), "activation": (), "conv": conv(b.c1)}, "second": second}
         p["skip"] = () if b.skip is None else conv(b.skip)
         if b.e is not None:
@@ -560,14 +560,14 @@ def mapped_unet(m, drop):
 def test_unet_is_that_of_pytorch_with_time_and_label(torch):
     shape = dict(width=4, multipliers=(1, 2), blocks=1, attention=(1,), labels=3, groups=2)
     m = torch_unet(torch, **shape, channels=1)
-    params, net = mapped_unet(m, 0.1), UNet(1, **shape, heads=2, drop=0.1)
+    params, net = mapped_unet(m, 0.1), UNet(1, **shape, heads=2, dropout=0.1)
     x, t, label = images(3, 4, 8, 1), np.array([0.0, 0.3, 1.0]), np.array([0, 2, 3])
     wanted = m(channels_first(torch, x), torch.from_numpy(t), torch.from_numpy(label)).permute(0, 2, 3, 1)
     agree(net, params, x, wanted, time=t, label=label.astype(np.int32))
 
 
 def test_time_and_label_are_one_number_for_each_image_or_one_for_all():
-    net = UNet(1, width=4, multipliers=(1,), blocks=1, attention=(), labels=3, drop=0)
+    net = UNet(1, width=4, multipliers=(1,), blocks=1, attention=(), labels=3, dropout=0)
     x, t, label = jnp.float32(images(2, 2, 4, 4, 1)), jnp.float32([[0.0, 0.3], [0.3, 1.0]]), jnp.array([[0, 2], [2, 3]])
     params = drawn(shapes_of(net, x, time=t))
     apply = jax.jit(net.apply)
@@ -582,7 +582,7 @@ def test_time_and_label_are_one_number_for_each_image_or_one_for_all():
 def test_unet_without_time_is_that_of_pytorch(torch):
     shape = dict(width=4, multipliers=(1, 2), blocks=2, attention=(), labels=None, groups=2)
     m = torch_unet(torch, **shape, channels=3)
-    net, x = UNet(3, **shape, time=False, drop=0), images(2, 8, 4, 1)
+    net, x = UNet(3, **shape, time=False, dropout=0), images(2, 8, 4, 1)
     assert side_inputs(net) == ()
     params = mapped_unet(m, 0)
     agree(net, params, x, m(channels_first(torch, x)).permute(0, 2, 3, 1))
@@ -590,7 +590,7 @@ def test_unet_without_time_is_that_of_pytorch(torch):
 
 def test_unet_begins_at_zero_and_keeps_the_dtype():
     """The last convolution of each block and of the net is zero, so the net is; outputs have the dtype of the image."""
-    net = UNet(2, width=4, multipliers=(1,), blocks=1, attention=(0,), drop=0.5)
+    net = UNet(2, width=4, multipliers=(1,), blocks=1, attention=(0,), dropout=0.5)
     assert side_inputs(net) == ("key", "time", "train")
     x, t = jax.ShapeDtypeStruct((3, 4, 4, 1), jnp.bfloat16), jnp.zeros(3)
 
@@ -610,7 +610,7 @@ def test_unet_begins_at_zero_and_keeps_the_dtype():
 
 
 def test_unet_says_what_it_expects(sentences):
-    small = dict(width=4, blocks=1, attention=(), drop=0)
+    small = dict(width=4, blocks=1, attention=(), dropout=0)
     net = UNet(1, multipliers=(1,), labels=3, **small)
     x, t, key = jnp.zeros((3, 4, 4, 1)), jnp.zeros(3), jax.random.key(0)
     init = lambda x, **side: jax.eval_shape(functools.partial(net.init, **side), key, x)
@@ -697,9 +697,9 @@ def test_read_out_asks_how_many_graphs_there_are(sentences):
     graph = Graph(jnp.ones((3, 1)), jnp.array([0]), jnp.array([1]))
     assert read_out(graph, "mean").tolist() == [[1.0]]
     several = graph._replace(node_graph=jnp.array([0, 0, 1]))
-    with pytest.raises(ValueError, match="graph_mask or globals to say how many graphs there are"):
+    with pytest.raises(ValueError, match="graph_mask or global_features to say how many graphs there are"):
         read_out(several)
     assert read_out(several._replace(graph_mask=jnp.ones(2, bool))).tolist() == [[2.0], [1.0]]
-    assert read_out(several._replace(globals=jnp.ones((2, 5)))).tolist() == [[2.0], [1.0]]
+    assert read_out(several._replace(global_features=jnp.ones((2, 5)))).tolist() == [[2.0], [1.0]]
     with pytest.raises(ValueError, match="kind to be one of gin, gcn, but 'gat' came"):
         GraphClassifier(2, kind="gat")

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from zoo_conv import pooled
 
 from jaxblocks import (
+    AvgPool,
+    GlobalAvgPool,
     GlobalMaxPool,
-    GlobalMeanPool,
     MaxPool,
-    MeanPool,
+    adaptive_avg_pool,
     adaptive_max_pool,
-    adaptive_mean_pool,
+    avg_pool,
+    global_avg_pool,
     global_max_pool,
-    global_mean_pool,
     max_pool,
-    mean_pool,
 )
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def torch():
 
 
 def with_ties(*shape):
-    """Whole numbers from 0 to 2: nearly every window has several maxima."""
+    """Whole numbers from 0 to 2: nearly every window_shape has several maxima."""
     return RNG.integers(0, 3, shape).astype(np.float64)
 
 
@@ -68,7 +68,7 @@ def compare(torch, ours, theirs, x):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "window", "stride", "padding"),
+    ("sizes", "window_shape", "stride", "padding"),
     [
         ((9,), 4, None, 0),
         ((9,), 5, 1, 2),
@@ -79,17 +79,22 @@ def compare(torch, ours, theirs, x):
     ],
     ids=str,
 )
-def test_windows_against_torch(torch, sizes, window, stride, padding):
+def test_windows_against_torch(torch, sizes, window_shape, stride, padding):
     """Maximum (ties and all) and mean, counting padding or not."""
     functional, axes = torch.nn.functional, len(sizes)
     x = with_ties(2, *sizes, 2)
     largest, mean = getattr(functional, f"max_pool{axes}d"), getattr(functional, f"avg_pool{axes}d")
-    compare(torch, lambda x: max_pool(x, window, stride, padding), lambda x: largest(x, window, stride, padding), x)
+    compare(
+        torch,
+        lambda x: max_pool(x, window_shape, stride, padding),
+        lambda x: largest(x, window_shape, stride, padding),
+        x,
+    )
     for counted in (True, False):
         compare(
             torch,
-            lambda x, c=counted: mean_pool(x, window, stride, padding, c),
-            lambda x, c=counted: mean(x, window, stride, padding, count_include_pad=c),
+            lambda x, c=counted: avg_pool(x, window_shape, stride, padding, c),
+            lambda x, c=counted: mean(x, window_shape, stride, padding, count_include_pad=c),
             x,
         )
 
@@ -101,7 +106,7 @@ def test_bins_against_torch(torch, sizes, size):
     x = with_ties(2, *sizes, 2)
     largest, mean = (getattr(functional, f"adaptive_{kind}_pool{axes}d") for kind in ("max", "avg"))
     compare(torch, lambda x: adaptive_max_pool(x, size), lambda x: largest(x, size), x)
-    compare(torch, lambda x: adaptive_mean_pool(x, size), lambda x: mean(x, size), x)
+    compare(torch, lambda x: adaptive_avg_pool(x, size), lambda x: mean(x, size), x)
 
 
 @settings(max_examples=4)
@@ -109,34 +114,34 @@ def test_bins_against_torch(torch, sizes, size):
 def test_odd_shapes_against_loops(data):
     """Any sizes, windows, strides, pads and batch axes; the windows are as long as 13."""
     draw = lambda *options: data.draw(st.sampled_from(options))
-    window = tuple(draw(1, 2, 3, 6, 7, 13) for _ in range(draw(1, 2)))
-    stride = tuple(draw(1, 2, 3, 4, 6) for _ in window)
-    pads = tuple(draw(0, (k - 1) // 2) for k in window)
+    window_shape = tuple(draw(1, 2, 3, 6, 7, 13) for _ in range(draw(1, 2)))
+    stride = tuple(draw(1, 2, 3, 4, 6) for _ in window_shape)
+    pads = tuple(draw(0, (k - 1) // 2) for k in window_shape)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    x = rng.normal(size=(*draw((), (2,), (2, 1)), *[k + draw(0, 1, 5) for k in window], 2))
+    x = rng.normal(size=(*draw((), (2,), (2, 1)), *[k + draw(0, 1, 5) for k in window_shape], 2))
     with jax.enable_x64(True):
-        largest, mean = jax.jit(lambda x: [pool(x, window, stride, pads) for pool in (max_pool, mean_pool)])(x)
-    close(largest, pooled(x, window, stride, pads, np.nanmax))
-    close(mean, pooled(x, window, stride, pads, np.nanmean))
+        largest, mean = jax.jit(lambda x: [pool(x, window_shape, stride, pads) for pool in (max_pool, avg_pool)])(x)
+    close(largest, pooled(x, window_shape, stride, pads, np.nanmax))
+    close(mean, pooled(x, window_shape, stride, pads, np.nanmean))
 
 
 def test_global_pools_are_reductions():
     x = normal(2, 3, 4, 5).astype(np.float32)
     for spatial, axes in ((1, (2,)), (2, (1, 2)), (3, (0, 1, 2))):
         np.testing.assert_array_equal(global_max_pool(jnp.asarray(x), spatial), x.max(axes))
-        close(global_mean_pool(jnp.asarray(x), spatial), x.mean(axes), 1e-6)
+        close(global_avg_pool(jnp.asarray(x), spatial), x.mean(axes), 1e-6)
 
 
 def test_pools_that_are_the_same():
-    """A window as large as the input, one bin, and the global pool."""
+    """A window_shape as large as the input, one bin, and the global pool."""
     x = jnp.asarray(normal(2, 6, 5, 3), jnp.float32)
-    for window, bins, everything in (
+    for window_shape, bins, everything in (
         (max_pool, adaptive_max_pool, global_max_pool),
-        (mean_pool, adaptive_mean_pool, global_mean_pool),
+        (avg_pool, adaptive_avg_pool, global_avg_pool),
     ):
-        close(window(x, (6, 5))[:, 0, 0], everything(x, 2), 1e-6)
+        close(window_shape(x, (6, 5))[:, 0, 0], everything(x, 2), 1e-6)
         close(bins(x, (1, 1))[:, 0, 0], everything(x, 2), 1e-6)
-        close(bins(x, (3, 5)), window(x, (2, 1)), 1e-6)
+        close(bins(x, (3, 5)), window_shape(x, (2, 1)), 1e-6)
         np.testing.assert_array_equal(bins(x, (6, 5)), x)
 
 
@@ -151,8 +156,10 @@ def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
     column = jnp.asarray([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])[..., None]  # the first row wins, not the first column
     gradient = jax.jit(jax.grad(lambda x: max_pool(x, (2, 3)).sum()))(column)[..., 0]
     np.testing.assert_array_equal(gradient, [[0, 0, 1], [0, 0, 0]])
-    for window, stride in ((6, 6), (7, 7), (5, 1)):
-        gradient = jax.jit(jax.grad(lambda x, w=window, s=stride: max_pool(x, w, s)[0, 0]))(jnp.ones((8, 1)))[:, 0]
+    for window_shape, stride in ((6, 6), (7, 7), (5, 1)):
+        gradient = jax.jit(jax.grad(lambda x, w=window_shape, s=stride: max_pool(x, w, s)[0, 0]))(jnp.ones((8, 1)))[
+            :, 0
+        ]
         np.testing.assert_array_equal(gradient, [1] + [0] * 7)
 
 
@@ -165,8 +172,8 @@ def test_the_global_maximum_shares_the_derivative_of_a_tie():
 def test_padding_counts_only_when_asked():
     """A constant stays a constant, at the borders too; with count_padding it fades there."""
     ones = jnp.ones((4, 4, 1))
-    np.testing.assert_array_equal(mean_pool(ones, (3, 3), 1, 1), ones)
-    close(mean_pool(ones, (3, 3), 1, 1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
+    np.testing.assert_array_equal(avg_pool(ones, (3, 3), 1, 1), ones)
+    close(avg_pool(ones, (3, 3), 1, 1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
 
 
 def test_padding_is_never_the_maximum():
@@ -180,14 +187,14 @@ def test_what_is_left_over_is_dropped():
 
 
 def test_nan_and_infinity_stay_in_their_windows():
-    """A NaN comes out of every window that holds it, wherever it stands in it, and out of no other."""
+    """A NaN comes out of every window_shape that holds it, wherever it stands in it, and out of no other."""
     with jax.debug_nans(False):
         for at in range(6):
             x = line(*range(6)).at[at].set(jnp.nan)
             expected = [at // 3 == i for i in range(2)]
             np.testing.assert_array_equal(jnp.isnan(max_pool(x, 3))[:, 0], expected)
-            np.testing.assert_array_equal(jnp.isnan(mean_pool(x, 3))[:, 0], expected)
-            np.testing.assert_array_equal(jnp.isnan(adaptive_mean_pool(x, 2))[:, 0], expected)
+            np.testing.assert_array_equal(jnp.isnan(avg_pool(x, 3))[:, 0], expected)
+            np.testing.assert_array_equal(jnp.isnan(adaptive_avg_pool(x, 2))[:, 0], expected)
     np.testing.assert_array_equal(max_pool(line(1, -jnp.inf, 3, 4), 2)[:, 0], [1, 4])
 
 
@@ -203,7 +210,7 @@ def test_all_derivatives_exist():
 def test_means_add_up_in_float32():
     """In bfloat16, 256 + 1 is 256."""
     x = jnp.ones((512, 1), jnp.bfloat16).at[0].set(256)
-    all_four = lambda x: (mean_pool(x, 512, 1), global_mean_pool(x, 1), adaptive_mean_pool(x, 1), mean_pool(x, 512))
+    all_four = lambda x: (avg_pool(x, 512, 1), global_avg_pool(x, 1), adaptive_avg_pool(x, 1), avg_pool(x, 512))
     for y in jax.jit(all_four)(x):
         assert y.dtype == jnp.bfloat16
         assert (y == jnp.bfloat16(767 / 512)).all()
@@ -213,15 +220,15 @@ def test_layers_are_the_functions():
     x = jnp.asarray(normal(2, 5, 5, 3), jnp.float32)
     for layer, f in (
         (MaxPool((3, 2), stride=2, padding=1), max_pool),
-        (MeanPool((3, 2), stride=2, padding=1), mean_pool),
+        (AvgPool((3, 2), stride=2, padding=1), avg_pool),
     ):
         assert layer.init(jax.random.key(0), x) == ()
         np.testing.assert_array_equal(layer.apply((), x), f(x, (3, 2), 2, 1))
-    for layer, f in ((GlobalMaxPool(2), global_max_pool), (GlobalMeanPool(2), global_mean_pool)):
+    for layer, f in ((GlobalMaxPool(2), global_max_pool), (GlobalAvgPool(2), global_avg_pool)):
         assert layer.init(jax.random.key(0), x) == ()
         np.testing.assert_array_equal(layer.apply((), x), f(x, 2))
-    counted = MeanPool((3, 2), stride=2, padding=1, count_padding=True).apply((), x)
-    np.testing.assert_array_equal(counted, mean_pool(x, (3, 2), 2, 1, True))
+    counted = AvgPool((3, 2), stride=2, padding=1, count_padding=True).apply((), x)
+    np.testing.assert_array_equal(counted, avg_pool(x, (3, 2), 2, 1, True))
 
 
 # ---- bad input ---------------------------------------------------------------------------------
@@ -230,17 +237,17 @@ def test_layers_are_the_functions():
 @pytest.mark.usefixtures("sentences")
 def test_sentences():
     x = jnp.zeros((8, 3, 32, 32))
-    for pool, name in ((MaxPool, "MaxPool"), (MeanPool, "MeanPool")):
-        for window in (0, (2, 0), "2"):
-            with pytest.raises(ValueError, match=f"{name} expects window to be a whole number >= 1"):
-                pool(window)
+    for pool, name in ((MaxPool, "MaxPool"), (AvgPool, "AvgPool")):
+        for window_shape in (0, (2, 0), "2"):
+            with pytest.raises(ValueError, match=f"{name} expects window_shape to be a whole number >= 1"):
+                pool(window_shape)
         with pytest.raises(ValueError, match=r"spans \(4, 4\).*only \(3, 32\).*write jnp.moveaxis\(x, 1, -1\)"):
             pool((4, 4)).apply((), x)
         assert pool((4, 4)).apply((), jnp.moveaxis(x, 1, -1)).shape == (8, 8, 8, 3)
         with pytest.raises(TypeError, match="x.astype"):
             pool(2).init(jax.random.key(0), jnp.zeros((4, 1), int))
-    for pool in (max_pool, mean_pool):
-        with pytest.raises(ValueError, match=r"less padding than its window \(2,\).*pad less"):
+    for pool in (max_pool, avg_pool):
+        with pytest.raises(ValueError, match=r"less padding than its window_shape \(2,\).*pad less"):
             pool(line(1, 2, 3), 2, 1, 2)
         with pytest.raises(ValueError, match="stride to be a whole number >= 1"):
             pool(line(1, 2, 3), 2, 0)
@@ -248,12 +255,12 @@ def test_sentences():
             pool(line(1, 2, 3), (2, 2))
         with pytest.raises(TypeError, match="floating-point x"):
             pool(jnp.zeros((4, 1), int), 2)
-    for pool in (adaptive_max_pool, adaptive_mean_pool):
+    for pool in (adaptive_max_pool, adaptive_avg_pool):
         with pytest.raises(ValueError, match="size to be a whole number >= 1"):
             pool(line(1, 2, 3), 0)
         with pytest.raises(ValueError, match="at least one position"):
             pool(jnp.zeros((0, 2)), 1)
-    for pool in (global_max_pool, global_mean_pool):
+    for pool in (global_max_pool, global_avg_pool):
         with pytest.raises(ValueError, match="spatial to be a whole number >= 1, but 0"):
             pool(line(1, 2, 3), 0)
         with pytest.raises(ValueError, match="2 spatial axes"):
@@ -264,12 +271,12 @@ def test_sentences():
             pool(jnp.zeros((0, 2)), 1)
         with pytest.raises(TypeError, match="floating-point x"):
             pool(jnp.zeros((4, 1), int), 1)
-    for pool in (GlobalMaxPool, GlobalMeanPool):
+    for pool in (GlobalMaxPool, GlobalAvgPool):
         with pytest.raises(
             ValueError, match=f"{pool.__name__} expects spatial to be .* pass 1 or more, such as spatial=1"
         ):
             pool(0)
-        with pytest.raises(ValueError, match=f"{pool.__name__} has a window of 2 axes"):
+        with pytest.raises(ValueError, match=f"{pool.__name__} has a window_shape of 2 axes"):
             pool(2).init(jax.random.key(0), line(1, 2, 3))
 
 
@@ -278,11 +285,11 @@ def test_numbers_of_numpy():
     x, two = jnp.asarray(normal(6, 6, 1), jnp.float32), np.int64(2)
     np.testing.assert_array_equal(max_pool(x, (two, two), two, np.int32(1)), max_pool(x, (2, 2), 2, 1))
     np.testing.assert_array_equal(MaxPool(np.int64(3)).apply((), x), max_pool(x, 3))
-    np.testing.assert_array_equal(GlobalMeanPool(two).apply((), x), global_mean_pool(x, 2))
+    np.testing.assert_array_equal(GlobalAvgPool(two).apply((), x), global_avg_pool(x, 2))
     np.testing.assert_array_equal(adaptive_max_pool(x, (two, 3)), adaptive_max_pool(x, (2, 3)))
 
 
-@pytest.mark.parametrize("layer", [MaxPool((2, 2)), MeanPool((2, 2)), GlobalMaxPool(2), GlobalMeanPool(2)])
+@pytest.mark.parametrize("layer", [MaxPool((2, 2)), AvgPool((2, 2)), GlobalMaxPool(2), GlobalAvgPool(2)])
 def test_channels_first_is_warned_of(layer):
     """Where channels stand first beyond doubt; a low image with as many channels as columns is no such case."""
     x = jnp.zeros((2, 3, 8, 8))

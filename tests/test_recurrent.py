@@ -113,7 +113,7 @@ def test_a_linear_recurrence():
     params = {"kernel": jnp.eye(1), "recurrent_kernel": jnp.full((1, 1), 0.5)}
     x = jnp.ones((4, 1))
     np.testing.assert_array_equal(Recurrent(cell).apply(params, x).ravel(), [1, 1.5, 1.75, 1.875])
-    y, last = Recurrent(cell, streaming=True).apply(params, jnp.array([2.0]), x)
+    y, last = Recurrent(cell, stateful=True).apply(params, jnp.array([2.0]), x)
     np.testing.assert_array_equal(y.ravel(), [2, 2, 2, 2])
     assert last.item() == 2
 
@@ -136,7 +136,7 @@ def test_a_forget_bias_lets_gradients_through():
         by_x = jax.jacobian(lambda x: layer.apply(params, x)[-1])(x)  # (features, time, in)
         return float(jnp.linalg.norm(by_x[:, 0]))
 
-    scaled = {"recurrent_init": jax.nn.initializers.orthogonal(0.5)}
+    scaled = {"recurrent_kernel_init": jax.nn.initializers.orthogonal(0.5)}
     assert first_step_matters(LSTM(8, forget_bias=3.0)) > 1e3 * first_step_matters(RNN(8, **scaled))
     assert first_step_matters(LSTM(8, forget_bias=3.0)) > 10 * first_step_matters(LSTM(8, forget_bias=0.0))
 
@@ -166,7 +166,7 @@ def test_each_gate_is_drawn_orthogonal():
 @pytest.mark.parametrize("kind", CELLS)
 def test_padding_changes_nothing(kind):
     """A masked batch computes what each sequence computes alone: outputs, last carry, gradients."""
-    net = Recurrent(CELLS[kind](4), streaming=True)
+    net = Recurrent(CELLS[kind](4), stateful=True)
     params, carry = net.init(jax.random.key(0), X)
 
     @jax.jit
@@ -213,7 +213,7 @@ def test_scanned_is_unrolled_is_a_loop(kind):
 
 def test_streams_and_truncated_backpropagation():
     """Pieces with the carry handed on equal the whole; a stopped carry cuts the gradient at the piece's start."""
-    net = LSTM(4, streaming=True)
+    net = LSTM(4, stateful=True)
     params, carry = net.init(jax.random.key(0), X)
     whole, last = net.apply(params, carry, X)
     first, middle = net.apply(params, carry, X[:, :4])
@@ -263,7 +263,7 @@ def test_a_batch_of_sequences_with_a_mask_in_three_lines():
 
 
 def test_what_does_not_fit_is_said(sentences):
-    net = LSTM(4, streaming=True)
+    net = LSTM(4, stateful=True)
     params, carry = net.init(jax.random.key(0), X)
     with pytest.raises(ValueError, match=r"lstm_step expects kernel of shape \(3, 16\).*float32 \(2, 16\) came"):
         net.apply(params, carry, jnp.ones((3, 6, 3)))
@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_said(sentences):
             net.apply(params, wrong, X)
     for build in (GRU, RNN):
         with pytest.raises(TypeError, match=r"Cell expects its carry, an array, but a tuple came; pass the carry that"):
-            build(4, streaming=True).apply(build(4).init(jax.random.key(0), X), (), X)
+            build(4, stateful=True).apply(build(4).init(jax.random.key(0), X), (), X)
     with pytest.raises(TypeError, match=r"pass cells: Bidirectional\(LSTMCell\(3\), LSTMCell\(3\)\)"):
         Bidirectional(LSTM(3), LSTM(3))
     Bidirectional(LSTMCell(3), LSTMCell(3)).init(jax.random.key(0), X)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxblocks import Dense, Repeat, Residual, Serial, count_params, l2, paths, relu, select
+from jaxblocks import Dense, Repeat, Residual, Serial, count_params, l2_penalty, paths, relu, select
 
 NET = Serial(
     encoder=Repeat(Residual(norm=lambda x: x, hidden=Dense(4), activation=relu), 3),
@@ -159,8 +159,8 @@ def test_the_penalty_of_the_lecture_spares_offsets():
     by_hand = sum(
         (np.asarray(p) ** 2).sum() for p, kernel in zip(*map(jax.tree.leaves, (PARAMS, mask)), strict=True) if kernel
     )
-    np.testing.assert_allclose(l2(PARAMS, mask), by_hand, rtol=1e-6)
-    gradient = jax.grad(lambda p: 0.1 * l2(p, mask))(PARAMS)
+    np.testing.assert_allclose(l2_penalty(PARAMS, mask), by_hand, rtol=1e-6)
+    gradient = jax.grad(lambda p: 0.1 * l2_penalty(p, mask))(PARAMS)
     jax.tree.map(lambda g, p, m: np.testing.assert_allclose(g, 0.2 * p * float(m), rtol=1e-6), gradient, PARAMS, mask)
 
 

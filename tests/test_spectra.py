@@ -10,7 +10,7 @@ import pytest
 
 from jaxblocks import losses
 from jaxblocks.activations import tanh
-from jaxblocks.ad import curvature
+from jaxblocks.ad import directional_curvature
 from jaxblocks.ad.hessians import as_matrix
 from jaxblocks.ad.operators import empirical_risk, gauss_newton_operator, hessian_operator, over_minibatches
 from jaxblocks.ad.products import hvp
@@ -25,7 +25,7 @@ from jaxblocks.ad.spectra import (
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import MLP, Dense
-from jaxblocks.layers.pool import GlobalMeanPool
+from jaxblocks.layers.pool import GlobalAvgPool
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def test_trace_of_a_net_by_each_way():
         ways = {
             "operator": hessian_operator(f, params),
             "product": functools.partial(hvp, f, params),
-            "form": functools.partial(curvature, f, params),
+            "form": functools.partial(directional_curvature, f, params),
         }
         values = []
         for way, size in [("operator", "auto"), ("operator", 3), ("product", "auto"), ("form", 3)]:
@@ -217,7 +217,7 @@ def test_quadrature_is_exact_for_polynomials():
 
 def test_minibatches_and_convolutions():
     """An operator over minibatches of a convolutional net, whose products run in the loops of Lanczos."""
-    net = Serial(Conv(2, (3, 3)), tanh, GlobalMeanPool(2), Dense(3))
+    net = Serial(Conv(2, (3, 3)), tanh, GlobalAvgPool(2), Dense(3))
     rng = np.random.default_rng(0)
     data = jnp.asarray(rng.normal(size=(6, 5, 5, 1)), jnp.float32), jnp.asarray(rng.integers(3, size=6))
     params = net.init(jax.random.key(0), data[0])

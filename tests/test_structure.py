@@ -10,15 +10,15 @@ from jaxblocks import (
     Conv,
     Dense,
     DepthwiseConv,
-    GlobalMeanPool,
+    GlobalAvgPool,
     MaxPool,
     Serial,
     StatefulLayer,
     as_dense,
+    avg_pool,
     conv,
     conv_transpose,
     max_pool,
-    mean_pool,
     receptive_field,
     relu,
 )
@@ -85,9 +85,9 @@ def test_the_adjoint_is_the_transposed_matrix():
 
 def test_pools_as_matrices():
     np.testing.assert_array_equal(
-        as_dense(lambda x: mean_pool(x, 2), (5, 1)), [[0.5, 0.5, 0, 0, 0], [0, 0, 0.5, 0.5, 0]]
+        as_dense(lambda x: avg_pool(x, 2), (5, 1)), [[0.5, 0.5, 0, 0, 0], [0, 0, 0.5, 0.5, 0]]
     )
-    close(as_dense(GlobalMeanPool(2), (2, 3, 1), ()), np.full((1, 6), np.float32(1 / 6)), 1e-6)
+    close(as_dense(GlobalAvgPool(2), (2, 3, 1), ()), np.full((1, 6), np.float32(1 / 6)), 1e-6)
 
 
 def test_the_linear_part_of_an_affine_layer():

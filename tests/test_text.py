@@ -145,7 +145,7 @@ MODELS = {
     "Llama": (Llama(**SIZES, kv_heads=1, hidden=12), Llama(**SIZES, kv_heads=1, hidden=12, cache=18)),
     "RecurrentLM": (
         RecurrentLM(vocabulary=13, features=8),
-        RecurrentLM(vocabulary=13, features=8, streaming=True),
+        RecurrentLM(vocabulary=13, features=8, stateful=True),
     ),
 }
 PROMPTS = np.random.default_rng(0).integers(0, 13, (3, 6)).astype(np.int32)

@@ -15,18 +15,18 @@ import pytest
 from jax import lax
 
 import jaxblocks.training
-from jaxblocks.core import Layer, StatefulLayer, fold
+from jaxblocks.core import Layer, StatefulLayer, child_key
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import MLP, Dense
-from jaxblocks.losses import l1, l2, mse, soft_threshold, softmax_cross_entropy
+from jaxblocks.losses import l1_penalty, l2_penalty, mse, soft_threshold, softmax_cross_entropy
 from jaxblocks.training import (
-    average_params,
-    averaged,
     early_stopping,
+    ema_params,
     evaluate,
     fit,
     gaussian_noise,
-    init_training,
+    get_ema,
+    init_train_state,
     minibatches,
     proximal_l1,
     train_step,
@@ -103,7 +103,7 @@ def test_the_step_is_forward_backward_optimizer():
     """LEARN-11: theta' = theta - delta grad J, J the mean over the batch, in NumPy."""
     x, y = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [0.0], [2.0]], np.float32)
     optimizer = optax.sgd(0.1)
-    train = init_training(Dense(1), optimizer, KEY, x)
+    train = init_train_state(Dense(1), optimizer, KEY, x)
     w = float(train.params["kernel"][0, 0])
     train, value = train_step(Dense(1), mse, optimizer)(train, x, y)
     residual = w * x - y
@@ -118,7 +118,7 @@ def test_duplicated_data_leave_the_step_unchanged():
     x, y = line(4)
     optimizer = optax.sgd(0.1)
     step = train_step(NET, mse, optimizer)
-    train = init_training(NET, optimizer, KEY, x)
+    train = init_train_state(NET, optimizer, KEY, x)
     once, one = step(copy(train), x, y)
     thrice, three = step(copy(train), jnp.tile(x, (3, 1)), jnp.tile(y, (3, 1)))
     close((once.params, one), (thrice.params, three))
@@ -132,7 +132,7 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
         x, y = (a.astype(jnp.float64) for a in line(24))
         optimizer = optax.sgd(1.0)
         step = train_step(NET, mse, optimizer).__wrapped__
-        train = init_training(NET, optimizer, KEY, x)
+        train = init_train_state(NET, optimizer, KEY, x)
 
         @jax.jit
         def gradient(x, y):
@@ -169,7 +169,7 @@ def test_any_optimizer_is_compiled_once_and_its_buffers_are_donated(make):
 
     optimizer = make()
     step = train_step(NET, loss, optimizer)
-    first = train = init_training(NET, optimizer, KEY, x)
+    first = train = init_train_state(NET, optimizer, KEY, x)
     donated, values = jax.tree.leaves((first.params, first.step, first.key)), []
     for _ in range(3):
         train, value = step(train, x, y)
@@ -185,7 +185,7 @@ def test_the_step_by_hand_without_jit_is_the_same_and_leaves_its_argument():
     x, y = line(8)
     optimizer = optax.sgd(0.1)
     step = train_step(NET, mse, optimizer)
-    train = init_training(NET, optimizer, KEY, x)
+    train = init_train_state(NET, optimizer, KEY, x)
     by_hand, value = step.__wrapped__(train, x, y)
     jitted, jitted_value = step(copy(train), x, y)
     close((by_hand.params, value), (jitted.params, jitted_value))
@@ -197,23 +197,23 @@ def test_training_states_of_many_keys_are_trained_at_once():
     optimizer = optax.adam(0.01)
     step = train_step(NET, mse, optimizer).__wrapped__
     keys = jax.random.split(KEY, 3)
-    trains = jax.jit(jax.vmap(lambda key: init_training(NET, optimizer, key, x)))(keys)
+    trains = jax.jit(jax.vmap(lambda key: init_train_state(NET, optimizer, key, x)))(keys)
     together, _ = jax.jit(jax.vmap(step, (0, None, None)))(trains, x, y)
-    alone, _ = jax.jit(step)(init_training(NET, optimizer, jax.random.split(jax.random.key(0), 3)[1], x), x, y)
+    alone, _ = jax.jit(step)(init_train_state(NET, optimizer, jax.random.split(jax.random.key(0), 3)[1], x), x, y)
     close(jax.tree.map(lambda p: p[1], together.params), alone.params)
 
 
 def test_init_reads_shapes_and_dtypes_only():
     x = np.ones((8, 2))  # float64, which JAX makes float32
-    a = init_training(NET, optax.adam(0.1), KEY, x)
-    b = init_training(NET, optax.adam(0.1), jax.random.key(0), jax.ShapeDtypeStruct((8, 2), jnp.float32))
+    a = init_train_state(NET, optax.adam(0.1), KEY, x)
+    b = init_train_state(NET, optax.adam(0.1), jax.random.key(0), jax.ShapeDtypeStruct((8, 2), jnp.float32))
     same(a, b)
 
 
 def test_train_and_key_reach_the_layers_that_declare_them():
     net = Serial(Dropped())
     x = jnp.ones((64, 4))
-    train = init_training(net, optax.sgd(0.1), KEY, x)
+    train = init_train_state(net, optax.sgd(0.1), KEY, x)
     step = train_step(net, lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
     _, first = step(train, x, x)
     assert 0.4 < float(first) < 0.6
@@ -228,10 +228,10 @@ def test_train_and_key_reach_the_layers_that_declare_them():
 def test_keys_of_every_kind(impl):
     """The draws are those of the key that came, told by hand from the three folds; its data do not tell its kind."""
     x = jnp.ones((64, 4))
-    train = init_training(Dropped(), optax.sgd(0.1), jax.random.key(0, impl=impl), x)
+    train = init_train_state(Dropped(), optax.sgd(0.1), jax.random.key(0, impl=impl), x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1))
     _, value = step.__wrapped__(train, x, x)
-    key = fold(jax.random.fold_in(fold(jax.random.key(0, impl=impl), "training"), 0), "net")
+    key = child_key(jax.random.fold_in(child_key(jax.random.key(0, impl=impl), "training"), 0), "net")
     assert float(value) == float(Dropped().apply((), x, train=True, key=key).mean())
     after, jitted = step(train, x, x)
     assert float(jitted) == float(value) and train.key.is_deleted()
@@ -240,7 +240,7 @@ def test_keys_of_every_kind(impl):
 
 def test_a_typed_key_in_the_state_draws_what_its_data_draw():
     x = jnp.ones((64, 4))
-    train = init_training(Dropped(), optax.sgd(0.1), KEY, x)
+    train = init_train_state(Dropped(), optax.sgd(0.1), KEY, x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
     typed = train._replace(key=jax.random.wrap_key_data(train.key))
     assert train.key.dtype == jnp.uint32 and float(step(typed, x, x)[1]) == float(step(train, x, x)[1])
@@ -250,7 +250,7 @@ def test_a_training_state_serves_one_step_and_the_docs_say_how_to_mend_it():
     x, y = line(8)
     optimizer = optax.sgd(0.1)
     step = train_step(Dense(1), mse, optimizer)
-    train = init_training(Dense(1), optimizer, KEY, x)
+    train = init_train_state(Dense(1), optimizer, KEY, x)
     kept = jax.tree.map(jnp.copy, train)  # the repair
     step(train, x, y)
     with pytest.raises((ValueError, RuntimeError)) as raised:
@@ -272,8 +272,8 @@ def test_what_is_no_optimizer_and_no_loss_is_called_so(sentences):
     ]:
         with pytest.raises(TypeError, match=f"^train_step expects an optimizer.* {sentence}"):
             train_step(Dense(1), mse, optimizer)
-        with pytest.raises(TypeError, match=f"^init_training expects an optimizer.* {sentence}"):
-            init_training(Dense(1), optimizer, KEY, x)
+        with pytest.raises(TypeError, match=f"^init_train_state expects an optimizer.* {sentence}"):
+            init_train_state(Dense(1), optimizer, KEY, x)
         with pytest.raises(TypeError, match=f"^fit expects an optimizer.* {sentence}"):
             quiet(Dense(1), mse, optimizer, line(), epochs=1)
     with pytest.raises(
@@ -313,7 +313,7 @@ def value_of_a_step(outputs, y, loss):
     """Shape and dtype of what a step returns: traced, not run."""
 
     def value(outputs, y):
-        train = init_training(lambda x: x, optax.sgd(0.1), jax.random.key(0), outputs)
+        train = init_train_state(lambda x: x, optax.sgd(0.1), jax.random.key(0), outputs)
         return train_step(lambda x: x, loss, optax.sgd(0.1)).__wrapped__(train, outputs, y)[1]
 
     arrays = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -353,7 +353,7 @@ def test_other_side_inputs_and_several_inputs_pass_through():
 
     step = train_step(add, mse, optax.sgd(0.1))
     a, b = jnp.ones((2, 3)), jnp.full((2, 3), 2.0)
-    train = init_training(add, optax.sgd(0.1), KEY, a, b)
+    train = init_train_state(add, optax.sgd(0.1), KEY, a, b)
     _, value = step(train, (a, b), jnp.zeros((2, 3)), weight=jnp.float32(3.0))
     assert float(value) == 25.0
 
@@ -363,7 +363,7 @@ def test_state_goes_from_step_to_step_and_evaluation_leaves_it():
     x, y = jnp.array([[1.0], [3.0]]), jnp.zeros((2, 1))
     optimizer = optax.sgd(0.1)
     step = train_step(net, mse, optimizer)
-    train = first = init_training(net, optimizer, KEY, x)
+    train = first = init_train_state(net, optimizer, KEY, x)
     kernel = float(first.params[1]["kernel"][0, 0])
     train, value = step(train, x, y)
     np.testing.assert_allclose(value, kernel**2, rtol=1e-6)  # the batch is centered: -1 and 1
@@ -400,8 +400,8 @@ def test_l2_penalty_is_ridge_regression():
     """REG-02: mean squared error + lambda ||w||^2 has its minimum at (X'X + N lambda I)^-1 X'y."""
     x, y = regression()
     optimizer = optax.sgd(0.2)
-    step = train_step(LINEAR, mse, optimizer, penalty=lambda params: 0.1 * l2(params))
-    train = init_training(LINEAR, optimizer, KEY, x)
+    step = train_step(LINEAR, mse, optimizer, penalty=lambda params: 0.1 * l2_penalty(params))
+    train = init_train_state(LINEAR, optimizer, KEY, x)
     for _ in range(200):
         train, value = step(train, x, y)
     ridge = np.linalg.solve(x.T @ x + len(x) * 0.1 * np.eye(3), x.T @ y)
@@ -419,13 +419,13 @@ def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
     assert int((lasso == 0).sum()) == 1
     optimizer = optax.chain(optax.sgd(0.2), proximal_l1(0.2 * 0.4))
     step = train_step(LINEAR, mse, optimizer)
-    train = init_training(LINEAR, optimizer, KEY, x)
+    train = init_train_state(LINEAR, optimizer, KEY, x)
     for _ in range(100):
         train, _ = step(train, x, y)
     np.testing.assert_allclose(train.params["kernel"], lasso, atol=1e-5)
     same(train.params["kernel"] == 0, lasso == 0)
-    subgradient = train_step(LINEAR, mse, optax.sgd(0.2), penalty=lambda params: 0.4 * l1(params))
-    train = init_training(LINEAR, optax.sgd(0.2), jax.random.key(0), x)
+    subgradient = train_step(LINEAR, mse, optax.sgd(0.2), penalty=lambda params: 0.4 * l1_penalty(params))
+    train = init_train_state(LINEAR, optax.sgd(0.2), jax.random.key(0), x)
     for _ in range(100):
         train, _ = subgradient(train, x, y)
     np.testing.assert_allclose(train.params["kernel"], lasso, atol=0.1)
@@ -435,7 +435,7 @@ def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
 def trained(optimizer, penalty=None, steps=5):
     x, y = line(16)
     step = train_step(NET, mse, optimizer, penalty=penalty)
-    train = init_training(NET, optimizer, jax.random.key(0), x)
+    train = init_train_state(NET, optimizer, jax.random.key(0), x)
     for _ in range(steps):
         train, _ = step(train, x, y)
     return train.params
@@ -446,7 +446,7 @@ def test_weight_decay_is_l2_for_sgd_but_not_for_adam():
     decay = 0.5
 
     def penalty(params):
-        return decay / 2 * l2(params)
+        return decay / 2 * l2_penalty(params)
 
     with_decay = trained(optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1)))
     close(trained(optax.sgd(0.1), penalty), with_decay)
@@ -463,7 +463,7 @@ def test_augmentation_gets_a_new_key_each_step_and_leaves_the_labels():
     x = jnp.zeros((4, 2))
     seen = lambda outputs, y: jnp.where(y == 0, outputs, jnp.nan)
     step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda key, x: gaussian_noise(key, x, 1.0)).__wrapped__
-    train = init_training(lambda x: x, optax.sgd(0.1), KEY, x)
+    train = init_train_state(lambda x: x, optax.sgd(0.1), KEY, x)
     after, first = step(train, x, x)
     _, second = step(after, x, x)
     _, again = step(train, x, x)
@@ -475,7 +475,7 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
     net, optimizer = Dense(4, use_bias=False), optax.adam(0.1)
     x = jnp.eye(4)
     step = train_step(net, softmax_cross_entropy, optimizer)
-    train = init_training(net, optimizer, KEY, x)
+    train = init_train_state(net, optimizer, KEY, x)
     for _ in range(300):
         train, _ = step(train, x, optax.smooth_labels(jnp.eye(4), 0.1))
     logits = np.asarray(train.params["kernel"])
@@ -487,7 +487,7 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
 
 def test_the_average_of_half_precision_params_does_not_stand_still():
     """In bfloat16 a step of a thousandth would be lost; the average is float32."""
-    optimizer = average_params(0.999)
+    optimizer = ema_params(0.999)
     params = jnp.zeros(1, jnp.bfloat16)
 
     def step(state, now):
@@ -495,8 +495,8 @@ def test_the_average_of_half_precision_params_does_not_stand_still():
 
     state, _ = jax.lax.scan(step, optimizer.init(params), (jnp.arange(3000) >= 1000).astype(jnp.bfloat16))
     expected = sum(0.999 ** (2999 - s) for s in range(1000, 3000)) * 0.001 / (1 - 0.999**3000)
-    assert averaged(state).dtype == jnp.float32
-    np.testing.assert_allclose(averaged(state), expected, rtol=1e-4)
+    assert get_ema(state).dtype == jnp.float32
+    np.testing.assert_allclose(get_ema(state), expected, rtol=1e-4)
 
 
 def test_gradients_of_small_batches_accumulate_to_the_step_of_the_big_one():
@@ -507,7 +507,7 @@ def test_gradients_of_small_batches_accumulate_to_the_step_of_the_big_one():
     inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule))
     accumulate = optax.MultiSteps(inner, every_k_schedule=4).gradient_transformation()
     small, big = train_step(NET, mse, accumulate), train_step(NET, mse, inner)
-    a, b = init_training(NET, accumulate, KEY, x), init_training(NET, inner, jax.random.key(0), x)
+    a, b = init_train_state(NET, accumulate, KEY, x), init_train_state(NET, inner, jax.random.key(0), x)
     begin = copy(b.params)
     for _ in range(3):
         for i in range(4):
@@ -526,7 +526,7 @@ def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
     rate = optax.linear_schedule(0.1, 0.3, 2)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate))
     step = train_step(NET, lambda o, y: 100 * mse(o, y), optimizer).__wrapped__
-    train = init_training(NET, optimizer, KEY, x)
+    train = init_train_state(NET, optimizer, KEY, x)
     for t in range(3):
         after, _ = jax.jit(step)(train, x, y)
         moved = optax.tree.norm(jax.tree.map(lambda a, b: a - b, after.params, train.params))
@@ -538,10 +538,10 @@ def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
 def test_averaged_params_are_the_weighted_mean_of_all_that_were(decay):
     """In NumPy, float64: weights (1 - d) d^(t - s) / (1 - d^t); the params themselves are not touched."""
     x, y = line(16)
-    optimizer = optax.chain(optax.sgd(0.3), average_params(decay))
+    optimizer = optax.chain(optax.sgd(0.3), ema_params(decay))
     plain, step = train_step(NET, mse, optax.sgd(0.3)), train_step(NET, mse, optimizer)
-    train, bare = init_training(NET, optimizer, KEY, x), init_training(NET, optax.sgd(0.3), jax.random.key(0), x)
-    same(averaged(train.opt_state), train.params)
+    train, bare = init_train_state(NET, optimizer, KEY, x), init_train_state(NET, optax.sgd(0.3), jax.random.key(0), x)
+    same(get_ema(train.opt_state), train.params)
     seen = []
     for t in range(1, 8):
         train, _ = step(train, x, y)
@@ -549,21 +549,21 @@ def test_averaged_params_are_the_weighted_mean_of_all_that_were(decay):
         seen.append(np.asarray(train.params[0]["kernel"], np.float64))
         weights = (1 - decay) * decay ** np.arange(t - 1.0, -1.0, -1.0) / (1 - decay**t)
         expected = sum(w * p for w, p in zip(weights, seen, strict=True))
-        np.testing.assert_allclose(averaged(train.opt_state)[0]["kernel"], expected, rtol=2e-6, atol=1e-7)
-        same(averaged(train), averaged(train.opt_state))
+        np.testing.assert_allclose(get_ema(train.opt_state)[0]["kernel"], expected, rtol=2e-6, atol=1e-7)
+        same(get_ema(train), get_ema(train.opt_state))
     close(train.params, bare.params)
 
 
 def test_averaging_says_what_is_wrong(sentences):
     for decay in (1.0, -0.1, float("nan")):
-        with pytest.raises(ValueError, match="average_params expects 0 <= decay < 1"):
-            average_params(decay)
+        with pytest.raises(ValueError, match="ema_params expects 0 <= decay < 1"):
+            ema_params(decay)
     params = jnp.zeros(2)
     with pytest.raises(ValueError, match=r"none came; call update\(gradients, state, params\)"):
-        average_params(0.9).update(params, average_params(0.9).init(params))
+        ema_params(0.9).update(params, ema_params(0.9).init(params))
     with pytest.raises(ValueError, match="but 0 are in it; use optax.chain"):
-        averaged(optax.adam(0.1).init(params))
-    assert averaged(optax.chain(optax.adam(0.1), average_params(0.9)).init(params)).shape == (2,)  # the repair
+        get_ema(optax.adam(0.1).init(params))
+    assert get_ema(optax.chain(optax.adam(0.1), ema_params(0.9)).init(params)).shape == (2,)  # the repair
 
 
 # ---- mixed precision -----------------------------------------------------------------------
@@ -601,7 +601,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_rest(net, x, classes
     """The products in bfloat16, forward and backward; params, statistics, optimizer and loss in float32."""
     y = np.zeros((4, 6) if classes == 11 else 4, np.int32)
     optimizer = optax.adam(1e-2)
-    train = init_training(net, optimizer, KEY, x)
+    train = init_train_state(net, optimizer, KEY, x)
     traced = []
 
     def loss(outputs, y):
@@ -686,7 +686,7 @@ def test_five_lines_reproduce_fit_bit_for_bit():
     net, optimizer, key = Serial(Dense(8), Dropped(), Dense(1)), optax.adam(0.01), jax.random.key(3)
     fitted = fit(net, mse, optimizer, (x, y), key=key, batch_size=16, epochs=3, progress=False)
 
-    train = init_training(net, optimizer, key, x[:16])
+    train = init_train_state(net, optimizer, key, x[:16])
     step = train_step(net, mse, optimizer)
     values = []
     for x_batch, y_batch in minibatches(key, (x, y), 16, epochs=3):
@@ -739,7 +739,7 @@ def test_fit_says_what_to_go_on_from(sentences):
     fitted = go(epochs=1)
     with pytest.raises(TypeError, match="but a Fitted came; pass train=fitted.train"):
         go(epochs=2, train=fitted)
-    with pytest.raises(TypeError, match="but a dict came; pass what init_training or a step returned"):
+    with pytest.raises(TypeError, match="but a dict came; pass what init_train_state or a step returned"):
         go(epochs=2, train=fitted.params)
     same(go(epochs=2, train=fitted.train).train, go(epochs=2).train)  # the repair
     given = copy(fitted.train)
@@ -863,7 +863,7 @@ def test_float64_data_are_trained_on_in_float32():
     x, y = (np.asarray(a, np.float64) for a in line())
     net = Dense(1)
     fitted = quiet(net, mse, optax.adam(0.1), (x, y), batch_size=8, epochs=2, validation=(x, y))
-    train = init_training(net, optax.adam(0.1), KEY, x)
+    train = init_train_state(net, optax.adam(0.1), KEY, x)
     for tree in (fitted.params, fitted.train, train):
         assert not any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(tree))
     assert fitted.history.step_loss.dtype == np.float32
@@ -1055,5 +1055,5 @@ def test_evaluation_before_training_is_refused_by_the_layer_that_knows():
 
 def test_a_net_with_statistics_across_devices_begins_like_any_other():
     net = jaxblocks.Serial(jaxblocks.Dense(3), jaxblocks.BatchNorm(axis_name="devices"), jaxblocks.Dense(2))
-    train = init_training(net, optax.sgd(0.1), jax.random.key(0), jnp.zeros((4, 5)))
+    train = init_train_state(net, optax.sgd(0.1), jax.random.key(0), jnp.zeros((4, 5)))
     assert train.params[2]["kernel"].shape == (3, 2) and int(train.state[1]["updates"]) == 0

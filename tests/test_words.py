@@ -91,7 +91,7 @@ logits = jax.jit(net.apply)(params, x)
         """
 net = Serial(Dense(128), BatchNorm(), relu, Dropout(0.5), Dense(10))
 optimizer = optax.adam(1e-3)
-train = init_training(net, optimizer, key, x)
+train = init_train_state(net, optimizer, key, x)
 step = train_step(net, softmax_cross_entropy, optimizer)
 for _ in range(3):
     train, loss = step(train, x, y)

@@ -59,7 +59,14 @@ ROWS = {
     "Attention, causal, grouped heads, window, rotary, chunks": Specimen(
         "Attention",
         Attention(
-            4, head_dim=2, kv_heads=2, causal=True, window=2, positions=rotary, implementation="chunked", chunk=3
+            4,
+            head_dim=2,
+            kv_heads=2,
+            causal=True,
+            sliding_window=2,
+            positions=rotary,
+            implementation="chunked",
+            chunk=3,
         ),
         ((3, 5, 6),),
         functools.partial(attend, heads=4, kv_heads=2, seen=lambda b, i, j: i - 2 < j <= i, base=10000),
@@ -72,7 +79,7 @@ ROWS = {
     ),
     "Attention with a mask of keys": Specimen(
         "Attention",
-        Attention(2, drop=0.4, score_bias=alibi),
+        Attention(2, dropout=0.4, score_bias=alibi),
         ((3, 4, 6),),
         lambda p, x: attend(
             p,
@@ -85,7 +92,7 @@ ROWS = {
     ),
     "Attention in training": Specimen(
         "Attention",
-        Attention(2, drop=0.4),
+        Attention(2, dropout=0.4),
         ((3, 4, 6),),
         functools.partial(attend, heads=2),
     ),
@@ -99,7 +106,7 @@ ROWS = {
         "SinusoidalPositions", SinusoidalPositions(), ((3, 4, 6),), lambda p, x: x + waves(x)
     ),
     "SinusoidalPositions streaming": Specimen(
-        "SinusoidalPositions", SinusoidalPositions(streaming=True), ((3, 4, 6),), lambda p, x: x + waves(x)
+        "SinusoidalPositions", SinusoidalPositions(stateful=True), ((3, 4, 6),), lambda p, x: x + waves(x)
     ),
     "LearnedPositions": Specimen(
         "LearnedPositions",
@@ -108,6 +115,6 @@ ROWS = {
         lambda p, x: x + p["embedding"][:4],
     ),
     "LearnedPositions streaming": Specimen(
-        "LearnedPositions", LearnedPositions(12, streaming=True), ((3, 4, 6),), lambda p, x: x + p["embedding"][:4]
+        "LearnedPositions", LearnedPositions(12, stateful=True), ((3, 4, 6),), lambda p, x: x + p["embedding"][:4]
     ),
 }

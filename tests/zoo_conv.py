@@ -3,7 +3,7 @@
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import Conv, ConvTranspose, DepthwiseConv, GlobalMaxPool, GlobalMeanPool, MaxPool, MeanPool
+from jaxblocks import AvgPool, Conv, ConvTranspose, DepthwiseConv, GlobalAvgPool, GlobalMaxPool, MaxPool
 
 
 def padded(x, pads, mode="constant", **values):
@@ -16,16 +16,16 @@ def each(value, axes):
 
 def convolution(x, kernel, bias=0.0, stride=1, dilation=1, groups=1, pads=0, mode="constant"):
     """y_{i,o} = b_o + sum_{j,c} x_{s i + d j, c} w_{j,c,o}: a loop over positions i and outputs o."""
-    *window, per_group, out = kernel.shape
-    axes = len(window)
+    *kernel_size, per_group, out = kernel.shape
+    axes = len(kernel_size)
     s, d = each(stride, axes), each(dilation, axes)
     x = padded(x, [(p, p) if isinstance(p, int) else p for p in each(pads, axes)], mode)
-    sizes = [(n - d[a] * (window[a] - 1) - 1) // s[a] + 1 for a, n in enumerate(x.shape[-axes - 1 : -1])]
+    sizes = [(n - d[a] * (kernel_size[a] - 1) - 1) // s[a] + 1 for a, n in enumerate(x.shape[-axes - 1 : -1])]
     y = np.zeros((*x.shape[: -axes - 1], *sizes, out))
     for i in np.ndindex(*sizes):
         for o in range(out):
             first = o // (out // groups) * per_group
-            where = [slice(a * b, a * b + c * (k - 1) + 1, c) for a, b, c, k in zip(i, s, d, window, strict=True)]
+            where = [slice(a * b, a * b + c * (k - 1) + 1, c) for a, b, c, k in zip(i, s, d, kernel_size, strict=True)]
             patch = x[(..., *where, slice(first, first + per_group))]
             y[(..., *i, o)] = (patch * kernel[..., o]).sum(tuple(range(-axes - 1, 0)))
     return y + bias
@@ -33,13 +33,15 @@ def convolution(x, kernel, bias=0.0, stride=1, dilation=1, groups=1, pads=0, mod
 
 def transposed(x, kernel, bias=0.0, stride=1, groups=1, pads=0, more=0):
     """y_{s i + j, c} += x_{i, o} w_{j, c, o}: each entry of x spreads a copy of the kernel; then the padding is cut."""
-    *window, per_group, out = kernel.shape
-    axes = len(window)
+    *kernel_size, per_group, out = kernel.shape
+    axes = len(kernel_size)
     sizes = x.shape[-axes - 1 : -1]
-    y = np.zeros((*x.shape[: -axes - 1], *[(n - 1) * stride + k + more for n, k in zip(sizes, window, strict=True)], 1))
+    y = np.zeros(
+        (*x.shape[: -axes - 1], *[(n - 1) * stride + k + more for n, k in zip(sizes, kernel_size, strict=True)], 1)
+    )
     y = np.repeat(y, per_group * groups, -1)
     for i in np.ndindex(*sizes):
-        for j in np.ndindex(*window):
+        for j in np.ndindex(*kernel_size):
             for o in range(out):
                 first = o // (out // groups) * per_group
                 at = (..., *[a * stride + b for a, b in zip(i, j, strict=True)], slice(first, first + per_group))
@@ -48,14 +50,14 @@ def transposed(x, kernel, bias=0.0, stride=1, groups=1, pads=0, more=0):
     return y[(..., *[cut] * axes, slice(None))] + bias
 
 
-def pooled(x, window, stride, pads, reduce):
-    """reduce over each window of an array that is padded with NaN; reduce ignores NaN."""
-    axes = len(window)
+def pooled(x, kernel_size, stride, pads, reduce):
+    """reduce over each kernel_size of an array that is padded with NaN; reduce ignores NaN."""
+    axes = len(kernel_size)
     x = padded(x, [(p, p) for p in each(pads, axes)], constant_values=np.nan)
-    sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[-axes - 1 : -1], window, stride, strict=True)]
+    sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[-axes - 1 : -1], kernel_size, stride, strict=True)]
     y = np.zeros((*x.shape[: -axes - 1], *sizes, x.shape[-1]))
     for i in np.ndindex(*sizes):
-        where = [slice(a * s, a * s + k) for a, s, k in zip(i, stride, window, strict=True)]
+        where = [slice(a * s, a * s + k) for a, s, k in zip(i, stride, kernel_size, strict=True)]
         y[(..., *i, slice(None))] = reduce(x[(..., *where, slice(None))], tuple(range(-axes - 1, -1)))
     return y
 
@@ -104,10 +106,10 @@ ROWS = {
         lambda p, x: pooled(x, (2, 3), (2, 1), 1, np.nanmax),
     ),
     "GlobalMaxPool": Specimen("GlobalMaxPool", GlobalMaxPool(2), ((2, 3, 4, 3),), lambda p, x: x.max((1, 2))),
-    "GlobalMeanPool": Specimen("GlobalMeanPool", GlobalMeanPool(1), ((2, 5, 3),), lambda p, x: x.mean(1)),
-    "MeanPool": Specimen(
-        "MeanPool",
-        MeanPool((2, 3), stride=(1, 2), padding=1),
+    "GlobalAvgPool": Specimen("GlobalAvgPool", GlobalAvgPool(1), ((2, 5, 3),), lambda p, x: x.mean(1)),
+    "AvgPool": Specimen(
+        "AvgPool",
+        AvgPool((2, 3), stride=(1, 2), padding=1),
         ((2, 5, 4, 3),),
         lambda p, x: pooled(x, (2, 3), (1, 2), 1, np.nanmean),
     ),

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import RBF, Embedding, Maxout, PReLU, RandomFourier, Swish
+from jaxblocks import RBF, Embedding, Maxout, PReLU, RandomFourierFeatures, Swish
 
 IDS = jnp.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]])
 
@@ -37,7 +37,7 @@ ROWS = {
     "Embedding, tied, on features": Specimen(
         "Embedding", Embedding(6, 4, tied=True), ((3, 4),), lambda p, x: x @ p["embedding"].T
     ),
-    "RandomFourier": Specimen("RandomFourier", RandomFourier(4, gamma=0.5), ((3, 5),), waves),
+    "RandomFourierFeatures": Specimen("RandomFourierFeatures", RandomFourierFeatures(4, gamma=0.5), ((3, 5),), waves),
     "RBF": Specimen("RBF", RBF(4, gamma=0.3), ((3, 5),), bumps),
     "RBF of two features": Specimen("RBF", RBF(4), ((3, 2),), bumps),
     "Swish": Specimen("Swish", Swish(beta=1.5), ((3, 4),), lambda p, x: x / (1 + np.exp(-p["beta"] * x))),

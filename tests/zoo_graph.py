@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import GAT, GCN, GIN, Dense, Graph, GraphBlock, GraphMap, Serial, Wire
+from jaxblocks import GAT, GCN, GIN, Dense, Graph, GraphBlock, GraphMapFeatures, Serial, Wire
 
 # Four nodes: 3 is isolated, 1 has an edge to itself, 0 -> 2 is there twice; the last edge is padding.
 SENDERS = np.array([0, 1, 1, 2, 0, 0, 3])
@@ -66,16 +66,16 @@ def block(p, x, how):
 
     heard = np.stack([gather(edges[RECEIVERS[REAL] == i]) for i in range(4)])
     nodes = dense(p["node"], np.concatenate([heard, x], 1))
-    whole = dense(p["globals"], np.concatenate([gather(edges), gather(nodes)]))
+    whole = dense(p["global_features"], np.concatenate([gather(edges), gather(nodes)]))
     return nodes + whole
 
 
 def blocks(how):
     def forward(f, x):
         out = f.layer(graph(x, edges=True))
-        return out.nodes + jnp.broadcast_to(out.globals, out.nodes.shape)
+        return out.nodes + jnp.broadcast_to(out.global_features, out.nodes.shape)
 
-    layer = Wire(forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), globals=Dense(3), aggregate=how))
+    layer = Wire(forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), global_features=Dense(3), aggregate=how))
     return Specimen("GraphBlock", layer, ((4, 5),), lambda p, x: block(p, x, how), mixes_batch=True)
 
 
@@ -86,7 +86,9 @@ def on_nodes(public, layer, reference):
 
 ROWS = {
     **{f"GraphBlock by {how}": blocks(how) for how in ("sum", "max", "softmax")},
-    "GraphMap": on_nodes("GraphMap", GraphMap(node=Dense(3)), lambda p, x: dense(p["layer"]["node"], x)),
+    "GraphMapFeatures": on_nodes(
+        "GraphMapFeatures", GraphMapFeatures(node=Dense(3)), lambda p, x: dense(p["layer"]["node"], x)
+    ),
     "GCN": on_nodes("GCN", GCN(3), gcn),
     "GAT": on_nodes("GAT", GAT(3, heads=2), gat),
     "GAT by mean without self-loops": on_nodes(

@@ -5,9 +5,9 @@ here says what derivatives cost, and gives those that JAX does not, or does not 
 """
 
 # What it costs: counted, measured, traced line by line.
-from jaxblocks.ad.counting import Cond, Count, Loop, count, equations
+from jaxblocks.ad.counting import Cond, Count, Loop, count_flops, equations
 from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
-from jaxblocks.ad.table import CostRow, CostTable, cost
+from jaxblocks.ad.table import CostRow, CostTable, cost_table
 from jaxblocks.ad.traces import TraceNode, TraceRow, TraceTable, trace_table
 
 # The order of multiplication: dense chains, and any function.
@@ -17,7 +17,7 @@ from jaxblocks.ad.planning import JacobianPlan
 from jaxblocks.ad.sparse import SparsityPattern, sparse_jacobian, sparsity
 
 # Second derivatives: products, operators, matrices, spectra.
-from jaxblocks.ad.products import curvature, hvp, value_grad_hvp
+from jaxblocks.ad.products import directional_curvature, hvp, value_grad_hvp
 from jaxblocks.ad.operators import (
     as_function,
     empirical_fisher_operator,
@@ -84,9 +84,9 @@ __all__ = [
     "binomial_steps",
     "bracketings",
     "chain_cost",
-    "cost",
-    "count",
-    "curvature",
+    "cost_table",
+    "count_flops",
+    "directional_curvature",
     "empirical_fisher_operator",
     "empirical_risk",
     "equations",

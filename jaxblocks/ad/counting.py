@@ -47,7 +47,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxblocks.ad.jaxprs import scan_parts, scope_of
 from jaxblocks.checks import describe_any
 
-__all__ = ["Cond", "Count", "Loop", "count", "equations"]
+__all__ = ["Cond", "Count", "Loop", "count_flops", "equations"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -94,7 +94,7 @@ class Count:
         """How many ``while`` loops were entered; one pass through the body of each is counted.
 
         >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1.0, lambda x: x / 2, x)
-        >>> counted = count(lambda xs: jax.lax.map(halve, xs), jnp.ones(3))
+        >>> counted = count_flops(lambda xs: jax.lax.map(halve, xs), jnp.ones(3))
         >>> counted.loops_of_unknown_length, counted.loops[0].once.multiplications
         (3, 1)
         """
@@ -165,7 +165,7 @@ class Cond:
             ``jax.lax.cond`` the branch for False comes first.
 
     >>> f = lambda wanted, x: jax.lax.cond(wanted, lambda x: x @ x, lambda x: x + 1.0, x)
-    >>> [cond] = count(f, True, jnp.ones((5, 5))).conds
+    >>> [cond] = count_flops(f, True, jnp.ones((5, 5))).conds
     >>> [branch.flops for branch in cond.branches]
     [25, 250]
     """
@@ -185,7 +185,7 @@ class Loop:
         once: the count of one pass, its condition and its body.
 
     >>> halve = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x)
-    >>> [loop] = count(halve, jnp.ones(10)).loops
+    >>> [loop] = count_flops(halve, jnp.ones(10)).loops
     >>> loop.once.additions, 7 * loop.once.multiplications
     (10, 70)
     """
@@ -198,11 +198,11 @@ class Loop:
 _NUMBERS = ("multiplications", "additions", "transcendentals", "bytes", "dots")
 
 
-def count(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
+def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
     r"""Count the operations of ``f(*args, **kwargs)``, exactly, without compiling or running it.
 
     Args:
-        f: any function that JAX can trace, derivatives of others included: ``count(jax.grad(loss), params)``.
+        f: any function that JAX can trace, derivatives of others included: ``count_flops(jax.grad(loss), params)``.
         args: arrays, numbers, or pytrees of them; ``jax.ShapeDtypeStruct`` where only shapes are known.
         kwargs: those that hold arrays are traced, all others (flags, sizes) are passed as they are.
 
@@ -210,13 +210,13 @@ def count(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
     :math:`2mnk` operations, a scan as many as its body times its length.
 
     >>> x, w = jax.ShapeDtypeStruct((8, 3), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.float32)
-    >>> count(jnp.matmul, x, w)
+    >>> count_flops(jnp.matmul, x, w)
     Count(flops=240, multiplications=120, additions=120, transcendentals=0, bytes=316)
 
     Source: Griewank & Walther, Evaluating Derivatives (a derivative's cost is a small multiple of the function's).
     """
     if not callable(f):
-        raise TypeError(f"count expects a function f first, but {describe_any(f)} came; write count(f, x, ...).")
+        raise TypeError(f"count expects a function f first, but {describe_any(f)} came; write count_flops(f, x, ...).")
     traced = {name: value for name, value in kwargs.items() if _holds_arrays(value)}
     static = {name: value for name, value in kwargs.items() if name not in traced}
     jaxpr = jax.make_jaxpr(lambda args, traced: f(*args, **traced, **static))(args, traced).jaxpr
@@ -224,7 +224,7 @@ def count(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
 
 
 def equations(closed_jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[tuple[JaxprEqn, str, int]]:
-    """Every equation of a jaxpr that its outputs need, nested ones included, as `count` sees them.
+    """Every equation of a jaxpr that its outputs need, nested ones included, as `count_flops` sees them.
 
     Yields ``(equation, scope, times)``: the equation, the path of the named scopes it lies in
     (``"0.Repeat/.Dense"``; the marks of ``jvp``, ``transpose``, ``vmap`` and rematerialization are

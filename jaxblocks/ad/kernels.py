@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Num, PyTree
 
 from jaxblocks.ad import sites
 from jaxblocks.ad.build import warn_of_wrong_build
-from jaxblocks.ad.counting import count
+from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.per_example import ALIGNED, LeafWay, labels_of, table_of_leaves
 from jaxblocks.axes import axes_or_new
@@ -115,7 +115,7 @@ class KernelPlan:
 
     Attributes:
         method: the contraction that is taken.
-        operations: of each contraction, counted in its jaxpr (see `jaxblocks.ad.count`).
+        operations: of each contraction, counted in its jaxpr (see `jaxblocks.ad.count_flops`).
         leaves: what the structured one does with each leaf: ``"pairs"`` of positions, ``"chain"`` (the pairs
             summed over one position after the other), ``"product"`` of the factors, ``"formed"``.
 
@@ -210,7 +210,7 @@ def _planned(where, f, params, x1, x2, method, trace, always=False):
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x1, x2))
         for name in _METHODS:
             if name != "structured" or any(reading.sites):
-                operations[name] = count(_program(f, name, trace), *shapes).flops
+                operations[name] = count_flops(_program(f, name, trace), *shapes).flops
     if method == "auto":
         method = min(operations, key=lambda name: _WEIGHTS[name] * operations[name])
     return params, KernelPlan(method, operations, leaves)

@@ -55,7 +55,7 @@ def laplacian(
 
     Rules of ``jax.custom_jvp`` are used. A function with ``jax.custom_vjp`` has no forward rule: what it
     computes is differentiated instead. For many directions and an estimate in place of the sum, probe
-    `curvature` with random vectors (Hutchinson).
+    `directional_curvature` with random vectors (Hutchinson).
 
     >>> float(laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0])))
     18.0

@@ -5,7 +5,7 @@ r"""Products with the Hessian of a scalar-valued function, without the Hessian.
     g    the gradient of f at x
     H    the Hessian of f at x, n by n and never formed
 
-A product with H costs a small multiple of a gradient, whatever n is: `jaxblocks.ad.count` shows it.
+A product with H costs a small multiple of a gradient, whatever n is: `jaxblocks.ad.count_flops` shows it.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from jaxblocks.checks import describe, describe_any
 __all__ = [
     "as_point",
     "at_point",
-    "curvature",
+    "directional_curvature",
     "floating_like",
     "hvp",
     "linearize_once",
@@ -88,13 +88,13 @@ def value_grad_hvp(
     return value, gradient, product
 
 
-def curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Float[Array, ""]:
+def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> Float[Array, ""]:
     r"""The curvature :math:`v^\top H v = \frac{d^2}{dt^2} f(x + tv)` at :math:`t = 0` along ``v``.
 
     Forward over forward: no tape is kept, so it costs less time than `hvp`, and its memory
     does not grow with the depth of ``f``. Arguments and errors are those of `hvp`.
 
-    >>> curvature(jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
+    >>> directional_curvature(jnp.prod, jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0]))
     Array(-4., dtype=float32)
 
     Source: Griewank & Walther, Evaluating Derivatives (univariate Taylor propagation, degree two).

@@ -186,9 +186,7 @@ class SparsityPattern:
         if not self.entries:
             return f"{words}: nothing to compute."
         if self.is_dense and self.colors > 1:
-            return (
-                f"{words}: {self.colors:,} colors, as many {product}s as a dense Jacobian takes; nothing is gained."
-            )
+            return f"{words}: {self.colors:,} colors, as many {product}s as a dense Jacobian takes; nothing is gained."
         return f"{words}: {self.colors:,} color{'s' * (self.colors > 1)}, one {product} each."
 
     def _picture(self, height=24, width=64) -> list[str]:
@@ -424,7 +422,7 @@ class _Sets:
         return owners, self.indices[places].astype(np.int64)
 
     def join(self, owners, ids, count) -> np.ndarray:
-        """The ids of ``count`` unions: set ``ids[k]`` goes into the union ``owners[k]``."""
+        """The ids of ``count_flops`` unions: set ``ids[k]`` goes into the union ``owners[k]``."""
         out = np.full(count, _EMPTY)
         owners, ids = np.divmod(_distinct(owners * self.lengths.size + ids), self.lengths.size)
         out[owners] = ids  # right where there is but one

@@ -90,7 +90,7 @@ def estimate_trace(
     Args:
         operator: :math:`A`, symmetric, takes and returns a pytree like ``like``. For ``"hutchinson"`` also a
             function that returns the number :math:`v^\top A v` itself, such as
-            ``lambda v: curvature(f, x, v)``, which costs less than a product (``like`` may then not be a scalar).
+            ``lambda v: directional_curvature(f, x, v)``, which costs less than a product (``like`` may then not be a scalar).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
         key: what the vectors are drawn from.
         products: :math:`m`, how many products are spent: at least 2 for ``"hutchinson"``, 6 for ``"hutch++"``
@@ -362,7 +362,7 @@ def largest_eigenvalues(
     count: int = 1,
     steps: int = 30,
 ) -> Eigenvalues:
-    r"""The ``count`` largest eigenvalues of a symmetric operator and their eigenvectors, by Lanczos.
+    r"""The ``count_flops`` largest eigenvalues of a symmetric operator and their eigenvectors, by Lanczos.
 
     The upper end of a Hessian's spectrum, where eigenvalues lie far apart, converges in 10 to 30 steps; its lower end
     does not, and its smallest eigenvalues (``largest_eigenvalues`` of ``lambda v: -Av``) only where they
@@ -375,7 +375,7 @@ def largest_eigenvalues(
 
     Raises:
         TypeError: without a key.
-        ValueError: for ``steps`` above n, ``count`` above ``steps``, either < 1, and an operator that is not symmetric
+        ValueError: for ``steps`` above n, ``count_flops`` above ``steps``, either < 1, and an operator that is not symmetric
             (as in `lanczos`; under ``jit`` the ``bounds`` are NaN).
 
     >>> A = jnp.diag(jnp.array([1.0, 2.0, 4.0]))

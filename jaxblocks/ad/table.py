@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.build import warn_of_wrong_build
-from jaxblocks.ad.counting import Count, count
+from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import as_point, hvp, scalar_valued
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any
 
-__all__ = ["CostRow", "CostTable", "cost"]
+__all__ = ["CostRow", "CostTable", "cost_table"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class CostRow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CostTable:
-    """The rows of `cost` by name: ``table["gradient"]`` or ``table.gradient``.
+    """The rows of `cost_table` by name: ``table["gradient"]`` or ``table.gradient``.
 
     It prints as a table in a terminal and in a notebook; `plot` draws it, `to_frame` hands it on.
 
@@ -196,7 +196,7 @@ class CostTable:
         return notes
 
 
-def cost(
+def cost_table(
     f: Callable,
     /,
     *args: Any,
@@ -244,10 +244,10 @@ def cost(
         TypeError: where ``x`` or ``f(x)`` holds a leaf that is not floating-point.
 
     >>> w, x = jnp.ones((3, 2)), jnp.ones((4, 3))
-    >>> table = cost(lambda w, x: jnp.sum((x @ w) ** 2), w, x, measure=False)
+    >>> table = cost_table(lambda w, x: jnp.sum((x @ w) ** 2), w, x, measure=False)
     >>> table.function.flops, table["gradient"].flops
     (63, 127)
-    >>> print(cost(lambda w, x: x @ w, w, x, measure=False))
+    >>> print(cost_table(lambda w, x: x @ w, w, x, measure=False))
                 operations    / function
     --------  ------------  ------------
     function            48             1
@@ -261,9 +261,9 @@ def cost(
     """
     warn_of_wrong_build()
     if not callable(f):
-        raise TypeError(f"cost expects a function f first, but {describe_any(f)} came; write cost(f, x, ...).")
+        raise TypeError(f"cost expects a function f first, but {describe_any(f)} came; write cost_table(f, x, ...).")
     if not args:
-        raise ValueError("cost expects the arguments of f after it, cost(f, x, ...), but none came.")
+        raise ValueError("cost expects the arguments of f after it, cost_table(f, x, ...), but none came.")
     for name, value, least in (("repeats", repeats, 0), ("memory_limit", memory_limit, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"cost expects {name} to be a whole number >= {least}, but {value!r} came.")
@@ -272,7 +272,7 @@ def cost(
     y = jax.eval_shape(f, *args)
     names = _rows(rows, x, y)
     programs = {name: _PROGRAMS[name](scalar_valued("cost", f) if name in _OF_SCALARS else f) for name in names}
-    counts = {name: count(program, y, x, *args) for name, program in programs.items()}
+    counts = {name: count_flops(program, y, x, *args) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {}
     memory: dict[str, int | None] = dict.fromkeys(names)
     if measure:

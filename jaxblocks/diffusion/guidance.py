@@ -56,7 +56,7 @@ def classifier_guided(
     log_probability: Callable,
     scale: float | int | Float[Array, ""],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
 ) -> Callable:
     r"""Classifier guidance: the score plus :math:`w\,\nabla_x \log p(y \mid x, t)`, as a ``predict(x, t)``.
 
@@ -64,24 +64,24 @@ def classifier_guided(
     :math:`-\sigma g` to eps, :math:`\sigma^2 g / \alpha` to x0, and so on, with g the gradient times w.
 
     Args:
-        predict: of parametrization ``predicts``.
+        predict: of parametrization ``prediction_type``.
         log_probability: ``(x, t)`` to :math:`\log p(y \mid x, t)` of the wanted class, one number per example, of a
             classifier that was trained on data with noise.
 
-    Where the signal is 0, x0, v and the velocity would be infinite or NaN (`flow_matching` at t = 1).
+    Where the signal is 0, x0, v and the velocity would be infinite or NaN (`flow_matching_schedule` at t = 1).
 
     Raises:
         ValueError: for an unknown parametrization, or, when called, log-probabilities that are not one per example.
 
     >>> from jaxblocks.diffusion import flow_matching
-    >>> predict = classifier_guided(lambda x, t: x, lambda x, t: -x[..., 0], 2.0, flow_matching(), "eps")
+    >>> predict = classifier_guided(lambda x, t: x, lambda x, t: -x[..., 0], 2.0, flow_matching_schedule(), "eps")
     >>> print(predict(jnp.zeros((1, 2)), 0.5))
     [[1. 0.]]
 
     Source: Dhariwal & Nichol 2021, Diffusion models beat GANs on image synthesis, section 4.
     """
     require_schedule("classifier_guided", schedule)
-    require_parametrization("classifier_guided", predicts)
+    require_parametrization("classifier_guided", prediction_type)
 
     def guided_predict(x, t):
         t = require_time("classifier_guided", t, x)
@@ -96,10 +96,10 @@ def classifier_guided(
             return each.sum()
 
         gradient = scale * jax.grad(total)(x)
-        if predicts == "score":
+        if prediction_type == "score":
             return predict(x, t) + gradient
         s = align(schedule.noise(t), x)
-        x0 = None if predicts == "eps" else s * s / align(schedule.signal(t), x) * gradient
-        return predict(x, t) + combined(x0, -s * gradient, t, schedule, predicts)
+        x0 = None if prediction_type == "eps" else s * s / align(schedule.signal(t), x) * gradient
+        return predict(x, t) + combined(x0, -s * gradient, t, schedule, prediction_type)
 
     return guided_predict

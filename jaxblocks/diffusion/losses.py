@@ -2,7 +2,7 @@ r"""How a denoiser learns: guess what was mixed, at random times, and be charged
 
 The denoiser is any pair that reads the side input ``time``. The recipe, with `jaxblocks.fit`::
 
-    schedule = variance_preserving()
+    schedule = variance_preserving_schedule()
     training = Denoising(net, schedule, "v")  # a pair: data in, one loss for each example out
     fitted = fit(training, lambda losses, y: losses, optax.adam(1e-3), (x, x), key=key, steps=1000)
     params = fitted.params["net"]  # those of net
@@ -64,7 +64,7 @@ def denoising_loss(
     t: Float[Array, "*_batch"],
     eps: Float[Array, "..."],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     weighting: str | Callable | None = None,
 ) -> Float[Array, "*_batch"]:
     r"""The squared error of a denoiser, one number per example: the mean over the axes that t has not.
@@ -72,7 +72,7 @@ def denoising_loss(
     .. math:: \ell = w(t)\,\frac1d \big\lVert P - \hat P(x_t, t) \big\rVert^2, \qquad x_t = \alpha x_0 +
     \sigma\varepsilon
 
-    with P what the net predicts: :math:`\varepsilon` (then it is the simple loss of DDPM), :math:`x_0`, v, ... An error
+    with P what the net prediction_type: :math:`\varepsilon` (then it is the simple loss of DDPM), :math:`x_0`, v, ... An error
     in one is a multiple of an error in another (`jaxblocks.diffusion.error_scale`), so a weight turns the loss of one
     into that of another.
 
@@ -80,7 +80,7 @@ def denoising_loss(
         predict: ``predict(x, t)``, t with the axes that are given here.
         x0, eps: the data, and standard normal noise of their shape.
         t: a time for each example, ``(*batch,)``, see `sample_times`.
-        predicts: "eps", "x0", "v", "score" or "velocity".
+        prediction_type: "eps", "x0", "v", "score" or "velocity".
         weighting: ``None``: 1 (for "score", which grows without bound at t = 0, as "eps"). A parametrization: the error
             is measured in that one. A function of the log-SNR: the weight of the error in x0, for instance the one of
             Min-SNR, ``lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)``.
@@ -94,16 +94,16 @@ def denoising_loss(
     >>> zero = lambda x, t: jnp.zeros_like(x)
     >>> x0, eps = jnp.ones((2, 3)), jnp.full((2, 3), 2.0)
     >>> t = jnp.array([0.5, 0.25])
-    >>> print(denoising_loss(zero, x0, t, eps, flow_matching(), "eps"))
+    >>> print(denoising_loss(zero, x0, t, eps, flow_matching_schedule(), "eps"))
     [4. 4.]
-    >>> print(denoising_loss(zero, x0, t, eps, flow_matching(), "x0", weighting="eps"))  # SNR 1 and 9
+    >>> print(denoising_loss(zero, x0, t, eps, flow_matching_schedule(), "x0", weighting="eps"))  # SNR 1 and 9
     [1. 9.]
 
     Source: Ho et al. 2020, equation 14; Salimans & Ho 2022, section 4; Hang et al. 2023 (Min-SNR).
     """
     where = "denoising_loss"
     require_schedule(where, schedule)
-    require_parametrization(where, predicts)
+    require_parametrization(where, prediction_type)
     if not (weighting is None or callable(weighting) or weighting in PARAMETRIZATIONS):
         raise ValueError(
             f"{where} expects a weighting out of {', '.join(PARAMETRIZATIONS)}, or a function of the log-SNR, but "
@@ -116,20 +116,20 @@ def denoising_loss(
     found = predict(x, t)
     require_prediction(where, found, x)
     found = found.astype(wide.dtype)
-    if predicts == "score" and weighting in (None, "eps"):  # sigma (score - target), which does not divide by 0
+    if prediction_type == "score" and weighting in (None, "eps"):  # sigma (score - target), which does not divide by 0
         error = noise + align(schedule.noise(t), wide) * found
         weight = jnp.ones_like(t)
     else:
-        error = found - combined(wide, noise, t, schedule, predicts)
-        weight = _weight(t, schedule, predicts, weighting)
+        error = found - combined(wide, noise, t, schedule, prediction_type)
+        weight = _weight(t, schedule, prediction_type, weighting)
     squares = jnp.square(error)
     return weight * squares.reshape(*t.shape, -1).mean(-1)
 
 
-def _weight(t, schedule, predicts, weighting):
-    if weighting is None or weighting == predicts:
+def _weight(t, schedule, prediction_type, weighting):
+    if weighting is None or weighting == prediction_type:
         return jnp.ones_like(t)
-    own = jnp.square(error_scale(t, schedule, predicts))
+    own = jnp.square(error_scale(t, schedule, prediction_type))
     if callable(weighting):
         return weighting(schedule.log_snr(t)) / own
     return jnp.square(error_scale(t, schedule, weighting)) / own
@@ -138,7 +138,7 @@ def _weight(t, schedule, predicts, weighting):
 def Denoising(
     net: Layer | StatefulLayer | Callable,
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     *,
     conditions: str | tuple[str, ...] = (),
     event_axes: int = 1,
@@ -155,7 +155,7 @@ def Denoising(
 
     Args:
         net: any pair that reads the side input ``time``, of the shape of the batch axes.
-        schedule, predicts, weighting: as in `denoising_loss`.
+        schedule, prediction_type, weighting: as in `denoising_loss`.
         conditions: the name of a side input of ``net``, or several, such as ``("label",)``, which come as further
             inputs; see `drop_condition`.
         event_axes: how many axes one example has: 1 for points, 3 for images.
@@ -167,7 +167,7 @@ def Denoising(
 
     >>> from jaxblocks.diffusion import variance_preserving
     >>> net = Wire(lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1)), out=Dense(2))
-    >>> training = Denoising(net, variance_preserving(), "eps")
+    >>> training = Denoising(net, variance_preserving_schedule(), "eps")
     >>> x0 = jnp.ones((64, 2))
     >>> params = training.init(jax.random.key(0), x0)
     >>> losses = training.apply(params, x0, key=jax.random.key(1), train=True)
@@ -177,7 +177,7 @@ def Denoising(
     Source: Ho et al. 2020, algorithm 1.
     """
     require_schedule("Denoising", schedule)
-    require_parametrization("Denoising", predicts)
+    require_parametrization("Denoising", prediction_type)
     event_axes = require_whole("Denoising", "event_axes", event_axes)
     conditions = (conditions,) if isinstance(conditions, str) else tuple(conditions)
     reads = side_inputs(net)
@@ -216,13 +216,13 @@ def Denoising(
         t = draw_times(when, x0.shape[: x0.ndim - event_axes])
         side = dict(zip(conditions, given, strict=True))
         predict = lambda x, t: f.net(x, time=lax.convert_element_type(t, wide_dtype(x.dtype)), **side)
-        return denoising_loss(predict, x0, t, eps, schedule, predicts, weighting)
+        return denoising_loss(predict, x0, t, eps, schedule, prediction_type, weighting)
 
     return Wire(forward, net=net)
 
 
-def drop_condition(key, condition: Array, null, drop: float | int) -> Array:
-    r"""A batch of conditions in which each example's is replaced by ``null`` with probability ``drop``.
+def drop_condition(key, condition: Array, null, rate: float | int) -> Array:
+    r"""A batch of conditions in which each example's is replaced by ``null`` with probability ``rate``.
 
     A net that is trained on these learns to denoise with the condition and without, which is what
     `jaxblocks.diffusion.guided` needs. For labels 0 to 9, ``null`` can be 10, an eleventh class.
@@ -230,7 +230,7 @@ def drop_condition(key, condition: Array, null, drop: float | int) -> Array:
     Args:
         condition: ``(batch, ...)``, such as labels ``(batch,)`` or vectors ``(batch, features)``.
         null: one number, or an array of the shape of one example's condition.
-        drop: a probability.
+        rate: a probability.
 
     As an augmentation for `jaxblocks.fit` on ``x = (images, labels)``:
     ``augment=lambda key, x: (x[0], drop_condition(key, x[1], 10, 0.1))``.
@@ -241,9 +241,9 @@ def drop_condition(key, condition: Array, null, drop: float | int) -> Array:
     Source: Ho & Salimans 2022, Classifier-free diffusion guidance, algorithm 1.
     """
     require_key("drop_condition", key)
-    if not 0 <= drop <= 1:
-        raise ValueError(f"drop_condition expects a probability, but drop={drop} came; pass for instance 0.1.")
-    dropped = jax.random.bernoulli(key, drop, condition.shape[:1])
+    if not 0 <= rate <= 1:
+        raise ValueError(f"drop_condition expects a probability, but rate={rate} came; pass for instance 0.1.")
+    dropped = jax.random.bernoulli(key, rate, condition.shape[:1])
     null = jnp.asarray(null, condition.dtype)
     if null.shape not in ((), condition.shape[1:]):
         raise ValueError(

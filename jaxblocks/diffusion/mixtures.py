@@ -38,7 +38,7 @@ class GaussianMixture(NamedTuple):
     axes: Float[Array, "k d d"]
 
     def sample(self, key, count: int) -> Float[Array, "count d"]:
-        """``count`` independent points."""
+        """``count_flops`` independent points."""
         require_key("GaussianMixture.sample", key)
         which, noise = jax.random.split(key)
         k = jax.random.choice(which, len(self.weights), (count,), p=self.weights)
@@ -75,7 +75,7 @@ class GaussianMixture(NamedTuple):
         log_joint, z = self._log_joint(x)
         return self._mix(log_joint, -z / jnp.broadcast_to(self.variances, z.shape))
 
-    def predictor(self, schedule: Schedule, predicts: str):
+    def predictor(self, schedule: Schedule, prediction_type: str):
         r"""The best denoiser of these data: ``predict(x, t)``, the conditional mean of what ``predicts`` names.
 
         With :math:`r_k` the responsibilities and :math:`\Lambda_k = (\alpha^2 C_k + \sigma^2 I)^{-1}`,
@@ -87,7 +87,7 @@ class GaussianMixture(NamedTuple):
         at both ends; only the velocity is not a number where the rate of the noise is infinite.
         """
         require_schedule("GaussianMixture.predictor", schedule)
-        require_parametrization("GaussianMixture.predictor", predicts)
+        require_parametrization("GaussianMixture.predictor", prediction_type)
 
         def predict(x, t):
             self._require_points(x)
@@ -108,7 +108,7 @@ class GaussianMixture(NamedTuple):
             at_means = jnp.broadcast_to(means, z.shape)
             along = jnp.broadcast_to(c, z.shape) * scaled
             x0 = self._mix(log_joint, a[..., None] * along, at_means)
-            return combined(x0, eps, t, schedule, predicts).astype(x.dtype)
+            return combined(x0, eps, t, schedule, prediction_type).astype(x.dtype)
 
         return predict
 
@@ -157,7 +157,7 @@ def gaussian_mixture(
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.25, 0.25]))
     >>> print(data.mean(), data.covariance())
     [0.] [[4.25]]
-    >>> predict = data.predictor(flow_matching(), "x0")
+    >>> predict = data.predictor(flow_matching_schedule(), "x0")
     >>> print(predict(jnp.array([[1.0], [0.0]]), 0.5).round(1))  # x = 1 is half of x0 = 2
     [[2.]
      [0.]]

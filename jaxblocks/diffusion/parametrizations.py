@@ -1,6 +1,6 @@
-r"""What a denoiser predicts, and exact conversions from one to another.
+r"""What a denoiser prediction_type, and exact conversions from one to another.
 
-At time t a net sees :math:`x = \alpha x_0 + \sigma \varepsilon`. Whichever of five things it predicts, the other four
+At time t a net sees :math:`x = \alpha x_0 + \sigma \varepsilon`. Whichever of five things it prediction_type, the other four
 follow, since x is known:
 
 =============  ==============================================  ==========================================
@@ -58,9 +58,9 @@ def convert(
         = \frac{\alpha u - \alpha' x}{\alpha\sigma' - \sigma\alpha'}
 
     with s the score and u the velocity. Nothing is clipped. Some conversions divide by 0 at an end: by the signal,
-    where it is 0 (``flow_matching`` at t = 1: from "eps" or "score" to "x0", "v" or "velocity"); by the noise at t = 0
+    where it is 0 (``flow_matching_schedule`` at t = 1: from "eps" or "score" to "x0", "v" or "velocity"); by the noise at t = 0
     (from "x0" to others, and to "score"); and the velocity is infinite where :math:`\sigma'` is
-    (``variance_preserving``, ``ddpm`` and ``variance_exploding`` at t = 0).
+    (``variance_preserving_schedule``, ``ddpm_schedule`` and ``variance_exploding_schedule`` at t = 0).
 
     Raises:
         ValueError: where it would divide by 0; for a parametrization that is none; for shapes that do not fit, times
@@ -70,9 +70,9 @@ def convert(
     >>> from jaxblocks.diffusion import flow_matching
     >>> x0, eps = jnp.array([[1.0, -1.0]]), jnp.array([[0.5, 0.5]])
     >>> x = 0.75 * x0 + 0.25 * eps  # flow matching at t = 0.25
-    >>> print(convert(eps, x, 0.25, flow_matching(), "eps", "x0"))
+    >>> print(convert(eps, x, 0.25, flow_matching_schedule(), "eps", "x0"))
     [[ 1. -1.]]
-    >>> print(convert(eps, x, 0.25, flow_matching(), "eps", "velocity"))
+    >>> print(convert(eps, x, 0.25, flow_matching_schedule(), "eps", "velocity"))
     [[-0.5  1.5]]
 
     Source: Salimans & Ho 2022, Progressive distillation, appendix D; Song et al. 2021 (score, probability flow).
@@ -121,7 +121,7 @@ def combined(x0, eps, t, schedule, target):
     """What ``target`` names, made of x0 and eps; the one that it does not need may be ``None``.
 
     >>> from jaxblocks.diffusion import flow_matching
-    >>> print(combined(jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25), flow_matching(), "velocity"))
+    >>> print(combined(jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25), flow_matching_schedule(), "velocity"))
     [2.]
     """
     if target == "eps":
@@ -146,7 +146,7 @@ def error_scale(t, schedule: Schedule, parametrization: str):
 
     >>> from jaxblocks.diffusion import flow_matching
     >>> t = jnp.array(0.25)
-    >>> print(error_scale(t, flow_matching(), "eps"), error_scale(t, flow_matching(), "velocity"))
+    >>> print(error_scale(t, flow_matching_schedule(), "eps"), error_scale(t, flow_matching_schedule(), "velocity"))
     3.0 4.0
 
     Source: Salimans & Ho 2022, section 4; Kingma & Gao 2023.

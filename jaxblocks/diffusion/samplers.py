@@ -56,7 +56,7 @@ def initial_noise(key, shape: tuple[int, ...], schedule: Schedule, dtype=jnp.flo
     r"""What sampling starts from: :math:`x_1 = \sigma(1)\,\varepsilon`, normal noise of the schedule's last size.
 
     >>> from jaxblocks.diffusion import variance_preserving
-    >>> initial_noise(jax.random.key(0), (3, 2), variance_preserving()).shape
+    >>> initial_noise(jax.random.key(0), (3, 2), variance_preserving_schedule()).shape
     (3, 2)
     """
     require_key("initial_noise", key)
@@ -70,7 +70,7 @@ def ddim(
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     *,
     eta: float | int = 0.0,
     key=None,
@@ -90,7 +90,7 @@ def ddim(
         predict: ``predict(x, t)``, see the head of this file.
         x: at the first time, see `initial_noise`.
         times: a falling grid, see `times`.
-        predicts: what ``predict`` returns: "eps", "x0", "v", "score" or "velocity".
+        prediction_type: what ``predict`` returns: "eps", "x0", "v", "score" or "velocity".
         eta: from 0 to 1.
         key: for ``eta`` > 0.
         path: return x at all times, ``(steps + 1, ...)``, rather than at the last.
@@ -102,7 +102,7 @@ def ddim(
 
     >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.01, 0.01]))
-    >>> schedule = variance_preserving()
+    >>> schedule = variance_preserving_schedule()
     >>> x = jnp.array([[-1.0], [0.5]])
     >>> print(ddim(data.predictor(schedule, "eps"), x, times(schedule, 50), schedule, "eps").round(1))
     [[-2.]
@@ -113,7 +113,7 @@ def ddim(
     if not (isinstance(eta, numbers.Real) and 0 <= eta <= 1):
         raise ValueError(f"ddim expects eta from 0 (none) to 1 (a draw from the posterior), but {eta!r} came.")
     key = _require_key("ddim", key, eta > 0)
-    run = _Run("ddim", predict, x, times, schedule, predicts)
+    run = _Run("ddim", predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         x0, eps = run.denoise(x, now)
@@ -127,7 +127,7 @@ def ancestral(
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     *,
     key,
     spread: float | int = 1.0,
@@ -152,7 +152,7 @@ def ancestral(
 
     >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
-    >>> schedule = variance_preserving()
+    >>> schedule = variance_preserving_schedule()
     >>> x = initial_noise(jax.random.key(0), (5000, 1), schedule)
     >>> predict = data.predictor(schedule, "eps")
     >>> samples = ancestral(predict, x, times(schedule, 200), schedule, "eps", key=jax.random.key(1))
@@ -162,7 +162,7 @@ def ancestral(
     Source: Ho et al. 2020, algorithm 2.
     """
     key = _require_key("ancestral", key, True)
-    run = _Run("ancestral", predict, x, times, schedule, predicts)
+    run = _Run("ancestral", predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         x0, eps = run.denoise(x, now)
@@ -176,24 +176,24 @@ def euler(
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     *,
     path: bool = False,
 ) -> Float[Array, "..."]:
     r"""Euler's method on the probability-flow ODE: :math:`x_s = x_t + (s - t)\,u(x_t, t)`, order 1.
 
-    With u the velocity. For `flow_matching` it is the same as `ddim`; for the others either may be the better one.
+    With u the velocity. For `flow_matching_schedule` it is the same as `ddim`; for the others either may be the better one.
 
     Arguments and errors are those of `ddim`.
 
     >>> from jaxblocks.diffusion import flow_matching
     >>> predict = lambda x, t: x - 2.0  # the velocity that leads to the point 2, if t = 1 is noise
-    >>> print(euler(predict, jnp.array([0.5]), jnp.array([1.0, 0.0]), flow_matching(), "velocity"))
+    >>> print(euler(predict, jnp.array([0.5]), jnp.array([1.0, 0.0]), flow_matching_schedule(), "velocity"))
     [2.]
 
     Source: Song et al. 2021, section 4.3.
     """
-    run = _Run("euler", predict, x, times, schedule, predicts)
+    run = _Run("euler", predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         return x + (then["t"] - now["t"]) * run.velocity(x, now)
@@ -206,7 +206,7 @@ def heun(
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     *,
     path: bool = False,
 ) -> Float[Array, "..."]:
@@ -222,14 +222,14 @@ def heun(
 
     >>> from jaxblocks.diffusion import flow_matching, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
-    >>> schedule = flow_matching()
+    >>> schedule = flow_matching_schedule()
     >>> x = jnp.array([[1.0]])  # one standard deviation above the mean, there and here
     >>> print(heun(data.predictor(schedule, "velocity"), x, times(schedule, 100), schedule, "velocity").round(3))
     [[5.]]
 
     Source: Karras et al. 2022, Elucidating the design space of diffusion-based generative models, algorithm 1.
     """
-    run = _Run("heun", predict, x, times, schedule, predicts)
+    run = _Run("heun", predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         h = then["t"] - now["t"]
@@ -247,7 +247,7 @@ def dpm_solver_pp_2m(
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     *,
     path: bool = False,
 ) -> Float[Array, "..."]:
@@ -266,7 +266,7 @@ def dpm_solver_pp_2m(
 
     >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
-    >>> schedule = variance_preserving()
+    >>> schedule = variance_preserving_schedule()
     >>> x = jnp.array([[1.0]])
     >>> found = dpm_solver_pp_2m(data.predictor(schedule, "v"), x, times(schedule, 100), schedule, "v")
     >>> print(found.round(1))  # one standard deviation above the mean, as x is (about)
@@ -274,7 +274,7 @@ def dpm_solver_pp_2m(
 
     Source: Lu et al. 2022, DPM-Solver++, algorithm 2.
     """
-    run = _Run("dpm_solver_pp_2m", predict, x, times, schedule, predicts)
+    run = _Run("dpm_solver_pp_2m", predict, x, times, schedule, prediction_type)
     log_ratio = jnp.log(jnp.maximum(run.grid["signal"], 0)) - jnp.log(run.grid["noise"])
     h = jnp.diff(log_ratio)
     before, usable = h[:-1], jnp.isfinite(h)
@@ -298,7 +298,7 @@ def predictor_corrector(
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    predicts: str,
+    prediction_type: str,
     *,
     key,
     corrections: int = 1,
@@ -324,7 +324,7 @@ def predictor_corrector(
 
     >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
-    >>> schedule = variance_preserving()
+    >>> schedule = variance_preserving_schedule()
     >>> x = initial_noise(jax.random.key(0), (5000, 1), schedule)
     >>> predict = data.predictor(schedule, "score")
     >>> samples = predictor_corrector(predict, x, times(schedule, 100), schedule, "score", key=jax.random.key(1))
@@ -337,7 +337,7 @@ def predictor_corrector(
     if not (isinstance(snr, numbers.Real) and 0 < snr < 1):
         raise ValueError(f"predictor_corrector expects 0 < snr < 1, but {snr!r} came; 0.16 is usual.")
     key = _require_key("predictor_corrector", key, True)
-    run = _Run("predictor_corrector", predict, x, times, schedule, predicts)
+    run = _Run("predictor_corrector", predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         keys = jax.random.split(key, 1 + corrections)
@@ -388,9 +388,9 @@ def _parts(now, then):
 class _Run:
     """What every sampler does first, and its scan."""
 
-    def __init__(self, where, predict, x, times, schedule, predicts):
+    def __init__(self, where, predict, x, times, schedule, prediction_type):
         require_schedule(where, schedule)
-        require_parametrization(where, predicts)
+        require_parametrization(where, prediction_type)
         if not callable(predict):
             raise TypeError(
                 f"{where} expects a function predict(x, t), but {describe_any(predict)} came; "
@@ -398,8 +398,8 @@ class _Run:
             )
         require_floating(where, x=x)
         times = require_times(where, times, wide_dtype(x.dtype))
-        require_solvable(where, times[:1], schedule, predicts, "x0" if predicts != "x0" else "eps")
-        self.where, self.predict, self.schedule, self.predicts = where, predict, schedule, predicts
+        require_solvable(where, times[:1], schedule, prediction_type, "x0" if prediction_type != "x0" else "eps")
+        self.where, self.predict, self.schedule, self.prediction_type = where, predict, schedule, prediction_type
         self.x, self.dtype = widen(x), x.dtype
         self.grid = {"t": times, "signal": schedule.signal(times), "noise": schedule.noise(times)}
 
@@ -411,7 +411,7 @@ class _Run:
         return found.astype(x.dtype)
 
     def convert(self, prediction, x, now, target):
-        return converted(prediction, x, now["t"], self.schedule, self.predicts, target)
+        return converted(prediction, x, now["t"], self.schedule, self.prediction_type, target)
 
     def denoise(self, x, now):
         """x0 and eps at x."""

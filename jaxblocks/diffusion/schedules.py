@@ -32,14 +32,14 @@ __all__ = [
     "Schedule",
     "add_noise",
     "align",
-    "cosine",
-    "ddpm",
-    "flow_matching",
+    "cosine_schedule",
+    "ddpm_schedule",
+    "flow_matching_schedule",
     "require_schedule",
     "require_times",
     "times",
-    "variance_exploding",
-    "variance_preserving",
+    "variance_exploding_schedule",
+    "variance_preserving_schedule",
 ]
 
 
@@ -73,7 +73,7 @@ class Schedule(NamedTuple):
         return jax.jvp(self.signal, (t,), (ones,))[1], jax.jvp(self.noise, (t,), (ones,))[1]
 
 
-def variance_preserving(beta_min: float | int = 0.1, beta_max: float | int = 20.0) -> Schedule:
+def variance_preserving_schedule(beta_min: float | int = 0.1, beta_max: float | int = 20.0) -> Schedule:
     r"""Noise at a rate that grows linearly, the continuous form of DDPM: :math:`\alpha^2 + \sigma^2 = 1`.
 
     .. math:: \alpha^2 = e^{-B}, \quad \sigma^2 = 1 - e^{-B}, \quad B(t) = \int_0^t \beta =
@@ -84,7 +84,7 @@ def variance_preserving(beta_min: float | int = 0.1, beta_max: float | int = 20.
     Raises:
         ValueError: unless ``0 <= beta_min <= beta_max``, or where they leave too much signal at t = 1.
 
-    >>> schedule = variance_preserving()
+    >>> schedule = variance_preserving_schedule()
     >>> print(f"{schedule.signal(1.0):.4f} {schedule.noise(1.0):.4f}")
     0.0066 1.0000
 
@@ -97,13 +97,13 @@ def variance_preserving(beta_min: float | int = 0.1, beta_max: float | int = 20.
         )
     total = lambda t: t * (beta_min + 0.5 * (beta_max - beta_min) * t)
     return _checked(
-        "variance_preserving",
+        "variance_preserving_schedule",
         lambda t: jnp.exp(-0.5 * total(_time(t))),
         lambda t: jnp.sqrt(-jnp.expm1(-total(_time(t)))),
     )
 
 
-def cosine(signal_end: float | int = 1e-3) -> Schedule:
+def cosine_schedule(signal_end: float | int = 1e-3) -> Schedule:
     r"""A quarter of a turn, :math:`\alpha = \cos\varphi,\; \sigma = \sin\varphi`, with the angle proportional to t.
 
     It ends just before the quarter, where :math:`\alpha(1)` is ``signal_end``: at :math:`\alpha = 0` the data could not
@@ -113,7 +113,7 @@ def cosine(signal_end: float | int = 1e-3) -> Schedule:
     Raises:
         ValueError: unless ``0 < signal_end <= 0.1``.
 
-    >>> schedule = cosine()
+    >>> schedule = cosine_schedule()
     >>> print(f"{schedule.signal(0.5):.4f} {schedule.noise(0.5):.4f} {schedule.signal(1.0):.4f}")
     0.7075 0.7068 0.0010
 
@@ -122,26 +122,26 @@ def cosine(signal_end: float | int = 1e-3) -> Schedule:
     if not 0 < signal_end <= 0.1:
         raise ValueError(f"cosine expects 0 < signal_end <= 0.1, but {signal_end} came; it is what is left at t = 1.")
     end = math.acos(signal_end)
-    return _checked("cosine", lambda t: jnp.cos(end * _time(t)), lambda t: jnp.sin(end * _time(t)))
+    return _checked("cosine_schedule", lambda t: jnp.cos(end * _time(t)), lambda t: jnp.sin(end * _time(t)))
 
 
-def ddpm(steps: int = 1000, beta_first: float | int = 1e-4, beta_last: float | int = 0.02) -> Schedule:
+def ddpm_schedule(steps: int = 1000, beta_first: float | int = 1e-4, beta_last: float | int = 0.02) -> Schedule:
     r"""The discrete schedule of DDPM: :math:`\alpha^2 = \bar\alpha_k = \prod_{i \le k} (1 - \beta_i)`.
 
     At t = k / ``steps``, with ``steps`` equidistant :math:`\beta_i` from ``beta_first`` to ``beta_last``; for nets that
     were trained with this table. In between, :math:`\log \bar\alpha` is linear, so that its rate jumps at each k: for
-    new nets take `variance_preserving`, its smooth form.
+    new nets take `variance_preserving_schedule`, its smooth form.
 
     Raises:
         ValueError: unless ``0 < beta_first <= beta_last < 1``, or where they leave too much signal at t = 1.
 
-    >>> schedule = ddpm()
+    >>> schedule = ddpm_schedule()
     >>> print(f"{schedule.signal(1 / 1000) ** 2:.4f} {schedule.signal(1.0) ** 2:.6f}")
     0.9999 0.000040
 
     Source: Ho et al. 2020, Denoising diffusion probabilistic models, section 4.
     """
-    steps = require_whole("ddpm", "steps", steps, least=2)
+    steps = require_whole("ddpm_schedule", "steps", steps, least=2)
     if not 0 < beta_first <= beta_last < 1:
         raise ValueError(
             f"ddpm expects 0 < beta_first <= beta_last < 1, but {beta_first} and {beta_last} came; they are the "
@@ -155,13 +155,13 @@ def ddpm(steps: int = 1000, beta_first: float | int = 1e-4, beta_last: float | i
         return table[k] + (t * steps - k.astype(t.dtype)) * (table[k + 1] - table[k])
 
     return _checked(
-        "ddpm",
+        "ddpm_schedule",
         lambda t: jnp.exp(0.5 * log_alpha_bar(_time(t))),
         lambda t: jnp.sqrt(-jnp.expm1(log_alpha_bar(_time(t)))),
     )
 
 
-def variance_exploding(noise_min: float | int = 0.01, noise_max: float | int = 50.0) -> Schedule:
+def variance_exploding_schedule(noise_min: float | int = 0.01, noise_max: float | int = 50.0) -> Schedule:
     r"""The data stay, and noise is added, ever faster: :math:`\alpha = 1`.
 
     .. math:: \sigma^2 = \sigma_{\min}^2 \big( (\sigma_{\max} / \sigma_{\min})^{2t} - 1 \big)
@@ -172,7 +172,7 @@ def variance_exploding(noise_min: float | int = 0.01, noise_max: float | int = 5
     Raises:
         ValueError: unless ``0 < noise_min < noise_max``, or where ``noise_max`` is too small.
 
-    >>> schedule = variance_exploding()
+    >>> schedule = variance_exploding_schedule()
     >>> print(schedule.signal(0.5), f"{schedule.noise(0.5):.3f} {schedule.noise(1.0):.1f}")
     1.0 0.707 50.0
 
@@ -185,13 +185,13 @@ def variance_exploding(noise_min: float | int = 0.01, noise_max: float | int = 5
         )
     exponent = 2 * math.log(noise_max / noise_min)
     return _checked(
-        "variance_exploding",
+        "variance_exploding_schedule",
         lambda t: jnp.ones_like(_time(t)),
         lambda t: noise_min * jnp.sqrt(jnp.expm1(exponent * _time(t))),
     )
 
 
-def flow_matching() -> Schedule:
+def flow_matching_schedule() -> Schedule:
     r"""A straight line from the data to the noise: :math:`\alpha = 1 - t,\; \sigma = t`.
 
     Its velocity :math:`dx/dt = \varepsilon - x_0` is what flow matching learns. (Time runs as everywhere here, from
@@ -199,13 +199,13 @@ def flow_matching() -> Schedule:
     found
     from the noise there: predict ``velocity``, ``x0`` or ``v``.
 
-    >>> schedule = flow_matching()
+    >>> schedule = flow_matching_schedule()
     >>> print(schedule.signal(0.25), schedule.noise(0.25))
     0.75 0.25
 
     Source: Lipman et al. 2023, Flow matching for generative modeling; Liu et al. 2023 (rectified flow).
     """
-    return _checked("flow_matching", lambda t: 1 - _time(t), lambda t: +_time(t))
+    return _checked("flow_matching_schedule", lambda t: 1 - _time(t), lambda t: +_time(t))
 
 
 def add_noise(
@@ -227,7 +227,7 @@ def add_noise(
         TypeError: for integers.
 
     >>> x0, eps = jnp.array([[2.0], [2.0]]), jnp.array([[1.0], [1.0]])
-    >>> print(add_noise(x0, eps, jnp.array([0.0, 0.5]), flow_matching()))
+    >>> print(add_noise(x0, eps, jnp.array([0.0, 0.5]), flow_matching_schedule()))
     [[2. ]
      [1.5]]
 
@@ -260,7 +260,7 @@ def times(
       for every schedule. Near both ends :math:`\sigma / \alpha` (or its inverse) then falls with the square of the
       number of steps to go. That is what a sampler of second order needs in order to keep its order up to the ends, and
       makes grids of different schedules comparable.
-    - ``"time"``: t. With `variance_preserving` and `variance_exploding`, where :math:`\sigma \sim \sqrt t`, a sampler
+    - ``"time"``: t. With `variance_preserving_schedule` and `variance_exploding_schedule`, where :math:`\sigma \sim \sqrt t`, a sampler
       of second order then loses its order in the last step, if little.
     - ``"log_snr"``: :math:`\log \alpha^2/\sigma^2`; ``start`` and ``end`` must lie where it is finite.
 
@@ -268,9 +268,9 @@ def times(
         ValueError: for a spacing that is none of these, times out of order or range, an infinite log-SNR, or so many
             steps that float32 cannot tell the times apart.
 
-    >>> print(times(flow_matching(), 4, "time"))
+    >>> print(times(flow_matching_schedule(), 4, "time"))
     [1.   0.75 0.5  0.25 0.  ]
-    >>> print(times(flow_matching(), 2))
+    >>> print(times(flow_matching_schedule(), 2))
     [1.  0.5 0. ]
 
     Source: "balanced" is ours, after Karras et al. 2022 (table 1), whose grid is a power of the noise between two
@@ -394,7 +394,9 @@ def require_schedule(where: str, schedule) -> None:
     """
     if not isinstance(schedule, Schedule):
         name = getattr(schedule, "__name__", "")
-        repair = f"call it: {name}()" if callable(schedule) and name else "pass for instance variance_preserving()"
+        repair = (
+            f"call it: {name}()" if callable(schedule) and name else "pass for instance variance_preserving_schedule()"
+        )
         came = f"the function {name}" if callable(schedule) and name else describe_any(schedule)
         raise TypeError(f"{where} expects a schedule, but {came} came; {repair}.")
     if (wrong := _what_is_wrong(schedule)) is not None:

@@ -20,9 +20,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
+from jaxblocks import initializers
 from jaxblocks.checks import (
     check_values,
     checkable,
@@ -32,7 +32,7 @@ from jaxblocks.checks import (
     require_mask,
     require_whole,
 )
-from jaxblocks.core import Layer, StatefulLayer, fold, require_flag, require_params
+from jaxblocks.core import Layer, StatefulLayer, child_key, require_flag, require_params
 from jaxblocks.precision import wide_dtype
 from jaxblocks.tensors import einsum
 
@@ -111,7 +111,7 @@ def attention_weights(
     k: Float[Array, "*_batch time_k _kv_heads _head_dim"],
     scale: Scale = "inverse_sqrt",
     causal: bool = False,
-    window: int | None = None,
+    sliding_window: int | None = None,
     soft_cap: float | int | None = None,
     *,
     mask: Bool[Array, "..."] | None = None,
@@ -137,7 +137,7 @@ def attention_weights(
         None,
         scale=scale,
         causal=causal,
-        window=window,
+        sliding_window=sliding_window,
         soft_cap=soft_cap,
         mask=mask,
         bias=bias,
@@ -151,10 +151,10 @@ def attention(
     v: Float[Array, "*_batch _time_k _kv_heads value_dim"],
     scale: Scale = "inverse_sqrt",
     causal: bool = False,
-    window: int | None = None,
+    sliding_window: int | None = None,
     soft_cap: float | int | None = None,
-    drop: float | int = 0.0,
-    empty_rows: Literal["zero", "error"] = "zero",
+    dropout: float | int = 0.0,
+    fully_masked: Literal["zero", "error"] = "zero",
     implementation: Literal["einsum", "chunked", "fused"] | None = None,
     chunk: int = 128,
     *,
@@ -185,27 +185,27 @@ def attention(
     time, so that not all of the bias need exist at once.
 
     **Who sees whom.** Queries are aligned with the last keys: query i stands at position p = i + time_k - time_q, so
-    that one new query sees a whole cache. ``causal``: keys j <= p. ``window`` w: keys at distance p - j < w, with
+    that one new query sees a whole cache. ``causal``: keys j <= p. ``sliding_window`` w: keys at distance p - j < w, with
     ``causal`` the last w up to and with p, without it |p - j| < w. ``segment_ids``: integers ``(*batch, time)``, or a
     pair of them for queries and keys, of sequences packed into one; a query sees keys of its own segment only.
     ``mask``: boolean, true where a query may look at a key, with the axes ``(*batch, heads, time_q, time_k)``; any
     axis but the last may have size one, which stands for all. All that is given must hold at once. Weights of what is
     not seen are exactly zero; masked values must still be finite, as 0 * inf is not zero.
 
-    **Rows that see nothing** (or ``time_k = 0`` keys). ``empty_rows="zero"``: the output is zero and so is the
+    **Rows that see nothing** (or ``time_k = 0`` keys). ``fully_masked="zero"``: the output is zero and so is the
     gradient. (``jax.nn`` averages the values that were masked; torch returns NaN or zeros.) ``"error"``: an eager call
     raises; under ``jit`` such rows are NaN, or with ``check=True`` reported to ``jax.experimental.checkify``.
 
-    ``drop``: the probability with which a weight is dropped, those that stay are divided by 1 - drop; needs ``key``.
+    ``dropout``: the probability with which a weight is dropped, those that stay are divided by 1 - dropout; needs ``key``.
     For one ``key`` and the same shapes, draws do not depend on the implementation.
 
     **Implementations.** ``"einsum"`` holds all time_q time_k weights of all heads. ``"chunked"`` takes ``chunk``
     queries at a time and recomputes their weights in the backward pass: memory is linear in the length, no rule of
-    derivatives is its own, so forward mode and second derivatives are exact; with a ``window`` it skips keys that no
+    derivatives is its own, so forward mode and second derivatives are exact; with a ``sliding_window`` it skips keys that no
     query of the chunk sees, so that time is linear too. ``None`` takes chunks from time_q time_k = 1024^2 on: on CPU
     the gradient at length 8192 then takes 1/35 of the memory, at about the same time (0.65 to 1.25 of it).
     ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with
-    ``causal``, ``window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second derivatives), so
+    ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second derivatives), so
     it is never taken unasked.
 
     Half precision inputs are multiplied as they are, with sums and softmax in float32. Raises ``ValueError`` for
@@ -226,10 +226,10 @@ def attention(
         v,
         scale=scale,
         causal=causal,
-        window=window,
+        sliding_window=sliding_window,
         soft_cap=soft_cap,
-        drop=drop,
-        empty_rows=empty_rows,
+        dropout=dropout,
+        fully_masked=fully_masked,
         implementation=implementation,
         chunk=chunk,
         mask=mask,
@@ -249,19 +249,19 @@ def Attention(
     features: int | None = None,
     scale: Scale = "inverse_sqrt",
     causal: bool = False,
-    window: int | None = None,
+    sliding_window: int | None = None,
     soft_cap: float | int | None = None,
     positions: Callable | None = None,
     score_bias: Callable | None = None,
-    drop: float | int = 0.0,
-    empty_rows: Literal["zero", "error"] = "zero",
+    dropout: float | int = 0.0,
+    fully_masked: Literal["zero", "error"] = "zero",
     implementation: Literal["einsum", "chunked", "fused"] | None = None,
     chunk: int = 128,
     cache: int | None = None,
     use_bias: bool = True,
     use_out: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
-    out_init: Callable | None = None,
+    out_kernel_init: Callable | None = None,
     bias_init: Callable = initializers.zeros,
     dtype=None,
     param_dtype=jnp.float32,
@@ -287,8 +287,8 @@ def Attention(
         value_dim: features of a value, by default ``head_dim``.
         kv_heads: heads of keys and values, a divisor of ``heads``; by default ``heads``.
         features: of the output, by default those of the queries' input.
-        scale, causal, window, soft_cap, drop, empty_rows, implementation, chunk, check: as in ``attention``. With
-            ``drop``, ``apply`` reads ``train`` (a Python bool) and ``key``, and drops while it trains.
+        scale, causal, sliding_window, soft_cap, dropout, fully_masked, implementation, chunk, check: as in ``attention``. With
+            ``dropout``, ``apply`` reads ``train`` (a Python bool) and ``key``, and drops while it trains.
         positions: ``positions(x, index)`` is applied to queries and to keys, ``(*batch, time, heads, head_dim)``,
             with their places in time, ``(time,)``; ``rotary`` is one. Keys stand at 0, 1, 2, ..., and queries, as in
             ``attention``, so that the last stands at the last key: query i at i + time_k - time_q, in
@@ -302,7 +302,7 @@ def Attention(
         use_bias: ``False`` for linear maps. use_out: ``False`` for the joined heads as they are, without the params
             ``"out"``.
         kernel_init, bias_init, dtype, param_dtype: as in ``Dense``.
-        out_init: as ``kernel_init``, of the kernel of ``"out"`` alone (deep nets begin with a small one); by default
+        out_kernel_init: as ``kernel_init``, of the kernel of ``"out"`` alone (deep nets begin with a small one); by default
             ``kernel_init``.
 
     Side inputs of ``apply``: ``mask``, boolean, either ``(*batch, time_k)``, true where there is a key and not padding,
@@ -351,9 +351,11 @@ def Attention(
             "Attention with a cache expects causal=True, but causal=False came: what comes later would change what "
             "was returned before."
         )
-    options = dict(scale=scale, causal=causal, window=window, soft_cap=soft_cap, empty_rows=empty_rows)
+    options = dict(
+        scale=scale, causal=causal, sliding_window=sliding_window, soft_cap=soft_cap, fully_masked=fully_masked
+    )
     options |= dict(implementation=implementation, chunk=chunk, bias=score_bias, check=check)
-    _check_options("Attention", scale, window, soft_cap, drop, empty_rows, implementation, chunk)
+    _check_options("Attention", scale, sliding_window, soft_cap, dropout, fully_masked, implementation, chunk)
     dense_names = ("kernel", "bias") if use_bias else ("kernel",)
     names = ("query", "key", "value", "out") if use_out else ("query", "key", "value")
 
@@ -389,11 +391,11 @@ def Attention(
         }
 
         def dense(key, name, shape):
-            initialize = out_init if name == "out" and out_init is not None else kernel_init
-            params = {"kernel": initialize(fold(key, "kernel"), shape, param_dtype)}
-            return params | ({"bias": bias_init(fold(key, "bias"), shape[1:], param_dtype)} if use_bias else {})
+            initialize = out_kernel_init if name == "out" and out_kernel_init is not None else kernel_init
+            params = {"kernel": initialize(child_key(key, "kernel"), shape, param_dtype)}
+            return params | ({"bias": bias_init(child_key(key, "bias"), shape[1:], param_dtype)} if use_bias else {})
 
-        return {name: dense(fold(key, name), name, sizes[name]) for name in names}
+        return {name: dense(child_key(key, name), name, sizes[name]) for name in names}
 
     def project(params, name, x, n):
         """One dense map, its outputs shared out to n heads: (*batch, time, n, features of a head)."""
@@ -433,10 +435,10 @@ def Attention(
             return {}
         if key is None:
             raise ValueError(
-                f"Attention drops weights while it trains (drop={drop}) and needs a key, but none came; "
+                f"Attention drops weights while it trains (dropout={dropout}) and needs a key, but none came; "
                 "pass key=jax.random.key(0) to apply."
             )
-        return {"drop": drop, "key": key}
+        return {"dropout": dropout, "key": key}
 
     def without_padding(inputs, mask, time_k=None):
         """The inputs with zeros at padding, the mask of keys if one came, and what mask there is for the scores."""
@@ -491,7 +493,7 @@ def Attention(
         return params, {**kept, "position": jnp.zeros((), jnp.int32)}
 
     # A signature declares what is read: train and key where weights are dropped.
-    if cache is None and not drop:
+    if cache is None and not dropout:
 
         def apply(params, *inputs, mask=None, segment_ids=None):
             return attend(params, inputs, mask, segment_ids)
@@ -501,7 +503,7 @@ def Attention(
         def apply(params, *inputs, mask=None, segment_ids=None, train=False, key=None):
             return attend(params, inputs, mask, segment_ids, train, key)
 
-    elif not drop:
+    elif not dropout:
 
         def apply(params, state, *inputs, mask=None):
             return attend_to_cache(params, state, inputs, mask)
@@ -526,10 +528,10 @@ def _attend(
     offset=None,
     scale,
     causal,
-    window,
+    sliding_window,
     soft_cap,
-    drop=0.0,
-    empty_rows="zero",
+    dropout=0.0,
+    fully_masked="zero",
     implementation="einsum",
     chunk=128,
     mask=None,
@@ -542,17 +544,19 @@ def _attend(
 
     By default the last query stands at the last key.
     """
-    _check_options(where, scale, window, soft_cap, drop, empty_rows, implementation, chunk)
+    _check_options(where, scale, sliding_window, soft_cap, dropout, fully_masked, implementation, chunk)
     _check_heads(where, q, k, v)
     offset = k.shape[-3] - q.shape[-3] if offset is None else offset
     full = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])  # (*batch, heads, time_q, time_k)
     _check_scores_side(where, full, mask, bias)
     segments = _check_segments(where, q, k, segment_ids)
-    if drop and key is None:
-        raise ValueError(f"{where} drops weights (drop={drop}) and needs a key, but none came; pass key=, or drop=0.")
+    if dropout and key is None:
+        raise ValueError(
+            f"{where} drops weights (dropout={dropout}) and needs a key, but none came; pass key=, or dropout=0."
+        )
     if implementation == "fused":
-        refused = {"soft_cap": soft_cap, "drop": drop or None, "mask": mask, "segment_ids": segment_ids}
-        return _fused(where, q, k, v, offset, scale, causal, window, bias, empty_rows, refused)
+        refused = {"soft_cap": soft_cap, "dropout": dropout or None, "mask": mask, "segment_ids": segment_ids}
+        return _fused(where, q, k, v, offset, scale, causal, sliding_window, bias, fully_masked, refused)
     n_q, n_k = full[-2:]
     wide = wide_dtype(jnp.result_type(q, k))
     factor = q.shape[-1] ** -0.5 if isinstance(scale, str) else scale
@@ -570,10 +574,10 @@ def _attend(
     def attend(start, rows):
         """Sum of the values, weighted, and the sum of the weights, for the queries from ``start`` on."""
         size = rows["q"].shape[-2]
-        span = n_k if window is None else min(n_k, size + (window - 1) * (1 if causal else 2))
+        span = n_k if sliding_window is None else min(n_k, size + (sliding_window - 1) * (1 if causal else 2))
         begin = None  # the first key that is seen
-        if span < n_k and not drop:
-            begin = jnp.clip(jnp.asarray(offset + start - (window - 1), jnp.int32), 0, n_k - span)
+        if span < n_k and not dropout:
+            begin = jnp.clip(jnp.asarray(offset + start - (sliding_window - 1), jnp.int32), 0, n_k - span)
 
         def seen(x, axis):
             return x if begin is None else lax.dynamic_slice_in_dim(x, begin, span, axis)
@@ -597,23 +601,23 @@ def _attend(
         allowed = [own["mask"]] if "mask" in own else []
         if segments:
             allowed.append(own["q_segments"] == own["k_segments"])
-        if causal or window is not None:
+        if causal or sliding_window is not None:
             places = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
             distance = (places - jnp.arange(n_seen, dtype=jnp.int32)[None]).reshape(*lead, size, n_seen)
             if causal:
                 allowed.append(distance >= 0)
-            if window is not None:
-                allowed.append(distance < window)
-            if window is not None and not causal:
-                allowed.append(distance > -window)
+            if sliding_window is not None:
+                allowed.append(distance < sliding_window)
+            if sliding_window is not None and not causal:
+                allowed.append(distance > -sliding_window)
         if allowed:
             scores = jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf)
         # exp(-inf) is a weight of zero; a row of nothing but -inf must not become -inf - (-inf).
         top = lax.stop_gradient(jnp.max(scores, -1, keepdims=True, initial=-jnp.inf))
         weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
         total = jnp.sum(weights, -1, keepdims=True)  # (*batch, heads, size, 1); zero where nothing is seen
-        if drop:
-            weights = jnp.where(_kept(key, start, weights.shape, drop), weights / (1 - drop), 0.0)
+        if dropout:
+            weights = jnp.where(_kept(key, start, weights.shape, dropout), weights / (1 - dropout), 0.0)
         out = weights if v is None else _per_head(weights.astype(v.dtype), seen(v, -2))
         return out / jnp.where(total == 0, 1.0, total).astype(out.dtype), total
 
@@ -621,7 +625,7 @@ def _attend(
         out, total = _by_chunks(attend, rows, n_q, chunk)
     else:
         out, total = attend(0, rows)
-    if empty_rows == "error":
+    if fully_masked == "error":
         out = _refuse_empty(where, out, total, check)
     return out.astype(k.dtype) if v is None else jnp.moveaxis(out, -3, -2).astype(v.dtype)
 
@@ -665,11 +669,11 @@ def _laid_out_as(like, x):
     return x if wanted.spec == jax.typeof(x).sharding.spec else jax.sharding.reshard(x, wanted)
 
 
-def _kept(key, start, shape, drop):
+def _kept(key, start, shape, dropout):
     """Which weights stay: drawn for each query from the key and its position, so that chunks draw the same."""
     *front, size, n_k = shape
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.int32) + start)
-    return jnp.moveaxis(jax.vmap(lambda key: jax.random.bernoulli(key, 1 - drop, (*front, n_k)))(keys), 0, -2)
+    return jnp.moveaxis(jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, (*front, n_k)))(keys), 0, -2)
 
 
 def _refuse_empty(where, out, total, check):
@@ -679,7 +683,7 @@ def _refuse_empty(where, out, total, check):
             known > 0,
             where
             + " expects every query to see at least one key, but {empty} of {all} rows (queries of each head) see "
-            "none; let them see something, or pass empty_rows='zero' for zeros there.",
+            "none; let them see something, or pass fully_masked='zero' for zeros there.",
             check=check,
             empty=jnp.sum(known == 0),
             all=known.size,
@@ -687,16 +691,16 @@ def _refuse_empty(where, out, total, check):
     return jnp.where(total == 0, jnp.nan, out)
 
 
-def _fused(where, q, k, v, offset, scale, causal, window, bias, empty_rows, refused):
+def _fused(where, q, k, v, offset, scale, causal, sliding_window, bias, fully_masked, refused):
     """cuDNN's kernel, where it computes the same."""
     reasons = [f"{name}=" for name, value in refused.items() if value is not None]
     if callable(bias):
         reasons.append("bias as a function (pass an array)")
-    if empty_rows != "zero":
-        reasons.append("empty_rows='error'")
-    if window is not None and not causal:
-        reasons.append("window without causal")
-    if (causal or window is not None) and (not isinstance(offset, int) or offset):
+    if fully_masked != "zero":
+        reasons.append("fully_masked='error'")
+    if sliding_window is not None and not causal:
+        reasons.append("sliding_window without causal")
+    if (causal or sliding_window is not None) and (not isinstance(offset, int) or offset):
         reasons.append("causal with different numbers of queries and keys")
     if k.shape[-3] == 0:
         reasons.append("no keys")
@@ -721,7 +725,7 @@ def _fused(where, q, k, v, offset, scale, causal, window, bias, empty_rows, refu
         bias=bias,
         scale=factor,
         is_causal=causal,
-        local_window_size=None if window is None else (window - 1, 0),
+        local_window_size=None if sliding_window is None else (sliding_window - 1, 0),
         implementation="cudnn",
     )
     return out.reshape(*batch, *out.shape[-3:])
@@ -730,7 +734,7 @@ def _fused(where, q, k, v, offset, scale, causal, window, bias, empty_rows, refu
 # ---- checks ---------------------------------------------------------------------------------
 
 
-def _check_options(where, scale, window, soft_cap, drop, empty_rows, implementation, chunk):
+def _check_options(where, scale, sliding_window, soft_cap, dropout, fully_masked, implementation, chunk):
     if isinstance(scale, str) and scale != "inverse_sqrt":
         raise ValueError(f"{where} expects scale to be a number, None or 'inverse_sqrt', but {scale!r} came.")
     if not isinstance(scale, str) and scale is not None and (jnp.ndim(scale) or jnp.result_type(scale) == jnp.bool):
@@ -739,17 +743,19 @@ def _check_options(where, scale, window, soft_cap, drop, empty_rows, implementat
             "a mask is passed by name, mask=..."
         )
     require_whole(where, "chunk", chunk)
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+    if sliding_window is not None and (
+        isinstance(sliding_window, bool) or not isinstance(sliding_window, int) or sliding_window < 1
+    ):
         raise ValueError(
-            f"{where} expects window to be a whole number >= 1 or None, but {window!r} came; a window of 1 is the "
+            f"{where} expects sliding_window to be a whole number >= 1 or None, but {sliding_window!r} came; a sliding_window of 1 is the "
             "position itself."
         )
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"{where} expects soft_cap > 0, but {soft_cap!r} came; None leaves scores uncapped.")
-    if not 0 <= drop < 1:
-        raise ValueError(f"{where} expects drop in [0, 1), but {drop!r} came; it is the probability of zero.")
-    if empty_rows not in ("zero", "error"):
-        raise ValueError(f"{where} expects empty_rows to be 'zero' or 'error', but {empty_rows!r} came.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{where} expects dropout in [0, 1), but {dropout!r} came; it is the probability of zero.")
+    if fully_masked not in ("zero", "error"):
+        raise ValueError(f"{where} expects fully_masked to be 'zero' or 'error', but {fully_masked!r} came.")
     if implementation not in (None, "einsum", "chunked", "fused"):
         raise ValueError(
             f"{where} expects implementation to be 'einsum', 'chunked', 'fused' or None, but {implementation!r} came."

@@ -1,6 +1,6 @@
 """Layers made of layers: Serial, Parallel, Residual, Repeat, Recurrent, Wire.
 
-Each is written once, for children with and without state; `core.pair` makes a ``Layer``
+Each is written once, for children with and without state; `core.make_combinator` makes a ``Layer``
 of it where no child has state and a ``StatefulLayer`` otherwise. Params (and state) are a
 tuple for children given by position, a dict for children given by name, and those of the
 child itself where there is only one.
@@ -25,14 +25,14 @@ from jaxblocks.core import (
     apply_child,
     as_inputs,
     as_shapes,
+    child_key,
     child_of,
     children,
     declared_by,
     eval_shape,
-    fold,
     init_child,
+    make_combinator,
     output_shapes,
-    pair,
     split_side,
 )
 
@@ -68,7 +68,7 @@ def Serial(*layers, **named) -> Layer | StatefulLayer:
         params, states, _ = chain_init(key, inputs, side)
         return params, states
 
-    return pair("Serial", kids, init, apply)
+    return make_combinator("Serial", kids, init, apply)
 
 
 def Parallel(*layers, **named) -> Layer | StatefulLayer:
@@ -93,7 +93,7 @@ def Parallel(*layers, **named) -> Layer | StatefulLayer:
         done = [apply_child(child, p, s, inputs, side) for child, p, s in each]
         return _gather(kids, [y for y, _ in done]), _gather(kids, [s for _, s in done])
 
-    return pair("Parallel", kids, init, apply)
+    return make_combinator("Parallel", kids, init, apply)
 
 
 def Residual(*layers, **named) -> Layer | StatefulLayer:
@@ -140,7 +140,7 @@ def Residual(*layers, **named) -> Layer | StatefulLayer:
         require_same(inputs, as_inputs(y))
         return inputs[0] + y, states
 
-    return pair("Residual", kids, init, apply)
+    return make_combinator("Residual", kids, init, apply)
 
 
 def Repeat(
@@ -184,7 +184,7 @@ def Repeat(
                 f"{child.place} expects a layer that keeps shape and dtype, but {_in_words(inputs)} went in and "
                 f"{_in_words(outputs)} came out; {_repair(inputs, outputs)}."
             )
-        keys = jax.vmap(fold, in_axes=(None, 0))(key, jnp.arange(n))
+        keys = jax.vmap(child_key, in_axes=(None, 0))(key, jnp.arange(n))
         return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
 
     def apply(params, states, inputs, side):
@@ -197,7 +197,7 @@ def Repeat(
 
         def step(inputs, own):
             position, params, state = own
-            keyed = {**side, "key": fold(side["key"], position)} if "key" in side else side
+            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
             outputs, state = apply_child(child, params, state, inputs, keyed)
             return as_inputs(outputs), state
 
@@ -205,7 +205,7 @@ def Repeat(
         outputs, states = scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
-    return pair("Repeat", (child,), init, apply)
+    return make_combinator("Repeat", (child,), init, apply)
 
 
 def Recurrent(
@@ -213,7 +213,7 @@ def Recurrent(
     *,
     reverse: bool = False,
     unroll: int | bool = 1,
-    streaming: bool = False,
+    stateful: bool = False,
     checkpoint: str | int | Callable | None = None,
 ) -> Layer | StatefulLayer:
     r"""A cell scanned over the time axis: :math:`(y_t, h_t) = g(x_t, h_{t-1})`.
@@ -230,7 +230,7 @@ def Recurrent(
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
         reverse: run from the last step to the first; outputs stay at their places.
         unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
-        streaming: ``False`` makes a ``Layer``: every call begins at the carry that the
+        stateful: ``False`` makes a ``Layer``: every call begins at the carry that the
             cell's ``init`` makes (which must not depend on its key). ``True`` makes a
             ``StatefulLayer`` whose state is the carry, for input that comes in pieces, for a
             carry of your own, and where the last carry is wanted.
@@ -240,7 +240,7 @@ def Recurrent(
 
     Raises:
         ValueError: for inputs without a time axis, or a mask of another shape.
-        TypeError: for a cell with state that is no carry (running statistics), unless ``streaming``.
+        TypeError: for a cell with state that is no carry (running statistics), unless ``stateful``.
 
     >>> def RunningSum():
     ...     def init(key, x):
@@ -269,7 +269,7 @@ def Recurrent(
 
     def one_step(inputs):
         if not inputs:
-            call = "apply(params, state, x)" if streaming else "apply(params, x)"
+            call = "apply(params, state, x)" if stateful else "apply(params, x)"
             raise TypeError(f"{child.place} expects inputs (..., time, features), but none came; call it as {call}.")
         for x in inputs:
             if len(x.shape) < 2:
@@ -297,7 +297,7 @@ def Recurrent(
 
         def step(carry, now):
             position, real, inputs = now
-            keyed = {**side, "key": fold(side["key"], position)} if "key" in side else side
+            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
             outputs, after = apply_child(child, params, carry, inputs, keyed)
             if real is not None:
                 after = jax.tree.map(lambda new, old: _where(real, new, old), after, carry)
@@ -318,7 +318,7 @@ def Recurrent(
             raise TypeError(
                 f"{child.place} reads train and has state that is not one carry per example, which looks like running "
                 "statistics; Recurrent would forget them after each call. Move that layer out of the cell, or pass "
-                "streaming=True and keep the state."
+                "stateful=True and keep the state."
             )
         return params, ()
 
@@ -327,9 +327,9 @@ def Recurrent(
         carry = initial_carry(one_step(inputs), tuple(static.items()), arrays)
         return apply(params, _placed_like(carry, inputs[0]), inputs, side)[0], state
 
-    if streaming:
-        return pair("Recurrent", (child,), init, apply, own)
-    return pair("Recurrent", (child._replace(has_state=False),), fresh_init, fresh_apply, own)
+    if stateful:
+        return make_combinator("Recurrent", (child,), init, apply, own)
+    return make_combinator("Recurrent", (child._replace(has_state=False),), fresh_init, fresh_apply, own)
 
 
 def _reads_mask(*, mask=None):
@@ -414,7 +414,7 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
                     )
                 passed = dict(side)
                 if "key" in side and calls[child.label]:
-                    passed["key"] = fold(side["key"], f"call {calls[child.label]}")
+                    passed["key"] = child_key(side["key"], f"call {calls[child.label]}")
                 calls[child.label] += 1
                 return call(child, inputs, {**passed, **given})
 
@@ -422,7 +422,7 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
 
         mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
-            mine["key"] = fold(mine["key"], "forward")
+            mine["key"] = child_key(mine["key"], "forward")
         return forward(_Children(**{child.label: bind(child) for child in kids}), *inputs, **mine)
 
     def meet(key, inputs, side):
@@ -482,7 +482,7 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
         outputs = run(call, inputs, side)
         return outputs, _gather(kids, [s for _, s in own.values()])
 
-    return pair("Wire", kids, init, apply, own)
+    return make_combinator("Wire", kids, init, apply, own)
 
 
 _met: ContextVar[dict | None] = ContextVar("what the Wires of one init have met", default=None)

@@ -3,7 +3,7 @@ r"""Convolution over one, two or three axes, its adjoint, and their layers.
 A convolution is a small affine map slid over positions: the same kernel is used at each of
 them, so it has few parameters, and moving its input moves its output (equivariance).
 
-Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), ``*window`` the
+Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), ``*kernel_size`` the
 kernel's, ``in`` and ``out`` channels. How many axes are spatial is read off the kernel.
 """
 
@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.nn import initializers
 from jaxtyping import Array, Float
 
+from jaxblocks import initializers
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, require_params
 from jaxblocks.precision import widen
@@ -40,7 +40,7 @@ _MODES = {"zeros": None, "circular": "wrap", "reflect": "reflect", "replicate": 
 
 def conv(
     x: Float[Array, "... channels"],
-    kernel: Float[Array, "*window in out"],
+    kernel: Float[Array, "*kernel_size in out"],
     bias: Float[Array, " out"] | None = None,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
@@ -56,10 +56,10 @@ def conv(
 
     Args:
         x: ``(..., *spatial, channels)`` with any number of batch axes, none included.
-        kernel: ``(*window, channels / groups, out)``, with one to three window axes.
+        kernel: ``(*kernel_size, channels / groups, out)``, with one to three kernel_size axes.
         bias: ``(out,)``.
-        stride: :math:`s`, how far the window moves; one number, or one per spatial axis.
-        dilation: :math:`d`, how far entries of the window lie apart.
+        stride: :math:`s`, how far the kernel_size moves; one number, or one per spatial axis.
+        dilation: :math:`d`, how far entries of the kernel_size lie apart.
         groups: channels are cut into so many groups, in order, and each is mapped to its own
             part of ``out``; as many groups as channels make it depthwise.
         padding: ``"valid"`` (none), ``"same"`` (:math:`\lceil n/s \rceil` positions), ``"causal"``
@@ -73,7 +73,7 @@ def conv(
     slow there, above all in the gradient.
 
     Raises:
-        ValueError: where channels, groups or rank do not fit, or the window does not fit into the input.
+        ValueError: where channels, groups or rank do not fit, or the kernel_size does not fit into the input.
         TypeError: for integer ``x``.
 
     >>> conv(jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None])[:, 0]
@@ -90,7 +90,7 @@ def conv(
 
 def conv_transpose(
     x: Float[Array, "... channels"],
-    kernel: Float[Array, "*window features in"],
+    kernel: Float[Array, "*kernel_size features in"],
     bias: Float[Array, " out"] | None = None,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
@@ -109,7 +109,7 @@ def conv_transpose(
 
     Args:
         x: ``(..., *spatial, channels)``.
-        kernel: that of the convolution of which this is the adjoint, ``(*window, out / groups, channels)``.
+        kernel: that of the convolution of which this is the adjoint, ``(*kernel_size, out / groups, channels)``.
         bias: ``(out,)``, added to the result.
         stride, dilation, groups, padding: those of the convolution. ``padding="same"`` gives :math:`H s` positions.
         output_padding: several input sizes of a strided convolution give the same output size: ``op``, from 0 to
@@ -130,7 +130,7 @@ def conv_transpose(
 
 def Conv(
     features: int,
-    window: PerAxis,
+    kernel_size: PerAxis,
     *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
@@ -143,13 +143,13 @@ def Conv(
     dtype=None,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""The convolutional layer :math:`y = x \star w + b`, params ``{"kernel": (*window, in/groups, out), "bias"}``.
+    r"""The convolutional layer :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
 
-    One affine map per window. Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
+    One affine map per kernel_size. Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
 
     Args:
         features: the channels of the output.
-        window: a number for one spatial axis, a tuple with a number per axis for up to three.
+        kernel_size: a number for one spatial axis, a tuple with a number per axis for up to three.
         stride, dilation, groups, padding, padding_mode: as in `conv`.
         use_bias: ``False`` for a linear map.
         kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
@@ -171,21 +171,21 @@ def Conv(
     Source: Krapac & Segvic, Convolutional models; Diehl 2023, section 1.1.
     """
     require_whole("Conv", "features", features)
-    window = as_window("Conv", window)
-    require_padding("Conv", padding, len(window))
+    kernel_size = as_window("Conv", kernel_size)
+    require_padding("Conv", padding, len(kernel_size))
 
     def kernel_shape(channels):
         _require_groups("Conv", groups, channels, features)
-        return (*window, channels // groups, features)
+        return (*kernel_size, channels // groups, features)
 
     def run(*args):
         return _conv(*args, stride, dilation, groups, padding, padding_mode)
 
-    return _pair("Conv", window, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
+    return _pair("Conv", kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
 
 
 def DepthwiseConv(
-    window: PerAxis,
+    kernel_size: PerAxis,
     multiplier: int = 1,
     *,
     stride: PerAxis = 1,
@@ -198,14 +198,14 @@ def DepthwiseConv(
     dtype=None,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""The convolution of each channel by itself, params ``{"kernel": (*window, 1, in * multiplier), "bias"}``.
+    r"""The convolution of each channel by itself, params ``{"kernel": (*kernel_size, 1, in * multiplier), "bias"}``.
 
     A ``Conv`` with as many groups as channels: output channel ``c * multiplier + j`` is the
     ``j``-th filter of input channel ``c``. ``Serial(DepthwiseConv((3, 3)), Conv(out, (1, 1)))``
     is a separable convolution.
 
     Args:
-        window: as in `Conv`.
+        kernel_size: as in `Conv`.
         multiplier: filters for each channel.
         stride, dilation, padding, padding_mode, use_bias, kernel_init, bias_init, dtype, param_dtype: as in `Conv`.
 
@@ -217,22 +217,22 @@ def DepthwiseConv(
     Source: Chollet 2017, Xception.
     """
     require_whole("DepthwiseConv", "multiplier", multiplier)
-    window = as_window("DepthwiseConv", window)
-    require_padding("DepthwiseConv", padding, len(window))
+    kernel_size = as_window("DepthwiseConv", kernel_size)
+    require_padding("DepthwiseConv", padding, len(kernel_size))
 
     def kernel_shape(channels):
-        return (*window, 1, channels * multiplier)
+        return (*kernel_size, 1, channels * multiplier)
 
     def run(where, x, kernel, bias):
         channels = kernel.shape[-1] // multiplier
         return _conv(where, x, kernel, bias, stride, dilation, channels, padding, padding_mode)
 
-    return _pair("DepthwiseConv", window, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
+    return _pair("DepthwiseConv", kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
 
 
 def ConvTranspose(
     features: int,
-    window: PerAxis,
+    kernel_size: PerAxis,
     *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
@@ -245,7 +245,7 @@ def ConvTranspose(
     dtype=None,
     param_dtype=jnp.float32,
 ) -> Layer:
-    r"""The adjoint of a convolution, as a layer; params ``{"kernel": (*window, features/groups, in), "bias"}``.
+    r"""The adjoint of a convolution, as a layer; params ``{"kernel": (*kernel_size, features/groups, in), "bias"}``.
 
     The kernel is that of the ``Conv`` from ``features`` to ``in`` channels whose adjoint it
     is, so an encoder's kernel can be shared with its decoder. It is drawn as that of a
@@ -253,7 +253,7 @@ def ConvTranspose(
 
     Args:
         features: the channels of the output.
-        window: as in `Conv`.
+        kernel_size: as in `Conv`.
         stride, dilation, groups, padding, output_padding: as in `conv_transpose`.
         use_bias, kernel_init, bias_init, dtype, param_dtype: as in `Conv`.
 
@@ -267,11 +267,11 @@ def ConvTranspose(
     Source: Krapac & Segvic, Convolutional models.
     """
     require_whole("ConvTranspose", "features", features)
-    window = as_window("ConvTranspose", window)
+    kernel_size = as_window("ConvTranspose", kernel_size)
 
     def kernel_shape(channels):
         _require_groups("ConvTranspose", groups, channels, features)
-        return (*window, channels // groups, features)
+        return (*kernel_size, channels // groups, features)
 
     def draw(key, shape, dtype):
         return _swap(kernel_init(key, shape, dtype), groups)
@@ -279,18 +279,18 @@ def ConvTranspose(
     def run(*args):
         return _conv_transpose(*args, stride, dilation, groups, padding, output_padding)
 
-    return _pair("ConvTranspose", window, kernel_shape, draw, run, use_bias, bias_init, dtype, param_dtype)
+    return _pair("ConvTranspose", kernel_size, kernel_shape, draw, run, use_bias, bias_init, dtype, param_dtype)
 
 
 # ---- how it is computed ------------------------------------------------------------------------
 
 
 def _conv(where, x, kernel, bias, stride, dilation, groups, padding, padding_mode):
-    axes, window = _require_kernel(where, x, kernel)
+    axes, kernel_size = _require_kernel(where, x, kernel)
     _require_groups(where, groups, kernel.shape[-2] * groups, kernel.shape[-1])
     _require_channels(where, x, kernel, axes, kernel.shape[-2] * groups, groups)
     strides, dilations = per_axis(where, "stride", stride, axes), per_axis(where, "dilation", dilation, axes)
-    spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
+    spans = tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilations, strict=True))
     sizes = x.shape[-axes - 1 : -1]
     pads = pads_of(where, padding, sizes, spans, strides)
     positions(where, x, sizes, spans, strides, pads)
@@ -300,7 +300,7 @@ def _conv(where, x, kernel, bias, stride, dilation, groups, padding, padding_mod
 
 
 def _conv_transpose(where, x, kernel, bias, stride, dilation, groups, padding, output_padding):
-    axes, window = _require_kernel(where, x, kernel)
+    axes, kernel_size = _require_kernel(where, x, kernel)
     _require_groups(where, groups, kernel.shape[-1], kernel.shape[-2] * groups)
     _require_channels(where, x, kernel, axes, kernel.shape[-1], groups)
     strides, dilations = per_axis(where, "stride", stride, axes), per_axis(where, "dilation", dilation, axes)
@@ -310,7 +310,7 @@ def _conv_transpose(where, x, kernel, bias, stride, dilation, groups, padding, o
             f"{where} expects output_padding below the stride {strides}, but {more} came: a convolution "
             "of so large an input would have another position; increase the input, or lower output_padding."
         )
-    spans = tuple(d * (k - 1) + 1 for k, d in zip(window, dilations, strict=True))
+    spans = tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilations, strict=True))
     before = x.shape[-axes - 1 : -1]
     pads = pads_of(where, padding, [h * s for h, s in zip(before, strides, strict=True)], spans, strides)
     names = (padding,) * axes if isinstance(padding, str) or as_whole(padding) is not None else padding
@@ -385,16 +385,17 @@ def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
 
 def _by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise kernel: the sum over its entries, each times the input shifted to it."""
-    *window, _, out = kernel.shape
+    *kernel_size, _, out = kernel.shape
     dtype, x, kernel = x.dtype, widen(x), widen(kernel)
     amounts = [(0, 0, 0), *((*pair, s - 1) for pair, s in zip(pads, spread, strict=True)), (0, 0, 0)]
     x = lax.pad(x, jnp.zeros((), x.dtype), amounts)
     x = jnp.repeat(x, out // x.shape[-1], -1)  # (batch, *spatial, out): a copy for each filter of a channel
     reach = [  # from the first position of an entry to behind its last
-        (n - d * (k - 1) - 1) // s * s + 1 for n, k, d, s in zip(x.shape[1:-1], window, dilations, strides, strict=True)
+        (n - d * (k - 1) - 1) // s * s + 1
+        for n, k, d, s in zip(x.shape[1:-1], kernel_size, dilations, strides, strict=True)
     ]
     total = None
-    for entry in np.ndindex(*window):
+    for entry in np.ndindex(*kernel_size):
         starts = [e * d for e, d in zip(entry, dilations, strict=True)]
         ends = [start + n for start, n in zip(starts, reach, strict=True)]
         shifted = lax.slice(x, (0, *starts, 0), (x.shape[0], *ends, out), (1, *strides, 1))
@@ -404,9 +405,11 @@ def _by_shifts(x, kernel, strides, pads, spread, dilations):
 
 
 def _swap(kernel, groups):
-    """From ``(*window, a/groups, b)`` to ``(*window, b/groups, a)``: the two ends of each group change places."""
-    *window, a, b = kernel.shape
-    return jnp.swapaxes(kernel.reshape(*window, a, groups, b // groups), -3, -1).reshape(*window, b // groups, -1)
+    """From ``(*kernel_size, a/groups, b)`` to ``(*kernel_size, b/groups, a)``: the two ends of each group change places."""
+    *kernel_size, a, b = kernel.shape
+    return jnp.swapaxes(kernel.reshape(*kernel_size, a, groups, b // groups), -3, -1).reshape(
+        *kernel_size, b // groups, -1
+    )
 
 
 def _add_bias(where, y, bias):
@@ -417,15 +420,15 @@ def _add_bias(where, y, bias):
     return y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 
-def _pair(kind, window, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype):
+def _pair(kind, kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype):
     """The pair of a layer with a kernel: its shape from the channels, and what runs it."""
     names = ("kernel", "bias") if use_bias else ("kernel",)
 
     def init(key, x):
         require_key(f"{kind}.init", key)
         require_floating(kind, x=x)
-        require_spatial(kind, x, len(window))
-        warn_channels_first(kind, x, len(window))
+        require_spatial(kind, x, len(kernel_size))
+        warn_channels_first(kind, x, len(kernel_size))
         shape = kernel_shape(x.shape[-1])
         params = {"kernel": kernel_init(key, shape, param_dtype)}
         if use_bias:
@@ -455,16 +458,16 @@ def _require_groups(where, groups, channels, features):
 
 
 def _require_kernel(where, x, kernel):
-    """How many axes the window has, and its sizes."""
+    """How many axes the kernel_size has, and its sizes."""
     require_floating(where, x=x, kernel=kernel)
     axes = kernel.ndim - 2
     if not 1 <= axes <= 3:
         raise ValueError(
-            f"{where} expects a kernel (*window, in, out) with one to three window axes, but {describe(kernel)} came; "
-            "a map without a window is affine(x, kernel)."
+            f"{where} expects a kernel (*kernel_size, in, out) with one to three kernel_size axes, but {describe(kernel)} came; "
+            "a map without a kernel_size is affine(x, kernel)."
         )
     require_spatial(where, x, axes)
-    return axes, per_axis(where, "window", tuple(kernel.shape[:-2]), axes)
+    return axes, per_axis(where, "kernel_size", tuple(kernel.shape[:-2]), axes)
 
 
 def _require_channels(where, x, kernel, axes, channels, groups):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers

@@ -19,21 +19,21 @@ __all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
 
 
 def dropout(
-    key, x: Float[Array, "*shape"], drop: float | int, axes: int | tuple[int, ...] = ()
+    key, x: Float[Array, "*shape"], rate: float | int, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
     r"""Values set to zero at random, the others scaled up: :math:`y = x\,m / (1 - p)`, :math:`m \sim B(1 - p)`.
 
-    With p ``drop``, the probability of zero. The expectation of y is x, and its variance :math:`x^2 p / (1 - p)`;
+    With p ``rate``, the probability of zero. The expectation of y is x, and its variance :math:`x^2 p / (1 - p)`;
     so nothing is to be scaled in evaluation.
 
     Args:
         key: a key; the same one draws the same m.
         x: an array.
-        drop: p, at least 0 (which returns ``x``) and below 1.
+        rate: p, at least 0 (which returns ``x``) and below 1.
         axes: those that share a draw: all values along them are kept or dropped together.
 
     Raises:
-        ValueError: for ``drop`` outside [0, 1), or axes that ``x`` lacks.
+        ValueError: for ``rate`` outside [0, 1), or axes that ``x`` lacks.
         TypeError: for integer ``x``.
 
     >>> y = dropout(jax.random.key(0), jnp.ones(1000), 0.5)
@@ -42,21 +42,21 @@ def dropout(
 
     Source: Srivastava et al. 2014, Dropout (named in Diehl 2023, section 1.6), scaled while training ("inverted").
     """
-    return _dropout("dropout", key, x, drop, as_axes("dropout", axes))
+    return _dropout("dropout", key, x, rate, as_axes("dropout", axes))
 
 
-def Dropout(drop: float | int, *, axes: int | tuple[int, ...] = ()) -> Layer:
+def Dropout(rate: float | int, *, axes: int | tuple[int, ...] = ()) -> Layer:
     r"""Dropout while training, :math:`y = x\,m / (1 - p)` with :math:`m \sim B(1 - p)`; the identity in evaluation.
 
     Args:
-        drop: p, the probability of zero, at least 0 and below 1.
+        rate: p, the probability of zero, at least 0 and below 1.
         axes: those that share a draw, best counted from the end; -2 of ``(..., time, features)`` drops a feature at
             all times ("variational" dropout).
 
     Side inputs of ``apply``: ``train``, a Python bool, and ``key``, needed while training.
 
     Raises:
-        ValueError: for ``drop`` outside [0, 1), axes that ``x`` lacks, or training without a key.
+        ValueError: for ``rate`` outside [0, 1), axes that ``x`` lacks, or training without a key.
         TypeError: for integer input.
 
     >>> layer = Dropout(0.5)
@@ -68,16 +68,16 @@ def Dropout(drop: float | int, *, axes: int | tuple[int, ...] = ()) -> Layer:
 
     Source: Srivastava et al. 2014, Dropout (named in Diehl 2023, section 1.6).
     """
-    return _make("Dropout", drop, axes)
+    return _make("Dropout", rate, axes)
 
 
-def FeatureDropout(drop: float | int, *, spatial: int) -> Layer:
+def FeatureDropout(rate: float | int, *, spatial: int) -> Layer:
     r"""Dropout of whole feature maps: a channel is kept or dropped at all positions of an example.
 
     Neighboring pixels are so alike that ``Dropout`` of single ones takes little away.
 
     Args:
-        drop: the probability of zero, at least 0 and below 1.
+        rate: the probability of zero, at least 0 and below 1.
         spatial: how many axes stand between the batch and the channels: 2 for images, 1 for sequences.
 
     Otherwise as ``Dropout``.
@@ -94,10 +94,10 @@ def FeatureDropout(drop: float | int, *, spatial: int) -> Layer:
             f"FeatureDropout expects spatial to be a whole number >= 1, but {spatial!r} came; "
             "without spatial axes use Dropout."
         )
-    return _make("FeatureDropout", drop, tuple(range(-1 - whole, -1)))
+    return _make("FeatureDropout", rate, tuple(range(-1 - whole, -1)))
 
 
-def StochasticDepth(drop: float | int, *, spatial: int) -> Layer:
+def StochasticDepth(rate: float | int, *, spatial: int) -> Layer:
     r"""Dropout of whole examples: the last layer of a ``Residual`` that is skipped at random while training.
 
     ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is :math:`x + m f(x) / (1 - p)` with one
@@ -105,7 +105,7 @@ def StochasticDepth(drop: float | int, *, spatial: int) -> Layer:
     instead; the expectations agree.)
 
     Args:
-        drop: p, the probability that an example skips, at least 0 and below 1.
+        rate: p, the probability that an example skips, at least 0 and below 1.
         spatial: how many axes stand between the batch and the channels, since all of them and the channels are one
             example: 2 for images, 1 for sequences, 0 for ``(..., features)``.
 
@@ -119,11 +119,11 @@ def StochasticDepth(drop: float | int, *, spatial: int) -> Layer:
     Source: Huang et al. 2016, Deep networks with stochastic depth.
     """
     spatial = require_whole("StochasticDepth", "spatial", spatial, least=0)
-    return _make("StochasticDepth", drop, tuple(range(-1 - spatial, 0)))
+    return _make("StochasticDepth", rate, tuple(range(-1 - spatial, 0)))
 
 
-def _make(kind: str, drop, axes) -> Layer:
-    _require_probability(kind, drop)
+def _make(kind: str, rate, axes) -> Layer:
+    _require_probability(kind, rate)
     axes = as_axes(kind, axes)
 
     def init(key, x):
@@ -134,28 +134,28 @@ def _make(kind: str, drop, axes) -> Layer:
     def apply(params, x, *, train=False, key=None):
         require_flag(kind, train=train)
         require_floating(kind, x=x)
-        if not train or drop == 0:
+        if not train or rate == 0:
             return x
         if key is None:
             raise ValueError(
                 f"{kind} needs a key while it trains, but none came; pass "
                 "apply(..., train=True, key=jax.random.key(0)), and another key at every step."
             )
-        return _dropout(kind, key, x, drop, axes)
+        return _dropout(kind, key, x, rate, axes)
 
     init.__qualname__, apply.__qualname__ = f"{kind}.<locals>.init", f"{kind}.<locals>.apply"
     return Layer(init, apply)
 
 
-def _dropout(where, key, x, drop, axes):
+def _dropout(where, key, x, rate, axes):
     require_floating(where, x=x)
-    _require_probability(where, drop)
+    _require_probability(where, rate)
     shape = _mask_shape(where, x, axes)
-    if drop == 0:
+    if rate == 0:
         return x
     require_key(where, key)
-    kept = jax.random.bernoulli(key, 1 - drop, shape)
-    return jnp.where(kept, (widen(x) / (1 - drop)).astype(x.dtype), 0)
+    kept = jax.random.bernoulli(key, 1 - rate, shape)
+    return jnp.where(kept, (widen(x) / (1 - rate)).astype(x.dtype), 0)
 
 
 def _mask_shape(where, x, axes):
@@ -169,9 +169,9 @@ def _mask_shape(where, x, axes):
     return tuple(1 if a in shared else size for a, size in enumerate(x.shape))
 
 
-def _require_probability(where, drop):
-    if isinstance(drop, bool) or not isinstance(drop, numbers.Real) or not 0 <= drop < 1:
+def _require_probability(where, rate):
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
         raise ValueError(
-            f"{where} expects drop, the probability of zero, to be at least 0 and below 1, but {drop!r} came; "
+            f"{where} expects rate, the probability of zero, to be at least 0 and below 1, but {rate!r} came; "
             "to keep nine values of ten write 0.1."
         )

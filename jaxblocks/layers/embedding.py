@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Integer
 
+from jaxblocks import initializers
 from jaxblocks.checks import (
     check_values,
     checkable,

@@ -17,16 +17,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.nn import initializers
 from jaxtyping import Array, Float, Num
 
+from jaxblocks import initializers
 from jaxblocks.checks import check_values, describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, require_params
 from jaxblocks.precision import widen
 
 __all__ = [
     "RBF",
-    "RandomFourier",
+    "RandomFourierFeatures",
     "knn_predict",
     "random_fourier_features",
     "rbf_kernel",
@@ -174,13 +174,13 @@ def knn_predict(
     return jnp.take_along_axis(theirs, jnp.argmax(votes, -1, keepdims=True), -1)[..., 0]
 
 
-def RandomFourier(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.float32) -> Layer:
+def RandomFourierFeatures(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.float32) -> Layer:
     r"""Random Fourier features of the Gaussian kernel, with waves drawn at ``init``.
 
     `random_fourier_features` with frequencies from :math:`N(0, 2 \gamma)` and phases from :math:`[0, 2\pi)`. Params
     are ``{"frequencies": (in, features), "phases": (features,)}``.
 
-    ``Serial(RandomFourier(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
+    ``Serial(RandomFourierFeatures(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
     moves the frequencies as it moves all params; to keep them as drawn, freeze them (`jaxblocks.selectors.select`).
 
     Args:
@@ -190,7 +190,7 @@ def RandomFourier(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.fl
 
     Shapes: ``(..., in)`` to ``(..., features)``.
 
-    >>> layer = RandomFourier(10_000, gamma=0.5)
+    >>> layer = RandomFourierFeatures(10_000, gamma=0.5)
     >>> x = jnp.array([[0.7], [-0.4]])
     >>> z = layer.apply(layer.init(jax.random.key(0), x), x)
     >>> print(f"{z[0] @ z[1]:.2f}", f"{rbf_kernel(x, x, 0.5)[0, 1]:.2f}")
@@ -198,12 +198,12 @@ def RandomFourier(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.fl
 
     Source: Rahimi & Recht 2007, Random features for large-scale kernel machines.
     """
-    require_whole("RandomFourier", "features", features)
-    _require_positive("RandomFourier", gamma)
+    require_whole("RandomFourierFeatures", "features", features)
+    _require_positive("RandomFourierFeatures", gamma)
 
     def init(key, x):
-        require_key("RandomFourier.init", key)
-        _require_features("RandomFourier", x)
+        require_key("RandomFourierFeatures.init", key)
+        _require_features("RandomFourierFeatures", x)
         for_frequencies, for_phases = jax.random.split(key)
         return {
             "frequencies": initializers.normal(math.sqrt(2 * gamma))(
@@ -213,7 +213,7 @@ def RandomFourier(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.fl
         }
 
     def apply(params, x):
-        require_params("RandomFourier", params, "frequencies", "phases")
+        require_params("RandomFourierFeatures", params, "frequencies", "phases")
         return random_fourier_features(x, params["frequencies"], params["phases"])
 
     return Layer(init, apply)

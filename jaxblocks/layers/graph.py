@@ -1,7 +1,7 @@
 r"""Graphs: what a graph is, how messages are gathered along its edges, and the layers made of that.
 
 A graph layer is the template :math:`x = \mathrm{Agg}(\mathrm{Proj}(\mathrm{Neigh}(x)))`: gather what lies next to a
-node, an edge or the whole graph, project it by any layer, and aggregate. ``GraphBlock`` is that in full, ``GraphMap``
+node, an edge or the whole graph, project it by any layer, and aggregate. ``GraphBlock`` is that in full, ``GraphMapFeatures``
 leaves the neighbors out, and ``GCN``, ``GAT`` and ``GIN`` are the block's best-known special cases.
 
 Every layer here maps a ``Graph`` to a ``Graph`` with the same edges and new features, so they stand in ``Serial`` as
@@ -22,9 +22,9 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Integer, Shaped
 
+from jaxblocks import initializers
 from jaxblocks.activations import leaky_relu
 from jaxblocks.checks import check_values, checkable, describe, describe_any, require_floating, require_key
 from jaxblocks.core import (
@@ -35,8 +35,8 @@ from jaxblocks.core import (
     child_of,
     children,
     init_child,
+    make_combinator,
     output_shapes,
-    pair,
     require_params,
 )
 from jaxblocks.precision import widen
@@ -47,7 +47,7 @@ __all__ = [
     "GIN",
     "Graph",
     "GraphBlock",
-    "GraphMap",
+    "GraphMapFeatures",
     "adjacency_graph",
     "aggregate",
     "batch_graphs",
@@ -67,7 +67,7 @@ class Graph(NamedTuple):
     edges. Several edges between two nodes, and edges from a node to itself, are allowed.
 
     ``nodes`` (n, ...), ``senders`` (e,) and ``receivers`` (e,) are always there. ``edges`` (e, ...) are the features of
-    edges and ``globals`` (g, ...) those of each graph as a whole. Where there is more than one graph, ``node_graph``
+    edges and ``global_features`` (g, ...) those of each graph as a whole. Where there is more than one graph, ``node_graph``
     (n,) tells to which each node belongs.
 
     ``node_mask`` (n,), ``edge_mask`` (e,) and ``graph_mask`` (g,) are true at what is real; ``None`` if all is. The
@@ -85,7 +85,7 @@ class Graph(NamedTuple):
     senders: Integer[Array, " e"]
     receivers: Integer[Array, " e"]
     edges: Shaped[Array, "e *edge_features"] | None = None
-    globals: Shaped[Array, "g *global_features"] | None = None
+    global_features: Shaped[Array, "g *global_features"] | None = None
     node_graph: Integer[Array, " n"] | None = None
     node_mask: Bool[Array, " n"] | None = None
     edge_mask: Bool[Array, " e"] | None = None
@@ -97,7 +97,7 @@ _COUNTED_BY = {
     "senders": "n_edges",
     "receivers": "n_edges",
     "edges": "n_edges",
-    "globals": "n_graphs",
+    "global_features": "n_graphs",
     "node_graph": "n_nodes",
     "node_mask": "n_nodes",
     "edge_mask": "n_edges",
@@ -282,12 +282,12 @@ def batch_graphs(
 ) -> Graph:
     r"""Several graphs side by side in one, padded to fixed sizes, so that ``jit`` compiles once for all batches.
 
-    Nodes, edges and globals are laid one after the other, and ``senders`` and ``receivers`` are shifted along, so no
+    Nodes, edges and global_features are laid one after the other, and ``senders`` and ``receivers`` are shifted along, so no
     edge leads from one graph to another; ``node_graph`` and the three masks are always there. Works under ``jit`` too.
     Graphs of numpy arrays come out as numpy arrays, without compiling anything: the way for a pipeline of data.
 
     Args:
-        graphs: at least one; all with or all without ``edges``, and ``globals``. A batch counts as the graphs in it.
+        graphs: at least one; all with or all without ``edges``, and ``global_features``. A batch counts as the graphs in it.
         n_nodes, n_edges, n_graphs: sizes to pad to; by default there is no padding.
 
     Raises:
@@ -347,7 +347,7 @@ def batch_graphs(
 def unbatch_graphs(graph: Graph) -> list[Graph]:
     r"""The graphs of a batch one by one, without padding: what ``batch_graphs`` put together.
 
-    Each has ``nodes``, ``senders``, ``receivers``, ``edges`` and ``globals`` of its own (g = 1), in the order of the
+    Each has ``nodes``, ``senders``, ``receivers``, ``edges`` and ``global_features`` of its own (g = 1), in the order of the
     batch. Their sizes depend on values, so it does not work under ``jit``.
 
     >>> pair = Graph(jnp.ones((2, 1)), jnp.array([0]), jnp.array([1]))
@@ -384,7 +384,7 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
             senders=number[senders[there]],
             receivers=number[receivers[there]],
             edges=None if graph.edges is None else graph.edges[there],
-            globals=None if graph.globals is None else graph.globals[i : i + 1],
+            global_features=None if graph.global_features is None else graph.global_features[i : i + 1],
         )
         each.append(jax.tree.map(keep, alone))
     return each
@@ -412,7 +412,7 @@ def GraphBlock(
     *,
     edge: Callable | Layer | StatefulLayer | None = None,
     node: Callable | Layer | StatefulLayer | None = None,
-    globals: Callable | Layer | StatefulLayer | None = None,
+    global_features: Callable | Layer | StatefulLayer | None = None,
     aggregate: How = "sum",
 ) -> Layer | StatefulLayer:
     r"""The graph-network block: :math:`(E, V, u) \mapsto (E', V', u')`, edges first, then nodes, then the whole.
@@ -433,7 +433,7 @@ def GraphBlock(
     Renumbering the nodes renumbers V' and leaves E' and u' as they are.
 
     Args:
-        edge, node, globals: :math:`\phi_e, \phi_v, \phi_u`. Those left out leave their features as they are. Where
+        edge, node, global_features: :math:`\phi_e, \phi_v, \phi_u`. Those left out leave their features as they are. Where
             there is no :math:`\phi_e` and the graph has no features of edges, nodes aggregate those of their senders.
         aggregate: ``"sum"``, ``"mean"``, ``"max"`` or ``"softmax"``, as in `aggregate`; nodes without incoming edges
             get 0. With ``"softmax"`` a projection may return a tuple ``(scores, values)``; the values are the new
@@ -443,11 +443,11 @@ def GraphBlock(
         ValueError: for arrays that do not fit together, numbers out of range (see `check_graph`), or a projection that
             does not return one row for each row that it gets.
 
-    >>> block = GraphBlock(edge=MLP(8, 4), node=MLP(8, 4), globals=Dense(2))
+    >>> block = GraphBlock(edge=MLP(8, 4), node=MLP(8, 4), global_features=Dense(2))
     >>> graph = complete_graph(jnp.ones((3, 5)))
     >>> params = block.init(jax.random.key(0), graph)
     >>> out = block.apply(params, graph)
-    >>> out.edges.shape, out.nodes.shape, out.globals.shape
+    >>> out.edges.shape, out.nodes.shape, out.global_features.shape
     ((9, 4), (3, 4), (1, 2))
 
     Source: Battaglia et al. 2018, Relational inductive biases, algorithm 1; Diehl 2023, section "Graphical layers".
@@ -459,14 +459,14 @@ def GraphBlock(
         homes = graph.node_graph
         if name == "edge":
             ends = [_take(graph.nodes, graph.senders), _take(graph.nodes, graph.receivers)]
-            whole = _spread(graph.globals, _edge_graph(graph), graph.senders.shape[0])
+            whole = _spread(graph.global_features, _edge_graph(graph), graph.senders.shape[0])
             return _side_by_side("GraphBlock", [graph.edges, *ends, whole])
         if name == "node":
             n = graph.nodes.shape[0]
             messages = _take(graph.nodes, graph.senders) if graph.edges is None else graph.edges
             require_floating("GraphBlock", messages=messages)
             heard = _aggregate(messages, graph.receivers, n, how, scores.get("edge"), graph.edge_mask)
-            return _side_by_side("GraphBlock", [heard, graph.nodes, _spread(graph.globals, homes, n)])
+            return _side_by_side("GraphBlock", [heard, graph.nodes, _spread(graph.global_features, homes, n)])
         g = _count_graphs("GraphBlock", graph)
         pieces = []
         for label, values, ids, mask in (
@@ -477,27 +477,29 @@ def GraphBlock(
                 require_floating("GraphBlock", **{f"{label}s": values})
                 ids = jnp.zeros(values.shape[:1], jnp.int32) if ids is None else ids
                 pieces.append(_aggregate(values, ids, g, how, scores.get(label), mask))
-        return _side_by_side("GraphBlock", [*pieces, graph.globals])
+        return _side_by_side("GraphBlock", [*pieces, graph.global_features])
 
-    return _projections("GraphBlock", {"edge": edge, "node": node, "globals": globals}, rows, how == "softmax")
+    return _projections(
+        "GraphBlock", {"edge": edge, "node": node, "global_features": global_features}, rows, how == "softmax"
+    )
 
 
-def GraphMap(
+def GraphMapFeatures(
     *,
     edge: Callable | Layer | StatefulLayer | None = None,
     node: Callable | Layer | StatefulLayer | None = None,
-    globals: Callable | Layer | StatefulLayer | None = None,
+    global_features: Callable | Layer | StatefulLayer | None = None,
 ) -> Layer | StatefulLayer:
     r"""A layer for each edge, node and whole, without neighbors: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
 
     For encoders and decoders around blocks, and for activations, norms and dropout between them:
-    ``Serial(GCN(16), GraphMap(node=relu), GCN(2))``. Padding, side inputs, state and ``mask`` are as in `GraphBlock`.
+    ``Serial(GCN(16), GraphMapFeatures(node=relu), GCN(2))``. Padding, side inputs, state and ``mask`` are as in `GraphBlock`.
 
     Args:
-        edge, node, globals: layers, or functions, of one array; those left out leave their features as they are.
+        edge, node, global_features: layers, or functions, of one array; those left out leave their features as they are.
 
     >>> graph = complete_graph(jnp.array([[-1.0], [2.0]]))
-    >>> GraphMap(node=relu).apply({"node": ()}, graph).nodes.ravel()
+    >>> GraphMapFeatures(node=relu).apply({"node": ()}, graph).nodes.ravel()
     Array([0., 2.], dtype=float32)
 
     Source: Battaglia et al. 2018, Relational inductive biases, section 4.2 (the independent block).
@@ -506,10 +508,12 @@ def GraphMap(
     def rows(name, graph, scores):
         field = _FIELDS[name][0]
         if getattr(graph, field) is None:
-            raise ValueError(f"GraphMap has a layer for {field}, but the graph has none; leave {name}= out.")
+            raise ValueError(f"GraphMapFeatures has a layer for {field}, but the graph has none; leave {name}= out.")
         return getattr(graph, field)
 
-    return _projections("GraphMap", {"edge": edge, "node": node, "globals": globals}, rows, False)
+    return _projections(
+        "GraphMapFeatures", {"edge": edge, "node": node, "global_features": global_features}, rows, False
+    )
 
 
 def GCN(
@@ -527,7 +531,7 @@ def GCN(
     itself that the graph has are not counted again), and :math:`\tilde D` the diagonal of its row sums, the numbers of
     incoming edges. For an undirected graph, with each edge in both directions, that is the published formula.
 
-    Features of edges and of the whole are not read. An activation comes after it: ``GraphMap(node=relu)``.
+    Features of edges and of the whole are not read. An activation comes after it: ``GraphMapFeatures(node=relu)``.
 
     Args:
         features: of a node after it.
@@ -584,7 +588,7 @@ def GAT(
     slope: int | float = 0.2,
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
-    attention_init: Callable = initializers.lecun_normal(in_axis=-1, out_axis=-2),
+    attention_kernel_init: Callable = initializers.lecun_normal(in_axis=-1, out_axis=-2),
     bias_init: Callable = initializers.zeros,
     param_dtype=jnp.float32,
 ) -> Layer:
@@ -608,7 +612,7 @@ def GAT(
         self_loops: ``False`` leaves i itself out, unless the graph has that edge; a node without edges gets 0, plus
             the bias. With ``True`` an edge from i to itself that the graph has is not counted again.
         slope: of the leaky rectifier, for negative arguments.
-        use_bias, kernel_init, attention_init, bias_init, param_dtype: as in `Dense`.
+        use_bias, kernel_init, attention_kernel_init, bias_init, param_dtype: as in `Dense`.
 
     Shapes: a graph with nodes (n, in) to the graph with nodes (n, heads * features), or (n, features) for the mean.
 
@@ -631,8 +635,8 @@ def GAT(
         out = heads * features if join == "concat" else features
         shapes = {
             "kernel": (kernel_init, (graph.nodes.shape[-1], heads * features)),
-            "receiver_kernel": (attention_init, (heads, features)),
-            "sender_kernel": (attention_init, (heads, features)),
+            "receiver_kernel": (attention_kernel_init, (heads, features)),
+            "sender_kernel": (attention_kernel_init, (heads, features)),
             "bias": (bias_init, (out,)),
         }
         return {
@@ -711,22 +715,26 @@ def GIN(mlp, epsilon: int | float = 0.0, *, learn_epsilon: bool = False) -> Laye
         _require_same_rows(child.place, y, x.shape[0])
         return graph._replace(nodes=_keep(graph.node_mask, _loud(y, ok))), {"mlp": state}
 
-    return pair("GIN", (_mask_kept(child),), init, apply)
+    return make_combinator("GIN", (_mask_kept(child),), init, apply)
 
 
 # ---- what they share -----------------------------------------------------------------------
 
-_FIELDS = {"edge": ("edges", "edge_mask"), "node": ("nodes", "node_mask"), "globals": ("globals", "graph_mask")}
+_FIELDS = {
+    "edge": ("edges", "edge_mask"),
+    "node": ("nodes", "node_mask"),
+    "global_features": ("global_features", "graph_mask"),
+}
 
 
 def _projections(kind, layers, rows, with_scores):
-    """The pair that projects ``rows(name, graph, scores)`` by the layers given, in the order edge, node, globals.
+    """The pair that projects ``rows(name, graph, scores)`` by the layers given, in the order edge, node, global_features.
 
     Later rows see what earlier layers returned. ``scores`` holds those that a projection returned with its values.
     """
     kids = children(kind, (), {name: layer for name, layer in layers.items() if layer is not None})
     if not kids:
-        raise ValueError(f"{kind} expects at least one of edge, node and globals, but none came.")
+        raise ValueError(f"{kind} expects at least one of edge, node and global_features, but none came.")
     names = [child.label for child in kids]
 
     def replace(child, graph, scores, y):
@@ -773,7 +781,7 @@ def _projections(kind, layers, rows, with_scores):
         changed = {_FIELDS[name][0]: _loud(getattr(graph, _FIELDS[name][0]), ok) for name in names}
         return before._replace(**changed), after
 
-    return pair(kind, tuple(map(_mask_kept, kids)), init, apply)
+    return make_combinator(kind, tuple(map(_mask_kept, kids)), init, apply)
 
 
 def _mask_kept(child):
@@ -792,7 +800,7 @@ def _real(graph):
     senders, receivers = graph.senders.astype(jnp.int32), graph.receivers.astype(jnp.int32)
     edge_mask, n = graph.edge_mask, graph.nodes.shape[0]
     ok = _all_inside(edge_mask, n, senders, receivers)
-    per_graph = graph.globals if graph.graph_mask is None else graph.graph_mask
+    per_graph = graph.global_features if graph.graph_mask is None else graph.graph_mask
     if graph.node_graph is not None and per_graph is not None:
         ok = ok & _all_inside(graph.node_mask, per_graph.shape[0], graph.node_graph)
     if graph.node_mask is not None:
@@ -803,7 +811,7 @@ def _real(graph):
     real = graph._replace(
         nodes=_keep(graph.node_mask, graph.nodes),
         edges=None if graph.edges is None else _keep(edge_mask, graph.edges),
-        globals=None if graph.globals is None else _keep(graph.graph_mask, graph.globals),
+        global_features=None if graph.global_features is None else _keep(graph.graph_mask, graph.global_features),
         senders=senders,
         receivers=receivers,
         node_graph=None if graph.node_graph is None else graph.node_graph.astype(jnp.int32),
@@ -813,7 +821,7 @@ def _real(graph):
 
 
 def _all_inside(mask, count, *ids):
-    """Whether all numbers that are not padding are from 0 to ``count`` - 1; one reduction, since several are slower."""
+    """Whether all numbers that are not padding are from 0 to ``count_flops`` - 1; one reduction, since several are slower."""
     inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in ids])
     return jnp.all(inside if mask is None else inside | ~mask)
 
@@ -850,7 +858,7 @@ def _edge_graph(graph):
 
 
 def _spread(whole, ids, count):
-    """Features of the whole for each of ``count`` rows."""
+    """Features of the whole for each of ``count_flops`` rows."""
     if whole is None:
         return None
     return jnp.broadcast_to(whole, (count, *whole.shape[1:])) if ids is None else _take(whole, ids)
@@ -861,7 +869,7 @@ def _side_by_side(where, pieces):
     pieces = [x for x in pieces if x is not None]
     if len({x.dtype for x in pieces}) > 1 or not jnp.issubdtype(pieces[0].dtype, jnp.floating):
         raise TypeError(
-            f"{where} expects nodes, edges and globals of one floating-point dtype, but "
+            f"{where} expects nodes, edges and global_features of one floating-point dtype, but "
             f"{', '.join(map(describe, pieces))} came; cast them with .astype."
         )
     return jnp.concatenate([x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in pieces], axis=-1)
@@ -874,7 +882,7 @@ def _add_bias(y, params):
 
 def _count_graphs(where, graph):
     """How many graphs there are, padding included; shapes tell."""
-    for per_graph in (graph.globals, graph.graph_mask):
+    for per_graph in (graph.global_features, graph.graph_mask):
         if per_graph is not None:
             return per_graph.shape[0]
     if graph.node_graph is None:
@@ -939,7 +947,7 @@ def _require_graph(where, graph):
     if not graph.nodes.shape:
         raise ValueError(f"{where} expects nodes (n, ...features), but {describe(graph.nodes)} came.")
     n, e = graph.nodes.shape[0], graph.senders.shape[0]
-    per_graph = [x.shape[:1] for x in (graph.globals, graph.graph_mask) if x is not None]
+    per_graph = [x.shape[:1] for x in (graph.global_features, graph.graph_mask) if x is not None]
     g = per_graph[0] if per_graph else (1,)
     for name, count, kind in (
         ("receivers", (e,), "edge"),
@@ -947,7 +955,7 @@ def _require_graph(where, graph):
         ("edge_mask", (e,), "edge"),
         ("node_graph", (n,), "node"),
         ("node_mask", (n,), "node"),
-        ("globals", g, "graph"),
+        ("global_features", g, "graph"),
         ("graph_mask", g, "graph"),
     ):
         x = getattr(graph, name)
@@ -974,7 +982,7 @@ def _check_graph(where, graph, check=False):
     n, edge_mask = graph.nodes.shape[0], graph.edge_mask
     _check_ids(where, "senders", graph.senders, n, edge_mask, check)
     _check_ids(where, "receivers", graph.receivers, n, edge_mask, check)
-    if graph.node_graph is not None and (graph.globals is not None or graph.graph_mask is not None):
+    if graph.node_graph is not None and (graph.global_features is not None or graph.graph_mask is not None):
         g = _count_graphs(where, graph)
         _check_ids(where, "node_graph", graph.node_graph, g, graph.node_mask, check, "graph")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 from jaxtyping import Array, Float
 
+from jaxblocks import initializers
 from jaxblocks.activations import maxout, sigmoid
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, require_params

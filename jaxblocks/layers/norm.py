@@ -276,7 +276,7 @@ def BatchNorm(
             if most < 2:  # with a mask, whose values may be traced, `updated` looks at what is real
                 raise ValueError(
                     f"BatchNorm expects more than one entry to average over while it trains, but {describe(x)} came, "
-                    f"averaged over axes {over}; pass a batch of at least two (to init_training as well), or under "
+                    f"averaged over axes {over}; pass a batch of at least two (to init_train_state as well), or under "
                     "vmap say axis_name=."
                 )
             state = updated(state, mean, variance, count)
@@ -291,7 +291,7 @@ def BatchNorm(
         return _normalize(x, mean, variance, scale, bias, epsilon), state
 
     def updated(state, mean, variance, count):
-        """The running statistics with one more batch; ``count`` says how many entries each of them saw."""
+        """The running statistics with one more batch; ``count_flops`` says how many entries each of them saw."""
         updates = state["updates"] + 1
         # The weight (1 - p) / (1 - p^k) makes a weighted average of k batches; by expm1 it is exactly 1 for k = 1.
         log_past = jnp.asarray(log_momentum, state_dtype)

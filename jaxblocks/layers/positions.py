@@ -10,9 +10,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.nn import initializers
 from jaxtyping import Array, Float, Int, Real
 
+from jaxblocks import initializers
 from jaxblocks.checks import check_values, checkable, describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, require_params
 from jaxblocks.precision import wide_dtype, widen
@@ -111,12 +111,12 @@ def alibi(
     return slopes[:, None, None] * (-distance).astype(dtype)[None]
 
 
-def SinusoidalPositions(*, base: float | int = 10000, streaming: bool = False) -> Layer | StatefulLayer:
+def SinusoidalPositions(*, base: float | int = 10000, stateful: bool = False) -> Layer | StatefulLayer:
     r"""The layer :math:`y_t = x_t + P_t` with the waves of ``sinusoidal_positions``; it has no params.
 
     Shapes: ``(..., time, features)`` to the same, ``features`` even.
 
-    ``streaming=True`` makes a ``StatefulLayer`` for sequences that come in pieces (as a cache needs): its state
+    ``stateful=True`` makes a ``StatefulLayer`` for sequences that come in pieces (as a cache needs): its state
     ``{"position"}`` counts the positions seen.
 
     >>> SinusoidalPositions().apply((), jnp.zeros((1, 4)))
@@ -135,7 +135,7 @@ def SinusoidalPositions(*, base: float | int = 10000, streaming: bool = False) -
         waves = sinusoidal_positions(*x.shape[-2:], base, start, wide_dtype(x.dtype))
         return x + jnp.broadcast_to(waves.astype(x.dtype), x.shape)
 
-    if not streaming:
+    if not stateful:
 
         def apply(params, x):
             return add(params, x, 0)
@@ -155,7 +155,7 @@ def SinusoidalPositions(*, base: float | int = 10000, streaming: bool = False) -
 def LearnedPositions(
     max_length: int,
     *,
-    streaming: bool = False,
+    stateful: bool = False,
     embedding_init: Callable = initializers.normal(0.02),
     param_dtype=jnp.float32,
     check: bool = False,
@@ -166,14 +166,14 @@ def LearnedPositions(
 
     Args:
         max_length: rows of the table; no sequence may be longer.
-        streaming: as in ``SinusoidalPositions``, a ``StatefulLayer`` for sequences that come in pieces.
+        stateful: as in ``SinusoidalPositions``, a ``StatefulLayer`` for sequences that come in pieces.
         embedding_init: ``f(key, shape, dtype)``. param_dtype: of the table.
         check: report a sequence that grows too long to ``jax.experimental.checkify``.
 
     Shapes: ``(..., time, features)`` to the same.
 
     Raises:
-        ValueError: for a sequence longer than ``max_length``. When only values tell (streaming under ``jit``), outputs
+        ValueError: for a sequence longer than ``max_length``. When only values tell (stateful under ``jit``), outputs
             are NaN from there on.
 
     >>> layer = LearnedPositions(8)
@@ -215,7 +215,7 @@ def LearnedPositions(
         rows = jnp.where(start + n <= max_length, rows, jnp.nan)
         return x + jnp.broadcast_to(rows, x.shape)
 
-    if not streaming:
+    if not stateful:
 
         def apply(params, x):
             return add(params, x, 0)

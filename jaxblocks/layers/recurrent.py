@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jax.nn import initializers
 from jaxtyping import Array, Float
 
+from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
 from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, StatefulLayer, require_params
@@ -133,7 +133,7 @@ def RNNCell(
     use_bias: bool = True,
     recurrent_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
-    recurrent_init: Callable = initializers.orthogonal(),
+    recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
     param_dtype=jnp.float32,
 ) -> StatefulLayer:
@@ -144,7 +144,7 @@ def RNNCell(
         activation: :math:`\sigma`.
         use_bias, recurrent_bias: whether there are :math:`b` and :math:`b'`. The two are redundant
             here; both are there by default because PyTorch's params hold both.
-        kernel_init, recurrent_init, bias_init, param_dtype: as in `Dense`.
+        kernel_init, recurrent_kernel_init, bias_init, param_dtype: as in `Dense`.
 
     >>> cell = RNNCell(3)
     >>> params, carry = cell.init(jax.random.key(0), jnp.zeros((8, 2)))
@@ -157,7 +157,9 @@ def RNNCell(
     features = require_whole("RNNCell", "features", features)
 
     def init(key, x):
-        params = _draw("RNNCell", key, x, 1, features, names, kernel_init, recurrent_init, bias_init, param_dtype)
+        params = _draw(
+            "RNNCell", key, x, 1, features, names, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+        )
         return params, jnp.zeros((*x.shape[:-1], features), x.dtype)
 
     def apply(params, hidden, x):
@@ -177,7 +179,7 @@ def GRUCell(
     use_bias: bool = True,
     recurrent_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
-    recurrent_init: Callable = initializers.orthogonal(),
+    recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
     param_dtype=jnp.float32,
 ) -> StatefulLayer:
@@ -187,7 +189,7 @@ def GRUCell(
         features: of the carry and the output.
         reset: ``"after"`` the product with the carry (PyTorch, cuDNN) or ``"before"`` it (the first published form).
         use_bias, recurrent_bias: whether there are :math:`b` and :math:`b'`.
-        kernel_init, recurrent_init, bias_init, param_dtype: as in `Dense`.
+        kernel_init, recurrent_kernel_init, bias_init, param_dtype: as in `Dense`.
 
     >>> params, _ = GRUCell(3).init(jax.random.key(0), jnp.zeros(2))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -201,7 +203,9 @@ def GRUCell(
         raise ValueError(f"GRUCell expects reset to be 'after' or 'before', but {reset!r} came.")
 
     def init(key, x):
-        params = _draw("GRUCell", key, x, 3, features, names, kernel_init, recurrent_init, bias_init, param_dtype)
+        params = _draw(
+            "GRUCell", key, x, 3, features, names, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+        )
         return params, jnp.zeros((*x.shape[:-1], features), x.dtype)
 
     def apply(params, hidden, x):
@@ -221,7 +225,7 @@ def LSTMCell(
     use_bias: bool = True,
     recurrent_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
-    recurrent_init: Callable = initializers.orthogonal(),
+    recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
     param_dtype=jnp.float32,
 ) -> StatefulLayer:
@@ -233,7 +237,7 @@ def LSTMCell(
             net remembers before it has learned to: with 1, a cell keeps 0.73 of itself per step instead of 0.5.
             Without either bias nothing is added, and a value of your own is refused.
         use_bias, recurrent_bias: whether there are :math:`b` and :math:`b'`, redundant here as in `RNNCell`.
-        kernel_init, recurrent_init, bias_init, param_dtype: as in `Dense`.
+        kernel_init, recurrent_kernel_init, bias_init, param_dtype: as in `Dense`.
 
     >>> params, _ = LSTMCell(3).init(jax.random.key(0), jnp.zeros(2))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -252,7 +256,9 @@ def LSTMCell(
         )
 
     def init(key, x):
-        params = _draw("LSTMCell", key, x, 4, features, names, kernel_init, recurrent_init, bias_init, param_dtype)
+        params = _draw(
+            "LSTMCell", key, x, 4, features, names, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+        )
         for name in biases[:1]:
             params[name] = params[name].at[features : 2 * features].add(forget_bias)
         zeros = jnp.zeros((*x.shape[:-1], features), x.dtype)
@@ -268,8 +274,8 @@ def LSTMCell(
     return StatefulLayer(init, apply)
 
 
-def RNN(features: int, *, reverse: bool = False, streaming: bool = False, **options) -> Layer | StatefulLayer:
-    r"""`RNNCell` over the time axis: ``Recurrent(RNNCell(features, **options))``, mask and streaming included.
+def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
+    r"""`RNNCell` over the time axis: ``Recurrent(RNNCell(features, **options))``, mask and stateful included.
 
     Shapes: ``(..., time, in)`` to ``(..., time, features)``.
 
@@ -280,15 +286,15 @@ def RNN(features: int, *, reverse: bool = False, streaming: bool = False, **opti
 
     Source: Huszar, DeepNN lecture ("Recurrent Layers").
     """
-    return Recurrent(RNNCell(features, **options), reverse=reverse, streaming=streaming)
+    return Recurrent(RNNCell(features, **options), reverse=reverse, stateful=stateful)
 
 
-def GRU(features: int, *, reverse: bool = False, streaming: bool = False, **options) -> Layer | StatefulLayer:
-    r"""`GRUCell` over the time axis: ``Recurrent(GRUCell(features, **options))``, mask and streaming included.
+def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
+    r"""`GRUCell` over the time axis: ``Recurrent(GRUCell(features, **options))``, mask and stateful included.
 
     Shapes: ``(..., time, in)`` to ``(..., time, features)``.
 
-    >>> net = GRU(3, streaming=True)
+    >>> net = GRU(3, stateful=True)
     >>> params, carry = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
     >>> outputs, carry = net.apply(params, carry, jnp.zeros((8, 5, 2)))
     >>> carry.shape
@@ -296,11 +302,11 @@ def GRU(features: int, *, reverse: bool = False, streaming: bool = False, **opti
 
     Source: Cho et al. 2014; Huszar, DeepNN lecture ("Recurrent Layers").
     """
-    return Recurrent(GRUCell(features, **options), reverse=reverse, streaming=streaming)
+    return Recurrent(GRUCell(features, **options), reverse=reverse, stateful=stateful)
 
 
-def LSTM(features: int, *, reverse: bool = False, streaming: bool = False, **options) -> Layer | StatefulLayer:
-    r"""`LSTMCell` over the time axis: ``Recurrent(LSTMCell(features, **options))``, mask and streaming included.
+def LSTM(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
+    r"""`LSTMCell` over the time axis: ``Recurrent(LSTMCell(features, **options))``, mask and stateful included.
 
     Shapes: ``(..., time, in)`` to ``(..., time, features)``.
 
@@ -310,7 +316,7 @@ def LSTM(features: int, *, reverse: bool = False, streaming: bool = False, **opt
 
     Source: Hochreiter & Schmidhuber 1997; Huszar, DeepNN lecture ("Recurrent Layers").
     """
-    return Recurrent(LSTMCell(features, **options), reverse=reverse, streaming=streaming)
+    return Recurrent(LSTMCell(features, **options), reverse=reverse, stateful=stateful)
 
 
 def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
@@ -361,13 +367,13 @@ def _names(use_bias, recurrent_bias):
     return ("kernel", "recurrent_kernel", *("bias",) * use_bias, *("recurrent_bias",) * recurrent_bias)
 
 
-def _draw(where, key, x, gates, features, names, kernel_init, recurrent_init, bias_init, dtype):
+def _draw(where, key, x, gates, features, names, kernel_init, recurrent_kernel_init, bias_init, dtype):
     """Params of a cell; each gate is drawn as a matrix of its own, so that variances and orthogonality are its own."""
     require_key(f"{where}.init", key)
     require_floating(where, x=x)
     rows = {
         "kernel": (kernel_init, (x.shape[-1], features)),
-        "recurrent_kernel": (recurrent_init, (features, features)),
+        "recurrent_kernel": (recurrent_kernel_init, (features, features)),
     }
     params = {}
     for position, name in enumerate(("kernel", "recurrent_kernel", "bias", "recurrent_bias")):

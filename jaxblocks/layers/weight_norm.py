@@ -16,11 +16,11 @@ from jaxblocks.core import (
     Layer,
     StatefulLayer,
     apply_child,
+    child_key,
     child_of,
     declared_by,
-    fold,
     init_child,
-    pair,
+    make_combinator,
     require_flag,
     require_params,
 )
@@ -78,7 +78,7 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
         return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
 
-    return pair("WeightNorm", (child,), init, apply)
+    return make_combinator("WeightNorm", (child,), init, apply)
 
 
 def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
@@ -116,7 +116,7 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
         vectors = {}
         for path, kernel in _kernels("SpectralNorm", params).items():
             matrix = _matrix(kernel)
-            u = jax.random.normal(fold(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
+            u = jax.random.normal(child_key(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
             vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
         return params, {"layer": state, "vectors": _beside(vectors)}
 
@@ -139,7 +139,7 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
 
     def reads(*, train=False): ...
 
-    return pair("SpectralNorm", (child._replace(has_state=True),), init, apply, declared_by(reads))
+    return make_combinator("SpectralNorm", (child._replace(has_state=True),), init, apply, declared_by(reads))
 
 
 def _kernels(where, params):

@@ -29,7 +29,7 @@ def BERT(
     heads: int = 12,
     features: int = 768,
     hidden: int = 3072,
-    drop: float | int = 0.1,
+    dropout: float | int = 0.1,
     epsilon: float | int = 1e-12,
     pooler: bool = True,
 ) -> Layer:
@@ -45,7 +45,7 @@ def BERT(
         segments: how many there are.
         layers, heads, features, hidden: blocks, heads of each, features of each position, features inside the MLP; 24,
             16, 1024, 4096 is BERT-large.
-        drop: of embeddings, attention weights and branches, while training.
+        dropout: of embeddings, attention weights and branches, while training.
         epsilon: of the layer norms.
         pooler: ``True`` returns a summary of the text beside the features, :math:`\tanh(x_0 W + b)` of the first
             position; ``False`` the features alone.
@@ -74,23 +74,25 @@ def BERT(
     initial = truncated_normal(0.02)
     weights = dict(kernel_init=initial)
     block = Serial(
-        attend=Residual(attention=Attention(heads, drop=drop, **weights), drop=Dropout(drop)),
+        attend=Residual(attention=Attention(heads, dropout=dropout, **weights), dropout=Dropout(dropout)),
         attend_norm=LayerNorm(epsilon=epsilon),
-        think=Residual(up=Dense(hidden, **weights), gelu=gelu, down=Dense(features, **weights), drop=Dropout(drop)),
+        think=Residual(
+            up=Dense(hidden, **weights), gelu=gelu, down=Dense(features, **weights), dropout=Dropout(dropout)
+        ),
         think_norm=LayerNorm(epsilon=epsilon),
     )
 
     def encode(f, tokens, segments=None):
         segments = jnp.zeros_like(tokens) if segments is None else segments
         x = f.positions(f.tokens(tokens) + f.segments(segments))
-        return f.blocks(f.drop(f.norm(x)))
+        return f.blocks(f.dropout(f.norm(x)))
 
     encoder = dict(
         tokens=Embedding(vocabulary, features, embedding_init=initial),
         segments=Embedding(segments, features, embedding_init=initial),
         positions=LearnedPositions(context, embedding_init=initial),
         norm=LayerNorm(epsilon=epsilon),
-        drop=Dropout(drop),
+        dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
     )
     if not pooler:

@@ -28,7 +28,7 @@ def GPT2(
     layers: int = 12,
     heads: int = 12,
     features: int = 768,
-    drop: float | int = 0.1,
+    dropout: float | int = 0.1,
     epsilon: float | int = 1e-5,
     cache: int | None = None,
 ) -> Layer | StatefulLayer:
@@ -44,7 +44,7 @@ def GPT2(
         context: the longest text, the rows of the table of positions.
         layers, heads, features: blocks, heads of each, features of each position; 24, 16, 1024 is "medium", 36, 20,
             1280 "large", 48, 25, 1600 "XL".
-        drop: of embeddings, attention weights and branches, while training.
+        dropout: of embeddings, attention weights and branches, while training.
         epsilon: of the layer norms.
         cache: with a length, a ``StatefulLayer`` with the same params for text that comes in pieces: its state is the
             keys and values of so many positions, at most ``context``, and how many there are. See `Attention`.
@@ -73,22 +73,22 @@ def GPT2(
         )
     weights = dict(kernel_init=normal(0.02))
     last = normal(0.02 / (2 * layers) ** 0.5)  # of each residual branch
-    attend = Attention(heads, causal=True, drop=drop, cache=cache, out_init=last, **weights)
+    attend = Attention(heads, causal=True, dropout=dropout, cache=cache, out_kernel_init=last, **weights)
     block = Serial(
-        attend=Residual(norm=LayerNorm(epsilon=epsilon), attention=attend, drop=Dropout(drop)),
+        attend=Residual(norm=LayerNorm(epsilon=epsilon), attention=attend, dropout=Dropout(dropout)),
         think=Residual(
             norm=LayerNorm(epsilon=epsilon),
             up=Dense(4 * features, **weights),
             gelu=functools.partial(gelu, approximate=True),
             down=Dense(features, kernel_init=last),
-            drop=Dropout(drop),
+            dropout=Dropout(dropout),
         ),
     )
     return Wire(
-        lambda f, tokens: f.tokens(f.norm(f.blocks(f.drop(f.positions(f.tokens(tokens)))))),
+        lambda f, tokens: f.tokens(f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))),
         tokens=Embedding(vocabulary, features, tied=True, embedding_init=normal(0.02)),
-        positions=LearnedPositions(context, embedding_init=normal(0.01), streaming=cache is not None),
-        drop=Dropout(drop),
+        positions=LearnedPositions(context, embedding_init=normal(0.01), stateful=cache is not None),
+        dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
         norm=LayerNorm(epsilon=epsilon),
     )

@@ -14,7 +14,7 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
-from jaxblocks.layers.graph import GCN, GIN, Graph, GraphMap, aggregate
+from jaxblocks.layers.graph import GCN, GIN, Graph, GraphMapFeatures, aggregate
 from jaxblocks.layers.norm import BatchNorm
 
 __all__ = ["GraphClassifier", "read_out"]
@@ -28,7 +28,7 @@ def GraphClassifier(
     layers: int = 5,
     pool: Literal["sum", "mean", "max"] = "sum",
     batch_norm: bool = True,
-    drop: float | int = 0.0,
+    dropout: float | int = 0.0,
 ) -> Layer | StatefulLayer:
     r"""Logits of whole graphs: ``layers`` graph layers, the read-out of each, and one dense layer on all of them.
 
@@ -44,7 +44,7 @@ def GraphClassifier(
         pool: how the nodes of a graph become one vector.
         batch_norm: after each dense layer of "gin" and after each layer of "gcn", over the real nodes of the batch
             (momentum 0.9, epsilon 1e-5); then the net has a state and ``apply`` reads ``train``.
-        drop: of the read-outs, before the last layer; ``apply`` then reads ``train`` and ``key``.
+        dropout: of the read-outs, before the last layer; ``apply`` then reads ``train`` and ``key``.
 
     Shapes: a `Graph` with nodes (n, in), one or several (`batch_graphs`), to logits (g, classes). Rows of graphs that
     are padding hold the bias alone. Features of edges and of the whole are not read.
@@ -74,7 +74,7 @@ def GraphClassifier(
         if kind == "gin":
             return GIN(Serial(**normed(1, Dense(features)), **normed(2, Dense(features))))
         after = [BatchNorm(momentum=0.9, epsilon=1e-5)] if batch_norm else []
-        return Serial(gcn=GCN(features), after=GraphMap(node=Serial(*after, relu)))
+        return Serial(gcn=GCN(features), after=GraphMapFeatures(node=Serial(*after, relu)))
 
     names = [f"layer_{i}" for i in range(1, layers + 1)]
 
@@ -85,7 +85,7 @@ def GraphClassifier(
             seen.append(read_out(graph, pool))  # (g, features)
         return f.out(jnp.concatenate(seen, -1))
 
-    last = Serial(drop=Dropout(drop), dense=Dense(classes)) if drop else Dense(classes)
+    last = Serial(dropout=Dropout(dropout), dense=Dense(classes)) if dropout else Dense(classes)
     return Wire(forward, **{name: GraphLayer() for name in names}, out=last)
 
 
@@ -93,7 +93,7 @@ def read_out(graph: Graph, pool: Literal["sum", "mean", "max"] = "sum") -> Float
     r"""The nodes of each graph as one row: :math:`r_j = \mathrm{Agg}\{x_i : i \text{ in graph } j\}`, padding left out.
 
     ``graph`` is one `Graph` or several side by side; ``pool`` is the aggregation. A graph without nodes gets zeros.
-    Raises ``ValueError`` where there are several graphs and neither ``graph_mask`` nor ``globals`` says how many.
+    Raises ``ValueError`` where there are several graphs and neither ``graph_mask`` nor ``global_features`` says how many.
 
     >>> graphs = batch_graphs([complete_graph(jnp.ones((n, 1))) for n in (2, 5)])
     >>> read_out(graphs)
@@ -105,10 +105,10 @@ def read_out(graph: Graph, pool: Literal["sum", "mean", "max"] = "sum") -> Float
     rows, owner = graph.nodes, graph.node_graph
     if owner is None:
         return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, pool, mask=graph.node_mask)
-    counted = graph.graph_mask if graph.graph_mask is not None else graph.globals
+    counted = graph.graph_mask if graph.graph_mask is not None else graph.global_features
     if counted is None:
         raise ValueError(
-            "read_out expects graph_mask or globals to say how many graphs there are, but node_graph came without "
+            "read_out expects graph_mask or global_features to say how many graphs there are, but node_graph came without "
             "them; make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)."
         )
     return aggregate(rows, owner, counted.shape[0], pool, mask=graph.node_mask)

@@ -10,7 +10,7 @@ from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
-from jaxblocks.layers.pool import MeanPool
+from jaxblocks.layers.pool import AvgPool
 from jaxblocks.windows import Padding
 
 __all__ = ["LeNet5"]
@@ -54,10 +54,10 @@ def LeNet5(
     return Serial(
         conv_1=Conv(first, (5, 5), padding=padding),  # (..., 28, 28, 6)
         activation_1=activation,
-        pool_1=MeanPool((2, 2)),  # (..., 14, 14, 6)
+        pool_1=AvgPool((2, 2)),  # (..., 14, 14, 6)
         conv_2=Conv(second, (5, 5)),  # (..., 10, 10, 16)
         activation_2=activation,
-        pool_2=MeanPool((2, 2)),  # (..., 5, 5, 16)
+        pool_2=AvgPool((2, 2)),  # (..., 5, 5, 16)
         flatten=_flatten,  # (..., 400)
         dense_1=Dense(wide),
         activation_3=activation,

@@ -31,7 +31,7 @@ def Llama(
     hidden: int = 11_008,
     base: float | int = 10_000,
     epsilon: float | int = 1e-6,
-    drop: float | int = 0.0,
+    dropout: float | int = 0.0,
     cache: int | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder in the manner of Llama; the defaults are the 7B model of the paper.
@@ -47,7 +47,7 @@ def Llama(
         hidden: features inside the MLP; about 8/3 of ``features`` has as many params as an MLP of two maps.
         base: of the rotary angles; 500,000 in Llama 3.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
-        drop: of branches, while training; the paper has none.
+        dropout: of branches, while training; the paper has none.
         cache: with a length, a ``StatefulLayer`` with the same params for text that comes in pieces: its state is the
             keys and values of so many positions. See `Attention`.
 
@@ -77,8 +77,8 @@ def Llama(
         down=Dense(features, **linear),
     )
     block = Serial(
-        attend=Residual(norm=RMSNorm(epsilon=epsilon), attention=attend, drop=Dropout(drop)),
-        think=Residual(norm=RMSNorm(epsilon=epsilon), mlp=mlp, drop=Dropout(drop)),
+        attend=Residual(norm=RMSNorm(epsilon=epsilon), attention=attend, dropout=Dropout(dropout)),
+        think=Residual(norm=RMSNorm(epsilon=epsilon), mlp=mlp, dropout=Dropout(dropout)),
     )
     return Serial(
         tokens=Embedding(vocabulary, features, embedding_init=normal(0.02)),

@@ -22,8 +22,8 @@ def RecurrentLM(
     features: int = 650,
     layers: int = 2,
     recurrent: Callable = LSTM,
-    drop: float | int = 0.5,
-    streaming: bool = False,
+    dropout: float | int = 0.5,
+    stateful: bool = False,
 ) -> Layer | StatefulLayer:
     r"""What comes next, from a summary of all that came before: :math:`p(x_{t+1} \mid x_{\le t}) = softmax(W h_t + b)`.
 
@@ -36,9 +36,9 @@ def RecurrentLM(
         vocabulary: how many symbols there are.
         features: of the embedding and of each layer.
         layers: how many recurrent layers.
-        recurrent: builds one, ``recurrent(features, streaming=...)``: `LSTM`, `GRU`, `RNN`.
-        drop: the probability with which a value between layers is dropped; what a layer hands on in time is not.
-        streaming: ``True`` makes a ``StatefulLayer`` with the same params for text that comes in pieces; its state is
+        recurrent: builds one, ``recurrent(features, stateful=...)``: `LSTM`, `GRU`, `RNN`.
+        dropout: the probability with which a value between layers is dropped; what a layer hands on in time is not.
+        stateful: ``True`` makes a ``StatefulLayer`` with the same params for text that comes in pieces; its state is
             the carry of each layer.
 
     Shapes: tokens ``(..., time)``, whole numbers, to logits ``(..., time, vocabulary)``.
@@ -56,7 +56,7 @@ def RecurrentLM(
     layers = require_whole("RecurrentLM", "layers", layers)
     return Serial(
         tokens=Embedding(vocabulary, features),
-        layers=Repeat(Serial(drop=Dropout(drop), recurrent=recurrent(features, streaming=streaming)), layers),
-        drop=Dropout(drop),
+        layers=Repeat(Serial(dropout=Dropout(dropout), recurrent=recurrent(features, stateful=stateful)), layers),
+        dropout=Dropout(dropout),
         out=Dense(vocabulary),
     )

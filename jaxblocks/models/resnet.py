@@ -15,7 +15,7 @@ from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.norm import BatchNorm
-from jaxblocks.layers.pool import GlobalMeanPool, MaxPool
+from jaxblocks.layers.pool import GlobalAvgPool, MaxPool
 
 __all__ = ["ResNet"]
 
@@ -103,7 +103,7 @@ def ResNet(
         if blocks > 1:
             stage["rest"] = Repeat(_Block(features, bottleneck), blocks - 1, checkpoint=checkpoint, unroll=unroll)
         layers[f"stage_{i + 1}"] = Serial(**stage)
-    return Serial(**layers, mean=GlobalMeanPool(2), out=Dense(classes))
+    return Serial(**layers, mean=GlobalAvgPool(2), out=Dense(classes))
 
 
 def _Block(features, bottleneck, stride=1, stride_in="3x3", project=False):

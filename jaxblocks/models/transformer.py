@@ -29,7 +29,7 @@ def Transformer(
     hidden: int = 2048,
     head_dim: int | None = None,
     value_dim: int | None = None,
-    drop: float | int = 0.1,
+    dropout: float | int = 0.1,
     epsilon: float | int = 1e-6,
     cache: int | None = None,
 ) -> Layer | StatefulLayer:
@@ -47,7 +47,7 @@ def Transformer(
         heads, features, hidden: heads of each attention, features of each position, features inside the MLP; 16, 1024
             and 4096 is the "big" model.
         head_dim, value_dim: features of a key and of a value, by default ``features / heads``.
-        drop: of embeddings and branches, while training; 0.3 in the big model.
+        dropout: of embeddings and branches, while training; 0.3 in the big model.
         epsilon: of the layer norms; the paper does not state it, its code has 1e-6.
         cache: with a length, a ``StatefulLayer`` with the same params for targets that come in pieces. Its state is the
             encoder's output and the decoder's keys and values of so many positions. ``apply(params, state, source,
@@ -89,18 +89,18 @@ def Transformer(
 
     def mlp():
         up, down = (Dense(n, kernel_init=glorot_uniform()) for n in (hidden, features))
-        return Residual(up=up, relu=relu, down=down, drop=Dropout(drop))
+        return Residual(up=up, relu=relu, down=down, dropout=Dropout(dropout))
 
     encoder = Serial(
-        attend=Residual(attention=attention(), drop=Dropout(drop)),
+        attend=Residual(attention=attention(), dropout=Dropout(dropout)),
         attend_norm=norm(),
         think=mlp(),
         think_norm=norm(),
     )
 
     def decode(f, x, *memory, mask=None):  # the mask is that of the memory
-        x = f.attend_norm(x + f.drop(f.attend(x, mask=None)))
-        x = f.look_norm(x + f.drop(f.look(x, *memory, mask=mask)))
+        x = f.attend_norm(x + f.dropout(f.attend(x, mask=None)))
+        x = f.look_norm(x + f.dropout(f.look(x, *memory, mask=mask)))
         return f.think_norm(f.think(x)), *memory
 
     decoder = Wire(
@@ -111,7 +111,7 @@ def Transformer(
         look_norm=norm(),
         think=mlp(),
         think_norm=norm(),
-        drop=Dropout(drop),
+        dropout=Dropout(dropout),
     )
 
     def forward(f, *inputs):
@@ -119,16 +119,16 @@ def Transformer(
             or_one = "" if cache is None else ", or a further piece of the target alone"
             raise TypeError(f"Transformer expects source and target{or_one}, but {len(inputs)} inputs came.")
         *source, target = (f.tokens(x) * features**0.5 for x in inputs)
-        memory = [f.encoder(f.drop(f.source_positions(x))) for x in source]
-        x = f.decoder(f.drop(f.target_positions(target)), *memory)
+        memory = [f.encoder(f.dropout(f.source_positions(x))) for x in source]
+        x = f.decoder(f.dropout(f.target_positions(target)), *memory)
         return f.tokens(x[0] if memory else x)  # (..., time_t, vocabulary)
 
     return Wire(
         forward,
         tokens=Embedding(vocabulary, features, tied=True, embedding_init=variance_scaling(1.0, "fan_out", "normal")),
         source_positions=SinusoidalPositions(),
-        target_positions=SinusoidalPositions(streaming=cache is not None),
-        drop=Dropout(drop),
+        target_positions=SinusoidalPositions(stateful=cache is not None),
+        dropout=Dropout(dropout),
         encoder=Repeat(encoder, layers),
         decoder=Repeat(decoder, layers),
     )

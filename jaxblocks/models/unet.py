@@ -14,9 +14,9 @@ import operator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import initializers
 from jaxtyping import Array, Float
 
+from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
 from jaxblocks.checks import describe, require_floating, require_whole
@@ -45,7 +45,7 @@ def UNet(
     time: bool = True,
     labels: int | None = None,
     groups: int | None = None,
-    drop: float | int = 0.1,
+    dropout: float | int = 0.1,
 ) -> Layer:
     r"""A U-Net of residual blocks and attention; with the defaults, the denoiser of Ho et al. for 32x32 images.
 
@@ -66,14 +66,14 @@ def UNet(
         time: ``True`` reads the side input ``time``; ``False`` for a U-Net without it.
         labels: how many class labels there are, if the side input ``label`` is read.
         groups: of the group norms, by default ``width // 4``: at the first level four channels each (32 in the paper).
-        drop: of the values before the second convolution of a block; with ``drop=0`` no key is needed to train.
+        dropout: of the values before the second convolution of a block; with ``dropout=0`` no key is needed to train.
 
     Side inputs of ``apply`` (and of ``init``), each one number per image (of the shape of the batch axes), or one for
     all images:
         time: floating-point, 0 for data and 1 for noise: 1000 ``time`` is the paper's step. Read with ``time=True``.
         label: whole numbers from 0 to ``labels - 1``. ``None``, and the number ``labels`` (for single images), is the
             null label of classifier-free guidance: it has a row of its own in the table. Read with ``labels=``.
-        train, key: read with ``drop`` above 0.
+        train, key: read with ``dropout`` above 0.
 
     Shapes: images ``(..., h, w, c)`` to ``(..., h, w, channels)``.
 
@@ -82,7 +82,7 @@ def UNet(
             axes, a level in ``attention`` that is not there; without ``time`` where it is read.
         TypeError: for a time of whole numbers.
 
-    >>> net = UNet(1, width=8, multipliers=(1, 2), blocks=1, labels=10, drop=0)
+    >>> net = UNet(1, width=8, multipliers=(1, 2), blocks=1, labels=10, dropout=0)
     >>> x, t = jnp.zeros((5, 8, 8, 1)), jnp.linspace(0, 1, 5)
     >>> params = jax.eval_shape(net.init, jax.random.key(0), x, time=t)  # jax.jit(net.init) draws them
     >>> denoise = lambda params, x: net.apply(params, x, time=t, label=jnp.arange(5))  # label=None: unconditional
@@ -105,7 +105,9 @@ def UNet(
         )
     groups = max(width // 4, 1) if groups is None else require_whole("UNet", "groups", groups)
     widths = tuple(width * multiplier for multiplier in multipliers)
-    block = functools.partial(_Block, heads=heads, groups=groups, drop=drop, conditioned=time or labels is not None)
+    block = functools.partial(
+        _Block, heads=heads, groups=groups, dropout=dropout, conditioned=time or labels is not None
+    )
 
     conditions = {"time": _Time(width)} if time else {}
     if labels is not None:
@@ -176,13 +178,15 @@ def time_features(time: Float[Array, "*batch"], features: int) -> Float[Array, "
 # ---- the blocks -------------------------------------------------------------------------------
 
 
-def _Block(features, *, attend, heads, groups, drop, conditioned):
+def _Block(features, *, attend, heads, groups, dropout, conditioned):
     """The residual block S x + f(x, e); with ``attend``, every place then looks at all places, x + attention(x)."""
     last = Conv(features, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers = {
         "skip": _Skip(features),
         "first": Serial(norm=_Norm(groups), activation=swish, conv=Conv(features, (3, 3), padding="same")),
-        "second": Serial(norm=_Norm(groups), activation=swish, drop=Dropout(drop) if drop else identity, conv=last),
+        "second": Serial(
+            norm=_Norm(groups), activation=swish, dropout=Dropout(dropout) if dropout else identity, conv=last
+        ),
     }
     if conditioned:
         layers["condition"] = Serial(activation=swish, dense=Dense(features))
@@ -214,7 +218,7 @@ def _Skip(features):
 
 def _PlaceAttention(heads):
     """Attention among the places of an image, (..., h, w, c) to the same; no place is masked."""
-    attention = SelfAttention(heads, out_init=initializers.zeros)
+    attention = SelfAttention(heads, out_kernel_init=initializers.zeros)
 
     def init(key, x):
         return attention.init(key, jax.eval_shape(as_tokens, x))

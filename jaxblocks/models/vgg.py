@@ -12,7 +12,7 @@ from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import BatchNorm
-from jaxblocks.layers.pool import MaxPool, adaptive_mean_pool
+from jaxblocks.layers.pool import MaxPool, adaptive_avg_pool
 
 __all__ = ["VGG"]
 
@@ -27,7 +27,7 @@ def VGG(
     hidden: int = 4096,
     places: int = 7,
     batch_norm: bool = False,
-    drop: float | int = 0.5,
+    dropout: float | int = 0.5,
 ) -> Layer | StatefulLayer:
     r"""Five blocks of 3x3 convolutions with relu, each with a max pool that halves the image, and three dense layers.
 
@@ -43,7 +43,7 @@ def VGG(
             so that images of every size from 32x32 on fit; at 224x224 pixels there are 7 anyway, as in the paper.
         batch_norm: after each convolution, before its relu (momentum 0.9, epsilon 1e-5; 138,365,992 params for depth
             16); then the net has a state, and ``apply`` reads ``train`` and ``mask`` as `BatchNorm` does.
-        drop: of the values of the two hidden dense layers; ``apply`` then reads ``train`` and ``key``.
+        dropout: of the values of the two hidden dense layers; ``apply`` then reads ``train`` and ``key``.
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
 
@@ -70,11 +70,11 @@ def VGG(
         net[f"block_{i + 1}"] = Serial(**block, pool=MaxPool((2, 2)))
 
     def flatten(x):
-        return adaptive_mean_pool(x, (places, places)).reshape(*x.shape[:-3], -1)  # (..., 7 7 512)
+        return adaptive_avg_pool(x, (places, places)).reshape(*x.shape[:-3], -1)  # (..., 7 7 512)
 
     net["flatten"] = flatten
     for i in (1, 2):
         net |= {f"dense_{i}": Dense(hidden, kernel_init=he_normal()), f"relu_{i}": relu}
-        if drop:
-            net[f"drop_{i}"] = Dropout(drop)
+        if dropout:
+            net[f"dropout_{i}"] = Dropout(dropout)
     return Serial(**net, out=Dense(classes))

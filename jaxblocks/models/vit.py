@@ -6,8 +6,8 @@ Axis letters: ``...`` batch, h and w height and width, c channels, n tokens.
 from typing import Literal
 
 import jax.numpy as jnp
-from jax.nn import initializers
 
+from jaxblocks import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks import describe, require_key
 from jaxblocks.core import Layer, require_params
@@ -30,7 +30,7 @@ def ViT(
     heads: int = 12,
     hidden: int = 3072,
     pool: Literal["token", "mean"] = "token",
-    drop: float | int = 0.0,
+    dropout: float | int = 0.0,
 ) -> Layer:
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
 
@@ -46,10 +46,10 @@ def ViT(
         heads: of attention; they divide ``features``.
         hidden: features between the two layers of a block's MLP (GELU).
         pool: ``"token"`` reads the class token; ``"mean"`` does without one.
-        drop: of tokens' values after places are added, and after every dense layer but the queries', keys' and values'.
+        dropout: of tokens' values after places are added, and after every dense layer but the queries', keys' and values'.
 
     The paper's other sizes are ``features, layers, heads, hidden`` = 1024, 24, 16, 4096 (L) and 1280, 32, 16, 5120 (H).
-    Side inputs: ``train`` and ``key`` with ``drop`` above 0.
+    Side inputs: ``train`` and ``key`` with ``dropout`` above 0.
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; h and w must stay what they were at ``init``, since
     there is a learned place for each patch.
@@ -65,8 +65,8 @@ def ViT(
     """
     if pool not in ("token", "mean"):
         raise ValueError(f"ViT expects pool to be 'token' or 'mean', but {pool!r} came.")
-    dropped = {"drop": Dropout(drop)} if drop else {}
-    dropped_twice = {"drop_1": Dropout(drop)} if drop else {}
+    dropped = {"dropout": Dropout(dropout)} if dropout else {}
+    dropped_twice = {"drop_1": Dropout(dropout)} if dropout else {}
     block = Serial(
         look=Residual(norm=_norm(), attention=SelfAttention(heads), **dropped),
         think=Residual(

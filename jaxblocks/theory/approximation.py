@@ -127,7 +127,7 @@ def pieces_for(
 
     N is the smallest number with :math:`\omega_g((b-a)/N) \le \varepsilon`, :math:`\varepsilon` = ``error``.
 
-    With ``curvature``, a bound on :math:`|g''|`, it is :math:`N = \lceil (b-a) \sqrt{\max|g''| / (8\,\varepsilon)}
+    With ``directional_curvature``, a bound on :math:`|g''|`, it is :math:`N = \lceil (b-a) \sqrt{\max|g''| / (8\,\varepsilon)}
     \rceil`, far fewer for a smooth function. The modulus is taken on the grid of `modulus_of_continuity`,
     distances rounded up to its steps.
 

@@ -34,9 +34,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
-from jaxblocks.core import StatefulLayer, as_layer, kind_of
+from jaxblocks.core import StatefulLayer, as_layer, layer_name
 
-__all__ = ["Pieces", "in_float64", "name_of", "not_affine", "track", "traced"]
+__all__ = ["Pieces", "in_float64", "name_of", "not_affine", "traced", "track"]
 
 _BUDGET = 2**19  # numbers in one array; beyond, the line is cut into parts that are walked one after the other
 
@@ -105,7 +105,7 @@ def in_float64(where: str, net, params, side) -> Callable:
     layer = as_layer(net)
     if isinstance(layer, StatefulLayer):
         raise TypeError(
-            f"{where} expects a layer without state, but {kind_of(layer)} has one; fix it: "
+            f"{where} expects a layer without state, but {layer_name(layer)} has one; fix it: "
             "lambda x: layer.apply(params, state, x)[0]."
         )
     floating = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
@@ -136,7 +136,7 @@ _OTHER_INPUTS = {
 
 def name_of(net) -> str:
     """What a layer is called; nothing for a function."""
-    return "" if callable(net) else kind_of(net)
+    return "" if callable(net) else layer_name(net)
 
 
 def not_affine(where: str, scope: str, name: str) -> str:

@@ -1,6 +1,6 @@
 """Training: the step, a loop around it, minibatches, checkpoints, logs, early stopping."""
 
-from jaxblocks.training.averaging import AverageState, average_params, averaged
+from jaxblocks.training.averaging import AverageState, ema_params, get_ema
 from jaxblocks.training.checkpoint import load_checkpoint, save_checkpoint
 from jaxblocks.training.data import (
     gaussian_noise,
@@ -8,12 +8,12 @@ from jaxblocks.training.data import (
     prefetch,
     random_flip,
     random_shift,
-    three_way_split,
+    train_val_test_split,
 )
 from jaxblocks.training.logs import Log, csv_log, tensorboard_log, terminal_log
 from jaxblocks.training.loop import Fitted, History, fit
 from jaxblocks.training.proximal import proximal_l1
-from jaxblocks.training.step import TrainState, evaluate, init_training, train_step
+from jaxblocks.training.step import TrainState, evaluate, init_train_state, train_step
 from jaxblocks.training.stopping import EarlyStopping, StoppingState, early_stopping
 
 __all__ = [
@@ -24,14 +24,14 @@ __all__ = [
     "Log",
     "StoppingState",
     "TrainState",
-    "average_params",
-    "averaged",
     "csv_log",
     "early_stopping",
+    "ema_params",
     "evaluate",
     "fit",
     "gaussian_noise",
-    "init_training",
+    "get_ema",
+    "init_train_state",
     "load_checkpoint",
     "minibatches",
     "prefetch",
@@ -41,6 +41,6 @@ __all__ = [
     "save_checkpoint",
     "tensorboard_log",
     "terminal_log",
-    "three_way_split",
     "train_step",
+    "train_val_test_split",
 ]

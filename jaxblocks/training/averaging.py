@@ -1,4 +1,4 @@
-"""The moving average of params, kept by the optimizer: `average_params`, read by `averaged`."""
+"""The moving average of params, kept by the optimizer: `ema_params`, read by `get_ema`."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ import optax
 
 from jaxblocks.precision import wide_dtype
 
-__all__ = ["AverageState", "average_params", "averaged"]
+__all__ = ["AverageState", "ema_params", "get_ema"]
 
 
 class AverageState(NamedTuple):
-    """The state of `average_params`.
+    """The state of `ema_params`.
 
     Args:
         count: how many steps were averaged, int32.
@@ -24,7 +24,7 @@ class AverageState(NamedTuple):
     average: Any
 
 
-def average_params(decay: float) -> optax.GradientTransformation:
+def ema_params(decay: float) -> optax.GradientTransformation:
     r"""Keep an exponential moving average of the params in the state of the optimizer; chain it last.
 
     With the params :math:`\theta_1, \theta_2, \dots` after each step and :math:`d` = ``decay``
@@ -36,34 +36,34 @@ def average_params(decay: float) -> optax.GradientTransformation:
     least, since in fewer bits small steps are lost; :math:`t` counts the steps of this transformation, so with
     ``optax.MultiSteps`` it belongs inside::
 
-        optimizer = optax.chain(optax.adam(1e-3), average_params(0.999))
+        optimizer = optax.chain(optax.adam(1e-3), ema_params(0.999))
         ...
-        params = averaged(train.opt_state)
+        params = get_ema(train.opt_state)
 
     Raises:
         ValueError: unless 0 <= ``decay`` < 1, and where the update is computed without params.
 
-    >>> optimizer = optax.chain(optax.sgd(1.0), average_params(0.5))
+    >>> optimizer = optax.chain(optax.sgd(1.0), ema_params(0.5))
     >>> params = jnp.array(0.0)
     >>> state = optimizer.init(params)
     >>> for _ in range(2):
     ...     updates, state = optimizer.update(jnp.array(-3.0), state, params)
     ...     params = optax.apply_updates(params, updates)
-    >>> float(params), float(averaged(state))  # (0.5 * 3 + 1 * 6) / 1.5
+    >>> float(params), float(get_ema(state))  # (0.5 * 3 + 1 * 6) / 1.5
     (6.0, 5.0)
 
     Source: Polyak and Juditsky 1992; Ho, Jain, Abbeel 2020, "Denoising diffusion probabilistic models", appendix B;
     the division by 1 - d^t is that of Kingma and Ba 2015, "Adam".
     """
     if not 0 <= decay < 1:
-        raise ValueError(f"average_params expects 0 <= decay < 1, but {decay!r} came; pass for instance 0.999.")
+        raise ValueError(f"ema_params expects 0 <= decay < 1, but {decay!r} came; pass for instance 0.999.")
 
     def init(params):
         return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, wide_dtype(p.dtype)), params))
 
     def update(updates, state, params=None):
         if params is None:
-            raise ValueError("average_params averages params, but none came; call update(gradients, state, params).")
+            raise ValueError("ema_params averages params, but none came; call update(gradients, state, params).")
         count = state.count + 1
 
         def mix(average, new):
@@ -79,20 +79,20 @@ def average_params(decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def averaged(opt_state):
-    """The params that `average_params` has averaged, from the state of the optimizer (or of the training).
+def get_ema(opt_state):
+    """The params that `ema_params` has averaged, from the state of the optimizer (or of the training).
 
     Raises:
         ValueError: where the state holds no average, or several.
 
-    >>> float(averaged(average_params(0.9).init(jnp.array(2.0))))
+    >>> float(get_ema(ema_params(0.9).init(jnp.array(2.0))))
     2.0
     """
     is_average = lambda part: isinstance(part, AverageState)
     found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_average) if is_average(part)]
     if len(found) != 1:
         raise ValueError(
-            f"averaged expects the state of an optimizer with one average_params in its chain, but {len(found)} are "
-            "in it; use optax.chain(optimizer, average_params(0.999)) from the beginning."
+            f"averaged expects the state of an optimizer with one ema_params in its chain, but {len(found)} are "
+            "in it; use optax.chain(optimizer, ema_params(0.999)) from the beginning."
         )
     return found[0].average

@@ -73,7 +73,7 @@ def load_checkpoint(directory: str | os.PathLike, like, *, missing_ok: bool = Fa
     One that is torn, that lost a bit, or that holds another tree is passed over with a warning that says what is
     wrong, and the one before it is taken. A script with a loop of its own goes on after a kill by::
 
-        train = init_training(net, optimizer, key, x[:64])
+        train = init_train_state(net, optimizer, key, x[:64])
         train = load_checkpoint("run", train, missing_ok=True)
         for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10, start=int(train.step)):
             train, value = step(train, x_batch, y_batch)

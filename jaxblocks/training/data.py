@@ -2,7 +2,7 @@
 
 Data are a tree of arrays with one row per example on their first axis, usually ``(x, y)``. NumPy arrays
 stay on the host, JAX arrays stay on their device. Memory maps are read batch by batch; the parts that
-`three_way_split` returns are copies in memory.
+`train_val_test_split` returns are copies in memory.
 
 Axis letters: ``batch``; images are ``(batch, height, width, channels)``.
 """
@@ -19,12 +19,12 @@ from jax import lax
 from jaxtyping import Array, Float, Num
 
 from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
-from jaxblocks.core import fold
+from jaxblocks.core import child_key
 
-__all__ = ["gaussian_noise", "minibatches", "prefetch", "random_flip", "random_shift", "three_way_split"]
+__all__ = ["gaussian_noise", "minibatches", "prefetch", "random_flip", "random_shift", "train_val_test_split"]
 
 
-def three_way_split(key, arrays, fractions: Sequence[float] = (0.7, 0.15, 0.15)) -> tuple:
+def train_val_test_split(key, arrays, fractions: Sequence[float] = (0.7, 0.15, 0.15)) -> tuple:
     """Rows of ``arrays`` at random in three parts: to train, to choose by (validation), to test once.
 
     Choosing among models by their test loss makes the best one look better than it is; hence a
@@ -41,27 +41,27 @@ def three_way_split(key, arrays, fractions: Sequence[float] = (0.7, 0.15, 0.15))
         TypeError: where ``key`` is no key.
         ValueError: for fractions that do not sum to 1, numbers of rows that differ, or an empty part.
 
-    >>> train, validation, test = three_way_split(jax.random.key(0), (jnp.zeros((20, 2)), jnp.zeros(20)))
+    >>> train, validation, test = train_val_test_split(jax.random.key(0), (jnp.zeros((20, 2)), jnp.zeros(20)))
     >>> [len(y) for _, y in (train, validation, test)]
     [14, 3, 3]
 
     Source: Diehl, first version of the lecture notes, section 1.3.
     """
-    require_key("three_way_split", key)
-    rows = count_rows("three_way_split", arrays)
+    require_key("train_val_test_split", key)
+    rows = count_rows("train_val_test_split", arrays)
     if len(fractions) != 3 or min(fractions) < 0 or not math.isclose(math.fsum(fractions), 1, rel_tol=1e-6):
         raise ValueError(
-            f"three_way_split expects three fractions >= 0 of sum 1, but {tuple(fractions)} of sum "
+            f"train_val_test_split expects three fractions >= 0 of sum 1, but {tuple(fractions)} of sum "
             f"{math.fsum(fractions):g} came; pass for instance (0.7, 0.15, 0.15)."
         )
     first, second = round(fractions[0] * rows), round((fractions[0] + fractions[1]) * rows)
     sizes = first, second - first, rows - second
     if not all(sizes):
         raise ValueError(
-            f"three_way_split expects at least one row in each part, but {rows} rows in fractions {tuple(fractions)} "
+            f"train_val_test_split expects at least one row in each part, but {rows} rows in fractions {tuple(fractions)} "
             f"make parts of {sizes}; pass more rows or other fractions."
         )
-    order = np.asarray(jax.random.permutation(fold(key, "three_way_split"), rows))
+    order = np.asarray(jax.random.permutation(child_key(key, "train_val_test_split"), rows))
     return tuple(take_rows(arrays, part) for part in np.split(order, [first, second]))
 
 
@@ -99,7 +99,7 @@ def minibatches(
     epochs = epochs if epochs is None else require_whole("minibatches", "epochs", epochs, least=0)
     start = require_whole("minibatches", "start", start, least=0)
     per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
-    key = fold(key, "minibatches")
+    key = child_key(key, "minibatches")
 
     def batches():
         first_epoch, position = divmod(start, per_epoch)

@@ -25,7 +25,7 @@ from jaxblocks.training.step import (
     TrainState,
     evaluate,
     evaluation_forward,
-    init_training,
+    init_train_state,
     require_compute_dtype,
     require_loss,
     require_optimizer,
@@ -120,7 +120,7 @@ def fit(
     It is these five lines, whose params it reproduces bit for bit, and bookkeeping; copy them where
     you need another loop::
 
-        train = init_training(net, optimizer, key, x[:64])
+        train = init_train_state(net, optimizer, key, x[:64])
         step = train_step(net, loss, optimizer)
         for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10):
             train, value = step(train, x_batch, y_batch)
@@ -206,7 +206,7 @@ def fit(
 
     if train is None:
         x, _ = next(batches(0))
-        train = init_training(net, optimizer, key, *as_inputs(x))
+        train = init_train_state(net, optimizer, key, *as_inputs(x))
     else:
         _require_training_state(train)
         train = _copy(train)  # the caller's buffers are not donated
@@ -432,7 +432,7 @@ def _same_key(a, b) -> bool:
 
 def _require_training_state(train):
     if not isinstance(train, TrainState):
-        repair = "train=fitted.train" if isinstance(train, Fitted) else "what init_training or a step returned"
+        repair = "train=fitted.train" if isinstance(train, Fitted) else "what init_train_state or a step returned"
         raise TypeError(f"fit goes on from a training state, but {describe_any(train)} came; pass {repair}.")
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(train)):
         raise ValueError(

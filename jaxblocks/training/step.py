@@ -16,16 +16,16 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, describe_any, require_key, require_whole
-from jaxblocks.core import Layer, StatefulLayer, as_inputs, declared_by, fold, side_inputs, stateful
+from jaxblocks.core import Layer, StatefulLayer, as_inputs, child_key, declared_by, side_inputs, stateful
 from jaxblocks.training.data import count_rows, take_rows
 
-__all__ = ["TrainState", "evaluate", "init_training", "train_step"]
+__all__ = ["TrainState", "evaluate", "init_train_state", "train_step"]
 
 
 class TrainState(NamedTuple):
     """All that changes while a net is trained; a pytree, so ``jit``, checkpoints and ``vmap`` take it as it is.
 
-    `init_training` makes the first one, each step the next.
+    `init_train_state` makes the first one, each step the next.
 
     Args:
         params, state: of the net; ``state`` is ``()`` for a net without state.
@@ -45,13 +45,13 @@ class TrainState(NamedTuple):
     step: Any
 
 
-def init_training(
+def init_train_state(
     net: Layer | StatefulLayer | Callable, optimizer: optax.GradientTransformation, key, *inputs, **side
 ) -> TrainState:
     """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
 
-    Params are drawn from ``fold(key, "init")`` and the key of training is ``fold(key, "training")``
-    (`jaxblocks.core.fold`), so one key may go to ``init_training``, ``minibatches`` and ``three_way_split``.
+    Params are drawn from ``child_key(key, "init")`` and the key of training is ``child_key(key, "training")``
+    (`jaxblocks.core.fold`), so one key may go to ``init_train_state``, ``minibatches`` and ``train_val_test_split``.
 
     Args:
         inputs: of the net, one batch of them; arrays or ``jax.ShapeDtypeStruct``s, only shapes and dtypes are read.
@@ -61,12 +61,12 @@ def init_training(
         TypeError: where ``key`` is no key, or ``optimizer`` none.
 
     >>> from jaxblocks.layers.dense import Dense
-    >>> train = init_training(Dense(3), optax.adam(1e-3), jax.random.key(0), jnp.zeros((8, 2)))
+    >>> train = init_train_state(Dense(3), optax.adam(1e-3), jax.random.key(0), jnp.zeros((8, 2)))
     >>> train.params["kernel"].shape, train.state, int(train.step)
     ((2, 3), (), 0)
     """
-    require_key("init_training", key)
-    require_optimizer("init_training", optimizer)
+    require_key("init_train_state", key)
+    require_optimizer("init_train_state", optimizer)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
     side = {"train": True, **side} if takes_train else side
     net = stateful(net)
@@ -74,9 +74,9 @@ def init_training(
 
     @jax.jit  # one compilation for all params, and no buffer twice, which could not be donated
     def begin(key):
-        params, state = net.init(fold(key, "init"), *inputs, **side)
+        params, state = net.init(child_key(key, "init"), *inputs, **side)
         trees = _strong((params, state, optimizer.init(params)))
-        return TrainState(*trees, _untyped(fold(key, "training")), jnp.zeros((), jnp.int32))
+        return TrainState(*trees, _untyped(child_key(key, "training")), jnp.zeros((), jnp.int32))
 
     return begin(key)
 
@@ -131,7 +131,7 @@ def train_step(
 
     >>> from jaxblocks.layers.dense import Dense
     >>> optimizer = optax.sgd(0.1)
-    >>> train = init_training(Dense(1), optimizer, jax.random.key(0), jnp.zeros((4, 1)))
+    >>> train = init_train_state(Dense(1), optimizer, jax.random.key(0), jnp.zeros((4, 1)))
     >>> step = train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optimizer)
     >>> x = jnp.arange(4.0)[:, None]
     >>> for _ in range(100):
@@ -150,7 +150,7 @@ def train_step(
     def step(train, x, y, /, **side):
         if not isinstance(train, TrainState):
             raise TypeError(
-                f"A training step expects the state that init_training made, but {describe_any(train)} came; "
+                f"A training step expects the state that init_train_state made, but {describe_any(train)} came; "
                 "call step(train, x, y)."
             )
 
@@ -249,8 +249,8 @@ def training_forward(net, augment=None, compute_dtype=None) -> Callable:
         if own := {"train", "key"} & side.keys():
             raise TypeError(f"A training step passes {' and '.join(sorted(own))} by itself; leave it out of the call.")
         key = jax.random.fold_in(_typed(train.key), train.step)
-        x = x if augment is None else augment(fold(key, "augment"), x)
-        own = {"train": True, "key": fold(key, "net")}
+        x = x if augment is None else augment(child_key(key, "augment"), x)
+        own = {"train": True, "key": child_key(key, "net")}
         side = {**side, **{name: value for name, value in own.items() if name in reads}}
         return _apply_in(compute_dtype, apply, train.params, train.state, x, side)
 
