@@ -18,7 +18,8 @@ from jaxblocks.core import Layer, StatefulLayer, as_layer, side_inputs, stateful
 from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 
 # Dense layers and linear models.
-from jaxblocks.layers.dense import MLP, Bias, Dense, affine, fuse_affine
+from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
 # Convolution and pooling.

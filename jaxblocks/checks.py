@@ -1,135 +1,439 @@
-"""Checks that speak in sentences: what was expected, what came, where, what to do.
+"""Errors are sentences, and this file is the one place that makes them.
 
-Shapes and dtypes are known while JAX traces, so checks on them always run and
-cost nothing under ``jit``. Values are known only where they are concrete: there
-(eager calls, and eager ``grad``) a bad value raises at once. Inside ``jit`` or ``vmap``
-it cannot, so the functions that look at values document what they return then, and take
-``check=True``, which hands the condition to ``jax.experimental.checkify`` (under ``jit`` alone JAX
-refuses it, and says so)::
+    <public name> expected <what>, got <shape, dtype or value>; <what to do>.
+
+Nothing is stated twice. `checked` reads what a function expects from its annotations, and checks every call against
+them before the body runs: dtypes and shapes (``Float[Array, "*batch in"]``), options (``bool``, ``int``,
+``Literal["valid", "same"]``), ranges (`PositiveInt`, `Rate`, ...), functions (``Callable``). An axis name that occurs
+twice has one size. What no annotation can say is one call of `check` in the body. No function is told the name of its
+caller: when, and only when, a check fails, `public_name` reads it off the call stack.
+
+Shapes and dtypes are known while JAX traces, so that these checks always run and cost nothing under ``jit``. Values
+are known only where they are concrete: there (eager calls, and eager ``grad``) `check_values` raises at once. Inside
+``jit`` or ``vmap`` it cannot, so the functions that look at values document what they return then, and take
+``check=True``, which hands the condition to ``jax.experimental.checkify`` (under ``jit`` alone JAX rejects it, and
+says so)::
 
     >>> from jax.experimental import checkify
     >>> from jaxblocks.losses import kl_divergence
-    >>> checked = jax.jit(checkify.checkify(lambda p, q: kl_divergence(p, q, check=True)))
-    >>> error, value = checked(jnp.array([0.5, 0.5]), jnp.array([0.5, 0.25]))
+    >>> checkified = jax.jit(checkify.checkify(lambda p, q: kl_divergence(p, q, check=True)))
+    >>> error, value = checkified(jnp.array([0.5, 0.5]), jnp.array([0.5, 0.25]))
     >>> error.get() is None
     False
 """
 
+import collections.abc
+import functools
+import inspect
+import math
+import numbers
 import operator
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import AbstractArray, Key
 
 __all__ = [
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "Range",
+    "Rate",
+    "check",
+    "check_params",
     "check_values",
     "checkable",
+    "checked",
     "describe",
-    "describe_any",
-    "require_floating",
-    "require_key",
-    "require_mask",
-    "require_whole",
+    "public_name",
 ]
+
+F = TypeVar("F", bound=Callable)
+
+
+# ---- what annotations can say beyond their type ----------------------------------------------
+
+
+class Range(NamedTuple):
+    """The values that an annotated number may take: ``Annotated[int, Range(1)]`` is an integer >= 1.
+
+    Attributes:
+        least: the smallest value, or the largest one that is excluded where ``open_below``.
+        below: the values are smaller than this one.
+        most: the values are at most this one.
+    """
+
+    least: float = -math.inf
+    below: float = math.inf
+    most: float = math.inf
+    open_below: bool = False
+
+    def __contains__(self, value) -> bool:
+        above = value > self.least if self.open_below else value >= self.least
+        return bool(above and value <= self.most and (value < self.below or self.below == math.inf != value))
+
+    def __str__(self) -> str:
+        first = f"> {self.least:g}" if self.open_below else f">= {self.least:g}"
+        last = f"< {self.below:g}" if self.below < math.inf else f"<= {self.most:g}" if self.most < math.inf else ""
+        return " and ".join(filter(None, ("" if self.least == -math.inf else first, last)))
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+PositiveFloat = Annotated[float, Range(0, open_below=True)]
+NonNegativeFloat = Annotated[float, Range(0)]
+Rate = Annotated[float, Range(0, below=1)]
+
+
+# ---- the sentence ----------------------------------------------------------------------------
+
+
+def check(ok, expected: str, got=..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
+    """Raise ``error`` unless ``ok``: "<public name> expected <expected>, got <got>; <repair>."
+
+    ``got`` is put into words by `describe` where it is not a string; leave it out where ``expected`` says it all.
+
+    >>> check(len("abc") == 3, "three letters", "abc")
+    >>> check(len("ab") == 3, "three letters", 2, "add one")
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected three letters, got 2; add one.
+    """
+    if not ok:
+        said = "" if got is ... else f", got {got if isinstance(got, str) else describe(got)}"
+        raise error(f"{public_name()} expected {expected}{said}{'; ' * bool(repair)}{repair}.")
 
 
 def describe(x) -> str:
-    """Dtype and shape of an array in words, as the error sentences print them.
+    """A value in words, as the error sentences print it: an array by its dtype and shape, others as they print.
 
-    >>> describe(jnp.zeros((2, 3)))
-    'float32 (2, 3)'
-    """
-    x = x if hasattr(x, "dtype") and hasattr(x, "shape") else jnp.asarray(x)
-    return f"{x.dtype} {tuple(x.shape)}"
-
-
-def describe_any(x) -> str:
-    """What an argument is, in words: an array by its dtype and shape, anything else by its type.
-
-    >>> describe_any(jnp.zeros(2)), describe_any(None), describe_any(3)
-    ('float32 (2,)', 'None', 'an int')
+    >>> describe(jnp.zeros((2, 3))), describe(None), describe(2.5), describe({"scale": 1})
+    ('float32 (2, 3)', 'None', '2.5', 'a dict')
     """
     if hasattr(x, "dtype") and hasattr(x, "shape"):
-        return describe(x)
+        return f"{x.dtype} {tuple(x.shape)}"
     name = type(x).__name__
-    return "None" if x is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    short = x is None or isinstance(x, (bool, int, float, complex, str, range, type)) or inspect.isroutine(x)
+    short = short or (isinstance(x, tuple) and all(isinstance(one, (bool, int, float, str, type(None))) for one in x))
+    if inspect.isroutine(x):
+        return f"the function {getattr(x, '__name__', name)}"
+    return repr(x) if short and len(repr(x)) <= 60 else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def require_floating(where: str, **arrays) -> None:
-    """Raise a ``TypeError`` unless every named array holds floating-point (or complex) numbers.
+_TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
+_BOUNDARIES = {"init_child", "apply_child", "call_loss"}
 
-    >>> require_floating("Dense", x=jnp.arange(3))
-    Traceback (most recent call last):
-    ...
-    TypeError: Dense expects floating-point x, but int32 (3,) came; convert it with x.astype(jnp.float32).
+
+def public_name() -> str:
+    """The public function that the user called and that is now about to raise: the outermost one on the call stack.
+
+    The search goes outward and stops at the layer that is being run, at the code of the user, and at the calls by
+    which the library runs what the user gave it.
     """
-    for name, x in arrays.items():
-        if not hasattr(x, "dtype"):
-            raise TypeError(
-                f"{where} expects an array {name}, but {describe_any(x)} came; convert it with jnp.asarray({name})."
-            )
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            raise TypeError(
-                f"{where} expects floating-point {name}, but {describe(x)} came; "
-                f"convert it with {name}.astype(jnp.float32)."
-            )
+    name, frame = "", sys._getframe(1)
+    while frame is not None:
+        module, path = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        if (
+            path == "checked.<locals>.wrapper" and module == __name__
+        ):  # its function may not have begun yet, so it has no frame of its own
+            function = frame.f_locals["function"]
+            module, path = function.__module__, function.__qualname__
+        if module.partition(".")[0] == "jaxblocks":
+            if frame.f_code.co_name in _BOUNDARIES:
+                break
+            head, _, last = path.partition(".<locals>.")
+            if head in getattr(sys.modules[module], "__all__", ()) and module not in (__name__, "jaxblocks.core"):
+                name = head
+            if last in ("init", "apply") and head[:1].isupper():
+                name = head
+                break
+        elif name and module.partition(".")[0] not in _TRANSPARENT:
+            break
+        frame = frame.f_back
+    return name or "jaxblocks"
 
 
-def require_key(where: str, key) -> None:
-    """Raise a ``TypeError`` unless ``key`` is one typed key, as ``jax.random.key`` makes it.
+# ---- what annotations say --------------------------------------------------------------------
 
-    >>> require_key("Dense.init", 0)
+
+def checked(function: F) -> F:
+    """Check the arguments of every call against the annotations; NumPy arrays arrive as arrays of JAX.
+
+    >>> from jaxtyping import Array, Float
+    >>> @checked
+    ... def affine(x: Float[Array, "*batch in"], kernel: Float[Array, "in out"]):
+    ...     return x @ kernel
+    >>> affine(jnp.ones((2, 3)), jnp.ones((4, 5)))
     Traceback (most recent call last):
     ...
-    TypeError: Dense.init expects a key, but an int came; pass jax.random.key(0).
+    ValueError: affine expected x (*batch, in) and kernel (in, out) with the same size of in, got float32 (2, 3) and \
+float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
     """
-    if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
-        came, repair = describe_any(key), "pass jax.random.key(0)"
-        if getattr(key, "dtype", None) == jnp.uint32:
-            repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for the data of a key"
-        raise TypeError(f"{where} expects a key, but {came} came; {repair}.")
-    if key.shape:
-        raise TypeError(f"{where} expects one key, but keys of shape {key.shape} came; pass one, or use jax.vmap.")
+
+    expectations = None
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        nonlocal expectations
+        if expectations is None:  # read at the first call, so that importing stays light
+            expectations = _expectations(function)
+        args, kwargs = _check_arguments(expectations, args, kwargs)
+        return function(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
 
 
-def require_mask(where: str, mask, *shapes: tuple[int, ...]) -> None:
-    """Raise unless ``mask`` is a boolean array of one of these shapes: a ``TypeError`` or a ``ValueError``.
+def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
+    """The arguments of a call after their checks: NumPy arrays as arrays of JAX, all others as they were."""
+    positional, rest, named = expectations
+    sizes: dict[str, tuple] = {}
+    checked_args = []
+    for i, value in enumerate(args):
+        name, expects = positional[i] if i < len(positional) else rest
+        checked_args.append(value if expects is None else expects(name, value, sizes))
+    checked_kwargs = {}
+    for name, value in kwargs.items():
+        expects = named.get(name)
+        checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
+    return checked_args, checked_kwargs
 
-    >>> require_mask("Recurrent", jnp.ones(3), (2, 3))
-    Traceback (most recent call last):
-    ...
-    TypeError: Recurrent expects a boolean mask, true at what is real, but float32 (3,) came; write mask > 0.
-    >>> require_mask("Recurrent", jnp.ones(3, bool), (2, 3))
-    Traceback (most recent call last):
-    ...
-    ValueError: Recurrent expects a mask of shape (2, 3), but bool (3,) came; give it one entry for each place.
-    """
-    if not hasattr(mask, "dtype") or not hasattr(mask, "shape") or mask.dtype != bool:
-        repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
-        raise TypeError(
-            f"{where} expects a boolean mask, true at what is real, but {describe_any(mask)} came; {repair}."
+
+_BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
+"""What the contract says of two names, where no annotation says it."""
+
+
+def _expectations(function):
+    """What each parameter expects: (name, check) by position, that of ``*args``, and checks by name."""
+    positional, named, rest = [], {}, ("", None)
+    for p in inspect.signature(function).parameters.values():
+        annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
+        expects = None if annotation is None else _expectation(annotation, p.default is None)
+        if p.kind is p.VAR_POSITIONAL:
+            rest = (p.name, expects)
+        elif p.kind is not p.VAR_KEYWORD:
+            named[p.name] = expects
+            if p.kind is not p.KEYWORD_ONLY:
+                positional.append((p.name, expects))
+    return positional, rest, named
+
+
+def _expectation(annotation, optional: bool) -> Callable | None:
+    """The check that an annotation stands for: ``(name, value, sizes) -> value``; ``None`` where it says nothing."""
+    options = _members(annotation)
+    optional = optional or type(None) in options
+    options = [one for one in options if one is not type(None)]
+    arrays = [one for one in options if isinstance(one, type) and issubclass(one, AbstractArray)]
+    scalars = [one for one in options if one not in arrays]
+    accepts = [_acceptance(one) for one in scalars]
+    if any(accept is None for accept in accepts) or not options:
+        return None
+    words = [word for word, _ in accepts]
+
+    def expects(name, value, sizes):
+        if (value is None and optional) or any(accept(value) for _, accept in accepts):
+            return value
+        if arrays and (not scalars or hasattr(value, "shape")):
+            return _check_array(name, value, arrays, sizes)
+        said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
+        repair = _repair_scalar(name, value, words)
+        got = repr(value) if isinstance(value, str) else value
+        of_type = any(isinstance(value, kinds) and not isinstance(value, bool) for kinds in (numbers.Real, str))
+        check(
+            False,
+            f"{name} to be {said}",
+            got,
+            repair,
+            error=ValueError if of_type and "function" not in said else TypeError,
         )
-    if mask.shape not in shapes:
-        wanted = " or ".join(map(str, shapes))
-        raise ValueError(
-            f"{where} expects a mask of shape {wanted}, but {describe(mask)} came; give it one entry for each place."
+
+    return expects
+
+
+def _members(annotation) -> list:
+    """The members of a union, of unions in it too."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [member for one in typing.get_args(annotation) for member in _members(one)]
+    if isinstance(annotation, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
+        return _members(annotation.__value__)
+    return [annotation]
+
+
+def _acceptance(annotation) -> tuple[str, Callable] | None:
+    """What an annotation without arrays expects, in words, and whether a value fits; ``None`` if that is unknown."""
+    origin, limits = typing.get_origin(annotation), ()
+    if origin is Annotated:
+        annotation, *limits = typing.get_args(annotation)
+        limits = [one for one in limits if isinstance(one, Range)]
+    words = "".join(f" {limit}" for limit in limits)
+    if origin is Literal:
+        choices = typing.get_args(annotation)
+        return " or ".join(map(repr, choices)), lambda x: any(
+            x is one or (type(x) is type(one) and x == one) for one in choices
         )
+    if annotation is bool:
+        return "True or False", lambda x: isinstance(x, (bool, np.bool_))
+    if annotation is int:
+        return f"an integer{words}", lambda x: _is_integer(x) and all(x in limit for limit in limits)
+    if annotation is float:
+        return f"a number{words}", lambda x: _is_number(x) and all(x in limit for limit in limits)
+    if annotation is str:
+        return "a string", lambda x: isinstance(x, str)
+    if annotation is collections.abc.Callable or origin is collections.abc.Callable:
+        return "a function", callable
+    return None
 
 
-def require_whole(where: str, name: str, value, least: int = 1) -> int:
-    """``value`` as an ``int``; a ``ValueError`` unless it is a whole number that is large enough.
-
-    >>> require_whole("Dense", "features", 2.5)
-    Traceback (most recent call last):
-    ...
-    ValueError: Dense expects features to be a whole number >= 1, but 2.5 came.
-    """
+def _is_integer(x) -> bool:
+    if isinstance(x, (bool, np.bool_)) or isinstance(x, jax.Array):
+        return False
     try:
-        whole = None if isinstance(value, bool) else operator.index(value)
+        operator.index(x)
     except TypeError:
-        whole = None
-    if whole is None or whole < least:
-        raise ValueError(f"{where} expects {name} to be a whole number >= {least}, but {value!r} came.")
-    return whole
+        return False
+    return True
+
+
+def _is_number(x) -> bool:
+    return isinstance(x, (numbers.Real, np.floating, np.integer)) and not isinstance(x, (bool, np.bool_)) and x == x
+
+
+def _repair_scalar(name, value, words) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return f'it has to be known while JAX traces; under jit, write static_argnames="{name}"'
+    if isinstance(value, type) or (callable(value) and "a function" not in words):
+        return f"pass a value of {name}"
+    if words == ["a function"]:
+        return f"pass the function itself, such as {name}=jaxblocks.relu"
+    return ""
+
+
+# ---- arrays ----------------------------------------------------------------------------------
+
+_KINDS = {
+    "Float": ("a floating-point array", "convert it with {name}.astype(jnp.float32)"),
+    "Complex": ("a complex array", "convert it with {name}.astype(jnp.complex64)"),
+    "Inexact": ("a floating-point or complex array", "convert it with {name}.astype(jnp.float32)"),
+    "Integer": ("an integer array", "convert it with {name}.astype(jnp.int32)"),
+    "Int": ("an integer array", "convert it with {name}.astype(jnp.int32)"),
+    "Real": ("an array of real numbers", "pass its real part, {name}.real, or convert it"),
+    "Num": ("an array of numbers", "convert it with {name}.astype(jnp.float32)"),
+    "Bool": ("a boolean array", "write {name} > 0, or {name}.astype(bool)"),
+    "Key": ("a key", "pass jax.random.key(0)"),
+    "Shaped": ("an array", "convert it with jnp.asarray({name})"),
+}
+
+
+def _check_array(name, x, specs, sizes):
+    """Check dtype and shape of an array; ``sizes`` are those of the axes of the arguments before it."""
+    words, repair = (text.format(name=name) for text in _KINDS.get(specs[0].dtype.__name__, _KINDS["Shaped"]))
+    if isinstance(x, (np.ndarray, np.generic)):
+        x = jnp.asarray(x)  # float64 of NumPy becomes float32, as everywhere in JAX
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
+        check(False, f"{name} to be {words}", x, repair, error=TypeError)
+    if not any(_is_dtype(x.dtype, spec) for spec in specs):
+        if words == "a key" and x.dtype == jnp.uint32:
+            repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for the data of a key"
+        check(False, f"{name} to be {words}", x, repair, error=TypeError)
+    spec = next(spec for spec in specs if _is_dtype(x.dtype, spec))
+    _check_shape(name, x, _axes(spec.dim_str), sizes)
+    return x
+
+
+@functools.cache
+def _is_dtype(dtype, spec) -> bool:
+    if spec.dtype.__name__ == "Key":
+        return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return not isinstance(spec.dtypes, (tuple, list)) or dtype.name in spec.dtypes
+
+
+@functools.cache
+def _axes(dims: str) -> tuple[str, ...]:
+    return tuple(dims.split())
+
+
+def _check_shape(name, x, axes, sizes) -> None:
+    """Match the axes of an array: ``*names`` stand for several, ``_names`` and ``...`` are not compared."""
+    shape = tuple(x.shape)
+    several = [i for i, axis in enumerate(axes) if axis == "..." or axis.lstrip("#_")[:1] == "*" or axis[:1] == "*"]
+    least = len(axes) - len(several)
+    if axes == () and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and shape:
+        check(False, f"one {name}", f"keys of shape {shape}", "pass one, or use jax.vmap", error=TypeError)
+    if len(shape) < least or (len(shape) > least and not several):
+        way = "at least " if several else ""
+        form = _form(axes)
+        missing = least - len(shape)
+        repair = f"add the missing ax{'i' if missing == 1 else 'e'}s, as in {name}[{', '.join(['None'] * missing)}]"
+        if missing < 0:
+            repair = "map over the leading axes with jax.vmap" if shape else "pass one value"
+        check(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)
+    split = several[0] if several else len(axes)
+    after = len(axes) - split - 1 if several else 0
+    where = [(axis, i, size) for i, (axis, size) in enumerate(zip(axes[:split], shape, strict=False))]
+    if several:
+        where.append((axes[split], split, shape[split : len(shape) - after]))
+        where += [(axis, i - after, shape[i - after]) for i, axis in enumerate(axes[split + 1 :])]
+    for axis, place, size in where:
+        if axis == "..." or "_" in (axis[0], axis.lstrip("*#")[:1]) or axis[0] == "#":
+            continue
+        if axis.isdigit():
+            check(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)
+        elif axis.lstrip("*").isidentifier():
+            other, known, met, other_place, other_axes = sizes.setdefault(axis, (name, size, x, place, axes))
+            if known != size:
+                both = f"give axis {other_place} of {other} and axis {place} of {name} one size"
+                if public_name()[:1].isupper():
+                    both = f"pass {other} of that size, or params made by init for this {other}"
+                check(
+                    False,
+                    f"{other} {_form(other_axes)} and {name} {_form(axes)} with the same size of {axis}",
+                    f"{describe(met)} and {describe(x)}",
+                    "give both the same leading axes" if axis[0] == "*" else both,
+                )
+
+
+def _form(axes) -> str:
+    """The axes as a tuple in words: ``(*batch, in)``."""
+    words = [axis.replace("_", "", 1) if axis.lstrip("*#")[:1] == "_" else axis for axis in axes]
+    return f"({', '.join(words)}{',' * (len(words) == 1)})"
+
+
+# ---- params and values -----------------------------------------------------------------------
+
+
+def check_params(params, **shapes: tuple[int | None, ...]) -> None:
+    """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names, and arrays of these shapes in it.
+
+    ``None`` in a shape stands for any size.
+
+    >>> check_params({"bias": jnp.zeros(3)}, bias=(3,))
+    >>> check_params({"scale": jnp.zeros(3)}, bias=(3,))
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected params named bias, got scale; pass those that its own init made: apply(params, x).
+    >>> check_params({"bias": jnp.zeros(3)}, bias=(4,))
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected bias of shape (4,), got float32 (3,); pass params that init made for this x.
+    """
+    if not isinstance(params, Mapping) or set(params) != set(shapes):
+        got = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else params
+        repair = "pass those that its own init made: apply(params, x)"
+        check(False, f"params named {', '.join(sorted(shapes))}", got, repair)
+    for name, shape in shapes.items():
+        got = getattr(params[name], "shape", None)
+        fits = (
+            got is not None and len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
+        )
+        wanted = str(shape).replace("None", "any")
+        check(fits, f"{name} of shape {wanted}", params[name], "pass params that init made for this x")
 
 
 def checkable(x, check: bool):
@@ -145,23 +449,102 @@ def checkable(x, check: bool):
 
 
 def check_values(ok, message: str, *, check: bool = False, **values) -> None:
-    """Raise ``ValueError(message.format(**values))`` where the boolean array ``ok`` is not all true.
+    """Raise a ``ValueError`` where the boolean array ``ok`` is not all true: "<public name> expected <message>."
 
     Concrete values are checked at once. Traced values are checked only with
     ``check=True``, through ``checkify.check``; the caller then wraps its function
-    in ``checkify.checkify``. Each of ``values`` is an array that ``message`` names.
+    in ``checkify.checkify``. Each of ``values`` is an array that ``message`` names in braces.
 
     >>> p = jnp.array([0.5, 0.25])
-    >>> check_values(p.sum() == 1, "p must sum to 1, but sums to {total}; divide by p.sum().", total=p.sum())
+    >>> check_values(p.sum() == 1, "p to sum to 1, got {total}; divide by p.sum()", total=p.sum())
     Traceback (most recent call last):
     ...
-    ValueError: p must sum to 1, but sums to 0.75; divide by p.sum().
+    ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().
     """
     ok = ok if isinstance(ok, bool) else jnp.all(ok)  # a Python bool stays known while JAX traces
     if isinstance(ok, jax.core.Tracer):
         if check:
-            from jax.experimental import checkify  # here, because it brings Pallas
+            from jax.experimental import checkify  # here, because it loads Pallas
 
-            checkify.check(ok, message, **{name: jnp.asarray(value) for name, value in values.items()})
+            sentence = f"{public_name()} expected {message}."
+            checkify.check(ok, sentence, **{name: jnp.asarray(value) for name, value in values.items()})
     elif not ok:
-        raise ValueError(message.format(**{name: f"{value}" for name, value in values.items()}))
+        raise ValueError(f"{public_name()} expected {message}.".format(**{n: f"{v}" for n, v in values.items()}))
+
+
+# ---- the former mechanism, until its last caller is converted ----------------------------------
+
+
+def describe_any(x) -> str:
+    """What an argument is, in words: an array by its dtype and shape, anything else by its type."""
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return describe(x)
+    name = type(x).__name__
+    return "None" if x is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def require_floating(where: str, **arrays) -> None:
+    """Raise a ``TypeError`` unless every named array holds floating-point (or complex) numbers."""
+    for name, x in arrays.items():
+        if not hasattr(x, "dtype"):
+            raise TypeError(
+                f"{where} expected an array {name}, got {describe_any(x)}; convert it with jnp.asarray({name})."
+            )
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            raise TypeError(
+                f"{where} expected floating-point {name}, got {describe(x)}; "
+                f"convert it with {name}.astype(jnp.float32)."
+            )
+
+
+def require_key(where: str, key) -> None:
+    """Raise a ``TypeError`` unless ``key`` is one typed key, as ``jax.random.key`` makes it."""
+    if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        came, repair = describe_any(key), "pass jax.random.key(0)"
+        if getattr(key, "dtype", None) == jnp.uint32:
+            repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for the data of a key"
+        raise TypeError(f"{where} expected a key, got {came}; {repair}.")
+    if key.shape:
+        raise TypeError(f"{where} expected one key, but keys of shape {key.shape} came; pass one, or use jax.vmap.")
+
+
+def require_mask(where: str, mask, *shapes: tuple[int, ...]) -> None:
+    """Raise unless ``mask`` is a boolean array of one of these shapes: a ``TypeError`` or a ``ValueError``."""
+    if not hasattr(mask, "dtype") or not hasattr(mask, "shape") or mask.dtype != bool:
+        repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
+        raise TypeError(f"{where} expected a boolean mask, true at what is real, got {describe_any(mask)}; {repair}.")
+    if mask.shape not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise ValueError(
+            f"{where} expected a mask of shape {wanted}, got {describe(mask)}; give it one entry for each place."
+        )
+
+
+def require_whole(where: str, name: str, value, least: int = 1) -> int:
+    """``value`` as an ``int``; a ``ValueError`` unless it is a whole number that is large enough."""
+    try:
+        whole = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = None
+    if whole is None or whole < least:
+        raise ValueError(f"{where} expected {name} to be an integer >= {least}, got {value!r}.")
+    return whole
+
+
+def require_params(where: str, params, *names: str) -> None:
+    """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names."""
+    if not isinstance(params, Mapping) or set(params) != set(names):
+        came = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else describe_any(params)
+        raise ValueError(
+            f"{where} expected params named {', '.join(sorted(names))}, got {came}; "
+            "pass those that its own init made: apply(params, x)."
+        )
+
+
+def require_flag(where: str, **flags) -> None:
+    """Raise a ``TypeError`` unless every flag (such as ``train``) is a Python bool."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(
+                f'{where} expected {name} to be True or False, got {flag!r}; under jit, write static_argnames="{name}".'
+            )

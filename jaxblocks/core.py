@@ -20,22 +20,28 @@ import inspect
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxblocks.checks import describe_any, require_key
+from jaxblocks.checks import check, checked, require_flag, require_params  # noqa: F401
 
 __all__ = [
+    "ArrayOrShape",
+    "Call",
     "Child",
     "Layer",
+    "LayerLike",
+    "RecordedFunction",
     "StatefulLayer",
     "apply_child",
     "as_inputs",
     "as_layer",
     "as_shapes",
+    "builder",
     "child_key",
     "child_of",
     "children",
@@ -46,16 +52,173 @@ __all__ = [
     "layer_name",
     "make_combinator",
     "output_shapes",
-    "require_flag",
+    "recorded",
     "require_pair",
-    "require_params",
     "side_inputs",
     "split_side",
     "stateful",
 ]
 
+F = TypeVar("F", bound=Callable)
 
-class Layer(NamedTuple):
+
+# ---- how a layer is built, and how it prints -------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A call of a builder: what a layer prints as, and what a pickled layer is rebuilt by.
+
+    >>> str(Call(Dense, (3,), {"use_bias": False, "dtype": None}))
+    'Dense(3, use_bias=False)'
+    """
+
+    function: Callable
+    args: tuple
+    kwargs: dict
+
+    def __str__(self) -> str:
+        given = inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
+        parameters, parts, left = inspect.signature(self.function).parameters, [], len(self.args)
+        for name, value in given.items():
+            p = parameters[name]
+            if p.kind is p.VAR_POSITIONAL:
+                parts += map(_expression, value)
+            elif p.kind is p.VAR_KEYWORD:
+                parts += [f"{key}={_expression(each)}" for key, each in value.items()]
+            elif left > 0 and p.kind is not p.KEYWORD_ONLY:
+                parts.append(_expression(value))
+            elif p.default is p.empty or _expression(value) != _expression(p.default):
+                parts.append(f"{name}={_expression(value)}")
+            left -= 1
+        line = f"{self.function.__name__}({', '.join(parts)})"
+        if len(line) <= 100 and "\n" not in line:
+            return line
+        lines = ",\n".join(parts).replace("\n", "\n    ")
+        return f"{self.function.__name__}(\n    {lines},\n)"
+
+
+def _expression(value) -> str:
+    """The Python expression that gives a value; functions show their names."""
+    if isinstance(value, functools.partial):
+        options = [*map(_expression, value.args), *(f"{k}={_expression(v)}" for k, v in value.keywords.items())]
+        return f"partial({', '.join([_expression(value.func), *options])})"
+    if isinstance(value, (Layer, StatefulLayer, RecordedFunction)):
+        return repr(value)
+    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+        left, right = ("(", ")") if type(value) is tuple else ("[", "]")
+        return left + ", ".join(map(_expression, value)) + "," * (left == "(" and len(value) == 1) + right
+    if isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, jax.core.Tracer):
+        return f"jnp.array({np.asarray(value).tolist()}, jnp.{value.dtype})"
+    if isinstance(value, np.dtype) or (isinstance(value, type(jnp.float32)) or value in (float, int, bool)):
+        return f"jnp.{jnp.dtype(value).name}"
+    name = getattr(value, "__name__", "") if callable(value) else ""
+    for prefix, module in (("jnp", jnp), ("jax.nn", jax.nn), ("jax.lax", jax.lax)):
+        if name and getattr(module, name, None) is value:
+            return f"{prefix}.{name}"
+    return name or repr(value)
+
+
+def builder(function: F) -> F:
+    """Let the layers that a function builds know how they were built.
+
+    The layer prints as the call that built it, and pickles as that call; ``init`` and ``apply`` check their arguments
+    by their annotations, as the builder does (see `jaxblocks.checks.checked`): ``key`` is a key, ``train`` a bool.
+
+    >>> @builder
+    ... def Scale(factor: float, *, offset: float = 0.0) -> Layer:
+    ...     return Layer(lambda key, x: (), lambda params, x: factor * x + offset)
+    >>> Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
+    Serial(Scale(2.0), Scale(3.0, offset=1.0), relu)
+    """
+
+    @functools.wraps(function)
+    def build(*args, **kwargs):
+        layer = check_call(*args, **kwargs)
+        if layer.__dict__.get("call") is None:  # not built by another builder
+            for one, role in zip(layer, ("init", "apply"), strict=True):
+                one.__qualname__ = f"{function.__name__}.<locals>.{role}"
+            layer = type(layer)(*map(checked, layer))
+        return _with_call(layer, Call(build, args, kwargs))
+
+    check_call = checked(function)
+    return build  # type: ignore[return-value]
+
+
+def recorded(function: F) -> F:
+    """A `builder` of functions, such as initializers, which then print and pickle as the call that made them.
+
+    >>> recorded(lambda scale: lambda x: scale * x)(2.0)
+    <lambda>(2.0)
+    """
+
+    @functools.wraps(function)
+    def make(*args, **kwargs):
+        return RecordedFunction(Call(make, args, kwargs), function(*args, **kwargs))
+
+    return make  # type: ignore[return-value]
+
+
+class RecordedFunction:
+    """A function that knows the call that made it; made by `recorded`.
+
+    >>> initializers.constant(2.0)
+    constant(2.0)
+    """
+
+    def __init__(self, call: Call, function: Callable):
+        """Of a call, the function that it returned."""
+        self._call, self._function = call, function
+
+    def __call__(self, *args, **kwargs):
+        """Call the function."""
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return str(self._call)
+
+    def __reduce__(self):
+        return _call_again, tuple(self._call)
+
+
+def _call_again(function, args, kwargs):
+    return function(*args, **kwargs)
+
+
+def _with_call(layer, call: Call):
+    """The same functions as a new pair that remembers the call."""
+    layer = type(layer)(*layer)
+    layer.call = call
+    return layer
+
+
+class _Pair(NamedTuple):
+    init: Callable[..., Any]
+    apply: Callable[..., Any]
+
+
+class _Recorded(_Pair):
+    """What both kinds of pair can do beside being a tuple of two functions."""
+
+    call: Call | None = None
+
+    def __repr__(self) -> str:
+        return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"
+
+    def __reduce__(self):
+        return (_call_again, tuple(self.call)) if self.call else (type(self), tuple(self))
+
+    def __call__(self, *args, **kwargs) -> NoReturn:
+        call = "(params, state, x)" if isinstance(self, StatefulLayer) else "(params, x)"
+        raise TypeError(
+            f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
+            f"params = net.init(key, x) and net.apply{call}."
+        )
+
+
+# ---- the two pairs ---------------------------------------------------------------------------
+
+
+class Layer(_Recorded):
     """A pair of pure functions: ``init(key, *inputs) -> params``, ``apply(params, *inputs) -> outputs``.
 
     >>> import jax, jax.numpy as jnp
@@ -71,11 +234,8 @@ class Layer(NamedTuple):
     Array([0., 2., 4.], dtype=float32)
     """
 
-    init: Callable[..., Any]
-    apply: Callable[..., Any]
 
-
-class StatefulLayer(NamedTuple):
+class StatefulLayer(_Recorded):
     """A pair whose ``apply`` takes a state and returns the next one beside its outputs.
 
     >>> import jax, jax.numpy as jnp
@@ -92,11 +252,15 @@ class StatefulLayer(NamedTuple):
     {'calls': Array(1, dtype=int32)}
     """
 
-    init: Callable[..., Any]
-    apply: Callable[..., Any]
+
+ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
+"""What ``init`` takes: an array, or its shape and dtype."""
+
+LayerLike: TypeAlias = Layer | StatefulLayer | Callable[..., Any]
+"""What combinators take: a pair, or a function of arrays."""
 
 
-def side_inputs(layer) -> tuple[str, ...]:
+def side_inputs(layer: LayerLike) -> tuple[str, ...]:
     """Names of the side inputs that a pair, or a function of arrays, reads: its keyword-only parameters.
 
     >>> import jax.numpy as jnp
@@ -106,7 +270,7 @@ def side_inputs(layer) -> tuple[str, ...]:
     return tuple(declared_by(layer.apply if isinstance(layer, (Layer, StatefulLayer)) else layer))
 
 
-def as_layer(layer) -> Layer | StatefulLayer:
+def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     """A pair as it is; a plain function of arrays as a layer without params.
 
     The function's keyword-only parameters become the layer's side inputs.
@@ -118,15 +282,13 @@ def as_layer(layer) -> Layer | StatefulLayer:
     """
     if isinstance(layer, (Layer, StatefulLayer)):
         return layer
-    if isinstance(layer, tuple) and len(layer) == 2:
-        raise TypeError("A layer was expected, but a bare tuple came; name its two functions: Layer(init, apply).")
-    if not callable(layer):
-        hint = {list: "; write Serial(*layers)", dict: "; write Serial(**layers)"}.get(type(layer), "")
-        came = describe_any(layer) if hint or hasattr(layer, "shape") else repr(layer)
-        raise TypeError(f"A layer or a function of arrays was expected, but {came} came{hint}.")
-    name = getattr(layer, "__name__", "")
-    if name[:1].isupper():  # the case of a name is its type
-        raise TypeError(f"A layer was expected, but {name} itself came; call it: {name}(...).")
+    expected = "a layer or a function of arrays"
+    two = isinstance(layer, tuple) and len(layer) == 2
+    check(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
+    hint = {list: "write Serial(*layers)", dict: "write Serial(**layers)"}.get(type(layer), "")
+    check(callable(layer), expected, layer, hint, error=TypeError)
+    name = getattr(layer, "__name__", "")  # the case of a name is its type
+    check(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
     function = layer
 
     def init(key, *inputs):
@@ -138,10 +300,10 @@ def as_layer(layer) -> Layer | StatefulLayer:
     _sign(apply, ("params",), declared_by(function))
     apply.of_arrays = function  # whose annotations are those of the layer
     apply.__qualname__ = f"{_name_of(function)}.<locals>.apply"
-    return Layer(init, apply)
+    return _with_call(Layer(init, apply), Call(as_layer, (function,), {}))
 
 
-def stateful(layer) -> StatefulLayer:
+def stateful(layer: LayerLike) -> StatefulLayer:
     """Lift any layer (or function) to a ``StatefulLayer``; the state of a stateless one is ``()``.
 
     >>> import jax, jax.numpy as jnp
@@ -163,40 +325,7 @@ def stateful(layer) -> StatefulLayer:
 
     _sign(init, ("key",), declared_by(layer.init))
     _sign(apply, ("params", "state"), declared_by(layer.apply))
-    apply.__qualname__ = layer.apply.__qualname__
-    return StatefulLayer(init, apply)
-
-
-def require_params(where: str, params, *names: str) -> None:
-    """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names.
-
-    >>> require_params("Bias", {"scale": 1.0}, "bias")
-    Traceback (most recent call last):
-    ...
-    ValueError: Bias expects params named bias, but scale came; pass those that its own init made: apply(params, x).
-    """
-    if not isinstance(params, Mapping) or set(params) != set(names):
-        came = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else describe_any(params)
-        raise ValueError(
-            f"{where} expects params named {', '.join(sorted(names))}, but {came} came; "
-            "pass those that its own init made: apply(params, x)."
-        )
-
-
-def require_flag(where: str, **flags) -> None:
-    """Raise a ``TypeError`` unless every flag (such as ``train``) is a Python bool.
-
-    >>> require_flag("Dropout", train=1)
-    Traceback (most recent call last):
-    ...
-    TypeError: Dropout expects train to be True or False, but 1 came; under jit, write static_argnames="train".
-    """
-    for name, flag in flags.items():
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(
-                f"{where} expects {name} to be True or False, but {flag!r} came; "
-                f'under jit, write static_argnames="{name}".'
-            )
+    return _with_call(StatefulLayer(init, apply), Call(stateful, (layer,), {}))
 
 
 # ---- for those who write combinators ------------------------------------------------------
@@ -205,10 +334,10 @@ def require_flag(where: str, **flags) -> None:
 class Child(NamedTuple):
     """A layer at its place in a combinator, lifted to a ``StatefulLayer``.
 
-    ``label`` is its position (int), its name (str), or ``None`` for an only child.
+    ``label`` is its position (int), its name (str), or ``None`` for an only child, whose params are those of the
+    combinator itself.
     """
 
-    owner: str
     label: int | str | None
     kind: str
     layer: StatefulLayer
@@ -217,44 +346,34 @@ class Child(NamedTuple):
     reads: dict[str, inspect.Parameter]
 
     @property
-    def place(self) -> str:
-        """Where it is, in words: ``Serial[2] (Dense)``."""
-        label = {int: f"[{self.label}]", str: f".{self.label}"}.get(type(self.label), "")
-        return f"{self.owner}{label} ({self.kind})"
-
-    @property
     def scope(self) -> str:
         """Its name for the compiler: ``2.Dense``; `jaxblocks.summary` reads it off the jaxpr."""
         return f"{'' if self.label is None else self.label}.{self.kind}"
 
 
-def children(owner: str, layers: Iterable, named: Mapping | None = None) -> tuple[Child, ...]:
+def children(layers: Iterable[LayerLike], named: Mapping[str, LayerLike] | None = None) -> tuple[Child, ...]:
     """The children of a combinator, positional or named, each with what it declares."""
     layers, named = tuple(layers), dict(named or {})
-    if layers and named:
-        raise TypeError(
-            f"{owner} takes its layers by position or by name, but {len(layers)} came by position and "
-            f"{', '.join(named)} by name; name all of them or none."
-        )
+    both = f"{len(layers)} by position and {', '.join(named)} by name"
+    expected = "layers by position or by name, not both"
+    check(not (layers and named), expected, both, "name all of them or none", error=TypeError)
     for name in named:
-        if not name.isidentifier():
-            raise ValueError(f"{owner} expects names without dots, slashes and blanks, but {name!r} came; rename it.")
-    return tuple(child_of(owner, label, layer) for label, layer in (named.items() or enumerate(layers)))
+        check(name.isidentifier(), "names without dots, slashes and blanks", repr(name), "rename it")
+    return tuple(child_of(label, layer) for label, layer in (named.items() or enumerate(layers)))
 
 
-def child_of(owner: str, label: int | str | None, layer) -> Child:
+def child_of(label: int | str | None, layer: LayerLike) -> Child:
     """One layer at one place."""
-    with error_context(f"{owner}[{label}]" if isinstance(label, int) else f"{owner}.{label}" if label else owner):
-        layer = as_layer(layer)
-        kind = layer_name(layer)
-        for function in layer:
+    with error_context(label, layer):
+        pair = as_layer(layer)
+        kind = layer_name(pair)
+        for function in pair:
             if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
-                raise TypeError(
-                    f"{kind} takes **kwargs, so that nobody can tell which side inputs it reads; "
-                    "declare them by name, as in apply(params, x, *, train=False, key=None)."
-                )
-    has_state = isinstance(layer, StatefulLayer)
-    return Child(owner, label, kind, stateful(layer), has_state, declared_by(layer.init), declared_by(layer.apply))
+                expected = f"the side inputs of {kind} as keyword-only parameters with names"
+                repair = "declare them, as in apply(params, x, *, train=False, key=None)"
+                check(False, expected, "**kwargs", repair, error=TypeError)
+    has_state = isinstance(pair, StatefulLayer)
+    return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
 
 
 def declared_by(function) -> dict[str, inspect.Parameter]:
@@ -268,14 +387,21 @@ def declared_by(function) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def layer_name(layer) -> str:
+def layer_name(layer: LayerLike) -> str:
     """What a layer is called: the name of the function that built it.
 
     >>> import jax.numpy as jnp
-    >>> layer_name(as_layer(jnp.sin))
-    'sin'
+    >>> layer_name(Dense(3)), layer_name(jnp.sin)
+    ('Dense', 'sin')
     """
-    parts = getattr(as_layer(layer).apply, "__qualname__", "layer").split(".")
+    call = getattr(layer, "call", None)
+    if call is not None and call.function in (as_layer, stateful):
+        return layer_name(call.args[0])
+    if call is not None:
+        return call.function.__name__
+    if not isinstance(layer, (Layer, StatefulLayer)):
+        return _name_of(layer)
+    parts = getattr(layer.apply, "__qualname__", "layer").split(".")
     return parts[-3] if len(parts) >= 3 and parts[-2] == "<locals>" else parts[-1]
 
 
@@ -290,25 +416,32 @@ def child_key(key, label):
 
 
 @contextmanager
-def error_context(place: str):
-    """Add the place to whatever error is raised inside."""
+def error_context(label: int | str | None, layer: LayerLike):
+    """Add the place to whatever error is raised inside: "in layer block/0 (Dense)", in the grammar of `paths`.
+
+    Each combinator on the way puts the label of its child in front.
+    """
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {place}")
+        path, kind, note = getattr(error, "place_in_net", ("", layer_name(layer), None))
+        path = "/".join(str(part) for part in (label, path) if part not in (None, ""))
+        notes = [one for one in getattr(error, "__notes__", []) if one is not note]
+        note = f"in layer {path} ({kind})" if path else f"in {kind}"
+        error.place_in_net, error.__notes__ = (path, kind, note), [*notes, note]  # type: ignore[attr-defined]
         raise
 
 
 def init_child(child: Child, key, inputs: tuple, side: Mapping):
     """Params and state of a child, from the key and side inputs of its combinator."""
-    with error_context(child.place):
+    with error_context(child.label, child.layer):
         made = child.layer.init(child_key(key, child.label), *inputs, **_asked_for(child.init_reads, side))
         return require_pair("init", "(params, state)", made)
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child: side inputs it declares, its own key, its scope, its place."""
-    with error_context(child.place), jax.named_scope(child.scope):
+    with error_context(child.label, child.layer), jax.named_scope(child.scope):
         given = _asked_for(child.reads, side)
         if "key" in given:
             given["key"] = child_key(given["key"], child.label)
@@ -318,11 +451,9 @@ def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
 
 def require_pair(function: str, what: str, made) -> tuple:
     """What a function of a ``StatefulLayer`` returned, if it is a pair as it must be."""
-    if not (isinstance(made, tuple) and len(made) == 2):
-        raise TypeError(
-            f"{function} of a StatefulLayer must return {what}, but {describe_any(made)} came; return both, or make it "
-            "a Layer."
-        )
+    right = isinstance(made, tuple) and len(made) == 2
+    repair = "return both, or make it a Layer"
+    check(right, f"{function} of a StatefulLayer to return {what}", made, repair, error=TypeError)
     return made
 
 
@@ -365,13 +496,14 @@ def as_shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
 
 
-def make_combinator(kind: str, kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
+def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
     """Make the pair of a combinator from its two functions, written once with state and for all side inputs.
 
     ``init(key, inputs, side) -> (params, state)`` and
     ``apply(params, state, inputs, side) -> (outputs, state)`` become a ``Layer`` where
     no child has state, else a ``StatefulLayer``; signatures declare the union of what
-    the children read and of ``own``, which wins; a side input that nobody reads is refused.
+    the children read and of ``own``, which wins; a side input that no child
+    reads is rejected. The function that calls it is a `builder`.
     """
     declared = {**_union(child.reads for child in kids), **(own or {})}
     for_init = {**_union(child.init_reads for child in kids), **declared}
@@ -380,26 +512,23 @@ def make_combinator(kind: str, kids: tuple[Child, ...], init: Callable, apply: C
     empty = _empty_state(kids)
 
     def pair_init(key, *inputs, **side):
-        require_key(f"{kind}.init", key)
-        _refuse_unknown(f"{kind}.init", side, for_init)
+        _reject_unknown(side, for_init)
         params, state = init(key, inputs, side)
         return (params, state) if has_state else params
 
     def stateful_apply(params, state, *inputs, **side):
-        _refuse_unknown(kind, side, declared)
-        if side.get("key") is not None:
-            require_key(kind, side["key"])
+        _reject_unknown(side, declared)
         return apply(params, state, inputs, side)
 
     def stateless_apply(params, *inputs, **side):
-        if inputs and type(inputs[0]) is tuple and not inputs[0]:
-            raise TypeError(f"{kind} has no state here, but an empty one came; call it as apply(params, x).")
+        empty_state = bool(inputs) and type(inputs[0]) is tuple and not inputs[0]
+        repair = "call it as apply(params, x)"
+        check(not empty_state, "no state, since none of its layers has one", "()", repair, error=TypeError)
         return stateful_apply(params, empty, *inputs, **side)[0]
 
     made = StatefulLayer(pair_init, stateful_apply) if has_state else Layer(pair_init, stateless_apply)
     _sign(made.init, ("key",), for_init)
     _sign(made.apply, ("params", "state") if has_state else ("params",), declared)
-    made.init.__qualname__, made.apply.__qualname__ = f"{kind}.<locals>.init", f"{kind}.<locals>.apply"
     return made
 
 
@@ -414,18 +543,18 @@ def _asked_for(declared, side):
     """Of all side inputs those that are declared; one that is required and missing is named."""
     missing = [name for name, p in declared.items() if name not in side and p.default is p.empty]
     if missing:
-        raise TypeError(f"The side input {missing[0]} is missing; pass {missing[0]}=... (to init and to apply).")
+        expected = f"the side input {missing[0]}"
+        check(False, expected, "none", f"pass {missing[0]}=... (to init and to apply)", error=TypeError)
     return {name: side[name] for name in declared if name in side}
 
 
-def _refuse_unknown(where, side, declared):
+def _reject_unknown(side, declared):
+    """Side inputs that no layer reads are rejected, with a list of those that are read."""
     unknown = sorted(side.keys() - declared.keys())
     if unknown:
-        reads = ", ".join(sorted(declared)) or "none"
-        raise TypeError(
-            f"{where} reads no side input {', '.join(map(repr, unknown))}; those that it reads: {reads}. Leave it out, "
-            "or declare it as a keyword-only parameter of the layer that should read it."
-        )
+        expected = f"side inputs among those that it reads ({', '.join(sorted(declared)) or 'none'})"
+        repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
+        check(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
 
 
 def _union(declarations) -> dict[str, inspect.Parameter]:

@@ -26,30 +26,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.nn.initializers import (
-    constant,
-    delta_orthogonal,
-    glorot_normal,
-    glorot_uniform,
-    he_normal,
-    he_uniform,
-    kaiming_normal,
-    kaiming_uniform,
-    lecun_normal,
-    lecun_uniform,
-    normal,
-    ones,
-    orthogonal,
-    truncated_normal,
-    uniform,
-    variance_scaling,
-    xavier_normal,
-    xavier_uniform,
-    zeros,
-)
+from jax.nn import initializers as _jax
 
 from jaxblocks.activations import RECTIFIERS, activation_moments
-from jaxblocks.checks import describe_any
+from jaxblocks.checks import check, checked
+from jaxblocks.core import recorded
 
 __all__ = [
     "constant",
@@ -75,8 +56,38 @@ __all__ = [
     "zeros",
 ]
 
+ones, zeros = _jax.ones, _jax.zeros
 
-def for_activation(activation: Callable, exact: bool = False) -> Callable:
+
+def _of_jax(function: Callable) -> Callable:
+    """A maker of initializers of JAX, whose initializers then print and pickle as the call that made them."""
+    make = recorded(function)
+    make.__module__ = __name__
+    return make
+
+
+constant = _of_jax(_jax.constant)
+delta_orthogonal = _of_jax(_jax.delta_orthogonal)
+glorot_normal = _of_jax(_jax.glorot_normal)
+glorot_uniform = _of_jax(_jax.glorot_uniform)
+he_normal = _of_jax(_jax.he_normal)
+he_uniform = _of_jax(_jax.he_uniform)
+kaiming_normal = _of_jax(_jax.kaiming_normal)
+kaiming_uniform = _of_jax(_jax.kaiming_uniform)
+lecun_normal = _of_jax(_jax.lecun_normal)
+lecun_uniform = _of_jax(_jax.lecun_uniform)
+normal = _of_jax(_jax.normal)
+orthogonal = _of_jax(_jax.orthogonal)
+truncated_normal = _of_jax(_jax.truncated_normal)
+uniform = _of_jax(_jax.uniform)
+variance_scaling = _of_jax(_jax.variance_scaling)
+xavier_normal = _of_jax(_jax.xavier_normal)
+xavier_uniform = _of_jax(_jax.xavier_uniform)
+
+
+@recorded
+@checked
+def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     r"""The initializer for a layer that ``activation`` follows: He's for rectifiers, LeCun's for all others.
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
@@ -99,11 +110,6 @@ def for_activation(activation: Callable, exact: bool = False) -> Callable:
     Sources: He, Zhang, Ren, Sun 2015, Delving deep into rectifiers; LeCun, Bottou, Orr, Mueller 1998, Efficient
     backprop; Krapac & Segvic, Deep feed-forward models.
     """
-    if not callable(activation):
-        raise TypeError(
-            f"for_activation expects a function, but {describe_any(activation)} came; pass the activation "
-            "itself, such as relu (identity for none)."
-        )
     if not exact:
         bare = activation
         while hasattr(bare, "func"):
@@ -119,7 +125,9 @@ def for_activation(activation: Callable, exact: bool = False) -> Callable:
     return exactly
 
 
-def identity(scale: int | float = 1.0) -> Callable:
+@recorded
+@checked
+def identity(scale: float = 1.0) -> Callable:
     """The initializer of ``scale`` times the identity matrix; with as many rows as columns, a layer that does nothing.
 
     Where the sizes differ, the diagonal that begins at the first entry is ``scale`` and all else 0.
@@ -134,11 +142,8 @@ def identity(scale: int | float = 1.0) -> Callable:
     """
 
     def diagonal(key, shape, dtype=jnp.float32):
-        if len(shape) != 2:
-            raise ValueError(
-                f"initializers.identity expects the shape of a matrix, (in, out), but {tuple(shape)} came; for the "
-                "kernel of a convolution use delta_orthogonal()."
-            )
+        repair = "for the kernel of a convolution use delta_orthogonal()"
+        check(len(shape) == 2, "the shape of a matrix, (in, out)", str(tuple(shape)), repair)
         return jnp.asarray(scale, dtype) * jnp.eye(*shape, dtype=dtype)
 
     return diagonal

@@ -183,7 +183,7 @@ def test_repeat_traces_its_layer_a_fixed_number_of_times():
     def traced(n):
         calls = []
 
-        def count_flops(x):
+        def count(x):
             calls.append(None)
             return jnp.tanh(x)
 
@@ -346,7 +346,7 @@ def test_wire_passes_side_inputs_by_hand_or_by_itself():
 def test_wire_traces_each_child_once():
     calls = []
 
-    def count_flops(x):
+    def count(x):
         calls.append(None)
         return x
 

@@ -15,7 +15,8 @@ from jaxblocks.ad.hessians import as_matrix, hessian, hessian_blocks, hessian_di
 from jaxblocks.ad.operators import empirical_risk, hessian_operator
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
-from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.pool import GlobalAvgPool
 
 

@@ -26,7 +26,8 @@ from jaxblocks.ad.operators import (
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Residual, Serial
 from jaxblocks.layers.conv import Conv
-from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import BatchNorm, LayerNorm
 from jaxblocks.layers.pool import GlobalAvgPool

@@ -24,7 +24,8 @@ from jaxblocks.ad.spectra import (
 )
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
-from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.pool import GlobalAvgPool
 
 

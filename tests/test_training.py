@@ -17,7 +17,8 @@ from jax import lax
 import jaxblocks.training
 from jaxblocks.core import Layer, StatefulLayer, child_key
 from jaxblocks.layers.combinators import Serial
-from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.losses import l1_penalty, l2_penalty, mse, soft_threshold, softmax_cross_entropy
 from jaxblocks.training import (
     early_stopping,

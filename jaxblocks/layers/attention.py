@@ -32,7 +32,7 @@ from jaxblocks.checks import (
     require_mask,
     require_whole,
 )
-from jaxblocks.core import Layer, StatefulLayer, child_key, require_flag, require_params
+from jaxblocks.core import Layer, StatefulLayer, builder, child_key, require_flag, require_params
 from jaxblocks.precision import wide_dtype
 from jaxblocks.tensors import einsum
 
@@ -240,6 +240,7 @@ def attention(
     )
 
 
+@builder
 def Attention(
     heads: int,
     *,

@@ -17,14 +17,16 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from jaxblocks.ad.checkpointing import require_checkpoint, scan
-from jaxblocks.checks import describe, describe_any, require_mask, require_whole
+from jaxblocks.checks import NonNegativeInt, check, describe
 from jaxblocks.core import (
     Child,
     Layer,
+    LayerLike,
     StatefulLayer,
     apply_child,
     as_inputs,
     as_shapes,
+    builder,
     child_key,
     child_of,
     children,
@@ -39,7 +41,8 @@ from jaxblocks.core import (
 __all__ = ["Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
 
 
-def Serial(*layers, **named) -> Layer | StatefulLayer:
+@builder
+def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""One layer after the other: :math:`f_n \circ \dots \circ f_1`; the first one given is applied first.
 
     A tuple that one layer returns is passed to the next as several inputs (a tuple of one
@@ -61,17 +64,18 @@ def Serial(*layers, **named) -> Layer | StatefulLayer:
     >>> net.apply(params, jnp.zeros((8, 2))).shape
     (8, 1)
     """
-    kids = children("Serial", layers, named)
-    chain_init, apply = _chain("Serial", kids)
+    kids = children(layers, named)
+    chain_init, apply = _chain(kids)
 
     def init(key, inputs, side):
         params, states, _ = chain_init(key, inputs, side)
         return params, states
 
-    return make_combinator("Serial", kids, init, apply)
+    return make_combinator(kids, init, apply)
 
 
-def Parallel(*layers, **named) -> Layer | StatefulLayer:
+@builder
+def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""Several layers on the same inputs: :math:`x \mapsto (f_1(x), \dots, f_n(x))`.
 
     The outputs are a tuple for layers given by position, and a dict for layers given by
@@ -82,21 +86,22 @@ def Parallel(*layers, **named) -> Layer | StatefulLayer:
     >>> net.apply(params, jnp.zeros((8, 2))).shape
     (8, 3)
     """
-    kids = children("Parallel", layers, named)
+    kids = children(layers, named)
 
     def init(key, inputs, side):
         made = [init_child(child, key, inputs, side) for child in kids]
         return _gather(kids, [p for p, _ in made]), _gather(kids, [s for _, s in made])
 
     def apply(params, states, inputs, side):
-        each = _with_params("Parallel", kids, params, states)
+        each = _with_params(kids, params, states)
         done = [apply_child(child, p, s, inputs, side) for child, p, s in each]
         return _gather(kids, [y for y, _ in done]), _gather(kids, [s for _, s in done])
 
-    return make_combinator("Parallel", kids, init, apply)
+    return make_combinator(kids, init, apply)
 
 
-def Residual(*layers, **named) -> Layer | StatefulLayer:
+@builder
+def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""A skip connection around layers in series: :math:`y = x + f(x)`.
 
     Its Jacobian is :math:`I + J_f`; where ``f`` is zero at the start it is the identity.
@@ -109,42 +114,33 @@ def Residual(*layers, **named) -> Layer | StatefulLayer:
     >>> net.apply(params, jnp.zeros(4))
     Array([0., 0., 0., 0.], dtype=float32)
     """
-    kids = children("Residual", layers, named)
-    chain_init, chain_apply = _chain("Residual", kids)
+    kids = children(layers, named)
+    chain_init, chain_apply = _chain(kids)
 
-    def require_same(inputs, outputs):
-        if len(inputs) != 1 or len(outputs) != 1:
-            raise ValueError(
-                f"Residual expects one array in and one array out, but {len(inputs)} went in and {len(outputs)} came "
-                "out; use Wire for a sum of another form."
-            )
-        (x,), (y,) = inputs, outputs
-        if not (hasattr(x, "dtype") and hasattr(y, "dtype")):
-            raise TypeError(
-                f"Residual expects one array in and one array out, but {describe_any(x)} went in and {describe_any(y)} "
-                "came out; use Wire for a sum of another form."
-            )
-        if (x.shape, x.dtype) != (y.shape, y.dtype):
-            raise ValueError(
-                f"Residual expects its layers to keep shape and dtype, but {describe(x)} went in and {describe(y)} "
-                f"came out; {_repair(x, y)}."
-            )
+    def check_same(inputs, outputs):
+        one = len(inputs) == len(outputs) == 1 and hasattr(inputs[0], "dtype") and hasattr(outputs[0], "dtype")
+        got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
+        check(one, "one array in and one array out", got, "use Wire for a sum of another form")
+        check(
+            as_shapes(inputs) == as_shapes(outputs), "layers that keep shape and dtype", got, _repair(inputs, outputs)
+        )
 
     def init(key, inputs, side):
         params, states, outputs = chain_init(key, inputs, side)
-        require_same(inputs, outputs())
+        check_same(inputs, outputs())
         return params, states
 
     def apply(params, states, inputs, side):
         y, states = chain_apply(params, states, inputs, side)
-        require_same(inputs, as_inputs(y))
+        check_same(inputs, as_inputs(y))
         return inputs[0] + y, states
 
-    return make_combinator("Residual", kids, init, apply)
+    return make_combinator(kids, init, apply)
 
 
+@builder
 def Repeat(
-    layer, n: int, *, checkpoint: str | int | Callable | None = "dots", unroll: int = 1
+    layer: LayerLike, n: NonNegativeInt, *, checkpoint: str | int | Callable | None = "dots", unroll: int | bool = 1
 ) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
@@ -171,29 +167,22 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    n = require_whole("Repeat", "n", n, least=0)
     checkpoint = require_checkpoint("Repeat", checkpoint)
-    child = child_of("Repeat", None, layer)
+    child = child_of(None, layer)
 
     def init(key, inputs, side):
         inputs, side = as_shapes(inputs), as_shapes(side)
         one = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
         outputs = as_inputs(output_shapes(child, key, *one, inputs, side)[0])
-        if as_shapes(outputs) != inputs:
-            raise ValueError(
-                f"{child.place} expects a layer that keeps shape and dtype, but {_in_words(inputs)} went in and "
-                f"{_in_words(outputs)} came out; {_repair(inputs, outputs)}."
-            )
+        got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
+        check(as_shapes(outputs) == inputs, "a layer that keeps shape and dtype", got, _repair(inputs, outputs))
         keys = jax.vmap(child_key, in_axes=(None, 0))(key, jnp.arange(n))
         return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
 
     def apply(params, states, inputs, side):
         for leaf in jax.tree.leaves((params, states)):
-            if leaf.shape[:1] != (n,):
-                raise ValueError(
-                    f"{child.place} expects params (and state) stacked {n} times along their first axis, but "
-                    f"{describe(leaf)} came; they were made by the init of another net."
-                )
+            expected = f"params (and state) stacked {n} times along their first axis"
+            check(leaf.shape[:1] == (n,), expected, leaf, "pass those that its own init made: apply(params, x)")
 
         def step(inputs, own):
             position, params, state = own
@@ -205,11 +194,12 @@ def Repeat(
         outputs, states = scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
-    return make_combinator("Repeat", (child,), init, apply)
+    return make_combinator((child,), init, apply)
 
 
+@builder
 def Recurrent(
-    cell,
+    cell: LayerLike,
     *,
     reverse: bool = False,
     unroll: int | bool = 1,
@@ -254,12 +244,10 @@ def Recurrent(
     Array([1., 0., 2.], dtype=float32)
     """
     checkpoint = require_checkpoint("Recurrent", checkpoint)
-    child = child_of("Recurrent", None, cell)
-    if "mask" in child.reads:
-        raise TypeError(
-            f"Recurrent expects a cell, which sees one time step, such as LSTMCell(4), but {child.kind} came, which "
-            "reads a mask of its own; pass the cell, or give its side input another name (Recurrent keeps the mask)."
-        )
+    child = child_of(None, cell)
+    expected = "a cell, which takes one time step, such as LSTMCell(4)"
+    repair = "pass the cell, or give its side input another name (Recurrent keeps the mask)"
+    check("mask" not in child.reads, expected, f"{child.kind}, which reads a mask of its own", repair, error=TypeError)
     own = declared_by(_reads_mask)
 
     # Under jit, so that the params which init draws beside the carry are never computed.
@@ -268,19 +256,13 @@ def Recurrent(
         return init_child(child, jax.random.key(0), inputs, {**dict(static), **arrays})[1]
 
     def one_step(inputs):
-        if not inputs:
-            call = "apply(params, state, x)" if stateful else "apply(params, x)"
-            raise TypeError(f"{child.place} expects inputs (..., time, features), but none came; call it as {call}.")
+        call = "call it as apply(params, state, x)" if stateful else "call it as apply(params, x)"
+        check(len(inputs) > 0, "inputs (..., time, features)", "none", call, error=TypeError)
         for x in inputs:
-            if len(x.shape) < 2:
-                raise ValueError(
-                    f"{child.place} expects inputs (..., time, features), but {describe(x)} came; use x[:, None] for a "
-                    "sequence of numbers, x[None] for a single step."
-                )
-        if len({x.shape[-2] for x in inputs}) != 1:
-            raise ValueError(
-                f"{child.place} expects inputs of one length in time, but {_in_words(inputs)} came; cut or pad them."
-            )
+            repair = "use x[:, None] for a sequence of numbers, x[None] for a single step"
+            check(len(x.shape) >= 2, "inputs (..., time, features)", x, repair)
+        lengths = {x.shape[-2] for x in inputs}
+        check(len(lengths) == 1, "inputs with one length in time", _in_words(inputs), "cut or pad them")
         return tuple(jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-1]), x.dtype) for x in inputs)
 
     def init(key, inputs, side):
@@ -291,7 +273,7 @@ def Recurrent(
         mask, side = side.get("mask"), {name: value for name, value in side.items() if name != "mask"}
         time_first = tuple(jnp.moveaxis(x, -2, 0) for x in inputs)  # (time, ..., features)
         if mask is not None:
-            require_mask("Recurrent", mask, inputs[0].shape[:-1])
+            _check_mask(mask, inputs[0].shape[:-1])
             mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
             time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that no NaN comes in
 
@@ -314,12 +296,11 @@ def Recurrent(
     def fresh_init(key, inputs, side):
         params, carry = init(key, inputs, side)
         batch = inputs[0].shape[:-2]
-        if "train" in child.reads and any(leaf.shape[: len(batch)] != batch for leaf in jax.tree.leaves(carry)):
-            raise TypeError(
-                f"{child.place} reads train and has state that is not one carry per example, which looks like running "
-                "statistics; Recurrent would forget them after each call. Move that layer out of the cell, or pass "
-                "stateful=True and keep the state."
-            )
+        each = all(leaf.shape[: len(batch)] == batch for leaf in jax.tree.leaves(carry))
+        expected = "a cell whose state is one carry per example"
+        got = "a cell that reads train and has other state, which looks like running statistics"
+        repair = "move that layer out of the cell, or pass stateful=True and keep the state"
+        check(each or "train" not in child.reads, expected, got, repair, error=TypeError)
         return params, ()
 
     def fresh_apply(params, state, inputs, side):
@@ -328,8 +309,8 @@ def Recurrent(
         return apply(params, _placed_like(carry, inputs[0]), inputs, side)[0], state
 
     if stateful:
-        return make_combinator("Recurrent", (child,), init, apply, own)
-    return make_combinator("Recurrent", (child._replace(has_state=False),), fresh_init, fresh_apply, own)
+        return make_combinator((child,), init, apply, own)
+    return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
 
 
 def _reads_mask(*, mask=None):
@@ -338,12 +319,17 @@ def _reads_mask(*, mask=None):
 
 def _where(real, x, otherwise):
     """``x`` where the example is real; ``real`` has the leading axes of ``x``."""
-    if x.shape[: real.ndim] != real.shape:
-        raise ValueError(
-            f"Recurrent with a mask of {describe(real)} at each step expects outputs and carries with these leading "
-            f"axes, but {describe(x)} came; make the carry one per example."
-        )
+    expected = f"outputs and carries with the leading axes of the mask at each step, {describe(real)}"
+    check(x.shape[: real.ndim] == real.shape, expected, x, "make the carry one per example")
     return jnp.where(jnp.broadcast_to(jnp.expand_dims(real, range(real.ndim, x.ndim)), x.shape), x, otherwise)
+
+
+def _check_mask(mask, shape):
+    """A boolean mask with one entry for each place."""
+    repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
+    expected = "a boolean mask, True at valid entries"
+    check(getattr(mask, "dtype", "") == "bool", expected, mask, repair, error=TypeError)
+    check(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each place")
 
 
 def _placed_like(carry, x):
@@ -368,7 +354,8 @@ def _varying_like(carry, tree):
     return carry
 
 
-def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
+@builder
+def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     r"""A pair out of a plain function that calls its children: any graph, shared weights, skips across levels.
 
     Args:
@@ -390,7 +377,7 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
     >>> jax.tree.map(jnp.shape, params["up"])
     {'bias': (4,), 'kernel': (6, 4)}
     """
-    kids = children("Wire", (), layers)
+    kids = children((), layers)
     # A side input that a child requires may come from forward itself, so nobody else has to pass it.
     required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
     own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
@@ -403,15 +390,12 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
         def bind(child: Child):
             def f(*inputs, **given):
                 unknown = sorted(given.keys() - child.reads.keys())
-                if unknown:
-                    reads = ", ".join(sorted(child.reads)) or "none"
-                    raise TypeError(f"{child.place} reads no side input {unknown[0]!r}; those that it reads: {reads}.")
-                if child.has_state and get_opaque_trace_state() != level:
-                    raise ValueError(
-                        f"{child.place} has state, but forward calls it inside another transformation (cond, "
-                        "checkpoint, vmap, scan ...), which its next state could not leave; call it outside of that, "
-                        "or transform the whole Wire."
-                    )
+                reads = f"side inputs that {child.label} reads ({', '.join(sorted(child.reads)) or 'none'})"
+                check(not unknown, reads, ", ".join(map(repr, unknown)), "leave them out", error=TypeError)
+                inside = child.has_state and get_opaque_trace_state() != level
+                expected = f"{child.label}, which has state, outside of other transformations"
+                got = "a call inside cond, checkpoint, vmap, scan or the like, which its next state could not leave"
+                check(not inside, expected, got, "move the call out, or transform the whole Wire")
                 passed = dict(side)
                 if "key" in side and calls[child.label]:
                     passed["key"] = child_key(side["key"], f"call {calls[child.label]}")
@@ -443,11 +427,9 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
 
         eval_shape(lambda inputs, side: run(call, inputs, {"key": jax.random.key(0), **side}), inputs, side)
         for child in kids:
-            if child.label not in met:
-                raise ValueError(
-                    f"Wire expects forward to call every child, but it never calls {child.label}; "
-                    f"call f.{child.label}(...) or leave that layer out."
-                )
+            repair = f"call f.{child.label}(...) or leave that layer out"
+            expected = f"forward to call every child, {child.label} too"
+            check(child.label in met, expected, "no call of it", repair)
         return met
 
     me = object()
@@ -472,7 +454,7 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
         return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each])
 
     def apply(params, states, inputs, side):
-        own = {child.label: [p, s] for child, p, s in _with_params("Wire", kids, params, states)}
+        own = {child.label: [p, s] for child, p, s in _with_params(kids, params, states)}
 
         def call(child, inputs, side):
             p, s = own[child.label]
@@ -482,7 +464,7 @@ def Wire(forward: Callable, /, **layers) -> Layer | StatefulLayer:
         outputs = run(call, inputs, side)
         return outputs, _gather(kids, [s for _, s in own.values()])
 
-    return make_combinator("Wire", kids, init, apply, own)
+    return make_combinator(kids, init, apply, own)
 
 
 _met: ContextVar[dict | None] = ContextVar("what the Wires of one init have met", default=None)
@@ -507,7 +489,7 @@ class _Children(SimpleNamespace):
 # ---- what they share -----------------------------------------------------------------------
 
 
-def _chain(owner: str, kids: tuple[Child, ...]):
+def _chain(kids: tuple[Child, ...]):
     """The two functions of layers in series; ``init`` also returns a function that gives the outputs' shapes."""
 
     def init(key, inputs, side):
@@ -526,7 +508,7 @@ def _chain(owner: str, kids: tuple[Child, ...]):
 
     def apply(params, states, inputs, side):
         after = []
-        for child, p, s in _with_params(owner, kids, params, states):
+        for child, p, s in _with_params(kids, params, states):
             outputs, s = apply_child(child, p, s, inputs, side)
             inputs = as_inputs(outputs)
             after.append(s)
@@ -546,16 +528,14 @@ def _gather(kids, values):
     return tuple(values)
 
 
-def _with_params(owner, kids, params, states):
+def _with_params(kids, params, states):
     """Each child with its params and its state."""
     call = "apply(params, state, x)" if any(child.has_state for child in kids) else "apply(params, x)"
-    return zip(
-        kids, _spread(owner, kids, params, "params", call), _spread(owner, kids, states, "state", call), strict=True
-    )
+    return zip(kids, _spread(kids, params, "params", call), _spread(kids, states, "state", call), strict=True)
 
 
-def _spread(owner, kids, tree, what, call) -> tuple:
-    """The reverse of ``_gather``: one value per child, or a sentence about what came instead."""
+def _spread(kids, tree, what, call) -> tuple:
+    """The reverse of ``_gather``: one value per child, or an error that says what was given instead."""
     names = [child.label for child in kids if isinstance(child.label, str)]
     if names and isinstance(tree, Mapping) and set(tree) == set(names):
         return tuple(tree[name] for name in names)
@@ -563,13 +543,12 @@ def _spread(owner, kids, tree, what, call) -> tuple:
         return tuple(tree)
     expected = f"a dict of {', '.join(names)}" if names else f"a tuple of {len(kids)}"
     if isinstance(tree, Mapping):
-        came = f"a dict of {', '.join(map(str, tree)) or 'nothing'}"
+        got = f"a dict of {', '.join(map(str, tree)) or 'nothing'}"
     else:
-        came = f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (tuple, list)) else describe_any(tree)
-    raise ValueError(
-        f"{owner} expects {what} to be {expected}, one for each layer, but {came} came; "
-        f"pass those that its own init made: {call}."
-    )
+        got = f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (tuple, list)) else describe(tree)
+    repair = f"pass those that its own init made: {call}"
+    check(False, f"{what} to be {expected}, one for each layer", got, repair)
+    raise AssertionError
 
 
 def _repair(before, after) -> str:

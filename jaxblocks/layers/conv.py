@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, require_params
+from jaxblocks.core import Layer, builder, require_params
 from jaxblocks.precision import widen
 from jaxblocks.windows import (
     Padding,
@@ -128,6 +128,7 @@ def conv_transpose(
     return _conv_transpose("conv_transpose", x, kernel, bias, stride, dilation, groups, padding, output_padding)
 
 
+@builder
 def Conv(
     features: int,
     kernel_size: PerAxis,
@@ -184,6 +185,7 @@ def Conv(
     return _pair("Conv", kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
 
 
+@builder
 def DepthwiseConv(
     kernel_size: PerAxis,
     multiplier: int = 1,
@@ -230,6 +232,7 @@ def DepthwiseConv(
     return _pair("DepthwiseConv", kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
 
 
+@builder
 def ConvTranspose(
     features: int,
     kernel_size: PerAxis,

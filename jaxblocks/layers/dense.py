@@ -1,4 +1,4 @@
-r"""Dense layers and what stands on them: affine maps, multilayer perceptrons, linear models.
+r"""Dense layers: affine maps, and the layers that own their params.
 
 Axis letters: ``...`` batch, ``in`` and ``out`` features. Data are rows, so the lecture's
 :math:`A x + b` reads ``x @ kernel + bias`` with ``kernel`` :math:`= A^\top`.
@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.activations import identity, relu
-from jaxblocks.checks import describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, require_params
-from jaxblocks.layers.combinators import Serial
+from jaxblocks.checks import PositiveInt, check, check_params, checked
+from jaxblocks.core import ArrayOrShape, Layer, builder
 
-__all__ = ["MLP", "Bias", "Dense", "affine", "fuse_affine"]
+__all__ = ["Bias", "Dense", "affine", "fuse_affine"]
 
 
+@checked
 def affine(
-    x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], bias: Float[Array, " out"] | None = None
+    x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], bias: Float[Array, "out"] | None = None
 ) -> Float[Array, "*batch out"]:
     r"""The affine map :math:`y_j = \sum_i x_i W_{ij} + b_j`, linear where ``bias`` is ``None``.
 
@@ -35,7 +35,8 @@ def affine(
 
     Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Linear layers".
     """
-    return _affine("affine", x, kernel, bias)
+    y = jnp.matmul(x, kernel.astype(x.dtype))  # (*batch, out)
+    return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
 
 
 def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
@@ -50,8 +51,7 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
 
     Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Activation functions".
     """
-    if not params:
-        raise ValueError("fuse_affine expects the params of at least one Dense, but none came.")
+    check(len(params) > 0, "the params of at least one Dense", "none")
     first, *rest = params
     for p in rest:
         bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")
@@ -59,14 +59,15 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
     return first
 
 
+@builder
 def Dense(
-    features: int,
+    features: PositiveInt,
     *,
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype=None,
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
     r"""The affine layer :math:`y = x W + b`, params ``{"kernel": (in, out), "bias": (out,)}``.
 
@@ -93,33 +94,23 @@ def Dense(
 
     Source: Diehl 2023, section 1, equation (1).
     """
-    features = require_whole("Dense", "features", features)
-    names = ("kernel", "bias") if use_bias else ("kernel",)
 
-    def init(key, x):
-        require_key("Dense.init", key)
-        require_floating("Dense", x=x)
-        if not x.shape:
-            raise ValueError(f"Dense expects x with a feature axis, (..., in), but {describe(x)} came; use x[None].")
-        params = {"kernel": kernel_init(key, (x.shape[-1], features), param_dtype)}
-        if use_bias:
-            params["bias"] = bias_init(jax.random.fold_in(key, 1), (features,), param_dtype)
-        return params
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        kernel = kernel_init(key, (x.shape[-1], features), param_dtype)
+        bias = {"bias": bias_init(jax.random.fold_in(key, 1), (features,), param_dtype)} if use_bias else {}
+        return {"kernel": kernel, **bias}
 
-    def apply(params, x):
-        require_params("Dense", params, *names)
-        require_floating("Dense", x=x)
-        if params["kernel"].shape[-1] != features:
-            raise ValueError(
-                f"Dense({features}) expects a kernel with {features} columns, but {describe(params['kernel'])} came; "
-                "pass params that its own init made."
-            )
-        return _affine("Dense", x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
+    def apply(params, x: Float[Array, "*batch in"]):
+        check_params(params, kernel=(None, features), **({"bias": (features,)} if use_bias else {}))
+        return affine(x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
 
     return Layer(init, apply)
 
 
-def Bias(*, bias_init: Callable = initializers.zeros, param_dtype=jnp.float32) -> Layer:
+@builder
+def Bias(
+    *, bias_init: Callable = initializers.zeros, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32
+) -> Layer:
     r"""The layer :math:`y = x + b`, params ``{"bias": (features,)}``: a ``Dense`` whose kernel is the identity.
 
     >>> layer = Bias()
@@ -129,70 +120,12 @@ def Bias(*, bias_init: Callable = initializers.zeros, param_dtype=jnp.float32) -
     Source: Cevher, Mathematics of Data, "Linear layers" (the question how to extend it).
     """
 
-    def init(key, x):
-        require_key("Bias.init", key)
-        require_floating("Bias", x=x)
+    def init(key, x: Float[ArrayOrShape, "*batch features"]):
         return {"bias": bias_init(key, x.shape[-1:], param_dtype)}
 
-    def apply(params, x):
-        require_floating("Bias", x=x)
-        require_params("Bias", params, "bias")
-        bias = params["bias"]
-        if bias.shape != x.shape[-1:]:
-            raise ValueError(
-                f"Bias expects x with {bias.shape[0]} features on its last axis, but {describe(x)} came; pass x of "
-                "that size, or params made by init for this x."
-            )
-        return x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
+    def apply(params, x: Float[Array, "*batch features"]):
+        check_params(params, bias=x.shape[-1:])
+        x = x if dtype is None else x.astype(dtype)
+        return x + jnp.broadcast_to(params["bias"].astype(x.dtype), x.shape)
 
     return Layer(init, apply)
-
-
-def MLP(
-    *widths: int, activation: Callable = relu, last_activation: Callable = identity, kernel_init: Callable | None = None
-) -> Layer:
-    r"""The multilayer perceptron :math:`x \mapsto o(W_n\,\sigma(\dots\sigma(W_1 x + b_1)\dots) + b_n)`.
-
-    Args:
-        widths: features of each ``Dense``, so ``n_layers = len(widths)`` and
-            ``n_hidden = len(widths) - 1`` (the lectures use "depth" for both).
-        activation: :math:`\sigma`, between the layers.
-        last_activation: :math:`o`, after the last one. The lectures disagree whether there
-            is one, so it is an argument; by default there is none.
-        kernel_init: by default He's where a rectifier follows, LeCun's elsewhere.
-
-    >>> net = MLP(5, 10, 5, 2)
-    >>> params = net.init(jax.random.key(0), jnp.zeros(2))
-    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
-    142
-
-    Source: Huszar, DeepNN lecture 3; Krapac & Segvic, Deep feed-forward models.
-    """
-    if not widths:
-        raise ValueError("MLP expects at least one width, but none came; MLP(64, 10) has one hidden layer.")
-    layers: list = []
-    for position, width in enumerate(widths, 1):
-        after = activation if position < len(widths) else last_activation
-        layers.append(Dense(width, kernel_init=kernel_init or initializers.for_activation(after)))
-        if after is not identity:
-            layers.append(after)
-    return Serial(*layers)
-
-
-def _affine(where, x, kernel, bias):
-    require_floating(where, x=x, kernel=kernel)
-    x = jnp.asarray(x)  # float64 of NumPy becomes float32 as everywhere in JAX
-    if not x.shape or x.shape[-1] != kernel.shape[0]:
-        raise ValueError(
-            f"{where} expects x with {kernel.shape[0]} features on its last axis (its kernel is {describe(kernel)}), "
-            f"but {describe(x)} came; pass x of that size, or params made by init for this x."
-        )
-    y = jnp.matmul(x, kernel.astype(x.dtype))  # (*batch, out)
-    if bias is None:
-        return y
-    if bias.shape != kernel.shape[1:]:
-        raise ValueError(
-            f"{where} expects a bias of shape {kernel.shape[1:]} (its kernel is {describe(kernel)}), but "
-            f"{describe(bias)} came; pass one number per output."
-        )
-    return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, require_flag
+from jaxblocks.core import Layer, builder, require_flag
 from jaxblocks.precision import widen
 from jaxblocks.windows import as_axes, as_whole
 
@@ -45,6 +45,7 @@ def dropout(
     return _dropout("dropout", key, x, rate, as_axes("dropout", axes))
 
 
+@builder
 def Dropout(rate: float | int, *, axes: int | tuple[int, ...] = ()) -> Layer:
     r"""Dropout while training, :math:`y = x\,m / (1 - p)` with :math:`m \sim B(1 - p)`; the identity in evaluation.
 
@@ -71,6 +72,7 @@ def Dropout(rate: float | int, *, axes: int | tuple[int, ...] = ()) -> Layer:
     return _make("Dropout", rate, axes)
 
 
+@builder
 def FeatureDropout(rate: float | int, *, spatial: int) -> Layer:
     r"""Dropout of whole feature maps: a channel is kept or dropped at all positions of an example.
 
@@ -97,6 +99,7 @@ def FeatureDropout(rate: float | int, *, spatial: int) -> Layer:
     return _make("FeatureDropout", rate, tuple(range(-1 - whole, -1)))
 
 
+@builder
 def StochasticDepth(rate: float | int, *, spatial: int) -> Layer:
     r"""Dropout of whole examples: the last layer of a ``Residual`` that is skipped at random while training.
 

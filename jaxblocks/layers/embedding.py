@@ -20,7 +20,7 @@ from jaxblocks.checks import (
     require_key,
     require_whole,
 )
-from jaxblocks.core import Layer, require_params
+from jaxblocks.core import Layer, builder, require_params
 
 __all__ = ["Embedding", "embed", "unembed"]
 
@@ -64,6 +64,7 @@ def unembed(x: Float[Array, "*batch features"], table: Float[Array, "size featur
     return _unembed("unembed", x, table)
 
 
+@builder
 def Embedding(
     size: int,
     features: int,

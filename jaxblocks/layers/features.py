@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
 from jaxblocks.checks import check_values, describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, require_params
+from jaxblocks.core import Layer, builder, require_params
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -174,6 +174,7 @@ def knn_predict(
     return jnp.take_along_axis(theirs, jnp.argmax(votes, -1, keepdims=True), -1)[..., 0]
 
 
+@builder
 def RandomFourierFeatures(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.float32) -> Layer:
     r"""Random Fourier features of the Gaussian kernel, with waves drawn at ``init``.
 
@@ -219,6 +220,7 @@ def RandomFourierFeatures(features: int, *, gamma: int | float = 1.0, param_dtyp
     return Layer(init, apply)
 
 
+@builder
 def RBF(
     centers: int,
     *,

@@ -32,6 +32,7 @@ from jaxblocks.core import (
     StatefulLayer,
     apply_child,
     as_shapes,
+    builder,
     child_of,
     children,
     init_child,
@@ -408,6 +409,7 @@ def check_graph(graph: Graph, *, check: bool = False) -> None:
 # ---- layers --------------------------------------------------------------------------------
 
 
+@builder
 def GraphBlock(
     *,
     edge: Callable | Layer | StatefulLayer | None = None,
@@ -484,6 +486,7 @@ def GraphBlock(
     )
 
 
+@builder
 def GraphMapFeatures(
     *,
     edge: Callable | Layer | StatefulLayer | None = None,
@@ -516,6 +519,7 @@ def GraphMapFeatures(
     )
 
 
+@builder
 def GCN(
     features: int,
     *,
@@ -579,6 +583,7 @@ def GCN(
     return Layer(init, apply)
 
 
+@builder
 def GAT(
     features: int,
     heads: int = 1,
@@ -668,6 +673,7 @@ def GAT(
     return Layer(init, apply)
 
 
+@builder
 def GIN(mlp, epsilon: int | float = 0.0, *, learn_epsilon: bool = False) -> Layer | StatefulLayer:
     r"""Graph isomorphism layer: :math:`x'_i = \mathrm{MLP}\big((1 + \epsilon)\, x_i + \sum_{j \to i} x_j\big)`.
 
@@ -690,7 +696,7 @@ def GIN(mlp, epsilon: int | float = 0.0, *, learn_epsilon: bool = False) -> Laye
 
     Source: Xu et al. 2019, How powerful are graph neural networks?, equation (4.1).
     """
-    child = child_of("GIN", "mlp", mlp)
+    child = child_of("mlp", mlp)
     names = ("mlp", "epsilon") if learn_epsilon else ("mlp",)
 
     def init(key, inputs, side):
@@ -712,10 +718,10 @@ def GIN(mlp, epsilon: int | float = 0.0, *, learn_epsilon: bool = False) -> Laye
         y, state = apply_child(
             child, params["mlp"], states["mlp"], (own + heard,), _with_mask(child, side, graph.node_mask)
         )
-        _require_same_rows(child.place, y, x.shape[0])
+        _require_same_rows(child.kind, y, x.shape[0])
         return graph._replace(nodes=_keep(graph.node_mask, _loud(y, ok))), {"mlp": state}
 
-    return make_combinator("GIN", (_mask_kept(child),), init, apply)
+    return make_combinator((_mask_kept(child),), init, apply)
 
 
 # ---- what they share -----------------------------------------------------------------------
@@ -732,7 +738,7 @@ def _projections(kind, layers, rows, with_scores):
 
     Later rows see what earlier layers returned. ``scores`` holds those that a projection returned with its values.
     """
-    kids = children(kind, (), {name: layer for name, layer in layers.items() if layer is not None})
+    kids = children((), {name: layer for name, layer in layers.items() if layer is not None})
     if not kids:
         raise ValueError(f"{kind} expects at least one of edge, node and global_features, but none came.")
     names = [child.label for child in kids]
@@ -745,12 +751,12 @@ def _projections(kind, layers, rows, with_scores):
         field, mask = _FIELDS[child.label]
         count = {"edge": graph.senders, "node": graph.nodes}.get(child.label)
         count = _count_graphs(kind, graph) if count is None else count.shape[0]
-        _require_same_rows(child.place, y, count, '; a tuple (scores, values) needs aggregate="softmax"')
+        _require_same_rows(child.kind, y, count, '; a tuple (scores, values) needs aggregate="softmax"')
         if child.label in scores:
             s = scores[child.label]
             if not s.shape or s.shape != y.shape[: s.ndim]:
                 raise ValueError(
-                    f"{child.place} expects scores with the first axes of the values, (rows,) or (rows, heads), but "
+                    f"{child.kind} expects scores with the first axes of the values, (rows,) or (rows, heads), but "
                     f"{describe(s)} came for values {describe(y)}."
                 )
         return graph._replace(**{field: _keep(getattr(graph, mask), y)}), scores
@@ -781,7 +787,7 @@ def _projections(kind, layers, rows, with_scores):
         changed = {_FIELDS[name][0]: _loud(getattr(graph, _FIELDS[name][0]), ok) for name in names}
         return before._replace(**changed), after
 
-    return make_combinator(kind, tuple(map(_mask_kept, kids)), init, apply)
+    return make_combinator(tuple(map(_mask_kept, kids)), init, apply)
 
 
 def _mask_kept(child):

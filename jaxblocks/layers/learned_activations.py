@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import maxout, sigmoid
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, require_params
+from jaxblocks.core import Layer, builder, require_params
 from jaxblocks.precision import widen
 
 __all__ = ["Maxout", "PReLU", "Swish", "swish"]
@@ -35,6 +35,7 @@ def swish(x: Float[Array, "*shape"], beta: int | float | Float[Array, ""] = 1.0)
     return (wide * sigmoid(jnp.asarray(beta).astype(wide.dtype) * wide)).astype(x.dtype)
 
 
+@builder
 def Swish(*, beta: int | float = 1.0, param_dtype=jnp.float32) -> Layer:
     r"""The layer `swish` that learns its :math:`\beta`, params ``{"beta": ()}``.
 
@@ -62,6 +63,7 @@ def Swish(*, beta: int | float = 1.0, param_dtype=jnp.float32) -> Layer:
     return Layer(init, apply)
 
 
+@builder
 def PReLU(*, slope: int | float = 0.25, per_feature: bool = False, param_dtype=jnp.float32) -> Layer:
     r"""The parametric ReLU :math:`y = \max(0, x) + \alpha \min(0, x)`, params ``{"slope": ()}``.
 
@@ -103,6 +105,7 @@ def PReLU(*, slope: int | float = 0.25, per_feature: bool = False, param_dtype=j
     return Layer(init, apply)
 
 
+@builder
 def Maxout(
     features: int,
     *,

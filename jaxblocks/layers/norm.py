@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks.checks import check_values, describe, describe_any, require_floating, require_whole
-from jaxblocks.core import Layer, StatefulLayer, require_flag, require_params
+from jaxblocks.core import Layer, StatefulLayer, builder, require_flag, require_params
 from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.windows import as_axes, channels_first
 
@@ -168,6 +168,7 @@ def batch_norm(
     return _normalize(x, mean, variance, scale, bias, epsilon)
 
 
+@builder
 def BatchNorm(
     *,
     axes: int | tuple[int, ...] | None = None,
@@ -341,6 +342,7 @@ def layer_norm(
     return _normalize(x, mean, variance, scale, bias, epsilon)
 
 
+@builder
 def LayerNorm(
     *,
     axes: int | tuple[int, ...] = -1,
@@ -411,6 +413,7 @@ def rms_norm(
     return (wide * factor if scale is None else wide * factor * scale).astype(x.dtype)
 
 
+@builder
 def RMSNorm(
     *, axes: int | tuple[int, ...] = -1, epsilon: float | int = 1e-6, use_scale: bool = True, param_dtype=jnp.float32
 ) -> Layer:
@@ -474,6 +477,7 @@ def group_norm(
     return _group_norm("group_norm", x, groups, spatial, scale, bias, epsilon)
 
 
+@builder
 def GroupNorm(
     groups: int,
     *,
@@ -542,6 +546,7 @@ def instance_norm(
     return _instance_norm("instance_norm", x, spatial, scale, bias, epsilon)
 
 
+@builder
 def InstanceNorm(
     *,
     spatial: int,

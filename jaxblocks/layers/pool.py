@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, require_floating
-from jaxblocks.core import Layer
+from jaxblocks.core import Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.windows import (
     Padding,
@@ -183,6 +183,7 @@ def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
     return y.astype(x.dtype)
 
 
+@builder
 def MaxPool(window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Padding = "valid") -> Layer:
     """`max_pool` as a layer, without params.
 
@@ -206,6 +207,7 @@ def MaxPool(window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Pa
     return Layer(init, apply)
 
 
+@builder
 def AvgPool(
     window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Padding = "valid", count_padding: bool = False
 ) -> Layer:
@@ -229,6 +231,7 @@ def AvgPool(
     return Layer(init, apply)
 
 
+@builder
 def GlobalMaxPool(spatial: int) -> Layer:
     """`global_max_pool` as a layer, without params: the maximum over all positions.
 
@@ -251,6 +254,7 @@ def GlobalMaxPool(spatial: int) -> Layer:
     return Layer(init, apply)
 
 
+@builder
 def GlobalAvgPool(spatial: int) -> Layer:
     """`global_avg_pool` as a layer, without params: the mean over all positions.
 

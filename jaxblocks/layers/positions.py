@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Real
 
 from jaxblocks import initializers
 from jaxblocks.checks import check_values, checkable, describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, StatefulLayer, require_params
+from jaxblocks.core import Layer, StatefulLayer, builder, require_params
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["LearnedPositions", "SinusoidalPositions", "alibi", "rotary", "sinusoidal_positions"]
@@ -111,6 +111,7 @@ def alibi(
     return slopes[:, None, None] * (-distance).astype(dtype)[None]
 
 
+@builder
 def SinusoidalPositions(*, base: float | int = 10000, stateful: bool = False) -> Layer | StatefulLayer:
     r"""The layer :math:`y_t = x_t + P_t` with the waves of ``sinusoidal_positions``; it has no params.
 
@@ -152,6 +153,7 @@ def SinusoidalPositions(*, base: float | int = 10000, stateful: bool = False) ->
     return StatefulLayer(init_with_state, apply)
 
 
+@builder
 def LearnedPositions(
     max_length: int,
     *,

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
 from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, StatefulLayer, require_params
+from jaxblocks.core import Layer, StatefulLayer, builder, require_params
 from jaxblocks.layers.combinators import Recurrent, Wire
 
 __all__ = ["GRU", "LSTM", "RNN", "Bidirectional", "GRUCell", "LSTMCell", "RNNCell", "gru_step", "lstm_step", "rnn_step"]
@@ -126,6 +126,7 @@ def lstm_step(
     return sigmoid(o) * tanh(cell), cell
 
 
+@builder
 def RNNCell(
     features: int,
     *,
@@ -172,6 +173,7 @@ def RNNCell(
     return StatefulLayer(init, apply)
 
 
+@builder
 def GRUCell(
     features: int,
     *,
@@ -218,6 +220,7 @@ def GRUCell(
     return StatefulLayer(init, apply)
 
 
+@builder
 def LSTMCell(
     features: int,
     *,
@@ -274,6 +277,7 @@ def LSTMCell(
     return StatefulLayer(init, apply)
 
 
+@builder
 def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
     r"""`RNNCell` over the time axis: ``Recurrent(RNNCell(features, **options))``, mask and stateful included.
 
@@ -289,6 +293,7 @@ def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **optio
     return Recurrent(RNNCell(features, **options), reverse=reverse, stateful=stateful)
 
 
+@builder
 def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
     r"""`GRUCell` over the time axis: ``Recurrent(GRUCell(features, **options))``, mask and stateful included.
 
@@ -305,6 +310,7 @@ def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **optio
     return Recurrent(GRUCell(features, **options), reverse=reverse, stateful=stateful)
 
 
+@builder
 def LSTM(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
     r"""`LSTMCell` over the time axis: ``Recurrent(LSTMCell(features, **options))``, mask and stateful included.
 
@@ -319,6 +325,7 @@ def LSTM(features: int, *, reverse: bool = False, stateful: bool = False, **opti
     return Recurrent(LSTMCell(features, **options), reverse=reverse, stateful=stateful)
 
 
+@builder
 def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
     r"""One cell from the first step to the last, one from the last to the first, outputs side by side.
 

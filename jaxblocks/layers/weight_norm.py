@@ -16,6 +16,7 @@ from jaxblocks.core import (
     Layer,
     StatefulLayer,
     apply_child,
+    builder,
     child_key,
     child_of,
     declared_by,
@@ -29,6 +30,7 @@ from jaxblocks.precision import widen
 __all__ = ["SpectralNorm", "WeightNorm"]
 
 
+@builder
 def WeightNorm(layer) -> Layer | StatefulLayer:
     r"""A layer whose kernels are written as :math:`W = g\,V / \|V\|`, a length for each output and a direction.
 
@@ -50,7 +52,7 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
 
     Source: Salimans and Kingma 2016, Weight normalization.
     """
-    child = child_of("WeightNorm", "layer", layer)
+    child = child_of("layer", layer)
 
     def init(key, inputs, side):
         params, state = init_child(child, key, inputs, side)
@@ -78,9 +80,10 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
         kernels = {path: normalized(path, v) for path, v in kernels.items()}
         return apply_child(child, _with_kernels(params["layer"], kernels), state, inputs, side)
 
-    return make_combinator("WeightNorm", (child,), init, apply)
+    return make_combinator((child,), init, apply)
 
 
+@builder
 def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
     r"""A layer whose kernels are divided by their largest singular value: :math:`W / \sigma(W)`.
 
@@ -109,7 +112,7 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
     Source: Miyato et al. 2018, Spectral normalization for generative adversarial networks.
     """
     require_whole("SpectralNorm", "n_iterations", n_iterations)
-    child = child_of("SpectralNorm", None, layer)
+    child = child_of(None, layer)
 
     def init(key, inputs, side):
         params, state = init_child(child, key, inputs, side)
@@ -139,7 +142,7 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
 
     def reads(*, train=False): ...
 
-    return make_combinator("SpectralNorm", (child._replace(has_state=True),), init, apply, declared_by(reads))
+    return make_combinator((child._replace(has_state=True),), init, apply, declared_by(reads))
 
 
 def _kernels(where, params):

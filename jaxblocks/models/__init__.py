@@ -6,7 +6,7 @@ so that compile time does not grow with depth.
 """
 
 # The oldest one, which is a layer too.
-from jaxblocks.layers.dense import MLP
+from jaxblocks.layers.mlp import MLP
 
 # Images.
 from jaxblocks.models.lenet import LeNet5

@@ -8,7 +8,7 @@ from jax.nn.initializers import truncated_normal
 
 from jaxblocks.activations import gelu, tanh
 from jaxblocks.checks import require_whole
-from jaxblocks.core import Layer
+from jaxblocks.core import Layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Residual, Serial, Wire
 from jaxblocks.layers.dense import Dense
@@ -20,6 +20,7 @@ from jaxblocks.layers.positions import LearnedPositions
 __all__ = ["BERT"]
 
 
+@builder
 def BERT(
     *,
     vocabulary: int = 30_522,

@@ -9,7 +9,7 @@ from jax.nn.initializers import normal
 
 from jaxblocks.activations import gelu
 from jaxblocks.checks import require_whole
-from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Residual, Serial, Wire
 from jaxblocks.layers.dense import Dense
@@ -21,6 +21,7 @@ from jaxblocks.layers.positions import LearnedPositions
 __all__ = ["GPT2"]
 
 
+@builder
 def GPT2(
     *,
     vocabulary: int = 50_257,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks.activations import relu
 from jaxblocks.checks import require_whole
-from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
@@ -20,6 +20,7 @@ from jaxblocks.layers.norm import BatchNorm
 __all__ = ["GraphClassifier", "read_out"]
 
 
+@builder
 def GraphClassifier(
     classes: int,
     *,

@@ -6,7 +6,7 @@ Axis letters: ``...`` batch, h and w height and width, c channels.
 from collections.abc import Callable
 
 from jaxblocks.activations import tanh
-from jaxblocks.core import Layer
+from jaxblocks.core import Layer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -16,6 +16,7 @@ from jaxblocks.windows import Padding
 __all__ = ["LeNet5"]
 
 
+@builder
 def LeNet5(
     *,
     classes: int = 10,

@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.activations import gelu
-from jaxblocks.core import Layer
+from jaxblocks.core import Layer, builder
 from jaxblocks.layers.combinators import Repeat, Residual, Serial
 from jaxblocks.layers.conv import Conv
-from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.models.tokens import as_tokens, mean_of_tokens
 
 __all__ = ["MLPMixer"]
 
 
+@builder
 def MLPMixer(
     *,
     classes: int = 1000,

@@ -6,7 +6,7 @@ Axis letters: ``...`` batch; ``time``.
 from collections.abc import Callable
 
 from jaxblocks.checks import require_whole
-from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
@@ -16,6 +16,7 @@ from jaxblocks.layers.recurrent import LSTM
 __all__ = ["RecurrentLM"]
 
 
+@builder
 def RecurrentLM(
     *,
     vocabulary: int = 10_000,

@@ -10,7 +10,7 @@ from jax.nn.initializers import variance_scaling
 
 from jaxblocks.activations import relu
 from jaxblocks.checks import require_whole
-from jaxblocks.core import StatefulLayer
+from jaxblocks.core import StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -22,6 +22,7 @@ __all__ = ["ResNet"]
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
+@builder
 def ResNet(
     depth: int | tuple[int, ...] = 50,
     *,

@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; h and w places, n = h w tokens, c channels.
 
 from jaxtyping import Array, Float
 
-from jaxblocks.core import Layer
+from jaxblocks.core import Layer, builder
 from jaxblocks.layers.attention import Attention
 
 __all__ = ["SelfAttention", "as_tokens", "mean_of_tokens"]
@@ -29,6 +29,7 @@ def mean_of_tokens(x: Float[Array, "*batch n c"]) -> Float[Array, "*batch c"]:
     return x.mean(-2)
 
 
+@builder
 def SelfAttention(heads: int, **options) -> Layer:
     """`Attention` of tokens to tokens; none of them is padding, so there is no mask.
 

@@ -8,7 +8,7 @@ from jax.nn.initializers import glorot_uniform, variance_scaling
 
 from jaxblocks.activations import relu
 from jaxblocks.checks import require_whole
-from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Residual, Serial, Wire
 from jaxblocks.layers.dense import Dense
@@ -20,6 +20,7 @@ from jaxblocks.layers.positions import SinusoidalPositions
 __all__ = ["Transformer"]
 
 
+@builder
 def Transformer(
     *,
     vocabulary: int = 37_000,

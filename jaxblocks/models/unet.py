@@ -20,12 +20,13 @@ from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
 from jaxblocks.checks import describe, require_floating, require_whole
-from jaxblocks.core import Layer
+from jaxblocks.core import Layer, builder
 from jaxblocks.layers.combinators import Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv
-from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.norm import GroupNorm
 from jaxblocks.models.tokens import SelfAttention, as_tokens
 from jaxblocks.precision import wide_dtype, widen
@@ -34,6 +35,7 @@ from jaxblocks.windows import require_spatial
 __all__ = ["UNet", "time_features"]
 
 
+@builder
 def UNet(
     channels: int,
     *,

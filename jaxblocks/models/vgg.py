@@ -6,7 +6,7 @@ Axis letters: ``...`` batch, h and w height and width, c channels.
 from jax.nn.initializers import he_normal
 
 from jaxblocks.activations import relu
-from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -19,6 +19,7 @@ __all__ = ["VGG"]
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
+@builder
 def VGG(
     depth: int = 16,
     *,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks import describe, require_key
-from jaxblocks.core import Layer, require_params
+from jaxblocks.core import Layer, builder, require_params
 from jaxblocks.layers.combinators import Repeat, Residual, Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -21,6 +21,7 @@ from jaxblocks.models.tokens import SelfAttention, as_tokens, mean_of_tokens
 __all__ = ["ViT"]
 
 
+@builder
 def ViT(
     *,
     classes: int = 1000,

@@ -12,7 +12,7 @@ from jaxblocks.activations import cosine
 from jaxblocks.checks import require_whole
 from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.layers.dense import MLP
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.theory.constructions import one_hidden_layer
 
 __all__ = ["bit_rows", "minterm_network", "parity_chain", "parity_cosine", "parity_shallow"]

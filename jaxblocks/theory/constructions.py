@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxblocks.activations import relu
 from jaxblocks.core import Layer
-from jaxblocks.layers.dense import MLP
+from jaxblocks.layers.mlp import MLP
 
 __all__ = ["dense_params", "one_hidden_layer"]
 

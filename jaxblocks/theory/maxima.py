@@ -5,7 +5,8 @@ import numpy as np
 from jaxblocks.activations import relu
 from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Serial
-from jaxblocks.layers.dense import MLP, Dense
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.theory.constructions import dense_params
 
 __all__ = ["max_min_string", "max_zero_x_y"]
