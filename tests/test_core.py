@@ -1,6 +1,8 @@
 """The contract: lifting, side inputs, keys, errors with their place, names for the compiler."""
 
+import copy
 import inspect
+import pickle
 from functools import partial
 
 import jax
@@ -9,7 +11,20 @@ import numpy as np
 import pytest
 from zoo import Center, Noise
 
-from jaxblocks import Dense, Layer, Parallel, Residual, Serial, StatefulLayer, relu, side_inputs, stateful
+from jaxblocks import (
+    Dense,
+    Layer,
+    Parallel,
+    Residual,
+    Serial,
+    StatefulLayer,
+    affine,
+    hvp,
+    initializers,
+    relu,
+    side_inputs,
+    stateful,
+)
 from jaxblocks.core import as_layer, child_key, child_of, layer_name
 
 X = jnp.arange(10.0).reshape(2, 5)
@@ -58,51 +73,57 @@ def test_a_net_declares_the_union_of_what_its_layers_read():
     assert list(parameters)[:3] == ["params", "state", "inputs"]
 
 
-def test_an_unknown_side_input_is_refused_with_those_that_are_read():
+def test_an_unknown_side_input_is_rejected_with_those_that_are_read():
     net = Serial(Dense(3), Noise())
     params = net.init(jax.random.key(0), X)
-    with pytest.raises(TypeError, match="Serial reads no side input 'rgn'; those that it reads: key, train."):
+    with pytest.raises(
+        TypeError,
+        match=r"Serial expected side inputs among those that it reads \(key, train\), got 'rgn'; leave it out",
+    ):
         net.apply(params, X, rgn=jax.random.key(0))
-    with pytest.raises(TypeError, match="those that it reads: none"):
+    with pytest.raises(TypeError, match=r"those that it reads \(none\), got 'train'"):
         Serial(Dense(3)).apply((params[0],), X, train=True)
-    with pytest.raises(TypeError, match="Serial.init reads no side input 'mask'"):
+    with pytest.raises(TypeError, match=r"Serial expected side inputs among .*, got 'mask'"):
         net.init(jax.random.key(0), X, mask=X)
 
 
 def test_a_missing_side_input_is_named_and_following_the_advice_helps():
     net = Serial(Dense(3), lambda x, *, time: x * time)
     params = net.init(jax.random.key(0), X)
-    with pytest.raises(TypeError, match="The side input time is missing; pass time=") as error:
+    with pytest.raises(TypeError, match="expected the side input time, got none; pass time=") as error:
         net.apply(params, X)
-    assert notes(error) == ["in Serial[1] (lambda)"]
+    assert notes(error) == ["in layer 1 (lambda)"]
     net.apply(params, X, time=jnp.float32(2.0))
 
 
-def test_kwargs_that_swallow_are_refused():
-    with pytest.raises(TypeError, match=r"takes \*\*kwargs"):
+def test_var_keywords_are_rejected():
+    with pytest.raises(TypeError, match=r"got \*\*kwargs; declare them"):
         Serial(Layer(lambda key, x: (), lambda params, x, **side: x))
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (3, "a function of arrays was expected, but 3 came"),
+        (3, "Serial expected a layer or a function of arrays, got 3"),
         ((min, max), "Layer\\(init, apply\\)"),
         (Dense, "call it: Dense"),
     ],
 )
-def test_what_is_not_a_layer_is_refused(wrong, words):
+def test_what_is_not_a_layer_is_rejected(wrong, words, sentences):
     with pytest.raises(TypeError, match=words) as error:
         Serial(relu, wrong)
-    assert notes(error) == ["in Serial[1]"]
+    assert notes(error)[0].startswith("in layer 1")
 
 
-def test_errors_carry_their_place_from_the_inside_out():
+def test_errors_carry_the_path_of_the_layer():
     net = Serial(first=relu, block=Residual(relu, Dense(5)))
     params = net.init(jax.random.key(0), X)
-    with pytest.raises(ValueError, match=r"Dense expects x with 5 features") as error:
+    with pytest.raises(
+        ValueError,
+        match=r"Dense expected x .* same size of in, got float32 \(., 4\) and float32 \(5, 5\); pass x of that size",
+    ) as error:
         net.apply(params, X[:, :4])
-    assert notes(error) == ["in Residual[1] (Dense)", "in Serial.block (Residual)"]
+    assert notes(error) == ["in layer block/1 (Dense)"]
 
 
 def test_keys_are_folded_so_that_edits_stay_local():
@@ -135,7 +156,7 @@ def test_a_key_that_is_missing_is_asked_for():
     net = Serial(Noise())
     with pytest.raises(ValueError, match="needs a key") as error:
         net.apply(((),), X, train=True)
-    assert notes(error) == ["in Serial[0] (Noise)"]
+    assert notes(error) == ["in layer 0 (Noise)"]
     net.apply(((),), X, train=True, key=jax.random.key(0))
 
 
@@ -150,10 +171,10 @@ def test_layers_name_their_operations():
     assert "hidden.Residual" in text
 
 
-def test_place_and_scope():
-    assert child_of("Serial", 2, Dense(3)).place == "Serial[2] (Dense)"
-    assert child_of("Serial", "out", Dense(3)).scope == "out.Dense"
-    assert child_of("Repeat", None, Dense(3)).place == "Repeat (Dense)"
+def test_the_scope_of_a_child_is_its_label_and_its_name():
+    assert child_of(2, Dense(3)).scope == "2.Dense"
+    assert child_of("out", Dense(3)).scope == "out.Dense"
+    assert child_of(None, Dense(3)).scope == ".Dense"
 
 
 def test_no_arithmetic_is_left_in_init():
@@ -182,3 +203,74 @@ def test_dispatch_adds_nothing_to_the_traced_program():
         )
 
     assert operations(net.apply) == operations(by_hand)
+
+
+# ---- a net prints as the expression that builds it, and pickles --------------------------------
+
+
+def test_a_net_prints_as_the_expression_that_builds_it():
+    net = Serial(hidden=Dense(64, use_bias=False), activation=relu, out=Dense(10))
+    assert repr(net) == "Serial(hidden=Dense(64, use_bias=False), activation=relu, out=Dense(10))"
+    assert repr(Serial(Dense(3, dtype=jnp.bfloat16), jnp.tanh, lambda x: x)) == (
+        "Serial(Dense(3, dtype=jnp.bfloat16), jnp.tanh, <lambda>)"
+    )
+    long = Residual(*[Dense(8, kernel_init=initializers.he_normal())] * 4)
+    assert repr(long) == "Residual(\n" + "    Dense(8, kernel_init=he_normal()),\n" * 4 + ")"
+    assert repr(Dense(3, kernel_init=initializers.lecun_normal())) == "Dense(3)"  # a default is left out
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copied_net_is_the_same_net(copied):
+    net = Serial(Dense(3, kernel_init=initializers.he_normal()), Residual(relu))
+    params = net.init(jax.random.key(0), X)
+    twin = copied(net)
+    assert repr(twin) == repr(net)
+    jax.tree.map(np.testing.assert_array_equal, twin.init(jax.random.key(0), X), params)
+    np.testing.assert_array_equal(twin.apply(params, X), net.apply(params, X))
+
+
+def test_a_layer_that_is_called_says_what_to_call():
+    with pytest.raises(TypeError, match=r"write params = net.init\(key, x\) and net.apply\(params, x\)"):
+        Dense(3)(X)
+    with pytest.raises(TypeError, match=r"net.apply\(params, state, x\)"):
+        Serial(Dense(3), Center())(X)
+
+
+# ---- the mechanism of checks --------------------------------------------------------------------
+
+
+def test_the_public_function_that_was_called_is_named():
+    """Also through a transformation, and inside code of the user."""
+    with pytest.raises(ValueError, match="^affine expected"):
+        jax.vmap(affine)(jnp.ones((4, 2, 3)), jnp.ones((4, 5, 6)))
+    with pytest.raises(ValueError, match="^affine expected"):
+        hvp(lambda x: affine(x, jnp.ones((5, 6))).sum(), jnp.ones((2, 3)), jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Dense(2.5), "features to be an integer >= 1, got 2.5"),
+        (lambda: Dense(True), "features to be an integer >= 1, got True"),
+        (lambda: Dense(3, use_bias="no"), "use_bias to be True or False, got 'no'"),
+        (lambda: Dense(3, kernel_init=3), "kernel_init to be a function, got 3"),
+        (lambda: jax.jit(lambda n: Dense(n).init(jax.random.key(0), X))(3), 'write static_argnames="features"'),
+        (lambda: affine([1.0], jnp.ones((1, 1))), r"got a list; convert it with jnp.asarray\(x\)"),
+        (
+            lambda: affine(jnp.ones(2, int), jnp.ones((2, 1))),
+            r"floating-point array, got int32 \(2,\); convert it with",
+        ),
+        (lambda: affine(jnp.ones(2, jnp.complex64), jnp.ones((2, 1))), r"floating-point array, got complex64 \(2,\)"),
+        (lambda: affine(jnp.ones(()), jnp.ones((2, 1))), r"at least 1 axis, \(\*batch, in\), got float32 \(\); add"),
+        (lambda: affine(jnp.ones(2), jnp.ones((3, 2, 1))), r"kernel with 2 axes, \(in, out\), got float32 \(3, 2, 1\)"),
+    ],
+)
+def test_what_annotations_say_is_checked(call, words, sentences):
+    with pytest.raises((TypeError, ValueError), match=words):
+        call()
+
+
+def test_numpy_arrays_are_converted():
+    x, kernel = np.ones((2, 3)), np.ones((3, 4))
+    assert affine(x, kernel).dtype == jnp.float32
+    np.testing.assert_array_equal(affine(x, kernel), np.full((2, 4), 3.0))

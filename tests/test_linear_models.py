@@ -9,8 +9,8 @@ from jax.test_util import check_grads
 from jaxblocks.activations import tanh
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
-from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
+from jaxblocks.layers.mlp import MLP
 
 XOR_X = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
 XOR_Y = np.array([[0.0], [1.0], [1.0], [0.0]])

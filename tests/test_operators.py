@@ -27,8 +27,8 @@ from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Residual, Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
-from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.dropout import Dropout
+from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.norm import BatchNorm, LayerNorm
 from jaxblocks.layers.pool import GlobalAvgPool
 

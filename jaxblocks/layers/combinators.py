@@ -118,12 +118,13 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     chain_init, chain_apply = _chain(kids)
 
     def check_same(inputs, outputs):
-        one = len(inputs) == len(outputs) == 1 and hasattr(inputs[0], "dtype") and hasattr(outputs[0], "dtype")
-        got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
-        check(one, "one array in and one array out", got, "use Wire for a sum of another form")
-        check(
-            as_shapes(inputs) == as_shapes(outputs), "layers that keep shape and dtype", got, _repair(inputs, outputs)
-        )
+        if as_shapes(inputs) == as_shapes(outputs) and len(inputs) == 1 and hasattr(inputs[0], "dtype"):
+            return
+        got, repair = f"{_in_words(inputs)} in and {_in_words(outputs)} out", "use Wire for a sum of another form"
+        arrays = all(hasattr(x, "dtype") for x in (*inputs, *outputs))
+        check(arrays, "one array in and one array out", got, repair, error=TypeError)
+        check(len(inputs) == len(outputs) == 1, "one array in and one array out", got, repair)
+        check(False, "layers that keep shape and dtype", got, _repair(inputs, outputs))
 
     def init(key, inputs, side):
         params, states, outputs = chain_init(key, inputs, side)
@@ -561,5 +562,5 @@ def _repair(before, after) -> str:
     return "return as many arrays as come in"
 
 
-def _in_words(tree) -> str:
-    return ", ".join(map(describe, jax.tree.leaves(tree)))
+def _in_words(arrays: tuple) -> str:
+    return ", ".join(map(describe, arrays)) or "none"
