@@ -137,7 +137,7 @@ def main(argv=None):
     accuracy = float(jb.accuracy(scores, labels))
 
     # Where the read-out looks: its weights over the 4x4 places, mean over heads.
-    seen = jb.layer_outputs(net, params, images)["place.Place"]
+    seen = jb.layer_outputs(net, params, images)["place"]
     weights = jb.attention_weights(query_for(params["read"], seen), split_heads(seen))  # (batch, heads, 1, 16)
     looks = weights.mean((1, 2)).reshape(-1, 4, 4)
     spread = float(-(looks * jnp.log(looks + 1e-30)).sum((1, 2)).mean())

@@ -137,27 +137,25 @@ def public_name() -> str:
     The search goes outward and stops at the layer that is being run, at the code of the user, and at the calls by
     which the library runs what the user gave it.
     """
-    name, frame = "", sys._getframe(1)
+    name, fallback, frame = "", "", sys._getframe(1)
     while frame is not None:
         module, path = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
-        if (
-            path == "checked.<locals>.wrapper" and module == __name__
-        ):  # its function may not have begun yet, so it has no frame of its own
+        if path == "checked.<locals>.wrapper" and module == __name__:  # its function may have no frame yet
             function = frame.f_locals["function"]
             module, path = function.__module__, function.__qualname__
+            fallback = fallback or path
         if module.partition(".")[0] == "jaxblocks":
             if frame.f_code.co_name in _BOUNDARIES:
                 break
             head, _, last = path.partition(".<locals>.")
+            if last in ("init", "apply") and head[:1].isupper():
+                return head
             if head in getattr(sys.modules[module], "__all__", ()) and module not in (__name__, "jaxblocks.core"):
                 name = head
-            if last in ("init", "apply") and head[:1].isupper():
-                name = head
-                break
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break
         frame = frame.f_back
-    return name or "jaxblocks"
+    return name or fallback or "jaxblocks"
 
 
 # ---- what annotations say --------------------------------------------------------------------

@@ -19,7 +19,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import jax
@@ -161,6 +161,7 @@ def recorded(function: F) -> F:
 class RecordedFunction:
     """A function that knows the call that made it; made by `recorded`.
 
+    >>> from jaxblocks import initializers
     >>> initializers.constant(2.0)
     constant(2.0)
     """
@@ -346,9 +347,13 @@ class Child(NamedTuple):
     reads: dict[str, inspect.Parameter]
 
     @property
-    def scope(self) -> str:
-        """Its name for the compiler: ``2.Dense``; `jaxblocks.summary` reads it off the jaxpr."""
+    def mark(self) -> str:
+        """The name that ``checkpoint_name`` gives its outputs, ``2.Dense``, by which `jaxblocks.summary` knows it."""
         return f"{'' if self.label is None else self.label}.{self.kind}"
+
+    def scope(self):
+        """Its name for the compiler: its label, so that the name of an operation begins with the path of its layer."""
+        return nullcontext() if self.label is None else jax.named_scope(str(self.label))
 
 
 def children(layers: Iterable[LayerLike], named: Mapping[str, LayerLike] | None = None) -> tuple[Child, ...]:
@@ -441,12 +446,12 @@ def init_child(child: Child, key, inputs: tuple, side: Mapping):
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
     """Outputs and next state of a child: side inputs it declares, its own key, its scope, its place."""
-    with error_context(child.label, child.layer), jax.named_scope(child.scope):
+    with error_context(child.label, child.layer), child.scope():
         given = _asked_for(child.reads, side)
         if "key" in given:
             given["key"] = child_key(given["key"], child.label)
         outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
-        return checkpoint_name(outputs, child.scope), state
+        return checkpoint_name(outputs, child.mark), state
 
 
 def require_pair(function: str, what: str, made) -> tuple:

@@ -8,16 +8,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.counting import Count, count_flops, equations
-from jaxblocks.checks import require_key
+from jaxblocks.checks import check, checked
 from jaxblocks.core import (
     Layer,
+    LayerLike,
     StatefulLayer,
     as_layer,
     as_shapes,
@@ -46,14 +49,15 @@ class LayerRow:
     """One layer of a net.
 
     Attributes:
-        path: its place, as a tuple of scopes: ``("block.Residual", "0.Dense")``; ``()`` is the net.
+        path: its place in the grammar of `jaxblocks.paths`: ``"block/0"``; ``""`` is the net. The body of a ``Repeat``
+            has the path of the ``Repeat``, as their params have.
         kind: the name of its constructor or function.
         outputs: a ``ShapeDtypeStruct`` for each array that it returns, call by call.
         params: how many numbers its params hold.
         count: its operations in one call of the net, all calls of the layer together.
     """
 
-    path: tuple[str, ...]
+    path: str
     kind: str
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     params: int
@@ -61,8 +65,8 @@ class LayerRow:
 
     @property
     def name(self) -> str:
-        """Its label in the combinator: a position, a name, or nothing for an only child."""
-        return self.path[-1].partition(".")[0] if self.path else ""
+        """Its label in the combinator: a position or a name."""
+        return self.path.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -78,19 +82,21 @@ class Summary:
     params_bytes: int
 
     def __getitem__(self, path: str) -> LayerRow:
-        """A row by its path: ``summary(net, x)["block.Residual/0.Dense"]``, or by labels alone: ``"block/0"``."""
+        """The first row with a path: ``summary(net, x)["block/0"]``."""
         return _row_at(self.rows, path)
 
     def _table(self, style: str, indent: str) -> str:
         from tabulate import tabulate
 
         whole = self.rows[-1].count.flops or 1
-        lines = []
+        lines, before = [], None
         for row in self.rows:
-            label = indent * (len(row.path) - 1) + f"{row.name} {row.kind}".strip()
+            only_child = row.path == before  # of the combinator in the row above, such as the body of a Repeat
+            depth, name = row.path.count("/") + only_child, "" if only_child else row.name
+            label, before = indent * depth + f"{name} {row.kind}".strip(), row.path
             shapes = Counter(f"{y.dtype} {tuple(y.shape)}" for y in row.outputs)
             outputs = ", ".join(shape + (f" x {n}" if n > 1 else "") for shape, n in shapes.items())
-            label = label if row.path else f"{row.kind}, total"
+            label = f"{row.kind}, total" if row is self.rows[-1] else label
             lines.append((label, outputs, f"{row.params:,}", f"{row.count.flops:,}", f"{row.count.flops / whole:.1%}"))
         headers = ("layer", "output", "params", "operations", "share")
         align = ("left", "left", "right", "right", "right")
@@ -109,7 +115,7 @@ class Summary:
         return self._table("html", "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}")
 
 
-def summary(net, *inputs, **side) -> Summary:
+def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     """A table of the layers of a net: outputs, params, counted operations. Nothing is computed.
 
     Operations are multiplications, additions and transcendentals of one ``apply`` (see
@@ -133,24 +139,26 @@ def summary(net, *inputs, **side) -> Summary:
     params, closed, outputs = _trace(net, inputs, side)
     total = count_flops(jaxpr_as_fun(closed), *[v.aval for v in closed.jaxpr.invars])
     scopes: dict[str, None] = {}  # all of them, outer before inner, in the order in which they begin
-    marked: dict[str, list] = {}  # those that are layers, with what they return
+    layers: dict[str, dict[str, list]] = {}  # of each scope the layers in it, inner before outer, with what they return
     for equation, scope, _ in equations(closed):
         parts = scope.split("/")
-        scopes |= {"/".join(parts[:depth]): None for depth in range(1, len(parts) + 1)}
+        scopes |= {"/".join(parts[:depth]): None for depth in range(len(parts) + 1)}
         if _marks_layer(equation, scope):
-            marked.setdefault(scope, []).append(as_shapes(equation.outvars[0].aval))
+            outputs_of = layers.setdefault(scope, {}).setdefault(equation.params["name"], [])
+            outputs_of.append(as_shapes(equation.outvars[0].aval))
     rows = []
     for scope in scopes:
-        if scope in marked:
-            path = tuple(scope.split("/"))
-            place = [part for depth, part in enumerate(path, 1) if "/".join(path[:depth]) in marked]
-            kind, size = path[-1].partition(".")[2], count_params(_find(params, place))
-            rows.append(LayerRow(path, kind, tuple(marked[scope]), size, total.within(scope)))
-    rows.append(LayerRow((), layer_name(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
+        path = _path(scope, layers)
+        for mark, made in reversed(layers.get(scope, {}).items()):
+            size = count_params(_find(params, path))
+            rows.append(
+                LayerRow(path, mark.partition(".")[2], tuple(made), size, total.within(scope) if scope else total)
+            )
+    rows.append(LayerRow("", layer_name(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
     return Summary(tuple(rows), sum(math.prod(p.shape) * p.dtype.itemsize for p in jax.tree.leaves(params)))
 
 
-def layer_outputs(net, params, *inputs, state=(), **side) -> dict:
+def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree = (), **side: Any) -> dict[str, Any]:
     """The output of every layer of a net, by its path.
 
     Left out are the layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
@@ -165,8 +173,8 @@ def layer_outputs(net, params, *inputs, state=(), **side) -> dict:
     >>> params = net.init(jax.random.key(0), x)
     >>> outputs = layer_outputs(net, params, x)
     >>> list(outputs)
-    ['hidden.Dense', 'activation.relu', 'out.Dense']
-    >>> bool((outputs["out.Dense"] == net.apply(params, x)).all())
+    ['hidden', 'activation', 'out']
+    >>> bool((outputs["out"] == net.apply(params, x)).all())
     True
 
     Source: Krapac & Segvic, Deep feed-forward models (hidden or latent features).
@@ -182,20 +190,23 @@ def layer_outputs(net, params, *inputs, state=(), **side) -> dict:
     layers = [(equation, scope) for equation, scope in placed if _marks_layer(equation, scope)]
     jaxpr = closed.jaxpr.replace(outvars=[equation.outvars[0] for equation, _ in layers])
     values = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(*jax.tree.leaves(arguments))
-    found: dict[str, tuple] = {}
-    for (_, scope), value in zip(layers, values, strict=True):
-        found[scope] = (*found.get(scope, ()), value)
-    return {scope: value[0] if len(value) == 1 else value for scope, value in found.items()}
+    found: dict[tuple[str, str], tuple] = {}
+    for (equation, scope), value in zip(layers, values, strict=True):
+        layer = scope, equation.params["name"]
+        found[layer] = (*found.get(layer, ()), value)
+    marked = {scope for scope, _ in found}
+    # The outer one of two layers at the same path, a combinator and its only child, comes last.
+    return {_path(scope, marked): value[0] if len(value) == 1 else value for (scope, _), value in found.items()}
 
 
-def count_params(params) -> int:
+def count_params(params: PyTree) -> int:
     """How many numbers a tree of params holds.
 
     >>> count_params(MLP(5, 10, 5, 2).init(jax.random.key(0), jnp.zeros(2)))
     142
     """
-    if isinstance(params, Layer | StatefulLayer):
-        raise TypeError("count_params expects params, but a pair came; pass what its init returns: net.init(key, x).")
+    pair = isinstance(params, Layer | StatefulLayer)
+    check(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
@@ -204,7 +215,7 @@ class MomentsRow:
     """What one array holds: an input of a net, or an output of one of its layers.
 
     Attributes:
-        path: the place of the layer, as in `LayerRow`; ``()`` for an input.
+        path: the place of the layer, as in `LayerRow`; ``""`` for an input.
         kind: the name of its constructor or function, or ``"input"``.
         mean: of all entries of the array, in float64.
         variance: of all entries, around that mean.
@@ -212,7 +223,7 @@ class MomentsRow:
             comes before or after.
     """
 
-    path: tuple[str, ...]
+    path: str
     kind: str
     mean: float
     variance: float
@@ -243,8 +254,7 @@ class VarianceReport:
 
         lines = []
         for row in self.rows:
-            name = row.path[-1].partition(".")[0] if row.path else ""
-            label = indent * (len(row.path) - 1) + f"{name} {row.kind}".strip()
+            label = indent * row.path.count("/") + f"{row.path.rpartition('/')[2]} {row.kind}".strip()
             lines.append((label, f"{row.mean:.3g}", f"{row.variance:.3g}", f"{row.positive:.1%}"))
         align = ("left", "right", "right", "right")
         headers = ("layer", "mean", "variance", "positive")
@@ -257,7 +267,15 @@ class VarianceReport:
         return self._table("html", "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}")
 
 
-def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> VarianceReport:
+@checked
+def variance_report(
+    net: LayerLike,
+    *inputs: PyTree,
+    key: Key[Array, ""] | None = None,
+    params: PyTree = None,
+    state: PyTree = None,
+    **side: Any,
+) -> VarianceReport:
     r"""The mean and the variance of what each layer of a net puts out, at ``init`` or with params of your own.
 
     Where the variance shrinks or grows from layer to layer, so do the outputs and, in the same way, the gradients: a
@@ -290,7 +308,6 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
     Source: Krapac & Segvic, Deep feed-forward models (initialization); He, Zhang, Ren, Sun 2015, section 2.2.
     """
     layer, key = stateful(net), jax.random.key(0) if key is None else key
-    require_key("variance_report", key)
     if "train" in declared_by(layer.apply):
         side = {"train": True, **side}
     for_apply, declared = child_key(key, "apply"), declared_by(layer.init)
@@ -299,15 +316,15 @@ def variance_report(net, *inputs, key=None, params=None, state=None, **side) -> 
         params, state = made[0] if params is None else params, made[1] if state is None else state
     if "key" in declared_by(layer.apply):
         side["key"] = for_apply
-    rows = [MomentsRow((), "input", *_moments(x)) for x in jax.tree.leaves(inputs) if _holds_floats(x)]
+    rows = [MomentsRow("", "input", *_moments(x)) for x in jax.tree.leaves(inputs) if _holds_floats(x)]
     found = layer_outputs(net, params, *inputs, state=state, **side)
+    kinds = {row.path: row.kind for row in reversed(summary(net, *inputs, **side).rows)}
     if not found:  # a layer on its own
-        found = {f".{layer_name(net)}": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}
-    for scope, outputs in found.items():
-        path = tuple(scope.split("/"))
+        found = {"": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}
+    for path, outputs in found.items():
         for y in outputs if isinstance(outputs, tuple) else (outputs,):
             if _holds_floats(y):
-                rows.append(MomentsRow(path, path[-1].partition(".")[2], *_moments(y)))
+                rows.append(MomentsRow(path, kinds[path], *_moments(y)))
     return VarianceReport(tuple(rows))
 
 
@@ -325,13 +342,18 @@ def _holds_floats(x) -> bool:
 
 
 def _row_at(rows, path: str):
-    """A row by its path, ``"block.Residual/0.Dense"``, or by labels alone, ``"block/0"``."""
+    """The first row with a path."""
     for row in rows:
-        labels = "/".join(scope.partition(".")[0] for scope in row.path)
-        if path in ("/".join(row.path), labels):
+        if path == row.path:
             return row
-    known = ", ".join("/".join(row.path) for row in rows if row.path)
-    raise KeyError(f"The net has no layer {path!r}; its layers are: {known}.")
+    known = ", ".join(dict.fromkeys(row.path for row in rows if row.path))
+    raise KeyError(f"summary expected the path of a layer, got {path!r}; the paths are: {known}.")
+
+
+def _path(scope: str, marked) -> str:
+    """The path of a layer: the labels of the layers on the way, without named scopes of the user's own."""
+    parts = scope.split("/")
+    return "/".join(part for depth, part in enumerate(parts, 1) if part and "/".join(parts[:depth]) in marked)
 
 
 def _trace(net, inputs, side):
@@ -351,16 +373,15 @@ def _trace(net, inputs, side):
 
 
 def _marks_layer(equation, scope: str) -> bool:
-    """Whether an equation is the mark that combinators put on what a layer returns."""
-    return equation.primitive.name == "name" and equation.params["name"] == scope.rpartition("/")[2]
+    """Whether an equation is the mark that combinators put on what a layer returns: ``2.Dense`` in the scope ``2``."""
+    name = equation.params["name"] if equation.primitive.name == "name" else ""
+    return "." in name and name.partition(".")[0] in ("", scope.rpartition("/")[2])
 
 
-def _find(params, place):
-    """The params of a layer, by the labels on the way; an empty label, an only child, has no level of its own."""
-    for scope in place:
-        label = scope.partition(".")[0]
-        if label:
-            params = params[label if isinstance(params, Mapping) else int(label)]
+def _find(params, path: str):
+    """The params of a layer by its path."""
+    for label in filter(None, path.split("/")):
+        params = params[label if isinstance(params, Mapping) else int(label)]
     return params
 
 

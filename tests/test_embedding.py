@@ -99,7 +99,7 @@ def test_a_net_that_ends_with_the_table_it_began_with():
     E, (body, _) = params["table"]["embedding"], params["body"]
     hidden = np.tanh(np.asarray(E)[IDS] @ np.asarray(body["kernel"]))
     np.testing.assert_allclose(tied.apply(params, ids), hidden @ np.asarray(E).T, rtol=1e-5, atol=1e-6)
-    rows, logits = layer_outputs(tied, params, ids)["table.Embedding"]
+    rows, logits = layer_outputs(tied, params, ids)["table"]
     assert (rows.shape, logits.shape) == ((2, 4, 3), (2, 4, 7))
     gradient = jax.jit(jax.grad(lambda p: (tied.apply(p, ids) ** 2).sum()))(params)
     both = jax.jit(jax.grad(lambda p: (apart.apply(p, ids) ** 2).sum()))(({"embedding": E}, body, (), {"kernel": E.T}))

@@ -201,7 +201,7 @@ def test_rows_are_the_moments_of_each_layer():
     hidden = x @ np.asarray(params["block"][0]["kernel"])
     block = x + np.maximum(hidden, 0)
     out = block @ np.asarray(params["out"]["kernel"])
-    expected = {"": x, "block/0": hidden, "block/1": np.maximum(hidden, 0), "block.Residual": block, "out": out}
+    expected = {"": x, "block/0": hidden, "block/1": np.maximum(hidden, 0), "block": block, "out": out}
     assert [row.kind for row in report.rows] == ["input", "Dense", "relu", "Residual", "Dense"]
     for row, (path, y) in zip(report.rows, expected.items(), strict=True):
         assert report[path] is row

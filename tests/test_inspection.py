@@ -40,7 +40,7 @@ def test_rows_hold_shapes_params_and_operations():
 
 def test_layers_inside_a_repeat_are_counted_as_often_as_they_run():
     once, often = summary(Serial(Dense(5)), X), summary(Serial(Repeat(Serial(Dense(5)), 7)), X)
-    inside = often["0.Repeat/.Serial/0.Dense"]
+    inside = often["0/0"]
     assert inside.count.flops == 7 * once["0"].count.flops
     assert inside.params == 7 * 30
     assert inside.outputs == (jax.ShapeDtypeStruct((8, 5), jnp.float32),)
@@ -49,7 +49,7 @@ def test_layers_inside_a_repeat_are_counted_as_often_as_they_run():
 def test_a_recurrent_net_is_counted_step_by_step():
     """20 steps of h W: 20 * 8 * 3 * 2 * (5 + 3) from the products alone."""
     x = jax.ShapeDtypeStruct((8, 20, 5), jnp.float32)
-    row = summary(Serial(Recurrent(TanhCell(3))), x)["0.Recurrent"]
+    row = summary(Serial(Recurrent(TanhCell(3))), x)["0"]
     products = 20 * 8 * 3 * (5 + 3)
     assert row.count.multiplications == products
     assert row.count.transcendentals == 20 * 8 * 3
@@ -78,7 +78,7 @@ def test_the_share_of_parallel_layers_adds_up():
 def test_side_inputs_choose_what_is_counted():
     net = Serial(Dense(3), Center())
     assert summary(net, X, train=True)["1"].count.flops > summary(net, X)["1"].count.flops
-    with pytest.raises(TypeError, match="reads no side input 'color'"):
+    with pytest.raises(TypeError, match="expected side inputs among .* got 'color'"):
         summary(net, X, color=True)
 
 
@@ -95,7 +95,7 @@ def test_printed_for_the_terminal_and_for_the_notebook():
 
 
 def test_an_unknown_row_is_named():
-    with pytest.raises(KeyError, match=r"no layer 'tail'; its layers are: 0\.Dense"):
+    with pytest.raises(KeyError, match="expected the path of a layer, got 'tail'; the paths are: 0"):
         summary(Serial(Dense(3)), X)["tail"]
 
 
@@ -124,10 +124,10 @@ def test_layer_outputs_are_those_of_the_layers_one_by_one():
     params = net.init(jax.random.key(0), x)
     found = layer_outputs(net, params, x)
     u = np.asarray(x) @ np.asarray(params[0]["kernel"])
-    np.testing.assert_allclose(found["0.Dense"], u, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["1.relu"], np.maximum(u, 0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["2.Dense"], net.apply(params, x), rtol=1e-6)
-    gradient = jax.jit(jax.grad(lambda p: layer_outputs(net, p, x)["1.relu"].sum()))(params)
+    np.testing.assert_allclose(found["0"], u, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["1"], np.maximum(u, 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["2"], net.apply(params, x), rtol=1e-6)
+    gradient = jax.jit(jax.grad(lambda p: layer_outputs(net, p, x)["1"].sum()))(params)
     np.testing.assert_allclose(gradient[0]["bias"], (u > 0).sum(0), rtol=1e-6)
 
 
@@ -136,8 +136,8 @@ def test_layer_outputs_of_shared_and_stateful_layers():
     x = jax.random.normal(jax.random.key(1), (8, 5))
     params, state = net.init(jax.random.key(0), x)
     found = layer_outputs(net, params, x, state=state, train=True)
-    assert len(found["a.Dense"]) == 2
-    np.testing.assert_allclose(found["center.Center"].mean(0), np.zeros(5), atol=1e-6)
+    assert len(found["a"]) == 2
+    np.testing.assert_allclose(found["center"].mean(0), np.zeros(5), atol=1e-6)
 
 
 def test_a_summary_finds_the_params_of_layers_inside_a_norm_of_weights():
@@ -150,7 +150,7 @@ def test_a_summary_finds_the_params_of_layers_inside_a_norm_of_weights():
         ("0", "Dense", 48),
         ("1", "relu", 0),
         ("1", "SpectralNorm", 18),
-        ("", "Dense", 18),
+        ("1", "Dense", 18),
         ("", "Serial", 74),
     ]
 
