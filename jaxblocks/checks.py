@@ -32,11 +32,12 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import AbstractArray, Key
 
 __all__ = [
@@ -95,7 +96,7 @@ Rate = Annotated[float, Range(0, below=1)]
 # ---- the sentence ----------------------------------------------------------------------------
 
 
-def check(ok, expected: str, got=..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
+def check(ok, expected: str, got: object = ..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
     """Raise ``error`` unless ``ok``: "<public name> expected <expected>, got <got>; <repair>."
 
     ``got`` is put into words by `describe` where it is not a string; leave it out where ``expected`` says it all.
@@ -209,7 +210,9 @@ _BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
 
 def _expectations(function):
     """What each parameter expects: (name, check) by position, that of ``*args``, and checks by name."""
-    positional, named, rest = [], {}, ("", None)
+    positional: list[tuple[str, Callable | None]] = []
+    named: dict[str, Callable | None] = {}
+    rest: tuple[str, Callable | None] = ("", None)
     for p in inspect.signature(function).parameters.values():
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
         expects = None if annotation is None else _expectation(annotation, p.default is None)
@@ -232,10 +235,11 @@ def _expectation(annotation, optional: bool) -> Callable | None:
     accepts = [_acceptance(one) for one in scalars]
     if any(accept is None for accept in accepts) or not options:
         return None
-    words = [word for word, _ in accepts]
+    known = [accept for accept in accepts if accept is not None]
+    words = [word for word, _ in known]
 
     def expects(name, value, sizes):
-        if (value is None and optional) or any(accept(value) for _, accept in accepts):
+        if (value is None and optional) or any(accept(value) for _, accept in known):
             return value
         if arrays and (not scalars or hasattr(value, "shape")):
             return _check_array(name, value, arrays, sizes)
@@ -258,8 +262,6 @@ def _members(annotation) -> list:
     """The members of a union, of unions in it too."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [member for one in typing.get_args(annotation) for member in _members(one)]
-    if isinstance(annotation, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
-        return _members(annotation.__value__)
     return [annotation]
 
 
@@ -303,7 +305,7 @@ def _is_number(x) -> bool:
 
 
 def _repair_scalar(name, value, words) -> str:
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return f'it has to be known while JAX traces; under jit, write static_argnames="{name}"'
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"
@@ -443,7 +445,7 @@ def checkable(x, check: bool):
     True
     """
     x = jax.lax.stop_gradient(x)
-    return None if isinstance(x, jax.core.Tracer) and not check else x
+    return None if isinstance(x, Tracer) and not check else x
 
 
 def check_values(ok, message: str, *, check: bool = False, **values) -> None:
@@ -460,12 +462,13 @@ def check_values(ok, message: str, *, check: bool = False, **values) -> None:
     ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().
     """
     ok = ok if isinstance(ok, bool) else jnp.all(ok)  # a Python bool stays known while JAX traces
-    if isinstance(ok, jax.core.Tracer):
+    if isinstance(ok, Tracer):
         if check:
             from jax.experimental import checkify  # here, because it loads Pallas
 
             sentence = f"{public_name()} expected {message}."
-            checkify.check(ok, sentence, **{name: jnp.asarray(value) for name, value in values.items()})
+            named: dict[str, Any] = {name: jnp.asarray(value) for name, value in values.items()}
+            checkify.check(ok, sentence, **named)
     elif not ok:
         raise ValueError(f"{public_name()} expected {message}.".format(**{n: f"{v}" for n, v in values.items()}))
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.core import Tracer
 
 from jaxblocks.checks import check, checked, require_flag, require_params  # noqa: F401
 
@@ -107,7 +108,7 @@ def _expression(value) -> str:
     if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
         left, right = ("(", ")") if type(value) is tuple else ("[", "]")
         return left + ", ".join(map(_expression, value)) + "," * (left == "(" and len(value) == 1) + right
-    if isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, jax.core.Tracer):
+    if isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, Tracer):
         return f"jnp.array({np.asarray(value).tolist()}, jnp.{value.dtype})"
     if isinstance(value, np.dtype) or (isinstance(value, type(jnp.float32)) or value in (float, int, bool)):
         return f"jnp.{jnp.dtype(value).name}"
@@ -290,7 +291,7 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     check(callable(layer), expected, layer, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # the case of a name is its type
     check(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
-    function = layer
+    function: Callable = layer  # type: ignore[assignment]
 
     def init(key, *inputs):
         return ()

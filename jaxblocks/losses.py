@@ -26,6 +26,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
 from jaxblocks.checks import check_values, checkable, describe, require_floating
@@ -85,7 +86,7 @@ def _require_last_axis(where, x):
 
 def _require_positive(where, **numbers):
     for name, value in numbers.items():
-        if not isinstance(value, jax.core.Tracer) and not value > 0:
+        if not isinstance(value, Tracer) and not value > 0:
             raise ValueError(f"{where} expects {name} > 0, but {value} came; 1.0 is the usual start.")
 
 
@@ -733,7 +734,7 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: int | float | Float[Arr
     Source: Diehl 2023, section 1.6 (names L1 regularization).
     """
     require_floating("soft_threshold", x=x)
-    if not isinstance(threshold, jax.core.Tracer) and not threshold >= 0:
+    if not isinstance(threshold, Tracer) and not threshold >= 0:
         raise ValueError(f"soft_threshold expects a threshold of 0 or more, but {threshold} came; pass its size.")
     threshold = jnp.asarray(threshold, x.dtype)
     return x - jnp.clip(x, -threshold, threshold)

@@ -173,10 +173,11 @@ def Repeat(
 
     def init(key, inputs, side):
         inputs, side = as_shapes(inputs), as_shapes(side)
-        one = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
-        outputs = as_inputs(output_shapes(child, key, *one, inputs, side)[0])
-        got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
-        check(as_shapes(outputs) == inputs, "a layer that keeps shape and dtype", got, _repair(inputs, outputs))
+        params, state = jax.eval_shape(lambda key: init_child(child, key, inputs, side), key)
+        outputs = as_inputs(output_shapes(child, key, params, state, inputs, side)[0])
+        if as_shapes(outputs) != inputs:
+            got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
+            check(False, "a layer that keeps shape and dtype", got, _repair(inputs, outputs))
         keys = jax.vmap(child_key, in_axes=(None, 0))(key, jnp.arange(n))
         return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
 
@@ -408,7 +409,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
             mine["key"] = child_key(mine["key"], "forward")
-        return forward(_Children(**{child.label: bind(child) for child in kids}), *inputs, **mine)
+        return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)
 
     def meet(key, inputs, side):
         """What each child is first called with, as shapes."""
@@ -438,11 +439,11 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     def init(key, inputs, side):
         # A Wire inside of others is asked for the same shapes by each of them, 2 ** depth times: all that are met
         # during the init of the outermost one are remembered, and forgotten with it.
-        outermost = _met.get() is None
-        token = _met.set({}) if outermost else None
+        known = _met.get()
+        token = _met.set(known := {}) if known is None else None
         try:
             shapes = as_shapes((inputs, side))
-            asked, known = (me, _hashable(shapes)), _met.get()
+            asked = me, _hashable(shapes)
             met = known.get(asked) if asked[1] else None
             if met is None:
                 met = meet(key, *shapes)
@@ -450,7 +451,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
                     known[asked] = met
             each = [init_child(child, key, *met[child.label]) for child in kids]
         finally:
-            if outermost:
+            if token is not None:
                 _met.reset(token)
         return _gather(kids, [p for p, _ in each]), _gather(kids, [s for _, s in each])
 

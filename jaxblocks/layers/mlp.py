@@ -1,6 +1,7 @@
 """The multilayer perceptron: dense layers and activations in series."""
 
 from collections.abc import Callable
+from typing import cast
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu
@@ -43,4 +44,4 @@ def MLP(
         layers.append(Dense(width, kernel_init=kernel_init or initializers.for_activation(after)))
         if after is not identity:
             layers.append(after)
-    return Serial(*layers)
+    return cast(Layer, Serial(*layers))
