@@ -5,7 +5,7 @@
 Nothing is stated twice. `checked` reads what a function expects from its annotations, and checks every call against
 them before the body runs: dtypes and shapes (``Float[Array, "*batch in"]``), options (``bool``, ``int``,
 ``Literal["valid", "same"]``), ranges (`PositiveInt`, `Rate`, ...), functions (``Callable``). An axis name that occurs
-twice has one size. What no annotation can say is one call of `check` in the body. No function is told the name of its
+twice has one size. What no annotation can say is one call of `require` in the body. No function is told the name of its
 caller: when, and only when, a check fails, `public_name` reads it off the call stack.
 
 Shapes and dtypes are known while JAX traces, so that these checks always run and cost nothing under ``jit``. Values
@@ -47,7 +47,7 @@ __all__ = [
     "PositiveInt",
     "Range",
     "Rate",
-    "check",
+    "require",
     "check_params",
     "check_values",
     "checkable",
@@ -96,13 +96,13 @@ Rate = Annotated[float, Range(0, below=1)]
 # ---- the sentence ----------------------------------------------------------------------------
 
 
-def check(ok, expected: str, got: object = ..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
+def require(ok, expected: str, got: object = ..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
     """Raise ``error`` unless ``ok``: "<public name> expected <expected>, got <got>; <repair>."
 
     ``got`` is put into words by `describe` where it is not a string; leave it out where ``expected`` says it all.
 
-    >>> check(len("abc") == 3, "three letters", "abc")
-    >>> check(len("ab") == 3, "three letters", 2, "add one")
+    >>> require(len("abc") == 3, "three letters", "abc")
+    >>> require(len("ab") == 3, "three letters", 2, "add one")
     Traceback (most recent call last):
     ...
     ValueError: jaxblocks expected three letters, got 2; add one.
@@ -247,7 +247,7 @@ def _expectation(annotation, optional: bool) -> Callable | None:
         repair = _repair_scalar(name, value, words)
         got = repr(value) if isinstance(value, str) else value
         of_type = any(isinstance(value, kinds) and not isinstance(value, bool) for kinds in (numbers.Real, str))
-        check(
+        require(
             False,
             f"{name} to be {said}",
             got,
@@ -337,11 +337,11 @@ def _check_array(name, x, specs, sizes):
         x = jnp.asarray(x)  # float64 of NumPy becomes float32, as everywhere in JAX
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
-        check(False, f"{name} to be {words}", x, repair, error=TypeError)
+        require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec) for spec in specs):
         if words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for the data of a key"
-        check(False, f"{name} to be {words}", x, repair, error=TypeError)
+        require(False, f"{name} to be {words}", x, repair, error=TypeError)
     spec = next(spec for spec in specs if _is_dtype(x.dtype, spec))
     _check_shape(name, x, _axes(spec.dim_str), sizes)
     return x
@@ -365,7 +365,7 @@ def _check_shape(name, x, axes, sizes) -> None:
     several = [i for i, axis in enumerate(axes) if axis == "..." or axis.lstrip("#_")[:1] == "*" or axis[:1] == "*"]
     least = len(axes) - len(several)
     if axes == () and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and shape:
-        check(False, f"one {name}", f"keys of shape {shape}", "pass one, or use jax.vmap", error=TypeError)
+        require(False, f"one {name}", f"keys of shape {shape}", "pass one, or use jax.vmap", error=TypeError)
     if len(shape) < least or (len(shape) > least and not several):
         way = "at least " if several else ""
         form = _form(axes)
@@ -373,7 +373,7 @@ def _check_shape(name, x, axes, sizes) -> None:
         repair = f"add the missing ax{'i' if missing == 1 else 'e'}s, as in {name}[{', '.join(['None'] * missing)}]"
         if missing < 0:
             repair = "map over the leading axes with jax.vmap" if shape else "pass one value"
-        check(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)
+        require(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)
     split = several[0] if several else len(axes)
     after = len(axes) - split - 1 if several else 0
     where = [(axis, i, size) for i, (axis, size) in enumerate(zip(axes[:split], shape, strict=False))]
@@ -384,14 +384,14 @@ def _check_shape(name, x, axes, sizes) -> None:
         if axis == "..." or "_" in (axis[0], axis.lstrip("*#")[:1]) or axis[0] == "#":
             continue
         if axis.isdigit():
-            check(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)
+            require(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)
         elif axis.lstrip("*").isidentifier():
             other, known, met, other_place, other_axes = sizes.setdefault(axis, (name, size, x, place, axes))
             if known != size:
                 both = f"give axis {other_place} of {other} and axis {place} of {name} one size"
                 if public_name()[:1].isupper():
                     both = f"pass {other} of that size, or params made by init for this {other}"
-                check(
+                require(
                     False,
                     f"{other} {_form(other_axes)} and {name} {_form(axes)} with the same size of {axis}",
                     f"{describe(met)} and {describe(x)}",
@@ -426,14 +426,14 @@ def check_params(params, **shapes: tuple[int | None, ...]) -> None:
     if not isinstance(params, Mapping) or set(params) != set(shapes):
         got = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else params
         repair = "pass those that its own init made: apply(params, x)"
-        check(False, f"params named {', '.join(sorted(shapes))}", got, repair)
+        require(False, f"params named {', '.join(sorted(shapes))}", got, repair)
     for name, shape in shapes.items():
         got = getattr(params[name], "shape", None)
         fits = (
             got is not None and len(got) == len(shape) and all(n in (m, None) for m, n in zip(got, shape, strict=True))
         )
         wanted = str(shape).replace("None", "any")
-        check(fits, f"{name} of shape {wanted}", params[name], "pass params that init made for this x")
+        require(fits, f"{name} of shape {wanted}", params[name], "pass params that init made for this x")
 
 
 def checkable(x, check: bool):
@@ -549,3 +549,6 @@ def require_flag(where: str, **flags) -> None:
             raise TypeError(
                 f'{where} expected {name} to be True or False, got {flag!r}; under jit, write static_argnames="{name}".'
             )
+
+
+check = require

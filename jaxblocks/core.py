@@ -28,7 +28,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
-from jaxblocks.checks import check, checked, require_flag, require_params  # noqa: F401
+from jaxblocks.checks import checked, require, require_flag, require_params  # noqa: F401
 
 __all__ = [
     "ArrayOrShape",
@@ -286,11 +286,11 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
         return layer
     expected = "a layer or a function of arrays"
     two = isinstance(layer, tuple) and len(layer) == 2
-    check(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
+    require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hint = {list: "write Serial(*layers)", dict: "write Serial(**layers)"}.get(type(layer), "")
-    check(callable(layer), expected, layer, hint, error=TypeError)
+    require(callable(layer), expected, layer, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # the case of a name is its type
-    check(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
+    require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
     function: Callable = layer  # type: ignore[assignment]
 
     def init(key, *inputs):
@@ -362,9 +362,9 @@ def children(layers: Iterable[LayerLike], named: Mapping[str, LayerLike] | None 
     layers, named = tuple(layers), dict(named or {})
     both = f"{len(layers)} by position and {', '.join(named)} by name"
     expected = "layers by position or by name, not both"
-    check(not (layers and named), expected, both, "name all of them or none", error=TypeError)
+    require(not (layers and named), expected, both, "name all of them or none", error=TypeError)
     for name in named:
-        check(name.isidentifier(), "names without dots, slashes and blanks", repr(name), "rename it")
+        require(name.isidentifier(), "names without dots, slashes and blanks", repr(name), "rename it")
     return tuple(child_of(label, layer) for label, layer in (named.items() or enumerate(layers)))
 
 
@@ -377,7 +377,7 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
             if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
                 expected = f"the side inputs of {kind} as keyword-only parameters with names"
                 repair = "declare them, as in apply(params, x, *, train=False, key=None)"
-                check(False, expected, "**kwargs", repair, error=TypeError)
+                require(False, expected, "**kwargs", repair, error=TypeError)
     has_state = isinstance(pair, StatefulLayer)
     return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
 
@@ -459,7 +459,7 @@ def require_pair(function: str, what: str, made) -> tuple:
     """What a function of a ``StatefulLayer`` returned, if it is a pair as it must be."""
     right = isinstance(made, tuple) and len(made) == 2
     repair = "return both, or make it a Layer"
-    check(right, f"{function} of a StatefulLayer to return {what}", made, repair, error=TypeError)
+    require(right, f"{function} of a StatefulLayer to return {what}", made, repair, error=TypeError)
     return made
 
 
@@ -529,7 +529,7 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     def stateless_apply(params, *inputs, **side):
         empty_state = bool(inputs) and type(inputs[0]) is tuple and not inputs[0]
         repair = "call it as apply(params, x)"
-        check(not empty_state, "no state, since none of its layers has one", "()", repair, error=TypeError)
+        require(not empty_state, "no state, since none of its layers has one", "()", repair, error=TypeError)
         return stateful_apply(params, empty, *inputs, **side)[0]
 
     made = StatefulLayer(pair_init, stateful_apply) if has_state else Layer(pair_init, stateless_apply)
@@ -550,7 +550,7 @@ def _asked_for(declared, side):
     missing = [name for name, p in declared.items() if name not in side and p.default is p.empty]
     if missing:
         expected = f"the side input {missing[0]}"
-        check(False, expected, "none", f"pass {missing[0]}=... (to init and to apply)", error=TypeError)
+        require(False, expected, "none", f"pass {missing[0]}=... (to init and to apply)", error=TypeError)
     return {name: side[name] for name in declared if name in side}
 
 
@@ -560,7 +560,7 @@ def _reject_unknown(side, declared):
     if unknown:
         expected = f"side inputs among those that it reads ({', '.join(sorted(declared)) or 'none'})"
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
-        check(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
+        require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
 
 
 def _union(declarations) -> dict[str, inspect.Parameter]:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.nn import initializers as _jax
 
 from jaxblocks.activations import RECTIFIERS, activation_moments
-from jaxblocks.checks import check, checked
+from jaxblocks.checks import checked, require
 from jaxblocks.core import recorded
 
 __all__ = [
@@ -143,7 +143,7 @@ def identity(scale: float = 1.0) -> Callable:
 
     def diagonal(key, shape, dtype=jnp.float32):
         repair = "for the kernel of a convolution use delta_orthogonal()"
-        check(len(shape) == 2, "the shape of a matrix, (in, out)", str(tuple(shape)), repair)
+        require(len(shape) == 2, "the shape of a matrix, (in, out)", str(tuple(shape)), repair)
         return jnp.asarray(scale, dtype) * jnp.eye(*shape, dtype=dtype)
 
     return diagonal

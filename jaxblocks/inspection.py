@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.counting import Count, count_flops, equations
-from jaxblocks.checks import check, checked
+from jaxblocks.checks import checked, require
 from jaxblocks.core import (
     Layer,
     LayerLike,
@@ -206,7 +206,7 @@ def count_params(params: PyTree) -> int:
     142
     """
     pair = isinstance(params, Layer | StatefulLayer)
-    check(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
+    require(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 

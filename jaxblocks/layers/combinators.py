@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from jaxblocks.ad.checkpointing import require_checkpoint, scan
-from jaxblocks.checks import NonNegativeInt, check, describe
+from jaxblocks.checks import NonNegativeInt, describe, require
 from jaxblocks.core import (
     Child,
     Layer,
@@ -122,9 +122,9 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
             return
         got, repair = f"{_in_words(inputs)} in and {_in_words(outputs)} out", "use Wire for a sum of another form"
         arrays = all(hasattr(x, "dtype") for x in (*inputs, *outputs))
-        check(arrays, "one array in and one array out", got, repair, error=TypeError)
-        check(len(inputs) == len(outputs) == 1, "one array in and one array out", got, repair)
-        check(False, "layers that keep shape and dtype", got, _repair(inputs, outputs))
+        require(arrays, "one array in and one array out", got, repair, error=TypeError)
+        require(len(inputs) == len(outputs) == 1, "one array in and one array out", got, repair)
+        require(False, "layers that keep shape and dtype", got, _repair(inputs, outputs))
 
     def init(key, inputs, side):
         params, states, outputs = chain_init(key, inputs, side)
@@ -177,14 +177,14 @@ def Repeat(
         outputs = as_inputs(output_shapes(child, key, params, state, inputs, side)[0])
         if as_shapes(outputs) != inputs:
             got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
-            check(False, "a layer that keeps shape and dtype", got, _repair(inputs, outputs))
+            require(False, "a layer that keeps shape and dtype", got, _repair(inputs, outputs))
         keys = jax.vmap(child_key, in_axes=(None, 0))(key, jnp.arange(n))
         return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
 
     def apply(params, states, inputs, side):
         for leaf in jax.tree.leaves((params, states)):
             expected = f"params (and state) stacked {n} times along their first axis"
-            check(leaf.shape[:1] == (n,), expected, leaf, "pass those that its own init made: apply(params, x)")
+            require(leaf.shape[:1] == (n,), expected, leaf, "pass those that its own init made: apply(params, x)")
 
         def step(inputs, own):
             position, params, state = own
@@ -249,7 +249,9 @@ def Recurrent(
     child = child_of(None, cell)
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or give its side input another name (Recurrent keeps the mask)"
-    check("mask" not in child.reads, expected, f"{child.kind}, which reads a mask of its own", repair, error=TypeError)
+    require(
+        "mask" not in child.reads, expected, f"{child.kind}, which reads a mask of its own", repair, error=TypeError
+    )
     own = declared_by(_reads_mask)
 
     # Under jit, so that the params which init draws beside the carry are never computed.
@@ -259,12 +261,12 @@ def Recurrent(
 
     def one_step(inputs):
         call = "call it as apply(params, state, x)" if stateful else "call it as apply(params, x)"
-        check(len(inputs) > 0, "inputs (..., time, features)", "none", call, error=TypeError)
+        require(len(inputs) > 0, "inputs (..., time, features)", "none", call, error=TypeError)
         for x in inputs:
             repair = "use x[:, None] for a sequence of numbers, x[None] for a single step"
-            check(len(x.shape) >= 2, "inputs (..., time, features)", x, repair)
+            require(len(x.shape) >= 2, "inputs (..., time, features)", x, repair)
         lengths = {x.shape[-2] for x in inputs}
-        check(len(lengths) == 1, "inputs with one length in time", _in_words(inputs), "cut or pad them")
+        require(len(lengths) == 1, "inputs with one length in time", _in_words(inputs), "cut or pad them")
         return tuple(jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-1]), x.dtype) for x in inputs)
 
     def init(key, inputs, side):
@@ -302,7 +304,7 @@ def Recurrent(
         expected = "a cell whose state is one carry per example"
         got = "a cell that reads train and has other state, which looks like running statistics"
         repair = "move that layer out of the cell, or pass stateful=True and keep the state"
-        check(each or "train" not in child.reads, expected, got, repair, error=TypeError)
+        require(each or "train" not in child.reads, expected, got, repair, error=TypeError)
         return params, ()
 
     def fresh_apply(params, state, inputs, side):
@@ -322,7 +324,7 @@ def _reads_mask(*, mask=None):
 def _where(real, x, otherwise):
     """``x`` where the example is real; ``real`` has the leading axes of ``x``."""
     expected = f"outputs and carries with the leading axes of the mask at each step, {describe(real)}"
-    check(x.shape[: real.ndim] == real.shape, expected, x, "make the carry one per example")
+    require(x.shape[: real.ndim] == real.shape, expected, x, "make the carry one per example")
     return jnp.where(jnp.broadcast_to(jnp.expand_dims(real, range(real.ndim, x.ndim)), x.shape), x, otherwise)
 
 
@@ -330,8 +332,8 @@ def _check_mask(mask, shape):
     """A boolean mask with one entry for each place."""
     repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
     expected = "a boolean mask, True at valid entries"
-    check(getattr(mask, "dtype", "") == "bool", expected, mask, repair, error=TypeError)
-    check(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each place")
+    require(getattr(mask, "dtype", "") == "bool", expected, mask, repair, error=TypeError)
+    require(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each place")
 
 
 def _placed_like(carry, x):
@@ -393,11 +395,11 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
             def f(*inputs, **given):
                 unknown = sorted(given.keys() - child.reads.keys())
                 reads = f"side inputs that {child.label} reads ({', '.join(sorted(child.reads)) or 'none'})"
-                check(not unknown, reads, ", ".join(map(repr, unknown)), "leave them out", error=TypeError)
+                require(not unknown, reads, ", ".join(map(repr, unknown)), "leave them out", error=TypeError)
                 inside = child.has_state and get_opaque_trace_state() != level
                 expected = f"{child.label}, which has state, outside of other transformations"
                 got = "a call inside cond, checkpoint, vmap, scan or the like, which its next state could not leave"
-                check(not inside, expected, got, "move the call out, or transform the whole Wire")
+                require(not inside, expected, got, "move the call out, or transform the whole Wire")
                 passed = dict(side)
                 if "key" in side and calls[child.label]:
                     passed["key"] = child_key(side["key"], f"call {calls[child.label]}")
@@ -431,7 +433,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         for child in kids:
             repair = f"call f.{child.label}(...) or leave that layer out"
             expected = f"forward to call every child, {child.label} too"
-            check(child.label in met, expected, "no call of it", repair)
+            require(child.label in met, expected, "no call of it", repair)
         return met
 
     me = object()
@@ -549,7 +551,7 @@ def _spread(kids, tree, what, call) -> tuple:
     else:
         got = f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (tuple, list)) else describe(tree)
     repair = f"pass those that its own init made: {call}"
-    check(False, f"{what} to be {expected}, one for each layer", got, repair)
+    require(False, f"{what} to be {expected}, one for each layer", got, repair)
     raise AssertionError
 
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check, check_params, checked
+from jaxblocks.checks import PositiveInt, check_params, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 
 __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
@@ -51,7 +51,7 @@ def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Arra
 
     Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Activation functions".
     """
-    check(len(params) > 0, "the params of at least one Dense", "none")
+    require(len(params) > 0, "the params of at least one Dense", "none")
     first, *rest = params
     for p in rest:
         bias = affine(first["bias"], p["kernel"], p.get("bias")) if "bias" in first else p.get("bias")

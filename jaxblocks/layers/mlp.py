@@ -5,7 +5,7 @@ from typing import cast
 
 from jaxblocks import initializers
 from jaxblocks.activations import identity, relu
-from jaxblocks.checks import PositiveInt, check
+from jaxblocks.checks import PositiveInt, require
 from jaxblocks.core import Layer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
@@ -37,7 +37,7 @@ def MLP(
 
     Source: Huszar, DeepNN lecture 3; Krapac & Segvic, Deep feed-forward models.
     """
-    check(len(widths) > 0, "at least one width", "none", "write MLP(64, 10) for one hidden layer of 64 features")
+    require(len(widths) > 0, "at least one width", "none", "write MLP(64, 10) for one hidden layer of 64 features")
     layers: list = []
     for position, width in enumerate(widths, 1):
         after = activation if position < len(widths) else last_activation
