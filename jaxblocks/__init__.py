@@ -208,6 +208,8 @@ from jaxblocks.selectors import paths, select
 from jaxblocks.inspection import count_params, layer_outputs, summary, variance_report
 from jaxblocks.structure import as_dense, receptive_field
 
+__version__ = "0.1.0"
+
 _LATER = {  # loaded at the first use, with the libraries that they need
     # Training; brings optax.
     "fit": "training",

@@ -1,11 +1,10 @@
-"""The house: what may import what, what an import costs, what every public name must have."""
+"""The architecture: import levels, the cost of an import, and the rules for names and signatures of CONTRIBUTING."""
 
 import ast
 import inspect
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,23 @@ SOURCES = sorted((ROOT / "jaxblocks").rglob("*.py"))
 PUBLIC = [name for name in jaxblocks.__all__ if callable(getattr(jaxblocks, name))]
 
 
+PUBLIC_MODULES = [
+    jaxblocks,
+    *(
+        getattr(jaxblocks, name)
+        for name in (
+            "activations ad datasets diffusion initializers inspection layers losses metrics models plotting "
+            "probabilities selectors structure tensors testing text theory training"
+        ).split()
+    ),
+]
+
+
 def run(*command):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
 
 
-def test_the_floors_hold():
+def test_imports_go_downward():
     """import-linter: strictly downward, never sideways."""
     done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -82,10 +93,9 @@ def test_every_file_says_what_it_is_and_what_it_offers(path):
 
 
 def _offered():
-    wings = ("ad", "models", "text", "diffusion", "datasets", "theory", "training", "plotting")
-    for module in (jaxblocks, *(getattr(jaxblocks, wing) for wing in wings)):
+    for module in PUBLIC_MODULES:
         for name in module.__all__:
-            if callable(getattr(module, name)):
+            if callable(getattr(module, name)) and name != "LayerLike":
                 yield pytest.param(getattr(module, name), id=f"{module.__name__}.{name}")
 
 
@@ -136,6 +146,98 @@ def test_functions_on_arrays_state_their_shapes(name):
     assert arrays or any(word in written for word in ("jaxtyping", "Array", "PyTree", "Callable", "Graph")), written
 
 
+# ---- rules for names and signatures ------------------------------------------------------------
+
+
+def _functions():
+    """Every public function once, under its public name."""
+    found = {}
+    for module in PUBLIC_MODULES:
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value) and not inspect.isclass(value) and (value.__module__ or "").startswith("jaxblocks"):
+                found.setdefault(value, f"{module.__name__}.{name}")
+    return [pytest.param(value, id=name) for value, name in found.items()]
+
+
+def _parameters(function):
+    return inspect.signature(function).parameters.values()
+
+
+@pytest.mark.parametrize("function", _functions())
+def test_every_parameter_is_annotated(function):
+    missing = [p.name for p in _parameters(function) if p.annotation is p.empty]
+    assert not missing, missing
+
+
+# Options that the field passes by position: axis as in jax.nn.softmax, and a slope or scale beside its array.
+BY_POSITION = {"axis", "axes", "mask", "bias", "scale", "kernel_init"}
+
+
+@pytest.mark.parametrize("function", _functions())
+def test_options_are_keyword_only(function):
+    """Parameters with a default that are numbers, flags or names stand after the star."""
+    options = (bool, int, float, str)
+    wrong = [
+        p.name
+        for p in _parameters(function)
+        if p.kind is p.POSITIONAL_OR_KEYWORD and type(p.default) in options and p.name not in BY_POSITION
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("function", _functions())
+def test_a_key_is_first_or_keyword_only(function):
+    for position, p in enumerate(_parameters(function)):
+        if p.name == "key" and p.kind is not p.KEYWORD_ONLY:
+            assert position == 0 and p.default is p.empty, inspect.signature(function)
+
+
+FORMER_NAMES = (
+    "drop empty_rows globals label labels_and_weights mean_pool out_init predicted prediction predicts "
+    "recurrent_init scores streaming vocabulary window whole"
+).split()
+
+
+@pytest.mark.parametrize("function", _functions())
+def test_one_name_for_one_thing(function):
+    assert not {p.name for p in _parameters(function)} & set(FORMER_NAMES), inspect.signature(function)
+
+
+@pytest.mark.parametrize("module", [jaxblocks.losses, jaxblocks.metrics], ids=["losses", "metrics"])
+def test_losses_and_metrics_take_predictions_and_targets(module):
+    for name in module.__all__:
+        first, *rest = _parameters(getattr(module, name))
+        if first.name in ("predictions", "logits", "log_probs") and rest and rest[0].kind is first.kind:
+            assert rest[0].name == "targets", name
+        assert first.name not in ("labels", "targets", "y", "mean"), name
+
+
+def test_a_function_and_its_layer_have_the_same_defaults():
+    """`layer_norm` and `LayerNorm`, `attention` and `Attention`, ...: shared options have one default."""
+    compared = 0
+    for name in jaxblocks.layers.__all__:
+        snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        if name[0].isupper() and snake != name.lower() + "!" and hasattr(jaxblocks.layers, snake):
+            layer, function = (inspect.signature(getattr(jaxblocks.layers, one)).parameters for one in (name, snake))
+            for shared in set(layer) & set(function):
+                one, other = layer[shared].default, function[shared].default
+                if other is not inspect.Parameter.empty and one is not inspect.Parameter.empty:
+                    assert one == other, (name, shared, one, other)
+                    compared += 1
+    assert compared > 20
+
+
+def test_the_top_level_is_visible_to_type_checkers_and_to_dir():
+    """What is loaded at its first use is imported for type checkers too, and `dir` lists it, with all submodules."""
+    tree = ast.parse((ROOT / "jaxblocks" / "__init__.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert set(jaxblocks.__all__) <= imported
+    assert {"ad", "layers", "models", "training", "theory", "__version__"} <= set(dir(jaxblocks))
+    assert set(jaxblocks.__all__) <= set(dir(jaxblocks))
+    assert (ROOT / "jaxblocks" / "py.typed").exists()
+
+
 def test_side_inputs_are_never_positional():
     """`key` and `train` of the combinators' applies are keyword-only."""
     net = jaxblocks.Serial(lambda x, *, key, train: x)
@@ -154,6 +256,6 @@ def test_no_environment_variable_or_machine_path_is_committed():
 
 
 def test_the_changelog_knows_the_version():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = jaxblocks.__version__
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
     assert headings[0] in ("## Unreleased", f"## {version}")
