@@ -8,7 +8,7 @@ A mask is a tree of Python bools in the form of the params, which is what optax 
     frozen = select(params, "encoder/**")
     optimizer = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
     optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=select(params, "**/kernel"))      # weight decay
-    penalty = 1e-4 * l2_penalty(params, select(params, "**/kernel"))                               # the same, in the loss
+    penalty = 1e-4 * l2_penalty(params, select(params, "**/kernel"))                         # the same, in the loss
     rates = jax.tree.map({True: "slow", False: "fast"}.get, frozen)                        # learning rates
     optimizer = optax.partition({"slow": optax.sgd(1e-4), "fast": optax.sgd(1e-2)}, rates)
     half = jax.tree.map(lambda p, chosen: p.astype(jnp.bfloat16) if chosen else p, params, frozen)     # casting
@@ -20,6 +20,8 @@ from fnmatch import fnmatchcase
 
 import jax
 from jaxtyping import PyTree
+
+from jaxblocks.checks import require
 
 __all__ = ["paths", "select"]
 
@@ -47,7 +49,7 @@ def select(params: PyTree, *patterns: str) -> PyTree[bool]:
             has to match: ``"**/kernel"`` are all kernels, ``"kernel"`` is the one that is not inside anything.
 
     Raises:
-        ValueError: for a pattern that matches nothing, so that no misspelled name freezes nothing in silence.
+        ValueError: for a pattern that matches nothing, such as a misspelled name.
 
     >>> params = MLP(5, 1).init(jax.random.key(0), jnp.zeros(2))
     >>> select(params, "**/kernel")
@@ -59,18 +61,15 @@ def select(params: PyTree, *patterns: str) -> PyTree[bool]:
     >>> select(params[0], "kernle")
     Traceback (most recent call last):
     ...
-    ValueError: select finds nothing at 'kernle'; did you mean 'kernel'? The paths are bias, kernel.
+    ValueError: select expected a pattern that matches a path, got 'kernle'; did you mean 'kernel'? The paths are \
+bias, kernel.
 
     Source: Krapac & Segvic, Deep feed-forward models (regularization: weights are penalized, offsets are not).
     """
-    if not patterns:
-        raise ValueError('select expects at least one pattern, such as "**/kernel"; "**" is everything.')
+    require(len(patterns) > 0, 'at least one pattern, such as "**/kernel"', "none", '"**" matches everything')
     for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(
-                f'select expects patterns in words, such as "**/kernel", but {pattern!r} came; write '
-                "select(params, *patterns) for a list of them."
-            )
+        repair = "write select(params, *patterns) for a list of them"
+        require(isinstance(pattern, str), 'strings such as "**/kernel" as patterns', pattern, repair, error=TypeError)
     places = [path.split("/") for path in paths(params)]
     wanted = [_find(places, pattern) for pattern in patterns if not pattern.startswith("!")]
     unwanted = [_find(places, pattern[1:]) for pattern in patterns if pattern.startswith("!")]
@@ -87,20 +86,21 @@ def _find(places, pattern):
     if any(found):
         return found
     known = ["/".join(place) for place in places]
-    if not known:
-        raise ValueError(f"select finds nothing at {pattern!r}, because there are no params at all.")
+    expected = "a pattern that matches a path"
+    require(len(known) > 0, "params with at least one array", "none")
     listed = ", ".join(known) if len(known) <= 20 else f"{', '.join(known[:20])} and {len(known) - 20} more"
     better = _better(places, pattern)
     hint = f"did you mean {better!r}? " if better else ""
-    raise ValueError(f"select finds nothing at {pattern!r}; {hint}The paths are {listed}.")
+    require(False, expected, repr(pattern), f"{hint}The paths are {listed}")
+    raise AssertionError
 
 
 def _better(places, pattern):
     """A pattern like this one that matches something, or ``None``."""
     names = sorted({name for place in places for name in place})
-    labels = [word.partition(".")[0] for word in pattern.strip("/").split("/")]  # "0.Dense", as `summary` has it
-    spelled = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in labels]
-    for written in (pattern.strip("/"), pattern.replace(".", "/"), "/".join(labels), "/".join(spelled)):
+    words = pattern.strip("/").split("/")
+    spelled = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in words]
+    for written in (pattern.strip("/"), pattern.replace(".", "/"), "/".join(spelled)):
         for candidate in (written, f"**/{written}", f"{written}/**", f"**/{written}/**"):
             if any(_matches(candidate.split("/"), place) for place in places):
                 return candidate

@@ -1,20 +1,25 @@
-"""What a layer looks like as a matrix: the dense form of a linear layer, and what an output depends on.
+"""The matrix of a linear layer, and the receptive field of an output.
 
 A restriction on the weight matrix is an inductive bias: a convolution is a banded matrix with constant
 diagonals. These functions show it, by differentiation alone, for any layer or function of one array.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
-from jaxblocks.checks import check_values
-from jaxblocks.core import StatefulLayer, as_layer, layer_name
+from jaxblocks.checks import check_values, checked, require
+from jaxblocks.core import LayerLike, StatefulLayer, as_layer, layer_name
 
 __all__ = ["as_dense", "receptive_field"]
 
 
-def as_dense(layer, shape: tuple[int, ...], params=(), **side) -> Float[Array, "outputs inputs"]:
+@checked
+def as_dense(
+    layer: LayerLike, shape: tuple[int, ...], params: PyTree = (), **side: Any
+) -> Float[Array, "outputs inputs"]:
     r"""The matrix :math:`A` of an affine layer, :math:`f(x) = A x + f(0)` for flattened :math:`x` and :math:`f(x)`.
 
     Column :math:`j` is the derivative in the direction of the :math:`j`-th basis vector.
@@ -42,7 +47,7 @@ def as_dense(layer, shape: tuple[int, ...], params=(), **side) -> Float[Array, "
 
     Source: Diehl 2023, section 1.1 (convolution as a Toeplitz matrix); Goodfellow et al., Deep learning, section 9.1.
     """
-    f = _function("as_dense", layer, params, side)
+    f = _function(layer, params, side)
     zeros = jnp.zeros(shape)
     basis = jnp.eye(zeros.size, dtype=zeros.dtype).reshape(zeros.size, *zeros.shape)
     with jax.default_matmul_precision("highest"):
@@ -56,20 +61,22 @@ def as_dense(layer, shape: tuple[int, ...], params=(), **side) -> Float[Array, "
             rounding = float(jnp.finfo(offset.dtype).eps) ** 0.5 * (abs(A) @ abs(x.ravel()) + abs(at_zero))
             check_values(
                 error <= rounding,
-                f"as_dense expects an affine layer, but {layer_name(layer)} is not: f(x) differs from A x + f(0) by up to "
-                "{by} for random x. For the derivative at a point, use jax.jacobian.",
+                f"an affine layer, got {layer_name(layer)}, for which f(x) differs from A x + f(0) by up to {{by}} at "
+                "random x; for the derivative at a point, use jax.jacobian",
                 by=jnp.max(error, initial=0.0),
             )
     return matrix
 
 
+@checked
 def receptive_field(
-    layer, shape: tuple[int, ...], position: int | tuple[int, ...], params=(), **side
+    layer: LayerLike, shape: tuple[int, ...], position: int | tuple[int, ...], params: PyTree = (), **side: Any
 ) -> Bool[Array, "..."]:
     r"""Which entries of the input an output depends on: where its row of the Jacobian is not zero.
 
     :math:`R_j = \big[\, \partial f(x)_i / \partial x_j \ne 0 \text{ for some } x \,\big]`, tried at eight random
-    inputs, since a rectifier or a maximum hides what it does not pass on. A weight of exactly 0 is no dependence.
+    inputs, since the derivative of a rectifier or a maximum is zero at some of them. A weight
+    of exactly 0 is no dependence.
 
     Args:
         layer: a pair, or a function of one array.
@@ -91,14 +98,12 @@ def receptive_field(
 
     Source: Diehl 2023, section 1.1 (local features); Luo et al. 2016, Effective receptive field.
     """
-    f = _function("receptive_field", layer, params, side)
+    f = _function(layer, params, side)
     like = jnp.zeros(shape)
     out = jax.eval_shape(f, like).shape
     position = (position,) if isinstance(position, int) else tuple(position)
-    if len(position) > len(out) or any(not -n <= i < n for i, n in zip(position, out, strict=False)):
-        raise ValueError(
-            f"receptive_field expects a position in the output, whose shape is {out}, but {position} came."
-        )
+    inside = len(position) <= len(out) and all(-n <= i < n for i, n in zip(position, out, strict=False))
+    require(inside, f"a position in the output, whose shape is {out}", position)
 
     def depends(key):
         at, weights = jax.random.split(key)
@@ -109,12 +114,10 @@ def receptive_field(
     return jnp.any(jax.jit(jax.vmap(depends))(jax.random.split(jax.random.key(0), 8)), 0)
 
 
-def _function(where, layer, params, side):
+def _function(layer, params, side):
     """The layer as a function of its one input."""
     layer = as_layer(layer)
-    if isinstance(layer, StatefulLayer):
-        raise TypeError(
-            f"{where} expects a layer without state, but {layer_name(layer)} has one; fix it: "
-            "lambda x: layer.apply(params, state, x)[0]."
-        )
+    repair = "bind its state: lambda x: layer.apply(params, state, x)[0]"
+    stateless = not isinstance(layer, StatefulLayer)
+    require(stateless, "a layer without state", layer_name(layer), repair, error=TypeError)
     return jax.jit(lambda x: layer.apply(params, x, **side))

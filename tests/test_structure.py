@@ -120,7 +120,7 @@ def test_works_under_jit_and_in_half_precision():
     ],
 )
 def test_what_is_not_affine_is_refused(f):
-    with pytest.raises(ValueError, match=r"expects an affine layer.*differs from A x \+ f\(0\).*use jax.jacobian"):
+    with pytest.raises(ValueError, match=r"expected an affine layer.*differs from A x \+ f\(0\).*use jax.jacobian"):
         as_dense(f, (4, 2))
 
 
