@@ -17,38 +17,37 @@ def test_quickstart_learns_and_draws(tmp_path, capsys):
     assert found["accuracy"] > 0.8  # 120 steps; the real run has 3000
     assert printed.splitlines()[-1] == f"test accuracy: {found['accuracy']:.4f}"
     assert printed.count("test accuracy") == 1
-    assert "edges Serial" in printed
+    assert "conv1 Conv" in printed
     assert "classify" in printed
-    np.testing.assert_allclose(found["looks"].sum((1, 2)), 1, rtol=1e-5)
+    np.testing.assert_allclose(found["received"].sum((1, 2)), 1, rtol=1e-5)
     table = found["cost"]
     assert 2 < table["gradient"].flops / table["function"].flops < 4
     assert table["hvp"].flops > 2 * table["gradient"].flops
     pictures = sorted(path.name for path in tmp_path.iterdir())
-    assert pictures == ["attention.png", "confusion.png", "learning.png", "misread.png"]
+    assert pictures == ["attention.png", "confusion.png", "errors.png", "learning.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 
-@pytest.mark.parametrize("misread", [0, 1, 4, 6, 7, 20])
-def test_the_picture_of_misread_digits_has_no_blank_half(misread, tmp_path):
-    """As many places as digits: one row up to six, else two."""
+@pytest.mark.parametrize("wrong", [0, 1, 20])
+def test_the_picture_of_errors_names_them(wrong, tmp_path):
     import quickstart
     from matplotlib.image import imread
 
     images, labels = np.tile(np.arange(8.0)[:, None], (20, 8, 1, 1)), np.arange(20) % 10
-    predicted = np.where(np.arange(20) < misread, (labels + 1) % 10, labels)
-    quickstart.draw_misread(images, labels, predicted, tmp_path / "misread.png")
-    drawn = imread(tmp_path / "misread.png")[..., :3].min((1, 2)) < 0.5  # rows of pixels with something on them
-    assert drawn.any()
-    assert misread == 0 or drawn[len(drawn) // 2 :].mean() > 0.5
+    predicted = np.where(np.arange(20) < wrong, (labels + 1) % 10, labels)
+    quickstart.draw_errors(images, labels, predicted, tmp_path / "errors.png")
+    dark = imread(tmp_path / "errors.png")[..., :3].max(-1) < 0.5
+    assert dark[: len(dark) // 4].any()  # the title
+    assert dark[len(dark) // 4 :].any() == (wrong > 0)  # the digits
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--steps", "0"], "argument --steps: at least 1 was expected, but 0 came"),
+        (["--steps", "0"], "argument --steps: expected an integer >= 1, got 0"),
         (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
         (["--color", "red"], "unrecognized arguments: --color red"),
-        (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be made a folder"),
+        (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be created"),
     ],
 )
 def test_a_bad_argument_gets_one_clear_line(arguments, words, capsys):
