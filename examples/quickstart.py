@@ -131,7 +131,7 @@ def draw_errors(images, labels, predicted, path, most=12):
     figure = Figure(figsize=(7, 1.8), layout="constrained")
     axes = figure.subplots()
     if len(shown):
-        plotting.tiles(images[shown, ..., 0], axes, columns=most)
+        plotting.tiles(images[shown, ..., 0], axes, columns=len(shown))
     axes.set_axis_off()
     pairs = ", ".join(f"{labels[i]} as {predicted[i]}" for i in shown)
     axes.set_title(f"{len(wrong)} of {len(labels)} test digits are misclassified: {pairs or 'none'}", fontsize=8)
