@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxblocks.ad.jaxprs import evaluate, inputs_of, open_calls, piece
+from jaxblocks.ad.jaxprs import (
+    all_equations,
+    evaluate,
+    inputs_of,
+    interpret,
+    interpret_backward,
+    interpret_scan,
+    open_calls,
+    piece,
+    unroll_scan,
+)
 
 X = jnp.asarray(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3))
 W = jnp.asarray(np.linspace(0.5, 2, 12, dtype=np.float32).reshape(3, 4))
@@ -60,3 +70,57 @@ def test_a_piece_is_the_function_between_two_places():
         start = [*constants, *jaxpr.invars]
         middle = piece(jaxpr, first, start, between)(*opened.consts, X)
         np.testing.assert_allclose(piece(jaxpr, second, between, jaxpr.outvars)(*middle)[0], whole[0], rtol=1e-6)
+
+
+def test_interpreter_on_arrays_is_evaluation():
+    """With the rule that evaluates, for scans unrolled or run by lax.scan, the program computes what it did."""
+    traced = jax.make_jaxpr(everything)(X, W)
+    unrolled = lambda step: unroll_scan(step, lambda x, i, v: x[i], lambda entries, v: jnp.stack(entries))
+    looped = lambda step: interpret_scan(step, lambda body, operands, x: (step.interpret(body, operands), ()))[0]
+    for rule in (unrolled, looped):
+        values = interpret(traced, [X, W], lambda step: step.evaluate(), rules={"scan": rule})
+        for ours, expected in zip(values, everything(X, W), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_a_rule_takes_precedence_over_opening_a_call():
+    """A table entry for a custom rule sees the call itself; `opens` hands it to the default."""
+    traced = jax.make_jaxpr(lambda x: cube(x) + 1)(X)
+    call = next(e for e in traced.eqns if e.primitive.name.startswith("custom_vjp")).primitive.name
+    seen = []
+    interpret(traced, [X], lambda step: step.evaluate(), rules={call: lambda step: seen.append(1) or step.evaluate()})
+    interpret(traced, [X], lambda step: seen.append(step.name) or step.evaluate(), opens=lambda step: step.name != call)
+    assert seen == [1, call, "add"]
+
+
+def test_steps_know_their_path_and_scope():
+    def f(x):
+        with jax.named_scope("outer"):
+            return jax.jit(lambda x: jnp.sin(x * 2))(x) + 1
+
+    found = {}
+
+    def record(step):
+        found[step.name] = step.path, step.scope
+        return step.evaluate()
+
+    interpret(jax.make_jaxpr(f)(1.0), [1.0], record)
+    assert found == {"mul": ((0, 0), "outer"), "sin": ((0, 1), "outer"), "add": ((1,), "outer")}
+
+
+def test_backward_interpretation_finds_dead_code():
+    """Only the equations that the wanted output needs are visited, the last first."""
+    jaxpr = jax.make_jaxpr(lambda x, y: (jnp.sin(x) + 1, jnp.cos(y)))(1.0, 2.0).jaxpr
+    visited = []
+
+    def rule(equation, outs):
+        visited.append(equation.primitive.name)
+        return [True] * len(equation.invars), equation.primitive.name
+
+    assert interpret_backward(jaxpr, [True, False], rule) == (["sin", "add"], [True, False])
+    assert visited == ["add", "sin"]
+
+
+def test_all_equations_include_branches_and_loops():
+    names = [equation.primitive.name for equation in all_equations(jax.make_jaxpr(everything)(X, W).eqns)]
+    assert {"tanh", "cos", "neg", "scan", "cond"} <= set(names)

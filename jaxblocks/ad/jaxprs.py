@@ -1,42 +1,73 @@
-"""Jaxprs as functions: one equation, a piece of a program, a program without its calls.
+"""Jaxprs: one interpreter with tables of rules, and the small operations that every reader of programs needs.
 
-JAX writes a traced function as a jaxpr, a list of equations between variables. The tools
-that read functions (counts, traces, plans, Laplacians, patterns) walk these equations;
-what they share stands here, built on the public `jax.extend.core` alone.
+JAX writes a traced function as a jaxpr, a list of equations between variables. The tools that read functions
+(costs, traces, plans, Laplacians, sparsity patterns, piecewise linear pieces) give each variable a meaning of their
+own: a value with its derivatives, a set of inputs, a flag. `interpret` runs a jaxpr on such meanings, forward from the
+inputs to the outputs, with one rule for each primitive; `interpret_backward` runs from the outputs to the inputs.
+Everything here uses the public `jax.extend.core` alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-__all__ = ["as_closed", "body_of_call", "evaluate", "inputs_of", "open_calls", "piece", "scan_parts", "scope_of"]
+__all__ = [
+    "Step",
+    "all_equations",
+    "as_closed",
+    "bodies_of",
+    "body_of_call",
+    "evaluate",
+    "inputs_of",
+    "interpret",
+    "interpret_backward",
+    "interpret_scan",
+    "open_calls",
+    "piece",
+    "scan_parts",
+    "scope_of",
+    "split_scan_inputs",
+    "unroll_scan",
+]
+
+
+# ---- pieces of a program --------------------------------------------------------------------
 
 
 def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
-    """The variables that some equations read and none of them makes, each once, in the order of reading.
+    """The variables that some equations read and that none of them computes, each once, in reading order.
 
     >>> equations = jax.make_jaxpr(lambda x, y: x * y + x)(1.0, 2.0).eqns
     >>> len(inputs_of(equations)), len(inputs_of(equations[1:]))
     (2, 2)
     """
-    made: set[Var] = set()
+    computed: set[Var] = set()
     read: dict[Var, None] = {}
     for equation in equations:
         for variable in equation.invars:
-            if not isinstance(variable, Literal) and variable not in made:
+            if not isinstance(variable, Literal) and variable not in computed:
                 read.setdefault(variable)
-        made |= set(equation.outvars)
+        computed |= set(equation.outvars)
     return list(read)
 
 
 def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], outputs: Sequence[Any]) -> Callable:
     """Some equations of a jaxpr as a function of ``inputs`` that returns the list of ``outputs``.
 
-    ``inputs`` are distinct variables, those that `inputs_of` names among them; ``outputs`` are
-    variables (or literals) that the equations make or read. Every transformation applies.
+    Args:
+        jaxpr: the jaxpr that holds the equations.
+        equations: the equations, in order.
+        inputs: distinct variables; they include those that `inputs_of` returns for ``equations``.
+        outputs: variables (or literals) that the equations compute or read.
+
+    Returns:
+        A function of arrays, to which every transformation applies.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, y: x * y + x)(1.0, 2.0).jaxpr
     >>> product = piece(jaxpr, jaxpr.eqns[:1], jaxpr.invars, jaxpr.eqns[0].outvars)
@@ -56,8 +87,20 @@ def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], ou
     return jaxpr_as_fun(ClosedJaxpr(part, ()))
 
 
+def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
+    """The same jaxpr, closed: some primitives hold an open body that has no constants.
+
+    >>> len(as_closed(jax.make_jaxpr(jax.lax.sin)(1.0).jaxpr).eqns)
+    1
+    """
+    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
+
+
+# ---- jaxprs inside an equation ----------------------------------------------------------------
+
+
 def body_of_call(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """The jaxpr that an equation does nothing but call: a jitted function, a checkpoint, a custom rule; else ``None``.
+    """The jaxpr that an equation only calls (a jitted function, a checkpoint, a custom rule); else ``None``.
 
     >>> [equation] = jax.make_jaxpr(jax.jit(lambda x: x + 1))(1.0).eqns
     >>> [inner.primitive.name for inner in body_of_call(equation).eqns]
@@ -67,7 +110,7 @@ def body_of_call(equation: JaxprEqn) -> ClosedJaxpr | None:
     return None if name is None else as_closed(equation.params[name])
 
 
-# The calls, and the parameter that holds what they call.
+# Primitives that call a jaxpr, and the parameter that holds it.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -82,17 +125,36 @@ _CALLS = {
 }
 
 
-def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
-    """The same jaxpr, closed: some primitives hold a body without constants open.
+def bodies_of(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
+    """Every jaxpr among the parameters of an equation: of a call, a loop, the branches of a ``cond``.
 
-    >>> len(as_closed(jax.make_jaxpr(jax.lax.sin)(1.0).jaxpr).eqns)
-    1
+    >>> [equation] = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, lambda: x, lambda: -x))(1.0).eqns[-1:]
+    >>> len(bodies_of(equation))
+    2
     """
-    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
+    return [
+        item
+        for value in equation.params.values()
+        for item in (value if isinstance(value, tuple | list) else (value,))
+        if hasattr(getattr(item, "jaxpr", item), "eqns")
+    ]
+
+
+def all_equations(equations: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
+    """Every equation as it is written, those in calls, loops and branches included, each before those inside it.
+
+    >>> nested = jax.make_jaxpr(lambda x: jax.jit(lambda y: 2 * y)(x) + 1)(1.0)
+    >>> [equation.primitive.name for equation in all_equations(nested.eqns)][1:]
+    ['mul', 'add']
+    """
+    for equation in equations:
+        yield equation
+        for body in bodies_of(equation):
+            yield from all_equations(body.eqns)
 
 
 def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
-    """How many constants and how many carries the inputs of a scan begin with; the slices follow.
+    """The numbers of constants and of carries with which the inputs of a scan begin; the slices follow.
 
     >>> run = lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs)
     >>> [equation] = jax.make_jaxpr(run)(1.0, jax.numpy.ones(3)).eqns
@@ -100,14 +162,27 @@ def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
     (0, 1)
     """
     body = as_closed(equation.params["jaxpr"]).jaxpr
-    # A slice has one axis less in the body than outside: so all is told by public attributes alone.
+    # A slice has one axis less in the body than outside, so public attributes tell the parts apart.
     carries = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, body.outvars, strict=True))
     slices = sum(len(o.aval.shape) != len(b.aval.shape) for o, b in zip(equation.invars, body.invars, strict=True))
     return len(equation.invars) - slices - carries, carries
 
 
+def split_scan_inputs(equation: JaxprEqn, operands: Sequence[Any]) -> tuple[list, list, list]:
+    """The operands of a scan as constants, carries and slices.
+
+    >>> run = lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs)
+    >>> [equation] = jax.make_jaxpr(run)(1.0, jax.numpy.ones(3)).eqns
+    >>> split_scan_inputs(equation, ["c", "xs"])
+    ([], ['c'], ['xs'])
+    """
+    n_constants, n_carries = scan_parts(equation)
+    end = n_constants + n_carries
+    return list(operands[:n_constants]), list(operands[n_constants:end]), list(operands[end:])
+
+
 def scope_of(equation: JaxprEqn) -> str:
-    """The named scopes that an equation stands in, without the marks that transformations leave.
+    """The named scopes around an equation, without the marks that transformations leave.
 
     >>> def f(x):
     ...     with jax.named_scope("layer"):
@@ -129,40 +204,254 @@ def scope_of(equation: JaxprEqn) -> str:
 _WRAPPERS = ("jvp(", "transpose(", "vmap(", "linearize(")
 
 
+# ---- the interpreter --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One equation while `interpret` executes it: the argument of every rule.
+
+    Attributes:
+        equation: the equation.
+        operands: the meanings of its inputs, one for each.
+        jaxpr: the jaxpr that holds the equation.
+        index: its place in that jaxpr.
+        around: the step whose body that jaxpr is; ``None`` at the outermost level.
+    """
+
+    equation: JaxprEqn
+    operands: list[Any]
+    jaxpr: Jaxpr
+    index: int
+    around: "Step | None"
+    _interpret: Callable[..., list] = dataclasses.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the primitive."""
+        return self.equation.primitive.name
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the primitive."""
+        return self.equation.params
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The places of the equation and of those around it, outermost first."""
+        return (*(self.around.path if self.around else ()), self.index)
+
+    @property
+    def scope(self) -> str:
+        """The named scopes around the equation, outermost first, as in ``"0.Serial/1.Dense"``."""
+        parts = (self.around.scope if self.around else "", str(self.equation.source_info.name_stack))
+        return "/".join(part for part in parts if part)
+
+    def interpret(self, body: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+        """The outputs of a jaxpr inside the equation, executed by the same rules."""
+        return self._interpret(body, operands, around=self)
+
+    def evaluate(self, operands: Sequence[Any] | None = None) -> list[Any]:
+        """The outputs of the equation on arrays: on ``operands``, or on its own where these are arrays."""
+        operands = self.operands if operands is None else operands
+        values = {v: x for v, x in zip(self.equation.invars, operands, strict=True) if not isinstance(v, Literal)}
+        return piece(self.jaxpr, [self.equation], list(values), self.equation.outvars)(*values.values())
+
+
+def interpret(
+    closed_jaxpr: ClosedJaxpr,
+    inputs: Sequence[Any],
+    default: Callable[[Step], Sequence[Any]],
+    *,
+    rules: Mapping[str, Callable[[Step], Sequence[Any]]] = MappingProxyType({}),
+    constant: Callable[[Any], Any] = lambda value: value,
+    opens: Callable[[Step], bool] = lambda step: True,
+    around: Step | None = None,
+) -> list[Any]:
+    """Execute a jaxpr on meanings of its variables, forward, with one rule for each primitive.
+
+    For each equation in order, the meanings of its outputs come from ``rules[primitive name](step)`` where the table
+    has one; else, for a call (`body_of_call`), from its body, executed by the same rules; else from
+    ``default(step)``. A rule of a loop or a branch executes its body by ``step.interpret``. Meanings that no later
+    equation reads are dropped at once.
+
+    Args:
+        closed_jaxpr: the program.
+        inputs: the meanings of its inputs: arrays, or anything else.
+        default: the rule of every primitive that the table lacks.
+        rules: the table, by the names of primitives. A rule takes a `Step` and returns one meaning for each output.
+        constant: the meaning of a constant or a literal, from its value.
+        opens: whether to execute the body of a call; where it returns False, ``default`` is asked.
+        around: the step that holds this jaxpr; for ``path`` and ``scope`` of the steps inside.
+
+    Returns:
+        The meanings of the outputs.
+
+    Flags that say which outputs depend on ``x`` alone:
+
+    >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(jax.numpy.sin)(x) + 1, x * y))(1.0, 2.0)
+    >>> interpret(program, [True, False], lambda step: [all(step.operands)], constant=lambda value: True)
+    [True, False]
+    """
+    jaxpr = closed_jaxpr.jaxpr
+    meanings = {v: constant(value) for v, value in zip(jaxpr.constvars, closed_jaxpr.consts, strict=True)}
+    meanings |= dict(zip(jaxpr.invars, inputs, strict=True))
+    last_reads = _last_reads(jaxpr)
+    inside = functools.partial(interpret, default=default, rules=rules, constant=constant, opens=opens)
+
+    def read(variable):
+        return constant(variable.val) if isinstance(variable, Literal) else meanings[variable]
+
+    for index, equation in enumerate(jaxpr.eqns):
+        step = Step(equation, [read(v) for v in equation.invars], jaxpr, index, around, inside)
+        body = body_of_call(equation)
+        if step.name in rules:
+            outputs = rules[step.name](step)
+        elif body is not None and opens(step):
+            outputs = step.interpret(body, step.operands)
+        else:
+            outputs = default(step)
+        meanings.update(zip(equation.outvars, outputs, strict=True))
+        for variable in last_reads[index]:
+            del meanings[variable]
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
+    """For each equation the variables that it is the last to read."""
+    last = {v: i for i, equation in enumerate(jaxpr.eqns) for v in equation.invars if not isinstance(v, Literal)}
+    outputs = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    found: list[list[Var]] = [[] for _ in jaxpr.eqns]
+    for variable, index in last.items():
+        if variable not in outputs:
+            found[index].append(variable)
+    return found
+
+
+def unroll_scan(step: Step, take: Callable[[Any, int, Var], Any], stack: Callable[[list, Var], Any]) -> list[Any]:
+    """The rule of a scan, executed iteration by iteration.
+
+    Args:
+        step: the scan.
+        take: ``take(x, i, variable)``, entry i of a stacked operand x; ``variable`` is that of the body.
+        stack: ``stack(entries, variable)``, the entries of one stacked output; ``variable`` is that of the scan.
+
+    Returns:
+        The meanings of the outputs: carries, then stacked outputs.
+
+    >>> program = jax.make_jaxpr(lambda c, xs: jax.lax.scan(lambda c, x: (c * x, ()), c, xs))(1.0, jax.numpy.ones(2))
+    >>> rule = lambda step: unroll_scan(step, lambda xs, i, variable: f"{xs}[{i}]", lambda entries, variable: entries)
+    >>> interpret(program, ["c", "x"], lambda step: [" * ".join(step.operands)], rules={"scan": rule})
+    ['c * x[0] * x[1]']
+    """
+    body, length = as_closed(step.params["jaxpr"]), step.params["length"]
+    constants, carry, slices = split_scan_inputs(step.equation, step.operands)
+    variables = body.jaxpr.invars[len(constants) + len(carry) :]
+    rows: list[list] = []
+    for i in reversed(range(length)) if step.params["reverse"] else range(length):
+        entries = [take(x, i, v) for x, v in zip(slices, variables, strict=True)]
+        outputs = step.interpret(body, [*constants, *carry, *entries])
+        carry = outputs[: len(carry)]
+        rows.append(outputs[len(carry) :])
+    rows = rows[::-1] if step.params["reverse"] else rows
+    stacked = step.equation.outvars[len(carry) :]
+    return [*carry, *(stack([row[k] for row in rows], v) for k, v in enumerate(stacked))]
+
+
+def interpret_scan(
+    step: Step, run: Callable[[ClosedJaxpr, list, Any], tuple[list, Any]], xs: Any = ()
+) -> tuple[list, Any]:
+    """The rule of a scan on arrays, executed by ``jax.lax.scan``, with records of every iteration.
+
+    Args:
+        step: the scan; its operands are arrays.
+        run: ``run(body, operands, x)`` returns the outputs of the body and a pytree of records.
+        xs: a pytree of further arrays, of which each iteration gets a slice x.
+
+    Returns:
+        The outputs of the scan, and the records with the iterations on their leading axis.
+    """
+    body, params = as_closed(step.params["jaxpr"]), step.params
+    constants, carry, slices = split_scan_inputs(step.equation, step.operands)
+
+    def iteration(carry, entries):
+        own, x = entries
+        outputs, records = run(body, [*constants, *carry, *own], x)
+        return outputs[: len(carry)], (outputs[len(carry) :], records)
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carry, (stacked, records) = lax.scan(iteration, carry, (slices, xs), **options)
+    return [*carry, *stacked], records
+
+
+def interpret_backward(
+    jaxpr: Jaxpr,
+    wanted: Sequence[bool],
+    rule: Callable[[JaxprEqn, list[bool]], tuple[Sequence[bool], Any]],
+    *,
+    keeps: Callable[[JaxprEqn], bool] = lambda equation: False,
+) -> tuple[list[Any], list[bool]]:
+    """Follow a jaxpr from its wanted outputs back to what they need, equation by equation, the last first.
+
+    Args:
+        jaxpr: the program.
+        wanted: which of its outputs are wanted.
+        rule: ``rule(equation, outs)``, called for an equation with an output that is needed, returns which of its
+            inputs are needed for the outputs ``outs``, and anything else that is to be kept of the equation.
+        keeps: whether an equation is visited though no output of it is needed, as for its effects.
+
+    Returns:
+        What the rule kept, in the order of the equations, and which inputs of the jaxpr are needed.
+
+    >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, x * y))(1.0, 2.0).jaxpr
+    >>> rule = lambda equation, outs: ([True] * len(equation.invars), equation.primitive.name)
+    >>> interpret_backward(jaxpr, [True, False], rule)
+    (['add'], [True, False])
+    """
+    needed = {v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want and not isinstance(v, Literal)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        outs = [v in needed for v in equation.outvars]
+        if any(outs) or keeps(equation):
+            ins, found = rule(equation, outs)
+            needed |= {v for v, read in zip(equation.invars, ins, strict=True) if read and not isinstance(v, Literal)}
+            kept.append(found)
+    return kept[::-1], [v in needed for v in jaxpr.invars]
+
+
+# ---- execution on arrays ------------------------------------------------------------------------
+
+
 def evaluate(
     closed_jaxpr: ClosedJaxpr,
     *args: Any,
     opens: Callable[[ClosedJaxpr], bool] = lambda body: True,
     rules: Mapping[str, Callable] = MappingProxyType({}),
-) -> list:
-    """A jaxpr on values, with every call in it opened: nested calls as well, loops and branches not.
+) -> list[Any]:
+    """A jaxpr on arrays, with every call in it opened, nested calls included; loops and branches stay.
 
-    A custom rule is opened too, and with it lost for derivatives of what comes out. ``opens(body)`` says
-    otherwise of a call; ``rules``, by the name of a primitive, compute its one result from its operands
-    and parameters in its place.
+    Args:
+        closed_jaxpr: the program.
+        args: its inputs.
+        opens: ``opens(body)``, whether to open a call; the others are executed as they are. An opened custom rule
+            is lost for derivatives of the result.
+        rules: by the name of a primitive with one output, a function of its operands and (by keyword) parameters
+            that computes this output in its place.
+
+    Returns:
+        The outputs.
 
     >>> [y] = evaluate(jax.make_jaxpr(lambda x: jax.jit(lambda y: 2 * y)(x) + 1)(1.0), 3.0)
     >>> float(y)
     7.0
     """
-    jaxpr = closed_jaxpr.jaxpr
-    values = dict(zip(jaxpr.constvars, closed_jaxpr.consts, strict=True))
-    values |= dict(zip(jaxpr.invars, args, strict=True))
-
-    def read(variable):
-        return variable.val if isinstance(variable, Literal) else values[variable]
-
-    for equation in jaxpr.eqns:
-        body = body_of_call(equation)
-        if equation.primitive.name in rules:
-            results = [rules[equation.primitive.name](*map(read, equation.invars), **equation.params)]
-        elif body is not None and opens(body):
-            results = evaluate(body, *map(read, equation.invars), opens=opens, rules=rules)
-        else:
-            inputs = inputs_of([equation])
-            results = piece(jaxpr, [equation], inputs, equation.outvars)(*map(read, inputs))
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(variable) for variable in jaxpr.outvars]
+    return interpret(
+        closed_jaxpr,
+        args,
+        Step.evaluate,
+        rules={name: lambda step, rule=rule: [rule(*step.operands, **step.params)] for name, rule in rules.items()},
+        opens=lambda step: opens(as_closed(body_of_call(step.equation))),
+    )
 
 
 def open_calls(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
