@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jaxblocks import ad
-from jaxblocks.ad import build, cost_table, count_flops, directional_curvature, equations, hvp, value_grad_hvp
+from jaxblocks.ad import cost_table, count_flops, directional_curvature, equations, hvp, value_grad_hvp
 
-table_of_costs = importlib.import_module("jaxblocks.ad.table")
+from jaxblocks.ad import cost_tables, jaxlib_check
 
 # ---- the wrong build -----------------------------------------------------------------------
 
@@ -44,13 +44,13 @@ def version(monkeypatch):
     """Pretend another jaxlib, and that it was not yet looked at."""
 
     def pretend(number, flags="", backend="cpu"):
-        monkeypatch.setattr(build, "_version", lambda: number)
+        monkeypatch.setattr(jaxlib_check, "_version", lambda: number)
         monkeypatch.setenv("XLA_FLAGS", flags)
         monkeypatch.setattr(jax, "default_backend", lambda: backend)
-        build.warn_of_wrong_build.cache_clear()
+        jaxlib_check.warn_if_jaxlib_is_wrong.cache_clear()
 
     yield pretend
-    build.warn_of_wrong_build.cache_clear()
+    jaxlib_check.warn_if_jaxlib_is_wrong.cache_clear()
 
 
 TOOLS = [
@@ -95,7 +95,7 @@ NOT_CURED = [
 @pytest.mark.parametrize("flags", CURED)
 def test_a_cure_in_the_flags_is_seen(version, flags):
     version("0.10.2", flags)
-    build.warn_of_wrong_build()
+    jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
 @pytest.mark.parametrize("flags", NOT_CURED)
@@ -103,19 +103,19 @@ def test_a_cure_that_xla_does_not_read_is_none(version, flags):
     """A bare token ends XLA's parsing: what follows it is ignored."""
     version("0.10.2", flags)
     with pytest.warns(RuntimeWarning):
-        build.warn_of_wrong_build()
+        jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
 def test_flags_may_stand_in_a_file(version, tmp_path):
     (tmp_path / "flags").write_text(f"{FLAG}=-reduce\n")
     version("0.10.2", str(tmp_path / "flags"))
-    build.warn_of_wrong_build()
+    jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
 @pytest.mark.parametrize(("number", "backend"), [("0.10.1", "cpu"), ("0.12.0.1", "cpu"), ("0.10.2", "gpu")])
 def test_other_builds_are_not_blamed(version, number, backend):
     version(number, backend=backend)
-    build.warn_of_wrong_build()
+    jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
 # ---- products ------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_orders_of_a_product_compute_the_same():
         f, params = small_net(sizes=(3, 2))
         u, v = jnp.float64(0.7), like(params, np.random.default_rng(7).normal(size=flat(params).size))
         dense = hessian_by_differences(f, params)
-        of = {name: jax.jit(program(f)) for name, program in table_of_costs._PROGRAMS.items()}
+        of = {name: jax.jit(program(f)) for name, program in cost_tables._PROGRAMS.items()}
         gradient = flat(jax.jit(jax.grad(f))(params))
         value, tangent = of["jvp"](u, v, params)
         np.testing.assert_allclose([value, tangent], [f(params), gradient @ flat(v)], rtol=1e-12)
@@ -486,7 +486,7 @@ def test_without_pandas_the_rows_can_be_read(monkeypatch):
     assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # the advice
 
 
-def test_table_of_costs_counts_what_count_counts():
+def test_cost_tables_counts_what_count_counts():
     f, params = wide_net()
     table = cost_table(f, params, rows=BASIC, measure=False)
     v = jax.tree.map(jnp.ones_like, params)

@@ -1,62 +1,109 @@
 """Derivatives and what they cost: functions of functions.
 
-`jax.grad`, `jax.jvp`, `jax.vjp` and `jax.linearize` are right and are used as they are. What stands
-here says what derivatives cost, and gives those that JAX does not, or does not give as cheaply.
+`jax.grad`, `jax.jvp`, `jax.vjp` and `jax.linearize` are used as they are. This subpackage measures the cost of
+derivatives, and computes those that JAX does not, or does not as cheaply. Each file is loaded when one of its names is
+first used.
 """
 
-# What it costs: counted, measured, traced line by line.
-from jaxblocks.ad.counting import Cond, Count, Loop, count_flops, equations
-from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
-from jaxblocks.ad.table import CostRow, CostTable, cost_table
-from jaxblocks.ad.traces import TraceNode, TraceRow, TraceTable, trace_table
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
-# The order of multiplication: dense chains, and any function.
-from jaxblocks.ad.chains import ChainOrder, bracketings, chain_cost, jacobian_chain, multiply_chain, optimal_order
-from jaxblocks.ad.jacobians import jacobian, jacobian_plan
-from jaxblocks.ad.planning import JacobianPlan
-from jaxblocks.ad.sparse import SparsityPattern, sparse_jacobian, sparsity
+# The public names, by the file that holds them.
+_FILES = {
+    # Cost: counted, measured, traced operation by operation.
+    "counting": ("Cond", "Count", "Loop", "count_flops", "equations"),
+    "memory": ("MemoryCurve", "memory_curve", "saved_numbers", "temporary_bytes"),
+    "cost_tables": ("CostRow", "CostTable", "cost_table"),
+    "traces": ("TraceNode", "TraceRow", "TraceTable", "trace_table"),
+    # The order of multiplication: dense chains, and any function.
+    "chains": ("ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"),
+    "jacobians": ("jacobian", "jacobian_plan"),
+    "planning": ("JacobianPlan",),
+    "sparse": ("SparsityPattern", "sparse_jacobian", "sparsity"),
+    # Second derivatives: products, operators, matrices, spectra.
+    "products": ("directional_curvature", "hvp", "value_grad_hvp"),
+    "operators": (
+        "as_function",
+        "empirical_fisher_operator",
+        "empirical_risk",
+        "fisher_operator",
+        "gauss_newton_operator",
+        "gauss_newton_product",
+        "hessian_operator",
+        "over_minibatches",
+    ),
+    "hessians": ("as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"),
+    "spectra": (
+        "Eigenvalues",
+        "Lanczos",
+        "SpectralDensity",
+        "TraceEstimate",
+        "estimate_trace",
+        "lanczos",
+        "largest_eigenvalues",
+        "spectral_density",
+    ),
+    "laplacians": ("laplacian", "value_grad_laplacian"),
+    # One example at a time, and pairs of examples.
+    "per_example": (
+        "GradientNoise",
+        "NormsPlan",
+        "gradient_noise",
+        "per_example_gradients",
+        "per_example_norms",
+        "per_example_norms_plan",
+    ),
+    "kernels": ("KernelPlan", "kernel_regression", "ntk", "ntk_plan", "ntk_relu"),
+    # Memory against time.
+    "checkpointing": ("binomial_schedule", "binomial_steps", "scan"),
+    # A warning about a wrong build of jaxlib.
+    "jaxlib_check": ("warn_if_jaxlib_is_wrong",),
+}
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 
-# Second derivatives: products, operators, matrices, spectra.
-from jaxblocks.ad.products import directional_curvature, hvp, value_grad_hvp
-from jaxblocks.ad.operators import (
-    as_function,
-    empirical_fisher_operator,
-    empirical_risk,
-    fisher_operator,
-    gauss_newton_operator,
-    gauss_newton_product,
-    hessian_operator,
-    over_minibatches,
-)
-from jaxblocks.ad.hessians import as_matrix, hessian, hessian_blocks, hessian_diagonal
-from jaxblocks.ad.spectra import (
-    Eigenvalues,
-    Lanczos,
-    SpectralDensity,
-    TraceEstimate,
-    estimate_trace,
-    lanczos,
-    largest_eigenvalues,
-    spectral_density,
-)
-from jaxblocks.ad.laplacians import laplacian, value_grad_laplacian
-
-# One example at a time, and pairs of examples.
-from jaxblocks.ad.per_example import (
-    GradientNoise,
-    NormsPlan,
-    gradient_noise,
-    per_example_gradients,
-    per_example_norms,
-    per_example_norms_plan,
-)
-from jaxblocks.ad.kernels import KernelPlan, kernel_regression, ntk, ntk_plan, ntk_relu
-
-# Memory against time.
-from jaxblocks.ad.checkpointing import binomial_schedule, binomial_steps, scan
-
-# A wrong build of jaxlib, noticed.
-from jaxblocks.ad.build import warn_of_wrong_build
+if TYPE_CHECKING:
+    from jaxblocks.ad.counting import Cond, Count, Loop, count_flops, equations
+    from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
+    from jaxblocks.ad.cost_tables import CostRow, CostTable, cost_table
+    from jaxblocks.ad.traces import TraceNode, TraceRow, TraceTable, trace_table
+    from jaxblocks.ad.chains import ChainOrder, bracketings, chain_cost, jacobian_chain, multiply_chain, optimal_order
+    from jaxblocks.ad.jacobians import jacobian, jacobian_plan
+    from jaxblocks.ad.planning import JacobianPlan
+    from jaxblocks.ad.sparse import SparsityPattern, sparse_jacobian, sparsity
+    from jaxblocks.ad.products import directional_curvature, hvp, value_grad_hvp
+    from jaxblocks.ad.operators import (
+        as_function,
+        empirical_fisher_operator,
+        empirical_risk,
+        fisher_operator,
+        gauss_newton_operator,
+        gauss_newton_product,
+        hessian_operator,
+        over_minibatches,
+    )
+    from jaxblocks.ad.hessians import as_matrix, hessian, hessian_blocks, hessian_diagonal
+    from jaxblocks.ad.spectra import (
+        Eigenvalues,
+        Lanczos,
+        SpectralDensity,
+        TraceEstimate,
+        estimate_trace,
+        lanczos,
+        largest_eigenvalues,
+        spectral_density,
+    )
+    from jaxblocks.ad.laplacians import laplacian, value_grad_laplacian
+    from jaxblocks.ad.per_example import (
+        GradientNoise,
+        NormsPlan,
+        gradient_noise,
+        per_example_gradients,
+        per_example_norms,
+        per_example_norms_plan,
+    )
+    from jaxblocks.ad.kernels import KernelPlan, kernel_regression, ntk, ntk_plan, ntk_relu
+    from jaxblocks.ad.checkpointing import binomial_schedule, binomial_steps, scan
+    from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = [
     "ChainOrder",
@@ -126,5 +173,19 @@ __all__ = [
     "trace_table",
     "value_grad_hvp",
     "value_grad_laplacian",
-    "warn_of_wrong_build",
+    "warn_if_jaxlib_is_wrong",
 ]
+
+
+def __getattr__(name: str):
+    if name in _FILES:
+        return _import_module(f"{__name__}.{name}")
+    if name not in _FILE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_FILES})

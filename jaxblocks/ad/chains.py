@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.products import as_point
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any, require_whole
@@ -282,7 +282,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
 
     Source: Krapac & Segvic, Backpropagation (Jacobians of vectorized tensors); Cevher, Mathematics of Data.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     fs = list(fs)
     if not fs:
         raise ValueError("jacobian_chain expects functions f_1, ..., f_L, but none came; write jacobian_chain([f], x).")

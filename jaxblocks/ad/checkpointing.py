@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import piece
 from jaxblocks.checks import require_whole
 
@@ -245,7 +245,7 @@ def _advance(length: int, c: int) -> int:
 
 def _snapshots(step, consts, init, xs, length, reverse, unroll, *, snapshots):
     """A scan with a rule of its own for reverse mode."""
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     places = np.arange(length)[::-1] if reverse else np.arange(length)  # the step at each place of xs
     schedule = binomial_schedule(length, snapshots)
     first, scratch = length - 1, snapshots

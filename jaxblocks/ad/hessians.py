@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
 from jaxblocks.ad.products import as_point, floating_like, scalar_valued
@@ -81,7 +81,7 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | s
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = scalar_valued("hessian", f)
     x = as_point("hessian", x)
     matrix = _matrix("hessian", hessian_operator(f, x), x, chunk_size)
@@ -108,7 +108,7 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: 
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = scalar_valued("hessian_blocks", f)
     x = as_point("hessian_blocks", x)
     leaves, structure = jax.tree.flatten(x)
@@ -136,7 +136,7 @@ def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = scalar_valued("hessian_diagonal", f)
     x = as_point("hessian_diagonal", x)
     operator = hessian_operator(f, x)

@@ -24,7 +24,7 @@ from jax import lax
 from jax.extend.core import Literal
 from jaxtyping import PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import inputs_of, piece
 from jaxblocks.ad.planning import JacobianPlan, Linear, Link, Part, Route, known_matrix, linearized, make_plan
 from jaxblocks.checks import describe_any, require_whole
@@ -75,7 +75,7 @@ def jacobian(
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Krapac & Segvic, Deep feed-forward models
     (the order of the factors).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     _require_options(f, mode, chunk_size, memory)
     stock = {"forward": jax.jacfwd, "reverse": jax.jacrev}
 
@@ -124,7 +124,7 @@ def jacobian_plan(
 
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     _require_options(f, mode, chunk_size, memory)
     x = _point(x)
     # What holds arrays is traced, so that shapes suffice; all else (flags, sizes) is passed as it is.

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num, PyTree
 
 from jaxblocks.ad import sites
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.per_example import ALIGNED, LeafWay, labels_of, table_of_leaves
@@ -81,7 +81,7 @@ def ntk(
     Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel; Novak, Sohl-Dickstein & Schoenholz 2022, Fast finite
     width neural tangent kernel (the three contractions).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     params, plan = _planned("ntk", f, params, x1, x2, method, trace)
     kernel = _program(f, plan.method, trace)(params, x1, x2)
     return kernel.astype(jnp.result_type(*jax.tree.leaves(params)))
@@ -105,7 +105,7 @@ def ntk_plan(
 
     Source: Novak, Sohl-Dickstein & Schoenholz 2022, Fast finite width neural tangent kernel.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     return _planned("ntk_plan", f, params, x1, x2, method, trace, always=True)[1]
 
 

@@ -23,7 +23,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.ad.products import as_point
 from jaxblocks.checks import describe_any, require_whole
@@ -91,7 +91,7 @@ def value_grad_laplacian(
 
 def _sweep(where, f, x, chunk_size) -> tuple[Array, Array, Array]:
     """Value, Jacobian (n, *y) and Laplacian of f at x, all directions at once or in chunks."""
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = array_valued(where, f)
     x = as_point(where, x)
     leaves, structure = jax.tree.flatten(x)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.products import as_point, scalar_valued
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe_any, require_whole
@@ -71,7 +71,7 @@ def saved_numbers(f: Callable, /, *args: Any) -> int:
 
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     args = as_point("saved_numbers", args)
     pullback = jax.eval_shape(lambda *args: jax.vjp(f, *args)[1], *args)
     return sum(leaf.size for leaf in jax.tree.leaves(pullback))
@@ -196,7 +196,7 @@ def memory_curve(
 
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode); Griewank & Walther, Evaluating Derivatives.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     depths = tuple(require_whole("memory_curve", "depths", depth) for depth in depths)
     if not depths or list(depths) != sorted(set(depths)):
         raise ValueError(f"memory_curve expects depths that increase, such as (16, 64, 256), but {depths} came.")

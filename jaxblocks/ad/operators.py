@@ -26,7 +26,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.products import as_point, at_point, linearize_once, scalar_valued
 from jaxblocks.checks import describe, describe_any, require_key, require_whole
@@ -71,7 +71,7 @@ def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callabl
 
     Source: Pearlmutter 1994, Fast exact multiplication by the Hessian.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = scalar_valued("hessian_operator", f)
     x = as_point("hessian_operator", x)
     return _operator("the operator of hessian_operator", x, linearize_once(jax.grad(f), x))
@@ -120,7 +120,7 @@ def gauss_newton_product(
 
 def _gauss_newton(where, arguments, model, loss, x):
     """The Gauss-Newton matrix at x as a function that does not look at its argument."""
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     _require_function(where, "a model", model)
     loss = scalar_valued(where, loss, "loss", arguments, "outputs")
     x = as_point(where, x)
@@ -151,7 +151,7 @@ def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: P
 
     Source: Kunstner, Balles & Hennig 2019, Limitations of the empirical Fisher approximation.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     where = "empirical_fisher_operator"
     _require_function(where, "losses", losses)
     x = as_point(where, x)
@@ -196,7 +196,7 @@ def fisher_operator(
 
     Source: Martens 2020, New insights and perspectives on the natural gradient method.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     where = "fisher_operator"
     _require_function(where, "a model", model)
     require_key(where, key)
@@ -406,7 +406,7 @@ def over_minibatches(
     Source: Cevher, Mathematics of Data (the mean over a data set is that over its minibatches).
     """
     where = "over_minibatches"
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     _require_function(where, "f(batch, ...)", f)
     if key is not None:
         require_key(where, key)

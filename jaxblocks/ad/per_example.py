@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad import sites
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import describe, describe_any, require_whole
 from jaxblocks.precision import wide_dtype
@@ -62,7 +62,7 @@ def per_example_gradients(
 
     Source: Abadi et al. 2016, Deep learning with differential privacy (one gradient for each example).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     params, _ = _checked("per_example_gradients", loss, params, batch)
     return _over_examples(lambda *example: jax.grad(loss)(params, *example), batch, chunk_size, "per_example_gradients")
 
@@ -100,7 +100,7 @@ def per_example_norms(
     Source: Goodfellow 2015, Efficient per-example gradient computations; Li et al. 2021, Large language models can be
     strong differentially private learners (the norm by pairs of positions).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     params, _ = _checked("per_example_norms", loss, params, batch)
     reading = sites.read(loss, params, *map(sites.of_one_example, batch))
     leaves, structure = jax.tree.flatten(params)
@@ -373,7 +373,7 @@ def gradient_noise(
     Source: Diehl 2023 (effect of gradient noise); McCandlish et al. 2018, An empirical model of large-batch training
     (the noise scale).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     params, count = _checked("gradient_noise", loss, params, data)
     batch_size = require_whole("gradient_noise", "batch_size", batch_size)
     if batch_size > count:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.counting import equations
 from jaxblocks.checks import describe, describe_any
 
@@ -57,7 +57,7 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
     Source: Huszar, DeepNN lecture 3 (the Hessian-vector product); Pearlmutter 1994, Fast exact multiplication
     by the Hessian.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = scalar_valued("hvp", f, arguments="f, x, v")
     x, v = at_point("hvp", x, v)
     gradient = jax.grad(f)
@@ -81,7 +81,7 @@ def value_grad_hvp(
 
     Source: Pearlmutter 1994, Fast exact multiplication by the Hessian.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = scalar_valued("value_grad_hvp", f, arguments="f, x, v")
     x, v = at_point("value_grad_hvp", x, v)
     (value, gradient), (_, product) = jax.jvp(jax.value_and_grad(f), (x,), (v,))
@@ -99,7 +99,7 @@ def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: Py
 
     Source: Griewank & Walther, Evaluating Derivatives (univariate Taylor propagation, degree two).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = scalar_valued("curvature", f, arguments="f, x, v")
     x, v = at_point("curvature", x, v)
 

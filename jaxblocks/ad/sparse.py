@@ -25,7 +25,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.counting import equations
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
 from jaxblocks.ad.laplacians import array_valued
@@ -231,7 +231,7 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
 
 
 def _sparsity(where, f, x) -> SparsityPattern:
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     f = array_valued(where, f)
     x = as_point(where, x)
     closed, leaves = _forward(f, x), jax.tree.leaves(x)
@@ -299,7 +299,7 @@ def sparse_jacobian(
     Source: Curtis, Powell & Reid 1974, On the estimation of sparse Jacobian matrices; Gebremedhin, Manne & Pothen
     2005, What color is your Jacobian?
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     if mode not in ("auto", "forward", "reverse"):
         raise ValueError(f"sparse_jacobian expects mode 'auto', 'forward' or 'reverse', but {mode!r} came.")
     pattern = like if isinstance(like, SparsityPattern) else _sparsity("sparse_jacobian", f, like)

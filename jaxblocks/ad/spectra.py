@@ -20,7 +20,7 @@ from jax import lax
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import chunk_size_for, map_in_chunks, order_convolutions
 from jaxblocks.ad.products import floating_like
 from jaxblocks.axes import axes_or_new
@@ -106,7 +106,7 @@ def estimate_trace(
 
     Source: Hutchinson 1989; Meyer, Musco, Musco & Woodruff 2021, Hutch++; Epperly, Tropp & Webber 2024, XTrace.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     where = "estimate_trace"
     if method not in _METHODS:
         raise ValueError(f"{where} knows the methods {', '.join(map(repr, _METHODS))}, but {method!r} came.")
@@ -245,7 +245,7 @@ def lanczos(
 
     Source: Golub & Van Loan, Matrix computations, chapter 10.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     where = "lanczos"
     require_key(where, key)
     space = _space(where, operator, like)
@@ -384,7 +384,7 @@ def largest_eigenvalues(
 
     Source: Golub & Van Loan, Matrix computations, chapter 10.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     where = "largest_eigenvalues"
     require_key(where, key)
     count = require_whole(where, "count", count)
@@ -516,7 +516,7 @@ def spectral_density(
     Source: Ubaru, Chen & Saad 2017, Fast estimation of tr f(A) via stochastic Lanczos quadrature; Ghorbani, Krishnan &
     Xiao 2019, An investigation into neural net optimization via Hessian eigenvalue density.
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     where = "spectral_density"
     require_key(where, key)
     vectors = require_whole(where, "vectors", vectors)

@@ -30,7 +30,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
 from jaxblocks.ad.products import as_point
 from jaxblocks.axes import PALETTE, axes_or_new
@@ -262,7 +262,7 @@ def trace_table(
     Source: Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine learning: a survey, tables 2
     and 3; Cevher, Mathematics of Data (where :math:`v_2` is printed with a wrong second factor).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     if not callable(f):
         raise TypeError(
             f"trace_table expects a function f first, but {describe_any(f)} came; write trace_table(f, x1, x2)."

@@ -14,21 +14,21 @@ from pathlib import Path
 import jax
 import jaxlib
 
-__all__ = ["warn_of_wrong_build"]
+__all__ = ["warn_if_jaxlib_is_wrong"]
 
 _WRONG = frozenset({"0.10.2"})
 _FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
 
 @functools.cache
-def warn_of_wrong_build() -> None:
+def warn_if_jaxlib_is_wrong() -> None:
     """Warn, once in a process, where this jaxlib computes wrong Jacobians under ``jit``.
 
     Called at the first use of each derivative tool; later calls return at once. The
     versions are told by ``jaxlib.__version__``, and nothing is said where the backend is
     not the CPU or where ``XLA_FLAGS`` already holds the cure.
 
-    >>> warn_of_wrong_build()
+    >>> warn_if_jaxlib_is_wrong()
     """
     if _version() in _WRONG and jax.default_backend() == "cpu" and not _is_cured(os.environ.get("XLA_FLAGS", "")):
         warnings.warn(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from jaxblocks.ad.build import warn_of_wrong_build
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import as_point, hvp, scalar_valued
@@ -259,7 +259,7 @@ def cost_table(
     Source: Griewank & Walther, Evaluating Derivatives (the cheap gradient principle: between two and four
     times the function, whatever the number of its arguments).
     """
-    warn_of_wrong_build()
+    warn_if_jaxlib_is_wrong()
     if not callable(f):
         raise TypeError(f"cost expects a function f first, but {describe_any(f)} came; write cost_table(f, x, ...).")
     if not args:
