@@ -1,0 +1,32 @@
+r"""The cheapest way to multiply the Jacobians of a chain of functions, found before anything is computed.
+
+A function is linearized at a point (`program`); its linear program is cut wherever few numbers are alive (`stages`),
+the stages between the cuts are priced (`prices`), and dynamic programming finds the bracketing with the least price
+(`bracketing`). `accounting` counts what it takes, and `plan` chooses between it and forward or reverse mode. All of it
+reads shapes only.
+
+Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
+"""
+
+from jaxblocks.ad.planning.bracketing import Chain, Part, as_product, best_bracketing
+from jaxblocks.ad.planning.plan import JacobianPlan, Route, Stage, make_plan
+from jaxblocks.ad.planning.prices import PRICES, Prices
+from jaxblocks.ad.planning.program import Linear, linearized
+from jaxblocks.ad.planning.stages import Link, known_matrix
+
+__all__ = [
+    "PRICES",
+    "Chain",
+    "JacobianPlan",
+    "Linear",
+    "Link",
+    "Part",
+    "Prices",
+    "Route",
+    "Stage",
+    "as_product",
+    "best_bracketing",
+    "known_matrix",
+    "linearized",
+    "make_plan",
+]

@@ -1,0 +1,237 @@
+"""What a bracketing does, step by step, and what it takes: its sweeps, operations and bytes.
+
+The operations are those that `jaxblocks.ad.jacobian` executes, scalings included, to the last one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jax.extend.core import JaxprEqn, Var
+
+from jaxblocks.ad.jaxprs import inputs_of
+from jaxblocks.ad.planning.bracketing import Part
+from jaxblocks.ad.planning.prices import PricedChain, works
+from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
+from jaxblocks.ad.planning.stages import MOVES, Link
+
+__all__ = ["COPIES", "Sweep", "held_bytes", "operations_of", "peak_bytes", "sweeps_of"]
+
+# The compiler's copies of the arrays that are known: up to twice their size (attention, jax 0.12).
+COPIES = 2
+
+
+# ---- sweeps -------------------------------------------------------------------------------------
+
+
+class Sweep(NamedTuple):
+    """One sweep or product of a bracketing.
+
+    Attributes:
+        seeds: how many columns are pushed or rows pulled; 0 for a product and for a stage that is written down.
+        equations: through which they go.
+        description: in words.
+    """
+
+    seeds: int
+    equations: list[JaxprEqn]
+    description: str
+
+
+def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
+    """Every sweep and product of a bracketing, in order of execution."""
+    sizes = chain.sizes
+    if part.how == "own":
+        stage, link = part.first, chain.links[part.first]
+        how = chain.directions[stage]
+        if how == "known":
+            return [Sweep(0, [], _known_description(stage, link))]
+        seeds = sizes[stage] if how == "forward" else sizes[stage + 1]
+        return [Sweep(seeds, link.equations, f"J{stage + 1} by {how} mode with {seeds} seeds")]
+    if part.how == "product":
+        left, right = part.factors
+        m, k, n = sizes[part.last], sizes[left.first], sizes[part.first]
+        product = Sweep(0, [], f"product of a {m} by {k} and a {k} by {n} matrix")
+        return [*sweeps_of(right, chain), *sweeps_of(left, chain), product]
+    if part.how == "forward":
+        seeds = sizes[part.first]
+        words = f"{seeds} columns pushed through {', '.join(f'J{stage + 1}' for stage in part.swept)}"
+    else:
+        seeds = sizes[part.last]
+        words = f"{seeds} rows pulled through {', '.join(f'J{stage + 1}' for stage in reversed(part.swept))}"
+    equations = [equation for stage in part.swept for equation in chain.links[stage].equations]
+    return [*sweeps_of(part.child, chain), Sweep(seeds, equations, words)]
+
+
+def _known_description(stage: int, link: Link) -> str:
+    if link.kind == "diagonal":
+        return f"J{stage + 1} is written down: a diagonal matrix"
+    scaled = " and ".join(["row by row"] * bool(link.after) + ["column by column"] * bool(link.before))
+    return f"J{stage + 1} is written down: its matrix" + f", scaled {scaled}" * bool(scaled)
+
+
+# ---- bytes --------------------------------------------------------------------------------------
+
+
+def held_bytes(part: Part, chain: PricedChain) -> int:
+    """Bytes of the Jacobians that are held between the sweeps, copies of the compiler included."""
+    if part.how == "own":
+        return 0
+    inner = [p for p in (part.left, part.right) if p is not None]
+    own = sum(chain.itemsize * chain.sizes[p.first] * chain.sizes[p.last] for p in inner)
+    return COPIES * own + sum(held_bytes(p, chain) for p in inner)
+
+
+def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
+    """Bytes of tangents that one seed keeps alive at most, copies of the compiler included.
+
+    Inputs and outputs of a loop count twice.
+    """
+    last_read = {v: place for place, e in enumerate(equations) for v in e.invars if is_tangent(v, tangents)}
+    alive = {v for v in inputs_of(equations) if v in last_read}
+    most = 0
+    for place, equation in enumerate(equations):
+        alive |= set(equation.outvars)
+        twice = [*equation.outvars, *equation.invars] if equation.primitive.name in ("scan", "while") else []
+        most = max(most, sum(map(bytes_of, alive)) + sum(bytes_of(v) for v in twice if is_tangent(v, tangents)))
+        alive = {v for v in alive if last_read.get(v, len(equations)) > place}
+    return COPIES * most
+
+
+# ---- operations ---------------------------------------------------------------------------------
+
+
+class _Partial(NamedTuple):
+    """A Jacobian between two cuts while its operations are counted.
+
+    Attributes:
+        operations: so far.
+        by: ``"rows"`` or ``"columns"``, its layout.
+        left, right: whether a factor of its rows, or of its columns, is not multiplied in yet.
+    """
+
+    operations: int
+    by: str
+    left: bool = False
+    right: bool = False
+
+
+def operations_of(part: Part, chain: PricedChain, chunk: Callable[[int, Sequence[JaxprEqn]], int | None]) -> int:
+    """Multiplications and additions of a bracketing as `jaxblocks.ad.jacobian` executes it, scalings included.
+
+    Args:
+        part: the bracketing.
+        chain: its stages.
+        chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
+    """
+    whole = _partial(part, chain, chunk, top=True)
+    return int(whole.operations + (whole.left + whole.right) * chain.n_in * chain.n_out)
+
+
+def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Partial:
+    if part.how == "own":
+        return _own(part.first, chain)
+    if part.how == "product":
+        left, right = (_partial(factor, chain, chunk) for factor in part.factors)
+        return _multiplied(part, left, right, chain.sizes, top)
+    return _swept(part, chain, chunk, top)
+
+
+def _own(stage: int, chain: PricedChain) -> _Partial:
+    """The Jacobian of one stage on its own."""
+    link, how = chain.links[stage], chain.directions[stage]
+    if how != "known":
+        seeds = chain.sizes[stage] if how == "forward" else chain.sizes[stage + 1]
+        return _Partial(seeds * chain.costs[stage].operations, "columns" if how == "forward" else "rows")
+    if link.kind == "diagonal":
+        return _Partial(_diagonal_operations(link.equations, chain.tangents), "rows")
+    scalings = _scaling_operations(link, chain.tangents)
+    layout = _layout(link.equations[link.dense], chain.tangents)
+    return _Partial(scalings, layout, bool(link.after), bool(link.before))
+
+
+def _multiplied(part: Part, left: _Partial, right: _Partial, sizes: Sequence[int], top: bool) -> _Partial:
+    """The dense product of two Jacobians."""
+    m, k, n = sizes[part.last], sizes[part.factors[0].first], sizes[part.first]
+    turned = top and left.by == right.by == "columns"
+    total = left.operations + right.operations + 2 * m * k * n
+    total += k * (left.right and right.left)  # the two factors in the middle become one
+    if left.right or right.left:
+        total += k * n if turned or n <= m else m * k
+    early = left.left and (not turned or 16 * k < n)
+    total += early * m * k + right.right * k * n
+    left_by = "rows" if turned else left.by
+    by = "columns" if left_by == "columns" and (right.by == "columns" or n < m) else "rows"
+    return _Partial(total, by, left.left and not early)
+
+
+def _swept(part: Part, chain: PricedChain, chunk, top: bool) -> _Partial:
+    """A Jacobian pushed or pulled through known or matrix-free stages."""
+    child = part
+    while child.how == part.how:  # sweeps of one direction run as one
+        child = child.child
+    pushes = part.how == "forward"
+    seeds = chain.sizes[part.first] if pushes else chain.sizes[part.last]
+    held = _partial(child, chain, chunk)
+    if child.how == "own" and chain.directions[child.first] == part.how:
+        held = _Partial(held.operations, held.by)
+    stages = range(child.last, part.last) if pushes else range(part.first, child.first)
+    batched = chunk(seeds, [e for stage in stages for e in chain.links[stage].equations]) is not None
+    at_once = held.right if pushes else held.left and held.by == "rows"
+    total = held.operations + at_once * chain.sizes[child.first] * chain.sizes[child.last]
+    for stage in stages:
+        scaled = (held.left if pushes else held.right) and stage == (stages[0] if pushes else stages[-1])
+        last = pushes and top and stage == stages[-1]
+        total += _stage_operations(stage, chain, seeds, pushes, scaled, last, not batched)
+    return _Partial(total, "columns" if pushes else "rows", not pushes and held.left and not at_once)
+
+
+def _stage_operations(stage, chain, seeds, pushes, scaled, last, folds) -> int:
+    """Operations of a sweep through one stage.
+
+    A diagonal is multiplied into its matrix where that is less work than to scale the seeds.
+
+    Args:
+        stage: its number.
+        chain: the chain.
+        seeds: of the sweep.
+        pushes: whether it runs forward.
+        scaled: whether a factor of the seeds is multiplied in at this stage.
+        last: whether its result is transposed into the final Jacobian.
+        folds: whether diagonals may be multiplied into matrices.
+    """
+    link, n, m = chain.links[stage], chain.sizes[stage], chain.sizes[stage + 1]
+    if link.kind == "matrix-free":
+        return seeds * chain.costs[stage].operations + scaled * seeds * (n if pushes else m)
+    if link.kind == "diagonal":
+        return _diagonal_operations(link.equations, chain.tangents) + (1 + scaled) * seeds * n
+    total = seeds * 2 * n * m + _scaling_operations(link, chain.tangents)
+    columns = bool(link.before) + (scaled and pushes)
+    rows = bool(link.after) + (scaled and not pushes)
+    late = 16 if last else 1  # a matrix that is transposed is not scaled at the same time
+    total += columns * n * (m if folds and m <= seeds else seeds)
+    total += rows * m * (n if folds and n <= late * seeds else seeds)
+    return total
+
+
+def _scaling_operations(link: Link, tangents) -> int:
+    """Operations that compute the factors of a dense stage."""
+    return _diagonal_operations(link.before, tangents) + _diagonal_operations(link.after, tangents)
+
+
+def _diagonal_operations(equations, tangents) -> int:
+    """Operations that compute the diagonal of some equations from ones; a product with ones counts as none."""
+    first = next((equation for equation in equations if equation.primitive.name not in MOVES), None)
+    spared = size_of(first.outvars[0]) if first is not None and first.primitive.name == "mul" else 0
+    return sum(work.operations * work.times for work in works(equations, tangents)) - spared
+
+
+def _layout(equation, tangents) -> str:
+    """Whether a known matrix is stored by ``"rows"`` (the free axes first) or by ``"columns"``."""
+    (left, right), _ = equation.params["dimension_numbers"]
+    lhs, rhs = equation.invars
+    pairs, weight = (
+        (zip(left, right, strict=True), rhs) if is_tangent(lhs, tangents) else (zip(right, left, strict=True), lhs)
+    )
+    order = [w for _, w in sorted(pairs)]
+    free = [axis for axis in range(len(weight.aval.shape)) if axis not in order]
+    return "rows" if free and [*free, *order] == list(range(len(weight.aval.shape))) else "columns"

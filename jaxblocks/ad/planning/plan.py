@@ -1,0 +1,399 @@
+"""The plan of a Jacobian: which way is taken, in which batches, and why."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn, Var
+
+from jaxblocks.ad.planning.accounting import COPIES, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
+from jaxblocks.ad.planning.bracketing import Part, as_product
+from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
+from jaxblocks.ad.planning.program import Linear
+from jaxblocks.ad.planning.stages import Link
+from jaxblocks.axes import axes_or_new
+from jaxblocks.checks import check
+
+__all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
+
+# A bracketing that is predicted to gain less than this is left for jax.jacfwd or jax.jacrev.
+LEAST_GAIN = 1.15
+
+# Bytes of temporaries that chunk_size="auto" allows, or twice the size of the Jacobian where that is more.
+AUTO_MEMORY = 2**28
+
+
+# ---- the plan -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One link of the chain: the linear map between two cuts.
+
+    Attributes:
+        name: ``"J1"`` is the first.
+        kind: ``"dense"`` (its matrix is known, but for factors of its rows and columns), ``"diagonal"``, or
+            ``"matrix-free"`` (only its products with vectors are known).
+        n_in, n_out: how many numbers its input and output hold.
+        operations: of one sweep through it with one seed.
+        made_of: its primitives, and how often each is written.
+
+    >>> Stage("J1", "dense", 784, 256, 401408, "dot_general")
+    J1: 784 -> 256, dense, 401,408 operations a seed (dot_general)
+    """
+
+    name: str
+    kind: str
+    n_in: int
+    n_out: int
+    operations: int
+    made_of: str
+
+    def __repr__(self):
+        return (
+            f"{self.name}: {self.n_in} -> {self.n_out}, {self.kind}, {self.operations:,} operations a seed "
+            f"({self.made_of})"
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class JacobianPlan:
+    """How a Jacobian is computed, and why: `explain` says it in words.
+
+    Attributes:
+        mode: ``"forward"`` (``jax.jacfwd``), ``"reverse"`` (``jax.jacrev``), ``"mixed"`` (the bracketing), or
+            ``"known"``, where the chain is one stage whose matrix is written down without a sweep.
+        n_in, n_out: how many numbers the point and the value hold: the Jacobian is ``n_out`` by ``n_in``.
+        stages: the chain, from the inputs to the outputs.
+        bracketing: the cheapest that was found, as in ``"(J4 (J3 J2)) J1"``; executed where ``mode`` is ``"mixed"``.
+        operations: multiplications and additions of ``"forward"``, ``"reverse"`` and ``"chosen"``; ``None`` where
+            a mode does not exist (a custom vjp rule, a while loop). A matrix that is written down counts by its
+            scaling.
+        seconds: their predicted times, each with that of the function itself. Only their ratios are meaningful.
+        sweeps: what is executed, step by step, in words.
+        chunk_size: the largest number of seeds in one batch, ``None`` where every sweep is one batch.
+        temporary_bytes: predicted, at the peak, besides those of the function itself.
+        reason: why this mode is taken, in a sentence.
+
+    >>> from jaxblocks.ad.jacobians import jacobian_plan
+    >>> plan = jacobian_plan(lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900))
+    >>> plan.mode, plan.bracketing, [stage.kind for stage in plan.stages]
+    ('mixed', 'J2 J1', ['dense', 'dense'])
+    """
+
+    mode: str
+    n_in: int
+    n_out: int
+    stages: tuple[Stage, ...]
+    bracketing: str
+    operations: dict[str, int | None]
+    seconds: dict[str, float]
+    sweeps: tuple[str, ...]
+    chunk_size: int | None
+    temporary_bytes: int
+    reason: str
+
+    @property
+    def gain(self) -> float:
+        """The predicted time of the better of forward and reverse mode over that of the chosen way.
+
+        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> jacobian_plan(jnp.sum, jnp.ones(3)).gain
+        1.0
+        """
+        return min(self.seconds["forward"], self.seconds["reverse"]) / self.seconds["chosen"]
+
+    def explain(self) -> str:
+        """The stages, the bracketing, the operations of forward, reverse and chosen, and the reason.
+
+        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> print(jacobian_plan(jnp.sum, jnp.ones(3)).explain().splitlines()[0])
+        Jacobian, 1 by 3: reverse mode (jax.jacrev): the chain cannot be cut at a narrow place, and forward mode is \
+not cheaper.
+        """
+        chunk = (
+            "all seeds of a sweep at once" if self.chunk_size is None else f"at most {self.chunk_size} seeds at once"
+        )
+        if not any(" seeds" in sweep or " through " in sweep for sweep in self.sweeps):
+            chunk = "none, since no seeds are swept"
+        lines = [
+            f"Jacobian, {self.n_out} by {self.n_in}: {self.reason}",
+            *(f"  {stage!r}" for stage in self.stages),
+            *([f"  bracketing: {self.bracketing}"] if len(self.stages) > 1 else []),
+            *(f"  {i}. {sweep}" for i, sweep in enumerate(self.sweeps, 1)),
+            f"  batches: {chunk}, about {self.temporary_bytes:,} bytes of temporaries",
+            *(
+                f"  {name + ':':9s}{_number(self.operations[name])} operations, "
+                f"predicted time {self.seconds[name] / self.seconds['chosen']:.3g}"
+                for name in ("forward", "reverse", "chosen")
+            ),
+        ]
+        return "\n".join(lines)
+
+    def plot(self, ax=None):
+        """Bars of forward, reverse and chosen: operations and predicted time over those of chosen; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> from jaxblocks.ad.jacobians import jacobian_plan
+        >>> jacobian_plan(jnp.sum, jnp.ones(3)).plot().get_ylabel()
+        'cost / cost of the chosen way'
+        """
+        ax = axes_or_new(ax)
+        for i, (label, costs) in enumerate({"operations": self.operations, "predicted time": self.seconds}.items()):
+            names = [name for name in costs if costs[name] is not None and math.isfinite(costs[name])]
+            heights = [costs[name] / max(costs["chosen"], 1e-12) for name in names]
+            ax.bar([list(costs).index(name) + 0.4 * i - 0.2 for name in names], heights, 0.4, label=label)
+        ax.set_xticks(range(3), list(self.operations))
+        ax.set_ylabel("cost / cost of the chosen way")
+        ax.set_yscale("log")
+        ax.legend()
+        return ax
+
+    __repr__ = explain
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self.explain()}</pre>"
+
+
+def _number(operations: int | None) -> str:
+    return "no" if operations is None else f"{int(operations):,}"
+
+
+class Route(NamedTuple):
+    """A plan with what its execution needs.
+
+    Attributes:
+        plan: the plan.
+        links: the stages.
+        part: the bracketing.
+        directions: how each stage's Jacobian is found on its own: ``"known"``, ``"forward"`` or ``"reverse"``.
+        chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
+        unroll: whether batches are written one after the other instead of in a loop.
+    """
+
+    plan: JacobianPlan
+    links: list[Link]
+    part: Part
+    directions: list[str]
+    chunk: Callable[[int, Sequence[JaxprEqn]], int | None]
+    unroll: bool
+
+
+# ---- making it ----------------------------------------------------------------------------------
+
+
+def make_plan(
+    linear: Linear,
+    *,
+    mode: str = "auto",
+    chunk_size: int | str | None = "auto",
+    memory: int | float | None = None,
+    prices: Prices = PRICES,
+) -> Route:
+    """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options.
+
+    Raises:
+        TypeError: where neither mode can differentiate the function.
+        ValueError: where ``memory`` is too small.
+    """
+    chain = price_chain(linear, prices)
+    part = chain.cheapest()
+    times = _times(chain, part)
+    ranking = _ranking(chain, times) if mode == "auto" else [mode]
+    unroll = _unrolls(chain)
+    bound = _bound(chain, chunk_size, memory)
+    ways = {name: _way(name, chain, part, unroll, bound) for name in ranking}
+    way = _first_that_fits(ways, memory)
+    chunk = _chunks(chunk_size, bound, way.held, chain.tangents)
+    chunks = [chunk(sweep.seeds, sweep.equations) for sweep in way.sweeps]
+    batches = [
+        min(size or sweep.seeds, sweep.seeds) * peak
+        for sweep, size, peak in zip(way.sweeps, chunks, way.peaks, strict=True)
+    ]
+    operations = {name: _sweep_operations(name, chain, times) for name in ("forward", "reverse")}
+    chosen = operations_of(part, chain, chunk) if way.mode == "mixed" else operations[way.mode]
+    plan = JacobianPlan(
+        mode="known" if way.mode == "mixed" and _is_known(chain, part) else way.mode,
+        n_in=chain.n_in,
+        n_out=chain.n_out,
+        stages=_stages(chain),
+        bracketing=as_product(part),
+        operations={**operations, "chosen": chosen},
+        seconds={"forward": times["forward"], "reverse": times["reverse"], "chosen": times[way.mode]},
+        sweeps=tuple(sweep.description for sweep in way.sweeps),
+        chunk_size=max((size for size in chunks if size), default=None),
+        temporary_bytes=way.held + max(batches, default=0),
+        reason=_reason(mode, way.mode, chain, part, times, ways),
+    )
+    return Route(plan, chain.links, part, chain.directions, chunk, unroll)
+
+
+def _times(chain: PricedChain, part: Part) -> dict[str, float]:
+    """Predicted seconds of ``"forward"``, ``"reverse"`` and ``"mixed"``; infinite where a mode does not exist."""
+    times = {
+        "forward": chain.forward[:, 0].sum(),
+        "reverse": chain.reverse[:, -1].sum(),
+        "mixed": chain.seconds_of(part),
+    }
+    check(
+        any(map(np.isfinite, times.values())),
+        "f to be differentiable in forward or in reverse mode",
+        "a while loop, which has no reverse mode, and a custom_vjp, which has no forward mode",
+        "give the loop a fixed length (fori_loop with static bounds, or scan), or write the rule as a jax.custom_jvp",
+        error=TypeError,
+    )
+    function = 2 * chain.prices.switch + sum(cost.seconds(1) for cost in chain.costs)  # alike in all three
+    return {name: float(function + seconds) for name, seconds in times.items()}
+
+
+def _stock(chain: PricedChain, times: dict[str, float]) -> tuple[str, str]:
+    """Forward and reverse mode, the cheaper one first."""
+    return ("reverse", "forward") if times["reverse"] <= times["forward"] + chain.turn else ("forward", "reverse")
+
+
+def _gain(times: dict[str, float]) -> float:
+    """The time of the better of forward and reverse mode over that of the bracketing."""
+    return min(times["forward"], times["reverse"]) / times["mixed"]
+
+
+def _pays(chain: PricedChain, times: dict[str, float]) -> bool:
+    """Whether the bracketing is worth more than forward or reverse mode."""
+    one_dtype = len({v.aval.dtype for v in (*chain.linear.inputs, *chain.linear.outputs)}) == 1
+    enough = _gain(times) >= LEAST_GAIN or not np.isfinite(times[_stock(chain, times)[0]])
+    return bool(one_dtype and chain.n_in and chain.n_out and enough)
+
+
+def _ranking(chain: PricedChain, times: dict[str, float]) -> list[str]:
+    """The ways that are possible, in the order of preference."""
+    stock, other = _stock(chain, times)
+    return ["mixed"] * _pays(chain, times) + [stock] + [other] * bool(np.isfinite(times[other]))
+
+
+def _is_known(chain: PricedChain, part: Part) -> bool:
+    """Whether the Jacobian is that of one stage, which is written down."""
+    return part.how == "own" and chain.directions[part.first] == "known"
+
+
+def _sweep_operations(mode: str, chain: PricedChain, times: dict[str, float]) -> int | None:
+    """Operations of one sweep through the whole function; ``None`` where the mode does not exist."""
+    seeds = chain.n_in if mode == "forward" else chain.n_out
+    return seeds * sum(cost.operations for cost in chain.costs) if np.isfinite(times[mode]) else None
+
+
+def _stages(chain: PricedChain) -> tuple[Stage, ...]:
+    return tuple(
+        Stage(f"J{i + 1}", link.kind, chain.sizes[i], chain.sizes[i + 1], cost.operations, _summary(primitives))
+        for i, (link, cost, primitives) in enumerate(zip(chain.links, chain.costs, chain.primitives, strict=True))
+    )
+
+
+def _summary(names: dict[str, int]) -> str:
+    return ", ".join(name if times == 1 else f"{times} {name}" for name, times in names.items()) or "nothing"
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+class _Way(NamedTuple):
+    """One way to the Jacobian: its sweeps, the bytes that one seed of each needs, and those held between them."""
+
+    mode: str
+    sweeps: list[Sweep]
+    peaks: list[int]
+    held: int
+
+    @property
+    def least(self) -> int:
+        """Bytes that it needs in batches of one seed."""
+        return self.held + max(self.peaks, default=0)
+
+
+def _way(mode: str, chain: PricedChain, part: Part, unroll: bool, bound: int | None) -> _Way:
+    n, m = chain.n_in, chain.n_out
+    if mode == "mixed":
+        sweeps, held = sweeps_of(part, chain), held_bytes(part, chain) + _factor_bytes(chain, part)
+    elif mode == "forward":
+        sweeps, held = [Sweep(n, chain.equations, f"{n} columns pushed through the whole function")], 0
+    else:
+        sweeps, held = [Sweep(m, chain.equations, f"{m} rows pulled through the whole function")], 0
+    peaks = [peak_bytes(sweep.equations, chain.tangents) for sweep in sweeps]
+    in_batches = bound is not None and any(
+        held + sweep.seeds * peak > bound for sweep, peak in zip(sweeps, peaks, strict=True)
+    )
+    if unroll and in_batches:  # batches that are written one after the other need extra space for the result
+        held += COPIES * chain.itemsize * n * m
+    return _Way(mode, sweeps, peaks, held)
+
+
+def _factor_bytes(chain: PricedChain, part: Part) -> int:
+    """Bytes of the factors of a matrix that is written down and is the whole Jacobian."""
+    link = chain.links[0]
+    if part.how != "own" or link.kind != "dense":
+        return 0
+    return COPIES * chain.itemsize * (bool(link.before) * chain.n_in + bool(link.after) * chain.n_out)
+
+
+def _unrolls(chain: PricedChain) -> bool:
+    """Whether batches are unrolled: on CPU the gradient of a convolution is slow inside loops."""
+    convolves = any("conv_general_dilated" in primitives for primitives in chain.primitives)
+    return jax.default_backend() == "cpu" and convolves
+
+
+def _bound(chain: PricedChain, chunk_size: int | str | None, memory: int | float | None) -> int | None:
+    """The most bytes of temporaries; ``None`` where there is no bound."""
+    if memory is not None:
+        return int(memory)
+    return max(AUTO_MEMORY, 2 * chain.itemsize * chain.n_in * chain.n_out) if chunk_size == "auto" else None
+
+
+def _first_that_fits(ways: dict[str, _Way], memory: int | float | None) -> _Way:
+    for way in ways.values():
+        if memory is None or way.least <= int(memory):
+            return way
+    needed = min(way.least for way in ways.values())
+    check(
+        False,
+        f"memory to be at least {needed} bytes, those of batches of one seed",
+        int(memory or 0),
+        f"pass memory={needed} or more",
+    )
+    raise AssertionError
+
+
+def _chunks(
+    chunk_size: int | str | None, bound: int | None, held: int, tangents: set[Var]
+) -> Callable[[int, Sequence[JaxprEqn]], int | None]:
+    """The batch size of a sweep, from its seeds and equations."""
+
+    def chunk(seeds, equations):
+        size = chunk_size if isinstance(chunk_size, int) else seeds
+        if bound is not None:
+            size = min(size, max(1, (bound - held) // max(1, peak_bytes(equations, tangents))))
+        return None if size >= seeds else size
+
+    return chunk
+
+
+# ---- the reason ---------------------------------------------------------------------------------
+
+
+def _reason(asked: str, chosen: str, chain: PricedChain, part: Part, times: dict[str, float], ways) -> str:
+    """Why a way is taken, in a sentence."""
+    call = {"forward": "jax.jacfwd", "reverse": "jax.jacrev"}
+    stock, other = _stock(chain, times)
+    if asked != "auto":
+        return f"{asked} mode ({call[asked]}), as requested."
+    if chosen == "mixed" and _is_known(chain, part):
+        return f"J1 is written down, which is predicted to be {_gain(times):.3g} times faster than {stock} mode."
+    if chosen == "mixed":
+        return f"the bracketing below is predicted to be {_gain(times):.3g} times faster than {stock} mode."
+    if "mixed" in ways:
+        return f"{chosen} mode ({call[chosen]}): the bracketing would need {ways['mixed'].least} bytes."
+    why = "no bracketing of the chain pays" if len(chain.links) > 1 else "the chain cannot be cut at a narrow place"
+    return f"{chosen} mode ({call[chosen]}): {why}, and {other} mode is not cheaper."

@@ -1,0 +1,308 @@
+"""The price of a chain of stages, in seconds: predicted from shapes alone.
+
+An equation with s seeds takes ``max(s a, s b + c) + launch`` seconds: arithmetic a = operations / rate, memory
+b = bytes of tangents / bandwidth and c = bytes of constants / bandwidth, and a fixed time to start it. `PRICES` holds
+the constants. They were measured on one core (x86-64 with AVX-512, jax 0.10.1, float32, Eigen threads off, median
+process time of jitted calls, November 2026): products of matrices of width 256 and above run at 200 GFlop/s and those
+of width 64 at 25 to 180; convolutions at 75 to 190, with one input channel at 5 to 13; arrays in the cache move at 20
+to 80 GB/s, arrays beyond it at 4 to 30; an operation starts in about 5 microseconds; a matrix that is scaled and
+transposed at once moves at 1 to 4 GB/s. Other machines differ; only the ratios of the constants affect a plan.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend.core import JaxprEqn, Var
+
+from jaxblocks.ad.jaxprs import all_equations, as_closed, bodies_of, interpret
+from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
+from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
+from jaxblocks.ad.planning.stages import MOVES, Link, links
+
+__all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
+
+
+class Prices(NamedTuple):
+    """The constants of the price of an equation; the head of this file says how they were measured.
+
+    Attributes:
+        dot, conv, other: operations a second.
+        bandwidth: bytes a second.
+        turn: bytes a second of a matrix that is transposed while it is scaled, as at the end of jax.jacfwd.
+        launch: seconds to start an operation.
+        loop_conv: how many times slower the reverse sweep of a convolution is inside a loop (jax-ml/jax#12868).
+        switch: seconds from one sweep to the next.
+    """
+
+    dot: float = 180e9
+    conv: float = 60e9
+    other: float = 20e9
+    bandwidth: float = 15e9
+    turn: float = 1.5e9
+    launch: float = 3e-6
+    loop_conv: float = 11.0
+    switch: float = 10e-6
+
+
+PRICES = Prices()
+
+
+# ---- the work of equations --------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """The work of one equation for each seed.
+
+    Attributes:
+        kind: ``"dot"``, ``"conv"`` or ``"other"``.
+        operations: additions and multiplications.
+        moved: bytes of tangents.
+        fixed: bytes of constants, read once for all seeds.
+        times: how often it runs.
+        in_loop: whether a loop is around it.
+    """
+
+    kind: str
+    operations: int
+    moved: int
+    fixed: int = 0
+    times: int = 1
+    in_loop: bool = False
+
+
+def works(equations: Sequence[JaxprEqn], tangents: set[Var]) -> list[Work]:
+    """The work of every equation that reads a tangent, those in the bodies of loops and branches included."""
+    rows: list[Work] = []
+    for equation in equations:
+        rows += _works_of(equation, [is_tangent(v, tangents) for v in equation.invars])
+    return rows
+
+
+def _works_of(equation: JaxprEqn, moving: list[bool]) -> list[Work]:
+    """The work of one equation, of whose inputs those that ``moving`` marks are tangents."""
+    if not any(moving):
+        return []
+    if equation.primitive.name in _WORKS:
+        return _WORKS[equation.primitive.name](equation, moving)
+    bodies = [as_closed(body) for body in bodies_of(equation)]
+    if len(bodies) == 1 and len(bodies[0].jaxpr.invars) == len(moving):
+        return _works_inside(bodies[0], moving)
+    return [_other_work(equation)]
+
+
+def _works_inside(body, moving: list[bool]) -> list[Work]:
+    rows: list[Work] = []
+
+    def rule(step):
+        rows.extend(_works_of(step.equation, step.operands))
+        return [any(step.operands)] * len(step.equation.outvars)
+
+    interpret(as_closed(body), moving, rule, constant=lambda value: False, opens=lambda step: False)
+    return rows
+
+
+def _scan_works(equation, moving):
+    rows, length = _works_inside(equation.params["jaxpr"], moving), equation.params["length"]
+    return [work._replace(times=work.times * length, in_loop=True) for work in rows]
+
+
+def _while_works(equation, moving):
+    rows = _works_inside(equation.params["body_jaxpr"], moving[equation.params["cond_nconsts"] :])
+    return [work._replace(in_loop=True) for work in rows]
+
+
+def _cond_works(equation, moving):
+    branches = [_works_inside(branch, moving[1:]) for branch in equation.params["branches"]]
+    return max(branches, key=lambda rows: sum(work.operations * work.times for work in rows))
+
+
+def _dot_works(equation, moving):
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+    return [Work("dot", 2 * depth * size_of(equation.outvars[0]), *_traffic(equation, moving))]
+
+
+def _conv_works(equation, moving):
+    kernel = equation.invars[1].aval.shape
+    taps = math.prod(kernel) // max(kernel[equation.params["dimension_numbers"].rhs_spec[0]], 1)
+    taps /= math.prod(equation.params["lhs_dilation"])  # the holes are not computed
+    return [Work("conv", int(2 * taps * size_of(equation.outvars[0])), *_traffic(equation, moving))]
+
+
+_WORKS: dict[str, Callable[[JaxprEqn, list[bool]], list[Work]]] = {
+    "cond": _cond_works,
+    "conv_general_dilated": _conv_works,
+    "dot_general": _dot_works,
+    "scan": _scan_works,
+    "while": _while_works,
+}
+
+
+def _other_work(equation) -> Work:
+    name = equation.primitive.name
+    operations = sum(map(size_of, equation.outvars))
+    if name.startswith(("reduce", "cum", "scatter")):
+        operations = max(size_of(v) for v in (*equation.outvars, *equation.invars))
+    return Work("other", 0 if name in MOVES else operations, sum(map(bytes_of, equation.outvars)))
+
+
+def _traffic(equation, moving) -> tuple[int, int]:
+    """Bytes of tangents and bytes of constants that an equation reads and writes."""
+    read = sum(bytes_of(v) for v, tangent in zip(equation.invars, moving, strict=True) if tangent)
+    fixed = sum(bytes_of(v) for v, tangent in zip(equation.invars, moving, strict=True) if not tangent)
+    return sum(map(bytes_of, equation.outvars)) + read, fixed
+
+
+class Cost(NamedTuple):
+    """Operations of some equations for one seed, and their time: ``seconds(seeds, reverse=False)``."""
+
+    operations: int
+    seconds: Callable[..., float]
+
+
+def _cost(rows: list[Work], prices: Prices) -> Cost:
+    times = np.array([work.times for work in rows], float)
+    arithmetic = np.array([work.operations / getattr(prices, work.kind) for work in rows], float)
+    moved = np.array([work.moved / prices.bandwidth for work in rows], float)
+    fixed = np.array([work.fixed / prices.bandwidth for work in rows], float)
+    slow = np.array([prices.loop_conv if work.kind == "conv" and work.in_loop else 1.0 for work in rows], float)
+    # Elementwise operations are fused with their neighbors, so they have no start of their own, except in a loop.
+    launch = prices.launch * np.array([work.kind != "other" or work.in_loop for work in rows], float)
+
+    def seconds(seeds, reverse=False):
+        worked = seeds * arithmetic * (slow if reverse else 1.0)
+        return float(np.sum(times * (np.maximum(worked, seeds * moved + fixed) + launch)))
+
+    return Cost(sum(work.operations * work.times for work in rows), seconds)
+
+
+# ---- the prices of a chain --------------------------------------------------------------------
+
+
+_FORWARD_ONLY = frozenset(["while"])
+_REVERSE_ONLY = frozenset(["custom_lin"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PricedChain:
+    """The chain of stages of a linear program, and the price of each way through it.
+
+    Attributes:
+        linear: the linear program.
+        links: its stages.
+        sizes: widths of the inputs, the cuts and the outputs.
+        costs: of each stage.
+        primitives: of each stage, how often each primitive is written.
+        forward, reverse: as in `Chain`, infinite where a stage has no such mode.
+        own: as in `Chain`.
+        directions: how each stage's Jacobian is found on its own: ``"known"``, ``"forward"`` or ``"reverse"``.
+        prices: the constants.
+    """
+
+    linear: Linear
+    links: list[Link]
+    sizes: list[int]
+    costs: list[Cost]
+    primitives: list[dict[str, int]]
+    forward: np.ndarray
+    reverse: np.ndarray
+    own: np.ndarray
+    directions: list[str]
+    prices: Prices
+
+    @property
+    def n_in(self) -> int:
+        """How many numbers the point holds."""
+        return self.sizes[0]
+
+    @property
+    def n_out(self) -> int:
+        """How many numbers the value holds."""
+        return self.sizes[-1]
+
+    @property
+    def tangents(self) -> set[Var]:
+        """Every variable of the linear program that depends on the inputs."""
+        return self.linear.tangents
+
+    @property
+    def equations(self) -> list[JaxprEqn]:
+        """The equations of all stages, in order."""
+        return [equation for link in self.links for equation in link.equations]
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        """Bytes of one number of the point."""
+        return _itemsize(self.linear)
+
+    @functools.cached_property
+    def turn(self) -> float:
+        """Seconds to transpose the columns of forward mode into the rows of the result."""
+        n, m = self.n_in, self.n_out
+        return self.itemsize * n * m / self.prices.turn if min(n, m) >= 64 else 0.0
+
+    def product(self, m: Any, k: Any, n: Any) -> Any:
+        """Seconds of a dense product of an m by k and a k by n matrix."""
+        arithmetic = 2.0 * m * k * n / self.prices.dot
+        memory = self.itemsize * (m * k + k * n + m * n) / self.prices.bandwidth
+        return np.maximum(arithmetic, memory) + self.prices.launch
+
+    def cheapest(self) -> Part:
+        """The cheapest bracketing.
+
+        The result is needed by rows, so forward mode pays for a transposition, which is slow where the matrix is
+        scaled as well. This decides between sweeps of equal price; no gain is claimed for it.
+        """
+        swept = self.forward.copy()
+        swept[-1, 0] += 0.0 if self.links[-1].kind == "dense" else self.turn
+        return best_bracketing(
+            Chain(self.sizes, self.own, swept, self.reverse, self.product, self.prices.switch),
+        )[1]
+
+    def seconds_of(self, part: Part) -> float:
+        """Seconds of a bracketing."""
+        if part.how == "own":
+            return self.own[part.first]
+        if part.how == "product":
+            left, right = part.factors
+            product = self.product(self.sizes[part.last], self.sizes[left.first], self.sizes[part.first])
+            return self.seconds_of(left) + self.seconds_of(right) + float(product)
+        table, cut = (self.forward, part.first) if part.how == "forward" else (self.reverse, part.last)
+        return self.seconds_of(part.child) + sum(table[stage, cut] for stage in part.swept)
+
+
+def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
+    """Cut a linear program into stages and price every way through them."""
+    chain = links(linear)
+    sizes = [width_of(link.inputs) for link in chain] + [width_of(chain[-1].outputs)]
+    costs = [_cost(works(link.equations, linear.tangents), prices) for link in chain]
+    primitives = [_primitives(link.equations) for link in chain]
+    forward = np.array([[cost.seconds(size) for size in sizes] for cost in costs])
+    reverse = np.array([[cost.seconds(size, reverse=True) for size in sizes] for cost in costs])
+    for stage, names in enumerate(primitives):
+        forward[stage] += np.inf if _REVERSE_ONLY & set(names) else 0.0
+        reverse[stage] += np.inf if _FORWARD_ONLY & set(names) else 0.0
+    own, directions = np.zeros(len(chain)), []
+    for stage, link in enumerate(chain):
+        alone = {"forward": forward[stage, stage], "reverse": reverse[stage, stage + 1]}
+        if link.kind != "matrix-free":
+            alone = {"known": _itemsize(linear) * sizes[stage] * sizes[stage + 1] / prices.bandwidth}
+        directions.append(min(alone, key=lambda how: alone[how]))
+        own[stage] = alone[directions[stage]]
+    return PricedChain(linear, chain, sizes, costs, primitives, forward, reverse, own, directions, prices)
+
+
+def _itemsize(linear: Linear) -> int:
+    return max((v.aval.dtype.itemsize for v in linear.inputs), default=4)
+
+
+def _primitives(equations) -> dict[str, int]:
+    """How often each primitive is written, in loops and branches too."""
+    names: dict[str, int] = {}
+    for equation in all_equations(equations):
+        names[equation.primitive.name] = names.get(equation.primitive.name, 0) + 1
+    return names

@@ -1,0 +1,94 @@
+"""The linear program of a function at a point: the equations between its tangents."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jaxblocks.ad.jaxprs import inputs_of, interpret, interpret_backward, open_calls, piece
+
+__all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
+
+
+class Linear(NamedTuple):
+    """A function linearized at a point: the equations between tangents, and the constants that they read.
+
+    Attributes:
+        jaxpr: of the linear function, with its calls opened.
+        constants: the value of each of its ``constvars``.
+        before: the equations without tangents, which compute further constants.
+        equations: the equations between tangents, without dead code.
+        inputs, outputs: the variables of the inputs and outputs; an output that is no tangent is zero.
+        tangents: every variable that depends on the inputs.
+    """
+
+    jaxpr: Jaxpr
+    constants: Sequence[Any]
+    before: list[JaxprEqn]
+    equations: list[JaxprEqn]
+    inputs: list[Var]
+    outputs: list[Any]
+    tangents: set[Var]
+
+    def values(self) -> dict[Var, Any]:
+        """The constants that the equations read, by variable; each call computes them again."""
+        values = dict(zip(self.jaxpr.constvars, self.constants, strict=True))
+        if self.before:
+            read = [v for v in inputs_of(self.equations) if v not in values and v not in self.tangents]
+            inputs = inputs_of(self.before)
+            computed = piece(self.jaxpr, self.before, inputs, read)(*(values[v] for v in inputs))
+            values |= dict(zip(read, computed, strict=True))
+        return values
+
+
+def linearized(f: Callable, x: Sequence[Any]) -> tuple[list, Linear]:
+    """The outputs of ``f(*x)`` and the linear program of ``f`` at ``x``.
+
+    Args:
+        f: a function of arrays that returns a list of arrays.
+        x: its arguments.
+
+    >>> [y], linear = linearized(lambda x: [jnp.sin(x) * 2], [jnp.zeros(3)])
+    >>> [equation.primitive.name for equation in linear.equations]
+    ['mul', 'mul']
+    """
+    y, push = jax.linearize(f, *x)
+    closed = open_calls(jax.make_jaxpr(push)(*(jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype) for leaf in x)))
+    jaxpr = closed.jaxpr
+    tangents = set(jaxpr.invars)
+
+    def follow(step):
+        if any(step.operands):
+            tangents.update(step.equation.outvars)
+        return [any(step.operands)] * len(step.equation.outvars)
+
+    interpret(closed, [True] * len(jaxpr.invars), follow, constant=lambda value: False, opens=lambda step: False)
+    live, _ = interpret_backward(
+        jaxpr, [True] * len(jaxpr.outvars), lambda equation, outs: ([True] * len(equation.invars), equation)
+    )
+    before = [equation for equation in live if not any(v in tangents for v in equation.outvars)]
+    equations = [equation for equation in live if any(v in tangents for v in equation.outvars)]
+    return y, Linear(jaxpr, closed.consts, before, equations, list(jaxpr.invars), list(jaxpr.outvars), tangents)
+
+
+def size_of(variable: Any) -> int:
+    """How many numbers a variable holds."""
+    return math.prod(getattr(variable.aval, "shape", ()))
+
+
+def width_of(variables: Iterable[Any]) -> int:
+    """How many numbers some variables hold together."""
+    return sum(map(size_of, variables))
+
+
+def bytes_of(variable: Any) -> int:
+    """How many bytes a variable holds."""
+    return size_of(variable) * getattr(getattr(variable.aval, "dtype", None), "itemsize", 4)
+
+
+def is_tangent(variable: Any, tangents: set[Var]) -> bool:
+    """Whether a variable (or literal) is one of the tangents."""
+    return not isinstance(variable, Literal) and variable in tangents

@@ -1,0 +1,189 @@
+"""Cuts of a linear program where few numbers are alive, and the stages between them."""
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn, Var
+
+from jaxblocks.ad.planning.program import Linear, is_tangent, size_of, width_of
+
+__all__ = ["MOVES", "Link", "known_matrix", "links"]
+
+
+class Link(NamedTuple):
+    """One stage of the chain with its equations, which the sweeps execute.
+
+    Attributes:
+        kind: ``"dense"``, ``"diagonal"`` or ``"matrix-free"``, as in `jaxblocks.ad.planning.Stage`.
+        equations: in order.
+        inputs, outputs: the variables of the cuts before and after it.
+        dense: the place of the equation whose matrix is known; -1 where there is none.
+    """
+
+    kind: str
+    equations: list[JaxprEqn]
+    inputs: list[Var]
+    outputs: list[Any]
+    dense: int = -1
+
+    @property
+    def before(self) -> list[JaxprEqn]:
+        """Of a dense stage, the equations before its matrix, which scale the columns."""
+        return self.equations[: self.dense]
+
+    @property
+    def after(self) -> list[JaxprEqn]:
+        """Of a dense stage, the equations after its matrix, which scale the rows."""
+        return self.equations[self.dense + 1 :]
+
+
+_LINEAR_BY_ELEMENT = frozenset("mul div neg add_any add sub select_n convert_element_type copy copy_p real".split())
+_ORDER_KEPT = frozenset("reshape squeeze expand_dims broadcast_in_dim".split())
+# Primitives that move numbers and compute nothing.
+MOVES = _ORDER_KEPT | frozenset(
+    "transpose slice pad gather concatenate rev dynamic_slice convert_element_type".split()
+)
+
+
+def links(linear: Linear, most: int = 40) -> list[Link]:
+    """The chain of stages, at most ``most`` of them; neighbors that no bracketing could use apart are one stage."""
+    n, m = width_of(linear.inputs), width_of(linear.outputs)
+    cuts = _cuts(linear, min(n, m) // 2)
+    begins = [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)]
+    chain = [
+        _link(linear.equations[start:stop], inputs, outputs, linear.tangents)
+        for (start, inputs), (stop, outputs) in itertools.pairwise(begins)
+    ]
+    chain = _without_wide_cuts(_without_diagonals(chain))
+    while len(chain) > most:  # the widest cut goes first
+        at = int(np.argmax([width_of(link.outputs) for link in chain[:-1]]))
+        chain[at : at + 2] = [_joined(chain[at], chain[at + 1])]
+    return chain
+
+
+def known_matrix(equation: JaxprEqn, tangents: set[Var]) -> bool:
+    """Whether an equation multiplies a whole vector by a constant matrix."""
+    if equation.primitive.name != "dot_general":
+        return False
+    (left, right), (batch, _) = equation.params["dimension_numbers"]
+    lhs, rhs = equation.invars
+    if batch or is_tangent(lhs, tangents) == is_tangent(rhs, tangents):
+        return False
+    tangent, axes = (lhs, left) if is_tangent(lhs, tangents) else (rhs, right)
+    return math.prod(tangent.aval.shape[axis] for axis in axes) == size_of(tangent)
+
+
+def _by_element(equation, tangents) -> bool:
+    """Whether element i of the output depends on element i of the tangents that are read, and on no other."""
+    name = equation.primitive.name
+    [out] = equation.outvars if len(equation.outvars) == 1 else [None]
+    if out is None or name not in _LINEAR_BY_ELEMENT | _ORDER_KEPT:
+        return False
+    read = [v for v in equation.invars if is_tangent(v, tangents)]
+    if any(size_of(v) != size_of(out) for v in read):
+        return False
+    if name == "broadcast_in_dim":  # it may add axes of length 1, and axes keep their order
+        return True
+    if name == "reshape":
+        return equation.params.get("dimensions") is None
+    return name in _ORDER_KEPT or all(v.aval.shape == out.aval.shape for v in read)
+
+
+def _link(equations, inputs, outputs, tangents) -> Link:
+    """The stage between two cuts, of the kind that its equations allow."""
+    single = len(inputs) == len(outputs) == 1 and is_tangent(outputs[0], tangents)
+    if single and len(equations) == 1 and known_matrix(equations[0], tangents):
+        return Link("dense", equations, inputs, outputs, 0)
+    if single and equations and all(_by_element(equation, tangents) for equation in equations):
+        return Link("diagonal", equations, inputs, outputs)
+    return Link("matrix-free", equations, inputs, outputs)
+
+
+# ---- cuts -----------------------------------------------------------------------------------
+
+
+def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
+    """The places between equations where one tangent is alive, or several that together hold ``narrow`` numbers."""
+    places = []
+    for place, alive in _alive(linear):
+        width = width_of(alive)
+        dtypes = {v.aval.dtype for v in alive}
+        if len(dtypes) != 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+            continue  # complex tangents are linear only as pairs of real numbers
+        if len(alive) == 1 or width <= narrow:
+            places.append((place, alive, width))
+    # Of neighbors with several tangents alive only the narrowest is useful.
+    kept = []
+    for i, (place, alive, width) in enumerate(places):
+        around = [w for p, _, w in places[max(i - 1, 0) : i + 2] if abs(p - place) == 1]
+        first_of_plateau = not (i and places[i - 1][0] == place - 1 and places[i - 1][2] == width)
+        if len(alive) == 1 or (width <= min(around, default=width) and first_of_plateau):
+            kept.append((place, alive))
+    return kept
+
+
+def _alive(linear: Linear):
+    """For each place between two equations, the tangents that a later equation or an output reads."""
+    equations, end = linear.equations, len(linear.equations)
+    last_read: dict[Var, int] = {}
+    for place, equation in enumerate(equations):
+        last_read |= {v: place for v in equation.invars if is_tangent(v, linear.tangents)}
+    last_read |= {v: end for v in linear.outputs if is_tangent(v, linear.tangents)}
+    alive = [v for v in linear.inputs if v in last_read]
+    for place in range(1, end):
+        alive = [v for v in [*alive, *equations[place - 1].outvars] if last_read.get(v, -1) >= place]
+        yield place, alive
+
+
+# ---- stages that are joined -------------------------------------------------------------------
+
+
+def _joined(left: Link, right: Link) -> Link:
+    equations = [*left.equations, *right.equations]
+    kinds = {left.kind, right.kind}
+    if kinds == {"diagonal"}:
+        return Link("diagonal", equations, left.inputs, right.outputs)
+    if kinds == {"diagonal", "dense"}:
+        dense = left.dense if left.kind == "dense" else len(left.equations) + right.dense
+        return Link("dense", equations, left.inputs, right.outputs, dense)
+    return Link("matrix-free", equations, left.inputs, right.outputs)
+
+
+def _without_diagonals(chain: list[Link]) -> list[Link]:
+    """The chain with each diagonal stage joined to a neighbor, to a dense one where there is one."""
+    first: list[Link] = []
+    for link in chain:
+        if link.kind == "diagonal" and first and first[-1].kind != "matrix-free":
+            first[-1] = _joined(first[-1], link)
+        else:
+            first.append(link)
+    joined: list[Link] = []
+    for link in first:
+        if joined and joined[-1].kind == "diagonal":  # nothing or a matrix-free stage is before it
+            if link.kind == "dense" or len(joined) == 1:
+                joined[-1] = _joined(joined[-1], link)
+                continue
+            diagonal = joined.pop()
+            joined[-1] = _joined(joined[-1], diagonal)
+        joined.append(link)
+    if len(joined) > 1 and joined[-1].kind == "diagonal":
+        joined[-2:] = [_joined(*joined[-2:])]
+    return joined
+
+
+def _without_wide_cuts(chain: list[Link]) -> list[Link]:
+    """The chain without the cuts between matrix-free stages that are as wide as a cut next to them."""
+    chain, at = list(chain), 0
+    while at + 1 < len(chain):
+        left, right = chain[at], chain[at + 1]
+        before, width, after = (width_of(cut) for cut in (left.inputs, left.outputs, right.outputs))
+        useless = width >= before or width >= after
+        if left.kind == right.kind == "matrix-free" and useless:
+            chain[at : at + 2] = [_joined(left, right)]
+            at = max(at - 1, 0)
+        else:
+            at += 1
+    return chain
