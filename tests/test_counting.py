@@ -538,7 +538,7 @@ def test_operations_are_grouped_by_scope():
     assert counted.within("0.Repeat") == dense
     total = sum(scopes.values(), Count())
     assert (total.flops, total.bytes) == (counted.flops, counted.bytes)
-    with pytest.raises(KeyError, match=r"'2.Dense'; the scopes that have one: '', '0.Repeat/.Dense', '1.Dense'"):
+    with pytest.raises(KeyError, match=r"one of the scopes '', '0.Repeat/.Dense', '1.Dense', got '2.Dense'"):
         counted.within("2.Dense")
 
 
@@ -622,6 +622,6 @@ def test_counting_runs_and_compiles_nothing():
 
 
 def test_what_is_no_function_says_so(sentences):
-    with pytest.raises(TypeError, match=r"count expects a function f first, but an int came; write count\(f, x, ...\)"):
+    with pytest.raises(TypeError, match="count_flops expected f to be a function, got 3"):
         count_flops(3, jnp.ones(2))
     assert count_flops(jnp.sin, jnp.ones(2)).transcendentals == 2

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num, PyTree
 
 from jaxblocks.ad import sites
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.counting import count_flops
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.per_example import ALIGNED, LeafWay, labels_of, table_of_leaves
 from jaxblocks.axes import axes_or_new

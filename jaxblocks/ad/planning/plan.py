@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
@@ -79,6 +78,7 @@ class JacobianPlan:
         temporary_bytes: predicted, at the peak, besides those of the function itself.
         reason: why this mode is taken, in a sentence.
 
+    >>> import jax.numpy as jnp
     >>> from jaxblocks.ad.jacobians import jacobian_plan
     >>> plan = jacobian_plan(lambda x: jnp.ones((4, 900)).T @ (jnp.ones((4, 900)) @ x), jnp.ones(900))
     >>> plan.mode, plan.bracketing, [stage.kind for stage in plan.stages]
@@ -101,6 +101,7 @@ class JacobianPlan:
     def gain(self) -> float:
         """The predicted time of the better of forward and reverse mode over that of the chosen way.
 
+        >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians import jacobian_plan
         >>> jacobian_plan(jnp.sum, jnp.ones(3)).gain
         1.0
@@ -110,6 +111,7 @@ class JacobianPlan:
     def explain(self) -> str:
         """The stages, the bracketing, the operations of forward, reverse and chosen, and the reason.
 
+        >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians import jacobian_plan
         >>> print(jacobian_plan(jnp.sum, jnp.ones(3)).explain().splitlines()[0])
         Jacobian, 1 by 3: reverse mode (jax.jacrev): the chain cannot be cut at a narrow place, and forward mode is \
@@ -140,6 +142,7 @@ not cheaper.
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
         >>> matplotlib.use("agg")
+        >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians import jacobian_plan
         >>> jacobian_plan(jnp.sum, jnp.ones(3)).plot().get_ylabel()
         'cost / cost of the chosen way'

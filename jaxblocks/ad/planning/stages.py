@@ -43,9 +43,7 @@ class Link(NamedTuple):
 _LINEAR_BY_ELEMENT = frozenset("mul div neg add_any add sub select_n convert_element_type copy copy_p real".split())
 _ORDER_KEPT = frozenset("reshape squeeze expand_dims broadcast_in_dim".split())
 # Primitives that move numbers and compute nothing.
-MOVES = _ORDER_KEPT | frozenset(
-    "transpose slice pad gather concatenate rev dynamic_slice convert_element_type".split()
-)
+MOVES = _ORDER_KEPT | frozenset("transpose slice pad gather concatenate rev dynamic_slice convert_element_type".split())
 
 
 def links(linear: Linear, most: int = 40) -> list[Link]:

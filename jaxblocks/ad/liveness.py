@@ -1,0 +1,152 @@
+"""The equations of a jaxpr that its outputs need: dead-code elimination, nested jaxprs included."""
+
+import functools
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from jaxblocks.ad.jaxprs import bodies_of, interpret_backward, scan_parts
+
+__all__ = ["Live", "called_body", "live_equations", "visible_bodies"]
+
+
+class Live(NamedTuple):
+    """An equation that is needed, with the needed equations of the jaxprs in it.
+
+    Attributes:
+        equation: the equation.
+        bodies: for each jaxpr in it that runs, its needed equations and how often it runs.
+        branches: of a ``cond``, the needed equations of every branch; its only body is the costliest one.
+    """
+
+    equation: JaxprEqn
+    bodies: tuple[tuple[list["Live"], int], ...] = ()
+    branches: tuple[list["Live"], ...] = ()
+
+
+def live_equations(
+    jaxpr: ClosedJaxpr | Jaxpr,
+    wanted: Sequence[bool] | None = None,
+    *,
+    leaves: Container[str],
+    cost: Callable[[list[Live]], Any],
+) -> tuple[list[Live], list[bool]]:
+    """The equations that the wanted outputs need, and those with effects; and which inputs they read.
+
+    Args:
+        jaxpr: the program.
+        wanted: which outputs are wanted; all by default.
+        leaves: names of primitives whose nested jaxprs are not followed.
+        cost: what decides which branch of a ``cond`` is the costliest.
+    """
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    wanted = [True] * len(jaxpr.outvars) if wanted is None else wanted
+    inside = functools.partial(live_equations, leaves=leaves, cost=cost)
+
+    def rule(equation, outs):
+        name = equation.primitive.name
+        if name in leaves:
+            return [True] * len(equation.invars), Live(equation)
+        if name == "cond":
+            branches, reads = zip(*(inside(branch, outs) for branch in equation.params["branches"]), strict=True)
+            live = Live(equation, ((max(branches, key=cost), 1),), branches)
+            return [True, *map(any, zip(*reads, strict=True))], live
+        ins, bodies = _RULES.get(name, _call)(equation, outs, inside)
+        return ins, Live(equation, tuple(bodies))
+
+    return interpret_backward(jaxpr, wanted, rule, keeps=_has_effects)
+
+
+def _has_effects(equation) -> bool:
+    """Prints and callbacks are kept; the name of a mesh axis is no visible effect."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
+# ---- rules: equation, wanted outputs, live_equations -> which inputs are read, and the bodies with their repeats -----
+
+
+def _call(equation, outs, inside):
+    """A call, in which dead code is removed, or any other equation, which needs all inputs for each output."""
+    body = called_body(equation)
+    if body is not None:
+        live, ins = inside(body, outs)
+        return ins, [(live, _devices(equation.params) if equation.primitive.name == "shard_map" else 1)]
+    return [True] * len(equation.invars), [(inside(body)[0], 1) for body in visible_bodies(equation)]
+
+
+def _scan(equation, outs, inside):
+    """Inputs are constants, carry, slices; outputs are carry, slices. A carry that a step reads is needed."""
+    first, n_carry = scan_parts(equation)
+    wanted = list(outs)
+    while True:
+        live, ins = inside(equation.params["jaxpr"], wanted)
+        wider = [a or b for a, b in zip(wanted[:n_carry], ins[first : first + n_carry], strict=True)] + wanted[n_carry:]
+        if wider == wanted:
+            break
+        wanted = wider
+    reads = ins[:first] + wanted[:n_carry] + ins[first + n_carry :]
+    return reads, [(live, equation.params["length"])]
+
+
+def _while(equation, outs, inside):
+    """Inputs are constants of the condition, constants of the body, carry; the condition is always needed."""
+    condition, body = equation.params["cond_jaxpr"], equation.params["body_jaxpr"]
+    n_carry = len(equation.outvars)
+    test, reads_condition = inside(condition)
+    n_condition, n_body = len(reads_condition) - n_carry, len(equation.invars) - len(reads_condition)
+    wanted = [a or b for a, b in zip(outs, reads_condition[n_condition:], strict=True)]
+    while True:
+        live, ins = inside(body, wanted)
+        wider = [a or b for a, b in zip(wanted, ins[n_body:], strict=True)]
+        if wider == wanted:
+            break
+        wanted = wider
+    return reads_condition[:n_condition] + ins[:n_body] + wanted, [(test, 1), (live, 1)]
+
+
+def _custom_linear_solve(equation, outs, inside):
+    """Of its four jaxprs the solver runs; the others serve derivatives."""
+    return [True] * len(equation.invars), [(inside(equation.params["jaxprs"].solve)[0], 1)]
+
+
+_RULES: dict[str, Callable] = {"custom_linear_solve": _custom_linear_solve, "scan": _scan, "while": _while}
+
+
+# ---- calls of any kind ------------------------------------------------------------------------
+
+# Primitives whose nested jaxprs run an unknown number of times.
+_OPAQUE = frozenset({"custom_partitioning", "pallas_call"})
+
+
+def visible_bodies(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
+    """The jaxprs in an equation, unless it is unknown how often they run."""
+    return [] if equation.primitive.name in _OPAQUE else bodies_of(equation)
+
+
+def called_body(equation: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
+    """The only jaxpr in an equation, if its inputs and outputs are those of the equation; else ``None``.
+
+    More general than `jaxblocks.ad.jaxprs.body_of_call`: it finds calls by primitives that are not known here.
+    """
+    bodies = visible_bodies(equation)
+    if len(bodies) != 1:
+        return None
+    body = getattr(bodies[0], "jaxpr", bodies[0])
+    pairs = [(equation.invars, body.invars), (equation.outvars, body.outvars)]
+    if equation.primitive.name == "shard_map":  # the same arrays, in parts
+        fits = all(len(outer) == len(inner) for outer, inner in pairs)
+    else:
+        fits = all([_shape(v) for v in outer] == [_shape(v) for v in inner] for outer, inner in pairs)
+    return bodies[0] if fits else None
+
+
+def _shape(variable):
+    return getattr(variable.aval, "shape", None), getattr(variable.aval, "dtype", None)
+
+
+def _devices(params) -> int:
+    """The number of devices of a shard_map."""
+    axes = params.get("manual_axes", params.get("newly_manual_axes", params["mesh"].axis_names))
+    return math.prod(params["mesh"].shape[axis] for axis in axes)

@@ -1,0 +1,479 @@
+"""Sweeps and products that compute a Jacobian in the order of a plan.
+
+The form of execution follows measurements: seeds are on the leading axis, a constant matrix is applied by one product,
+the equations between the matrices are batched by `jax.vmap` in one piece, and there is no product with the identity
+where the matrix of the first stage is known.
+"""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Literal
+
+from jaxblocks.ad.jaxprs import inputs_of, piece
+from jaxblocks.ad.planning import Linear, Link, Part, Route, known_matrix
+
+__all__ = ["Held", "execute", "transposed"]
+
+
+# ---- parts of a bracketing -------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """A Jacobian between two cuts: diag(left) M diag(right).
+
+    M is held by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``,
+    (n_in, *shape) for each variable of the later one, or, at the very end, by ``"blocks"``, (numbers, n_in)
+    for each output. The factors are kept apart, because it is slow to scale and to transpose at once.
+    """
+
+    by: str
+    arrays: list[jax.Array]
+    left: jax.Array | None = None
+    right: jax.Array | None = None
+
+
+def execute(linear: Linear, route: Route) -> Held:
+    """The Jacobian of a linear program, in the order of the plan."""
+    values = linear.values()
+    if route.plan.mode in ("mixed", "known"):
+        return _settled(_part(linear, values, route, route.part, top=True))
+    return _sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
+
+
+def _part(linear, values, route, part: Part, top: bool = False) -> Held:
+    chain = route.links
+    if part.how == "own":
+        how = route.directions[part.first]
+        if how == "known":
+            return _known(linear, values, chain[part.first])
+        return _sweep(linear, values, route, part.first, part.last, None, how, top)
+    if part.how == "product":
+        left_factor, right_factor = part.factors
+        right, left = _part(linear, values, route, right_factor), _part(linear, values, route, left_factor)
+        return _product(left, right, chain[part.last - 1], chain[left_factor.first], chain[part.first], top)
+    child, start, stop = part, part.first, part.last
+    while child.how == part.how:  # sweeps of one direction run as one
+        child = child.child
+    if child.how == "own" and route.directions[child.first] == part.how:
+        return _sweep(linear, values, route, start, stop, None, part.how, top)
+    held = _part(linear, values, route, child)
+    if part.how == "forward":
+        start, late = child.last, None
+        seeds = _turned(held, "columns", chain[start].inputs)
+        seeds, along = _scaled(seeds, held.right), held.left
+    else:
+        stop, late = child.first, held.left
+        seeds, along = _turned(held, "rows", chain[stop - 1].outputs), held.right
+        if held.by == "rows":  # it was not transposed, so it may be scaled
+            seeds, late = _scaled(seeds, late), None
+    return _sweep(linear, values, route, start, stop, seeds.arrays, part.how, top, along)._replace(left=late)
+
+
+def _known(linear, values, link: Link) -> Held:
+    """The Jacobian of a dense stage: its matrix, with the factors of its rows and columns; or of a diagonal one."""
+    if link.kind == "diagonal":
+        diagonal = _diagonal(linear, values, link.equations).reshape(-1)
+        return Held("rows", _split(jnp.diag(diagonal), link.inputs))
+    equation = link.equations[link.dense]
+    tangent, weight, axes, weight_axes = _sides(equation, linear.tangents)
+    order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
+    matrix = _read(weight, values).astype(equation.outvars[0].aval.dtype)
+    free = [axis for axis in range(matrix.ndim) if axis not in order]
+    n, m = math.prod(tangent.aval.shape), math.prod(equation.outvars[0].aval.shape)
+    right = _diagonal(linear, values, link.before).reshape(n).astype(matrix.dtype) if link.before else None
+    left = _diagonal(linear, values, link.after).reshape(m).astype(matrix.dtype) if link.after else None
+    if free and [*free, *order] == list(range(matrix.ndim)):
+        return Held("rows", _split(matrix.reshape(m, n), link.inputs), left, right)
+    return Held("columns", _split(lax.transpose(matrix, [*order, *free]).reshape(n, m), link.outputs), left, right)
+
+
+def _product(left: Held, right: Held, later: Link, middle: Link, earlier: Link, top: bool) -> Held:
+    """The dense product of two Jacobians, in the layout that needs no product of two transposed matrices."""
+    turned = top and left.by == right.by == "columns"
+    if turned:  # the result is needed by rows
+        left = _turned(left, "rows", middle.inputs)
+    a, b = _joined(left.arrays), _joined(right.arrays)
+    a_axis, b_axis = (1 if left.by == "rows" else 0), (0 if right.by == "rows" else 1)
+    m, k, n = a.shape[1 - a_axis], a.shape[a_axis], b.shape[1 - b_axis]
+    factor = _times(left.right, right.left)
+    if factor is not None:
+        if turned or b.size <= a.size:
+            b = _scale(b, factor, b_axis)
+        else:
+            a = _scale(a, factor, a_axis)
+    e, f = left.left, right.right
+    if e is not None and (not turned or 16 * k < n):
+        a, e = _scale(a, e, 1 - a_axis), None
+    if f is not None:
+        b, f = _scale(b, f, 1 - b_axis), None
+    if left.by == "columns" and (right.by == "columns" or n < m):
+        return Held("columns", _split(_dot(b, a, b_axis, a_axis), later.outputs), e, f)
+    return Held("rows", _split(_dot(a, b, a_axis, b_axis), earlier.inputs), e, f)
+
+
+def _dot(left, right, left_axis, right_axis):
+    dtype = max(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+    axes = (((left_axis,), (right_axis,)), ((), ()))
+    return lax.dot_general(left.astype(dtype), right.astype(dtype), axes, precision=lax.Precision.HIGHEST)
+
+
+def _times(left, right):
+    return right if left is None else left if right is None else left * right.astype(left.dtype)
+
+
+def _scale(matrix, factor, axis):
+    return matrix * lax.expand_dims(factor, [1 - axis]).astype(matrix.dtype)
+
+
+def _scaled(held: Held, factor) -> Held:
+    """The same with a factor of its leading axis multiplied in."""
+    if factor is None:
+        return held
+    return held._replace(arrays=[a * factor.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype) for a in held.arrays])
+
+
+def _settled(held: Held) -> Held:
+    """The same with all factors multiplied in."""
+    along, across = (held.right, held.left) if held.by == "columns" else (held.left, held.right)
+    held = _scaled(held, along)
+    if across is not None:  # a factor stands beside one variable only
+        [array] = held.arrays
+        held = held._replace(arrays=[array * across.reshape(1, *array.shape[1:])])
+    return held._replace(left=None, right=None)
+
+
+def _turned(held: Held, by: str, cut) -> Held:
+    """A Jacobian in the layout ``by``; ``cut`` are the variables of its arrays in that layout."""
+    return held if held.by == by else held._replace(by=by, arrays=_split(transposed(_joined(held.arrays)), cut))
+
+
+def transposed(matrix):
+    """A transposed copy of a matrix.
+
+    The barriers keep the compiler from folding it into a product, which is slow where one side is narrow.
+    """
+    return lax.optimization_barrier(lax.optimization_barrier(matrix).T)
+
+
+def _joined(arrays) -> jax.Array:
+    """Arrays (s, *shape) as one matrix (s, numbers)."""
+    flat = [array.reshape(array.shape[0], math.prod(array.shape[1:])) for array in arrays]
+    return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
+
+
+def _split(matrix, variables) -> list[jax.Array]:
+    """A matrix (s, numbers) as arrays (s, *shape), one for each variable."""
+    seeds, arrays, start = matrix.shape[0], [], 0
+    for v, size in zip(variables, _sizes(variables), strict=True):
+        arrays.append(lax.slice_in_dim(matrix, start, start + size, axis=1).reshape(seeds, *v.aval.shape))
+        start += size
+    return [a.astype(v.aval.dtype) for a, v in zip(arrays, variables, strict=True)]
+
+
+def _sizes(variables) -> list[int]:
+    return [math.prod(v.aval.shape) for v in variables]
+
+
+def _read(v, values):
+    return jnp.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else values[v]
+
+
+# ---- sweeps ---------------------------------------------------------------------------------
+
+
+def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, factor=None) -> Held:
+    """Push (forward) or pull (reverse) seeds through some stages.
+
+    Args:
+        linear: the linear program.
+        values: of its constants.
+        route: the plan.
+        start: the first stage.
+        stop: the stage after the last one.
+        seeds: arrays (s, *shape), one for each variable; ``None`` for the rows of the identity.
+        how: ``"forward"`` or ``"reverse"``.
+        top: whether the result is the whole Jacobian.
+        factor: a factor that the seeds are still to be scaled by.
+    """
+    chain = route.links[start:stop]
+    inputs, outputs = chain[0].inputs, chain[-1].outputs
+    through = _push if how == "forward" else _pull
+    entry = inputs if how == "forward" else outputs
+    n_seeds = sum(_sizes(entry)) if seeds is None else seeds[0].shape[0]
+    chunk = route.chunk(n_seeds, [equation for link in chain for equation in link.equations])
+    steps = _steps(linear, values, chain, outputs)
+    if factor is not None:
+        [v] = entry
+        step = _Step("diagonal", [v], [v], None, factor.reshape(v.aval.shape))
+        steps = [step, *steps] if how == "forward" else [*steps, step]
+    by = "columns" if how == "forward" else "rows"
+    if chunk is None:  # only then, since in batches the scaled matrices could be larger than what they spare
+        steps = _folded(linear, steps, n_seeds, top and how == "forward")
+        if seeds is None:
+            seeds = _split(jnp.eye(n_seeds, dtype=entry[0].aval.dtype), entry)
+        return Held(by, through(linear, steps, inputs, outputs, seeds))
+
+    def batch(first):
+        if seeds is not None:
+            taken = [lax.dynamic_slice_in_dim(seed, first, chunk) for seed in seeds]
+        else:
+            hot = jax.nn.one_hot(first + jnp.arange(chunk, dtype=jnp.int32), n_seeds, dtype=entry[0].aval.dtype)
+            taken = _split(hot, entry)
+        return through(linear, steps, inputs, outputs, taken)
+
+    turned = top and how == "forward"
+    wanted = outputs if how == "forward" else inputs
+    return Held("blocks" if turned else by, _in_batches(batch, n_seeds, chunk, wanted, turned, route.unroll))
+
+
+def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array]:
+    """The results of all batches; by blocks (numbers, seeds) where ``turned``, else (seeds, *shape)."""
+    # The last batch begins early enough to be full: some seeds may be computed twice, and nothing is concatenated.
+    starts = [min(first, n_seeds - chunk) for first in range(0, n_seeds, chunk)]
+    shapes = [(n_seeds, *v.aval.shape) if not turned else (math.prod(v.aval.shape), n_seeds) for v in wanted]
+    whole = [jnp.zeros(shape, v.aval.dtype) for shape, v in zip(shapes, wanted, strict=True)]
+
+    def step(whole, first):
+        parts = batch(first)
+        if turned:
+            parts = [part.reshape(chunk, math.prod(part.shape[1:])).T for part in parts]
+        axis = 1 if turned else 0
+        return [lax.dynamic_update_slice_in_dim(w, part, first, axis) for w, part in zip(whole, parts, strict=True)]
+
+    if not unroll:
+        return lax.scan(lambda whole, first: (step(whole, first), None), whole, jnp.array(starts, jnp.int32))[0]
+    for first in starts:
+        whole = step(whole, jnp.int32(first) + _zero_after(whole))
+    return whole
+
+
+def _zero_after(arrays) -> jax.Array:
+    """The integer zero, computed from the arrays: each batch then starts after the one before and reuses its memory."""
+    first = next((array for array in arrays if array.size), None)
+    if first is None:
+        return jnp.int32(0)
+    bits = lax.bitcast_convert_type(first.reshape(-1)[0].astype(jnp.float32), jnp.int32)
+    return jnp.minimum(lax.population_count(bits), jnp.int32(0))
+
+
+class _Step(NamedTuple):
+    """One part of a sweep.
+
+    Attributes:
+        kind: ``"dot"``, ``"diagonal"`` or ``"free"``.
+        ins, outs: its variables.
+        equation: of a ``"dot"``, the product.
+        data: the constant matrix of a ``"dot"``, the entries of a ``"diagonal"``, the function of a ``"free"`` step.
+    """
+
+    kind: str
+    ins: list
+    outs: list
+    equation: Any
+    data: Any
+
+
+def _steps(linear, values, chain: Sequence[Link], outputs) -> list[_Step]:
+    """The equations of some stages as steps."""
+    steps, needed = [], {v for v in outputs if not isinstance(v, Literal)}
+    for kind, equations in reversed(_kinds(linear, chain)):
+        computed = {v for equation in equations for v in equation.outvars}
+        read = inputs_of(equations)
+        ins = [v for v in read if v in linear.tangents]
+        outs = [v for equation in equations for v in equation.outvars if v in needed]
+        needed = (needed - computed) | set(ins)
+        if kind == "dot":
+            [equation] = equations
+            weight = _read(_sides(equation, linear.tangents)[1], values)
+            steps.append(_Step(kind, ins, outs, equation, weight))
+        elif kind == "diagonal":
+            steps.append(_Step(kind, ins, outs, None, _diagonal(linear, values, equations)))
+        else:
+            constants = [v for v in read if v not in linear.tangents]
+            run = piece(linear.jaxpr, equations, [*constants, *ins], outs)
+            known = [values[v] for v in constants]
+            steps.append(_Step(kind, ins, outs, None, lambda *t, run=run, known=known: run(*known, *t)))
+    return steps[::-1]
+
+
+def _kinds(linear, chain: Sequence[Link]) -> list[tuple[str, list]]:
+    """The equations of some stages, divided into steps: (kind, equations)."""
+    parts: list[tuple[str, list]] = []
+    for link in chain:
+        if link.kind == "dense":
+            parts += [("diagonal", link.before)] * bool(link.before) + [("dot", [link.equations[link.dense]])]
+            parts += [("diagonal", link.after)] * bool(link.after)
+        elif link.kind == "diagonal":
+            parts.append(("diagonal", link.equations))
+        else:
+            for equation in link.equations:
+                if _is_plain_dot(equation, linear.tangents):
+                    parts.append(("dot", [equation]))
+                elif parts and parts[-1][0] == "free":
+                    parts[-1][1].append(equation)
+                else:
+                    parts.append(("free", [equation]))
+    return parts
+
+
+def _folded(linear, steps, n_seeds, turned) -> list[_Step]:
+    """The same steps, with a diagonal next to a matrix multiplied into it where that is no more work.
+
+    ``turned`` says that the result is transposed afterwards: then it is better not scaled just before.
+    """
+    readers = collections.Counter(v for step in steps for v in step.ins)
+    folded: list[_Step] = []
+    for at, step in enumerate(steps):
+        if folded and folded[-1].outs == step.ins and {step.kind, folded[-1].kind} == {"dot", "diagonal"}:
+            before = folded[-1]
+            # A factor of the seeds is read and written in place: its variable has it as a reader too.
+            others = readers[step.ins[0]] - (1 + (before.ins == before.outs == step.ins))
+            late = 16 if turned and at == len(steps) - 1 else 1
+            weight = None if others else _scaled_weight(linear, before, step, n_seeds * late)
+            if weight is not None:
+                equation = before.equation if step.kind == "diagonal" else step.equation
+                folded[-1] = _Step("dot", before.ins, step.outs, equation, weight)
+                continue
+        folded.append(step)
+    return folded
+
+
+def _scaled_weight(linear, before: _Step, after: _Step, most: int):
+    """The matrix of one step times the diagonal of the other; ``None`` where that costs more than ``most`` a factor."""
+    scales_rows = after.kind == "diagonal"
+    dot, diagonal = (before, after) if scales_rows else (after, before)
+    if not known_matrix(dot.equation, linear.tangents):
+        return None
+    weight = dot.data
+    _, _, axes, weight_axes = _sides(dot.equation, linear.tangents)
+    free = [axis for axis in range(weight.ndim) if axis not in weight_axes]
+    order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
+    of, last = (free, order) if scales_rows else (order, free)
+    if math.prod(weight.shape[axis] for axis in last) > most:
+        return None
+    factor = diagonal.data.reshape([weight.shape[axis] for axis in of])
+    if of != sorted(of):
+        factor = lax.transpose(factor, [sorted(of).index(axis) for axis in of])
+    return weight * lax.expand_dims(factor, last).astype(weight.dtype)
+
+
+def _push(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]:
+    """Seeds at the inputs, pushed to the outputs."""
+    held = dict(zip(inputs, seeds, strict=True))
+    n_seeds = seeds[0].shape[0]
+    for kind, ins, outs, equation, data in steps:
+        if kind == "dot":
+            tangent = _sides(equation, linear.tangents)[0]
+            seed = held[ins[0]].reshape(n_seeds, *tangent.aval.shape).astype(tangent.aval.dtype)
+            product = _dot_forward(equation, data, linear.tangents, seed).astype(outs[0].aval.dtype)
+            pushed = [product.reshape(n_seeds, *outs[0].aval.shape)]
+        elif kind == "diagonal":
+            pushed = [held[ins[0]].reshape(n_seeds, *data.shape).astype(data.dtype) * data[None]]
+        else:
+            pushed = jax.vmap(data)(*(held[v] for v in ins))
+        held.update(zip(outs, pushed, strict=True))
+    return [
+        held[v] if not isinstance(v, Literal) and v in held else jnp.zeros((n_seeds, *v.aval.shape), v.aval.dtype)
+        for v in outputs
+    ]
+
+
+def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]:
+    """Seeds at the outputs, pulled back to the inputs."""
+    n_seeds = seeds[0].shape[0]
+    held: dict[Any, jax.Array] = {}
+
+    def add(v, seed):
+        held[v] = held[v] + seed if v in held else seed
+
+    def take(v):
+        return held.pop(v) if v in held else jnp.zeros((n_seeds, *v.aval.shape), v.aval.dtype)
+
+    for v, seed in zip(outputs, seeds, strict=True):
+        if not isinstance(v, Literal) and v in linear.tangents:
+            add(v, seed)
+    for kind, ins, outs, equation, data in reversed(steps):
+        cotangents = [take(v) for v in outs]
+        if kind == "dot":
+            product = equation.outvars[0].aval
+            seed = cotangents[0].reshape(n_seeds, *product.shape).astype(product.dtype)
+            pulled = _dot_reverse(equation, data, linear.tangents, seed).astype(ins[0].aval.dtype)
+            pulled = [pulled.reshape(n_seeds, *ins[0].aval.shape)]
+        elif kind == "diagonal":
+            aval = ins[0].aval
+            pulled = [(cotangents[0] * data[None]).reshape(n_seeds, *aval.shape).astype(aval.dtype)]
+        else:
+            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in ins]
+            pulled = jax.vmap(jax.linear_transpose(data, *shapes))(cotangents)
+        for v, seed in zip(ins, pulled, strict=True):
+            add(v, seed)
+    return [take(v) for v in inputs]
+
+
+def _diagonal(linear, values, equations) -> jax.Array:
+    """The diagonal of elementwise linear equations: their output for ones."""
+    read = inputs_of(equations)
+    [tangent] = [v for v in read if v in linear.tangents]
+    run = piece(linear.jaxpr, equations, read, equations[-1].outvars)
+    ones = jnp.ones(tangent.aval.shape, tangent.aval.dtype)
+    return run(*(ones if v is tangent else values[v] for v in read))[0]
+
+
+def _is_plain_dot(equation, tangents) -> bool:
+    if equation.primitive.name != "dot_general" or equation.params["dimension_numbers"][1] != ((), ()):
+        return False
+    return sum(not isinstance(v, Literal) and v in tangents for v in equation.invars) == 1
+
+
+def _sides(equation, tangents):
+    """The tangent and the constant of a product, and the contracted axes of each."""
+    (left, right), _ = equation.params["dimension_numbers"]
+    lhs, rhs = equation.invars
+    if not isinstance(lhs, Literal) and lhs in tangents:
+        return lhs, rhs, left, right
+    return rhs, lhs, right, left
+
+
+def _dot_forward(equation, weight, tangents, seeds):
+    """Seeds (s, *shape) times a constant, seeds leading."""
+    tangent, _, axes, weight_axes = _sides(equation, tangents)
+    product = equation.outvars[0].aval
+    out = _product_with(seeds, weight, [axis + 1 for axis in axes], weight_axes, equation, product.dtype)
+    if tangent is not equation.invars[0]:  # the constant's axes come first
+        n_free = tangent.aval.ndim - len(axes)
+        out = lax.transpose(out, [0, *range(1 + n_free, out.ndim), *range(1, 1 + n_free)])
+    return out.reshape(seeds.shape[0], *product.shape)
+
+
+def _dot_reverse(equation, weight, tangents, seeds):
+    """Seeds (s, *shape of the product) times the transposed constant, seeds leading."""
+    tangent, _, axes, weight_axes = _sides(equation, tangents)
+    free = [axis for axis in range(tangent.aval.ndim) if axis not in axes]
+    weight_free = [axis for axis in range(weight.ndim) if axis not in weight_axes]
+    first = 1 if tangent is not equation.invars[0] else 1 + len(free)
+    product_axes = list(range(first, first + len(weight_free)))
+    out = _product_with(seeds, weight, product_axes, weight_free, equation, tangent.aval.dtype)
+    # Now (s, free axes of the tangent, contracted axes in the order of the constant's).
+    order = [*free, *(axis for _, axis in sorted(zip(weight_axes, axes, strict=True)))]
+    return lax.transpose(out, [0, *(1 + order.index(axis) for axis in range(tangent.aval.ndim))])
+
+
+def _product_with(seeds, weight, axes, weight_axes, equation, dtype):
+    """Seeds times a constant over some axes of each; for few seeds and a large transposed matrix in the other order."""
+    options = {"precision": equation.params["precision"], "preferred_element_type": dtype}
+    few = seeds.ndim == weight.ndim == 2 and 1 < seeds.shape[0] <= _FEW and weight.size >= _LARGE
+    if few and list(weight_axes) == [1]:
+        out = lax.dot_general(weight, seeds, ((weight_axes, axes), ((), ())), **options)
+        return lax.optimization_barrier(out).T
+    return lax.dot_general(seeds, weight, ((axes, weight_axes), ((), ())), **options)
+
+
+# With so few seeds and so large a matrix the product is up to three times faster with the constant first (8 by 1024
+# by 1024, CPU).
+_FEW, _LARGE = 32, 2**16
