@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.sweeps import Held, execute, transposed
-from jaxblocks.checks import PositiveFloat, PositiveInt, check, checked
+from jaxblocks.checks import PositiveFloat, PositiveInt, check, checked, describe
 
 __all__ = ["jacobian", "jacobian_plan"]
 

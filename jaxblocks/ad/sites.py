@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxtyping import PyTree
 
-from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece, scan_parts
+from jaxblocks.ad.jaxprs import Step, as_closed, body_of_call, interpret, interpret_scan, split_scan_inputs
 from jaxblocks.checks import describe, describe_any
 
 __all__ = [
@@ -212,7 +212,7 @@ class _View(NamedTuple):
 
 
 def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
-    """Find where ``f(params, *example)`` uses each leaf of ``params``; the example may be of shapes alone.
+    """Find where ``f(params, *example)`` uses each leaf of ``params``; shapes are enough for the example.
 
     >>> reading = read(lambda w, x: jnp.tanh(x @ w["kernel"]), {"kernel": jnp.ones((3, 2))}, jnp.ones(3))
     >>> [[site]] = reading.sites
@@ -221,13 +221,12 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
     """
     closed_jaxpr = jax.make_jaxpr(f)(params, *example)
     named = jax.tree_util.tree_leaves_with_path(params)
-    sites: list[list[Site]] = [[] for _ in named]
-    reasons: dict[int, str] = {}
-    views = {}
-    for i, (variable, (_, leaf)) in enumerate(zip(closed_jaxpr.jaxpr.invars, named, strict=False)):
-        views[variable] = (_View(i, tuple(range(leaf.ndim)), _whole(leaf.shape), {}),)
-    _read(closed_jaxpr.jaxpr, views, set(views), (), sites, reasons)
-    _blame(closed_jaxpr.jaxpr.outvars, views, "it is an output", reasons)
+    reader = _Reader(len(named))
+    uses = [_Use() for _ in closed_jaxpr.jaxpr.invars]
+    for i, (_, leaf) in enumerate(named):
+        uses[i] = _Use((_View(i, tuple(range(leaf.ndim)), _whole(leaf.shape), {}),), True)
+    reader.blame(reader.run(closed_jaxpr, uses), "it is an output")
+    sites, reasons = reader.sites, reader.reasons
     for i, own in enumerate(sites):
         if not own:
             reasons.setdefault(i, "it is not used")
@@ -259,98 +258,117 @@ def _whole(shape) -> tuple:
     return tuple((0, length) for length in shape)
 
 
-def _blame(variables, views, reason, reasons) -> None:
-    for variable in variables:
-        for view in () if isinstance(variable, Literal) else views.get(variable, ()):
-            reasons.setdefault(view.leaf, reason)
+class _Use(NamedTuple):
+    """The meaning of a variable while a jaxpr is read.
+
+    Attributes:
+        views: the parameters that it holds.
+        active: whether it depends on a parameter.
+    """
+
+    views: tuple[_View, ...] = ()
+    active: bool = False
 
 
-def _read(jaxpr: Jaxpr, views: dict, active: set, path: tuple, sites: list, reasons: dict) -> None:
-    """Follow the views through the equations: ``views`` and ``active`` (what depends on a parameter) grow."""
-    for index, equation in enumerate(jaxpr.eqns):
-        here = (*path, index)
-        own = [() if isinstance(v, Literal) else views.get(v, ()) for v in equation.invars]
-        if any(not isinstance(v, Literal) and v in active for v in equation.invars):
-            active |= set(equation.outvars)
-        if not any(own):
-            continue
-        name = equation.primitive.name
-        body = body_of_call(equation)
-        moves = _MOVES.get(name)
-        if moves is not None:
-            for operand, these in enumerate(own):
-                for view in these:
-                    moved = moves(equation, operand, view)
-                    if moved is None:
-                        reasons.setdefault(view.leaf, f"a {name} of an unknown form uses it")
-                        continue
-                    for variable, after in zip(equation.outvars, moved, strict=True):
-                        views[variable] = (*views.get(variable, ()), after)
-        elif _scales(equation, own, active):
-            scale = (here, name == "mul")
-            views[equation.outvars[0]] = tuple(v._replace(scales=(*v.scales, scale)) for v in own[0] or own[1])
-        elif name in _PRODUCTS:
-            for operand, these in enumerate(own):
-                for view in these:
-                    site = _PRODUCTS[name](equation, operand, view, here)
-                    if site is None:
-                        reasons.setdefault(view.leaf, f"a {name} of an unknown form uses it")
-                    else:
-                        sites[view.leaf].append(site)
+class _Reader:
+    """Follows the parameters through a jaxpr and collects the sites of each leaf, and why a leaf has none."""
+
+    def __init__(self, leaves: int):
+        self.sites: list[list[Site]] = [[] for _ in range(leaves)]
+        self.reasons: dict[int, str] = {}
+
+    def run(self, closed_jaxpr: ClosedJaxpr, uses: Sequence[_Use]) -> list[_Use]:
+        return interpret(closed_jaxpr, uses, self.rule, constant=lambda value: _Use(), opens=lambda step: False)
+
+    def blame(self, uses: Sequence[_Use], reason: str) -> None:
+        """The leaves that these variables hold have no sites, for this reason."""
+        for use in uses:
+            for view in use.views:
+                self.reasons.setdefault(view.leaf, reason)
+
+    def rule(self, step: Step) -> list[_Use]:
+        active = any(use.active for use in step.operands)
+        views = self.views(step) if any(use.views for use in step.operands) else None
+        return [_Use(own, active) for own in views or [()] * len(step.equation.outvars)]
+
+    def views(self, step: Step) -> list[tuple[_View, ...]] | None:
+        """The parameters that each result holds; ``None`` where no result holds any."""
+        name, body = step.name, body_of_call(step.equation)
+        if name in _MOVES:
+            return self.moved(step)
+        if _scales(step):
+            scale = (step.path, name == "mul")
+            held = step.operands[0].views or step.operands[1].views
+            return [tuple(view._replace(scales=(*view.scales, scale)) for view in held)]
+        if name in _PRODUCTS:
+            self.product(step)
         elif body is not None and not name.startswith("custom_"):
-            inner_views = {v: these for v, these in zip(body.jaxpr.invars, own, strict=True) if these}
-            inner_active = {
-                v
-                for v, outer in zip(body.jaxpr.invars, equation.invars, strict=True)
-                if not isinstance(outer, Literal) and outer in active
-            }
-            _read(body.jaxpr, inner_views, inner_active, here, sites, reasons)
-            for outer, v in zip(equation.outvars, body.jaxpr.outvars, strict=True):
-                if not isinstance(v, Literal) and v in inner_views:
-                    views[outer] = inner_views[v]
+            return [use.views for use in step.interpret(body, step.operands)]
         elif name == "scan":
-            _read_scan(equation, own, active, here, sites, reasons)
+            self.scan(step)
         else:
             reason = f"its entries are used one by one ({name})" if name in _BY_ENTRY else f"{name} uses it"
-            _blame(equation.invars, views, reason, reasons)
+            self.blame(step.operands, reason)
+        return None
+
+    def moved(self, step: Step) -> list[tuple[_View, ...]]:
+        found: list[tuple[_View, ...]] = [()] * len(step.equation.outvars)
+        for operand, use in enumerate(step.operands):
+            for view in use.views:
+                moved = _MOVES[step.name](step.equation, operand, view)
+                if moved is None:
+                    self.reasons.setdefault(view.leaf, f"a {step.name} of an unknown form uses it")
+                else:
+                    found = [(*own, after) for own, after in zip(found, moved, strict=True)]
+        return found
+
+    def product(self, step: Step) -> None:
+        for operand, use in enumerate(step.operands):
+            for view in use.views:
+                site = _PRODUCTS[step.name](step.equation, operand, view, step.path)
+                if site is None:
+                    self.reasons.setdefault(view.leaf, f"a {step.name} of an unknown form uses it")
+                else:
+                    self.sites[view.leaf].append(site)
+
+    def scan(self, step: Step) -> None:
+        length = step.params["length"]
+        constants, carries, slices = split_scan_inputs(step.equation, step.operands)
+        for view in (view for use in step.operands for view in use.views if view.scales):
+            self.reasons.setdefault(view.leaf, "it is scaled outside of a scan")
+        self.blame(carries, "a scan carries it")
+        inner = [
+            _Use(tuple(_in_loop(view, length) for view in use.views if not view.scales), use.active)
+            for use in constants
+        ]
+        inner += [_Use((), True) for _ in carries]
+        for use in slices:
+            views = []
+            for view in use.views:
+                if view.axes is None or view.window[0] != (0, length):
+                    self.reasons.setdefault(view.leaf, "a scan slices it after it was reshaped")
+                elif not view.scales:
+                    views.append(_in_loop(view, length, sliced=True))
+            inner.append(_Use(tuple(views), use.active))
+        outputs = step.interpret(as_closed(step.params["jaxpr"]), inner)
+        self.blame(outputs, "a scan returns it")
 
 
-def _read_scan(equation, own, active, here, sites, reasons) -> None:
-    body = equation.params["jaxpr"].jaxpr
-    n_consts, n_carry = scan_parts(equation)
-    views = {}
-    for i, (variable, these) in enumerate(zip(body.invars, own, strict=True)):
-        sliced = i >= n_consts + n_carry
-        for view in these:
-            if view.scales:
-                reasons.setdefault(view.leaf, "it is scaled outside of a scan")
-            elif n_consts <= i < n_consts + n_carry:
-                reasons.setdefault(view.leaf, "a scan carries it")
-            elif sliced and (view.axes is None or view.window[0] != (0, equation.params["length"])):
-                reasons.setdefault(view.leaf, "a scan slices it after it was reshaped")
-            else:
-                taken = (*view.taken, view.axes[0]) if sliced else view.taken
-                after = view._replace(
-                    axes=view.axes[1:] if sliced else view.axes,
-                    window=view.window[1:] if sliced else view.window,
-                    taken=taken,
-                    lengths=(*view.lengths, equation.params["length"]),
-                    stacked=(*view.stacked, sliced),
-                )
-                views[variable] = (*views.get(variable, ()), after)
-    moved = {
-        variable
-        for i, (variable, outer) in enumerate(zip(body.invars, equation.invars, strict=True))
-        if n_consts <= i < n_consts + n_carry or (not isinstance(outer, Literal) and outer in active)
-    }
-    _read(body, views, moved, here, sites, reasons)
-    _blame(body.outvars, views, "a scan returns it", reasons)
+def _in_loop(view: _View, length: int, *, sliced: bool = False) -> _View:
+    """The same parameter inside a scan, or a slice of it."""
+    return view._replace(
+        axes=view.axes[1:] if sliced and view.axes is not None else view.axes,
+        window=view.window[1:] if sliced else view.window,
+        taken=(*view.taken, view.axes[0]) if sliced and view.axes is not None else view.taken,
+        lengths=(*view.lengths, length),
+        stacked=(*view.stacked, sliced),
+    )
 
 
-# As small as its uses: nothing is saved by taking its gradient apart.
+# A parameter in these is as small as its uses: factors of its gradient would save nothing.
 _BY_ENTRY = frozenset({"add", "add_any", "broadcast_in_dim", "div", "mul", "sub"})
 
-# What moves a parameter's entries without mixing them: each tells how the results hold it, or None.
+# Primitives that move a parameter's entries without mixing them: each rule returns how the results hold it, or None.
 
 
 def _as_it_is(equation, operand, view):
@@ -436,13 +454,15 @@ _MOVES: dict[str, Callable] = {
 }
 
 
-def _scales(equation, own, active) -> bool:
-    """Whether an equation multiplies or divides a parameter by a scalar that no parameter moves."""
-    name = equation.primitive.name
-    if name not in ("mul", "div") or (name == "div" and not own[0]) or all(own):
+def _scales(step: Step) -> bool:
+    """Whether an equation multiplies or divides a parameter by a scalar that depends on no parameter."""
+    if step.name not in ("mul", "div"):
         return False
-    other = equation.invars[0 if own[1] else 1]
-    return not other.aval.shape and (isinstance(other, Literal) or other not in active)
+    left, right = step.operands
+    if (step.name == "div" and not left.views) or (left.views and right.views):
+        return False
+    other = 0 if right.views else 1
+    return not step.equation.invars[other].aval.shape and not step.operands[other].active
 
 
 def _dense(equation, operand, view, path) -> Site | None:
@@ -540,74 +560,72 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
 
     def run(zeros, others):
         values = [others.get(i, leaf) for i, leaf in enumerate(leaves)]
-        records: dict = {}
-        plan = _Plan(wanted, inside, scalars)
-        outputs = _run(
-            reading.closed_jaxpr.jaxpr, reading.closed_jaxpr.consts, [*values, *inputs], (), plan, zeros, records, {}
-        )
-        return outputs, records
+        recorder = _Recorder(_Wanted(wanted, inside, scalars), zeros)
+        outputs = recorder.run(reading.closed_jaxpr, [*values, *inputs])
+        return outputs, recorder.records
 
     return jax.vjp(run, zeros, others, has_aux=True)
 
 
-class _Plan(NamedTuple):
-    wanted: dict
-    inside: set
-    scalars: set
+class _Wanted(NamedTuple):
+    """Paths of equations: the products of the sites, the equations around them, and those that read a scale."""
+
+    sites: dict[tuple, list[Site]]
+    inside: set[tuple]
+    scalars: set[tuple]
 
 
-def _run(jaxpr, consts, args, path, plan, zeros, records, scalars) -> list:
-    """A jaxpr on values, with a zero added at each wanted product and its other operand recorded."""
-    values = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+class _Recorder:
+    """Evaluates a jaxpr, adds a zero to each wanted product and records its other operand."""
 
-    def get(variable):
-        return variable.val if isinstance(variable, Literal) else values[variable]
+    def __init__(self, wanted: _Wanted, zeros: dict):
+        self.wanted, self.zeros = wanted, zeros
+        self.records: dict = {}
+        self.scalars: dict = {}
 
-    for index, equation in enumerate(jaxpr.eqns):
-        here = (*path, index)
-        inputs = [get(variable) for variable in equation.invars]
-        if here in plan.scalars:
-            scalars[here] = next(value for v, value in zip(equation.invars, inputs, strict=True) if not v.aval.shape)
-        if here in plan.inside and equation.primitive.name == "scan":
-            results = _run_scan(equation, inputs, here, plan, zeros, records)
-        elif here in plan.inside:
-            body = body_of_call(equation)
-            results = _run(body.jaxpr, body.consts, inputs, here, plan, zeros, records, scalars)
+    def run(self, closed_jaxpr: ClosedJaxpr, values: Sequence, around: Step | None = None) -> list:
+        return interpret(closed_jaxpr, values, self.rule, opens=lambda step: False, around=around)
+
+    def rule(self, step: Step) -> list:
+        path, wanted = step.path, self.wanted
+        if path in wanted.scalars:
+            pairs = zip(step.equation.invars, step.operands, strict=True)
+            self.scalars[path] = next(value for v, value in pairs if not v.aval.shape)
+        if path not in wanted.inside:
+            results = step.evaluate()
+        elif step.name == "scan":
+            results = self.scan(step)
         else:
-            needed = inputs_of([equation])
-            results = piece(jaxpr, [equation], needed, equation.outvars)(*map(get, needed))
-        if here in plan.wanted:
-            results = [results[0] + zeros[here]]
-            records[here] = {(site.operand, site.scales): _record(site, inputs, scalars) for site in plan.wanted[here]}
-        values.update(zip(equation.outvars, results, strict=True))
-    return [get(variable) for variable in jaxpr.outvars]
+            body = body_of_call(step.equation)
+            assert body is not None
+            results = self.run(body, step.operands, around=step)
+        if path in wanted.sites:
+            results = [results[0] + self.zeros[path]]
+            self.records[path] = {
+                (site.operand, site.scales): _record(site, step.operands, self.scalars) for site in wanted.sites[path]
+            }
+        return results
+
+    def scan(self, step: Step) -> list:
+        """The same scan, in which each iteration has its own zeros and records."""
+        path = step.path
+
+        def run(body, operands, zeros):
+            recorder = _Recorder(self.wanted, zeros)
+            return recorder.run(body, operands, around=step), recorder.records
+
+        own = {place: zero for place, zero in self.zeros.items() if place[: len(path)] == path}
+        results, records = interpret_scan(step, run, own)
+        self.records.update(records)
+        return results
 
 
-def _record(site, inputs, scalars):
+def _record(site, operands, scalars):
     scale = jnp.ones((), site.equation.outvars[0].aval.dtype)
     for path, multiplies in site.scales:
         value = jnp.asarray(scalars[path]).astype(scale.dtype)
         scale = scale * value if multiplies else scale / value
-    return (inputs[1 - site.operand], scale) if site.scales else (inputs[1 - site.operand],)
-
-
-def _run_scan(equation, inputs, here, plan, zeros, records) -> list:
-    body, params = equation.params["jaxpr"], equation.params
-    n_consts, n_carry = scan_parts(equation)
-    consts, carry, slices = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
-    own = {path: zero for path, zero in zeros.items() if path[: len(here)] == here}
-
-    def step(carry, taken):
-        slices, own = taken
-        found: dict = {}
-        outputs = _run(body.jaxpr, body.consts, [*consts, *carry, *slices], here, plan, own, found, {})
-        return outputs[:n_carry], (outputs[n_carry:], found)
-
-    carry, (stacked, found) = jax.lax.scan(
-        step, carry, (slices, own), length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
-    )
-    records.update(found)
-    return [*carry, *stacked]
+    return (operands[1 - site.operand], scale) if site.scales else (operands[1 - site.operand],)
 
 
 # ---- factors ------------------------------------------------------------------------------
