@@ -1,10 +1,10 @@
-"""Attention in chunks against all scores at once: memory and time of the gradient, and where the two cross.
+"""Chunked attention against attention with all scores at once: memory and time of the gradient, and the crossover.
 
     python benchmarks/attention.py [memory] [time] [crossover]
 
-"by hand" is the plain spelling with two einsums and a softmax; "einsum" and "chunked" are ours. Memory is what the
-compiled program says (``memory_analysis().temp_size_in_bytes``), nothing is run for it. Times are medians of ratios
-of runs in turns; the machine may be busy, absolute times are not quoted.
+"by hand" is two einsums and a softmax; "einsum" and "chunked" are those of the library. Memory is the temporary
+memory that the compiler reports; nothing is run for it. Times are medians of ratios of runs in turns; the machine may
+be busy, so no absolute times are given.
 """
 
 import functools
@@ -13,7 +13,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from turns import in_turns
+from timing import in_turns, temporary_bytes
 
 import jaxblocks as jb
 
@@ -33,7 +33,7 @@ FORMS = {
 
 
 def gradient(form):
-    """Of a loss with respect to queries, keys and values."""
+    """The gradient of a loss with respect to queries, keys and values."""
     return jax.jit(jax.grad(lambda *qkv: jnp.sum(form(*qkv) ** 2), argnums=(0, 1, 2)))
 
 
@@ -42,14 +42,14 @@ def shape(n, batch=1):
 
 
 def memory(n=8192):
-    """MiB that the compiled gradient needs besides its inputs and outputs."""
+    """The temporary memory of the compiled gradient in MiB."""
     print(f"\nmemory of the gradient, length {n}, {HEADS} heads of {HEAD_DIM} (not run)")
     mib = {}
     forms = FORMS | {f"chunked, chunk {c}": functools.partial(FORMS["chunked"], chunk=c) for c in (64, 256)}
     forms["chunked, window 256"] = functools.partial(FORMS["chunked"], causal=True, sliding_window=256)
     for name, form in forms.items():
         compiled = gradient(form).lower(*[shape(n)] * 3).compile()
-        mib[name] = compiled.memory_analysis().temp_size_in_bytes / 2**20
+        mib[name] = temporary_bytes(compiled) / 2**20
         words = f"{name:22s} {mib[name]:8.0f} MiB"
         print(words if name == "by hand" else f"{words}   1/{mib['by hand'] / mib[name]:.0f} of by hand")
     print(f"chunked / einsum: 1/{mib['einsum'] / mib['chunked']:.1f}")
@@ -60,7 +60,7 @@ def compare(n, batch, rounds, of=gradient, forms=FORMS):
     draw = jax.random.split(jax.random.key(0), 3)
     qkv = [jax.random.normal(key, s.shape) for key, s in zip(draw, [shape(n, batch)] * 3, strict=True)]
     functions = {name: of(form) for name, form in forms.items()}
-    seconds = in_turns({name: functools.partial(f, *qkv) for name, f in functions.items()}, rounds)
+    seconds = in_turns({name: functools.partial(f, *qkv) for name, f in functions.items()}, rounds=rounds)
     first = next(iter(forms))
     return {name: np.percentile(seconds[name] / seconds[first], [25, 50, 75]) for name in forms if name != first}
 
@@ -71,7 +71,7 @@ def print_row(n, batch, ratios):
 
 
 def times():
-    """Of the gradient and of the forward pass, in units of the form by hand."""
+    """Time of the gradient and of the forward pass, as ratios to the form by hand."""
     for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
         print(f"\ntime of the {what}, ratio to by hand, median (quartiles)")
         for n, rounds in [(1024, 21), (2048, 9), (4096, 5)]:
@@ -79,7 +79,7 @@ def times():
 
 
 def crossover():
-    """Chunked in units of our einsum: the rule takes chunks where this is no longer above 1."""
+    """Chunked as a ratio to einsum: the library uses chunks where it is at most 1."""
     for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
         print(f"\nchunked / einsum, time of the {what}, median (quartiles)")
         forms = {"einsum": FORMS["einsum"]}

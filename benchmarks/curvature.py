@@ -1,28 +1,37 @@
-"""What curvature costs in gradients of the same net: products with the Hessian and Gauss-Newton, v'Hv, whole Hessians.
+"""The cost of curvature in gradients of the same network: Hessian and Gauss-Newton products, v'Hv, whole Hessians.
 
     python benchmarks/curvature.py [products] [hessian]
 
-Everything is compiled ahead and run in turns. Times are medians of ratios of process CPU time (quartiles beside them),
-so that they mean something on a busy machine; run it on one core, with
+All programs are compiled first and run in turns. Times are medians (quartiles) of ratios of processor time, which
+depend little on other work on the machine; run it on one core, with
 
     XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/curvature.py
 
-Memory is what the compiled program says (``temp_size_in_bytes``), operations are those of ``count_flops``.
+Memory is the temporary memory that the compiler reports, operations are counted by ``count_flops``.
 """
 
 import sys
 import time
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from turns import in_turns
+from timing import in_turns, temporary_bytes
 
 import jaxblocks as jb
-from jaxblocks.ad import count_flops, directional_curvature, hvp
-from jaxblocks.ad.hessians import hessian, hessian_diagonal
-from jaxblocks.ad.operators import as_function, empirical_risk, gauss_newton_product, hessian_operator
-from jaxblocks.ad.spectra import largest_eigenvalues
+from jaxblocks.ad import (
+    as_function,
+    count_flops,
+    directional_curvature,
+    empirical_risk,
+    gauss_newton_product,
+    hessian,
+    hessian_diagonal,
+    hessian_operator,
+    hvp,
+    largest_eigenvalues,
+)
 
 
 def block(width, heads):
@@ -61,7 +70,7 @@ def compiled(f, *args):
 
 
 def functions_of(name):
-    """Each with what it is taken at: the params, or the operator made there."""
+    """Each function with its first argument: the params, or the operator at the params."""
     params, f, model, loss = problem(name)
     operator = jax.jit(lambda p: hessian_operator(f, p))(params)
     return params, {
@@ -79,11 +88,13 @@ def products(rounds=31):
         v = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
         programs = {k: (compiled(function, at, v), at) for k, (function, at) in functions.items()}
         seconds = in_turns(
-            {k: lambda p=p, at=at, v=v: p(at, v) for k, (p, at) in programs.items()}, rounds, clock=time.process_time
+            {k: lambda p=p, at=at, v=v: p(at, v) for k, (p, at) in programs.items()},
+            rounds=rounds,
+            clock=time.process_time,
         )
         size = sum(p.size for p in jax.tree.leaves(params))
         print(f"\n{name}, {size:,} params: in gradients   time (quartiles)   operations   temporaries")
-        memory = {k: p.memory_analysis().temp_size_in_bytes for k, (p, _) in programs.items()}
+        memory = {k: temporary_bytes(p) for k, (p, _) in programs.items()}
         flops = {k: count_flops(function, at, v).flops for k, (function, at) in functions.items()}
         for k in list(functions)[1:]:
             low, middle, high = np.percentile(seconds[k] / seconds["gradient"], [25, 50, 75])
@@ -101,13 +112,16 @@ SMALL = {
 }
 
 
+CHUNK_SIZES: tuple[Literal["auto"] | int, ...] = ("auto", 8, 32, 128)
+
+
 def matrices_of(name):
     params, f, _, _ = problem(name, SMALL)
     functions = {"jax.hessian": jax.hessian(f)}
-    functions |= {f"chunk {c}": (lambda p, c=c: hessian(f, p, c)) for c in ("auto", 8, 32, 128)}
+    functions |= {f"chunk {c}": (lambda p, c=c: hessian(f, p, chunk_size=c)) for c in CHUNK_SIZES}
     functions["diagonal"] = lambda p: hessian_diagonal(f, p)
     operator = lambda p: hessian_operator(f, p)
-    functions["largest, 30 steps"] = lambda p: largest_eigenvalues(operator(p), p, jax.random.key(0), steps=30)
+    functions["largest, 30 steps"] = lambda p: largest_eigenvalues(jax.random.key(0), operator(p), p, steps=30)
     return params, functions
 
 
@@ -116,9 +130,9 @@ def hessians(rounds=7):
         params, functions = matrices_of(name)
         programs = {k: compiled(function, params) for k, function in functions.items()}
         seconds = in_turns(
-            {k: lambda p=p, at=params: p(at) for k, p in programs.items()}, rounds, clock=time.process_time
+            {k: lambda p=p, at=params: p(at) for k, p in programs.items()}, rounds=rounds, clock=time.process_time
         )
-        memory = {k: p.memory_analysis().temp_size_in_bytes for k, p in programs.items()}
+        memory = {k: temporary_bytes(p) for k, p in programs.items()}
         size = sum(p.size for p in jax.tree.leaves(params))
         print(f"\n{name}, {size:,} params: jax.hessian needs {memory['jax.hessian'] / 2**20:.1f} MiB of temporaries")
         for k in list(functions)[1:]:

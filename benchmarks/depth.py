@@ -1,8 +1,8 @@
-"""Depth: what it costs to trace and compile `Repeat`, against the same layers one by one in a `Serial`.
+"""Depth: the time to trace and compile `Repeat`, against the same layers in a `Serial`.
 
     python benchmarks/depth.py
 
-Seconds of ``jit(grad(...)).lower(...).compile()`` as ratios, medians over fresh compilations in turns.
+Ratios of seconds of ``jit(grad(...)).lower(...).compile()``, medians over new compilations in turns.
 """
 
 import time

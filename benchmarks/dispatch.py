@@ -1,16 +1,16 @@
-"""What the library adds to a call: a tiny net and its training step against the same by hand, in one run.
+"""The overhead of the library in a call: a small network and its training step against the same by hand.
 
     python benchmarks/dispatch.py
 
 Prints the median ratio (ours / by hand) over blocks of calls made in turns, with its quartiles. A ratio of 1 means
-that nothing is added; the machine may be busy, absolute times are not quoted.
+no overhead; the machine may be busy, so no absolute times are given.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from turns import in_turns, ratio
+from timing import in_turns, ratio
 
 import jaxblocks as jb
 
@@ -43,7 +43,7 @@ def step():
     """A jitted training step with Adam on the same net."""
     net, optimizer = jb.MLP(8, 8, 2), optax.adam(1e-3)
     x, y = jnp.ones((4, 4)), jnp.array([0, 1, 0, 1])
-    train = [jb.init_train_state(net, optimizer, jax.random.key(0), x)]
+    ts = [jb.init_train_state(net, optimizer, jax.random.key(0), x)]
     ours = jb.train_step(net, jb.softmax_cross_entropy, optimizer)
 
     def loss(params, x, y):
@@ -59,11 +59,11 @@ def step():
         return (optax.apply_updates(params, updates), opt_state, count + 1), value
 
     by_hand = jax.jit(by_hand, donate_argnums=0)
-    params = jax.tree.map(jnp.copy, [train[0].params[i] for i in (0, 2, 4)])
+    params = jax.tree.map(jnp.copy, [ts[0].params[i] for i in (0, 2, 4)])
     state = [(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 
     def call_ours():
-        train[0], value = ours(train[0], x, y)
+        ts[0], value = ours(ts[0], x, y)
         return value
 
     def call_by_hand():
@@ -76,5 +76,5 @@ def step():
 
 if __name__ == "__main__":
     print(f"jax {jax.__version__}, {jax.devices()[0].platform}")
-    report("forward pass of a tiny net", in_turns(forward(), rounds=60, repeats=300))
-    report("training step of a tiny net", in_turns(step(), rounds=60, repeats=300))
+    report("forward pass", in_turns(forward(), rounds=60, repeats=300))
+    report("training step", in_turns(step(), rounds=60, repeats=300))

@@ -1,11 +1,11 @@
-"""Jacobians by the planned bracketing against jax.jacfwd and jax.jacrev: time, temporary memory, operations.
+"""Jacobians by the planned bracketing against jax.jacfwd and jax.jacrev: time, temporary memory and operations.
 
     python benchmarks/jacobian.py [nets] [chains] [names of nets]
 
-Every net is written in plain jax.numpy. All three programs of a net are compiled first and then called in turns in
-one process; the figure is the median of the ratios, round by round, of the better of jacfwd and jacrev to ours.
-Memory is what the compiled program says (``memory_analysis().temp_size_in_bytes``). Times are process times, so that
-other work on the machine disturbs them little; for one core start with
+Each network is written in plain jax.numpy. The three programs of a network are compiled first and then called in turns
+in one process; the figure is the median over rounds of the time of the better of jacfwd and jacrev over ours.
+Memory is the temporary memory that the compiler reports. Times are processor times, which depend little on other work
+on the machine; for one core start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1``.
 """
 
@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from timing import temporary_bytes
 
-from jaxblocks.ad.counting import count_flops
-from jaxblocks.ad.jacobians import jacobian, jacobian_plan
+from jaxblocks.ad import count_flops, jacobian, jacobian_plan
 
 
 def weights(*shape, seed=0):
@@ -178,7 +178,7 @@ NETS = {
     "small MLP 8-16-16-4": lambda: mlp(8, 16, 16, 4),
     "whole batch of 8, 64-64-4-64-64": lambda: batch_of(*mlp(64, 64, 4, 64, 64), 8),
 }
-# These are mapped over a batch from outside.
+# These are mapped over a batch with jax.vmap.
 MAPPED = {
     "vmap 32 of 256-256-8-256-256": lambda: (*mlp(256, 256, 8, 256, 256), 32),
     "vmap 8 of 512-512-8-512-512": lambda: (*mlp(512, 512, 8, 512, 512), 8),
@@ -191,7 +191,7 @@ def programs(f, batch=None):
 
 
 def in_turns(compiled, args, budget=2.0):
-    """Seconds of process time of each call, a round being one call of each."""
+    """Seconds of processor time per call, in rounds of one measurement of each program."""
     calls = {}
     for name, program in compiled.items():
         jax.block_until_ready(program(*args))
@@ -218,7 +218,7 @@ def report(name, f, args, batch=None):
         args = (jnp.stack([args[0] * (1 + 0.01 * i) for i in range(batch)]),)
     plan = jacobian_plan(f, args[0][0] if batch else args[0])
     compiled = {key: program.lower(*args).compile() for key, program in programs(f, batch).items()}
-    temp = {key: program.memory_analysis().temp_size_in_bytes for key, program in compiled.items()}
+    temp = {key: temporary_bytes(program) for key, program in compiled.items()}
     out = {key: np.asarray(program(*args)) for key, program in compiled.items()}
     error = np.abs(out["ours"] - out["jacrev"]).max() / np.abs(out["jacrev"]).max()
     del out
@@ -259,7 +259,7 @@ if __name__ == "__main__":
         if "nets" in asked or any(word in name for word in asked):
             ratios.append(report(name, *make()))
     if ratios:
-        print(f"nets: median {np.median(ratios):.2f}, least {min(ratios):.2f}")
+        print(f"nets: median {np.median(ratios):.2f}, least {np.min(ratios):.2f}")
     if "chains" in asked:
         ratios = [report(name, *mlp(*widths)) for name, widths in random_chains()]
-        print(f"chains: geometric mean {np.exp(np.mean(np.log(ratios))):.2f}, least {min(ratios):.2f}")
+        print(f"chains: geometric mean {np.exp(np.mean(np.log(ratios))):.2f}, least {np.min(ratios):.2f}")

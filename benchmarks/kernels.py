@@ -1,11 +1,11 @@
-"""Tangent kernels by their three contractions, and per-example norms without their gradients: time and memory.
+"""Tangent kernels by three methods, and per-example gradient norms without the gradients: time and memory.
 
     python benchmarks/kernels.py [ntk] [norms]
 
-"flat" is the plain spelling: the Jacobian by ``vmap(jacrev)``, joined to one matrix, times its transpose; the norms'
-is ``vmap(grad)`` and a sum of squares. Memory is what the compiled program says
-(``memory_analysis().temp_size_in_bytes``). Times are medians (quartiles) of ratios of runs in turns; the machine may be
-busy, absolute times are not quoted. One thread tells most: ``taskset -c 1``.
+The references are, for kernels, "flat": the Jacobian by ``vmap(jacrev)`` as one matrix, times its transpose; for norms
+``vmap(grad)`` and a sum of squares. Memory is the temporary memory that the compiler reports. Times are medians
+(quartiles) of ratios of runs in turns; the machine may be busy, so no absolute times are given. Run it on one core:
+``taskset -c 1``.
 """
 
 import functools
@@ -13,12 +13,10 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from turns import in_turns, ratio
+from timing import in_turns, ratio, temporary_bytes
 
 import jaxblocks as jb
-from jaxblocks.ad.counting import count_flops
-from jaxblocks.ad.kernels import ntk, ntk_plan
-from jaxblocks.ad.per_example import per_example_norms
+from jaxblocks.ad import count_flops, ntk, ntk_plan, per_example_norms
 
 
 def draw(*shape):
@@ -33,9 +31,9 @@ def compare(name, programs, args, rounds, note=""):
     """Each program against the first: operations, temporary memory, time."""
     compiled = {which: jax.jit(f).lower(*args).compile() for which, f in programs.items()}
     base = next(iter(programs))
-    seconds = in_turns({which: functools.partial(f, *args) for which, f in compiled.items()}, rounds)
+    seconds = in_turns({which: functools.partial(f, *args) for which, f in compiled.items()}, rounds=rounds)
     print(f"\n{name} {note}")
-    memory = {which: f.memory_analysis().temp_size_in_bytes for which, f in compiled.items()}
+    memory = {which: temporary_bytes(f) for which, f in compiled.items()}
     flops = {which: count_flops(f, *args).flops for which, f in programs.items()}
     for which in programs:
         middle, low, high = ratio(seconds, base, which)

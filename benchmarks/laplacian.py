@@ -1,10 +1,11 @@
-"""The Laplacian in one forward sweep against the trace of the Hessian: operations, memory and time.
+"""The Laplacian in one forward pass against the trace of the Hessian: operations, memory and time.
 
     python benchmarks/laplacian.py [operations] [memory] [time]
 
 "trace" is the trace of jax.hessian; "second jvps" is the sum of v'Hv over the unit vectors, jvp of jvp under vmap;
-"hutchinson" is v'Hv for 8 random vectors, an estimate with a standard error of tens of per cent. Operations are counted
-in the jaxpr, memory is what the compiled program says, times are medians of ratios of runs in turns (quartiles).
+"hutchinson" is v'Hv for 8 random vectors, an estimate with a standard error of tens of percent. Operations are counted
+in the jaxpr, memory is the temporary memory that the compiler reports, times are medians of ratios of runs in turns
+(quartiles).
 """
 
 import functools
@@ -13,11 +14,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from turns import in_turns, ratio
+from timing import in_turns, ratio, temporary_bytes
 
 from jaxblocks import Dense, Serial
-from jaxblocks.ad import count_flops
-from jaxblocks.ad.laplacians import laplacian
+from jaxblocks.ad import count_flops, laplacian
 
 
 def mlp(n, widths):
@@ -28,7 +28,7 @@ def mlp(n, widths):
 
 
 def particles(width=64):
-    """Self-attention between particles, and a sum over them: a wave function's logarithm."""
+    """Self-attention between particles, and a sum over them: the logarithm of a wave function."""
     keys = jax.random.split(jax.random.key(1), 6)
     first, query, key, value, out, last = (
         jax.random.normal(k, shape) * shape[0] ** -0.5
@@ -64,7 +64,7 @@ def random_vectors(x, probes=8):
     return jax.random.rademacher(jax.random.key(2), (probes, *x.shape), x.dtype) * probes**-0.5
 
 
-CASES = {  # the function of one point, and the points: a batch where there is a leading axis more
+CASES = {  # a function of one point, the shape of the point, and the batch size, if any
     "MLP n=64": (mlp(64, (256, 256, 256)), (64,), None),
     "MLP n=16, 64 points": (mlp(16, (256, 256, 256)), (16,), 64),
     "MLP n=128, 16 points": (mlp(128, (256, 256, 256)), (128,), 16),
@@ -100,9 +100,7 @@ def memory():
     print("\ntemporary bytes, each / trace")
     for case in CASES:
         forms, x = programs(case)
-        sizes = {
-            name: form.lower(x).compile().memory_analysis().temp_size_in_bytes or 1 for name, form in forms.items()
-        }
+        sizes = {name: temporary_bytes(form.lower(x).compile()) or 1 for name, form in forms.items()}
         print(f"{case:26s}" + "   ".join(f"{name} {sizes[name] / sizes['trace']:.2f}" for name in forms))
 
 
@@ -113,7 +111,7 @@ def times(rounds=41):
         exact = [np.asarray(forms[name](x)) for name in ("trace", "ours", "ours, chunks of 8", "second jvps")]
         for other in exact[1:]:
             np.testing.assert_allclose(other, exact[0], rtol=1e-3, atol=1e-4 * np.abs(exact[0]).max())
-        seconds = in_turns({name: functools.partial(form, x) for name, form in forms.items()}, rounds, repeats=5)
+        seconds = in_turns({name: functools.partial(form, x) for name, form in forms.items()}, rounds=rounds, repeats=5)
         cells = ["{} {:.2f} ({:.2f} to {:.2f})".format(name, *ratio(seconds, "trace", name)) for name in forms]
         print(f"{case:26s}" + "   ".join(cells[1:]), flush=True)
 

@@ -1,9 +1,9 @@
-"""Every layer against the plainest correct JAX that computes the same: forward pass and gradient, in one run.
+"""Each layer against the simplest correct JAX code that computes the same: forward pass and gradient.
 
     python benchmarks/layers.py [part of a name ...]
 
 Each row compares values first, then prints the median ratio (ours / by hand) with its quartiles over calls made in
-turns. A ratio of 1 means that the layer costs nothing over writing it out.
+turns. A ratio of 1 means that the layer has no overhead.
 """
 
 import sys
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from turns import in_turns, ratio
+from timing import in_turns, ratio
 
 import jaxblocks as jb
 
@@ -155,9 +155,8 @@ def compare(layer, by_hand, shape, side):
     def ours(params, x):
         return layer.apply(params, state, x, **side)[0]
 
-    weights = jax.random.normal(
-        jax.random.key(2), jax.eval_shape(by_hand, params, x).shape
-    )  # so that no gradient vanishes by symmetry
+    # Random weights of the outputs, so that no gradient vanishes by symmetry.
+    weights = jax.random.normal(jax.random.key(2), jax.eval_shape(by_hand, params, x).shape)
 
     def gradient(f):
         return jax.grad(lambda p, x: (f(p, x) * weights).sum(), argnums=(0, 1))

@@ -1,11 +1,11 @@
-"""Gradients that keep little: bytes and time of scans by what they keep, of a deep net and of a transformer.
+"""Memory against time: gradients of a deep network and of a transformer with each choice of checkpoints.
 
     python benchmarks/memory.py [curve] [scan] [transformer] [equinox]
 
-Memory is what the compiled program says (``memory_analysis().temp_size_in_bytes``). Times are medians of ratios of
-calls in turns to the plain scan's; the machine may be busy, absolute times are not quoted. For figures of one thread:
+Memory is the temporary memory that the compiler reports. Times are medians of ratios of calls in turns to the time of
+the plain scan; the machine may be busy, so no absolute times are given. For one thread start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/memory.py``. The part "equinox" is
-left out where that library is not installed.
+skipped if that library is not installed.
 """
 
 import functools
@@ -14,17 +14,16 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from turns import in_turns, ratio
+from timing import in_turns, ratio, temporary_bytes
 
 import jaxblocks as jb
-from jaxblocks.ad.checkpointing import binomial_steps, scan
-from jaxblocks.ad.memory import memory_curve
+from jaxblocks.ad import binomial_steps, memory_curve, scan
 
 LENGTH, WIDTH, BATCH = 1024, 64, 64
 
 
 def residual_tanh(length, checkpoint=None, loop=None):
-    """A stack of residual tanh layers, and weights to begin with."""
+    """A stack of residual tanh layers, and its initial weights."""
 
     own = functools.partial(scan, checkpoint=checkpoint)
 
@@ -35,26 +34,26 @@ def residual_tanh(length, checkpoint=None, loop=None):
     return loss, 0.01 * jax.random.normal(jax.random.key(0), (length, WIDTH, WIDTH))
 
 
-def compare(functions, args, rounds=15, repeats=1):
-    """One line for each function: time and temporary bytes, in units of the first."""
+def compare(functions, args, *, rounds=15):
+    """Print the time and the temporary bytes of each function, as ratios to the first."""
     compiled = {name: jax.jit(f).lower(*args).compile() for name, f in functions.items()}
-    kept = {name: f.memory_analysis().temp_size_in_bytes for name, f in compiled.items()}
-    seconds = in_turns({name: functools.partial(f, *args) for name, f in compiled.items()}, rounds, repeats)
+    temporaries = {name: temporary_bytes(f) for name, f in compiled.items()}
+    seconds = in_turns({name: functools.partial(f, *args) for name, f in compiled.items()}, rounds=rounds)
     first = next(iter(functions))
     for name in functions:
         middle, low, high = ratio(seconds, name, first)
-        less = kept[first] / kept[name]
+        less = temporaries[first] / temporaries[name]
         print(
-            f"{name:34s} {kept[name] / 2**20:9.3f} MiB  {kept[name] / kept[first]:6.3f} of the first "
+            f"{name:34s} {temporaries[name] / 2**20:9.3f} MiB  {1 / less:6.3f} of the first "
             f"(1/{less:.1f})   time {middle:.2f} ({low:.2f} to {high:.2f})",
             flush=True,
         )
 
 
 def curve():
-    """How memory grows with depth."""
+    """Print how the memory grows with depth."""
     print(f"\n{WIDTH} wide, batch {BATCH}, temporary bytes by depth (not run)")
-    print(memory_curve(residual_tanh, (16, 64, 256, 1024), ["dots", "body", "sqrt", 16]))
+    print(memory_curve(residual_tanh, (16, 64, 256, 1024), checkpoints=["dots", "body", "sqrt", 16]))
 
 
 def scans():
@@ -70,11 +69,11 @@ def scans():
 
 
 def equinox():
-    """Snapshots against those of equinox, whose schedule is found while it runs."""
+    """Snapshots against those of equinox, which computes its schedule at run time."""
     if importlib.util.find_spec("equinox") is None:
         print("\nequinox is not installed: no comparison")
         return
-    from equinox.internal import scan as theirs
+    from equinox.internal import scan as theirs  # pyright: ignore[reportMissingImports]
 
     print(f"\nequinox.internal.scan(kind='checkpointed') against ours, {LENGTH} layers")
     for snapshots in (4, 8, 16, 32):
@@ -87,7 +86,7 @@ def equinox():
 
 
 def transformer(layers=8, width=128, heads=4, time=64, batch=8):
-    """Gradient and Hessian-vector product of a scanned transformer, by what `Repeat` keeps."""
+    """Gradient and Hessian-vector product of a scanned transformer, by the checkpoints of `Repeat`."""
     print(f"\n{layers} transformer blocks by Repeat, width {width}, {time} tokens, batch {batch}")
     x = jax.random.normal(jax.random.key(1), (batch, time, width))
     block = jb.Serial(
@@ -95,13 +94,13 @@ def transformer(layers=8, width=128, heads=4, time=64, batch=8):
         jb.Residual(jb.LayerNorm(), jb.Dense(4 * width), jax.nn.gelu, jb.Dense(width)),
     )
     gradients, products = {}, {}
+    params = jb.Repeat(block, layers).init(jax.random.key(0), x)
     for checkpoint in (None, "dots", "body", "sqrt", 3):
         net = jb.Repeat(block, layers, checkpoint=checkpoint)
         gradient = jax.grad(lambda params, net=net: jnp.mean(net.apply(params, x) ** 2))
         name = f"checkpoint={checkpoint!r}"
         gradients[f"gradient, {name}"] = gradient
         products[f"hvp, {name}"] = lambda params, gradient=gradient: jax.jvp(gradient, (params,), (params,))[1]
-    params = net.init(jax.random.key(0), x)
     compare(gradients, (params,))
     compare(products, (params,))
 

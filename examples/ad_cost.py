@@ -114,7 +114,7 @@ def title(text):
 def orders(sizes, key, picture):
     title("1. the product of Jacobians: which order?")
     best = optimal_order(sizes.chain)
-    costs = {paper(order): chain_cost(sizes.chain, order) for order in bracketings(len(sizes.chain) - 1)}
+    costs = {paper(order): chain_cost(sizes.chain, order=order) for order in bracketings(len(sizes.chain) - 1)}
     print(f"the chain {'-'.join(map(str, sizes.chain))}, multiplications of every bracketing:")
     for name, multiplications in sorted(costs.items(), key=lambda item: item[1]):
         print(f"{multiplications:12,}  {name}")
@@ -123,7 +123,7 @@ def orders(sizes, key, picture):
     fs, x = chain_of_layers(sizes.chain, key)
     factors = jacobian_chain(fs, x)
     whole = jax.jacrev(lambda x: through(fs, x))(x)
-    products = [multiply_chain(factors, order) for order in bracketings(len(factors))]
+    products = [multiply_chain(factors, order=order) for order in bracketings(len(factors))]
     gap = max(float(jnp.abs(product - whole).max() / jnp.abs(whole).max()) for product in products)
     print(f"all {len(products)} products are one matrix, that of jax.jacrev, up to {gap:.0e}")
 
@@ -282,7 +282,7 @@ def memory(sizes, picture):
         params = jax.eval_shape(net.init, jax.random.key(0), h)  # programs are compiled, none is run
         return lambda params: jnp.sum(net.apply(params, h) ** 2), params
 
-    curve = memory_curve(make, sizes.depths, ("body", "sqrt", 8))
+    curve = memory_curve(make, sizes.depths, checkpoints=("body", "sqrt", 8))
     print(curve)
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     curve.plot(figure.subplots())

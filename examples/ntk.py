@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxblocks.ad.kernels import kernel_regression, ntk, ntk_plan, ntk_relu
+from jaxblocks.ad import kernel_regression, ntk, ntk_plan, ntk_relu
 
 BLUE, VERMILION, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 

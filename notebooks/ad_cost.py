@@ -96,8 +96,8 @@ assert jnp.allclose(J3 @ J2 @ J1, whole, atol=1e-6)
 
 # %%
 dims = (1000, 500, 100, 1)
-assert 100 * 500 * 1000 + 1 * 100 * 1000 == chain_cost(dims, "forward") == 50_100_000
-assert 1 * 100 * 500 + 1 * 500 * 1000 == chain_cost(dims, "reverse") == 550_000
+assert 100 * 500 * 1000 + 1 * 100 * 1000 == chain_cost(dims, order="forward") == 50_100_000
+assert 1 * 100 * 500 + 1 * 500 * 1000 == chain_cost(dims, order="reverse") == 550_000
 optimal_order(dims)
 
 # %% [markdown]
@@ -120,7 +120,7 @@ def reverse_cost(d):
 
 
 for d in [(1000, 500, 100, 1), (784, 128, 64, 10, 1), (2, 5, 10, 5, 2)]:
-    assert (forward_cost(d), reverse_cost(d)) == (chain_cost(d, "forward"), chain_cost(d, "reverse"))
+    assert (forward_cost(d), reverse_cost(d)) == (chain_cost(d, order="forward"), chain_cost(d, order="reverse"))
     print(f"{'-'.join(map(str, d)):18} forward {forward_cost(d):>12,}   reverse {reverse_cost(d):>10,}")
 
 # %% [markdown]
@@ -132,7 +132,7 @@ for d in [(1000, 500, 100, 1), (784, 128, 64, 10, 1), (2, 5, 10, 5, 2)]:
 square = optimal_order((256, 512, 512, 256))
 axes = square.plot()
 assert square.crossover == 256
-assert chain_cost((2, 5, 10, 5, 2), "forward") == chain_cost((2, 5, 10, 5, 2), "reverse") == 220
+assert chain_cost((2, 5, 10, 5, 2), order="forward") == chain_cost((2, 5, 10, 5, 2), order="reverse") == 220
 
 # %% [markdown]
 # ## 3. Every bracketing
@@ -145,7 +145,7 @@ assert chain_cost((2, 5, 10, 5, 2), "forward") == chain_cost((2, 5, 10, 5, 2), "
 assert [sum(1 for _ in bracketings(n)) for n in (2, 3, 4, 5, 6)] == [1, 2, 5, 14, 42]
 narrow = (50, 1, 50, 50, 50)  # a chain that passes through a single number
 for order in bracketings(4):
-    print(f"{chain_cost(narrow, order):>8,} multiplications: {order}")
+    print(f"{chain_cost(narrow, order=order):>8,} multiplications: {order}")
 
 # %% [markdown]
 # The chain passes through a narrow place, $d_1 = 1$, and neither pure mode is good. The best order keeps away from the
@@ -163,7 +163,7 @@ best
 # %%
 rng = np.random.default_rng(0)
 factors = [jnp.asarray(rng.normal(size=(m, n)), jnp.float32) for n, m in pairwise(narrow)]
-products = [multiply_chain(factors, order) for order in bracketings(4)]
+products = [multiply_chain(factors, order=order) for order in bracketings(4)]
 assert all(jnp.allclose(p, products[0], rtol=1e-3, atol=1e-3) for p in products)
 
 # %% [markdown]
@@ -190,7 +190,7 @@ def cheapest(d):
 
 
 for d in [narrow, (1000, 500, 100, 1), (784, 128, 64, 10, 1), (3, 9, 2, 8, 2, 7, 5)]:
-    assert cheapest(d) == optimal_order(d).cost == min(chain_cost(d, order) for order in bracketings(len(d) - 1))
+    assert cheapest(d) == optimal_order(d).cost == min(chain_cost(d, order=order) for order in bracketings(len(d) - 1))
 
 # %% [markdown]
 # ### A slip: is reverse mode always the best for a scalar output?
@@ -586,7 +586,7 @@ def make(depth, checkpoint=None):
     return lambda params: jnp.sum(net.apply(params, h) ** 2), jax.eval_shape(net.init, key, h)  # shapes are enough
 
 
-curve = memory_curve(make, (16, 64, 256), ("sqrt", 8))
+curve = memory_curve(make, (16, 64, 256), checkpoints=("sqrt", 8))
 assert curve.growth("jvp") == 0  # the same at any depth
 assert 0.9 < curve.growth("gradient") < 1.1  # proportional to the depth
 assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6  # to its root
@@ -742,11 +742,11 @@ print(plan.reason)
 
 # %%
 dims = (784, 128, 64, 10, 1)
-assert 784 * (64 * 128 + 10 * 64 + 10) == chain_cost(dims, "forward") == 6_932_128
-assert 784 * 128 + 128 * 64 + 64 * 10 == chain_cost(dims, "reverse") == 109_184
-assert min(chain_cost(dims, order) for order in bracketings(4)) == 109_184
-for order in sorted(bracketings(4), key=lambda order: chain_cost(dims, order)):
-    print(f"{chain_cost(dims, order):>10,}  {order}")
+assert 784 * (64 * 128 + 10 * 64 + 10) == chain_cost(dims, order="forward") == 6_932_128
+assert 784 * 128 + 128 * 64 + 64 * 10 == chain_cost(dims, order="reverse") == 109_184
+assert min(chain_cost(dims, order=order) for order in bracketings(4)) == 109_184
+for order in sorted(bracketings(4), key=lambda order: chain_cost(dims, order=order)):
+    print(f"{chain_cost(dims, order=order):>10,}  {order}")
 
 # %% [markdown]
 # **2.** Reverse mode costs $\sum_{l=0}^{L-2} d_l d_{l+1}$. First a fact about the cost $C(i, j)$ of *any* order of

@@ -11,8 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxblocks import Dense, LSTMCell, Recurrent, Repeat, Residual
-from jaxblocks.ad import count_flops, equations, hvp
-from jaxblocks.ad.checkpointing import binomial_schedule, binomial_steps, scan
+from jaxblocks.ad import binomial_schedule, binomial_steps, count_flops, equations, hvp, scan
 
 SCHEDULES = ["dots", "body", "sqrt", 1, 2, 5, 100]
 
@@ -73,7 +72,7 @@ def test_published_optima():
 
 @pytest.mark.parametrize("function", [binomial_steps, binomial_schedule])
 @pytest.mark.parametrize(("sizes", "words"), [((0, 2), "length .* >= 1"), ((4, 0), "snapshots .* >= 1")])
-def test_schedules_refuse(function, sizes, words):
+def test_wrong_lengths_are_rejected(function, sizes, words):
     with pytest.raises(ValueError, match=words):
         function(*sizes)
 
@@ -385,19 +384,19 @@ def test_recurrent_keeps_what_it_is_told_to(checkpoint):
 
 
 @pytest.mark.parametrize("checkpoint", ["some", 2.5, True, ["body"]])
-def test_an_unknown_checkpoint_is_refused(checkpoint, sentences):
-    with pytest.raises(ValueError, match="scan expects checkpoint to be None, 'dots', 'body', 'sqrt', a policy"):
+def test_unknown_checkpoints_are_rejected(checkpoint, sentences):
+    with pytest.raises(ValueError, match="scan expected checkpoint to be None, 'dots', 'body', 'sqrt', a policy"):
         scan(lambda h, x: (h, None), 0.0, jnp.ones(3), checkpoint=checkpoint)
 
 
-def test_less_than_one_snapshot_is_refused(sentences):
-    with pytest.raises(ValueError, match="scan expects checkpoint to be a whole number >= 1, but 0 came"):
+def test_fewer_than_one_snapshot_is_rejected(sentences):
+    with pytest.raises(ValueError, match="scan expected checkpoint to be .* a number of snapshots >= 1, got 0"):
         scan(lambda h, x: (h, None), 0.0, jnp.ones(3), checkpoint=0)
     assert float(scan(lambda h, x: (h + x, None), 0.0, jnp.ones(3), checkpoint=np.int64(1))[0]) == 3
 
 
 @pytest.mark.parametrize("checkpoint", [None, "body", "sqrt", 2])
-def test_complaints_are_those_of_lax_scan(checkpoint):
+def test_other_errors_are_those_of_lax_scan(checkpoint):
     def wide(h, x):
         return jnp.stack([h, x]), None
 
@@ -411,8 +410,8 @@ def test_complaints_are_those_of_lax_scan(checkpoint):
         scan(lambda h, x: (h, None), 0.0, checkpoint=checkpoint)
 
 
-def test_root_holds_a_block_of_slices():
-    """Where a slice is large against the carry, the blocks of ``xs`` and of their gradient are what "sqrt" holds."""
+def test_sqrt_stores_a_block_of_slices():
+    """If a slice is large compared with the carry, "sqrt" stores a block of ``xs`` and of its gradient."""
     length, width = 64, 1024
 
     def loss(xs, checkpoint):

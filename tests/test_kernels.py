@@ -21,9 +21,7 @@ from jaxblocks import (
     Residual,
     Serial,
 )
-from jaxblocks.ad import kernels
-from jaxblocks.ad.counting import count_flops
-from jaxblocks.ad.kernels import kernel_regression, ntk, ntk_plan, ntk_relu
+from jaxblocks.ad import count_flops, kernel_regression, kernels, ntk, ntk_plan, ntk_relu
 
 METHODS = ["contraction", "products", "structured"]
 
@@ -120,7 +118,7 @@ def test_every_contraction_is_the_dense_kernel(name, monkeypatch):
             np.testing.assert_allclose(found, found.T, rtol=1e-12)
             assert np.linalg.eigvalsh(found).min() > -1e-9 * np.abs(found).max()
         plan = ntk_plan(f, params, x1, x2)
-        assert ways <= {word for leaf in plan.leaves for word in leaf.way.split(" and ")}, plan
+        assert ways <= {word for leaf in plan.leaves for word in leaf.method.split(" and ")}, plan
 
 
 def test_rows_in_blocks(monkeypatch):
@@ -143,7 +141,7 @@ def test_chained_sums():
     with jax.enable_x64(True):
         w, x = {"kernel": draw(40, 2), "scale": draw(2, 3)}, draw(2, 3, 40)
         [kernel, scale] = ntk_plan(f, w, x).leaves
-        assert (kernel.way, scale.way) == ("chain", "formed"), ntk_plan(f, w, x)
+        assert (kernel.method, scale.method) == ("chain", "formed"), ntk_plan(f, w, x)
         found = jax.jit(lambda w: ntk(f, w, x, method="structured"))(w)
         np.testing.assert_allclose(found, dense_kernel(f, w, x, x), rtol=1e-10, atol=1e-10)
 
@@ -295,38 +293,46 @@ BAD = [
     (
         lambda: ntk(linear, W, X, jnp.ones((4, 2))),
         ValueError,
-        r"one of x1 is float32 \(3,\) and one of x2 is float32 \(2,\)",
+        r"examples of x2 like those of x1, float32 \(3,\) at x1, got float32 \(2,\) at x2",
     ),
-    (lambda: ntk(linear, W, X, {"x": X}), ValueError, "expects x2 like x1, but their structures differ"),
-    (lambda: ntk(linear, W, X, method="dense"), ValueError, "one of 'auto', 'contraction'.*but 'dense' came"),
-    (lambda: ntk(linear, {"w": jnp.arange(3)}, X), TypeError, r"params\['w'\] is int32"),
-    (lambda: ntk(lambda w, x: (x, w), W, X), TypeError, "one floating-point array, but a tuple came"),
-    (lambda: ntk(linear, W, jnp.float32(1)), ValueError, "one example for each entry of a leading axis, but x1"),
-    (lambda: ntk(X, W, X), TypeError, r"a function f first, but float32 \(4, 3\) came"),
+    (lambda: ntk(linear, W, X, {"x": X}), ValueError, "expected x2 in the containers of x1"),
+    (lambda: ntk(linear, W, X, method="dense"), ValueError, "method to be 'auto' or 'contraction'.*got 'dense'"),
+    (lambda: ntk(linear, {"w": jnp.arange(3)}, X), TypeError, r"got int32 \(3,\) at params\['w'\]"),
+    (lambda: ntk(lambda w, x: (x, w), W, X), TypeError, "one floating-point array, got a tuple"),
+    (
+        lambda: ntk(linear, W, jnp.float32(1)),
+        ValueError,
+        r"x1 to have the examples on a leading axis",
+    ),
+    (lambda: ntk(X, W, X), TypeError, r"ntk expected f to be a function, got float32 \(4, 3\)"),
     (
         lambda: ntk(lambda p, x: x @ jnp.exp(p["w"]), {"w": W}, X, method="structured"),
         ValueError,
-        r"no product to take apart: of params\['w'\], exp uses it; use method=\"auto\"",
+        r"used in products only, got params\['w'\], where exp uses it; use method=\"auto\"",
     ),
-    (lambda: ntk_relu(X, jnp.ones((4, 2))), ValueError, r"vectors of one length, but float32 \(4, 3\)"),
-    (lambda: ntk_relu(jnp.arange(3)), TypeError, r"floating-point x1, but int32 \(3,\) came"),
-    (lambda: kernel_regression(jnp.ones((2, 2)), jnp.ones(3)), ValueError, r"but float32 \(2, 2\), float32 \(3,\)"),
+    (lambda: ntk_relu(X, jnp.ones((4, 2))), ValueError, r"with the same size of features, got float32 \(4, 3\)"),
+    (lambda: ntk_relu(jnp.arange(3)), TypeError, r"x1 to be a floating-point array, got int32 \(3,\)"),
+    (
+        lambda: kernel_regression(jnp.ones((2, 2)), jnp.ones(3)),
+        ValueError,
+        "same size of n, got",
+    ),
     (
         lambda: kernel_regression(jnp.eye(2), jnp.ones(2), start=jnp.ones(3)),
         ValueError,
-        r"start like y, float32 \(2,\).*but float32 \(3,\)",
+        r"start .*with the same size of n, got .*float32 \(3,\)",
     ),
 ]
 
 
 @pytest.mark.parametrize("case", range(len(BAD)))
-def test_bad_input_gets_a_sentence(case, sentences):
+def test_wrong_arguments_are_rejected(case, sentences):
     call, error, words = BAD[case]
     with pytest.raises(error, match=words):
         call()
 
 
-def test_repairs():
-    """The advice of the sentences works."""
+def test_suggested_repairs_work():
+    """The repairs that the errors suggest work."""
     kernel = ntk(lambda p, x: x @ jnp.exp(p["w"]), {"w": 0 * W}, X, X[:3], method="auto")
     np.testing.assert_allclose(jnp.einsum("ijoo->ij", kernel), 6, rtol=1e-6)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxblocks.ad.checkpointing import scan
-from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
+from jaxblocks.ad import MemoryCurve, memory_curve, saved_numbers, scan, temporary_bytes
 
 
 def tanhs(n):
@@ -35,7 +34,7 @@ def test_saved_numbers_are_those_of_the_theory():
     assert saved_numbers(jnp.matmul, x, w) == 20 + 15
     assert saved_numbers(lambda args: args["a"] + args["b"], {"a": x, "b": x}) == 0
     assert saved_numbers(jnp.sin, 1.0) == 1
-    with pytest.raises(TypeError, match=r"saved_numbers differentiates .* but x\[0\] is int32 \(3,\).*astype"):
+    with pytest.raises(TypeError, match=r"saved_numbers expected .*, got int32 \(3,\) at x\[0\].*astype"):
         saved_numbers(jnp.sin, jnp.arange(3))
     assert saved_numbers(jnp.sin, jnp.arange(3).astype(jnp.float32)) == 3  # the advice
 
@@ -57,7 +56,7 @@ def make(depth, checkpoint=None):
 def test_reverse_grows_forward_does_not():
     """Linear for the gradient, its root with blocks, constant for the jvp and for snapshots."""
     everything = jax.checkpoint_policies.everything_saveable
-    curve = memory_curve(make, (64, 256, 1024), ["body", "sqrt", 4, everything])
+    curve = memory_curve(make, (64, 256, 1024), checkpoints=["body", "sqrt", 4, everything])
     assert list(curve) == [
         "function",
         "jvp",
@@ -87,7 +86,7 @@ def test_the_curve_prints_in_a_terminal_and_in_a_notebook():
     assert lines[4].split() == ["untold"]
     assert math.isnan(CURVE.growth("untold")) and math.isnan(MemoryCurve((4,), {"jvp": (8,)}).growth("jvp"))
     assert "<table>" in CURVE._repr_html_() and "depth^0.00" in CURVE._repr_html_()
-    with pytest.raises(KeyError, match=r"no row 'grad'; it has jvp, gradient, untold"):
+    with pytest.raises(KeyError, match=r"a row of jvp, gradient, untold, got .*grad"):
         CURVE["grad"]
 
 
@@ -99,19 +98,19 @@ def test_the_curve_draws_itself():
     assert CURVE.plot(axes) is axes
 
 
-def test_bad_curves_are_refused(sentences):
+def test_wrong_arguments_are_rejected(sentences):
     for depths in ((), (4, 2), (2, 2)):
-        with pytest.raises(ValueError, match=r"depths that increase, such as \(16, 64, 256\)"):
+        with pytest.raises(ValueError, match=r"increasing integers >= 1, such as \(16, 64, 256\)"):
             memory_curve(make, depths)
-    with pytest.raises(ValueError, match="whole number >= 1, but 0 came"):
+    with pytest.raises(ValueError, match=r"integers >= 1, .*, got \(0, 4\)"):
         memory_curve(make, (0, 4))
     with pytest.raises(TypeError, match=r"make\(depth\) to return a function and its point.*write return f, x"):
         memory_curve(lambda depth: jnp.sin, (1, 2))
-    with pytest.raises(ValueError, match="memory_curve expects f to return a scalar"):
+    with pytest.raises(ValueError, match="memory_curve expected f to return a scalar"):
         memory_curve(lambda depth: (jnp.sin, jnp.ones(3)), (1, 2))
-    with pytest.raises(TypeError, match="memory_curve differentiates with respect to floating-point"):
+    with pytest.raises(TypeError, match="memory_curve expected x to hold floating-point arrays"):
         memory_curve(lambda depth: (jnp.sum, jnp.arange(3)), (1, 2))
-    with pytest.raises(TypeError, match=r"but make takes no checkpoint; write def make\(depth, checkpoint=None\)"):
-        memory_curve(lambda depth: make(depth), (1, 2), ["body"])
-    assert len(memory_curve(lambda depth: make(depth), (1,))) == 3  # it need not, where none is asked for
-    assert len(memory_curve(lambda depth, **options: make(depth, **options), (1,), ["body"])) == 4
+    with pytest.raises(TypeError, match=r"make to take .* checkpoint.*; write def make\(depth, checkpoint=None\)"):
+        memory_curve(lambda depth: make(depth), (1, 2), checkpoints=["body"])
+    assert len(memory_curve(lambda depth: make(depth), (1,))) == 3  # without checkpoints the keyword is not needed
+    assert len(memory_curve(lambda depth, **options: make(depth, **options), (1,), checkpoints=["body"])) == 4

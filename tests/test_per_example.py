@@ -23,13 +23,7 @@ from jaxblocks import (
     Residual,
     Serial,
 )
-from jaxblocks.ad.counting import count_flops
-from jaxblocks.ad.per_example import (
-    gradient_noise,
-    per_example_gradients,
-    per_example_norms,
-    per_example_norms_plan,
-)
+from jaxblocks.ad import count_flops, gradient_noise, per_example_gradients, per_example_norms, per_example_norms_plan
 
 
 def draw(*shape, seed=1, dtype=jnp.float64):
@@ -105,8 +99,8 @@ def test_norms_are_those_of_the_gradients(name):
         assert jax.tree.structure(found) == jax.tree.structure(params)
         plan = per_example_norms_plan(loss, params, x, weight)
     kernels = [leaf for leaf in plan.leaves if "kernel" in leaf.name or "embedding" in leaf.name]
-    assert ways <= {word for leaf in kernels for word in leaf.way.split(" and ")}
-    assert bool(ways) == all(leaf.way != "formed" for leaf in kernels)
+    assert ways <= {word for leaf in kernels for word in leaf.method.split(" and ")}
+    assert bool(ways) == all(leaf.method != "formed" for leaf in kernels)
 
 
 def tied(table, ids):
@@ -272,7 +266,7 @@ def test_shared_and_odd_uses_are_right(name):
         found = jax.jit(lambda w: per_example_norms(loss, w, x))(w)
         np.testing.assert_allclose(found, norms_by_hand(loss, w, x), rtol=1e-10)
     if way is not None:
-        assert plan[""].way == way, plan
+        assert plan[""].method == way, plan
 
 
 def test_eager_chunked_and_vmapped_agree():
@@ -409,41 +403,45 @@ def square(w, x):
 
 W, X = jnp.ones((3, 2)), jnp.ones((4, 3))
 BAD = [
-    (lambda f: f(lambda w, x: x @ w, W, X), ValueError, r"a scalar for one example, but float32 \(2,\) came.*sum over"),
-    (lambda f: f(lambda w, x: (x @ w).sum() > 0, W, X), TypeError, "a floating-point scalar, but bool came"),
-    (lambda f: f(lambda w, x: (square(w, x), x), W, X), TypeError, "one scalar array, but a tuple came"),
+    (lambda f: f(lambda w, x: x @ w, W, X), ValueError, r"a scalar for one example, got float32 \(2,\).*sum over"),
+    (lambda f: f(lambda w, x: (x @ w).sum() > 0, W, X), TypeError, "a floating-point scalar, got bool"),
+    (lambda f: f(lambda w, x: (square(w, x), x), W, X), TypeError, "one scalar array, got a tuple"),
     (
         lambda f: f(lambda w, x, y: square(w, x), W, X, X[:3]),
         ValueError,
-        r"of one length, but batch\[0\] is float32 \(4, 3\) and batch\[1\] is float32 \(3, 3\)",
+        r"equally many examples, float32 \(4, 3\) at batch\[0\], got float32 \(3, 3\) at batch\[1\]",
     ),
-    (lambda f: f(lambda w, x, t: square(w, x), W, X, 3.0), ValueError, r"batch\[1\] is a float, which has none"),
+    (
+        lambda f: f(lambda w, x, t: square(w, x), W, X, 3.0),
+        ValueError,
+        r"batch\[1\] to have .* on a leading axis, got 3.0",
+    ),
     (lambda f: f(square, W), ValueError, "at least one array of examples after params"),
-    (lambda f: f(square, {"w": jnp.arange(3)}, X), TypeError, r"params\['w'\] is int32 \(3,\).*\.astype"),
-    (lambda f: f(square, (), X), ValueError, "expects params to hold at least one array"),
-    (lambda f: f(W, square, X), TypeError, r"expects a loss first, but float32 \(3, 2\) came"),
+    (lambda f: f(square, {"w": jnp.arange(3)}, X), TypeError, r"got int32 \(3,\) at params\['w'\].*\.astype"),
+    (lambda f: f(square, (), X), ValueError, "expected params to hold at least one array"),
+    (lambda f: f(W, square, X), TypeError, r"expected loss to be a function, got float32 \(3, 2\)"),
 ]
 
 
 @pytest.mark.parametrize("case", range(len(BAD)))
 @pytest.mark.parametrize("tool", [per_example_gradients, per_example_norms, per_example_norms_plan])
-def test_bad_input_gets_a_sentence(tool, case, sentences):
+def test_wrong_arguments_are_rejected(tool, case, sentences):
     call, error, words = BAD[case]
     with pytest.raises(error, match=words) as caught:
         call(tool)
     assert tool.__name__ in str(caught.value)
 
 
-def test_repairs():
-    """What the sentences advise works."""
+def test_suggested_repairs_work():
+    """The repairs that the errors suggest work."""
     per_example_norms(lambda w, x: jnp.sum(x @ w), W, X)
     per_example_norms(square, W.astype(jnp.int32).astype(jnp.float32), X)
     per_example_norms(lambda w, x: square(w, x) * 3.0, W, X)
 
 
 @pytest.mark.parametrize("batch_size", [0, 5, 1.5])
-def test_batch_size_lies_between_one_and_all(batch_size, sentences):
-    with pytest.raises(ValueError, match="gradient_noise expects batch_size to be"):
+def test_batch_sizes_outside_1_to_n_are_rejected(batch_size, sentences):
+    with pytest.raises(ValueError, match="gradient_noise expected batch_size to be"):
         gradient_noise(square, W, X, batch_size=batch_size)
-    with pytest.raises(ValueError, match="expects chunk_size to be a whole number >= 1"):
+    with pytest.raises(ValueError, match="expected chunk_size to be an integer >= 1"):
         gradient_noise(square, W, X, batch_size=2, chunk_size=0)

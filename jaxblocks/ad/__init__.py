@@ -23,39 +23,26 @@ _FILES = {
     # Second derivatives: products, operators, matrices, spectra.
     "products": ("directional_curvature", "hvp", "value_grad_hvp"),
     "operators": (
-        "as_function",
         "empirical_fisher_operator",
-        "empirical_risk",
         "fisher_operator",
         "gauss_newton_operator",
         "gauss_newton_product",
         "hessian_operator",
-        "over_minibatches",
     ),
+    "objectives": ("as_function", "empirical_risk", "over_minibatches"),
     "hessians": ("as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"),
-    "spectra": (
-        "Eigenvalues",
-        "Lanczos",
-        "SpectralDensity",
-        "TraceEstimate",
-        "estimate_trace",
-        "lanczos",
-        "largest_eigenvalues",
-        "spectral_density",
-    ),
+    "trace_estimation": ("TraceEstimate", "estimate_trace"),
+    "krylov": ("Lanczos", "lanczos"),
+    "spectra": ("Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"),
     "laplacians": ("laplacian", "value_grad_laplacian"),
     # One example at a time, and pairs of examples.
-    "per_example": (
-        "GradientNoise",
-        "NormsPlan",
-        "gradient_noise",
-        "per_example_gradients",
-        "per_example_norms",
-        "per_example_norms_plan",
-    ),
-    "kernels": ("KernelPlan", "kernel_regression", "ntk", "ntk_plan", "ntk_relu"),
+    "per_example": ("NormsPlan", "per_example_gradients", "per_example_norms", "per_example_norms_plan"),
+    "noise": ("GradientNoise", "gradient_noise"),
+    "kernels": ("KernelPlan", "ntk", "ntk_plan"),
+    "infinite_width": ("kernel_regression", "ntk_relu"),
     # Memory against time.
-    "checkpointing": ("binomial_schedule", "binomial_steps", "scan"),
+    "checkpointing": ("scan",),
+    "binomial": ("binomial_schedule", "binomial_steps"),
     # A warning about a wrong build of jaxlib.
     "jaxlib_check": ("warn_if_jaxlib_is_wrong",),
 }
@@ -72,37 +59,24 @@ if TYPE_CHECKING:
     from jaxblocks.ad.sparse import SparsityPattern, sparse_jacobian, sparsity
     from jaxblocks.ad.products import directional_curvature, hvp, value_grad_hvp
     from jaxblocks.ad.operators import (
-        as_function,
         empirical_fisher_operator,
-        empirical_risk,
         fisher_operator,
         gauss_newton_operator,
         gauss_newton_product,
         hessian_operator,
-        over_minibatches,
     )
+    from jaxblocks.ad.objectives import as_function, empirical_risk, over_minibatches
     from jaxblocks.ad.hessians import as_matrix, hessian, hessian_blocks, hessian_diagonal
-    from jaxblocks.ad.spectra import (
-        Eigenvalues,
-        Lanczos,
-        SpectralDensity,
-        TraceEstimate,
-        estimate_trace,
-        lanczos,
-        largest_eigenvalues,
-        spectral_density,
-    )
+    from jaxblocks.ad.trace_estimation import TraceEstimate, estimate_trace
+    from jaxblocks.ad.krylov import Lanczos, lanczos
+    from jaxblocks.ad.spectra import Eigenvalues, SpectralDensity, largest_eigenvalues, spectral_density
     from jaxblocks.ad.laplacians import laplacian, value_grad_laplacian
-    from jaxblocks.ad.per_example import (
-        GradientNoise,
-        NormsPlan,
-        gradient_noise,
-        per_example_gradients,
-        per_example_norms,
-        per_example_norms_plan,
-    )
-    from jaxblocks.ad.kernels import KernelPlan, kernel_regression, ntk, ntk_plan, ntk_relu
-    from jaxblocks.ad.checkpointing import binomial_schedule, binomial_steps, scan
+    from jaxblocks.ad.per_example import NormsPlan, per_example_gradients, per_example_norms, per_example_norms_plan
+    from jaxblocks.ad.noise import GradientNoise, gradient_noise
+    from jaxblocks.ad.kernels import KernelPlan, ntk, ntk_plan
+    from jaxblocks.ad.infinite_width import kernel_regression, ntk_relu
+    from jaxblocks.ad.checkpointing import scan
+    from jaxblocks.ad.binomial import binomial_schedule, binomial_steps
     from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = [

@@ -1,74 +1,78 @@
-r"""The product of Jacobians that the chain rule asks for, and what the order of multiplication costs.
+r"""The product of Jacobians of the chain rule, and what each order of multiplication costs.
 
     f_l   the l-th of L functions; the first is applied first, f_L(... f_2(f_1(x)))
-    d_l   how many numbers f_l puts out; d_0 is how many x holds
-    J_l   the Jacobian of f_l where the chain passes it, d_l by d_{l-1}
+    d_l   the number of outputs of f_l; d_0 is the number of entries of x
+    J_l   the Jacobian of f_l at the point where the chain evaluates it, d_l by d_{l-1}
 
-The product J_L ... J_2 J_1 is the same in every bracketing, its cost is not. Forward mode goes from
-right to left, J_L (... (J_2 J_1)), reverse mode from left to right, ((J_L J_{L-1}) ...) J_1, and
-between them lie all others. A bracketing is written as nested pairs of the numbers of the factors,
-as they stand on paper: ``((3, 2), 1)`` is (J3 J2) J1.
+The product J_L ... J_2 J_1 is the same in every bracketing, its cost is not. Forward mode multiplies from
+right to left, J_L (... (J_2 J_1)), reverse mode from left to right, ((J_L J_{L-1}) ...) J_1; there are many
+other bracketings. A bracketing is written as nested pairs of the indices of the factors, in the order of the
+formula: ``((3, 2), 1)`` is (J3 J2) J1.
 
-Only the products of Jacobians are counted here. A library that pushes the identity through f_1 (or pulls it through
-f_L), as ``jax.jacfwd`` (``jax.jacrev``) does, pays one product more; a gradient, which is reverse mode with d_L = 1,
-pays nothing for the single row that it starts with.
+Only the products of Jacobians are counted here. ``jax.jacfwd`` pushes the identity through f_1, and ``jax.jacrev``
+pulls it through f_L, which costs one more product; a gradient, which is reverse mode with d_L = 1,
+starts from a single row and does not pay for it.
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
-from jaxblocks.ad.products import as_point
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import describe, describe_any, require_whole
+from jaxblocks.checks import PositiveInt, check, checked, describe
 
 __all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
 
 Order = str | int | tuple
 
 
-def chain_cost(dims: Sequence[int], order: Order = "best") -> int:
-    r"""How many multiplications the product of the Jacobians of a chain takes, in a given order.
+@checked
+def chain_cost(dims: Sequence[int], *, order: Order = "best") -> int:
+    r"""The number of multiplications that the product of the Jacobians of a chain takes, in a given order.
 
     .. math::
         \text{forward: } d_0 \sum_{l=2}^{L} d_l\, d_{l-1} \qquad
         \text{reverse: } d_L \sum_{l=0}^{L-2} d_l\, d_{l+1}
 
-    and in general the sum of m k n over the products of an (m, k) and a (k, n) matrix; additions come to as many.
+    and in general the sum of m k n over the products of an (m, k) and a (k, n) matrix. The number of additions is
+    about the same.
 
     Args:
         dims: :math:`d_0, \dots, d_L`, as in ``(784, 128, 64, 10)`` for a net of three layers.
         order: ``"forward"``, ``"reverse"``, ``"best"`` (that of `optimal_order`), or a bracketing: ``((3, 2), 1)``.
 
     Raises:
-        ValueError: where ``dims`` are not at least two whole numbers >= 1, or ``order`` is not an order of L factors.
+        ValueError: if ``dims`` are not at least two integers >= 1, or ``order`` is not an order of L factors.
 
     >>> dims = (1000, 500, 100, 1)
-    >>> chain_cost(dims, "forward"), chain_cost(dims, "reverse"), chain_cost(dims, ((3, 2), 1))
-    (50100000, 550000, 550000)
+    >>> [chain_cost(dims, order=order) for order in ("forward", "reverse", ((3, 2), 1))]
+    [50100000, 550000, 550000]
 
     Source: Huszar, DeepNN lecture 3 (forward and reverse mode as orders of multiplication).
     """
-    dims = _dims("chain_cost", dims)
-    order = optimal_order(dims).order if order == "best" else _bracketing("chain_cost", order, len(dims) - 1)
+    dims = _dims(dims)
+    order = optimal_order(dims).order if order == "best" else _bracketing(order, len(dims) - 1)
     return _cost(dims, order)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ChainOrder:
-    """The cheapest bracketing of a chain of Jacobians, beside the two pure modes; made by `optimal_order`.
+    """The cheapest bracketing of a chain of Jacobians, compared with the two pure modes; returned by `optimal_order`.
 
     It prints as a table in a terminal and in a notebook; `plot` draws it.
 
     Attributes:
         dims: the dimensions d_0, ..., d_L.
         order: the cheapest bracketing as nested pairs, for `chain_cost` and `multiply_chain`.
-        cost: its multiplications.
-        forward, reverse: those of the two modes.
+        cost: its number of multiplications.
+        forward, reverse: the numbers of multiplications of the two modes.
 
     >>> print(optimal_order((50, 1, 50, 50, 50)))
              bracketing         multiplications    / best
@@ -86,20 +90,20 @@ class ChainOrder:
 
     @property
     def bracketing(self) -> str:
-        """The cheapest bracketing on paper.
+        """The cheapest bracketing as a formula.
 
         >>> optimal_order((784, 128, 64, 10, 1)).bracketing
         '((J4 J3) J2) J1'
         """
-        return _on_paper(self.order)
+        return _formula(self.order)
 
     @property
     def crossover(self) -> float | None:
         r"""The output dimension :math:`d_L` at which both modes cost the same: below it reverse mode is cheaper.
 
-        ``None`` where there is none: with two factors the modes are one and the same, and where
-        :math:`d_{L-1}` is large against :math:`d_1`, reverse mode is cheaper whatever :math:`d_L` is.
-        With :math:`d_1 = d_{L-1}` it is :math:`d_0`.
+        ``None`` where there is none: with two factors the modes are the same, and where
+        :math:`d_{L-1}` is large compared with :math:`d_1`, reverse mode is cheaper for every :math:`d_L`.
+        For :math:`d_1 = d_{L-1}` it is :math:`d_0`.
 
         >>> optimal_order((20, 50, 100, 50, 3)).crossover
         20.0
@@ -108,10 +112,10 @@ class ChainOrder:
         slope = inner + d[0] * (d[1] - d[-2])  # of reverse - forward, as d_L grows
         return d[0] * inner / slope if inner and slope > 0 else None
 
-    def plot(self, ax=None):
-        """The cost of each mode and of the best order while the output dimension grows from 1 to d_0; returns axes.
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the cost of each mode and of the best order over output dimensions from 1 to d_0; returns the axes.
 
-        The inner dimensions stay. A dot marks this chain, a dotted line where the modes cross.
+        The inner dimensions are fixed. A dot marks this chain, a dotted line the crossover.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -120,8 +124,7 @@ class ChainOrder:
         >>> [line.get_label() for line in axes.lines][:3]
         ['forward', 'reverse', 'best']
         """
-        if len(self.dims) < 3:
-            raise ValueError(f"A chain of one Jacobian has no product to draw; its dims are {self.dims}.")
+        check(len(self.dims) >= 3, "a chain of at least two Jacobians", f"dims {self.dims}")
         ax = axes_or_new(ax)
         last = max(self.dims[0], self.dims[-1])
         steps = min(last, 100)
@@ -129,7 +132,7 @@ class ChainOrder:
         chains = [(*self.dims[:-1], d) for d in swept]
         for order, style in (("forward", "--"), ("reverse", "-."), ("best", "-")):
             wide = {"linewidth": 5, "alpha": 0.3, "zorder": 1} if order == "best" else {}
-            ax.plot(swept, [chain_cost(chain, order) for chain in chains], style, label=order, **wide)
+            ax.plot(swept, [chain_cost(chain, order=order) for chain in chains], style, label=order, **wide)
         ax.plot([self.dims[-1]], [self.cost], "ko", label=self.bracketing)
         if self.crossover is not None and 1 <= self.crossover <= last:
             ax.axvline(self.crossover, color="gray", linestyle=":", label=f"modes cross at {self.crossover:.4g}")
@@ -145,7 +148,7 @@ class ChainOrder:
     def _repr_html_(self) -> str:
         return self._table("html")
 
-    def _table(self, style) -> str:
+    def _table(self, style: str) -> str:
         from tabulate import tabulate
 
         factors = len(self.dims) - 1
@@ -155,7 +158,7 @@ class ChainOrder:
             ("best", self.order, self.cost),
         ]
         lines = [
-            (name, _on_paper(order), f"{cost:,}", f"{cost / self.cost if self.cost else 1:.3g}")
+            (name, _formula(order), f"{cost:,}", f"{cost / self.cost if self.cost else 1:.3g}")
             for name, order, cost in rows
         ]
         headers, align = ("", "bracketing", "multiplications", "/ best"), ("left", "left", "right", "right")
@@ -169,25 +172,25 @@ def optimal_order(dims: Sequence[int]) -> ChainOrder:
 
     .. math:: C_{ji} = \min_{i \le k < j} C_{j,k+1} + C_{ki} + d_j\, d_k\, d_{i-1}, \qquad C_{ii} = 0
 
-    in :math:`O(L^3)` steps. Where a pure mode is as cheap as any order, that mode is returned.
+    in :math:`O(L^3)` steps. If a pure mode is as cheap as the optimum, that mode is returned.
 
-    A scalar output, :math:`d_L = 1`, makes reverse mode (backpropagation) the best order, provided that no other
-    dimension is 1. The lecture states it without the proviso: (1, 100, 2, 1) costs 202 forward and 300 in reverse.
+    A scalar output, :math:`d_L = 1`, makes reverse mode (backpropagation) the best order if no other dimension is 1.
+    The lecture states this without the condition: (1, 100, 2, 1) costs 202 in forward and 300 in reverse mode.
 
     Args:
         dims: :math:`d_0, \dots, d_L`, as for `chain_cost`.
 
     Raises:
-        ValueError: where ``dims`` are not at least two whole numbers >= 1.
+        ValueError: if ``dims`` are not at least two integers >= 1.
 
     >>> best = optimal_order((50, 1, 50, 50, 50))
     >>> best.bracketing, best.cost, best.forward, best.reverse
     ('(J4 (J3 J2)) J1', 7500, 252500, 130000)
 
-    Source: Godbole 1973, On efficient computation of matrix chain products; Griewank & Naumann 2003, Accumulating
-    Jacobians as chained sparse matrix products.
+    Source: Godbole 1973, On efficient computation of matrix chain products; Griewank &
+    Naumann 2003, Accumulating Jacobians as chained sparse matrix products (doi:10.1007/s10107-002-0329-7).
     """
-    dims = _dims("optimal_order", dims)
+    dims = _dims(dims)
     factors = len(dims) - 1
     best: dict[tuple[int, int], tuple[int, int | tuple]] = {(i, i): (0, i) for i in range(1, factors + 1)}
     for span in range(1, factors):
@@ -205,13 +208,14 @@ def optimal_order(dims: Sequence[int]) -> ChainOrder:
     return ChainOrder(dims, order, cost, forward, reverse)
 
 
-def bracketings(factors: int) -> Iterator[int | tuple]:
-    """Every bracketing of so many factors, as nested pairs: 1, 1, 2, 5, 14, 42, ... (the numbers of Catalan).
+@checked
+def bracketings(factors: PositiveInt) -> Iterator[int | tuple]:
+    """All bracketings of a number of factors, as nested pairs; there are 1, 1, 2, 5, 14, 42, ... (Catalan numbers).
 
     >>> list(bracketings(3))
     [((3, 2), 1), (3, (2, 1))]
     """
-    return _bracketings(require_whole("bracketings", "factors", factors), 1)
+    return _bracketings(factors, 1)
 
 
 def _bracketings(last, first):
@@ -223,16 +227,16 @@ def _bracketings(last, first):
                 yield left, right
 
 
-def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], order: Order = "best") -> Float[Array, "... _ _"]:
+def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order = "best") -> Float[Array, "... _ _"]:
     r"""The product :math:`J_L \cdots J_2 J_1`, multiplied in a given order.
 
     Args:
-        jacobians: :math:`J_1, \dots, J_L`, that of the function which is applied first in front: :math:`J_l` is
+        jacobians: :math:`J_1, \dots, J_L`, beginning with that of the function that is applied first: :math:`J_l` is
             ``(d_l, d_{l-1})``; leading axes, the same in all, are batch.
         order: as for `chain_cost`. All orders give the same matrix, up to rounding.
 
     Raises:
-        ValueError: where the shapes do not follow one another, or ``order`` is not an order of L factors.
+        ValueError: if the shapes do not match, or ``order`` is not an order of L factors.
 
     >>> f, g = jnp.array([[1.0], [2.0]]), jnp.array([[3.0, 4.0]])
     >>> multiply_chain([f, g])
@@ -241,40 +245,38 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], order: Order = 
     Source: Huszar, DeepNN lecture 3 (the chain of Jacobians).
     """
     jacobians = list(jacobians)
-    if not jacobians:
-        raise ValueError("multiply_chain expects at least one Jacobian, but none came.")
+    check(jacobians, "at least one Jacobian", "none", "pass [J1, ..., JL]")
     for i, j in enumerate(jacobians, 1):
-        if not hasattr(j, "shape") or len(j.shape) < 2:
-            raise ValueError(
-                f"multiply_chain expects matrices, but J{i} is {describe_any(j)}; write J{i}.reshape(out, in)."
-            )
+        check(len(getattr(j, "shape", ())) >= 2, f"J{i} to be a matrix", j, f"write J{i}.reshape(out, in)")
         if i > 1 and (*j.shape[:-2], j.shape[-1]) != jacobians[i - 2].shape[:-1]:
-            raise ValueError(
-                f"multiply_chain expects J{i} to take what J{i - 1} gives, but J{i} is {describe(j)} and J{i - 1} is "
-                f"{describe(jacobians[i - 2])}; the Jacobian of the function that is applied first comes first."
+            check(
+                False,
+                f"J{i} to have as many columns as J{i - 1} has rows",
+                f"{describe(j)} after {describe(jacobians[i - 2])}",
+                "begin with the Jacobian of the function that is applied first",
             )
     if order == "best":
         order = optimal_order([jacobians[0].shape[-1], *(j.shape[-2] for j in jacobians)]).order
-    order = _bracketing("multiply_chain", order, len(jacobians))
+    order = _bracketing(order, len(jacobians))
     return _fold(order, lambda i: jacobians[i - 1], jnp.matmul)
 
 
 def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Float[Array, "_ _"], ...]:
-    r"""The Jacobians :math:`J_1, \dots, J_L` of functions applied one after the other, each where the chain passes it.
+    r"""The Jacobians :math:`J_1, \dots, J_L` of functions applied one after the other, along the chain.
 
     .. math:: J_l = \frac{\partial f_l}{\partial x}\Big|_{x_{l-1}}, \qquad x_l = f_l(x_{l-1}), \qquad x_0 = x
 
     Their product, by `multiply_chain`, is the Jacobian of :math:`f_L \circ \cdots \circ f_1` at x. An array of any
-    shape is read as the vector of its entries, row after row, so that each :math:`J_l` is a matrix
-    :math:`(d_l, d_{l-1})`. Each is made by forward or reverse mode, whichever takes fewer passes.
+    shape is raveled in row-major order, so that each :math:`J_l` is a matrix
+    :math:`(d_l, d_{l-1})`. Each is computed in forward or reverse mode, whichever takes fewer passes.
 
     Args:
         fs: functions from an array to an array; the first is applied first.
         x: a floating-point array.
 
     Raises:
-        ValueError: where there is no function.
-        TypeError: where ``x`` or what a function returns is not one floating-point array.
+        ValueError: if ``fs`` is empty.
+        TypeError: if ``x`` or the value of a function is not one floating-point array.
 
     >>> jacobians = jacobian_chain([jnp.sin, lambda x: x.sum()], jnp.zeros(2))
     >>> [j.shape for j in jacobians], multiply_chain(jacobians)
@@ -284,14 +286,12 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     """
     warn_if_jaxlib_is_wrong()
     fs = list(fs)
-    if not fs:
-        raise ValueError("jacobian_chain expects functions f_1, ..., f_L, but none came; write jacobian_chain([f], x).")
-    x = _one_array("x", as_point("jacobian_chain", x))
+    check(fs, "functions f_1, ..., f_L", "none", "write jacobian_chain([f], x)")
+    x = _one_array("x", as_point(x))
     jacobians = []
     for i, f in enumerate(fs, 1):
-        if not callable(f):
-            raise TypeError(f"jacobian_chain expects functions, but f_{i} is {describe_any(f)}.")
-        y = _one_array(f"f_{i} to return", f(x))
+        check(callable(f), f"f_{i} to be a function", f, "pass a list of functions", error=TypeError)
+        y = _one_array(f"f_{i}(x)", f(x))
         mode = jax.jacfwd if x.size <= y.size else jax.jacrev
         jacobians.append(mode(f)(x).reshape(y.size, x.size))
         x = y
@@ -302,7 +302,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
 
 
 def _fold(order, leaf: Callable, join: Callable):
-    """A bracketing from the inside out, without recursion, for chains may be long."""
+    """Evaluate a bracketing from the inside out, without recursion, because chains may be long."""
     todo, done = [(order, False)], []
     while todo:
         part, opened = todo.pop()
@@ -324,7 +324,7 @@ def _cost(dims, order) -> int:
     return _fold(order, lambda i: (dims[i], dims[i - 1], 0), join)[2]
 
 
-def _on_paper(order) -> str:
+def _formula(order) -> str:
     def in_brackets(text):
         return f"({text})" if " " in text else text
 
@@ -332,7 +332,7 @@ def _on_paper(order) -> str:
 
 
 def _sweep(mode, factors):
-    """The bracketing of a pure mode: from right to left, or from left to right."""
+    """The bracketing of a pure mode: from right to left (forward), or from left to right (reverse)."""
     numbers = range(2, factors + 1) if mode == "forward" else range(factors - 1, 0, -1)
     order = 1 if mode == "forward" else factors
     for i in numbers:
@@ -340,7 +340,7 @@ def _sweep(mode, factors):
     return order
 
 
-def _bracketing(where, order, factors):
+def _bracketing(order, factors):
     """The bracketing that ``order`` names, as nested pairs."""
     if order in ("forward", "reverse"):
         return _sweep(order, factors)
@@ -353,30 +353,25 @@ def _bracketing(where, order, factors):
             leaves.append(part)
     if leaves != list(range(factors, 0, -1)):
         example = _sweep("reverse", factors)
-        raise ValueError(
-            f"{where} expects order to be 'forward', 'reverse', 'best', or the factors {factors} to 1, in this "
-            f"order, in nested pairs, as in {example}, but {order!r} came."
-        )
+        expected = f"'forward', 'reverse', 'best', or the factors {factors} to 1, in this order, in nested pairs"
+        check(False, f"order to be {expected}", repr(order), f"pass {example}, for example")
     return order
 
 
-def _dims(where, dims) -> tuple[int, ...]:
-    if not isinstance(dims, Iterable) or isinstance(dims, str):
-        raise ValueError(
-            f"{where} expects the dimensions d_0, ..., d_L of a chain, as in (784, 128, 10), but {describe_any(dims)} "
-            f"came; write {where}((d_0, ..., d_L))."
-        )
-    dims = tuple(require_whole(where, f"dims[{i}]", d) for i, d in enumerate(dims))
-    if len(dims) < 2:
-        raise ValueError(f"{where} expects the dimensions d_0, ..., d_L of at least one Jacobian, but {dims} came.")
-    return dims
+def _dims(dims: Any) -> tuple[int, ...]:
+    expected = "dims, d_0, ..., d_L, to be at least two integers >= 1, as in (784, 128, 10)"
+    check(isinstance(dims, Iterable) and not isinstance(dims, str), expected, dims, "pass a tuple of integers")
+    sizes = tuple(dims)
+    integers = all(hasattr(d, "__index__") and not isinstance(d, bool) and operator.index(d) >= 1 for d in sizes)
+    check(integers and len(sizes) >= 2, expected, repr(sizes))
+    return tuple(map(operator.index, sizes))
 
 
 def _one_array(what, x):
     leaves = jax.tree.leaves(x)
-    if len(leaves) != 1 or leaves[0] is not x:
-        raise TypeError(f"jacobian_chain expects {what} one array, but {describe_any(x)} came; split the functions.")
+    is_array = len(leaves) == 1 and leaves[0] is x
+    check(is_array, f"{what} to be one array", x, "split the functions", error=TypeError)
     x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"jacobian_chain expects {what} floating-point numbers, but {describe(x)} came.")
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    check(floating, f"{what} to be a floating-point array", x, "convert it with .astype(jnp.float32)", error=TypeError)
     return x

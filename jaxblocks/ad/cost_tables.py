@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
+from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.memory import compiled_bytes
-from jaxblocks.ad.products import as_point, hvp, scalar_valued
+from jaxblocks.ad.products import hvp
 from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import describe, describe_any
 
@@ -267,11 +268,11 @@ def cost_table(
     for name, value, least in (("repeats", repeats, 0), ("memory_limit", memory_limit, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"cost expects {name} to be a whole number >= {least}, but {value!r} came.")
-    x = as_point("cost", args[0])
+    x = as_point(args[0])
     args = (x, *args[1:])
     y = jax.eval_shape(f, *args)
     names = _rows(rows, x, y)
-    programs = {name: _PROGRAMS[name](scalar_valued("cost", f) if name in _OF_SCALARS else f) for name in names}
+    programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}
     counts = {name: count_flops(program, y, x, *args) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {}
     memory: dict[str, int | None] = dict.fromkeys(names)

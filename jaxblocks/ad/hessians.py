@@ -1,11 +1,11 @@
-r"""The Hessian as a matrix: all of it, its diagonal, its blocks, in chunks of bounded memory.
+r"""The Hessian as a matrix: the whole, its diagonal or its diagonal blocks, in chunks of bounded memory.
 
     x    the point, any pytree of floating-point arrays with n numbers in all
     H    the Hessian of f at x, n by n
 
-One column costs about two gradients (`jaxblocks.ad.hessian_operator`), so all of them take n times that. They are
-made in chunks: a chunk goes through ``vmap`` at once, the chunks one after the other in a loop, so
-that the memory for temporaries is that of one chunk. The unit vectors of a chunk are made inside it.
+One column costs about two gradients (`jaxblocks.ad.hessian_operator`), all columns cost n times that. They are
+computed in chunks: ``vmap`` computes one chunk, a loop runs over the chunks, so the temporary memory is that
+of one chunk. The unit vectors of a chunk are created inside the loop.
 """
 
 from collections.abc import Callable
@@ -16,65 +16,72 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
+from jaxblocks.ad.arguments import as_point, floating_like, scalar_valued
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
-from jaxblocks.ad.loops import chunk_size_for, order_convolutions
+from jaxblocks.ad.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
-from jaxblocks.ad.products import as_point, floating_like, scalar_valued
-from jaxblocks.checks import check_values, describe_any
+from jaxblocks.checks import check, check_values, checked, describe
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 
 
+@checked
 def as_matrix(
-    operator: Callable[[PyTree], PyTree], like: PyTree, chunk_size: int | str = "auto"
+    operator: Callable[[PyTree], PyTree], like: PyTree, *, chunk_size: ChunkSize = "auto"
 ) -> Float[Array, "n n"]:
-    """The matrix of an operator ``v -> Av``, its columns in the order of ``jax.tree.leaves``, each leaf raveled.
+    """The matrix of a linear operator ``v -> Av``: column j is the operator's value at the j-th unit vector.
+
+    Rows and columns follow the order of ``jax.tree.leaves``, each leaf raveled.
 
     Args:
-        operator: linear, takes and returns a pytree like ``like``. Of what is not linear only a value at zero that
-            is not zero is seen, and not under ``jit``; else what comes out are its values at the unit vectors.
+        operator: linear, takes and returns a pytree like ``like``. The only check of linearity is that the value at
+            zero is zero, and it does not run under ``jit``.
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
-        chunk_size: how many columns at once; ``"auto"`` looks at the sizes of arrays in the operator.
+        chunk_size: how many columns are computed at once; ``"auto"`` chooses by the array sizes in the operator.
+
+    Returns:
+        The matrix, (n, n) for n numbers in ``like``.
 
     Raises:
         ValueError: for ``chunk_size`` < 1, or an operator that does not return a pytree like ``like``, or zero at zero.
-        TypeError: where a leaf of ``like`` is not floating-point.
+        TypeError: if a leaf of ``like`` is not floating-point.
 
     >>> as_matrix(lambda v: {"a": v["a"] + 2 * v["b"], "b": v["b"]}, {"a": jnp.zeros(()), "b": jnp.zeros(())})
     Array([[1., 2.],
            [0., 1.]], dtype=float32)
     """
-    like = floating_like("as_matrix", like)
-    matrix = _matrix("as_matrix", operator, like, chunk_size)
+    like = floating_like(like)
+    matrix = _matrix(operator, like, chunk_size)
     at_zero = jax.tree.leaves(operator(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)))
     for y in at_zero:
         check_values(
-            ~(jnp.abs(y) > 0),  # NaN is let through
-            "as_matrix expects a linear operator, but it returns {most} at zero; for the Jacobian of a function f at x "
-            "pass lambda v: jax.jvp(f, (x,), (v,))[1].",
+            ~(jnp.abs(y) > 0),  # NaN passes
+            "a linear operator, got one with the value {most} at zero; for the Jacobian of a function f at x pass "
+            "lambda v: jax.jvp(f, (x,), (v,))[1]",
             most=jnp.max(jnp.abs(y), initial=0),
         )
     return matrix
 
 
-def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | str = "auto") -> PyTree:
-    r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, just as ``jax.hessian(f)(x)``.
+@checked
+def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+    r"""The Hessian :math:`H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j}`, equal to ``jax.hessian(f)(x)``.
 
-    The gradient is linearized once and its columns are made in chunks: less time and far less memory than
-    ``jax.hessian``, which makes all at once.
+    The gradient is linearized once and the columns are computed in chunks. This takes less time and much less memory
+    than ``jax.hessian``, which computes all columns at once.
 
     Args:
         f: takes a pytree, returns a scalar.
         x: the point, a pytree of floating-point arrays.
-        chunk_size: how many columns at once; ``"auto"`` is usually 32 or more. Memory grows with it.
+        chunk_size: how many columns are computed at once; ``"auto"`` is usually 32 or more. Memory grows with it.
 
     Returns:
         A tree like ``x`` of trees like ``x``: block ``[a][b]`` has the shape of leaf a followed by that of
-        leaf b. The n by n matrix of a tree is ``as_matrix(hessian_operator(f, x), x)``.
+        leaf b. For the n by n matrix of all leaves use ``as_matrix(hessian_operator(f, x), x)``.
 
     Raises:
-        TypeError: where a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
-        ValueError: where ``f`` is not scalar-valued, or ``chunk_size`` < 1.
+        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
+        ValueError: if ``f`` is not scalar-valued, or ``chunk_size`` < 1.
 
     >>> hessian(lambda x: x["a"] * jnp.sum(x["b"] ** 2), {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})["b"]["a"]
     Array([2., 4.], dtype=float32)
@@ -82,25 +89,26 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | s
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
     warn_if_jaxlib_is_wrong()
-    f = scalar_valued("hessian", f)
-    x = as_point("hessian", x)
-    matrix = _matrix("hessian", hessian_operator(f, x), x, chunk_size)
+    f = scalar_valued(f)
+    x = as_point(x)
+    matrix = _matrix(hessian_operator(f, x), x, chunk_size)
     leaves, structure = jax.tree.flatten(x)
 
     def block(i, a, j, b):
         return matrix[i : i + a.size, j : j + b.size].reshape(a.shape + b.shape).astype(a.dtype)
 
-    rows = [structure.unflatten([block(i, a, j, b) for j, b in _places(leaves)]) for i, a in _places(leaves)]
+    rows = [structure.unflatten([block(i, a, j, b) for j, b in _offsets(leaves)]) for i, a in _offsets(leaves)]
     return structure.unflatten(rows)
 
 
-def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | str = "auto") -> PyTree:
-    """The blocks of the Hessian on its diagonal: of each leaf of ``x`` with itself, the others held fixed.
+@checked
+def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+    """The diagonal blocks of the Hessian, one for each leaf of ``x``: its second derivatives with the others fixed.
+
+    Arguments and errors are those of `hessian`.
 
     Returns:
-        A tree like ``x``: the block of a leaf has its shape twice.
-
-    Other arguments and errors are those of `hessian`.
+        A tree like ``x``: the block of a leaf of shape S has the shape (*S, *S).
 
     >>> hessian_blocks(lambda x: x["a"] * jnp.sum(x["b"] ** 2), {"a": jnp.float32(3.0), "b": jnp.array([1.0, 2.0])})
     {'a': Array(0., dtype=float32), 'b': Array([[6., 0.],
@@ -109,25 +117,26 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
     warn_if_jaxlib_is_wrong()
-    f = scalar_valued("hessian_blocks", f)
-    x = as_point("hessian_blocks", x)
+    f = scalar_valued(f)
+    x = as_point(x)
     leaves, structure = jax.tree.flatten(x)
     blocks = []
-    for place, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
 
-        def of_leaf(leaf, place=place):
-            return f(structure.unflatten([*leaves[:place], leaf, *leaves[place + 1 :]]))
+        def of_leaf(leaf, index=index):
+            return f(structure.unflatten([*leaves[:index], leaf, *leaves[index + 1 :]]))
 
-        matrix = _matrix("hessian_blocks", hessian_operator(of_leaf, leaf), leaf, chunk_size)
+        matrix = _matrix(hessian_operator(of_leaf, leaf), leaf, chunk_size)
         blocks.append(matrix.reshape(leaf.shape + leaf.shape))
     return structure.unflatten(blocks)
 
 
-def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size: int | str = "auto") -> PyTree:
-    r"""The diagonal :math:`H_{ii}` of the Hessian, exactly, like ``x``.
+@checked
+def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: ChunkSize = "auto") -> PyTree:
+    r"""The exact diagonal :math:`H_{ii}` of the Hessian, like ``x``.
 
-    It takes n products, as the whole Hessian does, but holds n numbers of them. `estimate_trace` has
-    the sum of the diagonal for a few products, with an error.
+    It takes n products, as the whole Hessian does, but stores n numbers only. `estimate_trace` estimates
+    the sum of the diagonal from a few products.
 
     Arguments and errors are those of `hessian`.
 
@@ -137,12 +146,12 @@ def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
     warn_if_jaxlib_is_wrong()
-    f = scalar_valued("hessian_diagonal", f)
-    x = as_point("hessian_diagonal", x)
+    f = scalar_valued(f)
+    x = as_point(x)
     operator = hessian_operator(f, x)
     leaves, structure = jax.tree.flatten(x)
     n = sum(leaf.size for leaf in leaves)
-    size = chunk_size_for("hessian_diagonal", chunk_size, n, operator, x)
+    size = chunk_size_for(chunk_size, n, operator, x)
 
     def entries(start):
         def entry(i):
@@ -153,28 +162,25 @@ def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, chunk_size
         return jax.vmap(entry)(start + jnp.arange(size, dtype=start.dtype))
 
     def write(chunk, diagonal):
-        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the one before it
+        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
         return lax.dynamic_update_slice_in_dim(diagonal, entries(start), start, 0)
 
     diagonal = _in_loop(write, jnp.zeros(n, _wide(leaves)), n, size)
-    parts = [diagonal[i : i + leaf.size].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in _places(leaves)]
+    parts = [diagonal[i : i + leaf.size].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in _offsets(leaves)]
     return structure.unflatten(parts)
 
 
-def _matrix(where, operator, like, chunk_size):
+def _matrix(operator, like, chunk_size):
     leaves, structure = jax.tree.flatten(like)
     n = sum(leaf.size for leaf in leaves)
-    shapes = jax.eval_shape(operator, like) if callable(operator) else None
+    shapes = jax.eval_shape(operator, like)
     if jax.tree.structure(shapes) != structure or any(
         y.shape != x.shape for y, x in zip(jax.tree.leaves(shapes), leaves, strict=True)
     ):
-        wanted = ", ".join(map(describe_any, leaves))
-        came = "no function" if shapes is None else ", ".join(map(describe_any, jax.tree.leaves(shapes)))
-        raise ValueError(
-            f"{where} expects an operator that returns a pytree like its argument, {wanted}, but {came} came; pass a "
-            "function v -> A v."
-        )
-    size = chunk_size_for(where, chunk_size, n, operator, like)
+        wanted, got = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (leaves, shapes))
+        expected = f"an operator that returns a pytree like its argument, {wanted}"
+        check(False, expected, got, "pass a function v -> A v")
+    size = chunk_size_for(chunk_size, n, operator, like)
 
     def columns(start):
         units = jax.vmap(lambda i: structure.unflatten(_unit(i, leaves)))(start + jnp.arange(size, dtype=start.dtype))
@@ -182,7 +188,7 @@ def _matrix(where, operator, like, chunk_size):
         return jnp.concatenate([y.reshape(size, -1).astype(_wide(leaves)) for y in products], axis=1).T
 
     def write(chunk, matrix):
-        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the one before it
+        start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
         return lax.dynamic_update_slice_in_dim(matrix, columns(start), start, 1)
 
     return _in_loop(write, jnp.zeros((n, n), _wide(leaves)), n, size)
@@ -195,14 +201,14 @@ def _in_loop(write, start, n, size):
 
 
 def _unit(i, leaves):
-    """The i-th unit vector, as leaves."""
+    """The i-th unit vector, as a list of leaves."""
     return [
-        jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape) for first, leaf in _places(leaves)
+        jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape) for first, leaf in _offsets(leaves)
     ]
 
 
-def _places(leaves):
-    """Each leaf with the number of its first entry."""
+def _offsets(leaves):
+    """Each leaf with the index of its first entry among all n."""
     first = 0
     for leaf in leaves:
         yield first, leaf

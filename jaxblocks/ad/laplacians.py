@@ -1,4 +1,4 @@
-r"""The Laplacian of a function in one forward sweep, by one rule for every equation of its jaxpr.
+r"""The Laplacian of a function in one forward pass, by one rule for every equation of its jaxpr.
 
     x        the point, any pytree of floating-point arrays with n numbers in all
     y        the value f(x), an array
@@ -9,9 +9,9 @@ Where an equation computes y = p(x) from values with known J and L, the chain ru
 
     y = p(x)        J_y,i = p'(x) J_i        L_y = p'(x) L + sum_i p''(x)[J_i, J_i]
 
-and nothing else is carried: no n by n Hessian, no tape. What p is, its own derivatives say:
-a p whose first derivative does not depend on x has no second term; an elementwise one needs
-p''(x) once and not n times; a product of matrices contracts over i as it contracts over its axes.
+and nothing else is stored: no n by n Hessian, no residuals. The derivatives of p decide how this is computed:
+if p'(x) does not depend on x, there is no second term; an elementwise p needs p''(x) once and not n times;
+a product of matrices contracts over i as it contracts over its axes.
 """
 
 from collections.abc import Callable
@@ -23,63 +23,65 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Float, PyTree
 
+from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
-from jaxblocks.ad.products import as_point
-from jaxblocks.checks import describe_any, require_whole
+from jaxblocks.checks import PositiveInt, check, checked, public_name
 
-__all__ = ["array_valued", "laplacian", "value_grad_laplacian"]
+__all__ = ["laplacian", "value_grad_laplacian"]
 
 
+@checked
 def laplacian(
-    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: int | None = None
+    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: PositiveInt | None = None
 ) -> Float[Array, "..."]:
     r"""The Laplacian :math:`\Delta f(x) = \sum_{i=1}^n \frac{\partial^2 f}{\partial x_i^2}`, exactly.
 
     It is the trace of the Hessian of each output, in about half the operations that the
-    Hessian of a dense net takes. Loops and branches are differentiated as such (a ``scan`` stays one),
-    and so is what comes out: it works under ``jit``, ``vmap`` and ``grad``.
+    Hessian of a dense network takes. Loops and branches are kept (a ``scan`` stays a ``scan``). The result can be
+    transformed by ``jit``, ``vmap`` and ``grad``.
 
     Args:
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays, n numbers in all.
-        chunk_size: how many of the n directions go through f at once, all of them without it. With
-            chunks memory falls to ``chunk_size / n``, and f itself is computed once for each.
+        chunk_size: how many of the n directions are computed at once; all by default. With chunks the memory is
+            about ``chunk_size / n`` of that, and f itself is computed once for each chunk.
 
     Returns:
         :math:`\Delta f(x)`, of the shape of ``f(x)``.
 
     Raises:
-        TypeError: where a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
-        NotImplementedError: where ``f`` uses a primitive that JAX cannot differentiate (it is named).
+        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
+        NotImplementedError: if ``f`` uses a primitive that JAX cannot differentiate (the error names it).
 
-    Rules of ``jax.custom_jvp`` are used. A function with ``jax.custom_vjp`` has no forward rule: what it
-    computes is differentiated instead. For many directions and an estimate in place of the sum, probe
-    `directional_curvature` with random vectors (Hutchinson).
+    Rules of ``jax.custom_jvp`` are used. A function with ``jax.custom_vjp`` has no forward rule: its
+    implementation is differentiated instead. For large n, `estimate_trace` of `directional_curvature` estimates the
+    Laplacian of a scalar-valued function from few random vectors.
 
     >>> float(laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0])))
     18.0
 
-    Source: Li et al. 2023 (arXiv 2307.08214, the forward Laplacian); Dangel et al. 2025 (arXiv 2505.13644).
+    Source: Li et al. 2023 (the forward Laplacian; arXiv:2307.08214); Dangel et al. 2025 (arXiv:2505.13644).
     """
-    return _sweep("laplacian", f, x, chunk_size)[2]
+    return _forward_laplacian(f, x, chunk_size)[2]
 
 
+@checked
 def value_grad_laplacian(
-    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: int | None = None
+    f: Callable[[Any], Float[Array, "..."]], x: PyTree, *, chunk_size: PositiveInt | None = None
 ) -> tuple[Float[Array, "..."], PyTree, Float[Array, "..."]]:
-    r"""The value :math:`f(x)`, the Jacobian and :math:`\Delta f(x)`, all from one sweep.
+    r"""The value :math:`f(x)`, the Jacobian and :math:`\Delta f(x)`, in one forward pass.
 
-    The Jacobian has the containers of ``x``, its leaves the shape ``(*f(x).shape, *leaf.shape)``: for a
+    The Jacobian has the structure of ``x`` and leaves of the shape ``(*f(x).shape, *leaf.shape)``: for a
     scalar-valued f it is the gradient. Arguments and errors are those of `laplacian`.
 
     >>> value, gradient, laplacian = value_grad_laplacian(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]))
     >>> value, gradient, laplacian
     (Array(9., dtype=float32), Array([ 3., 12.], dtype=float32), Array(18., dtype=float32))
 
-    Source: Li et al. 2023 (arXiv 2307.08214, the forward Laplacian).
+    Source: Li et al. 2023 (the forward Laplacian; arXiv:2307.08214).
     """
-    value, jacobian, total = _sweep("value_grad_laplacian", f, x, chunk_size)
+    value, jacobian, total = _forward_laplacian(f, x, chunk_size)
     leaves, structure = jax.tree.flatten(x)
     parts, start = [], 0
     for leaf in leaves:
@@ -89,27 +91,26 @@ def value_grad_laplacian(
     return value, structure.unflatten(parts), total
 
 
-def _sweep(where, f, x, chunk_size) -> tuple[Array, Array, Array]:
+def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     """Value, Jacobian (n, *y) and Laplacian of f at x, all directions at once or in chunks."""
     warn_if_jaxlib_is_wrong()
-    f = array_valued(where, f)
-    x = as_point(where, x)
+    f = array_valued(f)
+    x = as_point(x)
     leaves, structure = jax.tree.flatten(x)
     n = sum(leaf.size for leaf in leaves)
-    if n == 0:
-        raise ValueError(f"{where} expects x to hold at least one number, but its arrays are empty.")
+    check(n > 0, "x to hold at least one number", "empty arrays")
     closed = jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves)
 
     def along(start, size):
         points = []
-        for leaf in leaves:  # its place among the n numbers is where its part of the unit vectors stands
+        for leaf in leaves:  # its part of each unit vector
             unit = start + jnp.arange(size)[:, None] == jnp.arange(leaf.size)[None, :]
             points.append(_Point(leaf, unit.astype(leaf.dtype).reshape(size, *leaf.shape), jnp.zeros_like(leaf)))
             start = start - leaf.size
         [y] = _walk(closed, points)
         return _filled(y, True, size)
 
-    if chunk_size is None or require_whole(where, "chunk_size", chunk_size) >= n:
+    if chunk_size is None or chunk_size >= n:
         return along(0, n)
 
     def step(carry, start):
@@ -122,40 +123,11 @@ def _sweep(where, f, x, chunk_size) -> tuple[Array, Array, Array]:
     return value, jacobian.reshape(-1, *aval.shape)[:n], total
 
 
-def array_valued(where: str, f: Callable) -> Callable:
-    """The same function; while it is traced, a ``TypeError`` unless it returns one floating-point array.
-
-    >>> array_valued("laplacian", lambda x: (x, x))(jnp.zeros(3))
-    Traceback (most recent call last):
-    ...
-    TypeError: laplacian expects f to return one array, but a tuple came; return one of them alone, as in \
-lambda x: f(x)[0].
-    """
-    if not callable(f):
-        raise TypeError(f"{where} expects a function f first, but {describe_any(f)} came; write {where}(f, x).")
-
-    def checked(*args):
-        y = f(*args)
-        leaves = jax.tree.leaves(y)
-        if len(leaves) != 1 or leaves[0] is not y:
-            repair = "return the array" if not leaves else "return one of them alone, as in lambda x: f(x)[0]"
-            raise TypeError(f"{where} expects f to return one array, but {describe_any(y)} came; {repair}.")
-        y = jnp.asarray(y)
-        if not jnp.issubdtype(y.dtype, jnp.floating):
-            raise TypeError(
-                f"{where} expects f to return a floating-point array, but {y.dtype} {y.shape} came, which has no "
-                "derivative; return what it was computed from."
-            )
-        return y
-
-    return checked
-
-
 # ---- the walk -----------------------------------------------------------------------------
 
 
 class _Point(NamedTuple):
-    """A value with its derivatives, the directions leading; both ``None`` where it does not depend on x."""
+    """A value with its derivatives, directions on the leading axis; both are ``None`` if it does not depend on x."""
 
     value: Any
     jacobian: Any = None
@@ -167,7 +139,7 @@ class _Point(NamedTuple):
 
 
 def _filled(point, moves, directions) -> _Point:
-    """A constant as a point whose derivatives are zeros, where loops and branches ask for it."""
+    """A constant with derivatives of zero, where a loop or a branch needs them."""
     if not moves or point.moves:
         return point
     value = jnp.asarray(point.value)
@@ -199,23 +171,23 @@ def _walk(closed: ClosedJaxpr, points) -> list[_Point]:
     return [read(v) for v in jaxpr.outvars]
 
 
-# What is constant in pieces: its derivative is zero wherever there is one.
+# Piecewise constant functions: the derivative is zero wherever it exists.
 _FLAT = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
 
 
 def _moves(equation: JaxprEqn) -> list[bool]:
-    """Which outputs move with inputs that do: numbers that are not whole."""
+    """Which outputs can depend on x: floating-point ones of functions that are not piecewise constant."""
     inexact = [jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.inexact) for v in equation.outvars]
     return [kind and equation.primitive.name not in _FLAT for kind in inexact]
 
 
 def _opened(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """The body of a call; not that of a function with a derivative of its own, which is to be believed."""
+    """The body of a call; ``None`` for a function with a ``custom_jvp`` rule, which is used instead."""
     return None if equation.primitive.name == "custom_jvp_call" else body_of_call(equation)
 
 
 def _moved(jaxpr: Jaxpr, moves) -> list[bool]:
-    """Which outputs move with those inputs that do, never too few."""
+    """Which outputs may depend on x, if those inputs do (an upper bound)."""
     moving = {v for v, m in zip(jaxpr.invars, moves, strict=True) if m}
     for equation in jaxpr.eqns:
         ins = [not isinstance(v, Literal) and v in moving for v in equation.invars]
@@ -230,7 +202,7 @@ def _moved(jaxpr: Jaxpr, moves) -> list[bool]:
 
 
 def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
-    """The chain rule of second order for one primitive, as a function of those distinct inputs that move."""
+    """The second-order chain rule for one primitive, as a function of its distinct inputs that depend on x."""
     name, kinds = equation.primitive.name, _moves(equation)
     variables = inputs_of([equation])
     moving = [v for v in variables if known[v].moves]
@@ -257,7 +229,7 @@ def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
         if isinstance(error, ValueError) and "callback" not in str(error):
             raise
         raise NotImplementedError(
-            f"The Laplacian needs two derivatives of the primitive {name!r}, but JAX has not both; give the function "
+            f"{public_name()} expected primitives that JAX can differentiate twice, got {name!r}; give the function "
             "that calls it a rule with jax.custom_jvp that can be differentiated again."
         ) from error
     rest = function([v for v, moves in zip(equation.outvars, kinds, strict=True) if not moves])(*xs)
@@ -266,10 +238,10 @@ def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
 
 
 def _any(p, points, second=None, matrix=False) -> list[_Point]:
-    """Any primitive: linearized once; its second derivative along each direction, unless ``second`` is their sum."""
+    """Any primitive, linearized once; ``second`` is the sum of the second derivatives where it is known already."""
     xs, jacobians, laplacians = (tuple(getattr(point, name) for point in points) for name in _Point._fields)
     values, push = jax.linearize(p, *xs)
-    if matrix:  # the Laplacian as one direction more, so that the matrix is read once for all
+    if matrix:  # the Laplacian as one more direction, so that the matrix is read once
         rows = [jnp.concatenate([j, each[None]]) for j, each in zip(jacobians, laplacians, strict=True)]
         pushed = jax.vmap(push)(*rows)
         pushed, totals = [each[:-1] for each in pushed], [each[-1] for each in pushed]
@@ -290,7 +262,7 @@ def _any(p, points, second=None, matrix=False) -> list[_Point]:
 
 
 def _elementwise(p, points) -> _Point:
-    """A function of each element alone: its partial derivatives are taken once, for all directions."""
+    """An elementwise function: its partial derivatives are computed once for all directions."""
     xs = [point.value for point in points]
 
     def partial(p, a):
@@ -314,7 +286,7 @@ def _elementwise(p, points) -> _Point:
 
 
 def _product(equation, inputs):
-    """The second term of a product of matrices: directions are contracted with the axes; 0 if one factor rests."""
+    """The second term of a product of matrices; ``None`` if one factor does not depend on x."""
     if not all(point.moves for point in inputs):
         return None
     (left, right), batch = equation.params["dimension_numbers"]
@@ -337,14 +309,14 @@ def _is_real(equation):
     return all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (*equation.invars, *equation.outvars))
 
 
-# Each element of the output is a function of the elements at its own place alone, and not a linear one.
+# Nonlinear functions whose output elements depend on the input elements at the same index only.
 _ELEMENTWISE = frozenset(
     """acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf erf_inv erfc exp
     exp2 expm1 integer_pow lgamma log log1p logistic mul pow rsqrt sin sinh sqrt square tan tanh""".split()
 )
 
 
-# ---- loops and branches: the same loops and branches over points ----------------------------
+# ---- loops and branches -------------------------------------------------------------------
 
 
 def _scan(equation, inputs):
@@ -365,15 +337,15 @@ def _scan(equation, inputs):
     carry, outs = lax.scan(
         step,
         carry,
-        [_seeds_behind_time(point, 0, 1) for point in slices],
+        [_directions_to_axis(point, 0, 1) for point in slices],
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return [*carry, *(_seeds_behind_time(point, 1, 0) for point in outs)]
+    return [*carry, *(_directions_to_axis(point, 1, 0) for point in outs)]
 
 
-def _seeds_behind_time(point, source, target):
+def _directions_to_axis(point, source, target):
     return point._replace(jacobian=jnp.moveaxis(point.jacobian, source, target)) if point.moves else point
 
 
@@ -413,7 +385,7 @@ _NESTED = {"scan": _scan, "while": _while, "cond": _cond}
 
 
 def _carried(step, carry) -> list[bool]:
-    """Which parts of a carry move at some step: as many as the step itself makes move."""
+    """Which parts of a carry depend on x after some step: a fixed point of the step."""
     moves = [point.moves for point in carry]
     while True:
         wider = [a or b for a, b in zip(moves, step(moves), strict=False)]

@@ -9,7 +9,7 @@ kernels visits the outermost computation alone. The tools that loop bring them i
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,9 @@ from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting import equations
 from jaxblocks.ad.jaxprs import evaluate
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import PositiveInt
 
-__all__ = ["chunk_size_for", "map_in_chunks", "order_convolutions"]
+__all__ = ["ChunkSize", "chunk_size_for", "map_in_chunks", "order_convolutions"]
 
 
 def order_convolutions(f: Callable) -> Callable:
@@ -75,21 +75,21 @@ def _ordered_convolution(
     return y.transpose(np.argsort(batch_first[1]))
 
 
-def chunk_size_for(where: str, chunk_size: int | str, number: int, f: Callable, *args: Any) -> int:
+ChunkSize: TypeAlias = PositiveInt | Literal["auto"]
+"""How many vectors or examples are computed at once."""
+
+
+def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, *args: Any) -> int:
     """How many calls of ``f`` go together: as many as were asked for, or what its largest array suggests.
 
     ``"auto"`` takes at least 32, and more while the largest array of all of them stays within 128 KiB, for small
     functions are faster together; but no more than keep it within 16 MiB. ``args`` are those of one call.
 
-    >>> chunk_size_for("hessian", "auto", 1000, jnp.sin, jnp.zeros(10)), chunk_size_for("hessian", 7, 5, jnp.sin, 0.0)
+    >>> chunk_size_for("auto", 1000, jnp.sin, jnp.zeros(10)), chunk_size_for(7, 5, jnp.sin, 0.0)
     (1000, 5)
     """
     if chunk_size != "auto":
-        if isinstance(chunk_size, str):
-            raise ValueError(
-                f'{where} expects chunk_size to be "auto" or a whole number >= 1, but {chunk_size!r} came.'
-            )
-        return min(require_whole(where, "chunk_size", chunk_size), number)
+        return min(chunk_size, number)
     largest = 1
     for equation, _, _ in equations(jax.make_jaxpr(f)(*args)):
         for out in equation.outvars:

@@ -1,7 +1,7 @@
-"""What derivatives keep in memory, and how it grows with depth.
+"""The memory of derivatives, and how it grows with depth.
 
-Forward mode carries a tangent along and forgets the rest; reverse mode keeps what every layer's
-derivative reads until it comes back to it. `jaxblocks.ad.scan` offers the ways between.
+Forward mode carries one tangent and stores nothing else; reverse mode stores what the derivative of each layer
+reads until the backward pass reaches that layer. `jaxblocks.ad.scan` offers compromises between memory and time.
 """
 
 import dataclasses
@@ -11,24 +11,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
+from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
-from jaxblocks.ad.products import as_point, scalar_valued
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import describe_any, require_whole
+from jaxblocks.checks import check, checked
 
 __all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "temporary_bytes"]
 
 
 def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
-    """What the compiled ``f`` needs at its peak beside its arguments and results, in bytes; nothing is run.
+    """The peak memory of the compiled ``f`` beside its arguments and results, in bytes; nothing is run.
 
     Args:
         f: any function that ``jax.jit`` takes.
         args: arrays or ``jax.ShapeDtypeStruct``, in pytrees.
 
     Returns:
-        The bytes, ``None`` where the compiler does not tell.
+        The bytes; ``None`` where the compiler does not report them.
 
     >>> x = jax.ShapeDtypeStruct((1000,), jnp.float32)
     >>> temporary_bytes(lambda x: jnp.sum(jnp.sort(x) * x), x) >= 4000
@@ -37,8 +38,8 @@ def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
     return compiled_bytes(jax.jit(f).lower(*args).compile())[0]
 
 
-def compiled_bytes(program) -> tuple[int | None, int]:
-    """What a compiled program needs: temporary bytes, and those of its outputs; ``None, 0`` where it does not tell.
+def compiled_bytes(program: Any) -> tuple[int | None, int]:
+    """The temporary bytes of a compiled program and those of its outputs; ``None, 0`` where it does not report them.
 
     >>> compiled_bytes(jax.jit(jnp.sin).lower(jnp.zeros(4)).compile())[1]
     16
@@ -51,17 +52,17 @@ def compiled_bytes(program) -> tuple[int | None, int]:
 
 
 def saved_numbers(f: Callable, /, *args: Any) -> int:
-    """How many numbers reverse mode keeps between its sweeps: what the pullback of ``jax.vjp`` holds.
+    """How many numbers reverse mode stores between forward and backward pass: what the pullback of ``jax.vjp`` holds.
 
-    This is before the compiler sees it, which may keep less, and is the number that theory speaks about:
-    it grows with the layers, but not with ``jax.checkpoint``, which keeps the arguments alone.
+    This is the number of the theory, before the compiler optimizes the program (it may store less): it grows with the
+    number of layers, except under ``jax.checkpoint``, which stores the arguments only.
 
     Args:
         f: takes pytrees of floating-point arrays.
         args: its arguments, arrays or ``jax.ShapeDtypeStruct``; nothing is computed.
 
     Raises:
-        TypeError: where an argument is not floating-point.
+        TypeError: if an argument is not floating-point.
 
     >>> x = jnp.ones(1000)
     >>> saved_numbers(jnp.sin, x), saved_numbers(lambda x: jnp.sin(jnp.sin(x)), x)
@@ -72,7 +73,7 @@ def saved_numbers(f: Callable, /, *args: Any) -> int:
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode).
     """
     warn_if_jaxlib_is_wrong()
-    args = as_point("saved_numbers", args)
+    args = as_point(args)
     pullback = jax.eval_shape(lambda *args: jax.vjp(f, *args)[1], *args)
     return sum(leaf.size for leaf in jax.tree.leaves(pullback))
 
@@ -85,7 +86,7 @@ class MemoryCurve:
 
     Attributes:
         depths: the depths, increasing.
-        bytes: for each row, by name, the bytes at each depth (``None`` where the compiler does not tell).
+        bytes: for each row, by name, the bytes at each depth (``None`` where the compiler does not report them).
 
     >>> curve = MemoryCurve((10, 100), {"jvp": (64, 64), "gradient": (1000, 10000)})
     >>> curve["gradient"], curve.growth("jvp"), curve.growth("gradient")
@@ -102,7 +103,7 @@ class MemoryCurve:
 
     def __getitem__(self, name: str) -> tuple[int | None, ...]:
         if name not in self.bytes:
-            raise KeyError(f"This curve has no row {name!r}; it has {', '.join(self.bytes)}.")
+            raise KeyError(f"MemoryCurve expected a row of {', '.join(self.bytes)}, got {name!r}; pass one of these.")
         return self.bytes[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -128,8 +129,8 @@ class MemoryCurve:
     def _repr_html_(self) -> str:
         return self._table("html")
 
-    def plot(self, ax=None):
-        """A line for each row, bytes over depth, both logarithmic; returns the axes.
+    def plot(self, ax: Any = None) -> Any:
+        """Draw a line for each row, bytes over depth on logarithmic axes; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -149,7 +150,7 @@ class MemoryCurve:
         ax.legend()
         return ax
 
-    def _table(self, style) -> str:
+    def _table(self, style: str) -> str:
         from tabulate import tabulate
 
         def cell(size):
@@ -165,47 +166,53 @@ class MemoryCurve:
         return tabulate(lines, headers=headers, tablefmt=style, colalign=align, disable_numparse=True)
 
 
+@checked
 def memory_curve(
-    make: Callable, depths: Sequence[int], checkpoints: Sequence[str | int | Callable | None] = ()
+    make: Callable[..., tuple[Callable, PyTree]],
+    depths: Sequence[int],
+    *,
+    checkpoints: Sequence[str | int | Callable | None] = (),
 ) -> MemoryCurve:
     r"""How the memory of :math:`f`, of its jvp and of its gradient grows with the depth of :math:`f`.
 
     Args:
         make: ``make(depth)`` returns ``(f, x)``: a scalar-valued function and its point, a pytree of
             floating-point arrays (or ``jax.ShapeDtypeStruct``: programs are compiled and not run).
-        depths: increasing whole numbers.
-        checkpoints: what the gradient shall keep; each gives one more row, the gradient of
-            ``make(depth, checkpoint=...)``. As `jaxblocks.ad.scan` and `jaxblocks.layers.Repeat` understand it.
+        depths: increasing integers >= 1.
+        checkpoints: what the gradient stores, in the notation of `jaxblocks.ad.scan` and `jaxblocks.layers.Repeat`;
+            each adds a row, the gradient of ``make(depth, checkpoint=...)``.
 
     Returns:
         Rows ``"function"``, ``"jvp"``, ``"gradient"``, and ``"gradient, checkpoint='body'"`` and so on.
 
     Raises:
-        ValueError: where ``depths`` are none or not increasing, or ``f`` is not scalar-valued.
-        TypeError: where ``x`` holds a leaf that is not floating-point, or ``make`` returns no pair or takes
-            no ``checkpoint`` where some are asked for.
+        ValueError: if ``depths`` is empty or not increasing, or ``f`` is not scalar-valued.
+        TypeError: if a leaf of ``x`` is not floating-point, ``make`` does not return a pair, or it takes no
+            ``checkpoint`` although ``checkpoints`` are given.
 
     >>> from jaxblocks.ad.checkpointing import scan
     >>> def make(depth, checkpoint=None):
     ...     def f(w):
     ...         return jnp.sum(scan(lambda h, w: (jnp.tanh(w @ h), None), jnp.ones(8), w, checkpoint=checkpoint)[0])
     ...     return f, jnp.ones((depth, 8, 8))
-    >>> curve = memory_curve(make, (128, 512), [4])
+    >>> curve = memory_curve(make, (128, 512), checkpoints=[4])
     >>> [round(curve.growth(name), 1) for name in ("jvp", "gradient", "gradient, checkpoint=4")]
     [0.0, 1.0, 0.0]
 
-    Source: Huszar, DeepNN lecture 3 (the memory of reverse mode); Griewank & Walther, Evaluating Derivatives.
+    Source: Huszar, DeepNN lecture 3 (the memory of reverse mode); Griewank & Walther 2008, Evaluating Derivatives
+    (doi:10.1137/1.9780898717761).
     """
     warn_if_jaxlib_is_wrong()
-    depths = tuple(require_whole("memory_curve", "depths", depth) for depth in depths)
-    if not depths or list(depths) != sorted(set(depths)):
-        raise ValueError(f"memory_curve expects depths that increase, such as (16, 64, 256), but {depths} came.")
-    checkpoints = tuple(checkpoints)
-    if checkpoints and not _takes_checkpoint(make):
-        raise TypeError(
-            "memory_curve calls make(depth, checkpoint=...) for each of checkpoints, but make takes no checkpoint; "
-            "write def make(depth, checkpoint=None) and hand it on, as in scan(..., checkpoint=checkpoint)."
-        )
+    depths, checkpoints = tuple(depths), tuple(checkpoints)
+    increasing = all(hasattr(depth, "__index__") for depth in depths) and list(depths) == sorted(set(depths))
+    expected = "depths to be increasing integers >= 1, such as (16, 64, 256)"
+    check(depths and increasing and depths[0] >= 1, expected, repr(depths))
+    check(
+        not checkpoints or _takes_checkpoint(make),
+        "make to take the keyword checkpoint for each of checkpoints",
+        repair="write def make(depth, checkpoint=None) and pass it on, as in scan(..., checkpoint=checkpoint)",
+        error=TypeError,
+    )
     rows: dict[str, tuple[Callable, dict]] = {name: (program, {}) for name, program in _PROGRAMS.items()}
     for checkpoint in checkpoints:
         name = getattr(checkpoint, "__name__", repr(checkpoint))
@@ -216,7 +223,7 @@ def memory_curve(
     )
 
 
-# Each takes the point and a direction, so that all are called alike.
+# Each takes the point and a direction, so that all have one signature.
 _PROGRAMS: dict[str, Callable] = {
     "function": lambda f: lambda x, v: f(x),
     "jvp": lambda f: lambda x, v: jax.jvp(f, (x,), (v,)),
@@ -224,22 +231,19 @@ _PROGRAMS: dict[str, Callable] = {
 }
 
 
-def _takes_checkpoint(make) -> bool:
+def _takes_checkpoint(make: Callable) -> bool:
     try:
         inspect.signature(make).bind(1, checkpoint=None)
     except TypeError:
         return False
-    except ValueError:  # no signature is known, as of some built-in functions
+    except ValueError:  # some built-in functions have no signature
         return True
     return True
 
 
 def _bytes_at(make, depth, program, options) -> int | None:
     made = make(depth, **options)
-    if not (isinstance(made, tuple) and len(made) == 2):
-        raise TypeError(
-            f"memory_curve expects make(depth) to return a function and its point, but {describe_any(made)} came; "
-            "write return f, x."
-        )
-    f, x = scalar_valued("memory_curve", made[0], arguments="make, depths"), as_point("memory_curve", made[1])
+    is_pair = isinstance(made, tuple) and len(made) == 2
+    check(is_pair, "make(depth) to return a function and its point", made, "write return f, x", error=TypeError)
+    f, x = scalar_valued(made[0]), as_point(made[1])
     return temporary_bytes(program(f), x, x)

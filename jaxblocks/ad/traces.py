@@ -30,9 +30,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import PyTree
 
+from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import body_of_call, inputs_of, piece
-from jaxblocks.ad.products import as_point
 from jaxblocks.axes import PALETTE, axes_or_new
 from jaxblocks.checks import describe, describe_any
 
@@ -270,7 +270,7 @@ def trace_table(
     if not args:
         raise ValueError("trace_table expects the arguments of f after it, trace_table(f, x1, x2), but none came.")
     _require_floating_args(f, args)
-    args = as_point("trace_table", args)
+    args = as_point(args)
     if tangent is None:
         tangent = (jax.tree.map(jnp.ones_like, args[0]), *jax.tree.map(jnp.zeros_like, args[1:]))
     else:

@@ -168,7 +168,7 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    checkpoint = require_checkpoint("Repeat", checkpoint)
+    checkpoint = require_checkpoint(checkpoint)
     child = child_of(None, layer)
 
     def init(key, inputs, side):
@@ -245,7 +245,7 @@ def Recurrent(
     >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1)), mask=jnp.array([True, False, True])).ravel()
     Array([1., 0., 2.], dtype=float32)
     """
-    checkpoint = require_checkpoint("Recurrent", checkpoint)
+    checkpoint = require_checkpoint(checkpoint)
     child = child_of(None, cell)
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or give its side input another name (Recurrent keeps the mask)"

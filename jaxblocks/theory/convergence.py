@@ -25,7 +25,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
-from jaxblocks.ad.products import as_point, scalar_valued
+from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.axes import PALETTE, axes_or_new
 from jaxblocks.checks import check_values, describe, describe_any, require_floating, require_whole
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
@@ -241,9 +241,9 @@ def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
     >>> smoothness(lambda x: 0.5 * (x[0] ** 2 + 10 * x[1] ** 2), jnp.ones(2))
     Array(10., dtype=float32)
     """
-    x = as_point("smoothness", x)
+    x = as_point(x)
     flat, unravel = ravel_pytree(x)
-    f = scalar_valued("smoothness", f)
+    f = scalar_valued(f)
     largest = lambda flat: jnp.max(jnp.abs(jnp.linalg.eigvalsh(jax.hessian(lambda v: f(unravel(v)))(flat))))
     return jax.jit(largest)(flat)
 
@@ -509,8 +509,8 @@ def descend(f: Callable[[Any], Any], start: PyTree, optimizer: Any, steps: int =
     if callable(start) and not callable(f):
         raise TypeError("descend expects the function and then the start, but the start came first; swap them.")
     known = f if isinstance(f, Objective) else None
-    start = as_point("descend", start)
-    f = scalar_valued("descend", f, arguments="f, start, optimizer")
+    start = as_point(start)
+    f = scalar_valued(f, point="start")
     steps = require_whole("descend", "steps", steps)
     step_size = None
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):

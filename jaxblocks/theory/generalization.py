@@ -25,8 +25,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.activations import relu
-from jaxblocks.ad.kernels import kernel_of_angles
-from jaxblocks.ad.per_example import gradient_noise, per_example_gradients
+from jaxblocks.ad.infinite_width import kernel_of_angles
+from jaxblocks.ad.noise import gradient_noise
+from jaxblocks.ad.per_example import per_example_gradients
 from jaxblocks.axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.checks import describe, require_key, require_whole
 from jaxblocks.core import as_layer
@@ -930,7 +931,7 @@ def relu_covariance(
     Source: Cho & Saul 2009, Kernel methods for deep learning; Huszar, DeepNN lecture 3 (infinite-width networks).
     """
     kappa_1 = lambda angle: (jnp.cos(angle) * (jnp.pi - angle) + jnp.sin(angle)) / jnp.pi
-    return kernel_of_angles("relu_covariance", x1, x2, kappa_1)
+    return kernel_of_angles(x1, x2, kappa_1)
 
 
 # ---- gradient noise -----------------------------------------------------------------------
