@@ -115,6 +115,9 @@ SMALL = {
 CHUNK_SIZES: tuple[Literal["auto"] | int, ...] = ("auto", 8, 32, 128)
 
 
+CHUNK_SIZES: tuple[Literal["auto"] | int, ...] = ("auto", 8, 32, 128)
+
+
 def matrices_of(name):
     params, f, _, _ = problem(name, SMALL)
     functions = {"jax.hessian": jax.hessian(f)}

@@ -144,7 +144,7 @@ def test_it_prints_and_draws_itself():
     assert len(optimal_order((3, 4, 5)).plot().lines) == 4  # nothing crosses
     assert optimal_order((1, 4, 5, 3)).plot() is not None
     plt.close("all")
-    with pytest.raises(ValueError, match="one Jacobian has no product to draw"):
+    with pytest.raises(ValueError, match="a chain of at least two Jacobians"):
         optimal_order((3, 4)).plot()
 
 

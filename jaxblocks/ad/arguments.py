@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import PyTree
 
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 
 __all__ = ["array_valued", "as_point", "at_point", "batch_length", "floating_like", "floating_params", "scalar_valued"]
 
@@ -38,17 +38,17 @@ differentiate one output at a time, or use jax.jacobian for all first derivative
         y = f(*args)
         if not _is_leaf(y):
             repair = f"return the value alone, as in lambda {point}: {name}({point})[0]"
-            check(False, f"{name} to return one scalar array", y, repair, error=TypeError)
+            require(False, f"{name} to return one scalar array", y, repair, error=TypeError)
         y = jnp.asarray(y)
         if y.shape:
             repair = (
                 f"reduce it first (as in {name}({point}).sum()), differentiate one output at a time, or use "
                 "jax.jacobian for all first derivatives"
             )
-            check(False, f"{name} to return a scalar", y, repair)
+            require(False, f"{name} to return a scalar", y, repair)
         if not jnp.issubdtype(y.dtype, jnp.floating):
             repair = "return a value computed in floating point"
-            check(False, f"{name} to return a floating-point scalar", str(y.dtype), repair, error=TypeError)
+            require(False, f"{name} to return a floating-point scalar", str(y.dtype), repair, error=TypeError)
         return y
 
     return scalar_f
@@ -69,12 +69,12 @@ lambda x: f(x)[0].
         y = f(*args)
         if not _is_leaf(y):
             repair = "return one of its arrays, as in lambda x: f(x)[0]" if jax.tree.leaves(y) else "return the array"
-            check(False, "f to return one array", y, repair, error=TypeError)
+            require(False, "f to return one array", y, repair, error=TypeError)
         y = jnp.asarray(y)
         if not jnp.issubdtype(y.dtype, jnp.floating):
             got = f"{describe(y)}, which has no derivative"
             repair = "return the floating-point array that it is computed from"
-            check(False, "f to return a floating-point array", got, repair, error=TypeError)
+            require(False, "f to return a floating-point array", got, repair, error=TypeError)
         return y
 
     return array_f
@@ -114,10 +114,10 @@ jax.tree.map(..., x).
     for path in dict.fromkeys([*points, *directions]):
         if path not in points or path not in directions or not _alike(points[path], directions[path]):
             expected = f"v like x, {_leaf_in_words('x', points, path)}"
-            check(False, expected, _leaf_in_words("v", directions, path), repair)
+            require(False, expected, _leaf_in_words("v", directions, path), repair)
     structure, other = jax.tree.structure(x), jax.tree.structure(v)
     if structure != other:
-        check(False, f"v in the containers of x, {structure}", str(other), repair)
+        require(False, f"v in the containers of x, {structure}", str(other), repair)
     return x, v
 
 
@@ -133,15 +133,15 @@ with .astype(jnp.float32).
     """
     if callable(like):
         repair = "pass the operator first and then like"
-        check(False, "like to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
+        require(False, "like to be a pytree of arrays such as the operator takes", like, repair, error=TypeError)
     leaves = tree_leaves_with_path(like)
-    check(leaves, "like to hold at least one array", like, "pass a pytree such as the operator takes")
+    require(leaves, "like to hold at least one array", like, "pass a pytree such as the operator takes")
     for path, leaf in leaves:
         known = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
         if not (known and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)):
             repair = "convert it with .astype(jnp.float32)" if known else "pass a pytree of arrays"
             got = f"{describe(leaf)} at like{keystr(path)}"
-            check(False, "like to hold floating-point arrays", got, repair, error=TypeError)
+            require(False, "like to hold floating-point arrays", got, repair, error=TypeError)
     return jax.tree.map(_as_array, like)
 
 
@@ -162,13 +162,13 @@ def _as_array(leaf):
 def _floating_leaves(name, tree, function):
     """The tree itself, if it holds floating-point arrays only."""
     leaves = tree_leaves_with_path(tree)
-    check(leaves, f"{name} to hold at least one array", repr(tree), f"pass the arrays in {name}")
+    require(leaves, f"{name} to hold at least one array", repr(tree), f"pass the arrays in {name}")
     for path, leaf in leaves:
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         if not floating:
             repair = f"convert it with .astype(jnp.float32), or close over it as a constant of {function}"
             got = f"{describe(leaf)} at {name}{keystr(path)}"
-            check(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
+            require(False, f"{name} to hold floating-point arrays", got, repair, error=TypeError)
     return tree
 
 
@@ -203,13 +203,13 @@ def batch_length(**batches: PyTree) -> int:
             label = f"{name}{keystr(path)}"
             if not getattr(leaf, "shape", ()):
                 repair = "add that axis, or close over it as a constant of the function"
-                check(False, f"{label} to have the examples on a leading axis", leaf, repair)
+                require(False, f"{label} to have the examples on a leading axis", leaf, repair)
             found[label] = leaf
-    check(found, "at least one array of examples after params", "none", "pass the examples")
+    require(found, "at least one array of examples after params", "none", "pass the examples")
     first = next(iter(found))
     for label, leaf in found.items():
         if leaf.shape[0] != found[first].shape[0]:
-            check(
+            require(
                 False,
                 f"batch arguments with equally many examples, {describe(found[first])} at {first}",
                 f"{describe(leaf)} at {label}",

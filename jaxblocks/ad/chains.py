@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import PositiveInt, check, checked, describe
+from jaxblocks.checks import PositiveInt, checked, describe, require
 
 __all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
 
@@ -124,7 +124,7 @@ class ChainOrder:
         >>> [line.get_label() for line in axes.lines][:3]
         ['forward', 'reverse', 'best']
         """
-        check(len(self.dims) >= 3, "a chain of at least two Jacobians", f"dims {self.dims}")
+        require(len(self.dims) >= 3, "a chain of at least two Jacobians", f"dims {self.dims}")
         ax = axes_or_new(ax)
         last = max(self.dims[0], self.dims[-1])
         steps = min(last, 100)
@@ -245,11 +245,11 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
     Source: Huszar, DeepNN lecture 3 (the chain of Jacobians).
     """
     jacobians = list(jacobians)
-    check(jacobians, "at least one Jacobian", "none", "pass [J1, ..., JL]")
+    require(jacobians, "at least one Jacobian", "none", "pass [J1, ..., JL]")
     for i, j in enumerate(jacobians, 1):
-        check(len(getattr(j, "shape", ())) >= 2, f"J{i} to be a matrix", j, f"write J{i}.reshape(out, in)")
+        require(len(getattr(j, "shape", ())) >= 2, f"J{i} to be a matrix", j, f"write J{i}.reshape(out, in)")
         if i > 1 and (*j.shape[:-2], j.shape[-1]) != jacobians[i - 2].shape[:-1]:
-            check(
+            require(
                 False,
                 f"J{i} to have as many columns as J{i - 1} has rows",
                 f"{describe(j)} after {describe(jacobians[i - 2])}",
@@ -286,11 +286,11 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     """
     warn_if_jaxlib_is_wrong()
     fs = list(fs)
-    check(fs, "functions f_1, ..., f_L", "none", "write jacobian_chain([f], x)")
+    require(fs, "functions f_1, ..., f_L", "none", "write jacobian_chain([f], x)")
     x = _one_array("x", as_point(x))
     jacobians = []
     for i, f in enumerate(fs, 1):
-        check(callable(f), f"f_{i} to be a function", f, "pass a list of functions", error=TypeError)
+        require(callable(f), f"f_{i} to be a function", f, "pass a list of functions", error=TypeError)
         y = _one_array(f"f_{i}(x)", f(x))
         mode = jax.jacfwd if x.size <= y.size else jax.jacrev
         jacobians.append(mode(f)(x).reshape(y.size, x.size))
@@ -354,24 +354,26 @@ def _bracketing(order, factors):
     if leaves != list(range(factors, 0, -1)):
         example = _sweep("reverse", factors)
         expected = f"'forward', 'reverse', 'best', or the factors {factors} to 1, in this order, in nested pairs"
-        check(False, f"order to be {expected}", repr(order), f"pass {example}, for example")
+        require(False, f"order to be {expected}", repr(order), f"pass {example}, for example")
     return order
 
 
 def _dims(dims: Any) -> tuple[int, ...]:
     expected = "dims, d_0, ..., d_L, to be at least two integers >= 1, as in (784, 128, 10)"
-    check(isinstance(dims, Iterable) and not isinstance(dims, str), expected, dims, "pass a tuple of integers")
+    require(isinstance(dims, Iterable) and not isinstance(dims, str), expected, dims, "pass a tuple of integers")
     sizes = tuple(dims)
     integers = all(hasattr(d, "__index__") and not isinstance(d, bool) and operator.index(d) >= 1 for d in sizes)
-    check(integers and len(sizes) >= 2, expected, repr(sizes))
+    require(integers and len(sizes) >= 2, expected, repr(sizes))
     return tuple(map(operator.index, sizes))
 
 
 def _one_array(what, x):
     leaves = jax.tree.leaves(x)
     is_array = len(leaves) == 1 and leaves[0] is x
-    check(is_array, f"{what} to be one array", x, "split the functions", error=TypeError)
+    require(is_array, f"{what} to be one array", x, "split the functions", error=TypeError)
     x = jnp.asarray(x)
     floating = jnp.issubdtype(x.dtype, jnp.floating)
-    check(floating, f"{what} to be a floating-point array", x, "convert it with .astype(jnp.float32)", error=TypeError)
+    require(
+        floating, f"{what} to be a floating-point array", x, "convert it with .astype(jnp.float32)", error=TypeError
+    )
     return x

@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import piece
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 
 __all__ = ["require_checkpoint", "scan"]
 
@@ -120,7 +120,7 @@ number of snapshots >= 1, got 'some'.
     is_integer = hasattr(number, "__index__") and not isinstance(number, bool)
     if not (is_integer and operator.index(number) >= 1):
         expected = "None, 'dots', 'body', 'sqrt', a policy of jax.checkpoint_policies or a number of snapshots >= 1"
-        check(False, f"checkpoint to be {expected}", repr(checkpoint))
+        require(False, f"checkpoint to be {expected}", repr(checkpoint))
     return operator.index(number)
 
 
@@ -132,6 +132,7 @@ def _blocks(step, consts, init, xs, length, reverse, unroll):
     step = jax.checkpoint(functools.partial(step, consts), prevent_cse=False)
     size = _block_size(length)
     rest = length % size  # run first, so that the blocks that follow have equal lengths
+    ys_of_rest = None
     ys_of_rest = None
 
     if rest:

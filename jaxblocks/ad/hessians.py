@@ -20,7 +20,7 @@ from jaxblocks.ad.arguments import as_point, floating_like, scalar_valued
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
-from jaxblocks.checks import check, check_values, checked, describe
+from jaxblocks.checks import check_values, checked, describe, require
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 
@@ -179,7 +179,7 @@ def _matrix(operator, like, chunk_size):
     ):
         wanted, got = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (leaves, shapes))
         expected = f"an operator that returns a pytree like its argument, {wanted}"
-        check(False, expected, got, "pass a function v -> A v")
+        require(False, expected, got, "pass a function v -> A v")
     size = chunk_size_for(chunk_size, n, operator, like)
 
     def columns(start):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.precision import widen
 
 __all__ = ["kernel_of_angles", "kernel_regression", "ntk_relu"]
@@ -143,7 +143,7 @@ def kernel_regression(
     count, outputs = y.shape[0], y.shape[1:]
     ends = (outputs * 2) if kernel.ndim == 4 else ()
     shapes = y.ndim in (1, 2) and kernel.shape == (count, count, *ends) and test_kernel.shape[1:] == (count, *ends)
-    check(
+    require(
         shapes,
         "a kernel (N, N) or (N, N, O, O), targets (N,) or (N, O) and a test kernel (M, N) or (M, N, O, O)",
         f"{describe(kernel)}, {describe(y)} and {describe(test_kernel)}",
@@ -152,7 +152,7 @@ def kernel_regression(
     start = jnp.zeros_like(y) if start is None else start
     if test_start is None:
         test_start = start if without_tests else jnp.zeros(tests, y.dtype)
-    check(test_start.shape == tests, f"test_start of shape {tests}", test_start)
+    require(test_start.shape == tests, f"test_start of shape {tests}", test_start)
     matrix, across, rest = kernel, test_kernel, (y - start).reshape(count, -1)
     if kernel.ndim == 4:  # examples and outputs become one axis
         matrix = kernel.transpose(0, 2, 1, 3).reshape(y.size, y.size)

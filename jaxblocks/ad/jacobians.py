@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.sweeps import Held, execute, transposed
-from jaxblocks.checks import PositiveFloat, PositiveInt, check, checked, describe
+from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
 
 __all__ = ["jacobian", "jacobian_plan"]
 
@@ -151,7 +151,7 @@ def jacobian_plan(
 
 
 def _check_memory(memory):
-    check(memory is None or memory == int(memory), "memory to be an integer >= 1", memory, "give bytes, such as 1e9")
+    require(memory is None or memory == int(memory), "memory to be an integer >= 1", memory, "give bytes, such as 1e9")
 
 
 # ---- from f to arrays and back --------------------------------------------------------------
@@ -166,12 +166,12 @@ class _FlatValue:
     def checked(self, x):
         y = self.f(x, *self.rest, **self.kwargs)
         leaves = jax.tree_util.tree_leaves_with_path(y)
-        check(leaves, "f to return at least one array", y, "return what is to be differentiated", error=TypeError)
+        require(leaves, "f to return at least one array", y, "return what is to be differentiated", error=TypeError)
         for path, leaf in leaves:
             if not _is_floating(leaf):
                 name = f"f(x){jax.tree_util.keystr(path)}"
                 repair = f"{_conversion(leaf)}leave it out of what f returns"
-                check(False, f"floating-point values, {name}", describe(leaf), repair, error=TypeError)
+                require(False, f"floating-point values, {name}", describe(leaf), repair, error=TypeError)
         return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), y)
 
     def __call__(self, *leaves):
@@ -206,12 +206,12 @@ def _assembled(held: Held, leaves, structure, value: _FlatValue) -> PyTree:
 
 def _point(x) -> PyTree:
     leaves = jax.tree_util.tree_leaves_with_path(x)
-    check(leaves, "x to hold at least one array", repr(x), "pass the point of the derivative")
+    require(leaves, "x to hold at least one array", repr(x), "pass the point of the derivative")
     for path, leaf in leaves:
         if not _is_floating(leaf):
             name = f"x{jax.tree_util.keystr(path)}"
             repair = f"{_conversion(leaf)}pass it after x"
-            check(False, f"floating-point {name}", describe(leaf), repair, error=TypeError)
+            require(False, f"floating-point {name}", describe(leaf), repair, error=TypeError)
     return jax.tree.map(_strong, x)
 
 

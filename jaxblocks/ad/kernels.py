@@ -29,7 +29,7 @@ from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["KernelPlan", "ntk", "ntk_plan"]
@@ -197,8 +197,9 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     value = jax.eval_shape(f, params, one)
     floating = isinstance(value, jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)
     repair = "return the outputs of one example as one array"
-    check(floating, "f to return one floating-point array", value, repair, error=TypeError)
+    require(floating, "f to return one floating-point array", value, repair, error=TypeError)
     leaves: tuple[LeafPlan, ...] = ()
+    structured = False
     structured = False
     if method in ("auto", "structured") or always:
         reading = sites.read(f, params, one)
@@ -206,7 +207,7 @@ def _planned(f, params, x1, x2, method, trace, always=False):
         structured = any(reading.sites)
         if method == "structured" and not structured:
             got = f"params{reading.names[0]}, where {reading.reasons[0]}"
-            check(False, "a parameter that is used in products only", got, 'use method="auto"')
+            require(False, "a parameter that is used in products only", got, 'use method="auto"')
     operations: dict[str, int] = {}
     if method == "auto" or always:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x1, x2))
@@ -221,11 +222,11 @@ def _planned(f, params, x1, x2, method, trace, always=False):
 def _check_alike(one, other):
     """Examples of ``x1`` and ``x2`` have the same structure, shapes and dtypes."""
     structure, found = jax.tree.structure(one), jax.tree.structure(other)
-    check(structure == found, f"x2 in the containers of x1, {structure}", str(found))
+    require(structure == found, f"x2 in the containers of x1, {structure}", str(found))
     leaves = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
     for (path, first), second in leaves:
         path = jax.tree_util.keystr(path)
-        check(
+        require(
             (first.shape, first.dtype) == (second.shape, second.dtype),
             f"examples of x2 like those of x1, {describe(first)} at x1{path}",
             f"{describe(second)} at x2{path}",

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
+from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.raveled import RaveledOperator, dot, raveled
-from jaxblocks.checks import PositiveInt, check, check_values, checked
+from jaxblocks.checks import PositiveInt, check_values, checked, require
 
 __all__ = ["Lanczos", "check_steps", "if_symmetric", "lanczos", "ritz_pairs", "tridiagonalize"]
 
@@ -86,7 +87,7 @@ def check_steps(steps: int, n: int) -> None:
 
     >>> check_steps(3, 3)
     """
-    check(steps <= n, f"steps to be at most {n}, the size of the operator", steps, f"pass steps={n}")
+    require(steps <= n, f"steps to be at most {n}, the size of the operator", steps, f"pass steps={n}")
 
 
 def if_symmetric(

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
-from jaxblocks.checks import PositiveInt, check, checked, public_name
+from jaxblocks.checks import PositiveInt, checked, public_name, require
 
 __all__ = ["laplacian", "value_grad_laplacian"]
 
@@ -98,7 +98,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     x = as_point(x)
     leaves, structure = jax.tree.flatten(x)
     n = sum(leaf.size for leaf in leaves)
-    check(n > 0, "x to hold at least one number", "empty arrays")
+    require(n > 0, "x to hold at least one number", "empty arrays")
     closed = jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves)
 
     def along(start, size):

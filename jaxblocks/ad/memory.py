@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import check, checked
+from jaxblocks.checks import checked, require
 
 __all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "temporary_bytes"]
 
@@ -206,8 +206,8 @@ def memory_curve(
     depths, checkpoints = tuple(depths), tuple(checkpoints)
     increasing = all(hasattr(depth, "__index__") for depth in depths) and list(depths) == sorted(set(depths))
     expected = "depths to be increasing integers >= 1, such as (16, 64, 256)"
-    check(depths and increasing and depths[0] >= 1, expected, repr(depths))
-    check(
+    require(depths and increasing and depths[0] >= 1, expected, repr(depths))
+    require(
         not checkpoints or _takes_checkpoint(make),
         "make to take the keyword checkpoint for each of checkpoints",
         repair="write def make(depth, checkpoint=None) and pass it on, as in scan(..., checkpoint=checkpoint)",
@@ -244,6 +244,6 @@ def _takes_checkpoint(make: Callable) -> bool:
 def _bytes_at(make, depth, program, options) -> int | None:
     made = make(depth, **options)
     is_pair = isinstance(made, tuple) and len(made) == 2
-    check(is_pair, "make(depth) to return a function and its point", made, "write return f, x", error=TypeError)
+    require(is_pair, "make(depth) to return a function and its point", made, "write return f, x", error=TypeError)
     f, x = scalar_valued(made[0]), as_point(made[1])
     return temporary_bytes(program(f), x, x)

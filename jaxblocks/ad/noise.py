@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.per_example import checked_examples
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["GradientNoise", "gradient_noise"]
@@ -91,7 +91,7 @@ def gradient_noise(
     """
     warn_if_jaxlib_is_wrong()
     params, count = checked_examples(loss, params, data)
-    check(batch_size <= count, f"batch_size to be at most the number of examples, {count}", batch_size)
+    require(batch_size <= count, f"batch_size to be at most the number of examples, {count}", batch_size)
     chunk = count if chunk_size is None else min(count, chunk_size)
     dtype = wide_dtype(jnp.result_type(*jax.tree.leaves(params)))
 

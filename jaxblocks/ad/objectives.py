@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import order_convolutions
-from jaxblocks.checks import PositiveInt, check, checked, describe
+from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.core import LayerLike, as_inputs, side_inputs, stateful
 from jaxblocks.precision import wide_dtype, widen
 
@@ -82,7 +82,7 @@ def empirical_risk(net: LayerLike, loss: Callable, state: PyTree = (), **side: A
         shape = values.shape
         while shape and shape[-1] == 1:
             shape = shape[:-1]
-        check(
+        require(
             not shape or any(jnp.shape(leaf)[: len(shape)] == shape for leaf in jax.tree.leaves((outputs, y))),
             "the loss to be one number, or to have the leading axes of the outputs or of y (one number per example)",
             values,
@@ -162,10 +162,10 @@ def over_minibatches(
 def _over_list(f, data, key):
     repair = "pass list(batches), or the arrays themselves and a batch_size"
     once_only = isinstance(data, Iterator)
-    check(not once_only, "batches that can be read again for each call", data, repair, error=TypeError)
+    require(not once_only, "batches that can be read again for each call", data, repair, error=TypeError)
     expected = "batch_size, or a list of batches as data"
-    check(isinstance(data, list), expected, data, "pass batch_size=64, for example", error=TypeError)
-    check(data, "at least one batch", "an empty list")
+    require(isinstance(data, list), expected, data, "pass batch_size=64, for example", error=TypeError)
+    require(data, "at least one batch", "an empty list")
     sizes = [_rows(batch) for batch in data]
     once = jax.jit(lambda batch, own, args: f(batch, *args, **own))
 
@@ -192,7 +192,7 @@ def _weighted(value, weight):
         y = jnp.asarray(y)
         floating = jnp.issubdtype(y.dtype, jnp.floating)
         repair = "return the mean over the rows of the batch"
-        check(floating, "f to return floating-point arrays", y, repair, error=TypeError)
+        require(floating, "f to return floating-point arrays", y, repair, error=TypeError)
         return widen(y) * weight
 
     return jax.tree.map(share, value)
@@ -202,5 +202,5 @@ def _rows(data) -> int:
     rows = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(data)}
     if len(rows) != 1 or 0 in rows:
         got = ", ".join(describe(leaf) for leaf in jax.tree.leaves(data)) or "no array"
-        check(False, "arrays with equally many rows, at least one", got, "give their first axes one length")
+        require(False, "arrays with equally many rows, at least one", got, "give their first axes one length")
     return rows.pop()

@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.arguments import as_point, at_point, scalar_valued
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.products import linearize_once
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.core import as_shapes
 from jaxblocks.precision import widen
 
@@ -205,7 +205,7 @@ def fisher_operator(
     _check_floating_outputs(outputs)
     if axis is not None and not getattr(outputs, "shape", ()):
         repair = "leave out the sum (or mean) over them, or pass likelihood as a pair (sample, log_likelihood)"
-        check(False, f"model to return one array of outputs (..., {axis}), one row per example", outputs, repair)
+        require(False, f"model to return one array of outputs (..., {axis}), one row per example", outputs, repair)
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
     values, onward = jax.linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
     like, linear = as_shapes(x), _mean_of_outer_products("the log-likelihood", x, values, Partial(_both, push, onward))
@@ -217,11 +217,12 @@ def _likelihood(likelihood: Any) -> tuple[Callable, Callable]:
     if isinstance(likelihood, str) and likelihood in _LIKELIHOODS:
         return _LIKELIHOODS[likelihood]
     functions: Any = likelihood
+    functions: Any = likelihood
     is_pair = isinstance(likelihood, tuple) and len(likelihood) == 2 and all(map(callable, likelihood))
     names = ", ".join(map(repr, _LIKELIHOODS))
     expected = f"likelihood to be {names} or a pair of functions (sample, log_likelihood)"
     got = repr(likelihood) if isinstance(likelihood, str) else likelihood
-    check(is_pair, expected, got, error=ValueError if isinstance(likelihood, str) else TypeError)
+    require(is_pair, expected, got, error=ValueError if isinstance(likelihood, str) else TypeError)
     return functions
 
 
@@ -258,9 +259,9 @@ def _mean_of_outer_products(what, x, values, push):
     """The mean of outer products of gradients as a function of an unchecked v; ``push`` pushes v to ``values``."""
     floating = hasattr(values, "dtype") and jnp.issubdtype(values.dtype, jnp.floating)
     repair = "return one number per example"
-    check(floating, f"{what} to return one floating-point array", values, repair, error=TypeError)
+    require(floating, f"{what} to return one floating-point array", values, repair, error=TypeError)
     repair = "leave out the mean (or the sum) over examples"
-    check(values.ndim > 0 and values.size > 0, f"{what} to return one number per example", values, repair)
+    require(values.ndim > 0 and values.size > 0, f"{what} to return one number per example", values, repair)
     middle = Partial(functools.partial(_divided, values.size))
     return Partial(_sandwich, push, middle, _zeros(x))
 
@@ -272,4 +273,4 @@ def _divided(number, y):
 def _check_floating_outputs(outputs):
     for leaf in jax.tree.leaves(outputs):
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        check(floating, "model to return floating-point outputs", leaf, "return logits or means", error=TypeError)
+        require(floating, "model to return floating-point outputs", leaf, "return logits or means", error=TypeError)

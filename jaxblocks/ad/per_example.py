@@ -21,7 +21,7 @@ from jaxblocks.ad.arguments import batch_length, floating_params
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.loops import map_in_chunks
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.precision import wide_dtype
 
 __all__ = [
@@ -275,12 +275,12 @@ def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) 
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)
-    check(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)
+    require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)
     repair = "its arguments have no batch axis: sum over the axes that are left"
-    check(value.shape == (), "loss to return a scalar for one example", value, repair)
+    require(value.shape == (), "loss to return a scalar for one example", value, repair)
     floating = jnp.issubdtype(value.dtype, jnp.floating)
     repair = "return a value computed in floating point"
-    check(floating, "loss to return a floating-point scalar", str(value.dtype), repair, error=TypeError)
+    require(floating, "loss to return a floating-point scalar", str(value.dtype), repair, error=TypeError)
     return params, count
 
 

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import floating_like
-from jaxblocks.checks import check, describe
+from jaxblocks.checks import describe, require
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["RaveledOperator", "dot", "random_signs", "raveled", "short"]
@@ -72,7 +73,7 @@ def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: b
     if not (same or is_form):
         got, wanted = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (returned, like))
         repair = "pass a function v -> A v, and its argument as like"
-        check(False, f"an operator that returns a pytree like its argument, {wanted}", got, repair)
+        require(False, f"an operator that returns a pytree like its argument, {wanted}", got, repair)
     return RaveledOperator(operator, like, n, dtype, is_form)
 
 

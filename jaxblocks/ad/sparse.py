@@ -29,7 +29,7 @@ from jaxblocks.ad.counting import equations
 from jaxblocks.ad.dependence import SINGLE, Entry, Sets, follow, ids_of
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 
 __all__ = ["SparsityPattern", "sparse_jacobian", "sparsity"]
 
@@ -311,7 +311,7 @@ def sparse_jacobian(
         if shape != pattern.shape:
             got = f"x of {shape[1]} numbers and {describe(y)} as f(x)"
             repair = "find the pattern with sparsity(f, x) for an x of these shapes"
-            check(False, f"a Jacobian of shape {pattern.shape}, that of the pattern", got, repair)
+            require(False, f"a Jacobian of shape {pattern.shape}, that of the pattern", got, repair)
         data = jnp.zeros(0, y.dtype) if pattern.entries == 0 else _compressed(f, x, y, pattern, mode)
         places = np.stack([pattern.rows, pattern.cols], axis=1).astype(np.int32)
         return BCOO((data, jnp.asarray(places)), shape=shape, indices_sorted=True, unique_indices=True)
@@ -330,7 +330,7 @@ def _compressed(f, x, y, pattern, mode):
             return products[pattern.column_colors[pattern.cols], pattern.rows]
         repair = "pass mode='reverse' or 'auto'"
         got = "a jax.custom_vjp, which has a rule for reverse mode only"
-        check(mode != "forward", "f to be differentiable in forward mode", got, repair, error=TypeError)
+        require(mode != "forward", "f to be differentiable in forward mode", got, repair, error=TypeError)
     _, pull = jax.vjp(f, x)
     [products] = jax.vmap(pull)(_seeds(pattern.row_colors, y))
     parts = [p.reshape(p.shape[0], -1).astype(y.dtype) for p in jax.tree.leaves(products)]

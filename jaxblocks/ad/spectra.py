@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.core import Tracer
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -24,7 +25,7 @@ from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.raveled import dot, raveled, short
 from jaxblocks.ad.trace_estimation import TraceEstimate
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import PositiveInt, check, checked, describe
+from jaxblocks.checks import PositiveInt, checked, describe, require
 
 __all__ = ["Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"]
 
@@ -95,7 +96,7 @@ def largest_eigenvalues(
     warn_if_jaxlib_is_wrong()
     space = raveled(operator, like)
     check_steps(steps, space.n)
-    check(count <= steps, "count <= steps", f"count={count} and steps={steps}", "use more steps")
+    require(count <= steps, "count <= steps", f"count={count} and steps={steps}", "use more steps")
     found, asymmetry, scale = tridiagonalize(key, space, steps)
     values, vectors = ritz_pairs(found)
     values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]

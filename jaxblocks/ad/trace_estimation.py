@@ -20,7 +20,7 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.raveled import dot, random_signs, raveled, short
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 
 __all__ = ["TraceEstimate", "estimate_trace"]
 
@@ -95,12 +95,12 @@ def estimate_trace(
     """
     warn_if_jaxlib_is_wrong()
     estimate, least, per_column = _METHODS[method]
-    check(products >= least, f"at least {least} products for {method!r}, since its standard error needs two", products)
+    require(products >= least, f"at least {least} products for {method!r}, for its standard error", products)
     space = raveled(operator, like, allow_form=method == "hutchinson")
     most = per_column * space.n
     if products // per_column > space.n and method != "hutchinson":
         repair = f"{space.n} products give the whole matrix, as_matrix(operator, like)"
-        check(False, f"at most {most} products for {method!r} of an operator on {space.n} numbers", products, repair)
+        require(False, f"at most {most} products for {method!r} of an operator on {space.n} numbers", products, repair)
     number = products if method == "hutchinson" else products // per_column
     size = chunk_size_for(chunk_size, number, operator, space.like)
     value, error, computed = estimate(space, key, products, size)

@@ -15,7 +15,7 @@ from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chai
 from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
@@ -244,7 +244,7 @@ def _times(chain: PricedChain, part: Part) -> dict[str, float]:
         "reverse": chain.reverse[:, -1].sum(),
         "mixed": chain.seconds_of(part),
     }
-    check(
+    require(
         any(map(np.isfinite, times.values())),
         "f to be differentiable in forward or in reverse mode",
         "a while loop, which has no reverse mode, and a custom_vjp, which has no forward mode",
@@ -360,7 +360,7 @@ def _first_that_fits(ways: dict[str, _Way], memory: int | float | None) -> _Way:
         if memory is None or way.least <= int(memory):
             return way
     needed = min(way.least for way in ways.values())
-    check(
+    require(
         False,
         f"memory to be at least {needed} bytes, those of batches of one seed",
         int(memory or 0),
