@@ -10,9 +10,9 @@ depend little on other work on the machine; run it on one core, with
 Memory is the temporary memory that the compiler reports, operations are counted by ``count_flops``.
 """
 
+import functools
 import sys
 import time
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -112,16 +112,11 @@ SMALL = {
 }
 
 
-CHUNK_SIZES: tuple[Literal["auto"] | int, ...] = ("auto", 8, 32, 128)
-
-
-CHUNK_SIZES: tuple[Literal["auto"] | int, ...] = ("auto", 8, 32, 128)
-
-
 def matrices_of(name):
     params, f, _, _ = problem(name, SMALL)
     functions = {"jax.hessian": jax.hessian(f)}
-    functions |= {f"chunk {c}": (lambda p, c=c: hessian(f, p, chunk_size=c)) for c in CHUNK_SIZES}
+    functions["chunk auto"] = lambda p: hessian(f, p)
+    functions |= {f"chunk {c}": functools.partial(hessian, f, chunk_size=c) for c in (8, 32, 128)}
     functions["diagonal"] = lambda p: hessian_diagonal(f, p)
     operator = lambda p: hessian_operator(f, p)
     functions["largest, 30 steps"] = lambda p: largest_eigenvalues(jax.random.key(0), operator(p), p, steps=30)

@@ -1,12 +1,19 @@
-"""What half-precision input is computed in: float32, cast back at the end."""
+"""The precision of intermediate results: float32 for half-precision inputs; results are cast back to their dtype."""
 
+from typing import TypeVar
+
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 __all__ = ["wide_dtype", "widen"]
 
+AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 
-def wide_dtype(dtype):
-    """The dtype to compute in: float32 for bfloat16 and float16, any other as it is.
+
+def wide_dtype(dtype: DTypeLike) -> np.dtype:
+    """The dtype of intermediate results: float32 for bfloat16 and float16, any other dtype itself.
 
     >>> wide_dtype(jnp.bfloat16).name, wide_dtype(jnp.float32).name
     ('float32', 'float32')
@@ -16,8 +23,8 @@ def wide_dtype(dtype):
     return jnp.dtype(jnp.float32) if half else dtype
 
 
-def widen(x):
-    """An array in the dtype to compute in.
+def widen(x: AnyArray) -> AnyArray:
+    """An array cast to the dtype of intermediate results.
 
     >>> widen(jnp.ones(2, jnp.float16)).dtype.name
     'float32'

@@ -1,4 +1,4 @@
-"""The chain of Jacobians: what each bracketing costs, which is best, and that all give one matrix."""
+"""The chain of Jacobians: the cost of each bracketing, the best one, and the equality of all products."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-# ---- what an order costs -------------------------------------------------------------------
+# ---- costs ---------------------------------------------------------------------------------
 
 PUBLISHED = [
     ((1000, 500, 100, 1), 50_100_000, 550_000, 550_000),
@@ -29,7 +29,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("dims", "forward", "reverse", "best"), PUBLISHED)
 def test_published_costs(dims, forward, reverse, best):
-    """AD-07, AD-08, E35: d_0 sum_{l>=2} d_l d_{l-1} forward, d_L sum_{l<=L-2} d_l d_{l+1} in reverse."""
+    """The formulas of the lecture: d_0 sum_{l>=2} d_l d_{l-1} forward, d_L sum_{l<=L-2} d_l d_{l+1} in reverse."""
     d = dims
     assert forward == d[0] * sum(d[i] * d[i - 1] for i in range(2, len(d)))
     assert reverse == d[-1] * sum(d[i] * d[i + 1] for i in range(len(d) - 2))
@@ -40,21 +40,21 @@ def test_published_costs(dims, forward, reverse, best):
 
 
 @pytest.mark.parametrize("dims", [dims for dims, *_ in PUBLISHED])
-def test_the_counted_operations_are_the_cost(dims):
-    """The matrix products in the jaxpr are as many as the formula says, in every bracketing."""
+def test_counted_operations_equal_the_cost(dims):
+    """The operations counted in the jaxpr equal the formula, for every bracketing."""
     jacobians = [shape(d, before) for before, d in itertools.pairwise(dims)]
     for order in ["forward", "reverse", "best", *bracketings(len(dims) - 1)]:
         counted = count_flops(functools.partial(multiply_chain, order=order), jacobians)
         assert counted.dots == counted.flops == 2 * chain_cost(dims, order=order)
 
 
-def test_there_are_as_many_bracketings_as_catalan_says():
+def test_bracketings_are_counted_by_catalan_numbers():
     assert [len(list(bracketings(n))) for n in range(1, 8)] == [1, 1, 2, 5, 14, 42, 132]
     assert len(set(bracketings(6))) == 42
 
 
 def every_cost(dims):
-    """All costs of a chain by the definition, recursively: not the tool's dynamic program, not its bracketings."""
+    """All costs of a chain by a recursive definition that does not use the library."""
     if len(dims) == 2:
         return [0]
     return [
@@ -65,7 +65,7 @@ def every_cost(dims):
     ]
 
 
-def test_the_best_order_is_the_best_of_all():
+def test_the_optimal_order_costs_least():
     rng = np.random.default_rng(0)
     for length in range(2, 9):
         for _ in range(6):
@@ -75,8 +75,8 @@ def test_the_best_order_is_the_best_of_all():
             assert sorted(costs) == sorted(chain_cost(dims, order=order) for order in bracketings(length - 1))
 
 
-def test_backpropagation_is_best_where_no_other_dimension_is_1():
-    """AD-09 as E35 has it: all 1360 chains of 2 to 5 factors, d_L = 1 and the others among 2, 3, 4, 7."""
+def test_reverse_mode_is_optimal_for_scalar_outputs():
+    """All 1360 chains of 2 to 5 factors with d_L = 1 and the other dimensions among 2, 3, 4, 7."""
     tried = 0
     for length in range(2, 6):
         for dims in itertools.product((2, 3, 4, 7), repeat=length):
@@ -84,17 +84,17 @@ def test_backpropagation_is_best_where_no_other_dimension_is_1():
             assert order.cost == order.reverse == min(every_cost((*dims, 1)))
             tried += 1
     assert tried == 1360
-    counterexample = optimal_order((1, 100, 2, 1))  # as printed, without the proviso, it is wrong
+    counterexample = optimal_order((1, 100, 2, 1))  # the statement of the lecture omits the condition
     assert counterexample.cost == counterexample.forward < counterexample.reverse
 
 
-def test_orders_on_paper():
+def test_bracketings_as_formulas():
     assert optimal_order((784, 128, 64, 10, 1)).bracketing == "((J4 J3) J2) J1"
     assert optimal_order((50, 1, 50, 50, 50)).bracketing == "(J4 (J3 J2)) J1"
     assert optimal_order((1, 100, 2, 1)).bracketing == "J3 (J2 J1)"
     assert optimal_order((3, 4)).bracketing == "J1"
     assert optimal_order((9, 9, 1, 9, 9)).bracketing == "(J4 J3) (J2 J1)"
-    assert optimal_order((5, 5, 5, 5)).bracketing == "(J3 J2) J1"  # of equals, a pure mode
+    assert optimal_order((5, 5, 5, 5)).bracketing == "(J3 J2) J1"  # a pure mode, if several orders are best
 
 
 def test_long_chains():
@@ -104,7 +104,7 @@ def test_long_chains():
 
 
 def test_the_crossover():
-    """Where it is, both formulas give the same; below it reverse is cheaper, above it forward."""
+    """At the crossover both formulas are equal; below it reverse mode is cheaper, above it forward mode."""
     symmetric = optimal_order((20, 50, 100, 50, 20))
     assert symmetric.crossover == 20
     assert symmetric.forward == symmetric.reverse
@@ -119,7 +119,7 @@ def test_the_crossover():
     assert optimal_order((3, 4, 5)).crossover is None
 
 
-def test_it_prints_and_draws_itself():
+def test_orders_print_and_plot():
     pytest.importorskip("matplotlib").use("agg")
     import matplotlib.pyplot as plt
 
@@ -141,7 +141,7 @@ def test_it_prints_and_draws_itself():
         assert list(line.get_ydata()) == [chain_cost((50, 50, 50, 7, int(d)), order=mode) for d in line.get_xdata()]
     assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([20], [order.cost])
     assert cross.get_xdata()[0] == order.crossover
-    assert len(optimal_order((3, 4, 5)).plot().lines) == 4  # nothing crosses
+    assert len(optimal_order((3, 4, 5)).plot().lines) == 4  # there is no crossover
     assert optimal_order((1, 4, 5, 3)).plot() is not None
     plt.close("all")
     with pytest.raises(ValueError, match="a chain of at least two Jacobians"):
@@ -161,7 +161,7 @@ def composed(fs):
 
 
 def test_every_order_gives_the_jacobian_of_the_composition():
-    """AD-01, AD-04..06: right to left, left to right and all others, by hand in numpy and by jax.jacobian."""
+    """All bracketings against the product in NumPy and against jax.jacobian."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         fs = functions(rng, (3, 5, 2, 6, 4))
@@ -189,7 +189,7 @@ def np_inner(f, x):
 
 
 def test_a_chain_of_numbers_is_the_scalar_chain_rule():
-    """AD-02: dz/dx = dz/dy dy/dx; AD-03: for a scalar z of vectors, the gradient is the transpose."""
+    """dz/dx = dz/dy dy/dx; for a scalar z of vectors the gradient is the transpose."""
     [of_y, of_z] = jacobian_chain([jnp.sin, jnp.exp], jnp.float32(0.3))
     assert of_y.shape == of_z.shape == (1, 1)
     np.testing.assert_allclose(of_z * of_y, [[np.exp(np.sin(0.3)) * np.cos(0.3)]], rtol=1e-6)
@@ -198,8 +198,8 @@ def test_a_chain_of_numbers_is_the_scalar_chain_rule():
     np.testing.assert_allclose(product[0], -2 * np.cos(x) * np.sin(x), rtol=1e-5, atol=1e-6)
 
 
-def test_tensors_are_read_as_vectors():
-    """AD-15 (E55): d vec(y) / d vec(x) of a convolution of images, (prod of sizes) squared, through a second one."""
+def test_tensors_are_raveled():
+    """d vec(y) / d vec(x) of a convolution of images, through a second convolution."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(2)
         kernels = [jnp.asarray(rng.normal(size=(o, i, 2, 2))) for i, o in ((2, 3), (3, 1))]
@@ -213,8 +213,8 @@ def test_tensors_are_read_as_vectors():
         np.testing.assert_allclose(np.array([1.0, -2.0]) @ whole, pulled.reshape(-1), atol=1e-13)
 
 
-def test_each_jacobian_is_made_by_the_mode_of_fewer_passes():
-    """f_1 from 3 to 40 takes 3 passes forward, f_2 from 40 to 2 takes 2 in reverse; linear ones need no values."""
+def test_each_jacobian_uses_the_mode_with_fewer_passes():
+    """f_1 from 3 to 40 takes 3 forward passes, f_2 from 40 to 2 takes 2 reverse passes."""
     up, down = shape(40, 3), shape(2, 40)
     chain = lambda up, down, x: jacobian_chain([lambda x: up @ x, lambda x: down @ x], x)
     assert count_flops(chain, up, down, shape(3)).dots == 3 * 2 * 40 * 3 + 2 * 2 * 2 * 40
@@ -233,8 +233,8 @@ def test_batches_of_chains():
 # ---- gradients of layers, by Jacobians -----------------------------------------------------
 
 
-def test_the_gradient_of_a_layer_is_what_is_downstream_times_its_own_jacobian():
-    """AD-13 as E53 has it: dL/dh_L dh_L/dh_{L-1} ... dh_{l+1}/dh_l times dh_l/dtheta_l, for each layer l."""
+def test_layer_gradients_from_the_chain_of_jacobians():
+    """The gradient of layer l: dL/dh_L dh_L/dh_{L-1} ... dh_{l+1}/dh_l times dh_l/dtheta_l, for each layer l."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(4)
         dims = (3, 4, 5, 2)
@@ -253,8 +253,8 @@ def test_the_gradient_of_a_layer_is_what_is_downstream_times_its_own_jacobian():
             )
 
 
-def test_the_two_ways_to_the_gradient_of_a_dense_layer():
-    """AD-16, AD-17, E54: the Jacobian I (x) h^T of rows, h^T (x) I of columns, and the outer product, are one."""
+def test_gradients_of_dense_layers_as_jacobians_and_outer_products():
+    """The Jacobian I (x) h^T of rows, h^T (x) I of columns, and the outer product agree."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(5)
         outputs, inputs = 4, 3
@@ -265,23 +265,23 @@ def test_the_two_ways_to_the_gradient_of_a_dense_layer():
         np.testing.assert_array_equal(by_columns, np.kron(h[None], np.eye(outputs)))
         assert (np.asarray(by_rows) != 0).mean() == 1 / outputs
         s = w @ h + b
-        of_h = jnp.asarray(rng.normal(size=(1, outputs)))  # dL/dh_k, downstream of the activation
-        of_s = of_h * (1 - jnp.tanh(s) ** 2)[None]  # the factor of E54, at the pre-activation
+        of_h = jnp.asarray(rng.normal(size=(1, outputs)))  # dL/dh_k, after the activation
+        of_s = of_h * (1 - jnp.tanh(s) ** 2)[None]  # the derivative of the activation, at the pre-activation
         gradient = jax.grad(lambda w: (of_h @ jnp.tanh(w @ h + b))[0])(w)
         np.testing.assert_allclose((of_s @ by_rows).reshape(w.shape), gradient, atol=1e-14)
         np.testing.assert_allclose(of_s.T @ h[None], gradient, atol=1e-14)
-        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # as printed, with dL/dh_k, it is wrong
+        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # dL/dh_k in place of dL/ds_k is wrong
 
 
-def test_what_the_two_ways_cost():
-    """AD-18: O(D_k^2 D_{k-1}) against O(D_k D_{k-1}): 500 000 multiplications against 5 000."""
+def test_costs_of_jacobians_and_outer_products():
+    """O(D_k^2 D_{k-1}) against O(D_k D_{k-1}): 500 000 multiplications against 5 000."""
     direct = count_flops(jnp.matmul, shape(1, 100), shape(100, 100 * 50))
     outer = count_flops(jnp.matmul, shape(100, 1), shape(1, 50))
     assert (direct.multiplications, outer.multiplications) == (500_000, 5_000)
 
 
 def test_a_published_gradient():
-    """AD-25: two layers, logistic loss and weight decay; the values of the loss and of both gradients."""
+    """Two layers, logistic loss and weight decay; the values of the loss and of both gradients."""
     with jax.enable_x64(True):
         x, y, decay = jnp.ones(2), 0.0, 0.01
         params = {"w1": jnp.asarray([[0.5, 0.0], [0.0, 1.0]]), "w2": jnp.asarray([1.0, 0.0])}
@@ -313,12 +313,12 @@ def deep(ws, x):
 
 
 def each_by_itself(ws, x):
-    """The naive derivative: for every layer a gradient of its own."""
+    """The naive derivative: a separate gradient for each layer."""
     return [jax.grad(lambda w, i=i: deep([*ws[:i], w, *ws[i + 1 :]], x))(ws[i]) for i in range(len(ws))]
 
 
 def test_naive_derivatives_are_quadratic_in_the_depth():
-    """AD-29, AD-30, AD-31, E59: naive O(k^2 m^2), backward pass O(k m^2), a small constant times the forward pass."""
+    """Naive derivatives: O(k^2 m^2), backward pass O(k m^2), a small constant times the forward pass."""
     flops = {}
     for k, m in ((4, 64), (8, 64), (16, 64), (4, 128)):
         ws, x = [shape(m, m)] * k, shape(m)
@@ -329,7 +329,7 @@ def test_naive_derivatives_are_quadratic_in_the_depth():
         assert 1.95 < backward < 2.1
         assert 3.8 < naive < 4.2
     wider = flops[4, 128][1] / flops[4, 64][1]
-    assert 3.9 < wider < 4.0  # not 2, as O(k m) would have it: the weight gradients alone are k m^2 numbers
+    assert 3.9 < wider < 4.0  # quadratic in m: the weight gradients alone are k m^2 numbers
     assert all(1.8 < backward / forward < 3 for forward, backward, _ in flops.values())
 
 

@@ -1,4 +1,4 @@
-"""A scan whose gradient keeps little: values, derivatives, steps and bytes."""
+"""Checkpointed scans: values, derivatives, numbers of steps and bytes."""
 
 import functools
 import math
@@ -16,9 +16,9 @@ from jaxblocks.ad import binomial_schedule, binomial_steps, count_flops, equatio
 SCHEDULES = ["dots", "body", "sqrt", 1, 2, 5, 100]
 
 
-def close(came, expected, tolerance=1e-11):
-    assert jax.tree.structure(came) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), came, expected)
+def close(found, expected, tolerance=1e-11):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, expected)
 
 
 # ---- the schedule --------------------------------------------------------------------------
@@ -26,7 +26,7 @@ def close(came, expected, tolerance=1e-11):
 
 @functools.cache
 def fewest_steps(snapshots, longest):
-    """By dynamic programming: place the next snapshot, reverse what follows with one less, then what lies before."""
+    """The optimum by dynamic programming over the position of the next snapshot."""
     if snapshots == 1:
         return [0, *(length * (length - 1) // 2 for length in range(1, longest + 1))]
     fewer, own = fewest_steps(snapshots - 1, longest), [0, 0]
@@ -36,13 +36,13 @@ def fewest_steps(snapshots, longest):
 
 
 @pytest.mark.parametrize("snapshots", range(1, 13))
-def test_steps_are_the_fewest(snapshots):
+def test_binomial_steps_are_minimal(snapshots):
     best = fewest_steps(snapshots, 200)
     assert [binomial_steps(length, snapshots) for length in range(1, 201)] == best[1:]
 
 
 def replay(schedule, length, snapshots):
-    """Follow the schedule on positions in the place of carries; how many steps forward it takes."""
+    """Run the schedule on indices instead of carries; returns the number of forward steps."""
     store = {schedule.slot[0]: 0}
     steps = 0
     for i in reversed(range(length)):
@@ -57,8 +57,8 @@ def replay(schedule, length, snapshots):
 
 
 @pytest.mark.parametrize("snapshots", [1, 2, 3, 4, 7, 12, 500])
-def test_the_schedule_takes_the_fewest_steps(snapshots):
-    """Every snapshot is there when it is read, none is kept in a place too many."""
+def test_schedules_take_the_minimal_number_of_steps(snapshots):
+    """Each snapshot is stored when it is read, and no more slots than ``snapshots`` are used."""
     for length in [*range(1, 40), 100, 200]:
         schedule = binomial_schedule(length, snapshots)
         assert replay(schedule, length, snapshots) == binomial_steps(length, snapshots)
@@ -81,7 +81,7 @@ def test_wrong_lengths_are_rejected(function, sizes, words):
 
 
 def example(length):
-    """Arguments that are differentiated, and a loss with much that a scan can meet."""
+    """Differentiable arguments, and a loss whose scan has closures, integers, tuples and outputs."""
     draw = np.random.default_rng(0).normal
     args = {
         "shared": {"kernel": jnp.asarray(draw(size=(3, 3))), "bias": jnp.ones(3)},
@@ -91,7 +91,7 @@ def example(length):
 
     def loss(args, table=None, scan=scan, **options):
         shared = args["shared"]
-        table = jnp.arange(5) if table is None else table  # closed over, as the params are, and not differentiated
+        table = jnp.arange(5) if table is None else table  # a closure that is not differentiated
 
         def body(carry, now):
             (h, n), (x, position) = carry, now
@@ -106,8 +106,8 @@ def example(length):
 
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 64])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_every_schedule_is_the_plain_scan(length, reverse):
-    """Values and gradients in float64, of carries, slices and what is closed over, between integers."""
+def test_values_and_gradients_equal_those_of_the_plain_scan(length, reverse):
+    """Values and gradients in float64 with respect to carries, slices and closures."""
     with jax.enable_x64(True):
         loss, args = example(length)
         value_and_grad = lambda **options: jax.jit(
@@ -120,7 +120,7 @@ def test_every_schedule_is_the_plain_scan(length, reverse):
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 2])
 def test_keys(checkpoint):
-    """Keys in the carry, in the slices, in the outputs and closed over: each step draws again what it drew."""
+    """Keys in carry, slices, outputs and closures: a recomputed step draws the same numbers."""
 
     def loss(x, scan):
         closed_over = jax.random.key(9)
@@ -143,7 +143,7 @@ def test_keys(checkpoint):
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 11])
-def test_blocks_of_lengths_with_and_without_rest(length):
+def test_blocks_of_lengths_with_and_without_remainder(length):
     with jax.enable_x64(True):
         x = jnp.linspace(0.5, 1.5, length)
         for reverse in (False, True):
@@ -154,7 +154,7 @@ def test_blocks_of_lengths_with_and_without_rest(length):
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
-def test_eager_is_compiled(checkpoint):
+def test_eager_equals_jit(checkpoint):
     with jax.enable_x64(True):
         loss, args = example(7)
         f = jax.value_and_grad(functools.partial(loss, checkpoint=checkpoint), has_aux=True)
@@ -163,7 +163,7 @@ def test_eager_is_compiled(checkpoint):
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
 def test_batches(checkpoint):
-    """vmap of the gradient, the gradient of a vmap, and batches of what cannot be differentiated."""
+    """vmap of the gradient, the gradient of a vmap, and batches of integers."""
     with jax.enable_x64(True):
         loss, args = example(7)
         batch = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), args)
@@ -199,8 +199,8 @@ def test_forward_mode_and_reverse_over_reverse(checkpoint):
         close((jvp(own), twice(own)), (jvp(lax.scan), twice(lax.scan)))
 
 
-def test_snapshots_are_for_reverse_mode():
-    """As the docstring says; its advice, to leave checkpoint out, is followed above."""
+def test_snapshots_reject_forward_mode():
+    """Forward mode and reverse over reverse mode are rejected, as documented."""
     f = lambda x: scan(lambda h, x: (jnp.sin(h * x), None), 1.0, x, checkpoint=2)[0]
     x = jnp.ones(6)
     with pytest.raises(TypeError, match="forward-mode"):
@@ -210,8 +210,8 @@ def test_snapshots_are_for_reverse_mode():
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 2])
-def test_derivative_rules_of_the_body_hold(checkpoint):
-    """A custom rule inside the body is not replaced by the derivative of its code."""
+def test_custom_rules_of_the_body_are_used(checkpoint):
+    """A custom derivative rule inside the body is used."""
 
     @jax.custom_vjp
     def doubled(x):
@@ -225,7 +225,7 @@ def test_derivative_rules_of_the_body_hold(checkpoint):
 
 @pytest.mark.parametrize("checkpoint", [None, "sqrt", 2])
 def test_types_are_those_of_lax_scan(checkpoint):
-    """A weak carry, half precision, no slices, a carry or outputs of nothing."""
+    """A weakly typed carry, half precision, no slices, an empty carry, empty outputs."""
     with jax.numpy_dtype_promotion("standard"):
         carry, ys = scan(lambda h, x: (h * x, h), 1.0, jnp.ones(4, jnp.float32), checkpoint=checkpoint)
     assert carry.dtype == ys.dtype == jnp.float32 and not carry.weak_type and ys.shape == (4,)
@@ -242,7 +242,7 @@ def test_types_are_those_of_lax_scan(checkpoint):
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
 def test_over_a_mesh(checkpoint):
-    """Inside shard_map, and with explicit axes: gradients of what is shared and of what is split."""
+    """Inside shard_map, and with explicit axes: gradients of replicated and of sharded arrays."""
     kernel, init = jax.random.normal(jax.random.key(0), (3, 3)), jax.random.normal(jax.random.key(1), (4, 3))
     xs = jax.random.normal(jax.random.key(2), (7, 4, 3))
 
@@ -270,7 +270,7 @@ def test_over_a_mesh(checkpoint):
 
 
 def residual_tanh(length, width=64, batch=64):
-    """The stack that the targets are about, and its weights' shapes."""
+    """A stack of residual tanh layers, and the shapes of its weights."""
 
     def loss(w, checkpoint=None):
         h = jnp.full((batch, width), 0.5)
@@ -296,7 +296,7 @@ def test_products_counted(checkpoint, products):
 
 @pytest.mark.parametrize(("length", "snapshots"), [(10, 3), (64, 4), (7, 1), (9, 100)])
 def test_steps_run(length, snapshots):
-    """As they happen: the optimum, the last step (whose value is wanted here), and one in each pullback."""
+    """The steps that run: the optimum, the last step (for the value), and one in each pullback."""
     ran = []
 
     def body(h, x):
@@ -306,7 +306,7 @@ def test_steps_run(length, snapshots):
     f = lambda x, **options: scan(body, 1.0, x, **options)[0]
     jax.block_until_ready(jax.jit(f, static_argnames="checkpoint")(jnp.ones(length), checkpoint=snapshots))
     jax.effects_barrier()
-    assert len(ran) == length  # undifferentiated, nothing is run twice
+    assert len(ran) == length  # without a gradient no step runs twice
     ran.clear()
     jax.block_until_ready(jax.jit(jax.grad(f), static_argnames="checkpoint")(jnp.ones(length), checkpoint=snapshots))
     jax.effects_barrier()
@@ -314,12 +314,12 @@ def test_steps_run(length, snapshots):
 
 
 def test_memory_at_depth_1024():
-    """Of the plain gradient, which keeps three arrays a layer, 16 snapshots need less than the 130th part."""
+    """16 snapshots need less than 1/130 of the memory of the plain gradient, which stores three arrays a layer."""
     loss, w = residual_tanh(1024)
     bytes_of = lambda checkpoint: temporary(jax.grad(lambda w: loss(w, checkpoint)), w)
     one_carry = 64 * 64 * 4
     plain = 3 * 1024 * one_carry
-    kept = 3 if jax.__version_info__ < (0, 11) else 2  # later versions keep tanh(x), not 1 - tanh(x) beside it
+    kept = 3 if jax.__version_info__ < (0, 11) else 2  # later versions store tanh(x) only, not 1 - tanh(x)
     assert bytes_of(None) == pytest.approx(kept * 1024 * one_carry, rel=0.01)
     assert bytes_of("dots") == pytest.approx(plain * 2 / 3, rel=0.01)
     assert bytes_of("body") == pytest.approx(plain / 3, rel=0.01)
@@ -350,8 +350,8 @@ def test_the_program_does_not_grow_with_the_length():
 # ---- layers --------------------------------------------------------------------------------
 
 
-def test_repeat_keeps_what_it_is_told_to():
-    """Less and less, down a list of policies, at 64 layers."""
+def test_repeat_stores_what_checkpoint_says():
+    """The memory decreases along a list of policies, at 64 layers."""
     x = jnp.ones((64, 32))
 
     def bytes_of(checkpoint):
@@ -365,8 +365,8 @@ def test_repeat_keeps_what_it_is_told_to():
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
-def test_recurrent_keeps_what_it_is_told_to(checkpoint):
-    """Values and gradients in float64 are those of the plain recurrence, with a mask and backwards too."""
+def test_recurrent_stores_what_checkpoint_says(checkpoint):
+    """Values and gradients in float64 are those of the plain recurrence, also with a mask and in reverse."""
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(0), (2, 6, 3), jnp.float64)
         mask = jnp.arange(6)[None] < jnp.array([[6], [4]])

@@ -1,4 +1,4 @@
-"""Hessians in chunks: equal to jax.hessian, in any chunk, in bounded memory."""
+"""Hessians in chunks: equal to jax.hessian for each chunk size, in bounded memory."""
 
 import functools
 
@@ -41,13 +41,13 @@ def mlp(dtype=jnp.float64):
 
 
 def published(x):
-    """Baydin's example ln x1 + x1 x2 - sin x2."""
+    """The example of Baydin et al. 2018: ln x1 + x1 x2 - sin x2."""
     return jnp.log(x[0]) + x[0] * x[1] - jnp.sin(x[1])
 
 
 @pytest.mark.parametrize("tool", [jax.jit, lambda f: f], ids=["jit", "eager"])
 def test_published_hessian(tool):
-    """AD-11 at (2, 5): [[-.25, 1], [1, -.9589243]]."""
+    """The Hessian at (2, 5): [[-.25, 1], [1, -.9589243]]."""
     with jax.enable_x64(True):
         x, expected = jnp.array([2.0, 5.0]), np.array([[-0.25, 1.0], [1.0, -0.9589242746631385]])
         for chunk_size in ("auto", 1):
@@ -58,8 +58,8 @@ def test_published_hessian(tool):
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 21])
-def test_any_chunk_gives_jaxs_hessian(chunk_size):
-    """Chunks that do not divide 21 among them; blocks, shapes and dtypes leaf by leaf."""
+def test_chunks_equal_jax_hessian(chunk_size):
+    """Chunk sizes that divide 21 and that do not; blocks, shapes and dtypes of each leaf."""
     with jax.enable_x64(True):
         f, params = mlp()
         ours = jax.jit(functools.partial(hessian, f, chunk_size=chunk_size))(params)
@@ -93,8 +93,8 @@ def test_convolutions_in_chunks():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_matrix_of_any_operator():
-    """Not symmetric, of a tree, its columns in the order of the leaves; under vmap and grad."""
+def test_matrices_of_operators():
+    """An asymmetric operator on a tree, columns in the order of the leaves; under vmap and grad."""
     A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
 
     def operator(scale, v):
@@ -119,7 +119,7 @@ def test_dtypes_of_leaves_are_kept():
     assert hessian_diagonal(lambda x: jnp.sum(x**3), jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-# ---- what it costs -------------------------------------------------------------------------
+# ---- costs ---------------------------------------------------------------------------------
 
 
 def bytes_of(f, params):
@@ -127,7 +127,7 @@ def bytes_of(f, params):
 
 
 def test_memory_is_that_of_a_chunk():
-    """An eighth of jax.hessian's temporaries for 1133 params on 64 rows; a smaller chunk takes less."""
+    """1/8 of the temporaries of jax.hessian for 1133 params and 64 rows; smaller chunks take less."""
     f, params = problem(jnp.float32, MLP(24, 24, 5, activation=tanh), (64, 16), 5)
     matrix = lambda chunk_size: lambda p: as_matrix(hessian_operator(f, p), p, chunk_size=chunk_size)
     stock, ours = bytes_of(jax.hessian(f), params), bytes_of(functools.partial(hessian, f), params)
@@ -136,7 +136,7 @@ def test_memory_is_that_of_a_chunk():
     assert bytes_of(matrix(32), params) < stock / 20
 
 
-def test_operations_of_jaxs_hessian_are_not_exceeded():
+def test_operations_are_at_most_those_of_jax_hessian():
     f, params = problem(jnp.float32, MLP(24, 24, 5, activation=tanh), (64, 16), 5)
     params = jax.eval_shape(lambda p: p, params)
     assert (

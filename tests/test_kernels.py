@@ -1,4 +1,4 @@
-"""Neural tangent kernels: every contraction against the dense J J^T, the infinite net, learning with the kernel."""
+"""Neural tangent kernels: each method against the dense J J^T, infinite width, training with a constant kernel."""
 
 import functools
 
@@ -67,7 +67,7 @@ def scalar(w, x):
     return jnp.sum(jnp.sin(x @ w))
 
 
-NETS = {  # f or net, examples (twice), ways that the plan holds
+NETS = {  # f or net, examples (twice), methods that the plan holds
     "dense": (MLP(5, 5, 2, activation=jnp.tanh), (draw, (3, 4), (2, 4)), {"pairs"}),
     "dense over time": (Serial(Dense(5), jnp.tanh, Dense(3)), (draw, (3, 2, 4), (2, 2, 4)), {"chain"}),
     "convolution": (
@@ -92,7 +92,7 @@ PARAMS = {"tied": (9, 4), "twice": (4, 4), "joined": (4, 3), "scalar": (4, 3)}
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_every_contraction_is_the_dense_kernel(name, monkeypatch):
+def test_each_method_equals_the_dense_kernel(name, monkeypatch):
     """Float64: full and trace, two batches and one; symmetric and positive semidefinite; a few rows at a time."""
     net, (examples, first, second), ways = NETS[name]
     with jax.enable_x64(True):
@@ -133,7 +133,7 @@ def test_rows_in_blocks(monkeypatch):
 
 
 def test_chained_sums():
-    """Where outputs are many and positions few, the sums over positions follow each other."""
+    """With many outputs and few positions the sums over positions are computed one after the other."""
 
     def f(w, x):
         return jnp.ravel(jnp.tanh(x @ w["kernel"])[:, :, None] * w["scale"][None])
@@ -176,21 +176,21 @@ def test_half_precision_and_integers():
         np.testing.assert_array_equal(kernel[:, :, 0, 0].astype(jnp.float32), 300)  # 256 if it were summed in bfloat16
 
 
-# ---- the infinite net
+# ---- infinite width
 
 
-def test_golden_value():
-    """GEN-05: u = 0.6 gives kappa_0 = 0.7048328 and kappa_1 + u kappa_0 = 1.1004472; unit inputs 2 on the diagonal."""
+def test_published_value():
+    """u = 0.6 gives kappa_0 = 0.7048328 and kappa_1 + u kappa_0 = 1.1004472; unit inputs 2 on the diagonal."""
     with jax.enable_x64(True):
         kernel = ntk_relu(jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8], [1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]))
         np.testing.assert_allclose(kernel[0], [1.1004472, 2.0, 0.0, 0.0], atol=5e-8)
-        # homogeneous in each input, and without the factor of two that other scalings leave out
+        # The kernel is homogeneous in each input; other conventions omit the factor of two.
         twice = ntk_relu(jnp.array([[2.0, 0.0]]), jnp.array([[1.8, 2.4]]))
         np.testing.assert_allclose(twice, 6 * kernel[:, :1], rtol=1e-14)
 
 
-def test_closed_form_is_the_mean():
-    """Monte Carlo over the wide net's weights, and the printed formula with the arccosine in NumPy."""
+def test_the_closed_form_is_the_mean_over_weights():
+    """Monte Carlo over the weights of the wide network, and the formula with the arccosine in NumPy."""
     with jax.enable_x64(True):
         x1, x2 = draw(3, 4), draw(2, 4, seed=5)
         norms = np.outer(np.linalg.norm(x1, axis=1), np.linalg.norm(x2, axis=1))
@@ -207,7 +207,7 @@ def test_closed_form_is_the_mean():
         np.testing.assert_allclose(ntk_relu(x1, x2), mean, atol=0.03)
 
 
-def test_exact_where_inputs_coincide():
+def test_the_diagonal_is_exact():
     """Float32: an arccosine would be wrong by 1e-4 on the diagonal; gradients are finite there and at zero."""
     x = draw(5, 7, dtype=jnp.float32)
     x = x / jnp.linalg.norm(x, axis=1, keepdims=True)
@@ -215,7 +215,7 @@ def test_exact_where_inputs_coincide():
     assert jnp.isfinite(jax.jit(jax.grad(lambda x: ntk_relu(x).sum()))(jnp.concatenate([x, 0 * x[:1]]))).all()
 
 
-def test_the_empirical_kernel_tends_to_it():
+def test_the_empirical_kernel_tends_to_the_closed_form():
     def f(params, x):
         return jnp.sqrt(2 / params["v"].size) * jnp.sum(params["v"] * jax.nn.relu(x @ params["w"]))
 
@@ -224,7 +224,7 @@ def test_the_empirical_kernel_tends_to_it():
     np.testing.assert_allclose(ntk(f, params, x), ntk_relu(x), atol=0.05)
 
 
-# ---- learning with the kernel
+# ---- training with a constant kernel
 
 
 def problem(outputs=()):
@@ -234,7 +234,7 @@ def problem(outputs=()):
 
 
 def test_flow_solves_the_differential_equation():
-    """Against SciPy's integrator, on the training points and beside them."""
+    """Against an integrator of SciPy, at training points and at other points."""
     with jax.enable_x64(True):
         kernel, across, y, start, test_start = map(np.asarray, problem())
         both = np.concatenate([kernel, across])
@@ -266,8 +266,8 @@ def test_descent_takes_steps():
         np.testing.assert_allclose(limit, np.asarray(across) @ np.linalg.solve(kernel, y), rtol=1e-9)
 
 
-def test_outputs_that_share_and_singular_kernels():
-    """(N, N, O, O) against scipy's matrix exponential; a direction of zeros stays where it is."""
+def test_several_outputs_and_singular_kernels():
+    """(N, N, O, O) against the matrix exponential of SciPy; outputs do not change along eigenvectors with eigenvalue zero."""
     with jax.enable_x64(True):
         root = draw(3, 2, 9)
         full, y = jnp.einsum("iop,jmp->ijom", root, root), draw(3, 2, seed=5)

@@ -1,4 +1,4 @@
-"""Laplacians in one forward sweep are the traces of Hessians, for less."""
+"""Laplacians in one forward pass: equal to the traces of Hessians, at lower cost."""
 
 import functools
 import types
@@ -44,7 +44,7 @@ def loops(x):
 
 
 def relay(x):
-    """What begins as a constant moves one step later than what it is made of."""
+    """A carry that is constant at first depends on x one step later than the value it is computed from."""
     still = jnp.ones_like(x)
     for_ = lax.fori_loop(0, 4, lambda i, c: (jnp.sin(c[0] * x), c[0] ** 2, c[1] * c[0]), (still, still, still))
     while_ = lax.while_loop(
@@ -69,7 +69,7 @@ def cube(x):
 cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
 
 
-# One row for each way in which an equation is treated.
+# One row for each rule for an equation.
 FUNCTIONS = {
     "elementwise": lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2),
     "of two": lambda x: (1 + x[::-1] ** 2) ** x * x[0],
@@ -94,7 +94,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_is_the_trace_of_the_hessian(name, double):
+def test_laplacians_equal_traces_of_hessians(name, double):
     """Value, Jacobian and Laplacian, in float64, under jit, at once and in chunks that do not divide n."""
     f = FUNCTIONS[name]
     programs = [functools.partial(value_grad_laplacian, f, chunk_size=size) for size in (None, 3)]
@@ -124,13 +124,13 @@ def test_known_laplacians(double):
     np.testing.assert_allclose(total, (r(double.x) ** 2 - N) * value, rtol=1e-13)
 
 
-def test_a_rule_of_custom_vjp_is_opened(double):
-    """It has no forward rule; what it computes has."""
+def test_custom_vjp_functions_are_differentiated(double):
+    """A custom_vjp has no forward rule: its implementation is differentiated."""
     np.testing.assert_allclose(laplacian(lambda x: cube(x).sum(), double.x), 6 * double.x.sum(), rtol=1e-13)
 
 
 def test_points_are_pytrees(double):
-    """The Jacobian has their containers, the Laplacian sums over all leaves."""
+    """The Jacobian has the structure of the point; the Laplacian sums over all leaves."""
     x = {"a": double.x[:4].reshape(2, 2), "b": (double.x[4], double.x[:2])}
     flat, unflatten = ravel_pytree(x)
     f = lambda x: jnp.sin(x["a"] @ x["b"][1]) * x["b"][0] ** 2
@@ -142,7 +142,7 @@ def test_points_are_pytrees(double):
         np.testing.assert_allclose(value, f(x), rtol=1e-12)
 
 
-def test_it_is_a_function_like_others(double):
+def test_laplacians_can_be_transformed(double):
     """vmap, grad and jvp of the Laplacian; its own Laplacian; constants that are traced."""
     f = lambda x, s=1.0: jnp.sum(jnp.sin(s * double.w @ x) ** 2)
     reference = lambda x, s=1.0: trace(lambda x: f(x, s), x)
@@ -176,7 +176,7 @@ def test_dtypes_are_kept(dtype):
         assert part.dtype == dtype and not part.weak_type
 
 
-# ---- what it costs ------------------------------------------------------------------------
+# ---- costs --------------------------------------------------------------------------------
 
 
 def mlp(n, width):
@@ -205,8 +205,8 @@ NETS = {  # f, point, points in a batch, least ratio of operations, most ratio o
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_it_costs_less_than_the_trace(name):
-    """AD.md's targets, as operations counted and as the compiler's temporary bytes; chunks need less yet."""
+def test_laplacians_cost_less_than_traces(name):
+    """Operations and temporary bytes relative to the trace of the Hessian; chunks need less memory."""
     f, x, batch, flops, bytes_ = NETS[name]
     n = x.size
     lift = (lambda g: g) if batch is None else jax.vmap
@@ -224,7 +224,7 @@ def temporary(f, *args):
 
 
 def test_linear_equations_have_no_second_term():
-    """Through a product with a constant matrix go n directions and two vectors, nothing else."""
+    """A product with a constant matrix is applied to n directions and two vectors only."""
     w = jnp.ones((3, 4))
     [[m, k], n] = w.shape, 4
     assert count_flops(lambda x: laplacian(lambda x: w @ x, x), jnp.ones(n)).multiplications <= (n + 2) * m * k
@@ -232,8 +232,8 @@ def test_linear_equations_have_no_second_term():
     assert "dot_general" not in names and "reduce_sum" not in names
 
 
-def test_a_scan_stays_one():
-    """Length ten or a thousand: as many equations."""
+def test_scans_stay_scans():
+    """The number of equations does not depend on the length of the scan."""
 
     def equations(length):
         f = lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, length=length)[0]
@@ -262,7 +262,7 @@ def test_errors_name_the_repair(sentences):
         TypeError, match=r"laplacian expected f to be a function, got float32 \(3,\); pass the function itself"
     ):
         laplacian(x, jnp.sum)
-    with pytest.raises(ValueError, match=r"chunk_size to be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"chunk_size to be an integer >= 1.*, got 0"):
         laplacian(jnp.sum, x, chunk_size=0)
     with pytest.raises(ValueError, match=r"at least one number, got empty arrays"):
         laplacian(jnp.sum, jnp.zeros(0))

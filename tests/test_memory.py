@@ -1,4 +1,4 @@
-"""What derivatives keep: numbers saved by the pullback, bytes of the compiled program, and how they grow."""
+"""The memory of derivatives: numbers stored by the pullback, bytes of the compiled program, and their growth."""
 
 import math
 
@@ -20,26 +20,26 @@ def tanhs(n):
 
 @pytest.mark.parametrize("n", [2, 8, 32])
 def test_reverse_mode_saves_in_proportion_to_depth(n):
-    """n tanh layers of width 1000: 4000, 16000, 64000 numbers; jax.checkpoint keeps the 1000 of the input."""
+    """n tanh layers of width 1000: 4000, 16000, 64000 numbers; jax.checkpoint stores the 1000 of the input."""
     x = jax.ShapeDtypeStruct((1000,), jnp.float32)
     a_layer = saved_numbers(jnp.tanh, x)
-    assert a_layer == (2000 if jax.__version_info__ < (0, 11) else 1000)  # later versions save tanh(x) alone
+    assert a_layer == (2000 if jax.__version_info__ < (0, 11) else 1000)  # later versions store tanh(x) only
     assert saved_numbers(tanhs(n), x) == n * a_layer
     assert saved_numbers(jax.checkpoint(tanhs(n)), x) == 1000
 
 
 def test_saved_numbers_are_those_of_the_theory():
-    """A product of matrices keeps both factors, a sum nothing, a sine the cosine; pytrees as they come."""
+    """A product of matrices stores both factors, a sum nothing, a sine the cosine; for pytrees too."""
     w, x = jnp.ones((5, 4)), jnp.ones((3, 5))
     assert saved_numbers(jnp.matmul, x, w) == 20 + 15
     assert saved_numbers(lambda args: args["a"] + args["b"], {"a": x, "b": x}) == 0
     assert saved_numbers(jnp.sin, 1.0) == 1
     with pytest.raises(TypeError, match=r"saved_numbers expected .*, got int32 \(3,\) at x\[0\].*astype"):
         saved_numbers(jnp.sin, jnp.arange(3))
-    assert saved_numbers(jnp.sin, jnp.arange(3).astype(jnp.float32)) == 3  # the advice
+    assert saved_numbers(jnp.sin, jnp.arange(3).astype(jnp.float32)) == 3  # as the error suggests
 
 
-def test_temporary_bytes_are_the_compilers():
+def test_temporary_bytes_are_those_of_the_compiler():
     x = jax.ShapeDtypeStruct((1000,), jnp.float32)
     f = lambda x: jnp.sum(jnp.sort(x) * x)
     assert temporary_bytes(f, x) == jax.jit(f).lower(x).compile().memory_analysis().temp_size_in_bytes >= 4000
@@ -53,8 +53,8 @@ def make(depth, checkpoint=None):
     return f, {"w": jax.ShapeDtypeStruct((depth, 8, 8), jnp.float32)}
 
 
-def test_reverse_grows_forward_does_not():
-    """Linear for the gradient, its root with blocks, constant for the jvp and for snapshots."""
+def test_reverse_mode_grows_with_depth_and_forward_mode_does_not():
+    """Linear growth for the gradient, square root for blocks, none for the jvp and for snapshots."""
     everything = jax.checkpoint_policies.everything_saveable
     curve = memory_curve(make, (64, 256, 1024), checkpoints=["body", "sqrt", 4, everything])
     assert list(curve) == [
@@ -90,7 +90,7 @@ def test_the_curve_prints_in_a_terminal_and_in_a_notebook():
         CURVE["grad"]
 
 
-def test_the_curve_draws_itself():
+def test_the_curve_plots():
     matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is optional")
     matplotlib.use("agg")
     axes = CURVE.plot()

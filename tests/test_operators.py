@@ -1,4 +1,4 @@
-"""Operators against the matrices that they stand for, nets with state and keys, sums over minibatches."""
+"""Operators against dense matrices, networks with state and keys, means over minibatches."""
 
 import functools
 
@@ -50,14 +50,14 @@ def classes(rows=6, inputs=3, outputs=3, seed=0):
 
 
 def dense_jacobian(model, params):
-    """Of all outputs, raveled, by jax.jacfwd: (outputs, n)."""
+    """The Jacobian of all raveled outputs by jax.jacfwd: (outputs, n)."""
     tree = jax.jit(jax.jacfwd(lambda p: model(p).reshape(-1)))(params)
     leaves = jax.tree.leaves(tree)
     return np.concatenate([np.reshape(leaf, (leaf.shape[0], -1)) for leaf in leaves], 1)
 
 
 def dense_hessian(f, params):
-    """By two forward modes, on the raveled params: neither grad nor linearize."""
+    """The Hessian by forward over forward mode on raveled params, without grad and linearize."""
     vector, back = jax.flatten_util.ravel_pytree(params)
     return np.asarray(jax.jit(jax.jacfwd(jax.jacfwd(lambda x: f(back(x)))))(vector))
 
@@ -79,7 +79,7 @@ def small(dtype=jnp.float64):
 # ---- the matrices --------------------------------------------------------------------------
 
 
-def test_hessian_operator_is_the_hessian():
+def test_hessian_operator_equals_the_hessian():
     """jit = eager = forward over forward, in float64."""
     with jax.enable_x64(True):
         params, batch, _, risk = small()
@@ -117,7 +117,7 @@ def test_operators_pass_through_jit_and_are_compiled_once():
 
 
 @pytest.mark.parametrize("loss", ["classes", "squares"])
-def test_gauss_newton_is_the_sandwich(loss):
+def test_gauss_newton_equals_the_dense_product(loss):
     with jax.enable_x64(True):
         params, (x, y), model, _ = small()
         of_params = lambda p: model(p, x)
@@ -135,7 +135,7 @@ def test_gauss_newton_is_the_sandwich(loss):
         v = normal_like(params, 1)
         np.testing.assert_allclose(flat(gauss_newton_product(of_params, loss, params, v)), dense @ flat(v), atol=1e-13)
         second_part = dense_hessian(lambda p: loss(of_params(p)), params) - dense
-        assert np.abs(second_part).max() > 1e-3  # the net bends, so that the two are not the same
+        assert np.abs(second_part).max() > 1e-3  # the Hessian and the Gauss-Newton matrix differ
 
 
 def test_empirical_fisher_is_the_mean_of_outer_products():
@@ -148,19 +148,19 @@ def test_empirical_fisher_is_the_mean_of_outer_products():
         np.testing.assert_allclose(matrix(F, params), gradients.T @ gradients / len(y), atol=1e-14)
 
 
-def test_fisher_is_that_of_the_targets_it_drew():
+def test_fisher_equals_the_empirical_fisher_of_the_drawn_targets():
     with jax.enable_x64(True):
         params, (x, y), model, _ = small()
         of_params = lambda p: model(p, x)
         log_likelihood = lambda out, y: -losses.softmax_cross_entropy(out, y)
-        given = (lambda key, out: y, log_likelihood)  # a sampler that always draws the data's own targets
+        given = (lambda key, out: y, log_likelihood)  # a sampler that always returns the targets of the data
         F = fisher_operator(jax.random.key(0), of_params, params, likelihood=given, samples=2)
         expected = empirical_fisher_operator(lambda p: log_likelihood(of_params(p), y), params)
         np.testing.assert_allclose(matrix(F, params), matrix(expected, params), atol=1e-14)
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
-def test_fisher_is_gauss_newton_in_expectation(likelihood):
+def test_fisher_equals_gauss_newton_in_expectation(likelihood):
     """Within five standard errors in every entry, over 20,000 draws for each example."""
     with jax.enable_x64(True):
         params, (x, y), model, _ = small()
@@ -180,7 +180,7 @@ def test_fisher_is_gauss_newton_in_expectation(likelihood):
 
 
 def test_an_operator_is_one_symmetric_matrix():
-    """Targets are drawn when it is made, not at each product."""
+    """Targets are drawn when the operator is made, not in each product."""
     params, (x, _), model, _ = small(jnp.float32)
     F = fisher_operator(jax.random.key(0), lambda p: model(p, x), params)
     v = normal_like(params, 1)
@@ -189,7 +189,7 @@ def test_an_operator_is_one_symmetric_matrix():
     assert np.abs(flat(F(v)) - flat(other(v))).max() > 1e-3
 
 
-# ---- nets with state and keys --------------------------------------------------------------
+# ---- networks with state and keys-----------------------------------------------------------
 
 
 def normed():
@@ -204,7 +204,7 @@ def normed():
     return net, params, state, (x, y)
 
 
-def test_evaluation_uses_running_statistics_and_drops_nothing():
+def test_evaluation_uses_running_statistics_and_no_dropout():
     with jax.enable_x64(True):
         net, params, state, (x, y) = normed()
         norm = state[1]
@@ -232,13 +232,13 @@ def test_training_mode_has_one_mask_and_the_statistics_of_the_batch():
         np.testing.assert_allclose(H, H.T, atol=1e-12)
         np.testing.assert_allclose(H, dense_hessian(f, params), atol=1e-12)
         bias = sum(leaf.size for leaf in jax.tree.leaves(params[0]["bias"]))
-        np.testing.assert_allclose(H[:bias], 0, atol=1e-12)  # batch statistics take the first bias out
+        np.testing.assert_allclose(H[:bias], 0, atol=1e-12)  # batch statistics remove the first bias
         later = lambda p: risk(p, (x, y), key=jax.random.key(6))
         v = normal_like(params, 1)
         assert np.abs(flat(jax.jit(functools.partial(hvp, later))(params, v)) - H @ flat(v)).max() > 1e-3
 
 
-def test_dropout_without_a_key_says_so():
+def test_dropout_without_a_key_raises():
     with jax.enable_x64(True):
         net, params, state, batch = normed()
         with pytest.raises(ValueError, match="key"):
@@ -246,7 +246,7 @@ def test_dropout_without_a_key_says_so():
         empirical_risk(net, losses.softmax_cross_entropy, state, train=True, key=jax.random.key(0))(params, batch)
 
 
-def test_side_inputs_pass_and_unread_ones_are_refused():
+def test_side_inputs_are_passed_and_unknown_ones_rejected():
     model = as_function(lambda x, *, scale: scale * x, key=jax.random.key(0))  # reads neither key nor train
     assert model((), jnp.float32(2.0), scale=3.0) == 6.0
     with pytest.raises(TypeError, match="shift"):
@@ -277,7 +277,7 @@ def test_scanned_checkpointed_nets_work():
 
 @pytest.mark.parametrize("batch_size", [4, 6, 100])
 def test_minibatches_add_up_to_the_full_batch(batch_size):
-    """Six rows in batches of 4 and 2 among them: weights are sizes."""
+    """Six rows, also in batches of 4 and 2: minibatches are weighted by their sizes."""
     with jax.enable_x64(True):
         params, batch, _, risk = small()
         v = normal_like(params, 1)
@@ -331,7 +331,7 @@ def test_minibatches_take_the_memory_of_one():
     assert in_all(over_minibatches(product, (x, x), batch_size=32)) < in_all(lambda p: product((x, x), p)) / 8
 
 
-def test_half_precision_is_added_in_single():
+def test_half_precision_is_summed_in_single_precision():
     ones = over_minibatches(
         lambda batch: jnp.bfloat16(1.0) + 0 * batch[0], jnp.zeros(300, jnp.bfloat16), batch_size=1
     )()
@@ -356,7 +356,7 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_ordered_convolutions_have_the_same_derivatives(case):
-    """Values, gradients and their products with a direction, in a loop and out of it."""
+    """Values, gradients and Hessian-vector products, inside and outside of a loop."""
     options = dict(CONVOLUTIONS[case])
     x, k = (normal_like(jnp.zeros(options.pop(name)), seed) for seed, name in enumerate(("shape", "kernel")))
     strides = options.pop("window_strides", (1,) * (x.ndim - 2))
@@ -373,8 +373,8 @@ def test_ordered_convolutions_have_the_same_derivatives(case):
         np.testing.assert_allclose(a, b[0], rtol=2e-5, atol=2e-5)
 
 
-def test_convolutions_in_the_loop_have_xlas_order():
-    """What makes them fast on CPU: batch first, channels last, kernels (*spatial, in, out)."""
+def test_convolutions_in_loops_have_the_layout_of_xla():
+    """The layout that is fast on CPU: batch first, channels last, kernels (*spatial, in, out)."""
     x, k = jnp.ones((2, 4, 7)), jnp.ones((6, 4, 3))
     gradient = jax.grad(lambda k: jnp.sum(jnp.sin(jax.lax.conv(x, k, (1,), "SAME"))))
     specs = [
@@ -393,11 +393,11 @@ def test_chunks_stack(chunk_size):
     np.testing.assert_array_equal(out, x["a"][:, None] + x["b"])
 
 
-# ---- what they cost ------------------------------------------------------------------------
+# ---- costs ---------------------------------------------------------------------------------
 
 
 class Block:
-    """Attention and a feed-forward net, each normalized and residual."""
+    """Attention and an MLP, each with normalization and a residual connection."""
 
     def __new__(cls, width, heads):
         return Serial(
@@ -418,7 +418,7 @@ NETS = {
 
 @pytest.mark.parametrize("name", NETS)
 def test_operations_counted_in_gradients(name):
-    """Each product in gradients of the same model, by its operations; benchmarks/curvature.py measures times."""
+    """Operations of each product relative to a gradient; benchmarks/curvature.py measures times."""
     net, shape = NETS[name][0](), NETS[name][1]
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
     y = jnp.zeros(shape[:-1] if name == "transformer" else shape[:1], jnp.int32)
@@ -533,7 +533,7 @@ def test_broadcast_losses_are_rejected(sentences):
 
 def test_wrong_minibatches_are_rejected(sentences):
     f, data = jnp.mean, jnp.ones(4)
-    with pytest.raises(ValueError, match="batch_size to be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size to be an integer >= 1.*, got 0"):
         over_minibatches(f, data, batch_size=0)
     with pytest.raises(ValueError, match=r"equally many rows, at least one, got float32 \(4,\), float32 \(3,\)"):
         over_minibatches(f, (data, jnp.ones(3)), batch_size=2)

@@ -1,4 +1,4 @@
-"""Per-example gradients, their norms without them, and the noise of minibatches."""
+"""Per-example gradients, their norms, and the noise of minibatch gradients."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def draw(*shape, seed=1, dtype=jnp.float64):
 
 
 def params_of(net, x):
-    """Random everywhere, biases and scales included."""
+    """Random params, biases and scales included."""
     leaves, structure = jax.tree.flatten(jax.eval_shape(net.init, jax.random.key(0), x))
     return structure.unflatten([draw(*leaf.shape, seed=2 + i) for i, leaf in enumerate(leaves)])
 
@@ -45,7 +45,7 @@ def loss_of(net):
 
 
 def norms_by_hand(loss, params, *batch):
-    """Python's loop over the examples, numpy's sum of squares of `jax.grad`."""
+    """The reference: a Python loop over the examples, sums of squares of `jax.grad` in NumPy."""
     norms, gradient_of = [], jax.jit(jax.grad(loss))
     for i in range(len(jax.tree.leaves(batch)[0])):
         gradient = gradient_of(params, *jax.tree.map(lambda leaf, i=i: leaf[i], batch))
@@ -54,14 +54,14 @@ def norms_by_hand(loss, params, *batch):
 
 
 def ids(*shape):
-    return jnp.asarray(np.random.default_rng(3).integers(0, 4, shape), jnp.int32)  # of 9: some come twice
+    return jnp.asarray(np.random.default_rng(3).integers(0, 4, shape), jnp.int32)  # some indices occur twice
 
 
 def flat(*shape):
     return draw(*shape)
 
 
-NETS = {  # net, examples, ways that its plan must hold
+NETS = {  # net, examples, methods that its plan must hold
     "dense": (MLP(5, 5, 2, activation=jnp.tanh), flat, (3, 4), {"pairs"}),
     "dense over time": (Serial(Dense(5), jnp.tanh, Dense(4)), flat, (3, 7, 6), {"product"}),
     "convolution": (
@@ -87,8 +87,8 @@ NETS = {  # net, examples, ways that its plan must hold
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_norms_are_those_of_the_gradients(name):
-    """Of every leaf, in float64, jitted; and the plan says that no kernel was formed."""
+def test_norms_equal_those_of_the_gradients(name):
+    """The norms of each leaf, in float64, under jit; by the plan no gradient of a kernel is formed."""
     net, examples, shape, ways = NETS[name]
     with jax.enable_x64(True):
         x, weight = examples(*shape), draw(shape[0], seed=7)
@@ -120,7 +120,7 @@ def scanned_and_not(w, x):
 
 
 def backwards(w, x):
-    """Nested scans, the inner one with the outer one's weights, from the end."""
+    """Nested scans in reverse; the inner one uses the weights of the outer one."""
 
     def outer(c, w):
         def inner(c, scale):
@@ -134,7 +134,7 @@ def backwards(w, x):
 
 
 def two_stacks(w, x):
-    """Halves of one stack, each scanned."""
+    """Two halves of one stack, each in a scan."""
 
     def step(c, w):
         return jnp.tanh(c @ w), None
@@ -150,22 +150,22 @@ def carried(w, x):
 
 
 def joined(w, x):
-    """A kernel twice in one, side by side; and its product with itself."""
+    """A kernel concatenated with itself, and its product with itself."""
     return jnp.sum(jnp.sin(x @ jnp.concatenate([w, 2 * w, w @ w], axis=1)))
 
 
 def scaled(w, x):
-    """The same kernel in one product twice, once of them scaled."""
+    """A kernel concatenated with a multiple of itself."""
     return jnp.sum(jnp.sin(x @ jnp.concatenate([w, 2 * w], axis=1)))
 
 
 def below(w, x):
-    """One above the other, as recurrent cells do."""
+    """Two kernels concatenated along their rows, as in recurrent cells."""
     return jnp.sum(jnp.sin(jnp.concatenate([x, jnp.cos(x)], axis=-1) @ jnp.concatenate([w, w.T], axis=0)))
 
 
 def by_heads(w, x):
-    """A batched product, the kernel on either side of it, one of its axes the heads."""
+    """A batched product over heads, with the kernel as left and as right operand."""
     heads = w.reshape(6, 2, 3)
     return jnp.sum(jnp.sin(jnp.einsum("dhk,td->htk", heads, x))) + jnp.sum(
         jnp.einsum("td,dhk,hk->t", x, heads, x[:2, :3])
@@ -173,7 +173,7 @@ def by_heads(w, x):
 
 
 def batched(w, x):
-    """A product with a batch axis of the kernel's own."""
+    """A product with a batch axis of the kernel."""
     return jnp.sum(jnp.sin(jnp.einsum("hk,hkn->hn", x, w)) ** 2)
 
 
@@ -191,7 +191,7 @@ def checkpointed(w, x):
 
 
 def custom(w, x):
-    """A rule of its own: a derivative that is not the function's; it must not be opened."""
+    """A custom derivative that differs from that of the implementation must be used."""
 
     @jax.custom_jvp
     def f(w, x):
@@ -219,14 +219,14 @@ def two_kernels(w, x):
 
 
 def grouped(w, x):
-    """JAX's own groups, with holes in the image and in the kernel, axes in another order."""
+    """Grouped convolution of JAX with dilated image and kernel, and another order of axes."""
     out = jax.lax.conv_general_dilated(
         x[None], w, (2,), [(2, -1)], (2,), (3,), ("NCW", "OIW", "CNW"), feature_group_count=2
     )
     return jnp.sum(jnp.sin(out))
 
 
-FUNCTIONS = {  # loss, shape of the parameter, examples, the way
+FUNCTIONS = {  # loss, shape of the parameter, examples, the method
     "columns first": (
         lambda w, x: jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w.reshape(4, 4, order="F"))),
         (4, 4),
@@ -257,8 +257,8 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the way
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_shared_and_odd_uses_are_right(name):
-    """Cross terms of shared weights, slices, joins, loops; whatever is unknown is formed."""
+def test_shared_weights_and_unusual_uses(name):
+    """Cross terms of shared weights, slices, concatenations and loops; unknown uses are formed."""
     loss, shape, examples, way = FUNCTIONS[name]
     with jax.enable_x64(True):
         w, x = draw(*shape, seed=9), examples()
@@ -289,7 +289,7 @@ def test_eager_chunked_and_vmapped_agree():
 
 
 def test_norms_differentiate():
-    """A penalty on the gradients' norms: its gradient against that through the gradients themselves."""
+    """A penalty on the gradient norms: its gradient against that through the gradients themselves."""
     net = MLP(4, 1, activation=jnp.tanh)
     with jax.enable_x64(True):
         x, weight = draw(3, 2), draw(3, seed=7)
@@ -318,8 +318,8 @@ def test_half_precision_sums_in_float32():
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2**-8)
 
 
-def test_no_gradient_is_held():
-    """Of a wide dense net: a seventh of the memory, half of the operations, and the table is never made."""
+def test_no_gradient_is_stored():
+    """A wide dense network: 1/7 of the memory, half of the operations; no gradient of a table is formed."""
     net = MLP(256, 256, 1, activation=jnp.tanh)
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     params = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((64,), jnp.float32))
@@ -359,7 +359,7 @@ def test_plan_prints():
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_noise_is_exact_by_enumeration(batch_size):
-    """GEN-09: the covariance over all minibatches; with N where N - 1 belongs it is not (negative control)."""
+    """The covariance over all minibatches; with N in place of N - 1 it differs (negative control)."""
     with jax.enable_x64(True):
         x, y = draw(5, 2), draw(5, seed=4)
         params = {"w": draw(2, seed=5), "b": jnp.asarray(0.3)}
@@ -385,8 +385,8 @@ def test_noise_is_exact_by_enumeration(batch_size):
             assert abs(lean.batch_trace - wrong) > 1e-3 * wrong
 
 
-def test_small_noise_keeps_its_digits():
-    """The trace of nearly equal gradients in float32: squares would cancel to nothing."""
+def test_small_noise_is_accurate():
+    """The trace for nearly equal gradients in float32, where a difference of squares would cancel."""
     x = jnp.array([1000.0, 1000.25, 1000.5])
     noise = jax.jit(lambda x: gradient_noise(lambda w, x: w * x, 1.0, x, batch_size=1))(x)
     np.testing.assert_allclose(noise.trace, np.var([0, 0.25, 0.5]), rtol=1e-6)

@@ -72,7 +72,7 @@ def test_lanczos_is_a_tridiagonalization():
 
 
 def test_largest_eigenvalue_of_a_trained_net():
-    """To 1e-3 in 10 steps and to rounding in 30, with bounds that hold; eigenvectors are eigenvectors."""
+    """To 1e-3 in 10 steps and to rounding in 30, with valid bounds and eigenvectors."""
     with jax.enable_x64(True):
         f, params, A, eigenvalues = trained()
         operator = hessian_operator(f, params)
@@ -103,8 +103,8 @@ def test_all_steps_give_the_whole_spectrum():
 
 
 @pytest.mark.parametrize("eigenvalues", [[3.0] * 6, [0.0] * 6, [5.0, 5.0, 5.0, -1.0, 0.0, 0.0], [1e-20] * 6])
-def test_invariant_spaces_are_left(eigenvalues):
-    """Multiple eigenvalues and low ranks: Lanczos goes on with a fresh vector and finds each as often as it is."""
+def test_invariant_subspaces(eigenvalues):
+    """Multiple eigenvalues and low ranks: Lanczos continues with a new vector and finds all multiplicities."""
     with jax.enable_x64(True):
         Q = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
         operator, like = of_matrix(Q @ np.diag(eigenvalues) @ Q.T)
@@ -125,7 +125,7 @@ def test_single_precision_and_half():
 
 
 @pytest.mark.parametrize(("method", "products"), [("hutchinson", 32), ("hutch++", 48), ("xtrace", 48)])
-def test_standard_errors_are_honest(method, products):
+def test_standard_errors_are_calibrated(method, products):
     """Over 200 keys: unbiased, the truth within two of the stated errors in at least 90 %, and the size of the error:
     that of XTrace is stated too large, as the jackknife's is, never too small.
     """
@@ -144,8 +144,8 @@ def test_standard_errors_are_honest(method, products):
         assert real < limit * np.trace(A)
 
 
-def test_trace_of_a_net_by_each_way():
-    """By products and by v'Hv alone, at equal keys the same; in chunks of any size."""
+def test_traces_by_products_and_forms_agree():
+    """Products and the form v'Hv give the same estimate for the same key, for all chunk sizes."""
     with jax.enable_x64(True):
         f, params, A, _ = trained()
         ways = {
@@ -166,7 +166,7 @@ def test_trace_of_a_net_by_each_way():
 @pytest.mark.parametrize("method", ["hutch++", "xtrace"])
 @pytest.mark.parametrize("rank", [0, 2, 20])
 def test_low_ranks_are_exact(method, rank):
-    """An operator whose rank is below the number of vectors, in all its precision; no NaN."""
+    """An operator whose rank is below the number of vectors: exact up to rounding, without NaN."""
     with jax.enable_x64(True):
         B = np.random.default_rng(rank).normal(size=(30, rank))
         A = B @ B.T
@@ -211,7 +211,7 @@ def test_density_of_a_trained_net():
 
 
 def test_quadrature_is_exact_for_polynomials():
-    """Of degree 2k - 1, for each vector: the moments of its spectral measure."""
+    """Polynomials up to degree 2k - 1: the moments of the spectral measure of each vector."""
     with jax.enable_x64(True):
         A = np.random.default_rng(1).normal(size=(15, 15))
         A = (A + A.T) / 10
@@ -270,7 +270,7 @@ def test_records_pass_through_transformations():
 
 
 def test_traces_can_be_differentiated():
-    """The trace of diag(3 x^2): its slope is 6 x, exactly."""
+    """The derivative of a trace estimate of a diagonal operator is exact."""
     trace = lambda x: (
         estimate_trace(jax.random.key(0), hessian_operator(lambda x: jnp.sum(x**3) / 2, x), x, products=2).value
     )

@@ -87,8 +87,8 @@ def ntk(
     """
     warn_if_jaxlib_is_wrong()
     params, plan = _planned(f, params, x1, x2, method, trace)
-    kernel: Array = _program(f, plan.method, trace)(params, x1, x2)
-    return kernel.astype(jnp.result_type(*jax.tree.leaves(params)))
+    kernel = _program(f, plan.method, trace)(params, x1, x2)
+    return jnp.asarray(kernel).astype(jnp.result_type(*jax.tree.leaves(params)))
 
 
 @checked

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
-from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong

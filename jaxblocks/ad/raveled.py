@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import floating_like

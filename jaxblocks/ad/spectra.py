@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.core import Tracer
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
