@@ -508,7 +508,7 @@ def test_the_picture_has_every_node_and_shows_each_step():
     assert not {"2", "5"} & set(words(0)[1])
     assert {"2", "5", "0.693"} <= set(words(3)[1]) and "10" not in words(3)[1]
     assert "-0.284" in words(8 + 6)[1] and words(8 + 6)[0].get_title().startswith("v̄₀ = v̄₃ ∂v₃/∂v₀")
-    with pytest.raises(ValueError, match="steps 0 to 19, but step=20 came"):
+    with pytest.raises(ValueError, match="step to be an integer from 0 to 19, .*, got 20"):
         table.plot(step=20)
 
 
@@ -526,14 +526,14 @@ def test_the_picture_of_a_net_on_its_own_axes():
 # ---- bad input ------------------------------------------------------------------------------
 
 
-def test_integers_are_refused_and_the_advice_works(sentences):
-    with pytest.raises(TypeError, match=r"floating-point arrays, but x2 is int32 \(\); convert it with .astype"):
+def test_integers_raise_and_the_repair_works(sentences):
+    with pytest.raises(TypeError, match=r"floating-point x2, got int32 \(\); convert it with .astype"):
         trace_table(survey, 2.0, jnp.array(5))
-    with pytest.raises(TypeError, match=r"but x2 is an int; write 5.0, or close over it"):
+    with pytest.raises(TypeError, match=r"floating-point x2, got 5; write 5.0, or close over it"):
         trace_table(survey, 2.0, 5)
-    with pytest.raises(TypeError, match=r"but x1 is an int; write 3.0, or close over it"):
+    with pytest.raises(TypeError, match=r"floating-point x1, got 3; write 3.0, or close over it"):
         trace_table(lambda *xs: xs[0] * xs[1], 3, 2.0)
-    with pytest.raises(TypeError, match=r"but p\['n'\] is a str; give an array"):
+    with pytest.raises(TypeError, match=r"floating-point p\['n'\], got 'name'; give an array"):
         trace_table(lambda p: p["w"], {"n": "name", "w": 1.0})
     with pytest.raises(TypeError, match="close over it"):
         trace_table(lambda x, n: x[n], jnp.ones(3), jnp.array(1))
@@ -544,27 +544,27 @@ def test_integers_are_refused_and_the_advice_works(sentences):
 
 def test_many_outputs_need_their_weights(sentences):
     x = jnp.asarray(X, jnp.float32)
-    with pytest.raises(ValueError, match=r"but float32 \(4,\) came; pass cotangent=.*or ask jax.jacobian"):
+    with pytest.raises(ValueError, match=r"got float32 \(4,\); pass cotangent=.*or use jax.jacobian"):
         trace_table(jnp.sin, x)
     assert isinstance(trace_table(jnp.sin, x, cotangent=jnp.ones_like(x)), TraceTable)
-    with pytest.raises(ValueError, match="float32 \\(\\), float32 \\(\\) came"):
+    with pytest.raises(ValueError, match="got float32 \\(\\), float32 \\(\\)"):
         trace_table(lambda x: (x, x), 1.0)
-    with pytest.raises(TypeError, match=r"floating-point arrays, but int32 \(\) came; return only"):
+    with pytest.raises(TypeError, match=r"floating-point arrays, got int32 \(\); return only"):
         trace_table(lambda x: jnp.argmax(x), x)
 
 
 def test_tangents_and_cotangents_of_another_kind(sentences):
     x = jnp.asarray(X, jnp.float32)
-    with pytest.raises(ValueError, match=r"tangent\[0\] is float32 \(2,\) where float32 \(4,\) is wanted"):
+    with pytest.raises(ValueError, match=r"tangent\[0\] like args, float32 \(4,\), got float32 \(2,\)"):
         trace_table(jnp.sum, x, tangent=(jnp.ones(2),))
     with pytest.raises(ValueError, match="give a tuple with one entry for each argument"):
         trace_table(jnp.sum, x, tangent=x)
-    with pytest.raises(ValueError, match=r"expects cotangent like what f returns.*cotangent is float32 \(\)"):
+    with pytest.raises(ValueError, match=r"expected cotangent like what f returns.*got float32 \(\)"):
         trace_table(jnp.sin, x, cotangent=1.0)
     assert float(trace_table(jnp.sum, x, tangent=(x,), cotangent=2).gradient[0][0]) == 2
-    with pytest.raises(TypeError, match=r"a function f first, but a float came; write trace_table\(f, x1, x2\)"):
+    with pytest.raises(TypeError, match="expected f to be a function, got 2.0"):
         trace_table(2.0, survey)
-    with pytest.raises(ValueError, match="none came"):
+    with pytest.raises(ValueError, match="the arguments of f after it, got none"):
         trace_table(survey)
-    with pytest.raises(IndexError, match="no v_6; its variables are v_-1 to v_5"):
+    with pytest.raises(IndexError, match="an index from -1 to 5, .*, got 6"):
         trace_table(survey, 2.0, 5.0)[6]

@@ -1,4 +1,4 @@
-"""What derivatives cost, counted and measured side by side in one table."""
+"""The cost of a function and of its derivatives, counted and measured, in one table."""
 
 import dataclasses
 import statistics
@@ -16,7 +16,7 @@ from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import hvp
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import describe, describe_any
+from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked, describe
 
 __all__ = ["CostRow", "CostTable", "cost_table"]
 
@@ -29,11 +29,11 @@ class CostRow:
         name: what is computed, as in ``"gradient"``.
         count: its operations, a `Count`.
         flops_ratio: its operations over those of the function.
-        seconds: the median time of a call, ``None`` where it was not measured.
-        quartiles: a quarter of the calls took less than the first, a quarter more than the second (seconds).
+        seconds: the median time of a call, ``None`` where it is not measured.
+        quartiles: the first and third quartile of the times of the calls, in seconds.
         time_ratio: its median time over that of the function.
-        temporary_bytes: what the compiled program needs beside its inputs and outputs at its peak,
-            where the compiler tells it.
+        temporary_bytes: what the compiled program needs in addition to its inputs and outputs at its peak, ``None``
+            where the compiler does not report it.
 
     >>> CostRow("function", Count(additions=3), 1.0).flops
     3
@@ -49,7 +49,7 @@ class CostRow:
 
     @property
     def flops(self) -> int:
-        """The operations counted: ``count.flops``.
+        """The counted operations: ``count.flops``.
 
         >>> CostRow("jvp", Count(multiplications=2, additions=3), 2.5).flops
         5
@@ -61,7 +61,7 @@ class CostRow:
 class CostTable:
     """The rows of `cost_table` by name: ``table["gradient"]`` or ``table.gradient``.
 
-    It prints as a table in a terminal and in a notebook; `plot` draws it, `to_frame` hands it on.
+    It prints as a table in a terminal and in a notebook; `plot` draws it, `to_frame` converts it to pandas.
 
     >>> table = CostTable({"function": CostRow("function", Count(additions=3), 1.0)})
     >>> table.function.flops
@@ -76,13 +76,13 @@ class CostTable:
 
     def __getitem__(self, name: str) -> CostRow:
         if name not in self.rows:
-            raise KeyError(f"This table has no row {name!r}; it has {', '.join(self.rows)}.")
+            raise KeyError(f"CostTable expected a row of {', '.join(self.rows)}, got {name!r}.")
         return self.rows[name]
 
     def __getattr__(self, name: str) -> CostRow:
         rows = self.__dict__.get("rows", {})
         if name not in rows:
-            raise AttributeError(f"CostTable has no attribute or row {name!r}; its rows: {', '.join(rows)}.")
+            raise AttributeError(f"CostTable expected an attribute or a row of {', '.join(rows)}, got {name!r}.")
         return rows[name]
 
     def __iter__(self) -> Iterator[CostRow]:
@@ -186,37 +186,38 @@ class CostTable:
 
     def _notes(self) -> list[str]:
         unknown = sorted({name for row in self for name in row.count.uncounted})
-        notes = [f"Not counted, for their arithmetic is not known: {', '.join(unknown)}."] if unknown else []
+        notes = [f"Not counted, because their arithmetic is unknown: {', '.join(unknown)}."] if unknown else []
         if any(row.count.loops_of_unknown_length for row in self):
-            notes.append("A loop of unknown length is counted as one pass through its body.")
+            notes.append("A loop of unknown length is counted as one iteration.")
         if any(row.count.conds for row in self):
-            notes.append("Of the branches of a cond the costliest is counted.")
+            notes.append("Of the branches of a cond only the costliest is counted.")
         untimed = [row.name for row in self if row.seconds is None]
         if 0 < len(untimed) < len(self):
-            notes.append(f"Not timed, for it needs more memory than memory_limit: {', '.join(untimed)}.")
+            notes.append(f"Not timed, because memory_limit is exceeded: {', '.join(untimed)}.")
         return notes
 
 
+@checked
 def cost_table(
     f: Callable,
     /,
     *args: Any,
     rows: tuple[str, ...] | list[str] | str | None = None,
     measure: bool = True,
-    repeats: int = 20,
-    memory_limit: int = 4 * 2**30,
+    repeats: NonNegativeInt = 20,
+    memory_limit: PositiveInt = 4 * 2**30,
     key: Key[Array, ""] | None = None,
 ) -> CostTable:
-    r"""A table of what :math:`f` and its derivatives with respect to its first argument cost.
+    r"""The cost of :math:`f` and of its derivatives with respect to its first argument, as a table.
 
     ==============================  ==========================================================================
     row                             computes
     ==============================  ==========================================================================
-    ``"function"``                  :math:`f(x)`; it always comes, first: the ratios refer to it
+    ``"function"``                  :math:`f(x)`; always the first row: the ratios refer to it
     ``"jvp"``                       :math:`f(x)` and :math:`Jv`: one pass of forward mode
     ``"vjp"``                       :math:`f(x)` and :math:`u^\top J`: one pass of reverse mode
     ``"gradient"``                  :math:`f(x)` and :math:`\nabla f(x)`
-    ``"jacfwd"``, ``"jacrev"``      :math:`J` by either mode: as many passes as x (as f(x)) has numbers
+    ``"jacfwd"``, ``"jacrev"``      :math:`J` by either mode: as many passes as x (f(x)) has numbers
     ``"hessian"``                   :math:`H`, forward over reverse: as many products as x has numbers
     ``"hvp"``                       :math:`Hv`, forward over reverse, as `jaxblocks.hvp` computes it
     ``"hvp_reverse_over_forward"``  :math:`Hv` as the gradient of :math:`\nabla f^\top v`, itself in forward mode
@@ -226,23 +227,24 @@ def cost_table(
 
     Args:
         f: ``f(x, *rest)``; it is differentiated with respect to ``x``, a pytree. It returns a scalar, or a
-            pytree of arrays: then ``"function"``, ``"jvp"``, ``"vjp"``, ``"jacfwd"`` and ``"jacrev"`` make sense.
+            pytree of arrays: then only ``"function"``, ``"jvp"``, ``"vjp"``, ``"jacfwd"`` and ``"jacrev"`` apply.
         args: ``x`` and the rest: arrays, or ``jax.ShapeDtypeStruct`` where nothing is measured.
-        rows: the names of some rows, or ``"all"``. By default all rows that make sense for ``f``, but whole
-            matrices only where they take at most 1000 passes.
-        measure: whether to compile and to time; with ``False`` operations are only counted, in milliseconds.
-        repeats: timed calls of each row, taken in turns so that a busy machine disturbs all alike; with ``0``
-            programs are compiled for their memory, but not timed.
+        rows: the names of some rows, or ``"all"``. By default all rows that apply to ``f``, but whole matrices only
+            where they take at most 1000 passes.
+        measure: whether to compile and to time; with ``False`` operations are only counted, which takes milliseconds.
+        repeats: timed calls of each row, interleaved so that other load affects all rows alike; with ``0`` programs
+            are compiled for their memory, but not timed.
         memory_limit: a program that needs more bytes than this, outputs included, is not called.
         key: draws the direction :math:`v` and the weights :math:`u` from a normal distribution; without it every
-            entry is :math:`1/\sqrt n`. It moves no count.
+            entry is :math:`1/\sqrt n`. It has no influence on counts.
 
-    Times are those of the wall clock, of compiled programs, until the results are there; the first call
-    of each is not timed.
+    Returns:
+        A `CostTable`. Times are wall-clock times of compiled programs until the results are ready; the first call of
+        each is not timed.
 
     Raises:
-        ValueError: where a row is not known, or needs a scalar-valued ``f`` and gets another.
-        TypeError: where ``x`` or ``f(x)`` holds a leaf that is not floating-point.
+        ValueError: if a row is unknown, or needs a scalar-valued ``f`` and gets another.
+        TypeError: if ``x`` or ``f(x)`` holds a leaf that is not floating-point.
 
     >>> w, x = jnp.ones((3, 2)), jnp.ones((4, 3))
     >>> table = cost_table(lambda w, x: jnp.sum((x @ w) ** 2), w, x, measure=False)
@@ -261,41 +263,31 @@ def cost_table(
     times the function, whatever the number of its arguments).
     """
     warn_if_jaxlib_is_wrong()
-    if not callable(f):
-        raise TypeError(f"cost expects a function f first, but {describe_any(f)} came; write cost_table(f, x, ...).")
-    if not args:
-        raise ValueError("cost expects the arguments of f after it, cost_table(f, x, ...), but none came.")
-    for name, value, least in (("repeats", repeats, 0), ("memory_limit", memory_limit, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"cost expects {name} to be a whole number >= {least}, but {value!r} came.")
+    check(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])
     args = (x, *args[1:])
     y = jax.eval_shape(f, *args)
     names = _rows(rows, x, y)
     programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}
     counts = {name: count_flops(program, y, x, *args) for name, program in programs.items()}
-    seconds: dict[str, list[float]] = {}
-    memory: dict[str, int | None] = dict.fromkeys(names)
-    if measure:
-        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)) and repeats:
-            raise ValueError(
-                "cost measures calls on arrays, but a ShapeDtypeStruct came; pass arrays, or measure=False to count "
-                "only, or repeats=0 to compile without calling."
-            )
-        compiled = {name: jax.jit(program).lower(y, x, *args).compile() for name, program in programs.items()}
-        memory = {name: compiled_bytes(program)[0] for name, program in compiled.items()}
-        if repeats:
-            small = {
-                name: program
-                for name, program in compiled.items()
-                if sum(b or 0 for b in compiled_bytes(program)) <= memory_limit
-            }
-            keys = (None, None) if key is None else jax.random.split(key)
-            seconds = _time(small, (_direction(y, keys[0]), _direction(x, keys[1]), *args), repeats)
-    return CostTable({name: _row(name, counts, seconds, memory) for name in names})
+    if not measure:
+        return CostTable({name: _row(name, counts, {}, None) for name in names})
+    shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
+    repair = "pass arrays, or measure=False to count only, or repeats=0 to compile without calling"
+    check(not (shapes_only and repeats), "arrays, as it measures calls", "a ShapeDtypeStruct", repair)
+    compiled = {name: jax.jit(program).lower(y, x, *args).compile() for name, program in programs.items()}
+    memory = {name: compiled_bytes(program)[0] for name, program in compiled.items()}
+    small = {
+        name: program
+        for name, program in compiled.items()
+        if repeats and sum(b or 0 for b in compiled_bytes(program)) <= memory_limit
+    }
+    keys = (None, None) if key is None else jax.random.split(key)
+    seconds = _time(small, (_direction(y, keys[0]), _direction(x, keys[1]), *args), repeats) if small else {}
+    return CostTable({name: _row(name, counts, seconds, memory[name]) for name in names})
 
 
-# Each takes the weights of the outputs and the direction first, and then the arguments of f: all are called alike.
+# All take the weights of the outputs and the direction first, and then the arguments of f.
 _PROGRAMS: dict[str, Callable] = {
     "function": lambda f: lambda u, v, x, *rest: f(x, *rest),
     "jvp": lambda f: lambda u, v, x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (v,)),
@@ -325,16 +317,13 @@ def _value_and_vjp(f, x, u):
 
 
 def _rows(rows, x, y) -> list[str]:
-    """The rows that are asked for, or make sense for an f from x to y (of which only shapes are read)."""
+    """The requested rows, or those that apply to an f from x to y (of which only shapes are read)."""
     leaves = jax.tree.leaves(y)
-    if not leaves:
-        raise TypeError(f"cost expects f to return arrays, but {describe_any(y)} came; return what is differentiated.")
+    check(leaves, "f to return arrays", y, "return what is differentiated", error=TypeError)
     for leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"cost expects f to return floating-point arrays, but {describe(leaf)} came; return only what is "
-                "differentiated, as in lambda x: f(x)[0]."
-            )
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        repair = "return only what is differentiated, as in lambda x: f(x)[0]"
+        check(floating, "f to return floating-point arrays", leaf, repair, error=TypeError)
     is_scalar = len(leaves) == 1 and leaves[0] is y and not y.shape
     possible = [name for name in _PROGRAMS if is_scalar or name not in _OF_SCALARS]
     if rows is None:
@@ -345,18 +334,15 @@ def _rows(rows, x, y) -> list[str]:
         return possible
     rows = (rows,) if isinstance(rows, str) else tuple(rows)
     unknown = [name for name in rows if name not in _PROGRAMS]
-    if unknown:
-        raise ValueError(
-            f"cost knows no row {', '.join(map(repr, unknown))}; those that it knows: {', '.join(_PROGRAMS)}."
-        )
+    check(not unknown, f"rows among {', '.join(_PROGRAMS)}", ", ".join(map(repr, unknown)))
     for name in rows:
         if name not in possible:
-            came = describe(y) if leaves[0] is y else f"a {type(y).__name__} of {len(leaves)} arrays"
-            raise ValueError(
-                f"The row {name!r} of cost is about a scalar-valued f, but f returns {came}; ask for 'vjp' (one "
-                "weighting of its outputs), 'jacfwd' or 'jacrev' (all first derivatives), or reduce f to a scalar, as "
-                "in lambda x: f(x).sum()."
+            got = describe(y) if leaves[0] is y else f"a {type(y).__name__} of {len(leaves)} arrays"
+            repair = (
+                "ask for 'vjp' (one weighting of its outputs), 'jacfwd' or 'jacrev' (all first derivatives), or reduce "
+                "f to a scalar, as in lambda x: f(x).sum()"
             )
+            check(False, f"a scalar-valued f for the row {name!r}", got, repair)
     return list(dict.fromkeys(("function", *rows)))
 
 
@@ -383,9 +369,9 @@ def _time(compiled, args, repeats) -> dict[str, list[float]]:
     return seconds
 
 
-def _row(name, counts, seconds, memory) -> CostRow:
+def _row(name, counts, seconds, temporary_bytes) -> CostRow:
     whole, flops = counts["function"].flops, counts[name].flops
-    row = CostRow(name, counts[name], flops / whole if whole else float("nan"), temporary_bytes=memory[name])
+    row = CostRow(name, counts[name], flops / whole if whole else float("nan"), temporary_bytes=temporary_bytes)
     if name not in seconds:
         return row
     low, median, high = (

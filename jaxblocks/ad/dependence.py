@@ -35,7 +35,8 @@ class Sets:
         n: how many numbers there are.
     """
 
-    def __init__(self, n: int):  # noqa: D107
+    def __init__(self, n: int):
+        """The empty set, the full set, and one set for each number."""
         self.n = n
         self.lengths = np.concatenate([[0, n], np.ones(n, np.int64)])
         self.starts = np.concatenate([[0, 0], np.arange(n)])

@@ -1,0 +1,141 @@
+# ruff: noqa: RUF001
+"""The computational graph of a trace as a picture."""
+
+import numpy as np
+
+from jaxblocks.ad.traces.printing import DIGITS, text
+from jaxblocks.axes import PALETTE, axes_or_new
+from jaxblocks.checks import check
+
+__all__ = ["draw"]
+
+_RED = PALETTE[1]
+_COLORS = {"input": "#9FD3F2", "constant": "#DDDDDD", "operation": "#FFF3C4"}
+
+
+def draw(table, ax=None, step: int | None = None):
+    """Draw the computational graph of a `TraceTable` after ``step`` rows, or after all; returns the axes."""
+    steps = len(table.primal) + len(table.adjoint)
+    expected = f"step to be an integer from 0 to {steps}, the number of rows"
+    check(step is None or 0 <= step <= steps, expected, step)
+    places = _places(table.nodes)
+    size = [1.5 + 1.5 * len({place[axis] for place in places.values()}) for axis in (0, 1)]
+    ax = axes_or_new(ax, figsize=(size[0], min(size[1], 9.0)))
+    done = steps if step is None else step
+    forward, backward = table.primal[:done], table.adjoint[: max(0, done - len(table.primal))]
+    values = {row.node: text(row.value, 2) for row in forward}
+    adjoints = {row.node: text(row.value, 2) for row in backward}
+    now = (backward or forward)[-1].node if step else None  # the node that this step is about
+    for node in table.nodes:
+        for parent in dict.fromkeys(node.parents):
+            others = [place for name, place in places.items() if name not in (node.name, parent)]
+            bend = _bend(places[parent], places[node.name], others)
+            ax.annotate(
+                "",
+                places[node.name],
+                places[parent],
+                arrowprops=dict(
+                    arrowstyle="->",
+                    color="#666666",
+                    shrinkA=17,
+                    shrinkB=17,
+                    connectionstyle=f"arc3,rad={bend}",
+                ),
+            )
+    for node in table.nodes:
+        x, y = places[node.name]
+        color = _COLORS[node.kind] if node.name in values else "white"
+        ax.plot(x, y, "o", markersize=32, color=color, markeredgecolor="black", linestyle="none")
+        if node.name == now:
+            ax.plot(x, y, "o", markersize=37, color="none", markeredgecolor=_RED, linestyle="none")
+        ax.annotate(f"{_mathtext(node.name)}\n{_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
+        for words, offset, paint in ((values, -27, "black"), (adjoints, 27, _RED)):
+            if node.name in words:
+                ax.annotate(
+                    words[node.name],
+                    (x, y),
+                    (0, offset),
+                    textcoords="offset points",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color=paint,
+                )
+    across, along = zip(*places.values(), strict=True)
+    ax.set_xlim(min(across) - 0.6, max(across) + 0.6)
+    ax.set_ylim(min(along) - 0.7, max(along) + 0.7)
+    ax.set_axis_off()
+    last = (backward or forward)[-1:] if step is not None else ()
+    ax.set_title(_plain(str(last[0])) if last else "value and adjoint of every node", fontsize=9)
+    return ax
+
+
+def _places(nodes) -> dict[str, tuple[float, float]]:
+    """Columns by depth, with inputs and constants just before their first use; rows near those of the parents."""
+    children: dict[str, list] = {node.name: [] for node in nodes}
+    for node in nodes:
+        for parent in node.parents:
+            children[parent].append(node.level)
+    columns: dict[int, list] = {}
+    for node in nodes:
+        level = node.level if node.kind == "operation" else min(children[node.name], default=1) - 1
+        columns.setdefault(level, []).append(node)
+    places: dict[str, tuple[float, float]] = {}
+    for level in sorted(columns):
+        column = columns[level]
+
+        def height(node):
+            above = [places[parent][1] for parent in node.parents if parent in places]
+            return sum(above) / len(above) if above else 0.0
+
+        ordered = sorted(column, key=height, reverse=True) if level else column
+        middle = sum(map(height, column)) / len(column)
+        for i, node in enumerate(ordered):
+            places[node.name] = (float(level), middle + (len(column) - 1) / 2 - i)
+    return places
+
+
+def _bend(start, stop, others, clear=0.42) -> float:
+    """The bend of the arrow from one place to another that avoids others: the first that does, or the best."""
+    a, b, c = np.asarray(start), np.asarray(stop), np.reshape(others, (-1, 2))
+    t = np.linspace(0.05, 0.95, 37)[:, None]
+    across = np.array([b[1] - a[1], a[0] - b[0]])  # as in "arc3", the distance of the control point from the middle
+
+    def distance(bend):
+        way = (1 - t) ** 2 * a + 2 * t * (1 - t) * ((a + b) / 2 + bend * across) + t**2 * b
+        return np.linalg.norm(way[:, None] - c[None], axis=-1).min(initial=clear)
+
+    return max((0.0, 0.15, -0.15, 0.25, -0.25, 0.35, -0.35, 0.5, -0.5), key=distance)
+
+
+def _mathtext(name: str) -> str:
+    return f"${name[0]}_{{{name[1:].translate(DIGITS)}}}$"
+
+
+_SIGNS = {
+    "add": "+",
+    "broadcast_in_dim": "spread",
+    "convert_element_type": "as",
+    "div": "/",
+    "dot_general": "@",
+    "integer_pow": "power",
+    "log": "ln",
+    "logistic": "σ",
+    "mul": "×",
+    "neg": "-",
+    "reduce_sum": "sum",
+    "select_n": "where",
+    "sub": "-",
+}
+
+
+def _sign(node) -> str:
+    """The label of a node: the sign of the operation, or the last key of an input's name."""
+    words = _SIGNS.get(node.operation, node.operation)
+    if node.kind == "input" and words.endswith("]"):
+        words = words.rstrip("]'").rpartition("[")[2].lstrip("'")
+    return words if len(words) <= 7 else words[:6] + "…"
+
+
+def _plain(line: str) -> str:
+    return line.replace("$", r"\$")

@@ -1,0 +1,196 @@
+# ruff: noqa: RUF001
+"""The symbols of operations and of their derivatives."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.ad.traces.passes import Operation, Slot
+
+__all__ = ["Symbols", "symbols_of"]
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+# Elementwise operations: the expression, and as a factor the derivative with respect to each operand a, b; y is the
+# result. For scalars ⊙ becomes ×.
+_POINTWISE = {
+    "abs": ("|{a}|", "sign {a}"),
+    "acos": ("acos {a}", "(-1 / √(1 - {a}²))"),
+    "add": ("{a} + {b}", "1", "1"),
+    "add_any": ("{a} + {b}", "1", "1"),
+    "asin": ("asin {a}", "/ √(1 - {a}²)"),
+    "atan": ("atan {a}", "/ (1 + {a}²)"),
+    "cos": ("cos {a}", "(-sin {a})"),
+    "cosh": ("cosh {a}", "sinh {a}"),
+    "div": ("{a} / {b}", "/ {b}", "(-{y} / {b})"),
+    "erf": ("erf {a}", "(2 / √π) × exp(-{a}²)"),
+    "exp": ("exp {a}", "{y}"),
+    "expm1": ("exp {a} - 1", "({y} + 1)"),
+    "log": ("ln {a}", "/ {a}"),
+    "log1p": ("ln(1 + {a})", "/ (1 + {a})"),
+    "logistic": ("σ({a})", "{y} ⊙ (1 - {y})"),
+    "max": ("max({a}, {b})", "[{a} > {b}]", "[{b} > {a}]"),
+    "min": ("min({a}, {b})", "[{a} < {b}]", "[{b} < {a}]"),
+    "mul": ("{a} ⊙ {b}", "{b}", "{a}"),
+    "neg": ("-{a}", "-1"),
+    "pow": ("{a}^{b}", "{b} ⊙ {a}^({b} - 1)", "{y} ⊙ ln {a}"),
+    "rsqrt": ("1 / √{a}", "(-{y} / (2 × {a}))"),
+    "sin": ("sin {a}", "cos {a}"),
+    "sinh": ("sinh {a}", "cosh {a}"),
+    "sqrt": ("√{a}", "/ (2 × {y})"),
+    "square": ("{a}²", "2 × {a}"),
+    "sub": ("{a} - {b}", "1", "-1"),
+    "tan": ("tan {a}", "(1 + {y}²)"),
+    "tanh": ("tanh {a}", "(1 - {y}²)"),
+}
+
+_COMPARISONS = {"eq": "=", "ne": "≠", "lt": "<", "le": "≤", "gt": ">", "ge": "≥"}
+
+
+class Symbols(NamedTuple):
+    """The expression of an operation and of its derivatives.
+
+    Attributes:
+        write: ``write(operands)``, the expression of the result.
+        push: ``push(k, t, operands, out)``, what the tangent t of operand k adds to the tangent of the result.
+        pull: ``pull(k, t, operands, out)``, what the adjoint t of the result adds to the adjoint of operand k.
+        known: whether the derivative is written out; else it is only named, ``∂v₂/∂v₁``.
+    """
+
+    write: Callable
+    push: Callable
+    pull: Callable
+    known: bool = True
+
+
+def symbols_of(step: Operation, out: Slot) -> Symbols:
+    """The symbols of one result of an operation."""
+    name, equation = step.equation.primitive.name, step.equation
+    if name in _POINTWISE or name == "integer_pow":
+        return _pointwise(step, *(_power(equation) if name == "integer_pow" else _POINTWISE[name]))
+    if name in _COMPARISONS:
+        return _unknown(lambda operands: f" {_COMPARISONS[name]} ".join(operands))
+    if name == "select_n" and len(step.operands) == 3:
+        return _select()
+    if name == "dot_general":
+        product = _product(equation)
+        if product is not None:
+            return product
+    linear = _linear(step, out)
+    if linear is not None:
+        forward, backward = linear
+        return Symbols(
+            lambda operands: forward(operands[0]),
+            lambda k, t, operands, out: forward(t),
+            lambda k, t, operands, out: backward(t),
+        )
+    several = len(step.outs) > 1
+    label = {"scan": f"scan of {equation.params.get('length')} steps"}.get(name, out.operation)
+    return _unknown(
+        lambda operands: f"{label}({', '.join(operands)})" + (f"[{step.outs.index(out)}]" if several else "")
+    )
+
+
+def _unknown(write) -> Symbols:
+    def push(k, t, operands, out):
+        return f"∂{out}/∂{operands[k]} {t}"
+
+    return Symbols(write, push, push, known=False)
+
+
+def _power(equation):
+    power = equation.params["y"]
+    raised = str(power).translate(_RAISED)
+    lower = {0: "", 1: " × {a}"}.get(power - 1, " × {a}" + str(power - 1).translate(_RAISED))
+    return "{a}" + raised, (f"{power}" if power >= 0 else f"({power})") + lower
+
+
+def _pointwise(step, write, *factors) -> Symbols:
+    entrywise = all(jnp.ndim(slot.value) for slot in step.operands)
+
+    def fill(template, operands, out):
+        a, b = (*operands, "")[:2]
+        return template.format(a=a, b=b, y=out).replace("⊙", "⊙" if entrywise else "×")
+
+    def push(k, t, operands, out):
+        factor = factors[k]
+        if factor in ("1", "-1"):
+            return factor.replace("1", t)
+        return fill(f"{t} {factor}" if factor.startswith("/") else f"{t} ⊙ {factor}", operands, out)
+
+    def pull(k, t, operands, out):
+        return {"1": f"{t} × 1", "-1": f"{t} × (-1)"}.get(factors[k]) or push(k, t, operands, out)
+
+    return Symbols(lambda operands: fill(write, operands, ""), push, pull)
+
+
+def _select() -> Symbols:
+    def write(operands):
+        return f"where({operands[0]}, {operands[2]}, {operands[1]})"
+
+    def part(k, t, operands, out):
+        return write([operands[0], t, "0"] if k == 1 else [operands[0], "0", t])
+
+    return Symbols(write, part, part)
+
+
+def _product(equation) -> Symbols | None:
+    """The product of vectors and matrices over any axis: a matrix may be transposed."""
+    (left_axes, right_axes), batch = equation.params["dimension_numbers"]
+    left, right = (v.aval.ndim for v in equation.invars)
+    if batch != ((), ()) or len(left_axes) != 1 or not 1 <= left <= 2 or not 1 <= right <= 2:
+        return None
+    left_turned, right_turned = left == 2 and left_axes[0] == 0, right == 2 and right_axes[0] == 1
+    sign = " · " if left == right == 1 else " @ "
+
+    def turn(name, turned=True):
+        return (name.removesuffix("ᵀ") if name.endswith("ᵀ") else name + "ᵀ") if turned else name
+
+    def write(operands):
+        return turn(operands[0], left_turned) + sign + turn(operands[1], right_turned)
+
+    def push(k, t, operands, out):
+        return write([t if i == k else operand for i, operand in enumerate(operands)])
+
+    def pull(k, t, operands, out):
+        a, b = turn(operands[0], left_turned), turn(operands[1], right_turned)
+        if left == right == 1:
+            return f"{t} × {b if k == 0 else a}"
+        if k == 0:
+            return f"{b} @ {turn(t)}" if left_turned else f"{t} @ {turn(b)}"
+        return f"{turn(t)} @ {a}" if right_turned else f"{turn(a)} @ {t}"
+
+    return Symbols(write, push, pull)
+
+
+def _linear(step, out) -> tuple[Callable, Callable] | None:
+    """The expressions of a linear operation of one operand and of its transpose; ``None`` for any other."""
+    name, params = step.equation.primitive.name, step.equation.params
+    before, after = jnp.shape(step.operands[0].value) if step.operands else (), jnp.shape(out.value)
+    if name == "reduce_sum":
+        whole = len(params["axes"]) == len(before)
+        axes = (
+            ""
+            if whole
+            else f" over {'axis' if len(params['axes']) == 1 else 'axes'} " + ", ".join(map(str, params["axes"]))
+        )
+        return (lambda t: f"sum {t}{axes}"), (lambda t: f"{t} broadcast to {before}")
+    if name == "broadcast_in_dim" and len(step.operands) == 1:
+        return (lambda t: f"{t} broadcast to {after}"), (lambda t: f"{t} summed to {before}")
+    if name in ("reshape", "squeeze", "expand_dims") and len(step.operands) == 1:
+        return (lambda t: f"{t} as {after}"), (lambda t: f"{t} as {before}")
+    if name == "transpose":
+        if params["permutation"] == (1, 0):
+            return (lambda t: f"{t}ᵀ"), (lambda t: f"{t}ᵀ")
+        back = tuple(int(i) for i in np.argsort(params["permutation"]))
+        return (lambda t: f"{t} with axes {params['permutation']}"), (lambda t: f"{t} with axes {back}")
+    if name == "convert_element_type":
+        old, new = jnp.result_type(step.operands[0].value), params["new_dtype"]
+        return (lambda t: f"{t} as {new}"), (lambda t: f"{t} as {old}")
+    if name in ("copy", "copy_p"):
+        return (lambda t: t), (lambda t: t)
+    if name == "cumsum":
+        turned = ("cumsum", "reverse cumsum")[:: -1 if params["reverse"] else 1]
+        return (lambda t: f"{turned[0]} {t}"), (lambda t: f"{turned[1]} {t}")
+    return None

@@ -1,0 +1,160 @@
+"""The evaluation traces of a function at a point, and the checks of what they take."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from jaxblocks.ad.arguments import as_point
+from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
+from jaxblocks.ad.traces.passes import Slot, number_slots, read, run_forward
+from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
+from jaxblocks.ad.traces.tables import TraceTable
+from jaxblocks.checks import check, checked, describe
+
+__all__ = ["trace_table"]
+
+
+@checked
+def trace_table(
+    f: Callable, /, *args: Any, tangent: PyTree | None = None, cotangent: PyTree | None = None
+) -> TraceTable:
+    r"""The forward primal, forward tangent and reverse adjoint trace of a function, symbols and values side by side.
+
+    With :math:`v_k = \phi_k(v_i, v_j, \ldots)` for each operation,
+
+    .. math::
+        \dot v_k = \sum_i \frac{\partial v_k}{\partial v_i} \dot v_i, \qquad
+        \bar v_i = \sum_k \Big(\frac{\partial v_k}{\partial v_i}\Big)^\top \bar v_k .
+
+    Calls of jitted functions are opened; a loop, a branch, or a function with its own derivative rule is one
+    operation. The values are those of ``jax.jvp`` and ``jax.vjp`` of each single operation, also where the symbols
+    only name a derivative: the gradient is that of ``jax.grad``.
+
+    Args:
+        f: any function that JAX can trace; as under ``jit``, Python branches must not depend on its values.
+        args: the point, pytrees of floating-point arrays. Close over other values (integer labels, keys).
+        tangent: :math:`\dot x`, a tuple like ``args``. By default 1 for each number of the first argument, 0 for the
+            others.
+        cotangent: :math:`\bar y`, like what ``f`` returns; by default 1, where that is a scalar.
+
+    Returns:
+        A `TraceTable`, which prints as below.
+
+    Raises:
+        TypeError: if an argument or a result is not floating-point.
+        ValueError: if ``f`` is not scalar-valued and no cotangent is given, or if ``tangent`` or ``cotangent`` have
+            another structure or other shapes.
+
+    >>> trace_table(lambda x1, x2: jnp.log(x1) + x1 * x2 - jnp.sin(x2), 2.0, 5.0)
+    forward primal trace                       forward tangent trace
+    -----------------------------------------  --------------------------------------------
+    v₋₁ = x1 = 2                               v̇₋₁ = ẋ1 = 1
+    v₀ = x2 = 5                                v̇₀ = ẋ2 = 0
+    v₁ = ln v₋₁ = ln 2 = 0.693                 v̇₁ = v̇₋₁ / v₋₁ = 1 / 2 = 0.5
+    v₂ = v₋₁ × v₀ = 2 × 5 = 10                 v̇₂ = v̇₋₁ × v₀ + v̇₀ × v₋₁ = 1 × 5 + 0 × 2 = 5
+    ...
+
+    Source: Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine learning: a survey, tables 2
+    and 3; Cevher, Mathematics of Data (where :math:`v_2` is printed with a wrong second factor).
+    """
+    warn_if_jaxlib_is_wrong()
+    check(args, "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
+    _check_floating(f, args)
+    args = as_point(args)
+    if tangent is None:
+        tangent = (jax.tree.map(jnp.ones_like, args[0]), *jax.tree.map(jnp.zeros_like, args[1:]))
+    else:
+        tangent = _like("tangent", tangent, "args", args, "give a tuple with one entry for each argument, of its shape")
+    closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+    cotangent = _start(cotangent, shapes)
+
+    inputs = [
+        Slot("input", label, value=value, active=True, tangent=direction)
+        for label, value, direction in zip(
+            _labels(closed, args), jax.tree.leaves(args), jax.tree.leaves(tangent), strict=True
+        )
+    ]
+    steps, outputs = read(closed, inputs)
+    constants = number_slots(inputs, steps, outputs)
+    for step in steps:
+        run_forward(step)
+    structure = jax.tree.structure(shapes)
+    letter = "y" if all(slot.operation != "y" for slot in inputs) else "f"
+    names = [letter + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+    primal, tangents = forward_rows(inputs, constants, steps, list(zip(names, outputs, strict=True)))
+    adjoints = reverse_rows(inputs, steps, list(zip(names, outputs, jax.tree.leaves(cotangent), strict=True)))
+    made = [slot for step in steps for slot in step.outs if slot.name]
+    return TraceTable(
+        primal=primal,
+        tangent=tangents,
+        adjoint=adjoints,
+        nodes=tuple(slot.node() for slot in (*constants, *inputs, *made)),
+        value=structure.unflatten([jnp.asarray(slot.value) for slot in outputs]),
+        derivative=structure.unflatten([slot.moved() for slot in outputs]),
+        gradient=jax.tree.structure(args).unflatten([slot.adjoint for slot in inputs]),
+    )
+
+
+# ---- checks -----------------------------------------------------------------------------------
+
+
+def _check_floating(f, args) -> None:
+    """A ``TypeError`` for an argument that is not floating-point, by its name in ``f``."""
+    try:
+        names = list(inspect.signature(f).bind(*args).arguments)
+    except (TypeError, ValueError):
+        names = []
+    names = names if len(names) == len(args) else [f"x{place}" for place in range(1, len(args) + 1)]
+    for name, arg in zip(names, args, strict=True):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+            array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+            if isinstance(leaf, float) or (array and jnp.issubdtype(leaf.dtype, jnp.floating)):
+                continue
+            repair = "convert it with .astype(jnp.float32)" if array else "give an array"
+            if isinstance(leaf, int) and abs(leaf) < 1e6:
+                repair = f"write {float(leaf)!r}"
+            repair += ", or close over it as a constant of f"
+            check(False, f"floating-point {name}{jax.tree_util.keystr(path)}", describe(leaf), repair, error=TypeError)
+
+
+def _like(name, given, other, wanted, repair):
+    """``given`` as arrays, with the structure, shapes and dtypes of ``wanted``."""
+    if jax.tree.structure(given) != jax.tree.structure(wanted):
+        expected = f"{name} like {other}, {jax.tree.structure(wanted)}"
+        check(False, expected, str(jax.tree.structure(given)), repair)
+    leaves = []
+    for (path, leaf), target in zip(jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(wanted), strict=True):
+        leaf = jnp.asarray(leaf, target.dtype if isinstance(leaf, int | float) else None)
+        if (leaf.shape, leaf.dtype) != (target.shape, target.dtype):
+            expected = f"{name}{jax.tree_util.keystr(path)} like {other}, {describe(target)}"
+            check(False, expected, leaf, repair)
+        leaves.append(leaf)
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
+
+
+def _start(cotangent, shapes):
+    """The cotangent with which the reverse pass starts: 1 for a scalar."""
+    leaves = jax.tree.leaves(shapes)
+    for leaf in leaves:
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        check(floating, "f to return floating-point arrays", leaf, "return only these", error=TypeError)
+    if cotangent is not None:
+        return _like("cotangent", cotangent, "what f returns", shapes, "give one entry for each number that f returns")
+    if len(leaves) != 1 or leaves[0].shape:
+        repair = "pass cotangent=, the weights of the outputs, or use jax.jacobian for the derivatives of all of them"
+        got = ", ".join(map(describe, leaves)) or "nothing"
+        check(False, "f to return a scalar, as a reverse pass starts from one number", got, repair)
+    return jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes)
+
+
+def _labels(closed, args) -> list[str]:
+    """The names of the inputs in the function, ``x1`` or ``params['w']``; where it has none, by place."""
+    names = closed.jaxpr.debug_info.arg_names
+    paths = [jax.tree_util.keystr(path[1:]) for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    places = [path[0].idx + 1 for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    known = names is not None and len(names) == len(paths) and all(names)
+    return list(names) if known else [f"x{place}{path}" for place, path in zip(places, paths, strict=True)]
