@@ -177,7 +177,7 @@ def test_published_hessian_and_product():
         np.testing.assert_allclose(columns, [[-0.25, 1.0], [1.0, -0.9589242746631385]], rtol=1e-14)
         v = jnp.array([1.0, -2.0])
         np.testing.assert_allclose(product(x, v), [-2.25, 2.917848549326277], rtol=1e-14)
-        bend = jax.jit(functools.partial(curvature, published))(x, v)
+        bend = jax.jit(functools.partial(directional_curvature, published))(x, v)
         np.testing.assert_allclose(bend, -2.25 - 2 * 2.917848549326277, rtol=1e-14)
         value, gradient, product = jax.jit(functools.partial(value_grad_hvp, published))(x, v)
         np.testing.assert_allclose(value, 11.652071455223084, rtol=1e-14)
@@ -221,7 +221,7 @@ def test_one_pass_and_curvature_agree_with_the_product():
         np.testing.assert_allclose(value, f(params), rtol=1e-14)
         np.testing.assert_allclose(flat(gradient), flat(jax.jit(jax.grad(f))(params)), rtol=1e-13)
         np.testing.assert_allclose(flat(product), flat(jax.jit(functools.partial(hvp, f))(params, v)), rtol=1e-13)
-        bend = jax.jit(functools.partial(curvature, f))(params, v)
+        bend = jax.jit(functools.partial(directional_curvature, f))(params, v)
         np.testing.assert_allclose(bend, flat(v) @ flat(product), rtol=1e-12)
 
 
@@ -236,7 +236,7 @@ def test_products_are_linear_in_the_direction_and_keep_structure():
     np.testing.assert_allclose(flat(twice), 2 * flat(product), rtol=1e-6)
 
 
-@pytest.mark.parametrize("tool", [hvp, value_grad_hvp, curvature])
+@pytest.mark.parametrize("tool", [hvp, value_grad_hvp, directional_curvature])
 def test_products_under_jit_and_vmap(tool):
     with jax.enable_x64(True):
         f, params = small_net(sizes=(3, 2))
@@ -312,7 +312,7 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(("f", "x", "v", "error", "words"), SENTENCES, ids=range(len(SENTENCES)))
-@pytest.mark.parametrize("tool", [hvp, value_grad_hvp, curvature])
+@pytest.mark.parametrize("tool", [hvp, value_grad_hvp, directional_curvature])
 def test_errors_are_sentences(tool, f, x, v, error, words):
     with pytest.raises(error, match=f"^{tool.__name__} .*{words}"):
         tool(f, x, v)
@@ -344,7 +344,7 @@ def test_a_product_costs_a_few_gradients_and_forms_no_matrix():
     gradient = count_flops(jax.grad(f), params).flops
     assert 1.5 * gradient < count_flops(functools.partial(hvp, f), params, v).flops <= 3.5 * gradient
     assert (
-        count_flops(functools.partial(curvature, f), params, v).flops
+        count_flops(functools.partial(directional_curvature, f), params, v).flops
         < count_flops(functools.partial(hvp, f), params, v).flops
     )
     one_pass = count_flops(functools.partial(value_grad_hvp, f), params, v).flops
@@ -456,7 +456,7 @@ def test_what_needs_too_much_memory_is_not_called():
     assert table.gradient.seconds > 0
     assert table.hessian.seconds is table.hessian.time_ratio is table.hessian.quartiles is None
     assert table.hessian.temporary_bytes is not None
-    assert str(table).endswith("Not timed, for it needs more memory than memory_limit: hessian.")
+    assert str(table).endswith("Not timed, because memory_limit is exceeded: hessian.")
     assert np.isnan(table.plot().patches[-1].get_width())
     nothing = cost_table(f, jnp.ones(300), rows=("gradient",), repeats=1, memory_limit=1)
     assert all(row.seconds is None for row in nothing)
@@ -569,12 +569,12 @@ def test_the_table_prints_in_a_terminal_and_in_a_notebook():
 def test_the_table_says_what_it_could_not_count():
     f = lambda x: jnp.linalg.eigh(x + x.T)[0][0]
     table = cost_table(f, jnp.diag(jnp.arange(3.0)), rows=("function",), measure=False)
-    assert str(table).endswith("Not counted, for their arithmetic is not known: eigh.")
+    assert str(table).endswith("Not counted, because their arithmetic is unknown: eigh.")
     assert "eigh" in table._repr_html_()
     g = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x).sum()
     assert "loop of unknown length" in str(cost_table(g, jnp.ones(3), rows=("function", "jvp"), measure=False))
     h = lambda x: jax.lax.cond(x.sum() > 1.0, jnp.sin, jnp.cos, x).sum()
-    assert "the costliest is counted" in str(cost_table(h, jnp.ones(3), rows=("jvp",), measure=False))
+    assert "only the costliest is counted" in str(cost_table(h, jnp.ones(3), rows=("jvp",), measure=False))
 
 
 def test_the_table_draws_itself():

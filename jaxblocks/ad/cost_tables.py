@@ -16,7 +16,7 @@ from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import hvp
 from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked, describe
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
 
 __all__ = ["CostRow", "CostTable", "cost_table"]
 
@@ -263,7 +263,7 @@ def cost_table(
     times the function, whatever the number of its arguments).
     """
     warn_if_jaxlib_is_wrong()
-    check(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
+    require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])
     args = (x, *args[1:])
     y = jax.eval_shape(f, *args)
@@ -274,7 +274,7 @@ def cost_table(
         return CostTable({name: _row(name, counts, {}, None) for name in names})
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
     repair = "pass arrays, or measure=False to count only, or repeats=0 to compile without calling"
-    check(not (shapes_only and repeats), "arrays, as it measures calls", "a ShapeDtypeStruct", repair)
+    require(not (shapes_only and repeats), "arrays, as it measures calls", "a ShapeDtypeStruct", repair)
     compiled = {name: jax.jit(program).lower(y, x, *args).compile() for name, program in programs.items()}
     memory = {name: compiled_bytes(program)[0] for name, program in compiled.items()}
     small = {
@@ -319,11 +319,11 @@ def _value_and_vjp(f, x, u):
 def _rows(rows, x, y) -> list[str]:
     """The requested rows, or those that apply to an f from x to y (of which only shapes are read)."""
     leaves = jax.tree.leaves(y)
-    check(leaves, "f to return arrays", y, "return what is differentiated", error=TypeError)
+    require(leaves, "f to return arrays", y, "return what is differentiated", error=TypeError)
     for leaf in leaves:
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         repair = "return only what is differentiated, as in lambda x: f(x)[0]"
-        check(floating, "f to return floating-point arrays", leaf, repair, error=TypeError)
+        require(floating, "f to return floating-point arrays", leaf, repair, error=TypeError)
     is_scalar = len(leaves) == 1 and leaves[0] is y and not y.shape
     possible = [name for name in _PROGRAMS if is_scalar or name not in _OF_SCALARS]
     if rows is None:
@@ -334,7 +334,7 @@ def _rows(rows, x, y) -> list[str]:
         return possible
     rows = (rows,) if isinstance(rows, str) else tuple(rows)
     unknown = [name for name in rows if name not in _PROGRAMS]
-    check(not unknown, f"rows among {', '.join(_PROGRAMS)}", ", ".join(map(repr, unknown)))
+    require(not unknown, f"rows among {', '.join(_PROGRAMS)}", ", ".join(map(repr, unknown)))
     for name in rows:
         if name not in possible:
             got = describe(y) if leaves[0] is y else f"a {type(y).__name__} of {len(leaves)} arrays"
@@ -342,7 +342,7 @@ def _rows(rows, x, y) -> list[str]:
                 "ask for 'vjp' (one weighting of its outputs), 'jacfwd' or 'jacrev' (all first derivatives), or reduce "
                 "f to a scalar, as in lambda x: f(x).sum()"
             )
-            check(False, f"a scalar-valued f for the row {name!r}", got, repair)
+            require(False, f"a scalar-valued f for the row {name!r}", got, repair)
     return list(dict.fromkeys(("function", *rows)))
 
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from jaxblocks.ad.coloring import distinct
-from jaxblocks.ad.jaxprs import Step, as_closed, interpret, unroll_scan
+from jaxblocks.ad.jaxprs import Step, as_closed, dtype_of, interpret, shape_of, unroll_scan
 
 __all__ = ["EMPTY", "SINGLE", "Entry", "Sets", "follow", "ids_of"]
 
@@ -137,14 +138,14 @@ def _rule(step: Step, sets: Sets) -> list[Entry]:
     ids = _RULES[step.name](step, sets) if step.name in _RULES else None
     ids = _anything(step, sets) if ids is None else ids
     return [
-        Entry(each if jnp.issubdtype(v.aval.dtype, jnp.inexact) else None)
+        Entry(each if jnp.issubdtype(dtype_of(v), jnp.inexact) else None)
         for each, v in zip(ids, step.equation.outvars, strict=True)
     ]
 
 
 def _constant(value) -> Entry:
     random = jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key)  # only f itself may use a key
-    return Entry(value=None if random or isinstance(value, jax.core.Tracer) else value)
+    return Entry(value=None if random or isinstance(value, Tracer) else value)
 
 
 def _evaluate(step: Step) -> list[Entry]:
@@ -167,7 +168,7 @@ def _anything(step: Step, sets: Sets) -> list[np.ndarray]:
 
 
 def _elementwise(step, sets):
-    shape, name = step.equation.outvars[0].aval.shape, step.name
+    shape, name = shape_of(step.equation.outvars[0]), step.name
     parts = []
     for i, entry in enumerate(step.operands):
         if entry.ids is not None:
@@ -179,8 +180,8 @@ def _elementwise(step, sets):
 
 
 def _select(step, sets):
-    shape = step.equation.outvars[0].aval.shape
-    cases = [ids_of(entry, v.aval.shape) for entry, v in zip(step.operands[1:], step.equation.invars[1:], strict=True)]
+    shape = shape_of(step.equation.outvars[0])
+    cases = [ids_of(entry, shape_of(v)) for entry, v in zip(step.operands[1:], step.equation.invars[1:], strict=True)]
     if step.operands[0].value is None:
         return [functools.reduce(sets.union, cases)]
     which = np.broadcast_to(np.asarray(step.operands[0].value).astype(int), shape)
@@ -189,13 +190,13 @@ def _select(step, sets):
 
 def _move(step, sets):
     """A primitive that moves numbers moves their ids: by NumPy, or else by the primitive itself, applied to the ids."""
-    shape, params, name = step.equation.outvars[0].aval.shape, step.params, step.name
+    shape, params, name = shape_of(step.equation.outvars[0]), step.params, step.name
     if name in _MOVES:
         return [_MOVES[name](step.operands[0].ids, params, shape)]
     operands = []
     for entry, variable in zip(step.operands, step.equation.invars, strict=True):
-        if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
-            operands.append(jnp.asarray(ids_of(entry, variable.aval.shape), jnp.int32))
+        if jnp.issubdtype(dtype_of(variable), jnp.inexact):
+            operands.append(jnp.asarray(ids_of(entry, shape_of(variable)), jnp.int32))
         elif entry.value is None:
             return None
         else:
@@ -232,35 +233,35 @@ _MOVES: dict[str, Callable] = {  # ids, parameters, shape of the output
 
 
 def _concatenate(step, sets):
-    parts = [ids_of(entry, v.aval.shape) for entry, v in zip(step.operands, step.equation.invars, strict=True)]
+    parts = [ids_of(entry, shape_of(v)) for entry, v in zip(step.operands, step.equation.invars, strict=True)]
     return [np.concatenate(parts, axis=step.params["dimension"])]
 
 
 def _scatter(step, sets):
     """The transpose, a gather, of the places themselves finds the place of each update."""
     (operand, indices, updates), params = step.operands, step.params
-    size = math.prod(step.equation.outvars[0].aval.shape)
+    size = math.prod(shape_of(step.equation.outvars[0]))
     if indices.value is None or size > 2**24:  # float32 holds integers up to here exactly
         return None
-    shape = step.equation.invars[2].aval.shape
+    shape = shape_of(step.equation.invars[2])
     into = functools.partial(
         lax.scatter_add,
-        jnp.zeros(step.equation.outvars[0].aval.shape, jnp.float32),
+        jnp.zeros(shape_of(step.equation.outvars[0]), jnp.float32),
         jnp.asarray(indices.value),
         dimension_numbers=params["dimension_numbers"],
         indices_are_sorted=params["indices_are_sorted"],
         unique_indices=params["unique_indices"],
         mode=params["mode"],
     )
-    numbers = jnp.arange(1, size + 1, dtype=jnp.float32).reshape(step.equation.outvars[0].aval.shape)
+    numbers = jnp.arange(1, size + 1, dtype=jnp.float32).reshape(shape_of(step.equation.outvars[0]))
     [places] = jax.linear_transpose(into, jax.ShapeDtypeStruct(shape, jnp.float32))(numbers)
     places = np.asarray(places).astype(np.int64).reshape(-1) - 1
-    old = ids_of(operand, step.equation.invars[0].aval.shape).reshape(-1).copy()
-    new, inside = ids_of(updates, step.equation.invars[2].aval.shape).reshape(-1), places >= 0  # outside: dropped
+    old = ids_of(operand, shape_of(step.equation.invars[0])).reshape(-1).copy()
+    new, inside = ids_of(updates, shape_of(step.equation.invars[2])).reshape(-1), places >= 0  # outside: dropped
     if step.name == "scatter":
         old[places[inside]] = EMPTY
     owners = np.concatenate([np.arange(size), places[inside]])
-    return [sets.join(owners, np.concatenate([old, new[inside]]), size).reshape(step.equation.outvars[0].aval.shape)]
+    return [sets.join(owners, np.concatenate([old, new[inside]]), size).reshape(shape_of(step.equation.outvars[0]))]
 
 
 def _scale(step, sets):
@@ -293,7 +294,7 @@ def _dot_general(step, sets):
 
     ids = arranged(step.operands[side].ids, side)
     other = step.operands[1 - side].value
-    shape = step.equation.invars[1 - side].aval.shape
+    shape = shape_of(step.equation.invars[1 - side])
     matrix = arranged(np.ones(shape, bool) if other is None else np.asarray(other) != 0, 1 - side)
     b, frees = ids.shape[0], [matrix.shape[1], ids.shape[1]]
     if matrix.all():
@@ -304,7 +305,7 @@ def _dot_general(step, sets):
         found = ids[batches, :, sums]  # (nonzeros, free)
         out = sets.join(owners.reshape(-1), found.reshape(-1), b * math.prod(frees)).reshape(b, *frees)
     out = out if side == 1 else out.transpose(0, 2, 1)
-    return [out.reshape(step.equation.outvars[0].aval.shape)]
+    return [out.reshape(shape_of(step.equation.outvars[0]))]
 
 
 def _windows(ids, sizes, strides, padding, holes, spread) -> list[np.ndarray]:
@@ -343,7 +344,7 @@ def _convolution(step, sets):
     ids = step.operands[0].ids.transpose(numbers.lhs_spec)  # (batch, channels, *space)
     batch, channels, *space = ids.shape
     kernel = (
-        np.ones(step.equation.invars[1].aval.shape)
+        np.ones(shape_of(step.equation.invars[1]))
         if step.operands[1].value is None
         else np.asarray(step.operands[1].value)
     )
@@ -375,11 +376,11 @@ def _scan(step, sets):
         return Entry(*(None if part is None else part[i] for part in entry))
 
     def stack(entries, variable):
-        shape = variable.aval.shape
+        shape = shape_of(variable)
         return Entry(np.stack([ids_of(entry, shape[1:]) for entry in entries]) if entries else np.full(shape, EMPTY))
 
     outputs = unroll_scan(step, take, stack)
-    return [ids_of(entry, v.aval.shape) for entry, v in zip(outputs, step.equation.outvars, strict=True)]
+    return [ids_of(entry, shape_of(v)) for entry, v in zip(outputs, step.equation.outvars, strict=True)]
 
 
 _MOST_STEPS = 50_000  # a few seconds
@@ -390,7 +391,7 @@ def _cond(step, sets):
     branches = [as_closed(branch) for branch in step.params["branches"]]
     if index.value is not None:
         branches = [branches[int(np.clip(index.value, 0, len(branches) - 1))]]
-    shapes = [v.aval.shape for v in step.equation.outvars]
+    shapes = [shape_of(v) for v in step.equation.outvars]
     each = [map(ids_of, step.interpret(branch, operands), shapes) for branch in branches]
     return [functools.reduce(sets.union, ids) for ids in zip(*each, strict=True)]
 

@@ -23,6 +23,7 @@ __all__ = [
     "as_closed",
     "bodies_of",
     "body_of_call",
+    "dtype_of",
     "evaluate",
     "inputs_of",
     "interpret",
@@ -32,6 +33,7 @@ __all__ = [
     "piece",
     "scan_parts",
     "scope_of",
+    "shape_of",
     "split_scan_inputs",
     "unroll_scan",
 ]
@@ -85,6 +87,24 @@ def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], ou
         debug_info=names,
     )
     return jaxpr_as_fun(ClosedJaxpr(part, ()))
+
+
+def shape_of(variable: Any) -> tuple[int, ...]:
+    """The shape of a variable or literal.
+
+    >>> shape_of(jax.make_jaxpr(jax.numpy.sin)(jax.numpy.ones(3)).jaxpr.invars[0])
+    (3,)
+    """
+    return variable.aval.shape
+
+
+def dtype_of(variable: Any) -> Any:
+    """The dtype of a variable or literal.
+
+    >>> dtype_of(jax.make_jaxpr(jax.numpy.sin)(1.0).jaxpr.invars[0])
+    dtype('float32')
+    """
+    return variable.aval.dtype
 
 
 def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
@@ -163,8 +183,8 @@ def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
     """
     body = as_closed(equation.params["jaxpr"]).jaxpr
     # A slice has one axis less in the body than outside, so public attributes tell the parts apart.
-    carries = sum(len(o.aval.shape) == len(b.aval.shape) for o, b in zip(equation.outvars, body.outvars, strict=True))
-    slices = sum(len(o.aval.shape) != len(b.aval.shape) for o, b in zip(equation.invars, body.invars, strict=True))
+    carries = sum(len(shape_of(o)) == len(shape_of(b)) for o, b in zip(equation.outvars, body.outvars, strict=True))
+    slices = sum(len(shape_of(o)) != len(shape_of(b)) for o, b in zip(equation.invars, body.invars, strict=True))
     return len(equation.invars) - slices - carries, carries
 
 
@@ -235,6 +255,13 @@ class Step:
     def params(self) -> dict[str, Any]:
         """The parameters of the primitive."""
         return self.equation.params
+
+    @property
+    def body(self) -> ClosedJaxpr:
+        """The jaxpr that the equation calls, where it is a call."""
+        body = body_of_call(self.equation)
+        assert body is not None
+        return body
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -450,7 +477,7 @@ def evaluate(
         args,
         Step.evaluate,
         rules={name: lambda step, rule=rule: [rule(*step.operands, **step.params)] for name, rule in rules.items()},
-        opens=lambda step: opens(as_closed(body_of_call(step.equation))),
+        opens=lambda step: opens(step.body),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxblocks.ad.jaxprs import bodies_of, interpret_backward, scan_parts
+from jaxblocks.ad.jaxprs import as_closed, bodies_of, interpret_backward, scan_parts
 
 __all__ = ["Live", "called_body", "live_equations", "visible_bodies"]
 
@@ -41,8 +41,8 @@ def live_equations(
         leaves: names of primitives whose nested jaxprs are not followed.
         cost: what decides which branch of a ``cond`` is the costliest.
     """
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    wanted = [True] * len(jaxpr.outvars) if wanted is None else wanted
+    program = as_closed(jaxpr).jaxpr
+    wanted = [True] * len(program.outvars) if wanted is None else wanted
     inside = functools.partial(live_equations, leaves=leaves, cost=cost)
 
     def rule(equation, outs):
@@ -56,7 +56,7 @@ def live_equations(
         ins, bodies = _RULES.get(name, _call)(equation, outs, inside)
         return ins, Live(equation, tuple(bodies))
 
-    return interpret_backward(jaxpr, wanted, rule, keeps=_has_effects)
+    return interpret_backward(program, wanted, rule, keeps=_has_effects)
 
 
 def _has_effects(equation) -> bool:

@@ -8,6 +8,7 @@ On CPU the derivatives of convolutions run an order of magnitude slower inside a
 kernels visits the outermost computation alone. The tools that loop bring them into that order themselves.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -18,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from jaxblocks.ad.counting import equations
-from jaxblocks.ad.jaxprs import evaluate
+from jaxblocks.ad.jaxprs import dtype_of, evaluate, shape_of
 from jaxblocks.checks import PositiveInt
 
 __all__ = ["ChunkSize", "chunk_size_for", "map_in_chunks", "order_convolutions"]
@@ -93,8 +94,8 @@ def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, 
     largest = 1
     for equation, _, _ in equations(jax.make_jaxpr(f)(*args)):
         for out in equation.outvars:
-            if hasattr(out.aval, "shape") and jnp.issubdtype(out.aval.dtype, jnp.inexact):
-                largest = max(largest, out.aval.size * out.aval.dtype.itemsize)
+            if hasattr(out.aval, "shape") and jnp.issubdtype(dtype_of(out), jnp.inexact):
+                largest = max(largest, math.prod(shape_of(out)) * dtype_of(out).itemsize)
     return max(1, min(max(32, 2**17 // largest), 2**24 // largest, number))
 
 

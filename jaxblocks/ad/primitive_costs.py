@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
+from jaxblocks.ad.jaxprs import dtype_of, shape_of
+
 __all__ = ["DOTS", "RULES", "Rule", "bytes_moved", "size_of"]
 
 Rule = Callable[[JaxprEqn], tuple[int, int, int]]
@@ -24,7 +26,7 @@ def bytes_moved(equation: JaxprEqn) -> int:
 
 def size_of(variable) -> int:
     """How many numbers a variable holds."""
-    return math.prod(variable.aval.shape)
+    return math.prod(shape_of(variable))
 
 
 def _per_element(multiplications, additions, transcendentals):
@@ -37,7 +39,7 @@ def _per_element(multiplications, additions, transcendentals):
 
 def _dot_general(equation):
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
+    left = shape_of(equation.invars[0])
     products = size_of(equation.outvars[0]) * math.prod(left[axis] for axis in contracted)
     return products, products, 0
 
@@ -46,17 +48,17 @@ def _ragged_dot_general(equation):
     """Rows in groups, each with its own matrix: every row, or place that is summed over, is in one group."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
-    left = equation.invars[0].aval.shape
+    left = shape_of(equation.invars[0])
     products = size_of(equation.outvars[0]) * math.prod(left[axis] for axis in contracted)
     if set(numbers.lhs_ragged_dimensions) & set(contracted):  # the output has an axis of groups
-        products //= max(1, equation.invars[2].aval.shape[-1])
+        products //= max(1, shape_of(equation.invars[2])[-1])
     return products, products, 0
 
 
 def _conv_general_dilated(equation):
-    params, kernel = equation.params, equation.invars[1].aval.shape
+    params, kernel = equation.params, shape_of(equation.invars[1])
     numbers = params["dimension_numbers"]
-    out = equation.outvars[0].aval.shape
+    out = shape_of(equation.outvars[0])
     products = math.prod(out[axis] for axis in numbers.out_spec[:2]) * kernel[numbers.rhs_spec[1]]
     axes = zip(
         (out[axis] for axis in numbers.out_spec[2:]),
@@ -89,7 +91,7 @@ def _integer_pow(equation):
 
 def _abs(equation):
     n = size_of(equation.outvars[0])
-    return (2 * n, n, n) if jnp.issubdtype(equation.invars[0].aval.dtype, jnp.complexfloating) else (0, n, 0)
+    return (2 * n, n, n) if jnp.issubdtype(dtype_of(equation.invars[0]), jnp.complexfloating) else (0, n, 0)
 
 
 def _reduction(multiplies=False):
@@ -102,7 +104,7 @@ def _reduction(multiplies=False):
 
 def _cumulative(multiplications=0, additions=0, transcendentals=0):
     def rule(equation):
-        n, length = size_of(equation.outvars[0]), equation.outvars[0].aval.shape[equation.params["axis"]]
+        n, length = size_of(equation.outvars[0]), shape_of(equation.outvars[0])[equation.params["axis"]]
         steps = n - n // length if length else 0
         return steps * multiplications, steps * additions, steps * transcendentals
 
@@ -127,20 +129,20 @@ def _scatter(multiplies=False):
 
 
 def _sort(equation):
-    shape = equation.invars[0].aval.shape
+    shape = shape_of(equation.invars[0])
     length = shape[equation.params.get("dimension", equation.params.get("axis", -1))]
     return 0, math.prod(shape) * max(0, length - 1).bit_length(), 0
 
 
 def _triangular_solve(equation):
-    n = equation.invars[0].aval.shape[-1]
+    n = shape_of(equation.invars[0])[-1]
     columns = size_of(equation.outvars[0]) // n if n else 0
     inner = columns * (n * (n - 1) // 2)
     return inner + (0 if equation.params["unit_diagonal"] else columns * n), inner, 0
 
 
 def _cholesky(equation):
-    n = equation.invars[0].aval.shape[-1]
+    n = shape_of(equation.invars[0])[-1]
     matrices = size_of(equation.outvars[0]) // (n * n) if n else 0
     inner = n * (n * n - 1) // 6
     return matrices * (inner + n * (n - 1) // 2), matrices * inner, matrices * n

@@ -29,7 +29,16 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxtyping import PyTree
 
-from jaxblocks.ad.jaxprs import Step, as_closed, body_of_call, interpret, interpret_scan, split_scan_inputs
+from jaxblocks.ad.jaxprs import (
+    Step,
+    as_closed,
+    body_of_call,
+    dtype_of,
+    interpret,
+    interpret_scan,
+    shape_of,
+    split_scan_inputs,
+)
 from jaxblocks.checks import describe, describe_any
 
 __all__ = [
@@ -88,10 +97,10 @@ class Site:
         """The lengths of b, p, c and n for one example."""
         b = math.prod(n for n, own in zip(self.lengths, self.stacked, strict=True) if own)
         p = math.prod(n for n, own in zip(self.lengths, self.stacked, strict=True) if not own)
-        shape, out = self.shape, self.equation.outvars[0].aval.shape
+        shape, out = self.shape, shape_of(self.equation.outvars[0])
         if self.kind == "dense":
             batch, left, right = (math.prod(shape[axis] for axis in order) for order in self.orders)
-            whole = self.equation.invars[self.operand].aval.shape
+            whole = shape_of(self.equation.invars[self.operand])
             out = (math.prod(out) // max(1, math.prod(whole[axis] for axis in self.orders[0] + self.orders[2])),)
             return b * batch, p * out[0], left, right
         elif self.kind == "convolution":
@@ -383,7 +392,7 @@ def _transposed(equation, operand, view):
 
 def _reshaped(equation, operand, view):
     """Axes of length one may come and go; all else hides where the axes are."""
-    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
     reordered = equation.primitive.name == "reshape" and equation.params.get("dimensions") is not None
     if view.window != _whole(before) or reordered:
         return None
@@ -395,7 +404,7 @@ def _reshaped(equation, operand, view):
 
 
 def _reversed(equation, operand, view):
-    whole = view.window == _whole(equation.invars[0].aval.shape)
+    whole = view.window == _whole(shape_of(equation.invars[0]))
     return [view._replace(axes=None)] if whole else None
 
 
@@ -404,11 +413,11 @@ def _sliced(equation, operand, view):
     if params["strides"] is not None and any(step != 1 for step in params["strides"]):
         return None
     limits = tuple(zip(params["start_indices"], params["limit_indices"], strict=True))
-    return _cut(view, equation.invars[0].aval.shape, [limits])
+    return _cut(view, shape_of(equation.invars[0]), [limits])
 
 
 def _split(equation, operand, view):
-    shape, axis = equation.invars[0].aval.shape, equation.params["axis"]
+    shape, axis = shape_of(equation.invars[0]), equation.params["axis"]
     whole, pieces, start = _whole(shape), [], 0
     for size in map(int, equation.params["sizes"]):
         pieces.append((*whole[:axis], (start, start + size), *whole[axis + 1 :]))
@@ -434,7 +443,7 @@ def _cut(view, shape, pieces):
 
 def _joined(equation, operand, view):
     axis = equation.params["dimension"]
-    before = sum(v.aval.shape[axis] for v in equation.invars[:operand])
+    before = sum(shape_of(v)[axis] for v in equation.invars[:operand])
     start, length = view.window[axis]
     return [view._replace(window=(*view.window[:axis], (before + start, length), *view.window[axis + 1 :]))]
 
@@ -462,12 +471,12 @@ def _scales(step: Step) -> bool:
     if (step.name == "div" and not left.views) or (left.views and right.views):
         return False
     other = 0 if right.views else 1
-    return not step.equation.invars[other].aval.shape and not step.operands[other].active
+    return not shape_of(step.equation.invars[other]) and not step.operands[other].active
 
 
 def _dense(equation, operand, view, path) -> Site | None:
     contracted, batch = equation.params["dimension_numbers"]
-    shape = equation.invars[operand].aval.shape
+    shape = shape_of(equation.invars[operand])
     orders = [tuple(batch[operand]), tuple(contracted[operand])]
     orders.append(tuple(axis for axis in range(len(shape)) if axis not in orders[0] + orders[1]))
     axes = None
@@ -495,7 +504,7 @@ def _site(kind, path, equation, operand, view, axes, orders=()) -> Site:
 
 
 def _convolution(equation, operand, view, path) -> Site | None:
-    whole = view.window == _whole(equation.invars[operand].aval.shape)
+    whole = view.window == _whole(shape_of(equation.invars[operand]))
     if operand != 1 or equation.params["batch_group_count"] != 1 or not whole:
         return None
     spec = equation.params["dimension_numbers"].rhs_spec
@@ -507,7 +516,7 @@ def _convolution(equation, operand, view, path) -> Site | None:
 
 
 def _rows(equation, operand, view, path) -> Site | None:
-    numbers, shape = equation.params["dimension_numbers"], equation.invars[0].aval.shape
+    numbers, shape = equation.params["dimension_numbers"], shape_of(equation.invars[0])
     if operand != 0 or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         return None
     if view.window != _whole(shape):
@@ -590,15 +599,13 @@ class _Recorder:
         path, wanted = step.path, self.wanted
         if path in wanted.scalars:
             pairs = zip(step.equation.invars, step.operands, strict=True)
-            self.scalars[path] = next(value for v, value in pairs if not v.aval.shape)
+            self.scalars[path] = next(value for v, value in pairs if not shape_of(v))
         if path not in wanted.inside:
             results = step.evaluate()
         elif step.name == "scan":
             results = self.scan(step)
         else:
-            body = body_of_call(step.equation)
-            assert body is not None
-            results = self.run(body, step.operands, around=step)
+            results = self.run(step.body, step.operands, around=step)
         if path in wanted.sites:
             results = [results[0] + self.zeros[path]]
             self.records[path] = {
@@ -621,7 +628,7 @@ class _Recorder:
 
 
 def _record(site, operands, scalars):
-    scale = jnp.ones((), site.equation.outvars[0].aval.dtype)
+    scale = jnp.ones((), dtype_of(site.equation.outvars[0]))
     for path, multiplies in site.scales:
         value = jnp.asarray(scalars[path]).astype(scale.dtype)
         scale = scale * value if multiplies else scale / value
@@ -671,7 +678,7 @@ def _dense_factors(site, other, v):
     sizes = [math.prod(shape[axis] for axis in axes) for axes in (b, c, n)]
     # Out of an operand that was joined from several, the window in which the parameter lies.
     for axis, (start, length) in enumerate(site.window):
-        whole = site.equation.invars[here].aval.shape[axis]
+        whole = shape_of(site.equation.invars[here])[axis]
         if length == whole:
             continue
         if axis in c:
@@ -693,7 +700,7 @@ def _dense_factors(site, other, v):
 
 
 def _convolution_factors(site, image, v):
-    params, kernel = site.equation.params, site.equation.invars[1].aval.shape
+    params, kernel = site.equation.params, shape_of(site.equation.invars[1])
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
     image = image.transpose(numbers.lhs_spec)  # (batch, channels, *space)
     v = v.transpose(numbers.out_spec)
@@ -720,7 +727,7 @@ def _convolution_factors(site, image, v):
 
 
 def _rows_factors(site, indices, v):
-    numbers, shape = site.equation.params["dimension_numbers"], site.equation.invars[0].aval.shape
+    numbers, shape = site.equation.params["dimension_numbers"], shape_of(site.equation.invars[0])
     [axis] = numbers.start_index_map
     offset = numbers.offset_dims
     v = v.transpose(*(a for a in range(v.ndim) if a not in offset), *offset)

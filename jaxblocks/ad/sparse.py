@@ -14,7 +14,7 @@ A convolution with k taps takes k products, whatever its length.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -55,8 +55,8 @@ class SparsityPattern:
     ..#
     """
 
-    rows: Sequence[int] | np.ndarray
-    cols: Sequence[int] | np.ndarray
+    rows: np.ndarray | Any
+    cols: np.ndarray | Any
     shape: tuple[int, int]
 
     def __post_init__(self):
@@ -101,7 +101,8 @@ class SparsityPattern:
         >>> SparsityPattern([0, 0], [0, 1], (1, 2)).row_colors
         array([0])
         """
-        return color_columns(self.cols, self.rows, self.shape[::-1])
+        m, n = self.shape
+        return color_columns(self.cols, self.rows, (n, m))
 
     @functools.cached_property
     def mode(self) -> str:
@@ -227,9 +228,11 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
     warn_if_jaxlib_is_wrong()
     f = array_valued(f)
     x = as_point(x)
-    closed, leaves = _forward(f, x), jax.tree.leaves(x)
-    inputs, transposed = leaves, closed is None
-    if transposed:
+    forward, leaves = _forward(f, x), jax.tree.leaves(x)
+    inputs, transposed = leaves, forward is None
+    if forward is not None:
+        closed = forward
+    else:
         inputs = [jax.eval_shape(f, x)]
         closed = jax.make_jaxpr(lambda x, t: jax.tree.leaves(jax.vjp(f, x)[1](t)))(x, *inputs)
     sets = Sets(sum(math.prod(v.shape) for v in inputs))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxblocks.ad.jaxprs import inputs_of, piece
+from jaxblocks.ad.jaxprs import dtype_of, inputs_of, piece, shape_of
 from jaxblocks.ad.planning import Linear, Link, Part, Route, known_matrix
 
 __all__ = ["Held", "execute", "transposed"]
@@ -83,9 +83,9 @@ def _known(linear, values, link: Link) -> Held:
     equation = link.equations[link.dense]
     tangent, weight, axes, weight_axes = _sides(equation, linear.tangents)
     order = [w for _, w in sorted(zip(axes, weight_axes, strict=True))]
-    matrix = _read(weight, values).astype(equation.outvars[0].aval.dtype)
+    matrix = _read(weight, values).astype(dtype_of(equation.outvars[0]))
     free = [axis for axis in range(matrix.ndim) if axis not in order]
-    n, m = math.prod(tangent.aval.shape), math.prod(equation.outvars[0].aval.shape)
+    n, m = math.prod(shape_of(tangent)), math.prod(shape_of(equation.outvars[0]))
     right = _diagonal(linear, values, link.before).reshape(n).astype(matrix.dtype) if link.before else None
     left = _diagonal(linear, values, link.after).reshape(m).astype(matrix.dtype) if link.after else None
     if free and [*free, *order] == list(range(matrix.ndim)):
@@ -171,17 +171,17 @@ def _split(matrix, variables) -> list[jax.Array]:
     """A matrix (s, numbers) as arrays (s, *shape), one for each variable."""
     seeds, arrays, start = matrix.shape[0], [], 0
     for v, size in zip(variables, _sizes(variables), strict=True):
-        arrays.append(lax.slice_in_dim(matrix, start, start + size, axis=1).reshape(seeds, *v.aval.shape))
+        arrays.append(lax.slice_in_dim(matrix, start, start + size, axis=1).reshape(seeds, *shape_of(v)))
         start += size
-    return [a.astype(v.aval.dtype) for a, v in zip(arrays, variables, strict=True)]
+    return [a.astype(dtype_of(v)) for a, v in zip(arrays, variables, strict=True)]
 
 
 def _sizes(variables) -> list[int]:
-    return [math.prod(v.aval.shape) for v in variables]
+    return [math.prod(shape_of(v)) for v in variables]
 
 
 def _read(v, values):
-    return jnp.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else values[v]
+    return jnp.asarray(v.val, dtype_of(v)) if isinstance(v, Literal) else values[v]
 
 
 # ---- sweeps ---------------------------------------------------------------------------------
@@ -210,20 +210,20 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
     steps = _steps(linear, values, chain, outputs)
     if factor is not None:
         [v] = entry
-        step = _Step("diagonal", [v], [v], None, factor.reshape(v.aval.shape))
+        step = _Step("diagonal", [v], [v], None, factor.reshape(shape_of(v)))
         steps = [step, *steps] if how == "forward" else [*steps, step]
     by = "columns" if how == "forward" else "rows"
     if chunk is None:  # only then, since in batches the scaled matrices could be larger than what they spare
         steps = _folded(linear, steps, n_seeds, top and how == "forward")
         if seeds is None:
-            seeds = _split(jnp.eye(n_seeds, dtype=entry[0].aval.dtype), entry)
+            seeds = _split(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry)
         return Held(by, through(linear, steps, inputs, outputs, seeds))
 
     def batch(first):
         if seeds is not None:
             taken = [lax.dynamic_slice_in_dim(seed, first, chunk) for seed in seeds]
         else:
-            hot = jax.nn.one_hot(first + jnp.arange(chunk, dtype=jnp.int32), n_seeds, dtype=entry[0].aval.dtype)
+            hot = jax.nn.one_hot(first + jnp.arange(chunk, dtype=jnp.int32), n_seeds, dtype=dtype_of(entry[0]))
             taken = _split(hot, entry)
         return through(linear, steps, inputs, outputs, taken)
 
@@ -236,8 +236,8 @@ def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array
     """The results of all batches; by blocks (numbers, seeds) where ``turned``, else (seeds, *shape)."""
     # The last batch begins early enough to be full: some seeds may be computed twice, and nothing is concatenated.
     starts = [min(first, n_seeds - chunk) for first in range(0, n_seeds, chunk)]
-    shapes = [(n_seeds, *v.aval.shape) if not turned else (math.prod(v.aval.shape), n_seeds) for v in wanted]
-    whole = [jnp.zeros(shape, v.aval.dtype) for shape, v in zip(shapes, wanted, strict=True)]
+    shapes = [(n_seeds, *shape_of(v)) if not turned else (math.prod(shape_of(v)), n_seeds) for v in wanted]
+    whole = [jnp.zeros(shape, dtype_of(v)) for shape, v in zip(shapes, wanted, strict=True)]
 
     def step(whole, first):
         parts = batch(first)
@@ -370,16 +370,16 @@ def _push(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
     for kind, ins, outs, equation, data in steps:
         if kind == "dot":
             tangent = _sides(equation, linear.tangents)[0]
-            seed = held[ins[0]].reshape(n_seeds, *tangent.aval.shape).astype(tangent.aval.dtype)
-            product = _dot_forward(equation, data, linear.tangents, seed).astype(outs[0].aval.dtype)
-            pushed = [product.reshape(n_seeds, *outs[0].aval.shape)]
+            seed = held[ins[0]].reshape(n_seeds, *shape_of(tangent)).astype(dtype_of(tangent))
+            product = _dot_forward(equation, data, linear.tangents, seed).astype(dtype_of(outs[0]))
+            pushed = [product.reshape(n_seeds, *shape_of(outs[0]))]
         elif kind == "diagonal":
             pushed = [held[ins[0]].reshape(n_seeds, *data.shape).astype(data.dtype) * data[None]]
         else:
             pushed = jax.vmap(data)(*(held[v] for v in ins))
         held.update(zip(outs, pushed, strict=True))
     return [
-        held[v] if not isinstance(v, Literal) and v in held else jnp.zeros((n_seeds, *v.aval.shape), v.aval.dtype)
+        held[v] if not isinstance(v, Literal) and v in held else jnp.zeros((n_seeds, *shape_of(v)), dtype_of(v))
         for v in outputs
     ]
 
@@ -393,7 +393,7 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
         held[v] = held[v] + seed if v in held else seed
 
     def take(v):
-        return held.pop(v) if v in held else jnp.zeros((n_seeds, *v.aval.shape), v.aval.dtype)
+        return held.pop(v) if v in held else jnp.zeros((n_seeds, *shape_of(v)), dtype_of(v))
 
     for v, seed in zip(outputs, seeds, strict=True):
         if not isinstance(v, Literal) and v in linear.tangents:
@@ -403,13 +403,13 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
         if kind == "dot":
             product = equation.outvars[0].aval
             seed = cotangents[0].reshape(n_seeds, *product.shape).astype(product.dtype)
-            pulled = _dot_reverse(equation, data, linear.tangents, seed).astype(ins[0].aval.dtype)
-            pulled = [pulled.reshape(n_seeds, *ins[0].aval.shape)]
+            pulled = _dot_reverse(equation, data, linear.tangents, seed).astype(dtype_of(ins[0]))
+            pulled = [pulled.reshape(n_seeds, *shape_of(ins[0]))]
         elif kind == "diagonal":
             aval = ins[0].aval
             pulled = [(cotangents[0] * data[None]).reshape(n_seeds, *aval.shape).astype(aval.dtype)]
         else:
-            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in ins]
+            shapes = [jax.ShapeDtypeStruct(shape_of(v), dtype_of(v)) for v in ins]
             pulled = jax.vmap(jax.linear_transpose(data, *shapes))(cotangents)
         for v, seed in zip(ins, pulled, strict=True):
             add(v, seed)
@@ -421,7 +421,7 @@ def _diagonal(linear, values, equations) -> jax.Array:
     read = inputs_of(equations)
     [tangent] = [v for v in read if v in linear.tangents]
     run = piece(linear.jaxpr, equations, read, equations[-1].outvars)
-    ones = jnp.ones(tangent.aval.shape, tangent.aval.dtype)
+    ones = jnp.ones(shape_of(tangent), dtype_of(tangent))
     return run(*(ones if v is tangent else values[v] for v in read))[0]
 
 
@@ -458,7 +458,7 @@ def _dot_reverse(equation, weight, tangents, seeds):
     weight_free = [axis for axis in range(weight.ndim) if axis not in weight_axes]
     first = 1 if tangent is not equation.invars[0] else 1 + len(free)
     product_axes = list(range(first, first + len(weight_free)))
-    out = _product_with(seeds, weight, product_axes, weight_free, equation, tangent.aval.dtype)
+    out = _product_with(seeds, weight, product_axes, weight_free, equation, dtype_of(tangent))
     # Now (s, free axes of the tangent, contracted axes in the order of the constant's).
     order = [*free, *(axis for _, axis in sorted(zip(weight_axes, axes, strict=True)))]
     return lax.transpose(out, [0, *(1 + order.index(axis) for axis in range(tangent.aval.ndim))])

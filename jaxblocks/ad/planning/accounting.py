@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.jaxprs import inputs_of
+from jaxblocks.ad.jaxprs import inputs_of, shape_of
 from jaxblocks.ad.planning.bracketing import Part
 from jaxblocks.ad.planning.prices import PricedChain, works
 from jaxblocks.ad.planning.program import bytes_of, is_tangent, size_of
@@ -233,5 +233,5 @@ def _layout(equation, tangents) -> str:
         (zip(left, right, strict=True), rhs) if is_tangent(lhs, tangents) else (zip(right, left, strict=True), lhs)
     )
     order = [w for _, w in sorted(pairs)]
-    free = [axis for axis in range(len(weight.aval.shape)) if axis not in order]
-    return "rows" if free and [*free, *order] == list(range(len(weight.aval.shape))) else "columns"
+    free = [axis for axis in range(len(shape_of(weight))) if axis not in order]
+    return "rows" if free and [*free, *order] == list(range(len(shape_of(weight)))) else "columns"

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
+from jaxblocks.ad.jaxprs import dtype_of
 from jaxblocks.ad.planning.accounting import COPIES, Sweep, held_bytes, operations_of, peak_bytes, sweeps_of
 from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
@@ -267,7 +268,7 @@ def _gain(times: dict[str, float]) -> float:
 
 def _pays(chain: PricedChain, times: dict[str, float]) -> bool:
     """Whether the bracketing is worth more than forward or reverse mode."""
-    one_dtype = len({v.aval.dtype for v in (*chain.linear.inputs, *chain.linear.outputs)}) == 1
+    one_dtype = len({dtype_of(v) for v in (*chain.linear.inputs, *chain.linear.outputs)}) == 1
     enough = _gain(times) >= LEAST_GAIN or not np.isfinite(times[_stock(chain, times)[0]])
     return bool(one_dtype and chain.n_in and chain.n_out and enough)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from jaxblocks.ad.jaxprs import all_equations, as_closed, bodies_of, interpret
+from jaxblocks.ad.jaxprs import all_equations, as_closed, bodies_of, dtype_of, interpret, shape_of
 from jaxblocks.ad.planning.bracketing import Chain, Part, best_bracketing
 from jaxblocks.ad.planning.program import Linear, bytes_of, is_tangent, size_of, width_of
 from jaxblocks.ad.planning.stages import MOVES, Link, links
@@ -122,12 +122,12 @@ def _cond_works(equation, moving):
 
 def _dot_works(equation, moving):
     (contracted, _), _ = equation.params["dimension_numbers"]
-    depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+    depth = math.prod(shape_of(equation.invars[0])[axis] for axis in contracted)
     return [Work("dot", 2 * depth * size_of(equation.outvars[0]), *_traffic(equation, moving))]
 
 
 def _conv_works(equation, moving):
-    kernel = equation.invars[1].aval.shape
+    kernel = shape_of(equation.invars[1])
     taps = math.prod(kernel) // max(kernel[equation.params["dimension_numbers"].rhs_spec[0]], 1)
     taps /= math.prod(equation.params["lhs_dilation"])  # the holes are not computed
     return [Work("conv", int(2 * taps * size_of(equation.outvars[0])), *_traffic(equation, moving))]
@@ -297,7 +297,7 @@ def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
 
 
 def _itemsize(linear: Linear) -> int:
-    return max((v.aval.dtype.itemsize for v in linear.inputs), default=4)
+    return max((dtype_of(v).itemsize for v in linear.inputs), default=4)
 
 
 def _primitives(equations) -> dict[str, int]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
+from jaxblocks.ad.jaxprs import dtype_of, shape_of
 from jaxblocks.ad.planning.program import Linear, is_tangent, size_of, width_of
 
 __all__ = ["MOVES", "Link", "known_matrix", "links"]
@@ -71,7 +72,7 @@ def known_matrix(equation: JaxprEqn, tangents: set[Var]) -> bool:
     if batch or is_tangent(lhs, tangents) == is_tangent(rhs, tangents):
         return False
     tangent, axes = (lhs, left) if is_tangent(lhs, tangents) else (rhs, right)
-    return math.prod(tangent.aval.shape[axis] for axis in axes) == size_of(tangent)
+    return math.prod(shape_of(tangent)[axis] for axis in axes) == size_of(tangent)
 
 
 def _by_element(equation, tangents) -> bool:
@@ -87,7 +88,7 @@ def _by_element(equation, tangents) -> bool:
         return True
     if name == "reshape":
         return equation.params.get("dimensions") is None
-    return name in _ORDER_KEPT or all(v.aval.shape == out.aval.shape for v in read)
+    return name in _ORDER_KEPT or all(shape_of(v) == shape_of(out) for v in read)
 
 
 def _link(equations, inputs, outputs, tangents) -> Link:
@@ -108,7 +109,7 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
     places = []
     for place, alive in _alive(linear):
         width = width_of(alive)
-        dtypes = {v.aval.dtype for v in alive}
+        dtypes = {dtype_of(v) for v in alive}
         if len(dtypes) != 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
             continue  # complex tangents are linear only as pairs of real numbers
         if len(alive) == 1 or width <= narrow:
@@ -126,7 +127,7 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
 def _alive(linear: Linear):
     """For each place between two equations, the tangents that a later equation or an output reads."""
     equations, end = linear.equations, len(linear.equations)
-    last_read: dict[Var, int] = {}
+    last_read: dict[Any, int] = {}
     for place, equation in enumerate(equations):
         last_read |= {v: place for v in equation.invars if is_tangent(v, linear.tangents)}
     last_read |= {v: end for v in linear.outputs if is_tangent(v, linear.tangents)}

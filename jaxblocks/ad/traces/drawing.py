@@ -4,8 +4,9 @@
 import numpy as np
 
 from jaxblocks.ad.traces.printing import DIGITS, text
+from jaxblocks.ad.traces.tables import TraceNode
 from jaxblocks.axes import PALETTE, axes_or_new
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 
 __all__ = ["draw"]
 
@@ -17,7 +18,7 @@ def draw(table, ax=None, step: int | None = None):
     """Draw the computational graph of a `TraceTable` after ``step`` rows, or after all; returns the axes."""
     steps = len(table.primal) + len(table.adjoint)
     expected = f"step to be an integer from 0 to {steps}, the number of rows"
-    check(step is None or 0 <= step <= steps, expected, step)
+    require(step is None or 0 <= step <= steps, expected, step)
     places = _places(table.nodes)
     size = [1.5 + 1.5 * len({place[axis] for place in places.values()}) for axis in (0, 1)]
     ax = axes_or_new(ax, figsize=(size[0], min(size[1], 9.0)))
@@ -129,9 +130,9 @@ _SIGNS = {
 }
 
 
-def _sign(node) -> str:
+def _sign(node: TraceNode) -> str:
     """The label of a node: the sign of the operation, or the last key of an input's name."""
-    words = _SIGNS.get(node.operation, node.operation)
+    words: str = _SIGNS.get(node.operation, node.operation)
     if node.kind == "input" and words.endswith("]"):
         words = words.rstrip("]'").rpartition("[")[2].lstrip("'")
     return words if len(words) <= 7 else words[:6] + "…"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from jaxblocks.ad.jaxprs import Step, body_of_call, inputs_of, interpret, piece
+from jaxblocks.ad.jaxprs import Step, body_of_call, dtype_of, inputs_of, interpret, piece
 from jaxblocks.ad.traces.printing import bracketed, is_known, numbered
 from jaxblocks.ad.traces.tables import TraceNode
 
@@ -97,7 +97,7 @@ def read(closed: ClosedJaxpr, inputs: list[Slot]) -> tuple[list[Operation], list
 
     def rule(step: Step) -> list[Slot]:
         equation, operands = step.equation, step.operands
-        if step.name == "convert_element_type" and equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype:
+        if step.name == "convert_element_type" and dtype_of(equation.invars[0]) == dtype_of(equation.outvars[0]):
             return operands  # it marks the dtype and computes nothing
         body = body_of_call(equation)
         level = 1 + max((operand.level for operand in operands), default=0)
@@ -166,7 +166,7 @@ def run_forward(step: Operation) -> None:
 
 def _again(value):
     """A value that is not differentiated; keys are cloned, because each pass draws the same numbers from them."""
-    is_key = jnp.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key)
+    is_key = jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key)
     return jax.random.clone(value) if is_key else value
 
 

@@ -6,6 +6,7 @@ import unicodedata
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxblocks.checks import describe
 
@@ -34,7 +35,7 @@ def marked(name: str, mark: str, word: str = "") -> str:
 
 def is_known(value) -> bool:
     """Whether a value is an array, not a tracer."""
-    return value is not None and not isinstance(value, jax.core.Tracer)
+    return value is not None and not isinstance(value, Tracer)
 
 
 def text(value, most: int = 4) -> str:

@@ -13,7 +13,7 @@ from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.traces.passes import Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 
 __all__ = ["trace_table"]
 
@@ -62,7 +62,7 @@ def trace_table(
     and 3; Cevher, Mathematics of Data (where :math:`v_2` is printed with a wrong second factor).
     """
     warn_if_jaxlib_is_wrong()
-    check(args, "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
+    require(args, "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
     _check_floating(f, args)
     args = as_point(args)
     if tangent is None:
@@ -118,20 +118,22 @@ def _check_floating(f, args) -> None:
             if isinstance(leaf, int) and abs(leaf) < 1e6:
                 repair = f"write {float(leaf)!r}"
             repair += ", or close over it as a constant of f"
-            check(False, f"floating-point {name}{jax.tree_util.keystr(path)}", describe(leaf), repair, error=TypeError)
+            require(
+                False, f"floating-point {name}{jax.tree_util.keystr(path)}", describe(leaf), repair, error=TypeError
+            )
 
 
 def _like(name, given, other, wanted, repair):
     """``given`` as arrays, with the structure, shapes and dtypes of ``wanted``."""
     if jax.tree.structure(given) != jax.tree.structure(wanted):
         expected = f"{name} like {other}, {jax.tree.structure(wanted)}"
-        check(False, expected, str(jax.tree.structure(given)), repair)
+        require(False, expected, str(jax.tree.structure(given)), repair)
     leaves = []
     for (path, leaf), target in zip(jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(wanted), strict=True):
         leaf = jnp.asarray(leaf, target.dtype if isinstance(leaf, int | float) else None)
         if (leaf.shape, leaf.dtype) != (target.shape, target.dtype):
             expected = f"{name}{jax.tree_util.keystr(path)} like {other}, {describe(target)}"
-            check(False, expected, leaf, repair)
+            require(False, expected, leaf, repair)
         leaves.append(leaf)
     return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
 
@@ -141,13 +143,13 @@ def _start(cotangent, shapes):
     leaves = jax.tree.leaves(shapes)
     for leaf in leaves:
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        check(floating, "f to return floating-point arrays", leaf, "return only these", error=TypeError)
+        require(floating, "f to return floating-point arrays", leaf, "return only these", error=TypeError)
     if cotangent is not None:
         return _like("cotangent", cotangent, "what f returns", shapes, "give one entry for each number that f returns")
     if len(leaves) != 1 or leaves[0].shape:
         repair = "pass cotangent=, the weights of the outputs, or use jax.jacobian for the derivatives of all of them"
         got = ", ".join(map(describe, leaves)) or "nothing"
-        check(False, "f to return a scalar, as a reverse pass starts from one number", got, repair)
+        require(False, "f to return a scalar, as a reverse pass starts from one number", got, repair)
     return jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes)
 
 
@@ -156,5 +158,6 @@ def _labels(closed, args) -> list[str]:
     names = closed.jaxpr.debug_info.arg_names
     paths = [jax.tree_util.keystr(path[1:]) for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     places = [path[0].idx + 1 for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    known = names is not None and len(names) == len(paths) and all(names)
-    return list(names) if known else [f"x{place}{path}" for place, path in zip(places, paths, strict=True)]
+    if names is not None and len(names) == len(paths) and all(names):
+        return list(names)
+    return [f"x{place}{path}" for place, path in zip(places, paths, strict=True)]
