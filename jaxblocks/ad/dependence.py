@@ -127,7 +127,7 @@ def follow(closed: ClosedJaxpr, entries: Sequence[Entry], sets: Sets) -> list[En
     )
 
 
-def ids_of(entry: Entry, shape: tuple[int, ...]) -> np.ndarray:
+def ids_of(entry: Entry, shape: Sequence[int]) -> np.ndarray:
     """The sets of each element of an array."""
     return np.full(shape, EMPTY) if entry.ids is None else np.asarray(entry.ids)
 

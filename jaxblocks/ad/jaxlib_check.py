@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 
 __all__ = ["warn_if_jaxlib_is_wrong"]
 
@@ -41,7 +41,7 @@ def warn_if_jaxlib_is_wrong() -> None:
 
 
 def _version() -> str:
-    return jaxlib.__version__
+    return jaxlib.version.__version__
 
 
 def _is_cured(flags: str) -> bool:
