@@ -494,7 +494,7 @@ def test_pictures():
     [
         (lambda: descend(quartic, 2, 0.1, 5), TypeError, r"floating-point arrays, but x is int32 \(\)"),
         (lambda: descend(2.0, quartic, 0.1, 5), TypeError, "the function and then the start, .* swap them"),
-        (lambda: descend(lambda x: x, jnp.ones(2), 0.1, 5), ValueError, "expects f to return a scalar"),
+        (lambda: descend(lambda x: x, jnp.ones(2), 0.1, 5), ValueError, "expected f to return a scalar"),
         (lambda: descend(quartic, 2.0, 0.0, 5), ValueError, "expects a step size > 0, but 0.0 came"),
         (lambda: descend(quartic, 2.0, 0.1, 0), ValueError, "expects steps to be a whole number >= 1, but 0 came"),
         (lambda: descend(quartic, 2.0, "adam", 5), TypeError, "a step size or an optimizer .* but a str came; pass"),

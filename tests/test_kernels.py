@@ -165,7 +165,7 @@ def test_the_plan_counts(monkeypatch):
             assert contraction > 40 * structured and contraction > 20 * products
     small = ntk_plan(MLP(2, 1).apply, params_of(MLP(2, 1), 3), jax.ShapeDtypeStruct((64, 3), jnp.float32))
     assert small.method == "contraction"
-    assert "contraction (taken)" in small.explain() and small._repr_html_().count("<table>") == 2
+    assert "contraction (chosen)" in small.explain() and small._repr_html_().count("<table>") == 2
 
 
 def test_half_precision_and_integers():
@@ -267,7 +267,7 @@ def test_descent_takes_steps():
 
 
 def test_several_outputs_and_singular_kernels():
-    """(N, N, O, O) against the matrix exponential of SciPy; outputs do not change along eigenvectors with eigenvalue zero."""
+    """(N, N, O, O) against the matrix exponential of SciPy; directions with eigenvalue zero do not change."""
     with jax.enable_x64(True):
         root = draw(3, 2, 9)
         full, y = jnp.einsum("iop,jmp->ijom", root, root), draw(3, 2, seed=5)
