@@ -30,7 +30,7 @@ def test_wide_nets_are_kernels(example, tmp_path, capsys):
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["kernel", "learning"]
     assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))
     printed = capsys.readouterr().out
-    assert "slope of log error over log width" in printed and "(taken)" in printed
+    assert "slope of log error over log width" in printed and "(chosen)" in printed
 
 
 def test_training_starts_where_it_should(example):

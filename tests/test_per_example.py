@@ -350,7 +350,7 @@ def test_plan_prints():
     plan = per_example_norms_plan(tied, jnp.ones((9, 4)), jnp.zeros((2, 3), int))
     assert "rows and pairs" in plan.explain() and plan.explain() == repr(plan)
     assert plan._repr_html_().startswith("<table>")
-    with pytest.raises(KeyError, match="This plan has no leaf 'w'; it has ''"):
+    with pytest.raises(KeyError, match="NormsPlan expected the name of a leaf, '', got 'w'"):
         plan["w"]
 
 
