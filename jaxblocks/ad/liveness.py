@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxblocks.ad.jaxprs import as_closed, bodies_of, interpret_backward, scan_parts
+from jaxblocks.ad.jaxprs import bodies_of, interpret_backward, scan_parts
 
 __all__ = ["Live", "called_body", "live_equations", "visible_bodies"]
 
@@ -41,7 +41,7 @@ def live_equations(
         leaves: names of primitives whose nested jaxprs are not followed.
         cost: what decides which branch of a ``cond`` is the costliest.
     """
-    program = as_closed(jaxpr).jaxpr
+    program = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     wanted = [True] * len(program.outvars) if wanted is None else wanted
     inside = functools.partial(live_equations, leaves=leaves, cost=cost)
 
