@@ -1,8 +1,8 @@
-"""A known wrong build of jaxlib, noticed before its derivatives are believed.
+"""A warning about a version of jaxlib that computes wrong derivatives.
 
-jaxlib 0.10.2 on CPU fuses multiply, reduce and broadcast wrongly under ``jit`` when a
-pullback is vmapped: ``jit(jacrev(f))`` of x mean(x) or of a layer norm has wrong rows.
-The package does not install with it, but it may be there all the same.
+jaxlib 0.10.2 on CPU fuses multiply, reduce and broadcast wrongly under ``jit`` when a pullback is vmapped:
+``jit(jacrev(f))`` of x mean(x) or of a layer norm has wrong rows. The dependencies of the package exclude this
+version, but an environment can contain it all the same.
 """
 
 import functools
@@ -22,15 +22,14 @@ _FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
 @functools.cache
 def warn_if_jaxlib_is_wrong() -> None:
-    """Warn, once in a process, where this jaxlib computes wrong Jacobians under ``jit``.
+    """Warn, once in a process, if this jaxlib computes wrong Jacobians under ``jit``.
 
-    Called at the first use of each derivative tool; later calls return at once. The
-    versions are told by ``jaxlib.__version__``, and nothing is said where the backend is
-    not the CPU or where ``XLA_FLAGS`` already holds the cure.
+    Every derivative tool calls it; only the first call does anything. There is no warning if the backend is not the
+    CPU, or if ``XLA_FLAGS`` already holds the workaround.
 
     >>> warn_if_jaxlib_is_wrong()
     """
-    if _version() in _WRONG and jax.default_backend() == "cpu" and not _is_cured(os.environ.get("XLA_FLAGS", "")):
+    if _version() in _WRONG and jax.default_backend() == "cpu" and not _has_workaround(os.environ.get("XLA_FLAGS", "")):
         warnings.warn(
             f"jaxlib {_version()} computes wrong Jacobians under jit on CPU (jit(jacrev(f)), jit(vmap(vjp)) of means "
             "and norms); install another version of jaxlib, or start Python with "
@@ -44,9 +43,9 @@ def _version() -> str:
     return jaxlib.version.__version__
 
 
-def _is_cured(flags: str) -> bool:
-    """Whether XLA will read the cure: the last of its values counts, a bare token hides all that follows."""
-    if flags.strip() and not flags.lstrip().startswith("-"):  # XLA then takes the whole for the name of a file
+def _has_workaround(flags: str) -> bool:
+    """Whether XLA reads the workaround: the last value counts, and XLA ignores what follows a bare token."""
+    if flags.strip() and not flags.lstrip().startswith("-"):  # XLA then takes it as the name of a file
         try:
             flags = Path(flags.strip()).read_text()
         except (OSError, ValueError):
@@ -55,11 +54,11 @@ def _is_cured(flags: str) -> bool:
         tokens = shlex.split(flags)
     except ValueError:  # an open quote
         tokens = flags.split()
-    cured = False
+    fixed = False
     for token in tokens:
         if not token.startswith("--"):
             break
         name, equals, value = token.partition("=")
         if name == _FLAG:
-            cured = equals == "=" and (value == "" or "-reduce" in value.split(","))
-    return cured
+            fixed = equals == "=" and (value == "" or "-reduce" in value.split(","))
+    return fixed

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
-from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
+from jaxblocks.ad.jaxprs import Step, as_closed, inputs_of, interpret, piece, split_scan_inputs
 from jaxblocks.checks import PositiveInt, checked, public_name, require
 
 __all__ = ["laplacian", "value_grad_laplacian"]
@@ -107,7 +107,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
             unit = start + jnp.arange(size)[:, None] == jnp.arange(leaf.size)[None, :]
             points.append(_Point(leaf, unit.astype(leaf.dtype).reshape(size, *leaf.shape), jnp.zeros_like(leaf)))
             start = start - leaf.size
-        [y] = _walk(closed, points)
+        [y] = _interpret(closed, points)
         return _filled(y, True, size)
 
     if chunk_size is None or chunk_size >= n:
@@ -123,7 +123,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     return value, jacobian.reshape(-1, *aval.shape)[:n], total
 
 
-# ---- the walk -----------------------------------------------------------------------------
+# ---- the interpretation -----------------------------------------------------------------------------
 
 
 class _Point(NamedTuple):
@@ -146,29 +146,25 @@ def _filled(point, moves, directions) -> _Point:
     return _Point(value, jnp.zeros((directions, *value.shape), value.dtype), jnp.zeros(value.shape, value.dtype))
 
 
-def _walk(closed: ClosedJaxpr, points) -> list[_Point]:
-    jaxpr = closed.jaxpr
-    known = {v: _Point(value) for v, value in zip(jaxpr.constvars, closed.consts, strict=True)}
-    known |= dict(zip(jaxpr.invars, points, strict=True))
+def _interpret(closed: ClosedJaxpr, points) -> list[_Point]:
+    """The outputs of a jaxpr with their derivatives, from its inputs with theirs."""
+    return interpret(closed, points, _rule, constant=_Point, opens=_opens)
 
-    def read(variable):
-        return _Point(variable.val) if isinstance(variable, Literal) else known[variable]
 
-    for equation in jaxpr.eqns:
-        inputs = [read(v) for v in equation.invars]
-        body, name = _opened(equation), equation.primitive.name
-        if not any(point.moves for point in inputs) or not any(_moves(equation)):
-            variables = inputs_of([equation])
-            values = piece(jaxpr, [equation], variables, equation.outvars)(*(known[v].value for v in variables))
-            outputs = [_Point(value) for value in values]
-        elif body is not None:
-            outputs = _walk(body, inputs)
-        elif name in _NESTED:
-            outputs = _NESTED[name](equation, inputs)
-        else:
-            outputs = _differentiate(jaxpr, equation, known, inputs)
-        known.update(zip(equation.outvars, outputs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+def _opens(step: Step) -> bool:
+    """Whether to open a call; not a function with a ``custom_jvp`` rule, which is used instead."""
+    return _depends(step) and step.name != "custom_jvp_call"
+
+
+def _depends(step: Step) -> bool:
+    """Whether an output depends on x."""
+    return any(point.moves for point in step.operands) and any(_moves(step.equation))
+
+
+def _rule(step: Step) -> list[_Point]:
+    if not _depends(step):
+        return [_Point(value) for value in step.evaluate([point.value for point in step.operands])]
+    return _NESTED.get(step.name, _differentiate)(step)
 
 
 # Piecewise constant functions: the derivative is zero wherever it exists.
@@ -181,36 +177,31 @@ def _moves(equation: JaxprEqn) -> list[bool]:
     return [kind and equation.primitive.name not in _FLAT for kind in inexact]
 
 
-def _opened(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """The body of a call; ``None`` for a function with a ``custom_jvp`` rule, which is used instead."""
-    return None if equation.primitive.name == "custom_jvp_call" else body_of_call(equation)
-
-
-def _moved(jaxpr: Jaxpr, moves) -> list[bool]:
+def _moved(closed: ClosedJaxpr, moves) -> list[bool]:
     """Which outputs may depend on x, if those inputs do (an upper bound)."""
-    moving = {v for v, m in zip(jaxpr.invars, moves, strict=True) if m}
-    for equation in jaxpr.eqns:
-        ins = [not isinstance(v, Literal) and v in moving for v in equation.invars]
-        if any(ins):
-            body = _opened(equation)
-            outs = _moves(equation) if body is None else _moved(body.jaxpr, ins)
-            moving |= {v for v, m in zip(equation.outvars, outs, strict=True) if m}
-    return [not isinstance(v, Literal) and v in moving for v in jaxpr.outvars]
+    return interpret(
+        closed,
+        moves,
+        lambda step: [moves and any(step.operands) for moves in _moves(step.equation)],
+        constant=lambda value: False,
+        opens=lambda step: any(step.operands) and step.name != "custom_jvp_call",
+    )
 
 
 # ---- one equation -------------------------------------------------------------------------
 
 
-def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
+def _differentiate(step: Step) -> list[_Point]:
     """The second-order chain rule for one primitive, as a function of its distinct inputs that depend on x."""
-    name, kinds = equation.primitive.name, _moves(equation)
+    equation, name, kinds = step.equation, step.name, _moves(step.equation)
     variables = inputs_of([equation])
+    known = {v: point for v, point in zip(equation.invars, step.operands, strict=True) if not isinstance(v, Literal)}
     moving = [v for v in variables if known[v].moves]
     points = [known[v] for v in moving]
     xs = [point.value for point in points]
 
     def function(outputs):
-        whole = piece(jaxpr, [equation], variables, outputs)
+        whole = piece(step.jaxpr, [equation], variables, outputs)
 
         def p(*xs):
             values = dict(zip(moving, xs, strict=True))
@@ -223,7 +214,7 @@ def _differentiate(jaxpr, equation, known, inputs) -> list[_Point]:
         if name in _ELEMENTWISE and _is_real(equation) and all(jnp.shape(x) == _shape(equation) for x in xs):
             moved = [_elementwise(lambda *xs: p(*xs)[0], points)]
         else:
-            second = _product(equation, inputs) if name == "dot_general" else None
+            second = _product(equation, step.operands) if name == "dot_general" else None
             moved = _any(p, points, second, matrix=second is None and name in ("dot_general", "conv_general_dilated"))
     except (NotImplementedError, ValueError) as error:
         if isinstance(error, ValueError) and "callback" not in str(error):
@@ -256,7 +247,7 @@ def _any(p, points, second=None, matrix=False) -> list[_Point]:
 
     if second is not None:
         totals = [totals[0] + second]
-    elif any(_moved(jax.make_jaxpr(slope)(xs, xs).jaxpr, [True] * len(xs) + [False] * len(xs))):
+    elif any(_moved(jax.make_jaxpr(slope)(xs, xs), [True] * len(xs) + [False] * len(xs))):
         totals = [total + each.sum(axis=0) for total, each in zip(totals, jax.vmap(bend)(*jacobians), strict=True)]
     return [_Point(*parts) for parts in zip(values, pushed, totals, strict=True)]
 
@@ -277,7 +268,7 @@ def _elementwise(p, points) -> _Point:
     jacobian = sum(first[None] * point.jacobian for first, point in zip(firsts, points, strict=True))
     total = sum(first * point.laplacian for first, point in zip(firsts, points, strict=True))
     for a, slope in enumerate(slopes):
-        traced = jax.make_jaxpr(slope)(*xs).jaxpr
+        traced = jax.make_jaxpr(slope)(*xs)
         for b in range(a, len(xs)):
             if any(_moved(traced, [i == b for i in range(len(xs))])):
                 together = jnp.sum(points[a].jacobian * points[b].jacobian, axis=0)
@@ -319,23 +310,22 @@ _ELEMENTWISE = frozenset(
 # ---- loops and branches -------------------------------------------------------------------
 
 
-def _scan(equation, inputs):
-    params, directions = equation.params, _directions(inputs)
+def _scan(step):
+    params, directions = step.params, _directions(step.operands)
     body = as_closed(params["jaxpr"])
-    n_constants, n_carries = scan_parts(equation)
-    end = n_constants + n_carries
-    constants, carry, slices = inputs[:n_constants], inputs[n_constants:end], inputs[end:]
+    constants, carry, slices = split_scan_inputs(step.equation, step.operands)
+    n_carries = len(carry)
     rest = [point.moves for point in slices]
-    moves = _carried(lambda moves: _moved(body.jaxpr, [c.moves for c in constants] + moves + rest), carry)
+    moves = _carried(lambda moves: _moved(body, [c.moves for c in constants] + moves + rest), carry)
 
-    def step(carry, slices):
-        points = _walk(body, [*constants, *carry, *slices])
+    def iteration(carry, slices):
+        points = step.interpret(body, [*constants, *carry, *slices])
         carry = [_filled(point, m, directions) for point, m in zip(points[:n_carries], moves, strict=True)]
         return carry, points[n_carries:]
 
     carry = [_filled(point, m, directions) for point, m in zip(carry, moves, strict=True)]
     carry, outs = lax.scan(
-        step,
+        iteration,
         carry,
         [_directions_to_axis(point, 0, 1) for point in slices],
         length=params["length"],
@@ -349,33 +339,33 @@ def _directions_to_axis(point, source, target):
     return point._replace(jacobian=jnp.moveaxis(point.jacobian, source, target)) if point.moves else point
 
 
-def _while(equation, inputs):
-    params, directions = equation.params, _directions(inputs)
+def _while(step):
+    params, directions, inputs = step.params, _directions(step.operands), step.operands
     condition, body = as_closed(params["cond_jaxpr"]), as_closed(params["body_jaxpr"])
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     asked, constants, carry = inputs[:first], inputs[first:second], inputs[second:]
-    moves = _carried(lambda moves: _moved(body.jaxpr, [c.moves for c in constants] + moves), carry)
+    moves = _carried(lambda moves: _moved(body, [c.moves for c in constants] + moves), carry)
 
     def goes_on(carry):
-        [answer] = _walk(condition, [_Point(point.value) for point in (*asked, *carry)])
+        [answer] = step.interpret(condition, [_Point(point.value) for point in (*asked, *carry)])
         return answer.value
 
-    def step(carry):
-        points = _walk(body, [*constants, *carry])
+    def iteration(carry):
+        points = step.interpret(body, [*constants, *carry])
         return [_filled(point, m, directions) for point, m in zip(points, moves, strict=True)]
 
-    return lax.while_loop(goes_on, step, [_filled(p, m, directions) for p, m in zip(carry, moves, strict=True)])
+    return lax.while_loop(goes_on, iteration, [_filled(p, m, directions) for p, m in zip(carry, moves, strict=True)])
 
 
-def _cond(equation, inputs):
-    index, *operands = inputs
-    branches, directions = [as_closed(branch) for branch in equation.params["branches"]], _directions(inputs)
-    each = [_moved(branch.jaxpr, [point.moves for point in operands]) for branch in branches]
+def _cond(step):
+    index, *operands = step.operands
+    branches, directions = [as_closed(branch) for branch in step.params["branches"]], _directions(step.operands)
+    each = [_moved(branch, [point.moves for point in operands]) for branch in branches]
     moves = [any(outs) for outs in zip(*each, strict=True)]
 
     def run(branch):
         return lambda points: [
-            _filled(point, m, directions) for point, m in zip(_walk(branch, points), moves, strict=True)
+            _filled(point, m, directions) for point, m in zip(step.interpret(branch, points), moves, strict=True)
         ]
 
     return lax.switch(index.value, [run(branch) for branch in branches], operands)

@@ -1,11 +1,11 @@
-"""Loops over vectors and batches: how many at once, and convolutions that stay fast inside.
+"""Loops over vectors and batches: the size of a chunk, and convolutions that stay fast inside a loop.
 
-Many products with one operator are made in chunks, a loop over chunks around a ``vmap`` within each: one vector
-at a time leaves small nets waiting, all at once take memory without bound.
+Many products with one operator are computed in chunks, a loop over chunks around a ``vmap`` within each: one vector at
+a time is slow for small nets, and the memory of all at once has no bound.
 
 On CPU the derivatives of convolutions run an order of magnitude slower inside a loop (``scan``, ``map``,
 ``fori_loop``) than outside: the pass of XLA that brings the axes of a convolution into the order of its fast
-kernels visits the outermost computation alone. The tools that loop bring them into that order themselves.
+kernels visits only the outermost computation. `order_convolutions` brings them into that order.
 """
 
 import math
@@ -26,12 +26,12 @@ __all__ = ["ChunkSize", "chunk_size_for", "map_in_chunks", "order_convolutions"]
 
 
 def order_convolutions(f: Callable) -> Callable:
-    """The same function with its convolutions in the order of axes that XLA's CPU kernels take, as the body of a loop.
+    """The same function with its convolutions in the axis order of XLA's fast CPU kernels, for the body of a loop.
 
     Inputs and outputs of each convolution become ``(batch, *spatial, channels)`` and its kernel
-    ``(*spatial, in, out)``, by transposing them: values stay the same. Calls that hold a convolution are
-    opened; one that lies in a loop of ``f`` stays as it is. Without convolutions, and on other
-    backends than the CPU, nothing is done.
+    ``(*spatial, in, out)``, by transpositions: values stay the same. Calls that contain a convolution are
+    opened; a convolution in a loop of ``f`` stays as it is. Without convolutions, and on other backends than the
+    CPU, the function is returned as it is.
 
     >>> image, kernel = jnp.ones((1, 1, 4)), jnp.ones((1, 1, 2))  # channels before positions
     >>> convolve = lambda x: jax.lax.conv(x, kernel, (1,), "VALID")
@@ -59,7 +59,7 @@ def _holds_convolution(jaxpr) -> bool:
 def _ordered_convolution(
     x, kernel, *, dimension_numbers, window_strides, padding, lhs_dilation, rhs_dilation, **params
 ):
-    """A convolution with its operands transposed before it and its result after it."""
+    """A convolution with its operands transposed before it and its result transposed after it."""
     batch_first = [(spec[0], *spec[2:], spec[1]) for spec in (dimension_numbers.lhs_spec, dimension_numbers.out_spec)]
     out, into, *spatial = dimension_numbers.rhs_spec
     letters = "".join(map(str, range(len(spatial))))
@@ -81,10 +81,16 @@ ChunkSize: TypeAlias = PositiveInt | Literal["auto"]
 
 
 def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, *args: Any) -> int:
-    """How many calls of ``f`` go together: as many as were asked for, or what its largest array suggests.
+    """How many calls of ``f`` are computed at once: the requested number, or one that fits its largest array.
 
-    ``"auto"`` takes at least 32, and more while the largest array of all of them stays within 128 KiB, for small
-    functions are faster together; but no more than keep it within 16 MiB. ``args`` are those of one call.
+    ``"auto"`` takes at least 32, and more while the largest array of all calls stays within 128 KiB, because small
+    functions are faster together; but no more than keep it within 16 MiB.
+
+    Args:
+        chunk_size: the requested number, or ``"auto"``.
+        number: how many calls there are.
+        f: the function.
+        args: the arguments of one call.
 
     >>> chunk_size_for("auto", 1000, jnp.sin, jnp.zeros(10)), chunk_size_for(7, 5, jnp.sin, 0.0)
     (1000, 5)
@@ -100,7 +106,7 @@ def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, 
 
 
 def map_in_chunks(f: Callable, xs: PyTree, chunk_size: int) -> PyTree[Array]:
-    """``f`` of each row of ``xs``, ``chunk_size`` rows by ``vmap``, one chunk after the other; the results stacked.
+    """The values of ``f`` at each row of ``xs``, stacked: a loop over chunks of ``chunk_size`` rows, each by ``vmap``.
 
     >>> map_in_chunks(lambda x: 2 * x, jnp.arange(5), 2)
     Array([0, 2, 4, 6, 8], dtype=int32)

@@ -1,16 +1,14 @@
-r"""Where a function uses its parameters: the products whose gradients are outer products.
+r"""The products in which a function uses its parameters, whose gradients are sums of outer products.
 
-Most parameters enter a function by one product each: a dense layer's kernel meets an activation, a
-convolution's kernel the patches of an image, an embedding's table the one-hot vectors of its rows.
-There the gradient of one example is a sum of outer products over the positions p at which the
-parameter is used (time steps, pixels),
+Most parameters enter a function by one product each: a dense layer's kernel with an activation, a convolution's
+kernel with the patches of an image, an embedding's table with the one-hot vectors of its rows. There the gradient of
+one example is a sum of outer products over the positions p at which the parameter is used (time steps, pixels),
 
     G_b = sum_p u_bp v_bp^T                    for each of the matrices b that the parameter holds,
 
-of the other operand u and the cotangent v of the product, which is the derivative with respect to a
-zero that is added there. Norms and inner products of gradients follow from the factors, and the
-gradients themselves need not be formed. `read` finds these places in a jaxpr, loops included,
-`pullback_at` takes their factors for one example.
+of the other operand u and the cotangent v of the product, which is the derivative with respect to a zero that is
+added there. Norms and inner products of gradients follow from the factors, without the gradients themselves. `read`
+finds these products in a jaxpr, loops included; `pullback_at` computes their factors for one example.
 
     b    matrices in one parameter: groups, steps of a scan with its own weights each
     p    positions that share the matrix
@@ -39,7 +37,6 @@ from jaxblocks.ad.jaxprs import (
     shape_of,
     split_scan_inputs,
 )
-from jaxblocks.checks import describe, describe_any
 
 __all__ = [
     "Factors",
@@ -47,13 +44,11 @@ __all__ = [
     "Site",
     "factors",
     "fit",
-    "floating_params",
     "inner",
     "of_one_example",
     "product",
     "pullback_at",
     "read",
-    "same_lengths",
 ]
 
 
@@ -63,15 +58,15 @@ class Site:
 
     Attributes:
         kind: ``"dense"``, ``"convolution"`` or ``"rows"`` (of a table).
-        path: where it stands: the places of its equation and of those around it, outermost first.
+        path: the places of its equation and of those around it, outermost first.
         equation: the product.
         operand: which operand of it is the parameter.
-        lengths, stacked: of the scans around it, how long each is, and whether each step has its own weights.
-        axes: the parameter's axes that lie in b, in u and in v, by which two sites of one parameter
-            are told to fit together; ``None`` where a reshape hides them.
-        parts: what is used of the parameter: its axes with their limits, where it was sliced.
-        window: where in the operand it lies, a start and a length for each axis: it may be joined with others.
-        orders: those of the operand's axes, as `factors` lays them out.
+        lengths, stacked: of the scans around it, the lengths, and whether each iteration has its own weights.
+        axes: the parameter's axes in b, in u and in v, by which `fit` compares two sites of one parameter; ``None``
+            where a reshape hides them.
+        parts: where the parameter is sliced, its axes with their limits.
+        window: its place in the operand, a start and a length for each axis: it may be concatenated with others.
+        orders: of the operand's axes, in the layout of `factors`.
         scales: paths of the scalars that multiply (``True``) or divide the parameter before the product.
     """
 
@@ -89,7 +84,7 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the parameter in the operand."""
+        """The shape of the parameter in the operand."""
         return tuple(length for _, length in self.window)
 
     @property
@@ -114,12 +109,12 @@ class Site:
 
 
 class Reading(NamedTuple):
-    """A function's jaxpr for one example, and where it uses its parameters.
+    """The jaxpr of a function for one example, and the products in which it uses its parameters.
 
     Attributes:
         closed_jaxpr: the jaxpr; its first arguments are the leaves of the parameters.
-        sites: of each leaf, all the places where it is used; none where one of them is no product.
-        reasons: of each leaf without sites, why.
+        sites: of each leaf, all products that use it; none where it is used in another way too.
+        reasons: of each leaf without sites, the reason.
         names: of the leaves, as in ``"['kernel']"``.
     """
 
@@ -136,63 +131,7 @@ class Factors(NamedTuple):
     v: Any
 
 
-# ---- checks -------------------------------------------------------------------------------
-
-
-def floating_params(where: str, params: PyTree) -> PyTree:
-    """The parameters as arrays; an error that names the leaf which cannot be differentiated.
-
-    >>> floating_params("ntk", {"kernel": jnp.arange(3)})
-    Traceback (most recent call last):
-    ...
-    TypeError: ntk differentiates with respect to floating-point arrays, but params['kernel'] is int32 (3,); \
-convert it with .astype(jnp.float32), or close over it as a constant of the function.
-    """
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, int | float | np.ndarray) else leaf, params
-    )
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        raise ValueError(f"{where} expects params to hold at least one array, but {params!r} came.")
-    for path, leaf in leaves:
-        name = f"params{jax.tree_util.keystr(path)}"
-        if not hasattr(leaf, "dtype"):
-            raise TypeError(f"{where} expects params to be a pytree of arrays, but {name} is {describe_any(leaf)}.")
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"{where} differentiates with respect to floating-point arrays, but {name} is {describe(leaf)}; "
-                "convert it with .astype(jnp.float32), or close over it as a constant of the function."
-            )
-    return params
-
-
-def same_lengths(where: str, names: Sequence[str], batches: Sequence[PyTree]) -> int:
-    """How many examples the batch arguments hold on their leading axes; an error where they do not agree.
-
-    >>> same_lengths("ntk", ["x1"], [jnp.ones((3, 2))])
-    3
-    """
-    found = {}
-    for name, batch in zip(names, batches, strict=True):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-            label = f"{name}{jax.tree_util.keystr(path)}"
-            if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape") or not leaf.shape:
-                came = describe_any(leaf)
-                raise ValueError(
-                    f"{where} expects one example for each entry of a leading axis, but {label} is {came}, which has "
-                    "none; close over it as a constant of the function, or give it that axis."
-                )
-            found[label] = leaf
-    if not found:
-        raise ValueError(f"{where} expects at least one array of examples after params, but none came.")
-    first = next(iter(found))
-    for label, leaf in found.items():
-        if leaf.shape[0] != found[first].shape[0]:
-            raise ValueError(
-                f"{where} expects batch arguments of one length, but {first} is {describe(found[first])} and "
-                f"{label} is {describe(leaf)}; the first axis of each counts the examples."
-            )
-    return found[first].shape[0]
+# ---- reading ------------------------------------------------------------------------------
 
 
 def of_one_example(batch: PyTree) -> PyTree:
@@ -204,15 +143,12 @@ def of_one_example(batch: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
 
 
-# ---- reading ------------------------------------------------------------------------------
-
-
 class _View(NamedTuple):
-    """A parameter, or a part of it, as a variable of the program holds it: moved, cast, scaled, joined with others."""
+    """A parameter, or a part of it, in a variable of the program: moved, cast, scaled, concatenated with others."""
 
     leaf: int
     axes: tuple | None
-    window: tuple  # of the variable, in which it lies
+    window: tuple  # its place in the variable
     parts: dict
     taken: tuple = ()
     lengths: tuple[int, ...] = ()
@@ -250,7 +186,10 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
 
 
 def fit(one: Site, other: Site) -> str | None:
-    """How the gradients of two sites of a parameter meet: ``"alike"``, ``"swapped"`` (transposed) or ``"apart"``."""
+    """How the gradients of two sites of a parameter combine: ``"alike"``, ``"swapped"`` (transposed) or ``"apart"``.
+
+    ``None`` where they cannot be compared.
+    """
     if one is other:
         return "alike"
     for axis, (start, stop) in one.parts.items():
@@ -426,7 +365,7 @@ def _split(equation, operand, view):
 
 
 def _cut(view, shape, pieces):
-    """Parts of a parameter that fills its variable, each given by the limits of every axis."""
+    """Parts of a parameter that fills its variable, each with limits on every axis."""
     if view.axes is None or view.window != _whole(shape):
         return None
     found = []
@@ -480,7 +419,7 @@ def _dense(equation, operand, view, path) -> Site | None:
     orders = [tuple(batch[operand]), tuple(contracted[operand])]
     orders.append(tuple(axis for axis in range(len(shape)) if axis not in orders[0] + orders[1]))
     axes = None
-    if view.axes is not None:  # in the order of the parameter's axes, so that two sites compare
+    if view.axes is not None:  # in the order of the parameter's axes, so that two sites can be compared
         orders = [tuple(sorted(order, key=view.axes.__getitem__)) for order in orders]
         first, *rest = (tuple(view.axes[axis] for axis in order) for order in orders)
         axes = ((*view.taken, *first), *rest)
@@ -544,7 +483,7 @@ _OUTSIDE_CLIPPED = (jax.lax.GatherScatterMode.CLIP,)
 
 
 def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inputs: Sequence):
-    """One example through the function: its outputs, its pullback, and what the sites of some leaves met.
+    """The outputs of a function for one example, its pullback, and the other operands at the sites of some leaves.
 
     Args:
         reading: of the function.
@@ -657,7 +596,7 @@ def factors(site: Site, records: dict, cotangents: dict, dtype) -> Factors:
 
 
 def _gather_loops(site, x):
-    """Loops with their own weights to b, loops that share them to p."""
+    """Move the axes of loops with their own weights to b, those of loops that share them to p."""
     depth, shape = len(site.lengths), x.shape
     own = [i for i, stacked in enumerate(site.stacked) if stacked]
     shared = [i for i, stacked in enumerate(site.stacked) if not stacked]
@@ -676,7 +615,7 @@ def _dense_factors(site, other, v):
     free = [axis for axis in range(other.ndim) if axis not in batch_there + contracted_there]
     own_free = [axis for axis in range(len(shape)) if axis not in b + c]
     sizes = [math.prod(shape[axis] for axis in axes) for axes in (b, c, n)]
-    # Out of an operand that was joined from several, the window in which the parameter lies.
+    # The window of the parameter, in an operand that is concatenated from several arrays.
     for axis, (start, length) in enumerate(site.window):
         whole = shape_of(site.equation.invars[here])[axis]
         if length == whole:
@@ -734,7 +673,7 @@ def _rows_factors(site, indices, v):
     indices = indices.reshape(1, -1)
     v = v.reshape(1, indices.size, -1)
     clipped = jnp.clip(indices, 0, shape[axis] - 1)
-    if site.equation.params["mode"] not in _OUTSIDE_CLIPPED:  # a row that is not there has no gradient
+    if site.equation.params["mode"] not in _OUTSIDE_CLIPPED:  # a row outside the table has no gradient
         v = jnp.where((indices == clipped)[..., None], v, 0)
     return clipped, v
 
@@ -743,7 +682,7 @@ def _rows_factors(site, indices, v):
 
 
 def product(site: Site, own: Factors):
-    """The gradient itself out of its factors: (e, b, c, n)."""
+    """The gradient itself, from its factors: (e, b, c, n)."""
     if own.u.ndim == 3:
         return jnp.einsum("bpc,ebpn->ebcn", own.u, own.v)
     rows = jnp.zeros((*own.v.shape[:2], site.sizes[2], own.v.shape[3]), own.v.dtype)
@@ -752,9 +691,9 @@ def product(site: Site, own: Factors):
 
 
 def inner(one: Site, left: Factors, other: Site, right: Factors, *, through: bool = False):
-    """The inner product of two gradients of one leaf out of their factors, summed over e.
+    """The inner product of two gradients of one leaf, from their factors, summed over e.
 
-    With ``through`` the sums over the positions are taken one after the other: cheaper where v is short.
+    With ``through`` the sums over the positions are computed one after the other: cheaper where v is short.
     """
     how = fit(one, other)
     if how == "apart":
