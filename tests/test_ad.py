@@ -25,7 +25,7 @@ from jaxblocks.ad import (
     value_grad_hvp,
 )
 
-# ---- the wrong build -----------------------------------------------------------------------
+# ---- the wrong jaxlib ----------------------------------------------------------------------
 
 
 def times_mean(x):
@@ -40,7 +40,7 @@ def layer_norm(x):
 @pytest.mark.parametrize("shape", [(16, 32), (64, 64)])
 @pytest.mark.parametrize("f", [times_mean, layer_norm, functools.partial(jax.nn.softmax, axis=-1)])
 def test_jacobians_under_jit_are_right(f, shape):
-    """jit(jacrev) = jacrev = jacfwd, in every row (jaxlib 0.10.2, on which this goes red, gets the first right)."""
+    """jit(jacrev) = jacrev = jacfwd, in every row (on jaxlib 0.10.2 this fails)."""
     x = jax.random.normal(jax.random.key(0), shape)
     compiled, forward = jax.jit(jax.jacrev(f))(x), jax.jit(jax.jacfwd(f))(x)
     assert jnp.max(jnp.abs(compiled - forward)) < 2e-6
@@ -50,7 +50,7 @@ def test_jacobians_under_jit_are_right(f, shape):
 
 @pytest.fixture
 def version(monkeypatch):
-    """Pretend another jaxlib, and that it was not yet looked at."""
+    """Pretend another version of jaxlib, not checked yet."""
 
     def pretend(number, flags="", backend="cpu"):
         monkeypatch.setattr(jaxlib_check, "_version", lambda: number)
@@ -71,7 +71,7 @@ TOOLS = [
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=["hvp", "value_grad_hvp", "curvature", "cost"])
-def test_the_wrong_build_is_named_once(version, tool):
+def test_the_wrong_jaxlib_warns_once(version, tool):
     version("0.10.2")
     with pytest.warns(RuntimeWarning, match=r"jaxlib 0\.10\.2 computes wrong Jacobians under jit.*=-reduce") as caught:
         tool()
@@ -102,27 +102,27 @@ NOT_CURED = [
 
 
 @pytest.mark.parametrize("flags", CURED)
-def test_a_cure_in_the_flags_is_seen(version, flags):
+def test_a_workaround_in_the_flags_silences_the_warning(version, flags):
     version("0.10.2", flags)
     jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
 @pytest.mark.parametrize("flags", NOT_CURED)
-def test_a_cure_that_xla_does_not_read_is_none(version, flags):
+def test_a_workaround_that_xla_does_not_read_is_none(version, flags):
     """A bare token ends XLA's parsing: what follows it is ignored."""
     version("0.10.2", flags)
     with pytest.warns(RuntimeWarning):
         jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
-def test_flags_may_stand_in_a_file(version, tmp_path):
+def test_flags_may_be_in_a_file(version, tmp_path):
     (tmp_path / "flags").write_text(f"{FLAG}=-reduce\n")
     version("0.10.2", str(tmp_path / "flags"))
     jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
 @pytest.mark.parametrize(("number", "backend"), [("0.10.1", "cpu"), ("0.12.0.1", "cpu"), ("0.10.2", "gpu")])
-def test_other_builds_are_not_blamed(version, number, backend):
+def test_other_versions_do_not_warn(version, number, backend):
     version(number, backend=backend)
     jaxlib_check.warn_if_jaxlib_is_wrong()
 
@@ -169,7 +169,7 @@ def published(x):
 
 
 def test_published_hessian_and_product():
-    """AD-11 and AD-12 at (2, 5): [[-.25, 1], [1, -.9589243]], and (-2.25, 2.9178485) for v = (1, -2)."""
+    """At (2, 5): [[-.25, 1], [1, -.9589243]], and (-2.25, 2.9178485) for v = (1, -2)."""
     with jax.enable_x64(True):
         x = jnp.array([2.0, 5.0])
         product = jax.jit(functools.partial(hvp, published))
@@ -332,7 +332,7 @@ def test_errors_are_sentences(tool, f, x, v, error, words):
         jax.jit(functools.partial(tool, f))(x, v)
 
 
-def test_the_advice_works():
+def test_the_repairs_work():
     f = lambda x: x**3
     x, v = jnp.arange(3.0), jnp.ones(3)
     np.testing.assert_allclose(hvp(lambda x: f(x).sum(), x, v), 6 * x)
@@ -340,7 +340,7 @@ def test_the_advice_works():
     np.testing.assert_allclose(hvp(lambda x: (x.sum() ** 2, x)[0], jnp.arange(3).astype(jnp.float32), v), [6, 6, 6])
 
 
-# ---- what they cost ------------------------------------------------------------------------
+# ---- cost ----------------------------------------------------------------------------------
 
 SIZES = (32, 64, 48, 8)
 
@@ -389,7 +389,7 @@ EVERY = [
 ]
 
 
-def test_rows_that_make_sense():
+def test_rows_that_apply():
     """Of a scalar all; of anything else the Jacobian and its products; no matrix that takes over 1000 passes."""
     names = lambda f, x, **options: list(cost_table(f, x, measure=False, **options).rows)
     few, many = shaped(1000), shaped(1001)
@@ -411,7 +411,7 @@ def shaped(*sizes):
 
 
 def test_operations_of_each_row_by_hand():
-    """y = W x of m x n: one product more for jvp and vjp, n of them forward, m of them in reverse (AD-04, AD-05)."""
+    """y = W x of m x n: one product more for jvp and vjp, n of them forward, m of them in reverse."""
     m, n = 7, 5
     w = jnp.ones((m, n))
     table = cost_table(lambda x: w @ x, shaped(n), rows="all", measure=False)
@@ -462,7 +462,7 @@ def test_a_function_of_trees_to_trees_is_measured():
     assert table.vjp.count.dots == 2 * table.function.count.dots
 
 
-def test_what_needs_too_much_memory_is_not_called():
+def test_programs_beyond_the_memory_limit_are_not_called():
     f = lambda x: jnp.sum(jnp.tanh(x) ** 2)
     table = cost_table(f, jnp.ones(300), rows=("gradient", "hessian"), repeats=1, memory_limit=100_000)
     assert table.gradient.seconds > 0
@@ -507,7 +507,7 @@ def test_without_pandas_the_rows_can_be_read(monkeypatch):
     assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # the advice
 
 
-def test_cost_tables_counts_what_count_counts():
+def test_rows_have_the_counts_of_count_flops():
     f, params = wide_net()
     table = cost_table(f, params, rows=BASIC, measure=False)
     v = jax.tree.map(jnp.ones_like, params)
@@ -578,7 +578,7 @@ def test_the_table_prints_in_a_terminal_and_in_a_notebook():
     assert "temporary bytes" in measured
 
 
-def test_the_table_says_what_it_could_not_count():
+def test_the_table_lists_what_is_not_counted():
     f = lambda x: jnp.linalg.eigh(x + x.T)[0][0]
     table = cost_table(f, jnp.diag(jnp.arange(3.0)), rows=("function",), measure=False)
     assert str(table).endswith("Not counted, because their arithmetic is unknown: eigh.")
@@ -589,7 +589,7 @@ def test_the_table_says_what_it_could_not_count():
     assert "only the costliest is counted" in str(cost_table(h, jnp.ones(3), rows=("jvp",), measure=False))
 
 
-def test_the_table_draws_itself():
+def test_plot_of_the_table():
     pytest.importorskip("matplotlib").use("agg")
     import matplotlib.pyplot as plt
 

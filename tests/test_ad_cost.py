@@ -1,4 +1,4 @@
-"""The example ad_cost at toy size: what it finds is what the formulas say."""
+"""The example ad_cost at toy size: its results are those of the formulas."""
 
 import ad_cost as example
 import jax
@@ -13,7 +13,7 @@ slow = pytest.mark.slow  # they share one run of the example, which compiles som
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """One run of everything, with fewer rows of the table than a reader gets: hessians compile slowly."""
+    """One run of everything, with fewer rows of the table than by default: hessians compile slowly."""
     folder = tmp_path_factory.mktemp("ad_cost")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example, "ROWS", ("jvp", "gradient", "jacfwd", "hvp"))
@@ -31,7 +31,7 @@ def test_every_picture_is_drawn(found):
 
 @slow
 def test_the_orders(found):
-    """5-1-5-5-5: each product of (m, k) and (k, n) costs m k n, added up by hand; all give one matrix (H14)."""
+    """5-1-5-5-5: each product of (m, k) and (k, n) costs m k n, added up by hand; all give one matrix."""
     numbers, _ = found
     assert numbers["orders"] == {
         "((J4 J3) J2) J1": 125 + 25 + 25,
@@ -46,7 +46,7 @@ def test_the_orders(found):
 
 @slow
 def test_a_scalar_output_makes_reverse_mode_the_best_unless_another_dimension_is_1(found):
-    """E35: 202 against 300 for 1-100-2-1; none of 4^2 + 4^3 + 4^4 + 4^5 chains without a 1 inside."""
+    """202 against 300 for 1-100-2-1; none of 4^2 + 4^3 + 4^4 + 4^5 chains without a 1 inside."""
     numbers, _ = found
     assert (numbers["exception"].forward, numbers["exception"].reverse) == (202, 300)
     assert numbers["exceptions"] == (0, 1360)
@@ -56,7 +56,7 @@ def test_a_scalar_output_makes_reverse_mode_the_best_unless_another_dimension_is
 
 
 @slow
-def test_derivatives_cost_what_theory_says(found):
+def test_costs_of_derivatives_are_those_of_theory(found):
     """A pass of either mode costs two to four functions, jacfwd a jvp an input, a product with H two gradients."""
     for by_input, by_params in found[0]["tables"].values():
         assert 1.9 < by_input.jvp.flops_ratio < 2.5
@@ -71,7 +71,7 @@ def test_derivatives_cost_what_theory_says(found):
 
 @slow
 def test_the_modes_cross_where_the_output_is_as_wide_as_the_input(found):
-    """F31: d_0 tangent passes or d_L adjoint passes through one linear program."""
+    """d_0 tangent passes or d_L adjoint passes through one linear program."""
     (_, narrow), (_, square) = found[0]["curves"]
     assert found[0]["crossover"] == 16
     assert square.jacfwd.flops == square.jacrev.flops
@@ -80,7 +80,7 @@ def test_the_modes_cross_where_the_output_is_as_wide_as_the_input(found):
 
 @slow
 def test_memory_grows_with_depth_in_reverse_mode_only(found):
-    """AD-10: forward mode keeps nothing, reverse mode every layer, checkpoints something between."""
+    """Forward mode keeps nothing, reverse mode every layer, checkpoints something between."""
     curve = found[0]["memory"]
     assert curve.growth("jvp") == 0
     assert curve.growth("gradient") > 0.5
@@ -89,7 +89,7 @@ def test_memory_grows_with_depth_in_reverse_mode_only(found):
 
 
 @slow
-def test_the_plan_goes_through_the_neck(found):
+def test_the_plan_uses_the_narrow_layer(found):
     numbers, _ = found
     plan, operations = numbers["plan"], numbers["operations"]
     assert [stage.n_out for stage in plan.stages] == [32, 2, 32, 96]
@@ -100,7 +100,7 @@ def test_the_plan_goes_through_the_neck(found):
 
 
 def test_sharing_saves_a_factor_of_the_depth():
-    """k derivatives that pass through all k layers each, O(k^2 m^2), against O(k m^2) (AD-29); never O(k m) (E59)."""
+    """k derivatives that pass through all k layers each, O(k^2 m^2), against O(k m^2); never O(k m)."""
     shallow, deep = example.costs_of_depth(8, 16), example.costs_of_depth(16, 16)
     assert 1.9 < deep["backprop"] / shallow["backprop"] < 2.1
     assert 3.6 < deep["one by one"] / shallow["one by one"] < 4.1

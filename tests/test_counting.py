@@ -60,7 +60,7 @@ def test_a_3_by_4_array_by_hand(f, expected):
     assert operations(f, shape(3, 4)) == expected
 
 
-def test_complex_numbers_are_made_of_real_ones():
+def test_complex_numbers_count_as_real_operations():
     z = shape(5, dtype=jnp.complex64)
     assert operations(lambda z: z * z + z, z) == (20, 10 + 10, 0)
     assert operations(jnp.abs, z) == (10, 5, 5)
@@ -130,7 +130,7 @@ def test_padding_is_counted_as_any_other_input():
 
 
 def test_a_transposed_convolution_does_not_count_its_holes():
-    """Each input meets each tap once: as many products as the convolution it is the transpose of."""
+    """Each input is multiplied by each tap once: as many products as in the convolution that it transposes."""
 
     def up(x, kernel):
         return lax.conv_transpose(x, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -222,8 +222,8 @@ def test_cond_counts_its_costliest_branch():
     assert operations(both, shape(3, dtype=jnp.bool_), shape(3, 5, 5)) == (375, 375 + 75, 0)
 
 
-def test_every_branch_of_a_cond_is_told():
-    """The branch for False stands first; dead code is gone from all; a scan around it multiplies."""
+def test_every_branch_of_a_cond_is_listed():
+    """The branch for False is first; dead code is removed from all; a scan around it multiplies."""
 
     def f(p, x):
         with jax.named_scope("choice"):
@@ -255,8 +255,8 @@ def test_conds_within_conds():
     assert whole.branches[1].conds == (nested,)
 
 
-def test_one_pass_of_a_loop_is_told():
-    """Unknown x n: what n passes cost is n times the one that is told."""
+def test_one_iteration_of_a_loop_is_listed():
+    """n iterations cost n times the one that is listed."""
 
     def halve(x):
         with jax.named_scope("loop"):
@@ -275,7 +275,7 @@ def test_one_pass_of_a_loop_is_told():
     assert loop.once.flops == 10
 
 
-def test_dots_are_matrix_products_and_convolutions_alone():
+def test_dots_are_matrix_products_and_convolutions_only():
     f = lambda x, w, k: jnp.tanh(lax.conv(x, k, (1, 1), "VALID").reshape(2, -1) @ w) * 2.0
     counted = count_flops(f, shape(2, 3, 5, 5), shape(4 * 9, 7), shape(4, 3, 3, 3))
     assert counted.dots == 2 * (2 * 9 * 4 * 27 + 2 * 36 * 7)
@@ -288,7 +288,7 @@ def test_dots_are_matrix_products_and_convolutions_alone():
 
 
 def test_products_of_rows_in_groups():
-    """Each of six rows meets the matrix of its group, of three groups: 6 x 4 x 5, and in either derivative as well."""
+    """Each of six rows is multiplied by the matrix of its group, of three groups: 6 x 4 x 5, and so in both derivatives."""
     x, w, sizes = shape(6, 4), shape(3, 4, 5), shape(3, dtype=jnp.int32)
     assert operations(lax.ragged_dot, x, w, sizes) == (120, 120, 0)
     for argument in (0, 1):
@@ -301,7 +301,7 @@ def test_a_polynomial_is_counted_by_horners_scheme():
     assert operations(lambda x: lax.polynomial(x, [1.0, 5.0, 2.0, 7.0]), shape(3, 4)) == (36, 36, 0)
 
 
-def test_calls_of_every_kind_are_looked_into():
+def test_calls_of_every_kind_are_opened():
     x = shape(5, 5)
     square = lambda x: x @ x
     plain = operations(square, x)
@@ -345,7 +345,7 @@ def test_vmap_counts_every_example():
 # ---- dead code -----------------------------------------------------------------------------
 
 
-def test_what_nobody_uses_is_not_counted():
+def test_dead_code_is_not_counted():
     def f(x):
         _ = x @ x
         return x + 1.0
@@ -378,12 +378,12 @@ def test_dead_code_inside_loops_and_branches():
     assert operations(lambda p, x: pick(p, x)[1], shape(dtype=jnp.bool_), b) == (0, 81, 0)
 
 
-def test_inputs_of_calls_that_nobody_reads_are_dead_too():
+def test_unused_inputs_of_calls_are_dead_code():
     first = jax.jit(lambda x, y: (x, y))
     assert operations(lambda x: first(x + 1.0, x @ x)[0], shape(9, 9)) == (0, 81, 0)
 
 
-def test_effects_stay():
+def test_effects_are_kept():
     def f(x):
         jax.debug.print("{}", x @ x)
         return x
@@ -392,7 +392,7 @@ def test_effects_stay():
     assert operations(jax.jit(f), shape(9, 9))[0] == 729
 
 
-def test_an_axis_name_is_no_effect():
+def test_an_axis_name_is_not_an_effect():
     mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def part(x):
@@ -406,7 +406,7 @@ def test_an_axis_name_is_no_effect():
 # ---- never silently zero -------------------------------------------------------------------
 
 
-def test_what_is_not_known_is_listed():
+def test_unknown_primitives_are_listed():
     counted = count_flops(lambda x: jnp.linalg.eigh(x + x.T)[0].sum(), shape(4, 4))
     assert counted.uncounted == {"eigh": 1}
     assert "uncounted=eigh" in str(counted)
@@ -437,7 +437,7 @@ def reverse_cost(d):
     ],
 )
 def test_the_two_bracketings_of_a_chain(d, forward, reverse):
-    """d_0 sum_{l>=2} d_l d_{l-1} against d_L sum_{l<=L-2} d_l d_{l+1}: AD-07, AD-08; the last row is E35's."""
+    """d_0 sum_{l>=2} d_l d_{l-1} against d_L sum_{l<=L-2} d_l d_{l+1}."""
     jacobians = [shape(d[i + 1], d[i]) for i in range(len(d) - 1)]
 
     def right_to_left(*js):
@@ -472,7 +472,7 @@ MLP = [(shape(64, 128), shape(128)), (shape(128, 96), shape(96)), (shape(96, 16)
 
 
 def test_gradient_of_a_multilayer_perceptron():
-    """Three products per layer, but for the first, whose input wants no gradient (AD-14)."""
+    """Three products per layer, but two in the first, whose input needs no gradient."""
     sizes = [64 * 128, 128 * 96, 96 * 16]
     products = 32 * (3 * sum(sizes) - sizes[0])
     dots = sum(
@@ -490,7 +490,7 @@ def test_xla_agrees_within_two_percent_without_loops(of):
     assert count_flops(of(mlp_loss), MLP, shape(32, 64)).flops == pytest.approx(xla["flops"], rel=0.02)
 
 
-def test_xla_counts_a_loop_once_and_we_do_not():
+def test_a_loop_is_counted_at_full_length_where_xla_counts_it_once():
     f = lambda w, x: lax.scan(lambda x, _: (x @ w, None), x, length=10)[0]
     w, x = shape(64, 64), shape(32, 64)
     xla = jax.jit(f).lower(w, x).compile().cost_analysis()["flops"]
@@ -556,7 +556,7 @@ def test_derivatives_keep_the_scopes_of_the_function(wrap):
     assert counted.scopes["1.Dense"].multiplications == 2 * 2 * 4 * 10  # its value is not asked for
 
 
-def test_scopes_with_brackets_of_their_own():
+def test_scopes_with_brackets_in_their_names():
     def f(x):
         with jax.named_scope("f(x)"), jax.named_scope("inner"):
             return jnp.sin(x) ** 2
@@ -616,12 +616,12 @@ def test_arguments_flags_and_numbers():
     assert operations(lambda tree: tree["a"] @ tree["b"], {"a": shape(3, 4), "b": shape(4)})[0] == 12
 
 
-def test_counting_runs_and_compiles_nothing():
+def test_counting_executes_and_compiles_nothing():
     huge = shape(10**6, 10**6)
     assert count_flops(jnp.matmul, huge, huge).flops == 2 * 10**18
 
 
-def test_what_is_no_function_says_so(sentences):
+def test_an_argument_that_is_no_function_raises(sentences):
     with pytest.raises(TypeError, match="count_flops expected f to be a function, got 3"):
         count_flops(3, jnp.ones(2))
     assert count_flops(jnp.sin, jnp.ones(2)).transcendentals == 2

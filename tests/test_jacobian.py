@@ -113,7 +113,7 @@ swish.defvjp(lambda x: (swish(x), x), lambda x, g: (g * (jax.nn.sigmoid(x) * (1 
 
 
 def zoo(dtype):
-    """Name: (f, x), every kind of function that the planner has to see through."""
+    """Name: (f, x), every kind of function that the planner has to handle."""
     w, v, vector = normal(0, 10, 2, dtype=dtype), normal(1, 2, 10, dtype=dtype), normal(2, 10, dtype=dtype)
     square = normal(3, 10, 10, dtype=dtype)
     net = mlp(10, 8, 2, 8, 12, dtype=dtype)
@@ -178,7 +178,7 @@ def reference(name):
 
 @pytest.mark.parametrize("name", zoo(jnp.float32))
 def test_is_the_jacobian(name, monkeypatch):
-    """Equal to jax.jacrev in float64, by the cheapest bracketing though it may gain nothing, at once and in batches."""
+    """Equal to jax.jacrev in float64, by the cheapest bracketing even without a gain, at once and in batches."""
     monkeypatch.setattr(planning_plan, "LEAST_GAIN", 0.0)
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
@@ -207,16 +207,16 @@ def test_modes_in_batches(name, mode):
 
 
 @pytest.mark.parametrize("name", ["bottleneck", "the input and a constant"])
-def test_eager(name):
-    """Without jit it is the same."""
+def test_eager_execution(name):
+    """The result without jit is the same."""
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
         agree(jacobian(f)(x), jax.jit(jax.jacrev(f))(x))
 
 
 @pytest.mark.parametrize("name", ["bottleneck", "remat"])
-def test_transforms_of_it(name):
-    """Under vmap and grad it is what jax.jacrev is there, in batches as well."""
+def test_transformations(name):
+    """Under vmap and grad the result is that of jax.jacrev, in batches as well."""
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
 
@@ -232,7 +232,7 @@ def test_transforms_of_it(name):
 
 
 def test_of_several_precisions():
-    """Half precision inside, or beside: as exact as that is, dtypes those of a stock mode."""
+    """Half precision in a part of the function or of the inputs: as exact as that, with the dtypes of jax.jacrev."""
     w, v = normal(0, 40, 2, dtype=jnp.bfloat16), normal(1, 2, 40)
 
     def inside(x):
@@ -251,7 +251,7 @@ def test_of_several_precisions():
 
 
 def test_arguments_after_the_first():
-    """Only the first argument is differentiated; the rest is passed on, and may be whole numbers or flags."""
+    """Only the first argument is differentiated; the rest is passed on, and may be integers or flags."""
 
     def f(x, w, power, *, flip=False):
         return (-1 if flip else 1) * (x @ w) ** power
@@ -290,7 +290,7 @@ def random_chain(rng, length):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
 def test_no_bracketing_is_cheaper(length):
-    """The dynamic program finds the least of all prices."""
+    """Dynamic programming finds the least of all prices."""
     rng = np.random.RandomState(length)
     for _ in range(8 if length < 6 else 2):
         chain = random_chain(rng, length)
@@ -318,7 +318,7 @@ def test_ties_go_to_the_longest_sweep():
     assert price == 5 and as_product(part) == "J5 (J4 (J3 (J2 J1)))"
 
 
-# ---- what it costs --------------------------------------------------------------------------
+# ---- cost -----------------------------------------------------------------------------------
 
 
 def compiled(derivative, x):
@@ -336,7 +336,7 @@ NAMED = {  # f, x, operations spared at least, temporary bytes spared at least
 
 @pytest.mark.parametrize("name", NAMED)
 def test_spares_operations_and_memory(name):
-    """On nets with a narrow place, by the factors that they have."""
+    """On nets with a narrow layer, by at least the published factors."""
     f, x, operations, memory = NAMED[name]
     stock = [jax.jacfwd(f), jax.jacrev(f)]
     assert count_flops(jacobian(f), x).flops * operations <= min(count_flops(j, x).flops for j in stock)
@@ -345,7 +345,7 @@ def test_spares_operations_and_memory(name):
 
 
 def test_operations_are_those_predicted():
-    """Of the whole: what was predicted, the function itself and little else."""
+    """The compiled operations are the predicted ones, the function itself and little else."""
     for f, x, _, _ in NAMED.values():
         predicted = jacobian_plan(f, x).operations["chosen"]
         counted = count_flops(jacobian(f), x).flops
@@ -363,7 +363,7 @@ def test_operations_are_those_predicted():
     ],
 )
 def test_stock_where_nothing_is_gained(f, n, mode, stock):
-    """It is jax.jacfwd or jax.jacrev, equation by equation, and says so."""
+    """The program is that of jax.jacfwd or jax.jacrev, equation by equation, and the plan says so."""
     x = normal(0, n)
     plan = jacobian_plan(f, x)
     assert plan.mode == mode and stock.__name__ in plan.explain()
@@ -376,7 +376,7 @@ def test_stock_where_nothing_is_gained(f, n, mode, stock):
 
 
 def test_memory_is_bounded():
-    """The compiled program keeps within the bound, in a loop and unrolled; too small a bound is an error that helps."""
+    """The compiled program stays within the bound, in a loop and unrolled."""
     for f, x in ((mlp(256, 512, 256), normal(0, 256)), (conv_autoencoder(16, 200, 8), normal(0, 16, 16))):
         for mode in ("auto", "forward", "reverse"):
             bound = 1_000_000
@@ -386,7 +386,7 @@ def test_memory_is_bounded():
 
 
 def test_unrolls_convolutions_on_cpu():
-    """Batches of a function that convolves are no loop on CPU; others are."""
+    """Batches of a function that convolves are unrolled on CPU; others run in a loop."""
     f, x = conv_autoencoder(8), normal(0, 8, 8)
     names = [e.primitive.name for e in jax.make_jaxpr(jacobian(f, mode="reverse", chunk_size=20))(x).eqns]
     assert ("scan" in names) == (jax.default_backend() != "cpu")
@@ -394,7 +394,7 @@ def test_unrolls_convolutions_on_cpu():
     assert "scan" in [e.primitive.name for e in jax.make_jaxpr(jacobian(g, mode="reverse", chunk_size=2))(y).eqns]
 
 
-# ---- words ----------------------------------------------------------------------------------
+# ---- print ----------------------------------------------------------------------------------
 
 
 def test_explains_itself():
@@ -414,7 +414,7 @@ def test_explains_itself():
 
 
 def test_explains_a_known_matrix():
-    """One stage that is written down is no sweep: what is done is the scaling of its rows."""
+    """A stage that is written down needs no sweep, only the scaling of its rows."""
     w = jnp.ones((30, 30))
     plan = jacobian_plan(lambda x: jnp.sin(x @ w), jnp.ones(30))
     words = plan.explain()
@@ -443,12 +443,12 @@ def test_operations_are_all_counted(widths, turned):
     run = count_flops(
         lambda constants: execute(linear._replace(constants=constants), route).arrays, list(linear.constants)
     )
-    ones = sum(widths[1:])  # diagonals are made out of ones, which is nothing to multiply
+    ones = sum(widths[1:])  # diagonals are computed from ones; a product with ones counts as none
     assert route.plan.operations["chosen"] == run.flops - ones
 
 
 def test_sweeps_are_described():
-    """Every stage of the bracketing has its step."""
+    """Every stage of the bracketing has its step in the plan."""
     a, b = jnp.ones((200, 3)), jnp.ones((3, 200))
     plan = jacobian_plan(lambda x: jnp.sin(jnp.sin(x @ a) @ b), jnp.ones(200))
     assert plan.sweeps == ("J2 is written down: its matrix, scaled row by row", "200 rows pulled through J1")
@@ -461,7 +461,7 @@ def test_planned_from_shapes():
 
 
 def test_errors_say_what_to_do(sentences):
-    """One sentence each, and its repair works."""
+    """Each error has the one form, and its repair works."""
     x = jnp.ones(3)
     for wrong, word in [
         (lambda: jacobian(3.0), "expected f to be a function, got 3.0"),

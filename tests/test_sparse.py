@@ -106,7 +106,7 @@ EXACT = {
 
 
 def dense(f, x):
-    """The reference; by reverse mode, which every function here has."""
+    """The reference, by reverse mode, which exists for every function here."""
     return jax.jacrev(f)(x).reshape(-1, x.size)
 
 
@@ -155,8 +155,8 @@ def test_rows_where_rows_are_fewer():
     assert (by_rows.mode, by_rows.colors) == ("reverse", 2)
 
 
-def test_what_is_not_known_is_dense():
-    """A sort, an index that depends on x, a while and a product of two: all entries, and it says so."""
+def test_unknown_operations_are_dense():
+    """A sort, an index that depends on x, a while and a product of two: all entries, and the pattern says so."""
     x = jnp.linspace(-1.0, 1.0, 6)
     functions = [
         jnp.sort,
@@ -195,7 +195,7 @@ STEPS = [
 @settings(max_examples=8)
 @given(st.lists(st.sampled_from(range(len(STEPS))), min_size=2, max_size=3), st.integers(0, 3))
 def test_no_entry_is_missed(chosen, seed):
-    """Of any composition: outside the pattern the dense Jacobian is zero, and inside the values are its own."""
+    """For any composition the dense Jacobian is zero outside the pattern, and the values inside are right."""
 
     def f(x):
         for i in chosen:
@@ -260,8 +260,8 @@ def test_large_patterns():
     assert len(repr(pattern).splitlines()) <= 25
 
 
-def test_patterns_are_written_down_too():
-    """By hand, in any order and with entries twice; they print, plot and compute."""
+def test_patterns_can_be_constructed():
+    """From places in any order, with repeated entries; they print, plot and compute."""
     pattern = SparsityPattern([2, 0, 1, 0], [2, 0, 1, 0], (3, 3))
     np.testing.assert_array_equal(pattern.todense(), np.eye(3, dtype=bool))
     assert repr(pattern) == "3 of 3 x 3 entries may differ from zero (33.3 %): 1 color, one jvp each.\n#..\n.#.\n..#"
@@ -276,8 +276,8 @@ def test_patterns_are_written_down_too():
     assert len(pattern.plot().collections[0].get_offsets()) == 3
 
 
-def test_a_key_among_the_constants_is_not_used_up():
-    """Reading a pattern draws nothing: f may use its key afterwards."""
+def test_a_key_among_the_constants_can_be_used_afterwards():
+    """Finding a pattern draws no numbers: f may use its key afterwards."""
     key = jax.random.key(0)
     f = lambda x: x * jax.random.normal(key, x.shape)
     assert sparsity(f, jnp.zeros(3)).entries == 3

@@ -204,7 +204,7 @@ ON_PAPER = dict(
 
 
 def as_python(symbols, values):
-    """The symbols of a rule as an expression, so that what is printed can be computed."""
+    """The symbols of a rule as an expression that can be evaluated."""
     for name, value in values.items():
         symbols = symbols.replace(name, f"({value!r})")
     symbols = re.sub(r"√(\([^()]*\)|π)", r"sqrt(\1)", symbols.replace("sqrt", "√"))
@@ -215,8 +215,8 @@ def as_python(symbols, values):
 
 
 @pytest.mark.parametrize("written", SCALARS)
-def test_the_rule_of_each_operation_is_what_it_says_and_true(written):
-    """The formula printed for each adjoint, computed as it is written, is the value beside it: that of jax.grad."""
+def test_the_printed_rule_of_each_operation_gives_its_adjoint(written):
+    """The printed formula of each adjoint, evaluated, is the printed value, which is that of jax.grad."""
     f = eval(f"lambda x, y: {written}", {"jnp": jnp, "lax": lax})
     with jax.enable_x64(True):
         x, y = 0.4, 0.7
@@ -246,8 +246,8 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("axes", PRODUCTS)
-def test_products_of_matrices_come_transposed_as_printed(axes):
-    """Each printed product, computed with numpy (a vector is a column on the right, a row on the left)."""
+def test_printed_products_of_transposed_matrices(axes):
+    """Each printed product, evaluated with numpy (a vector is a column on the right, a row on the left)."""
     sizes = {"i": 2, "j": 3, "k": 4}
     left, right, out = axes.replace("->", ",").split(",")
     rng = np.random.default_rng(0)
@@ -294,7 +294,7 @@ LINEAR = {
 
 @pytest.mark.parametrize("written", LINEAR)
 def test_arrays(written):
-    """What moves arrays about, and entry by entry: symbols where there are short ones, values always of jax.vjp."""
+    """Operations that move entries and elementwise ones: symbols where short ones exist, values of jax.vjp."""
     names = {"jnp": jnp, "jax": jax, "MASK": np.array([[True, False, True], [False, True, True]])}
     f = eval(f"lambda x: {written}", names)
     x = jnp.asarray(M, jnp.float32)
@@ -358,7 +358,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_gradient_is_that_of_jax(name):
-    """Calls opened; loops, branches and functions with a rule of their own in one row; forward and reverse agree."""
+    """Calls are opened; loops, branches and custom rules are one row; forward and reverse mode agree."""
     f, expected = PROGRAMS[name]
     with jax.enable_x64(True):
         x = jnp.asarray(X)
@@ -382,7 +382,7 @@ def test_a_loop_is_one_row_for_each_result():
 
 
 def test_a_loop_of_unknown_length_too():
-    """JAX has no reverse mode for it; the transposed Jacobian of this one operation takes its place."""
+    """JAX has no reverse mode for it; the transposed Jacobian of this one operation is used."""
 
     def f(x):
         return lax.while_loop(lambda c: c.sum() < 50, lambda c: c * jnp.array([2.0, 3.0], c.dtype), x).prod()
@@ -430,7 +430,7 @@ def test_several_results():
 
 
 def test_what_the_output_does_not_depend_on():
-    """An input that is not read has the gradient 0; dead operations are not shown; a constant function has no trace."""
+    """The gradient of an unused input is 0; dead operations are not shown; a constant function has no trace."""
     table = trace_table(lambda x, y: [jnp.sin(y), x * 2.0][1], 3.0, 5.0)
     assert [node.operation for node in table.nodes] == ["x", "y", "mul"]
     assert [float(g) for g in table.gradient] == [2.0, 0.0]
@@ -440,7 +440,7 @@ def test_what_the_output_does_not_depend_on():
 
 
 def test_under_jit_and_vmap():
-    """The values are traced as any others; printed then are shapes."""
+    """The values are tracers, and shapes are printed."""
     x = jnp.asarray(X, jnp.float32)
     shown = []
 
@@ -456,7 +456,7 @@ def test_under_jit_and_vmap():
     assert "v₁ = sin v₀ = float32 (4,)" in shown[0]
 
 
-def test_half_precision_stays():
+def test_half_precision_is_kept():
     table = trace_table(lambda x: jnp.sum(x * x), jnp.asarray(X, jnp.bfloat16))
     assert table.value.dtype == table.gradient[0].dtype == table.derivative.dtype == jnp.bfloat16
     assert "norm" not in str(table.primal[0])
@@ -465,8 +465,8 @@ def test_half_precision_stays():
 # ---- print and picture ----------------------------------------------------------------------
 
 
-def test_columns_stand_in_line():
-    """A dot or a bar above a letter takes no room."""
+def test_columns_are_aligned():
+    """A dot or a bar above a letter has no width."""
     lines = str(trace_table(survey, 2.0, 5.0)).splitlines()
     assert lines[0].index("forward tangent trace") == lines[1].rindex(" -") + 1
     second = lines[0].index("forward tangent trace")
@@ -486,7 +486,7 @@ def test_numbers_keep_three_digits():
 
 
 def test_the_picture_has_every_node_and_shows_each_step():
-    """F22, F27: nodes and edges of the graph; after step s the values and adjoints of the first s rows."""
+    """Nodes and edges of the graph; after step s the values and adjoints of the first s rows."""
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     from matplotlib.figure import Figure
@@ -542,7 +542,7 @@ def test_integers_raise_and_the_repair_works(sentences):
     assert trace_table(lambda x: x[jnp.array(1)], jnp.ones(3)).value == 1
 
 
-def test_many_outputs_need_their_weights(sentences):
+def test_several_outputs_need_a_cotangent(sentences):
     x = jnp.asarray(X, jnp.float32)
     with pytest.raises(ValueError, match=r"got float32 \(4,\); pass cotangent=.*or use jax.jacobian"):
         trace_table(jnp.sin, x)
@@ -553,7 +553,7 @@ def test_many_outputs_need_their_weights(sentences):
         trace_table(lambda x: jnp.argmax(x), x)
 
 
-def test_tangents_and_cotangents_of_another_kind(sentences):
+def test_tangents_and_cotangents_of_other_shapes_raise(sentences):
     x = jnp.asarray(X, jnp.float32)
     with pytest.raises(ValueError, match=r"tangent\[0\] like args, float32 \(4,\), got float32 \(2,\)"):
         trace_table(jnp.sum, x, tangent=(jnp.ones(2),))

@@ -287,7 +287,7 @@ def _dot_general(step, sets):
     if step.operands[1 - side].ids is not None:
         return None
 
-    def arranged(array, i):  # (batch, free, contracted)
+    def arranged(array, i) -> np.ndarray:  # (batch, free, contracted)
         free = [axis for axis in range(array.ndim) if axis not in (*batch[i], *contracted[i])]
         sizes = [math.prod(array.shape[axis] for axis in axes) for axes in (batch[i], free, contracted[i])]
         return array.transpose(*batch[i], *free, *contracted[i]).reshape(sizes)
@@ -296,7 +296,7 @@ def _dot_general(step, sets):
     other = step.operands[1 - side].value
     shape = shape_of(step.equation.invars[1 - side])
     matrix = arranged(np.ones(shape, bool) if other is None else np.asarray(other) != 0, 1 - side)
-    b, frees = ids.shape[0], [matrix.shape[1], ids.shape[1]]
+    b, frees = len(ids), (matrix.shape[1], ids.shape[1])
     if matrix.all():
         out = np.broadcast_to(sets.along(ids, (2,))[:, None, :], (b, *frees))
     else:

@@ -502,8 +502,8 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
     inside = {path[:depth] for path in [*wanted, *scalars] for depth in range(1, len(path))}
     zeros = {}
     for path, [site, *_] in wanted.items():
-        out = site.equation.outvars[0].aval
-        zeros[path] = jnp.zeros((*site.lengths, *out.shape), out.dtype)
+        out = site.equation.outvars[0]
+        zeros[path] = jnp.zeros((*site.lengths, *shape_of(out)), dtype_of(out))
     others = {i: leaf for i, leaf in enumerate(leaves) if i not in by_sites}
 
     def run(zeros, others):

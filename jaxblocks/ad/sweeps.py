@@ -142,7 +142,7 @@ def _settled(held: Held) -> Held:
     """The same with all factors multiplied in."""
     along, across = (held.right, held.left) if held.by == "columns" else (held.left, held.right)
     held = _scaled(held, along)
-    if across is not None:  # a factor stands beside one variable only
+    if across is not None:  # a factor belongs to a single variable
         [array] = held.arrays
         held = held._replace(arrays=[array * across.reshape(1, *array.shape[1:])])
     return held._replace(left=None, right=None)

@@ -129,7 +129,7 @@ class TraceTable:
     def plot(self, ax=None, *, step: int | None = None):
         """Draw the computational graph, from the inputs to the output by depth; returns the axes.
 
-        Values stand under the nodes, adjoints (red) above them.
+        Values are under the nodes, adjoints (red) above them.
 
         Args:
             ax: matplotlib axes; new ones by default.
