@@ -288,7 +288,7 @@ def test_dots_are_matrix_products_and_convolutions_only():
 
 
 def test_products_of_rows_in_groups():
-    """Each of six rows is multiplied by the matrix of its group, of three groups: 6 x 4 x 5, and so in both derivatives."""
+    """Six rows, each times the matrix of its group, of three groups: 6 x 4 x 5, and so in both derivatives."""
     x, w, sizes = shape(6, 4), shape(3, 4, 5), shape(3, dtype=jnp.int32)
     assert operations(lax.ragged_dot, x, w, sizes) == (120, 120, 0)
     for argument in (0, 1):
