@@ -40,7 +40,7 @@ class Run:
     ts: Any = None
     step: int = 0
     start: int = 0
-    rows: list[dict[str, float]] = field(default_factory=list)
+    rows: list[dict[str, int | float]] = field(default_factory=list)
     columns: list[str] = field(default_factory=lambda: ["step", "epoch", "loss"])
     losses: list = field(default_factory=list)
     first: int = 0

@@ -210,7 +210,7 @@ class _Reading:
         self.next = min(run.step + self._count, run.steps, *due)
 
 
-def _rows(losses, last: int, steps_per_epoch: int) -> list[dict[str, float]]:
+def _rows(losses, last: int, steps_per_epoch: int) -> list[dict[str, int | float]]:
     """One row for each of the steps up to ``last``."""
     numbered = enumerate(losses, last + 1 - len(losses))
     return [{"step": n, "epoch": n / steps_per_epoch, "loss": float(value)} for n, value in numbered]
