@@ -123,7 +123,7 @@ def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
     data = bytearray(array.read_bytes())  # in the middle of the numbers, where orbax detects nothing
     data[len(data) // 2] ^= 1
     array.write_bytes(data)
-    with pytest.warns(UserWarning, match=r"hash of ts\['w'\] differs|arrays cannot be read"):
+    with pytest.warns(UserWarning, match=r"hash of ts/w differs|arrays cannot be read"):
         same(load_checkpoint(tmp_path, big), old)
     (tmp_path / "checkpoint-000000-step-1" / "checkpoint.json").unlink()
     with pytest.raises(ValueError, match="is damaged.*is damaged: its checkpoint.json is missing.*no other one"):
@@ -136,12 +136,12 @@ def test_a_checkpoint_of_another_model_says_which_leaves_differ(tmp_path, senten
     state = lambda net: init_train_state(net, optimizer, jax.random.key(0), x)
     saved = state(jb.Dense(5))
     save_checkpoint(tmp_path, saved)
-    shape = r"ts.params\['kernel'\] is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
+    shape = r"ts/params/kernel is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
     with pytest.raises(ValueError, match=rf"is of another model: .*{shape}.* pass another directory, or remove"):
         load_checkpoint(tmp_path, state(jb.Dense(6)))
-    with pytest.raises(ValueError, match=r"\['bias'\], float32 \(5,\), is in the checkpoint only"):
+    with pytest.raises(ValueError, match=r"ts/params/bias, float32 \(5,\), is in the checkpoint only"):
         load_checkpoint(tmp_path, state(jb.Dense(5, use_bias=False)))
-    with pytest.raises(ValueError, match=r"ts.params\[0\]\['kernel'\], float32 \(3, 5\), is not in the checkpoint"):
+    with pytest.raises(ValueError, match=r"ts/params/0/kernel, float32 \(3, 5\), is not in the checkpoint"):
         load_checkpoint(tmp_path, state(jb.Serial(jb.Dense(5))))
     halved = saved._replace(params=jax.tree.map(lambda p: p.astype(jnp.bfloat16), saved.params))
     with pytest.raises(ValueError, match=r"\(3, 5\) in the checkpoint and bfloat16 \(3, 5\) here"):
@@ -160,9 +160,7 @@ def test_errors_about_what_is_missing(tmp_path, monkeypatch, sentences):
     ):
         load_checkpoint(tmp_path, {"w": jnp.zeros(2)})
     same(load_checkpoint(tmp_path, {"w": jnp.zeros(2)}, missing_ok=True), {"w": jnp.zeros(2)})  # the repair
-    with pytest.raises(
-        TypeError, match=r"save_checkpoint expected leaf \['name'\] to be an array, got 'net'; remove it"
-    ):
+    with pytest.raises(TypeError, match=r"save_checkpoint expected leaf name to be an array, got 'net'; remove it"):
         save_checkpoint(tmp_path, {"name": "net"})
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install jaxblocks\[train\]"):
@@ -298,7 +296,7 @@ def test_fit_rejects_the_checkpoints_of_another_run(tmp_path, sentences):
         small_fit(tmp_path, key=jax.random.key(1))
     with pytest.raises(ValueError, match="validation was .* and is None"):
         small_fit(tmp_path, validate=False)
-    with pytest.raises(ValueError, match=r"of another model: .*params\[0\]\['bias'\]"):
+    with pytest.raises(ValueError, match=r"of another model: .*ts/params/0/bias"):
         fit(
             jb.Dense(1),
             jb.mse,
@@ -453,11 +451,13 @@ def test_sigkill_at_any_moment(tmp_path):
     draw = random.Random(0)
     with start([*command, str(tmp_path / "straight"), "600"]) as straight:
         expected = straight.communicate(timeout=120)[0]
-    for _ in range(3):
+    for kill in range(3):
         with start([*command, str(tmp_path / "killed"), "600"]) as process:
             assert process.stdout.readline() == "ready\n"
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(draw.uniform(0.5, 3))
+            while kill == 2 and process.poll() is None and not list((tmp_path / "killed").glob("checkpoint-*")):
+                time.sleep(0.05)  # a slow machine is still compiling
             process.send_signal(signal.SIGKILL)
     steps = [int(path.name.split("-")[-1]) for path in (tmp_path / "killed").glob("checkpoint-*")]
     assert steps and max(steps) > 0  # the next process continues from there
@@ -476,4 +476,4 @@ def test_the_format_of_the_list_of_leaves(tmp_path):
     listed = json.loads(text)
     assert own == hashlib.sha256(text.encode()).hexdigest() and listed["step"] == 7
     sha = hashlib.sha256(np.arange(3, dtype=np.int32).tobytes()).hexdigest()
-    assert listed["leaves"] == {"ts": {"['w']": {"shape": [3], "dtype": "int32", "sha256": sha}}}
+    assert listed["leaves"] == {"ts": {"w": {"shape": [3], "dtype": "int32", "sha256": sha}}}

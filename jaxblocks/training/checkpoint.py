@@ -30,6 +30,7 @@ import numpy as np
 from jaxtyping import Array, Integer
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked, public_name
+from jaxblocks.selectors import paths
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -220,10 +221,10 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 def rebuild(tree, arrays):
     """A tree like this one with these arrays; keys become typed again, and 64-bit arrays stay NumPy without x64."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves, structure = jax.tree.flatten(tree)
     found = []
-    for path, leaf in leaves:
-        a = arrays[jax.tree_util.keystr(path)]
+    for path, leaf in zip(paths(tree), leaves, strict=True):
+        a = arrays[path]
         if jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype:  # else 64 bits without x64
             a = jnp.asarray(a)
         found.append(jax.random.wrap_key_data(a, impl=_generator(leaf)) if _is_key(leaf) else a)
@@ -297,7 +298,7 @@ def _read(path, trees, optional):
             a = loaded.get(name, {}).get(place)
             a = np.zeros(entry["shape"], entry["dtype"]) if a is None else a
             if _entry(place, a) != entry:
-                raise RejectedError(f"is damaged: the hash of {name}{place} differs from the one that was saved")
+                raise RejectedError(f"is damaged: the hash of {name}/{place} differs from the one that was saved")
             arrays[name][place] = a
     found = {name: rebuild(trees[name], arrays[name]) if name in trees else arrays[name] for name in names}
     return found, listed["notes"]
@@ -331,12 +332,12 @@ def _differences(listed, wanted) -> str:
         stored, here = _shapes(listed["leaves"].get(name, {})), _shapes(leaves)
         for place in [*stored, *(p for p in here if p not in stored)]:
             if place not in here:
-                found.append(f"{name}{place}, {_words(stored[place])}, is in the checkpoint only")
+                found.append(f"{name}/{place}, {_words(stored[place])}, is in the checkpoint only")
             elif place not in stored:
-                found.append(f"{name}{place}, {_words(here[place])}, is not in the checkpoint")
+                found.append(f"{name}/{place}, {_words(here[place])}, is not in the checkpoint")
             elif stored[place] != here[place]:
                 found.append(
-                    f"{name}{place} is {_words(stored[place])} in the checkpoint and {_words(here[place])} here"
+                    f"{name}/{place} is {_words(stored[place])} in the checkpoint and {_words(here[place])} here"
                 )
     more = f", and {len(found) - 4} more leaves differ" if len(found) > 4 else ""
     return "; ".join(found[:4]) + more
@@ -359,8 +360,10 @@ def _abstract(entry, like):
 
 def _named(tree) -> dict:
     """Every leaf by its path, typed keys by their data."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): _key_data(leaf) if _is_key(leaf) else leaf for path, leaf in leaves}
+    names, leaves = paths(tree), jax.tree.leaves(tree)
+    unique = len(set(names)) == len(names)
+    check(unique, "a tree whose leaves have different paths", "a name with a slash", "rename it")
+    return {name: _key_data(leaf) if _is_key(leaf) else leaf for name, leaf in zip(names, leaves, strict=True)}
 
 
 def _arrays(tree) -> dict:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Integer, Key
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked
 from jaxblocks.core import child_key
@@ -67,7 +67,7 @@ def minibatches(
     *,
     epochs: NonNegativeInt | None = 1,
     keep_last: bool = False,
-    start: NonNegativeInt = 0,
+    start: NonNegativeInt | Integer[Array, ""] = 0,
 ) -> Iterator:
     """Batches of rows without replacement, in a new order in each epoch; ``key`` determines every draw.
 

@@ -140,7 +140,7 @@ def _restore(run: Run, directory) -> None:
     run.first = run.step
     if "config" in notes:  # else save_checkpoint wrote it, in a loop of the user's own
         run.resumed, run.first = True, notes["first"]
-        run.losses = list(np.asarray(found.trees["history"]["['losses']"]))
+        run.losses = list(np.asarray(found.trees["history"]["losses"]))
         run.validations = [(epoch, means) for epoch, means in notes["validations"]]
         best = found.trees.get("best")
         run.best = None if best is None else checkpoint.rebuild((ts.params, ts.state), best)
