@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked, public_name
+from jaxblocks.checks import NonNegativeInt, PositiveInt, require, checked, public_name
 from jaxblocks.selectors import paths
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -105,7 +105,7 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
         return found.trees["ts"]
     if not missing_ok:
         repair = "pass another directory, or missing_ok=True to begin a new run"
-        check(False, "a checkpoint", f"none in {Path(directory)}", repair, error=FileNotFoundError)
+        require(False, "a checkpoint", f"none in {Path(directory)}", repair, error=FileNotFoundError)
     return like
 
 
@@ -142,7 +142,7 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
     if readable and not same:
         differences = _differences(list(readable.values())[-1], leaves)
         got = f"those of another tree: {differences}"
-        check(False, f"checkpoints of this tree in {directory}", got, "pass another directory, or remove its files")
+        require(False, f"checkpoints of this tree in {directory}", got, "pass another directory, or remove its files")
     sequence = 1 + int(_NAME.fullmatch(older[-1].name)[1]) if older else 0
     path = directory / f"checkpoint-{sequence:06d}-step-{step}"
     temporary = directory / (_SAVING + path.name)
@@ -235,10 +235,10 @@ def as_directory(directory) -> Path:
     """The directory of a run as a path; raises where it is no path, or that of a single checkpoint."""
     is_path = isinstance(directory, str | os.PathLike)
     repair = "pass the directory before the training state"
-    check(is_path, "the directory of a run", directory, repair, error=TypeError)
+    require(is_path, "the directory of a run", directory, repair, error=TypeError)
     path = Path(directory).absolute()
     if _NAME.fullmatch(path.name):
-        check(False, "the directory of a run", f"{path}, which is one of its checkpoints", f"pass {path.parent}")
+        require(False, "the directory of a run", f"{path}, which is one of its checkpoints", f"pass {path.parent}")
     return path
 
 
@@ -263,7 +263,7 @@ def require_orbax():
             name="orbax",
         ) from error
     processes = jax.process_count()
-    check(processes == 1, "one process", processes, "save with orbax itself", error=NotImplementedError)
+    require(processes == 1, "one process", processes, "save with orbax itself", error=NotImplementedError)
     return ocp
 
 
@@ -362,7 +362,7 @@ def _named(tree) -> dict:
     """Every leaf by its path, typed keys by their data."""
     names, leaves = paths(tree), jax.tree.leaves(tree)
     unique = len(set(names)) == len(names)
-    check(unique, "a tree whose leaves have different paths", "a name with a slash", "rename it")
+    require(unique, "a tree whose leaves have different paths", "a name with a slash", "rename it")
     return {name: _key_data(leaf) if _is_key(leaf) else leaf for name, leaf in zip(names, leaves, strict=True)}
 
 
@@ -374,7 +374,7 @@ def _arrays(tree) -> dict:
 def _host(path, leaf):
     a = np.asarray(leaf)
     if a.dtype.kind in "OUSMm":
-        check(False, f"leaf {path} to be an array", repr(leaf), "remove it from the tree", error=TypeError)
+        require(False, f"leaf {path} to be an array", repr(leaf), "remove it from the tree", error=TypeError)
     return a
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Integer, Key
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked
+from jaxblocks.checks import NonNegativeInt, PositiveInt, require, checked
 from jaxblocks.core import child_key
 from jaxblocks.training.rows import check_batch_size, count_rows, take_rows
 
@@ -49,12 +49,12 @@ def train_val_test_split(key: Key[Array, ""], arrays: Any, fractions: Sequence[f
     rows = count_rows(arrays)
     if len(fractions) != 3 or min(fractions) < 0 or not math.isclose(math.fsum(fractions), 1, rel_tol=1e-6):
         got = f"{tuple(fractions)} with sum {math.fsum(fractions):g}"
-        check(False, "three fractions >= 0 with sum 1", got, "pass for instance (0.7, 0.15, 0.15)")
+        require(False, "three fractions >= 0 with sum 1", got, "pass for instance (0.7, 0.15, 0.15)")
     first, second = round(fractions[0] * rows), round((fractions[0] + fractions[1]) * rows)
     sizes = first, second - first, rows - second
     if not all(sizes):
         got = f"parts of {sizes} for {rows} rows in fractions {tuple(fractions)}"
-        check(False, "at least one row in each part", got, "pass more rows or other fractions")
+        require(False, "at least one row in each part", got, "pass more rows or other fractions")
     order = np.asarray(jax.random.permutation(child_key(key, "train_val_test_split"), rows))
     return tuple(take_rows(arrays, part) for part in np.split(order, [first, second]))
 

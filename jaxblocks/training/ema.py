@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxblocks.checks import Rate, check, checked
+from jaxblocks.checks import Rate, require, checked
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["EmaState", "ema_params", "get_ema"]
@@ -62,7 +62,7 @@ def ema_params(decay: Rate) -> optax.GradientTransformation:
         return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, wide_dtype(p.dtype)), params))
 
     def update(updates, state, params=None):
-        check(params is not None, "params to average", params, "call update(gradients, state, params)")
+        require(params is not None, "params to average", params, "call update(gradients, state, params)")
         count = state.count + 1
 
         def mix(average, new):
@@ -89,7 +89,7 @@ def get_ema(opt_state: Any) -> Any:
     """
     is_average = lambda part: isinstance(part, EmaState)
     found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_average) if is_average(part)]
-    check(
+    require(
         len(found) == 1,
         "the state of an optimizer with one ema_params in its chain",
         f"one with {len(found)}",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, require, checked
 from jaxblocks.training.callback import Callback, Run
 
 __all__ = ["csv_log", "row_log", "tensorboard_log", "terminal_log"]
@@ -235,7 +235,7 @@ def _kept_lines(path: Path, names, step) -> list[str]:
     header, *lines = path.read_text().splitlines(keepends=True) or [""]
     if header != _line(names):
         expected = f"the columns of {path}, {header.strip()}, to continue that file"
-        check(False, expected, _line(names).strip(), "pass another path")
+        require(False, expected, _line(names).strip(), "pass another path")
     kept = [header]
     for line in lines:
         first = next(csv.reader([line]), [""])[0]

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, check, checked, describe
+from jaxblocks.checks import PositiveInt, require, checked, describe
 from jaxblocks.core import LayerLike, as_inputs
 from jaxblocks.training.callback import Callback, Run, call
 from jaxblocks.training.data import minibatches
@@ -234,33 +234,33 @@ def _check_arguments(
     progress: bool,
 ) -> None:
     if (epochs is None) == (steps is None):
-        check(False, "one of epochs and steps", f"epochs={epochs} and steps={steps}", "pass one of them")
+        require(False, "one of epochs and steps", f"epochs={epochs} and steps={steps}", "pass one of them")
 
 
 def _check_callbacks(callbacks) -> list[Callback]:
     repair = "pass a list, for instance callbacks=[csv_log(path), early_stopping(patience=3)]"
-    check(isinstance(callbacks, (list, tuple)), "a list of callbacks", callbacks, repair, error=TypeError)
+    require(isinstance(callbacks, (list, tuple)), "a list of callbacks", callbacks, repair, error=TypeError)
     for one in callbacks:
-        check(isinstance(one, Callback), "callbacks", one, repair, error=TypeError)
+        require(isinstance(one, Callback), "callbacks", one, repair, error=TypeError)
     return list(callbacks)
 
 
 def _metrics_with_loss(loss, metrics, validation) -> dict[str, Callable]:
     if validation is None:
-        check(not metrics, "validation data for the metrics", validation, "pass validation=(x, y)")
+        require(not metrics, "validation data for the metrics", validation, "pass validation=(x, y)")
         return {}
     check_finite_pair("validation", validation)
     named = 'metrics not to contain "loss", which is the mean of the loss'
-    check("loss" not in (metrics or {}), named, repr("loss"), "give the metric another name")
+    require("loss" not in (metrics or {}), named, repr("loss"), "give the metric another name")
     return {"loss": loss, **(metrics or {})}
 
 
 def _check_train_state(ts) -> None:
     if not isinstance(ts, TrainState):
         repair = "pass ts=fitted.ts" if isinstance(ts, Fitted) else "pass what init_train_state or a step returned"
-        check(False, "ts to be a TrainState", ts, repair, error=TypeError)
+        require(False, "ts to be a TrainState", ts, repair, error=TypeError)
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(ts)):
-        check(
+        require(
             False,
             "ts to be a TrainState with its arrays",
             "one that a step has donated",
@@ -273,7 +273,7 @@ def _check_length(run: Run) -> None:
     if run.step >= run.steps and not is_over:
         expected = f"more steps than the {run.step} that were made since the beginning of the run"
         repair = f"pass epochs > {run.step / run.steps_per_epoch:g} or steps > {run.step}"
-        check(False, expected, run.steps, repair)
+        require(False, expected, run.steps, repair)
 
 
 def _config(data, batch_size, validation, metrics) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check, describe
+from jaxblocks.checks import require, describe
 from jaxblocks.core import as_inputs, child_key, side_inputs, stateful
 from jaxblocks.training.state import as_typed_key, is_optimizer
 
@@ -29,7 +29,7 @@ def training_forward(net, augment=None, compute_dtype=None) -> Callable:
     def forward(ts, x, side):
         if own := {"train", "key"} & side.keys():
             got = " and ".join(sorted(own))
-            check(False, "no side input train or key", got, "omit it, as a step passes both itself", error=TypeError)
+            require(False, "no side input train or key", got, "omit it, as a step passes both itself", error=TypeError)
         key = jax.random.fold_in(as_typed_key(ts.key), ts.step)
         x = x if augment is None else augment(child_key(key, "augment"), x)
         own = {"train": True, "key": child_key(key, "net")}
@@ -71,7 +71,7 @@ def mean_of(what: str, value, outputs, y) -> Float[Array, ""]:
         shape = shape[:-1]
     if shape and not any(jnp.shape(leaf)[: len(shape)] == shape for leaf in jax.tree.leaves((outputs, y))):
         got = [", ".join(map(describe, jax.tree.leaves(tree))) for tree in (outputs, y)]
-        check(
+        require(
             False,
             f"{what} to be one number, or to have the leading axes of the outputs or of y (one number per example)",
             f"{describe(value)} for outputs {got[0]} and y {got[1]}, which were broadcast",
@@ -84,8 +84,8 @@ def mean_of(what: str, value, outputs, y) -> Float[Array, ""]:
 def check_loss(loss) -> None:
     """Raise a ``TypeError`` unless ``loss`` is a function (and not an optimizer in its place)."""
     if is_optimizer(loss):
-        check(False, "a loss", "an optimizer", "the order is net, loss, optimizer", error=TypeError)
-    check(callable(loss), "a function loss(outputs, y)", loss, "pass for instance jaxblocks.mse", error=TypeError)
+        require(False, "a loss", "an optimizer", "the order is net, loss, optimizer", error=TypeError)
+    require(callable(loss), "a function loss(outputs, y)", loss, "pass for instance jaxblocks.mse", error=TypeError)
 
 
 # ---- mixed precision -----------------------------------------------------------------------
@@ -119,5 +119,5 @@ def as_compute_dtype(dtype):
     if found not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)):
         why = " (small gradients underflow in it unless the loss is scaled)" if found == jnp.float16 else ""
         expected = "compute_dtype to be jnp.bfloat16, jnp.float32 or None"
-        check(False, expected, f"{found}{why}", "pass one of these")
+        require(False, expected, f"{found}{why}", "pass one of these")
     return found

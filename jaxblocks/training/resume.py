@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, require, checked
 from jaxblocks.training import checkpoint
 from jaxblocks.training.callback import Callback, Run
 
@@ -130,7 +130,7 @@ def _restore(run: Run, directory) -> None:
         changed.append("the key is another one")
     if changed:
         repair = "pass another directory, or the arguments of that run"
-        check(
+        require(
             False, f"checkpoints of this run in {found.path.parent}", f"those of another: {'; '.join(changed)}", repair
         )
     for path in found.rejected:  # kept, but not counted among those to keep

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import check, describe
+from jaxblocks.checks import require, describe
 
 __all__ = ["check_batch_size", "check_finite_pair", "count_rows", "name_arrays", "take_rows"]
 
@@ -14,24 +14,24 @@ __all__ = ["check_batch_size", "check_finite_pair", "count_rows", "name_arrays",
 def count_rows(arrays, what: str = "data") -> int:
     """The number of rows that all arrays of a tree have; raises where they differ or there are none."""
     named = name_arrays(arrays)
-    check(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
+    require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
     for name, a in named.items():
         if not hasattr(a, "shape") or not a.shape:
             expected, repair = f"{what}{name} to have one row per example", "convert lists with jnp.asarray"
-            check(False, expected, a, repair, error=TypeError)
+            require(False, expected, a, repair, error=TypeError)
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
         got = ", ".join(f"{what}{name} {describe(a)}" for name, a in named.items())
-        check(False, "equally many rows in all arrays", got, "give them one size on axis 0")
+        require(False, "equally many rows in all arrays", got, "give them one size on axis 0")
     (rows,) = lengths
-    check(rows, "at least one row", "empty data", "pass more data")
+    require(rows, "at least one row", "empty data", "pass more data")
     return rows
 
 
 def check_batch_size(batch_size: int, rows: int) -> None:
     """Raise unless the rows fill a batch."""
     if batch_size > rows:
-        check(False, f"batch_size to be at most {rows}, the number of rows", batch_size, f"pass batch_size={rows}")
+        require(False, f"batch_size to be at most {rows}, the number of rows", batch_size, f"pass batch_size={rows}")
 
 
 def take_rows(arrays, rows):
@@ -55,7 +55,7 @@ def check_finite_pair(name: str, data) -> int:
     """The number of rows of a pair ``(x, y)``; raises unless it is one, with equally many rows and finite values."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
-        check(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
+        require(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
     rows = count_rows(data, name)
     for place, a in name_arrays(data).items():
         if jnp.issubdtype(a.dtype, jnp.inexact):
@@ -63,7 +63,7 @@ def check_finite_pair(name: str, data) -> int:
             if number:
                 several = f"{number} of its {math.prod(a.shape)} values are not finite"
                 got = f"{value} at {index} of {name}{place}, {describe(a)} ({several})"
-                check(False, "finite data", got, "remove or impute these rows")
+                require(False, "finite data", got, "remove or impute these rows")
     return rows
 
 

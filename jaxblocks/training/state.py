@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import require, checked, describe
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, child_key, declared_by, stateful
 
 __all__ = [
@@ -114,9 +114,9 @@ def check_optimizer(optimizer) -> None:
         return
     name = getattr(optimizer, "__name__", "")
     if callable(optimizer) and (getattr(optimizer, "__module__", None) or "").startswith("optax."):
-        check(False, "an optimizer", f"optax.{name} itself", f"call it: optax.{name}(...)", error=TypeError)
+        require(False, "an optimizer", f"optax.{name} itself", f"call it: optax.{name}(...)", error=TypeError)
     got = f"the function {name}" if callable(optimizer) and name else describe(optimizer)
-    check(False, "an optimizer of optax", got, "pass for instance optax.adam(1e-3)", error=TypeError)
+    require(False, "an optimizer of optax", got, "pass for instance optax.adam(1e-3)", error=TypeError)
 
 
 def is_optimizer(x) -> bool:

@@ -7,7 +7,7 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
 from jaxblocks.training.objective import as_compute_dtype, check_loss, training_objective
 from jaxblocks.training.state import TrainState, check_optimizer, without_weak_types
@@ -92,7 +92,7 @@ def train_step(
 
     def step(ts, x, y, /, **side):
         is_state = isinstance(ts, TrainState)
-        check(is_state, "the state that init_train_state made", ts, "call step(ts, x, y)", error=TypeError)
+        require(is_state, "the state that init_train_state made", ts, "call step(ts, x, y)", error=TypeError)
         objective = objective_of(ts, x, y, side)
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
         updates, opt_state = update(

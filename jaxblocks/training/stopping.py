@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, check, checked
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, require, checked
 from jaxblocks.training.callback import Callback, Run
 
 __all__ = ["StoppingRule", "StoppingState", "early_stopping", "stopping_rule"]
@@ -46,7 +46,7 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
         nonlocal state
         if f"validation {monitor}" not in run.columns:
             repair = "pass validation=(x, y) to fit, and metrics= for others than the loss"
-            check(False, f"a validation metric {monitor!r} to stop early", _metrics_of(run), repair)
+            require(False, f"a validation metric {monitor!r} to stop early", _metrics_of(run), repair)
         state = rule.init()
         for _, means in run.validations:  # of a run that was resumed
             state = rule.update(state, means[monitor])
