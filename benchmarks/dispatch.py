@@ -43,7 +43,7 @@ def step():
     """A jitted training step with Adam on the same net."""
     net, optimizer = jb.MLP(8, 8, 2), optax.adam(1e-3)
     x, y = jnp.ones((4, 4)), jnp.array([0, 1, 0, 1])
-    train = [jb.init_train_state(net, optimizer, jax.random.key(0), x)]
+    ts = [jb.init_train_state(net, optimizer, jax.random.key(0), x)]
     ours = jb.train_step(net, jb.softmax_cross_entropy, optimizer)
 
     def loss(params, x, y):
@@ -59,11 +59,11 @@ def step():
         return (optax.apply_updates(params, updates), opt_state, count + 1), value
 
     by_hand = jax.jit(by_hand, donate_argnums=0)
-    params = jax.tree.map(jnp.copy, [train[0].params[i] for i in (0, 2, 4)])
+    params = jax.tree.map(jnp.copy, [ts[0].params[i] for i in (0, 2, 4)])
     state = [(params, optimizer.init(params), jnp.zeros((), jnp.int32))]
 
     def call_ours():
-        train[0], value = ours(train[0], x, y)
+        ts[0], value = ours(ts[0], x, y)
         return value
 
     def call_by_hand():

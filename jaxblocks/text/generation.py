@@ -5,7 +5,7 @@ Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source
 
 import functools
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,17 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer, Key
 
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, require, check_values, checkable, checked, describe
+from jaxblocks.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    check_values,
+    checkable,
+    checked,
+    describe,
+    require,
+)
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.precision import widen
 from jaxblocks.text.truncation import check_top_k, truncate_logits
@@ -34,6 +44,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: for no prompts, or one that is not an integer array with one axis.
 
+    >>> from jaxblocks.text import ByteTokenizer
     >>> encode = ByteTokenizer().encode
     >>> pad_prompts([encode("ab"), encode("c")])
     (array([[97, 98],
@@ -64,9 +75,9 @@ def generate(
     key: Key[Array, ""],
     steps: PositiveInt,
     lengths: Integer[Array, "*batch"] | None = None,
-    temperature: NonNegativeFloat | Float[Array, ""] = 1.0,
+    temperature: NonNegativeFloat | NonNegativeInt | Float[Array, ""] = 1.0,
     top_k: PositiveInt | None = None,
-    top_p: Annotated[float, Range(0, most=1, open_below=True)] | Float[Array, ""] | None = None,
+    top_p: Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None = None,
     stop: int | None = None,
     source: Integer[Array, "*batch source_time"] | None = None,
 ) -> Integer[Array, "*batch _total"]:
@@ -103,6 +114,7 @@ def generate(
             are NaN. Under ``jit`` values are not checked: tokens are -1 from there on.
 
     >>> from jaxblocks.models.llama import Llama
+    >>> from jaxblocks.text import ByteTokenizer
     >>> sizes = dict(vocabulary=256, layers=2, heads=2, features=8, hidden=16)
     >>> tokenizer = ByteTokenizer()
     >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])

@@ -1,13 +1,13 @@
 """Truncation of a distribution over tokens: top-k and top-p (nucleus) sampling."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import PositiveInt, Range, require, checked
+from jaxblocks.checks import PositiveInt, Range, checked, require
 from jaxblocks.precision import widen
 
 __all__ = ["check_top_k", "truncate_logits"]
@@ -18,7 +18,7 @@ def truncate_logits(
     logits: Float[Array, "*batch vocab"],
     *,
     top_k: PositiveInt | None = None,
-    top_p: Annotated[float, Range(0, most=1, open_below=True)] | Float[Array, ""] | None = None,
+    top_p: Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None = None,
 ) -> Float[Array, "*batch vocab"]:
     r"""Logits with those of unlikely tokens set to :math:`-\infty`, so that they are never drawn.
 

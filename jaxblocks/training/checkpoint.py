@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, require, checked, public_name
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, public_name, require
 from jaxblocks.selectors import paths
 
 __all__ = ["load_checkpoint", "save_checkpoint"]

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Integer, Key
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, require, checked
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
 from jaxblocks.core import child_key
 from jaxblocks.training.rows import check_batch_size, count_rows, take_rows
 

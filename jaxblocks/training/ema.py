@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxblocks.checks import Rate, require, checked
+from jaxblocks.checks import Rate, checked, require
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["EmaState", "ema_params", "get_ema"]

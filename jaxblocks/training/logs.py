@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxblocks.checks import PositiveInt, require, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.training.callback import Callback, Run
 
 __all__ = ["csv_log", "row_log", "tensorboard_log", "terminal_log"]

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, require, checked, describe
+from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.core import LayerLike, as_inputs
 from jaxblocks.training.callback import Callback, Run, call
 from jaxblocks.training.data import minibatches

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import require, describe
+from jaxblocks.checks import describe, require
 from jaxblocks.core import as_inputs, child_key, side_inputs, stateful
 from jaxblocks.training.state import as_typed_key, is_optimizer
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, require, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.training import checkpoint
 from jaxblocks.training.callback import Callback, Run
 

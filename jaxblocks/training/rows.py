@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import require, describe
+from jaxblocks.checks import describe, require
 
 __all__ = ["check_batch_size", "check_finite_pair", "count_rows", "name_arrays", "take_rows"]
 

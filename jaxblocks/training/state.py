@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import require, checked, describe
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, child_key, declared_by, stateful
 
 __all__ = [

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, require, checked
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, checked, require
 from jaxblocks.training.callback import Callback, Run
 
 __all__ = ["StoppingRule", "StoppingState", "early_stopping", "stopping_rule"]
