@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -142,7 +143,7 @@ def score(net, params, tokens, context):
 def save(params, path):
     """Params by name, and a fingerprint that tells whether two runs ended alike."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    named = {
+    named: dict[str, Any] = {
         jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     np.savez(path, **named)

@@ -85,7 +85,7 @@ def train_until(folder, source, stop, batch_size):
 
 def main(argv=None):
     """Write, train in two parts, train in one, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000, help="how many are written; a tenth is held out")
     parser.add_argument("--steps", type=int, default=2000, help="of training")
     parser.add_argument("--batch", type=int, default=64)

@@ -70,16 +70,16 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 def generate(
     model: Layer | StatefulLayer,
     params: Any,
-    prompts: Integer[Array, "*batch time"],
+    prompts: Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"],
     *,
     key: Key[Array, ""],
     steps: PositiveInt,
-    lengths: Integer[Array, "*batch"] | None = None,
+    lengths: Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"] | None = None,
     temperature: NonNegativeFloat | NonNegativeInt | Float[Array, ""] = 1.0,
     top_k: PositiveInt | None = None,
     top_p: Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None = None,
     stop: int | None = None,
-    source: Integer[Array, "*batch source_time"] | None = None,
+    source: Integer[Array, "*batch source_time"] | Integer[np.ndarray, "*batch source_time"] | None = None,
 ) -> Integer[Array, "*batch _total"]:
     r"""Continue prompts with tokens drawn from a model, one after another: :math:`x_{t+1} \sim softmax(z_t / \tau)`.
 
@@ -131,7 +131,8 @@ def generate(
     require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
     has_tokens = prompts.shape[-1] > 0
     require(has_tokens, "prompts of at least one token", prompts, "begin an empty one with a token such as a newline")
-    prompts, lengths, source = (x if x is None else x.astype(jnp.int32) for x in (prompts, lengths, source))
+    prompts = jnp.asarray(prompts, jnp.int32)
+    lengths, source = (x if x is None else jnp.asarray(x, jnp.int32) for x in (lengths, source))
     vocab_size = _check_room(model, params, prompts, steps, source)
     _check_prompts(prompts, lengths, source, vocab_size)
     check_top_k(top_k, vocab_size)
@@ -184,29 +185,21 @@ def _generate(model, steps, top_k, params, prompts, lengths, source, key, option
         return tokens.at[..., t].set(drawn), done
 
     if isinstance(model, StatefulLayer):
+        read = lambda t, tokens, state: model.apply(params, state, lax.dynamic_slice_in_dim(tokens, t, 1, -1))
         _, state = model.init(jax.random.key(0), *source, tokens[..., :first])
         logits, state = model.apply(params, state, *source, tokens[..., :first])
-        logits = logits[..., -1, :]
-
-        def read(t, tokens, state):
-            logits, state = model.apply(params, state, lax.dynamic_slice_in_dim(tokens, t, 1, -1))
-            return logits[..., 0, :], state
-
     else:
-        state = ()
-
-        def read(t, tokens, state):
-            return model.apply(params, *source, tokens)[..., t, :], state
-
-        logits, _ = read(first - 1, tokens, state)
+        read = lambda t, tokens, state: (model.apply(params, *source, tokens)[..., t, None, :], state)
+        logits, state = read(first - 1, tokens, ())
 
     def step(carry, t):
         tokens, done, logits, state = carry
         tokens, done = write(t, tokens, done, logits)
-        return (tokens, done, *read(t, tokens, state)), None
+        logits, state = read(t, tokens, state)
+        return (tokens, done, logits[..., -1, :], state), None
 
     end = time + steps
-    carry = tokens, jnp.zeros(batch, bool), logits, state
+    carry = tokens, jnp.zeros(batch, bool), logits[..., -1, :], state
     (tokens, done, logits, _), _ = lax.scan(step, carry, jnp.arange(first, end - 1))
     return write(end - 1, tokens, done, logits)[0]
 

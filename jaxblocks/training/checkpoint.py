@@ -66,8 +66,8 @@ def save_checkpoint(
     >>> load_checkpoint(folder, {"w": jnp.zeros(3)})
     {'w': Array([0., 1., 2.], dtype=float32)}
     """
-    step = getattr(ts, "step", 0) if step is None else step
-    return write(directory, {"ts": ts}, int(step), {}, keep)
+    number = int(getattr(ts, "step", 0) if step is None else step)
+    return write(directory, {"ts": ts}, number, {}, keep)
 
 
 def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> Any:
@@ -143,7 +143,7 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
         differences = _differences(list(readable.values())[-1], leaves)
         got = f"those of another tree: {differences}"
         require(False, f"checkpoints of this tree in {directory}", got, "pass another directory, or remove its files")
-    sequence = 1 + int(_NAME.fullmatch(older[-1].name)[1]) if older else 0
+    sequence = 1 + _sequence(older[-1]) if older else 0
     path = directory / f"checkpoint-{sequence:06d}-step-{step}"
     temporary = directory / (_SAVING + path.name)
     try:
@@ -153,7 +153,9 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
         _reserve(temporary / "reserved", sum(a.nbytes for named in arrays.values() for a in named.values()))
         stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
         with _orbax_is_quiet():
-            ocp.save_checkpointables(temporary / "arrays", {name: named for name, named in stored.items() if named})
+            ocp.save_checkpointables(
+                str(temporary / "arrays"), {name: named for name, named in stored.items() if named}
+            )
         text = json.dumps({"format": 1, "step": step, "leaves": leaves, "notes": notes})
         (temporary / _LIST).write_text(f"{text}\n{_hash(text.encode())}\n")
         _flush(temporary)
@@ -216,7 +218,11 @@ def checkpoints_in(directory: Path) -> list[Path]:
     """The complete checkpoints of a directory, in the order in which they were written."""
     if not directory.is_dir():
         return []
-    return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=lambda p: int(p.name.split("-")[1]))
+    return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=_sequence)
+
+
+def _sequence(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def rebuild(tree, arrays):
@@ -286,7 +292,7 @@ def _read(path, trees, optional):
     try:
         with _orbax_is_quiet():
             ocp = require_orbax()
-            loaded = ocp.load_checkpointables(path / "arrays", {n: a for n, a in abstract.items() if a})
+            loaded = ocp.load_checkpointables(str(path / "arrays"), {n: a for n, a in abstract.items() if a})
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the reader of a damaged file may raise anything

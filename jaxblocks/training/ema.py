@@ -61,7 +61,7 @@ def ema_params(decay: Rate) -> optax.GradientTransformation:
     def init(params):
         return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.array(p, wide_dtype(p.dtype)), params))
 
-    def update(updates, state, params=None):
+    def update(updates: Any, state: Any, params: Any = None):
         require(params is not None, "params to average", params, "call update(gradients, state, params)")
         count = state.count + 1
 

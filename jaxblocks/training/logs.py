@@ -157,8 +157,7 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     path = Path(directory) / "events.out.tfevents.jaxblocks"
     writer: Any = None
     try:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto import event_pb2, summary_pb2
         from tensorboardX.record_writer import RecordWriter
     except ImportError as error:
         raise ModuleNotFoundError(
@@ -166,6 +165,9 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
             "install it with: pip install jaxblocks[train]",
             name="tensorboardX",
         ) from error
+
+    protos: Any = event_pb2, summary_pb2  # their classes are made at run time
+    Event, Summary = protos[0].Event, protos[1].Summary
 
     def begin(step, columns):
         nonlocal writer

@@ -133,8 +133,9 @@ def fit(
     all_callbacks = _check_callbacks(callbacks)
     metrics = _metrics_with_loss(loss, metrics, validation)
     if validation is not None:
-        options = dict(batch_size=batch_size, compute_dtype=step_options["compute_dtype"])
-        all_callbacks.insert(0, validation_callback(net, validation, metrics, **options))
+        dtype = step_options["compute_dtype"]
+        validates = validation_callback(net, validation, metrics, batch_size=batch_size, compute_dtype=dtype)
+        all_callbacks.insert(0, validates)
     if progress:
         all_callbacks.append(progress_bar())
     if checkpoint_dir is not None:
@@ -142,12 +143,12 @@ def fit(
 
     if ts is None:
         x, _ = next(batches(0))
-        ts = init_train_state(net, optimizer, key, *as_inputs(x))
+        first = init_train_state(net, optimizer, key, *as_inputs(x))
     else:
         _check_train_state(ts)
-        ts = copy_tree(ts)  # the caller's buffers are not donated
+        first = copy_tree(ts)  # the caller's buffers are not donated
     total = int(steps) if steps is not None else int(epochs or 0) * steps_per_epoch
-    run = Run(steps=total, steps_per_epoch=steps_per_epoch, ts=ts, step=int(ts.step), first=int(ts.step))
+    run = Run(steps=total, steps_per_epoch=steps_per_epoch, ts=first, step=int(first.step), first=int(first.step))
     run.config = _config(data, batch_size, validation, metrics)
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
@@ -157,7 +158,7 @@ def fit(
     return Fitted(params, state, history_of(run), ts)
 
 
-def _train(step, batches, run: Run, callbacks: Sequence[Callback], explain: Callable) -> TrainState:
+def _train(step: Callable, batches: Callable, run: Run, callbacks: Sequence[Callback], explain: Callable) -> TrainState:
     """Make the steps of a run, read their losses from time to time, and call the callbacks after each reading."""
     for callback in callbacks:
         call(callback.on_restore, run)
@@ -171,7 +172,8 @@ def _train(step, batches, run: Run, callbacks: Sequence[Callback], explain: Call
             stack.callback(call, callback.on_end, run)
             call(callback.on_start, run)
         reading = _Reading(run, callbacks)
-        for number, (x, y) in enumerate(() if run.is_last else batches(run.start), run.start + 1):
+        data: Iterator = iter(()) if run.is_last else batches(run.start)
+        for number, (x, y) in enumerate(data, run.start + 1):
             ts, value = step(ts, x, y)
             pending.append(value)
             if number < reading.next:

@@ -76,19 +76,19 @@ def init_train_state(
     @jax.jit  # one compilation for all params, and no buffer twice, which could not be donated
     def begin(key):
         params, state = lifted.init(child_key(key, "init"), *inputs, **side)
-        trees = without_weak_types((params, state, optimizer.init(params)))
-        return TrainState(*trees, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
+        params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
+        return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
 
     return begin(key)
 
 
 @jax.jit
-def copy_tree(tree):
+def copy_tree(tree: Any) -> Any:
     """The same arrays in buffers of their own."""
     return jax.tree.map(jnp.copy, tree)
 
 
-def without_weak_types(tree):
+def without_weak_types(tree: Any) -> Any:
     """The same tree without weak types, which some optimizers leave and which would compile the next step again."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
 

@@ -99,6 +99,7 @@ def train_step(
             grad, ts.opt_state, ts.params, value=value, grad=grad, value_fn=lambda params: objective(params)[0]
         )
         params = optax.apply_updates(ts.params, updates)
-        return TrainState(*without_weak_types((params, state, opt_state)), ts.key, ts.step + 1), value
+        params, state, opt_state = without_weak_types((params, state, opt_state))
+        return TrainState(params, state, opt_state, ts.key, ts.step + 1), value
 
     return jax.jit(step, donate_argnums=0)
