@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,6 +31,7 @@ import jaxblocks as jb
 from jaxblocks.datasets import standard_library_text
 from jaxblocks.models import Llama, RecurrentLM
 from jaxblocks.text import CharTokenizer, bits_per_token, generate
+from jaxblocks.training import checkpoints
 
 
 def main(argv=None):
@@ -47,7 +49,7 @@ def main(argv=None):
     add("--sample", type=int, default=300, help="characters that the transformer writes at the end")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("out/char_lm"), help="folder of the params")
-    add("--checkpoint-dir", type=Path, default=None, help="folder of the checkpoints, to go on after a stop")
+    add("--checkpoint-dir", type=Path, default=None, help="directory of the checkpoints, to resume a stopped run")
     add("--checkpoint-every", type=int, default=None, help="steps from one to the next; by default one a minute")
     args = parser.parse_args(argv)
 
@@ -58,18 +60,18 @@ def main(argv=None):
     pieces_fit = 10 <= args.context < len(held_out) and args.context % 2 == 0
     if not pieces_fit or args.steps < 1 or args.recurrent_steps < 0:
         parser.error("--context must be even, at least 10 and shorter than a tenth of the text, and --steps at least 1")
-    print(f"{len(train)} characters to learn from, {len(held_out)} held out, {tokenizer.vocabulary} kinds")
+    print(f"{len(train)} characters to learn from, {len(held_out)} held out, {tokenizer.vocab_size} kinds")
 
     scores = {}
     for order in range(1, 6):
-        p = ngram_probabilities(train, held_out, order, tokenizer.vocabulary)[args.context // 2 - order :]
+        p = ngram_probabilities(train, held_out, order, tokenizer.vocab_size)[args.context // 2 - order :]
         scores[f"{order}-gram"] = report(f"the last {order} counted", -np.log2(p).mean())
 
-    sizes = dict(vocabulary=tokenizer.vocabulary, layers=args.layers, dropout=args.dropout)
+    sizes = dict(vocabulary=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout)
     sizes |= dict(features=args.features, heads=4, hidden=args.features * 8 // 3)
     nets = {
         "recurrent": (
-            RecurrentLM(vocabulary=tokenizer.vocabulary, features=2 * args.features, layers=1, dropout=args.dropout),
+            RecurrentLM(vocabulary=tokenizer.vocab_size, features=2 * args.features, layers=1, dropout=args.dropout),
             args.recurrent_steps,
         ),
         "transformer": (Llama(**sizes), args.steps),
@@ -104,8 +106,8 @@ def report(what, bits):
 # ---- nets ------------------------------------------------------------------------------------
 
 
-def learn(net, tokens, steps, args, checkpoints):
-    """Params after so many steps, on pieces of the text that begin anywhere."""
+def learn(net, tokens, steps, args, folder):
+    """Params after these steps, on pieces of the text that begin at any character."""
     pieces = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, args.rate, steps // 20, steps, 0.02 * args.rate)
     optimizer = optax.chain(
@@ -120,8 +122,7 @@ def learn(net, tokens, steps, args, checkpoints):
         key=jax.random.key(args.seed),
         batch_size=args.batch,
         steps=steps,
-        checkpoint_dir=checkpoints,
-        checkpoint_every=args.checkpoint_every if checkpoints else None,
+        callbacks=[checkpoints(folder, every=args.checkpoint_every)] if folder else [],
     )
     return fitted.params
 
@@ -142,7 +143,7 @@ def score(net, params, tokens, context):
 def save(params, path):
     """Params by name, and a fingerprint that tells whether two runs ended alike."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    named = {
+    named: dict[str, Any] = {
         jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     np.savez(path, **named)
@@ -157,8 +158,8 @@ def save(params, path):
 def ngram_probabilities(train, tokens, order, vocabulary):
     """p(x | the `order` tokens before it) of each token from `order` on, by interpolated counts.
 
-    p_n(x | h) = (count_flops(h x) + kinds(h) p_{n-1}(x | h')) / (count_flops(h) + kinds(h)), where h' is h without its first token,
-    kinds(h) how many different tokens have followed h, and p_{-1} uniform: no token has probability 0.
+    p_n(x | h) = (count(h x) + kinds(h) p_{n-1}(x | h')) / (count(h) + kinds(h)), where h' is h without its first token,
+    kinds(h) the number of different tokens after h, and p_{-1} uniform, so that no token has probability 0.
     """
     p = np.full(len(tokens) - order, 1 / vocabulary)
     for n in range(order + 1):
@@ -180,7 +181,7 @@ def ngram_probabilities(train, tokens, order, vocabulary):
 
 
 def codes(tokens, n, vocabulary):
-    """Each n tokens in a row as one whole number; n log2(vocabulary) must stay below 63."""
+    """Each n tokens in a row as one integer; n log2(vocabulary) must stay below 63."""
     windows = np.lib.stride_tricks.sliding_window_view(tokens.astype(np.int64), n)
     return windows @ vocabulary ** np.arange(n - 1, -1, -1)
 

@@ -80,7 +80,7 @@ def predict(net, fitted, images):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("--net", choices=["both", *NETS], default="both")
     parser.add_argument("--epochs", type=int, help="passes over the training part; by default 40 (cnn), 160 (vit)")
     parser.add_argument("--seed", type=int, default=0, help="decides everything that is random, the split too")

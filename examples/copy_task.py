@@ -76,8 +76,8 @@ def copies(key, rows, length, delay):
 def learn(net, delay, args):
     """What `fit` returns, and the share of symbols that the net copies rightly."""
     key = jax.random.key(args.seed)
-    train = copies(jb.core.fold(key, "train"), args.batch * args.steps, args.length, delay)
-    x, y = copies(jb.core.fold(key, "test"), 256, args.length, delay)
+    data = copies(jb.core.child_key(key, "train"), args.batch * args.steps, args.length, delay)
+    x, y = copies(jb.core.child_key(key, "test"), 256, args.length, delay)
     last = slice(-args.length, None)
 
     def loss(logits, y):
@@ -85,7 +85,7 @@ def learn(net, delay, args):
 
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     sizes = dict(batch_size=args.batch, steps=args.steps, progress=False)
-    fitted = jb.fit(net, loss, optimizer, train, key=key, **sizes)
+    fitted = jb.fit(net, loss, optimizer, data, key=key, **sizes)
     logits = jax.jit(net.apply)(fitted.params, x)
     return fitted, float((logits[:, last].argmax(-1) == y).mean())
 

@@ -125,7 +125,7 @@ def draw_surfaces(axis, surfaces, path):
         axes.set_zlim(surface.min() - 0.35 * np.ptp(surface), surface.max())
         axes.tick_params(labelsize=6, pad=-3)
         axes.set(xticks=[-2, 0, 2], yticks=[-2, 0, 2])
-        axes.locator_params(axis="z", nbins=4)
+        axes.locator_params(axis="z", nbins=4)  # pyright: ignore[reportArgumentType]
     figure.suptitle("Ten random 2-5-1 networks, zero bias: height and its level lines over $[-2, 2]^2$")
     figure.savefig(path, dpi=150)
 

@@ -70,22 +70,22 @@ def batches(source, batch_size, start):
 def train_until(folder, source, stop, batch_size):
     """Steps from the newest checkpoint of the folder, or from the beginning, until ``stop``."""
     shapes = jax.ShapeDtypeStruct((batch_size, 64), jnp.float32)
-    train = init_train_state(NET, OPTIMIZER, jax.random.key(0), shapes)
-    train = load_checkpoint(folder, train, missing_ok=True)
+    ts = init_train_state(NET, OPTIMIZER, jax.random.key(0), shapes)
+    ts = load_checkpoint(folder, ts, missing_ok=True)
     step = train_step(NET, jb.mse, OPTIMIZER)
-    begin = int(train.step)
+    begin = int(ts.step)
     stream = prefetch(batches(source, batch_size, begin))
     for number, (x, y) in zip(range(begin + 1, stop + 1), stream, strict=False):
-        train, value = step(train, x, y)
+        ts, value = step(ts, x, y)
         if number % 500 == 0 or number == stop:
             print(f"step {number}, loss {value:.4f}")
-            save_checkpoint(folder, train)
-    return train
+            save_checkpoint(folder, ts)
+    return ts
 
 
 def main(argv=None):
     """Write, train in two parts, train in one, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000, help="how many are written; a tenth is held out")
     parser.add_argument("--steps", type=int, default=2000, help="of training")
     parser.add_argument("--batch", type=int, default=64)
@@ -101,11 +101,11 @@ def main(argv=None):
     held_out = max(rows // 10, 1)
     source = Rows(out, held_out, rows)
     train_until(out / "in two parts", source, steps // 2, batch_size)
-    train = train_until(out / "in two parts", source, steps, batch_size)
+    ts = train_until(out / "in two parts", source, steps, batch_size)
     straight = train_until(out / "in one", source, steps, batch_size)
-    same = jax.tree.map(lambda a, b: bool((a == b).all()), train.params, straight.params)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), ts.params, straight.params)
     x, y = (np.load(out / f"{name}.npy", mmap_mode="r")[:held_out] for name in "xy")
-    error = jb.evaluate(NET, train.params, (), (x, y), {"squared error": jb.mse})["squared error"]
+    error = jb.evaluate(NET, ts.params, (), (x, y), {"squared error": jb.mse})["squared error"]
     explained = 1 - error / float(y.var())
     print(f"explained variance on {held_out} rows that were held out: {explained:.3f}")
     print(f"the same bits as without a stop: {all(jax.tree.leaves(same))}")

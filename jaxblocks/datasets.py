@@ -1,8 +1,8 @@
-"""Small real data that are already on the machine: sets that ship with scikit-learn, and text of Python itself.
+"""Small data sets without a download: those of scikit-learn, and text of the Python standard library.
 
-Nothing is downloaded. Each function returns plain NumPy arrays (or a ``str``), in the order of the source, neither
-shuffled nor split nor scaled (but for pixels): see `jaxblocks.train_val_test_split` and `jaxblocks.minibatches`.
-scikit-learn is needed only here; ``pip install jaxblocks[data]`` brings it.
+Each function returns NumPy arrays (or a ``str``), in the order of the source, neither shuffled nor split nor scaled
+(except for pixels): see `jaxblocks.train_val_test_split` and `jaxblocks.minibatches`.
+``pip install jaxblocks[data]`` installs scikit-learn.
 
 Axis letters: ``rows`` (examples); ``features`` (measured quantities); images are ``(rows, height, width, channels)``.
 """
@@ -11,18 +11,21 @@ import ast
 import sysconfig
 import warnings
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
+
+from jaxblocks.checks import checked, public_name, require
 
 __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text", "wine"]
 
 
 def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:
-    """Handwritten digits: 1797 gray images of 8 by 8 pixels, and which digit each one is.
+    """Handwritten digits: 1797 gray images of 8 by 8 pixels, and the digits.
 
-    Pixels count ink in blocks of 4 by 4 of the scanned page, 0 to 16; here they are divided by 16, so that they lie
-    in [0, 1]: 0 is paper, 1 is ink. Classes are nearly balanced (174 to 183 images each). The first 1440 or so and
+    Pixels count the inked ones in 4 by 4 blocks of the scan, 0 to 16; here they are divided by 16, so that they lie
+    in [0, 1]. Classes are nearly balanced (174 to 183 images each). The first 1440 or so and
     the rest were written by different people: a split in order is harder than a split at random.
 
     Returns:
@@ -38,12 +41,12 @@ def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:
     Source: Alpaydin and Kaynak 1998, "Optical recognition of handwritten digits" (UCI), its test part, from
     ``sklearn.datasets.load_digits``.
     """
-    loaded = _sklearn("digits").load_digits()
+    loaded = _sklearn().load_digits()
     return (loaded.images[..., None] / 16).astype(np.float32), loaded.target.astype(np.int32)
 
 
 def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
-    """Iris flowers: four lengths in cm, and which of three species each flower is.
+    """Iris flowers: four lengths in cm, and the species, one of three.
 
     Features: sepal length, sepal width, petal length, petal width, in cm. Labels: 0 setosa, 1 versicolor,
     2 virginica, 50 flowers each, sorted by label.
@@ -61,11 +64,11 @@ def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
     Source: Fisher 1936, "The use of multiple measurements in taxonomic problems", from
     ``sklearn.datasets.load_iris``.
     """
-    return _labeled(_sklearn("iris").load_iris())
+    return _labeled(_sklearn().load_iris())
 
 
 def wine() -> tuple[Float[np.ndarray, "178 13"], Int[np.ndarray, "178"]]:
-    """Wines of one region of Italy: thirteen results of chemical analysis, and which of three cultivars it was.
+    """Wines of one region of Italy: thirteen results of chemical analysis, and the cultivar, one of three.
 
     Features, of very different size (0.1 to 1680; standardize them before training): alcohol (percent by volume),
     malic acid, ash, alcalinity of ash, magnesium (mg/l), total phenols, flavanoids, nonflavanoid phenols,
@@ -84,11 +87,11 @@ def wine() -> tuple[Float[np.ndarray, "178 13"], Int[np.ndarray, "178"]]:
 
     Source: Aeberhard and Forina 1992, "Wine" (UCI), from ``sklearn.datasets.load_wine``.
     """
-    return _labeled(_sklearn("wine").load_wine())
+    return _labeled(_sklearn().load_wine())
 
 
 def breast_cancer() -> tuple[Float[np.ndarray, "569 30"], Int[np.ndarray, "569"]]:
-    """Cell nuclei in images of breast tumours: thirty numbers a tumour, and whether it was benign.
+    """Cell nuclei in images of breast tumors: thirty numbers for each tumor, and whether it was benign.
 
     Ten quantities of the nuclei: radius, texture (standard deviation of gray values), perimeter, area, smoothness,
     compactness, concavity, concave points, symmetry, fractal dimension; lengths in pixels of the image. Features 0 to
@@ -108,11 +111,11 @@ def breast_cancer() -> tuple[Float[np.ndarray, "569 30"], Int[np.ndarray, "569"]
     Source: Wolberg, Street and Mangasarian 1995, "Breast Cancer Wisconsin (Diagnostic)" (UCI), from
     ``sklearn.datasets.load_breast_cancer``.
     """
-    return _labeled(_sklearn("breast_cancer").load_breast_cancer())
+    return _labeled(_sklearn().load_breast_cancer())
 
 
 def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]:
-    """Patients with diabetes: ten measurements, and how far the disease went within a year (regression).
+    """Patients with diabetes: ten measurements, and the progression of the disease within a year (regression).
 
     Features in their own units: age (years), sex (1 or 2), body mass index (kg/m^2), mean blood pressure (mmHg), and
     six of blood serum: s1 total cholesterol, s2 low-density and s3 high-density lipoproteins (mg/dl), s4 ratio of s1
@@ -131,24 +134,25 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
     Source: Efron, Hastie, Johnstone and Tibshirani 2004, "Least angle regression", from
     ``sklearn.datasets.load_diabetes(scaled=False)``.
     """
-    loaded = _sklearn("diabetes").load_diabetes(scaled=False)
+    loaded = _sklearn().load_diabetes(scaled=False)
     return loaded.data.astype(np.float32), loaded.target.astype(np.float32)[:, None]
 
 
-def standard_library_text(part: str = "topics") -> str:
-    """English and Python from the standard library of the Python that runs: text to train language models on.
+@checked
+def standard_library_text(part: Literal["topics", "docstrings", "sources"] = "topics") -> str:
+    """English and Python text from the standard library of the running Python, to train language models on.
 
-    It differs from one Python version to the next, and so do figures reached on it: state the version with them.
+    It differs between Python versions, and so do results on it: state the version with them.
 
     Args:
-        part: what to read. ``"topics"``: the language reference as ``help("topics")`` shows it, prose, some 0.5
-            million characters of about 100 kinds (Python 3.11: 465,126 of 103), read in no time. ``"docstrings"``:
-            of every module, class and function, some 1.8 million, two seconds. ``"sources"``: the files themselves,
-            some 12 million, mostly code. Tests are left out.
+        part: what to read. ``"topics"``: the language reference as ``help("topics")`` shows it, prose, about 0.5
+            million characters of 100 kinds (Python 3.11: 465,126 of 103). ``"docstrings"``: those of all modules,
+            classes and functions, about 1.8 million characters, read in two seconds. ``"sources"``: the files, about
+            12 million characters, mostly code. Tests are excluded.
 
     Raises:
         ValueError: for another ``part``.
-        ModuleNotFoundError: where Python was installed without ``pydoc_data`` (slim images leave it out).
+        ModuleNotFoundError: where Python was installed without ``pydoc_data`` (slim images omit it).
         FileNotFoundError: where the library's source files are missing.
 
     >>> text = standard_library_text()
@@ -162,27 +166,21 @@ def standard_library_text(part: str = "topics") -> str:
             from pydoc_data.topics import topics
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "standard_library_text reads pydoc_data.topics, which this Python was installed without (slim images "
-                'leave it out); use a full installation, or pass part="docstrings" or part="sources".',
+                "standard_library_text expected the module pydoc_data.topics, got a Python without it (slim images "
+                'omit it); use a full installation, or pass part="docstrings" or part="sources".',
                 name=error.name,
             ) from error
         return "\n\n".join(topics[name] for name in sorted(topics))
-    if part not in ("docstrings", "sources"):
-        raise ValueError(
-            f'standard_library_text expects part to be "topics", "docstrings" or "sources", but {part!r} came.'
-        )
     texts = []
     for path in _library_files():
         try:
             text = path.read_text("utf-8")
             texts += _docstrings(text) if part == "docstrings" else [text]
         except (UnicodeDecodeError, SyntaxError, OSError):
-            continue  # some are wrong on purpose
-    if not texts:
-        raise FileNotFoundError(
-            f"standard_library_text reads the sources of the standard library in {sysconfig.get_path('stdlib')}, but "
-            'there are none; use a full installation of Python, or pass part="topics".'
-        )
+            continue  # some files are invalid on purpose
+    got, repair = "none", 'use a full installation of Python, or pass part="topics"'
+    expected = f"the sources of the standard library in {sysconfig.get_path('stdlib')}"
+    require(texts, expected, got, repair, error=FileNotFoundError)
     return "\n\n".join(texts)
 
 
@@ -197,7 +195,7 @@ def _library_files():
 
 def _docstrings(text):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the library's own string escapes
+        warnings.simplefilter("ignore")  # of string escapes in the library
         tree = ast.parse(text)
     documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
@@ -208,13 +206,13 @@ def _labeled(loaded):
     return loaded.data.astype(np.float32), loaded.target.astype(np.int32)
 
 
-def _sklearn(name):
+def _sklearn() -> Any:
     try:
         import sklearn.datasets
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{name} reads a set that ships with scikit-learn, which is not installed; "
-            "install it with: pip install jaxblocks[data]",
+            f"{public_name()} expected scikit-learn, which contains the data, got no such package; "
+            "install it with: pip install jaxblocks[data].",
             name=error.name,
         ) from error
     return sklearn.datasets

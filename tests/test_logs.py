@@ -1,4 +1,4 @@
-"""Logs: every step once, whatever was killed when; numbers that read back exactly."""
+"""Logs: every step exactly once, also after kills; numbers that read back exactly."""
 
 import csv
 import struct
@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxblocks as jb
-from jaxblocks.training import Log, csv_log, fit, tensorboard_log, terminal_log
+from jaxblocks.training import Run, csv_log, fit, row_log, tensorboard_log, terminal_log
 
 X = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]
 DATA = X, np.sin(3 * X)
@@ -19,7 +19,7 @@ COLUMNS = ["step", "epoch", "loss", "validation loss"]
 
 
 @pytest.fixture(autouse=True)
-def _as_a_user_trains():
+def _default_configuration():
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False):
         yield
 
@@ -31,6 +31,19 @@ def go(loss=jb.mse, **options):
 
 def rows(first, last):
     return [{"step": n, "epoch": n / 4, "loss": 1 / n} for n in range(first, last + 1)]
+
+
+def begin(log, step, columns=COLUMNS):
+    """Start a log as `fit` does, at this step."""
+    run = Run(steps=20, step=step, start=step, columns=list(columns))
+    log.on_start(run)
+    return run
+
+
+def write(log, run, rows):
+    """Pass rows to a log as `fit` does after a reading."""
+    run.rows = rows
+    log.on_step(run)
 
 
 def events(path):
@@ -55,10 +68,10 @@ def events(path):
 
 
 def test_fit_logs_every_step_and_validation(tmp_path, capsys):
-    """CSV, event file and terminal say what the history says."""
+    """CSV, event file and terminal agree with the history."""
     pytest.importorskip("tensorboardX", reason="event files are written by tensorboardX")
     path = tmp_path / "new" / "log.csv"
-    history = go(log=[csv_log(path), tensorboard_log(tmp_path / "tb"), terminal_log(every=3)]).history
+    history = go(callbacks=[csv_log(path), tensorboard_log(tmp_path / "tb"), terminal_log(every=3)]).history
     with open(path) as file:
         read = list(csv.DictReader(file))
     assert list(read[0]) == COLUMNS
@@ -78,8 +91,8 @@ def test_fit_logs_every_step_and_validation(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 30])
-def test_what_was_cut_off_or_lies_ahead_is_written_again(tmp_path, cut):
-    """A run of 9 steps, killed in the middle of a line, goes on from step 4 (or from 8, where rows are missing)."""
+def test_rows_that_were_cut_off_or_lie_ahead_are_written_again(tmp_path, cut):
+    """A run of 9 steps, killed in the middle of a line, is resumed from step 4."""
     pytest.importorskip("tensorboardX", reason="event files are written by tensorboardX")
     for make, name in [
         (csv_log, "log.csv"),
@@ -87,30 +100,29 @@ def test_what_was_cut_off_or_lies_ahead_is_written_again(tmp_path, cut):
     ]:
         path = tmp_path / name
         log = make(path)
-        log.begin(0, COLUMNS)
-        log.write(rows(1, 9))  # nobody ends a run that is killed
+        run = begin(log, 0)
+        write(log, run, rows(1, 9))  # on_end is not called after a kill
         path.write_bytes(path.read_bytes()[: -cut or None])
         again = make(path)
-        again.begin(4, COLUMNS)
-        again.write(rows(5, 12))
-        again.end()
-        log.end()
+        resumed = begin(again, 4)
+        write(again, resumed, rows(5, 12))
+        again.on_end(resumed)
+        log.on_end(run)
         if make is csv_log:
             assert [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]] == list(range(1, 13))
         else:
             assert [step for step, tag, _ in events(path) if tag == "loss"] == list(range(1, 13))
         new = make(path)
-        new.begin(0, COLUMNS)  # a new run
-        new.end()
+        new.on_end(begin(new, 0))  # a new run
         assert path.read_text() == "step,epoch,loss,validation loss\n" if make is csv_log else not events(path)
 
 
 def test_numbers_and_names_of_every_kind_read_back(tmp_path):
     log = csv_log(tmp_path / "log.csv")
     columns = ["step", 'validation "a", b']
-    log.begin(0, columns)
-    log.write([{"step": 1, columns[1]: float("nan")}, {"step": 2, columns[1]: np.float32(0.1)}])
-    log.end()
+    run = begin(log, 0, columns)
+    write(log, run, [{"step": 1, columns[1]: float("nan")}, {"step": 2, columns[1]: float(np.float32(0.1))}])
+    log.on_end(run)
     with open(tmp_path / "log.csv") as file:
         read = list(csv.DictReader(file))
     assert list(read[0]) == columns
@@ -118,60 +130,62 @@ def test_numbers_and_names_of_every_kind_read_back(tmp_path):
 
 
 def test_sparse_rows_keep_the_validations(tmp_path):
-    go(log=csv_log(tmp_path / "log.csv", every=5))
+    go(callbacks=[csv_log(tmp_path / "log.csv", every=5)])
     assert [line.split(",")[0] for line in (tmp_path / "log.csv").read_text().splitlines()] == "step 4 5 8 10".split()
 
 
 def test_a_divergence_is_in_the_log(tmp_path):
-    """Rows up to it, and itself."""
+    """Rows up to the step of the divergence, which is included."""
     with pytest.raises(FloatingPointError, match="In step ") as raised:
-        go(loss=lambda o, y: jnp.exp(20 * jnp.abs(o - y)), log=csv_log(tmp_path / "log.csv"), validation=None)
+        go(loss=lambda o, y: jnp.exp(20 * jnp.abs(o - y)), callbacks=[csv_log(tmp_path / "log.csv")], validation=None)
     read = [line.split(",") for line in (tmp_path / "log.csv").read_text().splitlines()[1:]]
     bad = [int(step) for step, _, loss in read if not np.isfinite(float(loss))]
-    assert bad[0] == int(raised.value.train.step) + 1
+    assert bad[0] == int(raised.value.ts.step) + 1
 
 
-def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, sentences):
-    with pytest.raises(TypeError, match=r"fit expects logs, but a str came; pass for instance log=\[csv_log\(path"):
-        go(log=["log.csv"])
-    with pytest.raises(ValueError, match="csv_log expects every to be a whole number >= 1, but 0 came"):
+def test_wrong_arguments_are_rejected(tmp_path, monkeypatch, sentences):
+    with pytest.raises(
+        TypeError, match=r"fit expected callbacks, got log.csv; pass a list, for instance callbacks=\[csv_log\("
+    ):
+        go(callbacks=["log.csv"])
+    with pytest.raises(ValueError, match="csv_log expected every to be an integer >= 1, got 0"):
         csv_log(tmp_path / "log.csv", every=0)
     log = csv_log(tmp_path / "log.csv")
-    log.begin(0, COLUMNS)
-    log.end()
-    with pytest.raises(ValueError, match=r"whose columns are step,epoch,.*, but this run has step,loss; pass another"):
-        csv_log(tmp_path / "log.csv").begin(3, ["step", "loss"])
+    log.on_end(begin(log, 0))
+    with pytest.raises(
+        ValueError, match=r"expected the columns of .*, step,epoch,.*, got step,loss; pass another path"
+    ):
+        begin(csv_log(tmp_path / "log.csv"), 3, ["step", "loss"])
     other = csv_log(tmp_path / "other.csv")  # the repair
-    other.begin(3, ["step", "loss"])
-    other.end()
+    other.on_end(begin(other, 3, ["step", "loss"]))
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "tensorboardX.proto.event_pb2", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install jaxblocks\[train\]"):
         tensorboard_log(tmp_path)
 
 
-def test_a_log_of_ones_own_is_ended_after_an_error():
+def test_the_end_of_a_log_is_called_after_an_error():
     seen = []
-    log = Log(lambda *args: seen.append(args), lambda rows: 1 / 0, lambda: seen.append("end"))
+    log = row_log(lambda rows: 1 / 0, begin=lambda *args: seen.append(args), end=lambda: seen.append("end"))
     with pytest.raises(ZeroDivisionError):
-        go(log=log)
-    assert seen == [(0, COLUMNS), "end"]
+        go(callbacks=[log])
+    assert seen == [(0, tuple(COLUMNS)), "end"]
 
 
-def test_a_log_that_was_not_called_is_a_sentence(sentences):
-    with pytest.raises(TypeError, match="fit expects logs, but a function came; pass for instance"):
-        go(log=terminal_log)
+def test_a_log_that_was_not_called_is_rejected(sentences):
+    with pytest.raises(TypeError, match="fit expected callbacks, got the function terminal_log; pass a list"):
+        go(callbacks=[terminal_log])
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path):
-    """A disk that fills up is a warning; a path that cannot be used from the beginning is an error before any step."""
+    """A full disk is a warning; a path that cannot be written is an error before the first step."""
 
     def full(rows):
         raise OSError(28, "No space left on device")
 
-    broken = Log(lambda step, columns: None, full, lambda: None)
-    with pytest.warns(UserWarning, match=r"A log cannot be written: .*No space left.*Training goes on without it"):
-        fitted = go(log=[broken, csv_log(tmp_path / "loss.csv")])
-    assert int(fitted.train.step) == 10 and len((tmp_path / "loss.csv").read_text().splitlines()) == 11
+    broken = row_log(full)
+    with pytest.warns(UserWarning, match=r"A log cannot be written: .*No space left.*Training continues without it"):
+        fitted = go(callbacks=[broken, csv_log(tmp_path / "loss.csv")])
+    assert int(fitted.ts.step) == 10 and len((tmp_path / "loss.csv").read_text().splitlines()) == 11
     with pytest.raises(OSError, match="A log cannot be written: .*Pass another path"):
-        go(log=csv_log(tmp_path))
+        go(callbacks=[csv_log(tmp_path)])

@@ -91,11 +91,11 @@ logits = jax.jit(net.apply)(params, x)
         """
 net = Serial(Dense(128), BatchNorm(), relu, Dropout(0.5), Dense(10))
 optimizer = optax.adam(1e-3)
-train = init_train_state(net, optimizer, key, x)
+ts = init_train_state(net, optimizer, key, x)
 step = train_step(net, softmax_cross_entropy, optimizer)
 for _ in range(3):
-    train, loss = step(train, x, y)
-logits, _ = net.apply(train.params, train.state, x, train=False)
+    ts, loss = step(ts, x, y)
+logits, _ = net.apply(ts.params, ts.state, x, train=False)
 """,
     ),
     "c: LSTM over a batch of sequences with a mask": (
@@ -141,8 +141,8 @@ def test_the_task_takes_so_many_lines(task):
         exec(source, names)
     assert _lines(source) <= lines
     if task.startswith("b"):
-        first, norm, _, _, last = jax.tree.map(np.asarray, names["train"].params)
-        state = jax.tree.map(np.asarray, names["train"].state[1])
+        first, norm, _, _, last = jax.tree.map(np.asarray, names["ts"].params)
+        state = jax.tree.map(np.asarray, names["ts"].state[1])
         assert int(state["updates"]) == 3
         hidden = np.asarray(x) @ first["kernel"] + first["bias"]
         hidden = (hidden - state["mean"]) / np.sqrt(state["variance"] + 1e-3) * norm["scale"] + norm["bias"]

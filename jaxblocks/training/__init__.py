@@ -1,29 +1,36 @@
-"""Training: the step, a loop around it, minibatches, checkpoints, logs, early stopping."""
+"""Training: the step, the loop `fit` and its callbacks, minibatches, augmentation, checkpoints.
 
-from jaxblocks.training.averaging import AverageState, ema_params, get_ema
+Submodules in the order of the data: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
+and what it calls: `loop`, `callback`, `validation`, `stopping`, `logs`, `progress`, `resume`, `history`.
+"""
+
+from jaxblocks.training.augmentation import gaussian_noise, random_flip, random_shift
+from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.checkpoint import load_checkpoint, save_checkpoint
-from jaxblocks.training.data import (
-    gaussian_noise,
-    minibatches,
-    prefetch,
-    random_flip,
-    random_shift,
-    train_val_test_split,
-)
-from jaxblocks.training.logs import Log, csv_log, tensorboard_log, terminal_log
-from jaxblocks.training.loop import Fitted, History, fit
+from jaxblocks.training.data import minibatches, prefetch, train_val_test_split
+from jaxblocks.training.ema import EmaState, ema_params, get_ema
+from jaxblocks.training.evaluation import evaluate
+from jaxblocks.training.history import History
+from jaxblocks.training.logs import csv_log, row_log, tensorboard_log, terminal_log
+from jaxblocks.training.loop import Fitted, fit
+from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.proximal import proximal_l1
-from jaxblocks.training.step import TrainState, evaluate, init_train_state, train_step
-from jaxblocks.training.stopping import EarlyStopping, StoppingState, early_stopping
+from jaxblocks.training.resume import checkpoints
+from jaxblocks.training.state import TrainState, init_train_state
+from jaxblocks.training.step import StepOptions, train_step
+from jaxblocks.training.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
 
 __all__ = [
-    "AverageState",
-    "EarlyStopping",
+    "Callback",
+    "EmaState",
     "Fitted",
     "History",
-    "Log",
+    "Run",
+    "StepOptions",
+    "StoppingRule",
     "StoppingState",
     "TrainState",
+    "checkpoints",
     "csv_log",
     "early_stopping",
     "ema_params",
@@ -35,10 +42,13 @@ __all__ = [
     "load_checkpoint",
     "minibatches",
     "prefetch",
+    "progress_bar",
     "proximal_l1",
     "random_flip",
     "random_shift",
+    "row_log",
     "save_checkpoint",
+    "stopping_rule",
     "tensorboard_log",
     "terminal_log",
     "train_step",

@@ -1,12 +1,12 @@
-"""Checkpoints: a training state on disk, which a kill, a full disk or a flipped bit does not make worse than the last.
+"""Checkpoints: a training state on disk, which survives kills, full disks and flipped bits.
 
-Arrays are written and read by orbax (``pip install jaxblocks[train]``); what is here is what it leaves open. A
-checkpoint is a folder that appears under its name only when it is complete (it is written under another name, put
-through to the disk, and renamed), so a process may be killed at any moment. Beside the arrays lies a list of the
-leaves with path, shape, dtype and SHA-256: orbax reads a flipped bit, and casts another dtype, without a word. ::
+Arrays are written and read by orbax (``pip install jaxblocks[train]``); this file adds what orbax leaves open. A
+checkpoint is a directory that appears under its name only when it is complete (it is written under another name,
+flushed to the disk, and renamed), so a process may be killed at any moment. A list of the leaves with path, shape,
+dtype and SHA-256 lies beside the arrays, because orbax reads a flipped bit, and casts another dtype, silently. ::
 
     run/checkpoint-000007-step-1200/checkpoint.json     the list of leaves, and its own hash
-    run/checkpoint-000007-step-1200/arrays/             by orbax: {"train": {path: array}, ...}
+    run/checkpoint-000007-step-1200/arrays/             by orbax: {"ts": {path: array}, ...}
 
 Names count up in the order of writing; the last two of a run are kept.
 """
@@ -21,39 +21,43 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Integer
 
-from jaxblocks.checks import describe_any, require_whole
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, public_name, require
+from jaxblocks.selectors import paths
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 
-def save_checkpoint(directory: str | os.PathLike, train, *, step: int | None = None, keep: int = 2) -> Path:
-    """Write a training state (or any tree of arrays) as the newest checkpoint of a folder.
+@checked
+def save_checkpoint(
+    directory: Any, ts: Any, *, step: NonNegativeInt | Integer[Array, ""] | None = None, keep: PositiveInt = 2
+) -> Path:
+    """Write a training state (or any tree of arrays) as the newest checkpoint of a directory.
 
-    The call returns when the checkpoint is on the disk. Older ones of the same tree are removed but for the last
-    ``keep``; they are touched only after the new one is complete. Python's own numbers are stored as arrays.
+    The call returns when the checkpoint is on the disk. Only then older ones of the same tree are removed, except for
+    the last ``keep``. Python numbers are stored as arrays.
 
     Args:
-        directory: a folder for one run; made if it is missing.
-        train: what to store: a `TrainState` (the position in the data is its ``step``: go on with
-            ``minibatches(key, data, size, start=int(train.step))``), or a tree of your own.
-        step: for the name; ``train.step`` by default, 0 for a tree that has none.
-        keep: how many to keep, this one among them.
+        directory: of one run, a string or a path; created if it does not exist.
+        ts: what to store: a `TrainState` (the position in the data is its ``step``: continue with
+            ``minibatches(key, data, size, start=int(ts.step))``), or any tree.
+        step: for the name; ``ts.step`` by default, 0 for a tree that has none.
+        keep: how many to keep, including this one.
 
     Returns:
-        The folder of this checkpoint.
+        The directory of this checkpoint.
 
     Raises:
         ModuleNotFoundError: without orbax.
-        OSError: where it cannot be written, as on a full disk; the checkpoints before it are left as they were.
-        ValueError: where the folder holds checkpoints of another tree, which would be removed one day.
+        OSError: where it cannot be written, as on a full disk; earlier checkpoints are unchanged.
+        ValueError: where the directory holds checkpoints of another tree, which would be removed later.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -62,66 +66,63 @@ def save_checkpoint(directory: str | os.PathLike, train, *, step: int | None = N
     >>> load_checkpoint(folder, {"w": jnp.zeros(3)})
     {'w': Array([0., 1., 2.], dtype=float32)}
     """
-    step = getattr(train, "step", 0) if step is None else step
-    step = require_whole("save_checkpoint", "step", int(step) if isinstance(step, jax.Array) else step, least=0)
-    return write(directory, {"train": train}, step, {}, require_whole("save_checkpoint", "keep", keep))
+    number = int(getattr(ts, "step", 0) if step is None else step)
+    return write(directory, {"ts": ts}, number, {}, keep)
 
 
-def load_checkpoint(directory: str | os.PathLike, like, *, missing_ok: bool = False):
-    """The newest good checkpoint of a folder, as a tree like ``like``.
+def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> Any:
+    """The newest undamaged checkpoint of a directory, as a tree like ``like``.
 
-    One that is torn, that lost a bit, or that holds another tree is passed over with a warning that says what is
-    wrong, and the one before it is taken. A script with a loop of its own goes on after a kill by::
+    A checkpoint that is incomplete, damaged, or holds another tree is skipped with a warning that explains why, and
+    the one before it is used. A training loop of your own continues after a kill by::
 
-        train = init_train_state(net, optimizer, key, x[:64])
-        train = load_checkpoint("run", train, missing_ok=True)
-        for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10, start=int(train.step)):
-            train, value = step(train, x_batch, y_batch)
-            if train.step % 1000 == 0:
-                save_checkpoint("run", train)
+        ts = init_train_state(net, optimizer, key, x[:64])
+        ts = load_checkpoint("run", ts, missing_ok=True)
+        for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10, start=int(ts.step)):
+            ts, value = step(ts, x_batch, y_batch)
+            if ts.step % 1000 == 0:
+                save_checkpoint("run", ts)
 
     It reads what `save_checkpoint` and `fit` wrote.
 
     Args:
-        directory: of the run.
-        like: a tree with the structure, shapes and dtypes that are expected: arrays, or ``jax.ShapeDtypeStruct``s.
-            Arrays that are spread over several devices come back spread in the same way.
-        missing_ok: return ``like`` where the folder has no checkpoint yet.
+        directory: of the run, a string or a path.
+        like: a tree with the expected structure, shapes and dtypes: arrays, or ``jax.ShapeDtypeStruct``s.
+            Arrays that are sharded over several devices are read with the same sharding.
+        missing_ok: return ``like`` where the directory has no checkpoint yet.
 
     Raises:
         ModuleNotFoundError: without orbax.
         FileNotFoundError: where there is no checkpoint, unless ``missing_ok``.
-        ValueError: where there are some and none is good; it says of each one why, and of another model's which
+        ValueError: where there are some and all are damaged or of another tree; it says for each one why, and which
             leaves differ.
 
     >>> load_checkpoint("no/such/folder", {"w": jnp.zeros(2)}, missing_ok=True)
     {'w': Array([0., 0.], dtype=float32)}
     """
-    found = read_newest(as_directory("load_checkpoint", directory), {"train": like})
+    found = read_newest(as_directory(directory), {"ts": like})
     if found is not None:
-        return found.trees["train"]
-    if missing_ok:
-        return like
-    raise FileNotFoundError(
-        f"load_checkpoint found no checkpoint in {Path(directory)}; look for another folder, or pass missing_ok=True "
-        "to begin anew."
-    )
+        return found.trees["ts"]
+    if not missing_ok:
+        repair = "pass another directory, or missing_ok=True to begin a new run"
+        require(False, "a checkpoint", f"none in {Path(directory)}", repair, error=FileNotFoundError)
+    return like
 
 
 # ---- shared with fit -----------------------------------------------------------------------
 
 
 class Checkpoint(NamedTuple):
-    """What `read_newest` returns: the trees by name, what else was noted, where it lies, and what was passed over."""
+    """What `read_newest` returns: the trees by name, the notes, the path, and the paths of rejected checkpoints."""
 
     trees: dict[str, Any]
     notes: dict[str, Any]
     path: Path
-    refused: tuple[Path, ...]
+    rejected: tuple[Path, ...]
 
 
-class RefusedError(ValueError):
-    """A checkpoint that is not used, and why: the words after "The checkpoint ... "."""
+class RejectedError(ValueError):
+    """Why a checkpoint is not used: the words after "The checkpoint ... "."""
 
 
 _NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)")
@@ -130,21 +131,19 @@ _SAVING, _REMOVING = ".saving-", ".removing-"
 
 
 def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write named trees (all of their arrays, and ``notes``, JSON) as one checkpoint, and remove old ones."""
-    ocp = require_orbax("save_checkpoint")
-    directory = as_directory("save_checkpoint", directory)
+    """Write named trees of arrays, and ``notes`` as JSON, as one checkpoint, and remove old ones."""
+    ocp = require_orbax()
+    directory = as_directory(directory)
     arrays = {name: _arrays(tree) for name, tree in trees.items()}
     leaves = {name: {path: _entry(path, a) for path, a in named.items()} for name, named in arrays.items()}
     older = checkpoints_in(directory)
     readable = {path: listed for path in older if (listed := _list_or_none(path)) is not None}
-    same = [path for path, listed in readable.items() if not _differences(listed, {"train": leaves["train"]})]
+    same = [path for path, listed in readable.items() if not _differences(listed, {"ts": leaves["ts"]})]
     if readable and not same:
         differences = _differences(list(readable.values())[-1], leaves)
-        raise ValueError(
-            f"The folder {directory} holds checkpoints of another tree: {differences}. Pass another folder, or remove "
-            "what is there."
-        )
-    sequence = 1 + int(_NAME.fullmatch(older[-1].name)[1]) if older else 0
+        got = f"those of another tree: {differences}"
+        require(False, f"checkpoints of this tree in {directory}", got, "pass another directory, or remove its files")
+    sequence = 1 + _sequence(older[-1]) if older else 0
     path = directory / f"checkpoint-{sequence:06d}-step-{step}"
     temporary = directory / (_SAVING + path.name)
     try:
@@ -154,58 +153,60 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
         _reserve(temporary / "reserved", sum(a.nbytes for named in arrays.values() for a in named.values()))
         stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
         with _orbax_is_quiet():
-            ocp.save_checkpointables(temporary / "arrays", {name: named for name, named in stored.items() if named})
+            ocp.save_checkpointables(
+                str(temporary / "arrays"), {name: named for name, named in stored.items() if named}
+            )
         text = json.dumps({"format": 1, "step": step, "leaves": leaves, "notes": notes})
         (temporary / _LIST).write_text(f"{text}\n{_hash(text.encode())}\n")
-        _through_to_the_disk(temporary)
+        _flush(temporary)
         temporary.rename(path)
         _sync(directory)
-    except Exception as error:  # orbax's own kinds too: a full disk comes as a ValueError
+    except Exception as error:  # orbax raises a ValueError on a full disk
         shutil.rmtree(temporary, ignore_errors=True)
-        kept = f"the last good one is {older[-1].name}" if older else "there was none before it"
+        kept = f"the last one is {older[-1].name}" if older else "there was none before it"
         reason = str(error).split(" [")[0].splitlines()[0] if str(error) else type(error).__name__
         raise OSError(
-            f"The checkpoint of step {step} could not be saved in {directory}: {reason}. Make room there or pass "
-            f"another folder; checkpoints that were saved before are as they were ({kept})."
+            f"The checkpoint of step {step} could not be saved in {directory}: {reason}. Free disk space or "
+            f"pass another directory; earlier checkpoints are unchanged ({kept})."
         ) from error
     for old in same[: max(len(same) + 1 - keep, 0)]:
-        with contextlib.suppress(OSError):  # the new one is safe; what is left over goes next time
+        with contextlib.suppress(OSError):  # the new one is complete; this one is removed the next time
             gone = old.rename(directory / (_REMOVING + old.name))
             shutil.rmtree(gone)
     return path
 
 
 def read_newest(directory, trees: Mapping[str, Any], optional: tuple[str, ...] = ()) -> Checkpoint | None:
-    """The newest good checkpoint with trees like these; ``None`` where there is none at all.
+    """The newest undamaged checkpoint with trees like these; ``None`` where there is none at all.
 
-    A tree that ``optional`` names comes as a flat dict from paths to arrays, of whatever was stored.
+    A tree that ``optional`` names is returned as a flat dict from paths to the arrays that were stored.
     """
-    refused: dict[Path, RefusedError] = {}
+    rejected: dict[Path, RejectedError] = {}
     listed = checkpoints_in(Path(directory).absolute())
     while listed:
         path = listed.pop()
         try:
             found, notes = _read(path, trees, optional)
-        except RefusedError as error:
+        except RejectedError as error:
             if path.exists():
-                refused[path] = error
-            elif not listed:  # a run that goes on has removed it in the meantime, and written others
-                listed = [new for new in checkpoints_in(Path(directory).absolute()) if new not in refused]
+                rejected[path] = error
+            elif not listed:  # another process has removed it in the meantime, and written others
+                listed = [new for new in checkpoints_in(Path(directory).absolute()) if new not in rejected]
             continue
-        if refused:
-            warnings.warn(f"{_sentences(refused)} {path.name} is used instead.", stacklevel=3)
-        return Checkpoint(found, notes, path, tuple(refused))
-    if refused:
+        if rejected:
+            warnings.warn(f"{_sentences(rejected)} {path.name} is used instead.", stacklevel=3)
+        return Checkpoint(found, notes, path, tuple(rejected))
+    if rejected:
         raise ValueError(
-            f"{_sentences(refused)} There is no other one; pass another folder, or remove what is there to begin anew."
+            f"{_sentences(rejected)} There is no other one; pass another directory, or remove these to begin a new run."
         )
     return None
 
 
-def _sentences(refused) -> str:
-    """What is wrong with which checkpoints; the same thing is said once."""
+def _sentences(rejected) -> str:
+    """Why checkpoints were rejected; the same reason is given once."""
     reasons: dict[str, list[Path]] = {}
-    for path, error in refused.items():
+    for path, error in rejected.items():
         reasons.setdefault(str(error), []).append(path)
     return " ".join(
         f"The checkpoint {paths[0]}{''.join(f' (and {path.name})' for path in paths[1:])} {reason}."
@@ -214,92 +215,61 @@ def _sentences(refused) -> str:
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """The complete checkpoints of a folder, in the order in which they were written."""
+    """The complete checkpoints of a directory, in the order in which they were written."""
     if not directory.is_dir():
         return []
-    return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=lambda p: int(p.name.split("-")[1]))
+    return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=_sequence)
 
 
-class Saver:
-    """Writes checkpoints in a thread, one at a time, so that training goes on meanwhile.
-
-    A checkpoint that cannot be saved is a warning: what is trained is not lost for it, and the next may succeed.
-    """
-
-    def __init__(self, directory):
-        self._directory, self._pool, self._running = directory, ThreadPoolExecutor(1, "checkpoint"), None
-        self._running: Future | None
-
-    def start(self, trees, step, notes):
-        """Wait for the one before; then save these trees, whose buffers nobody may donate."""
-        self.wait()
-        self._running = self._pool.submit(write, self._directory, trees, step, notes)
-
-    def wait(self):
-        """Until nothing is being saved."""
-        running, self._running = self._running, None
-        if running is not None:
-            try:
-                running.result()
-            except OSError as error:
-                warnings.warn(f"{error} Training goes on.", stacklevel=3)
-
-    def close(self):
-        """Wait, and end the thread."""
-        try:
-            self.wait()
-        finally:
-            self._pool.shutdown()
+def _sequence(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def rebuild(tree, arrays):
-    """A tree like this one with these arrays; typed keys are typed again, what JAX would narrow stays with NumPy."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    """A tree like this one with these arrays; keys become typed again, and 64-bit arrays stay NumPy without x64."""
+    leaves, structure = jax.tree.flatten(tree)
     found = []
-    for path, leaf in leaves:
-        a = arrays[jax.tree_util.keystr(path)]
-        if jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype:  # else 64 bits, which JAX has switched off
+    for path, leaf in zip(paths(tree), leaves, strict=True):
+        a = arrays[path]
+        if jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype:  # else 64 bits without x64
             a = jnp.asarray(a)
         found.append(jax.random.wrap_key_data(a, impl=_generator(leaf)) if _is_key(leaf) else a)
     return jax.tree_util.tree_unflatten(structure, found)
 
 
-def as_directory(where: str, directory) -> Path:
-    """The folder of a run; raises where it is no path, or that of a single checkpoint."""
-    if not isinstance(directory, str | os.PathLike):
-        raise TypeError(
-            f"{where} expects the folder of a run, but {describe_any(directory)} came; the folder stands before the "
-            "training state."
-        )
+def as_directory(directory) -> Path:
+    """The directory of a run as a path; raises where it is no path, or that of a single checkpoint."""
+    is_path = isinstance(directory, str | os.PathLike)
+    repair = "pass the directory before the training state"
+    require(is_path, "the directory of a run", directory, repair, error=TypeError)
     path = Path(directory).absolute()
     if _NAME.fullmatch(path.name):
-        raise ValueError(
-            f"{where} expects the folder of a run, but {path} is one of its checkpoints; pass {path.parent}."
-        )
+        require(False, "the directory of a run", f"{path}, which is one of its checkpoints", f"pass {path.parent}")
     return path
 
 
-def make_directory(where: str, directory) -> None:
-    """Make the folder of a run, before anything is computed that could not be saved there."""
-    path = as_directory(where, directory)
+def make_directory(directory) -> None:
+    """Create the directory of a run, before anything is computed that could not be saved there."""
+    path = as_directory(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"{where} cannot save checkpoints in {path}: {error.strerror}. Pass another folder.") from error
+        expected = f"to save checkpoints in {path}"
+        raise OSError(f"{public_name()} expected {expected}, got {error.strerror}; pass another directory.") from error
 
 
-def require_orbax(where: str):
-    """The library that writes arrays; a sentence where it is missing."""
+def require_orbax():
+    """The library that writes arrays; an error that says how to install it where it is missing."""
     try:
         from orbax.checkpoint import v1 as ocp
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"{where} writes checkpoints with orbax (0.12 or newer), which is not installed; "
-            "install it with: pip install jaxblocks[train]",
+            f"{public_name()} expected orbax (0.12 or newer), which writes checkpoints, got no such package; "
+            "install it with: pip install jaxblocks[train].",
             name="orbax",
         ) from error
-    if jax.process_count() > 1:
-        raise NotImplementedError(f"{where} works in one process, but there are {jax.process_count()}.")
+    processes = jax.process_count()
+    require(processes == 1, "one process", processes, "save with orbax itself", error=NotImplementedError)
     return ocp
 
 
@@ -307,12 +277,12 @@ def require_orbax(where: str):
 
 
 def _read(path, trees, optional):
-    """The trees of one checkpoint, every leaf checked against its hash."""
+    """The trees of one checkpoint, with every leaf compared with its hash."""
     listed = _read_list(path)
     stored = listed["leaves"]
     wanted = {name: {place: _described(a) for place, a in _named(tree).items()} for name, tree in trees.items()}
     if differences := _differences(listed, wanted):
-        raise RefusedError(f"is of another model: {differences}")
+        raise RejectedError(f"is of another model: {differences}")
     names = [*trees, *(name for name in optional if name in stored)]
     likes = {name: _named(trees[name]) if name in trees else {} for name in names}
     abstract = {
@@ -321,12 +291,12 @@ def _read(path, trees, optional):
     }
     try:
         with _orbax_is_quiet():
-            ocp = require_orbax("load_checkpoint")
-            loaded = ocp.load_checkpointables(path / "arrays", {n: a for n, a in abstract.items() if a})
+            ocp = require_orbax()
+            loaded = ocp.load_checkpointables(str(path / "arrays"), {n: a for n, a in abstract.items() if a})
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # whatever a damaged file makes of its reader
-        raise RefusedError("is damaged: its arrays cannot be read") from error
+    except Exception as error:  # the reader of a damaged file may raise anything
+        raise RejectedError("is damaged: its arrays cannot be read") from error
     arrays = {}
     for name in names:
         arrays[name] = {}
@@ -334,7 +304,7 @@ def _read(path, trees, optional):
             a = loaded.get(name, {}).get(place)
             a = np.zeros(entry["shape"], entry["dtype"]) if a is None else a
             if _entry(place, a) != entry:
-                raise RefusedError(f"is damaged: {name}{place} is not what was saved, its hash differs")
+                raise RejectedError(f"is damaged: the hash of {name}/{place} differs from the one that was saved")
             arrays[name][place] = a
     found = {name: rebuild(trees[name], arrays[name]) if name in trees else arrays[name] for name in names}
     return found, listed["notes"]
@@ -347,13 +317,13 @@ def _read_list(path) -> dict:
             raise ValueError("its hash differs")
         return json.loads(text)
     except (OSError, ValueError) as error:
-        raise RefusedError(f"is damaged: its {_LIST} is missing, cut short or changed") from error
+        raise RejectedError(f"is damaged: its {_LIST} is missing, cut short or changed") from error
 
 
 def _list_or_none(path):
     try:
         return _read_list(path)
-    except RefusedError:
+    except RejectedError:
         return None
 
 
@@ -362,18 +332,18 @@ def _shapes(leaves):
 
 
 def _differences(listed, wanted) -> str:
-    """In which leaves a checkpoint differs from what is wanted; empty if in none."""
+    """In which leaves a checkpoint differs from the expected ones; empty if in none."""
     found = []
     for name, leaves in wanted.items():
         stored, here = _shapes(listed["leaves"].get(name, {})), _shapes(leaves)
         for place in [*stored, *(p for p in here if p not in stored)]:
             if place not in here:
-                found.append(f"{name}{place}, {_words(stored[place])}, is in the checkpoint only")
+                found.append(f"{name}/{place}, {_words(stored[place])}, is in the checkpoint only")
             elif place not in stored:
-                found.append(f"{name}{place}, {_words(here[place])}, is not in the checkpoint")
+                found.append(f"{name}/{place}, {_words(here[place])}, is not in the checkpoint")
             elif stored[place] != here[place]:
                 found.append(
-                    f"{name}{place} is {_words(stored[place])} in the checkpoint and {_words(here[place])} here"
+                    f"{name}/{place} is {_words(stored[place])} in the checkpoint and {_words(here[place])} here"
                 )
     more = f", and {len(found) - 4} more leaves differ" if len(found) > 4 else ""
     return "; ".join(found[:4]) + more
@@ -385,8 +355,8 @@ def _words(described):
 
 
 def _abstract(entry, like):
-    """What orbax needs to know of a leaf: a NumPy array of its kind, or on which devices to spread it."""
-    if _is_spread(like):
+    """What orbax needs to read a leaf: a NumPy array of its shape and dtype, or a sharding."""
+    if _is_sharded(like):
         return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding)
     return np.empty(entry["shape"], jnp.dtype(entry["dtype"]))
 
@@ -396,23 +366,25 @@ def _abstract(entry, like):
 
 def _named(tree) -> dict:
     """Every leaf by its path, typed keys by their data."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): _key_data(leaf) if _is_key(leaf) else leaf for path, leaf in leaves}
+    names, leaves = paths(tree), jax.tree.leaves(tree)
+    unique = len(set(names)) == len(names)
+    require(unique, "a tree whose leaves have different paths", "a name with a slash", "rename it")
+    return {name: _key_data(leaf) if _is_key(leaf) else leaf for name, leaf in zip(names, leaves, strict=True)}
 
 
 def _arrays(tree) -> dict:
-    """The same with arrays of NumPy, but for those that are spread over devices."""
-    return {path: a if _is_spread(a) else _host(path, a) for path, a in _named(tree).items()}
+    """The same as NumPy arrays, except for those that are sharded over devices."""
+    return {path: a if _is_sharded(a) else _host(path, a) for path, a in _named(tree).items()}
 
 
 def _host(path, leaf):
     a = np.asarray(leaf)
     if a.dtype.kind in "OUSMm":
-        raise TypeError(f"A checkpoint holds arrays, but its leaf {path} is {describe_any(leaf)}; leave it out.")
+        require(False, f"leaf {path} to be an array", repr(leaf), "remove it from the tree", error=TypeError)
     return a
 
 
-def _is_spread(leaf) -> bool:
+def _is_sharded(leaf) -> bool:
     return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
 
 
@@ -421,7 +393,7 @@ def _is_key(leaf) -> bool:
 
 
 def _generator(key):
-    """The implementation of a typed key, or of the shape of one."""
+    """The generator of a typed key, or of the shape of one."""
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
     return found[0]
@@ -446,18 +418,19 @@ def _hash(data) -> str:
 
 
 def _reserve(path, size: int):
-    """Ask for the room beforehand: orbax may wait for minutes where a disk is full."""
+    """Allocate the disk space beforehand: orbax may wait for minutes where a disk is full."""
     with open(path, "wb") as file:
         try:
             if size and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # file systems that reserve nothing
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # file systems that cannot allocate
                 raise
     path.unlink()
 
 
-def _through_to_the_disk(folder):
+def _flush(folder):
+    """Write what the operating system holds in memory to the disk."""
     for place, folders, files in os.walk(folder):
         for name in (*files, *folders):
             _sync(os.path.join(place, name))
@@ -465,7 +438,7 @@ def _through_to_the_disk(folder):
 
 
 def _sync(path):
-    with contextlib.suppress(PermissionError):  # Windows opens no folders
+    with contextlib.suppress(PermissionError):  # Windows cannot open directories
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -474,7 +447,7 @@ def _sync(path):
 
 
 def _clear(directory):
-    """Remove what a kill has left in the middle of writing or of removing."""
+    """Remove the files that a kill during writing or removing has left."""
     for path in directory.iterdir():
         if path.name.startswith((_SAVING, _REMOVING)):
             shutil.rmtree(path, ignore_errors=True)
@@ -482,7 +455,7 @@ def _clear(directory):
 
 @contextlib.contextmanager
 def _orbax_is_quiet():
-    """Without the tracebacks that its threads log; what went wrong is raised all the same."""
+    """Without the tracebacks that its threads log; errors are raised anyway."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
     for log in logs:

@@ -1,76 +1,127 @@
-"""Where `fit` writes what it sees: lines in the terminal, a CSV file, event files for TensorBoard.
+"""Logs of a run, callbacks of `fit`: lines in the terminal, a CSV file, event files for TensorBoard.
 
-A log is three functions. A run that was killed goes on in the same files: what lies after the step from which it goes
-on, or was cut off in the middle of a line, is dropped, and written again.
+A run that was killed and is resumed continues the same files: rows after the step of its checkpoint, and a row that was
+cut off in the middle, are removed and written again.
 """
 
+import contextlib
 import csv
 import io
 import os
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TextIO
 
-from jaxblocks.checks import describe_any, require_whole
+from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.training.callback import Callback, Run
 
-__all__ = ["Log", "csv_log", "tensorboard_log", "terminal_log"]
+__all__ = ["csv_log", "row_log", "tensorboard_log", "terminal_log"]
+
+Row = Mapping[str, Any]
 
 
-class Log(NamedTuple):
-    """Three functions; write your own for another place.
+def row_log(
+    write: Callable[[Sequence[Row]], None],
+    *,
+    begin: Callable[[int, Sequence[str]], None] | None = None,
+    end: Callable[[], None] | None = None,
+) -> Callback:
+    """A callback that passes the row of each step to ``write`` exactly once; write your own log with it.
+
+    The rows of the steps that lead to an error are passed too. An ``OSError`` of ``write`` (a full disk) is a warning
+    and ends the log; training continues.
 
     Args:
-        begin: ``begin(step, columns)``, once: rows up to this step are there already (0: none); what may come in
-            a row is ``"step"``, ``"epoch"``, ``"loss"``, and ``"validation ..."`` by the name of each metric.
-        write: ``write(rows)``: dicts from columns to numbers, one a step, in order; validation only at some steps.
-            What was written must survive the death of the process (``flush``).
+        write: ``write(rows)``: dicts from columns to numbers, one for each step, in order; validation metrics only at
+            some steps. Rows must reach the file (``flush``) before it returns, or a kill may lose them.
+        begin: ``begin(step, columns)``, once: rows up to ``step`` were written by an earlier call of `fit` (0: none).
         end: ``end()``, once, also after an error.
 
+    Raises:
+        OSError: before the first step, where ``begin`` raises one.
+
     >>> seen = []
-    >>> log = Log(lambda step, columns: None, seen.extend, lambda: None)
-    >>> log.write([{"step": 1, "epoch": 0.5, "loss": 2.0}])
+    >>> log = row_log(seen.extend)
+    >>> run = Run(steps=10)
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "epoch": 0.5, "loss": 2.0}]
+    >>> log.on_step(run)
     >>> seen
     [{'step': 1, 'epoch': 0.5, 'loss': 2.0}]
     """
+    written, is_open = 0, False
 
-    begin: Callable[[int, Sequence[str]], None]
-    write: Callable[[Iterable[Mapping[str, float]]], None]
-    end: Callable[[], None]
+    def on_start(run: Run):
+        nonlocal written, is_open
+        written = run.start
+        try:
+            if begin is not None:
+                begin(run.start, tuple(run.columns))
+        except OSError as error:
+            raise OSError(f"A log cannot be written: {error}. Pass another path, or free disk space.") from error
+        is_open = True
+
+    def on_step(run: Run):
+        nonlocal written, is_open
+        rows = [row for row in run.rows if row["step"] > written]
+        if not is_open or not rows:
+            return
+        written = rows[-1]["step"]
+        try:
+            write(rows)
+        except OSError as error:
+            is_open = False
+            warnings.warn(f"A log cannot be written: {error}. Training continues without it.", stacklevel=4)
+
+    def on_end(run: Run):
+        on_step(run)  # after an error, the rows that led to it
+        if end is not None:
+            with contextlib.suppress(OSError):  # a full disk has been reported
+                end()
+
+    return Callback(on_start=on_start, on_step=on_step, on_end=on_end)
 
 
-def csv_log(path: str | os.PathLike, *, every: int = 1) -> Log:
-    """A CSV file with a header, a row for every ``every``-th step and one for each validation.
+@checked
+def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
+    """A CSV file with a header, a row for each multiple of ``every`` steps and a row for each validation.
 
-    A run that begins at step 0 begins the file anew.
+    A run that begins at step 0 overwrites the file.
 
     Raises:
-        ValueError: where it is to go on with a file that has other columns.
+        ValueError: unless ``every`` is an integer >= 1; before the first step, if a resumed run has other columns than
+            the file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "losses.csv"
-    >>> log = csv_log(path)
-    >>> log.begin(0, ["step", "loss"])
-    >>> log.write([{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
-    >>> log.end()
+    >>> log, run = csv_log(path), Run(steps=2, columns=["step", "loss"])
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+    >>> log.on_step(run)
+    >>> log.on_end(run)
     >>> path.read_text().splitlines()
     ['step,loss', '1,0.5', '2,0.25']
     """
-    path, every, file, names = Path(path), require_whole("csv_log", "every", every), None, ()
+    target = Path(path)
+    file: TextIO | None = None
+    names: Sequence[str] = ()
 
     def begin(step, columns):
         nonlocal file, names
-        names = tuple(columns)
-        kept = _kept_lines(path, names, step) if step and path.exists() else [_line(names)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.new")
+        names = columns
+        kept = _kept_lines(target, names, step) if step and target.exists() else [_line(names)]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = target.with_name(f".{target.name}.new")
         new.write_text("".join(kept))
-        os.replace(new, path)
-        file = open(path, "a")  # `end` closes it
+        os.replace(new, target)
+        file = open(target, "a")  # `end` closes it
 
     def write(rows):
+        assert file is not None
         rows = [row for row in rows if _is_due(row, every)]
         file.write("".join(_line([row.get(name, "") for name in names]) for row in rows))
         file.flush()
@@ -79,39 +130,44 @@ def csv_log(path: str | os.PathLike, *, every: int = 1) -> Log:
         if file is not None:
             file.close()
 
-    return Log(begin, write, end)
+    return row_log(write, begin=begin, end=end)
 
 
-def tensorboard_log(directory: str | os.PathLike, *, every: int = 1) -> Log:
-    """Event files that TensorBoard shows: a curve for each column, over steps.
+@checked
+def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
+    """An event file for TensorBoard: a curve over steps for each column.
 
-    One file a folder, ``events.out.tfevents.jaxblocks``; a run that begins at step 0 begins it anew. Written with
-    tensorboardX (``pip install jaxblocks[train]``).
+    The directory gets one file, ``events.out.tfevents.jaxblocks``; a run that begins at step 0 overwrites it. Written
+    with tensorboardX (``pip install jaxblocks[train]``).
 
     Raises:
+        ValueError: unless ``every`` is an integer >= 1.
         ModuleNotFoundError: without tensorboardX.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> log = tensorboard_log(folder)
-    >>> log.begin(0, ["step", "epoch", "loss"])
-    >>> log.write([{"step": 1, "epoch": 0.5, "loss": 2.0}])
-    >>> log.end()
+    >>> log, run = tensorboard_log(folder), Run(steps=1)
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "epoch": 0.5, "loss": 2.0}]
+    >>> log.on_step(run)
+    >>> log.on_end(run)
     >>> [path.name for path in folder.iterdir()]
     ['events.out.tfevents.jaxblocks']
     """
     path = Path(directory) / "events.out.tfevents.jaxblocks"
-    every, writer = require_whole("tensorboard_log", "every", every), None
+    writer: Any = None
     try:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto import event_pb2, summary_pb2
         from tensorboardX.record_writer import RecordWriter
     except ImportError as error:
         raise ModuleNotFoundError(
-            "tensorboard_log writes event files with tensorboardX, which is not installed; "
+            "tensorboard_log expected tensorboardX, which writes event files, got no such package; "
             "install it with: pip install jaxblocks[train]",
             name="tensorboardX",
         ) from error
+
+    protos: Any = event_pb2, summary_pb2  # their classes are made at run time
+    Event, Summary = protos[0].Event, protos[1].Summary
 
     def begin(step, columns):
         nonlocal writer
@@ -123,7 +179,7 @@ def tensorboard_log(directory: str | os.PathLike, *, every: int = 1) -> Log:
         for record in kept or [Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()]:
             writer.write(record)
         writer.flush()
-        os.replace(new, path)  # the writer goes on in the renamed file
+        os.replace(new, path)  # the writer keeps the renamed file open
 
     def write(rows):
         for row in rows:
@@ -137,21 +193,25 @@ def tensorboard_log(directory: str | os.PathLike, *, every: int = 1) -> Log:
         if writer is not None:
             writer.close()
 
-    return Log(begin, write, end)
+    return row_log(write, begin=begin, end=end)
 
 
-def terminal_log(*, every: int = 100, file=None) -> Log:
-    """A line for every ``every``-th step and for each validation; for log files, where a progress bar is in the way.
+@checked
+def terminal_log(*, every: PositiveInt = 100, file: TextIO | None = None) -> Callback:
+    """A printed line for each multiple of ``every`` steps and for each validation; for output that goes to a file.
 
     Args:
         file: where to print; standard output by default.
 
-    >>> log = terminal_log(every=2)
-    >>> log.begin(0, ["step", "epoch", "loss", "validation loss"])
-    >>> log.write([{"step": 1, "epoch": 0.5, "loss": 2.0}, {"step": 2, "epoch": 1.0, "loss": 1.0}])
+    Raises:
+        ValueError: unless ``every`` is an integer >= 1.
+
+    >>> log, run = terminal_log(every=2), Run(steps=2)
+    >>> log.on_start(run)
+    >>> run.rows = [{"step": 1, "epoch": 0.5, "loss": 2.0}, {"step": 2, "epoch": 1.0, "loss": 1.0}]
+    >>> log.on_step(run)
     step 2, epoch 1, loss 1
     """
-    every = require_whole("terminal_log", "every", every)
 
     def write(rows):
         for row in rows:
@@ -159,24 +219,7 @@ def terminal_log(*, every: int = 100, file=None) -> Log:
                 words = ", ".join(f"{k} {v}" if k == "step" else f"{k} {v:.4g}" for k, v in row.items())
                 print(words, file=file or sys.stdout, flush=True)
 
-    return Log(lambda step, columns: None, write, lambda: None)
-
-
-# ---- shared with fit -----------------------------------------------------------------------
-
-
-def as_logs(log) -> list[Log]:
-    """What ``fit(log=)`` takes as a list of logs, a new one."""
-    if log is None:
-        return []
-    logs = [log] if isinstance(log, Log) or not isinstance(log, Sequence) else list(log)
-    for one in logs:
-        if not isinstance(one, Log):
-            raise TypeError(
-                f"fit expects logs, but {describe_any(one)} came; pass for instance "
-                "log=[csv_log(path), terminal_log()]."
-            )
-    return logs
+    return row_log(write)
 
 
 def _is_due(row, every) -> bool:
@@ -189,14 +232,12 @@ def _line(values) -> str:
     return line.getvalue()
 
 
-def _kept_lines(path, names, step) -> list[str]:
+def _kept_lines(path: Path, names, step) -> list[str]:
     """The header and the complete rows of a CSV file up to a step."""
     header, *lines = path.read_text().splitlines(keepends=True) or [""]
     if header != _line(names):
-        raise ValueError(
-            f"csv_log is to go on with {path}, whose columns are {header.strip()}, but this run has "
-            f"{_line(names).strip()}; pass another path."
-        )
+        expected = f"the columns of {path}, {header.strip()}, to continue that file"
+        require(False, expected, _line(names).strip(), "pass another path")
     kept = [header]
     for line in lines:
         first = next(csv.reader([line]), [""])[0]
@@ -207,7 +248,7 @@ def _kept_lines(path, names, step) -> list[str]:
 
 
 def _records(path):
-    """The complete records of an event file: length, a checksum, data, a checksum."""
+    """The complete records of an event file: length, checksum, data, checksum."""
     data, place = path.read_bytes(), 0
     while place + 12 <= len(data):
         (length,) = struct.unpack_from("<Q", data, place)

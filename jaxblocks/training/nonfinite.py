@@ -1,4 +1,4 @@
-"""Where a computation first stops being finite: the layer, read off the names that layers leave in a jaxpr."""
+"""Where a computation first stops being finite: the layer, read off the name scopes of a jaxpr."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,24 +20,24 @@ class FirstNonFinite(NamedTuple):
     Args:
         layer: the path of the layer, ``"2.Repeat/.Dense"``; empty outside of every layer.
         operation: the primitive of JAX, ``"exp"``.
-        turns: in which turns of the loops around it (from 0), ``(3,)`` for the fourth layer of a `Repeat`.
+        iterations: of the scans around it, from 0; ``(3,)`` in the fourth layer of a `Repeat`.
     """
 
     layer: str
     operation: str
-    turns: tuple[int, ...]
+    iterations: tuple[int, ...]
 
     def __str__(self):
-        turns = "".join(f", turn {turn} of its loop (from 0)" for turn in self.turns)
-        return f"{self.layer or 'outside of the layers'} (operation {self.operation}{turns})"
+        iterations = "".join(f", scan iteration {i} (from 0)" for i in self.iterations)
+        return f"{self.layer or 'outside of the layers'} (operation {self.operation}{iterations})"
 
 
 def first_not_finite(f: Callable, *args) -> FirstNonFinite | None:
-    """The first operation of ``f(*args)`` that made infinities or NaN out of finite numbers; ``None`` if none did.
+    """The first operation of ``f(*args)`` that made infinities or NaN from finite numbers; ``None`` if none did.
 
-    Only what leads to an output that is not finite counts: infinities that are meant (a mask before a
-    softmax, the beginning of a maximum) come from constants or die out. Calls and scans are looked into,
-    ``while`` and ``cond`` are one operation.
+    Only operations that an output depends on which is not finite count: intended infinities (a mask before a
+    softmax, the initial value of a maximum) are constants or do not reach an output. Calls and scans are entered,
+    ``while`` and ``cond`` count as one operation.
 
     >>> def f(x):
     ...     with jax.named_scope("0.shift"):
@@ -46,7 +46,7 @@ def first_not_finite(f: Callable, *args) -> FirstNonFinite | None:
     ...         return jnp.log(x).sum()
     >>> with jax.debug_nans(False):
     ...     first_not_finite(f, jnp.ones(3))
-    FirstNonFinite(layer='1.log', operation='log', turns=())
+    FirstNonFinite(layer='1.log', operation='log', iterations=())
     """
     closed = jax.make_jaxpr(f)(*args)
     _, flags = jax.jit(lambda leaves: _run(closed, leaves))(jax.tree.leaves(args))
@@ -61,7 +61,7 @@ def _bad(x):
 
 
 def _run(closed, args):
-    """The outputs of a jaxpr, and for every equation: which inputs and outputs are bad, and the same of its body."""
+    """The outputs of a jaxpr, and for each equation which inputs and outputs are not finite, and those of its body."""
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
     read = lambda variable: variable.val if isinstance(variable, Literal) else values[variable]
@@ -85,18 +85,18 @@ def _run_scan(equation, operands):
     constants, carries = scan_parts(equation)
     body = as_closed(equation.params["jaxpr"])
 
-    def turn(carry, slices):
+    def iteration(carry, slices):
         results, flags = _run(body, [*operands[:constants], *carry, *slices])
         return results[:carries], (results[carries:], flags)
 
     begin, slices = operands[constants : constants + carries], operands[constants + carries :]
     options = {name: equation.params[name] for name in ("length", "reverse")}
-    carry, (stacked, flags) = lax.scan(turn, begin, slices, **options)
+    carry, (stacked, flags) = lax.scan(iteration, begin, slices, **options)
     return [*carry, *stacked], flags
 
 
-def _culprit(closed, flags, wanted, scope, turns):
-    """The first equation that makes bad numbers out of good ones and that a wanted output needs."""
+def _culprit(closed, flags, wanted, scope, iterations):
+    """The first equation with finite inputs and other outputs that a wanted output depends on."""
     jaxpr, bad, blamed, needed = closed.jaxpr, {}, [], set()
     for equation, (_, results, _) in zip(jaxpr.eqns, flags, strict=True):
         bad.update(zip(equation.outvars, map(bool, results), strict=True))
@@ -115,19 +115,19 @@ def _culprit(closed, flags, wanted, scope, turns):
     results = list(map(bool, results))
     body = body_of_call(equation)
     if body is not None:
-        found = _culprit(body, inside, results, scope, turns)
+        found = _culprit(body, inside, results, scope, iterations)
     elif equation.primitive.name == "scan":
-        found = _culprit_in_scan(equation, inside, scope, turns)
+        found = _culprit_in_scan(equation, inside, scope, iterations)
     else:
         found = None
-    return found or FirstNonFinite(scope, equation.primitive.name, turns)
+    return found or FirstNonFinite(scope, equation.primitive.name, iterations)
 
 
-def _culprit_in_scan(equation, inside, scope, turns):
-    """The first turn in which something goes wrong, and where in it."""
+def _culprit_in_scan(equation, inside, scope, iterations):
+    """The first iteration in which an operation is to blame, and which one."""
     body, length = as_closed(equation.params["jaxpr"]), equation.params["length"]
-    for turn in reversed(range(length)) if equation.params["reverse"] else range(length):
-        flags = jax.tree.map(lambda flag, turn=turn: np.asarray(flag)[turn], inside)
-        if found := _culprit(body, flags, [True] * len(body.jaxpr.outvars), scope, (*turns, turn)):
+    for i in reversed(range(length)) if equation.params["reverse"] else range(length):
+        flags = jax.tree.map(lambda flag, i=i: np.asarray(flag)[i], inside)
+        if found := _culprit(body, flags, [True] * len(body.jaxpr.outvars), scope, (*iterations, i)):
             return found
     return None

@@ -1,4 +1,4 @@
-"""The proximal step of the l1 penalty as a link of an optimizer: it reaches exact zeros where gradients do not."""
+"""The proximal step of the l1 penalty as an optax transformation, which sets params to exact zeros."""
 
 import jax
 import optax
@@ -12,7 +12,7 @@ def proximal_l1(threshold: float) -> optax.GradientTransformation:
     r"""The l1 penalty as the last link of an optimizer: the updated params pass through ``soft_threshold``.
 
     ``optax.chain(optax.sgd(eta), proximal_l1(eta * strength))`` is proximal gradient descent (ISTA) on
-    the loss plus ``strength`` :math:`\lVert\theta\rVert_1`; unlike ``penalty=l1`` it sets params to exactly 0.
+    the loss plus ``strength`` :math:`\lVert\theta\rVert_1`; unlike ``penalty=l1_penalty`` it sets params to exactly 0.
 
     >>> import jax.numpy as jnp
     >>> optimizer = proximal_l1(0.5)

@@ -1,23 +1,79 @@
-"""Early stopping as a pure state machine: a state, and a function from a state and a loss to the next state."""
+"""Early stopping: the rule as a pure state machine, and the callback of `fit` that follows it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, checked, require
+from jaxblocks.training.callback import Callback, Run
 
-__all__ = ["EarlyStopping", "StoppingState", "early_stopping"]
+__all__ = ["StoppingRule", "StoppingState", "early_stopping", "stopping_rule"]
+
+
+@checked
+def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, monitor: str = "loss") -> Callback:
+    """A callback that ends the run after ``patience`` validations in a row without improvement (`stopping_rule`).
+
+    `fit` returns the params with the lowest validation loss, with and without early stopping. A run that is resumed
+    from a checkpoint continues to count where it stopped.
+
+    Args:
+        monitor: the validation metric to observe, one that should fall: ``"loss"`` or a name in ``fit(metrics=)``.
+
+    Raises:
+        ValueError: unless ``patience`` is an integer >= 1 and ``min_delta`` >= 0; before the first step, if `fit` has
+            no validation data or no such metric.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from jaxblocks.layers.dense import Dense
+    >>> from jaxblocks.losses import mse
+    >>> from jaxblocks.training import fit
+    >>> x = jnp.linspace(-1, 1, 40)[:, None]
+    >>> options = dict(key=jax.random.key(0), batch_size=20, epochs=50, progress=False)
+    >>> callbacks = [early_stopping(patience=3)]
+    >>> fitted = fit(Dense(1), mse, optax.sgd(0.05), (x, x), validation=(x, -x), callbacks=callbacks, **options)
+    >>> losses = fitted.history.validation["loss"]
+    >>> len(losses) - 1 - int(losses.argmin())
+    3
+
+    Source: Diehl 2023, section 1.6 (named there).
+    """
+    rule = stopping_rule(patience, min_delta=min_delta)
+    state = rule.init()
+
+    def on_start(run: Run):
+        nonlocal state
+        if f"validation {monitor}" not in run.columns:
+            repair = "pass validation=(x, y) to fit, and metrics= for others than the loss"
+            require(False, f"a validation metric {monitor!r} to stop early", _metrics_of(run), repair)
+        state = rule.init()
+        for _, means in run.validations:  # of a run that was resumed
+            state = rule.update(state, means[monitor])
+        state = state._replace(stop=state.since_best >= patience)
+        run.stop = run.stop or bool(state.stop)
+
+    def on_epoch_end(run: Run):
+        nonlocal state
+        state = rule.update(state, run.validations[-1][1][monitor])
+        run.stop = run.stop or bool(state.stop)
+
+    return Callback(on_start=on_start, on_epoch_end=on_epoch_end)
+
+
+def _metrics_of(run) -> str:
+    names = [column.removeprefix("validation ") for column in run.columns if column.startswith("validation ")]
+    return ", ".join(map(repr, names)) or "no validation"
 
 
 class StoppingState(NamedTuple):
-    """Where the machine of `early_stopping` stands, four scalars.
+    """The state of a `stopping_rule`, four scalars.
 
     Args:
         best: the lowest value that counted as an improvement; infinity before there is one.
-        since_best: values seen since then.
-        stop: whether to stop; once true it stays so.
-        improved: whether the last value was an improvement (time to keep the params).
+        since_best: the number of values since then.
+        stop: whether to stop; once true it stays true.
+        improved: whether the last value was an improvement.
     """
 
     best: Any
@@ -26,37 +82,35 @@ class StoppingState(NamedTuple):
     improved: Any
 
 
-class EarlyStopping(NamedTuple):
-    """What `early_stopping` returns: ``init() -> state`` and ``update(state, value) -> state``."""
+class StoppingRule(NamedTuple):
+    """What `stopping_rule` returns: ``init() -> state`` and ``update(state, value) -> state``."""
 
     init: Callable[[], StoppingState]
     update: Callable[..., StoppingState]
 
 
-def early_stopping(patience: int, min_delta: float = 0.0) -> EarlyStopping:
+@checked
+def stopping_rule(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0) -> StoppingRule:
     r"""Stop after ``patience`` values in a row that do not improve on the best by more than ``min_delta``.
 
     With :math:`b_0 = \infty`, a value :math:`v_t` (a validation loss) is an improvement if
     :math:`v_t < b_{t-1} - \delta`; then :math:`b_t = v_t`, else :math:`b_t = b_{t-1}`. A NaN is never an
     improvement. For a score that should rise, pass its negative.
 
-    Works in plain Python, under ``jit`` and as the carry of ``lax.scan``.
+    Works in plain Python, under ``jit`` and as the carry of ``lax.scan``; `early_stopping` applies it in `fit`.
 
     Raises:
-        ValueError: unless ``patience`` is a whole number >= 1 and ``min_delta`` >= 0.
+        ValueError: unless ``patience`` is an integer >= 1 and ``min_delta`` >= 0.
 
-    >>> stopping = early_stopping(patience=2)
-    >>> state = stopping.init()
+    >>> rule = stopping_rule(patience=2)
+    >>> state = rule.init()
     >>> for value in [3.0, 2.0, 2.5, 2.0]:
-    ...     state = stopping.update(state, value)
+    ...     state = rule.update(state, value)
     >>> bool(state.stop), float(state.best)
     (True, 2.0)
 
     Source: Diehl 2023, section 1.6 (named there).
     """
-    patience = require_whole("early_stopping", "patience", patience)
-    if not min_delta >= 0:
-        raise ValueError(f"early_stopping expects min_delta >= 0, but {min_delta!r} came.")
 
     def init():
         return StoppingState(jnp.full((), jnp.inf, float), jnp.zeros((), int), jnp.array(False), jnp.array(False))
@@ -68,4 +122,4 @@ def early_stopping(patience: int, min_delta: float = 0.0) -> EarlyStopping:
         stop = state.stop | (since_best >= patience)
         return StoppingState(jnp.where(improved, value, state.best), since_best, stop, improved)
 
-    return EarlyStopping(init, update)
+    return StoppingRule(init, update)

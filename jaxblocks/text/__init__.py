@@ -1,0 +1,20 @@
+"""Text: tokenizers, and what a language model does with tokens.
+
+A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., time, vocab)``, where the logits at t are
+those of the token at t + 1; see `jaxblocks.models`.
+"""
+
+from jaxblocks.text.generation import generate, pad_prompts
+from jaxblocks.text.likelihood import bits_per_token
+from jaxblocks.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from jaxblocks.text.truncation import truncate_logits
+
+__all__ = [
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Tokenizer",
+    "bits_per_token",
+    "generate",
+    "pad_prompts",
+    "truncate_logits",
+]

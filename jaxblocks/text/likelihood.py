@@ -1,0 +1,36 @@
+"""How well a language model predicts a text: the code length of its tokens."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from jaxblocks.checks import checked
+from jaxblocks.precision import widen
+from jaxblocks.text.vocabulary import check_tokens
+
+__all__ = ["bits_per_token"]
+
+
+@checked
+def bits_per_token(logits: Float[Array, "*batch vocab"], tokens: Integer[Array, "*batch"]) -> Float[Array, "*batch"]:
+    r"""The code length of each token under a model, :math:`-\log_2 p(x)`: cross-entropy in nats over :math:`\ln 2`.
+
+    The mean over a text whose tokens are characters is the number of bits per character. For the uniform distribution
+    it is :math:`\log_2` of the vocabulary size. Computed in float32 at least.
+
+    Raises:
+        TypeError: for logits that are not floating-point, and tokens that are no integers.
+        ValueError: for shapes that differ, and tokens out of range (under ``jit`` the result there is NaN).
+
+    >>> print(bits_per_token(jnp.zeros((2, 8)), jnp.array([0, 7])))
+    [3. 3.]
+
+    Source: Shannon 1951, Prediction and entropy of printed English.
+    """
+    check_tokens(tokens, logits.shape[-1], "tokens")
+    logits = widen(logits)
+    own = jnp.take_along_axis(logits, tokens[..., None], -1, mode="fill", fill_value=jnp.nan)[..., 0]
+    own = jnp.where(tokens < 0, jnp.nan, own)
+    return (jax.nn.logsumexp(logits, -1) - own) / math.log(2)

@@ -1,0 +1,128 @@
+"""Tokenizers: from a string to integers and back, by bytes or by characters."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from jaxblocks.checks import require
+
+__all__ = ["ByteTokenizer", "CharTokenizer", "Tokenizer"]
+
+
+class Tokenizer(NamedTuple):
+    """What `ByteTokenizer` and `CharTokenizer` return: two functions, and the size of the vocabulary.
+
+    Args:
+        encode: a string to int32 ``(time,)``, NumPy.
+        decode: integers ``(time,)`` to a string; with more axes, to nested lists of strings.
+        vocab_size: the number of tokens, 0, ..., vocab_size - 1.
+        symbols: the symbols of a `CharTokenizer` in order, from which it can be built again; ``None`` for bytes.
+    """
+
+    encode: Callable[[str], np.ndarray]
+    decode: Callable[[Any], Any]
+    vocab_size: int
+    symbols: str | None
+
+    def __repr__(self):
+        of = "bytes" if self.symbols is None else repr(self.symbols)
+        return f"Tokenizer({self.vocab_size} tokens: {of})"
+
+
+def ByteTokenizer() -> Tokenizer:
+    """A tokenizer whose tokens are the 256 bytes of UTF-8: a character takes one to four tokens.
+
+    ``decode`` writes U+FFFD where bytes are not valid UTF-8, as those of a model may be.
+
+    Raises:
+        TypeError: by ``encode``, unless it gets a string; by ``decode``, unless it gets integers.
+        ValueError: by ``encode``, for half of a surrogate pair, which is no character; by ``decode``, for integers
+            outside of the vocabulary.
+
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode("naïve").tolist()
+    [110, 97, 195, 175, 118, 101]
+    >>> tokenizer.decode([110, 97, 195, 175, 118, 101])
+    'naïve'
+    """
+
+    def encode(text):
+        _check_text(text)
+        try:
+            return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
+        except UnicodeEncodeError as error:
+            _reject_character(text, error.start, "characters that UTF-8 can encode", "remove the surrogate", error)
+
+    return Tokenizer(encode, _decoder(256, lambda row: bytes(row).decode("utf-8", "replace")), 256, None)
+
+
+def CharTokenizer(text: str) -> Tokenizer:
+    """A tokenizer whose tokens are the characters that occur in a text, in the order of their code points.
+
+    ``CharTokenizer(tokenizer.symbols)`` is the same tokenizer: store that string with the params of a model.
+
+    Raises:
+        TypeError: unless ``text`` is a string; by ``decode``, unless it gets integers.
+        ValueError: for an empty text; by ``encode``, for a character that does not occur in it; by ``decode``, for
+            integers outside of the vocabulary.
+
+    >>> tokenizer = CharTokenizer("abracadabra")
+    >>> tokenizer
+    Tokenizer(5 tokens: 'abcdr')
+    >>> tokenizer.encode("cab").tolist(), tokenizer.decode([2, 0, 1])
+    ([2, 0, 1], 'cab')
+    """
+    _check_text(text)
+    symbols = np.unique(_code_points(text))
+    require(symbols.size, "a text that contains each symbol at least once", repr(text), "pass a longer text")
+
+    def encode(text):
+        _check_text(text)
+        characters = _code_points(text)
+        places = np.searchsorted(symbols, characters)
+        unknown = symbols[np.minimum(places, symbols.size - 1)] != characters
+        if unknown.any():
+            number = np.unique(characters[unknown]).size
+            expected = f"the {symbols.size} symbols of the tokenizer"
+            repair = f"remove or replace it ({number} of the characters are unknown), build the tokenizer from a text "
+            _reject_character(text, int(unknown.argmax()), expected, f"{repair}that contains it, or use ByteTokenizer")
+        return places.astype(np.int32)
+
+    names = "".join(map(chr, symbols))
+    decode = _decoder(int(symbols.size), lambda row: "".join([names[i] for i in row]))
+    return Tokenizer(encode, decode, int(symbols.size), names)
+
+
+def _check_text(text):
+    require(isinstance(text, str), "a string", text, "call it for each text", error=TypeError)
+
+
+def _code_points(text):
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _reject_character(text, place, expected, repair, cause=None) -> NoReturn:
+    before = text[max(place - 10, 0) : place]
+    after = f" after {before!r}" if before else ""
+    try:
+        require(False, expected, f"{text[place]!r} at position {place}{after}", repair)
+    except ValueError as error:
+        raise error from cause
+    raise AssertionError
+
+
+def _decoder(vocab_size, join):
+    def decode(tokens):
+        tokens = np.asarray(tokens, np.int32 if np.size(tokens) == 0 else None)
+        is_integer = np.issubdtype(tokens.dtype, np.integer) and tokens.ndim
+        require(is_integer, "integers (time,)", tokens, "pass the output of encode or generate", error=TypeError)
+        bad = (tokens < 0) | (tokens >= vocab_size)
+        if bad.any():
+            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            got = f"{tokens[place]} at position {place[0] if len(place) == 1 else place}"
+            repair = "decode the tokens of a model with this vocabulary"
+            require(False, f"tokens from 0 to {vocab_size - 1}", got, repair)
+        return join(tokens.tolist()) if tokens.ndim == 1 else [decode(row) for row in tokens]
+
+    return decode

@@ -1,0 +1,99 @@
+"""What `fit` does when loss or params are not finite: find the step, the layer and the operation where it began."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.training.nonfinite import first_not_finite
+from jaxblocks.training.objective import call_loss, training_forward, training_objective
+from jaxblocks.training.state import copy_tree
+
+__all__ = ["all_finite", "finite_state_check", "raise_divergence"]
+
+
+@jax.jit
+def all_finite(tree):
+    """Whether every entry of every leaf is finite."""
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+@jax.jit
+def _any_nan(tree):
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.array([jnp.isnan(leaf).any() for leaf in floats], bool).any()
+
+
+def finite_state_check(ts) -> Callable:
+    """A function that tells whether a training state has finite params, and no NaN in net and optimizer state.
+
+    Infinities are allowed in these states (the best value so far, before there is one), and NaN if ``ts``, the state
+    at the beginning, holds some.
+    """
+    nan_allowed = bool(_any_nan((ts.state, ts.opt_state)))
+    return lambda ts: bool(all_finite(ts.params) and (nan_allowed or not _any_nan((ts.state, ts.opt_state))))
+
+
+def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: int, options):
+    """Repeat the steps since the last finite training state one by one, and raise at the first that is not finite.
+
+    The error holds the training state before that step as ``error.ts``.
+    """
+    start = int(ts.step)
+    for x, y in batches:
+        before = ts  # not donated: it may be on its way to the disk
+        ts, value = step(copy_tree(ts), x, y)
+        if np.isfinite(value) and is_finite(ts):
+            continue
+        number = int(ts.step)
+        x, y = jax.tree.map(jnp.asarray, (x, y))
+        forward = training_forward(net, options.get("augment"), options.get("compute_dtype"))
+        outputs, _ = forward(before, x, {})
+        try:
+            call_loss(loss, outputs, y)
+        except ValueError as error:
+            error.add_note(f"in step {number} of fit; error.ts is the training state before it")
+            error.ts = before  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+        if np.isfinite(value):
+            what = f"the loss is {value:.4g}, but its gradient made params that are not finite"
+            if all_finite(ts.params):
+                what = f"the loss is {value:.4g}, but the state of the net or of the optimizer became NaN"
+        elif all_finite(outputs):
+            what = f"the loss is {value}, though the outputs of the net and the params are finite"
+        else:
+            what = f"the loss is {value}, and the outputs of the net are not finite, though its params are"
+        objective = training_objective(net, loss, **options)(before, x, y, {})
+        where = _where_it_began(objective, before, all_finite(outputs), np.isfinite(value))
+        error = FloatingPointError(
+            f"In step {number} (epoch {1 + (number - 1) // steps_per_epoch}) {what}. {where}"
+            "Try a smaller learning rate, or optax.clip_by_global_norm in front of the optimizer; error.ts is the "
+            "training state before that step."
+        )
+        error.ts = before  # pyright: ignore[reportAttributeAccessIssue]
+        raise error
+    raise FloatingPointError(
+        f"Between steps {start} and {int(ts.step)} loss or params were not finite, but they were when the steps were "
+        "repeated: the arithmetic of this device is not deterministic. Try a smaller learning rate."
+    )
+
+
+def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
+    """In which layer a step stops being finite, as a sentence; empty where that cannot be found out."""
+    outside = "the loss (outside of the layers)" if finite_outputs else "the net itself, outside of its layers"
+    try:
+        for direction, f in (
+            ("forward", objective),
+            ("backward", jax.grad(lambda params: objective(params)[0])),
+        ):
+            found = first_not_finite(f, ts.params)
+            if found is not None:
+                place = f"layer {found.layer}" if found.layer else outside
+                loops = "".join(f", scan iteration {i} (from 0)" for i in found.iterations)
+                return f"It began in the {direction} pass of {place}, in the operation {found.operation}{loops}. "
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no memory, a primitive of the user's own
+        return ""
+    if not finite_value:  # a constant NaN
+        return ""
+    return "Forward and backward pass are finite: it began in the update of the optimizer. "

@@ -1,0 +1,78 @@
+"""The evaluation of a net: means of metrics over a data set, with ``train=False``."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.core import LayerLike, side_inputs, stateful
+from jaxblocks.training.objective import apply_in, as_compute_dtype, call_loss, mean_of
+from jaxblocks.training.rows import count_rows, take_rows
+
+__all__ = ["evaluate", "evaluation_forward"]
+
+
+@checked
+def evaluate(
+    net: LayerLike,
+    params: Any,
+    state: Any,
+    data: tuple,
+    metrics: Mapping[str, Callable],
+    *,
+    batch_size: PositiveInt = 256,
+    compute_dtype: DTypeLike | None = None,
+) -> dict[str, float]:
+    r"""Means of metrics over all rows of ``data = (x, y)``, with the net in evaluation mode (``train=False``).
+
+    Every row counts once: a smaller last batch is weighted by its number of rows (and compiled once more).
+
+    Args:
+        state: of the net; ``()`` for a net without state.
+        metrics: named functions ``(outputs, y)``, one number per example, or a mean over the batch; their
+            shapes are checked like that of the loss in `train_step`.
+            Pass the same function objects each time: new ones are compiled again.
+        compute_dtype: as in `train_step`; metrics get outputs in float32.
+
+    Raises:
+        TypeError, ValueError: for data that are no arrays of equally many rows, and metrics of other shapes.
+
+    >>> halve = lambda x: x / 2
+    >>> x = jnp.array([1.0, 2.0, 6.0])
+    >>> evaluate(halve, (), (), (x, x), {"error": lambda outputs, y: jnp.abs(outputs - y)}, batch_size=2)
+    {'error': 1.5}
+
+    Source: Diehl 2023, section 1.3 (test loss).
+    """
+    rows = count_rows(data)
+    compute_dtype = as_compute_dtype(compute_dtype)
+    batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
+    named = tuple(metrics.items())
+    means = [_batch_means(net, named, compute_dtype, params, state, *take_rows(data, batch)) for batch in batches]
+    weights = [(batch.stop - batch.start) / rows for batch in batches]
+    means = jax.device_get(means)
+    for batch, mean in zip(batches, means, strict=True):
+        if any(math.isnan(float(value)) for value in mean.values()):
+            # Outside of jit a layer can check the values, and raise an error that explains the NaN.
+            x = jax.tree.map(jnp.asarray, take_rows(data, batch)[0])
+            evaluation_forward(net, params, state, x, compute_dtype)
+            break
+    return {name: math.fsum(w * float(m[name]) for w, m in zip(weights, means, strict=True)) for name in metrics}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _batch_means(net, metrics, compute_dtype, params, state, x, y):
+    outputs = evaluation_forward(net, params, state, x, compute_dtype)
+    mean = lambda name, metric: mean_of(f"the metric {name!r}", call_loss(metric, outputs, y), outputs, y)
+    return {name: mean(name, metric) for name, metric in metrics}
+
+
+def evaluation_forward(net, params, state, x, compute_dtype=None):
+    """The outputs of the net with ``train=False``; its state is read and not changed."""
+    side = {"train": False} if "train" in side_inputs(net) else {}
+    return apply_in(compute_dtype, stateful(net).apply, params, state, x, side)[0]

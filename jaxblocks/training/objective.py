@@ -1,0 +1,123 @@
+"""The objective of training as a function of params: forward pass, loss, penalty, mixed precision."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks.checks import describe, require
+from jaxblocks.core import as_inputs, child_key, side_inputs, stateful
+from jaxblocks.training.state import as_typed_key, is_optimizer
+
+__all__ = [
+    "apply_in",
+    "as_compute_dtype",
+    "call_loss",
+    "check_loss",
+    "mean_of",
+    "training_forward",
+    "training_objective",
+]
+
+
+def training_forward(net, augment=None, compute_dtype=None) -> Callable:
+    """``(ts, x, side) -> (outputs, state)`` as a training step computes it."""
+    reads = side_inputs(net)
+    apply = stateful(net).apply
+
+    def forward(ts, x, side):
+        if own := {"train", "key"} & side.keys():
+            got = " and ".join(sorted(own))
+            require(False, "no side input train or key", got, "omit it, as a step passes both itself", error=TypeError)
+        key = jax.random.fold_in(as_typed_key(ts.key), ts.step)
+        x = x if augment is None else augment(child_key(key, "augment"), x)
+        own = {"train": True, "key": child_key(key, "net")}
+        side = {**side, **{name: value for name, value in own.items() if name in reads}}
+        return apply_in(compute_dtype, apply, ts.params, ts.state, x, side)
+
+    return forward
+
+
+def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None) -> Callable:
+    """``(ts, x, y, side) -> objective``, and ``objective(params) -> (value, state)`` as a step differentiates it."""
+    forward = training_forward(net, augment, compute_dtype)
+
+    def objective_of(ts, x, y, side):
+        def objective(params):
+            outputs, state = forward(ts._replace(params=params), x, side)
+            value = mean_of("the loss", call_loss(loss, outputs, y), outputs, y)
+            return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
+
+        return objective
+
+    return objective_of
+
+
+def call_loss(loss: Callable, outputs, y):
+    """``loss(outputs, y)``. Errors that are raised inside name the loss, not the function that trains."""
+    return loss(outputs, y)
+
+
+def mean_of(what: str, value, outputs, y) -> Float[Array, ""]:
+    """The mean of all entries, in float32, or float64 for float64; raises where operands were broadcast silently.
+
+    One number per example, or per entry of more axes, has the leading axes of the outputs or of ``y``; outputs
+    ``(64, 1)`` minus ``y`` ``(64,)``, which is ``(64, 64)``, has not.
+    """
+    value = jnp.asarray(value)
+    shape = value.shape
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    if shape and not any(jnp.shape(leaf)[: len(shape)] == shape for leaf in jax.tree.leaves((outputs, y))):
+        got = [", ".join(map(describe, jax.tree.leaves(tree))) for tree in (outputs, y)]
+        require(
+            False,
+            f"{what} to be one number, or to have the leading axes of the outputs or of y (one number per example)",
+            f"{describe(value)} for outputs {got[0]} and y {got[1]}, which were broadcast",
+            "make their shapes equal, for example with y[:, None], or return the mean, with .mean(), if this shape is "
+            "intended",
+        )
+    return jnp.mean(value, dtype=jnp.float64 if value.dtype == jnp.float64 else jnp.float32)
+
+
+def check_loss(loss) -> None:
+    """Raise a ``TypeError`` unless ``loss`` is a function (and not an optimizer in its place)."""
+    if is_optimizer(loss):
+        require(False, "a loss", "an optimizer", "the order is net, loss, optimizer", error=TypeError)
+    require(callable(loss), "a function loss(outputs, y)", loss, "pass for instance jaxblocks.mse", error=TypeError)
+
+
+# ---- mixed precision -----------------------------------------------------------------------
+
+
+def apply_in(dtype, apply, params, state, x, side):
+    """Apply a net with params and inputs rounded to a dtype; outputs in float32 at least, the state in its dtypes."""
+    if dtype is None:
+        return apply(params, state, *as_inputs(x), **side)
+    outputs, after = apply(_cast(params, dtype), state, *as_inputs(_cast(x, dtype)), **side)
+    back = lambda new, old: new.astype(old.dtype) if _is_floating(new) and _is_floating(old) else new
+    return _cast(outputs, jnp.promote_types(dtype, jnp.float32)), jax.tree.map(back, after, state)
+
+
+def _cast(tree, dtype):
+    return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
+
+
+def _is_floating(x) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def as_compute_dtype(dtype):
+    """``compute_dtype`` as a dtype, or ``None``."""
+    if dtype is None:
+        return None
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = dtype
+    if found not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)):
+        why = " (small gradients underflow in it unless the loss is scaled)" if found == jnp.float16 else ""
+        expected = "compute_dtype to be jnp.bfloat16, jnp.float32 or None"
+        require(False, expected, f"{found}{why}", "pass one of these")
+    return found

@@ -1,0 +1,157 @@
+"""Checkpoints of `fit`, a callback: written while training continues, and read when the run is started again."""
+
+import contextlib
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.training import checkpoint
+from jaxblocks.training.callback import Callback, Run
+
+__all__ = ["Saver", "checkpoints"]
+
+_SECONDS = 60  # between two checkpoints, unless ``every`` says otherwise
+
+
+@checked
+def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: PositiveInt = 2) -> Callback:
+    """A callback that saves checkpoints during a run, and resumes the run when it is started again.
+
+    A run that was killed at any moment, and is started again by the same call of `fit`, continues from its last
+    checkpoint and ends with the same params, history, best params and count of `early_stopping`, bit for bit. A
+    complete run returns what it returned before. ``fit(checkpoint_dir=directory)`` is short for this callback with
+    its default options.
+
+    Checkpoints are written in a thread beside training, and at the end of the run. None is written of a state that is
+    not finite. One that cannot be written (a full disk) is a warning, and training continues. The directory must
+    belong to one run: leaves, key, batch size, metrics and the shapes of the data are compared; other values of the
+    data, another learning rate or activation are not noticed.
+
+    Args:
+        directory: of this run; created if it does not exist. See `save_checkpoint` for the files.
+        every: steps from one checkpoint to the next; ``None`` for one per minute.
+        keep: the number of checkpoints that are kept.
+
+    Raises:
+        ValueError: before the first step, if all checkpoints are damaged, or belong to another run.
+        ModuleNotFoundError: without orbax.
+
+    >>> import tempfile
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxblocks.layers.dense import Dense
+    >>> from jaxblocks.losses import mse
+    >>> from jaxblocks.training import fit
+    >>> x, folder = jnp.linspace(-1, 1, 40)[:, None], tempfile.mkdtemp()
+    >>> options = dict(key=jax.random.key(0), batch_size=20, progress=False, callbacks=[checkpoints(folder, every=5)])
+    >>> first = fit(Dense(1), mse, optax.sgd(0.1), (x, 3 * x), steps=10, **options)
+    >>> second = fit(Dense(1), mse, optax.sgd(0.1), (x, 3 * x), steps=12, **options)  # steps 11 and 12
+    >>> second.history.step_loss.shape
+    (12,)
+    """
+    saver: Saver | None = None
+    saved = 0.0
+
+    def on_restore(run: Run):
+        checkpoint.require_orbax()
+        checkpoint.make_directory(directory)
+        _restore(run, directory)
+
+    def on_start(run: Run):
+        nonlocal saver, saved
+        saver, saved = Saver(directory, keep), time.monotonic()
+
+    def on_step(run: Run):
+        nonlocal saved
+        if saver is None or (every is None and not run.is_last and time.monotonic() - saved < _SECONDS):
+            return
+        saver.start(*_contents(run))
+        saved = time.monotonic()
+
+    def on_end(run: Run):
+        if saver is not None:
+            saver.close()
+
+    return Callback(on_restore=on_restore, on_start=on_start, on_step=on_step, on_end=on_end, every=every)
+
+
+class Saver:
+    """Writes checkpoints in a thread, one at a time, while training continues."""
+
+    def __init__(self, directory, keep: int = 2):
+        """Of the directory of a run, and how many checkpoints to keep in it."""
+        self._directory, self._keep, self._pool = directory, keep, ThreadPoolExecutor(1, "checkpoint")
+        self._running: Future | None = None
+
+    def start(self, trees, step, notes):
+        """Wait for the previous checkpoint; then save these trees, whose buffers must not be donated."""
+        self.wait()
+        self._running = self._pool.submit(checkpoint.write, self._directory, trees, step, notes, self._keep)
+
+    def wait(self):
+        """Wait until the last checkpoint is on disk; a failure is a warning, so that the training is not lost."""
+        running, self._running = self._running, None
+        if running is not None:
+            try:
+                running.result()
+            except OSError as error:
+                warnings.warn(f"{error} Training continues.", stacklevel=3)
+
+    def close(self):
+        """Wait, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown()
+
+
+def _contents(run: Run):
+    """Trees, step and notes of a checkpoint."""
+    trees = {"ts": run.ts, "history": {"losses": np.array(run.losses)}}
+    if run.best is not None:
+        trees["best"] = run.best
+    notes = {"config": run.config, "first": run.first, "validations": list(run.validations)}
+    return trees, run.step, notes
+
+
+def _restore(run: Run, directory) -> None:
+    """Read training state and record from the newest undamaged checkpoint, if there is one."""
+    found = checkpoint.read_newest(directory, {"ts": run.ts}, optional=("history", "best"))
+    if found is None:
+        return
+    ts, notes = found.trees["ts"], found.notes
+    changed = _changes(notes["config"], run.config) if "config" in notes else []
+    if not _same_key(run.ts.key, ts.key):
+        changed.append("the key is another one")
+    if changed:
+        repair = "pass another directory, or the arguments of that run"
+        require(
+            False, f"checkpoints of this run in {found.path.parent}", f"those of another: {'; '.join(changed)}", repair
+        )
+    for path in found.rejected:  # kept, but not counted among those to keep
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(f"rejected-{path.name}"))
+    run.ts, run.step = ts, int(ts.step)
+    run.first = run.step
+    if "config" in notes:  # else save_checkpoint wrote it, in a loop of the user's own
+        run.resumed, run.first = True, notes["first"]
+        run.losses = list(np.asarray(found.trees["history"]["losses"]))
+        run.validations = [(epoch, means) for epoch, means in notes["validations"]]
+        best = found.trees.get("best")
+        run.best = None if best is None else checkpoint.rebuild((ts.params, ts.state), best)
+
+
+def _changes(before: dict, now: dict) -> list[str]:
+    names = [*before, *(name for name in now if name not in before)]
+    differs = [name for name in names if before.get(name) != now.get(name)]
+    return [f"{name} was {before.get(name)} and is {now.get(name)}" for name in differs]
+
+
+def _same_key(a, b) -> bool:
+    data = lambda key: jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return np.array_equal(data(a), data(b))

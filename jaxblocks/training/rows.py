@@ -1,0 +1,85 @@
+"""Trees of arrays with one row per example on their first axis: counting, selecting and checking the rows."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.checks import describe, require
+
+__all__ = ["check_batch_size", "check_finite_pair", "count_rows", "name_arrays", "take_rows"]
+
+
+def count_rows(arrays, what: str = "data") -> int:
+    """The number of rows that all arrays of a tree have; raises where they differ or there are none."""
+    named = name_arrays(arrays)
+    require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
+    for name, a in named.items():
+        if not hasattr(a, "shape") or not a.shape:
+            expected, repair = f"{what}{name} to have one row per example", "convert lists with jnp.asarray"
+            require(False, expected, a, repair, error=TypeError)
+    lengths = {a.shape[0] for a in named.values()}
+    if len(lengths) > 1:
+        got = ", ".join(f"{what}{name} {describe(a)}" for name, a in named.items())
+        require(False, "equally many rows in all arrays", got, "give them one size on axis 0")
+    (rows,) = lengths
+    require(rows, "at least one row", "empty data", "pass more data")
+    return rows
+
+
+def check_batch_size(batch_size: int, rows: int) -> None:
+    """Raise unless the rows fill a batch."""
+    if batch_size > rows:
+        require(False, f"batch_size to be at most {rows}, the number of rows", batch_size, f"pass batch_size={rows}")
+
+
+def take_rows(arrays, rows):
+    """Rows of every array of a tree (indices or a slice): on the host for NumPy, on the device for JAX arrays."""
+    if isinstance(rows, slice):
+        return jax.tree.map(lambda a: a[rows], arrays)
+    return jax.tree.map(lambda a: _take(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
+
+
+@jax.jit
+def _take(a, rows):
+    return a[rows]
+
+
+def name_arrays(arrays) -> dict:
+    """Every array of a tree by its place, such as ``[0]`` or ``['image']``."""
+    return {jax.tree_util.keystr(path): a for path, a in jax.tree_util.tree_leaves_with_path(arrays)}
+
+
+def check_finite_pair(name: str, data) -> int:
+    """The number of rows of a pair ``(x, y)``; raises unless it is one, with equally many rows and finite values."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
+        require(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
+    rows = count_rows(data, name)
+    for place, a in name_arrays(data).items():
+        if jnp.issubdtype(a.dtype, jnp.inexact):
+            number, index, value = _not_finite(a)
+            if number:
+                several = f"{number} of its {math.prod(a.shape)} values are not finite"
+                got = f"{value} at {index} of {name}{place}, {describe(a)} ({several})"
+                require(False, "finite data", got, "remove or impute these rows")
+    return rows
+
+
+_VALUES_AT_ONCE = 2**20  # of a memory map, which is checked part by part
+
+
+def _not_finite(a):
+    """The number of values that are not finite, and index and value of the first one."""
+    a = np.asarray(a) if isinstance(a, jax.Array) else a
+    number, first = 0, (None, None)
+    rows = max(_VALUES_AT_ONCE // max(math.prod(a.shape[1:]), 1), 1)
+    for start in range(0, a.shape[0], rows):
+        part = np.asarray(a[start : start + rows])
+        bad = ~np.isfinite(part)
+        if number == 0 and bad.any():
+            row, *rest = (int(i) for i in np.unravel_index(bad.argmax(), bad.shape))
+            first = (start + row, *rest), part[(row, *rest)]
+        number += int(bad.sum())
+    return number, *first

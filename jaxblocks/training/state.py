@@ -1,0 +1,124 @@
+"""The training state: everything that a training step changes, in one pytree."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Key
+
+from jaxblocks.checks import checked, describe, require
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, child_key, declared_by, stateful
+
+__all__ = [
+    "TrainState",
+    "as_typed_key",
+    "check_optimizer",
+    "copy_tree",
+    "init_train_state",
+    "is_optimizer",
+    "without_weak_types",
+]
+
+
+class TrainState(NamedTuple):
+    """Everything that changes during training; a pytree that ``jit``, ``vmap`` and checkpoints take as it is.
+
+    `init_train_state` makes the first one, each training step the next.
+
+    Args:
+        params, state: of the net; ``state`` is ``()`` for a net without state.
+        opt_state: of the optimizer.
+        key: the same for the whole run; step ``t`` draws from ``fold_in(key, t)``, so a run that is
+            restarted at a step repeats it. It is stored as ``jax.random.key_data``, because ``jit``
+            dispatches typed keys slowly (a tiny step takes 1.27 times as long as one without a key,
+            against 1.07; `benchmarks/RESULTS.md`). A key of another generator than threefry2x32 and
+            rbg, which its data would not identify, stays typed.
+        step: the number of steps made, int32.
+    """
+
+    params: Any
+    state: Any
+    opt_state: Any
+    key: Any
+    step: Any
+
+
+@checked
+def init_train_state(
+    net: LayerLike, optimizer: optax.GradientTransformation, key: Key[Array, ""], *inputs: Any, **side: Any
+) -> TrainState:
+    """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
+
+    Params are drawn from ``child_key(key, "init")`` and the key of training is ``child_key(key, "training")``
+    (`jaxblocks.core.child_key`), so one key may go to ``init_train_state``, ``minibatches`` and
+    ``train_val_test_split``.
+
+    Args:
+        inputs: of the net, one batch of them; arrays or ``jax.ShapeDtypeStruct``s, only shapes and dtypes are read.
+        side: side inputs that the net's ``init`` reads; ``train`` is passed automatically.
+
+    Raises:
+        TypeError: unless ``key`` is a typed key and ``optimizer`` an optimizer.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> ts = init_train_state(Dense(3), optax.adam(1e-3), jax.random.key(0), jnp.zeros((8, 2)))
+    >>> ts.params["kernel"].shape, ts.state, int(ts.step)
+    ((2, 3), (), 0)
+    """
+    check_optimizer(optimizer)
+    takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
+    side = {"train": True, **side} if takes_train else side
+    lifted = stateful(net)
+    inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will have
+
+    @jax.jit  # one compilation for all params, and no buffer twice, which could not be donated
+    def begin(key):
+        params, state = lifted.init(child_key(key, "init"), *inputs, **side)
+        params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
+        return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
+
+    return begin(key)
+
+
+@jax.jit
+def copy_tree(tree: Any) -> Any:
+    """The same arrays in buffers of their own."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def without_weak_types(tree: Any) -> Any:
+    """The same tree without weak types, which some optimizers leave and which would compile the next step again."""
+    return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
+
+
+_GENERATORS = {2: "threefry2x32", 4: "rbg"}  # by the number of words in the data of a key
+
+
+def _stored_key(key):
+    """The data of a key of these generators; a key of another one unchanged."""
+    return jax.random.key_data(key) if jax.random.key_impl(key) in _GENERATORS.values() else key
+
+
+def as_typed_key(key):
+    """The typed key of ``TrainState.key``."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(key, impl=_GENERATORS[key.shape[-1]])
+
+
+def check_optimizer(optimizer) -> None:
+    """Raise a ``TypeError`` unless ``optimizer`` is one of optax."""
+    if is_optimizer(optimizer):
+        return
+    name = getattr(optimizer, "__name__", "")
+    if callable(optimizer) and (getattr(optimizer, "__module__", None) or "").startswith("optax."):
+        require(False, "an optimizer", f"optax.{name} itself", f"call it: optax.{name}(...)", error=TypeError)
+    got = f"the function {name}" if callable(optimizer) and name else describe(optimizer)
+    require(False, "an optimizer of optax", got, "pass for instance optax.adam(1e-3)", error=TypeError)
+
+
+def is_optimizer(x) -> bool:
+    """Whether ``x`` has the two functions of an optax optimizer."""
+    return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))

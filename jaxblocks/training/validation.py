@@ -1,0 +1,52 @@
+"""The validation of `fit`, a callback: means over the validation data after each epoch, and the best params."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from jaxblocks.training.callback import Callback, Run
+from jaxblocks.training.evaluation import evaluate, evaluation_forward
+from jaxblocks.training.objective import call_loss
+from jaxblocks.training.rows import count_rows, take_rows
+
+__all__ = ["validation_callback"]
+
+
+def validation_callback(
+    net, data: tuple, metrics: Mapping[str, Callable], *, batch_size: int, compute_dtype=None
+) -> Callback:
+    """Evaluate ``metrics``, among them ``"loss"``, after each epoch, and keep the params with the lowest loss.
+
+    The means go to ``run.validations`` and to the last of ``run.rows``, the params and state to ``run.best``.
+    """
+
+    def on_start(run: Run):
+        run.columns += [f"validation {name}" for name in metrics]
+
+    def on_epoch_end(run: Run):
+        means = evaluate(
+            net, run.ts.params, run.ts.state, data, metrics, batch_size=batch_size, compute_dtype=compute_dtype
+        )
+        if not math.isfinite(means["loss"]):
+            _call_loss_eagerly(net, metrics["loss"], run.ts, data, batch_size, compute_dtype)
+        before = [earlier["loss"] for _, earlier in run.validations if not math.isnan(earlier["loss"])]
+        if means["loss"] < min(before, default=math.inf):
+            run.best = run.ts.params, run.ts.state
+        run.rows[-1] |= {f"validation {name}": mean for name, mean in means.items()}
+        run.validations.append((run.epoch, means))
+
+    return Callback(on_start=on_start, on_epoch_end=on_epoch_end)
+
+
+def _call_loss_eagerly(net, loss, ts, data, batch_size, compute_dtype):
+    """Call the loss on concrete values, so that it can raise its own error, about labels out of range for instance."""
+    for first in range(0, count_rows(data), batch_size):
+        x, y = jax.tree.map(jnp.asarray, take_rows(data, slice(first, first + batch_size)))
+        try:
+            call_loss(loss, evaluation_forward(net, ts.params, ts.state, x, compute_dtype), y)
+        except ValueError as error:
+            error.add_note(f"in the validation data of fit, rows {first} to {first + len(jax.tree.leaves(y)[0]) - 1}")
+            error.ts = ts  # pyright: ignore[reportAttributeAccessIssue]
+            raise

@@ -1,0 +1,137 @@
+"""Callbacks of `fit`: when they are called, in which order, what they see, and how they end a run."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxblocks as jb
+from jaxblocks.training import Callback, early_stopping, fit, progress_bar
+
+X = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+DATA = X, np.sin(3 * X)
+
+
+@pytest.fixture(autouse=True)
+def _default_configuration():
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False):
+        yield
+
+
+def go(*callbacks, **options):
+    options = {"steps": 11, "progress": False, **options}
+    return fit(
+        jb.Dense(1), jb.mse, optax.sgd(0.1), DATA, key=jax.random.key(0), batch_size=10, callbacks=callbacks, **options
+    )
+
+
+def recorder(seen, name, **options):
+    """A callback that notes each of its calls and the step."""
+    note = lambda event: lambda run: seen.append((name, event, run.step))
+    events = ("on_restore", "on_start", "on_step", "on_epoch_end", "on_end")
+    return Callback(**{event: note(event) for event in events}, **options)
+
+
+def test_the_order_of_events():
+    """All ``on_restore``, then all ``on_start``; per reading callback by callback; ``on_end`` in reverse order."""
+    seen = []
+    go(recorder(seen, "a"), recorder(seen, "b"), steps=1)
+    assert seen == [
+        ("a", "on_restore", 0),
+        ("b", "on_restore", 0),
+        ("a", "on_start", 0),
+        ("b", "on_start", 0),
+        ("a", "on_epoch_end", 1),
+        ("a", "on_step", 1),
+        ("b", "on_epoch_end", 1),
+        ("b", "on_step", 1),
+        ("b", "on_end", 1),
+        ("a", "on_end", 1),
+    ]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(3, [3, 6, 9, 11]), (1, list(range(1, 12))), (100, [11])])
+def test_every_gives_the_steps_of_a_callback(every, steps):
+    seen = []
+    go(Callback(on_step=lambda run: seen.append(run.step), every=every))
+    assert seen == steps
+
+
+def test_epochs_end_after_each_epoch_and_with_the_run():
+    epochs = []
+    go(Callback(on_epoch_end=lambda run: epochs.append(run.epoch)))
+    assert epochs == [1.0, 2.0, 2.75]
+
+
+def test_every_loss_is_seen_once_and_the_training_state_can_be_kept():
+    """Readings are adaptive; the rows of all of them are the history, and the states are not donated."""
+    rows, states = [], []
+    fitted = go(Callback(on_step=lambda run: (rows.extend(run.rows), states.append(run.ts))))
+    assert [row["step"] for row in rows] == list(range(1, 12))
+    assert np.float32([row["loss"] for row in rows]).tolist() == fitted.history.step_loss.tolist()
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(states))
+    first = go(steps=int(states[1].step))
+    assert jax.tree.map(jnp.array_equal, first.params, states[1].params) == {"bias": True, "kernel": True}
+
+
+def test_a_callback_sees_the_validation_of_its_step():
+    seen = []
+    fitted = go(
+        Callback(on_step=lambda run: seen.append(run.rows[-1].get("validation loss")), every=4),
+        validation=DATA,
+    )
+    assert seen == fitted.history.validation["loss"].tolist()
+
+
+def test_a_callback_ends_the_run_after_its_step():
+    def on_step(run):
+        run.stop = run.step >= 5
+
+    fitted = go(Callback(on_step=on_step, every=5))
+    assert int(fitted.ts.step) == 5 and fitted.history.step_loss.shape == (5,)
+    same = go(steps=5)
+    assert jnp.array_equal(fitted.params["kernel"], same.params["kernel"])
+
+
+def test_callbacks_do_not_change_the_result():
+    plain = go()
+    watched = go(recorder([], "a", every=2), progress_bar(), validation=DATA)
+    assert jnp.array_equal(plain.ts.params["kernel"], watched.ts.params["kernel"])
+    assert plain.history.step_loss.tolist() == watched.history.step_loss.tolist()
+
+
+def test_the_end_is_called_after_an_error_in_another_callback():
+    ended = []
+
+    def fails(run):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        go(Callback(on_end=lambda run: ended.append(run.step)), Callback(on_step=fails, every=3))
+    assert ended == [3]
+
+
+def test_early_stopping_observes_any_metric_of_the_validation():
+    metrics = {"worse": lambda outputs, y: jnp.full(len(y), 1.0)}
+    options = dict(steps=40, validation=DATA, metrics=metrics)
+    assert int(go(early_stopping(2, monitor="worse"), **options).ts.step) == 12  # the first is an improvement on inf
+    assert int(go(early_stopping(2), **options).ts.step) == 40
+    with pytest.raises(ValueError, match="fit expected a validation metric 'other' .*, got 'loss', 'worse'; pass val"):
+        go(early_stopping(2, monitor="other"), **options)
+
+
+def test_a_resumed_run_counts_patience_from_its_beginning(tmp_path):
+    """Stopped by a smaller number of steps in between, it ends at the same step with the same best params."""
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+    worse = functools.partial(go, validation=(X, -DATA[1]), checkpoint_dir=tmp_path)
+    straight = go(early_stopping(3), steps=100, validation=(X, -DATA[1]))
+    stop = int(straight.ts.step)
+    worse(early_stopping(3), steps=stop - 4)
+    resumed = worse(early_stopping(3), steps=100)
+    assert int(resumed.ts.step) == stop < 100
+    assert jnp.array_equal(resumed.params["kernel"], straight.params["kernel"])
+    again = worse(early_stopping(3), steps=100)
+    assert int(again.ts.step) == stop
