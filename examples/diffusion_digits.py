@@ -41,7 +41,7 @@ SCHEDULE = cosine_schedule()
 
 def denoiser(width):
     """Two levels, 8x8 and 4x4 pixels; the places of the lower one attend to each other."""
-    return UNet(1, width=width, multipliers=(1, 2), blocks=1, attention=(1,), heads=4, labels=CLASSES, dropout=0)
+    return UNet(1, width=width, multipliers=(1, 2), blocks=1, attention_levels=(1,), heads=4, classes=CLASSES, dropout=0)
 
 
 def train_denoiser(net, images, labels, *, key, steps):

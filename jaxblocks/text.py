@@ -282,7 +282,7 @@ def generate(
             (bad params). Under ``jit`` values are not looked at: tokens are -1 from there on.
 
     >>> from jaxblocks.models.llama import Llama
-    >>> sizes = dict(vocabulary=256, layers=2, heads=2, features=8, hidden=16)
+    >>> sizes = dict(vocab_size=256, layers=2, heads=2, features=8, hidden=16)
     >>> tokenizer = ByteTokenizer()
     >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])
     >>> params = Llama(**sizes).init(jax.random.key(0), prompts)

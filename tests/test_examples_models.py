@@ -25,7 +25,7 @@ def test_classify_digits_learns(capsys):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     module = load("classify_digits")
     module.NETS["cnn"] = lambda: module.ResNet((1,), classes=10, width=8, bottleneck=False, stem="3x3")
-    module.NETS["vit"] = lambda: module.ViT(classes=10, patch=4, features=16, layers=1, heads=2, hidden=16)
+    module.NETS["vit"] = lambda: module.ViT(classes=10, patch_size=4, features=16, layers=1, heads=2, hidden=16)
     found = module.main(["--epochs", "2"])
     printed = capsys.readouterr().out
     assert found["cnn"] > 0.2 and found["vit"] > 0.13  # two epochs of toys; chance is 0.1

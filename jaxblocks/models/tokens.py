@@ -1,18 +1,21 @@
-"""Images as rows of tokens: what models that look at places have in common.
+"""Images as sequences of tokens, for the models of images that use attention.
 
-Axis letters: ``...`` batch; h and w places, n = h w tokens, c channels.
+Axis letters: ``...`` batch; h and w height and width, n = h w tokens, c channels.
 """
+
+from typing import Any
 
 from jaxtyping import Array, Float
 
 from jaxblocks.core import Layer, builder
 from jaxblocks.layers.attention import Attention
+from jaxblocks.models.side_inputs import RenameSideInputs
 
 __all__ = ["SelfAttention", "as_tokens", "mean_of_tokens"]
 
 
 def as_tokens(x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch n c"]:
-    """A token for each place of an image, row by row.
+    """A token for each pixel of an image (or of a grid of patches), row by row.
 
     >>> as_tokens(jnp.zeros((5, 4, 3, 2))).shape
     (5, 12, 2)
@@ -30,19 +33,11 @@ def mean_of_tokens(x: Float[Array, "*batch n c"]) -> Float[Array, "*batch c"]:
 
 
 @builder
-def SelfAttention(heads: int, **options) -> Layer:
-    """`Attention` of tokens to tokens; none of them is padding, so there is no mask.
+def SelfAttention(heads: int, **options: Any) -> Layer:
+    """`Attention` of tokens to tokens, without a mask, since no token is padding; ``options`` are those of `Attention`.
 
     >>> net = SelfAttention(2)
     >>> side_inputs(net)
     ()
     """
-    attention = Attention(heads, **options)
-
-    def init(key, x):
-        return attention.init(key, x)
-
-    def apply(params, x):
-        return attention.apply(params, x)
-
-    return Layer(init, apply)
+    return RenameSideInputs(Attention(heads, **options), mask=None, segment_ids=None)
