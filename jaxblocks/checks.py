@@ -129,7 +129,7 @@ def describe(x) -> str:
 
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
-_BOUNDARIES = {"init_child", "apply_child", "call_loss"}
+_BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 
 def public_name() -> str:
