@@ -6,10 +6,10 @@ Axis letters: ``...`` batch; ``time``.
 import functools
 
 import jax.numpy as jnp
-from jax.nn.initializers import truncated_normal
 
+from jaxblocks import initializers
 from jaxblocks.activations import gelu, tanh
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate
 from jaxblocks.core import Layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -26,15 +26,15 @@ __all__ = ["BERT"]
 @builder
 def BERT(
     *,
-    vocab_size: int = 30_522,
-    max_length: int = 512,
-    segments: int = 2,
-    layers: int = 12,
-    heads: int = 12,
-    features: int = 768,
-    hidden: int = 3072,
-    dropout: float | int = 0.1,
-    epsilon: float | int = 1e-12,
+    vocab_size: PositiveInt = 30_522,
+    max_length: PositiveInt = 512,
+    segments: PositiveInt = 2,
+    layers: PositiveInt = 12,
+    heads: PositiveInt = 12,
+    features: PositiveInt = 768,
+    hidden: PositiveInt = 3072,
+    dropout: Rate = 0.1,
+    epsilon: NonNegativeFloat = 1e-12,
     pooler: bool = True,
 ) -> Layer:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
@@ -74,8 +74,7 @@ def BERT(
 
     Source: Devlin et al. 2018, BERT: Pre-training of deep bidirectional transformers, arXiv:1810.04805.
     """
-    layers = require_whole("BERT", "layers", layers)
-    initial = truncated_normal(0.02)
+    initial = initializers.truncated_normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
         attention=Attention(heads, dropout=dropout, kernel_init=initial),

@@ -5,10 +5,9 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 
-from jax.nn.initializers import normal
-
+from jaxblocks import initializers
 from jaxblocks.activations import gelu
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, check
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -24,15 +23,15 @@ __all__ = ["GPT2"]
 @builder
 def GPT2(
     *,
-    vocab_size: int = 50_257,
-    max_length: int = 1024,
-    layers: int = 12,
-    heads: int = 12,
-    features: int = 768,
-    hidden: int | None = None,
-    dropout: float | int = 0.1,
-    epsilon: float | int = 1e-5,
-    cache: int | None = None,
+    vocab_size: PositiveInt = 50_257,
+    max_length: PositiveInt = 1024,
+    layers: PositiveInt = 12,
+    heads: PositiveInt = 12,
+    features: PositiveInt = 768,
+    hidden: PositiveInt | None = None,
+    dropout: Rate = 0.1,
+    epsilon: NonNegativeFloat = 1e-5,
+    cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder with pre-norm blocks; the defaults are the smallest GPT-2.
 
@@ -69,13 +68,10 @@ def GPT2(
 
     Source: Radford et al. 2019, Language models are unsupervised multitask learners, and its published code.
     """
-    layers, max_length = require_whole("GPT2", "layers", layers), require_whole("GPT2", "max_length", max_length)
-    if cache is not None and require_whole("GPT2", "cache", cache) > max_length:
-        raise ValueError(
-            f"GPT2 expected a cache of at most max_length={max_length} positions, got cache={cache}; make the cache "
-            "smaller, or max_length larger."
-        )
-    initial, last = normal(0.02), normal(0.02 / (2 * layers) ** 0.5)  # the latter at the end of each branch
+    expected = f"a cache of at most max_length={max_length} positions"
+    check((cache or 0) <= max_length, expected, f"cache={cache}", "make the cache smaller, or max_length larger")
+    initial = initializers.normal(0.02)
+    last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # at the end of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
         attention=Attention(
@@ -94,7 +90,7 @@ def GPT2(
     return Wire(
         lambda f, tokens: f.tokens(f.norm(f.blocks(f.dropout(f.positions(f.tokens(tokens)))))),
         tokens=Embedding(vocab_size, features, tied=True, embedding_init=initial),
-        positions=LearnedPositions(max_length, embedding_init=normal(0.01), stateful=cache is not None),
+        positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01), stateful=cache is not None),
         dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
         norm=norm(),

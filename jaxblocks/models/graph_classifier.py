@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import PositiveInt, Rate, check, checked
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
@@ -22,14 +22,14 @@ __all__ = ["GraphClassifier", "readout"]
 
 @builder
 def GraphClassifier(
-    classes: int,
+    classes: PositiveInt,
     *,
     kind: Literal["gin", "gcn"] = "gin",
-    features: int = 64,
-    layers: int = 5,
+    features: PositiveInt = 64,
+    layers: PositiveInt = 5,
     pool: Literal["sum", "mean", "max"] = "sum",
     batch_norm: bool = True,
-    dropout: float | int = 0.0,
+    dropout: Rate = 0.0,
 ) -> Layer | StatefulLayer:
     r"""Logits of whole graphs: graph layers, the readout of each, and one dense layer on all of them.
 
@@ -59,17 +59,10 @@ def GraphClassifier(
     >>> net.apply(params, graphs).shape
     (2, 2)
 
-    Sources: Xu et al. 2019, How powerful are graph neural networks?, equation (4.2) and section 7,
+    Source: Xu et al. 2019, How powerful are graph neural networks?, equation (4.2) and section 7,
     arXiv:1810.00826; Kipf & Welling 2017, Semi-supervised classification with graph convolutional networks,
     arXiv:1609.02907.
     """
-    require_whole("GraphClassifier", "classes", classes)
-    layers = require_whole("GraphClassifier", "layers", layers)
-    for name, value, known in (("kind", kind, ("gin", "gcn")), ("pool", pool, ("sum", "mean", "max"))):
-        if value not in known:
-            raise ValueError(
-                f"GraphClassifier expected {name} to be one of {', '.join(known)}, got {value!r}; pass one of them."
-            )
 
     def normed(i, layer):
         norm = {f"norm_{i}": BatchNorm(momentum=0.9, epsilon=1e-5)} if batch_norm else {}
@@ -94,6 +87,7 @@ def GraphClassifier(
     return Wire(forward, **{name: GraphLayer() for name in names}, out=last)
 
 
+@checked
 def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Float[Array, "graphs *features"]:
     r"""The aggregated nodes of each graph: :math:`r_j = \mathrm{Agg}\{x_i : i \text{ in graph } j\}`, without padding.
 
@@ -115,9 +109,7 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     if owner is None:
         return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, pool, mask=graph.node_mask)
     counted = graph.graph_mask if graph.graph_mask is not None else graph.global_features
-    if counted is None:
-        raise ValueError(
-            "readout expected graph_mask or global_features, which tell the number of graphs, got node_graph without "
-            "them; make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)."
-        )
+    expected = "graph_mask or global_features, which tell the number of graphs"
+    repair = "make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)"
+    check(counted is not None, expected, "node_graph without them", repair)
     return aggregate(rows, owner, counted.shape[0], pool, mask=graph.node_mask)

@@ -3,10 +3,9 @@ r"""LeNet-5: two convolutions, each with a pool, and three dense layers.
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
-from collections.abc import Callable
-
 from jaxblocks.activations import tanh
-from jaxblocks.core import Layer, builder
+from jaxblocks.checks import PositiveInt
+from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -19,17 +18,17 @@ __all__ = ["LeNet5"]
 @builder
 def LeNet5(
     *,
-    classes: int = 10,
+    classes: PositiveInt = 10,
     channels: tuple[int, int] = (6, 16),
     hidden: tuple[int, int] = (120, 84),
-    activation: Callable = tanh,
+    activation: LayerLike = tanh,
     padding: Padding = 2,
 ) -> Layer:
     r"""LeNet-5 in its common form: two 5x5 convolutions, each with tanh and a 2x2 average pool, and three dense layers.
 
-    It has 61,706 params for 28x28 images of one channel (and, with ``padding=0``, for 32x32 images). The paper's own net
-    has 60,000: its pools have a learned scale and bias, its second convolution connects only some of the channels, and
-    its output units are radial basis functions.
+    It has 61,706 params for 28x28 images of one channel (and, with ``padding=0``, for 32x32 images). The net of the
+    paper has 60,000: its pools have a learned scale and bias, its second convolution connects only some of the
+    channels, and its output units are radial basis functions.
 
     Args:
         classes: the number of logits.

@@ -5,10 +5,9 @@ Axis letters: ``...`` batch; ``time``.
 
 import functools
 
-from jax.nn.initializers import normal
-
+from jaxblocks import initializers
 from jaxblocks.activations import silu
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Serial
@@ -24,16 +23,16 @@ __all__ = ["Llama"]
 @builder
 def Llama(
     *,
-    vocab_size: int = 32_000,
-    layers: int = 32,
-    heads: int = 32,
-    kv_heads: int | None = None,
-    features: int = 4096,
-    hidden: int = 11_008,
-    base: float | int = 10_000,
-    epsilon: float | int = 1e-6,
-    dropout: float | int = 0.0,
-    cache: int | None = None,
+    vocab_size: PositiveInt = 32_000,
+    layers: PositiveInt = 32,
+    heads: PositiveInt = 32,
+    kv_heads: PositiveInt | None = None,
+    features: PositiveInt = 4096,
+    hidden: PositiveInt = 11_008,
+    base: PositiveFloat = 10_000,
+    epsilon: NonNegativeFloat = 1e-6,
+    dropout: Rate = 0.0,
+    cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder of the Llama family; the defaults are the 7B model of the paper.
 
@@ -67,8 +66,7 @@ def Llama(
     Initial weights are normal with standard deviation 0.02, as in the published training code; the paper does not
     state them.
     """
-    layers = require_whole("Llama", "layers", layers)
-    linear = dict(use_bias=False, kernel_init=normal(0.02))
+    linear = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(RMSNorm, epsilon=epsilon)
     positions = functools.partial(rotary, base=base)
     block = TransformerBlock(
@@ -78,7 +76,7 @@ def Llama(
         dropout=dropout,
     )
     return Serial(
-        tokens=Embedding(vocab_size, features, embedding_init=normal(0.02)),
+        tokens=Embedding(vocab_size, features, embedding_init=initializers.normal(0.02)),
         blocks=Repeat(block, layers),
         norm=norm(),
         out=Dense(vocab_size, **linear),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
+from jaxblocks.checks import PositiveInt
 from jaxblocks.core import Layer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -24,12 +25,12 @@ __all__ = ["MLPMixer"]
 @builder
 def MLPMixer(
     *,
-    classes: int = 1000,
-    patch_size: int = 16,
-    features: int = 768,
-    layers: int = 12,
-    token_hidden: int = 384,
-    hidden: int = 3072,
+    classes: PositiveInt = 1000,
+    patch_size: PositiveInt = 16,
+    features: PositiveInt = 768,
+    layers: PositiveInt = 12,
+    token_hidden: PositiveInt = 384,
+    hidden: PositiveInt = 3072,
 ) -> Layer:
     r"""An MLP-Mixer; with the defaults, Mixer-B/16 with 59,880,472 params for 224x224 images.
 

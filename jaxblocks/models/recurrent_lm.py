@@ -5,7 +5,7 @@ Axis letters: ``...`` batch; ``time``.
 
 from collections.abc import Callable
 
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import PositiveInt, Rate
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial
 from jaxblocks.layers.dense import Dense
@@ -19,11 +19,11 @@ __all__ = ["RecurrentLM"]
 @builder
 def RecurrentLM(
     *,
-    vocab_size: int = 10_000,
-    features: int = 650,
-    layers: int = 2,
+    vocab_size: PositiveInt = 10_000,
+    features: PositiveInt = 650,
+    layers: PositiveInt = 2,
     recurrent: Callable = LSTM,
-    dropout: float | int = 0.5,
+    dropout: Rate = 0.5,
     stateful: bool = False,
 ) -> Layer | StatefulLayer:
     r"""Logits of the next token, from recurrent layers: :math:`p(x_{t+1} \mid x_{\le t}) = softmax(W h_t + b)`.
@@ -55,7 +55,6 @@ def RecurrentLM(
     Source: Zaremba, Sutskever & Vinyals 2014, Recurrent neural network regularization, arXiv:1409.2329; Mikolov et al.
     2010, Recurrent neural network based language model.
     """
-    layers = require_whole("RecurrentLM", "layers", layers)
     block = Serial(dropout=Dropout(dropout), recurrent=recurrent(features, stateful=stateful))
     return Serial(
         tokens=Embedding(vocab_size, features),

@@ -6,10 +6,9 @@ Axis letters: ``...`` batch, h and w height and width, c channels.
 from collections.abc import Callable
 from typing import Literal
 
-from jax.nn.initializers import variance_scaling
-
+from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import PositiveInt, check
 from jaxblocks.core import StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -26,13 +25,13 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 def ResNet(
     depth: int | tuple[int, ...],
     *,
-    classes: int = 1000,
-    width: int = 64,
+    classes: PositiveInt = 1000,
+    width: PositiveInt = 64,
     bottleneck: bool | None = None,
     stem: Literal["7x7", "3x3"] = "7x7",
     stride_in: Literal["3x3", "1x1"] = "3x3",
     checkpoint: str | int | Callable | None = None,
-    unroll: int = 1,
+    unroll: PositiveInt = 1,
 ) -> StatefulLayer:
     r"""A residual network for images: a stem, stages of residual blocks, a global average pool, and one dense layer.
 
@@ -70,20 +69,12 @@ def ResNet(
     >>> count_params(params)
     25557032
 
-    Sources: He, Zhang, Ren, Sun 2016, Deep residual learning for image recognition, table 1,
-    arXiv:1512.03385; Goyal et al. 2017, Accurate, large minibatch SGD, section 5.1, arXiv:1706.02677 (``stride_in="3x3"``).
+    Source: He, Zhang, Ren, Sun 2016, Deep residual learning for image recognition, table 1, arXiv:1512.03385; Goyal et
+    al. 2017, Accurate, large minibatch SGD, section 5.1 (``stride_in="3x3"``), arXiv:1706.02677.
     """
     if isinstance(depth, int) and depth not in _BLOCKS:
-        known = ", ".join(map(str, _BLOCKS))
-        raise ValueError(
-            f"ResNet expected depth to be one of {known}, got {depth!r}; for another one pass the number of blocks "
-            "in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)."
-        )
-    for name, value, known in (("stem", stem, ("7x7", "3x3")), ("stride_in", stride_in, ("3x3", "1x1"))):
-        if value not in known:
-            raise ValueError(
-                f"ResNet expected {name} to be {known[0]!r} or {known[1]!r}, got {value!r}; pass one of them."
-            )
+        repair = "for another one pass the number of blocks in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)"
+        check(False, f"depth to be one of {', '.join(map(str, _BLOCKS))}", depth, repair)
     stages = _BLOCKS[depth] if isinstance(depth, int) else tuple(depth)
     if bottleneck is None:
         bottleneck = isinstance(depth, int) and depth >= 50
@@ -95,7 +86,7 @@ def ResNet(
         first = Serial(conv=_conv(width, 3), norm=_norm(), relu=relu)
     layers = {"stem": first}
     for i, blocks in enumerate(stages):
-        require_whole("ResNet", "the number of blocks of a stage", blocks)
+        check(blocks > 0, "an integer >= 1 for the blocks of each stage", depth)
         features, stride = width * 2**i, 1 if i == 0 else 2
         stage = {"first": _Block(features, bottleneck, stride, stride_in, project=i > 0 or bottleneck)}
         if blocks > 1:
@@ -123,7 +114,7 @@ def _Block(features, bottleneck, stride=1, stride_in="3x3", project=False):
 
 
 def _conv(features, size, stride=1):
-    he = variance_scaling(2.0, "fan_out", "normal")
+    he = initializers.variance_scaling(2.0, "fan_out", "normal")
     return Conv(features, (size, size), stride=stride, padding=size // 2, use_bias=False, kernel_init=he)
 
 

@@ -6,10 +6,10 @@ Axis letters: ``...`` batch; ``time_s`` positions of the source; ``time_t`` of t
 import functools
 
 import jax.numpy as jnp
-from jax.nn.initializers import glorot_uniform, variance_scaling
 
+from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, check
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -17,7 +17,7 @@ from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import SinusoidalPositions
-from jaxblocks.models.side_inputs import RenameSideInputs
+from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["Transformer"]
@@ -26,16 +26,16 @@ __all__ = ["Transformer"]
 @builder
 def Transformer(
     *,
-    vocab_size: int = 37_000,
-    layers: int = 6,
-    heads: int = 8,
-    features: int = 512,
-    hidden: int = 2048,
-    head_dim: int | None = None,
-    value_dim: int | None = None,
-    dropout: float | int = 0.1,
-    epsilon: float | int = 1e-6,
-    cache: int | None = None,
+    vocab_size: PositiveInt = 37_000,
+    layers: PositiveInt = 6,
+    heads: PositiveInt = 8,
+    features: PositiveInt = 512,
+    hidden: PositiveInt = 2048,
+    head_dim: PositiveInt | None = None,
+    value_dim: PositiveInt | None = None,
+    dropout: Rate = 0.1,
+    epsilon: NonNegativeFloat = 1e-6,
+    cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""The encoder-decoder of "Attention is all you need"; the defaults are its base model.
 
@@ -76,24 +76,20 @@ def Transformer(
     Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762; biases and initial weights as in its code,
     tensor2tensor.
     """
-    sizes = {"layers": layers, "heads": heads, "features": features}
-    layers, heads, features = (require_whole("Transformer", *size) for size in sizes.items())
     if features % heads and None in (head_dim, value_dim):
-        raise ValueError(
-            f"Transformer expected heads to divide features, got heads={heads} and features={features}; choose a "
-            "divisor, or pass head_dim= and value_dim=."
-        )
+        got = f"heads={heads} and features={features}"
+        check(False, "heads to divide features", got, "choose a divisor, or pass head_dim= and value_dim=")
     attention = functools.partial(
         Attention,
         heads,
         head_dim=head_dim or features // heads,
         value_dim=value_dim or features // heads,
         use_bias=False,
-        kernel_init=glorot_uniform(),
+        kernel_init=initializers.glorot_uniform(),
     )
     block = functools.partial(
         TransformerBlock,
-        mlp=TransformerMLP(hidden, features, activation=relu, kernel_init=glorot_uniform()),
+        mlp=TransformerMLP(hidden, features, activation=relu, kernel_init=initializers.glorot_uniform()),
         norm=functools.partial(LayerNorm, epsilon=epsilon),
         norm_first=False,
         dropout=dropout,
@@ -104,10 +100,12 @@ def Transformer(
         cross_attention=attention() if cache is None else _KeepContext(attention()),
     )
 
-    def forward(f, *inputs):
-        if len(inputs) != 2 and (cache is None or len(inputs) != 1):
-            or_one = "" if cache is None else ", or a further piece of the target alone"
-            raise TypeError(f"Transformer expected source and target{or_one}, got {len(inputs)} inputs.")
+    def forward(f, *inputs, mask=None):
+        or_one = "" if cache is None else ", or a further piece of the target alone"
+        fits = len(inputs) == 2 or (cache is not None and len(inputs) == 1)
+        check(fits, f"source and target{or_one}", f"{len(inputs)} inputs", error=TypeError)
+        expected, got = "mask with the source only", "one with a further piece of the target"
+        check(mask is None or len(inputs) == 2, expected, got, "leave it out, the mask of the source is kept")
         *source, target = (f.tokens(x) * features**0.5 for x in inputs)
         context = [f.encoder(f.dropout(f.source_positions(x))) for x in source]
         x = f.decoder(f.dropout(f.target_positions(target)), *context)
@@ -116,12 +114,14 @@ def Transformer(
     # The one mask is that of the source: the encoder's own, and that of the decoder's context.
     return Wire(
         forward,
-        tokens=Embedding(vocab_size, features, tied=True, embedding_init=variance_scaling(1.0, "fan_out", "normal")),
+        tokens=Embedding(
+            vocab_size, features, tied=True, embedding_init=initializers.variance_scaling(1.0, "fan_out", "normal")
+        ),
         source_positions=SinusoidalPositions(),
         target_positions=SinusoidalPositions(stateful=cache is not None),
         dropout=Dropout(dropout),
-        encoder=RenameSideInputs(Repeat(encoder, layers), segment_ids=None),
-        decoder=RenameSideInputs(Repeat(decoder, layers), mask=None, segment_ids=None, context_mask="mask"),
+        encoder=rename_side_inputs(Repeat(encoder, layers), segment_ids=None),
+        decoder=rename_side_inputs(Repeat(decoder, layers), mask=None, segment_ids=None, context_mask="mask"),
     )
 
 
@@ -140,11 +140,6 @@ def _KeepContext(attention: Layer) -> StatefulLayer:
         if context:
             mask = jnp.ones(context[0].shape[:-1], bool) if mask is None else mask
             state = {"context": context[0], "mask": mask, "is_set": jnp.ones((), bool)}
-        elif mask is not None:
-            raise ValueError(
-                "Transformer expected mask with the source only, got one with a further piece of the target; leave it "
-                "out, the mask of the source is kept."
-            )
         out = attention.apply(params, x, state["context"], mask=state["mask"])
         return jnp.where(state["is_set"], out, jnp.nan), state
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
-from jaxblocks.checks import describe
-from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.checks import PositiveInt, Rate, check, describe
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
-from jaxblocks.models.side_inputs import RenameSideInputs
+from jaxblocks.models.side_inputs import rename_side_inputs
 
 __all__ = ["TransformerBlock", "TransformerMLP"]
 
@@ -21,12 +21,12 @@ __all__ = ["TransformerBlock", "TransformerMLP"]
 @builder
 def TransformerBlock(
     *,
-    attention: Layer | StatefulLayer | Callable,
-    mlp: Layer | StatefulLayer | Callable,
-    cross_attention: Layer | StatefulLayer | Callable | None = None,
+    attention: LayerLike,
+    mlp: LayerLike,
+    cross_attention: LayerLike | None = None,
     norm: Callable = LayerNorm,
     norm_first: bool = True,
-    dropout: float | int = 0.0,
+    dropout: Rate = 0.0,
 ) -> Layer | StatefulLayer:
     r"""One block of a transformer: residual branches of attention, of cross-attention where it is given, and of an MLP.
 
@@ -68,7 +68,7 @@ def TransformerBlock(
     """
     layers = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
     if cross_attention is not None:
-        context_attention = RenameSideInputs(cross_attention, mask="context_mask", segment_ids=None)
+        context_attention = rename_side_inputs(cross_attention, mask="context_mask", segment_ids=None)
         layers |= dict(cross_attention_norm=norm(), cross_attention=context_attention)
 
     def forward(f, x, *context):
@@ -89,13 +89,13 @@ def TransformerBlock(
 
 @builder
 def TransformerMLP(
-    hidden: int,
-    features: int,
+    hidden: PositiveInt,
+    features: PositiveInt,
     *,
     gated: bool = False,
-    activation: Layer | StatefulLayer | Callable = gelu,
+    activation: LayerLike = gelu,
     use_bias: bool = True,
-    dropout: float | int = 0.0,
+    dropout: Rate = 0.0,
     kernel_init: Callable = initializers.lecun_normal(),
     down_kernel_init: Callable | None = None,
 ) -> Layer | StatefulLayer:
@@ -137,7 +137,5 @@ def TransformerMLP(
 
 def _require_same(name, x, y):
     if (x.shape, x.dtype) != (y.shape, y.dtype):
-        raise ValueError(
-            f"TransformerBlock expected {name} to keep shape and dtype, {describe(x)}, got {describe(y)}; give its "
-            f"last layer {x.shape[-1]} features."
-        )
+        repair = f"give its last layer {x.shape[-1]} features"
+        check(False, f"{name} to keep shape and dtype, {describe(x)}", y, repair)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
-from jaxblocks.checks import describe, require_floating, require_whole
+from jaxblocks.checks import PositiveInt, Rate, check, checked, describe
 from jaxblocks.core import Layer, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -29,24 +29,23 @@ from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import GroupNorm
 from jaxblocks.models.tokens import SelfAttention, as_tokens
 from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.windows import require_spatial
 
-__all__ = ["UNet", "time_features"]
+__all__ = ["LabelEmbedding", "TimeEmbedding", "UNet", "time_features"]
 
 
 @builder
 def UNet(
-    channels: int,
+    channels: PositiveInt,
     *,
-    width: int = 128,
+    width: PositiveInt = 128,
     multipliers: tuple[int, ...] = (1, 2, 2, 2),
-    blocks: int = 2,
+    blocks: PositiveInt = 2,
     attention_levels: tuple[int, ...] = (1,),
-    heads: int = 1,
+    heads: PositiveInt = 1,
     time: bool = True,
-    classes: int | None = None,
-    groups: int | None = None,
-    dropout: float | int = 0.1,
+    classes: PositiveInt | None = None,
+    groups: PositiveInt | None = None,
+    dropout: Rate = 0.1,
 ) -> Layer:
     r"""A U-Net of residual blocks and attention; with the defaults, the denoiser of Ho et al. for 32x32 images.
 
@@ -94,25 +93,19 @@ def UNet(
     probabilistic models, appendix B, whose net for CIFAR-10 has 35,746,307 params, arXiv:2006.11239; Ho & Salimans
     2022, Classifier-free diffusion guidance (the null label), arXiv:2207.12598.
     """
-    for name, value in {"channels": channels, "width": width, "blocks": blocks, "heads": heads}.items():
-        require_whole("UNet", name, value)
-    if not multipliers:
-        raise ValueError("UNet expected at least one level, got multipliers=(); (1, 2, 2) makes three.")
-    wrong = [level for level in attention_levels if level not in range(len(multipliers))]
-    if wrong:
-        raise ValueError(
-            f"UNet expected attention_levels from 0 to {len(multipliers) - 1}, got {wrong[0]!r}; levels are counted "
-            "from 0 (full resolution), one for each of multipliers."
-        )
-    groups = max(width // 4, 1) if groups is None else require_whole("UNet", "groups", groups)
+    check(len(multipliers) > 0, "at least one level", "multipliers=()", "write (1, 2, 2) for three levels")
+    for level in attention_levels:
+        expected = f"attention_levels from 0 to {len(multipliers) - 1}"
+        check(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
+    groups = groups or max(width // 4, 1)
     widths = tuple(width * multiplier for multiplier in multipliers)
     block = functools.partial(
         _Block, heads=heads, groups=groups, dropout=dropout, conditioned=time or classes is not None
     )
 
-    conditions = {"time": _Time(width)} if time else {}
+    conditions = {"time": TimeEmbedding(width)} if time else {}
     if classes is not None:
-        conditions["label"] = _Label(classes, 4 * width)
+        conditions["label"] = LabelEmbedding(classes, 4 * width)
 
     layers = {"stem": Conv(width, (3, 3), padding="same")}
     for level, features in enumerate(widths):
@@ -153,7 +146,8 @@ def UNet(
     return Wire(forward, **conditions, **layers)
 
 
-def time_features(time: Float[Array, "*batch"], features: int) -> Float[Array, "*batch features"]:
+@checked
+def time_features(time: Float[Array, "*batch"], features: PositiveInt) -> Float[Array, "*batch features"]:
     r"""Sinusoidal encoding of a time in [0, 1]: :math:`\sin(1000\,t\,r_i)`, then :math:`\cos(1000\,t\,r_i)`.
 
     With t ``time``, n half of ``features``, i = 0, ..., n - 1, and frequencies :math:`r_i = 10000^{-i/(n-1)}` from 1
@@ -177,16 +171,61 @@ def time_features(time: Float[Array, "*batch"], features: int) -> Float[Array, "
     Source: Ho, Jain, Abbeel 2020, Denoising diffusion probabilistic models (their steps are 1000 t), arXiv:2006.11239;
     Vaswani et al. 2017, Attention is all you need, section 3.5, arXiv:1706.03762.
     """
-    require_floating("time_features", time=time)
-    if require_whole("time_features", "features", features) % 2:
-        raise ValueError(
-            f"time_features expected an even number of features, sines and cosines, got {features}; pass {features + 1}."
-        )
+    check(features % 2 == 0, "an even number of features, sines and cosines", features)
     n = features // 2
     time = widen(time)
     rates = 1000 * 10000.0 ** (-np.arange(n) / max(n - 1, 1))
     angles = time[..., None] * jnp.broadcast_to(jnp.asarray(rates, time.dtype), (*time.shape, n))  # (*batch, n)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
+
+
+@builder
+def TimeEmbedding(width: PositiveInt) -> Layer:
+    """`time_features` of the side input ``time`` through two dense layers, ``(..., 4 width)``.
+
+    The input, images ``(..., h, w, c)``, gives the batch axes and the dtype.
+
+    >>> layer = TimeEmbedding(8)
+    >>> x, time = jnp.zeros((5, 4, 4, 1)), jnp.linspace(0, 1, 5)
+    >>> layer.apply(layer.init(jax.random.key(0), x, time=time), x, time=time).shape
+    (5, 32)
+
+    Source: Ho, Jain, Abbeel 2020, appendix B, arXiv:2006.11239.
+    """
+
+    def forward(f, x, *, time=None):
+        repair = "pass time=..., one number from 0 to 1 for each image (to init and to apply), or UNet(time=False)"
+        check(time is not None, "the side input time", "none", repair)
+        time = jnp.asarray(time)
+        repair = "pass a time from 0 to 1, a number of steps divided by their total"
+        check(jnp.issubdtype(time.dtype, jnp.floating), "a floating-point time", time, repair, error=TypeError)
+        time = _for_each_image("time", time, x).astype(wide_dtype(x.dtype))
+        return f.down(f.activation(f.up(time_features(time, width).astype(x.dtype))))
+
+    up = Dense(4 * width, kernel_init=initializers.for_activation(swish))
+    return Wire(forward, up=up, activation=swish, down=Dense(4 * width))
+
+
+@builder
+def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
+    """A learned row for each value of the side input ``label``, and one for the null label, ``(..., features)``.
+
+    The input, images ``(..., h, w, c)``, gives the batch axes and the dtype. ``None`` and ``classes`` are the null
+    label.
+
+    >>> layer = LabelEmbedding(10, 8)
+    >>> x = jnp.zeros((5, 4, 4, 1))
+    >>> layer.apply(layer.init(jax.random.key(0), x), x, label=jnp.arange(5)).shape
+    (5, 8)
+
+    Source: Ho & Salimans 2022, Classifier-free diffusion guidance, arXiv:2207.12598.
+    """
+
+    def forward(f, x, *, label=None):
+        label = _for_each_image("label", jnp.asarray(classes if label is None else label), x)
+        return f.table(label).astype(x.dtype)
+
+    return Wire(forward, table=Embedding(classes + 1, features))
 
 
 # ---- the blocks -------------------------------------------------------------------------------
@@ -252,53 +291,19 @@ def _upsample_nearest(x):
     return x.repeat(2, -3).repeat(2, -2)
 
 
-def _Time(width):
-    """Features of the side input ``time``, (..., 4 width)."""
-
-    def forward(f, x, *, time=None):
-        if time is None:
-            raise ValueError(
-                "UNet expected the side input time, got none; pass time=..., one number from 0 to 1 for each image (to "
-                "init and to apply), or build it with time=False."
-            )
-        time = _for_each_image("time", time, x).astype(wide_dtype(x.dtype))
-        return f.mlp(time_features(time, width).astype(x.dtype))
-
-    hidden = Dense(4 * width, kernel_init=initializers.for_activation(swish))
-    return Wire(forward, mlp=Serial(up=hidden, activation=swish, down=Dense(4 * width)))
-
-
-def _Label(classes, features):
-    """A learned row for each label, and one for the null label, (..., features)."""
-    classes = require_whole("UNet", "classes", classes)
-
-    def forward(f, x, *, label=None):
-        return f.table(_for_each_image("label", classes if label is None else label, x)).astype(x.dtype)
-
-    return Wire(forward, table=Embedding(classes + 1, features))
-
-
 # ---- checks ----------------------------------------------------------------------------
 
 
 def _for_each_image(name, value, x):
     """A side input, given as one number for each image or as one for all, as one for each."""
-    value, batch = jnp.asarray(value), x.shape[:-3]
-    if name == "time":
-        require_floating("UNet", time=value)
+    batch = x.shape[:-3]
     if value.shape not in ((), batch):
-        raise ValueError(
-            f"UNet expected {name} to be one number for each image, of shape {batch} as the batch axes of x, "
-            f"{describe(x)}, or one for all, got {describe(value)}; leave out axes of length 1."
-        )
+        expected = f"{name} to be one number for each image, of shape {batch} for x {describe(x)}, or one for all"
+        check(False, expected, value, "leave out axes of length 1")
     return jnp.broadcast_to(value, batch)
 
 
 def _require_image(x, factor):
-    require_spatial("UNet", x, 2)
-    height, width = x.shape[-3:-1]
-    if height % factor or width % factor:
-        raise ValueError(
-            f"UNet expected images whose height and width are divisible by {factor}, since they are halved before each "
-            f"level but the first, got {describe(x)}; pad the image, or leave out a level."
-        )
+    check(len(x.shape) >= 3, "images (..., h, w, c)", x, "use x[..., None] for images of one channel")
+    expected = f"images whose height and width are divisible by {factor}, since each level but the first halves them"
+    check(all(n % factor == 0 for n in x.shape[-3:-1]), expected, x, "pad the image, or leave out a level")

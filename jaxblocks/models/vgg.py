@@ -3,9 +3,11 @@ r"""VGG: 3x3 convolutions, max pools, and three wide dense layers.
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
-from jax.nn.initializers import he_normal
+from typing import Literal
 
+from jaxblocks import initializers
 from jaxblocks.activations import relu
+from jaxblocks.checks import PositiveInt, Rate
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
@@ -21,14 +23,14 @@ _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 
 
 @builder
 def VGG(
-    depth: int,
+    depth: Literal[11, 13, 16, 19],
     *,
-    classes: int = 1000,
-    width: int = 64,
-    hidden: int = 4096,
-    pool_size: int = 7,
+    classes: PositiveInt = 1000,
+    width: PositiveInt = 64,
+    hidden: PositiveInt = 4096,
+    pool_size: PositiveInt = 7,
     batch_norm: bool = False,
-    dropout: float | int = 0.5,
+    dropout: Rate = 0.5,
 ) -> Layer | StatefulLayer:
     r"""Five blocks of 3x3 convolutions with relu, each with a max pool that halves the image, and three dense layers.
 
@@ -58,14 +60,11 @@ def VGG(
     Source: Simonyan & Zisserman 2015, Very deep convolutional networks for large-scale image recognition, table 1,
     arXiv:1409.1556.
     """
-    if depth not in _CONVOLUTIONS:
-        known = ", ".join(map(str, _CONVOLUTIONS))
-        raise ValueError(f"VGG expected depth to be one of {known}, got {depth!r}; pass one of them.")
     net = {}
     for i, convolutions in enumerate(_CONVOLUTIONS[depth]):
         block = {}
         for j in range(1, convolutions + 1):
-            block[f"conv_{j}"] = Conv(width * min(2**i, 8), (3, 3), padding=1, kernel_init=he_normal())
+            block[f"conv_{j}"] = Conv(width * min(2**i, 8), (3, 3), padding=1, kernel_init=initializers.he_normal())
             if batch_norm:
                 block[f"norm_{j}"] = BatchNorm(momentum=0.9, epsilon=1e-5)
             block[f"relu_{j}"] = relu
@@ -76,7 +75,7 @@ def VGG(
 
     net["flatten"] = flatten
     for i in (1, 2):
-        net |= {f"dense_{i}": Dense(hidden, kernel_init=he_normal()), f"relu_{i}": relu}
+        net |= {f"dense_{i}": Dense(hidden, kernel_init=initializers.he_normal()), f"relu_{i}": relu}
         if dropout:
             net[f"dropout_{i}"] = Dropout(dropout)
     return Serial(**net, out=Dense(classes))

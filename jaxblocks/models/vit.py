@@ -6,18 +6,15 @@ Axis letters: ``...`` batch, h and w height and width, c channels, n tokens.
 import functools
 from typing import Literal
 
-import jax.numpy as jnp
-
-from jaxblocks import initializers
 from jaxblocks.activations import identity
-from jaxblocks.checks import describe, require_key
-from jaxblocks.core import Layer, builder, require_params
+from jaxblocks.checks import PositiveInt, Rate
+from jaxblocks.core import Layer, builder
 from jaxblocks.layers.combinators import Repeat, Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import LayerNorm
-from jaxblocks.models.tokens import SelfAttention, as_tokens, mean_of_tokens
+from jaxblocks.models.tokens import ClassToken, SelfAttention, TokenPositions, as_tokens, mean_of_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["ViT"]
@@ -26,14 +23,14 @@ __all__ = ["ViT"]
 @builder
 def ViT(
     *,
-    classes: int = 1000,
-    patch_size: int = 16,
-    features: int = 768,
-    layers: int = 12,
-    heads: int = 12,
-    hidden: int = 3072,
+    classes: PositiveInt = 1000,
+    patch_size: PositiveInt = 16,
+    features: PositiveInt = 768,
+    layers: PositiveInt = 12,
+    heads: PositiveInt = 12,
+    hidden: PositiveInt = 3072,
     pool: Literal["token", "mean"] = "token",
-    dropout: float | int = 0.0,
+    dropout: Rate = 0.0,
 ) -> Layer:
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
 
@@ -68,8 +65,6 @@ def ViT(
 
     Source: Dosovitskiy et al. 2021, An image is worth 16x16 words, section 3.1 and appendix B.1, arXiv:2010.11929.
     """
-    if pool not in ("token", "mean"):
-        raise ValueError(f"ViT expected pool to be 'token' or 'mean', got {pool!r}; pass one of them.")
     norm = functools.partial(LayerNorm, epsilon=1e-6)
     block = TransformerBlock(
         attention=SelfAttention(heads),
@@ -80,8 +75,8 @@ def ViT(
     return Serial(
         patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
         flatten=as_tokens,  # (..., n, features)
-        **({"class_token": _ClassToken()} if pool == "token" else {}),  # (..., n + 1, features)
-        positions=_Positions(),
+        **({"class_token": ClassToken()} if pool == "token" else {}),  # (..., n + 1, features)
+        positions=TokenPositions(),
         dropout=Dropout(dropout) if dropout else identity,
         blocks=Repeat(block, layers),
         norm=norm(),
@@ -92,37 +87,3 @@ def ViT(
 
 def _first_token(x):
     return x[..., 0, :]
-
-
-def _ClassToken():
-    """A learned token before the others: (..., n, features) to (..., n + 1, features)."""
-
-    def init(key, x):
-        return {"embedding": jnp.zeros((1, x.shape[-1]), jnp.float32)}
-
-    def apply(params, x):
-        require_params("ViT's class token", params, "embedding")
-        token = jnp.broadcast_to(params["embedding"].astype(x.dtype), (*x.shape[:-2], 1, x.shape[-1]))
-        return jnp.concatenate([token, x], -2)
-
-    return Layer(init, apply)
-
-
-def _Positions():
-    """A learned row for each position, added to the token; the number of tokens is that at ``init``."""
-
-    def init(key, x):
-        require_key("ViT.init", key)
-        return {"embedding": initializers.normal(0.02)(key, x.shape[-2:], jnp.float32)}
-
-    def apply(params, x):
-        require_params("ViT's positions", params, "embedding")
-        embedding = params["embedding"]
-        if embedding.shape != x.shape[-2:]:
-            raise ValueError(
-                f"ViT expected images of the size at init, whose positions are {describe(embedding)}, got tokens "
-                f"{describe(x)}; resize the images, or call init for this size."
-            )
-        return x + jnp.broadcast_to(embedding.astype(x.dtype), x.shape)
-
-    return Layer(init, apply)
