@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, tanh
 from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate
-from jaxblocks.core import Layer, builder
+from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dense import Dense
@@ -89,7 +89,7 @@ def BERT(
         x = f.positions(f.tokens(tokens) + f.segments(segments))
         return f.blocks(f.dropout(f.embedding_norm(x)))
 
-    encoder = dict(
+    encoder: dict[str, LayerLike] = dict(
         tokens=Embedding(vocab_size, features, embedding_init=initial),
         segments=Embedding(segments, features, embedding_init=initial),
         positions=LearnedPositions(max_length, embedding_init=initial),
@@ -98,10 +98,11 @@ def BERT(
         blocks=Repeat(block, layers),
     )
     if not pooler:
-        return Wire(encode, **encoder)
+        return Wire(encode, **encoder)  # type: ignore[return-value]
 
     def forward(f, *inputs):
         x = encode(f, *inputs)
         return x, tanh(f.pooler(x[..., 0, :]))
 
-    return Wire(forward, **encoder, pooler=Dense(features, kernel_init=initial))
+    encoder["pooler"] = Dense(features, kernel_init=initial)
+    return Wire(forward, **encoder)  # type: ignore[return-value]

@@ -108,8 +108,8 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     rows, owner = graph.nodes, graph.node_graph
     if owner is None:
         return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, pool, mask=graph.node_mask)
-    counted = graph.graph_mask if graph.graph_mask is not None else graph.global_features
+    sizes = [len(x) for x in (graph.graph_mask, graph.global_features) if x is not None]
     expected = "graph_mask or global_features, which tell the number of graphs"
     repair = "make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)"
-    check(counted is not None, expected, "node_graph without them", repair)
-    return aggregate(rows, owner, counted.shape[0], pool, mask=graph.node_mask)
+    check(len(sizes) > 0, expected, "node_graph without them", repair)
+    return aggregate(rows, owner, sizes[0], pool, mask=graph.node_mask)

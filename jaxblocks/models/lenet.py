@@ -5,7 +5,7 @@ Axis letters: ``...`` batch, h and w height and width, c channels.
 
 from jaxblocks.activations import tanh
 from jaxblocks.checks import PositiveInt
-from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -23,7 +23,7 @@ def LeNet5(
     hidden: tuple[int, int] = (120, 84),
     activation: LayerLike = tanh,
     padding: Padding = 2,
-) -> Layer:
+) -> Layer | StatefulLayer:
     r"""LeNet-5 in its common form: two 5x5 convolutions, each with tanh and a 2x2 average pool, and three dense layers.
 
     It has 61,706 params for 28x28 images of one channel (and, with ``padding=0``, for 32x32 images). The net of the

@@ -4,6 +4,7 @@ Axis letters: ``...`` batch; ``time``.
 """
 
 import functools
+from typing import Any
 
 from jaxblocks import initializers
 from jaxblocks.activations import silu
@@ -66,7 +67,7 @@ def Llama(
     Initial weights are normal with standard deviation 0.02, as in the published training code; the paper does not
     state them.
     """
-    linear = dict(use_bias=False, kernel_init=initializers.normal(0.02))
+    linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(RMSNorm, epsilon=epsilon)
     positions = functools.partial(rotary, base=base)
     block = TransformerBlock(

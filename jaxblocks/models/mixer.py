@@ -69,7 +69,7 @@ def MLPMixer(
         mlp_norm=norm(),
         mlp=_MLP(hidden, features),
     )
-    return Serial(
+    return Serial(  # type: ignore[return-value]
         patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
         flatten=as_tokens,  # (..., n, features)
         blocks=Repeat(block, layers),

@@ -92,7 +92,7 @@ def ResNet(
         if blocks > 1:
             stage["blocks"] = Repeat(_Block(features, bottleneck), blocks - 1, checkpoint=checkpoint, unroll=unroll)
         layers[f"stage_{i + 1}"] = Serial(**stage)
-    return Serial(**layers, pool=GlobalAvgPool(2), out=Dense(classes))
+    return Serial(**layers, pool=GlobalAvgPool(2), out=Dense(classes))  # type: ignore[return-value]
 
 
 def _Block(features, bottleneck, stride=1, stride_in="3x3", project=False):

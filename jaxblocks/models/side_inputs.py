@@ -40,6 +40,6 @@ def _renamed(function, names):
 
     positional = [p for p in inspect.signature(function).parameters.values() if p.name not in declared]
     keyword = [declared[old].replace(name=new) for new, old in old_names.items()]
-    call.__signature__ = inspect.Signature([*positional, *keyword])
+    call.__signature__ = inspect.Signature([*positional, *keyword])  # type: ignore[attr-defined]
     call.__qualname__ = function.__qualname__  # so that its name in summaries is that of the layer
     return call

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxblocks import initializers
 from jaxblocks.activations import relu
 from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, check
-from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dropout import Dropout
@@ -125,8 +125,9 @@ def Transformer(
     )
 
 
-def _KeepContext(attention: Layer) -> StatefulLayer:
+def _KeepContext(attention: LayerLike) -> StatefulLayer:
     """Attention to a context that is given once and kept: ``x, context`` in the first call, then ``x`` alone."""
+    attention = as_layer(attention)
 
     def init(key, x, context):
         state = {

@@ -20,7 +20,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
 from jaxblocks.checks import PositiveInt, Rate, check, checked, describe
-from jaxblocks.core import Layer, builder
+from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -107,7 +107,7 @@ def UNet(
     if classes is not None:
         conditions["label"] = LabelEmbedding(classes, 4 * width)
 
-    layers = {"stem": Conv(width, (3, 3), padding="same")}
+    layers: dict[str, LayerLike] = {"stem": Conv(width, (3, 3), padding="same")}
     for level, features in enumerate(widths):
         layers |= {f"down_{level}_{i}": block(features, attend=level in attention_levels) for i in range(blocks)}
         if level + 1 < len(widths):
@@ -143,7 +143,7 @@ def UNet(
 
         return f.out(apply_from(0, f.stem(x)))
 
-    return Wire(forward, **conditions, **layers)
+    return Wire(forward, **conditions, **layers)  # type: ignore[return-value]
 
 
 @checked
@@ -203,7 +203,7 @@ def TimeEmbedding(width: PositiveInt) -> Layer:
         return f.down(f.activation(f.up(time_features(time, width).astype(x.dtype))))
 
     up = Dense(4 * width, kernel_init=initializers.for_activation(swish))
-    return Wire(forward, up=up, activation=swish, down=Dense(4 * width))
+    return Wire(forward, up=up, activation=swish, down=Dense(4 * width))  # type: ignore[return-value]
 
 
 @builder
@@ -225,7 +225,7 @@ def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
         label = _for_each_image("label", jnp.asarray(classes if label is None else label), x)
         return f.table(label).astype(x.dtype)
 
-    return Wire(forward, table=Embedding(classes + 1, features))
+    return Wire(forward, table=Embedding(classes + 1, features))  # type: ignore[return-value]
 
 
 # ---- the blocks -------------------------------------------------------------------------------

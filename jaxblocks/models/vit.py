@@ -72,7 +72,7 @@ def ViT(
         norm=norm,
         dropout=dropout,
     )
-    return Serial(
+    return Serial(  # type: ignore[return-value]
         patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
         flatten=as_tokens,  # (..., n, features)
         **({"class_token": ClassToken()} if pool == "token" else {}),  # (..., n + 1, features)
