@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import jaxblocks as jb
 from jaxblocks.diffusion import (
-    Denoising,
+    DenoisingLoss,
     convert,
     dpm_solver_pp_2m,
     gaussian_mixture,
@@ -80,7 +80,7 @@ def main(argv=None):
     x = data.sample(next(keys), 20_000)
     net = denoiser(128)
     fitted = jb.fit(
-        Denoising(net, SCHEDULE, "eps"),
+        DenoisingLoss(net, SCHEDULE, "eps"),
         lambda losses, y: losses,
         optax.adam(optax.cosine_decay_schedule(2e-3, args.steps)),
         (x, x),

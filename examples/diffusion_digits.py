@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 import jaxblocks as jb
 from jaxblocks.datasets import digits
 from jaxblocks.diffusion import (
-    Denoising,
+    DenoisingLoss,
+    classifier_free_guidance,
     cosine_schedule,
     dpm_solver_pp_2m,
     drop_condition,
-    guided,
     initial_noise,
     times,
 )
@@ -41,12 +41,14 @@ SCHEDULE = cosine_schedule()
 
 def denoiser(width):
     """Two levels, 8x8 and 4x4 pixels; the places of the lower one attend to each other."""
-    return UNet(1, width=width, multipliers=(1, 2), blocks=1, attention_levels=(1,), heads=4, classes=CLASSES, dropout=0)
+    return UNet(
+        1, width=width, multipliers=(1, 2), blocks=1, attention_levels=(1,), heads=4, classes=CLASSES, dropout=0
+    )
 
 
 def train_denoiser(net, images, labels, *, key, steps):
     """A fit like any other: data in, one loss for each image out. In one of ten images the label is hidden."""
-    training = Denoising(net, SCHEDULE, "v", conditions=("label",), event_axes=3)
+    training = DenoisingLoss(net, SCHEDULE, "v", conditions=("label",), event_axes=3)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, min(100, steps), max(steps, 101))
     return jb.fit(
         training,
@@ -56,7 +58,7 @@ def train_denoiser(net, images, labels, *, key, steps):
         key=key,
         batch_size=64,
         steps=steps,
-        augment=lambda key, x: (x[0], drop_condition(key, x[1], NULL, 0.1)),
+        augment=lambda key, x: (x[0], drop_condition(key, x[1], null=NULL, rate=0.1)),
     )
 
 
@@ -67,7 +69,9 @@ def sampler(net, steps):
     def sample(params, noise, labels, scale):
         wanted = lambda x, t: net.apply(params, x, time=t, label=labels)
         anything = lambda x, t: net.apply(params, x, time=t)
-        return dpm_solver_pp_2m(guided(wanted, anything, scale), noise, grid, SCHEDULE, "v", path=True)
+        return dpm_solver_pp_2m(
+            classifier_free_guidance(wanted, anything, scale), noise, grid, SCHEDULE, "v", trajectory=True
+        )
 
     return jax.jit(sample)
 

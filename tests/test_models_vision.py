@@ -632,7 +632,9 @@ def test_unet_says_what_it_expects(sentences):
     with pytest.raises(TypeError, match="TimeEmbedding expected a floating-point time, got int32"):
         init(x, time=jnp.zeros(3, jnp.int32))
     halved = UNet(1, multipliers=(1, 1), time=False, **small)
-    with pytest.raises(ValueError, match="UNet expected images whose height and width are divisible by 2, .* pad the image"):
+    with pytest.raises(
+        ValueError, match="UNet expected images whose height and width are divisible by 2, .* pad the image"
+    ):
         jax.eval_shape(halved.init, key, x[:, :3])
     jax.eval_shape(halved.init, key, jnp.pad(x[:, :3], ((0, 0), (0, 1), (0, 0), (0, 0))))
     with pytest.raises(ValueError, match="attention_levels from 0 to 1, got 2; count levels from 0"):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.diffusion.prediction_types import PredictionType, combine
 from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
 
@@ -48,7 +48,7 @@ def classifier_free_guidance(
         with_condition, without = conditional(x, t), unconditional(x, t)
         if jnp.shape(with_condition) != jnp.shape(without):
             got = f"{describe(with_condition)} and {describe(without)}"
-            check(False, "two predictions of one shape", got, "call the same net twice")
+            require(False, "two predictions of one shape", got, "call the same net twice")
         return (1 - scale) * without + scale * with_condition
 
     return predict
@@ -80,6 +80,7 @@ def classifier_guidance(
     Raises:
         ValueError: for an unknown prediction type, or, when called, log-probabilities that are not one per example.
 
+    >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> log_probability = lambda x, t: -x[..., 0]
     >>> predict = classifier_guidance(lambda x, t: x, log_probability, 2.0, flow_matching_schedule(), "eps")
     >>> print(predict(jnp.zeros((1, 2)), 0.5))
@@ -96,7 +97,7 @@ def classifier_guidance(
             each = log_probability(x, t)
             if not hasattr(each, "shape") or each.shape != x.shape[: each.ndim] or each.ndim == x.ndim > 0:
                 expected = f"one log-probability for each example of x, {describe(x)}"
-                check(False, expected, each, "choose the entry of the wanted class")
+                require(False, expected, each, "choose the entry of the wanted class")
             return each.sum()
 
         gradient = scale * jax.grad(total)(x)

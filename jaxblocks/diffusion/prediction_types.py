@@ -25,8 +25,7 @@ from typing import Literal, TypeAlias, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check as check_that
-from jaxblocks.checks import check_values, checkable, checked, describe
+from jaxblocks.checks import check_values, checkable, checked, describe, require
 from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
 from jaxblocks.precision import widen
 
@@ -73,6 +72,7 @@ def convert(
             outside of [0, 1]. Under ``jit``, without ``check=True``, a division by 0 gives infinity or NaN.
         TypeError: for integers.
 
+    >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> x0, eps = jnp.array([[1.0, -1.0]]), jnp.array([[0.5, 0.5]])
     >>> x = 0.75 * x0 + 0.25 * eps  # flow matching at t = 0.25
     >>> print(convert(eps, x, 0.25, flow_matching_schedule(), "eps", "x0"))
@@ -119,6 +119,7 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
 def combine(x0, eps, t, schedule: Schedule, target: PredictionType):
     """A prediction of type ``target`` from x0 and eps; the one that it does not need may be ``None``.
 
+    >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> print(combine(jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25), flow_matching_schedule(), "velocity"))
     [2.]
     """
@@ -145,6 +146,7 @@ def error_scale(
 
     So a squared error in eps is one in x0, weighted by the signal-to-noise ratio.
 
+    >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> t = jnp.array(0.25)
     >>> print(error_scale(t, flow_matching_schedule(), "eps"), error_scale(t, flow_matching_schedule(), "velocity"))
     3.0 4.0
@@ -174,10 +176,10 @@ def check_prediction(prediction, x) -> None:
     """
     if getattr(prediction, "shape", None) != x.shape:
         repair = "let the net return one array with as many features as its input"
-        check_that(False, f"a prediction of the shape of x, {describe(x)}", prediction, repair)
+        require(False, f"a prediction of the shape of x, {describe(x)}", prediction, repair)
     if not jnp.issubdtype(prediction.dtype, jnp.floating):
         repair = "compute in the dtype of x"
-        check_that(False, "a floating-point prediction", prediction, repair, error=TypeError)
+        require(False, "a floating-point prediction", prediction, repair, error=TypeError)
 
 
 def check_solvable(t, schedule: Schedule, source: PredictionType, target: PredictionType, *, check=False) -> None:
@@ -188,9 +190,9 @@ def check_solvable(t, schedule: Schedule, source: PredictionType, target: Predic
     def refuse(bad, why):
         check_values(
             ~bad,
-            f"times at which {source} determines {target}, got t = {{time}}, where the conversion {why}; leave that end "
-            "out, as in times(schedule, steps, start=0.999, end=0.001), or predict another type: at t = 1 x0, v or "
-            "velocity, at t = 0 eps or v",
+            f"times at which {source} determines {target}, got t = {{time}}, where the conversion {why}; leave that "
+            "end out, as in times(schedule, steps, start=0.999, end=0.001), or predict another type: at t = 1 x0, v "
+            "or velocity, at t = 0 eps or v",
             check=check,
             time=known.ravel()[jnp.argmax(bad)],
         )

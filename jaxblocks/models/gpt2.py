@@ -7,7 +7,7 @@ import functools
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, check
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -69,7 +69,7 @@ def GPT2(
     Source: Radford et al. 2019, Language models are unsupervised multitask learners, and its published code.
     """
     expected = f"a cache of at most max_length={max_length} positions"
-    check((cache or 0) <= max_length, expected, f"cache={cache}", "make the cache smaller, or max_length larger")
+    require((cache or 0) <= max_length, expected, f"cache={cache}", "make the cache smaller, or max_length larger")
     initial = initializers.normal(0.02)
     last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # at the end of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import PositiveInt, Rate, check, checked
+from jaxblocks.checks import PositiveInt, Rate, checked, require
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
@@ -111,5 +111,5 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     sizes = [len(x) for x in (graph.graph_mask, graph.global_features) if x is not None]
     expected = "graph_mask or global_features, which tell the number of graphs"
     repair = "make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)"
-    check(len(sizes) > 0, expected, "node_graph without them", repair)
+    require(len(sizes) > 0, expected, "node_graph without them", repair)
     return aggregate(rows, owner, sizes[0], pool, mask=graph.node_mask)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import PositiveInt, check
+from jaxblocks.checks import PositiveInt, require
 from jaxblocks.core import StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -74,7 +74,7 @@ def ResNet(
     """
     if isinstance(depth, int) and depth not in _BLOCKS:
         repair = "for another one pass the number of blocks in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)"
-        check(False, f"depth to be one of {', '.join(map(str, _BLOCKS))}", depth, repair)
+        require(False, f"depth to be one of {', '.join(map(str, _BLOCKS))}", depth, repair)
     stages = _BLOCKS[depth] if isinstance(depth, int) else tuple(depth)
     if bottleneck is None:
         bottleneck = isinstance(depth, int) and depth >= 50
@@ -86,7 +86,7 @@ def ResNet(
         first = Serial(conv=_conv(width, 3), norm=_norm(), relu=relu)
     layers = {"stem": first}
     for i, blocks in enumerate(stages):
-        check(blocks > 0, "an integer >= 1 for the blocks of each stage", depth)
+        require(blocks > 0, "an integer >= 1 for the blocks of each stage", depth)
         features, stride = width * 2**i, 1 if i == 0 else 2
         stage = {"first": _Block(features, bottleneck, stride, stride_in, project=i > 0 or bottleneck)}
         if blocks > 1:

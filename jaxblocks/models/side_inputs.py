@@ -2,7 +2,7 @@
 
 import inspect
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by
 
 __all__ = ["rename_side_inputs"]
@@ -35,7 +35,7 @@ def _renamed(function, names):
     def call(*args, **side):
         for name in side:
             if name not in old_names:
-                check(False, f"side inputs out of {', '.join(sorted(old_names)) or 'none'}", name, error=TypeError)
+                require(False, f"side inputs out of {', '.join(sorted(old_names)) or 'none'}", name, error=TypeError)
         return function(*args, **{old_names[name]: value for name, value in side.items()})
 
     positional = [p for p in inspect.signature(function).parameters.values() if p.name not in declared]

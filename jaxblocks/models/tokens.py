@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check, check_params, checked, describe
+from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.models.side_inputs import rename_side_inputs
@@ -97,7 +97,7 @@ def TokenPositions(*, embedding_init: Callable = initializers.normal(0.02)) -> L
         check_params(params, embedding=(None, None))
         embedding = params["embedding"]
         expected = f"as many tokens as at init, {describe(embedding)}"
-        check(embedding.shape == x.shape[-2:], expected, x, "resize the images, or call init for this size")
+        require(embedding.shape == x.shape[-2:], expected, x, "resize the images, or call init for this size")
         return x + jnp.broadcast_to(embedding.astype(x.dtype), x.shape)
 
     return Layer(init, apply)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, check
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -78,7 +78,7 @@ def Transformer(
     """
     if features % heads and None in (head_dim, value_dim):
         got = f"heads={heads} and features={features}"
-        check(False, "heads to divide features", got, "choose a divisor, or pass head_dim= and value_dim=")
+        require(False, "heads to divide features", got, "choose a divisor, or pass head_dim= and value_dim=")
     attention = functools.partial(
         Attention,
         heads,
@@ -103,9 +103,9 @@ def Transformer(
     def forward(f, *inputs, mask=None):
         or_one = "" if cache is None else ", or a further piece of the target alone"
         fits = len(inputs) == 2 or (cache is not None and len(inputs) == 1)
-        check(fits, f"source and target{or_one}", f"{len(inputs)} inputs", error=TypeError)
+        require(fits, f"source and target{or_one}", f"{len(inputs)} inputs", error=TypeError)
         expected, got = "mask with the source only", "one with a further piece of the target"
-        check(mask is None or len(inputs) == 2, expected, got, "leave it out, the mask of the source is kept")
+        require(mask is None or len(inputs) == 2, expected, got, "leave it out, the mask of the source is kept")
         *source, target = (f.tokens(x) * features**0.5 for x in inputs)
         context = [f.encoder(f.dropout(f.source_positions(x))) for x in source]
         x = f.decoder(f.dropout(f.target_positions(target)), *context)

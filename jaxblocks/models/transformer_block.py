@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
-from jaxblocks.checks import PositiveInt, Rate, check, describe
+from jaxblocks.checks import PositiveInt, Rate, describe, require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.dense import Dense
@@ -138,4 +138,4 @@ def TransformerMLP(
 def _require_same(name, x, y):
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         repair = f"give its last layer {x.shape[-1]} features"
-        check(False, f"{name} to keep shape and dtype, {describe(x)}", y, repair)
+        require(False, f"{name} to keep shape and dtype, {describe(x)}", y, repair)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
-from jaxblocks.checks import PositiveInt, Rate, check, checked, describe
+from jaxblocks.checks import PositiveInt, Rate, checked, describe, require
 from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -93,10 +93,10 @@ def UNet(
     probabilistic models, appendix B, whose net for CIFAR-10 has 35,746,307 params, arXiv:2006.11239; Ho & Salimans
     2022, Classifier-free diffusion guidance (the null label), arXiv:2207.12598.
     """
-    check(len(multipliers) > 0, "at least one level", "multipliers=()", "write (1, 2, 2) for three levels")
+    require(len(multipliers) > 0, "at least one level", "multipliers=()", "write (1, 2, 2) for three levels")
     for level in attention_levels:
         expected = f"attention_levels from 0 to {len(multipliers) - 1}"
-        check(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
+        require(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
     groups = groups or max(width // 4, 1)
     widths = tuple(width * multiplier for multiplier in multipliers)
     block = functools.partial(
@@ -171,7 +171,7 @@ def time_features(time: Float[Array, "*batch"], features: PositiveInt) -> Float[
     Source: Ho, Jain, Abbeel 2020, Denoising diffusion probabilistic models (their steps are 1000 t), arXiv:2006.11239;
     Vaswani et al. 2017, Attention is all you need, section 3.5, arXiv:1706.03762.
     """
-    check(features % 2 == 0, "an even number of features, sines and cosines", features)
+    require(features % 2 == 0, "an even number of features, sines and cosines", features)
     n = features // 2
     time = widen(time)
     rates = 1000 * 10000.0 ** (-np.arange(n) / max(n - 1, 1))
@@ -195,10 +195,10 @@ def TimeEmbedding(width: PositiveInt) -> Layer:
 
     def forward(f, x, *, time=None):
         repair = "pass time=..., one number from 0 to 1 for each image (to init and to apply), or UNet(time=False)"
-        check(time is not None, "the side input time", "none", repair)
+        require(time is not None, "the side input time", "none", repair)
         time = jnp.asarray(time)
         repair = "pass a time from 0 to 1, a number of steps divided by their total"
-        check(jnp.issubdtype(time.dtype, jnp.floating), "a floating-point time", time, repair, error=TypeError)
+        require(jnp.issubdtype(time.dtype, jnp.floating), "a floating-point time", time, repair, error=TypeError)
         time = _for_each_image("time", time, x).astype(wide_dtype(x.dtype))
         return f.down(f.activation(f.up(time_features(time, width).astype(x.dtype))))
 
@@ -299,11 +299,11 @@ def _for_each_image(name, value, x):
     batch = x.shape[:-3]
     if value.shape not in ((), batch):
         expected = f"{name} to be one number for each image, of shape {batch} for x {describe(x)}, or one for all"
-        check(False, expected, value, "leave out axes of length 1")
+        require(False, expected, value, "leave out axes of length 1")
     return jnp.broadcast_to(value, batch)
 
 
 def _require_image(x, factor):
-    check(len(x.shape) >= 3, "images (..., h, w, c)", x, "use x[..., None] for images of one channel")
+    require(len(x.shape) >= 3, "images (..., h, w, c)", x, "use x[..., None] for images of one channel")
     expected = f"images whose height and width are divisible by {factor}, since each level but the first halves them"
-    check(all(n % factor == 0 for n in x.shape[-3:-1]), expected, x, "pad the image, or leave out a level")
+    require(all(n % factor == 0 for n in x.shape[-3:-1]), expected, x, "pad the image, or leave out a level")
