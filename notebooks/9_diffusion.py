@@ -136,8 +136,8 @@ assert jnp.allclose(by_jax + to_class, one.score(points), atol=1e-2)
 # %% [markdown]
 # ## 3. Learn it
 #
-# Any pair that reads `time` is a denoiser. `DenoisingLoss` makes it a pair that takes data and returns losses: it draws a
-# time for each example, and noise, from the key of the training step. The rest is `fit`, as ever.
+# Any pair that reads `time` is a denoiser. `DenoisingLoss` makes it a pair that takes data and returns losses: it draws
+# a time for each example, and noise, from the key of the training step. The rest is `fit`, as ever.
 
 
 # %%

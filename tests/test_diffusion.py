@@ -82,7 +82,7 @@ def _log_density(x, signal=1.0, noise=0.0):
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_a_schedule_is_its_formula(name, double):
+def test_a_schedule_equals_its_formula(name, double):
     t = np.linspace(0, 1, 11)
     signal, noise = REFERENCES[name](t)
     schedule = SCHEDULES[name]
@@ -136,7 +136,7 @@ def test_each_example_has_its_own_time():
 
 @pytest.mark.parametrize("spacing", ["balanced", "time", "log_snr"])
 @pytest.mark.parametrize("name", ["preserving", "exploding", "flow"])
-def test_a_grid_of_times_is_even_in_what_it_names(name, spacing, double):
+def test_a_grid_of_times_is_equidistant_in_its_spacing(name, spacing, double):
     start, end = (1.0, 0.0) if spacing != "log_snr" else (0.99, 0.01)
     grid = times(SCHEDULES[name], 20, spacing=spacing, start=start, end=end)
     assert grid.shape == (21,) and grid[0] == start and grid[-1] == end and grid.dtype == jnp.float64
@@ -199,7 +199,7 @@ def test_a_division_by_zero_raises(schedule, t, source, target):
     assert np.isfinite(convert(p, x, abs(t - 1e-3), schedule, source, target)).all()
 
 
-def test_what_needs_no_division_works_at_the_ends():
+def test_conversions_without_division_work_at_the_ends():
     """At t = 1 of flow matching from x0, v, velocity; at t = 0 from eps and v."""
     x = p = jnp.array([[1.0, -2.0]])
     for source in ("x0", "v", "velocity"):
@@ -213,7 +213,7 @@ def test_what_needs_no_division_works_at_the_ends():
 
 
 def test_the_score_is_the_gradient_of_the_log_density(double):
-    """By complex steps of a density written in NumPy; and all prediction types of the optimal denoiser follow from it."""
+    """By complex steps of a density written in NumPy; all types of the optimal prediction follow from it."""
     data, points = _mixture(), rng.normal(size=(6, 2))
     for name, t in (("preserving", 0.3), ("exploding", 0.4), ("flow", 0.6)):
         a, s = REFERENCES[name](t)
@@ -251,7 +251,7 @@ def test_samples_of_a_mixture_have_its_moments():
     np.testing.assert_allclose(data.responsibilities(jnp.asarray(x[:5], jnp.float32)).sum(-1), 1, rtol=1e-6)
 
 
-def test_the_best_denoiser_is_right_at_the_ends(double):
+def test_the_optimal_denoiser_is_exact_at_both_ends(double):
     """With no signal it predicts the mean; with no noise it returns the point."""
     data, x = _mixture(), jnp.asarray(rng.normal(size=(3, 2)))
     flow = SCHEDULES["flow"]
@@ -452,7 +452,7 @@ def test_times_and_losses_keep_their_digits_in_half_precision():
 # ---- losses ----------------------------------------------------------------------------------
 
 
-def test_the_best_eps_minimizes_the_loss():
+def test_the_optimal_eps_minimizes_the_loss():
     """Among scaled and shifted ones; its loss is the conditional variance, sigma^-2 alpha^2 of that of x0."""
     data, schedule = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])), SCHEDULES["preserving"]
     one, two = jax.random.split(jax.random.key(0))
@@ -495,7 +495,7 @@ def test_the_loss_of_a_score_is_finite_at_the_end():
     np.testing.assert_allclose(found, 1, atol=5e-3)
 
 
-def test_times_are_spread_over_the_batch():
+def test_sampled_times_are_stratified_over_the_batch():
     """One in each n-th of (0, 1], in a random order, and with a common shift."""
     t = np.asarray(sample_times(jax.random.key(0), (4, 25))).ravel()
     assert (np.ceil(100 * np.sort(t)) == np.arange(1, 101)).all()
@@ -554,7 +554,7 @@ def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_conditions_are_dropped_whole_and_as_often_as_said():
+def test_conditions_are_dropped_per_example_at_the_given_rate():
     labels = jnp.arange(10_000) % 10
     dropped = drop_condition(jax.random.key(0), labels, null=10, rate=0.2)
     share = float((dropped == 10).mean())
@@ -689,12 +689,10 @@ def test_errors_explain_and_their_repairs_work(name, sentences):
     repaired()
 
 
-def test_training_asks_for_a_key(sentences):
+def test_training_needs_a_key(sentences):
     training = DenoisingLoss(_net(), FLOW, "v", conditions=("label",))
     params = training.init(jax.random.key(0), X, jnp.zeros((2, 3)))
-    with pytest.raises(
-        TypeError, match="DenoisingLoss expected a key to draw times and noise in training, got none; pass key="
-    ):
+    with pytest.raises(TypeError, match="DenoisingLoss expected a key to draw .*, got none; pass key="):
         training.apply(params, X, jnp.zeros((2, 3)), train=True)
     training.apply(params, X, jnp.zeros((2, 3)), train=True, key=jax.random.key(0))
     with pytest.raises(TypeError, match="2 inputs \\(x0, label\\)"):

@@ -1,4 +1,4 @@
-"""Models of language: published counts, logits of independent PyTorch models, pieces with a cache against the whole."""
+"""Language models: published param counts, logits of PyTorch models, cached decoding against a full pass."""
 
 import functools
 
@@ -131,7 +131,7 @@ def test_rows_of_table_3_differ_as_printed(row, millions):
     assert abs(difference / 1e6 - (65 - millions)) <= 1
 
 
-def test_absolute_numbers_of_table_3_belong_to_no_one_vocabulary():
+def test_absolute_numbers_of_table_3_need_different_vocabularies():
     """Base and narrow model have the printed size with 41 thousand symbols, not with the 37 stated; the big with 36."""
 
     def millions(vocab_size, features=512, **row):
@@ -217,8 +217,8 @@ def test_gpt2_is_that_of_pytorch_with_and_without_cache(torch):
     close(in_pieces(decoder, params, state, TOKENS, 3, 4), expected)
 
 
-def test_gpt2_begins_as_published():
-    """Deviation 0.02, of positions 0.01, and less by the root of the number of branches where a branch ends."""
+def test_gpt2_is_initialized_as_published():
+    """Standard deviation 0.02, of positions 0.01, and less by the root of the number of branches at their ends."""
     params = GPT2(vocab_size=50, max_length=40, layers=8, heads=2, features=64).init(jax.random.key(0), TOKENS)
     attention, mlp = params["blocks"]["attention"], params["blocks"]["mlp"]
     wanted = {0.02: [params["tokens"]["embedding"], attention["query"]["kernel"], mlp["up"]["kernel"]]}
@@ -228,7 +228,7 @@ def test_gpt2_begins_as_published():
             assert abs(float(x.std()) / deviation - 1) < 0.05
 
 
-def test_gpt2_knows_its_context(sentences):
+def test_gpt2_limits_the_length_of_cache_and_sequence(sentences):
     with pytest.raises(
         ValueError, match="a cache of at most max_length=8 positions, got cache=9; make the cache smaller"
     ):
@@ -238,7 +238,7 @@ def test_gpt2_knows_its_context(sentences):
         jax.eval_shape(GPT2(**{**GPT2_SIZES, "max_length": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
 
 
-def test_depth_does_not_lengthen_the_program():
+def test_the_program_does_not_grow_with_depth():
     """Blocks are one scan: the jaxpr of eight is that of two."""
 
     def equations(layers):
@@ -249,7 +249,7 @@ def test_depth_does_not_lengthen_the_program():
     assert equations(2) == equations(8)
 
 
-def test_dropout_is_for_training(sentences):
+def test_dropout_acts_in_training_only(sentences):
     net = GPT2(**GPT2_SIZES)
     params = drawn(net, TOKENS)
     assert set(side_inputs(net)) == {"key", "train", "mask", "segment_ids"}
@@ -384,7 +384,7 @@ def pytorch_bert(torch, vocab_size, max_length, layers, heads, features, hidden)
 
 
 def test_bert_is_that_of_pytorch(torch):
-    """With segments and padding; what stands at padding changes nothing elsewhere."""
+    """With segments and padding; tokens at padding do not affect other positions."""
     net = BERT(**BERT_SIZES)
     params = drawn(net, TOKENS, TOKENS)
     segments = np.arange(7)[None] >= np.array([[3], [5]])
@@ -488,7 +488,7 @@ def test_transformer_is_that_of_pytorch_with_and_without_cache(torch):
     close(jnp.concatenate([first, in_pieces(decoder, params, state, TOKENS[:, 2:], 1, 2, 3, 4)], 1), expected)
 
 
-def test_transformer_says_what_it_reads(sentences):
+def test_transformer_explains_wrong_inputs(sentences):
     net, decoder = Transformer(**SMALL), Transformer(**SMALL, cache=8)
     params, state = decoder.init(jax.random.key(0), SOURCE, TOKENS)
     assert set(side_inputs(net)) == {"key", "train", "mask"}
@@ -504,7 +504,7 @@ def test_transformer_says_what_it_reads(sentences):
         decoder.apply(params, read, TOKENS[:, 2:], mask=SOURCE_MASK)
     decoder.apply(params, read, TOKENS[:, 2:])
     with jax.debug_nans(False):
-        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # nothing has been read
+        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # no source so far
 
 
 # ---- recurrent -------------------------------------------------------------------------------

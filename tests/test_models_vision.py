@@ -35,7 +35,7 @@ def shapes_of(net, *inputs, **side):
 
 
 def drawn(shapes):
-    """Params of these shapes without the compilation of an init: normal numbers, and zeros where whole numbers are."""
+    """Params of these shapes without the compilation of an init: normal numbers, and zeros where integers are."""
     rng = np.random.default_rng(2)
     draw = lambda leaf: 0.5 * rng.normal(size=leaf.shape) if leaf.dtype == jnp.float32 else np.zeros(leaf.shape)
     return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf), leaf.dtype), shapes)
@@ -168,7 +168,7 @@ def agree(net, params, x, wanted, *, state=None, **side):
         else:
             got, after = apply(params, state, jnp.asarray(x), **side)
         wanted = array(wanted)
-        assert got.dtype == jnp.float64 and np.ptp(wanted) > 0.1, "a reference that says nothing"
+        assert got.dtype == jnp.float64 and np.ptp(wanted) > 0.1, "the reference is almost constant"
         np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9 * np.abs(wanted).max())
     return after
 
@@ -299,7 +299,7 @@ def test_resnet_is_that_of_pytorch_in_evaluation_and_in_training(torch, bottlene
         np.testing.assert_allclose(ours, array(theirs.running_mean), rtol=1e-6)
 
 
-def test_resnet_says_what_it_expects(sentences):
+def test_resnet_explains_wrong_options(sentences):
     with pytest.raises(ValueError, match="expected depth to be one of 18, 34, 50, 101, 152, got 20"):
         ResNet(20)
     with pytest.raises(ValueError, match="ResNet expected stride_in to be '3x3' or '1x1', got '5x5'"):
@@ -409,7 +409,7 @@ def test_vit_is_that_of_pytorch(torch, pool):
         net.apply(jax.tree.map(jnp.float32, params), jnp.zeros((8, 8, 3)))
 
 
-def test_vit_drops_only_in_training():
+def test_vit_has_dropout_in_training_only():
     """With dropout the side inputs are train and key; without it there are none, not even a mask."""
     assert side_inputs(ViT()) == () and side_inputs(ViT(dropout=0.1)) == ("key", "train")
     net = ViT(classes=5, patch_size=4, features=8, layers=2, heads=2, hidden=8, dropout=0.3)
@@ -582,7 +582,7 @@ def test_time_and_label_are_one_number_for_each_image_or_one_for_all():
     y = apply(params, x, time=t, label=label)  # the batch axes are whatever stands in front
     np.testing.assert_allclose(apply(params, x[1, 0], time=t[1, 0], label=label[1, 0]), y[1, 0], atol=1e-4)
     np.testing.assert_allclose(apply(params, x, time=jnp.float32(0.3), label=jnp.int32(2))[0, 1], y[0, 1], atol=1e-4)
-    # The number behind the last label is the null label, which is also what no label means.
+    # The number after the last label is the null label, as is None.
     np.testing.assert_allclose(apply(params, x, time=t)[1, 1], y[1, 1], atol=1e-4)
     assert not np.allclose(y[0, 0], apply(params, x, time=t)[0, 0], atol=1e-2)
 
@@ -596,7 +596,7 @@ def test_unet_without_time_is_that_of_pytorch(torch):
     agree(net, params, x, m(channels_first(torch, x)).permute(0, 2, 3, 1))
 
 
-def test_unet_begins_at_zero_and_keeps_the_dtype():
+def test_unet_is_zero_at_init_and_keeps_the_dtype():
     """The last convolution of each block and of the net is zero, so the net is; outputs have the dtype of the image."""
     net = UNet(2, width=4, multipliers=(1,), blocks=1, attention_levels=(0,), dropout=0.5)
     assert side_inputs(net) == ("key", "time", "train")
@@ -617,7 +617,7 @@ def test_unet_begins_at_zero_and_keeps_the_dtype():
     assert y.dtype == jnp.bfloat16 and y.shape == (3, 4, 4, 2)
 
 
-def test_unet_says_what_it_expects(sentences):
+def test_unet_explains_wrong_inputs_and_options(sentences):
     small = dict(width=4, blocks=1, attention_levels=(), dropout=0)
     net = UNet(1, multipliers=(1,), classes=3, **small)
     x, t, key = jnp.zeros((3, 4, 4, 1)), jnp.zeros(3), jax.random.key(0)
@@ -632,9 +632,7 @@ def test_unet_says_what_it_expects(sentences):
     with pytest.raises(TypeError, match="TimeEmbedding expected a floating-point time, got int32"):
         init(x, time=jnp.zeros(3, jnp.int32))
     halved = UNet(1, multipliers=(1, 1), time=False, **small)
-    with pytest.raises(
-        ValueError, match="UNet expected images whose height and width are divisible by 2, .* pad the image"
-    ):
+    with pytest.raises(ValueError, match="UNet expected images whose height and width are divisible by 2, .* pad"):
         jax.eval_shape(halved.init, key, x[:, :3])
     jax.eval_shape(halved.init, key, jnp.pad(x[:, :3], ((0, 0), (0, 1), (0, 0), (0, 0))))
     with pytest.raises(ValueError, match="attention_levels from 0 to 1, got 2; count levels from 0"):
@@ -659,7 +657,7 @@ def random_graphs(sizes, features=3):
 
 
 @pytest.mark.parametrize(("kind", "pool"), [("gin", "sum"), ("gin", "max"), ("gcn", "mean")])
-def test_graph_classifier_is_what_the_formulas_say(kind, pool):
+def test_graph_classifier_equals_its_formulas(kind, pool):
     """In numpy with matrices, graph by graph: (1 + A) X or the normalized one, dense layers, read-outs side by side."""
     graphs = random_graphs([4, 6, 3])
     batch = jax.tree.map(jnp.asarray, batch_graphs(graphs, n_nodes=16, n_edges=60, n_graphs=4))
@@ -687,7 +685,7 @@ def test_graph_classifier_is_what_the_formulas_say(kind, pool):
     assert got.shape == (4, 2) and np.allclose(got[3], params["out"]["bias"])
 
 
-def test_padding_of_graphs_stays_out_of_the_statistics():
+def test_padding_of_graphs_does_not_affect_the_statistics():
     """With batch norm, in training, logits and statistics are the same however much padding there is."""
     graphs = random_graphs([4, 6, 3])
     net = GraphClassifier(2, features=5, layers=1)
@@ -703,7 +701,7 @@ def test_padding_of_graphs_stays_out_of_the_statistics():
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), after_a, after_b)
 
 
-def test_readout_asks_how_many_graphs_there_are(sentences):
+def test_readout_needs_the_number_of_graphs(sentences):
     graph = Graph(jnp.ones((3, 1)), jnp.array([0]), jnp.array([1]))
     assert readout(graph, pool="mean").tolist() == [[1.0]]
     several = graph._replace(node_graph=jnp.array([0, 0, 1]))

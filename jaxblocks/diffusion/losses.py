@@ -116,7 +116,8 @@ def denoising_loss(
     return weight * squares.reshape(*t.shape, -1).mean(-1)
 
 
-def _weight(t, schedule, prediction_type, weighting):
+def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | Callable | None):
+    """The factor of the squared error of a prediction, for a weighting in other terms."""
     if weighting is None or weighting == prediction_type:
         return jnp.ones_like(t)
     own = jnp.square(error_scale(t, schedule, prediction_type))

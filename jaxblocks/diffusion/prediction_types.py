@@ -20,7 +20,7 @@ softmax.
 Axis letters: ``...`` the axes of an array x.
 """
 
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -90,12 +90,13 @@ def convert(
     return convert_unchecked(prediction.astype(wide.dtype), wide, t, schedule, source, target).astype(prediction.dtype)
 
 
-def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, target: PredictionType):
+def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, target: PredictionType) -> Array:
     """`convert` without its checks."""
     if source == target:
         return p
     a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
-    eps = x0 = None
+    eps: Any = None
+    x0: Any = None
     if source == "eps":
         eps = p
     elif source == "score":
@@ -116,7 +117,7 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
     return combine(x0, eps, t, schedule, target)
 
 
-def combine(x0, eps, t, schedule: Schedule, target: PredictionType):
+def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) -> Array:
     """A prediction of type ``target`` from x0 and eps; the one that it does not need may be ``None``.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule

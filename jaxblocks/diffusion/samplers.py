@@ -32,7 +32,7 @@ Axis letters: ``...`` the axes of the samples, ``times`` of a grid.
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -364,7 +364,7 @@ def predictor_corrector(
 # ---- shared by the samplers -----------------------------------------------------------------------
 
 
-def _towards(x0, eps, now, then, eta=0.0, key=None):
+def _towards(x0, eps, now, then, eta, key):
     """A step of DDIM from what was predicted."""
     if not eta:
         return then["signal"] * x0 + then["noise"] * eps
@@ -392,11 +392,12 @@ def _parts(now, then):
 class _Run:
     """The checks that all samplers share, conversions of a prediction, and the scan over times."""
 
-    def __init__(self, predict, x, times, schedule, prediction_type):
+    def __init__(self, predict: Callable, x, times, schedule: Schedule, prediction_type: PredictionType):
         check_schedule(schedule)
         times = checked_times(times, wide_dtype(x.dtype))
         check_solvable(times[:1], schedule, prediction_type, "x0" if prediction_type != "x0" else "eps")
-        self.predict, self.schedule, self.prediction_type = predict, schedule, prediction_type
+        self.predict, self.schedule = predict, schedule
+        self.prediction_type: PredictionType = prediction_type
         self.x, self.dtype = widen(x), x.dtype
         self.grid = {"t": times, "signal": schedule.signal(times), "noise": schedule.noise(times)}
 
@@ -433,8 +434,8 @@ class _Run:
             x = carry[0] if keeps_x0 else carry
             return carry, x.astype(self.dtype) if trajectory else None
 
-        first = (self.x, jnp.zeros_like(self.x)) if keeps_x0 else self.x
+        first: Any = (self.x, jnp.zeros_like(self.x)) if keeps_x0 else self.x
         last, xs = lax.scan(body, first, (now, then, keys))
-        if trajectory:
+        if xs is not None:
             return jnp.concatenate([self.x[None].astype(self.dtype), xs])
         return (last[0] if keeps_x0 else last).astype(self.dtype)

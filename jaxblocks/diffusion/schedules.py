@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import (
@@ -451,7 +452,7 @@ def _inspect(schedule):
             got = f"{describe(value)} as the {name} of {describe(probes)}"
             repair = "write it with jax.numpy, and a constant as jnp.ones_like(t)"
             return "a schedule of elementwise functions", got, repair
-    if isinstance(signal, jax.core.Tracer) or isinstance(noise, jax.core.Tracer):
+    if isinstance(signal, Tracer) or isinstance(noise, Tracer):
         raise _TracedError
     signal, noise = np.asarray(signal, np.float64), np.asarray(noise, np.float64)
     valid = np.isfinite(signal) & np.isfinite(noise) & (signal >= -1e-6) & (noise >= 0)
