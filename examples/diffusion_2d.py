@@ -68,14 +68,14 @@ def main(argv=None):
     args = parser.parse_args(argv)
     for name in ("steps", "samples"):
         if getattr(args, name) < 1:
-            parser.error(f"argument --{name}: at least 1 was expected, but {getattr(args, name)} came")
+            parser.error(f"argument --{name}: expected an integer >= 1, got {getattr(args, name)}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
     keys = iter(jax.random.split(jax.random.key(args.seed), 4))
 
-    # The recipe: Denoising makes a pair of data in and losses out, which is fitted like any other.
+    # DenoisingLoss makes a pair of the net that maps data to losses, which is fitted like any other.
     data = ring()
     x = data.sample(next(keys), 20_000)
     net = denoiser(128)
@@ -123,7 +123,7 @@ def main(argv=None):
 
 
 def draw(data, predict, drawn, path):
-    """The exact score (top) and the learned one (bottom) over the density at each time; samples of each on the right."""
+    """The exact score (top) and the learned one (bottom) over the density at each time, with samples of each."""
     side = np.linspace(-BOX, BOX, 19, dtype=np.float32)
     points = jnp.asarray(np.stack(np.meshgrid(side, side), -1).reshape(-1, 2))
     fine = np.linspace(-BOX, BOX, 120, dtype=np.float32)

@@ -1,8 +1,8 @@
 """Generate handwritten digits of a given class by diffusion, with a U-Net and classifier-free guidance.
 
 A classifier that is trained on the digits of scikit-learn (8x8 pixels, 1797 of them), with 99 % accuracy on test
-images, recognizes all of 500 samples (50 of each digit); without guidance it recognizes 98 %. Training takes 2000 steps,
-and the example 2.4 minutes on two CPU cores (3.4 minutes of processor time).
+images, recognizes all of 500 samples (50 of each digit); without guidance it recognizes 98 %. Training takes 2000
+steps, and the example 2.4 minutes on two CPU cores (3.4 minutes of processor time).
 
     python examples/diffusion_digits.py --steps 2000 --seed 0 --out out/diffusion_digits
 """
@@ -123,7 +123,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     for name in ("steps", "width", "samples", "sampling"):
         if getattr(args, name) < 1:
-            parser.error(f"argument --{name}: at least 1 was expected, but {getattr(args, name)} came")
+            parser.error(f"argument --{name}: expected an integer >= 1, got {getattr(args, name)}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

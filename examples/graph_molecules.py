@@ -134,7 +134,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     args = parser.parse_args(argv)
     if args.graphs < 12 or args.epochs < 1:
-        parser.error("arguments --graphs and --epochs: at least 12 and 1 were expected")
+        parser.error("arguments --graphs and --epochs: expected integers >= 12 and >= 1")
 
     data = draw_data(np.random.default_rng(args.seed), args.graphs)
     training, validation, (molecules, labels) = jb.train_val_test_split(
