@@ -67,11 +67,11 @@ def main(argv=None):
         p = ngram_probabilities(train, held_out, order, tokenizer.vocab_size)[args.context // 2 - order :]
         scores[f"{order}-gram"] = report(f"the last {order} counted", -np.log2(p).mean())
 
-    sizes = dict(vocabulary=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout)
+    sizes = dict(vocab_size=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout)
     sizes |= dict(features=args.features, heads=4, hidden=args.features * 8 // 3)
     nets = {
         "recurrent": (
-            RecurrentLM(vocabulary=tokenizer.vocab_size, features=2 * args.features, layers=1, dropout=args.dropout),
+            RecurrentLM(vocab_size=tokenizer.vocab_size, features=2 * args.features, layers=1, dropout=args.dropout),
             args.recurrent_steps,
         ),
         "transformer": (Llama(**sizes), args.steps),

@@ -23,7 +23,7 @@ from jaxblocks.models import ResNet, ViT
 
 NETS = {
     "cnn": lambda: ResNet((1, 1, 1), classes=10, width=32, bottleneck=False, stem="3x3"),
-    "vit": lambda: ViT(classes=10, patch=2, features=64, layers=4, heads=4, hidden=128, pool="mean"),
+    "vit": lambda: ViT(classes=10, patch_size=2, features=64, layers=4, heads=4, hidden=128, pool="mean"),
 }
 EPOCHS = {"cnn": 40, "vit": 160}
 PEAK = {"cnn": 3e-3, "vit": 2e-3}  # of the learning rate

@@ -46,8 +46,8 @@ def main(argv=None):
         parser.error("delays must be at least 0, and all other numbers at least 1")
 
     nets = {
-        "LSTM": RecurrentLM(vocabulary=VOCABULARY, features=64, layers=2, dropout=0.0),
-        "attention": Llama(vocabulary=VOCABULARY, layers=2, heads=4, features=64, hidden=128),
+        "LSTM": RecurrentLM(vocab_size=VOCABULARY, features=64, layers=2, dropout=0.0),
+        "attention": Llama(vocab_size=VOCABULARY, layers=2, heads=4, features=64, hidden=128),
     }
     found = {}
     print(f"chance is {1 / SYMBOLS:.3f}; share of symbols copied rightly, after {args.steps} steps")

@@ -1,8 +1,8 @@
-"""A denoiser learns the score of a mixture of Gaussians; what it learned is drawn beside the exact score.
+"""Train a denoiser on a mixture of Gaussians, and draw its score beside the exact one.
 
 The relative error of the learned score is 5 % at t = 0.2 and 18 % at t = 0.05, where the score is large and the noise
-small, after 4000 steps; 23 seconds of processor time in all (about a minute on two cores that others were using). The
-samples are found in each of the six components as often as they should be, to within their statistical error.
+small, after 4000 steps. It takes 23 seconds of processor time. The share of samples in each of the six components is
+right up to the statistical error.
 
     python examples/diffusion_2d.py --steps 4000 --seed 0 --out out/diffusion_2d
 """
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import jaxblocks as jb
 from jaxblocks.diffusion import (
-    Denoising,
+    DenoisingLoss,
     convert,
     dpm_solver_pp_2m,
     gaussian_mixture,
@@ -37,7 +37,7 @@ BOX = 2.5
 
 
 def ring(components=6):
-    """Ellipses on a circle, each turned towards its neighbor."""
+    """A mixture of Gaussians on a circle, elongated along it."""
     angle = np.linspace(0, 2 * np.pi, components, endpoint=False)
     across, along = np.stack([np.cos(angle), np.sin(angle)], -1), np.stack([-np.sin(angle), np.cos(angle)], -1)
     covariances = 0.01 * across[:, :, None] * across[:, None] + 0.1 * along[:, :, None] * along[:, None]
@@ -46,41 +46,41 @@ def ring(components=6):
 
 
 def denoiser(width):
-    """A net on a point and waves of the time; any pair that reads ``time`` would do."""
+    """An MLP of a point and sinusoidal features of the time."""
 
     def forward(f, x, *, time):
         time = jnp.broadcast_to(time, x.shape[:-1])[..., None]
-        waves = [wave(rate * jnp.pi * time) for rate in (0.5, 1, 2, 4) for wave in (jnp.sin, jnp.cos)]
-        return f.net(jnp.concatenate([x, *waves], -1))
+        features = [wave(rate * jnp.pi * time) for rate in (0.5, 1, 2, 4) for wave in (jnp.sin, jnp.cos)]
+        return f.net(jnp.concatenate([x, *features], -1))
 
     return jb.Wire(forward, net=jb.MLP(width, width, width, 2, activation=jb.silu))
 
 
-# ---- the job ---------------------------------------------------------------------------------
+# ---- main ------------------------------------------------------------------------------------
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=4000, help="training steps")
     parser.add_argument("--samples", type=int, default=2000, help="how many points to draw")
-    parser.add_argument("--seed", type=int, default=0, help="decides everything that is random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument("--out", type=Path, default=Path("out/diffusion_2d"), help="folder of the picture")
     args = parser.parse_args(argv)
     for name in ("steps", "samples"):
         if getattr(args, name) < 1:
-            parser.error(f"argument --{name}: at least 1 was expected, but {getattr(args, name)} came")
+            parser.error(f"argument --{name}: expected an integer >= 1, got {getattr(args, name)}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
     keys = iter(jax.random.split(jax.random.key(args.seed), 4))
 
-    # The recipe: Denoising makes a pair of data in and losses out, which is fitted like any other.
+    # DenoisingLoss makes a pair of the net that maps data to losses, which is fitted like any other.
     data = ring()
     x = data.sample(next(keys), 20_000)
     net = denoiser(128)
     fitted = jb.fit(
-        Denoising(net, SCHEDULE, "eps"),
+        DenoisingLoss(net, SCHEDULE, "eps"),
         lambda losses, y: losses,
         optax.adam(optax.cosine_decay_schedule(2e-3, args.steps)),
         (x, x),
@@ -90,9 +90,9 @@ def main(argv=None):
     )
     params = fitted.params["net"]
     predict = lambda x, t: net.apply(params, x, time=t)
-    best = data.predictor(SCHEDULE, "eps")
+    optimal = data.predictor(SCHEDULE, "eps")
 
-    # How far off the score is, on points of the process at each time, relative to its size.
+    # The error of the score relative to its size, on points of the process at each time.
     @jax.jit
     def compare(key, t):
         x = data.at(t, SCHEDULE).sample(key, 5000)
@@ -105,10 +105,10 @@ def main(argv=None):
     for t, error in errors.items():
         print(f"t = {t}: relative error of the learned score {error:.3f}")
 
-    # Samples by the learned denoiser and by the best one, from the same noise.
+    # Samples of the learned denoiser and of the optimal one, from the same noise.
     noise, grid = initial_noise(next(keys), (args.samples, 2), SCHEDULE), times(SCHEDULE, 40)
     sample = lambda predict: jax.jit(lambda noise: dpm_solver_pp_2m(predict, noise, grid, SCHEDULE, "eps"))(noise)
-    drawn = {"learned": sample(predict), "exact": sample(best)}
+    drawn = {"learned": sample(predict), "exact": sample(optimal)}
     share = {name: np.asarray(data.responsibilities(points).mean(0)) for name, points in drawn.items()}
     print("share of samples in each component (true, exact score, learned score):")
     print(np.stack([data.weights, share["exact"], share["learned"]]).round(3))
@@ -123,7 +123,7 @@ def main(argv=None):
 
 
 def draw(data, predict, drawn, path):
-    """Above the exact score, below the learned one, over the density at each time; on the right samples by each."""
+    """The exact score (top) and the learned one (bottom) over the density at each time, with samples of each."""
     side = np.linspace(-BOX, BOX, 19, dtype=np.float32)
     points = jnp.asarray(np.stack(np.meshgrid(side, side), -1).reshape(-1, 2))
     fine = np.linspace(-BOX, BOX, 120, dtype=np.float32)
@@ -137,7 +137,7 @@ def draw(data, predict, drawn, path):
         column[0].set_title(f"score at t = {t}", fontsize=10)
         for axes, score in zip(column, (at.score(points), learned), strict=True):
             axes.imshow(density, extent=(-BOX, BOX, -BOX, BOX), origin="lower", cmap="Grays", alpha=0.6)
-            # long arrows are shortened, so that their direction is seen far away too
+            # the logarithm of the length keeps directions visible where the score is large
             size = jnp.linalg.norm(score, axis=-1, keepdims=True)
             arrows = np.asarray(score * jnp.log1p(size) / size)
             axes.quiver(*np.asarray(points).T, *arrows.T, color=BLUE, angles="xy", width=0.004)

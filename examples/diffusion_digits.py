@@ -1,8 +1,8 @@
-"""Handwritten digits out of noise: a U-Net with attention learns to remove it, and draws the digit that is asked for.
+"""Generate handwritten digits of a given class by diffusion, with a U-Net and classifier-free guidance.
 
-All of 500 samples (50 of each digit) are recognized by a classifier that was trained on the real digits of scikit-learn
-(8x8 pixels, 1797 of them) and reads 99 % of those that it has not seen; without guidance 98 % are. Training takes 2000
-steps. The whole took 2.4 minutes on two CPU cores that others were using too (3.4 minutes of processor time).
+A classifier that is trained on the digits of scikit-learn (8x8 pixels, 1797 of them), with 99 % accuracy on test
+images, recognizes all of 500 samples (50 of each digit); without guidance it recognizes 98 %. Training takes 2000
+steps, and the example 2.4 minutes on two CPU cores (3.4 minutes of processor time).
 
     python examples/diffusion_digits.py --steps 2000 --seed 0 --out out/diffusion_digits
 """
@@ -10,6 +10,7 @@ steps. The whole took 2.4 minutes on two CPU cores that others were using too (3
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +22,18 @@ from matplotlib.figure import Figure
 import jaxblocks as jb
 from jaxblocks.datasets import digits
 from jaxblocks.diffusion import (
-    Denoising,
+    DenoisingLoss,
+    classifier_free_guidance,
     cosine_schedule,
     dpm_solver_pp_2m,
     drop_condition,
-    guided,
     initial_noise,
     times,
 )
 from jaxblocks.models.unet import UNet
 
 CLASSES = 10
-NULL = CLASSES  # the label of "any digit"
+NULL = CLASSES  # the null label: no condition
 SCHEDULE = cosine_schedule()
 
 
@@ -40,13 +41,14 @@ SCHEDULE = cosine_schedule()
 
 
 def denoiser(width):
-    """Two levels, 8x8 and 4x4 pixels; the places of the lower one attend to each other."""
-    return UNet(1, width=width, multipliers=(1, 2), blocks=1, attention=(1,), heads=4, labels=CLASSES, dropout=0)
+    """A U-Net of two levels, 8x8 and 4x4 pixels, with attention at the second."""
+    options: dict[str, Any] = dict(multipliers=(1, 2), blocks=1, attention_levels=(1,), heads=4)
+    return UNet(1, width=width, classes=CLASSES, dropout=0, **options)
 
 
 def train_denoiser(net, images, labels, *, key, steps):
-    """A fit like any other: data in, one loss for each image out. In one of ten images the label is hidden."""
-    training = Denoising(net, SCHEDULE, "v", conditions=("label",), event_axes=3)
+    """Fit the loss of each image; in one of ten images the label is replaced by the null label."""
+    training = DenoisingLoss(net, SCHEDULE, "v", conditions=("label",), event_axes=3)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, min(100, steps), max(steps, 101))
     return jb.fit(
         training,
@@ -56,7 +58,7 @@ def train_denoiser(net, images, labels, *, key, steps):
         key=key,
         batch_size=64,
         steps=steps,
-        augment=lambda key, x: (x[0], drop_condition(key, x[1], NULL, 0.1)),
+        augment=lambda key, x: (x[0], drop_condition(key, x[1], null=NULL, rate=0.1)),
     )
 
 
@@ -65,18 +67,19 @@ def sampler(net, steps):
     grid = times(SCHEDULE, steps)
 
     def sample(params, noise, labels, scale):
-        wanted = lambda x, t: net.apply(params, x, time=t, label=labels)
-        anything = lambda x, t: net.apply(params, x, time=t)
-        return dpm_solver_pp_2m(guided(wanted, anything, scale), noise, grid, SCHEDULE, "v", path=True)
+        conditional = lambda x, t: net.apply(params, x, time=t, label=labels)
+        unconditional = lambda x, t: net.apply(params, x, time=t)
+        predict = classifier_free_guidance(conditional, unconditional, scale)
+        return dpm_solver_pp_2m(predict, noise, grid, SCHEDULE, "v", trajectory=True)
 
     return jax.jit(sample)
 
 
-# ---- the judge: a classifier that knows real digits only -------------------------------------
+# ---- the classifier that judges the samples --------------------------------------------------
 
 
 def classifier():
-    """Two convolutions, and a net on what they found."""
+    """Two convolutions and an MLP."""
     return jb.Serial(
         jb.Conv(32, (3, 3), padding="same"),
         jb.gelu,
@@ -89,7 +92,7 @@ def classifier():
 
 
 def train_classifier(images, labels, *, key, steps):
-    """Fitted params of the classifier, and its accuracy on images that it has not seen."""
+    """Fitted params of the classifier, and its accuracy on test images."""
     training, validation, test = jb.train_val_test_split(key, (images, labels), (0.8, 0.1, 0.1))
     fitted = jb.fit(
         classifier(),
@@ -105,22 +108,22 @@ def train_classifier(images, labels, *, key, steps):
     return fitted.params, float(jb.accuracy(scores, jnp.asarray(test[1])))
 
 
-# ---- the job ---------------------------------------------------------------------------------
+# ---- main ------------------------------------------------------------------------------------
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=2000, help="training steps of the denoiser")
     parser.add_argument("--width", type=int, default=24, help="channels of its first level")
-    parser.add_argument("--scale", type=float, default=2.0, help="guidance: 1 is none, more is clearer")
+    parser.add_argument("--scale", type=float, default=2.0, help="scale of the guidance; 1 is none")
     parser.add_argument("--samples", type=int, default=500, help="how many digits to draw and judge")
     parser.add_argument("--sampling", type=int, default=30, help="steps of the sampler")
-    parser.add_argument("--seed", type=int, default=0, help="decides everything that is random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument("--out", type=Path, default=Path("out/diffusion_digits"), help="folder of the pictures")
     args = parser.parse_args(argv)
     for name in ("steps", "width", "samples", "sampling"):
         if getattr(args, name) < 1:
-            parser.error(f"argument --{name}: at least 1 was expected, but {getattr(args, name)} came")
+            parser.error(f"argument --{name}: expected an integer >= 1, got {getattr(args, name)}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,7 +143,7 @@ def main(argv=None):
 
     judge, reads_real = train_classifier(images, labels, key=next(keys), steps=args.steps // 4 + 1)
 
-    # As many of each digit, from noise.
+    # The same number of samples of each digit.
     wanted = jnp.arange(args.samples, dtype=jnp.int32) % CLASSES
     noise = initial_noise(next(keys), (args.samples, 8, 8, 1), SCHEDULE)
     sample = sampler(net, args.sampling)
@@ -153,7 +156,7 @@ def main(argv=None):
     found, plain = recognized(drawn), recognized(unguided[-1])
 
     shown = jnp.arange(min(args.samples, 100))
-    draw_grid(drawn[shown], args.out / "samples.png", "drawn by the net, a column for each digit")
+    draw_grid(drawn[shown], args.out / "samples.png", "samples, one column for each digit")
     first = np.concatenate([np.flatnonzero(labels == digit)[:10, None] for digit in range(CLASSES)], 1).ravel()
     draw_grid(images[first], args.out / "real.png", "real digits, for comparison")
     animate(path[:, :10], args.out / "denoising.gif")
@@ -169,7 +172,7 @@ def main(argv=None):
 
 
 def tiled(images, columns=CLASSES):
-    """Images (n, h, w, 1) as one picture, row by row; what is missing is paper."""
+    """Images (n, h, w, 1) as one picture, row by row; missing images are white."""
     images = np.asarray(images)[..., 0]
     missing = -len(images) % columns
     images = np.concatenate([images, np.full((missing, *images.shape[1:]), -1.0)])
@@ -189,7 +192,7 @@ def draw_grid(images, path, title):
 
 
 def animate(frames, path):
-    """From noise to digits, (times, n, 8, 8, 1), and a while at the end."""
+    """An animation of images at all times, (times, n, 8, 8, 1), that holds the last one."""
     figure = Figure(figsize=(5, 0.7))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")

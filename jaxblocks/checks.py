@@ -88,9 +88,9 @@ class Range(NamedTuple):
 
 PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
-PositiveFloat = Annotated[float, Range(0, open_below=True)]
-NonNegativeFloat = Annotated[float, Range(0)]
-Rate = Annotated[float, Range(0, below=1)]
+PositiveFloat = Annotated[float | int, Range(0, open_below=True)]  # int too, for checkers without a numeric tower
+NonNegativeFloat = Annotated[float | int, Range(0)]
+Rate = Annotated[float | int, Range(0, below=1)]
 
 
 # ---- the sentence ----------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def describe(x) -> str:
 
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
-_BOUNDARIES = {"init_child", "apply_child", "call_loss"}
+_BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 
 def public_name() -> str:
@@ -151,7 +151,7 @@ def public_name() -> str:
             head, _, last = path.partition(".<locals>.")
             if last in ("init", "apply") and head[:1].isupper():
                 return head
-            if head in getattr(sys.modules[module], "__all__", ()) and module not in (__name__, "jaxblocks.core"):
+            if head.partition(".")[0] in getattr(sys.modules[module], "__all__", ()) and module not in (__name__, "jaxblocks.core"):
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break
@@ -281,7 +281,7 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
         return "True or False", lambda x: isinstance(x, (bool, np.bool_))
     if annotation is int:
         return f"an integer{words}", lambda x: _is_integer(x) and all(x in limit for limit in limits)
-    if annotation is float:
+    if annotation is float or annotation == float | int:
         return f"a number{words}", lambda x: _is_number(x) and all(x in limit for limit in limits)
     if annotation is str:
         return "a string", lambda x: isinstance(x, str)

@@ -19,17 +19,17 @@ import optax
 import jaxblocks as jb
 from jaxblocks import plotting
 from jaxblocks.diffusion import (
-    Denoising,
+    DenoisingLoss,
     Schedule,
     add_noise,
     ancestral,
+    classifier_free_guidance,
     convert,
     ddim,
     dpm_solver_pp_2m,
     euler,
     flow_matching_schedule,
     gaussian_mixture,
-    guided,
     heun,
     initial_noise,
     times,
@@ -136,8 +136,8 @@ assert jnp.allclose(by_jax + to_class, one.score(points), atol=1e-2)
 # %% [markdown]
 # ## 3. Learn it
 #
-# Any pair that reads `time` is a denoiser. `Denoising` makes it a pair that takes data and returns losses: it draws a
-# time for each example, and noise, from the key of the training step. The rest is `fit`, as ever.
+# Any pair that reads `time` is a denoiser. `DenoisingLoss` makes it a pair that takes data and returns losses: it draws
+# a time for each example, and noise, from the key of the training step. The rest is `fit`, as ever.
 
 
 # %%
@@ -149,7 +149,7 @@ def forward(f, x, *, time):
 
 net = jb.Wire(forward, net=jb.MLP(64, 64, 64, 1, activation=jb.silu))
 fitted = jb.fit(
-    Denoising(net, schedule, "eps"),
+    DenoisingLoss(net, schedule, "eps"),
     lambda losses, y: losses,
     optax.adam(optax.cosine_decay_schedule(5e-3, 1500)),
     (x0, x0),
@@ -186,8 +186,8 @@ for ax, time in zip(axes, (0.1, 0.2, 0.5), strict=True):
 # %%
 steps = times(schedule, 100)
 noise = initial_noise(jax.random.key(6), (2000, 1), schedule)
-random_paths = ancestral(learned, noise, steps, schedule, "eps", key=jax.random.key(7), path=True)
-smooth_paths = ddim(learned, noise, steps, schedule, "eps", path=True)
+random_paths = ancestral(learned, noise, steps, schedule, "eps", key=jax.random.key(7), trajectory=True)
+smooth_paths = ddim(learned, noise, steps, schedule, "eps", trajectory=True)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
 for ax, paths, title in zip(axes, (random_paths, smooth_paths), ("ancestral", "the flow"), strict=False):
     ax.plot(steps, paths[:, :40, 0], linewidth=0.6)
@@ -242,7 +242,7 @@ right = gaussian_mixture(data.means[2:], data.variances[2:, 0]).predictor(schedu
 figure, axes = plt.subplots(1, 4, figsize=(12, 2.4), layout="constrained", sharey=True)
 shares = []
 for ax, scale in zip(axes, (0.0, 0.5, 1.0, 3.0), strict=True):
-    found = dpm_solver_pp_2m(guided(right, best, scale), noise, times(schedule, 20), schedule, "eps")
+    found = dpm_solver_pp_2m(classifier_free_guidance(right, best, scale), noise, times(schedule, 20), schedule, "eps")
     shares.append(float((found > 1).mean()))
     ax.hist(np.asarray(found[:, 0]), np.linspace(-2.5, 2.5, 60), color="0.6")
     ax.set_title(f"scale {scale}")
@@ -258,7 +258,7 @@ assert abs(shares[0] - 0.3) < 0.05 and shares[0] < shares[1] < shares[2] and sha
 
 # %%
 flow = flow_matching_schedule()
-paths = heun(data.predictor(flow, "velocity"), noise, times(flow, 40), flow, "velocity", path=True)
+paths = heun(data.predictor(flow, "velocity"), noise, times(flow, 40), flow, "velocity", trajectory=True)
 figure, ax = plt.subplots(figsize=(4.5, 3), layout="constrained")
 ax.plot(times(flow, 40), paths[:, :40, 0], linewidth=0.6)
 ax.set(xlabel="t", xlim=(1, 0), title="flow matching")

@@ -10,12 +10,13 @@ from scipy.integrate import solve_ivp
 
 from jaxblocks.core import Layer
 from jaxblocks.diffusion import (
-    PARAMETRIZATIONS,
-    Denoising,
+    PREDICTION_TYPES,
+    DenoisingLoss,
     Schedule,
     add_noise,
     ancestral,
-    classifier_guided,
+    classifier_free_guidance,
+    classifier_guidance,
     convert,
     cosine_schedule,
     ddim,
@@ -27,7 +28,6 @@ from jaxblocks.diffusion import (
     euler,
     flow_matching_schedule,
     gaussian_mixture,
-    guided,
     heun,
     initial_noise,
     predictor_corrector,
@@ -82,7 +82,7 @@ def _log_density(x, signal=1.0, noise=0.0):
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_a_schedule_is_its_formula(name, double):
+def test_a_schedule_equals_its_formula(name, double):
     t = np.linspace(0, 1, 11)
     signal, noise = REFERENCES[name](t)
     schedule = SCHEDULES[name]
@@ -136,9 +136,9 @@ def test_each_example_has_its_own_time():
 
 @pytest.mark.parametrize("spacing", ["balanced", "time", "log_snr"])
 @pytest.mark.parametrize("name", ["preserving", "exploding", "flow"])
-def test_a_grid_of_times_is_even_in_what_it_names(name, spacing, double):
+def test_a_grid_of_times_is_equidistant_in_its_spacing(name, spacing, double):
     start, end = (1.0, 0.0) if spacing != "log_snr" else (0.99, 0.01)
-    grid = times(SCHEDULES[name], 20, spacing, start=start, end=end)
+    grid = times(SCHEDULES[name], 20, spacing=spacing, start=start, end=end)
     assert grid.shape == (21,) and grid[0] == start and grid[-1] == end and grid.dtype == jnp.float64
     a, s = REFERENCES[name](np.asarray(grid))
     place = {
@@ -149,7 +149,7 @@ def test_a_grid_of_times_is_even_in_what_it_names(name, spacing, double):
     np.testing.assert_allclose(np.diff(place), np.diff(place).mean(), rtol=1e-6)
 
 
-# ---- parametrizations ------------------------------------------------------------------------
+# ---- prediction types ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -162,7 +162,7 @@ def test_conversions_are_exact_both_ways(name, double):
     da, ds = (np.asarray(rate)[:, None] for rate in schedule.rates(jnp.asarray(t)))
     x = a * x0 + s * eps
     true = {"eps": eps, "x0": x0, "v": a * eps - s * x0, "score": -eps / s, "velocity": da * x0 + ds * eps}
-    pairs = [(source, target) for source in PARAMETRIZATIONS for target in PARAMETRIZATIONS]
+    pairs = [(source, target) for source in PREDICTION_TYPES for target in PREDICTION_TYPES]
 
     @jax.jit
     def both_ways(true, x, t):
@@ -188,10 +188,10 @@ def test_conversions_are_exact_both_ways(name, double):
         ("exploding", 0.0, "velocity", "x0"),
     ],
 )
-def test_a_division_by_zero_is_loud(schedule, t, source, target):
-    """A sentence where values are known, no finite number where they are not; one way of repair is followed."""
+def test_a_division_by_zero_raises(schedule, t, source, target):
+    """An error where values are known, no finite number where they are not; one repair is followed."""
     schedule, p, x = SCHEDULES[schedule], jnp.array([[1.0, -2.0]]), jnp.array([[0.5, 0.5]])
-    with pytest.raises(ValueError, match="stay away from that end"):
+    with pytest.raises(ValueError, match="leave that end out"):
         convert(p, x, t, schedule, source, target)
     with jax.debug_nans(False):
         found = jax.jit(lambda t: convert(p, x, t, schedule, source, target))(jnp.float32(t))
@@ -199,11 +199,11 @@ def test_a_division_by_zero_is_loud(schedule, t, source, target):
     assert np.isfinite(convert(p, x, abs(t - 1e-3), schedule, source, target)).all()
 
 
-def test_what_needs_no_division_works_at_the_ends():
+def test_conversions_without_division_work_at_the_ends():
     """At t = 1 of flow matching from x0, v, velocity; at t = 0 from eps and v."""
     x = p = jnp.array([[1.0, -2.0]])
     for source in ("x0", "v", "velocity"):
-        for target in PARAMETRIZATIONS:
+        for target in PREDICTION_TYPES:
             assert np.isfinite(convert(p, x, 1.0, SCHEDULES["flow"], source, target)).all()
     for source, target in (("eps", "x0"), ("eps", "v"), ("v", "eps"), ("v", "x0"), ("score", "eps")):
         assert np.isfinite(convert(p, x, 0.0, SCHEDULES["preserving"], source, target)).all()
@@ -213,7 +213,7 @@ def test_what_needs_no_division_works_at_the_ends():
 
 
 def test_the_score_is_the_gradient_of_the_log_density(double):
-    """By complex steps of a density written in NumPy; and all parametrizations of the best denoiser follow from it."""
+    """By complex steps of a density written in NumPy; all types of the optimal prediction follow from it."""
     data, points = _mixture(), rng.normal(size=(6, 2))
     for name, t in (("preserving", 0.3), ("exploding", 0.4), ("flow", 0.6)):
         a, s = REFERENCES[name](t)
@@ -224,11 +224,11 @@ def test_the_score_is_the_gradient_of_the_log_density(double):
         @jax.jit
         def everything(x, score, name=name, t=t):
             at, schedule = data.at(t, SCHEDULES[name]), SCHEDULES[name]
-            converted = [convert(score, x, t, schedule, "score", p) for p in PARAMETRIZATIONS]
+            converted = [convert(score, x, t, schedule, "score", p) for p in PREDICTION_TYPES]
             return (
                 at.log_density(x),
                 at.score(x),
-                [data.predictor(schedule, p)(x, t) for p in PARAMETRIZATIONS],
+                [data.predictor(schedule, p)(x, t) for p in PREDICTION_TYPES],
                 converted,
             )
 
@@ -251,7 +251,7 @@ def test_samples_of_a_mixture_have_its_moments():
     np.testing.assert_allclose(data.responsibilities(jnp.asarray(x[:5], jnp.float32)).sum(-1), 1, rtol=1e-6)
 
 
-def test_the_best_denoiser_is_right_at_the_ends(double):
+def test_the_optimal_denoiser_is_exact_at_both_ends(double):
     """With no signal it predicts the mean; with no noise it returns the point."""
     data, x = _mixture(), jnp.asarray(rng.normal(size=(3, 2)))
     flow = SCHEDULES["flow"]
@@ -323,7 +323,7 @@ def test_a_single_gaussian_is_solved_in_closed_form(double):
     exact = 3 + 2 * (np.asarray(x) - 3 * a) / np.sqrt(4 * a**2 + s**2)
     grid = times(schedule, 200)
     run = lambda p: dpm_solver_pp_2m(data.predictor(schedule, p), x, grid, schedule, p)
-    found = jax.jit(lambda: {p: run(p) for p in PARAMETRIZATIONS})()
+    found = jax.jit(lambda: {p: run(p) for p in PREDICTION_TYPES})()
     for values in found.values():
         np.testing.assert_allclose(values, exact, atol=5e-4)
         np.testing.assert_allclose(values, found["eps"], rtol=1e-10)
@@ -332,7 +332,7 @@ def test_a_single_gaussian_is_solved_in_closed_form(double):
 def test_euler_and_ddim_are_one_for_flow_matching(double):
     schedule, x = SCHEDULES["flow"], jnp.asarray(rng.normal(size=(4, 2)))
     predict, grid = _mixture().predictor(schedule, "velocity"), times(schedule, 10)
-    one, two = (f(predict, x, grid, schedule, "velocity", path=True) for f in (euler, ddim))
+    one, two = (f(predict, x, grid, schedule, "velocity", trajectory=True) for f in (euler, ddim))
     assert one.shape == (11, 4, 2)
     np.testing.assert_array_equal(one[0], x)
     np.testing.assert_allclose(one, two, rtol=1e-11, atol=1e-12)
@@ -425,13 +425,13 @@ def test_grids_and_mixtures_are_made_inside_of_jit_too():
     assert traced(5.0) == pytest.approx(np.exp(-2.5))
 
 
-def test_schedules_and_conditions_that_cannot_work_are_sentences():
+def test_schedules_and_conditions_that_cannot_work_are_explained():
     by_numpy = Schedule(lambda t: np.cos(1.5 * t), lambda t: np.sin(1.5 * t))
     with pytest.raises(ValueError, match="a schedule written with jax.numpy"):
         times(by_numpy, 3)
-    with pytest.raises(TypeError, match=r"it needs label; pass conditions=\('label',\)"):
-        Denoising(_net(), SCHEDULES["flow"], "v")
-    training = Denoising(_net(), SCHEDULES["flow"], "v", conditions="label")  # one name stands for itself
+    with pytest.raises(TypeError, match=r"got a net that also needs label; pass conditions=\('label',\)"):
+        DenoisingLoss(_net(), SCHEDULES["flow"], "v")
+    training = DenoisingLoss(_net(), SCHEDULES["flow"], "v", conditions="label")  # one name stands for itself
     assert set(training.init(jax.random.key(0), jnp.ones((8, 2)), jnp.zeros((8, 3)))) == {"net"}
 
 
@@ -443,7 +443,7 @@ def test_times_and_losses_keep_their_digits_in_half_precision():
         seen.append(time.dtype)
         return f.out(x)
 
-    training = Denoising(Wire(forward, out=Dense(2)), SCHEDULES["flow"], "velocity")
+    training = DenoisingLoss(Wire(forward, out=Dense(2)), SCHEDULES["flow"], "velocity")
     x = jnp.ones((8, 2), jnp.bfloat16)
     losses = training.apply(training.init(jax.random.key(0), x), x, key=jax.random.key(1), train=True)
     assert set(seen) == {jnp.dtype("float32")} and losses.dtype == jnp.float32
@@ -452,7 +452,7 @@ def test_times_and_losses_keep_their_digits_in_half_precision():
 # ---- losses ----------------------------------------------------------------------------------
 
 
-def test_the_best_eps_minimizes_the_loss():
+def test_the_optimal_eps_minimizes_the_loss():
     """Among scaled and shifted ones; its loss is the conditional variance, sigma^-2 alpha^2 of that of x0."""
     data, schedule = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])), SCHEDULES["preserving"]
     one, two = jax.random.split(jax.random.key(0))
@@ -477,8 +477,8 @@ def test_weights_turn_one_loss_into_another(double):
     guess = lambda x, t: 0.3 * x
     said = lambda p: lambda x, t: convert(guess(x, t), x, t, schedule, "x0", p)
     for measured in ("eps", "velocity", lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)):
-        loss = lambda p, measured=measured: denoising_loss(said(p), x0, t, eps, schedule, p, measured)
-        losses = jax.jit(lambda loss=loss: [loss(p) for p in PARAMETRIZATIONS])()
+        loss = lambda p, measured=measured: denoising_loss(said(p), x0, t, eps, schedule, p, weighting=measured)
+        losses = jax.jit(lambda loss=loss: [loss(p) for p in PREDICTION_TYPES])()
         for found in losses:
             np.testing.assert_allclose(found, losses[0], rtol=1e-9)
     x = add_noise(x0, eps, t, schedule)
@@ -495,7 +495,7 @@ def test_the_loss_of_a_score_is_finite_at_the_end():
     np.testing.assert_allclose(found, 1, atol=5e-3)
 
 
-def test_times_are_spread_over_the_batch():
+def test_sampled_times_are_stratified_over_the_batch():
     """One in each n-th of (0, 1], in a random order, and with a common shift."""
     t = np.asarray(sample_times(jax.random.key(0), (4, 25))).ravel()
     assert (np.ceil(100 * np.sort(t)) == np.arange(1, 101)).all()
@@ -512,9 +512,9 @@ def _net():
     return Wire(lambda f, x, *, time, label: f.out(jnp.concatenate([x, time[..., None], label], -1)), out=Dense(2))
 
 
-def test_denoising_is_the_loss_of_its_net():
+def test_denoising_loss_is_the_loss_of_its_net():
     """With the times and noise of its key; the label goes through; evaluation repeats itself."""
-    training = Denoising(_net(), SCHEDULES["flow"], "velocity", conditions=("label",))
+    training = DenoisingLoss(_net(), SCHEDULES["flow"], "velocity", conditions=("label",))
     x, label = jnp.ones((8, 2)), jnp.zeros((8, 3))
     params = training.init(jax.random.key(0), x, label)
     training = training._replace(apply=jax.jit(training.apply, static_argnames="train"))
@@ -524,10 +524,10 @@ def test_denoising_is_the_loss_of_its_net():
     assert one.shape == (8,) and (one != two).all()
     np.testing.assert_array_equal(training.apply(params, x, label), training.apply(params, x, label, train=False))
     assert (training.apply(params, x, jnp.ones((8, 3))) != training.apply(params, x, label)).any()
-    # a net of zeros is charged the mean square of eps - x0
+    # the loss of a net of zeros is the mean square of eps - x0
     zeros = jax.tree.map(jnp.zeros_like, params)
-    charged = training.apply(zeros, jnp.zeros((4000, 2)), jnp.zeros((4000, 3)), key=jax.random.key(3))
-    assert abs(float(charged.mean()) - 1) < 0.05
+    losses = training.apply(zeros, jnp.zeros((4000, 2)), jnp.zeros((4000, 3)), key=jax.random.key(3))
+    assert abs(float(losses.mean()) - 1) < 0.05
 
 
 # ---- guidance --------------------------------------------------------------------------------
@@ -536,10 +536,10 @@ def test_denoising_is_the_loss_of_its_net():
 def test_guidance_of_scale_one_is_conditional_and_of_zero_unconditional():
     x = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32)
     with_it, without = lambda x, t: jnp.sin(x) + t, lambda x, t: jnp.cos(x) - t
-    np.testing.assert_array_equal(guided(with_it, without, 1.0)(x, 0.3), with_it(x, 0.3))
-    np.testing.assert_array_equal(guided(with_it, without, 0.0)(x, 0.3), without(x, 0.3))
+    np.testing.assert_array_equal(classifier_free_guidance(with_it, without, 1.0)(x, 0.3), with_it(x, 0.3))
+    np.testing.assert_array_equal(classifier_free_guidance(with_it, without, 0.0)(x, 0.3), without(x, 0.3))
     expected = without(x, 0.3) + 2.5 * (with_it(x, 0.3) - without(x, 0.3))
-    np.testing.assert_allclose(guided(with_it, without, 2.5)(x, 0.3), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(classifier_free_guidance(with_it, without, 2.5)(x, 0.3), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
@@ -548,19 +548,19 @@ def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
     one = gaussian_mixture(jnp.asarray(MEANS[:1]), jnp.asarray(COVARIANCES[:1]))
     log_probability = lambda x, t: jnp.log(data.at(t, schedule).responsibilities(x)[..., 0])
     x = jnp.asarray(rng.normal(size=(5, 2)))
-    all_classes = lambda p: classifier_guided(data.predictor(schedule, p), log_probability, 1.0, schedule, p)
-    found = jax.jit(lambda x: [all_classes(p)(x, 0.4) for p in PARAMETRIZATIONS])(x)
-    expected = jax.jit(lambda x: [one.predictor(schedule, p)(x, 0.4) for p in PARAMETRIZATIONS])(x)
+    all_classes = lambda p: classifier_guidance(data.predictor(schedule, p), log_probability, 1.0, schedule, p)
+    found = jax.jit(lambda x: [all_classes(p)(x, 0.4) for p in PREDICTION_TYPES])(x)
+    expected = jax.jit(lambda x: [one.predictor(schedule, p)(x, 0.4) for p in PREDICTION_TYPES])(x)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_conditions_are_dropped_whole_and_as_often_as_said():
+def test_conditions_are_dropped_per_example_at_the_given_rate():
     labels = jnp.arange(10_000) % 10
-    dropped = drop_condition(jax.random.key(0), labels, 10, 0.2)
+    dropped = drop_condition(jax.random.key(0), labels, null=10, rate=0.2)
     share = float((dropped == 10).mean())
     assert abs(share - 0.2) < 4 * np.sqrt(0.16 / 10_000)
     assert ((dropped == labels) | (dropped == 10)).all()
-    vectors = drop_condition(jax.random.key(1), jnp.ones((100, 3)), jnp.zeros(3), 0.5)
+    vectors = drop_condition(jax.random.key(1), jnp.ones((100, 3)), null=jnp.zeros(3), rate=0.5)
     assert set(np.asarray(vectors.sum(-1)).tolist()) == {0.0, 3.0}
 
 
@@ -572,27 +572,27 @@ same = lambda x, t: x
 BAD = {
     "reversed ends": (
         lambda: add_noise(X, X, 0.5, Schedule(lambda t: t, lambda t: 1 - t)),
-        "signal 1 and noise 0 at t = 0, but its signal is 0 and its noise 1",
+        "signal 1 and noise 0 at t = 0, got signal 0 and noise 1",
         lambda: add_noise(X, X, 0.5, Schedule(lambda t: 1 - t, lambda t: t)),
     ),
     "signal left": (
         lambda: times(Schedule(lambda t: 1 - 0.5 * t, lambda t: t), 4),
-        "its signal is 0.5 and its noise 1",
+        "got signal 0.5 and noise 1",
         lambda: times(Schedule(lambda t: 1 - 0.95 * t, lambda t: t), 4),
     ),
     "too little noise": (
-        lambda: variance_preserving_schedule(0.1, 1.0),
-        "its signal is 0.7596",
-        lambda: variance_preserving_schedule(0.1, 15),
+        lambda: variance_preserving_schedule(beta_max=1.0),
+        "variance_preserving_schedule expected a schedule with much more noise than signal at t = 1, got signal 0.7596",
+        lambda: variance_preserving_schedule(beta_max=15),
     ),
     "not monotone": (
         lambda: times(Schedule(lambda t: 1 - t, lambda t: t + 0.5 * jnp.sin(12 * t) ** 2), 4),
-        "falls, but it does not between",
+        "falls, got one that does not fall between",
         lambda: times(FLOW, 4),
     ),
     "not a number": (
         lambda: times(Schedule(lambda t: 1 - t, lambda t: jnp.where(t > 0.5, jnp.inf, t)), 4),
-        "mend the functions there",
+        "correct the functions there",
         lambda: times(FLOW, 4),
     ),
     "constant": (
@@ -601,38 +601,38 @@ BAD = {
         lambda: times(Schedule(lambda t: jnp.ones_like(t), lambda t: 20 * t), 4),
     ),
     "no schedule": (
-        lambda: times(flow_matching, 4),
+        lambda: times(flow_matching_schedule, 4),
         "call it: flow_matching_schedule()",
         lambda: times(flow_matching_schedule(), 4),
     ),
     "rising": (
         lambda: euler(same, X, GRID[::-1], FLOW, "velocity"),
-        "0.0 is followed by 0.5 (place 1); sort them",
+        "0.0 before 0.5 (at index 1); sort them",
         lambda: euler(same, X, jnp.sort(GRID)[::-1], FLOW, "velocity"),
     ),
     "steps": (
         lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]), FLOW, "velocity"),
-        "from 0.0 to 2.0 came; divide",
+        "got 0.0 to 2.0; divide",
         lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]) / 2, FLOW, "velocity"),
     ),
     "no grid": (
         lambda: euler(same, X, 10, FLOW, "v"),
-        "times(schedule, steps)",
+        "euler expected times to be a floating-point array, got 10",
         lambda: euler(same, X, times(FLOW, 10), FLOW, "v"),
     ),
     "unknown": (
         lambda: ddim(same, X, GRID, FLOW, "noise"),
-        "out of eps, x0, v, score, velocity, but 'noise' came",
+        "prediction_type to be 'eps' or 'x0' or 'v' or 'score' or 'velocity', got 'noise'",
         lambda: ddim(same, X, GRID, FLOW, "v"),
     ),
     "shape of predict": (
         lambda: heun(lambda x, t: x[..., :1], X, GRID, FLOW, "v"),
-        "x is float32 (2, 2) and predict(x, t) float32 (2, 1)",
+        "heun expected a prediction of the shape of x, float32 (2, 2), got float32 (2, 1)",
         lambda: heun(same, X, GRID, FLOW, "v"),
     ),
     "no signal": (
         lambda: heun(same, X, GRID, FLOW, "eps"),
-        "divides by the signal, and that is 0 at t = 1.0",
+        "got t = 1.0, where the conversion divides by the signal",
         lambda: heun(same, X, times(FLOW, 4, start=0.999, end=0.001), FLOW, "eps"),
     ),
     "no key": (
@@ -640,22 +640,26 @@ BAD = {
         "pass key=jax.random.key(0)",
         lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0, key=jax.random.key(0)),
     ),
-    "spacing": (lambda: times(FLOW, 4, "even"), "balanced, time, log_snr", lambda: times(FLOW, 4, "time")),
-    "infinite": (
-        lambda: times(FLOW, 4, "log_snr"),
-        "infinite at start=1.0",
-        lambda: times(FLOW, 4, "log_snr", start=0.999, end=0.001),
+    "spacing": (
+        lambda: times(FLOW, 4, spacing="even"),
+        "'balanced' or 'time' or 'log_snr'",
+        lambda: times(FLOW, 4, spacing="time"),
     ),
-    "time of a step": (lambda: add_noise(X, X, 500.0, FLOW), "from 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
+    "infinite": (
+        lambda: times(FLOW, 4, spacing="log_snr"),
+        "got an infinite one at start=1.0",
+        lambda: times(FLOW, 4, spacing="log_snr", start=0.999, end=0.001),
+    ),
+    "time of a step": (lambda: add_noise(X, X, 500.0, FLOW), "got 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
     "time of no example": (
         lambda: add_noise(X, X, jnp.ones(3), FLOW),
-        "t is float32 (3,) and x float32 (2, 2)",
+        "times with the first axes of x, float32 (2, 2), got float32 (3,)",
         lambda: add_noise(X, X, jnp.ones(2), FLOW),
     ),
     "no time": (
-        lambda: Denoising(Dense(2), FLOW, "v"),
+        lambda: DenoisingLoss(Dense(2), FLOW, "v"),
         "reads time",
-        lambda: Denoising(_net(), FLOW, "v", conditions="label"),
+        lambda: DenoisingLoss(_net(), FLOW, "v", conditions="label"),
     ),
     "weights": (
         lambda: gaussian_mixture(X, jnp.ones(2), jnp.array([1.0, 2.0])),
@@ -664,19 +668,19 @@ BAD = {
     ),
     "not positive": (
         lambda: gaussian_mixture(X, jnp.zeros((2, 2, 2))),
-        "add a little to its diagonal",
+        "add a small multiple of the identity",
         lambda: gaussian_mixture(X, jnp.broadcast_to(0.1 * jnp.eye(2), (2, 2, 2))),
     ),
     "condition": (
-        lambda: drop_condition(jax.random.key(0), X, jnp.zeros(3), 0.5),
+        lambda: drop_condition(jax.random.key(0), X, null=jnp.zeros(3), rate=0.5),
         "the shape (2,) of one condition",
-        lambda: drop_condition(jax.random.key(0), X, jnp.zeros(2), 0.5),
+        lambda: drop_condition(jax.random.key(0), X, null=jnp.zeros(2), rate=0.5),
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_are_sentences_whose_advice_works(name, sentences):
+def test_errors_explain_and_their_repairs_work(name, sentences):
     wrong, words, repaired = BAD[name]
     with pytest.raises((TypeError, ValueError)) as caught:
         wrong()
@@ -685,10 +689,10 @@ def test_errors_are_sentences_whose_advice_works(name, sentences):
     repaired()
 
 
-def test_training_asks_for_a_key(sentences):
-    training = Denoising(_net(), FLOW, "v", conditions=("label",))
+def test_training_needs_a_key(sentences):
+    training = DenoisingLoss(_net(), FLOW, "v", conditions=("label",))
     params = training.init(jax.random.key(0), X, jnp.zeros((2, 3)))
-    with pytest.raises(TypeError, match="needs a key; pass key="):
+    with pytest.raises(TypeError, match="DenoisingLoss expected a key to draw .*, got none; pass key="):
         training.apply(params, X, jnp.zeros((2, 3)), train=True)
     training.apply(params, X, jnp.zeros((2, 3)), train=True, key=jax.random.key(0))
     with pytest.raises(TypeError, match="2 inputs \\(x0, label\\)"):
@@ -700,9 +704,9 @@ def test_a_net_with_state_is_trained_too():
     from jaxblocks.layers.norm import BatchNorm
 
     net = Wire(lambda f, x, *, time: f.norm(f.out(x)), out=Dense(2), norm=BatchNorm())
-    training = Denoising(net, FLOW, "v")
+    training = DenoisingLoss(net, FLOW, "v")
     assert isinstance(training, StatefulLayer) and isinstance(
-        Denoising(_net(), FLOW, "v", conditions=("label",)), Layer
+        DenoisingLoss(_net(), FLOW, "v", conditions=("label",)), Layer
     )
     params, state = training.init(jax.random.key(0), X)
     losses, after = training.apply(params, state, X, key=jax.random.key(1), train=True)

@@ -43,8 +43,8 @@ def test_a_picture_of_tiles_goes_row_by_row():
 @pytest.mark.parametrize(
     ("example", "arguments", "words"),
     [
-        ("diffusion_2d", ["--steps", "0"], "argument --steps: at least 1 was expected, but 0 came"),
-        ("diffusion_digits", ["--width", "0"], "argument --width: at least 1 was expected, but 0 came"),
+        ("diffusion_2d", ["--steps", "0"], "argument --steps: expected an integer >= 1, got 0"),
+        ("diffusion_digits", ["--width", "0"], "argument --width: expected an integer >= 1, got 0"),
         ("diffusion_digits", ["--out", "/dev/null/pictures"], "/dev/null/pictures cannot be made a folder"),
     ],
 )

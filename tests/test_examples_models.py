@@ -25,14 +25,14 @@ def test_classify_digits_learns(capsys):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     module = load("classify_digits")
     module.NETS["cnn"] = lambda: module.ResNet((1,), classes=10, width=8, bottleneck=False, stem="3x3")
-    module.NETS["vit"] = lambda: module.ViT(classes=10, patch=4, features=16, layers=1, heads=2, hidden=16)
+    module.NETS["vit"] = lambda: module.ViT(classes=10, patch_size=4, features=16, layers=1, heads=2, hidden=16)
     found = module.main(["--epochs", "2"])
     printed = capsys.readouterr().out
     assert found["cnn"] > 0.2 and found["vit"] > 0.13  # two epochs of toys; chance is 0.1
     assert all(f"test accuracy {accuracy:.4f}, of 359" in printed for accuracy in found.values())
 
 
-def test_distorted_digits_are_still_the_digits():
+def test_distorted_digits_correlate_with_the_originals():
     """Turned and moved a little: no two alike, about as much ink, and in the mean not far from what they were."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     module = load("classify_digits")
@@ -45,7 +45,7 @@ def test_distorted_digits_are_still_the_digits():
     assert abs(float(many.mean() / image.mean()) - 1) < 0.15
 
 
-def test_graph_molecules_learns_and_says_its_limit(capsys):
+def test_graph_molecules_learns_and_shows_its_limit(capsys):
     module = load("graph_molecules")
     small = lambda kind, pool: module.GraphClassifier(2, kind=kind, features=8, layers=1, pool=pool)
     module.NETS["gcn"] = lambda: module.jb.Serial(module.side_by_side, small("gcn", "mean"))
@@ -55,7 +55,7 @@ def test_graph_molecules_learns_and_says_its_limit(capsys):
     assert "decalin has rings of six" in capsys.readouterr().out
 
 
-def test_molecules_are_what_the_example_says():
+def test_molecules_are_as_documented():
     """Valences hold, molecules are connected with as many bonds as atoms, and the ring has the size of the label."""
     module, rng = load("graph_molecules"), np.random.default_rng(0)
     for ring in (5, 6, 7) * 20:
@@ -80,11 +80,11 @@ def test_molecules_are_what_the_example_says():
 
 def test_counts_are_those_of_atoms_and_bonds():
     module = load("graph_molecules")
-    (kinds, senders, receivers, real_atoms, real_bonds), labels = module.draw_data(np.random.default_rng(0), 6)
-    counted = np.asarray(module.count_atoms(*map(jnp.asarray, (kinds, senders, receivers, real_atoms, real_bonds))))
+    (kinds, senders, receivers, atom_mask, bond_mask), labels = module.draw_data(np.random.default_rng(0), 6)
+    counted = np.asarray(module.count_atoms(*map(jnp.asarray, (kinds, senders, receivers, atom_mask, bond_mask))))
     assert sorted(labels) == [0, 0, 0, 1, 1, 1]
     for row in range(6):
         wanted = np.zeros((3, 5))
-        for atom in np.flatnonzero(real_atoms[row]):
-            wanted[kinds[row, atom].argmax(), (receivers[row][real_bonds[row]] == atom).sum()] += 1
+        for atom in np.flatnonzero(atom_mask[row]):
+            wanted[kinds[row, atom].argmax(), (receivers[row][bond_mask[row]] == atom).sum()] += 1
         np.testing.assert_allclose(counted[row], wanted.ravel())

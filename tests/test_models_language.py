@@ -1,4 +1,4 @@
-"""Models of language: published counts, logits of independent PyTorch models, pieces with a cache against the whole."""
+"""Language models: published param counts, logits of PyTorch models, cached decoding against a full pass."""
 
 import functools
 
@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import GRU, LSTM, StatefulLayer, count_params, side_inputs
+from jaxblocks import GRU, LSTM, Attention, RMSNorm, StatefulLayer, count_params, side_inputs
 from jaxblocks.models.bert import BERT
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
 from jaxblocks.models.transformer import Transformer
+from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
+from jaxblocks.models.vit import ViT
+from jaxblocks.selectors import paths, select
 
 IDS = jax.ShapeDtypeStruct((1, 4), jnp.int32)
 TOKENS = np.random.default_rng(0).integers(0, 11, (2, 7)).astype(np.int32)
@@ -23,7 +26,7 @@ def torch():
     return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
 
 
-def count_flops(net, *inputs):
+def number_of_params(net, *inputs):
     return count_params(jax.eval_shape(net.init, jax.random.key(0), *inputs))
 
 
@@ -89,19 +92,19 @@ def linear_weights(place, p):
         (Llama(), 6_738_415_616),  # 7B
         (Llama(layers=40, heads=40, features=5120, hidden=13_824), 13_015_864_320),  # 13B
         (Llama(layers=80, heads=64, kv_heads=8, features=8192, hidden=28_672), 68_976_648_192),  # Llama 2 70B
-        (Llama(vocabulary=128_256, kv_heads=8, hidden=14_336), 8_030_261_248),  # Llama 3 8B
+        (Llama(vocab_size=128_256, kv_heads=8, hidden=14_336), 8_030_261_248),  # Llama 3 8B
         (BERT(), 109_482_240),
         (BERT(layers=24, heads=16, features=1024, hidden=4096), 335_141_888),  # large
     ],
 )
 def test_published_numbers_of_params(net, published):
-    assert count_flops(net, IDS) == published
+    assert number_of_params(net, IDS) == published
 
 
 @pytest.mark.parametrize(("features", "millions"), [(650, 20), (1500, 66)])
 def test_recurrent_models_have_the_millions_of_params_of_the_paper(features, millions):
     """Zaremba et al. 2014, medium and large."""
-    assert round(count_flops(RecurrentLM(features=features), IDS) / 1e6) == millions
+    assert round(number_of_params(RecurrentLM(features=features), IDS) / 1e6) == millions
 
 
 # Vaswani et al. 2017, table 3: what differs from the base model, and millions of params (65 for base).
@@ -118,7 +121,7 @@ TABLE_3 = [
 
 @functools.cache
 def count_transformer(**row):
-    return count_flops(Transformer(**row), IDS, IDS)
+    return number_of_params(Transformer(**row), IDS, IDS)
 
 
 @pytest.mark.parametrize(("row", "millions"), TABLE_3, ids=str)
@@ -128,11 +131,11 @@ def test_rows_of_table_3_differ_as_printed(row, millions):
     assert abs(difference / 1e6 - (65 - millions)) <= 1
 
 
-def test_absolute_numbers_of_table_3_belong_to_no_one_vocabulary():
+def test_absolute_numbers_of_table_3_need_different_vocabularies():
     """Base and narrow model have the printed size with 41 thousand symbols, not with the 37 stated; the big with 36."""
 
-    def millions(vocabulary, features=512, **row):
-        return round((count_transformer(features=features, **row) + (vocabulary - 37_000) * features) / 1e6)
+    def millions(vocab_size, features=512, **row):
+        return round((count_transformer(features=features, **row) + (vocab_size - 37_000) * features) / 1e6)
 
     big = dict(features=1024, hidden=4096, heads=16)
     assert (millions(41_000), millions(41_000, 256), millions(36_000, **big)) == (65, 28, 213)
@@ -141,10 +144,10 @@ def test_absolute_numbers_of_table_3_belong_to_no_one_vocabulary():
 
 # ---- GPT-2 -----------------------------------------------------------------------------------
 
-GPT2_SIZES = dict(vocabulary=11, context=12, layers=3, heads=2, features=8)
+GPT2_SIZES = dict(vocab_size=11, max_length=12, layers=3, heads=2, features=8)
 
 
-def hugging_face_gpt2(torch, vocabulary, context, layers, heads, features):
+def hugging_face_gpt2(torch, vocab_size, max_length, layers, heads, features):
     """The layout of Hugging Face: queries, keys and values in one map, whose weight is (in, out)."""
     nn = torch.nn
 
@@ -177,7 +180,7 @@ def hugging_face_gpt2(torch, vocabulary, context, layers, heads, features):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.wte, self.wpe = nn.Embedding(vocabulary, features), nn.Embedding(context, features)
+            self.wte, self.wpe = nn.Embedding(vocab_size, features), nn.Embedding(max_length, features)
             self.h = nn.ModuleList(Block() for _ in range(layers))
             self.ln_f = nn.LayerNorm(features, eps=1e-5)
 
@@ -196,13 +199,14 @@ def test_gpt2_is_that_of_pytorch_with_and_without_cache(torch):
     weights = {"wte.weight": params["tokens"]["embedding"], "wpe.weight": params["positions"]["embedding"]}
     weights |= norm_weights("ln_f", params["norm"])
     for i in range(3):
-        attend, think = (layer_of(params["blocks"], i)[name] for name in ("attend", "think"))
-        three = [attend["attention"][name] for name in ("query", "key", "value")]
-        own = {"c_attn.weight": np.concatenate([p["kernel"] for p in three], 1)}
-        own |= {"c_attn.bias": np.concatenate([p["bias"] for p in three])}
-        own |= norm_weights("ln_1", attend["norm"]) | norm_weights("ln_2", think["norm"])
-        for name, p in {"c_proj": attend["attention"]["out"], "c_fc": think["up"], "c_out": think["down"]}.items():
-            own |= {f"{name}.weight": p["kernel"], f"{name}.bias": p["bias"]}
+        p = layer_of(params["blocks"], i)
+        three = [p["attention"][name] for name in ("query", "key", "value")]
+        own = {"c_attn.weight": np.concatenate([q["kernel"] for q in three], 1)}
+        own |= {"c_attn.bias": np.concatenate([q["bias"] for q in three])}
+        own |= norm_weights("ln_1", p["attention_norm"]) | norm_weights("ln_2", p["mlp_norm"])
+        maps = {"c_proj": p["attention"]["out"], "c_fc": p["mlp"]["up"], "c_out": p["mlp"]["down"]}
+        for name, q in maps.items():
+            own |= {f"{name}.weight": q["kernel"], f"{name}.bias": q["bias"]}
         weights |= {f"h.{i}.{name}": value for name, value in own.items()}
     reference = load(hugging_face_gpt2(torch, **GPT2_SIZES), weights)
     expected = reference(torch.tensor(TOKENS, dtype=torch.int64)).detach()
@@ -213,26 +217,28 @@ def test_gpt2_is_that_of_pytorch_with_and_without_cache(torch):
     close(in_pieces(decoder, params, state, TOKENS, 3, 4), expected)
 
 
-def test_gpt2_begins_as_published():
-    """Deviation 0.02, of positions 0.01, and less by the root of the number of branches where a branch ends."""
-    params = GPT2(vocabulary=50, context=40, layers=8, heads=2, features=64).init(jax.random.key(0), TOKENS)
-    attend, think = params["blocks"]["attend"]["attention"], params["blocks"]["think"]
-    wanted = {0.02: [params["tokens"]["embedding"], attend["query"]["kernel"], think["up"]["kernel"]]}
-    wanted |= {0.01: [params["positions"]["embedding"]], 0.005: [attend["out"]["kernel"], think["down"]["kernel"]]}
+def test_gpt2_is_initialized_as_published():
+    """Standard deviation 0.02, of positions 0.01, and less by the root of the number of branches at their ends."""
+    params = GPT2(vocab_size=50, max_length=40, layers=8, heads=2, features=64).init(jax.random.key(0), TOKENS)
+    attention, mlp = params["blocks"]["attention"], params["blocks"]["mlp"]
+    wanted = {0.02: [params["tokens"]["embedding"], attention["query"]["kernel"], mlp["up"]["kernel"]]}
+    wanted |= {0.01: [params["positions"]["embedding"]], 0.005: [attention["out"]["kernel"], mlp["down"]["kernel"]]}
     for deviation, arrays in wanted.items():
         for x in arrays:
             assert abs(float(x.std()) / deviation - 1) < 0.05
 
 
-def test_gpt2_knows_its_context(sentences):
-    with pytest.raises(ValueError, match="knows 8 positions, but cache=9 came; make the cache at most as long"):
-        GPT2(context=8, cache=9)
-    GPT2(context=8, cache=8)
+def test_gpt2_limits_the_length_of_cache_and_sequence(sentences):
+    with pytest.raises(
+        ValueError, match="a cache of at most max_length=8 positions, got cache=9; make the cache smaller"
+    ):
+        GPT2(max_length=8, cache=9)
+    GPT2(max_length=8, cache=8)
     with pytest.raises(ValueError, match="sequences of at most 8 positions, but .* came; build it with a larger"):
-        jax.eval_shape(GPT2(**{**GPT2_SIZES, "context": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
+        jax.eval_shape(GPT2(**{**GPT2_SIZES, "max_length": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
 
 
-def test_depth_does_not_lengthen_the_program():
+def test_the_program_does_not_grow_with_depth():
     """Blocks are one scan: the jaxpr of eight is that of two."""
 
     def equations(layers):
@@ -243,7 +249,7 @@ def test_depth_does_not_lengthen_the_program():
     assert equations(2) == equations(8)
 
 
-def test_dropout_is_for_training(sentences):
+def test_dropout_acts_in_training_only(sentences):
     net = GPT2(**GPT2_SIZES)
     params = drawn(net, TOKENS)
     assert set(side_inputs(net)) == {"key", "train", "mask", "segment_ids"}
@@ -258,10 +264,10 @@ def test_dropout_is_for_training(sentences):
 
 # ---- Llama -----------------------------------------------------------------------------------
 
-LLAMA_SIZES = dict(vocabulary=11, layers=3, heads=4, kv_heads=2, features=16, hidden=20)
+LLAMA_SIZES = dict(vocab_size=11, layers=3, heads=4, kv_heads=2, features=16, hidden=20)
 
 
-def pytorch_llama(torch, vocabulary, layers, heads, kv_heads, features, hidden, base, neighbors):
+def pytorch_llama(torch, vocab_size, layers, heads, kv_heads, features, hidden, base, neighbors):
     """Rotary positions on halves of a head, as Hugging Face has them, or on neighbors, as the papers and Meta."""
     nn, functional, d = torch.nn, torch.nn.functional, features // heads
 
@@ -302,9 +308,9 @@ def pytorch_llama(torch, vocabulary, layers, heads, kv_heads, features, hidden, 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.norm = nn.Embedding(vocabulary, features), RMS()
+            self.embed, self.norm = nn.Embedding(vocab_size, features), RMS()
             self.blocks = nn.ModuleList(Block() for _ in range(layers))
-            self.head = nn.Linear(features, vocabulary, bias=False)
+            self.head = nn.Linear(features, vocab_size, bias=False)
 
         def forward(self, ids):
             x = self.embed(ids)
@@ -331,14 +337,13 @@ def test_llama_is_that_of_pytorch_with_and_without_cache(torch, neighbors):
     weights = {"embed.weight": params["tokens"]["embedding"]}
     weights |= norm_weights("norm", params["norm"]) | linear_weights("head", params["out"])
     for i in range(3):
-        attend, think = (layer_of(params["blocks"], i)[name] for name in ("attend", "think"))
-        maps = {short: attend["attention"][name] for short, name in (("v", "value"), ("o", "out"))}
-        maps |= {
-            short: {"kernel": ordered(attend["attention"][n]["kernel"])} for short, n in (("q", "query"), ("k", "key"))
-        }
-        own = norm_weights("norm_1", attend["norm"]) | norm_weights("norm_2", think["norm"])
-        for name, p in {**maps, **think["mlp"]}.items():
-            own |= linear_weights(name, p)
+        p = layer_of(params["blocks"], i)
+        maps = {short: p["attention"][name] for short, name in (("v", "value"), ("o", "out"))}
+        maps |= {short: {"kernel": ordered(p["attention"][n]["kernel"])} for short, n in (("q", "query"), ("k", "key"))}
+        maps |= {name: p["mlp"][name] for name in ("gate", "up", "down")}
+        own = norm_weights("norm_1", p["attention_norm"]) | norm_weights("norm_2", p["mlp_norm"])
+        for name, q in maps.items():
+            own |= linear_weights(name, q)
         weights |= {f"blocks.{i}.{name}": value for name, value in own.items()}
     reference = load(pytorch_llama(torch, **LLAMA_SIZES, base=100, neighbors=neighbors), weights)
     expected = reference(torch.tensor(TOKENS, dtype=torch.int64)).detach()
@@ -348,22 +353,22 @@ def test_llama_is_that_of_pytorch_with_and_without_cache(torch, neighbors):
     decoder = Llama(**LLAMA_SIZES, base=100, cache=7)
     own, state = decoder.init(jax.random.key(0), TOKENS)
     assert jax.tree.structure(own) == jax.tree.structure(params)
-    assert state["blocks"]["attend"]["attention"]["key"].shape == (3, 2, 7, 2, 4)  # two heads of keys
+    assert state["blocks"]["attention"]["key"].shape == (3, 2, 7, 2, 4)  # two heads of keys
     close(in_pieces(decoder, params, state, TOKENS, 1, 2), expected)
 
 
 # ---- BERT ------------------------------------------------------------------------------------
 
-BERT_SIZES = dict(vocabulary=11, context=9, layers=3, heads=2, features=8, hidden=12)
+BERT_SIZES = dict(vocab_size=11, max_length=9, layers=3, heads=2, features=8, hidden=12)
 
 
-def pytorch_bert(torch, vocabulary, context, layers, heads, features, hidden):
+def pytorch_bert(torch, vocab_size, max_length, layers, heads, features, hidden):
     nn = torch.nn
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.word, self.place = nn.Embedding(vocabulary, features), nn.Embedding(context, features)
+            self.word, self.place = nn.Embedding(vocab_size, features), nn.Embedding(max_length, features)
             self.segment, self.norm = nn.Embedding(2, features), nn.LayerNorm(features, eps=1e-12)
             layer = functools.partial(nn.TransformerEncoderLayer, features, heads, hidden, 0.0, "gelu", 1e-12)
             self.layers = nn.ModuleList(layer(batch_first=True) for _ in range(layers))
@@ -379,23 +384,23 @@ def pytorch_bert(torch, vocabulary, context, layers, heads, features, hidden):
 
 
 def test_bert_is_that_of_pytorch(torch):
-    """With segments and padding; what stands at padding changes nothing elsewhere."""
+    """With segments and padding; tokens at padding do not affect other positions."""
     net = BERT(**BERT_SIZES)
     params = drawn(net, TOKENS, TOKENS)
     segments = np.arange(7)[None] >= np.array([[3], [5]])
     mask = np.arange(7)[None] < np.array([[7], [4]])
     weights = {"word.weight": params["tokens"]["embedding"], "place.weight": params["positions"]["embedding"]}
-    weights |= {"segment.weight": params["segments"]["embedding"]} | norm_weights("norm", params["norm"])
+    weights |= {"segment.weight": params["segments"]["embedding"]} | norm_weights("norm", params["embedding_norm"])
     weights |= linear_weights("pooler", jax.tree.map(np.asarray, params["pooler"]))
     for i in range(3):
         p = layer_of(params["blocks"], i)
-        attention = p["attend"]["attention"]
+        attention = p["attention"]
         three = [attention[name] for name in ("query", "key", "value")]
         own = {"self_attn.in_proj_weight": np.concatenate([q["kernel"].T for q in three])}
         own |= {"self_attn.in_proj_bias": np.concatenate([q["bias"] for q in three])}
         own |= linear_weights("self_attn.out_proj", attention["out"])
-        own |= linear_weights("linear1", p["think"]["up"]) | linear_weights("linear2", p["think"]["down"])
-        own |= norm_weights("norm1", p["attend_norm"]) | norm_weights("norm2", p["think_norm"])
+        own |= linear_weights("linear1", p["mlp"]["up"]) | linear_weights("linear2", p["mlp"]["down"])
+        own |= norm_weights("norm1", p["attention_norm"]) | norm_weights("norm2", p["mlp_norm"])
         weights |= {f"layers.{i}.{name}": value for name, value in own.items()}
     reference = load(pytorch_bert(torch, **BERT_SIZES), weights).train()  # in evaluation PyTorch takes a fused kernel
     inputs = TOKENS.astype(np.int64), segments.astype(np.int64), mask
@@ -415,18 +420,18 @@ def test_bert_is_that_of_pytorch(torch):
 
 # ---- the encoder-decoder ---------------------------------------------------------------------
 
-SMALL = dict(vocabulary=11, layers=2, heads=2, features=8, hidden=12)
+SMALL = dict(vocab_size=11, layers=2, heads=2, features=8, hidden=12)
 SOURCE = np.random.default_rng(1).integers(0, 11, (2, 5)).astype(np.int32)
 SOURCE_MASK = np.arange(5)[None] < np.array([[5], [3]])
 
 
-def pytorch_transformer(torch, vocabulary, layers, heads, features, hidden):
+def pytorch_transformer(torch, vocab_size, layers, heads, features, hidden):
     nn = torch.nn
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table = nn.Embedding(vocabulary, features)
+            self.table = nn.Embedding(vocab_size, features)
             options = (features, heads, hidden, 0.0, "relu", 1e-6)
             self.reads = nn.ModuleList(nn.TransformerEncoderLayer(*options, batch_first=True) for _ in range(layers))
             self.writes = nn.ModuleList(nn.TransformerDecoderLayer(*options, batch_first=True) for _ in range(layers))
@@ -461,15 +466,16 @@ def test_transformer_is_that_of_pytorch_with_and_without_cache(torch):
     weights = {"table.weight": params["tokens"]["embedding"]}
     for i in range(2):
         p = layer_of(params["encoder"], i)
-        own = attention_weights_of("self_attn", p["attend"]["attention"])
-        own |= norm_weights("norm1", p["attend_norm"]) | norm_weights("norm2", p["think_norm"])
-        own |= linear_weights("linear1", p["think"]["up"]) | linear_weights("linear2", p["think"]["down"])
+        own = attention_weights_of("self_attn", p["attention"])
+        own |= norm_weights("norm1", p["attention_norm"]) | norm_weights("norm2", p["mlp_norm"])
+        own |= linear_weights("linear1", p["mlp"]["up"]) | linear_weights("linear2", p["mlp"]["down"])
         weights |= {f"reads.{i}.{name}": value for name, value in own.items()}
         p = layer_of(params["decoder"], i)
-        own = attention_weights_of("self_attn", p["attend"]) | attention_weights_of("multihead_attn", p["look"])
-        own |= norm_weights("norm1", p["attend_norm"]) | norm_weights("norm2", p["look_norm"])
-        own |= norm_weights("norm3", p["think_norm"])
-        own |= linear_weights("linear1", p["think"]["up"]) | linear_weights("linear2", p["think"]["down"])
+        own = attention_weights_of("self_attn", p["attention"])
+        own |= attention_weights_of("multihead_attn", p["cross_attention"])
+        own |= norm_weights("norm1", p["attention_norm"]) | norm_weights("norm2", p["cross_attention_norm"])
+        own |= norm_weights("norm3", p["mlp_norm"])
+        own |= linear_weights("linear1", p["mlp"]["up"]) | linear_weights("linear2", p["mlp"]["down"])
         weights |= {f"writes.{i}.{name}": value for name, value in own.items()}
     reference = load(pytorch_transformer(torch, **SMALL), weights).train()
     inputs = SOURCE.astype(np.int64), TOKENS.astype(np.int64), SOURCE_MASK
@@ -482,23 +488,23 @@ def test_transformer_is_that_of_pytorch_with_and_without_cache(torch):
     close(jnp.concatenate([first, in_pieces(decoder, params, state, TOKENS[:, 2:], 1, 2, 3, 4)], 1), expected)
 
 
-def test_transformer_says_what_it_reads(sentences):
+def test_transformer_explains_wrong_inputs(sentences):
     net, decoder = Transformer(**SMALL), Transformer(**SMALL, cache=8)
     params, state = decoder.init(jax.random.key(0), SOURCE, TOKENS)
     assert set(side_inputs(net)) == {"key", "train", "mask"}
-    with pytest.raises(TypeError, match="expects source and target, but 1 inputs came"):
+    with pytest.raises(TypeError, match="expected source and target, got 1 inputs"):
         net.apply(params, TOKENS)
-    with pytest.raises(TypeError, match="source and target, or a further piece of the target alone, but 3 inputs"):
+    with pytest.raises(TypeError, match="source and target, or a further piece of the target alone, got 3 inputs"):
         decoder.apply(params, state, SOURCE, TOKENS, TOKENS)
-    with pytest.raises(ValueError, match="heads to divide features, but heads=3 and features=8 came"):
+    with pytest.raises(ValueError, match="heads to divide features, got heads=3 and features=8"):
         Transformer(**{**SMALL, "heads": 3})
     Transformer(**{**SMALL, "heads": 3}, head_dim=2, value_dim=2)
     _, read = decoder.apply(params, state, SOURCE, TOKENS[:, :2], mask=SOURCE_MASK)
-    with pytest.raises(ValueError, match="keeps the mask of its source, .* pass mask with the source only"):
+    with pytest.raises(ValueError, match="expected mask with the source only, .* leave it out"):
         decoder.apply(params, read, TOKENS[:, 2:], mask=SOURCE_MASK)
     decoder.apply(params, read, TOKENS[:, 2:])
     with jax.debug_nans(False):
-        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # nothing has been read
+        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # no source so far
 
 
 # ---- recurrent -------------------------------------------------------------------------------
@@ -506,13 +512,13 @@ def test_transformer_says_what_it_reads(sentences):
 
 @pytest.mark.parametrize("recurrent", [LSTM, GRU])
 def test_recurrent_models_are_those_of_pytorch_in_one_piece_and_in_many(torch, recurrent):
-    sizes = dict(vocabulary=11, features=6, layers=2, recurrent=recurrent)
+    sizes = dict(vocab_size=11, features=6, layers=2, recurrent=recurrent)
     net = RecurrentLM(**sizes)
     params = drawn(net, TOKENS)
     reference = (torch.nn.LSTM if recurrent is LSTM else torch.nn.GRU)(6, 6, 2, batch_first=True)
     weights = {}
     for i in range(2):
-        p = layer_of(params["layers"]["recurrent"], i)
+        p = layer_of(params["blocks"]["recurrent"], i)
         weights |= {f"weight_ih_l{i}": p["kernel"].T, f"weight_hh_l{i}": p["recurrent_kernel"].T}
         weights |= {f"bias_ih_l{i}": p["bias"], f"bias_hh_l{i}": p["recurrent_bias"]}
     table, kernel, bias = params["tokens"]["embedding"], params["out"]["kernel"], params["out"]["bias"]
@@ -524,3 +530,95 @@ def test_recurrent_models_are_those_of_pytorch_in_one_piece_and_in_many(torch, r
     own, state = stream.init(jax.random.key(0), TOKENS)
     assert jax.tree.structure(own) == jax.tree.structure(params)
     close(in_pieces(stream, params, state, TOKENS, 1, 4), expected)
+
+
+# ---- one block, one set of names -------------------------------------------------------------
+
+TINY = dict(layers=2, heads=2, features=8, hidden=12)
+TRANSFORMERS = {
+    "GPT2": (GPT2(vocab_size=11, max_length=12, **TINY), (TOKENS,), ["blocks"]),
+    "Llama": (Llama(vocab_size=11, **TINY), (TOKENS,), ["blocks"]),
+    "BERT": (BERT(vocab_size=11, max_length=12, **TINY), (TOKENS,), ["blocks"]),
+    "ViT": (ViT(patch_size=4, classes=5, **TINY), (np.zeros((8, 8, 3), np.float32),), ["blocks"]),
+    "Transformer": (Transformer(vocab_size=11, **TINY), (SOURCE, TOKENS), ["encoder", "decoder"]),
+}
+
+
+def chosen_by(params, *patterns):
+    """The paths that ``select`` chooses, and their shapes."""
+    chosen = jax.tree.leaves(select(params, *patterns))
+    leaves = jax.tree.leaves(params)
+    return {path: leaf.shape for path, leaf, yes in zip(paths(params), leaves, chosen, strict=True) if yes}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_one_rule_over_paths_fits_all_transformers(name):
+    net, inputs, stacks = TRANSFORMERS[name]
+    params = jax.eval_shape(net.init, jax.random.key(0), *inputs)
+    kernels = {"mlp/up": (2, 8, 12), "mlp/down": (2, 12, 8)} | ({"mlp/gate": (2, 8, 12)} if name == "Llama" else {})
+    kernels |= {f"attention/{part}": (2, 8, 8) for part in ("query", "key", "value", "out")}
+    for part, shape in kernels.items():
+        assert chosen_by(params, f"**/{part}/kernel") == {f"{stack}/{part}/kernel": shape for stack in stacks}
+    for norm in ("attention_norm", "mlp_norm"):
+        assert chosen_by(params, f"**/{norm}/scale") == {f"{stack}/{norm}/scale": (2, 8) for stack in stacks}
+    parts = {"attention", "attention_norm", "mlp", "mlp_norm", "dropout"}
+    assert set(params[stacks[0]]) == parts
+    if name == "Transformer":
+        assert set(params["decoder"]) == parts | {"cross_attention", "cross_attention_norm"}
+        assert chosen_by(params, "**/cross_attention/out/kernel") == {"decoder/cross_attention/out/kernel": (2, 8, 8)}
+    if name != "ViT":
+        assert chosen_by(params, "tokens/embedding") == {"tokens/embedding": (11, 8)}
+    if name in ("GPT2", "BERT", "ViT"):
+        assert len(chosen_by(params, "positions/embedding")) == 1
+    if name in ("GPT2", "Llama", "ViT"):
+        assert chosen_by(params, "norm/scale") == {"norm/scale": (8,)}
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_block_is_its_formula(norm_first, gated):
+    """In NumPy from the params, for pre and post norm, gated and plain MLPs, with cross-attention."""
+    mlp = TransformerMLP(6, 4, gated=gated, activation=jnp.tanh, use_bias=False)
+    attention, cross = (Attention(2, use_bias=False) for _ in range(2))
+    block = TransformerBlock(
+        attention=attention, cross_attention=cross, mlp=mlp, norm=RMSNorm, norm_first=norm_first, dropout=0.5
+    )
+    rng = np.random.default_rng(3)
+    x, context = (jnp.asarray(rng.normal(size=(2, n, 4)), jnp.float32) for n in (3, 5))
+    params = drawn(block, x, context)
+    mask, context_mask = (jnp.arange(n)[None] < jnp.array([[n], [2]]) for n in (3, 5))
+    assert side_inputs(block) == ("context_mask", "key", "mask", "segment_ids", "train")
+    y, same = jax.jit(block.apply)(params, x, context, mask=mask, context_mask=context_mask)
+    np.testing.assert_array_equal(same, context)
+
+    def norm(name, x):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * np.asarray(params[f"{name}_norm"]["scale"])
+
+    def feed_forward(x):
+        up, down = (np.asarray(params["mlp"][name]["kernel"]) for name in ("up", "down"))
+        if gated:
+            return (np.tanh(x @ np.asarray(params["mlp"]["gate"]["kernel"])) * (x @ up)) @ down
+        return np.tanh(x @ up) @ down
+
+    branches = {
+        "attention": lambda x: np.asarray(attention.apply(params["attention"], jnp.asarray(x), mask=mask)),
+        "cross_attention": lambda x: np.asarray(
+            cross.apply(params["cross_attention"], jnp.asarray(x), context, mask=context_mask)
+        ),
+        "mlp": feed_forward,
+    }
+    wanted = np.asarray(x)
+    for name, branch in branches.items():
+        wanted = wanted + branch(norm(name, wanted)) if norm_first else norm(name, wanted + branch(wanted))
+    close(y, wanted, 1e-5)
+    dropped, _ = block.apply(params, x, context, train=True, key=jax.random.key(0))
+    assert float(jnp.abs(dropped - y).max()) > 0.1
+
+
+def test_a_block_explains_a_layer_that_changes_the_shape():
+    block = TransformerBlock(attention=Attention(2), mlp=TransformerMLP(6, 5))
+    x = jnp.zeros((3, 4))
+    with pytest.raises(ValueError, match=r"mlp to keep shape and dtype, float32 \(3, 4\), got .* 4 features") as caught:
+        block.init(jax.random.key(0), x)
+    assert str(caught.value).startswith("TransformerBlock expected")
+    TransformerBlock(attention=Attention(2), mlp=TransformerMLP(6, 4)).init(jax.random.key(0), x)

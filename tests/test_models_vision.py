@@ -18,7 +18,7 @@ from jaxblocks.models import (
     ResNet,
     UNet,
     ViT,
-    read_out,
+    readout,
     time_features,
 )
 
@@ -35,13 +35,13 @@ def shapes_of(net, *inputs, **side):
 
 
 def drawn(shapes):
-    """Params of these shapes without the compilation of an init: normal numbers, and zeros where whole numbers are."""
+    """Params of these shapes without the compilation of an init: normal numbers, and zeros where integers are."""
     rng = np.random.default_rng(2)
     draw = lambda leaf: 0.5 * rng.normal(size=leaf.shape) if leaf.dtype == jnp.float32 else np.zeros(leaf.shape)
     return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf), leaf.dtype), shapes)
 
 
-def count_flops(params):
+def number_of_params(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -64,11 +64,13 @@ PUBLISHED = {
 def test_params_are_as_many_as_published(name):
     net, shape, published = PUBLISHED[name]
     made = shapes_of(net, shape)
-    assert count_flops(made[0] if isinstance(net, StatefulLayer) else made) == published
+    assert number_of_params(made[0] if isinstance(net, StatefulLayer) else made) == published
 
 
 def test_the_unet_of_ho_et_al_has_as_many_params_as_published():
-    assert count_flops(shapes_of(UNet(3), (1, 32, 32, 3), time=jax.ShapeDtypeStruct((1,), jnp.float32))) == 35_746_307
+    assert (
+        number_of_params(shapes_of(UNet(3), (1, 32, 32, 3), time=jax.ShapeDtypeStruct((1,), jnp.float32))) == 35_746_307
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,10 @@ def conv(m):
 
 def norm(m):
     return {"scale": array(m.weight), "bias": array(m.bias)}
+
+
+def mlp(up, down):
+    return {"up": dense(up), "activation": (), "dropout": (), "down": dense(down)}
 
 
 def statistics(m):
@@ -162,7 +168,7 @@ def agree(net, params, x, wanted, *, state=None, **side):
         else:
             got, after = apply(params, state, jnp.asarray(x), **side)
         wanted = array(wanted)
-        assert got.dtype == jnp.float64 and np.ptp(wanted) > 0.1, "a reference that says nothing"
+        assert got.dtype == jnp.float64 and np.ptp(wanted) > 0.1, "the reference is almost constant"
         np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9 * np.abs(wanted).max())
     return after
 
@@ -255,12 +261,11 @@ def mapped_resnet(m, small):
         }
 
     def tree(of_conv, of_norm, of_dense):
-        net = {"stem": of_conv(m.stem), "norm": of_norm(m.norm), "relu": (), "mean": (), "out": of_dense(m.fc)}
-        if not small:
-            net["pool"] = ()
+        stem = {"conv": of_conv(m.stem), "norm": of_norm(m.norm), "relu": (), **({} if small else {"pool": ()})}
+        net = {"stem": stem, "pool": (), "out": of_dense(m.fc)}
         for i, blocks in enumerate(m.stages, 1):
             first, *rest = [block(b, of_conv, of_norm) for b in blocks]
-            net[f"stage_{i}"] = {"first": first, **({"rest": stack(rest)} if rest else {})}
+            net[f"stage_{i}"] = {"first": first, **({"blocks": stack(rest)} if rest else {})}
         return net
 
     nothing = lambda m: ()
@@ -287,17 +292,17 @@ def test_resnet_is_that_of_pytorch_in_evaluation_and_in_training(torch, bottlene
     # PyTorch's running variance is the unbiased one; its running means are the same.
     for name in ("stem", "deep"):
         ours, theirs = (
-            (after["norm"]["mean"], m.norm)
+            (after["stem"]["norm"]["mean"], m.norm)
             if name == "stem"
-            else (after["stage_2"]["rest"]["body"]["norm_2"]["mean"][1], m.stages[1][2].norms[1])
+            else (after["stage_2"]["blocks"]["body"]["norm_2"]["mean"][1], m.stages[1][2].norms[1])
         )
         np.testing.assert_allclose(ours, array(theirs.running_mean), rtol=1e-6)
 
 
-def test_resnet_says_what_it_expects(sentences):
-    with pytest.raises(ValueError, match="expects depth to be one of 18, 34, 50, 101, 152, but 20 came"):
+def test_resnet_explains_wrong_options(sentences):
+    with pytest.raises(ValueError, match="expected depth to be one of 18, 34, 50, 101, 152, got 20"):
         ResNet(20)
-    with pytest.raises(ValueError, match="stride_in to be '3x3' or '1x1', but '5x5' came"):
+    with pytest.raises(ValueError, match="ResNet expected stride_in to be '3x3' or '1x1', got '5x5'"):
         ResNet(50, stride_in="5x5")
     assert side_inputs(ResNet((1, 1), bottleneck=False)) == ("mask", "train")
 
@@ -320,7 +325,7 @@ def test_vgg_is_that_of_pytorch(torch, batch_norm):
     convs, norms, linears = (
         [part for part in m if isinstance(part, kind)] for kind in (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
     )
-    net, x = VGG(11, width=width, hidden=6, places=2, classes=5, batch_norm=batch_norm), images(2, 64, 96, 3)
+    net, x = VGG(11, width=width, hidden=6, pool_size=2, classes=5, batch_norm=batch_norm), images(2, 64, 96, 3)
     params = shapes_of(net, x.shape)
     params, state = params if batch_norm else (params, None)  # trees whose leaves are replaced one by one
     kernel = (
@@ -385,28 +390,29 @@ def test_vit_is_that_of_pytorch(torch, pool):
         for i, name in enumerate(("query", "key", "value")):
             rows = slice(12 * i, 12 * (i + 1))
             attention[name] = {"kernel": array(b.look.in_proj_weight)[rows].T, "bias": array(b.look.in_proj_bias)[rows]}
-        think = {"norm": norm(b.n2), "dense_1": dense(b.fc1), "activation": (), "dense_2": dense(b.fc2)}
-        blocks.append({"look": {"norm": norm(b.n1), "attention": attention}, "think": think})
+        block = {"attention_norm": norm(b.n1), "attention": attention, "dropout": ()}
+        blocks.append({**block, "mlp_norm": norm(b.n2), "mlp": mlp(b.fc1, b.fc2)})
     params = {
         "patches": conv(m.patches),
-        "tokens": (),
-        "places": {"place": array(m.places)[0]},
+        "flatten": (),
+        "positions": {"embedding": array(m.places)[0]},
+        "dropout": (),
         "blocks": stack(blocks),
     }
     params |= {"norm": norm(m.norm), "pool": (), "out": dense(m.fc)}
     if pool == "token":
-        params["token"] = {"token": array(m.token)[0]}
-    net = ViT(classes=5, patch=4, features=12, layers=3, heads=3, hidden=20, pool=pool)
+        params["class_token"] = {"embedding": array(m.token)[0]}
+    net = ViT(classes=5, patch_size=4, features=12, layers=3, heads=3, hidden=20, pool=pool)
     x = images(2, 8, 12, 3)
     agree(net, params, x, m(channels_first(torch, x)))
-    with pytest.raises(ValueError, match="ViT expects images of the size that it was initialized with"):
+    with pytest.raises(ValueError, match="TokenPositions expected as many tokens as at init, .* resize the images"):
         net.apply(jax.tree.map(jnp.float32, params), jnp.zeros((8, 8, 3)))
 
 
-def test_vit_drops_only_in_training():
-    """With drop, side inputs are train and key; without there is none, not even a mask."""
+def test_vit_has_dropout_in_training_only():
+    """With dropout the side inputs are train and key; without it there are none, not even a mask."""
     assert side_inputs(ViT()) == () and side_inputs(ViT(dropout=0.1)) == ("key", "train")
-    net = ViT(classes=5, patch=4, features=8, layers=2, heads=2, hidden=8, dropout=0.3)
+    net = ViT(classes=5, patch_size=4, features=8, layers=2, heads=2, hidden=8, dropout=0.3)
     params = drawn(shapes_of(net, (8, 8, 1)))
     x = jax.random.normal(jax.random.key(1), (8, 8, 1))
     apply = jax.jit(functools.partial(net.apply, train=True))
@@ -436,20 +442,22 @@ def test_mixer_is_that_of_pytorch(torch):
         y = block(y)
     blocks = [
         {
-            "places": {"norm": norm(b.n1), "mlp": (dense(b.t1), (), dense(b.t2))},
-            "channels": {"norm": norm(b.n2), "mlp": (dense(b.c1), (), dense(b.c2))},
+            "token_mlp_norm": norm(b.n1),
+            "token_mlp": mlp(b.t1, b.t2),
+            "mlp_norm": norm(b.n2),
+            "mlp": mlp(b.c1, b.c2),
         }
         for b in m.blocks
     ]
-    params = {"patches": conv(m.patches), "tokens": (), "blocks": stack(blocks), "norm": norm(m.norm), "mean": ()}
-    net = MLPMixer(classes=5, patch=4, features=d, layers=2, token_hidden=7, channel_hidden=9)
+    params = {"patches": conv(m.patches), "flatten": (), "blocks": stack(blocks), "norm": norm(m.norm), "pool": ()}
+    net = MLPMixer(classes=5, patch_size=4, features=d, layers=2, token_hidden=7, hidden=9)
     agree(net, {**params, "out": dense(m.fc)}, x, m.fc(m.norm(y).mean(1)))
 
 
 # ---- U-Net --------------------------------------------------------------------------------------
 
 
-def torch_unet(torch, width, multipliers, blocks, attention, labels, groups, channels):
+def torch_unet(torch, width, multipliers, blocks, attention_levels, classes, groups, channels):
     """Written after the paper's own order of layers: lists, a stack of skips, no recursion."""
     nn, f = torch.nn, torch.nn.functional
     d = 4 * width
@@ -459,7 +467,7 @@ def torch_unet(torch, width, multipliers, blocks, attention, labels, groups, cha
             super().__init__()
             self.n1, self.n2 = nn.GroupNorm(groups, into, eps=1e-6), nn.GroupNorm(groups, out, eps=1e-6)
             self.c1, self.c2 = nn.Conv2d(into, out, 3, padding=1), nn.Conv2d(out, out, 3, padding=1)
-            self.e = nn.Linear(d, out) if labels is not None else None
+            self.e = nn.Linear(d, out) if classes is not None else None
             self.skip = nn.Conv2d(into, out, 1) if into != out else None
             if attend:
                 self.n3 = nn.GroupNorm(groups, out, eps=1e-6)
@@ -480,23 +488,23 @@ def torch_unet(torch, width, multipliers, blocks, attention, labels, groups, cha
         def __init__(self):
             super().__init__()
             self.stem = nn.Conv2d(1, width, 3, padding=1)
-            if labels is not None:
+            if classes is not None:
                 self.t1, self.t2 = nn.Linear(width, d), nn.Linear(d, d)
-                self.table = nn.Embedding(labels + 1, d)
+                self.table = nn.Embedding(classes + 1, d)
             widths, have, skips = [width * m for m in multipliers], width, [width]
             self.down, self.up, self.shrink, self.grow = (nn.ModuleDict() for _ in range(4))
             for level, w in enumerate(widths):
                 for i in range(blocks):
-                    self.down[f"{level}_{i}"] = Block(have, w, level in attention)
+                    self.down[f"{level}_{i}"] = Block(have, w, level in attention_levels)
                     have = w
                     skips.append(have)
                 if level + 1 < len(widths):
                     self.shrink[f"{level}"] = nn.Conv2d(have, have, 3, stride=2)
                     skips.append(have)
-            self.middle = nn.ModuleList([Block(have, have, bool(attention)), Block(have, have, False)])
+            self.middle = nn.ModuleList([Block(have, have, bool(attention_levels)), Block(have, have, False)])
             for level, w in reversed(list(enumerate(widths))):
                 for i in range(blocks + 1):
-                    self.up[f"{level}_{i}"] = Block(have + skips.pop(), w, level in attention)
+                    self.up[f"{level}_{i}"] = Block(have + skips.pop(), w, level in attention_levels)
                     have = w
                 if level:
                     self.grow[f"{level - 1}"] = nn.Conv2d(have, have, 3, padding=1)
@@ -504,7 +512,7 @@ def torch_unet(torch, width, multipliers, blocks, attention, labels, groups, cha
 
         def forward(self, x, time=None, label=None):
             e = None
-            if labels is not None:
+            if classes is not None:
                 half = width // 2
                 rates = torch.exp(-np.log(10000) * torch.arange(half, dtype=torch.float64) / (half - 1))
                 angles = 1000 * time[:, None] * rates[None]
@@ -543,22 +551,22 @@ def mapped_unet(m, drop):
                 rows = slice(width * i, width * (i + 1))
                 kernel, bias = array(b.look.in_proj_weight)[rows].T, array(b.look.in_proj_bias)[rows]
                 attention[name] = {"kernel": kernel, "bias": bias}
-            p["look"] = {"norm": norm(b.n3), "attention": attention}
+            p |= {"attention_norm": norm(b.n3), "attention": attention}
         return p
 
     params = {"stem": conv(m.stem), "out": {"norm": norm(m.norm), "activation": (), "conv": conv(m.out)}}
     if hasattr(m, "table"):
-        params["time"] = {"mlp": (dense(m.t1), (), dense(m.t2))}
+        params["time"] = {"up": dense(m.t1), "activation": (), "down": dense(m.t2)}
         params["label"] = {"table": {"embedding": array(m.table.weight)}}
     for way in ("down", "up"):
         params |= {f"{way}_{name}": block(b) for name, b in getattr(m, way).items()}
     params |= {f"middle_{i}": block(b) for i, b in enumerate(m.middle)}
-    params |= {f"shrink_{name}": conv(c) for name, c in m.shrink.items()}
-    return params | {f"grow_{name}": {"double": (), "conv": conv(c)} for name, c in m.grow.items()}
+    params |= {f"downsample_{name}": conv(c) for name, c in m.shrink.items()}
+    return params | {f"upsample_{name}": {"nearest": (), "conv": conv(c)} for name, c in m.grow.items()}
 
 
 def test_unet_is_that_of_pytorch_with_time_and_label(torch):
-    shape = dict(width=4, multipliers=(1, 2), blocks=1, attention=(1,), labels=3, groups=2)
+    shape = dict(width=4, multipliers=(1, 2), blocks=1, attention_levels=(1,), classes=3, groups=2)
     m = torch_unet(torch, **shape, channels=1)
     params, net = mapped_unet(m, 0.1), UNet(1, **shape, heads=2, dropout=0.1)
     x, t, label = images(3, 4, 8, 1), np.array([0.0, 0.3, 1.0]), np.array([0, 2, 3])
@@ -567,20 +575,20 @@ def test_unet_is_that_of_pytorch_with_time_and_label(torch):
 
 
 def test_time_and_label_are_one_number_for_each_image_or_one_for_all():
-    net = UNet(1, width=4, multipliers=(1,), blocks=1, attention=(), labels=3, dropout=0)
+    net = UNet(1, width=4, multipliers=(1,), blocks=1, attention_levels=(), classes=3, dropout=0)
     x, t, label = jnp.float32(images(2, 2, 4, 4, 1)), jnp.float32([[0.0, 0.3], [0.3, 1.0]]), jnp.array([[0, 2], [2, 3]])
     params = drawn(shapes_of(net, x, time=t))
     apply = jax.jit(net.apply)
     y = apply(params, x, time=t, label=label)  # the batch axes are whatever stands in front
     np.testing.assert_allclose(apply(params, x[1, 0], time=t[1, 0], label=label[1, 0]), y[1, 0], atol=1e-4)
     np.testing.assert_allclose(apply(params, x, time=jnp.float32(0.3), label=jnp.int32(2))[0, 1], y[0, 1], atol=1e-4)
-    # The number behind the last label is the null label, which is also what no label means.
+    # The number after the last label is the null label, as is None.
     np.testing.assert_allclose(apply(params, x, time=t)[1, 1], y[1, 1], atol=1e-4)
     assert not np.allclose(y[0, 0], apply(params, x, time=t)[0, 0], atol=1e-2)
 
 
 def test_unet_without_time_is_that_of_pytorch(torch):
-    shape = dict(width=4, multipliers=(1, 2), blocks=2, attention=(), labels=None, groups=2)
+    shape = dict(width=4, multipliers=(1, 2), blocks=2, attention_levels=(), classes=None, groups=2)
     m = torch_unet(torch, **shape, channels=3)
     net, x = UNet(3, **shape, time=False, dropout=0), images(2, 8, 4, 1)
     assert side_inputs(net) == ()
@@ -588,9 +596,9 @@ def test_unet_without_time_is_that_of_pytorch(torch):
     agree(net, params, x, m(channels_first(torch, x)).permute(0, 2, 3, 1))
 
 
-def test_unet_begins_at_zero_and_keeps_the_dtype():
+def test_unet_is_zero_at_init_and_keeps_the_dtype():
     """The last convolution of each block and of the net is zero, so the net is; outputs have the dtype of the image."""
-    net = UNet(2, width=4, multipliers=(1,), blocks=1, attention=(0,), dropout=0.5)
+    net = UNet(2, width=4, multipliers=(1,), blocks=1, attention_levels=(0,), dropout=0.5)
     assert side_inputs(net) == ("key", "time", "train")
     x, t = jax.ShapeDtypeStruct((3, 4, 4, 1), jnp.bfloat16), jnp.zeros(3)
 
@@ -598,37 +606,37 @@ def test_unet_begins_at_zero_and_keeps_the_dtype():
     def zeros(key):
         params = net.init(key, x, time=t)
         blocks = [p for name, p in params.items() if "_" in name]
-        looks = [p["look"]["attention"]["out"] for p in blocks if "look" in p]
-        return params["out"]["conv"], [p["second"]["conv"] for p in blocks], looks
+        attention = [p["attention"]["out"] for p in blocks if "attention" in p]
+        return params["out"]["conv"], [p["second"]["conv"] for p in blocks], attention
 
-    last, blocks, looks = zeros(jax.random.key(0))
-    assert len(looks) == 4 and not any(leaf.any() for leaf in jax.tree.leaves(looks))
+    last, blocks, attention = zeros(jax.random.key(0))
+    assert len(attention) == 4 and not any(leaf.any() for leaf in jax.tree.leaves(attention))
     assert len(blocks) == 5 and not any(leaf.any() for leaf in jax.tree.leaves((last, blocks)))
     apply = functools.partial(net.apply, train=True, time=t, key=jax.random.key(1))
     y = jax.eval_shape(apply, shapes_of(net, x, time=t), x)
     assert y.dtype == jnp.bfloat16 and y.shape == (3, 4, 4, 2)
 
 
-def test_unet_says_what_it_expects(sentences):
-    small = dict(width=4, blocks=1, attention=(), dropout=0)
-    net = UNet(1, multipliers=(1,), labels=3, **small)
+def test_unet_explains_wrong_inputs_and_options(sentences):
+    small = dict(width=4, blocks=1, attention_levels=(), dropout=0)
+    net = UNet(1, multipliers=(1,), classes=3, **small)
     x, t, key = jnp.zeros((3, 4, 4, 1)), jnp.zeros(3), jax.random.key(0)
     init = lambda x, **side: jax.eval_shape(functools.partial(net.init, **side), key, x)
-    with pytest.raises(ValueError, match=r"reads the side input time, but none came; pass time=\.\.\., one number"):
+    with pytest.raises(ValueError, match=r"expected the side input time, got none; pass time=\.\.\., one number"):
         init(x)
     with pytest.raises(ValueError, match=r"time to be one number for each image, of shape \(3,\) .* leave out axes of"):
         init(x, time=t[:, None])
     with pytest.raises(ValueError, match=r"label to be one number for each image"):
         init(x, time=t, label=jnp.zeros(2, jnp.int32))
     init(x, time=t, label=jnp.zeros(3, jnp.int32))
-    with pytest.raises(TypeError, match="time"):
+    with pytest.raises(TypeError, match="TimeEmbedding expected a floating-point time, got int32"):
         init(x, time=jnp.zeros(3, jnp.int32))
     halved = UNet(1, multipliers=(1, 1), time=False, **small)
-    with pytest.raises(ValueError, match="height and width are divisible by 2, .* pad the image"):
+    with pytest.raises(ValueError, match="UNet expected images whose height and width are divisible by 2, .* pad"):
         jax.eval_shape(halved.init, key, x[:, :3])
     jax.eval_shape(halved.init, key, jnp.pad(x[:, :3], ((0, 0), (0, 1), (0, 0), (0, 0))))
-    with pytest.raises(ValueError, match="attention to name levels from 0 to 1, but 2 came; levels are counted from 0"):
-        UNet(1, multipliers=(1, 2), attention=(2,))
+    with pytest.raises(ValueError, match="attention_levels from 0 to 1, got 2; count levels from 0"):
+        UNet(1, multipliers=(1, 2), attention_levels=(2,))
     with pytest.raises(ValueError, match="at least one level"):
         UNet(1, multipliers=())
     with pytest.raises(ValueError, match="even number of features"):
@@ -649,7 +657,7 @@ def random_graphs(sizes, features=3):
 
 
 @pytest.mark.parametrize(("kind", "pool"), [("gin", "sum"), ("gin", "max"), ("gcn", "mean")])
-def test_graph_classifier_is_what_the_formulas_say(kind, pool):
+def test_graph_classifier_equals_its_formulas(kind, pool):
     """In numpy with matrices, graph by graph: (1 + A) X or the normalized one, dense layers, read-outs side by side."""
     graphs = random_graphs([4, 6, 3])
     batch = jax.tree.map(jnp.asarray, batch_graphs(graphs, n_nodes=16, n_edges=60, n_graphs=4))
@@ -677,7 +685,7 @@ def test_graph_classifier_is_what_the_formulas_say(kind, pool):
     assert got.shape == (4, 2) and np.allclose(got[3], params["out"]["bias"])
 
 
-def test_padding_of_graphs_stays_out_of_the_statistics():
+def test_padding_of_graphs_does_not_affect_the_statistics():
     """With batch norm, in training, logits and statistics are the same however much padding there is."""
     graphs = random_graphs([4, 6, 3])
     net = GraphClassifier(2, features=5, layers=1)
@@ -693,13 +701,13 @@ def test_padding_of_graphs_stays_out_of_the_statistics():
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), after_a, after_b)
 
 
-def test_read_out_asks_how_many_graphs_there_are(sentences):
+def test_readout_needs_the_number_of_graphs(sentences):
     graph = Graph(jnp.ones((3, 1)), jnp.array([0]), jnp.array([1]))
-    assert read_out(graph, "mean").tolist() == [[1.0]]
+    assert readout(graph, pool="mean").tolist() == [[1.0]]
     several = graph._replace(node_graph=jnp.array([0, 0, 1]))
-    with pytest.raises(ValueError, match="graph_mask or global_features to say how many graphs there are"):
-        read_out(several)
-    assert read_out(several._replace(graph_mask=jnp.ones(2, bool))).tolist() == [[2.0], [1.0]]
-    assert read_out(several._replace(global_features=jnp.ones((2, 5)))).tolist() == [[2.0], [1.0]]
-    with pytest.raises(ValueError, match="kind to be one of gin, gcn, but 'gat' came"):
+    with pytest.raises(ValueError, match="graph_mask or global_features, which tell the number of graphs"):
+        readout(several)
+    assert readout(several._replace(graph_mask=jnp.ones(2, bool))).tolist() == [[2.0], [1.0]]
+    assert readout(several._replace(global_features=jnp.ones((2, 5)))).tolist() == [[2.0], [1.0]]
+    with pytest.raises(ValueError, match="GraphClassifier expected kind to be 'gin' or 'gcn', got 'gat'"):
         GraphClassifier(2, kind="gat")

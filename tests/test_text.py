@@ -145,13 +145,13 @@ def test_equal_tokens_are_kept_by_top_k_together(sentences):
 
 # ---- generation ------------------------------------------------------------------------------
 
-SIZES = dict(vocabulary=13, layers=2, heads=2, features=8)
+SIZES = dict(vocab_size=13, layers=2, heads=2, features=8)
 MODELS = {
-    "GPT2": (GPT2(**SIZES, context=20), GPT2(**SIZES, context=20, cache=18)),
+    "GPT2": (GPT2(**SIZES, max_length=20), GPT2(**SIZES, max_length=20, cache=18)),
     "Llama": (Llama(**SIZES, kv_heads=1, hidden=12), Llama(**SIZES, kv_heads=1, hidden=12, cache=18)),
     "RecurrentLM": (
-        RecurrentLM(vocabulary=13, features=8),
-        RecurrentLM(vocabulary=13, features=8, stateful=True),
+        RecurrentLM(vocab_size=13, features=8),
+        RecurrentLM(vocab_size=13, features=8, stateful=True),
     ),
 }
 PROMPTS = np.random.default_rng(0).integers(0, 13, (3, 6)).astype(np.int32)
@@ -250,7 +250,7 @@ def test_draws_differ_from_row_to_row_from_step_to_step_and_from_key_to_key():
 
 
 def test_an_encoder_decoder_writes_with_and_without_cache():
-    sizes = dict(vocabulary=13, layers=1, heads=2, features=8, hidden=12)
+    sizes = dict(vocab_size=13, layers=1, heads=2, features=8, hidden=12)
     plain, cached = Transformer(**sizes), Transformer(**sizes, cache=10)
     source = np.random.default_rng(1).integers(0, 13, (3, 5)).astype(np.int32)
     params = confident(plain, source, PROMPTS)

@@ -1,6 +1,9 @@
-"""Diffusion: from data to noise, and back by a denoiser: any pair that reads ``time``, trained here, sampled here."""
+"""Diffusion models: noise schedules, training of a denoiser (any pair that reads ``time``), and samplers.
 
-# How much noise at each time, and the grid of times that a sampler goes through.
+This subpackage imports only layers, which ``import jaxblocks`` has loaded already, so its names are imported eagerly.
+"""
+
+# The noise at each time, and the times of a sampler.
 from jaxblocks.diffusion.schedules import (
     Schedule,
     add_noise,
@@ -13,12 +16,12 @@ from jaxblocks.diffusion.schedules import (
 )
 
 # What a denoiser predicts.
-from jaxblocks.diffusion.parametrizations import PARAMETRIZATIONS, convert, error_scale
+from jaxblocks.diffusion.prediction_types import PREDICTION_TYPES, PredictionType, convert, error_scale
 
-# How it learns.
-from jaxblocks.diffusion.losses import Denoising, denoising_loss, drop_condition, sample_times
+# Training.
+from jaxblocks.diffusion.losses import DenoisingLoss, denoising_loss, drop_condition, sample_times
 
-# From noise to data.
+# Sampling.
 from jaxblocks.diffusion.samplers import (
     ancestral,
     ddim,
@@ -29,20 +32,22 @@ from jaxblocks.diffusion.samplers import (
     predictor_corrector,
 )
 
-# To data of a wanted kind.
-from jaxblocks.diffusion.guidance import classifier_guided, guided
+# Sampling with a condition.
+from jaxblocks.diffusion.guidance import classifier_free_guidance, classifier_guidance
 
-# Data for which all of it is known.
+# Data with closed forms.
 from jaxblocks.diffusion.mixtures import GaussianMixture, gaussian_mixture
 
 __all__ = [
-    "PARAMETRIZATIONS",
-    "Denoising",
+    "PREDICTION_TYPES",
+    "DenoisingLoss",
     "GaussianMixture",
+    "PredictionType",
     "Schedule",
     "add_noise",
     "ancestral",
-    "classifier_guided",
+    "classifier_free_guidance",
+    "classifier_guidance",
     "convert",
     "cosine_schedule",
     "ddim",
@@ -54,7 +59,6 @@ __all__ = [
     "euler",
     "flow_matching_schedule",
     "gaussian_mixture",
-    "guided",
     "heun",
     "initial_noise",
     "predictor_corrector",

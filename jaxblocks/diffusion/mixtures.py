@@ -1,22 +1,22 @@
-r"""Gaussian mixtures: data for which everything about diffusion is known in closed form.
+r"""Gaussian mixtures: data with closed forms for the density, the score and the optimal denoiser at each time.
 
-Noise turns a mixture of Gaussians into another one, with means :math:`\alpha\mu_k` and covariances :math:`\alpha^2 C_k
-+ \sigma^2 I`. So its density, its score, and the best prediction of a denoiser are known at any time. Samplers are
-tested on them, and learned denoisers compared with them.
+A mixture of Gaussians with noise is a mixture of Gaussians with means :math:`\alpha\mu_k` and covariances
+:math:`\alpha^2 C_k + \sigma^2 I`. Samplers are tested on them, and learned denoisers are compared with them.
 
 Axis letters: ``k`` components, ``d`` features of a point, ``...`` batch.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import checkable, describe, require_floating, require_key
-from jaxblocks.diffusion.parametrizations import combined, require_parametrization
-from jaxblocks.diffusion.schedules import Schedule, require_schedule, require_time
+from jaxblocks.checks import PositiveInt, checkable, checked, require
+from jaxblocks.diffusion.prediction_types import PredictionType, combine
+from jaxblocks.diffusion.schedules import Schedule, check_schedule, checked_time
 from jaxblocks.precision import widen
 
 __all__ = ["GaussianMixture", "gaussian_mixture"]
@@ -37,12 +37,12 @@ class GaussianMixture(NamedTuple):
     variances: Float[Array, "k d"]
     axes: Float[Array, "k d d"]
 
-    def sample(self, key, count: int) -> Float[Array, "count d"]:
-        """``count_flops`` independent points."""
-        require_key("GaussianMixture.sample", key)
+    @checked
+    def sample(self, key: Key[Array, ""], n: PositiveInt) -> Float[Array, "n d"]:
+        """``n`` independent points."""
         which, noise = jax.random.split(key)
-        k = jax.random.choice(which, len(self.weights), (count,), p=self.weights)
-        z = jax.random.normal(noise, (count, self.means.shape[1]), self.means.dtype) * jnp.sqrt(self.variances)[k]
+        k = jax.random.choice(which, len(self.weights), (n,), p=self.weights)
+        z = jax.random.normal(noise, (n, self.means.shape[1]), self.means.dtype) * jnp.sqrt(self.variances)[k]
         return self.means[k] + _apply(self.axes[k], z)
 
     def mean(self) -> Float[Array, " d"]:
@@ -55,44 +55,48 @@ class GaussianMixture(NamedTuple):
         within = jnp.einsum("k,kij,kj,klj->il", self.weights, self.axes, self.variances, self.axes, precision="highest")
         return within + jnp.einsum("k,ki,kj->ij", self.weights, centered, centered, precision="highest")
 
-    def at(self, t, schedule: Schedule) -> "GaussianMixture":
+    @checked
+    def at(self, t: float | int | Float[Array, ""], schedule: Schedule) -> "GaussianMixture":
         r"""The mixture at one time: the distribution of :math:`x_t`."""
-        require_schedule("GaussianMixture.at", schedule)
-        t = require_time("GaussianMixture.at", t, self.means)
+        check_schedule(schedule)
+        t = checked_time(t, self.means)
         a, s = (c.astype(self.means.dtype).reshape(()) for c in (schedule.signal(t), schedule.noise(t)))
         return self._replace(means=a * self.means, variances=a * a * self.variances + s * s)
 
+    @checked
     def log_density(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:
         r""":math:`\log p(x)`, in nats."""
         return jax.nn.logsumexp(self._log_joint(x)[0], -1)
 
+    @checked
     def responsibilities(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch k"]:
         r"""The probability of each component, given x: :math:`w_k N(x; \mu_k, C_k) / p(x)`."""
         return jax.nn.softmax(self._log_joint(x)[0], -1)
 
+    @checked
     def score(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         r"""The gradient of the log density: :math:`\nabla_x \log p(x) = \sum_k r_k C_k^{-1} (\mu_k - x)`."""
         log_joint, z = self._log_joint(x)
         return self._mix(log_joint, -z / jnp.broadcast_to(self.variances, z.shape))
 
-    def predictor(self, schedule: Schedule, prediction_type: str):
-        r"""The best denoiser of these data: ``predict(x, t)``, the conditional mean of what ``predicts`` names.
+    @checked
+    def predictor(self, schedule: Schedule, prediction_type: PredictionType) -> Callable:
+        r"""The optimal denoiser of these data: ``predict(x, t)``, the conditional mean of the predicted quantity.
 
         With :math:`r_k` the responsibilities and :math:`\Lambda_k = (\alpha^2 C_k + \sigma^2 I)^{-1}`,
 
         .. math:: E[x_0 \mid x] = \sum_k r_k \big( \mu_k + \alpha C_k \Lambda_k (x - \alpha\mu_k) \big), \qquad
             E[\varepsilon \mid x] = \sigma \sum_k r_k \Lambda_k (x - \alpha\mu_k)
 
-        and the others from these two. Both are computed without dividing by :math:`\alpha` or :math:`\sigma`, and right
-        at both ends; only the velocity is not a number where the rate of the noise is infinite.
+        and the others from these two. Both are computed without division by :math:`\alpha` or :math:`\sigma`, so they
+        are exact at both ends; only the velocity is NaN where the rate of the noise is infinite.
         """
-        require_schedule("GaussianMixture.predictor", schedule)
-        require_parametrization("GaussianMixture.predictor", prediction_type)
+        check_schedule(schedule)
 
         def predict(x, t):
             self._require_points(x)
             wide = widen(x)
-            t = require_time("GaussianMixture.predictor", t, wide)
+            t = checked_time(t, wide)
             one = lambda value: value.reshape(value.shape + (1,) * (x.ndim + 1 - value.ndim)).astype(wide.dtype)
             a, s = one(schedule.signal(t)), one(schedule.noise(t))  # (..., 1, 1)
             means, c = (jnp.expand_dims(m.astype(wide.dtype), range(x.ndim - 1)) for m in (self.means, self.variances))
@@ -100,25 +104,24 @@ class GaussianMixture(NamedTuple):
             log_joint, z = self._log_joint(wide, a * means, variances)
             scaled = z / variances
             a, s = a[..., 0], s[..., 0]
-            if predicts == "score":
+            if prediction_type == "score":
                 return self._mix(log_joint, -scaled).astype(x.dtype)
             eps = s * self._mix(log_joint, scaled)
-            if predicts == "eps":
+            if prediction_type == "eps":
                 return eps.astype(x.dtype)
             at_means = jnp.broadcast_to(means, z.shape)
             along = jnp.broadcast_to(c, z.shape) * scaled
             x0 = self._mix(log_joint, a[..., None] * along, at_means)
-            return combined(x0, eps, t, schedule, prediction_type).astype(x.dtype)
+            return combine(x0, eps, t, schedule, prediction_type).astype(x.dtype)
 
         return predict
 
     def _require_points(self, x):
-        require_floating("GaussianMixture", x=x)
-        if not x.shape or x.shape[-1] != self.means.shape[1]:
-            raise ValueError(
-                f"GaussianMixture expects points of {self.means.shape[1]} features, but {describe(x)} came; "
-                "features are the last axis."
-            )
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        require(floating, "floating-point points", x, "convert them with x.astype(jnp.float32)", error=TypeError)
+        d = self.means.shape[1]
+        repair = "pass points whose last axis are the features"
+        require(len(x.shape) > 0 and x.shape[-1] == d, f"points of {d} features", x, repair)
 
     def _log_joint(self, x, means=None, variances=None):
         """log w_k N(x; ...) (..., k), and x - mean along the axes of each component (..., k, d)."""
@@ -126,34 +129,37 @@ class GaussianMixture(NamedTuple):
         lead = range(x.ndim - 1)
         means = jnp.expand_dims(self.means, lead) if means is None else means
         variances = jnp.expand_dims(self.variances, lead) if variances is None else variances
-        apart = x[..., None, :] - means
-        z = jnp.einsum("...ki,kij->...kj", apart, self.axes.astype(x.dtype), precision="highest")
+        differences = x[..., None, :] - means
+        z = jnp.einsum("...ki,kij->...kj", differences, self.axes.astype(x.dtype), precision="highest")
         logs = -0.5 * (z * z / variances + jnp.log(2 * np.pi * variances)).sum(-1)
         return logs + jnp.expand_dims(jnp.log(self.weights.astype(x.dtype)), lead), z
 
     def _mix(self, log_joint, along, plain=None):
-        """The mean over components of vectors given along their axes (and of plain ones)."""
+        """The mean over components of vectors in the coordinates of their axes (plus one of plain vectors)."""
         r = jax.nn.softmax(log_joint, -1)
         mixed = jnp.einsum("...k,...kj,kij->...i", r, along, self.axes.astype(along.dtype), precision="highest")
         return mixed if plain is None else mixed + jnp.einsum("...k,...ki->...i", r, plain, precision="highest")
 
 
+@checked
 def gaussian_mixture(
     means: Float[Array, "k d"],
-    covariances: Float[Array, " k"] | Float[Array, "k d d"],
+    covariances: Float[Array, "..."],
     weights: Float[Array, " k"] | None = None,
 ) -> GaussianMixture:
     r"""A mixture of Gaussians: :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`.
 
-    ``covariances`` are matrices :math:`C_k`, or one number each: the variance of a round component. ``weights`` are
-    equal unless given.
+    Args:
+        means: :math:`\mu_k`.
+        covariances: matrices :math:`C_k`, ``(k, d, d)``, or variances ``(k,)`` of isotropic components.
+        weights: :math:`w_k`, by default equal.
 
     Raises:
         ValueError: for shapes that do not fit, covariances that are not symmetric and positive, weights that are not
             positive with sum 1.
         TypeError: for integers.
 
-    >>> from jaxblocks.diffusion import flow_matching
+    >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.25, 0.25]))
     >>> print(data.mean(), data.covariance())
     [0.] [[4.25]]
@@ -162,35 +168,24 @@ def gaussian_mixture(
     [[2.]
      [0.]]
 
-    Source: the closed forms are exercises in Gaussian conditioning; as a test bed, Karras et al. 2022.
+    Source: the closed forms follow from Gaussian conditioning; as a test case, Karras et al. 2022, arXiv:2206.00364.
     """
-    require_floating("gaussian_mixture", means=means, covariances=covariances)
-    if means.ndim != 2 or covariances.shape not in (means.shape[:1], (*means.shape, means.shape[-1])):
-        raise ValueError(
-            "gaussian_mixture expects means (k, d) and covariances (k,) or (k, d, d), but "
-            f"{describe(means)} and {describe(covariances)} came; give each component its own."
-        )
     k, d = means.shape
-    weights = jnp.full(k, 1 / k, means.dtype) if weights is None else jnp.asarray(weights)
-    if weights.shape != (k,):
-        raise ValueError(f"gaussian_mixture expects {k} weights, one for each mean, but {describe(weights)} came.")
+    expected = f"covariances of shape ({k},) or ({k}, {d}, {d}) for means ({k}, {d})"
+    require(covariances.shape in ((k,), (k, d, d)), expected, covariances, "give each component its own")
+    weights = jnp.full(k, 1 / k, means.dtype) if weights is None else weights
     if checkable(weights, False) is not None and not ((weights > 0).all() and abs(weights.sum() - 1) < 1e-5):
-        raise ValueError(
-            f"gaussian_mixture expects positive weights of sum 1, but {weights} came; divide by their sum."
-        )
+        require(False, "positive weights of sum 1", str(weights), "divide by their sum")
     if covariances.ndim == 1:
         variances = jnp.broadcast_to(covariances[:, None], (k, d))
         axes = jnp.broadcast_to(jnp.eye(d, dtype=means.dtype), (k, d, d))
     else:
         symmetric = checkable(jnp.allclose(covariances, covariances.mT, rtol=1e-5, atol=1e-6), False)
-        if symmetric is not None and not symmetric:
-            raise ValueError("gaussian_mixture expects symmetric covariances, but they differ from their transposes.")
+        require(symmetric is None or symmetric, "symmetric covariances", "some that differ from their transposes")
         variances, axes = jnp.linalg.eigh(covariances)
     if checkable(variances, False) is not None and not (variances > 0).all():
-        raise ValueError(
-            f"gaussian_mixture expects positive covariances, but one has a variance of {variances.min()}; add a little "
-            "to its diagonal."
-        )
+        got = f"one with a variance of {variances.min()}"
+        require(False, "positive definite covariances", got, "add a small multiple of the identity")
     return GaussianMixture(weights.astype(means.dtype), means, variances.astype(means.dtype), axes.astype(means.dtype))
 
 

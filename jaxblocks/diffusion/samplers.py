@@ -1,19 +1,19 @@
 r"""Samplers: from noise to data along a grid of times, with a denoiser ``predict(x, t)``.
 
-All take the same arguments and are one ``lax.scan``, so they can be jitted (with a new key or new noise as arguments),
-mapped and differentiated::
+All take the same arguments and are one ``lax.scan``, so ``jax.jit`` (with a key or noise as arguments), ``jax.vmap``
+and ``jax.grad`` work::
 
     x = initial_noise(key, (64, 2), schedule)
     predict = lambda x, t: net.apply(params, x, time=jnp.full(len(x), t))
     samples = ddim(predict, x, times(schedule, 50), schedule, "eps")
 
-``predict`` is a plain function: it gets x and one time (a scalar), and returns what its parametrization says, in the
-shape of x. An error of a step of size h adds up to one of the *order* of the sampler:
+``predict`` is a plain function of x and one time (a scalar). It returns the quantity of its prediction type, in the
+shape of x. With step size h the error at the end is of size h to the power of the *order* of the sampler:
 
 =======================  ======================================  =====  ==============  =======
 sampler                  each step                               order  calls per step  random
 =======================  ======================================  =====  ==============  =======
-`ddim`                   exact if the prediction stood still     1      1               for eta > 0
+`ddim`                   exact for a constant prediction         1      1               for eta > 0
 `euler`                  along the velocity                      1      1
 `heun`                   along the mean of two velocities        2      2
 `dpm_solver_pp_2m`       as ddim, with x0 extrapolated           2      1
@@ -22,61 +22,65 @@ sampler                  each step                               order  calls pe
 =======================  ======================================  =====  ==============  =======
 
 The first four follow the probability-flow ODE :math:`dx/dt = \alpha' x_0(x, t) + \sigma' \varepsilon(x, t)`, whose
-solution has the distribution of the process at each time. Orders hold up to t = 0 on the grid that `times` makes by
-itself; see there. Nothing is evaluated at a last time without noise, where many conversions divide by 0.
+solution has the distribution of the process at each time. Orders hold up to t = 0 on the default grid of `times`.
+Nothing is evaluated at a last time without noise, where many conversions divide by 0.
 
-Values: where they are concrete, times must fall within [0, 1], and a division by 0 at the first time raises (see
-`convert`); under ``jit`` with times as an argument it gives infinity or NaN.
+Where values are concrete, times must fall within [0, 1], and a division by 0 at the first time raises (see `convert`);
+under ``jit`` with times as an argument it gives infinity or NaN.
 
 Axis letters: ``...`` the axes of the samples, ``times`` of a grid.
 """
 
-import numbers
 from collections.abc import Callable
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import describe_any, require_floating, require_key, require_whole
-from jaxblocks.diffusion.parametrizations import (
-    converted,
-    require_parametrization,
-    require_prediction,
-    require_solvable,
+from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, Range, checked, require
+from jaxblocks.diffusion.prediction_types import (
+    PredictionType,
+    check_prediction,
+    check_solvable,
+    convert_unchecked,
 )
-from jaxblocks.diffusion.schedules import Schedule, require_schedule, require_times
+from jaxblocks.diffusion.schedules import Schedule, check_schedule, checked_times
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["ancestral", "ddim", "dpm_solver_pp_2m", "euler", "heun", "initial_noise", "predictor_corrector"]
 
 
-def initial_noise(key, shape: tuple[int, ...], schedule: Schedule, dtype=jnp.float32) -> Float[Array, "..."]:
-    r"""What sampling starts from: :math:`x_1 = \sigma(1)\,\varepsilon`, normal noise of the schedule's last size.
+@checked
+def initial_noise(
+    key: Key[Array, ""], shape: tuple[int, ...], schedule: Schedule, *, dtype: DTypeLike = jnp.float32
+) -> Float[Array, "..."]:
+    r"""Normal noise at t = 1, where sampling starts: :math:`x_1 = \sigma(1)\,\varepsilon`.
 
-    >>> from jaxblocks.diffusion import variance_preserving
+    >>> from jaxblocks.diffusion import variance_preserving_schedule
     >>> initial_noise(jax.random.key(0), (3, 2), variance_preserving_schedule()).shape
     (3, 2)
     """
-    require_key("initial_noise", key)
-    require_schedule("initial_noise", schedule)
+    check_schedule(schedule)
     noise = schedule.noise(jnp.ones((), wide_dtype(dtype)))
     return (noise * jax.random.normal(key, shape, wide_dtype(dtype))).astype(dtype)
 
 
+@checked
 def ddim(
     predict: Callable,
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    prediction_type: str,
+    prediction_type: PredictionType,
     *,
-    eta: float | int = 0.0,
-    key=None,
-    path: bool = False,
+    eta: Annotated[float | int, Range(0, most=1)] = 0.0,
+    key: Key[Array, ""] | None = None,
+    trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""Denoise, and add the *same* noise again, a little less of it: order 1, and random as far as ``eta`` says.
+    r"""DDIM: predict x0 and the noise, and combine them anew for the next time; order 1, random for ``eta`` > 0.
 
     From t to the next time s, with :math:`x_0, \varepsilon` from the prediction at t and z new noise:
 
@@ -87,20 +91,22 @@ def ddim(
     :math:`\sigma / \alpha`. :math:`\eta = 1` is `ancestral` with ``spread=0``.
 
     Args:
-        predict: ``predict(x, t)``, see the head of this file.
+        predict: ``predict(x, t)``, as described at the head of this module.
         x: at the first time, see `initial_noise`.
         times: a falling grid, see `times`.
+        schedule: of the noise.
         prediction_type: what ``predict`` returns: "eps", "x0", "v", "score" or "velocity".
         eta: from 0 to 1.
         key: for ``eta`` > 0.
-        path: return x at all times, ``(steps + 1, ...)``, rather than at the last.
+        trajectory: ``True`` returns x at all times, ``(steps + 1, ...)``, ``False`` at the last one.
 
     Raises:
-        ValueError: for times out of order or range, an unknown parametrization, a prediction that has not the shape of
-            x, a schedule whose ends are wrong, or a prediction from which x0 cannot be found at the first time.
-        TypeError: for integers, or a missing key.
+        ValueError: for times out of order or range, an unknown prediction type, a prediction that does not have the
+            shape of x, a schedule whose ends are wrong, a prediction that does not determine x0 at the first time, or a
+            missing key.
+        TypeError: for integers.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
+    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.01, 0.01]))
     >>> schedule = variance_preserving_schedule()
     >>> x = jnp.array([[-1.0], [0.5]])
@@ -108,49 +114,48 @@ def ddim(
     [[-2.]
      [ 2.]]
 
-    Source: Song, Meng & Ermon 2021, Denoising diffusion implicit models.
+    Source: Song, Meng & Ermon 2021, Denoising diffusion implicit models, arXiv:2010.02502.
     """
-    if not (isinstance(eta, numbers.Real) and 0 <= eta <= 1):
-        raise ValueError(f"ddim expects eta from 0 (none) to 1 (a draw from the posterior), but {eta!r} came.")
-    key = _require_key("ddim", key, eta > 0)
-    run = _Run("ddim", predict, x, times, schedule, prediction_type)
+    require(key is not None or not eta, f"a key for eta={eta}", "none", "pass key=jax.random.key(0)", error=TypeError)
+    run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         x0, eps = run.denoise(x, now)
         return _towards(x0, eps, now, then, eta, key)
 
-    return run.scan(step, key, path)
+    return run.scan(step, key if eta else None, trajectory)
 
 
+@checked
 def ancestral(
     predict: Callable,
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    prediction_type: str,
+    prediction_type: PredictionType,
     *,
-    key,
-    spread: float | int = 1.0,
-    path: bool = False,
+    key: Key[Array, ""],
+    spread: NonNegativeFloat = 1.0,
+    trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""A draw from the posterior :math:`q(x_s \mid x_t, x_0)` at each step, the x0 predicted: the sampler of DDPM.
+    r"""The ancestral sampler of DDPM: a draw from :math:`q(x_s \mid x_t, x_0)` at each step, with the predicted x0.
 
     .. math:: x_s = \frac{\alpha_t \sigma_s^2}{\alpha_s \sigma_t^2}\,x_t
         + \frac{\alpha_s \sigma_{t|s}^2}{\sigma_t^2}\,x_0 + \sigma_{t|s}\,\frac{\tau_s}{\tau_t}\,z, \qquad
         \sigma_{t|s}^2 = \sigma_t^2 - \frac{\alpha_t^2}{\alpha_s^2} \sigma_s^2, \quad
         \tau^2 = \alpha^2 d^2 + \sigma^2
 
-    for any schedule, with new noise z (none in a last step to where there is no noise) and d ``spread``: the variance
-    is right for normal data of standard deviation d. The two of DDPM are d = 1, its :math:`\beta_t`, and d = 0, its
-    :math:`\tilde\beta_t`, the posterior of one point. As steps get smaller, the samples tend to the distribution of the
-    data, whatever d; with few steps a d that is too small makes them too narrow, one that is too large too wide.
+    for any schedule, with new noise z (none in a last step to a time without noise) and d ``spread``: the variance is
+    exact for normal data of standard deviation d. The two variances of DDPM are :math:`\beta_t`, d = 1, and
+    :math:`\tilde\beta_t`, d = 0, the posterior of one point. For small steps the samples tend to the distribution of
+    the data for every d; with few steps a d that is too small makes them too narrow, one that is too large too wide.
 
     Args:
-        spread: d, how far the data reach. 0 suits few steps.
+        spread: d, the standard deviation of the data. 0 suits few steps.
 
     Other arguments and errors are those of `ddim`; ``key`` is required.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
+    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
     >>> x = initial_noise(jax.random.key(0), (5000, 1), schedule)
@@ -159,97 +164,100 @@ def ancestral(
     >>> print(f"{samples.mean():.1f} {samples.std():.1f}")
     3.0 2.0
 
-    Source: Ho et al. 2020, algorithm 2.
+    Source: Ho et al. 2020, algorithm 2, arXiv:2006.11239.
     """
-    key = _require_key("ancestral", key, True)
-    run = _Run("ancestral", predict, x, times, schedule, prediction_type)
+    run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         x0, eps = run.denoise(x, now)
         return _posterior(x0, eps, now, then, spread, key)
 
-    return run.scan(step, key, path)
+    return run.scan(step, key, trajectory)
 
 
+@checked
 def euler(
     predict: Callable,
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    prediction_type: str,
+    prediction_type: PredictionType,
     *,
-    path: bool = False,
+    trajectory: bool = False,
 ) -> Float[Array, "..."]:
     r"""Euler's method on the probability-flow ODE: :math:`x_s = x_t + (s - t)\,u(x_t, t)`, order 1.
 
-    With u the velocity. For `flow_matching_schedule` it is the same as `ddim`; for the others either may be the better one.
+    With u the velocity. For `flow_matching_schedule` it equals `ddim`; for other schedules either may be more accurate.
 
     Arguments and errors are those of `ddim`.
 
-    >>> from jaxblocks.diffusion import flow_matching
+    >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> predict = lambda x, t: x - 2.0  # the velocity that leads to the point 2, if t = 1 is noise
     >>> print(euler(predict, jnp.array([0.5]), jnp.array([1.0, 0.0]), flow_matching_schedule(), "velocity"))
     [2.]
 
-    Source: Song et al. 2021, section 4.3.
+    Source: Song et al. 2021, section 4.3, arXiv:2011.13456.
     """
-    run = _Run("euler", predict, x, times, schedule, prediction_type)
+    run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         return x + (then["t"] - now["t"]) * run.velocity(x, now)
 
-    return run.scan(step, None, path)
+    return run.scan(step, None, trajectory)
 
 
+@checked
 def heun(
     predict: Callable,
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    prediction_type: str,
+    prediction_type: PredictionType,
     *,
-    path: bool = False,
+    trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""Heun's method on the probability-flow ODE, the trapezoidal rule with Euler's guess: order 2.
+    r"""Heun's method on the probability-flow ODE, the trapezoidal rule with an Euler predictor: order 2.
 
-    .. math:: \tilde x = x_t + (s - t)\,u(x_t, t), \qquad x_s = x_t + \tfrac12 (s - t) \big(u(x_t, t) + u(\tilde x,
-    s)\big)
+    .. math:: \tilde x = x_t + (s - t)\,u(x_t, t), \qquad
+        x_s = x_t + \tfrac12 (s - t) \big(u(x_t, t) + u(\tilde x, s)\big)
 
-    A last step to where there is no noise is Euler's, since the velocity need not be known there; one step of lower
-    order leaves the order of the whole as it is.
+    A last step to a time without noise is Euler's, since the velocity may not be defined there; one step of lower order
+    does not change the order of the sampler.
 
     Arguments and errors are those of `ddim`.
 
-    >>> from jaxblocks.diffusion import flow_matching, gaussian_mixture, times
+    >>> from jaxblocks.diffusion import flow_matching_schedule, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = flow_matching_schedule()
     >>> x = jnp.array([[1.0]])  # one standard deviation above the mean, there and here
     >>> print(heun(data.predictor(schedule, "velocity"), x, times(schedule, 100), schedule, "velocity").round(3))
     [[5.]]
 
-    Source: Karras et al. 2022, Elucidating the design space of diffusion-based generative models, algorithm 1.
+    Source: Karras et al. 2022, Elucidating the design space of diffusion-based generative models, algorithm 1,
+    arXiv:2206.00364.
     """
-    run = _Run("heun", predict, x, times, schedule, prediction_type)
+    run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         h = then["t"] - now["t"]
         first = run.velocity(x, now)
         clean = then["noise"] <= 0
-        # where the end is clean, the second velocity is taken here and not used, so that nothing divides by 0
+        # at an end without noise the second velocity is computed at ``now`` and not used, so that nothing divides by 0
         second = run.velocity(x + h * first, {name: jnp.where(clean, now[name], then[name]) for name in now})
         return x + h * jnp.where(clean, first, 0.5 * (first + second))
 
-    return run.scan(step, None, path)
+    return run.scan(step, None, trajectory)
 
 
+@checked
 def dpm_solver_pp_2m(
     predict: Callable,
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    prediction_type: str,
+    prediction_type: PredictionType,
     *,
-    path: bool = False,
+    trajectory: bool = False,
 ) -> Float[Array, "..."]:
     r"""DPM-Solver++(2M): as `ddim`, with an x0 that is extrapolated from this step and the one before. Order 2.
 
@@ -259,12 +267,12 @@ def dpm_solver_pp_2m(
     .. math:: D = x_0^i + \frac{h_i}{2 h_{i-1}} (x_0^i - x_0^{i-1}), \qquad
         x_{t_{i+1}} = \frac{\sigma_{t_{i+1}}}{\sigma_{t_i}}\,x_{t_i} - \alpha_{t_{i+1}} (e^{-h_i} - 1)\,D
 
-    The first step, and steps from where there is no signal or to where there is no noise (an infinite h), take
+    The first step, and steps from a time without signal or to one without noise (an infinite h), take
     :math:`D = x_0^i`. One call of ``predict`` a step.
 
     Arguments and errors are those of `ddim`.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
+    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
     >>> x = jnp.array([[1.0]])
@@ -272,9 +280,9 @@ def dpm_solver_pp_2m(
     >>> print(found.round(1))  # one standard deviation above the mean, as x is (about)
     [[5.]]
 
-    Source: Lu et al. 2022, DPM-Solver++, algorithm 2.
+    Source: Lu et al. 2022, DPM-Solver++, algorithm 2, arXiv:2211.01095.
     """
-    run = _Run("dpm_solver_pp_2m", predict, x, times, schedule, prediction_type)
+    run = _Run(predict, x, times, schedule, prediction_type)
     log_ratio = jnp.log(jnp.maximum(run.grid["signal"], 0)) - jnp.log(run.grid["noise"])
     h = jnp.diff(log_ratio)
     before, usable = h[:-1], jnp.isfinite(h)
@@ -290,39 +298,39 @@ def dpm_solver_pp_2m(
         return shrink * x + (then["signal"] - now["signal"] * shrink) * ahead, x0
 
     run.grid["weight"] = jnp.concatenate([weight, jnp.zeros_like(h[:1])])
-    return run.scan(step, None, path, memory=True)
+    return run.scan(step, None, trajectory, keeps_x0=True)
 
 
+@checked
 def predictor_corrector(
     predict: Callable,
     x: Float[Array, "..."],
     times: Float[Array, " times"],
     schedule: Schedule,
-    prediction_type: str,
+    prediction_type: PredictionType,
     *,
-    key,
-    corrections: int = 1,
-    snr: float | int = 0.16,
-    spread: float | int = 1.0,
-    path: bool = False,
+    key: Key[Array, ""],
+    corrections: NonNegativeInt = 1,
+    snr: Annotated[float | int, Range(0, below=1, open_below=True)] = 0.16,
+    spread: NonNegativeFloat = 1.0,
+    trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""`ancestral` steps, each followed by steps of Langevin dynamics at its time, which mend its distribution.
+    r"""`ancestral` steps, each followed by steps of Langevin dynamics at its time, which correct the distribution.
 
     .. math:: x \leftarrow x + \delta\, s(x, t) + \sqrt{2\delta}\,z, \qquad \delta = (\sqrt 2\, r\, \sigma(t))^2
 
-    with s the score, r ``snr``, and z new noise. (The paper measures the size of the score to choose :math:`\delta`;
-    its size :math:`1 / \sigma` is put in here, so that one sample does not depend on others.) No correction is made at
-    a last time without noise. The steps are of finite size, which makes the distribution a little wider than it should
-    be.
+    with s the score, r ``snr``, and z new noise. (The paper computes :math:`\delta` from the norm of the score; here it
+    is computed from the expected one, :math:`1 / \sigma`, so that one sample does not depend on others.) There is no
+    correction at a last time without noise. Since the steps are finite, the distribution becomes slightly too wide.
 
     Args:
         corrections: Langevin steps at each time.
-        snr: r, how large they are, relative to the noise.
+        snr: r, their size relative to the noise.
         spread: of the ancestral steps.
 
     Other arguments and errors are those of `ddim`; ``key`` is required.
 
-    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving
+    >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = variance_preserving_schedule()
     >>> x = initial_noise(jax.random.key(0), (5000, 1), schedule)
@@ -331,13 +339,9 @@ def predictor_corrector(
     >>> print(f"{samples.mean():.0f} {samples.std():.0f}")
     3 2
 
-    Source: Song et al. 2021, algorithms 2 to 5.
+    Source: Song et al. 2021, algorithms 2 to 5, arXiv:2011.13456.
     """
-    corrections = require_whole("predictor_corrector", "corrections", corrections, least=0)
-    if not (isinstance(snr, numbers.Real) and 0 < snr < 1):
-        raise ValueError(f"predictor_corrector expects 0 < snr < 1, but {snr!r} came; 0.16 is usual.")
-    key = _require_key("predictor_corrector", key, True)
-    run = _Run("predictor_corrector", predict, x, times, schedule, prediction_type)
+    run = _Run(predict, x, times, schedule, prediction_type)
 
     def step(x, now, then, key):
         keys = jax.random.split(key, 1 + corrections)
@@ -354,13 +358,13 @@ def predictor_corrector(
 
         return lax.scan(correct, x, keys[1:])[0]
 
-    return run.scan(step, key, path)
+    return run.scan(step, key, trajectory)
 
 
-# ---- what they share -----------------------------------------------------------------------
+# ---- shared by the samplers -----------------------------------------------------------------------
 
 
-def _towards(x0, eps, now, then, eta=0.0, key=None):
+def _towards(x0, eps, now, then, eta, key):
     """A step of DDIM from what was predicted."""
     if not eta:
         return then["signal"] * x0 + then["noise"] * eps
@@ -380,38 +384,31 @@ def _posterior(x0, eps, now, then, spread, key):
 
 
 def _parts(now, then):
-    """What of the noise at ``now`` was there at ``then``, and what is new since (standard deviations)."""
+    """Standard deviations of the noise at ``now``: the part from ``then``, and the part added since."""
     kept = now["signal"] / then["signal"] * then["noise"]
     return kept, jnp.sqrt(now["noise"] ** 2 - kept**2)
 
 
 class _Run:
-    """What every sampler does first, and its scan."""
+    """The checks that all samplers share, conversions of a prediction, and the scan over times."""
 
-    def __init__(self, where, predict, x, times, schedule, prediction_type):
-        require_schedule(where, schedule)
-        require_parametrization(where, prediction_type)
-        if not callable(predict):
-            raise TypeError(
-                f"{where} expects a function predict(x, t), but {describe_any(predict)} came; "
-                "write lambda x, t: net.apply(params, x, time=...)."
-            )
-        require_floating(where, x=x)
-        times = require_times(where, times, wide_dtype(x.dtype))
-        require_solvable(where, times[:1], schedule, prediction_type, "x0" if prediction_type != "x0" else "eps")
-        self.where, self.predict, self.schedule, self.prediction_type = where, predict, schedule, prediction_type
+    def __init__(self, predict: Callable, x, times, schedule: Schedule, prediction_type: PredictionType):
+        check_schedule(schedule)
+        times = checked_times(times, wide_dtype(x.dtype))
+        check_solvable(times[:1], schedule, prediction_type, "x0" if prediction_type != "x0" else "eps")
+        self.predict, self.schedule = predict, schedule
+        self.prediction_type: PredictionType = prediction_type
         self.x, self.dtype = widen(x), x.dtype
         self.grid = {"t": times, "signal": schedule.signal(times), "noise": schedule.noise(times)}
 
     def prediction(self, x, now):
         given = x.astype(self.dtype)
-        found = self.predict(given, now["t"])
-        require_prediction(self.where, found, given)
-        require_floating(f"{self.where}: predict", prediction=found)
-        return found.astype(x.dtype)
+        prediction = self.predict(given, now["t"])
+        check_prediction(prediction, given)
+        return prediction.astype(x.dtype)
 
     def convert(self, prediction, x, now, target):
-        return converted(prediction, x, now["t"], self.schedule, self.prediction_type, target)
+        return convert_unchecked(prediction, x, now["t"], self.schedule, self.prediction_type, target)
 
     def denoise(self, x, now):
         """x0 and eps at x."""
@@ -419,32 +416,26 @@ class _Run:
         return self.convert(prediction, x, now, "x0"), self.convert(prediction, x, now, "eps")
 
     def eps(self, x, now):
+        """The noise at x."""
         return self.convert(self.prediction(x, now), x, now, "eps")
 
     def velocity(self, x, now):
+        """The velocity at x."""
         return self.convert(self.prediction(x, now), x, now, "velocity")
 
-    def scan(self, step, key, path, memory=False):
+    def scan(self, step, key, trajectory, keeps_x0=False):
+        """``step(x, now, then, key)`` over all pairs of times; with ``keeps_x0`` the carry is x and the last x0."""
         now = {name: value[:-1] for name, value in self.grid.items()}
         then = {name: value[1:] for name, value in self.grid.items()}
         keys = None if key is None else jax.random.split(key, len(self.grid["t"]) - 1)
 
         def body(carry, given):
             carry = step(carry, *given)
-            x = carry[0] if memory else carry
-            return carry, x.astype(self.dtype) if path else None
+            x = carry[0] if keeps_x0 else carry
+            return carry, x.astype(self.dtype) if trajectory else None
 
-        first = (self.x, jnp.zeros_like(self.x)) if memory else self.x
-        last, seen = lax.scan(body, first, (now, then, keys))
-        if path:
-            return jnp.concatenate([self.x[None].astype(self.dtype), seen])
-        return (last[0] if memory else last).astype(self.dtype)
-
-
-def _require_key(where, key, needed):
-    if not needed:
-        return None
-    if key is None:
-        raise TypeError(f"{where} draws new noise and needs a key; pass key=jax.random.key(0).")
-    require_key(where, key)
-    return key
+        first: Any = (self.x, jnp.zeros_like(self.x)) if keeps_x0 else self.x
+        last, xs = lax.scan(body, first, (now, then, keys))
+        if xs is not None:
+            return jnp.concatenate([self.x[None].astype(self.dtype), xs])
+        return (last[0] if keeps_x0 else last).astype(self.dtype)

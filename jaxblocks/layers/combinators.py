@@ -411,7 +411,11 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         mine = {name: side[name] for name in declared_by(forward) if name in side}
         if "key" in mine:
             mine["key"] = child_key(mine["key"], "forward")
-        return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)
+
+        def call_forward():  # an error raised in forward names the model, not Wire: see `checks.public_name`
+            return forward(_Children(**{str(child.label): bind(child) for child in kids}), *inputs, **mine)
+
+        return call_forward()
 
     def meet(key, inputs, side):
         """What each child is first called with, as shapes."""

@@ -1,12 +1,11 @@
-"""Published models as compositions of blocks, one page each; hyperparameters are arguments, defaults the paper's.
+"""Published models as compositions of layers, one page each; hyperparameters are arguments, defaults the paper's.
 
-Every builder returns a pair. Images come in as ``(..., height, width, channels)`` and tokens as whole numbers ``(...,
-time)``; what comes out are logits (or, for a denoiser, an image). The deep ones stack their blocks with `Repeat`,
-so that compile time does not grow with depth.
+Every builder returns a pair. Inputs are images ``(..., height, width, channels)``, or tokens, integers ``(..., time)``;
+outputs are logits (or, for a denoiser, an image). Deep models stack their blocks by `Repeat`, so that compile time does
+not grow with depth. The transformers share `TransformerBlock` and with it the names of their params.
+
+This subpackage imports only layers, which ``import jaxblocks`` has loaded already, so its names are imported eagerly.
 """
-
-# The oldest one, which is a layer too.
-from jaxblocks.layers.mlp import MLP
 
 # Images.
 from jaxblocks.models.lenet import LeNet5
@@ -24,12 +23,14 @@ from jaxblocks.models.recurrent_lm import RecurrentLM
 from jaxblocks.models.transformer import Transformer
 
 # Graphs.
-from jaxblocks.models.graph_classifier import GraphClassifier, read_out
+from jaxblocks.models.graph_classifier import GraphClassifier, readout
+
+# Their parts.
+from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = [
     "BERT",
     "GPT2",
-    "MLP",
     "VGG",
     "GraphClassifier",
     "LeNet5",
@@ -38,8 +39,10 @@ __all__ = [
     "RecurrentLM",
     "ResNet",
     "Transformer",
+    "TransformerBlock",
+    "TransformerMLP",
     "UNet",
     "ViT",
-    "read_out",
+    "readout",
     "time_features",
 ]

@@ -1,12 +1,11 @@
-r"""LeNet-5: convolution, pool, convolution, pool, and a classifier on what is left.
+r"""LeNet-5: two convolutions, each with a pool, and three dense layers.
 
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
-from collections.abc import Callable
-
 from jaxblocks.activations import tanh
-from jaxblocks.core import Layer, builder
+from jaxblocks.checks import PositiveInt
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -19,36 +18,37 @@ __all__ = ["LeNet5"]
 @builder
 def LeNet5(
     *,
-    classes: int = 10,
+    classes: PositiveInt = 10,
     channels: tuple[int, int] = (6, 16),
     hidden: tuple[int, int] = (120, 84),
-    activation: Callable = tanh,
+    activation: LayerLike = tanh,
     padding: Padding = 2,
-) -> Layer:
-    r"""LeNet-5 as it is taught: two 5x5 convolutions, each with tanh and a 2x2 mean pool, and three dense layers.
+) -> Layer | StatefulLayer:
+    r"""LeNet-5 in its common form: two 5x5 convolutions, each with tanh and a 2x2 average pool, and three dense layers.
 
-    61,706 params for 28x28 images of one channel (and, with ``padding=0``, for 32x32 images). The paper's own net has
-    60,000: its pools scale and shift what they average, its second convolution reads only some of the channels, and
-    its output are distances to drawn letters. All three were left behind soon after.
+    It has 61,706 params for 28x28 images of one channel (and, with ``padding=0``, for 32x32 images). The net of the
+    paper has 60,000: its pools have a learned scale and bias, its second convolution connects only some of the
+    channels, and its output units are radial basis functions.
 
     Args:
-        classes: how many logits.
+        classes: the number of logits.
         channels: of the two convolutions.
         hidden: features of the two dense layers before the last.
         activation: after every layer but the last.
-        padding: of the first convolution, as in `Conv`; 2 keeps 28x28, the frame that the paper drew around its digits.
+        padding: of the first convolution, as in `Conv`; 2 keeps 28x28, and equals the padding of the paper's digits.
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
 
     Raises:
-        ValueError: for images so small that no 5x5 window fits (below 16x16 with ``padding=0``, 12x12 with 2).
+        ValueError: for images smaller than a 5x5 kernel at some layer (below 16x16 with ``padding=0``, 12x12 with 2).
 
     >>> net = LeNet5()
     >>> params = net.init(jax.random.key(0), jax.ShapeDtypeStruct((28, 28, 1), jnp.float32))
     >>> count_params(params)
     61706
 
-    Source: LeCun, Bottou, Bengio, Haffner 1998, Gradient-based learning applied to document recognition.
+    Source: LeCun, Bottou, Bengio, Haffner 1998, Gradient-based learning applied to document recognition,
+    doi:10.1109/5.726791.
     """
     first, second = channels
     wide, narrow = hidden

@@ -1,19 +1,23 @@
-r"""The MLP-Mixer: MLPs along channels take turns with MLPs along places.
+r"""The MLP-Mixer: MLPs over the tokens of an image alternate with MLPs over its channels.
 
 Axis letters: ``...`` batch, h and w height and width, c channels, n tokens.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from jaxblocks import initializers
 from jaxblocks.activations import gelu
+from jaxblocks.checks import PositiveInt
 from jaxblocks.core import Layer, builder
-from jaxblocks.layers.combinators import Repeat, Residual, Serial
+from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
-from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.models.tokens import as_tokens, mean_of_tokens
+from jaxblocks.models.transformer_block import TransformerMLP
 
 __all__ = ["MLPMixer"]
 
@@ -21,27 +25,27 @@ __all__ = ["MLPMixer"]
 @builder
 def MLPMixer(
     *,
-    classes: int = 1000,
-    patch: int = 16,
-    features: int = 768,
-    layers: int = 12,
-    token_hidden: int = 384,
-    channel_hidden: int = 3072,
+    classes: PositiveInt = 1000,
+    patch_size: PositiveInt = 16,
+    features: PositiveInt = 768,
+    layers: PositiveInt = 12,
+    token_hidden: PositiveInt = 384,
+    hidden: PositiveInt = 3072,
 ) -> Layer:
     r"""An MLP-Mixer; with the defaults, Mixer-B/16 with 59,880,472 params for 224x224 images.
 
-    Patches become tokens by one linear map. Then come ``layers`` times :math:`x + \mathrm{MLP}(N(x)^\top)^\top`, which
-    mixes places, the same for every channel, and :math:`x + \mathrm{MLP}(N(x))`, which mixes channels, the same at
-    every place; they are stacked by `Repeat`. A last norm :math:`N`, the mean of all tokens and a dense layer follow.
+    One linear map makes a token of each patch. Then come ``layers`` blocks, stacked by `Repeat`: :math:`x +
+    \mathrm{MLP}(N(x)^\top)^\top` mixes tokens, the same for every channel, and :math:`x + \mathrm{MLP}(N(x))` mixes
+    channels, the same for every token. A last norm :math:`N`, the mean of all tokens and a dense layer follow.
 
     Args:
-        classes: how many logits.
-        patch: a patch has ``patch`` times ``patch`` pixels; what is left over at the right and below is cut off.
+        classes: the number of logits.
+        patch_size: height and width of a patch; the remainder at the right and at the bottom is cut off.
         features: of a token.
-        layers: how many pairs of MLPs.
-        token_hidden, channel_hidden: features between the two layers of the MLPs (GELU) along places and channels.
+        layers: the number of blocks.
+        token_hidden, hidden: features inside the MLPs over tokens and over channels.
 
-    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; h and w must stay what they were at ``init``.
+    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``; h and w must be those at ``init``.
 
     Raises:
         ValueError: for images of another size than at ``init``, or smaller than a patch.
@@ -50,36 +54,43 @@ def MLPMixer(
     >>> count_params(params)
     59880472
 
-    Source: Tolstikhin et al. 2021, MLP-Mixer: an all-MLP architecture for vision, table 1.
+    Source: Tolstikhin et al. 2021, MLP-Mixer: an all-MLP architecture for vision, table 1, arXiv:2105.01601.
     """
-    block = Serial(
-        places=Residual(norm=_norm(), mlp=_AlongPlaces(token_hidden)),
-        channels=Residual(norm=_norm(), mlp=MLP(channel_hidden, features, activation=gelu)),
+    norm = functools.partial(LayerNorm, epsilon=1e-6)
+
+    def mix(f, x):
+        x = x + f.token_mlp(f.token_mlp_norm(x))
+        return x + f.mlp(f.mlp_norm(x))
+
+    block = Wire(
+        mix,
+        token_mlp_norm=norm(),
+        token_mlp=_TokenMLP(token_hidden),
+        mlp_norm=norm(),
+        mlp=_MLP(hidden, features),
     )
-    return Serial(
-        patches=Conv(features, (patch, patch), stride=patch),  # (..., h / patch, w / patch, features)
-        tokens=as_tokens,  # (..., n, features)
+    return Serial(  # type: ignore[return-value]
+        patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
+        flatten=as_tokens,  # (..., n, features)
         blocks=Repeat(block, layers),
-        norm=_norm(),
-        mean=mean_of_tokens,  # (..., features)
+        norm=norm(),
+        pool=mean_of_tokens,  # (..., features)
         out=Dense(classes),
     )
 
 
-def _AlongPlaces(hidden):
-    """An MLP that keeps the number of places, on the transposed tokens (..., features, n)."""
+def _MLP(hidden, features):
+    kernel_init = initializers.for_activation(gelu)
+    return TransformerMLP(hidden, features, kernel_init=kernel_init, down_kernel_init=initializers.lecun_normal())
 
-    def mlp(x):
-        return MLP(hidden, x.shape[-2], activation=gelu)
+
+def _TokenMLP(hidden):
+    """An MLP on the transposed tokens (..., features, n), which keeps their number."""
 
     def init(key, x):
-        return mlp(x).init(key, jax.eval_shape(jnp.matrix_transpose, x))
+        return _MLP(hidden, x.shape[-2]).init(key, jax.eval_shape(jnp.matrix_transpose, x))
 
     def apply(params, x):
-        return mlp(x).apply(params, x.mT).mT
+        return _MLP(hidden, x.shape[-2]).apply(params, x.mT).mT
 
     return Layer(init, apply)
-
-
-def _norm():
-    return LayerNorm(epsilon=1e-6)

@@ -1,4 +1,4 @@
-r"""Residual networks: layers that learn what to add to their input, so that a hundred of them can be trained.
+r"""Residual networks: blocks that learn a residual, which is added to their input.
 
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
@@ -6,10 +6,9 @@ Axis letters: ``...`` batch, h and w height and width, c channels.
 from collections.abc import Callable
 from typing import Literal
 
-from jax.nn.initializers import variance_scaling
-
+from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import PositiveInt, require
 from jaxblocks.core import StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -24,87 +23,76 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 
 @builder
 def ResNet(
-    depth: int | tuple[int, ...] = 50,
+    depth: int | tuple[int, ...],
     *,
-    classes: int = 1000,
-    width: int = 64,
+    classes: PositiveInt = 1000,
+    width: PositiveInt = 64,
     bottleneck: bool | None = None,
     stem: Literal["7x7", "3x3"] = "7x7",
     stride_in: Literal["3x3", "1x1"] = "3x3",
     checkpoint: str | int | Callable | None = None,
-    unroll: int = 1,
+    unroll: PositiveInt = 1,
 ) -> StatefulLayer:
-    r"""A residual network for images: a stem, stages of residual blocks, a mean over all places, and one dense layer.
+    r"""A residual network for images: a stem, stages of residual blocks, a global average pool, and one dense layer.
 
     A block is :math:`y = \mathrm{relu}(Sx + f(x))`. :math:`f` is two 3x3 convolutions, or in a bottleneck 1x1, 3x3 and
     1x1, the last with four times the channels; each is followed by batch norm, and all but the last by relu.
     :math:`S` is the identity, or in the first block of a stage, where shapes change, a 1x1 convolution with batch
-    norm. The other blocks of a stage are alike: they are stacked by `Repeat`, so the size of the program, and the time
-    that it takes to compile, depend on the number of stages and not on that of blocks.
+    norm. The other blocks of a stage are equal and stacked by `Repeat`, so the size of the program and its compile time
+    depend on the number of stages and not on that of blocks.
 
     Params, with 1000 classes: 11,689,512 (18), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101), 60,192,808 (152).
 
     Args:
         depth: 18, 34, 50, 101 or 152; or the number of blocks in each stage, such as ``(2, 2, 2, 2)``.
-        classes: how many logits.
+        classes: the number of logits.
         width: channels of the stem; those of stage i are ``width * 2**i`` (four times that after a bottleneck).
-        bottleneck: by default for depths from 50 on, and not for numbers of blocks.
+        bottleneck: by default ``True`` for depths from 50 on, ``False`` for shallower nets and for numbers of blocks.
         stem: ``"7x7"`` with stride 2 and a max pool of stride 2, or for small images ``"3x3"`` with stride 1 and no
             pool.
-        stride_in: which convolution of a bottleneck halves the image: ``"3x3"`` as in torchvision (there called v1.5,
-            and better by about half a percent), or the first ``"1x1"`` as in the paper. (Without bottlenecks it is
+        stride_in: the convolution of a bottleneck that has stride 2: ``"3x3"`` as in torchvision (there called v1.5,
+            more accurate by about half a percent), or the first ``"1x1"`` as in the paper. (Without bottlenecks it is
             always the first.)
-        checkpoint, unroll: of `Repeat`. XLA runs convolutions in a loop slowly on CPU, where a step of training with
-            stages of five blocks took 13 times as long as with ``unroll=depth``, which unrolls every stage, at the
-            price of compile time.
+        checkpoint, unroll: of `Repeat`. On CPU, XLA runs convolutions in a loop slowly: a training step with stages of
+            five blocks took 13 times as long as with ``unroll=5``, which unrolls every stage and compiles longer.
 
-    Side inputs: ``train``, as in `BatchNorm` (and ``mask`` with it: which entries of the leading axes are real). State
-    is its running statistics (momentum 0.9, epsilon 1e-5, as in torchvision).
+    Side inputs: ``train``, as in `BatchNorm` (and ``mask`` with it: ``True`` at valid entries of the leading axes). The
+    state is its running statistics (momentum 0.9, epsilon 1e-5, as in torchvision).
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
 
     Raises:
-        ValueError: for a depth, stem or stride_in that is not there; in evaluation before the first update.
+        ValueError: for a depth, stem or stride_in that is not listed; in evaluation before the first update.
 
     >>> net = ResNet(50)
     >>> params, state = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32))
     >>> count_params(params)
     25557032
 
-    Sources: He, Zhang, Ren, Sun 2016, Deep residual learning for image recognition, table 1; Goyal et al. 2017,
-    Accurate, large minibatch SGD, section 5.1 (``stride_in="3x3"``).
+    Source: He, Zhang, Ren, Sun 2016, Deep residual learning for image recognition, table 1, arXiv:1512.03385; Goyal et
+    al. 2017, Accurate, large minibatch SGD, section 5.1 (``stride_in="3x3"``), arXiv:1706.02677.
     """
     if isinstance(depth, int) and depth not in _BLOCKS:
-        known = ", ".join(map(str, _BLOCKS))
-        raise ValueError(
-            f"ResNet expects depth to be one of {known}, but {depth!r} came; for another one give the number of blocks "
-            "in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)."
-        )
-    for name, value, known in (("stem", stem, ("7x7", "3x3")), ("stride_in", stride_in, ("3x3", "1x1"))):
-        if value not in known:
-            raise ValueError(f"ResNet expects {name} to be {known[0]!r} or {known[1]!r}, but {value!r} came.")
+        repair = "for another one pass the number of blocks in each stage, as in ResNet((2, 2, 2, 2), bottleneck=False)"
+        require(False, f"depth to be one of {', '.join(map(str, _BLOCKS))}", depth, repair)
     stages = _BLOCKS[depth] if isinstance(depth, int) else tuple(depth)
     if bottleneck is None:
         bottleneck = isinstance(depth, int) and depth >= 50
 
-    layers = {}
     if stem == "7x7":
-        layers |= {
-            "stem": _conv(width, 7, 2),
-            "norm": _norm(),
-            "relu": relu,
-            "pool": MaxPool((3, 3), stride=2, padding=1),
-        }
+        pool = MaxPool((3, 3), stride=2, padding=1)
+        first = Serial(conv=_conv(width, 7, 2), norm=_norm(), relu=relu, pool=pool)
     else:
-        layers |= {"stem": _conv(width, 3), "norm": _norm(), "relu": relu}
+        first = Serial(conv=_conv(width, 3), norm=_norm(), relu=relu)
+    layers = {"stem": first}
     for i, blocks in enumerate(stages):
-        require_whole("ResNet", "the number of blocks of a stage", blocks)
+        require(blocks > 0, "an integer >= 1 for the blocks of each stage", depth)
         features, stride = width * 2**i, 1 if i == 0 else 2
         stage = {"first": _Block(features, bottleneck, stride, stride_in, project=i > 0 or bottleneck)}
         if blocks > 1:
-            stage["rest"] = Repeat(_Block(features, bottleneck), blocks - 1, checkpoint=checkpoint, unroll=unroll)
+            stage["blocks"] = Repeat(_Block(features, bottleneck), blocks - 1, checkpoint=checkpoint, unroll=unroll)
         layers[f"stage_{i + 1}"] = Serial(**stage)
-    return Serial(**layers, mean=GlobalAvgPool(2), out=Dense(classes))
+    return Serial(**layers, pool=GlobalAvgPool(2), out=Dense(classes))  # type: ignore[return-value]
 
 
 def _Block(features, bottleneck, stride=1, stride_in="3x3", project=False):
@@ -126,7 +114,7 @@ def _Block(features, bottleneck, stride=1, stride_in="3x3", project=False):
 
 
 def _conv(features, size, stride=1):
-    he = variance_scaling(2.0, "fan_out", "normal")
+    he = initializers.variance_scaling(2.0, "fan_out", "normal")
     return Conv(features, (size, size), stride=stride, padding=size // 2, use_bias=False, kernel_init=he)
 
 

@@ -1,18 +1,26 @@
-"""Images as rows of tokens: what models that look at places have in common.
+"""Images as sequences of tokens, for the models of images that use attention.
 
-Axis letters: ``...`` batch; h and w places, n = h w tokens, c channels.
+Axis letters: ``...`` batch; h and w height and width, n = h w tokens, c channels.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.core import Layer, builder
+from jaxblocks import initializers
+from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
+from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention
+from jaxblocks.models.side_inputs import rename_side_inputs
 
-__all__ = ["SelfAttention", "as_tokens", "mean_of_tokens"]
+__all__ = ["ClassToken", "SelfAttention", "TokenPositions", "as_tokens", "mean_of_tokens"]
 
 
+@checked
 def as_tokens(x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch n c"]:
-    """A token for each place of an image, row by row.
+    """A token for each pixel of an image (or of a grid of patches), row by row.
 
     >>> as_tokens(jnp.zeros((5, 4, 3, 2))).shape
     (5, 12, 2)
@@ -20,6 +28,7 @@ def as_tokens(x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch n c"]:
     return x.reshape(*x.shape[:-3], -1, x.shape[-1])
 
 
+@checked
 def mean_of_tokens(x: Float[Array, "*batch n c"]) -> Float[Array, "*batch c"]:
     """One vector for all tokens.
 
@@ -30,19 +39,65 @@ def mean_of_tokens(x: Float[Array, "*batch n c"]) -> Float[Array, "*batch c"]:
 
 
 @builder
-def SelfAttention(heads: int, **options) -> Layer:
-    """`Attention` of tokens to tokens; none of them is padding, so there is no mask.
+def SelfAttention(heads: PositiveInt, **options: Any) -> Layer | StatefulLayer:
+    """`Attention` of tokens to tokens, without a mask, since no token is padding; ``options`` are those of `Attention`.
 
     >>> net = SelfAttention(2)
     >>> side_inputs(net)
     ()
     """
-    attention = Attention(heads, **options)
+    return rename_side_inputs(Attention(heads, **options), mask=None, segment_ids=None)
 
-    def init(key, x):
-        return attention.init(key, x)
 
-    def apply(params, x):
-        return attention.apply(params, x)
+@builder
+def ClassToken() -> Layer:
+    """A learned token before the others, ``(..., n, c)`` to ``(..., n + 1, c)``.
+
+    Params are ``{"embedding": (1, c)}``, zeros at ``init``.
+
+    >>> layer = ClassToken()
+    >>> layer.apply({"embedding": jnp.ones((1, 2))}, jnp.zeros((3, 2))).shape
+    (4, 2)
+
+    Source: Dosovitskiy et al. 2021, An image is worth 16x16 words, equation (1), arXiv:2010.11929.
+    """
+
+    def init(key, x: Float[ArrayOrShape, "*batch n c"]):
+        return {"embedding": jnp.zeros((1, x.shape[-1]), jnp.float32)}
+
+    def apply(params, x: Float[Array, "*batch n c"]):
+        check_params(params, embedding=(1, x.shape[-1]))
+        token = jnp.broadcast_to(params["embedding"].astype(x.dtype), (*x.shape[:-2], 1, x.shape[-1]))
+        return jnp.concatenate([token, x], -2)
+
+    return Layer(init, apply)
+
+
+@builder
+def TokenPositions(*, embedding_init: Callable = initializers.normal(0.02)) -> Layer:
+    """A learned row for each position, added to the token there; the number of tokens is that at ``init``.
+
+    Params are ``{"embedding": (n, c)}``. Unlike `LearnedPositions` it takes no shorter sequences, since the positions
+    of a smaller image are not the first ones of a larger.
+
+    Raises:
+        ValueError: for another number of tokens than at ``init``.
+
+    >>> layer = TokenPositions()
+    >>> layer.apply({"embedding": jnp.ones((3, 2))}, jnp.zeros((5, 3, 2))).shape
+    (5, 3, 2)
+
+    Source: Dosovitskiy et al. 2021, equation (1), arXiv:2010.11929.
+    """
+
+    def init(key, x: Float[ArrayOrShape, "*batch n c"]):
+        return {"embedding": embedding_init(key, x.shape[-2:], jnp.float32)}
+
+    def apply(params, x: Float[Array, "*batch n c"]):
+        check_params(params, embedding=(None, None))
+        embedding = params["embedding"]
+        expected = f"as many tokens as at init, {describe(embedding)}"
+        require(embedding.shape == x.shape[-2:], expected, x, "resize the images, or call init for this size")
+        return x + jnp.broadcast_to(embedding.astype(x.dtype), x.shape)
 
     return Layer(init, apply)

@@ -1,9 +1,9 @@
-r"""The U-Net: down to small images and up again, with bridges between equal sizes; the denoiser of diffusion.
+r"""The U-Net: a net on several resolutions with skip connections between equal ones; the denoiser of diffusion.
 
-A U-Net is a recursion. One level of it refines the image, hands a half-size copy to the level below, takes the answer
-back at full size, and refines it again beside all that it had seen on the way down::
+A U-Net is a recursion over levels. Each level applies residual blocks, the next level at half the resolution, and
+residual blocks again, on the concatenation with its own outputs on the way down::
 
-    refine(x) = up(join(down(x), grow(refine(shrink(down(x))))))
+    level(x) = up(concatenate(down(x), upsample(next_level(downsample(down(x))))))
 
 Axis letters: ``...`` batch, h and w height and width, c channels, d the features of the condition.
 """
@@ -19,110 +19,104 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
-from jaxblocks.checks import describe, require_floating, require_whole
-from jaxblocks.core import Layer, builder
-from jaxblocks.layers.combinators import Residual, Serial, Wire
+from jaxblocks.checks import PositiveInt, Rate, checked, describe, require
+from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
-from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.norm import GroupNorm
 from jaxblocks.models.tokens import SelfAttention, as_tokens
 from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.windows import require_spatial
 
-__all__ = ["UNet", "time_features"]
+__all__ = ["LabelEmbedding", "TimeEmbedding", "UNet", "time_features"]
 
 
 @builder
 def UNet(
-    channels: int,
+    channels: PositiveInt,
     *,
-    width: int = 128,
+    width: PositiveInt = 128,
     multipliers: tuple[int, ...] = (1, 2, 2, 2),
-    blocks: int = 2,
-    attention: tuple[int, ...] = (1,),
-    heads: int = 1,
+    blocks: PositiveInt = 2,
+    attention_levels: tuple[int, ...] = (1,),
+    heads: PositiveInt = 1,
     time: bool = True,
-    labels: int | None = None,
-    groups: int | None = None,
-    dropout: float | int = 0.1,
+    classes: PositiveInt | None = None,
+    groups: PositiveInt | None = None,
+    dropout: Rate = 0.1,
 ) -> Layer:
     r"""A U-Net of residual blocks and attention; with the defaults, the denoiser of Ho et al. for 32x32 images.
 
     Each residual block is :math:`y = Sx + f(x, e)` with f twice group norm, swish and a 3x3 convolution; the condition
     :math:`e`, made of time and label, is added between the two, and :math:`S` is the identity, or a 1x1 convolution
-    where the channels change. The second convolution and the last one of the net begin at zero: at the start every
-    block is its :math:`S`, and the net returns zeros.
+    where the channels change. The second convolution and the last one of the net are zero at initialization:
+    then each block is its :math:`S`, and the net returns zeros.
 
     Args:
         channels: of the output: those of the image for a denoiser, classes for segmentation (the output is logits).
         width: channels of the first level.
-        multipliers: the width of each level, in multiples of ``width``. Every level but the first works at half the
-            size of the one before it, so height and width must be divisible by ``2 ** (len(multipliers) - 1)``.
+        multipliers: the width of each level, in multiples of ``width``. Each level but the first has half the
+            resolution of the one before, so height and width must be divisible by ``2 ** (len(multipliers) - 1)``.
         blocks: residual blocks of a level on the way down; there is one more on the way up.
-        attention: the levels, counted from 0, whose blocks are each followed by attention over all places. There is
-            attention in the middle too, at the bottom of the net; but none anywhere with ``attention=()``.
+        attention_levels: the levels, counted from 0, whose blocks are each followed by attention over all pixels. There
+            is attention in the middle too, after the last level; with ``attention_levels=()`` there is none at all.
         heads: of attention.
         time: ``True`` reads the side input ``time``; ``False`` for a U-Net without it.
-        labels: how many class labels there are, if the side input ``label`` is read.
+        classes: the number of class labels, if the side input ``label`` is read.
         groups: of the group norms, by default ``width // 4``: at the first level four channels each (32 in the paper).
-        dropout: of the values before the second convolution of a block; with ``dropout=0`` no key is needed to train.
+        dropout: the rate before the second convolution of a block; with ``dropout=0`` training needs no key.
 
     Side inputs of ``apply`` (and of ``init``), each one number per image (of the shape of the batch axes), or one for
     all images:
         time: floating-point, 0 for data and 1 for noise: 1000 ``time`` is the paper's step. Read with ``time=True``.
-        label: whole numbers from 0 to ``labels - 1``. ``None``, and the number ``labels`` (for single images), is the
-            null label of classifier-free guidance: it has a row of its own in the table. Read with ``labels=``.
+        label: integers from 0 to ``classes - 1``. ``None``, or the number ``classes`` (for single images), is the null
+            label of classifier-free guidance, with a row of its own in the table. Read with ``classes=``.
         train, key: read with ``dropout`` above 0.
 
     Shapes: images ``(..., h, w, c)`` to ``(..., h, w, channels)``.
 
     Raises:
-        ValueError: for an image whose sides cannot be halved so often, a time or label of another shape than the batch
-            axes, a level in ``attention`` that is not there; without ``time`` where it is read.
-        TypeError: for a time of whole numbers.
+        ValueError: for an image whose height or width is not divisible as above, a time or label of another shape than
+            the batch axes, a level in ``attention_levels`` that does not exist; without ``time`` where it is read.
+        TypeError: for a time that is an integer.
 
-    >>> net = UNet(1, width=8, multipliers=(1, 2), blocks=1, labels=10, dropout=0)
+    >>> net = UNet(1, width=8, multipliers=(1, 2), blocks=1, classes=10, dropout=0)
     >>> x, t = jnp.zeros((5, 8, 8, 1)), jnp.linspace(0, 1, 5)
     >>> params = jax.eval_shape(net.init, jax.random.key(0), x, time=t)  # jax.jit(net.init) draws them
     >>> denoise = lambda params, x: net.apply(params, x, time=t, label=jnp.arange(5))  # label=None: unconditional
     >>> jax.eval_shape(denoise, params, x).shape, sorted(side_inputs(net))
     ((5, 8, 8, 1), ['label', 'time'])
 
-    Sources: Ronneberger, Fischer, Brox 2015, U-Net; Ho, Jain, Abbeel 2020, Denoising diffusion probabilistic models,
-    appendix B, whose net for CIFAR-10 has 35,746,307 params; Ho & Salimans 2022, Classifier-free diffusion guidance
-    (the null label).
+    Source: Ronneberger, Fischer, Brox 2015, U-Net, arXiv:1505.04597; Ho, Jain, Abbeel 2020, Denoising diffusion
+    probabilistic models, appendix B, whose net for CIFAR-10 has 35,746,307 params, arXiv:2006.11239; Ho & Salimans
+    2022, Classifier-free diffusion guidance (the null label), arXiv:2207.12598.
     """
-    for name, value in {"channels": channels, "width": width, "blocks": blocks, "heads": heads}.items():
-        require_whole("UNet", name, value)
-    if not multipliers:
-        raise ValueError("UNet expects at least one level, but multipliers=() came; (1, 2, 2) makes three.")
-    wrong = [level for level in attention if level not in range(len(multipliers))]
-    if wrong:
-        raise ValueError(
-            f"UNet expects attention to name levels from 0 to {len(multipliers) - 1}, but {wrong[0]!r} came; levels "
-            "are counted from 0 (full size), one for each of multipliers."
-        )
-    groups = max(width // 4, 1) if groups is None else require_whole("UNet", "groups", groups)
+    require(len(multipliers) > 0, "at least one level", "multipliers=()", "write (1, 2, 2) for three levels")
+    for level in attention_levels:
+        expected = f"attention_levels from 0 to {len(multipliers) - 1}"
+        require(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
+    groups = groups or max(width // 4, 1)
     widths = tuple(width * multiplier for multiplier in multipliers)
     block = functools.partial(
-        _Block, heads=heads, groups=groups, dropout=dropout, conditioned=time or labels is not None
+        _Block, heads=heads, groups=groups, dropout=dropout, conditioned=time or classes is not None
     )
 
-    conditions = {"time": _Time(width)} if time else {}
-    if labels is not None:
-        conditions["label"] = _Label(labels, 4 * width)
+    conditions = {"time": TimeEmbedding(width)} if time else {}
+    if classes is not None:
+        conditions["label"] = LabelEmbedding(classes, 4 * width)
 
-    layers = {"stem": Conv(width, (3, 3), padding="same")}
+    layers: dict[str, LayerLike] = {"stem": Conv(width, (3, 3), padding="same")}
     for level, features in enumerate(widths):
-        layers |= {f"down_{level}_{i}": block(features, attend=level in attention) for i in range(blocks)}
+        layers |= {f"down_{level}_{i}": block(features, attend=level in attention_levels) for i in range(blocks)}
         if level + 1 < len(widths):
-            layers[f"shrink_{level}"] = Conv(features, (3, 3), stride=2, padding="same")
-            layers[f"grow_{level}"] = Serial(double=_double, conv=Conv(widths[level + 1], (3, 3), padding="same"))
-        layers |= {f"up_{level}_{i}": block(features, attend=level in attention) for i in range(blocks + 1)}
-    layers["middle_0"] = block(widths[-1], attend=bool(attention))
+            layers[f"downsample_{level}"] = Conv(features, (3, 3), stride=2, padding="same")
+            layers[f"upsample_{level}"] = Serial(
+                nearest=_upsample_nearest, conv=Conv(widths[level + 1], (3, 3), padding="same")
+            )
+        layers |= {f"up_{level}_{i}": block(features, attend=level in attention_levels) for i in range(blocks + 1)}
+    layers["middle_0"] = block(widths[-1], attend=bool(attention_levels))
     layers["middle_1"] = block(widths[-1], attend=False)
     last = Conv(channels, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers["out"] = Serial(norm=_Norm(groups), activation=swish, conv=last)
@@ -133,43 +127,51 @@ def UNet(
         e = [layer[name](x) for name in conditions]  # (..., d), one or two or none
         e = (functools.reduce(operator.add, e),) if e else ()
 
-        def refine(level, x):
-            """The U-Net from this level downwards."""
-            seen = [x]
+        def apply_from(level, x):
+            """The U-Net from this level on."""
+            skips = [x]
             for i in range(blocks):
                 x = layer[f"down_{level}_{i}"](x, *e)
-                seen.append(x)
+                skips.append(x)
             if level + 1 < len(widths):
-                x = layer[f"grow_{level}"](refine(level + 1, layer[f"shrink_{level}"](x)))
+                x = layer[f"upsample_{level}"](apply_from(level + 1, layer[f"downsample_{level}"](x)))
             else:
                 x = f.middle_1(f.middle_0(x, *e), *e)
             for i in range(blocks + 1):
-                x = layer[f"up_{level}_{i}"](jnp.concatenate([x, seen.pop()], -1), *e)
+                x = layer[f"up_{level}_{i}"](jnp.concatenate([x, skips.pop()], -1), *e)
             return x
 
-        return f.out(refine(0, f.stem(x)))
+        return f.out(apply_from(0, f.stem(x)))
 
-    return Wire(forward, **conditions, **layers)
+    return Wire(forward, **conditions, **layers)  # type: ignore[return-value]
 
 
-def time_features(time: Float[Array, "*batch"], features: int) -> Float[Array, "*batch features"]:
-    r"""Waves of a time in [0, 1]: :math:`\sin(1000\,t\,r_i)` and then :math:`\cos(1000\,t\,r_i)`, i = 0, ..., n - 1.
+@checked
+def time_features(time: Float[Array, "*batch"], features: PositiveInt) -> Float[Array, "*batch features"]:
+    r"""Sinusoidal encoding of a time in [0, 1]: :math:`\sin(1000\,t\,r_i)`, then :math:`\cos(1000\,t\,r_i)`.
 
-    With t ``time``, n half of ``features`` (even), and rates :math:`r_i = 10000^{-i/(n-1)}` from 1 down to 1/10000: the
-    fastest waves tell steps of 1/1000 apart, the slowest rise all the way from 0 to 1. Float32 or wider.
+    With t ``time``, n half of ``features``, i = 0, ..., n - 1, and frequencies :math:`r_i = 10000^{-i/(n-1)}` from 1
+    down to 1/10000: the highest separates times that differ by 1/1000, the lowest is monotone from 0 to 1.
 
-    Raises ``ValueError`` for odd ``features`` and ``TypeError`` for a time of whole numbers.
+    Args:
+        time: floating-point.
+        features: even.
+
+    Returns:
+        Features ``(*batch, features)`` in float32 or wider.
+
+    Raises:
+        ValueError: for odd ``features``.
+        TypeError: for a time that is an integer.
 
     >>> time_features(jnp.array([0.0, 0.001]), 2)
     Array([[0.        , 1.        ],
            [0.84147096, 0.5403023 ]], dtype=float32)
 
-    Source: Ho, Jain, Abbeel 2020, Denoising diffusion probabilistic models (their steps are 1000 t); Vaswani et al.
-    2017, section 3.5.
+    Source: Ho, Jain, Abbeel 2020, Denoising diffusion probabilistic models (their steps are 1000 t), arXiv:2006.11239;
+    Vaswani et al. 2017, Attention is all you need, section 3.5, arXiv:1706.03762.
     """
-    require_floating("time_features", time=time)
-    if require_whole("time_features", "features", features) % 2:
-        raise ValueError(f"time_features expects an even number of features, sines and cosines, but {features} came.")
+    require(features % 2 == 0, "an even number of features, sines and cosines", features)
     n = features // 2
     time = widen(time)
     rates = 1000 * 10000.0 ** (-np.arange(n) / max(n - 1, 1))
@@ -177,11 +179,60 @@ def time_features(time: Float[Array, "*batch"], features: int) -> Float[Array, "
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
 
 
+@builder
+def TimeEmbedding(width: PositiveInt) -> Layer:
+    """`time_features` of the side input ``time`` through two dense layers, ``(..., 4 width)``.
+
+    The input, images ``(..., h, w, c)``, gives the batch axes and the dtype.
+
+    >>> layer = TimeEmbedding(8)
+    >>> x, time = jnp.zeros((5, 4, 4, 1)), jnp.linspace(0, 1, 5)
+    >>> layer.apply(layer.init(jax.random.key(0), x, time=time), x, time=time).shape
+    (5, 32)
+
+    Source: Ho, Jain, Abbeel 2020, appendix B, arXiv:2006.11239.
+    """
+
+    def forward(f, x, *, time=None):
+        repair = "pass time=..., one number from 0 to 1 for each image (to init and to apply), or UNet(time=False)"
+        require(time is not None, "the side input time", "none", repair)
+        time = jnp.asarray(time)
+        repair = "pass a time from 0 to 1, a number of steps divided by their total"
+        require(jnp.issubdtype(time.dtype, jnp.floating), "a floating-point time", time, repair, error=TypeError)
+        time = _for_each_image("time", time, x).astype(wide_dtype(x.dtype))
+        return f.down(f.activation(f.up(time_features(time, width).astype(x.dtype))))
+
+    up = Dense(4 * width, kernel_init=initializers.for_activation(swish))
+    return Wire(forward, up=up, activation=swish, down=Dense(4 * width))  # type: ignore[return-value]
+
+
+@builder
+def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
+    """A learned row for each value of the side input ``label``, and one for the null label, ``(..., features)``.
+
+    The input, images ``(..., h, w, c)``, gives the batch axes and the dtype. ``None`` and ``classes`` are the null
+    label.
+
+    >>> layer = LabelEmbedding(10, 8)
+    >>> x = jnp.zeros((5, 4, 4, 1))
+    >>> layer.apply(layer.init(jax.random.key(0), x), x, label=jnp.arange(5)).shape
+    (5, 8)
+
+    Source: Ho & Salimans 2022, Classifier-free diffusion guidance, arXiv:2207.12598.
+    """
+
+    def forward(f, x, *, label=None):
+        label = _for_each_image("label", jnp.asarray(classes if label is None else label), x)
+        return f.table(label).astype(x.dtype)
+
+    return Wire(forward, table=Embedding(classes + 1, features))  # type: ignore[return-value]
+
+
 # ---- the blocks -------------------------------------------------------------------------------
 
 
 def _Block(features, *, attend, heads, groups, dropout, conditioned):
-    """The residual block S x + f(x, e); with ``attend``, every place then looks at all places, x + attention(x)."""
+    """The residual block S x + f(x, e), with ``attend`` followed by x + attention(N(x)) over all pixels."""
     last = Conv(features, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers = {
         "skip": _Skip(features),
@@ -193,20 +244,20 @@ def _Block(features, *, attend, heads, groups, dropout, conditioned):
     if conditioned:
         layers["condition"] = Serial(activation=swish, dense=Dense(features))
     if attend:
-        layers["look"] = Residual(norm=_Norm(groups), attention=_PlaceAttention(heads))
+        layers |= {"attention_norm": _Norm(groups), "attention": _PixelAttention(heads)}
 
     def forward(f, x, *e):
         h = f.first(x)  # (..., h, w, features)
         if conditioned:
             h = h + jnp.broadcast_to(f.condition(*e)[..., None, None, :], h.shape)
         y = f.skip(x) + f.second(h)
-        return f.look(y) if attend else y
+        return y + f.attention(f.attention_norm(y)) if attend else y
 
     return Wire(forward, **layers)
 
 
 def _Skip(features):
-    """The identity, or where the channels change a 1x1 convolution."""
+    """The identity, or a 1x1 convolution where the number of channels changes."""
     convolution = Conv(features, (1, 1))
 
     def init(key, x):
@@ -218,8 +269,8 @@ def _Skip(features):
     return Layer(init, apply)
 
 
-def _PlaceAttention(heads):
-    """Attention among the places of an image, (..., h, w, c) to the same; no place is masked."""
+def _PixelAttention(heads):
+    """Attention over the pixels of an image, (..., h, w, c) to the same, without a mask."""
     attention = SelfAttention(heads, out_kernel_init=initializers.zeros)
 
     def init(key, x):
@@ -235,57 +286,24 @@ def _Norm(groups):
     return GroupNorm(groups, spatial=2, epsilon=1e-6)
 
 
-def _double(x):
-    """Every pixel four times: (..., h, w, c) to (..., 2 h, 2 w, c)."""
+def _upsample_nearest(x):
+    """Nearest-neighbor upsampling: (..., h, w, c) to (..., 2 h, 2 w, c)."""
     return x.repeat(2, -3).repeat(2, -2)
 
 
-def _Time(width):
-    """Features of the side input ``time``, (..., 4 width)."""
-
-    def forward(f, x, *, time=None):
-        if time is None:
-            raise ValueError(
-                "UNet reads the side input time, but none came; pass time=..., one number from 0 to 1 for each image "
-                "(to init and to apply), or build it with time=False."
-            )
-        time = _for_each_image("time", time, x).astype(wide_dtype(x.dtype))
-        return f.mlp(time_features(time, width).astype(x.dtype))
-
-    return Wire(forward, mlp=MLP(4 * width, 4 * width, activation=swish))
-
-
-def _Label(labels, features):
-    """A row for each label, and one for none, (..., features)."""
-    labels = require_whole("UNet", "labels", labels)
-
-    def forward(f, x, *, label=None):
-        return f.table(_for_each_image("label", labels if label is None else label, x)).astype(x.dtype)
-
-    return Wire(forward, table=Embedding(labels + 1, features))
-
-
-# ---- what must fit ----------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------
 
 
 def _for_each_image(name, value, x):
-    """A side input with one number for each image, or one for all, as one for each."""
-    value, batch = jnp.asarray(value), x.shape[:-3]
-    if name == "time":
-        require_floating("UNet", time=value)
+    """A side input, given as one number for each image or as one for all, as one for each."""
+    batch = x.shape[:-3]
     if value.shape not in ((), batch):
-        raise ValueError(
-            f"UNet expects {name} to be one number for each image, of shape {batch} as the batch axes of x, "
-            f"{describe(x)}, or one for all, but {describe(value)} came; leave out axes of length 1."
-        )
+        expected = f"{name} to be one number for each image, of shape {batch} for x {describe(x)}, or one for all"
+        require(False, expected, value, "leave out axes of length 1")
     return jnp.broadcast_to(value, batch)
 
 
 def _require_image(x, factor):
-    require_spatial("UNet", x, 2)
-    height, width = x.shape[-3:-1]
-    if height % factor or width % factor:
-        raise ValueError(
-            f"UNet expects images whose height and width are divisible by {factor}, since they are halved before each "
-            f"level but the first, but {describe(x)} came; pad the image, or leave out a level."
-        )
+    require(len(x.shape) >= 3, "images (..., h, w, c)", x, "use x[..., None] for images of one channel")
+    expected = f"images whose height and width are divisible by {factor}, since each level but the first halves them"
+    require(all(n % factor == 0 for n in x.shape[-3:-1]), expected, x, "pad the image, or leave out a level")

@@ -1,11 +1,13 @@
-r"""VGG: nothing but 3x3 convolutions and max pools, deep, with a wide classifier.
+r"""VGG: 3x3 convolutions, max pools, and three wide dense layers.
 
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
-from jax.nn.initializers import he_normal
+from typing import Literal
 
+from jaxblocks import initializers
 from jaxblocks.activations import relu
+from jaxblocks.checks import PositiveInt, Rate
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
@@ -21,61 +23,59 @@ _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 
 
 @builder
 def VGG(
-    depth: int = 16,
+    depth: Literal[11, 13, 16, 19],
     *,
-    classes: int = 1000,
-    width: int = 64,
-    hidden: int = 4096,
-    places: int = 7,
+    classes: PositiveInt = 1000,
+    width: PositiveInt = 64,
+    hidden: PositiveInt = 4096,
+    pool_size: PositiveInt = 7,
     batch_norm: bool = False,
-    dropout: float | int = 0.5,
+    dropout: Rate = 0.5,
 ) -> Layer | StatefulLayer:
     r"""Five blocks of 3x3 convolutions with relu, each with a max pool that halves the image, and three dense layers.
 
-    Blocks have 1, 2, 4, 8 and 8 times ``width`` channels; ``depth`` counts the convolutions and the dense layers. Of
-    the 138,357,544 params of VGG-16 (143,667,240 of VGG-19) the first dense layer has three quarters.
+    Blocks have 1, 2, 4, 8 and 8 times ``width`` channels; ``depth`` counts the convolutions and the dense layers.
+    VGG-16 has 138,357,544 params (VGG-19 143,667,240), three quarters of them in the first dense layer.
 
     Args:
         depth: 11, 13, 16 or 19 (the paper's configurations A, B, D, E).
-        classes: how many logits.
+        classes: the number of logits.
         width: channels of the first block.
         hidden: features of the two dense layers before the last.
-        places: the image is averaged to so many places along both axes before it is laid out flat, as in torchvision,
-            so that images of every size from 32x32 on fit; at 224x224 pixels there are 7 anyway, as in the paper.
+        pool_size: height and width to which an adaptive average pool reduces the image before the dense layers, as in
+            torchvision, so that images of every size from 32x32 on fit; 224x224 images have 7 already, as in the paper.
         batch_norm: after each convolution, before its relu (momentum 0.9, epsilon 1e-5; 138,365,992 params for depth
             16); then the net has a state, and ``apply`` reads ``train`` and ``mask`` as `BatchNorm` does.
-        dropout: of the values of the two hidden dense layers; ``apply`` then reads ``train`` and ``key``.
+        dropout: the rate after the two hidden dense layers; above 0, ``apply`` reads ``train`` and ``key``.
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
 
     Raises:
-        ValueError: for another depth, or images smaller than 32x32.
+        ValueError: for a depth that is not listed, or images smaller than 32x32.
 
     >>> params = jax.eval_shape(VGG(16).init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32))
     >>> count_params(params)
     138357544
 
-    Source: Simonyan & Zisserman 2015, Very deep convolutional networks for large-scale image recognition, table 1.
+    Source: Simonyan & Zisserman 2015, Very deep convolutional networks for large-scale image recognition, table 1,
+    arXiv:1409.1556.
     """
-    if depth not in _CONVOLUTIONS:
-        known = ", ".join(map(str, _CONVOLUTIONS))
-        raise ValueError(f"VGG expects depth to be one of {known}, but {depth!r} came.")
     net = {}
     for i, convolutions in enumerate(_CONVOLUTIONS[depth]):
         block = {}
         for j in range(1, convolutions + 1):
-            block[f"conv_{j}"] = Conv(width * min(2**i, 8), (3, 3), padding=1, kernel_init=he_normal())
+            block[f"conv_{j}"] = Conv(width * min(2**i, 8), (3, 3), padding=1, kernel_init=initializers.he_normal())
             if batch_norm:
                 block[f"norm_{j}"] = BatchNorm(momentum=0.9, epsilon=1e-5)
             block[f"relu_{j}"] = relu
         net[f"block_{i + 1}"] = Serial(**block, pool=MaxPool((2, 2)))
 
     def flatten(x):
-        return adaptive_avg_pool(x, (places, places)).reshape(*x.shape[:-3], -1)  # (..., 7 7 512)
+        return adaptive_avg_pool(x, (pool_size, pool_size)).reshape(*x.shape[:-3], -1)  # (..., 7 7 512)
 
     net["flatten"] = flatten
     for i in (1, 2):
-        net |= {f"dense_{i}": Dense(hidden, kernel_init=he_normal()), f"relu_{i}": relu}
+        net |= {f"dense_{i}": Dense(hidden, kernel_init=initializers.he_normal()), f"relu_{i}": relu}
         if dropout:
             net[f"dropout_{i}"] = Dropout(dropout)
     return Serial(**net, out=Dense(classes))

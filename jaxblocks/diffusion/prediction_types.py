@@ -1,0 +1,206 @@
+r"""What a denoiser predicts, and exact conversions from one prediction type to another.
+
+At time t a net gets :math:`x = \alpha x_0 + \sigma \varepsilon` and predicts one of five quantities. The other four
+follow, since x is known:
+
+=============  =====================================================  ============================================
+``"eps"``      the noise :math:`\varepsilon`                          DDPM
+``"x0"``       the data :math:`x_0`
+``"v"``        :math:`\alpha\varepsilon - \sigma x_0`                 Salimans & Ho 2022
+``"score"``    :math:`\nabla_x \log p_t(x) = -\varepsilon / \sigma`   Song & Ermon 2019
+``"velocity"`` :math:`dx/dt = \alpha' x_0 + \sigma' \varepsilon`      flow matching, the probability-flow ODE
+=============  =====================================================  ============================================
+
+The optimal prediction of each is a conditional mean given x, and conversions are affine in the prediction, so they map
+the optimum of one to the optimum of another.
+
+The *score* is the gradient of a log density. It is unrelated to the scores of a classifier, its outputs before the
+softmax.
+
+Axis letters: ``...`` the axes of an array x.
+"""
+
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks.checks import check_values, checkable, checked, describe, require
+from jaxblocks.diffusion.schedules import Schedule, align, check_schedule, checked_time
+from jaxblocks.precision import widen
+
+__all__ = [
+    "PREDICTION_TYPES",
+    "PredictionType",
+    "check_prediction",
+    "check_solvable",
+    "combine",
+    "convert",
+    "convert_unchecked",
+    "error_scale",
+]
+
+PredictionType: TypeAlias = Literal["eps", "x0", "v", "score", "velocity"]
+PREDICTION_TYPES: tuple[PredictionType, ...] = get_args(PredictionType)
+
+
+@checked
+def convert(
+    prediction: Float[Array, "*shape"],
+    x: Float[Array, "*shape"],
+    t: float | int | Float[Array, "*_batch"],
+    schedule: Schedule,
+    source: PredictionType,
+    target: PredictionType,
+    *,
+    check: bool = False,
+) -> Float[Array, "*shape"]:
+    r"""A prediction of type ``source`` at x as one of type ``target``.
+
+    .. math:: x_0 = \frac{x - \sigma\varepsilon}{\alpha} = \frac{\alpha x - \sigma v}{\alpha^2 + \sigma^2}
+        = \frac{\sigma' x - \sigma u}{\alpha\sigma' - \sigma\alpha'}, \qquad
+        \varepsilon = \frac{x - \alpha x_0}{\sigma} = -\sigma s = \frac{\sigma x + \alpha v}{\alpha^2 + \sigma^2}
+        = \frac{\alpha u - \alpha' x}{\alpha\sigma' - \sigma\alpha'}
+
+    with s the score and u the velocity. Nothing is clipped. Some conversions divide by 0 at an end: by the signal,
+    where it is 0 (``flow_matching_schedule`` at t = 1: from "eps" or "score" to "x0", "v" or "velocity"); by the noise
+    at t = 0 (from "x0" to others, and to "score"); and the velocity is infinite where :math:`\sigma'` is
+    (``variance_preserving_schedule``, ``ddpm_schedule`` and ``variance_exploding_schedule`` at t = 0).
+
+    Raises:
+        ValueError: where it would divide by 0; for an unknown prediction type; for shapes that do not fit, times
+            outside of [0, 1]. Under ``jit``, without ``check=True``, a division by 0 gives infinity or NaN.
+        TypeError: for integers.
+
+    >>> from jaxblocks.diffusion import flow_matching_schedule
+    >>> x0, eps = jnp.array([[1.0, -1.0]]), jnp.array([[0.5, 0.5]])
+    >>> x = 0.75 * x0 + 0.25 * eps  # flow matching at t = 0.25
+    >>> print(convert(eps, x, 0.25, flow_matching_schedule(), "eps", "x0"))
+    [[ 1. -1.]]
+    >>> print(convert(eps, x, 0.25, flow_matching_schedule(), "eps", "velocity"))
+    [[-0.5  1.5]]
+
+    Source: Salimans & Ho 2022, Progressive distillation, appendix D, arXiv:2202.00512; Song et al. 2021 (score,
+    probability flow), arXiv:2011.13456.
+    """
+    check_schedule(schedule)
+    wide = widen(x)
+    t = checked_time(t, wide, check)
+    check_solvable(t, schedule, source, target, check=check)
+    return convert_unchecked(prediction.astype(wide.dtype), wide, t, schedule, source, target).astype(prediction.dtype)
+
+
+def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, target: PredictionType) -> Array:
+    """`convert` without its checks."""
+    if source == target:
+        return p
+    a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
+    eps: Any = None
+    x0: Any = None
+    if source == "eps":
+        eps = p
+    elif source == "score":
+        eps = -s * p
+    elif source == "x0":
+        x0 = p
+    elif source == "v":
+        size = a * a + s * s
+        x0, eps = (a * x - s * p) / size, (s * x + a * p) / size
+    else:
+        da, ds = (align(rate, x) for rate in schedule.rates(t))
+        size = a * ds - s * da
+        x0, eps = (ds * x - s * p) / size, (a * p - da * x) / size
+    if x0 is None and target in ("x0", "v", "velocity"):
+        x0 = (x - s * eps) / a
+    if eps is None and target != "x0":
+        eps = (x - a * x0) / s
+    return combine(x0, eps, t, schedule, target)
+
+
+def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) -> Array:
+    """A prediction of type ``target`` from x0 and eps; the one that it does not need may be ``None``.
+
+    >>> from jaxblocks.diffusion import flow_matching_schedule
+    >>> print(combine(jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25), flow_matching_schedule(), "velocity"))
+    [2.]
+    """
+    if target == "eps":
+        return eps
+    if target == "x0":
+        return x0
+    if target == "score":
+        return -eps / align(schedule.noise(t), eps)
+    if target == "v":
+        return align(schedule.signal(t), eps) * eps - align(schedule.noise(t), eps) * x0
+    da, ds = (align(rate, eps) for rate in schedule.rates(t))
+    return da * x0 + ds * eps
+
+
+@checked
+def error_scale(
+    t: Float[Array, "*batch"], schedule: Schedule, prediction_type: PredictionType
+) -> Float[Array, "*batch"]:
+    r"""The error in a prediction at fixed x for an error of 1 in :math:`x_0`, as a positive factor.
+
+    .. math:: \varepsilon: \frac{\alpha}{\sigma}, \qquad s: \frac{\alpha}{\sigma^2}, \qquad
+        v: \frac{\alpha^2 + \sigma^2}{\sigma}, \qquad u: \frac{\alpha\sigma' - \sigma\alpha'}{\sigma}, \qquad x_0: 1
+
+    So a squared error in eps is one in x0, weighted by the signal-to-noise ratio.
+
+    >>> from jaxblocks.diffusion import flow_matching_schedule
+    >>> t = jnp.array(0.25)
+    >>> print(error_scale(t, flow_matching_schedule(), "eps"), error_scale(t, flow_matching_schedule(), "velocity"))
+    3.0 4.0
+
+    Source: Salimans & Ho 2022, section 4, arXiv:2202.00512; Kingma & Gao 2023, arXiv:2303.00848.
+    """
+    a, s = schedule.signal(t), schedule.noise(t)
+    if prediction_type == "x0":
+        return jnp.ones_like(a)
+    if prediction_type == "eps":
+        return a / s
+    if prediction_type == "score":
+        return a / (s * s)
+    if prediction_type == "v":
+        return (a * a + s * s) / s
+    da, ds = schedule.rates(t)
+    return (a * ds - s * da) / s
+
+
+# ---- checks shared by this subpackage --------------------------------------------------------
+
+
+def check_prediction(prediction, x) -> None:
+    """Raise a ``ValueError`` unless ``predict(x, t)`` returned an array of the shape of x.
+
+    >>> check_prediction(jnp.zeros(3), jnp.zeros(3))
+    """
+    if getattr(prediction, "shape", None) != x.shape:
+        repair = "let the net return one array with as many features as its input"
+        require(False, f"a prediction of the shape of x, {describe(x)}", prediction, repair)
+    if not jnp.issubdtype(prediction.dtype, jnp.floating):
+        repair = "compute in the dtype of x"
+        require(False, "a floating-point prediction", prediction, repair, error=TypeError)
+
+
+def check_solvable(t, schedule: Schedule, source: PredictionType, target: PredictionType, *, check=False) -> None:
+    """Raise a ``ValueError`` where the conversion from ``source`` to ``target`` divides by 0 (for known times)."""
+    if source == target or (known := checkable(t, check)) is None:
+        return
+
+    def refuse(bad, why):
+        check_values(
+            ~bad,
+            f"times at which {source} determines {target}, got t = {{time}}, where the conversion {why}; leave that "
+            "end out, as in times(schedule, steps, start=0.999, end=0.001), or predict another type: at t = 1 x0, v "
+            "or velocity, at t = 0 eps or v",
+            check=check,
+            time=known.ravel()[jnp.argmax(bad)],
+        )
+
+    if source in ("eps", "score") and target in ("x0", "v", "velocity"):
+        refuse(jnp.ravel(schedule.signal(known) <= 0), "divides by the signal, which is 0")
+    if source == "x0" or target == "score":
+        refuse(jnp.ravel(schedule.noise(known) <= 0), "divides by the noise, which is 0")
+    if "velocity" in (source, target):
+        refuse(jnp.ravel(~jnp.isfinite(schedule.rates(known)[1])), "needs the rate of the noise, which is infinite")

@@ -1,0 +1,45 @@
+"""Layers whose side inputs have other names, or are not read."""
+
+import inspect
+
+from jaxblocks.checks import require
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by
+
+__all__ = ["rename_side_inputs"]
+
+
+def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer | StatefulLayer:
+    """The layer with some of its side inputs under other names; it computes the same from the same params.
+
+    A combinator passes a side input to every child that declares it. New names separate side inputs that share a name
+    but not a meaning, such as the masks of two sequences.
+
+    Args:
+        layer: a pair, or a function of arrays.
+        names: ``old="new"`` for a side input that is read as ``new``; ``old=None`` for one that is not read, so that it
+            keeps its default. A name that the layer does not read is ignored.
+
+    >>> attention = rename_side_inputs(Attention(2), mask="context_mask", segment_ids=None)
+    >>> side_inputs(attention)
+    ('context_mask',)
+    """
+    layer = as_layer(layer)
+    kind = StatefulLayer if isinstance(layer, StatefulLayer) else Layer
+    return kind(_renamed(layer.init, names), _renamed(layer.apply, names))
+
+
+def _renamed(function, names):
+    declared = declared_by(function)
+    old_names = {names.get(name, name): name for name in declared if names.get(name, name)}
+
+    def call(*args, **side):
+        for name in side:
+            if name not in old_names:
+                require(False, f"side inputs out of {', '.join(sorted(old_names)) or 'none'}", name, error=TypeError)
+        return function(*args, **{old_names[name]: value for name, value in side.items()})
+
+    positional = [p for p in inspect.signature(function).parameters.values() if p.name not in declared]
+    keyword = [declared[old].replace(name=new) for new, old in old_names.items()]
+    call.__signature__ = inspect.Signature([*positional, *keyword])  # type: ignore[attr-defined]
+    call.__qualname__ = function.__qualname__  # so that its name in summaries is that of the layer
+    return call

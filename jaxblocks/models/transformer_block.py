@@ -1,0 +1,141 @@
+r"""The block of transformers: attention and an MLP, each a residual branch with a norm.
+
+Axis letters: ``...`` batch; ``time`` positions; ``time_c`` positions of the context.
+"""
+
+from collections.abc import Callable
+
+from jaxblocks import initializers
+from jaxblocks.activations import gelu, identity
+from jaxblocks.checks import PositiveInt, Rate, describe, require
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.layers.combinators import Wire
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.dropout import Dropout
+from jaxblocks.layers.norm import LayerNorm
+from jaxblocks.models.side_inputs import rename_side_inputs
+
+__all__ = ["TransformerBlock", "TransformerMLP"]
+
+
+@builder
+def TransformerBlock(
+    *,
+    attention: LayerLike,
+    mlp: LayerLike,
+    cross_attention: LayerLike | None = None,
+    norm: Callable = LayerNorm,
+    norm_first: bool = True,
+    dropout: Rate = 0.0,
+) -> Layer | StatefulLayer:
+    r"""One block of a transformer: residual branches of attention, of cross-attention where it is given, and of an MLP.
+
+    Each branch :math:`f` is :math:`x + f(N(x))` with ``norm_first`` (pre-norm), else :math:`N(x + f(x))` (post-norm),
+    with a norm :math:`N` of its own. Params are ``{"attention_norm", "attention", "mlp_norm", "mlp"}``, and
+    ``"cross_attention_norm"`` and ``"cross_attention"`` where there is cross-attention. All transformers of
+    `jaxblocks.models` are made of this block, so that one rule over paths, such as
+    ``select(params, "**/mlp/up/kernel")``, fits all of them.
+
+    Args:
+        attention: a layer ``(..., time, features)`` to the same, such as `Attention`. One with a cache makes the block
+            a ``StatefulLayer``.
+        mlp: a layer of the same shapes, such as `TransformerMLP`.
+        cross_attention: a layer of ``x, context``, such as `Attention`.
+        norm: ``norm()`` builds the norm of a branch, such as ``LayerNorm``, ``RMSNorm``, or
+            ``functools.partial(LayerNorm, epsilon=1e-6)``.
+        norm_first: ``True`` for pre-norm, ``False`` for post-norm.
+        dropout: the rate of the dropout at the end of each branch; above 0, ``apply`` reads ``train`` and ``key``.
+
+    Shapes: ``x`` ``(..., time, features)`` to the same. With ``cross_attention``, ``x`` and a context ``(..., time_c,
+    context_features)`` to both, the context unchanged, so that blocks can be stacked by `Serial` and `Repeat`.
+
+    Side inputs: those of the layers, such as ``mask`` and ``segment_ids`` of ``attention``. The ``mask`` of
+    ``cross_attention``, which is about the context, is called ``context_mask``; its ``segment_ids`` are not read.
+
+    Raises:
+        ValueError: where a layer changes the shape or dtype of ``x``.
+
+    >>> block = TransformerBlock(attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4))
+    >>> x = jnp.zeros((3, 4))
+    >>> params = block.init(jax.random.key(0), x)
+    >>> sorted(params), block.apply(params, x).shape
+    (['attention', 'attention_norm', 'dropout', 'mlp', 'mlp_norm'], (3, 4))
+    >>> params["mlp"]["up"]["kernel"].shape
+    (4, 16)
+
+    Source: Vaswani et al. 2017, Attention is all you need (post-norm), arXiv:1706.03762; Xiong et al. 2020, On layer
+    normalization in the transformer architecture (pre-norm), arXiv:2002.04745.
+    """
+    layers = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
+    if cross_attention is not None:
+        context_attention = rename_side_inputs(cross_attention, mask="context_mask", segment_ids=None)
+        layers |= dict(cross_attention_norm=norm(), cross_attention=context_attention)
+
+    def forward(f, x, *context):
+        def branch(name, x, *context):
+            layer, norm = getattr(f, name), getattr(f, f"{name}_norm")
+            y = f.dropout(layer(norm(x) if norm_first else x, *context))
+            _require_same(name, x, y)
+            return x + y if norm_first else norm(x + y)
+
+        x = branch("attention", x)
+        if cross_attention is not None:
+            x = branch("cross_attention", x, *context)
+        x = branch("mlp", x)
+        return (x, *context) if context else x
+
+    return Wire(forward, **layers, dropout=Dropout(dropout) if dropout else identity)
+
+
+@builder
+def TransformerMLP(
+    hidden: PositiveInt,
+    features: PositiveInt,
+    *,
+    gated: bool = False,
+    activation: LayerLike = gelu,
+    use_bias: bool = True,
+    dropout: Rate = 0.0,
+    kernel_init: Callable = initializers.lecun_normal(),
+    down_kernel_init: Callable | None = None,
+) -> Layer | StatefulLayer:
+    r"""The MLP of a transformer block, the same at each position: :math:`W_d\,\sigma(W_u x)`, biases left out.
+
+    With ``gated`` it is :math:`W_d\,(\sigma(W_g x) \odot W_u x)`. Params are ``{"up", "down"}``, and ``"gate"`` with
+    ``gated``, each as those of `Dense`.
+
+    Args:
+        hidden: features between the maps.
+        features: of the output, in a `TransformerBlock` those of the input.
+        gated: whether there is a gate :math:`W_g`.
+        activation: :math:`\sigma`, a layer or a function of arrays.
+        use_bias: ``False`` for maps without biases.
+        dropout: the rate of the dropout before the last map; above 0, ``apply`` reads ``train`` and ``key``.
+        kernel_init: of all kernels, ``f(key, shape, dtype)``.
+        down_kernel_init: of the kernel of ``down``, by default ``kernel_init``.
+
+    Shapes: ``(..., in)`` to ``(..., features)``.
+
+    >>> mlp = TransformerMLP(12, 4, gated=True, activation=silu, use_bias=False)
+    >>> jax.tree.map(jnp.shape, mlp.init(jax.random.key(0), jnp.zeros(4)))["gate"]
+    {'kernel': (4, 12)}
+
+    Source: Vaswani et al. 2017, section 3.3, arXiv:1706.03762; Shazeer 2020, GLU variants improve transformer
+    (``gated``), arXiv:2002.05202.
+    """
+    layers = dict(
+        up=Dense(hidden, use_bias=use_bias, kernel_init=kernel_init),
+        activation=activation,
+        dropout=Dropout(dropout) if dropout else identity,
+        down=Dense(features, use_bias=use_bias, kernel_init=down_kernel_init or kernel_init),
+    )
+    if not gated:
+        return Wire(lambda f, x: f.down(f.dropout(f.activation(f.up(x)))), **layers)
+    gate = Dense(hidden, use_bias=use_bias, kernel_init=kernel_init)
+    return Wire(lambda f, x: f.down(f.dropout(f.activation(f.gate(x)) * f.up(x))), **layers, gate=gate)
+
+
+def _require_same(name, x, y):
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        repair = f"give its last layer {x.shape[-1]} features"
+        require(False, f"{name} to keep shape and dtype, {describe(x)}", y, repair)
