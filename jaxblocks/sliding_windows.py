@@ -13,9 +13,12 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, SupportsIndex, TypeAlias
 
-from jaxtyping import Array, Shaped
+from jax import Array, ShapeDtypeStruct
+from jaxtyping import Shaped
 
 from jaxblocks.checks import check, describe, public_name
+
+_ArrayOrShape = Array | ShapeDtypeStruct
 
 __all__ = [
     "Padding",
@@ -166,7 +169,7 @@ def check_padding(padding: Padding, axes: int) -> None:
     pads_of(padding, *((1,) * axes,) * 3)
 
 
-def check_spatial(x: Shaped[Array, "..."], axes: int) -> None:
+def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
     """Raise a ``ValueError`` unless ``x`` has this many spatial axes and one of channels.
 
     >>> import jax.numpy as jnp
@@ -177,7 +180,7 @@ def check_spatial(x: Shaped[Array, "..."], axes: int) -> None:
     check(len(x.shape) > axes, expected, x, "add the missing axis, as in x[..., None]")
 
 
-def check_fit(windows: Windows, x: Shaped[Array, "..."]) -> None:
+def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
     """Raise a ``ValueError`` unless at least one window fits into each spatial axis of ``x``.
 
     >>> import jax.numpy as jnp
@@ -193,7 +196,7 @@ def check_fit(windows: Windows, x: Shaped[Array, "..."]) -> None:
     )
 
 
-def channels_first(x: Shaped[Array, "..."], axes: int) -> str:
+def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> str:
     """The end of an error message, where the channels of ``x`` seem to stand before its spatial axes."""
     first = len(x.shape) - axes - 1
     if axes > 1 and x.shape[first] <= 4 < min(x.shape[first + 1 :]):
@@ -201,7 +204,7 @@ def channels_first(x: Shaped[Array, "..."], axes: int) -> str:
     return ""
 
 
-def warn_channels_first(x: Shaped[Array, "..."], axes: int) -> None:
+def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
     """Warn where ``x`` is clearly ``(..., channels, height, width)``: 1 or 3 channels, then equal sizes above 4.
 
     A fresh layer accepts any number of channels, so that it would convolve over the channels without an error.

@@ -265,27 +265,32 @@ def test_a_batch_of_sequences_with_a_mask_in_three_lines():
 def test_what_does_not_fit_is_said(sentences):
     net = LSTM(4, stateful=True)
     params, carry = net.init(jax.random.key(0), X)
-    with pytest.raises(ValueError, match=r"lstm_step expects kernel of shape \(3, 16\).*float32 \(2, 16\) came"):
+    with pytest.raises(
+        ValueError,
+        match=r"LSTMCell expected .*kernel \(in, 4\*hidden\) with the same size of in, got float32 \(3, 3\) and float32 \(2, 16\)",
+    ):
         net.apply(params, carry, jnp.ones((3, 6, 3)))
-    with pytest.raises(ValueError, match="the same batch axes and dtype.*make the carry with init"):
+    with pytest.raises(
+        ValueError, match=r"its carry, .*float32 \(2, 4\), got float32 \(3, 4\).*pass the carry that init made"
+    ):
         net.apply(params, carry, X[:2])
     net.apply(params, net.init(jax.random.key(0), X[:2])[1], X[:2])
     for wrong in ((), {"hidden": X}):
-        with pytest.raises(TypeError, match=r"LSTMCell expects its carry, a dict .* pass the carry that init made"):
+        with pytest.raises(TypeError, match=r"LSTMCell expected its carry, a dict .* pass the carry that init made"):
             net.apply(params, wrong, X)
     for build in (GRU, RNN):
-        with pytest.raises(TypeError, match=r"Cell expects its carry, an array, but a tuple came; pass the carry that"):
+        with pytest.raises(TypeError, match=r"Cell expected its carry, an array, .*got \(\); pass the carry that"):
             build(4, stateful=True).apply(build(4).init(jax.random.key(0), X), (), X)
     with pytest.raises(TypeError, match=r"pass cells: Bidirectional\(LSTMCell\(3\), LSTMCell\(3\)\)"):
         Bidirectional(LSTM(3), LSTM(3))
     Bidirectional(LSTMCell(3), LSTMCell(3)).init(jax.random.key(0), X)
-    with pytest.raises(ValueError, match="adds forget_bias to a bias, but has none"):
+    with pytest.raises(ValueError, match="a bias for forget_bias to be added to"):
         LSTMCell(2, forget_bias=3.0, use_bias=False, recurrent_bias=False)
     with pytest.raises(TypeError, match="convert it with"):
         LSTM(4).init(jax.random.key(0), X.astype(jnp.int32))
-    with pytest.raises(ValueError, match="'after' or 'before', but 'during' came"):
+    with pytest.raises(ValueError, match="'after' or 'before', got 'during'"):
         GRUCell(4, reset="during")
-    with pytest.raises(ValueError, match="whole number >= 1, but 0 came"):
+    with pytest.raises(ValueError, match="an integer >= 1, got 0"):
         LSTM(0)
     with pytest.raises(ValueError, match=r"inputs \(..., time, features\)"):
         LSTM(4).init(jax.random.key(0), jnp.ones(3))

@@ -9,7 +9,7 @@ on the carry, ``bias`` :math:`b` and ``recurrent_bias`` :math:`b'` are added to 
 concatenated along the last axis.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import jax
@@ -173,9 +173,11 @@ def RNNCell(
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
-    def apply(params, hidden: Float[Array, "*batch hidden"], x: Float[Array, "*batch in"]):
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
         check_drawn(params)
-        hidden = rnn_step(x if dtype is None else x.astype(dtype), hidden, **params, activation=activation)
+        x = x if dtype is None else x.astype(dtype)
+        _check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
+        hidden = rnn_step(x, hidden, **params, activation=activation)
         return hidden, hidden
 
     return StatefulLayer(init, apply)
@@ -217,9 +219,11 @@ def GRUCell(
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
-    def apply(params, hidden: Float[Array, "*batch hidden"], x: Float[Array, "*batch in"]):
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
         check_drawn(params)
-        hidden = gru_step(x if dtype is None else x.astype(dtype), hidden, **params, reset=reset)
+        x = x if dtype is None else x.astype(dtype)
+        _check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
+        hidden = gru_step(x, hidden, **params, reset=reset)
         return hidden, hidden
 
     return StatefulLayer(init, apply)
@@ -273,10 +277,11 @@ def LSTMCell(
         zeros = jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
         return params, {"hidden": zeros, "cell": zeros}
 
-    def apply(params, carry: Mapping, x: Float[Array, "*batch in"]):
+    def apply(params, carry, x: Float[Array, "*batch in"]):
         check_drawn(params)
-        check_params(carry, hidden=(*x.shape[:-1], features), cell=(*x.shape[:-1], features))
         x = x if dtype is None else x.astype(dtype)
+        like = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
+        _check_carry(carry, {"hidden": like, "cell": like})
         hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
 
@@ -393,7 +398,12 @@ def _params_of_gates(gates, features, use_bias, recurrent_bias, kernel_init, rec
     """
     kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
     width = gates * features
-    shapes = {"kernel": (None, width), "recurrent_kernel": (features, width), "bias": (width,), "recurrent_bias": (width,)}
+    shapes = {
+        "kernel": (None, width),
+        "recurrent_kernel": (features, width),
+        "bias": (width,),
+        "recurrent_bias": (width,),
+    }
     initialize = {"kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init}
 
     def draw(key, x):
@@ -411,6 +421,18 @@ def _params_of_gates(gates, features, use_bias, recurrent_bias, kernel_init, rec
         check_params(params, **{name: shape for name, shape in shapes.items() if kept.get(name, True)})
 
     return draw, check_drawn
+
+
+def _check_carry(carry, like):
+    """The carry has the structure, shapes and dtypes of that of ``init``."""
+    got, wanted = jax.tree.leaves(carry), jax.tree.leaves(like)
+    same_tree = jax.tree.structure(carry) == jax.tree.structure(like) and all(hasattr(a, "dtype") for a in got)
+    if not same_tree or any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)):
+        expected = "an array" if isinstance(like, jax.ShapeDtypeStruct) else f"a dict of {' and '.join(sorted(like))}"
+        words = ", ".join(map(describe, got)) if same_tree else describe(carry)
+        repair = "pass the carry that init made for inputs like x, or that the last call returned"
+        error = ValueError if same_tree else TypeError
+        check(False, f"its carry, {expected}, {describe(wanted[0])}", words, repair, error=error)
 
 
 def _check_dtype_of_carry(x, hidden):

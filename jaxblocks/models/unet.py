@@ -30,7 +30,7 @@ from jaxblocks.layers.mlp import MLP
 from jaxblocks.layers.norm import GroupNorm
 from jaxblocks.models.tokens import SelfAttention, as_tokens
 from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.windows import require_spatial
+from jaxblocks.sliding_windows import check_spatial
 
 __all__ = ["UNet", "time_features"]
 
@@ -282,7 +282,7 @@ def _for_each_image(name, value, x):
 
 
 def _require_image(x, factor):
-    require_spatial("UNet", x, 2)
+    check_spatial(x, 2)
     height, width = x.shape[-3:-1]
     if height % factor or width % factor:
         raise ValueError(
