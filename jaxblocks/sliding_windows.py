@@ -213,7 +213,7 @@ def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
     spatial = set(x.shape[first + 1 :])
     if axes > 1 and x.shape[first] in (1, 3) and len(spatial) == 1 and min(spatial) > 4:
         warnings.warn(
-            f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}, whose channels seem "
-            f"to come first; if they do, write jnp.moveaxis(x, {first}, -1).",
+            f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}, whose channels "
+            f"seem to come first; if they do, write jnp.moveaxis(x, {first}, -1).",
             stacklevel=3,
         )

@@ -322,7 +322,7 @@ axes = plotting.matrix(K, axes)
 # leave the whole as it is:
 
 # %%
-block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), global_features=jb.Dense(2))
+block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), graph=jb.Dense(2))
 block_params = block.init(jax.random.key(0), graph)
 order = jnp.array([2, 0, 3, 1])  # the new node i is the old node order[i]
 place = jnp.argsort(order)

@@ -1,4 +1,4 @@
-"""Convolution and its adjoint: the lectures' numbers, numpy loops, torch, laws of shifting, and bad input."""
+"""Convolution and its adjoint: the lectures' numbers, numpy loops, torch, equivariance, and errors."""
 
 import functools
 
@@ -56,7 +56,7 @@ def torch():
 
 
 def test_a_kernel_slides_over_a_signal():
-    """CONV-01: a_1 x_i + a_2 x_{i+1} + a_3 x_{i+2}, of length d_in - 2, then a rectifier."""
+    """a_1 x_i + a_2 x_{i+1} + a_3 x_{i+2}, of length d_in - 2, then a rectifier."""
     x, a = (1, -1, 2, 0, 3), (1, 2, -1)
     y = conv(line(*x), taps(*a))[:, 0]
     np.testing.assert_array_equal(y, [-3, 3, -1])
@@ -65,7 +65,7 @@ def test_a_kernel_slides_over_a_signal():
 
 
 def test_the_kernel_is_not_flipped():
-    """CONV-05: a sliding inner product gives (-2, -2, -2); the flipped one of mathematics (2, 2, 2)."""
+    """A sliding inner product gives (-2, -2, -2); the flipped one of mathematics (2, 2, 2)."""
     x = line(1, 2, 3, 4, 5)
     np.testing.assert_array_equal(conv(x, taps(1, 0, -1))[:, 0], [-2, -2, -2])
     np.testing.assert_array_equal(
@@ -74,7 +74,7 @@ def test_the_kernel_is_not_flipped():
 
 
 def test_signal_and_kernel_are_not_interchangeable():
-    """E60: the lecture writes kernel * signal in one place and signal * kernel in another."""
+    """The lecture writes kernel * signal in one place and signal * kernel in another."""
     x, w = line(1, 2, 3, 4), line(1, 0, -1, 2)
     for both in ("same", "valid"):
         one, other = conv(x, w[:, :, None], padding=both), conv(w, x[:, :, None], padding=both)
@@ -82,7 +82,7 @@ def test_signal_and_kernel_are_not_interchangeable():
 
 
 def test_the_lectures_layer():
-    """CONV-04: from 3 x 28 x 28 to 8 x 26 x 26 with 224 parameters, where a dense layer has 12,725,024."""
+    """From 3 x 28 x 28 to 8 x 26 x 26 with 224 parameters, where a dense layer has 12,725,024."""
     layer, x = Conv(8, (3, 3)), jax.ShapeDtypeStruct((28, 28, 3), jnp.float32)
     params = layer.init(jax.random.key(0), x)
     assert count_params(params) == 224
@@ -96,7 +96,7 @@ def test_the_lectures_layer():
     [(5, 3, 1, 0, 1, 3), (28, 5, 1, 0, 1, 24), (32, 3, 2, 1, 1, 16), (32, 3, 1, 0, 2, 28)],
 )
 def test_sizes(n, k, s, p, d, size):
-    """E60: floor((H + 2p - d(k - 1) - 1) / s) + 1; the printed H - k + 1 holds for the plain case only."""
+    """floor((H + 2p - d(k - 1) - 1) / s) + 1; the printed H - k + 1 holds for the plain case only."""
     x, w = jax.ShapeDtypeStruct((n, 1), jnp.float32), jnp.zeros((k, 1, 1))
     out = jax.eval_shape(lambda x: conv(x, w, stride=s, padding=p, dilation=d), x)
     assert out.shape == (size, 1)
@@ -104,7 +104,7 @@ def test_sizes(n, k, s, p, d, size):
 
 
 def test_sizes_are_torchs_over_a_grid(torch):
-    """CONV-06, CONV-10: every size of (H, k, s, p, d) and, transposed, of output padding."""
+    """Every size of (H, k, s, p, d) and, transposed, of output padding."""
     for n, k, s, p, d in np.ndindex(3, 3, 3, 2, 2):
         n, k, s, d = n + 4, k + 1, s + 1, d + 1
         w, like = jnp.zeros((k, 1, 1)), jax.ShapeDtypeStruct((n, 1), jnp.float32)
@@ -125,7 +125,7 @@ def test_sizes_are_torchs_over_a_grid(torch):
 
 
 def test_the_transposed_convolution_is_a_full_convolution():
-    """E63: (1, 4, 10, 12, 9) of length H + k - 1; the printed sum over j, a correlation, has (14, 8, 3)."""
+    """(1, 4, 10, 12, 9) of length H + k - 1; the printed sum over j, a correlation, has (14, 8, 3)."""
     x = (1, 2, 3)
     np.testing.assert_array_equal(conv_transpose(line(*x), taps(*x))[:, 0], [1, 4, 10, 12, 9])
     np.testing.assert_array_equal(conv_transpose(line(*x), taps(1, 0, -1))[:, 0], [1, 2, 2, -2, -3])
@@ -139,7 +139,7 @@ def test_the_transposed_convolution_is_a_full_convolution():
     ("n", "k", "s", "p", "d", "op", "size"), [(4, 3, 2, 0, 1, 0, 9), (4, 3, 2, 1, 1, 1, 8), (5, 3, 1, 0, 1, 0, 7)]
 )
 def test_transposed_sizes(n, k, s, p, d, op, size):
-    """E63: (H - 1)s - 2p + d(k - 1) + op + 1."""
+    """(H - 1)s - 2p + d(k - 1) + op + 1."""
     y = conv_transpose(jnp.zeros((n, 1)), jnp.zeros((k, 1, 1)), stride=s, dilation=d, padding=p, output_padding=op)
     assert y.shape == (size, 1)
 
@@ -171,7 +171,7 @@ SETTINGS = [  # axes, stride, dilation, groups, padding
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("direction", ["forward", "transposed"])
 def test_against_torch(torch, setting, direction):
-    """CONV-04, 07, 09: torch's values and all gradients, 1e-10 in float64, of images also 1e-5 in float32."""
+    """torch's values and all gradients, 1e-10 in float64, of images also 1e-5 in float32."""
     axes, stride, dilation, groups, padding = setting
     kernel_size, sizes = (3, 2, 2)[:axes], (7, 6, 5)[:axes]
     kernel = normal(*kernel_size, 4 // groups, 8)
@@ -232,7 +232,7 @@ def test_odd_shapes_against_loops(data):
 
 
 def test_a_convolution_is_an_affine_map_of_patches():
-    """CONV-11: patches (im2col) times the kernel as a matrix; a 1 x 1 kernel_size is a dense layer at every position."""
+    """Patches (im2col) times the kernel as a matrix; a 1 x 1 kernel is a dense layer at every position."""
     x, kernel = normal(2, 6, 5, 3), normal(3, 2, 3, 4)
     patches = np.lib.stride_tricks.sliding_window_view(x, (3, 2), (1, 2))  # (batch, i, j, in, 3, 2)
     expected = np.moveaxis(patches, 3, -1).reshape(2, 4, 4, -1) @ kernel.reshape(-1, 4)
@@ -278,14 +278,14 @@ def test_same_has_a_position_per_stride_and_splits_as_xla_does():
     np.testing.assert_array_equal(y, plain)
 
 
-def test_causal_reads_nothing_that_comes_later():
+def test_causal_padding_reads_no_later_position():
     x, kernel = jnp.asarray(normal(9, 2), jnp.float32), jnp.asarray(normal(3, 2, 2), jnp.float32)
     run = lambda x: conv(x, kernel, dilation=2, padding="causal")
     moved = run(x.at[5].add(1.0)) != run(x)
     np.testing.assert_array_equal(moved.any(-1), [False] * 5 + [True, False, True, False])
 
 
-def test_batch_axes_may_be_any_number_none_included():
+def test_any_number_of_batch_axes():
     x, kernel = jnp.asarray(normal(2, 3, 5, 4, 2), jnp.float32), jnp.asarray(normal(2, 2, 2, 3), jnp.float32)
     for run in (conv, conv_transpose):
         k = kernel if run is conv else jnp.swapaxes(kernel, -1, -2)
@@ -301,7 +301,7 @@ def test_groups_are_separate_convolutions_and_depthwise_one_per_channel():
         convolution(x, kernel, groups=2),
         np.concatenate([convolution(x[..., :2], kernel[..., :3]), convolution(x[..., 2:], kernel[..., 3:])], -1),
     )
-    layer = DepthwiseConv(3, 2)
+    layer = DepthwiseConv(3, multiplier=2)
     params = layer.init(jax.random.key(0), jnp.asarray(x, jnp.float32))
     assert params["kernel"].shape == (3, 1, 8) and params["bias"].shape == (8,)
     y = layer.apply(params, jnp.asarray(x, jnp.float32))
@@ -314,7 +314,7 @@ def test_groups_are_separate_convolutions_and_depthwise_one_per_channel():
 @pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (34, 34), (68, 34)])
 def test_groups_written_out_are_xlas(monkeypatch, channels, groups):
     """Shifts for small depthwise windows, parts for few groups, else XLA's own form: all the same numbers."""
-    wide = 70 if channels == 34 else 3  # a kernel_size too large for shifts
+    wide = 70 if channels == 34 else 3  # a kernel too large for shifts
     x = jnp.asarray(normal(2, wide + 2, channels), jnp.float32)
     kernel = jnp.asarray(normal(wide, channels // groups, channels) / wide, jnp.float32)
     run = lambda: conv(x, kernel, stride=2, groups=groups, padding=1)
@@ -327,11 +327,11 @@ def test_groups_written_out_are_xlas(monkeypatch, channels, groups):
     assert calls == [groups]
 
 
-# ---- laws --------------------------------------------------------------------------------------
+# ---- properties --------------------------------------------------------------------------------
 
 
 def test_shifting_the_input_shifts_the_output():
-    """E14, CONV-08: equivariance, exactly, on a torus; with zero padding away from the borders only."""
+    """Equivariance, exactly, on a torus; with zero padding away from the borders only."""
     x, kernel = jnp.asarray(normal(8, 7, 2), jnp.float32), jnp.asarray(normal(3, 3, 2, 3), jnp.float32)
     shift = lambda a: jnp.roll(a, (2, -1), (0, 1))
     torus = lambda x: conv(x, kernel, padding="same", padding_mode="circular")
@@ -343,7 +343,7 @@ def test_shifting_the_input_shifts_the_output():
 
 
 def test_the_convolution_is_not_invariant_but_its_global_pool_is():
-    """The lecture says translation-invariant; that is what a global pool adds (E14)."""
+    """The lecture says translation-invariant; a global pool adds that."""
     x, kernel = jnp.asarray(normal(8, 7, 2), jnp.float32), jnp.asarray(normal(3, 3, 2, 3), jnp.float32)
     torus = lambda x: conv(x, kernel, padding="same", padding_mode="circular")
     moved = jnp.roll(x, 3, 0)
@@ -363,7 +363,7 @@ def test_the_convolution_is_not_invariant_but_its_global_pool_is():
     ids=str,
 )
 def test_adjoint_identity(stride, dilation, groups, padding, sizes):
-    """<conv u, x> = <u, conv_transpose x> with one kernel; it is what reverse mode computes (E63, CONV-09)."""
+    """<conv u, x> = <u, conv_transpose x> with one kernel; reverse mode computes it."""
     with jax.enable_x64(True):
         u, kernel = jnp.asarray(normal(2, *sizes, 4)), jnp.asarray(normal(3, 2, 4 // groups, 8))
         options = dict(stride=stride, dilation=dilation, groups=groups, padding=padding)
@@ -388,7 +388,7 @@ def test_the_transposed_convolution_against_loops():
 
 
 def test_weight_sharing_adds_up_gradients():
-    """CONV-03: the kernel's gradient is that of the banded matrix, summed over each diagonal."""
+    """The kernel's gradient is that of the banded matrix, summed over each diagonal."""
     x, weights, a = normal(10).astype(np.float32), normal(8).astype(np.float32), taps(1.0, -2.0, 0.5)
     shared = jax.grad(lambda a: conv(jnp.asarray(x)[:, None], a)[:, 0] @ weights)(a)[:, 0, 0]
     dense = np.outer(weights, x)  # the gradient of weights . A x
@@ -396,7 +396,7 @@ def test_weight_sharing_adds_up_gradients():
 
 
 def test_second_derivatives_and_devices():
-    """Hessians by forward over reverse mode, and shards of a batch, agree with the plain thing, groups included."""
+    """Hessians by forward over reverse mode, and shards of a batch, agree with one device and finite differences, groups included."""
     x, kernel = jnp.asarray(normal(8, 4, 4), jnp.float32), jnp.asarray(normal(2, 1, 4), jnp.float32)
     mesh = jax.make_mesh((8,), ("batch",), axis_types=(AxisType.Auto,))
     batch = PartitionSpec("batch")
@@ -430,13 +430,13 @@ def test_dtypes():
     [
         (Conv(256, (3, 3)), 64, 9 * 64),
         (Conv(256, 5, groups=4), 256, 5 * 64),
-        (DepthwiseConv((3, 3), 8), 512, 9),
+        (DepthwiseConv((3, 3), multiplier=8), 512, 9),
         (ConvTranspose(64, (3, 3)), 256, 9 * 256),
         (ConvTranspose(256, 3, groups=8), 256, 3 * 32),
     ],
 )
 def test_initial_kernels_have_variance_one_over_fan_in(layer, channels, fan_in):
-    """LeCun's rule; the fan-in counts the kernel_size and the channels of one group."""
+    """LeCun's rule; the fan-in counts the positions of the kernel and the channels of one group."""
     axes = 1 if fan_in in (5 * 64, 3 * 32) else 2
     like = jax.ShapeDtypeStruct((*[8] * axes, channels), jnp.float32)
     params = layer.init(jax.random.key(0), like)
@@ -444,7 +444,7 @@ def test_initial_kernels_have_variance_one_over_fan_in(layer, channels, fan_in):
     assert not params["bias"].any()
 
 
-def test_a_decoder_may_share_the_kernel_of_its_encoder():
+def test_a_decoder_can_share_the_kernel_of_its_encoder():
     """ConvTranspose takes the params of the Conv whose adjoint it is."""
     x = jnp.asarray(normal(2, 6, 6, 3), jnp.float32)
     options = dict(stride=2, padding=1, use_bias=False)
@@ -455,7 +455,7 @@ def test_a_decoder_may_share_the_kernel_of_its_encoder():
     assert decoder.apply(params, code).shape == x.shape
 
 
-# ---- bad input: each sentence, and its repair --------------------------------------------------
+# ---- errors and their repairs ------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("sentences")
@@ -518,13 +518,13 @@ def test_groups_that_do_not_divide():
     with pytest.raises(ValueError, match="groups to be an integer >= 1, got 0"):
         conv(x, jnp.zeros((3, 2, 8)), groups=0)
     with pytest.raises(ValueError, match="multiplier to be an integer"):
-        DepthwiseConv(3, 0)
+        DepthwiseConv(3, multiplier=0)
     with pytest.raises(ValueError, match="features to be an integer"):
         ConvTranspose(0, 3)
 
 
 @pytest.mark.usefixtures("sentences")
-def test_options_that_cannot_be_read():
+def test_invalid_options():
     x, kernel = jnp.zeros((5, 1)), jnp.zeros((3, 1, 1))
     for padding in ("full", -1, (1, 0), ((1, 2, 3),), True, 1.5, (None,)):
         with pytest.raises(ValueError, match=r"padding to be one of 'valid', 'same', 'causal'.*written \(\(2, 0\),\)"):
@@ -556,7 +556,7 @@ def test_options_that_cannot_be_read():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_numbers_of_numpy():
+def test_integers_of_numpy():
     x, two = jnp.asarray(normal(7, 7, 2), jnp.float32), np.int64(2)
     layers = [
         (Conv(two, (two, two), stride=two, padding=np.int32(1)), Conv(2, (2, 2), stride=2, padding=1)),
@@ -569,7 +569,7 @@ def test_numbers_of_numpy():
 
 @pytest.mark.parametrize("layer", [Conv(2, (3, 3)), ConvTranspose(2, (3, 3)), DepthwiseConv((3, 3))])
 def test_channels_first_is_warned_of(layer):
-    """A fresh layer takes any number of channels, so nothing else would tell."""
+    """A fresh layer takes any number of channels, so that no shape check can find it."""
     x = jnp.zeros((2, 3, 8, 8))
     with pytest.warns(UserWarning, match=r"channels last.*got float32 \(2, 3, 8, 8\).*write jnp.moveaxis\(x, 1, -1\)"):
         layer.init(jax.random.key(0), x)
@@ -577,8 +577,8 @@ def test_channels_first_is_warned_of(layer):
     layer.init(jax.random.key(0), jnp.zeros((2, 4, 8, 8)))
 
 
-def test_padding_is_read_when_a_layer_is_built():
-    """A name that does not exist is told where it was written, not where the net is applied."""
+def test_padding_is_checked_when_a_layer_is_built():
+    """An unknown name is an error of the builder, not of apply."""
     for build in (
         lambda: Conv(8, (3, 3), padding="SAMEE"),
         lambda: DepthwiseConv((3, 3), padding=(1, 2, 3)),

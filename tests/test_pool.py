@@ -1,4 +1,4 @@
-"""Pooling: torch and numpy loops, who gets the derivative of a tie, what padding counts for, and bad input."""
+"""Pooling: torch and numpy loops, the derivative of ties, the count of padding, and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def torch():
 
 
 def with_ties(*shape):
-    """Whole numbers from 0 to 2: nearly every window_shape has several maxima."""
+    """Integers from 0 to 2: nearly every window has several maxima."""
     return RNG.integers(0, 3, shape).astype(np.float64)
 
 
@@ -134,7 +134,7 @@ def test_global_pools_are_reductions():
 
 
 def test_pools_that_are_the_same():
-    """A window_shape as large as the input, one bin, and the global pool."""
+    """A window as large as the input, one bin, and the global pool."""
     x = jnp.asarray(normal(2, 6, 5, 3), jnp.float32)
     for pool, bins, everything in (
         (max_pool, adaptive_max_pool, global_max_pool),
@@ -146,7 +146,7 @@ def test_pools_that_are_the_same():
         np.testing.assert_array_equal(bins(x, (6, 5)), x)
 
 
-# ---- what was chosen ---------------------------------------------------------------------------
+# ---- conventions -------------------------------------------------------------------------------
 
 
 def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
@@ -171,7 +171,7 @@ def test_the_global_maximum_shares_the_derivative_of_a_tie():
 
 
 def test_padding_counts_only_when_asked():
-    """A constant stays a constant, at the borders too; with count_padding it fades there."""
+    """A constant stays a constant, at the borders too; with count_padding it decreases there."""
     ones = jnp.ones((4, 4, 1))
     np.testing.assert_array_equal(avg_pool(ones, (3, 3), stride=1, padding=1), ones)
     close(avg_pool(ones, (3, 3), stride=1, padding=1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
@@ -182,13 +182,13 @@ def test_padding_is_never_the_maximum():
     np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 2, stride=1, padding="causal")[:, 0], [-5, -4, -3])
 
 
-def test_what_is_left_over_is_dropped():
+def test_left_over_entries_are_dropped():
     np.testing.assert_array_equal(max_pool(line(1, 2, 3, 4, 9), 2)[:, 0], [2, 4])
     assert not jax.grad(lambda x: max_pool(x, 2).sum())(line(1, 2, 3, 4, 9))[4, 0]
 
 
 def test_nan_and_infinity_stay_in_their_windows():
-    """A NaN comes out of every window_shape that holds it, wherever it stands in it, and out of no other."""
+    """A NaN gives NaN in every window that holds it, at any place, and in no other."""
     with jax.debug_nans(False):
         for at in range(6):
             x = line(*range(6)).at[at].set(jnp.nan)
@@ -232,11 +232,11 @@ def test_layers_are_the_functions():
     np.testing.assert_array_equal(counted, avg_pool(x, (3, 2), stride=2, padding=1, count_padding=True))
 
 
-# ---- bad input ---------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("sentences")
-def test_sentences():
+def test_errors():
     x = jnp.zeros((8, 3, 32, 32))
     for pool, name in ((MaxPool, "MaxPool"), (AvgPool, "AvgPool")):
         for window_shape in (0, (2, 0), "2"):
@@ -280,7 +280,7 @@ def test_sentences():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_numbers_of_numpy():
+def test_integers_of_numpy():
     x, two = jnp.asarray(normal(6, 6, 1), jnp.float32), np.int64(2)
     np.testing.assert_array_equal(
         max_pool(x, (two, two), stride=two, padding=np.int32(1)), max_pool(x, (2, 2), stride=2, padding=1)
@@ -292,7 +292,7 @@ def test_numbers_of_numpy():
 
 @pytest.mark.parametrize("layer", [MaxPool((2, 2)), AvgPool((2, 2)), GlobalMaxPool(2), GlobalAvgPool(2)])
 def test_channels_first_is_warned_of(layer):
-    """Where channels stand first beyond doubt; a low image with as many channels as columns is no such case."""
+    """Where channels clearly come first; not for a low image with as many channels as columns."""
     x = jnp.zeros((2, 3, 8, 8))
     with pytest.warns(UserWarning, match=r"channels last.*got float32 \(2, 3, 8, 8\).*write jnp.moveaxis\(x, 1, -1\)"):
         layer.init(jax.random.key(0), x)

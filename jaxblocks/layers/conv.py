@@ -173,7 +173,7 @@ def Conv(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The convolutional layer :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
+    r"""The convolution :math:`y = x \star w + b` as a layer, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
 
     Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
 
@@ -217,8 +217,8 @@ def Conv(
 @builder
 def DepthwiseConv(
     kernel_size: PerAxis,
-    multiplier: PositiveInt = 1,
     *,
+    multiplier: PositiveInt = 1,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
     padding: Padding = "valid",

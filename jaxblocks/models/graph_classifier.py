@@ -105,11 +105,11 @@ def read_out(graph: Graph, pool: Literal["sum", "mean", "max"] = "sum") -> Float
     """
     rows, owner = graph.nodes, graph.node_graph
     if owner is None:
-        return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, pool, mask=graph.node_mask)
+        return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, how=pool, mask=graph.node_mask)
     counted = graph.graph_mask if graph.graph_mask is not None else graph.global_features
     if counted is None:
         raise ValueError(
             "read_out expects graph_mask or global_features to say how many graphs there are, but node_graph came without "
             "them; make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)."
         )
-    return aggregate(rows, owner, counted.shape[0], pool, mask=graph.node_mask)
+    return aggregate(rows, owner, counted.shape[0], how=pool, mask=graph.node_mask)
