@@ -16,7 +16,7 @@ from typing import NamedTuple, SupportsIndex, TypeAlias
 from jax import Array, ShapeDtypeStruct
 from jaxtyping import Shaped
 
-from jaxblocks.checks import check, describe, public_name
+from jaxblocks.checks import describe, public_name, require
 
 _ArrayOrShape = Array | ShapeDtypeStruct
 
@@ -30,6 +30,7 @@ __all__ = [
     "check_fit",
     "check_padding",
     "check_spatial",
+    "padding_per_axis",
     "pads_of",
     "per_axis",
     "slide",
@@ -86,8 +87,8 @@ def pads_of(
     hint = " (one axis with a pair is written ((2, 0),))" if axes == 1 else ""
     expected = "padding to be one of 'valid', 'same', 'causal', an integer >= 0, or a sequence with a name, an "
     expected += f"integer or a pair (before, after) for each of {axes} spatial axes{hint}"
-    every = (padding,) * axes if isinstance(padding, str) or as_integer(padding) is not None else padding
-    check(isinstance(every, Sequence) and len(every) == axes, expected, repr(padding))
+    every = padding_per_axis(padding, axes)
+    require(isinstance(every, Sequence) and len(every) == axes, expected, repr(padding))
     pads = []
     for one, n, span, stride in zip(every, sizes, spans, strides, strict=True):
         if one == "same":
@@ -97,9 +98,19 @@ def pads_of(
             one = {"valid": (0, 0), "causal": (span - 1, 0)}.get(one, ())
         one = (one, one) if as_integer(one) is not None else one
         pair = tuple(map(as_integer, one)) if isinstance(one, Sequence) else ()
-        check(len(pair) == 2 and all(p is not None and p >= 0 for p in pair), expected, repr(padding))
+        require(len(pair) == 2 and all(p is not None and p >= 0 for p in pair), expected, repr(padding))
         pads.append(pair)
     return tuple(pads)
+
+
+def padding_per_axis(padding: Padding, axes: int) -> Sequence:
+    """The padding of each axis as the user wrote it.
+
+    >>> padding_per_axis("same", 2)
+    ('same', 'same')
+    """
+    one_for_all = isinstance(padding, str) or as_integer(padding) is not None
+    return (padding,) * axes if one_for_all else padding  # type: ignore[return-value]
 
 
 def per_axis(name: str, value: PerAxis, axes: int, least: int = 1) -> tuple[int, ...]:
@@ -112,7 +123,7 @@ def per_axis(name: str, value: PerAxis, axes: int, least: int = 1) -> tuple[int,
     integers = tuple(map(as_integer, values)) if isinstance(values, Sequence) else ()
     each = f", or {axes} of them, one per spatial axis" if axes > 1 else ""
     example = 3 if name in ("kernel_size", "window_shape") else least
-    check(
+    require(
         len(integers) == axes and all(n is not None and n >= least for n in integers),
         f"{name} to be an integer >= {least}{each}",
         repr(value),
@@ -130,7 +141,7 @@ def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
     value = (value,) if as_integer(value) is not None else value  # type: ignore[assignment]
     axes = len(value) if isinstance(value, Sequence) else 1
     expected = f"one integer in {name} for each of one to three spatial axes"
-    check(1 <= axes <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
+    require(1 <= axes <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
     return per_axis(name, value, axes)
 
 
@@ -154,7 +165,7 @@ def as_axes(axes: PerAxis) -> tuple[int, ...]:
     """
     several = (axes,) if as_integer(axes) is not None else axes
     integers = tuple(map(as_integer, several)) if isinstance(several, Sequence) else (None,)
-    check(None not in integers, "axes to be integers", repr(axes), "pass some such as (-2, -1)")
+    require(None not in integers, "axes to be integers", repr(axes), "pass some such as (-2, -1)")
     return integers  # type: ignore[return-value]
 
 
@@ -177,7 +188,7 @@ def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
     """
     s = "axis" if axes == 1 else "axes"
     expected = f"x (..., *spatial, channels) with {axes} spatial {s} and one axis of channels"
-    check(len(x.shape) > axes, expected, x, "add the missing axis, as in x[..., None]")
+    require(len(x.shape) > axes, expected, x, "add the missing axis, as in x[..., None]")
 
 
 def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
@@ -188,7 +199,7 @@ def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
     """
     axes = len(windows.spans)
     padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
-    check(
+    require(
         all(span <= n for span, n in zip(windows.spans, padded, strict=True)),
         f"an input that its windows fit into, which span {windows.spans} positions (dilation included)",
         f"{describe(x)}, which spans {padded} (padding included)",

@@ -43,10 +43,10 @@ def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap
     (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
     out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
     for h, i in itertools.product(range(n), range(time_q)):
-        place, scores, own = i + time_k - time_q, {}, h // (n // n_kv)
+        position, scores, own = i + time_k - time_q, {}, h // (n // n_kv)
         for j in range(time_k):
-            late = causal and j > place
-            far = window is not None and abs(place - j) >= window
+            late = causal and j > position
+            far = sliding_window is not None and abs(position - j) >= sliding_window
             other = segments is not None and segments[0][i] != segments[1][j]
             if late or far or other or (mask is not None and not mask[h, i, j]):
                 continue
@@ -142,7 +142,7 @@ def test_soft_lookup_stays_in_the_hull_and_tends_to_the_best_value():
             found = lookup(jnp.asarray(scale * query), jnp.asarray(keys), jnp.asarray(values))
             assert np.all(found >= values.min(0) - 1e-14) and np.all(found <= values.max(0) + 1e-14)
             assert np.abs(found - best).max() <= 5 * math.exp(-scale * gap) * spread + 1e-14
-            by_option = lookup(jnp.asarray(query), jnp.asarray(keys), jnp.asarray(values), scale)
+            by_option = lookup(jnp.asarray(query), jnp.asarray(keys), jnp.asarray(values), scale=scale)
             np.testing.assert_allclose(by_option, found, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(soft_lookup(jnp.zeros(4), jnp.asarray(keys), jnp.asarray(values)), values.mean(0))
 
@@ -156,11 +156,11 @@ def test_example_2_4():
         ("inverse_sqrt", [0.4011121, 0.1977758, 0.4011121]),
         (1 / math.sqrt(2), [0.4011121, 0.1977758, 0.4011121]),
     ]:
-        weights = attention_weights(query[:, None], keys[:, None], scale)
+        weights = attention_weights(query[:, None], keys[:, None], scale=scale)
         np.testing.assert_allclose(weights, [[expected]], atol=6e-8)
-        np.testing.assert_allclose(soft_lookup(query, keys, values, scale), [[5, 6, 7, 8]], rtol=1e-6)
+        np.testing.assert_allclose(soft_lookup(query, keys, values, scale=scale), [[5, 6, 7, 8]], rtol=1e-6)
         heads_out = attention(query[:, None], keys[:, None], values[:, None], scale=scale)
-        np.testing.assert_array_equal(heads_out[:, 0], soft_lookup(query, keys, values, scale))
+        np.testing.assert_array_equal(heads_out[:, 0], soft_lookup(query, keys, values, scale=scale))
     # as printed, (Q W^Q)^T (K W^K) is a product of 2 x 1 and 3 x 2
     with pytest.raises(ValueError, match="mismatch"):
         np.asarray(query).T @ np.asarray(keys)
@@ -283,7 +283,8 @@ def test_grouped_heads_are_repeated_heads():
 def test_values_are_those_of_jax_nn(options):
     q, k, v = (jnp.asarray(normal(i, 2, 5, n, 4, dtype=np.float32)) for i, n in enumerate((4, 2, 2)))
     bias = jnp.asarray(normal(5, 2, 4, 5, 5, dtype=np.float32))
-    ours = attend(q, k, v, 0.3, "is_causal" in options, 2 if "local_window_size" in options else None, bias=bias)
+    own = {"causal": "is_causal" in options, "sliding_window": 2 if "local_window_size" in options else None}
+    ours = attend(q, k, v, scale=0.3, bias=bias, **own)
     theirs = jax.nn.dot_product_attention(q, k, v, bias, scale=0.3, **options)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
@@ -309,7 +310,9 @@ def test_packed_sequences_are_separate_sequences():
 def test_weights_take_the_options_of_attention():
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=3, dtype=np.float32))
     mask, bias = np.array([[[False, True, True, True]]]), normal(5, 2, 3, 4, dtype=np.float32)
-    weights = attention_weights(q, k, 0.5, True, 2, 1.0, mask=jnp.asarray(mask), bias=jnp.asarray(bias))
+    weights = attention_weights(
+        q, k, scale=0.5, causal=True, sliding_window=2, soft_cap=1.0, mask=jnp.asarray(mask), bias=jnp.asarray(bias)
+    )
     options = {
         "mask": np.broadcast_to(mask, bias.shape),
         "causal": True,
@@ -420,7 +423,7 @@ def test_scaling_keeps_the_variance_of_scores_at_one():
         q, k = (normal(d, 4000, 1, d, dtype=np.float32), normal(d + 1, 50, 1, d, dtype=np.float32))
         pairs = (normal(d + 2, 20000, d) * normal(d + 3, 20000, d)).sum(-1)
         assert pairs.var() == pytest.approx(d, rel=0.05)
-    unscaled = entropy(attention_weights(jnp.asarray(q), jnp.asarray(k), None))
+    unscaled = entropy(attention_weights(jnp.asarray(q), jnp.asarray(k), scale=None))
     scaled = entropy(attention_weights(jnp.asarray(q), jnp.asarray(k)))
     assert unscaled == pytest.approx(0.2388, abs=0.03) and scaled == pytest.approx(3.438, abs=0.03)
     assert scaled < math.log(50)
@@ -493,7 +496,7 @@ def test_masked_values_have_no_effect():
     # a large negative number in place of -inf would lose against scores below it
     row = jnp.array([[[True, False, False, False]]])
     match = jnp.array([-1e4, 1e4, 0.0, 0.0])[:, None, None]
-    np.testing.assert_array_equal(attend(jnp.full((1, 1, 1), 1e4), match, v[:, :1], None, mask=row)[0], v[0, :1])
+    np.testing.assert_array_equal(attend(jnp.full((1, 1, 1), 1e4), match, v[:, :1], scale=None, mask=row)[0], v[0, :1])
     np.testing.assert_allclose(attend(q, k, v, mask=jnp.ones((1, 1, 4), bool)), attend(q, k, v), rtol=1e-6)
 
 
@@ -544,9 +547,10 @@ def test_derivatives_agree_with_finite_differences():
 
 def test_a_scale_can_be_learned():
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
-    gradient = jax.jit(jax.grad(lambda s: attention(q, k, v, s).sum()))(jnp.float32(0.7))
+    gradient = jax.jit(jax.grad(lambda s: attention(q, k, v, scale=s).sum()))(jnp.float32(0.7))
     step = 1e-2
-    difference = (attention(q, k, v, 0.7 + step).sum() - attention(q, k, v, 0.7 - step).sum()) / (2 * step)
+    ahead, behind = (attention(q, k, v, scale=0.7 + sign * step).sum() for sign in (1, -1))
+    difference = (ahead - behind) / (2 * step)
     np.testing.assert_allclose(gradient, difference, rtol=1e-3)
 
 
@@ -640,10 +644,10 @@ def test_errors_of_shapes_and_dtypes(sentences):
         ({"dropout": 0.1}, "a key for dropout=0.1, got none; pass key=, or dropout=0"),
         ({"fully_masked": "mean"}, "'zero' or 'error', got 'mean'"),
         ({"implementation": "flash"}, "'einsum' or 'chunked' or 'fused' or None, got 'flash'"),
-        ({"chunk": 0}, "chunk to be a whole number >= 1"),
-        ({"bias": jnp.zeros((3, 4))}, r"a bias of shape .* = \(2, 2, 3, 4\), .* bias\[..., None, :, :\]"),
-        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), but float32"),
-        ({"segment_ids": jnp.zeros((2, 3), int)}, r"\(2, 3\) for the queries and \(2, 4\) for the keys, but int32"),
+        ({"chunk": 0}, "chunk to be an integer >= 1"),
+        ({"bias": jnp.zeros((3, 4))}, r"bias of shape .* = \(2, 2, 3, 4\), .* bias\[..., None, :, :\]"),
+        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), got float32"),
+        ({"segment_ids": jnp.zeros((2, 3), int)}, r"\(2, 3\) for the queries and \(2, 4\) for the keys, got int32"),
     ],
 )
 def test_options_out_of_range(sentences, options, words):

@@ -9,6 +9,7 @@ kernel's, ``in`` and ``out`` channels. The number of spatial axes is that of the
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check, check_params, checked, describe
+from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
     PerAxis,
-    as_integer,
     check_fit,
     check_padding,
     check_spatial,
+    padding_per_axis,
     per_axis,
     slide,
     warn_channels_first,
@@ -145,12 +146,12 @@ def conv_transpose(
     strides, more = per_axis("stride", stride, axes), per_axis("output_padding", output_padding, axes, least=0)
     full = [h * s for h, s in zip(sizes, strides, strict=True)]
     spans, _, dilations, pads = slide(full, kernel_size, strides, dilation, padding)
-    names = (padding,) * axes if isinstance(padding, str) or as_integer(padding) is not None else padding
+    names = padding_per_axis(padding, axes)
     _check_output_padding(strides, more, names)
     cut = []
     for h, s, span, (low, high), extra, name in zip(sizes, strides, spans, pads, more, names, strict=True):
         size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
-        check(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "pad less")
+        require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "pad less")
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
     y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
@@ -173,7 +174,7 @@ def Conv(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The convolution :math:`y = x \star w + b` as a layer, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
+    r"""The convolution :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias": (out,)}``.
 
     Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
 
@@ -208,7 +209,9 @@ def Conv(
         return (*kernel_size, channels // groups, features)
 
     def run(x, kernel, bias):
-        options = dict(stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode)
+        options: dict[str, Any] = dict(
+            stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
+        )
         return conv(x, kernel, bias, **options)
 
     return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
@@ -256,7 +259,7 @@ def DepthwiseConv(
         return (*kernel_size, 1, channels * multiplier)
 
     def run(x, kernel, bias):
-        options = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
+        options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
         return conv(x, kernel, bias, groups=kernel.shape[-1] // multiplier, **options)
 
     return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
@@ -310,7 +313,9 @@ def ConvTranspose(
         return _swap(kernel_init(key, shape, dtype), groups)
 
     def run(x, kernel, bias):
-        options = dict(stride=stride, dilation=dilation, groups=groups, padding=padding, output_padding=output_padding)
+        options: dict[str, Any] = dict(
+            stride=stride, dilation=dilation, groups=groups, padding=padding, output_padding=output_padding
+        )
         return conv_transpose(x, kernel, bias, **options)
 
     return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, draw, bias_init, dtype, param_dtype)
@@ -343,12 +348,12 @@ def _pad(x, pads, mode):
     modes = (mode,) * len(pads) if isinstance(mode, str) else tuple(mode)
     each = f", or {len(pads)} of them, one per spatial axis" if len(pads) > 1 else ""
     known = len(modes) == len(pads) and all(m in _MODES for m in modes)
-    check(known, f"padding_mode to be one of {', '.join(map(repr, _MODES))}{each}", mode)
+    require(known, f"padding_mode to be one of {', '.join(map(repr, _MODES))}{each}", mode)
     left = []
     for axis, (m, pair) in enumerate(zip(modes, pads, strict=True), x.ndim - 1 - len(pads)):
         if m != "zeros" and pair != (0, 0):
             expected = f"an entry to repeat on axis {axis} for padding_mode={m!r}"
-            check(x.shape[axis] > 0, expected, x, "pass a longer input, or padding_mode='zeros'")
+            require(x.shape[axis] > 0, expected, x, "pass a longer input, or padding_mode='zeros'")
             around = [(0, 0)] * x.ndim
             around[axis] = pair
             x, pair = jnp.pad(x, around, mode=_MODES[m]), (0, 0)
@@ -418,7 +423,7 @@ def _swap(kernel, groups):
 def _check_channels(x, kernel, channels, features, groups):
     axes = kernel.ndim - 2
     expected = "a kernel (*kernel_size, in, out) with one to three axes of kernel_size"
-    check(1 <= axes <= 3, expected, kernel, "for a map without positions, call affine(x, kernel)")
+    require(1 <= axes <= 3, expected, kernel, "for a map without positions, call affine(x, kernel)")
     check_spatial(x, axes)
     per_axis("kernel_size", kernel.shape[:-2], axes)
     _check_groups(groups, channels, features)
@@ -427,19 +432,19 @@ def _check_channels(x, kernel, channels, features, groups):
     if x.shape[first] == channels:
         repair = f"x seems to have its channels first; write jnp.moveaxis(x, {first}, -1)"
     expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"
-    check(x.shape[-1] == channels, expected, x, repair)
+    require(x.shape[-1] == channels, expected, x, repair)
 
 
 def _check_groups(groups, channels, features):
     got = f"groups={groups} for {channels} channels in and {features} out"
     repair = f"choose a common divisor, such as groups={math.gcd(channels, features)}"
-    check(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)
+    require(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)
 
 
 def _check_output_padding(strides, output_padding, names):
     below = all(extra < s for extra, s in zip(output_padding, strides, strict=True))
     repair = "increase the input, or lower output_padding, since the convolution of a larger output has more positions"
-    check(below, f"output_padding below the stride {strides}", output_padding, repair)
+    require(below, f"output_padding below the stride {strides}", output_padding, repair)
     same = any(name == "same" and extra for name, extra in zip(names, output_padding, strict=True))
     repair = "leave output_padding at 0, or give padding as an integer"
-    check(not same, "no output_padding with padding='same', which gives input times stride", output_padding, repair)
+    require(not same, "no output_padding with padding='same', which gives input times stride", output_padding, repair)

@@ -7,7 +7,7 @@ Axis letters: q query positions, k key and value positions, h heads, d features 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import PositiveInt, check, checked, describe
+from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.precision import widen
 
 __all__ = ["linear_attention"]
@@ -53,9 +53,9 @@ def linear_attention(
     """
     got = f"{describe(q)} and {describe(k)}"
     grouped = k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
-    check(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat what differs")
+    require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat what differs")
     repair = "pass causal=False, so that all queries attend to all keys"
-    check(not causal or q.shape[-3] == k.shape[-3], "as many queries as keys with causal=True", got, repair)
+    require(not causal or q.shape[-3] == k.shape[-3], "as many queries as keys with causal=True", got, repair)
     dtype, n, heads = v.dtype, q.shape[-3], q.shape[-2]
     q, k, v = (jnp.moveaxis(widen(x), -3, -2) for x in (q, k, v))  # (*batch, heads, time, features)
     valid = None if mask is None else mask[..., None, :, None]

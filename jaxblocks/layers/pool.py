@@ -11,13 +11,14 @@ entries. The result is exact, has all derivatives in both modes, and is much fas
 import functools
 from collections.abc import Callable
 from operator import add
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
@@ -232,7 +233,7 @@ def AvgPool(
     """
     axes = len(window_sizes("window_shape", window_shape))
     check_padding(padding, axes)
-    options = dict(stride=stride, padding=padding, count_padding=count_padding)
+    options: dict[str, Any] = dict(stride=stride, padding=padding, count_padding=count_padding)
     return _pooling(axes, lambda x: avg_pool(x, window_shape, **options))
 
 
@@ -286,7 +287,7 @@ def _windows(x, window_shape, stride, padding):
     windows = slide(x.shape[-len(window) - 1 : -1], window, window if stride is None else stride, 1, padding)
     less = all(max(pair) < k for pair, k in zip(windows.pads, window, strict=True))
     expected = f"less padding than its window_shape {window}, since a window of padding alone has no value"
-    check(less, expected, f"padding={padding!r}", "pad less")
+    require(less, expected, f"padding={padding!r}", "pad less")
     check_fit(windows, x)
     return window, windows.strides, windows.pads
 
@@ -294,7 +295,7 @@ def _windows(x, window_shape, stride, padding):
 def _spatial_axes(x, spatial):
     """The axes of positions, of which there is at least one."""
     check_spatial(x, spatial)
-    check(0 not in x.shape[-spatial - 1 : -1], "at least one position", x, "pass a longer input")
+    require(0 not in x.shape[-spatial - 1 : -1], "at least one position", x, "pass a longer input")
     return tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
 
 
@@ -304,7 +305,7 @@ def _bins(x, size):
     return list(zip(_spatial_axes(x, len(size)), size, strict=True))[::-1]
 
 
-def _reduce_windows(operation, x, axis, window, stride):
+def _reduce_windows(operation, x, axis, window, stride) -> Any:
     """An associative operation over each window along an axis, earlier entries on its left."""
     cut = lambda x, start, stop, step=1: lax.slice_in_dim(x, start, stop, step, axis % x.ndim)
     while window % 2 == 0 and stride % 2 == 0:  # pairs that no window separates

@@ -10,7 +10,7 @@ concatenated along the last axis.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import PositiveInt, check, check_params, checked, describe
+from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Recurrent, Wire
 
@@ -267,7 +267,7 @@ def LSTMCell(
     )
     biased = use_bias or recurrent_bias or forget_bias in (0, 1)
     repair = "leave use_bias or recurrent_bias at True, or forget_bias out"
-    check(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
+    require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         params = draw(key, x)
@@ -367,12 +367,13 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
     """
     for cell in (forward, backward):
         expected, repair = "two cells, which it scans over time", "pass cells: Bidirectional(LSTMCell(3), LSTMCell(3))"
-        check(isinstance(cell, StatefulLayer), expected, cell, repair, error=TypeError)
+        require(isinstance(cell, StatefulLayer), expected, cell, repair, error=TypeError)
 
     def concatenated(f, *inputs):
         return jnp.concatenate([f.forward(*inputs), f.backward(*inputs)], axis=-1)
 
-    return Wire(concatenated, forward=Recurrent(forward), backward=Recurrent(backward, reverse=True))
+    both = {"forward": Recurrent(forward), "backward": Recurrent(backward, reverse=True)}
+    return cast(Layer, Wire(concatenated, **both))
 
 
 # ---- shared parts ----------------------------------------------------------------------------
@@ -432,9 +433,11 @@ def _check_carry(carry, like):
         words = ", ".join(map(describe, got)) if same_tree else describe(carry)
         repair = "pass the carry that init made for inputs like x, or that the last call returned"
         error = ValueError if same_tree else TypeError
-        check(False, f"its carry, {expected}, {describe(wanted[0])}", words, repair, error=error)
+        require(False, f"its carry, {expected}, {describe(wanted[0])}", words, repair, error=error)
 
 
 def _check_dtype_of_carry(x, hidden):
     got = f"{describe(x)} and {describe(hidden)}"
-    check(x.dtype == hidden.dtype, "x and its carry with one dtype", got, "make the carry with init for inputs like x")
+    require(
+        x.dtype == hidden.dtype, "x and its carry with one dtype", got, "make the carry with init for inputs like x"
+    )

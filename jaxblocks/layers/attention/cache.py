@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import check, check_values, checkable, describe
+from jaxblocks.checks import check_values, checkable, describe, require
 from jaxblocks.core import ArrayOrShape, StatefulLayer
 from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.projections import Projections
@@ -36,7 +36,7 @@ def cached_attention(
 
     def run(params, state, inputs, mask, **training):
         complete = isinstance(state, Mapping) and set(state) == {"key", "value", "mask", "position"}
-        check(complete, "its state, a dict of key, value, mask and position", state, "pass the state that init made")
+        require(complete, "its state, a dict of key, value, mask and position", state, "pass the state that init made")
         position = state["position"]  # of the first query, which is the number of keys in the cache
         inputs, of_keys, mask = zero_padding((_only(inputs),), mask, maps.heads, length)
         q, k, v = maps.split(params, *inputs * 3, position=position)
@@ -76,7 +76,7 @@ def cached_attention(
 
 def _only(inputs):
     expected = "x alone, since it has a cache"
-    check(len(inputs) == 1, expected, f"{len(inputs)} inputs", error=TypeError)
+    require(len(inputs) == 1, expected, f"{len(inputs)} inputs", error=TypeError)
     return inputs[0]
 
 
@@ -92,10 +92,10 @@ def _has_room(state, k, position, check_traced):
     same = cache.shape[:-3] == k.shape[:-3] and cache.shape[-2:] == k.shape[-2:]
     expected = f"a state for keys (*batch, time, heads, features), {describe(k)}"
     repair = "make the state by init from inputs with the same batch"
-    check(same, expected, f"a cache {describe(cache)}", repair)
+    require(same, expected, f"a cache {describe(cache)}", repair)
     room, more = cache.shape[-3], k.shape[-3]
     message = f"at most {room} positions in its cache"
-    check(more <= room, message, f"{more} at once", "build it with a larger cache=")
+    require(more <= room, message, f"{more} at once", "build it with a larger cache=")
     known = checkable(position, check_traced)
     if known is not None:
         message += ", got {more} after {before}; build it with a larger cache=, or begin with a fresh state"

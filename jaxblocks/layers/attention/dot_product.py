@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
-from jaxblocks import checks
-from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, check_values, checkable, checked, describe
+from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, check_values, checkable, checked, describe, require
 from jaxblocks.layers.attention.fused import fused_attention
 from jaxblocks.precision import wide_dtype
 
@@ -182,7 +181,7 @@ def _attention_of_rows(
     n_q, n_k, heads = q.shape[-3], k.shape[-3], q.shape[-2]
     _check_scores(q, k, mask, bias)
     segments = _segments(q, k, segment_ids)
-    checks.check(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
+    require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
     wide = wide_dtype(jnp.result_type(q, k))
     factor = q.shape[-1] ** -0.5 if isinstance(scale, str) else scale
     early = factor is not None and q.dtype == wide  # q has fewer numbers than the scores, where it can be scaled
@@ -256,7 +255,7 @@ def _call_bias(bias, heads, shape, offset):
     *front, size, n_keys = shape
     y = bias(heads, size, n_keys, offset)
     expected = f"bias({heads}, {size}, {n_keys}, offset) to return (heads, time_q, time_k) = {(heads, size, n_keys)}"
-    checks.check(y.shape == (heads, size, n_keys), expected, y)
+    require(y.shape == (heads, size, n_keys), expected, y)
     return y.reshape(*[1] * (len(front) - 1), heads, size, n_keys)
 
 
@@ -271,7 +270,7 @@ def _segments(q, k, segment_ids) -> dict:
     )
     words = f"segment_ids, integers of shape {expected[0]} for the queries and {expected[1]} for the keys"
     repair = "pass one array where the two are the same, else a pair (of_queries, of_keys)"
-    checks.check(fits, words, " and ".join(map(describe, two)), repair)
+    require(fits, words, " and ".join(map(describe, two)), repair)
     return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
 
 
@@ -329,14 +328,14 @@ def _check_scores(q, k, mask, bias) -> None:
     """Heads form groups; a mask and an array of biases have the axes of the scores."""
     heads, kv_heads = q.shape[-2], k.shape[-2]
     expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
-    checks.check(kv_heads > 0 and heads % kv_heads == 0, expected, f"{describe(q)} and {describe(k)}")
+    require(kv_heads > 0 and heads % kv_heads == 0, expected, f"{describe(q)} and {describe(k)}")
     full = (*q.shape[:-3], heads, q.shape[-3], k.shape[-3])
     for name, x in {"mask": mask, "bias": bias}.items():
         if x is not None and not callable(x) and not broadcasts_to(x.shape, full):
             expected = (
                 f"{name} of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
             )
-            checks.check(False, expected, x, f"add missing axes of size 1 with {name}[..., None, :, :]")
+            require(False, expected, x, f"add missing axes of size 1 with {name}[..., None, :, :]")
 
 
 def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:

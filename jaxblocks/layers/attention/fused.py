@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 
 __all__ = ["fused_attention"]
 
@@ -27,7 +27,7 @@ def fused_attention(q, k, v, *, offset, scale, causal, sliding_window, bias, ful
         if applies
     ]
     expected = "what implementation='fused' supports"
-    check(not reasons, expected, ", ".join(reasons), "pass implementation=None, which supports everything")
+    require(not reasons, expected, ", ".join(reasons), "pass implementation=None, which supports everything")
     batch = q.shape[:-3]
     flat = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]  # the kernel has one batch axis
     if bias is not None:

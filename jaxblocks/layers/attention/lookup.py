@@ -2,7 +2,7 @@
 
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.layers.attention.dot_product import Scale, attention
 from jaxblocks.tensors import einsum
 
@@ -82,5 +82,5 @@ def _as_rows(query, keys):
     """The query with exactly one axis of positions between the batch axes of ``keys`` and the features."""
     batch = keys.shape[:-2]
     fits = query.ndim > len(batch) and query.shape[: len(batch)] == batch
-    check(fits, f"query (*batch, *queries, features) with the batch axes {batch} of keys {describe(keys)}", query)
+    require(fits, f"query (*batch, *queries, features) with the batch axes {batch} of keys {describe(keys)}", query)
     return query.reshape(*batch, -1, query.shape[-1])

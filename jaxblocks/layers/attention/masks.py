@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.layers.attention.dot_product import broadcasts_to
 from jaxblocks.layers.attention.projections import inputs_by_role
 
@@ -23,7 +23,7 @@ def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
         expected = f"mask of shape (*batch, time_k) = {(*batch, own)}, True at valid keys, or of shape (*batch, heads, "
         expected += f"time_q, time_k) = {full}, any axis but the last of size 1 or equal"
         repair = f"pass one of these, the latter e.g. as jnp.broadcast_to(mask, {full})"
-        check(broadcasts_to(mask.shape, full), expected, mask, repair)
+        require(broadcasts_to(mask.shape, full), expected, mask, repair)
         return inputs, None, mask
 
     def cleaned(x):  # where shapes do not fit, a later check raises the error

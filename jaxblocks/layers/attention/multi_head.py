@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks import checks, initializers
-from jaxblocks.checks import PositiveFloat, PositiveInt, Rate
+from jaxblocks import initializers
+from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, require
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.layers.attention.cache import cached_attention
 from jaxblocks.layers.attention.dot_product import Implementation, Scale, SegmentIds, attention
@@ -24,7 +24,7 @@ def Attention(heads: int, *, cache: None = ..., **options: Any) -> Layer: ...
 @overload
 def Attention(heads: int, *, cache: int, **options: Any) -> StatefulLayer: ...
 @builder
-def Attention(
+def Attention(  # pyright: ignore[reportInconsistentOverload]
     heads: PositiveInt,
     *,
     head_dim: PositiveInt | None = None,
@@ -113,12 +113,12 @@ def Attention(
     """
     kv_heads = kv_heads or heads
     got = f"heads={heads} and kv_heads={kv_heads}"
-    checks.check(heads % kv_heads == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
+    require(heads % kv_heads == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
     expected, repair = (
         "causal=True with a cache",
         "pass causal=True, since later positions would change earlier outputs",
     )
-    checks.check(cache is None or causal, expected, "causal=False", repair)
+    require(cache is None or causal, expected, "causal=False", repair)
     maps = Projections(
         heads, kv_heads, head_dim, value_dim, features, positions, use_bias, use_out,
         kernel_init, out_kernel_init or kernel_init, bias_init, dtype, param_dtype,
@@ -160,5 +160,5 @@ def Attention(
 def _attend(dropout, options, q, k, v, *, train=False, key=None, **given):
     """`attention` with the options of the layer, and with dropout in training."""
     repair = "pass key=jax.random.key(0) to apply"
-    checks.check(not train or key is not None, f"a key in training for dropout={dropout}", "none", repair)
+    require(not train or key is not None, f"a key in training for dropout={dropout}", "none", repair)
     return attention(q, k, v, **options, **given, **({"dropout": dropout, "key": key} if train else {}))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxblocks.checks import check, check_params
+from jaxblocks.checks import check_params, require
 from jaxblocks.core import child_key
 
 __all__ = ["Projections", "inputs_by_role"]
@@ -51,12 +51,12 @@ class Projections(NamedTuple):
         """Features of a query and a key, per head."""
         fits = self.head_dim is not None or q.shape[-1] % self.heads == 0
         expected = f"heads to divide the features of its input, heads={self.heads}"
-        check(fits, expected, q, "choose a divisor, or pass head_dim=")
+        require(fits, expected, q, "choose a divisor, or pass head_dim=")
         return self.head_dim or q.shape[-1] // self.heads
 
     def split(self, params, q, k, v, position=None):
         """Queries, keys and values of all heads; ``position`` is that of the first of each, if they are the same."""
-        self.check(params, q, k, v)
+        self.validate(params, q, k, v)
         q, k, v = (x if self.dtype is None else x.astype(self.dtype) for x in (q, k, v))
         q = self.apply(params["query"], q, self.heads)  # (*batch, time_q, heads, head_dim)
         k = self.apply(params["key"], k, self.kv_heads)  # (*batch, time_k, kv_heads, head_dim)
@@ -79,7 +79,7 @@ class Projections(NamedTuple):
             y = y + jnp.broadcast_to(params["bias"].astype(x.dtype), y.shape)
         return y.reshape(*y.shape[:-1], n, y.shape[-1] // n)
 
-    def check(self, params, q, k, v) -> None:
+    def validate(self, params, q, k, v) -> None:
         """Raise a ``ValueError`` unless ``params`` are those of these inputs."""
         rows = {
             "query": q.shape[-1],
@@ -94,11 +94,11 @@ class Projections(NamedTuple):
         check_params(flat, **shapes)
         for name, n in (("query", self.heads), ("key", self.kv_heads), ("value", self.kv_heads)):
             kernel = params[name]["kernel"]
-            check(kernel.shape[1] % n == 0, f"{name}/kernel with columns for {n} heads", kernel)
+            require(kernel.shape[1] % n == 0, f"{name}/kernel with columns for {n} heads", kernel)
 
 
 def inputs_by_role(inputs: tuple) -> tuple:
     """The inputs of the queries, keys and values, from ``x``, or ``x, context``, or ``q, k, v``."""
     expected = "x, or x and context, or q, k and v"
-    check(1 <= len(inputs) <= 3, expected, f"{len(inputs)} inputs", error=TypeError)
+    require(1 <= len(inputs) <= 3, expected, f"{len(inputs)} inputs", error=TypeError)
     return (inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1]))[:3]

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import check, describe
+from jaxblocks.checks import describe, require
 from jaxblocks.core import (
     Layer,
     LayerLike,
@@ -127,7 +128,7 @@ def GraphMapFeatures(
 
     def rows(name, graph, scores):
         x = getattr(graph, _FIELDS[name][0])
-        check(x is not None, f"{_FIELDS[name][0]} in the graph for the layer {name}", x, f"leave {name}= out")
+        require(x is not None, f"{_FIELDS[name][0]} in the graph for the layer {name}", x, f"leave {name}= out")
         return x
 
     return _map_features({"edge": edge, "node": node, "graph": graph}, rows, with_scores=False)
@@ -140,24 +141,25 @@ def _map_features(layers, rows, *, with_scores):
     values.
     """
     kids = children((), {name: layer for name, layer in layers.items() if layer is not None})
-    check(len(kids) > 0, "at least one of edge, node and graph", "none")
+    require(len(kids) > 0, "at least one of edge, node and graph", "none")
     names = [str(child.label) for child in kids]
 
     def replace(name, graph, scores, y):
         """The graph with what a projection returned."""
+        values: Any = y
         if type(y) is tuple and len(y) == 2 and with_scores:
-            scores, y = {**scores, name: y[0]}, y[1]
+            scores, values = {**scores, name: y[0]}, y[1]
         count = {"edge": graph.senders, "node": graph.nodes}.get(name)
         count = count_graphs(graph) if count is None else count.shape[0]
         repair = "" if with_scores else 'for a tuple (scores, values), pass aggregate="softmax"'
-        check_rows(name, y, count, repair * (type(y) is tuple))
+        check_rows(name, values, count, repair * (type(y) is tuple))
         if name in scores:
             s = scores[name]
             expected = f"{name} to return scores with the first axes of its values, (rows,) or (rows, heads)"
-            fits = 0 < s.ndim and s.shape == y.shape[: s.ndim]
-            check(fits, expected, f"{describe(s)} for values {describe(y)}")
+            fits = 0 < s.ndim and s.shape == values.shape[: s.ndim]
+            require(fits, expected, f"{describe(s)} for values {describe(values)}")
         field, mask = _FIELDS[name]
-        return graph._replace(**{field: where_rows(getattr(graph, mask), y)}), scores
+        return graph._replace(**{field: where_rows(getattr(graph, mask), values)}), scores
 
     def init(key, inputs, side):
         graph = one_graph(inputs)
@@ -193,7 +195,7 @@ def _map_features(layers, rows, *, with_scores):
 
 def one_graph(inputs: tuple) -> Graph:
     """The only input of a layer."""
-    check(len(inputs) == 1, "one Graph", f"{len(inputs)} inputs", error=TypeError)
+    require(len(inputs) == 1, "one Graph", f"{len(inputs)} inputs", error=TypeError)
     return inputs[0]
 
 
@@ -213,18 +215,18 @@ def check_names(params, names: Iterable[str]) -> None:
     named = isinstance(params, Mapping)
     got = ", ".join(sorted(map(str, params))) or "none" if named else params
     repair = "pass those that its own init made: apply(params, graph)"
-    check(named and set(params) == set(names), f"params named {', '.join(sorted(names))}", got, repair)
+    require(named and set(params) == set(names), f"params named {', '.join(sorted(names))}", got, repair)
 
 
 def check_rows(name: str, y, count: int, repair: str = "") -> None:
     """Raise a ``ValueError`` unless the layer ``name`` returned one array with a row for each row of its input."""
-    check(getattr(y, "shape", ())[:1] == (count,), f"{name} to return one array with {count} rows", y, repair)
+    require(getattr(y, "shape", ())[:1] == (count,), f"{name} to return one array with {count} rows", y, repair)
 
 
 def _check_floating(name, x):
     repair = f"convert them with {name}.astype(jnp.float32)"
     floating = jnp.issubdtype(x.dtype, jnp.floating)
-    check(floating, f"floating-point {name}", x, repair, error=TypeError)
+    require(floating, f"floating-point {name}", x, repair, error=TypeError)
 
 
 def _graph_of_edges(graph):
@@ -244,5 +246,5 @@ def _concatenate(pieces):
     pieces = [x for x in pieces if x is not None]
     equal = len({x.dtype for x in pieces}) == 1 and jnp.issubdtype(pieces[0].dtype, jnp.floating)
     expected, repair = "nodes, edges and global_features of one floating-point dtype", "cast them with .astype"
-    check(equal, expected, ", ".join(map(describe, pieces)), repair, error=TypeError)
+    require(equal, expected, ", ".join(map(describe, pieces)), repair, error=TypeError)
     return jnp.concatenate([x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in pieces], axis=-1)

@@ -1,15 +1,15 @@
 """What a graph is: a tree of arrays, ways to make one, and batches of several in one."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Integer, Shaped
 
-from jaxblocks import checks
-from jaxblocks.checks import NonNegativeInt, check_values, checked, describe
+from jaxblocks.checks import NonNegativeInt, check_values, checked, describe, require
 from jaxblocks.core import ArrayOrShape, as_shapes
 from jaxblocks.layers.graph.segments import all_in_range, check_indices, take_rows, where_rows
 
@@ -90,7 +90,7 @@ def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = Tr
     """
     repair = "for n nodes without features pass jnp.zeros((n, 1))"
     has_rows = bool(getattr(nodes, "shape", ()))
-    checks.check(has_rows, "the features of its nodes, (n, ...features)", nodes, repair, error=TypeError)
+    require(has_rows, "the features of its nodes, (n, ...features)", nodes, repair, error=TypeError)
     n = nodes.shape[0]
     receivers, senders = jnp.indices((n, n if self_loops else max(n - 1, 0)), jnp.int32)
     if not self_loops:
@@ -121,9 +121,9 @@ def adjacency_graph(
     Source: Diehl 2023, section 1 (weight matrices structured by the adjacency).
     """
     if n_edges is None:
-        concrete = not isinstance(adjacency, jax.core.Tracer)
+        concrete = not isinstance(adjacency, Tracer)
         repair = "pass n_edges, the largest number of edges to expect"
-        checks.check(concrete, "n_edges under jit, where edges cannot be counted", "None", repair)
+        require(concrete, "n_edges under jit, where edges cannot be counted", "None", repair)
         receivers, senders = (jnp.asarray(ids, jnp.int32) for ids in np.nonzero(np.asarray(adjacency)))
         return Graph(nodes, senders, receivers)
     count = jnp.count_nonzero(adjacency)
@@ -159,7 +159,7 @@ def batch_graphs(
     Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (batches of graphs).
     """
     graphs = list(graphs)
-    checks.check(len(graphs) > 0, "at least one graph", "none")
+    require(len(graphs) > 0, "at least one graph", "none")
     for graph in graphs:
         _check_shapes(graph)
     xp = np if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graphs)) else jnp
@@ -180,17 +180,18 @@ def batch_graphs(
 
     sizes = {"n_nodes": n_nodes, "n_edges": n_edges, "n_graphs": n_graphs}
 
-    def join(name, option):
+    def join(name, option) -> Any:
         arrays = [getattr(graph, name) for graph in complete]
         if all(a is None for a in arrays):
             return None
         equal = all(a is not None for a in arrays) and len({(a.shape[1:], a.dtype) for a in arrays}) == 1
         got = ", ".join(dict.fromkeys(map(describe, arrays)))
-        checks.check(equal, f"{name} with the same features and dtype in all graphs", got)
+        require(equal, f"{name} with the same features and dtype in all graphs", got)
         total = sum(a.shape[0] for a in arrays)
-        size = total if sizes[option] is None else sizes[option]
+        wanted = sizes[option]
+        size = total if wanted is None else wanted
         repair = "raise it, or put fewer graphs into a batch"
-        checks.check(total <= size, f"graphs that fit into {option}={size}", f"{total} together", repair)
+        require(total <= size, f"graphs that fit into {option}={size}", f"{total} together", repair)
         return xp.concatenate([*arrays, xp.zeros((size - total, *arrays[0].shape[1:]), arrays[0].dtype)])
 
     return Graph(**{name: join(name, option) for name, option in _COUNTED_BY.items()})
@@ -209,9 +210,9 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
     Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (batches of graphs).
     """
     _check_shapes(graph)
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(graph))
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(graph))
     repair = "call it outside of jit and vmap, since its sizes depend on values, or use the masks of the batch"
-    checks.check(not traced, "arrays with known values", "traced ones", repair)
+    require(not traced, "arrays with known values", "traced ones", repair)
     check_graph(graph)
     keep = np.asarray if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graph)) else jnp.asarray
     count = count_graphs(graph)
@@ -228,7 +229,7 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
             continue
         own = valid & (node_graph == i)
         own_edge = valid_edge & own[receivers] if n else valid_edge
-        number = (np.cumsum(own) - 1).astype(np.int32)
+        number: Any = (np.cumsum(own) - 1).astype(np.int32)
         single = Graph(
             nodes=graph.nodes[own],
             senders=number[senders[own_edge]],
@@ -250,7 +251,7 @@ def count_graphs(graph: Graph) -> int:
             return per_graph.shape[0]
     expected = "a graph whose shapes tell the number of graphs"
     repair = "give the graph a graph_mask, as batch_graphs does"
-    checks.check(graph.node_graph is None, expected, "node_graph alone", repair)
+    require(graph.node_graph is None, expected, "node_graph alone", repair)
     return 1
 
 
@@ -316,12 +317,12 @@ def check_graph_and_nodes(graph: Graph) -> None:
 def _check_shapes(graph) -> None:
     """The arrays of a graph fit together, as far as shapes tell."""
     repair = "pass Graph(nodes, senders, receivers)"
-    checks.check(isinstance(graph, Graph), "a Graph", graph, repair, error=TypeError)
+    require(isinstance(graph, Graph), "a Graph", graph, repair, error=TypeError)
     shapes = as_shapes(graph)
     _check_fields(*shapes)
     several = [x.shape[0] for x in (shapes.global_features, shapes.graph_mask) if x is not None and x.shape[0] != 1]
     expected = "node_graph, the graph of each node, where there are several graphs"
-    checks.check(
+    require(
         graph.node_graph is not None or not several, expected, f"{several} graphs", "combine graphs by batch_graphs"
     )
 

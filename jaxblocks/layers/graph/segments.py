@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks import checks
-from jaxblocks.checks import NonNegativeInt, check_values, checkable, checked, describe
+from jaxblocks.checks import NonNegativeInt, check_values, checkable, checked, describe, require
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -73,10 +72,10 @@ def aggregate(
     and graph networks, arXiv:1806.01261, section 3.2.
     """
     if scores is not None:
-        checks.check(how == "softmax", f'how="softmax" where scores are passed, got {how!r}', repair="leave scores out")
+        require(how == "softmax", f'how="softmax" where scores are passed, got {how!r}', repair="leave scores out")
         fits = 0 < scores.ndim <= values.ndim and scores.shape == values.shape[: scores.ndim]
         expected = "scores with the first axes of values, (e,) or (e, heads)"
-        checks.check(fits, expected, f"{describe(scores)} for values {describe(values)}")
+        require(fits, expected, f"{describe(scores)} for values {describe(values)}")
     check_indices("receivers", receivers, n, mask, check=check)
     y = reduce_segments(values, receivers.astype(jnp.int32), n, how, scores, mask)
     return nan_unless(all_in_range(mask, n, receivers), y)
