@@ -664,7 +664,7 @@ def test_heads_that_do_not_divide(sentences):
 
 
 def test_the_fused_kernel_gets_the_same_arguments(sentences, monkeypatch):
-    """On GPU our arguments and those of the kernel have one meaning; the plain implementation replaces the kernel here."""
+    """On GPU the kernel gets arguments of the same meaning; here the plain implementation replaces it."""
     q, k, v = (jnp.asarray(normal(i, 2, 3, 5, n, 4), jnp.bfloat16) for i, n in enumerate((4, 2, 2)))
     with pytest.raises(ValueError, match="got the backend 'cpu'; pass implementation=None"):
         attention(q, k, v, implementation="fused")

@@ -231,7 +231,7 @@ def test_not_a_number_in_padding_has_no_effect_and_no_gradient(inputs):
 
 
 def test_queries_of_a_longer_sequence_end_where_the_keys_end():
-    """Cross-attention with rotary: query i has the position i + time_k - time_q, so that the last query attends to all keys."""
+    """Cross-attention with rotary: query i has the position i + time_k - time_q, the last query attends to all."""
     x = jnp.asarray(normal(0, 6, 4))
     layer = Attention(2, causal=True, positions=rotary)
     (params,) = made(layer, x)

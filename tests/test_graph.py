@@ -110,7 +110,7 @@ def test_aggregation_is_a_loop_over_neighborhoods(how, dtype):
         scores = jnp.asarray(rng.normal(size=(7, 2)), dtype) if how == "scores" else None
         receivers, mask = np.array([0, 3, 3, 0, 1, 3, 0]), np.array([1, 1, 1, 1, 0, 1, 1], bool)
         how = "softmax" if how == "scores" else how
-        y = jax.jit(lambda *args: aggregate(*args[:2], 5, how=how, scores=args[2], mask=args[3]))(
+        y = jax.jit(lambda *args: aggregate(*args[:2], 5, how=how, logits=args[2], mask=args[3]))(
             values, receivers, scores, mask
         )
         assert y.dtype == dtype
@@ -147,7 +147,7 @@ def test_softmax_is_stable_and_equal_maxima_share():
     ids = jnp.array([0, 0, 1, 1])
     values = jnp.array([1.0, 3.0, 5.0, 7.0])
     scores = jnp.array([1e4, -1e4, -1e4, -1e4])
-    softly = jax.jit(lambda v, s: aggregate(v, ids, 3, how="softmax", scores=s))
+    softly = jax.jit(lambda v, s: aggregate(v, ids, 3, how="softmax", logits=s))
     close(softly(values, scores), np.array([1, 6, 0]))
     gradient = jax.jit(jax.grad(lambda v, s: softly(v, s).sum(), argnums=(0, 1)))
     close(gradient(values, scores), (np.array([1, 0, 0.5, 0.5]), np.array([0, 0, -0.5, 0.5])))
@@ -169,7 +169,7 @@ def test_masked_entries_have_no_effect(how):
     how = "softmax" if scored else how
 
     def f(values, scores, receivers, mask=None):
-        return (aggregate(values, receivers, 3, how=how, scores=scores if scored else None, mask=mask) ** 2).sum()
+        return (aggregate(values, receivers, 3, how=how, logits=scores if scored else None, mask=mask) ** 2).sum()
 
     values, scores, ids = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([0.3, 0.1, 0.2]), jnp.array([0, 0, 2])
     run = jax.jit(jax.value_and_grad(f, argnums=(0, 1)))
@@ -269,7 +269,7 @@ def test_softmax_aggregation_is_attention(how):
 
         def by_graph(q, k, v):
             scores = (q[graph.receivers] * k[graph.senders]).sum(-1) / 2  # (e, heads)
-            return aggregate(v[graph.senders], graph.receivers, 5, how="softmax", scores=scores)
+            return aggregate(v[graph.senders], graph.receivers, 5, how="softmax", logits=scores)
 
         def by_attention(q, k, v):
             return attention(q, k, v, mask=seen[None])
@@ -499,7 +499,7 @@ def test_a_batch_is_each_graph_alone(name):
 
 
 def test_batches_and_their_parts():
-    """Batching and its inverse; batches of batches; numpy stays numpy; under jit too; one compilation for all batches."""
+    """Batching and its inverse; batches of batches; NumPy stays NumPy; under jit too; one compilation for all."""
     graphs = [random_graph(seed, n, e) for seed, n, e in ((0, 5, 8), (1, 3, 2), (2, 4, 0))]
     batch = batch_graphs(graphs, n_nodes=20, n_edges=20, n_graphs=6)
     close(unbatch_graphs(batch), graphs)
@@ -704,7 +704,7 @@ def test_errors_of_graphs(wrong, error, words, sentences):
         (
             lambda: GraphBlock(edge=lambda x: (x[:1], x), aggregate="softmax").apply({"edge": ()}, GRAPH),
             ValueError,
-            "scores with the first axes of its values",
+            "logits with the first axes of its values",
         ),
         (
             lambda: GraphBlock(node=relu).apply({"node": ()}, GRAPH._replace(edges=jnp.zeros((2, 1), jnp.bfloat16))),
@@ -735,9 +735,9 @@ def test_errors_of_graphs(wrong, error, words, sentences):
         (lambda: jax.jit(adjacency_graph)(jnp.zeros((2, 1)), jnp.ones((2, 2))), ValueError, "pass n_edges"),
         (lambda: aggregate(jnp.ones((2, 1)), jnp.zeros(3, jnp.int32), 2), ValueError, "the same size of entries"),
         (
-            lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, scores=jnp.ones(2)),
+            lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, logits=jnp.ones(2)),
             ValueError,
-            "leave scores out",
+            "leave logits out",
         ),
         (
             lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, mask=jnp.ones(2)),
@@ -745,9 +745,9 @@ def test_errors_of_graphs(wrong, error, words, sentences):
             "mask to be a boolean array",
         ),
         (
-            lambda: aggregate(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), 2, how="softmax", scores=jnp.ones((2, 2))),
+            lambda: aggregate(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), 2, how="softmax", logits=jnp.ones((2, 2))),
             ValueError,
-            "scores with the first axes of values",
+            "logits with the first axes of values",
         ),
         (
             lambda: aggregate(jnp.ones(2, jnp.int32), jnp.zeros(2, jnp.int32), 2),

@@ -267,7 +267,7 @@ def test_errors(sentences):
     params, carry = net.init(jax.random.key(0), X)
     with pytest.raises(
         ValueError,
-        match=r"LSTMCell expected .*kernel \(in, 4\*hidden\) with the same size of in, got float32 \(3, 3\) and float32 \(2, 16\)",
+        match=r"LSTMCell expected .*kernel \(in, 4\*hidden\) with the same size of in, got .* and float32 \(2, 16\)",
     ):
         net.apply(params, carry, jnp.ones((3, 6, 3)))
     with pytest.raises(

@@ -174,7 +174,7 @@ def Conv(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The convolution :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias": (out,)}``.
+    r"""The convolution :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
 
     Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
 

@@ -61,7 +61,7 @@ def GraphBlock(
         edge, node, graph: :math:`\phi_e, \phi_v, \phi_u`; without one, these features stay as they are. Without
             :math:`\phi_e`, and for a graph without features of edges, nodes aggregate the features of their senders.
         aggregate: ``"sum"``, ``"mean"``, ``"max"`` or ``"softmax"``, as in `aggregate`; nodes without incoming edges
-            get 0. With ``"softmax"`` a projection may return a tuple ``(scores, values)``; the values are the new
+            get 0. With ``"softmax"`` a projection may return a tuple ``(logits, values)``; the values are the new
             features. Over a `complete_graph` that is self-attention, over a sparse one masked attention.
 
     Raises:
@@ -80,7 +80,7 @@ def GraphBlock(
     """
     how = aggregate
 
-    def rows(name, graph, scores):
+    def rows(name, graph, logits):
         if name == "edge":
             ends = [take_rows(graph.nodes, graph.senders), take_rows(graph.nodes, graph.receivers)]
             of_graph = _repeat_rows(graph.global_features, _graph_of_edges(graph), graph.senders.shape[0])
@@ -89,7 +89,7 @@ def GraphBlock(
             n = graph.nodes.shape[0]
             messages = take_rows(graph.nodes, graph.senders) if graph.edges is None else graph.edges
             _check_floating("messages", messages)
-            received = reduce_segments(messages, graph.receivers, n, how, scores.get("edge"), graph.edge_mask)
+            received = reduce_segments(messages, graph.receivers, n, how, logits.get("edge"), graph.edge_mask)
             return _concatenate([received, graph.nodes, _repeat_rows(graph.global_features, graph.node_graph, n)])
         g = count_graphs(graph)
         pieces = []
@@ -100,7 +100,7 @@ def GraphBlock(
             if values is not None:
                 _check_floating(f"{label}s", values)
                 ids = jnp.zeros(values.shape[:1], jnp.int32) if ids is None else ids
-                pieces.append(reduce_segments(values, ids, g, how, scores.get(label), mask))
+                pieces.append(reduce_segments(values, ids, g, how, logits.get(label), mask))
         return _concatenate([*pieces, graph.global_features])
 
     return _map_features({"edge": edge, "node": node, "graph": graph}, rows, with_scores=how == "softmax")
@@ -126,7 +126,7 @@ def GraphMapFeatures(
     Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (the independent block).
     """
 
-    def rows(name, graph, scores):
+    def rows(name, graph, logits):
         x = getattr(graph, _FIELDS[name][0])
         require(x is not None, f"{_FIELDS[name][0]} in the graph for the layer {name}", x, f"leave {name}= out")
         return x
@@ -135,55 +135,55 @@ def GraphMapFeatures(
 
 
 def _map_features(layers, rows, *, with_scores):
-    """The pair that projects ``rows(name, graph, scores)`` by the layers given, in the order edge, node, graph.
+    """The pair that projects ``rows(name, graph, logits)`` by the layers given, in the order edge, node, graph.
 
-    Later rows depend on the outputs of earlier layers. ``scores`` holds those that a projection returned with its
+    Later rows depend on the outputs of earlier layers. ``logits`` holds those that a projection returned with its
     values.
     """
     kids = children((), {name: layer for name, layer in layers.items() if layer is not None})
     require(len(kids) > 0, "at least one of edge, node and graph", "none")
     names = [str(child.label) for child in kids]
 
-    def replace(name, graph, scores, y):
+    def replace(name, graph, logits, y):
         """The graph with what a projection returned."""
         values: Any = y
         if type(y) is tuple and len(y) == 2 and with_scores:
-            scores, values = {**scores, name: y[0]}, y[1]
+            logits, values = {**logits, name: y[0]}, y[1]
         count = {"edge": graph.senders, "node": graph.nodes}.get(name)
         count = count_graphs(graph) if count is None else count.shape[0]
-        repair = "" if with_scores else 'for a tuple (scores, values), pass aggregate="softmax"'
+        repair = "" if with_scores else 'for a tuple (logits, values), pass aggregate="softmax"'
         check_rows(name, values, count, repair * (type(y) is tuple))
-        if name in scores:
-            s = scores[name]
-            expected = f"{name} to return scores with the first axes of its values, (rows,) or (rows, heads)"
+        if name in logits:
+            s = logits[name]
+            expected = f"{name} to return logits with the first axes of its values, (rows,) or (rows, heads)"
             fits = 0 < s.ndim and s.shape == values.shape[: s.ndim]
             require(fits, expected, f"{describe(s)} for values {describe(values)}")
         field, mask = _FIELDS[name]
-        return graph._replace(**{field: where_rows(getattr(graph, mask), values)}), scores
+        return graph._replace(**{field: where_rows(getattr(graph, mask), values)}), logits
 
     def init(key, inputs, side):
         graph = one_graph(inputs)
         check_graph(graph)
-        graph, scores = jax.eval_shape(lambda graph: without_padding(graph)[0], graph), {}
+        graph, logits = jax.eval_shape(lambda graph: without_padding(graph)[0], graph), {}
         params, states = {}, {}
         for child, name in zip(kids, names, strict=True):
             given = with_mask(child, side, getattr(graph, _FIELDS[name][1]))
-            x = jax.eval_shape(lambda graph, scores, name=name: rows(name, graph, scores), graph, scores)
+            x = jax.eval_shape(lambda graph, logits, name=name: rows(name, graph, logits), graph, logits)
             params[name], states[name] = p, s = init_child(child, key, (x,), given)
             y, _ = output_shapes(child, key, p, s, (x,), given)
-            graph, scores = jax.eval_shape(lambda *args, name=name: replace(name, *args), graph, scores, y)
+            graph, logits = jax.eval_shape(lambda *args, name=name: replace(name, *args), graph, logits, y)
         return params, states
 
     def apply(params, states, inputs, side):
         before = one_graph(inputs)
         check_graph(before)
         check_names(params, names)
-        (graph, ok), scores, after = without_padding(before), {}, {}
+        (graph, ok), logits, after = without_padding(before), {}, {}
         for child, name in zip(kids, names, strict=True):
             given = with_mask(child, side, getattr(graph, _FIELDS[name][1]))
-            x = rows(name, graph, scores)
+            x = rows(name, graph, logits)
             y, after[name] = apply_child(child, params[name], states[name], (x,), given)
-            graph, scores = replace(name, graph, scores, y)
+            graph, logits = replace(name, graph, logits, y)
         changed = {_FIELDS[name][0]: nan_unless(ok, getattr(graph, _FIELDS[name][0])) for name in names}
         return before._replace(**changed), after
 

@@ -168,8 +168,8 @@ def GAT(
         to, of = (
             jnp.einsum("nhf,hf->nh", h, params[name].astype(x.dtype)) for name in ("receiver_kernel", "sender_kernel")
         )
-        scores = leaky_relu(take_rows(to, receivers) + take_rows(of, senders), slope)  # (e, heads)
-        y = reduce_segments(take_rows(h, senders), receivers, n, "softmax", scores, mask)  # (n, heads, features)
+        logits = leaky_relu(take_rows(to, receivers) + take_rows(of, senders), slope)  # (e, heads)
+        y = reduce_segments(take_rows(h, senders), receivers, n, "softmax", logits, mask)  # (n, heads, features)
         y = y.reshape(n, heads * features) if join == "concat" else y.mean(1)
         return graph._replace(nodes=where_rows(graph.node_mask, nan_unless(ok, _add_bias(y, params))))
 

@@ -33,7 +33,7 @@ def aggregate(
     n: NonNegativeInt,
     *,
     how: How = "sum",
-    scores: Float[Array, "entries *heads"] | None = None,
+    logits: Float[Array, "entries *heads"] | None = None,
     mask: Bool[Array, "entries"] | None = None,
     check: bool = False,
 ) -> Float[Array, "n *features"]:
@@ -44,8 +44,8 @@ def aggregate(
     - ``"sum"``: :math:`\sum_k v_k`; ``"mean"``: the sum divided by the number of values;
     - ``"max"``: the largest, feature by feature; where several are largest, they share the gradient evenly;
     - ``"softmax"``: :math:`\sum_k w_k v_k` with :math:`w_k = e^{s_k} / \sum_{l : r_l = i} e^{s_l}` and :math:`s`
-      the ``scores``. Their axes are the first ones of ``values``: one score for each entry, (e,), or for each of its
-      heads, (e, heads). Without ``scores`` each feature is its own score.
+      the ``logits``. Their axes are the first ones of ``values``: one score for each entry, (e,), or for each of its
+      heads, (e, heads). Without ``logits`` each feature is its own score.
 
     A node that receives nothing gets 0. Values of half precision are added up in float32.
 
@@ -54,7 +54,7 @@ def aggregate(
         receivers: (e,), the node that receives each entry.
         n: number of nodes.
         how: the reduction.
-        scores: of the softmax.
+        logits: of the softmax.
         mask: (e,), False at entries to leave out, whatever they hold.
         check: report receivers out of range from inside ``jit`` to ``checkify``.
 
@@ -71,17 +71,17 @@ def aggregate(
     Source: Diehl 2023, section "Graphical layers"; Battaglia et al. 2018, Relational inductive biases, deep learning,
     and graph networks, arXiv:1806.01261, section 3.2.
     """
-    if scores is not None:
-        require(how == "softmax", f'how="softmax" where scores are passed, got {how!r}', repair="leave scores out")
-        fits = 0 < scores.ndim <= values.ndim and scores.shape == values.shape[: scores.ndim]
-        expected = "scores with the first axes of values, (e,) or (e, heads)"
-        require(fits, expected, f"{describe(scores)} for values {describe(values)}")
+    if logits is not None:
+        require(how == "softmax", f'how="softmax" where logits are passed, got {how!r}', repair="leave logits out")
+        fits = 0 < logits.ndim <= values.ndim and logits.shape == values.shape[: logits.ndim]
+        expected = "logits with the first axes of values, (e,) or (e, heads)"
+        require(fits, expected, f"{describe(logits)} for values {describe(values)}")
     check_indices("receivers", receivers, n, mask, check=check)
-    y = reduce_segments(values, receivers.astype(jnp.int32), n, how, scores, mask)
+    y = reduce_segments(values, receivers.astype(jnp.int32), n, how, logits, mask)
     return nan_unless(all_in_range(mask, n, receivers), y)
 
 
-def reduce_segments(values, receivers, n: int, how: How, scores=None, mask=None):
+def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None):
     """`aggregate` for receivers that are known to be in range."""
     dtype, values = values.dtype, widen(values)
     if mask is not None:
@@ -100,10 +100,10 @@ def reduce_segments(values, receivers, n: int, how: How, scores=None, mask=None)
     elif how == "max":
         y = jnp.where(count() > 0, jax.ops.segment_max(values, receivers, n), 0)
     else:
-        scores = values if scores is None else widen(scores)
-        top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, n)  # (n, *heads)
+        logits = values if logits is None else widen(logits)
+        top = jax.ops.segment_max(jax.lax.stop_gradient(logits), receivers, n)  # (n, *heads)
         top = jnp.where(jnp.isfinite(top), top, 0)  # -inf for nodes that receive nothing
-        weights = jnp.exp(where_rows(mask, scores - take_rows(top, receivers)))  # (e, *heads)
+        weights = jnp.exp(where_rows(mask, logits - take_rows(top, receivers)))  # (e, *heads)
         sums = total(weights)
         y = total(expand_like(weights.astype(values.dtype), values) * values)
         y = y / expand_like(jnp.where(sums > 0, sums, 1).astype(values.dtype), values)
