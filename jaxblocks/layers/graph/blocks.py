@@ -19,7 +19,7 @@ from jaxblocks.core import (
     make_combinator,
     output_shapes,
 )
-from jaxblocks.layers.graph.data import Graph, check_graph, count_graphs, without_padding
+from jaxblocks.layers.graph.data import Graph, check_graph, check_shapes, count_graphs, without_padding
 from jaxblocks.layers.graph.segments import How, nan_unless, reduce_segments, take_rows, where_rows
 
 __all__ = ["GraphBlock", "GraphMapFeatures", "check_names", "check_rows", "one_graph", "with_mask", "without_mask"]
@@ -163,7 +163,7 @@ def _map_features(layers, rows, *, with_scores):
 
     def init(key, inputs, side):
         graph = one_graph(inputs)
-        check_graph(graph)
+        check_shapes(graph)
         graph, logits = jax.eval_shape(lambda graph: without_padding(graph)[0], graph), {}
         params, states = {}, {}
         for child, name in zip(kids, names, strict=True):

@@ -21,7 +21,7 @@ from jaxblocks.core import (
     make_combinator,
 )
 from jaxblocks.layers.graph.blocks import check_names, check_rows, one_graph, with_mask, without_mask
-from jaxblocks.layers.graph.data import check_graph_and_nodes, without_padding
+from jaxblocks.layers.graph.data import check_nodes, without_padding
 from jaxblocks.layers.graph.segments import nan_unless, reduce_segments, take_rows, where_rows
 from jaxblocks.precision import widen
 
@@ -66,14 +66,14 @@ def GCN(
     """
 
     def init(key, graph):
-        check_graph_and_nodes(graph)
+        check_nodes(graph, values=False)
         params = {"kernel": kernel_init(key, (graph.nodes.shape[-1], features), param_dtype)}
         if use_bias:
             params["bias"] = bias_init(jax.random.fold_in(key, 1), (features,), param_dtype)
         return params
 
     def apply(params, graph):
-        check_graph_and_nodes(graph)
+        check_nodes(graph)
         check_params(params, kernel=(graph.nodes.shape[-1], features), **{"bias": (features,)} if use_bias else {})
         valid, ok = without_padding(graph)
         x, n = valid.nodes if dtype is None else valid.nodes.astype(dtype), graph.nodes.shape[0]
@@ -147,7 +147,7 @@ def GAT(
         return {"kernel": (channels, heads * features), **attention, **({"bias": (out,)} if use_bias else {})}
 
     def init(key, graph):
-        check_graph_and_nodes(graph)
+        check_nodes(graph, values=False)
         initialize = {"kernel": kernel_init, "bias": bias_init}
         return {
             name: initialize.get(name, attention_kernel_init)(jax.random.fold_in(key, position), shape, param_dtype)
@@ -155,7 +155,7 @@ def GAT(
         }
 
     def apply(params, graph):
-        check_graph_and_nodes(graph)
+        check_nodes(graph)
         check_params(params, **shapes(graph.nodes.shape[-1]))
         valid, ok = without_padding(graph)
         x, n = valid.nodes if dtype is None else valid.nodes.astype(dtype), graph.nodes.shape[0]
@@ -212,7 +212,7 @@ def GIN(
 
     def init(key, inputs, side):
         graph = one_graph(inputs)
-        check_graph_and_nodes(graph)
+        check_nodes(graph, values=False)
         x = jax.ShapeDtypeStruct(graph.nodes.shape, dtype or graph.nodes.dtype)
         params, state = init_child(child, key, (x,), with_mask(child, side, graph.node_mask))
         own = {"epsilon": jnp.asarray(epsilon, param_dtype)} if learn_epsilon else {}
@@ -220,7 +220,7 @@ def GIN(
 
     def apply(params, states, inputs, side):
         graph = one_graph(inputs)
-        check_graph_and_nodes(graph)
+        check_nodes(graph)
         check_names(params, ("mlp", "epsilon") if learn_epsilon else ("mlp",))
         valid, ok = without_padding(graph)
         x = valid.nodes if dtype is None else valid.nodes.astype(dtype)

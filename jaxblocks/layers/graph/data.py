@@ -18,7 +18,8 @@ __all__ = [
     "adjacency_graph",
     "batch_graphs",
     "check_graph",
-    "check_graph_and_nodes",
+    "check_nodes",
+    "check_shapes",
     "complete_graph",
     "count_graphs",
     "unbatch_graphs",
@@ -161,7 +162,7 @@ def batch_graphs(
     graphs = list(graphs)
     require(len(graphs) > 0, "at least one graph", "none")
     for graph in graphs:
-        _check_shapes(graph)
+        check_shapes(graph)
     xp = np if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graphs)) else jnp
     complete, first_node, first_graph = [], 0, 0
     for graph in graphs:
@@ -209,7 +210,7 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
 
     Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (batches of graphs).
     """
-    _check_shapes(graph)
+    check_shapes(graph)
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(graph))
     repair = "call it outside of jit and vmap, since its sizes depend on values, or use the masks of the batch"
     require(not traced, "arrays with known values", "traced ones", repair)
@@ -300,7 +301,7 @@ def check_graph(graph: Graph, *, check: bool = False) -> None:
     ...
     ValueError: check_graph expected receivers from 0 to 1 (there are 2 nodes), got 2; number the nodes from 0.
     """
-    _check_shapes(graph)
+    check_shapes(graph)
     n, edge_mask = graph.nodes.shape[0], graph.edge_mask
     check_indices("senders", graph.senders, n, edge_mask, check=check)
     check_indices("receivers", graph.receivers, n, edge_mask, check=check)
@@ -308,14 +309,14 @@ def check_graph(graph: Graph, *, check: bool = False) -> None:
         check_indices("node_graph", graph.node_graph, count_graphs(graph), graph.node_mask, "graph", check=check)
 
 
-def check_graph_and_nodes(graph: Graph) -> None:
-    """`check_graph`, and nodes with one axis of floating-point features."""
-    check_graph(graph)
-    _check_nodes(as_shapes(graph.nodes))
+def check_nodes(graph: Graph, *, values: bool = True) -> None:
+    """`check_graph` (or `check_shapes`), and nodes with one axis of floating-point features."""
+    (check_graph if values else check_shapes)(graph)
+    _check_rank(as_shapes(graph.nodes))
 
 
-def _check_shapes(graph) -> None:
-    """The arrays of a graph fit together, as far as shapes tell."""
+def check_shapes(graph: Graph) -> None:
+    """Raise an error unless the arrays of a graph fit together, as far as shapes tell; for ``init``."""
     repair = "pass Graph(nodes, senders, receivers)"
     require(isinstance(graph, Graph), "a Graph", graph, repair, error=TypeError)
     shapes = as_shapes(graph)
@@ -343,5 +344,5 @@ def _check_fields(
 
 
 @checked
-def _check_nodes(nodes: Float[ArrayOrShape, "n in"]) -> None:
+def _check_rank(nodes: Float[ArrayOrShape, "n in"]) -> None:
     """The features of nodes have one axis."""
