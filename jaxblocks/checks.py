@@ -371,6 +371,8 @@ def _check_shape(name, x, axes, sizes) -> None:
         form = _form(axes)
         missing = least - len(shape)
         repair = f"add the missing ax{'i' if missing == 1 else 'e'}s, as in {name}[{', '.join(['None'] * missing)}]"
+        if "heads" in axes or "kv_heads" in axes:
+            repair = f"write {name}[..., None, :] for one head"
         if missing < 0:
             repair = "map over the leading axes with jax.vmap" if shape else "pass one value"
         require(False, f"{name} with {way}{least} ax{'i' if least == 1 else 'e'}s, {form}", x, repair)

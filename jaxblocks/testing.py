@@ -155,7 +155,9 @@ def shapes_as_stated(case: Case) -> None:
         returned = (typing.get_args(returned) or (None,))[0]
     with jaxtyped("context"):
         for name, value in bound.items():
-            _assert_annotated(stated.get(name), value, f"the argument {name}")
+            several = inspect.signature(function).parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for one in value if several else (value,):
+                _assert_annotated(stated.get(name), one, f"the argument {name}")
         _assert_annotated(returned, outputs, "the output")
 
 

@@ -322,7 +322,7 @@ axes = plotting.matrix(K, axes)
 # leave the whole as it is:
 
 # %%
-block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), global_features=jb.Dense(2))
+block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), graph=jb.Dense(2))
 block_params = block.init(jax.random.key(0), graph)
 order = jnp.array([2, 0, 3, 1])  # the new node i is the old node order[i]
 place = jnp.argsort(order)
@@ -475,11 +475,11 @@ assert len(jb.conv_transpose(jnp.zeros((4, 1)), jnp.ones((3, 1, 1)), stride=2)) 
 q, k, v = jax.random.normal(jax.random.key(5), (3, 4, 2))
 everyone = jb.complete_graph(v)
 match = jnp.sum(q[everyone.receivers] * k[everyone.senders], -1)
-by_graph = jb.aggregate(v[everyone.senders], everyone.receivers, 4, how="softmax", scores=match)
+by_graph = jb.aggregate(v[everyone.senders], everyone.receivers, 4, how="softmax", logits=match)
 assert jnp.allclose(by_graph, jb.soft_lookup(q, k, v), atol=1e-6)
 
 match = jnp.sum(q[graph.receivers] * k[graph.senders], -1)
-sparse = jb.aggregate(v[graph.senders], graph.receivers, 4, how="softmax", scores=match)
+sparse = jb.aggregate(v[graph.senders], graph.receivers, 4, how="softmax", logits=match)
 masked = jb.attention(q[:, None], k[:, None], v[:, None], scale=None, mask=(adjacency > 0)[None])[:, 0]
 assert jnp.allclose(sparse, masked, atol=1e-6)
 

@@ -9,7 +9,6 @@ import pytest
 from jax.experimental import checkify
 from jax.test_util import check_grads
 
-import jaxblocks.layers.attention as module
 from jaxblocks import attention, attention_weights, hard_lookup, soft_lookup
 
 STATIC = ("scale", "causal", "sliding_window", "soft_cap", "dropout", "fully_masked", "implementation", "chunk")
@@ -44,10 +43,10 @@ def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap
     (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
     out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
     for h, i in itertools.product(range(n), range(time_q)):
-        place, scores, own = i + time_k - time_q, {}, h // (n // n_kv)
+        position, scores, own = i + time_k - time_q, {}, h // (n // n_kv)
         for j in range(time_k):
-            late = causal and j > place
-            far = window is not None and abs(place - j) >= window
+            late = causal and j > position
+            far = sliding_window is not None and abs(position - j) >= sliding_window
             other = segments is not None and segments[0][i] != segments[1][j]
             if late or far or other or (mask is not None and not mask[h, i, j]):
                 continue
@@ -143,13 +142,13 @@ def test_soft_lookup_stays_in_the_hull_and_tends_to_the_best_value():
             found = lookup(jnp.asarray(scale * query), jnp.asarray(keys), jnp.asarray(values))
             assert np.all(found >= values.min(0) - 1e-14) and np.all(found <= values.max(0) + 1e-14)
             assert np.abs(found - best).max() <= 5 * math.exp(-scale * gap) * spread + 1e-14
-            by_option = lookup(jnp.asarray(query), jnp.asarray(keys), jnp.asarray(values), scale)
+            by_option = lookup(jnp.asarray(query), jnp.asarray(keys), jnp.asarray(values), scale=scale)
             np.testing.assert_allclose(by_option, found, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(soft_lookup(jnp.zeros(4), jnp.asarray(keys), jnp.asarray(values)), values.mean(0))
 
 
 def test_example_2_4():
-    """One query, three keys, values 1..12: the entries that the lecture leaves open (errata 32)."""
+    """One query, three keys, values 1..12: the entries that the lecture does not give."""
     query, keys = (jnp.array([[1.0, 0.0]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     values = jnp.arange(1.0, 13.0).reshape(3, 4)
     for scale, expected in [
@@ -157,11 +156,11 @@ def test_example_2_4():
         ("inverse_sqrt", [0.4011121, 0.1977758, 0.4011121]),
         (1 / math.sqrt(2), [0.4011121, 0.1977758, 0.4011121]),
     ]:
-        weights = attention_weights(query[:, None], keys[:, None], scale)
+        weights = attention_weights(query[:, None], keys[:, None], scale=scale)
         np.testing.assert_allclose(weights, [[expected]], atol=6e-8)
-        np.testing.assert_allclose(soft_lookup(query, keys, values, scale), [[5, 6, 7, 8]], rtol=1e-6)
-        heads_out = attention(query[:, None], keys[:, None], values[:, None], scale)
-        np.testing.assert_array_equal(heads_out[:, 0], soft_lookup(query, keys, values, scale))
+        np.testing.assert_allclose(soft_lookup(query, keys, values, scale=scale), [[5, 6, 7, 8]], rtol=1e-6)
+        heads_out = attention(query[:, None], keys[:, None], values[:, None], scale=scale)
+        np.testing.assert_array_equal(heads_out[:, 0], soft_lookup(query, keys, values, scale=scale))
     # as printed, (Q W^Q)^T (K W^K) is a product of 2 x 1 and 3 x 2
     with pytest.raises(ValueError, match="mismatch"):
         np.asarray(query).T @ np.asarray(keys)
@@ -284,12 +283,13 @@ def test_grouped_heads_are_repeated_heads():
 def test_values_are_those_of_jax_nn(options):
     q, k, v = (jnp.asarray(normal(i, 2, 5, n, 4, dtype=np.float32)) for i, n in enumerate((4, 2, 2)))
     bias = jnp.asarray(normal(5, 2, 4, 5, 5, dtype=np.float32))
-    ours = attend(q, k, v, 0.3, "is_causal" in options, 2 if "local_window_size" in options else None, bias=bias)
+    own = {"causal": "is_causal" in options, "sliding_window": 2 if "local_window_size" in options else None}
+    ours = attend(q, k, v, scale=0.3, bias=bias, **own)
     theirs = jax.nn.dot_product_attention(q, k, v, bias, scale=0.3, **options)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
-def test_one_query_against_a_cache_sees_all_of_it():
+def test_one_query_attends_to_a_whole_cache():
     """Causal is aligned at the last key: row by row, each query with the keys up to its own gives the whole."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32))
     for window in (None, 2):
@@ -299,7 +299,7 @@ def test_one_query_against_a_cache_sees_all_of_it():
     np.testing.assert_allclose(attend(q[5:], k, v, causal=True), attend(q[5:], k, v), rtol=1e-5, atol=1e-6)
 
 
-def test_packed_sequences_are_sequences_apart():
+def test_packed_sequences_are_separate_sequences():
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=7, time_k=7, dtype=np.float32))
     packed = attend(q, k, v, causal=True, segment_ids=jnp.array([3, 3, 3, 1, 1, 1, 1]))
     for part in (np.s_[:3], np.s_[3:]):
@@ -310,7 +310,9 @@ def test_packed_sequences_are_sequences_apart():
 def test_weights_take_the_options_of_attention():
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=3, dtype=np.float32))
     mask, bias = np.array([[[False, True, True, True]]]), normal(5, 2, 3, 4, dtype=np.float32)
-    weights = attention_weights(q, k, 0.5, True, 2, 1.0, mask=jnp.asarray(mask), bias=jnp.asarray(bias))
+    weights = attention_weights(
+        q, k, scale=0.5, causal=True, sliding_window=2, soft_cap=1.0, mask=jnp.asarray(mask), bias=jnp.asarray(bias)
+    )
     options = {
         "mask": np.broadcast_to(mask, bias.shape),
         "causal": True,
@@ -360,7 +362,7 @@ def test_chunks_never_hold_all_scores():
     assert size(implementation="chunked", causal=True, sliding_window=32) <= 512 * 2 * 4
 
 
-def test_long_sequences_go_in_chunks_by_themselves():
+def test_long_sequences_are_chunked_by_default():
     def chunked(n_q, n_k=1024):
         shapes = [jax.ShapeDtypeStruct((n, 1, 4), jnp.float32) for n in (n_q, n_k, n_k)]
         return "scan" in str(jax.make_jaxpr(attention)(*shapes))
@@ -384,7 +386,7 @@ def test_self_attention_is_equivariant_and_keys_are_a_set():
 
 
 def test_the_printed_formula_compares_features_instead_of_positions():
-    """softmax((Q)^T K) V runs where all sizes are equal, and is not a map of sets (errata 29)."""
+    """softmax((Q)^T K) V runs where all sizes are equal, and is not a map of sets."""
 
     def printed(x):
         return softmax(x.T @ x) @ x
@@ -399,7 +401,7 @@ def test_the_printed_formula_compares_features_instead_of_positions():
 
 
 def test_attention_of_a_sequence():
-    """softmax((a X_q)(a X_k)^T) a X_v is the same function (errata 61); as printed it is features by features."""
+    """softmax((a X_q)(a X_k)^T) a X_v is the same function; as printed it is features by features."""
     with jax.enable_x64(True):
         a, xq, xk, xv = (normal(i, *s) for i, s in enumerate([(6, 3), (3, 4), (3, 4), (3, 5)]))
         expected = softmax(a @ xq @ xk.T @ a.T) @ a @ xv
@@ -411,7 +413,7 @@ def test_attention_of_a_sequence():
 
 
 def test_scaling_keeps_the_variance_of_scores_at_one():
-    """Unscaled scores have variance d; with 1/sqrt(d) the rows stay close to uniform (errata 30)."""
+    """Unscaled scores have variance d; with 1/sqrt(d) the rows stay close to uniform."""
 
     def entropy(weights):
         weights = np.asarray(weights, np.float64)
@@ -421,7 +423,7 @@ def test_scaling_keeps_the_variance_of_scores_at_one():
         q, k = (normal(d, 4000, 1, d, dtype=np.float32), normal(d + 1, 50, 1, d, dtype=np.float32))
         pairs = (normal(d + 2, 20000, d) * normal(d + 3, 20000, d)).sum(-1)
         assert pairs.var() == pytest.approx(d, rel=0.05)
-    unscaled = entropy(attention_weights(jnp.asarray(q), jnp.asarray(k), None))
+    unscaled = entropy(attention_weights(jnp.asarray(q), jnp.asarray(k), scale=None))
     scaled = entropy(attention_weights(jnp.asarray(q), jnp.asarray(k)))
     assert unscaled == pytest.approx(0.2388, abs=0.03) and scaled == pytest.approx(3.438, abs=0.03)
     assert scaled < math.log(50)
@@ -457,10 +459,10 @@ def test_cost_is_quadratic():
     assert count_flops(128) == 4 * count_flops(64)
 
 
-# Masks
+# Masking
 
 
-def test_masked_weights_are_zero_and_an_empty_row_gives_zeros():
+def test_masked_weights_are_zero_and_a_fully_masked_row_gives_zeros():
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
     mask = np.random.default_rng(0).random((2, 2, 3, 4)) < 0.5
     mask[0, 1, 2] = False
@@ -483,7 +485,7 @@ def test_masked_weights_are_zero_and_an_empty_row_gives_zeros():
         assert np.all(np.asarray(g) == 0)
 
 
-def test_what_is_masked_does_not_matter():
+def test_masked_values_have_no_effect():
     q, k, v = map(jnp.asarray, heads(0, batch=(), dtype=np.float32))
     past = jnp.tril(jnp.ones((1, 3, 4), bool))
     out = attend(q, k, v, mask=past)
@@ -494,7 +496,7 @@ def test_what_is_masked_does_not_matter():
     # a large negative number in place of -inf would lose against scores below it
     row = jnp.array([[[True, False, False, False]]])
     match = jnp.array([-1e4, 1e4, 0.0, 0.0])[:, None, None]
-    np.testing.assert_array_equal(attend(jnp.full((1, 1, 1), 1e4), match, v[:, :1], None, mask=row)[0], v[0, :1])
+    np.testing.assert_array_equal(attend(jnp.full((1, 1, 1), 1e4), match, v[:, :1], scale=None, mask=row)[0], v[0, :1])
     np.testing.assert_allclose(attend(q, k, v, mask=jnp.ones((1, 1, 4), bool)), attend(q, k, v), rtol=1e-6)
 
 
@@ -512,13 +514,13 @@ def test_no_keys_at_all_give_zeros():
         np.testing.assert_array_equal(attend(q, k, v, mask=mask), np.zeros((2, 3, 2, 6)))
 
 
-def test_rows_that_see_nothing_can_be_errors():
+def test_fully_masked_rows_can_be_errors():
     """Eager calls and gradients raise; under jit the row is NaN, or reported with check=True."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), dtype=np.float32))
     options = {"fully_masked": "error", "implementation": "chunked", "chunk": 2}
     mask = jnp.ones((2, 3, 4), bool).at[1, 2].set(False)
     f = functools.partial(attention, **options, mask=mask)
-    with pytest.raises(ValueError, match="but 1 of 6 rows .* see none; .* fully_masked='zero'"):
+    with pytest.raises(ValueError, match="got 1 of 6 rows .* fully masked; .* fully_masked='zero'"):
         f(q, k, v)
     with pytest.raises(ValueError, match="1 of 6 rows"):
         jax.grad(lambda q: f(q, k, v).sum())(q)
@@ -527,7 +529,7 @@ def test_rows_that_see_nothing_can_be_errors():
         checked = checkify.checkify(jax.jit(functools.partial(f, check=True)))
         assert "2 of 6 rows" in checked(q, k, v, mask=mask.at[0, 0].set(False))[0].get()
     assert np.isnan(out[2, 1]).all() and np.isnan(out).sum() == v.shape[-1]
-    zero = attend(q, k, v, mask=mask)  # the advice: fully_masked="zero" is the default
+    zero = attend(q, k, v, mask=mask)  # the repair: fully_masked="zero" is the default
     np.testing.assert_allclose(zero, np.nan_to_num(out), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(attention(q, k, v, fully_masked="error"), attend(q, k, v), rtol=1e-5, atol=1e-6)
 
@@ -545,9 +547,10 @@ def test_derivatives_agree_with_finite_differences():
 
 def test_a_scale_can_be_learned():
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
-    gradient = jax.jit(jax.grad(lambda s: attention(q, k, v, s).sum()))(jnp.float32(0.7))
+    gradient = jax.jit(jax.grad(lambda s: attention(q, k, v, scale=s).sum()))(jnp.float32(0.7))
     step = 1e-2
-    difference = (attention(q, k, v, 0.7 + step).sum() - attention(q, k, v, 0.7 - step).sum()) / (2 * step)
+    ahead, behind = (attention(q, k, v, scale=0.7 + sign * step).sum() for sign in (1, -1))
+    difference = (ahead - behind) / (2 * step)
     np.testing.assert_allclose(gradient, difference, rtol=1e-3)
 
 
@@ -608,37 +611,43 @@ def test_jit_vmap_and_single_examples_agree():
 # Errors
 
 
-def test_attention_says_what_does_not_fit(sentences):
+def test_errors_of_shapes_and_dtypes(sentences):
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
-    with pytest.raises(ValueError, match=r"equal features .* q is float32 \(2, 3, 2, 5\) and k float32 \(2, 4, 2, 4\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"q .* and k .* with the same size of head_dim, got float32 \(2, 3, 2, 5\) and float32 \(2, 4, 2, 4\)",
+    ):
         attention(q, k[..., :4], v)
-    with pytest.raises(ValueError, match=r"one value per key .* k is float32 \(2, 4, 2, 5\) and v float32 \(2, 3, 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"k .* and v .* with the same size of time_k, got float32 \(2, 4, 2, 5\) and float32 \(2, 3, 2",
+    ):
         jax.jit(attention)(q, k, v[:, :3])
-    with pytest.raises(ValueError, match="k and v with equal heads"):
+    with pytest.raises(ValueError, match="k .* and v .* with the same size of kv_heads"):
         attention(q, k[..., :1, :], v)
-    shared = jnp.broadcast_to(k[..., :1, :], k.shape)  # the advice
+    shared = jnp.broadcast_to(k[..., :1, :], k.shape)  # the repair
     np.testing.assert_array_equal(attention(q, shared, v)[:, :, 0], attention(q, k, v)[:, :, 0])
-    with pytest.raises(ValueError, match="q and v with equal batch axes"):
+    with pytest.raises(ValueError, match=r"q .* and v .* with the same size of \*batch"):
         attention(q, k, v[:1])
-    with pytest.raises(TypeError, match="floating-point k, but int32"):
+    with pytest.raises(TypeError, match="k to be a floating-point array, got int32"):
         attention(q, k.astype(jnp.int32), v)
-    with pytest.raises(ValueError, match="'inverse_sqrt', but 'sqrt' came"):
-        attention(q, k, v, "sqrt")
+    with pytest.raises(ValueError, match="'inverse_sqrt'.*, got 'sqrt'"):
+        attention(q, k, v, scale="sqrt")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sliding_window": 0}, "window to be a whole number >= 1 or None, but 0 came"),
-        ({"soft_cap": 0.0}, "soft_cap > 0, but 0.0 came"),
-        ({"dropout": 1.0}, r"drop in \[0, 1\), but 1.0 came"),
-        ({"dropout": 0.1}, r"needs a key, but none came; pass key=, or dropout=0"),
-        ({"fully_masked": "mean"}, "'zero' or 'error', but 'mean' came"),
-        ({"implementation": "flash"}, "'einsum', 'chunked', 'fused' or None, but 'flash' came"),
-        ({"chunk": 0}, "chunk to be a whole number >= 1"),
-        ({"bias": jnp.zeros((3, 4))}, r"a bias of shape .* = \(2, 2, 3, 4\), .* bias\[..., None, :, :\]"),
-        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), but float32"),
-        ({"segment_ids": jnp.zeros((2, 3), int)}, r"\(2, 3\) for the queries and \(2, 4\) for the keys, but int32"),
+        ({"sliding_window": 0}, "window to be an integer >= 1 or None, got 0"),
+        ({"soft_cap": 0.0}, "soft_cap to be a number > 0 or None, got 0.0"),
+        ({"dropout": 1.0}, "dropout to be a number >= 0 and < 1, got 1.0"),
+        ({"dropout": 0.1}, "a key for dropout=0.1, got none; pass key=, or dropout=0"),
+        ({"fully_masked": "mean"}, "'zero' or 'error', got 'mean'"),
+        ({"implementation": "flash"}, "'einsum' or 'chunked' or 'fused' or None, got 'flash'"),
+        ({"chunk": 0}, "chunk to be an integer >= 1"),
+        ({"bias": jnp.zeros((3, 4))}, r"bias of shape .* = \(2, 2, 3, 4\), .* bias\[..., None, :, :\]"),
+        ({"bias": lambda *sizes: jnp.zeros((2, 3))}, r"to return \(heads, time_q, time_k\) = \(2, 3, 4\), got float32"),
+        ({"segment_ids": jnp.zeros((2, 3), int)}, r"\(2, 3\) for the queries and \(2, 4\) for the keys, got int32"),
     ],
 )
 def test_options_out_of_range(sentences, options, words):
@@ -654,13 +663,13 @@ def test_heads_that_do_not_divide(sentences):
     attention(jnp.repeat(q, 2, -2), k, v)
 
 
-def test_the_fused_kernel_is_asked_for_the_same(sentences, monkeypatch):
-    """On GPU, ours and the kernel's arguments mean the same: tried with the plain implementation in its place."""
+def test_the_fused_kernel_gets_the_same_arguments(sentences, monkeypatch):
+    """On GPU the kernel gets arguments of the same meaning; here the plain implementation replaces it."""
     q, k, v = (jnp.asarray(normal(i, 2, 3, 5, n, 4), jnp.bfloat16) for i, n in enumerate((4, 2, 2)))
-    with pytest.raises(ValueError, match="cannot take the backend 'cpu'; pass implementation=None"):
+    with pytest.raises(ValueError, match="got the backend 'cpu'; pass implementation=None"):
         attention(q, k, v, implementation="fused")
     wide, mask = (x.astype(jnp.float32) for x in (q, k, v)), jnp.ones((1, 1, 1, 1, 5), bool)
-    with pytest.raises(ValueError, match=r"cannot take soft_cap=, mask=, window without causal, float32 \(cast"):
+    with pytest.raises(ValueError, match=r"got soft_cap=, mask=, sliding_window without causal, float32 \(cast"):
         attention(*wide, sliding_window=2, soft_cap=1.0, mask=mask, implementation="fused")
     kernel = jax.nn.dot_product_attention
 
@@ -670,7 +679,7 @@ def test_the_fused_kernel_is_asked_for_the_same(sentences, monkeypatch):
             return kernel(*args, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     bias = jnp.asarray(normal(5, 1, 3, 4, 5, 5), jnp.bfloat16)
     for options in [
         {},
@@ -684,9 +693,9 @@ def test_the_fused_kernel_is_asked_for_the_same(sentences, monkeypatch):
 
 def test_advice_for_a_missing_head_axis(sentences):
     q, k, v = map(jnp.asarray, heads(0, batch=(), n=1, dtype=np.float32))
-    with pytest.raises(ValueError, match=r"q is float32 \(3, 5\); write q\[..., None, :\] for one head") as error:
+    with pytest.raises(ValueError, match=r"got float32 \(3, 5\); write q\[..., None, :\] for one head") as error:
         attention(q[:, 0], k[:, 0], v[:, 0])
-    assert "(..., time, heads, features)" in str(error.value)
+    assert "(*batch, time_q, heads, head_dim)" in str(error.value)
     single = attention(q[:, 0][..., None, :], k, v)
     np.testing.assert_array_equal(single, attention(q, k, v))
 
@@ -694,28 +703,28 @@ def test_advice_for_a_missing_head_axis(sentences):
 def test_advice_for_masks(sentences):
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
     mask = jnp.ones((2, 3, 4), bool)
-    with pytest.raises(ValueError, match=r"= \(2, 2, 3, 4\), .* but bool \(2, 3, 4\) came; add missing axes"):
+    with pytest.raises(ValueError, match=r"= \(2, 2, 3, 4\), .* got bool \(2, 3, 4\); add missing axes"):
         attention(q, k, v, mask=mask)
     np.testing.assert_allclose(attention(q, k, v, mask=mask[..., None, :, :]), attention(q, k, v), rtol=1e-6)
     for wrong in [(2, 2, 4, 3), (2, 2, 3, 1), (3, 1, 3, 4), (1, 1, 1, 1, 4)]:
-        with pytest.raises(ValueError, match="expects a mask of shape"):
+        with pytest.raises(ValueError, match="expected mask of shape"):
             attention(q, k, v, mask=jnp.ones(wrong, bool))
-    with pytest.raises(TypeError, match=r"boolean mask, .* but float32 \(2, 1, 3, 4\) came; write mask > 0"):
+    with pytest.raises(TypeError, match=r"mask to be a boolean array, got float32 \(2, 1, 3, 4\); write mask > 0"):
         attention_weights(q, k, mask=jnp.ones((2, 1, 3, 4)))
-    with pytest.raises(ValueError, match="passed by name, mask="):
+    with pytest.raises(TypeError, match="positional argument"):
         attention(q, k, v, jnp.ones((2, 1, 3, 4), bool))
-    with pytest.raises(ValueError, match="passed by name, mask="):
-        attention(q, k, v, True)
 
 
 @pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
-def test_lookups_say_what_does_not_fit(sentences, lookup):
+def test_errors_of_lookups(sentences, lookup):
     query, keys, values = jnp.ones((3, 5)), jnp.ones((4, 5)), jnp.ones((4, 2))
-    with pytest.raises(ValueError, match=r"keys are float32 \(4, 5\) and values float32 \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"keys .* and values .* got float32 \(4, 5\) and float32 \(3, 2\)"):
         lookup(query, keys, values[:3])
-    with pytest.raises(ValueError, match=r"the 5 features of keys, float32 \(4, 5\), but query is float32 \(3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"query .* and keys .* the same size of features, got float32 \(3, 4\) and float32 \(4, 5\)"
+    ):
         lookup(query[:, :4], keys, values)
-    with pytest.raises(ValueError, match=r"with the batch \(2,\)"):
+    with pytest.raises(ValueError, match=r"with the batch axes \(2,\)"):
         lookup(query, jnp.ones((2, 4, 5)), jnp.ones((2, 4, 2)))
-    with pytest.raises(TypeError, match="floating-point values"):
+    with pytest.raises(TypeError, match="values to be a floating-point array"):
         lookup(query, keys, values.astype(jnp.int32))

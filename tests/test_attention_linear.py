@@ -1,5 +1,6 @@
 """Linear attention against the explicit matrix of its weights."""
 
+import functools
 import itertools
 import math
 
@@ -42,7 +43,7 @@ def test_it_is_the_explicit_kernel_attention(causal, masked):
     mask = np.array([[True, False, True, True, True, True, False], [False, False, True, False, True, True, True]])
     side = {"mask": mask} if masked else {}
     with jax.enable_x64(True):
-        f = jax.jit(lambda *x: linear_attention(*x, causal, 3, **jax.tree.map(jnp.asarray, side)))
+        f = jax.jit(lambda *x: linear_attention(*x, causal=causal, chunk=3, **jax.tree.map(jnp.asarray, side)))
         ours = f(*map(jnp.asarray, (q, k, v)))
     np.testing.assert_allclose(ours, explicit(q, k, v, causal, **side), rtol=1e-12, atol=2e-15)
 
@@ -58,7 +59,7 @@ def test_gradients_are_those_of_the_explicit_matrix():
 
         @jax.jit
         def derived(*x):
-            forms = (lambda *x: linear_attention(*x, True, 3), by_matrix)
+            forms = (lambda *x: linear_attention(*x, causal=True, chunk=3), by_matrix)
             return [jax.jvp(jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(*x)))), (x,), (x,)) for f in forms]
 
         ours, expected = derived(q, k, v)
@@ -67,10 +68,10 @@ def test_gradients_are_those_of_the_explicit_matrix():
 
 
 @pytest.mark.parametrize("t", [2, 3, 6])
-def test_what_is_later_does_not_change_one_bit(t):
-    """A key and a value of 1e7 at t: all outputs before t are the same numbers; sums are never taken back."""
+def test_later_keys_do_not_change_one_bit(t):
+    """A key and a value of 1e7 at t: all outputs before t are the same numbers; sums never cancel."""
     q, k, v = (jnp.asarray(normal(i, 2, 7, 2, 3), jnp.float32) for i in range(3))
-    f = jax.jit(lambda *x: linear_attention(*x, True, 3))
+    f = jax.jit(lambda *x: linear_attention(*x, causal=True, chunk=3))
     out, after = f(q, k, v), f(q, k.at[:, t].set(1e7), v.at[:, t].set(-1e7))
     np.testing.assert_array_equal(after[:, :t], out[:, :t])
     assert np.abs(after[:, t] - out[:, t]).max() > 1
@@ -86,7 +87,7 @@ def test_padding_that_is_not_a_number(causal):
     mask = jnp.arange(7) < 5
 
     def total(q, k, v, mask=None):
-        return jnp.sin(linear_attention(q, k, v, causal, 3, mask=mask)[:5]).sum()
+        return jnp.sin(linear_attention(q, k, v, causal=causal, chunk=3, mask=mask)[:5]).sum()
 
     with jax.debug_nans(False):
         dirty = (q, k.at[5:].set(jnp.nan), v.at[5:].set(jnp.nan))
@@ -99,8 +100,8 @@ def test_padding_that_is_not_a_number(causal):
 
 @pytest.mark.parametrize("shape", [(0, 7, 2, 3), (2, 0, 2, 3)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_nothing_at_all(causal, shape):
-    assert linear_attention(*[jnp.zeros(shape)] * 3, causal).shape == shape
+def test_empty_axes(causal, shape):
+    assert linear_attention(*[jnp.zeros(shape)] * 3, causal=causal).shape == shape
 
 
 def dots(f, *shapes):
@@ -117,7 +118,7 @@ def dots(f, *shapes):
     return total
 
 
-def test_the_cost_grows_with_the_length_only():
+def test_the_cost_is_linear_in_the_length():
     """2 T d v multiplications against T^2 (d + v): T/64 times fewer for d = v = 64."""
 
     def shapes(n):
@@ -125,41 +126,44 @@ def test_the_cost_grows_with_the_length_only():
 
     for n, ratio in [(64, 1), (1024, 16), (16384, 256)]:
         assert n**2 * (64 + 64) == ratio * dots(linear_attention, *shapes(n))
-    one, two = (dots(lambda *x: linear_attention(*x, True), *shapes(n)) for n in (1024, 2048))
+    one, two = (dots(lambda *x: linear_attention(*x, causal=True), *shapes(n)) for n in (1024, 2048))
     assert two == 2 * one
 
 
-def test_half_precision_extremes_and_nothing_to_see():
+def test_half_precision_extremes_and_fully_masked_queries():
     q, k, v = (jnp.asarray(normal(i, 1, 40, 2, 4), jnp.bfloat16) for i in range(3))
-    ours = jax.jit(linear_attention, static_argnums=(3, 4))(q, k, v, True, 16)
+    ours = jax.jit(functools.partial(linear_attention, causal=True, chunk=16))(q, k, v)
     assert ours.dtype == jnp.bfloat16
     exact = explicit(*(np.asarray(x, np.float64) for x in (q, k, v)), True)
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02)
-    nobody = jax.jit(linear_attention)(q, k, v, mask=jnp.zeros((1, 40), bool))
-    assert jnp.all(nobody == 0)
+    masked = jax.jit(linear_attention)(q, k, v, mask=jnp.zeros((1, 40), bool))
+    assert jnp.all(masked == 0)
 
     def total(x):
-        return linear_attention(x, x, x, True).sum()
+        return linear_attention(x, x, x, causal=True).sum()
 
     gradient_of = jax.jit(jax.grad(total))
     for value in (1e4, -1e4, 0.0):
         assert np.isfinite(np.asarray(gradient_of(jnp.full((3, 1, 2), value)))).all()
 
 
-def test_it_says_what_does_not_fit(sentences):
+def test_errors(sentences):
     q, k, v = (jnp.asarray(normal(i, 2, n, 2, 4), jnp.float32) for i, n in enumerate((3, 5, 5)))
-    with pytest.raises(ValueError, match="as many queries as keys where it is causal"):
+    with pytest.raises(ValueError, match="as many queries as keys with causal=True"):
         linear_attention(q, k, v, causal=True)
-    jax.eval_shape(linear_attention, q, k, v)  # the advice
-    with pytest.raises(ValueError, match="kv_heads a divisor of heads"):
+    jax.eval_shape(linear_attention, q, k, v)  # the repair
+    with pytest.raises(ValueError, match="with the same size of time_k"):
         linear_attention(q, k, v[:, :4])
     with pytest.raises(ValueError, match=r"write q\[..., None, :\] for one head"):
         linear_attention(q[0, :, 0], k[0, :, 0], v[0, :, 0])
-    with pytest.raises(ValueError, match=r"mask of shape \(2, 5\), but bool \(5,\) came"):
+    with pytest.raises(
+        ValueError,
+        match=r"mask with at least 1 axis|mask \(\*batch, time_k\) with the same size of \*batch, got .* bool \(5,\)",
+    ):
         linear_attention(q, k, v, mask=jnp.ones(5, bool))
-    with pytest.raises(TypeError, match="boolean mask"):
+    with pytest.raises(TypeError, match="mask to be a boolean array"):
         linear_attention(q, k, v, mask=jnp.ones((2, 5)))
-    with pytest.raises(TypeError, match="boolean mask, .* but a list came"):
+    with pytest.raises(TypeError, match="mask to be a boolean array, got a list"):
         linear_attention(q, k, v, mask=[[True] * 5] * 2)
-    with pytest.raises(ValueError, match="chunk to be a whole number"):
-        linear_attention(q, k, v, False, 0)
+    with pytest.raises(ValueError, match="chunk to be an integer"):
+        linear_attention(q, k, v, chunk=0)

@@ -1,4 +1,4 @@
-"""The pair: learned maps, heads, and a cache of what has been seen."""
+"""The layer Attention: learned maps, heads, masks, and the key-value cache; and positions."""
 
 import functools
 import inspect
@@ -115,7 +115,7 @@ def test_values_and_gradients_are_those_of_torch(torch, masked, bias, sizes):
 
 
 def test_the_lectures_attention_with_learned_maps():
-    """softmax((Q W^Q)(K W^K)') V W^V, one head without output map; as printed it mixes features (errata 29)."""
+    """softmax((Q W^Q)(K W^K)') V W^V, one head without output map; as printed it mixes features."""
     q, k, v = (normal(i, *s) for i, s in enumerate([(2, 3), (4, 5), (4, 6)]))
     layer = Attention(1, head_dim=7, value_dim=2, scale=None, use_bias=False, use_out=False)
     params = jax.jit(layer.init)(jax.random.key(0), *map(jnp.asarray, (q, k, v)))
@@ -138,7 +138,7 @@ def test_one_head_with_identity_maps_is_attention():
 
 
 def test_heads_are_joined_by_features_and_not_by_positions():
-    """[H_1, ..., H_h] W + b for each position; the lecture's A times the stacked heads mixes positions (errata 31)."""
+    """[H_1, ..., H_h] W + b for each position; the lecture's A times the stacked heads mixes positions."""
     x = jnp.asarray(normal(0, 5, 4))
     layer = Attention(2)
     (params,) = made(layer, x)
@@ -191,8 +191,8 @@ def test_permutations_positions_and_order():
         assert np.abs(apply(params, x[order]) - apply(params, x)[order]).max() > 0.05
 
 
-def test_padding_does_not_matter():
-    """A mask (*batch, time) of the keys: what stands in padding has no effect, shorter sequences give the same."""
+def test_padding_has_no_effect():
+    """A mask (*batch, time) of the keys: the contents of padding have no effect, shorter sequences give the same."""
     x = jnp.asarray(normal(0, 2, 6, 4))
     mask = jnp.array([[True] * 4 + [False] * 2, [True] * 6])
     layer = Attention(2, positions=rotary)
@@ -207,7 +207,7 @@ def test_padding_does_not_matter():
 
 @pytest.mark.parametrize("inputs", ["x", "x, context", "q, k, v"])
 def test_not_a_number_in_padding_has_no_effect_and_no_gradient(inputs):
-    """Outputs at real positions, and gradients of params and inputs, are those of the sequence without padding."""
+    """Outputs at valid positions, and gradients of params and inputs, are those of the sequence without padding."""
     n = len(inputs.split(","))
     xs = [jnp.asarray(normal(i, 5, 4)) for i in range(n)]
     layer = Attention(2)
@@ -231,7 +231,7 @@ def test_not_a_number_in_padding_has_no_effect_and_no_gradient(inputs):
 
 
 def test_queries_of_a_longer_sequence_end_where_the_keys_end():
-    """Cross-attention with rotary: query i stands at i + time_k - time_q, so the last x may look at all of x."""
+    """Cross-attention with rotary: query i has the position i + time_k - time_q, the last query attends to all."""
     x = jnp.asarray(normal(0, 6, 4))
     layer = Attention(2, causal=True, positions=rotary)
     (params,) = made(layer, x)
@@ -277,19 +277,19 @@ def test_packed_sequences():
     np.testing.assert_allclose(packed[2:], run(layer, params, x[2:]), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_is_declared_where_there_is_some(sentences):
-    """train and key are side inputs only with drop; training needs a key, evaluation does not."""
+def test_dropout_declares_train_and_key(sentences):
+    """train and key are side inputs only with dropout; training needs a key, evaluation does not."""
     x = jnp.asarray(normal(0, 6, 4))
     assert set(inspect.signature(Attention(2).apply).parameters) == {"params", "inputs", "mask", "segment_ids"}
     layer = Attention(2, dropout=0.5)
     (params,) = made(layer, x)
-    with pytest.raises(ValueError, match="dropout=0.5.* needs a key, but none came"):
+    with pytest.raises(ValueError, match="a key in training for dropout=0.5, got none"):
         layer.apply(params, x, train=True)
-    trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # the advice
+    trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # the repair
     calm = layer.apply(params, x)
     assert np.abs(trained - calm).max() > 0.01
     np.testing.assert_array_equal(calm, Attention(2).apply(params, x))
-    with pytest.raises(TypeError, match="train to be True or False"):
+    with pytest.raises(ValueError, match="train to be True or False"):
         layer.apply(params, x, train=1)
 
 
@@ -364,11 +364,11 @@ def test_a_stack_of_layers_decodes():
     "layer", [Attention(2, causal=True, cache=4), LearnedPositions(4, stateful=True)], ids=["cache", "positions"]
 )
 def test_a_sequence_longer_than_its_cache(sentences, layer):
-    """Known: a sentence. Under jit: NaN from there on, and reported with check=True."""
+    """An error where the length is known; under jit NaN from there on, and an error of checkify with check=True."""
     x = jnp.asarray(normal(0, 3, 4))
     params, state = made(layer, x)
     first, after = layer.apply(params, state, x)
-    with pytest.raises(ValueError, match="at most 4 positions.* but 3 (are|were) there and 3 came"):
+    with pytest.raises(ValueError, match="at most 4 positions.* (got 3 after 3|but 3 were there and 3 came)"):
         layer.apply(params, after, x)
     with pytest.raises(ValueError, match="at most 4 positions"):
         layer.apply(params, state, jnp.concatenate([x, x]))
@@ -394,7 +394,7 @@ def test_an_overflow_is_reported_with_check():
 
 
 def test_a_masked_cache():
-    """The mask of a piece, (*batch, time), is remembered: padding in a prompt, even NaN, has no effect later either."""
+    """The mask of a piece, (*batch, time), is stored: padding in a prompt, even NaN, has no effect later either."""
     x = jnp.asarray(normal(0, 2, 6, 4))
     mask = jnp.array([[False, True, True, False, True, True], [True, False, False, True, True, True]])
     options = dict(causal=True, positions=rotary)
@@ -404,13 +404,13 @@ def test_a_masked_cache():
     with jax.debug_nans(False):
         dirty = jnp.where(mask[..., None], x, jnp.nan)
         first, after = run(layer, params, state, dirty[:, :4], mask=mask[:, :4])
-        rest, after = run(layer, params, after, dirty[:, 4:])  # without a mask all is real
+        rest, after = run(layer, params, after, dirty[:, 4:])  # without a mask all positions are valid
     np.testing.assert_allclose(jnp.concatenate([first, rest], 1)[mask], whole[mask], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(after["mask"], np.pad(mask, [(0, 0), (0, 2)]))
     assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
 
 
-def test_one_mask_for_a_chain_of_streaming_layers():
+def test_one_mask_for_a_chain_of_stateful_layers():
     x, mask = jnp.asarray(normal(0, 2, 4, 4)), jnp.array([[True, True, True, False], [True, True, False, False]])
     net = Serial(LSTM(8, stateful=True), Attention(2, causal=True, cache=16))
     params, state = net.init(jax.random.key(0), x)
@@ -432,69 +432,65 @@ def test_a_mask_of_pairs_with_a_cache():
     np.testing.assert_allclose(out[:, 1:], alone, rtol=1e-5, atol=1e-5)
 
 
-# ---- sentences --------------------------------------------------------------------------------
+# ---- errors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: Attention(0), "heads to be a whole number >= 1, but 0 came"),
-        (lambda: Attention(4, kv_heads=3), "kv_heads to divide heads, but heads=4 and kv_heads=3"),
-        (lambda: Attention(2, cache=8), "cache expects causal=True"),
-        (lambda: Attention(2, sliding_window=0), "Attention expects window"),
-        (lambda: Attention(2, dropout=1), r"Attention expects drop in \[0, 1\)"),
-        (lambda: LearnedPositions(0), "max_length to be a whole number"),
+        (lambda: Attention(0), "heads to be an integer >= 1, got 0"),
+        (lambda: Attention(4, kv_heads=3), "kv_heads to divide heads, .*got heads=4 and kv_heads=3"),
+        (lambda: Attention(2, cache=8), "expected causal=True with a cache, got causal=False"),
+        (lambda: Attention(2, sliding_window=0), "Attention expected sliding_window to be an integer >= 1"),
+        (lambda: Attention(2, dropout=1), "Attention expected dropout to be a number >= 0 and < 1, got 1"),
+        (lambda: LearnedPositions(0), "max_length to be an? (whole number|integer)"),
     ],
 )
-def test_builders_say_what_they_expect(sentences, build, words):
+def test_errors_of_the_builder(sentences, build, words):
     with pytest.raises(ValueError, match=words):
         build()
 
 
-def test_inputs_that_do_not_fit(sentences):
+def test_errors_of_inputs(sentences):
     x = jnp.asarray(normal(0, 2, 3, 4))
     layer = Attention(3)
-    with pytest.raises(ValueError, match=r"heads to divide the features .* float32 \(2, 3, 4\) came for 3 heads"):
+    with pytest.raises(ValueError, match=r"heads to divide the features .*heads=3, got float32 \(2, 3, 4\)"):
         layer.init(jax.random.key(0), x)
-    Attention(3, head_dim=5).init(jax.random.key(0), x)  # the advice
+    Attention(3, head_dim=5).init(jax.random.key(0), x)  # the repair
     layer = Attention(2)
     (params,) = made(layer, x)
-    with pytest.raises(ValueError, match=r"its query map with 4 features .* but float32 \(2, 3, 3\) came"):
+    with pytest.raises(ValueError, match=r"query/kernel of shape \(3, any\), got float32 \(4, 4\)"):
         layer.apply(params, x[..., :3])
-    with pytest.raises(ValueError, match=r"\(..., time, features\), but float32 \(4,\) came"):
+    with pytest.raises(ValueError, match=r"\(\*batch, time, features\), got float32 \(4,\)"):
         layer.apply(params, x[0, 0])
-    with pytest.raises(TypeError, match="x, or x and context, or q, k and v, but 4 inputs came"):
+    with pytest.raises(TypeError, match="x, or x and context, or q, k and v, got 4 inputs"):
         layer.apply(params, x, x, x, x)
-    with pytest.raises(ValueError, match="Attention expects params named key, out, query, value, but kernel came"):
+    with pytest.raises(ValueError, match="Attention expected params named key/bias, .*, got kernel"):
         layer.apply({"kernel": x}, x)
-    with pytest.raises(ValueError, match=r"a mask of shape .* = \(2, 2, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"mask of shape .* = \(2, 2, 3, 3\)"):
         layer.apply(params, x, mask=jnp.ones((3, 3), bool)[None, :, :2])
-    with pytest.raises(
-        ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 3\), .* but bool \(2, 4\) came"
-    ):
+    with pytest.raises(ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 3\), .* got bool \(2, 4\)"):
         layer.apply(params, x, mask=jnp.ones((2, 4), bool))
-    layer.apply(params, x, mask=jnp.ones((2, 3), bool))  # the advice
+    layer.apply(params, x, mask=jnp.ones((2, 3), bool))  # the repair
     layer.apply(params, x, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3)))  # the other
-    with pytest.raises(TypeError, match=r"boolean mask, .* but a list came; write jnp.asarray\(mask, bool\)"):
+    with pytest.raises(TypeError, match=r"mask to be a boolean array, got a list; convert it with jnp.asarray\(mask"):
         layer.apply(params, x, mask=[[True] * 3] * 2)
-    with pytest.raises(TypeError, match=r"boolean mask, .* but float32 \(2, 3\) came; write mask > 0"):
+    with pytest.raises(TypeError, match=r"mask to be a boolean array, got float32 \(2, 3\); write mask > 0"):
         layer.apply(params, x, mask=jnp.ones((2, 3)))
-    with pytest.raises(ValueError, match="one value per key"):
+    with pytest.raises(ValueError, match="with the same size of time_k"):
         layer.apply(params, x, x, x[:, :2], mask=jnp.ones((2, 3), bool))
     for made_wrongly in (Attention(2), LearnedPositions(4)):
-        with pytest.raises(TypeError, match=r"\.init expects a key, but an int came; pass jax.random.key\(0\)"):
+        with pytest.raises(TypeError, match=r"expected key to be a key, got 0; pass jax.random.key\(0\)"):
             made_wrongly.init(0, x)
     cached = Attention(2, causal=True, cache=4)
     params, state = made(cached, x)
-    with pytest.raises(ValueError, match=r"its cache is float32 \(2, 4, 2, 2\); make the state by init"):
+    with pytest.raises(ValueError, match=r"a cache float32 \(2, 4, 2, 2\); make the state by init"):
         cached.apply(params, state, x[:1])
     with pytest.raises(TypeError, match="x alone, since it has a cache"):
         cached.apply(params, state, x, x)
     with pytest.raises(TypeError, match="x alone, since it has a cache"):
         cached.init(jax.random.key(0), x, x)
-    with pytest.raises(
-        ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 4\), .* but bool \(2, 4\) came"
-    ):
+    with pytest.raises(ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 4\), .* got bool \(2, 4\)"):
         cached.apply(params, state, x, mask=jnp.ones((2, 4), bool))
 
 
@@ -542,7 +538,7 @@ def test_rotary_is_the_formula_and_depends_on_distances():
 
 
 def test_alibi_slopes_and_alignment():
-    """The paper's slopes, for 8 heads and for 12; the last query stands at the last key."""
+    """The paper's slopes, for 8 heads and for 12; the last query has the position of the last key."""
     slopes = -np.asarray(alibi(8, 1, 2))[:, 0, 0]
     np.testing.assert_allclose(slopes, 2.0 ** -np.arange(1, 9))
     twelve = -np.asarray(alibi(12, 1, 2))[:, 0, 0]
@@ -560,7 +556,7 @@ def test_alibi_slopes_and_alignment():
     np.testing.assert_allclose(by_function, by_array, rtol=1e-6)
 
 
-def test_positions_say_what_does_not_fit(sentences):
+def test_errors_of_positions(sentences):
     x = jnp.asarray(normal(0, 3, 2, 5))
     with pytest.raises(ValueError, match="head_dim to be even"):
         rotary(x)
@@ -580,6 +576,6 @@ def test_positions_say_what_does_not_fit(sentences):
 
 
 def test_positions_are_a_function(sentences):
-    """A name instead of the function is told when the layer is built."""
-    with pytest.raises(TypeError, match="expects positions to be a function of .x, index., such as jaxblocks.rotary"):
+    """A name instead of the function is an error when the layer is built."""
+    with pytest.raises(TypeError, match="Attention expected positions to be a function or None, got 'rotary'"):
         Attention(2, positions="rotary")

@@ -199,7 +199,7 @@ def shape(*sizes):
 def test_a_depthwise_convolution_multiplies_as_often_without_one():
     """Batch, positions, window, channels and outputs of each: in sums of shifted products."""
     x = shape(2, 4, 5, 3)
-    f, params = called(DepthwiseConv((3, 3), 2, stride=(1, 2), padding="same", use_bias=False), (x,))
+    f, params = called(DepthwiseConv((3, 3), multiplier=2, stride=(1, 2), padding="same", use_bias=False), (x,))
     assert count_flops(f, params, x).multiplications == 2 * (4 * 3) * (3 * 3) * 3 * 2
 
 

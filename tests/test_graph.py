@@ -40,13 +40,10 @@ from jaxblocks.layers.graph import (
 
 HOW = ("sum", "mean", "max", "softmax")
 LAYERS = {
-    **{
-        f"block, {how}": GraphBlock(edge=Dense(3), node=Dense(3), global_features=Dense(2), aggregate=how)
-        for how in HOW
-    },
+    **{f"block, {how}": GraphBlock(edge=Dense(3), node=Dense(3), graph=Dense(2), aggregate=how) for how in HOW},
     "GCN": GCN(3),
     "GAT": GAT(2, heads=2),
-    "GIN": GIN(Dense(3), 0.5),
+    "GIN": GIN(Dense(3), epsilon=0.5),
 }
 KINDS = ("block, softmax", "GCN", "GAT", "GIN")
 
@@ -113,7 +110,9 @@ def test_aggregation_is_a_loop_over_neighborhoods(how, dtype):
         scores = jnp.asarray(rng.normal(size=(7, 2)), dtype) if how == "scores" else None
         receivers, mask = np.array([0, 3, 3, 0, 1, 3, 0]), np.array([1, 1, 1, 1, 0, 1, 1], bool)
         how = "softmax" if how == "scores" else how
-        y = jax.jit(lambda *args: aggregate(*args[:2], 5, how, args[2], mask=args[3]))(values, receivers, scores, mask)
+        y = jax.jit(lambda *args: aggregate(*args[:2], 5, how=how, logits=args[2], mask=args[3]))(
+            values, receivers, scores, mask
+        )
         assert y.dtype == dtype
         wide = [np.asarray(a, np.float64) for a in (values, 0.0 if scores is None else scores)]
         for i in range(5):
@@ -125,7 +124,7 @@ def test_aggregation_is_a_loop_over_neighborhoods(how, dtype):
         assert (np.asarray(y)[[1, 2, 4]] == 0).all()
 
 
-by_all = jax.jit(lambda values, ids: {how: aggregate(values, ids, 4, how) for how in HOW})
+by_all = jax.jit(lambda values, ids: {how: aggregate(values, ids, 4, how=how) for how in HOW})
 
 
 @given(st.sampled_from([0, 1, 9]), st.integers(1, 4), st.sampled_from(HOW), st.integers(0, 99))
@@ -148,29 +147,29 @@ def test_softmax_is_stable_and_equal_maxima_share():
     ids = jnp.array([0, 0, 1, 1])
     values = jnp.array([1.0, 3.0, 5.0, 7.0])
     scores = jnp.array([1e4, -1e4, -1e4, -1e4])
-    softly = jax.jit(lambda v, s: aggregate(v, ids, 3, "softmax", s))
+    softly = jax.jit(lambda v, s: aggregate(v, ids, 3, how="softmax", logits=s))
     close(softly(values, scores), np.array([1, 6, 0]))
     gradient = jax.jit(jax.grad(lambda v, s: softly(v, s).sum(), argnums=(0, 1)))
     close(gradient(values, scores), (np.array([1, 0, 0.5, 0.5]), np.array([0, 0, -0.5, 0.5])))
     tied = jnp.array([2.0, 2.0, 1.0, 4.0])
-    close(jax.jit(jax.grad(lambda v: aggregate(v, ids, 3, "max").sum()))(tied), np.array([0.5, 0.5, 0, 1]))
+    close(jax.jit(jax.grad(lambda v: aggregate(v, ids, 3, how="max").sum()))(tied), np.array([0.5, 0.5, 0, 1]))
 
 
 def test_half_precision_is_added_up_in_float32():
     """4096 ones of bfloat16 make 4096; added in bfloat16 they would stop at 256."""
     ones = jnp.ones((4096, 1), jnp.bfloat16)
-    y = jax.jit(lambda v, ids: [aggregate(v, ids, 1, how) for how in ("sum", "mean", "softmax")])
+    y = jax.jit(lambda v, ids: [aggregate(v, ids, 1, how=how) for how in ("sum", "mean", "softmax")])
     assert [a.item() for a in y(ones, jnp.zeros(4096, jnp.int32))] == [4096, 1, 1]
 
 
 @pytest.mark.parametrize("how", [*HOW, "scores"])
-def test_masked_entries_have_no_effect_whatever_they_hold(how):
+def test_masked_entries_have_no_effect(how):
     """NaN, infinity and numbers out of range at masked entries change neither values nor gradients."""
     scored = how == "scores"
     how = "softmax" if scored else how
 
     def f(values, scores, receivers, mask=None):
-        return (aggregate(values, receivers, 3, how, scores if scored else None, mask=mask) ** 2).sum()
+        return (aggregate(values, receivers, 3, how=how, logits=scores if scored else None, mask=mask) ** 2).sum()
 
     values, scores, ids = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([0.3, 0.1, 0.2]), jnp.array([0, 0, 2])
     run = jax.jit(jax.value_and_grad(f, argnums=(0, 1)))
@@ -201,13 +200,13 @@ def oracle(params, graph, how):
         heard = gathered(np.stack(incoming), how) if incoming else np.zeros(3)
         v_new[i] = project["node"](np.concatenate([heard, v[i], u]))
     all_edges, all_nodes = (gathered(np.stack(list(d.values())), how) for d in (e_new, v_new))
-    u_new = project["global_features"](np.concatenate([all_edges, all_nodes, u]))
+    u_new = project["graph"](np.concatenate([all_edges, all_nodes, u]))
     return np.stack(list(v_new.values())), np.stack(list(e_new.values())), u_new[None]
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_the_block_is_its_algorithm(how):
-    """Edges, then nodes, then the whole, each from the new ones before it."""
+    """Edges, then nodes, then the whole graph, each from the new features before it."""
     with jax.enable_x64(True):
         graph = random_graph(dtype=np.float64)
         params = params_of(f"block, {how}", "float64")
@@ -215,8 +214,8 @@ def test_the_block_is_its_algorithm(how):
         close((out.nodes, out.edges, out.global_features), oracle(params, graph, how), 1e-12)
 
 
-def test_any_of_the_three_may_be_left_out():
-    """What has no projection stays; without features of edges, nodes aggregate their senders."""
+def test_each_of_the_three_projections_is_optional():
+    """Features without a projection stay; without features of edges, nodes aggregate their senders."""
     graph = random_graph()
     keep = lambda x: x
     nodes = GraphBlock(node=keep).apply({"node": ()}, graph)
@@ -232,11 +231,11 @@ def test_any_of_the_three_may_be_left_out():
     edges = GraphBlock(edge=keep).apply({"edge": ()}, bare)
     close(edges.edges, np.concatenate([graph.nodes[graph.senders], graph.nodes[graph.receivers]], -1))
     assert edges.nodes is graph.nodes and edges.global_features is None
-    whole = GraphBlock(global_features=keep, aggregate="mean").apply({"global_features": ()}, bare)
+    whole = GraphBlock(graph=keep, aggregate="mean").apply({"graph": ()}, bare)
     close(whole.global_features, bare.nodes.mean(0, keepdims=True))
 
 
-def test_features_of_several_axes_are_laid_out_flat():
+def test_features_of_several_axes_are_flattened():
     nodes = jax.random.normal(jax.random.key(0), (4, 2, 3))
     graph = complete_graph(nodes)
     y = GraphBlock(node=lambda x: x).apply({"node": ()}, graph).nodes
@@ -244,11 +243,11 @@ def test_features_of_several_axes_are_laid_out_flat():
 
 
 def test_a_linear_layer_is_a_kronecker_product():
-    """GRAPH-07: X -> A X W, as a matrix on the flattened nodes, is A (x) W^T."""
+    """X -> A X W, as a matrix on the flattened nodes, is A (x) W^T."""
     with jax.enable_x64(True):
         graph = random_graph(dtype=np.float64)._replace(edges=None, global_features=None)
         w = jax.random.normal(jax.random.key(0), (3, 2), jnp.float64)
-        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # heard from the neighbors, without the node's own
+        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # received from the neighbors, without the node's own
         f = lambda x: layer.apply({"node": ()}, graph._replace(nodes=x)).nodes.ravel()
         matrix = jax.jit(jax.jacobian(f))(graph.nodes)
         close(matrix.reshape(10, 15), np.kron(adjacency(graph), np.asarray(w).T), 1e-12)
@@ -259,18 +258,18 @@ def test_a_linear_layer_is_a_kronecker_product():
 
 @pytest.mark.parametrize("how", ["complete", "sparse"])
 def test_softmax_aggregation_is_attention(how):
-    """GRAPH-06: over a complete graph self-attention, over a sparse one masked attention; values and gradients."""
+    """Over a complete graph self-attention, over a sparse one masked attention; values and gradients."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         q, k, v, weights = (jnp.asarray(rng.normal(size=(5, 2, 4))) for _ in range(4))  # (n, heads, d)
         seen = np.ones((5, 5), bool) if how == "complete" else rng.random((5, 5)) < 0.4
-        seen[3] = how == "complete"  # in the sparse graph, node 3 sees nothing
+        seen[3] = how == "complete"  # in the sparse graph, node 3 has no edge
         seen = jnp.asarray(seen)
         graph = complete_graph(v) if how == "complete" else adjacency_graph(v, seen)
 
         def by_graph(q, k, v):
             scores = (q[graph.receivers] * k[graph.senders]).sum(-1) / 2  # (e, heads)
-            return aggregate(v[graph.senders], graph.receivers, 5, "softmax", scores)
+            return aggregate(v[graph.senders], graph.receivers, 5, how="softmax", logits=scores)
 
         def by_attention(q, k, v):
             return attention(q, k, v, mask=seen[None])
@@ -284,7 +283,7 @@ def test_softmax_aggregation_is_attention(how):
 
 
 def test_a_block_with_softmax_is_self_attention():
-    """The edge projection returns (scores, values); the node projection takes what it heard."""
+    """The edge projection returns (scores, values); the node projection takes the aggregate."""
     x = jax.random.normal(jax.random.key(0), (6, 3))
 
     def message(f, pair):  # (e, sender and receiver)
@@ -372,7 +371,7 @@ def test_a_gcn_by_hand():
 def test_epsilon_can_be_learned():
     """A param that starts at epsilon: the same numbers as with it fixed, and a gradient, <1, sum_i x_i> for a sum."""
     graph, mlp = random_graph()._replace(edges=None, global_features=None), lambda x: x
-    fixed, learned = GIN(mlp, 0.5), GIN(mlp, 0.5, learn_epsilon=True)
+    fixed, learned = GIN(mlp, epsilon=0.5), GIN(mlp, epsilon=0.5, learn_epsilon=True)
     params = learned.init(jax.random.key(0), graph)
     total = jax.jit(jax.value_and_grad(lambda params: learned.apply(params, graph).nodes.sum()))
     value, gradient = total(params)
@@ -389,20 +388,20 @@ def test_wide_and_narrow_kernels_agree():
     close(wide, np.concatenate(narrow, -1), 1e-5)
 
 
-def test_the_sum_tells_apart_what_mean_and_maximum_confuse():
-    """Xu et al.: a node that hears {1, 2} and one that hears {1, 1, 2, 2}."""
+def test_the_sum_distinguishes_what_mean_and_maximum_cannot():
+    """Xu et al.: a node that receives {1, 2} and one that receives {1, 1, 2, 2}."""
     values, ids = jnp.array([1.0, 2, 1, 1, 2, 2]), jnp.array([0, 0, 1, 1, 1, 1])
-    results = {how: aggregate(values, ids, 2, how) for how in ("sum", "mean", "max")}
+    results = {how: aggregate(values, ids, 2, how=how) for how in ("sum", "mean", "max")}
     assert results["sum"][0] != results["sum"][1]
     assert results["mean"][0] == results["mean"][1] and results["max"][0] == results["max"][1]
 
 
-# ---- what every graph layer keeps
+# ---- properties of every graph layer
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_relabeling_the_nodes(name):
-    """Renumbered nodes and shuffled edges come out renumbered and shuffled alike, global_features unchanged."""
+    """Renumbered nodes and shuffled edges come out renumbered and shuffled alike, global features unchanged."""
     graph, rng = random_graph(), np.random.default_rng(1)
     nodes, edges = rng.permutation(5), rng.permutation(8)
     number = np.argsort(nodes).astype(np.int32)  # the old node i is the new node number[i]
@@ -421,7 +420,7 @@ def test_relabeling_the_nodes(name):
 
 
 def padded(graph, n=9, e=13):
-    """Padding full of NaN, in front and behind; a padded edge may touch real nodes, or none at all."""
+    """Padding full of NaN, before and after; a padded edge may touch valid nodes, or none."""
     front, behind = 2, n - 2 - graph.nodes.shape[0]
     fronts, behinds = 3, e - 3 - graph.senders.shape[0]
 
@@ -442,7 +441,7 @@ def padded(graph, n=9, e=13):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_padding_has_no_influence(name):
+def test_padding_has_no_effect(name):
     """Values, gradients by params and by features are those of the graph alone; at padding all of them are 0."""
     graph, layer, params = random_graph(), LAYERS[name], params_of(name)
 
@@ -465,7 +464,7 @@ def test_padding_has_no_influence(name):
 
 
 def test_edges_of_masked_nodes_are_padding():
-    """A node can be taken out by node_mask alone: the others hear nothing from it."""
+    """node_mask alone removes a node: the others receive nothing from it."""
     graph, params, apply = random_graph(), params_of("block, mean"), jitted("block, mean")
     mask = np.arange(5) != 2
     out = jax.tree.map(np.asarray, apply(params, graph._replace(node_mask=mask)))
@@ -491,25 +490,29 @@ def test_a_batch_is_each_graph_alone(name):
     alone = [apply(params, graph) for graph in graphs]
     batch = batch_graphs(graphs, n_nodes=16, n_edges=12, n_graphs=5)
     close(unbatch_graphs(apply(params, batch)), alone, 1e-5)
-    stacked = jax.tree.map(lambda *x: np.stack(x), *[batch_graphs([graph], 6, 9, 1) for graph in graphs])
+    stacked = jax.tree.map(
+        lambda *x: np.stack(x), *[batch_graphs([graph], n_nodes=6, n_edges=9, n_graphs=1) for graph in graphs]
+    )
     mapped = jax.jit(jax.vmap(LAYERS[name].apply, (None, 0)))(params, stacked)
     for i, graph in enumerate(alone):
         close(unbatch_graphs(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped)), [graph], 1e-5)
 
 
 def test_batches_and_their_parts():
-    """There and back again; batches of batches; numpy stays numpy; under jit too; one compilation for all batches."""
+    """Batching and its inverse; batches of batches; NumPy stays NumPy; under jit too; one compilation for all."""
     graphs = [random_graph(seed, n, e) for seed, n, e in ((0, 5, 8), (1, 3, 2), (2, 4, 0))]
-    batch = batch_graphs(graphs, 20, 20, 6)
+    batch = batch_graphs(graphs, n_nodes=20, n_edges=20, n_graphs=6)
     close(unbatch_graphs(batch), graphs)
     close(unbatch_graphs(graphs[0]), [graphs[0]])
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves((batch, unbatch_graphs(batch))))
-    nested = batch_graphs([batch_graphs(graphs[:2], 9, 11, 3), graphs[2]], 14, 12)
+    nested = batch_graphs(
+        [batch_graphs(graphs[:2], n_nodes=9, n_edges=11, n_graphs=3), graphs[2]], n_nodes=14, n_edges=12
+    )
     close(unbatch_graphs(nested), graphs)
-    close(jax.jit(lambda graphs: batch_graphs(graphs, 20, 20, 6))(graphs), batch)
+    close(jax.jit(lambda graphs: batch_graphs(graphs, n_nodes=20, n_edges=20, n_graphs=6))(graphs), batch)
     apply = jax.jit(lambda params, graph: LAYERS["GCN"].apply(params, graph))
     for some in (graphs, graphs[:1], graphs[1:]):
-        apply(params_of("GCN"), batch_graphs(some, 20, 20, 6))
+        apply(params_of("GCN"), batch_graphs(some, n_nodes=20, n_edges=20, n_graphs=6))
     assert apply._cache_size() == 1
 
 
@@ -523,7 +526,7 @@ def test_init_reads_only_shapes():
 
 
 def test_state_train_key_and_mask_reach_the_projections():
-    """BatchNorm in a projection updates its state from real rows only; Dropout draws; nothing else changes."""
+    """BatchNorm in a projection updates its state from valid rows only; Dropout draws; nothing else changes."""
     graph = random_graph()
     block = GraphBlock(edge=Dense(3), node=Serial(Dense(4), BatchNorm(), Dropout(0.5)))
     gin = GIN(Serial(Dense(4), BatchNorm()))
@@ -543,7 +546,7 @@ def test_state_train_key_and_mask_reach_the_projections():
         assert np.isfinite(evaluated.nodes).all()
 
 
-def test_graph_layers_stand_in_serial_and_repeat():
+def test_graph_layers_in_serial_and_repeat():
     """A Graph is one input: Serial of layers with an activation between, Repeat of blocks that keep their sizes."""
     graph = random_graph()
     parts = (
@@ -553,7 +556,7 @@ def test_graph_layers_stand_in_serial_and_repeat():
         GraphMapFeatures(node=jnp.tanh, edge=Dense(5)),
         GIN(MLP(4, 3)),
     )
-    block = GraphBlock(edge=Dense(2), node=Dense(3), global_features=Dense(2))
+    block = GraphBlock(edge=Dense(2), node=Dense(3), graph=Dense(2))
     one_by_one = lambda layers, params, graph: functools.reduce(
         lambda graph, own: own[0].apply(own[1], graph), zip(layers, params, strict=True), graph
     )
@@ -590,24 +593,24 @@ def test_complete_graphs_and_adjacency_graphs():
         assert jax.eval_shape(complete_graph, jnp.zeros((n, 2))).senders.shape == (n,)
 
 
-# ---- bad input
+# ---- errors
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_numbers_out_of_range_are_loud(name, sentences):
-    """Eagerly a sentence, under jit NaN, whichever way a number is wrong."""
+def test_indices_out_of_range_are_errors_or_nan(name, sentences):
+    """An eager call raises an error, under jit the result is NaN."""
     graph, params = random_graph(), params_of(name)
     for field, value in (("senders", -1), ("senders", 5), ("receivers", -1), ("receivers", 5)):
         wrong = graph._replace(**{field: np.where(np.arange(8) == 1, np.int32(value), getattr(graph, field))})
-        words = f"expects {field} from 0 to 4 \\(there are 5 nodes\\), but {value} came; number the nodes from 0"
+        words = f"expected {field} from 0 to 4 \\(there are 5 nodes\\), got {value}; number the nodes from 0"
         with pytest.raises(ValueError, match=words):
             LAYERS[name].apply(params, wrong)
         with jax.debug_nans(False):
             assert np.isnan(jitted(name)(params, wrong).nodes).all()
 
 
-def test_check_graph_tells_from_inside_jit():
-    """With check=True the sentence comes through checkify; a good graph passes."""
+def test_check_graph_reports_from_inside_jit():
+    """With check=True the error comes through checkify; a valid graph passes."""
 
     def checked(params, graph):
         check_graph(graph, check=True)
@@ -616,15 +619,15 @@ def test_check_graph_tells_from_inside_jit():
     graph, run = random_graph(), jax.jit(checkify.checkify(checked))
     with jax.debug_nans(False):
         error, _ = run(params_of("GCN"), graph._replace(senders=graph.senders + np.int32(5)))
-        with pytest.raises(checkify.JaxRuntimeError, match="check_graph expects senders from 0 to 4"):
+        with pytest.raises(checkify.JaxRuntimeError, match="check_graph expected senders from 0 to 4"):
             error.throw()
         error, _ = run(params_of("GCN"), graph)
     assert error.get() is None
 
 
-def test_receivers_of_aggregate_out_of_range_are_loud(sentences):
+def test_receivers_of_aggregate_out_of_range(sentences):
     values, ids = jnp.ones((9, 2)), jnp.array([0, 2, 4, 0, 1, 2, 3, 0, 1])
-    with pytest.raises(ValueError, match="aggregate expects receivers from 0 to 3 .* but 4 came"):
+    with pytest.raises(ValueError, match="aggregate expected receivers from 0 to 3 .*, got 4"):
         aggregate(values, ids, 4)
     with jax.debug_nans(False):
         for wrong in (ids, -ids):
@@ -635,7 +638,7 @@ def test_receivers_of_aggregate_out_of_range_are_loud(sentences):
 def test_graphs_of_a_batch_out_of_range(sentences):
     batch = batch_graphs([random_graph(), random_graph(1)])
     batch.node_graph[0] = 7
-    with pytest.raises(ValueError, match="node_graph from 0 to 1 \\(there are 2 graphs\\), but 7 came"):
+    with pytest.raises(ValueError, match="node_graph from 0 to 1 \\(there are 2 graphs\\), got 7"):
         check_graph(batch)
     with jax.debug_nans(False):
         assert np.isnan(jitted("block, sum")(params_of("block, sum"), batch).nodes).all()
@@ -648,25 +651,33 @@ PARAMS = {"kernel": np.eye(2, 3, dtype=np.float32), "bias": np.ones(3, np.float3
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        (jnp.zeros((3, 2)), TypeError, "GCN expects a Graph, but float32 \\(3, 2\\) came; pass Graph\\(nodes, senders"),
-        (GRAPH._replace(senders=jnp.zeros((2, 2), jnp.int32)), ValueError, "senders to be whole numbers of shape"),
-        (GRAPH._replace(senders=jnp.zeros(2)), ValueError, "senders to be whole numbers"),
+        (jnp.zeros((3, 2)), TypeError, "GCN expected a Graph, got float32 \\(3, 2\\); pass Graph\\(nodes, senders"),
+        (
+            GRAPH._replace(senders=jnp.zeros((2, 2), jnp.int32)),
+            ValueError,
+            "senders with 1 axis, \\(e,\\), got int32 \\(2, 2\\)",
+        ),
+        (GRAPH._replace(senders=jnp.zeros(2)), TypeError, "senders to be an integer array"),
         (
             GRAPH._replace(receivers=jnp.zeros(3, jnp.int32)),
             ValueError,
-            "receivers with one entry for each edge, \\(2,",
+            "senders .* and receivers .* with the same size of e, got int32 \\(2,",
         ),
-        (GRAPH._replace(edges=jnp.zeros((3, 1))), ValueError, "edges with one entry for each edge"),
-        (GRAPH._replace(global_features=jnp.zeros((2, 1))), ValueError, "node_graph where there are several graphs"),
-        (GRAPH._replace(node_mask=jnp.zeros(3)), ValueError, "boolean node_mask with one entry for each node"),
-        (GRAPH._replace(node_graph=jnp.zeros(3)), ValueError, "whole numbers as node_graph"),
-        (GRAPH._replace(nodes=jnp.zeros((3, 2), jnp.int32)), TypeError, "floating-point nodes"),
-        (GRAPH._replace(nodes=jnp.zeros((3, 2, 2))), ValueError, "nodes with one axis of features"),
-        (GRAPH._replace(nodes=jnp.zeros((3, 4))), ValueError, "nodes with 2 features \\(its kernel is float32 \\(2, 3"),
-        (GRAPH._replace(nodes=None), TypeError, "an array nodes, but None came"),
+        (GRAPH._replace(edges=jnp.zeros((3, 1))), ValueError, "edges .* with the same size of e"),
+        (
+            GRAPH._replace(global_features=jnp.zeros((2, 1))),
+            ValueError,
+            "node_graph, the graph of each node, where there are several graphs",
+        ),
+        (GRAPH._replace(node_mask=jnp.zeros(3)), TypeError, "node_mask to be a boolean array"),
+        (GRAPH._replace(node_graph=jnp.zeros(3)), TypeError, "node_graph to be an integer array"),
+        (GRAPH._replace(nodes=jnp.zeros((3, 2), jnp.int32)), TypeError, "nodes to be a floating-point array"),
+        (GRAPH._replace(nodes=jnp.zeros((3, 2, 2))), ValueError, "nodes with 2 axes, \\(n, in\\)"),
+        (GRAPH._replace(nodes=jnp.zeros((3, 4))), ValueError, "kernel of shape \\(4, 3\\), got float32 \\(2, 3"),
+        (GRAPH._replace(nodes=None), TypeError, "nodes to be an array, got None"),
     ],
 )
-def test_what_is_no_graph_is_told_so(wrong, error, words, sentences):
+def test_errors_of_graphs(wrong, error, words, sentences):
     with pytest.raises(error, match=words):
         GCN(3).apply(PARAMS, wrong)
 
@@ -674,26 +685,26 @@ def test_what_is_no_graph_is_told_so(wrong, error, words, sentences):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: GraphBlock(), ValueError, "at least one of edge, node and global_features"),
-        (lambda: GraphBlock(node=relu, aggregate="median"), ValueError, "'softmax', but 'median' came"),
-        (lambda: GCN(0), ValueError, "features to be a whole number"),
-        (lambda: GAT(2, heads=0), ValueError, "heads to be a whole number"),
+        (lambda: GraphBlock(), ValueError, "at least one of edge, node and graph"),
+        (lambda: GraphBlock(node=relu, aggregate="median"), ValueError, "'softmax', got 'median'"),
+        (lambda: GCN(0), ValueError, "features to be an integer"),
+        (lambda: GAT(2, heads=0), ValueError, "heads to be an integer"),
         (lambda: GAT(2, join="sum"), ValueError, "join to be 'concat' or 'mean'"),
         (
             lambda: GraphMapFeatures(edge=relu).apply({"edge": ()}, GRAPH),
             ValueError,
-            "the graph has none; leave edge= out",
+            "edges in the graph .*leave edge= out",
         ),
         (
             lambda: GraphBlock(node=lambda x: x[0]).apply({"node": ()}, GRAPH),
             ValueError,
-            "a row for each of the 3 rows",
+            "one array with 3 rows",
         ),
-        (lambda: GraphBlock(edge=lambda x: (x, x)).apply({"edge": ()}, GRAPH), ValueError, 'needs aggregate="softmax"'),
+        (lambda: GraphBlock(edge=lambda x: (x, x)).apply({"edge": ()}, GRAPH), ValueError, 'pass aggregate="softmax"'),
         (
             lambda: GraphBlock(edge=lambda x: (x[:1], x), aggregate="softmax").apply({"edge": ()}, GRAPH),
             ValueError,
-            "scores with the first axes of the values",
+            "logits with the first axes of its values",
         ),
         (
             lambda: GraphBlock(node=relu).apply({"node": ()}, GRAPH._replace(edges=jnp.zeros((2, 1), jnp.bfloat16))),
@@ -701,64 +712,80 @@ def test_what_is_no_graph_is_told_so(wrong, error, words, sentences):
             "of one floating-point dtype",
         ),
         (
-            lambda: GraphBlock(global_features=relu).apply(
-                {"global_features": ()}, GRAPH._replace(node_graph=jnp.zeros(3, jnp.int32))
-            ),
+            lambda: GraphBlock(graph=relu).apply({"graph": ()}, GRAPH._replace(node_graph=jnp.zeros(3, jnp.int32))),
             ValueError,
             "give the graph a graph_mask, as batch_graphs does",
         ),
-        (lambda: GraphBlock(node=relu).apply({"edge": ()}, GRAPH), ValueError, "expects params named node"),
-        (lambda: GCN(2).init(jax.random.key(0), jnp.zeros((3, 2))), TypeError, "expects a Graph"),
+        (lambda: GraphBlock(node=relu).apply({"edge": ()}, GRAPH), ValueError, "expected params named node"),
+        (lambda: GCN(2).init(jax.random.key(0), jnp.zeros((3, 2))), TypeError, "expected a Graph"),
         (lambda: batch_graphs([]), ValueError, "at least one graph"),
-        (lambda: batch_graphs([GRAPH, GRAPH], n_nodes=5), ValueError, "fit into n_nodes=5, but these have 6"),
+        (lambda: batch_graphs([GRAPH, GRAPH], n_nodes=5), ValueError, "fit into n_nodes=5, got 6 together"),
         (
             lambda: batch_graphs([GRAPH, GRAPH._replace(edges=jnp.zeros((2, 1)))]),
             ValueError,
-            "edges with the same features and dtype in all graphs, but None, float32 \\(2, 1\\) came",
+            "edges with the same features and dtype in all graphs, got None, float32 \\(2, 1\\)",
         ),
         (lambda: jax.jit(unbatch_graphs)(GRAPH), ValueError, "sizes depend on values"),
-        (lambda: adjacency_graph(jnp.zeros((3, 1)), jnp.zeros((2, 2))), ValueError, "a matrix of shape \\(3, 3\\)"),
-        (lambda: adjacency_graph(jnp.zeros((2, 1)), jnp.ones((2, 2)), 3), ValueError, "3 edges, but 4 came"),
-        (lambda: jax.jit(adjacency_graph)(jnp.zeros((2, 1)), jnp.ones((2, 2))), ValueError, "pass n_edges"),
-        (lambda: aggregate(jnp.ones((2, 1)), jnp.zeros(3, jnp.int32), 2), ValueError, "one for each of the \\(2,"),
-        (lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, "sum", jnp.ones(2)), ValueError, "leave them out"),
-        (lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, mask=jnp.ones(2)), ValueError, "a boolean mask"),
         (
-            lambda: aggregate(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), 2, "softmax", jnp.ones((2, 2))),
+            lambda: adjacency_graph(jnp.zeros((3, 1)), jnp.zeros((2, 2))),
             ValueError,
-            "scores with the first axes of values",
+            "adjacency .* with the same size of n",
         ),
-        (lambda: aggregate(jnp.ones(2, jnp.int32), jnp.zeros(2, jnp.int32), 2), TypeError, "floating-point values"),
+        (lambda: adjacency_graph(jnp.zeros((2, 1)), jnp.ones((2, 2)), n_edges=3), ValueError, "3 edges, got 4"),
+        (lambda: jax.jit(adjacency_graph)(jnp.zeros((2, 1)), jnp.ones((2, 2))), ValueError, "pass n_edges"),
+        (lambda: aggregate(jnp.ones((2, 1)), jnp.zeros(3, jnp.int32), 2), ValueError, "the same size of entries"),
+        (
+            lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, logits=jnp.ones(2)),
+            ValueError,
+            "leave logits out",
+        ),
+        (
+            lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, mask=jnp.ones(2)),
+            TypeError,
+            "mask to be a boolean array",
+        ),
+        (
+            lambda: aggregate(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), 2, how="softmax", logits=jnp.ones((2, 2))),
+            ValueError,
+            "logits with the first axes of values",
+        ),
+        (
+            lambda: aggregate(jnp.ones(2, jnp.int32), jnp.zeros(2, jnp.int32), 2),
+            TypeError,
+            "values to be a floating-point array",
+        ),
     ],
 )
-def test_each_mistake_gets_its_sentence(call, error, words, sentences):
+def test_errors_of_arguments(call, error, words, sentences):
     with pytest.raises(error, match=words):
         call()
 
 
-def test_too_many_edges_under_jit_are_loud():
+def test_too_many_edges_under_jit_give_nan():
     """Without a check, an adjacency matrix with more edges than n_edges gives NaN, not a graph with fewer edges."""
-    f = jax.jit(lambda a: GraphBlock(node=lambda x: x).apply({"node": ()}, adjacency_graph(jnp.ones((2, 1)), a, 3)))
+    f = jax.jit(
+        lambda a: GraphBlock(node=lambda x: x).apply({"node": ()}, adjacency_graph(jnp.ones((2, 1)), a, n_edges=3))
+    )
     assert jnp.isfinite(f(jnp.array([[1, 1], [0, 1]])).nodes).all()
     with jax.debug_nans(False):
         assert jnp.isnan(f(jnp.ones((2, 2), jnp.int32)).nodes).any()
 
 
-def test_repairs_help(sentences):
-    """What the sentences advise is right: vmap for stacked graphs, an edge index taken apart, a graph_mask."""
+def test_the_suggested_repairs_work(sentences):
+    """vmap for stacked graphs, senders and receivers of an edge index, a graph_mask."""
     expected = jax.jit(GCN(3).apply)(PARAMS, GRAPH).nodes
     stacked = jax.tree.map(lambda x: np.stack([x, x]), GRAPH)
-    with pytest.raises(ValueError, match="with jax.vmap, and an edge index"):
+    with pytest.raises(ValueError, match="with jax.vmap"):
         GCN(3).apply(PARAMS, stacked)
     close(jax.jit(jax.vmap(lambda graph: GCN(3).apply(PARAMS, graph)))(stacked).nodes[1], expected)
     edge_index = np.stack([GRAPH.senders, GRAPH.receivers])
     close(jax.jit(GCN(3).apply)(PARAMS, Graph(GRAPH.nodes, *edge_index)).nodes, expected)
     several = GRAPH._replace(node_graph=jnp.array([0, 0, 0]), graph_mask=jnp.array([True]))
-    assert GraphBlock(global_features=relu).apply({"global_features": ()}, several).global_features.shape == (1, 2)
+    assert GraphBlock(graph=relu).apply({"graph": ()}, several).global_features.shape == (1, 2)
 
 
 def test_a_complete_graph_has_nodes_with_features(sentences):
-    """A number of nodes is not their features; the advice works."""
+    """A number of nodes is not their features; the suggested repair works."""
     with pytest.raises(TypeError, match=r"pass jnp.zeros\(\(n, 1\)\)"):
         complete_graph(5)
     assert len(complete_graph(jnp.zeros((5, 1))).senders) == 25

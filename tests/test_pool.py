@@ -1,4 +1,4 @@
-"""Pooling: torch and numpy loops, who gets the derivative of a tie, what padding counts for, and bad input."""
+"""Pooling: torch and numpy loops, the derivative of ties, the count of padding, and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def torch():
 
 
 def with_ties(*shape):
-    """Whole numbers from 0 to 2: nearly every window_shape has several maxima."""
+    """Integers from 0 to 2: nearly every window has several maxima."""
     return RNG.integers(0, 3, shape).astype(np.float64)
 
 
@@ -86,14 +86,14 @@ def test_windows_against_torch(torch, sizes, window_shape, stride, padding):
     largest, mean = getattr(functional, f"max_pool{axes}d"), getattr(functional, f"avg_pool{axes}d")
     compare(
         torch,
-        lambda x: max_pool(x, window_shape, stride, padding),
+        lambda x: max_pool(x, window_shape, stride=stride, padding=padding),
         lambda x: largest(x, window_shape, stride, padding),
         x,
     )
     for counted in (True, False):
         compare(
             torch,
-            lambda x, c=counted: avg_pool(x, window_shape, stride, padding, c),
+            lambda x, c=counted: avg_pool(x, window_shape, stride=stride, padding=padding, count_padding=c),
             lambda x, c=counted: mean(x, window_shape, stride, padding, count_include_pad=c),
             x,
         )
@@ -120,7 +120,8 @@ def test_odd_shapes_against_loops(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = rng.normal(size=(*draw((), (2,), (2, 1)), *[k + draw(0, 1, 5) for k in window_shape], 2))
     with jax.enable_x64(True):
-        largest, mean = jax.jit(lambda x: [pool(x, window_shape, stride, pads) for pool in (max_pool, avg_pool)])(x)
+        both = lambda x: [pool(x, window_shape, stride=stride, padding=pads) for pool in (max_pool, avg_pool)]
+        largest, mean = jax.jit(both)(x)
     close(largest, pooled(x, window_shape, stride, pads, np.nanmax))
     close(mean, pooled(x, window_shape, stride, pads, np.nanmean))
 
@@ -133,19 +134,19 @@ def test_global_pools_are_reductions():
 
 
 def test_pools_that_are_the_same():
-    """A window_shape as large as the input, one bin, and the global pool."""
+    """A window as large as the input, one bin, and the global pool."""
     x = jnp.asarray(normal(2, 6, 5, 3), jnp.float32)
-    for window_shape, bins, everything in (
+    for pool, bins, everything in (
         (max_pool, adaptive_max_pool, global_max_pool),
         (avg_pool, adaptive_avg_pool, global_avg_pool),
     ):
-        close(window_shape(x, (6, 5))[:, 0, 0], everything(x, 2), 1e-6)
+        close(pool(x, (6, 5))[:, 0, 0], everything(x, 2), 1e-6)
         close(bins(x, (1, 1))[:, 0, 0], everything(x, 2), 1e-6)
-        close(bins(x, (3, 5)), window_shape(x, (2, 1)), 1e-6)
+        close(bins(x, (3, 5)), pool(x, (2, 1)), 1e-6)
         np.testing.assert_array_equal(bins(x, (6, 5)), x)
 
 
-# ---- what was chosen ---------------------------------------------------------------------------
+# ---- conventions -------------------------------------------------------------------------------
 
 
 def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
@@ -157,9 +158,9 @@ def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
     gradient = jax.jit(jax.grad(lambda x: max_pool(x, (2, 3)).sum()))(column)[..., 0]
     np.testing.assert_array_equal(gradient, [[0, 0, 1], [0, 0, 0]])
     for window_shape, stride in ((6, 6), (7, 7), (5, 1)):
-        gradient = jax.jit(jax.grad(lambda x, w=window_shape, s=stride: max_pool(x, w, s)[0, 0]))(jnp.ones((8, 1)))[
-            :, 0
-        ]
+        gradient = jax.jit(jax.grad(lambda x, w=window_shape, s=stride: max_pool(x, w, stride=s)[0, 0]))(
+            jnp.ones((8, 1))
+        )[:, 0]
         np.testing.assert_array_equal(gradient, [1] + [0] * 7)
 
 
@@ -170,24 +171,24 @@ def test_the_global_maximum_shares_the_derivative_of_a_tie():
 
 
 def test_padding_counts_only_when_asked():
-    """A constant stays a constant, at the borders too; with count_padding it fades there."""
+    """A constant stays a constant, at the borders too; with count_padding it decreases there."""
     ones = jnp.ones((4, 4, 1))
-    np.testing.assert_array_equal(avg_pool(ones, (3, 3), 1, 1), ones)
-    close(avg_pool(ones, (3, 3), 1, 1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
+    np.testing.assert_array_equal(avg_pool(ones, (3, 3), stride=1, padding=1), ones)
+    close(avg_pool(ones, (3, 3), stride=1, padding=1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
 
 
 def test_padding_is_never_the_maximum():
-    np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 3, 1, "same")[:, 0], [-4, -3, -3])
-    np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 2, 1, "causal")[:, 0], [-5, -4, -3])
+    np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 3, stride=1, padding="same")[:, 0], [-4, -3, -3])
+    np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 2, stride=1, padding="causal")[:, 0], [-5, -4, -3])
 
 
-def test_what_is_left_over_is_dropped():
+def test_left_over_entries_are_dropped():
     np.testing.assert_array_equal(max_pool(line(1, 2, 3, 4, 9), 2)[:, 0], [2, 4])
     assert not jax.grad(lambda x: max_pool(x, 2).sum())(line(1, 2, 3, 4, 9))[4, 0]
 
 
 def test_nan_and_infinity_stay_in_their_windows():
-    """A NaN comes out of every window_shape that holds it, wherever it stands in it, and out of no other."""
+    """A NaN gives NaN in every window that holds it, at any place, and in no other."""
     with jax.debug_nans(False):
         for at in range(6):
             x = line(*range(6)).at[at].set(jnp.nan)
@@ -201,16 +202,16 @@ def test_nan_and_infinity_stay_in_their_windows():
 def test_all_derivatives_exist():
     """Forward over reverse over forward: lax.reduce_window has no such derivative of a maximum."""
     x = jnp.asarray(normal(6, 2), jnp.float32)
-    f = lambda x: (max_pool(x, 3, 1) ** 3).sum()
-    which = jax.jacobian(lambda x: max_pool(x, 3, 1))(x).reshape(8, 12)
+    f = lambda x: (max_pool(x, 3, stride=1) ** 3).sum()
+    which = jax.jacobian(lambda x: max_pool(x, 3, stride=1))(x).reshape(8, 12)
     hessian = jax.jit(jax.hessian(f))(x).reshape(12, 12)
-    close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, 1)).ravel()) @ which, 1e-5)
+    close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, stride=1)).ravel()) @ which, 1e-5)
 
 
 def test_means_add_up_in_float32():
     """In bfloat16, 256 + 1 is 256."""
     x = jnp.ones((512, 1), jnp.bfloat16).at[0].set(256)
-    all_four = lambda x: (avg_pool(x, 512, 1), global_avg_pool(x, 1), adaptive_avg_pool(x, 1), avg_pool(x, 512))
+    all_four = lambda x: (avg_pool(x, 512, stride=1), global_avg_pool(x, 1), adaptive_avg_pool(x, 1), avg_pool(x, 512))
     for y in jax.jit(all_four)(x):
         assert y.dtype == jnp.bfloat16
         assert (y == jnp.bfloat16(767 / 512)).all()
@@ -223,45 +224,45 @@ def test_layers_are_the_functions():
         (AvgPool((3, 2), stride=2, padding=1), avg_pool),
     ):
         assert layer.init(jax.random.key(0), x) == ()
-        np.testing.assert_array_equal(layer.apply((), x), f(x, (3, 2), 2, 1))
+        np.testing.assert_array_equal(layer.apply((), x), f(x, (3, 2), stride=2, padding=1))
     for layer, f in ((GlobalMaxPool(2), global_max_pool), (GlobalAvgPool(2), global_avg_pool)):
         assert layer.init(jax.random.key(0), x) == ()
         np.testing.assert_array_equal(layer.apply((), x), f(x, 2))
     counted = AvgPool((3, 2), stride=2, padding=1, count_padding=True).apply((), x)
-    np.testing.assert_array_equal(counted, avg_pool(x, (3, 2), 2, 1, True))
+    np.testing.assert_array_equal(counted, avg_pool(x, (3, 2), stride=2, padding=1, count_padding=True))
 
 
-# ---- bad input ---------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("sentences")
-def test_sentences():
+def test_errors():
     x = jnp.zeros((8, 3, 32, 32))
     for pool, name in ((MaxPool, "MaxPool"), (AvgPool, "AvgPool")):
         for window_shape in (0, (2, 0), "2"):
-            with pytest.raises(ValueError, match=f"{name} expects window_shape to be a whole number >= 1"):
+            with pytest.raises(ValueError, match=f"{name} expected window_shape to be an integer >= 1"):
                 pool(window_shape)
-        with pytest.raises(ValueError, match=r"spans \(4, 4\).*only \(3, 32\).*write jnp.moveaxis\(x, 1, -1\)"):
+        with pytest.raises(ValueError, match=r"span \(4, 4\).*which spans \(3, 32\).*write jnp.moveaxis\(x, 1, -1\)"):
             pool((4, 4)).apply((), x)
         assert pool((4, 4)).apply((), jnp.moveaxis(x, 1, -1)).shape == (8, 8, 8, 3)
         with pytest.raises(TypeError, match="x.astype"):
             pool(2).init(jax.random.key(0), jnp.zeros((4, 1), int))
     for pool in (max_pool, avg_pool):
         with pytest.raises(ValueError, match=r"less padding than its window_shape \(2,\).*pad less"):
-            pool(line(1, 2, 3), 2, 1, 2)
-        with pytest.raises(ValueError, match="stride to be a whole number >= 1"):
-            pool(line(1, 2, 3), 2, 0)
-        with pytest.raises(ValueError, match=r"2 spatial axes and one of channels, but float32 \(3, 1\)"):
+            pool(line(1, 2, 3), 2, stride=1, padding=2)
+        with pytest.raises(ValueError, match="stride to be an integer >= 1"):
+            pool(line(1, 2, 3), 2, stride=0)
+        with pytest.raises(ValueError, match=r"2 spatial axes and one axis of channels, got float32 \(3, 1\)"):
             pool(line(1, 2, 3), (2, 2))
-        with pytest.raises(TypeError, match="floating-point x"):
+        with pytest.raises(TypeError, match="x to be a floating-point array"):
             pool(jnp.zeros((4, 1), int), 2)
     for pool in (adaptive_max_pool, adaptive_avg_pool):
-        with pytest.raises(ValueError, match="size to be a whole number >= 1"):
+        with pytest.raises(ValueError, match="size to be an integer >= 1"):
             pool(line(1, 2, 3), 0)
         with pytest.raises(ValueError, match="at least one position"):
             pool(jnp.zeros((0, 2)), 1)
     for pool in (global_max_pool, global_avg_pool):
-        with pytest.raises(ValueError, match="spatial to be a whole number >= 1, but 0"):
+        with pytest.raises(ValueError, match="spatial to be an integer >= 1, got 0"):
             pool(line(1, 2, 3), 0)
         with pytest.raises(ValueError, match="2 spatial axes"):
             pool(line(1, 2, 3), 2)
@@ -269,21 +270,21 @@ def test_sentences():
             pool(jnp.zeros((2, 3, 4)))
         with pytest.raises(ValueError, match="at least one position"):
             pool(jnp.zeros((0, 2)), 1)
-        with pytest.raises(TypeError, match="floating-point x"):
+        with pytest.raises(TypeError, match="x to be a floating-point array"):
             pool(jnp.zeros((4, 1), int), 1)
     for pool in (GlobalMaxPool, GlobalAvgPool):
-        with pytest.raises(
-            ValueError, match=f"{pool.__name__} expects spatial to be .* pass 1 or more, such as spatial=1"
-        ):
+        with pytest.raises(ValueError, match=f"{pool.__name__} expected spatial to be an integer >= 1, got 0"):
             pool(0)
-        with pytest.raises(ValueError, match=f"{pool.__name__} has a window_shape of 2 axes"):
+        with pytest.raises(ValueError, match=f"{pool.__name__} expected .*2 spatial axes"):
             pool(2).init(jax.random.key(0), line(1, 2, 3))
 
 
 @pytest.mark.usefixtures("sentences")
-def test_numbers_of_numpy():
+def test_integers_of_numpy():
     x, two = jnp.asarray(normal(6, 6, 1), jnp.float32), np.int64(2)
-    np.testing.assert_array_equal(max_pool(x, (two, two), two, np.int32(1)), max_pool(x, (2, 2), 2, 1))
+    np.testing.assert_array_equal(
+        max_pool(x, (two, two), stride=two, padding=np.int32(1)), max_pool(x, (2, 2), stride=2, padding=1)
+    )
     np.testing.assert_array_equal(MaxPool(np.int64(3)).apply((), x), max_pool(x, 3))
     np.testing.assert_array_equal(GlobalAvgPool(two).apply((), x), global_avg_pool(x, 2))
     np.testing.assert_array_equal(adaptive_max_pool(x, (two, 3)), adaptive_max_pool(x, (2, 3)))
@@ -291,9 +292,9 @@ def test_numbers_of_numpy():
 
 @pytest.mark.parametrize("layer", [MaxPool((2, 2)), AvgPool((2, 2)), GlobalMaxPool(2), GlobalAvgPool(2)])
 def test_channels_first_is_warned_of(layer):
-    """Where channels stand first beyond doubt; a low image with as many channels as columns is no such case."""
+    """Where channels clearly come first; not for a low image with as many channels as columns."""
     x = jnp.zeros((2, 3, 8, 8))
-    with pytest.warns(UserWarning, match=r"channels last.*float32 \(2, 3, 8, 8\) came.*write jnp.moveaxis\(x, 1, -1\)"):
+    with pytest.warns(UserWarning, match=r"channels last.*got float32 \(2, 3, 8, 8\).*write jnp.moveaxis\(x, 1, -1\)"):
         layer.init(jax.random.key(0), x)
     layer.init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
     layer.init(jax.random.key(0), jnp.zeros((2, 4, 8, 8)))

@@ -141,14 +141,14 @@ def test_a_forget_bias_lets_gradients_through():
     assert first_step_matters(LSTM(8, forget_bias=3.0)) > 10 * first_step_matters(LSTM(8, forget_bias=0.0))
 
 
-def test_the_forget_bias_is_added_to_the_bias_that_is_there():
+def test_the_forget_bias_is_added_to_the_existing_bias():
     params, _ = LSTMCell(2, forget_bias=3.0, use_bias=False).init(jax.random.key(0), X[:, 0])
     np.testing.assert_array_equal(params["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
     params, _ = LSTMCell(2, use_bias=False, recurrent_bias=False).init(jax.random.key(0), X[:, 0])
     assert set(params) == {"kernel", "recurrent_kernel"}
 
 
-def test_the_forget_bias_stands_at_the_forget_gate():
+def test_the_forget_bias_is_that_of_the_forget_gate():
     params, _ = LSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
     np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
     np.testing.assert_array_equal(params["recurrent_bias"], np.zeros(8))
@@ -212,7 +212,7 @@ def test_scanned_is_unrolled_is_a_loop(kind):
 
 
 def test_streams_and_truncated_backpropagation():
-    """Pieces with the carry handed on equal the whole; a stopped carry cuts the gradient at the piece's start."""
+    """Pieces that pass the carry on equal the whole; a stopped carry cuts the gradient at the piece's start."""
     net = LSTM(4, stateful=True)
     params, carry = net.init(jax.random.key(0), X)
     whole, last = net.apply(params, carry, X)
@@ -232,7 +232,7 @@ def test_streams_and_truncated_backpropagation():
 
 
 def test_both_directions():
-    """Outputs side by side; the backward half of a sequence is the forward half of its mirror image, masks included."""
+    """Concatenated outputs; the backward half of a sequence is the forward half of its mirror image, masks included."""
     net = Bidirectional(GRUCell(3), GRUCell(4))
     params = net.init(jax.random.key(0), X)
     y = net.apply(params, X, mask=MASK)
@@ -259,33 +259,38 @@ def test_a_batch_of_sequences_with_a_mask_in_three_lines():
     assert outputs.shape == (3, 6, 16) and not outputs[~np.asarray(MASK)].any()
 
 
-# ---- bad input
+# ---- errors
 
 
-def test_what_does_not_fit_is_said(sentences):
+def test_errors(sentences):
     net = LSTM(4, stateful=True)
     params, carry = net.init(jax.random.key(0), X)
-    with pytest.raises(ValueError, match=r"lstm_step expects kernel of shape \(3, 16\).*float32 \(2, 16\) came"):
+    with pytest.raises(
+        ValueError,
+        match=r"LSTMCell expected .*kernel \(in, 4\*hidden\) with the same size of in, got .* and float32 \(2, 16\)",
+    ):
         net.apply(params, carry, jnp.ones((3, 6, 3)))
-    with pytest.raises(ValueError, match="the same batch axes and dtype.*make the carry with init"):
+    with pytest.raises(
+        ValueError, match=r"its carry, .*float32 \(2, 4\), got float32 \(3, 4\).*pass the carry that init made"
+    ):
         net.apply(params, carry, X[:2])
     net.apply(params, net.init(jax.random.key(0), X[:2])[1], X[:2])
     for wrong in ((), {"hidden": X}):
-        with pytest.raises(TypeError, match=r"LSTMCell expects its carry, a dict .* pass the carry that init made"):
+        with pytest.raises(TypeError, match=r"LSTMCell expected its carry, a dict .* pass the carry that init made"):
             net.apply(params, wrong, X)
     for build in (GRU, RNN):
-        with pytest.raises(TypeError, match=r"Cell expects its carry, an array, but a tuple came; pass the carry that"):
+        with pytest.raises(TypeError, match=r"Cell expected its carry, an array, .*got \(\); pass the carry that"):
             build(4, stateful=True).apply(build(4).init(jax.random.key(0), X), (), X)
     with pytest.raises(TypeError, match=r"pass cells: Bidirectional\(LSTMCell\(3\), LSTMCell\(3\)\)"):
         Bidirectional(LSTM(3), LSTM(3))
     Bidirectional(LSTMCell(3), LSTMCell(3)).init(jax.random.key(0), X)
-    with pytest.raises(ValueError, match="adds forget_bias to a bias, but has none"):
+    with pytest.raises(ValueError, match="a bias for forget_bias to be added to"):
         LSTMCell(2, forget_bias=3.0, use_bias=False, recurrent_bias=False)
     with pytest.raises(TypeError, match="convert it with"):
         LSTM(4).init(jax.random.key(0), X.astype(jnp.int32))
-    with pytest.raises(ValueError, match="'after' or 'before', but 'during' came"):
+    with pytest.raises(ValueError, match="'after' or 'before', got 'during'"):
         GRUCell(4, reset="during")
-    with pytest.raises(ValueError, match="whole number >= 1, but 0 came"):
+    with pytest.raises(ValueError, match="an integer >= 1, got 0"):
         LSTM(0)
     with pytest.raises(ValueError, match=r"inputs \(..., time, features\)"):
         LSTM(4).init(jax.random.key(0), jnp.ones(3))

@@ -9,7 +9,7 @@ from specimen import Specimen
 
 from jaxblocks import Attention, LearnedPositions, SinusoidalPositions, alibi, rotary
 
-REAL = np.array([[True, True, False, True], [True, True, True, True], [False, True, True, False]])
+VALID = np.array([[True, True, False, True], [True, True, True, True], [False, True, True, False]])
 
 
 def dense(p, x):
@@ -25,7 +25,7 @@ def turned(x, base):
 
 
 def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, slopes=None):
-    """One query at a time; ``seen(i, j)`` tells which keys query i sees."""
+    """One query at a time; ``seen(b, i, j)``: whether query i attends to key j."""
     of_q, of_k, of_v = inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1])[:3]
     maps = zip(("query", "key", "value"), (of_q, of_k, of_v), (heads, *[kv_heads or heads] * 2), strict=True)
     q, k, v = (dense(p[name], x).reshape(*x.shape[:-1], n, -1) for name, x, n in maps)
@@ -83,12 +83,12 @@ ROWS = {
         ((3, 4, 6),),
         lambda p, x: attend(
             p,
-            np.where(REAL[..., None], x, 0),
+            np.where(VALID[..., None], x, 0),
             heads=2,
-            seen=lambda b, i, j: REAL[b, j],
+            seen=lambda b, i, j: VALID[b, j],
             slopes=(2**-4, 2**-8),
         ),
-        {"mask": jnp.asarray(REAL)},
+        {"mask": jnp.asarray(VALID)},
     ),
     "Attention in training": Specimen(
         "Attention",

@@ -32,7 +32,7 @@ def convolution(x, kernel, bias=0.0, stride=1, dilation=1, groups=1, pads=0, mod
 
 
 def transposed(x, kernel, bias=0.0, stride=1, groups=1, pads=0, more=0):
-    """y_{s i + j, c} += x_{i, o} w_{j, c, o}: each entry of x spreads a copy of the kernel; then the padding is cut."""
+    """y_{s i + j, c} += x_{i, o} w_{j, c, o}: each entry of x adds a copy of the kernel; then the padding is cut."""
     *kernel_size, per_group, out = kernel.shape
     axes = len(kernel_size)
     sizes = x.shape[-axes - 1 : -1]
@@ -51,7 +51,7 @@ def transposed(x, kernel, bias=0.0, stride=1, groups=1, pads=0, more=0):
 
 
 def pooled(x, kernel_size, stride, pads, reduce):
-    """reduce over each kernel_size of an array that is padded with NaN; reduce ignores NaN."""
+    """reduce over each window of an array that is padded with NaN; reduce ignores NaN."""
     axes = len(kernel_size)
     x = padded(x, [(p, p) for p in each(pads, axes)], constant_values=np.nan)
     sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[-axes - 1 : -1], kernel_size, stride, strict=True)]
@@ -89,7 +89,7 @@ ROWS = {
     ),
     "DepthwiseConv": Specimen(
         "DepthwiseConv",
-        DepthwiseConv((3, 3), 2, stride=(1, 2), padding="same"),
+        DepthwiseConv((3, 3), multiplier=2, stride=(1, 2), padding="same"),
         ((2, 4, 5, 3),),
         lambda p, x: convolution(x, p["kernel"], p["bias"], stride=(1, 2), groups=3, pads=((1, 1), (1, 1))),
     ),

@@ -6,7 +6,7 @@ from specimen import Specimen
 
 from jaxblocks import GAT, GCN, GIN, Dense, Graph, GraphBlock, GraphMapFeatures, Serial, Wire
 
-# Four nodes: 3 is isolated, 1 has an edge to itself, 0 -> 2 is there twice; the last edge is padding.
+# Four nodes: 3 is isolated, 1 has an edge to itself, 0 -> 2 exists twice; the last edge is padding.
 SENDERS = np.array([0, 1, 1, 2, 0, 0, 3])
 RECEIVERS = np.array([1, 1, 2, 0, 2, 2, 0])
 REAL = np.array([1, 1, 1, 1, 1, 1, 0], bool)
@@ -52,7 +52,7 @@ def gin(p, x):
 
 
 def block(p, x, how):
-    """Rows one by one, for the real edges."""
+    """Rows one by one, for the valid edges."""
     p = p["layer"]
     edges = [np.concatenate([w, x[s], x[r]]) for w, s, r in zip(WEIGHTS, SENDERS, RECEIVERS, strict=True)]
     edges = np.stack([dense(p["edge"], e) for e in edges])[REAL]
@@ -66,7 +66,7 @@ def block(p, x, how):
 
     heard = np.stack([gather(edges[RECEIVERS[REAL] == i]) for i in range(4)])
     nodes = dense(p["node"], np.concatenate([heard, x], 1))
-    whole = dense(p["global_features"], np.concatenate([gather(edges), gather(nodes)]))
+    whole = dense(p["graph"], np.concatenate([gather(edges), gather(nodes)]))
     return nodes + whole
 
 
@@ -75,7 +75,7 @@ def blocks(how):
         out = f.layer(graph(x, edges=True))
         return out.nodes + jnp.broadcast_to(out.global_features, out.nodes.shape)
 
-    layer = Wire(forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), global_features=Dense(3), aggregate=how))
+    layer = Wire(forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), graph=Dense(3), aggregate=how))
     return Specimen("GraphBlock", layer, ((4, 5),), lambda p, x: block(p, x, how), mixes_batch=True)
 
 
@@ -94,5 +94,5 @@ ROWS = {
     "GAT by mean without self-loops": on_nodes(
         "GAT", GAT(3, heads=2, join="mean", self_loops=False), lambda p, x: gat(p, x, A, "mean")
     ),
-    "GIN": on_nodes("GIN", GIN(Serial(Dense(3), jnp.tanh), 0.5, learn_epsilon=True), gin),
+    "GIN": on_nodes("GIN", GIN(Serial(Dense(3), jnp.tanh), epsilon=0.5, learn_epsilon=True), gin),
 }

@@ -1,36 +1,38 @@
 r"""Convolution over one, two or three axes, its adjoint, and their layers.
 
-A convolution is a small affine map slid over positions: the same kernel is used at each of
-them, so it has few parameters, and moving its input moves its output (equivariance).
+A convolution applies one small affine map at every position: the kernel is the same at each of
+them, so that it has few parameters, and a shift of the input shifts the output (equivariance).
 
 Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), ``*kernel_size`` the
-kernel's, ``in`` and ``out`` channels. How many axes are spatial is read off the kernel.
+kernel's, ``in`` and ``out`` channels. The number of spatial axes is that of the kernel.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, builder, require_params
+from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
+from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
-from jaxblocks.windows import (
+from jaxblocks.sliding_windows import (
     Padding,
     PerAxis,
-    as_whole,
-    as_window,
-    pads_of,
+    check_fit,
+    check_padding,
+    check_spatial,
+    padding_per_axis,
     per_axis,
-    positions,
-    require_padding,
-    require_spatial,
+    slide,
     warn_channels_first,
+    window_sizes,
 )
 
 __all__ = ["Conv", "ConvTranspose", "DepthwiseConv", "conv", "conv_transpose"]
@@ -38,42 +40,44 @@ __all__ = ["Conv", "ConvTranspose", "DepthwiseConv", "conv", "conv_transpose"]
 _MODES = {"zeros": None, "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 
 
+@checked
 def conv(
     x: Float[Array, "... channels"],
-    kernel: Float[Array, "*kernel_size in out"],
-    bias: Float[Array, " out"] | None = None,
+    kernel: Float[Array, "*kernel_size in_of_group out"],
+    bias: Float[Array, "out"] | None = None,
+    *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
-    groups: int = 1,
+    groups: PositiveInt = 1,
     padding: Padding = "valid",
     padding_mode: str | Sequence[str] = "zeros",
 ) -> Float[Array, "... out"]:
-    r"""The convolution of the field, :math:`y_{io} = b_o + \sum_{j,c} x_{si + dj,\,c}\, w_{jco}` (positions from 0).
+    r"""The convolution :math:`y_{io} = b_o + \sum_{j,c} x_{si + dj,\,c}\, w_{jco}`, with positions from 0.
 
-    The kernel :math:`w` is not flipped: mathematics calls this a cross-correlation, and
-    ``kernel[::-1]`` makes the other one. Signal and kernel are not interchangeable. Each
-    axis has :math:`\lfloor (n + p + q - d(k-1) - 1)/s \rfloor + 1` positions in the output.
+    As in all of deep learning, the kernel :math:`w` is not flipped: mathematics calls this a
+    cross-correlation, and ``kernel[::-1]`` gives its convolution. Signal and kernel are not interchangeable.
+    Each axis has :math:`\lfloor (n + p + q - d(k-1) - 1)/s \rfloor + 1` positions in the output.
 
     Args:
-        x: ``(..., *spatial, channels)`` with any number of batch axes, none included.
-        kernel: ``(*kernel_size, channels / groups, out)``, with one to three kernel_size axes.
+        x: ``(..., *spatial, channels)`` with any number of batch axes, also none.
+        kernel: ``(*kernel_size, channels / groups, out)``, with one to three axes of the kernel size.
         bias: ``(out,)``.
-        stride: :math:`s`, how far the kernel_size moves; one number, or one per spatial axis.
-        dilation: :math:`d`, how far entries of the kernel_size lie apart.
-        groups: channels are cut into so many groups, in order, and each is mapped to its own
-            part of ``out``; as many groups as channels make it depthwise.
+        stride: :math:`s`, the distance between neighboring positions of the kernel; one integer, or one per axis.
+        dilation: :math:`d`, the distance between neighboring entries of the kernel.
+        groups: number of groups into which the channels are cut, in order; each is mapped to its own
+            part of ``out``. As many groups as channels make the convolution depthwise.
         padding: ``"valid"`` (none), ``"same"`` (:math:`\lceil n/s \rceil` positions), ``"causal"``
-            (in front only: no output reads what comes later), a number for both ends, or a
-            sequence with a name, a number or a pair ``(before, after)`` for each spatial axis.
-        padding_mode: what is padded: ``"zeros"``, ``"circular"`` (the other end), ``"reflect"``
-            (mirrored, without repeating the edge) or ``"replicate"`` (the edge); one for all
-            axes or one per axis. Where more is padded than there is, it goes on periodically.
+            (before the input only: no output depends on later positions), an integer for both ends, or a
+            sequence with a name, an integer or a pair ``(before, after)`` for each spatial axis.
+        padding_mode: the padded values: ``"zeros"``, ``"circular"`` (from the other end), ``"reflect"``
+            (mirrored, without repeating the edge) or ``"replicate"`` (the edge); one for all axes or one per
+            axis. Padding beyond the size of the input continues periodically.
 
-    Computes in the dtype of ``x``. On CPU, groups are written out, since XLA's own form is
-    slow there, above all in the gradient.
+    Computes in the dtype of ``x``. On CPU, groups are computed one by one, since XLA's grouped
+    convolution is slow there, above all in the gradient.
 
     Raises:
-        ValueError: where channels, groups or rank do not fit, or the kernel_size does not fit into the input.
+        ValueError: where channels, groups or rank do not fit, or the kernel does not fit into the input.
         TypeError: for integer ``x``.
 
     >>> conv(jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None])[:, 0]
@@ -83,27 +87,36 @@ def conv(
 
     Source: Diehl 2023, section 1.1; Krapac & Segvic, Convolutional models, whose sizes
     H - k + 1 are those of ``"valid"`` with stride 1. The lectures call convolution
-    translation-invariant: it is equivariant, and invariance comes with a global pool.
+    translation-invariant: it is equivariant, and a global pool after it makes the net invariant.
     """
-    return _conv("conv", x, kernel, bias, stride, dilation, groups, padding, padding_mode)
+    *kernel_size, in_of_group, out = kernel.shape
+    _check_channels(x, kernel, in_of_group * groups, out, groups)
+    windows = slide(x.shape[-len(kernel_size) - 1 : -1], kernel_size, stride, dilation, padding)
+    check_fit(windows, x)
+    x, pads = _pad(x, windows.pads, padding_mode)
+    spread = (1,) * len(kernel_size)
+    y = _correlate(x, kernel.astype(x.dtype), windows.strides, pads, spread, windows.dilations, groups)
+    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 
+@checked
 def conv_transpose(
     x: Float[Array, "... channels"],
-    kernel: Float[Array, "*kernel_size features in"],
-    bias: Float[Array, " out"] | None = None,
+    kernel: Float[Array, "*kernel_size out_of_group in"],
+    bias: Float[Array, "out"] | None = None,
+    *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
-    groups: int = 1,
+    groups: PositiveInt = 1,
     padding: Padding = "valid",
     output_padding: PerAxis = 0,
 ) -> Float[Array, "... out"]:
-    r"""The adjoint of `conv` with the same kernel and settings: :math:`y_{si + dj,\,c} = b_c + \sum x_{io}\, w_{jco}`.
+    r"""The adjoint of `conv` with the same kernel and options: :math:`y_{si + dj,\,c} = b_c + \sum x_{io}\, w_{jco}`.
 
-    Each entry of ``x`` spreads a copy of the kernel. It is the transposed matrix, not the
+    Each entry of ``x`` adds a copy of the kernel to the output. It is the transposed matrix, not the
     inverse: :math:`\langle \mathrm{conv}\,u,\, x\rangle = \langle u,\, \mathrm{conv\_transpose}\,x\rangle`. With stride
     1 and no padding it is the full convolution (kernel flipped), of length :math:`H + k - 1`; the lecture prints the
-    formula of the convolution in its place, which shrinks. An axis of :math:`H` positions becomes
+    formula of the convolution in its place, which gives a shorter output. An axis of :math:`H` positions becomes
 
     .. math:: (H-1)s - p - q + d(k-1) + 1 + \mathrm{op}
 
@@ -113,7 +126,7 @@ def conv_transpose(
         bias: ``(out,)``, added to the result.
         stride, dilation, groups, padding: those of the convolution. ``padding="same"`` gives :math:`H s` positions.
         output_padding: several input sizes of a strided convolution give the same output size: ``op``, from 0 to
-            ``stride - 1``, takes a larger one than the smallest. One number, or one per axis.
+            ``stride - 1``, is added to the smallest of them. One integer, or one per axis.
 
     Raises:
         ValueError: where channels, groups or rank do not fit, or ``output_padding`` is not below the stride.
@@ -123,34 +136,51 @@ def conv_transpose(
     >>> conv_transpose(x[:, None], w[:, None, None])[:, 0]
     Array([ 1.,  4., 10., 12.,  9.], dtype=float32)
 
-    Source: Krapac & Segvic, Convolutional models; Dumoulin & Visin 2016, A guide to convolution arithmetic.
+    Source: Krapac & Segvic, Convolutional models; Dumoulin & Visin 2016, A guide to convolution arithmetic,
+    arXiv:1603.07285.
     """
-    return _conv_transpose("conv_transpose", x, kernel, bias, stride, dilation, groups, padding, output_padding)
+    *kernel_size, out_of_group, channels = kernel.shape
+    axes = len(kernel_size)
+    _check_channels(x, kernel, channels, out_of_group * groups, groups)
+    sizes = x.shape[-axes - 1 : -1]
+    strides, more = per_axis("stride", stride, axes), per_axis("output_padding", output_padding, axes, least=0)
+    full = [h * s for h, s in zip(sizes, strides, strict=True)]
+    spans, _, dilations, pads = slide(full, kernel_size, strides, dilation, padding)
+    names = padding_per_axis(padding, axes)
+    _check_output_padding(strides, more, names)
+    cut = []
+    for h, s, span, (low, high), extra, name in zip(sizes, strides, spans, pads, more, names, strict=True):
+        size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
+        require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "pad less")
+        cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
+    flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
+    y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
+    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 
 @builder
 def Conv(
-    features: int,
+    features: PositiveInt,
     kernel_size: PerAxis,
     *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
-    groups: int = 1,
+    groups: PositiveInt = 1,
     padding: Padding = "valid",
     padding_mode: str | Sequence[str] = "zeros",
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype=None,
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The convolutional layer :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
+    r"""The convolution :math:`y = x \star w + b`, params ``{"kernel": (*kernel_size, in/groups, out), "bias"}``.
 
-    One affine map per kernel_size. Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
+    Its activation is the next layer: ``Serial(Conv(8, (3, 3)), relu)``.
 
     Args:
         features: the channels of the output.
-        kernel_size: a number for one spatial axis, a tuple with a number per axis for up to three.
+        kernel_size: an integer for one spatial axis, a tuple with an integer per axis for up to three.
         stride, dilation, groups, padding, padding_mode: as in `conv`.
         use_bias: ``False`` for a linear map.
         kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
@@ -171,25 +201,27 @@ def Conv(
 
     Source: Krapac & Segvic, Convolutional models; Diehl 2023, section 1.1.
     """
-    require_whole("Conv", "features", features)
-    kernel_size = as_window("Conv", kernel_size)
-    require_padding("Conv", padding, len(kernel_size))
+    kernel_size = window_sizes("kernel_size", kernel_size)
+    check_padding(padding, len(kernel_size))
 
     def kernel_shape(channels):
-        _require_groups("Conv", groups, channels, features)
+        _check_groups(groups, channels, features)
         return (*kernel_size, channels // groups, features)
 
-    def run(*args):
-        return _conv(*args, stride, dilation, groups, padding, padding_mode)
+    def run(x, kernel, bias):
+        options: dict[str, Any] = dict(
+            stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
+        )
+        return conv(x, kernel, bias, **options)
 
-    return _pair("Conv", kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
+    return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
 
 
 @builder
 def DepthwiseConv(
     kernel_size: PerAxis,
-    multiplier: int = 1,
     *,
+    multiplier: PositiveInt = 1,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
     padding: Padding = "valid",
@@ -197,8 +229,8 @@ def DepthwiseConv(
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype=None,
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
     r"""The convolution of each channel by itself, params ``{"kernel": (*kernel_size, 1, in * multiplier), "bias"}``.
 
@@ -211,48 +243,49 @@ def DepthwiseConv(
         multiplier: filters for each channel.
         stride, dilation, padding, padding_mode, use_bias, kernel_init, bias_init, dtype, param_dtype: as in `Conv`.
 
+    Shapes: ``(..., *spatial, in)`` to ``(..., *positions, in * multiplier)``.
+
     >>> layer = DepthwiseConv((3, 3), padding="same")
     >>> params = layer.init(jax.random.key(0), jnp.zeros((28, 28, 16)))
     >>> params["kernel"].shape, layer.apply(params, jnp.zeros((28, 28, 16))).shape
     ((3, 3, 1, 16), (28, 28, 16))
 
-    Source: Chollet 2017, Xception.
+    Source: Chollet 2017, Xception, arXiv:1610.02357.
     """
-    require_whole("DepthwiseConv", "multiplier", multiplier)
-    kernel_size = as_window("DepthwiseConv", kernel_size)
-    require_padding("DepthwiseConv", padding, len(kernel_size))
+    kernel_size = window_sizes("kernel_size", kernel_size)
+    check_padding(padding, len(kernel_size))
 
     def kernel_shape(channels):
         return (*kernel_size, 1, channels * multiplier)
 
-    def run(where, x, kernel, bias):
-        channels = kernel.shape[-1] // multiplier
-        return _conv(where, x, kernel, bias, stride, dilation, channels, padding, padding_mode)
+    def run(x, kernel, bias):
+        options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
+        return conv(x, kernel, bias, groups=kernel.shape[-1] // multiplier, **options)
 
-    return _pair("DepthwiseConv", kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype)
+    return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype)
 
 
 @builder
 def ConvTranspose(
-    features: int,
+    features: PositiveInt,
     kernel_size: PerAxis,
     *,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
-    groups: int = 1,
+    groups: PositiveInt = 1,
     padding: Padding = "valid",
     output_padding: PerAxis = 0,
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
-    dtype=None,
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The adjoint of a convolution, as a layer; params ``{"kernel": (*kernel_size, features/groups, in), "bias"}``.
+    r"""The adjoint of a convolution as a layer, params ``{"kernel": (*kernel_size, features/groups, in), "bias"}``.
 
     The kernel is that of the ``Conv`` from ``features`` to ``in`` channels whose adjoint it
-    is, so an encoder's kernel can be shared with its decoder. It is drawn as that of a
-    ``Conv`` from ``in`` to ``features``, so that ``kernel_init`` meets the right fan-in.
+    is, so that an encoder can share its kernel with its decoder. It is drawn as that of a
+    ``Conv`` from ``in`` to ``features``, so that ``kernel_init`` sees the right fan-in.
 
     Args:
         features: the channels of the output.
@@ -269,89 +302,58 @@ def ConvTranspose(
 
     Source: Krapac & Segvic, Convolutional models.
     """
-    require_whole("ConvTranspose", "features", features)
-    kernel_size = as_window("ConvTranspose", kernel_size)
+    kernel_size = window_sizes("kernel_size", kernel_size)
+    check_padding(padding, len(kernel_size))
 
     def kernel_shape(channels):
-        _require_groups("ConvTranspose", groups, channels, features)
+        _check_groups(groups, channels, features)
         return (*kernel_size, channels // groups, features)
 
     def draw(key, shape, dtype):
         return _swap(kernel_init(key, shape, dtype), groups)
 
-    def run(*args):
-        return _conv_transpose(*args, stride, dilation, groups, padding, output_padding)
-
-    return _pair("ConvTranspose", kernel_size, kernel_shape, draw, run, use_bias, bias_init, dtype, param_dtype)
-
-
-# ---- how it is computed ------------------------------------------------------------------------
-
-
-def _conv(where, x, kernel, bias, stride, dilation, groups, padding, padding_mode):
-    axes, kernel_size = _require_kernel(where, x, kernel)
-    _require_groups(where, groups, kernel.shape[-2] * groups, kernel.shape[-1])
-    _require_channels(where, x, kernel, axes, kernel.shape[-2] * groups, groups)
-    strides, dilations = per_axis(where, "stride", stride, axes), per_axis(where, "dilation", dilation, axes)
-    spans = tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilations, strict=True))
-    sizes = x.shape[-axes - 1 : -1]
-    pads = pads_of(where, padding, sizes, spans, strides)
-    positions(where, x, sizes, spans, strides, pads)
-    x, pads = _pad(where, x, pads, padding_mode)
-    y = _slide(x, kernel.astype(x.dtype), strides, pads, (1,) * axes, dilations, groups)
-    return _add_bias(where, y, bias)
-
-
-def _conv_transpose(where, x, kernel, bias, stride, dilation, groups, padding, output_padding):
-    axes, kernel_size = _require_kernel(where, x, kernel)
-    _require_groups(where, groups, kernel.shape[-1], kernel.shape[-2] * groups)
-    _require_channels(where, x, kernel, axes, kernel.shape[-1], groups)
-    strides, dilations = per_axis(where, "stride", stride, axes), per_axis(where, "dilation", dilation, axes)
-    more = per_axis(where, "output_padding", output_padding, axes, least=0)
-    if any(extra >= s for extra, s in zip(more, strides, strict=True)):
-        raise ValueError(
-            f"{where} expects output_padding below the stride {strides}, but {more} came: a convolution "
-            "of so large an input would have another position; increase the input, or lower output_padding."
+    def run(x, kernel, bias):
+        options: dict[str, Any] = dict(
+            stride=stride, dilation=dilation, groups=groups, padding=padding, output_padding=output_padding
         )
-    spans = tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilations, strict=True))
-    before = x.shape[-axes - 1 : -1]
-    pads = pads_of(where, padding, [h * s for h, s in zip(before, strides, strict=True)], spans, strides)
-    names = (padding,) * axes if isinstance(padding, str) or as_whole(padding) is not None else padding
-    if any(name == "same" and extra for name, extra in zip(names, more, strict=True)):
-        raise ValueError(
-            f"{where} with padding='same' gives input times stride, but output_padding={output_padding} came with it; "
-            "leave output_padding at 0, or give padding as a number."
-        )
-    adjoint_pads = []
-    for h, s, span, (low, high), extra, name in zip(before, strides, spans, pads, more, names, strict=True):
-        size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
-        if size < 1:
-            raise ValueError(
-                f"{where} cuts {padding!r} off its output, which leaves {size} positions of an axis for "
-                f"{describe(x)}; pad less."
-            )
-        adjoint_pads.append((span - 1 - low, size - (h - 1) * s - 1 + low))
-    flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
-    y = _slide(x, flipped, (1,) * axes, tuple(adjoint_pads), strides, dilations, groups)
-    return _add_bias(where, y, bias)
+        return conv_transpose(x, kernel, bias, **options)
+
+    return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, draw, bias_init, dtype, param_dtype)
 
 
-def _pad(where, x, pads, mode):
-    """The input padded where zeros do not do, and the pads that are left for zeros."""
+def _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+    """A layer from the shape of its kernel, which the channels of its input determine, and from its function."""
+
+    def init(key, x: Float[ArrayOrShape, "..."]):
+        check_spatial(x, len(kernel_size))
+        warn_channels_first(x, len(kernel_size))
+        shape = kernel_shape(x.shape[-1])
+        params = {"kernel": kernel_init(key, shape, param_dtype)}
+        if use_bias:
+            params["bias"] = bias_init(jax.random.fold_in(key, 1), shape[-1:], param_dtype)
+        return params
+
+    def apply(params, x: Float[Array, "..."]):
+        check_params(params, kernel=(*kernel_size, None, None), **{"bias": (None,)} if use_bias else {})
+        return run(x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
+
+    return Layer(init, apply)
+
+
+# ---- the computation -------------------------------------------------------------------------
+
+
+def _pad(x, pads, mode):
+    """The input padded where the mode is not zeros, and the pads that are left for zeros."""
     modes = (mode,) * len(pads) if isinstance(mode, str) else tuple(mode)
-    if len(modes) != len(pads) or any(m not in _MODES for m in modes):
-        each = f", or {len(pads)} of them, one per spatial axis" if len(pads) > 1 else ""
-        raise ValueError(
-            f"{where} expects padding_mode to be one of {', '.join(map(repr, _MODES))}{each}, but {mode!r} came."
-        )
+    each = f", or {len(pads)} of them, one per spatial axis" if len(pads) > 1 else ""
+    known = len(modes) == len(pads) and all(m in _MODES for m in modes)
+    require(known, f"padding_mode to be one of {', '.join(map(repr, _MODES))}{each}", mode)
     left = []
     for axis, (m, pair) in enumerate(zip(modes, pads, strict=True), x.ndim - 1 - len(pads)):
         if m != "zeros" and pair != (0, 0):
-            if x.shape[axis] == 0:
-                raise ValueError(
-                    f"{where} pads with padding_mode={m!r}, which repeats what is there, but {describe(x)} came, whose "
-                    f"axis {axis} is empty; pass a longer input, or padding_mode='zeros'."
-                )
+            expected = f"an entry to repeat on axis {axis} for padding_mode={m!r}"
+            require(x.shape[axis] > 0, expected, x, "pass a longer input, or padding_mode='zeros'")
             around = [(0, 0)] * x.ndim
             around[axis] = pair
             x, pair = jnp.pad(x, around, mode=_MODES[m]), (0, 0)
@@ -359,7 +361,7 @@ def _pad(where, x, pads, mode):
     return x, tuple(left)
 
 
-def _slide(x, kernel, strides, pads, spread, dilations, groups):
+def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     """The kernel at every position, with one batch axis; ``spread`` puts zeros between entries of ``x``."""
     axes = len(strides)
     batch = x.shape[: -axes - 1]
@@ -393,7 +395,7 @@ def _by_shifts(x, kernel, strides, pads, spread, dilations):
     amounts = [(0, 0, 0), *((*pair, s - 1) for pair, s in zip(pads, spread, strict=True)), (0, 0, 0)]
     x = lax.pad(x, jnp.zeros((), x.dtype), amounts)
     x = jnp.repeat(x, out // x.shape[-1], -1)  # (batch, *spatial, out): a copy for each filter of a channel
-    reach = [  # from the first position of an entry to behind its last
+    reach = [  # from the first position of an entry to one past its last
         (n - d * (k - 1) - 1) // s * s + 1
         for n, k, d, s in zip(x.shape[1:-1], kernel_size, dilations, strides, strict=True)
     ]
@@ -404,84 +406,45 @@ def _by_shifts(x, kernel, strides, pads, spread, dilations):
         shifted = lax.slice(x, (0, *starts, 0), (x.shape[0], *ends, out), (1, *strides, 1))
         term = shifted * jnp.broadcast_to(kernel[*entry, 0], shifted.shape)
         total = term if total is None else total + term
+    assert total is not None  # a kernel has at least one entry
     return total.astype(dtype)  # (batch, *positions, out)
 
 
 def _swap(kernel, groups):
-    """From ``(*kernel_size, a/groups, b)`` to ``(*kernel_size, b/groups, a)``: the two ends of each group change places."""
+    """``(*kernel_size, a/groups, b)`` to ``(*kernel_size, b/groups, a)``: the channels of each group swapped."""
     *kernel_size, a, b = kernel.shape
-    return jnp.swapaxes(kernel.reshape(*kernel_size, a, groups, b // groups), -3, -1).reshape(
-        *kernel_size, b // groups, -1
-    )
+    split = kernel.reshape(*kernel_size, a, groups, b // groups)
+    return jnp.swapaxes(split, -3, -1).reshape(*kernel_size, b // groups, -1)
 
 
-def _add_bias(where, y, bias):
-    if bias is None:
-        return y
-    if bias.shape != y.shape[-1:]:
-        raise ValueError(f"{where} expects a bias of shape {y.shape[-1:]}, but {describe(bias)} came.")
-    return y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+# ---- what must fit ---------------------------------------------------------------------------
 
 
-def _pair(kind, kernel_size, kernel_shape, kernel_init, run, use_bias, bias_init, dtype, param_dtype):
-    """The pair of a layer with a kernel: its shape from the channels, and what runs it."""
-    names = ("kernel", "bias") if use_bias else ("kernel",)
-
-    def init(key, x):
-        require_key(f"{kind}.init", key)
-        require_floating(kind, x=x)
-        require_spatial(kind, x, len(kernel_size))
-        warn_channels_first(kind, x, len(kernel_size))
-        shape = kernel_shape(x.shape[-1])
-        params = {"kernel": kernel_init(key, shape, param_dtype)}
-        if use_bias:
-            params["bias"] = bias_init(jax.random.fold_in(key, 1), shape[-1:], param_dtype)
-        return params
-
-    def apply(params, x):
-        require_params(kind, params, *names)
-        require_floating(kind, x=x)
-        return run(kind, x if dtype is None else x.astype(dtype), params["kernel"], params.get("bias"))
-
-    init.__qualname__, apply.__qualname__ = f"{kind}.<locals>.init", f"{kind}.<locals>.apply"
-    return Layer(init, apply)
-
-
-# ---- what must fit -----------------------------------------------------------------------------
-
-
-def _require_groups(where, groups, channels, features):
-    require_whole(where, "groups", groups)
-    if channels % groups or features % groups:
-        raise ValueError(
-            f"{where} expects groups to divide the channels of input and output, but groups={groups} came "
-            f"with {channels} channels in and {features} out; choose a common divisor, such as "
-            f"groups={math.gcd(channels, features)}."
-        )
-
-
-def _require_kernel(where, x, kernel):
-    """How many axes the kernel_size has, and its sizes."""
-    require_floating(where, x=x, kernel=kernel)
+def _check_channels(x, kernel, channels, features, groups):
     axes = kernel.ndim - 2
-    if not 1 <= axes <= 3:
-        raise ValueError(
-            f"{where} expects a kernel (*kernel_size, in, out) with one to three kernel_size axes, but {describe(kernel)} came; "
-            "a map without a kernel_size is affine(x, kernel)."
-        )
-    require_spatial(where, x, axes)
-    return axes, per_axis(where, "kernel_size", tuple(kernel.shape[:-2]), axes)
-
-
-def _require_channels(where, x, kernel, axes, channels, groups):
-    if x.shape[-1] == channels:
-        return
+    expected = "a kernel (*kernel_size, in, out) with one to three axes of kernel_size"
+    require(1 <= axes <= 3, expected, kernel, "for a map without positions, call affine(x, kernel)")
+    check_spatial(x, axes)
+    per_axis("kernel_size", kernel.shape[:-2], axes)
+    _check_groups(groups, channels, features)
     first = x.ndim - axes - 1
+    repair = "pass x of that size, or params made by init for this x"
     if x.shape[first] == channels:
-        repair = f"x seems to have its channels first; write jnp.moveaxis(x, {first}, -1)."
-    else:
-        repair = "pass x of that size, or params made by init for this x."
-    raise ValueError(
-        f"{where} expects x with {channels} channels on its last axis (its kernel is {describe(kernel)}, "
-        f"groups={groups}), but {describe(x)} came; {repair}"
-    )
+        repair = f"x seems to have its channels first; write jnp.moveaxis(x, {first}, -1)"
+    expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"
+    require(x.shape[-1] == channels, expected, x, repair)
+
+
+def _check_groups(groups, channels, features):
+    got = f"groups={groups} for {channels} channels in and {features} out"
+    repair = f"choose a common divisor, such as groups={math.gcd(channels, features)}"
+    require(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)
+
+
+def _check_output_padding(strides, output_padding, names):
+    below = all(extra < s for extra, s in zip(output_padding, strides, strict=True))
+    repair = "increase the input, or lower output_padding, since the convolution of a larger output has more positions"
+    require(below, f"output_padding below the stride {strides}", output_padding, repair)
+    same = any(name == "same" and extra for name, extra in zip(names, output_padding, strict=True))
+    repair = "leave output_padding at 0, or give padding as an integer"
+    require(not same, "no output_padding with padding='same', which gives input times stride", output_padding, repair)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxblocks.checks import describe, require_floating, require_key, require_whole
 from jaxblocks.core import Layer, builder, require_flag
 from jaxblocks.precision import widen
-from jaxblocks.windows import as_axes, as_whole
+from jaxblocks.sliding_windows import as_axes, as_integer
 
 __all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
 
@@ -42,7 +42,7 @@ def dropout(
 
     Source: Srivastava et al. 2014, Dropout (named in Diehl 2023, section 1.6), scaled while training ("inverted").
     """
-    return _dropout("dropout", key, x, rate, as_axes("dropout", axes))
+    return _dropout("dropout", key, x, rate, as_axes(axes))
 
 
 @builder
@@ -90,7 +90,7 @@ def FeatureDropout(rate: float | int, *, spatial: int) -> Layer:
 
     Source: Tompson et al. 2015, Efficient object localization using convolutional networks.
     """
-    whole = as_whole(spatial)
+    whole = as_integer(spatial)
     if whole is None or whole < 1:
         raise ValueError(
             f"FeatureDropout expects spatial to be a whole number >= 1, but {spatial!r} came; "
@@ -127,7 +127,7 @@ def StochasticDepth(rate: float | int, *, spatial: int) -> Layer:
 
 def _make(kind: str, rate, axes) -> Layer:
     _require_probability(kind, rate)
-    axes = as_axes(kind, axes)
+    axes = as_axes(axes)
 
     def init(key, x):
         require_floating(kind, x=x)

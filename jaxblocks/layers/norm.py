@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks.checks import check_values, describe, describe_any, require_floating, require_whole
 from jaxblocks.core import Layer, StatefulLayer, builder, require_flag, require_params
 from jaxblocks.precision import wide_dtype, widen
-from jaxblocks.windows import as_axes, channels_first
+from jaxblocks.sliding_windows import as_axes, channels_first
 
 __all__ = [
     "BatchNorm",
@@ -369,7 +369,7 @@ def LayerNorm(
 
     Source: Ba, Kiros and Hinton 2016, Layer normalization; Diehl 2023, section 1.6.
     """
-    axes = as_axes("LayerNorm", axes)
+    axes = as_axes(axes)
     if any(a >= 0 for a in axes):
         raise ValueError(
             f"LayerNorm expects negative axes, counted from the end since leading axes are batch, but axes={axes} "
@@ -428,7 +428,7 @@ def RMSNorm(
 
     Source: Zhang and Sennrich 2019, Root mean square layer normalization.
     """
-    axes = as_axes("RMSNorm", axes)
+    axes = as_axes(axes)
     if any(a >= 0 for a in axes):
         raise ValueError(
             f"RMSNorm expects negative axes, counted from the end since leading axes are batch, but axes={axes} "
@@ -665,7 +665,7 @@ def _require_names(where, params, names):
 def _axes(where, x, axes) -> tuple[int, ...]:
     """The axes counted from the front, in order."""
     ndim = len(x.shape)
-    found = sorted(a + ndim if a < 0 else a for a in as_axes(where, axes))
+    found = sorted(a + ndim if a < 0 else a for a in as_axes(axes))
     if len(set(found)) < len(found) or any(not 0 <= a < ndim for a in found):
         raise ValueError(
             f"{where} expects axes that x has, each of them once, but axes={axes} came for x of {describe(x)}; "
@@ -723,5 +723,5 @@ def _require_groups(where, x, groups, spatial):
         whole = ", ".join(str(n) for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0)
         raise ValueError(
             f"{where} expects groups that divide the channels, but groups={groups} and x of {describe(x)} came; "
-            f"{x.shape[-1]} channels can be in {whole} groups." + channels_first(x, spatial)
+            f"{x.shape[-1]} channels can be in {whole} groups{channels_first(x, spatial)}."
         )

@@ -4,56 +4,64 @@ Each comes as a function of one step, as a cell (a ``StatefulLayer`` whose state
 and as a layer over the time axis, which is ``Recurrent(cell)``.
 
 Axis letters: ``...`` batch, ``time``, ``in`` features of the input, ``hidden`` features of the carry.
-Params are named alike in all: ``kernel`` :math:`W` acts on the input, ``recurrent_kernel`` :math:`U`
-on the carry, ``bias`` :math:`b` and ``recurrent_bias`` :math:`b'` stand beside them; gates lie side
-by side along the last axis.
+All have the same names of params: ``kernel`` :math:`W` acts on the input, ``recurrent_kernel`` :math:`U`
+on the carry, ``bias`` :math:`b` and ``recurrent_bias`` :math:`b'` are added to them; the gates are
+concatenated along the last axis.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any, Literal, cast, overload
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import describe, describe_any, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, StatefulLayer, builder, require_params
+from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
+from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.layers.combinators import Recurrent, Wire
 
 __all__ = ["GRU", "LSTM", "RNN", "Bidirectional", "GRUCell", "LSTMCell", "RNNCell", "gru_step", "lstm_step", "rnn_step"]
 
+Reset = Literal["after", "before"]
 
+
+@checked
 def rnn_step(
     x: Float[Array, "*batch in"],
     hidden: Float[Array, "*batch hidden"],
     kernel: Float[Array, "in hidden"],
     recurrent_kernel: Float[Array, "hidden hidden"],
-    bias: Float[Array, " hidden"] | None = None,
-    recurrent_bias: Float[Array, " hidden"] | None = None,
+    bias: Float[Array, "hidden"] | None = None,
+    recurrent_bias: Float[Array, "hidden"] | None = None,
+    *,
     activation: Callable = tanh,
 ) -> Float[Array, "*batch hidden"]:
     r"""One step of the simple recurrent network: :math:`h_t = \sigma(x_t W + b + h_{t-1} U + b')`.
 
-    :math:`\sigma` is ``activation``. Computes in the dtype of ``x``.
+    :math:`\sigma` is ``activation``. Computes in the dtype of ``x``, which is that of ``hidden``.
 
     >>> rnn_step(jnp.array([1.0]), jnp.array([2.0]), jnp.eye(1), 0.5 * jnp.eye(1), activation=lambda z: z)
     Array([2.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture ("Recurrent Layers"); Elman 1990, Finding structure in time.
+    Source: Huszar, DeepNN lecture ("Recurrent Layers"); Elman 1990, Finding structure in time,
+    doi:10.1207/s15516709cog1402_1.
     """
-    _check("rnn_step", 1, x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)
-    return activation(_both(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias))
+    return activation(_preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias))
 
 
+@checked
 def gru_step(
     x: Float[Array, "*batch in"],
     hidden: Float[Array, "*batch hidden"],
     kernel: Float[Array, "in 3*hidden"],
     recurrent_kernel: Float[Array, "hidden 3*hidden"],
-    bias: Float[Array, " 3*hidden"] | None = None,
-    recurrent_bias: Float[Array, " 3*hidden"] | None = None,
-    reset: str = "after",
+    bias: Float[Array, "3*hidden"] | None = None,
+    recurrent_bias: Float[Array, "3*hidden"] | None = None,
+    *,
+    reset: Reset = "after",
 ) -> Float[Array, "*batch hidden"]:
     r"""One step of the gated recurrent unit: :math:`h_t = (1 - z) \odot n + z \odot h_{t-1}`.
 
@@ -65,18 +73,16 @@ def gru_step(
         n &= \tanh(x W_n + b_n + (r \odot h) U_n + b'_n) && \text{reset="before"}
 
     where :math:`h` is ``hidden``. ``"after"`` is what PyTorch and cuDNN compute, ``"before"`` the first
-    published form; they differ, and params trained for one do not serve the other.
+    published form; they differ, and params trained for one do not fit the other.
 
     >>> ones = jnp.ones((1, 3))
     >>> gru_step(jnp.array([0.0]), jnp.array([0.0]), ones, ones)
     Array([0.], dtype=float32)
 
-    Source: Cho et al. 2014, Learning phrase representations using RNN encoder-decoder; Huszar, DeepNN
-    lecture ("Recurrent Layers", where the unit is named).
+    Source: Cho et al. 2014, Learning phrase representations using RNN encoder-decoder, arXiv:1406.1078; Huszar,
+    DeepNN lecture ("Recurrent Layers", which names the unit).
     """
-    _check("gru_step", 3, x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)
-    if reset not in ("after", "before"):
-        raise ValueError(f"gru_step expects reset to be 'after' or 'before', but {reset!r} came.")
+    _check_dtype_of_carry(x, hidden)
     x_r, x_z, x_n = jnp.split(_affine(x, kernel, bias), 3, axis=-1)
     if reset == "after":
         h_r, h_z, h_n = jnp.split(_affine(hidden, recurrent_kernel, recurrent_bias), 3, axis=-1)
@@ -92,14 +98,15 @@ def gru_step(
     return n + z * (hidden - n)
 
 
+@checked
 def lstm_step(
     x: Float[Array, "*batch in"],
     hidden: Float[Array, "*batch hidden"],
     cell: Float[Array, "*batch hidden"],
     kernel: Float[Array, "in 4*hidden"],
     recurrent_kernel: Float[Array, "hidden 4*hidden"],
-    bias: Float[Array, " 4*hidden"] | None = None,
-    recurrent_bias: Float[Array, " 4*hidden"] | None = None,
+    bias: Float[Array, "4*hidden"] | None = None,
+    recurrent_bias: Float[Array, "4*hidden"] | None = None,
 ) -> tuple[Float[Array, "*batch hidden"], Float[Array, "*batch hidden"]]:
     r"""One step of long short-term memory: the next ``(hidden, cell)``.
 
@@ -116,11 +123,11 @@ def lstm_step(
     >>> cell
     Array([1.], dtype=float32)
 
-    Source: Hochreiter & Schmidhuber 1997, Long short-term memory; Gers et al. 2000 (forget gate); Huszar,
-    DeepNN lecture ("Recurrent Layers", where the unit is named).
+    Source: Hochreiter & Schmidhuber 1997, Long short-term memory, doi:10.1162/neco.1997.9.8.1735; Gers et al. 2000,
+    Learning to forget, doi:10.1162/089976600300015015 (forget gate); Huszar, DeepNN lecture ("Recurrent Layers",
+    which names the unit).
     """
-    _check("lstm_step", 4, x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)
-    gates = _both(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)  # (*batch, 4 hidden)
+    gates = _preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias)  # (*batch, 4 hidden)
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     cell = sigmoid(f) * cell + sigmoid(i) * tanh(g)
     return sigmoid(o) * tanh(cell), cell
@@ -128,7 +135,7 @@ def lstm_step(
 
 @builder
 def RNNCell(
-    features: int,
+    features: PositiveInt,
     *,
     activation: Callable = tanh,
     use_bias: bool = True,
@@ -136,16 +143,21 @@ def RNNCell(
     kernel_init: Callable = initializers.lecun_normal(),
     recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
     r"""The simple recurrent cell `rnn_step`; its carry :math:`h` is zero at first.
 
     Args:
         features: of the carry and the output.
         activation: :math:`\sigma`.
-        use_bias, recurrent_bias: whether there are :math:`b` and :math:`b'`. The two are redundant
-            here; both are there by default because PyTorch's params hold both.
-        kernel_init, recurrent_kernel_init, bias_init, param_dtype: as in `Dense`.
+        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`. One of them is redundant
+            here; the default has both because PyTorch's params hold both.
+        kernel_init, recurrent_kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
+        dtype: of the arithmetic, the carry and the output; by default that of the input.
+        param_dtype: of the params.
+
+    Shapes: ``(..., in)`` to ``(..., features)``, with a carry ``(..., features)``.
 
     >>> cell = RNNCell(3)
     >>> params, carry = cell.init(jax.random.key(0), jnp.zeros((8, 2)))
@@ -154,19 +166,17 @@ def RNNCell(
 
     Source: Huszar, DeepNN lecture ("Recurrent Layers").
     """
-    names = _names(use_bias, recurrent_bias)
-    features = require_whole("RNNCell", "features", features)
+    draw, check_drawn = _params_of_gates(
+        1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+    )
 
-    def init(key, x):
-        params = _draw(
-            "RNNCell", key, x, 1, features, names, kernel_init, recurrent_kernel_init, bias_init, param_dtype
-        )
-        return params, jnp.zeros((*x.shape[:-1], features), x.dtype)
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
-    def apply(params, hidden, x):
-        require_params("RNNCell", params, *names)
-        if not hasattr(hidden, "dtype"):
-            raise _no_carry("RNNCell", "an array", hidden)
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
+        check_drawn(params)
+        x = x if dtype is None else x.astype(dtype)
+        _check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
         hidden = rnn_step(x, hidden, **params, activation=activation)
         return hidden, hidden
 
@@ -175,45 +185,44 @@ def RNNCell(
 
 @builder
 def GRUCell(
-    features: int,
+    features: PositiveInt,
     *,
-    reset: str = "after",
+    reset: Reset = "after",
     use_bias: bool = True,
     recurrent_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
     r"""The gated recurrent unit `gru_step`; its carry :math:`h` is zero at first.
 
     Args:
         features: of the carry and the output.
         reset: ``"after"`` the product with the carry (PyTorch, cuDNN) or ``"before"`` it (the first published form).
-        use_bias, recurrent_bias: whether there are :math:`b` and :math:`b'`.
-        kernel_init, recurrent_kernel_init, bias_init, param_dtype: as in `Dense`.
+        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`.
+        kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
+
+    Shapes: ``(..., in)`` to ``(..., features)``, with a carry ``(..., features)``.
 
     >>> params, _ = GRUCell(3).init(jax.random.key(0), jnp.zeros(2))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     63
 
-    Source: Cho et al. 2014; Huszar, DeepNN lecture ("Recurrent Layers").
+    Source: Cho et al. 2014, arXiv:1406.1078; Huszar, DeepNN lecture ("Recurrent Layers").
     """
-    names = _names(use_bias, recurrent_bias)
-    features = require_whole("GRUCell", "features", features)
-    if reset not in ("after", "before"):
-        raise ValueError(f"GRUCell expects reset to be 'after' or 'before', but {reset!r} came.")
+    draw, check_drawn = _params_of_gates(
+        3, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+    )
 
-    def init(key, x):
-        params = _draw(
-            "GRUCell", key, x, 3, features, names, kernel_init, recurrent_kernel_init, bias_init, param_dtype
-        )
-        return params, jnp.zeros((*x.shape[:-1], features), x.dtype)
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
 
-    def apply(params, hidden, x):
-        require_params("GRUCell", params, *names)
-        if not hasattr(hidden, "dtype"):
-            raise _no_carry("GRUCell", "an array", hidden)
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
+        check_drawn(params)
+        x = x if dtype is None else x.astype(dtype)
+        _check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
         hidden = gru_step(x, hidden, **params, reset=reset)
         return hidden, hidden
 
@@ -222,66 +231,72 @@ def GRUCell(
 
 @builder
 def LSTMCell(
-    features: int,
+    features: PositiveInt,
     *,
-    forget_bias: int | float = 1.0,
+    forget_bias: float | int = 1.0,
     use_bias: bool = True,
     recurrent_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
     r"""Long short-term memory `lstm_step`; its carry is ``{"cell", "hidden"}``, zero at first.
 
     Args:
         features: of the carry and the output.
         forget_bias: added at ``init`` to the forget gate's :math:`b_f` (:math:`b'_f` without ``use_bias``), so that a
-            net remembers before it has learned to: with 1, a cell keeps 0.73 of itself per step instead of 0.5.
-            Without either bias nothing is added, and a value of your own is refused.
-        use_bias, recurrent_bias: whether there are :math:`b` and :math:`b'`, redundant here as in `RNNCell`.
-        kernel_init, recurrent_kernel_init, bias_init, param_dtype: as in `Dense`.
+            net remembers before it is trained: with 1, a cell keeps 0.73 of itself per step instead of 0.5.
+            Without either bias nothing is added, and a value other than the default is an error.
+        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`; one is redundant, as in `RNNCell`.
+        kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
+
+    Shapes: ``(..., in)`` to ``(..., features)``, with a carry of two arrays ``(..., features)``.
 
     >>> params, _ = LSTMCell(3).init(jax.random.key(0), jnp.zeros(2))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     84
 
-    Source: Hochreiter & Schmidhuber 1997; Jozefowicz et al. 2015 (the bias of the forget gate); Huszar,
-    DeepNN lecture ("Recurrent Layers").
+    Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; Jozefowicz et al. 2015, An empirical
+    exploration of recurrent network architectures (the bias of the forget gate); Huszar, DeepNN lecture
+    ("Recurrent Layers").
     """
-    names = _names(use_bias, recurrent_bias)
-    features = require_whole("LSTMCell", "features", features)
-    biases = names[2:]
-    if not biases and forget_bias not in (0, 1):
-        raise ValueError(
-            f"LSTMCell adds forget_bias to a bias, but has none, and forget_bias={forget_bias!r} came; "
-            "leave use_bias or recurrent_bias at True, or forget_bias out."
-        )
+    draw, check_drawn = _params_of_gates(
+        4, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+    )
+    biased = use_bias or recurrent_bias or forget_bias in (0, 1)
+    repair = "leave use_bias or recurrent_bias at True, or forget_bias out"
+    require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
 
-    def init(key, x):
-        params = _draw(
-            "LSTMCell", key, x, 4, features, names, kernel_init, recurrent_kernel_init, bias_init, param_dtype
-        )
-        for name in biases[:1]:
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        params = draw(key, x)
+        if use_bias or recurrent_bias:
+            name = "bias" if use_bias else "recurrent_bias"
             params[name] = params[name].at[features : 2 * features].add(forget_bias)
-        zeros = jnp.zeros((*x.shape[:-1], features), x.dtype)
+        zeros = jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
         return params, {"hidden": zeros, "cell": zeros}
 
-    def apply(params, carry, x):
-        require_params("LSTMCell", params, *names)
-        if not isinstance(carry, Mapping) or set(carry) != {"hidden", "cell"}:
-            raise _no_carry("LSTMCell", 'a dict of "cell" and "hidden"', carry)
+    def apply(params, carry, x: Float[Array, "*batch in"]):
+        check_drawn(params)
+        x = x if dtype is None else x.astype(dtype)
+        like = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
+        _check_carry(carry, {"hidden": like, "cell": like})
         hidden, cell = lstm_step(x, carry["hidden"], carry["cell"], **params)
         return hidden, {"hidden": hidden, "cell": cell}
 
     return StatefulLayer(init, apply)
 
 
+@overload
+def RNN(features: int, *, reverse: bool = ..., stateful: Literal[False] = ..., **options: Any) -> Layer: ...
+@overload
+def RNN(features: int, *, reverse: bool = ..., stateful: Literal[True], **options: Any) -> StatefulLayer: ...
 @builder
-def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
-    r"""`RNNCell` over the time axis: ``Recurrent(RNNCell(features, **options))``, mask and stateful included.
+def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **options: Any) -> Layer | StatefulLayer:
+    r"""`RNNCell` over the time axis: ``Recurrent(RNNCell(features, **options), reverse=..., stateful=...)``.
 
-    Shapes: ``(..., time, in)`` to ``(..., time, features)``.
+    Side inputs and state are those of `Recurrent`. Shapes: ``(..., time, in)`` to ``(..., time, features)``.
 
     >>> net = RNN(3)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
@@ -293,11 +308,15 @@ def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **optio
     return Recurrent(RNNCell(features, **options), reverse=reverse, stateful=stateful)
 
 
+@overload
+def GRU(features: int, *, reverse: bool = ..., stateful: Literal[False] = ..., **options: Any) -> Layer: ...
+@overload
+def GRU(features: int, *, reverse: bool = ..., stateful: Literal[True], **options: Any) -> StatefulLayer: ...
 @builder
-def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
-    r"""`GRUCell` over the time axis: ``Recurrent(GRUCell(features, **options))``, mask and stateful included.
+def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **options: Any) -> Layer | StatefulLayer:
+    r"""`GRUCell` over the time axis: ``Recurrent(GRUCell(features, **options), reverse=..., stateful=...)``.
 
-    Shapes: ``(..., time, in)`` to ``(..., time, features)``.
+    Side inputs and state are those of `Recurrent`. Shapes: ``(..., time, in)`` to ``(..., time, features)``.
 
     >>> net = GRU(3, stateful=True)
     >>> params, carry = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
@@ -305,61 +324,64 @@ def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **optio
     >>> carry.shape
     (8, 3)
 
-    Source: Cho et al. 2014; Huszar, DeepNN lecture ("Recurrent Layers").
+    Source: Cho et al. 2014, arXiv:1406.1078; Huszar, DeepNN lecture ("Recurrent Layers").
     """
     return Recurrent(GRUCell(features, **options), reverse=reverse, stateful=stateful)
 
 
+@overload
+def LSTM(features: int, *, reverse: bool = ..., stateful: Literal[False] = ..., **options: Any) -> Layer: ...
+@overload
+def LSTM(features: int, *, reverse: bool = ..., stateful: Literal[True], **options: Any) -> StatefulLayer: ...
 @builder
-def LSTM(features: int, *, reverse: bool = False, stateful: bool = False, **options) -> Layer | StatefulLayer:
-    r"""`LSTMCell` over the time axis: ``Recurrent(LSTMCell(features, **options))``, mask and stateful included.
+def LSTM(features: int, *, reverse: bool = False, stateful: bool = False, **options: Any) -> Layer | StatefulLayer:
+    r"""`LSTMCell` over the time axis: ``Recurrent(LSTMCell(features, **options), reverse=..., stateful=...)``.
 
-    Shapes: ``(..., time, in)`` to ``(..., time, features)``.
+    Side inputs and state are those of `Recurrent`. Shapes: ``(..., time, in)`` to ``(..., time, features)``.
 
     >>> net = LSTM(3)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
     >>> outputs = net.apply(params, jnp.zeros((8, 5, 2)), mask=jnp.ones((8, 5), bool))
 
-    Source: Hochreiter & Schmidhuber 1997; Huszar, DeepNN lecture ("Recurrent Layers").
+    Source: Hochreiter & Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; Huszar, DeepNN lecture
+    ("Recurrent Layers").
     """
     return Recurrent(LSTMCell(features, **options), reverse=reverse, stateful=stateful)
 
 
 @builder
 def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
-    r"""One cell from the first step to the last, one from the last to the first, outputs side by side.
+    r"""One cell from the first step to the last, one from the last to the first, outputs concatenated.
 
     Args:
-        forward, backward: two recurrent cells; each has params of its own, ``{"backward", "forward"}``.
+        forward, backward: two recurrent cells; each has its own params, ``{"backward", "forward"}``.
 
-    Shapes: ``(..., time, in)`` to ``(..., time, forward's features + backward's)``.
+    Shapes: ``(..., time, in)`` to ``(..., time, features of forward + features of backward)``.
 
     >>> net = Bidirectional(LSTMCell(3), LSTMCell(3))
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 2)))
     >>> net.apply(params, jnp.zeros((8, 5, 2))).shape
     (8, 5, 6)
 
-    Source: Schuster & Paliwal 1997, Bidirectional recurrent neural networks.
+    Source: Schuster & Paliwal 1997, Bidirectional recurrent neural networks, doi:10.1109/78.650093.
     """
-
     for cell in (forward, backward):
-        if not isinstance(cell, StatefulLayer):
-            raise TypeError(
-                f"Bidirectional expects two cells, which it runs over time itself, but {describe_any(cell)} came; "
-                "pass cells: Bidirectional(LSTMCell(3), LSTMCell(3))."
-            )
+        expected, repair = "two cells, which it scans over time", "pass cells: Bidirectional(LSTMCell(3), LSTMCell(3))"
+        require(isinstance(cell, StatefulLayer), expected, cell, repair, error=TypeError)
 
-    def side_by_side(f, *inputs):
+    def concatenated(f, *inputs):
         return jnp.concatenate([f.forward(*inputs), f.backward(*inputs)], axis=-1)
 
-    return Wire(side_by_side, forward=Recurrent(forward), backward=Recurrent(backward, reverse=True))
+    both = {"forward": Recurrent(forward), "backward": Recurrent(backward, reverse=True)}
+    return cast(Layer, Wire(concatenated, **both))
 
 
-# ---- what they share -----------------------------------------------------------------------
+# ---- shared parts ----------------------------------------------------------------------------
 
 
-def _both(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
+def _preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
     """x W + b + h U + b' as one product: its gradient is up to a tenth faster than that of two on CPU."""
+    _check_dtype_of_carry(x, hidden)
     weights = jnp.concatenate([kernel, recurrent_kernel])
     biases = [b.astype(x.dtype) for b in (bias, recurrent_bias) if b is not None]
     return _affine(jnp.concatenate([x, hidden], axis=-1), weights, sum(biases[1:], biases[0]) if biases else None)
@@ -370,48 +392,52 @@ def _affine(x, kernel, bias):
     return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
 
 
-def _names(use_bias, recurrent_bias):
-    return ("kernel", "recurrent_kernel", *("bias",) * use_bias, *("recurrent_bias",) * recurrent_bias)
+def _params_of_gates(gates, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, dtype):
+    """Two functions for the params of a cell: one draws them, one checks their names and shapes.
 
-
-def _draw(where, key, x, gates, features, names, kernel_init, recurrent_kernel_init, bias_init, dtype):
-    """Params of a cell; each gate is drawn as a matrix of its own, so that variances and orthogonality are its own."""
-    require_key(f"{where}.init", key)
-    require_floating(where, x=x)
-    rows = {
-        "kernel": (kernel_init, (x.shape[-1], features)),
-        "recurrent_kernel": (recurrent_kernel_init, (features, features)),
+    Each gate is drawn as a matrix of its own, so that variance and orthogonality hold for each.
+    """
+    kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
+    width = gates * features
+    shapes = {
+        "kernel": (None, width),
+        "recurrent_kernel": (features, width),
+        "bias": (width,),
+        "recurrent_bias": (width,),
     }
-    params = {}
-    for position, name in enumerate(("kernel", "recurrent_kernel", "bias", "recurrent_bias")):
-        initialize, shape = rows.get(name, (bias_init, (features,)))
-        if name in names:
-            keys = jax.random.split(jax.random.fold_in(key, position), gates)
-            params[name] = jnp.concatenate([initialize(k, shape, dtype) for k in keys], axis=-1)
-    return params
+    initialize = {"kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init}
+
+    def draw(key, x):
+        rows = {"kernel": (x.shape[-1],), "recurrent_kernel": (features,)}
+        params = {}
+        for position, name in enumerate(shapes):
+            if kept.get(name, True):
+                keys = jax.random.split(jax.random.fold_in(key, position), gates)
+                shape = (*rows.get(name, ()), features)
+                each = [initialize.get(name, bias_init)(k, shape, dtype) for k in keys]
+                params[name] = jnp.concatenate(each, axis=-1)
+        return params
+
+    def check_drawn(params):
+        check_params(params, **{name: shape for name, shape in shapes.items() if kept.get(name, True)})
+
+    return draw, check_drawn
 
 
-def _no_carry(where, expected, came):
-    return TypeError(
-        f"{where} expects its carry, {expected}, but {describe_any(came)} came; pass the carry that init made, or that "
-        "the last call returned: apply(params, carry, x)."
+def _check_carry(carry, like):
+    """The carry has the structure, shapes and dtypes of that of ``init``."""
+    got, wanted = jax.tree.leaves(carry), jax.tree.leaves(like)
+    same_tree = jax.tree.structure(carry) == jax.tree.structure(like) and all(hasattr(a, "dtype") for a in got)
+    if not same_tree or any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)):
+        expected = "an array" if isinstance(like, jax.ShapeDtypeStruct) else f"a dict of {' and '.join(sorted(like))}"
+        words = ", ".join(map(describe, got)) if same_tree else describe(carry)
+        repair = "pass the carry that init made for inputs like x, or that the last call returned"
+        error = ValueError if same_tree else TypeError
+        require(False, f"its carry, {expected}, {describe(wanted[0])}", words, repair, error=error)
+
+
+def _check_dtype_of_carry(x, hidden):
+    got = f"{describe(x)} and {describe(hidden)}"
+    require(
+        x.dtype == hidden.dtype, "x and its carry with one dtype", got, "make the carry with init for inputs like x"
     )
-
-
-def _check(where, gates, x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
-    require_floating(where, x=x, hidden=hidden, kernel=kernel)
-    size = hidden.shape[-1] if hidden.shape else 0
-    if x.shape[:-1] != hidden.shape[:-1] or x.dtype != hidden.dtype:
-        raise ValueError(
-            f"{where} expects x and the carry to have the same batch axes and dtype, but x is {describe(x)} and the "
-            f"carry {describe(hidden)}; make the carry with init for inputs like x."
-        )
-    wanted = {"kernel": (x.shape[-1], gates * size), "recurrent_kernel": (size, gates * size)}
-    came = {"kernel": kernel, "recurrent_kernel": recurrent_kernel, "bias": bias, "recurrent_bias": recurrent_bias}
-    for name, param in came.items():
-        shape = wanted.get(name, (gates * size,))
-        if param is not None and param.shape != shape:
-            raise ValueError(
-                f"{where} expects {name} of shape {shape} for x {describe(x)} and a carry of {size} features, but "
-                f"{describe(param)} came; pass x of that size, or params made by init for this x."
-            )

@@ -107,9 +107,9 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     """
     rows, owner = graph.nodes, graph.node_graph
     if owner is None:
-        return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, pool, mask=graph.node_mask)
+        return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, how=pool, mask=graph.node_mask)
     sizes = [len(x) for x in (graph.graph_mask, graph.global_features) if x is not None]
     expected = "graph_mask or global_features, which tell the number of graphs"
     repair = "make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)"
     require(len(sizes) > 0, expected, "node_graph without them", repair)
-    return aggregate(rows, owner, sizes[0], pool, mask=graph.node_mask)
+    return aggregate(rows, owner, sizes[0], how=pool, mask=graph.node_mask)

@@ -10,7 +10,7 @@ from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.pool import AvgPool
-from jaxblocks.windows import Padding
+from jaxblocks.sliding_windows import Padding
 
 __all__ = ["LeNet5"]
 

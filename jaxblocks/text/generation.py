@@ -115,7 +115,7 @@ def generate(
 
     >>> from jaxblocks.models.llama import Llama
     >>> from jaxblocks.text import ByteTokenizer
-    >>> sizes = dict(vocabulary=256, layers=2, heads=2, features=8, hidden=16)
+    >>> sizes = dict(vocab_size=256, layers=2, heads=2, features=8, hidden=16)
     >>> tokenizer = ByteTokenizer()
     >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])
     >>> params = Llama(**sizes).init(jax.random.key(0), prompts)

@@ -1,0 +1,16 @@
+"""Attention: averages of values, weighted by how well their keys match a query.
+
+Axis letters: q query positions (``time_q``), k key and value positions (``time_k``), h heads, g heads of keys and
+values (``kv_heads``), d features that queries and keys share (``head_dim``), v features of a value (``value_dim``).
+
+``hard_lookup`` and ``soft_lookup`` are the lecture's tables, with one head and the layout (position, features).
+``attention`` and ``attention_weights`` take heads, in the layout of ``jax.nn``: (position, heads, features).
+All are functions of what has already been projected. The layer ``Attention`` owns the learned maps W^Q, W^K, W^V and
+the output map, and with ``cache=`` a key-value cache.
+"""
+
+from jaxblocks.layers.attention.dot_product import attention, attention_weights
+from jaxblocks.layers.attention.lookup import hard_lookup, soft_lookup
+from jaxblocks.layers.attention.multi_head import Attention
+
+__all__ = ["Attention", "attention", "attention_weights", "hard_lookup", "soft_lookup"]

@@ -1,0 +1,344 @@
+"""Scaled dot-product attention, all at once or in chunks of queries.
+
+Inside, heads come before positions, (heads, position, features), so that every product is one of matrices; weights
+are divided by their sum after the product with the values, where there are fewer numbers.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Integer, Key, Real
+
+from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, check_values, checkable, checked, describe, require
+from jaxblocks.layers.attention.fused import fused_attention
+from jaxblocks.precision import wide_dtype
+
+__all__ = ["Bias", "Implementation", "Scale", "SegmentIds", "attention", "attention_weights"]
+
+Scale: TypeAlias = float | int | Real[Array, ""] | Literal["inverse_sqrt"] | None
+Bias: TypeAlias = Float[Array, "..."] | Callable | None
+SegmentIds: TypeAlias = Integer[Array, "..."] | tuple[Integer[Array, "..."], Integer[Array, "..."]] | None
+Implementation: TypeAlias = Literal["einsum", "chunked", "fused"] | None
+
+# From this many scores per head on, queries go in chunks. Measured (benchmarks/attention.py; CPU, 8 heads of 64), time
+# chunked / einsum: of the gradient 1.3 to 1.4 at 256 x 256, 0.7 to 1.4 at 512 x 512, 0.65 to 1.25 from 1024 x 1024 on
+# (lower for small batches); of the forward pass 1.0 to 1.4, 0.85 to 1.05, 0.4 to 0.75. Memory: 1/35 at 8192 x 8192.
+_CHUNKED_FROM = 1024 * 1024
+
+
+@checked
+def attention(
+    q: Float[Array, "*batch time_q heads head_dim"],
+    k: Float[Array, "*batch time_k kv_heads head_dim"],
+    v: Float[Array, "*batch time_k kv_heads value_dim"],
+    *,
+    scale: Scale = "inverse_sqrt",
+    causal: bool = False,
+    sliding_window: PositiveInt | None = None,
+    soft_cap: PositiveFloat | None = None,
+    dropout: Rate = 0.0,
+    fully_masked: Literal["zero", "error"] = "zero",
+    implementation: Implementation = None,
+    chunk: PositiveInt = 128,
+    mask: Bool[Array, "..."] | None = None,
+    bias: Bias = None,
+    segment_ids: SegmentIds = None,
+    offset: Integer[Array, ""] | int | None = None,
+    key: Key[Array, ""] | None = None,
+    check: bool = False,
+) -> Float[Array, "*batch time_q heads value_dim"]:
+    """Attention of each query to all keys, per head: softmax(scale * Q K^T) V.
+
+    out_i = sum_j w_ij v_j with w_ij = exp(s_ij) / sum_l exp(s_il) and scores s_ij = scale <q_i, k_j>, for query
+    position i and key positions j. Keys and values are a set: permuting both alike changes nothing, and permuting the
+    queries permutes the output. Self-attention takes q, k and v from one sequence, cross-attention k and v from
+    another. The cost is quadratic: 2 time_q time_k (head_dim + value_dim) operations per head.
+
+    **Heads.** ``heads`` is a multiple r of ``kv_heads``: queries of head h attend to keys of head h // r, as if each
+    were repeated r times (grouped-query attention; multi-query for ``kv_heads`` = 1).
+
+    **Scores.** ``scale``: the default ``"inverse_sqrt"`` is 1/sqrt(head_dim), which keeps the variance of the
+    scores at one for independent standard normal q and k. ``None`` does not scale, as in the lectures; note that
+    ``scale=None`` of ``jax.nn.dot_product_attention`` means the former. A number multiplies the scores. ``soft_cap`` c
+    replaces s by c tanh(s / c). ``bias`` is added after that: an array ``(*batch, heads, time_q, time_k)`` whose axes
+    but the last may have size one, or a function ``bias(heads, time_q, time_k, offset)`` that returns ``(heads, time_q,
+    time_k)`` for queries whose positions are ``offset`` larger than those of the keys, such as ``alibi``; it is called
+    for one chunk at a time, so that the whole bias need not be in memory.
+
+    **Masking.** Query i has the position p = i + ``offset`` among the keys; by default ``offset`` is time_k - time_q,
+    so that the last query has the position of the last key and one new query attends to a whole cache. A query may
+    attend to key j if all of the given conditions hold:
+
+    - ``causal``: j <= p.
+    - ``sliding_window`` w: p - j < w, with ``causal`` the last w keys up to p; without it, |p - j| < w. In
+      ``jax.nn.dot_product_attention`` this is ``local_window_size=(w - 1, 0)`` with ``is_causal``, and (w - 1, w - 1)
+      without.
+    - ``segment_ids``, integers ``(*batch, time)`` or a pair of them for queries and keys: query and key are in the same
+      segment, where several sequences are packed into one.
+    - ``mask``, boolean with the axes ``(*batch, heads, time_q, time_k)``: True. Any axis but the last may have size
+      one, which stands for all.
+
+    Weights of masked keys are exactly zero; their values must still be finite, as 0 * inf is not zero.
+
+    **Fully masked rows** (or ``time_k = 0`` keys). ``fully_masked="zero"``: the output is zero and so is the
+    gradient. (``jax.nn`` averages the masked values; torch returns NaN or zeros.) ``"error"``: an eager call
+    raises; under ``jit`` such rows are NaN, or with ``check=True`` reported to ``jax.experimental.checkify``.
+
+    **Dropout.** ``dropout`` is the probability of setting a weight to zero; the others are divided by 1 - dropout. It
+    needs ``key``. For one ``key`` and the same shapes, draws do not depend on the implementation.
+
+    **Implementations.** ``"einsum"`` holds all time_q time_k weights of all heads. ``"chunked"`` takes ``chunk``
+    queries at a time and recomputes their weights in the backward pass: memory is linear in the length, and since it
+    has no derivative rule of its own, forward mode and second derivatives are exact; with a ``sliding_window`` it skips
+    keys outside the windows of a chunk, so that time is linear too. ``None`` takes chunks from time_q time_k = 1024^2
+    on: on CPU the gradient at length 8192 then takes 1/35 of the memory, at about the same time (0.65 to 1.25 of it).
+    ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with
+    ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second
+    derivatives), so that it is never chosen automatically.
+
+    Half precision inputs are multiplied as they are, with sums and softmax in float32.
+
+    Raises:
+        ValueError: for shapes that do not fit together and options out of range.
+        TypeError: for integer inputs or a mask that is not boolean.
+
+    >>> x = jnp.array([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])[:, None, :]  # (time, heads, head_dim)
+    >>> print(attention(x, x, x, causal=True)[0])
+    [[0. 1.]]
+
+    Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
+    Chunks: Rabe & Staats 2021, Self-attention does not need O(n^2) memory, arXiv:2112.05682. Grouped heads: Ainslie et
+    al. 2023, GQA, arXiv:2305.13245.
+    """
+    n_q, n_k = q.shape[-3], k.shape[-3]
+    offset = n_k - n_q if offset is None else offset
+    if implementation == "fused":
+        options = dict(scale=scale, causal=causal, sliding_window=sliding_window, bias=bias, fully_masked=fully_masked)
+        not_supported = dict(soft_cap=soft_cap, dropout=dropout or None, mask=mask, segment_ids=segment_ids)
+        return fused_attention(q, k, v, offset=offset, **options, **not_supported)
+    attend, rows = _attention_of_rows(
+        q, k, v, offset, scale, causal, sliding_window, soft_cap, mask, bias, segment_ids, dropout, key
+    )
+    if implementation == "chunked" or (implementation is None and n_q > chunk and n_q * n_k >= _CHUNKED_FROM):
+        out, total = _by_chunks(attend, rows, n_q, chunk)
+    else:
+        out, total = attend(0, rows)
+    if fully_masked == "error":
+        out = _nan_where_fully_masked(out, total, check)
+    return jnp.moveaxis(out, -3, -2).astype(v.dtype)
+
+
+@checked
+def attention_weights(
+    q: Float[Array, "*batch time_q heads head_dim"],
+    k: Float[Array, "*batch time_k kv_heads head_dim"],
+    *,
+    scale: Scale = "inverse_sqrt",
+    causal: bool = False,
+    sliding_window: PositiveInt | None = None,
+    soft_cap: PositiveFloat | None = None,
+    mask: Bool[Array, "..."] | None = None,
+    bias: Bias = None,
+    segment_ids: SegmentIds = None,
+    offset: Integer[Array, ""] | int | None = None,
+) -> Float[Array, "*batch heads time_q time_k"]:
+    """The weights of each query: softmax over k of scale * <q, k>.
+
+    Each row ``weights[..., h, i, :]`` is a probability vector over the key positions, or zeros where all keys are
+    masked for query i. Arguments and errors as in `attention`. Scores and softmax are computed in float32 for half
+    precision inputs.
+
+    >>> q, k = jnp.zeros((1, 1, 4)), jnp.ones((2, 1, 4))
+    >>> attention_weights(q, k)
+    Array([[[0.5, 0.5]]], dtype=float32)
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
+    """
+    offset = k.shape[-3] - q.shape[-3] if offset is None else offset
+    attend, rows = _attention_of_rows(
+        q, k, None, offset, scale, causal, sliding_window, soft_cap, mask, bias, segment_ids
+    )
+    weights, _ = attend(0, rows)
+    return weights.astype(k.dtype)
+
+
+# ---- the computation -------------------------------------------------------------------------
+
+
+def _attention_of_rows(
+    q, k, v, offset, scale, causal, sliding_window, soft_cap, mask, bias, segment_ids, dropout=0.0, key=None
+):
+    """A function ``attend(start, rows)`` for the queries from ``start`` on, and the rows of all queries.
+
+    ``attend`` returns the weighted average of the values (the weights for ``v = None``) and the sum of the
+    unnormalized weights. ``rows`` has all arrays with an axis of queries (-2), to be cut into chunks.
+    """
+    n_q, n_k, heads = q.shape[-3], k.shape[-3], q.shape[-2]
+    _check_scores(q, k, mask, bias)
+    segments = _segments(q, k, segment_ids)
+    require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
+    wide = wide_dtype(jnp.result_type(q, k))
+    factor = q.shape[-1] ** -0.5 if isinstance(scale, str) else scale
+    early = factor is not None and q.dtype == wide  # q has fewer numbers than the scores, where it can be scaled
+    if early:
+        q = q * jnp.asarray(factor, wide)
+    q, k = jnp.moveaxis(q, -3, -2), jnp.moveaxis(k, -3, -2)  # (*batch, heads, time, head_dim)
+    v = None if v is None else jnp.moveaxis(v, -3, -2)
+    # What is cut into chunks of queries, and what is cut into the keys of a chunk's windows: axes -2 and -1 of each.
+    rows, columns = {"q": q}, {}
+    for name, x in {"mask": mask, "bias": bias, **segments}.items():
+        if x is not None and not callable(x):
+            (rows if name == "q_segments" or x.shape[-2] == n_q != 1 else columns)[name] = x
+
+    def attend(start, rows):
+        size = rows["q"].shape[-2]
+        span = n_k if sliding_window is None else min(n_k, size + (sliding_window - 1) * (1 if causal else 2))
+        begin = None  # the first key inside the windows of these queries
+        if span < n_k and not dropout:
+            begin = jnp.clip(jnp.asarray(offset + start - (sliding_window - 1), jnp.int32), 0, n_k - span)
+
+        def visible(x, axis):
+            return x if begin is None else lax.dynamic_slice_in_dim(x, begin, span, axis)
+
+        ahead = offset + start - (0 if begin is None else begin)  # of the first query, from the first visible key
+        scores = _per_head(rows["q"], visible(k, -2).mT)  # (*batch, heads, size, visible keys)
+        if factor is not None and not early:
+            scores = scores * jnp.asarray(factor, wide)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        own = {**{name: visible(x, -1) for name, x in columns.items()}, **rows}
+        own |= {name: visible(rows[name], -1) for name in ("mask", "bias") if name in rows}
+        if callable(bias):
+            own["bias"] = _call_bias(bias, heads, scores.shape, ahead)
+        if "bias" in own:
+            scores = scores + own["bias"].astype(wide)
+        allowed = [own["mask"]] if "mask" in own else []
+        allowed += [own["q_segments"] == own["k_segments"]] if segments else []
+        allowed += _allowed_by_position(scores.shape, ahead, causal, sliding_window)
+        if allowed:
+            scores = jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf)
+        # exp(-inf) is a weight of zero; a row of nothing but -inf must not become -inf - (-inf).
+        top = lax.stop_gradient(jnp.max(scores, -1, keepdims=True, initial=-jnp.inf))
+        weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
+        total = jnp.sum(weights, -1, keepdims=True)  # (*batch, heads, size, 1); zero where all keys are masked
+        if dropout:
+            weights = jnp.where(_kept(key, start, weights.shape, dropout), weights / (1 - dropout), 0.0)
+        out = weights if v is None else _per_head(weights.astype(v.dtype), visible(v, -2))
+        return out / jnp.where(total == 0, 1.0, total).astype(out.dtype), total
+
+    return attend, rows
+
+
+def _allowed_by_position(shape, ahead, causal, sliding_window) -> list:
+    """Boolean arrays (1, ..., queries, keys): causal order and the window, for queries ``ahead`` of the first key."""
+    *front, size, n_keys = shape
+    allowed = []
+    if causal or sliding_window is not None:
+        positions = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
+        distance = (positions - jnp.arange(n_keys, dtype=jnp.int32)[None]).reshape(*[1] * len(front), size, n_keys)
+        if causal:
+            allowed.append(distance >= 0)
+        if sliding_window is not None:
+            allowed.append(distance < sliding_window)
+        if sliding_window is not None and not causal:
+            allowed.append(distance > -sliding_window)
+    return allowed
+
+
+def _call_bias(bias, heads, shape, offset):
+    """A function of biases, called for scores of this shape."""
+    *front, size, n_keys = shape
+    y = bias(heads, size, n_keys, offset)
+    expected = f"bias({heads}, {size}, {n_keys}, offset) to return (heads, time_q, time_k) = {(heads, size, n_keys)}"
+    require(y.shape == (heads, size, n_keys), expected, y)
+    return y.reshape(*[1] * (len(front) - 1), heads, size, n_keys)
+
+
+def _segments(q, k, segment_ids) -> dict:
+    """Segments of queries as a column, of keys as a row."""
+    if segment_ids is None:
+        return {}
+    two = segment_ids if isinstance(segment_ids, (tuple, list)) else (segment_ids, segment_ids)
+    expected = [(*x.shape[:-3], x.shape[-3]) for x in (q, k)]
+    fits = len(two) == 2 and all(
+        s.shape == e and jnp.issubdtype(s.dtype, jnp.integer) for s, e in zip(two, expected, strict=True)
+    )
+    words = f"segment_ids, integers of shape {expected[0]} for the queries and {expected[1]} for the keys"
+    repair = "pass one array where the two are the same, else a pair (of_queries, of_keys)"
+    require(fits, words, " and ".join(map(describe, two)), repair)
+    return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
+
+
+def _by_chunks(attend, rows, n_q: int, chunk: int):
+    """``attend(start, rows)`` for chunks of the query axis (-2), which are computed again in the backward pass."""
+    count = -(-n_q // chunk)
+    size = -(-n_q // max(count, 1))  # equal chunks, so that few queries are padding
+    if count <= 1:
+        return jax.checkpoint(attend)(0, rows)
+
+    def split(x):  # (..., n_q, m) to (count, ..., size, m)
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * size - n_q), (0, 0)])
+        return jnp.moveaxis(x.reshape(*x.shape[:-2], count, size, x.shape[-1]), -3, 0)
+
+    def join(y):
+        y = jnp.moveaxis(y, 0, -3)
+        return y.reshape(*y.shape[:-3], count * size, y.shape[-1])[..., :n_q, :]
+
+    starts = jnp.arange(count, dtype=jnp.int32) * size
+    one = jax.checkpoint(lambda chunk: attend(*chunk), prevent_cse=False)  # a loop cannot merge what it repeats
+    return jax.tree.map(join, lax.map(one, (starts, jax.tree.map(split, rows))))
+
+
+def _per_head(a, b):
+    """Matrix products ``(*batch, heads, n, d) @ (*batch, kv_heads, d, m)``, each group of heads with its own b."""
+    *batch, heads, n, d = a.shape
+    kv_heads, m = b.shape[-3], b.shape[-1]
+    wide = wide_dtype(jnp.result_type(a, b))
+    if kv_heads == heads:
+        return jnp.matmul(a, b, preferred_element_type=wide)
+    r = heads // kv_heads  # heads are split, then joined with n: in one step, an explicit mesh would ask for shardings
+    a = a.reshape(*batch, kv_heads, r, n, d).reshape(*batch, kv_heads, r * n, d)
+    out = jnp.matmul(a, b, preferred_element_type=wide)
+    return out.reshape(*batch, kv_heads, r, n, m).reshape(*batch, heads, n, m)
+
+
+def _kept(key, start, shape, dropout):
+    """Which weights are kept: drawn for each query from the key and its position, so that chunks draw the same."""
+    *front, size, n_k = shape
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.int32) + start)
+    return jnp.moveaxis(jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, (*front, n_k)))(keys), 0, -2)
+
+
+def _nan_where_fully_masked(out, total, check):
+    """The output with NaN for queries without a key; an error where values are known."""
+    known = checkable(total, check)
+    if known is not None:
+        message = "at least one key for every query, got {empty} of {all} rows (queries of each head) fully masked; "
+        message += "unmask a key there, or pass fully_masked='zero' for zeros"
+        check_values(known > 0, message, check=check, empty=jnp.sum(known == 0), all=known.size)
+    return jnp.where(total == 0, jnp.nan, out)
+
+
+def _check_scores(q, k, mask, bias) -> None:
+    """Heads form groups; a mask and an array of biases have the axes of the scores."""
+    heads, kv_heads = q.shape[-2], k.shape[-2]
+    expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
+    require(kv_heads > 0 and heads % kv_heads == 0, expected, f"{describe(q)} and {describe(k)}")
+    full = (*q.shape[:-3], heads, q.shape[-3], k.shape[-3])
+    for name, x in {"mask": mask, "bias": bias}.items():
+        if x is not None and not callable(x) and not broadcasts_to(x.shape, full):
+            expected = (
+                f"{name} of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
+            )
+            require(False, expected, x, f"add missing axes of size 1 with {name}[..., None, :, :]")
+
+
+def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Whether a mask of this shape is one of scores of shape ``full``, any axis but the last of size one or equal."""
+    same_rank = len(shape) == len(full) and shape[-1] == full[-1]
+    return same_rank and all(m in (1, n) for m, n in zip(shape, full, strict=True))

@@ -1,0 +1,43 @@
+"""The fused attention kernel of cuDNN, behind ``jax.nn.dot_product_attention``."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxblocks.checks import require
+
+__all__ = ["fused_attention"]
+
+
+def fused_attention(q, k, v, *, offset, scale, causal, sliding_window, bias, fully_masked, **not_supported):
+    """`attention` by cuDNN's kernel, where it computes the same; an error that lists the reasons where it does not."""
+    reasons = [f"{name}=" for name, value in not_supported.items() if value is not None]
+    reasons += [
+        words
+        for words, applies in {
+            "bias as a function (pass an array)": callable(bias),
+            "fully_masked='error'": fully_masked != "zero",
+            "sliding_window without causal": sliding_window is not None and not causal,
+            "causal with different numbers of queries and keys": (causal or sliding_window is not None)
+            and (not isinstance(offset, int) or offset != 0),
+            "no keys": k.shape[-3] == 0,
+            f"{q.dtype} (cast to jnp.bfloat16)": q.dtype not in (jnp.bfloat16, jnp.float16),
+            "values with other features than the keys": q.shape[-1] != v.shape[-1],
+            f"the backend {jax.default_backend()!r}": jax.default_backend() != "gpu",
+        }.items()
+        if applies
+    ]
+    expected = "what implementation='fused' supports"
+    require(not reasons, expected, ", ".join(reasons), "pass implementation=None, which supports everything")
+    batch = q.shape[:-3]
+    flat = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]  # the kernel has one batch axis
+    if bias is not None:
+        bias = jnp.broadcast_to(bias, (*batch, *bias.shape[-3:])).reshape(-1, *bias.shape[-3:]).astype(q.dtype)
+    out = jax.nn.dot_product_attention(
+        *flat,
+        bias=bias,
+        scale=q.shape[-1] ** -0.5 if isinstance(scale, str) else 1.0 if scale is None else scale,
+        is_causal=causal,
+        local_window_size=None if sliding_window is None else (sliding_window - 1, 0),
+        implementation="cudnn",
+    )
+    return out.reshape(*batch, *out.shape[-3:])

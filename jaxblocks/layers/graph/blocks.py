@@ -1,0 +1,250 @@
+"""The graph-network block, and layers for the features of edges, nodes and graphs one by one."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxblocks.checks import describe, require
+from jaxblocks.core import (
+    Layer,
+    LayerLike,
+    StatefulLayer,
+    apply_child,
+    builder,
+    children,
+    init_child,
+    make_combinator,
+    output_shapes,
+)
+from jaxblocks.layers.graph.data import Graph, check_graph, check_shapes, count_graphs, without_padding
+from jaxblocks.layers.graph.segments import How, nan_unless, reduce_segments, take_rows, where_rows
+
+__all__ = ["GraphBlock", "GraphMapFeatures", "check_names", "check_rows", "one_graph", "with_mask", "without_mask"]
+
+_FIELDS = {
+    "edge": ("edges", "edge_mask"),
+    "node": ("nodes", "node_mask"),
+    "graph": ("global_features", "graph_mask"),
+}
+
+
+@builder
+def GraphBlock(
+    *,
+    edge: LayerLike | None = None,
+    node: LayerLike | None = None,
+    graph: LayerLike | None = None,
+    aggregate: How = "sum",
+) -> Layer | StatefulLayer:
+    r"""The graph-network block :math:`(E, V, u) \mapsto (E', V', u')`: edges first, then nodes, then the whole graph.
+
+    .. math::
+        e'_k = \phi_e(e_k, v_{s_k}, v_{r_k}, u), \qquad
+        v'_i = \phi_v(\mathrm{Agg}\{e'_k : r_k = i\}, v_i, u), \qquad
+        u' = \phi_u(\mathrm{Agg}\{e'_k\}, \mathrm{Agg}\{v'_i\}, u)
+
+    with :math:`s_k, r_k` sender and receiver of edge k. All three of a layer depend on the three of the layer before
+    it (the lecture's indices :math:`E_{l-1}, V_{-1}, u_{-1}` are a misprint).
+
+    Each projection is any layer, or function, of one array (rows, features): its arguments as in the equations,
+    concatenated along the last axis; features of several axes are flattened, and those that the graph does not have
+    are left out. Side inputs (``train``, ``key``) are passed to the projections, states are returned, and a projection
+    that reads ``mask``, such as ``BatchNorm``, gets the mask of its rows, so that padding does not enter its
+    statistics.
+
+    The block is equivariant: renumbering the nodes renumbers V' and leaves E' and u' unchanged.
+
+    Args:
+        edge, node, graph: :math:`\phi_e, \phi_v, \phi_u`; without one, these features stay as they are. Without
+            :math:`\phi_e`, and for a graph without features of edges, nodes aggregate the features of their senders.
+        aggregate: ``"sum"``, ``"mean"``, ``"max"`` or ``"softmax"``, as in `aggregate`; nodes without incoming edges
+            get 0. With ``"softmax"`` a projection may return a tuple ``(logits, values)``; the values are the new
+            features. Over a `complete_graph` that is self-attention, over a sparse one masked attention.
+
+    Raises:
+        ValueError: for arrays that do not fit together, indices out of range (see `check_graph`), or a projection that
+            does not return one row for each row of its input.
+
+    >>> block = GraphBlock(edge=MLP(8, 4), node=MLP(8, 4), graph=Dense(2))
+    >>> triangle = complete_graph(jnp.ones((3, 5)))
+    >>> params = block.init(jax.random.key(0), triangle)
+    >>> out = block.apply(params, triangle)
+    >>> out.edges.shape, out.nodes.shape, out.global_features.shape
+    ((9, 4), (3, 4), (1, 2))
+
+    Source: Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks, arXiv:1806.01261,
+    algorithm 1; Diehl 2023, section "Graphical layers".
+    """
+    how = aggregate
+
+    def rows(name, graph, logits):
+        if name == "edge":
+            ends = [take_rows(graph.nodes, graph.senders), take_rows(graph.nodes, graph.receivers)]
+            of_graph = _repeat_rows(graph.global_features, _graph_of_edges(graph), graph.senders.shape[0])
+            return _concatenate([graph.edges, *ends, of_graph])
+        if name == "node":
+            n = graph.nodes.shape[0]
+            messages = take_rows(graph.nodes, graph.senders) if graph.edges is None else graph.edges
+            _check_floating("messages", messages)
+            received = reduce_segments(messages, graph.receivers, n, how, logits.get("edge"), graph.edge_mask)
+            return _concatenate([received, graph.nodes, _repeat_rows(graph.global_features, graph.node_graph, n)])
+        g = count_graphs(graph)
+        pieces = []
+        for label, values, ids, mask in (
+            ("edge", graph.edges, _graph_of_edges(graph), graph.edge_mask),
+            ("node", graph.nodes, graph.node_graph, graph.node_mask),
+        ):
+            if values is not None:
+                _check_floating(f"{label}s", values)
+                ids = jnp.zeros(values.shape[:1], jnp.int32) if ids is None else ids
+                pieces.append(reduce_segments(values, ids, g, how, logits.get(label), mask))
+        return _concatenate([*pieces, graph.global_features])
+
+    return _map_features({"edge": edge, "node": node, "graph": graph}, rows, with_scores=how == "softmax")
+
+
+@builder
+def GraphMapFeatures(
+    *, edge: LayerLike | None = None, node: LayerLike | None = None, graph: LayerLike | None = None
+) -> Layer | StatefulLayer:
+    r"""A layer on each edge, node and graph, without neighbors: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
+
+    For encoders and decoders around blocks, and for activations, norms and dropout between them:
+    ``Serial(GCN(16), GraphMapFeatures(node=relu), GCN(2))``. Padding, side inputs, state and ``mask`` are as in
+    `GraphBlock`.
+
+    Args:
+        edge, node, graph: layers, or functions, of one array; without one, these features stay as they are.
+
+    >>> pair = complete_graph(jnp.array([[-1.0], [2.0]]))
+    >>> GraphMapFeatures(node=relu).apply({"node": ()}, pair).nodes.ravel()
+    Array([0., 2.], dtype=float32)
+
+    Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (the independent block).
+    """
+
+    def rows(name, graph, logits):
+        x = getattr(graph, _FIELDS[name][0])
+        require(x is not None, f"{_FIELDS[name][0]} in the graph for the layer {name}", x, f"leave {name}= out")
+        return x
+
+    return _map_features({"edge": edge, "node": node, "graph": graph}, rows, with_scores=False)
+
+
+def _map_features(layers, rows, *, with_scores):
+    """The pair that projects ``rows(name, graph, logits)`` by the layers given, in the order edge, node, graph.
+
+    Later rows depend on the outputs of earlier layers. ``logits`` holds those that a projection returned with its
+    values.
+    """
+    kids = children((), {name: layer for name, layer in layers.items() if layer is not None})
+    require(len(kids) > 0, "at least one of edge, node and graph", "none")
+    names = [str(child.label) for child in kids]
+
+    def replace(name, graph, logits, y):
+        """The graph with what a projection returned."""
+        values: Any = y
+        if type(y) is tuple and len(y) == 2 and with_scores:
+            logits, values = {**logits, name: y[0]}, y[1]
+        count = {"edge": graph.senders, "node": graph.nodes}.get(name)
+        count = count_graphs(graph) if count is None else count.shape[0]
+        repair = "" if with_scores else 'for a tuple (logits, values), pass aggregate="softmax"'
+        check_rows(name, values, count, repair * (type(y) is tuple))
+        if name in logits:
+            s = logits[name]
+            expected = f"{name} to return logits with the first axes of its values, (rows,) or (rows, heads)"
+            fits = 0 < s.ndim and s.shape == values.shape[: s.ndim]
+            require(fits, expected, f"{describe(s)} for values {describe(values)}")
+        field, mask = _FIELDS[name]
+        return graph._replace(**{field: where_rows(getattr(graph, mask), values)}), logits
+
+    def init(key, inputs, side):
+        graph = one_graph(inputs)
+        check_shapes(graph)
+        graph, logits = jax.eval_shape(lambda graph: without_padding(graph)[0], graph), {}
+        params, states = {}, {}
+        for child, name in zip(kids, names, strict=True):
+            given = with_mask(child, side, getattr(graph, _FIELDS[name][1]))
+            x = jax.eval_shape(lambda graph, logits, name=name: rows(name, graph, logits), graph, logits)
+            params[name], states[name] = p, s = init_child(child, key, (x,), given)
+            y, _ = output_shapes(child, key, p, s, (x,), given)
+            graph, logits = jax.eval_shape(lambda *args, name=name: replace(name, *args), graph, logits, y)
+        return params, states
+
+    def apply(params, states, inputs, side):
+        before = one_graph(inputs)
+        check_graph(before)
+        check_names(params, names)
+        (graph, ok), logits, after = without_padding(before), {}, {}
+        for child, name in zip(kids, names, strict=True):
+            given = with_mask(child, side, getattr(graph, _FIELDS[name][1]))
+            x = rows(name, graph, logits)
+            y, after[name] = apply_child(child, params[name], states[name], (x,), given)
+            graph, logits = replace(name, graph, logits, y)
+        changed = {_FIELDS[name][0]: nan_unless(ok, getattr(graph, _FIELDS[name][0])) for name in names}
+        return before._replace(**changed), after
+
+    return make_combinator(tuple(map(without_mask, kids)), init, apply)
+
+
+# ---- what layers of graphs share -------------------------------------------------------------
+
+
+def one_graph(inputs: tuple) -> Graph:
+    """The only input of a layer."""
+    require(len(inputs) == 1, "one Graph", f"{len(inputs)} inputs", error=TypeError)
+    return inputs[0]
+
+
+def without_mask(child):
+    """The child without its side input ``mask``, which the layer itself passes to it."""
+    reads, init_reads = ({k: v for k, v in r.items() if k != "mask"} for r in (child.reads, child.init_reads))
+    return child._replace(reads=reads, init_reads=init_reads)
+
+
+def with_mask(child, side, mask):
+    """The side inputs with the mask of the child's rows, where the child reads one."""
+    return {**side, "mask": mask} if mask is not None and "mask" in child.reads else side
+
+
+def check_names(params, names: Iterable[str]) -> None:
+    """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names of layers."""
+    named = isinstance(params, Mapping)
+    got = ", ".join(sorted(map(str, params))) or "none" if named else params
+    repair = "pass those that its own init made: apply(params, graph)"
+    require(named and set(params) == set(names), f"params named {', '.join(sorted(names))}", got, repair)
+
+
+def check_rows(name: str, y, count: int, repair: str = "") -> None:
+    """Raise a ``ValueError`` unless the layer ``name`` returned one array with a row for each row of its input."""
+    require(getattr(y, "shape", ())[:1] == (count,), f"{name} to return one array with {count} rows", y, repair)
+
+
+def _check_floating(name, x):
+    repair = f"convert them with {name}.astype(jnp.float32)"
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    require(floating, f"floating-point {name}", x, repair, error=TypeError)
+
+
+def _graph_of_edges(graph):
+    """The number of the graph to which each edge belongs; ``None`` for a single graph."""
+    return None if graph.node_graph is None else take_rows(graph.node_graph, graph.receivers)
+
+
+def _repeat_rows(x, ids, count):
+    """Global features for each of ``count`` rows."""
+    if x is None:
+        return None
+    return jnp.broadcast_to(x, (count, *x.shape[1:])) if ids is None else take_rows(x, ids)
+
+
+def _concatenate(pieces):
+    """All pieces that are not ``None`` as one array (rows, features)."""
+    pieces = [x for x in pieces if x is not None]
+    equal = len({x.dtype for x in pieces}) == 1 and jnp.issubdtype(pieces[0].dtype, jnp.floating)
+    expected, repair = "nodes, edges and global_features of one floating-point dtype", "cast them with .astype"
+    require(equal, expected, ", ".join(map(describe, pieces)), repair, error=TypeError)
+    return jnp.concatenate([x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in pieces], axis=-1)

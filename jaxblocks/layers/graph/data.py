@@ -1,0 +1,348 @@
+"""What a graph is: a tree of arrays, ways to make one, and batches of several in one."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Integer, Shaped
+
+from jaxblocks.checks import NonNegativeInt, check_values, checked, describe, require
+from jaxblocks.core import ArrayOrShape, as_shapes
+from jaxblocks.layers.graph.segments import all_in_range, check_indices, take_rows, where_rows
+
+__all__ = [
+    "Graph",
+    "adjacency_graph",
+    "batch_graphs",
+    "check_graph",
+    "check_nodes",
+    "check_shapes",
+    "complete_graph",
+    "count_graphs",
+    "unbatch_graphs",
+    "without_padding",
+]
+
+
+class Graph(NamedTuple):
+    r"""A directed graph with features, or several graphs in one: a tree of arrays of fixed shapes.
+
+    Edge k goes from node ``senders[k]`` to node ``receivers[k]``; nodes are numbered from 0. An undirected edge is two
+    edges. Several edges between two nodes, and edges from a node to itself, are allowed.
+
+    ``nodes`` (n, ...), ``senders`` (e,) and ``receivers`` (e,) are required. ``edges`` (e, ...) are the features of
+    edges and ``global_features`` (g, ...) those of each graph as a whole. Where there is more than one graph,
+    ``node_graph`` (n,) is the number of the graph to which each node belongs.
+
+    ``node_mask`` (n,), ``edge_mask`` (e,) and ``graph_mask`` (g,) are True at valid entries; ``None`` means that all
+    are valid. The other entries are padding, at any place: their contents affect neither values nor gradients of the
+    valid ones, and layers put zeros there. An edge from or to padding is padding too.
+
+    >>> triangle = Graph(jnp.eye(3), senders=jnp.array([0, 1, 2]), receivers=jnp.array([1, 2, 0]))
+    >>> aggregate(triangle.nodes[triangle.senders], triangle.receivers, n=3)
+    Array([[0., 0., 1.],
+           [1., 0., 0.],
+           [0., 1., 0.]], dtype=float32)
+    """
+
+    nodes: Shaped[Array, "n *features"]
+    senders: Integer[Array, "e"]
+    receivers: Integer[Array, "e"]
+    edges: Shaped[Array, "e *edge_features"] | None = None
+    global_features: Shaped[Array, "g *global_features"] | None = None
+    node_graph: Integer[Array, "n"] | None = None
+    node_mask: Bool[Array, "n"] | None = None
+    edge_mask: Bool[Array, "e"] | None = None
+    graph_mask: Bool[Array, "g"] | None = None
+
+
+_COUNTED_BY = {
+    "nodes": "n_nodes",
+    "senders": "n_edges",
+    "receivers": "n_edges",
+    "edges": "n_edges",
+    "global_features": "n_graphs",
+    "node_graph": "n_nodes",
+    "node_mask": "n_nodes",
+    "edge_mask": "n_edges",
+    "graph_mask": "n_graphs",
+}
+
+
+# ---- making graphs ---------------------------------------------------------------------------
+
+
+def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = True) -> Graph:
+    r"""The graph on these nodes with an edge from each to each: :math:`n^2` edges, sorted by receiver.
+
+    Softmax aggregation over it is self-attention.
+
+    Args:
+        nodes: (n, ...features); ``jnp.zeros((n, 1))`` for n nodes without features.
+        self_loops: ``False`` leaves out the n edges from a node to itself.
+
+    >>> complete_graph(jnp.zeros((3, 1)), self_loops=False).senders
+    Array([1, 2, 0, 2, 0, 1], dtype=int32)
+
+    Source: Diehl 2023, section "Graphical layers" (attention as a graph layer).
+    """
+    repair = "for n nodes without features pass jnp.zeros((n, 1))"
+    has_rows = bool(getattr(nodes, "shape", ()))
+    require(has_rows, "the features of its nodes, (n, ...features)", nodes, repair, error=TypeError)
+    n = nodes.shape[0]
+    receivers, senders = jnp.indices((n, n if self_loops else max(n - 1, 0)), jnp.int32)
+    if not self_loops:
+        senders = senders + (senders >= receivers).astype(jnp.int32)  # leave the diagonal out
+    return Graph(nodes, senders.ravel(), receivers.ravel())
+
+
+@checked
+def adjacency_graph(
+    nodes: Shaped[Array, "n *features"], adjacency: Shaped[Array, "n n"], *, n_edges: NonNegativeInt | None = None
+) -> Graph:
+    r"""The graph of an adjacency matrix: an edge from j to i where :math:`A_{ij} \ne 0`, sorted by receiver.
+
+    The sum over incoming edges is then the product :math:`A X` with the nodes :math:`X`, for entries 0 and 1. Other
+    weights are not kept; they are ``adjacency[graph.receivers, graph.senders]``, which can serve as ``edges``.
+
+    Args:
+        nodes: (n, ...features).
+        adjacency: (n, n), row i for the edges that node i receives.
+        n_edges: pad to this number of edges, with an ``edge_mask``; needed under ``jit``, where shapes must be known.
+
+    Raises:
+        ValueError: for more edges than ``n_edges`` (under ``jit``, senders are then -1, of which layers make NaN).
+
+    >>> adjacency_graph(jnp.zeros((2, 1)), jnp.array([[0, 1], [0, 1]])).receivers
+    Array([0, 1], dtype=int32)
+
+    Source: Diehl 2023, section 1 (weight matrices structured by the adjacency).
+    """
+    if n_edges is None:
+        concrete = not isinstance(adjacency, Tracer)
+        repair = "pass n_edges, the largest number of edges to expect"
+        require(concrete, "n_edges under jit, where edges cannot be counted", "None", repair)
+        receivers, senders = (jnp.asarray(ids, jnp.int32) for ids in np.nonzero(np.asarray(adjacency)))
+        return Graph(nodes, senders, receivers)
+    count = jnp.count_nonzero(adjacency)
+    message = f"at most n_edges = {n_edges} edges, got {{count}}; raise n_edges"
+    check_values(count <= n_edges, message, count=count)
+    receivers, senders = jnp.nonzero(adjacency, size=n_edges, fill_value=0)
+    senders = jnp.where(count <= n_edges, senders, -1).astype(jnp.int32)
+    return Graph(nodes, senders, receivers.astype(jnp.int32), edge_mask=jnp.arange(n_edges) < count)
+
+
+def batch_graphs(
+    graphs: Sequence[Graph], *, n_nodes: int | None = None, n_edges: int | None = None, n_graphs: int | None = None
+) -> Graph:
+    r"""Several graphs combined into one, padded to fixed sizes, so that ``jit`` compiles once for all batches.
+
+    Nodes, edges and global features are concatenated, and ``senders`` and ``receivers`` are shifted accordingly, so
+    that no edge connects two graphs; the result always has ``node_graph`` and the three masks. Works under ``jit``
+    too. Graphs of NumPy arrays give NumPy arrays, without compiling anything: the way for a data pipeline.
+
+    Args:
+        graphs: at least one; all with or all without ``edges``, and ``global_features``. A batch counts as the graphs
+            in it.
+        n_nodes, n_edges, n_graphs: sizes to pad to; by default there is no padding.
+
+    Raises:
+        ValueError: for graphs that do not fit into the sizes, or whose features differ.
+
+    >>> pair = Graph(jnp.ones((2, 1)), jnp.array([0]), jnp.array([1]))
+    >>> batch = batch_graphs([pair, pair], n_nodes=5, n_edges=3)
+    >>> batch.senders, batch.node_graph, batch.edge_mask
+    (Array([0, 2, 0], dtype=int32), Array([0, 0, 1, 1, 0], dtype=int32), Array([ True,  True, False], dtype=bool))
+
+    Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (batches of graphs).
+    """
+    graphs = list(graphs)
+    require(len(graphs) > 0, "at least one graph", "none")
+    for graph in graphs:
+        check_shapes(graph)
+    xp = np if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graphs)) else jnp
+    complete, first_node, first_graph = [], 0, 0
+    for graph in graphs:
+        n, e, g = graph.nodes.shape[0], graph.senders.shape[0], count_graphs(graph)
+        node_graph = xp.zeros(n, np.int32) if graph.node_graph is None else graph.node_graph
+        filled = graph._replace(
+            senders=graph.senders.astype(np.int32) + np.int32(first_node),
+            receivers=graph.receivers.astype(np.int32) + np.int32(first_node),
+            node_graph=node_graph.astype(np.int32) + np.int32(first_graph),
+            node_mask=xp.ones(n, bool) if graph.node_mask is None else graph.node_mask,
+            edge_mask=xp.ones(e, bool) if graph.edge_mask is None else graph.edge_mask,
+            graph_mask=xp.ones(g, bool) if graph.graph_mask is None else graph.graph_mask,
+        )
+        complete.append(filled)
+        first_node, first_graph = first_node + n, first_graph + g
+
+    sizes = {"n_nodes": n_nodes, "n_edges": n_edges, "n_graphs": n_graphs}
+
+    def join(name, option) -> Any:
+        arrays = [getattr(graph, name) for graph in complete]
+        if all(a is None for a in arrays):
+            return None
+        equal = all(a is not None for a in arrays) and len({(a.shape[1:], a.dtype) for a in arrays}) == 1
+        got = ", ".join(dict.fromkeys(map(describe, arrays)))
+        require(equal, f"{name} with the same features and dtype in all graphs", got)
+        total = sum(a.shape[0] for a in arrays)
+        wanted = sizes[option]
+        size = total if wanted is None else wanted
+        repair = "raise it, or put fewer graphs into a batch"
+        require(total <= size, f"graphs that fit into {option}={size}", f"{total} together", repair)
+        return xp.concatenate([*arrays, xp.zeros((size - total, *arrays[0].shape[1:]), arrays[0].dtype)])
+
+    return Graph(**{name: join(name, option) for name, option in _COUNTED_BY.items()})
+
+
+def unbatch_graphs(graph: Graph) -> list[Graph]:
+    r"""The graphs of a batch one by one, without padding: the inverse of ``batch_graphs``.
+
+    Each has its own ``nodes``, ``senders``, ``receivers``, ``edges`` and ``global_features`` (g = 1), in the order of
+    the batch. Their sizes depend on values, so that it does not work under ``jit``.
+
+    >>> pair = Graph(jnp.ones((2, 1)), jnp.array([0]), jnp.array([1]))
+    >>> [each.nodes.shape for each in unbatch_graphs(batch_graphs([pair, pair], n_nodes=9, n_graphs=4))]
+    [(2, 1), (2, 1)]
+
+    Source: Battaglia et al. 2018, arXiv:1806.01261, section 4.2 (batches of graphs).
+    """
+    check_shapes(graph)
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(graph))
+    repair = "call it outside of jit and vmap, since its sizes depend on values, or use the masks of the batch"
+    require(not traced, "arrays with known values", "traced ones", repair)
+    check_graph(graph)
+    keep = np.asarray if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graph)) else jnp.asarray
+    count = count_graphs(graph)
+    graph = jax.tree.map(np.asarray, graph)
+    n, e = graph.nodes.shape[0], graph.senders.shape[0]
+    node_graph = np.zeros(n, np.int32) if graph.node_graph is None else graph.node_graph
+    valid = np.ones(n, bool) if graph.node_mask is None else graph.node_mask
+    valid_edge = np.ones(e, bool) if graph.edge_mask is None else graph.edge_mask
+    senders, receivers = (np.where(valid_edge, ids, 0) for ids in (graph.senders, graph.receivers))
+    valid_edge = valid_edge & valid[senders] & valid[receivers] if n else valid_edge
+    each = []
+    for i in range(count):
+        if graph.graph_mask is not None and not graph.graph_mask[i]:
+            continue
+        own = valid & (node_graph == i)
+        own_edge = valid_edge & own[receivers] if n else valid_edge
+        number: Any = (np.cumsum(own) - 1).astype(np.int32)
+        single = Graph(
+            nodes=graph.nodes[own],
+            senders=number[senders[own_edge]],
+            receivers=number[receivers[own_edge]],
+            edges=None if graph.edges is None else graph.edges[own_edge],
+            global_features=None if graph.global_features is None else graph.global_features[i : i + 1],
+        )
+        each.append(jax.tree.map(keep, single))
+    return each
+
+
+# ---- what layers read ------------------------------------------------------------------------
+
+
+def count_graphs(graph: Graph) -> int:
+    """The number of graphs, padding included, which the shapes must tell."""
+    for per_graph in (graph.global_features, graph.graph_mask):
+        if per_graph is not None:
+            return per_graph.shape[0]
+    expected = "a graph whose shapes tell the number of graphs"
+    repair = "give the graph a graph_mask, as batch_graphs does"
+    require(graph.node_graph is None, expected, "node_graph alone", repair)
+    return 1
+
+
+def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""]]:
+    """The graph as layers read it (padding is zero, its edges are padding), and whether its indices are in range."""
+    graph = jax.tree.map(jnp.asarray, graph)
+    senders, receivers = graph.senders.astype(jnp.int32), graph.receivers.astype(jnp.int32)
+    edge_mask, n = graph.edge_mask, graph.nodes.shape[0]
+    ok = all_in_range(edge_mask, n, senders, receivers)
+    per_graph = graph.global_features if graph.graph_mask is None else graph.graph_mask
+    if graph.node_graph is not None and per_graph is not None:
+        ok = ok & all_in_range(graph.node_mask, per_graph.shape[0], graph.node_graph)
+    if graph.node_mask is not None:
+        both = take_rows(graph.node_mask, senders) & take_rows(graph.node_mask, receivers)
+        edge_mask = both if edge_mask is None else edge_mask & both
+    if edge_mask is not None:
+        senders, receivers = jnp.where(edge_mask, senders, 0), jnp.where(edge_mask, receivers, 0)
+    valid = graph._replace(
+        nodes=where_rows(graph.node_mask, graph.nodes),
+        edges=None if graph.edges is None else where_rows(edge_mask, graph.edges),
+        global_features=None if graph.global_features is None else where_rows(graph.graph_mask, graph.global_features),
+        senders=senders,
+        receivers=receivers,
+        node_graph=None if graph.node_graph is None else graph.node_graph.astype(jnp.int32),
+        edge_mask=edge_mask,
+    )
+    return valid, ok
+
+
+# ---- what must fit ---------------------------------------------------------------------------
+
+
+def check_graph(graph: Graph, *, check: bool = False) -> None:
+    r"""Raise an error unless the arrays of a graph fit together and its indices are in range.
+
+    Layers call it themselves. Under ``jit`` they know shapes only, and return NaN everywhere for an index out of
+    range. To get the error message from there, call ``check_graph(graph, check=True)`` once, at the top of the
+    function, and wrap that in ``jax.experimental.checkify.checkify``.
+
+    Args:
+        graph: one graph, or a batch in one.
+        check: report indices out of range from inside ``jit`` to ``checkify``.
+
+    >>> check_graph(Graph(jnp.zeros((2, 1)), senders=jnp.array([0]), receivers=jnp.array([2])))
+    Traceback (most recent call last):
+    ...
+    ValueError: check_graph expected receivers from 0 to 1 (there are 2 nodes), got 2; number the nodes from 0.
+    """
+    check_shapes(graph)
+    n, edge_mask = graph.nodes.shape[0], graph.edge_mask
+    check_indices("senders", graph.senders, n, edge_mask, check=check)
+    check_indices("receivers", graph.receivers, n, edge_mask, check=check)
+    if graph.node_graph is not None and (graph.global_features is not None or graph.graph_mask is not None):
+        check_indices("node_graph", graph.node_graph, count_graphs(graph), graph.node_mask, "graph", check=check)
+
+
+def check_nodes(graph: Graph, *, values: bool = True) -> None:
+    """`check_graph` (or `check_shapes`), and nodes with one axis of floating-point features."""
+    (check_graph if values else check_shapes)(graph)
+    _check_rank(as_shapes(graph.nodes))
+
+
+def check_shapes(graph: Graph) -> None:
+    """Raise an error unless the arrays of a graph fit together, as far as shapes tell; for ``init``."""
+    repair = "pass Graph(nodes, senders, receivers)"
+    require(isinstance(graph, Graph), "a Graph", graph, repair, error=TypeError)
+    shapes = as_shapes(graph)
+    _check_fields(*shapes)
+    several = [x.shape[0] for x in (shapes.global_features, shapes.graph_mask) if x is not None and x.shape[0] != 1]
+    expected = "node_graph, the graph of each node, where there are several graphs"
+    require(
+        graph.node_graph is not None or not several, expected, f"{several} graphs", "combine graphs by batch_graphs"
+    )
+
+
+@checked
+def _check_fields(
+    nodes: Shaped[ArrayOrShape, "n *features"],
+    senders: Integer[ArrayOrShape, "e"],
+    receivers: Integer[ArrayOrShape, "e"],
+    edges: Shaped[ArrayOrShape, "e *edge_features"] | None,
+    global_features: Shaped[ArrayOrShape, "g *global_features"] | None,
+    node_graph: Integer[ArrayOrShape, "n"] | None,
+    node_mask: Bool[ArrayOrShape, "n"] | None,
+    edge_mask: Bool[ArrayOrShape, "e"] | None,
+    graph_mask: Bool[ArrayOrShape, "g"] | None,
+) -> None:
+    """The fields of a graph have these dtypes and shapes."""
+
+
+@checked
+def _check_rank(nodes: Float[ArrayOrShape, "n in"]) -> None:
+    """The features of nodes have one axis."""

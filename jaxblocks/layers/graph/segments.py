@@ -1,0 +1,154 @@
+"""Reductions over segments: the rows of an array, grouped by an index and reduced group by group."""
+
+import functools
+import operator
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxblocks.checks import NonNegativeInt, check_values, checkable, checked, describe, require
+from jaxblocks.precision import widen
+
+__all__ = [
+    "How",
+    "aggregate",
+    "all_in_range",
+    "check_indices",
+    "expand_like",
+    "nan_unless",
+    "reduce_segments",
+    "take_rows",
+    "where_rows",
+]
+
+How: TypeAlias = Literal["sum", "mean", "max", "softmax"]
+
+
+@checked
+def aggregate(
+    values: Float[Array, "entries *features"],
+    receivers: Integer[Array, "entries"],
+    n: NonNegativeInt,
+    *,
+    how: How = "sum",
+    logits: Float[Array, "entries *heads"] | None = None,
+    mask: Bool[Array, "entries"] | None = None,
+    check: bool = False,
+) -> Float[Array, "n *features"]:
+    r"""Aggregate values by the node that receives them: :math:`y_i = \mathrm{Agg}\{v_k : r_k = i\}`.
+
+    :math:`v_k` is ``values[k]``, :math:`r_k` is ``receivers[k]``, and ``how`` is
+
+    - ``"sum"``: :math:`\sum_k v_k`; ``"mean"``: the sum divided by the number of values;
+    - ``"max"``: the largest, feature by feature; where several are largest, they share the gradient evenly;
+    - ``"softmax"``: :math:`\sum_k w_k v_k` with :math:`w_k = e^{s_k} / \sum_{l : r_l = i} e^{s_l}` and :math:`s`
+      the ``logits``. Their axes are the first ones of ``values``: one score for each entry, (e,), or for each of its
+      heads, (e, heads). Without ``logits`` each feature is its own score.
+
+    A node that receives nothing gets 0. Values of half precision are added up in float32.
+
+    Args:
+        values: (e, ...features), one row for each entry (edge).
+        receivers: (e,), the node that receives each entry.
+        n: number of nodes.
+        how: the reduction.
+        logits: of the softmax.
+        mask: (e,), False at entries to leave out, whatever they hold.
+        check: report receivers out of range from inside ``jit`` to ``checkify``.
+
+    Returns:
+        (n, ...features).
+
+    Raises:
+        ValueError: for a receiver outside 0 ... n - 1 (of entries that are not masked). Under ``jit`` all of the output
+            is NaN then, or with ``check=True`` the error goes to ``jax.experimental.checkify``.
+
+    >>> aggregate(jnp.array([1.0, 2.0, 5.0]), jnp.array([0, 0, 2]), n=4, how="mean")
+    Array([1.5, 0. , 5. , 0. ], dtype=float32)
+
+    Source: Diehl 2023, section "Graphical layers"; Battaglia et al. 2018, Relational inductive biases, deep learning,
+    and graph networks, arXiv:1806.01261, section 3.2.
+    """
+    if logits is not None:
+        require(how == "softmax", f'how="softmax" where logits are passed, got {how!r}', repair="leave logits out")
+        fits = 0 < logits.ndim <= values.ndim and logits.shape == values.shape[: logits.ndim]
+        expected = "logits with the first axes of values, (e,) or (e, heads)"
+        require(fits, expected, f"{describe(logits)} for values {describe(values)}")
+    check_indices("receivers", receivers, n, mask, check=check)
+    y = reduce_segments(values, receivers.astype(jnp.int32), n, how, logits, mask)
+    return nan_unless(all_in_range(mask, n, receivers), y)
+
+
+def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None):
+    """`aggregate` for receivers that are known to be in range."""
+    dtype, values = values.dtype, widen(values)
+    if mask is not None:
+        receivers = jnp.where(mask, receivers, n)  # out of range, so that the sums leave it out
+
+    def total(x):
+        return jax.ops.segment_sum(x, receivers, n)
+
+    def count():  # (n, 1, ...)
+        return expand_like(total(jnp.ones(receivers.shape, values.dtype)), values)
+
+    if how == "sum":
+        y = total(values)
+    elif how == "mean":
+        y = total(values) / jnp.maximum(count(), 1)
+    elif how == "max":
+        y = jnp.where(count() > 0, jax.ops.segment_max(values, receivers, n), 0)
+    else:
+        logits = values if logits is None else widen(logits)
+        top = jax.ops.segment_max(jax.lax.stop_gradient(logits), receivers, n)  # (n, *heads)
+        top = jnp.where(jnp.isfinite(top), top, 0)  # -inf for nodes that receive nothing
+        weights = jnp.exp(where_rows(mask, logits - take_rows(top, receivers)))  # (e, *heads)
+        sums = total(weights)
+        y = total(expand_like(weights.astype(values.dtype), values) * values)
+        y = y / expand_like(jnp.where(sums > 0, sums, 1).astype(values.dtype), values)
+    return y.astype(dtype)
+
+
+# ---- rows and indices ------------------------------------------------------------------------
+
+
+def take_rows(x, indices):
+    """Rows of ``x``; indices out of range are clipped, so that a caller combines it with `nan_unless`."""
+    return x.at[indices].get(mode="clip", wrap_negative_indices=False)
+
+
+def expand_like(x, like):
+    """Values for each row, with axes of size one appended up to the rank of ``like``."""
+    return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+
+
+def where_rows(mask, x):
+    """``x`` in the rows where the mask is True (everywhere for ``None``), else 0."""
+    return x if mask is None else jnp.where(expand_like(mask, x), x, jnp.zeros((), x.dtype))
+
+
+def nan_unless(ok, y):
+    """``y``, or NaN in all of it where ``ok`` is False."""
+    return y + jnp.where(ok, 0, jnp.nan).astype(y.dtype) if jnp.issubdtype(y.dtype, jnp.inexact) else y
+
+
+def all_in_range(mask, count: int, *indices):
+    """Whether all indices that are not masked are from 0 to ``count - 1``; one reduction, since several are slower."""
+    inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in indices])
+    return jnp.all(inside if mask is None else inside | ~mask)
+
+
+def check_indices(name: str, indices, count: int, mask=None, kind: str = "node", *, check: bool = False) -> None:
+    """Raise a ``ValueError`` for an index outside 0 ... ``count - 1``, where values are known or ``check`` is True."""
+    if (
+        not indices.shape[0]
+        or checkable(indices, check) is None
+        or (mask is not None and checkable(mask, check) is None)
+    ):
+        return
+    indices = jnp.asarray(indices)
+    bad = (indices < 0) | (indices >= count)
+    bad = bad if mask is None else bad & mask
+    message = f"{name} from 0 to {count - 1} (there are {count} {kind}s), got {{worst}}; number the {kind}s from 0"
+    check_values(~bad, message, check=check, worst=indices[jnp.argmax(bad)])
