@@ -209,6 +209,9 @@ class _Recorded(_Pair):
     def __reduce__(self):
         return (_call_again, tuple(self.call)) if self.call else (type(self), tuple(self))
 
+    def __deepcopy__(self, memo):  # as of a function; a copy of a jitted function in it would lose its name
+        return self
+
     def __call__(self, *args, **kwargs) -> NoReturn:
         call = "(params, state, x)" if isinstance(self, StatefulLayer) else "(params, x)"
         raise TypeError(

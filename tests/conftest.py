@@ -1,5 +1,6 @@
 """Strict modes for every test: what a silent mistake would hide behind is switched off before JAX starts."""
 
+import gc
 import importlib.metadata
 import os
 import sys
@@ -7,9 +8,11 @@ from pathlib import Path
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
 # Without fusion emitters, which later jaxlibs cannot leave out, small programs compile in less than half the time.
+# One piece of code for each program: splitting it for several threads costs more than it gains.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    " --xla_cpu_parallel_codegen_split_count=1"
     + " --xla_cpu_use_fusion_emitters=false" * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 # What one test compiled, the next ones and the next run read from disk: a third of the time. Each process has a folder
@@ -21,6 +24,9 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA takes its own preferences for features that the machine lacks
+# Traces are many small objects. By default the collector goes through all of them so often that it takes a sixth of the
+# time of the tests.
+gc.set_threshold(100_000, 50, 10)
 os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -33,6 +39,12 @@ from hypothesis import settings
 
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
+
+
+def pytest_collection_finish():
+    """Take what the modules hold out of the garbage collector's sight."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from zoo import ZOO, Center, Noise
 
 import jaxblocks
 from jaxblocks import Layer, StatefulLayer, stateful
+from jaxblocks.core import builder
 from jaxblocks.testing import LAWS, Case, check_layer
 
 
@@ -125,6 +126,13 @@ def leaking(params, x, kept=[]):  # noqa: B006  (what is kept is the point)
     return x + kept[0] if isinstance(kept[0], float) else x
 
 
+@builder
+def Growing(calls=[]):  # noqa: B006  (the hidden state is the point)
+    calls.append(None)
+    factor = float(len(calls))
+    return Layer(no_params, lambda params, x: x * jnp.asarray(factor, x.dtype))
+
+
 ROWS = jnp.asarray([[0.3, -1.2], [0.7, 0.1], [1.9, 0.4]], jnp.float32)
 
 BROKEN = {
@@ -142,6 +150,8 @@ BROKEN = {
     "jit_is_eager": Layer(no_params, counting),
     "scan_and_remat": Layer(no_params, counting),
     "repeatable": Layer(no_params, counting),
+    "repr_builds_the_layer": Growing(),
+    "copies_are_equal": Growing(),
 }
 
 
@@ -248,9 +258,12 @@ def test_annotations_of_functions_and_of_stateful_layers_are_checked():
 
 def test_a_stateful_layer_that_returns_one_thing_is_told():
     for wrong, words in (
-        (StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x), r"must return \(outputs, state\)"),
-        (StatefulLayer(lambda key, x: jnp.ones(3), lambda params, state, x: (x, state)), r"must return \(params, st"),
-        (StatefulLayer(lambda key, x: ((), 0), lambda params, state, x: (x, state)), "init made an int among"),
+        (StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x), r"to return \(outputs, state\)"),
+        (
+            StatefulLayer(lambda key, x: jnp.ones(3), lambda params, state, x: (x, state)),
+            r"to return \(params, state\)",
+        ),
+        (StatefulLayer(lambda key, x: ((), 0), lambda params, state, x: (x, state)), "init made 0 among"),
     ):
         with pytest.raises(AssertionError, match=words):
             check_layer(wrong, ROWS)
