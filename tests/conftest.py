@@ -13,7 +13,8 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     " --xla_cpu_parallel_codegen_split_count=1"
-    + " --xla_cpu_use_fusion_emitters=false" * importlib.metadata.version("jaxlib").startswith("0.10."),
+    + " --xla_cpu_use_fusion_emitters=false"
+    * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 # What one test compiled, the next ones and the next run read from disk: a third of the time. Each process has a folder
 # of its own, since one that reads what another is writing finds half of it.
@@ -24,9 +25,6 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA takes its own preferences for features that the machine lacks
-# Traces are many small objects. By default the collector goes through all of them so often that it takes a sixth of the
-# time of the tests.
-gc.set_threshold(100_000, 50, 10)
 os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -40,9 +38,13 @@ from hypothesis import settings
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
 
+# Traces are many small objects. With its default thresholds, the garbage collector goes through all of them so often
+# that it takes a sixth of the time of the tests.
+gc.set_threshold(100_000, 50, 10)
+
 
 def pytest_collection_finish():
-    """Take what the modules hold out of the garbage collector's sight."""
+    """Exclude from garbage collection what the modules hold, which lives as long as the process."""
     gc.collect()
     gc.freeze()
 
