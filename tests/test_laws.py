@@ -22,9 +22,14 @@ def test_the_layer_computes_its_formula(name):
     row = ZOO[name]
     with jax.enable_x64(True):
         inputs = tuple(x.astype(jnp.float64) if x.dtype == jnp.float32 else x for x in row.inputs())
-        params, state = stateful(row.layer).init(jax.random.key(1), *inputs)
-        params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases are not zero
-        outputs, _ = stateful(row.layer).apply(params, state, *inputs, **row.side)
+
+        @jax.jit
+        def run(inputs):
+            params, state = stateful(row.layer).init(jax.random.key(1), *inputs)
+            params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases are not zero
+            return params, stateful(row.layer).apply(params, state, *inputs, **row.side)[0]
+
+        params, outputs = run(inputs)
         expected = row.reference(jax.tree.map(lambda p: np.asarray(p, np.float64), params), *map(np.asarray, inputs))
         jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12), outputs, expected)
 
