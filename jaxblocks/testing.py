@@ -98,7 +98,7 @@ class Case:
 
         def apply(key, params, state, inputs):
             self._traces.append(None)
-            return _apply(dataclasses.replace(self, key=key), params, state, inputs)
+            return _apply(self, params, state, inputs, key)
 
         return jax.jit(apply)
 
@@ -385,7 +385,8 @@ def scan_and_remat(case: Case) -> None:
     cotangent = _random_like(_partition(outputs)[0], 2)
 
     def looped(x):
-        _, found = jax.lax.scan(lambda carry, x: (carry, jax.checkpoint(f)(x)), None, [a[None] for a in x], length=1)
+        loop = [a[None] for a in x], jax.random.clone(case.key)[None]
+        _, found = jax.lax.scan(lambda carry, each: (carry, jax.checkpoint(f)(*each)), None, loop)
         return jax.tree.map(lambda y: y[0], found)
 
     @jax.jit
@@ -538,17 +539,17 @@ def _init(case: Case) -> tuple[Tree, Tree]:
     return params, state
 
 
-def _apply(case: Case, params: Tree, state: Tree, inputs: tuple) -> tuple[Tree, Tree]:
-    """Outputs and next state, with a clone of the key where the layer reads one."""
+def _apply(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any = None) -> tuple[Tree, Tree]:
+    """Outputs and next state, with a clone of the key (of the case, unless given) where the layer reads one."""
     side = dict(case.side)
     if "key" in side_inputs(case.layer):
-        side["key"] = jax.random.clone(case.key)
+        side["key"] = jax.random.clone(case.key if key is None else key)
     return require_pair("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
 
 
-def _apply_jitted(case: Case, params: Tree, state: Tree, inputs: tuple) -> tuple[Tree, Tree]:
+def _apply_jitted(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any = None) -> tuple[Tree, Tree]:
     """The same under ``jit``."""
-    return case._jitted_apply(jax.random.clone(case.key), params, state, inputs)
+    return case._jitted_apply(jax.random.clone(case.key if key is None else key), params, state, inputs)
 
 
 def _run(case: Case, *initial: Tree) -> _Run:
@@ -606,12 +607,12 @@ def _differentiable_part(
     leaves, tree = jax.tree.flatten((params, inputs))
     moving = [i for i, leaf in enumerate(leaves) if _floating(leaf)]
 
-    def f(x):
+    def f(x, key=None):
         filled = list(leaves)
         for i, leaf in zip(moving, x, strict=True):
             filled[i] = leaf
         params, inputs = jax.tree.unflatten(tree, filled)
-        return _partition(apply(case, params, state, inputs)[0])
+        return _partition(apply(case, params, state, inputs, key)[0])
 
     return f, [leaves[i] for i in moving]
 
