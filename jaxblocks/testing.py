@@ -300,9 +300,12 @@ def independence(case: Case) -> bool | None:
         return jnp.asarray(changed)
 
     inputs = jax.tree.map(change_first, case.inputs)
-    before, after = (_apply_jitted(case, params, state, x)[0] for x in (case.inputs, inputs))
+
+    def others(inputs):
+        return jax.tree.map(lambda y: np.asarray(y)[1:], _apply_jitted(case, params, state, inputs)[0])
+
     words = "the output of one example changes with another example of the batch; act on the trailing axes only"
-    _assert_same(*(jax.tree.map(lambda y: np.asarray(y)[1:], outputs) for outputs in (after, before)), words)
+    _assert_same(others(inputs), others(case.inputs), words)
     return None
 
 
@@ -485,7 +488,7 @@ def copies_are_equal(case: Case) -> None:
 
     ``pickle`` takes a layer by the names of its functions, so it is checked where all of them can be imported.
     """
-    copies = {"copy.deepcopy": copy.deepcopy}
+    copies: dict[str, Callable] = {"copy.deepcopy": copy.deepcopy}
     if all(map(_importable, _functions_in(case.layer))):
         copies["pickle"] = lambda layer: pickle.loads(pickle.dumps(layer))
     if importlib.util.find_spec("cloudpickle"):

@@ -54,13 +54,13 @@ def test_the_law_holds(name, law):
 
 
 def test_every_public_layer_has_a_row():
-    """A public name in CamelCase that builds a layer and has no specimen fails here."""
+    """Each public builder (a name in CamelCase that is no class) has a row in the zoo."""
     public = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__ if name[0].isupper()}
     builders = {name for name, value in public.items() if callable(value) and not isinstance(value, type)}
     assert builders == {row.public for row in ZOO.values()} - {""}
 
 
-# ---- the checker must be able to fail -------------------------------------------------------
+# ---- each law rejects a layer that breaks it --------------------------------------------------
 
 
 def no_params(key, x):
@@ -121,18 +121,18 @@ def scaling(params, x):
     return x * jnp.broadcast_to(params["scale"][..., None], x.shape).astype(x.dtype)
 
 
-def counting(params, x, calls=[0]):  # noqa: B006  (the hidden state is the point)
+def counting(params, x, calls=[0]):  # noqa: B006  (hidden state breaks the law)
     calls[0] += 1
     return x + jnp.asarray(calls[0], x.dtype)
 
 
-def leaking(params, x, kept=[]):  # noqa: B006  (what is kept is the point)
+def leaking(params, x, kept=[]):  # noqa: B006  (a value that is kept breaks the law)
     kept.append(x)
     return x + kept[0] if isinstance(kept[0], float) else x
 
 
 @builder
-def Growing(calls=[]):  # noqa: B006  (the hidden state is the point)
+def Growing(calls=[]):  # noqa: B006  (hidden state breaks the law)
     calls.append(None)
     factor = float(len(calls))
     return Layer(no_params, lambda params, x: x * jnp.asarray(factor, x.dtype))
@@ -197,7 +197,7 @@ def test_check_layer_passes_good_layers_and_names_its_laws():
 
 
 def test_side_inputs_of_each_example_go_with_it():
-    """A layer that takes another example's side input is found out."""
+    """A layer that uses the side input of another example breaks a law."""
 
     def shifted(params, x, *, time):
         return x * jnp.broadcast_to(jnp.roll(time, 1)[..., None], x.shape)
@@ -211,12 +211,12 @@ def test_side_inputs_of_each_example_go_with_it():
     assert "vmap_is_batch" in check_layer(Layer(no_params, right), x, time=time)
 
 
-def test_what_hides_a_counter_is_told_once():
+def test_hidden_state_is_reported_once():
     with pytest.raises(AssertionError, match=r"breaks 1 of \d+ laws:\n- repeatable: two equal calls"):
         check_layer(Layer(no_params, counting), jnp.ones((3, 2)))
 
 
-def test_an_error_of_every_law_is_told_once():
+def test_an_error_of_every_law_is_reported_once():
     def failing(params, x):
         raise ValueError("no")
 
@@ -244,7 +244,7 @@ def test_a_builder_that_was_not_called():
 
 
 @pytest.mark.parametrize("inputs", [(), (jnp.ones(()),), (jnp.ones((1, 2)),), ([1.0, 2.0],)])
-def test_check_layer_asks_for_a_batch(inputs):
+def test_check_layer_needs_a_batch(inputs):
     with pytest.raises(ValueError, match="leading batch axis of at least 2"):
         check_layer(Noise(), *inputs)
 
@@ -261,7 +261,7 @@ def test_annotations_of_functions_and_of_stateful_layers_are_checked():
             check_layer(wrong, ROWS, laws={"shapes_as_stated": LAWS["shapes_as_stated"]})
 
 
-def test_a_stateful_layer_that_returns_one_thing_is_told():
+def test_a_stateful_layer_must_return_a_pair():
     for wrong, words in (
         (StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x), r"to return \(outputs, state\)"),
         (
@@ -274,7 +274,7 @@ def test_a_stateful_layer_that_returns_one_thing_is_told():
             check_layer(wrong, ROWS)
 
 
-def test_what_is_promoted_in_silence_is_told_with_the_cast_to_write():
+def test_implicit_promotion_is_reported_with_the_cast_to_write():
     layer = Layer(lambda key, x: {"w": jnp.ones((2, 2))}, lambda params, x: x @ params["w"])
     with pytest.raises(AssertionError, match=r"bfloat16.*astype\(x.dtype\)"):
         check_layer(layer, ROWS)
