@@ -16,7 +16,9 @@ The first half of this file serves everybody, the second those who write combina
 """
 
 import functools
+import importlib
 import inspect
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -179,11 +181,45 @@ class RecordedFunction:
         return str(self._call)
 
     def __reduce__(self):
-        return _call_again, tuple(self._call)
+        return _reduce(self._call)
 
 
 def _call_again(function, args, kwargs):
-    return function(*args, **kwargs)
+    return function(*_resolve(args), **_resolve(kwargs))
+
+
+def _reduce(call: Call) -> tuple:
+    """What ``__reduce__`` returns for the result of a call."""
+    return _call_again, (call.function, _by_name(call.args), _by_name(call.kwargs))
+
+
+class _FunctionName(NamedTuple):
+    """What a jitted function such as ``jnp.tanh`` pickles as, since `pickle` does not take it."""
+
+    module: str
+    name: str
+
+
+def _by_name(value):
+    """The arguments of a call with the names of jitted functions in place of the functions."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_by_name, value))
+    if type(value) is dict:
+        return {key: _by_name(one) for key, one in value.items()}
+    if type(value) is type(jnp.tanh):
+        for module in ("jax.numpy", "jax.nn", "jax.lax", value.__module__):
+            if getattr(sys.modules.get(module), value.__name__, None) is value:
+                return _FunctionName(module, value.__name__)
+    return value
+
+
+def _resolve(value):
+    """The inverse of `_by_name`."""
+    if type(value) is _FunctionName:
+        return getattr(importlib.import_module(value.module), value.name)
+    if type(value) in (tuple, list):
+        return type(value)(map(_resolve, value))
+    return {key: _resolve(one) for key, one in value.items()} if type(value) is dict else value
 
 
 def _with_call(layer, call: Call):
@@ -207,7 +243,10 @@ class _Recorded(_Pair):
         return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"
 
     def __reduce__(self):
-        return (_call_again, tuple(self.call)) if self.call else (type(self), tuple(self))
+        return _reduce(self.call) if self.call else (type(self), tuple(self))
+
+    def __deepcopy__(self, memo):  # as of a function; a copy of a jitted function in it would lose its name
+        return self
 
     def __call__(self, *args, **kwargs) -> NoReturn:
         call = "(params, state, x)" if isinstance(self, StatefulLayer) else "(params, x)"

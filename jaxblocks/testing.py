@@ -1,25 +1,38 @@
 """The laws that every layer keeps, as checks for layers of your own.
 
-`check_layer` runs them all and names those that are broken. Each law is also a public
-function ``law(case)``, collected in `LAWS`, which raises where it is broken and returns
-whether it applies to the case; this project's tests run them over every layer that it has.
+`check_layer` checks a layer against all of them and names those that it breaks. Each law is a function ``law(case)``
+in `LAWS`: it raises where the layer breaks the law, and returns ``False`` where the law does not apply to the layer.
+The tests of this project check every law on every layer of the library.
 """
 
+import ast
+import copy
+import dataclasses
+import functools
+import importlib.util
 import inspect
+import pickle
+import re
+import sys
 import typing
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from jaxblocks.checks import describe, describe_any
+from jaxblocks.checks import check, describe
 from jaxblocks.core import (
+    Call,
     Layer,
+    LayerLike,
+    RecordedFunction,
     StatefulLayer,
     as_layer,
     as_shapes,
+    eval_shape,
     layer_name,
     require_pair,
     side_inputs,
@@ -29,38 +42,114 @@ from jaxblocks.core import (
 
 __all__ = ["LAWS", "Case", "check_layer"]
 
+Tree: TypeAlias = Any
+"""A pytree of arrays."""
 
-class Case(NamedTuple):
-    """A layer with inputs to try it on; the first axis of every input is a batch of at least two."""
+
+class _Run(NamedTuple):
+    """What one call of ``init`` and one of ``apply`` return."""
+
+    params: Tree
+    state: Tree
+    outputs: Tree
+    next_state: Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A layer with example inputs, whose first axis is a batch of at least two.
+
+    The laws share the results and the compiled functions of a case: each is computed at its first use.
+
+    >>> case = Case(Dense(3), (jnp.ones((2, 4)),), {}, jax.random.key(0))
+    >>> LAWS["jit_is_eager"](case), LAWS["no_retrace"](case)
+    (None, None)
+    """
 
     layer: Layer | StatefulLayer
     inputs: tuple
-    side: dict
+    side: dict[str, Any]
     key: Any
     mixes_batch: bool = False
 
+    @functools.cached_property
+    def _initial(self) -> tuple[Tree, Tree]:
+        """Params and state of an eager call of ``init``."""
+        return _init(self)
+
+    @functools.cached_property
+    def _eager(self) -> _Run:
+        """The results of eager calls."""
+        return _run(self, *self._initial)
+
+    @functools.cached_property
+    def _jitted_init(self) -> Callable:
+        """``init`` under ``jit``, as a function of the key and the inputs."""
+        return jax.jit(lambda key, inputs: _init(dataclasses.replace(self, inputs=inputs, key=key)))
+
+    @functools.cached_property
+    def _traces(self) -> list[None]:
+        """One entry for each time that `_jitted_apply` was traced."""
+        return []
+
+    @functools.cached_property
+    def _jitted_apply(self) -> Callable:
+        """``apply`` under ``jit``, as a function of the key, the params, the state and the inputs."""
+
+        def apply(key, params, state, inputs):
+            self._traces.append(None)
+            return _apply(self, params, state, inputs, key)
+
+        return jax.jit(apply)
+
+    @functools.cached_property
+    def _jitted_pullback(self) -> Callable:
+        """The floating-point outputs and the pullback of a cotangent, under ``jit``."""
+
+        def pullback(params, inputs, cotangent):
+            f, x = _differentiable_part(self, params, self._eager.state, inputs)
+            y, pull, _ = jax.vjp(f, x, has_aux=True)
+            return y, pull(cotangent)[0]
+
+        return jax.jit(pullback)
+
+    @functools.cached_property
+    def _program(self) -> tuple[str, list[np.ndarray]]:
+        """The jaxpr of ``init`` and ``apply`` as text without memory addresses, and its constants."""
+        jaxpr = jax.make_jaxpr(lambda inputs: _run(dataclasses.replace(self, inputs=inputs)))(self.inputs)
+        return re.sub(r"0x[0-9a-f]+", "", str(jaxpr.jaxpr)), [_as_numpy(value) for value in jaxpr.consts]
+
+
+Law: TypeAlias = Callable[[Case], bool | None]
+
 
 def check_layer(
-    layer, *inputs, key=None, mixes_batch: bool = False, laws: dict[str, Callable] | None = None, **side
+    layer: LayerLike,
+    *inputs: Any,
+    key: Any = None,
+    mixes_batch: bool = False,
+    laws: Mapping[str, Law] | None = None,
+    **side: Any,
 ) -> tuple[str, ...]:
-    """Try a layer on example inputs, against every law that layers keep.
+    """Check a layer on example inputs against every law that layers keep.
 
     Args:
         layer: a pair, or a function of arrays.
-        inputs: arrays with a leading batch axis of at least two; small ones, since everything
-            is compiled several times, and random ones, since equal rows hide mistakes.
+        inputs: arrays with a leading batch axis of at least two. Pass small ones, since the
+            layer is compiled several times, and random ones, since equal rows hide mistakes.
         key: for ``init``, and for layers that draw random numbers.
         mixes_batch: ``True`` where one example may change the output of another, as in
             batch normalization while it trains.
-        laws: those to check; all of `LAWS` by default.
+        laws: the laws to check; all of `LAWS` by default.
         side: further side inputs, such as ``train=True`` or ``mask=...``; an array whose first
-            axis is as long as the batch is taken to hold one entry per example.
+            axis is as long as the batch holds one entry per example.
 
     Returns:
-        The names of the laws that apply to this layer, all of them kept.
+        The names of the laws that apply to this layer; it keeps all of them.
 
     Raises:
-        AssertionError: with a sentence for each law that is broken.
+        AssertionError: with a sentence for each law that the layer breaks.
+        ValueError: for inputs without a batch axis.
 
     >>> def Center():
     ...     def init(key, x):
@@ -77,57 +166,60 @@ def check_layer(
     layer = as_layer(layer)
     laws = LAWS if laws is None else laws
     case = Case(layer, inputs, side, jax.random.key(0) if key is None else key, mixes_batch)
-    if not inputs or any(not hasattr(x, "shape") or not x.shape or x.shape[0] < 2 for x in inputs):
-        came = ", ".join(map(describe_any, inputs)) or "nothing"
-        raise ValueError(f"check_layer expects arrays with a leading batch axis of at least 2, but {came} came.")
-    applied, broken = [], {}
+    batched = inputs and all(getattr(x, "shape", ()) and x.shape[0] >= 2 for x in inputs)
+    got = ", ".join(map(describe, inputs)) or "none"
+    check(batched, "arrays with a leading batch axis of at least 2", got, "pass a batch of examples")
+    kept, broken = [], {}
     for name, law in laws.items():
         try:
             if law(case) is not False:
-                applied.append(name)
-        except Exception as error:  # a law is broken by whatever goes wrong
-            words = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-            broken.setdefault(words, []).append(name)
-            if name == "repeatable":  # no other law could be judged
+                kept.append(name)
+        except Exception as error:  # whatever is raised breaks the law
+            sentence = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            broken.setdefault(sentence, []).append(name)
+            if name == "repeatable":  # the other laws compare results of several calls
                 break
     if broken:
         sentences = "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in broken.items())
         number = sum(map(len, broken.values()))
         raise AssertionError(f"{layer_name(layer)} breaks {number} of {len(laws)} laws:\n{sentences}")
-    return tuple(applied)
+    return tuple(kept)
 
 
 # ---- the laws -------------------------------------------------------------------------------
 
 
 def repeatable(case: Case) -> None:
-    """The same call gives the same result: nothing is hidden, nothing is kept."""
-    params, state, outputs, after = _run(case)
+    """Equal calls give equal results: the layer keeps no hidden state."""
+    params, state, outputs, after = case._eager
     words = "two equal calls give different results; keep what changes in the state, and draw from the key"
     _assert_same(_apply(case, params, state, case.inputs), (outputs, after), words)
 
 
 def init_reads_shapes(case: Case) -> None:
-    """``init`` reads shapes and dtypes only, computes nothing from its inputs, and is jit-able."""
-    side = _init_side(case)
-
-    def init(inputs, side=side):
-        return case.layer.init(jax.random.clone(case.key), *inputs, **side)
-
-    made = init(case.inputs)
+    """``init`` reads shapes and dtypes only, computes nothing from its inputs, and works under ``jit``."""
+    shapes, side = as_shapes(case.inputs), as_shapes(_init_side(case))
     words = "init makes other params from ShapeDtypeStructs than from arrays; read x.shape and x.dtype only"
-    _assert_same(init(as_shapes(case.inputs), as_shapes(side)), made, words)
-    jitted = jax.jit(lambda: init(as_shapes(case.inputs), as_shapes(side)))()
-    _assert_same(jitted, made, "init makes other params under jit", 1e-6)
-    jaxpr = jax.make_jaxpr(init)(case.inputs).jaxpr
+    _assert_same(_init(dataclasses.replace(case, inputs=shapes, side=side)), case._initial, words)
+    jaxpr = case._jitted_init.trace(case.key, case.inputs).jaxpr.jaxpr
+    inputs = jaxpr.invars[1:]  # after the key
     read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
-    assert not any(id(v) in read for v in jaxpr.invars), "init computes with its inputs; read x.shape and x.dtype only."
-    double, axes = lambda x: jnp.concatenate([x, x]), _side_axes(case)
+    assert not any(id(v) in read for v in inputs), "init computes with its inputs; read x.shape and x.dtype only."
+    jitted = case._jitted_init(jax.random.clone(case.key), case.inputs)
+    _assert_same(jitted, case._initial, "init makes other params under jit", 1e-6)
+
+    def double(x):
+        return jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]), x.dtype)
+
+    axes = _side_axes(case)
     twice = {name: jax.tree.map(double, value) if axes.get(name) == 0 else value for name, value in side.items()}
-    longer = init(jax.tree.map(double, case.inputs), twice)
-    shapes, longer_shapes = as_shapes(_params(case, made)), as_shapes(_params(case, longer))
-    assert shapes == longer_shapes, (
-        f"the params have other shapes for a longer batch ({longer_shapes} instead of {shapes}); "
+
+    def longer_init(inputs, side):
+        return _init(dataclasses.replace(case, inputs=inputs, side=side))[0]
+
+    longer, expected = eval_shape(longer_init, jax.tree.map(double, shapes), twice), as_shapes(case._initial[0])
+    assert as_shapes(longer) == expected, (
+        f"the params have other shapes for a longer batch ({as_shapes(longer)} instead of {expected}); "
         "the shapes of params may depend on trailing axes only."
     )
 
@@ -136,7 +228,7 @@ def shapes_as_stated(case: Case) -> None:
     """``apply`` takes the params of ``init``, keeps the leading axis, and returns what its annotations state."""
     from jaxtyping import jaxtyped
 
-    params, state, outputs, _ = _run(case)
+    params, state, outputs, _ = case._eager
     for y in jax.tree.leaves(outputs):
         assert y.shape[:1] == case.inputs[0].shape[:1], (
             f"the inputs have {case.inputs[0].shape[0]} examples on their first axis, but the output is {describe(y)}; "
@@ -148,7 +240,7 @@ def shapes_as_stated(case: Case) -> None:
     try:
         stated = typing.get_type_hints(function)
         bound = inspect.signature(function).bind_partial(*arguments).arguments
-    except (NameError, TypeError, ValueError):  # names that are not there, builtins without signature
+    except (NameError, TypeError, ValueError):  # names that cannot be resolved, builtins without signature
         stated, bound = {}, {}
     returned = stated.get("return")
     if isinstance(case.layer, StatefulLayer):
@@ -163,186 +255,205 @@ def shapes_as_stated(case: Case) -> None:
 
 def jit_is_eager(case: Case) -> None:
     """``jit(apply)`` computes what ``apply`` computes."""
-    params, state, outputs, after = _run(case)
-    jitted = jax.jit(lambda params, state, inputs: _apply(case, params, state, inputs))(params, state, case.inputs)
-    _assert_same(jitted, (outputs, after), "apply computes something else under jit", 1e-5)
+    params, state, outputs, after = case._eager
+    words = "apply computes something else under jit"
+    _assert_same(_apply_jitted(case, params, state, case.inputs), (outputs, after), words, 1e-5)
 
 
 def vmap_is_batch(case: Case) -> bool | None:
-    """Mapping over the batch axis computes what the whole batch computes (in evaluation, where it draws at random)."""
-    case = _without_chance(case)
-    if case is None or case.mixes_batch:
+    """``vmap`` over the batch axis computes what the whole batch computes (in evaluation, if it draws at random)."""
+    quiet = _without_chance(case)
+    if quiet is None or quiet.mixes_batch:
         return False
-    params, state, outputs, _ = _run(case)
-    one = jax.tree.map(lambda x: x[0], case.inputs)
-    arrays, static = split_side(case.side)
-    axes = _side_axes(case)
-    first = {name: jax.tree.map(lambda a: a[0], a) if axes[name] == 0 else a for name, a in arrays.items()}
-    own_side = {name: value for name, value in {**first, **static}.items() if name in _init_side(case)}
-    own_state = stateful(case.layer).init(jax.random.clone(case.key), *one, **own_side)[1]
-    if as_shapes(own_state) != as_shapes(state):  # a carry per example: not one state for all
+    params, state, outputs, _ = quiet._eager
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), quiet.inputs)
+    arrays, static = split_side(quiet.side)
+    axes = _side_axes(quiet)
+    own_side = {name: value for name, value in quiet.side.items() if name in _init_side(quiet)}
+    for name in own_side:
+        if axes.get(name) == 0:
+            own_side[name] = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own_side[name])
+
+    def own_init(inputs, side):
+        return _init(dataclasses.replace(quiet, inputs=inputs, side=side))[1]
+
+    if as_shapes(eval_shape(own_init, one, own_side)) != as_shapes(state):  # one carry per example, not one for all
         return False
 
     def example(inputs, arrays):
-        return _apply(case._replace(side={**arrays, **static}), params, state, inputs)[0]
+        return _apply(dataclasses.replace(quiet, side={**arrays, **static}), params, state, inputs)[0]
 
-    mapped = jax.vmap(example, in_axes=(0, axes))(case.inputs, arrays)
+    mapped = jax.jit(jax.vmap(example, in_axes=(0, axes)))(quiet.inputs, arrays)
     words = "vmap over the examples computes something else than the batch; act on the trailing axes only"
     _assert_same(mapped, outputs, words, 1e-5)
+    return None
 
 
 def independence(case: Case) -> bool | None:
-    """One example does not move the output of another."""
+    """The output of one example does not depend on another example."""
     if case.mixes_batch:
         return False
-    params, state, outputs, _ = _run(case)
+    params, state, _, _ = case._eager
     rng = np.random.default_rng(3)
 
-    def move(x):
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            return x.at[0].set(jnp.asarray(rng.normal(size=x.shape[1:]), x.dtype))
-        return x.at[0].set(x[-1])
+    def change_first(x):
+        changed = np.array(x)
+        changed[0] = rng.normal(size=x.shape[1:]) if jnp.issubdtype(x.dtype, jnp.floating) else changed[-1]
+        return jnp.asarray(changed)
 
-    after, _ = _apply(case, params, state, jax.tree.map(move, case.inputs))
-    _assert_same(
-        jax.tree.map(lambda y: y[1:], after),
-        jax.tree.map(lambda y: y[1:], outputs),
-        "the output of one example changes with another example of the batch; act on the trailing axes only",
-    )
+    inputs = jax.tree.map(change_first, case.inputs)
+
+    def others(inputs):
+        return jax.tree.map(lambda y: np.asarray(y)[1:], _apply_jitted(case, params, state, inputs)[0])
+
+    words = "the output of one example changes with another example of the batch; act on the trailing axes only"
+    _assert_same(others(inputs), others(case.inputs), words)
+    return None
 
 
 def dtype_kept(case: Case) -> bool | None:
-    """Floating-point outputs have the dtype of the inputs, and no dtype is promoted in silence."""
-    with jax.numpy_dtype_promotion("strict"):
-        for dtype in (jnp.float32, jnp.bfloat16):
-            cast = case._replace(inputs=_cast(case.inputs, dtype), side=_cast(case.side, dtype))
-            if not _floating(cast.inputs):
-                return False
+    """Floating-point outputs have the dtype of the inputs, and no dtype is promoted implicitly."""
+    for dtype in (jnp.float32, jnp.bfloat16):
+        cast = dataclasses.replace(case, inputs=_cast(case.inputs, dtype), side=_cast(case.side, dtype))
+        if not _floating(cast.inputs):
+            return False
+
+        def run(inputs, cast=cast):
+            return _run(dataclasses.replace(cast, inputs=inputs))
+
+        with jax.numpy_dtype_promotion("strict"):
             try:
-                _, state, outputs, after = _run(cast)
+                traced = jax.jit(run).trace(cast.inputs)
             except Exception as error:
                 if type(error).__name__ != "TypePromotionError":
                     raise
                 words = str(error).split(" have no")[0]
                 raise AssertionError(
                     f"for inputs of {jnp.dtype(dtype)}, arrays of unequal dtype meet ({words}); cast explicitly, as in "
-                    'params["kernel"].astype(x.dtype), so that nothing is promoted in silence.'
+                    'params["kernel"].astype(x.dtype), so that no dtype is promoted implicitly.'
                 ) from error
-            for y in jax.tree.leaves(outputs):
-                assert not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype == dtype, (
-                    f"inputs of {jnp.dtype(dtype)} come out as {y.dtype}; compute in the dtype of the input."
-                )
-                assert not y.weak_type, "an output is weakly typed; give constants a dtype."
-            assert as_shapes(after) == as_shapes(state), (
-                f"the state goes in as {as_shapes(state)} and comes out as {as_shapes(after)}; keep shapes and dtypes."
+            if dtype == jnp.bfloat16:  # the other laws compile it in float32
+                traced.lower()
+        avals = jax.tree.unflatten(jax.tree.structure(traced.out_info), traced.jaxpr.out_avals)
+        for y in jax.tree.leaves(avals.outputs):
+            assert not jnp.issubdtype(y.dtype, jnp.floating) or y.dtype == dtype, (
+                f"the output for inputs of {jnp.dtype(dtype)} is {y.dtype}; compute in the dtype of the input."
             )
+            assert not y.weak_type, "an output is weakly typed; give constants a dtype."
+        before, after = as_shapes(avals.state), as_shapes(avals.next_state)
+        assert before == after, f"the state changes from {before} to {after}; keep its shapes and dtypes."
+    return None
 
 
 def derivatives_agree(case: Case) -> bool | None:
     """Forward mode, reverse mode and finite differences agree (in float64)."""
+    params, state, outputs, _ = case._eager
     with jax.enable_x64(True):
-        case = case._replace(inputs=_cast(case.inputs, jnp.float64), side=_cast(case.side, jnp.float64))
-        params, state, _, _ = _run(case)
-        params = _cast(params, jnp.float64)
-        f, x = _smooth_part(case, params, state)
-        if not jax.tree.leaves(x):
+        cast = dataclasses.replace(case, inputs=_cast(case.inputs, jnp.float64), side=_cast(case.side, jnp.float64))
+        if jax.tree.leaves(state):  # in the dtypes that init gives it for float64 inputs
+            wide = jax.eval_shape(lambda inputs: _init(dataclasses.replace(cast, inputs=inputs))[1], cast.inputs)
+            state = jax.tree.map(lambda leaf, like: _as_dtype(leaf, like.dtype), state, wide)
+        f, x = _differentiable_part(cast, _cast(params, jnp.float64), state, cast.inputs)
+        cotangent = _random_like(_cast(_partition(outputs)[0], jnp.float64), 2)
+        if not (x and cotangent):
             return False
-        cotangent = _like(jax.eval_shape(f, x), 2)
-        if not cotangent:
-            return False
-        step = 1e-6
 
         @jax.jit
-        def derivatives(x, direction, cotangent):
-            y, tangent = jax.jvp(f, (x,), (direction,))
-            ahead = f([a + step * b for a, b in zip(x, direction, strict=True)])
-            behind = f([a - step * b for a, b in zip(x, direction, strict=True)])
-            return y, tangent, jax.vjp(f, x)[1](cotangent)[0], ahead, behind
+        def derivatives(x, direction, cotangent, shifted):
+            y, tangent, _ = jax.jvp(f, (x,), (direction,), has_aux=True)
+            _, pull, _ = jax.vjp(f, x, has_aux=True)
+            pulled = pull([u.astype(leaf.dtype) for u, leaf in zip(cotangent, y, strict=True)])[0]
+            return y, tangent, pulled, jax.lax.map(lambda x: f(x)[0], shifted)
 
-        direction = _like(x, 1)
-        y, tangent, pulled, ahead, behind = derivatives(x, direction, cotangent)
-        forward, reverse = _dot(cotangent, tangent), _dot(pulled, direction)
-        size = 1e-30 + float(jnp.sqrt(_dot(tangent, tangent) * _dot(cotangent, cotangent)))
-        difference = _dot(cotangent, [(a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True)])
-        modes_agree, difference_agrees = abs(forward - reverse) <= 1e-9 * size, abs(difference - forward) <= 1e-6 * size
-        if not (modes_agree and difference_agrees):
-            single = [bool((leaf == leaf.astype(jnp.float32).astype(jnp.float64)).all()) for leaf in y]
-            assert not all(single), (
-                "the outputs for float64 inputs have only the digits of float32, so the derivative cannot be checked; "
-                "compute in the dtype of the input, and widen only what is narrower than float32."
-            )
-        assert modes_agree, f"forward and reverse mode differ: <u, J v> is {forward} and <J'u, v> is {reverse}."
-        assert difference_agrees, f"the derivative differs from the finite difference: {forward} against {difference}."
+        step, direction = 1e-6, _random_like(x, 1)
+        shifted = [np.asarray(a) + step * np.stack([b, -b]) for a, b in zip(x, direction, strict=True)]
+        results = derivatives(x, direction, cotangent, shifted)
+        y, tangent, pulled, ahead_behind = jax.tree.map(np.asarray, results)
+    forward, reverse = _dot(cotangent, tangent), _dot(pulled, direction)
+    size = 1e-30 + float(np.sqrt(_dot(tangent, tangent) * _dot(cotangent, cotangent)))
+    difference = _dot(cotangent, [(ahead - behind) / (2 * step) for ahead, behind in ahead_behind])
+    modes_agree, difference_agrees = abs(forward - reverse) <= 1e-9 * size, abs(difference - forward) <= 1e-6 * size
+    if not (modes_agree and difference_agrees):
+        assert not all((leaf == leaf.astype(np.float32)).all() for leaf in y), (
+            "the outputs for float64 inputs have only the digits of float32, so the derivative cannot be checked; "
+            "compute in the dtype of the input, and widen only what is narrower than float32."
+        )
+    assert modes_agree, f"forward and reverse mode differ: <u, J v> is {forward} and <J'u, v> is {reverse}."
+    assert difference_agrees, f"the derivative differs from the finite difference: {forward} against {difference}."
+    return None
 
 
 def scan_and_remat(case: Case) -> None:
-    """Inside ``lax.scan`` and under ``jax.checkpoint`` values and gradients stay what they are."""
-    params, state, outputs, _ = _run(case)
-    f, x = _smooth_part(case, params, state)
+    """Inside ``lax.scan`` and under ``jax.checkpoint`` values and gradients are those of a plain call."""
+    params, state, outputs, _ = case._eager
+    f, x = _differentiable_part(case, params, state, case.inputs)
+    cotangent = _random_like(_partition(outputs)[0], 2)
 
-    def total(x, f=f):
-        return sum((y.astype(jnp.float32) ** 2).sum() for y in jax.tree.leaves(f(x)))
+    def looped(x):
+        loop = [a[None] for a in x], jax.random.clone(case.key)[None]
+        _, found = jax.lax.scan(lambda carry, each: (carry, jax.checkpoint(f)(*each)), None, loop)
+        return jax.tree.map(lambda y: y[0], found)
 
-    def step(carry, inputs):
-        return carry, _apply(case, params, state, inputs)[0]
+    @jax.jit
+    def looped_pullback(x, cotangent):
+        y, pull, rest = jax.vjp(looped, x, has_aux=True)
+        return (y, rest), pull(cotangent)[0]
 
-    _, scanned = jax.lax.scan(step, 0, jax.tree.map(lambda a: a[None], case.inputs))
-    _assert_same(jax.tree.map(lambda y: y[0], scanned), outputs, "apply computes something else inside lax.scan", 1e-5)
-    if jax.tree.leaves(x) and jax.tree.leaves(jax.eval_shape(f, x)):
-        plain, again = jax.jit(jax.grad(total))(x), jax.jit(jax.grad(jax.checkpoint(total)))(x)
-        _assert_same(again, plain, "gradients change under jax.checkpoint", 1e-4)
+    values, gradients = looped_pullback(x, cotangent)
+    words = "apply computes something else inside lax.scan under jax.checkpoint"
+    _assert_same(values, _partition(outputs), words, 1e-5)
+    if x and cotangent:
+        _, plain = case._jitted_pullback(params, case.inputs, cotangent)
+        _assert_same(gradients, plain, "gradients change inside lax.scan under jax.checkpoint", 1e-4)
 
 
 def no_retrace(case: Case) -> None:
     """A second call with the same shapes does not trace again."""
-    params, state, _, _ = _run(case)
-    traces = []
-
-    @jax.jit
-    def apply(params, state, inputs):
-        traces.append(None)
-        return _apply(case, params, state, inputs)
-
-    _, state = apply(params, state, case.inputs)
-    apply(jax.tree.map(lambda p: p + jnp.ones_like(p), params), state, case.inputs)
-    assert len(traces) == 1, "a second call traces again; the state changes its shape, its dtype or its weak type."
+    params, state, _, _ = case._eager
+    _, state = _apply_jitted(case, params, state, case.inputs)
+    before = len(case._traces)
+    params, _ = case._jitted_init(jax.random.fold_in(case.key, 1), case.inputs)
+    _apply_jitted(case, params, state, case.inputs)
+    words = "a second call traces again; the state changes its shape, its dtype or its weak type."
+    assert len(case._traces) == before, words
 
 
 def no_leaks(case: Case) -> None:
-    """No value of one trace is kept for another: not in ``init``, ``jit``, ``vmap``, ``grad``."""
-    shapes, side = as_shapes(case.inputs), as_shapes(_init_side(case))
+    """No value of one trace is kept for another, by ``init`` or by ``apply``, under ``jit``, ``vmap`` and ``grad``."""
+    params, state = case._initial
+    batched = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), case.inputs)
     with jax.checking_leaks():
-        made = jax.jit(lambda: case.layer.init(jax.random.clone(case.key), *shapes, **side))()
-        params, state = made if isinstance(case.layer, StatefulLayer) else (made, ())
-        f, x = _smooth_part(case, params, state)
-        jax.jit(jax.grad(lambda x: sum(y.astype(jnp.float32).sum() for y in f(x))) if x else f)(x)
+        jax.eval_shape(lambda key: _init(dataclasses.replace(case, inputs=as_shapes(case.inputs), key=key)), case.key)
+        f, x = _differentiable_part(case, params, state, case.inputs, _apply)
+        jax.eval_shape(jax.vmap(lambda inputs: _apply(case, params, state, inputs)), batched)
+        jax.eval_shape(jax.grad(lambda x: sum(y.astype(jnp.float32).sum() for y in f(x)[0])) if x else f, x)
 
 
 def finite_gradients(case: Case) -> bool | None:
-    """Outputs and gradients stay finite for inputs of zero and of +-1e4."""
+    """Outputs and gradients are finite for inputs of zero and of +-1e4."""
     if not _floating(case.inputs):
         return False
-    params, state, _, _ = _run(case)
-
-    @jax.jit
-    def value_and_gradient(params, inputs):
-        f, x = _smooth_part(case._replace(inputs=inputs), params, state)
-        y, pull = jax.vjp(f, x)
-        return y, pull(jax.tree.map(jnp.ones_like, y))
-
+    params, _, outputs, _ = case._eager
+    cotangent = [np.ones(y.shape, y.dtype) for y in _partition(outputs)[0]]
     with jax.debug_nans(False):
         for value in (0.0, 1e4, -1e4):
-            inputs = jax.tree.map(lambda x, v=value: jnp.full_like(x, v) if _floating(x) else x, case.inputs)
-            for leaf in jax.tree.leaves(value_and_gradient(params, inputs)):
-                assert jnp.isfinite(leaf).all(), f"the output or its gradient is not finite for inputs of {value}."
+            inputs = jax.tree.map(
+                lambda x, v=value: jnp.asarray(np.full_like(x, v)) if _floating(x) else x, case.inputs
+            )
+            for leaf in jax.tree.leaves(case._jitted_pullback(params, inputs, cotangent)):
+                finite = np.isfinite(np.asarray(leaf, np.float64)).all()
+                assert finite, f"the output or its gradient is not finite for inputs of {value}."
+    return None
 
 
-def unknown_side_input_refused(case: Case) -> None:
-    """A side input that is not declared is a ``TypeError``."""
-    params, state, _, _ = _run(case)
+def unknown_side_input_rejected(case: Case) -> None:
+    """A side input that is not declared is a ``TypeError`` that names it."""
+    params, state, _, _ = case._eager
     try:
-        _apply(case._replace(side={**case.side, "color": "red"}), params, state, case.inputs)
-    except TypeError:
+        _apply(dataclasses.replace(case, side={**case.side, "color": "red"}), params, state, case.inputs)
+    except TypeError as error:
+        if "color" not in str(error):
+            raise
         return
     raise AssertionError("apply takes a side input color='red' that it cannot read; declare side inputs by name.")
 
@@ -351,14 +462,46 @@ def key_used_once(case: Case) -> None:
     """No key is used twice, in ``init`` or in ``apply``."""
     with jax.debug_key_reuse(True):
         try:
-            jax.jit(lambda key: case.layer.init(key, *as_shapes(case.inputs), **as_shapes(_init_side(case))))(case.key)
+            case._jitted_init(jax.random.clone(case.key), case.inputs)
             params, state, _, _ = _run(case)
-            jax.jit(lambda key: _apply(case._replace(key=key), params, state, case.inputs))(jax.random.clone(case.key))
+            _apply_jitted(case, params, state, case.inputs)
         except jax.errors.KeyReuseError as error:
             raise AssertionError("a key is used twice; split it with jax.random.split or fold_in.") from error
 
 
-LAWS: dict[str, Callable[[Case], None]] = {
+def repr_builds_the_layer(case: Case) -> bool | None:
+    """``repr(layer)`` is an expression that builds a layer of the same params and outputs."""
+    text, names = repr(case.layer), {"jax": jax, "jnp": jnp, "partial": functools.partial}
+    names |= {function.__name__: function for function in _functions_in(case.layer)}
+    if re.search(r"<lambda>|<\w+: (Stateful)?Layer>", text):  # what has no name cannot be read back
+        return False
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise AssertionError(
+            f"the layer prints as {text}, which is not an expression; build it by a builder."
+        ) from error
+    _assert_same_program(dataclasses.replace(case, layer=eval(text, names)), case, "the layer that its repr builds")
+    return None
+
+
+def copies_are_equal(case: Case) -> None:
+    """``copy.deepcopy``, ``pickle`` and ``cloudpickle`` (where it is installed) give a layer that computes the same.
+
+    ``pickle`` takes a layer by the names of its functions, so it is checked where all of them can be imported.
+    """
+    copies: dict[str, Callable] = {"copy.deepcopy": copy.deepcopy}
+    if all(map(_importable, _functions_in(case.layer))):
+        copies["pickle"] = lambda layer: pickle.loads(pickle.dumps(layer))
+    if importlib.util.find_spec("cloudpickle"):
+        import cloudpickle
+
+        copies["cloudpickle"] = lambda layer: pickle.loads(cloudpickle.dumps(layer))
+    for name, make in copies.items():
+        _assert_same_program(dataclasses.replace(case, layer=make(case.layer)), case, f"the layer copied by {name}")
+
+
+LAWS: dict[str, Law] = {
     law.__name__: law
     for law in (
         repeatable,
@@ -373,62 +516,73 @@ LAWS: dict[str, Callable[[Case], None]] = {
         no_retrace,
         no_leaks,
         finite_gradients,
-        unknown_side_input_refused,
+        unknown_side_input_rejected,
         key_used_once,
+        repr_builds_the_layer,
+        copies_are_equal,
     )
 }
 
 
-# ---- what they share ------------------------------------------------------------------------
+# ---- calls of a layer -----------------------------------------------------------------------
 
 
-def _init_side(case):
+def _init_side(case: Case) -> dict[str, Any]:
     """Those of the case's side inputs that ``init`` reads."""
     declared = side_inputs(case.layer.init)
     return {name: value for name, value in case.side.items() if name in declared}
 
 
-def _params(case, made):
-    return made[0] if isinstance(case.layer, StatefulLayer) else made
-
-
-def _apply(case, params, state, inputs):
-    """Outputs and next state, with a clone of the key where the layer reads one and the case trains."""
-    side = dict(case.side)
-    if "key" in side_inputs(case.layer):
-        side["key"] = jax.random.clone(case.key)
-    return require_pair("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
-
-
-def _run(case):
-    """Params, state, outputs and next state; a layer that learns its state has learned once before evaluation."""
+def _init(case: Case) -> tuple[Tree, Tree]:
+    """Params and state."""
     made = stateful(case.layer).init(jax.random.clone(case.key), *case.inputs, **_init_side(case))
     params, state = require_pair("init", "(params, state)", made)
     for leaf in jax.tree.leaves(made):
         assert hasattr(leaf, "dtype"), (
-            f"init made {describe_any(leaf)} among params and state; make arrays, as in jnp.zeros((), jnp.int32)."
+            f"init made {describe(leaf)} among params and state; make arrays, as in jnp.zeros((), jnp.int32)."
         )
+    return params, state
+
+
+def _apply(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any = None) -> tuple[Tree, Tree]:
+    """Outputs and next state, with a clone of the key (of the case, unless given) where the layer reads one."""
+    side = dict(case.side)
+    if "key" in side_inputs(case.layer):
+        side["key"] = jax.random.clone(case.key if key is None else key)
+    return require_pair("apply", "(outputs, state)", stateful(case.layer).apply(params, state, *inputs, **side))
+
+
+def _apply_jitted(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any = None) -> tuple[Tree, Tree]:
+    """The same under ``jit``."""
+    return case._jitted_apply(jax.random.clone(case.key if key is None else key), params, state, inputs)
+
+
+def _run(case: Case, *initial: Tree) -> _Run:
+    """Params, state, outputs and next state; before evaluation, one call in training mode updates the state."""
+    params, state = initial or _init(case)
     if jax.tree.leaves(state) and "train" in side_inputs(case.layer) and not case.side.get("train"):
-        _, state = _apply(case._replace(side={**case.side, "train": True}), params, state, case.inputs)
-    return params, state, *_apply(case, params, state, case.inputs)
+        _, state = _apply(dataclasses.replace(case, side={**case.side, "train": True}), params, state, case.inputs)
+    return _Run(params, state, *_apply(case, params, state, case.inputs))
 
 
-def _without_chance(case):
+def _without_chance(case: Case) -> Case | None:
     """The case as it is, or in evaluation where it draws at random, or ``None`` where it draws even there."""
-    for side in (case.side, {**case.side, "train": False}):
-        tried = case._replace(side=side, mixes_batch=case.mixes_batch and side is case.side)
-        if "key" not in side_inputs(case.layer):
-            return tried
-        params, state, one, _ = _run(tried)
-        other, _ = _apply(tried._replace(key=jax.random.fold_in(case.key, 1)), params, state, case.inputs)
-        if all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), one, other))):
+    if "key" not in side_inputs(case.layer):
+        return case
+    evaluation = dataclasses.replace(case, side={**case.side, "train": False}, mixes_batch=False)
+    for tried in (case, evaluation):
+        params, state, one, _ = tried._eager
+        other_key = dataclasses.replace(tried, key=jax.random.fold_in(jax.random.clone(case.key), 1))
+        other, _ = _apply(other_key, params, state, case.inputs)
+        same = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+        if all((np.asarray(a) == np.asarray(b)).all() for a, b in same):
             return tried
         if "train" not in side_inputs(case.layer):
             return None
     return None
 
 
-def _side_axes(case):
+def _side_axes(case: Case) -> dict[str, int | None]:
     """For ``vmap``: 0 for the side inputs that hold one entry per example, ``None`` for other arrays."""
     batch = case.inputs[0].shape[0]
     arrays = split_side(case.side)[0]
@@ -438,57 +592,107 @@ def _side_axes(case):
     }
 
 
-def _floating(tree):
+# ---- the part of a layer that has derivatives -----------------------------------------------
+
+
+def _floating(tree: Tree) -> bool:
     return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(tree))
 
 
-def _cast(tree, dtype):
-    def cast(leaf):
-        return leaf.astype(dtype) if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+def _partition(outputs: Tree) -> tuple[list, list]:
+    """The floating-point leaves, and the others."""
+    leaves = jax.tree.leaves(outputs)
+    return [y for y in leaves if _floating(y)], [y for y in leaves if not _floating(y)]
 
-    return jax.tree.map(cast, tree)
 
+def _differentiable_part(
+    case: Case, params: Tree, state: Tree, inputs: tuple, apply: Callable = _apply_jitted
+) -> tuple[Callable, list]:
+    """The layer as a function of its floating-point params and inputs, and these; it returns a `_partition`."""
+    leaves, tree = jax.tree.flatten((params, inputs))
+    moving = [i for i, leaf in enumerate(leaves) if _floating(leaf)]
 
-def _smooth_part(case, params, state):
-    """The layer as a function of its floating-point params and inputs, returning its floating-point outputs."""
-    leaves, tree = jax.tree.flatten((params, case.inputs))
-    moving = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-
-    def f(x):
+    def f(x, key=None):
         filled = list(leaves)
         for i, leaf in zip(moving, x, strict=True):
             filled[i] = leaf
         params, inputs = jax.tree.unflatten(tree, filled)
-        outputs, _ = _apply(case, params, state, inputs)
-        return [y for y in jax.tree.leaves(outputs) if jnp.issubdtype(y.dtype, jnp.floating)]
+        return _partition(apply(case, params, state, inputs, key)[0])
 
     return f, [leaves[i] for i in moving]
 
 
-def _like(tree, seed):
+# Arithmetic of the laws themselves is NumPy's, since JAX compiles each operation for each shape.
+
+
+def _as_numpy(x) -> np.ndarray:
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+
+def _as_dtype(leaf, dtype: DTypeLike):
+    return leaf if leaf.dtype == dtype else jnp.asarray(np.asarray(leaf).astype(dtype))
+
+
+def _cast(tree: Tree, dtype: DTypeLike) -> Tree:
+    def cast(leaf):
+        return _as_dtype(leaf, dtype) if hasattr(leaf, "dtype") and _floating(leaf) else leaf
+
+    return jax.tree.map(cast, tree)
+
+
+def _random_like(tree: Tree, seed: int) -> Tree:
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), tree)
+    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), tree)
 
 
-def _dot(a, b):
-    return sum(float((x * y).sum()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+def _dot(a: list, b: list) -> float:
+    return sum(float((x * y).sum()) for x, y in zip(a, b, strict=True))
 
 
-def _assert_same(came, expected, sentence, tolerance=0.0):
-    assert jax.tree.structure(came) == jax.tree.structure(expected), f"{sentence}: the trees differ."
-    for a, b in zip(jax.tree.leaves(came), jax.tree.leaves(expected), strict=True):
-        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
+# ---- comparisons ----------------------------------------------------------------------------
+
+
+def _assert_same(got: Tree, expected: Tree, sentence: str, tolerance: float = 0.0) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected), f"{sentence}: the trees differ."
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{sentence}: {describe(a)} instead of {describe(b)}."
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        a, b = (_as_numpy(x).astype(np.float64) for x in (a, b))
         worst = np.max(np.abs(a - b), initial=0.0)
         by = f" (by {worst:.2g})" if tolerance else ""
         assert worst <= tolerance * (1 + np.max(np.abs(b), initial=0.0)), f"{sentence}{by}."
 
 
-def _assert_annotated(annotation, value, what):
+def _assert_annotated(annotation: Any, value: Any, what: str) -> None:
     if not hasattr(annotation, "dims"):
         return
     assert isinstance(value, annotation), (
-        f"{what} is annotated as {annotation.__name__}, but {describe(value)} came; state its real shape."
+        f"{what} is annotated as {annotation.__name__}, but is {describe(value)}; state its actual shape."
     )
+
+
+def _assert_same_program(got: Case, expected: Case, what: str) -> None:
+    """``init`` and ``apply`` of both cases have one jaxpr and equal constants, hence equal params and outputs."""
+    (text, constants), (expected_text, expected_constants) = got._program, expected._program
+    assert text == expected_text, f"{what} computes something else; let its builder depend on its arguments only."
+    for a, b in zip(constants, expected_constants, strict=True):
+        np.testing.assert_array_equal(a, b, f"{what} has other constants")
+
+
+def _functions_in(value: Any) -> list[Callable]:
+    """The functions that a layer is built of: builders, and the functions among their arguments."""
+    call = value._call if isinstance(value, RecordedFunction) else getattr(value, "call", None)
+    if isinstance(call, Call):
+        own = [] if call.function in (as_layer, stateful) else [call.function]
+        return own + [f for each in (*call.args, *call.kwargs.values()) for f in _functions_in(each)]
+    if isinstance(value, functools.partial):
+        return [f for each in (value.func, *value.args, *value.keywords.values()) for f in _functions_in(each)]
+    if isinstance(value, (tuple, list)):
+        return [f for each in value for f in _functions_in(each)]
+    return [value] if callable(value) and hasattr(value, "__name__") else []
+
+
+def _importable(function: Callable) -> bool:
+    found = sys.modules.get(getattr(function, "__module__", None) or "")
+    for part in function.__qualname__.split(".") if hasattr(function, "__qualname__") else ("?",):
+        found = getattr(found, part, None)
+    return found is function

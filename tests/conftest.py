@@ -1,5 +1,6 @@
-"""Strict modes for every test: what a silent mistake would hide behind is switched off before JAX starts."""
+"""The configuration of every test: the strict modes of JAX, and settings that make many small compilations cheap."""
 
+import gc
 import importlib.metadata
 import os
 import sys
@@ -7,20 +8,23 @@ from pathlib import Path
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
 # Without fusion emitters, which later jaxlibs cannot leave out, small programs compile in less than half the time.
+# Code of a program is generated in one piece: to split it for several threads costs more than it saves.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    + " --xla_cpu_use_fusion_emitters=false" * importlib.metadata.version("jaxlib").startswith("0.10."),
+    " --xla_cpu_parallel_codegen_split_count=1"
+    + " --xla_cpu_use_fusion_emitters=false"
+    * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
-# What one test compiled, the next ones and the next run read from disk: a third of the time. Each process has a folder
-# of its own, since one that reads what another is writing finds half of it.
+# Tests read from disk what an earlier test or run compiled: a run that finds everything takes a third of the time. Each
+# process has its own folder, since JAX does not lock the files while it writes them.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",
     str(Path(__file__).parent.parent / ".cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main")),
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA takes its own preferences for features that the machine lacks
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA warns of CPU features that it prefers not to use
 os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -34,10 +38,20 @@ from hypothesis import settings
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
 
+# Traces are many small objects. With its default thresholds, the garbage collector goes through all of them so often
+# that it takes a sixth of the time of the tests.
+gc.set_threshold(100_000, 50, 10)
+
+
+def pytest_collection_finish():
+    """Exclude from garbage collection what the modules hold, which lives as long as the process."""
+    gc.collect()
+    gc.freeze()
+
 
 @pytest.fixture(autouse=True)
-def _no_open_pictures():
-    """Pictures of one test are closed before the next."""
+def _close_figures():
+    """Close the figures of a test before the next one."""
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
@@ -45,7 +59,7 @@ def _no_open_pictures():
 
 @pytest.fixture
 def sentences():
-    """Errors as users meet them, without the checks of shape annotations that the tests switch on."""
+    """Errors as users see them, without the checks of annotations by jaxtyping and beartype in the tests."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -53,7 +67,7 @@ def sentences():
 
 @pytest.fixture
 def as_a_user_has_it():
-    """optax cannot work under strict promotion, and the check for NaN switches donation off."""
+    """The default configuration: optax needs standard promotion, and the check for NaN disables donation."""
     import jax
 
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):

@@ -1,4 +1,4 @@
-"""What a row of the zoo holds; the rows of each family stand in a file of their own, ``zoo_<family>.py``."""
+"""The type of a row of the zoo; the rows of each family are in ``zoo_<family>.py``."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from jaxblocks import Layer, StatefulLayer
 
 
 class Specimen(NamedTuple):
-    """A layer to try: its builder's public name ("" for layers made for the tests), inputs, and its formula.
+    """A layer of the zoo: the public name of its builder ("" for layers made for the tests), its inputs, its formula.
 
-    ``shapes`` are those of random inputs; where an input is not a float array, it is that array itself.
+    ``shapes`` has the shape of each random floating-point input, or the input itself where it is another array.
     """
 
     public: str

@@ -1,5 +1,8 @@
 """Every law over every layer of the zoo, and each layer against its reference."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ from zoo import ZOO, Center, Noise
 
 import jaxblocks
 from jaxblocks import Layer, StatefulLayer, stateful
+from jaxblocks.core import builder
 from jaxblocks.testing import LAWS, Case, check_layer
 
 
@@ -18,33 +22,45 @@ def test_the_layer_computes_its_formula(name):
     row = ZOO[name]
     with jax.enable_x64(True):
         inputs = tuple(x.astype(jnp.float64) if x.dtype == jnp.float32 else x for x in row.inputs())
-        params, state = stateful(row.layer).init(jax.random.key(1), *inputs)
-        params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases are not zero
-        outputs, _ = stateful(row.layer).apply(params, state, *inputs, **row.side)
+
+        @jax.jit
+        def run(inputs):
+            params, state = stateful(row.layer).init(jax.random.key(1), *inputs)
+            params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases are not zero
+            return params, stateful(row.layer).apply(params, state, *inputs, **row.side)[0]
+
+        params, outputs = run(inputs)
         expected = row.reference(jax.tree.map(lambda p: np.asarray(p, np.float64), params), *map(np.asarray, inputs))
         jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12), outputs, expected)
+
+
+@functools.lru_cache(maxsize=1)  # the laws of a row run one after the other and share its cases
+def cases(name):
+    """The cases of a row: in training, where the layer has a training mode of its own, and as the row states it."""
+    row = ZOO[name]
+    case = Case(row.layer, row.inputs(), row.side, jax.random.key(0), row.mixes_batch)
+    if "train" not in jaxblocks.side_inputs(row.layer) or "train" in row.side:
+        return (case,)
+    in_training = dataclasses.replace(case, side={**row.side, "train": True})
+    return in_training, dataclasses.replace(case, mixes_batch=False)
 
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", ZOO)
 def test_the_law_holds(name, law):
-    """Each law of `jaxblocks.testing` holds for each layer, in evaluation and where it is random or learns."""
-    row = ZOO[name]
-    case = Case(row.layer, row.inputs(), row.side, jax.random.key(0), row.mixes_batch)
-    if "train" in jaxblocks.side_inputs(row.layer) and "train" not in row.side:
-        LAWS[law](case._replace(side={**row.side, "train": True}))
-        case = case._replace(mixes_batch=False)
-    LAWS[law](case)
+    """Each law of `jaxblocks.testing` holds for each layer, in training and in evaluation."""
+    for case in cases(name):
+        LAWS[law](case)
 
 
 def test_every_public_layer_has_a_row():
-    """A public name in CamelCase that builds a layer and has no specimen fails here."""
+    """Each public builder (a name in CamelCase that is no class) has a row in the zoo."""
     public = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__ if name[0].isupper()}
     builders = {name for name, value in public.items() if callable(value) and not isinstance(value, type)}
     assert builders == {row.public for row in ZOO.values()} - {""}
 
 
-# ---- the checker must be able to fail -------------------------------------------------------
+# ---- each law rejects a layer that breaks it --------------------------------------------------
 
 
 def no_params(key, x):
@@ -105,14 +121,21 @@ def scaling(params, x):
     return x * jnp.broadcast_to(params["scale"][..., None], x.shape).astype(x.dtype)
 
 
-def counting(params, x, calls=[0]):  # noqa: B006  (the hidden state is the point)
+def counting(params, x, calls=[0]):  # noqa: B006  (hidden state breaks the law)
     calls[0] += 1
     return x + jnp.asarray(calls[0], x.dtype)
 
 
-def leaking(params, x, kept=[]):  # noqa: B006  (what is kept is the point)
+def leaking(params, x, kept=[]):  # noqa: B006  (a value that is kept breaks the law)
     kept.append(x)
     return x + kept[0] if isinstance(kept[0], float) else x
+
+
+@builder
+def Growing(calls=[]):  # noqa: B006  (hidden state breaks the law)
+    calls.append(None)
+    factor = float(len(calls))
+    return Layer(no_params, lambda params, x: x * jnp.asarray(factor, x.dtype))
 
 
 ROWS = jnp.asarray([[0.3, -1.2], [0.7, 0.1], [1.9, 0.4]], jnp.float32)
@@ -124,7 +147,7 @@ BROKEN = {
     "dtype_kept": Layer(no_params, widening),
     "shapes_as_stated": Layer(no_params, misstated),
     "key_used_once": Layer(no_params, reusing),
-    "unknown_side_input_refused": Layer(no_params, swallowing),
+    "unknown_side_input_rejected": Layer(no_params, swallowing),
     "no_retrace": StatefulLayer(lambda key, x: ((), jnp.zeros((), jnp.int32)), drifting),
     "derivatives_agree": Layer(no_params, wrong_derivative),
     "finite_gradients": Layer(no_params, exploding),
@@ -132,6 +155,8 @@ BROKEN = {
     "jit_is_eager": Layer(no_params, counting),
     "scan_and_remat": Layer(no_params, counting),
     "repeatable": Layer(no_params, counting),
+    "repr_builds_the_layer": Growing(),
+    "copies_are_equal": Growing(),
 }
 
 
@@ -172,7 +197,7 @@ def test_check_layer_passes_good_layers_and_names_its_laws():
 
 
 def test_side_inputs_of_each_example_go_with_it():
-    """A layer that takes another example's side input is found out."""
+    """A layer that uses the side input of another example breaks a law."""
 
     def shifted(params, x, *, time):
         return x * jnp.broadcast_to(jnp.roll(time, 1)[..., None], x.shape)
@@ -186,12 +211,12 @@ def test_side_inputs_of_each_example_go_with_it():
     assert "vmap_is_batch" in check_layer(Layer(no_params, right), x, time=time)
 
 
-def test_what_hides_a_counter_is_told_once():
+def test_hidden_state_is_reported_once():
     with pytest.raises(AssertionError, match=r"breaks 1 of \d+ laws:\n- repeatable: two equal calls"):
         check_layer(Layer(no_params, counting), jnp.ones((3, 2)))
 
 
-def test_an_error_of_every_law_is_told_once():
+def test_an_error_of_every_law_is_reported_once():
     def failing(params, x):
         raise ValueError("no")
 
@@ -219,7 +244,7 @@ def test_a_builder_that_was_not_called():
 
 
 @pytest.mark.parametrize("inputs", [(), (jnp.ones(()),), (jnp.ones((1, 2)),), ([1.0, 2.0],)])
-def test_check_layer_asks_for_a_batch(inputs):
+def test_check_layer_needs_a_batch(inputs):
     with pytest.raises(ValueError, match="leading batch axis of at least 2"):
         check_layer(Noise(), *inputs)
 
@@ -236,17 +261,20 @@ def test_annotations_of_functions_and_of_stateful_layers_are_checked():
             check_layer(wrong, ROWS, laws={"shapes_as_stated": LAWS["shapes_as_stated"]})
 
 
-def test_a_stateful_layer_that_returns_one_thing_is_told():
+def test_a_stateful_layer_must_return_a_pair():
     for wrong, words in (
-        (StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x), r"must return \(outputs, state\)"),
-        (StatefulLayer(lambda key, x: jnp.ones(3), lambda params, state, x: (x, state)), r"must return \(params, st"),
-        (StatefulLayer(lambda key, x: ((), 0), lambda params, state, x: (x, state)), "init made an int among"),
+        (StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x), r"to return \(outputs, state\)"),
+        (
+            StatefulLayer(lambda key, x: jnp.ones(3), lambda params, state, x: (x, state)),
+            r"to return \(params, state\)",
+        ),
+        (StatefulLayer(lambda key, x: ((), 0), lambda params, state, x: (x, state)), "init made 0 among"),
     ):
         with pytest.raises(AssertionError, match=words):
             check_layer(wrong, ROWS)
 
 
-def test_what_is_promoted_in_silence_is_told_with_the_cast_to_write():
+def test_implicit_promotion_is_reported_with_the_cast_to_write():
     layer = Layer(lambda key, x: {"w": jnp.ones((2, 2))}, lambda params, x: x @ params["w"])
     with pytest.raises(AssertionError, match=r"bfloat16.*astype\(x.dtype\)"):
         check_layer(layer, ROWS)

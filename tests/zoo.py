@@ -16,11 +16,13 @@ import zoo_recurrent
 from specimen import Specimen
 
 from jaxblocks import MLP, Bias, Dense, Layer, Parallel, Recurrent, Repeat, Residual, Serial, StatefulLayer, Wire, relu
+from jaxblocks.core import builder
 from jaxblocks.precision import wide_dtype
 
-# ---- layers made for the tests: they carry what the library's own will carry -----------------
+# ---- layers made for the tests ----------------------------------------------------------------
 
 
+@builder
 def Noise():
     """Multiplies by random signs while it trains: a layer that reads ``train`` and ``key``."""
 
@@ -37,6 +39,7 @@ def Noise():
     return Layer(init, apply)
 
 
+@builder
 def Center(momentum=0.9):
     """Subtracts the batch mean while it trains, a running mean in evaluation: a layer with state."""
 
@@ -54,6 +57,7 @@ def Center(momentum=0.9):
     return StatefulLayer(init, apply)
 
 
+@builder
 def TanhCell(features):
     """The simple recurrent cell h' = tanh(x W + h U + b); its state is its carry."""
 

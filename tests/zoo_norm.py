@@ -22,10 +22,12 @@ from jaxblocks import (
     StochasticDepth,
     WeightNorm,
 )
+from jaxblocks.core import builder
 
 REAL = np.array([[True, True], [False, True], [True, False]])
 
 
+@builder
 def settled(layer, settle):
     """The layer with a state that it might have reached in training: ``settle`` of that of ``init``."""
 
@@ -42,6 +44,7 @@ def measured(state):
     return {name: filled[name] for name in state}
 
 
+@builder
 def as_wide_as_x(layer):
     """The layer with params of float64 where its input is, so that normalized kernels are not rounded to float32."""
 
