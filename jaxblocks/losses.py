@@ -22,6 +22,7 @@ Half precision is computed in float32 and returned in its own dtype.
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
-from jaxblocks.checks import check_values, checkable, describe, require_floating
+from jaxblocks.checks import Range, check_values, checkable, checked, describe, public_name, require
 from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_distribution, check_labels, is_distribution
 
@@ -57,54 +58,40 @@ __all__ = [
 ]
 
 
-def _match(where, **two):
-    """Two floating-point arrays of equal shape, widened, and the dtype of the result."""
-    require_floating(where, **two)
-    (first, a), (second, b) = two.items()
-    if a.shape != b.shape:
-        raise ValueError(
-            f"{where} expects {first} and {second} of equal shape, since it broadcasts nothing, but {first} is "
-            f"{describe(a)} and {second} is {describe(b)}; reshape one of them, for example with [..., None] or "
-            ".squeeze(-1)."
-        )
-    dtype = jnp.promote_types(a.dtype, b.dtype)
-    return widen(a), widen(b), dtype
+Base = Annotated[float, Range(1, open_below=True)]
+"""Of a logarithm: 2 for bits, e for nats."""
+
+
+def _widen(a, b):
+    """Two arrays in the dtype to compute in, and the dtype of the result."""
+    return widen(a), widen(b), jnp.promote_types(a.dtype, b.dtype)
 
 
 def _size(x):
-    """|x| with derivative 0 at 0, where ``jnp.abs`` has 1: no push away from a perfect fit."""
+    """|x| with derivative 0 at 0, where ``jnp.abs`` has 1: so that the gradient at a perfect fit is 0."""
     return x * jnp.sign(x)
 
 
-def _require_last_axis(where, x):
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise ValueError(
-            f"{where} reduces the last axis, which must have at least one entry, but {describe(x)} came; "
-            "give a single number a last axis with [..., None]."
-        )
+def _check_last_axis(x):
+    require(x.shape[-1] > 0, "at least one entry on the last axis", x)
 
 
-def _require_positive(where, **numbers):
-    for name, value in numbers.items():
-        if not isinstance(value, Tracer) and not value > 0:
-            raise ValueError(f"{where} expects {name} > 0, but {value} came; 1.0 is the usual start.")
+def _check_positive(name, value):
+    if not isinstance(value, Tracer):
+        require(value > 0, f"{name} > 0", f"{value}", "1.0 is a common first choice")
 
 
 # Between distributions -----------------------------------------------------------------------------------------------
 
 
-def _match_distributions(where, check, **two):
-    p, q, dtype = _match(where, **two)
-    _require_last_axis(where, p)
-    check_distribution(where, check=check, **two)
-    return p, q, dtype
+def _match_distributions(p, q, *, check):
+    """Two distributions in the dtype to compute in, and the dtype of the result."""
+    _check_last_axis(p)
+    check_distribution(check=check, p=p, q=q)
+    return _widen(p, q)
 
 
-def _in_base(where, nats, base, dtype):
-    if not base > 1:
-        raise ValueError(
-            f"{where} expects a logarithm of base > 1, but base={base} came; use 2 for bits, math.e for nats."
-        )
+def _in_base(nats, base, dtype):
     return (nats / math.log(base)).astype(dtype)
 
 
@@ -115,9 +102,8 @@ def _relative_entropy(p, q):
     return jnp.sum(p * (log_p - log_q), -1)
 
 
-def entropy(
-    p: Float[Array, "*batch classes"], base: int | float = math.e, *, check: bool = False
-) -> Float[Array, "*batch"]:
+@checked
+def entropy(p: Float[Array, "*batch classes"], *, base: Base = math.e, check: bool = False) -> Float[Array, "*batch"]:
     """Uncertainty of a distribution: the expected length of the best code for it.
 
     H(P) = -sum_i P_i log P_i with 0 log 0 = 0, in nats, or in bits with ``base=2``. Between 0 (a point mass) and
@@ -133,18 +119,18 @@ def entropy(
 
     Source: Diehl 2023, section 1.4.
     """
-    require_floating("entropy", p=p)
-    _require_last_axis("entropy", p)
-    check_distribution("entropy", check=check, p=p)
+    _check_last_axis(p)
+    check_distribution(check=check, p=p)
     wide = widen(p)
-    return _in_base("entropy", jnp.sum(wide * -jnp.log(jnp.where(wide == 0, 1.0, wide)), -1), base, p.dtype)
+    return _in_base(jnp.sum(wide * -jnp.log(jnp.where(wide == 0, 1.0, wide)), -1), base, p.dtype)
 
 
+@checked
 def cross_entropy(
     p: Float[Array, "*batch classes"],
     q: Float[Array, "*batch classes"],
-    base: int | float = math.e,
     *,
+    base: Base = math.e,
     check: bool = False,
 ) -> Float[Array, "*batch"]:
     """Expected length of a code made for the distribution ``q`` when the truth is ``p``.
@@ -169,16 +155,17 @@ def cross_entropy(
     Sources: Diehl 2023, section 1.4 (Remark 1.10 for the slots); Krapac & Segvic, Deep feed-forward models; Cevher,
     Mathematics of Data.
     """
-    p, q, dtype = _match_distributions("cross_entropy", check, p=p, q=q)
+    p, q, dtype = _match_distributions(p, q, check=check)
     log_q = jnp.log(jnp.where((p == 0) & (q == 0), 1.0, q))
-    return _in_base("cross_entropy", jnp.sum(p * -log_q, -1), base, dtype)
+    return _in_base(jnp.sum(p * -log_q, -1), base, dtype)
 
 
+@checked
 def kl_divergence(
     p: Float[Array, "*batch classes"],
     q: Float[Array, "*batch classes"],
-    base: int | float = math.e,
     *,
+    base: Base = math.e,
     check: bool = False,
 ) -> Float[Array, "*batch"]:
     """Kullback-Leibler divergence: the expected extra code length when ``q`` is taken for the truth ``p``.
@@ -203,15 +190,16 @@ def kl_divergence(
 
     Source: Diehl 2023, section 1.4.
     """
-    p, q, dtype = _match_distributions("kl_divergence", check, p=p, q=q)
-    return _in_base("kl_divergence", _relative_entropy(p, q), base, dtype)
+    p, q, dtype = _match_distributions(p, q, check=check)
+    return _in_base(_relative_entropy(p, q), base, dtype)
 
 
+@checked
 def jensen_shannon(
     p: Float[Array, "*batch classes"],
     q: Float[Array, "*batch classes"],
-    base: int | float = math.e,
     *,
+    base: Base = math.e,
     check: bool = False,
 ) -> Float[Array, "*batch"]:
     """Jensen-Shannon divergence: the mean KL divergence to the midpoint, symmetric and always finite.
@@ -226,11 +214,12 @@ def jensen_shannon(
 
     Source: Lin 1991, Divergence measures based on the Shannon entropy (not in the lectures).
     """
-    p, q, dtype = _match_distributions("jensen_shannon", check, p=p, q=q)
+    p, q, dtype = _match_distributions(p, q, check=check)
     m = 0.5 * (p + q)
-    return _in_base("jensen_shannon", 0.5 * (_relative_entropy(p, m) + _relative_entropy(q, m)), base, dtype)
+    return _in_base(0.5 * (_relative_entropy(p, m) + _relative_entropy(q, m)), base, dtype)
 
 
+@checked
 def total_variation(
     p: Float[Array, "*batch classes"], q: Float[Array, "*batch classes"], *, check: bool = False
 ) -> Float[Array, "*batch"]:
@@ -246,12 +235,17 @@ def total_variation(
 
     Source: Diehl 2023, section 1.4.
     """
-    p, q, dtype = _match_distributions("total_variation", check, p=p, q=q)
+    p, q, dtype = _match_distributions(p, q, check=check)
     return (0.5 * jnp.sum(_size(p - q), -1)).astype(dtype)
 
 
+@checked
 def lp_distance(
-    p: Float[Array, "*batch classes"], q: Float[Array, "*batch classes"], order: int | float, *, check: bool = False
+    p: Float[Array, "*batch classes"],
+    q: Float[Array, "*batch classes"],
+    order: Annotated[float, Range(1)],
+    *,
+    check: bool = False,
 ) -> Float[Array, "*batch"]:
     """L^p distance of two distributions.
 
@@ -267,9 +261,7 @@ def lp_distance(
 
     Source: Diehl 2023, section 1.4.
     """
-    p, q, dtype = _match_distributions("lp_distance", check, p=p, q=q)
-    if not order >= 1:
-        raise ValueError(f"lp_distance is a metric for order >= 1 only, but order={order} came; use 1 or 2.")
+    p, q, dtype = _match_distributions(p, q, check=check)
     gap = _size(p - q)
     largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
@@ -282,6 +274,7 @@ def lp_distance(
     return (scale[..., 0] * root).astype(dtype)
 
 
+@checked
 def jensen_gap(
     function: Callable, points: Float[Array, "n *features"], weights: Float[Array, "n"], *, check: bool = False
 ) -> Float[Array, ""]:
@@ -299,19 +292,10 @@ def jensen_gap(
 
     Source: Diehl 2023, section 1.4 (Lemma 1.9; its induction step divides by 1 - p_{n+1}, not 1 - p_n).
     """
-    require_floating("jensen_gap", points=points, weights=weights)
-    if points.ndim == 0 or weights.shape != points.shape[:1]:
-        raise ValueError(
-            f"jensen_gap expects one weight per point, but points are {describe(points)} and weights "
-            f"{describe(weights)}; their first axes must agree, and weights have no other."
-        )
-    check_distribution("jensen_gap", check=check, weights=weights)
+    check_distribution(check=check, weights=weights)
     values = jax.vmap(function)(points)
-    if values.shape != weights.shape:
-        raise ValueError(
-            f"jensen_gap expects a function from a point of shape {points.shape[1:]} to one number, but it gave shape "
-            f"{values.shape[1:]}; sum or index its result."
-        )
+    repair = "sum or index its result"
+    require(values.shape == weights.shape, "a function from one point to one number", values[0], repair)
     column = weights.reshape(weights.shape + (1,) * (points.ndim - 1))
     return jnp.sum(weights * values) - function(jnp.sum(column * points, 0))
 
@@ -332,6 +316,7 @@ def _soft_cross_entropy(logits, targets):
     return -jnp.sum(targets * jnp.where((targets == 0) & (log_q == -jnp.inf), 0.0, log_q), -1)
 
 
+@checked
 def softmax_cross_entropy(
     logits: Float[Array, "*batch classes"],
     targets: Integer[Array, "*batch"] | Float[Array, "*batch classes"],
@@ -365,16 +350,10 @@ def softmax_cross_entropy(
 
     Sources: Krapac & Segvic, Deep feed-forward models; Cevher, Mathematics of Data (labels there count from 1).
     """
-    require_floating("softmax_cross_entropy", logits=logits)
-    _require_last_axis("softmax_cross_entropy", logits)
-    if not hasattr(targets, "dtype"):
-        raise TypeError(
-            f"softmax_cross_entropy expects an array of targets, but a {type(targets).__name__} came; convert it with "
-            "jnp.asarray(targets)."
-        )
+    _check_last_axis(logits)
     z = widen(logits)
     if jnp.issubdtype(targets.dtype, jnp.integer) and targets.shape == z.shape[:-1]:
-        inside = check_labels("softmax_cross_entropy", targets, z.shape[-1], check=check)
+        inside = check_labels(targets, z.shape[-1], check=check)
         # Shifted by the largest score, which is a constant to derivatives. Picking from the scores rather than from
         # log_softmax leaves nothing of shape (*batch, classes) to be kept for the gradient but the scores.
         largest = jax.lax.stop_gradient(jnp.max(z, -1))
@@ -382,19 +361,20 @@ def softmax_cross_entropy(
         return (log_sum - (_at_label(z, targets, inside) - largest)).astype(logits.dtype)
     if jnp.issubdtype(targets.dtype, jnp.floating) and targets.shape == z.shape:
         dtype = jnp.promote_types(logits.dtype, targets.dtype)
-        check_distribution("softmax_cross_entropy", check=check, targets=targets)
+        check_distribution(check=check, targets=targets)
         return _soft_cross_entropy(z, widen(targets)).astype(dtype)
-    raise ValueError(
-        f"softmax_cross_entropy expects, for logits {describe(logits)}, targets that are integer labels of shape "
-        f"{logits.shape[:-1]} or floating-point distributions of shape {logits.shape}, but {describe(targets)} came; "
-        "reshape the labels, or convert them with one_hot."
-    )
+    labels = f"integer labels {logits.shape[:-1]} or floating-point distributions {logits.shape} as targets"
+    repair = "reshape the labels, or convert them with one_hot"
+    require(False, f"{labels} of logits {describe(logits)}", targets, repair)
+    raise AssertionError
 
 
+@checked
 def distillation_loss(
     student_logits: Float[Array, "*batch classes"],
     teacher_logits: Float[Array, "*batch classes"],
-    temperature: int | float | Float[Array, ""] = 1.0,
+    *,
+    temperature: float | Float[Array, ""] = 1.0,
 ) -> Float[Array, "*batch"]:
     """Cross-entropy of a student to the softened predictions of a teacher.
 
@@ -413,14 +393,14 @@ def distillation_loss(
     Sources: Krapac & Segvic, Deep feed-forward models (names it); Hinton et al. 2015, Distilling the knowledge in a
     neural network.
     """
-    where = "distillation_loss"
-    student, teacher, dtype = _match(where, student_logits=student_logits, teacher_logits=teacher_logits)
-    _require_last_axis(where, student)
-    _require_positive(where, temperature=temperature)
+    student, teacher, dtype = _widen(student_logits, teacher_logits)
+    _check_last_axis(student)
+    _check_positive("temperature", temperature)
     temperature = jnp.asarray(temperature, student.dtype)
     return _soft_cross_entropy(student / temperature, jax.nn.softmax(teacher / temperature)).astype(dtype)
 
 
+@checked
 def sigmoid_cross_entropy(
     logits: Float[Array, "*shape"], targets: Float[Array, "*shape"], *, check: bool = False
 ) -> Float[Array, "*shape"]:
@@ -437,13 +417,12 @@ def sigmoid_cross_entropy(
 
     Source: Krapac & Segvic, Deep feed-forward models.
     """
-    z, y, dtype = _match("sigmoid_cross_entropy", logits=logits, targets=targets)
+    z, y, dtype = _widen(logits, targets)
     known = checkable(y, check)
     if known is not None:
         check_values(
             (known >= 0) & (known <= 1),
-            "sigmoid_cross_entropy expects targets between 0 and 1, but targets from {low} to {high} came; "
-            "map -1 and 1 to 0 and 1 with (1 + targets) / 2.",
+            "targets between 0 and 1, got values from {low} to {high}; map -1 and 1 to 0 and 1 with (1 + targets) / 2",
             check=check,
             low=jnp.min(known, initial=jnp.inf),
             high=jnp.max(known, initial=-jnp.inf),
@@ -453,13 +432,14 @@ def sigmoid_cross_entropy(
     return (jnp.where(right, z, 0.0) - z * y + jnp.log1p(jnp.exp(jnp.where(right, -z, z)))).astype(dtype)
 
 
+@checked
 def nll(
-    log_probs: Float[Array, "*batch classes"], labels: Integer[Array, "*batch"], *, check: bool = False
+    log_probs: Float[Array, "*batch classes"], targets: Integer[Array, "*batch"], *, check: bool = False
 ) -> Float[Array, "*batch"]:
-    """Negative log-likelihood of labels, from log-probabilities.
+    """Negative log-likelihood of class labels, from log-probabilities.
 
-    -log P(Y = y | x): minus the entry of ``log_probs`` at the label y, counted from 0, in nats. A special case of
-    cross-entropy, with the one-hot label in the first slot. For a prediction that is a point mass it is 0 or
+    -log P(Y = y | x): minus the entry of ``log_probs`` at the label y = ``targets``, counted from 0, in nats. A special
+    case of cross-entropy, with the one-hot label in the first slot. For a prediction that is a point mass it is 0 or
     +infinity (not 0 or 1, as the lecture has it: that is ``zero_one_loss``).
 
     ``log_probs`` are the output of ``log_softmax``. For scores use ``softmax_cross_entropy``.
@@ -472,37 +452,33 @@ def nll(
 
     Source: Krapac & Segvic, Deep feed-forward models.
     """
-    require_floating("nll", log_probs=log_probs)
-    _require_last_axis("nll", log_probs)
-    inside = check_labels("nll", labels, log_probs.shape[-1], check=check)
-    if labels.shape != log_probs.shape[:-1]:
-        raise ValueError(
-            f"nll expects, for log_probs {describe(log_probs)}, labels of shape {log_probs.shape[:-1]}, but "
-            f"{describe(labels)} came; reshape the labels."
-        )
+    _check_last_axis(log_probs)
+    inside = check_labels(targets, log_probs.shape[-1], check=check)
     known = checkable(log_probs, check)
     if known is not None:
         probabilities = jnp.exp(known)
         sums = jnp.sum(widen(probabilities), -1)
         check_values(
             is_distribution(probabilities),
-            "nll expects log-probabilities, whose exponentials sum to 1, but they sum to between {low} and {high}; "
-            "pass log_softmax(scores), or use softmax_cross_entropy.",
+            "log-probabilities, whose exponentials sum to 1, got sums from {low} to {high}; pass log_softmax(logits), "
+            "or use softmax_cross_entropy",
             check=check,
             low=jnp.min(sums, initial=jnp.inf),
             high=jnp.max(sums, initial=-jnp.inf),
         )
-    return -_at_label(log_probs, labels, inside)
+    return -_at_label(log_probs, targets, inside)
 
 
+@checked
 def zero_one_loss(
-    labels: Integer[Array, "*batch"] | Bool[Array, "*batch"],
     predictions: Integer[Array, "*batch"] | Bool[Array, "*batch"],
+    targets: Integer[Array, "*batch"] | Bool[Array, "*batch"],
 ) -> Float[Array, "*batch"]:
     """1.0 for each wrong prediction, 0.0 for each right one (float32; nothing is reduced).
 
-    l(y, y') = 0 if y = y' else 1. Its mean is the error rate. It is constant almost everywhere in the scores behind
-    the predictions, so its gradient is 0 and training needs another loss. It is not the negative log-likelihood of a
+    l(y', y) = 0 if y' = y else 1, with y' = ``predictions`` and y = ``targets``: classes, as integers (the ``argmax``
+    of scores) or booleans. Its mean is the error rate. It is constant almost everywhere in the scores behind the
+    predictions, so its gradient is 0 and training needs another loss. It is not the negative log-likelihood of a
     point-mass prediction, which is 0 or infinite; its expectation over Y' is 1 - P(Y' = y). ``nll`` in bits bounds it
     from above, ``nll`` in nats does not: a wrong class costs at least log 2 = 0.69 nats.
 
@@ -513,45 +489,32 @@ def zero_one_loss(
 
     Source: Krapac & Segvic, Deep feed-forward models.
     """
-    for name, array in {"labels": labels, "predictions": predictions}.items():
-        dtype = getattr(array, "dtype", None)
-        if dtype is None or not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
-            came = f"a {type(array).__name__}" if dtype is None else describe(array)
-            raise TypeError(
-                f"zero_one_loss compares classes and expects an array of integer {name}, but {came} came; turn scores into "
-                "classes with .argmax(-1), and numbers into arrays with jnp.asarray."
-            )
-    if labels.shape != predictions.shape:
-        raise ValueError(
-            f"zero_one_loss expects labels and predictions of equal shape, but labels are {describe(labels)} and "
-            f"predictions {describe(predictions)}; reshape one of them."
-        )
     wide = jnp.result_type(int)
-    return (labels.astype(wide) != predictions.astype(wide)).astype(jnp.float32)
+    return (predictions.astype(wide) != targets.astype(wide)).astype(jnp.float32)
 
 
+@checked
 def hinge_loss(
-    scores: Float[Array, "*shape"], signs: Float[Array, "*shape"], *, check: bool = False
+    predictions: Float[Array, "*shape"], targets: Float[Array, "*shape"], *, check: bool = False
 ) -> Float[Array, "*shape"]:
     """Hinge loss of a two-class score, entry by entry (nothing is reduced).
 
-    max(0, 1 - y z) with z = ``scores`` and y = ``signs``, -1 or 1, of the same shape: 0 once the margin y z is 1. (The
-    lecture's "hinge function" is ``relu``.) The subgradient at the corner is 0.
+    max(0, 1 - y z) with scores z = ``predictions`` and y = ``targets``, -1 or 1, of the same shape: 0 once
+    the margin y z is 1. (The lecture's "hinge function" is ``relu``.) The subgradient at the corner is 0.
 
-    Raises ``ValueError`` for unequal shapes, or signs other than -1 and 1 (known values, or ``check=True``).
+    Raises ``ValueError`` for unequal shapes, or targets other than -1 and 1 (known values, or ``check=True``).
 
     >>> print(hinge_loss(jnp.array([2.0, 0.5, 0.5]), jnp.array([1.0, 1.0, -1.0])))
     [0.  0.5 1.5]
 
     Source: Cortes & Vapnik 1995, Support-vector networks (not in the lectures).
     """
-    z, y, dtype = _match("hinge_loss", scores=scores, signs=signs)
+    z, y, dtype = _widen(predictions, targets)
     known = checkable(y, check)
     if known is not None:
         check_values(
             jnp.abs(known) == 1,
-            "hinge_loss expects signs that are -1 or 1, but signs from {low} to {high} came, not all of size 1; "
-            "map 0 and 1 to -1 and 1 with 2 * targets - 1.",
+            "targets that are -1 or 1, got values from {low} to {high}; map 0 and 1 to -1 and 1 with 2 * targets - 1",
             check=check,
             low=jnp.min(known, initial=jnp.inf),
             high=jnp.max(known, initial=-jnp.inf),
@@ -562,10 +525,13 @@ def hinge_loss(
 # Regression ----------------------------------------------------------------------------------------------------------
 
 
-def mse(prediction: Float[Array, "*batch features"], target: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
+@checked
+def mse(
+    predictions: Float[Array, "*batch features"], targets: Float[Array, "*batch features"]
+) -> Float[Array, "*batch"]:
     """Mean squared error: the mean over the last axis.
 
-    (1/d) sum_j (v_j - w_j)^2 with v = ``prediction``, w = ``target`` and d features. The constant that minimizes it
+    (1/d) sum_j (v_j - w_j)^2 with v = ``predictions``, w = ``targets`` and d features. The constant that minimizes it
     over a data set is the mean. (Krapac & Segvic print sums over features under this name: 1.28 for an error of
     (0.8, 0, -0.8), where the mean is 0.427.) For two arrays of shape (n,), the mean over all n.
 
@@ -576,16 +542,19 @@ def mse(prediction: Float[Array, "*batch features"], target: Float[Array, "*batc
 
     Sources: Diehl 2023, section 1.3; Cevher, Mathematics of Data.
     """
-    prediction, target, dtype = _match("mse", prediction=prediction, target=target)
-    _require_last_axis("mse", prediction)
-    return jnp.mean(jnp.square(prediction - target), -1).astype(dtype)
+    predictions, targets, dtype = _widen(predictions, targets)
+    _check_last_axis(predictions)
+    return jnp.mean(jnp.square(predictions - targets), -1).astype(dtype)
 
 
-def mae(prediction: Float[Array, "*batch features"], target: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
+@checked
+def mae(
+    predictions: Float[Array, "*batch features"], targets: Float[Array, "*batch features"]
+) -> Float[Array, "*batch"]:
     """Mean absolute error: the mean over the last axis.
 
-    (1/d) sum_j |v_j - w_j| with v = ``prediction``, w = ``target`` and d features. The constant that minimizes it over
-    a data set is the median.
+    (1/d) sum_j |v_j - w_j| with v = ``predictions``, w = ``targets`` and d features. The constant that minimizes it
+    over a data set is the median.
 
     Raises ``ValueError`` for unequal shapes.
 
@@ -594,20 +563,22 @@ def mae(prediction: Float[Array, "*batch features"], target: Float[Array, "*batc
 
     Source: Diehl 2023, section 1.3.
     """
-    prediction, target, dtype = _match("mae", prediction=prediction, target=target)
-    _require_last_axis("mae", prediction)
-    return jnp.mean(_size(prediction - target), -1).astype(dtype)
+    predictions, targets, dtype = _widen(predictions, targets)
+    _check_last_axis(predictions)
+    return jnp.mean(_size(predictions - targets), -1).astype(dtype)
 
 
+@checked
 def huber_loss(
-    prediction: Float[Array, "*batch features"],
-    target: Float[Array, "*batch features"],
-    delta: int | float | Float[Array, ""] = 1.0,
+    predictions: Float[Array, "*batch features"],
+    targets: Float[Array, "*batch features"],
+    *,
+    delta: float | Float[Array, ""] = 1.0,
 ) -> Float[Array, "*batch"]:
     """Huber loss: quadratic for small errors, linear for large ones; the mean over the last axis.
 
     (1/d) sum_j h(v_j - w_j) with h(e) = e^2 / 2 for |e| <= delta and delta (|e| - delta / 2) beyond: v =
-    ``prediction``, w = ``target``. Value and slope agree at |e| = delta.
+    ``predictions``, w = ``targets``. Value and slope agree at |e| = delta.
 
     Raises ``ValueError`` for unequal shapes or a ``delta`` that is not positive.
 
@@ -616,20 +587,23 @@ def huber_loss(
 
     Source: Huber 1964, Robust estimation of a location parameter.
     """
-    prediction, target, dtype = _match("huber_loss", prediction=prediction, target=target)
-    _require_last_axis("huber_loss", prediction)
-    _require_positive("huber_loss", delta=delta)
-    error = prediction - target
+    predictions, targets, dtype = _widen(predictions, targets)
+    _check_last_axis(predictions)
+    _check_positive("delta", delta)
+    error = predictions - targets
     delta = jnp.asarray(delta, error.dtype)
     inner = jnp.clip(error, -delta, delta)  # h(e) = inner (e - inner / 2): nothing large is squared
     return jnp.mean(inner * (error - 0.5 * inner), -1).astype(dtype)
 
 
-def gaussian_nll(mean: Float[Array, "*batch features"], y: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
-    """Negative log-likelihood of ``y`` under a Gaussian with unit covariance; the sum over the last axis.
+@checked
+def gaussian_nll(
+    predictions: Float[Array, "*batch features"], targets: Float[Array, "*batch features"]
+) -> Float[Array, "*batch"]:
+    """Negative log-likelihood of the targets under a Gaussian with unit covariance; the sum over the last axis.
 
-    -log N(y; f, I) = 1/2 ||y - f||^2 + (D/2) log 2 pi with f = ``mean`` and D features, in nats. It equals the squared
-    error only up to the factor 1/2 and the constant, and so has the same minimizers.
+    -log N(y; f, I) = 1/2 ||y - f||^2 + (D/2) log 2 pi with f = ``predictions``, y = ``targets`` and D features, in
+    nats. It equals the squared error only up to the factor 1/2 and the constant, and so has the same minimizers.
 
     Raises ``ValueError`` for unequal shapes.
 
@@ -638,8 +612,8 @@ def gaussian_nll(mean: Float[Array, "*batch features"], y: Float[Array, "*batch 
 
     Source: Krapac & Segvic, Deep feed-forward models (without the factor and the constant).
     """
-    mean, y, dtype = _match("gaussian_nll", mean=mean, y=y)
-    _require_last_axis("gaussian_nll", mean)
+    mean, y, dtype = _widen(predictions, targets)
+    _check_last_axis(mean)
     constant = 0.5 * mean.shape[-1] * math.log(2 * math.pi)
     return (0.5 * jnp.sum(jnp.square(y - mean), -1) + constant).astype(dtype)
 
@@ -647,44 +621,38 @@ def gaussian_nll(mean: Float[Array, "*batch features"], y: Float[Array, "*batch 
 # Penalties -----------------------------------------------------------------------------------------------------------
 
 
-def _total(where, term, params, mask):
+def _total(term, params, mask):
     """Sum of ``term`` over the entries of the leaves that ``mask`` selects, in float32 or wider."""
     try:
         mask = jax.tree.broadcast(mask, params)
     except ValueError as error:
-        error.add_note(
-            f"{where} expects a mask with the structure of params or of its upper part, such as "
-            "{'kernel': True, 'bias': False} for a dense layer; one boolean holds for everything below it."
-        )
+        repair = "one boolean holds for everything below it, as in {'kernel': True, 'bias': False} for a dense layer"
+        error.add_note(f"{public_name()} expected a mask with the structure of params or of its upper part; {repair}.")
         raise
     total = jnp.zeros((), jnp.float32)
     for leaf, selected in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True):
-        if not isinstance(selected, bool | np.bool_):
-            raise TypeError(
-                f"{where} expects a mask of True and False, but a {type(selected).__name__} came; a mask selects whole "
-                "arrays while JAX traces, so close over it rather than pass it through jit."
-            )
+        repair = "a mask selects whole arrays while JAX traces, so close over it rather than pass it through jit"
+        require(isinstance(selected, bool | np.bool_), "a mask of True and False", selected, repair, error=TypeError)
         if selected:
-            if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)):
-                raise TypeError(
-                    f"{where} expects params of real floating-point arrays, but {describe(leaf)} came; "
-                    "convert it, or leave it out with mask."
-                )
+            floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+            repair = "convert it, or leave it out with mask"
+            require(floating, "params of real floating-point arrays", leaf, repair, error=TypeError)
             part = jnp.sum(term(widen(leaf)))
             dtype = jnp.float64 if jnp.float64 in (total.dtype, part.dtype) else jnp.float32
             total = total.astype(dtype) + part.astype(dtype)
     return total
 
 
+@checked
 def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     """L1 penalty of a tree of parameters: the sum of the absolute values of all entries.
 
-    Omega(Theta) = sum |W|, to be added to a loss as lambda * l1_penalty(params). The subgradient at 0 is 0; for exact zeros
-    step with ``soft_threshold``.
+    Omega(Theta) = sum |W|, to be added to a loss as lambda * l1_penalty(params). The subgradient at 0 is 0; for exact
+    zeros step with ``soft_threshold``.
 
     ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
-    part. The lectures leave out biases; see ``l2_penalty`` for a mask that does. Computed and returned in float32 (float64 if
-    an array is), also for half precision, where a sum over a whole net would lose most of its digits.
+    part. The lectures leave out biases; see ``l2_penalty`` for a mask that does. Computed and returned in float32
+    (float64 if an array is), also for half precision, where a sum over a whole net would lose most of its digits.
 
     Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
 
@@ -693,9 +661,10 @@ def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
 
     Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
     """
-    return _total("l1_penalty", _size, params, mask)
+    return _total(_size, params, mask)
 
 
+@checked
 def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     """L2 penalty of a tree of parameters: the sum of the squares of all entries (no factor 1/2, no root).
 
@@ -716,10 +685,11 @@ def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
 
     Sources: Diehl 2023, section 1.6; Krapac & Segvic, Deep feed-forward models.
     """
-    return _total("l2_penalty", jnp.square, params, mask)
+    return _total(jnp.square, params, mask)
 
 
-def soft_threshold(x: Float[Array, "*shape"], threshold: int | float | Float[Array, ""]) -> Float[Array, "*shape"]:
+@checked
+def soft_threshold(x: Float[Array, "*shape"], threshold: float | Float[Array, ""]) -> Float[Array, "*shape"]:
     """Shrink every entry towards 0 by ``threshold``, and to exactly 0 what is smaller.
 
     S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimizes
@@ -733,8 +703,7 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: int | float | Float[Arr
 
     Source: Diehl 2023, section 1.6 (names L1 regularization).
     """
-    require_floating("soft_threshold", x=x)
-    if not isinstance(threshold, Tracer) and not threshold >= 0:
-        raise ValueError(f"soft_threshold expects a threshold of 0 or more, but {threshold} came; pass its size.")
+    if not isinstance(threshold, Tracer):
+        require(threshold >= 0, "a threshold >= 0", f"{threshold}", "pass its size")
     threshold = jnp.asarray(threshold, x.dtype)
     return x - jnp.clip(x, -threshold, threshold)
