@@ -27,7 +27,19 @@ def draw(table, ax=None, step: int | None = None):
     values = {row.node: text(row.value, 2) for row in forward}
     adjoints = {row.node: text(row.value, 2) for row in backward}
     now = (backward or forward)[-1].node if step else None  # the node that this step is about
-    for node in table.nodes:
+    _draw_edges(ax, table.nodes, places)
+    _draw_nodes(ax, table.nodes, places, values, adjoints, now)
+    across, along = zip(*places.values(), strict=True)
+    ax.set_xlim(min(across) - 0.6, max(across) + 0.6)
+    ax.set_ylim(min(along) - 0.7, max(along) + 0.7)
+    ax.set_axis_off()
+    last = (backward or forward)[-1:] if step is not None else ()
+    ax.set_title(_plain(str(last[0])) if last else "value and adjoint of every node", fontsize=9)
+    return ax
+
+
+def _draw_edges(ax, nodes, places) -> None:
+    for node in nodes:
         for parent in dict.fromkeys(node.parents):
             others = [place for name, place in places.items() if name not in (node.name, parent)]
             bend = _bend(places[parent], places[node.name], others)
@@ -43,7 +55,10 @@ def draw(table, ax=None, step: int | None = None):
                     connectionstyle=f"arc3,rad={bend}",
                 ),
             )
-    for node in table.nodes:
+
+
+def _draw_nodes(ax, nodes, places, values, adjoints, now) -> None:
+    for node in nodes:
         x, y = places[node.name]
         color = _COLORS[node.kind] if node.name in values else "white"
         ax.plot(x, y, "o", markersize=32, color=color, markeredgecolor="black", linestyle="none")
@@ -52,23 +67,8 @@ def draw(table, ax=None, step: int | None = None):
         ax.annotate(f"{_mathtext(node.name)}\n{_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
         for words, offset, paint in ((values, -27, "black"), (adjoints, 27, _RED)):
             if node.name in words:
-                ax.annotate(
-                    words[node.name],
-                    (x, y),
-                    (0, offset),
-                    textcoords="offset points",
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color=paint,
-                )
-    across, along = zip(*places.values(), strict=True)
-    ax.set_xlim(min(across) - 0.6, max(across) + 0.6)
-    ax.set_ylim(min(along) - 0.7, max(along) + 0.7)
-    ax.set_axis_off()
-    last = (backward or forward)[-1:] if step is not None else ()
-    ax.set_title(_plain(str(last[0])) if last else "value and adjoint of every node", fontsize=9)
-    return ax
+                options = dict(textcoords="offset points", ha="center", va="center", fontsize=8, color=paint)
+                ax.annotate(words[node.name], (x, y), (0, offset), **options)
 
 
 def _places(nodes) -> dict[str, tuple[float, float]]:
