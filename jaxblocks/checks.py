@@ -151,7 +151,8 @@ def public_name() -> str:
             head, _, last = path.partition(".<locals>.")
             if last in ("init", "apply") and head[:1].isupper():
                 return head
-            if head.partition(".")[0] in getattr(sys.modules[module], "__all__", ()) and module not in (__name__, "jaxblocks.core"):
+            public = getattr(sys.modules[module], "__all__", ())  # a method is as public as its class
+            if head.partition(".")[0] in public and module not in (__name__, "jaxblocks.core"):
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break

@@ -139,7 +139,7 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
 
 
 @checked
-def standard_library_text(part: Literal["topics", "docstrings", "sources"] = "topics") -> str:
+def standard_library_text(*, part: Literal["topics", "docstrings", "sources"] = "topics") -> str:
     """English and Python text from the standard library of the running Python, to train language models on.
 
     It differs between Python versions, and so do results on it: state the version with them.

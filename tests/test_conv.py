@@ -396,7 +396,7 @@ def test_weight_sharing_adds_up_gradients():
 
 
 def test_second_derivatives_and_devices():
-    """Hessians by forward over reverse mode, and shards of a batch, agree with differences and one device, with groups."""
+    """Hessians by forward over reverse mode, and shards of a batch, agree with differences and one device."""
     x, kernel = jnp.asarray(normal(8, 4, 4), jnp.float32), jnp.asarray(normal(2, 1, 4), jnp.float32)
     mesh = jax.make_mesh((8,), ("batch",), axis_types=(AxisType.Auto,))
     batch = PartitionSpec("batch")

@@ -223,15 +223,15 @@ def test_prefetched_batches_are_the_same_on_the_device_and_a_few_ahead(sentences
             yield batch
 
     plain, fetched = indices(minibatches(jax.random.key(0), rows(), 4, epochs=2)), []
-    for number, (x, y) in enumerate(prefetch(counted(), 3), 1):
+    for number, (x, y) in enumerate(prefetch(counted(), ahead=3), 1):
         assert isinstance(x, jax.Array) and len(taken) == min(number + 3, 10)
         np.testing.assert_array_equal(x[:, 0], 2 * np.asarray(y))
         fetched.append(y.tolist())
     assert fetched == plain
     rest = prefetch(minibatches(jax.random.key(0), rows(), 4, epochs=2, start=6))
     assert indices(rest) == plain[6:]
-    assert indices(prefetch(iter([(0, jnp.ones(1))]), 5)) == [[1.0]]
+    assert indices(prefetch(iter([(0, jnp.ones(1))]), ahead=5)) == [[1.0]]
     on = jax.devices()[3]
     assert all(y.devices() == {on} for _, y in prefetch(counted(), device=on))
     with pytest.raises(ValueError, match="prefetch expected ahead to be an integer >= 1, got 0"):
-        prefetch([], 0)
+        prefetch([], ahead=0)

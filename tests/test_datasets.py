@@ -51,7 +51,7 @@ def test_diabetes_has_unscaled_features_and_a_column_of_targets():
 def test_text_of_the_standard_library(monkeypatch):
     """The three parts: prose of the reference, docstrings that modules show, sources that contain them; no tests."""
     topics = datasets.standard_library_text()
-    assert "Assert statements" in topics and topics == datasets.standard_library_text("topics")
+    assert "Assert statements" in topics and topics == datasets.standard_library_text(part="topics")
     if sys.version_info[:2] == (3, 11):
         assert len(set(topics)) == 103 and len(topics) > 450_000
     files = datasets._library_files()
@@ -61,10 +61,10 @@ def test_text_of_the_standard_library(monkeypatch):
     monkeypatch.setattr(
         datasets, "_library_files", lambda: [p for p in files if p.name in ("string.py", "textwrap.py")]
     )
-    docstrings = datasets.standard_library_text("docstrings")
+    docstrings = datasets.standard_library_text(part="docstrings")
     assert docstrings.index(string.__doc__.strip()) < docstrings.index(textwrap.__doc__.strip())
     assert textwrap.dedent(string.Template.__doc__ or "").strip() in docstrings and "def dedent" not in docstrings
-    assert "def dedent(text):" in datasets.standard_library_text("sources")
+    assert "def dedent(text):" in datasets.standard_library_text(part="sources")
 
 
 def test_errors_about_missing_sources(monkeypatch, tmp_path):
@@ -83,9 +83,9 @@ def test_errors_about_missing_sources(monkeypatch, tmp_path):
         with pytest.raises(ModuleNotFoundError, match='got a Python without it .* part="docstrings"'):
             datasets.standard_library_text()
     with pytest.raises((ValueError, TypeError), match="part to be 'topics' or 'docstrings' or 'sources', got 'poems'"):
-        datasets.standard_library_text("poems")
+        datasets.standard_library_text(part="poems")
     with monkeypatch.context() as patch:
         patch.setattr(datasets.sysconfig, "get_path", lambda name: str(tmp_path))
         with pytest.raises(FileNotFoundError, match='got none; .* pass part="topics"'):
-            datasets.standard_library_text("sources")
-        assert datasets.standard_library_text("topics")
+            datasets.standard_library_text(part="sources")
+        assert datasets.standard_library_text(part="topics")

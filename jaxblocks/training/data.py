@@ -111,7 +111,7 @@ def minibatches(
 
 
 @checked
-def prefetch(batches: Iterable, ahead: PositiveInt = 2, *, device: Any = None) -> Iterator:
+def prefetch(batches: Iterable, *, ahead: PositiveInt = 2, device: Any = None) -> Iterator:
     """The same batches, copied to the device ``ahead`` of them before they are used.
 
     JAX copies asynchronously, so a batch is copied while the steps before it are computed. It is worth it

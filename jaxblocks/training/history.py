@@ -18,6 +18,9 @@ class History:
         step_epoch: epochs made after each step, ``(steps,)``.
         epoch: epochs made at each validation, ``(validations,)``.
         validation: by name, the means over the validation data, ``(validations,)`` each; ``"loss"`` is the loss.
+
+    >>> History(np.array([2.0, 1.0]), np.array([0.5, 1.0]), np.array([1.0]), {"loss": np.array([1.5])})
+    History(2 steps, last training loss 1, validation loss 1.5)
     """
 
     step_loss: np.ndarray

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -157,7 +158,8 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     path = Path(directory) / "events.out.tfevents.jaxblocks"
     writer: Any = None
     try:
-        from tensorboardX.proto import event_pb2, summary_pb2
+        Event: Any = import_module("tensorboardX.proto.event_pb2").Event  # classes that are made at run time
+        Summary: Any = import_module("tensorboardX.proto.summary_pb2").Summary
         from tensorboardX.record_writer import RecordWriter
     except ImportError as error:
         raise ModuleNotFoundError(
@@ -165,9 +167,6 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
             "install it with: pip install jaxblocks[train]",
             name="tensorboardX",
         ) from error
-
-    protos: Any = event_pb2, summary_pb2  # their classes are made at run time
-    Event, Summary = protos[0].Event, protos[1].Summary
 
     def begin(step, columns):
         nonlocal writer

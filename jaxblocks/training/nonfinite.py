@@ -18,7 +18,7 @@ class FirstNonFinite(NamedTuple):
     """What `first_not_finite` found.
 
     Args:
-        layer: the path of the layer, ``"2.Repeat/.Dense"``; empty outside of every layer.
+        layer: the path of the layer, ``"2/hidden"``; empty outside of every layer.
         operation: the primitive of JAX, ``"exp"``.
         iterations: of the scans around it, from 0; ``(3,)`` in the fourth layer of a `Repeat`.
     """
