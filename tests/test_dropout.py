@@ -134,53 +134,61 @@ def test_every_copy_of_a_repeat_draws_for_itself():
 BAD = {
     "no key": (
         lambda: Dropout(0.1).apply((), X, train=True),
-        "needs a key while it trains.*key=",
+        "a key in training, got none; .*key=",
         lambda: train(Dropout(0.1), X),
     ),
-    "a seed": (lambda: dropout(3, X, 0.1), r"expects a key, but an int", lambda: dropout(jax.random.key(0), X, 0.1)),
+    "a seed": (lambda: dropout(3, X, 0.1), r"to be a key, got 3", lambda: dropout(jax.random.key(0), X, 0.1)),
     "train as a number": (
         lambda: Dropout(0.1).apply((), X, train=1),
         "train to be True",
         lambda: train(Dropout(0.1), X),
     ),
-    "rate of one": (lambda: Dropout(1), "at least 0 and below 1, but 1 came", lambda: Dropout(0.1)),
+    "rate of one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1, got 1", lambda: Dropout(0.1)),
     "rate below zero": (
         lambda: StochasticDepth(-0.1, spatial=0),
-        "StochasticDepth expects rate",
+        "StochasticDepth expected rate",
         lambda: StochasticDepth(0.1, spatial=0),
     ),
     "more axes than there are": (
-        lambda: StochasticDepth(0.1, spatial=2).init(None, X[0, 0]),
-        "StochasticDepth expects axes",
-        lambda: StochasticDepth(0.1, spatial=1).init(None, X[0, 0]),
+        lambda: StochasticDepth(0.1, spatial=2).init(jax.random.key(0), X[0, 0]),
+        "StochasticDepth expected axes",
+        lambda: StochasticDepth(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "axes that are no numbers": (lambda: Dropout(0.1, axes=1.5), "axes to be whole", lambda: Dropout(0.1, axes=-2)),
+    "axes that are no numbers": (
+        lambda: Dropout(0.1, axes=1.5),
+        "axes to be an integer",
+        lambda: Dropout(0.1, axes=-2),
+    ),
     "rate as a flag": (
         lambda: dropout(jax.random.key(0), X, True),
-        "True came",
+        "got True",
         lambda: dropout(jax.random.key(0), X, 0.1),
     ),
     "no such axis": (
-        lambda: Dropout(0.1, axes=4).init(None, X),
-        "axes=.*from -4 to 3",
-        lambda: Dropout(0.1, axes=3).init(None, X),
+        lambda: Dropout(0.1, axes=4).init(jax.random.key(0), X),
+        "from -4 to 3.*axes=4",
+        lambda: Dropout(0.1, axes=3).init(jax.random.key(0), X),
     ),
     "too few axes": (
-        lambda: FeatureDropout(0.1, spatial=2).init(None, X[0, 0]),
-        "FeatureDropout expects axes",
-        lambda: FeatureDropout(0.1, spatial=1).init(None, X[0, 0]),
+        lambda: FeatureDropout(0.1, spatial=2).init(jax.random.key(0), X[0, 0]),
+        "FeatureDropout expected axes",
+        lambda: FeatureDropout(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "no spatial axes": (lambda: FeatureDropout(0.1, spatial=0), "use Dropout", lambda: Dropout(0.1)),
+    "no spatial axes": (
+        lambda: FeatureDropout(0.1, spatial=0),
+        "spatial to be an integer >= 1, got 0",
+        lambda: Dropout(0.1),
+    ),
     "integers": (
         lambda: Dropout(0.1).apply((), jnp.arange(3)),
-        r"floating-point x, but int32 \(3,\)",
+        r"x to be a floating-point array, got int32 \(3,\)",
         lambda: Dropout(0.1).apply((), jnp.arange(3).astype(jnp.float32)),
     ),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
+def test_errors_explain_bad_input_and_their_repair_works(what, sentences):
     bad, words, repaired = BAD[what]
     with pytest.raises((ValueError, TypeError), match=words):
         bad()

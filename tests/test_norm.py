@@ -81,7 +81,7 @@ def test_moments_are_those_of_the_lecture():
 @pytest.mark.parametrize("axes", [0, -1, (0, 1), (1, -1), (0, 1, 2), ()])
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_moments_over_any_axes(axes, keepdims):
-    mean, variance = moments(X, axes, keepdims)
+    mean, variance = moments(X, axes, keepdims=keepdims)
     x = np.asarray(X, np.float64)
     np.testing.assert_allclose(mean, x.mean(axes, keepdims=keepdims), rtol=1e-5)
     np.testing.assert_allclose(variance, x.var(axes, keepdims=keepdims), rtol=1e-5, atol=1e-12)
@@ -94,7 +94,7 @@ def test_masked_moments_by_an_explicit_selection(axes, rank):
     x, mask = np.asarray(X, np.float64), rng.random(X.shape[:rank]) < 0.6
     full = np.broadcast_to(mask.reshape(mask.shape + (1,) * (3 - rank)), x.shape)
     polluted = jnp.where(jnp.asarray(full), X, jnp.inf)
-    mean, variance = moments(polluted, axes, True, mask=jnp.asarray(mask))
+    mean, variance = moments(polluted, axes, keepdims=True, mask=jnp.asarray(mask))
     kept = [a for a in range(3) if a not in axes]
     for index in np.ndindex(*(x.shape[a] for a in kept)):
         where = [slice(None)] * 3
@@ -116,12 +116,12 @@ def test_standardization_of_inputs():
 def test_statistics_of_the_training_data_are_used_on_test_data():
     """The test data are moved by the training data's statistics; refitted they would come out centered."""
     train, test = np.asarray(X[:4], np.float64), np.asarray(X[4:], np.float64) + 1
-    fitted = fit_standardizer(jnp.asarray(train, jnp.float32), (0, 1))
+    fitted = fit_standardizer(jnp.asarray(train, jnp.float32), axes=(0, 1))
     expected = (test - train.mean((0, 1))) / train.std((0, 1))
     test = jnp.asarray(test, jnp.float32)
     np.testing.assert_allclose(standardize(test, **fitted), expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected.mean((0, 1))).max() > 0.3
-    refitted = standardize(test, **fit_standardizer(test, (0, 1)))
+    refitted = standardize(test, **fit_standardizer(test, axes=(0, 1)))
     np.testing.assert_allclose(refitted.mean((0, 1)), 0, atol=1e-6)
     net = Serial(functools.partial(standardize, **fitted), Dense(2))
     params = net.init(jax.random.key(0), test)
@@ -402,8 +402,8 @@ def test_a_mask_of_one_place_is_refused():
 
 def test_nothing_to_normalize():
     """A batch of no examples has an output of none; there is nothing to fit to."""
-    assert group_norm(jnp.zeros((0, 3, 4)), 2, 1).shape == (0, 3, 4)
-    with pytest.raises(ValueError, match=r"examples to fit to, but float32 \(0, 2\) came; pass at least one"):
+    assert group_norm(jnp.zeros((0, 3, 4)), groups=2, spatial=1).shape == (0, 3, 4)
+    with pytest.raises(ValueError, match=r"at least one example to fit to, got float32 \(0, 2\)"):
         fit_standardizer(jnp.zeros((0, 2)))
 
 
@@ -411,12 +411,12 @@ def test_nothing_to_normalize():
 def test_channels_first_is_named():
     x = jnp.zeros((2, 6, 8, 8))
     params, state = BatchNorm().init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
-    with pytest.raises(ValueError, match=r"If channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+    with pytest.raises(ValueError, match=r"if channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
         BatchNorm().apply(params, state, x, train=True)
     BatchNorm().apply(params, state, jnp.moveaxis(x, 1, -1), train=True)
-    with pytest.raises(ValueError, match=r"groups.*If channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
-        group_norm(x[:, :3], 3, 2)
-    group_norm(jnp.moveaxis(x[:, :3], 1, -1), 3, 2)
+    with pytest.raises(ValueError, match=r"groups.*if channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+        group_norm(x[:, :3], groups=3, spatial=2)
+    group_norm(jnp.moveaxis(x[:, :3], 1, -1), groups=3, spatial=2)
     np.testing.assert_array_equal(layer_norm(X, axes=np.int64(-1)), layer_norm(X))
 
 
@@ -431,7 +431,7 @@ def test_weight_decay_of_kernels_spares_lengths():
     _, state = SpectralNorm(Serial(Dense(5), Residual(Dense(5)))).init(jax.random.key(0), X)
     assert paths(state["vectors"]) == ("0/inner", "0/outer", "1/0/inner", "1/0/outer")
     net = WeightNorm(Serial(Dense(5)))
-    with pytest.raises(ValueError, match="expects values at 0/length, but length came; pass those that its own init"):
+    with pytest.raises(ValueError, match="expected scale with values at 0/length, got length; pass those that its own init"):
         net.apply({**net.init(jax.random.key(0), X), "scale": {"length": jnp.ones(5)}}, X)
 
 
@@ -543,7 +543,7 @@ def test_instance_norm_against_torch(torch, shape):
     layer = InstanceNorm(spatial=len(shape) - 2, param_dtype=jnp.float64)
     parity(torch, theirs, layer, shape, (4,), channels_second, channels_last)
     bare = getattr(torch.nn, kind)(4)(torch.tensor(channels_second(np.ones(shape)))).numpy()
-    np.testing.assert_allclose(channels_last(bare), instance_norm(jnp.ones(shape), len(shape) - 2), atol=1e-6)
+    np.testing.assert_allclose(channels_last(bare), instance_norm(jnp.ones(shape), spatial=len(shape) - 2), atol=1e-6)
 
 
 def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_torch=np.asarray):
@@ -583,17 +583,19 @@ def test_group_norm_of_odd_shapes_by_a_loop(batch, spatial, groups, size):
             v = x[part]
             expected[part] = (v - v.mean()) / np.sqrt(v.var() + 1e-5)
     with jax.enable_x64(True):
-        came = jax.jit(group_norm, static_argnums=(1, 2))(jnp.asarray(x), groups, len(spatial))
+        came = jax.jit(functools.partial(group_norm, groups=groups, spatial=len(spatial)))(jnp.asarray(x))
     np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_group_norm_between_layer_and_instance_norm():
     scale, bias = jnp.arange(4.0), jnp.ones(4)
-    group = jax.jit(group_norm, static_argnums=(1, 2))
+    group = jax.jit(group_norm, static_argnames=("groups", "spatial"))
     layer = layer_norm(X, axes=(-2, -1))
-    np.testing.assert_allclose(group(X, 1, 1), layer, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(group(X, 4, 1, scale, bias), instance_norm(X, 1, scale, bias), rtol=1e-5, atol=1e-6)
-    assert np.abs(group(X, 2, 1) - layer).max() > 0.1
+    np.testing.assert_allclose(group(X, groups=1, spatial=1), layer, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        group(X, scale, bias, groups=4, spatial=1), instance_norm(X, scale, bias, spatial=1), rtol=1e-5, atol=1e-6
+    )
+    assert np.abs(group(X, groups=2, spatial=1) - layer).max() > 0.1
 
 
 # ---- numbers that are large or short ---------------------------------------------------------
@@ -623,13 +625,13 @@ def test_half_precision_is_summed_in_float32(dtype):
     assert mean.dtype == variance.dtype == jnp.float32
     np.testing.assert_allclose(mean, wide.mean((0, 1)), rtol=1e-6)
     np.testing.assert_allclose(variance, wide.var((0, 1)), rtol=1e-4)
-    fitted = fit_standardizer(x, (0, 1))
+    fitted = fit_standardizer(x, axes=(0, 1))
     assert fitted["mean"].dtype == jnp.float32
     tolerance = 2 * float(jnp.finfo(dtype).eps)
     for came, axes in (
         (layer_norm(x), -1),
-        (group_norm(x, 2, 1), None),
-        (instance_norm(x, 1), 1),
+        (group_norm(x, groups=2, spatial=1), None),
+        (instance_norm(x, spatial=1), 1),
         (trained(BatchNorm(epsilon=1e-5), x)[0], (0, 1)),
         (standardize(x, **fitted), (0, 1)),
     ):
@@ -646,8 +648,8 @@ def test_half_precision_is_summed_in_float32(dtype):
     [
         layer_norm,
         rms_norm,
-        lambda x: group_norm(x, 2, 1),
-        lambda x: instance_norm(x, 1),
+        lambda x: group_norm(x, groups=2, spatial=1),
+        lambda x: instance_norm(x, spatial=1),
         lambda x: trained(BatchNorm(), x)[0],
     ],
 )
@@ -788,7 +790,7 @@ def test_a_kernel_of_zeros_stays_zero_and_has_finite_gradients():
         assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-# ---- what is said of bad input ---------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------
 
 
 def run(layer, *inputs, **side):
@@ -800,19 +802,31 @@ WHOLE = jnp.arange(8).reshape(2, 4)
 HALVES = jnp.ones((2, 4)) * jnp.array([[1.0], [2.0]])
 BAD = {
     "groups": (
-        lambda: GroupNorm(3, spatial=1).init(None, X),
+        lambda: GroupNorm(3, spatial=1).init(jax.random.key(0), X),
         "divide.*4 channels can be in 1, 2, 4 groups",
-        lambda: group_norm(X, 4, 1),
+        lambda: group_norm(X, groups=4, spatial=1),
     ),
-    "no groups": (lambda: group_norm(X, 0, 1), "groups to be a whole number >= 1, but 0", lambda: group_norm(X, 1, 1)),
-    "too few axes": (lambda: group_norm(X, 2, 3), "3 spatial axes.*number of axes", lambda: group_norm(X, 2, 1)),
+    "no groups": (
+        lambda: group_norm(X, groups=0, spatial=1),
+        "groups to be an integer >= 1, got 0",
+        lambda: group_norm(X, groups=1, spatial=1),
+    ),
+    "too few axes": (
+        lambda: group_norm(X, groups=2, spatial=3),
+        "3 spatial axes.*number of axes",
+        lambda: group_norm(X, groups=2, spatial=1),
+    ),
     "too few axes at init": (
-        lambda: InstanceNorm(spatial=2).init(None, HALVES),
+        lambda: InstanceNorm(spatial=2).init(jax.random.key(0), HALVES),
         "spatial=",
-        lambda: instance_norm(HALVES, 1),
+        lambda: instance_norm(HALVES, spatial=1),
     ),
-    "no positions": (lambda: instance_norm(X, 0), "spatial to be a whole number >= 1", lambda: instance_norm(X, 1)),
-    "axes not there": (lambda: layer_norm(X, axes=3), "axes=3.*from -3 to 2", lambda: layer_norm(X, axes=2)),
+    "no positions": (
+        lambda: instance_norm(X, spatial=0),
+        "spatial to be an integer >= 1",
+        lambda: instance_norm(X, spatial=1),
+    ),
+    "axes not there": (lambda: layer_norm(X, axes=3), "from -3 to 2.*axes=3", lambda: layer_norm(X, axes=2)),
     "axes twice": (lambda: moments(X, (0, -3)), "each of them once", lambda: moments(X, (0, -2))),
     "positive axes": (lambda: LayerNorm(axes=2), "negative axes.*-1", lambda: LayerNorm(axes=-1)),
     "positive axes of RMS": (lambda: RMSNorm(axes=(-2, 1)), "negative axes", lambda: RMSNorm(axes=(-2, -1))),
@@ -823,13 +837,13 @@ BAD = {
     ),
     "another number of features": (
         lambda: BatchNorm().apply(*BatchNorm().init(jax.random.key(0), X), X[..., :3], train=True),
-        r"scale of shape \(3,\).*made by init for this x",
+        r"mean of shape \(3,\).*made by init for this x",
         lambda: run(BatchNorm(), X[..., :3], train=True),
     ),
     "no feature axis": (
-        lambda: BatchNorm().init(None, X[0, 0, 0]),
+        lambda: BatchNorm().init(jax.random.key(0), X[0, 0, 0]),
         "feature axis",
-        lambda: BatchNorm().init(None, X[0, 0, 0][..., None]),
+        lambda: BatchNorm().init(jax.random.key(0), X[0, 0, 0][..., None]),
     ),
     "one example": (
         lambda: run(BatchNorm(), X[:1, 0], train=True),
@@ -841,7 +855,11 @@ BAD = {
         "under vmap say axis_name=",
         lambda: jax.vmap(lambda x: run(BatchNorm(axis_name="a"), x, train=True), axis_name="a")(X[:, 0]),
     ),
-    "momentum": (lambda: BatchNorm(momentum=1), r"momentum in \[0, 1\)", lambda: BatchNorm(momentum=0)),
+    "momentum": (
+        lambda: BatchNorm(momentum=1),
+        "momentum to be a number >= 0 and < 1, got 1",
+        lambda: BatchNorm(momentum=0),
+    ),
     "train as a number": (
         lambda: run(BatchNorm(), X, train=1),
         "train to be True or False",
@@ -849,18 +867,18 @@ BAD = {
     ),
     "mask of numbers": (
         lambda: run(BatchNorm(), X, train=True, mask=jnp.ones((6, 5))),
-        r"boolean mask.*\(6, 5\).*mask.astype\(bool\)",
+        r"mask to be a boolean array, got float32 \(6, 5\).*mask.astype\(bool\)",
         lambda: run(BatchNorm(), X, train=True, mask=jnp.ones((6, 5)).astype(bool)),
     ),
     "mask of another shape": (
         lambda: moments(X, 0, mask=jnp.ones(5, bool)),
-        r"such as \(6, 5\), but bool \(5,\)",
+        r"such as \(6, 5\) for .*, got bool \(5,\)",
         lambda: moments(X, 0, mask=jnp.ones((6, 5), bool)),
     ),
     "standardizer's axes": (
-        lambda: fit_standardizer(X, -1),
+        lambda: fit_standardizer(X, axes=-1),
         "first ones of x.*moveaxis",
-        lambda: fit_standardizer(jnp.moveaxis(X, -1, 0), 0),
+        lambda: fit_standardizer(jnp.moveaxis(X, -1, 0), axes=0),
     ),
     "no kernel": (
         lambda: WeightNorm(LayerNorm()).init(jax.random.key(0), X),
@@ -879,24 +897,24 @@ BAD = {
     ),
     "params of another layer": (
         lambda: LayerNorm(use_bias=False).apply({"bias": jnp.ones(4)}, X),
-        "LayerNorm expects params named scale, but bias",
+        "LayerNorm expected params named scale, got bias",
         lambda: LayerNorm(use_bias=False).apply({"scale": jnp.ones(4)}, X),
     ),
     "params where there are none": (
         lambda: LayerNorm(use_scale=False, use_bias=False).apply({"bias": jnp.ones(4)}, X),
-        "LayerNorm expects params",
+        "LayerNorm expected no params, .*, got a dict",
         lambda: LayerNorm(use_scale=False, use_bias=False).apply((), X),
     ),
     "state of another layer": (
         lambda: BatchNorm().apply(BatchNorm().init(jax.random.key(0), X)[0], (), X, train=True),
-        "its state.*mean, updates, variance",
+        "BatchNorm expected a state of mean, variance and updates, got",
         lambda: run(BatchNorm(), X, train=True),
     ),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
+def test_errors_explain_bad_input_and_their_repair_works(what, sentences):
     bad, words, repaired = BAD[what]
     with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
         bad()
@@ -912,14 +930,16 @@ def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
         lambda x: fit_standardizer(x),
         lambda x: standardize(x, jnp.zeros(4), jnp.ones(4)),
         lambda x: batch_norm(x, jnp.zeros(4), jnp.ones(4)),
-        lambda x: group_norm(x, 2, 0),
-        lambda x: instance_norm(x, 1),
+        lambda x: group_norm(x, groups=2, spatial=0),
+        lambda x: instance_norm(x, spatial=1),
         lambda x: run(BatchNorm(), x, train=True),
         lambda x: run(LayerNorm(), x),
         lambda x: run(GroupNorm(2, spatial=0), x),
     ],
 )
-def test_integers_are_refused(f, sentences):
-    with pytest.raises(TypeError, match=r"floating-point x, but int32 \(2, 4\) came; convert it with x.astype"):
+def test_integers_are_rejected(f, sentences):
+    with pytest.raises(
+        TypeError, match=r"x to be a floating-point array, got int32 \(2, 4\); convert it with x.astype"
+    ):
         f(WHOLE)
     f(WHOLE.astype(jnp.float32))
