@@ -24,7 +24,7 @@ import numpy as np
 from jax.scipy.special import erf
 from jaxtyping import Array, Float, Shaped
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, Range, check, check_values, checked
+from jaxblocks.checks import PositiveFloat, PositiveInt, Range, check_values, checked, require
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -353,7 +353,7 @@ def maxout(x: Float[Array, "*batch features_pieces"], pieces: PositiveInt = 2) -
     """
     if x.shape[-1] % pieces:
         repair = "give the layer before it features * pieces features"
-        check(False, f"x with a last axis that is a multiple of pieces = {pieces}", x, repair)
+        require(False, f"x with a last axis that is a multiple of pieces = {pieces}", x, repair)
     return x.reshape(*x.shape[:-1], x.shape[-1] // pieces, pieces).max(axis=-1)
 
 

@@ -22,6 +22,7 @@ Their normal forms are truncated at two standard deviations and scaled, so that 
 `jaxblocks.variance_report` shows whether a scheme fits a net.
 """
 
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -83,6 +84,12 @@ uniform = _of_jax(_jax.uniform)
 variance_scaling = _of_jax(_jax.variance_scaling)
 xavier_normal = _of_jax(_jax.xavier_normal)
 xavier_uniform = _of_jax(_jax.xavier_uniform)
+
+variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
+
+>>> variance_scaling(2.0, "fan_in", "normal")(jax.random.key(0), (3, 2), jnp.float32).shape
+(3, 2)
+"""
 
 
 @recorded

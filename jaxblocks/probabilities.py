@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, check_values, checkable, checked
-from jaxblocks.checks import check as check_that
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, check_values, checkable, checked, require
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -184,7 +183,7 @@ def one_hot(
     """
     repair = "leave dtype out, or convert the result with .astype"
     floating = jnp.issubdtype(dtype, jnp.floating)
-    check_that(floating, "a floating-point dtype of the probabilities", str(jnp.dtype(dtype)), repair, error=TypeError)
+    require(floating, "a floating-point dtype of the probabilities", str(jnp.dtype(dtype)), repair, error=TypeError)
     inside = check_labels(labels, classes, check=check)
     rows = jax.nn.one_hot(jnp.where(inside, labels, 0).astype(jnp.int32), classes, dtype=dtype)
     return jnp.where(inside[..., None], rows, jnp.nan)
@@ -252,7 +251,7 @@ def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> 
     for name, p in named.items():
         floating = hasattr(p, "dtype") and jnp.issubdtype(p.dtype, jnp.floating)
         repair = f"convert it with jnp.asarray({name}, jnp.float32)"
-        check_that(floating, f"{name} to be a floating-point array", p, repair, error=TypeError)
+        require(floating, f"{name} to be a floating-point array", p, repair, error=TypeError)
         p = checkable(p, check)
         if p is None:
             continue
@@ -270,4 +269,4 @@ def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> 
 
 def _check_axis(x, axis: int) -> None:
     if not -x.ndim <= axis < x.ndim:
-        check_that(False, f"an array with an axis {axis} of classes", x, "pass such an array, or another axis")
+        require(False, f"an array with an axis {axis} of classes", x, "pass such an array, or another axis")

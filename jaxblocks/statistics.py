@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = [
@@ -85,10 +85,10 @@ def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] =
 
     Source: Diehl 2023, section 1.6 ("Standardization of inputs").
     """
-    check(0 not in x.shape, "at least one example to fit to", x)
+    require(0 not in x.shape, "at least one example to fit to", x)
     found = sorted_axes(x, axes)
     repair = "move the axes of the features to the end with jnp.moveaxis"
-    check(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
+    require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
     mean, variance = moments(x, found)
     constant = x.max(found) == x.min(found)  # its computed variance may be a rounding error
     return {"mean": mean, "deviation": jnp.where(constant, 1.0, jnp.sqrt(variance))}
@@ -158,7 +158,7 @@ def sorted_axes(x, axes: int | tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted(normalize_axis_tuple(axes, n_axes)))
     except (TypeError, ValueError):
         expected = f"axes of x, integers from {-n_axes} to {n_axes - 1}, each of them once"
-        check(False, expected, f"axes={axes!r} for x of {describe(x)}")
+        require(False, expected, f"axes={axes!r} for x of {describe(x)}")
         raise
 
 
@@ -177,7 +177,7 @@ def align_axes(x, axes, **values) -> tuple:
             repair = "pass x of the size that it was made for, or params and state made by init for this x"
             if len(x.shape) > 3 and value.shape == (x.shape[1],):
                 repair = "if channels come first in x, write jnp.moveaxis(x, 1, -1)"
-            check(False, f"{name} of shape {expected} for x of {describe(x)}", value, repair)
+            require(False, f"{name} of shape {expected} for x of {describe(x)}", value, repair)
     dtype = wide_dtype(x.dtype)
     return tuple(value if value is None else value.reshape(shape).astype(dtype) for value in values.values())
 
@@ -189,5 +189,5 @@ def expand_mask(mask, x):
     (3, 2, 1)
     """
     if mask.shape != x.shape[: mask.ndim]:
-        check(False, f"a mask of the shape of the leading axes of x, such as {x.shape[:-1]} for {describe(x)}", mask)
+        require(False, f"a mask of the shape of the leading axes of x, such as {x.shape[:-1]} for {describe(x)}", mask)
     return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

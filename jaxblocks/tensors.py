@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
-from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, check, check_values, checked, describe
+from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, check_values, checked, describe, require
 from jaxblocks.precision import wide_dtype
 
 __all__ = [
@@ -59,7 +59,7 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
         counts = Counter(subscripts.replace("...", "").replace(",", ""))
         implied = ("..." if "..." in subscripts else "") + "".join(sorted(c for c in counts if counts[c] == 1))
         expected = "output indices after '->' (without them the outputs are in alphabetical order)"
-        check(
+        require(
             False, expected, repr(subscripts), f"write '{subscripts}->{implied}' to sum every index that appears twice"
         )
     _check_letters(subscripts, operands)
@@ -100,7 +100,7 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
 
     Source: Diehl 2023, section 1.2.
     """
-    check(len(vectors) > 0, "at least one vector", "none")
+    require(len(vectors) > 0, "at least one vector", "none")
     return vectors[0] if len(vectors) == 1 else tensor_product(*vectors)
 
 
@@ -121,10 +121,10 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shape
     """
     rows = (axes,) if isinstance(axes, int) else tuple(axes)
     order = tensor.ndim
-    normalized = [axis % order if -order <= axis < order else None for axis in rows]
-    if None in normalized or len(set(normalized)) < len(rows):
+    normalized = [axis % order for axis in rows if -order <= axis < order]
+    if len(set(normalized)) < len(rows):
         expected = f"distinct axes between {-order} and {order - 1} for a tensor of order {order}, {describe(tensor)}"
-        check(False, expected, f"axes={axes}")
+        require(False, expected, f"axes={axes}")
     columns = [axis for axis in range(order) if axis not in normalized]
     height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalized, 1)
     width = functools.reduce(lambda n, axis: n * tensor.shape[axis], columns, 1)
@@ -210,7 +210,7 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
     if not factors or any(f.ndim != 2 for f in factors) or len({f.shape[0] for f in factors}) > 1:
         expected = "one factor of shape (rank, d_i) per axis, with the same rank in all of them"
         got = f"shapes {[tuple(f.shape) for f in factors]}"
-        check(False, expected, got, "transpose factors that hold their vectors in columns")
+        require(False, expected, got, "transpose factors that hold their vectors in columns")
     letters = _letters(len(factors))
     with jax.default_matmul_precision("highest"):
         return einsum(",".join(f"Z{letter}" for letter in letters) + f"->{letters}", *factors)
@@ -287,22 +287,22 @@ def _letters(order: int) -> str:
 
 
 def _check_order(tensor, least: int) -> None:
-    check(tensor.ndim >= least, f"a tensor of order at least {least}", tensor)
+    require(tensor.ndim >= least, f"a tensor of order at least {least}", tensor)
 
 
 def _check_letters(subscripts: str, operands) -> None:
     terms = subscripts.split("->")[0].split(",")
-    check(len(terms) == len(operands), f"{len(terms)} operands for {subscripts!r}", len(operands))
+    require(len(terms) == len(operands), f"{len(terms)} operands for {subscripts!r}", len(operands))
     sizes = {}  # letter: (size, the operand that set it)
     for position, (term, x) in enumerate(zip(terms, operands, strict=True)):
         front, dots, back = term.partition("...")
         named = len(front) + len(back)
         if named > x.ndim or (named < x.ndim and not dots):
             least = f"{'at least ' * bool(dots)}{named} axes"
-            check(False, f"operand {position} to have {least} for its term {term!r} of {subscripts!r}", x)
+            require(False, f"operand {position} to have {least} for its term {term!r} of {subscripts!r}", x)
         sizes_here = [*x.shape[: len(front)], *x.shape[x.ndim - len(back) :]]
         for letter, size in zip(front + back, sizes_here, strict=True):
             known, where = sizes.setdefault(letter, (size, position))
             if known != size:
                 first = f"{known} for {letter!r} of {subscripts!r} in operand {where}, {describe(operands[where])}"
-                check(False, "one size per letter", f"{first}, and {size} in operand {position}, {describe(x)}")
+                require(False, "one size per letter", f"{first}, and {size} in operand {position}, {describe(x)}")

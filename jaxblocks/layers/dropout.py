@@ -6,9 +6,9 @@ expectation is the input. They differ in the axes that share a draw.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, Rate, check, checked
+from jaxblocks.checks import NonNegativeInt, PositiveInt, Rate, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.statistics import sorted_axes
@@ -17,7 +17,9 @@ __all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
 
 
 @checked
-def dropout(key, x: Float[Array, "*shape"], rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Float[Array, "*shape"]:
+def dropout(
+    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate, *, axes: int | tuple[int, ...] = ()
+) -> Float[Array, "*shape"]:
     r"""Values set to zero at random, the others scaled up: :math:`y = x\,m / (1 - p)`, :math:`m \sim B(1 - p)`.
 
     With p ``rate``, the probability of zero. The expectation of y is x, and its variance :math:`x^2 p / (1 - p)`;
@@ -131,7 +133,7 @@ def _dropout_of(rate: float, axes: int | tuple[int, ...]) -> Layer:
         if not train or rate == 0:
             return x
         repair = "pass apply(..., train=True, key=jax.random.key(0)), and another key at every step"
-        check(key is not None, "a key in training", "none", repair)
+        require(key is not None, "a key in training", "none", repair)
         return dropout(key, x, rate, axes=axes)
 
     return Layer(init, apply)

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check, check_params, check_values, checkable, checked
+from jaxblocks.checks import PositiveInt, check_params, check_values, checkable, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 
 __all__ = ["Embedding", "embed", "unembed"]
@@ -51,8 +51,9 @@ def embed(
         )
     spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded as their ids are
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
-    options = dict(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding)
-    return table.at[ids].get(**options)  # (*batch, features)
+    return table.at[ids].get(  # (*batch, features)
+        mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding
+    )
 
 
 @checked
@@ -133,5 +134,5 @@ def _computes_logits(x, tied: bool) -> bool:
     """Whether an `Embedding` is applied to features rather than to ids, as only a tied one can be."""
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     repair = "convert them with ids.astype(jnp.int32), or pass tied=True to compute logits of features"
-    check(tied or not floating, "ids to be an integer array", x, repair, error=TypeError)
+    require(tied or not floating, "ids to be an integer array", x, repair, error=TypeError)
     return floating

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, PositiveInt, check, check_params, check_values, checked
+from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, check_values, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 
@@ -155,7 +155,7 @@ def knn_predict(
 
     Source: Krapac & Segvic, Deep feed-forward models (shallow local models); Cover & Hart 1967.
     """
-    check(k <= examples.shape[0], f"k from 1 to {examples.shape[0]}, the number of examples", k)
+    require(k <= examples.shape[0], f"k from 1 to {examples.shape[0]}, the number of examples", k)
     _, nearest = lax.top_k(-_squared_distances(widen(x), examples), k)  # (*batch, k)
     theirs = targets[nearest]  # (*batch, k)
     if not jnp.issubdtype(targets.dtype, jnp.integer):

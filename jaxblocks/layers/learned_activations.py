@@ -74,8 +74,9 @@ def PReLU(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The parametric ReLU :math:`y = \max(0, x) + \alpha \min(0, x)`, params
-    ``{"negative_slope": ()}``.
+    r"""The parametric ReLU :math:`y = \max(0, x) + \alpha \min(0, x)` with a learned :math:`\alpha`.
+
+    Params are ``{"negative_slope": ()}``.
 
     Args:
         negative_slope_init: the initial :math:`\alpha`.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import NonNegativeFloat, check, check_values, checked
+from jaxblocks.checks import NonNegativeFloat, check_values, checked, require
 from jaxblocks.precision import widen
 
 __all__ = ["linear_regression", "logistic_regression"]
@@ -255,7 +255,7 @@ def _center(x):
 
 
 def _check_not_empty(x) -> None:
-    check(x.shape[0] > 0, "at least one example", x)
+    require(x.shape[0] > 0, "at least one example", x)
 
 
 def _check_ridge(ridge, dtype, check):

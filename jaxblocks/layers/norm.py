@@ -26,11 +26,11 @@ from jaxblocks.checks import (
     NonNegativeInt,
     PositiveInt,
     Rate,
-    check,
     check_params,
     check_values,
     checked,
     describe,
+    require,
 )
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.precision import wide_dtype, widen
@@ -78,7 +78,7 @@ def batch_norm(
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1 (arXiv:1502.03167); Diehl 2023, section 1.6.
     """
     axes = range(max(0, x.ndim - mean.ndim), x.ndim)
-    return _normalize(x, *align_axes(x, axes, mean=mean, variance=variance, scale=scale, bias=bias), epsilon)
+    return _normalize(x, *align_axes(x, axes, mean=mean, variance=variance, scale=scale, bias=bias), epsilon=epsilon)
 
 
 @builder
@@ -152,7 +152,7 @@ def BatchNorm(
 
     def split(x):
         """The axes to average over, and the others, which are those of the statistics."""
-        check(axes is not None or len(x.shape) > 0, "x with a feature axis", x, "use x[..., None]")
+        require(axes is not None or len(x.shape) > 0, "x with a feature axis", x, "use x[..., None]")
         over = tuple(range(len(x.shape) - 1)) if axes is None else _reduced_axes(x, axes)
         return over, tuple(a for a in range(len(x.shape)) if a not in over)
 
@@ -170,7 +170,9 @@ def BatchNorm(
         sizes = (None,) * len(kept)  # `align_axes` compares them
         _check_names(params, names, sizes)
         made = isinstance(state, dict) and state.keys() == {"mean", "variance", "updates"}
-        check(made, "a state of mean, variance and updates", state, "pass the one that init or the last apply returned")
+        require(
+            made, "a state of mean, variance and updates", state, "pass the one that init or the last apply returned"
+        )
         x = x if dtype is None else x.astype(dtype)
         running = align_axes(x, kept, mean=state["mean"], variance=state["variance"])
         weights = align_axes(
@@ -183,7 +185,7 @@ def BatchNorm(
             most = math.prod(x.shape[a] for a in over) * (1 if axis_name is None else lax.psum(1, axis_name))
             if most < 2:  # a mask, whose values may be traced, is taken care of in `updated`
                 repair = "pass a batch of at least two (to init_train_state as well), or under vmap say axis_name="
-                check(False, f"more than one entry to average over (axes {over}) in training", x, repair)
+                require(False, f"more than one entry to average over (axes {over}) in training", x, repair)
             state = updated(state, mean, variance, count)
         else:
             measured = state["updates"] > 0
@@ -193,7 +195,7 @@ def BatchNorm(
                 "apply(..., train=True) on training data first, and pass on the state that it returns",
             )
             mean, variance = (jnp.where(measured, statistic, jnp.nan) for statistic in running)
-        return _normalize(x, mean, variance, *weights, epsilon), state
+        return _normalize(x, mean, variance, *weights, epsilon=epsilon), state
 
     def updated(state, mean, variance, count):
         """The running statistics with one more batch, ``count`` entries of it for each statistic."""
@@ -243,7 +245,7 @@ def layer_norm(
     """
     over = _reduced_axes(x, axes)
     mean, variance, _ = moments_and_count(x, over)
-    return _normalize(x, mean, variance, *align_axes(x, over, scale=scale, bias=bias), epsilon)
+    return _normalize(x, mean, variance, *align_axes(x, over, scale=scale, bias=bias), epsilon=epsilon)
 
 
 @builder
@@ -370,7 +372,7 @@ def group_norm(
     mean, variance, _ = moments_and_count(grouped, axes)
     scale, bias = (w if w is None else w.reshape(grouped.shape[-2:]) for w in (scale, bias))
     weights = align_axes(grouped, (x.ndim - 1, x.ndim), scale=scale, bias=bias)
-    return _normalize(grouped, mean, variance, *weights, epsilon).reshape(x.shape)
+    return _normalize(grouped, mean, variance, *weights, epsilon=epsilon).reshape(x.shape)
 
 
 @builder
@@ -441,7 +443,7 @@ def instance_norm(
     """
     _check_spatial(x, spatial)
     mean, variance, _ = moments_and_count(x, tuple(range(x.ndim - 1 - spatial, x.ndim - 1)))
-    return _normalize(x, mean, variance, *align_axes(x, (x.ndim - 1,), scale=scale, bias=bias), epsilon)
+    return _normalize(x, mean, variance, *align_axes(x, (x.ndim - 1,), scale=scale, bias=bias), epsilon=epsilon)
 
 
 @builder
@@ -477,7 +479,7 @@ def InstanceNorm(
 # ---- what they share -------------------------------------------------------------------------
 
 
-def _normalize(x, mean, variance, scale, bias, epsilon):
+def _normalize(x, mean, variance, scale, bias, *, epsilon):
     """The formula, for statistics and params that have as many axes as ``x``."""
     factor = lax.rsqrt(variance + epsilon)
     if scale is not None:
@@ -512,31 +514,31 @@ def _shape_at(x, axes):
     return tuple(x.shape[a] for a in sorted_axes(x, axes))
 
 
-def _check_names(params, names, shape) -> None:
+def _check_names(params, names: tuple[str, ...], shape: tuple) -> None:
     if names:
         check_params(params, **dict.fromkeys(names, shape))
     else:
-        check(params == (), "no params, ()", params, "pass those that its own init made")
+        require(params == (), "no params, ()", params, "pass those that its own init made")
 
 
 def _reduced_axes(x, axes) -> tuple[int, ...]:
     """The axes from the front, in order; at least one."""
     found = sorted_axes(x, axes)
-    check(len(found) > 0, "at least one axis to average over", f"axes={axes}", "write axes=-1 for the features")
+    require(len(found) > 0, "at least one axis to average over", f"axes={axes}", "write axes=-1 for the features")
     return found
 
 
 def _negative_axes(axes) -> tuple[int, ...]:
     found = tuple(np.atleast_1d(axes).tolist())
     negative = found and all(type(a) is int and a < 0 for a in found)
-    check(negative, "negative axes, since leading axes are batch", f"axes={axes!r}", "write -1 for the last axis")
+    require(negative, "negative axes, since leading axes are batch", f"axes={axes!r}", "write -1 for the last axis")
     return found
 
 
 def _check_spatial(x, spatial) -> None:
     if len(x.shape) < spatial + 1:
         expected = f"x with {spatial} spatial axes and one of channels, (..., *spatial, channels)"
-        check(False, expected, x, "spatial= is the number of axes between batch and channels")
+        require(False, expected, x, "spatial= is the number of axes between batch and channels")
 
 
 def _check_groups(x, groups, spatial) -> None:
@@ -546,4 +548,4 @@ def _check_groups(x, groups, spatial) -> None:
         first = len(x.shape) - 1 - spatial
         repair = f"{x.shape[-1]} channels can be in {divisors} groups; if channels come first in x, write "
         repair += f"jnp.moveaxis(x, {first}, -1)"
-        check(False, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)
+        require(False, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)

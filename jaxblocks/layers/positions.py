@@ -19,12 +19,12 @@ from jaxblocks.checks import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    check,
     check_params,
     check_values,
     checkable,
     checked,
     describe,
+    require,
 )
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.precision import wide_dtype, widen
@@ -83,14 +83,14 @@ def rotary(
 
     Source: Su et al. 2021, RoFormer, section 3.2 (arXiv:2104.09864).
     """
-    check(x.ndim >= 3, "x (*batch, time, heads, head_dim)", x, "write x[..., None, :] for one head")
+    require(x.ndim >= 3, "x (*batch, time, heads, head_dim)", x, "write x[..., None, :] for one head")
     _check_even("head_dim", x.shape[-1])
     if positions is None:
         positions = jnp.arange(x.shape[-3], dtype=jnp.int32)
     time, batch_time = x.shape[-3:-2], x.shape[:-2]
     if positions.shape not in (time, batch_time):
         expected = f"positions of shape {time}, (time,), or {batch_time}, (*batch, time), for x {describe(x)}"
-        check(False, expected, positions)
+        require(False, expected, positions)
     angles = _angles(positions, x.shape[-1], base, wide_dtype(x.dtype))[..., None, :]  # (time, 1, head_dim / 2)
     angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -261,7 +261,7 @@ def _pair(init: Callable, add: Callable, stateful: bool) -> Layer | StatefulLaye
 
     def apply_with_state(params, state, x: Float[Array, "*batch time features"]):
         made = isinstance(state, dict) and state.keys() == {"position"}
-        check(made, "a state of position", state, "pass the one that init or the last apply returned")
+        require(made, "a state of position", state, "pass the one that init or the last apply returned")
         start = state["position"]
         return add(params, x, start), {"position": start + x.shape[-2]}
 
@@ -282,9 +282,9 @@ def _slopes(heads: int) -> list[float]:
 
 
 def _check_even(name: str, number: int) -> None:
-    check(number % 2 == 0, f"{name} to be even, since pairs of them are rotated", number)
+    require(number % 2 == 0, f"{name} to be even, since pairs of them are rotated", number)
 
 
 def _check_length(x, max_length: int) -> None:
     repair = "build it with a larger max_length"
-    check(x.shape[-2] <= max_length, f"sequences of at most {max_length} positions", x, repair)
+    require(x.shape[-2] <= max_length, f"sequences of at most {max_length} positions", x, repair)

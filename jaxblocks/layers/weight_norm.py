@@ -4,14 +4,13 @@ A kernel is any array named ``kernel`` with at least two axes in the params of t
 the outputs.
 """
 
-import functools
-import operator
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.checks import PositiveInt, check, check_values
+from jaxblocks.checks import PositiveInt, check_values, require
 from jaxblocks.core import (
     Layer,
     LayerLike,
@@ -139,14 +138,14 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
 
     def reads(*, train=False): ...
 
-    return make_combinator((child._replace(has_state=True),), init, apply, declared_by(reads))
+    return cast(StatefulLayer, make_combinator((child._replace(has_state=True),), init, apply, declared_by(reads)))
 
 
 def _kernels(params):
     """The arrays named ``kernel`` by their paths: ``{"0/kernel": ...}``."""
     named = {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
     found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
-    check(found, "a layer with params named kernel, of at least two axes", ", ".join(named) or "no params")
+    require(found, "a layer with params named kernel, of at least two axes", ", ".join(named) or "no params")
     return found
 
 
@@ -167,19 +166,21 @@ def _beside(values):
 
 def _at(tree, path):
     """The values that ``_beside`` has put at the path of a kernel."""
-    return functools.reduce(operator.getitem, path.split("/")[:-1], tree)
+    for label in path.split("/")[:-1]:
+        tree = tree[label]
+    return tree
 
 
 def _check_names(what, tree, *names):
     given = isinstance(tree, dict) and tree.keys() == set(names)
-    check(given, f"{what} named {' and '.join(names)}", tree, "pass those that its own init made")
+    require(given, f"{what} named {' and '.join(names)}", tree, "pass those that its own init made")
 
 
 def _check_paths(what, tree, kernels, *names):
     """That there is a value for each kernel: at the same path, under each of ``names``."""
     expected = _beside({path: dict.fromkeys(names, 0) for path in kernels})
     expected, got = (", ".join(_path(path) for path, _ in jax.tree.leaves_with_path(t)) for t in (expected, tree))
-    check(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
+    require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
 
 
 def _path(path):
