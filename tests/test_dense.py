@@ -29,7 +29,7 @@ def shapes(params):
 
 
 def test_eq_1_by_an_explicit_double_loop():
-    """ReLU(sum_j A_ij x_j + b_i), coordinate by coordinate (DENSE-05), with A the transpose of the kernel."""
+    """ReLU(sum_j A_ij x_j + b_i), coordinate by coordinate, with A the transpose of the kernel."""
     net = Serial(Dense(3), relu)
     params = net.init(jax.random.key(0), X)
     params = ({**params[0], "bias": jnp.array([0.1, -0.2, 0.3])}, ())
@@ -46,7 +46,7 @@ def test_eq_1_by_an_explicit_double_loop():
     [((5, 1), 2, 21), ((5, 10, 5, 2), 2, 142), ((7, 3), 4, 7 * 5 + 3 * 8)],
 )
 def test_parameter_counts(widths, inputs, parameters):
-    """DENSE-08: 21; DENSE-15: 142, layer by layer 15, 60, 55, 12; DENSE-16: m (d + 1) + c (m + 1)."""
+    """The lecture's counts: 21; 142, layer by layer 15, 60, 55, 12; m (d + 1) + c (m + 1)."""
     params = MLP(*widths).init(jax.random.key(0), jax.ShapeDtypeStruct((inputs,), jnp.float32))
     assert count_params(params) == parameters
     if parameters == 142:
@@ -54,7 +54,7 @@ def test_parameter_counts(widths, inputs, parameters):
 
 
 def test_mlp_is_the_nested_expression():
-    """f = o(W3 s(W2 s(W1 x + b1) + b2) + b3), with the output activation an explicit argument (E66)."""
+    """f = o(W3 s(W2 s(W1 x + b1) + b2) + b3), with the output activation an explicit argument."""
     net = MLP(6, 4, 3, activation=jnp.tanh, last_activation=sigmoid)
     params = net.init(jax.random.key(0), X)
     one, _, two, _, three, _ = params
@@ -73,7 +73,7 @@ def test_kernels_follow_what_comes_after_them():
 
 
 def test_fuse_affine_is_the_composition_and_keeps_a_bottleneck():
-    """A3 (A2 (A1 x + b1) + b2) + b3 as one map (DENSE-03); the rank is at most the narrowest width (DENSE-04)."""
+    """A3 (A2 (A1 x + b1) + b2) + b3 as one map; the rank is at most the narrowest width."""
     with jax.enable_x64(True):
         x = jnp.asarray(X, jnp.float64)
         wide = {"param_dtype": jnp.float64, "bias_init": jax.nn.initializers.normal()}
@@ -87,7 +87,7 @@ def test_fuse_affine_is_the_composition_and_keeps_a_bottleneck():
 
 
 def test_affine_is_linear_exactly_when_there_is_no_bias():
-    """f(x + y) - f(x) - f(y) + f(0) = 0 always; f(x + y) = f(x) + f(y) only without bias (DENSE-02)."""
+    """f(x + y) - f(x) - f(y) + f(0) = 0 always; f(x + y) = f(x) + f(y) only without bias."""
     kernel, bias = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
     x, y, zero = jnp.array([1.0, 2.0]), jnp.array([-3.0, 0.5]), jnp.zeros(2)
     for b in (None, bias):
@@ -141,7 +141,7 @@ def test_deep_residual_nets_keep_their_singular_values_near_one():
 
 
 def test_xor_with_features_is_linear():
-    """With the features (x1, x2, x1 x2) XOR is affine: w = (1, 1, -2), b = 0 (DENSE-22)."""
+    """With the features (x1, x2, x1 x2) XOR is affine: w = (1, 1, -2), b = 0."""
     x, y = jnp.array([[0.0, 0], [0, 1], [1, 0], [1, 1]]), jnp.array([[0.0], [1], [1], [0]])
     features = lambda x: jnp.concatenate([x, x[..., :1] * x[..., 1:]], -1)
     params = linear_regression(features(x), y)

@@ -18,7 +18,7 @@ def train(layer, x, seed=0):
 
 
 def test_expectation_and_variance():
-    """REG-04: E = x, and the variance of x m / (1 - p) at x = 1, p = 0.3 is p / (1 - p) = 0.4285714."""
+    """E = x, and the variance of x m / (1 - p) at x = 1, p = 0.3 is p / (1 - p) = 0.4285714."""
     y = np.asarray(dropout(jax.random.key(0), ONES, 0.3), np.float64)
     four_errors = 4 / np.sqrt(y.size)
     assert y.mean() == pytest.approx(1, abs=four_errors * np.sqrt(0.4285714))
@@ -30,7 +30,7 @@ def test_expectation_and_variance():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("rate", [0.1, 0.7])
-def test_what_is_kept_is_scaled_to_the_nearest_number(dtype, rate):
+def test_kept_values_are_scaled_to_the_nearest_number(dtype, rate):
     """Kept values are x / (1 - p) rounded once, in half precision too."""
     x = X.astype(dtype)
     y = dropout(jax.random.key(0), x, rate)
@@ -48,21 +48,20 @@ def test_the_gradient_is_the_mask():
     np.testing.assert_allclose(grad, np.where(f(X) == 0, 0, 1 / 0.6), rtol=1e-6)
 
 
-def test_nothing_infinite_comes_through_what_is_dropped():
+def test_dropped_infinities_become_zero():
     """A dropped value does not count, even where it is infinite: 0, not 0 times infinity."""
     y = dropout(jax.random.key(0), jnp.full(100, jnp.inf), 0.5)
     assert set(np.unique(y)) == {0, np.inf}
 
 
-def test_no_drop_is_no_operation():
-    """REG-04: with p = 0 nothing happens, and no key is needed."""
+def test_rate_zero_is_the_identity():
+    """With p = 0 nothing happens, and no key is needed."""
     np.testing.assert_array_equal(dropout(jax.random.key(0), X, 0), X)
     np.testing.assert_array_equal(Dropout(0.0).apply((), X, train=True), X)
 
 
 @pytest.mark.parametrize("layer", [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5, spatial=2)])
 def test_evaluation_is_the_identity_and_the_key_determines_training(layer):
-    """REG-04."""
     assert layer.init(jax.random.key(0), X) == ()
     np.testing.assert_array_equal(layer.apply((), X), X)
     np.testing.assert_array_equal(layer.apply((), X, train=False, key=jax.random.key(0)), X)
@@ -114,7 +113,7 @@ def test_stochastic_depth_keeps_whole_sequences():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_numbers_of_numpy():
+def test_numpy_numbers_as_options():
     x = X[0]
     np.testing.assert_array_equal(
         train(Dropout(np.float32(0.5), axes=np.int64(-2)), x), train(Dropout(0.5, axes=-2), x)
@@ -124,7 +123,7 @@ def test_numbers_of_numpy():
     )
 
 
-def test_every_copy_of_a_repeat_draws_for_itself():
+def test_the_copies_of_a_repeat_draw_independently():
     net = Repeat(Dropout(0.5), 4)
     params = net.init(jax.random.key(0), ONES)
     y = net.apply(params, ONES, train=True, key=jax.random.key(1))

@@ -85,7 +85,7 @@ def test_an_explicit_mesh():
 # ---- tied
 
 
-def test_a_net_that_ends_with_the_table_it_began_with():
+def test_tied_input_and_output_embeddings():
     """Logits are tanh(E[ids] W + b) E^T; there is one table, and its gradient is that of both places."""
     tied = Wire(
         lambda f, ids: f.table(f.body(f.table(ids))),
@@ -116,7 +116,7 @@ def test_rows_have_length_one_and_logits_variance_one_at_init():
     assert float(logits.var()) == pytest.approx(1, abs=0.03)
 
 
-def test_dtypes_asked_for():
+def test_dtype_and_param_dtype():
     layer = Embedding(7, 3, tied=True, dtype=jnp.bfloat16, param_dtype=jnp.float16)
     params = layer.init(jax.random.key(0), IDS)
     assert params["embedding"].dtype == jnp.float16

@@ -1,4 +1,4 @@
-"""Normalization: the lectures' numbers, PyTorch, padding, devices, half precision, and what is said of bad input."""
+"""Normalization: the lectures' numbers, PyTorch, padding, devices, half precision, and errors."""
 
 import functools
 
@@ -38,7 +38,7 @@ from jaxblocks import (
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(2.0, 3.0, (6, 5, 4)), jnp.float32)
-T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # of errata E26 and E27: (batch, n, c) = (2, 2, 1)
+T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # of the lecture's examples: (batch, n, c) = (2, 2, 1)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def channels_last(x):
 
 
 def test_moments_are_those_of_the_lecture():
-    """NORM-01: mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased 1.6666667 is another number."""
+    """Mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased 1.6666667 is another number."""
     mean, variance = moments(jnp.array([1.0, 2.0, 3.0, 4.0]), 0)
     assert (float(mean), float(variance)) == (2.5, 1.25)
     assert np.var([1, 2, 3, 4], ddof=1) == pytest.approx(1.6666667)
@@ -107,7 +107,7 @@ def test_masked_moments_by_an_explicit_selection(axes, rank):
 
 
 def test_standardization_of_inputs():
-    """NORM-02: 1, 2, 3, 4 become -1.3416408, -0.4472136, 0.4472136, 1.3416408."""
+    """1, 2, 3, 4 become -1.3416408, -0.4472136, 0.4472136, 1.3416408."""
     x = jnp.array([[1.0], [2.0], [3.0], [4.0]])
     expected = [-1.3416408, -0.4472136, 0.4472136, 1.3416408]
     np.testing.assert_allclose(standardize(x, **fit_standardizer(x)).ravel(), expected, rtol=1e-6)
@@ -143,7 +143,7 @@ def test_a_constant_feature_is_centered_only():
 
 
 def test_statistics_per_position_and_pooled():
-    """E26: the lecture's form (over the batch) and Keras' (over batch and positions) of the same tensor."""
+    """The lecture's form (over the batch) and Keras' (over batch and positions) of the same tensor."""
     lecture, state = trained(BatchNorm(axes=0, epsilon=1e-5), T)
     pooled, pooled_state = trained(BatchNorm(epsilon=1e-5), T)
     np.testing.assert_allclose(lecture.ravel(), [-0.999995, -0.99999875, 0.999995, 0.99999875], rtol=1e-6)
@@ -153,7 +153,7 @@ def test_statistics_per_position_and_pooled():
 
 @pytest.mark.parametrize("axes", [0, (0, 1), None, -1, (0, 2), (0, 1, 2)])
 def test_training_normalizes_over_the_axes(axes):
-    """Against numpy, with scale and bias of the shape of the statistics (NORM-05)."""
+    """Against numpy, with scale and bias of the shape of the statistics."""
     over = (0, 1) if axes is None else axes
     x = np.asarray(X, np.float64)
     shape = x.mean(over).shape
@@ -171,15 +171,15 @@ def test_training_normalizes_over_the_axes(axes):
     np.testing.assert_allclose(after["variance"], x.var(over), rtol=1e-5)
 
 
-def test_epsilon_stands_inside_the_root():
-    """NORM-03: a variance of 1.25 comes out as 1.25 / 1.251 = 0.9992006; outside the root it would be 0.9982135."""
+def test_epsilon_is_inside_the_root():
+    """A variance of 1.25 comes out as 1.25 / 1.251 = 0.9992006; outside the root it would be 0.9982135."""
     y, _ = trained(BatchNorm(), jnp.array([[1.0], [2.0], [3.0], [4.0]]))
     assert float(y.var()) == pytest.approx(0.9992006, abs=2e-7)
     assert 1.25 / (np.sqrt(1.25) + 1e-3) ** 2 == pytest.approx(0.9982135, abs=1e-7)
 
 
 def test_scale_and_bias_can_be_left_out():
-    """NORM-05: scale 0 gives the bias; without both, params are ()."""
+    """Scale 0 gives the bias; without both, params are ()."""
     layer = BatchNorm()
     _, state = layer.init(jax.random.key(0), X)
     y, _ = layer.apply({"scale": jnp.zeros(4), "bias": jnp.arange(4.0)}, state, X, train=True)
@@ -193,7 +193,7 @@ def test_scale_and_bias_can_be_left_out():
 
 
 def test_gradients_through_the_statistics():
-    """NORM-03: the output does not change when all examples move alike, so the gradients over the batch add up to 0."""
+    """The output does not change when all examples move alike, so the gradients over the batch add up to 0."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     weights = jnp.asarray(RNG.normal(size=X.shape), jnp.float32)
@@ -202,8 +202,7 @@ def test_gradients_through_the_statistics():
     np.testing.assert_allclose(grad.sum((0, 1)), 0, atol=1e-5)
 
 
-def test_another_example_moves_batch_norm_and_not_layer_norm():
-    """NORM-08, NORM-06."""
+def test_examples_interact_in_batch_norm_but_not_in_layer_norm():
     moved = X.at[0].add(3.0 * X[1])
     before, after = trained(BatchNorm(), X)[0], trained(BatchNorm(), moved)[0]
     assert float(jnp.abs(before[1:] - after[1:]).max()) > 0.1
@@ -218,7 +217,7 @@ def test_another_example_moves_batch_norm_and_not_layer_norm():
     ],
 )
 def test_half_of_the_units_are_active_only_if_the_median_is_the_mean(quantile, active):
-    """ACT-26, NORM-07, E47: after batch norm a rectifier passes half of a normal, but exp(-1) of an exponential."""
+    """After batch norm a rectifier passes half of a normal, but exp(-1) of an exponential."""
     u = (np.arange(100_000) + 0.5) / 100_000
     y, _ = trained(BatchNorm(), jnp.asarray(quantile(u), jnp.float32)[:, None])
     np.testing.assert_allclose([y.mean(), y.var()], [0, 1], atol=2e-3)
@@ -229,7 +228,7 @@ def test_half_of_the_units_are_active_only_if_the_median_is_the_mean(quantile, a
 
 
 def test_running_statistics_are_weighted_averages_of_the_batches():
-    """NORM-04: weights p^(k-1), ..., p, 1, divided by their sum."""
+    """Weights p^(k-1), ..., p, 1, divided by their sum."""
     layer, batches = BatchNorm(momentum=0.7), RNG.normal(1.0, 2.0, (4, 8, 3))
     params, state = layer.init(jax.random.key(0), jnp.zeros((8, 3)))
     for batch in batches:
@@ -242,7 +241,7 @@ def test_running_statistics_are_weighted_averages_of_the_batches():
 
 @pytest.mark.parametrize("momentum", [0, 0.9, 0.999])
 def test_after_identical_batches_evaluation_equals_training(momentum):
-    """NORM-04: after one batch as after fifty."""
+    """After one batch as after fifty."""
     layer = BatchNorm(momentum=momentum)
     params, state = layer.init(jax.random.key(0), X)
     step = jax.jit(lambda state: layer.apply(params, state, X, train=True))
@@ -252,7 +251,7 @@ def test_after_identical_batches_evaluation_equals_training(momentum):
         np.testing.assert_allclose(evaluate(state), y, rtol=1e-5, atol=1e-5)
 
 
-def test_evaluation_leaves_the_state_and_does_not_mix_examples():
+def test_evaluation_keeps_the_state_and_examples_are_independent():
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     _, state = layer.apply(params, state, X, train=True)
@@ -263,7 +262,7 @@ def test_evaluation_leaves_the_state_and_does_not_mix_examples():
     np.testing.assert_allclose(given, whole, rtol=1e-6, atol=1e-6)
 
 
-def test_evaluation_before_any_update_is_loud(sentences):
+def test_evaluation_before_any_update_is_an_error(sentences):
     """A sentence where the state is known, NaN where it is not; the sentence's advice helps."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
@@ -353,7 +352,7 @@ def test_padding_changes_nothing(rank):
         assert float(jnp.abs(wrong - after["mean"]).max()) > 0.1
 
 
-def test_a_batch_without_any_real_entry_leaves_the_state():
+def test_a_batch_without_valid_entries_keeps_the_state():
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     y, after = layer.apply(params, state, X, train=True, mask=jnp.zeros(6, bool))
@@ -377,7 +376,7 @@ def test_statistics_per_position_of_padded_sequences():
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_single_real_entry_leaves_the_state(before):
+def test_a_single_valid_entry_keeps_the_state(before):
     """Its variance of 0 would blow up the next evaluation; traced masks too."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
@@ -391,7 +390,7 @@ def test_a_single_real_entry_leaves_the_state(before):
     assert int(step(mask=two)[1]["updates"]) == before + 1
 
 
-def test_a_mask_of_one_place_is_refused():
+def test_a_mask_of_one_entry_is_rejected():
     """Where the shape alone says that there is one entry, a mask changes nothing."""
     layer, one = BatchNorm(), X[:1, 0]
     params, state = layer.init(jax.random.key(0), one)
@@ -400,7 +399,7 @@ def test_a_mask_of_one_place_is_refused():
     layer.apply(params, state, X[:2, 0], train=True, mask=jnp.ones(2, bool))
 
 
-def test_nothing_to_normalize():
+def test_empty_batches():
     """A batch of no examples has an output of none; there is nothing to fit to."""
     assert group_norm(jnp.zeros((0, 3, 4)), groups=2, spatial=1).shape == (0, 3, 4)
     with pytest.raises(ValueError, match=r"at least one example to fit to, got float32 \(0, 2\)"):
@@ -408,7 +407,7 @@ def test_nothing_to_normalize():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_channels_first_is_named():
+def test_errors_suggest_channels_last():
     x = jnp.zeros((2, 6, 8, 8))
     params, state = BatchNorm().init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
     with pytest.raises(ValueError, match=r"if channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
@@ -420,8 +419,8 @@ def test_channels_first_is_named():
     np.testing.assert_array_equal(layer_norm(X, axes=np.int64(-1)), layer_norm(X))
 
 
-def test_weight_decay_of_kernels_spares_lengths():
-    """Lengths and singular vectors stand beside the kernels under names of their own."""
+def test_weight_decay_of_kernels_excludes_lengths():
+    """Lengths and singular vectors are stored beside the kernels under names of their own."""
     params, _ = WeightNorm(Serial(Dense(5), BatchNorm(), Residual(Dense(5)))).init(jax.random.key(0), X)
     chosen = [
         path for path, mark in zip(paths(params), jax.tree.leaves(select(params, "**/kernel")), strict=True) if mark
@@ -431,7 +430,7 @@ def test_weight_decay_of_kernels_spares_lengths():
     _, state = SpectralNorm(Serial(Dense(5), Residual(Dense(5)))).init(jax.random.key(0), X)
     assert paths(state["vectors"]) == ("0/inner", "0/outer", "1/0/inner", "1/0/outer")
     net = WeightNorm(Serial(Dense(5)))
-    with pytest.raises(ValueError, match="expected scale with values at 0/length, got length; pass those that its own init"):
+    with pytest.raises(ValueError, match="expected scale with values at 0/length, got length; pass those that"):
         net.apply({**net.init(jax.random.key(0), X), "scale": {"length": jnp.ones(5)}}, X)
 
 
@@ -508,7 +507,7 @@ def test_repeat_is_serial_of_copies(checkpoint):
 
 
 def test_layer_norm_of_the_lecture_and_of_transformers():
-    """E27: over (n, c) for each example; over c alone, which has one entry here, all is 0."""
+    """Over (n, c) for each example; over c alone, which has one entry here, all is 0."""
     over_all = layer_norm(T, axes=(-2, -1)).ravel()
     np.testing.assert_allclose(over_all, [-0.99998, 0.99998, -0.9999978, 0.9999978], rtol=1e-6)
     np.testing.assert_array_equal(layer_norm(T), 0)
@@ -517,7 +516,7 @@ def test_layer_norm_of_the_lecture_and_of_transformers():
 @pytest.mark.parametrize("axes", [-1, (-2, -1)])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_layer_norm_against_torch(torch, axes, use_bias):
-    """NORM-06: torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
+    """Torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
     shape = (4,) if axes == -1 else (5, 4)
     theirs = torch.nn.LayerNorm(shape, bias=use_bias, dtype=torch.float64)
     parity(torch, theirs, LayerNorm(axes=axes, use_bias=use_bias, param_dtype=jnp.float64), (6, 5, 4), shape)
@@ -606,7 +605,7 @@ def one_pass_variance(x, axes):
     return (x**2).mean(axes) - x.mean(axes) ** 2
 
 
-def test_large_means_do_not_hide_a_small_variance():
+def test_a_small_variance_around_a_large_mean():
     """1e4 plus deviations of 1, in float32: two passes keep the variance, one pass does not."""
     x = jnp.asarray(1e4 + np.random.default_rng(3).normal(0, 1, (1000, 3)), jnp.float32)
     expected = np.asarray(x, np.float64).var(0)
@@ -617,7 +616,7 @@ def test_large_means_do_not_hide_a_small_variance():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_summed_in_float32(dtype):
+def test_half_precision_accumulates_in_float32(dtype):
     """Values near 1e4, whose squares and sums float16 cannot hold; the statistics of the very values, to 1e-5."""
     x = jnp.asarray(1e4 + RNG.integers(-8, 8, (4, 16, 6)) * 64, dtype)
     wide = np.asarray(x.astype(jnp.float32), np.float64)

@@ -39,14 +39,15 @@ def sinusoidal_positions(
     *,
     base: PositiveFloat = 10000,
     start: int | Int[Array, ""] = 0,
-    dtype: DTypeLike = jnp.float32,
+    dtype: DTypeLike | None = None,
 ) -> Float[Array, "length features"]:
     r"""Sinusoidal positional encodings: :math:`P_{t,2i} = \sin(t / b^{2i/d}),\; P_{t,2i+1} = \cos(t / b^{2i/d})`.
 
     With t the position, d ``features`` (even) and b ``base``. The product of two rows, :math:`P_s \cdot P_t = \sum_i
     \cos((s - t) / b^{2i/d})`, depends on their distance only.
 
-    ``start`` is the first position. Returns ``(length, features)``. Raises ``ValueError`` for odd ``features``.
+    ``start`` is the first position; ``dtype`` is by default float32. Returns ``(length, features)``. Raises
+    ``ValueError`` for odd ``features``.
 
     >>> sinusoidal_positions(2, 2)
     Array([[0.        , 1.        ],
@@ -55,6 +56,7 @@ def sinusoidal_positions(
     Source: Vaswani et al. 2017, Attention is all you need, section 3.5 (arXiv:1706.03762).
     """
     _check_even("features", features)
+    dtype = jnp.float32 if dtype is None else dtype
     positions = jnp.arange(length, dtype=jnp.int32) + start
     angles = _angles(positions, features, base, wide_dtype(dtype))  # (length, features / 2)
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(length, features).astype(dtype)
