@@ -112,9 +112,7 @@ def test_the_exact_gain_is_one_over_the_second_moment(activation):
 
 @pytest.mark.usefixtures("sentences")
 def test_an_activation_is_a_function():
-    with pytest.raises(
-        TypeError, match=r"expected activation to be a function, got .*; pass the function itself"
-    ):
+    with pytest.raises(TypeError, match=r"expected activation to be a function, got .*; pass the function itself"):
         initializers.for_activation("relu")
 
 
