@@ -719,8 +719,8 @@ def local_smoothness(quick):
     centers = jnp.array([-2.0, -1.2, 0.1, 0.8, 2.0])[:, None]
     y = jnp.array([0.6, 1.0, -0.4, 0.2, 0.9])
     x = jnp.linspace(-5, 5, 401)
-    weights = jnp.linalg.solve(jb.rbf_kernel(centers, centers, 2.0), y)
-    bumps = jb.rbf_kernel(x[:, None], centers, 2.0) * weights[None]
+    weights = jnp.linalg.solve(jb.rbf_kernel(centers, centers, gamma=2.0), y)
+    bumps = jb.rbf_kernel(x[:, None], centers, gamma=2.0) * weights[None]
     figure, (left, middle, right) = page(11, 3.6, 1, 3)
     plotting.curves(x, {"sum of bumps": bumps.sum(1)}, left)
     left.plot(x, bumps, color=GRAY, linewidth=0.7)
@@ -747,7 +747,7 @@ def local_smoothness(quick):
     right.set(xlabel="angle of the gradient, degrees, from", title="hand-crafted: orientations", ylim=(0, 1.1))
     inset = right.inset_axes([0.62, 0.45, 0.36, 0.5])
     plotting.tiles(image[None], inset, columns=1)
-    at_data = np.asarray((jb.rbf_kernel(centers, centers, 2.0) * weights[None]).sum(1))
+    at_data = np.asarray((jb.rbf_kernel(centers, centers, gamma=2.0) * weights[None]).sum(1))
     numbers = {"at_data": abs(at_data - np.asarray(y)).max(), "far": float(abs(bumps[0].sum()))}
     return figure, {**numbers, "typical": typical}
 

@@ -45,14 +45,12 @@ from jaxblocks.layers.norm import (
     LayerNorm,
     RMSNorm,
     batch_norm,
-    fit_standardizer,
     group_norm,
     instance_norm,
     layer_norm,
-    moments,
     rms_norm,
-    standardize,
 )
+from jaxblocks.statistics import fit_standardizer, moments, standardize
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 # Dropout: of values, feature maps, examples.

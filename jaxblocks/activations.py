@@ -2,12 +2,13 @@
 
 Every function takes an array of any shape, returns one of the same shape and dtype, and so is a layer where
 a layer is expected. (``maxout``, which takes the largest of several entries, is the one that shrinks an axis.)
-What ``jax.numpy`` already does right is not wrapped here: ``jnp.abs`` is an activation as it stands.
+Functions of ``jax.numpy`` are activations as they are: ``jnp.abs``. Options are positional-or-keyword, as in
+``jax.nn``, since the keyword-only parameters of a function become side inputs of the layer.
 
-At a kink the derivative is a choice. JAX derives ``jnp.maximum(x, 0)`` to 0.5 at 0, ``jnp.where(x >= 0, x, 0)``
-to 1 and ``jnp.abs`` to 1; each function here says which value it takes.
+At a kink the derivative is a choice. JAX takes 0.5 as the derivative of ``jnp.maximum(x, 0)`` at 0, 1 for
+``jnp.where(x >= 0, x, 0)`` and 1 for ``jnp.abs``; each docstring here states the value.
 
-``gelu``, ``silu`` and ``softplus`` carry their derivative as a rule of their own (``jax.custom_jvp``, so every
+``gelu``, ``silu`` and ``softplus`` have their derivative as an explicit rule (``jax.custom_jvp``, so every
 derivative of any order and mode works): reverse mode then keeps one array per call, where plain autodiff
 keeps two or three.
 """
@@ -15,6 +16,7 @@ keeps two or three.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ import numpy as np
 from jax.scipy.special import erf
 from jaxtyping import Array, Float, Shaped
 
-from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.checks import PositiveFloat, PositiveInt, Range, check_values, checked, require
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -67,7 +69,8 @@ def _relu_jvp(at_zero, primals, tangents):
     return _relu(x, at_zero), jnp.where(x > 0, t, jnp.where(x == 0, at_zero * t, jnp.zeros_like(t)))
 
 
-def relu(x: Float[Array, "*shape"], at_zero: float = 0.0) -> Float[Array, "*shape"]:
+@checked
+def relu(x: Float[Array, "*shape"], at_zero: Annotated[float | int, Range(0, most=1)] = 0.0) -> Float[Array, "*shape"]:
     """Rectified linear unit.
 
     ReLU(x) = max(0, x). At 0 it has no derivative but a subdifferential, [0, 1], from the left derivative 0 to the
@@ -84,54 +87,51 @@ def relu(x: Float[Array, "*shape"], at_zero: float = 0.0) -> Float[Array, "*shap
 
     Sources: Diehl 2023, Remark 1.1; Krapac & Segvic, Deep feed-forward models.
     """
-    require_floating("relu", x=x)
-    if not 0 <= at_zero <= 1:
-        raise ValueError(
-            f"relu expects at_zero in [0, 1], the subdifferential of max(0, x) at 0, but {at_zero} came; "
-            "use 0.0 (left derivative) or 1.0 (right derivative)."
-        )
     return jax.nn.relu(x) if at_zero == 0 else _relu(x, at_zero)
 
 
-def leaky_relu(x: Float[Array, "*shape"], slope: float | Float[Array, ""] = 0.01) -> Float[Array, "*shape"]:
-    """Leaky rectified linear unit, whose gradient does not die on the left.
+@checked
+def leaky_relu(
+    x: Float[Array, "*shape"], negative_slope: float | int | Float[Array, ""] = 0.01
+) -> Float[Array, "*shape"]:
+    """Leaky rectified linear unit, whose gradient does not vanish for negative x.
 
-    g(x, alpha) = max(0, x) + alpha min(0, x), alpha = ``slope``. The derivative at 0 is the left one, ``slope``
-    (as in PyTorch; ``slope=0`` is ``relu``, derivative included). ``slope`` may be an array of one number and
-    of the dtype of ``x``, to be learned (the parametric ReLU). A bijection R -> R only for slope > 0.
+    g(x, alpha) = max(0, x) + alpha min(0, x), alpha = ``negative_slope``. The derivative at 0 is the left one, alpha
+    (as in PyTorch; alpha = 0 is ``relu``, derivative included). ``negative_slope`` may be an array of one number and
+    of the dtype of ``x``, to be learned (the parametric ReLU). A bijection R -> R only for alpha > 0.
 
     >>> print(leaky_relu(jnp.array([-2.0, 0.5]), 0.1))
     [-0.2  0.5]
 
     Source: Krapac & Segvic, Deep feed-forward models (ReLU, shortcoming 2).
     """
-    require_floating("leaky_relu", x=x)
-    return jnp.where(x > 0, x, slope * x)
+    return jnp.where(x > 0, x, negative_slope * x)
 
 
-def leaky_relu_inverse(y: Float[Array, "*shape"], slope: float | Float[Array, ""] = 0.01) -> Float[Array, "*shape"]:
-    """The x with ``leaky_relu(x, slope) = y``.
+@checked
+def leaky_relu_inverse(
+    y: Float[Array, "*shape"], negative_slope: PositiveFloat | Float[Array, ""] = 0.01
+) -> Float[Array, "*shape"]:
+    """The x with ``leaky_relu(x, negative_slope) = y``.
 
-    x = max(0, y) + min(0, y) / alpha, alpha = ``slope``. Derivative at 0: 1 / slope, the left one.
+    x = max(0, y) + min(0, y) / alpha, alpha = ``negative_slope``. Derivative at 0: 1 / alpha, the left one.
 
-    Raises a ``ValueError`` unless slope > 0: otherwise the leaky ReLU is not injective. (A slope that is traced
-    cannot be looked at: a slope of 0 then gives -inf, and a negative one numbers without meaning.)
+    Raises a ``ValueError`` unless alpha > 0: otherwise the leaky ReLU is not injective. (A traced alpha cannot be
+    checked: 0 then gives -inf, and a negative one numbers without meaning.)
 
     >>> print(leaky_relu_inverse(jnp.array([-0.2, 0.5]), 0.1))
     [-2.   0.5]
 
     Source: Krapac & Segvic, Deep feed-forward models ("bijective generalizations").
     """
-    require_floating("leaky_relu_inverse", y=y)
-    message = "leaky_relu_inverse expects slope > 0, but {slope} came; with slope <= 0 leaky_relu has no inverse."
-    if isinstance(slope, jax.Array):
-        check_values(slope > 0, message, slope=slope)
-    elif not slope > 0:  # a Python number is known under jit too
-        raise ValueError(message.format(slope=slope))
-    return jnp.where(y > 0, y, y / slope)
+    if isinstance(negative_slope, jax.Array):
+        message = "negative_slope > 0, got {slope}; for other slopes leaky_relu has no inverse"
+        check_values(negative_slope > 0, message, slope=negative_slope)
+    return jnp.where(y > 0, y, y / negative_slope)
 
 
-def elu(x: Float[Array, "*shape"], alpha: float | Float[Array, ""] = 1.0) -> Float[Array, "*shape"]:
+@checked
+def elu(x: Float[Array, "*shape"], alpha: float | int | Float[Array, ""] = 1.0) -> Float[Array, "*shape"]:
     """Exponential linear unit.
 
     ELU(x; alpha) = x for x > 0 and alpha (exp(x) - 1) for x <= 0. Tends to -alpha on the left. For alpha = 1 it is
@@ -143,26 +143,26 @@ def elu(x: Float[Array, "*shape"], alpha: float | Float[Array, ""] = 1.0) -> Flo
     >>> print(np.asarray(elu(jnp.array([-1.0, 2.0]))).round(4))
     [-0.6321  2.    ]
 
-    Sources: Clevert, Unterthiner, Hochreiter 2015; Diehl 2023, section 1.
+    Sources: Clevert, Unterthiner, Hochreiter 2015 (arXiv:1511.07289); Diehl 2023, section 1.
     """
-    require_floating("elu", x=x)
     return jax.nn.elu(x, alpha)
 
 
+@checked
 def selu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Scaled exponential linear unit, which keeps mean 0 and variance 1.
 
     SELU(x) = lambda ELU(x; alpha) with lambda = 1.0507009873554805, alpha = 1.6732632423543772, the constants for
     which SELU of a standard normal variable has mean 0 and variance 1. (Of the usual activations it is the only one
     that does; ELU and GELU do not. See ``activation_moments``.) It saturates on the left, at -lambda alpha. The
-    derivative at 0 is the left one, lambda alpha. Wants LeCun initialization, variance 1 / fan_in.
+    derivative at 0 is the left one, lambda alpha. Use it with LeCun initialization, variance 1 / fan_in.
 
     >>> print(np.asarray(selu(jnp.array([-1.0, 1.0]))).round(4))
     [-1.1113  1.0507]
 
-    Sources: Klambauer, Unterthiner, Mayr, Hochreiter 2017; Krapac & Segvic, Deep feed-forward models.
+    Sources: Klambauer, Unterthiner, Mayr, Hochreiter 2017 (arXiv:1706.02515); Krapac & Segvic, Deep feed-forward
+    models.
     """
-    require_floating("selu", x=x)
     return jax.nn.selu(x)
 
 
@@ -185,15 +185,16 @@ def _gelu_jvp(primals, tangents):
     return (wide * cdf).astype(x.dtype), (cdf + wide * density).astype(x.dtype) * t
 
 
+@checked
 def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "*shape"]:
     """Gaussian error linear unit.
 
     GELU(x) = x P(X <= x) = x (1 + erf(x / sqrt 2)) / 2 with X standard normal. Neither monotonic (its minimum
     is -0.16997, at x = -0.75179) nor injective. ``approximate=True`` gives
-    x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 instead, which is off by up to 4.73e-4 and is what
-    ``jax.nn.gelu`` computes unless told otherwise.
+    x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 instead, which is off by up to 4.73e-4 and is the default of
+    ``jax.nn.gelu``.
 
-    Computed as it is written, which costs about half of the ``erfc`` form of ``jax.nn.gelu``. The price is paid where
+    Computed as written, at about half the cost of the ``erfc`` form of ``jax.nn.gelu``. Accuracy is lost where
     1 + erf cancels, in the far left tail: in float32 the absolute error for negative x stays below 1e-6 (largest near
     x = -5.2, where GELU is -5e-7), and below -5.6 the result is -0. For -1 < x the relative error is below 6e-7.
     Half precision is computed in float32. -inf gives NaN (inf * 0), as in ``jax.nn`` and PyTorch.
@@ -201,12 +202,12 @@ def gelu(x: Float[Array, "*shape"], approximate: bool = False) -> Float[Array, "
     >>> print(np.asarray(gelu(jnp.array([-1.0, 1.0]))).round(4))
     [-0.1587  0.8413]
 
-    Sources: Hendrycks & Gimpel 2016; Diehl 2023, section 1.
+    Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Diehl 2023, section 1.
     """
-    require_floating("gelu", x=x)
     return jax.nn.gelu(x, approximate=True) if approximate else _gelu(x)
 
 
+@checked
 def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Logistic sigmoid.
 
@@ -221,10 +222,10 @@ def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: Diehl 2023, section 1.
     """
-    require_floating("sigmoid", x=x)
     return jax.nn.sigmoid(x)
 
 
+@checked
 def tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Hyperbolic tangent.
 
@@ -236,7 +237,6 @@ def tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: Diehl 2023, section 1.
     """
-    require_floating("tanh", x=x)
     return jnp.tanh(x)
 
 
@@ -255,6 +255,7 @@ def _silu_jvp(primals, tangents):
     return (wide * s).astype(x.dtype), (s + wide * s * (1 - s)).astype(x.dtype) * t
 
 
+@checked
 def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Sigmoid linear unit, also called swish.
 
@@ -264,9 +265,8 @@ def silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     >>> print(np.asarray(silu(jnp.array([-1.0, 1.0]))).round(4))
     [-0.2689  0.7311]
 
-    Sources: Hendrycks & Gimpel 2016; Ramachandran, Zoph, Le 2017.
+    Sources: Hendrycks & Gimpel 2016 (arXiv:1606.08415); Ramachandran, Zoph, Le 2017 (arXiv:1710.05941).
     """
-    require_floating("silu", x=x)
     return _silu(x)
 
 
@@ -283,6 +283,7 @@ def _softplus_jvp(primals, tangents):
     return _softplus(x), jax.nn.sigmoid(widen(x)).astype(x.dtype) * t
 
 
+@checked
 def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Softplus, a smooth ReLU.
 
@@ -295,10 +296,10 @@ def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: Krapac & Segvic, Deep feed-forward models (ReLU, shortcoming 2).
     """
-    require_floating("softplus", x=x)
     return _softplus(x)
 
 
+@checked
 def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The x with ``softplus(x) = y``, for y > 0: the parameter of a positive quantity, such as a scale.
 
@@ -311,32 +312,31 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Source: Krapac & Segvic, Deep feed-forward models ("bijective generalizations").
     """
-    require_floating("softplus_inverse", y=y)
     check_values(
         ~(y < 0),
-        "softplus_inverse expects positive y, the range of softplus, but the smallest is {smallest}; "
-        "did you mean softplus?",
+        "positive y, the range of softplus, got a smallest entry of {smallest}; pass values of softplus",
         smallest=jnp.min(y, initial=0),
     )
     wide = widen(y)
     return (wide + jnp.log(-jnp.expm1(-wide))).astype(y.dtype)
 
 
+@checked
 def cosine(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Cosine, the example of an activation that is neither monotonic nor saturating and still works.
+    """Cosine, an example of an activation that is neither monotonic nor saturating.
 
-    cos(x), x in radians. One unit solves parity: 1/2 - cos(pi s) / 2 is 0 for even and 1 for odd integers s.
+    cos(x), x in radians. One unit computes the parity: 1/2 - cos(pi s) / 2 is 0 for even and 1 for odd integers s.
 
     >>> print(np.asarray((0.5 - 0.5 * cosine(jnp.pi * jnp.arange(5.0)))).round(4))
     [0. 1. 0. 1. 0.]
 
     Source: Krapac & Segvic, Deep feed-forward models ("even cosine").
     """
-    require_floating("cosine", x=x)
     return jnp.cos(x)
 
 
-def maxout(x: Float[Array, "*batch features_pieces"], pieces: int = 2) -> Float[Array, "*batch features"]:
+@checked
+def maxout(x: Float[Array, "*batch features_pieces"], pieces: PositiveInt = 2) -> Float[Array, "*batch features"]:
     """Maxout: the largest of every ``pieces`` neighbors on the last axis.
 
     h_i = max_{j < k} x_{i k + j}, k = ``pieces``. After an affine map, x = W a + b, every feature is a maximum of
@@ -349,14 +349,11 @@ def maxout(x: Float[Array, "*batch features_pieces"], pieces: int = 2) -> Float[
     >>> print(maxout(jnp.array([1.0, -1.0, 3.0, 4.0])))
     [1. 4.]
 
-    Source: Goodfellow, Warde-Farley, Mirza, Courville, Bengio 2013 (named by Krapac & Segvic).
+    Source: Goodfellow, Warde-Farley, Mirza, Courville, Bengio 2013, Maxout networks (arXiv:1302.4389).
     """
-    require_floating("maxout", x=x)
-    if pieces < 1 or x.ndim == 0 or x.shape[-1] % pieces:
-        raise ValueError(
-            f"maxout expects a last axis that is a multiple of pieces = {pieces} >= 1, but {describe(x)} came; "
-            "let the layer before it put out features * pieces."
-        )
+    if x.shape[-1] % pieces:
+        repair = "give the layer before it features * pieces features"
+        require(False, f"x with a last axis that is a multiple of pieces = {pieces}", x, repair)
     return x.reshape(*x.shape[:-1], x.shape[-1] // pieces, pieces).max(axis=-1)
 
 
@@ -367,14 +364,15 @@ RECTIFIERS = frozenset(
 default. ``selu`` is not one of them: it keeps variance 1 with LeCun initialization (1 / fan_in)."""
 
 
+@checked
 def activation_moments(
     activation: Callable[[Float[Array, " nodes"]], Float[Array, " nodes"]],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Mean and variance of ``activation`` of a standard normal variable.
 
-    mean = E sigma(Z), variance = E sigma(Z)^2 - mean^2 with Z ~ N(0, 1): what a layer does to the mean and the
+    mean = E sigma(Z), variance = E sigma(Z)^2 - mean^2 with Z ~ N(0, 1): how a layer changes the mean and the
     variance of its pre-activations. Both integrals are Gauss-Legendre sums, split at 0 so that a kink there costs
-    no accuracy (a kink elsewhere does), and may be differentiated with respect to what ``activation`` closes over.
+    no accuracy (a kink elsewhere does), and are differentiable with respect to what ``activation`` closes over.
     Exact to the precision of JAX's default float.
 
     >>> mean, variance = activation_moments(relu)  # 1 / sqrt(2 pi) and 1/2 - 1 / (2 pi)

@@ -28,6 +28,7 @@ import inspect
 import math
 import numbers
 import operator
+import re
 import sys
 import types
 import typing
@@ -230,7 +231,7 @@ def _expectation(annotation, optional: bool) -> Callable | None:
     """The check that an annotation stands for: ``(name, value, sizes) -> value``; ``None`` where it says nothing."""
     options = _members(annotation)
     optional = optional or type(None) in options
-    options = [one for one in options if one is not type(None)]
+    options = [one for one in options if one is not type(None) and not (one is int and float in options)]
     arrays = [one for one in options if isinstance(one, type) and issubclass(one, AbstractArray)]
     scalars = [one for one in options if one not in arrays]
     accepts = [_acceptance(one) for one in scalars]
@@ -286,6 +287,11 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
         return f"a number{words}", lambda x: _is_number(x) and all(x in limit for limit in limits)
     if annotation is str:
         return "a string", lambda x: isinstance(x, str)
+    if origin is tuple and typing.get_args(annotation)[1:] == (...,):
+        entry = _acceptance(typing.get_args(annotation)[0])
+        if entry is not None:
+            said = "a tuple of " + re.sub("^an? ([a-z]+)", r"\1s", entry[0])
+            return said, lambda x: isinstance(x, (tuple, list)) and all(map(entry[1], x))
     if annotation is collections.abc.Callable or origin is collections.abc.Callable:
         return "a function", callable
     return None

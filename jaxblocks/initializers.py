@@ -1,14 +1,14 @@
-r"""Initializers by the names of the field: what weights are before they have learned.
+r"""Initializers by the names of the field: the weights before training.
 
 An initializer is a function ``f(key, shape, dtype)`` that returns an array, and goes where a layer takes
 ``kernel_init=``. Most names here, those of ``jax.nn.initializers``, make one::
 
     Dense(64, kernel_init=initializers.he_normal())
 
-(``zeros`` and ``ones`` are initializers themselves.) A kernel is ``(in, out)`` or ``(*window, in, out)``; its
-``fan_in`` :math:`n` is how many inputs each output sums over, its ``fan_out`` :math:`m` how many outputs each
-input goes to. Zero-mean weights, independent of the inputs, put out :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;
-\mathrm E x^2`, so that a variance of :math:`1 / n` keeps the second moment:
+(``zeros`` and ``ones`` are initializers themselves.) A kernel is ``(in, out)`` or ``(*kernel_size, in, out)``; its
+``fan_in`` :math:`n` is the number of inputs of each output, its ``fan_out`` :math:`m` the number of outputs of each
+input. Zero-mean weights, independent of the inputs, give :math:`\mathrm{Var}\,y = n\,\mathrm{Var}\,w\;\mathrm E x^2`,
+so that a variance of :math:`1 / n` keeps the second moment:
 
 ================================  =====================  ================================================
 names                             variance               meant for
@@ -18,10 +18,11 @@ names                             variance               meant for
 ``glorot_normal, ..._uniform``    :math:`2 / (n + m)`    both directions, near 0 (also ``xavier_...``)
 ================================  =====================  ================================================
 
-Their normal forms are cut off at two standard deviations and scaled, so that the variance is the one stated.
-Whether a scheme fits a net is seen by `jaxblocks.variance_report`.
+Their normal forms are truncated at two standard deviations and scaled, so that the variance is the one stated.
+`jaxblocks.variance_report` shows whether a scheme fits a net.
 """
 
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -84,6 +85,12 @@ variance_scaling = _of_jax(_jax.variance_scaling)
 xavier_normal = _of_jax(_jax.xavier_normal)
 xavier_uniform = _of_jax(_jax.xavier_uniform)
 
+variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
+
+>>> variance_scaling(2.0, "fan_in", "normal")(jax.random.key(0), (3, 2), jnp.float32).shape
+(3, 2)
+"""
+
 
 @recorded
 @checked
@@ -98,7 +105,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     variance 1. For ReLU that is He's, for SELU and the identity LeCun's; for GELU it is 2.35 / fan_in, for tanh
     2.54 / fan_in.
 
-    Raises a ``TypeError`` for something that is not a function.
+    Raises a ``TypeError`` for an activation that is not a function.
 
     >>> kernel = for_activation(relu)(jax.random.key(0), (500, 300), jnp.float32)
     >>> print(f"{500 * kernel.var():.2f}")
@@ -107,8 +114,8 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     >>> print(f"{500 * kernel.var():.2f}")
     2.53
 
-    Sources: He, Zhang, Ren, Sun 2015, Delving deep into rectifiers; LeCun, Bottou, Orr, Mueller 1998, Efficient
-    backprop; Krapac & Segvic, Deep feed-forward models.
+    Sources: He, Zhang, Ren, Sun 2015, Delving deep into rectifiers (arXiv:1502.01852); LeCun, Bottou, Orr, Mueller
+    1998, Efficient backprop; Krapac & Segvic, Deep feed-forward models.
     """
     if not exact:
         bare = activation
@@ -127,18 +134,19 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 
 @recorded
 @checked
-def identity(scale: float = 1.0) -> Callable:
-    """The initializer of ``scale`` times the identity matrix; with as many rows as columns, a layer that does nothing.
+def identity(scale: float | int = 1.0) -> Callable:
+    """The initializer of ``scale`` times the identity matrix; with as many rows as columns, the identity map.
 
     Where the sizes differ, the diagonal that begins at the first entry is ``scale`` and all else 0.
 
-    Raises a ``ValueError`` for shapes that are no matrix (for convolutions there is ``delta_orthogonal``).
+    Raises a ``ValueError`` for shapes that are not those of a matrix (for convolutions there is ``delta_orthogonal``).
 
     >>> print(jaxblocks.initializers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
     [[2. 0. 0.]
      [0. 2. 0.]]
 
-    Source: Le, Jaitly, Hinton 2015, A simple way to initialize recurrent networks of rectified linear units.
+    Source: Le, Jaitly, Hinton 2015, A simple way to initialize recurrent networks of rectified linear units
+    (arXiv:1504.00941).
     """
 
     def diagonal(key, shape, dtype=jnp.float32):

@@ -7,11 +7,14 @@ them into a distribution. Classes and labels count from 0. (Diehl and Cevher cou
 Half precision is computed in float32 and returned in its own dtype. Logarithms are natural.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import check_values, checkable, describe, require_floating
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, check_values, checkable, checked, require
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -29,18 +32,10 @@ __all__ = [
 ]
 
 
-def _require_axis(where, x, axis):
-    require_floating(where, x=x)
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(
-            f"{where} sums over axis {axis} of its input, but {describe(x)} came, which has {x.ndim} axes; "
-            "pass an array with an axis of classes, or another axis."
-        )
-
-
 # Scores to probabilities ---------------------------------------------------------------------------------------------
 
 
+@checked
 def softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]:
     """Scores to probabilities along one axis.
 
@@ -48,7 +43,7 @@ def softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]
     nothing, so the largest is subtracted first and no score overflows. A single score gives exactly 1; with two or
     more, each probability is strictly between 0 and 1, but floats round to 0 and 1 when scores are far apart.
 
-    A score of -inf gets probability 0. A slice of nothing but -inf, or with a +inf, is all NaN: no distribution has
+    A score of -inf gets probability 0. A slice of -inf alone, or with a +inf, is all NaN: no distribution has
     those scores.
 
     >>> print([f"{p:.4f}" for p in softmax(jnp.array([1.0, 2.0, 3.0]))])
@@ -57,50 +52,53 @@ def softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]
     Sources: Diehl 2023, section 2.1 (Lemma 2.1, for the open interval (0, 1) and n >= 2); Krapac & Segvic, Deep
     feed-forward models.
     """
-    _require_axis("softmax", x, axis)
+    _check_axis(x, axis)
     return jax.nn.softmax(widen(x), axis).astype(x.dtype)
 
 
-# The name that says what it approximates: the one-hot vector of argmax, not max (Diehl 2023, Remark 2.2).
+# softmax approximates the one-hot vector of argmax, not max, hence this name (Diehl 2023, Remark 2.2).
 softargmax = softmax
 
 
+@checked
 def log_softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]:
     """Logarithms of the softmax probabilities, without computing the probabilities.
 
     log softmax(x)_i = x_i - log sum_j exp(x_j), in nats, the sum over ``axis``. Stays finite where a probability
-    rounds to 0. A score of -inf gives -inf; a slice of nothing but -inf, or with a +inf, is all NaN.
+    rounds to 0. A score of -inf gives -inf; a slice of -inf alone, or with a +inf, is all NaN.
 
     >>> print(log_softmax(jnp.array([0.0, 1000.0])))
     [-1000.     0.]
 
     Source: Krapac & Segvic, Deep feed-forward models (logits).
     """
-    _require_axis("log_softmax", x, axis)
+    _check_axis(x, axis)
     return jax.nn.log_softmax(widen(x), axis).astype(x.dtype)
 
 
+@checked
 def logsumexp(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
     """The smooth maximum of the entries along one axis.
 
     LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. ``axis`` is summed away.
-    With C entries, 0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. Nothing but -inf gives -inf.
+    With C entries, 0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. A slice of -inf alone gives -inf.
 
     >>> print(f"{logsumexp(jnp.array([1.0, 2.0, 3.0])):.4f}")
     3.4076
 
     Source: Krapac & Segvic, Deep feed-forward models (the real softmax).
     """
-    _require_axis("logsumexp", x, axis)
+    _check_axis(x, axis)
     return jax.nn.logsumexp(widen(x), axis).astype(x.dtype)
 
 
+@checked
 def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
     """Mean of some quantities under the softmax of their scores.
 
     softmax-mean(z, q) = softmax(z)^T q: scores ``z``, quantities ``q`` of the same shape, summed over ``axis``.
-    With q = z it is a smooth maximum that, unlike ``logsumexp``, never exceeds the largest entry. It is one
-    attention read. The lecture calls the second argument x in the formula and q around it.
+    With q = z it is a smooth maximum that, unlike ``logsumexp``, never exceeds the largest entry. It is attention
+    with one query. The lecture calls the second argument x in the formula and q in the text.
 
     Raises ``ValueError`` if the shapes differ.
 
@@ -110,17 +108,12 @@ def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: int
 
     Source: Krapac & Segvic, Deep feed-forward models (softmax mean).
     """
-    _require_axis("softmax_mean", z, axis)
-    require_floating("softmax_mean", q=q)
-    if z.shape != q.shape:
-        raise ValueError(
-            f"softmax_mean expects one quantity in q for each score in z, but z is {describe(z)} and q is "
-            f"{describe(q)}; give them equal shapes, for example with jnp.broadcast_to."
-        )
+    _check_axis(z, axis)
     dtype = jnp.promote_types(z.dtype, q.dtype)
     return jnp.sum(jax.nn.softmax(widen(z), axis) * widen(q), axis).astype(dtype)
 
 
+@checked
 def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classes"]:
     """Softmax without the redundant score: the first of C classes has score 0, the other C - 1 are free.
 
@@ -134,46 +127,34 @@ def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classe
 
     Source: Krapac & Segvic, Deep feed-forward models (degrees of freedom of the softmax).
     """
-    _require_axis("softmax_fixed", z, -1)
     return softmax(jnp.concatenate([jnp.zeros_like(z, shape=(*z.shape[:-1], 1)), z], axis=-1))
 
 
 # Labels to probabilities ---------------------------------------------------------------------------------------------
 
 
-def check_labels(
-    where: str, labels: Integer[Array, "*batch"], classes: int, *, check: bool = False
-) -> Bool[Array, "*batch"]:
-    """Which labels are class numbers, 0 <= label < classes. Complains in the name of ``where`` if some are not.
+@checked
+def check_labels(labels: Integer[Array, "*batch"], classes: int, *, check: bool = False) -> Bool[Array, "*batch"]:
+    """Which labels are class numbers, 0 <= label < classes; an error where some are known not to be.
 
     Raises ``TypeError`` if ``labels`` are not integers, and ``ValueError`` if concrete labels are out of range.
     Traced labels are checked only with ``check=True``, through ``checkify``.
 
-    >>> print(check_labels("my_loss", jnp.array([0, 2]), 3))
+    >>> print(check_labels(jnp.array([0, 2]), 3))
     [ True  True]
-    >>> check_labels("my_loss", jnp.array([1, 3]), 3)  # doctest: +ELLIPSIS
+    >>> check_labels(jnp.array([1, 3]), 3)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: my_loss expects labels from 0 to 2 (3 classes), but labels from 1 to 3 came; ...
+    ValueError: check_labels expected labels from 0 to 2 (3 classes), got labels from 1 to 3; ...
     """
-    if not hasattr(labels, "dtype"):
-        raise TypeError(
-            f"{where} expects an array of labels, but a {type(labels).__name__} came; convert it with "
-            "jnp.asarray(labels)."
-        )
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(
-            f"{where} expects an array of integer labels, but {describe(labels)} came; "
-            "convert class numbers with labels.astype(jnp.int32), or one-hot rows with labels.argmax(-1)."
-        )
     largest = min(classes - 1, jnp.iinfo(labels.dtype).max)  # 1000 classes are more than uint8 can count
     inside = (labels >= 0) & (labels <= largest)
     known = checkable(labels, check)
     if known is not None and known.size:
         check_values(
             inside,
-            f"{where} expects labels from 0 to {classes - 1} ({classes} classes), but labels from {{low}} to {{high}} "
-            "came; subtract 1 from labels that count from 1, or provide more classes.",
+            f"labels from 0 to {classes - 1} ({classes} classes), got labels from {{low}} to {{high}}; "
+            "subtract 1 from labels that count from 1, or provide more classes",
             check=check,
             low=jnp.min(known),
             high=jnp.max(known),
@@ -181,13 +162,14 @@ def check_labels(
     return inside
 
 
+@checked
 def one_hot(
-    labels: Integer[Array, "*batch"], classes: int, dtype=jnp.float32, *, check: bool = False
+    labels: Integer[Array, "*batch"], classes: PositiveInt, *, dtype: DTypeLike = jnp.float32, check: bool = False
 ) -> Float[Array, "*batch {classes}"]:
     """Point masses: for each label the distribution that puts probability 1 on that class.
 
     onehot(i) = e_i, the i-th unit vector of R^n, with n = ``classes`` and i counted from 0. As a distribution of
-    labels it belongs in the first slot of ``cross_entropy(p, q)``.
+    labels it is the first argument of ``cross_entropy(p, q)``.
 
     Raises ``ValueError`` for a label outside 0, ..., n - 1. Under ``jit``, where the value is not known, such a
     label gives a row of NaN (``jax.nn.one_hot`` gives zeros, which is no distribution), or an error through
@@ -199,26 +181,23 @@ def one_hot(
 
     Source: Diehl 2023, section 1.4.
     """
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(
-            f"one_hot gives probabilities, and expects a floating-point dtype, but {jnp.dtype(dtype)} came; "
-            "leave dtype out, or convert the result with .astype."
-        )
-    if classes < 1:
-        raise ValueError(f"one_hot expects at least one class, but classes={classes} came; pass their number.")
-    inside = check_labels("one_hot", labels, classes, check=check)
+    repair = "leave dtype out, or convert the result with .astype"
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    require(floating, "a floating-point dtype of the probabilities", str(jnp.dtype(dtype)), repair, error=TypeError)
+    inside = check_labels(labels, classes, check=check)
     rows = jax.nn.one_hot(jnp.where(inside, labels, 0).astype(jnp.int32), classes, dtype=dtype)
     return jnp.where(inside[..., None], rows, jnp.nan)
 
 
+@checked
 def smooth_labels(
-    targets: Float[Array, "*batch classes"], smoothing: int | float, *, check: bool = False
+    targets: Float[Array, "*batch classes"], smoothing: Annotated[float | int, Range(0, most=1)], *, check: bool = False
 ) -> Float[Array, "*batch classes"]:
     """Mix target distributions with the uniform one, which regularizes a classifier (label smoothing).
 
     (1 - epsilon) P + epsilon / C, with P = ``targets`` (one-hot rows, say), epsilon = ``smoothing`` between 0 and 1
     and C classes. The logits that fit a smoothed one-hot target best have a finite gap,
-    log((1 - epsilon + epsilon / C) / (epsilon / C)), where unsmoothed ones run off to infinity.
+    log((1 - epsilon + epsilon / C) / (epsilon / C)), where for unsmoothed targets it is infinite.
 
     Raises ``ValueError`` for ``smoothing`` out of range, or if ``targets`` do not sum to 1 (known values, or
     ``check=True``).
@@ -227,61 +206,67 @@ def smooth_labels(
     [0.125 0.125 0.625 0.125]
 
     Source: Krapac & Segvic, Deep feed-forward models (names it); the formula is that of Szegedy et al. 2016,
-    Rethinking the Inception architecture, section 7.
+    Rethinking the Inception architecture, section 7 (arXiv:1512.00567).
     """
-    _require_axis("smooth_labels", targets, -1)
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"smooth_labels expects smoothing between 0 and 1, but {smoothing} came; 0.1 is usual.")
-    check_distribution("smooth_labels", check=check, targets=targets)
+    check_distribution(check=check, targets=targets)
     return ((1 - smoothing) * widen(targets) + smoothing / targets.shape[-1]).astype(targets.dtype)
 
 
 # Checks --------------------------------------------------------------------------------------------------------------
 
 
-def is_distribution(p: Float[Array, "*shape"], axis: int = -1, atol: int | float | None = None) -> Bool[Array, "..."]:
+@checked
+def is_distribution(
+    p: Float[Array, "*shape"], axis: int = -1, *, atol: NonNegativeFloat | None = None
+) -> Bool[Array, "..."]:
     """Whether each slice of ``p`` along ``axis`` is a probability distribution.
 
     P_i >= 0 for all i, and sum_i P_i = 1 up to ``atol``. By default ``atol`` is the square root of the machine
     epsilon of the dtype, and at least 1e-6: 1e-6 for float64, 3.5e-4 for float32, 0.03 for float16 and 0.09 for
-    bfloat16, so that rounding never fails a distribution and scores hardly ever pass. NaN is no probability.
+    bfloat16, so that distributions pass in spite of rounding, and scores almost never do. NaN is not a probability.
 
     >>> print(is_distribution(jnp.array([[0.5, 0.5], [0.5, 0.4], [1.5, -0.5]])))
     [ True False False]
 
     Source: Diehl 2023, section 1.4 (the set P_n).
     """
-    _require_axis("is_distribution", p, axis)
+    _check_axis(p, axis)
     if atol is None:
         atol = max(1e-6, float(jnp.finfo(p.dtype).eps) ** 0.5)
     return jnp.all(p >= 0, axis) & (jnp.abs(jnp.sum(widen(p), axis) - 1) <= atol)
 
 
-def check_distribution(where: str, *, check: bool = False, **named: Float[Array, "..."]) -> None:
-    """Raise ``ValueError``, in the name of ``where``, unless each named array holds distributions on its last axis.
+def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> None:
+    """Raise ``ValueError`` unless each named array holds distributions on its last axis.
 
     Concrete arrays are checked at once, traced ones only with ``check=True``, through ``checkify``. The tolerance
     is that of ``is_distribution``.
 
-    >>> check_distribution("my_loss", p=jnp.array([0.5, 0.5]))
-    >>> check_distribution("my_loss", p=jnp.array([0.5, 0.25]))  # doctest: +ELLIPSIS
+    >>> check_distribution(p=jnp.array([0.5, 0.5]))
+    >>> check_distribution(p=jnp.array([0.5, 0.25]))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: my_loss expects probability distributions in p (no entry below 0, sum 1 over the last axis), ...
+    ValueError: check_distribution expected probability distributions in p (no entry below 0, ...
     """
     for name, p in named.items():
-        require_floating(where, **{name: p})
+        floating = hasattr(p, "dtype") and jnp.issubdtype(p.dtype, jnp.floating)
+        repair = f"convert it with jnp.asarray({name}, jnp.float32)"
+        require(floating, f"{name} to be a floating-point array", p, repair, error=TypeError)
         p = checkable(p, check)
         if p is None:
             continue
         sums = jnp.sum(widen(p), -1)
         check_values(
             is_distribution(p),
-            f"{where} expects probability distributions in {name} (no entry below 0, sum 1 over the last axis), but "
-            "the smallest entry is {smallest} and the sums range from {low} to {high}; pass softmax(scores), or "
-            "divide by the sum.",
+            f"probability distributions in {name} (no entry below 0, sum 1 over the last axis), got a smallest entry "
+            "of {smallest} and sums from {low} to {high}; pass softmax(scores), or divide by the sum",
             check=check,
             smallest=jnp.min(p, initial=jnp.inf),
             low=jnp.min(sums, initial=jnp.inf),
             high=jnp.max(sums, initial=-jnp.inf),
         )
+
+
+def _check_axis(x, axis: int) -> None:
+    if not -x.ndim <= axis < x.ndim:
+        require(False, f"an array with an axis {axis} of classes", x, "pass such an array, or another axis")

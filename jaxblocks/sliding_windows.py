@@ -24,7 +24,6 @@ __all__ = [
     "Padding",
     "PerAxis",
     "Windows",
-    "as_axes",
     "as_integer",
     "channels_first",
     "check_fit",
@@ -155,21 +154,6 @@ def as_integer(value) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
-
-
-def as_axes(axes: PerAxis) -> tuple[int, ...]:
-    """Axes as a tuple of ``int``, from one or several.
-
-    >>> as_axes(-1)
-    (-1,)
-    """
-    several = (axes,) if as_integer(axes) is not None else axes
-    integers = tuple(map(as_integer, several)) if isinstance(several, Sequence) else (None,)
-    require(None not in integers, "axes to be integers", repr(axes), "pass some such as (-2, -1)")
-    return integers  # type: ignore[return-value]
-
-
-# ---- what must fit ---------------------------------------------------------------------------
 
 
 def check_padding(padding: Padding, axes: int) -> None:

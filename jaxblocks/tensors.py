@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Key, Num, Real, Shaped
 
-from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, check_values, checked, describe, require
 from jaxblocks.precision import wide_dtype
 
 __all__ = [
@@ -34,12 +34,13 @@ __all__ = [
 ]
 
 
+@checked
 def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
     """Einstein sum with its output indices written out: indices that are not in the output are summed.
 
     ``einsum('ij,j->i', A, v)`` is (Av)_i = sum_j A_ij v_j. The rule "sum every index that appears twice"
-    can write neither a batched product ``'bik,bkj->bij'`` nor an entrywise one ``'i,i->i'``, and it leaves
-    the outputs in alphabetical order, so ``'ji'`` would silently transpose. Hence ``->`` is required here.
+    can express neither a batched product ``'bik,bkj->bij'`` nor an entrywise one ``'i,i->i'``, and it orders
+    the outputs alphabetically, so ``'ji'`` transposes silently. Therefore ``->`` is required here.
 
     ``subscripts`` has one term per operand with one letter per axis; ``...`` stands for leading axes that
     follow numpy's broadcasting. Half precision operands are accumulated in float32; the result has the
@@ -57,10 +58,9 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
     if "->" not in subscripts:
         counts = Counter(subscripts.replace("...", "").replace(",", ""))
         implied = ("..." if "..." in subscripts else "") + "".join(sorted(c for c in counts if counts[c] == 1))
-        raise ValueError(
-            f"einsum expects its output indices after '->', but {subscripts!r} has none. Without them every index "
-            "that appears twice is summed, so that a batched product such as 'bik,bkj->bij' cannot be written, and "
-            f"the outputs come in alphabetical order. Write '{subscripts}->{implied}' for what that rule means."
+        expected = "output indices after '->' (without them the outputs are in alphabetical order)"
+        require(
+            False, expected, repr(subscripts), f"write '{subscripts}->{implied}' to sum every index that appears twice"
         )
     _check_letters(subscripts, operands)
     dtype = jnp.result_type(*operands)
@@ -71,6 +71,7 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
         return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32).astype(dtype)
 
 
+@checked
 def tensor_product(s: Num[Array, "..."], t: Num[Array, "..."], *more: Num[Array, "..."]) -> Num[Array, "..."]:
     """Tensor product (S (x) T)_{i.., j..} = S_{i..} T_{j..} of two or more tensors.
 
@@ -86,34 +87,30 @@ def tensor_product(s: Num[Array, "..."], t: Num[Array, "..."], *more: Num[Array,
     return functools.reduce(lambda a, b: a[(..., *[None] * b.ndim)] * b[(*[None] * a.ndim, ...)], (s, t, *more))
 
 
-def pure_tensor(*vectors: Num[Array, " _"]) -> Num[Array, "..."]:
+@checked
+def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
     """Pure tensor v_1 (x) ... (x) v_n of n vectors: T_{i_1 .. i_n} = v_1[i_1] ... v_n[i_n].
 
     Its shape is ``(len(v_1), ..., len(v_n))``, its order n, its rank one unless a vector is zero (then the
-    tensor is zero and has rank zero). Raises ``ValueError`` without vectors or for an array that is not one.
+    tensor is zero and has rank zero). Raises ``ValueError`` without vectors or for tensors of other order, which
+    ``tensor_product`` takes.
 
     >>> pure_tensor(jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])).shape
     (2, 2, 2)
 
     Source: Diehl 2023, section 1.2.
     """
-    if not vectors:
-        raise ValueError("pure_tensor expects at least one vector, but none came.")
-    for position, v in enumerate(vectors):
-        if v.ndim != 1:
-            raise ValueError(
-                f"pure_tensor expects vectors, but argument {position} is {describe(v)}; "
-                "tensor_product multiplies tensors of any order."
-            )
+    require(len(vectors) > 0, "at least one vector", "none")
     return vectors[0] if len(vectors) == 1 else tensor_product(*vectors)
 
 
+@checked
 def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shaped[Array, "rows columns"]:
     """Matrix whose rows run over the indices in ``axes`` and whose columns run over all the others.
 
     Rows follow the order in which ``axes`` are given, columns the order of the remaining axes; in both the
     last index runs fastest. A single axis gives the mode-``axes`` flattening of shape ``(d_axes, -1)``.
-    Raises ``ValueError`` for an axis that does not exist or comes twice.
+    Raises ``ValueError`` for an axis that does not exist or occurs twice.
 
     >>> flattening(jnp.arange(12).reshape(2, 3, 2), 1)
     Array([[ 0,  1,  6,  7],
@@ -124,20 +121,22 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shape
     """
     rows = (axes,) if isinstance(axes, int) else tuple(axes)
     order = tensor.ndim
-    normalized = [axis % order if -order <= axis < order else None for axis in rows]
-    if None in normalized or len(set(normalized)) < len(rows):
-        raise ValueError(
-            f"flattening expects distinct axes between {-order} and {order - 1} for a tensor of order {order}, "
-            f"{describe(tensor)}, but axes={axes} came."
-        )
+    normalized = [axis % order for axis in rows if -order <= axis < order]
+    if len(set(normalized)) < len(rows):
+        expected = f"distinct axes between {-order} and {order - 1} for a tensor of order {order}, {describe(tensor)}"
+        require(False, expected, f"axes={axes}")
     columns = [axis for axis in range(order) if axis not in normalized]
     height = functools.reduce(lambda n, axis: n * tensor.shape[axis], normalized, 1)
     width = functools.reduce(lambda n, axis: n * tensor.shape[axis], columns, 1)
     return tensor.transpose(*normalized, *columns).reshape(height, width)
 
 
+@checked
 def flattening_ranks(
-    tensor: Inexact[Array, "..."], tolerance: float | Real[Array, ""] | None = None, *, check: bool = False
+    tensor: Inexact[Array, "..."],
+    *,
+    tolerance: NonNegativeFloat | Real[Array, ""] | None = None,
+    check: bool = False,
 ) -> Int[Array, " order"]:
     """Numerical matrix ranks of all flattenings along one axis: the multilinear rank (r_1, ..., r_n).
 
@@ -156,11 +155,9 @@ def flattening_ranks(
 
     Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 4.1.
     """
-    require_floating("flattening_ranks", tensor=tensor)
-    if tensor.ndim == 0:
-        raise ValueError("flattening_ranks expects a tensor of order at least 1, but a scalar came.")
-    check_values(jnp.isfinite(tensor), "flattening_ranks expects finite entries; remove NaN and inf.", check=check)
-    spacing = float(jnp.finfo(tensor.dtype).eps)  # of the dtype that came: half precision noise is no rank
+    _check_order(tensor, 1)
+    check_values(jnp.isfinite(tensor), "finite entries; remove NaN and inf", check=check)
+    spacing = float(jnp.finfo(tensor.dtype).eps)  # of the dtype of the input: its rounding errors have no rank
 
     def matrix_rank(matrix):
         values = jnp.linalg.svdvals(matrix)
@@ -171,15 +168,19 @@ def flattening_ranks(
     return jnp.stack([matrix_rank(flattening(wide, axis)) for axis in range(tensor.ndim)])
 
 
+@checked
 def rank_bounds(
-    tensor: Inexact[Array, "..."], tolerance: float | Real[Array, ""] | None = None, *, check: bool = False
+    tensor: Inexact[Array, "..."],
+    *,
+    tolerance: NonNegativeFloat | Real[Array, ""] | None = None,
+    check: bool = False,
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """Lower and upper bound of the rank of a tensor, from its flattening ranks r_1, ..., r_n.
 
     max_i r_i <= rank(T) <= (r_1 ... r_n) / max_i r_i. Each flattening of a sum of r pure tensors has rank at
-    most r; and T is a core of shape (r_1, ..., r_n) in other bases, which is the sum of its fibres along its
+    most r; and T is a core of shape (r_1, ..., r_n) in other bases, which is the sum of its fibers along its
     longest axis. For order 1 and 2 the bounds meet. For order 3 and above the
-    rank itself is NP-hard to compute, and no function here claims to. Arguments as in ``flattening_ranks``.
+    rank itself is NP-hard to compute, and no function here computes it. Arguments as in ``flattening_ranks``.
 
     >>> w = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])
     >>> [int(bound) for bound in rank_bounds(w)]
@@ -187,7 +188,7 @@ def rank_bounds(
 
     Source: Diehl 2023, section 1.2; Hillar & Lim, Most tensor problems are NP-hard.
     """
-    ranks = flattening_ranks(tensor, tolerance, check=check)
+    ranks = flattening_ranks(tensor, tolerance=tolerance, check=check)
     lower = jnp.max(ranks)
     return lower, jnp.prod(ranks) // jnp.maximum(lower, 1)
 
@@ -198,7 +199,7 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
     ``factors`` holds one matrix of shape ``(rank, d_i)`` per axis of T; row a of each belongs to summand a.
     (Kolda & Bader write the transposes, with the vectors in columns.) The result has shape ``(d_1, ..., d_n)``
     and at most the rank ``rank``. Products are computed in full precision. Raises ``ValueError`` if the factors
-    are no matrices or their numbers of rows differ.
+    are not matrices or their numbers of rows differ.
 
     >>> cp_tensor((jnp.eye(2), jnp.array([[1.0, 2.0], [3.0, 4.0]])))
     Array([[1., 2.],
@@ -207,31 +208,31 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
     Source: Diehl 2023, section 1.2; Kolda & Bader, Tensor decompositions and applications, section 3.
     """
     if not factors or any(f.ndim != 2 for f in factors) or len({f.shape[0] for f in factors}) > 1:
-        raise ValueError(
-            "cp_tensor expects one factor of shape (rank, d_i) per axis, with the same rank in all of them, but "
-            f"shapes {[tuple(f.shape) for f in factors]} came; transpose factors that hold their vectors in columns."
-        )
+        expected = "one factor of shape (rank, d_i) per axis, with the same rank in all of them"
+        got = f"shapes {[tuple(f.shape) for f in factors]}"
+        require(False, expected, got, "transpose factors that hold their vectors in columns")
     letters = _letters(len(factors))
     with jax.default_matmul_precision("highest"):
         return einsum(",".join(f"Z{letter}" for letter in letters) + f"->{letters}", *factors)
 
 
+@checked
 def cp_decompose(
-    key: Key[Array, ""], tensor: Float[Array, "..."], rank: int, steps: int
+    key: Key[Array, ""], tensor: Float[Array, "..."], *, rank: PositiveInt, steps: NonNegativeInt
 ) -> tuple[tuple[Float[Array, "rank _"], ...], Float[Array, ""]]:
     """Approximate a tensor by a sum of ``rank`` pure tensors, by alternating least squares.
 
     Seeks factors A^(1), ..., A^(n) that minimize |T - cp_tensor(A)|. Each of ``steps`` sweeps solves for one
     factor after the other while the rest stay fixed, which is linear least squares. A step is damped towards the
-    current factor by the rounding error of the normal equations, so redundant summands do no harm and
-    the error never grows (but for rounding). Starts from random directions drawn from ``key``.
+    current factor by the rounding error of the normal equations, so redundant summands are allowed and
+    the error never grows (except by rounding). Starts from random directions drawn from ``key``.
 
     Returns ``(factors, relative_error)``: factors of shape ``(rank, d_i)`` as ``cp_tensor`` takes them, and
     |T - cp_tensor(factors)| / |T| in the Euclidean norm (zero for the zero tensor). A small error shows that T
     is close to rank ``rank`` or less, nothing more: a large one may be a local minimum (try other keys, e.g. under
     ``jax.vmap``), the rank is NP-hard to compute, and ``flattening_ranks`` bounds it from below only. A
     best approximation need not exist: rank-three tensors can be limits of rank-two ones (border
-    rank), and then the factors grow without bound while the error creeps to zero.
+    rank), and then the factors grow without bound while the error tends to zero slowly.
 
     Raises ``ValueError`` for an order below two, ``rank < 1`` or ``steps < 0``. Works under ``jit`` with ``rank`` and
     ``steps`` static. Half precision tensors are decomposed in float32, and the results rounded.
@@ -244,12 +245,7 @@ def cp_decompose(
     Source: Kolda & Bader, Tensor decompositions and applications, section 3.4; damping: Navasca, De Lathauwer &
     Kindermann, Swamp reducing technique for tensor decomposition.
     """
-    require_floating("cp_decompose", tensor=tensor)
-    if tensor.ndim < 2 or rank < 1 or steps < 0:
-        raise ValueError(
-            "cp_decompose expects a tensor of order at least 2, rank >= 1 and steps >= 0, but "
-            f"{describe(tensor)}, rank={rank}, steps={steps} came."
-        )
+    _check_order(tensor, 2)
     order, letters = tensor.ndim, _letters(tensor.ndim)
     wide = tensor.astype(wide_dtype(tensor.dtype))
     largest = jnp.max(jnp.abs(wide))
@@ -290,24 +286,23 @@ def _letters(order: int) -> str:
     return string.ascii_letters[:order]
 
 
+def _check_order(tensor, least: int) -> None:
+    require(tensor.ndim >= least, f"a tensor of order at least {least}", tensor)
+
+
 def _check_letters(subscripts: str, operands) -> None:
     terms = subscripts.split("->")[0].split(",")
-    if len(terms) != len(operands):
-        raise ValueError(f"einsum expects {len(terms)} operands for {subscripts!r}, but {len(operands)} came.")
+    require(len(terms) == len(operands), f"{len(terms)} operands for {subscripts!r}", len(operands))
     sizes = {}  # letter: (size, the operand that set it)
     for position, (term, x) in enumerate(zip(terms, operands, strict=True)):
         front, dots, back = term.partition("...")
         named = len(front) + len(back)
         if named > x.ndim or (named < x.ndim and not dots):
-            raise ValueError(
-                f"einsum expects operand {position} to have {'at least ' * bool(dots)}{named} axes for its term "
-                f"{term!r} of {subscripts!r}, but {describe(x)} came."
-            )
+            least = f"{'at least ' * bool(dots)}{named} axes"
+            require(False, f"operand {position} to have {least} for its term {term!r} of {subscripts!r}", x)
         sizes_here = [*x.shape[: len(front)], *x.shape[x.ndim - len(back) :]]
         for letter, size in zip(front + back, sizes_here, strict=True):
             known, where = sizes.setdefault(letter, (size, position))
             if known != size:
-                raise ValueError(
-                    f"einsum expects one size per letter, but {letter!r} of {subscripts!r} is {known} in operand "
-                    f"{where}, {describe(operands[where])}, and {size} in operand {position}, {describe(x)}."
-                )
+                first = f"{known} for {letter!r} of {subscripts!r} in operand {where}, {describe(operands[where])}"
+                require(False, "one size per letter", f"{first}, and {size} in operand {position}, {describe(x)}")

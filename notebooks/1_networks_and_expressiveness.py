@@ -778,8 +778,8 @@ for name, ((net, params), units) in ways.items():
 order = np.random.default_rng(0).permutation(256)
 given, asked = rows[order[:128]], rows[order[128:]]
 nearest = jb.knn_predict(asked, given, parity[order[:128]].astype(int))
-bumps = np.linalg.solve(jb.rbf_kernel(given, given, 0.2) + 1e-3 * np.eye(128), 2 * parity[order[:128]] - 1)
-by_bumps = jb.rbf_kernel(asked, given, 0.2) @ bumps > 0
+bumps = np.linalg.solve(jb.rbf_kernel(given, given, gamma=0.2) + 1e-3 * np.eye(128), 2 * parity[order[:128]] - 1)
+by_bumps = jb.rbf_kernel(asked, given, gamma=0.2) @ bumps > 0
 right = [float(jnp.mean(guess == parity[order[128:]])) for guess in (nearest, by_bumps)]
 print(f"right on new rows: nearest {right[0]:.0%}, bumps {right[1]:.0%}, a net that takes the sum 100%")
 assert right[0] < 0.05 and right[1] < 0.4

@@ -286,7 +286,7 @@ print(dict(zip(epsilons.tolist(), np.round(distance, 6).tolist(), strict=True)))
 # there.
 
 # %%
-found = {rank: jb.cp_decompose(jax.random.key(0), W, rank, 500) for rank in (1, 2, 3)}
+found = {rank: jb.cp_decompose(jax.random.key(0), W, rank=rank, steps=500) for rank in (1, 2, 3)}
 for rank, (_, error) in found.items():
     print(f"{rank} summands: relative error {error:.1e}")
 assert abs(found[1][1] - math.sqrt(5) / 3) < 1e-3

@@ -1,6 +1,5 @@
 """Activations: values, kinks, laws, inverses, moments, derivatives of every mode, extreme inputs, dtypes."""
 
-import inspect
 import math
 from functools import cache, partial
 
@@ -39,7 +38,7 @@ ENTRYWISE = {
     "relu": (relu, lambda x: np.maximum(x, 0)),
     "relu right": (partial(relu, at_zero=1.0), lambda x: np.maximum(x, 0)),
     "leaky_relu": (leaky_relu, lambda x: np.maximum(x, 0) + 0.01 * np.minimum(x, 0)),
-    "leaky_relu 0.3": (partial(leaky_relu, slope=0.3), lambda x: np.maximum(x, 0) + 0.3 * np.minimum(x, 0)),
+    "leaky_relu 0.3": (partial(leaky_relu, negative_slope=0.3), lambda x: np.maximum(x, 0) + 0.3 * np.minimum(x, 0)),
     "elu": (elu, lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0)))),
     "elu 0.4": (partial(elu, alpha=0.4), lambda x: np.where(x > 0, x, 0.4 * np.expm1(np.minimum(x, 0)))),
     "selu": (selu, lambda x: LAMBDA * np.where(x > 0, x, ALPHA * np.expm1(np.minimum(x, 0)))),
@@ -271,8 +270,8 @@ def test_relu_is_the_relu_of_jax_by_default():
 
 
 @pytest.mark.parametrize("at_zero", [-0.1, 1.5, math.nan])
-def test_relu_refuses_what_is_no_subgradient(at_zero):
-    with pytest.raises(ValueError, match=rf"in \[0, 1\].*{at_zero} came; use 0\.0 \(left derivative\)"):
+def test_relu_rejects_what_is_not_a_subgradient(at_zero):
+    with pytest.raises(ValueError, match=rf"relu expected at_zero to be a number >= 0 and <= 1, got {at_zero}"):
         relu(jnp.ones(3), at_zero)
 
 
@@ -336,7 +335,7 @@ def test_special_slopes():
     x = jnp.asarray(GRID, jnp.float32)
     np.testing.assert_array_equal(leaky_relu(x, 1.0), x)
     np.testing.assert_array_equal(leaky_relu(x, 0.0), relu(x))
-    np.testing.assert_array_equal(slope_at(partial(leaky_relu, slope=0.0), x), slope_at(relu, x))
+    np.testing.assert_array_equal(slope_at(partial(leaky_relu, negative_slope=0.0), x), slope_at(relu, x))
     np.testing.assert_allclose(selu(x), LAMBDA * elu(x, ALPHA), rtol=3e-7)
 
 
@@ -534,7 +533,7 @@ def test_softplus_inverse():
 
 def test_softplus_inverse_outside_its_domain():
     y = jnp.array([1.0, -0.5])
-    with pytest.raises(ValueError, match=r"expects positive y.* the smallest is -0.5; did you mean softplus"):
+    with pytest.raises(ValueError, match=r"expected positive y.* a smallest entry of -0.5; pass values of softplus"):
         softplus_inverse(y)
     with jax.debug_nans(False):
         np.testing.assert_array_equal(np.isnan(jax.jit(softplus_inverse)(y)), [False, True])
@@ -543,11 +542,11 @@ def test_softplus_inverse_outside_its_domain():
 def test_leaky_relu_inverse():
     y = jnp.array([-1.0, 0.0, 3.0])
     np.testing.assert_array_equal(leaky_relu_inverse(y, jnp.float32(0.5)), [-2, 0, 3])
-    np.testing.assert_array_equal(slope_at(partial(leaky_relu_inverse, slope=0.125), y), [8, 8, 1])
+    np.testing.assert_array_equal(slope_at(partial(leaky_relu_inverse, negative_slope=0.125), y), [8, 8, 1])
     for slope in (0.0, -0.5, jnp.float32(0)):
-        with pytest.raises(ValueError, match=r"slope > 0, but .* has no inverse"):
+        with pytest.raises(ValueError, match=r"slope (to be a number > 0 or an array, got|> 0, got .* has no inverse)"):
             leaky_relu_inverse(y, slope)
-    with pytest.raises(ValueError, match=r"slope > 0"):
+    with pytest.raises(ValueError, match=r"negative_slope to be a number > 0 or an array, got 0.0"):
         jax.jit(lambda y: leaky_relu_inverse(y, 0.0))(y)  # a Python number is known at trace time
 
 
@@ -587,13 +586,13 @@ def test_maxout_of_affine_is_convex_and_differences_are_not():
         np.testing.assert_allclose(hat[:, 0], np.maximum(0, 1 - np.abs(GRID - 1)), atol=1e-14)
 
 
-def test_maxout_refuses_what_does_not_divide():
-    with pytest.raises(ValueError, match=r"multiple of pieces = 3.*float32 \(4, 8\) came"):
+def test_maxout_rejects_pieces_that_do_not_divide():
+    with pytest.raises(ValueError, match=r"multiple of pieces = 3, got float32 \(4, 8\)"):
         maxout(jnp.ones((4, 8)), 3)
     assert maxout(jnp.ones((4, 8 * 3)), 3).shape == (4, 8)  # the advice
     for x, pieces in ((jnp.ones(4), 0), (jnp.ones(()), 1)):
-        with pytest.raises(ValueError, match="multiple of pieces"):
-            inspect.unwrap(maxout)(x, pieces)
+        with pytest.raises(ValueError, match="maxout expected (pieces to be an integer >= 1|x with at least 1 axis)"):
+            maxout(x, pieces)
 
 
 # Moments -----------------------------------------------------------------------------------------------------------
@@ -633,7 +632,7 @@ def test_moments_are_exact():
 
 def test_moments_may_be_differentiated_and_traced():
     """d/ds E leaky_relu(Z, s) = E min(0, Z) = -1 / sqrt(2 pi)."""
-    by_slope = jax.jit(jax.grad(lambda s: activation_moments(partial(leaky_relu, slope=s))[0]))
+    by_slope = jax.jit(jax.grad(lambda s: activation_moments(partial(leaky_relu, negative_slope=s))[0]))
     assert by_slope(jnp.float32(0.1)) == pytest.approx(-1 / math.sqrt(2 * math.pi), rel=1e-6)
 
 
@@ -771,9 +770,9 @@ def test_dtype_is_kept(dtype):
 
 
 @entrywise("relu", "leaky_relu", "elu", "selu", "gelu", "sigmoid", "tanh", "silu", "softplus", "cosine")
-def test_integers_are_refused_in_a_sentence(name):
-    with pytest.raises(TypeError, match=rf"{name} expects floating-point x, but int32 \(3,\) came; .*astype"):
-        inspect.unwrap(FUNCTIONS[name])(jnp.arange(3))
+def test_integers_are_rejected(name):
+    with pytest.raises(TypeError, match=rf"{name} expected x to be a floating-point array, got int32 \(3,\); .*astype"):
+        FUNCTIONS[name](jnp.arange(3))
 
 
 @entrywise("gelu", "silu", "softplus")

@@ -368,7 +368,7 @@ def test_a_sequence_longer_than_its_cache(sentences, layer):
     x = jnp.asarray(normal(0, 3, 4))
     params, state = made(layer, x)
     first, after = layer.apply(params, state, x)
-    with pytest.raises(ValueError, match="at most 4 positions.* (got 3 after 3|but 3 were there and 3 came)"):
+    with pytest.raises(ValueError, match="at most 4 positions.* got 3 after 3"):
         layer.apply(params, after, x)
     with pytest.raises(ValueError, match="at most 4 positions"):
         layer.apply(params, state, jnp.concatenate([x, x]))
@@ -443,7 +443,7 @@ def test_a_mask_of_pairs_with_a_cache():
         (lambda: Attention(2, cache=8), "expected causal=True with a cache, got causal=False"),
         (lambda: Attention(2, sliding_window=0), "Attention expected sliding_window to be an integer >= 1"),
         (lambda: Attention(2, dropout=1), "Attention expected dropout to be a number >= 0 and < 1, got 1"),
-        (lambda: LearnedPositions(0), "max_length to be an? (whole number|integer)"),
+        (lambda: LearnedPositions(0), "max_length to be an integer >= 1"),
     ],
 )
 def test_errors_of_the_builder(sentences, build, words):
@@ -560,7 +560,7 @@ def test_errors_of_positions(sentences):
     x = jnp.asarray(normal(0, 3, 2, 5))
     with pytest.raises(ValueError, match="head_dim to be even"):
         rotary(x)
-    with pytest.raises(ValueError, match=r"positions of shape \(3,\), .* but int32 \(2,\) came"):
+    with pytest.raises(ValueError, match=r"positions of shape \(3,\), .* got int32 \(2,\)"):
         rotary(x[..., :4], jnp.arange(2))
     with pytest.raises(ValueError, match="features to be even"):
         SinusoidalPositions().init(jax.random.key(0), x)
@@ -569,9 +569,9 @@ def test_errors_of_positions(sentences):
     rotary(x[:, 0, :4][..., None, :])
     layer = LearnedPositions(2)
     params = layer.init(jax.random.key(0), x)
-    with pytest.raises(ValueError, match=r"at most 2 positions, but float32 \(2, 3, 5\), .* a larger max_length"):
+    with pytest.raises(ValueError, match=r"at most 2 positions, got float32 \(2, 3, 5\); .* a larger max_length"):
         layer.apply(params, jnp.moveaxis(x, 0, 1))
-    with pytest.raises(ValueError, match="x with 5 features"):
+    with pytest.raises(ValueError, match=r"embedding of shape \(2, 4\), got float32 \(2, 5\)"):
         layer.apply(params, x[..., :4])
 
 

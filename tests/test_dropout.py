@@ -18,7 +18,7 @@ def train(layer, x, seed=0):
 
 
 def test_expectation_and_variance():
-    """REG-04: E = x, and the variance of x m / (1 - p) at x = 1, p = 0.3 is p / (1 - p) = 0.4285714."""
+    """E = x, and the variance of x m / (1 - p) at x = 1, p = 0.3 is p / (1 - p) = 0.4285714."""
     y = np.asarray(dropout(jax.random.key(0), ONES, 0.3), np.float64)
     four_errors = 4 / np.sqrt(y.size)
     assert y.mean() == pytest.approx(1, abs=four_errors * np.sqrt(0.4285714))
@@ -30,7 +30,7 @@ def test_expectation_and_variance():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("rate", [0.1, 0.7])
-def test_what_is_kept_is_scaled_to_the_nearest_number(dtype, rate):
+def test_kept_values_are_scaled_to_the_nearest_number(dtype, rate):
     """Kept values are x / (1 - p) rounded once, in half precision too."""
     x = X.astype(dtype)
     y = dropout(jax.random.key(0), x, rate)
@@ -48,21 +48,20 @@ def test_the_gradient_is_the_mask():
     np.testing.assert_allclose(grad, np.where(f(X) == 0, 0, 1 / 0.6), rtol=1e-6)
 
 
-def test_nothing_infinite_comes_through_what_is_dropped():
+def test_dropped_infinities_become_zero():
     """A dropped value does not count, even where it is infinite: 0, not 0 times infinity."""
     y = dropout(jax.random.key(0), jnp.full(100, jnp.inf), 0.5)
     assert set(np.unique(y)) == {0, np.inf}
 
 
-def test_no_drop_is_no_operation():
-    """REG-04: with p = 0 nothing happens, and no key is needed."""
+def test_rate_zero_is_the_identity():
+    """With p = 0 nothing happens, and no key is needed."""
     np.testing.assert_array_equal(dropout(jax.random.key(0), X, 0), X)
     np.testing.assert_array_equal(Dropout(0.0).apply((), X, train=True), X)
 
 
 @pytest.mark.parametrize("layer", [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5, spatial=2)])
 def test_evaluation_is_the_identity_and_the_key_determines_training(layer):
-    """REG-04."""
     assert layer.init(jax.random.key(0), X) == ()
     np.testing.assert_array_equal(layer.apply((), X), X)
     np.testing.assert_array_equal(layer.apply((), X, train=False, key=jax.random.key(0)), X)
@@ -114,7 +113,7 @@ def test_stochastic_depth_keeps_whole_sequences():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_numbers_of_numpy():
+def test_numpy_numbers_as_options():
     x = X[0]
     np.testing.assert_array_equal(
         train(Dropout(np.float32(0.5), axes=np.int64(-2)), x), train(Dropout(0.5, axes=-2), x)
@@ -124,7 +123,7 @@ def test_numbers_of_numpy():
     )
 
 
-def test_every_copy_of_a_repeat_draws_for_itself():
+def test_the_copies_of_a_repeat_draw_independently():
     net = Repeat(Dropout(0.5), 4)
     params = net.init(jax.random.key(0), ONES)
     y = net.apply(params, ONES, train=True, key=jax.random.key(1))
@@ -134,53 +133,61 @@ def test_every_copy_of_a_repeat_draws_for_itself():
 BAD = {
     "no key": (
         lambda: Dropout(0.1).apply((), X, train=True),
-        "needs a key while it trains.*key=",
+        "a key in training, got none; .*key=",
         lambda: train(Dropout(0.1), X),
     ),
-    "a seed": (lambda: dropout(3, X, 0.1), r"expects a key, but an int", lambda: dropout(jax.random.key(0), X, 0.1)),
+    "a seed": (lambda: dropout(3, X, 0.1), r"to be a key, got 3", lambda: dropout(jax.random.key(0), X, 0.1)),
     "train as a number": (
         lambda: Dropout(0.1).apply((), X, train=1),
         "train to be True",
         lambda: train(Dropout(0.1), X),
     ),
-    "rate of one": (lambda: Dropout(1), "at least 0 and below 1, but 1 came", lambda: Dropout(0.1)),
+    "rate of one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1, got 1", lambda: Dropout(0.1)),
     "rate below zero": (
         lambda: StochasticDepth(-0.1, spatial=0),
-        "StochasticDepth expects rate",
+        "StochasticDepth expected rate",
         lambda: StochasticDepth(0.1, spatial=0),
     ),
     "more axes than there are": (
-        lambda: StochasticDepth(0.1, spatial=2).init(None, X[0, 0]),
-        "StochasticDepth expects axes",
-        lambda: StochasticDepth(0.1, spatial=1).init(None, X[0, 0]),
+        lambda: StochasticDepth(0.1, spatial=2).init(jax.random.key(0), X[0, 0]),
+        "StochasticDepth expected axes",
+        lambda: StochasticDepth(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "axes that are no numbers": (lambda: Dropout(0.1, axes=1.5), "axes to be whole", lambda: Dropout(0.1, axes=-2)),
+    "axes that are no numbers": (
+        lambda: Dropout(0.1, axes=1.5),
+        "axes to be an integer",
+        lambda: Dropout(0.1, axes=-2),
+    ),
     "rate as a flag": (
         lambda: dropout(jax.random.key(0), X, True),
-        "True came",
+        "got True",
         lambda: dropout(jax.random.key(0), X, 0.1),
     ),
     "no such axis": (
-        lambda: Dropout(0.1, axes=4).init(None, X),
-        "axes=.*from -4 to 3",
-        lambda: Dropout(0.1, axes=3).init(None, X),
+        lambda: Dropout(0.1, axes=4).init(jax.random.key(0), X),
+        "from -4 to 3.*axes=4",
+        lambda: Dropout(0.1, axes=3).init(jax.random.key(0), X),
     ),
     "too few axes": (
-        lambda: FeatureDropout(0.1, spatial=2).init(None, X[0, 0]),
-        "FeatureDropout expects axes",
-        lambda: FeatureDropout(0.1, spatial=1).init(None, X[0, 0]),
+        lambda: FeatureDropout(0.1, spatial=2).init(jax.random.key(0), X[0, 0]),
+        "FeatureDropout expected axes",
+        lambda: FeatureDropout(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "no spatial axes": (lambda: FeatureDropout(0.1, spatial=0), "use Dropout", lambda: Dropout(0.1)),
+    "no spatial axes": (
+        lambda: FeatureDropout(0.1, spatial=0),
+        "spatial to be an integer >= 1, got 0",
+        lambda: Dropout(0.1),
+    ),
     "integers": (
         lambda: Dropout(0.1).apply((), jnp.arange(3)),
-        r"floating-point x, but int32 \(3,\)",
+        r"x to be a floating-point array, got int32 \(3,\)",
         lambda: Dropout(0.1).apply((), jnp.arange(3).astype(jnp.float32)),
     ),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
+def test_errors_explain_bad_input_and_their_repair_works(what, sentences):
     bad, words, repaired = BAD[what]
     with pytest.raises((ValueError, TypeError), match=words):
         bad()

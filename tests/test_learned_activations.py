@@ -28,13 +28,17 @@ def test_prelu_is_that_of_pytorch(torch, per_feature):
         layer = PReLU(per_feature=per_feature)
 
         def total(slope, x):
-            return (layer.apply({"slope": slope}, x) ** 3).sum() + layer.apply({"slope": slope}, x).sum()
+            return (layer.apply({"negative_slope": slope}, x) ** 3).sum() + layer.apply(
+                {"negative_slope": slope}, x
+            ).sum()
 
         ours = jax.grad(total, (0, 1))(jnp.asarray(slope if per_feature else slope[0]), jnp.asarray(x))
         a, b = torch.tensor(slope, requires_grad=True), torch.tensor(x, requires_grad=True)
         y = torch.nn.functional.prelu(b, a)
         ((y**3).sum() + y.sum()).backward()
-        np.testing.assert_allclose(layer.apply({"slope": jnp.asarray(slope).reshape(ours[0].shape)}, x), y.detach())
+        np.testing.assert_allclose(
+            layer.apply({"negative_slope": jnp.asarray(slope).reshape(ours[0].shape)}, x), y.detach()
+        )
         np.testing.assert_allclose(np.ravel(ours[0]), a.grad, rtol=1e-10)
         np.testing.assert_allclose(ours[1], b.grad, rtol=1e-10)
 
@@ -42,9 +46,9 @@ def test_prelu_is_that_of_pytorch(torch, per_feature):
 def test_params_at_init():
     """PyTorch's and the paper's slope 0.25; swish begins as silu."""
     x = jnp.asarray(GRID, jnp.float32)
-    np.testing.assert_array_equal(PReLU().init(jax.random.key(0), x)["slope"], 0.25)
-    made = PReLU(slope=0.1, per_feature=True).init(jax.random.key(0), jnp.ones((2, 3)))
-    np.testing.assert_allclose(made["slope"], [0.1, 0.1, 0.1])
+    np.testing.assert_array_equal(PReLU().init(jax.random.key(0), x)["negative_slope"], 0.25)
+    made = PReLU(negative_slope_init=0.1, per_feature=True).init(jax.random.key(0), jnp.ones((2, 3)))
+    np.testing.assert_allclose(made["negative_slope"], [0.1, 0.1, 0.1])
     params = Swish().init(jax.random.key(0), x)
     np.testing.assert_allclose(Swish().apply(params, x), silu(x), rtol=1e-6)
 
@@ -102,21 +106,27 @@ def test_two_pieces_keep_the_second_moment():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_sentences():
+def test_errors_say_what_is_expected():
     x = jnp.ones((4, 5))
     for wrong in (lambda: Maxout(0), lambda: Maxout(3, pieces=1.5)):
-        with pytest.raises(ValueError, match="to be a whole number >= 1"):
+        with pytest.raises(ValueError, match="to be an integer >= 1"):
             wrong()
     params = Maxout(3).init(jax.random.key(0), x)
-    with pytest.raises(ValueError, match=r"Maxout\(3, pieces=2\) expects x with 5 features .* x is float32 \(4, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"Maxout expected kernel of shape \(2, 6\), got float32 \(5, 6\); pass params that init made"
+    ):
         Maxout(3).apply(params, x[:, :2])
-    with pytest.raises(ValueError, match="a kernel with 9 columns"):
+    with pytest.raises(ValueError, match=r"kernel of shape \(5, 9\), got float32 \(5, 6\)"):
         Maxout(3, pieces=3).apply(params, x)
     slopes = PReLU(per_feature=True).init(jax.random.key(0), x)
-    with pytest.raises(ValueError, match=r"slope is float32 \(5,\) and x float32 \(4, 2\); pass params made by init"):
+    with pytest.raises(
+        ValueError, match=r"negative_slope of shape \(2,\), got float32 \(5,\); pass params that init made"
+    ):
         PReLU(per_feature=True).apply(slopes, x[:, :2])
-    with pytest.raises(ValueError, match=r"slope is float32 \(5,\)"):
+    with pytest.raises(ValueError, match=r"negative_slope of shape \(\), got float32 \(5,\)"):
         PReLU().apply(slopes, x)
     for layer in (Maxout(3), PReLU(), Swish()):
-        with pytest.raises(TypeError, match=r"expects floating-point x, but int32 .* x.astype\(jnp.float32\)"):
+        with pytest.raises(
+            TypeError, match=r"expected x to be a floating-point array, got int32 .* x.astype\(jnp.float32\)"
+        ):
             layer.init(jax.random.key(0), jnp.arange(3))

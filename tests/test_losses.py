@@ -431,7 +431,7 @@ def test_labels_and_distributions_agree():
     y = np.random.default_rng(36).integers(0, 6, size=(3, 4))
     with jax.enable_x64(True):
         logits, labels = jnp.asarray(z), jnp.asarray(y)
-        rows = one_hot(labels, 6, jnp.float64)
+        rows = one_hot(labels, 6, dtype=jnp.float64)
         values = [
             run(softmax_cross_entropy, logits, labels),
             run(softmax_cross_entropy, logits, rows),
@@ -579,7 +579,7 @@ def test_probabilities_are_not_scores():
 def test_label_smoothing_numbers():
     """CE .8483732 and KL .4995928 for class 2 of 4 and smoothing 0.1."""
     with jax.enable_x64(True):
-        targets = smooth_labels(one_hot(jnp.array(2), 4, jnp.float64), 0.1)
+        targets = smooth_labels(one_hot(jnp.array(2), 4, dtype=jnp.float64), 0.1)
         loss = run(softmax_cross_entropy, jnp.asarray(H), targets)
         np.testing.assert_allclose(loss, 0.8483732, atol=1e-7)
         np.testing.assert_allclose(loss - run(entropy, targets), 0.4995928, atol=1e-7)
@@ -763,7 +763,7 @@ def test_values_and_gradients_against_torch(torch):
                 lambda z: F.cross_entropy(z, torch.tensor(t), **none),
             ),
             "smoothed": (
-                lambda z: softmax_cross_entropy(z, smooth_labels(one_hot(jnp.asarray(y), 7, jnp.float64), 0.1)),
+                lambda z: softmax_cross_entropy(z, smooth_labels(one_hot(jnp.asarray(y), 7, dtype=jnp.float64), 0.1)),
                 lambda z: F.cross_entropy(z, ty, label_smoothing=0.1, **none),
             ),
             "nll": (

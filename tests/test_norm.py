@@ -1,4 +1,4 @@
-"""Normalization: the lectures' numbers, PyTorch, padding, devices, half precision, and what is said of bad input."""
+"""Normalization: the lectures' numbers, PyTorch, padding, devices, half precision, and errors."""
 
 import functools
 
@@ -38,7 +38,7 @@ from jaxblocks import (
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(2.0, 3.0, (6, 5, 4)), jnp.float32)
-T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # of errata E26 and E27: (batch, n, c) = (2, 2, 1)
+T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # of the lecture's examples: (batch, n, c) = (2, 2, 1)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def channels_last(x):
 
 
 def test_moments_are_those_of_the_lecture():
-    """NORM-01: mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased 1.6666667 is another number."""
+    """Mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased 1.6666667 is another number."""
     mean, variance = moments(jnp.array([1.0, 2.0, 3.0, 4.0]), 0)
     assert (float(mean), float(variance)) == (2.5, 1.25)
     assert np.var([1, 2, 3, 4], ddof=1) == pytest.approx(1.6666667)
@@ -81,7 +81,7 @@ def test_moments_are_those_of_the_lecture():
 @pytest.mark.parametrize("axes", [0, -1, (0, 1), (1, -1), (0, 1, 2), ()])
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_moments_over_any_axes(axes, keepdims):
-    mean, variance = moments(X, axes, keepdims)
+    mean, variance = moments(X, axes, keepdims=keepdims)
     x = np.asarray(X, np.float64)
     np.testing.assert_allclose(mean, x.mean(axes, keepdims=keepdims), rtol=1e-5)
     np.testing.assert_allclose(variance, x.var(axes, keepdims=keepdims), rtol=1e-5, atol=1e-12)
@@ -94,7 +94,7 @@ def test_masked_moments_by_an_explicit_selection(axes, rank):
     x, mask = np.asarray(X, np.float64), rng.random(X.shape[:rank]) < 0.6
     full = np.broadcast_to(mask.reshape(mask.shape + (1,) * (3 - rank)), x.shape)
     polluted = jnp.where(jnp.asarray(full), X, jnp.inf)
-    mean, variance = moments(polluted, axes, True, mask=jnp.asarray(mask))
+    mean, variance = moments(polluted, axes, keepdims=True, mask=jnp.asarray(mask))
     kept = [a for a in range(3) if a not in axes]
     for index in np.ndindex(*(x.shape[a] for a in kept)):
         where = [slice(None)] * 3
@@ -107,7 +107,7 @@ def test_masked_moments_by_an_explicit_selection(axes, rank):
 
 
 def test_standardization_of_inputs():
-    """NORM-02: 1, 2, 3, 4 become -1.3416408, -0.4472136, 0.4472136, 1.3416408."""
+    """1, 2, 3, 4 become -1.3416408, -0.4472136, 0.4472136, 1.3416408."""
     x = jnp.array([[1.0], [2.0], [3.0], [4.0]])
     expected = [-1.3416408, -0.4472136, 0.4472136, 1.3416408]
     np.testing.assert_allclose(standardize(x, **fit_standardizer(x)).ravel(), expected, rtol=1e-6)
@@ -116,12 +116,12 @@ def test_standardization_of_inputs():
 def test_statistics_of_the_training_data_are_used_on_test_data():
     """The test data are moved by the training data's statistics; refitted they would come out centered."""
     train, test = np.asarray(X[:4], np.float64), np.asarray(X[4:], np.float64) + 1
-    fitted = fit_standardizer(jnp.asarray(train, jnp.float32), (0, 1))
+    fitted = fit_standardizer(jnp.asarray(train, jnp.float32), axes=(0, 1))
     expected = (test - train.mean((0, 1))) / train.std((0, 1))
     test = jnp.asarray(test, jnp.float32)
     np.testing.assert_allclose(standardize(test, **fitted), expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected.mean((0, 1))).max() > 0.3
-    refitted = standardize(test, **fit_standardizer(test, (0, 1)))
+    refitted = standardize(test, **fit_standardizer(test, axes=(0, 1)))
     np.testing.assert_allclose(refitted.mean((0, 1)), 0, atol=1e-6)
     net = Serial(functools.partial(standardize, **fitted), Dense(2))
     params = net.init(jax.random.key(0), test)
@@ -143,7 +143,7 @@ def test_a_constant_feature_is_centered_only():
 
 
 def test_statistics_per_position_and_pooled():
-    """E26: the lecture's form (over the batch) and Keras' (over batch and positions) of the same tensor."""
+    """The lecture's form (over the batch) and Keras' (over batch and positions) of the same tensor."""
     lecture, state = trained(BatchNorm(axes=0, epsilon=1e-5), T)
     pooled, pooled_state = trained(BatchNorm(epsilon=1e-5), T)
     np.testing.assert_allclose(lecture.ravel(), [-0.999995, -0.99999875, 0.999995, 0.99999875], rtol=1e-6)
@@ -153,7 +153,7 @@ def test_statistics_per_position_and_pooled():
 
 @pytest.mark.parametrize("axes", [0, (0, 1), None, -1, (0, 2), (0, 1, 2)])
 def test_training_normalizes_over_the_axes(axes):
-    """Against numpy, with scale and bias of the shape of the statistics (NORM-05)."""
+    """Against numpy, with scale and bias of the shape of the statistics."""
     over = (0, 1) if axes is None else axes
     x = np.asarray(X, np.float64)
     shape = x.mean(over).shape
@@ -171,15 +171,15 @@ def test_training_normalizes_over_the_axes(axes):
     np.testing.assert_allclose(after["variance"], x.var(over), rtol=1e-5)
 
 
-def test_epsilon_stands_inside_the_root():
-    """NORM-03: a variance of 1.25 comes out as 1.25 / 1.251 = 0.9992006; outside the root it would be 0.9982135."""
+def test_epsilon_is_inside_the_root():
+    """A variance of 1.25 comes out as 1.25 / 1.251 = 0.9992006; outside the root it would be 0.9982135."""
     y, _ = trained(BatchNorm(), jnp.array([[1.0], [2.0], [3.0], [4.0]]))
     assert float(y.var()) == pytest.approx(0.9992006, abs=2e-7)
     assert 1.25 / (np.sqrt(1.25) + 1e-3) ** 2 == pytest.approx(0.9982135, abs=1e-7)
 
 
 def test_scale_and_bias_can_be_left_out():
-    """NORM-05: scale 0 gives the bias; without both, params are ()."""
+    """Scale 0 gives the bias; without both, params are ()."""
     layer = BatchNorm()
     _, state = layer.init(jax.random.key(0), X)
     y, _ = layer.apply({"scale": jnp.zeros(4), "bias": jnp.arange(4.0)}, state, X, train=True)
@@ -193,7 +193,7 @@ def test_scale_and_bias_can_be_left_out():
 
 
 def test_gradients_through_the_statistics():
-    """NORM-03: the output does not change when all examples move alike, so the gradients over the batch add up to 0."""
+    """The output does not change when all examples move alike, so the gradients over the batch add up to 0."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     weights = jnp.asarray(RNG.normal(size=X.shape), jnp.float32)
@@ -202,8 +202,7 @@ def test_gradients_through_the_statistics():
     np.testing.assert_allclose(grad.sum((0, 1)), 0, atol=1e-5)
 
 
-def test_another_example_moves_batch_norm_and_not_layer_norm():
-    """NORM-08, NORM-06."""
+def test_examples_interact_in_batch_norm_but_not_in_layer_norm():
     moved = X.at[0].add(3.0 * X[1])
     before, after = trained(BatchNorm(), X)[0], trained(BatchNorm(), moved)[0]
     assert float(jnp.abs(before[1:] - after[1:]).max()) > 0.1
@@ -218,7 +217,7 @@ def test_another_example_moves_batch_norm_and_not_layer_norm():
     ],
 )
 def test_half_of_the_units_are_active_only_if_the_median_is_the_mean(quantile, active):
-    """ACT-26, NORM-07, E47: after batch norm a rectifier passes half of a normal, but exp(-1) of an exponential."""
+    """After batch norm a rectifier passes half of a normal, but exp(-1) of an exponential."""
     u = (np.arange(100_000) + 0.5) / 100_000
     y, _ = trained(BatchNorm(), jnp.asarray(quantile(u), jnp.float32)[:, None])
     np.testing.assert_allclose([y.mean(), y.var()], [0, 1], atol=2e-3)
@@ -229,7 +228,7 @@ def test_half_of_the_units_are_active_only_if_the_median_is_the_mean(quantile, a
 
 
 def test_running_statistics_are_weighted_averages_of_the_batches():
-    """NORM-04: weights p^(k-1), ..., p, 1, divided by their sum."""
+    """Weights p^(k-1), ..., p, 1, divided by their sum."""
     layer, batches = BatchNorm(momentum=0.7), RNG.normal(1.0, 2.0, (4, 8, 3))
     params, state = layer.init(jax.random.key(0), jnp.zeros((8, 3)))
     for batch in batches:
@@ -242,7 +241,7 @@ def test_running_statistics_are_weighted_averages_of_the_batches():
 
 @pytest.mark.parametrize("momentum", [0, 0.9, 0.999])
 def test_after_identical_batches_evaluation_equals_training(momentum):
-    """NORM-04: after one batch as after fifty."""
+    """After one batch as after fifty."""
     layer = BatchNorm(momentum=momentum)
     params, state = layer.init(jax.random.key(0), X)
     step = jax.jit(lambda state: layer.apply(params, state, X, train=True))
@@ -252,7 +251,7 @@ def test_after_identical_batches_evaluation_equals_training(momentum):
         np.testing.assert_allclose(evaluate(state), y, rtol=1e-5, atol=1e-5)
 
 
-def test_evaluation_leaves_the_state_and_does_not_mix_examples():
+def test_evaluation_keeps_the_state_and_examples_are_independent():
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     _, state = layer.apply(params, state, X, train=True)
@@ -263,7 +262,7 @@ def test_evaluation_leaves_the_state_and_does_not_mix_examples():
     np.testing.assert_allclose(given, whole, rtol=1e-6, atol=1e-6)
 
 
-def test_evaluation_before_any_update_is_loud(sentences):
+def test_evaluation_before_any_update_is_an_error(sentences):
     """A sentence where the state is known, NaN where it is not; the sentence's advice helps."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
@@ -353,7 +352,7 @@ def test_padding_changes_nothing(rank):
         assert float(jnp.abs(wrong - after["mean"]).max()) > 0.1
 
 
-def test_a_batch_without_any_real_entry_leaves_the_state():
+def test_a_batch_without_valid_entries_keeps_the_state():
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     y, after = layer.apply(params, state, X, train=True, mask=jnp.zeros(6, bool))
@@ -377,7 +376,7 @@ def test_statistics_per_position_of_padded_sequences():
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_single_real_entry_leaves_the_state(before):
+def test_a_single_valid_entry_keeps_the_state(before):
     """Its variance of 0 would blow up the next evaluation; traced masks too."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
@@ -391,7 +390,7 @@ def test_a_single_real_entry_leaves_the_state(before):
     assert int(step(mask=two)[1]["updates"]) == before + 1
 
 
-def test_a_mask_of_one_place_is_refused():
+def test_a_mask_of_one_entry_is_rejected():
     """Where the shape alone says that there is one entry, a mask changes nothing."""
     layer, one = BatchNorm(), X[:1, 0]
     params, state = layer.init(jax.random.key(0), one)
@@ -400,28 +399,28 @@ def test_a_mask_of_one_place_is_refused():
     layer.apply(params, state, X[:2, 0], train=True, mask=jnp.ones(2, bool))
 
 
-def test_nothing_to_normalize():
+def test_empty_batches():
     """A batch of no examples has an output of none; there is nothing to fit to."""
-    assert group_norm(jnp.zeros((0, 3, 4)), 2, 1).shape == (0, 3, 4)
-    with pytest.raises(ValueError, match=r"examples to fit to, but float32 \(0, 2\) came; pass at least one"):
+    assert group_norm(jnp.zeros((0, 3, 4)), groups=2, spatial=1).shape == (0, 3, 4)
+    with pytest.raises(ValueError, match=r"at least one example to fit to, got float32 \(0, 2\)"):
         fit_standardizer(jnp.zeros((0, 2)))
 
 
 @pytest.mark.usefixtures("sentences")
-def test_channels_first_is_named():
+def test_errors_suggest_channels_last():
     x = jnp.zeros((2, 6, 8, 8))
     params, state = BatchNorm().init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
-    with pytest.raises(ValueError, match=r"If channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+    with pytest.raises(ValueError, match=r"if channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
         BatchNorm().apply(params, state, x, train=True)
     BatchNorm().apply(params, state, jnp.moveaxis(x, 1, -1), train=True)
-    with pytest.raises(ValueError, match=r"groups.*If channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
-        group_norm(x[:, :3], 3, 2)
-    group_norm(jnp.moveaxis(x[:, :3], 1, -1), 3, 2)
+    with pytest.raises(ValueError, match=r"groups.*if channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+        group_norm(x[:, :3], groups=3, spatial=2)
+    group_norm(jnp.moveaxis(x[:, :3], 1, -1), groups=3, spatial=2)
     np.testing.assert_array_equal(layer_norm(X, axes=np.int64(-1)), layer_norm(X))
 
 
-def test_weight_decay_of_kernels_spares_lengths():
-    """Lengths and singular vectors stand beside the kernels under names of their own."""
+def test_weight_decay_of_kernels_excludes_lengths():
+    """Lengths and singular vectors are stored beside the kernels under names of their own."""
     params, _ = WeightNorm(Serial(Dense(5), BatchNorm(), Residual(Dense(5)))).init(jax.random.key(0), X)
     chosen = [
         path for path, mark in zip(paths(params), jax.tree.leaves(select(params, "**/kernel")), strict=True) if mark
@@ -431,7 +430,7 @@ def test_weight_decay_of_kernels_spares_lengths():
     _, state = SpectralNorm(Serial(Dense(5), Residual(Dense(5)))).init(jax.random.key(0), X)
     assert paths(state["vectors"]) == ("0/inner", "0/outer", "1/0/inner", "1/0/outer")
     net = WeightNorm(Serial(Dense(5)))
-    with pytest.raises(ValueError, match="expects values at 0/length, but length came; pass those that its own init"):
+    with pytest.raises(ValueError, match="expected scale with values at 0/length, got length; pass those that"):
         net.apply({**net.init(jax.random.key(0), X), "scale": {"length": jnp.ones(5)}}, X)
 
 
@@ -508,7 +507,7 @@ def test_repeat_is_serial_of_copies(checkpoint):
 
 
 def test_layer_norm_of_the_lecture_and_of_transformers():
-    """E27: over (n, c) for each example; over c alone, which has one entry here, all is 0."""
+    """Over (n, c) for each example; over c alone, which has one entry here, all is 0."""
     over_all = layer_norm(T, axes=(-2, -1)).ravel()
     np.testing.assert_allclose(over_all, [-0.99998, 0.99998, -0.9999978, 0.9999978], rtol=1e-6)
     np.testing.assert_array_equal(layer_norm(T), 0)
@@ -517,7 +516,7 @@ def test_layer_norm_of_the_lecture_and_of_transformers():
 @pytest.mark.parametrize("axes", [-1, (-2, -1)])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_layer_norm_against_torch(torch, axes, use_bias):
-    """NORM-06: torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
+    """Torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
     shape = (4,) if axes == -1 else (5, 4)
     theirs = torch.nn.LayerNorm(shape, bias=use_bias, dtype=torch.float64)
     parity(torch, theirs, LayerNorm(axes=axes, use_bias=use_bias, param_dtype=jnp.float64), (6, 5, 4), shape)
@@ -543,7 +542,7 @@ def test_instance_norm_against_torch(torch, shape):
     layer = InstanceNorm(spatial=len(shape) - 2, param_dtype=jnp.float64)
     parity(torch, theirs, layer, shape, (4,), channels_second, channels_last)
     bare = getattr(torch.nn, kind)(4)(torch.tensor(channels_second(np.ones(shape)))).numpy()
-    np.testing.assert_allclose(channels_last(bare), instance_norm(jnp.ones(shape), len(shape) - 2), atol=1e-6)
+    np.testing.assert_allclose(channels_last(bare), instance_norm(jnp.ones(shape), spatial=len(shape) - 2), atol=1e-6)
 
 
 def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_torch=np.asarray):
@@ -583,17 +582,19 @@ def test_group_norm_of_odd_shapes_by_a_loop(batch, spatial, groups, size):
             v = x[part]
             expected[part] = (v - v.mean()) / np.sqrt(v.var() + 1e-5)
     with jax.enable_x64(True):
-        came = jax.jit(group_norm, static_argnums=(1, 2))(jnp.asarray(x), groups, len(spatial))
+        came = jax.jit(functools.partial(group_norm, groups=groups, spatial=len(spatial)))(jnp.asarray(x))
     np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_group_norm_between_layer_and_instance_norm():
     scale, bias = jnp.arange(4.0), jnp.ones(4)
-    group = jax.jit(group_norm, static_argnums=(1, 2))
+    group = jax.jit(group_norm, static_argnames=("groups", "spatial"))
     layer = layer_norm(X, axes=(-2, -1))
-    np.testing.assert_allclose(group(X, 1, 1), layer, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(group(X, 4, 1, scale, bias), instance_norm(X, 1, scale, bias), rtol=1e-5, atol=1e-6)
-    assert np.abs(group(X, 2, 1) - layer).max() > 0.1
+    np.testing.assert_allclose(group(X, groups=1, spatial=1), layer, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        group(X, scale, bias, groups=4, spatial=1), instance_norm(X, scale, bias, spatial=1), rtol=1e-5, atol=1e-6
+    )
+    assert np.abs(group(X, groups=2, spatial=1) - layer).max() > 0.1
 
 
 # ---- numbers that are large or short ---------------------------------------------------------
@@ -604,7 +605,7 @@ def one_pass_variance(x, axes):
     return (x**2).mean(axes) - x.mean(axes) ** 2
 
 
-def test_large_means_do_not_hide_a_small_variance():
+def test_a_small_variance_around_a_large_mean():
     """1e4 plus deviations of 1, in float32: two passes keep the variance, one pass does not."""
     x = jnp.asarray(1e4 + np.random.default_rng(3).normal(0, 1, (1000, 3)), jnp.float32)
     expected = np.asarray(x, np.float64).var(0)
@@ -615,7 +616,7 @@ def test_large_means_do_not_hide_a_small_variance():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_summed_in_float32(dtype):
+def test_half_precision_accumulates_in_float32(dtype):
     """Values near 1e4, whose squares and sums float16 cannot hold; the statistics of the very values, to 1e-5."""
     x = jnp.asarray(1e4 + RNG.integers(-8, 8, (4, 16, 6)) * 64, dtype)
     wide = np.asarray(x.astype(jnp.float32), np.float64)
@@ -623,13 +624,13 @@ def test_half_precision_is_summed_in_float32(dtype):
     assert mean.dtype == variance.dtype == jnp.float32
     np.testing.assert_allclose(mean, wide.mean((0, 1)), rtol=1e-6)
     np.testing.assert_allclose(variance, wide.var((0, 1)), rtol=1e-4)
-    fitted = fit_standardizer(x, (0, 1))
+    fitted = fit_standardizer(x, axes=(0, 1))
     assert fitted["mean"].dtype == jnp.float32
     tolerance = 2 * float(jnp.finfo(dtype).eps)
     for came, axes in (
         (layer_norm(x), -1),
-        (group_norm(x, 2, 1), None),
-        (instance_norm(x, 1), 1),
+        (group_norm(x, groups=2, spatial=1), None),
+        (instance_norm(x, spatial=1), 1),
         (trained(BatchNorm(epsilon=1e-5), x)[0], (0, 1)),
         (standardize(x, **fitted), (0, 1)),
     ):
@@ -646,8 +647,8 @@ def test_half_precision_is_summed_in_float32(dtype):
     [
         layer_norm,
         rms_norm,
-        lambda x: group_norm(x, 2, 1),
-        lambda x: instance_norm(x, 1),
+        lambda x: group_norm(x, groups=2, spatial=1),
+        lambda x: instance_norm(x, spatial=1),
         lambda x: trained(BatchNorm(), x)[0],
     ],
 )
@@ -788,7 +789,7 @@ def test_a_kernel_of_zeros_stays_zero_and_has_finite_gradients():
         assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-# ---- what is said of bad input ---------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------
 
 
 def run(layer, *inputs, **side):
@@ -800,19 +801,31 @@ WHOLE = jnp.arange(8).reshape(2, 4)
 HALVES = jnp.ones((2, 4)) * jnp.array([[1.0], [2.0]])
 BAD = {
     "groups": (
-        lambda: GroupNorm(3, spatial=1).init(None, X),
+        lambda: GroupNorm(3, spatial=1).init(jax.random.key(0), X),
         "divide.*4 channels can be in 1, 2, 4 groups",
-        lambda: group_norm(X, 4, 1),
+        lambda: group_norm(X, groups=4, spatial=1),
     ),
-    "no groups": (lambda: group_norm(X, 0, 1), "groups to be a whole number >= 1, but 0", lambda: group_norm(X, 1, 1)),
-    "too few axes": (lambda: group_norm(X, 2, 3), "3 spatial axes.*number of axes", lambda: group_norm(X, 2, 1)),
+    "no groups": (
+        lambda: group_norm(X, groups=0, spatial=1),
+        "groups to be an integer >= 1, got 0",
+        lambda: group_norm(X, groups=1, spatial=1),
+    ),
+    "too few axes": (
+        lambda: group_norm(X, groups=2, spatial=3),
+        "3 spatial axes.*number of axes",
+        lambda: group_norm(X, groups=2, spatial=1),
+    ),
     "too few axes at init": (
-        lambda: InstanceNorm(spatial=2).init(None, HALVES),
+        lambda: InstanceNorm(spatial=2).init(jax.random.key(0), HALVES),
         "spatial=",
-        lambda: instance_norm(HALVES, 1),
+        lambda: instance_norm(HALVES, spatial=1),
     ),
-    "no positions": (lambda: instance_norm(X, 0), "spatial to be a whole number >= 1", lambda: instance_norm(X, 1)),
-    "axes not there": (lambda: layer_norm(X, axes=3), "axes=3.*from -3 to 2", lambda: layer_norm(X, axes=2)),
+    "no positions": (
+        lambda: instance_norm(X, spatial=0),
+        "spatial to be an integer >= 1",
+        lambda: instance_norm(X, spatial=1),
+    ),
+    "axes not there": (lambda: layer_norm(X, axes=3), "from -3 to 2.*axes=3", lambda: layer_norm(X, axes=2)),
     "axes twice": (lambda: moments(X, (0, -3)), "each of them once", lambda: moments(X, (0, -2))),
     "positive axes": (lambda: LayerNorm(axes=2), "negative axes.*-1", lambda: LayerNorm(axes=-1)),
     "positive axes of RMS": (lambda: RMSNorm(axes=(-2, 1)), "negative axes", lambda: RMSNorm(axes=(-2, -1))),
@@ -823,13 +836,13 @@ BAD = {
     ),
     "another number of features": (
         lambda: BatchNorm().apply(*BatchNorm().init(jax.random.key(0), X), X[..., :3], train=True),
-        r"scale of shape \(3,\).*made by init for this x",
+        r"mean of shape \(3,\).*made by init for this x",
         lambda: run(BatchNorm(), X[..., :3], train=True),
     ),
     "no feature axis": (
-        lambda: BatchNorm().init(None, X[0, 0, 0]),
+        lambda: BatchNorm().init(jax.random.key(0), X[0, 0, 0]),
         "feature axis",
-        lambda: BatchNorm().init(None, X[0, 0, 0][..., None]),
+        lambda: BatchNorm().init(jax.random.key(0), X[0, 0, 0][..., None]),
     ),
     "one example": (
         lambda: run(BatchNorm(), X[:1, 0], train=True),
@@ -841,7 +854,11 @@ BAD = {
         "under vmap say axis_name=",
         lambda: jax.vmap(lambda x: run(BatchNorm(axis_name="a"), x, train=True), axis_name="a")(X[:, 0]),
     ),
-    "momentum": (lambda: BatchNorm(momentum=1), r"momentum in \[0, 1\)", lambda: BatchNorm(momentum=0)),
+    "momentum": (
+        lambda: BatchNorm(momentum=1),
+        "momentum to be a number >= 0 and < 1, got 1",
+        lambda: BatchNorm(momentum=0),
+    ),
     "train as a number": (
         lambda: run(BatchNorm(), X, train=1),
         "train to be True or False",
@@ -849,18 +866,18 @@ BAD = {
     ),
     "mask of numbers": (
         lambda: run(BatchNorm(), X, train=True, mask=jnp.ones((6, 5))),
-        r"boolean mask.*\(6, 5\).*mask.astype\(bool\)",
+        r"mask to be a boolean array, got float32 \(6, 5\).*mask.astype\(bool\)",
         lambda: run(BatchNorm(), X, train=True, mask=jnp.ones((6, 5)).astype(bool)),
     ),
     "mask of another shape": (
         lambda: moments(X, 0, mask=jnp.ones(5, bool)),
-        r"such as \(6, 5\), but bool \(5,\)",
+        r"such as \(6, 5\) for .*, got bool \(5,\)",
         lambda: moments(X, 0, mask=jnp.ones((6, 5), bool)),
     ),
     "standardizer's axes": (
-        lambda: fit_standardizer(X, -1),
+        lambda: fit_standardizer(X, axes=-1),
         "first ones of x.*moveaxis",
-        lambda: fit_standardizer(jnp.moveaxis(X, -1, 0), 0),
+        lambda: fit_standardizer(jnp.moveaxis(X, -1, 0), axes=0),
     ),
     "no kernel": (
         lambda: WeightNorm(LayerNorm()).init(jax.random.key(0), X),
@@ -879,24 +896,24 @@ BAD = {
     ),
     "params of another layer": (
         lambda: LayerNorm(use_bias=False).apply({"bias": jnp.ones(4)}, X),
-        "LayerNorm expects params named scale, but bias",
+        "LayerNorm expected params named scale, got bias",
         lambda: LayerNorm(use_bias=False).apply({"scale": jnp.ones(4)}, X),
     ),
     "params where there are none": (
         lambda: LayerNorm(use_scale=False, use_bias=False).apply({"bias": jnp.ones(4)}, X),
-        "LayerNorm expects params",
+        "LayerNorm expected no params, .*, got a dict",
         lambda: LayerNorm(use_scale=False, use_bias=False).apply((), X),
     ),
     "state of another layer": (
         lambda: BatchNorm().apply(BatchNorm().init(jax.random.key(0), X)[0], (), X, train=True),
-        "its state.*mean, updates, variance",
+        "BatchNorm expected a state of mean, variance and updates, got",
         lambda: run(BatchNorm(), X, train=True),
     ),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
+def test_errors_explain_bad_input_and_their_repair_works(what, sentences):
     bad, words, repaired = BAD[what]
     with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
         bad()
@@ -912,14 +929,16 @@ def test_bad_input_is_a_sentence_whose_advice_helps(what, sentences):
         lambda x: fit_standardizer(x),
         lambda x: standardize(x, jnp.zeros(4), jnp.ones(4)),
         lambda x: batch_norm(x, jnp.zeros(4), jnp.ones(4)),
-        lambda x: group_norm(x, 2, 0),
-        lambda x: instance_norm(x, 1),
+        lambda x: group_norm(x, groups=2, spatial=0),
+        lambda x: instance_norm(x, spatial=1),
         lambda x: run(BatchNorm(), x, train=True),
         lambda x: run(LayerNorm(), x),
         lambda x: run(GroupNorm(2, spatial=0), x),
     ],
 )
-def test_integers_are_refused(f, sentences):
-    with pytest.raises(TypeError, match=r"floating-point x, but int32 \(2, 4\) came; convert it with x.astype"):
+def test_integers_are_rejected(f, sentences):
+    with pytest.raises(
+        TypeError, match=r"x to be a floating-point array, got int32 \(2, 4\); convert it with x.astype"
+    ):
         f(WHOLE)
     f(WHOLE.astype(jnp.float32))

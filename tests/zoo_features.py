@@ -28,7 +28,7 @@ def largest(p, x, pieces):
 
 
 def parametric(p, x):
-    return np.maximum(x, 0) + p["slope"] * np.minimum(x, 0)
+    return np.maximum(x, 0) + p["negative_slope"] * np.minimum(x, 0)
 
 
 ROWS = {
@@ -38,9 +38,9 @@ ROWS = {
         "Embedding", Embedding(6, 4, tied=True), ((3, 4),), lambda p, x: x @ p["embedding"].T
     ),
     "RandomFourierFeatures": Specimen("RandomFourierFeatures", RandomFourierFeatures(4, gamma=0.5), ((3, 5),), waves),
-    "RBF": Specimen("RBF", RBF(4, gamma=0.3), ((3, 5),), bumps),
+    "RBF": Specimen("RBF", RBF(4, gamma_init=0.3), ((3, 5),), bumps),
     "RBF of two features": Specimen("RBF", RBF(4), ((3, 2),), bumps),
-    "Swish": Specimen("Swish", Swish(beta=1.5), ((3, 4),), lambda p, x: x / (1 + np.exp(-p["beta"] * x))),
+    "Swish": Specimen("Swish", Swish(beta_init=1.5), ((3, 4),), lambda p, x: x / (1 + np.exp(-p["beta"] * x))),
     "PReLU": Specimen("PReLU", PReLU(), ((3, 4),), parametric),
     "PReLU per feature": Specimen("PReLU", PReLU(per_feature=True), ((3, 4),), parametric),
     "Maxout": Specimen("Maxout", Maxout(3), ((3, 4),), lambda p, x: largest(p, x, 2)),

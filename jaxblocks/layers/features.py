@@ -1,10 +1,10 @@
-r"""Feature maps that are chosen, not learned, and what stands on them: kernels, radial bases, nearest neighbors.
+r"""Feature maps that are chosen, not learned, and models that use them: kernels, radial bases, nearest neighbors.
 
 A feature map :math:`\Phi` followed by a linear layer, :math:`\Phi(x)^\top w + b`, is ``Serial(phi, Dense(1))``. Any
 function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any pair, whose
 params are then learned together with :math:`w`, or kept (`jaxblocks.selectors.select`).
 
-The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: as itself
+The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: its values
 (``rbf_kernel``), as the inner product of exact features (``taylor_features``) and of random ones
 (``random_fourier_features``), and as a layer with centers of its own (``RBF``).
 
@@ -17,11 +17,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
 from jaxblocks import initializers
-from jaxblocks.checks import check_values, describe, require_floating, require_key, require_whole
-from jaxblocks.core import Layer, builder, require_params
+from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, check_values, checked, require
+from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -34,50 +35,51 @@ __all__ = [
 ]
 
 
+@checked
 def rbf_kernel(
-    x: Float[Array, "*batch in"], centers: Float[Array, "centers in"], gamma: int | float | Float[Array, ""] = 1.0
+    x: Float[Array, "*batch in"], centers: Float[Array, "centers in"], *, gamma: PositiveFloat | Float[Array, ""] = 1.0
 ) -> Float[Array, "*batch centers"]:
     r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
 
-    The radial basis function: 1 where they meet, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. For
-    two sets of points it is their Gram matrix, symmetric and positive semidefinite for one. In high dimension random
-    points are all far apart, and the Gram matrix is next to the identity: nothing is learned from neighbors.
+    The radial basis function: 1 at distance 0, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. The
+    values for a set of points and itself are its Gram matrix, symmetric and positive semidefinite. In high dimension
+    random points are all far apart, and the Gram matrix is close to the identity: neighbors give no information.
 
     For up to three features distances are summed up from differences, and k is right to rounding. For more they are
     :math:`\lVert x \rVert^2 + \lVert c \rVert^2 - 2 x^\top c` around the mean m of the centers, which is a product of
     matrices and up to a hundred times faster; there k may be off by about :math:`10^{-7}\,\gamma \lVert x - m \rVert^2`
-    in float32, little wherever the kernel sees more than single points.
+    in float32, which is small wherever several points contribute to the kernel.
 
     Raises:
         ValueError: where the features differ, or for a ``gamma`` that is not positive (if its value is known; under
             ``jit``, a negative one gives numbers above 1).
-        TypeError: for integers.
+        TypeError: for arrays that are not floating-point.
 
     >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0]])
-    >>> print(np.asarray(rbf_kernel(x, x, 0.5)).round(4))
+    >>> print(np.asarray(rbf_kernel(x, x, gamma=0.5)).round(4))
     [[1.     0.6065]
      [0.6065 1.    ]]
 
     Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings").
     """
-    _check("rbf_kernel", x, centers)
-    _require_positive("rbf_kernel", gamma)
+    _check_positive(gamma)
     wide = widen(x)
     return jnp.exp(-jnp.asarray(gamma).astype(wide.dtype) * _squared_distances(wide, centers)).astype(x.dtype)
 
 
+@checked
 def taylor_features(
-    x: Float[Array, "*shape"], terms: int, gamma: int | float | Float[Array, ""] = 1.0
+    x: Float[Array, "*shape"], terms: PositiveInt, *, gamma: PositiveFloat | Float[Array, ""] = 1.0
 ) -> Float[Array, "*shape terms"]:
     r"""Features of a number whose inner product is the Gaussian kernel, cut off after ``terms`` of them.
 
     .. math:: \varphi_n(x) = e^{-\gamma x^2} \sqrt{\frac{(2 \gamma)^n}{n!}}\; x^n, \qquad
         \sum_{n=0}^\infty \varphi_n(x)\,\varphi_n(y) = e^{-\gamma (x - y)^2}
 
-    The map that the kernel stands for has infinitely many features; those with :math:`n \gg 2 \gamma \lvert x y
+    The exact feature map of the kernel has infinitely many features; those with :math:`n \gg 2 \gamma \lvert x y
     \rvert` contribute nothing. Each feature lies in [-1, 1], and a vector of them has length 1 at most.
 
-    Shapes: ``(...)`` to ``(..., terms)``: each number has features of its own. Where :math:`e^{-\gamma x^2}`
+    Shapes: ``(...)`` to ``(..., terms)``: the features of each number. Where :math:`e^{-\gamma x^2}`
     underflows (in float32, for :math:`\gamma x^2` beyond 87), all of them are 0.
 
     >>> x, y = taylor_features(jnp.array([0.7, -0.4]), 3, gamma=0.5)
@@ -86,9 +88,7 @@ def taylor_features(
 
     Source: Krapac & Segvic, Deep feed-forward models ("Generic feature mappings", where the map is named).
     """
-    require_floating("taylor_features", x=x)
-    terms = require_whole("taylor_features", "terms", terms)
-    _require_positive("taylor_features", gamma)
+    _check_positive(gamma)
     wide = widen(x)
     gamma = jnp.asarray(gamma).astype(wide.dtype)
     near = gamma * wide * wide < -math.log(jnp.finfo(wide.dtype).tiny)  # beyond, derivatives would be 0 times infinity
@@ -100,43 +100,41 @@ def taylor_features(
     return jnp.stack(features, -1).astype(x.dtype)
 
 
+@checked
 def random_fourier_features(
-    x: Float[Array, "*batch in"], frequencies: Float[Array, "in features"], phases: Float[Array, " features"]
+    x: Float[Array, "*batch in"], frequencies: Float[Array, "in features"], phases: Float[Array, "features"]
 ) -> Float[Array, "*batch features"]:
-    r"""Random waves: :math:`z(x) = \sqrt{2 / D}\,\cos(x\,\Omega + b)`.
+    r"""Random Fourier features: :math:`z(x) = \sqrt{2 / D}\,\cos(x\,\Omega + b)`.
 
     With :math:`\Omega` ``frequencies``, b ``phases`` and D ``features``. Where the frequencies are drawn from
-    :math:`N(0, 2 \gamma)` and the phases evenly from :math:`[0, 2\pi)`,
+    :math:`N(0, 2 \gamma)` and the phases uniformly from :math:`[0, 2\pi)`,
     :math:`z(x)^\top z(y)` has mean :math:`\exp(-\gamma \lVert x - y \rVert^2)` and a standard deviation of at most
-    :math:`1 / \sqrt{D}` around it. (Frequencies from other distributions stand for other kernels: their Fourier
-    transforms.)
+    :math:`1 / \sqrt{D}` around it. (Frequencies from another distribution approximate another kernel, its Fourier
+    transform.)
 
     Raises:
         ValueError: where the features differ.
-        TypeError: for integers.
+        TypeError: for arrays that are not floating-point.
 
     >>> random_fourier_features(jnp.array([1.0]), jnp.array([[0.0, jnp.pi]]), jnp.zeros(2))
     Array([ 1., -1.], dtype=float32)
 
     Source: Rahimi & Recht 2007, Random features for large-scale kernel machines.
     """
-    _check("random_fourier_features", x, frequencies.T, "frequencies of shape (in, features)", frequencies)
     features = frequencies.shape[-1]
-    if phases.shape != (features,):
-        raise ValueError(
-            f"random_fourier_features expects a phase for each of {features} frequencies, but {describe(phases)} came."
-        )
     wide = widen(x)
     angles = jnp.matmul(wide, frequencies.astype(wide.dtype))  # (*batch, features)
     angles = angles + jnp.broadcast_to(phases.astype(wide.dtype), angles.shape)
     return (math.sqrt(2 / features) * jnp.cos(angles)).astype(x.dtype)
 
 
+@checked
 def knn_predict(
     x: Float[Array, "*batch in"],
     examples: Float[Array, "examples in"],
-    targets: Num[Array, " examples"],
-    k: int = 1,
+    targets: Num[Array, "examples"],
+    *,
+    k: PositiveInt = 1,
 ) -> Num[Array, "*batch"]:
     r"""Nearest neighbors: the majority of the classes, or the mean of the values, of the k closest examples.
 
@@ -149,7 +147,7 @@ def knn_predict(
 
     Raises:
         ValueError: where the features or the numbers of examples differ, or for k outside 1, ..., examples.
-        TypeError: for integer ``x``.
+        TypeError: for ``x`` that is not floating-point.
 
     >>> examples, classes = jnp.array([[0.0], [1.0], [5.0]]), jnp.array([7, 7, 3])
     >>> print(knn_predict(jnp.array([[0.2], [4.0]]), examples, classes, k=3))
@@ -157,15 +155,7 @@ def knn_predict(
 
     Source: Krapac & Segvic, Deep feed-forward models (shallow local models); Cover & Hart 1967.
     """
-    _check("knn_predict", x, examples, "examples of shape (examples, in)")
-    number = examples.shape[0]
-    if targets.shape != (number,):
-        raise ValueError(
-            f"knn_predict expects one target for each of the {number} examples, but {describe(targets)} came; "
-            "for several, use jax.vmap."
-        )
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= number:
-        raise ValueError(f"knn_predict expects k from 1 to {number}, the number of examples, but {k!r} came.")
+    require(k <= examples.shape[0], f"k from 1 to {examples.shape[0]}, the number of examples", k)
     _, nearest = lax.top_k(-_squared_distances(widen(x), examples), k)  # (*batch, k)
     theirs = targets[nearest]  # (*batch, k)
     if not jnp.issubdtype(targets.dtype, jnp.integer):
@@ -175,18 +165,25 @@ def knn_predict(
 
 
 @builder
-def RandomFourierFeatures(features: int, *, gamma: int | float = 1.0, param_dtype=jnp.float32) -> Layer:
-    r"""Random Fourier features of the Gaussian kernel, with waves drawn at ``init``.
+def RandomFourierFeatures(
+    features: PositiveInt,
+    *,
+    gamma: PositiveFloat = 1.0,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    r"""Random Fourier features of the Gaussian kernel, with frequencies and phases drawn at ``init``.
 
     `random_fourier_features` with frequencies from :math:`N(0, 2 \gamma)` and phases from :math:`[0, 2\pi)`. Params
     are ``{"frequencies": (in, features), "phases": (features,)}``.
 
     ``Serial(RandomFourierFeatures(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
-    moves the frequencies as it moves all params; to keep them as drawn, freeze them (`jaxblocks.selectors.select`).
+    updates the frequencies like all params; to keep them as drawn, freeze them (`jaxblocks.selectors.select`).
 
     Args:
-        features: D; the kernel is met up to about :math:`1 / \sqrt{D}`.
-        gamma: :math:`\gamma` of the kernel; inputs 1 / sqrt(gamma) apart count as near.
+        features: D; the error of the kernel is about :math:`1 / \sqrt{D}`.
+        gamma: :math:`\gamma` of the kernel, whose length scale is 1 / sqrt(gamma).
+        dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
     Shapes: ``(..., in)`` to ``(..., features)``.
@@ -194,39 +191,35 @@ def RandomFourierFeatures(features: int, *, gamma: int | float = 1.0, param_dtyp
     >>> layer = RandomFourierFeatures(10_000, gamma=0.5)
     >>> x = jnp.array([[0.7], [-0.4]])
     >>> z = layer.apply(layer.init(jax.random.key(0), x), x)
-    >>> print(f"{z[0] @ z[1]:.2f}", f"{rbf_kernel(x, x, 0.5)[0, 1]:.2f}")
+    >>> print(f"{z[0] @ z[1]:.2f}", f"{rbf_kernel(x, x, gamma=0.5)[0, 1]:.2f}")
     0.55 0.55
 
     Source: Rahimi & Recht 2007, Random features for large-scale kernel machines.
     """
-    require_whole("RandomFourierFeatures", "features", features)
-    _require_positive("RandomFourierFeatures", gamma)
 
-    def init(key, x):
-        require_key("RandomFourierFeatures.init", key)
-        _require_features("RandomFourierFeatures", x)
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
         for_frequencies, for_phases = jax.random.split(key)
+        draw = initializers.normal(math.sqrt(2 * gamma))
         return {
-            "frequencies": initializers.normal(math.sqrt(2 * gamma))(
-                for_frequencies, (x.shape[-1], features), param_dtype
-            ),
+            "frequencies": draw(for_frequencies, (x.shape[-1], features), param_dtype),
             "phases": jax.random.uniform(for_phases, (features,), param_dtype, 0, 2 * math.pi),
         }
 
-    def apply(params, x):
-        require_params("RandomFourierFeatures", params, "frequencies", "phases")
-        return random_fourier_features(x, params["frequencies"], params["phases"])
+    def apply(params, x: Float[Array, "*batch in"]):
+        check_params(params, frequencies=(None, features), phases=(features,))
+        return random_fourier_features(x if dtype is None else x.astype(dtype), **params)
 
     return Layer(init, apply)
 
 
 @builder
 def RBF(
-    centers: int,
+    centers: PositiveInt,
     *,
-    gamma: int | float = 1.0,
+    gamma_init: PositiveFloat = 1.0,
     centers_init: Callable = initializers.normal(1.0),
-    param_dtype=jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
     r"""The radial basis layer :math:`y_i = \exp(-\gamma \lVert x - c_i \rVert^2)`, which learns its centers and width.
 
@@ -234,9 +227,10 @@ def RBF(
     positive. ``Serial(RBF(20), Dense(1))`` is a radial basis network.
 
     Args:
-        centers: how many.
-        gamma: the :math:`\gamma` that it begins with.
+        centers: the number of centers.
+        gamma_init: the initial :math:`\gamma`.
         centers_init: ``f(key, shape, dtype)``; examples make good centers too (put them in the params).
+        dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
     Shapes: ``(..., in)`` to ``(..., centers)``.
@@ -249,20 +243,16 @@ def RBF(
     Source: Broomhead & Lowe 1988, Multivariable functional interpolation and adaptive networks; Krapac & Segvic, Deep
     feed-forward models ("Generic feature mappings").
     """
-    require_whole("RBF", "centers", centers)
-    _require_positive("RBF", gamma)
 
-    def init(key, x):
-        require_key("RBF.init", key)
-        _require_features("RBF", x)
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
         return {
             "centers": centers_init(key, (centers, x.shape[-1]), param_dtype),
-            "log_gamma": jnp.full((), math.log(gamma), param_dtype),
+            "log_gamma": jnp.full((), math.log(gamma_init), param_dtype),
         }
 
-    def apply(params, x):
-        require_params("RBF", params, "centers", "log_gamma")
-        _check("RBF", x, params["centers"])
+    def apply(params, x: Float[Array, "*batch in"]):
+        check_params(params, centers=(centers, x.shape[-1]), log_gamma=())
+        x = x if dtype is None else x.astype(dtype)
         wide = widen(x)
         gamma = jnp.exp(params["log_gamma"].astype(wide.dtype))
         return jnp.exp(-gamma * _squared_distances(wide, params["centers"])).astype(x.dtype)
@@ -285,26 +275,7 @@ def _squared_distances(x, centers):
     return jnp.maximum(jnp.sum(x**2, -1, keepdims=True) + lengths - 2 * products, 0)
 
 
-def _check(where, x, points, what="centers of shape (centers, in)", came=None):
-    """That x and the points, given as rows, have the same features."""
-    came = points if came is None else came
-    require_floating(where, x=x, centers=points)
-    if not x.shape or points.ndim != 2 or x.shape[-1] != points.shape[-1]:
-        raise ValueError(
-            f"{where} expects x (..., in) and {what}, but x is {describe(x)} and the latter {describe(came)}; both "
-            "need the same features (x[..., None] for numbers), and params made by init for this x."
-        )
-
-
-def _require_positive(where, gamma):
-    message = "{where} expects gamma > 0, but {gamma} came; 1 / sqrt(gamma) is the distance that counts as near."
+def _check_positive(gamma) -> None:
+    """That an array is positive; the annotation says it of a number."""
     if isinstance(gamma, jax.Array):
-        check_values(gamma > 0, message.replace("{where}", where), gamma=gamma)
-    elif not gamma > 0:  # a Python number is known under jit too
-        raise ValueError(message.format(where=where, gamma=gamma))
-
-
-def _require_features(where, x):
-    require_floating(where, x=x)
-    if not x.shape:
-        raise ValueError(f"{where} expects x with a feature axis, (..., in), but {describe(x)} came; use x[None].")
+        check_values(gamma > 0, "gamma > 0, got {gamma}; 1 / sqrt(gamma) is the length scale", gamma=gamma)

@@ -1,7 +1,7 @@
 r"""Linear models fitted to their optimum: least squares in closed form, logistic regression by Newton's method.
 
 Both return params of ``Dense``, so a fitted model is applied, stacked and trained on like any other layer. Their
-losses are convex: whoever minimizes one of them, from wherever, reaches the value that these functions reach. A
+losses are convex: any minimization of one of them, from any start, reaches the value that these functions reach. A
 model :math:`\Phi(x) W + b` with nonlinear features is the same on ``Phi(x)``; to apply it, write
 ``Serial(Phi, Dense(out))``.
 
@@ -16,16 +16,21 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import check_values, describe, require_floating
+from jaxblocks.checks import NonNegativeFloat, check_values, checked, require
 from jaxblocks.precision import widen
 
 __all__ = ["linear_regression", "logistic_regression"]
 
 
+@checked
 def linear_regression(
-    x: Float[Array, "n in"], y: Float[Array, "_n out"], ridge: float | Float[Array, ""] = 0.0, *, check: bool = False
+    x: Float[Array, "n in"],
+    y: Float[Array, "n out"],
+    *,
+    ridge: NonNegativeFloat | Float[Array, ""] = 0.0,
+    check: bool = False,
 ) -> dict[str, Array]:
     r"""Params of the ``Dense`` layer with the least mean squared error on ``x``, ``y``.
 
@@ -36,7 +41,7 @@ def linear_regression(
     with :math:`\lambda` = ``ridge``. The bias is not penalized, which amounts to centering the data first:
     :math:`W = (X_c^\top X_c + N \lambda I)^{-1} X_c^\top y_c` with :math:`X_c = X - \bar x`,
     :math:`y_c = y - \bar y`, and :math:`b = \bar y - \bar x W`. (For the same formula without a bias, and so with
-    every weight penalized, hand in data of mean zero.) It is computed from the singular values of
+    every weight penalized, pass data of mean zero.) It is computed from the singular values of
     :math:`X_c`, without squaring its condition number. Where :math:`\lambda = 0` and the columns of :math:`X_c`
     depend on each other, many kernels fit equally well, and the one of least norm is returned.
 
@@ -50,11 +55,11 @@ def linear_regression(
         ``{"kernel": (in, out), "bias": (out,)}``.
 
     Raises:
-        ValueError: where ``x`` and ``y`` are no matrices with the same number (one or more) of rows, and for a
+        ValueError: where ``x`` and ``y`` are not matrices with the same number (one or more) of rows, and for a
             negative ``ridge`` (under ``jit`` without ``check``, the params are NaN).
-        TypeError: for integer ``x`` or ``y``.
+        TypeError: for ``x`` or ``y`` that are not floating-point.
 
-    Exclusive or has no linear trend at all; its best linear model is the constant one half:
+    Exclusive or has no linear trend; its best linear model is the constant one half:
 
     >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     >>> params = linear_regression(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))
@@ -63,27 +68,23 @@ def linear_regression(
 
     Source: Cevher, Mathematics of Data, "Linear regression"; Krapac & Segvic, Deep feed-forward models, XOR.
     """
-    require_floating("linear_regression", x=x, y=y)
-    if x.ndim != 2 or y.ndim != 2 or x.shape[0] != y.shape[0] or not x.shape[0]:
-        raise ValueError(
-            f"linear_regression expects x (n, in) and y (n, out) with the same n >= 1, but x {describe(x)} and "
-            f"y {describe(y)} came; a single target per example is a column, y[:, None]."
-        )
+    _check_not_empty(x)
     dtype = x.dtype
     x, y = widen(x), widen(y).astype(widen(x).dtype)
-    ridge = _ridge("linear_regression", ridge, x.dtype, check)
+    ridge = _check_ridge(ridge, x.dtype, check)
     kernel, bias = _least_squares(x, y, ridge)
     return {"kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}
 
 
+@checked
 def logistic_regression(
     x: Float[Array, "n in"],
-    labels: Int[Array, " _n"] | Bool[Array, " _n"],
-    ridge: float | Float[Array, ""] = 0.0,
+    labels: Integer[Array, "n"] | Bool[Array, "n"],
     *,
+    ridge: NonNegativeFloat | Float[Array, ""] = 0.0,
     check: bool = False,
 ) -> dict[str, Array]:
-    r"""Params of the ``Dense(1)`` layer whose logit best tells label 1 from label 0.
+    r"""Params of the ``Dense(1)`` layer whose logit best separates label 1 from label 0.
 
     With :math:`p(1 \mid x) = \sigma(x w + b)`, minimizes the mean negative log-likelihood (in nats)
 
@@ -94,9 +95,9 @@ def logistic_regression(
     rounding. The bias is not penalized; where features depend on each other, ``w`` is the one of least norm.
 
     **There may be no optimum.** Where a hyperplane separates the labels (or touches, but does not mix them) the loss
-    falls forever as ``w`` grows, and so it does for a single class. Then this function raises, and under ``jit``
-    (``vmap``, ``grad``), where it cannot, its params are NaN. Any ``ridge > 0`` makes the optimum finite as long as
-    both labels occur.
+    decreases without end as ``w`` grows, and also for a single class. Then this function raises an error, and under
+    ``jit`` (``vmap``, ``grad``), where it cannot, its params are NaN. Any ``ridge > 0`` makes the optimum finite as
+    long as both labels occur.
 
     Args:
         x: the inputs, one example per row.
@@ -109,7 +110,7 @@ def logistic_regression(
         ``{"kernel": (in, 1), "bias": (1,)}``.
 
     Raises:
-        ValueError: where ``x`` is no matrix with one row (or more) per label, for labels other than 0 and 1, for a
+        ValueError: where ``x`` is not a matrix with one row (or more) per label, for labels other than 0 and 1, for a
             negative ``ridge``, and where there is no finite optimum (under ``jit`` without ``check``: NaN).
         TypeError: for integer ``x`` or floating-point ``labels``.
 
@@ -122,30 +123,19 @@ def logistic_regression(
 
     Source: Cevher, Mathematics of Data, "Logistic regression"; Krapac & Segvic, "Linear and nonlinear models".
     """
-    require_floating("logistic_regression", x=x)
-    if jnp.issubdtype(labels.dtype, jnp.inexact):
-        raise TypeError(
-            f"logistic_regression expects labels 0 and 1 as integers or booleans, but {describe(labels)} came; "
-            "convert them with labels.astype(jnp.int32)."
-        )
-    if x.ndim != 2 or labels.shape != x.shape[:1] or not x.shape[0]:
-        raise ValueError(
-            f"logistic_regression expects x (n, in) and labels (n,) with the same n >= 1, but x {describe(x)} and "
-            f"labels {describe(labels)} came."
-        )
+    _check_not_empty(x)
     dtype = x.dtype
     x = widen(x)
     labels = labels.astype(jnp.int32) if labels.dtype == bool else labels
     binary = (labels == 0) | (labels == 1)
-    message = "logistic_regression expects labels 0 and 1, but others came: {labels}."
-    check_values(binary, message, check=check, labels=labels)
-    ridge = _ridge("logistic_regression", ridge, x.dtype, check)
+    check_values(binary, "labels 0 and 1, got {labels}", check=check, labels=labels)
+    ridge = _check_ridge(ridge, x.dtype, check)
     sign = jnp.where(labels == 1, 1, -1).astype(x.dtype)
     kernel, bias, found = _logistic(x, sign, ridge)
     check_values(
         found,
-        "logistic_regression found no finite optimum: a hyperplane separates the labels (or there is only one of "
-        "them), so that the loss falls forever as the weights grow; pass ridge > 0, and examples of both labels.",
+        "a loss with a finite optimum, got labels that a hyperplane separates (or only one label), so that the loss "
+        "decreases without end as the weights grow: no finite optimum; pass ridge > 0, and examples of both labels",
         check=check,
     )
     kernel, bias = (jnp.where(found & jnp.all(binary), leaf, jnp.nan) for leaf in (kernel, bias))
@@ -214,7 +204,7 @@ def _newton(x, sign, ridge, steps=100):
         curvature = jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)
         return features.T @ (features * curvature[:, None]) / n + jnp.diag(2 * penalty + unused)
 
-    def unbounded(w):  # nothing is on the wrong side and nothing else holds w back: 2 w would be better
+    def unbounded(w):  # all signs are right and no penalty acts on w: 2 w has a smaller loss
         return jnp.all(sign * (features @ w) > 0) & ((ridge == 0) | one_class)
 
     def unfinished(carry):
@@ -264,7 +254,12 @@ def _center(x):
     return shifted - center, (x[:1] + center)[0]
 
 
-def _ridge(where, ridge, dtype, check):
+def _check_not_empty(x) -> None:
+    require(x.shape[0] > 0, "at least one example", x)
+
+
+def _check_ridge(ridge, dtype, check):
+    """The penalty as an array: NaN where it is negative."""
     ridge = jnp.asarray(ridge, dtype)
-    check_values(ridge >= 0, where + " expects ridge >= 0, but {ridge} came.", check=check, ridge=ridge)
+    check_values(ridge >= 0, "ridge >= 0, got {ridge}", check=check, ridge=ridge)
     return jnp.where(ridge >= 0, ridge, jnp.nan)

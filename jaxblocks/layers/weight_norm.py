@@ -1,19 +1,19 @@
 r"""Normalization of weights: layers around a layer, whose kernels they rescale before each use.
 
-Every array named ``kernel`` of at least two axes, wherever it stands in the params of the layer inside, is such a
-kernel; its last axis are the outputs.
+A kernel is any array named ``kernel`` with at least two axes in the params of the inner layer; its last axis is that of
+the outputs.
 """
 
-import functools
-import operator
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.checks import check_values, require_whole
+from jaxblocks.checks import PositiveInt, check_values, require
 from jaxblocks.core import (
     Layer,
+    LayerLike,
     StatefulLayer,
     apply_child,
     builder,
@@ -22,8 +22,6 @@ from jaxblocks.core import (
     declared_by,
     init_child,
     make_combinator,
-    require_flag,
-    require_params,
 )
 from jaxblocks.precision import widen
 
@@ -31,16 +29,16 @@ __all__ = ["SpectralNorm", "WeightNorm"]
 
 
 @builder
-def WeightNorm(layer) -> Layer | StatefulLayer:
-    r"""A layer whose kernels are written as :math:`W = g\,V / \|V\|`, a length for each output and a direction.
+def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
+    r"""A layer whose kernels are :math:`W = g\,V / \|V\|`, with a length and a direction for each output.
 
-    The norm runs over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the layer
-    computes what it would compute without; after that the gradient moves length and direction apart. Each output
-    (column) of V must be non-zero at the start; one that is zero has no direction and stays zero.
+    The norm runs over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the
+    layer computes what the inner layer computes; training then changes length and direction separately. Each output
+    (column) of V must be non-zero at the start; a column of zeros has no direction and stays zero.
 
-    Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the place of its kernel:
+    Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the path of its kernel:
     ``{"0": {"length": g}}`` for that of ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
-    In a ``Repeat`` put the norm inside: ``Repeat(WeightNorm(Dense(4)), 3)``; outside, the copies would share a length.
+    In a ``Repeat`` put the norm inside: ``Repeat(WeightNorm(Dense(4)), 3)``; outside it, the copies share a length.
 
     Raises:
         ValueError: at ``init``, for a layer without kernel, or (where values are known) a column of zeros.
@@ -50,26 +48,26 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
     >>> jax.tree.map(jnp.shape, params)
     {'layer': {'bias': (3,), 'kernel': (2, 3)}, 'scale': {'length': (3,)}}
 
-    Source: Salimans and Kingma 2016, Weight normalization.
+    Source: Salimans and Kingma 2016, Weight normalization (arXiv:1602.07868).
     """
     child = child_of("layer", layer)
 
     def init(key, inputs, side):
         params, state = init_child(child, key, inputs, side)
-        kernels = _kernels("WeightNorm", params)
+        kernels = _kernels(params)
         scale = {path: jnp.sqrt(_squared_lengths(kernel)).astype(kernel.dtype) for path, kernel in kernels.items()}
         for path, lengths in scale.items():
             check_values(
                 lengths > 0,
-                f"WeightNorm expects kernels without columns of zeros, which have no direction, but {path} has one; "
-                "give its layer another kernel_init.",
+                f"kernels without columns of zeros, which have no direction, got one in {path}; "
+                "give its layer another kernel_init",
             )
         return {"layer": params, "scale": _beside({path: {"length": g} for path, g in scale.items()})}, state
 
     def apply(params, state, inputs, side):
-        require_params("WeightNorm", params, "layer", "scale")
-        kernels = _kernels("WeightNorm", params["layer"])
-        _require_places("WeightNorm (its scale)", params["scale"], kernels, "length")
+        _check_names("params", params, "layer", "scale")
+        kernels = _kernels(params["layer"])
+        _check_paths("scale", params["scale"], kernels, "length")
 
         def normalized(path, v):
             squared = _squared_lengths(v)
@@ -84,10 +82,10 @@ def WeightNorm(layer) -> Layer | StatefulLayer:
 
 
 @builder
-def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
+def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> StatefulLayer:
     r"""A layer whose kernels are divided by their largest singular value: :math:`W / \sigma(W)`.
 
-    The singular value is followed by power iteration: with :math:`u, w` unit vectors kept as state, each call with
+    Power iteration tracks the singular value: with :math:`u, w` unit vectors kept as state, each call with
     ``train=True`` sets ``n_iterations`` times :math:`w = W^\top u / \|W^\top u\|`, :math:`u = W w / \|W w\|`, and then
     :math:`\sigma = u^\top W w`. In evaluation the vectors stay. A kernel is read as the matrix of its last axis (the
     outputs) against all others, so for ``Dense`` the layer is 1-Lipschitz in the end, while for a convolution this is
@@ -103,21 +101,20 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
     Raises:
         ValueError: at ``init``, for a layer without kernel.
 
-    >>> net = SpectralNorm(Dense(3, use_bias=False, kernel_init=jax.nn.initializers.orthogonal(5.0)))
+    >>> net = SpectralNorm(Dense(3, use_bias=False, kernel_init=jaxblocks.initializers.orthogonal(5.0)))
     >>> params, state = net.init(jax.random.key(0), jnp.zeros(3))
     >>> y, _ = net.apply(params, state, jnp.array([3.0, 4.0, 0.0]))
     >>> print(jnp.linalg.norm(y).round(3))
     5.0
 
-    Source: Miyato et al. 2018, Spectral normalization for generative adversarial networks.
+    Source: Miyato et al. 2018, Spectral normalization for generative adversarial networks (arXiv:1802.05957).
     """
-    require_whole("SpectralNorm", "n_iterations", n_iterations)
     child = child_of(None, layer)
 
     def init(key, inputs, side):
         params, state = init_child(child, key, inputs, side)
         vectors = {}
-        for path, kernel in _kernels("SpectralNorm", params).items():
+        for path, kernel in _kernels(params).items():
             matrix = _matrix(kernel)
             u = jax.random.normal(child_key(key, f"vectors of {path}"), matrix.shape[:1], matrix.dtype)
             vectors[path] = _power_iteration(matrix, {"inner": u, "outer": matrix[0]}, 15)
@@ -125,10 +122,9 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
 
     def apply(params, state, inputs, side):
         train = side.get("train", False)
-        require_flag("SpectralNorm", train=train)
-        require_params("SpectralNorm (its state)", state, "layer", "vectors")
-        kernels = _kernels("SpectralNorm", params)
-        _require_places("SpectralNorm (its vectors)", state["vectors"], kernels, "inner", "outer")
+        _check_names("state", state, "layer", "vectors")
+        kernels = _kernels(params)
+        _check_paths("vectors", state["vectors"], kernels, "inner", "outer")
         vectors = {path: {name: _at(state["vectors"], path)[name] for name in ("inner", "outer")} for path in kernels}
         for path, kernel in kernels.items():
             matrix = _matrix(kernel)
@@ -142,18 +138,14 @@ def SpectralNorm(layer, *, n_iterations: int = 1) -> StatefulLayer:
 
     def reads(*, train=False): ...
 
-    return make_combinator((child._replace(has_state=True),), init, apply, declared_by(reads))
+    return cast(StatefulLayer, make_combinator((child._replace(has_state=True),), init, apply, declared_by(reads)))
 
 
-def _kernels(where, params):
+def _kernels(params):
     """The arrays named ``kernel`` by their paths: ``{"0/kernel": ...}``."""
     named = {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
     found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
-    if not found:
-        came = ", ".join(named) or "none"
-        raise ValueError(
-            f"{where} expects a layer with params named kernel, of at least two axes, but its params are: {came}."
-        )
+    require(found, "a layer with params named kernel, of at least two axes", ", ".join(named) or "no params")
     return found
 
 
@@ -162,29 +154,33 @@ def _with_kernels(params, kernels):
 
 
 def _beside(values):
-    """Values at the places of their kernels: ``{"0": {"length": g}}`` from ``{"0/kernel": {"length": g}}``."""
+    """Values at the paths of their kernels: ``{"0": {"length": g}}`` from ``{"0/kernel": {"length": g}}``."""
     tree = {}
     for path, named in values.items():
-        place = tree
+        branch = tree
         for label in path.split("/")[:-1]:
-            place = place.setdefault(label, {})
-        place.update(named)
+            branch = branch.setdefault(label, {})
+        branch.update(named)
     return tree
 
 
 def _at(tree, path):
-    """What ``_beside`` has put at the place of a kernel."""
-    return functools.reduce(operator.getitem, path.split("/")[:-1], tree)
+    """The values that ``_beside`` has put at the path of a kernel."""
+    for label in path.split("/")[:-1]:
+        tree = tree[label]
+    return tree
 
 
-def _require_places(where, tree, kernels, *names):
-    wanted = _beside({path: dict.fromkeys(names, 0) for path in kernels})
-    wanted, came = ([_path(path) for path, _ in jax.tree.leaves_with_path(t)] for t in (wanted, tree))
-    if wanted != came:
-        raise ValueError(
-            f"{where} expects values at {', '.join(wanted)}, but {', '.join(came) or 'none'} came; "
-            "pass those that its own init made."
-        )
+def _check_names(what, tree, *names):
+    given = isinstance(tree, dict) and tree.keys() == set(names)
+    require(given, f"{what} named {' and '.join(names)}", tree, "pass those that its own init made")
+
+
+def _check_paths(what, tree, kernels, *names):
+    """That there is a value for each kernel: at the same path, under each of ``names``."""
+    expected = _beside({path: dict.fromkeys(names, 0) for path in kernels})
+    expected, got = (", ".join(_path(path) for path, _ in jax.tree.leaves_with_path(t)) for t in (expected, tree))
+    require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
 
 
 def _path(path):

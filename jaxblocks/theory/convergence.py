@@ -196,7 +196,7 @@ def logistic_objective(
     >>> logistic_objective(x, jnp.array([0, 0, 0, 1, 0, 1]))
     Objective(smoothness 0.284518, convexity 0, minimum 0.605939)
     """
-    best = logistic_regression(x, labels, ridge)
+    best = logistic_regression(x, labels, ridge=ridge)
     sign = jnp.where(labels == 1, 1, -1).astype(x.dtype)
 
     def f(params):

@@ -1,0 +1,193 @@
+r"""Statistics of arrays: mean and variance over axes, and the standardization of inputs by those of the training data.
+
+Statistics are computed in float32 for bfloat16 and float16, in two passes (first the mean, then the mean of squared
+distances from it): :math:`\mathrm{mean}(x^2) - \mathrm{mean}(x)^2` loses all digits where the mean is large.
+"""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from jaxblocks.checks import checked, describe, require
+from jaxblocks.precision import wide_dtype, widen
+
+__all__ = [
+    "align_axes",
+    "expand_mask",
+    "fit_standardizer",
+    "moments",
+    "moments_and_count",
+    "sorted_axes",
+    "standardize",
+]
+
+
+@checked
+def moments(
+    x: Float[Array, "*shape"],
+    axes: int | tuple[int, ...],
+    *,
+    keepdims: bool = False,
+    mask: Bool[Array, "..."] | None = None,
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    r"""Mean and biased variance, :math:`m = \frac1N \sum_i x_i` and :math:`v = \frac1N \sum_i (x_i - m)^2`.
+
+    Args:
+        x: an array.
+        axes: the axes that the sums run over.
+        keepdims: keep these axes, with size 1.
+        mask: True at valid entries of the leading axes of ``x``. Only these count, and the values at the others are
+            not read. Where no entry is valid, both moments are 0.
+
+    Returns:
+        Two arrays, of float32 for half-precision ``x`` and else of its dtype.
+
+    Raises:
+        ValueError: for axes that ``x`` lacks, or a mask that does not fit its leading axes.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> moments(jnp.array([1.0, 2.0, 3.0, 4.0]), 0)
+    (Array(2.5, dtype=float32), Array(1.25, dtype=float32))
+
+    Source: Diehl 2023, section 1.6.
+    """
+    axes = sorted_axes(x, axes)
+    mean, variance, _ = moments_and_count(x, axes, mask)
+    return (mean, variance) if keepdims else (mean.squeeze(axes), variance.squeeze(axes))
+
+
+@checked
+def fit_standardizer(x: Float[Array, "*shape"], *, axes: int | tuple[int, ...] = 0) -> dict[str, Float[Array, "..."]]:
+    r"""Mean and standard deviation of each feature, ``{"mean", "deviation"}``, for ``standardize``.
+
+    Fit on the training data alone and use the result for all other data: statistics that include the test data leak
+    information about them into the model. A feature that is constant in ``x`` gets deviation 1, so it is only
+    centered.
+
+    Args:
+        x: the training data, ``(examples, ..., features)``.
+        axes: the axes to average over, the first ones of ``x``: 0 for statistics per feature of ``(examples,
+            features)``, ``(0, 1, 2)`` for statistics per channel of images.
+
+    Raises:
+        ValueError: for axes other than the first ones, or ``x`` without entries.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> train, test = jnp.array([[1.0], [2.0], [3.0], [4.0]]), jnp.array([[5.0]])
+    >>> fitted = fit_standardizer(train)
+    >>> standardize(train, **fitted).ravel()
+    Array([-1.3416407, -0.4472136,  0.4472136,  1.3416407], dtype=float32)
+    >>> standardize(test, **fitted).ravel()
+    Array([2.236068], dtype=float32)
+
+    Source: Diehl 2023, section 1.6 ("Standardization of inputs").
+    """
+    require(0 not in x.shape, "at least one example to fit to", x)
+    found = sorted_axes(x, axes)
+    repair = "move the axes of the features to the end with jnp.moveaxis"
+    require(found and found[-1] == len(found) - 1, "axes that are the first ones of x, as 0 or (0, 1)", axes, repair)
+    mean, variance = moments(x, found)
+    constant = x.max(found) == x.min(found)  # its computed variance may be a rounding error
+    return {"mean": mean, "deviation": jnp.where(constant, 1.0, jnp.sqrt(variance))}
+
+
+@checked
+def standardize(
+    x: Float[Array, "*shape"], mean: Float[Array, "..."], deviation: Float[Array, "..."]
+) -> Float[Array, "*shape"]:
+    r"""Standardized inputs :math:`(x - m) / s`, with m ``mean`` and s ``deviation``.
+
+    ``fit_standardizer`` computes the statistics; their shape is that of the trailing axes of ``x``. As the first
+    layer of a net: ``Serial(functools.partial(standardize, **fitted), Dense(64), ...)``.
+
+    Raises:
+        ValueError: for statistics of another shape.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> standardize(jnp.array([1.0, 2.0]), jnp.array([1.0, 1.0]), jnp.array([1.0, 2.0]))
+    Array([0. , 0.5], dtype=float32)
+
+    Source: Diehl 2023, section 1.6 ("Standardization of inputs").
+    """
+    axes = range(max(0, x.ndim - mean.ndim), x.ndim)
+    mean, deviation = align_axes(x, axes, mean=mean, deviation=deviation)
+    return ((widen(x) - mean) / deviation).astype(x.dtype)
+
+
+# ---- for the normalization layers ------------------------------------------------------------
+
+
+def moments_and_count(x, axes: tuple[int, ...], mask=None, axis_name=None):
+    """Mean, variance and the number of entries that they are taken over; the axes stay, with size 1.
+
+    ``axis_name`` is that of a mapped axis which the sums include.
+
+    >>> mean, variance, count = moments_and_count(jnp.ones((3, 2)), (0,))
+    >>> mean.shape, count
+    ((1, 2), 3)
+    """
+    x = widen(x)
+
+    def total(values):
+        values = values.sum(axes, keepdims=True)
+        return values if axis_name is None else lax.psum(values, axis_name)
+
+    if mask is None:
+        count = math.prod(x.shape[a] for a in axes) * (1 if axis_name is None else lax.psum(1, axis_name))
+        mean = total(x) / count
+        return mean, total(jnp.square(x - mean)) / count, count
+    mask = expand_mask(mask, x)
+    each = math.prod(x.shape[a] for a in axes if mask.shape[a] == 1)  # entries of x for one of the mask
+    count = total(mask.astype(x.dtype)) * each
+    at_least_one = jnp.maximum(count, 1)
+    mean = total(jnp.where(mask, x, 0)) / at_least_one
+    return mean, total(jnp.where(mask, jnp.square(x - mean), 0)) / at_least_one, count
+
+
+def sorted_axes(x, axes: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The axes counted from the front, in order.
+
+    >>> sorted_axes(jnp.ones((3, 2, 5)), (-1, 0))
+    (0, 2)
+    """
+    n_axes = len(x.shape)
+    try:
+        return tuple(sorted(normalize_axis_tuple(axes, n_axes)))
+    except (TypeError, ValueError):
+        expected = f"axes of x, integers from {-n_axes} to {n_axes - 1}, each of them once"
+        require(False, expected, f"axes={axes!r} for x of {describe(x)}")
+        raise
+
+
+def align_axes(x, axes, **values) -> tuple:
+    """Arrays of the shape of ``x`` at ``axes``, with as many axes as ``x`` and in the dtype to compute in.
+
+    ``None`` stays ``None``.
+
+    >>> [one.shape for one in align_axes(jnp.ones((3, 2, 5)), (1,), mean=jnp.ones(2))]
+    [(1, 2, 1)]
+    """
+    expected = tuple(x.shape[a] for a in axes)
+    shape = [size if a in axes else 1 for a, size in enumerate(x.shape)]
+    for name, value in values.items():
+        if value is not None and value.shape != expected:
+            repair = "pass x of the size that it was made for, or params and state made by init for this x"
+            if len(x.shape) > 3 and value.shape == (x.shape[1],):
+                repair = "if channels come first in x, write jnp.moveaxis(x, 1, -1)"
+            require(False, f"{name} of shape {expected} for x of {describe(x)}", value, repair)
+    dtype = wide_dtype(x.dtype)
+    return tuple(value if value is None else value.reshape(shape).astype(dtype) for value in values.values())
+
+
+def expand_mask(mask, x):
+    """A mask of the leading axes of ``x``, with as many axes as ``x``.
+
+    >>> expand_mask(jnp.ones((3, 2), bool), jnp.ones((3, 2, 5))).shape
+    (3, 2, 1)
+    """
+    if mask.shape != x.shape[: mask.ndim]:
+        require(False, f"a mask of the shape of the leading axes of x, such as {x.shape[:-1]} for {describe(x)}", mask)
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
