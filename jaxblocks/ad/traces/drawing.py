@@ -5,7 +5,7 @@ import numpy as np
 
 from jaxblocks.ad.traces.printing import DIGITS, text
 from jaxblocks.ad.traces.tables import TraceNode
-from jaxblocks.axes import PALETTE, axes_or_new
+from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.checks import require
 
 __all__ = ["draw"]
