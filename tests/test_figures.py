@@ -1,5 +1,6 @@
 """The figures of the lectures: their numbers against those of the lectures and closed forms."""
 
+import contextlib
 import importlib.util
 import math
 from pathlib import Path
@@ -23,21 +24,24 @@ def figures():
     return module
 
 
-def drawn(figures, folder, only=()):
-    """In the default configuration, as a reader has it."""
+@contextlib.contextmanager
+def default_configuration():
+    """The configuration of JAX that a reader has."""
     with (
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
         jax.debug_key_reuse(False),
         jax.debug_nans(False),
     ):
-        numbers = figures.main(["--quick", "--out", str(folder), *(("--only", *only) if only else ())])
-    return numbers, sorted(path.name for path in folder.glob("*.png"))
+        yield
 
 
 @pytest.fixture(scope="module")
 def cheap(figures, tmp_path_factory):
-    return drawn(figures, tmp_path_factory.mktemp("cheap"), CHEAP)
+    folder = tmp_path_factory.mktemp("cheap")
+    with default_configuration():
+        numbers = figures.main(["--quick", "--out", str(folder), "--only", *CHEAP])
+    return numbers, sorted(path.name for path in folder.glob("*.png"))
 
 
 # ---- the folder ---------------------------------------------------------------------------
@@ -342,6 +346,13 @@ def f36(shown):
 def test_numbers_of_a_figure(figures, cheap, tmp_path, number):
     if number == "F08":
         pytest.importorskip("sklearn", reason="it shows a handwritten digit")
-    numbers, files = cheap if number in CHEAP else drawn(figures, tmp_path, [number])
-    assert f"{figures.FIGURES[number].name}.png" in files
-    globals()[number.lower()](numbers[number])
+    made = figures.FIGURES[number]
+    if number in CHEAP:
+        shown, files = cheap[0][number], cheap[1]
+    else:  # without a contact sheet of one figure
+        with default_configuration(), figures.plotting.style():
+            figure, shown = made.draw(True)
+            figures.save(figure, number, tmp_path / f"{made.name}.png")
+        files = [path.name for path in tmp_path.glob("*.png")]
+    assert f"{made.name}.png" in files
+    globals()[number.lower()](shown)

@@ -421,7 +421,7 @@ ONE = np.ones((2, 2))
         (lambda: stationary_variance(1.0, 2.0, 1.0), ValueError, "step_size < 2 / curvature"),
         (lambda: selection_optimism(key=KEY, chance=1.5), ValueError, "0 <= chance <= 1, got 1.5"),
         (lambda: no_free_lunch(np.array([0, 2])), ValueError, r"predictions 0 or 1 on 1 to 20 .* shape \(2,\)"),
-        (lambda: relu_covariance(jnp.ones((2, 3)), jnp.ones((2, 4))), ValueError, "two batches of vectors"),
+        (lambda: relu_covariance(jnp.ones((2, 3)), jnp.ones((2, 4))), ValueError, "with the same size of features"),
         (lambda: linear_dichotomies(0, 1), ValueError, "examples to be an integer >= 1"),
     ],
 )
