@@ -1,8 +1,8 @@
-"""Every picture of the lectures, F01 to F36, drawn by the library from what the library computes, and a contact sheet.
+"""The figures of the lectures, F01 to F36, computed and drawn by the library, and a contact sheet of all of them.
 
-Activations, networks drawn from their params, exact kinks and regions, divergences, attention, losses, descents,
-computational graphs, matrices of layers. Where a lecture only mentions a picture, or its content is not known, the
-line below ours says that the choice is ours; so it does where data stand in for other data.
+Activations, networks drawn from their params, exact kinks and regions, divergences, attention, losses, gradient
+descent, computational graphs, matrices of layers. Where a lecture only mentions a figure, or its content is not known,
+the caption states that the choice is ours; likewise where other data are used.
 
 Takes about two minutes on two CPU cores; F08 needs scikit-learn.
 
@@ -13,8 +13,9 @@ Takes about two minutes on two CPU cores; F08 needs scikit-learn.
 import argparse
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,23 +34,23 @@ from jaxblocks import plotting
 from jaxblocks.ad import optimal_order, trace_table
 from jaxblocks.theory.approximation import approximate, modulus_of_continuity
 from jaxblocks.theory.boolean import bit_rows, minterm_network, parity_chain, parity_shallow
-from jaxblocks.theory.constructions import one_hidden_layer
 from jaxblocks.theory.convergence import descend
 from jaxblocks.theory.depth import sawtooth_network
+from jaxblocks.theory.explicit_weights import one_hidden_layer
 from jaxblocks.theory.generalization import degree_sweep, polynomial_fit, width_sweep
+from jaxblocks.theory.linear_regions import (
+    folding_network,
+    region_lower_bound,
+    region_upper_bound,
+    regions,
+    regions_along,
+)
 from jaxblocks.theory.piecewise_linear import (
     PiecewiseLinear,
     count_kinks,
     from_piecewise_linear,
     to_piecewise_linear,
     two_level_model,
-)
-from jaxblocks.theory.regions import (
-    folding_network,
-    region_lower_bound,
-    region_upper_bound,
-    regions,
-    regions_along,
 )
 
 DIEHL, HUSZAR = "Diehl 2023", "Huszar, DeepNN lecture 3"
@@ -59,29 +60,29 @@ GRAY = "#666666"
 
 
 class Picture(NamedTuple):
-    """How a figure is made: ``draw(quick)`` returns it and the numbers that it shows."""
+    """A figure: ``draw(quick)`` returns it and the numbers that it shows."""
 
     name: str
-    draw: callable
+    draw: Callable
     source: str
     note: str
 
 
-FIGURES = {}
+FIGURES: dict[str, Picture] = {}
 
 
 def picture(number, source, note=""):
-    """Enters the function below it under this number."""
+    """Register the decorated function under this number."""
 
-    def enter(draw):
+    def register(draw):
         FIGURES[number] = Picture(f"{number}_{draw.__name__}", draw, source, note)
         return draw
 
-    return enter
+    return register
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Every picture of the lectures.")
+    parser = argparse.ArgumentParser(description="The figures of the lectures.")
     parser.add_argument("--out", type=Path, default=Path("out/figures"), help="folder of the pictures")
     parser.add_argument("--only", nargs="+", metavar="F01", choices=FIGURES, default=list(FIGURES), help="which")
     parser.add_argument("--quick", action="store_true", help="less training, coarser grids")
@@ -99,16 +100,16 @@ def main(argv=None):
             seconds[number] = time.perf_counter() - start
         sheet = plotting.contact_sheet(files)[0].figure
         sheet.savefig(args.out / "contact_sheet.png", dpi=150)
-    slowest = sorted(seconds, key=seconds.get, reverse=True)[:8]
+    slowest = sorted(seconds, key=lambda number: seconds[number], reverse=True)[:8]
     print(f"slowest: {', '.join(f'{number} {seconds[number]:.1f} s' for number in slowest)}")
-    print(f"pictures: {len(files)} in {args.out}, all of them on {args.out}/contact_sheet.png")
+    print(f"figures: {len(files)} in {args.out}, all of them in {args.out}/contact_sheet.png")
     return numbers
 
 
 def save(figure, number, path):
-    """With its number and title above, its source below, and what about it is our choice."""
+    """Save a figure with its number and title above, and below it its source and what is our choice."""
     made = FIGURES[number]
-    title = made.draw.__doc__.strip().splitlines()[0].rstrip(".")
+    title = (made.draw.__doc__ or "").strip().splitlines()[0].rstrip(".")
     wide = figure.get_figwidth()
     figure.suptitle(textwrap.fill(f"{number}  {title}", int(12.5 * wide)), fontsize=11)
     below = f"After {made.source}. {made.note}".strip()
@@ -116,7 +117,7 @@ def save(figure, number, path):
     figure.savefig(path)
 
 
-def page(width, height, rows=1, columns=1, **options):
+def page(width, height, rows=1, columns=1, **options) -> tuple[Figure, Any]:
     """An empty figure and its axes, one or an array of them."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
@@ -128,7 +129,7 @@ def column(f):
 
 
 def trained(net, loss, x, y, key, *, steps, rate, starts=1):
-    """The best params of several starts, by Adam on all the data, and the loss that they reach."""
+    """The best params of several initializations, trained by Adam on all the data, and their loss."""
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
     risk = lambda params: jnp.mean(loss(net.apply(params, x), y))
 
@@ -147,7 +148,7 @@ def trained(net, loss, x, y, key, *, steps, rate, starts=1):
     return jax.tree.map(lambda leaf: leaf[best], every), float(risks[best])
 
 
-# ---- networks, and what they can express -----------------------------------------------------
+# ---- networks and their expressivity -----------------------------------------------------
 
 
 @picture("F01", f"{DIEHL}, section 1; {HUSZAR}; Krapac & Segvic; Cevher")
@@ -198,7 +199,8 @@ def random_networks(quick):
     each = lambda tree: [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(10)]
 
     figure = Figure(figsize=(11, 6.6), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=[2.6, 1])
+    parts: Any = figure.subfigures(2, 1, height_ratios=[2.6, 1])
+    upper, lower = parts
     for i, p in enumerate(each(params)):
         ax = upper.add_subplot(2, 5, i + 1, projection="3d")
         f = jax.jit(lambda x, p=p: net.apply(p, x))
@@ -217,7 +219,7 @@ def random_networks(quick):
 
 @picture("F04", f"{DIEHL}, Figure 3", "Its P is not known: 0.3 is our choice.")
 def divergences(quick):
-    """How far Q = (q, 1 - q) is from P = (0.3, 0.7), by six measures."""
+    """Six divergences and distances between Q = (q, 1 - q) and P = (0.3, 0.7)."""
     two = lambda q: jnp.stack([q, 1 - q], -1)
     measures = {
         "total variation": jb.total_variation,
@@ -240,9 +242,9 @@ def divergences(quick):
     return figure, {name: np.asarray(values) for name, values in some.items()}
 
 
-@picture("F05", f"{DIEHL}, Lemma 1.3", "The lecture leaves a space for a picture; the function is our choice.")
+@picture("F05", f"{DIEHL}, Lemma 1.3", "The lecture leaves a space for a figure; the function is our choice.")
 def piecewise_linear(quick):
-    """A piecewise linear function is a sum of rectifiers: p + 2 of them for p + 1 breakpoints."""
+    """A piecewise linear function with p + 1 breakpoints as a sum of p + 2 rectifiers."""
     breakpoints, slopes = np.array([-1.0, 0.5, 2.0, 3.0]), np.array([0.7, -1.0, 2.0, 0.3, -0.4])
     f = PiecewiseLinear(breakpoints, slopes, 0.6)
     with jax.enable_x64(True):
@@ -262,14 +264,14 @@ def piecewise_linear(quick):
     names = [f"${a:+.2g}\\,({words})_+$" for a, words in zip(weights, inner, strict=True)]
     active = np.where(np.asarray(terms) == 0, np.nan, np.asarray(terms))
     plotting.curves(x, dict(zip(names, active.T, strict=True)), right)
-    right.set(xlabel="x", title=f"its {len(hidden['bias'])} rectifiers, which add up to $f - f(t_0)$")
+    right.set(xlabel="x", title=f"its {len(hidden['bias'])} rectifiers, with the sum $f - f(t_0)$")
     error = max(abs(total - f(x)).max(), abs(applied - f(x)).max())
     return figure, {"units": len(hidden["bias"]), "error": float(error)}
 
 
 @picture("F06", f"{DIEHL}, Theorem 1.5 (its proof)", "The function is our choice.")
 def approximation(quick):
-    """Universal approximation: interpolants with N pieces, in the band that their modulus of continuity allows."""
+    """Universal approximation: interpolants with N pieces, and the error bound by the modulus of continuity."""
     g = lambda x: np.sin(6 * x) + 0.5 * np.cos(17 * x)
     x = np.linspace(0, 1, 10_001)
     figure, axes = page(10, 3.4, 1, 3, sharey=True)
@@ -287,7 +289,7 @@ def approximation(quick):
 
 @picture("F07", f"{DIEHL}, section 1.1")
 def toeplitz(quick):
-    """A convolution is a dense layer whose matrix is banded, with constant diagonals: three weights, shared."""
+    """A convolution as a dense layer: its matrix is banded, with constant diagonals (three shared weights)."""
     kernel = jnp.array([1.0, 2.0, -1.0])[:, None, None]
     A = np.asarray(jb.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
     figure, ax = page(6.4, 4.6)
@@ -297,12 +299,12 @@ def toeplitz(quick):
     return figure, {"distinct": len(np.unique(entries)), "entries": entries.size, "shape": A.shape}
 
 
-@picture("F08", f"{DIEHL}, section 1.1", "It links to a viewer; nets, digit and choice of maps are ours.")
+@picture("F08", f"{DIEHL}, section 1.1", "It links to a viewer; nets, digit and maps are our choice.")
 def feature_maps(quick):
-    """What the units of a convolutional net and of a dense net see of a digit: the maps of a shifted digit shift."""
+    """Activations of a convolutional net and of a dense net: the feature maps of a shifted digit are shifted."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits: Any = load_digits()
     x, y = digits.images[..., None].astype(np.float32) / 16, digits.target
     first, second = jb.Serial(jb.Conv(8, (3, 3)), jb.relu), jb.Serial(jb.Conv(8, (3, 3)), jb.relu)
     flat = lambda x: x.reshape(*x.shape[:-3], 64)
@@ -333,9 +335,9 @@ def feature_maps(quick):
     return figure, {"first": moved(maps), "second": moved(deeper), "dense": moved(units)}
 
 
-@picture("F09", f"{DIEHL}, Example 2.3", "It only says that a picture was drawn in the lecture.")
+@picture("F09", f"{DIEHL}, Example 2.3", "It only mentions a picture drawn in the lecture.")
 def lookup(quick):
-    """Looking up in a table with five keys: how well each matches the query, and the weight that its value gets."""
+    """Lookup in a table with five keys: the match of each key with the query, and its attention weight."""
     keys, e = jnp.eye(5), np.eye(5, dtype=np.float32)
     queries = {"$q = e_3$": e[2], "$q = e_3 + 2 e_5$": e[2] + 2 * e[4], "$q = 10 e_3$": 10 * e[2]}
     figure, axes = page(13, 3.3, 1, 3)
@@ -385,7 +387,7 @@ def rectifiers(quick):
 
 @picture("F12", HUSZAR)
 def sawtooth(quick):
-    """Folding the line: $f_l = 2 |f_{l-1}| - 2$ by l layers of two rectifiers has $2^l - 1$ kinks."""
+    """The sawtooth $f_l = 2 |f_{l-1}| - 2$ by l layers of two rectifiers: $2^l - 1$ kinks."""
     figure, axes = page(10, 4.6, 2, 3, sharex=True, sharey=True)
     numbers = {"kinks": [], "ends": []}
     for levels, ax in enumerate(axes.flat):
@@ -404,7 +406,7 @@ def sawtooth(quick):
 
 @picture("F13", HUSZAR, "The contents of its two pictures are not known: the choice is ours.")
 def higher_dimensions(quick):
-    """Linear regions in the plane of nets with 12 rectifiers: three random ones, and one that folds."""
+    """Linear regions in the plane of nets with 12 rectifiers: three random ones, and one that folds its input."""
     nets = {}
     for i, widths in enumerate([(12,), (6, 6), (4, 4, 4)]):
         hidden = [layer for n in widths for layer in (jb.Dense(n, bias_init=initializers.normal(0.4)), jb.relu)]
@@ -425,21 +427,21 @@ def higher_dimensions(quick):
 
 @picture("F14", HUSZAR, "The contents of its pictures are not known: the choice is ours.")
 def generalization(quick):
-    """Underfitting, overfitting, and beyond: wide models that fit the noise and still are tame."""
+    """Underfitting, overfitting and double descent: wide models that interpolate noise and generalize."""
     rng = np.random.default_rng(1)
     target = lambda x: np.sin(3 * x)
     draw = lambda x: (x, target(x) + 0.25 * rng.normal(size=len(x)))
     x, y = draw(np.linspace(-1, 1, 16))
     test_x, test_y = draw(np.linspace(-1, 1, 401))
-    degrees = degree_sweep(x, y, test_x, test_y, range(16))
+    degrees = degree_sweep(x, y, test_x, test_y, degrees=range(16))
     many, weights = rng.normal(size=(1040, 20)), rng.normal(size=20) / 4
     numbers = np.tanh(many @ weights) + 0.3 * rng.normal(size=1040)
     widths = [5, 10, 20, 30, 36, 40, 44, 50, 80, 160, 400] + [1000] * (not quick)
     draws = {"key": jax.random.key(0), "draws": 5 if quick else 20}
-    double = width_sweep(many[:40], numbers[:40], many[40:], numbers[40:], widths, **draws)
+    double = width_sweep(many[:40], numbers[:40], many[40:], numbers[40:], widths=widths, **draws)
     units = 200 if quick else 1000
     net, data = jb.MLP(units, 1, activation=jb.tanh), [jnp.asarray(v, jnp.float32)[:, None] for v in (x, y)]
-    params, risk = trained(net, jb.mse, *data, jax.random.key(0), steps=500 if quick else 5000, rate=5e-3)
+    params, risk = trained(net, jb.mse, data[0], data[1], jax.random.key(0), steps=500 if quick else 5000, rate=5e-3)
     wide = column(lambda x: net.apply(params, x))(jnp.asarray(test_x, jnp.float32))
 
     figure, axes = page(13, 3.6, 1, 4)
@@ -456,12 +458,12 @@ def generalization(quick):
     return figure, {"degrees": degrees, "widths": double, "wide_training": risk}
 
 
-# ---- learning: exclusive or, losses, decisions -----------------------------------------------
+# ---- learning: exclusive or, losses, decision boundaries -----------------------------------------------
 
 
 @picture("F15", f"{KRAPAC}, XOR")
 def exclusive_or(quick):
-    """Exclusive or: what each step of the hidden layer does to the four points; at last a line separates them."""
+    """Exclusive or: the four points after each step of the hidden layer; in the last a line separates the classes."""
     x, labels = jnp.asarray(bit_rows(2), jnp.float32), np.array([0, 1, 1, 0])
     _, (hidden, _, out) = parity_shallow(2)
     kernel, bias = hidden["kernel"], jnp.broadcast_to(hidden["bias"], (4, 2))
@@ -487,7 +489,7 @@ def exclusive_or(quick):
 
 @picture("F16", f"{KRAPAC}, sigmoid-like activations; softmax")
 def saturation(quick):
-    """Saturation, and the smooth relatives of the maximum of (z, 0)."""
+    """Saturation of sigmoids, and smooth approximations of the maximum of (z, 0)."""
     z = jnp.linspace(-6, 6, 481)
     grad = lambda f: jax.vmap(jax.grad(f))
     figure, (left, right) = page(9, 3.8, 1, 2)
@@ -495,19 +497,23 @@ def saturation(quick):
     plotting.curves(z, both, left)
     left.axvspan(-6, -3, color="0.93", zorder=0)
     left.axvspan(3, 6, color="0.93", zorder=0)
-    left.set(xlabel="z", title="gray: saturated, gradients fade", ylim=(-1.1, 1.5))
+    left.set(xlabel="z", title="gray: saturated, gradients vanish", ylim=(-1.1, 1.5))
     left.legend(loc="upper left", ncols=2)
     pair = jnp.stack([z, jnp.zeros_like(z)], -1)
-    ways = {"LSE(z, 0)": jb.logsumexp(pair), "max(z, 0)": pair.max(-1), "softmax-mean": jb.softmax_mean(pair, pair)}
-    ways["softmax$_1$(z, 0)"] = jb.softmax(pair)[:, 0]
-    plotting.curves(z, ways, right)
+    functions = {
+        "LSE(z, 0)": jb.logsumexp(pair),
+        "max(z, 0)": pair.max(-1),
+        "softmax-mean": jb.softmax_mean(pair, pair),
+    }
+    functions["softmax$_1$(z, 0)"] = jb.softmax(pair)[:, 0]
+    plotting.curves(z, functions, right)
     right.set(xlabel="z", title="LSE $\\geq$ max $\\geq$ softmax-mean", xlim=(-4, 4), ylim=(-0.4, 4.1))
-    return figure, {name: np.asarray(values) for name, values in ways.items()}
+    return figure, {name: np.asarray(values) for name, values in functions.items()}
 
 
 @picture("F17", f"{KRAPAC}, negative log-likelihood")
 def loss_gradients(quick):
-    """Squared error on a sigmoid has no gradient where it is wrong and sure; cross-entropy has."""
+    """The gradient of the squared error of a sigmoid vanishes for confident errors; that of cross-entropy does not."""
     z = jnp.linspace(-8, 8, 801)
     losses = {
         "cross-entropy": lambda z: jb.sigmoid_cross_entropy(z, jnp.ones_like(z)),
@@ -530,7 +536,7 @@ def loss_gradients(quick):
 
 @picture("F18", f"{KRAPAC} (three slides)", "The colors are our choice.")
 def colors(quick):
-    """From a point to a color: a model that adds a function of x and one of y knows the corner that it never saw."""
+    """Regression from a point to a color: a sum of functions of x and of y extrapolates to an unseen corner."""
 
     def target(x):
         red = 0.5 + 0.5 * jnp.sin(4 * x[:, :1]) * jnp.array([[1.0, 0.3, 0.1]])
@@ -569,7 +575,7 @@ def colors(quick):
 
 @picture("F19", f"{KRAPAC}, Figure 1 (after Montufar et al. 2014)", "The classes are our choice.")
 def shallow_and_deep(quick):
-    """A decision boundary by 20 rectifiers in one layer, and by 10 + 10 in two: the errors of the shallow net."""
+    """Decision boundaries of 20 rectifiers in one layer and of 10 + 10 in two, and the errors of the shallow net."""
     inside = lambda x: (jnp.hypot(*x.T) < 0.62 + 0.2 * jnp.cos(5 * jnp.arctan2(x[:, 1], x[:, 0]))).astype(x.dtype)
     x = jax.random.uniform(jax.random.key(0), (800, 2), minval=-1, maxval=1)
     y = inside(x)
@@ -602,7 +608,7 @@ def shallow_and_deep(quick):
             close.plot(*segment.T, style, color=color, linewidth=1.8)
     missed = np.asarray(x)[wrong["20 units"]]
     close.plot(*missed.T, "o", color="none", markeredgecolor="black", markersize=10)
-    middle = busiest(missed) if len(missed) else np.zeros(2)
+    middle = densest(missed) if len(missed) else np.zeros(2)
     middle = np.clip(middle, -0.6, 0.6)
     close.set(xlim=(middle[0] - 0.4, middle[0] + 0.4), ylim=(middle[1] - 0.4, middle[1] + 0.4), aspect="equal")
     close.set(title="close-up; dashed: 20 units,\nsolid: 10 + 10; rings: errors of 20 units", xlabel="$x_1$")
@@ -610,13 +616,13 @@ def shallow_and_deep(quick):
     return figure, numbers
 
 
-def busiest(places):
-    """Of some points the one with most of them close to it."""
+def densest(places):
+    """Of some points the one with most neighbors."""
     near = np.linalg.norm(places[:, None] - places[None], axis=-1) < 0.35
     return places[near.sum(1).argmax()]
 
 
-@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "A synthetic stand-in for its data, street numbers.")
+@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "Synthetic stand-in for its data, street numbers.")
 def depth_and_width(quick):
     """Accuracy over depth, and over the number of parameters, on a checkerboard (synthetic stand-in)."""
     starts, steps = (1, 100) if quick else (2, 1500)
@@ -638,7 +644,7 @@ def depth_and_width(quick):
     figure, (left, right) = page(9, 3.6, 1, 2, sharey=True)
     plotting.curves(depths, {"_deep": [a for _, a in deep]}, left)
     left.plot(depths, [a for _, a in deep], "o", color=BLUE)
-    left.set(xlabel="hidden layers of 12 rectifiers", ylabel="accuracy on fresh points", xticks=depths)
+    left.set(xlabel="hidden layers of 12 rectifiers", ylabel="accuracy on new points", xticks=depths)
     for sweep, name, look in ((deep, "deeper", ("o-", BLUE)), (shallow, "wider, one layer", ("^--", VERMILION))):
         right.plot(*zip(*sweep, strict=True), look[0], color=look[1], label=name)
     right.set(xlabel="parameters", xscale="log")
@@ -648,7 +654,7 @@ def depth_and_width(quick):
     return figure, {"deep": deep, "shallow": shallow}
 
 
-# ---- tensors, graphs of computation, derivatives ---------------------------------------------
+# ---- tensors, computational graphs, derivatives ---------------------------------------------
 
 
 @picture("F21", f"{CEVHER}, tensors; {DIEHL}, section 1.2")
@@ -664,7 +670,7 @@ def tensors(quick):
 
 @picture("F22", f"{KRAPAC}, computational graph (three slides)")
 def computational_graph(quick):
-    """The computational graph of a classifier with two layers and an L2 penalty, read off the program."""
+    """The computational graph of a classifier with two layers and an L2 penalty, from its program."""
     table = trace_table(lambda params, lam: classifier(params, jnp.ones(2), jnp.array(0.0), lam), *listing()[::3])
     figure, ax = page(15, 7)
     table.plot(ax)
@@ -676,7 +682,7 @@ def computational_graph(quick):
 
 @picture("F23", f"{KRAPAC} (a problem)")
 def two_levels(quick):
-    """A function designed from five hinges: $h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}$."""
+    """A function designed from five rectifiers: $h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}$."""
     net, params = two_level_model()
     f = to_piecewise_linear(net, params)
     x = np.linspace(-1, 8, 901)
@@ -691,7 +697,7 @@ def two_levels(quick):
 
 @picture("F24", f"{KRAPAC}, n-way exclusive or", "Solid: weight > 0, dashed: weight < 0.")
 def parity(quick):
-    """Parity of four bits: one unit for each true row, one for each sum, or a chain of pairs."""
+    """Parity of four bits: one unit for each true row, one for each sum, or a chain of exclusive ors."""
     rows = bit_rows(4)
     odd = rows.sum(1) % 2
     nets = {"table": minterm_network(odd), "sums": parity_shallow(4), "chain": parity_chain(4)}
@@ -715,7 +721,7 @@ def parity(quick):
 
 @picture("F25", f"{KRAPAC}, generic and hand-crafted features", "The contents are our choice.")
 def local_smoothness(quick):
-    """Local smoothness: bumps fill the gaps between neighbors; in many dimensions there are none; a descriptor."""
+    """Local smoothness: kernels interpolate between neighbors; neighbors vanish in high dimensions; a descriptor."""
     centers = jnp.array([-2.0, -1.2, 0.1, 0.8, 2.0])[:, None]
     y = jnp.array([0.6, 1.0, -0.4, 0.2, 0.9])
     x = jnp.linspace(-5, 5, 401)
@@ -770,7 +776,7 @@ def fully_connected(quick):
 
 @picture("F27", f"{KRAPAC} (nine slides)", "The net is our choice.")
 def passes(quick):
-    """The forward pass, then the backward pass, as dynamic programming: each value is computed once, from others."""
+    """The forward pass, then the backward pass, as dynamic programming: each value is computed once."""
     net = lambda w1, w2: (w2 * jnp.tanh(w1 * 0.5) - 1) ** 2
     table = trace_table(net, 1.2, 0.7)
     rows, backs = len(table.primal), len(table.adjoint)
@@ -783,7 +789,7 @@ def passes(quick):
 
 @picture("F28", f"{CEVHER}, forward and backward pass")
 def forward_and_backward(quick):
-    """The forward pass stores all u and a; the backward pass walks back through them."""
+    """The forward pass stores all u and a; the backward pass uses them in reverse order."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     params, a0 = [(draw(3, 2), draw(3)), (draw(1, 3), draw(1))], draw(2)
@@ -837,24 +843,24 @@ def trace(quick):
 
 @picture("F30", f'{KRAPAC}, "Hello world"')
 def hello_world(quick):
-    """Gradient descent on $x^4 - x^3 - 2 x^2 + 3$, step size 0.13: where it ends depends on where it starts."""
+    """Gradient descent on $x^4 - x^3 - 2 x^2 + 3$, step size 0.13: the limit depends on the start."""
     starts = {"from 2": 2.0, "from -1": -1.0}
     with jax.enable_x64(True):
-        ways = {name: np.asarray(descend(quartic, start, 0.13, 100).points) for name, start in starts.items()}
+        paths = {name: np.asarray(descend(quartic, start, 0.13, steps=100).points) for name, start in starts.items()}
     figure, (left, right) = page(9, 3.6, 1, 2)
-    plotting.trajectories(quartic, ways, left, box=(-1.6, 2.15))
+    plotting.trajectories(quartic, paths, left, box=(-1.6, 2.15))
     left.set(xlabel="x", ylabel="f(x)")
     limits = {"from 2": (3 + np.sqrt(73)) / 8, "from -1": (3 - np.sqrt(73)) / 8}
-    gaps = {name: abs(way - limits[name]) for name, way in ways.items()}
+    gaps = {name: abs(path - limits[name]) for name, path in paths.items()}
     t = np.arange(101)
     plotting.curves(t, {name: np.where(gap > 1e-15, gap, np.nan) for name, gap in gaps.items()}, right)
     right.set(xlabel="step", ylabel="distance to the limit", yscale="log")
-    return figure, ways
+    return figure, paths
 
 
 @picture("F31", f"{HUSZAR} (as formulas)", "The dimensions are our choice.")
 def chain_costs(quick):
-    """What a chain of Jacobians costs, multiplied forward or in reverse, over the output dimension."""
+    """The cost of a chain of Jacobians, multiplied forward or in reverse, over the output dimension."""
     orders = [optimal_order(dims) for dims in ((784, 128, 64, 10), (100, 50, 200, 50, 1))]
     figure, axes = page(10, 3.8, 1, 2)
     for ax, order in zip(axes, orders, strict=True):
@@ -866,10 +872,10 @@ def chain_costs(quick):
 @picture(
     "F32",
     f"{CEVHER}, building blocks (seven drawings)",
-    "Drawn as Jacobians instead.",
+    "Drawn here as Jacobians.",
 )
 def building_blocks(quick):
-    """Layers by what they leave out: entries of their Jacobians, white where one is zero."""
+    """The sparsity of layers: entries of their Jacobians, white where an entry is zero."""
     steps, features = 6, 2
     x = jax.random.normal(jax.random.key(0), (steps, features))
     flat = lambda x: x.reshape(-1)
@@ -879,7 +885,7 @@ def building_blocks(quick):
     layers = {
         "linear": jb.Serial(flat, jb.Dense(12)),
         "multilayer perceptron": jb.Serial(flat, jb.MLP(16, 12, activation=jb.tanh)),
-        "convolution, window 3": jb.Conv(features, 3),
+        "convolution, kernel size 3": jb.Conv(features, 3),
         "transposed convolution": jb.ConvTranspose(features, 3),
         "recurrent": jb.RNN(features),
         "graph: a ring of six": jb.Serial(lambda x: jb.Graph(x, senders, receivers), jb.GCN(features), nodes),
@@ -896,7 +902,7 @@ def building_blocks(quick):
     q = jax.random.normal(jax.random.key(2), (steps, 1, 4))
     numbers["weights"] = np.asarray(jb.attention_weights(q, q)[0])
     plotting.matrix(numbers["weights"], axes.flat[-1], numbers="{:.2f}")
-    axes.flat[-1].set(title="its weights: rows add to 1", xlabel="keys", ylabel="queries")
+    axes.flat[-1].set(title="attention weights: rows sum to 1", xlabel="keys", ylabel="queries")
     return figure, numbers
 
 
@@ -952,7 +958,7 @@ def landscapes(quick):
 
 @picture("F35", f"{DIEHL}, footnote 9", "It links to a page; the quadratic and the settings are our choice.")
 def descents(quick):
-    """Gradient descent, momentum in two forms that are one, and Adam on $(\\theta_1^2 + 10\\,\\theta_2^2) / 2$."""
+    """Gradient descent, two equivalent forms of momentum, and Adam on $(\\theta_1^2 + 10\\,\\theta_2^2) / 2$."""
     optimizers = {
         "gradient descent": 0.05,
         "momentum": optax.sgd(0.05, momentum=0.7),
@@ -960,20 +966,22 @@ def descents(quick):
         "Adam": optax.adam(0.1, b1=0.9, b2=0.999, eps=1e-8),
     }
     with jax.enable_x64(True):
-        ways = {name: np.asarray(descend(quadratic, jnp.ones(2), way, 60).points) for name, way in optimizers.items()}
+        paths = {
+            name: np.asarray(descend(quadratic, jnp.ones(2), o, steps=60).points) for name, o in optimizers.items()
+        }
     figure, (left, right) = page(10, 4, 1, 2)
     f = lambda x: quadratic(x.T)
-    plotting.trajectories(f, ways, left, box=((-0.5, 1.1), (-0.8, 1.1)))
+    plotting.trajectories(f, paths, left, box=((-0.5, 1.1), (-0.8, 1.1)))
     left.get_legend().remove()
     left.set(xlabel="$\\theta_1$", ylabel="$\\theta_2$")
-    plotting.curves(np.arange(61), {name: f(way) for name, way in ways.items()}, right)
+    plotting.curves(np.arange(61), {name: f(path) for name, path in paths.items()}, right)
     right.set(xlabel="step", ylabel="loss", yscale="log")
-    return figure, ways
+    return figure, paths
 
 
 @picture("F36", f"{DIEHL}, Lemma 2.1")
 def sharpening(quick):
-    """Softmax of $\\lambda x$ for x = (1, 2, 3): from the mean to the maximum as $\\lambda$ grows."""
+    """Softmax of $\\lambda x$ for x = (1, 2, 3): from uniform weights to the maximum as $\\lambda$ grows."""
     x, scales = jnp.array([1.0, 2.0, 3.0]), jnp.linspace(0, 20, 401)
     p = np.asarray(jb.softmax(scales[:, None] * x[None]))
     figure, (left, right) = page(9, 3.6, 1, 2)

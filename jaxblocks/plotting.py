@@ -1,18 +1,20 @@
-"""Pictures: one function for each kind, data first, axes last; each returns the matplotlib axes it drew on.
+"""Plots: one function for each kind, data first, axes last; each returns the Matplotlib axes that it drew on.
 
-They share one look: colors that color-blind readers tell apart (Okabe & Ito), each with a dash, a marker or a hatch
-of its own, so that gray print tells them apart as well. `style` gives the same look to whatever else is drawn inside
-it, the ``plot`` methods of records among them. Where ``ax`` is left out, new axes are made.
+They share one style: colors that color-blind readers can distinguish (Okabe & Ito), each with a dash, a marker or a
+hatch of its own, so that they can be distinguished in gray print as well. `style` applies it to other plots too, such
+as those of the ``plot`` methods of records. Where ``ax`` is left out, new axes are made.
 
 Matplotlib is imported at the first call: ``pip install jaxblocks[plot]``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 
 __all__ = [
     "PALETTE",
@@ -38,7 +40,7 @@ _PALE = ("#CFE3F1", "#F7DAC6", "#CBEADF", "#F3DFEA", "#DDF0FB", "#FBEBC8", "#DDD
 
 
 def style():
-    """A context in which everything drawn has the look of this module: ``with style(): ...``.
+    """A context in which all plots have the style of this module: ``with style(): ...``.
 
     >>> import pytest
     >>> matplotlib = pytest.importorskip("matplotlib")
@@ -69,13 +71,13 @@ def style():
 # ---- functions of one variable ------------------------------------------------------------
 
 
-def curves(x, ys, ax=None):
-    """A family of curves over one axis.
+def curves(x: Any, ys: Any, ax: Any = None):
+    """Several curves over one axis.
 
     Args:
-        x: places, (n,).
-        ys: by label, the values there (n,), or a function of ``x``, or a pair (low, high) of such, drawn as the band
-            between them. A label that begins with ``_`` is not written. One array or function may come without label.
+        x: (n,).
+        ys: by label, the values at ``x``, (n,), or a function of ``x``, or a pair (low, high) of such, drawn as a band.
+            A label that begins with ``_`` is not shown. One array or function needs no label.
         ax: axes, or ``None`` for new ones.
 
     >>> import pytest
@@ -90,42 +92,41 @@ def curves(x, ys, ax=None):
     line = band = 0
     for label, y in ys.items():
         if isinstance(y, tuple):
-            low, high = (_values("curves", label, x, edge) for edge in y)
+            low, high = (_values(label, x, edge) for edge in y)
             ax.fill_between(x, low, high, color=_PALE[band % len(_PALE)], linewidth=0, label=label, zorder=0.5)
             band += 1
         else:
-            ax.plot(x, _values("curves", label, x, y), label=label, **_look(line))
+            ax.plot(x, _values(label, x, y), label=label, **_look(line))
             line += 1
     _legend(ax)
     return ax
 
 
-def _look(i):
-    """Of the i-th line: after as many as there are colors, these come again with other dashes."""
+def _look(i) -> dict[str, Any]:
+    """Color and dash of the i-th line: colors repeat, with other dashes."""
     return dict(color=PALETTE[i % len(PALETTE)], linestyle=_DASHES[(i + i // len(PALETTE)) % len(_DASHES)])
 
 
-def _values(where, label, x, y):
+def _values(label, x, y):
     y = np.asarray(y(jnp.asarray(x)) if callable(y) else y, np.float64)
-    if y.shape != x.shape or x.ndim != 1:
-        raise ValueError(
-            f"{where} expects x of shape (n,) and a value for each, but x of shape {x.shape} and values of shape "
-            f"{y.shape} came for {label!r}; give families as a dict from labels to values."
-        )
+    got = f"x of shape {x.shape} and values of shape {y.shape} for {label!r}"
+    repair = "pass several curves as a dict from labels to values"
+    check(y.shape == x.shape and x.ndim == 1, "x of shape (n,) and a value for each", got, repair)
     return y
 
 
 # ---- numbers ------------------------------------------------------------------------------
 
 
-def bars(series, names, ax=None, *, numbers: str = "{:.3g}"):
-    """Groups of bars, one group for each name and one bar in it for each series, with its number above.
+@checked
+def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}"):
+    """Groups of bars: one group for each name, in it one bar for each series, with its value above.
 
     Args:
-        series: by label, the values, (n,); one array may come without label.
-        names: of the groups, n of them.
+        series: by label, the values, (n,); one array needs no label.
+        names: of the n groups.
         ax: axes, or ``None`` for new ones.
-        numbers: how they are written; ``""`` leaves them out.
+        numbers: the format of the values; ``""`` leaves them out.
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
@@ -138,10 +139,8 @@ def bars(series, names, ax=None, *, numbers: str = "{:.3g}"):
     width = 0.8 / len(series)
     for i, (label, heights) in enumerate(series.items()):
         heights = np.asarray(heights, np.float64)
-        if heights.shape != (len(names),):
-            raise ValueError(
-                f"bars expects a value for each of the {len(names)} names, but {label!r} has shape {heights.shape}."
-            )
+        fits = heights.shape == (len(names),)
+        check(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}")
         places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
         look = dict(color=PALETTE[i % len(PALETTE)], hatch=_HATCHES[i % len(_HATCHES)], edgecolor="white")
         drawn = ax.bar(places, heights, width, label=label, **look)
@@ -154,14 +153,22 @@ def bars(series, names, ax=None, *, numbers: str = "{:.3g}"):
     return ax
 
 
-def matrix(values, ax=None, *, rows: Sequence | None = None, columns: Sequence | None = None, numbers: str = "{:.2g}"):
-    """A matrix as shades with its numbers; 0 is white, and where signs differ they are orange and violet.
+@checked
+def matrix(
+    values: Any,
+    ax: Any = None,
+    *,
+    rows: Sequence | None = None,
+    columns: Sequence | None = None,
+    numbers: str = "{:.2g}",
+):
+    """A matrix as shades with its entries; 0 is white, and where signs differ shades are orange and violet.
 
     Args:
         values: (rows, columns).
         ax: axes, or ``None`` for new ones.
-        rows, columns: names of them.
-        numbers: how entries other than 0 are written; ``""`` leaves them out. Matrices of more than 200 entries have a
+        rows, columns: their names.
+        numbers: the format of entries other than 0; ``""`` leaves them out. Matrices of more than 200 entries have a
             color bar instead.
 
     >>> import pytest
@@ -174,8 +181,7 @@ def matrix(values, ax=None, *, rows: Sequence | None = None, columns: Sequence |
     from matplotlib.colors import ListedColormap
 
     values = np.asarray(values, np.float64)
-    if values.ndim != 2:
-        raise ValueError(f"matrix expects (rows, columns), but an array of shape {values.shape} came; reshape it.")
+    check(values.ndim == 2, "an array (rows, columns)", values, "reshape it")
     ax = axes_or_new(ax)
     size = np.max(abs(values), initial=0.0, where=np.isfinite(values)) or 1.0
     signed = (values < 0).any()
@@ -198,13 +204,14 @@ def matrix(values, ax=None, *, rows: Sequence | None = None, columns: Sequence |
     return ax
 
 
-def tiles(images, ax=None, *, columns: int = 4):
-    """Pictures of one size side by side, each in its own shades of gray, from white (its least) to black.
+@checked
+def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4):
+    """Images of one size side by side, each in shades of gray from white (its minimum) to black (its maximum).
 
     Args:
         images: (n, height, width).
         ax: axes, or ``None`` for new ones.
-        columns: pictures in a row.
+        columns: images in a row.
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
@@ -215,8 +222,7 @@ def tiles(images, ax=None, *, columns: int = 4):
     from matplotlib import colormaps
 
     images = np.asarray(images, np.float64)
-    if images.ndim != 3:
-        raise ValueError(f"tiles expects (n, height, width), but an array of shape {images.shape} came.")
+    check(images.ndim == 3, "images (n, height, width)", images)
     ax = axes_or_new(ax)
     n, height, width = images.shape
     rows = -(-n // columns)
@@ -230,8 +236,12 @@ def tiles(images, ax=None, *, columns: int = 4):
     return ax
 
 
-def cells(values, ax=None):
-    """A tensor of order 0 to 3 as cells with its numbers; of order 3, slices of its first axis behind one another.
+def cells(values: Any, ax: Any = None):
+    """A tensor of order 0 to 3 as cells with its entries; of order 3, slices of its first axis behind one another.
+
+    Args:
+        values: of any shape with at most three axes.
+        ax: axes, or ``None`` for new ones.
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
@@ -241,8 +251,7 @@ def cells(values, ax=None):
     from matplotlib.patches import Rectangle
 
     values = np.asarray(values)
-    if values.ndim > 3:
-        raise ValueError(f"cells draws tensors of order 0 to 3, but one of shape {values.shape} came; take a part.")
+    check(values.ndim <= 3, "a tensor of order 0 to 3", values, "take a part")
     ax = axes_or_new(ax)
     block = values.reshape((1,) * (3 - values.ndim) + values.shape)
     depth, height, width = block.shape
@@ -267,12 +276,13 @@ def cells(values, ax=None):
 # ---- the plane ----------------------------------------------------------------------------
 
 
-def points(x, labels=None, ax=None, *, names: Sequence | None = None):
-    """Points of the plane, a color and a marker for each class.
+@checked
+def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None = None):
+    """Points of the plane, with a color and a marker for each class.
 
     Args:
         x: (n, 2).
-        labels: whole numbers, (n,); without them all are of one class.
+        labels: integers, (n,); without them all points are of one class.
         ax: axes, or ``None`` for new ones.
         names: of the classes.
 
@@ -284,8 +294,8 @@ def points(x, labels=None, ax=None, *, names: Sequence | None = None):
     """
     x = np.asarray(x, np.float64)
     labels = np.zeros(len(x), int) if labels is None else np.asarray(labels).astype(int)
-    if x.ndim != 2 or x.shape[1] != 2 or labels.shape != (len(x),):
-        raise ValueError(f"points expects (n, 2) and n labels, but shapes {x.shape} and {labels.shape} came.")
+    fits = x.ndim == 2 and x.shape[1] == 2 and labels.shape == (len(x),)
+    check(fits, "points (n, 2) and n labels", f"shapes {x.shape} and {labels.shape}")
     ax = axes_or_new(ax)
     for k in np.unique(labels):
         i = int(k) % len(PALETTE)
@@ -296,15 +306,17 @@ def points(x, labels=None, ax=None, *, names: Sequence | None = None):
     return ax
 
 
-def boundary(f: Callable, box, ax=None, *, samples: int = 200):
-    """Where a classifier decides how: the plane in pale shades of the classes, and a line between them.
+@checked
+def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 200):
+    """The decisions of a classifier: the plane in pale shades of the classes, and the decision boundary.
 
     Args:
-        f: from (n, 2) to scores of two classes by sign, (n,) or (n, 1), or of several by the largest, (n, classes).
+        f: from (n, 2) to scores; the class is the sign of one score, (n,) or (n, 1), or the largest of several,
+            (n, classes).
         box: ((lowest x, highest x), (lowest y, highest y)).
         ax: axes, or ``None`` for new ones.
-        samples: along each axis. What is finer is not seen; for a net of rectifiers, ``regions(...).plot(level=0)``
-            is exact.
+        samples: along each axis. Smaller details are not resolved; for a net of rectifiers,
+            ``theory.regions(...).plot(level=0)`` is exact.
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
@@ -317,7 +329,7 @@ def boundary(f: Callable, box, ax=None, *, samples: int = 200):
     from matplotlib.colors import ListedColormap
 
     ax = axes_or_new(ax)
-    across, along, scores = _on_grid("boundary", f, box, samples)
+    across, along, scores = _on_grid(f, box, samples)
     classes = (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(-1)
     count = max(2, scores.shape[-1])
     half = [np.ptp(axis) / (samples - 1) / 2 for axis in (across, along)]
@@ -334,10 +346,11 @@ def boundary(f: Callable, box, ax=None, *, samples: int = 200):
     return ax
 
 
-def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int = 120):
-    """Ways over the contours of a function of two variables, or over the graph of a function of one.
+@checked
+def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None, samples: PositiveInt = 120):
+    """Paths over the contours of a function of two variables, or over the graph of a function of one.
 
-    A dot is where a way begins, a star where it ends.
+    A dot marks the start of a path, a star its end.
 
     Args:
         f: from (n, 2), or (n,), to (n,).
@@ -356,8 +369,7 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
     ax = axes_or_new(ax)
     paths = {label: np.asarray(path, np.float64) for label, path in paths.items()}
     shapes = {path.shape[1:] for path in paths.values()}
-    if shapes not in ({()}, {(2,)}):
-        raise ValueError(f"trajectories expects paths (steps,) or (steps, 2), all alike, but shapes {shapes} came.")
+    check(shapes in ({()}, {(2,)}), "paths that are all (steps,) or all (steps, 2)", f"steps of shapes {shapes}")
     plane = shapes == {(2,)}
     if box is None:
         every = np.concatenate(list(paths.values()))
@@ -365,7 +377,7 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
         margin = np.where(high > low, (high - low) / 8, 1.0)
         box = np.stack([low - margin, high + margin], -1)
     if plane:
-        across, along, heights = _on_grid("trajectories", f, box, samples)
+        across, along, heights = _on_grid(f, box, samples)
         heights = heights[..., 0]
         least, most = heights.min(), heights.max()
         levels = least + (most - least) * np.linspace(0.04, 1, 12) ** 2
@@ -373,7 +385,7 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
         places = {label: path.T for label, path in paths.items()}
         ax.set(xlim=box[0], ylim=box[1])
     else:
-        line = np.linspace(*box, samples)
+        line = np.linspace(box[0], box[1], samples)
         ax.plot(line, np.asarray(f(jnp.asarray(line))), color=GRAY, linewidth=1, label="_graph")
         places = {label: (path, np.asarray(f(jnp.asarray(path)))) for label, path in paths.items()}
     for i, (label, (x, y)) in enumerate(places.items()):
@@ -384,11 +396,12 @@ def trajectories(f: Callable, paths: Mapping, ax=None, *, box=None, samples: int
     return ax
 
 
-def surface(f, box, ax=None, *, samples: int = 41):
-    """The graph of a function of two variables, seen from above and aside, with its level lines below.
+@checked
+def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41):
+    """The graph of a function of two variables in perspective, with its level lines below.
 
     Args:
-        f: from (n, 2) to (n,) or (n, 1), or its values on the grid, (samples, samples), rows of one y each.
+        f: from (n, 2) to (n,) or (n, 1), or its values on the grid, (samples, samples), one row for each y.
         box: ((lowest x, highest x), (lowest y, highest y)).
         ax: axes with ``projection="3d"``, or ``None`` for new ones.
         samples: along each axis.
@@ -400,49 +413,50 @@ def surface(f, box, ax=None, *, samples: int = 41):
     [-1.0, 1.0, -2.0, 2.0]
     """
     ax = axes_or_new(ax, subplot_kw={"projection": "3d"})
-    if getattr(ax, "name", None) != "3d":
-        raise ValueError('surface expects axes in three dimensions; make them with projection="3d".')
+    three = getattr(ax, "name", None) == "3d"
+    check(three, "axes in three dimensions", "others", 'make them with projection="3d"')
     if callable(f):
-        across, along, heights = _on_grid("surface", f, box, samples)
+        across, along, heights = _on_grid(f, box, samples)
         heights = heights[..., 0]
     else:
         heights = np.asarray(f, np.float64)
-        across, along = (np.linspace(*edges, count) for edges, count in zip(box, heights.shape[::-1], strict=True))
+        across, along = (
+            np.linspace(edges[0], edges[1], count) for edges, count in zip(box, heights.shape[::-1], strict=True)
+        )
     x, y = np.meshgrid(across, along)
-    floor = heights.min() - 0.4 * (np.ptp(heights) or 1.0)
+    bottom = heights.min() - 0.4 * (np.ptp(heights) or 1.0)
     ax.plot_surface(x, y, heights, cmap="cividis", rcount=samples, ccount=samples, linewidth=0)
     if np.ptp(heights):
-        ax.contour(x, y, heights, levels=8, offset=floor, cmap="cividis", linewidths=0.8)
-    ax.set(xlim=box[0], ylim=box[1], zlim=(floor, heights.max() + 1e-9))
+        ax.contour(x, y, heights, levels=8, offset=bottom, cmap="cividis", linewidths=0.8)
+    ax.set(xlim=box[0], ylim=box[1], zlim=(bottom, heights.max() + 1e-9))
     ax.locator_params(nbins=3)
     ax.tick_params(labelsize=6, pad=-3)
     return ax
 
 
-def _on_grid(where, f, box, samples):
+def _on_grid(f, box, samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The axes of a grid over the box, and the values of f on it, (y, x, outputs)."""
-    across, along = (np.linspace(*edges, samples) for edges in box)
+    across, along = (np.linspace(edges[0], edges[1], samples) for edges in box)
     places = np.stack(np.meshgrid(across, along), -1).reshape(-1, 2)
     values = np.asarray(f(jnp.asarray(places)), np.float64)
-    if values.ndim not in (1, 2) or len(values) != len(places):
-        raise ValueError(
-            f"{where} expects a function of all points at once, from (n, 2) to (n,), but from {places.shape} it made "
-            f"{values.shape}; use jax.vmap."
-        )
+    fits = values.ndim in (1, 2) and len(values) == len(places)
+    got = f"one from {places.shape} to {values.shape}"
+    check(fits, "a function of all points at once, from (n, 2) to (n,)", got, "use jax.vmap")
     return across, along, values.reshape(samples, samples, -1)
 
 
 # ---- drawings -----------------------------------------------------------------------------
 
 
-def network(params, ax=None, *, names: Sequence[str] | None = None):
+@checked
+def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None):
     """The nodes and edges of a net of dense layers, from its params.
 
-    An edge for each weight that is not 0: solid and blue where it is positive, dashed and vermilion where negative, as
-    wide as it is large. Inputs are on the left.
+    One edge for each weight that is not 0: solid and blue where it is positive, dashed and vermilion where negative,
+    with a width proportional to its size. Inputs are on the left.
 
     Args:
-        params: whatever holds the ``kernel`` matrices, (in, out), in the order of the layers.
+        params: a tree with ``kernel`` matrices, (in, out), in the order of the layers.
         ax: axes, or ``None`` for new ones.
         names: of the columns of nodes, below them.
 
@@ -457,20 +471,17 @@ def network(params, ax=None, *, names: Sequence[str] | None = None):
 
     kernels = [np.asarray(kernel, np.float64) for kernel in _kernels(params)]
     sizes = [len(kernels[0]), *(kernel.shape[1] for kernel in kernels)] if kernels else []
-    if not kernels or any(len(kernel) != size for kernel, size in zip(kernels, sizes[:-1], strict=True)):
-        shapes = [kernel.shape for kernel in kernels] or "none"
-        raise ValueError(
-            f"network expects kernels (in, out) that follow one another, but their shapes are {shapes}; pass the "
-            "params of dense layers in a row."
-        )
-    if names is not None and len(names) != len(sizes):
-        raise ValueError(f"network expects a name for each of the {len(sizes)} columns, but {len(names)} came.")
+    fits = len(kernels) > 0 and all(len(kernel) == size for kernel, size in zip(kernels, sizes[:-1], strict=True))
+    got = f"shapes {[kernel.shape for kernel in kernels]}"
+    check(fits, "kernels (in, out) of layers in series", got, "pass the params of dense layers in series")
+    if names is not None:
+        check(len(names) == len(sizes), f"a name for each of the {len(sizes)} columns", len(names))
     ax = axes_or_new(ax)
     tall = max(sizes)
     height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
     columns = [np.stack([np.full(n, float(i)), height(n)], -1) for i, n in enumerate(sizes)]
     largest = max(abs(kernel).max() for kernel in kernels) or 1.0
-    widest = 1.8 * min(1.0, 5 / max(1, sum(np.count_nonzero(kernel) for kernel in kernels)) ** 0.5)
+    widest = 1.8 * min(1.0, 5 / max(1, sum(int(np.count_nonzero(kernel)) for kernel in kernels)) ** 0.5)
     for sign, label, look in (
         (1, "weight > 0", dict(colors=PALETTE[0], linestyles="solid")),
         (-1, "weight < 0", dict(colors=PALETTE[1], linestyles=[(0, (4, 1.5))])),
@@ -501,15 +512,18 @@ def _kernels(params):
     return [kernel for part in params for kernel in _kernels(part)] if isinstance(params, tuple | list) else []
 
 
-def diagram(places: Mapping, arrows: Sequence, ax=None, *, texts: Mapping | None = None, shade: Mapping | None = None):
-    """Boxes with words in them, and arrows from one to another.
+@checked
+def diagram(
+    places: Mapping, arrows: Sequence, ax: Any = None, *, texts: Mapping | None = None, shade: Mapping | None = None
+):
+    """Boxes with text in them, and arrows from one to another.
 
     Args:
         places: by name, (x, y) of its box.
-        arrows: pairs (from, to) of names, or triples with words for the arrow.
+        arrows: pairs (from, to) of names, or triples with a label of the arrow.
         ax: axes, or ``None`` for new ones.
-        texts: by name, what is written in the box instead of the name.
-        shade: by name, a whole number: boxes of one kind have one shade.
+        texts: by name, the text in the box, by default the name.
+        shade: by name, an integer: boxes of one kind have one shade.
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
@@ -519,9 +533,8 @@ def diagram(places: Mapping, arrows: Sequence, ax=None, *, texts: Mapping | None
     """
     ax = axes_or_new(ax)
     texts, shade = texts or {}, shade or {}
-    strange = {name for arrow in arrows for name in arrow[:2]} - set(places)
-    if strange:
-        raise ValueError(f"diagram has no place for {sorted(strange)}; give places to all that arrows touch.")
+    missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
+    check(not missing, "places of all boxes that arrows touch", f"none of {sorted(missing)}", "add them")
     boxes = {}
     for name, place in places.items():
         look = dict(boxstyle="round,pad=0.35", facecolor=_PALE[shade.get(name, 0) % len(_PALE)], edgecolor="black")
@@ -543,10 +556,11 @@ def diagram(places: Mapping, arrows: Sequence, ax=None, *, texts: Mapping | None
     return ax
 
 
-def contact_sheet(pictures: Mapping, *, columns: int = 4):
-    """Many pictures on one sheet, each with its name above it; a list of axes, one for each picture.
+@checked
+def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4):
+    """Many pictures in one figure, each with its name above; returns a list of axes, one for each picture.
 
-    ``axes[0].figure.savefig("sheet.png")`` saves it.
+    ``axes[0].figure.savefig("sheet.png")`` saves the figure.
 
     Args:
         pictures: by name, an image (height, width, channels) or the path of one.
@@ -561,8 +575,7 @@ def contact_sheet(pictures: Mapping, *, columns: int = 4):
     from matplotlib.figure import Figure
     from matplotlib.image import imread
 
-    if not pictures:
-        raise ValueError("contact_sheet expects pictures by name, but none came.")
+    check(len(pictures) > 0, "pictures by name", "none")
     columns = min(columns, len(pictures))
     images = [picture if hasattr(picture, "shape") else imread(picture) for picture in pictures.values()]
     slopes = np.array([image.shape[0] / image.shape[1] for image in images])
@@ -578,6 +591,6 @@ def contact_sheet(pictures: Mapping, *, columns: int = 4):
 
 
 def _legend(ax):
-    """Where there is something to tell apart."""
+    """Draw a legend where there are labels."""
     if ax.get_legend_handles_labels()[1]:
         ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8)

@@ -34,7 +34,6 @@ from jaxblocks.theory.approximation import (
     pieces_for,
 )
 from jaxblocks.theory.boolean import bit_rows, minterm_network, parity_chain, parity_cosine, parity_shallow
-from jaxblocks.theory.constructions import one_hidden_layer
 from jaxblocks.theory.depth import (
     pieces_bound,
     sawtooth,
@@ -43,7 +42,15 @@ from jaxblocks.theory.depth import (
     separation_bound,
     triangle_network,
 )
+from jaxblocks.theory.explicit_weights import one_hidden_layer
 from jaxblocks.theory.homogeneity import euler_terms, norm_differences, rescale, unit_kernels
+from jaxblocks.theory.linear_regions import (
+    arrangement_regions,
+    folding_network,
+    region_lower_bound,
+    region_upper_bound,
+    regions,
+)
 from jaxblocks.theory.maxima import max_min_string, max_zero_x_y
 from jaxblocks.theory.piecewise_linear import (
     PiecewiseLinear,
@@ -51,13 +58,6 @@ from jaxblocks.theory.piecewise_linear import (
     from_piecewise_linear,
     to_piecewise_linear,
     two_level_model,
-)
-from jaxblocks.theory.regions import (
-    arrangement_regions,
-    folding_network,
-    region_lower_bound,
-    region_upper_bound,
-    regions,
 )
 
 # %% [markdown]

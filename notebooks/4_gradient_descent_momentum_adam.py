@@ -75,8 +75,8 @@ def quartic(x):
 
 
 with jax.enable_x64(True):
-    hello = descend(quartic, 2.0, 0.13, 100)
-    other = descend(quartic, -1.0, 0.13, 100)
+    hello = descend(quartic, 2.0, 0.13, steps=100)
+    other = descend(quartic, -1.0, 0.13, steps=100)
     print(hello)
     low, high = (3 - math.sqrt(73)) / 8, (3 + math.sqrt(73)) / 8
     assert np.allclose(hello.points[:5], [2, 0.44, 0.70000832, 1.07675083, 1.43966841], atol=1e-7)
@@ -107,7 +107,7 @@ bits, labels = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), jnp.
 
 def last_losses(net):
     loss = lambda params: jnp.mean((net.apply(params, bits)[:, 0] - labels) ** 2)
-    run = lambda key: descend(loss, net.init(key, bits), optax.adam(0.05), 300).values[-1]
+    run = lambda key: descend(loss, net.init(key, bits), optax.adam(0.05), steps=300).values[-1]
     return jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 20))
 
 
@@ -135,7 +135,7 @@ assert abs(stable_step_size(curvature) - 0.1622191) < 1e-6
 assert abs((1 - 0.13 * curvature) + 0.6027702) < 1e-6
 
 etas = jnp.array([0.16, 0.163, 0.17])
-last_two = jax.vmap(lambda eta: descend(quartic, 2.0, eta, 2000).points[-2:])(etas)
+last_two = jax.vmap(lambda eta: descend(quartic, 2.0, eta, steps=2000).points[-2:])(etas)
 assert abs(last_two[0] - high).max() < 1e-4
 assert abs(last_two[1, 1] - last_two[1, 0]) > 0.05  # two points in turn, for ever
 assert abs(last_two[2] - low).max() < 1e-5
@@ -152,7 +152,7 @@ valley = quadratic_objective(jnp.array([1.0, 10.0]))  # (θ₁² + 10 θ₂²) /
 assert valley.smoothness == 10 and valley.convexity == 1
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    too_far = descend(valley, jnp.ones(2), 0.21, 50)
+    too_far = descend(valley, jnp.ones(2), 0.21, steps=50)
 assert too_far.values[-1] > 100 * too_far.values[0]
 print(caught[0].message)
 
@@ -170,8 +170,8 @@ print(caught[0].message)
 # %%
 x = jax.random.normal(jax.random.key(0), (50,))
 y = 3 * x
-mean_loss = descend(lambda w: jnp.mean((w * x - y) ** 2), 0.0, 0.1, 60)
-sum_loss = descend(lambda w: jnp.sum((w * x - y) ** 2), 0.0, 0.1, 30)
+mean_loss = descend(lambda w: jnp.mean((w * x - y) ** 2), 0.0, 0.1, steps=60)
+sum_loss = descend(lambda w: jnp.sum((w * x - y) ** 2), 0.0, 0.1, steps=30)
 assert abs(mean_loss.last - 3) < 1e-4
 assert sum_loss.values[-1] > 1e20 or not jnp.isfinite(sum_loss.values[-1])
 
@@ -189,7 +189,7 @@ assert sum_loss.values[-1] > 1e20 or not jnp.isfinite(sum_loss.values[-1])
 # %%
 with jax.enable_x64(True):
     valley = quadratic_objective(jnp.array([1.0, 10.0]))
-    seen = descend(valley, jnp.ones(2), 0.099, 50)
+    seen = descend(valley, jnp.ones(2), 0.099, steps=50)
     print(seen)
     assert seen.holds
     for t, gap, bound in ((1, 0.4064005, 10.10101), (10, 0.0621535, 1.010101), (50, 1.484052e-5, 0.2020202)):
@@ -208,8 +208,8 @@ with jax.enable_x64(True):
     zeros = {"kernel": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}
     runs = {
         "quadratic": seen,
-        "logistic regression": descend(logistic, zeros, 1 / logistic.smoothness, 100),
-        "Huber, worst at step 100": descend(huber_objective(1 / 201), 1.0, 1.0, 100),
+        "logistic regression": descend(logistic, zeros, 1 / logistic.smoothness, steps=100),
+        "Huber, worst at step 100": descend(huber_objective(1 / 201), 1.0, 1.0, steps=100),
     }
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
@@ -227,7 +227,7 @@ with jax.enable_x64(True):
 # %%
 with jax.enable_x64(True):
     for t in (1, 10):
-        worst = descend(huber_objective(1 / (2 * t + 1)), 1.0, 1.0, t).gaps[t]
+        worst = descend(huber_objective(1 / (2 * t + 1)), 1.0, 1.0, steps=t).gaps[t]
         assert np.isclose(worst, 1 / (4 * t + 2)) and worst <= convex_bound(t, 1.0, 1.0)
 
 # %% [markdown]
@@ -273,20 +273,20 @@ def radius_as_printed(a, m):
 
 m = 0.9
 for a, corrected, printed in ((0.11, 0.948683, 1.004988), (3.7, 0.948683, 2.144761)):
-    assert np.isclose(spectral_radius(a, 1.0, m), corrected, atol=1e-6)
-    assert np.isclose(abs(np.linalg.eigvals(iteration_matrix(a, 1.0, m))).max(), corrected, atol=1e-5)
+    assert np.isclose(spectral_radius(a, 1.0, momentum=m), corrected, atol=1e-6)
+    assert np.isclose(abs(np.linalg.eigvals(iteration_matrix(a, 1.0, momentum=m))).max(), corrected, atol=1e-5)
     assert np.isclose(radius_as_printed(a, m), printed, atol=1e-6)
-assert np.isclose(stable_step_size(1.0, m), 2 * (1 + m))
+assert np.isclose(stable_step_size(1.0, momentum=m), 2 * (1 + m))
 assert radius_as_printed(0.099, m) < 1 < radius_as_printed(0.101, m)
-assert np.allclose(spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, 1.0), 1)  # m = 1: neither falls nor grows
+assert np.allclose(spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, momentum=1.0), 1)  # m = 1: neither falls nor grows
 
 # %% [markdown]
 # The map of all step sizes and momenta. White is unstable; dark is fast.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
-stability_map("heavy ball").plot(axes[0])
-axes[1] = stability_map("nesterov").plot(axes[1])
+stability_map(method="heavy ball").plot(axes[0])
+axes[1] = stability_map(method="nesterov").plot(axes[1])
 
 # %% [markdown]
 # How much is gained? For curvatures from $\mu$ to $L$, the best step size shrinks the error per step by
@@ -294,15 +294,15 @@ axes[1] = stability_map("nesterov").plot(axes[1])
 # $\kappa = 100$ that is 0.980 against 0.818: 116 steps for a factor of ten, against 12.
 
 # %%
-plain, ball = tuned_momentum(100.0, 1.0, "gradient descent"), tuned_momentum(100.0, 1.0)
+plain, ball = tuned_momentum(100.0, 1.0, method="gradient descent"), tuned_momentum(100.0, 1.0)
 assert np.isclose(plain.rate, 99 / 101) and np.isclose(ball.rate, 9 / 11)
 assert [int(np.ceil(np.log(0.1) / np.log(t.rate))) for t in (plain, ball)] == [116, 12]
 
 with jax.enable_x64(True):
     narrow = quadratic_objective(jnp.array([1.0, 100.0]))
     runs = {
-        "gradient descent": descend(narrow, jnp.ones(2), plain.step_size, 150),
-        "momentum": descend(narrow, jnp.ones(2), optax.sgd(ball.step_size, momentum=ball.momentum), 150),
+        "gradient descent": descend(narrow, jnp.ones(2), plain.step_size, steps=150),
+        "momentum": descend(narrow, jnp.ones(2), optax.sgd(ball.step_size, momentum=ball.momentum), steps=150),
     }
     figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
     plotting.curves(range(151), {name: np.log10(run.gaps) for name, run in runs.items()}, axes)
@@ -324,9 +324,9 @@ with jax.enable_x64(True):
 # %%
 with jax.enable_x64(True):
     parabola = quadratic_objective(jnp.ones(1))
-    first = descend(parabola, jnp.ones(1), optax.sgd(0.1, momentum=0.9), 6).points[:, 0]
+    first = descend(parabola, jnp.ones(1), optax.sgd(0.1, momentum=0.9), steps=6).points[:, 0]
     averaging = optax.chain(optax.ema(0.9, debias=False), optax.scale(-1.0))
-    second = descend(parabola, jnp.ones(1), averaging, 6).points[:, 0]
+    second = descend(parabola, jnp.ones(1), averaging, steps=6).points[:, 0]
     assert np.allclose(first, [1, 0.9, 0.72, 0.486, 0.2268, -0.02916, -0.256608], atol=1e-12)
     assert np.allclose(first, second, atol=1e-12)
 
@@ -370,7 +370,7 @@ def adam(gradient, theta, steps, eta=0.1, b1=0.9, b2=0.999, eps=1e-8, correct=Tr
 steep = np.array([1.0, 10.0])
 by_hand = adam(lambda theta: steep * theta, np.ones(2), 5)
 with jax.enable_x64(True):
-    by_optax = descend(quadratic_objective(jnp.asarray(steep)), jnp.ones(2), optax.adam(0.1), 5).points
+    by_optax = descend(quadratic_objective(jnp.asarray(steep)), jnp.ones(2), optax.adam(0.1), steps=5).points
     assert np.allclose(by_hand, by_optax, atol=1e-12)
     assert np.allclose(by_hand[[1, 5]], [[0.900000001, 0.9000000001], [0.5079636619, 0.5079636571]], atol=1e-9)
     assert 1 - 0.9**0 == 0
@@ -397,7 +397,7 @@ optimizers = {
     "Adam": optax.adam(0.1),
 }
 valley = quadratic_objective(jnp.asarray(steep, jnp.float32))
-runs = {name: descend(valley, jnp.ones(2), optimizer, 60) for name, optimizer in optimizers.items()}
+runs = {name: descend(valley, jnp.ones(2), optimizer, steps=60) for name, optimizer in optimizers.items()}
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
 plotting.trajectories(jax.vmap(valley.f), {name: run.points for name, run in runs.items()}, axes[0])
 plotting.curves(range(61), {name: np.log10(run.gaps) for name, run in runs.items()}, axes[1])
@@ -514,7 +514,7 @@ assert not jnp.allclose(parts[0]["kernel"], full["kernel"], atol=0.05)
 # %%
 with jax.enable_x64(True):
     eta = 1 / logistic.smoothness
-    run = descend(logistic, zeros, eta, 100)
+    run = descend(logistic, zeros, eta, steps=100)
     rounding = 1e-12
     assert (run.values[1:] <= run.values[:-1] - eta / 2 * run.gradient_norms[:-1] ** 2 + rounding).all()
     assert (run.gaps[1:] <= (run.distances[:-1] ** 2 - run.distances[1:] ** 2) / (2 * eta) + rounding).all()
@@ -535,10 +535,10 @@ def r(x):
 
 
 with jax.enable_x64(True):
-    lucky = descend(r, 0.0, 0.05, 200).last
-    lost = descend(r, -0.6, 0.05, 40).last
-    left = descend(lambda x: r(x) ** 2, -0.6, 0.01, 200)
-    right = descend(lambda x: r(x) ** 2, 0.0, 0.05, 10_000)
+    lucky = descend(r, 0.0, 0.05, steps=200).last
+    lost = descend(r, -0.6, 0.05, steps=40).last
+    left = descend(lambda x: r(x) ** 2, -0.6, 0.01, steps=200)
+    right = descend(lambda x: r(x) ** 2, 0.0, 0.05, steps=10_000)
     assert abs(lucky - 1) < 1e-14 and not lost > -1e6
     assert abs(left.points[10] + 1.0000546) < 1e-6 and abs(left.last + 1) < 1e-14
     assert np.allclose(right.points[np.array([10, 100, 1000, 10_000])], [0.67218, 0.95181, 0.98683, 0.99599], atol=1e-5)
@@ -577,5 +577,5 @@ axes[1].legend()
 # %%
 lower, upper = (1 - math.sqrt(m)) ** 2, (1 + math.sqrt(m)) ** 2
 inside = np.linspace(lower * 1.001, upper * 0.999, 50)
-assert np.allclose(spectral_radius(inside, 1.0, m), math.sqrt(m), atol=1e-5)
-assert spectral_radius(lower / 2, 1.0, m) > math.sqrt(m) < spectral_radius(upper * 1.01, 1.0, m)
+assert np.allclose(spectral_radius(inside, 1.0, momentum=m), math.sqrt(m), atol=1e-5)
+assert spectral_radius(lower / 2, 1.0, momentum=m) > math.sqrt(m) < spectral_radius(upper * 1.01, 1.0, momentum=m)

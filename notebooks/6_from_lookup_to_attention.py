@@ -167,7 +167,7 @@ R = jnp.linalg.qr(jax.random.normal(rotation_key, (8, 8)))[0]
 asked = table_keys[jnp.arange(200), which] @ R
 wanted = table_values[jnp.arange(200), which]
 error = lambda W: jnp.mean((jb.soft_lookup(asked @ W, table_keys, table_values) - wanted) ** 2)
-learned = descend(error, jnp.zeros((8, 8)), optax.adam(0.05), 150)
+learned = descend(error, jnp.zeros((8, 8)), optax.adam(0.05), steps=150)
 found = jnp.einsum("nd,nkd->nk", asked @ learned.last, table_keys).argmax(-1)
 assert learned.values[-1] < 0.05 * learned.values[0]
 assert (found == which).mean() > 0.95

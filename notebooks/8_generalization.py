@@ -65,7 +65,7 @@ assert np.allclose(polynomial_fit(x, y, 14)(x), y)
 # **overfitting** on the right. From this picture comes the belief that complex models do not generalize.
 
 # %%
-sweep = degree_sweep(x, y, grid, np.sin(3 * grid), range(15))
+sweep = degree_sweep(x, y, grid, np.sin(3 * grid), degrees=range(15))
 assert (np.diff(sweep.train) <= 1e-12).all() and sweep.train[-1] < 1e-20
 assert 3 <= sweep.best <= 7 and sweep.test[14] > 10 * sweep.test.min()
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
@@ -89,7 +89,7 @@ inputs = directions / np.linalg.norm(directions, axis=1, keepdims=True)
 outputs = np.sin(2 * inputs[:, 0]) + inputs[:, 1] * inputs[:, 2]
 noisy = outputs[:20] + 0.1 * rng.normal(size=20)
 widths = [2, 5, 10, 15, 18, 20, 22, 30, 50, 100, 300, 1000]
-double = width_sweep(inputs[:20], noisy, inputs[20:], outputs[20:], widths, key=jax.random.key(0), draws=10)
+double = width_sweep(inputs[:20], noisy, inputs[20:], outputs[20:], widths=widths, key=jax.random.key(0), draws=10)
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 double.plot(axes).set_xscale("log")
 print(double)
@@ -107,7 +107,14 @@ wave = lambda x: jnp.sin(8 * x[:, 0])
 few, fresh = jax.random.uniform(jax.random.key(0), (64, 1), minval=-1, maxval=1), jnp.linspace(-1, 1, 200)[:, None]
 noisy_wave = wave(few) + 0.1 * jax.random.normal(jax.random.key(1), (64,))
 deeper = depth_sweep(
-    few, noisy_wave, fresh, wave(fresh), (0, 1, 2, 4), key=jax.random.key(2), optimizer=optax.adam(0.01), steps=600
+    few,
+    noisy_wave,
+    fresh,
+    wave(fresh),
+    depths=(0, 1, 2, 4),
+    key=jax.random.key(2),
+    optimizer=optax.adam(0.01),
+    steps=600,
 )
 figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = deeper.plot(axes)
@@ -186,7 +193,7 @@ axes[1] = margin.plot(axes[1])
 # %%
 low_rank = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 12))
 visible = rng.random((12, 12)) < 0.67
-filled = matrix_completion(low_rank, visible, (1, 2, 3), key=jax.random.key(3), steps=3000)
+filled = matrix_completion(low_rank, visible, depths=(1, 2, 3), key=jax.random.key(3), steps=3000)
 print(filled)
 assert (filled.observed_error < 0.05).all()
 assert filled.unobserved_error[0] > 0.8 > 0.2 > filled.unobserved_error[2]

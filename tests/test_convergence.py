@@ -1,4 +1,4 @@
-"""Gradient descent, momentum and Adam: the bounds at every step, the limits of stability, the lecture's numbers."""
+"""Gradient descent, momentum and Adam: bounds at every step, limits of stability, the lecture's numbers."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def x64():
         yield
 
 
-def lecture():  # in the precision of the moment
+def lecture():  # in the default precision
     return quadratic_objective(jnp.asarray(SLOPES, jnp.result_type(float)))
 
 
@@ -53,7 +53,7 @@ def problem(name):
     if name == "quadratic":
         root = rng.normal(size=(5, 3))  # two flat directions
         return quadratic_objective(jnp.asarray(root @ root.T), jnp.asarray(root @ rng.normal(size=3))), jnp.ones(5)
-    if name == "huber_loss":
+    if name == "huber":
         return huber_objective(0.2), jnp.asarray(rng.normal(size=4))
     if name == "least squares":
         objective = least_squares_objective(jnp.asarray(x), jnp.asarray(noise[:, None] + x[:, :1]))
@@ -62,15 +62,15 @@ def problem(name):
     return objective, {"kernel": jnp.full((3, 1), -1.0), "bias": jnp.ones(1)}
 
 
-PROBLEMS = ("quadratic", "least squares", "logistic", "huber_loss")
+PROBLEMS = ("quadratic", "least squares", "logistic", "huber")
 
 
 # ---- bounds -------------------------------------------------------------------------------
 
 
-def test_the_bound_of_the_lecture_on_its_quadratic(x64):
-    """OPT-05: the gaps at t = 1, 10, 50 for eta = .099, and what bounds them."""
-    seen = descend(lecture(), jnp.ones(2), 0.099, 50)
+def test_bound_of_the_lecture_on_its_quadratic(x64):
+    """The gaps at t = 1, 10, 50 for eta = .099, and their bounds."""
+    seen = descend(lecture(), jnp.ones(2), 0.099, steps=50)
     np.testing.assert_allclose(seen.gaps[jnp.array([1, 10, 50])], [0.4064005, 0.0621535, 1.484052e-5], rtol=1e-6)
     np.testing.assert_allclose(
         seen.bounds["convex"][jnp.array([1, 10, 50])], [10.10101, 1.010101, 0.2020202], rtol=1e-6
@@ -81,10 +81,10 @@ def test_the_bound_of_the_lecture_on_its_quadratic(x64):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_bound_holds_at_every_step(x64, name):
-    """And so does every step of the proof: the descent lemma, and the inequality whose sum telescopes."""
+    """Also the steps of the proof: the descent lemma, and the inequality whose sum telescopes."""
     objective, start = problem(name)
     shares = (0.3, 1.0, 1.7)  # of 1 / L
-    runs = jax.vmap(lambda eta: descend(objective, start, eta, 120))(jnp.array(shares) / objective.smoothness)
+    runs = jax.vmap(lambda eta: descend(objective, start, eta, steps=120))(jnp.array(shares) / objective.smoothness)
     assert runs.holds.shape == (3,) and bool(runs.holds.all())
     for share, seen in zip(shares, (jax.tree.map(lambda leaf, i=i: leaf[i], runs) for i in range(3)), strict=True):
         gaps = np.asarray(seen.gaps)
@@ -93,7 +93,7 @@ def test_every_bound_holds_at_every_step(x64, name):
         for bound in seen.bounds.values():
             assert (gaps <= np.asarray(bound) + 1e-14 * gaps[0]).all()
         assert np.isinf(seen.bounds["convex"][1:]).all() == (share > 1)
-        assert (np.diff(gaps) <= 1e-15).all()  # up to 2 / L the values fall
+        assert (np.diff(gaps) <= 1e-15).all()  # up to 2 / L the values decrease
         if share <= 1:
             eta = share / objective.smoothness
             fall = eta / 2 * np.asarray(seen.gradient_norms[:-1]) ** 2
@@ -102,52 +102,58 @@ def test_every_bound_holds_at_every_step(x64, name):
             assert (gaps[1:] <= nearer + 1e-14).all()
 
 
-def test_the_strongly_convex_problems_are_known_to_be(x64):
+def test_strong_convexity_of_the_objectives(x64):
     assert lecture().convexity == pytest.approx(1) and problem("quadratic")[0].convexity == 0
     assert problem("least squares")[0].convexity > 0
 
 
 @pytest.mark.parametrize(("steps", "value"), [(1, 0.1666667), (5, 0.0454545), (10, 0.0238095), (100, 0.00248756)])
 def test_huber_attains_the_sharp_bound(x64, steps, value):
-    """E22: with the knee R / (2 t + 1) and eta = 1 / L the gap is L R^2 / (4 t + 2), from any direction."""
-    seen = descend(huber_objective(1 / (2 * steps + 1)), jnp.array([0.6, 0.0, -0.8]), 1.0, steps)
+    """With the knee R / (2 t + 1) and eta = 1 / L the gap is L R^2 / (4 t + 2), from any direction."""
+    seen = descend(huber_objective(1 / (2 * steps + 1)), jnp.array([0.6, 0.0, -0.8]), 1.0, steps=steps)
     assert seen.gaps[-1] == pytest.approx(value, rel=1e-5)
     assert seen.gaps[-1] == pytest.approx(float(seen.bounds["sharp"][-1]), rel=1e-12)
     if steps == 10:  # and with eta = .4
-        short = descend(huber_objective(1 / 9), 1.0, 0.4, 10)
+        short = descend(huber_objective(1 / 9), 1.0, 0.4, steps=10)
         assert short.gaps[-1] == pytest.approx(float(short.bounds["sharp"][-1]), rel=1e-12)
 
 
 @pytest.mark.parametrize(("eta", "start"), [(0.15, [1.0, 0.0]), (0.19, [0.0, 1.0]), (2 / 11, [3.0, -2.0])])
 def test_a_quadratic_attains_the_linear_rate(x64, eta, start):
     """Along its flattest direction, along its steepest, and along both for eta = 2 / (L + mu)."""
-    seen = descend(lecture(), jnp.array(start), eta, 30)
+    seen = descend(lecture(), jnp.array(start), eta, steps=30)
     np.testing.assert_allclose(seen.gaps, seen.bounds["strongly convex"], rtol=1e-10)
 
 
-def test_the_bounds_fail_for_what_is_not_so(x64):
+def test_bounds_fail_where_their_assumptions_do(x64):
     """Negative controls: a step beyond 2 / L, an L that is too small, a mu that is too large, no convexity."""
-    with pytest.warns(UserWarning, match=r"beyond 2 / L = 0.2 gradient descent leaves the minimum where .* L = 10"):
-        assert bool(descend(lecture(), jnp.ones(2), 0.21, 50).holds)  # nothing is claimed there ...
-    climbing = descend(lecture().f, jnp.ones(2), 0.21, 50).values
-    assert (climbing[1:] > convex_bound(jnp.arange(1, 51), 2**0.5, 0.21)).any()  # ... for it would be wrong
+    with pytest.warns(
+        UserWarning, match=r"above 2 / L = 0.2 gradient descent diverges from the minimum where .* L = 10"
+    ):
+        assert bool(descend(lecture(), jnp.ones(2), 0.21, steps=50).holds)  # no bound is stated there ...
+    climbing = descend(lecture().f, jnp.ones(2), 0.21, steps=50).values
+    assert (climbing[1:] > convex_bound(jnp.arange(1, 51), 2**0.5, 0.21)).any()  # ... since it would not hold
     honest = lecture()
-    assert not descend(Objective(honest.f, 5.0, 1.0, honest.minimizer), jnp.ones(2), 0.2, 50).holds
-    assert not descend(Objective(honest.f, 10.0, 2.0, honest.minimizer), jnp.ones(2), 0.1, 50).holds
-    bent = Objective(lambda x: 1 - jnp.exp(-(x**2) / 2), 1.0, 0.0, 0.0)
-    assert not descend(bent, 3.5, 1.0, 300).holds
-    assert "FAIL" in repr(descend(bent, 3.5, 1.0, 300))
+    assert not descend(
+        Objective(honest.f, smoothness=5.0, convexity=1.0, minimizer=honest.minimizer), jnp.ones(2), 0.2, steps=50
+    ).holds
+    assert not descend(
+        Objective(honest.f, smoothness=10.0, convexity=2.0, minimizer=honest.minimizer), jnp.ones(2), 0.1, steps=50
+    ).holds
+    bent = Objective(lambda x: 1 - jnp.exp(-(x**2) / 2), smoothness=1.0, convexity=0.0, minimizer=0.0)
+    assert not descend(bent, 3.5, 1.0, steps=300).holds
+    assert "FAIL" in repr(descend(bent, 3.5, 1.0, steps=300))
 
 
 def test_a_step_at_the_limit_does_not_warn(x64):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        seen = descend(lecture(), jnp.ones(2), 0.2, 10)
-    np.testing.assert_allclose(jnp.abs(seen.points[:, 1]), 1, rtol=1e-12)  # from side to side for ever
+        seen = descend(lecture(), jnp.ones(2), 0.2, steps=10)
+    np.testing.assert_allclose(jnp.abs(seen.points[:, 1]), 1, rtol=1e-12)  # it oscillates with constant amplitude
 
 
-def test_the_smoothness_of_the_objectives(x64):
-    """L is the largest curvature: of quadratics anywhere, of the logistic loss where all logits are 0, of Huber's 1."""
+def test_smoothness_of_the_objectives(x64):
+    """L is the largest curvature: of quadratics everywhere, of the logistic loss where all logits are 0."""
     objective, start = problem("logistic")
     zero = jax.tree.map(jnp.zeros_like, start)
     assert smoothness(objective, zero) == pytest.approx(objective.smoothness, rel=1e-12)
@@ -166,25 +172,25 @@ def logistic_data():
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_minimizers_are_minimizers(x64, name):
+def test_gradients_vanish_at_the_minimizers(x64, name):
     objective, start = problem(name)
     best = jax.tree.map(lambda b, s: jnp.broadcast_to(jnp.asarray(b, s.dtype), s.shape), objective.minimizer, start)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(jax.grad(objective.f)(best))) < 1e-9
 
 
-def test_bounds_as_formulas(x64):
+def test_values_of_the_bounds(x64):
     assert convex_bound(10, 3.0, 0.5) == pytest.approx(0.9)
-    assert convex_bound(10, 3.0, 0.5, 2.0) == pytest.approx(9 / 21)
-    assert convex_bound(10, 3.0, 0.75, 2.0) == pytest.approx(36 / (4 + 10 * 1.5 * 0.5))
-    assert convex_bound(10, 3.0, 1.0, 2.0) == jnp.inf
-    assert linear_bound(3, 2.0, 0.1, 10.0, 1.0) == pytest.approx(2 * 0.9**6)
+    assert convex_bound(10, 3.0, 0.5, smoothness=2.0) == pytest.approx(9 / 21)
+    assert convex_bound(10, 3.0, 0.75, smoothness=2.0) == pytest.approx(36 / (4 + 10 * 1.5 * 0.5))
+    assert convex_bound(10, 3.0, 1.0, smoothness=2.0) == jnp.inf
+    assert linear_bound(3, 2.0, 0.1, smoothness=10.0, convexity=1.0) == pytest.approx(2 * 0.9**6)
 
 
-# ---- optax's optimizers are the corrected formulas ----------------------------------------
+# ---- optimizers of optax against the corrected formulas ----------------------------------------
 
 
 def by_hand(method, eta, m, steps, slopes=SLOPES):
-    """The lecture's momenta with v_{t+1} where v_t is printed (E23, E24), and ``"printed"``, as it stands there."""
+    """The lecture's momenta with v_{t+1} in the place of v_t, and with v_t, as printed."""
     theta, v = np.ones(len(slopes)), np.zeros(len(slopes))
     path = [theta]
     for _ in range(steps):
@@ -213,32 +219,30 @@ METHODS = ("heavy ball", "nesterov", "average")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_optax_computes_the_corrected_momentum(x64, method):
-    """OPT-07, OPT-08."""
-    seen = descend(lecture(), jnp.ones(2), optimizer(method, 0.05, 0.7), 60)
+    seen = descend(lecture(), jnp.ones(2), optimizer(method, 0.05, 0.7), steps=60)
     np.testing.assert_allclose(seen.points, by_hand(method, 0.05, 0.7, 60), atol=1e-14)
     assert seen.bounds == {} and bool(seen.holds)
 
 
 def test_gradient_descent_is_optax_sgd(x64):
-    """OPT-03."""
-    mine, theirs = (descend(lecture(), jnp.ones(2), o, 30).points for o in (0.05, optax.sgd(0.05)))
+    mine, theirs = (descend(lecture(), jnp.ones(2), o, steps=30).points for o in (0.05, optax.sgd(0.05)))
     np.testing.assert_array_equal(mine, theirs)
     np.testing.assert_allclose(mine, by_hand("heavy ball", 0.05, 0.0, 30), rtol=1e-13)
 
 
-def test_both_momenta_are_one_method(x64):
-    """OPT-09, E24: gamma = eta (1 - beta), m = beta; 1, .9, .72, .486, .2268, -.02916, -.256608."""
+def test_both_forms_of_momentum_are_one_method(x64):
+    """gamma = eta (1 - beta), m = beta; 1, .9, .72, .486, .2268, -.02916, -.256608."""
     one = quadratic_objective(jnp.ones(1))
-    first = descend(one, jnp.ones(1), optimizer("heavy ball", 0.1, 0.9), 100).points[:, 0]
-    second = descend(one, jnp.ones(1), optimizer("average", 1.0, 0.9), 100).points[:, 0]
+    first = descend(one, jnp.ones(1), optimizer("heavy ball", 0.1, 0.9), steps=100).points[:, 0]
+    second = descend(one, jnp.ones(1), optimizer("average", 1.0, 0.9), steps=100).points[:, 0]
     np.testing.assert_allclose(first[:7], [1, 0.9, 0.72, 0.486, 0.2268, -0.02916, -0.256608], atol=1e-14)
     np.testing.assert_allclose(first, second, atol=1e-15)
 
 
-def test_the_printed_momentum_is_another_method(x64):
-    """E23: C = x^2 / 2, m = .9, eta = .5, 100 steps from 1: 2.89005e-3 against 1.158960e7."""
+def test_printed_momentum_is_another_method(x64):
+    """C = x^2 / 2, m = .9, eta = .5, 100 steps from 1: 2.89005e-3 against 1.158960e7."""
     one = quadratic_objective(jnp.ones(1))
-    right = descend(one, jnp.ones(1), optimizer("heavy ball", 0.5, 0.9), 100).last[0]
+    right = descend(one, jnp.ones(1), optimizer("heavy ball", 0.5, 0.9), steps=100).last[0]
     assert abs(right) == pytest.approx(2.89005e-3, rel=1e-5)
     assert abs(by_hand("printed", 0.5, 0.9, 100, np.ones(1))[-1, 0]) == pytest.approx(1.158960e7, rel=1e-6)
 
@@ -256,19 +260,21 @@ def adam(eta, steps, correct=True, start=(1.0, 1.0), scale=1.0):
 
 
 def test_adam_is_the_corrected_formula(x64):
-    """OPT-10, E25: v_0 = s_0 = 0, t from 1; without the correction of the bias the first step is .316228."""
-    path = np.asarray(descend(lecture(), jnp.ones(2), optax.adam(0.1), 60).points)
+    """v_0 = s_0 = 0, t from 1; without the correction of the bias the first step is .316228."""
+    path = np.asarray(descend(lecture(), jnp.ones(2), optax.adam(0.1), steps=60).points)
     printed = [[0.900000001, 0.9000000001], [0.8004122297, 0.8004122279], [0.7015862745, 0.7015862717]]
     printed += [[0.6039390627, 0.6039390589], [0.5079636619, 0.5079636571]]
     np.testing.assert_allclose(path[1:6], printed, atol=5e-11)
     np.testing.assert_allclose(path, adam(0.1, 60), atol=1e-12)
     np.testing.assert_allclose(1 - path[1], 0.1 * SLOPES / (SLOPES + 1e-8), rtol=1e-12)
     np.testing.assert_allclose(1 - adam(0.1, 1, correct=False)[1], 0.316228, atol=5e-7)
-    scaled = descend(lambda x: 1000 * (x[0] ** 2 + 10 * x[1] ** 2) / 2, jnp.ones(2), optax.adam(0.1), 60).points
-    np.testing.assert_allclose(scaled, path, atol=1e-7)  # its steps know no scale of the gradient, but for epsilon
+    scaled = descend(lambda x: 1000 * (x[0] ** 2 + 10 * x[1] ** 2) / 2, jnp.ones(2), optax.adam(0.1), steps=60).points
+    np.testing.assert_allclose(
+        scaled, path, atol=1e-7
+    )  # its steps do not depend on the scale of the gradient, except for epsilon
 
 
-def test_adam_is_torchs(x64):
+def test_adam_equals_that_of_pytorch(x64):
     torch = pytest.importorskip("torch", reason="the reference")
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     theirs, path = torch.optim.Adam([theta], lr=0.1), []
@@ -277,7 +283,7 @@ def test_adam_is_torchs(x64):
         (theta**2 @ torch.tensor(SLOPES) / 2).backward()
         theirs.step()
         path.append(theta.detach().numpy().copy())
-    np.testing.assert_allclose(descend(lecture(), jnp.ones(2), optax.adam(0.1), 20).points[1:], path, atol=1e-12)
+    np.testing.assert_allclose(descend(lecture(), jnp.ones(2), optax.adam(0.1), steps=20).points[1:], path, atol=1e-12)
 
 
 # ---- stability ----------------------------------------------------------------------------
@@ -285,8 +291,8 @@ def test_adam_is_torchs(x64):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("m", [0.0, 0.5, 0.9])
-def test_the_spectral_radius_is_that_of_optax_linearized(x64, method, m):
-    """On a quadratic its step is linear in the point and the state: the eigenvalues of its Jacobian."""
+def test_spectral_radius_equals_that_of_optax(x64, method, m):
+    """On a quadratic its step is linear in the point and the state; eigenvalues of its Jacobian."""
     for a in (0.05, 0.4, 1.3, 3.7):
         o = optimizer(method, a / 2, m)  # curvature 2
 
@@ -298,58 +304,58 @@ def test_the_spectral_radius_is_that_of_optax_linearized(x64, method, m):
             return jnp.stack([x + updates, v])
 
         expected = np.abs(np.linalg.eigvals(jax.jacobian(step)(jnp.array([0.3, 0.2])))).max()
-        assert spectral_radius(a / 2, 2.0, m, method) == pytest.approx(expected, rel=1e-7)
-        own = np.abs(np.linalg.eigvals(iteration_matrix(a / 2, 2.0, m, method))).max()
+        assert spectral_radius(a / 2, 2.0, momentum=m, method=method) == pytest.approx(expected, rel=1e-7)
+        own = np.abs(np.linalg.eigvals(iteration_matrix(a / 2, 2.0, momentum=m, method=method))).max()
         assert own == pytest.approx(expected, rel=1e-7)
 
 
-def test_the_radii_of_the_errata(x64):
-    """E23: m = .9, eta lambda = .11 and 3.7 give .948683; m = 1 never converges; printed: 1.004988, 2.144761."""
-    np.testing.assert_allclose(spectral_radius(jnp.array([0.11, 3.7]), 1.0, 0.9), 0.948683, atol=5e-7)
-    np.testing.assert_allclose(spectral_radius(jnp.array([0.11, 3.7]), 1.0, 1.0), 1, rtol=1e-12)
+def test_values_of_the_spectral_radius(x64):
+    """m = .9, eta lambda = .11 and 3.7 give .948683; m = 1 never converges; printed: 1.004988, 2.144761."""
+    np.testing.assert_allclose(spectral_radius(jnp.array([0.11, 3.7]), 1.0, momentum=0.9), 0.948683, atol=5e-7)
+    np.testing.assert_allclose(spectral_radius(jnp.array([0.11, 3.7]), 1.0, momentum=1.0), 1, rtol=1e-12)
     for a, radius in ((0.11, 1.004988), (3.7, 2.144761)):
         printed = np.array([[1, 1], [-a, 0.9]])  # theta' = theta + v, v' = m v - a theta
         assert np.abs(np.linalg.eigvals(printed)).max() == pytest.approx(radius, abs=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_limit_of_stability(x64, method):
-    """Below it optax's method converges on the steepest direction, above it not: between 3.7 and 3.9 for m = .9."""
-    limit = float(stable_step_size(10.0, 0.9, method))
+def test_limit_of_stability(x64, method):
+    """Below it the method of optax converges in the steepest direction, above it does not; 3.8 for m = .9."""
+    limit = float(stable_step_size(10.0, momentum=0.9, method=method))
     assert limit * 10 == pytest.approx({"heavy ball": 3.8, "nesterov": 3.8 / 2.8, "average": 38}[method])
-    radii = spectral_radius(limit * jnp.array([0.97, 1.0, 1.03]), 10.0, 0.9, method)
+    radii = spectral_radius(limit * jnp.array([0.97, 1.0, 1.03]), 10.0, momentum=0.9, method=method)
     assert radii[0] < 1 < radii[2] and radii[1] == pytest.approx(1)
     f = lecture().f
-    last = lambda eta: descend(f, jnp.ones(2), optimizer(method, eta, 0.9), 600).values[-1]
+    last = lambda eta: descend(f, jnp.ones(2), optimizer(method, eta, 0.9), steps=600).values[-1]
     below, above = jax.vmap(last)(limit * jnp.array([3.7, 3.9]) / 3.8)
     assert below < 1e-10 and above > 1e10
 
 
-def test_the_limit_of_gradient_descent(x64):
-    """OPT-04: below 2 / L it converges, above it diverges."""
+def test_limit_of_gradient_descent(x64):
+    """Below 2 / L it converges, above it diverges."""
     assert stable_step_size(10.0) == pytest.approx(0.2)
     f = lecture().f
-    below, above = jax.vmap(lambda eta: descend(f, jnp.ones(2), eta, 2000).values[-1])(jnp.array([0.199, 0.201]))
+    below, above = jax.vmap(lambda eta: descend(f, jnp.ones(2), eta, steps=2000).values[-1])(jnp.array([0.199, 0.201]))
     assert below < 1e-12 and above > 1e10
 
 
 @pytest.mark.parametrize("method", ["gradient descent", *METHODS])
-def test_no_other_step_or_momentum_is_faster(x64, method):
-    """The worst radius over the spectrum is the rate that is promised, and on a grid around it nothing is better."""
-    eta, m, rate = tuned_momentum(100.0, 1.0, method)
+def test_tuned_momentum_is_optimal(x64, method):
+    """The largest radius over the spectrum is the stated rate, and on a grid around it none is smaller."""
+    eta, m, rate = tuned_momentum(100.0, 1.0, method=method)
     plain = method == "gradient descent"
     spectrum = np.linspace(1, 100, 400)[:, None, None]
     etas = eta * np.linspace(0.8, 1.2, 41)[None, :, None]
     momenta = np.clip(m + np.linspace(-0.1, 0.1, 1 if plain else 41), 0, None)[None, None]
     momenta = np.zeros((1, 1, 1)) if plain else momenta
-    radii = spectral_radius(etas, spectrum, momenta, "heavy ball" if plain else method).max(0)
+    radii = spectral_radius(etas, spectrum, momentum=momenta, method="heavy ball" if plain else method).max(0)
     assert radii.min() >= rate - 1e-9
-    middle = spectral_radius(eta, np.linspace(1, 100, 400), m, "heavy ball" if plain else method).max()
+    middle = spectral_radius(eta, np.linspace(1, 100, 400), momentum=m, method="heavy ball" if plain else method).max()
     assert middle == pytest.approx(rate, abs=1e-6)
 
 
-def test_the_map_of_stability():
-    found = stability_map("heavy ball", 40)
+def test_stability_map():
+    found = stability_map(method="heavy ball", points=40)
     assert found.radius.shape == (40, 40)
     inside = found.step_sizes[None] < found.limit[:, None] - 1e-3
     assert (found.radius[:, 1:][inside[:, 1:]] < 1).all()
@@ -360,8 +366,8 @@ def test_the_map_of_stability():
 
 
 def test_hello_world(x64):
-    """OPT-12: the iterates, the limit (3 + sqrt 73) / 8, within 1e-6 at step 21, contraction -.6027702."""
-    path = np.asarray(descend(quartic, 2.0, 0.13, 100).points)
+    """The iterates, the limit (3 + sqrt 73) / 8, within 1e-6 at step 21, contraction -.6027702."""
+    path = np.asarray(descend(quartic, 2.0, 0.13, steps=100).points)
     first = [2, 0.44, 0.70000832, 1.07675083, 1.43966841, 1.44498829, 1.44179491, 1.44372444]
     np.testing.assert_allclose(path[:8], first, atol=5e-9)
     limit = (3 + np.sqrt(73)) / 8
@@ -373,38 +379,37 @@ def test_hello_world(x64):
     assert stable_step_size(curvature) == pytest.approx(0.1622191, abs=1e-7)
 
 
-def test_a_step_that_is_too_long_ends_in_a_cycle_or_elsewhere(x64):
-    """OPT-12: .163 alternates between 1.3957087 and 1.4855976 (printed as 1.488...); .17 lands at -.6930005."""
-    lasts = jax.vmap(lambda eta: descend(quartic, 2.0, eta, 2000).points[-2:])(jnp.array([0.163, 0.17]))
+def test_too_large_steps_end_in_a_cycle_or_at_another_minimum(x64):
+    """.163 alternates between 1.3957087 and 1.4855976 (printed as 1.488...); .17 converges to -.6930005."""
+    lasts = jax.vmap(lambda eta: descend(quartic, 2.0, eta, steps=2000).points[-2:])(jnp.array([0.163, 0.17]))
     np.testing.assert_allclose(jnp.sort(lasts[0]), [1.3957087, 1.4855976], atol=5e-8)
     np.testing.assert_allclose(lasts[1], -0.6930004682, atol=1e-9)
 
 
-def test_the_minimum_depends_on_the_start_unless_the_function_is_convex(x64):
-    """OPT-14."""
-    ends = jax.vmap(lambda x: descend(quartic, x, 0.1, 300).last)(jnp.array([-1.0, 2.0]))
+def test_minimum_depends_on_the_start_unless_the_function_is_convex(x64):
+    ends = jax.vmap(lambda x: descend(quartic, x, 0.1, steps=300).last)(jnp.array([-1.0, 2.0]))
     np.testing.assert_allclose(ends, (3 + np.array([-1, 1]) * np.sqrt(73)) / 8, atol=1e-10)
     np.testing.assert_allclose(jax.vmap(quartic)(ends), [2.6029536590, 0.1665775910], atol=1e-9)
     starts = jnp.array([[5.0, -3.0], [-1.0, 1.0]])
-    assert (jax.vmap(lambda x: descend(lecture().f, x, 0.1, 300).values[-1])(starts) < 1e-12).all()
+    assert (jax.vmap(lambda x: descend(lecture().f, x, 0.1, steps=300).values[-1])(starts) < 1e-12).all()
 
 
-def test_the_homework(x64):
-    """OPT-13: r^2 falls to its fourfold root as 1 / sqrt(t), to its double root linearly."""
+def test_convergence_to_multiple_roots(x64):
+    """On the homework's r^2 to the fourfold root as 1 / sqrt(t), to the double root linearly."""
     square = lambda x: (x**5 - x**4 - x + 1) ** 2
-    slow = descend(square, 0.0, 0.05, 10_000).points
+    slow = descend(square, 0.0, 0.05, steps=10_000).points
     np.testing.assert_allclose(slow[10 ** jnp.arange(1, 5)], [0.67218, 0.95181, 0.98683, 0.99599], atol=5e-6)
     assert np.log10((1 - slow[1000]) / (1 - slow[10000])) == pytest.approx(0.5, abs=0.02)
-    assert descend(square, -0.6, 0.01, 10).last == pytest.approx(-1.0000546, abs=5e-8)
+    assert descend(square, -0.6, 0.01, steps=10).last == pytest.approx(-1.0000546, abs=5e-8)
 
 
-def test_the_negative_gradient_is_the_steepest_direction():
-    """OPT-02: the least slope over unit directions y at x with gradient (3, 4) is -5, along -(3, 4) / 5."""
+def test_negative_gradient_is_the_steepest_direction():
+    """The least slope over unit directions y at x with gradient (3, 4) is -5, along -(3, 4) / 5."""
     x, angles = np.array([3.0, 4.0]), np.linspace(0, 2 * np.pi, 10_001)
     slopes = np.stack([np.cos(angles), np.sin(angles)], -1) @ x
     assert -5 <= slopes.min() < -5 + 1e-6
     f = lambda x: jnp.sum(x**2) / 2
-    step = descend(f, jnp.asarray(x, jnp.float32), 0.5, 1)
+    step = descend(f, jnp.asarray(x, jnp.float32), 0.5, steps=1)
     np.testing.assert_allclose(step.last - step.points[0], -0.5 * 5 * x / 5, rtol=1e-6)
     assert step.gradient_norms[0] == 5
 
@@ -412,130 +417,148 @@ def test_the_negative_gradient_is_the_steepest_direction():
 # ---- the record ---------------------------------------------------------------------------
 
 
-def test_the_record_is_a_pytree_and_keeps_its_dtype():
-    seen = jax.jit(lambda x: descend(quartic, x, 0.1, 5))(jnp.float32(1.5))
+def test_descent_is_a_pytree_and_keeps_its_dtype():
+    seen = jax.jit(lambda x: descend(quartic, x, 0.1, steps=5))(jnp.float32(1.5))
     assert seen.points.shape == (6,) and seen.values.dtype == jnp.float32 and not seen.values.weak_type
     np.testing.assert_allclose(seen.values, quartic(seen.points), rtol=1e-6)
     assert seen.minimum is None and seen.distances is None
     assert float(seen.gaps.min()) == 0
-    single = descend(huber_objective(), jnp.array([2.0, -3.0]), 0.5, 200)  # bounds in single precision
+    single = descend(huber_objective(), jnp.array([2.0, -3.0]), 0.5, steps=200)  # bounds in single precision
     assert bool(single.holds)
     assert repr(single).startswith("Descent(200 steps, f from 3.10555 to")
-    half = descend(lambda x: jnp.sum(x**2), jnp.ones(2, jnp.bfloat16), 0.25, 3)
+    half = descend(lambda x: jnp.sum(x**2), jnp.ones(2, jnp.bfloat16), 0.25, steps=3)
     assert half.points.dtype == jnp.bfloat16
 
 
 def test_divergence_is_recorded():
     with jax.debug_nans(False):
-        seen = descend(lambda x: x**4, 10.0, 1.0, 20)
+        seen = descend(lambda x: x**4, 10.0, 1.0, steps=20)
         assert not np.isfinite(seen.values[-1])
         assert repr(seen) == "Descent(20 steps, f from 10000 to nan)"
-        nowhere = descend(quadratic_objective(jnp.ones(2)), jnp.array([1.0, jnp.nan]), 0.1, 3)
-        assert not nowhere.holds  # and no word about the minimizer, which is right
+        nowhere = descend(quadratic_objective(jnp.ones(2)), jnp.array([1.0, jnp.nan]), 0.1, steps=3)
+        assert not nowhere.holds  # and no error about the minimizer, which is correct
 
 
-def test_only_bounds_that_claim_something_are_said_to_hold():
-    """Beyond 1 / L the lecture's is infinite, beyond 2 / L all are, or grow."""
-    long = repr(descend(lecture(), jnp.ones(2), 0.15, 20))
+def test_repr_lists_informative_bounds():
+    """Above 1 / L the lecture's is infinite, above 2 / L all are, or grow."""
+    long = repr(descend(lecture(), jnp.ones(2), 0.15, steps=20))
     assert "bounds hold: sharp, strongly convex)" in long
-    with pytest.warns(UserWarning, match="beyond 2 / L"):
-        words = repr(descend(lecture(), jnp.ones(2), 0.3, 20))
+    with pytest.warns(UserWarning, match="above 2 / L"):
+        words = repr(descend(lecture(), jnp.ones(2), 0.3, steps=20))
     assert words.endswith("minimum 0, no bound for this step size)")
     wrong = Objective(lambda x: jnp.sum(x**2), smoothness=4.0, convexity=3.0, minimizer=0.0)
-    assert "bounds FAIL: convex, sharp, strongly convex)" in repr(descend(wrong, jnp.ones(2), 0.01, 50))
+    assert "bounds FAIL: convex, sharp, strongly convex)" in repr(descend(wrong, jnp.ones(2), 0.01, steps=50))
 
 
-def test_a_start_of_value_zero_leaves_room_for_rounding(x64):
-    """There the scale of rounding is that of the minimum."""
+def test_rounding_from_a_start_of_value_zero(x64):
+    """The scale of rounding is that of the minimum."""
     q = quadratic_objective(jnp.array([3.0, 1.0]), jnp.array([1.0, 0.3]))
-    assert bool(descend(q, jnp.zeros(2), 0.2, 100).holds)
+    assert bool(descend(q, jnp.zeros(2), 0.2, steps=100).holds)
     rng = np.random.default_rng(3)
     for n in (1, 2, 5):
         for _ in range(12):
             root, b = rng.normal(size=(n, n)), rng.normal(size=n)
             q = quadratic_objective(jnp.asarray(root @ root.T + 0.01 * np.eye(n)), jnp.asarray(b))
-            assert bool(descend(q, jnp.zeros(n), 1 / q.smoothness, 100).holds)
+            assert bool(descend(q, jnp.zeros(n), 1 / q.smoothness, steps=100).holds)
 
 
-def test_the_room_for_rounding_is_small(x64):
-    """A value lower than promised by 1e-10 of the minimum is found, and a bound too low by 1e-8."""
+def test_tolerance_for_rounding_is_small(x64):
+    """A value below the minimum by 1e-10 of it is detected, and a bound too low by 1e-8."""
     q = quadratic_objective(jnp.array([1.0]), jnp.array([1.0]))  # least at 1, -1/2
-    beside = Objective(q.f, 1.0, 1.0, q.minimizer * (1 + 1e-5))  # higher by 5e-11
-    with pytest.raises(ValueError, match="found the value"):
-        descend(beside, jnp.zeros(1), 0.5, 100)
-    seen = descend(q, jnp.zeros(1), 0.25, 20)
+    beside = Objective(
+        q.f, smoothness=1.0, convexity=1.0, minimizer=q.minimizer * (1 + 1e-5)
+    )  # a value higher by 5e-11
+    with pytest.raises(ValueError, match="got the value"):
+        descend(beside, jnp.zeros(1), 0.5, steps=100)
+    seen = descend(q, jnp.zeros(1), 0.25, steps=20)
     tight = dict(seen.bounds, mine=seen.gaps)
     assert bool(dataclasses.replace(seen, bounds=tight).holds)
     assert not bool(dataclasses.replace(seen, bounds=dict(tight, mine=seen.gaps - 0.5e-8)).holds)
 
 
-def test_pictures():
-    matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+def test_plots():
+    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    seen = descend(lecture(), jnp.ones(2), 0.05, 20)
+    seen = descend(lecture(), jnp.ones(2), 0.05, steps=20)
     ax = seen.plot()
     assert seen.plot(ax) is ax and ax.get_xscale() == "log"
-    assert descend(quartic, 2.0, 0.1, 5).plot().get_ylabel() == "f"
+    assert descend(quartic, 2.0, 0.1, steps=5).plot().get_ylabel() == "f"
     path = seen.plot_path(lecture())
     assert len(path.collections) >= 1 and seen.plot_path(lecture(), path, label="again") is path
     with pytest.raises(ValueError, match="one number or two"):
-        descend(huber_objective(), jnp.ones(3), 0.5, 5).plot_path(huber_objective())
-    stability_map("average", 10).plot()
+        descend(huber_objective(), jnp.ones(3), 0.5, steps=5).plot_path(huber_objective())
+    stability_map(method="average", points=10).plot()
     plt.close("all")
 
 
-# ---- sentences ----------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [
-        (lambda: descend(quartic, 2, 0.1, 5), TypeError, r"floating-point arrays, but x is int32 \(\)"),
-        (lambda: descend(2.0, quartic, 0.1, 5), TypeError, "the function and then the start, .* swap them"),
-        (lambda: descend(lambda x: x, jnp.ones(2), 0.1, 5), ValueError, "expected f to return a scalar"),
-        (lambda: descend(quartic, 2.0, 0.0, 5), ValueError, "expects a step size > 0, but 0.0 came"),
-        (lambda: descend(quartic, 2.0, 0.1, 0), ValueError, "expects steps to be a whole number >= 1, but 0 came"),
-        (lambda: descend(quartic, 2.0, "adam", 5), TypeError, "a step size or an optimizer .* but a str came; pass"),
-        (lambda: descend(quartic, 2.0, optax.adam, 5), TypeError, "but a function came; call it"),
-        (lambda: descend(quartic, 2.0, jnp.array([0.1, 0.2]), 5), ValueError, "one step size, .* use jax.vmap"),
+        (lambda: descend(quartic, 2, 0.1, steps=5), TypeError, r"floating-point arrays, got int32 \(\)"),
+        (lambda: descend(2.0, quartic, 0.1, steps=5), TypeError, "the function and then the start, .* swap them"),
+        (lambda: descend(lambda x: x, jnp.ones(2), 0.1, steps=5), ValueError, "f to return a scalar"),
+        (lambda: descend(quartic, 2.0, 0.0, steps=5), ValueError, "expected a step size > 0, got 0.0"),
         (
-            lambda: descend(Objective(quartic, minimizer=-0.7), 2.0, 0.1, 50),
+            lambda: descend(quartic, 2.0, 0.1, steps=0),
             ValueError,
-            "found the value .*, below .*, that of the minimizer; correct",
+            "expected steps to be an integer >= 1, got 0",
+        ),
+        (
+            lambda: descend(quartic, 2.0, "adam", steps=5),
+            TypeError,
+            "a step size or an optimizer .* got adam; pass",
+        ),
+        (lambda: descend(quartic, 2.0, optax.adam, steps=5), TypeError, "got the function adam; call it"),
+        (lambda: descend(quartic, 2.0, jnp.array([0.1, 0.2]), steps=5), ValueError, "one step size, .* use jax.vmap"),
+        (
+            lambda: descend(Objective(quartic, minimizer=-0.7), 2.0, 0.1, steps=50),
+            ValueError,
+            "got the value .* at another point, below .*, that of the minimizer; correct",
         ),
         (
             lambda: descend(lecture(), jnp.ones(3), 0.1),
             ValueError,
-            r"a start like the minimizer, \(2,\), but float32 \(3,\)",
+            r"a start like the minimizer, \(2,\), got float32 \(3,\)",
         ),
         (lambda: descend(lecture(), {"x": jnp.ones(2)}, 0.1), ValueError, "a start like the minimizer"),
         (lambda: Objective(quartic, smoothness=1.0, convexity=2.0), ValueError, "0 <= convexity <= smoothness"),
-        (lambda: quadratic_objective(jnp.ones((2, 3))), ValueError, r"expects a matrix \(n, n\) or its diagonal"),
+        (
+            lambda: quadratic_objective(jnp.ones((2, 3))),
+            ValueError,
+            r"expected hessian to be a matrix \(n, n\) or its diagonal",
+        ),
         (
             lambda: quadratic_objective(jnp.array([[1.0, 1.0], [0.0, 1.0]])),
             ValueError,
             r"symmetric .* \(A \+ A.T\) / 2",
         ),
-        (lambda: quadratic_objective(jnp.array([1.0, -1.0])), ValueError, "eigenvalues from -1 to 1 came"),
+        (lambda: quadratic_objective(jnp.array([1.0, -1.0])), ValueError, "eigenvalues from -1 to 1"),
         (lambda: quadratic_objective(jnp.array([1.0, 0.0]), jnp.ones(2)), ValueError, "b in the range of A"),
         (lambda: quadratic_objective(jnp.array([1.0, 1.0]), jnp.ones(3)), ValueError, r"linear of shape \(2,\)"),
-        (lambda: huber_objective(0.0), ValueError, "knee > 0, but 0.0 came"),
-        (lambda: stable_step_size(1.0, 1.0), ValueError, "with momentum 1 no step size converges"),
-        (lambda: spectral_radius(0.1, 1.0, 0.5, "adam"), ValueError, "knows the methods 'heavy ball', .* but 'adam'"),
+        (lambda: huber_objective(0.0), ValueError, "knee > 0, got 0.0"),
+        (lambda: stable_step_size(1.0, momentum=1.0), ValueError, "with momentum 1 no step size converges"),
+        (
+            lambda: spectral_radius(0.1, 1.0, momentum=0.5, method="adam"),
+            ValueError,
+            "expected method to be 'heavy ball' or 'nesterov' or 'average', got 'adam'",
+        ),
         (lambda: tuned_momentum(1.0, 0.0), ValueError, "without strong convexity there is no linear rate"),
     ],
 )
-def test_errors_are_sentences(call, error, sentence, sentences):
+def test_errors(call, error, sentence, sentences):
     with pytest.raises(error, match=sentence):
         call()
 
 
-def test_the_repairs_repair(sentences):
+def test_repairs_of_errors(sentences):
     with pytest.warns(UserWarning, match="take at most 1 / L = 0.1 for the bounds to hold"):
-        descend(lecture(), jnp.ones(2), 0.3, 5)
-    assert bool(descend(lecture(), jnp.ones(2), 0.1, 5).holds)
+        descend(lecture(), jnp.ones(2), 0.3, steps=5)
+    assert bool(descend(lecture(), jnp.ones(2), 0.1, steps=5).holds)
     lopsided = jnp.array([[1.0, 1.0], [0.0, 1.0]])
     even = quadratic_objective((lopsided + lopsided.T) / 2)
     x = jnp.array([0.5, -2.0])

@@ -27,7 +27,7 @@ from jaxblocks import (
     softmax,
     tanh,
 )
-from jaxblocks.theory import tracking
+from jaxblocks.theory.piecewise_affine import line
 from jaxblocks.theory.piecewise_linear import (
     PiecewiseLinear,
     count_kinks,
@@ -65,11 +65,11 @@ def clamp(x, low, high):
     return np.minimum(np.maximum(x, low), high)
 
 
-# ---- Lemma 1.3, there -----------------------------------------------------------------------------
+# ---- functions to nets -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("form", "units"), [("short", 5), ("lecture", 6), ("absorbed", 6)])
-def test_the_lemma(form, units):
+def test_nets_from_piecewise_linear_functions_are_exact(form, units):
     """The three forms are exact on and beyond the knots, with p + 2 and p + 3 units; absorbed has no output bias."""
     x = np.linspace(-6, 8, 1001)
     value = SLOPES[0] * T[0] + C0
@@ -79,7 +79,7 @@ def test_the_lemma(form, units):
     assert (params[2]["bias"] == 0).all() == (form == "absorbed")
 
 
-def test_the_printed_forms_are_wrong():
+def test_printed_formulas_of_the_lemma_are_wrong():
     """Errata: the sum of clips is off by 3.7 and 3.0, the sum of rectifiers by 3.25; corrected, by rounding."""
     x = np.linspace(-6, 8, 14001)
     p, f = 3, by_pieces(T, SLOPES, SLOPES[0] * T[0] + C0, x)
@@ -96,7 +96,7 @@ def test_the_printed_forms_are_wrong():
     np.testing.assert_allclose(abs(late - f).max(), 3.25, rtol=0, atol=1e-3)
 
 
-def test_a_clip_is_two_rectifiers():
+def test_clipping_is_a_difference_of_two_rectifiers():
     """max(0, x - a) cut at b - a is ReLU(x - a) - ReLU(x - b); found as a function of two breakpoints."""
     found = to_piecewise_linear(lambda x: jnp.minimum(jnp.maximum(x - 1, 0), 2.0))
     again = to_piecewise_linear(lambda x: relu(x - 1) - relu(x - 3))
@@ -104,7 +104,7 @@ def test_a_clip_is_two_rectifiers():
         assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([1.0, 3.0], [0.0, 1.0, 0.0], 0.0)
 
 
-def test_the_evaluator_integrates_and_compares():
+def test_piecewise_linear_values_integrals_and_distances():
     """Values, integrals and distances of the record against np.interp and fine sums."""
     f = PiecewiseLinear(T, SLOPES, 0.6)
     x = np.linspace(-1, 3, 400_001)
@@ -118,11 +118,11 @@ def test_the_evaluator_integrates_and_compares():
     np.testing.assert_allclose(line([0.0, 3.0]), [1.0, 7.0])
     assert line.values.shape == (0,) and line.integral(0, 1) == 2
     assert (f.integral(1, 1), f.l1_distance(g, 1, 1), line.sup_distance(g, 1, 1)) == (0, 0, 2.8)
-    with pytest.raises(ValueError, match="lower <= upper, but 1 and 0 came; swap them"):
+    with pytest.raises(ValueError, match="expected lower <= upper, got 1 and 0; swap them"):
         line.integral(1, 0)
 
 
-def test_the_designed_two_level_function():
+def test_two_level_model_has_the_designed_values():
     """h_21 has the drawn values, its coefficients are those of the lemma, and its area is 8."""
     net, params = two_level_model()
     at = np.array([-1, 0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 4.5, 5, 6, 9])
@@ -135,13 +135,13 @@ def test_the_designed_two_level_function():
     assert f.integral(0, 6) == 8 and f.breakpoints.tolist() == [0, 1, 2, 3, 6]
 
 
-# ---- there and back --------------------------------------------------------------------------------
+# ---- round trips --------------------------------------------------------------------------------
 
 
 @settings(max_examples=6)
 @given(st.integers(1, 50), st.sampled_from(FORMS), st.integers(0, 2**16))
-def test_there_and_back(pieces, form, seed):
-    """Random functions come back from their nets: breakpoints, slopes and value."""
+def test_round_trip_of_random_functions(pieces, form, seed):
+    """Breakpoints, slopes and value of random functions are recovered from their nets."""
     t, slopes, value = random_function(np.random.default_rng(seed), pieces)
     with jax.enable_x64(True):
         f = to_piecewise_linear(*from_piecewise_linear(t, slopes, value, form=form))
@@ -150,15 +150,15 @@ def test_there_and_back(pieces, form, seed):
     np.testing.assert_allclose(f.value, value, rtol=0, atol=1e-13)
 
 
-def test_ten_thousand_pieces():
-    """The net is within 1e-12 of the function, and the function comes back from the net to 1e-12."""
+def test_round_trip_of_ten_thousand_pieces():
+    """The net agrees with the function, and the function recovered from the net, to 1e-12."""
     t, slopes, value = random_function(np.random.default_rng(0), 10_000)
     net, params = from_piecewise_linear(t, slopes, value)
     x = np.concatenate([t[::101], np.linspace(-2, 2, 101)])
     exact = PiecewiseLinear(t, slopes, value)
     np.testing.assert_allclose(exact(x), by_pieces(t, slopes, value, x), rtol=0, atol=1e-12)
     np.testing.assert_allclose(values(net, params, x), exact(x), rtol=0, atol=3e-13)
-    # as a processor adds: several sums side by side, each entry after entry; units in order would be off by 1e-12
+    # sums in several lanes, as vector units compute them; with units in order the error would be 1e-12
     hidden, out = ({name: np.asarray(p) for name, p in layer.items()} for layer in (params[0], params[2]))
     terms = np.maximum(x[:, None] * hidden["kernel"] + hidden["bias"], 0) * out["kernel"][:, 0]
     for lanes in (4, 8, 16):
@@ -170,7 +170,7 @@ def test_ten_thousand_pieces():
     assert f.sup_distance(exact, -2, 2) < 1e-12
 
 
-def test_float32_nets_are_followed_in_float64():
+def test_float32_nets_are_analyzed_in_float64():
     """Without x64 the net holds float32; its function is that of these numbers, exactly."""
     with jax.enable_x64(False):
         net, params = from_piecewise_linear([0.1, 0.2], [0.0, 1.0, 0.3], 1.0)
@@ -216,8 +216,8 @@ def random_net(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_any_net_of_one_input(name):
-    """The function found is the net at 4001 points; between breakpoints the net is straight, at each it bends."""
+def test_piecewise_linear_function_of_any_net(name):
+    """It equals the net at 4001 points; between breakpoints second differences vanish, at breakpoints they do not."""
     apply, net, params = random_net(name)
     f = to_piecewise_linear(net, params)
     x = np.linspace(-7, 7.1, 4001)
@@ -227,29 +227,29 @@ def test_any_net_of_one_input(name):
     between = lambda k: ((x[:-k] < (t := f.breakpoints[:, None])) & (t < x[k:])).any(0)
     bends = abs(np.diff(y, 2)) > 1e-11 * size
     assert not bends[~between(2)].any()
-    assert bends[between(2)].mean() > 0.9  # all but where the bend is too slight for these samples
+    assert bends[between(2)].mean() > 0.9  # except for kinks too small for these samples
     assert len(f.breakpoints) >= {"mask": 1, "branches": 2, "backwards": 1, "scan": 4, "scatter": 4}.get(name, 5)
 
 
-def test_the_walk_in_parts_is_the_walk(monkeypatch):
-    """A line cut into parts, since its arrays would be too large, gives the same function."""
+def test_dividing_the_line_into_parts_changes_nothing(monkeypatch):
+    """A line divided into parts, as it is where arrays would be too large, gives the same function."""
     _, net, params = random_net("deep")
     whole = to_piecewise_linear(net, params)
-    monkeypatch.setattr(tracking, "_BUDGET", 200)
+    monkeypatch.setattr(line, "_BUDGET", 200)
     parts = to_piecewise_linear(net, params)
     np.testing.assert_allclose(parts.breakpoints, whole.breakpoints, rtol=1e-12)
     np.testing.assert_allclose(parts.slopes, whole.slopes, rtol=1e-11)
     np.testing.assert_allclose(parts.value, whole.value, rtol=1e-12)
 
 
-def test_kinks_hide_from_samples_and_not_from_us():
+def test_narrow_spikes_are_found():
     """A spike of width 1e-9 is found."""
     f = to_piecewise_linear(*from_piecewise_linear([0.3, 0.3 + 1e-9, 0.3 + 2e-9], [0, 1, -1, 0], 0.0))
     assert f.breakpoints.tolist() == [0.3, 0.3 + 1e-9, 0.3 + 2e-9]
 
 
-def test_one_hidden_layer_has_at_most_as_many_kinks_as_units():
-    """Kinks are the distinct -b/w whose slopes do not cancel; units on one side of the data make none twice."""
+def test_kinks_of_one_hidden_layer():
+    """Kinks are the distinct -b/w whose slopes do not cancel."""
     rng = np.random.default_rng(1)
     w, b, a = rng.normal(size=(3, 20))
     net = MLP(20, 1)
@@ -269,8 +269,8 @@ def test_one_hidden_layer_has_at_most_as_many_kinks_as_units():
     assert count_kinks(MLP(2, 1), mirrored) == 0
 
 
-def test_real_kinks_of_deep_wide_nets_are_told_from_rounding():
-    """20 layers of 100: none of the kinks is swallowed; slopes are those of the masks at each sample, by numpy."""
+def test_kinks_of_deep_wide_nets_are_distinguished_from_rounding():
+    """20 layers of 100 units: no kink is lost; slopes are those of the masks at each sample, computed in NumPy."""
     rng = np.random.default_rng(0)
     sizes = [1, *(100,) * 20, 1]
     kernels = [rng.normal(size=(m, n)) * (2 / m) ** 0.5 for m, n in itertools.pairwise(sizes)]
@@ -292,7 +292,7 @@ def test_real_kinks_of_deep_wide_nets_are_told_from_rounding():
 
 
 @pytest.mark.parametrize("copies", [1, 20])
-def test_canceling_kinks_of_deep_nets_leave_none(copies):
+def test_canceling_kinks_of_deep_nets_are_removed(copies):
     """With z = relu(z) - relu(-z) in every layer a deep net is a line, also where its units are copies of a few."""
     rng, n = np.random.default_rng(0), 8 * copies
     layers = [np.tile(rng.normal(size=(8, 8)) / 8**0.5, (copies, copies)) / copies for _ in range(20)]
@@ -305,13 +305,13 @@ def test_canceling_kinks_of_deep_nets_leave_none(copies):
             h = relu(jnp.concatenate([z, -z])) @ np.concatenate([w, -w])
         return h.sum(keepdims=True)
 
-    assert len(tracking.track("track", net).points) > 100
+    assert len(line.affine_pieces(net).points) > 100
     assert count_kinks(net) == 0
     assert count_kinks(lambda x: relu(net(x))) == 1
 
 
-def test_a_segment_through_many_inputs():
-    """A net of several inputs along a segment is a net of one."""
+def test_net_along_a_segment():
+    """A net of several inputs along a segment is a net of one input."""
     net = MLP(8, 3)
     params = net.init(jax.random.key(0), jnp.zeros(4))
     start, way = jnp.arange(4.0), jnp.array([1.0, -2.0, 0.5, 1.5])
@@ -324,8 +324,8 @@ def test_a_segment_through_many_inputs():
     assert 1 <= len(f.breakpoints) <= 8
 
 
-def test_options_and_constants():
-    """Side inputs reach the net; a constant and a line have no breakpoints."""
+def test_side_inputs_and_constant_nets():
+    """Side inputs are passed to the net; constants and lines have no breakpoints."""
     net = lambda x, *, sign: sign * jnp.abs(x)
     assert to_piecewise_linear(net, sign=-1.0).slopes.tolist() == [1, -1]
     f = to_piecewise_linear(lambda x: 0 * x + 3)
@@ -337,29 +337,29 @@ def test_options_and_constants():
     assert (f.breakpoints.tolist(), f.slopes.tolist(), f.value) == ([], [2.5], -1.0)
 
 
-# ---- what does not go ------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([0, 1], [0, 1], 0.0), "n breakpoints, n \\+ 1 slopes.*shape \\(2,\\), slopes of shape \\(2,\\)"),
-        (([1, 0], [0, 1, 0], 0.0), "increasing breakpoints, but 0.0 comes after 1.0; sort them"),
-        (([0, 1, 1], [0, 1, 0, 2], 0.0), "increasing breakpoints, but 1.0 is repeated; name it once"),
-        (([0, np.inf], [0, 1, 0], 0.0), "finite breakpoints, but inf is among them"),
-        (([0], [0, np.nan], 0.0), "finite slopes, but nan"),
-        (([0], [0, 1], np.nan), "a finite value, but nan"),
+        (([0, 1], [0, 1], 0.0), "expected n breakpoints, n \\+ 1 slopes.*shape \\(2,\\), slopes of shape \\(2,\\)"),
+        (([1, 0], [0, 1, 0], 0.0), "increasing breakpoints, got 0.0 after 1.0; sort them"),
+        (([0, 1, 1], [0, 1, 0, 2], 0.0), "increasing breakpoints, got 1.0 twice; list it once"),
+        (([0, np.inf], [0, 1, 0], 0.0), "finite breakpoints, got inf among them"),
+        (([0], [0, np.nan], 0.0), "finite slopes, got nan"),
+        (([0], [0, 1], np.nan), "a finite value, got nan"),
     ],
 )
-def test_bad_functions(arguments, words):
+def test_invalid_functions_are_rejected(arguments, words):
     with pytest.raises(ValueError, match=words):
         from_piecewise_linear(*arguments)
     with pytest.raises(ValueError, match=words):
         PiecewiseLinear(*arguments)
 
 
-def test_the_record_is_a_pytree():
-    """What transformations make of it is not checked, and its tracers are not either."""
+def test_piecewise_linear_is_a_pytree():
+    """Instances made by transformations are not checked, and tracers are not either."""
     f = PiecewiseLinear(np.array([0.0, 1.0]), np.array([0.0, 1.0, 0.0]), 0.0)
     shapes = jax.tree.map(np.shape, f)
     assert isinstance(shapes, PiecewiseLinear) and shapes.slopes == (3,)
@@ -370,57 +370,59 @@ def test_the_record_is_a_pytree():
     assert f._replace(value=2.0)(np.array([0.5])).tolist() == [2.5]
 
 
-def test_what_is_no_number():
-    with pytest.raises(TypeError, match="expects real numbers for breakpoints, slopes and value, but a str, a list, a"):
+def test_numbers_are_required():
+    with pytest.raises(
+        TypeError, match="expected real numbers for breakpoints, slopes and value, got 't', a list, 0.0"
+    ):
         from_piecewise_linear("t", [0, 1], 0.0)
 
 
-def test_an_unknown_form():
-    with pytest.raises(ValueError, match="knows the forms"):
+def test_unknown_form_is_rejected():
+    with pytest.raises(ValueError, match="expected form to be 'short' or 'lecture' or 'absorbed', got 'long'"):
         from_piecewise_linear([0], [0, 1], 0.0, form="long")
 
 
 @pytest.mark.parametrize(
     ("net", "words"),
     [
-        (Serial(Dense(3), tanh, Dense(1)), "the layer 1.tanh is not: it takes tanh of"),
-        (Serial(a=Serial(Dense(3), relu, softmax), b=Dense(1)), "the layer a.Serial, 2.softmax is not: it takes exp"),
-        (Serial(Dense(2), gelu, Dense(1)), "the layer 1.gelu is not"),
-        (Serial(Dense(4), LayerNorm(), Dense(1)), "the layer 1.LayerNorm is not"),
-        (Repeat(Serial(Dense(1), tanh), 2), "1.tanh is not"),
-        (lambda x: x * x, "this function is not: it multiplies two arrays that depend on its input"),
-        (lambda x: x**2, "this function is not: it takes integer_pow of"),
-        (lambda x: 1 / x, "this function is not: it divides by what depends on its input"),
+        (Serial(Dense(3), tanh, Dense(1)), "got the layer 1 that takes tanh of what"),
+        (Serial(a=Serial(Dense(3), relu, softmax), b=Dense(1)), "got the layer a/2 that takes exp"),
+        (Serial(Dense(2), gelu, Dense(1)), "got the layer 1 that"),
+        (Serial(Dense(4), LayerNorm(), Dense(1)), "got the layer 1 that takes square"),
+        (Repeat(Serial(Dense(1), tanh), 2), "the layer 1 that takes tanh"),
+        (lambda x: x * x, "a function that multiplies two arrays that depend on the input"),
+        (lambda x: x**2, "a function that takes integer_pow of"),
+        (lambda x: 1 / x, "a function that divides by what depends on the input"),
         (lambda x: jnp.round(x), "takes round of"),
-        (lambda x: jnp.sort(jnp.concatenate([x, -x]))[:1], "this function uses sort, which .* here; write"),
-        (lambda x: jax.lax.top_k(jnp.concatenate([x, -x]), 1)[0], "uses top_k, which is not followed here"),
-        (lambda x: jax.lax.cond(x[0] > 0, lambda: x, lambda: -x), "uses cond, which .* choose by jnp.where"),
-        (lambda x: (x > 0.5).astype(x.dtype), "continuous net, but its output jumps by 1 at 0.5"),
-        (lambda x: jnp.concatenate([x, x]), "one output, but the net's are \\(2,\\) in shape; .* output=0 to 1"),
+        (lambda x: jnp.sort(jnp.concatenate([x, -x]))[:1], "a function that uses sort, which is not supported; write"),
+        (lambda x: jax.lax.top_k(jnp.concatenate([x, -x]), 1)[0], "uses top_k, which is not supported"),
+        (lambda x: jax.lax.cond(x[0] > 0, lambda: x, lambda: -x), "uses cond, which .* choose with jnp.where"),
+        (lambda x: (x > 0.5).astype(x.dtype), "expected a continuous net, got an output that jumps by 1 at 0.5"),
+        (lambda x: jnp.concatenate([x, x]), "expected one output, got outputs of shape \\(2,\\); .* output=0 to 1"),
         (lambda x: x * jnp.inf, "not finite"),
     ],
 )
-def test_nets_that_are_not_piecewise_linear(net, words):
-    """The sentence names the layer; with rectifiers in its place, or one output chosen, it goes."""
+def test_nets_that_are_not_piecewise_linear_are_rejected(net, words):
+    """The error names the layer and the operation."""
     params = net.init(jax.random.key(0), jnp.zeros(1)) if hasattr(net, "init") else ()
     with jax.debug_nans(False), pytest.raises(ValueError, match=words):
         to_piecewise_linear(net, params)
 
 
-def test_the_repairs():
-    """What the sentences advise: straight activations, one output, the function of a layer with state."""
+def test_repairs_of_errors():
+    """Piecewise linear activations, one output, the function of a layer with state."""
     net = Serial(Dense(3), jax.nn.hard_tanh, Dense(1))
     to_piecewise_linear(net, net.init(jax.random.key(0), jnp.zeros(1)))
     f = to_piecewise_linear(lambda x: jnp.concatenate([x, jnp.abs(x)]), output=1)
     assert f.slopes.tolist() == [-1, 1]
     f = to_piecewise_linear(lambda x: jnp.where(x > 0, x, -x))
     assert f.slopes.tolist() == [-1, 1]
-    with pytest.raises(TypeError, match="follows nets of one input; for others take regions_along"):
+    with pytest.raises(TypeError, match="is for nets of one input; for others use regions_along"):
         to_piecewise_linear(lambda x: jnp.ones((1, 3)) @ x)
     net = BatchNorm()
     params, state = net.init(jax.random.key(0), jnp.zeros((1, 1)))
     state = {**state, "updates": state["updates"] + 1}
-    with pytest.raises(TypeError, match="without state, but BatchNorm has one"):
+    with pytest.raises(TypeError, match="expected a layer without state, got BatchNorm"):
         to_piecewise_linear(net, params)
     f = to_piecewise_linear(lambda x: net.apply(params, state, x[None], train=False)[0])
     np.testing.assert_allclose(f.slopes, 1, rtol=0, atol=1e-3)

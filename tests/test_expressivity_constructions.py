@@ -68,7 +68,7 @@ GRID = np.linspace(0, 1, 20_001)
         (np.sqrt, {4: 0.125, 16: 0.0625, 64: 0.03125}),
     ],
 )
-def test_the_error_of_the_net_is_within_the_modulus(g, errors):
+def test_approximation_error_is_within_the_modulus(g, errors):
     """The table of errors, each below omega_g(1/N); for the square root it is 1 / (4 sqrt N) against 1 / sqrt N."""
     for pieces, error in errors.items():
         _, params = approximate(g, pieces)
@@ -78,7 +78,7 @@ def test_the_error_of_the_net_is_within_the_modulus(g, errors):
         assert measured <= modulus_of_continuity(g, 1 / pieces) + 1e-12
 
 
-def test_the_pair_is_the_net():
+def test_approximating_layer_on_another_interval():
     """JAX computes the same, also on another interval, and constants beyond it."""
     net, params = approximate(lambda x: jnp.sin(x), 64, interval=(-2, 3))
     x = np.linspace(-2, 3, 501)
@@ -90,14 +90,14 @@ def test_the_pair_is_the_net():
 @pytest.mark.parametrize(
     ("error", "pieces", "measured"), [(0.1, 2, 0.0666167), (0.01, 6, 0.00869052), (0.001, 19, 0.000916858)]
 )
-def test_a_curvature_tells_how_many_pieces(error, pieces, measured):  # fmt: skip
+def test_pieces_for_a_bound_on_the_curvature(error, pieces, measured):  # fmt: skip
     """For exp, N = ceil(sqrt(e / (8 epsilon)))."""
     assert pieces_for(np.exp, error, curvature=math.e) == pieces
     _, params = approximate(np.exp, pieces)
     np.testing.assert_allclose(abs(forward(params, GRID[:, None])[:, 0] - np.exp(GRID)).max(), measured, rtol=1e-5)
 
 
-def test_the_modulus_tells_how_many_pieces():
+def test_pieces_for_the_modulus():
     """Without a curvature: enough, and for sqrt the 1 / error^2 of its modulus."""
     assert pieces_for(np.sqrt, 0.1) == 100
     pieces = pieces_for(wiggle, 0.2)
@@ -105,7 +105,7 @@ def test_the_modulus_tells_how_many_pieces():
     assert abs(forward(params, GRID[:, None])[:, 0] - wiggle(GRID)).max() <= 0.2
 
 
-def test_the_modulus_is_the_largest_difference():
+def test_modulus_of_continuity_by_all_pairs():
     """Against every pair of points of the grid."""
     x = np.linspace(0, 1, 201)
     for steps in (1, 7, 64, 200):
@@ -114,8 +114,8 @@ def test_the_modulus_is_the_largest_difference():
         assert modulus_of_continuity(wiggle, steps / 200, samples=200) == pairs
 
 
-def test_uniform_continuity():
-    """Heine-Cantor: the modulus of a continuous function falls to 0; that of a step does not."""
+def test_modulus_falls_to_zero_for_continuous_functions():
+    """Heine-Cantor theorem; the modulus of a step function does not."""
     falling = [modulus_of_continuity(wiggle, delta) for delta in (0.1, 0.01, 0.001)]
     assert falling[0] > falling[1] > falling[2] and falling[2] < 0.02
     with pytest.raises(ValueError, match="varies by 1 in a step of its grid"):
@@ -138,8 +138,8 @@ def test_polynomial_activations_do_not_approximate():
     assert abs(forward(params, x[:, None])[:, 0] - abs(x)).max() < 1e-3
 
 
-def test_a_step_is_approximated_in_the_mean_only():
-    """Steep ramps: the L1 error falls, the largest stays a half (universality for measurable functions)."""
+def test_step_function_is_approximated_in_the_mean_only():
+    """Steep ramps: the L1 error falls, the largest error remains a half (universality for measurable functions)."""
     x = np.linspace(-1, 1, 200_001)
     for steep in (10, 100, 1000):
         f = to_piecewise_linear(*from_piecewise_linear([-1 / steep, 1 / steep], [0, steep / 2, 0], 0.0))
@@ -149,7 +149,7 @@ def test_a_step_is_approximated_in_the_mean_only():
 
 
 def test_any_labels_are_interpolated():
-    """n + 1 units fit n random labels exactly, and say nothing elsewhere."""
+    """n + 1 units fit n random labels exactly."""
     rng = np.random.default_rng(0)
     x, y = np.sort(rng.uniform(size=40)), rng.integers(0, 2, 40)
     _, params = from_piecewise_linear(*interpolate(x, y))
@@ -157,7 +157,7 @@ def test_any_labels_are_interpolated():
     assert params[0]["bias"].size == 41
 
 
-def test_ridges():
+def test_ridge_approximation():
     """Several variables: the error is at most that of the fit plus epsilon, at points and between them."""
     g = lambda x: np.sin(x[:, 0]) * np.cos(x[:, 1])
     grid = np.stack(np.meshgrid(*2 * [np.linspace(-1, 1, 9)]), -1).reshape(-1, 2)
@@ -188,8 +188,8 @@ def test_exponentials_are_an_algebra_that_separates_points():
 # ---- depth ---------------------------------------------------------------------------------------------
 
 
-def test_the_sawtooth():
-    """Values of the lecture, both forms equal to the last bit at dyadic points, 31 params and 10 rectifiers."""
+def test_sawtooth_and_its_network():
+    """Values of the lecture; both forms are equal to the last bit at dyadic points; 31 params and 10 rectifiers."""
     x = jnp.arange(-768, 769) / 256
     for levels in (0, 1, 5):
         net, params = sawtooth_network(levels)
@@ -201,8 +201,8 @@ def test_the_sawtooth():
 
 
 @pytest.mark.parametrize("levels", [0, 1, 2, 3, 5, 10, 12])
-def test_the_sawtooth_has_two_to_the_depth_less_one_kinks(levels):
-    """At the multiples of 2^(2 - l) inside (-2, 2), where a level before is zero; its areas are 4 and 0."""
+def test_kinks_of_the_sawtooth(levels):
+    """2^l - 1, at the multiples of 2^(2 - l) inside (-2, 2), where an earlier level is zero; its areas are 4 and 0."""
     f = to_piecewise_linear(*sawtooth_network(levels))
     expected = np.arange(-(2**levels) // 2 + 1, 2**levels // 2) * 2.0 ** (2 - levels) if levels else []
     np.testing.assert_array_equal(f.breakpoints, expected)
@@ -216,7 +216,7 @@ def test_the_sawtooth_has_two_to_the_depth_less_one_kinks(levels):
 
 
 def test_random_nets_have_about_as_many_kinks_as_units():
-    """Erratum: two to the depth is what can be reached, not what happens: 8 units a layer, 4 layers."""
+    """Two to the depth is attainable, not typical: 8 units a layer, 4 layers."""
     made = []
     for seed in range(5):
         rng = np.random.default_rng(seed)
@@ -227,7 +227,7 @@ def test_random_nets_have_about_as_many_kinks_as_units():
     assert 10 < np.mean(made) < 64 and max(made) < 100
 
 
-def test_the_triangle_map():
+def test_triangle_network():
     """2 L^2 + 4 layers and 3 L^2 + 6 nodes for L = 2; the net is the wave."""
     net, params = triangle_network(2**2 + 2)
     assert len([p for p in params if p]) == 2 * 2**2 + 4
@@ -241,8 +241,8 @@ def test_the_triangle_map():
     np.testing.assert_array_equal(f.slopes, wave.slopes)
 
 
-def test_the_count_of_pieces():
-    """151.70 < 2048 and 4096 < 262144 pieces; random nets stay within; with 2 L^2 nodes it would be no theorem."""
+def test_bound_on_the_number_of_pieces():
+    """151.70 < 2048 and 4096 < 262144 pieces; random nets satisfy the bound."""
     np.testing.assert_allclose(pieces_bound(3, 8), 151.70, rtol=0, atol=5e-3)
     assert pieces_bound(4, 16) == 4096 < 2 ** (4**2 + 2)
     for seed in range(3):
@@ -252,8 +252,8 @@ def test_the_count_of_pieces():
         assert count_kinks(net, (params[0], (), params[1], (), params[2])) + 1 <= pieces_bound(3, 9)
 
 
-def test_shallow_nets_stay_far_from_the_triangle_wave():
-    """The integral, exact: at least the bound, which exceeds 1/32 for L = 2, 3, 4; a constant 1/2 has 1/4."""
+def test_distance_of_shallow_nets_from_the_triangle_wave():
+    """The integral is at least the bound, which exceeds 1/32 for L = 2, 3, 4; for a constant 1/2 it is 1/4."""
     for layers in (2, 3, 4):
         assert separation_bound(layers**2 + 2, pieces_bound(layers, 2**layers)) > 1 / 32
     assert separation(11, lambda x: 0 * x + 0.5) == 0.25
@@ -264,14 +264,14 @@ def test_shallow_nets_stay_far_from_the_triangle_wave():
             g = PiecewiseLinear(t, rng.normal(scale=20, size=pieces), rng.uniform())
             net = from_piecewise_linear(*g)
             assert separation(6, *net) >= separation_bound(6, pieces)
-        # as good as it gets: follow the first teeth exactly, then stay at 1/2
+        # the best approximation: equal to the first teeth, then 1/2
         teeth = triangle_wave(6)
         x = np.append(np.arange(pieces) / 64, (pieces - 0.5) / 64)
         g = interpolate(x, teeth(x))
         assert separation_bound(6, pieces) <= g.l1_distance(teeth, 0, 1) <= 0.25
     x = np.linspace(0, 1, 64 * 500 + 1)
     np.testing.assert_allclose(g.l1_distance(teeth, 0, 1), np.trapezoid(abs(g(x) - teeth(x)), x), rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="at most 20 levels, a million pieces, but 21 came"):
+    with pytest.raises(ValueError, match="levels to be an integer >= 1 and <= 20, got 21"):
         separation(21, lambda x: x)
 
 
@@ -279,7 +279,7 @@ def test_shallow_nets_stay_far_from_the_triangle_wave():
 
 
 @pytest.mark.parametrize("n", range(1, 13))
-def test_parity_of_all_rows(n):
+def test_shallow_parity_on_all_rows(n):
     """n rectifiers, or one cosine, on all 2^n rows; the first is exact to the last bit."""
     rows = bit_rows(n)
     parity = rows.sum(1) % 2
@@ -301,7 +301,7 @@ def test_parity_by_a_chain(n):
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params["xor"], shallow))
 
 
-def test_minterms():
+def test_minterm_networks():
     """Every table, one unit for each true row; parity has 2^(n - 1) of them."""
     assert list(itertools.product((0.0, 1.0), repeat=3)) == list(map(tuple, bit_rows(3)))
     for table in itertools.product((0, 1), repeat=4):
@@ -315,13 +315,13 @@ def test_minterms():
     np.testing.assert_array_equal(net.apply(params, jnp.asarray(bit_rows(2)))[:, 0], [0, 1, 1, 0])
 
 
-def test_bad_tables():
-    with pytest.raises(ValueError, match="2\\^n entries, n >= 1, but shape \\(3,\\) came"):
+def test_invalid_tables_are_rejected():
+    with pytest.raises(ValueError, match="2\\^n entries, n >= 1, got shape \\(3,\\)"):
         minterm_network([0, 1, 1])
-    with pytest.raises(ValueError, match="0 or 1, but others came"):
+    with pytest.raises(ValueError, match="0 or 1, got others"):
         minterm_network([0.2, 1])
     minterm_network(np.array([0.2, 1]) > 0.5)
-    with pytest.raises(ValueError, match="whole number >= 2"):
+    with pytest.raises(ValueError, match="n to be an integer >= 2, got 1"):
         parity_chain(1)
 
 
@@ -329,17 +329,17 @@ def test_bad_tables():
 
 
 def test_max_of_zero_x_and_y():
-    """Two hidden layers give it to rounding; it bends across x = 0 at y = -1 and not at y = 1."""
+    """Two hidden layers compute it up to rounding; on x = 0 it has a kink at y = -1 and none at y = 1."""
     x = np.random.default_rng(0).normal(size=(1000, 2))
     net, params = max_zero_x_y()
     np.testing.assert_allclose(net.apply(params, jnp.asarray(x))[:, 0], np.maximum(0, x.max(1)), rtol=0, atol=1e-15)
-    bend = lambda y: [jax.grad(lambda p: net.apply(params, p)[0])(jnp.array([s, y])) for s in (-1e-3, 1e-3)]
-    jumps = {y: np.asarray(bend(y)[1] - bend(y)[0]) for y in (-1.0, 1.0)}
+    sides = lambda y: [jax.grad(lambda p: net.apply(params, p)[0])(jnp.array([s, y])) for s in (-1e-3, 1e-3)]
+    jumps = {y: np.asarray(sides(y)[1] - sides(y)[0]) for y in (-1.0, 1.0)}
     np.testing.assert_array_equal(jumps[-1.0], [1, 0])
     np.testing.assert_array_equal(jumps[1.0], [0, 0])
 
 
-def test_one_hidden_layer_bends_alike_along_a_whole_line():
+def test_kinks_of_one_hidden_layer_are_whole_lines():
     """The jump of the gradient across the line of a unit is a_i w_i, everywhere on it."""
     rng = np.random.default_rng(0)
     w, b, a = rng.normal(size=(2, 5)), rng.normal(size=5), rng.normal(size=5)
@@ -369,12 +369,12 @@ def test_max_min_strings():
     np.testing.assert_allclose(net.apply(params, jnp.asarray(x))[:, 0], y, rtol=0, atol=1e-12)
 
 
-def test_bad_strings():
-    with pytest.raises(ValueError, match="n >= 1 operations, but shapes \\(1, 2\\), \\(2,\\) and 2 operations"):
+def test_invalid_strings_are_rejected():
+    with pytest.raises(ValueError, match="n >= 1 operations, got shapes \\(1, 2\\), \\(2,\\) and 2 operations"):
         max_min_string([[1, 2]], [0, 0], ["max", "min"], radius=1)
     with pytest.raises(ValueError, match='"max" and "min"'):
         max_min_string([[1, 2]], [0, 0], ["sum"], radius=1)
-    with pytest.raises(ValueError, match="radius >= 0, but -1 came"):
+    with pytest.raises(ValueError, match="radius >= 0, got -1"):
         max_min_string([[1, 2]], [0, 0], ["max"], radius=-1)
 
 
@@ -393,7 +393,7 @@ def net_and_params(bias=True):
     return Serial(dense[0], relu, dense[1], relu, dense[2]), tuple(params[:-1]), rng.normal(size=(20, 3))
 
 
-def test_rescaling_leaves_the_function():
+def test_rescaling_keeps_the_function():
     """To the last bit for powers of two, to rounding for any positive factors, unit by unit; not for tanh."""
     _, params, x = net_and_params()
     y = forward(params, x)
@@ -407,25 +407,25 @@ def test_rescaling_leaves_the_function():
     assert list(rescale(named, [1.0, 1.0])) == list("abcde")
 
 
-def test_factors_must_fit():
-    """Sentences: a negative factor, too few, a wrong shape, other layers; with -1 it is another function."""
+def test_invalid_factors_are_rejected():
+    """A negative factor, too few, a wrong shape, other layers; with -1 the function changes."""
     _, params, x = net_and_params()
-    with pytest.raises(ValueError, match="the smallest for hidden layer 1 is -1.0; rectifiers are homogeneous for"):
+    with pytest.raises(ValueError, match="a smallest one of -1.0 for hidden layer 1; rectifiers are homogeneous for"):
         rescale(params, [1.0, -1.0])
     with jax.debug_nans(False):
         changed = jax.jit(rescale)(params, [1.0, -1.0])
     assert abs(forward(changed, x) - forward(params, x)).max() > 0.1
-    with pytest.raises(ValueError, match="each of the 2 hidden layers, but 1 came"):
+    with pytest.raises(ValueError, match="each of the 2 hidden layers, got 1"):
         rescale(params, [1.0])
-    with pytest.raises(ValueError, match="5 for the units of hidden layer 0, but factors of shape \\(2,\\) came"):
+    with pytest.raises(ValueError, match="5 for the units of hidden layer 0, got factors of shape \\(2,\\)"):
         rescale(params, [np.ones(2), 1.0])
     for other in ((params[0], {"scale": jnp.ones(2)}), params[0], jnp.ones(2), ((params[0],), params[2])):
         with pytest.raises(ValueError, match="params of dense layers in series, as MLP"):
             rescale(other, [1.0])
 
 
-def test_signs_suffice_as_kernels():
-    """Every unit's weights get norm 1, a dead unit's stay 0; one input needs signs only, as in the lemma."""
+def test_unit_kernels():
+    """The weights of every unit get norm 1, those of a dead unit remain 0; for one input kernels are signs."""
     _, params, x = net_and_params()
     same = unit_kernels(params)
     np.testing.assert_allclose(forward(same, x), forward(params, x), rtol=1e-11)
@@ -441,7 +441,7 @@ def test_signs_suffice_as_kernels():
     np.testing.assert_allclose(forward(same, x[:, :1]), forward(dead, x[:, :1]), rtol=1e-12)  # fmt: skip
 
 
-def test_balanced_norms():
+def test_balance_equalizes_norms():
     """All kernels get the geometric mean of the norms, and the sum of squares falls."""
     _, params, x = net_and_params()
     params = rescale(params, [10.0, 0.2])
@@ -482,8 +482,8 @@ def test_gradient_flow_conserves_differences_of_norms():
     assert 7 < fast / slow < 14 and fast < 0.1
 
 
-def test_margins_are_normalized():
-    """Scaling all weights scales margins and not the quotient, and moving norms moves neither."""
+def test_normalized_margin():
+    """Scaling all weights scales margins and not the quotient; moving norms between layers changes neither."""
     net, params, x = net_and_params(bias=False)
     margin = lambda p: net.apply(p, jnp.asarray(x))[:, 0] - net.apply(p, jnp.asarray(x))[:, 1]
     larger = jax.tree.map(lambda p: 3.0 * p, params)
@@ -496,8 +496,8 @@ def test_margins_are_normalized():
 # ---- convolution as a dense layer ------------------------------------------------------------------------------
 
 
-def test_a_convolution_is_a_dense_layer_with_few_distinct_weights():
-    """Its matrix in a Dense computes the same; it is banded with equal diagonals: 3 weights for 24 entries."""
+def test_convolution_as_a_dense_layer():
+    """Its matrix in a Dense computes the same; it is banded with constant diagonals: 3 weights for 24 entries."""
     layer = Conv(1, 3)
     params = jax.tree.map(lambda p: p.astype(jnp.float64), layer.init(jax.random.key(0), jnp.zeros((10, 1))))
     matrix = np.asarray(as_dense(layer, (10, 1), params))
@@ -508,37 +508,37 @@ def test_a_convolution_is_a_dense_layer_with_few_distinct_weights():
     weights = np.asarray(params["kernel"]).ravel()
     toeplitz = [[weights[j - i] if 0 <= j - i < 3 else 0 for j in range(10)] for i in range(8)]
     np.testing.assert_allclose(matrix, toeplitz, rtol=0, atol=1e-15)
-    # erratum: equivariant, not invariant; shifting the input shifts the output
+    # equivariant, not invariant (an erratum of the lecture): shifting the input shifts the output
     shifted = layer.apply(params, jnp.roll(jnp.asarray(x), 1, axis=0))
     np.testing.assert_array_equal(shifted[1:], layer.apply(params, jnp.asarray(x))[:-1])
 
 
-# ---- sentences ---------------------------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: approximate(np.sin, 0), "pieces to be a whole number >= 1, but 0 came"),
-        (lambda: approximate(np.sin, 3, interval=(1, 0)), "finite a < b, but \\(1, 0\\) came"),
-        (lambda: approximate(lambda x: 1.0, 3), "shape \\(4,\\) here, but one of shape \\(\\) came"),
-        (lambda: modulus_of_continuity(np.sin, 1e-9), "at least a step of its grid, 0.0001, but 1e-09 came"),
-        (lambda: modulus_of_continuity(np.sin, 0), "a distance delta > 0, but 0 came"),
-        (lambda: approximate(np.log, 4), "g that is finite throughout, but it is -inf at 0.0; stay away"),
-        (lambda: approximate(np.sin, 4, interval=3), "an interval \\(a, b\\), two numbers, but 3 came"),
-        (lambda: pieces_for(np.sin, 0.1, curvature=-1), "finite curvature >= 0, but -1 came"),
-        (lambda: interpolate([0, np.nan], [1, 2]), "finite points, but nan came at 1"),
-        (lambda: interpolate([0, 1], [np.nan, 2]), "finite values, but nan came at 0"),
-        (lambda: pieces_for(np.sin, 0), "error > 0, but 0 came"),
+        (lambda: approximate(np.sin, 0), "pieces to be an integer >= 1, got 0"),
+        (lambda: approximate(np.sin, 3, interval=(1, 0)), "finite a < b, got \\(1, 0\\)"),
+        (lambda: approximate(lambda x: 1.0, 3), "shape \\(4,\\) here, got float64 \\(\\)"),
+        (lambda: modulus_of_continuity(np.sin, 1e-9), "at least a step of its grid, 0.0001, got 1e-09"),
+        (lambda: modulus_of_continuity(np.sin, 0), "a distance delta > 0, got 0"),
+        (lambda: approximate(np.log, 4), "g to be finite on the whole interval, got -inf at 0.0; take an interval"),
+        (lambda: approximate(np.sin, 4, interval=3), "an interval \\(a, b\\), two numbers, got 3"),
+        (lambda: pieces_for(np.sin, 0.1, curvature=-1), "finite curvature >= 0, got -1"),
+        (lambda: interpolate([0, np.nan], [1, 2]), "finite points, got nan at index 1"),
+        (lambda: interpolate([0, 1], [np.nan, 2]), "finite values, got nan at index 0"),
+        (lambda: pieces_for(np.sin, 0), "error > 0, got 0"),
         (lambda: interpolate([0, 0], [1, 2]), "increasing points"),
         (lambda: interpolate([0, 1], [1]), "a value for each point"),
-        (lambda: approximate_by_ridges(np.sum, [[1]], [[1, 2]], 0.1), "shapes \\(1, 1\\) and \\(1, 2\\) came"),
+        (lambda: approximate_by_ridges(np.sum, [[1]], [[1, 2]], 0.1), "got shapes \\(1, 1\\) and \\(1, 2\\)"),
         (lambda: approximate_by_ridges(lambda x: x[:, 0], [[1]], [[1], [2]], 0), "error > 0"),
         (lambda: approximate_by_ridges(lambda x: x[:, 0], [[0]], [[1], [2]], 1), "a direction other than 0"),
-        (lambda: sawtooth_network(-1), "levels to be a whole number >= 0"),
-        (lambda: triangle_wave(2.5), "levels to be a whole number >= 1, but 2.5 came"),
+        (lambda: sawtooth_network(-1), "levels to be an integer >= 0, got -1"),
+        (lambda: triangle_wave(2.5), "levels to be an integer >= 1, got 2.5"),
     ],
 )
-def test_sentences(call, words, sentences):
+def test_errors(call, words, sentences):
     with pytest.raises(ValueError, match=words):
         call()

@@ -1,4 +1,4 @@
-"""The figures of the lectures: the numbers that they show, where the lectures or a closed form have one."""
+"""The figures of the lectures: their numbers against those of the lectures and closed forms."""
 
 import contextlib
 import importlib.util
@@ -47,7 +47,7 @@ def cheap(figures, tmp_path_factory):
 # ---- the folder ---------------------------------------------------------------------------
 
 
-def test_there_are_thirty_six_figures_and_each_names_its_source(figures):
+def test_thirty_six_figures_with_sources(figures):
     assert tuple(figures.FIGURES) == ALL
     for number, made in figures.FIGURES.items():
         assert made.name.startswith(f"{number}_")
@@ -55,13 +55,13 @@ def test_there_are_thirty_six_figures_and_each_names_its_source(figures):
         assert any(who in made.source for who in ("Diehl", "Huszar", "Krapac", "Cevher")), number
 
 
-def test_where_the_original_is_unknown_the_figure_says_so(figures):
+def test_notes_of_figures_whose_original_is_unknown(figures):
     for number in ("F04", "F13", "F14", "F25"):
         assert "our choice" in figures.FIGURES[number].note or "choice is ours" in figures.FIGURES[number].note
     assert "synthetic stand-in" in figures.FIGURES["F20"].note.lower()
 
 
-def test_chosen_figures_and_their_contact_sheet_are_written(cheap):
+def test_selected_figures_and_their_contact_sheet_are_written(cheap):
     numbers, files = cheap
     assert tuple(sorted(numbers)) == CHEAP
     assert [name.partition("_")[0] for name in files if name != "contact_sheet.png"] == list(CHEAP)
@@ -69,7 +69,7 @@ def test_chosen_figures_and_their_contact_sheet_are_written(cheap):
     assert "contact_sheet.png" in files
 
 
-def test_a_figure_carries_its_number_its_source_and_its_note(figures, tmp_path):
+def test_caption_has_number_source_and_note(figures, tmp_path):
     figure, _ = figures.page(6, 3)
     figures.save(figure, "F13", tmp_path / "some.png")
     assert figure.get_suptitle().startswith("F13  Linear regions")
@@ -77,7 +77,7 @@ def test_a_figure_carries_its_number_its_source_and_its_note(figures, tmp_path):
     assert "the choice is ours" in figure.get_supxlabel().replace("\n", " ")
 
 
-def test_an_unknown_figure_gets_one_clear_line(figures, capsys, tmp_path):
+def test_unknown_figure_is_rejected(figures, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         figures.main(["--only", "F99", "--out", str(tmp_path / "never")])
     assert stop.value.code == 2
@@ -85,7 +85,7 @@ def test_an_unknown_figure_gets_one_clear_line(figures, capsys, tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-# ---- what they show -----------------------------------------------------------------------
+# ---- numbers -----------------------------------------------------------------------
 
 
 def f01(shown):
@@ -147,7 +147,7 @@ def f07(shown):
 
 
 def f08(shown):
-    """Convolution commutes with the shift; the dense units have no idea of it."""
+    """Convolution commutes with the shift; a dense layer does not."""
     assert shown["first"] < 1e-5
     assert shown["second"] < 1e-5
     assert shown["dense"] > 0.1
@@ -187,7 +187,7 @@ def f14(shown):
     assert 2 <= degrees.best <= 7
     assert degrees.test[-1] > 10 * degrees.test.min()
     double = shown["widths"]
-    assert double.test[double.complexity == 40] > 5 * double.test[-1], "it descends again"
+    assert double.test[double.complexity == 40] > 5 * double.test[-1], "double descent"
 
 
 def f15(shown):
@@ -294,7 +294,7 @@ def f31(shown):
     assert reverse == 10 * (784 * 128 + 128 * 64)
     assert 10 < crossover < 784
     assert shown[(100, 50, 200, 50, 1)][3] == pytest.approx(100), (
-        "symmetric inside: they cross where both ends are alike"
+        "with symmetric inner dimensions they cross where both ends are equal"
     )
 
 
@@ -304,7 +304,7 @@ def f32(shown):
     assert (shown["multilayer perceptron"] != 0).all()
     block = lambda name: np.any(shown[name].reshape(-1, 2, 6, 2) != 0, axis=(1, 3))  # (positions, positions)
     i, j = np.ogrid[:4, :6]
-    np.testing.assert_array_equal(block("convolution, window 3"), (j >= i) & (j <= i + 2))
+    np.testing.assert_array_equal(block("convolution, kernel size 3"), (j >= i) & (j <= i + 2))
     i, j = np.ogrid[:8, :6]
     np.testing.assert_array_equal(block("transposed convolution"), (i >= j) & (i <= j + 2))
     i, j = np.ogrid[:6, :6]
@@ -343,7 +343,7 @@ def f36(shown):
 
 
 @pytest.mark.parametrize("number", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
-def test_the_numbers_of_a_figure(figures, cheap, tmp_path, number):
+def test_numbers_of_a_figure(figures, cheap, tmp_path, number):
     if number == "F08":
         pytest.importorskip("sklearn", reason="it shows a handwritten digit")
     made = figures.FIGURES[number]

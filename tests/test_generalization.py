@@ -1,4 +1,4 @@
-"""Experiments on generalization: each ends in a number that a formula, an enumeration or the lecture knows."""
+"""Experiments on generalization: their numbers against formulas, enumerations and the lecture."""
 
 import itertools
 import math
@@ -13,10 +13,10 @@ import scipy.stats
 
 from jaxblocks import MLP
 from jaxblocks.theory.generalization import (
+    balancedness,
     batch_noise,
     capacity,
     conservation_drift,
-    conserved,
     degree_sweep,
     depth_sweep,
     linear_dichotomies,
@@ -47,9 +47,9 @@ def noisy_sine(n=20):
 
 
 def test_training_error_falls_and_test_error_is_u_shaped():
-    """LEARN-07, GEN-01; the fits are NumPy's own, and the one of degree n - 1 runs through all points."""
+    """The fits are those of NumPy, and the one of degree n - 1 interpolates all points."""
     x, y, test_x, test_y = noisy_sine()
-    sweep = degree_sweep(x, y, test_x, test_y, range(20))
+    sweep = degree_sweep(x, y, test_x, test_y, degrees=range(20))
     assert (np.diff(sweep.train) <= 1e-15).all() and sweep.train[19] < 1e-12
     assert sweep.best == 6
     under, best, over = sweep.test[[0, sweep.best, 19]]
@@ -61,8 +61,8 @@ def test_training_error_falls_and_test_error_is_u_shaped():
     assert repr(sweep).startswith("Sweep(degree 0 to 19, training error 0.325 to ")
 
 
-def test_wide_nets_descend_a_second_time():
-    """GEN-08: the test error peaks where the net just fits, and beyond falls below that of every narrower net."""
+def test_double_descent_over_width():
+    """The test error peaks where the net just fits, and beyond falls below that of every narrower net."""
     rng = np.random.default_rng(0)
     x, test_x = rng.normal(size=(30, 4)), rng.normal(size=(300, 4))
     target = lambda x: np.tanh(x[:, 0] - x[:, 1])
@@ -71,7 +71,7 @@ def test_wide_nets_descend_a_second_time():
         target(x) + 0.1 * rng.normal(size=30),
         test_x,
         target(test_x),
-        [2, 8, 15, 24, 30, 45, 100, 400],
+        widths=[2, 8, 15, 24, 30, 45, 100, 400],
         key=jax.random.key(0),
         draws=9,
     )
@@ -81,11 +81,11 @@ def test_wide_nets_descend_a_second_time():
     assert sweep.test[4] > 10 * sweep.test[-1]
 
 
-def test_depth_is_reported():
-    """GEN-11: without hidden layers the best affine function comes out, whatever the depth an error of its own."""
+def test_depth_sweep():
+    """Without hidden layers the result is the best affine function."""
     x = jnp.linspace(-1, 1, 21)[:, None]
     y = jnp.abs(x[:, 0])
-    sweep = depth_sweep(x, y, x, y, (0, 2), key=jax.random.key(0), width=8, steps=400, optimizer=0.1)
+    sweep = depth_sweep(x, y, x, y, depths=(0, 2), key=jax.random.key(0), width=8, steps=400, optimizer=0.1)
     np.testing.assert_array_equal(sweep.complexity, [0, 2])
     assert sweep.train[0] == pytest.approx(np.var(np.abs(np.linspace(-1, 1, 21))), rel=1e-3)
     assert sweep.train[1] < 0.01 and sweep.name == "hidden layers"
@@ -93,8 +93,8 @@ def test_depth_is_reported():
 
 
 @pytest.mark.parametrize(("n", "d"), [(5, 3), (6, 2), (4, 4)])
-def test_dichotomies_are_counted(n, d):
-    """Cover's function against all 2^n labelings of n points, each put to the search for a hyperplane."""
+def test_number_of_linear_dichotomies(n, d):
+    """Cover's function against a search for a hyperplane for each of the 2^n labelings of n points."""
     x, found = np.random.default_rng(5).normal(size=(n, d)), 0
     for labels in itertools.product([0, 1], repeat=n):
         try:
@@ -112,22 +112,22 @@ def test_half_of_all_labelings_are_separable_at_twice_the_features():
     assert (fraction[:10] == 1).all() and fraction[10] < 1 and fraction[19] == 0.5
 
 
-def test_the_capacity_is_exact_however_many_features():
-    """Against sums of binomials as fractions; one labeling in 2^54 is lost at 55 examples, which floats do not see."""
+def test_capacity_is_exact_for_many_features():
+    """Against sums of binomial coefficients as fractions; at 55 examples it is 1 - 2^-54, which floats round to 1."""
     for d in (1, 2, 54):
         found = capacity(d)
         for n in (1, d, d + 1, 2 * d - 1, 2 * d, 2 * d + 1, 4 * d):
             ways = 2 * sum(math.comb(n - 1, k) for k in range(d))
             assert found.fraction[n - 1] == float(Fraction(ways, 2**n))
-    assert repr(found) == "Capacity(54 features: all labelings up to 54 examples, half of them at twice that)"
+    assert repr(found) == "Capacity(54 features: all labelings up to 54 examples, half of them at 108)"
     assert capacity(1000).fraction[1999] == 0.5
 
 
 # ---- implicit bias ------------------------------------------------------------------------
 
 
-def test_from_zero_descent_finds_the_pseudoinverse():
-    """GEN-02: deviation of rounding from pinv(X) y; another start, another interpolant, as far as it was from it."""
+def test_limit_of_gradient_descent_on_least_squares():
+    """From zero it is pinv(X) y up to rounding; from another start it is another interpolant."""
     x, y = RNG.normal(size=(8, 20)), RNG.normal(size=8)
     zero = min_norm_bias(x, y)
     expected = np.linalg.lstsq(x, y, rcond=None)[0]
@@ -136,7 +136,7 @@ def test_from_zero_descent_finds_the_pseudoinverse():
     start = RNG.normal(size=20)
     other = min_norm_bias(x, y, start)
     assert other.deviation < 1e-13 and other.error < 1e-25
-    null = np.linalg.svd(x)[2][8:]  # what the rows of x do not reach
+    null = np.linalg.svd(x)[2][8:]  # orthogonal to the rows of x
     np.testing.assert_allclose(null @ other.weights, null @ start, atol=1e-13)
     assert np.linalg.norm(other.weights) > 1.1 * np.linalg.norm(zero.weights)
     assert np.abs(other.weights - zero.weights).max() > 0.5
@@ -150,7 +150,7 @@ def separable(n=30, d=3):
     return x + 0.3 * np.where(labels, 1, -1)[:, None] * np.array([1.0, -2.0, 0.5]), labels
 
 
-def test_the_widest_margin_is_that_of_support_vector_machines():
+def test_largest_margin_equals_that_of_support_vector_machines():
     from sklearn.svm import SVC
 
     x, labels = separable()
@@ -165,8 +165,8 @@ def test_the_widest_margin_is_that_of_support_vector_machines():
     assert best.support.sum() <= 3
 
 
-def test_logistic_regression_turns_to_the_widest_margin():
-    """The norm grows like log(t) / margin, the direction turns towards the best, and away from where it began."""
+def test_logistic_regression_converges_to_the_largest_margin():
+    """The norm grows like log(t) / margin, and the angle to the best direction falls."""
     x, labels = np.array([[1.0, 0.5], [1.0, -0.5], [5.0, 4.0], [-6.0, 1.0]]), np.array([1, 1, 1, 0])
     seen = max_margin_bias(x, labels, steps=30_000)
     np.testing.assert_allclose(seen.best.direction, [1, 0], atol=1e-12)  # two support vectors, symmetric
@@ -185,8 +185,8 @@ def test_logistic_regression_turns_to_the_widest_margin():
 # ---- deep linear nets ---------------------------------------------------------------------
 
 
-def test_what_flow_conserves_drifts_in_proportion_to_the_step():
-    """GEN-06: ten times smaller steps, ten times smaller drift (the syllabus has 7.1e-3, 7.0e-4, 7.0e-5)."""
+def test_drift_of_conserved_matrices_is_proportional_to_the_step():
+    """Ten times smaller steps give a ten times smaller drift."""
     rng = np.random.default_rng(0)
     kernels = [0.5 * rng.normal(size=shape) for shape in ((3, 4), (4, 4), (4, 2))]
     x, y = rng.normal(size=(10, 3)), rng.normal(size=(10, 2))
@@ -212,19 +212,19 @@ def test_what_flow_conserves_drifts_in_proportion_to_the_step():
     one = conservation_drift(kernels, x, y, step_sizes=[0.3], time=0.3)
     assert one.drifts[0] == pytest.approx(expected, rel=1e-12)
     assert one.losses[0] == pytest.approx(final, rel=1e-12)
-    assert [m.shape for m in conserved(kernels)] == [(4, 4), (4, 4)]
+    assert [m.shape for m in balancedness(kernels)] == [(4, 4), (4, 4)]
 
 
-def test_depth_prefers_low_rank():
-    """GEN-06: one factor leaves what it has not seen; with depth the rank falls to the target's."""
+def test_depth_is_biased_towards_low_rank():
+    """One factor does not change unobserved entries; with depth the rank falls to that of the target."""
     rng = np.random.default_rng(3)
     target = np.outer(rng.normal(size=8), rng.normal(size=8)) + np.outer(rng.normal(size=8), rng.normal(size=8))
     observed = rng.uniform(size=(8, 8)) < 0.75
-    found = matrix_completion(target, observed, (1, 2, 3), key=jax.random.key(0))
+    found = matrix_completion(target, observed, depths=(1, 2, 3), key=jax.random.key(0))
     assert (np.diff(found.effective_rank) < 0).all()
     assert (found.observed_error < 2e-3).all()
     assert found.unobserved_error[0] > 0.4 > 0.05 > found.unobserved_error[2]
-    masked = np.where(observed, target, 0)  # what one factor, begun near zero, ends at
+    masked = np.where(observed, target, 0)  # the limit of one factor that starts near zero
     np.testing.assert_allclose(found.matrices[0], masked, atol=0.02 * np.abs(target).max())
     assert found.effective_rank[2] < 2.2
     assert np.count_nonzero(found.target_values > 1e-10) == 2
@@ -234,7 +234,7 @@ def test_depth_prefers_low_rank():
 
 
 def test_a_net_fits_true_and_random_labels():
-    """GEN-03: both training errors are 0; on fresh data the true ones were learned, the random ones not."""
+    """Both training errors are 0; on new data only the net of the true labels is better than chance."""
     x = jax.random.normal(jax.random.key(0), (260, 20))
     y = (x[:, 0] + x[:, 1] > 0).astype(jnp.int32)
     with jax.numpy_dtype_promotion("standard"):
@@ -244,12 +244,12 @@ def test_a_net_fits_true_and_random_labels():
     np.testing.assert_array_equal(found.train, 1)
     assert found.test[0] > 0.75 and abs(found.test[1] - 0.5) < 0.15
     assert found.losses.shape == (2, 101) and (found.losses[:, -1] < 0.1).all()
-    assert (found.losses[1, 20] > found.losses[0, 20]).all()  # but learning by heart takes longer
+    assert (found.losses[1, 20] > found.losses[0, 20]).all()  # but memorization takes longer
     assert repr(found).startswith("RandomLabels(true labels: training 100%")
 
 
-def test_the_covariance_of_wide_random_nets():
-    """GEN-04: kappa_1(.6) = .6775476; a wide random net has it as its empirical covariance; derivatives are finite."""
+def test_covariance_of_wide_random_nets():
+    """kappa_1(.6) = .6775476; the empirical covariance of a wide random net agrees; derivatives are finite."""
     with jax.enable_x64(True):
         x = jnp.array([[1.0, 0.0], [0.6, 0.8], [-2.0, 0.0], [0.0, 0.0]])
         kernel = relu_covariance(x)
@@ -266,8 +266,8 @@ def test_the_covariance_of_wide_random_nets():
 # ---- noise --------------------------------------------------------------------------------
 
 
-def test_the_noise_of_batches_is_exact_by_enumeration():
-    """GEN-09: tr Cov = tr Sigma / B (N - B) / (N - 1), over all batches of six examples; drawn batches agree."""
+def test_batch_noise_by_enumeration():
+    """tr Cov = tr Sigma / B (N - B) / (N - 1), over all batches of six examples; random batches agree."""
     rng = np.random.default_rng(0)
     x, y, w = rng.normal(size=(6, 3)), rng.normal(size=6), rng.normal(size=3)
     loss = lambda w, x, y: (x @ w - y) ** 2
@@ -290,8 +290,8 @@ def test_the_noise_of_batches_is_exact_by_enumeration():
     assert noise.squared_norm == pytest.approx(mean @ mean)
 
 
-def test_noise_keeps_descent_moving():
-    """The variance of 4000 walkers after 400 noisy steps, within 4 standard errors."""
+def test_stationary_variance_by_simulation():
+    """The variance of 4000 runs after 400 noisy steps, within 4 standard errors."""
     rng, eta, curvature, sigma = np.random.default_rng(0), 0.3, 2.0, 0.7
     x = np.zeros(4000)
     for _ in range(400):
@@ -304,8 +304,8 @@ def test_noise_keeps_descent_moving():
 # ---- test sets and learners ---------------------------------------------------------------
 
 
-def test_the_best_of_many_guesses_looks_good_until_it_is_tested_afresh():
-    """LEARN-08: of 1, 10, 100, 1000 coin flips on 100 points; the bound is Hoeffding's, sqrt(log K / 2n)."""
+def test_optimistic_bias_of_selection_on_the_test_set():
+    """The best of 1, 10, 100, 1000 coin flips on 100 points; the bound is Hoeffding's, sqrt(log K / 2n)."""
     found = selection_optimism(key=jax.random.key(3), trials=1000)
     np.testing.assert_allclose(found.expected, [0.5, 0.580, 0.625, 0.662], atol=0.004)
     below = scipy.stats.binom(100, 0.5).cdf(np.arange(100))
@@ -317,18 +317,18 @@ def test_the_best_of_many_guesses_looks_good_until_it_is_tested_afresh():
     np.testing.assert_allclose(found.bound, [0.5, 0.6072983, 0.6517427, 0.6858461], atol=5e-7)
 
 
-def test_the_expected_best_is_that_of_all_outcomes():
+def test_expected_best_by_enumeration():
     """Two classifiers on three examples, right with probability .3: all 64 outcomes."""
     expected = 0.0
     for outcome in itertools.product([0, 1], repeat=6):
         right = sum(outcome)
         expected += 0.3**right * 0.7 ** (6 - right) * max(sum(outcome[:3]), sum(outcome[3:])) / 3
-    found = selection_optimism([2], 3, key=jax.random.key(0), chance=0.3, trials=5)
+    found = selection_optimism(classifiers=[2], examples=3, key=jax.random.key(0), chance=0.3, trials=5)
     assert found.expected[0] == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_learner_is_better_than_another_on_average():
-    """LEARN-12: any predictions, over all labelings of the unseen points: exactly one half."""
+    """The mean over all labelings of the unseen points is exactly one half."""
     for predictions in ([0, 0, 0, 0], [1, 0, 1, 1], RNG.integers(0, 2, 10)):
         found = no_free_lunch(np.array(predictions))
         assert found.mean == 0.5 and len(found.accuracies) == 2 ** len(predictions)
@@ -336,22 +336,22 @@ def test_no_learner_is_better_than_another_on_average():
         assert len(np.unique(found.accuracies)) == len(predictions) + 1
 
 
-# ---- pictures and sentences ---------------------------------------------------------------
+# ---- plots and errors ---------------------------------------------------------------
 
 
-def test_every_record_plots_itself():
-    matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+def test_plots_of_all_records():
+    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     x = np.array([[2.0, 1.0], [-1.0, 1.0]])
     records = [
-        degree_sweep(*noisy_sine(), range(5)),
+        degree_sweep(*noisy_sine(), degrees=range(5)),
         capacity(4),
         min_norm_bias(x[:1], np.ones(1)),
         max_margin_bias(x, np.array([1, 0]), steps=50),
         conservation_drift([np.eye(2), x], x, x, step_sizes=[0.1, 0.01]),
-        matrix_completion(x, np.eye(2) > 0, (1, 2), key=jax.random.key(0), steps=20),
+        matrix_completion(x, np.eye(2) > 0, depths=(1, 2), key=jax.random.key(0), steps=20),
         selection_optimism(key=jax.random.key(0), trials=5),
         no_free_lunch(np.array([0, 1])),
     ]
@@ -369,56 +369,68 @@ ONE = np.ones((2, 2))
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [
-        (lambda: polynomial_fit(np.ones(3), np.ones(4), 1), ValueError, r"of one shape \(n,\), but \(3,\) and \(4,\)"),
-        (lambda: polynomial_fit(np.ones(3), np.ones(3), -1), ValueError, "degree to be a whole number >= 0"),
-        (lambda: degree_sweep(*[np.ones(3)] * 4, []), ValueError, "at least one degree"),
-        (lambda: width_sweep(ONE, np.ones(2), ONE, np.ones(2), [0], key=KEY), ValueError, "widths .* >= 1, but 0"),
-        (lambda: width_sweep(ONE, np.ones(2), ONE, np.ones(2), [1], key=0), TypeError, "pass jax.random.key"),
-        (lambda: min_norm_bias(ONE, np.ones(3)), ValueError, r"expects x \(n, features\) and y \(n,\)"),
+        (lambda: polynomial_fit(np.ones(3), np.ones(4), 1), ValueError, r"of one shape \(n,\), got \(3,\) and \(4,\)"),
+        (lambda: polynomial_fit(np.ones(3), np.ones(3), -1), ValueError, "degree to be an integer >= 0"),
+        (lambda: degree_sweep(*[np.ones(3)] * 4, degrees=[]), ValueError, "at least one degree"),
+        (
+            lambda: width_sweep(ONE, np.ones(2), ONE, np.ones(2), widths=[0], key=KEY),
+            ValueError,
+            "widths to be integers >= 1, got 0",
+        ),
+        (lambda: width_sweep(ONE, np.ones(2), ONE, np.ones(2), widths=[1], key=0), TypeError, "pass jax.random.key"),
+        (lambda: min_norm_bias(ONE, np.ones(3)), ValueError, r"expected x \(n, features\) and y \(n,\)"),
         (
             lambda: min_norm_bias(ONE, np.ones(2), np.ones(3)),
             ValueError,
-            r"start of shape \(2,\), one weight a feature",
+            r"start of shape \(2,\), one weight for each feature",
         ),
-        (lambda: min_norm_bias(ONE * np.nan, np.ones(2)), ValueError, "finite inputs, but nan came in example 0"),
-        (lambda: min_norm_bias(ONE, np.array([1, np.inf])), ValueError, "finite targets, but inf came in example 1"),
-        (lambda: min_norm_bias(ONE, np.ones(2), np.full(2, np.nan)), ValueError, "expects a finite start"),
-        (lambda: polynomial_fit(np.arange(2.0), np.full(2, np.nan), 1), ValueError, "expects finite targets"),
+        (lambda: min_norm_bias(ONE * np.nan, np.ones(2)), ValueError, "finite inputs, got nan in example 0"),
+        (lambda: min_norm_bias(ONE, np.array([1, np.inf])), ValueError, "finite targets, got inf in example 1"),
+        (lambda: min_norm_bias(ONE, np.ones(2), np.full(2, np.nan)), ValueError, "expected a finite start"),
+        (lambda: polynomial_fit(np.arange(2.0), np.full(2, np.nan), 1), ValueError, "expected finite targets"),
         (lambda: min_norm_bias(0 * ONE, np.ones(2)), ValueError, "x other than 0"),
-        (lambda: max_margin(ONE, np.array([0, 1])), ValueError, "no such hyperplane exists; take more features"),
+        (
+            lambda: max_margin(ONE, np.array([0, 1])),
+            ValueError,
+            "hyperplane through the origin separates, got others; take more features",
+        ),
         (lambda: max_margin(ONE, np.array([-1, 1])), ValueError, "labels 0 and 1, .* from -1 to 1; .* labels > 0"),
         (
-            lambda: conserved([np.ones((2, 3)), ONE]),
+            lambda: balancedness([np.ones((2, 3)), ONE]),
             ValueError,
-            r"follow each other, but shapes \[\(2, 3\), \(2, 2\)\]",
+            r"layers in series, got shapes \[\(2, 3\), \(2, 2\)\]",
         ),
         (lambda: conservation_drift([ONE], ONE, np.ones((2, 3))), ValueError, r"x \(n, 2\) and y \(n, 2\)"),
         (lambda: conservation_drift([ONE], ONE, ONE, time=0.0), ValueError, "a time > 0"),
-        (lambda: matrix_completion(np.ones((2, 3)), ONE, key=KEY), ValueError, "expects a square matrix"),
-        (lambda: matrix_completion(ONE, ONE, key=KEY, scale=0.0), ValueError, "from 0 a product never moves"),
+        (lambda: matrix_completion(np.ones((2, 3)), ONE, key=KEY), ValueError, "expected a square matrix"),
+        (
+            lambda: matrix_completion(ONE, ONE, key=KEY, scale=0.0),
+            ValueError,
+            "from 0 a product of factors has gradient 0",
+        ),
         (
             lambda: random_labels(MLP(2), ONE, np.ones(2), ONE, np.ones(2), key=KEY, optimizer=0.1, steps=1),
             ValueError,
-            r"expects y to be whole numbers \(2,\), a label for each row, but float32 \(2,\) came",
+            r"expected y to be integers \(2,\), a label for each row, got float32 \(2,\)",
         ),
         (
             lambda: batch_noise(lambda w, x: w * x, 1.0, jnp.ones(3), key=KEY, batch_sizes=[4]),
             ValueError,
-            r"from 1 to 3, the number of examples, but \[4\]",
+            r"from 1 to 3, the number of examples, got \[4\]",
         ),
         (lambda: stationary_variance(1.0, 2.0, 1.0), ValueError, "step_size < 2 / curvature"),
-        (lambda: selection_optimism(key=KEY, chance=1.5), ValueError, "0 <= chance <= 1, but 1.5"),
+        (lambda: selection_optimism(key=KEY, chance=1.5), ValueError, "0 <= chance <= 1, got 1.5"),
         (lambda: no_free_lunch(np.array([0, 2])), ValueError, r"predictions 0 or 1 on 1 to 20 .* shape \(2,\)"),
-        (lambda: relu_covariance(jnp.ones((2, 3)), jnp.ones((2, 4))), ValueError, "two batches of vectors"),
-        (lambda: linear_dichotomies(0, 1), ValueError, "examples to be a whole number >= 1"),
+        (lambda: relu_covariance(jnp.ones((2, 3)), jnp.ones((2, 4))), ValueError, "with the same size of features"),
+        (lambda: linear_dichotomies(0, 1), ValueError, "examples to be an integer >= 1"),
     ],
 )
-def test_errors_are_sentences(call, error, sentence, sentences):
+def test_errors(call, error, sentence, sentences):
     with pytest.raises(error, match=sentence):
         call()
 
 
-def test_the_repairs_repair(sentences):
+def test_repairs_of_errors(sentences):
     """An offset as a column of ones; labels > 0."""
     x, labels = np.array([[1.0], [3.0]]), np.array([-1, 1])
     with pytest.raises(ValueError, match="a column of ones for an offset"):

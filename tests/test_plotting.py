@@ -1,4 +1,4 @@
-"""Pictures are checked by what they show: the data of their artists, not only that they are drawn."""
+"""Plots are checked by the data of their artists."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def labels(ax):
 # ---- one look -----------------------------------------------------------------------------
 
 
-def test_the_style_ends_with_its_block():
+def test_style_ends_with_its_context():
     before = dict(matplotlib.rcParams)
     with plotting.style():
         cycle = matplotlib.rcParams["axes.prop_cycle"].by_key()
@@ -35,23 +35,23 @@ def test_the_style_ends_with_its_block():
     assert dict(matplotlib.rcParams) == before
 
 
-def test_no_two_lines_look_alike_in_gray():
-    """Of seven curves no two share a dash, so that colors are never needed to tell them apart."""
+def test_lines_differ_in_gray_print():
+    """Of seven curves no two share a dash."""
     with plotting.style():
         cycle = matplotlib.rcParams["axes.prop_cycle"].by_key()
     assert len({str(dash) for dash in cycle["linestyle"]}) == len(plotting.PALETTE) == 7
 
 
 def machado(color):
-    """How a reader without green receptors sees it (Machado et al. 2009, deuteranomaly of severity 1)."""
+    """Simulates vision without green receptors (Machado et al. 2009, deuteranomaly of severity 1)."""
     rgb = np.array(matplotlib.colors.to_rgb(color))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     seen = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])
     return np.clip(seen @ linear, 0, 1) ** (1 / 2.2)
 
 
-def test_colors_stay_apart_for_color_blind_readers():
-    """Any two of the palette; red and green of the usual cycle are the negative control."""
+def test_colors_differ_for_color_blind_readers():
+    """Any two of the palette; red and green of Matplotlib's cycle are the negative control."""
     apart = lambda a, b: np.linalg.norm(machado(a) - machado(b))
     assert min(apart(a, b) for i, a in enumerate(plotting.PALETTE) for b in plotting.PALETTE[:i]) > 0.15
     assert apart("#d62728", "#2ca02c") < 0.15
@@ -60,7 +60,7 @@ def test_colors_stay_apart_for_color_blind_readers():
 @pytest.mark.parametrize(
     "draw", [lambda: plotting.curves([0, 1], [0, 1]), lambda: plotting.surface(np.eye(3), ((0, 1),) * 2)]
 )
-def test_axes_are_made_where_none_are_given(draw):
+def test_new_axes_where_none_are_given(draw):
     import matplotlib.pyplot as plt
 
     matplotlib.use("agg")
@@ -73,7 +73,7 @@ def test_axes_are_made_where_none_are_given(draw):
 # ---- curves, bars, matrices, tiles, cells ----------------------------------------------------
 
 
-def test_curves_hold_values_functions_and_bands(ax):
+def test_curves_draw_values_functions_and_bands(ax):
     x = np.linspace(-1, 1, 5)
     assert plotting.curves(x, {"f": relu, "g": x**2, "band": (x - 1, lambda x: x + 1), "_quiet": x}, ax) is ax
     np.testing.assert_allclose(ax.lines[0].get_ydata(), np.maximum(x, 0))
@@ -87,7 +87,7 @@ def test_curves_hold_values_functions_and_bands(ax):
 
 
 def test_more_lines_than_colors_all_differ():
-    """A color that comes again comes with other dashes."""
+    """A repeated color has other dashes."""
     assert len({str(plotting._look(i)) for i in range(20)}) == 20
 
 
@@ -97,7 +97,7 @@ def test_one_curve_has_no_legend(ax):
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [2, 3])
 
 
-def test_bars_stand_side_by_side_with_their_numbers(ax):
+def test_bars_side_by_side_with_their_values(ax):
     plotting.bars({"a": [1.0, -2.0], "b": jnp.array([0.25, 0.5])}, ["x", "y"], ax, numbers="{:.2f}")
     heights = [bar.get_height() for bar in ax.patches]
     assert heights == [1, -2, 0.25, 0.5]
@@ -108,7 +108,7 @@ def test_bars_stand_side_by_side_with_their_numbers(ax):
     assert ax.patches[0].get_hatch() != ax.patches[2].get_hatch()
 
 
-def test_a_matrix_shows_its_entries(ax):
+def test_matrix_shows_its_entries(ax):
     values = np.array([[1.0, 0.0, -0.5], [0.0, 2.0, 0.25]])
     plotting.matrix(values, ax, rows=["a", "b"], numbers="{:g}")
     shown = ax.images[0].get_array()
@@ -119,7 +119,7 @@ def test_a_matrix_shows_its_entries(ax):
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
 
 
-def test_zero_is_white_and_nothing_else_is(ax):
+def test_only_zero_is_white(ax):
     plotting.matrix([[0.0, 1e-6, 1.0]], ax)
     image = ax.images[0]
     colors = image.cmap(image.norm(image.get_array()))[0]
@@ -127,26 +127,26 @@ def test_zero_is_white_and_nothing_else_is(ax):
     assert (colors[1:, :3].min(1) < 0.95).all()
 
 
-def test_a_large_matrix_has_a_color_bar_instead_of_numbers(ax):
+def test_large_matrix_has_a_color_bar_instead_of_numbers(ax):
     plotting.matrix(np.eye(20), ax)
     assert not ax.texts
     assert len(ax.figure.axes) == 2
 
 
-def test_tiles_lie_in_rows_each_from_white_to_black(ax):
+def test_tiles_in_rows_each_from_white_to_black(ax):
     images = np.stack([np.arange(6.0).reshape(2, 3), 10 * np.ones((2, 3)), -np.arange(6.0).reshape(2, 3)])
     plotting.tiles(images, ax, columns=2)
     whole = ax.images[0].get_array()
     assert whole.shape == (7, 9)
     np.testing.assert_allclose(whole[1:3, 1:4], images[0] / 5)
-    np.testing.assert_allclose(whole[1:3, 5:8], 0)  # a constant picture is white
+    np.testing.assert_allclose(whole[1:3, 5:8], 0)  # a constant image is white
     np.testing.assert_allclose(whole[4:6, 1:4], 1 + images[2] / 5)
     assert whole.mask[0].all()
-    assert whole.mask[4:6, 5:8].all(), "no fourth picture"
+    assert whole.mask[4:6, 5:8].all(), "no fourth image"
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 4)])
-def test_a_tensor_has_a_cell_for_each_entry(ax, shape):
+def test_cells_of_a_tensor(ax, shape):
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     plotting.cells(values, ax)
     assert len(ax.patches) == values.size
@@ -160,7 +160,7 @@ def test_a_tensor_has_a_cell_for_each_entry(ax, shape):
 # ---- the plane ----------------------------------------------------------------------------
 
 
-def test_points_are_sorted_by_class(ax):
+def test_points_by_class(ax):
     x = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
     plotting.points(x, [2, 0, 2], ax, names=["zero", "one", "two"])
     zero, two = ax.collections
@@ -174,7 +174,7 @@ def test_points_are_sorted_by_class(ax):
     assert not np.array_equal(zero.get_paths()[0].vertices, two.get_paths()[0].vertices), "markers differ"
 
 
-def test_the_boundary_is_where_the_sign_changes(ax):
+def test_boundary_where_the_sign_changes(ax):
     plotting.boundary(lambda x: x[:, :1] - 0.25, ((-1, 1), (0, 2)), ax, samples=9)
     classes = ax.images[0].get_array()
     np.testing.assert_array_equal(classes, np.tile(np.linspace(-1, 1, 9) > 0.25, (9, 1)))
@@ -184,7 +184,7 @@ def test_the_boundary_is_where_the_sign_changes(ax):
     np.testing.assert_allclose([left, right, bottom, top], [-1.125, 1.125, -0.125, 2.125])  # pixels around the samples
 
 
-def test_several_classes_go_by_the_largest_score(ax):
+def test_boundary_of_several_classes(ax):
     scores = lambda x: jnp.stack([x[:, 0], x[:, 1], jnp.full(len(x), 0.5)], -1)
     plotting.boundary(scores, ((0, 1), (0, 1)), ax, samples=5)
     y, x = np.mgrid[0:1:5j, 0:1:5j]
@@ -215,7 +215,7 @@ def test_trajectories_on_a_graph(ax):
     np.testing.assert_allclose(way.get_data(), [[2, 1, 0.5], [4, 1, 0.25]])
 
 
-def test_a_surface_has_the_heights_of_the_function(monkeypatch):
+def test_surface_has_the_heights_of_the_function(monkeypatch):
     ax = Figure().add_subplot(projection="3d")
     given = []
     monkeypatch.setattr(ax, "plot_surface", lambda *xyz, **look: given.extend(xyz))
@@ -231,7 +231,7 @@ def test_a_surface_has_the_heights_of_the_function(monkeypatch):
 # ---- drawings -----------------------------------------------------------------------------
 
 
-def test_a_network_has_an_edge_for_each_weight():
+def test_network_has_an_edge_for_each_weight():
     """5-3-2 with one weight set to 0: edges by sign, widths by size, ends where the nodes are."""
     ax = Figure().subplots()
     params = MLP(3, 2).init(jax.random.key(0), jnp.zeros(5))
@@ -250,13 +250,13 @@ def test_a_network_has_an_edge_for_each_weight():
     assert [text.get_text() for text in ax.texts] == ["in", "hidden", "out"]
 
 
-def test_a_network_is_found_in_named_params(ax):
+def test_network_from_named_params(ax):
     params = {"hidden": {"kernel": np.ones((2, 5)), "bias": np.zeros(5)}, "out": [{"kernel": -np.ones((5, 1))}]}
     plotting.network(params, ax)
     assert [len(part.get_segments()) for part in ax.collections[:2]] == [10, 5]
 
 
-def test_arrows_of_a_diagram_end_at_the_boxes(ax):
+def test_arrows_of_a_diagram_end_at_its_boxes(ax):
     plotting.diagram(
         {"a": (0, 0), "b": (2, 0), "c": (2, 1)}, [("a", "b"), ("b", "c", "up")], ax, texts={"b": "long text"}
     )
@@ -268,7 +268,7 @@ def test_arrows_of_a_diagram_end_at_the_boxes(ax):
     assert right.x0 - 10 < arrow.x1 <= right.x0 + 1
 
 
-def test_a_contact_sheet_holds_every_picture(tmp_path):
+def test_contact_sheet_shows_every_picture(tmp_path):
     figure = Figure(figsize=(1, 1))
     figure.savefig(tmp_path / "one.png", dpi=20)
     axes = plotting.contact_sheet({"one": tmp_path / "one.png", "two": np.zeros((4, 6, 3))}, columns=2)
@@ -278,7 +278,7 @@ def test_a_contact_sheet_holds_every_picture(tmp_path):
     assert (tmp_path / "sheet.png").stat().st_size > 0
 
 
-# ---- bad input ----------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_contact_sheet_holds_every_picture(tmp_path):
     [
         (
             lambda ax: plotting.curves([0, 1], np.ones((2, 2)), ax),
-            "give families as a dict",
+            "pass several curves as a dict",
             lambda ax: plotting.curves([0, 1], {"a": [1, 1], "b": [1, 1]}, ax),
         ),
         (
@@ -321,7 +321,7 @@ def test_a_contact_sheet_holds_every_picture(tmp_path):
         ),
         (
             lambda ax: plotting.trajectories(lambda x: x, {"a": [0, 1], "b": [[0, 1]]}, ax),
-            "all alike",
+            "paths that are all",
             lambda ax: plotting.trajectories(lambda x: x, {"a": [0, 1], "b": [0, 2]}, ax),
         ),
         (
@@ -331,7 +331,7 @@ def test_a_contact_sheet_holds_every_picture(tmp_path):
         ),
         (
             lambda ax: plotting.network({"w": np.eye(2)}, ax),
-            "params of dense layers in a row",
+            "params of dense layers in series",
             lambda ax: plotting.network({"kernel": np.eye(2)}, ax),
         ),
         (
@@ -341,17 +341,17 @@ def test_a_contact_sheet_holds_every_picture(tmp_path):
         ),
         (
             lambda ax: plotting.diagram({"a": (0, 0)}, [("a", "b")], ax),
-            r"no place for \['b'\]",
+            r"places of all boxes that arrows touch, got none of \['b'\]",
             lambda ax: plotting.diagram({"a": (0, 0), "b": (1, 0)}, [("a", "b")], ax),
         ),
         (
             lambda ax: plotting.contact_sheet({}),
-            "none came",
+            "expected pictures by name, got none",
             lambda ax: plotting.contact_sheet({"a": np.zeros((2, 2, 3))}),
         ),
     ],
 )
-def test_bad_input_gets_a_sentence_whose_repair_works(ax, call, message, repaired):
+def test_errors_and_their_repairs(ax, call, message, repaired):
     with pytest.raises(ValueError, match=message):
         call(ax)
     repaired(Figure().subplots())

@@ -24,7 +24,7 @@ from jaxblocks import (
     tanh,
 )
 from jaxblocks.theory.depth import sawtooth_network
-from jaxblocks.theory.regions import (
+from jaxblocks.theory.linear_regions import (
     arrangement_regions,
     count_regions,
     folding_network,
@@ -44,7 +44,7 @@ def _wide():
 
 
 def random_params(net, shape, seed=0, spread=0.3):
-    """Those of init, but biases are normal, so that nothing is degenerate."""
+    """Params of the shapes of init with normal biases, so that nothing is degenerate."""
     rng = np.random.default_rng(seed)
     made = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float64))
     draw = lambda p: (
@@ -54,7 +54,7 @@ def random_params(net, shape, seed=0, spread=0.3):
 
 
 def patterns_of(params, x):
-    """Which units of a plain ReLU net are on: numpy alone."""
+    """Which units of a plain ReLU net are on, computed in NumPy."""
     signs = []
     for p in params[:-1:2]:
         z = x @ p["kernel"] + p["bias"]
@@ -71,21 +71,21 @@ def grid(n, low=-1.0, high=1.0):
 # ---- bounds -------------------------------------------------------------------------------------
 
 
-def test_the_numbers_of_the_bounds():
-    """Zaslavsky 211 and 56; the lower bound 1400 and 44; the upper one 3136 and 121: as the errata compute them."""
+def test_values_of_the_bounds():
+    """Zaslavsky's count is 211 and 56, the lower bound 1400 and 44, the upper bound 3136 and 121."""
     assert [arrangement_regions(n, 2) for n in (0, 1, 2, 10, 20)] == [1, 2, 4, 56, 211]
     assert [arrangement_regions(3, d) for d in (0, 1, 3, 9)] == [1, 4, 8, 8]
     assert region_lower_bound((10, 10), 2) == 1400
     assert region_lower_bound((4, 4), 2) == 44
     assert region_upper_bound((10, 10), 2) == 3136 == 56**2
     assert region_upper_bound((4, 4), 2) == 121
-    printed = math.comb(10, 2) ** 2 * 10**2  # a binomial where the fraction n / d is meant
+    printed = math.comb(10, 2) ** 2 * 10**2  # the lecture has a binomial coefficient in the place of n / d
     assert printed == 202500 > region_upper_bound((10, 10), 2)
     assert region_lower_bound((6, 6, 5), 1) == 6 * 6 * 6
 
 
-def test_the_upper_bound_is_its_sum():
-    """By enumerating the index set of the theorem; narrow layers make it sharper than the product."""
+def test_upper_bound_equals_the_sum_over_its_index_set():
+    """Narrow layers make it sharper than the product over layers."""
     for widths, d in [((3, 2), 2), ((1, 4), 2), ((2, 3, 3), 3), ((4, 1, 5), 2)]:
         total = 0
         for j in itertools.product(*(range(n + 1) for n in widths)):
@@ -99,24 +99,26 @@ def test_the_upper_bound_is_its_sum():
     assert region_upper_bound((1, 4), 2) < 2 * 11
 
 
-def test_bounds_refuse_what_they_cannot_bound(sentences):
-    with pytest.raises(ValueError, match="no layer narrower than its d = 3 inputs, but a width of 2 came"):
+def test_bounds_reject_invalid_widths(sentences):
+    with pytest.raises(
+        ValueError, match="at least as many units as there are inputs, 3, got a layer of 2; take a smaller d"
+    ):
         region_lower_bound((4, 2), 3)
     assert region_lower_bound((4, 2), 2) == 4 * 4
-    with pytest.raises(ValueError, match=r"expects the widths of the hidden layers, as in \(10, 10\), but 10 came"):
+    with pytest.raises(ValueError, match=r"expected the widths of the hidden layers, as in \(10, 10\), got 10"):
         region_upper_bound(10, 2)
-    with pytest.raises(ValueError, match="every width to be a whole number >= 1, but 0 came"):
+    with pytest.raises(ValueError, match="expected every width to be an integer >= 1, got 0"):
         region_upper_bound((3, 0), 2)
-    with pytest.raises(ValueError, match="1 or 2 inputs, but 3 came"):
-        folding_network((6, 6), 3)
+    with pytest.raises(ValueError, match="expected inputs to be 1 or 2, got 3"):
+        folding_network((6, 6), inputs=3)
 
 
 # ---- extremal constructions ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("widths", [(10, 10), (5, 7, 6), (4, 4, 4, 3)])
-def test_folding_reaches_the_lower_bound(widths):
-    """25 copies of 56 cells for (10, 10); spare units of odd widths do nothing."""
+def test_folding_attains_the_lower_bound(widths):
+    """25 copies of 56 cells for (10, 10); unused units of odd widths add none."""
     net, params = folding_network(widths)
     found = regions(net, params, box=UNIT)
     assert found.linear_count == found.activation_count == len(found) == region_lower_bound(widths, 2)
@@ -124,15 +126,15 @@ def test_folding_reaches_the_lower_bound(widths):
     np.testing.assert_allclose(found.areas.sum(), 1, rtol=1e-13)
 
 
-def test_folding_of_a_line_reaches_the_lower_bound():
+def test_folding_of_a_line_attains_the_lower_bound():
     for widths in [(7,), (4, 4), (5, 3, 6), (2, 2, 2)]:
-        net, params = folding_network(widths, 1)
+        net, params = folding_network(widths, inputs=1)
         found = regions_along(net, params, [0.0], [1.0])
         assert found.linear_count == found.activation_count == region_lower_bound(widths, 1)
 
 
 @pytest.mark.parametrize("levels", [1, 5, 10])
-def test_the_sawtooth_has_two_to_the_levels_pieces(levels):
+def test_sawtooth_has_two_to_the_levels_pieces(levels):
     net, params = sawtooth_network(levels)
     found = regions_along(net, params, [-2.0], [2.0])
     assert found.linear_count == 2**levels
@@ -143,15 +145,15 @@ def test_the_sawtooth_has_two_to_the_levels_pieces(levels):
 
 
 @pytest.mark.parametrize(("n", "cells"), [(10, 56), (20, 211)])
-def test_random_lines_reach_zaslavskys_count(n, cells):
+def test_random_lines_attain_zaslavskys_count(n, cells):
     net = MLP(n, 1)
     params = random_params(net, (2,), seed=n)
     found = regions(net, params, box=((-1e4, 1e4), (-1e4, 1e4)))
     assert found.linear_count == found.activation_count == found.bound == cells
 
 
-def test_a_shallow_net_has_one_region_more_than_lines_and_crossings():
-    """In a box: 1 + lines that meet it + crossings inside; 300 units."""
+def test_regions_of_a_shallow_net_by_lines_and_crossings():
+    """In a box there are 1 + lines that meet it + crossings inside; 300 units."""
     net = MLP(300, 1)
     params = random_params(net, (2,), spread=0.5)
     w, b = params[0]["kernel"], params[0]["bias"]
@@ -165,8 +167,8 @@ def test_a_shallow_net_has_one_region_more_than_lines_and_crossings():
 # ---- deep nets ----------------------------------------------------------------------------------
 
 
-def test_every_pattern_that_sampling_meets_is_a_polygon():
-    """Dense sampling finds no pattern that is missing, and all those of large polygons; areas add up."""
+def test_activation_patterns_agree_with_dense_sampling():
+    """Sampling finds no pattern that is missing, and all those of large polygons; areas add up."""
     net = MLP(12, 10, 1)
     params = random_params(net, (2,), seed=3)
     found = regions(net, params)
@@ -181,8 +183,8 @@ def test_every_pattern_that_sampling_meets_is_a_polygon():
     assert (found.areas > 0).all()
 
 
-def test_no_region_of_small_nets_is_missed():
-    """A linear program for every subset of units: its polygon is not empty exactly if it is among ours."""
+def test_regions_of_a_small_net_by_linear_programs():
+    """One for every subset of units: its polygon is not empty if and only if it is found."""
     from scipy.optimize import linprog
 
     net = MLP(4, 3, 1)
@@ -216,7 +218,7 @@ NETS = {
 
 @pytest.mark.parametrize("name", NETS)
 def test_regions_agree_with_the_net_and_with_segments(name):
-    """Affine maps give the net's values; a segment meets as many polygons as the exact tracking of a line says."""
+    """Affine maps give the net's values; a segment meets as many polygons as `regions_along` finds pieces."""
     net, shape = NETS[name]
     params = random_params(net, shape, seed=1)
     rng = np.random.default_rng(2)
@@ -237,12 +239,12 @@ def test_regions_agree_with_the_net_and_with_segments(name):
     for _ in range(2):
         start, stop = rng.uniform(found.box[0][0], found.box[0][1], (2, 2))
         line = regions_along(net, params, *found.inputs_at([start, stop]))
-        crossed = segment_crosses(found, start, stop)
+        crossed = polygons_on_segment(found, start, stop)
         assert line.activation_count == len(crossed)
         assert line.linear_count == 1 + np.count_nonzero(np.diff(found.linear_region[crossed]))
 
 
-def segment_crosses(found, start, stop):
+def polygons_on_segment(found, start, stop):
     """The polygons that a segment meets, in order: clipped by the half planes of each polygon's edges."""
     met = []
     for i, polygon in enumerate(found.polygons):
@@ -263,16 +265,16 @@ def segment_crosses(found, start, stop):
 
 @pytest.mark.parametrize("center", [(0, 0), (1 / 3, 0.1), (-1, 0.3)])
 def test_lines_through_one_point(center):
-    """n lines through a point make 2n cells, none of them a splinter of rounding; through a point of the box n + 1."""
+    """n lines through a point make 2n cells, and none due to rounding; through a point of the border n + 1."""
     angles = np.pi * np.arange(12) / 12 + 0.1
     w, c = jnp.asarray([np.cos(angles), np.sin(angles)]), jnp.asarray(center, jnp.float64)
     found = regions(lambda x: jnp.sum(relu((x - c) @ w)))
     assert len(found) == found.linear_count == (24 if center[0] > -1 else 13)
 
 
-def test_twins_parallels_and_the_dead_cut_nothing():
+def test_copies_parallels_and_dead_units_divide_nothing():
     w = jnp.asarray([[1.0, 2.0, -0.1, 1.0, 0.0], [0.5, 1.0, -0.05, 0.5, 0.0]])
-    b = jnp.asarray([0.1, 0.2, -0.01, 0.3, -1.0])  # twins, the twin that looks back, a parallel, a dead one
+    b = jnp.asarray([0.1, 0.2, -0.01, 0.3, -1.0])  # copies, one with the opposite sign, a parallel, a dead unit
     found = regions(lambda x: relu(x @ w + b))
     assert len(found) == found.linear_count == 3
     assert not found.patterns[:, 4].any()
@@ -280,8 +282,8 @@ def test_twins_parallels_and_the_dead_cut_nothing():
     assert len(on_the_edge) == 1
 
 
-def test_a_net_without_biases_is_made_of_sectors():
-    """All lines pass the origin, at every depth."""
+def test_regions_of_a_net_without_biases_are_sectors():
+    """All lines pass through the origin, at every depth."""
     net = MLP(16, 16, 16, 1)
     params = jax.tree.map(lambda p: 0 * p if p.ndim == 1 else p, random_params(net, (2,)))
     found = regions(net, params)
@@ -291,8 +293,8 @@ def test_a_net_without_biases_is_made_of_sectors():
     assert all((abs(polygon).max(1) < 1e-9).any() for polygon in found.polygons)
 
 
-def test_rescaling_layers_changes_no_region():
-    """Counts are those of the function, however small the numbers of a layer are."""
+def test_rescaling_layers_keeps_the_regions():
+    """Counts are those of the function, however small the weights of a layer are."""
     net = MLP(8, 8, 8, 1)
     params = random_params(net, (2,))
     scaled, size = [], 1.0
@@ -305,8 +307,8 @@ def test_rescaling_layers_changes_no_region():
     assert len(far) == len(expected)
 
 
-def test_kinks_that_cancel_are_no_borders_of_linear_regions():
-    """Canceled exactly or to rounding: activation regions stay, linear regions merge, and nothing is cut by noise."""
+def test_canceled_kinks_are_not_borders_of_linear_regions():
+    """Exactly, or up to rounding: activation regions remain, linear regions merge."""
     both = regions(lambda x: relu(x[0]) + relu(x[1]) - relu(x[0]))
     assert (both.activation_count, both.linear_count) == (4, 2)
     noise = regions(lambda x: relu(relu(3 * x[0] + 0.1) - 3 * relu(x[0] + 0.1 / 3)) + x[1])
@@ -316,8 +318,8 @@ def test_kinks_that_cancel_are_no_borders_of_linear_regions():
     np.testing.assert_allclose(line.kinks, [1 / 3])
 
 
-def test_linear_regions_that_touch_at_a_corner_are_two():
-    """x y's signs: the function is 0 in two quadrants that share a point only."""
+def test_linear_regions_that_share_only_a_corner_are_distinct():
+    """The function is 0 in two quadrants that share only a point."""
     found = regions(lambda x: jnp.minimum(relu(x[0]), relu(x[1])) - jnp.minimum(relu(-x[0]), relu(-x[1])))
     zero = (found.slopes == 0).all(-1)
     assert found.linear_count == 6
@@ -337,7 +339,7 @@ def test_constant_nets_have_one_region():
         assert count_regions(net, segment=([0.0, 0.0], [1.0, 1.0])) == 1
 
 
-def test_a_net_in_low_precision_is_followed_in_float64():
+def test_nets_in_low_precision_are_analyzed_in_float64():
     low = lambda x: relu(x.astype(jnp.bfloat16) @ jnp.asarray([[1, 2], [3, -1]], jnp.bfloat16) + jnp.bfloat16(1))
     found = regions(low)
     assert len(found) == 4
@@ -348,7 +350,7 @@ def test_a_net_in_low_precision_is_followed_in_float64():
 # ---- slices, records ----------------------------------------------------------------------------
 
 
-def test_three_points_span_the_slice():
+def test_slice_through_three_points():
     """They lie at (0, 0), (1, 0) and (0, 1); the same plane by origin and directions has the same regions."""
     net = MLP(15, 1)
     params = random_params(net, (5,))
@@ -361,20 +363,20 @@ def test_three_points_span_the_slice():
     np.testing.assert_allclose(np.sort(same.areas), np.sort(found.areas))
 
 
-def test_the_record_prints_itself():
+def test_repr_of_regions():
     net, params = folding_network((4, 4))
     found = regions(net, params, box=UNIT)
     assert repr(found).splitlines() == [
         " 44  linear regions for u in [0, 1], v in [0, 1]",
         " 44  activation regions",
         "121  at most, for layers that compare 4, 4",
-        " 44  reached by folding, with hidden layers of these widths",
+        " 44  attained by folding, with hidden layers of these widths",
     ]
     assert "<table>" in found._repr_html_()
     assert "44  linear regions along" not in repr(regions_along(net, params, [0.0, 0.0], [1.0, 1.0]))
 
 
-def test_the_level_set_is_exact():
+def test_level_set_is_exact():
     """A diamond's sides; and on every segment of a net's boundary its output is zero, at both ends."""
     sides = regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]) - 0.5).level_set()
     np.testing.assert_allclose(np.linalg.norm(sides[:, 0] - sides[:, 1], axis=1), np.full(4, math.sqrt(0.5)))
@@ -384,14 +386,14 @@ def test_the_level_set_is_exact():
     segments = found.level_set(0.1)
     assert len(segments) > 5
     np.testing.assert_allclose(np.asarray(net.apply(params, jnp.asarray(segments))), 0.1, atol=1e-13)
-    with pytest.raises(ValueError, match="has 1 outputs, but output 1 was asked for"):
+    with pytest.raises(ValueError, match="the number of an output, from 0 to 0, got 1"):
         found.level_set(0.1, output=1)
 
 
 @pytest.mark.parametrize(
     ("net", "count"),
     [
-        (lambda x: jnp.abs(x[0]), 1),  # an edge seen from both sides
+        (lambda x: jnp.abs(x[0]), 1),  # an edge that two polygons share
         (lambda x: -jnp.abs(x[0]), 1),
         (lambda x: relu(x[0]), 1),  # the border of a polygon that is at the level throughout
         (lambda x: -relu(x[0]), 1),
@@ -404,8 +406,8 @@ def test_the_level_set_is_exact():
         (lambda x: jnp.abs(x[0]) + jnp.abs(x[1]), 0),  # a point only
     ],
 )
-def test_a_level_set_that_runs_along_edges(net, count):
-    """Every segment once, whichever side the net is higher on."""
+def test_level_set_along_edges(net, count):
+    """Every segment is listed once, whichever side the net is higher on."""
     found = regions(net, box=((-1, 1), (-1, 1))).level_set()
     assert found.shape == (count, 2, 2)
     assert len({tuple(sorted(map(tuple, segment.round(9) + 0.0))) for segment in found}) == count
@@ -413,7 +415,7 @@ def test_a_level_set_that_runs_along_edges(net, count):
     np.testing.assert_allclose(length, 2 if count else 0, atol=1e-12)
 
 
-def test_plots():
+def test_plots_of_regions(sentences):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
@@ -427,7 +429,7 @@ def test_plots():
     assert len(left.collections[0].get_paths()) == len(found)
     line = regions_along(net, params, [-1.0, -1.0], [1.0, 1.0])
     assert len(line.plot(output=1).lines[1].get_xdata()) == len(line.kinks)
-    with pytest.raises(ValueError, match='color_by="region" and "output", but \'slope\' came'):
+    with pytest.raises(ValueError, match='expected color_by to be "region" or "output", got slope'):
         found.plot(left, color_by="slope")
     plt.close("all")
 
@@ -436,64 +438,64 @@ def test_plots():
 
 
 @pytest.mark.parametrize("count", [regions, lambda net, params: regions_along(net, params, [0.0, 0.0], [1.0, 2.0])])
-def test_a_net_that_is_not_piecewise_linear_is_named(count):
+def test_nets_that_are_not_piecewise_linear_are_rejected(count):
     net = Serial(Dense(3), tanh, Dense(1))
     params = random_params(net, (2,))
-    with pytest.raises(
-        ValueError, match=r"expects a piecewise linear net, but the layer 1\.tanh is not: it takes tanh"
-    ):
+    with pytest.raises(ValueError, match=r"expected a piecewise linear net, got the layer 1 that takes tanh"):
         count(net, params)
     repaired = Serial(Dense(3), leaky_relu, Dense(1))
     assert count(repaired, params).linear_count > 1
-    with pytest.raises(ValueError, match="multiplies two arrays that depend on its input"):
+    with pytest.raises(ValueError, match="multiplies two arrays that depend on the input"):
         count(lambda x: x @ x, ())
     norm = LayerNorm(use_scale=False, use_bias=False)
-    with pytest.raises(ValueError, match="but the layer LayerNorm is not: it"):  # alone, in no place of a Serial
+    with pytest.raises(ValueError, match="got the layer LayerNorm that"):  # outside of a Serial
         count(norm, norm.init(jax.random.key(0), jnp.zeros(2)))
-    with pytest.raises(ValueError, match="divides by what depends on its input"):
+    with pytest.raises(ValueError, match="divides by what depends on the input"):
         count(lambda x: 1 / (2 + x), ())
-    with pytest.raises(ValueError, match="expects a net with one output, but 2 came"):
+    with pytest.raises(ValueError, match="expected a net with one output, got 2"):
         count(lambda x: (x, x), ())
 
 
-def test_layers_with_state_are_refused():
+def test_layers_with_state_are_rejected():
     net = Serial(Dense(3), BatchNorm(), relu)
-    with pytest.raises(TypeError, match="regions expects a layer without state, but Serial has one; fix it: lambda x:"):
+    with pytest.raises(TypeError, match="regions expected a layer without state, got Serial; pass lambda x:"):
         regions(net, ())
 
 
-def test_params_that_are_not_finite_are_refused():
+def test_params_that_are_not_finite_are_rejected():
     net = MLP(3, 1)
     params = random_params(net, (2,))
     params[0]["bias"][0] = np.nan
-    with jax.debug_nans(False), pytest.raises(ValueError, match="expects finite params"):
+    with jax.debug_nans(False), pytest.raises(ValueError, match="expected finite params"):
         regions(net, params)
 
 
-def test_slices_that_are_none():
+def test_invalid_slices_are_rejected():
     net = lambda x: relu(x)
-    with pytest.raises(ValueError, match="its directions are parallel, or one is zero; along a line use regions_along"):
+    with pytest.raises(
+        ValueError, match="a plane, got directions that are parallel, or zero; along a line use regions_along"
+    ):
         regions(net, directions=[[1.0, 1.0], [2.0, 2.0]])
     with pytest.raises(ValueError, match="parallel"):
         regions(net, through=([0.0, 0.0], [1.0, 1.0], [2.0, 2.0]))
-    with pytest.raises(ValueError, match="three inputs of the net in through, but 2 came"):
+    with pytest.raises(ValueError, match="three inputs of the net in through, got 2"):
         regions(net, through=([0.0, 0.0], [1.0, 1.0]))
-    with pytest.raises(ValueError, match="leave one out"):
+    with pytest.raises(ValueError, match="leave one of them out"):
         regions(net, through=np.eye(3), origin=np.zeros(3))
     with pytest.raises(TypeError, match=r"of shape \(2,\). For a net of other inputs pass origin and directions"):
         regions(lambda x: jnp.ones((1, 3)) @ x)
     assert len(regions(lambda x: jnp.ones((1, 3)) @ x, origin=np.zeros(3), directions=np.eye(3)[:2])) == 1
-    with pytest.raises(ValueError, match=r"two directions where an input is \(3,\) in shape"):
+    with pytest.raises(ValueError, match=r"two directions for inputs of shape \(3,\), got none"):
         regions(net, origin=np.zeros(3))
     with pytest.raises(
-        ValueError, match=r"directions of shape \(2, 3\), two in the shape of the origin, but shape \(3, 3\)"
+        ValueError, match=r"directions of shape \(2, 3\), two in the shape of the origin, got shape \(3, 3\)"
     ):
         regions(net, origin=np.zeros(3), directions=np.eye(3))
     with pytest.raises(ValueError, match="lowest v, highest v"):
         regions(net, box=((0, 1), (1, 0)))
     with pytest.raises(ValueError, match="finite numbers"):
         regions(net, origin=np.array([np.inf, 0.0]))
-    with pytest.raises(ValueError, match="that differ; choose another stop"):
+    with pytest.raises(ValueError, match="that differ, got equal ones; choose another stop"):
         regions_along(net, (), [0.0, 1.0], [0.0, 1.0])
-    with pytest.raises(ValueError, match=r"one shape, but \(2,\) and \(3,\) came"):
+    with pytest.raises(ValueError, match=r"of one shape, got \(2,\) and \(3,\)"):
         regions_along(net, (), np.zeros(2), np.ones(3))

@@ -25,8 +25,8 @@ from jaxtyping import Array, Float
 
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
-from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
 

@@ -1,24 +1,28 @@
-r"""Boolean functions by rectifiers: any table by one unit for each true row, parity by far fewer.
+r"""Boolean functions by rectifiers: any truth table with one unit for each true row, parity with far fewer.
 
 Inputs are rows of n numbers, 0 or 1, (..., n); outputs are (..., 1).
 """
 
 import functools
+from typing import Annotated, cast
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxblocks.activations import cosine
-from jaxblocks.checks import require_whole
+from jaxblocks.checks import PositiveInt, Range, check, checked
 from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.mlp import MLP
-from jaxblocks.theory.constructions import one_hidden_layer
+from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.explicit_weights import one_hidden_layer
 
 __all__ = ["bit_rows", "minterm_network", "parity_chain", "parity_cosine", "parity_shallow"]
 
 
-def bit_rows(n: int) -> np.ndarray:
+@checked
+def bit_rows(n: PositiveInt) -> np.ndarray:
     """All rows of n bits, (2^n, n), in the order of a truth table: the first bit is the most significant.
 
     >>> bit_rows(2)
@@ -27,20 +31,19 @@ def bit_rows(n: int) -> np.ndarray:
            [1., 0.],
            [1., 1.]])
     """
-    n = require_whole("bit_rows", "n", n)
     return (np.arange(2**n)[:, None] >> np.arange(n)[::-1] & 1).astype(np.float64)
 
 
-def minterm_network(truth_table, *, param_dtype=None) -> tuple[Layer, tuple]:
-    r"""Any Boolean function, by one hidden unit for each row where it is true (its minterms).
+def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
+    r"""Any Boolean function, with one hidden unit for each row where it is true (its minterms).
 
     The unit of a row r is :math:`\mathrm{ReLU}(\sum_i (2 r_i - 1) x_i + 1 - \sum_i r_i)`: 1 at x = r and 0 at every
-    other row. So one hidden layer is always enough, and may be exponentially large: parity of n bits has
+    other row. So one hidden layer is always enough, but it may be exponentially large: parity of n bits has
     :math:`2^{n-1}` true rows.
 
     Args:
         truth_table: :math:`2^n` Booleans, in the order of `bit_rows`.
-        param_dtype: float64 where JAX has it switched on, else float32.
+        param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Raises:
         ValueError: where its length is no power of two, or an entry is neither 0 nor 1.
@@ -52,10 +55,9 @@ def minterm_network(truth_table, *, param_dtype=None) -> tuple[Layer, tuple]:
     Source: Krapac & Segvic, Deep feed-forward models (the second caveat of universal approximation).
     """
     table = np.asarray(truth_table)
-    if table.ndim != 1 or len(table) < 2 or len(table) & (len(table) - 1):
-        raise ValueError(f"minterm_network expects a table of 2^n entries, n >= 1, but shape {table.shape} came.")
-    if not np.isin(table, (0, 1)).all():
-        raise ValueError("minterm_network expects entries that are 0 or 1, but others came; compare: table > 0.5.")
+    power_of_two = table.ndim == 1 and len(table) >= 2 and not len(table) & (len(table) - 1)
+    check(power_of_two, "a table of 2^n entries, n >= 1", f"shape {table.shape}")
+    check(bool(np.isin(table, (0, 1)).all()), "entries that are 0 or 1", "others", "compare: table > 0.5")
     rows = bit_rows(len(table).bit_length() - 1)[table == 1]
     if not len(rows):  # a net has at least one unit
         rows, weights = np.zeros((1, len(table).bit_length() - 1)), np.zeros(1)
@@ -64,27 +66,29 @@ def minterm_network(truth_table, *, param_dtype=None) -> tuple[Layer, tuple]:
     return one_hidden_layer((2 * rows - 1).T, 1 - rows.sum(1), weights, 0.0, param_dtype=param_dtype)
 
 
-def parity_shallow(n: int, *, param_dtype=None) -> tuple[Layer, tuple]:
-    r"""Parity of n bits by n rectifiers in one hidden layer: it depends on the sum :math:`s = \sum_i x_i` alone.
+@checked
+def parity_shallow(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
+    r"""Parity of n bits by n rectifiers in one hidden layer, as a function of the sum :math:`s = \sum_i x_i`.
 
     .. math:: \mathrm{ReLU}(s) + 2 \sum_{k=1}^{n-1} (-1)^k\, \mathrm{ReLU}(s - k)
 
-    zigzags between 0 and 1; for n = 2 it is the lecture's exclusive or.
+    alternates between 0 and 1; for n = 2 it is the lecture's exclusive or.
 
     >>> net, params = parity_shallow(3)
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]
     Array([0., 1.], dtype=float32)
 
     Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or). The :math:`O(2^n)` units printed there for
-    shallow models are those of `minterm_network`, not of affine units with rectifiers.
+    shallow models are those of `minterm_network`; rectifiers of sums need n.
     """
-    k = np.arange(require_whole("parity_shallow", "n", n))
+    k = np.arange(n)
     weights = np.where(k == 0, 1.0, 2.0 * (-1.0) ** k)
     return one_hidden_layer(np.ones((n, n)), -k, weights, 0.0, param_dtype=param_dtype)
 
 
-def parity_cosine(n: int, *, param_dtype=None) -> tuple[Layer, tuple]:
-    r"""Parity of n bits by a single cosine: :math:`\tfrac12 - \tfrac12 \cos(\pi \sum_i x_i)`, to rounding.
+@checked
+def parity_cosine(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
+    r"""Parity of n bits by a single cosine: :math:`\tfrac12 - \tfrac12 \cos(\pi \sum_i x_i)`, up to rounding.
 
     >>> net, params = parity_cosine(3)
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0].round(6)
@@ -92,16 +96,16 @@ def parity_cosine(n: int, *, param_dtype=None) -> tuple[Layer, tuple]:
 
     Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
     """
-    n = require_whole("parity_cosine", "n", n)
     kernel = np.full((n, 1), np.pi)
     return one_hidden_layer(kernel, [0.0], [-0.5], 0.5, activation=cosine, param_dtype=param_dtype)
 
 
-def parity_chain(n: int, *, param_dtype=None) -> tuple[Layer, dict]:
-    r"""Parity of n bits by a chain of n - 1 pairwise exclusive ors, 2 (n - 1) rectifiers that share nine weights.
+@checked
+def parity_chain(n: Annotated[int, Range(2)], *, param_dtype: DTypeLike | None = None) -> tuple[Layer, dict]:
+    r"""Parity of n bits by a chain of n - 1 exclusive ors of two bits: 2 (n - 1) rectifiers that share nine weights.
 
-    :math:`z_1 = x_1,\ z_i = \mathrm{ReLU}(z_{i-1} + x_i) - 2\,\mathrm{ReLU}(z_{i-1} + x_i - 1)`. Deep, and as cheap as
-    the table is dear.
+    :math:`z_1 = x_1,\ z_i = \mathrm{ReLU}(z_{i-1} + x_i) - 2\,\mathrm{ReLU}(z_{i-1} + x_i - 1)`. Its size is
+    linear in n, that of `minterm_network` exponential.
 
     >>> net, params = parity_chain(3)
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]
@@ -109,11 +113,10 @@ def parity_chain(n: int, *, param_dtype=None) -> tuple[Layer, dict]:
 
     Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or).
     """
-    n = require_whole("parity_chain", "n", n, 2)
 
     def forward(f, x):
         step = lambda z, i: f.xor(jnp.concatenate([z, x[..., i : i + 1]], -1))
         return functools.reduce(step, range(1, n), x[..., :1])
 
     _, xor = one_hidden_layer(np.ones((2, 2)), [0, -1], [1, -2], 0.0, param_dtype=param_dtype)
-    return Wire(forward, xor=MLP(2, 1)), {"xor": xor}
+    return cast(Layer, Wire(forward, xor=MLP(2, 1))), {"xor": xor}

@@ -1,12 +1,12 @@
-r"""What homogeneity is good for: :math:`\mathrm{ReLU}(\alpha x) = \alpha\,\mathrm{ReLU}(x)` for alpha > 0.
+r"""Homogeneity of rectifier nets, :math:`\mathrm{ReLU}(\alpha x) = \alpha\,\mathrm{ReLU}(x)` for alpha > 0.
 
-The params of one function form a family, along which norms can be moved between layers: `rescale`. So one input needs
-kernels of signs only (`unit_kernels`), norms can be made equal (`balance`), gradients obey Euler's identities
-(`euler_terms`), gradient flow conserves differences of norms (`norm_differences`), and margins mean something only
+The params of one function form a family, within which norms move between layers: `rescale`. So for one input kernels
+of signs suffice (`unit_kernels`), norms can be made equal (`balance`), gradients satisfy Euler's identities
+(`euler_terms`), gradient flow conserves differences of norms (`norm_differences`), and margins are comparable only
 after division by the norms (`normalized_margin`).
 
 All functions take the params of dense layers in series with homogeneous activations between them: ``relu``,
-``leaky_relu``, ``abs``, ``maxout``; biases are allowed where nothing else is said.
+``leaky_relu``, ``abs``, ``maxout``; biases are allowed unless stated otherwise.
 
     W_l    kernel of layer l = 1 ... L, (in, out)
     b_l    its bias
@@ -21,26 +21,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check_values, describe_any
-from jaxblocks.core import as_layer
+from jaxblocks.checks import check, check_values
+from jaxblocks.core import LayerLike, as_layer
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 
 
 def rescale(params, factors: Sequence) -> Any:
-    r"""Params of the same function: the units of each hidden layer made larger, the next layer's kernel smaller.
+    r"""Params of the same function: the units of each hidden layer multiplied, the next kernel divided by factors.
 
     .. math:: W_l \to W_l D_l,\quad b_l \to b_l D_l,\quad W_{l+1} \to D_l^{-1} W_{l+1},\qquad D_l = \mathrm{diag}(d_l)
 
-    To the last bit for powers of two; not for tanh, and not for negative factors.
+    The function is equal to the last bit for powers of two; it differs for tanh, and for negative factors.
 
     Args:
         params: of dense layers in series, as ``Serial`` and ``MLP`` make them.
         factors: for each hidden layer a positive number, or one for each of its units.
 
     Raises:
-        ValueError: for params of other layers, as many factors as there are not hidden layers, or a factor <= 0 (under
-            ``jit``, where values are unknown, nothing is raised and the function is another one).
+        ValueError: for params of other layers, a number of factors other than that of the hidden layers, or a factor
+            <= 0 (under ``jit``, where values are unknown, nothing is raised and the function differs).
 
     >>> net = MLP(3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -48,25 +48,20 @@ def rescale(params, factors: Sequence) -> Any:
     >>> bool(net.apply(rescale(params, [4.0]), x) == net.apply(params, x))
     True
 
-    Source: Diehl 2023, Remark 1.1 ("how does this help?").
+    Source: Diehl 2023, Remark 1.1.
     """
-    layers = _dense_layers("rescale", params)
-    if len(factors) != len(layers) - 1:
-        raise ValueError(
-            f"rescale expects a factor for each of the {len(layers) - 1} hidden layers, but {len(factors)} came."
-        )
+    layers = _dense_layers(params)
+    hidden = len(layers) - 1
+    check(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors))
     for place, factor in enumerate(factors):
         kernel = layers[place]["kernel"]
         factor = jnp.asarray(factor, kernel.dtype)
-        if factor.shape not in ((), kernel.shape[1:]):
-            raise ValueError(
-                f"rescale expects one factor, or {kernel.shape[1]} for the units of hidden layer {place}, but "
-                f"factors of shape {factor.shape} came."
-            )
+        wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
+        check(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}")
         check_values(
             factor > 0,
-            f"rescale expects positive factors, but the smallest for hidden layer {place} is {{least}}; rectifiers are "
-            "homogeneous for positive numbers only.",
+            f"positive factors, got a smallest one of {{least}} for hidden layer {place}; rectifiers are homogeneous "
+            "for positive numbers only",
             least=jnp.min(factor),
         )
         factor = jnp.broadcast_to(factor, kernel.shape[1:])  # (units,)
@@ -89,9 +84,9 @@ def unit_kernels(params) -> Any:
 
     Source: Diehl 2023, Remark 1.1 and Lemma 1.3.
     """
-    hidden = len(_dense_layers("unit_kernels", params)) - 1
+    hidden = len(_dense_layers(params)) - 1
     for place in range(hidden):
-        norms = jnp.sqrt(jnp.sum(_dense_layers("unit_kernels", params)[place]["kernel"] ** 2, 0))  # (units,)
+        norms = jnp.sqrt(jnp.sum(_dense_layers(params)[place]["kernel"] ** 2, 0))  # (units,)
         factors: list = [1.0] * hidden
         factors[place] = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, jnp.ones_like(norms)), 1.0)
         params = rescale(params, factors)
@@ -99,29 +94,29 @@ def unit_kernels(params) -> Any:
 
 
 def balance(params) -> Any:
-    r"""Params of the same function whose kernels all have the same Frobenius norm, the geometric mean of the old ones.
+    r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given ones.
 
-    Of all factors, one for each layer, these make :math:`\sum_l \|W_l\|_F^2` smallest, since the product of the norms
-    is fixed.
+    Of all factors, one for each layer, these minimize :math:`\sum_l \|W_l\|_F^2`, since the product of the norms is
+    fixed.
 
     Raises:
-        ValueError: for a kernel of zeros, which no factor helps.
+        ValueError: for a kernel of zeros, which no factor changes.
 
     >>> params = ({"kernel": jnp.array([[8.0]])}, (), {"kernel": jnp.array([[2.0]])})
     >>> [float(layer["kernel"][0, 0]) for layer in balance(params) if layer]
     [4.0, 4.0]
 
-    Source: Diehl 2023, Remark 1.1; Neyshabur, Salakhutdinov, Srebro 2015, Path-SGD.
+    Source: Diehl 2023, Remark 1.1; Neyshabur, Salakhutdinov, Srebro 2015, Path-SGD, arXiv:1506.02617.
     """
-    norms = jnp.stack([jnp.linalg.norm(layer["kernel"]) for layer in _dense_layers("balance", params)])
-    check_values(norms > 0, "balance expects kernels that are not zero, but one is; its net is constant.")
+    norms = jnp.stack([jnp.linalg.norm(layer["kernel"]) for layer in _dense_layers(params)])
+    check_values(norms > 0, "kernels that are not zero, got a kernel of zeros, with which the net is constant")
     logs = jnp.log(norms)
     factors = jnp.exp(jnp.cumsum(jnp.broadcast_to(jnp.mean(logs), logs.shape) - logs))
     return rescale(params, list(factors[:-1]))
 
 
 class EulerTerms(NamedTuple):
-    """What `euler_terms` returns: all are equal where the net is homogeneous.
+    """What `euler_terms` returns: terms that are equal where the net is homogeneous.
 
     Attributes:
         output: the sum of the outputs.
@@ -134,13 +129,13 @@ class EulerTerms(NamedTuple):
     kernels: tuple[Float[Array, ""], ...]
 
 
-def euler_terms(net, params, x: Float[Array, "*batch inputs"]) -> EulerTerms:
+def euler_terms(net: LayerLike, params, x: Float[Array, "*batch inputs"]) -> EulerTerms:
     r"""Euler's identities: the net is homogeneous of degree one in its inputs and in each of its kernels.
 
     .. math:: \langle x, \nabla_x f\rangle + \sum_{i \ge 1} \langle b_i, \nabla_{b_i} f\rangle = f
         = \langle W_l, \nabla_{W_l} f\rangle + \sum_{i \ge l} \langle b_i, \nabla_{b_i} f\rangle
 
-    for f the sum of the outputs, and without the sums where there are no biases. A tanh breaks them.
+    for f the sum of the outputs, and without the sums where there are no biases. With tanh they do not hold.
 
     >>> net = MLP(3, 3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -152,7 +147,7 @@ def euler_terms(net, params, x: Float[Array, "*batch inputs"]) -> EulerTerms:
     """
     f = lambda params, x: jnp.sum(as_layer(net).apply(params, x))
     output, (to_params, to_x) = jax.value_and_grad(f, (0, 1))(params, x)
-    pairs = list(zip(_dense_layers("euler_terms", params), _dense_layers("euler_terms", to_params), strict=True))
+    pairs = list(zip(_dense_layers(params), _dense_layers(to_params), strict=True))
     kernels, biases = [], jnp.zeros_like(output)
     for layer, gradient in reversed(pairs):
         if "bias" in layer:
@@ -162,60 +157,61 @@ def euler_terms(net, params, x: Float[Array, "*batch inputs"]) -> EulerTerms:
 
 
 def norm_differences(params) -> Float[Array, " hidden"]:
-    r"""What gradient flow conserves: :math:`\|W_l\|_F^2 + \|b_l\|^2 - \|W_{l+1}\|_F^2` for each hidden layer.
+    r"""The invariants of gradient flow, :math:`\|W_l\|_F^2 + \|b_l\|^2 - \|W_{l+1}\|_F^2` of each hidden layer.
 
-    Whatever the loss: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Gradient descent
-    with step size :math:`\eta` drifts away by :math:`O(\eta)` in equal time.
+    The loss is arbitrary: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Gradient
+    descent with step size :math:`\eta` changes them by :math:`O(\eta)` in equal time.
 
     >>> norm_differences(({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])}))
     Array([-5.], dtype=float32)
 
-    Source: Diehl 2023, Remark 1.1; Du, Hu, Lee 2018, Algorithmic regularization in learning deep homogeneous models.
+    Source: Diehl 2023, Remark 1.1; Du, Hu, Lee 2018, Algorithmic regularization in learning deep homogeneous models,
+    arXiv:1806.00900.
     """
-    layers = _dense_layers("norm_differences", params)
+    layers = _dense_layers(params)
     square = lambda layer, *names: sum(jnp.sum(layer[name] ** 2) for name in names if name in layer)
     pairs = itertools.pairwise(layers)
     return jnp.stack([square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs])
 
 
 def normalized_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "*batch"]:
-    r"""Margins that scaling the weights cannot buy: :math:`m / \prod_l \|W_l\|_F`, for nets without biases.
+    r"""Margins that do not depend on the scale of the weights, :math:`m / \prod_l \|W_l\|_F`, for nets without biases.
 
-    Multiplying all weights by alpha multiplies outputs, hence margins, by :math:`\alpha^L` and classifies nothing
-    better; only the quotient says how far an example is from the boundary.
+    Multiplying all weights by alpha multiplies outputs, hence margins, by :math:`\alpha^L`, and changes no class; the
+    quotient measures the distance of an example from the boundary.
 
     Args:
-        margins: as the net's outputs give them, such as the score of the label less the largest other score.
+        margins: of the net's outputs, such as the score of the label minus the largest other score.
         params: of the net.
 
     >>> params = ({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])})
     >>> normalized_margin(jnp.array([12.0]), params)
     Array([2.], dtype=float32)
 
-    Source: Diehl 2023, Remark 1.1; Bartlett, Foster, Telgarsky 2017, Spectrally-normalized margin bounds.
+    Source: Diehl 2023, Remark 1.1; Bartlett, Foster, Telgarsky 2017, Spectrally-normalized margin bounds,
+    arXiv:1706.08498.
     """
-    layers = _dense_layers("normalized_margin", params)
-    if any("bias" in layer for layer in layers):
-        raise ValueError(
-            "normalized_margin expects a net without biases, which alone is homogeneous in its weights, but there are "
-            "some; build it with Dense(..., use_bias=False)."
-        )
-    scale = math.prod(jnp.linalg.norm(layer["kernel"]) for layer in layers)
+    layers = _dense_layers(params)
+    without_bias = not any("bias" in layer for layer in layers)
+    wanted = "a net without biases, since only such a net is homogeneous in its weights"
+    check(without_bias, wanted, "biases", "build it with Dense(..., use_bias=False)")
+    scale = jnp.asarray(math.prod(jnp.linalg.norm(layer["kernel"]) for layer in layers))
     return margins / jnp.broadcast_to(scale.astype(margins.dtype), margins.shape)
 
 
-def _dense_layers(where, params) -> list[dict]:
+def _dense_layers(params) -> list[dict]:
     """The params of each dense layer, in order."""
     entries = list(params.values()) if isinstance(params, Mapping) else params
+    found: list[dict] = []
+    valid = False
     if isinstance(entries, (tuple, list)) and not (isinstance(params, Mapping) and "kernel" in params):
         found = [dict(entry) for entry in entries if isinstance(entry, Mapping)]
         rest = [entry for entry in entries if not isinstance(entry, Mapping)]
-        if found and not any(map(len, rest)) and all({"kernel"} <= {*p} <= {"kernel", "bias"} for p in found):
-            return found
-    raise ValueError(
-        f"{where} expects the params of dense layers in series, as MLP(...).init makes them, but others came "
-        f"({describe_any(params)}); take the part that belongs to the dense layers."
-    )
+        dense = all({"kernel"} <= {*p} <= {"kernel", "bias"} for p in found)
+        valid = len(found) > 0 and not any(map(len, rest)) and dense
+    repair = "take the part that belongs to the dense layers"
+    check(valid, "the params of dense layers in series, as MLP(...).init makes them", params, repair)
+    return found
 
 
 def _put_back(params, layers):

@@ -1,20 +1,23 @@
-r"""What a net of one input can compute: exactly the continuous piecewise linear functions, there and back.
+r"""Continuous piecewise linear functions of one variable as nets, and nets of one input as such functions.
 
 t_0 < ... < t_p      breakpoints
 lambda_0 ... _p+1    slopes, one more than there are breakpoints
-f(t_0)               value, at the first breakpoint (at 0 where there is none)
+f(t_0)               value at the first breakpoint (at 0 where there is none)
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
+from jax.typing import DTypeLike
 
-from jaxblocks.axes import axes_or_new
-from jaxblocks.checks import describe_any
-from jaxblocks.core import Layer
-from jaxblocks.theory.constructions import one_hidden_layer
-from jaxblocks.theory.tracking import track
+from jaxblocks.checks import check, checked, describe
+from jaxblocks.core import Layer, LayerLike
+from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.explicit_weights import DenseParams, one_hidden_layer
+from jaxblocks.theory.piecewise_affine.line import affine_pieces
 
 __all__ = ["PiecewiseLinear", "count_kinks", "from_piecewise_linear", "to_piecewise_linear", "two_level_model"]
 
@@ -46,12 +49,12 @@ class PiecewiseLinear(_Fields):
     __slots__ = ()
 
     def __new__(cls, breakpoints, slopes, value):
-        """Checked, in float64; tracers pass as they are."""
+        """Checked, in float64; tracers are not checked."""
         fields = breakpoints, slopes, value
-        traced = any(isinstance(x, jax.core.Tracer) for x in fields)
-        return super().__new__(cls, *(fields if traced else _checked("PiecewiseLinear", *fields)))
+        traced = any(isinstance(x, Tracer) for x in fields)
+        return super().__new__(cls, *(fields if traced else _checked(*fields)))
 
-    def __call__(self, x):
+    def __call__(self, x: ArrayLike) -> np.ndarray:
         """The values at ``x``, an array of any shape."""
         x = np.asarray(x, np.float64)
         if not len(self.breakpoints):
@@ -62,12 +65,12 @@ class PiecewiseLinear(_Fields):
 
     @property
     def values(self) -> np.ndarray:
-        """At the breakpoints."""
+        """The values at the breakpoints."""
         rises = self.slopes[1:-1] * np.diff(self.breakpoints)
         return np.cumsum([self.value, *rises])[: len(self.breakpoints)]
 
     def integral(self, lower: int | float, upper: int | float) -> float:
-        """Between two bounds, exactly."""
+        """The integral between two bounds, exactly."""
         x = self._corners(lower, upper)
         return float(np.trapezoid(self(x), x))
 
@@ -86,7 +89,7 @@ class PiecewiseLinear(_Fields):
         return float(np.max(abs(self(x) - other(x))))
 
     def plot(self, ax=None):
-        """The graph, breakpoints marked, a little beyond the first and the last; returns the axes.
+        """The graph with its breakpoints marked, from before the first to after the last; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -105,8 +108,7 @@ class PiecewiseLinear(_Fields):
         return ax
 
     def _corners(self, lower, upper, *others):
-        if not lower <= upper:
-            raise ValueError(f"PiecewiseLinear expects lower <= upper, but {lower} and {upper} came; swap them.")
+        check(lower <= upper, "lower <= upper", f"{lower} and {upper}", "swap them")
         inner = np.concatenate([f.breakpoints for f in (self, *others)])
         return np.unique([lower, *inner[(inner > lower) & (inner < upper)], upper])
 
@@ -115,13 +117,19 @@ def _with_keys(f):
     return [(jax.tree_util.GetAttrKey(name), getattr(f, name)) for name in f._fields], None
 
 
-# As a pytree it may hold anything: what transformations put together is not checked.
+# As a pytree it may hold any leaves: instances that transformations make are not checked.
 jax.tree_util.register_pytree_with_keys(PiecewiseLinear, _with_keys, lambda _, fields: PiecewiseLinear._make(fields))
 
 
+@checked
 def from_piecewise_linear(
-    breakpoints, slopes, value, *, form: str = "short", param_dtype=None
-) -> tuple[Layer, tuple[dict[str, jax.Array], tuple, dict[str, jax.Array]]]:
+    breakpoints: ArrayLike,
+    slopes: ArrayLike,
+    value: ArrayLike,
+    *,
+    form: Literal["short", "lecture", "absorbed"] = "short",
+    param_dtype: DTypeLike | None = None,
+) -> tuple[Layer, tuple[DenseParams, tuple, DenseParams]]:
     r"""A net with one hidden layer of rectifiers that computes a piecewise linear function exactly, and its params.
 
     With :math:`p + 1` breakpoints :math:`t_\ell` and the slopes :math:`\lambda_\ell`, by ``form``:
@@ -136,35 +144,33 @@ def from_piecewise_linear(
     - ``"absorbed"``, p + 3 units and no bias at the output: the same with
       :math:`(\lambda_0 x + c_0)_+ - (-\lambda_0 x - c_0)_+`.
 
-    No net with one hidden layer can do with fewer than p + 1 units, one for each breakpoint. In float64 the net is
-    within 1e-12 for 10,000 random breakpoints in [-1, 1]; rounding grows with the sum of
-    :math:`|\lambda_{\ell+1} - \lambda_\ell|\,|x - t_\ell|`. Units stand in the order of the formula up to 256 of them;
-    more are interleaved, which rounds less.
+    A net with one hidden layer needs at least p + 1 units, one for each breakpoint. In float64 the error of the net is
+    below 1e-12 for 10,000 random breakpoints in [-1, 1]; rounding grows with the sum of
+    :math:`|\lambda_{\ell+1} - \lambda_\ell|\,|x - t_\ell|`. Up to 256 units are in the order of the formula; more are
+    interleaved, which reduces rounding.
 
     Args:
         breakpoints: increasing.
         slopes: one more than there are breakpoints.
         value: of the function at the first breakpoint, or at 0 where there is none.
         form: see above; only ``"short"`` keeps its precision where the breakpoints lie far from 0.
-        param_dtype: float64 where JAX has it switched on, else float32.
+        param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Returns:
         The pair ``MLP(units, 1)``, ``(..., 1)`` to ``(..., 1)``, and its params.
 
     Raises:
         ValueError: where slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
-        TypeError: for what is no real number.
+        TypeError: for arguments that are not real numbers.
 
     >>> net, params = from_piecewise_linear([0.0, 1.0], [0.0, 1.0, 0.0], 0.0)  # a ramp
     >>> net.apply(params, jnp.array([[-1.0], [0.25], [3.0]]))[:, 0]
     Array([0.  , 0.25, 1.  ], dtype=float32)
 
-    Source: Diehl 2023, Lemma 1.3. Its proof prints the sum without the tail slope :math:`\lambda_{p+1}` and puts each
-    jump of slope one breakpoint too late; here it stands corrected.
+    Source: Diehl 2023, Lemma 1.3. Its proof prints the sum without the tail slope :math:`\lambda_{p+1}` and with each
+    jump of slope one breakpoint too late; the formulas above are corrected.
     """
-    t, slopes, value = _checked("from_piecewise_linear", breakpoints, slopes, value)
-    if form not in ("short", "lecture", "absorbed"):
-        raise ValueError(f'from_piecewise_linear knows the forms "short", "lecture", "absorbed", but {form!r} came.')
+    t, slopes, value = _checked(breakpoints, slopes, value)
     ones, jumps = np.ones(len(t)), np.diff(slopes)
     if form == "short" and len(t):
         kernel, bias, weights = [-1, *ones], [t[0], *-t], [-slopes[0], slopes[1], *jumps[1:]]
@@ -178,27 +184,27 @@ def from_piecewise_linear(
     kernel, bias, weights = (np.asarray(x, np.float64) for x in (kernel, bias, weights))
     if len(bias) > 256:
         # Terms of neighbors cancel, and a matrix product adds entries i, i + m, i + 2m, ... first, m = 2, 4, 8, 16:
-        # with 16 stretches of the line interleaved these are neighbors, and rounding is ten times less.
+        # with 16 parts of the line interleaved these are neighbors, and rounding is ten times smaller.
         order = np.argsort(np.arange(len(bias)) % -(-len(bias) // 16), kind="stable")
         kernel, bias, weights = kernel[order], bias[order], weights[order]
     return one_hidden_layer([kernel], bias, weights, constant, param_dtype=param_dtype)
 
 
 def to_piecewise_linear(
-    net, params=(), *, output: int | None = None, tolerance: int | float = 1e-13, **side
+    net: LayerLike, params=(), *, output: int | None = None, tolerance: int | float = 1e-13, **side
 ) -> PiecewiseLinear:
     r"""The function that a net of one input computes: exact breakpoints, slopes and value, nothing sampled.
 
-    Every unit is followed through the net as a piecewise linear function of the input; a breakpoint of a
-    unit is where the line through a piece meets zero. Deep nets, residuals, scans, convolutions, leaky rectifiers,
-    absolute values, maxout, max-pooling and clipping are all followed; breakpoints of
-    units that cancel at the output are none of the function. Arithmetic is float64 even where the net's is float32.
+    Every unit is computed as a piecewise linear function of the input; its breakpoints are the zeros of its argument.
+    Deep nets, residuals, scans, convolutions, leaky rectifiers, absolute values, maxout, max-pooling and clipping are
+    supported; breakpoints of units that cancel at the output are removed. Arithmetic is float64 even where the net's
+    is float32.
 
     Args:
         net: a pair, or a function of arrays, from ``(1,)`` to ``(1,)`` or ``()``.
         params: those of the pair.
         output: which output, for a net with several.
-        tolerance: breakpoints closer than this times the largest of them are one.
+        tolerance: breakpoints closer than this times the largest of them are merged.
         side: side inputs, as for ``apply``.
 
     Returns:
@@ -206,33 +212,37 @@ def to_piecewise_linear(
 
     Raises:
         TypeError: for a layer with state.
-        ValueError: for a net that is not piecewise linear, or not continuous; the layer or the place is named. For a
-            net with several outputs, if none is chosen.
+        ValueError: for a net that is not piecewise linear, or not continuous; the error names the layer or the place.
+            For a net with several outputs, if none is chosen.
 
-    The widest layer times the pieces is the work: 10,000 units in one hidden layer take a few seconds.
+    The work is the width of the widest layer times the number of pieces: 10,000 units in one hidden layer take a few
+    seconds.
 
     >>> f = to_piecewise_linear(lambda x: relu(x + 1) + relu(1 - 2 * x))
     >>> f.breakpoints, f.slopes, f.value
     (array([-1. ,  0.5]), array([-2., -1.,  1.]), 3.0)
 
-    Source: Diehl 2023, Lemma 1.3 (the converse direction); Arora, Basu, Mianjy, Mukherjee 2018, Theorem 2.1.
+    Source: Diehl 2023, Lemma 1.3 (the converse direction); Arora, Basu, Mianjy, Mukherjee 2018, Theorem 2.1,
+    arXiv:1611.01491.
     """
-    found = track("to_piecewise_linear", net, params, **side)
+    hint = "to_piecewise_linear is for nets of one input; for others use regions_along, from one input to another."
+    found = affine_pieces(net, params, hint=hint, **side)
     shape = found.values.shape[1:]
     count = found.values[0].size
     if count == 0 or (count > 1 and output is None) or (output is not None and not -count <= output < count):
-        chosen = "" if output is None else f", and output {output} was asked for"
-        raise ValueError(
-            f"to_piecewise_linear expects one output, but the net's are {shape} in shape{chosen}; choose one of them "
-            f"with output=0 to {count - 1}."
-        )
+        chosen = "" if output is None else f" and output={output}"
+        check(False, "one output", f"outputs of shape {shape}{chosen}", f"choose one with output=0 to {count - 1}")
     of_output = lambda array: array.reshape(-1, count)[:, output or 0]
-    values, slopes, noise = of_output(found.values), of_output(found.slopes), of_output(found.noise[None])[0]
-    if not (np.isfinite(values).all() and np.isfinite(slopes).all()):
-        raise ValueError("to_piecewise_linear expects finite params, but the net's output is not finite; look for NaN.")
+    values, slopes, noise = (
+        of_output(found.values),
+        of_output(found.slopes),
+        of_output(np.asarray(found.noise)[None])[0],
+    )
+    finite = bool(np.isfinite(values).all() and np.isfinite(slopes).all())
+    check(finite, "finite params", "a net whose output is not finite", "look for NaN in params")
     at = lambda i, x: values[i] + slopes[i] * (x - found.points[i])
 
-    # Pieces that rounding made, narrower than the breakpoints are precise, go; what is left meets in their middle.
+    # Pieces narrower than the precision of the breakpoints are due to rounding: their neighbors meet in the middle.
     left, right = found.edges[:-1], found.edges[1:]
     scale = np.max(abs(found.edges[1:-1]), initial=0.0)
     i = np.flatnonzero(right - left > tolerance * scale)
@@ -242,37 +252,38 @@ def to_piecewise_linear(
     broken = np.flatnonzero(abs(jumps) > 1e-9 * size)
     if len(broken):
         b = broken[0]
-        raise ValueError(
-            f"to_piecewise_linear expects a continuous net, but its output jumps by {jumps[b]:.6g} at {t[b]:.6g}; "
-            "replace the comparison or the sign that makes it jump."
-        )
+        got = f"an output that jumps by {jumps[b]:.6g} at {t[b]:.6g}"
+        check(False, "a continuous net", got, "replace the comparison or the sign that makes it jump")
     kinks = abs(np.diff(slopes[i])) > 8 * np.finfo(np.float64).eps * noise
     i, t = i[np.append(True, kinks)], t[kinks]
     value = at(i[1], t[0]) if len(t) else at(i[0], 0.0)
     return PiecewiseLinear(t, slopes[i], float(value))
 
 
-def count_kinks(net, params=(), *, output: int | None = None, **side) -> int:
-    r"""How many breakpoints the function has that a net of one input computes: what its size can buy, exactly.
+def count_kinks(net: LayerLike, params=(), *, output: int | None = None, **side) -> int:
+    r"""The number of breakpoints of the function that a net of one input computes, exactly.
 
-    At most the number of units for one hidden layer, where each unit gives its :math:`-b_i / w_i`; units that share
-    one, or cancel, give fewer. Depth buys up to :math:`2^{\text{depth}} - 1` with two units a layer
-    (`sawtooth_network`), but random nets stay near the number of their units. Arguments as for `to_piecewise_linear`.
+    With one hidden layer it is at most the number of units, each of which has a kink at :math:`-b_i / w_i`; units that
+    share one, or cancel, give fewer. With depth it is up to :math:`2^{\text{depth}} - 1` for two units a layer
+    (`sawtooth_network`), but random nets have about as many kinks as units. Arguments as for `to_piecewise_linear`.
 
     >>> count_kinks(lambda x: jnp.abs(jnp.abs(x) - 1))
     3
 
-    Source: Huszar, DeepNN lecture 3, which prints O(width) and O(2^depth): the second is what can be
-    reached, not what is typical.
+    Source: Huszar, DeepNN lecture 3, which prints O(width) and O(2^depth): the second is attainable, not
+    typical.
     """
     return len(to_piecewise_linear(net, params, output=output, **side).breakpoints)
 
 
-def two_level_model(*, param_dtype=None) -> tuple[Layer, tuple]:
+def two_level_model(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
     r"""The designed function :math:`h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}` of five rectifiers.
 
     The first level has :math:`h_{1j} = \max(x - s_j, 0)` with :math:`s = (0, 1, 2, 3, 6)`, so that the slopes from left
-    to right are 0, 1, 0, 2, -1, 0: it climbs from 0 to 1, rests, climbs to 3 and falls to 0 at 6, where it stays.
+    to right are 0, 1, 0, 2, -1, 0: it rises from 0 to 1, stays there, rises to 3 and falls to 0 at 6, where it remains.
+
+    Args:
+        param_dtype: by default float64 where JAX has it enabled, else float32.
 
     >>> net, params = two_level_model()
     >>> net.apply(params, jnp.array([[1.5], [3.0], [4.0], [7.0]]))[:, 0]
@@ -283,24 +294,24 @@ def two_level_model(*, param_dtype=None) -> tuple[Layer, tuple]:
     return one_hidden_layer(np.ones((1, 5)), [0, -1, -2, -3, -6], [1, -1, 2, -3, 1], 0, param_dtype=param_dtype)
 
 
-def _checked(where, breakpoints, slopes, value):
+def _checked(breakpoints, slopes, value):
+    """The three as float64, if they define a continuous piecewise linear function."""
     try:
         t, slopes, value = (np.asarray(x, np.float64) for x in (breakpoints, slopes, value))
     except (TypeError, ValueError):
-        came = ", ".join(map(describe_any, (breakpoints, slopes, value)))
-        raise TypeError(f"{where} expects real numbers for breakpoints, slopes and value, but {came} came.") from None
-    if t.ndim != 1 or slopes.shape != (len(t) + 1,) or value.shape:
-        raise ValueError(
-            f"{where} expects n breakpoints, n + 1 slopes and one value, but breakpoints of shape {t.shape}, slopes of "
-            f"shape {slopes.shape} and a value of shape {value.shape} came; give a slope to each piece, the two "
-            "unbounded ones included."
-        )
+        got = ", ".join(map(describe, (breakpoints, slopes, value)))
+        check(False, "real numbers for breakpoints, slopes and value", got, error=TypeError)
+        raise
+    got = f"breakpoints of shape {t.shape}, slopes of shape {slopes.shape} and a value of shape {value.shape}"
+    repair = "give a slope to each piece, the two unbounded ones included"
+    fits = t.ndim == 1 and slopes.shape == (len(t) + 1,) and not value.shape
+    check(fits, "n breakpoints, n + 1 slopes and one value", got, repair)
     for name, x in (("finite breakpoints", t), ("finite slopes", slopes), ("a finite value", value)):
         if not np.isfinite(x).all():
-            raise ValueError(f"{where} expects {name}, but {x[~np.isfinite(x)][0]} is among them.")
+            check(False, name, f"{x[~np.isfinite(x)][0]} among them")
     back = np.flatnonzero(np.diff(t) <= 0)
     if len(back):
-        i = back[0]
-        what, repair = ("is repeated", "name it once") if t[i] == t[i + 1] else (f"comes after {t[i]}", "sort them")
-        raise ValueError(f"{where} expects increasing breakpoints, but {t[i + 1]} {what}; {repair}.")
+        a, b = t[back[0]], t[back[0] + 1]
+        got, repair = (f"{b} twice", "list it once") if a == b else (f"{b} after {a}", "sort them")
+        check(False, "increasing breakpoints", got, repair)
     return t, slopes, float(value)

@@ -15,8 +15,8 @@ from jaxblocks.ad.planning.bracketing import Part, as_product
 from jaxblocks.ad.planning.prices import PRICES, PricedChain, Prices, price_chain
 from jaxblocks.ad.planning.program import Linear
 from jaxblocks.ad.planning.stages import Link
-from jaxblocks.axes import axes_or_new
 from jaxblocks.checks import require
+from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 

@@ -1,0 +1,74 @@
+"""Bounds on the distance of gradient descent from the minimum, at every step."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks.theory.convergence.scalars import Scalar, at_most, broadcast_scalars
+
+__all__ = ["convex_bound", "linear_bound"]
+
+
+def convex_bound(
+    step: Scalar, distance: Scalar, step_size: Scalar, *, smoothness: int | float | None = None
+) -> Float[Array, "..."]:
+    r"""An upper bound on :math:`f(x_t) - f^*` for gradient descent on a convex function.
+
+    .. math:: f(x_t) - f^* \le \frac{R^2}{2 \eta t} \qquad \text{for } \eta \le 1/L.
+
+    The proof. Smoothness gives the descent lemma, :math:`f(x_{t+1}) \le f(x_t) - \frac{\eta}{2}\|\nabla f(x_t)\|^2`.
+    With convexity, :math:`f(x_t) \le f^* + \langle \nabla f(x_t), x_t - x^*\rangle`, and the square completed,
+
+    .. math:: f(x_{t+1}) - f^* \le \frac{1}{2\eta} \left( \|x_t - x^*\|^2 - \|x_{t+1} - x^*\|^2 \right).
+
+    Summed over t steps the right side telescopes to at most :math:`R^2 / 2\eta`; the values decrease, so the last is at
+    most their mean.
+
+    With ``smoothness`` L it is the best possible bound, :math:`R^2 / (4 \eta t + 2 / L)`, which `huber_objective`
+    attains; for :math:`1/L < \eta < 2/L` a weaker one, :math:`2 L R^2 / (4 + t\,\eta L (2 - \eta L))`; beyond, none
+    (infinite).
+
+    Args:
+        step: t = 0, 1, ..., a number or several.
+        distance: R, of the start from the minimizer.
+        step_size: eta.
+        smoothness: L.
+
+    >>> convex_bound(jnp.array([1, 10]), 2**0.5, 0.099).round(4)
+    Array([10.101 ,  1.0101], dtype=float32)
+
+    Source: Diehl 2023, Theorem 1.11 (which asks for eta < 1/L; eta = 1/L is allowed); Drori & Teboulle 2014, theorem
+    3.1, arXiv:1206.3209; Nesterov 2004, Introductory lectures on convex optimization, theorem 2.1.14.
+    """
+    t, r, eta = broadcast_scalars(step, distance, step_size)
+    if smoothness is None:
+        return jnp.where(t > 0, r**2 / (2 * eta * jnp.where(t > 0, t, 1)), jnp.inf)
+    h = eta * smoothness
+    sharp = r**2 / (4 * eta * t + 2 / smoothness)
+    long = 2 * smoothness * r**2 / (4 + t * h * jnp.maximum(2 - h, 0))
+    return jnp.where(at_most(h, 1), sharp, jnp.where(h < 2, long, jnp.inf))
+
+
+def linear_bound(
+    step: Scalar, gap: Scalar, step_size: Scalar, *, smoothness: int | float, convexity: int | float
+) -> Float[Array, "..."]:
+    r"""An upper bound on :math:`f(x_t) - f^*` for gradient descent on a strongly convex function: a linear rate.
+
+    .. math:: f(x_t) - f^* \le \rho^{2t} \left( f(x_0) - f^* \right),
+        \qquad \rho = \max\left( |1 - \eta\mu|, |1 - \eta L| \right).
+
+    A quadratic attains it along its flattest or its steepest direction. The step 2 / (L + mu) minimizes rho, to
+    :math:`(\kappa - 1) / (\kappa + 1)` with :math:`\kappa = L / \mu`; for :math:`\eta \ge 2 / L` rho is at least 1.
+
+    Args:
+        step: t = 0, 1, ..., a number or several.
+        gap: :math:`f(x_0) - f^*`.
+        step_size, smoothness, convexity: eta, L and mu.
+
+    >>> linear_bound(jnp.array([0, 1, 2]), 1.0, 0.5, smoothness=1.0, convexity=1.0)
+    Array([1.    , 0.25  , 0.0625], dtype=float32)
+
+    Source: Taylor, Hendrickx & Glineur 2018, Exact worst-case convergence rates of the proximal gradient method,
+    arXiv:1705.04398.
+    """
+    t, gap, eta = broadcast_scalars(step, gap, step_size)
+    return gap * jnp.maximum(jnp.abs(1 - eta * convexity), jnp.abs(1 - eta * smoothness)) ** (2 * t)

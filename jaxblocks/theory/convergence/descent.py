@@ -1,0 +1,338 @@
+"""Gradient descent, or any optimizer, with a record of every step and the bounds that apply to it."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, PyTree
+
+from jaxblocks.ad.arguments import as_point, scalar_valued
+from jaxblocks.checks import PositiveInt, check, check_values, checked, describe
+from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.theory.convergence.bounds import convex_bound, linear_bound
+from jaxblocks.theory.convergence.momentum import stable_step_size
+from jaxblocks.theory.convergence.objectives import Objective
+from jaxblocks.theory.convergence.scalars import at_most
+
+__all__ = ["Descent", "descend"]
+
+_BOUND_STYLES = ((PALETTE[1], "--"), (PALETTE[3], ":"), (PALETTE[2], "-."))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["points", "values", "gradient_norms", "distances", "minimum", "bounds"],
+    meta_fields=[],
+)
+@dataclass(frozen=True, repr=False)
+class Descent:
+    """What `descend` returns: the record of each step t = 0 ... steps, the start included.
+
+    Attributes:
+        points: like the start, with an axis of ``steps + 1`` in front.
+        values: of f there, ``(steps + 1,)``.
+        gradient_norms: ``(steps + 1,)``.
+        distances: from the minimizer, ``(steps + 1,)``; ``None`` where that is unknown.
+        minimum: of f; ``None`` where the minimizer is unknown.
+        bounds: by name, upper bounds of ``values - minimum``, ``(steps + 1,)`` each. ``"convex"`` is the lecture's
+            (infinite where the theorem does not apply), ``"sharp"`` the best possible, ``"strongly convex"`` the linear
+            rate.
+
+    With ``jax.vmap`` all have an axis of runs in front.
+    """
+
+    points: PyTree
+    values: Any  # transformations put leaves of other shapes here, and objects that are not arrays
+    gradient_norms: Any
+    distances: Any
+    minimum: Any
+    bounds: dict[str, Any]
+
+    @property
+    def last(self) -> PyTree:
+        """The point after the last step."""
+        return jax.tree.map(lambda leaf: leaf[-1], self.points)
+
+    @property
+    def gaps(self) -> Float[Array, "*runs t"]:
+        """The values minus the minimum; minus the lowest of them where the minimum is unknown."""
+        least = jnp.min(self.values, -1) if self.minimum is None else self.minimum
+        return self.values - jnp.broadcast_to(least[..., None], self.values.shape)
+
+    @property
+    def holds(self) -> Bool[Array, "*runs"]:
+        """Whether every bound holds at every step, up to the rounding of the values."""
+        return _bounds_hold(self)
+
+    def plot(self, ax=None):
+        """The gap to the minimum at each step with its bounds, both axes logarithmic; returns the axes.
+
+        Where the minimum is unknown it draws the values.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> from jaxblocks.theory.convergence import quadratic_objective
+        >>> axes = descend(quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, steps=20).plot()
+        >>> [line.get_label() for line in axes.lines]
+        ['f - min f', 'bound, convex', 'bound, sharp', 'bound, strongly convex']
+        """
+        ax = axes_or_new(ax)
+        if self.minimum is None:
+            ax.plot(np.asarray(self.values))
+            ax.set(xlabel="step", ylabel="f")
+            return ax
+        t = np.arange(1, len(self.values))
+        visible = lambda y: np.where((y > float(_rounding(self.values, self.minimum))) & np.isfinite(y), y, np.nan)
+        ax.loglog(t, visible(np.asarray(self.gaps)[1:]), color=PALETTE[0], label="f - min f")
+        for (name, bound), (color, style) in zip(self.bounds.items(), _BOUND_STYLES, strict=False):
+            if np.isfinite(np.asarray(bound)[1:]).any():
+                ax.loglog(t, visible(np.asarray(bound)[1:]), style, color=color, label=f"bound, {name}")
+        ax.set(xlabel="step", ylabel="above the minimum")
+        ax.legend()
+        return ax
+
+    def plot_path(self, f: Callable, ax=None, *, label: str | None = None):
+        """The path over the graph of f (points that are numbers) or its contours (two numbers); returns the axes.
+
+        Args:
+            f: the function, of one point.
+            ax: axes, or ``None`` for new ones with the graph or the contours.
+            label: of the path.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> f = lambda x: x**4 - x**3 - 2 * x**2 + 3
+        >>> axes = descend(f, 2.0, 0.13, steps=20).plot_path(f)
+        >>> len(axes.lines)
+        2
+        """
+        points = self.points
+        drawable = hasattr(points, "shape") and points.shape[1:] in ((), (1,), (2,))
+        check(drawable, "points that are one number or two", points, "draw a descent of more numbers with plot")
+        fresh = ax is None
+        ax = axes_or_new(ax)
+        path = np.asarray(points)
+        low, high = path.min(0), path.max(0)
+        margin = np.where(high > low, (high - low) / 5, 1.0)
+        low, high = low - margin, high + margin
+        if path.shape[1:] == (2,):
+            if fresh:
+                grids = np.meshgrid(*(np.linspace(a, b, 80) for a, b in zip(low, high, strict=True)))
+                flat = jnp.asarray(np.stack([g.ravel() for g in grids], -1), points.dtype)
+                heights = np.asarray(jax.vmap(f)(flat)).reshape(80, 80)
+                levels = heights.min() + (heights.max() - heights.min()) * np.linspace(0.02, 1, 12) ** 2
+                ax.contour(*grids, heights, levels=levels, colors="0.8", linewidths=0.8)
+            ax.plot(*path.T, ".-", markersize=4, linewidth=1, label=label)
+            ax.set(xlabel="$x_1$", ylabel="$x_2$")
+            return ax
+        if fresh:
+            ends = [jnp.asarray(v, points.dtype).reshape(points.shape[1:]) for v in (low, high)]
+            line = jnp.linspace(ends[0], ends[1], 300)
+            ax.plot(np.ravel(line), np.asarray(jax.vmap(f)(line)), color="0.4")
+            ax.set(xlabel="x", ylabel="f(x)")
+        ax.plot(np.ravel(path), np.asarray(self.values), "o-", markersize=4, linewidth=0.8, label=label)
+        return ax
+
+    def __repr__(self):
+        if getattr(self.values, "ndim", 1) != 1 or isinstance(self.values, Tracer):
+            return f"Descent({describe(self.values)})"
+        words = f"{len(self.values) - 1} steps, f from {float(self.values[0]):.6g} to {float(self.values[-1]):.6g}"
+        if self.minimum is not None:
+            words += f", minimum {float(self.minimum):.6g}"
+        if informative := {name: bound for name, bound in self.bounds.items() if _is_informative(bound)}:
+            hold = bool(replace(self, bounds=informative).holds)
+            words += f", bounds {'hold' if hold else 'FAIL'}: {', '.join(informative)}"
+        elif self.bounds:
+            words += ", no bound for this step size"
+        return f"Descent({words})"
+
+
+@checked
+def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, *, steps: PositiveInt = 100) -> Descent:
+    r"""Run an optimizer from a start, and record every step; for an `Objective` with the bounds of its theorems.
+
+    :math:`x_{t+1} = x_t - \eta \nabla f(x_t)` for a step size, else what the optimizer's ``update`` computes. The dtype
+    of ``start`` is that of the arithmetic; bounds are best compared in float64.
+
+    Args:
+        f: of a pytree to a scalar; an `Objective` where its constants are known.
+        start: a pytree of floating-point arrays or numbers.
+        optimizer: a step size, or an object with ``init(params)`` and ``update(gradient, state, params)``, as those of
+            optax (momentum is ``optax.sgd(0.1, momentum=0.9)``; optax computes in standard dtype promotion).
+        steps: their number.
+
+    Returns:
+        a `Descent`, a pytree: ``jax.vmap`` over starts or step sizes works.
+
+    Warns:
+        UserWarning: for a step size above 2 / L, with which gradient descent diverges from the minimum.
+
+    Raises:
+        TypeError, ValueError: for an f that does not return a real scalar, a start that is not floating-point, an
+            optimizer without ``update``, a step size that is not positive (under ``jit`` nothing is raised, and the
+            values increase), a minimizer unlike the start, or a value below that of the minimizer, which is then wrong.
+
+    >>> from jaxblocks.theory.convergence import quadratic_objective
+    >>> descend(quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, steps=50)
+    Descent(50 steps, f from 5.5 to 1.32807e-05, minimum 0, bounds hold: convex, sharp, strongly convex)
+    >>> descend(lambda x: x**4 - x**3 - 2 * x**2 + 3, 2.0, 0.13).last
+    Array(1.4430004, dtype=float32)
+
+    Source: Diehl 2023, section 1.5; Krapac & Segvic, Deep feed-forward models, "Hello world".
+    """
+    swapped = callable(start) and not callable(f)
+    check(not swapped, "the function and then the start", "the start first", "swap them", error=TypeError)
+    known = f if isinstance(f, Objective) else None
+    start = as_point(start)
+    f = scalar_valued(f, point="start")
+    step_size = None
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        step_size = _step_size(optimizer, known)
+        optimizer = _gradient_descent(step_size)
+    best = None if known is None or known.minimizer is None else _minimizer(known, start)
+
+    @jax.jit
+    def run(x, best):
+        points, values, norms = _record(f, optimizer, x, steps)
+        if best is None:
+            return Descent(points, values, norms, None, None, {}), None
+        minimum = jnp.asarray(f(best), values.dtype)
+        distances = jax.vmap(lambda x: _norm(jax.tree.map(jnp.subtract, x, best)))(points)
+        bounds = {} if step_size is None else _bounds(known, step_size, steps, distances[0], values[0] - minimum)
+        lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values))
+        least = lowest, ~(lowest < minimum - _rounding(values, minimum))  # False only for a value that is a number
+        return Descent(points, values, norms, distances, minimum, bounds), least
+
+    descent, least = run(start, best)
+    if least is not None:
+        lowest, is_least = least
+        check_values(
+            is_least,
+            "a minimizer of f, got the value {lowest} at another point, below {minimum}, that of the minimizer; "
+            "correct Objective(minimizer=...)",
+            lowest=lowest,
+            minimum=descent.minimum,
+        )
+    return descent
+
+
+def _record(f, optimizer, x, steps):
+    """The points, the values and the norms of the gradients, at the start and after every step."""
+
+    def step(carry, _):
+        x, state = carry
+        value, gradient = jax.value_and_grad(f)(x)
+        updates, state = optimizer.update(gradient, state, x)
+        after = jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
+        return (after, state), (x, value, _norm(gradient))
+
+    (x, _), recorded = jax.lax.scan(step, (x, optimizer.init(x)), length=steps)
+    value, gradient = jax.value_and_grad(f)(x)
+    join = lambda before, last: jnp.concatenate([before, last[None]])
+    return jax.tree.map(join, recorded, (x, value, _norm(gradient)))
+
+
+def _bounds(known, step_size, steps, distance, gap):
+    if known.smoothness is None:
+        return {}
+    t = jnp.arange(steps + 1)
+    lecture = convex_bound(t, distance, step_size)
+    allowed = at_most(jnp.asarray(step_size, lecture.dtype) * known.smoothness, 1)
+    bounds = {
+        "convex": jnp.where(allowed, lecture, jnp.inf),
+        "sharp": convex_bound(t, distance, step_size, smoothness=known.smoothness),
+    }
+    if known.convexity > 0:
+        bounds["strongly convex"] = linear_bound(
+            t, gap, step_size, smoothness=known.smoothness, convexity=known.convexity
+        )
+    return bounds
+
+
+class _Optimizer(NamedTuple):
+    init: Callable
+    update: Callable
+
+
+def _gradient_descent(step_size):
+    move = lambda g: -jnp.asarray(step_size, g.dtype) * g
+    return _Optimizer(lambda params: (), lambda gradient, state, params=None: (jax.tree.map(move, gradient), state))
+
+
+def _step_size(step_size: Any, known: Objective | None) -> Any:
+    """The number, checked; a warning where it is above the limit of stability."""
+    if not _is_real(step_size):
+        repair = "call it" if callable(step_size) else "pass for instance 0.1 or optax.adam(0.1)"
+        check(False, "a step size or an optimizer with init and update", step_size, repair, error=TypeError)
+    check(jnp.ndim(step_size) == 0, "one step size", step_size, "use jax.vmap for several")
+    check_values(step_size > 0, "a step size > 0, got {step_size}", step_size=jnp.asarray(step_size))
+    if known is not None and known.smoothness is not None and not isinstance(step_size, Tracer):
+        limit = stable_step_size(float(known.smoothness))
+        if float(step_size) > 2 / known.smoothness * (1 + 1e-6):
+            warnings.warn(
+                f"descend got the step size {float(step_size):.6g}, but above 2 / L = {float(limit):.6g} gradient "
+                f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; take at most "
+                f"1 / L = {1 / known.smoothness:.6g} for the bounds to hold.",
+                UserWarning,
+                stacklevel=4,
+            )
+    return step_size
+
+
+def _is_real(x: Any) -> bool:
+    """Whether this is a number, or a floating-point array."""
+    if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating):
+        return True
+    return isinstance(x, int | float | np.number) and not isinstance(x, bool)
+
+
+def _minimizer(known, start):
+    """In the form of the start; one number stands for all entries of an array."""
+    best = known.minimizer
+    structures = jax.tree.structure(best), jax.tree.structure(start)
+    check(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]))
+
+    def like(b, leaf):
+        b = jnp.asarray(b, leaf.dtype)
+        check(b.shape in ((), leaf.shape), f"a start like the minimizer, {b.shape}", leaf)
+        return jnp.broadcast_to(b, leaf.shape)
+
+    return jax.tree.map(like, best, start)
+
+
+def _norm(tree):
+    """Of all leaves together, in the widest dtype among them."""
+    flat = ravel_pytree(tree)[0]
+    largest = jnp.max(jnp.abs(flat))
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    return scale * jnp.sqrt(jnp.sum((flat / scale) ** 2))
+
+
+def _is_informative(bound):
+    """Whether a bound is finite somewhere, and does not grow."""
+    bound = np.asarray(bound)
+    return bool(np.isfinite(bound[1:]).any() and bound[-1] <= bound[0])
+
+
+@jax.jit
+def _bounds_hold(run):
+    if not run.bounds:
+        return jnp.ones(run.values.shape[:-1], bool)
+    slack = jnp.broadcast_to(_rounding(run.values, run.minimum)[..., None], run.values.shape)
+    return jnp.all(jnp.stack([jnp.all(run.gaps <= bound + slack, axis=-1) for bound in run.bounds.values()]), axis=0)
+
+
+def _rounding(values, minimum):
+    """The rounding error of values near the minimum, sums of terms as large as the first or lowest value."""
+    lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values), -1)
+    sizes = jnp.abs(jnp.stack([values[..., 0], lowest, jnp.broadcast_to(minimum, lowest.shape)]))
+    return 64 * jnp.finfo(values.dtype).eps * jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0), 0)

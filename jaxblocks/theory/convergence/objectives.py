@@ -1,0 +1,221 @@
+"""Convex functions together with their constants: smoothness, strong convexity and a minimizer."""
+
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Num, PyTree
+
+from jaxblocks.ad.arguments import as_point, scalar_valued
+from jaxblocks.checks import check, checked
+from jaxblocks.layers.linear_models import linear_regression, logistic_regression
+
+__all__ = [
+    "Objective",
+    "huber_objective",
+    "least_squares_objective",
+    "logistic_objective",
+    "quadratic_objective",
+    "smoothness",
+]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Objective:
+    r"""A convex function together with what is known of it: ``objective(x)`` is its value.
+
+    The constants are taken on trust; `descend` computes its bounds from them.
+
+    Args:
+        f: the function, of one pytree to a scalar.
+        smoothness: L, with :math:`\|\nabla f(x) - \nabla f(y)\| \le L \|x - y\|`.
+        convexity: mu >= 0, with :math:`f(x) - \frac{\mu}{2}\|x\|^2` convex; 0 means that f is convex.
+        minimizer: a point where f is least, like x; without it there are no bounds. Where there are several, the bounds
+            hold for each, with the distance from it; the nearest gives the sharpest.
+
+    Raises:
+        ValueError: unless 0 <= convexity <= smoothness and smoothness > 0.
+
+    >>> objective = Objective(lambda x: (x - 1) ** 2, smoothness=2.0, convexity=2.0, minimizer=1.0)
+    >>> objective(jnp.ones(())), objective.minimum
+    (Array(0., dtype=float32), Array(0., dtype=float32))
+    >>> objective
+    Objective(smoothness 2, convexity 2, minimum 0)
+    """
+
+    f: Callable[[Any], Any]
+    _: KW_ONLY
+    smoothness: int | float | None = None
+    convexity: int | float = 0.0
+    minimizer: PyTree | None = None
+
+    def __post_init__(self):
+        most = math.inf if self.smoothness is None else self.smoothness
+        got = f"smoothness={self.smoothness} and convexity={self.convexity}"
+        check(most > 0 and 0 <= self.convexity <= most, "smoothness > 0 and 0 <= convexity <= smoothness", got)
+
+    def __call__(self, x: PyTree) -> Any:
+        """The value of f."""
+        return self.f(x)
+
+    @property
+    def minimum(self) -> Any:
+        """The value at the minimizer, ``None`` where that is unknown."""
+        return None if self.minimizer is None else self.f(jax.tree.map(_floating, self.minimizer))
+
+    def __repr__(self):
+        known = [] if self.smoothness is None else [f"smoothness {self.smoothness:.6g}"]
+        known += [f"convexity {self.convexity:.6g}"]
+        known += [] if self.minimizer is None else [f"minimum {float(self.minimum):.6g}"]
+        return f"Objective({', '.join(known)})"
+
+
+@checked
+def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] | None = None) -> Objective:
+    r""":math:`f(x) = \frac12 x^\top A x - b^\top x` for x of shape (n,), with L and mu the extreme eigenvalues of A.
+
+    Args:
+        hessian: A, symmetric and positive semidefinite, or only its diagonal.
+        linear: b, zero by default.
+
+    Raises:
+        ValueError: for A that is not symmetric, has a negative eigenvalue, or leaves f unbounded below along b.
+
+    >>> quadratic_objective(jnp.array([1.0, 10.0]))
+    Objective(smoothness 10, convexity 1, minimum 0)
+    """
+    square = jnp.diag(hessian) if hessian.ndim == 1 else hessian
+    is_square = square.ndim == 2 and square.shape[0] == square.shape[1] and square.size > 0
+    check(is_square, "hessian to be a matrix (n, n) or its diagonal (n,)", hessian)
+    linear = jnp.zeros(len(square), square.dtype) if linear is None else linear
+    check(linear.shape == square.shape[:1], f"linear of shape ({len(square)},), one entry for each row", linear)
+    exact, b = np.asarray(square, np.float64), np.asarray(linear, np.float64)
+    repair = "pass (A + A.T) / 2, which has the same quadratic form"
+    check(np.array_equal(exact, exact.T), "a symmetric hessian", "another matrix", repair)
+    values, vectors = np.linalg.eigh(exact)
+    zero = len(exact) * float(jnp.finfo(square.dtype).eps) * np.abs(values).max()
+    got = f"one with eigenvalues from {values[0]:.6g} to {values[-1]:.6g}"
+    definite = bool(values[0] >= -zero and values[-1] > 0)
+    check(definite, "a positive semidefinite hessian other than 0", got, "without it f has no minimum")
+    flat = values <= zero
+    along = vectors.T @ b
+    in_null_space = np.abs(along[flat]).max(initial=0)
+    in_range = bool(in_null_space <= 1e3 * float(jnp.finfo(square.dtype).eps) * np.abs(b).max())
+    got = "b with a component in its null space"
+    check(in_range, "b in the range of A", got, "remove that component, along which f is unbounded below")
+    best = vectors @ np.where(flat, 0, along / np.where(flat, 1, values))
+    return Objective(
+        lambda x: jnp.vdot(x, square @ x / 2 - linear),
+        smoothness=float(values[-1]),
+        convexity=max(0.0, float(values[0])) if not flat[0] else 0.0,
+        minimizer=jnp.asarray(best, square.dtype),
+    )
+
+
+@checked
+def least_squares_objective(x: Float[Array, "n in"], y: Float[Array, "n out"]) -> Objective:
+    r"""The mean squared error of ``Dense`` on data, with :math:`L = 2\,\lambda_{\max}(\tilde X^\top \tilde X) / n`.
+
+    :math:`f(W, b) = \frac1n \sum_i \|x_i W + b - y_i\|^2` of params ``{"kernel": (in, out), "bias": (out,)}``;
+    :math:`\tilde X` has a column of ones beside X, and :math:`\mu` is twice its smallest eigenvalue.
+
+    >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])  # exclusive or
+    >>> least_squares_objective(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))
+    Objective(smoothness 3.18614, convexity 0.313859, minimum 0.25)
+    """
+    best = linear_regression(x, y)
+    gram = _gram_eigenvalues(x)
+    f = lambda params: jnp.mean(jnp.sum((_affine(params, x) - y) ** 2, axis=-1))
+    return Objective(f, smoothness=2 * gram[-1], convexity=2 * gram[0], minimizer=best)
+
+
+@checked
+def logistic_objective(
+    x: Float[Array, "n in"], labels: Num[Array, "n"] | Bool[Array, "n"], *, ridge: int | float = 0.0
+) -> Objective:
+    r"""The logistic loss of ``Dense(1)`` on data, with :math:`L = \lambda_{\max}(\tilde X^\top \tilde X) / (4 n)`.
+
+    :math:`f(w, b) = \frac1n \sum_i \log(1 + e^{-s_i (x_i w + b)}) + \lambda\|w\|^2`, s_i = 1 for label 1 and -1 for
+    label 0, of params ``{"kernel": (in, 1), "bias": (1,)}``; :math:`\tilde X` has a column of ones beside X. The
+    slopes of the logistic function are at most 1/4, hence L (and :math:`2\lambda` more with ``ridge``). The loss is
+    strictly convex, but its curvature tends to 0 far from the minimum, so mu = 0.
+
+    Raises:
+        ValueError: for labels that a hyperplane separates, where no minimizer exists (see ``logistic_regression``).
+
+    >>> x = jnp.array([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])
+    >>> logistic_objective(x, jnp.array([0, 0, 0, 1, 0, 1]))
+    Objective(smoothness 0.284518, convexity 0, minimum 0.605939)
+    """
+    best = logistic_regression(x, labels, ridge=ridge)
+    sign = jnp.where(labels == 1, 1, -1).astype(x.dtype)
+
+    def f(params):
+        fit = jnp.mean(jax.nn.softplus(-sign * _affine(params, x)[:, 0]))
+        return fit + ridge * jnp.sum(params["kernel"] ** 2)
+
+    return Objective(f, smoothness=_gram_eigenvalues(x)[-1] / 4 + 2 * ridge, minimizer=best)
+
+
+def huber_objective(knee: int | float = 1.0) -> Objective:
+    r"""Huber's function of a vector or number, :math:`\frac12\|x\|^2`, linear beyond ``knee``; L = 1.
+
+    It is a worst case of gradient descent: from distance R it attains ``convex_bound`` exactly, at the one step t for
+    which the knee is :math:`R / (2 \eta t + 1)`.
+
+    >>> huber_objective(0.5)(jnp.array([3.0, 4.0]))
+    Array(2.375, dtype=float32)
+
+    Source: Huber 1964; Drori & Teboulle 2014, Performance of first-order methods, theorem 3.2, arXiv:1206.3209.
+    """
+    check(knee > 0, "knee > 0", knee)
+
+    def f(x):
+        square = jnp.sum(x**2)
+        outside = square > knee**2
+        norm = jnp.sqrt(jnp.where(outside, square, 1))
+        return jnp.where(outside, knee * norm - knee**2 / 2, square / 2)
+
+    return Objective(f, smoothness=1.0, minimizer=0.0)
+
+
+def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
+    r"""The largest absolute eigenvalue of the Hessian at x: L for a quadratic, a local constant elsewhere.
+
+    It builds the Hessian, n by n numbers for n parameters; for more than some hundreds use
+    ``largest_eigenvalues(hessian_operator(f, x), ...)``.
+
+    Raises:
+        TypeError, ValueError: unless f returns a real scalar and x is floating-point.
+
+    >>> smoothness(lambda x: 0.5 * (x[0] ** 2 + 10 * x[1] ** 2), jnp.ones(2))
+    Array(10., dtype=float32)
+    """
+    x = as_point(x)
+    flat, unravel = ravel_pytree(x)
+    f = scalar_valued(f)
+    largest = lambda flat: jnp.max(jnp.abs(jnp.linalg.eigvalsh(jax.hessian(lambda v: f(unravel(v)))(flat))))
+    return jax.jit(largest)(flat)
+
+
+def _floating(leaf):
+    """As an array; numbers of Python and integers in the default floating dtype."""
+    if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.asarray(leaf)
+    return jnp.asarray(leaf, jnp.result_type(float))
+
+
+def _affine(params, x):
+    bias = params["bias"]
+    return x @ params["kernel"] + jnp.broadcast_to(bias[None], (len(x), len(bias)))
+
+
+def _gram_eigenvalues(x):
+    """Of X'X / n with a column of ones in X, ascending."""
+    ones = np.append(np.asarray(x, np.float64), np.ones((len(x), 1)), axis=1)
+    return [max(0.0, float(v)) for v in np.linalg.eigvalsh(ones.T @ ones / len(x))]

@@ -1,0 +1,65 @@
+"""Networks with explicit weights: numbers that a theorem names, computed in float64, as the params of a net."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxblocks.activations import relu
+from jaxblocks.core import Layer
+from jaxblocks.layers.mlp import MLP
+from jaxblocks.theory.arrays import ArrayLike
+
+__all__ = ["DenseParams", "dense_params", "one_hidden_layer"]
+
+DenseParams = dict[str, jax.Array]
+"""The params of a ``Dense``: its ``kernel`` and ``bias``."""
+
+
+def dense_params(kernel: ArrayLike, bias: ArrayLike, *, param_dtype: DTypeLike | None = None) -> DenseParams:
+    """The params of a ``Dense`` with these weights.
+
+    Args:
+        kernel: (inputs, units).
+        bias: (units,).
+        param_dtype: by default float64 where JAX has it enabled, else float32.
+
+    >>> dense_params([[2.0]], [1.0])
+    {'kernel': Array([[2.]], dtype=float32), 'bias': Array([1.], dtype=float32)}
+    """
+    dtype = jnp.result_type(float) if param_dtype is None else param_dtype
+    number = lambda x: jnp.asarray(np.asarray(x, np.float64).astype(dtype))
+    return {"kernel": number(kernel), "bias": number(bias)}
+
+
+def one_hidden_layer(
+    kernel: ArrayLike,
+    bias: ArrayLike,
+    weights: ArrayLike,
+    constant: ArrayLike,
+    *,
+    activation: Callable = relu,
+    param_dtype: DTypeLike | None = None,
+) -> tuple[Layer, tuple[DenseParams, tuple, DenseParams]]:
+    r"""The net :math:`x \mapsto \sum_i a_i\, \sigma(\langle w_i, x \rangle + b_i) + c` with one output, and its params.
+
+    Args:
+        kernel: :math:`w_i` in its columns, (inputs, units).
+        bias: :math:`b`, (units,).
+        weights: :math:`a`, (units,).
+        constant: :math:`c`.
+        activation: :math:`\sigma`.
+        param_dtype: by default float64 where JAX has it enabled, else float32.
+
+    >>> net, params = one_hidden_layer([[1.0, -1.0]], [0.0, 0.0], [1.0, 1.0], 0.0)
+    >>> net.apply(params, jnp.array([-3.0]))
+    Array([3.], dtype=float32)
+
+    Source: Diehl 2023, section 1.1, equation (2).
+    """
+    hidden = dense_params(kernel, bias, param_dtype=param_dtype)
+    constant = np.asarray(constant, np.float64).reshape(1)
+    out = dense_params(np.asarray(weights)[:, None], constant, param_dtype=param_dtype)
+    return MLP(hidden["bias"].size, 1, activation=activation), (hidden, (), out)

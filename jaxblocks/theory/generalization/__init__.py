@@ -1,0 +1,62 @@
+"""Generalization in experiments: each computes a few numbers, and returns a record that prints and plots them.
+
+- Complexity of the model: `degree_sweep`, `width_sweep`, `depth_sweep`, `capacity`.
+- Implicit bias of gradient descent: `min_norm_bias`, `max_margin_bias`, `matrix_completion`.
+- Conserved quantities of gradient flow: `conservation_drift`.
+- Memorization: `random_labels`.
+- Gradient noise: `batch_noise`, `stationary_variance`.
+- Limits of test sets and learners: `selection_optimism`, `no_free_lunch`.
+
+Small linear algebra is done in NumPy, in float64, whatever the configuration of JAX. The lecture's own pictures of
+these topics are not available; the experiments are our choice.
+"""
+
+from jaxblocks.theory.generalization.complexity_sweeps import (
+    Sweep,
+    degree_sweep,
+    depth_sweep,
+    polynomial_fit,
+    width_sweep,
+)
+from jaxblocks.theory.generalization.deep_linear import Drift, balancedness, conservation_drift
+from jaxblocks.theory.generalization.gradient_noise import BatchNoise, batch_noise, stationary_variance
+from jaxblocks.theory.generalization.infinite_width import relu_covariance
+from jaxblocks.theory.generalization.low_rank import Completion, matrix_completion
+from jaxblocks.theory.generalization.maximum_margin import MaxMargin, MaxMarginBias, max_margin, max_margin_bias
+from jaxblocks.theory.generalization.memorization import RandomLabels, random_labels
+from jaxblocks.theory.generalization.minimum_norm import MinNormBias, min_norm_bias
+from jaxblocks.theory.generalization.model_selection import Selection, selection_optimism
+from jaxblocks.theory.generalization.separability import Capacity, capacity, linear_dichotomies
+from jaxblocks.theory.generalization.unseen_points import NoFreeLunch, no_free_lunch
+
+__all__ = [
+    "BatchNoise",
+    "Capacity",
+    "Completion",
+    "Drift",
+    "MaxMargin",
+    "MaxMarginBias",
+    "MinNormBias",
+    "NoFreeLunch",
+    "RandomLabels",
+    "Selection",
+    "Sweep",
+    "balancedness",
+    "batch_noise",
+    "capacity",
+    "conservation_drift",
+    "degree_sweep",
+    "depth_sweep",
+    "linear_dichotomies",
+    "matrix_completion",
+    "max_margin",
+    "max_margin_bias",
+    "min_norm_bias",
+    "no_free_lunch",
+    "polynomial_fit",
+    "random_labels",
+    "relu_covariance",
+    "selection_optimism",
+    "stationary_variance",
+    "width_sweep",
+]

@@ -1,0 +1,48 @@
+"""Data of the experiments as NumPy arrays in float64, checked."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Array
+
+from jaxblocks.checks import check
+
+__all__ = ["Numbers", "integers", "rows", "vectors"]
+
+Numbers = Array | np.ndarray
+"""An array of JAX or NumPy."""
+
+
+def vectors(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of one shape (n,), finite."""
+    x, y = (np.asarray(v, np.float64) for v in (x, y))
+    fits = x.ndim == 1 and x.shape == y.shape and len(x) > 0
+    check(fits, "inputs and targets of one shape (n,)", f"{x.shape} and {y.shape}")
+    _require_finite(x, y)
+    return x, y
+
+
+def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (n, features) and targets (n,), finite."""
+    x, y = (np.asarray(v, np.float64) for v in (x, y))
+    fits = x.ndim == 2 and y.shape == x.shape[:1] and x.size > 0
+    check(fits, "x (n, features) and y (n,)", f"{x.shape} and {y.shape}")
+    _require_finite(x, y)
+    return x, y
+
+
+def integers(name: str, values: Iterable[int], *, least: int = 1) -> list[int]:
+    """One or more integers that are at least ``least``."""
+    values = list(values)
+    check(len(values) > 0, f"at least one number in {name}", "none")
+    for value in values:
+        fits = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+        check(fits, f"{name} to be integers >= {least}", value)
+    return [int(value) for value in values]
+
+
+def _require_finite(x, y):
+    for name, values in (("inputs", x), ("targets", y)):
+        if not np.isfinite(values).all():
+            i = np.argwhere(~np.isfinite(values))[0]
+            check(False, f"finite {name}", f"{values[tuple(i)]} in example {i[0]}", "leave it out")

@@ -1,0 +1,130 @@
+"""Deep linear nets: what gradient flow conserves, and its drift under gradient descent."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxblocks.checks import check
+from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.generalization.data import Numbers
+from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
+
+__all__ = ["Drift", "balancedness", "conservation_drift"]
+
+
+def balancedness(kernels: Sequence[Numbers]) -> list[np.ndarray]:
+    r"""The matrices that gradient flow conserves in a deep linear net, :math:`W_{l+1}^\top W_{l+1} - W_l W_l^\top`.
+
+    The net is :math:`x \mapsto W_L \cdots W_1 x`; the loss is arbitrary. The traces are conserved in nets with
+    rectifiers too (``norm_differences``).
+
+    Args:
+        kernels: (in, out) each; :math:`W_l` is the transpose of the l-th.
+
+    >>> balancedness([np.array([[2.0]]), np.array([[3.0]])])
+    [array([[5.]])]
+
+    Source: Arora, Cohen, Golowich & Hu 2019, A convergence analysis of gradient descent for deep linear neural
+    networks, arXiv:1810.02281; Huszar, DeepNN lecture 3.
+    """
+    kernels = _chain(kernels)
+    return [after @ after.T - before.T @ before for before, after in itertools.pairwise(kernels)]
+
+
+@dataclass(frozen=True, repr=False)
+class Drift:
+    """The record of `conservation_drift`.
+
+    Attributes:
+        step_sizes: eta, ``(sizes,)``.
+        drifts: the largest change of an entry of the conserved matrices, ``(sizes,)``.
+        losses: the final ones, ``(sizes,)``.
+        time: steps times eta.
+    """
+
+    step_sizes: np.ndarray
+    drifts: np.ndarray
+    losses: np.ndarray
+    time: float
+
+    @property
+    def order(self) -> float:
+        """The power of eta that the drift is proportional to, from the smallest two step sizes."""
+        (d1, d2), (e1, e2) = (v[np.argsort(self.step_sizes)[:2]] for v in (self.drifts, self.step_sizes))
+        return float(np.log(d2 / d1) / np.log(e2 / e1))
+
+    def plot(self, ax=None):
+        """The drift over the step size, both logarithmic; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> Drift(np.array([0.1, 0.01]), np.array([0.2, 0.02]), np.zeros(2), 1.0).plot().get_xlabel()
+        'step size'
+        """
+        ax = axes_or_new(ax)
+        ax.loglog(self.step_sizes, self.drifts, "o", color=PALETTE[0], label="drift of the conserved matrices")
+        line = self.drifts[0] * self.step_sizes / self.step_sizes[0]
+        ax.loglog(self.step_sizes, line, ":", color=GRAY, label="proportional to the step size")
+        ax.set(xlabel="step size", ylabel=f"drift until time {self.time:g}")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        pairs = ", ".join(f"{d:.2g} at {e:g}" for d, e in zip(self.drifts, self.step_sizes, strict=True))
+        return f"Drift({pairs})"
+
+
+def conservation_drift(
+    kernels: Sequence[Numbers],
+    x: Numbers,
+    y: Numbers,
+    *,
+    step_sizes: Sequence[float] = (1e-2, 1e-3, 1e-4),
+    time: float = 1.0,
+) -> Drift:
+    r"""The change under gradient descent of what gradient flow conserves: proportional to the step size, in equal time.
+
+    On :math:`\frac{1}{2n}\|X W - Y\|^2`, W the product of the kernels; see `balancedness`. A step changes
+    these matrices by :math:`\eta^2` times products of gradients, and there are time / eta steps.
+
+    Args:
+        kernels: (in, out) each.
+        x, y: ``(n, in)`` and ``(n, out)``.
+        step_sizes: each takes round(time / eta) steps.
+        time: steps times eta.
+
+    >>> drift = conservation_drift([np.eye(2), np.eye(2)], np.eye(2), 2 * np.eye(2), step_sizes=(1e-1, 1e-2))
+    >>> bool(drift.drifts[0] < 1e-12)  # balanced and symmetric: no drift
+    True
+
+    Source: Arora, Cohen, Golowich & Hu 2019, arXiv:1810.02281; Huszar, DeepNN lecture 3.
+    """
+    kernels = _chain(kernels)
+    x, y = (np.asarray(v, np.float64) for v in (x, y))
+    fits = x.shape[1:] == kernels[0].shape[:1] and y.shape == (len(x), kernels[-1].shape[1])
+    wanted = f"x (n, {kernels[0].shape[0]}) and y (n, {kernels[-1].shape[1]}), as the kernels are"
+    check(fits, wanted, f"{x.shape} and {y.shape}")
+    positive = len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
+    check(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}")
+    gram, cross = x.T @ x / len(x), x.T @ y / len(x)
+    drifts, losses = [], []
+    for eta in step_sizes:
+        moved = list(kernels)
+        for _ in range(max(1, round(time / eta))):
+            gradients = factor_gradients(moved, gram @ product(moved) - cross)
+            moved = [w - eta * g for w, g in zip(moved, gradients, strict=True)]
+        pairs = zip(balancedness(moved), balancedness(kernels), strict=True)
+        drifts.append(max((float(np.abs(a - b).max()) for a, b in pairs), default=0.0))
+        losses.append(float(np.sum((x @ product(moved) - y) ** 2) / (2 * len(x))))
+    return Drift(np.array(step_sizes, float), np.array(drifts), np.array(losses), time)
+
+
+def _chain(kernels):
+    kernels = [np.asarray(kernel, np.float64) for kernel in kernels]
+    matrices = len(kernels) > 0 and all(kernel.ndim == 2 for kernel in kernels)
+    fits = matrices and all(a.shape[1] == b.shape[0] for a, b in itertools.pairwise(kernels))
+    check(fits, "kernels (in, out) of layers in series", f"shapes {[kernel.shape for kernel in kernels]}")
+    return kernels

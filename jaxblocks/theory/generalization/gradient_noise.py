@@ -1,0 +1,125 @@
+"""The noise of minibatch gradients, and the stationary variance that it causes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key, PyTree
+
+from jaxblocks.ad.noise import gradient_noise
+from jaxblocks.ad.per_example import per_example_gradients
+from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.generalization.data import integers
+
+__all__ = ["BatchNoise", "batch_noise", "stationary_variance"]
+
+
+@dataclass(frozen=True, repr=False)
+class BatchNoise:
+    """The record of `batch_noise`.
+
+    Attributes:
+        batch_sizes: B, ``(sizes,)``.
+        predicted: the mean squared distance of the gradient of a batch from that of all data, by the formula.
+        measured: the same over random batches.
+        squared_norm: of the gradient of all data.
+    """
+
+    batch_sizes: np.ndarray
+    predicted: np.ndarray
+    measured: np.ndarray
+    squared_norm: float
+
+    def plot(self, ax=None):
+        """The noise and the squared gradient over the batch size, both logarithmic; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> BatchNoise(np.array([1, 2]), np.array([2.0, 1.0]), np.array([2.1, 0.9]), 1.0).plot().get_xlabel()
+        'batch size'
+        """
+        ax = axes_or_new(ax)
+        ax.loglog(self.batch_sizes, self.predicted, "-", color=PALETTE[1], label="formula")
+        ax.loglog(self.batch_sizes, self.measured, "o", color=PALETTE[0], markersize=4, label="random batches")
+        ax.axhline(self.squared_norm, color=GRAY, linestyle=":", label="squared norm of the gradient")
+        ax.set(xlabel="batch size", ylabel="variance of the gradient")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        return (
+            f"BatchNoise(variance {self.predicted[0]:.4g} at batch size {self.batch_sizes[0]} to "
+            f"{self.predicted[-1]:.4g} at {self.batch_sizes[-1]}, squared gradient {self.squared_norm:.4g})"
+        )
+
+
+@checked
+def batch_noise(
+    loss: Callable[..., Any],
+    params: PyTree,
+    *data: PyTree,
+    key: Key[Array, ""],
+    batch_sizes: Sequence[int] | None = None,
+    draws: PositiveInt = 500,
+) -> BatchNoise:
+    r"""The variance of the gradient of a minibatch over its size, by formula and over random batches.
+
+    Without replacement :math:`E \|g_B - g\|^2 = \frac{\operatorname{tr}\Sigma}{B} \frac{N - B}{N - 1}`; see
+    ``gradient_noise``.
+
+    Args:
+        loss, params, data: as for ``gradient_noise``: the loss of one example.
+        key: of the draws.
+        batch_sizes: powers of two below N by default.
+        draws: batches of each size.
+
+    >>> noise = batch_noise(lambda w, x: w * x, 1.0, jnp.arange(4.0), key=jax.random.key(0), batch_sizes=[1, 2])
+    >>> noise.predicted.round(6).tolist()
+    [1.25, 0.416667]
+
+    Source: Huszar, DeepNN lecture 3 (the effect of gradient noise).
+    """
+    full = gradient_noise(loss, params, *data, batch_size=1)
+    count = full.examples
+    sizes = [2**k for k in range(count.bit_length()) if 2**k < count] if batch_sizes is None else batch_sizes
+    sizes = np.array(integers("batch_sizes", sizes))
+    check(sizes.max() <= count, f"batch sizes from 1 to {count}, the number of examples", str(sizes))
+    shares = (count - sizes) / (sizes * max(1, count - 1))
+    leaves = jax.tree.leaves(per_example_gradients(loss, params, *data))
+    gradients = np.concatenate([np.asarray(leaf, np.float64).reshape(count, -1) for leaf in leaves], 1)
+    gradients = gradients - gradients.mean(0)
+    orders = np.argsort(np.asarray(jax.random.uniform(key, (draws, count))), 1)
+    measured = [np.mean(np.sum(gradients[orders[:, :size]].mean(1) ** 2, -1)) for size in sizes]
+    return BatchNoise(sizes, shares * float(full.trace), np.array(measured), float(full.squared_norm))
+
+
+def stationary_variance(step_size: float, curvature: float, noise: float) -> float:
+    r"""The stationary variance of stochastic gradient descent on :math:`\frac{\lambda}{2} x^2`.
+
+    .. math:: x_{t+1} = x_t - \eta (\lambda x_t + \xi_t) \quad\Rightarrow\quad
+        \operatorname{Var} x_\infty = \frac{\eta \sigma^2}{\lambda (2 - \eta \lambda)}
+
+    with noise of variance :math:`\sigma^2`. It is about proportional to the step size: the iterates converge only
+    if the step size decreases to 0, or the batch grows.
+
+    Args:
+        step_size, curvature, noise: eta, lambda and sigma^2.
+
+    Raises:
+        ValueError: unless 0 < step_size < 2 / curvature; otherwise no stationary variance exists.
+
+    >>> stationary_variance(0.5, 2.0, 4.0)
+    1.0
+
+    Source: Mandt, Hoffman & Blei 2017, Stochastic gradient descent as approximate Bayesian inference,
+    arXiv:1704.04289.
+    """
+    stable = curvature > 0 and 0 < step_size < 2 / curvature and noise >= 0
+    wanted = "0 < step_size < 2 / curvature, curvature > 0 and noise >= 0"
+    repair = "beyond the limit the variance grows without bound"
+    check(stable, wanted, f"{step_size}, {curvature} and {noise}", repair)
+    return step_size * noise / (curvature * (2 - step_size * curvature))

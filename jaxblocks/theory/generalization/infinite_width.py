@@ -1,0 +1,30 @@
+"""Random nets of infinite width as Gaussian processes."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks.ad.infinite_width import kernel_of_angles
+
+__all__ = ["relu_covariance"]
+
+
+def relu_covariance(
+    x1: Float[Array, "n1 features"], x2: Float[Array, "n2 features"] | None = None
+) -> Float[Array, "n1 n2"]:
+    r"""The covariance of the outputs of a random net with one infinitely wide hidden layer of rectifiers.
+
+    For :math:`f(x) = \sqrt{2/m} \sum_k v_k \max(0, w_k \cdot x)` with all weights standard normal,
+    :math:`E f(x) f(x') = \|x\| \|x'\| \kappa_1(u)`, :math:`\kappa_1(u) = (u (\pi - \arccos u) + \sqrt{1 - u^2}) / \pi`,
+    u the cosine of the angle between them: the kernel of the Gaussian process of the net before training. ``ntk_relu``
+    is the kernel of its training.
+
+    Args:
+        x1, x2: inputs in rows; ``x2`` is ``x1`` by default.
+
+    >>> f"{relu_covariance(jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8]])).item():.6f}"
+    '0.677548'
+
+    Source: Cho & Saul 2009, Kernel methods for deep learning; Huszar, DeepNN lecture 3 (infinite-width networks).
+    """
+    kappa_1 = lambda angle: (jnp.cos(angle) * (jnp.pi - angle) + jnp.sin(angle)) / jnp.pi
+    return kernel_of_angles(x1, x2, kappa_1)

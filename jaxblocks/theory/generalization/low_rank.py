@@ -1,0 +1,131 @@
+"""Matrix completion by products of matrices: the implicit bias of depth towards low rank."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key
+
+from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.generalization.data import Numbers, integers
+from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
+
+__all__ = ["Completion", "matrix_completion"]
+
+
+@dataclass(frozen=True, repr=False)
+class Completion:
+    """The record of `matrix_completion`.
+
+    Attributes:
+        depths: numbers of factors, ``(depths,)``.
+        singular_values: of the completed matrix, divided by the largest of the target, ``(depths, n)``.
+        target_values: of the target, divided by its largest, ``(n,)``.
+        effective_rank: the exponential of the entropy of the singular values' shares, ``(depths,)``.
+        observed_error, unobserved_error: root mean square errors, divided by the root mean square of the target's
+            entries, ``(depths,)``.
+        matrices: the completed ones, ``(depths, rows, columns)``.
+    """
+
+    depths: np.ndarray
+    singular_values: np.ndarray
+    target_values: np.ndarray
+    effective_rank: np.ndarray
+    observed_error: np.ndarray
+    unobserved_error: np.ndarray
+    matrices: np.ndarray
+
+    def plot(self, ax=None):
+        """The singular values for each depth; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> found = matrix_completion(np.ones((2, 2)), np.eye(2) > 0, depths=(1,), key=jax.random.key(0), steps=10)
+        >>> found.plot().get_ylabel()
+        'singular value'
+        """
+        ax = axes_or_new(ax)
+        number = np.arange(1, len(self.target_values) + 1)
+        ax.plot(number, self.target_values, "k*", markersize=10, label="target")
+        looks = itertools.cycle(
+            zip((PALETTE[0], PALETTE[1], PALETTE[2], GRAY), "o^sD", ("-", "--", "-.", ":"), strict=True)
+        )
+        for depth, values in zip(self.depths, self.singular_values, strict=True):
+            color, marker, style = next(looks)
+            look = dict(color=color, marker=marker, linestyle=style, markersize=4, linewidth=1)
+            ax.plot(number, values, label=_factors(depth), **look)
+        ax.set(xlabel="number", ylabel="singular value")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        each = zip(self.depths, self.effective_rank, self.unobserved_error, strict=True)
+        return "Completion(" + "; ".join(f"{_factors(d)}: rank {r:.3g}, unobserved {e:.2g}" for d, r, e in each) + ")"
+
+
+def _factors(depth):
+    return "1 factor" if depth == 1 else f"{depth} factors"
+
+
+@checked
+def matrix_completion(
+    target: Numbers,
+    observed: Numbers,
+    *,
+    key: Key[Array, ""],
+    depths: Sequence[int] = (1, 2, 3),
+    scale: float = 1e-3,
+    steps: PositiveInt = 4000,
+) -> Completion:
+    r"""Matrix completion by gradient descent on a product of square matrices: depth is biased towards low rank.
+
+    Minimizes half the squared error on the observed entries of :math:`W_1 \cdots W_L`. With one factor the unobserved
+    entries keep their initial values. With more, a large singular value grows faster than a small one, the more so
+    the deeper the product, so that few of them grow: a bias of the algorithm, not of the loss.
+
+    Args:
+        target: ``(n, n)``.
+        observed: True where the entry is known, ``(n, n)``.
+        key: of the initial factors.
+        depths: numbers of factors.
+        scale: of the initial product, relative to the largest singular value of the target.
+        steps: at most, of size 1 / (2 depth) in that unit; it stops where the observed entries fit.
+
+    >>> target = np.outer([1.0, 2.0, 3.0], [1.0, 1.0, 2.0])
+    >>> found = matrix_completion(target, target != 1, key=jax.random.key(0))
+    >>> (found.unobserved_error < 0.05).tolist()
+    [False, True, True]
+
+    Source: Arora, Cohen, Hu & Luo 2019, Implicit regularization in deep matrix factorization,
+    arXiv:1905.13655; Huszar, DeepNN lecture 3.
+    """
+    target, observed = np.asarray(target, np.float64), np.asarray(observed, bool)
+    is_square = target.ndim == 2 and target.shape[0] == target.shape[1] and bool(target.any())
+    fits = is_square and observed.shape == target.shape
+    check(fits, "a square matrix other than 0 and a mask of its shape", f"{target.shape} and {observed.shape}")
+    check(scale > 0, "scale > 0", scale, "from 0 a product of factors has gradient 0")
+    n, unit = len(target), np.linalg.norm(target, 2)
+    goal, found = target / unit, []
+    for depth in integers("depths", depths):
+        draws = np.asarray(jax.random.normal(jax.random.fold_in(key, depth), (depth, n, n)), np.float64)
+        factors = list(draws * scale ** (1 / depth) / math.sqrt(n))
+        for _ in range(steps):
+            error = np.where(observed, product(factors) - goal, 0)
+            if np.abs(error).max() < 1e-6:
+                break
+            gradients = factor_gradients(factors, error)
+            factors = [w - g / (2 * depth) for w, g in zip(factors, gradients, strict=True)]
+        found.append(product(factors))
+    values = np.array([np.linalg.svd(w, compute_uv=False) for w in found])
+    shares = values / values.sum(1, keepdims=True)
+    rank = np.exp(-np.sum(np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0), 1))
+    size = lambda mask: np.array(
+        [np.sqrt(np.mean((w - goal)[mask] ** 2) / np.mean(goal**2)) if mask.any() else 0.0 for w in found]
+    )
+    own = np.linalg.svd(goal, compute_uv=False)
+    return Completion(np.array(depths), values, own, rank, size(observed), size(~observed), unit * np.array(found))

@@ -1,0 +1,173 @@
+"""The implicit bias of gradient descent on the logistic loss: the direction of the largest margin."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.theory.generalization.data import Numbers, rows
+
+__all__ = ["MaxMargin", "MaxMarginBias", "max_margin", "max_margin_bias"]
+
+
+class MaxMargin(NamedTuple):
+    """What `max_margin` returns.
+
+    Attributes:
+        direction: of norm 1, ``(features,)``.
+        margin: the least distance of an example from the hyperplane.
+        support: whether an example is at that distance, ``(n,)``.
+    """
+
+    direction: np.ndarray
+    margin: float
+    support: np.ndarray
+
+
+def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
+    r"""The hyperplane through the origin that separates two classes with the largest margin, and its support vectors.
+
+    :math:`\max_{\|w\| = 1} \min_i s_i\, x_i \cdot w`, s_i = 1 for label 1 and -1 for label 0: w has the direction of
+    the point of least norm in the convex hull of the :math:`s_i x_i`, which non-negative least squares finds exactly.
+    For a hyperplane with an offset add a column of ones to x (its weight then counts in the norm).
+
+    Args:
+        x: ``(n, features)``.
+        labels: 0 and 1, ``(n,)``.
+
+    Raises:
+        ValueError: for labels that no such hyperplane separates.
+
+    >>> max_margin(np.array([[2.0, 0.0], [0.0, 2.0], [-3.0, -3.0]]), np.array([1, 1, 0])).margin.__round__(6)
+    1.414214
+
+    Source: Vapnik 1998, Statistical learning theory; Lawson & Hanson 1974, Solving least squares problems, chapter 23.
+    """
+    z = _signed(x, labels)
+    scale = np.linalg.norm(z, axis=1).max()
+    weights = _nonnegative_least_squares(np.vstack([z.T / (scale or 1), np.ones(len(z))]), np.eye(z.shape[1] + 1)[-1])
+    nearest = weights @ z
+    norm = np.linalg.norm(nearest)
+    margins = z @ nearest / (norm or 1)
+    separable = bool(norm > 1e-9 * scale and margins.min() > 0)
+    repair = "take more features, or a column of ones for an offset"
+    check(separable, "labels that a hyperplane through the origin separates", "others", repair)
+    return MaxMargin(nearest / norm, float(margins.min()), weights > 1e-9 * weights.max())
+
+
+def _nonnegative_least_squares(a, b):
+    """The x >= 0 with the least |a x - b|, by the active sets of Lawson and Hanson."""
+    x, free = np.zeros(a.shape[1]), np.zeros(a.shape[1], bool)
+    for _ in range(10 * a.shape[1]):
+        push = np.where(free, -np.inf, a.T @ (b - a @ x))
+        if push.max() <= 1e-13 * np.abs(a).max() * np.abs(b).max():
+            break
+        free[np.argmax(push)] = True
+        while True:
+            best = np.zeros_like(x)
+            best[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            bad = free & (best <= 0)
+            if not bad.any():
+                break
+            x = x + np.min(x[bad] / (x[bad] - best[bad])) * (best - x)
+            free &= ~(bad & (x <= 1e-15))
+        x = best
+    return x
+
+
+@dataclass(frozen=True, repr=False)
+class MaxMarginBias:
+    """The record of `max_margin_bias`, at steps in geometric progression.
+
+    Attributes:
+        steps: t, ``(times,)``.
+        norms: of the weights.
+        angles: between the weights and the direction of the largest margin, in radians.
+        margins: of the weights, divided by their norm.
+        weights: the final ones.
+        best: the largest margin, a `MaxMargin`.
+    """
+
+    steps: np.ndarray
+    norms: np.ndarray
+    angles: np.ndarray
+    margins: np.ndarray
+    weights: np.ndarray
+    best: MaxMargin
+
+    def plot(self, ax=None):
+        """The margin at each step and the largest possible one; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> max_margin_bias(np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0]), steps=50).plot().get_xlabel()
+        'step'
+        """
+        ax = axes_or_new(ax)
+        ax.semilogx(self.steps, self.margins, ".-", color=PALETTE[0], label="gradient descent")
+        ax.axhline(self.best.margin, color=PALETTE[1], linestyle="--", label="largest margin")
+        ax.set(xlabel="step", ylabel="margin / norm of the weights")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        return (
+            f"MaxMarginBias(margin {self.margins[0]:.4g} to {self.margins[-1]:.4g} of at most {self.best.margin:.4g}, "
+            f"angle {self.angles[0]:.3g} to {self.angles[-1]:.3g} in {self.steps[-1]} steps)"
+        )
+
+
+@checked
+def max_margin_bias(
+    x: Numbers, labels: Numbers, *, steps: PositiveInt = 20_000, step_size: float | None = None
+) -> MaxMarginBias:
+    r"""On separable classes logistic regression diverges, and its direction converges to that of the largest margin.
+
+    Gradient descent from zero on :math:`\frac1n \sum_i \log(1 + e^{-s_i x_i \cdot w})`: the norm grows like
+    :math:`\log(t) / \gamma`, with :math:`\gamma` the largest margin, and the direction tends to that of `max_margin`,
+    as slowly as :math:`1 / \log t`.
+
+    Args:
+        x: ``(n, features)``; add a column of ones for an offset.
+        labels: 0 and 1, ``(n,)``.
+        steps: of gradient descent.
+        step_size: 1 / L by default, L the smoothness.
+
+    Returns:
+        A `MaxMarginBias`.
+
+    Raises:
+        ValueError: for labels that no hyperplane through the origin separates.
+
+    >>> max_margin_bias(np.array([[2.0, 1.0], [-1.0, 1.0]]), np.array([1, 0]), steps=1000)
+    MaxMarginBias(margin 1 to 1.286 of at most 1.342, angle 0.464 to 0.107 in 1000 steps)
+
+    Source: Soudry et al. 2018, The implicit bias of gradient descent on separable data, arXiv:1710.10345.
+    """
+    best = max_margin(x, labels)
+    z = _signed(x, labels)
+    eta = 4 * len(z) / np.linalg.norm(z, 2) ** 2 if step_size is None else float(step_size)
+    check(eta > 0, "a step size > 0", step_size)
+    shown = {int(t) for t in np.geomspace(1, steps, 60).round()}
+    w, recorded = np.zeros(z.shape[1]), []
+    for t in range(1, steps + 1):
+        w = w + eta / len(z) * (1 / (1 + np.exp(np.minimum(z @ w, 700)))) @ z
+        if t in shown:
+            recorded.append((t, w))
+    weights = np.array([w for _, w in recorded])
+    norms = np.linalg.norm(weights, axis=1)
+    along = weights @ best.direction
+    across = np.linalg.norm(weights - along[:, None] * best.direction, axis=1)
+    margins = (weights @ z.T).min(1) / norms
+    return MaxMarginBias(np.array([t for t, _ in recorded]), norms, np.arctan2(across, along), margins, w, best)
+
+
+def _signed(x, labels):
+    """The products s_i x_i."""
+    x, labels = rows(x, labels)
+    binary = bool(np.isin(labels, (0, 1)).all())
+    check(binary, "labels 0 and 1", f"some from {labels.min():g} to {labels.max():g}", "for -1 and 1 write labels > 0")
+    return np.where(labels == 1, 1.0, -1.0)[:, None] * x

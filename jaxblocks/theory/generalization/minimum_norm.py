@@ -1,0 +1,105 @@
+"""The implicit bias of gradient descent on least squares: the solution nearest to its start."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.generalization.data import Numbers, rows
+
+__all__ = ["MinNormBias", "min_norm_bias"]
+
+
+@dataclass(frozen=True, repr=False)
+class MinNormBias:
+    """The record of `min_norm_bias`.
+
+    Attributes:
+        start: the initial weights, ``(features,)``.
+        weights: the final ones.
+        closed_form: the limit by the formula.
+        least_norm: the solution of least norm, pinv(X) y.
+        deviation: the largest difference of ``weights`` from ``closed_form``.
+        error: the mean squared error of ``weights``.
+        steps: the number of steps.
+    """
+
+    start: np.ndarray
+    weights: np.ndarray
+    closed_form: np.ndarray
+    least_norm: np.ndarray
+    deviation: float
+    error: float
+    steps: int
+
+    def plot(self, ax=None):
+        """The weights of gradient descent, the closed form and the solution of least norm; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> axes = min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0])).plot()
+        >>> axes.get_xlabel()
+        'feature'
+        """
+        ax = axes_or_new(ax)
+        place = np.arange(len(self.weights))
+        ax.plot(place, self.least_norm, "_", color=GRAY, markersize=14, label="least norm")
+        ax.plot(place, self.closed_form, "s", color=PALETTE[1], markersize=7, fillstyle="none", label="closed form")
+        ax.plot(place, self.weights, ".", color=PALETTE[0], label="gradient descent")
+        ax.set(xlabel="feature", ylabel="weight")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        norm, least = (float(np.linalg.norm(w)) for w in (self.weights, self.least_norm))
+        return (
+            f"MinNormBias(norm {norm:.6g}, least possible {least:.6g}, "
+            f"{self.deviation:.2g} from the closed form, error {self.error:.2g}, {self.steps} steps)"
+        )
+
+
+@checked
+def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps: PositiveInt = 100_000) -> MinNormBias:
+    r"""Gradient descent on least squares converges to the exact fit nearest to its start.
+
+    Gradients of the squared error lie in the span of the rows of X, so the component of the start outside of it
+    remains:
+
+    .. math:: w_\infty = X^+ y + (I - X^+ X)\, w_0.
+
+    From zero the limit is the solution of least norm. All these interpolants have one loss; the algorithm selects one.
+
+    Args:
+        x: ``(n, features)``; more features than examples is the case of interest.
+        y: ``(n,)``.
+        start: w_0, zero by default.
+        steps: at most; it stops where the gradient is zero up to rounding.
+
+    >>> min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0])).weights.round(6)
+    array([1., 2.])
+    >>> min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0]), np.array([2.0, -1.0])).weights.round(6)
+    array([3., 1.])
+
+    Source: Huszar, DeepNN lecture 3 (generalization is a property of the algorithm too); Zhang et al. 2017,
+    Understanding deep learning requires rethinking generalization, section 5, arXiv:1611.03530.
+    """
+    x, y = rows(x, y)
+    w = np.zeros(x.shape[1]) if start is None else np.array(start, np.float64)
+    check(w.shape == x.shape[1:], f"a start of shape ({x.shape[1]},), one weight for each feature", w)
+    check(bool(np.isfinite(w).all()), "a finite start", str(w), "start for instance from zero")
+    begin, inverse, values = w, np.linalg.pinv(x), np.linalg.svd(x, compute_uv=False)
+    nonzero = values[values > values[0] * max(x.shape) * np.finfo(float).eps]
+    check(len(nonzero) > 0, "x other than 0", "zeros", "with them every w has the same error")
+    eta = 2 / (nonzero[0] ** 2 + nonzero[-1] ** 2)
+    least, taken = np.inf, 0
+    while taken < steps:
+        gradient = x.T @ (x @ w - y)
+        size = np.abs(gradient).max()
+        if size == 0 or (size >= least and size < 1e-12 * np.abs(x).max() * max(1.0, np.abs(y).max())):
+            break
+        least, w, taken = min(size, least), w - eta * gradient, taken + 1
+    closed = begin + inverse @ (y - x @ begin)
+    error = float(np.mean((x @ w - y) ** 2))
+    return MinNormBias(begin, w, closed, inverse @ y, float(np.abs(w - closed).max()), error, taken)

@@ -1,0 +1,102 @@
+"""The optimistic bias of a test set that was used for model selection."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key
+
+from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.theory.generalization.data import integers
+
+__all__ = ["Selection", "selection_optimism"]
+
+
+@dataclass(frozen=True, repr=False)
+class Selection:
+    """The record of `selection_optimism`.
+
+    Attributes:
+        classifiers: K, ``(counts,)``.
+        expected: expected accuracy of the best of K on the test set, exactly, ``(counts,)``.
+        simulated: the mean of simulated choices.
+        fresh: the accuracy of the chosen ones on a new test set, simulated.
+        bound: chance plus sqrt(log K / 2n), an upper bound of ``expected``.
+        chance: the accuracy of each of them.
+        examples: n, in the test set.
+    """
+
+    classifiers: np.ndarray
+    expected: np.ndarray
+    simulated: np.ndarray
+    fresh: np.ndarray
+    bound: np.ndarray
+    chance: float
+    examples: int
+
+    def plot(self, ax=None):
+        """The accuracy of the best classifier over their number, on both test sets; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> selection_optimism(key=jax.random.key(0), trials=10).plot().get_xlabel()
+        'number of classifiers'
+        """
+        ax = axes_or_new(ax)
+        ax.semilogx(self.classifiers, self.bound, ":", color=GRAY, label="bound")
+        ax.semilogx(self.classifiers, self.expected, "-", color=PALETTE[1], label="on the test set, expected")
+        ax.semilogx(self.classifiers, self.simulated, "^", color=PALETTE[1], label="on the test set, simulated")
+        ax.semilogx(self.classifiers, self.fresh, "o", color=PALETTE[0], label="on a new test set, simulated")
+        ax.set(xlabel="number of classifiers", ylabel="accuracy of the best")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        pairs = ", ".join(f"{e:.3f} of {k}" for e, k in zip(self.expected, self.classifiers, strict=True))
+        return f"Selection(best {pairs}; on a new set {self.fresh[-1]:.3f}; {self.examples} examples)"
+
+
+@checked
+def selection_optimism(
+    *,
+    key: Key[Array, ""],
+    classifiers: Sequence[int] = (1, 10, 100, 1000),
+    examples: PositiveInt = 100,
+    chance: float = 0.5,
+    trials: PositiveInt = 400,
+) -> Selection:
+    r"""The optimistic bias of the accuracy of the best of K classifiers on the test set that selected it.
+
+    Each classifier guesses, and is right with probability ``chance``. The best of K independent ones has the accuracy
+    :math:`E \max = \frac1n \sum_{j=1}^{n} \left( 1 - F(j - 1)^K \right)`, F the binomial distribution function, on
+    the set that selected it, and ``chance`` on any other. The same holds for hyperparameters: they need a third set.
+
+    Args:
+        key: of the simulation.
+        classifiers: the numbers K.
+        examples: n, in the test set.
+        chance: the accuracy of each classifier.
+        trials: number of simulated choices.
+
+    >>> selection_optimism(key=jax.random.key(0)).expected.round(3)
+    array([0.5  , 0.577, 0.625, 0.661])
+
+    Source: Diehl 2023 (April), section 1.3, "implicit hyperparameter optimization".
+    """
+    n, counts = examples, np.array(integers("classifiers", classifiers))
+    check(0 <= chance <= 1, "0 <= chance <= 1", chance)
+    terms = [math.comb(n, j) * chance**j * (1 - chance) ** (n - j) for j in range(n + 1)]
+    below = np.minimum(np.cumsum(terms), 1)  # F(0), ..., F(n)
+    expected = np.array([np.sum(1 - below[:-1] ** int(k)) / n for k in counts])
+    simulated, fresh = [], []
+    for i, k in enumerate(counts):
+        chosen, again = jax.random.split(jax.random.fold_in(key, i))
+        draw = lambda key, shape: np.searchsorted(below, np.asarray(jax.random.uniform(key, shape), np.float64)) / n
+        simulated.append(draw(chosen, (trials, int(k))).max(1).mean())
+        fresh.append(draw(again, (trials,)).mean())
+    bound = chance + np.sqrt(np.log(counts) / (2 * n))
+    return Selection(counts, expected, np.array(simulated), np.array(fresh), bound, chance, n)

@@ -1,0 +1,75 @@
+"""The no-free-lunch theorem: accuracies on unseen points over all their labelings."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxblocks.checks import check
+from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
+from jaxblocks.theory.generalization.data import Numbers
+
+__all__ = ["NoFreeLunch", "no_free_lunch"]
+
+
+@dataclass(frozen=True, repr=False)
+class NoFreeLunch:
+    """The record of `no_free_lunch`.
+
+    Attributes:
+        predictions: of the learner on the unseen points, 0 or 1, ``(m,)``.
+        accuracies: for each of the 2^m labelings of these points, ``(2**m,)``.
+    """
+
+    predictions: np.ndarray
+    accuracies: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """The mean over all labelings: one half."""
+        return float(np.mean(self.accuracies))
+
+    def plot(self, ax=None):
+        """The number of labelings with each accuracy; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> no_free_lunch(np.array([0, 1, 1])).plot().get_xlabel()
+        'accuracy on unseen points'
+        """
+        ax = axes_or_new(ax)
+        values, counts = np.unique(self.accuracies, return_counts=True)
+        ax.bar(values, counts, width=0.6 / max(1, len(self.predictions)), color=PALETTE[0])
+        ax.axvline(self.mean, color=PALETTE[1], linestyle="--", label=f"mean {self.mean:g}")
+        ax.set(xlabel="accuracy on unseen points", ylabel="number of labelings")
+        ax.legend()
+        return ax
+
+    def __repr__(self):
+        return f"NoFreeLunch(mean accuracy {self.mean:g} over {len(self.accuracies)} labelings)"
+
+
+def no_free_lunch(predictions: Numbers) -> NoFreeLunch:
+    """The accuracy of any predictions on unseen points, for each of their labelings: one half on average.
+
+    Without an assumption the training data carry no information about unseen points; learning needs an inductive bias
+    that fits the problem.
+
+    Args:
+        predictions: of any learner, on m <= 20 unseen points: 0 or 1 each.
+
+    >>> no_free_lunch(np.array([1, 1, 0, 1]))
+    NoFreeLunch(mean accuracy 0.5 over 16 labelings)
+
+    Source: Wolpert 1996, The lack of a priori distinctions between learning algorithms,
+    doi:10.1162/neco.1996.8.7.1341; Krapac & Segvic, Deep
+    feed-forward models (a function known only on a finite set).
+    """
+    predictions = np.asarray(predictions)
+    binary = predictions.ndim == 1 and 1 <= len(predictions) <= 20 and bool(np.isin(predictions, (0, 1)).all())
+    limits = predictions.min(initial=0), predictions.max(initial=0)
+    got = f"shape {predictions.shape} with values from {limits[0]} to {limits[1]}"
+    check(binary, "predictions 0 or 1 on 1 to 20 unseen points", got)
+    m = len(predictions)
+    labelings = np.arange(2**m)[:, None] >> np.arange(m) & 1  # (2**m, m)
+    return NoFreeLunch(predictions, np.mean(labelings == predictions.astype(int), axis=1))

@@ -1,0 +1,29 @@
+"""The linear regions of a net, exactly: along a segment, in a plane through its inputs, and bounds on their number.
+
+Two kinds of region are distinguished throughout.
+
+- In an *activation region* every comparison that the net makes has one result: each rectifier is on or off. These
+  regions are convex. A maximum over several entries counts as the comparisons of a tournament, two by two.
+- In a *linear region* the net is one affine function. It is a union of neighboring activation regions, and not always
+  convex: kinks of units can cancel, or be multiplied by zero.
+
+Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arXiv:1901.09021.
+"""
+
+from jaxblocks.theory.linear_regions.along_segment import SegmentRegions, regions_along
+from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound, region_upper_bound
+from jaxblocks.theory.linear_regions.count import count_regions
+from jaxblocks.theory.linear_regions.folding import folding_network
+from jaxblocks.theory.linear_regions.in_plane import Regions, regions
+
+__all__ = [
+    "Regions",
+    "SegmentRegions",
+    "arrangement_regions",
+    "count_regions",
+    "folding_network",
+    "region_lower_bound",
+    "region_upper_bound",
+    "regions",
+    "regions_along",
+]

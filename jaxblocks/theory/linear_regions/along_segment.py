@@ -1,0 +1,114 @@
+"""The linear regions of a net along a segment between two inputs."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.checks import check
+from jaxblocks.core import LayerLike
+from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.linear_regions.polygons import TOLERANCE
+from jaxblocks.theory.linear_regions.records import RegionCounts
+from jaxblocks.theory.piecewise_affine.interpreter import bind_params, network_name
+from jaxblocks.theory.piecewise_affine.line import affine_pieces
+
+__all__ = ["SegmentRegions", "regions_along"]
+
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, repr=False)
+class SegmentRegions(RegionCounts):
+    """What `regions_along` returns: the pieces into which a net divides a segment. It prints and plots itself.
+
+    Attributes:
+        edges: of the pieces, from 0 at the start of the segment to 1 at its end, (n + 1,).
+        offsets, slopes: of the affine map on each, ``offsets[i] + slopes[i] * t``: ``(n, *out)`` for a net with outputs
+            of shape ``out``.
+        linear_region: the number of the linear region to which a piece belongs, (n,).
+        start, stop: the ends of the segment; the input is ``start + t * (stop - start)``.
+    """
+
+    edges: np.ndarray
+    offsets: np.ndarray
+    slopes: np.ndarray
+    linear_region: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+
+    @property
+    def kinks(self) -> np.ndarray:
+        """Where one linear region ends and the next begins, in (0, 1)."""
+        return self.edges[1:-1][np.diff(self.linear_region) > 0]
+
+    def plot(self, ax=None, *, output: int = 0):
+        """The graph of an output over the segment, with its kinks marked; returns the axes.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> axes = regions_along(jnp.abs, (), -1.0, 2.0).plot()
+        >>> axes.get_title()
+        '2 linear regions'
+        """
+        ax = axes_or_new(ax)
+        offsets, slopes = (v.reshape(len(self), -1)[:, output] for v in (self.offsets, self.slopes))
+        ends = np.stack([self.edges[:-1], self.edges[1:]], 1)
+        ax.plot(ends.ravel(), (offsets[:, None] + slopes[:, None] * ends).ravel())
+        at_kinks = np.append(np.diff(self.linear_region) > 0, False)
+        ax.plot(ends[at_kinks, 1], (offsets + slopes * ends[:, 1])[at_kinks], "o", markersize=4, label="kinks")
+        ax.set(xlabel="t, from start to stop", ylabel="output")
+        ax.set_title(f"{self.linear_count:,} linear region{'s' * (self.linear_count != 1)}")
+        return ax
+
+    def _lines(self):
+        yield self.linear_count, "linear regions along the segment"
+        yield self.activation_count, "activation regions"
+
+
+def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **side) -> SegmentRegions:
+    """The regions of a net along the segment from one input to another, exactly.
+
+    Args:
+        net, params: a pair and its params, or a function of arrays and ``()``.
+        start, stop: inputs of the net.
+        side: side inputs, as for ``apply``.
+
+    Raises:
+        TypeError: for a layer with state.
+        ValueError: for a net that is not piecewise linear; the error names the layer. For a segment that is a point.
+
+    >>> found = regions_along(lambda x: jnp.abs(jnp.abs(x) - 1), (), -2.0, 2.0)
+    >>> found.linear_count, found.kinks
+    (4, array([0.25, 0.5 , 0.75]))
+
+    Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arXiv:1901.09021.
+    """
+    start, stop = np.asarray(start, np.float64), np.asarray(stop, np.float64)
+    check(start.shape == stop.shape, "start and stop of one shape", f"{start.shape} and {stop.shape}")
+    finite = bool(np.isfinite(start).all() and np.isfinite(stop).all())
+    check(finite, "finite start and stop", "entries that are not", "choose other inputs")
+    check(not (start == stop).all(), "start and stop that differ", "equal ones", "choose another stop")
+    function = bind_params(net, params, side)
+    at = lambda t: jnp.asarray(start) + t * jnp.asarray(stop - start)
+    on_segment = lambda t: jax.tree.map(lambda y: y + 0 * t, function(at(t)))
+    found = affine_pieces(on_segment, shape=(), name=network_name(net))
+
+    low, high = np.clip(found.edges[:-1], 0, 1), np.clip(found.edges[1:], 0, 1)
+    i = np.flatnonzero(high - low > TOLERANCE)
+    slopes = found.slopes[i]
+    of_piece = lambda v: v.reshape(-1, *(1,) * (slopes.ndim - 1))
+    offsets = found.values[i] - slopes * of_piece(found.points[i])
+    finite = bool(np.isfinite(offsets).all() and np.isfinite(slopes).all())
+    check(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
+
+    edges = np.concatenate([[0.0], (high[i[:-1]] + low[i[1:]]) / 2, [1.0]])
+    rounding = np.minimum(8 * _EPS * found.noise, 1e-9 * abs(slopes).max(0))
+    kinks = abs(np.diff(slopes, axis=0)) > rounding
+    across = np.diff(offsets, axis=0) + np.diff(slopes, axis=0) * of_piece(edges[1:-1])
+    jumps = abs(across) > 1e-9 * (abs(offsets) + abs(slopes)).max(0)
+    apart = (kinks | jumps).any(tuple(range(1, slopes.ndim)))
+    return SegmentRegions(edges, offsets, slopes, np.append(0, np.cumsum(apart)), start, stop)

@@ -1,0 +1,99 @@
+"""Bounds on the number of linear regions of a ReLU net."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked
+
+__all__ = ["arrangement_regions", "region_lower_bound", "region_upper_bound"]
+
+
+@checked
+def arrangement_regions(n: NonNegativeInt, d: NonNegativeInt) -> int:
+    r"""The largest number of cells of n hyperplanes in a space of d dimensions: :math:`\sum_{j=0}^{d} \binom{n}{j}`.
+
+    Hyperplanes in general position attain it, so one hidden layer of n rectifiers on d inputs does.
+
+    Args:
+        n: hyperplanes.
+        d: dimensions.
+
+    >>> arrangement_regions(20, 2), arrangement_regions(10, 2)
+    (211, 56)
+
+    Source: Zaslavsky 1975, Facing up to arrangements; Krapac & Segvic, Deep feed-forward models.
+    """
+    return sum(math.comb(n, j) for j in range(d + 1))
+
+
+@checked
+def region_upper_bound(widths: Sequence[int], d: PositiveInt) -> int:
+    r"""An upper bound on the number of activation regions of a ReLU net.
+
+    .. math:: \sum_{(j_1, \dots, j_L) \in J} \prod_{l=1}^{L} \binom{n_l}{j_l}, \qquad
+        J = \{j : 0 \le j_l \le \min(d,\ n_1 - j_1,\ \dots,\ n_{l-1} - j_{l-1},\ n_l)\}.
+
+    In a region where only n - j units of a layer are on, the later layers depend on at most n - j dimensions. For
+    layers of 2 d units and more this is the product over layers of `arrangement_regions`; for narrow ones it is
+    sharper.
+
+    Args:
+        widths: of the hidden layers, :math:`n_1, \dots, n_L`.
+        d: inputs.
+
+    >>> region_upper_bound((20,), 2), region_upper_bound((10, 10), 2)
+    (211, 3136)
+
+    Source: Serra, Tjandraatmadja, Ramalingam 2018, Theorem 1, arXiv:1711.02114.
+    """
+    check_widths(widths)
+
+    @functools.cache
+    def cells(layer, dimension):
+        if layer == len(widths):
+            return 1
+        n = widths[layer]
+        most = min(dimension, n)
+        return sum(math.comb(n, j) * cells(layer + 1, min(dimension, n - j)) for j in range(most + 1))
+
+    return cells(0, d)
+
+
+@checked
+def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
+    r"""A number of linear regions that some ReLU net with these hidden layers attains.
+
+    .. math:: \Big(\prod_{l=1}^{L-1} \Big\lfloor \frac{n_l}{d} \Big\rfloor^{d}\Big) \sum_{j=0}^{d} \binom{n_L}{j}
+
+    With equal widths n it grows like :math:`(n/d)^{d(L-1)}\, n^d`, exponentially in the depth; `folding_network` is
+    such a net for d = 1 and 2. The bound states what is attainable; random nets have far fewer regions.
+
+    Args:
+        widths: of the hidden layers, :math:`n_1, \dots, n_L`.
+        d: inputs.
+
+    Raises:
+        ValueError: where a width is smaller than d, the case that the theorem leaves out.
+
+    >>> region_lower_bound((10, 10), 2), region_lower_bound((4, 4), 2), region_lower_bound((20,), 2)
+    (1400, 44, 211)
+
+    Source: Montufar, Pascanu, Cho, Bengio 2014, Theorem 4, arXiv:1402.1869; Diehl 2023, Theorem 1.7, states it as an
+    upper bound, with a binomial coefficient in the place of the fraction n/d.
+    """
+    check_widths(widths)
+    narrow = f"a layer of {min(widths)}"
+    check(min(widths) >= d, f"layers of at least as many units as there are inputs, {d}", narrow, "take a smaller d")
+    *folds, last = widths
+    return math.prod((n // d) ** d for n in folds) * arrangement_regions(last, d)
+
+
+def check_widths(widths) -> None:
+    """Raise unless these are the widths of hidden layers, at least one."""
+    fits = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
+    check(fits, "the widths of the hidden layers, as in (10, 10)", repr(widths))
+    for n in widths:
+        check(isinstance(n, int | np.integer) and n >= 1, "every width to be an integer >= 1", n)

@@ -1,0 +1,331 @@
+r"""The linear regions of a net in a plane through its inputs.
+
+The net is written once as a list of steps, each of them affine in the input or a comparison. The box that bounds the
+slice is the first polygon. At each comparison every unit is an affine function on every polygon found so far, so each
+polygon is divided along the line where this function is zero. Nothing is sampled, so no region is missed. All
+arithmetic is float64, whatever the dtype of the net.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from jaxblocks.checks import check
+from jaxblocks.core import LayerLike
+from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.theory.arrays import ArrayLike
+from jaxblocks.theory.linear_regions.bounds import arrangement_regions, region_lower_bound
+from jaxblocks.theory.linear_regions.polygons import (
+    TOLERANCE,
+    Polygons,
+    at_corners,
+    centers,
+    components,
+    concatenate,
+    maps_differ,
+    rounding,
+    shared_edges,
+    split,
+    whole_box,
+)
+from jaxblocks.theory.linear_regions.records import RegionCounts
+from jaxblocks.theory.piecewise_affine.plane import AffineMaps, Program, evaluator, program_on_plane
+
+__all__ = ["Regions", "regions"]
+
+Box = tuple[tuple[float, float], tuple[float, float]]
+
+
+@dataclass(frozen=True, repr=False)
+class Regions(RegionCounts):
+    """What `regions` returns: the polygons into which a net divides a slice of its inputs. It prints and plots itself.
+
+    Attributes:
+        vertices: corners of the polygons, counter-clockwise, in coordinates (u, v) of the slice, (n, k, 2); `polygons`
+            gives them without repetitions.
+        corners: how many corners each has, (n,).
+        offsets, slopes: of the affine map in each, ``offsets[i] + slopes[i] @ (u, v)``: ``(n, *out)`` and
+            ``(n, *out, 2)`` for a net with outputs of shape ``out``.
+        linear_region: the number of the linear region to which it belongs, (n,).
+        patterns: which comparisons are positive in it, (n, units) Booleans, in the order of the net's units: for
+            ``relu`` whether the unit is on.
+        neighbors, edges: pairs of polygons that share an edge, (m, 2), and that edge, (m, 2, 2).
+        widths: how many entries each comparison of the net has: those of the hidden layers, in a plain ReLU net.
+        origin, directions: of the slice: the input is ``origin + u * directions[0] + v * directions[1]``.
+        box: ((lowest u, highest u), (lowest v, highest v)).
+    """
+
+    vertices: np.ndarray
+    corners: np.ndarray
+    offsets: np.ndarray
+    slopes: np.ndarray
+    linear_region: np.ndarray
+    patterns: np.ndarray
+    neighbors: np.ndarray
+    edges: np.ndarray
+    widths: tuple[int, ...]
+    origin: np.ndarray
+    directions: np.ndarray
+    box: tuple[tuple[float, float], tuple[float, float]]
+
+    @property
+    def polygons(self) -> list[np.ndarray]:
+        """The corners of each activation region, (corners, 2)."""
+        return [polygon[:count] for polygon, count in zip(self.vertices, self.corners, strict=True)]
+
+    @property
+    def centers(self) -> np.ndarray:
+        """A point inside each polygon, (n, 2)."""
+        return centers(self.vertices, self.corners)
+
+    @property
+    def areas(self) -> np.ndarray:
+        """Of the polygons, in coordinates (u, v), (n,)."""
+        x = self.vertices - self.vertices[:, :1]
+        y = np.roll(x, -1, 1)
+        return (x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]).sum(1) / 2
+
+    @property
+    def bound(self) -> int:
+        """An upper bound on the number of activation regions, by Zaslavsky's count for each comparison of the net."""
+        return math.prod(arrangement_regions(n, 2) for n in self.widths)
+
+    def inputs_at(self, points) -> np.ndarray:
+        """The inputs of the net at points (u, v) of the slice: (..., 2) to (..., *inputs)."""
+        return self.origin + np.tensordot(np.asarray(points, np.float64), self.directions, 1)
+
+    def level_set(self, level: int | float = 0.0, output: int = 0) -> np.ndarray:
+        """The set where an output has this value, exactly: segments (m, 2, 2); with ``level=0`` a decision boundary.
+
+        Of a set of whole polygons, its border. An edge that two polygons share is listed once.
+
+        >>> found = regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]) - 0.5)  # a diamond
+        >>> found.level_set().shape
+        (4, 2, 2)
+        """
+        offsets, slopes = self._output(output)
+        at_corners = offsets[:, None] - level + np.einsum("nkd,nd->nk", self.vertices, slopes)
+        flat = abs(at_corners) <= TOLERANCE * abs(at_corners).max(initial=0.0)
+        d = np.where(flat, 0.0, at_corners)
+        touched = (d != 0).any(1) & (d.min(1) <= 0) & (d.max(1) >= 0)
+        # A polygon on one side of the level meets it in an edge at most; of two that share it, the second is left out.
+        one_side = touched & ((d.min(1) == 0) | (d.max(1) == 0))
+        i, j = self.neighbors.T
+        middles = self.edges.mean(1)
+        at_level = lambda of: (
+            abs(offsets[of] - level + (slopes[of] * middles).sum(-1)) <= TOLERANCE * abs(at_corners).max(initial=0.0)
+        )
+        touched[j[one_side[i] & one_side[j] & at_level(i) & at_level(j)]] = False
+        segments = []
+        for i in np.flatnonzero(touched):
+            count = self.corners[i]
+            x, here = self.vertices[i, :count], d[i, :count]
+            y, there = np.roll(x, -1, 0), np.roll(here, -1)
+            cut = here * there < 0
+            with np.errstate(invalid="ignore", divide="ignore"):
+                ends = [*x[here == 0], *(x + (here / (here - there))[:, None] * (y - x))[cut]]
+            if len(ends) == 2:
+                segments.append(ends)
+        return np.array(segments).reshape(-1, 2, 2)
+
+    def plot(
+        self,
+        ax=None,
+        *,
+        color_by: Literal["region", "output"] = "region",
+        output: int = 0,
+        level: int | float | None = None,
+    ):
+        """The regions, filled, without the edges inside a linear region; returns the axes.
+
+        Args:
+            ax: axes, or ``None`` for new ones.
+            color_by: ``"region"``, every linear region in a shade of its own, or ``"output"``, the value at its center.
+            output: which output, counted over all of them.
+            level: a thick line is drawn where that output has this value: with 0 a decision boundary.
+
+        The shades are those of cividis, which remain distinct to color-blind readers and in gray print.
+
+        >>> import pytest
+        >>> matplotlib = pytest.importorskip("matplotlib")
+        >>> matplotlib.use("agg")
+        >>> axes = regions(lambda x: jnp.abs(x[0] + x[1]), box=((-1, 1), (-1, 1))).plot(level=0.5)
+        >>> axes.get_title()
+        '2 linear regions'
+        """
+        from matplotlib.collections import LineCollection, PolyCollection
+
+        check(color_by in ("region", "output"), 'color_by to be "region" or "output"', color_by)
+        ax = axes_or_new(ax)
+        if color_by == "region":
+            golden = (np.sqrt(5) - 1) / 2  # multiples of it spread evenly, and neighbors in number lie far apart
+            shade = (golden * (1 + self.linear_region)) % 1
+        else:
+            offsets, slopes = self._output(output)
+            shade = offsets + (slopes * self.centers).sum(-1)
+        faces = PolyCollection(self.polygons, array=shade, cmap="cividis", edgecolors="face", linewidths=0.2)
+        ax.add_collection(faces)
+        if color_by == "region":
+            faces.set_clim(-0.35, 1)  # the darkest shades are left to the lines
+        elif len(shade):
+            ax.figure.colorbar(faces, ax=ax, label="output")
+        edges = self.edges[np.not_equal(*self.linear_region[self.neighbors].T)]
+        width = float(np.clip(12 / np.sqrt(max(len(self), 1)), 0.15, 0.8))
+        ax.add_collection(LineCollection(list(edges), colors="black", linewidths=width))
+        if level is not None:
+            segments = self.level_set(level, output)
+            ax.add_collection(LineCollection(list(segments), colors="white", linewidths=3.2, capstyle="round"))
+            ax.add_collection(LineCollection(list(segments), colors="#c1121f", linewidths=1.8, capstyle="round"))
+        ax.set(xlim=self.box[0], ylim=self.box[1], xlabel="u", ylabel="v", aspect="equal")
+        ax.set_title(f"{self.linear_count:,} linear region{'s' * (self.linear_count != 1)}")
+        return ax
+
+    def _output(self, output):
+        offsets = self.offsets.reshape(len(self), -1)
+        count = offsets.shape[1]
+        check(-count <= output < count, f"the number of an output, from 0 to {count - 1}", output)
+        return offsets[:, output], self.slopes.reshape(len(self), -1, 2)[:, output]
+
+    def _lines(self):
+        (a, b), (c, d) = self.box
+        yield self.linear_count, f"linear regions for u in [{a:g}, {b:g}], v in [{c:g}, {d:g}]"
+        yield self.activation_count, "activation regions"
+        yield self.bound, f"at most, for layers that compare {', '.join(map(str, self.widths)) or 'nothing'}"
+        if min(self.widths, default=0) > 1:
+            yield region_lower_bound(self.widths, 2), "attained by folding, with hidden layers of these widths"
+
+
+def regions(
+    net: LayerLike,
+    params=(),
+    *,
+    origin: ArrayLike | None = None,
+    directions: ArrayLike | None = None,
+    through: ArrayLike | None = None,
+    box: ArrayLike | None = None,
+    **side,
+) -> Regions:
+    r"""The regions of a net in a box of a plane through its inputs, exactly, each with its polygon and its affine map.
+
+    The input is :math:`o + u\,d_1 + v\,d_2`. A net of two inputs needs no plane: u and v are its inputs.
+
+    Args:
+        net: a pair, or a function of arrays; whatever is piecewise linear: dense, convolution, pooling, residuals,
+            scans, leaky rectifiers, maxout, clipping.
+        params: those of the pair.
+        origin: :math:`o`, an input of the net; by default zero.
+        directions: :math:`d_1, d_2`, stacked, in the shape of inputs.
+        through: instead of these, three inputs; they lie at (u, v) = (0, 0), (1, 0) and (0, 1).
+        box: ((lowest u, highest u), (lowest v, highest v)); by default from -1 to 1, with ``through`` from -1/2 to 3/2.
+        side: side inputs, as for ``apply``.
+
+    A line counts as passing through a corner, or along an edge, where it does so up to 1e-12 of the slice's size, or
+    up to the rounding errors of its unit where these are larger: units that are copies of another one, or zero
+    throughout a polygon, divide nothing. So regions narrower than this are not found.
+
+    The work is the number of polygons times the size of the net: some seconds for several hundred units and 50,000
+    regions.
+
+    Raises:
+        TypeError: for a layer with state.
+        ValueError: for a net that is not piecewise linear; the error names the layer. For a slice that is not a plane.
+
+    >>> found = regions(lambda x: relu(x[0]) + relu(x[1]) - relu(x[0]), box=((-1, 1), (-1, 1)))
+    >>> found
+    2  linear regions for u in [-1, 1], v in [-1, 1]
+    4  activation regions
+    8  at most, for layers that compare 1, 1, 1
+    >>> found.areas
+    array([1., 1., 1., 1.])
+
+    Source: Montufar, Pascanu, Cho, Bengio 2014, arXiv:1402.1869; Hanin & Rolnick 2019, arXiv:1901.09021.
+    """
+    origin, directions, box = _slice(origin, directions, through, box)
+    middle, half = np.mean(box, 1), np.ptp(box, 1) / 2
+    scaled = half.reshape(2, *(1,) * origin.ndim) * directions
+    hint = "For a net of other inputs pass origin and directions, two arrays like its input, or through."
+    program = program_on_plane(net, params, side, origin + np.tensordot(middle, directions, 1), scaled, hint=hint)
+    polygons, output, patterns = _divide(program)
+    finite = bool(np.isfinite(output.values).all() and np.isfinite(output.slopes).all())
+    check(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
+
+    points = centers(polygons.vertices, polygons.corners)
+    neighbors, edges = shared_edges(polygons)
+    same = ~maps_differ(output, points, neighbors, edges.mean(1))
+    to_slice = lambda points: middle + half * points
+    slopes = output.slopes / half
+    offsets = output.values - (slopes * to_slice(points)[:, None]).sum(-1)
+    return Regions(
+        vertices=to_slice(polygons.vertices),
+        corners=polygons.corners,
+        offsets=offsets.reshape(len(offsets), *program.shape),
+        slopes=slopes.reshape(len(offsets), *program.shape, 2),
+        linear_region=components(len(offsets), neighbors[same]),
+        patterns=patterns,
+        neighbors=neighbors,
+        edges=to_slice(edges),
+        widths=program.widths,
+        origin=origin,
+        directions=directions,
+        box=box,
+    )
+
+
+def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
+    """The activation regions in [-1, 1]^2, on each the map of the output, and the signs of all comparisons (n, u)."""
+    run = evaluator(program)
+
+    def evaluate(polygons):
+        points = centers(polygons.vertices, polygons.corners)
+        for rows, read, maps in run(points):
+            yield polygons.rows(rows), points[rows], read, maps
+
+    polygons = whole_box()
+    for place in range(len(program.kinks)):
+        parts = [
+            split(part, points, read(kinks[place]), place) for part, points, read, (_, *kinks) in evaluate(polygons)
+        ]
+        polygons = concatenate(parts)
+    outputs, patterns = [], []
+    for part, points, read, (output, *kinks) in evaluate(polygons):
+        outputs.append(read(output))
+        signs = [at_corners(f, part.vertices, points).max(1) > rounding(f) for f in map(read, kinks)]
+        patterns.append(np.concatenate([np.zeros((len(points), 0), bool), *signs], 1))
+    return polygons, AffineMaps(*map(np.concatenate, zip(*outputs, strict=True))), np.concatenate(patterns)
+
+
+# ---- the slice -------------------------------------------------------------------------------
+
+
+def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Box]:
+    """The origin, the directions and the box of a plane, checked, in float64."""
+    if through is not None:
+        check(
+            origin is None and directions is None, "through, or origin and directions", "both", "leave one of them out"
+        )
+        points = np.asarray(through, np.float64)
+        check(len(points) == 3, "three inputs of the net in through", len(points))
+        origin, directions = points[0], points[1:] - points[0]
+        box = ((-0.5, 1.5), (-0.5, 1.5)) if box is None else box
+    if directions is None:
+        shape = (2,) if origin is None else np.shape(origin)
+        repair = "pass directions, two arrays of this shape"
+        check(shape == (2,), f"two directions for inputs of shape {shape}", "none", repair)
+        directions = np.eye(2)
+    directions = np.asarray(directions, np.float64)
+    origin = np.zeros(directions.shape[1:]) if origin is None else np.asarray(origin, np.float64)
+    shape = (2, *origin.shape)
+    wanted = f"directions of shape {shape}, two in the shape of the origin"
+    check(directions.shape == shape, wanted, f"shape {directions.shape}")
+    flat = directions.reshape(2, -1)
+    finite = bool(np.isfinite(flat).all() and np.isfinite(origin).all())
+    check(finite, "an origin and directions of finite numbers", "others")
+    parallel, repair = "directions that are parallel, or zero", "along a line use regions_along"
+    check(np.linalg.matrix_rank(flat) == 2, "a plane", parallel, repair)
+    box = np.asarray(((-1, 1), (-1, 1)) if box is None else box, np.float64)
+    fits = box.shape == (2, 2) and np.isfinite(box).all() and (box[:, 0] < box[:, 1]).all()
+    check(bool(fits), "box=((lowest u, highest u), (lowest v, highest v))", str(box.tolist()))
+    (a, b), (c, d) = box.tolist()
+    return origin, directions, ((a, b), (c, d))

@@ -1,0 +1,271 @@
+"""A net on a plane as a list of steps, each of them affine in (u, v) or piecewise constant, and its comparisons.
+
+In the list, calls are inlined, loops unrolled and constants computed. On a set where no comparison changes, each of
+its arrays is one affine function of (u, v), given by its value and its slopes at a point: `evaluator` computes them at
+many points at once.
+
+    n     points
+    u     entries of one array
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblocks.core import LayerLike
+from jaxblocks.theory.piecewise_affine.interpreter import (
+    Interpreter,
+    Primitive,
+    bind_params,
+    network_name,
+    trace_network,
+)
+
+__all__ = ["AffineMaps", "Program", "evaluator", "program_on_plane"]
+
+_BUDGET = 2**21  # numbers in one array
+
+
+class _Slot(NamedTuple):
+    """A value that depends on (u, v): its number, and whether it is affine, or else piecewise constant."""
+
+    number: int
+    affine: bool
+
+
+class _Step(NamedTuple):
+    """``function(*args)`` is a list; ``sizes``, where terms are added, takes their sizes to those of the sums."""
+
+    function: Callable
+    sizes: Callable | None
+    args: tuple
+    outs: tuple[_Slot, ...]
+
+
+class Program(NamedTuple):
+    """What `program_on_plane` returns.
+
+    Attributes:
+        steps: in the order of their evaluation.
+        kinks: the slots whose entries change their sign where a comparison changes.
+        widths: the number of entries of each of them.
+        widest: the number of entries of the largest array.
+        output: the slot of the result.
+        shape: of the result.
+    """
+
+    steps: list[_Step]
+    kinks: list[_Slot]
+    widths: tuple[int, ...]
+    widest: int
+    output: _Slot
+    shape: tuple[int, ...]
+
+
+class _Plane(Interpreter):
+    """The walk that writes the list of steps."""
+
+    def __init__(self, network):
+        super().__init__(network)
+        self.steps: list[_Step] = []
+        self.kinks: list[_Slot] = []
+        self.widths: tuple[int, ...] = ()
+        self.widest = 2
+        self.slots = itertools.count()
+
+    def moves(self, x):
+        return isinstance(x, _Slot)
+
+    def is_affine(self, x):
+        return isinstance(x, _Slot) and x.affine
+
+    # -- steps
+
+    def add(self, function, args, *shapes, affine=None, sizes=None) -> list[_Slot]:
+        affine = any(map(self.is_affine, args)) if affine is None else affine
+        outs = tuple(_Slot(next(self.slots), affine) for _ in shapes)
+        self.steps.append(_Step(function, sizes, tuple(args), outs))
+        self.widest = max(self.widest, *map(math.prod, shapes))
+        return list(outs)
+
+    def sum(self, function, args, shape) -> _Slot:
+        """A step that moves entries, or adds terms of one sign."""
+        return self.add(function, args, shape, sizes=function)[0]
+
+    def kink(self, x, y, shape) -> None:
+        """Note that the entries of x and y are compared."""
+        if x is y or not (self.is_affine(x) or self.is_affine(y)) or not math.prod(shape):
+            return
+        [difference] = self.add(lambda x, y: [x - y], (x, y), shape, sizes=lambda x, y: [x + y])
+        self.kinks.append(difference)
+        self.widths += (math.prod(shape),)
+
+    def bind(self, primitive: Primitive, args, affine=None, chosen=False) -> list[_Slot]:
+        """A step that applies the primitive in float64; ``chosen`` where it adds nothing, but chooses between terms."""
+        params = {key: _wide_dtype(value) for key, value in primitive.params.items()}
+        bound = partial(primitive.equation.primitive.bind, **params)
+        function = bound if primitive.equation.primitive.multiple_results else lambda *xs: [bound(*xs)]
+        sizes = None if chosen else _SIZES.get(primitive.name, function)
+        return self.add(function, args, *primitive.shapes, affine=affine, sizes=sizes)
+
+    # -- operations
+
+    def operate(self, primitive, args):
+        args = [x if self.moves(x) else _widened(x) for x in args]
+        if not any(map(self.is_affine, args)) and primitive.name not in ("cond", "while"):
+            return self.bind(primitive, args)  # a function of piecewise constant arrays is piecewise constant
+        return super().operate(primitive, args)
+
+    def rearrange(self, f, x, shape):
+        return self.sum(lambda v: [f(v)], [x], shape)
+
+    def join(self, how, parts, axis, shape):
+        return self.sum(lambda *xs: [getattr(jnp, how)(xs, axis)], parts, shape)
+
+    def choose_larger(self, x, y, sign, shape):
+        self.kink(x, y, shape)
+        choose = jnp.maximum if sign > 0 else jnp.minimum
+        return self.add(lambda x, y: [jnp.broadcast_to(choose(x, y), shape)], (x, y), shape)[0]
+
+    def affine(self, primitive, *args):
+        return self.bind(primitive, args)
+
+    def multiply(self, primitive, x, y):
+        return None if self.is_affine(x) and self.is_affine(y) else self.bind(primitive, (x, y))
+
+    def divide(self, primitive, x, y):
+        return None if self.is_affine(y) else self.bind(primitive, (x, y))
+
+    def power(self, primitive, x):
+        return x if primitive.params["y"] == 1 else None
+
+    def convert(self, primitive, x):
+        return self.bind(primitive, (x,)) if jnp.issubdtype(primitive.params["new_dtype"], jnp.floating) else None
+
+    def absolute(self, primitive, x):
+        [shape] = primitive.shapes
+        self.kink(x, np.zeros(shape), shape)
+        return self.bind(primitive, (x,), chosen=True)
+
+    def sign(self, primitive, x):
+        [shape] = primitive.shapes
+        self.kink(x, np.zeros(shape), shape)
+        return self.bind(primitive, (x,), affine=False, chosen=True)
+
+    def compare(self, primitive, x, y):
+        self.kink(x, y, primitive.shapes[0])
+        return self.bind(primitive, (x, y), affine=False, chosen=True)
+
+    def logical(self, primitive, *args):
+        return None
+
+    def select(self, primitive, which, *cases):
+        return self.bind(primitive, (which, *cases), chosen=self.moves(which))
+
+
+def program_on_plane(net: LayerLike, params, side: dict, origin, directions, *, hint: str = "") -> Program:
+    """The steps of a net of the input ``origin + u * directions[0] + v * directions[1]``, (u, v) in [-1, 1]^2.
+
+    ``hint`` is what an error of the net itself adds about the shape of its input.
+    """
+    closed = trace_network(bind_params(net, params, side), origin.shape, hint)
+    shape = closed.out_avals[0].shape
+    with jax.enable_x64(True):
+        plane = _Plane(network_name(net))
+        point = _Slot(next(plane.slots), affine=True)
+        onto = lambda directions: lambda uv, origin: [origin + jnp.tensordot(uv, jnp.asarray(directions), 1)]
+        [x] = plane.add(onto(directions), (point, origin), origin.shape, sizes=onto(abs(directions)))
+        [y] = plane.run(closed, [x])
+        if not plane.is_affine(y):  # piecewise constant, or constant: affine with slope 0
+            y = plane.sum(lambda uv, y: [jnp.asarray(y, jnp.float64) + 0 * jnp.sum(uv)], (point, y), shape)
+    return Program(plane.steps, plane.kinks, plane.widths, plane.widest, y, shape)
+
+
+def _widened(x):
+    return jnp.asarray(x, jnp.float64) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+
+
+def _wide_dtype(value):
+    """A parameter of a primitive; a floating dtype becomes float64."""
+    is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
+    return np.dtype(np.float64) if is_dtype and jnp.issubdtype(value, jnp.floating) else value
+
+
+_SIZES = {"sub": lambda x, y: [x + y], "neg": lambda x: [x], "div": lambda x, y: [x / abs(y)]}
+
+
+# ---- evaluation: each array as an affine function, by its value and slopes at a point ----------
+
+
+class AffineMaps(NamedTuple):
+    """At points: values (n, u), slopes (n, u, 2) and, for rounding errors, the sizes of the terms added (n, u)."""
+
+    values: np.ndarray
+    slopes: np.ndarray
+    sizes: np.ndarray
+
+
+def _evaluate(program, point):
+    """The output and the differences that are compared, near one point: values, slopes, sizes, flat."""
+    values, slopes, sizes = {0: point}, {0: jnp.eye(2)}, {0: jnp.ones(2)}
+    is_affine = lambda x: isinstance(x, _Slot) and x.affine
+    for function, of_sizes, args, outs in program.steps:
+        given = [values[x.number] if isinstance(x, _Slot) else x for x in args]
+        if not outs[0].affine:
+            values.update((out.number, y) for out, y in zip(outs, function(*given), strict=True))
+            continue
+        moving = [i for i, x in enumerate(args) if is_affine(x)]
+
+        def of_moving(*xs, function=function, given=given, moving=moving):
+            filled = dict(enumerate(given)) | dict(zip(moving, xs, strict=True))
+            return list(function(*filled.values()))
+
+        push = lambda *dx, f=of_moving, x=tuple(given[i] for i in moving): jax.jvp(f, x, dx)
+        ys, dys = jax.vmap(push, out_axes=(None, 0))(*(slopes[args[i].number] for i in moving))
+        if of_sizes is None:
+            results = [abs(y) + abs(dy).sum(0) for y, dy in zip(ys, dys, strict=True)]
+        else:
+            results = of_sizes(
+                *(sizes[x.number] if is_affine(x) else _size(y) for x, y in zip(args, given, strict=True))
+            )
+        for out, y, dy, size in zip(outs, ys, dys, results, strict=True):
+            values[out.number], slopes[out.number], sizes[out.number] = y, dy, size
+    flat: Callable[[int], Any] = lambda s: (values[s].ravel(), slopes[s].reshape(2, -1).T, sizes[s].ravel())
+    return [AffineMaps(*flat(slot.number)) for slot in (program.output, *program.kinks)]
+
+
+def _size(x):
+    return abs(x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+
+
+def evaluator(program: Program) -> Callable[[np.ndarray], Iterator[tuple[slice, Callable, list]]]:
+    """The affine maps of a program at points of the plane, as many points at a time as arrays have room for.
+
+    Returns:
+        A function of points (n, 2). It yields the rows of the points that it treats together, a function that turns
+        `AffineMaps` into NumPy arrays, and the maps: of the output, then of each kink.
+
+    One compiled program serves every comparison: the results of later steps are not used, which takes less time
+    than many compilations.
+    """
+    numbers = max([program.widest, sum(program.widths), *(10 * n for n in program.widths)])
+    most = 2 ** max(int(math.log2(_BUDGET / numbers)), 0)
+    with jax.enable_x64(True):
+        compiled = jax.jit(jax.vmap(partial(_evaluate, program)))
+
+    def run(points):
+        for low in range(0, len(points), most):
+            part = points[low : low + most]
+            n = len(part)
+            padded = next((size for size in (64, 2048) if n <= size < most), most)  # few shapes, few compilations
+            with jax.enable_x64(True):
+                evaluated = compiled(np.concatenate([part, np.broadcast_to(part[:1], (padded - n, 2))]))
+            yield slice(low, low + n), lambda f, n=n: AffineMaps(*(np.asarray(v)[:n] for v in f)), evaluated
+
+    return run
