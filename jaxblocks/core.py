@@ -30,7 +30,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
-from jaxblocks.checks import checked, require, require_flag, require_params  # noqa: F401
+from jaxblocks.checks import checked, require
 
 __all__ = [
     "ArrayOrShape",

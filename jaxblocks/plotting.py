@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 
 __all__ = [
@@ -111,7 +111,7 @@ def _values(label, x, y):
     y = np.asarray(y(jnp.asarray(x)) if callable(y) else y, np.float64)
     got = f"x of shape {x.shape} and values of shape {y.shape} for {label!r}"
     repair = "pass several curves as a dict from labels to values"
-    check(y.shape == x.shape and x.ndim == 1, "x of shape (n,) and a value for each", got, repair)
+    require(y.shape == x.shape and x.ndim == 1, "x of shape (n,) and a value for each", got, repair)
     return y
 
 
@@ -140,7 +140,7 @@ def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}
     for i, (label, heights) in enumerate(series.items()):
         heights = np.asarray(heights, np.float64)
         fits = heights.shape == (len(names),)
-        check(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}")
+        require(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}")
         places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
         look = dict(color=PALETTE[i % len(PALETTE)], hatch=_HATCHES[i % len(_HATCHES)], edgecolor="white")
         drawn = ax.bar(places, heights, width, label=label, **look)
@@ -181,7 +181,7 @@ def matrix(
     from matplotlib.colors import ListedColormap
 
     values = np.asarray(values, np.float64)
-    check(values.ndim == 2, "an array (rows, columns)", values, "reshape it")
+    require(values.ndim == 2, "an array (rows, columns)", values, "reshape it")
     ax = axes_or_new(ax)
     size = np.max(abs(values), initial=0.0, where=np.isfinite(values)) or 1.0
     signed = (values < 0).any()
@@ -222,7 +222,7 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4):
     from matplotlib import colormaps
 
     images = np.asarray(images, np.float64)
-    check(images.ndim == 3, "images (n, height, width)", images)
+    require(images.ndim == 3, "images (n, height, width)", images)
     ax = axes_or_new(ax)
     n, height, width = images.shape
     rows = -(-n // columns)
@@ -251,7 +251,7 @@ def cells(values: Any, ax: Any = None):
     from matplotlib.patches import Rectangle
 
     values = np.asarray(values)
-    check(values.ndim <= 3, "a tensor of order 0 to 3", values, "take a part")
+    require(values.ndim <= 3, "a tensor of order 0 to 3", values, "take a part")
     ax = axes_or_new(ax)
     block = values.reshape((1,) * (3 - values.ndim) + values.shape)
     depth, height, width = block.shape
@@ -295,7 +295,7 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
     x = np.asarray(x, np.float64)
     labels = np.zeros(len(x), int) if labels is None else np.asarray(labels).astype(int)
     fits = x.ndim == 2 and x.shape[1] == 2 and labels.shape == (len(x),)
-    check(fits, "points (n, 2) and n labels", f"shapes {x.shape} and {labels.shape}")
+    require(fits, "points (n, 2) and n labels", f"shapes {x.shape} and {labels.shape}")
     ax = axes_or_new(ax)
     for k in np.unique(labels):
         i = int(k) % len(PALETTE)
@@ -369,7 +369,7 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
     ax = axes_or_new(ax)
     paths = {label: np.asarray(path, np.float64) for label, path in paths.items()}
     shapes = {path.shape[1:] for path in paths.values()}
-    check(shapes in ({()}, {(2,)}), "paths that are all (steps,) or all (steps, 2)", f"steps of shapes {shapes}")
+    require(shapes in ({()}, {(2,)}), "paths that are all (steps,) or all (steps, 2)", f"steps of shapes {shapes}")
     plane = shapes == {(2,)}
     if box is None:
         every = np.concatenate(list(paths.values()))
@@ -414,7 +414,7 @@ def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41):
     """
     ax = axes_or_new(ax, subplot_kw={"projection": "3d"})
     three = getattr(ax, "name", None) == "3d"
-    check(three, "axes in three dimensions", "others", 'make them with projection="3d"')
+    require(three, "axes in three dimensions", "others", 'make them with projection="3d"')
     if callable(f):
         across, along, heights = _on_grid(f, box, samples)
         heights = heights[..., 0]
@@ -441,7 +441,7 @@ def _on_grid(f, box, samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     values = np.asarray(f(jnp.asarray(places)), np.float64)
     fits = values.ndim in (1, 2) and len(values) == len(places)
     got = f"one from {places.shape} to {values.shape}"
-    check(fits, "a function of all points at once, from (n, 2) to (n,)", got, "use jax.vmap")
+    require(fits, "a function of all points at once, from (n, 2) to (n,)", got, "use jax.vmap")
     return across, along, values.reshape(samples, samples, -1)
 
 
@@ -473,9 +473,9 @@ def network(params: Any, ax: Any = None, *, names: Sequence[str] | None = None):
     sizes = [len(kernels[0]), *(kernel.shape[1] for kernel in kernels)] if kernels else []
     fits = len(kernels) > 0 and all(len(kernel) == size for kernel, size in zip(kernels, sizes[:-1], strict=True))
     got = f"shapes {[kernel.shape for kernel in kernels]}"
-    check(fits, "kernels (in, out) of layers in series", got, "pass the params of dense layers in series")
+    require(fits, "kernels (in, out) of layers in series", got, "pass the params of dense layers in series")
     if names is not None:
-        check(len(names) == len(sizes), f"a name for each of the {len(sizes)} columns", len(names))
+        require(len(names) == len(sizes), f"a name for each of the {len(sizes)} columns", len(names))
     ax = axes_or_new(ax)
     tall = max(sizes)
     height = lambda n: (np.arange(n)[::-1] - (n - 1) / 2) * (tall - 1) / max(n - 1, 1) * (0.35 + 0.65 * n / tall)
@@ -534,7 +534,7 @@ def diagram(
     ax = axes_or_new(ax)
     texts, shade = texts or {}, shade or {}
     missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
-    check(not missing, "places of all boxes that arrows touch", f"none of {sorted(missing)}", "add them")
+    require(not missing, "places of all boxes that arrows touch", f"none of {sorted(missing)}", "add them")
     boxes = {}
     for name, place in places.items():
         look = dict(boxstyle="round,pad=0.35", facecolor=_PALE[shade.get(name, 0) % len(_PALE)], edgecolor="black")
@@ -575,7 +575,7 @@ def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4):
     from matplotlib.figure import Figure
     from matplotlib.image import imread
 
-    check(len(pictures) > 0, "pictures by name", "none")
+    require(len(pictures) > 0, "pictures by name", "none")
     columns = min(columns, len(pictures))
     images = [picture if hasattr(picture, "shape") else imread(picture) for picture in pictures.values()]
     slopes = np.array([image.shape[0] / image.shape[1] for image in images])

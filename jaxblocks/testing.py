@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import check, describe
+from jaxblocks.checks import describe, require
 from jaxblocks.core import (
     Call,
     Layer,
@@ -168,7 +168,7 @@ def check_layer(
     case = Case(layer, inputs, side, jax.random.key(0) if key is None else key, mixes_batch)
     batched = inputs and all(getattr(x, "shape", ()) and x.shape[0] >= 2 for x in inputs)
     got = ", ".join(map(describe, inputs)) or "none"
-    check(batched, "arrays with a leading batch axis of at least 2", got, "pass a batch of examples")
+    require(batched, "arrays with a leading batch axis of at least 2", got, "pass a batch of examples")
     kept, broken = [], {}
     for name, law in laws.items():
         try:

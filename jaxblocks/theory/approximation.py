@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.core import Layer
 from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.explicit_weights import one_hidden_layer
@@ -49,15 +49,15 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
     Source: Diehl 2023, Theorem 1.5 (the proof in one dimension); Krapac & Segvic (a model can overfit).
     """
     x, y = np.asarray(points, np.float64), np.asarray(values, np.float64)
-    check(
+    require(
         x.ndim == 1 and x.shape == y.shape and len(x) > 0, "a value for each point", f"shapes {x.shape} and {y.shape}"
     )
     for name, numbers in (("points", x), ("values", y)):
         if not np.isfinite(numbers).all():
             bad = np.flatnonzero(~np.isfinite(numbers))[0]
-            check(False, f"finite {name}", f"{numbers[bad]} at index {bad}", "leave that point out")
+            require(False, f"finite {name}", f"{numbers[bad]} at index {bad}", "leave that point out")
     increasing = bool((np.diff(x) > 0).all())
-    check(increasing, "increasing points", "another order", "sort them and list each once")
+    require(increasing, "increasing points", "another order", "sort them and list each once")
     return PiecewiseLinear(x, np.concatenate([[0.0], np.diff(y) / np.diff(x), [0.0]]), float(y[0]))
 
 
@@ -126,10 +126,10 @@ def modulus_of_continuity(
     Source: Diehl 2023, proof of Theorem 1.5.
     """
     a, b = _interval(interval)
-    check(delta > 0, "a distance delta > 0", delta)
+    require(delta > 0, "a distance delta > 0", delta)
     steps = math.floor(delta / (b - a) * samples * (1 + 1e-12))
     step = f"{(b - a) / samples:.3g}"
-    check(steps >= 1, f"delta of at least a step of its grid, {step}", delta, "pass more samples")
+    require(steps >= 1, f"delta of at least a step of its grid, {step}", delta, "pass more samples")
     return _modulus(_at(g, np.linspace(a, b, samples + 1)), steps)
 
 
@@ -166,15 +166,15 @@ def pieces_for(
     Source: Diehl 2023, proof of Theorem 1.5.
     """
     a, b = _interval(interval)
-    check(error > 0, "error > 0", error)
+    require(error > 0, "error > 0", error)
     if curvature is not None:
-        check(0 <= curvature < math.inf, "a finite curvature >= 0", curvature, "pass a bound on the size of g''")
+        require(0 <= curvature < math.inf, "a finite curvature >= 0", curvature, "pass a bound on the size of g''")
         return max(1, math.ceil((b - a) * math.sqrt(curvature / (8 * error)) * (1 - 1e-12)))
     values = _at(g, np.linspace(a, b, samples + 1))
     enough = lambda pieces: _modulus(values, -(-samples // pieces)) <= error
     if not enough(samples):
         got = f"g that varies by {_modulus(values, 1):.3g} in a step of its grid, more than the error of {error}"
-        check(False, "a continuous function", got, "pass more samples, or a larger error")
+        require(False, "a continuous function", got, "pass more samples, or a larger error")
     low, high = 0, samples  # enough(high) holds, enough(low) does not
     while high - low > 1:
         middle = (low + high) // 2
@@ -238,8 +238,8 @@ def approximate_by_ridges(
     """
     nu, x = np.asarray(directions, np.float64), np.asarray(points, np.float64)
     fits = nu.ndim == 2 and x.ndim == 2 and nu.shape[1] == x.shape[1]
-    check(fits, "directions (k, inputs) and points (n, inputs)", f"shapes {nu.shape} and {x.shape}")
-    check(error > 0, "error > 0", error)
+    require(fits, "directions (k, inputs) and points (n, inputs)", f"shapes {nu.shape} and {x.shape}")
+    require(error > 0, "error > 0", error)
     t = x @ nu.T  # (points, k)
     target = _at(g, x, x.shape[:1])
     weights = np.linalg.lstsq(np.exp(t), target, rcond=rcond)[0]
@@ -260,15 +260,15 @@ def approximate_by_ridges(
             kernel += [direction] * pieces
             bias += [*-knots[:-1]]
             out += [*weight * np.diff(slopes, prepend=0.0)]
-    check(len(kernel) > 0, "a direction other than 0", "none", "add some")
+    require(len(kernel) > 0, "a direction other than 0", "none", "add some")
     net, params = one_hidden_layer(np.transpose(kernel), bias, out, constant, param_dtype=param_dtype)
     return RidgeApproximation(net, params, weights, fit_error, fit_error + error)
 
 
 def _interval(interval):
-    check(np.shape(interval) == (2,), "an interval (a, b), two numbers", interval)
+    require(np.shape(interval) == (2,), "an interval (a, b), two numbers", interval)
     a, b = interval
-    check(bool(a < b and np.isfinite([a, b]).all()), "an interval (a, b) with finite a < b", interval)
+    require(bool(a < b and np.isfinite([a, b]).all()), "an interval (a, b) with finite a < b", interval)
     return float(a), float(b)
 
 
@@ -277,10 +277,12 @@ def _at(g, x, shape=None):
     with jax.enable_x64(True), np.errstate(all="ignore"):  # values that are not finite are rejected below
         y = np.asarray(g(x), np.float64)
     shape = x.shape if shape is None else shape
-    check(y.shape == shape, f"g to return an array of shape {shape} here", y, "write g for arrays")
+    require(y.shape == shape, f"g to return an array of shape {shape} here", y, "write g for arrays")
     if not np.isfinite(y).all():
         i = np.flatnonzero(~np.isfinite(y))[0]
-        check(False, "g to be finite on the whole interval", f"{y[i]} at {x[i]}", "take an interval where g is finite")
+        require(
+            False, "g to be finite on the whole interval", f"{y[i]} at {x[i]}", "take an interval where g is finite"
+        )
     return y
 
 

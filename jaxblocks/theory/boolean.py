@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.activations import cosine
-from jaxblocks.checks import PositiveInt, Range, check, checked
+from jaxblocks.checks import PositiveInt, Range, checked, require
 from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Wire
 from jaxblocks.layers.mlp import MLP
@@ -56,8 +56,8 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
     """
     table = np.asarray(truth_table)
     power_of_two = table.ndim == 1 and len(table) >= 2 and not len(table) & (len(table) - 1)
-    check(power_of_two, "a table of 2^n entries, n >= 1", f"shape {table.shape}")
-    check(bool(np.isin(table, (0, 1)).all()), "entries that are 0 or 1", "others", "compare: table > 0.5")
+    require(power_of_two, "a table of 2^n entries, n >= 1", f"shape {table.shape}")
+    require(bool(np.isin(table, (0, 1)).all()), "entries that are 0 or 1", "others", "compare: table > 0.5")
     rows = bit_rows(len(table).bit_length() - 1)[table == 1]
     if not len(rows):  # a net has at least one unit
         rows, weights = np.zeros((1, len(table).bit_length() - 1)), np.zeros(1)

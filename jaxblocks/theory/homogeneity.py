@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import check, check_values
+from jaxblocks.checks import check_values, require
 from jaxblocks.core import LayerLike, as_layer
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
@@ -52,12 +52,12 @@ def rescale(params, factors: Sequence) -> Any:
     """
     layers = _dense_layers(params)
     hidden = len(layers) - 1
-    check(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors))
+    require(len(factors) == hidden, f"a factor for each of the {hidden} hidden layers", len(factors))
     for place, factor in enumerate(factors):
         kernel = layers[place]["kernel"]
         factor = jnp.asarray(factor, kernel.dtype)
         wanted = f"one factor, or {kernel.shape[1]} for the units of hidden layer {place}"
-        check(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}")
+        require(factor.shape in ((), kernel.shape[1:]), wanted, f"factors of shape {factor.shape}")
         check_values(
             factor > 0,
             f"positive factors, got a smallest one of {{least}} for hidden layer {place}; rectifiers are homogeneous "
@@ -194,7 +194,7 @@ def normalized_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "
     layers = _dense_layers(params)
     without_bias = not any("bias" in layer for layer in layers)
     wanted = "a net without biases, since only such a net is homogeneous in its weights"
-    check(without_bias, wanted, "biases", "build it with Dense(..., use_bias=False)")
+    require(without_bias, wanted, "biases", "build it with Dense(..., use_bias=False)")
     scale = jnp.asarray(math.prod(jnp.linalg.norm(layer["kernel"]) for layer in layers))
     return margins / jnp.broadcast_to(scale.astype(margins.dtype), margins.shape)
 
@@ -210,7 +210,7 @@ def _dense_layers(params) -> list[dict]:
         dense = all({"kernel"} <= {*p} <= {"kernel", "bias"} for p in found)
         valid = len(found) > 0 and not any(map(len, rest)) and dense
     repair = "take the part that belongs to the dense layers"
-    check(valid, "the params of dense layers in series, as MLP(...).init makes them", params, repair)
+    require(valid, "the params of dense layers in series, as MLP(...).init makes them", params, repair)
     return found
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.core import Layer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
@@ -82,9 +82,9 @@ def max_min_string(
     w, b, operations = np.asarray(kernel, np.float64), np.asarray(bias, np.float64), list(operations)
     fits = w.ndim == 2 and b.shape == w.shape[1:] and len(operations) == len(b) - 1 >= 1
     got = f"shapes {w.shape}, {b.shape} and {len(operations)} operations"
-    check(fits, "a kernel (d, n + 1), a bias (n + 1,) and n >= 1 operations", got)
-    check(set(operations) <= {"max", "min"}, 'operations among "max" and "min"', str(operations))
-    check(radius >= 0, "radius >= 0", radius, "pass the largest |x_j|")
+    require(fits, "a kernel (d, n + 1), a bias (n + 1,) and n >= 1 operations", got)
+    require(set(operations) <= {"max", "min"}, 'operations among "max" and "min"', str(operations))
+    require(radius >= 0, "radius >= 0", radius, "pass the largest |x_j|")
     d = len(w)
     # Affine functions of the hidden units h of the layer before, as (matrix, offset): x = X h + x0 and y = y h + y0.
     X, x0, y, y0 = np.eye(d), np.zeros(d), w[:, 0], b[0]

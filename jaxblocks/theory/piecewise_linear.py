@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import check, checked, describe
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.core import Layer, LayerLike
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
@@ -108,7 +108,7 @@ class PiecewiseLinear(_Fields):
         return ax
 
     def _corners(self, lower, upper, *others):
-        check(lower <= upper, "lower <= upper", f"{lower} and {upper}", "swap them")
+        require(lower <= upper, "lower <= upper", f"{lower} and {upper}", "swap them")
         inner = np.concatenate([f.breakpoints for f in (self, *others)])
         return np.unique([lower, *inner[(inner > lower) & (inner < upper)], upper])
 
@@ -231,7 +231,7 @@ def to_piecewise_linear(
     count = found.values[0].size
     if count == 0 or (count > 1 and output is None) or (output is not None and not -count <= output < count):
         chosen = "" if output is None else f" and output={output}"
-        check(False, "one output", f"outputs of shape {shape}{chosen}", f"choose one with output=0 to {count - 1}")
+        require(False, "one output", f"outputs of shape {shape}{chosen}", f"choose one with output=0 to {count - 1}")
     of_output = lambda array: array.reshape(-1, count)[:, output or 0]
     values, slopes, noise = (
         of_output(found.values),
@@ -239,7 +239,7 @@ def to_piecewise_linear(
         of_output(np.asarray(found.noise)[None])[0],
     )
     finite = bool(np.isfinite(values).all() and np.isfinite(slopes).all())
-    check(finite, "finite params", "a net whose output is not finite", "look for NaN in params")
+    require(finite, "finite params", "a net whose output is not finite", "look for NaN in params")
     at = lambda i, x: values[i] + slopes[i] * (x - found.points[i])
 
     # Pieces narrower than the precision of the breakpoints are due to rounding: their neighbors meet in the middle.
@@ -253,7 +253,7 @@ def to_piecewise_linear(
     if len(broken):
         b = broken[0]
         got = f"an output that jumps by {jumps[b]:.6g} at {t[b]:.6g}"
-        check(False, "a continuous net", got, "replace the comparison or the sign that makes it jump")
+        require(False, "a continuous net", got, "replace the comparison or the sign that makes it jump")
     kinks = abs(np.diff(slopes[i])) > 8 * np.finfo(np.float64).eps * noise
     i, t = i[np.append(True, kinks)], t[kinks]
     value = at(i[1], t[0]) if len(t) else at(i[0], 0.0)
@@ -300,18 +300,18 @@ def _checked(breakpoints, slopes, value):
         t, slopes, value = (np.asarray(x, np.float64) for x in (breakpoints, slopes, value))
     except (TypeError, ValueError):
         got = ", ".join(map(describe, (breakpoints, slopes, value)))
-        check(False, "real numbers for breakpoints, slopes and value", got, error=TypeError)
+        require(False, "real numbers for breakpoints, slopes and value", got, error=TypeError)
         raise
     got = f"breakpoints of shape {t.shape}, slopes of shape {slopes.shape} and a value of shape {value.shape}"
     repair = "give a slope to each piece, the two unbounded ones included"
     fits = t.ndim == 1 and slopes.shape == (len(t) + 1,) and not value.shape
-    check(fits, "n breakpoints, n + 1 slopes and one value", got, repair)
+    require(fits, "n breakpoints, n + 1 slopes and one value", got, repair)
     for name, x in (("finite breakpoints", t), ("finite slopes", slopes), ("a finite value", value)):
         if not np.isfinite(x).all():
-            check(False, name, f"{x[~np.isfinite(x)][0]} among them")
+            require(False, name, f"{x[~np.isfinite(x)][0]} among them")
     back = np.flatnonzero(np.diff(t) <= 0)
     if len(back):
         a, b = t[back[0]], t[back[0] + 1]
         got, repair = (f"{b} twice", "list it once") if a == b else (f"{b} after {a}", "sort them")
-        check(False, "increasing breakpoints", got, repair)
+        require(False, "increasing breakpoints", got, repair)
     return t, slopes, float(value)

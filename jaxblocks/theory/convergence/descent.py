@@ -14,7 +14,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.checks import PositiveInt, check, check_values, checked, describe
+from jaxblocks.checks import (
+    PositiveInt,
+    check_values,
+    checked,
+    describe,
+    require,
+)
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.convergence.bounds import convex_bound, linear_bound
 from jaxblocks.theory.convergence.momentum import stable_step_size
@@ -117,7 +123,7 @@ class Descent:
         """
         points = self.points
         drawable = hasattr(points, "shape") and points.shape[1:] in ((), (1,), (2,))
-        check(drawable, "points that are one number or two", points, "draw a descent of more numbers with plot")
+        require(drawable, "points that are one number or two", points, "draw a descent of more numbers with plot")
         fresh = ax is None
         ax = axes_or_new(ax)
         path = np.asarray(points)
@@ -190,7 +196,7 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
     Source: Diehl 2023, section 1.5; Krapac & Segvic, Deep feed-forward models, "Hello world".
     """
     swapped = callable(start) and not callable(f)
-    check(not swapped, "the function and then the start", "the start first", "swap them", error=TypeError)
+    require(not swapped, "the function and then the start", "the start first", "swap them", error=TypeError)
     known = f if isinstance(f, Objective) else None
     start = as_point(start)
     f = scalar_valued(f, point="start")
@@ -272,8 +278,8 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
     """The number, checked; a warning where it is above the limit of stability."""
     if not _is_real(step_size):
         repair = "call it" if callable(step_size) else "pass for instance 0.1 or optax.adam(0.1)"
-        check(False, "a step size or an optimizer with init and update", step_size, repair, error=TypeError)
-    check(jnp.ndim(step_size) == 0, "one step size", step_size, "use jax.vmap for several")
+        require(False, "a step size or an optimizer with init and update", step_size, repair, error=TypeError)
+    require(jnp.ndim(step_size) == 0, "one step size", step_size, "use jax.vmap for several")
     check_values(step_size > 0, "a step size > 0, got {step_size}", step_size=jnp.asarray(step_size))
     if known is not None and known.smoothness is not None and not isinstance(step_size, Tracer):
         limit = stable_step_size(float(known.smoothness))
@@ -299,11 +305,11 @@ def _minimizer(known, start):
     """In the form of the start; one number stands for all entries of an array."""
     best = known.minimizer
     structures = jax.tree.structure(best), jax.tree.structure(start)
-    check(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]))
+    require(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]))
 
     def like(b, leaf):
         b = jnp.asarray(b, leaf.dtype)
-        check(b.shape in ((), leaf.shape), f"a start like the minimizer, {b.shape}", leaf)
+        require(b.shape in ((), leaf.shape), f"a start like the minimizer, {b.shape}", leaf)
         return jnp.broadcast_to(b, leaf.shape)
 
     return jax.tree.map(like, best, start)

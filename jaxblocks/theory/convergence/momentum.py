@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblocks.checks import Range, check, check_values, checked
+from jaxblocks.checks import Range, check_values, checked, require
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.convergence.scalars import Scalar, broadcast_scalars
 
@@ -146,7 +146,7 @@ def tuned_momentum(
     """
     got = f"convexity={convexity} and smoothness={smoothness}"
     repair = "without strong convexity there is no linear rate"
-    check(0 < convexity <= smoothness, "0 < convexity <= smoothness", got, repair)
+    require(0 < convexity <= smoothness, "0 < convexity <= smoothness", got, repair)
     kappa = smoothness / convexity
     if method == "gradient descent":
         return TunedMomentum(2 / (smoothness + convexity), 0.0, (kappa - 1) / (kappa + 1))

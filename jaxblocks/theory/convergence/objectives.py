@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
-from jaxblocks.checks import check, checked
+from jaxblocks.checks import checked, require
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
 
 __all__ = [
@@ -57,7 +57,7 @@ class Objective:
     def __post_init__(self):
         most = math.inf if self.smoothness is None else self.smoothness
         got = f"smoothness={self.smoothness} and convexity={self.convexity}"
-        check(most > 0 and 0 <= self.convexity <= most, "smoothness > 0 and 0 <= convexity <= smoothness", got)
+        require(most > 0 and 0 <= self.convexity <= most, "smoothness > 0 and 0 <= convexity <= smoothness", got)
 
     def __call__(self, x: PyTree) -> Any:
         """The value of f."""
@@ -91,23 +91,23 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
     """
     square = jnp.diag(hessian) if hessian.ndim == 1 else hessian
     is_square = square.ndim == 2 and square.shape[0] == square.shape[1] and square.size > 0
-    check(is_square, "hessian to be a matrix (n, n) or its diagonal (n,)", hessian)
+    require(is_square, "hessian to be a matrix (n, n) or its diagonal (n,)", hessian)
     linear = jnp.zeros(len(square), square.dtype) if linear is None else linear
-    check(linear.shape == square.shape[:1], f"linear of shape ({len(square)},), one entry for each row", linear)
+    require(linear.shape == square.shape[:1], f"linear of shape ({len(square)},), one entry for each row", linear)
     exact, b = np.asarray(square, np.float64), np.asarray(linear, np.float64)
     repair = "pass (A + A.T) / 2, which has the same quadratic form"
-    check(np.array_equal(exact, exact.T), "a symmetric hessian", "another matrix", repair)
+    require(np.array_equal(exact, exact.T), "a symmetric hessian", "another matrix", repair)
     values, vectors = np.linalg.eigh(exact)
     zero = len(exact) * float(jnp.finfo(square.dtype).eps) * np.abs(values).max()
     got = f"one with eigenvalues from {values[0]:.6g} to {values[-1]:.6g}"
     definite = bool(values[0] >= -zero and values[-1] > 0)
-    check(definite, "a positive semidefinite hessian other than 0", got, "without it f has no minimum")
+    require(definite, "a positive semidefinite hessian other than 0", got, "without it f has no minimum")
     flat = values <= zero
     along = vectors.T @ b
     in_null_space = np.abs(along[flat]).max(initial=0)
     in_range = bool(in_null_space <= 1e3 * float(jnp.finfo(square.dtype).eps) * np.abs(b).max())
     got = "b with a component in its null space"
-    check(in_range, "b in the range of A", got, "remove that component, along which f is unbounded below")
+    require(in_range, "b in the range of A", got, "remove that component, along which f is unbounded below")
     best = vectors @ np.where(flat, 0, along / np.where(flat, 1, values))
     return Objective(
         lambda x: jnp.vdot(x, square @ x / 2 - linear),
@@ -173,7 +173,7 @@ def huber_objective(knee: int | float = 1.0) -> Objective:
 
     Source: Huber 1964; Drori & Teboulle 2014, Performance of first-order methods, theorem 3.2, arXiv:1206.3209.
     """
-    check(knee > 0, "knee > 0", knee)
+    require(knee > 0, "knee > 0", knee)
 
     def f(x):
         square = jnp.sum(x**2)

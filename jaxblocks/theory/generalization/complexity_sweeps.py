@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 from numpy.polynomial import Legendre, legendre, polyutils
 
 from jaxblocks.activations import relu
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
@@ -110,7 +110,7 @@ def degree_sweep(
     x, y = vectors(x, y)
     test_x, test_y = vectors(test_x, test_y)
     fits = [polynomial_fit(x, y, degree) for degree in degrees]
-    check(len(fits) > 0, "at least one degree", "none")
+    require(len(fits) > 0, "at least one degree", "none")
     errors = lambda x, y: np.array([np.mean((fit(x) - y) ** 2) for fit in fits])
     return Sweep("degree", np.array([fit.degree() for fit in fits]), errors(x, y), errors(test_x, test_y))
 

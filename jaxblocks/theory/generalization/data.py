@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Array
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 
 __all__ = ["Numbers", "integers", "rows", "vectors"]
 
@@ -17,7 +17,7 @@ def vectors(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of one shape (n,), finite."""
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     fits = x.ndim == 1 and x.shape == y.shape and len(x) > 0
-    check(fits, "inputs and targets of one shape (n,)", f"{x.shape} and {y.shape}")
+    require(fits, "inputs and targets of one shape (n,)", f"{x.shape} and {y.shape}")
     _require_finite(x, y)
     return x, y
 
@@ -26,7 +26,7 @@ def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """Inputs (n, features) and targets (n,), finite."""
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     fits = x.ndim == 2 and y.shape == x.shape[:1] and x.size > 0
-    check(fits, "x (n, features) and y (n,)", f"{x.shape} and {y.shape}")
+    require(fits, "x (n, features) and y (n,)", f"{x.shape} and {y.shape}")
     _require_finite(x, y)
     return x, y
 
@@ -34,10 +34,10 @@ def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
 def integers(name: str, values: Iterable[int], *, least: int = 1) -> list[int]:
     """One or more integers that are at least ``least``."""
     values = list(values)
-    check(len(values) > 0, f"at least one number in {name}", "none")
+    require(len(values) > 0, f"at least one number in {name}", "none")
     for value in values:
         fits = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
-        check(fits, f"{name} to be integers >= {least}", value)
+        require(fits, f"{name} to be integers >= {least}", value)
     return [int(value) for value in values]
 
 
@@ -45,4 +45,4 @@ def _require_finite(x, y):
     for name, values in (("inputs", x), ("targets", y)):
         if not np.isfinite(values).all():
             i = np.argwhere(~np.isfinite(values))[0]
-            check(False, f"finite {name}", f"{values[tuple(i)]} in example {i[0]}", "leave it out")
+            require(False, f"finite {name}", f"{values[tuple(i)]} in example {i[0]}", "leave it out")

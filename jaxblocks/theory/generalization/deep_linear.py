@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
@@ -106,9 +106,9 @@ def conservation_drift(
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     fits = x.shape[1:] == kernels[0].shape[:1] and y.shape == (len(x), kernels[-1].shape[1])
     wanted = f"x (n, {kernels[0].shape[0]}) and y (n, {kernels[-1].shape[1]}), as the kernels are"
-    check(fits, wanted, f"{x.shape} and {y.shape}")
+    require(fits, wanted, f"{x.shape} and {y.shape}")
     positive = len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
-    check(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}")
+    require(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}")
     gram, cross = x.T @ x / len(x), x.T @ y / len(x)
     drifts, losses = [], []
     for eta in step_sizes:
@@ -126,5 +126,5 @@ def _chain(kernels):
     kernels = [np.asarray(kernel, np.float64) for kernel in kernels]
     matrices = len(kernels) > 0 and all(kernel.ndim == 2 for kernel in kernels)
     fits = matrices and all(a.shape[1] == b.shape[0] for a, b in itertools.pairwise(kernels))
-    check(fits, "kernels (in, out) of layers in series", f"shapes {[kernel.shape for kernel in kernels]}")
+    require(fits, "kernels (in, out) of layers in series", f"shapes {[kernel.shape for kernel in kernels]}")
     return kernels

@@ -10,7 +10,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.noise import gradient_noise
 from jaxblocks.ad.per_example import per_example_gradients
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import integers
 
@@ -87,7 +87,7 @@ def batch_noise(
     count = full.examples
     sizes = [2**k for k in range(count.bit_length()) if 2**k < count] if batch_sizes is None else batch_sizes
     sizes = np.array(integers("batch_sizes", sizes))
-    check(sizes.max() <= count, f"batch sizes from 1 to {count}, the number of examples", str(sizes))
+    require(sizes.max() <= count, f"batch sizes from 1 to {count}, the number of examples", str(sizes))
     shares = (count - sizes) / (sizes * max(1, count - 1))
     leaves = jax.tree.leaves(per_example_gradients(loss, params, *data))
     gradients = np.concatenate([np.asarray(leaf, np.float64).reshape(count, -1) for leaf in leaves], 1)
@@ -121,5 +121,5 @@ def stationary_variance(step_size: float, curvature: float, noise: float) -> flo
     stable = curvature > 0 and 0 < step_size < 2 / curvature and noise >= 0
     wanted = "0 < step_size < 2 / curvature, curvature > 0 and noise >= 0"
     repair = "beyond the limit the variance grows without bound"
-    check(stable, wanted, f"{step_size}, {curvature} and {noise}", repair)
+    require(stable, wanted, f"{step_size}, {curvature} and {noise}", repair)
     return step_size * noise / (curvature * (2 - step_size * curvature))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, integers
 from jaxblocks.theory.generalization.matrix_products import factor_gradients, product
@@ -107,8 +107,8 @@ def matrix_completion(
     target, observed = np.asarray(target, np.float64), np.asarray(observed, bool)
     is_square = target.ndim == 2 and target.shape[0] == target.shape[1] and bool(target.any())
     fits = is_square and observed.shape == target.shape
-    check(fits, "a square matrix other than 0 and a mask of its shape", f"{target.shape} and {observed.shape}")
-    check(scale > 0, "scale > 0", scale, "from 0 a product of factors has gradient 0")
+    require(fits, "a square matrix other than 0 and a mask of its shape", f"{target.shape} and {observed.shape}")
+    require(scale > 0, "scale > 0", scale, "from 0 a product of factors has gradient 0")
     n, unit = len(target), np.linalg.norm(target, 2)
     goal, found = target / unit, []
     for depth in integers("depths", depths):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, rows
 
@@ -53,7 +53,7 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     margins = z @ nearest / (norm or 1)
     separable = bool(norm > 1e-9 * scale and margins.min() > 0)
     repair = "take more features, or a column of ones for an offset"
-    check(separable, "labels that a hyperplane through the origin separates", "others", repair)
+    require(separable, "labels that a hyperplane through the origin separates", "others", repair)
     return MaxMargin(nearest / norm, float(margins.min()), weights > 1e-9 * weights.max())
 
 
@@ -150,7 +150,7 @@ def max_margin_bias(
     best = max_margin(x, labels)
     z = _signed(x, labels)
     eta = 4 * len(z) / np.linalg.norm(z, 2) ** 2 if step_size is None else float(step_size)
-    check(eta > 0, "a step size > 0", step_size)
+    require(eta > 0, "a step size > 0", step_size)
     shown = {int(t) for t in np.geomspace(1, steps, 60).round()}
     w, recorded = np.zeros(z.shape[1]), []
     for t in range(1, steps + 1):
@@ -169,5 +169,7 @@ def _signed(x, labels):
     """The products s_i x_i."""
     x, labels = rows(x, labels)
     binary = bool(np.isin(labels, (0, 1)).all())
-    check(binary, "labels 0 and 1", f"some from {labels.min():g} to {labels.max():g}", "for -1 and 1 write labels > 0")
+    require(
+        binary, "labels 0 and 1", f"some from {labels.min():g} to {labels.max():g}", "for -1 and 1 write labels > 0"
+    )
     return np.where(labels == 1, 1.0, -1.0)[:, None] * x

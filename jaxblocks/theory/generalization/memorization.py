@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.core import LayerLike, as_layer
 from jaxblocks.losses import softmax_cross_entropy
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
@@ -94,7 +94,7 @@ def random_labels(
     x, y, test_x, test_y = (jnp.asarray(v) for v in (x, y, test_x, test_y))
     for name, inputs, labels in (("y", x, y), ("test_y", test_x, test_y)):
         fits = labels.shape == inputs.shape[:1] and jnp.issubdtype(labels.dtype, jnp.integer)
-        check(fits, f"{name} to be integers ({len(inputs)},), a label for each row", labels)
+        require(fits, f"{name} to be integers ({len(inputs)},), a label for each row", labels)
     init_key, shuffle_key = jax.random.split(key)
     start = layer.init(init_key, x)
     both = jnp.stack([y, jax.random.permutation(shuffle_key, y)])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers, rows
 
@@ -87,11 +87,11 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     """
     x, y = rows(x, y)
     w = np.zeros(x.shape[1]) if start is None else np.array(start, np.float64)
-    check(w.shape == x.shape[1:], f"a start of shape ({x.shape[1]},), one weight for each feature", w)
-    check(bool(np.isfinite(w).all()), "a finite start", str(w), "start for instance from zero")
+    require(w.shape == x.shape[1:], f"a start of shape ({x.shape[1]},), one weight for each feature", w)
+    require(bool(np.isfinite(w).all()), "a finite start", str(w), "start for instance from zero")
     begin, inverse, values = w, np.linalg.pinv(x), np.linalg.svd(x, compute_uv=False)
     nonzero = values[values > values[0] * max(x.shape) * np.finfo(float).eps]
-    check(len(nonzero) > 0, "x other than 0", "zeros", "with them every w has the same error")
+    require(len(nonzero) > 0, "x other than 0", "zeros", "with them every w has the same error")
     eta = 2 / (nonzero[0] ** 2 + nonzero[-1] ** 2)
     least, taken = np.inf, 0
     while taken < steps:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import PositiveInt, check, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import integers
 
@@ -88,7 +88,7 @@ def selection_optimism(
     Source: Diehl 2023 (April), section 1.3, "implicit hyperparameter optimization".
     """
     n, counts = examples, np.array(integers("classifiers", classifiers))
-    check(0 <= chance <= 1, "0 <= chance <= 1", chance)
+    require(0 <= chance <= 1, "0 <= chance <= 1", chance)
     terms = [math.comb(n, j) * chance**j * (1 - chance) ** (n - j) for j in range(n + 1)]
     below = np.minimum(np.cumsum(terms), 1)  # F(0), ..., F(n)
     expected = np.array([np.sum(1 - below[:-1] ** int(k)) / n for k in counts])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 from jaxblocks.theory.generalization.data import Numbers
 
@@ -69,7 +69,7 @@ def no_free_lunch(predictions: Numbers) -> NoFreeLunch:
     binary = predictions.ndim == 1 and 1 <= len(predictions) <= 20 and bool(np.isin(predictions, (0, 1)).all())
     limits = predictions.min(initial=0), predictions.max(initial=0)
     got = f"shape {predictions.shape} with values from {limits[0]} to {limits[1]}"
-    check(binary, "predictions 0 or 1 on 1 to 20 unseen points", got)
+    require(binary, "predictions 0 or 1 on 1 to 20 unseen points", got)
     m = len(predictions)
     labelings = np.arange(2**m)[:, None] >> np.arange(m) & 1  # (2**m, m)
     return NoFreeLunch(predictions, np.mean(labelings == predictions.astype(int), axis=1))

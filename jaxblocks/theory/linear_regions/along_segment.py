@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
@@ -88,10 +88,10 @@ def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **s
     Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arXiv:1901.09021.
     """
     start, stop = np.asarray(start, np.float64), np.asarray(stop, np.float64)
-    check(start.shape == stop.shape, "start and stop of one shape", f"{start.shape} and {stop.shape}")
+    require(start.shape == stop.shape, "start and stop of one shape", f"{start.shape} and {stop.shape}")
     finite = bool(np.isfinite(start).all() and np.isfinite(stop).all())
-    check(finite, "finite start and stop", "entries that are not", "choose other inputs")
-    check(not (start == stop).all(), "start and stop that differ", "equal ones", "choose another stop")
+    require(finite, "finite start and stop", "entries that are not", "choose other inputs")
+    require(not (start == stop).all(), "start and stop that differ", "equal ones", "choose another stop")
     function = bind_params(net, params, side)
     at = lambda t: jnp.asarray(start) + t * jnp.asarray(stop - start)
     on_segment = lambda t: jax.tree.map(lambda y: y + 0 * t, function(at(t)))
@@ -103,7 +103,7 @@ def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **s
     of_piece = lambda v: v.reshape(-1, *(1,) * (slopes.ndim - 1))
     offsets = found.values[i] - slopes * of_piece(found.points[i])
     finite = bool(np.isfinite(offsets).all() and np.isfinite(slopes).all())
-    check(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
+    require(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
 
     edges = np.concatenate([[0.0], (high[i[:-1]] + low[i[1:]]) / 2, [1.0]])
     rounding = np.minimum(8 * _EPS * found.noise, 1e-9 * abs(slopes).max(0))

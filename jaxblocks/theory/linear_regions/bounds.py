@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxblocks.checks import NonNegativeInt, PositiveInt, check, checked
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
 
 __all__ = ["arrangement_regions", "region_lower_bound", "region_upper_bound"]
 
@@ -86,7 +86,7 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     """
     check_widths(widths)
     narrow = f"a layer of {min(widths)}"
-    check(min(widths) >= d, f"layers of at least as many units as there are inputs, {d}", narrow, "take a smaller d")
+    require(min(widths) >= d, f"layers of at least as many units as there are inputs, {d}", narrow, "take a smaller d")
     *folds, last = widths
     return math.prod((n // d) ** d for n in folds) * arrangement_regions(last, d)
 
@@ -94,6 +94,6 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
 def check_widths(widths) -> None:
     """Raise unless these are the widths of hidden layers, at least one."""
     fits = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
-    check(fits, "the widths of the hidden layers, as in (10, 10)", repr(widths))
+    require(fits, "the widths of the hidden layers, as in (10, 10)", repr(widths))
     for n in widths:
-        check(isinstance(n, int | np.integer) and n >= 1, "every width to be an integer >= 1", n)
+        require(isinstance(n, int | np.integer) and n >= 1, "every width to be an integer >= 1", n)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.theory.arrays import ArrayLike
@@ -157,7 +157,7 @@ class Regions(RegionCounts):
         """
         from matplotlib.collections import LineCollection, PolyCollection
 
-        check(color_by in ("region", "output"), 'color_by to be "region" or "output"', color_by)
+        require(color_by in ("region", "output"), 'color_by to be "region" or "output"', color_by)
         ax = axes_or_new(ax)
         if color_by == "region":
             golden = (np.sqrt(5) - 1) / 2  # multiples of it spread evenly, and neighbors in number lie far apart
@@ -185,7 +185,7 @@ class Regions(RegionCounts):
     def _output(self, output):
         offsets = self.offsets.reshape(len(self), -1)
         count = offsets.shape[1]
-        check(-count <= output < count, f"the number of an output, from 0 to {count - 1}", output)
+        require(-count <= output < count, f"the number of an output, from 0 to {count - 1}", output)
         return offsets[:, output], self.slopes.reshape(len(self), -1, 2)[:, output]
 
     def _lines(self):
@@ -249,7 +249,7 @@ def regions(
     program = program_on_plane(net, params, side, origin + np.tensordot(middle, directions, 1), scaled, hint=hint)
     polygons, output, patterns = _divide(program)
     finite = bool(np.isfinite(output.values).all() and np.isfinite(output.slopes).all())
-    check(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
+    require(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
 
     points = centers(polygons.vertices, polygons.corners)
     neighbors, edges = shared_edges(polygons)
@@ -302,30 +302,30 @@ def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
 def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Box]:
     """The origin, the directions and the box of a plane, checked, in float64."""
     if through is not None:
-        check(
+        require(
             origin is None and directions is None, "through, or origin and directions", "both", "leave one of them out"
         )
         points = np.asarray(through, np.float64)
-        check(len(points) == 3, "three inputs of the net in through", len(points))
+        require(len(points) == 3, "three inputs of the net in through", len(points))
         origin, directions = points[0], points[1:] - points[0]
         box = ((-0.5, 1.5), (-0.5, 1.5)) if box is None else box
     if directions is None:
         shape = (2,) if origin is None else np.shape(origin)
         repair = "pass directions, two arrays of this shape"
-        check(shape == (2,), f"two directions for inputs of shape {shape}", "none", repair)
+        require(shape == (2,), f"two directions for inputs of shape {shape}", "none", repair)
         directions = np.eye(2)
     directions = np.asarray(directions, np.float64)
     origin = np.zeros(directions.shape[1:]) if origin is None else np.asarray(origin, np.float64)
     shape = (2, *origin.shape)
     wanted = f"directions of shape {shape}, two in the shape of the origin"
-    check(directions.shape == shape, wanted, f"shape {directions.shape}")
+    require(directions.shape == shape, wanted, f"shape {directions.shape}")
     flat = directions.reshape(2, -1)
     finite = bool(np.isfinite(flat).all() and np.isfinite(origin).all())
-    check(finite, "an origin and directions of finite numbers", "others")
+    require(finite, "an origin and directions of finite numbers", "others")
     parallel, repair = "directions that are parallel, or zero", "along a line use regions_along"
-    check(np.linalg.matrix_rank(flat) == 2, "a plane", parallel, repair)
+    require(np.linalg.matrix_rank(flat) == 2, "a plane", parallel, repair)
     box = np.asarray(((-1, 1), (-1, 1)) if box is None else box, np.float64)
     fits = box.shape == (2, 2) and np.isfinite(box).all() and (box[:, 0] < box[:, 1]).all()
-    check(bool(fits), "box=((lowest u, highest u), (lowest v, highest v))", str(box.tolist()))
+    require(bool(fits), "box=((lowest u, highest u), (lowest v, highest v))", str(box.tolist()))
     (a, b), (c, d) = box.tolist()
     return origin, directions, ((a, b), (c, d))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
-from jaxblocks.checks import check
+from jaxblocks.checks import require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, layer_name
 
 __all__ = ["RULES", "Interpreter", "Primitive", "bind_params", "network_name", "trace_network"]
@@ -299,7 +299,7 @@ def bind_params(net: LayerLike, params, side: dict) -> Callable:
     layer = as_layer(net)
     if isinstance(layer, StatefulLayer):
         repair = "pass lambda x: layer.apply(params, state, x)[0]"
-        check(False, "a layer without state", layer_name(layer), repair, error=TypeError)
+        require(False, "a layer without state", layer_name(layer), repair, error=TypeError)
     floating = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) if floating(leaf) else leaf, params)
@@ -319,7 +319,7 @@ def trace_network(function: Callable, shape: tuple[int, ...], hint: str = "") ->
             error.add_note(f"The net was called with an input of shape {shape}. {hint}")
         raise
     count = len(closed.out_avals)
-    check(count == 1, "a net with one output", count, "choose one of them")
+    require(count == 1, "a net with one output", count, "choose one of them")
     return closed
 
 
@@ -332,7 +332,7 @@ def _reject(scope: str, name: str) -> None:
     """Raise, for a primitive that is not piecewise affine, in the layer that ``scope`` names."""
     layer = f"the layer {scope}" if scope else "a function"
     if name in _REPAIRS:
-        check(False, "a piecewise linear net", f"{layer} that uses {name}, which is not supported", _REPAIRS[name])
+        require(False, "a piecewise linear net", f"{layer} that uses {name}, which is not supported", _REPAIRS[name])
     what = f"takes {name} of"
     if RULES.get(name) == "multiply":
         what = "multiplies two arrays that depend on the input"
@@ -340,4 +340,4 @@ def _reject(scope: str, name: str) -> None:
         what = "divides by"
     what += "" if what.endswith("input") else " what depends on the input"
     repair = "use relu, leaky_relu, abs, maxout or another piecewise linear activation"
-    check(False, "a piecewise linear net", f"{layer} that {what}", repair)
+    require(False, "a piecewise linear net", f"{layer} that {what}", repair)
