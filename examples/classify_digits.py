@@ -46,7 +46,7 @@ def distort(key, images):
         return map_coordinates(image, list(points.T), order=1).reshape(image.shape)
 
     moved = jax.vmap(one)(images[..., 0], matrices, moves)[..., None]
-    return jb.gaussian_noise(noise_key, moved, 0.05)
+    return jb.training.gaussian_noise(noise_key, moved, 0.05)
 
 
 def smoothed_cross_entropy(logits, labels):

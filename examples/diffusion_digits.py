@@ -102,7 +102,7 @@ def train_classifier(images, labels, *, key, steps):
         key=key,
         steps=steps,
         validation=validation,
-        augment=lambda key, x: jb.gaussian_noise(key, x, 0.1),
+        augment=lambda key, x: jb.training.gaussian_noise(key, x, 0.1),
     )
     scores = classifier().apply(fitted.params, jnp.asarray(test[0]))
     return fitted.params, float(jb.accuracy(scores, jnp.asarray(test[1])))

@@ -163,8 +163,8 @@ def activations(quick):
         "softplus": jb.softplus,
         "sigmoid": jb.sigmoid,
         "tanh": jb.tanh,
-        "cosine": jb.cosine,
-        "maxout of x and -x/2": lambda x: jb.maxout(jnp.stack([x, -x / 2], -1))[..., 0],
+        "cosine": jb.activations.cosine,
+        "maxout of x and -x/2": lambda x: jb.activations.maxout(jnp.stack([x, -x / 2], -1))[..., 0],
     }
     x = jnp.linspace(-4, 4, 400)  # without 0, where some have no derivative
     figure, axes = page(11, 4.6, 2, 5, sharex=True)
@@ -222,9 +222,9 @@ def divergences(quick):
     """Six divergences and distances between Q = (q, 1 - q) and P = (0.3, 0.7)."""
     two = lambda q: jnp.stack([q, 1 - q], -1)
     measures = {
-        "total variation": jb.total_variation,
-        "$L^1$": lambda p, q: jb.lp_distance(p, q, 1),
-        "$L^2$": lambda p, q: jb.lp_distance(p, q, 2),
+        "total variation": jb.losses.total_variation,
+        "$L^1$": lambda p, q: jb.losses.lp_distance(p, q, 1),
+        "$L^2$": lambda p, q: jb.losses.lp_distance(p, q, 2),
         "KL(P, Q)": jb.kl_divergence,
         "KL(Q, P)": lambda p, q: jb.kl_divergence(q, p),
         "cross-entropy(P, Q)": jb.cross_entropy,
@@ -291,7 +291,7 @@ def approximation(quick):
 def toeplitz(quick):
     """A convolution as a dense layer: its matrix is banded, with constant diagonals (three shared weights)."""
     kernel = jnp.array([1.0, 2.0, -1.0])[:, None, None]
-    A = np.asarray(jb.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
+    A = np.asarray(jb.structure.as_dense(lambda x: jb.conv(x, kernel), (10, 1)))
     figure, ax = page(6.4, 4.6)
     plotting.matrix(A, ax)
     ax.set(xlabel="input position", ylabel="output position")
@@ -503,7 +503,7 @@ def saturation(quick):
     functions = {
         "LSE(z, 0)": jb.logsumexp(pair),
         "max(z, 0)": pair.max(-1),
-        "softmax-mean": jb.softmax_mean(pair, pair),
+        "softmax-mean": jb.probabilities.softmax_mean(pair, pair),
     }
     functions["softmax$_1$(z, 0)"] = jb.softmax(pair)[:, 0]
     plotting.curves(z, functions, right)
@@ -725,8 +725,8 @@ def local_smoothness(quick):
     centers = jnp.array([-2.0, -1.2, 0.1, 0.8, 2.0])[:, None]
     y = jnp.array([0.6, 1.0, -0.4, 0.2, 0.9])
     x = jnp.linspace(-5, 5, 401)
-    weights = jnp.linalg.solve(jb.rbf_kernel(centers, centers, gamma=2.0), y)
-    bumps = jb.rbf_kernel(x[:, None], centers, gamma=2.0) * weights[None]
+    weights = jnp.linalg.solve(jb.layers.rbf_kernel(centers, centers, gamma=2.0), y)
+    bumps = jb.layers.rbf_kernel(x[:, None], centers, gamma=2.0) * weights[None]
     figure, (left, middle, right) = page(11, 3.6, 1, 3)
     plotting.curves(x, {"sum of bumps": bumps.sum(1)}, left)
     left.plot(x, bumps, color=GRAY, linewidth=0.7)
@@ -738,7 +738,7 @@ def local_smoothness(quick):
     keys = jax.random.split(jax.random.key(0), len(sizes))
     clouds = [jax.random.uniform(key, (200, d)) for key, d in zip(keys, sizes, strict=True)]
     off = ~np.eye(200, dtype=bool)
-    typical = [float(np.median(np.asarray(jb.rbf_kernel(c, c))[off])) for c in clouds]
+    typical = [float(np.median(np.asarray(jb.layers.rbf_kernel(c, c))[off])) for c in clouds]
     middle.loglog(sizes, typical, "o-", color=BLUE, label="median over pairs")
     middle.loglog(sizes, np.exp(-np.array(sizes) / 6), "--", color=VERMILION, label="$\\exp(-d / 6)$")
     middle.set(xlabel="dimension d of the cube", title="$\\exp(-\\|x - y\\|^2)$ of random points")
@@ -753,7 +753,7 @@ def local_smoothness(quick):
     right.set(xlabel="angle of the gradient, degrees, from", title="hand-crafted: orientations", ylim=(0, 1.1))
     inset = right.inset_axes([0.62, 0.45, 0.36, 0.5])
     plotting.tiles(image[None], inset, columns=1)
-    at_data = np.asarray((jb.rbf_kernel(centers, centers, gamma=2.0) * weights[None]).sum(1))
+    at_data = np.asarray((jb.layers.rbf_kernel(centers, centers, gamma=2.0) * weights[None]).sum(1))
     numbers = {"at_data": abs(at_data - np.asarray(y)).max(), "far": float(abs(bumps[0].sum()))}
     return figure, {**numbers, "typical": typical}
 
@@ -912,10 +912,10 @@ def two_tasks(quick):
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, (40, 1)).astype(np.float32)
     y = (0.8 * x[:, 0] + 0.3 + 0.4 * rng.normal(size=40)).astype(np.float32)
-    line = jb.linear_regression(jnp.asarray(x), jnp.asarray(y)[:, None])
+    line = jb.layers.linear_regression(jnp.asarray(x), jnp.asarray(y)[:, None])
     clouds = rng.normal(size=(80, 2)).astype(np.float32) + np.repeat([[-1, -0.6], [1, 0.6]], 40, 0).astype(np.float32)
     labels = np.repeat([0, 1], 40)
-    plane = jb.logistic_regression(jnp.asarray(clouds), jnp.asarray(labels))
+    plane = jb.layers.logistic_regression(jnp.asarray(clouds), jnp.asarray(labels))
     figure, (left, right) = page(9, 3.8, 1, 2)
     places = np.linspace(-2.2, 2.2, 2)
     fit = column(lambda x: jb.affine(x, **line))(jnp.asarray(places, jnp.float32))

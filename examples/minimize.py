@@ -23,7 +23,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
-from jaxblocks import MLP, Dense, logistic_regression, tanh
+from jaxblocks import MLP, Dense, tanh
+from jaxblocks.layers import logistic_regression
 
 BLUE, VERMILION, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 STYLES = [(BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (GRAY, (0, (5, 1, 1, 1, 1, 1)))]

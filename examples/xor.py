@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxblocks import MLP, Dense, linear_regression, relu
+from jaxblocks import MLP, Dense, relu
+from jaxblocks.layers import linear_regression
 
 BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)

@@ -167,7 +167,7 @@ def perplexity(
     weights: Real[Array, "*batch"] | Bool[Array, "*batch"] | None = None,
     check: bool = False,
 ) -> Float[Array, ""]:
-    """The exponential of the mean negative log-likelihood: the number of equally likely classes that would be as uncertain.
+    """The exponential of the mean negative log-likelihood: the number of equally likely classes of that uncertainty.
 
     exp(-(sum_n w_n log softmax(logits_n)_{targets_n}) / sum_n w_n), natural logarithm, weights w_n = 1 unless given.
     1 is perfect, the number of classes is a uniform guess, inf a target of probability 0. Log-probabilities

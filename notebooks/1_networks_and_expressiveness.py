@@ -91,7 +91,7 @@ y.shape
 two = jb.Serial(jb.Dense(1), jb.Dense(2))  # 2 -> 1 -> 2: through a bottleneck
 first = {"kernel": jnp.array([[1.0], [2.0]]), "bias": jnp.ones(1)}
 second = {"kernel": jnp.ones((1, 2)), "bias": jnp.ones(2)}
-fused = jb.fuse_affine(first, second)
+fused = jb.layers.fuse_affine(first, second)
 assert jnp.allclose(two.apply((first, second), x), jb.affine(x, **fused))
 fused
 
@@ -192,7 +192,7 @@ shown = {
     "softplus": jb.softplus,
     "sigmoid": jb.sigmoid,
     "tanh": jb.tanh,
-    "cosine": jb.cosine,
+    "cosine": jb.activations.cosine,
 }
 grid = jnp.linspace(-4, 4, 400)  # 0 is not among them: there the rectifier has no derivative
 figure, axes = plt.subplots(2, 4, figsize=(10, 4.5), layout="constrained", sharex=True)
@@ -252,7 +252,7 @@ assert jax.grad(jb.relu)(0.0) == 0 and jax.grad(lambda x: jb.relu(x, at_zero=1.0
 
 # %%
 assert (jb.softplus(grid) > 0).all()
-assert jnp.allclose(jb.leaky_relu(jb.leaky_relu_inverse(grid)), grid)
+assert jnp.allclose(jb.leaky_relu(jb.activations.leaky_relu_inverse(grid)), grid)
 
 # %% [markdown]
 # > **The lecture notes print** $\mathrm{ELU}(x; \alpha) = \lambda \cdot \{\alpha (e^x - 1)$ for $x < 0$, $x$ for
@@ -265,9 +265,9 @@ assert jnp.allclose(jb.leaky_relu(jb.leaky_relu_inverse(grid)), grid)
 
 # %%
 for f in (jb.relu, jb.gelu, jb.elu, jb.selu, jb.tanh):
-    mean, variance = jb.activation_moments(f)
+    mean, variance = jb.activations.activation_moments(f)
     print(f"{f.__name__:5} mean {mean:8.4f}   variance {variance:.4f}")
-moments = np.array([jb.activation_moments(f) for f in (jb.relu, jb.elu, jb.selu)])
+moments = np.array([jb.activations.activation_moments(f) for f in (jb.relu, jb.elu, jb.selu)])
 assert np.allclose(moments, [[0.398942, 0.340845], [0.160521, 0.619179], [0, 1]], atol=1e-5)
 far_left = jnp.array(-20.0)
 assert jb.elu(far_left) == -1 and abs(jb.gelu(far_left)) < 1e-6
@@ -714,7 +714,7 @@ assert [p["bias"].size for p in params if p] == [2, 2, 1]
 
 # %%
 bits, labels = jnp.asarray(bit_rows(2), jnp.float32), jnp.array([0.0, 1.0, 1.0, 0.0])
-best = jb.linear_regression(bits, labels[:, None])
+best = jb.layers.linear_regression(bits, labels[:, None])
 assert jnp.allclose(best["kernel"], 0, atol=1e-6) and jnp.allclose(best["bias"], 0.5)
 assert jnp.allclose(jnp.mean((jb.affine(bits, **best)[:, 0] - labels) ** 2), 0.25)
 
@@ -777,9 +777,9 @@ for name, ((net, params), units) in ways.items():
 # %%
 order = np.random.default_rng(0).permutation(256)
 given, asked = rows[order[:128]], rows[order[128:]]
-nearest = jb.knn_predict(asked, given, parity[order[:128]].astype(int))
-bumps = np.linalg.solve(jb.rbf_kernel(given, given, gamma=0.2) + 1e-3 * np.eye(128), 2 * parity[order[:128]] - 1)
-by_bumps = jb.rbf_kernel(asked, given, gamma=0.2) @ bumps > 0
+nearest = jb.layers.knn_predict(asked, given, parity[order[:128]].astype(int))
+bumps = np.linalg.solve(jb.layers.rbf_kernel(given, given, gamma=0.2) + 1e-3 * np.eye(128), 2 * parity[order[:128]] - 1)
+by_bumps = jb.layers.rbf_kernel(asked, given, gamma=0.2) @ bumps > 0
 right = [float(jnp.mean(guess == parity[order[128:]])) for guess in (nearest, by_bumps)]
 print(f"right on new rows: nearest {right[0]:.0%}, bumps {right[1]:.0%}, a net that takes the sum 100%")
 assert right[0] < 0.05 and right[1] < 0.4

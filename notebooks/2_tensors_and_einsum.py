@@ -85,8 +85,8 @@ assert [layer.apply(params, jnp.zeros(s)).shape for s in shapes] == [(5,), (8, 5
 
 # %%
 A, v = jnp.arange(6.0).reshape(2, 3), jnp.array([1.0, 0.0, -1.0])
-assert (jb.einsum("ij,j->i", A, v) == A @ v).all()
-jb.einsum("ij,j->i", A, v)
+assert (jb.tensors.einsum("ij,j->i", A, v) == A @ v).all()
+jb.tensors.einsum("ij,j->i", A, v)
 
 # %% [markdown]
 # That is all. To read an einsum, write the loops: one for each letter. Inside, one product, added to the place that the
@@ -134,19 +134,19 @@ for subscripts, (operands, expected) in table.items():
 
 # %%
 u = jnp.arange(3.0)
-assert jb.einsum("i,i->", u, u) == 5
-assert jb.einsum("i,i->i", u, u).tolist() == [0, 1, 4]
+assert jb.tensors.einsum("i,i->", u, u) == 5
+assert jb.tensors.einsum("i,i->i", u, u).tolist() == [0, 1, 4]
 many, others = rng.normal(size=(6, 2, 3)), rng.normal(size=(6, 3, 4))
 assert np.allclose(np.einsum("bik,bkj->bij", many, others), many @ others)
 
 # %% [markdown]
 # NumPy and JAX let you leave out the arrow, and follow the printed rule then. They also put the axes of the result in
-# *alphabetical* order, so that `"ji"` transposes and `"ij"` does not. `jb.einsum` refuses, and says what to write.
+# *alphabetical* order, so that `"ji"` transposes and `"ij"` does not. `jb.tensors.einsum` refuses, and says what to write.
 
 # %%
 assert (jnp.einsum("ji", A) == A.T).all() and (jnp.einsum("ij", A) == A).all()
 try:
-    jb.einsum("bik,bkj", jnp.asarray(many), jnp.asarray(others))
+    jb.tensors.einsum("bik,bkj", jnp.asarray(many), jnp.asarray(others))
 except ValueError as error:
     print(error)
 
@@ -155,7 +155,7 @@ except ValueError as error:
 
 # %%
 try:
-    jb.einsum("ik,kj->ij", A, A)
+    jb.tensors.einsum("ik,kj->ij", A, A)
 except ValueError as error:
     print(error)
 
@@ -166,7 +166,9 @@ except ValueError as error:
 
 # %%
 x = jnp.asarray(rng.normal(size=(8, 20, 3)), jnp.float32)
-assert jnp.allclose(jb.einsum("...i,io->...o", x, params["kernel"]) + params["bias"], layer.apply(params, x), atol=1e-5)
+assert jnp.allclose(
+    jb.tensors.einsum("...i,io->...o", x, params["kernel"]) + params["bias"], layer.apply(params, x), atol=1e-5
+)
 
 # %% [markdown]
 # **Attention** (notebook 6) compares each query $q$ with each key $k$, for each head $h$ and each example $b$ of a
@@ -176,9 +178,9 @@ assert jnp.allclose(jb.einsum("...i,io->...o", x, params["kernel"]) + params["bi
 
 # %%
 Q, K, V = (jnp.asarray(rng.normal(size=(2, n, 4, 5)), jnp.float32) for n in (3, 6, 6))  # (batch, time, head, feature)
-scores = jb.einsum("bqhd,bkhd->bhqk", Q, K) / math.sqrt(5)
+scores = jb.tensors.einsum("bqhd,bkhd->bhqk", Q, K) / math.sqrt(5)
 weights = jb.softmax(scores)  # over the keys
-outputs = jb.einsum("bhqk,bkhd->bqhd", weights, V)
+outputs = jb.tensors.einsum("bhqk,bkhd->bqhd", weights, V)
 assert jnp.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
 
 # %% [markdown]
@@ -189,8 +191,8 @@ assert jnp.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
 
 # %%
 P, w = jnp.ones((100, 100)), jnp.ones(100)
-left_first = lambda: jb.einsum("ik,k->i", jb.einsum("ij,jk->ik", P, P), w)
-right_first = lambda: jb.einsum("ij,j->i", P, jb.einsum("jk,k->j", P, w))
+left_first = lambda: jb.tensors.einsum("ik,k->i", jb.tensors.einsum("ij,jk->ik", P, P), w)
+right_first = lambda: jb.tensors.einsum("ij,j->i", P, jb.tensors.einsum("jk,k->j", P, w))
 assert jb.count_flops(left_first).multiplications == 100**3 + 100**2
 assert jb.count_flops(right_first).multiplications == 2 * 100**2
 
@@ -202,11 +204,11 @@ assert jb.count_flops(right_first).multiplications == 2 * 100**2
 
 # %%
 a, b = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0, 5.0])
-assert jb.tensor_product(a, b).tolist() == [[3, 4, 5], [6, 8, 10]]
-left = jb.tensor_product(jb.tensor_product(a, b), a)
-assert (left == jb.tensor_product(a, jb.tensor_product(b, a))).all()  # associative
-assert jb.tensor_product(b, a).shape == (3, 2)  # not commutative: the axes are exchanged
-assert (jb.tensor_product(b, a) == jb.tensor_product(a, b).T).all()
+assert jb.tensors.tensor_product(a, b).tolist() == [[3, 4, 5], [6, 8, 10]]
+left = jb.tensors.tensor_product(jb.tensors.tensor_product(a, b), a)
+assert (left == jb.tensors.tensor_product(a, jb.tensors.tensor_product(b, a))).all()  # associative
+assert jb.tensors.tensor_product(b, a).shape == (3, 2)  # not commutative: the axes are exchanged
+assert (jb.tensors.tensor_product(b, a) == jb.tensors.tensor_product(a, b).T).all()
 
 # %% [markdown]
 # A product of vectors, $v_1 \otimes \dots \otimes v_n$, is called a **pure tensor**. All its rows are multiples of one
@@ -214,7 +216,7 @@ assert (jb.tensor_product(b, a) == jb.tensor_product(a, b).T).all()
 # $d_1 \cdots d_n$.
 
 # %%
-pure = jb.pure_tensor(a, b, jnp.array([1.0, -1.0, 0.5, 2.0]))
+pure = jb.tensors.pure_tensor(a, b, jnp.array([1.0, -1.0, 0.5, 2.0]))
 assert pure.shape == (2, 3, 4) and pure.size == 24 and 2 + 3 + 4 == 9
 assert jnp.allclose(pure[1], 2 * pure[0])
 
@@ -235,10 +237,10 @@ assert jnp.allclose(pure[1], 2 * pure[0])
 # **Corrected:** pure tensors other than 0 have rank one.
 
 # %%
-zero = jb.pure_tensor(jnp.zeros(2), b)
-assert jb.rank_bounds(zero)[1] == 0 and jb.rank_bounds(jb.pure_tensor(a, b))[1] == 1
+zero = jb.tensors.pure_tensor(jnp.zeros(2), b)
+assert jb.tensors.rank_bounds(zero)[1] == 0 and jb.tensors.rank_bounds(jb.tensors.pure_tensor(a, b))[1] == 1
 summands = jnp.asarray(rng.normal(size=(2, 4)), jnp.float32), jnp.asarray(rng.normal(size=(2, 4)), jnp.float32)
-assert jnp.linalg.matrix_rank(jb.cp_tensor(summands)) == 2
+assert jnp.linalg.matrix_rank(jb.tensors.cp_tensor(summands)) == 2
 
 # %% [markdown]
 # ### Order 3 is another world
@@ -253,10 +255,10 @@ assert jnp.linalg.matrix_rank(jb.cp_tensor(summands)) == 2
 
 # %%
 e0, e1 = jnp.eye(2)
-W = jb.pure_tensor(e0, e0, e1) + jb.pure_tensor(e0, e1, e0) + jb.pure_tensor(e1, e0, e0)
-assert jb.flattening(W, 0).tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
-assert jb.flattening_ranks(W).tolist() == [2, 2, 2]
-lower, upper = jb.rank_bounds(W)
+W = jb.tensors.pure_tensor(e0, e0, e1) + jb.tensors.pure_tensor(e0, e1, e0) + jb.tensors.pure_tensor(e1, e0, e0)
+assert jb.tensors.flattening(W, 0).tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
+assert jb.tensors.flattening_ranks(W).tolist() == [2, 2, 2]
+lower, upper = jb.tensors.rank_bounds(W)
 print(f"the rank is between {lower} and {upper}")
 figure, axes = plt.subplots(figsize=(2.6, 2.6), layout="constrained")
 axes = plotting.cells(W, axes)
@@ -286,7 +288,7 @@ print(dict(zip(epsilons.tolist(), np.round(distance, 6).tolist(), strict=True)))
 # there.
 
 # %%
-found = {rank: jb.cp_decompose(jax.random.key(0), W, rank=rank, steps=500) for rank in (1, 2, 3)}
+found = {rank: jb.tensors.cp_decompose(jax.random.key(0), W, rank=rank, steps=500) for rank in (1, 2, 3)}
 for rank, (_, error) in found.items():
     print(f"{rank} summands: relative error {error:.1e}")
 assert abs(found[1][1] - math.sqrt(5) / 3) < 1e-3
@@ -313,7 +315,7 @@ beta = [[1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, -1], [-1, 0, 1, 0], [0, 0, 0, 1], 
 gamma = [[1, 0, 0, 1], [0, 0, 1, -1], [0, 1, 0, 1], [1, 0, 1, 0], [-1, 1, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
 strassen = [jnp.array(rows, jnp.float32) for rows in (alpha, beta, gamma)]
 assert M.sum() == 8 and len(alpha) == 7
-assert (jb.cp_tensor(strassen) == M).all()
+assert (jb.tensors.cp_tensor(strassen) == M).all()
 A, B = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
 assert np.allclose(np.einsum("abc,a,b->c", M, A.ravel(), B.ravel()).reshape(2, 2), A @ B)
 seven = (np.array(alpha) @ A.ravel()) * (np.array(beta) @ B.ravel())  # all the multiplications there are
@@ -379,8 +381,8 @@ assert np.isclose(einsum_by_loops("ijk->", T), T.sum())
 # needs.
 
 # %%
-assert jb.count_flops(lambda: jb.einsum("ij,ij->", P, P.T)).multiplications == 100**2
-assert jb.count_flops(lambda: jnp.trace(jb.einsum("ij,jk->ik", P, P))).multiplications == 100**3
+assert jb.count_flops(lambda: jb.tensors.einsum("ij,ij->", P, P.T)).multiplications == 100**2
+assert jb.count_flops(lambda: jnp.trace(jb.tensors.einsum("ij,jk->ik", P, P))).multiplications == 100**3
 
 # %% [markdown]
 # **4.** The rows are $(1, 2, 3)$ plus 0, 3 and 6 times $(1, 1, 1)$: two products. One is not enough, since the rows are
@@ -389,8 +391,8 @@ assert jb.count_flops(lambda: jnp.trace(jb.einsum("ij,jk->ik", P, P))).multiplic
 # %%
 numbers = jnp.arange(1.0, 10).reshape(3, 3)
 two_products = jnp.array([[1.0, 1, 1], [0, 3, 6]]), jnp.array([[1.0, 2, 3], [1, 1, 1]])
-assert (jb.cp_tensor(two_products) == numbers).all()
-assert jb.flattening_ranks(numbers).tolist() == [2, 2]
+assert (jb.tensors.cp_tensor(two_products) == numbers).all()
+assert jb.tensors.flattening_ranks(numbers).tolist() == [2, 2]
 
 # %% [markdown]
 # **5.** Slice $W$ along its last axis: $W_k = X D_k Y$, where $X$ has the columns $a_1, a_2$, $Y$ the rows

@@ -197,7 +197,7 @@ assert jnp.allclose(jb.softmax(z), jb.softmax(z - 1000))
 
 # %%
 assert jnp.allclose(jb.softmax(jnp.array([0.0, 1.5]))[1], jb.sigmoid(jnp.array(1.5)))
-assert jnp.allclose(jb.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9])))
+assert jnp.allclose(jb.probabilities.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9])))
 
 # %% [markdown]
 # > **The lecture notes print** that the values of the softmax lie in $(0, 1]$.
@@ -224,12 +224,16 @@ assert jb.softmax(jnp.array([0.0, 200.0])).tolist() == [0, 1]
 
 # %%
 z = jnp.array([1.0, 2.0, 3.0])
-assert abs(jb.logsumexp(z) - 3.4076060) < 1e-6 and abs(jb.softmax_mean(z, z) - 2.5752104) < 1e-6
+assert abs(jb.logsumexp(z) - 3.4076060) < 1e-6 and abs(jb.probabilities.softmax_mean(z, z) - 2.5752104) < 1e-6
 assert jnp.allclose(jax.grad(jb.logsumexp)(z), jb.softmax(z))
 assert jnp.allclose(jb.logsumexp(jnp.full(3, 7.0)), 7 + math.log(3))
 line = np.linspace(-5, 5, 201)
 pairs = jnp.asarray(np.stack([line, 0 * line], -1), jnp.float32)  # (z, 0) for many z
-soft = {"LSE(z, 0)": jb.logsumexp, "max(z, 0)": lambda x: x.max(-1), "softmax-mean": lambda x: jb.softmax_mean(x, x)}
+soft = {
+    "LSE(z, 0)": jb.logsumexp,
+    "max(z, 0)": lambda x: x.max(-1),
+    "softmax-mean": lambda x: jb.probabilities.softmax_mean(x, x),
+}
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes = plotting.curves(line, {name: jax.jit(f)(pairs) for name, f in soft.items()}, axes)
 
@@ -253,7 +257,7 @@ largest = max(abs(P[A].sum() - Q[A].sum()) for A in events)
 assert len(events) == 2**6
 assert np.isclose(largest, 0.7480686952) and np.isclose(largest, 0.5 * abs(P - Q).sum())
 assert np.isclose(P[P >= Q].sum() - Q[P >= Q].sum(), largest)
-assert abs(jb.total_variation(jnp.asarray(P, jnp.float32), jnp.asarray(Q, jnp.float32)) - largest) < 1e-6
+assert abs(jb.losses.total_variation(jnp.asarray(P, jnp.float32), jnp.asarray(Q, jnp.float32)) - largest) < 1e-6
 
 # %% [markdown]
 # ### Code lengths
@@ -313,9 +317,9 @@ grid = jnp.linspace(0.005, 0.995, 199)
 Qs = jnp.stack([grid, 1 - grid], -1)
 Ps = jnp.broadcast_to(jnp.array([0.3, 0.7]), Qs.shape)
 measures = {
-    "total variation": jb.total_variation,
-    "$L^1$": lambda p, q: jb.lp_distance(p, q, 1),
-    "$L^2$": lambda p, q: jb.lp_distance(p, q, 2),
+    "total variation": jb.losses.total_variation,
+    "$L^1$": lambda p, q: jb.losses.lp_distance(p, q, 1),
+    "$L^2$": lambda p, q: jb.losses.lp_distance(p, q, 2),
     "KL(P, Q)": jb.kl_divergence,
     "KL(Q, P)": lambda p, q: jb.kl_divergence(q, p),
     "cross-entropy(P, Q)": jb.cross_entropy,
@@ -338,7 +342,7 @@ assert at_half == [0.2, 0.4, 0.2828, 0.0823, 0.0872, 0.6931]
 
 # %%
 xlogx = lambda x: x * jnp.log(x)
-assert jnp.allclose(jb.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6)
+assert jnp.allclose(jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6)
 
 # %% [markdown]
 # Three slips on these pages, each with a number:

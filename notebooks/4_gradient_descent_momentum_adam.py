@@ -419,7 +419,7 @@ assert runs["momentum"].gaps[-1] < runs["gradient descent"].gaps[-1] < 0.01
 meters, millimeters = np.random.default_rng(0).normal([2.0, 3000.0], [0.5, 800.0], (200, 2)).T.astype(np.float32)
 raw = jnp.stack([meters, millimeters], -1)
 target = (raw @ jnp.array([1.0, 0.002]))[:, None]
-normal = jb.standardize(raw, **jb.fit_standardizer(raw))
+normal = jb.statistics.standardize(raw, **jb.statistics.fit_standardizer(raw))
 condition = lambda x: (lambda objective: objective.smoothness / objective.convexity)(least_squares_objective(x, target))
 print(f"condition number {condition(raw):.1e}, normalized {condition(normal):.2f}")
 assert condition(raw) > 1e6 and condition(normal) < 1.5

@@ -42,7 +42,7 @@ assert np.allclose(layer(x), np.correlate(x, w))
 # the same weights everywhere. It is called a Toeplitz matrix, and has 3 parameters in place of 15.
 
 # %%
-A = jb.as_dense(layer, (5,))
+A = jb.structure.as_dense(layer, (5,))
 assert jnp.allclose(A @ x, layer(x))
 assert all(len(set(np.diagonal(A, k).tolist())) == 1 for k in range(-2, 5))
 figure, axes = plt.subplots(figsize=(4, 2.6), layout="constrained")
@@ -132,7 +132,7 @@ moved = jnp.roll(small, 3, axis=1)
 detect = lambda x: jb.relu(jb.conv(x, jnp.asarray(kernels), padding="same"))
 assert abs(detect(moved) - detect(small)).max() > 0.5  # not invariant
 assert jnp.allclose(detect(moved), jnp.roll(detect(small), 3, axis=1), atol=1e-6)  # equivariant
-pooled = [jb.global_max_pool(detect(x), 2) for x in (small, moved)]
+pooled = [jb.layers.global_max_pool(detect(x), 2) for x in (small, moved)]
 assert jnp.allclose(*pooled, atol=1e-6)  # invariant
 
 # %% [markdown]
@@ -152,7 +152,7 @@ def blurs(depth):
     return f
 
 
-seen = np.stack([jb.receptive_field(blurs(depth), (15, 1), 7)[:, 0] for depth in range(1, 6)])
+seen = np.stack([jb.structure.receptive_field(blurs(depth), (15, 1), 7)[:, 0] for depth in range(1, 6)])
 figure, axes = plt.subplots(figsize=(5, 2), layout="constrained")
 axes = plotting.matrix(seen, axes, rows=range(1, 6), numbers="")
 axes.set(ylabel="layers", xlabel="position")
@@ -210,7 +210,7 @@ x3 = jnp.array([1.0, 2.0, 3.0])
 assert [sum(x3[j] * x3[i + j] for j in range(3 - i)) for i in range(3)] == [14, 8, 3]  # as printed, over j
 assert jb.conv_transpose(x3[:, None], x3[:, None, None])[:, 0].tolist() == [1, 4, 10, 12, 9]
 back = lambda y: jb.conv_transpose(y[:, None], w[:, None, None])[:, 0]
-assert jnp.allclose(jb.as_dense(back, (3,)), A.T)
+assert jnp.allclose(jb.structure.as_dense(back, (3,)), A.T)
 
 # %% [markdown]
 # ## 2. Recurrence: the same map at every time
@@ -241,7 +241,7 @@ assert late == [0, 1, 0.5]
 # diagonals, since the map is the same at all times. It is a convolution, as long as the past.
 
 # %%
-M = jb.as_dense(run, (6,))
+M = jb.structure.as_dense(run, (6,))
 assert jnp.allclose(M, jnp.tril(0.5 ** (jnp.arange(6)[:, None] - jnp.arange(6.0))))
 figure, axes = plt.subplots(figsize=(4, 3), layout="constrained")
 axes = plotting.matrix(M, axes)
@@ -296,8 +296,8 @@ assert norms["RNN"][-1] < 1e-3 < 0.1 < norms["LSTM"][-1]
 # %%
 adjacency = jnp.array([[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0]])
 features = jnp.array([[1.0, 0.0], [2.0, 1.0], [3.0, 0.0], [4.0, 1.0]])
-graph = jb.adjacency_graph(features, adjacency)
-neighbors = jb.aggregate(features[graph.senders], graph.receivers, n=4)
+graph = jb.layers.adjacency_graph(features, adjacency)
+neighbors = jb.layers.aggregate(features[graph.senders], graph.receivers, n=4)
 assert jnp.allclose(neighbors, adjacency @ features)
 
 # %% [markdown]
@@ -306,8 +306,8 @@ assert jnp.allclose(neighbors, adjacency @ features)
 
 # %%
 W = jnp.array([[1.0, 2.0], [0.5, -1.0]])
-graph_layer = lambda X: jb.aggregate(X[graph.senders], graph.receivers, n=4) @ W
-K = jb.as_dense(graph_layer, (4, 2))
+graph_layer = lambda X: jb.layers.aggregate(X[graph.senders], graph.receivers, n=4) @ W
+K = jb.structure.as_dense(graph_layer, (4, 2))
 assert jnp.allclose(K, jnp.kron(adjacency, W.T))
 figure, axes = plt.subplots(figsize=(4, 3.2), layout="constrained")
 axes = plotting.matrix(K, axes)
@@ -343,7 +343,7 @@ ring = jnp.roll(jnp.eye(6), 1, 0) + jnp.roll(jnp.eye(6), -1, 0)
 data = jax.random.normal(jax.random.key(3), (6, 1))
 matrices = {
     "dense": jax.random.normal(jax.random.key(4), (6, 6)),
-    "convolution": jb.as_dense(lambda x: jb.conv(x[:, None], w[:, None, None], padding="same"), (6,)),
+    "convolution": jb.structure.as_dense(lambda x: jb.conv(x[:, None], w[:, None, None], padding="same"), (6,)),
     "recurrence": M,
     "graph (a ring)": ring,
     "attention": jb.attention_weights(data[:, None], data[:, None])[0],
@@ -367,9 +367,9 @@ assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ri
 
 # %%
 line = jnp.linspace(-1, 1, 40)[:, None]
-random_waves = jb.RandomFourierFeatures(30, gamma=4.0)
+random_waves = jb.layers.RandomFourierFeatures(30, gamma=4.0)
 waves = random_waves.apply(random_waves.init(jax.random.key(0), line), line)  # drawn, and never trained
-best = jb.linear_regression(waves, jnp.sin(5 * line), ridge=1e-6)
+best = jb.layers.linear_regression(waves, jnp.sin(5 * line), ridge=1e-6)
 assert abs(jb.affine(waves, **best) - jnp.sin(5 * line)).max() < 0.05
 pair = np.random.default_rng(0).random((2, 1000))
 kernel_at = {D: np.exp(-np.sum((pair[0, :D] - pair[1, :D]) ** 2)) for D in (10, 1000)}
@@ -415,7 +415,7 @@ ten = jax.random.normal(loud_key, (600, 10)) * jnp.array([3.0] * 9 + [0.5])
 which = (ten[:, 9] > 0).astype(jnp.int32)
 known, fresh = slice(0, 400), slice(400, 600)
 restoring = jnp.linalg.svd(ten[known], full_matrices=False)[2][:2].T  # the two principal directions
-classifier = jb.logistic_regression(ten[known] @ restoring, which[known])
+classifier = jb.layers.logistic_regression(ten[known] @ restoring, which[known])
 separately = jnp.mean((jb.affine(ten[fresh] @ restoring, **classifier)[:, 0] > 0) == which[fresh])
 net = jb.Serial(phi=jb.Serial(jb.Dense(2), jb.tanh), classify=jb.Dense(2))
 how = dict(key=jax.random.key(2), epochs=20, progress=False)
@@ -473,13 +473,13 @@ assert len(jb.conv_transpose(jnp.zeros((4, 1)), jnp.ones((3, 1, 1)), stride=2)) 
 
 # %%
 q, k, v = jax.random.normal(jax.random.key(5), (3, 4, 2))
-everyone = jb.complete_graph(v)
+everyone = jb.layers.complete_graph(v)
 match = jnp.sum(q[everyone.receivers] * k[everyone.senders], -1)
-by_graph = jb.aggregate(v[everyone.senders], everyone.receivers, 4, how="softmax", logits=match)
-assert jnp.allclose(by_graph, jb.soft_lookup(q, k, v), atol=1e-6)
+by_graph = jb.layers.aggregate(v[everyone.senders], everyone.receivers, 4, how="softmax", logits=match)
+assert jnp.allclose(by_graph, jb.layers.soft_lookup(q, k, v), atol=1e-6)
 
 match = jnp.sum(q[graph.receivers] * k[graph.senders], -1)
-sparse = jb.aggregate(v[graph.senders], graph.receivers, 4, how="softmax", logits=match)
+sparse = jb.layers.aggregate(v[graph.senders], graph.receivers, 4, how="softmax", logits=match)
 masked = jb.attention(q[:, None], k[:, None], v[:, None], scale=None, mask=(adjacency > 0)[None])[:, 0]
 assert jnp.allclose(sparse, masked, atol=1e-6)
 

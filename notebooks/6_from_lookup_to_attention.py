@@ -36,9 +36,9 @@ from jaxblocks.theory.convergence import descend
 
 # %%
 keys, values = jnp.eye(5), jnp.arange(10.0).reshape(5, 2)
-assert jb.hard_lookup(keys[2], keys, values).tolist() == values[2].tolist() == [4, 5]
-assert jb.hard_lookup(keys[2] + 2 * keys[4], keys, values).tolist() == [20, 23]
-assert jnp.allclose(jax.jacobian(jb.hard_lookup)(keys[2], keys, values), values.T)
+assert jb.layers.hard_lookup(keys[2], keys, values).tolist() == values[2].tolist() == [4, 5]
+assert jb.layers.hard_lookup(keys[2] + 2 * keys[4], keys, values).tolist() == [20, 23]
+assert jnp.allclose(jax.jacobian(jb.layers.hard_lookup)(keys[2], keys, values), values.T)
 
 # %% [markdown]
 # The keys need not be the unit vectors: any that are orthogonal and of length 1 will do. Keys that are not interfere
@@ -64,7 +64,7 @@ assert np.allclose(jb.softmax(keys[2]), [0.1488476] * 2 + [0.4046097] + [0.14884
 mixed = jb.softmax(keys[2] + 2 * keys[4])
 assert np.allclose(mixed, [0.0762931, 0.0762931, 0.2073863, 0.0762931, 0.5637343], atol=1e-6)
 assert np.isclose(jb.softmax(10 * keys[2])[2], 0.9998184, atol=1e-6)
-assert jnp.allclose(jb.soft_lookup(10 * keys[2], keys, values), values[2], atol=3e-3)
+assert jnp.allclose(jb.layers.soft_lookup(10 * keys[2], keys, values), values[2], atol=3e-3)
 
 # %% [markdown]
 # The larger the query, the harder the lookup. With $\lambda$ for its size, $\mathrm{softmax}(\lambda z)$ goes from
@@ -148,7 +148,7 @@ except TypeError as error:
 a = jax.random.normal(jax.random.key(1), (7, 3))  # T = 7, n = 3
 by_hand = jb.softmax(a @ WQ @ WK.T @ a.T) @ a @ WV
 assert jnp.allclose(by_hand, corrected(a, a, a, WQ, WK, WV), atol=1e-5)
-assert jnp.allclose(by_hand, jb.soft_lookup(a @ WQ, a @ WK, a @ WV), atol=1e-5)
+assert jnp.allclose(by_hand, jb.layers.soft_lookup(a @ WQ, a @ WK, a @ WV), atol=1e-5)
 layer = jb.Attention(1, head_dim=3, scale=None, use_bias=False, use_out=False)
 named = {"query": {"kernel": WQ}, "key": {"kernel": WK}, "value": {"kernel": WV}}
 assert jnp.allclose(by_hand, layer.apply(named, a), atol=1e-5)
@@ -166,7 +166,7 @@ which = jax.random.randint(which_key, (200,), 0, 6)
 R = jnp.linalg.qr(jax.random.normal(rotation_key, (8, 8)))[0]
 asked = table_keys[jnp.arange(200), which] @ R
 wanted = table_values[jnp.arange(200), which]
-error = lambda W: jnp.mean((jb.soft_lookup(asked @ W, table_keys, table_values) - wanted) ** 2)
+error = lambda W: jnp.mean((jb.layers.soft_lookup(asked @ W, table_keys, table_values) - wanted) ** 2)
 learned = descend(error, jnp.zeros((8, 8)), optax.adam(0.05), steps=150)
 found = jnp.einsum("nd,nkd->nk", asked @ learned.last, table_keys).argmax(-1)
 assert learned.values[-1] < 0.05 * learned.values[0]
@@ -198,7 +198,7 @@ print(f"mean entropy of the weights: {unscaled:.2f} without, {scaled:.2f} with t
 assert unscaled < 0.4 and 3.3 < scaled < np.log(50)
 
 # %% [markdown]
-# `jb.attention` scales by default; `scale=None` is the lectures' form, which `jb.soft_lookup` has.
+# `jb.attention` scales by default; `scale=None` is the lectures' form, which `jb.layers.soft_lookup` has.
 #
 # ## 4. Several heads
 #
@@ -308,7 +308,7 @@ K = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 V = jnp.arange(1.0, 13.0).reshape(3, 4)
 assert np.allclose(jb.softmax(Q @ K.T), [[0.4223188, 0.1553624, 0.4223188]], atol=1e-6)
 assert np.allclose(jb.softmax(Q @ K.T / np.sqrt(2)), [[0.4011121, 0.1977758, 0.4011121]], atol=1e-6)
-assert jnp.allclose(jb.soft_lookup(Q, K, V), jnp.array([[5.0, 6.0, 7.0, 8.0]]), atol=1e-5)
+assert jnp.allclose(jb.layers.soft_lookup(Q, K, V), jnp.array([[5.0, 6.0, 7.0, 8.0]]), atol=1e-5)
 
 # %% [markdown]
 # ### 2. Linear attention
@@ -348,8 +348,8 @@ axes = axes.legend()
 
 # %%
 shuffle = jnp.array([2, 0, 1])
-assert jnp.allclose(jb.soft_lookup(Q, K[shuffle], V[shuffle]), jb.soft_lookup(Q, K, V), atol=1e-5)
-assert not jnp.allclose(jb.soft_lookup(Q, K[shuffle], V), jb.soft_lookup(Q, K, V), atol=0.1)
+assert jnp.allclose(jb.layers.soft_lookup(Q, K[shuffle], V[shuffle]), jb.layers.soft_lookup(Q, K, V), atol=1e-5)
+assert not jnp.allclose(jb.layers.soft_lookup(Q, K[shuffle], V), jb.layers.soft_lookup(Q, K, V), atol=0.1)
 causal = lambda x: jb.attention(x, x, x, causal=True)
 reorder = jnp.array([3, 1, 0, 2, 4, 5, 6, 7])
 assert abs(causal(words[reorder]) - causal(words)[reorder]).max() > 0.1

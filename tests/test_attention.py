@@ -9,7 +9,8 @@ import pytest
 from jax.experimental import checkify
 from jax.test_util import check_grads
 
-from jaxblocks import attention, attention_weights, hard_lookup, soft_lookup
+from jaxblocks import attention, attention_weights
+from jaxblocks.layers import hard_lookup, soft_lookup
 
 STATIC = ("scale", "causal", "sliding_window", "soft_cap", "dropout", "fully_masked", "implementation", "chunk")
 attend = jax.jit(attention, static_argnames=STATIC)  # one compilation instead of one per operation

@@ -12,19 +12,9 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 from zoo_conv import convolution, transposed
 
-from jaxblocks import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    DepthwiseConv,
-    MaxPool,
-    conv,
-    conv_transpose,
-    count_params,
-    global_max_pool,
-    relu,
-)
+from jaxblocks import AvgPool, Conv, ConvTranspose, DepthwiseConv, MaxPool, conv, conv_transpose, count_params, relu
 from jaxblocks.layers import conv as conv_file
+from jaxblocks.layers import global_max_pool
 
 RNG = np.random.default_rng(0)
 

@@ -5,20 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import (
-    MLP,
-    Bias,
-    Dense,
-    Residual,
-    Serial,
-    affine,
-    count_params,
-    fuse_affine,
-    gelu,
-    identity,
-    relu,
-    sigmoid,
-)
+from jaxblocks import MLP, Bias, Dense, Residual, Serial, affine, count_params, gelu, identity, relu, sigmoid
+from jaxblocks.layers import fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
 
 X = jax.random.normal(jax.random.key(1), (4, 5))

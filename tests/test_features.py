@@ -7,17 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import (
-    MLP,
+from jaxblocks import MLP, Dense, Serial, select, softmax
+from jaxblocks.layers import (
     RBF,
-    Dense,
     RandomFourierFeatures,
-    Serial,
     knn_predict,
     random_fourier_features,
     rbf_kernel,
-    select,
-    softmax,
     taylor_features,
 )
 

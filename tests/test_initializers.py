@@ -16,7 +16,6 @@ from jaxblocks import (
     Residual,
     Serial,
     Wire,
-    activation_moments,
     elu,
     gelu,
     identity,
@@ -27,6 +26,7 @@ from jaxblocks import (
     tanh,
     variance_report,
 )
+from jaxblocks.activations import activation_moments
 
 # ---- what is drawn
 

@@ -24,17 +24,15 @@ from jaxblocks import (
     SpectralNorm,
     WeightNorm,
     batch_norm,
-    fit_standardizer,
     group_norm,
     instance_norm,
     layer_norm,
-    moments,
     paths,
     rms_norm,
     select,
-    standardize,
     stateful,
 )
+from jaxblocks.statistics import fit_standardizer, moments, standardize
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(2.0, 3.0, (6, 5, 4)), jnp.float32)

@@ -8,18 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo_conv import pooled
 
-from jaxblocks import (
-    AvgPool,
-    GlobalAvgPool,
-    GlobalMaxPool,
-    MaxPool,
-    adaptive_avg_pool,
-    adaptive_max_pool,
-    avg_pool,
-    global_avg_pool,
-    global_max_pool,
-    max_pool,
-)
+from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
+from jaxblocks.layers import adaptive_avg_pool, adaptive_max_pool, global_avg_pool, global_max_pool
 
 RNG = np.random.default_rng(0)
 

@@ -5,21 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import (
-    GRU,
-    LSTM,
-    RNN,
-    Bidirectional,
-    GRUCell,
-    LSTMCell,
-    Recurrent,
-    Repeat,
-    RNNCell,
-    Serial,
-    gru_step,
-    lstm_step,
-    rnn_step,
-)
+from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, Repeat, RNNCell, Serial
+from jaxblocks.layers import gru_step, lstm_step, rnn_step
 
 X = jax.random.normal(jax.random.key(1), (3, 6, 2))
 MASK = jnp.asarray(np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0]], bool))

@@ -14,14 +14,13 @@ from jaxblocks import (
     MaxPool,
     Serial,
     StatefulLayer,
-    as_dense,
     avg_pool,
     conv,
     conv_transpose,
     max_pool,
-    receptive_field,
     relu,
 )
+from jaxblocks.structure import as_dense, receptive_field
 
 RNG = np.random.default_rng(0)
 

@@ -21,7 +21,8 @@ def _doctests():
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__}
     for module in map(importlib.import_module, ["jaxblocks", *MODULES]):
-        own = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+        package = importlib.import_module(module.__name__.rpartition(".")[0] or "jaxblocks")
+        own = {name: getattr(home, name) for home in (package, module) for name in getattr(home, "__all__", ())}
         known = {**names, "jax": jax, "jnp": jnp, "np": np, "jaxblocks": jaxblocks, **own}
         for test in finder.find(module, extraglobs=known):
             if test.examples:

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import RBF, Embedding, Maxout, PReLU, RandomFourierFeatures, Swish
+from jaxblocks import Embedding, Maxout, PReLU, Swish
+from jaxblocks.layers import RBF, RandomFourierFeatures
 
 IDS = jnp.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]])
 

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import GAT, GCN, GIN, Dense, Graph, GraphBlock, GraphMapFeatures, Serial, Wire
+from jaxblocks import GAT, GCN, GIN, Dense, Graph, GraphBlock, Serial, Wire
+from jaxblocks.layers import GraphMapFeatures
 
 # Four nodes: 3 is isolated, 1 has an edge to itself, 0 -> 2 exists twice; the last edge is padding.
 SENDERS = np.array([0, 1, 1, 2, 0, 0, 3])
