@@ -1,16 +1,17 @@
 # %% [markdown]
-# # Tensors, and one notation for all their products
+# # Tensors and `einsum`
 #
-# Data, params and everything in between are arrays with several axes. Matrix products, traces, transposes, batches of
-# products, attention: each has a name and a function of its own, and each time one wonders which axis goes where.
-# **Is there one way to write them all, such that the code looks like the formula?**
+# The data and the params of a network are arrays with several axes. Matrix products, traces, transposes, batched
+# products and attention all have their own names and functions, and each function has its own convention for the axes.
+# **Is there one notation for all of these operations, so that the code looks like the formula?**
 #
-# There is: Einstein's summation, `einsum`. The second half of the notebook asks what tensors are made of: which are
-# products of vectors, how many such products a tensor needs, and why that question is much harder than for matrices.
+# Einstein's summation convention is such a notation; `einsum` implements it. The second half of this notebook is about
+# the structure of tensors. It explains which tensors are products of vectors, how many such products a tensor needs,
+# and why this question is much harder than for matrices.
 #
-# You need to know matrices and a little Python. What is claimed in the text is checked by an `assert` in the cell below
-# it. At the end there is homework, with solutions. The lectures behind it: Diehl, *lecture notes* (2023), section 1.2;
-# Cevher, *Mathematics of Data*; Krapac & Šegvić, *Deep feed-forward models*.
+# **Prerequisites:** matrices and basic Python. An `assert` in the next code cell checks each claim of the text. The
+# homework at the end has solutions. **Sources:** Diehl, *lecture notes* (2023), section 1.2; Cevher, *Mathematics of
+# Data*; Krapac & Šegvić, *Deep feed-forward models*.
 
 # %%
 import itertools
@@ -25,11 +26,11 @@ import jaxblocks as jb
 from jaxblocks import plotting
 
 # %% [markdown]
-# ## 1. Words
+# ## 1. Terminology
 #
 # A **tensor** $T \in \mathbb R^{d_1 \times \dots \times d_n}$ is an array of numbers $T_{i_1 \dots i_n}$. It has $n$
-# **axes**; $n$ is its **order**, $(d_1, \dots, d_n)$ its **shape**. Order 0 is a number, order 1 a vector, order 2 a
-# matrix.
+# **axes**; $n$ is its **order**, $(d_1, \dots, d_n)$ its **shape**. A tensor of order 0 is a number, of order 1 a
+# vector, of order 2 a matrix.
 
 # %%
 tensors = [jnp.array(7.0), jnp.arange(3.0), jnp.arange(6.0).reshape(2, 3), jnp.arange(24.0).reshape(2, 3, 4)]
@@ -40,16 +41,16 @@ for ax, T in zip(axes, tensors, strict=True):
     ax.set_title(f"order {T.ndim}, shape {T.shape}")
 
 # %% [markdown]
-# > **One lecture prints** "rank" for the number of indices; another keeps "rank" for something else (section 5).
+# > **One lecture states** "rank" for the number of indices; another uses "rank" with a different meaning (section 5).
 #
-# **A number that breaks it:** the matrix $\begin{pmatrix} 1 & 2 \\ 2 & 4 \end{pmatrix}$ has two indices, and every book
-# on linear algebra gives it rank 1. **In this library:** *order* is the number of indices, `T.ndim`; *rank* is the
-# number of products that are needed.
+# **Counterexample:** the matrix $\begin{pmatrix} 1 & 2 \\ 2 & 4 \end{pmatrix}$ has two indices, but its rank in linear
+# algebra is 1. **In this library:** *order* is the number of indices, `T.ndim`; *rank* is the least number of products
+# of vectors that sum to the tensor.
 #
-# > **One lecture prints** $X \in \mathbb R^{m_1} \times \mathbb R^{m_2} \times \cdots$ for the space of tensors.
+# > **One lecture states** $X \in \mathbb R^{m_1} \times \mathbb R^{m_2} \times \cdots$ for the space of tensors.
 #
-# **A number that breaks it:** an element of $\mathbb R^2 \times \mathbb R^3$ is a pair of vectors, $2 + 3 = 5$ numbers.
-# A $2 \times 3$ matrix has 6. **Corrected:** $\mathbb R^{m_1 \times m_2 \times \cdots \times m_M}$; the *index ranges*
+# **Counterexample:** an element of $\mathbb R^2 \times \mathbb R^3$ is a pair of vectors, $2 + 3 = 5$ numbers. A
+# $2 \times 3$ matrix has 6. **Correction:** $\mathbb R^{m_1 \times m_2 \times \cdots \times m_M}$; the *index ranges*
 # are multiplied.
 
 # %%
@@ -58,8 +59,8 @@ assert matrix.ndim == 2 and jnp.linalg.matrix_rank(matrix) == 1
 assert jnp.zeros((2, 3)).size == 6 != 2 + 3
 
 # %% [markdown]
-# **Which axis means what** is a matter of agreement. Here the batch (many examples at once) comes first, features or
-# channels last:
+# **The meaning of the axes** is a convention. In this library the batch axis (one entry per example) comes first;
+# features or channels come last:
 #
 # | data | axes |
 # |---|---|
@@ -67,8 +68,8 @@ assert jnp.zeros((2, 3)).size == 6 != 2 + 3
 # | sequences | `(batch, time, features)` |
 # | images | `(batch, height, width, channels)` |
 #
-# Layers of this library work on the last axes and leave all others alone, so that one layer fits them all. Params are
-# tensors as well.
+# The layers of this library operate on the last axes and treat all other axes as batch axes, so the same layer applies
+# to all of these shapes. Params are also tensors.
 
 # %%
 layer = jb.Dense(5)
@@ -77,11 +78,12 @@ shapes = [(3,), (8, 3), (8, 20, 3)]
 assert [layer.apply(params, jnp.zeros(s)).shape for s in shapes] == [(5,), (8, 5), (8, 20, 5)]
 
 # %% [markdown]
-# ## 2. Einstein's summation
+# ## 2. Einstein summation
 #
-# Write the product of a matrix and a vector with indices: $(A v)_i = \sum_j A_{ij} v_j$. Einstein's convention is to
-# drop the sum sign, $A_{ij} v_j$. `einsum` takes this as a string: a term for each operand, a letter for each axis, and
-# behind the arrow the axes of the result. **Letters that are not behind the arrow are summed.**
+# With indices, the product of a matrix and a vector is $(A v)_i = \sum_j A_{ij} v_j$. Einstein's convention omits the
+# summation sign: $A_{ij} v_j$. `einsum` takes this notation as a string. The string has one term for each operand and
+# one letter for each axis; the axes of the result follow the arrow. **Letters that do not appear after the arrow are
+# summed.**
 
 # %%
 A, v = jnp.arange(6.0).reshape(2, 3), jnp.array([1.0, 0.0, -1.0])
@@ -89,8 +91,8 @@ assert (jb.tensors.einsum("ij,j->i", A, v) == A @ v).all()
 jb.tensors.einsum("ij,j->i", A, v)
 
 # %% [markdown]
-# That is all. To read an einsum, write the loops: one for each letter. Inside, one product, added to the place that the
-# letters behind the arrow name.
+# This is the complete rule. To read an einsum, write nested loops, one for each letter. The innermost statement
+# computes one product and adds it to the entry of the result that the letters after the arrow select.
 
 
 # %%
@@ -99,7 +101,7 @@ def einsum_by_loops(subscripts, *operands):
     size = {letter: n for term, x in zip(terms, operands, strict=True) for letter, n in zip(term, x.shape, strict=True)}
     out = np.zeros([size[letter] for letter in result])
     for place in itertools.product(*(range(n) for n in size.values())):
-        at = dict(zip(size, place, strict=True))  # which number each letter is just now
+        at = dict(zip(size, place, strict=True))  # the current value of each letter
         index = lambda term, at=at: tuple(at[letter] for letter in term)
         out[index(result)] += math.prod(x[index(term)] for term, x in zip(terms, operands, strict=True))
     return out
@@ -110,7 +112,7 @@ S, B, C = rng.normal(size=(3, 3)), rng.normal(size=(3, 4)), rng.normal(size=(2, 
 T, U = rng.normal(size=(2, 3, 4)), rng.normal(size=(3, 4, 5))
 table = {
     "ik,kj->ij": ((C, B), C @ B),  # matrix product
-    "ii->": ((S,), np.trace(S)),  # trace: an index that comes twice in one term is a diagonal
+    "ii->": ((S,), np.trace(S)),  # trace: a repeated index in one term selects the diagonal
     "ii->i": ((S,), np.diag(S)),
     "ji->ij": ((B,), B.T),  # transpose
     "ij->i": ((B,), B.sum(1)),  # sum over columns
@@ -124,13 +126,13 @@ for subscripts, (operands, expected) in table.items():
     assert np.allclose(np.einsum(subscripts, *operands), expected)
 
 # %% [markdown]
-# ### Why the arrow is required
+# ### The arrow
 #
-# > **The lecture notes print** the rule: every index that appears at least twice is summed.
+# > **The lecture notes state** the rule: every index that appears at least twice is summed.
 #
-# **Numbers that break it.** Let $u = v = (0, 1, 2)$. By this rule $u_i v_i$ is $0 + 1 + 4 = 5$, and there is no way
-# left to write the *entrywise* product $(0, 1, 4)$. Nor can one write a batch of matrix products, $A_{bik} B_{bkj}$
-# with $b$ kept: $b$ appears twice, so it is summed. **Corrected:** say which indices stay. That is the arrow.
+# **Counterexamples:** let $u = v = (0, 1, 2)$. By this rule $u_i v_i$ is $0 + 1 + 4 = 5$, so the *entrywise* product
+# $(0, 1, 4)$ cannot be written. A batch of matrix products, $A_{bik} B_{bkj}$ with $b$ kept, cannot be written either:
+# $b$ appears twice, so it is summed. **Correction:** state which indices are kept. The arrow does this.
 
 # %%
 u = jnp.arange(3.0)
@@ -140,8 +142,9 @@ many, others = rng.normal(size=(6, 2, 3)), rng.normal(size=(6, 3, 4))
 assert np.allclose(np.einsum("bik,bkj->bij", many, others), many @ others)
 
 # %% [markdown]
-# NumPy and JAX let you leave out the arrow, and follow the printed rule then. They also put the axes of the result in
-# *alphabetical* order, so that `"ji"` transposes and `"ij"` does not. `jb.tensors.einsum` refuses, and says what to write.
+# In NumPy and JAX the arrow is optional. Without it, they apply the printed rule and put the axes of the result in
+# *alphabetical* order, so `"ji"` transposes and `"ij"` does not. `jb.tensors.einsum` raises an error that shows the
+# correct form.
 
 # %%
 assert (jnp.einsum("ji", A) == A.T).all() and (jnp.einsum("ij", A) == A).all()
@@ -151,7 +154,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# A letter stands for one size. Where two operands disagree the sentence says where:
+# Each letter has one size. If two operands disagree about a size, the error states which axes differ:
 
 # %%
 try:
@@ -162,7 +165,8 @@ except ValueError as error:
 # %% [markdown]
 # ## 3. Layers as einsums
 #
-# **A dense layer** on a batch: $y_{bo} = x_{bi} W_{io} + b_o$. Three dots stand for whatever axes are in front.
+# **A dense layer** on a batch computes $y_{bo} = x_{bi} W_{io} + b_o$. An ellipsis (`...`) stands for any number of
+# leading axes.
 
 # %%
 x = jnp.asarray(rng.normal(size=(8, 20, 3)), jnp.float32)
@@ -172,7 +176,8 @@ assert jnp.allclose(
 
 # %% [markdown]
 # **Attention** (notebook 6) compares each query $q$ with each key $k$, for each head $h$ and each example $b$ of a
-# batch, and adds up values with the weights that come out of it. Try to write this with `@` and transposes:
+# batch. It then computes a weighted sum of the values. With `@`, the same computation needs several transposes. As
+# einsums:
 #
 # $$ s_{bhqk} = Q_{bqhd}\, K_{bkhd}, \qquad o_{bqhd} = w_{bhqk}\, V_{bkhd} . $$
 
@@ -184,10 +189,10 @@ outputs = jb.tensors.einsum("bhqk,bkhd->bqhd", weights, V)
 assert jnp.allclose(outputs, jb.attention(Q, K, V), atol=1e-5)
 
 # %% [markdown]
-# **What does an einsum cost?** One product for each turn of the loops: the product of the sizes of *all* letters. With
-# three operands the order of work matters, just as in the chain rule (notebook 7). For $A B v$ with $100 \times 100$
-# matrices: all at once $100^3$ products, one after the other either $100^3 + 100^2$ or $2 \cdot 100^2$. (`jb.count_flops`
-# counts the operations of any function.)
+# **Cost.** An einsum computes one product per loop iteration, so the number of products is the product of the sizes of
+# *all* letters. With three operands the order of the operations matters, as in the chain rule (notebook 7). Example:
+# $A B v$ with $100 \times 100$ matrices takes $100^3$ products in one einsum with all letters. As two einsums it takes
+# either $100^3 + 100^2$ or $2 \cdot 100^2$. (`jb.count_flops` counts the operations of any function.)
 
 # %%
 P, w = jnp.ones((100, 100)), jnp.ones(100)
@@ -197,10 +202,10 @@ assert jb.count_flops(left_first).multiplications == 100**3 + 100**2
 assert jb.count_flops(right_first).multiplications == 2 * 100**2
 
 # %% [markdown]
-# ## 4. The tensor product
+# ## 4. Tensor products
 #
-# Multiply each number of $S$ by each number of $T$, and keep all the results: $(S \otimes T)_{i j} = S_i T_j$. Orders
-# add up, shapes are put behind one another.
+# The tensor product contains all products of an entry of $S$ and an entry of $T$: $(S \otimes T)_{i j} = S_i T_j$. Its
+# order is the sum of the orders, and its shape is the concatenation of the shapes.
 
 # %%
 a, b = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0, 5.0])
@@ -211,9 +216,9 @@ assert jb.tensors.tensor_product(b, a).shape == (3, 2)  # not commutative: the a
 assert (jb.tensors.tensor_product(b, a) == jb.tensors.tensor_product(a, b).T).all()
 
 # %% [markdown]
-# A product of vectors, $v_1 \otimes \dots \otimes v_n$, is called a **pure tensor**. All its rows are multiples of one
-# row, all its columns of one column, and so on for each axis. It is described by $d_1 + \dots + d_n$ numbers instead of
-# $d_1 \cdots d_n$.
+# A product of vectors, $v_1 \otimes \dots \otimes v_n$, is called a **pure tensor**. For $n = 2$ all its rows are
+# multiples of one row, and all its columns are multiples of one column. The same holds for each axis of a pure tensor
+# of higher order. It is described by $d_1 + \dots + d_n$ numbers instead of $d_1 \cdots d_n$.
 
 # %%
 pure = jb.tensors.pure_tensor(a, b, jnp.array([1.0, -1.0, 0.5, 2.0]))
@@ -221,20 +226,20 @@ assert pure.shape == (2, 3, 4) and pure.size == 24 and 2 + 3 + 4 == 9
 assert jnp.allclose(pure[1], 2 * pure[0])
 
 # %% [markdown]
-# ## 5. Rank
+# ## 5. Tensor rank
 #
-# Not every tensor is pure, but every tensor is a *sum* of pure ones; at worst one for each entry. The least number of
-# them is the **rank**:
+# Not every tensor is pure, but every tensor is a *sum* of pure tensors, for example with one summand for each entry.
+# The least number of summands is the **rank**:
 #
 # $$ T = \sum_{r=1}^{R} u_r^{(1)} \otimes \dots \otimes u_r^{(n)}, \qquad \text{with the least } R . $$
 #
-# For matrices this is the rank that you know: a product of a column and a row is a pure tensor of order 2. `cp_tensor`
-# adds up pure tensors, given as the rows of one matrix for each axis.
+# For matrices this is the usual rank, because a product of a column and a row is a pure tensor of order 2. `cp_tensor`
+# computes a sum of pure tensors. It takes one matrix per axis; row $r$ of each matrix is a factor of summand $r$.
 #
-# > **The lecture notes print:** pure tensors have rank one.
+# > **The lecture notes state:** pure tensors have rank one.
 #
-# **A number that breaks it:** $0 = 0 \otimes 0$ is pure, and it is the sum of *no* products: rank 0.
-# **Corrected:** pure tensors other than 0 have rank one.
+# **Counterexample:** $0 = 0 \otimes 0$ is pure, and it is the sum of *no* products, so its rank is 0. **Correction:**
+# pure tensors other than 0 have rank one.
 
 # %%
 zero = jb.tensors.pure_tensor(jnp.zeros(2), b)
@@ -243,13 +248,14 @@ summands = jnp.asarray(rng.normal(size=(2, 4)), jnp.float32), jnp.asarray(rng.no
 assert jnp.linalg.matrix_rank(jb.tensors.cp_tensor(summands)) == 2
 
 # %% [markdown]
-# ### Order 3 is another world
+# ### Rank of tensors of order 3
 #
-# For matrices the rank is found by elimination. For order 3 and more it is NP-hard to compute. What can be computed are
-# the ranks of the **flattenings**: keep one axis for the rows, line up all others for the columns. Each is a lower
-# bound of the rank, since a sum of $R$ pure tensors flattens to a sum of $R$ pure matrices.
+# Elimination computes the rank of a matrix. For order 3 and higher, computing the rank is NP-hard. The ranks of the
+# **flattenings** are easy to compute. A flattening is a matrix: one axis gives the rows, and all other axes together
+# give the columns. The rank of each flattening is a lower bound on the rank of the tensor, because a sum of $R$ pure
+# tensors flattens to a sum of $R$ pure matrices.
 #
-# Here is the smallest tensor for which that is not the whole story: of the eight entries three are 1.
+# The following tensor is the smallest one whose rank is larger than these bounds. Three of its eight entries are 1.
 #
 # $$ W = e_0 \otimes e_0 \otimes e_1 + e_0 \otimes e_1 \otimes e_0 + e_1 \otimes e_0 \otimes e_0 $$
 
@@ -264,14 +270,15 @@ figure, axes = plt.subplots(figsize=(2.6, 2.6), layout="constrained")
 axes = plotting.cells(W, axes)
 
 # %% [markdown]
-# It is a sum of three, so its rank is 2 or 3. Homework 5 shows that it is 3. And now the strange part: there are
-# tensors of rank 2 as close to $W$ as you like!
+# $W$ is a sum of three pure tensors, so its rank is 2 or 3. Homework 5 shows that it is 3. However, there are tensors
+# of rank 2 that are arbitrarily close to $W$:
 #
 # $$ \frac{(e_0 + \varepsilon e_1)^{\otimes 3} - e_0^{\otimes 3}}{\varepsilon} = W + \varepsilon\, (\text{something})
 #    + \varepsilon^2 (\text{something}) $$
 #
-# Multiply it out and see. So $W$ is a limit of tensors of rank 2 (its *border rank* is 2), and "the best approximation
-# of rank 2" does not exist. For matrices this cannot happen: a limit of matrices of rank 2 has at most rank 2.
+# Expanding the left side proves this identity. So $W$ is a limit of tensors of rank 2 (its *border rank* is 2), and a
+# best approximation of rank 2 does not exist. For matrices this cannot happen: a limit of matrices of rank 2 has rank
+# at most 2.
 
 # %%
 epsilons = np.array([1.0, 0.1, 0.01, 0.001])
@@ -282,10 +289,10 @@ assert np.allclose(distance, epsilons)
 print(dict(zip(epsilons.tolist(), np.round(distance, 6).tolist(), strict=True)))
 
 # %% [markdown]
-# The price: the two summands, each of size $1/\varepsilon$, nearly cancel. Whoever *searches* for two summands sees the
-# same. `cp_decompose` improves the vectors of one axis after the other by least squares. With one summand it stops at
-# the best possible error, $\sqrt 5 / 3$; with three it finds $W$; with two the error creeps towards 0 and never gets
-# there.
+# The two summands have size $1/\varepsilon$ and nearly cancel. The same happens in a numerical search for two summands.
+# `cp_decompose` optimizes the vectors of one axis at a time by least squares. With one summand it reaches the smallest
+# possible error, $\sqrt 5 / 3$. With three summands it finds $W$. With two summands the error decreases slowly towards
+# 0 but never reaches it.
 
 # %%
 found = {rank: jb.tensors.cp_decompose(jax.random.key(0), W, rank=rank, steps=500) for rank in (1, 2, 3)}
@@ -295,16 +302,16 @@ assert abs(found[1][1] - math.sqrt(5) / 3) < 1e-3
 assert 1e-3 < found[2][1] < 0.02 and found[3][1] < 1e-4
 
 # %% [markdown]
-# ### A tensor worth decomposing
+# ### The tensor of matrix multiplication
 #
 # Number the entries of a $2 \times 2$ matrix from 0 to 3. The product $C = A B$ is then $C_c = M_{abc} A_a B_b$ for a
-# fixed tensor $M$ of shape $(4, 4, 4)$, with entries 0 and 1. **Each pure summand of $M$ is one multiplication:**
+# fixed tensor $M$ of shape $(4, 4, 4)$ with entries 0 and 1. **Each pure summand of $M$ is one multiplication:**
 #
 # $$ M = \sum_r \alpha_r \otimes \beta_r \otimes \gamma_r \quad\Longrightarrow\quad
 #    C = \sum_r \langle \alpha_r, A \rangle\, \langle \beta_r, B \rangle\; \gamma_r . $$
 #
-# The school method uses 8 multiplications: $M$ has eight ones. Strassen found in 1969 a way with 7, so the rank of $M$
-# is at most 7 (it is exactly 7).
+# The standard method uses 8 multiplications: $M$ has eight ones. In 1969 Strassen found a method with 7, so the rank of
+# $M$ is at most 7 (it is exactly 7).
 
 # %%
 M = np.zeros((4, 4, 4))
@@ -318,45 +325,46 @@ assert M.sum() == 8 and len(alpha) == 7
 assert (jb.tensors.cp_tensor(strassen) == M).all()
 A, B = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
 assert np.allclose(np.einsum("abc,a,b->c", M, A.ravel(), B.ravel()).reshape(2, 2), A @ B)
-seven = (np.array(alpha) @ A.ravel()) * (np.array(beta) @ B.ravel())  # all the multiplications there are
+seven = (np.array(alpha) @ A.ravel()) * (np.array(beta) @ B.ravel())  # the only multiplications of entries
 assert np.allclose((seven @ np.array(gamma)).reshape(2, 2), A @ B)
 
 # %% [markdown]
-# Apply this to matrices of matrices, again and again, and $n \times n$ matrices take $n^{\log_2 7} = n^{2.81}$
-# multiplications instead of $n^3$. A question about the rank of a tensor of order 3 is a question about the cost of the
-# most common operation there is.
+# Applied recursively to block matrices, this method multiplies $n \times n$ matrices with $n^{\log_2 7} = n^{2.81}$
+# multiplications instead of $n^3$. Thus the rank of a tensor of order 3 determines the cost of one of the most common
+# operations.
 #
 # ## Summary
 #
-# | | |
+# | term | meaning |
 # |---|---|
-# | order, shape | number of axes, their sizes |
-# | `einsum("...->...")` | a loop for each letter; what is not behind the arrow is summed; cost: all sizes multiplied |
-# | $S \otimes T$ | each number with each; orders add up |
+# | order, shape | number of axes; their sizes |
+# | `einsum("...->...")` | one loop per letter; letters not after the arrow are summed; cost: the product of all sizes |
+# | $S \otimes T$ | all products of two entries; the orders add up |
 # | pure tensor | product of vectors; rank 1, or 0 if it is zero |
-# | rank | least number of pure summands; for order 3 and more hard to find, bounded below by flattenings |
+# | rank | least number of pure summands; hard to compute for order 3 and higher; bounded below by flattenings |
 #
 # ## Homework
 #
-# 1. **Read:** what do `"bij->bji"`, `"ij,jk,kl->il"`, `"bij,bij->b"` and `"ij,kl->ikjl"` compute? Give the functions of
-#    NumPy for them.
-# 2. **Write** as einsum: the trace of $A B$; $x^\top A y$ for each of a batch of $x$ and $y$; the covariance matrix of
-#    the rows of $X$; the sum of all entries of a tensor of order 3. Which letters are summed?
-# 3. **Cost:** how many multiplications does the trace of $A B$ take for $n \times n$ matrices, by your einsum, and by
-#    multiplying first?
-# 4. **Rank of a matrix:** write $\begin{pmatrix} 1 & 2 & 3 \\ 4 & 5 & 6 \\ 7 & 8 & 9 \end{pmatrix}$ as a sum of as few
+# 1. **Read.** What do `"bij->bji"`, `"ij,jk,kl->il"`, `"bij,bij->b"` and `"ij,kl->ikjl"` compute? Give the NumPy
+#    functions for them.
+# 2. **Write** as einsum: the trace of $A B$; $x^\top A y$ for each $x$ and $y$ of a batch; the covariance matrix of the
+#    rows of $X$; the sum of all entries of a tensor of order 3. Which letters are summed?
+# 3. **Cost.** How many multiplications does the trace of $A B$ take for $n \times n$ matrices with your einsum? How
+#    many if you compute the product $A B$ first?
+# 4. **Rank of a matrix.** Write $\begin{pmatrix} 1 & 2 & 3 \\ 4 & 5 & 6 \\ 7 & 8 & 9 \end{pmatrix}$ as a sum of as few
 #    products $u v^\top$ as possible.
 # 5. **Prove** that $W$ has rank 3. *Hint:* if $W = \sum_{r=1}^2 a_r \otimes b_r \otimes c_r$, then its two slices are
-#    $W_k = X D_k Y$ with diagonal $D_k$ and the same $X$, $Y$. What does that say about $W_0^{-1} W_1$?
-# 6. **A picture with factors:** a gray image is a matrix; its best approximation of rank $R$ comes from the singular
-#    values. How many numbers does rank 1 take for an image of $8 \times 8$ pixels, and of which images is it all?
+#    $W_k = X D_k Y$ with diagonal $D_k$ and the same $X$, $Y$. What does this imply for $W_0^{-1} W_1$?
+# 6. **Low-rank approximation of an image.** A gray image is a matrix; the singular value decomposition gives its best
+#    approximation of rank $R$. How many numbers does rank 1 need for an image of $8 \times 8$ pixels? Which images have
+#    rank 1?
 #
-# Try them before you read on.
+# Try to solve the exercises before you read the solutions.
 #
 # ## Solutions
 #
 # **1.** The transpose of each matrix of a batch; the product of three matrices; the inner product of each pair of
-# matrices in a batch; the Kronecker product, before its axes are merged.
+# matrices in a batch; the Kronecker product before its axes are merged.
 
 # %%
 assert np.allclose(einsum_by_loops("bij->bji", many), many.swapaxes(1, 2))
@@ -365,8 +373,8 @@ assert np.allclose(einsum_by_loops("bij,bij->b", many, many), (many * many).sum(
 assert np.allclose(einsum_by_loops("ij,kl->ikjl", C, S).reshape(2 * 3, 3 * 3), np.kron(C, S))
 
 # %% [markdown]
-# **2.** `"ij,ji->"`, both letters are summed; `"bi,ij,bj->b"`, sums over $i$ and $j$; with the mean subtracted
-# `"ni,nj->ij"`, divided by the number of rows, sum over $n$; `"ijk->"`, all are summed.
+# **2.** `"ij,ji->"`: both letters are summed. `"bi,ij,bj->b"`: $i$ and $j$ are summed. `"ni,nj->ij"`: subtract the mean
+# first, divide by the number of rows; $n$ is summed. `"ijk->"`: all letters are summed.
 
 # %%
 assert np.isclose(einsum_by_loops("ij,ji->", S, S), np.trace(S @ S))
@@ -377,16 +385,16 @@ assert np.allclose(einsum_by_loops("ni,nj->ij", centered, centered) / 6, np.cov(
 assert np.isclose(einsum_by_loops("ijk->", T), T.sum())
 
 # %% [markdown]
-# **3.** Two letters: $n^2$. Multiplying first takes three letters, $n^3$, and computes $n^2 - n$ entries that nobody
-# needs.
+# **3.** The einsum has two letters: $n^2$ multiplications. The full product has three letters: $n^3$ multiplications.
+# It computes $n^2 - n$ entries that the trace does not use.
 
 # %%
 assert jb.count_flops(lambda: jb.tensors.einsum("ij,ij->", P, P.T)).multiplications == 100**2
 assert jb.count_flops(lambda: jnp.trace(jb.tensors.einsum("ij,jk->ik", P, P))).multiplications == 100**3
 
 # %% [markdown]
-# **4.** The rows are $(1, 2, 3)$ plus 0, 3 and 6 times $(1, 1, 1)$: two products. One is not enough, since the rows are
-# not multiples of one another.
+# **4.** The rows are $(1, 2, 3)$ plus 0, 3 and 6 times $(1, 1, 1)$, so two products suffice. One product does not
+# suffice, because the rows are not multiples of one row.
 
 # %%
 numbers = jnp.arange(1.0, 10).reshape(3, 3)
@@ -395,18 +403,20 @@ assert (jb.tensors.cp_tensor(two_products) == numbers).all()
 assert jb.tensors.flattening_ranks(numbers).tolist() == [2, 2]
 
 # %% [markdown]
-# **5.** Slice $W$ along its last axis: $W_k = X D_k Y$, where $X$ has the columns $a_1, a_2$, $Y$ the rows
-# $b_1, b_2$, and $D_k$ the entries $c_{1k}, c_{2k}$ on its diagonal. $W_0$ is invertible, so $X$, $D_0$, $Y$ are, and
-# $W_0^{-1} W_1 = Y^{-1} D_0^{-1} D_1 Y$ is *diagonalizable*. But it is $\begin{pmatrix} 0 & 0 \\ 1 & 0 \end{pmatrix}$:
-# its square is 0, so its eigenvalues are 0, and a diagonalizable matrix with eigenvalues 0 is 0, which it is not.
+# **5.** The slices of $W$ along its last axis are $W_k = X D_k Y$. $X$ has the columns $a_1, a_2$, $Y$ the rows
+# $b_1, b_2$, and $D_k$ the entries $c_{1k}, c_{2k}$ on its diagonal. $W_0$ is invertible, so $X$, $D_0$, $Y$ are
+# invertible, and $W_0^{-1} W_1 = Y^{-1} D_0^{-1} D_1 Y$ is *diagonalizable*. But it is
+# $\begin{pmatrix} 0 & 0 \\ 1 & 0 \end{pmatrix}$. Its square is 0, so its eigenvalues are 0. A diagonalizable matrix
+# whose eigenvalues are all 0 is the zero matrix, which is a contradiction.
 
 # %%
 quotient = np.linalg.inv(np.asarray(W[:, :, 0])) @ np.asarray(W[:, :, 1])
 assert quotient.tolist() == [[0, 0], [1, 0]] and not (quotient @ quotient).any()
 
 # %% [markdown]
-# **6.** $8 + 8 = 16$ numbers instead of 64. All rows are multiples of one row then: stripes, checked cloth, a
-# rectangle, but no diagonal line, which has full rank. Below, a ring of rank 3 with 1, 2 and 3 summands.
+# **6.** Rank 1 needs $8 + 8 = 16$ numbers instead of 64. All rows of such an image are multiples of one row. Examples
+# are stripes, a product of horizontal and vertical stripes, and a rectangle. A diagonal line has full rank. The plots
+# show a ring of rank 3 and its best approximations with 1, 2 and 3 summands.
 
 # %%
 ring = np.zeros((8, 8))

@@ -1,19 +1,19 @@
 # %% [markdown]
-# # Learning: what should be made small?
+# # Learning: losses and divergences
 #
-# Notebook 1 asked which functions a network *can* compute. Now it is to compute one that we want and know only from
-# examples. So we need a number that says how wrong the network is, the **loss**, and make it small. **Which number?**
-# For a temperature one takes the squared error without thinking. For the label of a picture the squared error works
-# badly, and something with a logarithm is used. Where does the logarithm come from? And is a small loss all that we
-# want?
+# Notebook 1 asked which functions a network *can* compute. Now a network has to approximate a function that is known
+# only from examples. A number, the **loss**, measures the error of the network, and training minimizes it. **Which loss
+# should we minimize?** For a temperature, the squared error is a natural choice. For the label of an image, the squared
+# error works badly, and a loss with a logarithm is used. Where does the logarithm come from? Is a small loss the only
+# goal?
 #
-# You need to know calculus, a little probability and a little Python; nets as in notebook 1. What is claimed in the
-# text is checked by an `assert` in the cell below it. At the end there is homework, with solutions.
+# **Prerequisites:** calculus, basic probability, basic Python, and nets as in notebook 1. An `assert` in the next code
+# cell checks each claim of the text. The homework at the end has solutions.
 #
-# The lectures behind it: Diehl, *lecture notes* (2023), sections 1.3 and 1.4; Krapac & Šegvić, *Deep feed-forward
-# models*; Cevher, *Mathematics of Data*; Huszár, *DeepNN lecture 3*. Labels count from 0 here, as everywhere in Python;
-# Diehl and Cevher count from 1. Where a printed formula slips, you find the printed form, a number that breaks it, and
-# the corrected form.
+# **Sources:** Diehl, *lecture notes* (2023), sections 1.3 and 1.4; Krapac & Šegvić, *Deep feed-forward models*; Cevher,
+# *Mathematics of Data*; Huszár, *DeepNN lecture 3*. Labels start at 0 here, as indices in Python do; in Diehl and
+# Cevher they start at 1. Some formulas in these sources contain errors. For each error, this notebook gives the printed
+# form, a counterexample and the corrected form.
 
 # %%
 import itertools
@@ -30,21 +30,21 @@ from jaxblocks import plotting
 from jaxblocks.theory.generalization import degree_sweep, polynomial_fit
 
 # %% [markdown]
-# ## 1. Learning is minimizing, and then some
+# ## 1. Empirical risk minimization
 #
-# **Given** are pairs $(x_i, y_i)$, $i = 1, \dots, N$: inputs and what the answer should be. If the answer is a vector
-# of numbers one speaks of *regression*, if it is one of $n$ classes of *classification*. **Chosen** are a family of
-# functions $f_\theta$, for instance all nets of some shape with params $\theta$, and a loss for a single example. Then
-# the mean loss over the data is made small:
+# **Given** are pairs $(x_i, y_i)$, $i = 1, \dots, N$, of inputs and targets. If the target is a vector of numbers, the
+# task is *regression*; if it is one of $n$ classes, the task is *classification*. **Chosen** are a family of functions
+# $f_\theta$, for instance all nets of some architecture with params $\theta$, and a loss for a single example. Training
+# minimizes the mean loss over the data:
 #
 # $$ \theta^* \in \operatorname{argmin}_\theta\; \frac1N \sum_{i=1}^N \mathrm{loss}\big(f_\theta(x_i), y_i\big)
 #    \;\;\Big(+\; \lambda\, \Omega(\theta)\Big) . $$
 #
-# The last term, if there is one, punishes params that seem unlikely beforehand, such as large ones.
+# The last term is optional. It penalizes params that are unlikely a priori, such as large ones.
 #
-# But the data are not what we care about: we know their answers already. We want small errors on *new* inputs. So some
-# data are kept back, and the mean loss on these is the **test loss**. Here: 16 noisy points of a curve, fitted by
-# polynomials of higher and higher degree.
+# The targets of the training data are already known. The goal is a small error on *new* inputs. Therefore some data are
+# held out; the mean loss on them is the **test loss**. The next cell fits polynomials of increasing degree to 16 noisy
+# points of a curve.
 
 # %%
 rng = np.random.default_rng(1)
@@ -63,23 +63,24 @@ assert (np.diff(sweep.train) <= 1e-12).all()
 assert sweep.test[1] > 1.5 * sweep.test[sweep.best] and sweep.test[12] > 5 * sweep.test[sweep.best]
 
 # %% [markdown]
-# The training loss can only fall. The test loss falls and rises again: from some degree on the polynomial follows the
-# noise. That is **overfitting**.
+# As the degree grows, the training loss never increases. The test loss decreases and then increases: from some degree
+# on, the polynomial fits the noise. This is **overfitting**.
 #
-# So we choose the degree by the test loss? Then the test data have taken part in the choice, and their loss is no
-# longer an honest estimate. How bad that is, is easily seen with classifiers that only flip coins. Each is right in
-# half of all cases. Test $K$ of them on 100 examples and report the best:
+# If the test loss selects the degree, then the test loss of the selected model is a biased estimate. A simulation with
+# random classifiers shows the size of this bias. Each classifier is right with probability one half. Test $K$ of them
+# on 100 examples and report the best accuracy:
 
 # %%
 for K, expected in ((1, 0.5), (10, 0.58), (100, 0.625), (1000, 0.662)):
-    hits = np.random.default_rng(0).binomial(100, 0.5, size=(400, K))  # of each classifier, 400 times
+    hits = np.random.default_rng(0).binomial(100, 0.5, size=(400, K))  # one column per classifier, 400 repetitions
     best = hits.max(1).mean() / 100
     print(f"best of {K:4}: accuracy {best:.3f}")
     assert abs(best - expected) < 0.015
 
 # %% [markdown]
-# Two thirds, from nothing! On fresh data the winner returns to a half. Hence **three** parts: one to train, one to
-# choose by (*validation*), one to test, once, at the end.
+# The best of 1000 random classifiers reaches almost two thirds, but on new data its accuracy is one half. The data are
+# therefore split into **three** parts: one for training, one for model selection (*validation*), and one for a single
+# test at the end.
 
 # %%
 train, validation, test = jb.train_val_test_split(jax.random.key(0), (test_x, test_y))
@@ -87,17 +88,17 @@ assert [len(part[0]) for part in (train, validation, test)] == [350, 75, 75]
 assert len({float(x) for part in (train, validation, test) for x in part[0]}) == 500  # no example in two parts
 
 # %% [markdown]
-# ### Sum or mean?
+# ### Sum or mean
 #
-# Gradient descent takes steps against the gradient (notebook 4 is about it).
+# Gradient descent takes steps against the gradient (see notebook 4).
 #
-# > **One lecture prints** $\theta \leftarrow \theta - \eta\, \nabla L(\theta)$ with a loss $L$ that is a *sum* over the
-# > data; the others print means.
+# > **One lecture states** $\theta \leftarrow \theta - \eta\, \nabla L(\theta)$ with a loss $L$ that is a *sum* over the
+# > data; the others use means.
 #
-# **A number that breaks it:** let ten examples have the loss $\tfrac12 (\theta - 1)^2$ each, and $\eta = 0.5$. By the
-# mean, the distance from 1 is halved at each step. By the sum it is multiplied by $1 - 10 \cdot 0.5 = -4$. **So:** both
-# have the same minimum, but $\eta$ must be divided by $N$ when you change over. With the mean, $\eta$ does not depend
-# on how many data there are. (And the gradient is taken where one stands:
+# **Counterexample:** let ten examples have the loss $\tfrac12 (\theta - 1)^2$ each, and let $\eta = 0.5$. With the
+# mean, each step halves the distance from 1. With the sum, each step multiplies it by $1 - 10 \cdot 0.5 = -4$.
+# **Correction:** both losses have the same minimum, but a change from the mean to the sum requires dividing $\eta$ by
+# $N$. With the mean, $\eta$ does not depend on the number of examples. (The gradient is evaluated at the current point:
 # $\theta_{t+1} = \theta_t - \eta \nabla L(\theta_t)$.)
 
 # %%
@@ -109,8 +110,8 @@ for how, factor in ((jnp.mean, 0.5), (jnp.sum, -4.0)):
     assert abs((after - 1) - factor * (theta - 1)) < 1e-5
 
 # %% [markdown]
-# The gradient of the mean is the mean of the gradients of the examples, so one may use only some of the examples for a
-# step, chosen at random.
+# The gradient of the mean is the mean of the per-example gradients. A step can therefore use a random subset of the
+# examples.
 
 # %%
 single = lambda theta, target: (theta - target) ** 2 / 2
@@ -118,15 +119,15 @@ gradients = jax.vmap(jax.grad(single), (None, 0))(3.0, targets)
 assert jnp.allclose(gradients.mean(), jax.grad(lambda theta: jnp.mean(single(theta, targets)))(3.0))
 
 # %% [markdown]
-# ## 2. Losses for numbers
+# ## 2. Regression losses
 #
 # For vectors $v$ (predicted) and $w$ (true) with $d$ entries,
 #
 # $$ \mathrm{MSE} = \frac1d \sum_j (v_j - w_j)^2, \qquad \mathrm{MAE} = \frac1d \sum_j |v_j - w_j| . $$
 #
-# What is the difference? Ask which *constant* is the best prediction for a set of numbers. For the squared error it is
-# the mean; for the absolute error the median, which a single absurd number does not move. `huber_loss` is squared near 0 and
-# absolute further away.
+# The losses differ in the *constant* that best predicts a set of numbers. For the squared error it is the mean. For the
+# absolute error it is the median, which is robust to a single outlier. `huber_loss` is quadratic near 0 and linear
+# further away.
 
 # %%
 numbers = jnp.array([1.0, 2.0, 2.5, 3.0, 12.0])
@@ -138,15 +139,15 @@ assert abs(best["MSE"] - numbers.mean()) < 0.01 and abs(best["MAE"] - jnp.median
 print({name: round(value, 2) for name, value in best.items()})
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes = plotting.curves(guesses, {name: values / values.min() for name, values in curves.items()}, axes)
-labeled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its least", ylim=(0.9, 3))
+labeled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its minimum", ylim=(0.9, 3))
 
 # %% [markdown]
-# > **The lecture notes print** for the truth $(0, 0, 1)$ and the predictions $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$:
+# > **The lecture notes state** for the target $(0, 0, 1)$ and the predictions $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$:
 # > $L_{\mathrm{MSE}} = 1.28$ and $0.96$.
 #
-# **A number that breaks it:** $(0.64 + 0 + 0.64) / 3 = 0.427$. **Corrected:** 1.28 and 0.96 are *sums* of squares; the
-# means are 0.427 and 0.320. Lectures and libraries take sums or means over examples, or over entries, or both; it is
-# best said each time. In jaxblocks, losses return one number for each example, and you write `.mean()`.
+# **Counterexample:** $(0.64 + 0 + 0.64) / 3 = 0.427$. **Correction:** 1.28 and 0.96 are *sums* of squares; the means
+# are 0.427 and 0.320. Lectures and libraries take sums or means over examples, over entries, or over both, so always
+# state the reduction. In jaxblocks, a loss returns one number per example, and you write `.mean()`.
 
 # %%
 truth, first, second = jnp.array([0.0, 0, 1]), jnp.array([0.8, 0, 0.2]), jnp.array([0.4, 0.4, 0.2])
@@ -155,17 +156,19 @@ assert jnp.allclose(jnp.array(square_sums), jnp.array([1.28, 0.96]))
 assert jnp.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jnp.array([0.4266667, 0.32]))
 
 # %% [markdown]
-# ### Losses from probabilities
+# ### Losses from likelihoods
 #
-# There is a way to *derive* losses. Let the network output a probability distribution of $y$, and ask that the observed
-# $y$ be probable: minimize $-\log P(y \mid x; \theta)$, the **negative log-likelihood**. (The logarithm turns products
-# over independent examples into sums.) If the distribution is Gaussian around the output $f$, with unit covariance:
+# Many losses are derived from a probability model. The network outputs a probability distribution of $y$, and training
+# makes the observed $y$ probable: it minimizes $-\log P(y \mid x; \theta)$, the **negative log-likelihood**. (The
+# logarithm turns products over independent examples into sums.) Take a Gaussian distribution with the output $f$ as its
+# mean and unit covariance:
 #
-# > **The lecture notes print** that the loss is then $(y - f)^2$.
+# > **The lecture notes state** that the loss is then $(y - f)^2$.
 #
-# **A number that breaks it:** $y = (1, 2)$, $f = (0.5, 1)$: the negative logarithm of the density is 2.4629, while
-# $\lVert y - f \rVert^2 = 1.25$. **Corrected:** $\tfrac12 \lVert y - f \rVert^2 + \tfrac D2 \log 2\pi$. Factor and
-# constant do not move the minimum, so the conclusion stands: the squared error is the loss for Gaussian noise.
+# **Counterexample:** for $y = (1, 2)$, $f = (0.5, 1)$ the negative logarithm of the density is 2.4629, while
+# $\lVert y - f \rVert^2 = 1.25$. **Correction:** $\tfrac12 \lVert y - f \rVert^2 + \tfrac D2 \log 2\pi$. The factor and
+# the constant do not change the minimizer, so the conclusion remains true: the squared error is the loss for Gaussian
+# noise.
 
 # %%
 y, f = jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0])
@@ -174,16 +177,16 @@ assert abs(-math.log(density) - 2.462877) < 1e-6 and abs(jb.gaussian_nll(f, y) -
 assert abs(0.5 * 1.25 + math.log(2 * math.pi) - 2.462877) < 1e-6
 
 # %% [markdown]
-# ## 3. From scores to probabilities
+# ## 3. From logits to probabilities
 #
-# For classes the network should output probabilities: at least 0, with sum 1. It computes any real numbers $z$, the
-# **scores** or **logits**, and the **softmax** makes probabilities of them (one lecture speaks of a *score-based
-# classifier*; the "score" of diffusion models is something else):
+# For classes, the network should output probabilities, which are at least 0 and have sum 1. The network computes any
+# real numbers $z$, the **logits** (also called **scores**), and the **softmax** converts them to probabilities. (One
+# lecture says *score-based classifier*; the "score" of diffusion models is a different quantity.)
 #
 # $$ \mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}} . $$
 #
-# Adding one number to all scores changes nothing. A program uses that: it subtracts the largest score first, so that
-# nothing overflows.
+# The softmax does not change if the same number is added to all logits. Implementations use this property: they first
+# subtract the largest logit, so that nothing overflows.
 
 # %%
 z = jnp.array([1000.0, 1001.0, 1002.0])
@@ -192,18 +195,18 @@ assert jnp.allclose(jb.softmax(z), jnp.array([0.0900306, 0.2447285, 0.6652410]))
 assert jnp.allclose(jb.softmax(z), jb.softmax(z - 1000))
 
 # %% [markdown]
-# So of $C$ scores only $C - 1$ count, and the first may be fixed at 0 (`softmax_fixed`). For two classes this leaves
-# one score, and the softmax is the sigmoid of it.
+# Only $C - 1$ of $C$ logits are therefore free, and the first one can be fixed at 0 (`softmax_fixed`). For two classes
+# one logit remains, and the softmax is the sigmoid of it.
 
 # %%
 assert jnp.allclose(jb.softmax(jnp.array([0.0, 1.5]))[1], jb.sigmoid(jnp.array(1.5)))
 assert jnp.allclose(jb.probabilities.softmax_fixed(jnp.array([1.5])), jb.softmax(jnp.array([0.4, 1.9])))
 
 # %% [markdown]
-# > **The lecture notes print** that the values of the softmax lie in $(0, 1]$.
+# > **The lecture notes state** that the values of the softmax lie in $(0, 1]$.
 #
-# **Corrected:** 1 is reached for a single class only; for two and more each value is strictly between 0 and 1.
-# (Floating point numbers round: with scores 0 and 200 you do get exactly 0 and 1.)
+# **Correction:** the value 1 occurs only if there is a single class. For two or more classes each value is strictly
+# between 0 and 1. (Floating point arithmetic rounds: the logits 0 and 200 give exactly 0 and 1.)
 
 # %%
 assert jb.softmax(jnp.array([5.0])) == 1
@@ -211,16 +214,16 @@ assert jb.softmax(jnp.array([0.0, 5.0])).max() < 1
 assert jb.softmax(jnp.array([0.0, 200.0])).tolist() == [0, 1]
 
 # %% [markdown]
-# The name is misleading: it is a soft *argmax* (`softargmax` is another name for it). The soft **maximum** is the
-# logarithm of the sum of exponentials, $\mathrm{LSE}(z) = \log \sum_i e^{z_i}$, whose gradient is the softmax. Another
-# is the mean of the scores under their own softmax.
+# The name is misleading: the softmax is a soft *argmax* (another name for it is `softargmax`). The soft **maximum** is
+# the logarithm of the sum of exponentials, $\mathrm{LSE}(z) = \log \sum_i e^{z_i}$; its gradient is the softmax.
+# Another soft maximum is the mean of the logits under their own softmax.
 #
-# > **The lecture notes print** softmax-mean$(z, q) = \mathrm{softmax}(z)^\top x$ for it, and
+# > **The lecture notes state** softmax-mean$(z, q) = \mathrm{softmax}(z)^\top x$ for it, and
 # > $\mathrm{LSE} \approx \max$.
 #
-# **What is off:** the second argument changes its name on the way: it is $\mathrm{softmax}(z)^\top q$. And how good is
-# "$\approx$"? For $C$ equal scores, $\mathrm{LSE} = \max + \log C$. **The truth:**
-# $0 \le \mathrm{LSE} - \max \le \log C$, while the softmax-mean stays below the maximum.
+# **Errors:** the second argument has two different names; the formula is $\mathrm{softmax}(z)^\top q$. The error of
+# "$\approx$" is not stated: for $C$ equal logits, $\mathrm{LSE} = \max + \log C$. **Correction:**
+# $0 \le \mathrm{LSE} - \max \le \log C$, while the softmax-mean is at most the maximum.
 
 # %%
 z = jnp.array([1.0, 2.0, 3.0])
@@ -238,14 +241,15 @@ figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes = plotting.curves(line, {name: jax.jit(f)(pairs) for name, f in soft.items()}, axes)
 
 # %% [markdown]
-# ## 4. How far apart are two distributions?
+# ## 4. Divergences between distributions
 #
-# The network says $Q$, the truth is $P$; both are probabilities of $n$ classes. A true label $i$ is a distribution,
-# too: all of it on one class, $e_i = (0, \dots, 1, \dots, 0)$, called **one-hot**. So a loss is a kind of distance
-# between distributions. Several offer themselves.
+# The network predicts $Q$, and the true distribution is $P$; both are probabilities of $n$ classes. A true label $i$ is
+# also a distribution, $e_i = (0, \dots, 1, \dots, 0)$, called **one-hot**. A loss is thus a kind of distance between
+# distributions. There are several common choices.
 #
-# **Total variation:** by how much can the probabilities of an event differ? There are $2^n$ events, the sets $A$ of
-# classes. But nobody needs to try them: the best $A$ is where $P$ is larger, and
+# **Total variation** is the largest difference between the probabilities of an event. There are $2^n$ events, the sets
+# $A$ of classes. It is not necessary to evaluate all of them: the best $A$ contains the classes for which $P$ is
+# larger, and
 #
 # $$ \sup_A |P(A) - Q(A)| = \tfrac12 \sum_i |P_i - Q_i| . $$
 
@@ -260,35 +264,36 @@ assert np.isclose(P[P >= Q].sum() - Q[P >= Q].sum(), largest)
 assert abs(jb.losses.total_variation(jnp.asarray(P, jnp.float32), jnp.asarray(Q, jnp.float32)) - largest) < 1e-6
 
 # %% [markdown]
-# ### Code lengths
+# ### Entropy and code lengths
 #
-# Now a different idea. Messages are made of four letters with probabilities $\tfrac12, \tfrac14, \tfrac18, \tfrac18$. A
-# good code gives frequent letters short words: 0, 10, 110, 111. A letter of probability $p$ gets $\log_2 (1/p)$ bits.
-# The mean length is the **entropy** $H(P) = -\sum_i P_i \log P_i$, and no code does better.
+# Messages consist of four letters with probabilities $\tfrac12, \tfrac14, \tfrac18, \tfrac18$. A good code gives short
+# code words to frequent letters: 0, 10, 110, 111. A letter of probability $p$ gets $\log_2 (1/p)$ bits. The mean length
+# is the **entropy** $H(P) = -\sum_i P_i \log P_i$, and no code has a smaller mean length.
 #
-# Use the code of $Q$ for letters from $P$, and the mean length is the **cross-entropy**
-# $\mathrm{CE}(P, Q) = -\sum_i P_i \log Q_i$. It is longer. What is wasted is the **Kullback-Leibler divergence**
+# If the code of $Q$ encodes letters from $P$, the mean length is the **cross-entropy**
+# $\mathrm{CE}(P, Q) = -\sum_i P_i \log Q_i$, which is at least the entropy. The excess length is the **Kullback-Leibler
+# divergence**
 #
 # $$ D_{\mathrm{KL}}(P \,\|\, Q) = \sum_i P_i \log \frac{P_i}{Q_i} = \mathrm{CE}(P, Q) - H(P) . $$
 
 # %%
 P = jnp.array([1 / 2, 1 / 4, 1 / 8, 1 / 8])
-Q = P[::-1]  # somebody got the letters in the wrong order
+Q = P[::-1]  # the code for the letters in reverse order
 code_lengths = jnp.array([1, 2, 3, 3])
 assert P @ code_lengths == 1.75 and P @ code_lengths[::-1] == 2.625
 assert jnp.allclose(jb.entropy(P, base=2), 1.75) and jnp.allclose(jb.cross_entropy(P, Q, base=2), 2.625)
 assert jnp.allclose(jb.kl_divergence(P, Q, base=2), 2.625 - 1.75)
 message = np.random.default_rng(0).choice(4, size=10_000, p=np.asarray(P))
-print(f"bits a letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.array([3, 3, 2, 1])[message].mean():.3f}")
+print(f"bits per letter: {np.array([1, 2, 3, 3])[message].mean():.3f} and {np.array([3, 3, 2, 1])[message].mean():.3f}")
 
 # %% [markdown]
-# > **The lecture notes print** natural logarithms and speak of *bits*; and for zeros only the convention
+# > **The lecture notes state** natural logarithms but use *bits* as the unit. For zeros they state only the convention
 # > $0 \log(0/0) = 0$.
 #
-# **A number that breaks it:** for $P = (0.5, 0.5)$, $Q = (0.9, 0.1)$ the printed formula gives 0.511, but the code
-# wastes 0.737 bits. **Corrected:** with natural logarithms the unit is the *nat*; bits take $\log_2$. And two more
-# conventions are needed: $0 \log(0/q) = 0$, and $p \log(p/0) = \infty$: who holds for impossible what happens has no
-# code word for it at all.
+# **Counterexample:** for $P = (0.5, 0.5)$, $Q = (0.9, 0.1)$ the printed formula gives 0.511, but the excess length is
+# 0.737 bits. **Correction:** with natural logarithms the unit is the *nat*; bits need $\log_2$. Two more conventions
+# are needed: $0 \log(0/q) = 0$, and $p \log(p/0) = \infty$, because an event of probability 0 under $Q$ has no code
+# word.
 
 # %%
 p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
@@ -298,8 +303,8 @@ assert jnp.allclose(jb.kl_divergence(certain, p), math.log(2))
 assert jb.kl_divergence(p, certain) == jnp.inf and jb.kl_divergence(certain, certain) == 0
 
 # %% [markdown]
-# **It is no distance.** It is never negative and 0 only for $P = Q$, but it is not symmetric, and a detour can be
-# shorter than the direct way.
+# **The divergence is not a metric.** It is never negative, and it is 0 only for $P = Q$. But it is not symmetric, and
+# it violates the triangle inequality.
 
 # %%
 r = jnp.array([0.7, 0.3])
@@ -308,9 +313,9 @@ detour = jb.kl_divergence(p, r) + jb.kl_divergence(r, q)
 assert abs(detour - 0.2408403) < 1e-6 and detour < jb.kl_divergence(p, q)
 
 # %% [markdown]
-# All of them in one picture: $P = (0.3, 0.7)$, $Q = (q, 1 - q)$. (The lecture notes have such a picture; which $P$ was
-# taken there is not known, 0.3 is our choice.) All but the cross-entropy touch 0 at $q = 0.3$; the cross-entropy has
-# its minimum there, $H(P)$.
+# The plot compares all of these quantities for $P = (0.3, 0.7)$ and $Q = (q, 1 - q)$. (The lecture notes have a similar
+# plot without the value of $P$; 0.3 is our choice.) All except the cross-entropy are 0 at $q = 0.3$. The cross-entropy
+# has its minimum $H(P)$ there.
 
 # %%
 grid = jnp.linspace(0.005, 0.995, 199)
@@ -333,35 +338,35 @@ at_half = [round(float(of_q[99]), 4) for of_q in values.values()]  # q = 0.5
 assert at_half == [0.2, 0.4, 0.2828, 0.0823, 0.0872, 0.6931]
 
 # %% [markdown]
-# ### Why it is never negative: Jensen
+# ### Jensen's inequality
 #
-# A function $\varphi$ is convex if its graph lies below its chords. **Jensen's inequality** says the same for more than
-# two points: $\varphi(\sum_i p_i x_i) \le \sum_i p_i \varphi(x_i)$ for weights $p_i \ge 0$ with sum 1. With
-# $\varphi(x) = x \log x$, points $P_i / Q_i$ and weights $Q_i$ the right side is $D_{\mathrm{KL}}(P \| Q)$, and the
-# left side is $\varphi(1) = 0$.
+# A function $\varphi$ is convex if its graph lies below its chords. **Jensen's inequality** generalizes this to more
+# than two points: $\varphi(\sum_i p_i x_i) \le \sum_i p_i \varphi(x_i)$ for weights $p_i \ge 0$ with sum 1. It implies
+# that the divergence is never negative. With $\varphi(x) = x \log x$, points $P_i / Q_i$ and weights $Q_i$, the right
+# side is $D_{\mathrm{KL}}(P \| Q)$, and the left side is $\varphi(1) = 0$.
 
 # %%
 xlogx = lambda x: x * jnp.log(x)
 assert jnp.allclose(jb.losses.jensen_gap(xlogx, p / q, q), jb.kl_divergence(p, q), atol=1e-6)
 
 # %% [markdown]
-# Three slips on these pages, each with a number:
+# These pages contain three errors:
 #
-# > **The lecture notes print** $\varphi''(x) = \tfrac1x + 1$ for $\varphi(x) = x \log x$.
+# > **The lecture notes state** $\varphi''(x) = \tfrac1x + 1$ for $\varphi(x) = x \log x$.
 #
-# At $x = 2$ that is 1.5, and the second derivative is 0.5. **Corrected:** $\varphi'(x) = \log x + 1$,
-# $\varphi''(x) = \tfrac1x > 0$.
+# **Counterexample:** at $x = 2$ the formula gives 1.5, but the second derivative is 0.5. **Correction:**
+# $\varphi'(x) = \log x + 1$, $\varphi''(x) = \tfrac1x > 0$.
 #
-# > **The lecture notes print** in the induction from $n$ to $n + 1$ points the weights $p_i / (1 - p_n)$, $i \le n$.
+# > **The lecture notes state** in the induction from $n$ to $n + 1$ points the weights $p_i / (1 - p_n)$, $i \le n$.
 #
-# For $p = (0.2, 0.3, 0.5)$ and $n = 2$ they are $\tfrac27$ and $\tfrac37$, with sum $\tfrac57$. **Corrected:**
-# $p_i / (1 - p_{n+1})$, with sum 1.
+# **Counterexample:** for $p = (0.2, 0.3, 0.5)$ and $n = 2$ these weights are $\tfrac27$ and $\tfrac37$, with sum
+# $\tfrac57$. **Correction:** $p_i / (1 - p_{n+1})$, with sum 1.
 #
-# > **The lecture notes print** on the right of the convexity of the divergence
+# > **The lecture notes state** for the right side of the convexity inequality of the divergence
 # > $\lambda D(P \| Q) + (1 - \lambda) D(P' \| Q)$.
 #
-# For $P = P' = Q = (\tfrac12, \tfrac12)$, $Q' = (0.9, 0.1)$, $\lambda = \tfrac12$ this is 0, and the left side, which
-# ought to be smaller, is 0.0872. **Corrected:** a prime was lost,
+# **Counterexample:** for $P = P' = Q = (\tfrac12, \tfrac12)$, $Q' = (0.9, 0.1)$, $\lambda = \tfrac12$ this is 0, but
+# the left side, which should be smaller, is 0.0872. **Correction:** the last $Q$ is $Q'$,
 #
 # $$ D(\lambda P + (1 - \lambda) P' \,\|\, \lambda Q + (1 - \lambda) Q')
 #    \le \lambda D(P \| Q) + (1 - \lambda) D(P' \| Q') . $$
@@ -376,23 +381,23 @@ assert abs(left_side - 0.0871767) < 1e-6 and printed == 0 and abs(corrected - 0.
 assert printed < left_side < corrected
 
 # %% [markdown]
-# ## 5. Losses for classes
+# ## 5. Classification losses
 #
-# What we really want is few wrong answers: the **0-1 loss** is 1 for a wrong class and 0 for the right one. But turn
-# the params a little, and the class stays the same: the derivative is 0 almost everywhere. Nothing tells in which
-# direction to turn.
+# The goal is a small number of wrong predictions. The **0-1 loss** is 1 for a wrong class and 0 for the right one. But
+# a small change of the params does not change the predicted class, so the derivative of this loss is 0 almost
+# everywhere. Gradient descent cannot minimize it.
 #
-# So we take a distance between the label, as a distribution, and the predicted probabilities. With the label one-hot,
-# $P = e_y$, entropy is 0, and KL and cross-entropy are the same:
+# Instead, the loss is a divergence between the label, as a distribution, and the predicted probabilities. For a one-hot
+# label, $P = e_y$, the entropy is 0, and KL and cross-entropy are the same:
 #
-# $$ \mathrm{CE}(e_y, Q) = -\log Q_y , $$
+# $$ \mathrm{CE}(e_y, Q) = -\log Q_y . $$
 #
-# which is the negative log-likelihood of the label. All ways lead to the same loss. With the softmax inside it is
+# This is also the negative log-likelihood of the label, so all derivations give the same loss. With the softmax it is
 #
 # $$ -\log \mathrm{softmax}(z)_y = \mathrm{LSE}(z) - z_y . $$
 #
-# The label belongs in the *first* place. In the second it holds all other classes for impossible, and the loss is
-# infinite unless the prediction is just as certain.
+# The label is the *first* argument. As the second argument it assigns probability 0 to all other classes, and the loss
+# is infinite unless the prediction is one-hot as well.
 
 # %%
 scores, label = jnp.array([0.1, -0.8, 1.4, 1.1]), jnp.array(2)
@@ -404,20 +409,21 @@ assert abs(jb.kl_divergence(one_hot, predicted) - expected) < 1e-6
 assert abs(jb.nll(jb.log_softmax(scores), label) - expected) < 1e-6
 assert abs(jb.logsumexp(scores) - scores[2] - expected) < 1e-6
 assert jb.cross_entropy(predicted, one_hot) == jnp.inf
-assert jb.predict_class(scores) == 2  # the largest score, of equals the first
-assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5  # "label 2", where labels count from 1
+assert jb.predict_class(scores) == 2  # the largest logit; the first one of equal logits
+assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5  # "label 2" if labels start at 1
 
 # %% [markdown]
-# ### Slips around the cross-entropy
+# ### Corrections about the cross-entropy
 #
-# > **One lecture prints** $H(a, b) = -\sum_i a_i \log b_i$ for $a, b \in [0, 1]^n$, and PyTorch's `CrossEntropyLoss` as
+# > **One lecture states** $H(a, b) = -\sum_i a_i \log b_i$ for $a, b \in [0, 1]^n$, and PyTorch's `CrossEntropyLoss` as
 # > its implementation.
 #
-# **Numbers that break it:** $b = (1, 1, 1, 1)$ has all entries in $[0, 1]$ and the loss 0 for every label.
-# **Corrected:** both must have sum 1. And `CrossEntropyLoss` takes *scores* and applies the softmax itself; whoever
-# passes probabilities applies it twice, and gets 1.180 instead of 0.753. `jb.cross_entropy` takes probabilities,
-# `jb.softmax_cross_entropy` scores; the first one notices if something is no distribution. (On the same slides: the
-# class is `torch.nn.ReLU`, not `ReLu`, and MXNet was Apache's, not Microsoft's.)
+# **Counterexample:** $b = (1, 1, 1, 1)$ has all entries in $[0, 1]$ and the loss 0 for every label. **Correction:**
+# both arguments must have sum 1. `CrossEntropyLoss` takes *logits* and applies the softmax itself. If you pass
+# probabilities, it applies the softmax a second time, and the loss is 1.180 instead of 0.753. `jb.cross_entropy` takes
+# probabilities, `jb.softmax_cross_entropy` takes logits; the former raises an error if an argument is not a
+# distribution. (On the same slides: the class is `torch.nn.ReLU`, not `ReLu`, and MXNet was a project of Apache, not of
+# Microsoft.)
 
 # %%
 assert abs(jb.softmax_cross_entropy(predicted, label) - 1.1796) < 1e-4
@@ -427,11 +433,11 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# > **The lecture notes print** that a prediction that is certain (a Dirac distribution) turns the negative
-# > log-likelihood into the 0-1 loss.
+# > **The lecture notes state** that for a deterministic prediction (a Dirac distribution) the negative log-likelihood
+# > is the 0-1 loss.
 #
-# **A number that breaks it:** $-\log 0 = \infty$, not 1. **Corrected:** it becomes the loss that is 0 or $\infty$. The
-# 0-1 loss, on average over classes drawn from $Q$, is $1 - Q_y$.
+# **Counterexample:** $-\log 0 = \infty$, not 1. **Correction:** it is the loss with the values 0 and $\infty$. The mean
+# 0-1 loss of a class drawn from $Q$ is $1 - Q_y$.
 
 # %%
 certainly_wrong = jnp.log(jb.one_hot(jnp.array(3), 4))
@@ -441,13 +447,14 @@ draws = np.random.default_rng(0).choice(4, size=20_000, p=chances / chances.sum(
 assert abs((draws != 2).mean() - (1 - chances[2])) < 0.02
 
 # %% [markdown]
-# > **The lecture notes print** that the negative log-likelihood is an upper bound of the 0-1 loss, and about 0 where
-# > the class is right.
+# > **The lecture notes state** that the negative log-likelihood is an upper bound of the 0-1 loss, and about 0 if the
+# > class is right.
 #
-# **Numbers that break it:** scores $(0, 0.1)$ with label 0 give the wrong class, and a loss of 0.744 nats, less than 1.
-# Scores $(1.2, 1, 0.9)$ with label 0 give the right class, and a loss of 0.940. **Corrected:** a wrong class has
-# $Q_y \le \tfrac12$, hence a loss of at least $\log 2$ nats, that is *1 bit*: measured in bits it is an upper bound.
-# And if the right class leads by $\delta$, the loss is at most $\log(1 + (C - 1) e^{-\delta})$.
+# **Counterexamples:** the logits $(0, 0.1)$ with label 0 give the wrong class, and the loss is 0.744 nats, less than 1.
+# The logits $(1.2, 1, 0.9)$ with label 0 give the right class, and the loss is 0.940. **Correction:** for a wrong class
+# $Q_y \le \tfrac12$, so the loss is at least $\log 2$ nats, which is *1 bit*. Hence the loss in bits is an upper bound
+# of the 0-1 loss. If the logit of the right class exceeds all others by at least $\delta$, the loss is at most
+# $\log(1 + (C - 1) e^{-\delta})$.
 
 # %%
 zero = jnp.array(0)
@@ -463,16 +470,16 @@ wrong = np.asarray(random_scores).argmax(-1) != 0
 assert (losses / math.log(2) >= wrong - 1e-6).all() and (losses < wrong).any()
 
 # %% [markdown]
-# ### Why not the squared error?
+# ### Cross-entropy and squared error
 #
-# For two classes with one score $z$ and $Q_1 = \sigma(z)$ both losses have simple derivatives (homework 2 and 3). For
+# For two classes with one logit $z$ and $Q_1 = \sigma(z)$, both losses have simple derivatives (homework 2 and 3). For
 # $y = 1$:
 #
 # $$ \frac{d}{dz}\, \mathrm{CE} = \sigma - 1, \qquad
 #    \frac{d}{dz}\, (1 - \sigma)^2 = -2\, (1 - \sigma)^2\, \sigma . $$
 #
-# Look at the far left, where the network is certain, and wrong. There the cross-entropy pulls with full force, and the
-# squared error hardly at all.
+# For large negative $z$ the network is confident and wrong. There, the derivative of the cross-entropy is close to
+# $-1$, while the derivative of the squared error is close to 0.
 
 # %%
 z = jnp.linspace(-10, 6, 321)
@@ -493,66 +500,67 @@ paths = {"cross-entropy": descend(slope_ce), "squared error": descend(slope_mse)
 assert paths["cross-entropy"][-1] > 3 and paths["squared error"][-1] < -9.9
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 plotting.curves(z, {"cross-entropy": slope_ce(z), "squared error": slope_mse(z)}, left)
-left.set(xlabel="score $z$", ylabel="derivative of the loss, $y = 1$")
+left.set(xlabel="logit $z$", ylabel="derivative of the loss for $y = 1$")
 axes = plotting.curves(np.arange(60), paths, right)
 assert paths["cross-entropy"][12] > 0
-labeled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="score $z$")
+labeled = axes.set(xlabel="steps of gradient descent from $z = -10$", ylabel="logit $z$")
 
 # %% [markdown]
-# On the right: sixty steps downhill from a confident mistake. With the cross-entropy it is corrected after a dozen
-# steps; with the squared error nothing happens at all.
+# The right plot shows sixty steps of gradient descent from a confident wrong prediction. The cross-entropy corrects it
+# after about twelve steps. With the squared error the logit hardly changes.
 #
-# ### Softer labels
+# ### Soft labels
 #
-# With one-hot labels the loss is never 0: scores grow forever. **Label smoothing** takes the target
-# $(1 - \varepsilon)\, e_y + \varepsilon / C$ instead. **Distillation** takes the probabilities of another network, and
-# a temperature that flattens them. Both are cross-entropies with a target that is not one-hot.
+# With one-hot labels the loss is never 0, so the logits grow without bound. **Label smoothing** uses the target
+# $(1 - \varepsilon)\, e_y + \varepsilon / C$ instead. **Distillation** uses the probabilities of another network, with
+# a temperature that makes them more uniform. Both are cross-entropies with a target that is not one-hot.
 
 # %%
 smooth = jb.smooth_labels(one_hot, 0.1)
 assert jnp.allclose(smooth, jnp.array([0.025, 0.025, 0.925, 0.025]))
 assert abs(jb.softmax_cross_entropy(scores, smooth) - 0.8483732) < 1e-6
-best_gap = math.log(0.925 / 0.025)  # by how much the right score should lead, and no more
+best_gap = math.log(0.925 / 0.025)  # optimal difference between the right logit and the others
 ideal = jnp.array([0.0, 0.0, best_gap, 0.0])
 gradient = jax.grad(lambda z: jb.softmax_cross_entropy(z, smooth))(ideal)
 assert abs(best_gap - 3.6109179) < 1e-6 and abs(gradient).max() < 1e-6
 assert jnp.allclose(jb.softmax(scores / 10), jnp.array([0.2405043, 0.2198043, 0.2738931, 0.2657983]), atol=1e-6)
 
 # %% [markdown]
-# ### Labels from a model
+# ### Semi-supervised learning
 #
-# Labels are dear, inputs cheap. **Semi-supervised** learning lets a model label what nobody has labeled, and learns
-# from that; such labels are called *pseudo-labels*. If they are probabilities, the cross-entropy takes them as they
-# are. If the model is to learn from its *own* labels, it should begin with those of which it is most certain. Here two
-# points of 300 have labels, the squares. The nearest of the two is the wrong one for every third point. But label those
-# first that lie closest to a labeled one, then those closest to these, and so on: all 300 come out right.
+# Labels are expensive, inputs are cheap. In **semi-supervised** learning, a model predicts labels for unlabeled inputs
+# and is trained on them; such labels are called *pseudo-labels*. If they are probabilities, the cross-entropy accepts
+# them directly. If a model learns from its *own* labels, it should start with the predictions of highest confidence. In
+# this example two points of 300 have labels (the squares). For about every third point, the nearest of the two has the
+# wrong label. The algorithm instead labels the points in order of their distance to a labeled point and repeats this
+# step; all 300 labels are then correct.
 
 # %%
 rng = np.random.default_rng(0)
 moon, angle = rng.integers(0, 2, 300), np.pi * rng.random(300)
 moons = np.stack([np.cos(angle) + moon, (1 - 2 * moon) * np.sin(angle) + 0.5 * moon], -1)
 moons = moons + 0.08 * rng.normal(size=(300, 2))
-between = np.linalg.norm(moons[:, None] - moons[None], axis=-1)  # every point from every other
+between = np.linalg.norm(moons[:, None] - moons[None], axis=-1)  # pairwise distances
 given = [np.hypot(*(moons - tip).T).argmin() for tip in ([-1, 0], [2, 0.5])]
 from_two = moon[given][between[:, given].argmin(1)]
 pseudo = np.where(np.isin(np.arange(300), given), moon, -1)
 while (pseudo < 0).any():
     gaps = np.where((pseudo >= 0)[:, None] & (pseudo < 0)[None], between, np.inf)
-    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)  # the labeled and the unlabeled one, closest
+    teacher, pupil = np.unravel_index(gaps.argmin(), gaps.shape)  # the closest pair of a labeled and an unlabeled point
     pseudo[pupil] = pseudo[teacher]
-print(f"right: {(from_two == moon).mean():.0%} from two labels, {(pseudo == moon).mean():.0%} by pseudo-labels")
+print(f"accuracy: {(from_two == moon).mean():.0%} from two labels, {(pseudo == moon).mean():.0%} with pseudo-labels")
 assert (from_two == moon).mean() < 0.7 and (pseudo == moon).all()
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained", sharey=True)
-for ax, labels, title in zip(axes, (from_two, pseudo), ("nearest of the two", "pseudo-labels"), strict=True):
+for ax, labels, title in zip(axes, (from_two, pseudo), ("nearest of the two labels", "pseudo-labels"), strict=True):
     plotting.points(moons, labels, ax).set_title(title)
     ax.plot(*moons[given].T, "ks", markersize=8)
 
 # %% [markdown]
-# ## 6. All of it, once
+# ## 6. A complete example
 #
-# Three spiral arms in the plane; which arm does a point belong to? No line separates them. The data are split in three
-# parts, a net with two hidden layers computes three scores, the loss is the cross-entropy, and `fit` does the steps. It
-# keeps the params that were best on the validation data.
+# The data are three spiral arms in the plane, and the label is the arm. They are not linearly separable. The code
+# splits the data into three parts. A net with two hidden layers computes three logits, the loss is the cross-entropy,
+# and `fit` runs the training steps. `fit` keeps the params that are best on the validation data.
 
 # %%
 rng = np.random.default_rng(0)
@@ -576,12 +584,13 @@ fitted = jb.fit(
 )
 test_scores = net.apply(fitted.params, jnp.asarray(test[0]))
 test_accuracy = jb.accuracy(test_scores, jnp.asarray(test[1]))
-print(f"test accuracy {test_accuracy:.3f}; where the net is wrong:")
+print(f"test accuracy {test_accuracy:.3f}; confusion matrix:")
 assert test_accuracy > 0.9
 jb.confusion_matrix(jb.predict_class(test_scores), jnp.asarray(test[1]), 3)
 
 # %% [markdown]
-# Rows are the true arm, columns the predicted one. On the left the loss, on the right where the net decides how.
+# Rows are the true arms, columns the predicted arms. The left plot shows the loss, the right plot the predicted class
+# for each point of the plane.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
@@ -590,8 +599,8 @@ plotting.boundary(jax.jit(lambda x: net.apply(fitted.params, x)), ((-1.2, 1.2), 
 axes = plotting.points(test[0], test[1], right)
 
 # %% [markdown]
-# And the best *linear* scores, for comparison? The same call with another net: not much better than a guess,
-# which is right in a third of the cases.
+# For comparison, train a *linear* model with the same call. Its accuracy is not much better than random guessing, which
+# is right in a third of the cases.
 
 # %%
 layer = jb.Dense(3)
@@ -599,42 +608,42 @@ how = dict(key=jax.random.key(0), epochs=30, progress=False)
 linear = jb.fit(layer, jb.softmax_cross_entropy, optax.adam(1e-2), train, **how)
 linear_accuracy = jb.accuracy(layer.apply(linear.params, jnp.asarray(test[0])), jnp.asarray(test[1]))
 assert linear_accuracy < 0.6
-print(f"linear: {linear_accuracy:.3f}")
+print(f"test accuracy of the linear model: {linear_accuracy:.3f}")
 
 # %% [markdown]
 # ## Summary
 #
-# | the answer is | the net outputs | loss |
+# | target | output of the net | loss |
 # |---|---|---|
 # | numbers, Gaussian noise | their mean | `mse` |
 # | numbers, with outliers | their median | `mae`, or `huber_loss` |
-# | one of two classes | one score | `sigmoid_cross_entropy` |
-# | one of $C$ classes | $C$ scores | `softmax_cross_entropy` |
-# | a distribution | $C$ scores | `softmax_cross_entropy` with soft targets |
+# | one of two classes | one logit | `sigmoid_cross_entropy` |
+# | one of $C$ classes | $C$ logits | `softmax_cross_entropy` |
+# | a distribution | $C$ logits | `softmax_cross_entropy` with soft targets |
 #
-# Minimizing the cross-entropy in $Q$ is minimizing the Kullback-Leibler divergence from the truth, is making the
-# observed labels as probable as possible. How to *find* the minimum is the subject of notebook 4; whether a small
-# training loss means a small test loss, of notebook 8.
+# Minimizing the cross-entropy in $Q$ is equivalent to minimizing the Kullback-Leibler divergence from the true
+# distribution, and to maximizing the likelihood of the observed labels. Notebook 4 shows how to *find* the minimum.
+# Notebook 8 asks whether a small training loss implies a small test loss.
 #
 # ## Homework
 #
-# 1. **How are cross-entropy and KL related?** Show that the negative log-likelihood is a special case of both, and that
-#    minimizing either in $Q$ is the same.
+# 1. **Cross-entropy and KL.** Show that the negative log-likelihood is a special case of both, and that minimizing
+#    either in $Q$ is equivalent.
 # 2. **Derive** $\partial \ell / \partial z_i = \mathrm{softmax}(z)_i - [y = i]$ for the softmax cross-entropy $\ell$.
 # 3. **Derive** $\mathrm{d} \ell / \mathrm{d} z = \sigma(z) - y$ for the cross-entropy of $\sigma(z)$ with a label 0 or
-#    1, and the derivative of $(y - \sigma(z))^2$. Where is the latter steepest?
-# 4. **Two wrong predictions** of section 2, $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$ with truth $(0, 0, 1)$. What do the
-#    squared error and the cross-entropy say about them? Which do you find right?
-# 5. **How good is the approximation** $\max \approx \mathrm{LSE}$? Prove $0 \le \mathrm{LSE}(z) - \max z \le \log C$.
-#    When are the bounds reached, and how can the approximation be made better?
-# 6. **Is it a metric?** Of total variation, $L^2$, $\sum_i |P_i - Q_i|^{1/2}$ squared, KL: which are?
+#    1, and the derivative of $(y - \sigma(z))^2$. For which $z$ is the latter steepest?
+# 4. **Two wrong predictions** of section 2: $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$ with target $(0, 0, 1)$. Compare
+#    their squared errors and their cross-entropies. Which loss is more suitable?
+# 5. **The approximation** $\max \approx \mathrm{LSE}$. Prove $0 \le \mathrm{LSE}(z) - \max z \le \log C$. When are the
+#    bounds reached, and how can the approximation be improved?
+# 6. **Metrics.** Which of total variation, $L^2$, the square of $\sum_i |P_i - Q_i|^{1/2}$, and KL are metrics?
 #
-# Try them before you read on.
+# Try to solve the exercises before you read the solutions.
 #
 # ## Solutions
 #
-# **1.** $\mathrm{CE}(P, Q) = D_{\mathrm{KL}}(P \| Q) + H(P)$, and $H(P)$ does not depend on $Q$: same minimizer, same
-# gradients. For $P = e_y$, $H = 0$ and both are $-\log Q_y$.
+# **1.** $\mathrm{CE}(P, Q) = D_{\mathrm{KL}}(P \| Q) + H(P)$, and $H(P)$ does not depend on $Q$, so both have the same
+# minimizer and the same gradients. For $P = e_y$, $H = 0$ and both are $-\log Q_y$.
 
 # %%
 to_scores = lambda divergence: jax.grad(lambda z: divergence(smooth, jb.softmax(z)))(scores)
@@ -643,9 +652,9 @@ difference = jb.cross_entropy(smooth, predicted) - jb.kl_divergence(smooth, pred
 assert jnp.allclose(difference, jb.entropy(smooth), atol=1e-6)
 
 # %% [markdown]
-# **2.** $\ell = \log \sum_j e^{z_j} - z_y$. The derivative of the first term by $z_i$ is
-# $e^{z_i} / \sum_j e^{z_j} = \mathrm{softmax}(z)_i$, that of the second $-[y = i]$. The entries sum to 0, since a
-# common shift changes nothing.
+# **2.** $\ell = \log \sum_j e^{z_j} - z_y$. The derivative of the first term with respect to $z_i$ is
+# $e^{z_i} / \sum_j e^{z_j} = \mathrm{softmax}(z)_i$, that of the second is $-[y = i]$. The entries sum to 0, because
+# adding the same number to all logits does not change the loss.
 
 # %%
 gradient = jax.grad(jb.softmax_cross_entropy)(scores, jnp.array(1))
@@ -654,9 +663,9 @@ assert jnp.allclose(gradient, predicted - jb.one_hot(jnp.array(1), 4), atol=1e-6
 
 # %% [markdown]
 # **3.** $\ell = -y \log \sigma - (1 - y) \log (1 - \sigma)$ and $\sigma' = \sigma (1 - \sigma)$, so
-# $\ell' = -y (1 - \sigma) + (1 - y) \sigma = \sigma - y$. For the squared error $2 (\sigma - y)\, \sigma (1 - \sigma)$.
-# With $y = 1$ its size is $2 (1 - \sigma)^2 \sigma$, largest at $\sigma = \tfrac13$, which is $z = -\log 2$: there it
-# is $\tfrac{8}{27}$.
+# $\ell' = -y (1 - \sigma) + (1 - y) \sigma = \sigma - y$. For the squared error the derivative is
+# $2 (\sigma - y)\, \sigma (1 - \sigma)$. For $y = 1$ its absolute value is $2 (1 - \sigma)^2 \sigma$. It is largest at
+# $\sigma = \tfrac13$, where $z = -\log 2$, and its value there is $\tfrac{8}{27}$.
 
 # %%
 half = jnp.array(0.5)
@@ -665,29 +674,30 @@ assert abs(jax.grad(jb.sigmoid_cross_entropy)(half, jnp.array(0.0)) - 0.6224593)
 assert jnp.allclose(slope_mse(jnp.full(321, -math.log(2))), -8 / 27, atol=1e-6)
 
 # %% [markdown]
-# **4.** The squared error prefers the second one, 0.96 to 1.28; the cross-entropy is $-\log 0.2 = 1.609$ for both. It
-# asks only how probable the truth was held, not how the rest was spread over the wrong classes. For labels that is what
-# one wants: no wrong class is less wrong than another.
+# **4.** The squared error is smaller for the second prediction, 0.96 against 1.28; the cross-entropy is
+# $-\log 0.2 = 1.609$ for both. The cross-entropy depends only on the probability of the true class, not on the
+# distribution of the rest over the wrong classes. This is suitable for labels: no wrong class is better than another.
 
 # %%
 assert all(abs(jb.cross_entropy(truth, guess) - 1.6094379) < 1e-6 for guess in (first, second))
 
 # %% [markdown]
-# **5.** With $m = \max z$: $\sum_i e^{z_i}$ has a term $e^m$, and $C$ terms of at most $e^m$, so
-# $e^m \le \sum_i e^{z_i} \le C e^m$; take logarithms. The upper bound is reached for equal scores, the lower one only
-# in the limit of scores far apart. $\mathrm{LSE}(\lambda z) / \lambda$ is off by at most $\log C / \lambda$.
+# **5.** Let $m = \max z$. The sum $\sum_i e^{z_i}$ has a term $e^m$, and each of its $C$ terms is at most $e^m$. Hence
+# $e^m \le \sum_i e^{z_i} \le C e^m$; take logarithms. The upper bound is reached for equal logits. The lower bound is
+# reached only in the limit, as the differences between the logits tend to infinity. The error of
+# $\mathrm{LSE}(\lambda z) / \lambda$ is at most $\log C / \lambda$.
 
 # %%
 for sharpness in (1, 10, 100):
     off = jb.logsumexp(sharpness * scores) / sharpness - scores.max()
-    print(f"lambda = {sharpness:3}: off by {off:.6f}, bound {math.log(4) / sharpness:.6f}")
+    print(f"lambda = {sharpness:3}: error {off:.6f}, bound {math.log(4) / sharpness:.6f}")
     assert -1e-6 < off <= math.log(4) / sharpness
 
 # %% [markdown]
-# **6.** Total variation and $L^2$ are. The third is not: the triangle inequality fails. From
-# $P = (\tfrac12, 0, \tfrac12, 0)$ over $R = (0, \tfrac12, \tfrac12, 0)$ to $Q = (0, \tfrac12, 0, \tfrac12)$ it is
-# $2 + 2$, directly 8. (That is why $L^p$ asks for $p \ge 1$.) KL is not symmetric, and does not obey the triangle
-# inequality either (section 4).
+# **6.** Total variation and $L^2$ are metrics. The third is not, because it violates the triangle inequality. From
+# $P = (\tfrac12, 0, \tfrac12, 0)$ via $R = (0, \tfrac12, \tfrac12, 0)$ to $Q = (0, \tfrac12, 0, \tfrac12)$ the sum is
+# $2 + 2$, but the direct value is 8. (This is why $L^p$ requires $p \ge 1$.) KL is not symmetric and also violates the
+# triangle inequality (section 4).
 
 # %%
 root = lambda a, b: (abs(np.asarray(a) - np.asarray(b)) ** 0.5).sum() ** 2

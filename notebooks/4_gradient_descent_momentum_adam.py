@@ -1,20 +1,20 @@
 # %% [markdown]
-# # Gradient descent, momentum, Adam: which way down, and how far?
+# # Gradient descent, momentum and Adam
 #
-# Notebook 3 ended with a number, the loss, that depends on all parameters of a net. To learn is to make it small. The
-# gradient says in which direction it falls fastest, but not how far to go, and it knows nothing beyond the spot where
-# it was taken. So:
+# Notebook 3 introduced the loss, a number that depends on all parameters of a net. Training minimizes it. The negative
+# gradient is the direction of steepest descent. But it does not determine the step size, and it is a local quantity: it
+# describes the loss only near the current point. This notebook answers two questions:
 #
-# 1. **How large may a step be**, and how fast does one arrive?
-# 2. **What can be done better** with the same gradients?
+# 1. **How large may a step be**, and how fast does gradient descent converge?
+# 2. **Which methods converge faster** with the same gradients?
 #
-# Everything is tried on functions small enough to know the answer. What is claimed in the text is checked by an
-# `assert` in the cell below it. At the end there is homework, with solutions.
+# The methods are tested on functions with known minima. An `assert` in the next code cell checks each claim of the
+# text. The homework at the end has solutions.
 #
-# You need to know derivatives, eigenvalues and a little Python. The lectures behind it: Diehl, *lecture notes* (2023),
-# section 1.5; Krapac & Šegvić, *Deep feed-forward models* (the hello world and homework 2); Cevher, *Mathematics of
-# Data*; Huszár, *DeepNN lecture 3*. Where a printed formula slips, you find the printed form, a number that breaks it,
-# and the corrected form.
+# **Prerequisites:** derivatives, eigenvalues and basic Python. **Sources:** Diehl, *lecture notes* (2023), section 1.5;
+# Krapac & Šegvić, *Deep feed-forward models* (the "hello world" example and homework 2); Cevher, *Mathematics of Data*;
+# Huszár, *DeepNN lecture 3*. Some formulas in these sources contain errors. For each error, this notebook gives the
+# printed form, a counterexample and the corrected form.
 
 # %%
 import math
@@ -43,14 +43,15 @@ from jaxblocks.theory.convergence import (
 )
 
 # %% [markdown]
-# ## 1. Which way
+# ## 1. Steepest descent
 #
-# Let $C(\theta)$ be what should become small. We look for an element of $\operatorname{argmin}_\theta C$, which is a
-# *set*: it may hold one point, many, or none. (Lengths are $\|x\| = \sqrt{\sum_{i=1}^{d} x_i^2}$; the notes print the
-# sum without its upper limit.) Near $\theta$ it changes along a direction $x$ of length 1 by $\langle \nabla C, x
-# \rangle$, and Cauchy and Schwarz tell that this is at least $-\|\nabla C\|$. It is attained by $x = -\nabla C /
-# \|\nabla C\|$ and by no other: the direction of **steepest descent**. With $\nabla C = (3, 4)$ it is $-5$. A hundred
-# thousand random directions come close and never get below.
+# Let $C(\theta)$ be the objective. The goal is an element of $\operatorname{argmin}_\theta C$. This is a *set*: it can
+# contain one point, many points, or none. (The norm is $\|x\| = \sqrt{\sum_{i=1}^{d} x_i^2}$; the notes omit the upper
+# limit of the sum.) Near $\theta$, the rate of change of $C$ along a direction $x$ of length 1 is
+# $\langle \nabla C, x \rangle$. By the Cauchy-Schwarz inequality it is at least $-\|\nabla C\|$. Only
+# $x = -\nabla C / \|\nabla C\|$ attains this value: it is the direction of **steepest descent**. With
+# $\nabla C = (3, 4)$ the minimum is $-5$. Among a hundred thousand random directions, the smallest rate is close to
+# this value and not below it.
 
 # %%
 gradient = np.array([3.0, 4.0])
@@ -61,12 +62,12 @@ assert abs(steepest @ gradient + 5) < 1e-12
 assert -5 <= slopes.min() < -4.9999
 
 # %% [markdown]
-# **Gradient descent** goes that way again and again, with a **step size** $\eta$ (also called learning rate):
+# **Gradient descent** takes repeated steps in this direction, with a **step size** $\eta$ (also called learning rate):
 #
 # $$ \theta_{t+1} = \theta_t - \eta\, \nabla C(\theta_t). $$
 #
-# Its hello world is $x^4 - x^3 - 2x^2 + 3$ from $x = 2$ with $\eta = 0.13$. `descend` takes the steps and records the
-# way. (The cells that look at many digits compute in 64 bits.)
+# The "hello world" example of the lecture is $x^4 - x^3 - 2x^2 + 3$ from $x = 2$ with $\eta = 0.13$. `descend` runs
+# gradient descent and records all iterates. (The cells that check many digits use 64-bit floats.)
 
 
 # %%
@@ -84,9 +85,10 @@ with jax.enable_x64(True):
     assert int(np.argmax(abs(np.asarray(hello.points) - high) < 1e-6)) == 21  # correct to six digits after 21 steps
 
 # %% [markdown]
-# The derivative $x\,(4x^2 - 3x - 4)$ is zero at $0$, a maximum, and at $(3 \pm \sqrt{73})/8$. The descent from 2 ends
-# in the right minimum, 1.4430, the lower one. From $-1$ it ends in the left one, $-0.6930$, where the value is 2.60 and
-# not 0.17. **Gradient descent finds a minimum, not the minimum**; which one depends on the start.
+# The derivative $x\,(4x^2 - 3x - 4)$ is zero at $0$, a maximum, and at $(3 \pm \sqrt{73})/8$. From 2, gradient descent
+# converges to the right minimum, 1.4430, which is the lower one. From $-1$ it converges to the left minimum, $-0.6930$,
+# where the value is 2.60 instead of 0.17. **Gradient descent finds a local minimum, not always the global minimum**;
+# the result depends on the initial point.
 
 # %%
 assert abs(float(other.last) - low) < 1e-14
@@ -96,10 +98,11 @@ ways = {"from 2": hello.points, "from -1": other.points}
 axes = plotting.trajectories(quartic, ways, axes, box=(-1.5, 2.1))
 
 # %% [markdown]
-# With nets it is the same. In notebook 1 two hidden rectifiers compute exclusive or. Does a descent find them? From one
-# random start in five; the others get stuck, up to a loss of 0.25, that of the best constant. With eight hidden units
-# every start ends at 0. That the loss of a net is not convex does little harm where there is room, which is why it is
-# no trouble in practice. For a single layer the usual losses *are* convex, and every start leads to the same loss.
+# The same is true for nets. In notebook 1, two hidden rectifiers compute exclusive or. Gradient-based training finds
+# such params from about one random initialization in five. The others converge to a larger loss, at most 0.25, which is
+# the loss of the best constant. With eight hidden units every initialization reaches loss 0. The loss of a net is not
+# convex, but this causes little difficulty if the net has enough units, as it often has in practice. For a single layer
+# the usual losses *are* convex, and every initialization leads to the same loss.
 
 # %%
 bits, labels = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), jnp.array([0.0, 1.0, 1.0, 0.0])
@@ -112,21 +115,22 @@ def last_losses(net):
 
 
 solved = {width: float((last_losses(jb.MLP(width, 1)) < 1e-3).mean()) for width in (2, 8)}
-print({f"{width} hidden units": f"{share:.0%} of the starts" for width, share in solved.items()})
+print({f"{width} hidden units": f"{share:.0%} of the initializations" for width, share in solved.items()})
 assert 0 < solved[2] < 0.5 and solved[8] == 1
-assert jnp.allclose(last_losses(jb.Dense(1)), 0.25, atol=1e-3)  # convex: the same from everywhere
+assert jnp.allclose(last_losses(jb.Dense(1)), 0.25, atol=1e-3)  # convex: the same loss from every initialization
 
 # %% [markdown]
-# ## 2. How far
+# ## 2. Step size
 #
-# Near a minimum every smooth function looks like a parabola $\frac{\lambda}{2} x^2$, whose gradient is $\lambda x$. A
-# step makes $x$ into $(1 - \eta\lambda)\,x$. It shrinks if $|1 - \eta\lambda| < 1$:
+# Near a minimum, every smooth function is approximately a parabola $\frac{\lambda}{2} x^2$, whose gradient is
+# $\lambda x$. A step maps $x$ to $(1 - \eta\lambda)\,x$. The error decreases if $|1 - \eta\lambda| < 1$:
 #
 # $$ 0 < \eta < \frac{2}{\lambda}. $$
 #
-# For the hello world $\lambda$ is the second derivative at the minimum, 12.329, and the limit is 0.16222. The step 0.13
-# multiplies the error by $-0.60$ each time: it jumps from side to side. What happens beyond the limit? With 0.163 the
-# way ends in a cycle of two points. With 0.17 it leaves the valley, and ends up in the other minimum.
+# In the "hello world" example, $\lambda$ is the second derivative at the minimum, 12.329, and the limit is 0.16222. The
+# step size 0.13 multiplies the error by $-0.60$ in each step, so the iterates oscillate around the minimum. Above the
+# limit, gradient descent does not converge to this minimum: with 0.163 it converges to a cycle of two points, and with
+# 0.17 it reaches the other minimum.
 
 # %%
 curvature = 12 * high**2 - 6 * high - 4
@@ -137,15 +141,16 @@ assert abs((1 - 0.13 * curvature) + 0.6027702) < 1e-6
 etas = jnp.array([0.16, 0.163, 0.17])
 last_two = jax.vmap(lambda eta: descend(quartic, 2.0, eta, steps=2000).points[-2:])(etas)
 assert abs(last_two[0] - high).max() < 1e-4
-assert abs(last_two[1, 1] - last_two[1, 0]) > 0.05  # two points in turn, for ever
+assert abs(last_two[1, 1] - last_two[1, 0]) > 0.05  # a cycle of two points
 assert abs(last_two[2] - low).max() < 1e-5
 last_two
 
 # %% [markdown]
-# In several dimensions each eigenvector of the Hessian is such a parabola, with its eigenvalue as $\lambda$. One step
-# size serves all of them. So the **largest** eigenvalue, called $L$, says how large the step may be, and the
-# **smallest**, $\mu$, how slow the slowest direction is. Their ratio $\kappa = L / \mu$, the condition number, is the
-# trouble. `quadratic_objective` knows both, and warns:
+# In several dimensions, the Hessian has one such parabola for each eigenvector, with the eigenvalue as $\lambda$. All
+# directions share one step size. The **largest** eigenvalue $L$ limits the step size, and the **smallest** eigenvalue
+# $\mu$ determines the slowest rate of convergence. Their ratio $\kappa = L / \mu$ is the condition number; a large
+# $\kappa$ means slow convergence. `quadratic_objective` stores both eigenvalues, and `descend` warns if the step size
+# is too large:
 
 # %%
 valley = quadratic_objective(jnp.array([1.0, 10.0]))  # (θ₁² + 10 θ₂²) / 2
@@ -157,15 +162,17 @@ assert too_far.values[-1] > 100 * too_far.values[0]
 print(caught[0].message)
 
 # %% [markdown]
-# "Usually $\eta$ is between $10^{-3}$ and $10^{-4}$", one reads. That is experience with a certain kind of net; on this
-# valley everything below 0.2 works, and 0.001 would be slow. One more thing changes what a good step is:
+# A common recommendation is "usually $\eta$ is between $10^{-3}$ and $10^{-4}$". This is a rule of thumb for certain
+# nets. For this quadratic, every step size below 0.2 works, and 0.001 is slow. The suitable step size also depends on
+# the reduction of the loss:
 #
-# > **One lecture prints** the loss as a *sum* over the examples and updates with $\nabla L(\theta)$; the others take
+# > **One lecture states** the loss as a *sum* over the examples and updates with $\nabla L(\theta)$; the others take
 # > the *mean*.
 #
-# **A number that breaks it:** 50 examples, step size 0.1. With the mean the slope of a line is found; with the sum
-# every gradient is 50 times as large, and the same step size leads to infinity. **Corrected:** say which. With the mean
-# the step size need not change with the amount of data. And the gradient is taken where one stands, at $\theta_t$.
+# **Counterexample:** 50 examples, step size 0.1. With the mean, gradient descent finds the slope of a line. With the
+# sum, every gradient is 50 times as large, and the same step size diverges. **Correction:** state the reduction. With
+# the mean, the step size does not depend on the number of examples. The gradient is evaluated at the current point
+# $\theta_t$.
 
 # %%
 x = jax.random.normal(jax.random.key(0), (50,))
@@ -176,15 +183,15 @@ assert abs(mean_loss.last - 3) < 1e-4
 assert sum_loss.values[-1] > 1e20 or not jnp.isfinite(sum_loss.values[-1])
 
 # %% [markdown]
-# ## 3. How fast: a bound that holds at every step
+# ## 3. Convergence bounds
 #
-# For convex functions there is a theorem. Let $C$ be convex and *$L$-smooth*, which means that its gradient changes by
+# For convex functions there is a convergence theorem. Let $C$ be convex and *$L$-smooth*: the change of its gradient is
 # at most $L$ times the distance. Then
 #
 # $$ C(\theta_t) - \min C \;\le\; \frac{\|\theta_0 - \theta^*\|^2}{2 \eta t}. $$
 #
-# Beside an objective of which $L$ and the minimum are known, `descend` records this bound, and sharper ones where they
-# are known. For the valley with $\eta = 0.099$:
+# If $L$ and the minimum of the objective are known, `descend` also records this bound, and tighter bounds where they
+# are known. For the quadratic with $\eta = 0.099$:
 
 # %%
 with jax.enable_x64(True):
@@ -196,9 +203,10 @@ with jax.enable_x64(True):
         assert np.isclose(seen.gaps[t], gap, rtol=1e-6) and np.isclose(seen.bounds["convex"][t], bound, rtol=1e-6)
 
 # %% [markdown]
-# The bound is far from tight here. A quadratic is *strongly* convex, and its error falls by a factor at each step: a
-# straight line on the right scale. A logistic regression is convex and no more. And **Huber's function**, a parabola
-# that goes on as a straight line, is the worst case of all: it meets the sharper bound $R^2 / (4 \eta t + 2 / L)$.
+# Here the bound is far from tight. A quadratic is *strongly* convex, and its error decreases by a constant factor in
+# each step, which is a straight line on a logarithmic scale. A logistic regression is convex but not strongly convex.
+# **Huber's function**, which is quadratic near 0 and linear further away, is the worst case: it attains the tighter
+# bound $R^2 / (4 \eta t + 2 / L)$.
 
 # %%
 rng = np.random.default_rng(0)
@@ -209,20 +217,21 @@ with jax.enable_x64(True):
     runs = {
         "quadratic": seen,
         "logistic regression": descend(logistic, zeros, 1 / logistic.smoothness, steps=100),
-        "Huber, worst at step 100": descend(huber_objective(1 / 201), 1.0, 1.0, steps=100),
+        "Huber, worst case for step 100": descend(huber_objective(1 / 201), 1.0, 1.0, steps=100),
     }
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
         run.plot(ax).set_title(name)
         assert run.holds
-    assert np.isclose(runs["Huber, worst at step 100"].gaps[100], 1 / (4 * 100 + 2), rtol=1e-12)
+    assert np.isclose(runs["Huber, worst case for step 100"].gaps[100], 1 / (4 * 100 + 2), rtol=1e-12)
 
 # %% [markdown]
-# > **The lecture notes print** the theorem for $\eta < 1/L$.
+# > **The lecture notes state** the theorem for $\eta < 1/L$.
 #
-# **A number that breaks it:** at $\eta = 1/L$, excluded by the printed form, Huber's function is at $1/402 = 0.00249$
-# after 100 steps, below the bound of $1/200$, and nothing converges faster in the worst case. **Corrected:**
-# $0 < \eta \le 1/L$. For the proof the notes say "see the appendix", which has been lost; it is homework 1.
+# **Counterexample:** at $\eta = 1/L$, which the printed form excludes, Huber's function has the value $1/402 = 0.00249$
+# after 100 steps. This is below the bound of $1/200$. By the tighter bound above, no smaller step size has a better
+# worst case. **Correction:** $0 < \eta \le 1/L$. For the proof the notes say "see the appendix", but this appendix is
+# missing. The proof is homework 1.
 
 # %%
 with jax.enable_x64(True):
@@ -233,18 +242,18 @@ with jax.enable_x64(True):
 # %% [markdown]
 # ## 4. Momentum
 #
-# In a narrow valley gradient descent zigzags across and creeps along. A heavy ball would do better: it keeps its
-# velocity $v$, so pushes from alternating sides cancel and pushes in one direction add up. With $m$ from 0 up to, but
-# without, 1:
+# On an ill-conditioned quadratic, gradient descent oscillates in the steep direction and moves slowly in the flat
+# direction. Momentum (the heavy-ball method) reduces both problems. It keeps a velocity $v$: gradients with alternating
+# signs cancel, and gradients with the same sign add up. With $0 \le m < 1$:
 #
 # $$ v_{t+1} = m\, v_t - \eta\, \nabla C(\theta_t), \qquad \theta_{t+1} = \theta_t + v_{t+1}. $$
 #
-# > **The lecture notes print** $m \in (0, 1]$ and $\eta$ as the constants, then $v_{t+1} = m v_t - \gamma \nabla
-# > C(\theta_t)$ and $\theta_{t+1} = \theta_t + v_t$.
+# > **The lecture notes state** $m \in (0, 1]$ and $\eta$ as the constants, then
+# > $v_{t+1} = m v_t - \gamma \nabla C(\theta_t)$ and $\theta_{t+1} = \theta_t + v_t$.
 #
-# Three slips: $\gamma$ is $\eta$; $m = 1$ never converges, a ball without friction; and with $v_t$ in the second
-# formula the gradient arrives one step late. **A number that breaks it:** $C = \theta^2 / 2$, $m = 0.9$, $\eta = 0.5$,
-# 100 steps from 1.
+# There are three errors: $\gamma$ must be $\eta$; $m = 1$ never converges, because there is no friction; and with $v_t$
+# in the second formula the gradient has an effect one step too late. **Counterexample:** $C = \theta^2 / 2$, $m = 0.9$,
+# $\eta = 0.5$, 100 steps from 1.
 
 
 # %%
@@ -260,10 +269,11 @@ assert np.isclose(heavy_ball(stale=True), 1.158960e7, rtol=1e-4)  # as printed
 assert np.isclose(heavy_ball(stale=False), 2.89005e-3, rtol=1e-4)  # corrected
 
 # %% [markdown]
-# On a parabola with curvature $\lambda$ the method is linear, $(\theta_t, \theta_{t-1}) \mapsto M\,(\theta_t,
-# \theta_{t-1})$, so the largest eigenvalue of the $2 \times 2$ matrix $M$, in size, tells everything: the **spectral
-# radius**. Below 1 it converges. That gives the limit $\eta\lambda < 2(1 + m)$ for the corrected form, and only
-# $\eta\lambda < 1 - m$ for the printed one, whose eigenvalues solve $z^2 - (1 + m) z + m + \eta\lambda = 0$.
+# On a parabola with curvature $\lambda$ the method is linear,
+# $(\theta_t, \theta_{t-1}) \mapsto M\,(\theta_t, \theta_{t-1})$. The largest absolute eigenvalue of the $2 \times 2$
+# matrix $M$, its **spectral radius**, determines the convergence: the method converges if it is below 1. For the
+# corrected form, this gives the limit $\eta\lambda < 2(1 + m)$. For the printed form it gives only
+# $\eta\lambda < 1 - m$; the eigenvalues of that form solve $z^2 - (1 + m) z + m + \eta\lambda = 0$.
 
 
 # %%
@@ -278,10 +288,10 @@ for a, corrected, printed in ((0.11, 0.948683, 1.004988), (3.7, 0.948683, 2.1447
     assert np.isclose(radius_as_printed(a, m), printed, atol=1e-6)
 assert np.isclose(stable_step_size(1.0, momentum=m), 2 * (1 + m))
 assert radius_as_printed(0.099, m) < 1 < radius_as_printed(0.101, m)
-assert np.allclose(spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, momentum=1.0), 1)  # m = 1: neither falls nor grows
+assert np.allclose(spectral_radius(np.array([0.1, 1.0, 3.0]), 1.0, momentum=1.0), 1)  # m = 1: no growth and no decay
 
 # %% [markdown]
-# The map of all step sizes and momenta. White is unstable; dark is fast.
+# The stability map shows the spectral radius for all step sizes and momenta. White is unstable; dark is fast.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
@@ -289,9 +299,10 @@ stability_map(method="heavy ball").plot(axes[0])
 axes[1] = stability_map(method="nesterov").plot(axes[1])
 
 # %% [markdown]
-# How much is gained? For curvatures from $\mu$ to $L$, the best step size shrinks the error per step by
-# $\frac{\kappa - 1}{\kappa + 1}$; the best step size and momentum by $\frac{\sqrt\kappa - 1}{\sqrt\kappa + 1}$. With
-# $\kappa = 100$ that is 0.980 against 0.818: 116 steps for a factor of ten, against 12.
+# For curvatures from $\mu$ to $L$, the best step size of gradient descent multiplies the error per step by
+# $\frac{\kappa - 1}{\kappa + 1}$. The best step size and momentum together multiply it by
+# $\frac{\sqrt\kappa - 1}{\sqrt\kappa + 1}$. For $\kappa = 100$ the factors are 0.980 and 0.818: an error ten times
+# smaller takes 116 steps without momentum and 12 steps with momentum.
 
 # %%
 plain, ball = tuned_momentum(100.0, 1.0, method="gradient descent"), tuned_momentum(100.0, 1.0)
@@ -310,16 +321,16 @@ with jax.enable_x64(True):
     assert runs["momentum"].gaps[100] < 1e-9 * runs["gradient descent"].gaps[100]
 
 # %% [markdown]
-# ### The other form, which is the same method
+# ### Momentum as a moving average
 #
-# Momentum is also written as a running average of gradients, $v_{t+1} = \beta v_t + (1 - \beta) \nabla C(\theta_t)$ and
+# Momentum is also written as a moving average of gradients, $v_{t+1} = \beta v_t + (1 - \beta) \nabla C(\theta_t)$ and
 # $\theta_{t+1} = \theta_t - \eta\, v_{t+1}$.
 #
-# > **The lecture notes print** $\theta_{t+1} = \theta_t - \eta v_t$ here: the same late index. (The sign, which looks
-# > different from the first form, is right: this $v$ points uphill.)
+# > **The lecture notes state** $\theta_{t+1} = \theta_t - \eta v_t$ here, with the same index error. (The sign differs
+# > from the first form but is right: this $v$ has the direction of the gradient.)
 #
-# With the corrected index the two are one method, where $m = \beta$ and the first form's step size is
-# $\gamma = \eta (1 - \beta)$. In optax they are `sgd` and a chain of `ema` and `scale`.
+# With the corrected index the two forms are the same method, where $m = \beta$ and the step size of the first form is
+# $\gamma = \eta (1 - \beta)$. In optax, the first form is `sgd` and the second is a chain of `ema` and `scale`.
 
 # %%
 with jax.enable_x64(True):
@@ -334,24 +345,24 @@ with jax.enable_x64(True):
     for _ in range(6):  # as printed
         theta, v = theta - v, 0.9 * v + 0.1 * theta
         late.append(theta)
-    assert late[0] == 1.0 != first[1]  # the first step goes nowhere
+    assert late[0] == 1.0 != first[1]  # the first step does not move
 
 # %% [markdown]
 # ## 5. Adam
 #
-# A single step size for all parameters is a compromise, as the valley shows. Adam gives each parameter its own: it
-# divides the average gradient by the average *size* of the gradient. With $g_t = \nabla C(\theta_{t-1})$, for
-# $t = 1, 2, \dots$, all operations entry by entry:
+# A single step size for all parameters is a compromise, as the quadratic example shows. Adam scales the step of each
+# parameter separately: it divides the moving average of the gradient by the root of the moving average of its square.
+# Let $g_t = \nabla C(\theta_{t-1})$ for $t = 1, 2, \dots$; all operations are elementwise:
 #
 # $$ v_t = \beta_1 v_{t-1} + (1 - \beta_1)\, g_t, \quad s_t = \beta_2 s_{t-1} + (1 - \beta_2)\, g_t^2, \quad
 # \hat v_t = \frac{v_t}{1 - \beta_1^t}, \quad \hat s_t = \frac{s_t}{1 - \beta_2^t}, \quad
 # \theta_t = \theta_{t-1} - \eta\, \frac{\hat v_t}{\sqrt{\hat s_t} + \varepsilon}. $$
 #
-# > **The lecture notes print** "initial $x_0$", no values for $v_0$ and $s_0$, and the divisor $1 - \beta_1^t$ with $t$
+# > **The lecture notes state** "initial $x_0$", no values for $v_0$ and $s_0$, and the divisor $1 - \beta_1^t$ with $t$
 # > from 0.
 #
-# **A number that breaks it:** $1 - \beta_1^0 = 0$: the first step divides by zero. **Corrected:** the start is
-# $\theta_0$; $v_0 = s_0 = 0$; $t$ begins at 1.
+# **Counterexample:** $1 - \beta_1^0 = 0$, so the first step divides by zero. **Correction:** the initial point is
+# $\theta_0$; $v_0 = s_0 = 0$; $t$ starts at 1.
 
 
 # %%
@@ -376,10 +387,11 @@ with jax.enable_x64(True):
     assert 1 - 0.9**0 == 0
 
 # %% [markdown]
-# Look at the two columns of the path: they are nearly equal, though one direction is ten times as steep. The first
-# step is $\eta\, g / (|g| + \varepsilon)$, which is $\pm\eta$ whatever the size of $g$. Multiply the loss by 1000 and
-# the path stays what it is. The two hats matter, too: averages that begin at 0 are too small at first. Without them the
-# first step is $\eta \cdot 0.1 / \sqrt{0.001} = 0.316$ instead of 0.1.
+# The two columns of the path are nearly equal, although one direction is ten times as steep. The first step is
+# $\eta\, g / (|g| + \varepsilon)$, which is approximately $\pm\eta$ for every size of $g$. If the loss is multiplied by
+# 1000, the path does not change. The bias corrections $\hat v_t$ and $\hat s_t$ are also important: averages that start
+# at 0 are too small in the first steps. Without the corrections the first step is
+# $\eta \cdot 0.1 / \sqrt{0.001} = 0.316$ instead of 0.1.
 
 # %%
 assert np.allclose(adam(lambda theta: 1000 * steep * theta, np.ones(2), 50), adam(lambda t: steep * t, np.ones(2), 50))
@@ -387,8 +399,8 @@ uncorrected = adam(lambda theta: steep * theta, np.ones(2), 1, correct=False)
 assert np.allclose(1 - uncorrected[1], 0.316228, atol=1e-5)
 
 # %% [markdown]
-# All of them on the valley. `descend` takes any optimizer of optax, and so does `jb.fit`; this library writes none of
-# its own.
+# The next cell compares all of these methods on the quadratic. `descend` and `jb.fit` take any optax optimizer; this
+# library has no optimizers of its own.
 
 # %%
 optimizers = {
@@ -405,15 +417,16 @@ axes[1].set(xlabel="step", ylabel="log10 of the loss")
 assert runs["momentum"].gaps[-1] < runs["gradient descent"].gaps[-1] < 0.01
 
 # %% [markdown]
-# Adam is not the fastest here. Its strength is that one step size, often near 0.001, works for nets whose parameters
-# have gradients of very different sizes. And no optimizer wins everywhere.
+# Adam is not the fastest method here. Its advantage is that one step size, often near 0.001, works for nets whose
+# parameters have gradients of very different sizes. No optimizer is the best on all problems.
 #
-# ## 6. Rounder valleys: normalization
+# ## 6. Normalization
 #
-# The condition number belongs to the function, and the function can be changed. A line is fitted to two inputs, one in
-# meters, about 1, one in millimeters, about 1000: $\kappa$ is over a million. Subtract from each input its mean, divide
-# by its standard deviation, and $\kappa$ is nearly 1. Adam, which
-# rescales parameters one by one, does only the second half of that.
+# The condition number is a property of the objective, and normalization changes the objective. Example: a linear model
+# has two inputs, one in meters with values near 1, one in millimeters with values near 1000. Its condition number
+# $\kappa$ is over a million. After subtracting the mean of each input and dividing by its standard deviation, $\kappa$
+# is nearly 1. Adam rescales each parameter separately, so it replaces only the division, not the subtraction of the
+# mean.
 
 # %%
 meters, millimeters = np.random.default_rng(0).normal([2.0, 3000.0], [0.5, 800.0], (200, 2)).T.astype(np.float32)
@@ -425,27 +438,28 @@ print(f"condition number {condition(raw):.1e}, normalized {condition(normal):.2f
 assert condition(raw) > 1e6 and condition(normal) < 1.5
 
 # %% [markdown]
-# The inputs of a *later* layer change while the layers before it learn. So the same is done inside of the net, over and
-# over, by a layer. **Batch normalization** takes mean $\mu$ and variance $\sigma^2$ over the batch,
+# The inputs of a *later* layer change while the layers before it are trained. A normalization layer therefore
+# normalizes them inside the net. **Batch normalization** uses the mean $\mu$ and the variance $\sigma^2$ over the
+# batch,
 #
 # $$ y = \gamma\, \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} + \beta , $$
 #
-# with $\gamma$ and $\beta$ to be learned. For sequences $T_{bnc}$ (example, position, channel) one must say over which
-# axes.
+# with learned $\gamma$ and $\beta$. For sequences $T_{bnc}$ (example, position, channel) the axes of the statistics
+# must be stated.
 #
-# > **The lecture notes print** statistics for each $(n, c)$, over $b$ alone, as what Keras' `BatchNormalization` does,
-# > and "default `scale=True`", with "what?" in the margin.
+# > **The lecture notes state** statistics for each $(n, c)$, over $b$ alone, as the behavior of Keras'
+# > `BatchNormalization`, and "default `scale=True`", with "what?" in the margin.
 #
-# **A number that breaks it:** two sequences of length 2, $(1, 2)$ and $(3, 6)$. Over $b$ alone they become $(-1, -1)$
-# and $(1, 1)$. Keras gives $(-1.07, -0.53)$ and $(0, 1.60)$. **Corrected:** Keras pools over $b$ *and* $n$, so that
-# each channel has one mean, one variance, one $\gamma$ and one $\beta$. What is `scale`? It switches $\gamma$ on, as
-# `center` does $\beta$; both are on by default.
+# **Counterexample:** two sequences of length 2, $(1, 2)$ and $(3, 6)$. With statistics over $b$ alone the outputs are
+# $(-1, -1)$ and $(1, 1)$. Keras returns $(-1.07, -0.53)$ and $(0, 1.60)$. **Correction:** Keras computes the statistics
+# over $b$ *and* $n$, so that each channel has one mean, one variance, one $\gamma$ and one $\beta$. The option `scale`
+# enables $\gamma$, and `center` enables $\beta$; both are enabled by default.
 #
-# > **The lecture notes print** for *layer* normalization statistics of each example, over all $(n, c)$.
+# > **The lecture notes state** for *layer* normalization statistics of each example, over all $(n, c)$.
 #
-# **A number that breaks it:** transformers normalize each position by itself, over its channels. With the one channel
-# that there is here that gives 0 everywhere; over $(n, c)$ it gives $(-1, 1)$ for both. **Corrected:** both are in use;
-# say the axes.
+# **Counterexample:** transformers normalize each position separately, over its channels. This example has one channel,
+# so the result is 0 everywhere; statistics over $(n, c)$ give $(-1, 1)$ for both sequences. **Correction:** both
+# variants are used, so state the axes.
 
 # %%
 T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # (b, n, c)
@@ -464,9 +478,9 @@ assert (jb.layer_norm(T, axes=-1) == 0).all()
 # %% [markdown]
 # ## 7. Stochastic gradients
 #
-# The loss is a mean over examples, and so is its gradient. To take a step one may look at a few of them, a
-# **minibatch**, at a fraction of the cost. Such a gradient is wrong, but not in any particular direction: the mean over
-# all minibatches of an epoch is the full gradient.
+# The loss is a mean over examples, and so is its gradient. A **minibatch** is a small subset of the examples; its
+# gradient costs only a fraction of the full gradient. The minibatch gradient is noisy but unbiased: the mean over all
+# minibatches of an epoch is the full gradient.
 
 # %%
 params = jb.Dense(1).init(jax.random.key(1), jnp.zeros((1, 2)))
@@ -480,19 +494,20 @@ assert jnp.allclose(mean["kernel"], full["kernel"], atol=1e-5)
 assert not jnp.allclose(parts[0]["kernel"], full["kernel"], atol=0.05)
 
 # %% [markdown]
-# How large the noise is, and what it does, is part of notebook 8.
+# Notebook 8 discusses the size and the effect of this noise.
 #
 # ## Homework
 #
-# **1.** Prove the bound of section 3. ("For the proof, see the appendix.")
+# **1.** Prove the bound of section 3.
 #
 # **2.** Solve $x^5 - x^4 - x = -1$ by gradient descent.
 #
-# **3.** With $m = 0.9$, for which step sizes does momentum on $\theta^2/2$ oscillate? How fast does it converge there?
+# **3.** For which step sizes does momentum with $m = 0.9$ oscillate on $\theta^2/2$? What is the rate of convergence
+# for these step sizes?
 #
 # ## Solutions
 #
-# ### 1. The proof
+# ### 1. Proof of the convex bound
 #
 # *Descent.* $L$-smooth means $C(y) \le C(x) + \langle \nabla C(x), y - x\rangle + \frac L2 \|y - x\|^2$. With
 # $y = \theta_{t+1} = \theta_t - \eta g$, $g = \nabla C(\theta_t)$ and $\eta \le 1/L$,
@@ -500,16 +515,16 @@ assert not jnp.allclose(parts[0]["kernel"], full["kernel"], atol=0.05)
 # $$ C(\theta_{t+1}) \le C(\theta_t) - \eta \|g\|^2 + \tfrac{L \eta^2}{2} \|g\|^2 \le C(\theta_t) - \tfrac{\eta}{2}
 # \|g\|^2 . $$
 #
-# *Convexity* says $C(\theta_t) \le C(\theta^*) + \langle g, \theta_t - \theta^* \rangle$. Put it in and complete the
+# *Convexity* means $C(\theta_t) \le C(\theta^*) + \langle g, \theta_t - \theta^* \rangle$. Insert this and complete the
 # square:
 #
 # $$ C(\theta_{t+1}) - C(\theta^*) \le \langle g, \theta_t - \theta^* \rangle - \tfrac{\eta}{2} \|g\|^2
 # = \tfrac{1}{2\eta} \big( \|\theta_t - \theta^*\|^2 - \|\theta_{t+1} - \theta^*\|^2 \big). $$
 #
-# *Telescope.* Summed over $t$ steps the right side is at most $\|\theta_0 - \theta^*\|^2 / 2\eta$. The values fall, so
-# the last of the $t$ terms on the left is at most their mean. $\square$
+# *Telescoping sum.* Summed over $t$ steps, the right side is at most $\|\theta_0 - \theta^*\|^2 / 2\eta$. The values
+# $C(\theta_t)$ do not increase, so the last of the $t$ terms on the left is at most their mean. $\square$
 #
-# Here are the first and the third line, at every step of the logistic regression.
+# The next cell checks the first and the third inequality at every step of the logistic regression.
 
 # %%
 with jax.enable_x64(True):
@@ -522,11 +537,11 @@ with jax.enable_x64(True):
 # %% [markdown]
 # ### 2. The equation
 #
-# Let $r(x) = x^5 - x^4 - x + 1$. One idea is to descend on $r$ itself: at 1 it has a local minimum, which happens to
-# have the value 0. From 0 that works. From $-0.6$ it runs to $-\infty$, for $r$ has no lower bound. The border is at
-# the local maximum, $-0.5316$.
+# Let $r(x) = x^5 - x^4 - x + 1$. One approach is gradient descent on $r$ itself: at 1 it has a local minimum with the
+# value 0. This works from the initial point 0. From $-0.6$ it diverges to $-\infty$, because $r$ has no lower bound.
+# The boundary between the two cases is the local maximum, $-0.5316$.
 #
-# The better idea is to descend on $r^2$, whose minima with value 0 are the solutions.
+# A better approach is gradient descent on $r^2$, whose minima with value 0 are the solutions.
 
 
 # %%
@@ -544,11 +559,12 @@ with jax.enable_x64(True):
     assert np.allclose(right.points[np.array([10, 100, 1000, 10_000])], [0.67218, 0.95181, 0.98683, 0.99599], atol=1e-5)
 
 # %% [markdown]
-# So $-1$ and $1$. But look at the speed: at $-1$ four decimals are right after ten steps, at 1 the third is still wrong
-# after 10,000. The reason is the factorization $r(x) = (x - 1)^2 (x + 1) (x^2 + 1)$: 1 is a double root, hence a
-# fourfold root of $r^2$. There $\nabla \propto (x - 1)^3$ fades faster than the distance, and the distance falls only
-# like $1/\sqrt{t}$: a hundred times as many steps for one more digit. That is a bound like that of section 3, met by
-# nature.
+# The solutions are $-1$ and $1$. The rates of convergence differ: at $-1$ four decimals are right after ten steps, at 1
+# the third decimal is still wrong after 10,000 steps. The reason is the factorization
+# $r(x) = (x - 1)^2 (x + 1) (x^2 + 1)$: 1 is a double root of $r$, hence a root of multiplicity four of $r^2$. There
+# $\nabla \propto (x - 1)^3$ decreases faster than the distance, and the distance decreases only like $1/\sqrt{t}$: one
+# more digit needs a hundred times as many steps. Such sublinear convergence is also what the bound of section 3
+# describes.
 
 # %%
 assert np.allclose(np.polymul([1, -2, 1], np.polymul([1, 1], [1, 0, 1])), [1, -1, 0, 0, -1, 1])
@@ -569,10 +585,11 @@ axes[1].legend()
 # %% [markdown]
 # ### 3. Oscillation
 #
-# The eigenvalues solve $z^2 - (1 + m - \eta)\, z + m = 0$. They are complex, and the way oscillates, where
-# $(1 + m - \eta)^2 < 4m$, which is $(1 - \sqrt m)^2 < \eta < (1 + \sqrt m)^2$. Their product is $m$, so both have size
-# $\sqrt m = 0.949$: **between these limits the speed does not depend on the step size at all.** That is why the map
-# above has a plain region in the middle.
+# The eigenvalues solve $z^2 - (1 + m - \eta)\, z + m = 0$. The iterates oscillate if the eigenvalues are complex, that
+# is, if $(1 + m - \eta)^2 < 4m$. This is equivalent to $(1 - \sqrt m)^2 < \eta < (1 + \sqrt m)^2$. The product of the
+# eigenvalues is $m$, so both have absolute value $\sqrt m = 0.949$: **between these limits the rate of convergence does
+# not depend on the step size.** In the stability map above, this is the region in the middle where the color depends
+# only on the momentum.
 
 # %%
 lower, upper = (1 - math.sqrt(m)) ** 2, (1 + math.sqrt(m)) ** 2
