@@ -43,7 +43,7 @@ def step():
     """A jitted training step with Adam on the same net."""
     net, optimizer = jb.MLP(8, 8, 2), optax.adam(1e-3)
     x, y = jnp.ones((4, 4)), jnp.array([0, 1, 0, 1])
-    ts = [jb.init_train_state(net, optimizer, jax.random.key(0), x)]
+    ts = [jb.init_train_state(jax.random.key(0), net, optimizer, x)]
     ours = jb.train_step(net, jb.softmax_cross_entropy, optimizer)
 
     def loss(params, x, y):

@@ -70,7 +70,7 @@ def batches(source, batch_size, start):
 def train_until(folder, source, stop, batch_size):
     """Steps from the newest checkpoint of the folder, or from the beginning, until ``stop``."""
     shapes = jax.ShapeDtypeStruct((batch_size, 64), jnp.float32)
-    ts = init_train_state(NET, OPTIMIZER, jax.random.key(0), shapes)
+    ts = init_train_state(jax.random.key(0), NET, OPTIMIZER, shapes)
     ts = load_checkpoint(folder, ts, missing_ok=True)
     step = train_step(NET, jb.mse, OPTIMIZER)
     begin = int(ts.step)

@@ -133,7 +133,7 @@ def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
 def test_a_checkpoint_of_another_model_says_which_leaves_differ(tmp_path, sentences):
     """Paths, shapes, and dtypes, which orbax would cast silently; its directory is not overwritten."""
     x, optimizer = jnp.zeros((4, 3)), optax.sgd(0.1)
-    state = lambda net: init_train_state(net, optimizer, jax.random.key(0), x)
+    state = lambda net: init_train_state(jax.random.key(0), net, optimizer, x)
     saved = state(jb.Dense(5))
     save_checkpoint(tmp_path, saved)
     shape = r"ts/params/kernel is float32 \(3, 5\) in the checkpoint and float32 \(3, 6\) here"
@@ -394,7 +394,7 @@ def test_a_loop_of_the_user_is_resumed(tmp_path):
     key = jax.random.key(0)
 
     def loop(folder, stop):
-        ts = init_train_state(NET, OPTIMIZER, key, X[:12])
+        ts = init_train_state(key, NET, OPTIMIZER, X[:12])
         step = train_step(NET, jb.mse, OPTIMIZER)
         ts = load_checkpoint(folder, ts, missing_ok=True)
         for x, y in minibatches(jax.random.key(0), (X, Y), 12, epochs=3, start=int(ts.step)):

@@ -105,7 +105,7 @@ def test_the_step_is_forward_backward_optimizer():
     """theta' = theta - delta grad J, J the mean over the batch, in NumPy."""
     x, y = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [0.0], [2.0]], np.float32)
     optimizer = optax.sgd(0.1)
-    ts = init_train_state(Dense(1), optimizer, KEY, x)
+    ts = init_train_state(KEY, Dense(1), optimizer, x)
     w = float(ts.params["kernel"][0, 0])
     ts, value = train_step(Dense(1), mse, optimizer)(ts, x, y)
     residual = w * x - y
@@ -120,7 +120,7 @@ def test_duplicated_data_leave_the_step_unchanged():
     x, y = line(4)
     optimizer = optax.sgd(0.1)
     step = train_step(NET, mse, optimizer)
-    ts = init_train_state(NET, optimizer, KEY, x)
+    ts = init_train_state(KEY, NET, optimizer, x)
     once, one = step(copy(ts), x, y)
     thrice, three = step(copy(ts), jnp.tile(x, (3, 1)), jnp.tile(y, (3, 1)))
     close((once.params, one), (thrice.params, three))
@@ -134,7 +134,7 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
         x, y = (a.astype(jnp.float64) for a in line(24))
         optimizer = optax.sgd(1.0)
         step = train_step(NET, mse, optimizer).__wrapped__
-        ts = init_train_state(NET, optimizer, KEY, x)
+        ts = init_train_state(KEY, NET, optimizer, x)
 
         @jax.jit
         def gradient(x, y):
@@ -171,7 +171,7 @@ def test_any_optimizer_is_compiled_once_and_its_buffers_are_donated(make):
 
     optimizer = make()
     step = train_step(NET, loss, optimizer)
-    first = ts = init_train_state(NET, optimizer, KEY, x)
+    first = ts = init_train_state(KEY, NET, optimizer, x)
     donated, values = jax.tree.leaves((first.params, first.step, first.key)), []
     for _ in range(3):
         ts, value = step(ts, x, y)
@@ -187,7 +187,7 @@ def test_the_step_by_hand_without_jit_is_the_same_and_leaves_its_argument():
     x, y = line(8)
     optimizer = optax.sgd(0.1)
     step = train_step(NET, mse, optimizer)
-    ts = init_train_state(NET, optimizer, KEY, x)
+    ts = init_train_state(KEY, NET, optimizer, x)
     by_hand, value = step.__wrapped__(ts, x, y)
     jitted, jitted_value = step(copy(ts), x, y)
     close((by_hand.params, value), (jitted.params, jitted_value))
@@ -199,23 +199,23 @@ def test_training_states_of_many_keys_are_trained_at_once():
     optimizer = optax.adam(0.01)
     step = train_step(NET, mse, optimizer).__wrapped__
     keys = jax.random.split(KEY, 3)
-    states = jax.jit(jax.vmap(lambda key: init_train_state(NET, optimizer, key, x)))(keys)
+    states = jax.jit(jax.vmap(lambda key: init_train_state(key, NET, optimizer, x)))(keys)
     together, _ = jax.jit(jax.vmap(step, (0, None, None)))(states, x, y)
-    alone, _ = jax.jit(step)(init_train_state(NET, optimizer, jax.random.split(jax.random.key(0), 3)[1], x), x, y)
+    alone, _ = jax.jit(step)(init_train_state(jax.random.split(jax.random.key(0), 3)[1], NET, optimizer, x), x, y)
     close(jax.tree.map(lambda p: p[1], together.params), alone.params)
 
 
 def test_init_reads_shapes_and_dtypes_only():
     x = np.ones((8, 2))  # float64, which JAX makes float32
-    a = init_train_state(NET, optax.adam(0.1), KEY, x)
-    b = init_train_state(NET, optax.adam(0.1), jax.random.key(0), jax.ShapeDtypeStruct((8, 2), jnp.float32))
+    a = init_train_state(KEY, NET, optax.adam(0.1), x)
+    b = init_train_state(jax.random.key(0), NET, optax.adam(0.1), jax.ShapeDtypeStruct((8, 2), jnp.float32))
     same(a, b)
 
 
 def test_train_and_key_reach_the_layers_that_declare_them():
     net = Serial(Dropped())
     x = jnp.ones((64, 4))
-    ts = init_train_state(net, optax.sgd(0.1), KEY, x)
+    ts = init_train_state(KEY, net, optax.sgd(0.1), x)
     step = train_step(net, lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
     _, first = step(ts, x, x)
     assert 0.4 < float(first) < 0.6
@@ -230,7 +230,7 @@ def test_train_and_key_reach_the_layers_that_declare_them():
 def test_keys_of_every_kind(impl):
     """The draws are those of the given key, computed by hand from the three folds."""
     x = jnp.ones((64, 4))
-    ts = init_train_state(Dropped(), optax.sgd(0.1), jax.random.key(0, impl=impl), x)
+    ts = init_train_state(jax.random.key(0, impl=impl), Dropped(), optax.sgd(0.1), x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1))
     _, value = step.__wrapped__(ts, x, x)
     key = child_key(jax.random.fold_in(child_key(jax.random.key(0, impl=impl), "training"), 0), "net")
@@ -242,7 +242,7 @@ def test_keys_of_every_kind(impl):
 
 def test_a_typed_key_in_the_state_draws_what_its_data_draw():
     x = jnp.ones((64, 4))
-    ts = init_train_state(Dropped(), optax.sgd(0.1), KEY, x)
+    ts = init_train_state(KEY, Dropped(), optax.sgd(0.1), x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
     typed = ts._replace(key=jax.random.wrap_key_data(ts.key))
     assert ts.key.dtype == jnp.uint32 and float(step(typed, x, x)[1]) == float(step(ts, x, x)[1])
@@ -252,7 +252,7 @@ def test_a_donated_training_state_raises_and_the_docstring_quotes_the_error():
     x, y = line(8)
     optimizer = optax.sgd(0.1)
     step = train_step(Dense(1), mse, optimizer)
-    ts = init_train_state(Dense(1), optimizer, KEY, x)
+    ts = init_train_state(KEY, Dense(1), optimizer, x)
     kept = jax.tree.map(jnp.copy, ts)  # the repair
     step(ts, x, y)
     with pytest.raises((ValueError, RuntimeError)) as raised:
@@ -275,7 +275,7 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
         with pytest.raises(TypeError, match=f"^train_step expected an optimizer.* got {sentence}"):
             train_step(Dense(1), mse, optimizer)
         with pytest.raises(TypeError, match=f"^init_train_state expected an optimizer.* got {sentence}"):
-            init_train_state(Dense(1), optimizer, KEY, x)
+            init_train_state(KEY, Dense(1), optimizer, x)
         with pytest.raises(TypeError, match=f"^fit expected an optimizer.* got {sentence}"):
             quiet(Dense(1), mse, optimizer, line(), epochs=1)
     with pytest.raises(TypeError, match="^train_step expected a loss, got an optimizer; the order is net, loss, op"):
@@ -313,7 +313,7 @@ def value_of_a_step(outputs, y, loss):
     """Shape and dtype of what a step returns: traced, not run."""
 
     def value(outputs, y):
-        ts = init_train_state(lambda x: x, optax.sgd(0.1), jax.random.key(0), outputs)
+        ts = init_train_state(jax.random.key(0), lambda x: x, optax.sgd(0.1), outputs)
         return train_step(lambda x: x, loss, optax.sgd(0.1)).__wrapped__(ts, outputs, y)[1]
 
     arrays = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -356,7 +356,7 @@ def test_other_side_inputs_and_several_inputs_pass_through():
 
     step = train_step(add, mse, optax.sgd(0.1))
     a, b = jnp.ones((2, 3)), jnp.full((2, 3), 2.0)
-    ts = init_train_state(add, optax.sgd(0.1), KEY, a, b)
+    ts = init_train_state(KEY, add, optax.sgd(0.1), a, b)
     _, value = step(ts, (a, b), jnp.zeros((2, 3)), weight=jnp.float32(3.0))
     assert float(value) == 25.0
 
@@ -366,7 +366,7 @@ def test_state_goes_from_step_to_step_and_evaluation_leaves_it():
     x, y = jnp.array([[1.0], [3.0]]), jnp.zeros((2, 1))
     optimizer = optax.sgd(0.1)
     step = train_step(net, mse, optimizer)
-    ts = first = init_train_state(net, optimizer, KEY, x)
+    ts = first = init_train_state(KEY, net, optimizer, x)
     kernel = float(first.params[1]["kernel"][0, 0])
     ts, value = step(ts, x, y)
     np.testing.assert_allclose(value, kernel**2, rtol=1e-6)  # the batch is centered: -1 and 1
@@ -404,7 +404,7 @@ def test_l2_penalty_is_ridge_regression():
     x, y = regression()
     optimizer = optax.sgd(0.2)
     step = train_step(LINEAR, mse, optimizer, penalty=lambda params: 0.1 * l2_penalty(params))
-    ts = init_train_state(LINEAR, optimizer, KEY, x)
+    ts = init_train_state(KEY, LINEAR, optimizer, x)
     for _ in range(200):
         ts, value = step(ts, x, y)
     ridge = np.linalg.solve(x.T @ x + len(x) * 0.1 * np.eye(3), x.T @ y)
@@ -422,13 +422,13 @@ def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
     assert int((lasso == 0).sum()) == 1
     optimizer = optax.chain(optax.sgd(0.2), proximal_l1(0.2 * 0.4))
     step = train_step(LINEAR, mse, optimizer)
-    ts = init_train_state(LINEAR, optimizer, KEY, x)
+    ts = init_train_state(KEY, LINEAR, optimizer, x)
     for _ in range(100):
         ts, _ = step(ts, x, y)
     np.testing.assert_allclose(ts.params["kernel"], lasso, atol=1e-5)
     same(ts.params["kernel"] == 0, lasso == 0)
     subgradient = train_step(LINEAR, mse, optax.sgd(0.2), penalty=lambda params: 0.4 * l1_penalty(params))
-    ts = init_train_state(LINEAR, optax.sgd(0.2), jax.random.key(0), x)
+    ts = init_train_state(jax.random.key(0), LINEAR, optax.sgd(0.2), x)
     for _ in range(100):
         ts, _ = subgradient(ts, x, y)
     np.testing.assert_allclose(ts.params["kernel"], lasso, atol=0.1)
@@ -438,7 +438,7 @@ def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
 def trained(optimizer, penalty=None, steps=5):
     x, y = line(16)
     step = train_step(NET, mse, optimizer, penalty=penalty)
-    ts = init_train_state(NET, optimizer, jax.random.key(0), x)
+    ts = init_train_state(jax.random.key(0), NET, optimizer, x)
     for _ in range(steps):
         ts, _ = step(ts, x, y)
     return ts.params
@@ -464,7 +464,7 @@ def test_augmentation_gets_a_new_key_each_step_and_leaves_the_labels():
     x = jnp.zeros((4, 2))
     seen = lambda outputs, y: jnp.where(y == 0, outputs, jnp.nan)
     step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda key, x: gaussian_noise(key, x, 1.0)).__wrapped__
-    ts = init_train_state(lambda x: x, optax.sgd(0.1), KEY, x)
+    ts = init_train_state(KEY, lambda x: x, optax.sgd(0.1), x)
     after, first = step(ts, x, x)
     _, second = step(after, x, x)
     _, again = step(ts, x, x)
@@ -476,7 +476,7 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
     net, optimizer = Dense(4, use_bias=False), optax.adam(0.1)
     x = jnp.eye(4)
     step = train_step(net, softmax_cross_entropy, optimizer)
-    ts = init_train_state(net, optimizer, KEY, x)
+    ts = init_train_state(KEY, net, optimizer, x)
     for _ in range(300):
         ts, _ = step(ts, x, optax.smooth_labels(jnp.eye(4), 0.1))
     logits = np.asarray(ts.params["kernel"])
@@ -508,7 +508,7 @@ def test_gradients_of_small_batches_accumulate_to_the_step_of_the_big_one():
     inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule))
     accumulate = optax.MultiSteps(inner, every_k_schedule=4).gradient_transformation()
     small, big = train_step(NET, mse, accumulate), train_step(NET, mse, inner)
-    a, b = init_train_state(NET, accumulate, KEY, x), init_train_state(NET, inner, jax.random.key(0), x)
+    a, b = init_train_state(KEY, NET, accumulate, x), init_train_state(jax.random.key(0), NET, inner, x)
     begin = copy(b.params)
     for _ in range(3):
         for i in range(4):
@@ -527,7 +527,7 @@ def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
     rate = optax.linear_schedule(0.1, 0.3, 2)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate))
     step = train_step(NET, lambda o, y: 100 * mse(o, y), optimizer).__wrapped__
-    ts = init_train_state(NET, optimizer, KEY, x)
+    ts = init_train_state(KEY, NET, optimizer, x)
     for t in range(3):
         after, _ = jax.jit(step)(ts, x, y)
         moved = optax.tree.norm(jax.tree.map(lambda a, b: a - b, after.params, ts.params))
@@ -541,7 +541,7 @@ def test_averaged_params_are_the_weighted_mean_of_all_steps(decay):
     x, y = line(16)
     optimizer = optax.chain(optax.sgd(0.3), ema_params(decay))
     plain, step = train_step(NET, mse, optax.sgd(0.3)), train_step(NET, mse, optimizer)
-    ts, bare = init_train_state(NET, optimizer, KEY, x), init_train_state(NET, optax.sgd(0.3), jax.random.key(0), x)
+    ts, bare = init_train_state(KEY, NET, optimizer, x), init_train_state(jax.random.key(0), NET, optax.sgd(0.3), x)
     same(get_ema(ts.opt_state), ts.params)
     seen = []
     for t in range(1, 8):
@@ -604,7 +604,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_rest(net, x, classes
     """The products in bfloat16, forward and backward; params, statistics, optimizer and loss in float32."""
     y = np.zeros((4, 6) if classes == 11 else 4, np.int32)
     optimizer = optax.adam(1e-2)
-    ts = init_train_state(net, optimizer, KEY, x)
+    ts = init_train_state(KEY, net, optimizer, x)
     traced = []
 
     def loss(outputs, y):
@@ -693,7 +693,7 @@ def test_five_lines_reproduce_fit_bit_for_bit():
     net, optimizer, key = Serial(Dense(8), Dropped(), Dense(1)), optax.adam(0.01), jax.random.key(3)
     fitted = fit(net, mse, optimizer, (x, y), key=key, batch_size=16, epochs=3, progress=False)
 
-    ts = init_train_state(net, optimizer, key, x[:16])
+    ts = init_train_state(key, net, optimizer, x[:16])
     step = train_step(net, mse, optimizer)
     values = []
     for x_batch, y_batch in minibatches(key, (x, y), 16, epochs=3):
@@ -874,7 +874,7 @@ def test_float64_data_are_trained_on_in_float32():
     x, y = (np.asarray(a, np.float64) for a in line())
     net = Dense(1)
     fitted = quiet(net, mse, optax.adam(0.1), (x, y), batch_size=8, epochs=2, validation=(x, y))
-    ts = init_train_state(net, optax.adam(0.1), KEY, x)
+    ts = init_train_state(KEY, net, optax.adam(0.1), x)
     for tree in (fitted.params, fitted.ts, ts):
         assert not any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(tree))
     assert fitted.history.step_loss.dtype == np.float32
@@ -1075,5 +1075,5 @@ def test_evaluation_before_training_raises_the_error_of_the_layer():
 
 def test_a_net_with_statistics_across_devices_is_initialized_like_any_other():
     net = jaxblocks.Serial(jaxblocks.Dense(3), jaxblocks.BatchNorm(axis_name="devices"), jaxblocks.Dense(2))
-    ts = init_train_state(net, optax.sgd(0.1), jax.random.key(0), jnp.zeros((4, 5)))
+    ts = init_train_state(jax.random.key(0), net, optax.sgd(0.1), jnp.zeros((4, 5)))
     assert ts.params[2]["kernel"].shape == (3, 2) and int(ts.state[1]["updates"]) == 0

@@ -92,7 +92,7 @@ logits = jax.jit(net.apply)(params, x)
         """
 net = Serial(Dense(128), BatchNorm(), relu, Dropout(0.5), Dense(10))
 optimizer = optax.adam(1e-3)
-ts = init_train_state(net, optimizer, key, x)
+ts = init_train_state(key, net, optimizer, x)
 step = train_step(net, softmax_cross_entropy, optimizer)
 for _ in range(3):
     ts, loss = step(ts, x, y)

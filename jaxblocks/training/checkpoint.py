@@ -76,7 +76,7 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
     A checkpoint that is incomplete, damaged, or holds another tree is skipped with a warning that explains why, and
     the one before it is used. A training loop of your own continues after a kill by::
 
-        ts = init_train_state(net, optimizer, key, x[:64])
+        ts = init_train_state(key, net, optimizer, x[:64])
         ts = load_checkpoint("run", ts, missing_ok=True)
         for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10, start=int(ts.step)):
             ts, value = step(ts, x_batch, y_batch)

@@ -67,7 +67,7 @@ def fit(
 
     It computes what these five lines compute, bit for bit; copy them where you need another loop::
 
-        ts = init_train_state(net, optimizer, key, x[:64])
+        ts = init_train_state(key, net, optimizer, x[:64])
         step = train_step(net, loss, optimizer)
         for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10):
             ts, value = step(ts, x_batch, y_batch)
@@ -143,7 +143,7 @@ def fit(
 
     if ts is None:
         x, _ = next(batches(0))
-        first = init_train_state(net, optimizer, key, *as_inputs(x))
+        first = init_train_state(key, net, optimizer, *as_inputs(x))
     else:
         _check_train_state(ts)
         first = copy_tree(ts)  # the caller's buffers are not donated

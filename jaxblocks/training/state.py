@@ -47,7 +47,7 @@ class TrainState(NamedTuple):
 
 @checked
 def init_train_state(
-    net: LayerLike, optimizer: optax.GradientTransformation, key: Key[Array, ""], *inputs: Any, **side: Any
+    key: Key[Array, ""], net: LayerLike, optimizer: optax.GradientTransformation, *inputs: Any, **side: Any
 ) -> TrainState:
     """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
 
@@ -63,7 +63,7 @@ def init_train_state(
         TypeError: unless ``key`` is a typed key and ``optimizer`` an optimizer.
 
     >>> from jaxblocks.layers.dense import Dense
-    >>> ts = init_train_state(Dense(3), optax.adam(1e-3), jax.random.key(0), jnp.zeros((8, 2)))
+    >>> ts = init_train_state(jax.random.key(0), Dense(3), optax.adam(1e-3), jnp.zeros((8, 2)))
     >>> ts.params["kernel"].shape, ts.state, int(ts.step)
     ((2, 3), (), 0)
     """

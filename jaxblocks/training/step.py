@@ -74,7 +74,7 @@ def train_step(
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
     >>> optimizer = optax.sgd(0.1)
-    >>> ts = init_train_state(Dense(1), optimizer, jax.random.key(0), jnp.zeros((4, 1)))
+    >>> ts = init_train_state(jax.random.key(0), Dense(1), optimizer, jnp.zeros((4, 1)))
     >>> step = train_step(Dense(1), lambda outputs, y: (outputs - y) ** 2, optimizer)
     >>> x = jnp.arange(4.0)[:, None]
     >>> for _ in range(100):
