@@ -221,7 +221,8 @@ def _expectations(function):
         if p.kind is p.VAR_POSITIONAL:
             rest = (p.name, expects)
         elif p.kind is not p.VAR_KEYWORD:
-            named[p.name] = expects
+            if p.kind is not p.POSITIONAL_ONLY:  # whose name may also be that of one of ``**kwargs``
+                named[p.name] = expects
             if p.kind is not p.KEYWORD_ONLY:
                 positional.append((p.name, expects))
     return positional, rest, named
@@ -308,7 +309,8 @@ def _is_integer(x) -> bool:
 
 
 def _is_number(x) -> bool:
-    return isinstance(x, (numbers.Real, np.floating, np.integer)) and not isinstance(x, (bool, np.bool_)) and x == x
+    number = isinstance(x, (numbers.Real, np.floating, np.integer)) and not isinstance(x, (bool, np.bool_))
+    return number and bool(x == x)  # not NaN
 
 
 def _repair_scalar(name, value, words) -> str:
