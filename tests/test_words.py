@@ -71,6 +71,14 @@ def test_the_readme_names_what_exists():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
+def test_the_bibliography_lists_every_identifier_once():
+    """Every arXiv id and DOI that the package cites is in docs/bibliography.md, once."""
+    listed = (ROOT / "docs" / "bibliography.md").read_text()
+    sources = " ".join(path.read_text() for path in sorted((ROOT / "jaxblocks").rglob("*.py")))
+    cited = {*re.findall(r"arXiv:([\d.]+\d)", sources), *re.findall(r"doi:([^\s,;)\"]+[^\s,;)\".])", sources)}
+    assert {name for name in cited if listed.count(f":{name}]") != 1} == set()
+
+
 # ---- the tasks that libraries are compared on, in lines without imports and data -------------
 
 
