@@ -38,7 +38,7 @@ BY_HAND = {
     "MLP": 4 * (5 * 6 + 6 * 3),
     "Serial": 4 * 5 * 3,
     "Serial by name": 8 * (5 * 3 + 3 * 2),
-    "Serial of nothing": 0,
+    "Serial without layers": 0,
     "Serial with noise": 4 * 5 * 3,
     "Serial with state": 4 * 5 * 3,
     "Serial in training": 4 * 5 * 3,

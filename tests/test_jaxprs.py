@@ -38,8 +38,8 @@ def everything(x, w):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
-def test_a_jaxpr_evaluates_to_its_function(wrap):
-    """Calls opened or not: the same values, under jit too, and the same derivatives."""
+def test_jaxpr_evaluates_to_its_function(wrap):
+    """With and without inlined calls, values and derivatives are the same, eagerly and under jit."""
     traced = jax.make_jaxpr(everything)(X, W)
     for program in (traced, open_calls(traced)):
         values = wrap(lambda x, w, program=program: evaluate(program, x, w))(X, W)
@@ -49,8 +49,8 @@ def test_a_jaxpr_evaluates_to_its_function(wrap):
     np.testing.assert_allclose(ours, jax.grad(lambda x: everything(x, W)[0].sum())(X), rtol=1e-5)
 
 
-def test_no_call_is_left():
-    """Opened: only arithmetic, loops and branches remain, and a body called twice has names of its own."""
+def test_inlining_removes_all_calls():
+    """Only arithmetic, loops and branches remain; a body that is called twice gets distinct variables."""
     opened = open_calls(jax.make_jaxpr(everything)(X, W))
     names = [equation.primitive.name for equation in opened.eqns]
     assert not {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"} & set(names)
@@ -59,8 +59,8 @@ def test_no_call_is_left():
     assert len(made) == len(set(made))
 
 
-def test_a_piece_is_the_function_between_two_places():
-    """Cut anywhere, the two pieces compose to the whole."""
+def test_the_two_pieces_of_a_cut_compose_to_the_function():
+    """For every position of the cut, the composition of the two pieces equals the function."""
     opened = open_calls(jax.make_jaxpr(lambda x: jnp.tanh(x @ W) * jnp.sin(x @ W) + 1)(X))
     whole, jaxpr = evaluate(opened, X), opened.jaxpr
     constants = list(jaxpr.constvars)
@@ -72,8 +72,8 @@ def test_a_piece_is_the_function_between_two_places():
         np.testing.assert_allclose(piece(jaxpr, second, between, jaxpr.outvars)(*middle)[0], whole[0], rtol=1e-6)
 
 
-def test_interpreter_on_arrays_is_evaluation():
-    """With the rule that evaluates, for scans unrolled or run by lax.scan, the program computes what it did."""
+def test_interpreter_with_an_evaluation_rule_evaluates():
+    """The values are those of the program, for unrolled scans and for scans by `lax.scan`."""
     traced = jax.make_jaxpr(everything)(X, W)
     unrolled = lambda step: unroll_scan(step, lambda x, i, v: x[i], lambda entries, v: jnp.stack(entries))
     looped = lambda step: interpret_scan(step, lambda body, operands, x: (step.interpret(body, operands), ()))[0]
@@ -83,8 +83,8 @@ def test_interpreter_on_arrays_is_evaluation():
             np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
-def test_a_rule_takes_precedence_over_opening_a_call():
-    """A table entry for a custom rule sees the call itself; `opens` hands it to the default."""
+def test_rule_takes_precedence_over_inlining():
+    """A rule for a custom-derivative call receives the call itself; if `opens` is False, the default rule does."""
     traced = jax.make_jaxpr(lambda x: cube(x) + 1)(X)
     call = next(e for e in traced.eqns if e.primitive.name.startswith("custom_vjp")).primitive.name
     seen = []
@@ -93,7 +93,7 @@ def test_a_rule_takes_precedence_over_opening_a_call():
     assert seen == [1, call, "add"]
 
 
-def test_steps_know_their_path_and_scope():
+def test_steps_have_their_path_and_scope():
     def f(x):
         with jax.named_scope("outer"):
             return jax.jit(lambda x: jnp.sin(x * 2))(x) + 1
@@ -108,8 +108,8 @@ def test_steps_know_their_path_and_scope():
     assert found == {"mul": ((0, 0), "outer"), "sin": ((0, 1), "outer"), "add": ((1,), "outer")}
 
 
-def test_backward_interpretation_finds_dead_code():
-    """Only the equations that the wanted output needs are visited, the last first."""
+def test_backward_interpretation_skips_dead_code():
+    """Only equations that the requested output depends on are visited, in reverse order."""
     jaxpr = jax.make_jaxpr(lambda x, y: (jnp.sin(x) + 1, jnp.cos(y)))(1.0, 2.0).jaxpr
     visited = []
 

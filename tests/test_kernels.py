@@ -1,4 +1,4 @@
-"""Neural tangent kernels: each method against the dense J J^T, infinite width, training with a constant kernel."""
+"""Neural tangent kernels: all methods against the dense J J^T, infinite width, training with a constant kernel."""
 
 import functools
 
@@ -40,7 +40,7 @@ def random_params(net, x):
 
 
 def dense_kernel(f, params, x1, x2):
-    """J J^T with NumPy, from the Jacobian of one example after another."""
+    """J J^T in NumPy, from the Jacobian of each example."""
     jacobian_of, shape = jax.jit(jax.jacrev(f)), jax.eval_shape(f, params, x1[0]).shape
 
     def jacobian(x):
@@ -67,7 +67,7 @@ def scalar(w, x):
     return jnp.sum(jnp.sin(x @ w))
 
 
-NETS = {  # f or net, examples (twice), methods that the plan holds
+NETS = {  # function or net, examples x1 and x2, methods in the plan
     "dense": (MLP(5, 5, 2, activation=jnp.tanh), (draw, (3, 4), (2, 4)), {"pairs"}),
     "dense over time": (Serial(Dense(5), jnp.tanh, Dense(3)), (draw, (3, 2, 4), (2, 2, 4)), {"chain"}),
     "convolution": (
@@ -93,7 +93,7 @@ PARAMS = {"tied": (9, 4), "twice": (4, 4), "joined": (4, 3), "scalar": (4, 3)}
 
 @pytest.mark.parametrize("name", NETS)
 def test_each_method_equals_the_dense_kernel(name, monkeypatch):
-    """Float64: full and trace, two batches and one; symmetric and positive semidefinite; a few rows at a time."""
+    """Full kernel and trace in float64, for two batches and for one, in blocks of rows; positive semidefinite."""
     net, (examples, first, second), ways = NETS[name]
     with jax.enable_x64(True):
         x1, x2 = examples(*first), examples(*second, seed=4)
@@ -121,8 +121,8 @@ def test_each_method_equals_the_dense_kernel(name, monkeypatch):
         assert ways <= {word for leaf in plan.leaves for word in leaf.method.split(" and ")}, plan
 
 
-def test_rows_in_blocks(monkeypatch):
-    """A few rows at a time, the last block overlapping: the same kernel, eagerly as well."""
+def test_kernel_in_blocks_of_rows(monkeypatch):
+    """Blocks of rows with an overlapping last block give the same kernel, under jit and eagerly."""
     x = draw(7, 3, dtype=jnp.float32)
     net = MLP(5, 2, activation=jnp.tanh)
     params = net.init(jax.random.key(0), x[0])
@@ -133,7 +133,7 @@ def test_rows_in_blocks(monkeypatch):
 
 
 def test_chained_sums():
-    """With many outputs and few positions the sums over positions are computed one after the other."""
+    """With many outputs and few positions, the sums over positions are computed sequentially."""
 
     def f(w, x):
         return jnp.ravel(jnp.tanh(x @ w["kernel"])[:, :, None] * w["scale"][None])
@@ -146,8 +146,8 @@ def test_chained_sums():
         np.testing.assert_allclose(found, dense_kernel(f, w, x, x), rtol=1e-10, atol=1e-10)
 
 
-def test_the_plan_counts(monkeypatch):
-    """Dense nets: 14, 66 and 85 times fewer operations and 40 times less memory; a small one is contracted."""
+def test_plan_reduces_operations_and_memory(monkeypatch):
+    """Dense nets take 14, 66 and 85 times fewer operations, 40 times less memory; a small net uses contraction."""
     params_of = lambda net, n: jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((n,), jnp.float32))
     for outputs, examples, factor in [(1, 32, 14), (10, 32, 60), (100, 16, 80)]:
         net = MLP(256, 256, outputs, activation=jnp.tanh)
@@ -173,7 +173,7 @@ def test_half_precision_and_integers():
     for method in METHODS[::2]:
         kernel = ntk(lambda w, x: x @ w, w, x, method=method)
         assert kernel.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(kernel[:, :, 0, 0].astype(jnp.float32), 300)  # 256 if it were summed in bfloat16
+        np.testing.assert_array_equal(kernel[:, :, 0, 0].astype(jnp.float32), 300)  # a sum in bfloat16 would give 256
 
 
 # ---- infinite width
@@ -189,7 +189,7 @@ def test_published_value():
         np.testing.assert_allclose(twice, 6 * kernel[:, :1], rtol=1e-14)
 
 
-def test_the_closed_form_is_the_mean_over_weights():
+def test_closed_form_is_the_mean_over_weights():
     """Monte Carlo over the weights of the wide network, and the formula with the arccosine in NumPy."""
     with jax.enable_x64(True):
         x1, x2 = draw(3, 4), draw(2, 4, seed=5)
@@ -207,15 +207,15 @@ def test_the_closed_form_is_the_mean_over_weights():
         np.testing.assert_allclose(ntk_relu(x1, x2), mean, atol=0.03)
 
 
-def test_the_diagonal_is_exact():
-    """Float32: an arccosine would be wrong by 1e-4 on the diagonal; gradients are finite there and at zero."""
+def test_diagonal_is_exact():
+    """In float32, arccos has an error of 1e-4 on the diagonal; gradients are finite there and at zero."""
     x = draw(5, 7, dtype=jnp.float32)
     x = x / jnp.linalg.norm(x, axis=1, keepdims=True)
     np.testing.assert_allclose(jnp.diag(ntk_relu(x)), 2, rtol=1e-6)
     assert jnp.isfinite(jax.jit(jax.grad(lambda x: ntk_relu(x).sum()))(jnp.concatenate([x, 0 * x[:1]]))).all()
 
 
-def test_the_empirical_kernel_tends_to_the_closed_form():
+def test_empirical_kernel_converges_to_the_closed_form():
     def f(params, x):
         return jnp.sqrt(2 / params["v"].size) * jnp.sum(params["v"] * jax.nn.relu(x @ params["w"]))
 
@@ -233,8 +233,8 @@ def problem(outputs=()):
     return kernel, across, draw(5, *outputs, seed=10), draw(5, *outputs, seed=11), draw(3, *outputs, seed=12)
 
 
-def test_flow_solves_the_differential_equation():
-    """Against an integrator of SciPy, at training points and at other points."""
+def test_gradient_flow_solves_the_differential_equation():
+    """Compare with an ODE solver of SciPy, at training points and at other points."""
     with jax.enable_x64(True):
         kernel, across, y, start, test_start = map(np.asarray, problem())
         both = np.concatenate([kernel, across])
@@ -248,8 +248,8 @@ def test_flow_solves_the_differential_equation():
         np.testing.assert_allclose(alone, solved[:5], rtol=1e-7)
 
 
-def test_descent_takes_steps():
-    """Discrete time against a loop, at a rate at which the largest mode overshoots; infinite time interpolates."""
+def test_gradient_descent_matches_a_loop():
+    """Compare discrete time with a loop at a learning rate where the largest mode overshoots; t = inf interpolates."""
     with jax.enable_x64(True):
         kernel, across, y, start, test_start = problem((2,))
         rate = 1.7 / float(jnp.linalg.eigvalsh(kernel)[-1])
@@ -267,7 +267,7 @@ def test_descent_takes_steps():
 
 
 def test_several_outputs_and_singular_kernels():
-    """(N, N, O, O) against the matrix exponential of SciPy; directions with eigenvalue zero do not change."""
+    """Compare (N, N, O, O) with the matrix exponential of SciPy; directions with eigenvalue zero do not change."""
     with jax.enable_x64(True):
         root = draw(3, 2, 9)
         full, y = jnp.einsum("iop,jmp->ijom", root, root), draw(3, 2, seed=5)
@@ -333,6 +333,6 @@ def test_wrong_arguments_are_rejected(case, sentences):
 
 
 def test_suggested_repairs_work():
-    """The repairs that the errors suggest work."""
+    """The repairs suggested by the errors work."""
     kernel = ntk(lambda p, x: x @ jnp.exp(p["w"]), {"w": 0 * W}, X, X[:3], method="auto")
     np.testing.assert_allclose(jnp.einsum("ijoo->ij", kernel), 6, rtol=1e-6)

@@ -44,7 +44,7 @@ def loops(x):
 
 
 def relay(x):
-    """A carry that is constant at first depends on x one step later than the value it is computed from."""
+    """A carry that is constant in the first step depends on x one step after the value it is computed from."""
     still = jnp.ones_like(x)
     for_ = lax.fori_loop(0, 4, lambda i, c: (jnp.sin(c[0] * x), c[0] ** 2, c[1] * c[0]), (still, still, still))
     while_ = lax.while_loop(
@@ -69,17 +69,17 @@ def cube(x):
 cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
 
 
-# One row for each rule for an equation.
+# One function for each rule of the Laplacian.
 FUNCTIONS = {
     "elementwise": lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2),
-    "of two": lambda x: (1 + x[::-1] ** 2) ** x * x[0],
+    "power": lambda x: (1 + x[::-1] ** 2) ** x * x[0],
     "matrix": lambda x: jnp.tanh(jnp.asarray(W) @ jnp.sin(jnp.asarray(W) @ x)),
-    "product of both": lambda x: jnp.outer(x, x) @ jnp.sin(jnp.outer(x, x) @ x),
+    "product of two functions": lambda x: jnp.outer(x, x) @ jnp.sin(jnp.outer(x, x) @ x),
     "gram": lambda x: jnp.outer(jnp.sin(x), x) @ jnp.outer(jnp.sin(x), x),
     "attention": lambda x: jax.nn.softmax(jnp.outer(x, x) @ jnp.asarray(W)) @ x,
     "loops": loops,
     "relay": relay,
-    "convolution of both": lambda x: jnp.convolve(x, jnp.sin(x)),
+    "convolution of two functions": lambda x: jnp.convolve(x, jnp.sin(x)),
     "piecewise": lambda x: jnp.max(x) * jax.nn.relu(jnp.sort(x)) + jnp.abs(x) * x,
     "reductions": lambda x: jnp.prod(jnp.sin(x)) + jax.nn.logsumexp(jnp.cumprod(x)),
     "complex": lambda x: jnp.abs(jnp.fft.fft(x**2)) ** 2,
@@ -89,13 +89,13 @@ FUNCTIONS = {
     "checkpoint": lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.asarray(W) @ x))(x) ** 2,
     "stopped": lambda x: lax.stop_gradient(x) * x**2 + jnp.sign(x) * jnp.floor(x),
     "constant": lambda x: jnp.arange(3.0).astype(x.dtype),
-    "itself": lambda x: x,
+    "identity": lambda x: x,
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_laplacians_equal_traces_of_hessians(name, double):
-    """Value, Jacobian and Laplacian, in float64, under jit, at once and in chunks that do not divide n."""
+    """Value, Jacobian and Laplacian in float64, eagerly and under jit, with and without chunks that do not divide n."""
     f = FUNCTIONS[name]
     programs = [functools.partial(value_grad_laplacian, f, chunk_size=size) for size in (None, 3)]
     reference = lambda x: (f(x), jax.jacfwd(f)(x), trace(f, x))
@@ -109,7 +109,7 @@ def test_laplacians_equal_traces_of_hessians(name, double):
 
 
 def test_known_laplacians(double):
-    """log r is harmonic in the plane, 1/r in space; a Gaussian's Laplacian is (r² - n) times it."""
+    """log r is harmonic in the plane, 1/r in space; the Laplacian of a Gaussian is (r² - n) times the Gaussian."""
     r = lambda x: jnp.sqrt(jnp.sum(x**2))
     gauss = lambda x: jnp.exp(-(r(x) ** 2) / 2)
 
@@ -143,7 +143,7 @@ def test_points_are_pytrees(double):
 
 
 def test_laplacians_can_be_transformed(double):
-    """vmap, grad and jvp of the Laplacian; its own Laplacian; constants that are traced."""
+    """vmap, grad and jvp of the Laplacian; the Laplacian of the Laplacian; traced constants."""
     f = lambda x, s=1.0: jnp.sum(jnp.sin(s * double.w @ x) ** 2)
     reference = lambda x, s=1.0: trace(lambda x: f(x, s), x)
     ours = lambda x, s=1.0: laplacian(lambda x: f(x, s), x)
@@ -196,7 +196,7 @@ def attention(x):
     return jnp.sum(jnp.tanh(h @ out) @ last)
 
 
-NETS = {  # f, point, points in a batch, least ratio of operations, most ratio of temporary bytes
+NETS = {  # f, point, batch size, minimum ratio of operations, maximum ratio of temporary bytes
     "MLP n=64": (mlp(64, 128), jnp.ones(64), None, 1.9, 0.6),
     "MLP n=16, 8 points": (mlp(16, 64), jnp.ones(16), 8, 1.8, 0.8),
     "attention": (attention, jnp.ones((8, 3)), None, 1.7, 0.97),
@@ -246,7 +246,7 @@ def test_scans_stay_scans():
 
 
 def test_errors_name_the_repair(sentences):
-    """Each error says what it got and what to do, and the repair works."""
+    """Each error states the rejected argument and a repair, and the repair works."""
     x = jnp.ones(3)
     with pytest.raises(TypeError, match=r"laplacian expected x .*, got int32 \(3,\) at x; convert it with .astype"):
         laplacian(jnp.sum, jnp.arange(3))

@@ -1,4 +1,4 @@
-"""Every law over every layer of the zoo, and each layer against its reference."""
+"""All laws for all layers of the zoo, and each layer against its reference."""
 
 import dataclasses
 import functools
@@ -17,8 +17,8 @@ from jaxblocks.testing import LAWS, Case, check_layer
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_the_layer_computes_its_formula(name):
-    """apply equals the reference written in numpy from the formula, in float64."""
+def test_layer_computes_its_formula(name):
+    """`apply` equals the reference, the formula in NumPy, in float64."""
     row = ZOO[name]
     with jax.enable_x64(True):
         inputs = tuple(x.astype(jnp.float64) if x.dtype == jnp.float32 else x for x in row.inputs())
@@ -34,9 +34,9 @@ def test_the_layer_computes_its_formula(name):
         jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-12, atol=1e-12), outputs, expected)
 
 
-@functools.lru_cache(maxsize=1)  # the laws of a row run one after the other and share its cases
+@functools.lru_cache(maxsize=1)  # consecutive laws of a row share its cases
 def cases(name):
-    """The cases of a row: in training, where the layer has a training mode of its own, and as the row states it."""
+    """The cases of a row: in training, if the layer has a training mode, and as specified by the row."""
     row = ZOO[name]
     case = Case(row.layer, row.inputs(), row.side, jax.random.key(0), row.mixes_batch)
     if "train" not in jaxblocks.side_inputs(row.layer) or "train" in row.side:
@@ -47,14 +47,14 @@ def cases(name):
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", ZOO)
-def test_the_law_holds(name, law):
+def test_law_holds(name, law):
     """Each law of `jaxblocks.testing` holds for each layer, in training and in evaluation."""
     for case in cases(name):
         LAWS[law](case)
 
 
 def test_every_public_layer_has_a_row():
-    """Each public builder (a name in CamelCase that is no class) has a row in the zoo."""
+    """Each public builder (a name in CamelCase that is not a class) has a row in the zoo."""
     public = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__ if name[0].isupper()}
     builders = {name for name, value in public.items() if callable(value) and not isinstance(value, type)}
     assert builders == {row.public for row in ZOO.values()} - {""}
@@ -161,13 +161,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("law", BROKEN)
-def test_a_broken_layer_is_named(law):
+def test_broken_laws_are_named(law):
     """check_layer names the law that a broken layer breaks."""
     with pytest.raises(AssertionError, match=f"- {law}: "):
         check_layer(BROKEN[law], ROWS, laws={law: LAWS[law]})
 
 
-def test_equal_rows_do_not_hide_a_mixed_batch():
+def test_mixing_of_examples_is_detected_in_a_batch_of_equal_rows():
     with pytest.raises(AssertionError, match="- independence: "):
         check_layer(BROKEN["independence"], jnp.ones((3, 2)), laws={"independence": LAWS["independence"]})
 
@@ -183,7 +183,7 @@ def test_every_law_can_fail():
         (Layer(wrong_axis, scaling), "trailing axes only"),
     ],
 )
-def test_shapes_are_described(layer, words):
+def test_errors_describe_shapes(layer, words):
     with pytest.raises(AssertionError, match=words):
         check_layer(layer, jnp.arange(6.0).reshape(3, 2))
 
@@ -196,7 +196,7 @@ def test_check_layer_passes_good_layers_and_names_its_laws():
     }
 
 
-def test_side_inputs_of_each_example_go_with_it():
+def test_side_inputs_are_mapped_with_their_examples():
     """A layer that uses the side input of another example breaks a law."""
 
     def shifted(params, x, *, time):
@@ -216,7 +216,7 @@ def test_hidden_state_is_reported_once():
         check_layer(Layer(no_params, counting), jnp.ones((3, 2)))
 
 
-def test_an_error_of_every_law_is_reported_once():
+def test_an_error_in_every_law_is_reported_once():
     def failing(params, x):
         raise ValueError("no")
 
@@ -235,7 +235,7 @@ def test_computing_in_single_precision_is_named():
         check_layer(Layer(no_params, single), ROWS, laws={"derivatives_agree": LAWS["derivatives_agree"]})
 
 
-def test_a_builder_that_was_not_called():
+def test_an_uncalled_builder_is_rejected():
     def Scale():
         return Layer(no_params, scaling)
 

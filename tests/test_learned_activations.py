@@ -1,4 +1,4 @@
-"""Activations with params: PyTorch's numbers, what maxout can and cannot be, what is learned."""
+"""Activations with params: values of PyTorch, properties of maxout, params at init."""
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,15 @@ GRID = np.linspace(-4, 4, 33)
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+    return pytest.importorskip("torch", reason="requires PyTorch; run make parity")
 
 
 # ---- PReLU and swish
 
 
 @pytest.mark.parametrize("per_feature", [False, True])
-def test_prelu_is_that_of_pytorch(torch, per_feature):
-    """Values and both gradients, kink included, in float64."""
+def test_prelu_matches_pytorch(torch, per_feature):
+    """Values and both gradients in float64, including the kink."""
     with jax.enable_x64(True):
         x = np.random.default_rng(0).normal(size=(6, 5))
         x[0, 0] = 0
@@ -44,7 +44,7 @@ def test_prelu_is_that_of_pytorch(torch, per_feature):
 
 
 def test_params_at_init():
-    """PyTorch's and the paper's slope 0.25; swish begins as silu."""
+    """The slope of PReLU is 0.25, as in PyTorch and the paper; swish equals silu."""
     x = jnp.asarray(GRID, jnp.float32)
     np.testing.assert_array_equal(PReLU().init(jax.random.key(0), x)["negative_slope"], 0.25)
     made = PReLU(negative_slope_init=0.1, per_feature=True).init(jax.random.key(0), jnp.ones((2, 3)))
@@ -66,15 +66,15 @@ def test_swish_lies_between_half_the_identity_and_relu():
 
 
 def test_two_pieces_reproduce_relu_and_abs():
-    """max(x, 0) and max(x, -x), exactly."""
+    """max(x, 0) and max(x, -x) are exact."""
     x = jnp.asarray(GRID, jnp.float32)[:, None]
     zeros = jnp.zeros(2)
     np.testing.assert_array_equal(Maxout(1).apply({"kernel": jnp.array([[1.0, 0.0]]), "bias": zeros}, x), relu(x))
     np.testing.assert_array_equal(Maxout(1).apply({"kernel": jnp.array([[1.0, -1.0]]), "bias": zeros}, x), jnp.abs(x))
 
 
-def test_maxout_is_convex_and_a_difference_of_two_need_not_be():
-    """Random maxouts are convex along random lines; the hat over [0, 2] is a difference of two, to the last bit."""
+def test_maxout_is_convex_and_a_difference_of_maxouts_need_not_be():
+    """Random maxouts are convex along random lines; the hat function on [0, 2] is exactly a difference of two."""
     net = Maxout(3, pieces=4)
     u, v = jax.random.normal(jax.random.key(1), (2, 100, 5))
     params = net.init(jax.random.key(0), u)
@@ -94,7 +94,7 @@ def test_maxout_is_convex_and_a_difference_of_two_need_not_be():
 
 
 def test_two_pieces_keep_the_second_moment():
-    """The larger of two standard normal variables has second moment 1, of three 1 + sqrt(3) / (2 pi)."""
+    """The maximum of two standard normal variables has second moment 1, that of three 1 + sqrt(3) / (2 pi)."""
     x = jax.random.normal(jax.random.key(1), (500, 400))
     for pieces, expected in ((2, 1.0), (3, 1 + np.sqrt(3) / (2 * np.pi))):
         layer = Maxout(300, pieces=pieces)
@@ -102,11 +102,11 @@ def test_two_pieces_keep_the_second_moment():
         assert float((y**2).mean()) == pytest.approx(expected, rel=0.02)
 
 
-# ---- bad input
+# ---- errors
 
 
 @pytest.mark.usefixtures("sentences")
-def test_errors_say_what_is_expected():
+def test_wrong_arguments_are_rejected():
     x = jnp.ones((4, 5))
     for wrong in (lambda: Maxout(0), lambda: Maxout(3, pieces=1.5)):
         with pytest.raises(ValueError, match="to be an integer >= 1"):

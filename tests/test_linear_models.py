@@ -1,3 +1,5 @@
+"""Linear and logistic regression: closed forms, scikit-learn, optimality conditions, derivatives, errors."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,7 @@ def x64():
 
 @pytest.fixture(autouse=True)
 def _trace_once(request):
-    """The search for leaked tracers traces every loop again at every call, which one test here pays for all."""
+    """Check for leaked tracers in one test only, since the check retraces every loop at each call."""
     before = jax.config.jax_check_tracer_leaks
     jax.config.update("jax_check_tracer_leaks", before and "leaks" in request.node.name)
     yield
@@ -44,13 +46,13 @@ def overlapping(n=60, n_in=3, seed=1):
 
 
 def augmented_lstsq(x, y):
-    """numpy's least squares with a column of ones."""
+    """Least squares in NumPy with a column of ones."""
     solution = np.linalg.lstsq(np.concatenate([x, np.ones((len(x), 1))], axis=1), y, rcond=None)[0]
     return solution[:-1], solution[-1]
 
 
 def log_loss(params, x, labels, ridge=0.0):
-    """The loss as the docstring writes it."""
+    """The loss as defined in the docstring."""
     z = x @ params["kernel"][:, 0] + params["bias"][0]
     return jnp.mean(jnp.logaddexp(0.0, jnp.where(labels == 1, -z, z))) + ridge * jnp.sum(params["kernel"] ** 2)
 
@@ -80,14 +82,14 @@ def test_half_precision_is_computed_in_float32():
     np.testing.assert_allclose(np.asarray(params["bias"], np.float64), bias, rtol=2**-8)
 
 
-def test_the_params_are_those_of_dense(x64):
+def test_params_are_those_of_dense(x64):
     x, y = data()
     params = fit_linear(jnp.asarray(x), jnp.asarray(y))
     kernel, bias = augmented_lstsq(x, y)
     np.testing.assert_allclose(Dense(2).apply(params, jnp.asarray(x)), x @ kernel + bias, rtol=1e-12)
 
 
-def test_the_best_line_through_exclusive_or_is_the_constant_one_half(x64):
+def test_best_affine_fit_of_xor_is_one_half(x64):
     """(X'^T X')^{-1} X'^T y = (0, 0, 1/2), with loss 1/4."""
     params = fit_linear(jnp.asarray(XOR_X), jnp.asarray(XOR_Y))
     np.testing.assert_allclose(params["kernel"], np.zeros((2, 1)), atol=1e-15)
@@ -96,7 +98,7 @@ def test_the_best_line_through_exclusive_or_is_the_constant_one_half(x64):
 
 
 @pytest.mark.parametrize("ridge", [0.01, 3.0])
-def test_ridge_solves_its_normal_equations_and_spares_the_bias(x64, ridge):
+def test_ridge_solves_its_normal_equations_with_an_unpenalized_bias(x64, ridge):
     """(X^T X + N lambda I)^{-1} X^T y on centered data; the negative control penalizes the bias too."""
     from sklearn.linear_model import Ridge
 
@@ -118,7 +120,7 @@ def test_ridge_solves_its_normal_equations_and_spares_the_bias(x64, ridge):
 
 
 @pytest.mark.parametrize("case", ["collinear", "wide", "constant column", "one example"])
-def test_of_many_kernels_that_fit_the_one_of_least_norm_comes_out(x64, case):
+def test_underdetermined_fit_has_the_minimum_norm(x64, case):
     from sklearn.linear_model import LinearRegression
 
     x, y = data()
@@ -136,15 +138,15 @@ def test_of_many_kernels_that_fit_the_one_of_least_norm_comes_out(x64, case):
     np.testing.assert_allclose(params["bias"], reference.intercept_, rtol=1e-9)
 
 
-def test_a_far_offset_costs_no_digits():
-    """Centring comes first: float32 data around 1000 are fitted as well as around 0."""
+def test_large_offsets_keep_the_precision():
+    """Data are centered first: in float32, data around 1000 are fitted as accurately as data around 0."""
     x = np.linspace(-1, 1, 33, dtype=np.float32)[:, None] + np.float32(1000)
     y = 2 * (x.astype(np.float64) - 1000)
     params = fit_linear(jnp.asarray(x), jnp.asarray(y, jnp.float32))
     np.testing.assert_allclose(params["kernel"], [[2.0]], rtol=1e-5)
 
 
-def test_gradient_descent_reaches_the_closed_form_from_anywhere(x64):
+def test_gradient_descent_reaches_the_closed_form_from_any_init(x64):
     x, y = (jnp.asarray(v) for v in data())
     x = x / 3
     params = fit_linear(x, y)
@@ -203,7 +205,7 @@ def test_logistic_regression_agrees_with_scikit_learn(x64, ridge, dtype, atol):
         np.testing.assert_allclose(params["bias"], fitted.intercept_, atol=atol)
 
 
-def test_the_gradient_vanishes_at_the_optimum(x64):
+def test_gradient_vanishes_at_the_optimum(x64):
     x, labels = (jnp.asarray(v) for v in overlapping())
     for ridge in (0.0, 0.1):
         params = fit_logistic(x * 50 + 7, labels, ridge=ridge)
@@ -211,8 +213,8 @@ def test_the_gradient_vanishes_at_the_optimum(x64):
             np.testing.assert_allclose(leaf, np.zeros(leaf.shape), atol=1e-12)
 
 
-def test_the_hessian_is_positive_semidefinite_at_100_points(x64):
-    """One layer: the loss is convex."""
+def test_hessian_is_positive_semidefinite_at_100_points(x64):
+    """The loss of a single layer is convex."""
     x, labels = (jnp.asarray(v) for v in overlapping())
     weights = 3 * jax.random.normal(jax.random.key(0), (100, 4))
 
@@ -245,7 +247,7 @@ def test_two_inits_reach_the_same_loss(x64):
     np.testing.assert_allclose(reached, [best, best], rtol=1e-13)
 
 
-def test_the_loss_of_a_deep_net_is_not_convex(x64):
+def test_loss_of_a_deep_net_is_not_convex(x64):
     """Negative control: with two hidden layers the midpoint of two equally good nets is worse than both."""
     x, y = jnp.asarray(XOR_X), jnp.asarray(XOR_Y)
     net = MLP(4, 4, 1, activation=tanh)
@@ -270,7 +272,7 @@ def test_the_loss_of_a_deep_net_is_not_convex(x64):
 SEPARABLE = {
     "separated": ([0, 1, 2, 3, 4], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]),
     "touching": ([0, 1, 1, 3, 3], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]),
-    "touching in a plane": ([0, 1, 1, 3, 2], [0, 0, 0, 5, 3], [0, 1, 0, 1, 1]),
+    "touching in two dimensions": ([0, 1, 1, 3, 2], [0, 0, 0, 5, 3], [0, 1, 0, 1, 1]),
     "one class": ([0, 1, 1, 3, 4], [0, 2, 1, 1, 0], [1, 1, 1, 1, 1]),
     "few examples": ([0, 1, 0, 1, 0], [2, 3, 2, 3, 2], [0, 1, 0, 1, 0]),
 }
@@ -283,13 +285,13 @@ def test_without_a_finite_optimum_params_are_nan_under_jit(x64, case, dtype):
     x, labels = jnp.asarray(np.transpose(columns), dtype), jnp.asarray(labels)
     with jax.debug_nans(False):
         assert all(jnp.isnan(leaf).all() for leaf in jax.tree.leaves(fit_logistic(x, labels, ridge=0.0)))
-    if case != "one class":  # following the advice
+    if case != "one class":  # the suggested repair
         gradient = jax.jit(jax.grad(log_loss))(fit_logistic(x, labels, ridge=1e-3), x, labels, 1e-3)
         assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(gradient)) < (1e-6 if dtype == "float32" else 1e-12)
 
 
 @pytest.mark.parametrize("case", ["separated", "touching"])
-def test_without_a_finite_optimum_it_raises(case):
+def test_without_a_finite_optimum_an_error_is_raised(case):
     *columns, labels = SEPARABLE[case]
     x, labels = jnp.asarray(np.transpose(columns), jnp.float32), jnp.asarray(labels)
     with pytest.raises(ValueError, match=r"no finite optimum.*pass ridge > 0"):
@@ -300,8 +302,8 @@ def test_without_a_finite_optimum_it_raises(case):
         error.throw()
 
 
-def test_one_wrong_label_makes_separated_data_finite(x64):
-    """Nearly separated: steep, but an optimum, and no false alarm."""
+def test_one_wrong_label_makes_the_optimum_of_separable_data_finite(x64):
+    """Nearly separable data have a steep but finite optimum, which raises no error."""
     x = jnp.linspace(-1.0, 1.0, 200, dtype=jnp.float32)[:, None]
     labels = (x[:, 0] > 0).astype(jnp.int32).at[99].set(1).at[100].set(0)
     params = fit_logistic(x, labels)
@@ -340,7 +342,7 @@ def test_no_tracer_leaks():
 
 
 def test_a_feature_map_is_a_function_in_serial(x64):
-    """Phi(x) = (x1, x2, x1 x2) makes exclusive or linear: w = (1, 1, -2), b = 0."""
+    """Phi(x) = (x1, x2, x1 x2) makes XOR linear: w = (1, 1, -2), b = 0."""
 
     def features(x):
         return jnp.concatenate([x, x[..., :1] * x[..., 1:]], axis=-1)
@@ -357,11 +359,11 @@ def test_a_feature_map_is_a_function_in_serial(x64):
 # Errors
 
 
-def test_errors_say_what_is_expected(sentences):
+def test_wrong_arguments_are_rejected(sentences):
     x, y = jnp.ones((4, 2)), jnp.ones((4, 1))
     with pytest.raises(ValueError, match=r"y with 2 axes, \(n, out\), got float32 \(4,\)"):
         linear_regression(x, y[:, 0])
-    assert linear_regression(x, y[:, 0][:, None])["kernel"].shape == (2, 1)  # the advice
+    assert linear_regression(x, y[:, 0][:, None])["kernel"].shape == (2, 1)  # the suggested repair
     with pytest.raises(ValueError, match="same size of n"):
         linear_regression(x, y[:3])
     with pytest.raises(TypeError, match=r"x to be a floating-point array, got int32 \(4, 2\)"):

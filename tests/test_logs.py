@@ -1,4 +1,4 @@
-"""Logs: every step exactly once, also after kills; numbers that read back exactly."""
+"""Logs: each step exactly once, also after a killed run; numbers that are read back exactly."""
 
 import csv
 import struct
@@ -91,8 +91,8 @@ def test_fit_logs_every_step_and_validation(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 30])
-def test_rows_that_were_cut_off_or_lie_ahead_are_written_again(tmp_path, cut):
-    """A run of 9 steps, killed in the middle of a line, is resumed from step 4."""
+def test_truncated_rows_and_rows_after_the_resumed_step_are_rewritten(tmp_path, cut):
+    """A run of 9 steps is killed in the middle of a line and resumed from step 4."""
     pytest.importorskip("tensorboardX", reason="event files are written by tensorboardX")
     for make, name in [
         (csv_log, "log.csv"),
@@ -117,7 +117,7 @@ def test_rows_that_were_cut_off_or_lie_ahead_are_written_again(tmp_path, cut):
         assert path.read_text() == "step,epoch,loss,validation loss\n" if make is csv_log else not events(path)
 
 
-def test_numbers_and_names_of_every_kind_read_back(tmp_path):
+def test_nan_float32_and_quoted_names_are_read_back(tmp_path):
     log = csv_log(tmp_path / "log.csv")
     columns = ["step", 'validation "a", b']
     run = begin(log, 0, columns)
@@ -134,8 +134,8 @@ def test_sparse_rows_keep_the_validations(tmp_path):
     assert [line.split(",")[0] for line in (tmp_path / "log.csv").read_text().splitlines()] == "step 4 5 8 10".split()
 
 
-def test_a_divergence_is_in_the_log(tmp_path):
-    """Rows up to the step of the divergence, which is included."""
+def test_log_contains_the_diverging_step(tmp_path):
+    """The rows end with the step of the divergence."""
     with pytest.raises(FloatingPointError, match="In step ") as raised:
         go(loss=lambda o, y: jnp.exp(20 * jnp.abs(o - y)), callbacks=[csv_log(tmp_path / "log.csv")], validation=None)
     read = [line.split(",") for line in (tmp_path / "log.csv").read_text().splitlines()[1:]]
@@ -156,7 +156,7 @@ def test_wrong_arguments_are_rejected(tmp_path, monkeypatch, sentences):
         ValueError, match=r"expected the columns of .*, step,epoch,.*, got step,loss; pass another path"
     ):
         begin(csv_log(tmp_path / "log.csv"), 3, ["step", "loss"])
-    other = csv_log(tmp_path / "other.csv")  # the repair
+    other = csv_log(tmp_path / "other.csv")  # the suggested repair
     other.on_end(begin(other, 3, ["step", "loss"]))
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "tensorboardX.proto.event_pb2", None)
@@ -164,7 +164,7 @@ def test_wrong_arguments_are_rejected(tmp_path, monkeypatch, sentences):
         tensorboard_log(tmp_path)
 
 
-def test_the_end_of_a_log_is_called_after_an_error():
+def test_on_end_is_called_after_an_error():
     seen = []
     log = row_log(lambda rows: 1 / 0, begin=lambda *args: seen.append(args), end=lambda: seen.append("end"))
     with pytest.raises(ZeroDivisionError):
@@ -172,13 +172,13 @@ def test_the_end_of_a_log_is_called_after_an_error():
     assert seen == [(0, tuple(COLUMNS)), "end"]
 
 
-def test_a_log_that_was_not_called_is_rejected(sentences):
+def test_uncalled_log_is_rejected(sentences):
     with pytest.raises(TypeError, match="fit expected callbacks, got the function terminal_log; pass a list"):
         go(callbacks=[terminal_log])
 
 
-def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path):
-    """A full disk is a warning; a path that cannot be written is an error before the first step."""
+def test_unwritable_log_does_not_stop_training(tmp_path):
+    """A full disk causes a warning; an unwritable path is rejected before the first step."""
 
     def full(rows):
         raise OSError(28, "No space left on device")

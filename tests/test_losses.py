@@ -1,4 +1,4 @@
-"""Losses: the lectures' numbers, other libraries' values and gradients, extreme inputs, and what is refused."""
+"""Losses: values of the lectures, values and gradients of other libraries, extreme inputs, rejected inputs."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ from jaxblocks.losses import (
 from jaxblocks.probabilities import log_softmax, one_hot, smooth_labels, softmax
 
 HALF = (jnp.bfloat16, jnp.float16)
-H = np.array([0.1, -0.8, 1.4, 1.1])  # the scores of the lectures' example
+H = np.array([0.1, -0.8, 1.4, 1.1])  # scores of the example in the lectures
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def compiled(function, **options):
 
 
 def run(function, *arguments, **options):
-    """The compiled value: one compilation in place of one per operation, and no checks of values."""
+    """The value under jit: one compilation instead of one per operation, and no checks of values."""
     return compiled(function, **options)(*arguments)
 
 
@@ -77,8 +77,8 @@ def pair(*numbers):
 # Distances between distributions -------------------------------------------------------------------------------------
 
 
-def test_distances_of_the_lectures_pair():
-    """P = (.5, .5) and Q = (.9, .1), both ways."""
+def test_distances_of_the_pair_in_the_lectures():
+    """P = (.5, .5) and Q = (.9, .1), in both orders."""
     p, q = pair(0.5, 0.9), pair(0.9, 0.5)
     close = partial(np.testing.assert_allclose, rtol=3e-7)
     close(run(lp_distance, p, q, order=1), [0.8, 0.8])
@@ -110,7 +110,7 @@ def test_distances_of_binary_distributions():
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_total_variation_is_the_largest_difference_over_all_events(n):
-    """Brute force over all 2^n sets; A = {P_i >= Q_i} attains it, and so does its complement."""
+    """Brute force over all 2^n sets; A = {P_i >= Q_i} and its complement attain the maximum."""
     p, q = dirichlet(n, 2, 5, n)
     with jax.enable_x64(True):
         value = np.asarray(run(total_variation, jnp.asarray(p), jnp.asarray(q)))
@@ -122,7 +122,7 @@ def test_total_variation_is_the_largest_difference_over_all_events(n):
     np.testing.assert_allclose(np.abs(((p - q) * ~best).sum(-1)), value, atol=1e-15)
 
 
-def test_total_variation_of_the_syllabus_pair():
+def test_total_variation_of_the_pair_in_the_syllabus():
     random = np.random.default_rng(0)
     p, q = random.dirichlet(np.ones(6)), random.dirichlet(np.ones(6))
     with jax.enable_x64(True):
@@ -142,8 +142,8 @@ def test_lp_distance_is_a_metric(order):
     assert (pq <= pr + rq + 1e-15).all()
 
 
-def test_lp_distance_below_order_one_is_no_metric(sentences):
-    """Negative control: at order 1/2 the triangle inequality fails, so that order is refused."""
+def test_lp_distance_below_order_one_is_not_a_metric(sentences):
+    """Negative control: the triangle inequality fails for order 1/2, so that order is rejected."""
     p, r, q = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0, 0.5, 0.5]])
 
     def d(a, b):
@@ -156,7 +156,7 @@ def test_lp_distance_below_order_one_is_no_metric(sentences):
 
 
 def test_lp_distance_of_high_order_does_not_underflow():
-    """0.001^40 is no float32, but the distance is."""
+    """0.001^40 underflows in float32, but the distance does not."""
     p, q = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.501, 0.299, 0.2])
     expected = 0.001 * 2 ** (1 / 40)
     np.testing.assert_allclose(run(lp_distance, p, q, order=40), expected, rtol=1e-4)
@@ -166,7 +166,7 @@ def test_lp_distance_of_high_order_does_not_underflow():
 
 
 @pytest.mark.parametrize("order", [1, 1.5, 2, 3.0, math.inf])
-def test_gradient_of_the_distance_to_itself_is_zero(order):
+def test_gradient_of_the_distance_is_zero_at_equality(order):
     p = jnp.array([0.5, 0.25, 0.25])
     gradient = np.asarray(grad(partial(lp_distance, order=order))(p, p))
     if math.isinf(order):
@@ -182,7 +182,7 @@ def test_gradient_of_the_distance_to_itself_is_zero(order):
 # Entropy, cross-entropy, Kullback-Leibler ----------------------------------------------------------------------------
 
 
-def test_against_scipy():
+def test_information_measures_against_scipy():
     p, q = dirichlet(21, 2, 50, 7)
     p[:, 2] = 0
     p /= p.sum(-1, keepdims=True)
@@ -212,7 +212,7 @@ def test_conventions_for_zero_probabilities():
     assert str(entropy(one)) == "0.0"  # not -0.0
 
 
-def test_kl_is_infinite_exactly_where_q_excludes_what_p_allows():
+def test_kl_is_infinite_if_and_only_if_q_is_zero_where_p_is_positive():
     random = np.random.default_rng(22)
     p, q = dirichlet(23, 2, 300, 4) * random.integers(0, 2, size=(2, 300, 4))
     keep = (p.sum(-1) > 0) & (q.sum(-1) > 0)
@@ -225,16 +225,16 @@ def test_kl_is_infinite_exactly_where_q_excludes_what_p_allows():
     assert not np.isnan(value).any()
 
 
-def test_one_hot_belongs_in_the_first_slot():
-    """CE(onehot, q) = -log q_label; swapped it is infinite."""
+def test_cross_entropy_takes_the_one_hot_label_first():
+    """CE(onehot, q) = -log q_label; with the arguments swapped it is infinite."""
     label, q = one_hot(jnp.array(1), 3), jnp.array([0.2, 0.5, 0.3])
     np.testing.assert_allclose(run(cross_entropy, label, q), -math.log(0.5), rtol=1e-6)
     assert run(cross_entropy, q, label) == np.inf
     assert run(kl_divergence, q, label) == np.inf
-    assert run(cross_entropy, label, label) == 0  # unless P = Q
+    assert run(cross_entropy, label, label) == 0  # except for P = Q
 
 
-def test_kl_is_not_negative_and_zero_only_at_equality():
+def test_kl_is_nonnegative_and_zero_only_at_equality():
     p, q = dirichlet(24, 2, 500, 4)
     with jax.enable_x64(True):
         p, q = jnp.asarray(p), jnp.asarray(q)
@@ -247,7 +247,7 @@ def test_kl_is_not_negative_and_zero_only_at_equality():
 
 
 def test_kl_is_jointly_convex():
-    """D(aP + (1-a)P' || aQ + (1-a)Q') <= a D(P||Q) + (1-a) D(P'||Q'); with the last prime left out it is false."""
+    """D(aP + (1-a)P' || aQ + (1-a)Q') <= a D(P||Q) + (1-a) D(P'||Q'); without the last prime it is false."""
     random = np.random.default_rng(25)
     p, p_, q, q_ = random.dirichlet(np.ones(4), size=(4, 1000))
     a = random.uniform(size=(1000, 1))
@@ -264,12 +264,12 @@ def test_kl_is_jointly_convex():
     assert (left > printed + 1e-3).sum() > 10
     half, skew = pair(0.5), pair(0.9)
     np.testing.assert_allclose(run(kl_divergence, half, 0.5 * half + 0.5 * skew), 0.0871767, atol=1e-7)
-    assert run(kl_divergence, half, half) == 0  # what is printed on the right, for lambda = 1/2
+    assert run(kl_divergence, half, half) == 0  # the right-hand side as printed, for lambda = 1/2
     np.testing.assert_allclose(0.5 * run(kl_divergence, half, skew), 0.2554128, atol=1e-7)
 
 
 def test_kl_is_not_a_metric():
-    """Neither symmetric nor subject to the triangle inequality."""
+    """KL is not symmetric and violates the triangle inequality."""
     p, q, r = pair(0.5, 0.9, 0.7)
     np.testing.assert_allclose(run(kl_divergence, p, q) - run(kl_divergence, q, p), 0.5108256 - 0.3680642, atol=1e-6)
     detour = run(kl_divergence, p, r) + run(kl_divergence, r, q)
@@ -280,7 +280,7 @@ def test_kl_is_not_a_metric():
 def test_x_log_x_is_convex():
     """phi = x log x: phi' = log x + 1, phi'' = 1/x (printed as 1/x + 1)."""
 
-    def phi(x):  # minus the term of the entropy that x stands for, the other being constant
+    def phi(x):  # x log x as the negative entropy of (x, 1), since 1 log 1 = 0
         return -entropy(jnp.stack([x, 1.0]))
 
     x = np.array([0.25, 1.0, 2.0])
@@ -292,7 +292,7 @@ def test_x_log_x_is_convex():
 
 
 def test_kl_in_bits_is_the_expected_excess_of_code_length():
-    """With ideal code lengths -log2 q in place of -log2 p."""
+    """The expected excess for code lengths -log2 q instead of -log2 p."""
     p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
     symbols = np.random.default_rng(26).choice(2, p=p, size=200_000)
     excess = np.mean(np.log2(p[symbols]) - np.log2(q[symbols]))
@@ -300,7 +300,7 @@ def test_kl_in_bits_is_the_expected_excess_of_code_length():
     np.testing.assert_allclose(
         kl_divergence(jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32), 2), excess, atol=0.01
     )
-    # a code with whole lengths 1, 2, 3, 3 is ideal for (1/2, 1/4, 1/8, 1/8)
+    # a code with lengths 1, 2, 3, 3 is ideal for (1/2, 1/4, 1/8, 1/8)
     code, truth = jnp.array([0.5, 0.25, 0.125, 0.125]), jnp.array([0.1, 0.2, 0.3, 0.4])
     np.testing.assert_allclose(cross_entropy(truth, code, 2), 0.1 * 1 + 0.2 * 2 + 0.7 * 3, rtol=1e-6)
 
@@ -330,7 +330,7 @@ def test_minimizing_cross_entropy_over_q_finds_p():
 
 
 def test_kl_and_cross_entropy_have_the_same_gradient_in_q():
-    """Diehl, Remark 1.10: for fixed P minimizing either is the same."""
+    """Diehl, Remark 1.10: for fixed P, minimizing KL and cross-entropy is equivalent."""
     p, z = jnp.asarray(dirichlet(28, 5), jnp.float32), jnp.asarray(normal(29, 5), jnp.float32)
     gradients = [grad(lambda z, f=f: f(p, softmax(z)))(z) for f in (kl_divergence, cross_entropy)]
     np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-6)
@@ -339,7 +339,7 @@ def test_kl_and_cross_entropy_have_the_same_gradient_in_q():
 
 
 def test_gradients_at_zero_probabilities():
-    """Finite wherever q > 0; the infinite slope of x log x at 0 is replaced by 0."""
+    """Gradients are finite for q > 0; the infinite slope of x log x at 0 is replaced by 0."""
     p, q = jnp.array([0.0, 0.25, 0.75]), jnp.array([0.5, 0.25, 0.25])
     np.testing.assert_allclose(grad(kl_divergence, 1)(p, q), [0, -1, -3], rtol=1e-6)
     np.testing.assert_allclose(grad(cross_entropy, 1)(p, q), [0, -1, -3], rtol=1e-6)
@@ -353,13 +353,13 @@ def test_gradients_at_zero_probabilities():
             gradient = grad(loss, slot)(zero, zero)
             assert np.isfinite(gradient).all()
             assert gradient[0] == 0
-    assert grad(cross_entropy, 1)(q, zero)[0] == -np.inf  # here the slope is infinite, and it says so
-    z = jnp.array([1e4, 0.0, -1e4])  # a softmax that has been rounded to (1, 0, 0)
+    assert grad(cross_entropy, 1)(q, zero)[0] == -np.inf  # the slope is infinite
+    z = jnp.array([1e4, 0.0, -1e4])  # its softmax rounds to (1, 0, 0)
     for loss in (entropy, lambda p: kl_divergence(p, q), lambda p: jensen_shannon(p, q)):
         np.testing.assert_array_equal(grad(lambda z, f=loss: f(softmax(z)))(z), 0)
 
 
-def test_jensen_shannon_is_symmetric_and_its_root_a_metric():
+def test_jensen_shannon_is_symmetric_and_its_square_root_is_a_metric():
     p, q, r = dirichlet(30, 3, 300, 4)
     with jax.enable_x64(True):
         d = jax.jit(lambda a, b: jnp.sqrt(jensen_shannon(a, b)))
@@ -370,7 +370,7 @@ def test_jensen_shannon_is_symmetric_and_its_root_a_metric():
 
 
 def test_derivatives_of_the_distances():
-    """Against finite differences, in both slots and both modes."""
+    """Compare with finite differences, for both arguments and both AD modes."""
     with jax.enable_x64(True):
         p, q = 0.9 * jnp.asarray(dirichlet(31, 2, 3, 4)) + 0.025
         losses = kl_divergence, cross_entropy, jensen_shannon, partial(lp_distance, order=3), total_variation
@@ -402,7 +402,7 @@ def test_jensen_gap():
         np.testing.assert_allclose(jensen_gap(lambda x: x * jnp.log(x), p / q, q), kl_divergence(p, q), rtol=1e-12)
 
 
-def test_jensen_gap_says_what_it_expects(sentences):
+def test_jensen_gap_rejects_wrong_arguments(sentences):
     with pytest.raises(ValueError, match="one weight per point"):
         jensen_gap(jnp.exp, jnp.zeros(3), jnp.array([0.5, 0.5]))
     with pytest.raises(ValueError, match="probability distributions in weights"):
@@ -411,11 +411,11 @@ def test_jensen_gap_says_what_it_expects(sentences):
         jensen_gap(jnp.exp, jnp.zeros((2, 3)), jnp.array([0.5, 0.5]))
 
 
-# From scores ---------------------------------------------------------------------------------------------------------
+# Losses of scores ----------------------------------------------------------------------------------------------------
 
 
-def test_cross_entropy_of_the_lectures_scores():
-    """h = (.1, -.8, 1.4, 1.1): 2.95 and .75 for the lecture's labels 2 and 3, which count from 1."""
+def test_cross_entropy_of_the_scores_in_the_lectures():
+    """h = (.1, -.8, 1.4, 1.1): 2.95 and .75 for the lecture's labels 2 and 3, counted from 1."""
     h = jnp.asarray(np.tile(H, (4, 1)), jnp.float32)
     labels = jnp.array([1, 2, 3, 4]) - 1
     np.testing.assert_allclose(
@@ -478,7 +478,7 @@ def test_derivatives_from_scores():
 
 @pytest.mark.parametrize("kind", ["labels", "distributions"])
 def test_extreme_scores(kind):
-    """Exact at +-1e4 where exp overflows, and as precise far from 0 as near it."""
+    """Losses are exact at +-1e4, where exp overflows, and as precise far from 0 as near 0."""
 
     def targets(*labels):
         labels = jnp.array(labels)
@@ -499,7 +499,7 @@ def test_extreme_scores(kind):
 
 
 def test_excluded_classes():
-    """A score of -inf leaves its class out, or costs infinitely much if it is the label."""
+    """A score of -inf excludes its class; if that class is the label, the loss is infinite."""
     z, rest = jnp.array([0.5, -jnp.inf, 1.0]), np.array([0.5, 1.0])
     t = jnp.array([0.25, 0.0, 0.75])
     expected = -special.log_softmax(rest)
@@ -514,8 +514,8 @@ def test_excluded_classes():
     assert run(softmax_cross_entropy, z, jnp.array([0.0, 0.5, 0.5])) == np.inf
 
 
-def test_loss_of_a_right_answer_depends_on_the_margin():
-    """At most log(1 + (C-1) exp(-margin)), not about 0; and max z - z_y only up to log C."""
+def test_loss_of_a_correct_prediction_depends_on_the_margin():
+    """The loss is at most log(1 + (C-1) exp(-margin)), not about 0; it exceeds max z - z_y by up to log C."""
     z = np.array([[1.2, 1, 0.9], [3, 1, 0], [10, 0, 0], [0, 0, 0]])
     with jax.enable_x64(True):
         loss = np.asarray(run(softmax_cross_entropy, jnp.asarray(z), jnp.zeros(4, jnp.int32)))
@@ -549,15 +549,15 @@ def test_zero_one():
     result = zero_one_loss(labels, predictions)
     np.testing.assert_array_equal(result, [0, 1, 0, 1])
     assert result.dtype == jnp.float32
-    assert zero_one_loss(jnp.array(256), jnp.array(0, jnp.uint8)) == 1  # not compared in the narrower dtype
+    assert zero_one_loss(jnp.array(256), jnp.array(0, jnp.uint8)) == 1  # no comparison in the narrower dtype
     np.testing.assert_array_equal(zero_one_loss(jnp.array([True, False]), jnp.array([True, True])), [0, 1])
     z = jnp.asarray(normal(42, 5, 3), jnp.float32)
     gradient = grad(lambda z: zero_one_loss(jnp.zeros(5, jnp.int32), z.argmax(-1)).sum())(z)
     np.testing.assert_array_equal(gradient, 0)
 
 
-def test_a_point_mass_as_prediction_gives_zero_or_infinity():
-    """Not the 0-1 loss, which is 1 - P(Y' = y)."""
+def test_cross_entropy_of_a_point_mass_is_zero_or_infinite():
+    """It differs from the 0-1 loss, which is 1 - P(Y' = y)."""
     prediction = one_hot(jnp.array([1, 1]), 3)
     labels = jnp.array([1, 2])
     np.testing.assert_array_equal(run(nll, jnp.log(prediction), labels), [0, np.inf])
@@ -568,7 +568,7 @@ def test_a_point_mass_as_prediction_gives_zero_or_infinity():
 
 
 def test_probabilities_are_not_scores():
-    """Softmax is part of the loss: giving it probabilities is a different number, and nll refuses scores."""
+    """The loss includes the softmax: probabilities as scores give another value; nll rejects scores."""
     h, y = jnp.asarray(H, jnp.float32), jnp.array(2)
     assert abs(softmax_cross_entropy(softmax(h), y) - softmax_cross_entropy(h, y)) > 0.3
     with pytest.raises(ValueError, match=r"nll expects log-probabilities, .* sum to between 8.61.*log_softmax"):
@@ -637,7 +637,7 @@ def test_sigmoid_cross_entropy_at_extreme_scores():
 
 
 def test_sigmoid_cross_entropy_has_exact_derivatives_at_zero():
-    """sigma - y, sigma (1 - sigma), and then 0, where max and abs have a kink each."""
+    """The derivatives are sigma - y, sigma (1 - sigma) and 0, although max and abs both have a kink at 0."""
 
     def kinked(z, y):
         return jnp.maximum(z, 0) - z * y + jnp.log1p(jnp.exp(-jnp.abs(z)))
@@ -652,8 +652,8 @@ def test_sigmoid_cross_entropy_has_exact_derivatives_at_zero():
         assert np.abs(np.array(derivatives(kinked)) - [-0.25, 0.25, 0]).max() > 0.2  # negative control
 
 
-def test_squared_error_of_a_sigmoid_learns_nothing_when_saturated():
-    """gradient 2 (sigma - y)(1 - sigma) sigma, largest 8/27 at z = -log 2, against sigma - y."""
+def test_gradient_of_the_squared_error_vanishes_for_a_saturated_sigmoid():
+    """2 (sigma - y)(1 - sigma) sigma has the maximum 8/27 at z = -log 2; the logistic loss has sigma - y."""
 
     def squared(z):
         return mse(jax.nn.sigmoid(z)[..., None], jnp.ones_like(z)[..., None])
@@ -689,8 +689,8 @@ def test_hinge_loss():
 # Regression ----------------------------------------------------------------------------------------------------------
 
 
-def test_mean_or_sum_is_said():
-    """y = [0,0,1]: the lecture's 1.28 and .96 are sums, the means .426667 and .32. The likelihoods are equal."""
+def test_squared_error_is_a_mean_and_not_a_sum():
+    """y = [0,0,1]: the lecture's 1.28 and .96 are sums, the means are .426667 and .32. The likelihoods are equal."""
     y = jnp.tile(jnp.array([0.0, 0.0, 1.0]), (2, 1))
     prediction = jnp.array([[0.8, 0.0, 0.2], [0.4, 0.4, 0.2]])
     np.testing.assert_allclose(run(mse, prediction, y), [0.426667, 0.320000], atol=1e-6)
@@ -712,7 +712,7 @@ def test_best_constants_are_mean_and_median():
 
 
 def test_gaussian_nll():
-    """-log N(y; f, I) = 1/2 |y - f|^2 + (D/2) log 2 pi: neither the squared error nor its mean."""
+    """-log N(y; f, I) = 1/2 |y - f|^2 + (D/2) log 2 pi differs from the squared error and from its mean."""
     f, y = jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])
     np.testing.assert_allclose(run(gaussian_nll, f, y), 2.462877, atol=1e-6)
     np.testing.assert_allclose(2 * run(mse, f, y), 1.25, rtol=1e-6)
@@ -810,7 +810,7 @@ def test_values_and_gradients_against_torch(torch):
             np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-10, atol=1e-13, err_msg=name)
 
 
-def test_our_means_are_the_defaults_of_torch(torch):
+def test_means_are_the_default_reductions_of_torch(torch):
     """torch.nn.MSELoss and CrossEntropyLoss reduce by the mean over everything."""
     z, w = normal(52, 5, 7), normal(53, 5, 7)
     y = np.array([0, 6, 3, 3, 1])
@@ -835,8 +835,8 @@ def params(dtype=jnp.float32):
     return jax.tree.map(lambda w: jnp.asarray(w, dtype), PARAMS)
 
 
-def test_l2_of_the_lectures_example():
-    """lambda (sum W1^2 + sum W2^2) = .01 * 2.25 = .0225, without the offsets."""
+def test_l2_of_the_example_in_the_lectures():
+    """lambda (sum W1^2 + sum W2^2) = .01 * 2.25 = .0225, without the biases."""
     kernels = jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
     np.testing.assert_allclose(0.01 * l2_penalty(params(), kernels), 0.0225, rtol=1e-6)
     np.testing.assert_allclose(run(l2, params()), 2.25 + 9 + 16 + 49, rtol=1e-6)
@@ -844,7 +844,7 @@ def test_l2_of_the_lectures_example():
     np.testing.assert_allclose(run(l1, params()), 3.5 + 14, rtol=1e-6)
     np.testing.assert_allclose(
         l2_penalty(params(), {"hidden": True, "out": False}), 1.5 + 25, rtol=1e-6
-    )  # an upper part
+    )  # a prefix of the tree
     gradient = grad(partial(l2, mask=kernels))(params())
     np.testing.assert_array_equal(gradient["hidden"]["kernel"], 2 * PARAMS["hidden"]["kernel"])
     np.testing.assert_array_equal(gradient["hidden"]["bias"], 0)
@@ -868,12 +868,12 @@ def test_penalties_sum_in_float32_or_wider():
         )
 
 
-def test_penalties_say_what_they_expect(sentences):
+def test_penalties_reject_wrong_arguments(sentences):
     with pytest.raises(TypeError, match=r"l2 expects params of real floating-point arrays, but int32 \(3,\) came"):
         l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)})
     assert (
         l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, {"kernel": True, "steps": False}) == 2
-    )  # the repair
+    )  # the suggested repair
     with pytest.raises(TypeError, match="l1 expects a mask of True and False, but a float came"):
         l1_penalty(params(), 1.0)
     with pytest.raises(ValueError, match="prefix") as caught:
@@ -996,8 +996,8 @@ def cast(arguments, dtype):
 
 
 @every_loss
-def test_one_number_per_example_by_the_formula(name):
-    """Leading axes are batch, however many; vmap and jit agree."""
+def test_losses_are_one_number_per_example_and_match_their_formula(name):
+    """Any number of leading axes are batch axes; vmap and jit agree."""
     loss, arguments, formula, keeps = LOSSES[name]
     expected = formula(*arguments)
     assert expected.shape == ((2, 3, 4) if keeps else (2, 3))
@@ -1036,19 +1036,19 @@ def test_nothing_is_broadcast(name, sentences):
             loss(a, b[..., :1])
 
 
-def test_a_column_against_a_row_is_refused(sentences):
-    """The classic: predictions (8, 1), targets (8,) would broadcast to (8, 8)."""
+def test_column_against_row_is_rejected(sentences):
+    """Predictions (8, 1) and targets (8,) would broadcast to (8, 8)."""
     for loss in (mse, mae, huber_loss, gaussian_nll, sigmoid_cross_entropy, hinge_loss):
         with pytest.raises(ValueError, match=r"float32 \(8, 1\) and .* is float32 \(8,\); reshape .*squeeze\(-1\)"):
             loss(jnp.ones((8, 1)), jnp.ones(8))
-        for shape in ((8,), (8, 1)):  # the repairs that it names
+        for shape in ((8,), (8, 1)):  # the suggested repairs
             assert jax.eval_shape(loss, jnp.ones(shape), jnp.ones(shape)).shape in (shape, shape[:-1])
     with pytest.raises(ValueError, match="zero_one_loss expects labels and predictions of equal shape"):
         zero_one_loss(jnp.zeros((8, 1), jnp.int32), jnp.zeros(8, jnp.int32))
 
 
 @every_loss
-def test_a_single_number_has_no_axis_to_reduce(name, sentences):
+def test_scalars_without_an_axis_to_reduce_are_rejected(name, sentences):
     loss, arguments, _, keeps = LOSSES[name]
     if keeps:
         assert loss(*(jnp.asarray(x[0, 0, 0], jnp.float32) for x in arguments)).shape == ()
@@ -1059,7 +1059,7 @@ def test_a_single_number_has_no_axis_to_reduce(name, sentences):
 
 
 @every_loss
-def test_integers_are_refused_where_numbers_are_meant(name, sentences):
+def test_integers_are_rejected_where_floats_are_required(name, sentences):
     loss, arguments, _, _ = LOSSES[name]
     arguments = cast(arguments, jnp.float32)
     with pytest.raises(TypeError, match=r"expects floating-point \w+, but int32 \(2, 3, 4\) came"):
@@ -1067,7 +1067,7 @@ def test_integers_are_refused_where_numbers_are_meant(name, sentences):
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, kl_divergence, jensen_shannon, total_variation, entropy, lp_distance])
-def test_what_is_no_distribution_is_refused(loss, sentences):
+def test_invalid_distributions_are_rejected(loss, sentences):
     name = loss.__name__
     order = {"order": 2} if loss is lp_distance else {}
     good, scores = pair(0.5, 0.25), jnp.array([[0.5, 0.5], [1.5, -2.0]])
@@ -1077,7 +1077,7 @@ def test_what_is_no_distribution_is_refused(loss, sentences):
             loss(*arguments, **order)
         repaired = [softmax(x) if x is scores else x for x in arguments]
         assert np.isfinite(loss(*repaired, **order)).all()
-    # inside jit the values are unknown: an error only on request
+    # under jit the values are unknown: only check=True gives an error
     checked = checkify.checkify(jax.jit(partial(loss, check=True, **order)))
     error, _ = checked(*repaired)
     assert error.get() is None
@@ -1088,8 +1088,8 @@ def test_what_is_no_distribution_is_refused(loss, sentences):
         error.throw()
 
 
-def test_checks_leave_no_trace_in_compiled_code():
-    """What is not checked costs nothing, and does not show in a count of operations."""
+def test_checks_add_no_operations_under_jit():
+    """Without check=True, the jaxpr has no operations for checks."""
     p = pair(0.5)
     for loss, arguments in (
         (kl_divergence, (p, p)),
@@ -1102,15 +1102,15 @@ def test_checks_leave_no_trace_in_compiled_code():
         assert not operations & {"reduce_min", "reduce_and", "abs"}, operations
 
 
-def test_an_eager_gradient_is_checked_too(sentences):
-    """Values are known there; the sentence shows numbers, not tracers."""
+def test_arguments_are_checked_in_an_eager_gradient(sentences):
+    """The values are known in an eager gradient; the error shows numbers, not tracers."""
     with pytest.raises(ValueError, match=r"smallest entry is 0.25 and the sums range from 0.75 to 0.75"):
         jax.grad(entropy)(jnp.array([0.5, 0.25]))
     with pytest.raises(ValueError, match=r"targets from 2.0 to 2.0 came"):
         jax.grad(sigmoid_cross_entropy, 1)(jnp.float32(0), jnp.float32(2))
 
 
-def test_other_bad_values_are_refused(sentences):
+def test_other_invalid_values_are_rejected(sentences):
     cases = [
         (softmax_cross_entropy, (jnp.zeros((1, 2)), jnp.array([[0.5, 0.6]])), "probability distributions in targets"),
         (
@@ -1136,8 +1136,8 @@ def test_other_bad_values_are_refused(sentences):
 
 
 @pytest.mark.parametrize("loss", [softmax_cross_entropy, nll])
-def test_a_label_out_of_range_is_nan_under_jit(loss):
-    """Value and gradient, and in its own row only."""
+def test_label_out_of_range_gives_nan_under_jit(loss):
+    """Value and gradient are NaN in the row of that label only."""
     x = jnp.log(jnp.array([[0.25, 0.75]] * 4))
     labels = jnp.array([0, 2, -1, 1])
     with jax.debug_nans(False):
@@ -1147,7 +1147,7 @@ def test_a_label_out_of_range_is_nan_under_jit(loss):
     np.testing.assert_array_equal(np.isnan(gradient).any(-1), [False, True, True, False])
 
 
-def test_targets_that_are_neither_labels_nor_distributions(sentences):
+def test_targets_that_are_neither_labels_nor_distributions_are_rejected(sentences):
     logits = jnp.zeros((2, 3, 4))
     for targets in (
         jnp.zeros((2, 3)),  # floating-point labels
@@ -1169,7 +1169,7 @@ def test_targets_that_are_neither_labels_nor_distributions(sentences):
         zero_one_loss(jnp.array([0, 1]), jnp.array([0.5, 0.5]))
 
 
-def test_python_numbers_are_not_arrays(sentences):
+def test_python_numbers_are_rejected(sentences):
     for loss, arguments in (
         (mse, (jnp.ones(2), 1.0)),
         (softmax_cross_entropy, (jnp.ones(2), 1)),
@@ -1180,7 +1180,7 @@ def test_python_numbers_are_not_arrays(sentences):
             loss(*arguments)
 
 
-def test_numbers_out_of_range_are_refused(sentences):
+def test_options_out_of_range_are_rejected(sentences):
     p, z = pair(0.5), jnp.zeros((1, 2))
     for base in (1, 0.5, 0, -2):
         with pytest.raises(ValueError, match="entropy expects a logarithm of base > 1, but base="):

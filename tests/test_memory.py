@@ -20,7 +20,7 @@ def tanhs(n):
 
 @pytest.mark.parametrize("n", [2, 8, 32])
 def test_reverse_mode_saves_in_proportion_to_depth(n):
-    """n tanh layers of width 1000: 4000, 16000, 64000 numbers; jax.checkpoint stores the 1000 of the input."""
+    """n tanh layers of width 1000 store 4000, 16000, 64000 numbers; jax.checkpoint stores the 1000 inputs only."""
     x = jax.ShapeDtypeStruct((1000,), jnp.float32)
     a_layer = saved_numbers(jnp.tanh, x)
     assert a_layer == (2000 if jax.__version_info__ < (0, 11) else 1000)  # later versions store tanh(x) only
@@ -28,8 +28,8 @@ def test_reverse_mode_saves_in_proportion_to_depth(n):
     assert saved_numbers(jax.checkpoint(tanhs(n)), x) == 1000
 
 
-def test_saved_numbers_are_those_of_the_theory():
-    """A product of matrices stores both factors, a sum nothing, a sine the cosine; for pytrees too."""
+def test_saved_numbers_match_the_theory():
+    """A matrix product stores both factors, a sum nothing, a sine the cosine; the point may be a pytree."""
     w, x = jnp.ones((5, 4)), jnp.ones((3, 5))
     assert saved_numbers(jnp.matmul, x, w) == 20 + 15
     assert saved_numbers(lambda args: args["a"] + args["b"], {"a": x, "b": x}) == 0
@@ -39,7 +39,7 @@ def test_saved_numbers_are_those_of_the_theory():
     assert saved_numbers(jnp.sin, jnp.arange(3).astype(jnp.float32)) == 3  # as the error suggests
 
 
-def test_temporary_bytes_are_those_of_the_compiler():
+def test_temporary_bytes_match_the_compiler():
     x = jax.ShapeDtypeStruct((1000,), jnp.float32)
     f = lambda x: jnp.sum(jnp.sort(x) * x)
     assert temporary_bytes(f, x) == jax.jit(f).lower(x).compile().memory_analysis().temp_size_in_bytes >= 4000
@@ -53,8 +53,8 @@ def make(depth, checkpoint=None):
     return f, {"w": jax.ShapeDtypeStruct((depth, 8, 8), jnp.float32)}
 
 
-def test_reverse_mode_grows_with_depth_and_forward_mode_does_not():
-    """Linear growth for the gradient, square root for blocks, none for the jvp and for snapshots."""
+def test_memory_of_reverse_mode_grows_with_depth_and_of_forward_mode_does_not():
+    """Growth is linear for the gradient, a square root for blocks, and zero for the jvp and for snapshots."""
     everything = jax.checkpoint_policies.everything_saveable
     curve = memory_curve(make, (64, 256, 1024), checkpoints=["body", "sqrt", 4, everything])
     assert list(curve) == [
@@ -79,7 +79,7 @@ def test_reverse_mode_grows_with_depth_and_forward_mode_does_not():
 CURVE = MemoryCurve((16, 64), {"jvp": (100, 100), "gradient": (1600, 6400), "untold": (None, None)})
 
 
-def test_the_curve_prints_in_a_terminal_and_in_a_notebook():
+def test_curve_prints_in_a_terminal_and_in_a_notebook():
     lines = repr(CURVE).splitlines()
     assert lines[0].split("  ")[0] == "temporary bytes" and lines[0].endswith("growth")
     assert lines[3].split() == ["gradient", "1,600", "6,400", "depth^1.00"]
@@ -90,7 +90,7 @@ def test_the_curve_prints_in_a_terminal_and_in_a_notebook():
         CURVE["grad"]
 
 
-def test_the_curve_plots():
+def test_curve_plots():
     matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is optional")
     matplotlib.use("agg")
     axes = CURVE.plot()

@@ -1,4 +1,4 @@
-"""Metrics: against scikit-learn and closed forms; ties, weights, labels out of range, empty data."""
+"""Metrics against scikit-learn and closed forms; ties, weights, labels out of range, empty data."""
 
 import inspect
 from functools import partial
@@ -43,7 +43,7 @@ def sklearn_metrics():
 
 
 def on(function, *args, **options):
-    """One compilation, where the single operations of an eager call would each take one."""
+    """Call the function under jit: one compilation instead of one per operation."""
     return jax.jit(partial(function, **options))(*map(jnp.asarray, args))
 
 
@@ -51,7 +51,7 @@ def on(function, *args, **options):
 
 
 def test_predict_class_of_the_lecture():
-    """(.1, -.8, 1.4, 1.1) -> 3 where classes are counted from 1: index 2."""
+    """(.1, -.8, 1.4, 1.1) -> 3 for classes counted from 1: index 2."""
     assert on(predict_class, [0.1, -0.8, 1.4, 1.1]) == 2
 
 
@@ -59,13 +59,13 @@ def test_predict_class():
     predicted = on(predict_class, SCORES.reshape(4, 50, CLASSES))
     assert predicted.dtype == jnp.int32
     np.testing.assert_array_equal(predicted, PREDICTED.reshape(4, 50))
-    np.testing.assert_array_equal(on(predict_class, np.exp(SCORES)), PREDICTED)  # only the order counts
+    np.testing.assert_array_equal(on(predict_class, np.exp(SCORES)), PREDICTED)  # only the order matters
     np.testing.assert_array_equal(on(predict_class, np.eye(3, dtype=np.int32)), [0, 1, 2])  # one-hot to labels
     with jax.enable_x64(True):
         assert on(predict_class, SCORES.astype(np.float64)).dtype == jnp.int32
 
 
-def test_the_first_of_tied_classes_wins():
+def test_first_of_tied_classes_is_predicted():
     np.testing.assert_array_equal(on(predict_class, [[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), [1, 0])
     assert on(accuracy, [[1.0, 3.0, 3.0]], [1]) == 1
     assert on(accuracy, [[1.0, 3.0, 3.0]], [2]) == 0
@@ -77,7 +77,7 @@ def test_the_first_of_tied_classes_wins():
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_accuracy_is_that_of_sklearn(sklearn_metrics, weights):
+def test_accuracy_matches_sklearn(sklearn_metrics, weights):
     options = {} if weights is None else {"weights": jnp.asarray(weights)}
     value = on(accuracy, SCORES, LABELS, **options)
     assert value.dtype == jnp.float32
@@ -89,7 +89,7 @@ def test_accuracy_is_that_of_sklearn(sklearn_metrics, weights):
 
 @pytest.mark.parametrize("k", [1, 2, 5, CLASSES])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_top_k_accuracy_is_that_of_sklearn(sklearn_metrics, k, weights):
+def test_top_k_accuracy_matches_sklearn(sklearn_metrics, k, weights):
     arrays = (SCORES, LABELS) if weights is None else (SCORES, LABELS, weights)
     value = on(lambda scores, labels, *w: top_k_accuracy(scores, labels, k, *w), *arrays)
     if k == CLASSES:
@@ -102,12 +102,12 @@ def test_top_k_accuracy_is_that_of_sklearn(sklearn_metrics, k, weights):
         assert value == on(accuracy, *arrays)
 
 
-def test_confusion_matrix_is_that_of_sklearn(sklearn_metrics):
+def test_confusion_matrix_matches_sklearn(sklearn_metrics):
     counts = on(confusion_matrix, PREDICTED, LABELS, classes=CLASSES + 1)
     expected = sklearn_metrics.confusion_matrix(LABELS, PREDICTED, labels=range(CLASSES + 1))
     assert counts.dtype == jnp.int32
     np.testing.assert_array_equal(counts, expected)
-    assert np.any(expected != expected.T)  # so that a transposed matrix would be seen
+    assert np.any(expected != expected.T)  # a transposed matrix fails the comparison
     assert np.trace(counts) / N == pytest.approx(float(on(accuracy, SCORES, LABELS)), rel=1e-6)
     halves = [
         on(confusion_matrix, p, y, classes=CLASSES + 1)
@@ -119,8 +119,8 @@ def test_confusion_matrix_is_that_of_sklearn(sklearn_metrics):
 
 
 @pytest.mark.parametrize("undefined", [0.0, 1.0, np.nan])
-def test_precision_recall_and_f1_are_those_of_sklearn(sklearn_metrics, undefined):
-    """With a class that is never predicted, one that is never there, and one that is neither."""
+def test_precision_recall_and_f1_match_sklearn(sklearn_metrics, undefined):
+    """Includes a class that is never predicted, one that is never a label, and one that is neither."""
     predicted, labels = PREDICTED % 5, np.where(LABELS == 0, 5, LABELS)
     classes = 9
     expected = sklearn_metrics.precision_recall_fscore_support(
@@ -156,14 +156,14 @@ def test_perplexity_against_the_formula():
 
 def test_perplexity_of_simple_models():
     labels = jnp.arange(4)
-    assert on(perplexity, jnp.zeros((4, 10)), labels) == pytest.approx(10, rel=1e-6)  # a uniform guess
-    assert on(perplexity, 1e4 * jnp.eye(4), labels) == 1  # sure and right
-    assert on(perplexity, [[0.0, -np.inf]], [1]) == np.inf  # held impossible
+    assert on(perplexity, jnp.zeros((4, 10)), labels) == pytest.approx(10, rel=1e-6)  # uniform prediction
+    assert on(perplexity, 1e4 * jnp.eye(4), labels) == 1  # confident and correct
+    assert on(perplexity, [[0.0, -np.inf]], [1]) == np.inf  # label of probability 0
     assert on(perplexity, [[0.0, -1e4]], [1]) == np.inf  # exp(1e4) in float32
     log_p = jax.nn.log_softmax(jnp.asarray(SCORES))
     expected = float(on(perplexity, SCORES, LABELS))
     assert on(perplexity, log_p, LABELS) == pytest.approx(expected, rel=1e-6)
-    assert abs(on(perplexity, jnp.exp(log_p), LABELS) - expected) > 0.1  # probabilities are no logits
+    assert abs(on(perplexity, jnp.exp(log_p), LABELS) - expected) > 0.1  # probabilities are not logits
 
 
 def test_perplexity_of_half_precision_is_summed_in_float32():
@@ -180,7 +180,7 @@ def test_leading_axes_are_batch(name):
     value = on(function, SCORES, LABELS)
     shaped = on(function, SCORES.reshape(2, 5, 20, CLASSES), LABELS.reshape(2, 5, 20))
     assert shaped == pytest.approx(float(value), rel=1e-6)
-    one_by_one = jax.vmap(function)(jnp.asarray(SCORES), jnp.asarray(LABELS))  # no leading axis at all
+    one_by_one = jax.vmap(function)(jnp.asarray(SCORES), jnp.asarray(LABELS))  # without leading axes
     reduced = np.exp(np.log(one_by_one).mean()) if name == "perplexity" else one_by_one.mean()
     assert reduced == pytest.approx(float(value), rel=1e-5)
     assert function(jnp.asarray(SCORES), jnp.asarray(LABELS)) == pytest.approx(float(value), rel=1e-6)  # eagerly
@@ -198,7 +198,7 @@ def test_repeating_the_data_changes_nothing_and_weights_are_repetitions(name):
 
 
 @of_scores
-def test_padding_has_weight_zero_and_any_value(name):
+def test_padding_with_weight_zero_may_have_any_value(name):
     function = OF_SCORES[name]
     labels, scores = LABELS.copy(), SCORES.copy()
     labels[150:], scores[150:] = -1, np.nan
@@ -209,19 +209,19 @@ def test_padding_has_weight_zero_and_any_value(name):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
 def test_labels_of_any_integer_dtype(dtype):
-    """300 classes do not fit uint8, and the comparison with their number must not either overflow or raise."""
+    """300 does not fit in uint8; the comparison with the number of classes neither overflows nor raises."""
     with jax.enable_x64(dtype == np.int64):
         for function in (accuracy, partial(top_k_accuracy, k=1)):
             assert on(function, np.eye(300, dtype=np.float32)[:100], np.arange(100, dtype=dtype)) == 1
 
 
-# What cannot be right ----------------------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------------------------
 
 
 @of_scores
 @pytest.mark.parametrize("wrong", [-1, CLASSES])
 def test_labels_out_of_range(name, wrong):
-    """Eagerly a sentence; under jit NaN, never a clipped value; with check an error from checkify."""
+    """A ValueError eagerly; NaN under jit, never a clipped value; an error of checkify with check=True."""
     function = OF_SCORES[name]
     labels = LABELS.copy()
     labels[3] = wrong
@@ -239,7 +239,7 @@ def test_labels_out_of_range(name, wrong):
 
 
 @of_scores
-def test_nan_scores_make_nan(name):
+def test_nan_scores_give_nan(name):
     scores = SCORES.copy()
     scores[5, 2] = np.nan
     with jax.debug_nans(False):
@@ -265,7 +265,7 @@ def test_confusion_matrix_out_of_range(which, wrong):
         error.throw()
 
 
-def test_weights_that_have_no_mean():
+def test_weights_without_a_mean_are_rejected():
     scores, labels = jnp.eye(3), jnp.arange(3)
     for weights in ([0.0, 0.0, 0.0], [1.0, -1.0, 1.0]):
         with pytest.raises(ValueError, match=r"weights >= 0 that are not all 0, but they go from"):
@@ -275,7 +275,7 @@ def test_weights_that_have_no_mean():
 
 
 @of_scores
-def test_shapes_that_do_not_match(name):
+def test_mismatched_shapes_are_rejected(name):
     function = partial(inspect.unwrap(getattr(OF_SCORES[name], "func", OF_SCORES[name])))
     scores, labels = jnp.asarray(SCORES), jnp.asarray(LABELS)
     with pytest.raises(ValueError, match=r"float32 \(200, 7\) and labels int32 \(100,\); reshape"):
@@ -284,7 +284,7 @@ def test_shapes_that_do_not_match(name):
         function(scores, labels[:, None])
     with pytest.raises(ValueError, match=r"use predict_class\(labels\) for one-hot labels"):
         function(scores, jnp.eye(CLASSES)[labels])
-    assert np.isfinite(function(scores, predict_class(jnp.eye(CLASSES)[labels])))  # the advice
+    assert np.isfinite(function(scores, predict_class(jnp.eye(CLASSES)[labels])))  # the suggested repair
     with pytest.raises(ValueError, match=r"one weight per label.*weights float32 \(\); broadcast weights to \(200,\)"):
         function(scores, labels, weights=jnp.float32(1))
     assert np.isfinite(function(scores, labels, weights=jnp.broadcast_to(jnp.float32(1), (200,))))
@@ -296,7 +296,7 @@ def test_shapes_that_do_not_match(name):
 
 
 @of_scores
-def test_empty_data(name):
+def test_empty_data_are_rejected(name):
     function = OF_SCORES[name]
     with pytest.raises(ValueError, match=r"no value for empty data, but labels is int32 \(0,\)"):
         jax.eval_shape(function, jnp.zeros((0, 5)), jnp.zeros((0,), jnp.int32))  # at trace time
@@ -308,12 +308,12 @@ def test_empty_data(name):
 
 
 @pytest.mark.parametrize("k", [0, CLASSES + 1])
-def test_k_outside_the_classes(k):
+def test_k_out_of_range_is_rejected(k):
     with pytest.raises(ValueError, match=rf"k from 1 to the number of classes, 7, but {k} came"):
         on(top_k_accuracy, SCORES, LABELS, k=k)
 
 
-def test_other_shapes_and_dtypes():
+def test_other_wrong_shapes_and_dtypes_are_rejected():
     with pytest.raises(ValueError, match=r"one score per class on the last axis, but float32 \(\)"):
         inspect.unwrap(predict_class)(jnp.float32(1))
     plain = inspect.unwrap(confusion_matrix)
@@ -334,7 +334,7 @@ def test_other_shapes_and_dtypes():
 # Regression --------------------------------------------------------------------------------------------------------
 
 
-def test_r_squared_is_that_of_sklearn(sklearn_metrics):
+def test_r_squared_matches_sklearn(sklearn_metrics):
     rng = np.random.default_rng(1)
     targets = rng.standard_normal((50, 3)) + 100
     predicted = targets + rng.standard_normal((50, 3)) * [0.1, 1, 3]
@@ -360,7 +360,7 @@ def test_r_squared_of_half_precision():
 
 
 def test_r_squared_of_constant_targets():
-    """Nothing to explain: also where the mean of equal numbers is rounded, as for 0.1."""
+    """There is no variance to explain, even if the mean of equal numbers is rounded, as for 0.1."""
     targets = jnp.full((7, 1), 0.1)
     with pytest.raises(ValueError, match="targets that vary"):
         r_squared(targets + 1, targets)

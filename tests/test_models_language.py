@@ -31,7 +31,7 @@ def number_of_params(net, *inputs):
 
 
 def drawn(net, *inputs, seed=1):
-    """Params of the net's shapes, all random: scales about 1, all others (biases too) about 0."""
+    """Random params with the shapes of the net: scales around 1, all others (including biases) around 0."""
     shapes = jax.eval_shape(net.init, jax.random.key(0), *inputs)
     rng = np.random.default_rng(seed)
 
@@ -60,7 +60,7 @@ def layer_of(params, i):
 
 
 def load(module, weights):
-    """Weights by name into a PyTorch module; every name must be there, and none besides."""
+    """Load weights by name into a PyTorch module; the names of the weights and of the module must be equal."""
     import torch
 
     with torch.no_grad():
@@ -102,12 +102,12 @@ def test_published_numbers_of_params(net, published):
 
 
 @pytest.mark.parametrize(("features", "millions"), [(650, 20), (1500, 66)])
-def test_recurrent_models_have_the_millions_of_params_of_the_paper(features, millions):
+def test_recurrent_models_have_the_published_number_of_params(features, millions):
     """Zaremba et al. 2014, medium and large."""
     assert round(number_of_params(RecurrentLM(features=features), IDS) / 1e6) == millions
 
 
-# Vaswani et al. 2017, table 3: what differs from the base model, and millions of params (65 for base).
+# Vaswani et al. 2017, table 3: differences from the base model, and millions of params (65 for the base model).
 TABLE_3 = [
     (dict(head_dim=16), 58),
     (dict(head_dim=32), 60),
@@ -126,13 +126,13 @@ def count_transformer(**row):
 
 @pytest.mark.parametrize(("row", "millions"), TABLE_3, ids=str)
 def test_rows_of_table_3_differ_as_printed(row, millions):
-    """Both numbers are rounded to millions, so that their difference is off by up to one."""
+    """Both numbers are rounded to millions, so the error of their difference is at most one."""
     difference = count_transformer() - count_transformer(**row)
     assert abs(difference / 1e6 - (65 - millions)) <= 1
 
 
 def test_absolute_numbers_of_table_3_need_different_vocabularies():
-    """Base and narrow model have the printed size with 41 thousand symbols, not with the 37 stated; the big with 36."""
+    """The base and narrow models have the printed size with 41, not 37, thousand symbols; the big model with 36."""
 
     def millions(vocab_size, features=512, **row):
         return round((count_transformer(features=features, **row) + (vocab_size - 37_000) * features) / 1e6)
@@ -148,7 +148,7 @@ GPT2_SIZES = dict(vocab_size=11, max_length=12, layers=3, heads=2, features=8)
 
 
 def hugging_face_gpt2(torch, vocab_size, max_length, layers, heads, features):
-    """The layout of Hugging Face: queries, keys and values in one map, whose weight is (in, out)."""
+    """The layout of Hugging Face: queries, keys and values from one linear map with a weight (in, out)."""
     nn = torch.nn
 
     class Conv1D(nn.Module):
@@ -193,7 +193,7 @@ def hugging_face_gpt2(torch, vocab_size, max_length, layers, heads, features):
     return Model()
 
 
-def test_gpt2_is_that_of_pytorch_with_and_without_cache(torch):
+def test_gpt2_matches_pytorch_with_and_without_cache(torch):
     net = GPT2(**GPT2_SIZES)
     params = drawn(net, TOKENS)
     weights = {"wte.weight": params["tokens"]["embedding"], "wpe.weight": params["positions"]["embedding"]}
@@ -218,7 +218,7 @@ def test_gpt2_is_that_of_pytorch_with_and_without_cache(torch):
 
 
 def test_gpt2_is_initialized_as_published():
-    """Standard deviation 0.02, of positions 0.01, and less by the root of the number of branches at their ends."""
+    """Deviation 0.02, positions 0.01; ends of residual branches divided by the square root of their number."""
     params = GPT2(vocab_size=50, max_length=40, layers=8, heads=2, features=64).init(jax.random.key(0), TOKENS)
     attention, mlp = params["blocks"]["attention"], params["blocks"]["mlp"]
     wanted = {0.02: [params["tokens"]["embedding"], attention["query"]["kernel"], mlp["up"]["kernel"]]}
@@ -238,8 +238,8 @@ def test_gpt2_limits_the_length_of_cache_and_sequence(sentences):
         jax.eval_shape(GPT2(**{**GPT2_SIZES, "max_length": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
 
 
-def test_the_program_does_not_grow_with_depth():
-    """Blocks are one scan: the jaxpr of eight is that of two."""
+def test_program_does_not_grow_with_depth():
+    """Blocks are one scan: the jaxprs for eight and for two blocks have equal length."""
 
     def equations(layers):
         net = GPT2(**{**GPT2_SIZES, "layers": layers})
@@ -268,7 +268,7 @@ LLAMA_SIZES = dict(vocab_size=11, layers=3, heads=4, kv_heads=2, features=16, hi
 
 
 def pytorch_llama(torch, vocab_size, layers, heads, kv_heads, features, hidden, base, neighbors):
-    """Rotary positions on halves of a head, as Hugging Face has them, or on neighbors, as the papers and Meta."""
+    """Rotary positions on the halves of a head (Hugging Face) or on adjacent entries (the papers and Meta)."""
     nn, functional, d = torch.nn, torch.nn.functional, features // heads
 
     class RMS(nn.Module):
@@ -322,8 +322,8 @@ def pytorch_llama(torch, vocab_size, layers, heads, kv_heads, features, hidden, 
 
 
 @pytest.mark.parametrize("neighbors", [False, True])
-def test_llama_is_that_of_pytorch_with_and_without_cache(torch, neighbors):
-    """For the rotary positions of the papers, entries 2i and 2i + 1 of a head are our entries i and i + d/2."""
+def test_llama_matches_pytorch_with_and_without_cache(torch, neighbors):
+    """In the rotary positions of the papers, entries 2i and 2i + 1 of a head are entries i and i + d/2 of jaxblocks."""
     net = Llama(**LLAMA_SIZES, base=100)
     params = drawn(net, TOKENS)
     d = 4
@@ -383,7 +383,7 @@ def pytorch_bert(torch, vocab_size, max_length, layers, heads, features, hidden)
     return Model()
 
 
-def test_bert_is_that_of_pytorch(torch):
+def test_bert_matches_pytorch(torch):
     """With segments and padding; tokens at padding do not affect other positions."""
     net = BERT(**BERT_SIZES)
     params = drawn(net, TOKENS, TOKENS)
@@ -402,7 +402,7 @@ def test_bert_is_that_of_pytorch(torch):
         own |= linear_weights("linear1", p["mlp"]["up"]) | linear_weights("linear2", p["mlp"]["down"])
         own |= norm_weights("norm1", p["attention_norm"]) | norm_weights("norm2", p["mlp_norm"])
         weights |= {f"layers.{i}.{name}": value for name, value in own.items()}
-    reference = load(pytorch_bert(torch, **BERT_SIZES), weights).train()  # in evaluation PyTorch takes a fused kernel
+    reference = load(pytorch_bert(torch, **BERT_SIZES), weights).train()  # in evaluation PyTorch uses a fused kernel
     inputs = TOKENS.astype(np.int64), segments.astype(np.int64), mask
     x, pooled = (y.detach().numpy() for y in reference(*map(torch.tensor, inputs)))
     apply = jax.jit(net.apply)
@@ -415,7 +415,7 @@ def test_bert_is_that_of_pytorch(torch):
     params.pop("pooler")
     close(without.apply(params, TOKENS, segments.astype(np.int32), mask=mask), came, 1e-6)
     zeros = np.zeros_like(TOKENS)
-    close(without.apply(params, TOKENS), without.apply(params, TOKENS, zeros), 0)  # segments are 0 unless told
+    close(without.apply(params, TOKENS), without.apply(params, TOKENS, zeros), 0)  # segments default to 0
 
 
 # ---- the encoder-decoder ---------------------------------------------------------------------
@@ -460,7 +460,7 @@ def attention_weights_of(place, p):
     return {f"{place}.in_proj_weight": three, **zeros} | linear_weights(f"{place}.out_proj", p["out"])
 
 
-def test_transformer_is_that_of_pytorch_with_and_without_cache(torch):
+def test_transformer_matches_pytorch_with_and_without_cache(torch):
     net = Transformer(**SMALL)
     params = drawn(net, SOURCE, TOKENS)
     weights = {"table.weight": params["tokens"]["embedding"]}
@@ -488,7 +488,7 @@ def test_transformer_is_that_of_pytorch_with_and_without_cache(torch):
     close(jnp.concatenate([first, in_pieces(decoder, params, state, TOKENS[:, 2:], 1, 2, 3, 4)], 1), expected)
 
 
-def test_transformer_explains_wrong_inputs(sentences):
+def test_transformer_rejects_wrong_inputs(sentences):
     net, decoder = Transformer(**SMALL), Transformer(**SMALL, cache=8)
     params, state = decoder.init(jax.random.key(0), SOURCE, TOKENS)
     assert set(side_inputs(net)) == {"key", "train", "mask"}
@@ -504,14 +504,14 @@ def test_transformer_explains_wrong_inputs(sentences):
         decoder.apply(params, read, TOKENS[:, 2:], mask=SOURCE_MASK)
     decoder.apply(params, read, TOKENS[:, 2:])
     with jax.debug_nans(False):
-        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # no source so far
+        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # no source yet
 
 
 # ---- recurrent -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recurrent", [LSTM, GRU])
-def test_recurrent_models_are_those_of_pytorch_in_one_piece_and_in_many(torch, recurrent):
+def test_recurrent_models_match_pytorch_on_whole_and_split_sequences(torch, recurrent):
     sizes = dict(vocab_size=11, features=6, layers=2, recurrent=recurrent)
     net = RecurrentLM(**sizes)
     params = drawn(net, TOKENS)
@@ -532,7 +532,7 @@ def test_recurrent_models_are_those_of_pytorch_in_one_piece_and_in_many(torch, r
     close(in_pieces(stream, params, state, TOKENS, 1, 4), expected)
 
 
-# ---- one block, one set of names -------------------------------------------------------------
+# ---- transformer blocks and names of params --------------------------------------------------
 
 TINY = dict(layers=2, heads=2, features=8, hidden=12)
 TRANSFORMERS = {
@@ -545,14 +545,14 @@ TRANSFORMERS = {
 
 
 def chosen_by(params, *patterns):
-    """The paths that ``select`` chooses, and their shapes."""
+    """The paths and shapes of the params that ``select`` chooses."""
     chosen = jax.tree.leaves(select(params, *patterns))
     leaves = jax.tree.leaves(params)
     return {path: leaf.shape for path, leaf, yes in zip(paths(params), leaves, chosen, strict=True) if yes}
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_one_rule_over_paths_fits_all_transformers(name):
+def test_path_patterns_are_the_same_for_all_transformers(name):
     net, inputs, stacks = TRANSFORMERS[name]
     params = jax.eval_shape(net.init, jax.random.key(0), *inputs)
     kernels = {"mlp/up": (2, 8, 12), "mlp/down": (2, 12, 8)} | ({"mlp/gate": (2, 8, 12)} if name == "Llama" else {})
@@ -576,8 +576,8 @@ def test_one_rule_over_paths_fits_all_transformers(name):
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_block_is_its_formula(norm_first, gated):
-    """In NumPy from the params, for pre and post norm, gated and plain MLPs, with cross-attention."""
+def test_block_matches_its_formula(norm_first, gated):
+    """Compare with NumPy, for pre and post norm, gated and plain MLPs, with cross-attention."""
     mlp = TransformerMLP(6, 4, gated=gated, activation=jnp.tanh, use_bias=False)
     attention, cross = (Attention(2, use_bias=False) for _ in range(2))
     block = TransformerBlock(
@@ -615,7 +615,7 @@ def test_a_block_is_its_formula(norm_first, gated):
     assert float(jnp.abs(dropped - y).max()) > 0.1
 
 
-def test_a_block_explains_a_layer_that_changes_the_shape():
+def test_block_rejects_a_layer_that_changes_the_shape():
     block = TransformerBlock(attention=Attention(2), mlp=TransformerMLP(6, 5))
     x = jnp.zeros((3, 4))
     with pytest.raises(ValueError, match=r"mlp to keep shape and dtype, float32 \(3, 4\), got .* 4 features") as caught:

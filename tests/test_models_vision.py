@@ -1,4 +1,4 @@
-"""Models of images and graphs: published counts, and logits of nets written in PyTorch with the same weights."""
+"""Models of images and graphs: published numbers of params, logits of PyTorch nets with the same weights."""
 
 import functools
 
@@ -25,17 +25,17 @@ from jaxblocks.models import (
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="the references are written in PyTorch")
+    return pytest.importorskip("torch", reason="PyTorch is the reference here; install the parity extra")
 
 
 def shapes_of(net, *inputs, **side):
-    """What init makes, as shapes; inputs may be shapes."""
+    """The shapes of the result of init; inputs may be shapes."""
     inputs = [jax.ShapeDtypeStruct(x, jnp.float32) if type(x) is tuple else x for x in inputs]
     return jax.eval_shape(functools.partial(net.init, **side), jax.random.key(0), *inputs)
 
 
 def drawn(shapes):
-    """Params of these shapes without the compilation of an init: normal numbers, and zeros where integers are."""
+    """Params of these shapes without compiling init: normal random numbers, and zeros for integers."""
     rng = np.random.default_rng(2)
     draw = lambda leaf: 0.5 * rng.normal(size=leaf.shape) if leaf.dtype == jnp.float32 else np.zeros(leaf.shape)
     return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf), leaf.dtype), shapes)
@@ -45,7 +45,7 @@ def number_of_params(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-# ---- published counts ---------------------------------------------------------------------------
+# ---- published numbers of params ----------------------------------------------------------------
 
 PUBLISHED = {
     "LeNet-5": (LeNet5(), (28, 28, 1), 61_706),
@@ -61,13 +61,13 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_params_are_as_many_as_published(name):
+def test_number_of_params_is_as_published(name):
     net, shape, published = PUBLISHED[name]
     made = shapes_of(net, shape)
     assert number_of_params(made[0] if isinstance(net, StatefulLayer) else made) == published
 
 
-def test_the_unet_of_ho_et_al_has_as_many_params_as_published():
+def test_unet_of_ho_et_al_has_the_published_number_of_params():
     assert (
         number_of_params(shapes_of(UNet(3), (1, 32, 32, 3), time=jax.ShapeDtypeStruct((1,), jnp.float32))) == 35_746_307
     )
@@ -83,7 +83,7 @@ def test_the_unet_of_ho_et_al_has_as_many_params_as_published():
     ids=["ResNet", "ViT", "MLPMixer"],
 )
 def test_programs_do_not_grow_with_depth(shallow, deep, shape):
-    """Equal blocks are one scan: the jaxpr has as many equations for many blocks as for few."""
+    """Equal blocks are one scan: the number of equations does not depend on the number of blocks."""
 
     def size(net):
         made = shapes_of(net, shape)
@@ -94,7 +94,7 @@ def test_programs_do_not_grow_with_depth(shallow, deep, shape):
     assert size(shallow) == size(deep) > 20
 
 
-# ---- weights of PyTorch, by hand ----------------------------------------------------------------
+# ---- conversion of PyTorch weights --------------------------------------------------------------
 
 
 def array(tensor):
@@ -128,7 +128,7 @@ def stack(trees):
 
 
 def at_random(torch, module):
-    """The module in float64, with weights of which none is zero, one or small."""
+    """The module in float64, with random weights in place of the zeros and ones of its init."""
     torch.manual_seed(0)
     module = module.double()
     with torch.no_grad():
@@ -152,12 +152,12 @@ def channels_first(torch, x):
 
 
 def require_same_tree(made, mapped):
-    """The mapped weights are a tree such as init makes: same names, same shapes."""
+    """Require that the mapped weights have the names and shapes of the params of init."""
     assert jax.tree.map(lambda leaf: leaf.shape, made) == jax.tree.map(np.shape, mapped)
 
 
 def agree(net, params, x, wanted, *, state=None, **side):
-    """Outputs under jit, in float64, are those of the reference; returns the state after it."""
+    """Require that outputs under jit in float64 equal the reference; return the next state."""
     made = shapes_of(net, x.shape, **{k: v for k, v in side.items() if k != "train"})
     require_same_tree(made, params if state is None else (params, state))
     train = {"train": side.pop("train")} if "train" in side else {}
@@ -176,7 +176,7 @@ def agree(net, params, x, wanted, *, state=None, **side):
 # ---- LeNet --------------------------------------------------------------------------------------
 
 
-def test_lenet_is_that_of_pytorch(torch):
+def test_lenet_matches_pytorch(torch):
     nn = torch.nn
     layers = [
         nn.Conv2d(1, 6, 5, padding=2),
@@ -188,7 +188,7 @@ def test_lenet_is_that_of_pytorch(torch):
     ]
     layers += [nn.Flatten(), nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10)]
     m = at_random(torch, nn.Sequential(*layers))
-    first = array(m[7].weight).reshape(120, 16, 5, 5).transpose(2, 3, 1, 0).reshape(400, 120)  # channels come last here
+    first = array(m[7].weight).reshape(120, 16, 5, 5).transpose(2, 3, 1, 0).reshape(400, 120)  # channels are last here
     layer = {"conv_1": conv(m[0]), "conv_2": conv(m[3]), "dense_2": dense(m[9]), "out": dense(m[11])}
     layer["dense_1"] = {"kernel": first, "bias": array(m[7].bias)}
     net, x = LeNet5(), images(3, 28, 28, 1)
@@ -277,7 +277,7 @@ def mapped_resnet(m, small):
     [(False, False, False), (True, True, False), (True, True, True)],
     ids=["basic", "bottleneck, stride in 3x3, small images", "bottleneck, stride in 1x1"],
 )
-def test_resnet_is_that_of_pytorch_in_evaluation_and_in_training(torch, bottleneck, small, early):
+def test_resnet_matches_pytorch_in_evaluation_and_in_training(torch, bottleneck, small, early):
     stages, width = (1, 3), 3
     m = torch_resnet(torch, stages, width, bottleneck, small, early)
     options = {"stem": "3x3" if small else "7x7", "stride_in": "1x1" if early else "3x3"}
@@ -289,7 +289,7 @@ def test_resnet_is_that_of_pytorch_in_evaluation_and_in_training(torch, bottlene
         return
     m.train()
     after = agree(net, params, x, m(channels_first(torch, x)), state=state, train=True)
-    # PyTorch's running variance is the unbiased one; its running means are the same.
+    # The running variance of PyTorch is unbiased; the running means are the same.
     for name in ("stem", "deep"):
         ours, theirs = (
             (after["stem"]["norm"]["mean"], m.norm)
@@ -299,7 +299,7 @@ def test_resnet_is_that_of_pytorch_in_evaluation_and_in_training(torch, bottlene
         np.testing.assert_allclose(ours, array(theirs.running_mean), rtol=1e-6)
 
 
-def test_resnet_explains_wrong_options(sentences):
+def test_resnet_rejects_wrong_options(sentences):
     with pytest.raises(ValueError, match="expected depth to be one of 18, 34, 50, 101, 152, got 20"):
         ResNet(20)
     with pytest.raises(ValueError, match="ResNet expected stride_in to be '3x3' or '1x1', got '5x5'"):
@@ -311,7 +311,7 @@ def test_resnet_explains_wrong_options(sentences):
 
 
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batch norm"])
-def test_vgg_is_that_of_pytorch(torch, batch_norm):
+def test_vgg_matches_pytorch(torch, batch_norm):
     nn, layers, into, width = torch.nn, [], 3, 2
     for i, n in enumerate((1, 1, 2, 2, 2)):
         for _ in range(n):
@@ -327,10 +327,10 @@ def test_vgg_is_that_of_pytorch(torch, batch_norm):
     )
     net, x = VGG(11, width=width, hidden=6, pool_size=2, classes=5, batch_norm=batch_norm), images(2, 64, 96, 3)
     params = shapes_of(net, x.shape)
-    params, state = params if batch_norm else (params, None)  # trees whose leaves are replaced one by one
+    params, state = params if batch_norm else (params, None)  # leaves are replaced one by one below
     kernel = (
         array(linears[0].weight).reshape(6, 16, 2, 2).transpose(2, 3, 1, 0).reshape(64, 6)
-    )  # channels come last here
+    )  # channels are last here
     params |= {"dense_1": {"kernel": kernel, "bias": array(linears[0].bias)}, "dense_2": dense(linears[1])}
     params |= {"out": dense(linears[2])}
     places = [(f"block_{i}", str(j)) for i, n in enumerate((1, 1, 2, 2, 2), 1) for j in range(1, n + 1)]
@@ -382,7 +382,7 @@ def torch_vit(torch, pool, d=12, heads=3, layers=3, patch=4, hidden=20, n=6):
 
 
 @pytest.mark.parametrize("pool", ["token", "mean"])
-def test_vit_is_that_of_pytorch(torch, pool):
+def test_vit_matches_pytorch(torch, pool):
     m = torch_vit(torch, pool)
     blocks = []
     for b in m.blocks:
@@ -410,7 +410,7 @@ def test_vit_is_that_of_pytorch(torch, pool):
 
 
 def test_vit_has_dropout_in_training_only():
-    """With dropout the side inputs are train and key; without it there are none, not even a mask."""
+    """With dropout the side inputs are train and key; without dropout there are none, and no mask either."""
     assert side_inputs(ViT()) == () and side_inputs(ViT(dropout=0.1)) == ("key", "train")
     net = ViT(classes=5, patch_size=4, features=8, layers=2, heads=2, hidden=8, dropout=0.3)
     params = drawn(shapes_of(net, (8, 8, 1)))
@@ -419,7 +419,7 @@ def test_vit_has_dropout_in_training_only():
     assert not np.allclose(apply(params, x, key=jax.random.key(2)), apply(params, x, key=jax.random.key(3)))
 
 
-def test_mixer_is_that_of_pytorch(torch):
+def test_mixer_matches_pytorch(torch):
     nn, d, n = torch.nn, 10, 6
 
     class Block(nn.Module):
@@ -458,7 +458,7 @@ def test_mixer_is_that_of_pytorch(torch):
 
 
 def torch_unet(torch, width, multipliers, blocks, attention_levels, classes, groups, channels):
-    """Written after the paper's own order of layers: lists, a stack of skips, no recursion."""
+    """Written in the order of layers of the paper: lists and a stack of skip connections, no recursion."""
     nn, f = torch.nn, torch.nn.functional
     d = 4 * width
 
@@ -524,7 +524,7 @@ def torch_unet(torch, width, multipliers, blocks, attention_levels, classes, gro
                     x = self.down[f"{level}_{i}"](x, e)
                     seen.append(x)
                 if level + 1 < len(multipliers):
-                    x = self.shrink[f"{level}"](f.pad(x, (0, 1, 0, 1)))  # as TensorFlow pads an even size
+                    x = self.shrink[f"{level}"](f.pad(x, (0, 1, 0, 1)))  # TensorFlow pads even sizes this way
                     seen.append(x)
             for block in self.middle:
                 x = block(x, e)
@@ -565,7 +565,7 @@ def mapped_unet(m, drop):
     return params | {f"upsample_{name}": {"nearest": (), "conv": conv(c)} for name, c in m.grow.items()}
 
 
-def test_unet_is_that_of_pytorch_with_time_and_label(torch):
+def test_unet_matches_pytorch_with_time_and_label(torch):
     shape = dict(width=4, multipliers=(1, 2), blocks=1, attention_levels=(1,), classes=3, groups=2)
     m = torch_unet(torch, **shape, channels=1)
     params, net = mapped_unet(m, 0.1), UNet(1, **shape, heads=2, dropout=0.1)
@@ -574,20 +574,20 @@ def test_unet_is_that_of_pytorch_with_time_and_label(torch):
     agree(net, params, x, wanted, time=t, label=label.astype(np.int32))
 
 
-def test_time_and_label_are_one_number_for_each_image_or_one_for_all():
+def test_time_and_label_are_per_image_or_shared_by_all_images():
     net = UNet(1, width=4, multipliers=(1,), blocks=1, attention_levels=(), classes=3, dropout=0)
     x, t, label = jnp.float32(images(2, 2, 4, 4, 1)), jnp.float32([[0.0, 0.3], [0.3, 1.0]]), jnp.array([[0, 2], [2, 3]])
     params = drawn(shapes_of(net, x, time=t))
     apply = jax.jit(net.apply)
-    y = apply(params, x, time=t, label=label)  # the batch axes are whatever stands in front
+    y = apply(params, x, time=t, label=label)  # all leading axes are batch axes
     np.testing.assert_allclose(apply(params, x[1, 0], time=t[1, 0], label=label[1, 0]), y[1, 0], atol=1e-4)
     np.testing.assert_allclose(apply(params, x, time=jnp.float32(0.3), label=jnp.int32(2))[0, 1], y[0, 1], atol=1e-4)
-    # The number after the last label is the null label, as is None.
+    # The number after the last label is the null label, which None also selects.
     np.testing.assert_allclose(apply(params, x, time=t)[1, 1], y[1, 1], atol=1e-4)
     assert not np.allclose(y[0, 0], apply(params, x, time=t)[0, 0], atol=1e-2)
 
 
-def test_unet_without_time_is_that_of_pytorch(torch):
+def test_unet_without_time_matches_pytorch(torch):
     shape = dict(width=4, multipliers=(1, 2), blocks=2, attention_levels=(), classes=None, groups=2)
     m = torch_unet(torch, **shape, channels=3)
     net, x = UNet(3, **shape, time=False, dropout=0), images(2, 8, 4, 1)
@@ -602,7 +602,7 @@ def test_unet_is_zero_at_init_and_keeps_the_dtype():
     assert side_inputs(net) == ("key", "time", "train")
     x, t = jax.ShapeDtypeStruct((3, 4, 4, 1), jnp.bfloat16), jnp.zeros(3)
 
-    @jax.jit  # which leaves the drawing of all other params out
+    @jax.jit  # jit removes the sampling of all other params
     def zeros(key):
         params = net.init(key, x, time=t)
         blocks = [p for name, p in params.items() if "_" in name]
@@ -617,7 +617,7 @@ def test_unet_is_zero_at_init_and_keeps_the_dtype():
     assert y.dtype == jnp.bfloat16 and y.shape == (3, 4, 4, 2)
 
 
-def test_unet_explains_wrong_inputs_and_options(sentences):
+def test_unet_rejects_wrong_inputs_and_options(sentences):
     small = dict(width=4, blocks=1, attention_levels=(), dropout=0)
     net = UNet(1, multipliers=(1,), classes=3, **small)
     x, t, key = jnp.zeros((3, 4, 4, 1)), jnp.zeros(3), jax.random.key(0)
@@ -658,7 +658,7 @@ def random_graphs(sizes, features=3):
 
 @pytest.mark.parametrize(("kind", "pool"), [("gin", "sum"), ("gin", "max"), ("gcn", "mean")])
 def test_graph_classifier_equals_its_formulas(kind, pool):
-    """In numpy with matrices, graph by graph: (1 + A) X or the normalized one, dense layers, read-outs side by side."""
+    """In NumPy for each graph: (1 + A) X, or the normalized matrix times X, dense layers, concatenated readouts."""
     graphs = random_graphs([4, 6, 3])
     batch = jax.tree.map(jnp.asarray, batch_graphs(graphs, n_nodes=16, n_edges=60, n_graphs=4))
     net = GraphClassifier(2, kind=kind, features=5, layers=2, pool=pool, batch_norm=False)
@@ -686,7 +686,7 @@ def test_graph_classifier_equals_its_formulas(kind, pool):
 
 
 def test_padding_of_graphs_does_not_affect_the_statistics():
-    """With batch norm, in training, logits and statistics are the same however much padding there is."""
+    """With batch norm, in training, logits and statistics are independent of the amount of padding."""
     graphs = random_graphs([4, 6, 3])
     net = GraphClassifier(2, features=5, layers=1)
     assert side_inputs(net) == ("train",)

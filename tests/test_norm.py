@@ -1,4 +1,4 @@
-"""Normalization: the lectures' numbers, PyTorch, padding, devices, half precision, and errors."""
+"""Normalization: values of the lectures and of PyTorch, padding, devices, half precision, and errors."""
 
 import functools
 
@@ -36,7 +36,7 @@ from jaxblocks.statistics import fit_standardizer, moments, standardize
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(2.0, 3.0, (6, 5, 4)), jnp.float32)
-T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # of the lecture's examples: (batch, n, c) = (2, 2, 1)
+T = jnp.array([[[1.0], [2.0]], [[3.0], [6.0]]])  # the examples of the lecture: (batch, n, c) = (2, 2, 1)
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def trained(layer, x, **side):
 
 @functools.partial(jax.jit, static_argnums=0)
 def pulled(f, params, x, g, *rest):
-    """What ``f(params, x, *rest) -> (y, other)`` returns, and the gradients of y pulled back from g."""
+    """The results y and other of ``f(params, x, *rest)``, and the gradients of y for the cotangent g."""
     y, pull, other = jax.vjp(lambda params, x: f(params, x, *rest), params, x, has_aux=True)
     return y, other, *pull(g)
 
 
 def channels_second(x):
-    """(batch, *spatial, channels) as PyTorch wants it."""
+    """Move the channels of (batch, *spatial, channels) to axis 1, as in PyTorch."""
     return np.moveaxis(np.asarray(x), -1, 1).copy()
 
 
@@ -69,8 +69,8 @@ def channels_last(x):
 # ---- moments and standardization -------------------------------------------------------------
 
 
-def test_moments_are_those_of_the_lecture():
-    """Mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased 1.6666667 is another number."""
+def test_moments_match_the_lecture():
+    """Mean 2.5 and variance 1.25 of 1, 2, 3, 4; the unbiased variance is 1.6666667."""
     mean, variance = moments(jnp.array([1.0, 2.0, 3.0, 4.0]), 0)
     assert (float(mean), float(variance)) == (2.5, 1.25)
     assert np.var([1, 2, 3, 4], ddof=1) == pytest.approx(1.6666667)
@@ -87,7 +87,7 @@ def test_moments_over_any_axes(axes, keepdims):
 
 @pytest.mark.parametrize(("axes", "rank"), [((0, 1), 2), ((0,), 2), ((0, 1), 1), ((0, 2), 2), ((1, 2), 3)])
 def test_masked_moments_by_an_explicit_selection(axes, rank):
-    """Only real entries count, whatever stands at the others (NaN too), for masks of one, two and three axes."""
+    """Only valid entries count; the others may have any value, for masks with one, two and three axes."""
     rng = np.random.default_rng(1)
     x, mask = np.asarray(X, np.float64), rng.random(X.shape[:rank]) < 0.6
     full = np.broadcast_to(mask.reshape(mask.shape + (1,) * (3 - rank)), x.shape)
@@ -112,7 +112,7 @@ def test_standardization_of_inputs():
 
 
 def test_statistics_of_the_training_data_are_used_on_test_data():
-    """The test data are moved by the training data's statistics; refitted they would come out centered."""
+    """Test data are standardized by the statistics of the training data; a refit would center them."""
     train, test = np.asarray(X[:4], np.float64), np.asarray(X[4:], np.float64) + 1
     fitted = fit_standardizer(jnp.asarray(train, jnp.float32), axes=(0, 1))
     expected = (test - train.mean((0, 1))) / train.std((0, 1))
@@ -129,7 +129,7 @@ def test_statistics_of_the_training_data_are_used_on_test_data():
 
 
 def test_a_constant_feature_is_centered_only():
-    """Of variance 0, or a rounding error: 0.1 is not a float32, and its computed variance need not be 0."""
+    """The computed variance is 0 or a rounding error, since 0.1 is not exact in float32."""
     x = jnp.stack([jnp.full(1000, 0.1), jnp.arange(1000.0)], -1)
     fitted = fit_standardizer(x)
     assert float(fitted["deviation"][0]) == 1
@@ -141,7 +141,7 @@ def test_a_constant_feature_is_centered_only():
 
 
 def test_statistics_per_position_and_pooled():
-    """The lecture's form (over the batch) and Keras' (over batch and positions) of the same tensor."""
+    """The form of the lecture (over the batch) and that of Keras (over batch and positions) for one tensor."""
     lecture, state = trained(BatchNorm(axes=0, epsilon=1e-5), T)
     pooled, pooled_state = trained(BatchNorm(epsilon=1e-5), T)
     np.testing.assert_allclose(lecture.ravel(), [-0.999995, -0.99999875, 0.999995, 0.99999875], rtol=1e-6)
@@ -151,7 +151,7 @@ def test_statistics_per_position_and_pooled():
 
 @pytest.mark.parametrize("axes", [0, (0, 1), None, -1, (0, 2), (0, 1, 2)])
 def test_training_normalizes_over_the_axes(axes):
-    """Against numpy, with scale and bias of the shape of the statistics."""
+    """Compare with NumPy; scale and bias have the shape of the statistics."""
     over = (0, 1) if axes is None else axes
     x = np.asarray(X, np.float64)
     shape = x.mean(over).shape
@@ -169,15 +169,15 @@ def test_training_normalizes_over_the_axes(axes):
     np.testing.assert_allclose(after["variance"], x.var(over), rtol=1e-5)
 
 
-def test_epsilon_is_inside_the_root():
-    """A variance of 1.25 comes out as 1.25 / 1.251 = 0.9992006; outside the root it would be 0.9982135."""
+def test_epsilon_is_inside_the_square_root():
+    """A variance of 1.25 becomes 1.25 / 1.251 = 0.9992006; with epsilon outside the root, it would be 0.9982135."""
     y, _ = trained(BatchNorm(), jnp.array([[1.0], [2.0], [3.0], [4.0]]))
     assert float(y.var()) == pytest.approx(0.9992006, abs=2e-7)
     assert 1.25 / (np.sqrt(1.25) + 1e-3) ** 2 == pytest.approx(0.9982135, abs=1e-7)
 
 
 def test_scale_and_bias_can_be_left_out():
-    """Scale 0 gives the bias; without both, params are ()."""
+    """Scale 0 gives the bias; without scale and bias, params are ()."""
     layer = BatchNorm()
     _, state = layer.init(jax.random.key(0), X)
     y, _ = layer.apply({"scale": jnp.zeros(4), "bias": jnp.arange(4.0)}, state, X, train=True)
@@ -191,7 +191,7 @@ def test_scale_and_bias_can_be_left_out():
 
 
 def test_gradients_through_the_statistics():
-    """The output does not change when all examples move alike, so the gradients over the batch add up to 0."""
+    """A common shift of all examples does not change the output, so the gradients sum to 0 over the batch."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     weights = jnp.asarray(RNG.normal(size=X.shape), jnp.float32)
@@ -214,8 +214,8 @@ def test_examples_interact_in_batch_norm_but_not_in_layer_norm():
         (lambda u: -np.log1p(-u), 0.367879),
     ],
 )
-def test_half_of_the_units_are_active_only_if_the_median_is_the_mean(quantile, active):
-    """After batch norm a rectifier passes half of a normal, but exp(-1) of an exponential."""
+def test_half_of_the_units_are_active_if_the_median_is_the_mean(quantile, active):
+    """After batch norm, ReLU is active for half of a normal distribution, but for exp(-1) of an exponential one."""
     u = (np.arange(100_000) + 0.5) / 100_000
     y, _ = trained(BatchNorm(), jnp.asarray(quantile(u), jnp.float32)[:, None])
     np.testing.assert_allclose([y.mean(), y.var()], [0, 1], atol=2e-3)
@@ -239,7 +239,7 @@ def test_running_statistics_are_weighted_averages_of_the_batches():
 
 @pytest.mark.parametrize("momentum", [0, 0.9, 0.999])
 def test_after_identical_batches_evaluation_equals_training(momentum):
-    """After one batch as after fifty."""
+    """After one batch and after fifty."""
     layer = BatchNorm(momentum=momentum)
     params, state = layer.init(jax.random.key(0), X)
     step = jax.jit(lambda state: layer.apply(params, state, X, train=True))
@@ -261,7 +261,7 @@ def test_evaluation_keeps_the_state_and_examples_are_independent():
 
 
 def test_evaluation_before_any_update_is_an_error(sentences):
-    """A sentence where the state is known, NaN where it is not; the sentence's advice helps."""
+    """An error if the state is known, NaN under jit; the repair suggested by the error works."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     with pytest.raises(ValueError, match="never updated.*train=True"):
@@ -274,7 +274,7 @@ def test_evaluation_before_any_update_is_an_error(sentences):
 
 @pytest.mark.parametrize(("spatial", "affine"), [(0, True), (0, False), (1, True), (2, True), (2, False), (3, True)])
 def test_batch_norm_against_torch(torch, spatial, affine):
-    """Values, gradients and (their starting point apart) running statistics over three batches; float64."""
+    """Values, gradients and running statistics (except for their initial values) over three batches in float64."""
     shape, momentum = (5, *(3, 2, 4)[:spatial], 3), 0.9
     n = np.prod(shape[:-1])
     kind = {0: "BatchNorm1d", 1: "BatchNorm1d", 2: "BatchNorm2d", 3: "BatchNorm3d"}[spatial]
@@ -319,8 +319,8 @@ def test_batch_norm_against_torch(torch, spatial, affine):
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_padding_changes_nothing(rank):
-    """Outputs, gradients and running statistics are those of the real entries alone, whatever the padding holds."""
+def test_padding_has_no_effect(rank):
+    """Outputs, gradients and running statistics depend on the valid entries only, for any values of the padding."""
     with jax.enable_x64(True):
         layer = BatchNorm(momentum=0.8, param_dtype=jnp.float64)
         x = jnp.asarray(X, jnp.float64)
@@ -346,7 +346,7 @@ def test_padding_changes_nothing(rank):
         np.testing.assert_allclose(grads[1][mask].reshape(-1, 4), expected_grads[1], rtol=1e-10, atol=1e-10)
         np.testing.assert_array_equal(np.asarray(grads[1])[~mask], 0)
         assert jnp.isfinite(y).all()
-        wrong = trained(layer, jnp.where(full, x, 0))[1]["mean"]  # padding that counts
+        wrong = trained(layer, jnp.where(full, x, 0))[1]["mean"]  # statistics that include the padding
         assert float(jnp.abs(wrong - after["mean"]).max()) > 0.1
 
 
@@ -355,14 +355,14 @@ def test_a_batch_without_valid_entries_keeps_the_state():
     params, state = layer.init(jax.random.key(0), X)
     y, after = layer.apply(params, state, X, train=True, mask=jnp.zeros(6, bool))
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    np.testing.assert_array_equal(y, 0)  # padding is read as zero, and mean and bias are 0
+    np.testing.assert_array_equal(y, 0)  # padding is treated as zero, and mean and bias are 0
     _, state = layer.apply(params, after, X, train=True)
     _, after = layer.apply(params, state, X, train=True, mask=jnp.zeros((6, 5), bool))
     jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
 def test_statistics_per_position_of_padded_sequences():
-    """With axes=0 each position counts its own sequences; one that no sequence reaches keeps its statistics."""
+    """With axes=0, each position uses the sequences that contain it; a position without sequences keeps its state."""
     lengths = jnp.array([1, 2, 2, 3, 3, 4])
     mask = jnp.arange(5)[None] < lengths[:, None]
     _, state = trained(BatchNorm(axes=0), X, mask=mask)
@@ -370,12 +370,12 @@ def test_statistics_per_position_of_padded_sequences():
         real = np.asarray(X[np.asarray(mask[:, position]), position])
         expected = real.mean(0) if len(real) > 1 else np.zeros(4)
         np.testing.assert_allclose(state["mean"][position], expected, rtol=1e-5)
-    np.testing.assert_array_equal(state["variance"][3:], 1)  # of one sequence and of none
+    np.testing.assert_array_equal(state["variance"][3:], 1)  # positions with one sequence and with none
 
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_single_valid_entry_keeps_the_state(before):
-    """Its variance of 0 would blow up the next evaluation; traced masks too."""
+    """A variance of 0 would make the next evaluation overflow; also for traced masks."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     for _ in range(before):
@@ -389,7 +389,7 @@ def test_a_single_valid_entry_keeps_the_state(before):
 
 
 def test_a_mask_of_one_entry_is_rejected():
-    """Where the shape alone says that there is one entry, a mask changes nothing."""
+    """If the shape shows that there is one entry, the error is raised with and without a mask."""
     layer, one = BatchNorm(), X[:1, 0]
     params, state = layer.init(jax.random.key(0), one)
     with pytest.raises(ValueError, match="more than one entry to average over"):
@@ -398,7 +398,7 @@ def test_a_mask_of_one_entry_is_rejected():
 
 
 def test_empty_batches():
-    """A batch of no examples has an output of none; there is nothing to fit to."""
+    """An empty batch has an empty output; fitting to an empty batch is rejected."""
     assert group_norm(jnp.zeros((0, 3, 4)), groups=2, spatial=1).shape == (0, 3, 4)
     with pytest.raises(ValueError, match=r"at least one example to fit to, got float32 \(0, 2\)"):
         fit_standardizer(jnp.zeros((0, 2)))
@@ -418,7 +418,7 @@ def test_errors_suggest_channels_last():
 
 
 def test_weight_decay_of_kernels_excludes_lengths():
-    """Lengths and singular vectors are stored beside the kernels under names of their own."""
+    """Lengths and singular vectors are stored outside the params of the child, with their own names."""
     params, _ = WeightNorm(Serial(Dense(5), BatchNorm(), Residual(Dense(5)))).init(jax.random.key(0), X)
     chosen = [
         path for path, mark in zip(paths(params), jax.tree.leaves(select(params, "**/kernel")), strict=True) if mark
@@ -438,7 +438,7 @@ def test_weight_decay_of_kernels_excludes_lengths():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("how", ["vmap", "shard_map"])
 def test_statistics_across_a_mapped_axis_are_those_of_the_whole_batch(how, masked):
-    """Outputs, gradients and state, with shards that hold different numbers of real entries."""
+    """Outputs, gradients and state, with different numbers of valid entries in the shards."""
     x = jnp.asarray(RNG.normal(3.0, 2.0, (16, 3)), jnp.float32)
     mask = jnp.arange(16) % 7 > jnp.arange(16) // 6 if masked else None
     weights = jnp.asarray(RNG.normal(size=x.shape), jnp.float32)
@@ -470,7 +470,7 @@ def test_statistics_across_a_mapped_axis_are_those_of_the_whole_batch(how, maske
 
 
 def test_single_examples_under_vmap():
-    """x without batch axis, the vmap's axis being the batch."""
+    """x has no batch axis; the mapped axis is the batch."""
     layer = BatchNorm(axis_name="batch")
     params, state = layer.init(jax.random.key(0), X[0, 0])
     y, _ = jax.vmap(lambda x: layer.apply(params, state, x, train=True), axis_name="batch")(X[:, 0])
@@ -479,7 +479,7 @@ def test_single_examples_under_vmap():
 
 @pytest.mark.parametrize("checkpoint", [None, "body"])
 def test_repeat_is_serial_of_copies(checkpoint):
-    """The scan stacks state as it stacks params: outputs, states and gradients agree, in training and after it."""
+    """The scan stacks state like params: outputs, states and gradients agree, in training and in evaluation."""
     with jax.enable_x64(True):
         block = lambda: Residual(Dense(4, param_dtype=jnp.float64), BatchNorm(param_dtype=jnp.float64), jnp.tanh)
         deep, flat = Repeat(block(), 3, checkpoint=checkpoint), Serial(*[block() for _ in range(3)])
@@ -505,7 +505,7 @@ def test_repeat_is_serial_of_copies(checkpoint):
 
 
 def test_layer_norm_of_the_lecture_and_of_transformers():
-    """Over (n, c) for each example; over c alone, which has one entry here, all is 0."""
+    """Over (n, c) for each example; over c alone, which has size one here, the output is 0."""
     over_all = layer_norm(T, axes=(-2, -1)).ravel()
     np.testing.assert_allclose(over_all, [-0.99998, 0.99998, -0.9999978, 0.9999978], rtol=1e-6)
     np.testing.assert_array_equal(layer_norm(T), 0)
@@ -514,7 +514,7 @@ def test_layer_norm_of_the_lecture_and_of_transformers():
 @pytest.mark.parametrize("axes", [-1, (-2, -1)])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_layer_norm_against_torch(torch, axes, use_bias):
-    """Torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
+    """Compare with torch.nn.LayerNorm((c,)) and ((n, c)), values and gradients in float64."""
     shape = (4,) if axes == -1 else (5, 4)
     theirs = torch.nn.LayerNorm(shape, bias=use_bias, dtype=torch.float64)
     parity(torch, theirs, LayerNorm(axes=axes, use_bias=use_bias, param_dtype=jnp.float64), (6, 5, 4), shape)
@@ -570,7 +570,7 @@ def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_tor
     st.integers(1, 3),
 )
 def test_group_norm_of_odd_shapes_by_a_loop(batch, spatial, groups, size):
-    """Any number of batch and spatial axes, against a loop over examples and groups."""
+    """Compare with a loop over examples and groups, for any number of batch and spatial axes."""
     shape = (*batch, *spatial, groups * size)
     x = np.random.default_rng(2).normal(size=shape)
     expected = np.empty(shape)
@@ -595,11 +595,11 @@ def test_group_norm_between_layer_and_instance_norm():
     assert np.abs(group(X, groups=2, spatial=1) - layer).max() > 0.1
 
 
-# ---- numbers that are large or short ---------------------------------------------------------
+# ---- large values and half precision ---------------------------------------------------------
 
 
 def one_pass_variance(x, axes):
-    """The form that loses all digits: mean of squares minus square of the mean."""
+    """The form without accuracy for large means: mean of squares minus square of the mean."""
     return (x**2).mean(axes) - x.mean(axes) ** 2
 
 
@@ -615,7 +615,7 @@ def test_a_small_variance_around_a_large_mean():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_accumulates_in_float32(dtype):
-    """Values near 1e4, whose squares and sums float16 cannot hold; the statistics of the very values, to 1e-5."""
+    """For values near 1e4, squares and sums overflow in float16; the statistics of the rounded values are accurate."""
     x = jnp.asarray(1e4 + RNG.integers(-8, 8, (4, 16, 6)) * 64, dtype)
     wide = np.asarray(x.astype(jnp.float32), np.float64)
     mean, variance = moments(x, (0, 1))
@@ -664,7 +664,7 @@ def wide_dense(features, use_bias=True):
 
 
 def test_weight_norm_against_torch(torch):
-    """Values and gradients in length, direction, bias and x; at the start it is the layer without norm."""
+    """Values and gradients for length, direction, bias and x; at init the output is that of the child."""
     x, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 3))
     with jax.enable_x64(True):
         net = WeightNorm(wide_dense(3))
@@ -691,7 +691,7 @@ def test_weight_norm_against_torch(torch):
 
 
 def test_weight_norm_of_a_net_with_state():
-    """Every kernel of the child has its length; the child's state, side inputs and other params go through."""
+    """Each kernel of the child has a length; state, side inputs and other params of the child are unchanged."""
     net = WeightNorm(Serial(Dense(5), BatchNorm(), jnp.tanh, Dense(2)))
     params, state = net.init(jax.random.key(0), X)
     assert jax.tree.map(jnp.shape, params["scale"]) == {"0": {"length": (5,)}, "3": {"length": (2,)}}
@@ -714,7 +714,7 @@ def test_weight_norm_inside_repeat():
 
 
 def test_spectral_norm_against_torch(torch):
-    """In evaluation and in training, from the same vectors: values, gradients and next vectors."""
+    """Values, gradients and next vectors from equal vectors, in evaluation and in training."""
     x, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 3))
     with jax.enable_x64(True):
         net = SpectralNorm(wide_dense(3), n_iterations=2)
@@ -747,7 +747,7 @@ def test_spectral_norm_against_torch(torch):
 
 
 def test_spectral_norm_converges_to_the_largest_singular_value():
-    """After enough steps the kernel's norm is 1, of a child with state and kernels of three axes too."""
+    """After enough steps the kernel has norm 1, also for a child with state and kernels with three axes."""
 
     def Product():
         def init(key, x):
@@ -823,8 +823,8 @@ BAD = {
         "spatial to be an integer >= 1",
         lambda: instance_norm(X, spatial=1),
     ),
-    "axes not there": (lambda: layer_norm(X, axes=3), "from -3 to 2.*axes=3", lambda: layer_norm(X, axes=2)),
-    "axes twice": (lambda: moments(X, (0, -3)), "each of them once", lambda: moments(X, (0, -2))),
+    "axes out of range": (lambda: layer_norm(X, axes=3), "from -3 to 2.*axes=3", lambda: layer_norm(X, axes=2)),
+    "repeated axes": (lambda: moments(X, (0, -3)), "each of them once", lambda: moments(X, (0, -2))),
     "positive axes": (lambda: LayerNorm(axes=2), "negative axes.*-1", lambda: LayerNorm(axes=-1)),
     "positive axes of RMS": (lambda: RMSNorm(axes=(-2, 1)), "negative axes", lambda: RMSNorm(axes=(-2, -1))),
     "scale of another shape": (
@@ -897,7 +897,7 @@ BAD = {
         "LayerNorm expected params named scale, got bias",
         lambda: LayerNorm(use_bias=False).apply({"scale": jnp.ones(4)}, X),
     ),
-    "params where there are none": (
+    "params for a layer without params": (
         lambda: LayerNorm(use_scale=False, use_bias=False).apply({"bias": jnp.ones(4)}, X),
         "LayerNorm expected no params, .*, got a dict",
         lambda: LayerNorm(use_scale=False, use_bias=False).apply((), X),

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are what their text pairs say."""
+"""The notebooks run from top to bottom and match their text pairs."""
 
 import ast
 from pathlib import Path
@@ -19,13 +19,13 @@ def _cells(path):
 
 
 def test_every_notebook_has_its_text_pair():
-    """`notebooks/name.py`, in which changes are reviewed, and `notebooks/name.ipynb`, which is opened."""
+    """Each notebook exists as `notebooks/name.py`, for the review of changes, and as `notebooks/name.ipynb`."""
     assert [path.stem for path in NOTEBOOKS] == [path.stem for path in sorted(FOLDER.glob("*.ipynb"))]
 
 
 @pytest.mark.parametrize("text", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_its_text_pair(text):
-    """The same cells in both; `make notebooks` writes the notebooks anew. No output is kept in them."""
+def test_notebook_matches_its_text_pair(text):
+    """Both have the same cells; `make notebooks` regenerates the notebooks. They contain no output."""
     assert _cells(text) == _cells(text.with_suffix(".ipynb"))
     assert not any(cell.get("outputs") for cell in jupytext.read(text.with_suffix(".ipynb")).cells)
 
@@ -33,8 +33,8 @@ def test_a_notebook_is_its_text_pair(text):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("text", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(text, tmp_path, monkeypatch):
-    """Cell by cell in one namespace, in the default configuration of JAX; what a cell ends with is shown."""
+def test_notebook_runs(text, tmp_path, monkeypatch):
+    """Run the cells in one namespace, in the default configuration of JAX, and display the results of cells."""
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
     with (
@@ -50,7 +50,7 @@ def test_a_notebook_runs(text, tmp_path, monkeypatch):
 
 
 def _run(source, where, names):
-    """One cell; where it ends with an expression, its value is written out, as a notebook would."""
+    """Run one cell; if it ends with an expression, display its value, as a notebook does."""
     program = ast.parse(source)
     last = program.body.pop() if program.body and isinstance(program.body[-1], ast.Expr) else None
     exec(compile(program, where, "exec"), names)

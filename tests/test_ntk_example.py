@@ -1,4 +1,4 @@
-"""The example ntk at toy size: its numbers, and that its pictures exist."""
+"""The example ntk at small size: its numbers and its figures."""
 
 import importlib.util
 from pathlib import Path
@@ -20,8 +20,8 @@ def example():
     return module
 
 
-def test_wide_nets_are_kernels(example, tmp_path, capsys):
-    """The error of the kernel falls as 1/sqrt(width); the wider, the nearer to its kernel's regression."""
+def test_wide_nets_approach_kernel_regression(example, tmp_path, capsys):
+    """The error of the kernel decreases as 1/sqrt(width); wider nets are closer to the regression of their kernel."""
     numbers = example.main(["--out", str(tmp_path), "--widths", "16", "128", "1024", "--draws", "10", "--steps", "60"])
     assert abs(numbers["slope"] + 0.5) < 0.1
     for name in ("errors", "moved", "apart"):
@@ -33,8 +33,8 @@ def test_wide_nets_are_kernels(example, tmp_path, capsys):
     assert "slope of log error over log width" in printed and "(chosen)" in printed
 
 
-def test_training_starts_where_it_should(example):
-    """The first prediction is the initial net's; without steps of any size it stays there (negative control)."""
+def test_training_starts_at_the_prediction_of_the_initial_net(example):
+    """With learning rate 0 all predictions are those of the initial net; with learning rate 0.05 the loss decreases."""
     params, (x, y, _) = example.init(jax.random.key(0), 8), example.circle(4)
     path, last = example.train(params, x, y, x, 0.0, 2)
     np.testing.assert_allclose(path, jnp.broadcast_to(example.predict(params, x), (3, 4)), rtol=1e-6)
@@ -44,7 +44,7 @@ def test_training_starts_where_it_should(example):
 
 
 @pytest.mark.parametrize("arguments", [["--widths", "8"], ["--steps", "0"], ["--widths", "0", "8"]])
-def test_a_bad_argument_gets_one_clear_line(example, arguments, tmp_path, capsys):
+def test_wrong_arguments_give_an_error_of_one_line(example, arguments, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         example.main(["--out", str(tmp_path / "never"), *arguments])
     assert stop.value.code == 2

@@ -123,7 +123,7 @@ def test_gauss_newton_equals_the_dense_product(loss):
         of_params = lambda p: model(p, x)
         losses_of = {
             "classes": lambda out: losses.softmax_cross_entropy(out, y).mean(),
-            "squares": lambda out: jnp.mean((out - 1) ** 4),  # whose Hessian depends on the outputs
+            "squares": lambda out: jnp.mean((out - 1) ** 4),  # its Hessian depends on the outputs
         }
         loss = losses_of[loss]
         J, out = dense_jacobian(of_params, params), of_params(params)
@@ -148,7 +148,7 @@ def test_empirical_fisher_is_the_mean_of_outer_products():
         np.testing.assert_allclose(matrix(F, params), gradients.T @ gradients / len(y), atol=1e-14)
 
 
-def test_fisher_equals_the_empirical_fisher_of_the_drawn_targets():
+def test_fisher_equals_the_empirical_fisher_of_the_sampled_targets():
     with jax.enable_x64(True):
         params, (x, y), model, _ = small()
         of_params = lambda p: model(p, x)
@@ -161,7 +161,7 @@ def test_fisher_equals_the_empirical_fisher_of_the_drawn_targets():
 
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_fisher_equals_gauss_newton_in_expectation(likelihood):
-    """Within five standard errors in every entry, over 20,000 draws for each example."""
+    """Within five standard errors in every entry, over 20,000 samples for each example."""
     with jax.enable_x64(True):
         params, (x, y), model, _ = small()
         of_params = lambda p: model(p, x)
@@ -180,7 +180,7 @@ def test_fisher_equals_gauss_newton_in_expectation(likelihood):
 
 
 def test_an_operator_is_one_symmetric_matrix():
-    """Targets are drawn when the operator is made, not in each product."""
+    """Targets are sampled when the operator is constructed, not in each product."""
     params, (x, _), model, _ = small(jnp.float32)
     F = fisher_operator(jax.random.key(0), lambda p: model(p, x), params)
     v = normal_like(params, 1)
@@ -189,7 +189,7 @@ def test_an_operator_is_one_symmetric_matrix():
     assert np.abs(flat(F(v)) - flat(other(v))).max() > 1e-3
 
 
-# ---- networks with state and keys-----------------------------------------------------------
+# ---- networks with state and keys ----------------------------------------------------------
 
 
 def normed():
@@ -277,7 +277,7 @@ def test_scanned_checkpointed_nets_work():
 
 @pytest.mark.parametrize("batch_size", [4, 6, 100])
 def test_minibatches_add_up_to_the_full_batch(batch_size):
-    """Six rows, also in batches of 4 and 2: minibatches are weighted by their sizes."""
+    """Six rows, also in batches of sizes 4 and 2: minibatches are weighted by their sizes."""
     with jax.enable_x64(True):
         params, batch, _, risk = small()
         v = normal_like(params, 1)
@@ -321,7 +321,7 @@ def test_gauss_newton_and_fisher_over_minibatches():
 
 
 def test_minibatches_take_the_memory_of_one():
-    """A gradient over 64 minibatches, compiled: a fraction of the temporaries of the full batch."""
+    """A compiled gradient over 64 minibatches takes a fraction of the temporary memory of the full batch."""
     net = MLP(64, 64, 1, activation=tanh)
     x = jnp.zeros((2048, 16))
     params = net.init(jax.random.key(0), x)
@@ -495,7 +495,7 @@ def test_fisher_needs_a_key_and_a_likelihood(sentences):
 
 
 def test_errors_name_the_called_function(sentences):
-    """The error names the function that was called and the argument at fault."""
+    """The error names the called function and the rejected argument."""
     x, half = jnp.ones(2), lambda y: jnp.sum(y**2) / 2
     with pytest.raises(TypeError, match=r"hessian_operator expected f to be a function, got float32 \(2,\)"):
         hessian_operator(x, half)

@@ -54,14 +54,14 @@ def norms_by_hand(loss, params, *batch):
 
 
 def ids(*shape):
-    return jnp.asarray(np.random.default_rng(3).integers(0, 4, shape), jnp.int32)  # some indices occur twice
+    return jnp.asarray(np.random.default_rng(3).integers(0, 4, shape), jnp.int32)  # some indices are repeated
 
 
 def flat(*shape):
     return draw(*shape)
 
 
-NETS = {  # net, examples, methods that its plan must hold
+NETS = {  # net, examples, methods that its plan must contain
     "dense": (MLP(5, 5, 2, activation=jnp.tanh), flat, (3, 4), {"pairs"}),
     "dense over time": (Serial(Dense(5), jnp.tanh, Dense(4)), flat, (3, 7, 6), {"product"}),
     "convolution": (
@@ -88,7 +88,7 @@ NETS = {  # net, examples, methods that its plan must hold
 
 @pytest.mark.parametrize("name", NETS)
 def test_norms_equal_those_of_the_gradients(name):
-    """The norms of each leaf, in float64, under jit; by the plan no gradient of a kernel is formed."""
+    """The norms of each leaf in float64 under jit; the plan forms no gradient of a kernel."""
     net, examples, shape, ways = NETS[name]
     with jax.enable_x64(True):
         x, weight = examples(*shape), draw(shape[0], seed=7)
@@ -191,7 +191,7 @@ def checkpointed(w, x):
 
 
 def custom(w, x):
-    """A custom derivative that differs from that of the implementation must be used."""
+    """A custom derivative that differs from the derivative of the implementation."""
 
     @jax.custom_jvp
     def f(w, x):
@@ -258,7 +258,7 @@ FUNCTIONS = {  # loss, shape of the parameter, examples, the method
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_shared_weights_and_unusual_uses(name):
-    """Cross terms of shared weights, slices, concatenations and loops; unknown uses are formed."""
+    """Cross terms of shared weights, slices, concatenations and loops; for other uses gradients are formed."""
     loss, shape, examples, way = FUNCTIONS[name]
     with jax.enable_x64(True):
         w, x = draw(*shape, seed=9), examples()
@@ -289,7 +289,7 @@ def test_eager_chunked_and_vmapped_agree():
 
 
 def test_norms_differentiate():
-    """A penalty on the gradient norms: its gradient against that through the gradients themselves."""
+    """The gradient of a penalty on the gradient norms equals that of the penalty on explicit gradients."""
     net = MLP(4, 1, activation=jnp.tanh)
     with jax.enable_x64(True):
         x, weight = draw(3, 2), draw(3, seed=7)
@@ -319,7 +319,7 @@ def test_half_precision_sums_in_float32():
 
 
 def test_no_gradient_is_stored():
-    """A wide dense network: 1/7 of the memory, half of the operations; no gradient of a table is formed."""
+    """A wide dense network takes 1/7 of the memory and half of the operations; no gradient of a table is formed."""
     net = MLP(256, 256, 1, activation=jnp.tanh)
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     params = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((64,), jnp.float32))
@@ -359,7 +359,7 @@ def test_plan_prints():
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_noise_is_exact_by_enumeration(batch_size):
-    """The covariance over all minibatches; with N in place of N - 1 it differs (negative control)."""
+    """Compare with the covariance over all minibatches; with N instead of N - 1 it differs (negative control)."""
     with jax.enable_x64(True):
         x, y = draw(5, 2), draw(5, seed=4)
         params = {"w": draw(2, seed=5), "b": jnp.asarray(0.3)}
@@ -386,7 +386,7 @@ def test_noise_is_exact_by_enumeration(batch_size):
 
 
 def test_small_noise_is_accurate():
-    """The trace for nearly equal gradients in float32, where a difference of squares would cancel."""
+    """The trace for nearly equal gradients in float32, where a difference of squares suffers from cancellation."""
     x = jnp.array([1000.0, 1000.25, 1000.5])
     noise = jax.jit(lambda x: gradient_noise(lambda w, x: w * x, 1.0, x, batch_size=1))(x)
     np.testing.assert_allclose(noise.trace, np.var([0, 0.25, 0.5]), rtol=1e-6)
@@ -433,7 +433,7 @@ def test_wrong_arguments_are_rejected(tool, case, sentences):
 
 
 def test_suggested_repairs_work():
-    """The repairs that the errors suggest work."""
+    """The repairs suggested by the errors work."""
     per_example_norms(lambda w, x: jnp.sum(x @ w), W, X)
     per_example_norms(square, W.astype(jnp.int32).astype(jnp.float32), X)
     per_example_norms(lambda w, x: square(w, x) * 3.0, W, X)

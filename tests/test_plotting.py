@@ -1,4 +1,4 @@
-"""Plots are checked by the data of their artists."""
+"""Plots, checked by the data of their artists."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def labels(ax):
     return ax.get_legend_handles_labels()[1]
 
 
-# ---- one look -----------------------------------------------------------------------------
+# ---- style --------------------------------------------------------------------------------
 
 
 def test_style_ends_with_its_context():
@@ -35,8 +35,8 @@ def test_style_ends_with_its_context():
     assert dict(matplotlib.rcParams) == before
 
 
-def test_lines_differ_in_gray_print():
-    """Of seven curves no two share a dash."""
+def test_lines_differ_in_grayscale():
+    """Seven curves have seven dash patterns."""
     with plotting.style():
         cycle = matplotlib.rcParams["axes.prop_cycle"].by_key()
     assert len({str(dash) for dash in cycle["linestyle"]}) == len(plotting.PALETTE) == 7
@@ -50,8 +50,8 @@ def machado(color):
     return np.clip(seen @ linear, 0, 1) ** (1 / 2.2)
 
 
-def test_colors_differ_for_color_blind_readers():
-    """Any two of the palette; red and green of Matplotlib's cycle are the negative control."""
+def test_colors_differ_for_readers_with_color_blindness():
+    """Any two colors of the palette differ; red and green of Matplotlib's cycle are the negative control."""
     apart = lambda a, b: np.linalg.norm(machado(a) - machado(b))
     assert min(apart(a, b) for i, a in enumerate(plotting.PALETTE) for b in plotting.PALETTE[:i]) > 0.15
     assert apart("#d62728", "#2ca02c") < 0.15
@@ -60,7 +60,7 @@ def test_colors_differ_for_color_blind_readers():
 @pytest.mark.parametrize(
     "draw", [lambda: plotting.curves([0, 1], [0, 1]), lambda: plotting.surface(np.eye(3), ((0, 1),) * 2)]
 )
-def test_new_axes_where_none_are_given(draw):
+def test_axes_are_created_if_none_are_given(draw):
     import matplotlib.pyplot as plt
 
     matplotlib.use("agg")
@@ -87,7 +87,7 @@ def test_curves_draw_values_functions_and_bands(ax):
 
 
 def test_more_lines_than_colors_all_differ():
-    """A repeated color has other dashes."""
+    """Lines with the same color have different dash patterns."""
     assert len({str(plotting._look(i)) for i in range(20)}) == 20
 
 
@@ -97,7 +97,7 @@ def test_one_curve_has_no_legend(ax):
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [2, 3])
 
 
-def test_bars_side_by_side_with_their_values(ax):
+def test_grouped_bars_have_their_values(ax):
     plotting.bars({"a": [1.0, -2.0], "b": jnp.array([0.25, 0.5])}, ["x", "y"], ax, numbers="{:.2f}")
     heights = [bar.get_height() for bar in ax.patches]
     assert heights == [1, -2, 0.25, 0.5]
@@ -108,7 +108,7 @@ def test_bars_side_by_side_with_their_values(ax):
     assert ax.patches[0].get_hatch() != ax.patches[2].get_hatch()
 
 
-def test_matrix_shows_its_entries(ax):
+def test_matrix_has_its_entries_as_text(ax):
     values = np.array([[1.0, 0.0, -0.5], [0.0, 2.0, 0.25]])
     plotting.matrix(values, ax, rows=["a", "b"], numbers="{:g}")
     shown = ax.images[0].get_array()
@@ -127,13 +127,13 @@ def test_only_zero_is_white(ax):
     assert (colors[1:, :3].min(1) < 0.95).all()
 
 
-def test_large_matrix_has_a_color_bar_instead_of_numbers(ax):
+def test_large_matrix_has_a_color_bar_instead_of_text(ax):
     plotting.matrix(np.eye(20), ax)
     assert not ax.texts
     assert len(ax.figure.axes) == 2
 
 
-def test_tiles_in_rows_each_from_white_to_black(ax):
+def test_tiles_are_in_rows_and_scaled_individually(ax):
     images = np.stack([np.arange(6.0).reshape(2, 3), 10 * np.ones((2, 3)), -np.arange(6.0).reshape(2, 3)])
     plotting.tiles(images, ax, columns=2)
     whole = ax.images[0].get_array()
@@ -223,7 +223,7 @@ def test_surface_has_the_heights_of_the_function(monkeypatch):
     x, y, heights = given
     np.testing.assert_allclose(heights, 3 * x + y, atol=1e-6)
     assert (x[0, -1], y[-1, 0]) == (1, 2)
-    assert ax.get_zlim() == pytest.approx((-0.4 * 5, 5)), "room for the level lines below"
+    assert ax.get_zlim() == pytest.approx((-0.4 * 5, 5)), "space for the level lines below"
     plotting.surface(heights, ((0, 1), (0, 2)), ax)
     np.testing.assert_array_equal(given[3:], given[:3])
 

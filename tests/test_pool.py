@@ -1,4 +1,4 @@
-"""Pooling: torch and numpy loops, the derivative of ties, the count of padding, and errors."""
+"""Pooling: PyTorch, NumPy loops, the derivative at ties, padding in the count, and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def compare(torch, ours, theirs, x):
     ids=str,
 )
 def test_windows_against_torch(torch, sizes, window_shape, stride, padding):
-    """Maximum (ties and all) and mean, counting padding or not."""
+    """Maximum (with ties) and mean, with and without padding in the count."""
     functional, axes = torch.nn.functional, len(sizes)
     x = with_ties(2, *sizes, 2)
     largest, mean = getattr(functional, f"max_pool{axes}d"), getattr(functional, f"avg_pool{axes}d")
@@ -102,7 +102,7 @@ def test_bins_against_torch(torch, sizes, size):
 @settings(max_examples=4)
 @given(st.data())
 def test_odd_shapes_against_loops(data):
-    """Any sizes, windows, strides, pads and batch axes; the windows are as long as 13."""
+    """Random sizes, windows up to 13, strides, pads and batch axes."""
     draw = lambda *options: data.draw(st.sampled_from(options))
     window_shape = tuple(draw(1, 2, 3, 6, 7, 13) for _ in range(draw(1, 2)))
     stride = tuple(draw(1, 2, 3, 4, 6) for _ in window_shape)
@@ -123,8 +123,8 @@ def test_global_pools_are_reductions():
         close(global_avg_pool(jnp.asarray(x), spatial), x.mean(axes), 1e-6)
 
 
-def test_pools_that_are_the_same():
-    """A window as large as the input, one bin, and the global pool."""
+def test_equivalent_pools_agree():
+    """A window of the size of the input, one bin, and the global pool."""
     x = jnp.asarray(normal(2, 6, 5, 3), jnp.float32)
     for pool, bins, everything in (
         (max_pool, adaptive_max_pool, global_max_pool),
@@ -140,11 +140,11 @@ def test_pools_that_are_the_same():
 
 
 def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
-    """In the order of the axes; sharing it, as jnp.max over blocks does, would give 1/3 each."""
+    """The first maximum in the order of the axes; jnp.max over blocks would give 1/3 to each."""
     x = jnp.asarray([[0.0, 1.0], [1.0, 1.0]])[..., None]
     gradient = jax.jit(jax.grad(lambda x: max_pool(x, (2, 2)).sum()))(x)[..., 0]
     np.testing.assert_array_equal(gradient, [[0, 1], [0, 0]])
-    column = jnp.asarray([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])[..., None]  # the first row wins, not the first column
+    column = jnp.asarray([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])[..., None]  # the first row, not the first column
     gradient = jax.jit(jax.grad(lambda x: max_pool(x, (2, 3)).sum()))(column)[..., 0]
     np.testing.assert_array_equal(gradient, [[0, 0, 1], [0, 0, 0]])
     for window_shape, stride in ((6, 6), (7, 7), (5, 1)):
@@ -155,13 +155,13 @@ def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
 
 
 def test_the_global_maximum_shares_the_derivative_of_a_tie():
-    """As jnp.max does."""
+    """The derivative is that of jnp.max."""
     gradient = jax.grad(lambda x: global_max_pool(x, 1).sum())(line(1, 2, 2, 0))
     np.testing.assert_array_equal(gradient[:, 0], [0, 0.5, 0.5, 0])
 
 
-def test_padding_counts_only_when_asked():
-    """A constant stays a constant, at the borders too; with count_padding it decreases there."""
+def test_padding_counts_only_with_count_padding():
+    """The mean of a constant is constant, also at the borders; with count_padding it decreases there."""
     ones = jnp.ones((4, 4, 1))
     np.testing.assert_array_equal(avg_pool(ones, (3, 3), stride=1, padding=1), ones)
     close(avg_pool(ones, (3, 3), stride=1, padding=1, count_padding=True)[0, :, 0], np.array([4, 6, 6, 4]) / 9, 1e-6)
@@ -172,13 +172,13 @@ def test_padding_is_never_the_maximum():
     np.testing.assert_array_equal(max_pool(-line(5, 4, 3), 2, stride=1, padding="causal")[:, 0], [-5, -4, -3])
 
 
-def test_left_over_entries_are_dropped():
+def test_entries_after_the_last_window_are_dropped():
     np.testing.assert_array_equal(max_pool(line(1, 2, 3, 4, 9), 2)[:, 0], [2, 4])
     assert not jax.grad(lambda x: max_pool(x, 2).sum())(line(1, 2, 3, 4, 9))[4, 0]
 
 
 def test_nan_and_infinity_stay_in_their_windows():
-    """A NaN gives NaN in every window that holds it, at any place, and in no other."""
+    """A NaN gives NaN in all windows that contain it, at any position, and in no other window."""
     with jax.debug_nans(False):
         for at in range(6):
             x = line(*range(6)).at[at].set(jnp.nan)
@@ -199,7 +199,7 @@ def test_all_derivatives_exist():
 
 
 def test_means_add_up_in_float32():
-    """In bfloat16, 256 + 1 is 256."""
+    """In bfloat16, 256 + 1 would be 256."""
     x = jnp.ones((512, 1), jnp.bfloat16).at[0].set(256)
     all_four = lambda x: (avg_pool(x, 512, stride=1), global_avg_pool(x, 1), adaptive_avg_pool(x, 1), avg_pool(x, 512))
     for y in jax.jit(all_four)(x):
@@ -270,7 +270,7 @@ def test_errors():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_integers_of_numpy():
+def test_numpy_integers_are_accepted():
     x, two = jnp.asarray(normal(6, 6, 1), jnp.float32), np.int64(2)
     np.testing.assert_array_equal(
         max_pool(x, (two, two), stride=two, padding=np.int32(1)), max_pool(x, (2, 2), stride=2, padding=1)
@@ -281,8 +281,8 @@ def test_integers_of_numpy():
 
 
 @pytest.mark.parametrize("layer", [MaxPool((2, 2)), AvgPool((2, 2)), GlobalMaxPool(2), GlobalAvgPool(2)])
-def test_channels_first_is_warned_of(layer):
-    """Where channels clearly come first; not for a low image with as many channels as columns."""
+def test_channels_first_gives_a_warning(layer):
+    """A warning if channels are clearly first, but not for an image of low height with equal channels and width."""
     x = jnp.zeros((2, 3, 8, 8))
     with pytest.warns(UserWarning, match=r"channels last.*got float32 \(2, 3, 8, 8\).*write jnp.moveaxis\(x, 1, -1\)"):
         layer.init(jax.random.key(0), x)

@@ -1,4 +1,4 @@
-"""Softmax and its family, labels as distributions, and the checks that an array lies in the simplex."""
+"""Softmax and related functions, labels as distributions, and checks of distributions."""
 
 import itertools
 import math
@@ -80,8 +80,8 @@ def test_softmax_acts_on_each_slice_alone():
     np.testing.assert_array_equal(softmax(jnp.zeros((2, 3, 4))), np.full((2, 3, 4), 0.25))
 
 
-def test_softmax_is_no_activation():
-    """It commutes with permutations of its axis, but an entry's value depends on the others."""
+def test_softmax_is_not_an_activation():
+    """Softmax commutes with permutations of its axis, but each value depends on all entries."""
     x = jnp.asarray(normal(2, 6).astype(np.float32))
     order = np.array([3, 1, 0, 5, 2, 4])
     np.testing.assert_allclose(softmax(x[order]), softmax(x)[order], rtol=1e-6)
@@ -99,7 +99,7 @@ def test_softmax_is_a_positive_distribution_and_ignores_a_shift(scores, shift):
     assert (p > 0).all()
     assert (p <= 1).all()
     assert abs(p.sum() - 1) < 5e-7
-    # the sum x + shift is rounded before softmax sees it, by at most half a unit in the last place of 1030
+    # the sum x + shift is rounded before the softmax, by at most half a unit in the last place of 1030
     np.testing.assert_allclose(_softmax(x + jnp.float32(shift)), p, rtol=3e-4)
 
 
@@ -124,7 +124,7 @@ def test_softmax_of_large_scores():
     x = np.array([1000.0, 1001.0, 1002.0], np.float32)
     np.testing.assert_allclose(softmax(jnp.asarray(x)), expected, atol=1e-7)
     np.testing.assert_allclose(softmax(jnp.asarray(x - 1002)), expected, atol=1e-7)
-    with np.errstate(over="ignore", invalid="ignore"):  # negative control: the formula as it stands
+    with np.errstate(over="ignore", invalid="ignore"):  # negative control: the formula as written
         assert np.isnan(np.exp(x) / np.exp(x).sum()).all()
     extreme = jnp.array([1e4, -1e4, 0.0])
     np.testing.assert_array_equal(softmax(extreme), [1, 0, 0])
@@ -143,7 +143,7 @@ def test_softmax_of_scaled_scores_tends_to_the_one_hot_of_argmax():
         others = np.arange(4) != 1
         assert (p <= np.exp(scaled - scaled[:, 1:2]))[:, others].all()
         np.testing.assert_allclose(p[-1], [0, 1, 0, 0], atol=5e-5)
-        assert abs(p[-1, 1] - 1) > 1e-5  # a gap of 0.1 times 100 is still seen: exp(-10)
+        assert abs(p[-1, 1] - 1) > 1e-5  # a gap of 0.1 times 100 gives exp(-10)
         ties = softmax(1000 * jnp.array([1.0, 0.5, 1.0, 1.0]))
         np.testing.assert_allclose(ties, [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-15)
         np.testing.assert_array_equal(softmax(0 * jnp.asarray(x)), [0.25] * 4)
@@ -169,7 +169,7 @@ def test_rows_without_a_distribution_are_nan():
         assert logsumexp(jnp.array([0.0, jnp.inf])) == np.inf
 
 
-def test_softargmax_is_the_other_name():
+def test_softargmax_is_an_alias():
     assert softargmax is softmax
 
 
@@ -249,7 +249,7 @@ def test_logits_are_log_probabilities_up_to_a_constant():
 
 
 def test_softmax_mean_of_1_2_3():
-    """The quantities are the second argument; with q = z this is no log-sum-exp and no max."""
+    """The averaged quantities are the second argument; for q = z the result is neither log-sum-exp nor max."""
     z = jnp.array([1.0, 2, 3])
     np.testing.assert_allclose(softmax_mean(z, z), 2.5752104, atol=3e-7)
     q = jnp.array([10.0, -1.0, 0.5])
@@ -257,7 +257,7 @@ def test_softmax_mean_of_1_2_3():
     assert abs(softmax_mean(z, q) - softmax_mean(q, z)) > 1e-2  # the order of the arguments matters
 
 
-def test_softmax_mean_lies_between_and_tends_to_the_max():
+def test_softmax_mean_lies_between_min_and_max_and_converges_to_the_max():
     z, q = normal(8, 20, 5), normal(9, 20, 5)
     with jax.enable_x64(True):
         mean = np.asarray(softmax_mean(jnp.asarray(z), jnp.asarray(q)))
@@ -269,7 +269,7 @@ def test_softmax_mean_lies_between_and_tends_to_the_max():
         np.testing.assert_allclose(over_first, (special.softmax(z, axis=0) * q).sum(0), rtol=1e-12, atol=1e-14)
 
 
-def test_softmax_fixed_is_softmax_with_a_zero_in_front():
+def test_softmax_fixed_is_softmax_with_a_prepended_zero():
     z = normal(10, 4, 3)
     with jax.enable_x64(True):
         full = special.softmax(np.concatenate([np.zeros((4, 1)), z], -1), axis=-1)
@@ -312,22 +312,22 @@ def test_one_hot_of_narrow_labels_with_many_classes(dtype):
 
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 2]])
-def test_one_hot_refuses_labels_out_of_range(labels):
+def test_one_hot_rejects_labels_out_of_range(labels):
     labels = jnp.array(labels)
     with pytest.raises(ValueError, match=r"one_hot expected labels from 0 to 2 \(3 classes\), got labels from -?\d"):
         one_hot(labels, 3)
-    np.testing.assert_array_equal(one_hot(jnp.array([1, 2, 3]) - 1, 3), np.eye(3))  # the repair that it names
+    np.testing.assert_array_equal(one_hot(jnp.array([1, 2, 3]) - 1, 3), np.eye(3))  # the suggested repair
 
 
-def test_one_hot_is_nan_for_a_bad_label_under_jit():
+def test_one_hot_is_nan_for_labels_out_of_range_under_jit():
     labels = jnp.array([1, -1, 3])
     with jax.debug_nans(False):
         rows = np.asarray(jax.jit(lambda y: one_hot(y, 3))(labels))
     np.testing.assert_array_equal(rows, [[0, 1, 0], [np.nan] * 3, [np.nan] * 3])
-    np.testing.assert_array_equal(jax.nn.one_hot(labels, 3)[1:], np.zeros((2, 3)))  # what is silent elsewhere
+    np.testing.assert_array_equal(jax.nn.one_hot(labels, 3)[1:], np.zeros((2, 3)))  # jax.nn.one_hot gives no error
 
 
-def test_labels_are_checked_inside_jit_on_request():
+def test_labels_are_checked_under_jit_with_check():
     checked = checkify.checkify(jax.jit(lambda y: one_hot(y, 3, check=True)))
     error, rows = checked(jnp.array([0, 2]))
     error.throw()
@@ -338,7 +338,7 @@ def test_labels_are_checked_inside_jit_on_request():
         error.throw()
 
 
-def test_one_hot_says_what_it_expects(sentences):
+def test_one_hot_rejects_wrong_arguments(sentences):
     with pytest.raises(TypeError, match=r"labels to be an integer array, got float32 \(2,\); .*astype\(jnp.int32\)"):
         one_hot(jnp.array([0.0, 1.0]), 3)
     with pytest.raises(TypeError, match="floating-point dtype of the probabilities, got int32"):
@@ -348,7 +348,7 @@ def test_one_hot_says_what_it_expects(sentences):
     np.testing.assert_array_equal(one_hot(jnp.zeros((0,), jnp.int32), 3), np.zeros((0, 3)))
 
 
-def test_check_labels_tells_which():
+def test_check_labels_gives_a_mask_of_valid_labels():
     np.testing.assert_array_equal(check_labels(jnp.array([0, 2]), 3), [True, True])
     with pytest.raises(ValueError, match="check_labels expected labels from 0 to 2"):
         check_labels(jnp.array([3]), 3)
@@ -367,21 +367,21 @@ def test_smooth_labels():
     assert smooth_labels(p.astype(jnp.bfloat16), 0.3).dtype == jnp.bfloat16
 
 
-def test_smooth_labels_is_that_of_optax():
+def test_smooth_labels_matches_optax():
     optax = pytest.importorskip("optax")
     p = jnp.asarray(np.random.default_rng(12).dirichlet(np.ones(4), size=5).astype(np.float32))
     np.testing.assert_allclose(smooth_labels(p, 0.2), optax.smooth_labels(p, 0.2), rtol=1e-6)
 
 
 def test_best_logits_for_smoothed_labels_have_a_finite_gap():
-    """The minimizer over logits has softmax = target, so its gap is log((1 - eps + eps/C) / (eps/C))."""
+    """The minimizer over logits has softmax = target, so the gap is log((1 - eps + eps/C) / (eps/C))."""
     target = np.asarray(smooth_labels(one_hot(jnp.array(2), 4), 0.1), np.float64)
     logits = np.log(target)
     np.testing.assert_allclose(special.softmax(logits), target, rtol=1e-6)
     np.testing.assert_allclose(logits[2] - logits[0], 3.6109179, atol=1e-6)
 
 
-def test_smooth_labels_refuses(sentences):
+def test_smooth_labels_rejects_wrong_arguments(sentences):
     with pytest.raises(ValueError, match=r"smoothing to be a number >= 0 and <= 1, got 1.1"):
         smooth_labels(one_hot(jnp.array([2]), 4), 1.1)
     with pytest.raises(ValueError, match="smooth_labels expected probability distributions in targets"):
@@ -408,7 +408,7 @@ def test_is_distribution():
 @pytest.mark.parametrize("dtype", [jnp.float32, *HALF])
 @pytest.mark.parametrize("classes", [3, 1000, 30000])
 def test_every_softmax_is_a_distribution_in_its_own_dtype(dtype, classes):
-    """The tolerance follows the dtype."""
+    """The tolerance depends on the dtype."""
 
     @jax.jit
     def judge(x):
@@ -420,7 +420,7 @@ def test_every_softmax_is_a_distribution_in_its_own_dtype(dtype, classes):
     np.testing.assert_array_equal(off, [False] * 4)
 
 
-def test_float64_distributions_may_come_from_float32():
+def test_float64_distributions_may_have_the_precision_of_float32():
     with jax.enable_x64(True):
         p = softmax(jnp.asarray(normal(14, 4, 100), jnp.float32)).astype(jnp.float64)
         np.testing.assert_array_equal(is_distribution(p), [True] * 4)
@@ -437,19 +437,19 @@ def test_check_distribution_in_eager_code():
     bad = jnp.array([[0.5, 0.5], [0.5, 1.0]])
     with pytest.raises(ValueError, match=expected):
         check_distribution(p=good, q=bad)
-    check_distribution(q=bad / bad.sum(-1, keepdims=True))  # the repairs that it names
+    check_distribution(q=bad / bad.sum(-1, keepdims=True))  # the suggested repairs
     check_distribution(q=softmax(bad))
     with pytest.raises(ValueError, match=r"smallest entry of -0.5"):
         check_distribution(p=jnp.array([1.5, -0.5]))
 
 
-def test_check_distribution_inside_jit():
+def test_check_distribution_under_jit():
     def mass(p, check):
         check_distribution(check=check, p=p)
         return p.sum(-1)
 
     bad = jnp.array([0.5, 1.0])
-    assert jax.jit(lambda p: mass(p, False))(bad) == 1.5  # unknown values pass
+    assert jax.jit(lambda p: mass(p, False))(bad) == 1.5  # unknown values raise no error
     checked = checkify.checkify(jax.jit(lambda p: mass(p, True)))
     error, _ = checked(jnp.array([0.5, 0.5]))
     assert error.get() is None
@@ -491,7 +491,7 @@ def test_jit_vmap_and_leading_axes_agree(function):
 
 
 @pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp])
-def test_no_weak_type_comes_out(function):
+def test_results_are_not_weakly_typed(function):
     weak = jnp.broadcast_to(jnp.asarray(1.0), (3,))
     assert weak.weak_type
     assert not function(weak).weak_type

@@ -1,4 +1,4 @@
-"""The first thing a newcomer runs, at toy size; its real size is run by `make quickstart`."""
+"""The quickstart example at small size; `make quickstart` runs the full size."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_quickstart_learns_and_draws(tmp_path, capsys):
 
     found = quickstart.main(["--steps", "120", "--seed", "1", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert found["accuracy"] > 0.8  # 120 steps; the real run has 3000
+    assert found["accuracy"] > 0.8  # 120 steps; the full run has 3000
     assert printed.splitlines()[-1] == f"test accuracy: {found['accuracy']:.4f}"
     assert printed.count("test accuracy") == 1
     assert "conv1 Conv" in printed
@@ -29,7 +29,7 @@ def test_quickstart_learns_and_draws(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 20])
-def test_the_picture_of_errors_names_them(wrong, tmp_path):
+def test_figure_of_errors_has_a_title_and_the_wrong_digits(wrong, tmp_path):
     import quickstart
     from matplotlib.image import imread
 
@@ -50,7 +50,7 @@ def test_the_picture_of_errors_names_them(wrong, tmp_path):
         (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be created"),
     ],
 )
-def test_a_bad_argument_gets_one_clear_line(arguments, words, capsys):
+def test_wrong_arguments_give_an_error_of_one_line(arguments, words, capsys):
     import quickstart
 
     with pytest.raises(SystemExit) as stopped:

@@ -1,4 +1,4 @@
-"""Recurrent layers: PyTorch's numbers, the lecture's, unrolled loops, streams, both directions, long memories."""
+"""Recurrent layers: values of PyTorch and of the lecture, loops, streams, both directions, long sequences."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ CELLS = {"RNN": RNNCell, "GRU": GRUCell, "LSTM": LSTMCell}
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+    return pytest.importorskip("torch", reason="requires PyTorch; run make parity")
 
 
 def close(came, expected, tolerance=4e-6):
@@ -28,8 +28,8 @@ def close(came, expected, tolerance=4e-6):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", CELLS)
-def test_values_and_gradients_are_those_of_pytorch(torch, kind, reverse, dtype, tolerance):
-    """The params of torch.nn.RNN, GRU, LSTM, transposed: gates in PyTorch's own order."""
+def test_values_and_gradients_match_pytorch(torch, kind, reverse, dtype, tolerance):
+    """The params are those of torch.nn.RNN, GRU and LSTM, transposed, with the order of gates of PyTorch."""
     with jax.enable_x64(dtype == "float64"):
         x = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(dtype)
         module = getattr(torch.nn, kind)(2, 4, batch_first=True, dtype=getattr(torch, dtype))
@@ -60,8 +60,8 @@ def test_values_and_gradients_are_those_of_pytorch(torch, kind, reverse, dtype, 
             close(by_params[mine], theirs.grad.numpy().T, 10 * tolerance)
 
 
-def test_the_gru_that_resets_before_is_the_published_one():
-    """n = tanh(x W + (r h) U + b), in numpy; the form that resets after differs (negative control)."""
+def test_gru_with_reset_before_the_product_is_the_published_one():
+    """n = tanh(x W + (r h) U + b) in NumPy; the form with reset after the product differs (negative control)."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         x, h = rng.normal(size=(3, 2)), rng.normal(size=(3, 4))
@@ -77,7 +77,7 @@ def test_the_gru_that_resets_before_is_the_published_one():
         assert np.abs(after - ((1 - z) * n + z * h)).max() > 1e-2
 
 
-# ---- the lecture's numbers
+# ---- values of the lecture
 
 
 def test_published_sizes():
@@ -106,7 +106,7 @@ def test_a_linear_recurrence():
 
 
 def test_a_linear_recurrence_is_a_lower_triangular_toeplitz_matrix():
-    """dy_t / dx_s = U^(t-s) for s <= t, else 0: shared weights, and nothing from the future."""
+    """dy_t / dx_s = U^(t-s) for s <= t, else 0: weights are shared and outputs are causal."""
     cell = RNNCell(1, activation=lambda z: z, use_bias=False, recurrent_bias=False)
     params = {"kernel": jnp.eye(1), "recurrent_kernel": jnp.full((1, 1), 0.5)}
     matrix = jax.jacobian(lambda x: Recurrent(cell).apply(params, x[:, None])[:, 0])(jnp.zeros(5))
@@ -114,8 +114,8 @@ def test_a_linear_recurrence_is_a_lower_triangular_toeplitz_matrix():
     np.testing.assert_array_equal(matrix, np.where(s <= t, 0.5 ** np.maximum(t - s, 0), 0))
 
 
-def test_a_forget_bias_lets_gradients_through():
-    """|dh_T / dx_1| after 40 steps: the LSTM with a forget bias of 3 passes more than 1000 times the simple net's."""
+def test_forget_bias_prevents_vanishing_gradients():
+    """|dh_T / dx_1| after 40 steps is more than 1000 times larger for an LSTM with forget bias 3 than for an RNN."""
     x = jax.random.normal(jax.random.key(2), (40, 3))
 
     def first_step_matters(layer):
@@ -141,7 +141,7 @@ def test_the_forget_bias_is_that_of_the_forget_gate():
     np.testing.assert_array_equal(params["recurrent_bias"], np.zeros(8))
 
 
-def test_each_gate_is_drawn_orthogonal():
+def test_each_gate_is_initialized_orthogonal():
     params, _ = GRUCell(4).init(jax.random.key(0), X[:, 0])
     for gate in np.split(np.asarray(params["recurrent_kernel"]), 3, axis=1):
         np.testing.assert_allclose(gate @ gate.T, np.eye(4), atol=1e-5)
@@ -151,8 +151,8 @@ def test_each_gate_is_drawn_orthogonal():
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_padding_changes_nothing(kind):
-    """A masked batch computes what each sequence computes alone: outputs, last carry, gradients."""
+def test_padding_has_no_effect(kind):
+    """Outputs, last carry and gradients of a masked batch are those of each sequence alone."""
     net = Recurrent(CELLS[kind](4), stateful=True)
     params, carry = net.init(jax.random.key(0), X)
 
@@ -179,7 +179,7 @@ def test_padding_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_scanned_is_unrolled_is_a_loop(kind):
+def test_scan_and_unrolled_scan_equal_a_loop(kind):
     cell = CELLS[kind](4)
     params, carry = cell.init(jax.random.key(0), X[:, 0])
 
@@ -199,7 +199,7 @@ def test_scanned_is_unrolled_is_a_loop(kind):
 
 
 def test_streams_and_truncated_backpropagation():
-    """Pieces that pass the carry on equal the whole; a stopped carry cuts the gradient at the piece's start."""
+    """Pieces with the carry of the previous piece equal the whole; a stopped carry truncates the gradient."""
     net = LSTM(4, stateful=True)
     params, carry = net.init(jax.random.key(0), X)
     whole, last = net.apply(params, carry, X)
@@ -219,7 +219,7 @@ def test_streams_and_truncated_backpropagation():
 
 
 def test_both_directions():
-    """Concatenated outputs; the backward half of a sequence is the forward half of its mirror image, masks included."""
+    """Outputs are concatenated; the backward half equals the forward half of the reversed sequence, also for masks."""
     net = Bidirectional(GRUCell(3), GRUCell(4))
     params = net.init(jax.random.key(0), X)
     y = net.apply(params, X, mask=MASK)
@@ -284,7 +284,7 @@ def test_errors(sentences):
 
 
 def test_steps_are_functions_on_arrays():
-    """Without a bias, and with one of the two."""
+    """Without a bias, and with one of the two biases."""
     x, h, ones = jnp.ones((1,)), jnp.ones((1,)), jnp.ones
     assert rnn_step(x, h, ones((1, 1)), ones((1, 1)), recurrent_bias=-2 * ones(1)).item() == 0
     hidden, cell = lstm_step(x, h, h, ones((1, 4)), ones((1, 4)), -2 * ones(4))

@@ -54,7 +54,7 @@ def random_params(net, shape, seed=0, spread=0.3):
 
 
 def patterns_of(params, x):
-    """Which units of a plain ReLU net are on, computed in NumPy."""
+    """The active units of a plain ReLU net, computed in NumPy."""
     signs = []
     for p in params[:-1:2]:
         z = x @ p["kernel"] + p["bias"]
@@ -79,13 +79,13 @@ def test_values_of_the_bounds():
     assert region_lower_bound((4, 4), 2) == 44
     assert region_upper_bound((10, 10), 2) == 3136 == 56**2
     assert region_upper_bound((4, 4), 2) == 121
-    printed = math.comb(10, 2) ** 2 * 10**2  # the lecture has a binomial coefficient in the place of n / d
+    printed = math.comb(10, 2) ** 2 * 10**2  # the lecture has a binomial coefficient instead of n / d
     assert printed == 202500 > region_upper_bound((10, 10), 2)
     assert region_lower_bound((6, 6, 5), 1) == 6 * 6 * 6
 
 
 def test_upper_bound_equals_the_sum_over_its_index_set():
-    """Narrow layers make it sharper than the product over layers."""
+    """For narrow layers the bound is sharper than the product over layers."""
     for widths, d in [((3, 2), 2), ((1, 4), 2), ((2, 3, 3), 3), ((4, 1, 5), 2)]:
         total = 0
         for j in itertools.product(*(range(n + 1) for n in widths)):
@@ -118,7 +118,7 @@ def test_bounds_reject_invalid_widths(sentences):
 
 @pytest.mark.parametrize("widths", [(10, 10), (5, 7, 6), (4, 4, 4, 3)])
 def test_folding_attains_the_lower_bound(widths):
-    """25 copies of 56 cells for (10, 10); unused units of odd widths add none."""
+    """25 copies of 56 cells for (10, 10); unused units of odd widths add no cells."""
     net, params = folding_network(widths)
     found = regions(net, params, box=UNIT)
     assert found.linear_count == found.activation_count == len(found) == region_lower_bound(widths, 2)
@@ -153,7 +153,7 @@ def test_random_lines_attain_zaslavskys_count(n, cells):
 
 
 def test_regions_of_a_shallow_net_by_lines_and_crossings():
-    """In a box there are 1 + lines that meet it + crossings inside; 300 units."""
+    """A box has 1 + (lines that cross it) + (intersections inside) regions; 300 units."""
     net = MLP(300, 1)
     params = random_params(net, (2,), spread=0.5)
     w, b = params[0]["kernel"], params[0]["bias"]
@@ -168,7 +168,7 @@ def test_regions_of_a_shallow_net_by_lines_and_crossings():
 
 
 def test_activation_patterns_agree_with_dense_sampling():
-    """Sampling finds no pattern that is missing, and all those of large polygons; areas add up."""
+    """Sampling finds no other patterns, and the patterns of all large polygons; areas sum to that of the box."""
     net = MLP(12, 10, 1)
     params = random_params(net, (2,), seed=3)
     found = regions(net, params)
@@ -184,7 +184,7 @@ def test_activation_patterns_agree_with_dense_sampling():
 
 
 def test_regions_of_a_small_net_by_linear_programs():
-    """One for every subset of units: its polygon is not empty if and only if it is found."""
+    """One linear program for each pattern: its polygon is nonempty if and only if `regions` finds the pattern."""
     from scipy.optimize import linprog
 
     net = MLP(4, 3, 1)
@@ -195,7 +195,7 @@ def test_regions_of_a_small_net_by_linear_programs():
         first, second = np.array(pattern[:4]), np.array(pattern[4:])
         a, c = (w1 * first) @ w2, (b1 * first) @ w2 + b2
         rows, constants = np.concatenate([w1, a], 1), np.concatenate([b1, c])
-        sign = 2 * np.concatenate([first, second]) - 1  # sign (x rows + constants) >= r, the largest such r
+        sign = 2 * np.concatenate([first, second]) - 1  # maximize r subject to sign (x rows + constants) >= r
         length = np.linalg.norm(rows, axis=0)
         matrix = np.column_stack([-(sign * rows).T, length])
         best = linprog([0, 0, -1], matrix, sign * constants, bounds=[(-1, 1), (-1, 1), (None, 1)])
@@ -218,7 +218,7 @@ NETS = {
 
 @pytest.mark.parametrize("name", NETS)
 def test_regions_agree_with_the_net_and_with_segments(name):
-    """Affine maps give the net's values; a segment meets as many polygons as `regions_along` finds pieces."""
+    """Affine maps give the values of the net; a segment crosses as many polygons as `regions_along` finds pieces."""
     net, shape = NETS[name]
     params = random_params(net, shape, seed=1)
     rng = np.random.default_rng(2)
@@ -231,7 +231,7 @@ def test_regions_agree_with_the_net_and_with_segments(name):
     np.testing.assert_allclose(found.areas.sum(), np.prod(np.ptp(found.box, axis=1)), rtol=1e-12)
     assert len(np.unique(found.patterns, axis=0)) == len(found) > 5
 
-    # Every inner edge has two polygons: perimeters count them twice, and the box once.
+    # Each inner edge belongs to two polygons: the sum of perimeters counts it twice, the boundary of the box once.
     perimeters = sum(np.linalg.norm(p - np.roll(p, -1, 0), axis=1).sum() for p in found.polygons)
     inner = np.linalg.norm(found.edges[:, 0] - found.edges[:, 1], axis=1).sum()
     np.testing.assert_allclose(perimeters - 2 * inner, 2 * np.ptp(found.box, axis=1).sum(), rtol=1e-10)
@@ -245,7 +245,7 @@ def test_regions_agree_with_the_net_and_with_segments(name):
 
 
 def polygons_on_segment(found, start, stop):
-    """The polygons that a segment meets, in order: clipped by the half planes of each polygon's edges."""
+    """The polygons that a segment crosses, in order; each polygon clips the segment by the half planes of its edges."""
     met = []
     for i, polygon in enumerate(found.polygons):
         along = np.roll(polygon, -1, 0) - polygon
@@ -265,16 +265,16 @@ def polygons_on_segment(found, start, stop):
 
 @pytest.mark.parametrize("center", [(0, 0), (1 / 3, 0.1), (-1, 0.3)])
 def test_lines_through_one_point(center):
-    """n lines through a point make 2n cells, and none due to rounding; through a point of the border n + 1."""
+    """n lines through a point make 2n cells, without cells from rounding; through a point of the border n + 1."""
     angles = np.pi * np.arange(12) / 12 + 0.1
     w, c = jnp.asarray([np.cos(angles), np.sin(angles)]), jnp.asarray(center, jnp.float64)
     found = regions(lambda x: jnp.sum(relu((x - c) @ w)))
     assert len(found) == found.linear_count == (24 if center[0] > -1 else 13)
 
 
-def test_copies_parallels_and_dead_units_divide_nothing():
+def test_duplicate_and_dead_units_add_no_regions():
     w = jnp.asarray([[1.0, 2.0, -0.1, 1.0, 0.0], [0.5, 1.0, -0.05, 0.5, 0.0]])
-    b = jnp.asarray([0.1, 0.2, -0.01, 0.3, -1.0])  # copies, one with the opposite sign, a parallel, a dead unit
+    b = jnp.asarray([0.1, 0.2, -0.01, 0.3, -1.0])  # duplicates (one of opposite sign), a parallel, a dead unit
     found = regions(lambda x: relu(x @ w + b))
     assert len(found) == found.linear_count == 3
     assert not found.patterns[:, 4].any()
@@ -294,7 +294,7 @@ def test_regions_of_a_net_without_biases_are_sectors():
 
 
 def test_rescaling_layers_keeps_the_regions():
-    """Counts are those of the function, however small the weights of a layer are."""
+    """Counts depend on the function only, also for layers with small weights."""
     net = MLP(8, 8, 8, 1)
     params = random_params(net, (2,))
     scaled, size = [], 1.0
@@ -308,7 +308,7 @@ def test_rescaling_layers_keeps_the_regions():
 
 
 def test_canceled_kinks_are_not_borders_of_linear_regions():
-    """Exactly, or up to rounding: activation regions remain, linear regions merge."""
+    """For exact and for rounded cancellation, activation regions remain and linear regions merge."""
     both = regions(lambda x: relu(x[0]) + relu(x[1]) - relu(x[0]))
     assert (both.activation_count, both.linear_count) == (4, 2)
     noise = regions(lambda x: relu(relu(3 * x[0] + 0.1) - 3 * relu(x[0] + 0.1 / 3)) + x[1])
@@ -347,11 +347,11 @@ def test_nets_in_low_precision_are_analyzed_in_float64():
     assert {tuple(s) for s in found.slopes[:, 1]} == {(2.0, -1.0), (0.0, 0.0)}
 
 
-# ---- slices, records ----------------------------------------------------------------------------
+# ---- slices and plots ---------------------------------------------------------------------------
 
 
 def test_slice_through_three_points():
-    """They lie at (0, 0), (1, 0) and (0, 1); the same plane by origin and directions has the same regions."""
+    """Their coordinates are (0, 0), (1, 0) and (0, 1); origin and directions of that plane give the same regions."""
     net = MLP(15, 1)
     params = random_params(net, (5,))
     a, b, c = np.random.default_rng(0).normal(size=(3, 5))
@@ -377,7 +377,7 @@ def test_repr_of_regions():
 
 
 def test_level_set_is_exact():
-    """A diamond's sides; and on every segment of a net's boundary its output is zero, at both ends."""
+    """The sides of a diamond; for a random net, the output is zero at both ends of each segment."""
     sides = regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]) - 0.5).level_set()
     np.testing.assert_allclose(np.linalg.norm(sides[:, 0] - sides[:, 1], axis=1), np.full(4, math.sqrt(0.5)))
     net = MLP(10, 10, 1)
@@ -393,9 +393,9 @@ def test_level_set_is_exact():
 @pytest.mark.parametrize(
     ("net", "count"),
     [
-        (lambda x: jnp.abs(x[0]), 1),  # an edge that two polygons share
+        (lambda x: jnp.abs(x[0]), 1),  # an edge shared by two polygons
         (lambda x: -jnp.abs(x[0]), 1),
-        (lambda x: relu(x[0]), 1),  # the border of a polygon that is at the level throughout
+        (lambda x: relu(x[0]), 1),  # the border of a polygon on which the net equals the level
         (lambda x: -relu(x[0]), 1),
         (lambda x: x[0] - relu(x[0]), 1),
         (lambda x: x[0] + jnp.abs(x[0]) / 2, 1),
@@ -407,7 +407,7 @@ def test_level_set_is_exact():
     ],
 )
 def test_level_set_along_edges(net, count):
-    """Every segment is listed once, whichever side the net is higher on."""
+    """Each segment is listed once, regardless of the side on which the net is larger."""
     found = regions(net, box=((-1, 1), (-1, 1))).level_set()
     assert found.shape == (count, 2, 2)
     assert len({tuple(sorted(map(tuple, segment.round(9) + 0.0))) for segment in found}) == count

@@ -1,4 +1,4 @@
-"""Path selectors: what patterns match, and what masks are for."""
+"""Path selectors: matches of patterns, and uses of masks."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ PARAMS = NET.init(jax.random.key(0), X)
 
 
 def chosen(*patterns, params=PARAMS):
-    """The paths that a mask chooses."""
+    """The paths for which a mask is True."""
     mask = select(params, *patterns)
     assert jax.tree.structure(mask) == jax.tree.structure(params)
     leaves = jax.tree.leaves(mask)
@@ -70,11 +70,11 @@ def test_paths_of_names_and_positions():
         (["**"], list(paths(PARAMS))),
     ],
 )
-def test_what_patterns_match(patterns, expected):
+def test_matches_of_patterns(patterns, expected):
     assert chosen(*patterns) == expected
 
 
-def test_a_name_is_not_part_of_a_longer_one():
+def test_names_match_as_a_whole():
     params = {"bias": 1.0, "recurrent_bias": 2.0, "Bias": 3.0}
     assert chosen("**/bias", params=params) == ["bias"]
     assert chosen("**/*bias", params=params) == ["bias", "recurrent_bias"]
@@ -94,8 +94,8 @@ def test_a_name_is_not_part_of_a_longer_one():
     ],
 )
 @pytest.mark.parametrize("sign", ["", "!"])
-def test_a_pattern_that_matches_nothing_is_rejected_with_a_better_one(pattern, better, sign):
-    """Nothing is frozen or excluded without notice; the repair works."""
+def test_pattern_without_a_match_is_rejected_with_a_suggestion(pattern, better, sign):
+    """A pattern without a match always raises an error; the suggested pattern has a match."""
     with pytest.raises(ValueError, match="select expected a pattern that matches a path") as error:
         select(PARAMS, "**", sign + pattern)
     words = str(error.value)
@@ -104,7 +104,7 @@ def test_a_pattern_that_matches_nothing_is_rejected_with_a_better_one(pattern, b
 
 
 @pytest.mark.usefixtures("sentences")
-def test_other_sentences():
+def test_wrong_arguments_are_rejected():
     with pytest.raises(ValueError, match="The paths are .*out/kernel") as error:
         select(PARAMS, "decoder/xyz")
     assert "did you mean" not in str(error.value)
@@ -119,12 +119,12 @@ def test_other_sentences():
         select({f"layer{i}": 0.0 for i in range(30)}, "xyz/**")
 
 
-# ---- what masks are for
+# ---- uses of masks
 
 
 @pytest.mark.parametrize("way", ["masked", "partition"])
-def test_frozen_params_stay_as_they_are(way):
-    """To the last bit, under Adam with weight decay; the others move."""
+def test_frozen_params_do_not_change(way):
+    """Frozen params are bitwise equal after Adam with weight decay; the others change."""
     frozen = select(PARAMS, "encoder/**")
     if way == "masked":
         optimizer = optax.chain(optax.adamw(1e-2, weight_decay=0.1), optax.masked(optax.set_to_zero(), frozen))
@@ -142,7 +142,7 @@ def test_frozen_params_stay_as_they_are(way):
 
 
 def test_weight_decay_of_kernels_only():
-    """Without a gradient, decayed weights shrink by learning rate times decay, biases do not move."""
+    """Without a gradient, decayed weights shrink by learning rate times decay; biases do not change."""
     optimizer = optax.adamw(0.1, weight_decay=0.5, mask=lambda params: select(params, "**/kernel"))
     params = jax.tree.map(lambda p: p + 1, PARAMS)
     with jax.numpy_dtype_promotion("standard"):
@@ -152,8 +152,8 @@ def test_weight_decay_of_kernels_only():
         np.testing.assert_allclose(new, old * (0.95 if path.endswith("kernel") else 1), rtol=1e-6)
 
 
-def test_the_penalty_of_the_lecture_spares_offsets():
-    """lambda Omega(Theta) over kernels: its gradient is 2 lambda W, and 0 for biases."""
+def test_penalty_of_the_lecture_excludes_biases():
+    """The gradient of lambda Omega(Theta) over kernels is 2 lambda W for kernels and 0 for biases."""
     mask = select(PARAMS, "**/kernel")
     by_hand = sum(
         (np.asarray(p) ** 2).sum() for p, kernel in zip(*map(jax.tree.leaves, (PARAMS, mask)), strict=True) if kernel
@@ -181,7 +181,7 @@ def test_casting_and_counting():
 
 
 def test_tying():
-    """Chosen params take one shared value inside the loss; its gradient is the sum of theirs."""
+    """Selected params have one shared value in the loss; its gradient is the sum of their gradients."""
     net = Serial(Dense(4), jnp.tanh, Dense(4))
     params = net.init(jax.random.key(0), X)
     mask = select(params, "*/kernel")
@@ -200,8 +200,8 @@ def test_tying():
     np.testing.assert_allclose(together, first["kernel"] + second["kernel"], rtol=1e-5, atol=1e-7)
 
 
-def test_the_sign_of_the_bias():
-    """A lecture writes ReLU(w x - b): its params become ours with the biases turned round; the kink is at b / w."""
+def test_sign_of_the_bias():
+    """A lecture writes ReLU(w x - b): with negated biases its params are params of `Dense`; the kink is at b / w."""
     net = Serial(Dense(1), relu)
     theirs = ({"kernel": jnp.array([[2.0]]), "bias": jnp.array([3.0])}, ())
     ours = jax.tree.map(lambda p, bias: -p if bias else p, theirs, select(theirs, "**/bias"))

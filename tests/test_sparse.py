@@ -1,4 +1,4 @@
-"""Sparse Jacobians: no entry is missed, as few products as the structure allows, the values of the dense ones."""
+"""Sparse Jacobians: complete patterns, few products, and the values of dense Jacobians."""
 
 import functools
 
@@ -20,7 +20,7 @@ BAND = np.triu(np.tril(A, 1), -2)
 
 
 def convolution(x, kernel, strides=None, padding="SAME", **options):
-    """Of one channel: x is (*space), the kernel (*window)."""
+    """Convolution with one channel: x has the shape (*space), the kernel (*window)."""
     space = "HW"[: x.ndim]
     out = lax.conv_general_dilated(
         x[None, ..., None],
@@ -38,7 +38,7 @@ def tridiagonal(x):
 
 
 def heat(x, steps=2):
-    """A counter selects the heated cell: the loop is followed iteration by iteration."""
+    """A counter selects the heated cell, so each iteration of the loop has its own pattern."""
 
     def body(i, x):
         x = x + 0.1 * (jnp.roll(x, 1) - 2 * x + jnp.roll(x, -1))
@@ -62,17 +62,17 @@ def square(x):
 
 square.defvjp(lambda x: (x**2, x), lambda x, g: (2 * x * g,))
 
-# f, shape of x, number of colors; the pattern is exact for every one of them.
+# f, shape of x, number of colors; the pattern is exact for each function.
 EXACT = {
     "elementwise": (lambda x: jnp.exp(jnp.sin(x)) / (1 + x**2), (N,), 1),
     "permutation": (lambda x: x[::-1].reshape(3, 4).T * 2, (N,), 1),
     "columns first": (lambda x: x.reshape(3, 4).reshape(-1, order="F") ** 2, (N,), 1),
     "products of rows": (lambda x: jnp.prod(x.reshape(4, 3), 1), (N,), 1),
-    "taken off": (lambda x: x.at[1:4].subtract(jnp.sin(x[5:8])), (N,), 2),
+    "subtract at indices": (lambda x: x.at[1:4].subtract(jnp.sin(x[5:8])), (N,), 2),
     "tridiagonal": (tridiagonal, (N,), 3),
     "differences": (lambda x: jnp.diff(x) ** 2, (N,), 2),
     "band matrix": (lambda x: jnp.asarray(BAND, x.dtype) @ jnp.sin(x), (N,), 4),
-    "on the right": (lambda x: jnp.sin(x) @ jnp.asarray(BAND, x.dtype), (2, N), 4),
+    "band matrix on the right": (lambda x: jnp.sin(x) @ jnp.asarray(BAND, x.dtype), (2, N), 4),
     "convolution": (lambda x: jnp.tanh(convolution(x, [1.0, 2.0, 3.0])), (N,), 3),
     "twice": (lambda x: convolution(jnp.tanh(convolution(x, [1.0, 2.0, 3.0])), [1.0, 1.0, 2.0]), (N,), 5),
     "strided": (lambda x: convolution(x, [1.0, 2.0, 3.0], (2,)), (N,), 2),
@@ -101,18 +101,18 @@ EXACT = {
     "flat": (lambda x: jnp.floor(x) + lax.stop_gradient(x) + x, (N,), 1),
     "straight through": (straight_through, (N,), 1),
     "zero": (lambda x: jnp.ones(3, x.dtype) * lax.stop_gradient(x[0]), (N,), 0),
-    "own backward rule": (lambda x: jax.checkpoint(square)(x)[1:] * x[:-1], (N,), 2),
+    "custom backward rule": (lambda x: jax.checkpoint(square)(x)[1:] * x[:-1], (N,), 2),
 }
 
 
 def dense(f, x):
-    """The reference, by reverse mode, which exists for every function here."""
+    """The reference, in reverse mode, which all functions here support."""
     return jax.jacrev(f)(x).reshape(-1, x.size)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_pattern_colors_and_values(name):
-    """The entries that are not zero at random points, the number of products, and the values in float64."""
+    """The nonzero entries at random points, the number of products, and the values in float64."""
     f, shape, colors = EXACT[name]
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(1).normal(size=shape))
@@ -125,7 +125,7 @@ def test_pattern_colors_and_values(name):
     assert pattern.shape == expected.shape and found.nse == pattern.entries
     marked, seen = pattern.todense(), (expected != 0) | (other != 0)
     assert not np.any(seen & ~marked)
-    if name != "max pool":  # of two candidates a point shows one
+    if name != "max pool":  # at each point only one of two candidates is nonzero
         np.testing.assert_array_equal(marked, seen)
     if colors is not None:
         assert pattern.colors == colors
@@ -133,7 +133,7 @@ def test_pattern_colors_and_values(name):
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 def test_both_modes_give_the_same(mode):
-    """Columns by jvps or rows by vjps; jit = eager; each color of columns (rows) has no row (column) twice."""
+    """Columns by jvps or rows by vjps; jit = eager; columns (rows) of one color have no row (column) in common."""
     x = jnp.linspace(-1.0, 1.0, N)
     jacobian = sparse_jacobian(tridiagonal, x, mode=mode)
     for found in (jacobian(x), jax.jit(jacobian)(x)):
@@ -146,8 +146,8 @@ def test_both_modes_give_the_same(mode):
         assert len(set(zip(colors.tolist(), places.tolist(), strict=True))) == pattern.entries
 
 
-def test_rows_where_rows_are_fewer():
-    """A sum is one row; an arrow takes its many rows, or its many columns, either way."""
+def test_reverse_mode_is_used_when_rows_need_fewer_colors():
+    """A sum has one row; an arrow matrix takes two products, by rows or by columns."""
     assert sparsity(jnp.sum, jnp.zeros(N)).mode == "reverse"
     assert sparsity(lambda x: x * x[0], jnp.zeros(N)).mode == "forward"
     assert sparsity(lambda x: x * x[0], jnp.zeros(N)).colors == 2
@@ -156,7 +156,7 @@ def test_rows_where_rows_are_fewer():
 
 
 def test_unknown_operations_are_dense():
-    """A sort, an index that depends on x, a while and a product of two: all entries, and the pattern says so."""
+    """The pattern of a sort, an index that depends on x, a while loop and a product of two is full and reported so."""
     x = jnp.linspace(-1.0, 1.0, 6)
     functions = [
         jnp.sort,
@@ -210,7 +210,7 @@ def test_no_entry_is_missed(chosen, seed):
 
 
 def test_layers_with_channels():
-    """A convolution of c channels takes c products for each tap; groups need those of their own channels."""
+    """A convolution with c channels takes c products for each tap, with groups the channels of a group."""
     x = jnp.zeros((6, 4))
     for groups, colors in ((1, 12), (2, 6)):
         layer = Conv(4, 3, groups=groups)
@@ -223,7 +223,7 @@ def test_layers_with_channels():
 
 
 def test_transformations_pytrees_and_hessians():
-    """vmap and grad; numbers are counted leaf by leaf; a Hessian is the Jacobian of a gradient; traced constants."""
+    """vmap and grad; numbering of inputs by leaves; a Hessian as the Jacobian of a gradient; traced constants."""
     x = {"a": jnp.arange(1.0, 5.0).reshape(2, 2), "b": jnp.arange(3.0)}
     f = lambda x: jnp.append(x["a"].T.reshape(-1) ** 2, x["b"] * x["b"][::-1])
     expected = jnp.concatenate([j.reshape(7, -1) for j in jax.tree.leaves(jax.jacfwd(f)(x))], axis=1)
@@ -243,7 +243,7 @@ def test_transformations_pytrees_and_hessians():
 
 
 def test_cost_is_colors_times_a_jvp():
-    """Counted: three products in place of a thousand; 2 of 49 in the published example."""
+    """Counted operations: three products instead of a thousand; 2 instead of 49 in the published example."""
     x = jnp.zeros(1000)
     jacobian = sparse_jacobian(tridiagonal, x)
     one = count_flops(lambda x, t: jax.jvp(tridiagonal, (x,), (t,)), x, x).flops
@@ -254,14 +254,14 @@ def test_cost_is_colors_times_a_jvp():
 
 
 def test_large_patterns():
-    """A hundred thousand numbers; the picture stays small."""
+    """A pattern of 100,000 columns has a short repr."""
     pattern = sparsity(tridiagonal, jax.ShapeDtypeStruct((100_000,), jnp.float32))
     assert (pattern.entries, pattern.colors) == (299_994, 3)
     assert len(repr(pattern).splitlines()) <= 25
 
 
 def test_patterns_can_be_constructed():
-    """From places in any order, with repeated entries; they print, plot and compute."""
+    """From indices in any order, with repeated entries; the patterns print, plot and compute."""
     pattern = SparsityPattern([2, 0, 1, 0], [2, 0, 1, 0], (3, 3))
     np.testing.assert_array_equal(pattern.todense(), np.eye(3, dtype=bool))
     assert repr(pattern) == "3 of 3 x 3 entries may differ from zero (33.3 %): 1 color, one jvp each.\n#..\n.#.\n..#"
@@ -277,15 +277,15 @@ def test_patterns_can_be_constructed():
 
 
 def test_a_key_among_the_constants_can_be_used_afterwards():
-    """Finding a pattern draws no numbers: f may use its key afterwards."""
+    """`sparsity` samples no numbers, so f may use its key afterwards."""
     key = jax.random.key(0)
     f = lambda x: x * jax.random.normal(key, x.shape)
     assert sparsity(f, jnp.zeros(3)).entries == 3
     f(jnp.ones(3))
 
 
-def test_errors_are_sentences(sentences):
-    """Each says what was expected, what it got and what to do, and that works."""
+def test_wrong_arguments_are_rejected(sentences):
+    """Each error states what was expected, what it got and a repair, and the repair works."""
     x = jnp.zeros(4)
     with pytest.raises(
         TypeError,

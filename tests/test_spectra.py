@@ -57,7 +57,7 @@ def of_matrix(A):
 
 
 def test_lanczos_is_a_tridiagonalization():
-    """Q A Q' = T with orthonormal Q, and A Q' = Q' T but for the last column, whose length is the residual."""
+    """Q A Q' = T with orthonormal Q, and A Q' = Q' T except for the last column, whose norm is the residual."""
     with jax.enable_x64(True):
         A = trained()[2]
         operator, like = of_matrix(A)
@@ -126,8 +126,9 @@ def test_single_precision_and_half():
 
 @pytest.mark.parametrize(("method", "products"), [("hutchinson", 32), ("hutch++", 48), ("xtrace", 48)])
 def test_standard_errors_are_calibrated(method, products):
-    """Over 200 keys: unbiased, the truth within two of the stated errors in at least 90 %, and the size of the error:
-    that of XTrace is stated too large, as the jackknife's is, never too small.
+    """Over 200 keys, estimates are unbiased and at least 90 % are within two stated errors of the trace.
+
+    The stated error matches the standard deviation; XTrace, like the jackknife, overestimates it.
     """
     with jax.enable_x64(True):
         A = trained()[2]
@@ -190,7 +191,7 @@ def test_hutchinson_is_exact_for_diagonals():
 
 
 def test_density_of_a_trained_net():
-    """Moments within the stated errors, the trace of a function, and the smoothed density against that of eigvalsh."""
+    """Moments within the stated errors, the trace of a function, the smoothed density against that of eigvalsh."""
     with jax.enable_x64(True):
         _, _, A, eigenvalues = trained()
         operator, like = of_matrix(A)

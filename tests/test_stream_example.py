@@ -1,4 +1,4 @@
-"""examples/stream_data.py at toy size: stopped in the middle, it ends with the same bits."""
+"""examples/stream_data.py at small size: an interrupted run gives bitwise the same result."""
 
 import importlib.util
 from pathlib import Path
@@ -10,7 +10,7 @@ pytest.importorskip("grain", reason="the example reads through grain")
 pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
 
 
-def test_a_stream_goes_on_where_it_stopped(tmp_path, capsys):
+def test_stream_resumes_where_it_stopped(tmp_path, capsys):
     path = Path(__file__).parents[1] / "examples" / "stream_data.py"
     spec = importlib.util.spec_from_file_location("example_stream_data", path)
     example = importlib.util.module_from_spec(spec)

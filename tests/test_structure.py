@@ -1,4 +1,4 @@
-"""The dense form of a linear layer, and what an output depends on."""
+"""The dense form of a linear layer, and receptive fields."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def close(came, expected, tolerance=1e-12):
 
 
 def test_a_convolution_is_a_banded_toeplitz_matrix():
-    """CONV-02, FEAT-08: (d_in - 2, d_in) with constant diagonals; 80 entries, 24 not 0, made of 3 parameters."""
+    """The matrix (d_in - 2, d_in) has constant diagonals: 80 entries, 24 nonzero, from 3 params."""
     a, x = normal(3), normal(10)
     with jax.enable_x64(True):
         run = lambda x: conv(x, jnp.asarray(a)[:, None, None])
@@ -44,7 +44,7 @@ def test_a_convolution_is_a_banded_toeplitz_matrix():
         assert A.size == 80 and np.count_nonzero(A) == 24 and len(set(A[A != 0].tolist())) == 3
         close(run(jnp.asarray(x)[:, None])[:, 0], A @ x)
         np.testing.assert_array_equal(A, jax.jacfwd(run)(jnp.asarray(x)[:, None])[:, 0, :, 0])
-        # the flipped kernel of mathematics is another matrix
+        # the flipped kernel of the mathematical convolution gives another matrix
         assert not np.allclose(as_dense(lambda x: run(x[::-1])[::-1], (10, 1)), expected)
 
 
@@ -56,7 +56,7 @@ def test_a_convolution_is_a_banded_toeplitz_matrix():
         (Dense(3, param_dtype=jnp.float64, use_bias=False), (2, 4)),
     ],
 )
-def test_a_linear_layer_is_its_matrix(layer, shape):
+def test_linear_layer_equals_its_matrix(layer, shape):
     """f(x) = A x, with arrays in row-major order."""
     with jax.enable_x64(True):
         x = jnp.asarray(normal(*shape))
@@ -67,14 +67,14 @@ def test_a_linear_layer_is_its_matrix(layer, shape):
         close(y.ravel(), A @ x.ravel())
 
 
-def test_a_dense_layer_repeats_its_kernel_for_each_example():
+def test_matrix_of_a_dense_layer_repeats_the_kernel_for_each_example():
     kernel = normal(3, 2).astype(np.float32)
     A = as_dense(Dense(2, use_bias=False), (4, 3), {"kernel": jnp.asarray(kernel)})
     np.testing.assert_array_equal(A, np.kron(np.eye(4), kernel.T))
 
 
-def test_the_adjoint_is_the_transposed_matrix():
-    """CONV-09: as_dense(conv_transpose) = as_dense(conv)^T, and not its inverse."""
+def test_adjoint_is_the_transposed_matrix():
+    """as_dense(conv_transpose) = as_dense(conv)^T, and not its inverse."""
     kernel = jnp.asarray(normal(3, 2, 4), jnp.float32)
     A = as_dense(lambda x: conv(x, kernel, stride=2, padding=1), (5, 2))
     B = as_dense(lambda y: conv_transpose(y, kernel, stride=2, padding=1), (3, 4))
@@ -89,7 +89,7 @@ def test_pools_as_matrices():
     close(as_dense(GlobalAvgPool(2), (2, 3, 1), ()), np.full((1, 6), np.float32(1 / 6)), 1e-6)
 
 
-def test_the_linear_part_of_an_affine_layer():
+def test_linear_part_of_an_affine_layer():
     """f(x) = A x + f(0)."""
     layer = Dense(2)
     params = {"kernel": jnp.asarray(normal(3, 2), jnp.float32), "bias": jnp.array([5.0, -1.0])}
@@ -118,12 +118,12 @@ def test_works_under_jit_and_in_half_precision():
         lambda x: x / (1 + abs(x)),
     ],
 )
-def test_what_is_not_affine_is_refused(f):
+def test_functions_that_are_not_affine_are_rejected(f):
     with pytest.raises(ValueError, match=r"expected an affine layer.*differs from A x \+ f\(0\).*use jax.jacobian"):
         as_dense(f, (4, 2))
 
 
-def test_state_is_refused_and_can_be_fixed():
+def test_layers_with_state_are_rejected():
     layer = StatefulLayer(lambda key, x: ((), 2.0), lambda params, state, x: (x * jnp.float32(state), state))
     with pytest.raises(TypeError, match=r"lambda x: layer.apply\(params, state, x\)\[0\]"):
         as_dense(layer, (2,))
@@ -131,8 +131,8 @@ def test_state_is_refused_and_can_be_fixed():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_the_receptive_field_of_stacked_convolutions(depth):
-    """CONV-12: 2 L + 1 for L layers with windows of 3, rectified or not."""
+def test_receptive_field_of_stacked_convolutions(depth):
+    """2 L + 1 positions for L layers with windows of 3, for piecewise linear and smooth activations."""
     for between in (relu, jnp.tanh):
         net = Serial(*[layer for _ in range(depth) for layer in (Conv(8, 3, padding="same"), between)])
         params = net.init(jax.random.key(0), jnp.zeros((13, 2)))
@@ -143,7 +143,7 @@ def test_the_receptive_field_of_stacked_convolutions(depth):
 
 
 def test_receptive_fields_of_other_layers():
-    """Dilations double the reach; a causal layer sees the past; a depthwise layer one channel; strides add up."""
+    """Dilations increase the field; causal layers use the past, depthwise layers one channel; strides multiply."""
     ones = jnp.ones((3, 1, 1))
 
     def dilated(x):
@@ -161,7 +161,7 @@ def test_receptive_fields_of_other_layers():
     assert receptive_field(lambda x: x, (3, 4), (1, -1)).sum() == 1
 
 
-def test_a_position_outside_the_output():
+def test_positions_outside_the_output_are_rejected():
     blur = lambda x: conv(x, jnp.ones((3, 1, 1)))
     for position in (7, (0, 1), (0, 0, 0), -8):
         with pytest.raises(ValueError, match=r"position in the output, whose shape is \(7, 1\)"):

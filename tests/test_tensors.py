@@ -1,3 +1,5 @@
+"""Einstein sums, tensor products, flattenings, and CP decompositions."""
+
 import functools
 import itertools
 import math
@@ -31,7 +33,7 @@ def w_state(dtype=jnp.float32):
 # Einstein sums
 
 
-def test_einsum_writes_matrix_products_traces_and_contractions():
+def test_einsum_computes_matrix_products_traces_and_contractions():
     with jax.enable_x64(True):
         a, b, c, v = normal(0, 4, 3), normal(1, 3, 5), normal(2, 4, 3), normal(3, 3)
         close = {"rtol": 1e-13, "atol": 1e-13}
@@ -50,8 +52,8 @@ def test_einsum_writes_matrix_products_traces_and_contractions():
     np.testing.assert_array_equal(einsum("ik,jk->ij", x, x), [[5, 14], [14, 50]])
 
 
-def test_einsum_writes_what_summing_every_repeated_index_cannot():
-    """Batched and entrywise products keep an index that appears twice (errata 16)."""
+def test_einsum_keeps_repeated_indices_of_the_output():
+    """Batched and entrywise products keep an index that appears twice."""
     u = jnp.arange(3.0)
     assert einsum("i,i->", u, u) == 5
     np.testing.assert_array_equal(einsum("i,i->i", u, u), [0, 1, 4])
@@ -81,7 +83,7 @@ def test_einsum_requires_outputs_and_explains_the_implicit_form(implicit, explic
     np.testing.assert_allclose(einsum(advice, *arrays), np.einsum(implicit, *arrays), rtol=1e-5, atol=1e-6)
 
 
-def test_einsum_rejects_shapes_that_do_not_match():
+def test_einsum_rejects_mismatched_shapes():
     x = jnp.ones((2, 3))
     with pytest.raises(ValueError, match=r"expected 2 operands for 'ij,jk->ik', got 1"):
         einsum("ij,jk->ik", x)
@@ -106,7 +108,7 @@ def test_einsum_sums_half_precision_in_float32_and_keeps_the_dtype(dtype):
     for entry in np.asarray(x[:, 0]):
         naive = (naive + entry).astype(x.dtype)
     exact = 1000 * float(x[0, 0])
-    assert abs(float(naive) - exact) > 4  # the negative control: a sum in half precision stalls or drifts
+    assert abs(float(naive) - exact) > 4  # negative control: a sum in half precision is inaccurate
     spacing = float(jnp.finfo(dtype).eps)
     for value in (
         einsum("ij->j", x),
@@ -122,7 +124,7 @@ def test_einsum_sums_half_precision_in_float32_and_keeps_the_dtype(dtype):
     assert jax.grad(lambda x: einsum("ij,ij->", x, x))(x).dtype == dtype
 
 
-def test_einsum_transforms():
+def test_einsum_supports_transformations():
     a, b = (jnp.asarray(normal(0, 5, 2, 3, dtype=np.float32)), jnp.asarray(normal(1, 3, 4, dtype=np.float32)))
     product = jax.jit(jax.vmap(lambda a: einsum("ij,jk->ik", a, b)))(a)
     np.testing.assert_allclose(product, np.matmul(a, b), rtol=1e-6, atol=1e-6)
@@ -162,7 +164,7 @@ def test_pure_tensor_has_flattenings_of_rank_one():
 
 
 def test_the_zero_tensor_is_pure_and_has_rank_zero():
-    """Only non-zero pure tensors have rank one (errata 15)."""
+    """Only nonzero pure tensors have rank one."""
     zero = pure_tensor(jnp.array([1.0, 2.0]), jnp.zeros(3), jnp.ones(2))
     np.testing.assert_array_equal(flattening_ranks(zero), [0, 0, 0])
     assert [int(bound) for bound in rank_bounds(zero)] == [0, 0]
@@ -178,7 +180,7 @@ def test_pure_tensor_rejects_tensors_that_are_not_vectors(sentences):
 # Flattenings and rank
 
 
-def test_flattening_puts_entries_where_the_indices_say():
+def test_flattening_orders_entries_by_their_indices():
     t = jnp.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     for axes in [0, 2, -1, (1,), (2, 0), (3, 1, 0), (), (0, 1, 2, 3)]:
         chosen = [axis % 4 for axis in ([axes] if isinstance(axes, int) else axes)]
@@ -224,7 +226,7 @@ def test_flattening_ranks_tolerance_is_relative_and_follows_the_dtype():
     np.testing.assert_array_equal(jax.jit(flattening_ranks)(t, tolerance=jnp.float32(0.1)), [1, 1])
     half = pure_tensor(*(jnp.asarray(normal(i, 8, dtype=np.float32)) for i in range(3))).astype(jnp.bfloat16)
     np.testing.assert_array_equal(flattening_ranks(half), [1, 1, 1])
-    assert np.linalg.matrix_rank(half[0].astype(jnp.float32)) > 1  # rounding noise seen with the spacing of float32
+    assert np.linalg.matrix_rank(half[0].astype(jnp.float32)) > 1  # the tolerance of float32 is too small
 
 
 def test_flattening_ranks_rejects_scalars_integers_and_nan(sentences):
@@ -269,7 +271,7 @@ def test_cp_tensor_is_the_sum_of_pure_tensors():
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def decompose(t, rank, steps):
-    """Four starts at once."""
+    """Decompositions from four random starts."""
     keys = jax.random.split(jax.random.key(0), 4)
     return jax.vmap(lambda key: cp_decompose(key, t, rank=rank, steps=steps))(keys)
 
@@ -288,7 +290,7 @@ def test_cp_decompose_finds_a_tensor_of_known_rank():
 
 
 def test_cp_decompose_order_two_is_the_truncated_svd():
-    """Eckart and Young: the best error of rank r is the tail of the singular values."""
+    """Eckart-Young theorem: the best error of rank r is the norm of the remaining singular values."""
     with jax.enable_x64(True):
         matrix = normal(0, 5, 4)
         s = np.linalg.svd(matrix, compute_uv=False)
@@ -296,11 +298,11 @@ def test_cp_decompose_order_two_is_the_truncated_svd():
             _, error = cp_decompose(jax.random.key(rank), jnp.asarray(matrix), rank=rank, steps=500)
             best = np.sqrt((s[rank:] ** 2).sum() / (s**2).sum())
             assert float(error) == pytest.approx(best, rel=1e-9)
-        # more summands than the rank allows leave singular normal equations, and an exact answer
+        # with more summands than the rank, the normal equations are singular and the result is exact
         assert cp_decompose(jax.random.key(9), jnp.asarray(matrix), rank=6, steps=20)[1] < 1e-13
 
 
-def test_cp_decompose_error_never_grows():
+def test_cp_decompose_error_never_increases():
     with jax.enable_x64(True):
         t = jnp.asarray(normal(0, 3, 4, 5))
         errors = np.stack([decompose(t, 4, steps)[1] for steps in (1, 2, 20)])
@@ -308,7 +310,7 @@ def test_cp_decompose_error_never_grows():
         assert np.all(errors[-1] < errors[0] - 0.01)
 
 
-def test_cp_decompose_w_state_needs_three_and_creeps_with_two():
+def test_cp_decompose_w_state_is_exact_with_rank_three_and_converges_slowly_with_two():
     with jax.enable_x64(True):
         w = w_state(jnp.float64)
         # <W, u u u> is at most 2 / sqrt(3) for unit vectors u and |W|^2 = 3, so the best error is sqrt(1 - 4/9)
@@ -320,7 +322,7 @@ def test_cp_decompose_w_state_needs_three_and_creeps_with_two():
             assert jnp.all(jnp.abs(long[axis]).max((1, 2)) > 1.2 * jnp.abs(short[axis]).max((1, 2)))
 
 
-def test_cp_decompose_does_not_mind_the_scale_and_takes_zero():
+def test_cp_decompose_is_independent_of_scale_and_accepts_zero():
     t = cp_tensor(tuple(jnp.asarray(normal(i, 2, 3, dtype=np.float32)) for i in range(3)))
     _, errors = decompose(t, 2, 50)
     for scale in (2.0**-100, 2.0**100):  # squares underflow and overflow in float32
@@ -339,8 +341,8 @@ def test_cp_decompose_keeps_half_precision():
     assert {f.dtype for f in factors} | {error.dtype} == {jnp.dtype(jnp.bfloat16)} and error < 0.01
 
 
-def test_cp_decompose_differentiates():
-    """The error of the best rank-one matrix depends on the singular values as Eckart and Young say."""
+def test_cp_decompose_is_differentiable():
+    """The derivative of the error of the best rank-one matrix is that of the Eckart-Young formula."""
     with jax.enable_x64(True):
         matrix = jnp.asarray(normal(0, 3, 3))
 

@@ -20,7 +20,7 @@ from jaxblocks.text import ByteTokenizer, CharTokenizer, bits_per_token, generat
 
 
 @given(st.text())
-def test_every_text_can_be_encoded_as_bytes(text):
+def test_all_texts_can_be_encoded_as_bytes(text):
     """Encoding is UTF-8, and decoding inverts it."""
     tokens = ByteTokenizer().encode(text)
     assert tokens.dtype == np.int32 and tokens.tolist() == list(text.encode())
@@ -29,7 +29,7 @@ def test_every_text_can_be_encoded_as_bytes(text):
 
 @given(st.text(st.characters(), min_size=1))
 def test_characters_are_numbered_by_code_point(text):
-    """Including zeros and characters outside of the basic plane; the symbols rebuild the tokenizer."""
+    """Includes NUL and characters outside of the basic plane; the symbols reconstruct the tokenizer."""
     tokenizer = CharTokenizer(text)
     order = sorted(set(text))
     assert tokenizer.symbols == "".join(order) and tokenizer.vocab_size == len(order)
@@ -38,7 +38,7 @@ def test_characters_are_numbered_by_code_point(text):
     assert CharTokenizer(tokenizer.symbols).encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
-def test_the_error_names_unknown_symbols_and_their_position():
+def test_error_names_unknown_symbols_and_their_position():
     tokenizer = CharTokenizer("hello world")
     with pytest.raises(
         ValueError, match=r"the 8 symbols of the tokenizer, got 'x' at position 6 after 'hello '; remove or rep"
@@ -109,7 +109,7 @@ def test_bits_are_minus_log2_of_the_probability(sentences):
 
 
 def kept_by_definition(p, top_k, top_p):
-    """The tokens that stay, from sorted lists."""
+    """The kept tokens, from sorted lists."""
     order = sorted(range(len(p)), key=lambda i: -p[i])[: top_k or len(p)]
     if top_p is not None:
         total, mass, fewest = sum(p[i] for i in order), 0.0, []
@@ -132,7 +132,7 @@ def test_truncation_follows_its_definition():
             np.testing.assert_allclose(logits[logits > -np.inf], np.log(row)[logits > -np.inf], rtol=1e-5)
 
 
-def test_equal_tokens_are_kept_by_top_k_together(sentences):
+def test_top_k_keeps_all_tokens_of_equal_probability(sentences):
     logits = jnp.array([1.0, 0.0, 1.0, 1.0])
     assert (truncate_logits(logits, top_k=2) > -jnp.inf).tolist() == [True, False, True, True]
     with pytest.raises(ValueError, match="top_k to be at most 4, the vocabulary size, got 5; omit it"):
@@ -159,13 +159,13 @@ LENGTHS = np.array([6, 1, 4], np.int32)
 
 
 def confident(net, *inputs):
-    """Params with logits of several units, so that draws depend on what was read."""
+    """Params with large logits, so that samples depend on the prompt."""
     params = net.init(jax.random.key(5), *inputs)
     return jax.tree.map(lambda x: 4 * x if x.ndim > 1 and x.shape[-2] > 2 else x, params)
 
 
 def by_hand(logits_of, prompts, lengths, steps, stop=None):
-    """Greedy generation in the plainest way: row by row, the text so far goes in, the likeliest token is put behind."""
+    """Greedy generation without cache: for each row, append the most probable token to the text."""
     rows = []
     for prompt, n in zip(prompts, lengths, strict=True):
         text = list(prompt[:n])
@@ -180,7 +180,7 @@ def by_hand(logits_of, prompts, lengths, steps, stop=None):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_is_the_same_with_and_without_cache(name):
-    """To the token: greedy, and by one key with temperature, top-k and top-p; prompts of one length and of many."""
+    """Equal tokens: greedy for prompts of one length; sampled with one key, top-k and top-p for several lengths."""
     plain, cached = MODELS[name]
     params = confident(plain, PROMPTS)
     for lengths, options in (
@@ -195,17 +195,17 @@ def test_generation_is_the_same_with_and_without_cache(name):
             np.testing.assert_array_equal(row[:n], prompt[:n])
 
 
-def test_greedy_generation_is_that_by_hand():
-    """With prompts of different lengths, with and without a stop token, and alone as in the batch."""
+def test_greedy_generation_matches_the_reference():
+    """For prompts of different lengths, with and without a stop token, and for a single prompt without batch axis."""
     net, cached = MODELS["Llama"]
     params = confident(net, PROMPTS)
     logits_of = jax.jit(lambda text: net.apply(params, text))
     draw = dict(key=jax.random.key(0), steps=8, temperature=0)
     expected = by_hand(logits_of, PROMPTS, LENGTHS, 8)
-    padded = np.where(np.arange(6) < LENGTHS[:, None], PROMPTS, -7)  # what stands at padding is not read
+    padded = np.where(np.arange(6) < LENGTHS[:, None], PROMPTS, -7)  # values of the padding are not used
     for model in (net, cached):
         np.testing.assert_array_equal(generate(model, params, padded, lengths=LENGTHS, **draw), expected)
-    stop = int(expected[2, 7])  # drawn on the way, and to be found in prompts too
+    stop = int(expected[2, 7])  # generated in the reference, and also present in prompts
     prompts = PROMPTS.copy()
     prompts[0, 0] = stop
     stopped = generate(cached, params, prompts, lengths=LENGTHS, stop=stop, **draw)
@@ -221,8 +221,8 @@ def tables(rows):
     return Layer(lambda key, tokens: (), lambda params, tokens: table.at[tokens].get(mode="fill", fill_value=jnp.nan))
 
 
-def test_draws_have_the_probabilities_asked_for():
-    """Frequencies of 20,000 draws against p^(1 / temperature), and against what top-k and top-p leave of it."""
+def test_samples_have_the_requested_probabilities():
+    """Frequencies of 20,000 samples against p^(1 / temperature), also truncated by top-k and top-p."""
     p = np.array([0.5, 0.25, 0.15, 0.08, 0.02])
     model = tables(np.log(np.tile(p, (5, 1))))
     prompts = np.zeros((20_000, 1), np.int32)
@@ -231,7 +231,7 @@ def test_draws_have_the_probabilities_asked_for():
         (dict(temperature=0.5), p**2),
         (dict(temperature=2.0, top_k=3), np.sqrt(p) * [1, 1, 1, 0, 0]),
         (dict(top_p=0.8), p * [1, 1, 1, 0, 0]),
-        (dict(top_k=4, top_p=0.76), p * [1, 1, 0, 0, 0]),  # 0.75 of 0.98 are enough
+        (dict(top_k=4, top_p=0.76), p * [1, 1, 0, 0, 0]),  # 0.75 out of 0.98 is sufficient
     ):
         drawn = generate(model, (), prompts, key=jax.random.key(7), steps=1, **options)[:, 1]
         frequency = np.bincount(drawn, minlength=5) / len(drawn)
@@ -239,7 +239,7 @@ def test_draws_have_the_probabilities_asked_for():
         assert np.all(np.abs(frequency - expected) <= 4 * np.sqrt(expected * (1 - expected) / len(drawn))), options
 
 
-def test_draws_differ_from_row_to_row_from_step_to_step_and_from_key_to_key():
+def test_samples_differ_between_rows_steps_and_keys():
     model = tables(np.zeros((50, 50)))
     a, b = (
         np.asarray(generate(model, (), np.zeros((2, 1), np.int32), key=jax.random.key(seed), steps=20)[:, 1:])
@@ -249,7 +249,7 @@ def test_draws_differ_from_row_to_row_from_step_to_step_and_from_key_to_key():
     assert len(set(a[0].tolist())) > 5
 
 
-def test_an_encoder_decoder_writes_with_and_without_cache():
+def test_encoder_decoder_generates_with_and_without_cache():
     sizes = dict(vocab_size=13, layers=1, heads=2, features=8, hidden=12)
     plain, cached = Transformer(**sizes), Transformer(**sizes, cache=10)
     source = np.random.default_rng(1).integers(0, 13, (3, 5)).astype(np.int32)
@@ -261,8 +261,8 @@ def test_an_encoder_decoder_writes_with_and_without_cache():
     assert (np.asarray(other) != np.asarray(both[1])).any()
 
 
-def test_the_second_call_compiles_nothing():
-    """Other prompts, keys, temperatures, top-p and stop tokens are values: the model is not even traced again."""
+def test_second_call_compiles_nothing():
+    """Prompts, keys, temperatures, top-p and stop tokens are traced arguments: the model is not retraced."""
     traced = []
     table = jnp.log(jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(5), 5), jnp.float32))
 
@@ -279,8 +279,8 @@ def test_the_second_call_compiles_nothing():
     assert len(traced) == before
 
 
-def test_generation_goes_under_jit():
-    """Also with a temperature that is traced."""
+def test_generation_works_under_jit():
+    """Also with a traced temperature."""
     net, cached = MODELS["Llama"]
     params = confident(net, PROMPTS)
     write = jax.jit(lambda params, t: generate(cached, params, PROMPTS, key=jax.random.key(3), steps=2, temperature=t))
@@ -311,7 +311,7 @@ def test_generation_goes_under_jit():
 )
 def test_generate_rejects_wrong_arguments_before_any_work(sentences, change, sentence):
     cached = MODELS["GPT2"][1]
-    params = jax.eval_shape(cached.init, jax.random.key(0), PROMPTS)[0]  # shapes alone: no work could be done
+    params = jax.eval_shape(cached.init, jax.random.key(0), PROMPTS)[0]  # shapes only: computations would fail
     given = dict(prompts=PROMPTS, key=jax.random.key(0), steps=12) | change
     with pytest.raises(ValueError, match=sentence):
         generate(cached, params, **given)

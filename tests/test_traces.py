@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Traces: the survey's tables line by line, the lecture's classifier, and jax.grad for everything else."""
+"""Traces: the tables of the survey, the classifier of the lecture, and comparisons with jax.grad."""
 
 import re
 import unicodedata
@@ -26,7 +26,7 @@ def operations(rows):
 # ---- the survey's tables --------------------------------------------------------------------
 
 
-def test_the_tables_of_the_survey_line_by_line():
+def test_tables_of_the_survey_line_by_line():
     """Baydin et al., tables 2 and 3: rows, symbols, numbers, order; v_2 = v_-1 v_0 (the lecture printed v_-1 twice)."""
     table = trace_table(survey, 2.0, 5.0)
     assert [str(row) for row in table.primal] == [
@@ -64,8 +64,8 @@ def test_the_tables_of_the_survey_line_by_line():
     ]
 
 
-def test_the_numbers_of_the_survey():
-    """To seven digits, in float64; both partials from one reverse pass, one forward pass for each."""
+def test_numbers_of_the_survey():
+    """Seven digits in float64; one reverse pass gives both partial derivatives, a forward pass gives one."""
     with jax.enable_x64(True):
         table = trace_table(survey, 2.0, 5.0)
         other = trace_table(survey, 2.0, 5.0, tangent=(0.0, 1.0))
@@ -87,7 +87,7 @@ def test_the_numbers_of_the_survey():
 
 
 def test_operations_are_ordered_by_depth():
-    """Traced as ln, x, +, sin, -; printed with sin before +, and numbered so."""
+    """Traced as ln, x, +, sin, -; printed and numbered with sin before +."""
     traced = [equation.primitive.name for equation in jax.make_jaxpr(survey)(2.0, 5.0).eqns]
     assert traced == ["log", "mul", "add", "sin", "sub"]
     table = trace_table(survey, 2.0, 5.0)
@@ -96,7 +96,7 @@ def test_operations_are_ordered_by_depth():
     assert table[-1].operation == "x1" and table[5].parents == ("v₄", "v₃")
 
 
-def test_the_trace_of_a_gradient_gives_a_row_of_the_hessian():
+def test_trace_of_a_gradient_gives_a_hessian_vector_product():
     """vᵀH = d(vᵀg)/dx for v = (1, -2) at (2, 5): (-2.25, 2.9178485), where H = [[-1/4, 1], [1, sin 5]]."""
     with jax.enable_x64(True):
         x, v = jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0])
@@ -121,7 +121,7 @@ def listing():
     return params, jnp.ones(2), jnp.array(0.0), jnp.array(0.01)
 
 
-def test_the_classifier_has_the_values_of_the_listing():
+def test_classifier_has_the_values_of_the_listing():
     """Krapac & Segvic's listing: h = (.5, 1), logit .5, data term .9740770, J = .9965770, and both gradients."""
     with jax.enable_x64(True):
         table = trace_table(classifier, *listing())
@@ -134,7 +134,7 @@ def test_the_classifier_has_the_values_of_the_listing():
     np.testing.assert_allclose(table.gradient[0]["W2"], [0.3312297, 0.6224593], atol=5e-8)
 
 
-def test_the_graph_of_the_classifier():
+def test_graph_of_the_classifier():
     """Roots are inputs, labels, parameters and hyperparameters; every other node is one operation with one result."""
     table = trace_table(classifier, *listing())
     inputs = [node.operation for node in table.nodes if node.kind == "input"]
@@ -148,13 +148,13 @@ def test_the_graph_of_the_classifier():
     for i, node in enumerate(table.nodes):
         assert all(names.index(parent) < i for parent in node.parents)
         assert (node.kind == "operation") == bool(node.parents)
-    assert str(table.adjoint[0]) == "v̄₁₃ = f̄ = 1"  # the letter y is taken by the label
+    assert str(table.adjoint[0]) == "v̄₁₃ = f̄ = 1"  # y is the name of the label
 
 
 def test_each_intermediate_is_computed_once():
-    """Dynamic programming: as many rows as operations, though the shared term is read three times."""
+    """Dynamic programming: as many rows as operations, although the shared term is used three times."""
     table = trace_table(lambda x: jnp.exp(x) * (jnp.exp(x) + x), jnp.array(0.5))
-    assert len(operations(table.primal)) == 4  # JAX traces exp twice, for so it is written
+    assert len(operations(table.primal)) == 4  # the source has exp twice, so JAX traces it twice
     shared = trace_table(lambda x: (lambda e: e * (e + x) - e)(jnp.exp(x)), jnp.array(0.5))
     assert [node.operation for node in shared.nodes] == ["x", "exp", "add", "mul", "sub"]
     assert sum(row.name == "v̄₁" for row in shared.adjoint) == 3
@@ -215,8 +215,8 @@ def as_python(symbols, values):
 
 
 @pytest.mark.parametrize("written", SCALARS)
-def test_the_printed_rule_of_each_operation_gives_its_adjoint(written):
-    """The printed formula of each adjoint, evaluated, is the printed value, which is that of jax.grad."""
+def test_printed_rule_of_each_operation_gives_its_adjoint(written):
+    """Each printed formula of an adjoint evaluates to the printed value, which equals that of jax.grad."""
     f = eval(f"lambda x, y: {written}", {"jnp": jnp, "lax": lax})
     with jax.enable_x64(True):
         x, y = 0.4, 0.7
@@ -247,7 +247,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("axes", PRODUCTS)
 def test_printed_products_of_transposed_matrices(axes):
-    """Each printed product, evaluated with numpy (a vector is a column on the right, a row on the left)."""
+    """Evaluate each printed product in NumPy (a vector is a column on the right, a row on the left)."""
     sizes = {"i": 2, "j": 3, "k": 4}
     left, right, out = axes.replace("->", ",").split(",")
     rng = np.random.default_rng(0)
@@ -293,8 +293,8 @@ LINEAR = {
 
 
 @pytest.mark.parametrize("written", LINEAR)
-def test_arrays(written):
-    """Operations that move entries and elementwise ones: symbols where short ones exist, values of jax.vjp."""
+def test_printed_rules_of_array_operations(written):
+    """Structural and elementwise operations: symbols where short ones exist, values of jax.vjp."""
     names = {"jnp": jnp, "jax": jax, "MASK": np.array([[True, False, True], [False, True, True]])}
     f = eval(f"lambda x: {written}", names)
     x = jnp.asarray(M, jnp.float32)
@@ -326,7 +326,7 @@ def gentle(x):
     return jnp.maximum(x, 0.0)
 
 
-gentle.defjvp(lambda x, t: (jnp.maximum(x[0], 0.0), 7 * t[0]))  # not the derivative, so that it is told from it
+gentle.defjvp(lambda x, t: (jnp.maximum(x[0], 0.0), 7 * t[0]))  # not the true derivative, to detect the rule
 
 
 def noisy(x):
@@ -357,8 +357,8 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_gradient_is_that_of_jax(name):
-    """Calls are opened; loops, branches and custom rules are one row; forward and reverse mode agree."""
+def test_gradient_is_that_of_jax(name):
+    """Calls are inlined; loops, branches and custom rules are one row; forward and reverse mode agree."""
     f, expected = PROGRAMS[name]
     with jax.enable_x64(True):
         x = jnp.asarray(X)
@@ -372,7 +372,7 @@ def test_the_gradient_is_that_of_jax(name):
     assert str(table) and "<table>" in table._repr_html_()
 
 
-def test_a_loop_is_one_row_for_each_result():
+def test_scan_has_one_row_for_each_result():
     table = trace_table(looped, jnp.asarray(X, jnp.float32))
     scans = [row for row in table.primal if "scan" in row.expressions[:1][0]]
     assert [row.expressions[0].partition("(")[0] for row in scans] == ["scan of 3 steps"] * 2
@@ -381,8 +381,8 @@ def test_a_loop_is_one_row_for_each_result():
     assert last.expressions == (f"(∂{scans[0].name}/∂v₀)ᵀ v̄₃ + (∂{scans[1].name}/∂v₀)ᵀ v̄₄",)
 
 
-def test_a_loop_of_unknown_length_too():
-    """JAX has no reverse mode for it; the transposed Jacobian of this one operation is used."""
+def test_while_loops_are_differentiated():
+    """JAX has no reverse mode for while loops; the table uses the transposed Jacobian of this operation."""
 
     def f(x):
         return lax.while_loop(lambda c: c.sum() < 50, lambda c: c * jnp.array([2.0, 3.0], c.dtype), x).prod()
@@ -396,7 +396,7 @@ def test_a_loop_of_unknown_length_too():
 
 
 def test_a_net_and_its_params():
-    """A pytree of params, named leaf by leaf; the label, which is not differentiated, is closed over."""
+    """A pytree of params with a name for each leaf; f closes over the label, which is not differentiated."""
     net, x, label = MLP(3, 2), jnp.asarray(X[:2], jnp.float32), jnp.array(1)
     params = jax.jit(net.init)(jax.random.key(0), x)
 
@@ -415,7 +415,7 @@ def test_a_net_and_its_params():
 
 
 def test_several_results():
-    """A pytree of results with a cotangent for each number; one result may also be an input, or be read by another."""
+    """A pytree of results with a cotangent for each number; a result may be an input or an operand of another."""
 
     def f(x):
         y = jnp.sin(x)
@@ -429,7 +429,7 @@ def test_several_results():
     assert sorted(table.derivative) == ["a", "b", "x"]
 
 
-def test_what_the_output_does_not_depend_on():
+def test_unused_inputs_and_dead_operations():
     """The gradient of an unused input is 0; dead operations are not shown; a constant function has no trace."""
     table = trace_table(lambda x, y: [jnp.sin(y), x * 2.0][1], 3.0, 5.0)
     assert [node.operation for node in table.nodes] == ["x", "y", "mul"]
@@ -462,11 +462,11 @@ def test_half_precision_is_kept():
     assert "norm" not in str(table.primal[0])
 
 
-# ---- print and picture ----------------------------------------------------------------------
+# ---- print and plot -------------------------------------------------------------------------
 
 
 def test_columns_are_aligned():
-    """A dot or a bar above a letter has no width."""
+    """Combining dots and bars have no width."""
     lines = str(trace_table(survey, 2.0, 5.0)).splitlines()
     assert lines[0].index("forward tangent trace") == lines[1].rindex(" -") + 1
     second = lines[0].index("forward tangent trace")
@@ -485,7 +485,7 @@ def test_numbers_keep_three_digits():
         assert str(trace_table(jnp.log, -1.0).primal[1]) == "v₁ = ln v₀ = ln (-1) = nan"
 
 
-def test_the_picture_has_every_node_and_shows_each_step():
+def test_plot_has_all_nodes_and_all_steps():
     """Nodes and edges of the graph; after step s the values and adjoints of the first s rows."""
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
@@ -512,7 +512,7 @@ def test_the_picture_has_every_node_and_shows_each_step():
         table.plot(step=20)
 
 
-def test_the_picture_of_a_net_on_its_own_axes():
+def test_plot_of_a_net_creates_its_axes():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
@@ -523,10 +523,10 @@ def test_the_picture_of_a_net_on_its_own_axes():
     plt.close(axes.figure)
 
 
-# ---- bad input ------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------
 
 
-def test_integers_raise_and_the_repair_works(sentences):
+def test_integers_are_rejected_and_the_repair_works(sentences):
     with pytest.raises(TypeError, match=r"floating-point x2, got int32 \(\); convert it with .astype"):
         trace_table(survey, 2.0, jnp.array(5))
     with pytest.raises(TypeError, match=r"floating-point x2, got 5; write 5.0, or close over it"):
@@ -553,7 +553,7 @@ def test_several_outputs_need_a_cotangent(sentences):
         trace_table(lambda x: jnp.argmax(x), x)
 
 
-def test_tangents_and_cotangents_of_other_shapes_raise(sentences):
+def test_tangents_and_cotangents_of_other_shapes_are_rejected(sentences):
     x = jnp.asarray(X, jnp.float32)
     with pytest.raises(ValueError, match=r"tangent\[0\] like args, float32 \(4,\), got float32 \(2,\)"):
         trace_table(jnp.sum, x, tangent=(jnp.ones(2),))

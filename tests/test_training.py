@@ -37,7 +37,7 @@ from jaxblocks.training import (
 
 @pytest.fixture(autouse=True)
 def _default_configuration():
-    """Optax needs standard promotion; jax_debug_nans turns donation off, the leak check compiles at each call."""
+    """Optax requires standard promotion; jax_debug_nans disables donation; the leak check compiles at each call."""
     leaks = jax.config.jax_check_tracer_leaks
     jax.config.update("jax_check_tracer_leaks", False)
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False):
@@ -72,7 +72,7 @@ def copy(tree):
 
 
 def Dropped():
-    """Zeroes entries in training; declares what it reads."""
+    """Sets entries to zero in training; declares its side inputs."""
 
     def init(key, x):
         return ()
@@ -84,7 +84,7 @@ def Dropped():
 
 
 def Centered():
-    """Subtracts the batch mean in training, its running mean in evaluation."""
+    """Subtracts the batch mean in training, the running mean in evaluation."""
 
     def init(key, x):
         return (), {"mean": jnp.zeros(x.shape[-1:], x.dtype)}
@@ -101,8 +101,8 @@ def Centered():
 # ---- the step ------------------------------------------------------------------------------
 
 
-def test_the_step_is_forward_backward_optimizer():
-    """theta' = theta - delta grad J, J the mean over the batch, in NumPy."""
+def test_step_is_forward_pass_backward_pass_and_optimizer_update():
+    """theta' = theta - delta grad J in NumPy, where J is the mean over the batch."""
     x, y = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [0.0], [2.0]], np.float32)
     optimizer = optax.sgd(0.1)
     ts = init_train_state(KEY, Dense(1), optimizer, x)
@@ -116,7 +116,7 @@ def test_the_step_is_forward_backward_optimizer():
 
 
 def test_duplicated_data_leave_the_step_unchanged():
-    """the loss is a mean, so N-fold data do not change the step (a sum would multiply it)."""
+    """The loss is a mean, so N copies of the data do not change the step (a sum would multiply it by N)."""
     x, y = line(4)
     optimizer = optax.sgd(0.1)
     step = train_step(NET, mse, optimizer)
@@ -129,7 +129,7 @@ def test_duplicated_data_leave_the_step_unchanged():
 
 
 def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gradient():
-    """Measured by the displacement of an SGD step of rate 1."""
+    """Measured by the change of params in an SGD step with learning rate 1."""
     with jax.enable_x64(True):
         x, y = (a.astype(jnp.float64) for a in line(24))
         optimizer = optax.sgd(1.0)
@@ -161,7 +161,7 @@ def test_mean_of_per_example_gradients_and_of_minibatch_gradients_is_the_full_gr
     ],
     ids=["sgd", "momentum", "adamw with a schedule", "plateau", "schedule free", "inject_hyperparams", "lbfgs"],
 )
-def test_any_optimizer_is_compiled_once_and_its_buffers_are_donated(make):
+def test_step_with_any_optimizer_is_compiled_once_and_donates_its_buffers(make):
     x, y = line(16)
     traces = []
 
@@ -183,7 +183,7 @@ def test_any_optimizer_is_compiled_once_and_its_buffers_are_donated(make):
     assert values[2] < values[0]
 
 
-def test_the_step_by_hand_without_jit_is_the_same_and_leaves_its_argument():
+def test_unwrapped_step_gives_the_same_result_and_donates_nothing():
     x, y = line(8)
     optimizer = optax.sgd(0.1)
     step = train_step(NET, mse, optimizer)
@@ -194,7 +194,7 @@ def test_the_step_by_hand_without_jit_is_the_same_and_leaves_its_argument():
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(ts))
 
 
-def test_training_states_of_many_keys_are_trained_at_once():
+def test_training_states_of_several_keys_are_trained_under_vmap():
     x, y = line(8)
     optimizer = optax.adam(0.01)
     step = train_step(NET, mse, optimizer).__wrapped__
@@ -205,14 +205,14 @@ def test_training_states_of_many_keys_are_trained_at_once():
     close(jax.tree.map(lambda p: p[1], together.params), alone.params)
 
 
-def test_init_reads_shapes_and_dtypes_only():
-    x = np.ones((8, 2))  # float64, which JAX makes float32
+def test_init_depends_on_shapes_and_dtypes_only():
+    x = np.ones((8, 2))  # float64, which JAX converts to float32
     a = init_train_state(KEY, NET, optax.adam(0.1), x)
     b = init_train_state(jax.random.key(0), NET, optax.adam(0.1), jax.ShapeDtypeStruct((8, 2), jnp.float32))
     same(a, b)
 
 
-def test_train_and_key_reach_the_layers_that_declare_them():
+def test_train_and_key_are_passed_to_layers_that_declare_them():
     net = Serial(Dropped())
     x = jnp.ones((64, 4))
     ts = init_train_state(KEY, net, optax.sgd(0.1), x)
@@ -227,8 +227,8 @@ def test_train_and_key_reach_the_layers_that_declare_them():
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_keys_of_every_kind(impl):
-    """The draws are those of the given key, computed by hand from the three folds."""
+def test_keys_of_all_implementations(impl):
+    """The random numbers are those of the given key, derived explicitly by the three folds."""
     x = jnp.ones((64, 4))
     ts = init_train_state(jax.random.key(0, impl=impl), Dropped(), optax.sgd(0.1), x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1))
@@ -240,7 +240,7 @@ def test_keys_of_every_kind(impl):
     assert float(step(copy(after), x, x)[1]) != float(value)
 
 
-def test_a_typed_key_in_the_state_draws_what_its_data_draw():
+def test_typed_key_in_the_state_gives_the_random_numbers_of_its_data():
     x = jnp.ones((64, 4))
     ts = init_train_state(KEY, Dropped(), optax.sgd(0.1), x)
     step = train_step(Dropped(), lambda outputs, y: outputs, optax.sgd(0.1)).__wrapped__
@@ -248,12 +248,12 @@ def test_a_typed_key_in_the_state_draws_what_its_data_draw():
     assert ts.key.dtype == jnp.uint32 and float(step(typed, x, x)[1]) == float(step(ts, x, x)[1])
 
 
-def test_a_donated_training_state_raises_and_the_docstring_quotes_the_error():
+def test_donated_training_state_is_rejected_with_the_error_quoted_in_the_docstring():
     x, y = line(8)
     optimizer = optax.sgd(0.1)
     step = train_step(Dense(1), mse, optimizer)
     ts = init_train_state(KEY, Dense(1), optimizer, x)
-    kept = jax.tree.map(jnp.copy, ts)  # the repair
+    kept = jax.tree.map(jnp.copy, ts)  # the suggested repair
     step(ts, x, y)
     with pytest.raises((ValueError, RuntimeError)) as raised:
         step(ts, x, y)
@@ -286,12 +286,12 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
         train_step(Dense(1), "mse", adam)
 
 
-# Shapes of outputs and y, and a loss of them.
+# Shapes of outputs and y, and a loss.
 COVERED = {
-    "one number": ((8, 3), (8,), lambda o, y: o.sum()),
-    "one number, in an axis": ((8, 3), (8,), lambda o, y: o.mean((0, 1), keepdims=True)),
+    "scalar": ((8, 3), (8,), lambda o, y: o.sum()),
+    "scalar with an axis": ((8, 3), (8,), lambda o, y: o.mean((0, 1), keepdims=True)),
     "one per example": ((8, 3), (8,), lambda o, y: o.sum(-1) - y),
-    "one per example, in an axis": ((8, 3), (8,), lambda o, y: o.sum(-1, keepdims=True)),
+    "one per example, with an axis": ((8, 3), (8,), lambda o, y: o.sum(-1, keepdims=True)),
     "one per position": ((8, 5, 3), (8, 5), lambda o, y: o.sum(-1) - y),
     "one per output": ((8, 5, 3), (8,), lambda o, y: o**2),
     "one per row of y": ((8, 3), (8, 5), lambda o, y: y),
@@ -310,7 +310,7 @@ BROADCAST = {
 
 
 def value_of_a_step(outputs, y, loss):
-    """Shape and dtype of what a step returns: traced, not run."""
+    """Shape and dtype of the loss that a step returns, by abstract evaluation."""
 
     def value(outputs, y):
         ts = init_train_state(jax.random.key(0), lambda x: x, optax.sgd(0.1), outputs)
@@ -322,23 +322,23 @@ def value_of_a_step(outputs, y, loss):
 
 
 @pytest.mark.parametrize("case", COVERED)
-def test_a_loss_with_the_leading_axes_of_outputs_or_labels_is_taken(case):
+def test_loss_with_the_leading_axes_of_outputs_or_labels_is_accepted(case):
     value = value_of_a_step(*COVERED[case])
     assert (value.shape, value.dtype) == ((), jnp.float32)
 
 
 @pytest.mark.parametrize("case", BROADCAST)
-def test_a_loss_that_was_broadcast_is_rejected(case):
+def test_broadcast_loss_is_rejected(case):
     with pytest.raises(
         ValueError,
         match="train_step expected the loss to be one number, or to have the leading axes of the outputs or of y",
     ):
         value_of_a_step(*BROADCAST[case])
     outputs, y, loss = BROADCAST[case]
-    value_of_a_step(outputs, y, lambda o, y: loss(o, y).mean())  # the repair, if intended
+    value_of_a_step(outputs, y, lambda o, y: loss(o, y).mean())  # the suggested repair, if intended
 
 
-def test_the_error_about_broadcasting_names_the_shapes():
+def test_error_about_broadcasting_names_the_shapes():
     x, y = line(40)
     squared = lambda outputs, y: (outputs - y) ** 2
     got = r"got float32 \(8, 8\) for outputs float32 \(8, 1\) and y float32 \(8,\), which were broadcast"
@@ -347,10 +347,10 @@ def test_the_error_about_broadcasting_names_the_shapes():
             quiet(lambda x: x, squared, optax.sgd(0.1), (x, y[:, 0]), batch_size=8, epochs=1)
         with pytest.raises(ValueError, match="^evaluate expected the metric 'squared' .*" + got):
             evaluate(lambda x: x, (), (), (x, y[:, 0]), {"squared": squared}, batch_size=8)
-        evaluate(lambda x: x, (), (), (x, y[:, 0][:, None]), {"squared": squared}, batch_size=8)  # the repair
+        evaluate(lambda x: x, (), (), (x, y[:, 0][:, None]), {"squared": squared}, batch_size=8)  # the suggested repair
 
 
-def test_other_side_inputs_and_several_inputs_pass_through():
+def test_other_side_inputs_and_several_inputs_are_passed():
     def add(a, b, *, weight):
         return weight * a + b
 
@@ -361,7 +361,7 @@ def test_other_side_inputs_and_several_inputs_pass_through():
     assert float(value) == 25.0
 
 
-def test_state_goes_from_step_to_step_and_evaluation_leaves_it():
+def test_state_is_updated_by_steps_and_unchanged_by_evaluation():
     net = Serial(Centered(), Dense(1))
     x, y = jnp.array([[1.0], [3.0]]), jnp.zeros((2, 1))
     optimizer = optax.sgd(0.1)
@@ -400,7 +400,7 @@ LINEAR = Dense(1, use_bias=False)
 
 
 def test_l2_penalty_is_ridge_regression():
-    """mean squared error + lambda ||w||^2 has its minimum at (X'X + N lambda I)^-1 X'y."""
+    """Mean squared error + lambda ||w||^2 has its minimum at (X'X + N lambda I)^-1 X'y."""
     x, y = regression()
     optimizer = optax.sgd(0.2)
     step = train_step(LINEAR, mse, optimizer, penalty=lambda params: 0.1 * l2_penalty(params))
@@ -414,8 +414,8 @@ def test_l2_penalty_is_ridge_regression():
     assert abs(plain - ridge).max() > 0.05
 
 
-def test_l1_is_the_lasso_with_exact_zeros_by_the_proximal_step():
-    """for X'X = N I the lasso is S_(lambda/2)(X'y / N), and params below the threshold are exactly 0."""
+def test_l1_by_the_proximal_step_is_the_lasso_with_exact_zeros():
+    """For X'X = N I, the lasso is S_(lambda/2)(X'y / N), and params below the threshold are exactly 0."""
     x, y = regression()
     x = np.sqrt(len(x)) * np.linalg.qr(x)[0]
     lasso = soft_threshold(jnp.asarray(x.T @ y / len(x)), 0.4 / 2)
@@ -460,7 +460,7 @@ def test_weight_decay_is_l2_for_sgd_but_not_for_adam():
     assert abs(adam[0]["kernel"] - adamw[0]["kernel"]).max() > 1e-2
 
 
-def test_augmentation_gets_a_new_key_each_step_and_leaves_the_labels():
+def test_augmentation_has_a_new_key_in_each_step_and_keeps_the_labels():
     x = jnp.zeros((4, 2))
     seen = lambda outputs, y: jnp.where(y == 0, outputs, jnp.nan)
     step = train_step(lambda x: x, seen, optax.sgd(0.1), augment=lambda key, x: gaussian_noise(key, x, 1.0)).__wrapped__
@@ -472,7 +472,7 @@ def test_augmentation_gets_a_new_key_each_step_and_leaves_the_labels():
 
 
 def test_training_on_smooth_labels_keeps_the_logits_finite():
-    """the optimal gap of logits is log((1 - e + e/C) / (e/C)) = 3.6109179 for e = .1, C = 4."""
+    """The optimal gap of logits is log((1 - e + e/C) / (e/C)) = 3.6109179 for e = .1, C = 4."""
     net, optimizer = Dense(4, use_bias=False), optax.adam(0.1)
     x = jnp.eye(4)
     step = train_step(net, softmax_cross_entropy, optimizer)
@@ -486,8 +486,8 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
 # ---- optax transformations and averages --------------------------------------------------------
 
 
-def test_the_average_of_half_precision_params_moves():
-    """In bfloat16 a step of a thousandth would be lost; the average is float32."""
+def test_average_of_half_precision_params_is_float32():
+    """In bfloat16, updates with weight 0.001 would be lost to rounding; the average is float32."""
     optimizer = ema_params(0.999)
     params = jnp.zeros(1, jnp.bfloat16)
 
@@ -500,10 +500,10 @@ def test_the_average_of_half_precision_params_moves():
     np.testing.assert_allclose(get_ema(state), expected, rtol=1e-4)
 
 
-def test_gradients_of_small_batches_accumulate_to_the_step_of_the_big_one():
-    """optax.MultiSteps: four batches of 4 make the step of one batch of 16, clipping and schedule included."""
+def test_accumulated_gradients_of_small_batches_give_the_step_of_the_large_batch():
+    """optax.MultiSteps: four batches of 4 give the step of one batch of 16, with clipping and a schedule."""
     x, y = line(16)
-    x = x + 0.3  # by symmetry gradients of biases would be 0, which Adam would blow up
+    x = x + 0.3  # for symmetric x the gradients of biases are rounding errors, which Adam would scale up
     schedule = optax.warmup_cosine_decay_schedule(0.01, 0.1, 2, 5)
     inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule))
     accumulate = optax.MultiSteps(inner, every_k_schedule=4).gradient_transformation()
@@ -518,11 +518,11 @@ def test_gradients_of_small_batches_accumulate_to_the_step_of_the_big_one():
         b, _ = big(b, x, y)
         close(a.params, b.params, 1e-5)
     assert abs(b.params[0]["kernel"] - begin[0]["kernel"]).max() > 0.05
-    assert abs(before[0]["kernel"] - a.params[0]["kernel"]).max() > 1e-3  # params do not move in between
+    assert abs(before[0]["kernel"] - a.params[0]["kernel"]).max() > 1e-3  # only the last of four steps changes params
 
 
 def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
-    """Steps of SGD under clip_by_global_norm(1): rate(t) long where the gradient is longer than 1."""
+    """SGD with clip_by_global_norm(1): steps have the norm rate(t) where the norm of the gradient exceeds 1."""
     x, y = line(16)
     rate = optax.linear_schedule(0.1, 0.3, 2)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate))
@@ -537,7 +537,7 @@ def test_clipping_bounds_the_step_and_the_schedule_sets_its_length():
 
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
 def test_averaged_params_are_the_weighted_mean_of_all_steps(decay):
-    """In NumPy, float64: weights (1 - d) d^(t - s) / (1 - d^t); the params themselves are not touched."""
+    """In NumPy, float64: weights (1 - d) d^(t - s) / (1 - d^t); the params are unchanged."""
     x, y = line(16)
     optimizer = optax.chain(optax.sgd(0.3), ema_params(decay))
     plain, step = train_step(NET, mse, optax.sgd(0.3)), train_step(NET, mse, optimizer)
@@ -566,14 +566,14 @@ def test_wrong_uses_of_ema_params_are_rejected(sentences):
         ema_params(0.9).update(params, ema_params(0.9).init(params))
     with pytest.raises(ValueError, match="get_ema expected .* got one with 0; use optax.chain"):
         get_ema(optax.adam(0.1).init(params))
-    assert get_ema(optax.chain(optax.adam(0.1), ema_params(0.9)).init(params)).shape == (2,)  # the repair
+    assert get_ema(optax.chain(optax.adam(0.1), ema_params(0.9)).init(params)).shape == (2,)  # the suggested repair
 
 
 # ---- mixed precision -----------------------------------------------------------------------
 
 
 def dtypes_of_products(jaxpr):
-    """The pairs of dtypes that go into any dot_general or convolution, nested ones included."""
+    """The dtypes of the operands of all dot_general and convolution equations, including nested ones."""
     found = set()
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
@@ -614,7 +614,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_rest(net, x, classes
     steps = [train_step(net, loss, optimizer, compute_dtype=d) for d in (None, jnp.bfloat16)]
     full, mixed = (dtypes_of_products(jax.make_jaxpr(step.__wrapped__)(ts, x, y).jaxpr) for step in steps)
     assert full == {("float32", "float32")} and ("bfloat16", "bfloat16") in mixed
-    # Attention adds its products up in float32, so that on the way back one factor of theirs is float32.
+    # Attention accumulates its products in float32, so one factor of their backward products is float32.
     assert all("bfloat16" in pair for pair in mixed) if net is TOKENS else len(mixed) == 1
     kinds = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
     before = kinds(ts)
@@ -654,8 +654,8 @@ def test_fit_in_mixed_precision(sentences):
 SCRIPT = [5.0, 4.0, 4.5, float("nan"), 3.0, 3.0, 3.5, 3.1, 1.0]
 
 
-def test_the_stopping_rule_stops_at_the_exact_step():
-    """best 3.0 at index 4; three values without improvement later, at index 7, it stops."""
+def test_stopping_rule_stops_at_the_exact_step():
+    """The best value is 3.0 at index 4; the rule stops three values later, at index 7."""
     stopping = stopping_rule(3)
     state, stops, improved = stopping.init(), [], []
     for value in SCRIPT:
@@ -671,7 +671,7 @@ def test_the_stopping_rule_stops_at_the_exact_step():
     same(scanned, state)
 
 
-def test_an_improvement_is_larger_than_min_delta():
+def test_improvement_is_larger_than_min_delta():
     stopping = stopping_rule(1, min_delta=0.5)
     state = stopping.update(stopping.init(), 2.0)
     assert not jax.jit(stopping.update)(state, 1.4).stop
@@ -729,7 +729,7 @@ def test_a_run_in_two_parts_equals_one_in_one_part():
 
 
 def test_continuing_carries_the_training_state_only():
-    """History, best params and patience are those of one call: here every validation is worse than the one before."""
+    """History, best params and patience belong to one call: here each validation is worse than the previous one."""
     x, y = line()
     go = functools.partial(quiet, Dense(1), mse, optax.sgd(0.05), (x, y), batch_size=20, validation=(x, -y))
     whole, part = go(epochs=20), go(epochs=10)
@@ -743,14 +743,14 @@ def test_continuing_carries_the_training_state_only():
     assert int(stopped.ts.step) == int(part.ts.step) + 2 * 3  # the first of this call is an improvement
 
 
-def test_fit_rejects_what_it_cannot_continue_from(sentences):
+def test_fit_rejects_invalid_training_states(sentences):
     go = functools.partial(quiet, Dense(1), mse, optax.sgd(0.1), line(), batch_size=20)
     fitted = go(epochs=1)
     with pytest.raises(TypeError, match="^fit expected ts to be a TrainState, got a Fitted; pass ts=fitted.ts"):
         go(epochs=2, ts=fitted)
     with pytest.raises(TypeError, match="got a dict; pass what init_train_state or a step returned"):
         go(epochs=2, ts=fitted.params)
-    same(go(epochs=2, ts=fitted.ts).ts, go(epochs=2).ts)  # the repair
+    same(go(epochs=2, ts=fitted.ts).ts, go(epochs=2).ts)  # the suggested repair
     given = copy(fitted.ts)
     train_step(Dense(1), mse, optax.sgd(0.1))(given, *line())
     with pytest.raises(ValueError, match=r"a step has donated; .* or give the step a copy: jax.tree.map\(jnp.copy, ts"):
@@ -758,7 +758,7 @@ def test_fit_rejects_what_it_cannot_continue_from(sentences):
 
 
 def test_early_stopping_restores_the_best_params():
-    """The validation labels are of opposite sign, so that after a while every step makes it worse."""
+    """The validation labels have the opposite sign, so the validation loss increases after some steps."""
     x, y = line()
     net, optimizer = Dense(1), optax.sgd(0.05)
     fitted = quiet(
@@ -788,7 +788,7 @@ def test_validation_metrics_and_history(capsys):
     assert repr(history).startswith("History(7 steps, last training loss 0.") and len(repr(history)) < 120
 
 
-def test_history_plots_itself():
+def test_plot_of_the_history():
     matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     matplotlib.use("Agg")
     x, y = line(30)
@@ -813,14 +813,14 @@ def test_progress_bar_shows_loss_and_validation(capsys):
     assert f"validation worst={fitted.history.validation['worst'][-1]:.4g}" in text
 
 
-def test_redirected_output_gets_few_bars(capsys):
+def test_redirected_output_contains_few_bars(capsys):
     x, y = line(8)
     fit(Dense(1), mse, optax.sgd(0.1), (x, y), key=KEY, batch_size=8, epochs=30, validation=(x, y))
     text = capsys.readouterr().err
     assert text.count("%|") <= 3 and "30/30" in text and "validation loss=" in text
 
 
-def test_the_bar_is_drawn_often_in_terminals_and_its_clock_starts_after_compilation(capsys, monkeypatch):
+def test_progress_bar_refreshes_often_in_terminals_and_excludes_compilation_time(capsys, monkeypatch):
     import tqdm.auto
 
     bars, traced = [], []
@@ -844,7 +844,7 @@ def test_the_bar_is_drawn_often_in_terminals_and_its_clock_starts_after_compilat
 
 
 class Mapped:
-    """An array that is not in memory, and the most rows of it that were read at once."""
+    """An array outside of memory that records the maximum number of rows per read."""
 
     def __init__(self, array):
         self.array, self.shape, self.dtype, self.most = array, array.shape, array.dtype, 0
@@ -949,7 +949,7 @@ def test_integers_of_every_kind_are_accepted(sentences):
     assert fitted.history.step_loss.shape == (3,)
 
 
-def test_a_module_is_not_named_like_a_function():
+def test_modules_and_functions_have_different_names():
     """`jaxblocks.training.fit` is the function."""
     modules = {info.name for info in pkgutil.iter_modules(jaxblocks.training.__path__)}
     assert not modules & set(jaxblocks.training.__all__)
@@ -982,14 +982,14 @@ def test_divergence_raises_an_error_with_the_last_finite_state():
     ],
     ids=["loss", "outputs", "gradient"],
 )
-def test_the_error_names_what_is_not_finite(net, loss, sentence):
+def test_error_names_the_values_that_are_not_finite(net, loss, sentence):
     with pytest.raises(FloatingPointError, match=sentence) as raised:
         quiet(net, loss, optax.sgd(0.1), line(), batch_size=8, epochs=2)
     assert int(raised.value.ts.step) == 0 and "In step 1 (epoch 1)" in str(raised.value)
 
 
 def overflowing(depth):
-    """Doubles its logarithm in each layer, in a stack: finite at first, infinite in the fifth."""
+    """Squares its input in each layer of a stack: finite at first, infinite in the fifth layer."""
     square = lambda x: x * x
     return Serial(begin=lambda x: 10.0 + 0 * x, stack=jaxblocks.Repeat(Serial(up=square), depth), out=Dense(1))
 
@@ -1022,15 +1022,15 @@ def overflowing(depth):
     ],
     ids=["forward", "in a stack", "backward", "after a mask", "loss", "optimizer"],
 )
-def test_the_layer_where_a_divergence_began_is_named(net, loss, place):
-    """Infinities that do not reach an output (a mask) are not named."""
+def test_layer_where_a_divergence_began_is_named(net, loss, place):
+    """Infinities that a mask removes before the output are not named."""
     optimizer = optax.chain(optax.scale(1e30), optax.sgd(1.0)) if "optimizer" in place else optax.sgd(0.1)
     with pytest.raises(FloatingPointError, match=f"In step 1 .* It began in the {place}|In step 1 .*{place}"):
         quiet(net, loss, optimizer, line(), batch_size=8, epochs=2)
 
 
-def test_a_state_that_becomes_nan_stops_the_run_at_that_step():
-    """The params are still finite while the state of the optimizer, or statistics, become NaN."""
+def test_nan_in_the_state_stops_the_run_at_that_step():
+    """The params are finite, but the state of the optimizer or the statistics become NaN."""
 
     def gathers():
         return optax.GradientTransformation(
@@ -1045,7 +1045,7 @@ def classes(n=40):
     return jnp.linspace(-1, 1, n)[:, None], (jnp.arange(n) >= n // 2).astype(jnp.int32)
 
 
-def test_the_error_of_a_divergence_names_labels_out_of_range():
+def test_error_of_a_divergence_names_labels_out_of_range():
     x, y = classes()
     with pytest.raises(ValueError, match="label") as raised:
         quiet(Dense(2), softmax_cross_entropy, optax.sgd(0.1), (x, y.at[7].set(2)), batch_size=8, epochs=3)
@@ -1064,7 +1064,7 @@ def test_the_error_of_a_divergence_names_labels_out_of_range():
     assert any("validation data of fit, rows 16 to 23" in note for note in raised.value.__notes__)
 
 
-def test_evaluation_before_training_raises_the_error_of_the_layer():
+def test_evaluation_before_training_gives_the_error_of_the_layer():
     """After a NaN among the means the net is applied outside of jit, where batch norm can check values."""
     net = jaxblocks.Serial(jaxblocks.BatchNorm())
     x = jnp.arange(8.0)[:, None]
@@ -1073,7 +1073,7 @@ def test_evaluation_before_training_raises_the_error_of_the_layer():
         evaluate(net, params, state, (x, x), {"mean": lambda outputs, y: outputs}, batch_size=4)
 
 
-def test_a_net_with_statistics_across_devices_is_initialized_like_any_other():
+def test_net_with_statistics_across_devices_is_initialized_without_the_mapped_axis():
     net = jaxblocks.Serial(jaxblocks.Dense(3), jaxblocks.BatchNorm(axis_name="devices"), jaxblocks.Dense(2))
     ts = init_train_state(jax.random.key(0), net, optax.sgd(0.1), jnp.zeros((4, 5)))
     assert ts.params[2]["kernel"].shape == (3, 2) and int(ts.state[1]["updates"]) == 0

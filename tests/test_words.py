@@ -1,4 +1,4 @@
-"""What is written is executed: docstrings, the README, and the tasks that libraries are compared on."""
+"""Run the documentation: examples of docstrings, the README, and the tasks of the comparison with other libraries."""
 
 import doctest
 import importlib
@@ -30,8 +30,8 @@ def _doctests():
 
 
 @pytest.mark.parametrize("example", list(_doctests()))
-def test_the_examples_of_docstrings_run(example):
-    """Docstrings are written for the default configuration, as a reader has it."""
+def test_examples_of_docstrings_run(example):
+    """The examples of docstrings run in the default configuration."""
     printed: list[str] = []
     with jax.numpy_dtype_promotion("standard"):
         failed = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example, out=printed.append)
@@ -42,8 +42,8 @@ def _blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-def test_the_readme_runs_from_top_to_bottom(capsys):
-    """Every Python block of the README, in order, in one namespace, in the default configuration."""
+def test_readme_runs_from_top_to_bottom(capsys):
+    """Run the Python blocks of the README in order, in one namespace, in the default configuration."""
     names: dict = {}
     with (
         jax.numpy_dtype_promotion("standard"),
@@ -58,8 +58,8 @@ def test_the_readme_runs_from_top_to_bottom(capsys):
     assert "hvp" in printed  # the table of costs
 
 
-def test_the_readme_names_what_exists():
-    """Every `jb.name` of the README, every file and every make target that it mentions."""
+def test_names_in_the_readme_exist():
+    """Check each `jb.name`, each file and each make target in the README."""
     text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     for name in set(re.findall(r"\bjb\.(\w+)", text)):
         assert hasattr(jaxblocks, name), name
@@ -71,15 +71,15 @@ def test_the_readme_names_what_exists():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
-def test_the_bibliography_lists_every_identifier_once():
-    """Every arXiv id and DOI that the package cites is in docs/bibliography.md, once."""
+def test_bibliography_lists_every_identifier_once():
+    """docs/bibliography.md has each arXiv id and DOI cited by the package exactly once."""
     listed = (ROOT / "docs" / "bibliography.md").read_text()
     sources = " ".join(path.read_text() for path in sorted((ROOT / "jaxblocks").rglob("*.py")))
     cited = {*re.findall(r"arXiv:([\d.]+\d)", sources), *re.findall(r"doi:([^\s,;)\"]+[^\s,;)\".])", sources)}
     assert {name for name in cited if listed.count(f":{name}]") != 1} == set()
 
 
-# ---- the tasks that libraries are compared on, in lines without imports and data -------------
+# ---- tasks of the comparison with other libraries; lines without imports and data ------------
 
 
 def _lines(source):
@@ -115,7 +115,7 @@ params = net.init(key, sequences)
 outputs = jax.jit(net.apply)(params, sequences, mask=mask)
 """,
     ),
-    "d: a causal transformer block, normalized first": (
+    "d: a causal transformer block with pre-norm": (
         4,
         """
 block = Serial(
@@ -135,7 +135,7 @@ product = hvp(loss, params, v)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_task_takes_so_many_lines(task):
+def test_task_takes_the_stated_number_of_lines(task):
     import optax
 
     lines, source = TASKS[task]
@@ -169,6 +169,6 @@ def test_the_task_takes_so_many_lines(task):
         assert (np.abs(before - after)[:, 4:].max(-1) > 1e-3).all()
     if task.startswith("e"):
         hessian = jax.hessian(names["loss"])(params)
-        row = hessian[0]["bias"][0]  # of the first bias: one block per leaf
+        row = hessian[0]["bias"][0]  # the row of the first bias, one block per leaf
         expected = row["bias"].sum(1) + row["kernel"].sum((1, 2))
         np.testing.assert_allclose(names["product"][0]["bias"], expected, rtol=1e-4, atol=1e-6)

@@ -1,7 +1,7 @@
-"""One row per public layer: how it is built, what it is tried on, and what it must compute.
+"""One row per public layer: the layer, its inputs and its reference.
 
-`test_laws.py` runs every law over every row. A reference is numpy, written from the
-formula; it takes the params (as numpy arrays) and the inputs.
+`test_laws.py` checks all laws for all rows. A reference implements the formula in NumPy; it takes the
+params (as NumPy arrays) and the inputs.
 """
 
 import jax
@@ -24,7 +24,7 @@ from jaxblocks.precision import wide_dtype
 
 @builder
 def Noise():
-    """Multiplies by random signs while it trains: a layer that reads ``train`` and ``key``."""
+    """Multiplies by random signs in training: a layer with the side inputs ``train`` and ``key``."""
 
     def init(key, x):
         return ()
@@ -41,7 +41,7 @@ def Noise():
 
 @builder
 def Center(momentum=0.9):
-    """Subtracts the batch mean while it trains, a running mean in evaluation: a layer with state."""
+    """Subtracts the batch mean in training, a running mean in evaluation: a layer with state."""
 
     def init(key, x):
         return (), {"mean": jnp.zeros(x.shape[-1:], jnp.float32)}
@@ -124,7 +124,7 @@ ZOO = {
         ((4, 2, 5),),
         lambda p, x: dense(p["out"], rectified(dense(p["hidden"], x))),
     ),
-    "Serial of nothing": Specimen("Serial", Serial(), ((4, 5),), lambda p, x: x),
+    "Serial without layers": Specimen("Serial", Serial(), ((4, 5),), lambda p, x: x),
     "Serial with noise": Specimen("Serial", Serial(Dense(3), Noise()), ((4, 5),), lambda p, x: dense(p[0], x)),
     "Serial with state": Specimen(
         "Serial", Serial(Dense(3), Center(), Noise()), ((4, 5),), lambda p, x: dense(p[0], x), mixes_batch=True

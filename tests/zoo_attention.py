@@ -25,7 +25,7 @@ def turned(x, base):
 
 
 def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, slopes=None):
-    """One query at a time; ``seen(b, i, j)``: whether query i attends to key j."""
+    """Attention in a loop over queries; ``seen(b, i, j)``: whether query i attends to key j."""
     of_q, of_k, of_v = inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1])[:3]
     maps = zip(("query", "key", "value"), (of_q, of_k, of_v), (heads, *[kv_heads or heads] * 2), strict=True)
     q, k, v = (dense(p[name], x).reshape(*x.shape[:-1], n, -1) for name, x, n in maps)

@@ -1,4 +1,4 @@
-"""Convolution and pooling: the formulas as numpy loops, and a row for each public layer."""
+"""Rows of the zoo: convolution and pooling, against their formulas as loops in NumPy."""
 
 import numpy as np
 from specimen import Specimen
@@ -51,7 +51,7 @@ def transposed(x, kernel, bias=0.0, stride=1, groups=1, pads=0, more=0):
 
 
 def pooled(x, kernel_size, stride, pads, reduce):
-    """reduce over each window of an array that is padded with NaN; reduce ignores NaN."""
+    """Apply reduce to each window of an array padded with NaN; reduce ignores NaN."""
     axes = len(kernel_size)
     x = padded(x, [(p, p) for p in each(pads, axes)], constant_values=np.nan)
     sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[-axes - 1 : -1], kernel_size, stride, strict=True)]

@@ -1,4 +1,4 @@
-"""Embeddings, feature maps and activations that learn their shape, each against its formula in numpy."""
+"""Rows of the zoo: embeddings, feature maps and learned activations, against their formulas in NumPy."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Graph layers as functions of the nodes, on one fixed graph, each against its formula with dense matrices."""
+"""Rows of the zoo: graph layers as functions of the nodes of a fixed graph, against formulas with dense matrices."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ from specimen import Specimen
 from jaxblocks import GAT, GCN, GIN, Dense, Graph, GraphBlock, Serial, Wire
 from jaxblocks.layers import GraphMapFeatures
 
-# Four nodes: 3 is isolated, 1 has an edge to itself, 0 -> 2 exists twice; the last edge is padding.
+# Four nodes: 3 is isolated, 1 has an edge to itself, there are two edges 0 -> 2; the last edge is padding.
 SENDERS = np.array([0, 1, 1, 2, 0, 0, 3])
 RECEIVERS = np.array([1, 1, 2, 0, 2, 2, 0])
 REAL = np.array([1, 1, 1, 1, 1, 1, 0], bool)
@@ -33,7 +33,7 @@ def gcn(p, x):
 
 
 def weighted(scores, counts):
-    """Softmax along rows, an entry counted as often as there are edges; rows without edges are 0."""
+    """Softmax along rows, weighted by the number of edges of each entry; rows without edges are 0."""
     weights = counts * np.exp(scores - scores.max())
     return weights / np.where(weights.sum(1) > 0, weights.sum(1), 1)[:, None]
 
@@ -53,7 +53,7 @@ def gin(p, x):
 
 
 def block(p, x, how):
-    """Rows one by one, for the valid edges."""
+    """The formula in a loop over the valid edges."""
     p = p["layer"]
     edges = [np.concatenate([w, x[s], x[r]]) for w, s, r in zip(WEIGHTS, SENDERS, RECEIVERS, strict=True)]
     edges = np.stack([dense(p["edge"], e) for e in edges])[REAL]

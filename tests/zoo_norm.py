@@ -29,7 +29,7 @@ REAL = np.array([[True, True], [False, True], [True, False]])
 
 @builder
 def settled(layer, settle):
-    """The layer with a state that it might have reached in training: ``settle`` of that of ``init``."""
+    """The layer with the state ``settle(state)`` of a trained layer in place of the state of ``init``."""
 
     def init(key, x):
         params, state = layer.init(key, x)
@@ -46,7 +46,7 @@ def measured(state):
 
 @builder
 def as_wide_as_x(layer):
-    """The layer with params of float64 where its input is, so that normalized kernels are not rounded to float32."""
+    """The layer with float64 params for float64 inputs, so that normalized kernels are not rounded to float32."""
 
     @functools.wraps(layer.apply)
     def apply(params, *rest, **side):
@@ -57,7 +57,7 @@ def as_wide_as_x(layer):
 
 
 def at_the_corner(state):
-    """Singular vectors that read off the first entry of the kernel."""
+    """Singular vectors that select the first entry of the kernel."""
     return {**state, "vectors": jax.tree.map(lambda v: jnp.zeros_like(v).at[0].set(1), state["vectors"])}
 
 
@@ -72,7 +72,7 @@ def affine(p, y):
 
 
 def masked(p, x):
-    real = x[REAL]  # (real, features)
+    real = x[REAL]  # (valid, features)
     return affine(p, normalized(np.where(REAL[..., None], x, 0), None, 1e-3, real.mean(0), real.var(0)))
 
 
@@ -138,7 +138,7 @@ ROWS = {
         settled(as_wide_as_x(SpectralNorm(Dense(3))), at_the_corner),
         ((3, 4),),
         lambda p, x: x @ (p["kernel"] / p["kernel"][0, 0]) + p["bias"],
-        {"train": False},  # in training its derivative holds the vectors constant, so finite differences disagree
+        {"train": False},  # in training, the derivative treats the vectors as constants, unlike finite differences
     ),
     "Dropout": Specimen("Dropout", Dropout(0.4), ((3, 4),), lambda p, x: x),
     "FeatureDropout": Specimen("FeatureDropout", FeatureDropout(0.4, spatial=1), ((3, 2, 4),), lambda p, x: x),

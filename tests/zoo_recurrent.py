@@ -1,4 +1,4 @@
-"""Recurrent layers, each against its recurrence in numpy."""
+"""Rows of the zoo: recurrent layers, against their recurrences in NumPy."""
 
 import numpy as np
 from specimen import Specimen
