@@ -232,7 +232,7 @@ def test_linear_equations_have_no_second_term():
     assert "dot_general" not in names and "reduce_sum" not in names
 
 
-def test_scans_stay_scans():
+def test_number_of_equations_is_independent_of_the_length_of_a_scan():
     """The number of equations does not depend on the length of the scan."""
 
     def equations(length):

@@ -312,7 +312,7 @@ def test_one_wrong_label_makes_the_optimum_of_separable_data_finite(x64):
     assert exact["kernel"][0, 0] > 50
 
 
-def test_dependent_features_share_the_weight(x64):
+def test_duplicate_features_have_equal_weights(x64):
     x, labels = (jnp.asarray(v) for v in overlapping())
     alone = fit_logistic(x, labels)
     doubled = fit_logistic(jnp.concatenate([x, x[:, :1]], axis=1), labels)

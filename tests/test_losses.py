@@ -740,7 +740,7 @@ def test_huber():
     assert edge == 1
 
 
-def test_mae_has_slope_zero_at_a_perfect_fit():
+def test_gradient_of_mae_is_zero_at_a_perfect_fit():
     x = jnp.array([1.0, 2.0])
     np.testing.assert_array_equal(grad(mae)(x, x), 0)
     np.testing.assert_array_equal(grad(mae)(x, x + 1), [-0.5, -0.5])
@@ -1025,7 +1025,7 @@ def test_dtype_is_kept_and_sums_are_at_least_float32(name, dtype):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_nothing_is_broadcast(name, sentences):
+def test_broadcasting_is_rejected(name, sentences):
     loss, (a, b), _, _ = LOSSES[name]
     a, b = cast((a, b), jnp.float32)
     for one, other in ((a, b[0]), (a[0], b), (a, b[:1]), (a[:, :1], b)):

@@ -187,7 +187,7 @@ def test_leading_axes_are_batch(name):
 
 
 @of_scores
-def test_repeating_the_data_changes_nothing_and_weights_are_repetitions(name):
+def test_repeated_data_give_the_same_value_and_weights_are_repetitions(name):
     function = OF_SCORES[name]
     value = on(function, SCORES, LABELS)
     assert on(function, np.tile(SCORES, (3, 1)), np.tile(LABELS, 3)) == pytest.approx(float(value), rel=1e-6)

@@ -375,7 +375,7 @@ def test_statistics_per_position_of_padded_sequences():
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_single_valid_entry_keeps_the_state(before):
-    """A variance of 0 would make the next evaluation overflow; also for traced masks."""
+    """A variance of 0 would give huge values in the next evaluation; also for traced masks."""
     layer = BatchNorm()
     params, state = layer.init(jax.random.key(0), X)
     for _ in range(before):
@@ -774,7 +774,7 @@ def test_spectral_norm_converges_to_the_largest_singular_value():
     assert np.linalg.norm(normalized, 2) == pytest.approx(1, rel=1e-5)
 
 
-def test_a_kernel_of_zeros_stays_zero_and_has_finite_gradients():
+def test_kernel_of_zeros_remains_zero_and_has_finite_gradients():
     dense = Dense(3, kernel_init=jax.nn.initializers.zeros)
     params, state = SpectralNorm(dense).init(jax.random.key(0), jnp.zeros(4))
     for net, own_params, own_state in (
@@ -911,7 +911,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_errors_explain_bad_input_and_their_repair_works(what, sentences):
+def test_errors_describe_wrong_input_and_their_repair_works(what, sentences):
     bad, words, repaired = BAD[what]
     with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
         bad()

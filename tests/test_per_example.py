@@ -288,7 +288,7 @@ def test_eager_chunked_and_vmapped_agree():
         np.testing.assert_allclose(other, whole, rtol=1e-6)
 
 
-def test_norms_differentiate():
+def test_norms_are_differentiable():
     """The gradient of a penalty on the gradient norms equals that of the penalty on explicit gradients."""
     net = MLP(4, 1, activation=jnp.tanh)
     with jax.enable_x64(True):

@@ -139,7 +139,7 @@ def test_equivalent_pools_agree():
 # ---- conventions -------------------------------------------------------------------------------
 
 
-def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
+def test_derivative_at_a_tie_belongs_to_the_first_maximum():
     """The first maximum in the order of the axes; jnp.max over blocks would give 1/3 to each."""
     x = jnp.asarray([[0.0, 1.0], [1.0, 1.0]])[..., None]
     gradient = jax.jit(jax.grad(lambda x: max_pool(x, (2, 2)).sum()))(x)[..., 0]
@@ -154,7 +154,7 @@ def test_the_derivative_of_a_tie_goes_to_the_first_maximum():
         np.testing.assert_array_equal(gradient, [1] + [0] * 7)
 
 
-def test_the_global_maximum_shares_the_derivative_of_a_tie():
+def test_global_maximum_shares_the_derivative_at_a_tie():
     """The derivative is that of jnp.max."""
     gradient = jax.grad(lambda x: global_max_pool(x, 1).sum())(line(1, 2, 2, 0))
     np.testing.assert_array_equal(gradient[:, 0], [0, 0.5, 0.5, 0])
@@ -177,7 +177,7 @@ def test_entries_after_the_last_window_are_dropped():
     assert not jax.grad(lambda x: max_pool(x, 2).sum())(line(1, 2, 3, 4, 9))[4, 0]
 
 
-def test_nan_and_infinity_stay_in_their_windows():
+def test_nan_and_infinity_affect_their_windows_only():
     """A NaN gives NaN in all windows that contain it, at any position, and in no other window."""
     with jax.debug_nans(False):
         for at in range(6):
@@ -198,7 +198,7 @@ def test_all_derivatives_exist():
     close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, stride=1)).ravel()) @ which, 1e-5)
 
 
-def test_means_add_up_in_float32():
+def test_means_are_summed_in_float32():
     """In bfloat16, 256 + 1 would be 256."""
     x = jnp.ones((512, 1), jnp.bfloat16).at[0].set(256)
     all_four = lambda x: (avg_pool(x, 512, stride=1), global_avg_pool(x, 1), adaptive_avg_pool(x, 1), avg_pool(x, 512))
@@ -207,7 +207,7 @@ def test_means_add_up_in_float32():
         assert (y == jnp.bfloat16(767 / 512)).all()
 
 
-def test_layers_are_the_functions():
+def test_layers_equal_the_functions():
     x = jnp.asarray(normal(2, 5, 5, 3), jnp.float32)
     for layer, f in (
         (MaxPool((3, 2), stride=2, padding=1), max_pool),
@@ -226,7 +226,7 @@ def test_layers_are_the_functions():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_errors():
+def test_wrong_arguments_are_rejected():
     x = jnp.zeros((8, 3, 32, 32))
     for pool, name in ((MaxPool, "MaxPool"), (AvgPool, "AvgPool")):
         for window_shape in (0, (2, 0), "2"):

@@ -69,7 +69,7 @@ def test_agrees_with_scipy_along_any_axis(ours, reference, axis):
     np.testing.assert_allclose(result, reference(x.astype(np.float64), axis=axis), rtol=2e-6, atol=1e-6)
 
 
-def test_softmax_acts_on_each_slice_alone():
+def test_softmax_acts_on_each_slice_independently():
     """softmax_{axis=-1} of T in R^{b x n x c} is softmax of each T[b, n]."""
     t = normal(1, 2, 3, 4)
     with jax.enable_x64(True):
@@ -134,7 +134,7 @@ def test_softmax_of_large_scores():
         assert np.isfinite(jax.jit(jax.jacrev(function))(extreme)).all()
 
 
-def test_softmax_of_scaled_scores_tends_to_the_one_hot_of_argmax():
+def test_softmax_of_scaled_scores_converges_to_the_one_hot_of_argmax():
     """Diehl, Lemma 2.1 (4), with the bound softmax(lambda x)_i <= exp(lambda (x_i - max x))."""
     x = np.array([0.3, 1.0, 0.9, -2.0])
     with jax.enable_x64(True):
@@ -476,7 +476,7 @@ def test_integers_and_missing_axes_are_rejected(function, sentences):
         function(jnp.zeros((2, 3)), 2)
 
 
-def test_softmax_mean_broadcasts_nothing(sentences):
+def test_softmax_mean_rejects_broadcasting(sentences):
     for z, q in (((4, 3), (3,)), ((4, 3), (4, 1)), ((3,), (4, 3))):
         with pytest.raises(ValueError, match="softmax_mean expected z .* and q .* with the same size of"):
             softmax_mean(jnp.zeros(z), jnp.zeros(q))

@@ -128,14 +128,14 @@ def test_forget_bias_prevents_vanishing_gradients():
     assert first_step_matters(LSTM(8, forget_bias=3.0)) > 10 * first_step_matters(LSTM(8, forget_bias=0.0))
 
 
-def test_the_forget_bias_is_added_to_the_existing_bias():
+def test_forget_bias_is_added_to_the_existing_bias():
     params, _ = LSTMCell(2, forget_bias=3.0, use_bias=False).init(jax.random.key(0), X[:, 0])
     np.testing.assert_array_equal(params["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
     params, _ = LSTMCell(2, use_bias=False, recurrent_bias=False).init(jax.random.key(0), X[:, 0])
     assert set(params) == {"kernel", "recurrent_kernel"}
 
 
-def test_the_forget_bias_is_that_of_the_forget_gate():
+def test_forget_bias_is_that_of_the_forget_gate():
     params, _ = LSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
     np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
     np.testing.assert_array_equal(params["recurrent_bias"], np.zeros(8))
@@ -228,7 +228,7 @@ def test_both_directions():
     close(y[..., 3:], mirrored[:, ::-1])
 
 
-def test_stacks():
+def test_stacked_layers():
     """Layers of several cells, and a scan over equal layers around the scan over time."""
     net = Serial(LSTM(4), Repeat(GRU(4), 3), RNN(2))
     params = net.init(jax.random.key(0), X)
@@ -249,7 +249,7 @@ def test_a_batch_of_sequences_with_a_mask_in_three_lines():
 # ---- errors
 
 
-def test_errors(sentences):
+def test_wrong_arguments_are_rejected(sentences):
     net = LSTM(4, stateful=True)
     params, carry = net.init(jax.random.key(0), X)
     with pytest.raises(

@@ -219,7 +219,7 @@ def test_flattening_ranks_bound_the_number_of_summands():
     assert lower <= 3 <= upper == 6
 
 
-def test_flattening_ranks_tolerance_is_relative_and_follows_the_dtype():
+def test_flattening_ranks_tolerance_is_relative_and_depends_on_the_dtype():
     t = jnp.diag(jnp.array([1e-20, 1e-22, 1e-24]))
     np.testing.assert_array_equal(flattening_ranks(t), [3, 3])
     np.testing.assert_array_equal(flattening_ranks(t, tolerance=1e-3), [2, 2])
@@ -354,7 +354,7 @@ def test_cp_decompose_is_differentiable():
         np.testing.assert_allclose(gradient, jax.grad(tail)(matrix), atol=1e-9)
 
 
-def test_cp_decompose_rejects_bad_arguments(sentences):
+def test_cp_decompose_rejects_wrong_arguments(sentences):
     key = jax.random.key(0)
     with pytest.raises(TypeError, match="tensor to be a floating-point"):
         cp_decompose(key, jnp.ones((2, 2), int), rank=1, steps=1)

@@ -309,7 +309,7 @@ def test_generation_works_under_jit():
         (dict(steps=0), "generate expected steps to be an integer >= 1, got 0"),
     ],
 )
-def test_generate_rejects_wrong_arguments_before_any_work(sentences, change, sentence):
+def test_generate_rejects_wrong_arguments_before_any_computation(sentences, change, sentence):
     cached = MODELS["GPT2"][1]
     params = jax.eval_shape(cached.init, jax.random.key(0), PROMPTS)[0]  # shapes only: computations would fail
     given = dict(prompts=PROMPTS, key=jax.random.key(0), steps=12) | change

@@ -600,7 +600,7 @@ IMAGES = Serial(
     ],
     ids=["tokens", "images"],
 )
-def test_mixed_precision_computes_in_bfloat16_and_keeps_the_rest(net, x, classes):
+def test_mixed_precision_computes_in_bfloat16_and_keeps_params_in_float32(net, x, classes):
     """The products in bfloat16, forward and backward; params, statistics, optimizer and loss in float32."""
     y = np.zeros((4, 6) if classes == 11 else 4, np.int32)
     optimizer = optax.adam(1e-2)
@@ -688,7 +688,7 @@ def test_improvement_is_larger_than_min_delta():
 # ---- fit -----------------------------------------------------------------------------------
 
 
-def test_five_lines_reproduce_fit_bit_for_bit():
+def test_loop_of_five_lines_equals_fit_bitwise():
     x, y = line(100)
     net, optimizer, key = Serial(Dense(8), Dropped(), Dense(1)), optax.adam(0.01), jax.random.key(3)
     fitted = fit(net, mse, optimizer, (x, y), key=key, batch_size=16, epochs=3, progress=False)
@@ -714,7 +714,7 @@ def test_fit_is_determined_by_its_key_and_learns():
     assert a.history.step_loss[-5:].mean() < 0.3 * a.history.step_loss[:5].mean()
 
 
-def test_a_run_in_two_parts_equals_one_in_one_part():
+def test_resumed_run_equals_an_uninterrupted_run():
     net = Serial(Dense(8), Dropped(), Centered(), Dense(1))
     whole = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=13)
     part = quiet(net, mse, optax.adam(0.05), line(), batch_size=8, steps=6)
@@ -728,7 +728,7 @@ def test_a_run_in_two_parts_equals_one_in_one_part():
         quiet(net, mse, optax.adam(0.05), line(), batch_size=8, epochs=1, ts=part.ts)
 
 
-def test_continuing_carries_the_training_state_only():
+def test_resumed_fit_uses_the_training_state_only():
     """History, best params and patience belong to one call: here each validation is worse than the previous one."""
     x, y = line()
     go = functools.partial(quiet, Dense(1), mse, optax.sgd(0.05), (x, y), batch_size=20, validation=(x, -y))
