@@ -387,7 +387,7 @@ def test_convolutions_in_loops_have_the_layout_of_xla():
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 9])
-def test_chunks_stack(chunk_size):
+def test_results_of_chunks_are_stacked(chunk_size):
     x = {"a": jnp.arange(5.0), "b": jnp.arange(10.0).reshape(5, 2)}
     out = map_in_chunks(lambda x: x["a"] + x["b"], x, chunk_size)
     np.testing.assert_array_equal(out, x["a"][:, None] + x["b"])

@@ -943,7 +943,7 @@ def test_fit_rejects_wrong_arguments_before_the_first_step(options, error, sente
         quiet(NET, mse, optax.sgd(0.1), options.pop("data"), **options)
 
 
-def test_integers_of_every_kind_are_accepted(sentences):
+def test_numpy_integers_are_accepted(sentences):
     counts = dict(batch_size=np.int64(8), steps=np.int32(3), callbacks=[early_stopping(np.int64(2))])
     fitted = quiet(Dense(1), mse, optax.sgd(0.1), line(), validation=line(), **counts)
     assert fitted.history.step_loss.shape == (3,)

@@ -33,7 +33,7 @@ def Noise():
         if not train:
             return x
         if key is None:
-            raise ValueError("Noise needs a key while it trains; pass key=.")
+            raise ValueError("Noise expected a key in training, got none; pass key=")
         return x * jax.random.rademacher(key, x.shape).astype(x.dtype)
 
     return Layer(init, apply)
