@@ -24,7 +24,7 @@ def double():
 
 
 def trace(f, x):
-    """The reference: the trace of the dense Hessian, forward over forward so that every loop has one."""
+    """The reference: the trace of the dense Hessian in forward-over-forward mode, which supports all loops."""
     return jnp.trace(jax.jacfwd(jax.jacfwd(f))(x), axis1=-2, axis2=-1)
 
 

@@ -47,7 +47,7 @@ def write(log, run, rows):
 
 
 def events(path):
-    """Steps and tags of an event file, read by its format: length, checksum, data, checksum."""
+    """Steps and tags of an event file, parsed as records: length, checksum, data, checksum."""
     from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event
 

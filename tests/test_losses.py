@@ -557,7 +557,7 @@ def test_zero_one():
 
 
 def test_cross_entropy_of_a_point_mass_is_zero_or_infinite():
-    """It differs from the 0-1 loss, which is 1 - P(Y' = y)."""
+    """The cross-entropy of a point mass differs from the 0-1 loss, which is 1 - P(Y' = y)."""
     prediction = one_hot(jnp.array([1, 1]), 3)
     labels = jnp.array([1, 2])
     np.testing.assert_array_equal(run(nll, jnp.log(prediction), labels), [0, np.inf])

@@ -71,7 +71,7 @@ def test_first_of_tied_classes_is_predicted():
     assert on(accuracy, [[1.0, 3.0, 3.0]], [2]) == 0
     assert on(top_k_accuracy, [[1.0, 3.0, 3.0]], [2], k=1) == 0
     assert on(top_k_accuracy, [[1.0, 3.0, 3.0]], [2], k=2) == 1
-    # A constant classifier is right for its first k classes, not for all of them.
+    # A constant classifier is correct for its first k classes, not for all of them.
     constant = on(top_k_accuracy, np.zeros((CLASSES, CLASSES), np.float32), np.arange(CLASSES), k=3)
     assert constant == pytest.approx(3 / CLASSES, rel=1e-6)
 

@@ -239,7 +239,7 @@ def test_running_statistics_are_weighted_averages_of_the_batches():
 
 @pytest.mark.parametrize("momentum", [0, 0.9, 0.999])
 def test_after_identical_batches_evaluation_equals_training(momentum):
-    """After one batch and after fifty."""
+    """Evaluation equals training after one batch and after fifty."""
     layer = BatchNorm(momentum=momentum)
     params, state = layer.init(jax.random.key(0), X)
     step = jax.jit(lambda state: layer.apply(params, state, X, train=True))

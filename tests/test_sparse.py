@@ -210,7 +210,7 @@ def test_no_entry_is_missed(chosen, seed):
 
 
 def test_layers_with_channels():
-    """A convolution with c channels takes c products for each tap, with groups the channels of a group."""
+    """A convolution takes c products for each tap, where c is the number of channels of a group."""
     x = jnp.zeros((6, 4))
     for groups, colors in ((1, 12), (2, 6)):
         layer = Conv(4, 3, groups=groups)
