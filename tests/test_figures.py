@@ -1,4 +1,4 @@
-"""The figures of the lectures: their numbers against those of the lectures and closed forms."""
+"""The figures of the lectures: their numbers against the lectures and closed forms."""
 
 import contextlib
 import importlib.util
@@ -26,7 +26,7 @@ def figures():
 
 @contextlib.contextmanager
 def default_configuration():
-    """The configuration of JAX that a reader has."""
+    """Use the default configuration of JAX."""
     with (
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
@@ -44,10 +44,10 @@ def cheap(figures, tmp_path_factory):
     return numbers, sorted(path.name for path in folder.glob("*.png"))
 
 
-# ---- the folder ---------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------
 
 
-def test_thirty_six_figures_with_sources(figures):
+def test_there_are_36_figures_with_sources(figures):
     assert tuple(figures.FIGURES) == ALL
     for number, made in figures.FIGURES.items():
         assert made.name.startswith(f"{number}_")
@@ -55,7 +55,7 @@ def test_thirty_six_figures_with_sources(figures):
         assert any(who in made.source for who in ("Diehl", "Huszar", "Krapac", "Cevher")), number
 
 
-def test_notes_of_figures_whose_original_is_unknown(figures):
+def test_notes_of_figures_without_a_known_original(figures):
     for number in ("F04", "F13", "F14", "F25"):
         assert "our choice" in figures.FIGURES[number].note or "choice is ours" in figures.FIGURES[number].note
     assert "synthetic stand-in" in figures.FIGURES["F20"].note.lower()
@@ -299,7 +299,7 @@ def f31(shown):
 
 
 def f32(shown):
-    """Dense, banded, block lower triangular, by the graph's edges; rows of attention are distributions."""
+    """Dense, banded, block lower triangular, or with the edges of a graph; rows of attention are distributions."""
     assert (shown["linear"] != 0).all()
     assert (shown["multilayer perceptron"] != 0).all()
     block = lambda name: np.any(shown[name].reshape(-1, 2, 6, 2) != 0, axis=(1, 3))  # (positions, positions)
@@ -343,7 +343,7 @@ def f36(shown):
 
 
 @pytest.mark.parametrize("number", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
-def test_numbers_of_a_figure(figures, cheap, tmp_path, number):
+def test_numbers_of_each_figure(figures, cheap, tmp_path, number):
     if number == "F08":
         pytest.importorskip("sklearn", reason="it shows a handwritten digit")
     made = figures.FIGURES[number]
