@@ -547,7 +547,7 @@ def test_leaky_relu_inverse():
         with pytest.raises(ValueError, match=r"slope (to be a number > 0 or an array, got|> 0, got .* has no inverse)"):
             leaky_relu_inverse(y, slope)
     with pytest.raises(ValueError, match=r"negative_slope to be a number > 0 or an array, got 0.0"):
-        jax.jit(lambda y: leaky_relu_inverse(y, 0.0))(y)  # a Python number is known at trace time
+        jax.jit(lambda y: leaky_relu_inverse(y, 0.0))(y)  # a Python number has its value at trace time
 
 
 # Maxout ------------------------------------------------------------------------------------------------------------
@@ -695,7 +695,7 @@ def test_gelu_first_and_second_derivative_in_closed_form():
 
 @entrywise()
 def test_values_and_derivatives_equal_those_of_torch(name):
-    torch = pytest.importorskip("torch", reason="PyTorch is the reference here")
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
     F = torch.nn.functional
     reference = {
         "identity": lambda x: x * 1,

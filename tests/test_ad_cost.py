@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the example draws")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
 slow = pytest.mark.slow  # the tests share one run of the example, which compiles about fifty programs
 

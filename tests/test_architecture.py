@@ -79,7 +79,7 @@ def test_nothing_private_of_jax_is_imported(path):
             names = [ast.unparse(node)]
         for name in names:
             assert not name.startswith(("jax._src", "jax.interpreters", "jaxlib.xla", "jax.lib")), name
-            assert name != "jax.core" or isinstance(node, ast.Attribute), "name what you use of it"
+            assert name != "jax.core" or isinstance(node, ast.Attribute), "import the names from jax.core instead"
             if name.startswith("jax.core."):
                 assert name.split(".")[2] in allowed, name
 
@@ -107,7 +107,7 @@ def test_every_public_name_is_documented_with_an_example(value):
     """
     words = inspect.getdoc(value)
     assert words, "no docstring"
-    assert words.splitlines()[0].rstrip().endswith((".", ":")), "the first line is a sentence"
+    assert words.splitlines()[0].rstrip().endswith((".", ":")), "the first line must be a sentence"
     home = vars(inspect.getmodule(value))
     returned_by = [home[name] for name in re.findall(r"`(\w+)`", words) if inspect.isfunction(home.get(name))]
     documented = [value, *returned_by] if inspect.isclass(value) else [value]
@@ -256,7 +256,7 @@ def test_no_environment_variable_or_machine_path_is_committed():
         if path.suffix in {".py", ".md", ".toml", ".txt", ""} and path.is_file() and path.name != "LICENSE":
             text = path.read_text(errors="ignore")
             for word in ("/root" + "/", "/home" + "/", "/work" + "/", "index" + "-url"):
-                assert word not in text, f"{name} holds {word}"
+                assert word not in text, f"{name} contains {word}"
 
 
 def test_the_changelog_has_the_version():

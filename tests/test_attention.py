@@ -18,7 +18,7 @@ attend = jax.jit(attention, static_argnames=STATIC)  # one compilation instead o
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def normal(seed, *shape, dtype=np.float64):
@@ -148,8 +148,8 @@ def test_soft_lookup_is_in_the_convex_hull_and_tends_to_the_best_value():
         np.testing.assert_allclose(soft_lookup(jnp.zeros(4), jnp.asarray(keys), jnp.asarray(values)), values.mean(0))
 
 
-def test_example_2_4():
-    """Example 2.4: one query, three keys, values 1..12; the entries that the lecture does not print."""
+def test_example_2_4_of_the_lecture():
+    """One query, three keys, values 1..12; the entries that the lecture does not print."""
     query, keys = (jnp.array([[1.0, 0.0]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     values = jnp.arange(1.0, 13.0).reshape(3, 4)
     for scale, expected in [

@@ -30,7 +30,7 @@ from jaxblocks import (
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def normal(seed, *shape, dtype=np.float32):

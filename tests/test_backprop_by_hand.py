@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("matplotlib", reason="the example draws")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +196,7 @@ def test_the_printed_numbers_equal_those_of_the_compiler(k):
 
 
 def test_the_printed_numbers_by_hand():
-    """All numbers agree to 4 % if terms O(k m), and O(k^2 m) for separate gradients, are omitted."""
+    """All numbers agree within 4 % if terms O(k m), and O(k^2 m) for separate gradients, are omitted."""
     for k, (separate, shared) in PRINTED.items():
         assert separate == pytest.approx(3 * k**2 - 1, rel=0.04)
         assert shared == pytest.approx(5 * k - 3, rel=0.04)

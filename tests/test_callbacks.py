@@ -125,7 +125,7 @@ def test_early_stopping_observes_any_metric_of_the_validation():
 
 def test_a_resumed_run_keeps_the_patience_of_the_original_run(tmp_path):
     """A run interrupted after fewer steps and resumed ends at the same step with the same best params."""
-    pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
     worse = functools.partial(go, validation=(X, -DATA[1]), checkpoint_dir=tmp_path)
     straight = go(early_stopping(3), steps=100, validation=(X, -DATA[1]))
     stop = int(straight.ts.step)

@@ -270,7 +270,7 @@ def test_gradients_of_dense_layers_as_jacobians_and_outer_products():
         gradient = jax.grad(lambda w: (of_h @ jnp.tanh(w @ h + b))[0])(w)
         np.testing.assert_allclose((of_s @ by_rows).reshape(w.shape), gradient, atol=1e-14)
         np.testing.assert_allclose(of_s.T @ h[None], gradient, atol=1e-14)
-        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # dL/dh_k in place of dL/ds_k is wrong
+        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # control: dL/dh_k instead of dL/ds_k
 
 
 def test_costs_of_jacobians_and_outer_products():

@@ -33,7 +33,7 @@ from jaxblocks.training import (
     train_step,
 )
 
-pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def test_errors_of_missing_checkpoints_and_packages(tmp_path, monkeypatch, sente
 @contextlib.contextmanager
 def full_disk(room):
     """Limit the size of files that the operating system writes."""
-    resource = pytest.importorskip("resource", reason="only POSIX limits the size of files")
+    resource = pytest.importorskip("resource", reason="limits on file sizes require POSIX")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:

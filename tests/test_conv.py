@@ -39,7 +39,7 @@ def close(came, expected, tolerance=1e-10):
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 # ---- values from the lectures ------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_the_kernel_is_not_flipped():
 
 
 def test_signal_and_kernel_are_not_interchangeable():
-    """The lecture writes kernel * signal in one place and signal * kernel in another."""
+    """The lecture writes both kernel * signal and signal * kernel."""
     x, w = line(1, 2, 3, 4), line(1, 0, -1, 2)
     for both in ("same", "valid"):
         one, other = conv(x, w[:, :, None], padding=both), conv(w, x[:, :, None], padding=both)

@@ -275,7 +275,7 @@ def test_adam_is_the_corrected_formula(x64):
 
 
 def test_adam_equals_that_of_pytorch(x64):
-    torch = pytest.importorskip("torch", reason="the reference")
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     theirs, path = torch.optim.Adam([theta], lr=0.1), []
     for _ in range(20):
@@ -477,7 +477,7 @@ def test_tolerance_for_rounding_is_small(x64):
 
 
 def test_plots():
-    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    matplotlib = pytest.importorskip("matplotlib", reason="plots require matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -165,7 +165,7 @@ def lstm(params, carry, x):
 
 
 def test_twenty_steps_of_a_recurrent_cell():
-    """1,966,080 from the matrix products alone: 20 steps x 2 x 8 examples x (16 + 32) x 4 x 32."""
+    """1,966,080 operations of matrix products: 20 steps x 2 x 8 examples x (16 + 32) x 4 x 32."""
     params = {"x": shape(16, 128), "h": shape(32, 128)}
 
     def run(params, carry, xs):
@@ -296,7 +296,7 @@ def test_products_of_rows_in_groups():
         assert count_flops(of, x, w, sizes).dots == 240
 
 
-@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="a primitive of newer versions of JAX")
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="requires a newer version of JAX")
 def test_a_polynomial_is_counted_by_horners_scheme():
     assert operations(lambda x: lax.polynomial(x, [1.0, 5.0, 2.0, 7.0]), shape(3, 4)) == (36, 36, 0)
 

@@ -77,7 +77,7 @@ BY_HAND = {
     "Conv of images": 2 * (3 * 4) * (3 * 2) * 2 * 3,
     "Conv of volumes on a torus": 2 * (3 * 2 * 4) * (3 * 1 * 2) * 2 * 2,
     "Conv in groups": 2 * (5 * 4) * (2 * 2) * (4 // 2) * 6,
-    "DepthwiseConv": 0,  # written as shifted products; see below
+    "DepthwiseConv": 0,  # shifted products, counted below
     "ConvTranspose": 2 * spread(3, 3, 2, 1, 1) * spread(4, 2, 2, 1, 1) * (6 // 2) * 4,
     "MaxPool": 0,
     "GlobalMaxPool": 0,
@@ -204,7 +204,7 @@ def test_shifted_products_count_like_a_depthwise_convolution():
 
 
 def test_twenty_steps_of_an_lstm():
-    """1,966,080 from matrix products alone: 20 steps x 2 x 8 examples x (16 + 32) x 4 gates x 32."""
+    """1,966,080 operations of matrix products: 20 steps x 2 x 8 examples x (16 + 32) x 4 gates x 32."""
     x = shape(8, 20, 16)
     f, params = called(LSTM(32), (x,))
     assert count_flops(f, params, x).dots == 1_966_080

@@ -10,7 +10,7 @@ import pytest
 
 from jaxblocks import datasets
 
-pytest.importorskip("sklearn", reason="the sets ship with scikit-learn")
+pytest.importorskip("sklearn", reason="scikit-learn has the data sets")
 
 
 def test_digits_are_multiples_of_one_sixteenth():

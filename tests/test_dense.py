@@ -99,7 +99,7 @@ def test_dtype_of_the_arithmetic_can_be_chosen():
 
 def test_values_and_gradients_equal_those_of_torch():
     """The weight of torch.nn.Linear is the transpose of the kernel."""
-    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
     with jax.enable_x64(True):
         x = np.asarray(X, np.float64)
         params = Dense(3, param_dtype=jnp.float64).init(jax.random.key(0), jnp.asarray(x))

@@ -575,7 +575,7 @@ BAD = {
         "signal 1 and noise 0 at t = 0, got signal 0 and noise 1",
         lambda: add_noise(X, X, 0.5, Schedule(lambda t: 1 - t, lambda t: t)),
     ),
-    "signal left": (
+    "signal at t = 1": (
         lambda: times(Schedule(lambda t: 1 - 0.5 * t, lambda t: t), 4),
         "got signal 0.5 and noise 1",
         lambda: times(Schedule(lambda t: 1 - 0.95 * t, lambda t: t), 4),
@@ -590,7 +590,7 @@ BAD = {
         "falls, got one that does not fall between",
         lambda: times(FLOW, 4),
     ),
-    "not a number": (
+    "NaN": (
         lambda: times(Schedule(lambda t: 1 - t, lambda t: jnp.where(t > 0.5, jnp.inf, t)), 4),
         "correct the functions there",
         lambda: times(FLOW, 4),
@@ -600,32 +600,32 @@ BAD = {
         "a constant as jnp.ones_like(t)",
         lambda: times(Schedule(lambda t: jnp.ones_like(t), lambda t: 20 * t), 4),
     ),
-    "no schedule": (
+    "function instead of schedule": (
         lambda: times(flow_matching_schedule, 4),
         "call it: flow_matching_schedule()",
         lambda: times(flow_matching_schedule(), 4),
     ),
-    "rising": (
+    "increasing times": (
         lambda: euler(same, X, GRID[::-1], FLOW, "velocity"),
         "0.0 before 0.5 (at index 1); sort them",
         lambda: euler(same, X, jnp.sort(GRID)[::-1], FLOW, "velocity"),
     ),
-    "steps": (
+    "times above 1": (
         lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]), FLOW, "velocity"),
         "got 0.0 to 2.0; divide",
         lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]) / 2, FLOW, "velocity"),
     ),
-    "no grid": (
+    "number instead of times": (
         lambda: euler(same, X, 10, FLOW, "v"),
         "euler expected times to be a floating-point array, got 10",
         lambda: euler(same, X, times(FLOW, 10), FLOW, "v"),
     ),
-    "unknown": (
+    "unknown prediction type": (
         lambda: ddim(same, X, GRID, FLOW, "noise"),
         "prediction_type to be 'eps' or 'x0' or 'v' or 'score' or 'velocity', got 'noise'",
         lambda: ddim(same, X, GRID, FLOW, "v"),
     ),
-    "shape of predict": (
+    "shape of prediction": (
         lambda: heun(lambda x, t: x[..., :1], X, GRID, FLOW, "v"),
         "heun expected a prediction of the shape of x, float32 (2, 2), got float32 (2, 1)",
         lambda: heun(same, X, GRID, FLOW, "v"),
@@ -635,28 +635,28 @@ BAD = {
         "got t = 1.0, where the conversion divides by the signal",
         lambda: heun(same, X, times(FLOW, 4, start=0.999, end=0.001), FLOW, "eps"),
     ),
-    "no key": (
+    "missing key": (
         lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0),
         "pass key=jax.random.key(0)",
         lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0, key=jax.random.key(0)),
     ),
-    "spacing": (
+    "unknown spacing": (
         lambda: times(FLOW, 4, spacing="even"),
         "'balanced' or 'time' or 'log_snr'",
         lambda: times(FLOW, 4, spacing="time"),
     ),
-    "infinite": (
+    "infinite log_snr": (
         lambda: times(FLOW, 4, spacing="log_snr"),
         "got an infinite one at start=1.0",
         lambda: times(FLOW, 4, spacing="log_snr", start=0.999, end=0.001),
     ),
-    "time of a step": (lambda: add_noise(X, X, 500.0, FLOW), "got 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
-    "time of no example": (
+    "time above 1": (lambda: add_noise(X, X, 500.0, FLOW), "got 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
+    "too many times": (
         lambda: add_noise(X, X, jnp.ones(3), FLOW),
         "times with the first axes of x, float32 (2, 2), got float32 (3,)",
         lambda: add_noise(X, X, jnp.ones(2), FLOW),
     ),
-    "no time": (
+    "net without time": (
         lambda: DenoisingLoss(Dense(2), FLOW, "v"),
         "reads time",
         lambda: DenoisingLoss(_net(), FLOW, "v", conditions="label"),
@@ -666,12 +666,12 @@ BAD = {
         "divide by their sum",
         lambda: gaussian_mixture(X, jnp.ones(2), jnp.array([1.0, 2.0]) / 3),
     ),
-    "not positive": (
+    "singular covariance": (
         lambda: gaussian_mixture(X, jnp.zeros((2, 2, 2))),
         "add a small multiple of the identity",
         lambda: gaussian_mixture(X, jnp.broadcast_to(0.1 * jnp.eye(2), (2, 2, 2))),
     ),
-    "condition": (
+    "shape of condition": (
         lambda: drop_condition(jax.random.key(0), X, null=jnp.zeros(3), rate=0.5),
         "the shape (2,) of one condition",
         lambda: drop_condition(jax.random.key(0), X, null=jnp.zeros(2), rate=0.5),

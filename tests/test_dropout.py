@@ -131,39 +131,39 @@ def test_the_copies_of_a_repeat_draw_independently():
 
 
 BAD = {
-    "no key": (
+    "missing key": (
         lambda: Dropout(0.1).apply((), X, train=True),
         "a key in training, got none; .*key=",
         lambda: train(Dropout(0.1), X),
     ),
-    "a seed": (lambda: dropout(3, X, 0.1), r"to be a key, got 3", lambda: dropout(jax.random.key(0), X, 0.1)),
-    "train as a number": (
+    "integer key": (lambda: dropout(3, X, 0.1), r"to be a key, got 3", lambda: dropout(jax.random.key(0), X, 0.1)),
+    "integer train": (
         lambda: Dropout(0.1).apply((), X, train=1),
         "train to be True",
         lambda: train(Dropout(0.1), X),
     ),
-    "rate of one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1, got 1", lambda: Dropout(0.1)),
-    "rate below zero": (
+    "rate one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1, got 1", lambda: Dropout(0.1)),
+    "negative rate": (
         lambda: StochasticDepth(-0.1, spatial=0),
         "StochasticDepth expected rate",
         lambda: StochasticDepth(0.1, spatial=0),
     ),
-    "more axes than there are": (
+    "too many spatial axes": (
         lambda: StochasticDepth(0.1, spatial=2).init(jax.random.key(0), X[0, 0]),
         "StochasticDepth expected axes",
         lambda: StochasticDepth(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "axes that are no numbers": (
+    "axes that are not integers": (
         lambda: Dropout(0.1, axes=1.5),
         "axes to be an integer",
         lambda: Dropout(0.1, axes=-2),
     ),
-    "rate as a flag": (
+    "boolean rate": (
         lambda: dropout(jax.random.key(0), X, True),
         "got True",
         lambda: dropout(jax.random.key(0), X, 0.1),
     ),
-    "no such axis": (
+    "axis out of range": (
         lambda: Dropout(0.1, axes=4).init(jax.random.key(0), X),
         "from -4 to 3.*axes=4",
         lambda: Dropout(0.1, axes=3).init(jax.random.key(0), X),
@@ -173,7 +173,7 @@ BAD = {
         "FeatureDropout expected axes",
         lambda: FeatureDropout(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "no spatial axes": (
+    "zero spatial axes": (
         lambda: FeatureDropout(0.1, spatial=0),
         "spatial to be an integer >= 1, got 0",
         lambda: Dropout(0.1),

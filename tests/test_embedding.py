@@ -14,7 +14,7 @@ IDS = np.array([[2, 0, 6, 2], [5, 5, 5, 1]])
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 # ---- values and gradients

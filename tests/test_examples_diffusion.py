@@ -19,7 +19,7 @@ def test_the_score_of_a_mixture_is_learned(tmp_path, capsys):
 
 @pytest.mark.slow  # compiles a U-Net for training and for sampling
 def test_digits_are_generated_and_classified(tmp_path, capsys):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     import diffusion_digits
 
     toy = ["--steps", "3", "--width", "8", "--samples", "12", "--sampling", "3", "--out", str(tmp_path)]

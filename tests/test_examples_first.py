@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the examples draw")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -166,7 +166,7 @@ def test_the_legend_of_the_homework_names_the_kind_of_root(minimize, monkeypatch
     assert "$r^2$ to 1 (fourfold root)" in labels
 
 
-def test_the_basins_of_the_homework_meet_at_the_maximum(minimize):
+def test_the_maximum_separates_the_basins_of_the_homework(minimize):
     import optax
 
     module, _, _ = minimize
@@ -258,7 +258,7 @@ def test_the_bound_fails_for_too_large_steps(minimize):
     assert (module.quadratic(path[1:].T) > 2 / (2 * 0.21 * np.arange(1, 51))).any()
 
 
-def test_slices_through_a_linear_loss_are_convex_and_through_a_deep_one_not(minimize):
+def test_slices_of_the_loss_are_convex_for_linear_models_only(minimize):
     linear, deep = minimize[1]["curvature"]
     assert linear > 0.1
     assert deep < -0.05

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="an example draws")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
 
 def example(name):
@@ -93,7 +93,7 @@ def test_scores_are_bits_of_tokens_with_at_least_half_a_context():
 
 def test_a_resumed_run_is_bitwise_equal(tmp_path, monkeypatch, capsys):
     """A run that is killed after seven of twelve steps and started again ends with bitwise equal params."""
-    pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
     options = [*TOY, "--recurrent-steps", "0", "--sample", "1", "--checkpoint-every", "3"]
     char_lm.main([*options, "--out", str(tmp_path / "whole")])
     fit, stop = char_lm.jb.fit, KeyboardInterrupt("here")

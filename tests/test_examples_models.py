@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("as_a_user_has_it")
 
 
 def test_classify_digits_learns(capsys):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     module = load("classify_digits")
     module.NETS["cnn"] = lambda: module.ResNet((1,), classes=10, width=8, bottleneck=False, stem="3x3")
     module.NETS["vit"] = lambda: module.ViT(classes=10, patch_size=4, features=16, layers=1, heads=2, hidden=16)
@@ -34,7 +34,7 @@ def test_classify_digits_learns(capsys):
 
 def test_distorted_digits_correlate_with_the_originals():
     """Small rotations and shifts: the images differ, and their mean intensity and mean image stay close."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     module = load("classify_digits")
     image = jnp.asarray(module.digits()[0][:1])
     many = module.distort(jax.random.key(0), jnp.repeat(image, 200, 0))

@@ -232,7 +232,7 @@ def test_piecewise_linear_function_of_any_net(name):
 
 
 def test_dividing_the_line_into_parts_changes_nothing(monkeypatch):
-    """Dividing the line into parts, which bounds the size of arrays, gives the same function."""
+    """The line is divided into parts to bound the size of arrays."""
     _, net, params = random_net("deep")
     whole = to_piecewise_linear(net, params)
     monkeypatch.setattr(line, "_BUDGET", 200)

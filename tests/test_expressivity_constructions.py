@@ -339,7 +339,7 @@ def test_max_of_zero_x_and_y():
     np.testing.assert_array_equal(jumps[1.0], [0, 0])
 
 
-def test_kinks_of_one_hidden_layer_are_whole_lines():
+def test_kinks_of_one_hidden_layer_are_full_lines():
     """The jump of the gradient across the line of a unit is a_i w_i at every point of the line."""
     rng = np.random.default_rng(0)
     w, b, a = rng.normal(size=(2, 5)), rng.normal(size=5), rng.normal(size=5)

@@ -250,7 +250,7 @@ def test_ties_of_votes_go_to_the_nearest_neighbor():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_errors_say_what_is_expected():
+def test_errors_state_what_was_expected():
     x, c = jnp.ones((4, 2)), jnp.ones((3, 5))
     with pytest.raises(ValueError, match=r"same size of in, got float32 \(4, 2\) and float32 \(3, 5\)"):
         rbf_kernel(x, c)

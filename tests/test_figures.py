@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the figures are drawn with it")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
 CHEAP = ("F02", "F05", "F07", "F10", "F11", "F12", "F21", "F23")
 ALL = tuple(f"F{number:02}" for number in range(1, 37))
@@ -294,7 +294,7 @@ def f31(shown):
     assert reverse == 10 * (784 * 128 + 128 * 64)
     assert 10 < crossover < 784
     assert shown[(100, 50, 200, 50, 1)][3] == pytest.approx(100), (
-        "with symmetric inner dimensions they cross where both ends are equal"
+        "with symmetric inner dimensions both modes cost the same for equal ends"
     )
 
 
@@ -345,7 +345,7 @@ def f36(shown):
 @pytest.mark.parametrize("number", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_numbers_of_each_figure(figures, cheap, tmp_path, number):
     if number == "F08":
-        pytest.importorskip("sklearn", reason="it shows a handwritten digit")
+        pytest.importorskip("sklearn", reason="the figure shows a digit of scikit-learn")
     made = figures.FIGURES[number]
     if number in CHEAP:
         shown, files = cheap[0][number], cheap[1]

@@ -340,7 +340,7 @@ def test_no_learner_is_better_than_another_on_average():
 
 
 def test_plots_of_all_records():
-    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    matplotlib = pytest.importorskip("matplotlib", reason="plots require matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -50,7 +50,7 @@ KINDS = ("block, softmax", "GCN", "GAT", "GIN")
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def close(came, expected, tolerance=4e-6):
@@ -516,7 +516,7 @@ def test_batching_and_unbatching():
     assert apply._cache_size() == 1
 
 
-def test_init_reads_only_shapes():
+def test_init_depends_on_shapes_only():
     """ShapeDtypeStructs and graphs of other sizes give the same params."""
     graph = random_graph()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), padded(graph))
@@ -609,7 +609,7 @@ def test_indices_out_of_range_are_errors_or_nan(name, sentences):
             assert np.isnan(jitted(name)(params, wrong).nodes).all()
 
 
-def test_check_graph_reports_from_inside_jit():
+def test_check_graph_reports_errors_under_jit():
     """With check=True checkify reports the error; a valid graph passes."""
 
     def checked(params, graph):

@@ -27,7 +27,7 @@ from jaxblocks import (
 X = jax.ShapeDtypeStruct((8, 5), jnp.float32)
 
 
-def test_rows_hold_shapes_params_and_operations():
+def test_rows_have_shapes_params_and_operations():
     """A Dense of 5 to 3 on 8 rows: 8 * 3 * (2 * 5) for the product, 8 * 3 for the bias."""
     table = summary(Serial(hidden=Dense(3), activation=relu), X)
     row = table["hidden"]

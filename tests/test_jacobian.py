@@ -120,7 +120,7 @@ def zoo(dtype):
     return {
         "bottleneck": (net, vector),
         "matrix from the left": (lambda x: w @ jnp.tanh(v @ jnp.tanh(w @ (v @ x))), vector),
-        "one row": (lambda x: jnp.tanh(jnp.tanh(x[None] @ w) @ v), vector),
+        "single row": (lambda x: jnp.tanh(jnp.tanh(x[None] @ w) @ v), vector),
         "contracted with a tensor": (
             lambda x: jnp.tensordot(
                 v.reshape(2, 2, 5), jnp.tanh(jnp.tensordot(x, w.reshape(5, 2, 2), ((1, 0), (0, 2)))), ((0,), (0,))
@@ -154,14 +154,14 @@ def zoo(dtype):
         "scalar in and out": (lambda x: jnp.sin(x) * x, vector[0]),
         "scalar out": (lambda x: jnp.sum(net(x) ** 2), vector),
         "scalar in": (lambda x: x * vector, vector[0]),
-        "element by element": (lambda x: jnp.exp(x) * x, vector),
-        "the input itself": (lambda x: x, vector),
-        "the input and a constant": (lambda x: (x, jnp.ones(3, dtype), x @ w, x), vector),
+        "elementwise": (lambda x: jnp.exp(x) * x, vector),
+        "identity": (lambda x: x, vector),
+        "identity and constant": (lambda x: (x, jnp.ones(3, dtype), x @ w, x), vector),
         "constant": (lambda x: jnp.ones((2, 3), dtype), vector),
         "linear": (lambda x: x @ square, vector),
         "narrow constant": (lambda x: (x * 0).sum() + vector, vector),
-        "of size zero": (lambda x: (x[:0], x * 2), vector),
-        "no input at all": (lambda x: jnp.ones(2, dtype) + x.sum(), vector[:0]),
+        "output of size zero": (lambda x: (x[:0], x * 2), vector),
+        "input of size zero": (lambda x: jnp.ones(2, dtype) + x.sum(), vector[:0]),
     }
 
 
