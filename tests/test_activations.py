@@ -566,7 +566,8 @@ def test_maxout_reproduces_relu_and_abs():
     x = jnp.asarray(GRID, jnp.float32)
     np.testing.assert_array_equal(maxout(jnp.stack([x, 0 * x], -1))[:, 0], relu(x))
     np.testing.assert_array_equal(maxout(jnp.stack([x, -x], -1))[:, 0], jnp.abs(x))
-    assert slope_at(lambda x: maxout(jnp.stack([x, jnp.zeros_like(x)], -1))[..., 0], 0.0) == 0.5  # ties share it
+    # Equal maxima share the gradient.
+    assert slope_at(lambda x: maxout(jnp.stack([x, jnp.zeros_like(x)], -1))[..., 0], 0.0) == 0.5
 
 
 def test_maxout_of_affine_is_convex_and_differences_are_not():

@@ -117,7 +117,8 @@ def test_on_end_is_called_after_an_error_in_another_callback():
 def test_early_stopping_observes_any_metric_of_the_validation():
     metrics = {"worse": lambda outputs, y: jnp.full(len(y), 1.0)}
     options = dict(steps=40, validation=DATA, metrics=metrics)
-    assert int(go(early_stopping(2, monitor="worse"), **options).ts.step) == 12  # the first improves on inf
+    # The first value is an improvement on inf.
+    assert int(go(early_stopping(2, monitor="worse"), **options).ts.step) == 12
     assert int(go(early_stopping(2), **options).ts.step) == 40
     with pytest.raises(ValueError, match="fit expected a validation metric 'other' .*, got 'loss', 'worse'; pass val"):
         go(early_stopping(2, monitor="other"), **options)

@@ -122,7 +122,8 @@ def test_the_transposed_convolution_is_a_full_convolution():
     np.testing.assert_array_equal(np.convolve(x, [1, 0, -1]), [1, 2, 2, -2, -3])
     printed = [sum(a * b for a, b in zip(x[i:], x, strict=False)) for i in range(3)]
     assert printed == [14, 8, 3]
-    np.testing.assert_array_equal(np.correlate(x, [1, 0, -1], "full"), [-1, -2, -2, 2, 3])  # it differs too
+    # A full correlation differs too.
+    np.testing.assert_array_equal(np.correlate(x, [1, 0, -1], "full"), [-1, -2, -2, 2, 3])
 
 
 @pytest.mark.parametrize(
