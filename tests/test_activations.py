@@ -203,7 +203,7 @@ def test_gelu_is_x_times_the_normal_distribution_function():
 
 
 def test_gelu_float32_error_in_the_left_tail():
-    """The bounds that the docstring states."""
+    """The errors are within the documented bounds."""
     x = np.linspace(-30, 0, 300_001)[:-1].astype(np.float32)
     wide = x.astype(np.float64)
     exact = wide * special.ndtr(wide)
@@ -218,7 +218,7 @@ def test_gelu_float32_error_in_the_left_tail():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @entrywise("gelu", "silu", "softplus")
 def test_half_precision_results_are_rounded_once(name, dtype):
-    """Values and derivatives: the float32 result, rounded. Computed in bfloat16, 1 + erf would be off by 0.003."""
+    """Values and derivatives are rounded float32 results. In bfloat16 arithmetic, 1 + erf has an error of 0.003."""
     value, (first, _), _ = table(dtype)[name]
     x = np.asarray(jnp.asarray(GRID, dtype), np.float64)
     slope = {
@@ -590,7 +590,7 @@ def test_maxout_of_affine_is_convex_and_differences_are_not():
 def test_maxout_rejects_pieces_that_do_not_divide_the_features():
     with pytest.raises(ValueError, match=r"multiple of pieces = 3, got float32 \(4, 8\)"):
         maxout(jnp.ones((4, 8)), 3)
-    assert maxout(jnp.ones((4, 8 * 3)), 3).shape == (4, 8)  # the advice
+    assert maxout(jnp.ones((4, 8 * 3)), 3).shape == (4, 8)  # as the error advises
     for x, pieces in ((jnp.ones(4), 0), (jnp.ones(()), 1)):
         with pytest.raises(ValueError, match="maxout expected (pieces to be an integer >= 1|x with at least 1 axis)"):
             maxout(x, pieces)
@@ -728,7 +728,7 @@ def test_values_and_derivatives_equal_those_of_torch(name):
 
 @entrywise()
 def test_extreme_inputs(name):
-    """Finite values and derivatives in float32, and the values are those of the formula."""
+    """In float32 values and derivatives are finite, and values equal the formula."""
     # 1e30 has no cosine in float32, and the tanh form cubes it.
     inside = slice(1, -1) if name in ("cosine", "gelu approximate") else slice(None)
     value, first, second = jax.tree.map(lambda y: y[inside], table("float32", "extreme")[name])

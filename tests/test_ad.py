@@ -505,7 +505,7 @@ def test_without_pandas_the_rows_are_readable(monkeypatch):
     table = cost_table(jnp.sum, shaped(3), rows="jvp", measure=False)
     with pytest.raises(ImportError, match=r"to_frame needs pandas.*\(pip install pandas\).*for row in table"):
         table.to_frame()
-    assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # the advice
+    assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # as the error advises
 
 
 def test_rows_have_the_counts_of_count_flops():
@@ -632,7 +632,7 @@ def test_errors_of_the_table():
         cost_table(jnp.sum)
     with pytest.raises(ValueError, match=r"integer >= 0, got -1"):
         cost_table(jnp.sum, jnp.ones(3), repeats=-1)
-    table = cost_table(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), rows=BASIC, repeats=0)  # the advice
+    table = cost_table(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), rows=BASIC, repeats=0)  # as the error advises
     assert list(cost_table(jnp.sin, shaped(3), rows=("vjp", "jacrev"), measure=False).rows) == [
         "function",
         "vjp",

@@ -35,7 +35,7 @@ def run(*command):
 
 
 def test_imports_go_downward():
-    """import-linter: strictly downward, never sideways."""
+    """import-linter: each module imports from lower levels only."""
     done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -150,7 +150,7 @@ def test_functions_on_arrays_state_their_shapes(name):
 
 
 def _functions():
-    """Every public function once, under its public name."""
+    """Each public function once, with its public name."""
     found = {}
     for module in PUBLIC_MODULES:
         for name in module.__all__:

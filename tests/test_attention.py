@@ -40,7 +40,7 @@ def heads(seed, batch=(2,), time_q=3, time_k=4, n=2, d=5, v=6, dtype=np.float64)
 
 
 def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap=None, bias=None, segments=None):
-    """Attention of arrays without batch, one number at a time; mask and bias are (heads, time_q, time_k)."""
+    """Attention of arrays without batch axes, in scalar loops; mask and bias are (heads, time_q, time_k)."""
     (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
     out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
     for h, i in itertools.product(range(n), range(time_q)):
@@ -530,7 +530,7 @@ def test_fully_masked_rows_raise_with_fully_masked_error():
         checked = checkify.checkify(jax.jit(functools.partial(f, check=True)))
         assert "2 of 6 rows" in checked(q, k, v, mask=mask.at[0, 0].set(False))[0].get()
     assert np.isnan(out[2, 1]).all() and np.isnan(out).sum() == v.shape[-1]
-    zero = attend(q, k, v, mask=mask)  # the repair: fully_masked="zero" is the default
+    zero = attend(q, k, v, mask=mask)  # as the error advises: fully_masked="zero" is the default
     np.testing.assert_allclose(zero, np.nan_to_num(out), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(attention(q, k, v, fully_masked="error"), attend(q, k, v), rtol=1e-5, atol=1e-6)
 
@@ -626,7 +626,7 @@ def test_errors_of_shapes_and_dtypes(sentences):
         jax.jit(attention)(q, k, v[:, :3])
     with pytest.raises(ValueError, match="k .* and v .* with the same size of kv_heads"):
         attention(q, k[..., :1, :], v)
-    shared = jnp.broadcast_to(k[..., :1, :], k.shape)  # the repair
+    shared = jnp.broadcast_to(k[..., :1, :], k.shape)  # as the error advises
     np.testing.assert_array_equal(attention(q, shared, v)[:, :, 0], attention(q, k, v)[:, :, 0])
     with pytest.raises(ValueError, match=r"q .* and v .* with the same size of \*batch"):
         attention(q, k, v[:1])

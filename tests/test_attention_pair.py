@@ -285,7 +285,7 @@ def test_dropout_declares_train_and_key(sentences):
     (params,) = made(layer, x)
     with pytest.raises(ValueError, match="a key in training for dropout=0.5, got none"):
         layer.apply(params, x, train=True)
-    trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # the repair
+    trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # as the error advises
     calm = layer.apply(params, x)
     assert np.abs(trained - calm).max() > 0.01
     np.testing.assert_array_equal(calm, Attention(2).apply(params, x))
@@ -456,7 +456,7 @@ def test_errors_of_inputs(sentences):
     layer = Attention(3)
     with pytest.raises(ValueError, match=r"heads to divide the features .*heads=3, got float32 \(2, 3, 4\)"):
         layer.init(jax.random.key(0), x)
-    Attention(3, head_dim=5).init(jax.random.key(0), x)  # the repair
+    Attention(3, head_dim=5).init(jax.random.key(0), x)  # as the error advises
     layer = Attention(2)
     (params,) = made(layer, x)
     with pytest.raises(ValueError, match=r"query/kernel of shape \(3, any\), got float32 \(4, 4\)"):
@@ -471,8 +471,8 @@ def test_errors_of_inputs(sentences):
         layer.apply(params, x, mask=jnp.ones((3, 3), bool)[None, :, :2])
     with pytest.raises(ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 3\), .* got bool \(2, 4\)"):
         layer.apply(params, x, mask=jnp.ones((2, 4), bool))
-    layer.apply(params, x, mask=jnp.ones((2, 3), bool))  # the repair
-    layer.apply(params, x, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3)))  # the other
+    layer.apply(params, x, mask=jnp.ones((2, 3), bool))  # as the error advises
+    layer.apply(params, x, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3)))  # as the error also advises
     with pytest.raises(TypeError, match=r"mask to be a boolean array, got a list; convert it with jnp.asarray\(mask"):
         layer.apply(params, x, mask=[[True] * 3] * 2)
     with pytest.raises(TypeError, match=r"mask to be a boolean array, got float32 \(2, 3\); write mask > 0"):

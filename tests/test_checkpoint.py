@@ -150,7 +150,7 @@ def test_errors_of_another_models_checkpoint_list_the_differing_leaves(tmp_path,
         ValueError, match=f"save_checkpoint expected .* got those of another tree: .*{shape}; pass another dir"
     ):
         save_checkpoint(tmp_path, state(jb.Dense(6)))
-    save_checkpoint(tmp_path / "another", state(jb.Dense(6)))  # the repair
+    save_checkpoint(tmp_path / "another", state(jb.Dense(6)))  # as the error advises
     same(load_checkpoint(tmp_path, state(jb.Dense(5))), saved)
 
 
@@ -159,7 +159,7 @@ def test_errors_of_missing_checkpoints_and_packages(tmp_path, monkeypatch, sente
         FileNotFoundError, match="load_checkpoint expected a checkpoint, got none in .*; pass .* missing_ok=True"
     ):
         load_checkpoint(tmp_path, {"w": jnp.zeros(2)})
-    same(load_checkpoint(tmp_path, {"w": jnp.zeros(2)}, missing_ok=True), {"w": jnp.zeros(2)})  # the repair
+    same(load_checkpoint(tmp_path, {"w": jnp.zeros(2)}, missing_ok=True), {"w": jnp.zeros(2)})  # as the error advises
     with pytest.raises(TypeError, match=r"save_checkpoint expected leaf name to be an array, got 'net'; remove it"):
         save_checkpoint(tmp_path, {"name": "net"})
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
@@ -255,7 +255,7 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
             fitted = small_fit(tmp_path, callbacks=[csv_log(tmp_path / "log.csv")])
             break
         except Killed:
-            assert any(p.name.startswith(".saving") for p in tmp_path.iterdir())  # as a kill leaves it
+            assert any(p.name.startswith(".saving") for p in tmp_path.iterdir())  # as after a kill
     same(results(fitted), results(whole))
     monkeypatch.undo()
     assert len(calls) > 5
@@ -309,7 +309,7 @@ def test_fit_rejects_the_checkpoints_of_another_run(tmp_path, sentences):
         )
     with pytest.raises(ValueError, match="^checkpoints expected every to be an integer >= 1 or None, got 0"):
         small_fit(tmp_path, every=0)
-    assert int(small_fit(tmp_path, steps=6).ts.step) == 6  # the repair: the arguments of that run
+    assert int(small_fit(tmp_path, steps=6).ts.step) == 6  # as the error advises: the arguments of that run
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path, whole):

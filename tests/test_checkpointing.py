@@ -285,7 +285,7 @@ def temporary(f, *args):
 
 @pytest.mark.parametrize(("checkpoint", "products"), [(None, 3), ("dots", 3), ("body", 4), ("sqrt", 5)])
 def test_number_of_matrix_products(checkpoint, products):
-    """A gradient has three products a layer; "body" runs each step once more, "sqrt" twice."""
+    """A gradient has three products per layer; "body" recomputes each step once, "sqrt" twice."""
     loss, w = residual_tanh(64)
     jaxpr = jax.make_jaxpr(jax.grad(loss), static_argnums=1)(w, checkpoint)
     dots = sum(times for equation, _, times in equations(jaxpr) if equation.primitive.name == "dot_general")
@@ -314,7 +314,7 @@ def test_number_of_steps_run(length, snapshots):
 
 
 def test_memory_at_depth_1024():
-    """16 snapshots need less than 1/130 of the memory of the plain gradient, which stores three arrays a layer."""
+    """16 snapshots need less than 1/130 of the memory of the plain gradient, which stores three arrays per layer."""
     loss, w = residual_tanh(1024)
     bytes_of = lambda checkpoint: temporary(jax.grad(lambda w: loss(w, checkpoint)), w)
     one_carry = 64 * 64 * 4

@@ -143,7 +143,7 @@ IMAGES = jnp.ones((2, 4, 4, 1))
 def test_invalid_keys_are_rejected(name, call, key, got):
     with pytest.raises(TypeError, match=rf"^{name} expected key to be a key, got {got}; pass jax.random.key\(0\)"):
         call(key)
-    call(jax.random.key(0))  # the repair
+    call(jax.random.key(0))  # as the error advises
 
 
 # ---- augmentation --------------------------------------------------------------------------

@@ -140,8 +140,8 @@ def test_ids_out_of_range(bad):
     ):
         with pytest.raises(ValueError, match=sentence):
             call(ids)
-        assert np.isfinite(call(jnp.where((ids < 0) | (ids > 6), 0, ids))).all()  # the advice
-    assert embed(jnp.array([0, 7, 6]), jnp.ones((8, 3))).shape == (3, 3)  # the other advice
+        assert np.isfinite(call(jnp.where((ids < 0) | (ids > 6), 0, ids))).all()  # as the error advises
+    assert embed(jnp.array([0, 7, 6]), jnp.ones((8, 3))).shape == (3, 3)  # as the error also advises
     with jax.debug_nans(False):
         rows = np.asarray(jax.jit(embed)(ids, table))
     assert np.isnan(rows[1]).all()

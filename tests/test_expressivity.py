@@ -105,7 +105,7 @@ def test_a_clipped_ramp_is_a_difference_of_two_rectifiers():
 
 
 def test_piecewise_linear_values_integrals_and_distances():
-    """Values, integrals and distances of the record against np.interp and fine sums."""
+    """Values, integrals and distances of the record against np.interp and sums over a fine grid."""
     f = PiecewiseLinear(T, SLOPES, 0.6)
     x = np.linspace(-1, 3, 400_001)
     np.testing.assert_allclose(f(x), np.interp(x, T, f.values), rtol=0, atol=1e-14)

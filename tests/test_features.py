@@ -256,7 +256,7 @@ def test_errors_state_what_was_expected():
         rbf_kernel(x, c)
     with pytest.raises(ValueError, match=r"centers of shape \(3, 2\), got float32 \(3, 5\)"):
         RBF(3).apply({"centers": c, "log_gamma": jnp.zeros(())}, x)
-    assert rbf_kernel(jnp.ones(4)[..., None], c[:, :1]).shape == (4, 3)  # the advice for numbers
+    assert rbf_kernel(jnp.ones(4)[..., None], c[:, :1]).shape == (4, 3)  # as the error advises
     with pytest.raises(
         ValueError, match=r"frequencies \(in, features\) with the same size of in, got .* and float32 \(3, 5\)"
     ):

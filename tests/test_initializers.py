@@ -241,7 +241,7 @@ def test_every_net_has_a_report():
     for net in (Dense(128), Repeat(Dense(128), 2), relu):
         assert len(variance_report(net, DATA).rows) == 2
     two = variance_report(Parallel(jnp.multiply, jnp.greater), DATA, DATA)
-    assert [row.kind for row in two.rows] == ["input", "input", "multiply"]  # booleans have no variance
+    assert [row.kind for row in two.rows] == ["input", "input", "multiply"]  # a boolean output has no row
     with jax.debug_nans(False):
         assert np.isnan(variance_report(relu, jnp.full((2, 2), jnp.inf)).rows[-1].variance)
 
