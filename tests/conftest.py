@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
-# Without fusion emitters, which later jaxlibs cannot leave out, small programs compile in less than half the time.
-# Code of a program is generated in one piece: to split it for several threads costs more than it saves.
+# Without fusion emitters, small programs compile in less than half the time; later jaxlibs cannot disable them.
+# Code generation does not split a program among threads: for small programs this costs more time than it saves.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -16,15 +16,15 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
-# Tests read from disk what an earlier test or run compiled: a run that finds everything takes a third of the time. Each
-# process has its own folder, since JAX does not lock the files while it writes them.
+# Compiled programs are cached on disk: with a full cache, a run takes a third of the time. Each process has its own
+# folder, since JAX does not lock the files while it writes them.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",
     str(Path(__file__).parent.parent / ".cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main")),
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA warns of CPU features that it prefers not to use
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings about CPU features that XLA does not use
 os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -38,13 +38,13 @@ from hypothesis import settings
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
 
-# Traces are many small objects. With its default thresholds, the garbage collector goes through all of them so often
-# that it takes a sixth of the time of the tests.
+# Tracing creates many small objects. With the default thresholds, the garbage collector runs so often that it takes a
+# sixth of the test time.
 gc.set_threshold(100_000, 50, 10)
 
 
 def pytest_collection_finish():
-    """Exclude from garbage collection what the modules hold, which lives as long as the process."""
+    """Exclude the objects of the imported modules from garbage collection, since they live as long as the process."""
     gc.collect()
     gc.freeze()
 
@@ -59,7 +59,7 @@ def _close_figures():
 
 @pytest.fixture
 def sentences():
-    """Errors as users see them, without the checks of annotations by jaxtyping and beartype in the tests."""
+    """Disable the annotation checks by jaxtyping and beartype, so that errors are those that users get."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -67,7 +67,7 @@ def sentences():
 
 @pytest.fixture
 def as_a_user_has_it():
-    """The default configuration: optax needs standard promotion, and the check for NaN disables donation."""
+    """Use the default configuration of JAX: optax needs standard promotion, and the NaN check disables donation."""
     import jax
 
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):

@@ -1,4 +1,4 @@
-"""The type of a row of the zoo; the rows of each family are in ``zoo_<family>.py``."""
+"""The type of an entry of the zoo; the entries of each family are in ``zoo_<family>.py``."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from jaxblocks import Layer, StatefulLayer
 class Specimen(NamedTuple):
     """A layer of the zoo: the public name of its builder ("" for layers made for the tests), its inputs, its formula.
 
-    ``shapes`` has the shape of each random floating-point input, or the input itself where it is another array.
+    ``shapes`` holds the shape of each random floating-point input, or the input itself if it is any other array.
     """
 
     public: str

@@ -1,4 +1,4 @@
-"""Activations: values, kinks, laws, inverses, moments, derivatives of every mode, extreme inputs, dtypes."""
+"""Activations: values, kinks, identities, inverses, moments, derivatives in every mode, extreme inputs, dtypes."""
 
 import math
 from functools import cache, partial
@@ -65,7 +65,7 @@ def entrywise(*names):
 
 @jax.jit
 def tabulate(x):
-    """Of every function: value, first derivative by either mode, second derivative by all four."""
+    """Return each function's value, first derivatives in both modes and second derivatives in all orders of modes."""
     ones = jnp.ones_like(x)
     table = {}
     for name, function in FUNCTIONS.items():
@@ -84,7 +84,7 @@ def tabulate(x):
 
 @cache
 def whole_table(dtype):
-    """The table over GRID and EXTREME in some dtype, compiled and run once for all the tests."""
+    """The table over GRID and EXTREME in one dtype, compiled and run once for all tests."""
     with jax.enable_x64(dtype == "float64"), jax.debug_nans(False), np.errstate(over="ignore"):  # 1e30 in float16
         leaves, structure = jax.tree.flatten(tabulate(jnp.asarray(np.append(GRID, EXTREME), dtype)))
         assert all(leaf.dtype == dtype and not leaf.weak_type for leaf in leaves)
@@ -103,7 +103,7 @@ def by_both_modes(function, x):
 
 
 def slope_at(function, x):
-    """The derivative of an entrywise function by reverse mode, checked against forward mode."""
+    """The derivative of an entrywise function in reverse mode, checked against forward mode."""
     reverse, forward = map(np.asarray, by_both_modes(function, jnp.asarray(x)))
     np.testing.assert_allclose(reverse, forward, rtol=1e-6)
     return reverse
@@ -113,7 +113,7 @@ def slope_at(function, x):
 
 
 @entrywise()
-def test_value_is_the_formula(name):
+def test_values_equal_the_formula(name):
     formula = ENTRYWISE[name][1]
     np.testing.assert_allclose(table("float64")[name][0], formula(GRID), rtol=1e-13, atol=4e-15)
     expected = formula(GRID.astype(np.float32).astype(np.float64))
@@ -183,7 +183,7 @@ def test_nan_stays_nan():
 
 
 def test_gelu_is_the_exact_form_by_default():
-    """The tanh form differs by up to 4.73e-4, so that a silent swap cannot pass."""
+    """The tanh form differs by up to 4.73e-4, so that the tolerance tells the two forms apart."""
     with jax.enable_x64(True):
         x = np.linspace(-5, 5, 100001)
         exact = x * stats.norm.cdf(x)
@@ -192,10 +192,10 @@ def test_gelu_is_the_exact_form_by_default():
         assert difference == pytest.approx(4.73e-4, abs=5e-7)
     assert gelu(jnp.float32(1)) == pytest.approx(0.8413447461, abs=1e-7)
     assert gelu(jnp.float32(1), approximate=True) == pytest.approx(0.8411919906, abs=1e-7)
-    assert jax.nn.gelu(jnp.float32(1)) == pytest.approx(0.8411919906, abs=1e-7)  # the default of jax.nn is the other
+    assert jax.nn.gelu(jnp.float32(1)) == pytest.approx(0.8411919906, abs=1e-7)  # jax.nn uses the tanh form by default
 
 
-def test_gelu_is_x_times_the_probability_of_a_smaller_normal():
+def test_gelu_is_x_times_the_normal_distribution_function():
     samples = np.random.default_rng(0).standard_normal(400_000)
     for x in (-1.0, 0.3, 2.0):
         standard_error = abs(x) * 0.5 / math.sqrt(len(samples))
@@ -203,7 +203,7 @@ def test_gelu_is_x_times_the_probability_of_a_smaller_normal():
 
 
 def test_gelu_float32_error_in_the_left_tail():
-    """The bounds that the docstring states."""
+    """The errors are within the documented bounds."""
     x = np.linspace(-30, 0, 300_001)[:-1].astype(np.float32)
     wide = x.astype(np.float64)
     exact = wide * special.ndtr(wide)
@@ -217,8 +217,8 @@ def test_gelu_float32_error_in_the_left_tail():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @entrywise("gelu", "silu", "softplus")
-def test_half_precision_is_rounded_once(name, dtype):
-    """Values and derivatives: the float32 result, rounded. Computed in bfloat16, 1 + erf would be off by 0.003."""
+def test_half_precision_results_are_rounded_once(name, dtype):
+    """Values and derivatives are rounded float32 results. In bfloat16 arithmetic, 1 + erf has an error of 0.003."""
     value, (first, _), _ = table(dtype)[name]
     x = np.asarray(jnp.asarray(GRID, dtype), np.float64)
     slope = {
@@ -236,7 +236,7 @@ def test_relative_accuracy_in_the_left_tail():
     wide = x.astype(np.float64)
     np.testing.assert_allclose(sigmoid(jnp.asarray(x)), special.expit(wide), rtol=3e-7)
     np.testing.assert_allclose(softplus(jnp.asarray(x)), np.log1p(np.exp(wide)), rtol=5e-7)
-    by_tanh = 0.5 * (1 + jnp.tanh(0.5 * jnp.float32(-20)))  # the spelling that has no digit right there
+    by_tanh = 0.5 * (1 + jnp.tanh(0.5 * jnp.float32(-20)))  # this form has no correct digit here
     assert abs(by_tanh / special.expit(-20) - 1) > 0.9
 
 
@@ -244,7 +244,7 @@ def test_relative_accuracy_in_the_left_tail():
 
 
 @pytest.mark.parametrize("at_zero", [0.0, 0.5, 1.0])
-def test_relu_takes_the_subgradient_asked_for(at_zero):
+def test_relu_uses_the_given_subgradient_at_zero(at_zero):
     x = jnp.array([-3.0, -1e-30, -0.0, 0.0, 1e-30, 2.0])
 
     @jax.jit
@@ -259,8 +259,8 @@ def test_relu_takes_the_subgradient_asked_for(at_zero):
     np.testing.assert_array_equal(second, np.zeros((4, 6)))
 
 
-def test_relu_is_the_relu_of_jax_by_default():
-    """So it costs the same; and any other subgradient leaves the derivative elsewhere as it is."""
+def test_relu_equals_jax_nn_relu_by_default():
+    """The programs are equal; any other subgradient changes the derivative at zero only."""
     x = jax.ShapeDtypeStruct((3,), jnp.float32)
     assert str(jax.make_jaxpr(relu)(x)) == str(jax.make_jaxpr(jax.nn.relu)(x))
     away = GRID != 0
@@ -270,13 +270,13 @@ def test_relu_is_the_relu_of_jax_by_default():
 
 
 @pytest.mark.parametrize("at_zero", [-0.1, 1.5, math.nan])
-def test_relu_rejects_what_is_not_a_subgradient(at_zero):
+def test_relu_rejects_invalid_subgradients(at_zero):
     with pytest.raises(ValueError, match=rf"relu expected at_zero to be a number >= 0 and <= 1, got {at_zero}"):
         relu(jnp.ones(3), at_zero)
 
 
-def test_what_other_spellings_derive_to_at_zero():
-    """Why relu goes through a rule: the obvious spellings of one function have three derivatives at 0."""
+def test_equivalent_forms_of_relu_differ_in_the_derivative_at_zero():
+    """The reason for a custom derivative rule: equivalent forms of relu have three different derivatives at 0."""
 
     @jax.jit
     def slopes(x):
@@ -293,7 +293,7 @@ def test_what_other_spellings_derive_to_at_zero():
     np.testing.assert_allclose(slopes(jnp.array(0.0)), [0.5, 1, 0, 1, 0, 0.505], rtol=1e-6)
 
 
-def test_abs_is_relu_on_both_sides():
+def test_abs_is_a_sum_of_two_relus():
     """abs(x) = ReLU(x) + ReLU(-x)."""
     x = jnp.asarray(GRID, jnp.float32)
     np.testing.assert_array_equal(relu(x) + relu(-x), jnp.abs(x))
@@ -320,7 +320,7 @@ def test_abs_is_relu_on_both_sides():
     ],
 )
 def test_derivative_at_zero(name, at_zero):
-    """At a kink it is the left derivative, unless asked otherwise."""
+    """At a kink it is the left derivative by default."""
     assert GRID[400] == 0
     for way in table("float64")[name][1]:
         assert way[400] == pytest.approx(at_zero, rel=1e-15)
@@ -352,11 +352,11 @@ def test_learned_slope_and_alpha():
     np.testing.assert_allclose(by_alpha, np.expm1(np.minimum(x, 0)), rtol=3e-7)
 
 
-# Laws --------------------------------------------------------------------------------------------------------------
+# Identities --------------------------------------------------------------------------------------------------------
 
 
 def net(function, weights, x):
-    """A net without biases, by hand."""
+    """A net without biases, written out."""
     *hidden, last = weights
     for weight in hidden:
         x = function(weight @ x)
@@ -382,7 +382,7 @@ def test_relu_is_homogeneous_for_positive_factors():
         assert np.vdot(x, by_x) == pytest.approx(float(value), rel=1e-12)
         for w, g in zip(weights, by_weights, strict=True):
             assert np.vdot(w, g) == pytest.approx(float(value), rel=1e-12)
-        # The restriction matters, and so does the activation.
+        # Controls: a negative factor, and an activation that is not homogeneous.
         assert abs(f(weights, -x) + value) > 0.1
         value, (_, by_x) = of_tanh(weights, x)
         assert abs(of_tanh(weights, 4 * x)[0] - 4 * value) > 0.1
@@ -398,8 +398,8 @@ def test_active_relus_pass_the_gradient_unchanged():
     np.testing.assert_array_equal(slope_at(stack, [2.0, -2.0]), [1, 0])
 
 
-def test_sigmoids_in_a_row_lose_the_gradient():
-    """At most a quarter is left after every sigmoid: 9.53674e-7 after ten."""
+def test_stacked_sigmoids_shrink_the_gradient():
+    """Each sigmoid multiplies the gradient by at most 1/4; ten of them by at most 9.53674e-7."""
     with jax.enable_x64(True):
         expected = [0.25, 0.104994, 0.00664806, 4.53958e-5]
         np.testing.assert_allclose(slope_at(sigmoid, [0.0, 2.0, 5.0, 10.0]), expected, rtol=5e-6)
@@ -412,11 +412,11 @@ def test_sigmoids_in_a_row_lose_the_gradient():
             return x
 
         assert 0 < slope_at(partial(deep, center=0.0), 0.3) < 0.25**10
-        # Centered, every sigmoid stands where it is steepest, and the bound is attained.
+        # With centered inputs, each sigmoid has its largest slope, and the bound is attained.
         assert slope_at(partial(deep, center=0.5), 0.0) == pytest.approx(9.53674e-7, rel=1e-6)
 
 
-def test_dead_units_stay_dead_and_leaky_ones_revive():
+def test_dead_relu_units_have_no_gradient_and_leaky_ones_do():
     rng = np.random.default_rng(0)
     x, weight = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((32, 4), (4,)))
 
@@ -432,15 +432,15 @@ def test_dead_units_stay_dead_and_leaky_ones_revive():
     assert np.abs(revived).min() > 0
 
 
-def test_exact_zeros_come_from_relu_alone():
+def test_only_relu_has_exact_zeros():
     x = jnp.asarray(np.random.default_rng(3).standard_normal(10_000), jnp.float32)
     assert np.mean(relu(x) == 0) == pytest.approx(0.5, abs=3 * 0.5 / 100)
     for function in (gelu, softplus, leaky_relu, elu, silu):
         assert np.mean(function(x) == 0) == 0
 
 
-def test_tanh_is_a_sigmoid_stretched():
-    """tanh(x) = 2 sigma(2x) - 1. The slip 2 sigma(x) - 1 is tanh(x/2)."""
+def test_tanh_is_a_scaled_sigmoid():
+    """tanh(x) = 2 sigma(2x) - 1. The erroneous form 2 sigma(x) - 1 is tanh(x/2)."""
     with jax.enable_x64(True):
         np.testing.assert_allclose(tanh(jnp.asarray(GRID)), 2 * sigmoid(2 * jnp.asarray(GRID)) - 1, atol=1e-15)
         assert 2 * sigmoid(jnp.asarray(1.0)) - 1 == pytest.approx(0.4621172, abs=5e-8)
@@ -452,21 +452,21 @@ def test_tanh_is_a_sigmoid_stretched():
         np.testing.assert_allclose(by_tanh, by_sigmoid, atol=1e-13)
 
 
-def test_tanh_where_the_quotient_of_exponentials_fails():
+def test_tanh_is_finite_where_the_quotient_of_exponentials_overflows():
     x = jnp.float32(45)
     assert tanh(x) == 1
     with jax.debug_nans(False):
         assert np.isnan((jnp.exp(2 * x) - 1) / (jnp.exp(2 * x) + 1))
 
 
-def test_tanh_of_zero_mean_is_zero_mean_only_by_symmetry():
+def test_tanh_keeps_zero_mean_only_for_symmetric_inputs():
     x, p = np.array([2.0, -1.0]), np.array([1 / 3, 2 / 3])
     with jax.enable_x64(True):
         assert p @ x == 0
         assert p @ tanh(jnp.asarray(x)) == pytest.approx(-0.186387, abs=5e-7)
 
 
-def test_softplus_laws():
+def test_softplus_identities():
     """g(x) - g(-x) = x, g' = sigma, g'' = sigma (1 - sigma), and the values are positive."""
     value, (first, _), second = table("float64")["softplus"]
     np.testing.assert_allclose(value - value[::-1], GRID, atol=1e-14)
@@ -486,7 +486,7 @@ def test_minima():
 
 
 @entrywise()
-def test_injective_or_not(name):
+def test_which_activations_are_injective(name):
     """Continuous and injective on an interval means strictly monotonic."""
     steps = np.diff(table("float64")[name][0][np.abs(GRID) <= 5])
     injective = np.all(steps > 0) or np.all(steps < 0)
@@ -494,7 +494,7 @@ def test_injective_or_not(name):
 
 
 def test_one_cosine_unit_solves_parity():
-    """1/2 - cos(pi s) / 2 with s the sum of the bits, right on all 2^n inputs."""
+    """1/2 - cos(pi s) / 2, with s the sum of the bits, equals the parity of all 2^n inputs."""
     for bits in (2, 3, 8, 12):
         s = ((np.arange(2**bits)[:, None] >> np.arange(bits)) & 1).sum(1)
         parity = 0.5 - 0.5 * cosine(jnp.pi * jnp.asarray(s, jnp.float32))
@@ -510,7 +510,7 @@ softplus_there_and_back = jax.jit(lambda y: softplus(softplus_inverse(y)))
 @given(st.lists(st.floats(-50, 50, width=32), min_size=8, max_size=8))
 def test_leaky_relu_round_trip(x):
     x = np.asarray(x, np.float32)
-    np.testing.assert_allclose(leaky_there_and_back(x), x, rtol=0, atol=1e-37)  # exact, but for underflow
+    np.testing.assert_allclose(leaky_there_and_back(x), x, rtol=0, atol=1e-37)  # exact except for underflow
 
 
 @given(st.lists(st.floats(2.0**-60, 2.0**60, width=32), min_size=8, max_size=8))
@@ -547,7 +547,7 @@ def test_leaky_relu_inverse():
         with pytest.raises(ValueError, match=r"slope (to be a number > 0 or an array, got|> 0, got .* has no inverse)"):
             leaky_relu_inverse(y, slope)
     with pytest.raises(ValueError, match=r"negative_slope to be a number > 0 or an array, got 0.0"):
-        jax.jit(lambda y: leaky_relu_inverse(y, 0.0))(y)  # a Python number is known at trace time
+        jax.jit(lambda y: leaky_relu_inverse(y, 0.0))(y)  # a Python number has its value at trace time
 
 
 # Maxout ------------------------------------------------------------------------------------------------------------
@@ -566,7 +566,8 @@ def test_maxout_reproduces_relu_and_abs():
     x = jnp.asarray(GRID, jnp.float32)
     np.testing.assert_array_equal(maxout(jnp.stack([x, 0 * x], -1))[:, 0], relu(x))
     np.testing.assert_array_equal(maxout(jnp.stack([x, -x], -1))[:, 0], jnp.abs(x))
-    assert slope_at(lambda x: maxout(jnp.stack([x, jnp.zeros_like(x)], -1))[..., 0], 0.0) == 0.5  # ties share
+    # Equal maxima share the gradient.
+    assert slope_at(lambda x: maxout(jnp.stack([x, jnp.zeros_like(x)], -1))[..., 0], 0.0) == 0.5
 
 
 def test_maxout_of_affine_is_convex_and_differences_are_not():
@@ -586,10 +587,10 @@ def test_maxout_of_affine_is_convex_and_differences_are_not():
         np.testing.assert_allclose(hat[:, 0], np.maximum(0, 1 - np.abs(GRID - 1)), atol=1e-14)
 
 
-def test_maxout_rejects_pieces_that_do_not_divide():
+def test_maxout_rejects_pieces_that_do_not_divide_the_features():
     with pytest.raises(ValueError, match=r"multiple of pieces = 3, got float32 \(4, 8\)"):
         maxout(jnp.ones((4, 8)), 3)
-    assert maxout(jnp.ones((4, 8 * 3)), 3).shape == (4, 8)  # the advice
+    assert maxout(jnp.ones((4, 8 * 3)), 3).shape == (4, 8)  # as the error advises
     for x, pieces in ((jnp.ones(4), 0), (jnp.ones(()), 1)):
         with pytest.raises(ValueError, match="maxout expected (pieces to be an integer >= 1|x with at least 1 axis)"):
             maxout(x, pieces)
@@ -630,7 +631,7 @@ def test_moments_are_exact():
         assert activation_moments(gelu)[0] == pytest.approx(0.5 / math.sqrt(math.pi), abs=1e-14)
 
 
-def test_moments_may_be_differentiated_and_traced():
+def test_moments_can_be_differentiated_and_traced():
     """d/ds E leaky_relu(Z, s) = E min(0, Z) = -1 / sqrt(2 pi)."""
     by_slope = jax.jit(jax.grad(lambda s: activation_moments(partial(leaky_relu, negative_slope=s))[0]))
     assert by_slope(jnp.float32(0.1)) == pytest.approx(-1 / math.sqrt(2 * math.pi), rel=1e-6)
@@ -656,8 +657,8 @@ def test_selu_keeps_mean_and_variance_through_fifty_layers():
     assert by_gelu.var() < 1e-3
 
 
-def test_rectifiers():
-    """Those for which He initialization is the default; SELU wants LeCun."""
+def test_which_activations_are_rectifiers():
+    """Rectifiers get He initialization by default; SELU requires LeCun initialization."""
     assert {relu, leaky_relu, elu, gelu, silu, jax.nn.relu, jax.nn.swish} <= RECTIFIERS
     assert not {selu, tanh, sigmoid, softplus, identity, cosine, jnp.tanh, jax.nn.selu} & RECTIFIERS
 
@@ -667,7 +668,7 @@ def test_rectifiers():
 
 @entrywise()
 def test_derivatives_against_finite_differences(name):
-    """Both derivatives, by every mode and order of modes, away from the kink (at 0 too where there is none)."""
+    """Both derivatives, in every mode and order of modes, away from the kink (at 0 too where there is none)."""
     formula, h = ENTRYWISE[name][1], 1e-3
     up, down = formula(GRID + h) - formula(GRID - h), formula(GRID + 2 * h) - formula(GRID - 2 * h)
     central, bend = (8 * up - down) / (12 * h), (formula(GRID + h) - 2 * formula(GRID) + formula(GRID - h)) / h**2
@@ -694,8 +695,8 @@ def test_gelu_first_and_second_derivative_in_closed_form():
 
 
 @entrywise()
-def test_values_and_derivatives_of_torch(name):
-    torch = pytest.importorskip("torch", reason="PyTorch is the reference here")
+def test_values_and_derivatives_equal_those_of_torch(name):
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
     F = torch.nn.functional
     reference = {
         "identity": lambda x: x * 1,
@@ -727,7 +728,7 @@ def test_values_and_derivatives_of_torch(name):
 
 @entrywise()
 def test_extreme_inputs(name):
-    """Finite values and derivatives in float32, and the values are those of the formula."""
+    """In float32 values and derivatives are finite, and values equal the formula."""
     # 1e30 has no cosine in float32, and the tanh form cubes it.
     inside = slice(1, -1) if name in ("cosine", "gelu approximate") else slice(None)
     value, first, second = jax.tree.map(lambda y: y[inside], table("float32", "extreme")[name])
@@ -736,7 +737,7 @@ def test_extreme_inputs(name):
     assert np.isfinite(second).all()
 
 
-def test_naive_sigmoid_fails_there():
+def test_the_naive_sigmoid_has_nan_gradients_at_extreme_inputs():
     with jax.debug_nans(False):
         assert np.isnan(jax.grad(lambda x: 1 / (1 + jnp.exp(-x)))(jnp.float32(-100)))
 
@@ -753,14 +754,14 @@ def test_infinite_inputs():
     }.items():
         np.testing.assert_array_equal(function(infinite), limits)
     np.testing.assert_array_equal(slope_at(softplus, infinite), [0, 1])
-    with jax.debug_nans(False):  # inf * 0, as the docstrings say
+    with jax.debug_nans(False):  # inf * 0, as documented
         for function in (gelu, silu):
             np.testing.assert_array_equal(function(infinite), [np.nan, np.inf])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_dtype_is_kept(dtype):
-    """By values and derivatives, without weak types (``whole_table`` asserts it), to a few roundings."""
+    """Values and derivatives keep it, without weak types (``whole_table`` asserts it), up to a few roundings."""
     with jax.enable_x64(dtype == "float64"):
         x = np.asarray(jnp.asarray(GRID, dtype), np.float64)
     near, unit = np.abs(GRID) <= 4, float(jnp.finfo(dtype).eps)
@@ -776,7 +777,7 @@ def test_integers_are_rejected(name):
 
 
 @entrywise("gelu", "silu", "softplus")
-def test_reverse_mode_keeps_one_array(name):
+def test_reverse_mode_stores_one_array(name):
     plain = {
         "gelu": lambda x: 0.5 * x * (1 + jax.scipy.special.erf(x * math.sqrt(0.5))),
         "silu": jax.nn.silu,
@@ -787,4 +788,4 @@ def test_reverse_mode_keeps_one_array(name):
         return sum(leaf.ndim > 0 for leaf in jax.tree.leaves(jax.vjp(function, jnp.ones(3))[1]))
 
     assert kept(FUNCTIONS[name]) == 1
-    assert kept(plain[name]) > 1  # what it would be
+    assert kept(plain[name]) > 1  # control: without the rule

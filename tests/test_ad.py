@@ -1,4 +1,4 @@
-"""Products with the Hessian, the table of costs, and the build of jaxlib with wrong derivatives."""
+"""Hessian-vector products, the table of costs, and the warning about the jaxlib with wrong Jacobians."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ from jaxblocks.ad import (
     value_grad_hvp,
 )
 
-# ---- the wrong jaxlib ----------------------------------------------------------------------
+# ---- the jaxlib with wrong Jacobians --------------------------------------------------------
 
 
 def times_mean(x):
@@ -39,18 +39,18 @@ def layer_norm(x):
 
 @pytest.mark.parametrize("shape", [(16, 32), (64, 64)])
 @pytest.mark.parametrize("f", [times_mean, layer_norm, functools.partial(jax.nn.softmax, axis=-1)])
-def test_jacobians_under_jit_are_right(f, shape):
-    """jit(jacrev) = jacrev = jacfwd, in every row (on jaxlib 0.10.2 this fails)."""
+def test_jacobians_under_jit_are_correct(f, shape):
+    """jit(jacrev) = jacrev = jacfwd, in every row (this fails on jaxlib 0.10.2)."""
     x = jax.random.normal(jax.random.key(0), shape)
     compiled, forward = jax.jit(jax.jacrev(f))(x), jax.jit(jax.jacfwd(f))(x)
     assert jnp.max(jnp.abs(compiled - forward)) < 2e-6
-    if x.size <= 512:  # seconds, for the larger one
+    if x.size <= 512:  # the larger one takes seconds
         assert jnp.max(jnp.abs(compiled - jax.jacrev(f)(x))) < 2e-6
 
 
 @pytest.fixture
 def version(monkeypatch):
-    """Pretend another version of jaxlib, not checked yet."""
+    """Set the version of jaxlib that the check reads, and clear its cache."""
 
     def pretend(number, flags="", backend="cpu"):
         monkeypatch.setattr(jaxlib_check, "_version", lambda: number)
@@ -71,7 +71,7 @@ TOOLS = [
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=["hvp", "value_grad_hvp", "curvature", "cost"])
-def test_the_wrong_jaxlib_warns_once(version, tool):
+def test_the_affected_jaxlib_warns_once(version, tool):
     version("0.10.2")
     with pytest.warns(RuntimeWarning, match=r"jaxlib 0\.10\.2 computes wrong Jacobians under jit.*=-reduce") as caught:
         tool()
@@ -108,14 +108,14 @@ def test_a_workaround_in_the_flags_silences_the_warning(version, flags):
 
 
 @pytest.mark.parametrize("flags", NOT_CURED)
-def test_a_workaround_that_xla_does_not_read_is_none(version, flags):
-    """A bare token ends XLA's parsing: what follows it is ignored."""
+def test_flags_that_xla_does_not_apply_keep_the_warning(version, flags):
+    """XLA stops parsing at a bare token and ignores the flags after it."""
     version("0.10.2", flags)
     with pytest.warns(RuntimeWarning):
         jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
-def test_flags_may_be_in_a_file(version, tmp_path):
+def test_a_workaround_in_a_flag_file_silences_the_warning(version, tmp_path):
     (tmp_path / "flags").write_text(f"{FLAG}=-reduce\n")
     version("0.10.2", str(tmp_path / "flags"))
     jaxlib_check.warn_if_jaxlib_is_wrong()
@@ -213,7 +213,7 @@ def like_traced(params, vector):
     return structure.unflatten([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
 
 
-def test_one_pass_and_curvature_agree_with_the_product():
+def test_value_grad_hvp_and_curvature_agree_with_the_product():
     with jax.enable_x64(True):
         f, params = small_net()
         v = like(params, np.random.default_rng(1).normal(size=flat(params).size))
@@ -274,7 +274,7 @@ def test_dtypes_are_kept(dtype):
     np.testing.assert_allclose(product.astype(jnp.float32), [4.5, 2 - 5 * 0.9589243], rtol=0.02)
 
 
-def test_numbers_and_numpy_arrays_are_points_too():
+def test_numbers_and_numpy_arrays_are_accepted_as_points():
     np.testing.assert_allclose(hvp(lambda x: x**3, 2.0, 1.0), 12.0)
     np.testing.assert_allclose(
         hvp(published, np.array([2.0, 5.0]), np.array([1.0, -2.0])), [-2.25, 2.9178485], rtol=1e-6
@@ -325,14 +325,14 @@ SENTENCES = [
 
 @pytest.mark.parametrize(("f", "x", "v", "error", "words"), SENTENCES, ids=range(len(SENTENCES)))
 @pytest.mark.parametrize("tool", [hvp, value_grad_hvp, directional_curvature])
-def test_errors_are_sentences(tool, f, x, v, error, words):
+def test_errors_state_what_was_expected_and_what_to_do(tool, f, x, v, error, words):
     with pytest.raises(error, match=f"^{tool.__name__} .*{words}"):
         tool(f, x, v)
     with pytest.raises(error, match=words):
         jax.jit(functools.partial(tool, f))(x, v)
 
 
-def test_the_repairs_work():
+def test_following_the_errors_advice_works():
     f = lambda x: x**3
     x, v = jnp.arange(3.0), jnp.ones(3)
     np.testing.assert_allclose(hvp(lambda x: f(x).sum(), x, v), 6 * x)
@@ -349,7 +349,7 @@ def wide_net():
     return small_net(jnp.float32, SIZES)
 
 
-def test_a_product_costs_a_few_gradients_and_forms_no_matrix():
+def test_a_hessian_vector_product_costs_a_few_gradients_and_forms_no_matrix():
     f, params = wide_net()
     v = jax.tree.map(jnp.ones_like, params)
     n = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -365,7 +365,8 @@ def test_a_product_costs_a_few_gradients_and_forms_no_matrix():
     )
     for tool in (hvp, value_grad_hvp, directional_curvature):
         assert largest_array(functools.partial(tool, f), params, v) < 2 * n
-    assert largest_array(lambda p: jax.hessian(f)(p), params) >= (32 * 64) ** 2  # the check can fail
+    # Control: the Hessian does form a matrix.
+    assert largest_array(lambda p: jax.hessian(f)(p), params) >= (32 * 64) ** 2
 
 
 def largest_array(f, *args):
@@ -389,8 +390,8 @@ EVERY = [
 ]
 
 
-def test_rows_that_apply():
-    """Of a scalar all; of anything else the Jacobian and its products; no matrix that takes over 1000 passes."""
+def test_the_table_has_only_the_rows_that_apply():
+    """A scalar function has all rows, any other the Jacobian and its products; no matrix takes over 1000 passes."""
     names = lambda f, x, **options: list(cost_table(f, x, measure=False, **options).rows)
     few, many = shaped(1000), shaped(1001)
     assert names(lambda x: jnp.sum(x**2), few) == EVERY
@@ -411,7 +412,7 @@ def shaped(*sizes):
 
 
 def test_operations_of_each_row_by_hand():
-    """y = W x of m x n: one product more for jvp and vjp, n of them forward, m of them in reverse."""
+    """y = W x with W of shape m x n: one more product for jvp and vjp, n in forward mode, m in reverse mode."""
     m, n = 7, 5
     w = jnp.ones((m, n))
     table = cost_table(lambda x: w @ x, shaped(n), rows="all", measure=False)
@@ -431,8 +432,8 @@ def test_operations_of_each_row_by_hand():
         assert 2 * product <= square[order].count.dots <= 3 * product
 
 
-def test_orders_of_a_product_compute_the_same():
-    """Every row computes what its name says: against the dense Jacobian and Hessian, in float64."""
+def test_all_rows_agree_with_dense_derivatives():
+    """Every row equals its value from the dense Jacobian and Hessian, in float64."""
     with jax.enable_x64(True):
         f, params = small_net(sizes=(3, 2))
         u, v = jnp.float64(0.7), like(params, np.random.default_rng(7).normal(size=flat(params).size))
@@ -451,7 +452,7 @@ def test_orders_of_a_product_compute_the_same():
         np.testing.assert_allclose(of["curvature"](u, v, params), flat(v) @ dense @ flat(v), atol=1e-8)
 
 
-def test_a_function_of_trees_to_trees_is_measured():
+def test_a_function_between_pytrees_is_measured():
     def f(params, x):
         y = jnp.tanh(x @ params["w"])
         return {"y": y, "more": (y.sum(), y[0])}
@@ -462,7 +463,7 @@ def test_a_function_of_trees_to_trees_is_measured():
     assert table.vjp.count.dots == 2 * table.function.count.dots
 
 
-def test_programs_beyond_the_memory_limit_are_not_called():
+def test_programs_beyond_the_memory_limit_are_not_run():
     f = lambda x: jnp.sum(jnp.tanh(x) ** 2)
     table = cost_table(f, jnp.ones(300), rows=("gradient", "hessian"), repeats=1, memory_limit=100_000)
     assert table.gradient.seconds > 0
@@ -499,12 +500,12 @@ def test_the_table_becomes_a_data_frame():
     assert counted["seconds"].isna().all()
 
 
-def test_without_pandas_the_rows_can_be_read(monkeypatch):
+def test_without_pandas_the_rows_are_readable(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     table = cost_table(jnp.sum, shaped(3), rows="jvp", measure=False)
     with pytest.raises(ImportError, match=r"to_frame needs pandas.*\(pip install pandas\).*for row in table"):
         table.to_frame()
-    assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # the advice
+    assert {row.name: row.flops for row in table} == {"function": 2, "jvp": 4}  # as the error advises
 
 
 def test_rows_have_the_counts_of_count_flops():
@@ -521,8 +522,8 @@ def test_rows_have_the_counts_of_count_flops():
     assert all(row.seconds is None and row.temporary_bytes is None for row in table)
 
 
-def test_ratios_by_count():
-    """The cheap gradient principle: two to four times the function; forward mode about twice."""
+def test_ratios_of_counted_operations():
+    """The cheap gradient principle: a gradient costs two to four times the function, forward mode about twice."""
     f, params = wide_net()
     table = cost_table(f, params, rows=("gradient", "jvp", "hvp", "curvature", "hessian"), measure=False)
     assert 2 < table.gradient.flops_ratio < 4
@@ -578,7 +579,7 @@ def test_the_table_prints_in_a_terminal_and_in_a_notebook():
     assert "temporary bytes" in measured
 
 
-def test_the_table_lists_what_is_not_counted():
+def test_the_table_lists_uncounted_operations():
     f = lambda x: jnp.linalg.eigh(x + x.T)[0][0]
     table = cost_table(f, jnp.diag(jnp.arange(3.0)), rows=("function",), measure=False)
     assert str(table).endswith("Not counted, because their arithmetic is unknown: eigh.")
@@ -605,7 +606,7 @@ def test_plot_of_the_table():
     plt.close("all")
 
 
-def test_errors_of_the_table_are_sentences():
+def test_errors_of_the_table():
     with pytest.raises(ValueError, match=r"cost_table expected rows among function, jvp, vjp, grad.*, got 'gradients'"):
         cost_table(jnp.sum, jnp.ones(3), rows=("gradients",))
     for row in EVERY[3:4] + EVERY[6:]:
@@ -631,7 +632,7 @@ def test_errors_of_the_table_are_sentences():
         cost_table(jnp.sum)
     with pytest.raises(ValueError, match=r"integer >= 0, got -1"):
         cost_table(jnp.sum, jnp.ones(3), repeats=-1)
-    table = cost_table(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), rows=BASIC, repeats=0)  # the advice
+    table = cost_table(jnp.sum, jax.ShapeDtypeStruct((3,), jnp.float32), rows=BASIC, repeats=0)  # as the error advises
     assert list(cost_table(jnp.sin, shaped(3), rows=("vjp", "jacrev"), measure=False).rows) == [
         "function",
         "vjp",
@@ -648,7 +649,7 @@ def test_errors_of_the_table_are_sentences():
 
 
 def test_public_names():
-    """The lazily loaded names exist, and are those that type checkers see."""
+    """The lazily loaded names exist and equal the names declared for type checkers."""
     assert sorted(ad.__all__) == sorted(ad._FILE_OF) and set(ad.__all__) <= set(dir(ad))
     for name in ad.__all__:
         assert getattr(ad, name) is not None
@@ -665,8 +666,8 @@ def test_public_names():
     }
 
 
-def test_one_file_loads_without_the_others():
-    """A checkpointed scan needs neither traces nor plans."""
+def test_modules_load_independently():
+    """A checkpointed scan loads neither the traces nor the planner."""
     program = """
 import sys, types
 package = types.ModuleType("jaxblocks")

@@ -1,4 +1,4 @@
-"""The example ad_cost at toy size: its results are those of the formulas."""
+"""The example ad_cost at toy size: its results equal the formulas."""
 
 import ad_cost as example
 import jax
@@ -6,14 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the example draws")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
-slow = pytest.mark.slow  # they share one run of the example, which compiles some fifty programs
+slow = pytest.mark.slow  # the tests share one run of the example, which compiles about fifty programs
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """One run of everything, with fewer rows of the table than by default: hessians compile slowly."""
+    """One complete run, with fewer rows of the table than by default, since Hessians compile slowly."""
     folder = tmp_path_factory.mktemp("ad_cost")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example, "ROWS", ("jvp", "gradient", "jacfwd", "hvp"))
@@ -23,15 +23,15 @@ def found(tmp_path_factory):
 
 
 @slow
-def test_every_picture_is_drawn(found):
+def test_every_figure_is_drawn(found):
     pictures = sorted(path.name for path in found[1].iterdir())
     assert pictures == ["bracketings.png", "curves.png", "jacobian.png", "memory.png", "sharing.png", "table.png"]
     assert all((found[1] / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 
 @slow
-def test_the_orders(found):
-    """5-1-5-5-5: each product of (m, k) and (k, n) costs m k n, added up by hand; all give one matrix."""
+def test_costs_of_all_orders(found):
+    """5-1-5-5-5: each product of (m, k) and (k, n) costs m k n, summed by hand; all orders give the same matrix."""
     numbers, _ = found
     assert numbers["orders"] == {
         "((J4 J3) J2) J1": 125 + 25 + 25,
@@ -45,8 +45,8 @@ def test_the_orders(found):
 
 
 @slow
-def test_a_scalar_output_makes_reverse_mode_the_best_unless_another_dimension_is_1(found):
-    """202 against 300 for 1-100-2-1; none of 4^2 + 4^3 + 4^4 + 4^5 chains without a 1 inside."""
+def test_reverse_mode_is_optimal_for_a_scalar_output_unless_another_dimension_is_1(found):
+    """202 against 300 for 1-100-2-1; no counterexample among 4^2 + 4^3 + 4^4 + 4^5 chains without an inner 1."""
     numbers, _ = found
     assert (numbers["exception"].forward, numbers["exception"].reverse) == (202, 300)
     assert numbers["exceptions"] == (0, 1360)
@@ -56,8 +56,8 @@ def test_a_scalar_output_makes_reverse_mode_the_best_unless_another_dimension_is
 
 
 @slow
-def test_costs_of_derivatives_are_those_of_theory(found):
-    """A pass of either mode costs two to four functions, jacfwd a jvp an input, a product with H two gradients."""
+def test_costs_of_derivatives_equal_theory(found):
+    """A pass of either mode costs two to four functions, jacfwd one jvp per input, a product with H two gradients."""
     for by_input, by_params in found[0]["tables"].values():
         assert 1.9 < by_input.jvp.flops_ratio < 2.5
         assert 1.9 < by_input.gradient.flops_ratio < 4
@@ -70,7 +70,7 @@ def test_costs_of_derivatives_are_those_of_theory(found):
 
 
 @slow
-def test_the_modes_cross_where_the_output_is_as_wide_as_the_input(found):
+def test_both_modes_cost_the_same_where_output_and_input_widths_are_equal(found):
     """d_0 tangent passes or d_L adjoint passes through one linear program."""
     (_, narrow), (_, square) = found[0]["curves"]
     assert found[0]["crossover"] == 16
@@ -80,7 +80,7 @@ def test_the_modes_cross_where_the_output_is_as_wide_as_the_input(found):
 
 @slow
 def test_memory_grows_with_depth_in_reverse_mode_only(found):
-    """Forward mode keeps nothing, reverse mode every layer, checkpoints something between."""
+    """Forward mode stores no layer, reverse mode every layer, checkpointing a part of them."""
     curve = found[0]["memory"]
     assert curve.growth("jvp") == 0
     assert curve.growth("gradient") > 0.5
@@ -99,19 +99,19 @@ def test_the_plan_uses_the_narrow_layer(found):
     assert set(numbers["seconds"]) == {"jacfwd", "jacrev", "jacobian"}
 
 
-def test_sharing_saves_a_factor_of_the_depth():
-    """k derivatives that pass through all k layers each, O(k^2 m^2), against O(k m^2); never O(k m)."""
+def test_backpropagation_saves_a_factor_of_the_depth():
+    """k separate derivatives through k layers cost O(k^2 m^2), backpropagation O(k m^2), which is not O(k m)."""
     shallow, deep = example.costs_of_depth(8, 16), example.costs_of_depth(16, 16)
     assert 1.9 < deep["backprop"] / shallow["backprop"] < 2.1
     assert 3.6 < deep["one by one"] / shallow["one by one"] < 4.1
     wide = example.costs_of_depth(8, 32)
     assert 3.6 < wide["backprop"] / shallow["backprop"] <= 4
-    # By hand, m^2 multiply-adds each: X a of every layer, the outer product dL/dX, and dL/da but for the first.
+    # By hand, m^2 multiply-adds each: X a and the outer product dL/dX of every layer, and dL/da of all but the first.
     assert abs(example.costs_of_depth(8, 256)["backprop"] / 256**2 - 2 * (8 + 8 + 7)) < 1
 
 
-def test_one_by_one_is_the_gradient():
-    """What is counted as separate derivatives is the gradient, layer by layer."""
+def test_separate_derivatives_equal_the_gradient():
+    """The derivatives that are counted separately equal the gradient, layer by layer."""
     net = example.jb.MLP(3, 3, activation=jnp.tanh, last_activation=jnp.tanh)
     params = net.init(jax.random.key(0), jnp.ones(3))
     loss = lambda params: jnp.sum(net.apply(params, jnp.ones(3)) ** 2)
@@ -129,7 +129,7 @@ def test_one_by_one_is_the_gradient():
         (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be made a folder"),
     ],
 )
-def test_a_bad_argument_gets_one_clear_line(arguments, words, capsys):
+def test_an_invalid_argument_gives_a_one_line_error(arguments, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         example.main(arguments)
     assert stopped.value.code == 2

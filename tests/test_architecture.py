@@ -35,13 +35,13 @@ def run(*command):
 
 
 def test_imports_go_downward():
-    """import-linter: strictly downward, never sideways."""
+    """import-linter: each module imports from lower levels only."""
     done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_import_is_light_and_silent():
-    """`import jaxblocks` loads jax, numpy and jaxtyping, prints nothing, and touches no configuration."""
+def test_import_loads_few_modules_and_prints_nothing():
+    """`import jaxblocks` loads only jax, numpy and jaxtyping, prints nothing, and changes no configuration."""
     code = """
 import sys, os, warnings
 warnings.simplefilter("error")
@@ -60,14 +60,14 @@ assert not bridge._backends, "a backend was started"
     assert (done.stdout, done.stderr) == ("[]\n", ""), done.stdout + done.stderr
 
 
-def test_optax_comes_at_the_first_use_of_training():
+def test_optax_is_imported_at_the_first_use_of_training():
     code = "import sys, jaxblocks; assert 'optax' not in sys.modules; jaxblocks.fit; assert 'optax' in sys.modules"
     assert run(sys.executable, "-c", code).returncode == 0
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_private_of_jax_is_imported(path):
-    """No jax._src, no jax.interpreters, and of jax.core only what is public in every supported version."""
+    """No jax._src, no jax.interpreters, and from jax.core only names that are public in every supported version."""
     allowed = {"Tracer", "ShapedArray"}
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -79,13 +79,13 @@ def test_nothing_private_of_jax_is_imported(path):
             names = [ast.unparse(node)]
         for name in names:
             assert not name.startswith(("jax._src", "jax.interpreters", "jaxlib.xla", "jax.lib")), name
-            assert name != "jax.core" or isinstance(node, ast.Attribute), "name what you use of it"
+            assert name != "jax.core" or isinstance(node, ast.Attribute), "import the names from jax.core instead"
             if name.startswith("jax.core."):
                 assert name.split(".")[2] in allowed, name
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_says_what_it_is_and_what_it_offers(path):
+def test_every_module_has_a_docstring_and_all(path):
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree) or (path.name == "__init__.py" and not path.read_text().strip()), "no docstring"
     if path.name != "__init__.py":
@@ -101,13 +101,13 @@ def _offered():
 
 @pytest.mark.parametrize("value", list(_offered()))
 def test_every_public_name_is_documented_with_an_example(value):
-    """A first line that says what it computes, and an example that runs (the doctests run them).
+    """The first line states what is computed, and there is an example (the doctests run it).
 
-    A record may name the function that returns it instead, as in "What `descend` returns".
+    Instead of an example, a record may name the function that returns it, as in "What `descend` returns".
     """
     words = inspect.getdoc(value)
     assert words, "no docstring"
-    assert words.splitlines()[0].rstrip().endswith((".", ":")), "the first line is a sentence"
+    assert words.splitlines()[0].rstrip().endswith((".", ":")), "the first line must be a sentence"
     home = vars(inspect.getmodule(value))
     returned_by = [home[name] for name in re.findall(r"`(\w+)`", words) if inspect.isfunction(home.get(name))]
     documented = [value, *returned_by] if inspect.isclass(value) else [value]
@@ -133,7 +133,7 @@ def _functions_on_arrays():
 
 @pytest.mark.parametrize("name", sorted(_functions_on_arrays()))
 def test_functions_on_arrays_state_their_shapes(name):
-    """Every argument without default and the result are annotated, and an array argument states its shape."""
+    """The result and all arguments without default are annotated, and annotations of arrays state the shape."""
     signature = inspect.signature(getattr(jaxblocks, name))
     assert signature.return_annotation is not inspect.Signature.empty
     annotations = []
@@ -150,7 +150,7 @@ def test_functions_on_arrays_state_their_shapes(name):
 
 
 def _functions():
-    """Every public function once, under its public name."""
+    """Each public function once, with its public name."""
     found = {}
     for module in PUBLIC_MODULES:
         for name in module.__all__:
@@ -170,15 +170,15 @@ def test_every_parameter_is_annotated(function):
     assert not missing, missing
 
 
-# Options that the field passes by position: axis as in jax.nn.softmax, and a slope or scale beside its array. Those of
-# activations are positional as in jax.nn: keyword-only parameters of a function are side inputs of the layer.
+# Options that are positional by convention: axis as in jax.nn.softmax, and a slope or scale after its array. Options of
+# activations are positional as in jax.nn, since keyword-only parameters of a function are side inputs of the layer.
 BY_POSITION = {"axis", "axes", "mask", "bias", "scale", "kernel_init"}
 BY_POSITION |= {"alpha", "approximate", "at_zero", "beta", "negative_slope", "pieces"}
 
 
 @pytest.mark.parametrize("function", _functions())
 def test_options_are_keyword_only(function):
-    """Parameters with a default that are numbers, flags or names stand after the star."""
+    """Parameters with a default that are numbers, flags or names come after the star."""
     if inspect.unwrap(function).__module__.startswith("jax."):  # an initializer with JAX's signature
         return
     options = (bool, int, float, str)
@@ -204,7 +204,7 @@ FORMER_NAMES = (
 
 
 @pytest.mark.parametrize("function", _functions())
-def test_one_name_for_one_thing(function):
+def test_each_concept_has_one_name(function):
     assert not {p.name for p in _parameters(function)} & set(FORMER_NAMES), inspect.signature(function)
 
 
@@ -233,7 +233,7 @@ def test_a_function_and_its_layer_have_the_same_defaults():
 
 
 def test_the_top_level_is_visible_to_type_checkers_and_to_dir():
-    """What is loaded at its first use is imported for type checkers too, and `dir` lists it, with all submodules."""
+    """Lazily loaded names are also imported for type checkers, and `dir` lists them and all submodules."""
     tree = ast.parse((ROOT / "jaxblocks" / "__init__.py").read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(jaxblocks.__all__) <= imported
@@ -243,7 +243,7 @@ def test_the_top_level_is_visible_to_type_checkers_and_to_dir():
 
 
 def test_side_inputs_are_never_positional():
-    """`key` and `train` of the combinators' applies are keyword-only."""
+    """`key` and `train` are keyword-only in the apply functions of combinators."""
     net = jaxblocks.Serial(lambda x, *, key, train: x)
     assert set(declared_by(net.apply)) == {"key", "train"}
 
@@ -256,10 +256,10 @@ def test_no_environment_variable_or_machine_path_is_committed():
         if path.suffix in {".py", ".md", ".toml", ".txt", ""} and path.is_file() and path.name != "LICENSE":
             text = path.read_text(errors="ignore")
             for word in ("/root" + "/", "/home" + "/", "/work" + "/", "index" + "-url"):
-                assert word not in text, f"{name} holds {word}"
+                assert word not in text, f"{name} contains {word}"
 
 
-def test_the_changelog_knows_the_version():
+def test_the_changelog_has_the_version():
     version = jaxblocks.__version__
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
     assert headings[0] in ("## Unreleased", f"## {version}")

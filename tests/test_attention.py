@@ -18,7 +18,7 @@ attend = jax.jit(attention, static_argnames=STATIC)  # one compilation instead o
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def normal(seed, *shape, dtype=np.float64):
@@ -40,7 +40,7 @@ def heads(seed, batch=(2,), time_q=3, time_k=4, n=2, d=5, v=6, dtype=np.float64)
 
 
 def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap=None, bias=None, segments=None):
-    """Attention of arrays without batch, one number at a time; mask and bias are (heads, time_q, time_k)."""
+    """Attention of arrays without batch axes, in scalar loops; mask and bias are (heads, time_q, time_k)."""
     (time_q, n, d), (time_k, n_kv, width) = q.shape, v.shape
     out, weights = np.zeros((time_q, n, width)), np.zeros((n, time_q, time_k))
     for h, i in itertools.product(range(n), range(time_q)):
@@ -102,7 +102,7 @@ def test_hard_lookup_with_any_orthonormal_keys():
 
 
 @pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
-def test_lookups_take_one_query_or_many_for_one_table_or_many(lookup):
+def test_lookups_broadcast_over_queries_and_tables(lookup):
     query, keys, values = (
         jnp.asarray(normal(i, *s, dtype=np.float32)) for i, s in enumerate([(3, 2, 4, 5), (3, 6, 5), (3, 6, 7)])
     )
@@ -120,7 +120,7 @@ def test_soft_lookup_published_weights():
     keys = jnp.eye(5)
 
     def weights(q):
-        return soft_lookup(q, keys, keys)  # values e_i read the weights off
+        return soft_lookup(q, keys, keys)  # with values e_i the output is the weights
 
     rest, third = 0.1488476, 0.4046097
     np.testing.assert_allclose(weights(keys[2]), [rest, rest, third, rest, rest], atol=5e-8)
@@ -131,8 +131,8 @@ def test_soft_lookup_published_weights():
     np.testing.assert_allclose(soft_lookup(keys[2], keys, TABLE), expected, rtol=1e-6)
 
 
-def test_soft_lookup_stays_in_the_hull_and_tends_to_the_best_value():
-    """All but the best match weigh less than (n - 1) exp(-scale gap)."""
+def test_soft_lookup_is_in_the_convex_hull_and_tends_to_the_best_value():
+    """All keys except the best match have a total weight below (n - 1) exp(-scale gap)."""
     with jax.enable_x64(True):
         query, keys, values = normal(0, 4), normal(1, 6, 4), normal(2, 6, 3)
         matches = np.sort(keys @ query)
@@ -148,8 +148,8 @@ def test_soft_lookup_stays_in_the_hull_and_tends_to_the_best_value():
         np.testing.assert_allclose(soft_lookup(jnp.zeros(4), jnp.asarray(keys), jnp.asarray(values)), values.mean(0))
 
 
-def test_example_2_4():
-    """One query, three keys, values 1..12: the entries that the lecture does not give."""
+def test_example_2_4_of_the_lecture():
+    """One query, three keys, values 1..12; the entries that the lecture does not print."""
     query, keys = (jnp.array([[1.0, 0.0]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     values = jnp.arange(1.0, 13.0).reshape(3, 4)
     for scale, expected in [
@@ -162,7 +162,7 @@ def test_example_2_4():
         np.testing.assert_allclose(soft_lookup(query, keys, values, scale=scale), [[5, 6, 7, 8]], rtol=1e-6)
         heads_out = attention(query[:, None], keys[:, None], values[:, None], scale=scale)
         np.testing.assert_array_equal(heads_out[:, 0], soft_lookup(query, keys, values, scale=scale))
-    # as printed, (Q W^Q)^T (K W^K) is a product of 2 x 1 and 3 x 2
+    # as printed, (Q W^Q)^T (K W^K) multiplies 2 x 1 by 3 x 2
     with pytest.raises(ValueError, match="mismatch"):
         np.asarray(query).T @ np.asarray(keys)
 
@@ -174,11 +174,11 @@ def test_example_2_4():
     ("masked", "causal", "scale", "kv_heads"),
     [(False, False, "inverse_sqrt", 4), (True, False, None, 4), (False, True, 0.3, 2), (True, False, 0.3, 1)],
 )
-def test_values_and_gradients_are_those_of_torch(torch, masked, causal, scale, kv_heads):
+def test_values_and_gradients_equal_those_of_torch(torch, masked, causal, scale, kv_heads):
     q, k, v = (normal(i, 2, 5, n, width) for i, (n, width) in enumerate([(4, 3), (kv_heads, 3), (kv_heads, 6)]))
     weight = normal(9, 2, 5, 4, 6)
     mask = np.random.default_rng(1).random((2, 4, 5, 5)) < 0.7
-    mask[..., 0] = True  # torch's answer for a row with nothing to look at depends on its version
+    mask[..., 0] = True  # torch's result for a fully masked row depends on its version
     leaves = [torch.tensor(x).transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
     number = {"inverse_sqrt": None, None: 1.0}.get(scale, scale)
     options = {"attn_mask": torch.tensor(mask) if masked else None, "is_causal": causal, "scale": number}
@@ -203,7 +203,7 @@ def sides(q, k):
 
 
 def leaning(heads, n_q, n_k, offset):
-    """A bias that is a function: -(h + 1) |i + offset - j| / 8."""
+    """A bias given as a function: -(h + 1) |i + offset - j| / 8."""
     places = jnp.arange(n_q, dtype=jnp.int32)[:, None] + offset
     distance = jnp.abs(places - jnp.arange(n_k, dtype=jnp.int32)[None])
     return (jnp.arange(heads, dtype=jnp.int32)[:, None, None] + 1) * distance[None] / -8
@@ -227,8 +227,8 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
 
 
 @pytest.mark.parametrize("name", GRID)
-def test_every_option_is_the_loops_and_chunks_change_nothing(name):
-    """einsum = triple loop; chunked = einsum in values, gradients and Hessian-vector products."""
+def test_every_option_equals_loops_with_and_without_chunks(name):
+    """einsum equals the triple loop; chunked equals einsum in values, gradients and Hessian-vector products."""
     time_q, time_k, n, n_kv, options = GRID[name]
     options = dict(options)
     q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
@@ -274,14 +274,14 @@ def test_every_option_is_the_loops_and_chunks_change_nothing(name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_grouped_heads_are_repeated_heads():
+def test_grouped_heads_equal_repeated_heads():
     q, k, v = (jnp.asarray(normal(i, 5, n, 4, dtype=np.float32)) for i, n in enumerate((6, 2, 2)))
     repeated = attend(q, jnp.repeat(k, 3, 1), jnp.repeat(v, 3, 1))
     np.testing.assert_allclose(attend(q, k, v), repeated, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "local_window_size": (1, 0)}])
-def test_values_are_those_of_jax_nn(options):
+def test_values_equal_those_of_jax_nn(options):
     q, k, v = (jnp.asarray(normal(i, 2, 5, n, 4, dtype=np.float32)) for i, n in enumerate((4, 2, 2)))
     bias = jnp.asarray(normal(5, 2, 4, 5, 5, dtype=np.float32))
     own = {"causal": "is_causal" in options, "sliding_window": 2 if "local_window_size" in options else None}
@@ -290,8 +290,8 @@ def test_values_are_those_of_jax_nn(options):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
-def test_one_query_attends_to_a_whole_cache():
-    """Causal is aligned at the last key: row by row, each query with the keys up to its own gives the whole."""
+def test_single_queries_on_a_cache_equal_the_full_pass():
+    """Causal masks align the last query with the last key: single queries on growing keys equal the full pass."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=6, time_k=6, dtype=np.float32))
     for window in (None, 2):
         whole = attend(q, k, v, causal=True, sliding_window=window)
@@ -300,7 +300,7 @@ def test_one_query_attends_to_a_whole_cache():
     np.testing.assert_allclose(attend(q[5:], k, v, causal=True), attend(q[5:], k, v), rtol=1e-5, atol=1e-6)
 
 
-def test_packed_sequences_are_separate_sequences():
+def test_packed_sequences_equal_separate_sequences():
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=7, time_k=7, dtype=np.float32))
     packed = attend(q, k, v, causal=True, segment_ids=jnp.array([3, 3, 3, 1, 1, 1, 1]))
     for part in (np.s_[:3], np.s_[3:]):
@@ -308,7 +308,7 @@ def test_packed_sequences_are_separate_sequences():
         np.testing.assert_allclose(packed[part], alone, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_take_the_options_of_attention():
+def test_attention_weights_accept_the_options_of_attention():
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=3, dtype=np.float32))
     mask, bias = np.array([[[False, True, True, True]]]), normal(5, 2, 3, 4, dtype=np.float32)
     weights = attention_weights(
@@ -326,7 +326,7 @@ def test_weights_take_the_options_of_attention():
 
 
 def test_dropout_of_weights():
-    """Weights are dropped at the stated rate and scaled up; the draw does not depend on the implementation."""
+    """Weights are dropped at the given rate and the rest scaled; the draw does not depend on the implementation."""
     q, k = jnp.zeros((40, 2, 4)), jnp.zeros((50, 2, 4))
     v = jnp.broadcast_to(jnp.eye(50)[:, None], (50, 2, 50))  # so that the output is the weights
     drop = functools.partial(attend, q, k, v, dropout=0.3)
@@ -343,14 +343,14 @@ def test_dropout_of_weights():
 
 
 def largest(jaxpr):
-    """Entries of the largest array that a jaxpr makes."""
+    """The number of entries of the largest array in a jaxpr."""
     sizes = [math.prod(v.aval.shape) for eqn in jaxpr.eqns for v in eqn.outvars]
     inner = [p.jaxpr if hasattr(p, "jaxpr") else p for eqn in jaxpr.eqns for p in jax.tree.leaves(eqn.params)]
     return max([*sizes, *(largest(j) for j in inner if hasattr(j, "eqns"))])
 
 
-def test_chunks_never_hold_all_scores():
-    """The gradient's largest array is one chunk of scores, with a window one chunk of the window."""
+def test_chunked_attention_never_stores_all_scores():
+    """The largest array of the gradient is one chunk of scores; with a window, one chunk of the window."""
     shapes = [jax.ShapeDtypeStruct((512, 2, 4), jnp.float32)] * 3
 
     def size(**options):
@@ -371,8 +371,8 @@ def test_long_sequences_are_chunked_by_default():
     assert chunked(1024) and not chunked(512) and not chunked(1, 2**21)
 
 
-def test_self_attention_is_equivariant_and_keys_are_a_set():
-    """Two stacked self-attentions commute with permutations; keys and values may be permuted together."""
+def test_self_attention_is_equivariant_and_invariant_to_the_order_of_keys():
+    """Two stacked self-attentions commute with permutations; permuting keys and values together changes nothing."""
     with jax.enable_x64(True):
         x = jnp.asarray(normal(0, 7, 1, 4))
         order = np.random.default_rng(1).permutation(7)
@@ -386,8 +386,8 @@ def test_self_attention_is_equivariant_and_keys_are_a_set():
         assert np.abs(attend(q, k[order], v) - attend(q, k, v)).max() > 0.1
 
 
-def test_the_printed_formula_compares_features_instead_of_positions():
-    """softmax((Q)^T K) V runs where all sizes are equal, and is not a map of sets."""
+def test_the_lectures_printed_formula_compares_features_instead_of_positions():
+    """softmax(Q^T K) V is defined where all sizes are equal, but is not permutation-equivariant."""
 
     def printed(x):
         return softmax(x.T @ x) @ x
@@ -401,20 +401,20 @@ def test_the_printed_formula_compares_features_instead_of_positions():
             assert np.abs(permuted - correct[jnp.array(order)]).max() < 2e-15
 
 
-def test_attention_of_a_sequence():
-    """softmax((a X_q)(a X_k)^T) a X_v is the same function; as printed it is features by features."""
+def test_attention_of_a_sequence_as_products_of_matrices():
+    """softmax((a X_q)(a X_k)^T) a X_v is the same function; the printed form compares features with features."""
     with jax.enable_x64(True):
         a, xq, xk, xv = (normal(i, *s) for i, s in enumerate([(6, 3), (3, 4), (3, 4), (3, 5)]))
         expected = softmax(a @ xq @ xk.T @ a.T) @ a @ xv
         ours = soft_lookup(*(jnp.asarray(a @ x) for x in (xq, xk, xv)))
         np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-13)
         with pytest.raises(ValueError, match="mismatch"):
-            xq @ a  # the printed order X_q a needs a with features first ...
-        assert (xq.T @ a.T @ a @ xk).shape == (4, 4)  # ... and then compares features
+            xq @ a  # the printed order X_q a requires a of shape (features, time) ...
+        assert (xq.T @ a.T @ a @ xk).shape == (4, 4)  # ... and then compares features with features
 
 
 def test_scaling_keeps_the_variance_of_scores_at_one():
-    """Unscaled scores have variance d; with 1/sqrt(d) the rows stay close to uniform."""
+    """Unscaled scores have variance d; with the scale 1/sqrt(d) the rows are close to uniform."""
 
     def entropy(weights):
         weights = np.asarray(weights, np.float64)
@@ -431,7 +431,7 @@ def test_scaling_keeps_the_variance_of_scores_at_one():
 
 
 def test_attention_is_not_entrywise():
-    """The Jacobian with respect to one query reaches all its features: no affine map before an entrywise one."""
+    """The Jacobian with respect to the entries of one query is dense; that of an entrywise function is diagonal."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=1, n=1, d=3, v=3, dtype=np.float32))
     jacobian = jax.jit(jax.jacobian(lambda q: attention(q, k, v)[0, 0]))(q)[:, 0, 0]
     assert jnp.all(jnp.abs(jacobian) > 1e-4)
@@ -494,14 +494,14 @@ def test_masked_values_have_no_effect():
     np.testing.assert_array_equal(out[:2], other[:2])
     assert not jnp.array_equal(out[2], other[2])
     np.testing.assert_allclose(out[:1], v[:1], rtol=1e-6)
-    # a large negative number in place of -inf would lose against scores below it
+    # a large negative number instead of -inf would fail for scores below it
     row = jnp.array([[[True, False, False, False]]])
     match = jnp.array([-1e4, 1e4, 0.0, 0.0])[:, None, None]
     np.testing.assert_array_equal(attend(jnp.full((1, 1, 1), 1e4), match, v[:, :1], scale=None, mask=row)[0], v[0, :1])
     np.testing.assert_allclose(attend(q, k, v, mask=jnp.ones((1, 1, 4), bool)), attend(q, k, v), rtol=1e-6)
 
 
-def test_masks_of_size_one_stand_for_all():
+def test_mask_axes_of_size_one_broadcast():
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
     for shape in [(1, 1, 3, 4), (2, 1, 3, 4), (1, 2, 3, 4), (2, 1, 1, 4), (1, 1, 1, 4)]:
         mask = jnp.asarray(np.random.default_rng(3).random(shape) < 0.6)
@@ -509,14 +509,14 @@ def test_masks_of_size_one_stand_for_all():
         np.testing.assert_array_equal(attend(q, k, v, mask=mask), attend(q, k, v, mask=full))
 
 
-def test_no_keys_at_all_give_zeros():
+def test_zero_keys_give_zeros():
     q, k, v = map(jnp.asarray, heads(0, time_k=0, dtype=np.float32))
     for mask in (None, jnp.ones((1, 1, 3, 0), bool)):
         np.testing.assert_array_equal(attend(q, k, v, mask=mask), np.zeros((2, 3, 2, 6)))
 
 
-def test_fully_masked_rows_can_be_errors():
-    """Eager calls and gradients raise; under jit the row is NaN, or reported with check=True."""
+def test_fully_masked_rows_raise_with_fully_masked_error():
+    """Eager calls and gradients raise; under jit the row is NaN, or checkify reports it with check=True."""
     q, k, v = map(jnp.asarray, heads(0, batch=(), dtype=np.float32))
     options = {"fully_masked": "error", "implementation": "chunked", "chunk": 2}
     mask = jnp.ones((2, 3, 4), bool).at[1, 2].set(False)
@@ -530,7 +530,7 @@ def test_fully_masked_rows_can_be_errors():
         checked = checkify.checkify(jax.jit(functools.partial(f, check=True)))
         assert "2 of 6 rows" in checked(q, k, v, mask=mask.at[0, 0].set(False))[0].get()
     assert np.isnan(out[2, 1]).all() and np.isnan(out).sum() == v.shape[-1]
-    zero = attend(q, k, v, mask=mask)  # the repair: fully_masked="zero" is the default
+    zero = attend(q, k, v, mask=mask)  # as the error advises: fully_masked="zero" is the default
     np.testing.assert_allclose(zero, np.nan_to_num(out), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(attention(q, k, v, fully_masked="error"), attend(q, k, v), rtol=1e-5, atol=1e-6)
 
@@ -546,7 +546,7 @@ def test_derivatives_agree_with_finite_differences():
         check_grads(jax.jit(hard_lookup), (q[:, 0], k[:, 0], v[:, 0]), order=1, atol=1e-6, rtol=1e-6)
 
 
-def test_a_scale_can_be_learned():
+def test_the_scale_is_differentiable():
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
     gradient = jax.jit(jax.grad(lambda s: attention(q, k, v, scale=s).sum()))(jnp.float32(0.7))
     step = 1e-2
@@ -555,7 +555,7 @@ def test_a_scale_can_be_learned():
     np.testing.assert_allclose(gradient, difference, rtol=1e-3)
 
 
-def test_extreme_scores_pick_one_key_and_stay_finite():
+def test_extreme_scores_select_one_key_and_stay_finite():
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
     mask = jnp.tril(jnp.ones((1, 1, 3, 4), bool), 1)
     f = functools.partial(attention, mask=mask)
@@ -626,7 +626,7 @@ def test_errors_of_shapes_and_dtypes(sentences):
         jax.jit(attention)(q, k, v[:, :3])
     with pytest.raises(ValueError, match="k .* and v .* with the same size of kv_heads"):
         attention(q, k[..., :1, :], v)
-    shared = jnp.broadcast_to(k[..., :1, :], k.shape)  # the repair
+    shared = jnp.broadcast_to(k[..., :1, :], k.shape)  # as the error advises
     np.testing.assert_array_equal(attention(q, shared, v)[:, :, 0], attention(q, k, v)[:, :, 0])
     with pytest.raises(ValueError, match=r"q .* and v .* with the same size of \*batch"):
         attention(q, k, v[:1])
@@ -657,7 +657,7 @@ def test_options_out_of_range(sentences, options, words):
         attention(q, k, v, **options)
 
 
-def test_heads_that_do_not_divide(sentences):
+def test_head_counts_that_do_not_divide_are_rejected(sentences):
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
     with pytest.raises(ValueError, match="heads of q .* to be a multiple of those of k"):
         attention(jnp.repeat(q[..., :1, :], 3, -2), k, v)
@@ -665,7 +665,7 @@ def test_heads_that_do_not_divide(sentences):
 
 
 def test_the_fused_kernel_gets_the_same_arguments(sentences, monkeypatch):
-    """On GPU the kernel gets arguments of the same meaning; here the plain implementation replaces it."""
+    """The fused GPU kernel gets equivalent arguments; here the plain implementation replaces the kernel."""
     q, k, v = (jnp.asarray(normal(i, 2, 3, 5, n, 4), jnp.bfloat16) for i, n in enumerate((4, 2, 2)))
     with pytest.raises(ValueError, match="got the backend 'cpu'; pass implementation=None"):
         attention(q, k, v, implementation="fused")
@@ -692,7 +692,7 @@ def test_the_fused_kernel_gets_the_same_arguments(sentences, monkeypatch):
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (fused, plain)), atol=0.03)
 
 
-def test_advice_for_a_missing_head_axis(sentences):
+def test_the_error_for_a_missing_head_axis_gives_the_repair(sentences):
     q, k, v = map(jnp.asarray, heads(0, batch=(), n=1, dtype=np.float32))
     with pytest.raises(ValueError, match=r"got float32 \(3, 5\); write q\[..., None, :\] for one head") as error:
         attention(q[:, 0], k[:, 0], v[:, 0])
@@ -701,7 +701,7 @@ def test_advice_for_a_missing_head_axis(sentences):
     np.testing.assert_array_equal(single, attention(q, k, v))
 
 
-def test_advice_for_masks(sentences):
+def test_errors_of_masks_give_the_repair(sentences):
     q, k, v = map(jnp.asarray, heads(0, dtype=np.float32))
     mask = jnp.ones((2, 3, 4), bool)
     with pytest.raises(ValueError, match=r"= \(2, 2, 3, 4\), .* got bool \(2, 3, 4\); add missing axes"):

@@ -1,4 +1,4 @@
-"""Linear attention against the explicit matrix of its weights."""
+"""Linear attention against the explicit matrix of weights."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ def elu_plus_one(x):
 
 
 def explicit(q, k, v, causal=False, mask=None):
-    """Numbers one by one: every weight phi(q_i) . phi(k_j), divided by their sum."""
+    """Compute each weight phi(q_i) . phi(k_j) in a loop, and divide by their sum."""
     out = np.zeros((*q.shape[:-1], v.shape[-1]))
     group = q.shape[-2] // k.shape[-2]
     for b, h, i in itertools.product(range(q.shape[0]), range(q.shape[2]), range(q.shape[1])):
@@ -37,7 +37,7 @@ def explicit(q, k, v, causal=False, mask=None):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_the_explicit_kernel_attention(causal, masked):
+def test_values_equal_explicit_kernel_attention(causal, masked):
     time_q = 7 if causal else 5
     q, k, v = normal(0, 2, time_q, 4, 3), normal(1, 2, 7, 2, 3), normal(2, 2, 7, 2, 5)
     mask = np.array([[True, False, True, True, True, True, False], [False, False, True, False, True, True, True]])
@@ -48,7 +48,7 @@ def test_it_is_the_explicit_kernel_attention(causal, masked):
     np.testing.assert_allclose(ours, explicit(q, k, v, causal, **side), rtol=1e-12, atol=2e-15)
 
 
-def test_gradients_are_those_of_the_explicit_matrix():
+def test_gradients_equal_those_of_the_explicit_matrix():
     with jax.enable_x64(True):
         q, k, v = (jnp.asarray(normal(i, 7, 2, 3)) for i in range(3))
 
@@ -68,21 +68,21 @@ def test_gradients_are_those_of_the_explicit_matrix():
 
 
 @pytest.mark.parametrize("t", [2, 3, 6])
-def test_later_keys_do_not_change_one_bit(t):
-    """A key and a value of 1e7 at t: all outputs before t are the same numbers; sums never cancel."""
+def test_later_keys_change_no_bit_of_earlier_outputs(t):
+    """A key and a value of 1e7 at t leave all outputs before t bitwise equal, since no sums are subtracted."""
     q, k, v = (jnp.asarray(normal(i, 2, 7, 2, 3), jnp.float32) for i in range(3))
     f = jax.jit(lambda *x: linear_attention(*x, causal=True, chunk=3))
     out, after = f(q, k, v), f(q, k.at[:, t].set(1e7), v.at[:, t].set(-1e7))
     np.testing.assert_array_equal(after[:, :t], out[:, :t])
     assert np.abs(after[:, t] - out[:, t]).max() > 1
-    with jax.debug_nans(False):  # in a later chunk even what is not a number
+    with jax.debug_nans(False):  # in a later chunk even NaN has no effect
         after = f(q, k.at[:, 3:].set(jnp.nan), v.at[:, 3:].set(jnp.inf))
     np.testing.assert_array_equal(after[:, :3], out[:, :3])
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding_that_is_not_a_number(causal):
-    """Outputs and gradients are those of the keys and values without padding."""
+def test_nan_in_padding_has_no_effect(causal):
+    """Outputs and gradients equal those without padding."""
     q, k, v = (jnp.asarray(normal(i, 7, 2, 3), jnp.float32) for i in range(3))
     mask = jnp.arange(7) < 5
 
@@ -119,7 +119,7 @@ def dots(f, *shapes):
 
 
 def test_the_cost_is_linear_in_the_length():
-    """2 T d v multiplications against T^2 (d + v): T/64 times fewer for d = v = 64."""
+    """2 T d v multiplications against T^2 (d + v): a factor of T/64 fewer for d = v = 64."""
 
     def shapes(n):
         return [jax.ShapeDtypeStruct((n, 1, 64), jnp.float32)] * 3
@@ -151,7 +151,7 @@ def test_errors(sentences):
     q, k, v = (jnp.asarray(normal(i, 2, n, 2, 4), jnp.float32) for i, n in enumerate((3, 5, 5)))
     with pytest.raises(ValueError, match="as many queries as keys with causal=True"):
         linear_attention(q, k, v, causal=True)
-    jax.eval_shape(linear_attention, q, k, v)  # the repair
+    jax.eval_shape(linear_attention, q, k, v)  # as the error advises
     with pytest.raises(ValueError, match="with the same size of time_k"):
         linear_attention(q, k, v[:, :4])
     with pytest.raises(ValueError, match=r"write q\[..., None, :\] for one head"):

@@ -1,4 +1,4 @@
-"""The layer Attention: learned maps, heads, masks, and the key-value cache; and positions."""
+"""The layer Attention: projections, heads, masks, the key-value cache, and position encodings."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ from jaxblocks import (
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def normal(seed, *shape, dtype=np.float32):
@@ -38,14 +38,14 @@ def normal(seed, *shape, dtype=np.float32):
 
 
 def made(layer, *inputs, seed=1):
-    """Params with biases that are not zero, and the state if there is one."""
+    """Params with nonzero biases, and the state if there is one."""
     params = jax.jit(layer.init)(jax.random.key(seed), *inputs)
     params, *state = params if isinstance(layer, StatefulLayer) else (params,)
     return (jax.tree.map(lambda p: jnp.asarray(np.asarray(p) + np.float32(0.1)), params), *state)
 
 
 def run(layer, *arguments, **side):
-    """apply, compiled as a whole."""
+    """Call apply under jit."""
     return jax.jit(layer.apply)(*arguments, **side)
 
 
@@ -55,7 +55,7 @@ def run(layer, *arguments, **side):
 @pytest.mark.parametrize(
     ("masked", "bias", "sizes"), [("none", True, (8, 8, 8)), ("keys", True, (8, 6, 5)), ("pairs", False, (8, 8, 8))]
 )
-def test_values_and_gradients_are_those_of_torch(torch, masked, bias, sizes):
+def test_values_and_gradients_equal_those_of_torch(torch, masked, bias, sizes):
     """torch.nn.MultiheadAttention with the same weights: inputs, masks, gradients of inputs and params, float64."""
     n, heads, time_q, time_k = sizes[0], 2, 3, 4
     x = [
@@ -81,7 +81,7 @@ def test_values_and_gradients_are_those_of_torch(torch, masked, bias, sizes):
     (theirs * torch.tensor(weight)).sum().backward()
 
     def copied(of):
-        """Their weights or gradients under our names: (out, in) there, with queries, keys and values stacked."""
+        """Weights or gradients of torch under our names; torch has (out, in) and stacks queries, keys and values."""
         whole = reference.in_proj_weight
         kernels = of(whole).reshape(3, n, n) if whole is not None else None
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -114,8 +114,8 @@ def test_values_and_gradients_are_those_of_torch(torch, masked, bias, sizes):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
 
 
-def test_the_lectures_attention_with_learned_maps():
-    """softmax((Q W^Q)(K W^K)') V W^V, one head without output map; as printed it mixes features."""
+def test_attention_of_the_lecture_with_learned_projections():
+    """softmax((Q W^Q)(K W^K)') V W^V, one head without output projection; the printed formula mixes features."""
     q, k, v = (normal(i, *s) for i, s in enumerate([(2, 3), (4, 5), (4, 6)]))
     layer = Attention(1, head_dim=7, value_dim=2, scale=None, use_bias=False, use_out=False)
     params = jax.jit(layer.init)(jax.random.key(0), *map(jnp.asarray, (q, k, v)))
@@ -130,15 +130,15 @@ def test_the_lectures_attention_with_learned_maps():
         (q @ wq).T @ (k @ wk)
 
 
-def test_one_head_with_identity_maps_is_attention():
+def test_one_head_with_identity_projections_is_attention():
     x = jnp.asarray(normal(0, 5, 4))
     eye = {name: {"kernel": jnp.eye(4)} for name in ("query", "key", "value", "out")}
     ours = Attention(1, use_bias=False).apply(eye, x)
     np.testing.assert_allclose(ours, attention(*[x[:, None]] * 3)[:, 0], rtol=1e-5, atol=1e-6)
 
 
-def test_heads_are_joined_by_features_and_not_by_positions():
-    """[H_1, ..., H_h] W + b for each position; the lecture's A times the stacked heads mixes positions."""
+def test_heads_are_concatenated_along_features():
+    """[H_1, ..., H_h] W + b for each position; the lecture's A from the left of the stacked heads mixes positions."""
     x = jnp.asarray(normal(0, 5, 4))
     layer = Attention(2)
     (params,) = made(layer, x)
@@ -160,7 +160,7 @@ def test_heads_are_joined_by_features_and_not_by_positions():
     assert np.abs(again - printed[order]).max() > 0.1
 
 
-def test_inputs_one_two_or_three():
+def test_one_two_or_three_inputs():
     x, context = jnp.asarray(normal(0, 2, 3, 4)), jnp.asarray(normal(1, 2, 5, 6))
     layer = Attention(2)
     (params,) = made(layer, x, context)
@@ -173,7 +173,7 @@ def test_inputs_one_two_or_three():
     assert run(net, params, x, context).shape == x.shape
 
 
-def test_permutations_positions_and_order():
+def test_permutation_equivariance_with_and_without_positions():
     """Self-attention commutes with permutations; with positions it does not."""
     x, order = jnp.asarray(normal(0, 6, 4)), jnp.array([2, 0, 1, 5, 3, 4])
     plain = Serial(Attention(2), Attention(2))
@@ -192,7 +192,7 @@ def test_permutations_positions_and_order():
 
 
 def test_padding_has_no_effect():
-    """A mask (*batch, time) of the keys: the contents of padding have no effect, shorter sequences give the same."""
+    """With a mask (*batch, time) of the keys, padding has no effect: the shorter sequences give the same outputs."""
     x = jnp.asarray(normal(0, 2, 6, 4))
     mask = jnp.array([[True] * 4 + [False] * 2, [True] * 6])
     layer = Attention(2, positions=rotary)
@@ -206,8 +206,8 @@ def test_padding_has_no_effect():
 
 
 @pytest.mark.parametrize("inputs", ["x", "x, context", "q, k, v"])
-def test_not_a_number_in_padding_has_no_effect_and_no_gradient(inputs):
-    """Outputs at valid positions, and gradients of params and inputs, are those of the sequence without padding."""
+def test_nan_in_padding_has_no_effect_and_no_gradient(inputs):
+    """Outputs at valid positions and gradients of params and inputs equal those of the sequence without padding."""
     n = len(inputs.split(","))
     xs = [jnp.asarray(normal(i, 5, 4)) for i in range(n)]
     layer = Attention(2)
@@ -230,8 +230,8 @@ def test_not_a_number_in_padding_has_no_effect_and_no_gradient(inputs):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_queries_of_a_longer_sequence_end_where_the_keys_end():
-    """Cross-attention with rotary: query i has the position i + time_k - time_q, the last query attends to all."""
+def test_the_last_query_has_the_position_of_the_last_key():
+    """Cross-attention with rotary: query i has position i + time_k - time_q, the last query attends to all keys."""
     x = jnp.asarray(normal(0, 6, 4))
     layer = Attention(2, causal=True, positions=rotary)
     (params,) = made(layer, x)
@@ -249,7 +249,7 @@ EXPLICIT = {
 
 @pytest.mark.parametrize("name", EXPLICIT)
 def test_an_explicit_mesh(name):
-    """Inputs whose type says that their batch is sharded: the same values and gradients."""
+    """Inputs with a batch sharded over an explicit mesh give the same values and gradients."""
     layer = stateful(EXPLICIT[name])
     x = jnp.asarray(normal(0, 8, 6, 8))
     params, state = layer.init(jax.random.key(0), x)
@@ -285,7 +285,7 @@ def test_dropout_declares_train_and_key(sentences):
     (params,) = made(layer, x)
     with pytest.raises(ValueError, match="a key in training for dropout=0.5, got none"):
         layer.apply(params, x, train=True)
-    trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # the repair
+    trained = layer.apply(params, x, train=True, key=jax.random.key(0))  # as the error advises
     calm = layer.apply(params, x)
     assert np.abs(trained - calm).max() > 0.01
     np.testing.assert_array_equal(calm, Attention(2).apply(params, x))
@@ -330,8 +330,8 @@ def in_pieces(layer, params, state, x, lengths):
         {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "use_out": False},
     ],
 )
-def test_cached_decoding_is_the_full_pass(options):
-    """Pieces of any length, one after the other, give the outputs of the whole, with the same params."""
+def test_cached_decoding_equals_the_full_pass(options):
+    """Consecutive pieces of any length give the outputs of the whole sequence, with the same params."""
     x = jnp.asarray(normal(0, 2, 7, 8))
     layer, cached = (Attention(4, causal=True, cache=cache, **options) for cache in (None, 9))
     params, state = made(cached, x)
@@ -342,8 +342,8 @@ def test_cached_decoding_is_the_full_pass(options):
     assert after["position"] == 7 and np.all(np.asarray(after["key"])[:, 7:] == 0)
 
 
-def test_a_stack_of_layers_decodes():
-    """Positions with state, Repeat with a cache per copy, Residual and Dense: pieces = whole."""
+def test_a_stack_of_layers_decodes_in_pieces():
+    """Positions with state, Repeat with a cache per copy, Residual and Dense: pieces equal the whole."""
     x = jnp.asarray(normal(0, 2, 6, 4))
 
     def net(cache):
@@ -364,7 +364,7 @@ def test_a_stack_of_layers_decodes():
     "layer", [Attention(2, causal=True, cache=4), LearnedPositions(4, stateful=True)], ids=["cache", "positions"]
 )
 def test_a_sequence_longer_than_its_cache(sentences, layer):
-    """An error where the length is known; under jit NaN from there on, and an error of checkify with check=True."""
+    """Raise an error where the length is known; under jit return NaN, and with check=True a checkify error."""
     x = jnp.asarray(normal(0, 3, 4))
     params, state = made(layer, x)
     first, after = layer.apply(params, state, x)
@@ -382,7 +382,7 @@ def test_a_sequence_longer_than_its_cache(sentences, layer):
     np.testing.assert_allclose(apply(params, state, x)[0], first, rtol=1e-5, atol=1e-5)  # a fresh state
 
 
-def test_an_overflow_is_reported_with_check():
+def test_checkify_reports_an_overflow_with_check():
     x = jnp.asarray(normal(0, 3, 4))
     for layer in (Attention(2, causal=True, cache=4, check=True), LearnedPositions(4, stateful=True, check=True)):
         params, state = made(layer, x)
@@ -394,7 +394,7 @@ def test_an_overflow_is_reported_with_check():
 
 
 def test_a_masked_cache():
-    """The mask of a piece, (*batch, time), is stored: padding in a prompt, even NaN, has no effect later either."""
+    """The mask (*batch, time) of a piece is stored: padding in a prompt, even NaN, has no later effect."""
     x = jnp.asarray(normal(0, 2, 6, 4))
     mask = jnp.array([[False, True, True, False, True, True], [True, False, False, True, True, True]])
     options = dict(causal=True, positions=rotary)
@@ -422,7 +422,7 @@ def test_one_mask_for_a_chain_of_stateful_layers():
 
 
 def test_a_mask_of_pairs_with_a_cache():
-    """(*batch, heads, time_q, cache): padding at the left of a prompt has no effect."""
+    """With a mask (*batch, heads, time_q, cache), padding at the left of a prompt has no effect."""
     x = jnp.asarray(normal(0, 1, 4, 4))
     layer = Attention(2, causal=True, cache=5, fully_masked="zero")
     params, state = made(layer, x)
@@ -456,7 +456,7 @@ def test_errors_of_inputs(sentences):
     layer = Attention(3)
     with pytest.raises(ValueError, match=r"heads to divide the features .*heads=3, got float32 \(2, 3, 4\)"):
         layer.init(jax.random.key(0), x)
-    Attention(3, head_dim=5).init(jax.random.key(0), x)  # the repair
+    Attention(3, head_dim=5).init(jax.random.key(0), x)  # as the error advises
     layer = Attention(2)
     (params,) = made(layer, x)
     with pytest.raises(ValueError, match=r"query/kernel of shape \(3, any\), got float32 \(4, 4\)"):
@@ -471,8 +471,8 @@ def test_errors_of_inputs(sentences):
         layer.apply(params, x, mask=jnp.ones((3, 3), bool)[None, :, :2])
     with pytest.raises(ValueError, match=r"\(\*batch, time_k\) = \(2, 3\), .* = \(2, 2, 3, 3\), .* got bool \(2, 4\)"):
         layer.apply(params, x, mask=jnp.ones((2, 4), bool))
-    layer.apply(params, x, mask=jnp.ones((2, 3), bool))  # the repair
-    layer.apply(params, x, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3)))  # the other
+    layer.apply(params, x, mask=jnp.ones((2, 3), bool))  # as the error advises
+    layer.apply(params, x, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3)))  # as the error also advises
     with pytest.raises(TypeError, match=r"mask to be a boolean array, got a list; convert it with jnp.asarray\(mask"):
         layer.apply(params, x, mask=[[True] * 3] * 2)
     with pytest.raises(TypeError, match=r"mask to be a boolean array, got float32 \(2, 3\); write mask > 0"):
@@ -497,7 +497,7 @@ def test_errors_of_inputs(sentences):
 # ---- positions --------------------------------------------------------------------------------
 
 
-def test_sinusoidal_positions_are_the_formula():
+def test_sinusoidal_positions_equal_the_formula():
     with jax.enable_x64(True):
         ours = run(SinusoidalPositions(base=500), (), jnp.zeros((2, 5, 6)))
     for t, i in itertools.product(range(5), range(3)):
@@ -512,8 +512,8 @@ def test_products_of_positions_depend_on_their_distance():
         np.testing.assert_allclose(np.diagonal(products, distance), products[0, distance], atol=1e-5)
 
 
-def test_rotary_is_the_formula_and_depends_on_distances():
-    """Pairs (i, i + d/2) turn by t b^(-2i/d); <R_s q, R_t k> depends on t - s only; lengths are kept."""
+def test_rotary_equals_the_formula_and_depends_on_distances():
+    """Pairs (i, i + d/2) rotate by t b^(-2i/d); <R_s q, R_t k> depends on t - s only; norms are preserved."""
     turn = jax.jit(rotary, static_argnames="base")
     with jax.enable_x64(True):
         x = normal(0, 2, 5, 3, 6, dtype=np.float64)
@@ -538,7 +538,7 @@ def test_rotary_is_the_formula_and_depends_on_distances():
 
 
 def test_alibi_slopes_and_alignment():
-    """The paper's slopes, for 8 heads and for 12; the last query has the position of the last key."""
+    """The slopes of the paper for 8 and 12 heads; the last query has the position of the last key."""
     slopes = -np.asarray(alibi(8, 1, 2))[:, 0, 0]
     np.testing.assert_allclose(slopes, 2.0 ** -np.arange(1, 9))
     twelve = -np.asarray(alibi(12, 1, 2))[:, 0, 0]
@@ -575,7 +575,7 @@ def test_errors_of_positions(sentences):
         layer.apply(params, x[..., :4])
 
 
-def test_positions_are_a_function(sentences):
+def test_positions_by_name_are_rejected_when_built(sentences):
     """A name instead of the function is an error when the layer is built."""
     with pytest.raises(TypeError, match="Attention expected positions to be a function or None, got 'rotary'"):
         Attention(2, positions="rotary")

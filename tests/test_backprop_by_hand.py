@@ -1,4 +1,4 @@
-"""The example backprop_by_hand: all its gradients are those of jax.grad, its costs those of a count by hand."""
+"""The example backprop_by_hand: its gradients equal those of jax.grad, its costs equal counts by hand."""
 
 import backprop_by_hand as example
 import jax
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("matplotlib", reason="the example draws")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,8 @@ def _double():
         yield
 
 
-def test_the_walk_through(tmp_path, capsys):
-    """At toy size: what it prints, what it returns, and its pictures."""
+def test_the_example_prints_returns_and_draws(tmp_path, capsys):
+    """At toy size: its printed output, its results, and its figures."""
     sizes = ["--expressions", "2", "--depths", "1", "2", "--width", "3", "--widths", "2", "3", "1"]
     numbers = example.main(["--out", str(tmp_path), *sizes])
     printed = capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_the_walk_through(tmp_path, capsys):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_bad_argument_gets_one_clear_line(capsys, tmp_path):
+def test_an_invalid_argument_gives_a_one_line_error(capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         example.main(["--out", str(tmp_path / "never"), "--widths", "4"])
     assert stop.value.code == 2
@@ -45,7 +45,7 @@ def test_a_bad_argument_gets_one_clear_line(capsys, tmp_path):
 @pytest.mark.parametrize("widths", [(3, 2), (4, 4, 4), (5, 7, 3, 2), (1, 6, 1), (2, 3, 5, 4, 2)])
 @pytest.mark.parametrize("last", [example.IDENTITY, example.TANH], ids=["identity", "tanh"])
 def test_the_backward_pass_is_the_gradient(widths, last):
-    """By every X_l, every mu_l and the input, for any widths, with an activation on the last layer or without (E66)."""
+    """By every X_l, every mu_l and the input, for several widths, with and without an activation on the last layer."""
     params, a, b = example.random_net(3, list(widths))
 
     def loss(params, a):
@@ -70,8 +70,8 @@ def test_the_forward_pass_stores_all_values():
         np.testing.assert_allclose(np.concatenate(layer[:3]), np.concatenate(expected), rtol=1e-14)
 
 
-def test_the_gradient_by_the_shift_is_that_by_u():
-    """dL/dmu_l = dL/du_l: the slides' goal names u where their scheme delivers mu (E58)."""
+def test_the_gradient_by_mu_equals_that_by_u():
+    """dL/dmu_l = dL/du_l: the slides announce the gradient by u, while their scheme computes that by mu."""
     params, a, _ = example.random_net(1, [3, 4, 2])
     grads, _ = example.backprop(params, example.forward(params, a), jnp.ones(2))
     (X1, mu1), (X2, mu2) = params
@@ -80,7 +80,7 @@ def test_the_gradient_by_the_shift_is_that_by_u():
 
 
 def test_the_closed_form():
-    """L = (b - X_2^T act(X_1 a))^2: to 1e-15 that of jax.grad; without the brackets of (3) it is not (E68)."""
+    """L = (b - X_2^T act(X_1 a))^2: equals jax.grad to 1e-15; without the parentheses of (3) it does not."""
     rng = np.random.default_rng(0)
     X1, X2, a = (jnp.asarray(rng.normal(size=shape)) for shape in ((5, 3), (5,), (3,)))
     b = jnp.asarray(0.7)
@@ -103,8 +103,8 @@ def test_the_tape_on_random_expressions(seed):
     assert example.tape_gap(example.random_expression(seed)) < 1e-12
 
 
-def test_the_tape_visits_shared_terms_once_and_in_order():
-    """Sixty doublings have 2^60 paths and 60 operations: an adjoint is complete before it is passed on."""
+def test_the_tape_visits_shared_terms_once_in_order():
+    """Sixty doublings have 2^60 paths but 60 operations: each adjoint is complete before it is propagated."""
     x = example.Var(1.0)
     v = x
     for _ in range(60):
@@ -114,7 +114,7 @@ def test_the_tape_visits_shared_terms_once_and_in_order():
 
 
 def test_every_operation_of_the_tape():
-    """Each with a number on either side, against jax.grad."""
+    """Each operation with a number as either operand, against jax.grad."""
 
     def f(x, y):
         forms = [x + y, x - y, x * y, x / y, -x, x**3, 2.0 + x, 2.0 - x, 2.0 * x, 2.0 / x, x + 2.0, x - 2.0, x / 2.0]
@@ -126,9 +126,9 @@ def test_every_operation_of_the_tape():
     np.testing.assert_allclose([x.adjoint, y.adjoint], jax.jit(jax.grad(f, (0, 1)))(0.6, 1.7), rtol=1e-13)
 
 
-# ---- what it costs --------------------------------------------------------------------------
+# ---- costs ----------------------------------------------------------------------------------
 
-PRINTED = {  # layers: flops / 64^2 by XLA of k separate gradients, and of one
+PRINTED = {  # layers: flops / 64^2, as XLA counts them, of k separate gradients and of one gradient
     2: (11.22, 7.22),
     4: (47.69, 17.47),
     8: (193.4, 37.97),
@@ -142,16 +142,18 @@ def costs():
     return {(k, m): example.layer_costs(k, m) for k, m in [(2, 64), (4, 64), (8, 64), (16, 64), (8, 128)]}
 
 
-def test_the_naive_gradient_is_the_gradient():
+def test_the_naive_gradient_equals_the_gradient():
     kernels = [jnp.asarray(np.random.default_rng(i).normal(size=(3, 3))) for i in range(4)]
     one_by_one = jax.jit(lambda kernels: example.naive_gradient(example.loss_of, kernels))(kernels)
     for x, y in zip(one_by_one, jax.jit(jax.grad(example.loss_of))(kernels), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12)
 
 
-def test_the_costs_are_those_of_a_count_by_hand(costs):
-    """Per layer 2 m^2 for u, 2 m^2 for dL/dX, 2 m^2 for dL/da (but for the first): (6 k - 2) m^2 shared, with
-    (3 k^2 + k) m^2 one by one, where layer l needs 2 k m^2 forward, 2 (k - l) m^2 backward, 2 m^2 itself."""
+def test_costs_equal_counts_by_hand(costs):
+    """Backpropagation costs (6 k - 2) m^2: per layer 2 m^2 for u, dL/dX and dL/da each, without dL/da of the first.
+
+    Separate gradients cost (3 k^2 + k) m^2: layer l takes 2 k m^2 forward, 2 (k - l) m^2 backward, 2 m^2 for dL/dX.
+    """
     for (k, m), row in costs.items():
         assert 0 <= row["forward"] - 2 * k * m**2 <= 4 * k * m
         assert 0 <= row["backprop"] - (6 * k - 2) * m**2 <= 7 * k * m
@@ -160,8 +162,8 @@ def test_the_costs_are_those_of_a_count_by_hand(costs):
         assert 0 <= row["naive"] - by_hand * m**2 <= 7 * k**2 * m
 
 
-def test_naive_grows_with_the_square_of_the_depth_and_backprop_with_the_depth(costs):
-    """x 4 and x 2 per doubling of k; both x 4 when m doubles, which O(k m) would not be (E59)."""
+def test_naive_cost_is_quadratic_in_the_depth_and_backprop_linear(costs):
+    """Doubling k multiplies the costs by 4 and 2; doubling m multiplies both by 4, which contradicts O(k m)."""
     assert costs[16, 64]["naive"] / costs[8, 64]["naive"] == pytest.approx(4, rel=0.03)
     assert costs[16, 64]["backprop"] / costs[8, 64]["backprop"] == pytest.approx(2, rel=0.03)
     for name in ("forward", "backprop", "naive"):
@@ -171,10 +173,10 @@ def test_naive_grows_with_the_square_of_the_depth_and_backprop_with_the_depth(co
 
 
 @pytest.mark.parametrize("k", [2, 4])
-def test_the_printed_figures_are_those_of_the_compiler(k):
-    """3 k^2 - 1 and 5 k - 3: XLA multiplies m^2 times for an outer product, not 2 m^2, and for one by ones not at all.
+def test_the_printed_numbers_equal_those_of_the_compiler(k):
+    """3 k^2 - 1 and 5 k - 3: XLA counts m^2 multiplications for an outer product, and none for one with ones.
 
-    Of the terms O(k m) some depend on the version: 7.14 and 7.22 were seen for the first.
+    Some terms O(k m) depend on the version of XLA: one gradient of two layers gives 7.14 or 7.22.
     """
     m = 64
     kernels = [jax.ShapeDtypeStruct((m, m), jnp.float32)] * k
@@ -193,15 +195,15 @@ def test_the_printed_figures_are_those_of_the_compiler(k):
     assert flops(jax.grad(example.loss_of)) == pytest.approx(shared, rel=0.015)
 
 
-def test_the_printed_figures_by_hand():
-    """All of them to 4 %, where terms O(k m) (one by one O(k^2 m)) are left out."""
+def test_the_printed_numbers_by_hand():
+    """All numbers agree within 4 % if terms O(k m), and O(k^2 m) for separate gradients, are omitted."""
     for k, (separate, shared) in PRINTED.items():
         assert separate == pytest.approx(3 * k**2 - 1, rel=0.04)
         assert shared == pytest.approx(5 * k - 3, rel=0.04)
 
 
-def test_the_steps_of_one_layer():
-    """u O(m^2), a O(m), dL/du O(m), dL/dX O(m^2), dL/dmu nothing, dL/da O(m^2); by hand for m = 64 and 128."""
+def test_costs_of_the_steps_of_one_layer():
+    """u O(m^2), a O(m), dL/du O(m), dL/dX O(m^2), dL/dmu zero, dL/da O(m^2); by hand for m = 64 and 128."""
     for m in (64, 128):
         assert example.step_costs(m) == {
             "u": 2 * m * m + m,

@@ -1,4 +1,4 @@
-"""Callbacks of `fit`: when they are called, in which order, what they see, and how they end a run."""
+"""Callbacks of `fit`: when they are called, in which order, what they receive, and how they end a run."""
 
 import functools
 
@@ -29,14 +29,14 @@ def go(*callbacks, **options):
 
 
 def recorder(seen, name, **options):
-    """A callback that notes each of its calls and the step."""
+    """A callback that records each call and its step."""
     note = lambda event: lambda run: seen.append((name, event, run.step))
     events = ("on_restore", "on_start", "on_step", "on_epoch_end", "on_end")
     return Callback(**{event: note(event) for event in events}, **options)
 
 
 def test_the_order_of_events():
-    """All ``on_restore``, then all ``on_start``; per reading callback by callback; ``on_end`` in reverse order."""
+    """All ``on_restore``, then all ``on_start``; each reading callback by callback; ``on_end`` in reverse order."""
     seen = []
     go(recorder(seen, "a"), recorder(seen, "b"), steps=1)
     assert seen == [
@@ -54,20 +54,20 @@ def test_the_order_of_events():
 
 
 @pytest.mark.parametrize(("every", "steps"), [(3, [3, 6, 9, 11]), (1, list(range(1, 12))), (100, [11])])
-def test_every_gives_the_steps_of_a_callback(every, steps):
+def test_the_option_every_sets_the_steps_of_a_callback(every, steps):
     seen = []
     go(Callback(on_step=lambda run: seen.append(run.step), every=every))
     assert seen == steps
 
 
-def test_epochs_end_after_each_epoch_and_with_the_run():
+def test_on_epoch_end_is_called_after_each_epoch_and_at_the_end_of_the_run():
     epochs = []
     go(Callback(on_epoch_end=lambda run: epochs.append(run.epoch)))
     assert epochs == [1.0, 2.0, 2.75]
 
 
-def test_every_loss_is_seen_once_and_the_training_state_can_be_kept():
-    """Readings are adaptive; the rows of all of them are the history, and the states are not donated."""
+def test_each_loss_is_reported_once_and_the_training_state_can_be_stored():
+    """Readings are adaptive; together their rows are the history, and the states are not donated."""
     rows, states = [], []
     fitted = go(Callback(on_step=lambda run: (rows.extend(run.rows), states.append(run.ts))))
     assert [row["step"] for row in rows] == list(range(1, 12))
@@ -77,7 +77,7 @@ def test_every_loss_is_seen_once_and_the_training_state_can_be_kept():
     assert jax.tree.map(jnp.array_equal, first.params, states[1].params) == {"bias": True, "kernel": True}
 
 
-def test_a_callback_sees_the_validation_of_its_step():
+def test_a_callback_receives_the_validation_of_its_step():
     seen = []
     fitted = go(
         Callback(on_step=lambda run: seen.append(run.rows[-1].get("validation loss")), every=4),
@@ -103,7 +103,7 @@ def test_callbacks_do_not_change_the_result():
     assert plain.history.step_loss.tolist() == watched.history.step_loss.tolist()
 
 
-def test_the_end_is_called_after_an_error_in_another_callback():
+def test_on_end_is_called_after_an_error_in_another_callback():
     ended = []
 
     def fails(run):
@@ -117,15 +117,16 @@ def test_the_end_is_called_after_an_error_in_another_callback():
 def test_early_stopping_observes_any_metric_of_the_validation():
     metrics = {"worse": lambda outputs, y: jnp.full(len(y), 1.0)}
     options = dict(steps=40, validation=DATA, metrics=metrics)
-    assert int(go(early_stopping(2, monitor="worse"), **options).ts.step) == 12  # the first is an improvement on inf
+    # The first value is an improvement on inf.
+    assert int(go(early_stopping(2, monitor="worse"), **options).ts.step) == 12
     assert int(go(early_stopping(2), **options).ts.step) == 40
     with pytest.raises(ValueError, match="fit expected a validation metric 'other' .*, got 'loss', 'worse'; pass val"):
         go(early_stopping(2, monitor="other"), **options)
 
 
-def test_a_resumed_run_counts_patience_from_its_beginning(tmp_path):
-    """Stopped by a smaller number of steps in between, it ends at the same step with the same best params."""
-    pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+def test_a_resumed_run_keeps_the_patience_of_the_original_run(tmp_path):
+    """A run interrupted after fewer steps and resumed ends at the same step with the same best params."""
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
     worse = functools.partial(go, validation=(X, -DATA[1]), checkpoint_dir=tmp_path)
     straight = go(early_stopping(3), steps=100, validation=(X, -DATA[1]))
     stop = int(straight.ts.step)

@@ -48,13 +48,13 @@ def test_counted_operations_equal_the_cost(dims):
         assert counted.dots == counted.flops == 2 * chain_cost(dims, order=order)
 
 
-def test_bracketings_are_counted_by_catalan_numbers():
+def test_catalan_numbers_count_the_bracketings():
     assert [len(list(bracketings(n))) for n in range(1, 8)] == [1, 1, 2, 5, 14, 42, 132]
     assert len(set(bracketings(6))) == 42
 
 
 def every_cost(dims):
-    """All costs of a chain by a recursive definition that does not use the library."""
+    """All costs of a chain, by a recursive definition that does not use the library."""
     if len(dims) == 2:
         return [0]
     return [
@@ -94,7 +94,7 @@ def test_bracketings_as_formulas():
     assert optimal_order((1, 100, 2, 1)).bracketing == "J3 (J2 J1)"
     assert optimal_order((3, 4)).bracketing == "J1"
     assert optimal_order((9, 9, 1, 9, 9)).bracketing == "(J4 J3) (J2 J1)"
-    assert optimal_order((5, 5, 5, 5)).bracketing == "(J3 J2) J1"  # a pure mode, if several orders are best
+    assert optimal_order((5, 5, 5, 5)).bracketing == "(J3 J2) J1"  # ties prefer a pure mode
 
 
 def test_long_chains():
@@ -103,8 +103,8 @@ def test_long_chains():
     assert optimal_order((3, 2) * 30).cost == optimal_order((2, 3) * 30).cost
 
 
-def test_the_crossover():
-    """At the crossover both formulas are equal; below it reverse mode is cheaper, above it forward mode."""
+def test_the_crossover_of_forward_and_reverse_mode():
+    """At the crossover both costs are equal; below it reverse mode is cheaper, above it forward mode."""
     symmetric = optimal_order((20, 50, 100, 50, 20))
     assert symmetric.crossover == 20
     assert symmetric.forward == symmetric.reverse
@@ -198,8 +198,8 @@ def test_a_chain_of_numbers_is_the_scalar_chain_rule():
     np.testing.assert_allclose(product[0], -2 * np.cos(x) * np.sin(x), rtol=1e-5, atol=1e-6)
 
 
-def test_tensors_are_raveled():
-    """d vec(y) / d vec(x) of a convolution of images, through a second convolution."""
+def test_tensors_are_flattened():
+    """d vec(y) / d vec(x) of two consecutive convolutions of images."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(2)
         kernels = [jnp.asarray(rng.normal(size=(o, i, 2, 2))) for i, o in ((2, 3), (3, 1))]
@@ -270,18 +270,18 @@ def test_gradients_of_dense_layers_as_jacobians_and_outer_products():
         gradient = jax.grad(lambda w: (of_h @ jnp.tanh(w @ h + b))[0])(w)
         np.testing.assert_allclose((of_s @ by_rows).reshape(w.shape), gradient, atol=1e-14)
         np.testing.assert_allclose(of_s.T @ h[None], gradient, atol=1e-14)
-        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # dL/dh_k in place of dL/ds_k is wrong
+        assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # control: dL/dh_k instead of dL/ds_k
 
 
 def test_costs_of_jacobians_and_outer_products():
-    """O(D_k^2 D_{k-1}) against O(D_k D_{k-1}): 500 000 multiplications against 5 000."""
+    """O(D_k^2 D_{k-1}) against O(D_k D_{k-1}): 500,000 multiplications against 5,000."""
     direct = count_flops(jnp.matmul, shape(1, 100), shape(100, 100 * 50))
     outer = count_flops(jnp.matmul, shape(100, 1), shape(1, 50))
     assert (direct.multiplications, outer.multiplications) == (500_000, 5_000)
 
 
 def test_a_published_gradient():
-    """Two layers, logistic loss and weight decay; the values of the loss and of both gradients."""
+    """Two layers, logistic loss and weight decay: the values of the loss and of both gradients."""
     with jax.enable_x64(True):
         x, y, decay = jnp.ones(2), 0.0, 0.01
         params = {"w1": jnp.asarray([[0.5, 0.0], [0.0, 1.0]]), "w2": jnp.asarray([1.0, 0.0])}
@@ -318,7 +318,7 @@ def each_by_itself(ws, x):
 
 
 def test_naive_derivatives_are_quadratic_in_the_depth():
-    """Naive derivatives: O(k^2 m^2), backward pass O(k m^2), a small constant times the forward pass."""
+    """Naive derivatives cost O(k^2 m^2), the backward pass O(k m^2), a small multiple of the forward pass."""
     flops = {}
     for k, m in ((4, 64), (8, 64), (16, 64), (4, 128)):
         ws, x = [shape(m, m)] * k, shape(m)
@@ -367,7 +367,7 @@ def test_naive_derivatives_are_quadratic_in_the_depth():
         (lambda: jacobian_chain([], jnp.ones(3)), r"got none; write jacobian_chain\(\[f\], x\)"),
     ],
 )
-def test_wrong_values_raise_value_errors(sentences, call, words):
+def test_invalid_values_raise_value_errors(sentences, call, words):
     with pytest.raises(ValueError, match=words):
         call()
 
@@ -388,7 +388,7 @@ def test_wrong_values_raise_value_errors(sentences, call, words):
         (lambda: jacobian_chain([jnp.sin, jnp.ones(3)], jnp.ones(3)), r"f_2 to be a function, got float32 \(3,\)"),
     ],
 )
-def test_wrong_types_raise_type_errors(sentences, call, words):
+def test_invalid_types_raise_type_errors(sentences, call, words):
     with pytest.raises(TypeError, match=words):
         call()
 

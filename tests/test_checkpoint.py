@@ -1,4 +1,4 @@
-"""Checkpoints: read back bit for bit; damaged ones, and those of another run, are rejected."""
+"""Checkpoints: bitwise equal after loading; damaged ones and those of another run are rejected."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ from jaxblocks.training import (
     train_step,
 )
 
-pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
 
 
 @pytest.fixture(autouse=True)
@@ -70,19 +70,19 @@ def leaves(shift=0.0):
     }
 
 
-def test_every_kind_of_leaf_comes_back_bit_for_bit(tmp_path):
-    """Also by shapes alone; the directory keeps the last two."""
+def test_every_kind_of_leaf_is_restored_bitwise(tmp_path):
+    """This also holds with a template of shapes only; the directory keeps the last two checkpoints."""
     for step in range(4):
         path = save_checkpoint(tmp_path, leaves(step), step=step)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-000002-step-2", path.name]
     same(load_checkpoint(tmp_path, leaves()), jax.tree.map(jnp.asarray, leaves(3)))
     same(load_checkpoint(tmp_path, jax.eval_shape(leaves)), jax.tree.map(jnp.asarray, leaves(3)))
-    save_checkpoint(tmp_path, leaves(), step=1)  # an earlier step, written later, is the newest
+    save_checkpoint(tmp_path, leaves(), step=1)  # the newest is the one written last, even for an earlier step
     same(load_checkpoint(tmp_path, leaves()), jax.tree.map(jnp.asarray, leaves()))
 
 
 def test_sharded_arrays_are_read_with_their_sharding(tmp_path):
-    """The same file can be read onto one device."""
+    """The same file can also be read to one device."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spread = jax.device_put(jnp.arange(16.0), jax.NamedSharding(mesh, jax.P("data")))
     save_checkpoint(tmp_path, {"x": spread})
@@ -93,7 +93,7 @@ def test_sharded_arrays_are_read_with_their_sharding(tmp_path):
 
 
 def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
-    """For any byte of any file, the leaves are read unchanged, or the checkpoint before them is."""
+    """For any byte of any file, loading returns the leaves unchanged or uses the previous checkpoint."""
     big = {"w": jnp.asarray(np.random.default_rng(0).normal(size=400), jnp.float32)}
     old = {"w": -big["w"]}
     save_checkpoint(tmp_path, old, step=1)
@@ -130,8 +130,8 @@ def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
         load_checkpoint(tmp_path, big)
 
 
-def test_a_checkpoint_of_another_model_says_which_leaves_differ(tmp_path, sentences):
-    """Paths, shapes, and dtypes, which orbax would cast silently; its directory is not overwritten."""
+def test_errors_of_another_models_checkpoint_list_the_differing_leaves(tmp_path, sentences):
+    """Paths, shapes and dtypes, which orbax would cast silently; the directory is not overwritten."""
     x, optimizer = jnp.zeros((4, 3)), optax.sgd(0.1)
     state = lambda net: init_train_state(jax.random.key(0), net, optimizer, x)
     saved = state(jb.Dense(5))
@@ -150,16 +150,16 @@ def test_a_checkpoint_of_another_model_says_which_leaves_differ(tmp_path, senten
         ValueError, match=f"save_checkpoint expected .* got those of another tree: .*{shape}; pass another dir"
     ):
         save_checkpoint(tmp_path, state(jb.Dense(6)))
-    save_checkpoint(tmp_path / "another", state(jb.Dense(6)))  # the repair
+    save_checkpoint(tmp_path / "another", state(jb.Dense(6)))  # as the error advises
     same(load_checkpoint(tmp_path, state(jb.Dense(5))), saved)
 
 
-def test_errors_about_what_is_missing(tmp_path, monkeypatch, sentences):
+def test_errors_of_missing_checkpoints_and_packages(tmp_path, monkeypatch, sentences):
     with pytest.raises(
         FileNotFoundError, match="load_checkpoint expected a checkpoint, got none in .*; pass .* missing_ok=True"
     ):
         load_checkpoint(tmp_path, {"w": jnp.zeros(2)})
-    same(load_checkpoint(tmp_path, {"w": jnp.zeros(2)}, missing_ok=True), {"w": jnp.zeros(2)})  # the repair
+    same(load_checkpoint(tmp_path, {"w": jnp.zeros(2)}, missing_ok=True), {"w": jnp.zeros(2)})  # as the error advises
     with pytest.raises(TypeError, match=r"save_checkpoint expected leaf name to be an array, got 'net'; remove it"):
         save_checkpoint(tmp_path, {"name": "net"})
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
@@ -171,8 +171,8 @@ def test_errors_about_what_is_missing(tmp_path, monkeypatch, sentences):
 
 @contextlib.contextmanager
 def full_disk(room):
-    """The kernel refuses to write more than so many bytes to a file."""
-    resource = pytest.importorskip("resource", reason="only POSIX limits the size of files")
+    """Limit the size of files that the operating system writes."""
+    resource = pytest.importorskip("resource", reason="limits on file sizes require POSIX")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
@@ -181,8 +181,8 @@ def full_disk(room):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_raises_and_loses_nothing(tmp_path, monkeypatch):
-    """Detected before orbax is called, or by orbax. Incomplete files are removed."""
+def test_a_full_disk_raises_and_keeps_earlier_checkpoints(tmp_path, monkeypatch):
+    """The error occurs before orbax is called, or in orbax. Incomplete files are removed."""
     big = {"w": jnp.asarray(np.random.default_rng(0).normal(size=4000), jnp.float32)}
     first = save_checkpoint(tmp_path, big)
     says = rf"checkpoint of step 9 could not be saved in .*Free disk space .*the last one is {first.name}"
@@ -214,7 +214,7 @@ def small_fit(folder, steps=22, validate=True, **options):
 
 
 def results(fitted):
-    """Everything that a run returns."""
+    """All results of a run."""
     history = fitted.history
     return (
         fitted.params,
@@ -234,11 +234,11 @@ def whole():
 
 
 class Killed(BaseException):
-    """Caught by no handler of the library."""
+    """An exception that the library does not catch."""
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole, monkeypatch):
-    """Stopped three times in the middle of saving, at first before there is any; best params and history included."""
+def test_a_resumed_run_is_bitwise_equal(tmp_path, whole, monkeypatch):
+    """Stopped three times while saving, first before any checkpoint exists; best params and history are equal too."""
     from jaxblocks.training import checkpoint
 
     real, calls = checkpoint._flush, []
@@ -255,7 +255,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole, monkeyp
             fitted = small_fit(tmp_path, callbacks=[csv_log(tmp_path / "log.csv")])
             break
         except Killed:
-            assert any(p.name.startswith(".saving") for p in tmp_path.iterdir())  # as a kill leaves it
+            assert any(p.name.startswith(".saving") for p in tmp_path.iterdir())  # as after a kill
     same(results(fitted), results(whole))
     monkeypatch.undo()
     assert len(calls) > 5
@@ -309,7 +309,7 @@ def test_fit_rejects_the_checkpoints_of_another_run(tmp_path, sentences):
         )
     with pytest.raises(ValueError, match="^checkpoints expected every to be an integer >= 1 or None, got 0"):
         small_fit(tmp_path, every=0)
-    assert int(small_fit(tmp_path, steps=6).ts.step) == 6  # the repair: the arguments of that run
+    assert int(small_fit(tmp_path, steps=6).ts.step) == 6  # as the error advises: the arguments of that run
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path, whole):
@@ -320,8 +320,8 @@ def test_a_full_disk_does_not_stop_training(tmp_path, whole):
     assert len(said) == 3 and not list(tmp_path.glob("*/checkpoint.json"))
 
 
-def test_nothing_that_is_not_finite_is_saved(tmp_path):
-    """Divergence: the error names step and layer, the checkpoint before it is kept, and a restart raises the same."""
+def test_nonfinite_params_are_not_saved(tmp_path):
+    """The error of a divergence names step and layer; the previous checkpoint is kept; a restart raises the same."""
 
     def go():
         fit(jb.Dense(1), jb.mse, optax.sgd(1e3), (X, Y), key=jax.random.key(0), batch_size=12, epochs=100,
@@ -340,7 +340,7 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path):
 
 
 def test_the_last_finite_state_is_saved_while_the_divergence_is_diagnosed(tmp_path, monkeypatch):
-    """The state that is being saved is not donated to the steps that find the cause."""
+    """The state being saved is not donated to the steps that search for the cause."""
     write = checkpoint.write
     monkeypatch.setattr(checkpoint, "write", lambda *args: (time.sleep(0.3), write(*args))[1])
     bad_after = lambda outputs, y: jnp.where(outputs > 4, jnp.nan, (outputs - 100) ** 2)  # reached after some steps
@@ -361,8 +361,8 @@ def test_keep_is_the_number_of_checkpoints(tmp_path, keep):
     assert kept == list(range(6 - keep, 6))
 
 
-def test_a_wrong_directory_is_rejected_before_training(tmp_path, sentences):
-    """A file, a single checkpoint instead of its run, and arguments in the wrong order."""
+def test_invalid_directories_are_rejected_before_training(tmp_path, sentences):
+    """A file, a single checkpoint instead of the directory of its run, and arguments in the wrong order."""
     (tmp_path / "file").write_text("")
     run = dict(key=jax.random.key(0), batch_size=12, steps=2, progress=False)
     go = lambda folder: fit(jb.Dense(1), jb.mse, optax.sgd(0.1), (X, Y), checkpoint_dir=folder, **run)
@@ -382,15 +382,15 @@ def test_a_wrong_directory_is_rejected_before_training(tmp_path, sentences):
         load_checkpoint(fitted.ts, tmp_path / "run")
 
 
-def test_wide_leaves_stay_wide(tmp_path):
-    """Without x64 JAX would convert int64 to int32, and 2**40 to zero."""
+def test_64_bit_leaves_keep_their_dtype(tmp_path):
+    """Without x64 JAX would convert int64 to int32, which turns 2**40 into zero."""
     tree = {"mean": np.array([1 / 3, 1e300]), "seen": np.array([2**40])}
     save_checkpoint(tmp_path, tree, step=0)
     same(load_checkpoint(tmp_path, tree), tree)
 
 
-def test_a_loop_of_the_user_is_resumed(tmp_path):
-    """The loop in the docstring of `load_checkpoint`, in two parts, against one; fit can continue it."""
+def test_a_custom_loop_can_be_resumed(tmp_path):
+    """The loop in the docstring of `load_checkpoint`, in two parts, equals one run; `fit` can continue it."""
     key = jax.random.key(0)
 
     def loop(folder, stop):
@@ -413,8 +413,8 @@ def test_a_loop_of_the_user_is_resumed(tmp_path):
         assert len(fitted.history.step_loss) == 2 and int(fitted.ts.step) == 17
 
 
-def test_double_precision_and_typed_keys_survive(tmp_path):
-    """The thread that writes does not inherit the context `jax.enable_x64`."""
+def test_double_precision_and_typed_keys_are_restored(tmp_path):
+    """The thread that writes checkpoints does not inherit the context `jax.enable_x64`."""
     with jax.enable_x64(True):
         net = jb.Dense(1, param_dtype=jnp.float64)
         key = jax.random.key(0, impl="unsafe_rbg")
@@ -441,8 +441,8 @@ print("".join(np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(resul
 
 
 @pytest.mark.slow
-def test_sigkill_at_any_moment(tmp_path):
-    """Three kills of separate processes: the result is the same, bit for bit, and no row of the log is missing."""
+def test_a_run_killed_at_any_moment_is_resumed_bitwise(tmp_path):
+    """After three kills of separate processes the result is bitwise equal, and no row of the log is missing."""
     environment = {**os.environ, "JAX_DEBUG_NANS": "0", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
     command = [sys.executable, "-c", SCRIPT]
     start = functools.partial(
@@ -457,10 +457,10 @@ def test_sigkill_at_any_moment(tmp_path):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(draw.uniform(0.5, 3))
             while kill == 2 and process.poll() is None and not list((tmp_path / "killed").glob("checkpoint-*")):
-                time.sleep(0.05)  # a slow machine is still compiling
+                time.sleep(0.05)  # a slow machine may still be compiling
             process.send_signal(signal.SIGKILL)
     steps = [int(path.name.split("-")[-1]) for path in (tmp_path / "killed").glob("checkpoint-*")]
-    assert steps and max(steps) > 0  # the next process continues from there
+    assert steps and max(steps) > 0  # the next process resumes
     with start([*command, str(tmp_path / "killed"), "600"]) as process:
         assert process.communicate(timeout=120)[0] == expected and process.returncode == 0
     rows = (tmp_path / "killed.csv").read_text()
@@ -468,7 +468,7 @@ def test_sigkill_at_any_moment(tmp_path):
 
 
 def test_the_format_of_the_list_of_leaves(tmp_path):
-    """Another program can check the files by path, shape, dtype and SHA-256 of the bytes."""
+    """Other programs can check the files by path, shape, dtype and SHA-256 of the bytes."""
     import hashlib
 
     path = save_checkpoint(tmp_path, {"w": jnp.arange(3)}, step=7)

@@ -57,8 +57,8 @@ def replay(schedule, length, snapshots):
 
 
 @pytest.mark.parametrize("snapshots", [1, 2, 3, 4, 7, 12, 500])
-def test_schedules_take_the_minimal_number_of_steps(snapshots):
-    """Each snapshot is stored when it is read, and no more slots than ``snapshots`` are used."""
+def test_schedules_take_the_minimum_number_of_steps(snapshots):
+    """Each snapshot is stored before it is read, and at most ``snapshots`` slots are used."""
     for length in [*range(1, 40), 100, 200]:
         schedule = binomial_schedule(length, snapshots)
         assert replay(schedule, length, snapshots) == binomial_steps(length, snapshots)
@@ -119,8 +119,8 @@ def test_values_and_gradients_equal_those_of_the_plain_scan(length, reverse):
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 2])
-def test_keys(checkpoint):
-    """Keys in carry, slices, outputs and closures: a recomputed step draws the same numbers."""
+def test_recomputed_steps_draw_the_same_numbers(checkpoint):
+    """Keys may be in the carry, the slices, the outputs and closures."""
 
     def loss(x, scan):
         closed_over = jax.random.key(9)
@@ -143,7 +143,7 @@ def test_keys(checkpoint):
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 11])
-def test_blocks_of_lengths_with_and_without_remainder(length):
+def test_lengths_with_and_without_remainder(length):
     with jax.enable_x64(True):
         x = jnp.linspace(0.5, 1.5, length)
         for reverse in (False, True):
@@ -162,7 +162,7 @@ def test_eager_equals_jit(checkpoint):
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
-def test_batches(checkpoint):
+def test_vmap_and_batches_of_integers(checkpoint):
     """vmap of the gradient, the gradient of a vmap, and batches of integers."""
     with jax.enable_x64(True):
         loss, args = example(7)
@@ -224,7 +224,7 @@ def test_custom_rules_of_the_body_are_used(checkpoint):
 
 
 @pytest.mark.parametrize("checkpoint", [None, "sqrt", 2])
-def test_types_are_those_of_lax_scan(checkpoint):
+def test_types_equal_those_of_lax_scan(checkpoint):
     """A weakly typed carry, half precision, no slices, an empty carry, empty outputs."""
     with jax.numpy_dtype_promotion("standard"):
         carry, ys = scan(lambda h, x: (h * x, h), 1.0, jnp.ones(4, jnp.float32), checkpoint=checkpoint)
@@ -241,7 +241,7 @@ def test_types_are_those_of_lax_scan(checkpoint):
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
-def test_over_a_mesh(checkpoint):
+def test_scans_over_a_mesh(checkpoint):
     """Inside shard_map, and with explicit axes: gradients of replicated and of sharded arrays."""
     kernel, init = jax.random.normal(jax.random.key(0), (3, 3)), jax.random.normal(jax.random.key(1), (4, 3))
     xs = jax.random.normal(jax.random.key(2), (7, 4, 3))
@@ -284,8 +284,8 @@ def temporary(f, *args):
 
 
 @pytest.mark.parametrize(("checkpoint", "products"), [(None, 3), ("dots", 3), ("body", 4), ("sqrt", 5)])
-def test_products_counted(checkpoint, products):
-    """A gradient has three products a layer; "body" runs each step once more, "sqrt" twice."""
+def test_number_of_matrix_products(checkpoint, products):
+    """A gradient has three products per layer; "body" recomputes each step once, "sqrt" twice."""
     loss, w = residual_tanh(64)
     jaxpr = jax.make_jaxpr(jax.grad(loss), static_argnums=1)(w, checkpoint)
     dots = sum(times for equation, _, times in equations(jaxpr) if equation.primitive.name == "dot_general")
@@ -295,8 +295,8 @@ def test_products_counted(checkpoint, products):
 
 
 @pytest.mark.parametrize(("length", "snapshots"), [(10, 3), (64, 4), (7, 1), (9, 100)])
-def test_steps_run(length, snapshots):
-    """The steps that run: the optimum, the last step (for the value), and one in each pullback."""
+def test_number_of_steps_run(length, snapshots):
+    """The steps that run are the optimum, the last step (for the value), and one in each pullback."""
     ran = []
 
     def body(h, x):
@@ -306,7 +306,7 @@ def test_steps_run(length, snapshots):
     f = lambda x, **options: scan(body, 1.0, x, **options)[0]
     jax.block_until_ready(jax.jit(f, static_argnames="checkpoint")(jnp.ones(length), checkpoint=snapshots))
     jax.effects_barrier()
-    assert len(ran) == length  # without a gradient no step runs twice
+    assert len(ran) == length  # without a gradient each step runs once
     ran.clear()
     jax.block_until_ready(jax.jit(jax.grad(f), static_argnames="checkpoint")(jnp.ones(length), checkpoint=snapshots))
     jax.effects_barrier()
@@ -314,7 +314,7 @@ def test_steps_run(length, snapshots):
 
 
 def test_memory_at_depth_1024():
-    """16 snapshots need less than 1/130 of the memory of the plain gradient, which stores three arrays a layer."""
+    """16 snapshots need less than 1/130 of the memory of the plain gradient, which stores three arrays per layer."""
     loss, w = residual_tanh(1024)
     bytes_of = lambda checkpoint: temporary(jax.grad(lambda w: loss(w, checkpoint)), w)
     one_carry = 64 * 64 * 4
@@ -329,7 +329,7 @@ def test_memory_at_depth_1024():
     assert bytes_of(32) - bytes_of(16) == 16 * one_carry
 
 
-def test_memory_of_forward_mode_is_flat():
+def test_memory_of_forward_mode_does_not_grow_with_the_length():
     def jvp(length):
         loss, w = residual_tanh(length)
         return temporary(lambda w, v: jax.jvp(loss, (w,), (v,)), w, w)
@@ -350,7 +350,7 @@ def test_the_program_does_not_grow_with_the_length():
 # ---- layers --------------------------------------------------------------------------------
 
 
-def test_repeat_stores_what_checkpoint_says():
+def test_repeat_stores_according_to_its_checkpoint_policy():
     """The memory decreases along a list of policies, at 64 layers."""
     x = jnp.ones((64, 32))
 
@@ -365,8 +365,8 @@ def test_repeat_stores_what_checkpoint_says():
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 3])
-def test_recurrent_stores_what_checkpoint_says(checkpoint):
-    """Values and gradients in float64 are those of the plain recurrence, also with a mask and in reverse."""
+def test_recurrent_stores_according_to_its_checkpoint_policy(checkpoint):
+    """Values and gradients in float64 equal those of the plain recurrence, also with a mask and in reverse."""
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(0), (2, 6, 3), jnp.float64)
         mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
@@ -396,7 +396,7 @@ def test_fewer_than_one_snapshot_is_rejected(sentences):
 
 
 @pytest.mark.parametrize("checkpoint", [None, "body", "sqrt", 2])
-def test_other_errors_are_those_of_lax_scan(checkpoint):
+def test_other_errors_come_from_lax_scan(checkpoint):
     def wide(h, x):
         return jnp.stack([h, x]), None
 

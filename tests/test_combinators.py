@@ -1,4 +1,4 @@
-"""Combinators: two ways to say one thing agree, and what does not fit is said at the seam."""
+"""Combinators: equivalent nets agree, and errors name the layers that do not fit together."""
 
 import functools
 
@@ -39,7 +39,7 @@ def notes(error):
 # ---- Serial
 
 
-def test_serial_of_nothing_is_the_identity():
+def test_an_empty_serial_is_the_identity():
     net = Serial()
     assert net.init(jax.random.key(0), X) == ()
     assert net.apply((), X) is X
@@ -60,7 +60,7 @@ def test_serial_applies_the_first_layer_first():
     np.testing.assert_array_equal(net.apply(((), ()), jnp.ones(3)), jnp.full(3, 4.0))
 
 
-def test_positions_and_names_do_not_mix():
+def test_mixing_layers_by_position_and_by_name_is_rejected():
     with pytest.raises(TypeError, match="got 1 by position and out by name; name all of them or none"):
         Serial(Dense(3), out=Dense(2))
 
@@ -81,13 +81,13 @@ def test_params_of_other_names_are_rejected_by_the_combinator():
         Serial(hidden=Dense(3), out=Dense(2)).apply({"hidden": {}, "head": {}}, X)
 
 
-def test_params_may_come_back_as_lists():
+def test_params_may_be_lists():
     net = Serial(Dense(3), relu)
     params = net.init(jax.random.key(0), X)
     np.testing.assert_array_equal(net.apply(list(params), X), net.apply(params, X))
 
 
-def test_dense_inside_names_wrong_params():
+def test_errors_of_params_name_the_inner_layer():
     with pytest.raises(ValueError, match="Dense expected params named bias, kernel, got scale; pass those") as error:
         Serial(Dense(3)).apply(({"scale": jnp.ones(3)},), X)
     assert notes(error) == ["in layer 0 (Dense)"]
@@ -96,8 +96,8 @@ def test_dense_inside_names_wrong_params():
 # ---- state
 
 
-def test_state_flows_through_every_combinator():
-    """The running mean after one training step is the mean of what reached the layer."""
+def test_every_combinator_passes_on_state():
+    """The running mean after one training step is the mean of the layer's inputs."""
     mean = 0.1 * np.asarray(X.mean(0))
     nets = {
         "Serial": (Serial(relu, Center()), lambda s: s[1], 0.1 * np.asarray(relu(X).mean(0))),
@@ -145,13 +145,13 @@ def test_residual_with_a_zero_branch_is_the_identity():
     np.testing.assert_array_equal(net.apply(net.init(jax.random.key(0), X), X), X)
 
 
-def test_residual_that_changes_the_shape_is_refused_at_init_and_the_repair_works():
+def test_residual_rejects_a_change_of_shape_and_the_repair_works():
     with pytest.raises(ValueError, match=r"\(4, 5\) in and float32 \(4, 3\) out; give the last layer 5"):
         Residual(Dense(3)).init(jax.random.key(0), X)
     Residual(Dense(3), Dense(5)).init(jax.random.key(0), X)
 
 
-def test_residual_of_several_arrays_is_refused():
+def test_residual_rejects_several_arrays():
     with pytest.raises(ValueError, match="one array in and one array out, got float32 .*, float32 .* in and"):
         Residual(jnp.add).init(jax.random.key(0), X, X)
 
@@ -161,8 +161,8 @@ def test_residual_of_several_arrays_is_refused():
 
 @pytest.mark.parametrize("n", [0, 1, 3])
 @pytest.mark.parametrize("checkpoint", [None, "dots", "body", "sqrt", 2, jax.checkpoint_policies.everything_saveable])
-def test_repeat_is_serial_of_copies(n, checkpoint):
-    """Same key: same params (stacked), values, gradients and random draws."""
+def test_repeat_equals_serial_of_copies(n, checkpoint):
+    """The same key gives the same params (stacked), values, gradients and random draws."""
     layer = Residual(Dense(5), jnp.tanh, Noise())
     repeat, serial = Repeat(layer, n, checkpoint=checkpoint), Serial(*[layer] * n)
     stacked, params = repeat.init(jax.random.key(0), X), serial.init(jax.random.key(0), X)
@@ -204,7 +204,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("n", "checkpoint", "words"), REFUSED)
-def test_repeat_rejects(n, checkpoint, words):
+def test_repeat_rejects_invalid_arguments(n, checkpoint, words):
     with pytest.raises(ValueError, match=words):
         Repeat(Dense(5), n, checkpoint=checkpoint)
 
@@ -220,7 +220,7 @@ def test_repeat_rejects_params_stacked_otherwise():
         Repeat(Dense(5), 2).apply(params, X)
 
 
-def test_repeat_keeps_several_inputs():
+def test_repeat_passes_on_several_inputs():
     net = Repeat(lambda a, b: (b, a + b), 10)  # Fibonacci
     assert net.apply((), jnp.int32(0), jnp.int32(1)) == (55, 89)
 
@@ -228,7 +228,7 @@ def test_repeat_keeps_several_inputs():
 # ---- Recurrent
 
 
-def test_recurrent_is_the_unrolled_loop_with_its_gradients():
+def test_recurrent_equals_the_unrolled_loop_and_its_gradients():
     cell, x = TanhCell(3), jax.random.normal(jax.random.key(0), (2, 6, 4))
     net = Recurrent(cell)
     params = net.init(jax.random.key(0), x)
@@ -247,7 +247,7 @@ def test_recurrent_is_the_unrolled_loop_with_its_gradients():
 
 
 def test_streaming_in_pieces_equals_the_whole():
-    """State in, state out: two halves give what the whole gives."""
+    """With the state of the first half as input, the second half continues the whole sequence."""
     x = jax.random.normal(jax.random.key(0), (2, 6, 4))
     whole, stream = Recurrent(TanhCell(3)), Recurrent(TanhCell(3), stateful=True)
     params, carry = stream.init(jax.random.key(0), x)
@@ -265,8 +265,8 @@ def test_recurrent_is_causal():
     assert (moved[:, 3:] != net.apply(params, x)[:, 3:]).all()
 
 
-def test_recurrent_begins_where_the_cell_begins():
-    """h_t = h_{t-1} / 2 + x_t from h_0 = 8, x = 1: 5, 3.5, 2.75 (a start other than zero is respected)."""
+def test_recurrent_starts_from_the_initial_state_of_the_cell():
+    """h_t = h_{t-1} / 2 + x_t from h_0 = 8, x = 1: 5, 3.5, 2.75; the initial state need not be zero."""
 
     def init(key, x):
         return (), jnp.full(x.shape, 8.0, x.dtype)
@@ -278,7 +278,7 @@ def test_recurrent_begins_where_the_cell_begins():
     np.testing.assert_array_equal(y[:, 0], [5.0, 3.5, 2.75])
 
 
-def test_recurrent_draws_anew_at_every_step():
+def test_recurrent_draws_new_random_numbers_at_each_step():
     y = Recurrent(Noise()).apply((), jnp.ones((64, 1)), train=True, key=jax.random.key(0))
     assert 10 < (y > 0).sum() < 54
 
@@ -298,8 +298,8 @@ def test_parallel_by_name_returns_a_dict():
     close(y, {"a": np.sin(X), "b": np.cos(X)})
 
 
-def test_wire_shares_weights():
-    """A child called twice uses the same params twice, and its gradient is the sum of both uses."""
+def test_wire_shares_params():
+    """A child that is called twice uses the same params, and its gradient is the sum over both calls."""
     net = Wire(lambda f, x: f.a(f.a(x)), a=Dense(5))
     params = net.init(jax.random.key(0), X)
     chain = Serial(Dense(5), Dense(5))
@@ -309,7 +309,7 @@ def test_wire_shares_weights():
     close(shared, jax.tree.map(jnp.add, one, two), 1e-5)
 
 
-def test_wire_crosses_levels():
+def test_wire_connects_layers_across_levels():
     def forward(f, x):
         down = f.down(x)
         return f.up(jnp.concatenate([down, f.mid(down)], -1))
@@ -321,7 +321,7 @@ def test_wire_crosses_levels():
     close(net.apply(params, X), expected)
 
 
-def test_wire_threads_state_from_call_to_call():
+def test_wire_passes_state_from_call_to_call():
     def Count():
         return StatefulLayer(lambda key, x: ((), jnp.int32(0)), lambda params, calls, x: (x, calls + 1))
 
@@ -331,13 +331,13 @@ def test_wire_threads_state_from_call_to_call():
     assert net.apply(params, state, X)[1] == {"count": 2}
 
 
-def test_wire_calls_draw_from_keys_of_their_own():
+def test_each_call_in_a_wire_has_its_own_key():
     net = Wire(lambda f, x: (f.noise(x), f.noise(x)), noise=Noise())
     a, b = net.apply({"noise": ()}, jnp.ones(64), train=True, key=jax.random.key(0))
     assert (a != b).any()
 
 
-def test_wire_passes_side_inputs_by_hand_or_by_itself():
+def test_wire_passes_side_inputs_explicitly_or_automatically():
     def scaled(x, *, factor):
         return x * factor
 
@@ -370,7 +370,7 @@ def test_nested_wires_are_initialized_without_leaks():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, net.init(jax.random.key(0), X))
 
 
-def test_wire_names_children_that_are_missing_or_idle():
+def test_wire_names_missing_and_unused_children():
     with pytest.raises(ValueError, match="every child, b too, got no call of it; call f.b"):
         Wire(lambda f, x: f.a(x), a=relu, b=relu).init(jax.random.key(0), X)
     with pytest.raises(AttributeError, match="no child 'c'; its children are: a"):
@@ -382,7 +382,7 @@ def test_wire_names_children_that_are_missing_or_idle():
 
 @pytest.mark.parametrize("n", [1, 8])
 def test_a_net_runs_under_shard_map_and_vmap_of_params(n):
-    """An ensemble: vmap over keys and params; the batch sharded over devices gives the same numbers."""
+    """An ensemble by vmap over keys and params; a batch that is sharded over devices gives the same values."""
     net = Serial(Dense(3), relu, Dense(2))
     ensemble = jax.vmap(lambda key: net.init(key, X))(jax.random.split(jax.random.key(0), n))
     outputs = jax.vmap(net.apply, in_axes=(0, None))(ensemble, X)
@@ -393,17 +393,17 @@ def test_a_net_runs_under_shard_map_and_vmap_of_params(n):
     close(jax.jit(sharded)(one, X), net.apply(one, X))
 
 
-# ---- what reviewers found ------------------------------------------------------------------
+# ---- special cases -------------------------------------------------------------------------
 
 
-def test_a_tuple_of_one_is_that_one():
-    """Serial(Serial(a), Serial()) = Serial(a), also where a returns a tuple of one."""
+def test_a_tuple_of_one_output_is_that_output():
+    """Serial(Serial(a), Serial()) = Serial(a), also if a returns a tuple of one array."""
     flat = Serial(Parallel(jnp.sin)).apply((((),),), X)
     np.testing.assert_array_equal(flat, jnp.sin(X))
     np.testing.assert_array_equal(Serial(Serial(Parallel(jnp.sin)), Serial()).apply(((((),),), ()), X), flat)
 
 
-def test_options_after_one_that_a_partial_sets_are_no_side_inputs():
+def test_keyword_options_of_partials_are_not_side_inputs():
     net = Serial(Dense(3), functools.partial(lambda x, a=1, b=2: x, a=2))
     assert side_inputs(net) == ()
     assert side_inputs(functools.partial(functools.partial(lambda x, y=1, *, mask: x, y=2), y=3)) == ("mask",)
@@ -416,8 +416,8 @@ def test_a_builtin_method_is_a_layer():
 @pytest.mark.parametrize(
     "inside", [jax.checkpoint, jax.vmap, lambda f: lambda x: jax.lax.map(f, x), jax.jit], ids=lambda f: f.__name__
 )
-def test_wire_calls_children_inside_other_transformations(inside):
-    """Params are drawn once, outside; where the child has state, a sentence says that it cannot come out."""
+def test_wire_calls_children_inside_transformations(inside):
+    """Params are drawn once, outside the transformation; a child with state raises an error."""
     net = Wire(lambda f, x: inside(f.a)(x) + f.a(x), a=Dense(5))
     with jax.checking_leaks():
         params = net.init(jax.random.key(0), X)
@@ -441,7 +441,7 @@ def test_wire_without_children():
     np.testing.assert_array_equal(net.apply(params, X), 2 * X)
 
 
-def test_what_forward_passes_by_hand_nobody_else_has_to_pass():
+def test_side_inputs_that_forward_passes_are_not_required_of_the_caller():
     def Times():
         return Layer(lambda key, x: (), lambda params, x, *, time: x * jnp.broadcast_to(time, x.shape))
 
@@ -464,8 +464,8 @@ MASK = real_steps([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_padding_anywhere_changes_nothing(reverse):
-    """Outputs, last carry and gradients of a masked sequence are those of its real steps alone, whatever pads it."""
+def test_padding_anywhere_has_no_effect(reverse):
+    """Outputs, last carry and gradients of a masked sequence equal those of its valid steps, for any padding."""
     net = Recurrent(TanhCell(4), reverse=reverse, stateful=True)
     params, carry = net.init(jax.random.key(0), TIMED)
     carry = carry + 0.5
@@ -489,7 +489,7 @@ def test_padding_anywhere_changes_nothing(reverse):
         close(by_params, expected_by_params, 1e-5)
 
 
-def test_a_mask_of_another_kind_is_refused_and_the_repair_works():
+def test_invalid_masks_are_rejected_and_the_repair_works():
     net = Serial(Recurrent(TanhCell(4)))
     params = net.init(jax.random.key(0), TIMED)
     for wrong in (MASK[:, :5], MASK[0]):
@@ -520,7 +520,7 @@ def test_recurrent_passes_side_inputs_to_the_init_of_its_cell():
     np.testing.assert_array_equal(y.ravel(), [6, 24])
 
 
-def test_recurrent_keeps_no_running_statistics_and_says_so():
+def test_recurrent_rejects_running_statistics():
     cell = Serial(TanhCell(4), Center())
     with pytest.raises(TypeError, match="running statistics") as error:
         Recurrent(cell).init(jax.random.key(0), TIMED)
@@ -533,7 +533,7 @@ def test_recurrent_keeps_no_running_statistics_and_says_so():
 
 
 def test_recurrent_runs_under_shard_map():
-    """Over a batch that is spread over devices, values and gradients are those of the whole."""
+    """For a batch that is sharded over devices, values and gradients equal those on one device."""
     net, x = Recurrent(TanhCell(4)), jnp.tile(TIMED, (8, 1, 1))
     params = net.init(jax.random.key(0), x)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -546,14 +546,14 @@ def test_recurrent_runs_under_shard_map():
     close(total(spread)(params), total(net.apply)(params), 1e-5)
 
 
-def test_residual_says_which_of_shape_and_dtype_changed(sentences):
+def test_residual_errors_name_the_changed_shape_or_dtype(sentences):
     with pytest.raises(ValueError, match=r"y.astype\(float32\)"):
         Residual(lambda x: x.astype(jnp.bfloat16)).apply(((),), X)
     with pytest.raises(TypeError, match="got a dict in and a dict out"):
         Residual(lambda d: d).apply(((),), {"a": X})
 
 
-def test_a_net_with_state_says_how_to_call_it(sentences):
+def test_errors_of_stateful_nets_give_the_correct_call(sentences):
     net = Serial(Dense(3), Center(), relu)
     params, state = net.init(jax.random.key(0), X)
     for wrong in ((params, X), ((params, state), state, X), (X, params, X)):
@@ -563,20 +563,20 @@ def test_a_net_with_state_says_how_to_call_it(sentences):
         Serial(Dense(3), relu).apply(X, params)
 
 
-def test_a_stateful_layer_that_returns_too_little_is_told():
+def test_a_stateful_layer_without_returned_state_is_rejected():
     with pytest.raises(TypeError, match=r"to return \(outputs, state\), got float32 \(4, 5\)"):
         Serial(StatefulLayer(lambda key, x: ((), ()), lambda params, state, x: x)).apply(((),), ((),), X)
     with pytest.raises(TypeError, match=r"to return \(params, state\), got \(\); return both"):
         Serial(StatefulLayer(lambda key, x: (), lambda params, state, x: (x, state))).init(jax.random.key(0), X)
 
 
-def test_names_are_identifiers():
+def test_names_that_are_not_identifiers_are_rejected():
     for name in ("a.b", "a/b", "0"):
         with pytest.raises(ValueError, match="rename it"):
             Serial(**{name: relu})
 
 
-def test_repeat_of_a_layer_that_changes_more_than_one_array_says_what_to_do(sentences):
+def test_repeat_errors_for_several_arrays_give_the_repair(sentences):
     graph = Graph(jnp.ones((3, 4)), jnp.array([0]), jnp.array([1]))
     with pytest.raises(ValueError, match="give the last layer 4 features"):
         Repeat(GCN(7), 2).init(jax.random.key(0), graph)
@@ -585,8 +585,8 @@ def test_repeat_of_a_layer_that_changes_more_than_one_array_says_what_to_do(sent
         Repeat(lambda x: (x, x), 2).init(jax.random.key(0), X)
 
 
-def test_repeat_and_streams_run_where_params_or_inputs_vary_over_devices():
-    """An ensemble, one net per device on the same input; and a stream that begins inside shard_map."""
+def test_repeat_and_streaming_run_inside_shard_map():
+    """An ensemble with one net per device on the same input, and a stream that starts inside shard_map."""
     mesh = jax.make_mesh((8,), ("nets",), axis_types=(jax.sharding.AxisType.Auto,))
     net = Repeat(Dense(5), 2)
     keys = jax.random.split(jax.random.key(0), 8)
@@ -609,8 +609,8 @@ def test_repeat_and_streams_run_where_params_or_inputs_vary_over_devices():
     close(jax.jit(spread)(params, many), begin(params, many))
 
 
-def test_shapes_are_inferred_in_evaluation():
-    """A layer that needs an axis of devices, or a key, to train needs neither for its shapes."""
+def test_shapes_are_inferred_in_evaluation_mode():
+    """A layer that needs a device axis or a key for training needs neither for the inference of its shapes."""
 
     def Centered():
         def init(key, x):
@@ -625,14 +625,14 @@ def test_shapes_are_inferred_in_evaluation():
     assert net.init(jax.random.key(0), X, train=True)[2]["kernel"].shape == (3, 2)
 
 
-def test_a_bad_key_is_told_by_the_net(sentences):
+def test_the_net_rejects_an_invalid_key(sentences):
     net = Serial(Noise())
     with pytest.raises(TypeError, match="Serial expected key to be a key, got 0"):
         net.apply(((),), X, train=True, key=0)
 
 
-def test_wires_in_wires_ask_for_shapes_once():
-    """Each level asks the next one twice, for shapes and for params: without memory 2 ** depth times."""
+def test_nested_wires_infer_shapes_once():
+    """Each level calls the next one twice, for shapes and for params: without a cache 2 ** depth times."""
     traced = []
 
     def counting(f, x):
@@ -646,8 +646,8 @@ def test_wires_in_wires_ask_for_shapes_once():
     assert len(traced) < 60  # a few at each level
 
 
-def test_the_memory_of_shapes_ends_with_init():
-    """The same shapes under another number of devices: shapes are looked for anew."""
+def test_the_cache_of_shapes_ends_with_init():
+    """Under another number of devices the same input shapes are inferred again."""
     wide = Wire(lambda f, x: f.a(jax.lax.all_gather(x, "i", tiled=True, axis=-1)), a=Dense(3))
     for devices in (2, 4):
         init = jax.vmap(lambda x: wide.init(jax.random.key(0), x), axis_name="i")

@@ -1,4 +1,4 @@
-"""Convolution and its adjoint: the lectures' numbers, numpy loops, torch, equivariance, and errors."""
+"""Convolution and its adjoint: values from the lectures, NumPy loops, PyTorch, equivariance, and errors."""
 
 import functools
 
@@ -20,12 +20,12 @@ RNG = np.random.default_rng(0)
 
 
 def line(*values):
-    """A signal of one channel."""
+    """A signal with one channel."""
     return jnp.asarray(values, jnp.float32)[:, None]
 
 
 def taps(*values):
-    """A kernel from one channel to one."""
+    """A kernel from one channel to one channel."""
     return jnp.asarray(values, jnp.float32)[:, None, None]
 
 
@@ -39,10 +39,10 @@ def close(came, expected, tolerance=1e-10):
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
-# ---- the lectures' numbers ---------------------------------------------------------------------
+# ---- values from the lectures ------------------------------------------------------------------
 
 
 def test_a_kernel_slides_over_a_signal():
@@ -55,7 +55,7 @@ def test_a_kernel_slides_over_a_signal():
 
 
 def test_the_kernel_is_not_flipped():
-    """A sliding inner product gives (-2, -2, -2); the flipped one of mathematics (2, 2, 2)."""
+    """A sliding inner product gives (-2, -2, -2); convolution with the flipped kernel gives (2, 2, 2)."""
     x = line(1, 2, 3, 4, 5)
     np.testing.assert_array_equal(conv(x, taps(1, 0, -1))[:, 0], [-2, -2, -2])
     np.testing.assert_array_equal(
@@ -64,14 +64,14 @@ def test_the_kernel_is_not_flipped():
 
 
 def test_signal_and_kernel_are_not_interchangeable():
-    """The lecture writes kernel * signal in one place and signal * kernel in another."""
+    """The lecture writes both kernel * signal and signal * kernel."""
     x, w = line(1, 2, 3, 4), line(1, 0, -1, 2)
     for both in ("same", "valid"):
         one, other = conv(x, w[:, :, None], padding=both), conv(w, x[:, :, None], padding=both)
         assert np.allclose(one, other) == (both == "valid")
 
 
-def test_the_lectures_layer():
+def test_the_layer_of_the_lecture():
     """From 3 x 28 x 28 to 8 x 26 x 26 with 224 parameters, where a dense layer has 12,725,024."""
     layer, x = Conv(8, (3, 3)), jax.ShapeDtypeStruct((28, 28, 3), jnp.float32)
     params = layer.init(jax.random.key(0), x)
@@ -85,16 +85,16 @@ def test_the_lectures_layer():
     ("n", "k", "s", "p", "d", "size"),
     [(5, 3, 1, 0, 1, 3), (28, 5, 1, 0, 1, 24), (32, 3, 2, 1, 1, 16), (32, 3, 1, 0, 2, 28)],
 )
-def test_sizes(n, k, s, p, d, size):
-    """floor((H + 2p - d(k - 1) - 1) / s) + 1; the printed H - k + 1 holds for the plain case only."""
+def test_output_sizes(n, k, s, p, d, size):
+    """floor((H + 2p - d(k - 1) - 1) / s) + 1; the printed H - k + 1 holds without padding, stride and dilation only."""
     x, w = jax.ShapeDtypeStruct((n, 1), jnp.float32), jnp.zeros((k, 1, 1))
     out = jax.eval_shape(lambda x: conv(x, w, stride=s, padding=p, dilation=d), x)
     assert out.shape == (size, 1)
     assert (size == n - k + 1) == ((s, p, d) == (1, 0, 1))
 
 
-def test_sizes_are_torchs_over_a_grid(torch):
-    """Every size of (H, k, s, p, d) and, transposed, of output padding."""
+def test_output_sizes_equal_those_of_torch(torch):
+    """For a grid of (H, k, s, p, d) and, transposed, of output padding."""
     for n, k, s, p, d in np.ndindex(3, 3, 3, 2, 2):
         n, k, s, d = n + 4, k + 1, s + 1, d + 1
         w, like = jnp.zeros((k, 1, 1)), jax.ShapeDtypeStruct((n, 1), jnp.float32)
@@ -115,20 +115,21 @@ def test_sizes_are_torchs_over_a_grid(torch):
 
 
 def test_the_transposed_convolution_is_a_full_convolution():
-    """(1, 4, 10, 12, 9) of length H + k - 1; the printed sum over j, a correlation, has (14, 8, 3)."""
+    """(1, 4, 10, 12, 9) of length H + k - 1; the printed sum over j is a correlation and gives (14, 8, 3)."""
     x = (1, 2, 3)
     np.testing.assert_array_equal(conv_transpose(line(*x), taps(*x))[:, 0], [1, 4, 10, 12, 9])
     np.testing.assert_array_equal(conv_transpose(line(*x), taps(1, 0, -1))[:, 0], [1, 2, 2, -2, -3])
     np.testing.assert_array_equal(np.convolve(x, [1, 0, -1]), [1, 2, 2, -2, -3])
     printed = [sum(a * b for a, b in zip(x[i:], x, strict=False)) for i in range(3)]
     assert printed == [14, 8, 3]
-    np.testing.assert_array_equal(np.correlate(x, [1, 0, -1], "full"), [-1, -2, -2, 2, 3])  # nor a full correlation
+    # A full correlation differs too.
+    np.testing.assert_array_equal(np.correlate(x, [1, 0, -1], "full"), [-1, -2, -2, 2, 3])
 
 
 @pytest.mark.parametrize(
     ("n", "k", "s", "p", "d", "op", "size"), [(4, 3, 2, 0, 1, 0, 9), (4, 3, 2, 1, 1, 1, 8), (5, 3, 1, 0, 1, 0, 7)]
 )
-def test_transposed_sizes(n, k, s, p, d, op, size):
+def test_transposed_output_sizes(n, k, s, p, d, op, size):
     """(H - 1)s - 2p + d(k - 1) + op + 1."""
     y = conv_transpose(jnp.zeros((n, 1)), jnp.zeros((k, 1, 1)), stride=s, dilation=d, padding=p, output_padding=op)
     assert y.shape == (size, 1)
@@ -161,7 +162,7 @@ SETTINGS = [  # axes, stride, dilation, groups, padding
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("direction", ["forward", "transposed"])
 def test_against_torch(torch, setting, direction):
-    """torch's values and all gradients, 1e-10 in float64, of images also 1e-5 in float32."""
+    """Values and all gradients equal torch's to 1e-10 in float64, and for images to 1e-5 in float32."""
     axes, stride, dilation, groups, padding = setting
     kernel_size, sizes = (3, 2, 2)[:axes], (7, 6, 5)[:axes]
     kernel = normal(*kernel_size, 4 // groups, 8)
@@ -206,7 +207,7 @@ def test_padding_modes_against_torch(torch, mode):
 @settings(max_examples=6)
 @given(st.data())
 def test_odd_shapes_against_loops(data):
-    """Any sizes, windows, strides, dilations, groups, pads, batch axes: the formula as a numpy loop."""
+    """Various sizes, windows, strides, dilations, groups, paddings and batch axes against loops in NumPy."""
     draw = lambda *options: data.draw(st.sampled_from(options))
     axes, groups = draw(1, 2, 3), draw(1, 2, 3)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -222,7 +223,7 @@ def test_odd_shapes_against_loops(data):
 
 
 def test_a_convolution_is_an_affine_map_of_patches():
-    """Patches (im2col) times the kernel as a matrix; a 1 x 1 kernel is a dense layer at every position."""
+    """The product of patches (im2col) and the kernel as a matrix; a 1 x 1 kernel is a dense layer at each position."""
     x, kernel = normal(2, 6, 5, 3), normal(3, 2, 3, 4)
     patches = np.lib.stride_tricks.sliding_window_view(x, (3, 2), (1, 2))  # (batch, i, j, in, 3, 2)
     expected = np.moveaxis(patches, 3, -1).reshape(2, 4, 4, -1) @ kernel.reshape(-1, 4)
@@ -248,7 +249,7 @@ def test_a_convolution_is_an_affine_map_of_patches():
     ids=str,
 )
 def test_paddings(padding, modes, pads):
-    """Each spelling is the plain convolution of an input that numpy pads, axis by axis."""
+    """Each form of padding equals the valid convolution of an input that NumPy pads, axis by axis."""
     x, kernel = normal(2, 5, 6, 2).astype(np.float32), normal(3, 2, 2, 3).astype(np.float32)
     modes = ("zeros" if modes == "constant" else modes) if isinstance(modes, str) else modes
     numpy = {"zeros": "constant", "circular": "wrap", "replicate": "edge"}
@@ -260,7 +261,7 @@ def test_paddings(padding, modes, pads):
     close(y, convolution(full, kernel), 1e-5)
 
 
-def test_same_has_a_position_per_stride_and_splits_as_xla_does():
+def test_same_padding_has_one_output_per_stride_and_splits_as_xla_does():
     x, kernel = jnp.asarray(normal(1, 7, 8, 1), jnp.float32), jnp.asarray(normal(3, 4, 1, 1), jnp.float32)
     y = conv(x, kernel, stride=(2, 3), padding="same")
     plain = lax.conv_general_dilated(x, kernel, (2, 3), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -268,7 +269,7 @@ def test_same_has_a_position_per_stride_and_splits_as_xla_does():
     np.testing.assert_array_equal(y, plain)
 
 
-def test_causal_padding_reads_no_later_position():
+def test_causal_padding_does_not_depend_on_later_positions():
     x, kernel = jnp.asarray(normal(9, 2), jnp.float32), jnp.asarray(normal(3, 2, 2), jnp.float32)
     run = lambda x: conv(x, kernel, dilation=2, padding="causal")
     moved = run(x.at[5].add(1.0)) != run(x)
@@ -302,8 +303,8 @@ def test_groups_are_separate_convolutions_and_depthwise_one_per_channel():
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(4, 4), (4, 2), (34, 34), (68, 34)])
-def test_groups_written_out_are_xlas(monkeypatch, channels, groups):
-    """Shifts for small depthwise windows, parts for few groups, else XLA's own form: all the same numbers."""
+def test_all_group_implementations_agree(monkeypatch, channels, groups):
+    """Shifted products for small depthwise windows, separate parts for few groups, and XLA's grouped form agree."""
     wide = 70 if channels == 34 else 3  # a kernel too large for shifts
     x = jnp.asarray(normal(2, wide + 2, channels), jnp.float32)
     kernel = jnp.asarray(normal(wide, channels // groups, channels) / wide, jnp.float32)
@@ -321,7 +322,7 @@ def test_groups_written_out_are_xlas(monkeypatch, channels, groups):
 
 
 def test_shifting_the_input_shifts_the_output():
-    """Equivariance, exactly, on a torus; with zero padding away from the borders only."""
+    """Equivariance is exact on a torus; with zero padding it holds only away from the borders."""
     x, kernel = jnp.asarray(normal(8, 7, 2), jnp.float32), jnp.asarray(normal(3, 3, 2, 3), jnp.float32)
     shift = lambda a: jnp.roll(a, (2, -1), (0, 1))
     torus = lambda x: conv(x, kernel, padding="same", padding_mode="circular")
@@ -333,7 +334,7 @@ def test_shifting_the_input_shifts_the_output():
 
 
 def test_the_convolution_is_not_invariant_but_its_global_pool_is():
-    """The lecture says translation-invariant; a global pool adds that."""
+    """The lecture calls convolution translation-invariant; it is equivariant, and a global pool makes it invariant."""
     x, kernel = jnp.asarray(normal(8, 7, 2), jnp.float32), jnp.asarray(normal(3, 3, 2, 3), jnp.float32)
     torus = lambda x: conv(x, kernel, padding="same", padding_mode="circular")
     moved = jnp.roll(x, 3, 0)
@@ -361,7 +362,7 @@ def test_adjoint_identity(stride, dilation, groups, padding, sizes):
         y, pull = jax.vjp(jax.jit(forward), u)
         x = jnp.asarray(normal(*y.shape))
         smallest = jax.eval_shape(lambda x: conv_transpose(x, kernel, **options), x)
-        more = tuple(n - m for n, m in zip(sizes, smallest.shape[1:3], strict=True))  # the padding that gives back u's
+        more = tuple(n - m for n, m in zip(sizes, smallest.shape[1:3], strict=True))  # restores the shape of u
         back = jax.jit(lambda x: conv_transpose(x, kernel, **options, output_padding=more))(x)
         assert back.shape == u.shape
         close(jnp.vdot(y, x), jnp.vdot(u, back), 1e-12)
@@ -369,7 +370,7 @@ def test_adjoint_identity(stride, dilation, groups, padding, sizes):
 
 
 def test_the_transposed_convolution_against_loops():
-    """Each entry spreads a copy of the kernel, in groups and with every option."""
+    """Each entry adds a scaled copy of the kernel, with groups and every option."""
     x, kernel, bias = normal(2, 3, 4, 6), normal(3, 2, 2, 6), normal(4)
     with jax.enable_x64(True):
         options = dict(stride=2, groups=2, padding=1, output_padding=1)
@@ -377,16 +378,16 @@ def test_the_transposed_convolution_against_loops():
     close(y, transposed(x, kernel, bias, 2, 2, 1, 1))
 
 
-def test_weight_sharing_adds_up_gradients():
-    """The kernel's gradient is that of the banded matrix, summed over each diagonal."""
+def test_weight_sharing_sums_gradients():
+    """The gradient of the kernel is that of the banded matrix, summed over each diagonal."""
     x, weights, a = normal(10).astype(np.float32), normal(8).astype(np.float32), taps(1.0, -2.0, 0.5)
     shared = jax.grad(lambda a: conv(jnp.asarray(x)[:, None], a)[:, 0] @ weights)(a)[:, 0, 0]
     dense = np.outer(weights, x)  # the gradient of weights . A x
     close(shared, [np.trace(dense, offset) for offset in range(3)], 1e-5)
 
 
-def test_second_derivatives_and_devices():
-    """Hessians by forward over reverse mode, and shards of a batch, agree with differences and one device."""
+def test_second_derivatives_and_sharded_batches():
+    """Hessians (forward over reverse) equal finite differences, and a sharded batch gives the values of one device."""
     x, kernel = jnp.asarray(normal(8, 4, 4), jnp.float32), jnp.asarray(normal(2, 1, 4), jnp.float32)
     mesh = jax.make_mesh((8,), ("batch",), axis_types=(AxisType.Auto,))
     batch = PartitionSpec("batch")
@@ -402,7 +403,7 @@ def test_second_derivatives_and_devices():
 
 
 def test_dtypes():
-    """Params stay float32, the output has the input's dtype, half precision adds up in float32."""
+    """Params stay float32, the output has the input's dtype, and half precision accumulates in float32."""
     x = jnp.ones((6, 2), jnp.bfloat16)
     layer = Conv(2, 3, dtype=jnp.bfloat16, use_bias=False)
     params = layer.init(jax.random.key(0), x)
@@ -435,7 +436,7 @@ def test_initial_kernels_have_variance_one_over_fan_in(layer, channels, fan_in):
 
 
 def test_a_decoder_can_share_the_kernel_of_its_encoder():
-    """ConvTranspose takes the params of the Conv whose adjoint it is."""
+    """ConvTranspose accepts the params of the Conv whose adjoint it is."""
     x = jnp.asarray(normal(2, 6, 6, 3), jnp.float32)
     options = dict(stride=2, padding=1, use_bias=False)
     encoder, decoder = Conv(8, (4, 4), **options), ConvTranspose(3, (4, 4), **options)
@@ -445,11 +446,11 @@ def test_a_decoder_can_share_the_kernel_of_its_encoder():
     assert decoder.apply(params, code).shape == x.shape
 
 
-# ---- errors and their repairs ------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("sentences")
-def test_channels_first_is_recognized():
+def test_channels_first_inputs_are_rejected_with_the_repair():
     x, kernel = jnp.zeros((8, 3, 32, 30)), jnp.zeros((3, 3, 3, 4))
     with pytest.raises(ValueError, match=r"expected x with 3 channels .* write jnp.moveaxis\(x, 1, -1\)"):
         conv(x, kernel)
@@ -466,7 +467,7 @@ def test_channels_first_is_recognized():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_windows_that_do_not_fit():
+def test_windows_larger_than_the_input_are_rejected():
     x = jnp.zeros((4, 2))
     with pytest.raises(ValueError, match=r"span \(5,\) positions.*which spans \(4,\).*padding='same'"):
         conv(x, jnp.zeros((3, 2, 1)), dilation=2)
@@ -481,7 +482,7 @@ def test_windows_that_do_not_fit():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_rank_and_dtype():
+def test_errors_of_rank_and_dtype():
     with pytest.raises(ValueError, match=r"2 spatial axes .*got float32 \(5, 2\); .*x\[..., None\]"):
         conv(jnp.zeros((5, 2)), jnp.zeros((2, 2, 1, 3)))
     assert conv(jnp.zeros((5, 2))[..., None], jnp.zeros((2, 2, 1, 3))).shape == (4, 1, 3)
@@ -498,7 +499,7 @@ def test_rank_and_dtype():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_groups_that_do_not_divide():
+def test_groups_that_do_not_divide_the_channels_are_rejected():
     x = jnp.zeros((5, 6))
     with pytest.raises(ValueError, match="groups=4 for 6 channels in and 8 out; .*such as groups=2"):
         Conv(8, 3, groups=4).init(jax.random.key(0), x)
@@ -514,7 +515,7 @@ def test_groups_that_do_not_divide():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_invalid_options():
+def test_invalid_options_are_rejected():
     x, kernel = jnp.zeros((5, 1)), jnp.zeros((3, 1, 1))
     for padding in ("full", -1, (1, 0), ((1, 2, 3),), True, 1.5, (None,)):
         with pytest.raises(ValueError, match=r"padding to be one of 'valid', 'same', 'causal'.*written \(\(2, 0\),\)"):
@@ -546,7 +547,7 @@ def test_invalid_options():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_integers_of_numpy():
+def test_numpy_integers_are_accepted():
     x, two = jnp.asarray(normal(7, 7, 2), jnp.float32), np.int64(2)
     layers = [
         (Conv(two, (two, two), stride=two, padding=np.int32(1)), Conv(2, (2, 2), stride=2, padding=1)),
@@ -558,8 +559,8 @@ def test_integers_of_numpy():
 
 
 @pytest.mark.parametrize("layer", [Conv(2, (3, 3)), ConvTranspose(2, (3, 3)), DepthwiseConv((3, 3))])
-def test_channels_first_is_warned_of(layer):
-    """A fresh layer takes any number of channels, so that no shape check can find it."""
+def test_channels_first_inputs_give_a_warning_at_init(layer):
+    """At init a layer accepts any number of channels, so that no shape check can detect the error."""
     x = jnp.zeros((2, 3, 8, 8))
     with pytest.warns(UserWarning, match=r"channels last.*got float32 \(2, 3, 8, 8\).*write jnp.moveaxis\(x, 1, -1\)"):
         layer.init(jax.random.key(0), x)
@@ -568,7 +569,7 @@ def test_channels_first_is_warned_of(layer):
 
 
 def test_padding_is_checked_when_a_layer_is_built():
-    """An unknown name is an error of the builder, not of apply."""
+    """The builder, not apply, rejects an unknown name."""
     for build in (
         lambda: Conv(8, (3, 3), padding="SAMEE"),
         lambda: DepthwiseConv((3, 3), padding=(1, 2, 3)),

@@ -1,4 +1,4 @@
-"""Gradient descent, momentum and Adam: bounds at every step, limits of stability, the lecture's numbers."""
+"""Gradient descent, momentum and Adam: bounds at every step, stability limits, values from the lecture."""
 
 import dataclasses
 import functools
@@ -27,12 +27,12 @@ from jaxblocks.theory.convergence import (
     tuned_momentum,
 )
 
-SLOPES = np.array([1.0, 10.0])  # of the lecture's quadratic, (x_1^2 + 10 x_2^2) / 2
+SLOPES = np.array([1.0, 10.0])  # of the quadratic in the lecture, (x_1^2 + 10 x_2^2) / 2
 
 
 @pytest.fixture
 def x64():
-    """Double precision, and the promotion that optax computes in."""
+    """Double precision, and the dtype promotion that optax needs."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -47,7 +47,7 @@ def quartic(x):
 
 @functools.cache
 def problem(name):
-    """An objective and a start, in double precision."""
+    """An objective and a starting point, in double precision."""
     rng = np.random.default_rng(3)
     x, noise = rng.normal(size=(40, 3)), rng.normal(size=40)
     if name == "quadratic":
@@ -69,7 +69,7 @@ PROBLEMS = ("quadratic", "least squares", "logistic", "huber")
 
 
 def test_bound_of_the_lecture_on_its_quadratic(x64):
-    """The gaps at t = 1, 10, 50 for eta = .099, and their bounds."""
+    """The gaps f - f* at t = 1, 10, 50 for eta = .099, and their bounds."""
     seen = descend(lecture(), jnp.ones(2), 0.099, steps=50)
     np.testing.assert_allclose(seen.gaps[jnp.array([1, 10, 50])], [0.4064005, 0.0621535, 1.484052e-5], rtol=1e-6)
     np.testing.assert_allclose(
@@ -81,7 +81,7 @@ def test_bound_of_the_lecture_on_its_quadratic(x64):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_bound_holds_at_every_step(x64, name):
-    """Also the steps of the proof: the descent lemma, and the inequality whose sum telescopes."""
+    """The steps of the proof hold too: the descent lemma, and the inequality whose sum telescopes."""
     objective, start = problem(name)
     shares = (0.3, 1.0, 1.7)  # of 1 / L
     runs = jax.vmap(lambda eta: descend(objective, start, eta, steps=120))(jnp.array(shares) / objective.smoothness)
@@ -120,13 +120,13 @@ def test_huber_attains_the_sharp_bound(x64, steps, value):
 
 @pytest.mark.parametrize(("eta", "start"), [(0.15, [1.0, 0.0]), (0.19, [0.0, 1.0]), (2 / 11, [3.0, -2.0])])
 def test_a_quadratic_attains_the_linear_rate(x64, eta, start):
-    """Along its flattest direction, along its steepest, and along both for eta = 2 / (L + mu)."""
+    """Along the flattest direction, along the steepest, and along both for eta = 2 / (L + mu)."""
     seen = descend(lecture(), jnp.array(start), eta, steps=30)
     np.testing.assert_allclose(seen.gaps, seen.bounds["strongly convex"], rtol=1e-10)
 
 
 def test_bounds_fail_where_their_assumptions_do(x64):
-    """Negative controls: a step beyond 2 / L, an L that is too small, a mu that is too large, no convexity."""
+    """Negative controls: a step above 2 / L, an L that is too small, a mu that is too large, no convexity."""
     with pytest.warns(
         UserWarning, match=r"above 2 / L = 0.2 gradient descent diverges from the minimum where .* L = 10"
     ):
@@ -153,7 +153,7 @@ def test_a_step_at_the_limit_does_not_warn(x64):
 
 
 def test_smoothness_of_the_objectives(x64):
-    """L is the largest curvature: of quadratics everywhere, of the logistic loss where all logits are 0."""
+    """L is the largest curvature: everywhere for quadratics, where all logits are 0 for the logistic loss."""
     objective, start = problem("logistic")
     zero = jax.tree.map(jnp.zeros_like, start)
     assert smoothness(objective, zero) == pytest.approx(objective.smoothness, rel=1e-12)
@@ -190,7 +190,7 @@ def test_values_of_the_bounds(x64):
 
 
 def by_hand(method, eta, m, steps, slopes=SLOPES):
-    """The lecture's momenta with v_{t+1} in the place of v_t, and with v_t, as printed."""
+    """The momentum methods of the lecture, corrected with v_{t+1}, and with v_t as printed."""
     theta, v = np.ones(len(slopes)), np.zeros(len(slopes))
     path = [theta]
     for _ in range(steps):
@@ -239,7 +239,7 @@ def test_both_forms_of_momentum_are_one_method(x64):
     np.testing.assert_allclose(first, second, atol=1e-15)
 
 
-def test_printed_momentum_is_another_method(x64):
+def test_momentum_as_printed_differs_from_momentum(x64):
     """C = x^2 / 2, m = .9, eta = .5, 100 steps from 1: 2.89005e-3 against 1.158960e7."""
     one = quadratic_objective(jnp.ones(1))
     right = descend(one, jnp.ones(1), optimizer("heavy ball", 0.5, 0.9), steps=100).last[0]
@@ -271,11 +271,11 @@ def test_adam_is_the_corrected_formula(x64):
     scaled = descend(lambda x: 1000 * (x[0] ** 2 + 10 * x[1] ** 2) / 2, jnp.ones(2), optax.adam(0.1), steps=60).points
     np.testing.assert_allclose(
         scaled, path, atol=1e-7
-    )  # its steps do not depend on the scale of the gradient, except for epsilon
+    )  # its steps depend on the scale of the gradient only through epsilon
 
 
 def test_adam_equals_that_of_pytorch(x64):
-    torch = pytest.importorskip("torch", reason="the reference")
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     theirs, path = torch.optim.Adam([theta], lr=0.1), []
     for _ in range(20):
@@ -319,8 +319,8 @@ def test_values_of_the_spectral_radius(x64):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_limit_of_stability(x64, method):
-    """Below it the method of optax converges in the steepest direction, above it does not; 3.8 for m = .9."""
+def test_stability_limit(x64, method):
+    """The method of optax converges in the steepest direction below the limit only; it is 3.8 for m = .9."""
     limit = float(stable_step_size(10.0, momentum=0.9, method=method))
     assert limit * 10 == pytest.approx({"heavy ball": 3.8, "nesterov": 3.8 / 2.8, "average": 38}[method])
     radii = spectral_radius(limit * jnp.array([0.97, 1.0, 1.03]), 10.0, momentum=0.9, method=method)
@@ -331,7 +331,7 @@ def test_limit_of_stability(x64, method):
     assert below < 1e-10 and above > 1e10
 
 
-def test_limit_of_gradient_descent(x64):
+def test_stability_limit_of_gradient_descent(x64):
     """Below 2 / L it converges, above it diverges."""
     assert stable_step_size(10.0) == pytest.approx(0.2)
     f = lecture().f
@@ -340,8 +340,8 @@ def test_limit_of_gradient_descent(x64):
 
 
 @pytest.mark.parametrize("method", ["gradient descent", *METHODS])
-def test_tuned_momentum_is_optimal(x64, method):
-    """The largest radius over the spectrum is the stated rate, and on a grid around it none is smaller."""
+def test_optimal_momentum(x64, method):
+    """The largest radius over the spectrum is the stated rate, and no point of a grid around it has a smaller one."""
     eta, m, rate = tuned_momentum(100.0, 1.0, method=method)
     plain = method == "gradient descent"
     spectrum = np.linspace(1, 100, 400)[:, None, None]
@@ -365,7 +365,7 @@ def test_stability_map():
 # ---- the lecture's small functions --------------------------------------------------------
 
 
-def test_hello_world(x64):
+def test_first_example_of_the_lecture(x64):
     """The iterates, the limit (3 + sqrt 73) / 8, within 1e-6 at step 21, contraction -.6027702."""
     path = np.asarray(descend(quartic, 2.0, 0.13, steps=100).points)
     first = [2, 0.44, 0.70000832, 1.07675083, 1.43966841, 1.44498829, 1.44179491, 1.44372444]
@@ -380,7 +380,7 @@ def test_hello_world(x64):
 
 
 def test_too_large_steps_end_in_a_cycle_or_at_another_minimum(x64):
-    """.163 alternates between 1.3957087 and 1.4855976 (printed as 1.488...); .17 converges to -.6930005."""
+    """Step .163 alternates between 1.3957087 and 1.4855976 (printed as 1.488...); .17 converges to -.6930005."""
     lasts = jax.vmap(lambda eta: descend(quartic, 2.0, eta, steps=2000).points[-2:])(jnp.array([0.163, 0.17]))
     np.testing.assert_allclose(jnp.sort(lasts[0]), [1.3957087, 1.4855976], atol=5e-8)
     np.testing.assert_allclose(lasts[1], -0.6930004682, atol=1e-9)
@@ -395,7 +395,7 @@ def test_minimum_depends_on_the_start_unless_the_function_is_convex(x64):
 
 
 def test_convergence_to_multiple_roots(x64):
-    """On the homework's r^2 to the fourfold root as 1 / sqrt(t), to the double root linearly."""
+    """On r^2 of the homework, to the fourfold root like 1 / sqrt(t), to the double root linearly."""
     square = lambda x: (x**5 - x**4 - x + 1) ** 2
     slow = descend(square, 0.0, 0.05, steps=10_000).points
     np.testing.assert_allclose(slow[10 ** jnp.arange(1, 5)], [0.67218, 0.95181, 0.98683, 0.99599], atol=5e-6)
@@ -404,7 +404,7 @@ def test_convergence_to_multiple_roots(x64):
 
 
 def test_negative_gradient_is_the_steepest_direction():
-    """The least slope over unit directions y at x with gradient (3, 4) is -5, along -(3, 4) / 5."""
+    """For the gradient (3, 4), the least slope over unit directions is -5, along -(3, 4) / 5."""
     x, angles = np.array([3.0, 4.0]), np.linspace(0, 2 * np.pi, 10_001)
     slopes = np.stack([np.cos(angles), np.sin(angles)], -1) @ x
     assert -5 <= slopes.min() < -5 + 1e-6
@@ -436,11 +436,11 @@ def test_divergence_is_recorded():
         assert not np.isfinite(seen.values[-1])
         assert repr(seen) == "Descent(20 steps, f from 10000 to nan)"
         nowhere = descend(quadratic_objective(jnp.ones(2)), jnp.array([1.0, jnp.nan]), 0.1, steps=3)
-        assert not nowhere.holds  # and no error about the minimizer, which is correct
+        assert not nowhere.holds  # and no error about the minimizer, since it is correct
 
 
 def test_repr_lists_informative_bounds():
-    """Above 1 / L the lecture's is infinite, above 2 / L all are, or grow."""
+    """Above 1 / L the bound of the lecture is infinite; above 2 / L all bounds are infinite or grow."""
     long = repr(descend(lecture(), jnp.ones(2), 0.15, steps=20))
     assert "bounds hold: sharp, strongly convex)" in long
     with pytest.warns(UserWarning, match="above 2 / L"):
@@ -450,8 +450,8 @@ def test_repr_lists_informative_bounds():
     assert "bounds FAIL: convex, sharp, strongly convex)" in repr(descend(wrong, jnp.ones(2), 0.01, steps=50))
 
 
-def test_rounding_from_a_start_of_value_zero(x64):
-    """The scale of rounding is that of the minimum."""
+def test_tolerance_for_rounding_from_a_start_of_value_zero(x64):
+    """The tolerance scales with the minimum."""
     q = quadratic_objective(jnp.array([3.0, 1.0]), jnp.array([1.0, 0.3]))
     assert bool(descend(q, jnp.zeros(2), 0.2, steps=100).holds)
     rng = np.random.default_rng(3)
@@ -463,8 +463,8 @@ def test_rounding_from_a_start_of_value_zero(x64):
 
 
 def test_tolerance_for_rounding_is_small(x64):
-    """A value below the minimum by 1e-10 of it is detected, and a bound too low by 1e-8."""
-    q = quadratic_objective(jnp.array([1.0]), jnp.array([1.0]))  # least at 1, -1/2
+    """A value below the minimum by a relative 1e-10 is detected, and a bound too low by a relative 1e-8."""
+    q = quadratic_objective(jnp.array([1.0]), jnp.array([1.0]))  # minimum -1/2 at 1
     beside = Objective(
         q.f, smoothness=1.0, convexity=1.0, minimizer=q.minimizer * (1 + 1e-5)
     )  # a value higher by 5e-11
@@ -477,7 +477,7 @@ def test_tolerance_for_rounding_is_small(x64):
 
 
 def test_plots():
-    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    matplotlib = pytest.importorskip("matplotlib", reason="plots require matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -555,7 +555,7 @@ def test_errors(call, error, sentence, sentences):
         call()
 
 
-def test_repairs_of_errors(sentences):
+def test_following_the_errors_advice_works(sentences):
     with pytest.warns(UserWarning, match="take at most 1 / L = 0.1 for the bounds to hold"):
         descend(lecture(), jnp.ones(2), 0.3, steps=5)
     assert bool(descend(lecture(), jnp.ones(2), 0.1, steps=5).holds)

@@ -1,4 +1,4 @@
-"""The contract: lifting, side inputs, keys, errors with their place, names for the compiler."""
+"""The layer protocol: lifting, side inputs, keys, paths of layers in errors, and names in the compiled program."""
 
 import copy
 import inspect
@@ -34,7 +34,7 @@ def notes(error):
     return getattr(error.value, "__notes__", [])
 
 
-def test_a_pair_is_a_tuple_with_names():
+def test_a_layer_is_a_named_tuple():
     layer = Dense(3)
     init, apply = layer
     assert (init, apply) == (layer.init, layer.apply)
@@ -60,7 +60,7 @@ def test_side_inputs_are_the_keyword_only_parameters():
     assert side_inputs(partial(shifted, mask=None)) == ("time",)
 
 
-def test_a_net_declares_the_union_of_what_its_layers_read():
+def test_a_net_declares_the_union_of_its_layers_side_inputs():
     def modulate(x, *, time):
         return x * time
 
@@ -73,7 +73,7 @@ def test_a_net_declares_the_union_of_what_its_layers_read():
     assert list(parameters)[:3] == ["params", "state", "inputs"]
 
 
-def test_an_unknown_side_input_is_rejected_with_those_that_are_read():
+def test_errors_of_unknown_side_inputs_list_the_declared_ones():
     net = Serial(Dense(3), Noise())
     params = net.init(jax.random.key(0), X)
     with pytest.raises(
@@ -109,13 +109,13 @@ def test_var_keywords_are_rejected():
         (Dense, "call it: Dense"),
     ],
 )
-def test_what_is_not_a_layer_is_rejected(wrong, words, sentences):
+def test_arguments_that_are_not_layers_are_rejected(wrong, words, sentences):
     with pytest.raises(TypeError, match=words) as error:
         Serial(relu, wrong)
     assert notes(error)[0].startswith("in layer 1")
 
 
-def test_errors_carry_the_path_of_the_layer():
+def test_errors_have_the_path_of_the_layer():
     net = Serial(first=relu, block=Residual(relu, Dense(5)))
     params = net.init(jax.random.key(0), X)
     with pytest.raises(
@@ -152,7 +152,7 @@ def test_each_child_draws_from_its_own_key():
     assert (y[0] != y[1]).any()
 
 
-def test_a_key_that_is_missing_is_asked_for():
+def test_a_missing_key_raises_an_error():
     net = Serial(Noise())
     with pytest.raises(ValueError, match="needs a key") as error:
         net.apply(((),), X, train=True)
@@ -161,7 +161,7 @@ def test_a_key_that_is_missing_is_asked_for():
 
 
 def test_layers_name_their_operations():
-    """The compiler's names are the layers' places."""
+    """Names in the compiled program are the paths of the layers."""
     net = Serial(hidden=Residual(Dense(5), jnp.tanh), out=Dense(1))
     params = net.init(jax.random.key(0), X)
     equations = jax.make_jaxpr(net.apply)(params, X).jaxpr.eqns
@@ -171,21 +171,21 @@ def test_layers_name_their_operations():
     assert "hidden/0" in text
 
 
-def test_the_mark_of_a_child_is_its_label_and_its_name():
+def test_the_scope_of_a_child_is_its_label_and_its_name():
     assert child_of(2, Dense(3)).mark == "2.Dense"
     assert child_of("out", Dense(3)).mark == "out.Dense"
     assert child_of(None, Dense(3)).mark == ".Dense"
 
 
-def test_no_arithmetic_is_left_in_init():
-    """init of a deep net draws params and does nothing else: no product, no contraction."""
+def test_init_has_no_arithmetic():
+    """init of a deep net only draws params: it has no product and no contraction."""
     net = Serial(*[Residual(Dense(5), relu)] * 3, Dense(1))
     text = str(jax.make_jaxpr(lambda key: net.init(key, jax.ShapeDtypeStruct((2, 5), jnp.float32)))(jax.random.key(0)))
     assert "dot_general" not in text and "tanh" not in text
 
 
 def test_dispatch_adds_nothing_to_the_traced_program():
-    """The compiled program of a net is that of the same net by hand."""
+    """The compiled program of a net equals that of the same net written out."""
     net = Serial(Dense(4), relu, Dense(3))
     params = net.init(jax.random.key(0), X)
 
@@ -220,7 +220,7 @@ def test_a_net_prints_as_the_expression_that_builds_it():
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_a_copied_net_is_the_same_net(copied):
+def test_copies_of_a_net_equal_it(copied):
     net = Serial(Dense(3, kernel_init=initializers.he_normal()), Residual(relu))
     params = net.init(jax.random.key(0), X)
     twin = copied(net)
@@ -229,18 +229,18 @@ def test_a_copied_net_is_the_same_net(copied):
     np.testing.assert_array_equal(twin.apply(params, X), net.apply(params, X))
 
 
-def test_a_layer_that_is_called_says_what_to_call():
+def test_calling_a_layer_raises_an_error_with_the_repair():
     with pytest.raises(TypeError, match=r"write params = net.init\(key, x\) and net.apply\(params, x\)"):
         Dense(3)(X)
     with pytest.raises(TypeError, match=r"net.apply\(params, state, x\)"):
         Serial(Dense(3), Center())(X)
 
 
-# ---- the mechanism of checks --------------------------------------------------------------------
+# ---- checks of arguments ------------------------------------------------------------------------
 
 
-def test_the_public_function_that_was_called_is_named():
-    """Also through a transformation, and inside code of the user."""
+def test_errors_name_the_public_function_that_was_called():
+    """This also holds through a transformation and inside user code."""
     with pytest.raises(ValueError, match="^affine expected"):
         jax.vmap(affine)(jnp.ones((4, 2, 3)), jnp.ones((4, 5, 6)))
     with pytest.raises(ValueError, match="^affine expected"):
@@ -265,7 +265,7 @@ def test_the_public_function_that_was_called_is_named():
         (lambda: affine(jnp.ones(2), jnp.ones((3, 2, 1))), r"kernel with 2 axes, \(in, out\), got float32 \(3, 2, 1\)"),
     ],
 )
-def test_what_annotations_say_is_checked(call, words, sentences):
+def test_annotations_are_checked(call, words, sentences):
     with pytest.raises((TypeError, ValueError), match=words):
         call()
 

@@ -1,4 +1,4 @@
-"""Operations counted in the jaxpr: against counts by hand, and against XLA where XLA can count."""
+"""Operations counted in the jaxpr, against counts by hand and against the cost analysis of XLA."""
 
 import itertools
 
@@ -56,7 +56,7 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("f", "expected"), BY_HAND, ids=range(len(BY_HAND)))
-def test_a_3_by_4_array_by_hand(f, expected):
+def test_operations_on_a_3_by_4_array(f, expected):
     assert operations(f, shape(3, 4)) == expected
 
 
@@ -64,14 +64,14 @@ def test_complex_numbers_count_as_real_operations():
     z = shape(5, dtype=jnp.complex64)
     assert operations(lambda z: z * z + z, z) == (20, 10 + 10, 0)
     assert operations(jnp.abs, z) == (10, 5, 5)
-    assert operations(lambda z: jnp.vdot(z, z), z)[:2] == (20, 20 + 5)  # 5 signs of the conjugate
+    assert operations(lambda z: jnp.vdot(z, z), z)[:2] == (20, 20 + 5)  # 5 for the sign of the conjugate
 
 
-def test_linear_solves_follow_the_textbook():
+def test_linear_solves_have_the_textbook_counts():
     a, b = shape(4, 4), shape(4, 3)
     solve = lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
     assert operations(solve, a, b) == (3 * (6 + 4), 3 * 6, 0)
-    inner = sum(j for i, j in itertools.product(range(4), range(4)) if i >= j)  # l_ij asks for j products
+    inner = sum(j for i, j in itertools.product(range(4), range(4)) if i >= j)  # l_ij takes j products
     assert operations(lambda a: lax.linalg.cholesky(a, symmetrize_input=False), a) == (inner + 6, inner, 4)
 
 
@@ -93,7 +93,7 @@ def test_batched_and_general_products():
 
 
 def conv_by_hand(x, kernel, stride=1, dilation=1, groups=1):
-    """Products of a VALID two-dimensional convolution, counted in the loop that computes it; x HWC, kernel HWIO."""
+    """Products of a VALID two-dimensional convolution, counted in a loop that computes it; x is HWC, kernel HWIO."""
     (height, width, _), (kh, kw, inputs, outputs) = x, kernel
     rows = len(range(0, height - dilation * (kh - 1), stride))
     columns = len(range(0, width - dilation * (kw - 1), stride))
@@ -124,13 +124,13 @@ def test_a_convolution_by_hand_and_by_xla(stride, dilation, groups):
     assert jax.jit(conv).lower(x, kernel).compile().cost_analysis()["flops"] == 2 * products
 
 
-def test_padding_is_counted_as_any_other_input():
+def test_padding_is_counted_as_input():
     conv = lambda x, k: lax.conv(x, k, (1, 1), "SAME")
     assert operations(conv, shape(1, 3, 8, 8), shape(5, 3, 3, 3))[0] == 8 * 8 * 5 * 3 * 9
 
 
-def test_a_transposed_convolution_does_not_count_its_holes():
-    """Each input is multiplied by each tap once: as many products as in the convolution that it transposes."""
+def test_a_transposed_convolution_does_not_count_inserted_zeros():
+    """Each input is multiplied by each tap once, as in the convolution that it transposes."""
 
     def up(x, kernel):
         return lax.conv_transpose(x, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -143,7 +143,7 @@ def test_a_transposed_convolution_does_not_count_its_holes():
 
 
 def test_depthwise_gradient_of_the_kernel():
-    """A convolution with batch groups: one input channel for each output, 3 taps, 6 places, 2 examples."""
+    """A convolution with batch groups: one input channel per output, 3 taps, 6 positions, 2 examples."""
 
     def conv(x, k):
         return lax.conv_general_dilated(x, k, (1,), "VALID", feature_group_count=4)
@@ -165,7 +165,7 @@ def lstm(params, carry, x):
 
 
 def test_twenty_steps_of_a_recurrent_cell():
-    """1,966,080 from the matrix products alone: 20 steps x 2 x 8 examples x (16 + 32) x 4 x 32."""
+    """1,966,080 operations of matrix products: 20 steps x 2 x 8 examples x (16 + 32) x 4 x 32."""
     params = {"x": shape(16, 128), "h": shape(32, 128)}
 
     def run(params, carry, xs):
@@ -178,7 +178,7 @@ def test_twenty_steps_of_a_recurrent_cell():
     assert counted.dots == 1_966_080
 
 
-def test_scan_counts_what_its_unrolled_form_counts():
+def test_scan_has_the_count_of_its_unrolled_form():
     w = shape(6, 6)
 
     def scanned(w, x):
@@ -218,12 +218,12 @@ def test_cond_counts_its_costliest_branch():
     assert operations(f, shape(dtype=jnp.bool_), shape(5, 5)) == (125, 125, 0)
     g = lambda i, x: lax.switch(i, [jnp.sin, lambda x: x * x * x, lambda x: x], x)
     assert operations(g, shape(dtype=jnp.int32), shape(5, 5)) == (50, 0, 0)
-    both = jax.vmap(f, (0, 0))  # a batched predicate computes both and selects
+    both = jax.vmap(f, (0, 0))  # with a batched predicate both branches run
     assert operations(both, shape(3, dtype=jnp.bool_), shape(3, 5, 5)) == (375, 375 + 75, 0)
 
 
 def test_every_branch_of_a_cond_is_listed():
-    """The branch for False is first; dead code is removed from all; a scan around it multiplies."""
+    """The branch for False is first; dead code is removed from all branches; an outer scan multiplies the counts."""
 
     def f(p, x):
         with jax.named_scope("choice"):
@@ -256,7 +256,7 @@ def test_conds_within_conds():
 
 
 def test_one_iteration_of_a_loop_is_listed():
-    """n iterations cost n times the one that is listed."""
+    """n iterations cost n times the listed count."""
 
     def halve(x):
         with jax.named_scope("loop"):
@@ -288,7 +288,7 @@ def test_dots_are_matrix_products_and_convolutions_only():
 
 
 def test_products_of_rows_in_groups():
-    """Six rows, each times the matrix of its group, of three groups: 6 x 4 x 5, and so in both derivatives."""
+    """Six rows, each times the matrix of its group (of three): 6 x 4 x 5 products, also in both derivatives."""
     x, w, sizes = shape(6, 4), shape(3, 4, 5), shape(3, dtype=jnp.int32)
     assert operations(lax.ragged_dot, x, w, sizes) == (120, 120, 0)
     for argument in (0, 1):
@@ -296,12 +296,12 @@ def test_products_of_rows_in_groups():
         assert count_flops(of, x, w, sizes).dots == 240
 
 
-@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="a primitive of newer versions of JAX")
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="requires a newer version of JAX")
 def test_a_polynomial_is_counted_by_horners_scheme():
     assert operations(lambda x: lax.polynomial(x, [1.0, 5.0, 2.0, 7.0]), shape(3, 4)) == (36, 36, 0)
 
 
-def test_calls_of_every_kind_are_opened():
+def test_calls_of_every_kind_are_counted():
     x = shape(5, 5)
     square = lambda x: x @ x
     plain = operations(square, x)
@@ -324,7 +324,7 @@ def test_rematerialized_work_is_counted_twice():
     plain = count_flops(jax.grad(loss), shape(6, 6), shape(4, 6), wrap=lambda f: f)
     again = count_flops(jax.grad(loss), shape(6, 6), shape(4, 6), wrap=jax.checkpoint)
     assert plain.multiplications - 24 == 2 * 4 * 36  # x w, and its transpose for w
-    # the forward pass keeps nothing and its value is not asked for: x w is made once, in the backward pass
+    # the forward pass stores nothing and its value is not used: x w is computed once, in the backward pass
     assert again.multiplications - 24 == 2 * 4 * 36
     twice = lambda w, x: jax.value_and_grad(lambda w: loss(w, x, jax.checkpoint))(w)
     assert count_flops(twice, shape(6, 6), shape(4, 6)).multiplications - 24 == 3 * 4 * 36
@@ -368,7 +368,7 @@ def test_dead_code_inside_loops_and_branches():
     assert operations(lambda a, b, xs: f(a, b, xs)[0][0], a, b, xs) == (0, 6, 0)
     assert operations(lambda a, b, xs: f(a, b, xs)[1], a, b, xs) == (0, 6, 6)
     assert operations(lambda a, b, xs: f(a, b, xs)[0], a, b, xs) == (6 * 729, 6 * 729 + 6, 0)
-    # what the first carry reads of the second keeps the second alive
+    # the second carry is live, since the first one depends on it
     mixed = lambda a, b, xs: lax.scan(lambda c, x: ((c[0] + c[1][0, 0], c[1] @ c[1]), None), (a, b), xs)[0][0]
     assert operations(mixed, a, b, xs)[0] == 6 * 729
     loop = lambda x, y: lax.while_loop(lambda c: c[0] < 9.0, lambda c: (c[0] + 1.0, c[1] @ c[1]), (x, y))
@@ -403,7 +403,7 @@ def test_an_axis_name_is_not_an_effect():
     assert operations(f, shape(4, 4)) == (0, 16, 0)
 
 
-# ---- never silently zero -------------------------------------------------------------------
+# ---- unknown primitives --------------------------------------------------------------------
 
 
 def test_unknown_primitives_are_listed():
@@ -472,7 +472,7 @@ MLP = [(shape(64, 128), shape(128)), (shape(128, 96), shape(96)), (shape(96, 16)
 
 
 def test_gradient_of_a_multilayer_perceptron():
-    """Three products per layer, but two in the first, whose input needs no gradient."""
+    """Three products per layer, except two in the first, whose input needs no gradient."""
     sizes = [64 * 128, 128 * 96, 96 * 16]
     products = 32 * (3 * sum(sizes) - sizes[0])
     dots = sum(
@@ -553,7 +553,7 @@ def test_derivatives_keep_the_scopes_of_the_function(wrap):
     assert set(counted.scopes) <= {"0.Repeat", "0.Repeat/.Dense", "1.Dense", ""}
     dense = counted.scopes["0.Repeat/.Dense"]
     assert dense.multiplications >= 3 * 3 * 2 * 4 * 25  # forward, for the input, for the kernel
-    assert counted.scopes["1.Dense"].multiplications == 2 * 2 * 4 * 10  # its value is not asked for
+    assert counted.scopes["1.Dense"].multiplications == 2 * 2 * 4 * 10  # its value is not used
 
 
 def test_scopes_with_brackets_in_their_names():
@@ -567,7 +567,7 @@ def test_scopes_with_brackets_in_their_names():
     assert count_flops(twice, shape(3)).scopes["f(x)/inner"].flops > 0
 
 
-def test_layers_mark_their_outputs():
+def test_layer_outputs_have_names():
     found = [
         (scope, e.params["name"], e.outvars[0].aval.shape, times)
         for e, scope, times in equations(jax.make_jaxpr(repeated)(NET, shape(4, 5)))
@@ -597,7 +597,7 @@ def test_bytes_are_operands_and_results():
     assert count_flops(lambda x: lax.scan(lambda x, _: (jnp.sin(x), None), x, length=3)[0], shape(8)).bytes == 3 * 64
 
 
-def test_it_prints_in_one_line():
+def test_the_repr_is_one_line():
     text = str(count_flops(jnp.matmul, shape(100, 100), shape(100, 100)))
     assert (
         text
@@ -605,7 +605,7 @@ def test_it_prints_in_one_line():
     )
 
 
-def test_arguments_flags_and_numbers():
+def test_flags_and_numbers_as_arguments():
     def f(x, n, *, scale, train=False):
         return x * n * scale if train else x
 
@@ -621,7 +621,7 @@ def test_counting_executes_and_compiles_nothing():
     assert count_flops(jnp.matmul, huge, huge).flops == 2 * 10**18
 
 
-def test_an_argument_that_is_no_function_raises(sentences):
+def test_arguments_that_are_not_functions_are_rejected(sentences):
     with pytest.raises(TypeError, match="count_flops expected f to be a function, got 3"):
         count_flops(3, jnp.ones(2))
     assert count_flops(jnp.sin, jnp.ones(2)).transcendentals == 2

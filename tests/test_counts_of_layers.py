@@ -1,8 +1,8 @@
-"""The operations of every layer of the zoo, counted by hand: matrix products and convolutions to the operation.
+"""Exact counts of matrix products and convolutions of every layer of the zoo, against counts by hand.
 
-A product of matrices (m, k) and (k, n) is m k n multiplications and as many additions, and so is a convolution with
-m outputs of n channels, each of k taps and input channels. The hand counts below are those m k n, written from the
-shapes of each row; a row of the zoo that is missing here fails.
+A product of matrices (m, k) and (k, n) takes m k n multiplications and m k n additions. So does a convolution with m
+output positions, n output channels, and k the number of taps times input channels. The counts by hand below are these
+m k n, from the shapes of each entry. Each entry of the zoo must have a count.
 """
 
 import jax
@@ -16,20 +16,20 @@ from jaxblocks.core import declared_by
 
 
 def attention_by_hand(queries, keys, batch=1, heads=1, width=1, value_width=None, seen=None):
-    """Scores q k and sums over values: for each head and query, the width of both times the keys that it meets."""
+    """Scores q k and sums over values: per head and query, the number of attended keys times the widths of both."""
     meetings = batch * heads * queries * (keys if seen is None else seen)
     return meetings * width + meetings * (value_width or width)
 
 
 def spread(inputs, taps, stride, padding, more):
-    """Of y_i = sum_j x_{(i + p - j) / s} w_j: the pairs (i, j) for which s divides, on one axis."""
+    """For y_i = sum_j x_{(i + p - j) / s} w_j on one axis: the number of pairs (i, j) for which s divides i + p - j."""
     outputs = (inputs - 1) * stride + taps - 2 * padding + more
     return sum((i + padding - j) % stride == 0 for i in range(outputs) for j in range(taps))
 
 
-GATES = 3 * (5 + 3)  # one gate of a recurrent cell: 3 features from 5 inputs and 3 features of before
-GRAPH_BLOCK = 7 * (1 + 5 + 5) * 2 + 4 * (2 + 5) * 3 + 1 * (2 + 3) * 3  # edges, nodes, the whole; padded edges too
-GAT = 4 * 5 * 2 * 3 + 2 * 4 * 2 * 3  # the map, and two scores for each node and head
+GATES = 3 * (5 + 3)  # one gate of a recurrent cell: 3 features from 5 inputs and 3 previous features
+GRAPH_BLOCK = 7 * (1 + 5 + 5) * 2 + 4 * (2 + 5) * 3 + 1 * (2 + 3) * 3  # edges, nodes, the graph; padded edges too
+GAT = 4 * 5 * 2 * 3 + 2 * 4 * 2 * 3  # the projection, and two scores for each node and head
 
 BY_HAND = {
     "Dense": 4 * 5 * 3,
@@ -55,10 +55,10 @@ BY_HAND = {
     "Parallel of two inputs": 0,
     "Center": 0,
     "Noise": 0,
-    # Attention: four maps of 6 features, and the meetings of queries and keys.
+    # Attention: four projections of 6 features, and all pairs of queries and keys.
     "Attention": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
-    # Queries of 4 heads and keys and values of 2. Chunks of 3 queries, of which the last is filled up to 6; each
-    # query meets the 4 keys that some query of its chunk sees.
+    # Queries have 4 heads, keys and values 2. Chunks have 3 queries, and the 5 queries are padded to 6; each query is
+    # multiplied with the 4 keys in the windows of its chunk.
     "Attention, causal, grouped heads, window, rotary, chunks": (
         15 * 6 * (8 + 4 + 4) + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=3 + 2 - 1) + 15 * 8 * 6
     ),
@@ -67,23 +67,23 @@ BY_HAND = {
     ),
     "Attention with a mask of keys": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention in training": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
-    "Attention with a cache": 4 * 12 * 6 * 8 + attention_by_hand(4, 12, batch=3, heads=2, width=4),  # 12 places
+    "Attention with a cache": 4 * 12 * 6 * 8 + attention_by_hand(4, 12, batch=3, heads=2, width=4),  # 12 positions
     "SinusoidalPositions": 0,
     "SinusoidalPositions streaming": 0,
     "LearnedPositions": 0,
     "LearnedPositions streaming": 0,
-    # Convolutions: batch, positions, taps, channels of a group, outputs.
+    # Convolutions: batch, positions, taps, channels per group, outputs.
     "Conv over time": 2 * 7 * 3 * 2 * 3,
     "Conv of images": 2 * (3 * 4) * (3 * 2) * 2 * 3,
     "Conv of volumes on a torus": 2 * (3 * 2 * 4) * (3 * 1 * 2) * 2 * 2,
     "Conv in groups": 2 * (5 * 4) * (2 * 2) * (4 // 2) * 6,
-    "DepthwiseConv": 0,  # written as shifted products; see below
+    "DepthwiseConv": 0,  # shifted products, counted below
     "ConvTranspose": 2 * spread(3, 3, 2, 1, 1) * spread(4, 2, 2, 1, 1) * (6 // 2) * 4,
     "MaxPool": 0,
     "GlobalMaxPool": 0,
     "GlobalAvgPool": 0,
     "AvgPool": 0,
-    "Embedding": 0,  # looked up
+    "Embedding": 0,  # a lookup
     "Embedding, tied, on ids": 0,
     "Embedding, tied, on features": 3 * 4 * 6,
     "RandomFourierFeatures": 3 * 5 * 4,
@@ -98,7 +98,7 @@ BY_HAND = {
     "GraphBlock by max": GRAPH_BLOCK,
     "GraphBlock by softmax": GRAPH_BLOCK,
     "GraphMapFeatures": 4 * 5 * 3,
-    "GCN": 4 * 5 * 3,  # neighbors are gathered and scattered
+    "GCN": 4 * 5 * 3,  # neighbors are gathered and scattered without products
     "GAT": GAT,
     "GAT by mean without self-loops": GAT,
     "GIN": 4 * 5 * 3,
@@ -139,12 +139,12 @@ def called(layer, inputs, side=None):
     return f, params
 
 
-def test_every_row_is_counted_by_hand():
+def test_every_entry_of_the_zoo_has_a_count():
     assert set(BY_HAND) == set(ZOO)
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_products_are_counted_to_the_operation(name):
+def test_products_are_counted_exactly(name):
     inputs = ZOO[name].inputs()
     f, params = called(ZOO[name].layer, inputs, ZOO[name].side)
     counted = count_flops(f, params, *inputs)
@@ -154,26 +154,26 @@ def test_products_are_counted_to_the_operation(name):
     assert counted.flops >= counted.dots
 
 
-# A gradient with respect to params and inputs has three products for each one: its own, and one for either factor
-# (a small constant, AD-29). What has another number of them:
+# The gradient with respect to params and inputs has three products for each product of the function: the product itself
+# and one for each factor. The exceptions are:
 GRADIENT_BY_HAND = {
-    "Repeat with state": 4 * BY_HAND["Repeat with state"],  # rematerialized: made once more
-    "Attention, causal, grouped heads, window, rotary, chunks": (  # chunks are made once more, the maps are not
+    "Repeat with state": 4 * BY_HAND["Repeat with state"],  # rematerialized: computed twice
+    "Attention, causal, grouped heads, window, rotary, chunks": (  # chunks are computed twice, projections once
         3 * BY_HAND["Attention, causal, grouped heads, window, rotary, chunks"]
         + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=4)
     ),
-    # Twice the convolution, and for the input its transpose, that of x as it was padded; zeros around it are counted.
+    # Twice the convolution, and for the input its transpose applied to the padded x; zeros of the padding are counted.
     "Conv of images": 2 * 864 + 2 * spread(3, 3, 2, 1, 0) * spread(4, 2, 2, 1, 0) * 2 * 3,
     "Conv of volumes on a torus": 2 * 1152 + 2 * (5 * 3) * (2 * 1) * (5 * 2) * 2 * 2,
     "Conv in groups": 2 * 1920 + 2 * (6 * 2) * (5 * 2) * 2 * 6,
     "ConvTranspose": 2 * 1512 + 2 * (3 * 4) * (3 * 2) * 3 * 4,  # for the input, the convolution itself
     "SpectralNorm": 3 * (3 * 4 * 3) + 2 * (4 * 3 + 4),  # the singular vectors are held constant
-    "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),  # what it starts from is no argument
+    "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),  # the initial carry is not an argument
 }
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_products_of_gradients_too(name):
+def test_products_of_gradients_are_counted_exactly(name):
     inputs = ZOO[name].inputs()
     f, params = called(ZOO[name].layer, inputs, ZOO[name].side)
 
@@ -185,7 +185,7 @@ def test_products_of_gradients_too(name):
     assert counted.dots == 2 * GRADIENT_BY_HAND.get(name, 3 * BY_HAND[name])
 
 
-# ---- layers with numbers of their own ----------------------------------------------------------
+# ---- single layers -----------------------------------------------------------------------------
 
 
 def products(f, *args):
@@ -196,22 +196,22 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def test_a_depthwise_convolution_multiplies_as_often_without_one():
-    """Batch, positions, window, channels and outputs of each: in sums of shifted products."""
+def test_shifted_products_count_like_a_depthwise_convolution():
+    """Sums of shifted products multiply batch x positions x window x channels x outputs per channel times."""
     x = shape(2, 4, 5, 3)
     f, params = called(DepthwiseConv((3, 3), multiplier=2, stride=(1, 2), padding="same", use_bias=False), (x,))
     assert count_flops(f, params, x).multiplications == 2 * (4 * 3) * (3 * 3) * 3 * 2
 
 
 def test_twenty_steps_of_an_lstm():
-    """1,966,080 from matrix products alone: 20 steps x 2 x 8 examples x (16 + 32) x 4 gates x 32."""
+    """1,966,080 operations of matrix products: 20 steps x 2 x 8 examples x (16 + 32) x 4 gates x 32."""
     x = shape(8, 20, 16)
     f, params = called(LSTM(32), (x,))
     assert count_flops(f, params, x).dots == 1_966_080
 
 
 def test_the_first_layer_needs_no_gradient_of_its_input():
-    """AD-14: one product fewer in the gradient with respect to params than in that with respect to the input too."""
+    """The gradient with respect to params only has one product fewer than that with respect to params and input."""
     x = shape(8, 5)
     f, params = called(Serial(Dense(7), relu, Dense(6), relu, Dense(2)), (x,))
     value = lambda params, x: jnp.sum(f(params, x) ** 2)

@@ -22,7 +22,7 @@ def indices(batches):
     return [np.asarray(y).tolist() for _, y in batches]
 
 
-def test_split_uses_every_row_once_and_keeps_rows_together():
+def test_split_uses_every_row_once_and_keeps_examples_aligned():
     parts = train_val_test_split(KEY, rows())
     assert [len(y) for _, y in parts] == [14, 3, 3]
     assert sorted(itertools.chain(*indices(parts))) == list(range(20))
@@ -68,7 +68,7 @@ def test_an_epoch_is_a_permutation_without_the_last_partial_batch():
     assert indices(with_rest)[:3] == indices(batches)
 
 
-def test_the_key_determines_the_batches_and_each_epoch_has_its_order():
+def test_the_key_determines_the_batches_and_each_epoch_has_a_new_order():
     two = indices(minibatches(KEY, rows(), 5, epochs=2))
     assert len(two) == 8 and two[:4] != two[4:]
     assert two == indices(minibatches(KEY, rows(), 5, epochs=2))
@@ -77,12 +77,12 @@ def test_the_key_determines_the_batches_and_each_epoch_has_its_order():
 
 
 @pytest.mark.parametrize("start", [0, 3, 4, 7, 8])
-def test_start_continues_where_a_run_stopped(start):
+def test_start_resumes_the_sequence_of_batches(start):
     whole = indices(minibatches(KEY, rows(), 5, epochs=2))
     assert indices(minibatches(KEY, rows(), 5, epochs=2, start=start)) == whole[start:]
 
 
-def test_numpy_and_jax_arrays_agree_and_trees_keep_their_structure():
+def test_numpy_and_jax_arrays_agree_and_pytrees_keep_their_structure():
     x, y = rows()
     on_host = indices(minibatches(KEY, (x, np.asarray(y)), 4))
     assert on_host == indices(minibatches(KEY, (x, y), 4))
@@ -116,7 +116,7 @@ def test_minibatches_rejects_wrong_arguments_at_the_call(arrays, batch_size, err
         ({"start": 0.0}, "start to be an integer >= 0 or an array, got 0.0"),
     ],
 )
-def test_minibatches_rejects_counts_that_are_no_integers(option, sentence, sentences):
+def test_minibatches_rejects_counts_that_are_not_integers(option, sentence, sentences):
     with pytest.raises((ValueError, TypeError), match=sentence):
         minibatches(KEY, rows(), 5, **option)
 
@@ -140,10 +140,10 @@ IMAGES = jnp.ones((2, 4, 4, 1))
     ],
 )
 @pytest.mark.parametrize(("key", "got"), [(0, "0"), (None, "None"), (np.zeros(2, np.uint32), r"uint32 \(2,\)")])
-def test_what_is_not_a_key_is_rejected(name, call, key, got):
+def test_invalid_keys_are_rejected(name, call, key, got):
     with pytest.raises(TypeError, match=rf"^{name} expected key to be a key, got {got}; pass jax.random.key\(0\)"):
         call(key)
-    call(jax.random.key(0))  # the repair
+    call(jax.random.key(0))  # as the error advises
 
 
 # ---- augmentation --------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def numbered_images(batch=6):
     return jnp.arange(1.0, batch * 5 * 4 * 2 + 1).reshape(batch, 5, 4, 2)
 
 
-def test_a_shift_is_one_of_all_shifts_and_differs_between_examples():
+def test_shifts_are_in_range_and_differ_between_examples():
     images = numbered_images(40)
     shifted = np.asarray(jax.jit(random_shift, static_argnums=2)(jax.random.key(0), images, 1))
     padded = np.pad(np.asarray(images), ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -170,7 +170,7 @@ def test_a_shift_is_one_of_all_shifts_and_differs_between_examples():
     np.testing.assert_array_equal(random_shift(jax.random.key(0), images, 1), shifted)
 
 
-def test_a_flip_mirrors_the_width_of_about_half_of_the_examples():
+def test_flips_mirror_the_width_of_about_half_of_the_examples():
     images = numbered_images(200)
     flipped = np.asarray(jax.jit(random_flip)(jax.random.key(0), images))
     mirrored = (flipped == images[:, :, ::-1]).all((1, 2, 3))
@@ -181,7 +181,7 @@ def test_a_flip_mirrors_the_width_of_about_half_of_the_examples():
     assert not np.array_equal(random_flip(jax.random.key(1), images), flipped)
 
 
-def test_noise_has_its_scale_and_is_drawn_for_every_entry():
+def test_noise_has_the_given_scale_and_is_drawn_for_every_entry():
     noise = np.asarray(gaussian_noise(jax.random.key(0), jnp.ones((400, 50)), 0.3)) - 1
     assert abs(noise.mean()) < 4 * 0.3 / np.sqrt(noise.size)
     assert abs(noise.std() - 0.3) < 4 * 0.3 / np.sqrt(2 * noise.size)
@@ -198,7 +198,7 @@ def test_images_keep_their_dtype(dtype):
     assert random_flip(jax.random.key(1), images).dtype == dtype
 
 
-def test_noise_augmentation_is_ridge_regression():
+def test_noise_augmentation_equals_ridge_regression():
     """E over noise of ||(X + E) w - y||^2 = ||X w - y||^2 + N sigma^2 ||w||^2, so the minimizers agree."""
     with jax.enable_x64(True):
         draw = np.random.default_rng(0)
@@ -213,8 +213,8 @@ def test_noise_augmentation_is_ridge_regression():
         assert np.abs(trained - ridge).max() < 2e-3 < 2e-2 < np.abs(plain - ridge).max()
 
 
-def test_prefetched_batches_are_the_same_on_the_device_and_a_few_ahead(sentences):
-    """At most ``ahead`` beside the one in use; a resumed run reads again what was fetched and not used."""
+def test_prefetched_batches_are_equal_on_the_device_and_fetched_ahead(sentences):
+    """At most ``ahead`` batches besides the current one are fetched; a resumed run fetches unused batches again."""
     taken = []
 
     def counted():

@@ -1,4 +1,4 @@
-"""Data sets: what their sources say about them, in values; and what is said where a source is missing."""
+"""Data sets: their values against the published sources, and the errors for missing sources."""
 
 import builtins
 import string
@@ -10,11 +10,11 @@ import pytest
 
 from jaxblocks import datasets
 
-pytest.importorskip("sklearn", reason="the sets ship with scikit-learn")
+pytest.importorskip("sklearn", reason="scikit-learn has the data sets")
 
 
-def test_digits_are_multiples_of_a_sixteenth():
-    """Sums and counts of UCI's optdigits.tes; the first image is drawn as its pixels say."""
+def test_digits_are_multiples_of_one_sixteenth():
+    """Sums and counts of UCI's optdigits.tes; the first image has the pixels of the file."""
     images, labels = datasets.digits()
     assert (images.dtype, labels.dtype) == (np.float32, np.int32)
     assert np.array_equal(images * 16, np.round(images * 16))
@@ -33,7 +33,7 @@ def test_digits_are_multiples_of_a_sixteenth():
     ],
 )
 def test_labeled_sets(name, counts, row):
-    """Class sizes and the first row, as the sources print them."""
+    """Class sizes and the first row, as published."""
     x, labels = getattr(datasets, name)()
     assert (x.dtype, labels.dtype, len(x)) == (np.float32, np.int32, sum(counts))
     assert np.bincount(labels).tolist() == counts
@@ -49,7 +49,7 @@ def test_diabetes_has_unscaled_features_and_a_column_of_targets():
 
 
 def test_text_of_the_standard_library(monkeypatch):
-    """The three parts: prose of the reference, docstrings that modules show, sources that contain them; no tests."""
+    """The three parts: the language reference, the docstrings of modules, and the sources without tests."""
     topics = datasets.standard_library_text()
     assert "Assert statements" in topics and topics == datasets.standard_library_text(part="topics")
     if sys.version_info[:2] == (3, 11):
@@ -68,7 +68,7 @@ def test_text_of_the_standard_library(monkeypatch):
 
 
 def test_errors_about_missing_sources(monkeypatch, tmp_path):
-    """Without scikit-learn, pydoc_data or sources: what is missing, and what to do; the repairs are followed."""
+    """Without scikit-learn, pydoc_data or sources, errors name what is missing; following their advice works."""
     real = builtins.__import__
 
     def without(name, *rest, **more):

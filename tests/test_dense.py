@@ -1,4 +1,4 @@
-"""Dense layers: the lectures' formulas and counts, affine algebra, and what is said of bad input."""
+"""Dense layers: formulas and counts from the lectures, affine algebra, and errors of invalid input."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ def shapes(params):
     return [leaf.shape for leaf in jax.tree.leaves(params)]
 
 
-def test_eq_1_by_an_explicit_double_loop():
-    """ReLU(sum_j A_ij x_j + b_i), coordinate by coordinate, with A the transpose of the kernel."""
+def test_dense_with_relu_equals_a_double_loop():
+    """ReLU(sum_j A_ij x_j + b_i), equation (1) of the lecture, with A the transpose of the kernel."""
     net = Serial(Dense(3), relu)
     params = net.init(jax.random.key(0), X)
     params = ({**params[0], "bias": jnp.array([0.1, -0.2, 0.3])}, ())
@@ -34,14 +34,14 @@ def test_eq_1_by_an_explicit_double_loop():
     [((5, 1), 2, 21), ((5, 10, 5, 2), 2, 142), ((7, 3), 4, 7 * 5 + 3 * 8)],
 )
 def test_parameter_counts(widths, inputs, parameters):
-    """The lecture's counts: 21; 142, layer by layer 15, 60, 55, 12; m (d + 1) + c (m + 1)."""
+    """The counts of the lecture: 21; 142, which is 15 + 60 + 55 + 12; m (d + 1) + c (m + 1)."""
     params = MLP(*widths).init(jax.random.key(0), jax.ShapeDtypeStruct((inputs,), jnp.float32))
     assert count_params(params) == parameters
     if parameters == 142:
         assert [count_params(layer) for layer in params if layer] == [15, 60, 55, 12]
 
 
-def test_mlp_is_the_nested_expression():
+def test_mlp_equals_the_nested_expression():
     """f = o(W3 s(W2 s(W1 x + b1) + b2) + b3), with the output activation an explicit argument."""
     net = MLP(6, 4, 3, activation=jnp.tanh, last_activation=sigmoid)
     params = net.init(jax.random.key(0), X)
@@ -51,8 +51,8 @@ def test_mlp_is_the_nested_expression():
     assert len(MLP(6, 4, 3).init(jax.random.key(0), X)) == 5  # no output activation by default
 
 
-def test_kernels_follow_what_comes_after_them():
-    """He's variance 2 / fan-in before a rectifier, LeCun's 1 / fan-in elsewhere."""
+def test_kernel_init_depends_on_the_next_activation():
+    """He variance 2 / fan-in before a rectifier, LeCun variance 1 / fan-in otherwise."""
     x = jax.ShapeDtypeStruct((1, 400), jnp.float32)
     for activation, expected in ((relu, 2 / 400), (gelu, 2 / 400), (jnp.tanh, 1 / 400), (identity, 1 / 400)):
         first, *_, last = MLP(400, 400, activation=activation).init(jax.random.key(0), x)
@@ -60,8 +60,8 @@ def test_kernels_follow_what_comes_after_them():
         assert np.var(last["kernel"]) == pytest.approx(1 / 400, rel=0.03)
 
 
-def test_fuse_affine_is_the_composition_and_keeps_a_bottleneck():
-    """A3 (A2 (A1 x + b1) + b2) + b3 as one map; the rank is at most the narrowest width."""
+def test_fuse_affine_equals_the_composition_and_keeps_the_rank_of_a_bottleneck():
+    """A3 (A2 (A1 x + b1) + b2) + b3 as one affine map; its rank is at most the narrowest width."""
     with jax.enable_x64(True):
         x = jnp.asarray(X, jnp.float64)
         wide = {"param_dtype": jnp.float64, "bias_init": jax.nn.initializers.normal()}
@@ -74,7 +74,7 @@ def test_fuse_affine_is_the_composition_and_keeps_a_bottleneck():
         assert set(fuse_affine(*linear.init(jax.random.key(0), x))) == {"kernel"}
 
 
-def test_affine_is_linear_exactly_when_there_is_no_bias():
+def test_affine_is_linear_only_without_bias():
     """f(x + y) - f(x) - f(y) + f(0) = 0 always; f(x + y) = f(x) + f(y) only without bias."""
     kernel, bias = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
     x, y, zero = jnp.array([1.0, 2.0]), jnp.array([-3.0, 0.5]), jnp.zeros(2)
@@ -97,9 +97,9 @@ def test_dtype_of_the_arithmetic_can_be_chosen():
     assert layer.apply(params, X).dtype == jnp.bfloat16
 
 
-def test_against_torch():
-    """Values and gradients of torch.nn.Linear, its weight being our kernel transposed."""
-    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+def test_values_and_gradients_equal_those_of_torch():
+    """The weight of torch.nn.Linear is the transpose of the kernel."""
+    torch = pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
     with jax.enable_x64(True):
         x = np.asarray(X, np.float64)
         params = Dense(3, param_dtype=jnp.float64).init(jax.random.key(0), jnp.asarray(x))
@@ -115,7 +115,7 @@ def test_against_torch():
 
 
 def test_deep_residual_nets_keep_their_singular_values_near_one():
-    """The Jacobian of x + f(x) is I + J_f: with small branches no direction vanishes, as it does without skips."""
+    """The Jacobian of x + f(x) is I + J_f: for small f singular values stay near 1; without skips they vanish."""
     small = jax.nn.initializers.normal(0.05)
     skip = Serial(*[Residual(Dense(5, kernel_init=small), jnp.tanh)] * 10)
     plain = Serial(*[Serial(Dense(5, kernel_init=small), jnp.tanh)] * 10)
@@ -137,10 +137,10 @@ def test_xor_with_features_is_linear():
     np.testing.assert_allclose(Serial(features, Dense(1)).apply(((), params), x), y, atol=1e-5)
 
 
-# ---- errors, and their repairs ---------------------------------------
+# ---- errors ----------------------------------------------------------
 
 
-def test_wrong_feature_size(sentences):
+def test_wrong_feature_sizes_are_rejected(sentences):
     params = Dense(3).init(jax.random.key(0), X)
     with pytest.raises(
         ValueError, match=r"Dense expected .* same size of in, got float32 \(4, 7\) and float32 \(5, 3\)"
@@ -150,7 +150,7 @@ def test_wrong_feature_size(sentences):
         Dense(3).apply(params, jnp.float32(1))
 
 
-def test_wrong_rank_at_init(sentences):
+def test_scalars_are_rejected_at_init(sentences):
     with pytest.raises(ValueError, match=r"x with at least 1 axis, \(\*batch, in\), got float32 \(\); .* x\[None\]"):
         Dense(3).init(jax.random.key(0), jnp.float32(1))
     Dense(3).init(jax.random.key(0), jnp.float32(1)[None])
@@ -168,7 +168,7 @@ def test_integers_and_lists_are_rejected_with_the_repair(layer, sentences):
         layer.apply(params, x)
 
 
-def test_params_of_another_layer(sentences):
+def test_params_of_another_layer_are_rejected(sentences):
     with pytest.raises(ValueError, match="Dense expected params named kernel, got bias, kernel"):
         Dense(3, use_bias=False).apply(Dense(3).init(jax.random.key(0), X), X)
     with pytest.raises(ValueError, match=r"Dense expected params named bias, kernel, got \(\)"):
@@ -180,23 +180,23 @@ def test_params_of_another_layer(sentences):
 
 
 @pytest.mark.parametrize("features", [0, -1, True])
-def test_features_must_be_a_positive_number(features, sentences):
+def test_features_must_be_a_positive_integer(features, sentences):
     with pytest.raises((ValueError, TypeError), match="features to be an integer >= 1"):
         Dense(features)
 
 
-def test_an_mlp_of_no_layers(sentences):
+def test_an_mlp_without_layers_is_rejected(sentences):
     with pytest.raises(ValueError, match="at least one width"):
         MLP()
 
 
-def test_params_of_a_layer_with_other_features(sentences):
+def test_params_with_other_features_are_rejected(sentences):
     params = Dense(4).init(jax.random.key(0), X)
     with pytest.raises(ValueError, match=r"Dense expected kernel of shape \(any, 3\), got float32 \(5, 4\)"):
         Dense(3).apply(params, X)
 
 
-def test_a_dtype_does_not_hide_integers(sentences):
+def test_integers_are_rejected_even_with_a_given_dtype(sentences):
     layer = Dense(3, dtype=jnp.bfloat16)
     params = layer.init(jax.random.key(0), X)
     with pytest.raises(TypeError, match=r"convert it with x.astype\(jnp.float32\)"):
@@ -218,8 +218,8 @@ def test_fusing_maps_without_bias():
     [(0, "got 0"), (None, "got None"), (jnp.ones((4, 5)), r"got float32 \(4, 5\)"), ("keys", "jax.vmap")],
 )
 @pytest.mark.parametrize("layer", [Dense(3), Serial(Dense(3)), Bias()], ids=["Dense", "Serial", "Bias"])
-def test_what_is_not_a_key(sentences, layer, key, words):
-    """A missing key, or a key in the place of the input, is one sentence."""
+def test_invalid_keys_are_rejected(sentences, layer, key, words):
+    """Each invalid key raises an error that states the repair."""
     with pytest.raises(TypeError, match=words):
         layer.init(jax.random.split(jax.random.key(0), 2) if key == "keys" else key, X)
     layer.init(jax.random.key(0), X)

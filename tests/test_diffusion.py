@@ -1,4 +1,4 @@
-"""Diffusion, against what is known: closed forms for Gaussians and their mixtures, and exact solutions of the ODE."""
+"""Diffusion, against closed forms for Gaussians and their mixtures and accurate solutions of the ODE."""
 
 import functools
 
@@ -46,7 +46,7 @@ SCHEDULES = {
     "exploding": variance_exploding_schedule(),
     "flow": flow_matching_schedule(),
 }
-# The same, written from the formulas.
+# The same schedules, written from the formulas.
 REFERENCES = {
     "preserving": lambda t: (np.exp(-(0.1 * t + 9.95 * t**2) / 2), np.sqrt(1 - np.exp(-(0.1 * t + 9.95 * t**2)))),
     "cosine": lambda t: (np.cos(np.arccos(1e-3) * t), np.sin(np.arccos(1e-3) * t)),
@@ -69,7 +69,7 @@ def _mixture():
 
 
 def _log_density(x, signal=1.0, noise=0.0):
-    """From the definition; complex x for derivatives by complex steps."""
+    """The log density by its definition; complex x allow derivatives by complex steps."""
     total = 0
     for w, m, c in zip(WEIGHTS, MEANS, COVARIANCES, strict=True):
         c = signal**2 * c + noise**2 * np.eye(2)
@@ -96,8 +96,8 @@ def test_a_schedule_equals_its_formula(name, double):
     np.testing.assert_allclose(schedule.log_snr(jnp.asarray(inner)), 2 * np.log(signal[1:-1] / noise[1:-1]), atol=1e-10)
 
 
-def test_ddpm_is_the_product_of_its_betas(double):
-    """alpha bar after k steps; noise of one step from the last."""
+def test_ddpm_schedule_equals_the_product_of_its_betas(double):
+    """alpha bar after k steps, and the noise of a single step."""
     kept = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))
     k = np.array([1, 2, 500, 999, 1000])
     np.testing.assert_allclose(SCHEDULES["ddpm"].signal(jnp.asarray(k / 1000)) ** 2, kept[k - 1], rtol=1e-10)
@@ -105,8 +105,8 @@ def test_ddpm_is_the_product_of_its_betas(double):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_small_times_keep_their_digits_in_single_precision(name):
-    """No noise is lost by 1 - alpha^2."""
+def test_noise_at_small_times_is_accurate_in_single_precision(name):
+    """The noise is not computed as 1 - alpha^2, which would cancel."""
     t = np.float32(1e-7)
     schedule = SCHEDULES[name]
     with jax.enable_x64(True):
@@ -115,7 +115,7 @@ def test_small_times_keep_their_digits_in_single_precision(name):
 
 
 def test_the_variance_of_noised_data():
-    """s^2 = 4, alpha bar = 0.37: 0.37 * 4 + 0.63 = 2.11; and the mean is sqrt(0.37) of theirs."""
+    """s^2 = 4, alpha bar = 0.37: the variance is 0.37 * 4 + 0.63 = 2.11, and the mean is scaled by sqrt(0.37)."""
     schedule = Schedule(lambda t: jnp.sqrt(1 - t), lambda t: jnp.sqrt(t))
     one, two = jax.random.split(jax.random.key(0))
     n = 200_000
@@ -153,8 +153,8 @@ def test_a_grid_of_times_is_equidistant_in_its_spacing(name, spacing, double):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_conversions_are_exact_both_ways(name, double):
-    """Every one of the 25, against the definitions, and back to 1e-12."""
+def test_conversions_are_exact_in_both_directions(name, double):
+    """All 25 conversions equal the definitions, and converting back is exact to 1e-12."""
     schedule = SCHEDULES[name]
     t = np.array([0.001, 0.05, 0.3, 0.7, 0.999])
     x0, eps = rng.normal(size=(2, 5, 3))
@@ -171,7 +171,7 @@ def test_conversions_are_exact_both_ways(name, double):
 
     there, back = both_ways(true, x, t)
     for p, q in pairs:
-        # what the definitions allow: an error of rounding in x, divided by signal or noise, and scaled by rates
+        # tolerance: a rounding error in x, divided by signal or noise, and scaled by rates
         allowed = 1e-13 * (1 + np.abs(x)) * (1 + 1 / a) * (1 + 1 / s) * (1 + abs(da) + abs(ds)) + 1e-13 * abs(true[q])
         assert (np.abs(there[p, q] - true[q]) < allowed).all(), (p, q)
         np.testing.assert_allclose(back[p, q], true[p], rtol=1e-12, atol=1e-12 * np.abs(true[p]).max())
@@ -188,8 +188,8 @@ def test_conversions_are_exact_both_ways(name, double):
         ("exploding", 0.0, "velocity", "x0"),
     ],
 )
-def test_a_division_by_zero_raises(schedule, t, source, target):
-    """An error where values are known, no finite number where they are not; one repair is followed."""
+def test_a_conversion_that_divides_by_zero_raises(schedule, t, source, target):
+    """An eager call raises an error; under jit the result is not finite; following the error's advice works."""
     schedule, p, x = SCHEDULES[schedule], jnp.array([[1.0, -2.0]]), jnp.array([[0.5, 0.5]])
     with pytest.raises(ValueError, match="leave that end out"):
         convert(p, x, t, schedule, source, target)
@@ -213,7 +213,7 @@ def test_conversions_without_division_work_at_the_ends():
 
 
 def test_the_score_is_the_gradient_of_the_log_density(double):
-    """By complex steps of a density written in NumPy; all types of the optimal prediction follow from it."""
+    """By complex steps of a density in NumPy; all types of the optimal prediction follow from the score."""
     data, points = _mixture(), rng.normal(size=(6, 2))
     for name, t in (("preserving", 0.3), ("exploding", 0.4), ("flow", 0.6)):
         a, s = REFERENCES[name](t)
@@ -252,7 +252,7 @@ def test_samples_of_a_mixture_have_its_moments():
 
 
 def test_the_optimal_denoiser_is_exact_at_both_ends(double):
-    """With no signal it predicts the mean; with no noise it returns the point."""
+    """Without signal it predicts the mean; without noise it returns its input."""
     data, x = _mixture(), jnp.asarray(rng.normal(size=(3, 2)))
     flow = SCHEDULES["flow"]
     mean = np.broadcast_to(WEIGHTS @ MEANS, (3, 2))
@@ -271,10 +271,10 @@ CASES = {"preserving": "eps", "exploding": "score", "flow": "velocity", "cosine"
 
 @functools.cache
 def _exact(name):
-    """Where the probability-flow ODE leads from eight points of noise, by SciPy, in normalized coordinates.
+    """Solve the probability-flow ODE from eight points of noise by SciPy, in normalized coordinates.
 
-    With z = x / r and the angle phi, signal = r cos phi and noise = r sin phi, every schedule is dz/dphi = v(z, phi):
-    smooth to both ends, and free of all code that is tested.
+    With z = x / r, signal = r cos phi and noise = r sin phi, the ODE of every schedule is dz/dphi = v(z, phi). It is
+    smooth up to both ends, and the solution uses no code of the library.
     """
     x = np.random.default_rng(1).normal(size=(8, 2))
     a1, s1 = REFERENCES[name](np.float64(1))
@@ -298,8 +298,8 @@ def _exact(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_samplers_have_their_theoretical_order(name, double):
-    """The slope of the error over the number of steps, to within 0.15, from t = 1 to t = 0 on the usual grid."""
+def test_samplers_have_their_theoretical_orders(name, double):
+    """The slope of log error over log steps is within 0.15 of the order, from t = 1 to t = 0 on the default grid."""
     schedule, predict = SCHEDULES[name], _mixture().predictor(SCHEDULES[name], CASES[name])
     start, exact = _exact(name)
     counts = (160, 320)
@@ -316,7 +316,7 @@ def test_samplers_have_their_theoretical_order(name, double):
 
 
 def test_a_single_gaussian_is_solved_in_closed_form(double):
-    """x0 = mean + s (x - alpha mean) / sqrt(alpha^2 s^2 + sigma^2), and it does not matter what is predicted."""
+    """x0 = mean + s (x - alpha mean) / sqrt(alpha^2 s^2 + sigma^2), for every prediction type."""
     data, schedule = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])), SCHEDULES["preserving"]
     a, s = REFERENCES["preserving"](np.float64(1))
     x = jnp.array([[-1.0], [0.3], [2.0]])
@@ -329,7 +329,7 @@ def test_a_single_gaussian_is_solved_in_closed_form(double):
         np.testing.assert_allclose(values, found["eps"], rtol=1e-10)
 
 
-def test_euler_and_ddim_are_one_for_flow_matching(double):
+def test_euler_and_ddim_are_equal_for_flow_matching(double):
     schedule, x = SCHEDULES["flow"], jnp.asarray(rng.normal(size=(4, 2)))
     predict, grid = _mixture().predictor(schedule, "velocity"), times(schedule, 10)
     one, two = (f(predict, x, grid, schedule, "velocity", trajectory=True) for f in (euler, ddim))
@@ -338,8 +338,8 @@ def test_euler_and_ddim_are_one_for_flow_matching(double):
     np.testing.assert_allclose(one, two, rtol=1e-11, atol=1e-12)
 
 
-def test_one_step_of_each_sampler_is_its_formula(double):
-    """Written out in NumPy for DDPM's variables, with the noise of the key."""
+def test_one_step_of_each_sampler_equals_its_formula(double):
+    """The formulas in NumPy, in the variables of DDPM, with the noise of the key."""
     schedule = SCHEDULES["ddpm"]
     t, s = 0.5, 0.499
     bar = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))[[499, 498]]
@@ -362,7 +362,7 @@ def test_one_step_of_each_sampler_is_its_formula(double):
 
 @pytest.mark.parametrize("name", ["preserving", "exploding", "flow"])
 def test_random_samplers_reproduce_mean_and_variance(name):
-    """Of N(3, 4), within four standard errors: ancestral sampling, and predictor and corrector with a little more."""
+    """N(3, 4) within four standard errors for ancestral sampling, and slightly more for predictor-corrector."""
     schedule, n = SCHEDULES[name], 20_000
     prediction_type = CASES[name]
     predict = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])).predictor(schedule, prediction_type)
@@ -376,8 +376,8 @@ def test_random_samplers_reproduce_mean_and_variance(name):
         assert abs(found.var() - 4) < 4 * 4 * np.sqrt(2 / n) + extra
 
 
-def test_the_corrector_alone_keeps_the_distribution(double):
-    """Two close times: hardly a prediction, and many corrections from a wrong start lead to the right variance."""
+def test_the_corrector_alone_converges_to_the_distribution(double):
+    """With two close times and many corrections, samples of a wrong variance reach the correct variance."""
     schedule = SCHEDULES["preserving"]
     data = gaussian_mixture(jnp.array([[0.0]]), jnp.array([0.2]))
     a, s = REFERENCES["preserving"](0.5)
@@ -389,8 +389,8 @@ def test_the_corrector_alone_keeps_the_distribution(double):
     assert abs(found.var() / (right / (1 - delta / (2 * right))) - 1) < 0.06  # with the known bias of Langevin steps
 
 
-def test_samplers_go_through_transformations():
-    """jit = eager, vmap = one by one, gradients are finite through the last step, and half precision stays."""
+def test_samplers_work_under_transformations():
+    """jit equals eager, vmap equals a loop, gradients are finite through the last step, half precision is kept."""
     schedule = SCHEDULES["preserving"]
     data = gaussian_mixture(jnp.array([[-1.0], [1.0]]), jnp.array([0.1, 0.1]))
     predict, grid = data.predictor(schedule, "v"), times(schedule, 6)
@@ -404,13 +404,13 @@ def test_samplers_go_through_transformations():
         np.testing.assert_allclose(plain, found, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(mapped, found, rtol=1e-5, atol=1e-6)
         small = 1e-2
-        difference = (run(x + small) - run(x - small)) / (2 * small)  # each example by itself
+        difference = (run(x + small) - run(x - small)) / (2 * small)  # each example separately
         np.testing.assert_allclose(gradient, difference, rtol=2e-2, atol=1e-3)
     half = ddim(lambda x, t: x, x.astype(jnp.bfloat16), grid, schedule, "v")
     assert half.dtype == jnp.bfloat16
 
 
-def test_grids_and_mixtures_are_made_inside_of_jit_too():
+def test_grids_and_mixtures_can_be_made_under_jit():
     schedule = SCHEDULES["preserving"]
 
     @jax.jit
@@ -425,18 +425,18 @@ def test_grids_and_mixtures_are_made_inside_of_jit_too():
     assert traced(5.0) == pytest.approx(np.exp(-2.5))
 
 
-def test_schedules_and_conditions_that_cannot_work_are_explained():
+def test_invalid_schedules_and_conditions_are_rejected():
     by_numpy = Schedule(lambda t: np.cos(1.5 * t), lambda t: np.sin(1.5 * t))
     with pytest.raises(ValueError, match="a schedule written with jax.numpy"):
         times(by_numpy, 3)
     with pytest.raises(TypeError, match=r"got a net that also needs label; pass conditions=\('label',\)"):
         DenoisingLoss(_net(), SCHEDULES["flow"], "v")
-    training = DenoisingLoss(_net(), SCHEDULES["flow"], "v", conditions="label")  # one name stands for itself
+    training = DenoisingLoss(_net(), SCHEDULES["flow"], "v", conditions="label")  # a single name is a condition
     assert set(training.init(jax.random.key(0), jnp.ones((8, 2)), jnp.zeros((8, 3)))) == {"net"}
 
 
-def test_times_and_losses_keep_their_digits_in_half_precision():
-    """A net in bfloat16 is told float32 times, and its losses are float32."""
+def test_times_and_losses_are_float32_for_nets_in_half_precision():
+    """A net in bfloat16 gets float32 times, and its losses are float32."""
     seen = []
 
     def forward(f, x, *, time):
@@ -453,7 +453,7 @@ def test_times_and_losses_keep_their_digits_in_half_precision():
 
 
 def test_the_optimal_eps_minimizes_the_loss():
-    """Among scaled and shifted ones; its loss is the conditional variance, sigma^-2 alpha^2 of that of x0."""
+    """Scaled and shifted predictions are worse; the minimum is alpha^2 / sigma^2 times the variance of x0 given x."""
     data, schedule = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0])), SCHEDULES["preserving"]
     one, two = jax.random.split(jax.random.key(0))
     x0 = data.sample(one, 20_000)
@@ -469,8 +469,8 @@ def test_the_optimal_eps_minimizes_the_loss():
     assert loss(1.0, 0.0) < min(loss(0.9, 0.0), loss(1.1, 0.0), loss(1.0, 0.05), loss(1.0, -0.05))
 
 
-def test_weights_turn_one_loss_into_another(double):
-    """The same denoiser, said in each parametrization: measured in one of them, the losses agree."""
+def test_weighted_losses_agree_for_all_prediction_types(double):
+    """One denoiser, converted to each prediction type: with the weighting of one type, the losses agree."""
     schedule = SCHEDULES["flow"]
     x0, eps = (jnp.asarray(values) for values in rng.normal(size=(2, 4, 3)))
     t = jnp.array([0.1, 0.4, 0.6, 0.9])
@@ -489,14 +489,14 @@ def test_weights_turn_one_loss_into_another(double):
     np.testing.assert_allclose(error_scale(t, schedule, "eps") ** 2, snr, rtol=1e-12)
 
 
-def test_the_loss_of_a_score_is_finite_at_the_end():
+def test_the_loss_of_a_score_is_finite_at_small_times():
     x0 = eps = jnp.ones((2, 3))
     found = denoising_loss(lambda x, t: x, x0, jnp.array([0.0, 1e-6]), eps, SCHEDULES["preserving"], "score")
     np.testing.assert_allclose(found, 1, atol=5e-3)
 
 
 def test_sampled_times_are_stratified_over_the_batch():
-    """One in each n-th of (0, 1], in a random order, and with a common shift."""
+    """There is one time in each n-th part of (0, 1], in random order, and with a common shift."""
     t = np.asarray(sample_times(jax.random.key(0), (4, 25))).ravel()
     assert (np.ceil(100 * np.sort(t)) == np.arange(1, 101)).all()
     assert (np.argsort(t) != np.arange(100)).any()
@@ -512,8 +512,8 @@ def _net():
     return Wire(lambda f, x, *, time, label: f.out(jnp.concatenate([x, time[..., None], label], -1)), out=Dense(2))
 
 
-def test_denoising_loss_is_the_loss_of_its_net():
-    """With the times and noise of its key; the label goes through; evaluation repeats itself."""
+def test_denoising_loss_equals_the_loss_of_its_net():
+    """Times and noise come from the key, the label is passed on, and evaluation is deterministic."""
     training = DenoisingLoss(_net(), SCHEDULES["flow"], "velocity", conditions=("label",))
     x, label = jnp.ones((8, 2)), jnp.zeros((8, 3))
     params = training.init(jax.random.key(0), x, label)
@@ -543,7 +543,7 @@ def test_guidance_of_scale_one_is_conditional_and_of_zero_unconditional():
 
 
 def test_guidance_by_the_exact_classifier_is_bayes_rule(double):
-    """The denoiser of all classes and the probability of a class make the denoiser of that class."""
+    """The unconditional denoiser and the probability of a class give the denoiser of that class."""
     schedule, data = SCHEDULES["flow"], _mixture()
     one = gaussian_mixture(jnp.asarray(MEANS[:1]), jnp.asarray(COVARIANCES[:1]))
     log_probability = lambda x, t: jnp.log(data.at(t, schedule).responsibilities(x)[..., 0])
@@ -564,7 +564,7 @@ def test_conditions_are_dropped_per_example_at_the_given_rate():
     assert set(np.asarray(vectors.sum(-1)).tolist()) == {0.0, 3.0}
 
 
-# ---- bad input -------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------
 
 X, FLOW = jnp.ones((2, 2)), SCHEDULES["flow"]
 GRID = jnp.array([1.0, 0.5, 0.0])
@@ -575,7 +575,7 @@ BAD = {
         "signal 1 and noise 0 at t = 0, got signal 0 and noise 1",
         lambda: add_noise(X, X, 0.5, Schedule(lambda t: 1 - t, lambda t: t)),
     ),
-    "signal left": (
+    "signal at t = 1": (
         lambda: times(Schedule(lambda t: 1 - 0.5 * t, lambda t: t), 4),
         "got signal 0.5 and noise 1",
         lambda: times(Schedule(lambda t: 1 - 0.95 * t, lambda t: t), 4),
@@ -590,7 +590,7 @@ BAD = {
         "falls, got one that does not fall between",
         lambda: times(FLOW, 4),
     ),
-    "not a number": (
+    "NaN": (
         lambda: times(Schedule(lambda t: 1 - t, lambda t: jnp.where(t > 0.5, jnp.inf, t)), 4),
         "correct the functions there",
         lambda: times(FLOW, 4),
@@ -600,32 +600,32 @@ BAD = {
         "a constant as jnp.ones_like(t)",
         lambda: times(Schedule(lambda t: jnp.ones_like(t), lambda t: 20 * t), 4),
     ),
-    "no schedule": (
+    "function instead of schedule": (
         lambda: times(flow_matching_schedule, 4),
         "call it: flow_matching_schedule()",
         lambda: times(flow_matching_schedule(), 4),
     ),
-    "rising": (
+    "increasing times": (
         lambda: euler(same, X, GRID[::-1], FLOW, "velocity"),
         "0.0 before 0.5 (at index 1); sort them",
         lambda: euler(same, X, jnp.sort(GRID)[::-1], FLOW, "velocity"),
     ),
-    "steps": (
+    "times above 1": (
         lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]), FLOW, "velocity"),
         "got 0.0 to 2.0; divide",
         lambda: euler(same, X, jnp.array([2.0, 1.0, 0.0]) / 2, FLOW, "velocity"),
     ),
-    "no grid": (
+    "number instead of times": (
         lambda: euler(same, X, 10, FLOW, "v"),
         "euler expected times to be a floating-point array, got 10",
         lambda: euler(same, X, times(FLOW, 10), FLOW, "v"),
     ),
-    "unknown": (
+    "unknown prediction type": (
         lambda: ddim(same, X, GRID, FLOW, "noise"),
         "prediction_type to be 'eps' or 'x0' or 'v' or 'score' or 'velocity', got 'noise'",
         lambda: ddim(same, X, GRID, FLOW, "v"),
     ),
-    "shape of predict": (
+    "shape of prediction": (
         lambda: heun(lambda x, t: x[..., :1], X, GRID, FLOW, "v"),
         "heun expected a prediction of the shape of x, float32 (2, 2), got float32 (2, 1)",
         lambda: heun(same, X, GRID, FLOW, "v"),
@@ -635,28 +635,28 @@ BAD = {
         "got t = 1.0, where the conversion divides by the signal",
         lambda: heun(same, X, times(FLOW, 4, start=0.999, end=0.001), FLOW, "eps"),
     ),
-    "no key": (
+    "missing key": (
         lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0),
         "pass key=jax.random.key(0)",
         lambda: ddim(same, X, GRID, FLOW, "v", eta=1.0, key=jax.random.key(0)),
     ),
-    "spacing": (
+    "unknown spacing": (
         lambda: times(FLOW, 4, spacing="even"),
         "'balanced' or 'time' or 'log_snr'",
         lambda: times(FLOW, 4, spacing="time"),
     ),
-    "infinite": (
+    "infinite log_snr": (
         lambda: times(FLOW, 4, spacing="log_snr"),
         "got an infinite one at start=1.0",
         lambda: times(FLOW, 4, spacing="log_snr", start=0.999, end=0.001),
     ),
-    "time of a step": (lambda: add_noise(X, X, 500.0, FLOW), "got 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
-    "time of no example": (
+    "time above 1": (lambda: add_noise(X, X, 500.0, FLOW), "got 500.0 to 500.0", lambda: add_noise(X, X, 0.5, FLOW)),
+    "too many times": (
         lambda: add_noise(X, X, jnp.ones(3), FLOW),
         "times with the first axes of x, float32 (2, 2), got float32 (3,)",
         lambda: add_noise(X, X, jnp.ones(2), FLOW),
     ),
-    "no time": (
+    "net without time": (
         lambda: DenoisingLoss(Dense(2), FLOW, "v"),
         "reads time",
         lambda: DenoisingLoss(_net(), FLOW, "v", conditions="label"),
@@ -666,12 +666,12 @@ BAD = {
         "divide by their sum",
         lambda: gaussian_mixture(X, jnp.ones(2), jnp.array([1.0, 2.0]) / 3),
     ),
-    "not positive": (
+    "singular covariance": (
         lambda: gaussian_mixture(X, jnp.zeros((2, 2, 2))),
         "add a small multiple of the identity",
         lambda: gaussian_mixture(X, jnp.broadcast_to(0.1 * jnp.eye(2), (2, 2, 2))),
     ),
-    "condition": (
+    "shape of condition": (
         lambda: drop_condition(jax.random.key(0), X, null=jnp.zeros(3), rate=0.5),
         "the shape (2,) of one condition",
         lambda: drop_condition(jax.random.key(0), X, null=jnp.zeros(2), rate=0.5),
@@ -680,7 +680,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_explain_and_their_repairs_work(name, sentences):
+def test_errors_state_the_repair_and_the_repair_works(name, sentences):
     wrong, words, repaired = BAD[name]
     with pytest.raises((TypeError, ValueError)) as caught:
         wrong()
@@ -689,7 +689,7 @@ def test_errors_explain_and_their_repairs_work(name, sentences):
     repaired()
 
 
-def test_training_needs_a_key(sentences):
+def test_the_denoising_loss_requires_a_key(sentences):
     training = DenoisingLoss(_net(), FLOW, "v", conditions=("label",))
     params = training.init(jax.random.key(0), X, jnp.zeros((2, 3)))
     with pytest.raises(TypeError, match="DenoisingLoss expected a key to draw .*, got none; pass key="):
@@ -699,7 +699,7 @@ def test_training_needs_a_key(sentences):
         training.apply(params, X)
 
 
-def test_a_net_with_state_is_trained_too():
+def test_a_net_with_state_can_be_trained():
     from jaxblocks.core import StatefulLayer
     from jaxblocks.layers.norm import BatchNorm
 

@@ -1,4 +1,4 @@
-"""Dropout of values, feature maps and examples: expectation, variance, keys, and what is said of bad input."""
+"""Dropout of values, feature maps and examples: expectation, variance, keys, and errors of invalid input."""
 
 import functools
 
@@ -18,7 +18,7 @@ def train(layer, x, seed=0):
 
 
 def test_expectation_and_variance():
-    """E = x, and the variance of x m / (1 - p) at x = 1, p = 0.3 is p / (1 - p) = 0.4285714."""
+    """The expectation is x; the variance of x m / (1 - p) at x = 1, p = 0.3 is p / (1 - p) = 0.4285714."""
     y = np.asarray(dropout(jax.random.key(0), ONES, 0.3), np.float64)
     four_errors = 4 / np.sqrt(y.size)
     assert y.mean() == pytest.approx(1, abs=four_errors * np.sqrt(0.4285714))
@@ -30,8 +30,8 @@ def test_expectation_and_variance():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("rate", [0.1, 0.7])
-def test_kept_values_are_scaled_to_the_nearest_number(dtype, rate):
-    """Kept values are x / (1 - p) rounded once, in half precision too."""
+def test_kept_values_are_scaled_and_rounded_once(dtype, rate):
+    """Kept values are x / (1 - p), rounded once, in half precision too."""
     x = X.astype(dtype)
     y = dropout(jax.random.key(0), x, rate)
     assert y.dtype == dtype
@@ -49,13 +49,13 @@ def test_the_gradient_is_the_mask():
 
 
 def test_dropped_infinities_become_zero():
-    """A dropped value does not count, even where it is infinite: 0, not 0 times infinity."""
+    """A dropped infinity gives 0 rather than 0 times infinity."""
     y = dropout(jax.random.key(0), jnp.full(100, jnp.inf), 0.5)
     assert set(np.unique(y)) == {0, np.inf}
 
 
 def test_rate_zero_is_the_identity():
-    """With p = 0 nothing happens, and no key is needed."""
+    """With p = 0 dropout returns its input and needs no key."""
     np.testing.assert_array_equal(dropout(jax.random.key(0), X, 0), X)
     np.testing.assert_array_equal(Dropout(0.0).apply((), X, train=True), X)
 
@@ -84,7 +84,7 @@ def test_evaluation_is_the_identity_and_the_key_determines_training(layer):
     ],
 )
 def test_which_axes_share_a_draw(layer, shared):
-    """Along the shared axes all are kept or all dropped; along each of the others both happen."""
+    """Along the shared axes all entries are kept or all dropped; along each of the other axes both occur."""
     kept = np.asarray(train(layer, X)) != 0
     for axis in range(4):
         alike = (kept == kept.take([0], axis)).all()
@@ -92,7 +92,7 @@ def test_which_axes_share_a_draw(layer, shared):
 
 
 def test_stochastic_depth_skips_a_residual_example_by_example():
-    """x where an example skips, x + f(x) / (1 - p) where it does not, x + f(x) in evaluation."""
+    """The result is x for a skipped example, x + f(x) / (1 - p) otherwise, and x + f(x) in evaluation."""
     net = Residual(Dense(4), relu, Dense(4), StochasticDepth(0.25, spatial=0))
     x = X[:, 0, 0]
     params = net.init(jax.random.key(0), x)
@@ -105,7 +105,7 @@ def test_stochastic_depth_skips_a_residual_example_by_example():
 
 
 def test_stochastic_depth_keeps_whole_sequences():
-    """All steps of a sequence are kept or dropped together; and how many axes those are has to be said."""
+    """All steps of a sequence are kept or dropped together; the option spatial is required."""
     kept = np.asarray(train(StochasticDepth(0.5, spatial=1), jnp.ones((64, 5, 3)))) != 0
     assert (kept == kept[:, :1, :1]).all() and 0 < kept[:, 0, 0].sum() < 64
     with pytest.raises(TypeError, match="spatial"):
@@ -113,7 +113,7 @@ def test_stochastic_depth_keeps_whole_sequences():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_numpy_numbers_as_options():
+def test_numpy_numbers_are_accepted_as_options():
     x = X[0]
     np.testing.assert_array_equal(
         train(Dropout(np.float32(0.5), axes=np.int64(-2)), x), train(Dropout(0.5, axes=-2), x)
@@ -131,39 +131,39 @@ def test_the_copies_of_a_repeat_draw_independently():
 
 
 BAD = {
-    "no key": (
+    "missing key": (
         lambda: Dropout(0.1).apply((), X, train=True),
         "a key in training, got none; .*key=",
         lambda: train(Dropout(0.1), X),
     ),
-    "a seed": (lambda: dropout(3, X, 0.1), r"to be a key, got 3", lambda: dropout(jax.random.key(0), X, 0.1)),
-    "train as a number": (
+    "integer key": (lambda: dropout(3, X, 0.1), r"to be a key, got 3", lambda: dropout(jax.random.key(0), X, 0.1)),
+    "integer train": (
         lambda: Dropout(0.1).apply((), X, train=1),
         "train to be True",
         lambda: train(Dropout(0.1), X),
     ),
-    "rate of one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1, got 1", lambda: Dropout(0.1)),
-    "rate below zero": (
+    "rate one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1, got 1", lambda: Dropout(0.1)),
+    "negative rate": (
         lambda: StochasticDepth(-0.1, spatial=0),
         "StochasticDepth expected rate",
         lambda: StochasticDepth(0.1, spatial=0),
     ),
-    "more axes than there are": (
+    "too many spatial axes": (
         lambda: StochasticDepth(0.1, spatial=2).init(jax.random.key(0), X[0, 0]),
         "StochasticDepth expected axes",
         lambda: StochasticDepth(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "axes that are no numbers": (
+    "axes that are not integers": (
         lambda: Dropout(0.1, axes=1.5),
         "axes to be an integer",
         lambda: Dropout(0.1, axes=-2),
     ),
-    "rate as a flag": (
+    "boolean rate": (
         lambda: dropout(jax.random.key(0), X, True),
         "got True",
         lambda: dropout(jax.random.key(0), X, 0.1),
     ),
-    "no such axis": (
+    "axis out of range": (
         lambda: Dropout(0.1, axes=4).init(jax.random.key(0), X),
         "from -4 to 3.*axes=4",
         lambda: Dropout(0.1, axes=3).init(jax.random.key(0), X),
@@ -173,7 +173,7 @@ BAD = {
         "FeatureDropout expected axes",
         lambda: FeatureDropout(0.1, spatial=1).init(jax.random.key(0), X[0, 0]),
     ),
-    "no spatial axes": (
+    "zero spatial axes": (
         lambda: FeatureDropout(0.1, spatial=0),
         "spatial to be an integer >= 1, got 0",
         lambda: Dropout(0.1),
@@ -187,7 +187,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_errors_explain_bad_input_and_their_repair_works(what, sentences):
+def test_errors_state_the_repair_and_the_repair_works(what, sentences):
     bad, words, repaired = BAD[what]
     with pytest.raises((ValueError, TypeError), match=words):
         bad()

@@ -1,4 +1,4 @@
-"""Embeddings: rows of a table, the tied read-out, ids that are not there."""
+"""Embeddings: rows of a table, tied output logits, ids out of range."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ IDS = np.array([[2, 0, 6, 2], [5, 5, 5, 1]])
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 # ---- values and gradients
@@ -31,8 +31,8 @@ def test_rows_of_the_table_for_ids_of_any_shape(ids):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
-def test_ids_of_every_integer_type(dtype):
-    """Also where the table is longer than the type can count."""
+def test_ids_may_have_every_integer_type(dtype):
+    """This includes tables with more rows than the type can represent."""
     table = jnp.arange(300.0)[:, None]
     ids = jnp.array([0, 127], dtype)
     np.testing.assert_array_equal(embed(ids, table)[:, 0], [0, 127])
@@ -40,8 +40,8 @@ def test_ids_of_every_integer_type(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
-def test_values_and_gradients_are_those_of_pytorch(torch, dtype, tolerance):
-    """torch.nn.functional.embedding and linear on one table: gradients of equal ids, and of both uses, add up."""
+def test_values_and_gradients_equal_those_of_torch(torch, dtype, tolerance):
+    """torch.nn.functional.embedding and linear on one table: gradients of equal ids and of both uses are summed."""
     with jax.enable_x64(dtype == "float64"):
         weights = np.random.default_rng(1).normal(size=(2, 4, 3)).astype(dtype)
         table = jnp.asarray(TABLE, dtype)
@@ -59,7 +59,7 @@ def test_values_and_gradients_are_those_of_pytorch(torch, dtype, tolerance):
         np.testing.assert_allclose(gradient, theirs.grad.numpy(), rtol=tolerance, atol=tolerance)
 
 
-def test_a_lookup_is_a_product_with_one_hot_rows():
+def test_a_lookup_equals_a_product_with_one_hot_rows():
     table = jnp.asarray(TABLE, jnp.float32)
     one_hot = jax.nn.one_hot(IDS, 7)
     np.testing.assert_allclose(embed(jnp.asarray(IDS), table), one_hot @ table, rtol=1e-6)
@@ -69,7 +69,7 @@ def test_a_lookup_is_a_product_with_one_hot_rows():
 
 
 def test_an_explicit_mesh():
-    """Ids whose type says that their batch is sharded: rows lie where they do."""
+    """With ids that are sharded over an explicit mesh, the output has the sharding of the ids."""
     table, ids = jnp.asarray(TABLE, jnp.float32), jnp.asarray(np.tile(IDS, (4, 1)))
     f = jax.jit(jax.value_and_grad(lambda table, ids: (embed(ids, table) ** 2).sum()))
     expected = f(table, ids)
@@ -86,7 +86,7 @@ def test_an_explicit_mesh():
 
 
 def test_tied_input_and_output_embeddings():
-    """Logits are tanh(E[ids] W + b) E^T; there is one table, and its gradient is that of both places."""
+    """Logits are tanh(E[ids] W + b) E^T; there is one table, and its gradient is the sum over both uses."""
     tied = Wire(
         lambda f, ids: f.table(f.body(f.table(ids))),
         table=Embedding(7, 3, tied=True),
@@ -108,7 +108,7 @@ def test_tied_input_and_output_embeddings():
     )
 
 
-def test_rows_have_length_one_and_logits_variance_one_at_init():
+def test_rows_have_norm_one_and_logits_variance_one_at_init():
     layer = Embedding(500, 200, tied=True)
     params = layer.init(jax.random.key(0), jnp.zeros((), jnp.int32))
     assert float((params["embedding"] ** 2).sum(-1).mean()) == pytest.approx(1, abs=0.01)
@@ -125,12 +125,12 @@ def test_dtype_and_param_dtype():
     assert Embedding(7, 3).apply(params, jnp.asarray(IDS)).dtype == jnp.float16
 
 
-# ---- ids that are not there
+# ---- ids out of range
 
 
 @pytest.mark.parametrize("bad", [7, -1])
 def test_ids_out_of_range(bad):
-    """Raised where values are known; NaN under jit (also for a negative one); reported to checkify on request."""
+    """Eager calls raise; under jit the row is NaN, also for a negative id; with check=True checkify reports it."""
     ids, table = jnp.array([0, bad, 6]), jnp.asarray(TABLE, jnp.float32)
     sentence = rf"ids from 0 to 6, .* got ids from {min(bad, 0)} to {max(bad, 6)}; make the table larger, or map"
     for call in (
@@ -140,8 +140,8 @@ def test_ids_out_of_range(bad):
     ):
         with pytest.raises(ValueError, match=sentence):
             call(ids)
-        assert np.isfinite(call(jnp.where((ids < 0) | (ids > 6), 0, ids))).all()  # the advice
-    assert embed(jnp.array([0, 7, 6]), jnp.ones((8, 3))).shape == (3, 3)  # the other advice
+        assert np.isfinite(call(jnp.where((ids < 0) | (ids > 6), 0, ids))).all()  # as the error advises
+    assert embed(jnp.array([0, 7, 6]), jnp.ones((8, 3))).shape == (3, 3)  # as the error also advises
     with jax.debug_nans(False):
         rows = np.asarray(jax.jit(embed)(ids, table))
     assert np.isnan(rows[1]).all()
@@ -156,7 +156,7 @@ def test_ids_out_of_range(bad):
 
 
 @pytest.mark.usefixtures("sentences")
-def test_ids_and_features_are_told_apart():
+def test_errors_distinguish_ids_from_features():
     table, params = jnp.asarray(TABLE, jnp.float32), {"embedding": jnp.asarray(TABLE, jnp.float32)}
     floats = jnp.asarray(IDS, jnp.float32)
     advice = (
@@ -184,7 +184,7 @@ def test_ids_and_features_are_told_apart():
 
 
 @pytest.mark.usefixtures("sentences")
-def test_options_that_are_rejected():
+def test_invalid_options_are_rejected():
     for size, features in ((0, 3), (7, 2.0), (True, 3)):
         with pytest.raises((TypeError, ValueError), match="to be an integer >= 1"):
             Embedding(size, features)

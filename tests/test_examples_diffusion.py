@@ -1,4 +1,4 @@
-"""The examples of diffusion at toy size; their real size is what their headers report."""
+"""The examples of diffusion at toy size; their headers report the results at full size."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ def test_the_score_of_a_mixture_is_learned(tmp_path, capsys):
     found = diffusion_2d.main(["--steps", "200", "--samples", "200", "--seed", "1", "--out", str(tmp_path)])
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"relative error of the score at t = 0.2: {found['errors'][0.2]:.4f}"
-    assert found["errors"][0.5] < 0.1 and found["errors"][0.2] < 0.35  # 200 steps; the real run has 4000
+    assert found["errors"][0.5] < 0.1 and found["errors"][0.2] < 0.35  # 200 steps; the full run has 4000
     np.testing.assert_allclose(found["shares"]["exact"], found["weights"], atol=0.15)
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow  # a U-Net is compiled for training and for sampling
-def test_digits_are_drawn_and_judged(tmp_path, capsys):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+@pytest.mark.slow  # compiles a U-Net for training and for sampling
+def test_digits_are_generated_and_classified(tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     import diffusion_digits
 
     toy = ["--steps", "3", "--width", "8", "--samples", "12", "--sampling", "3", "--out", str(tmp_path)]
@@ -30,7 +30,7 @@ def test_digits_are_drawn_and_judged(tmp_path, capsys):
     assert (tmp_path / "denoising.gif").read_bytes().startswith(b"GIF89a")
 
 
-def test_a_picture_of_tiles_goes_row_by_row():
+def test_tiles_are_arranged_row_by_row():
     import diffusion_digits
 
     images = np.arange(12.0)[:, None, None, None] * np.ones((1, 2, 2, 1))
@@ -48,7 +48,7 @@ def test_a_picture_of_tiles_goes_row_by_row():
         ("diffusion_digits", ["--out", "/dev/null/pictures"], "/dev/null/pictures cannot be made a folder"),
     ],
 )
-def test_a_bad_argument_gets_one_clear_line(example, arguments, words, capsys):
+def test_an_invalid_argument_gives_a_one_line_error(example, arguments, words, capsys):
     import importlib
 
     with pytest.raises(SystemExit) as stopped:

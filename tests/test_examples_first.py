@@ -1,4 +1,4 @@
-"""The examples nn251, xor and minimize at toy size: the numbers they return, and that their pictures exist."""
+"""The examples nn251, xor and minimize at toy size: the numbers they return, and their figures."""
 
 import importlib.util
 from pathlib import Path
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the examples draw")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -21,14 +21,14 @@ def load(name):
 
 @pytest.fixture(scope="module")
 def minimize(tmp_path_factory):
-    """The example, its numbers, and the folder of its pictures."""
+    """The example, its numbers, and the folder of its figures."""
     module, out = load("minimize"), tmp_path_factory.mktemp("minimize")
-    with jax.numpy_dtype_promotion("standard"):  # optax needs it
+    with jax.numpy_dtype_promotion("standard"):  # optax requires standard promotion
         return module, module.main(["--out", str(out), "--homework-steps", "10000"]), out
 
 
 def pictures(folder):
-    """The names of the pictures in it, none of them empty."""
+    """The names of the figures in a folder, none of which is an empty file."""
     found = sorted(folder.glob("*.png"))
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in found)
     return [path.stem for path in found]
@@ -43,7 +43,7 @@ def pictures(folder):
         ("minimize", ["--eta", "1"], "unrecognized arguments: --eta 1"),
     ],
 )
-def test_a_bad_argument_gets_one_clear_line(name, arguments, message, capsys, tmp_path):
+def test_an_invalid_argument_gives_a_one_line_error(name, arguments, message, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         load(name).main(["--out", str(tmp_path / "never"), *arguments])
     assert stop.value.code == 2
@@ -54,7 +54,7 @@ def test_a_bad_argument_gets_one_clear_line(name, arguments, message, capsys, tm
 # nn251
 
 
-def test_nn251(tmp_path, capsys):
+def test_nn251_draws_and_counts(tmp_path, capsys):
     numbers = load("nn251").main(["--out", str(tmp_path), "--points", "9"])
     assert pictures(tmp_path) == ["curves", "diagram", "surfaces"]
     assert numbers["parameters"] == 21
@@ -67,8 +67,8 @@ def test_nn251(tmp_path, capsys):
     assert "21 parameters, 15 edges" in capsys.readouterr().out
 
 
-def test_nn251_measures_what_it_says():
-    """A curve with three known kinks; negative controls: a smooth curve, and biases that break homogeneity."""
+def test_nn251_finds_kinks_and_homogeneity():
+    """A curve with three known kinks; negative controls: a smooth curve, and biases that violate homogeneity."""
     module = load("nn251")
     x = np.linspace(-2, 2, 2001)
     assert module.kinks([np.abs(x) + np.maximum(x - 0.7, 0) - np.maximum(x + 1.3, 0), 3 * x]) == [3, 0]
@@ -81,7 +81,7 @@ def test_nn251_measures_what_it_says():
 # xor
 
 
-def test_xor(tmp_path, capsys):
+def test_xor_numbers(tmp_path, capsys):
     numbers = load("xor").main(["--out", str(tmp_path), "--starts", "20", "--steps", "3000", "--widths", "2", "8"])
     assert pictures(tmp_path) == ["xor"]
     np.testing.assert_allclose(numbers["linear"], [0, 0, 0.5], atol=1e-7)
@@ -112,12 +112,12 @@ def test_the_gradient_of_the_linear_fit_is_that_of_the_lecture():
 # minimize
 
 
-def test_minimize_draws(minimize):
+def test_minimize_draws_its_figures(minimize):
     assert pictures(minimize[2]) == ["bound", "hello", "homework", "slices", "trajectories"]
     assert not jax.config.jax_enable_x64
 
 
-def test_hello_world(minimize):
+def test_minimize_first_example(minimize):
     numbers = minimize[1]
     first = [2, 0.44, 0.70000832, 1.07675083, 1.43966841, 1.44498829, 1.44179491, 1.44372444]
     np.testing.assert_allclose(numbers["hello"][:8], first, atol=5e-9)
@@ -131,8 +131,8 @@ def test_hello_world(minimize):
     assert slope == pytest.approx(-0.6027702, abs=1e-5)  # 1 - 0.13 f''
 
 
-def test_a_step_that_is_too_long_ends_elsewhere(minimize):
-    """Stable only below 2 / f'' = 0.1622191: .163 ends in a cycle, .17 in the other minimum."""
+def test_too_large_steps_end_in_a_cycle_or_at_another_minimum(minimize):
+    """Descent is stable below 2 / f'' = 0.1622191: step .163 ends in a cycle, .17 at the other minimum."""
     import optax
 
     module, _, _ = minimize
@@ -143,11 +143,11 @@ def test_a_step_that_is_too_long_ends_elsewhere(minimize):
     assert other == pytest.approx(-0.6930005, abs=1e-6)
 
 
-def test_homework(minimize):
+def test_homework_numbers(minimize):
     numbers = minimize[1]
     np.testing.assert_allclose(min(np.roots([1, -1, 0, 0, -1, 1]).real), -1, rtol=1e-12)
     assert abs(numbers["plain"][-1] - 1) < 1e-14
-    assert not numbers["lost"][-1] > -1e6  # left of -.53156 there is no minimum
+    assert not numbers["lost"][-1] > -1e6  # there is no minimum below -.53156
     assert numbers["simple"][10] == pytest.approx(-1.0000546, abs=1e-7)
     assert abs(numbers["simple"][-1] + 1) < 1e-14
     double = numbers["double"]
@@ -156,7 +156,7 @@ def test_homework(minimize):
 
 
 def test_the_legend_of_the_homework_names_the_kind_of_root(minimize, monkeypatch):
-    """1 is a double root of r, and a fourfold one of its square, which is what the curve descends on."""
+    """1 is a double root of r and a fourfold root of r^2, the function that descent minimizes."""
     module, drawn = minimize[0], []
     assert np.abs(np.roots(np.convolve([1, -1, 0, 0, -1, 1], [1, -1, 0, 0, -1, 1])) - 1 < 0.01).sum() >= 4
     monkeypatch.setattr(module.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
@@ -166,7 +166,7 @@ def test_the_legend_of_the_homework_names_the_kind_of_root(minimize, monkeypatch
     assert "$r^2$ to 1 (fourfold root)" in labels
 
 
-def test_the_basins_of_the_homework_meet_at_the_maximum(minimize):
+def test_the_maximum_separates_the_basins_of_the_homework(minimize):
     import optax
 
     module, _, _ = minimize
@@ -181,7 +181,7 @@ SLOPES = np.array([1.0, 10.0])  # the gradient of the quadratic is SLOPES * thet
 
 
 def momentum_by_hand(m, eta, stale=False, steps=60):
-    """v_{t+1} = m v_t - eta grad(theta_t), theta_{t+1} = theta_t + v_{t+1}; ``stale`` adds v_t, as was printed."""
+    """v_{t+1} = m v_t - eta grad(theta_t), theta_{t+1} = theta_t + v_{t+1}; ``stale`` adds v_t, as printed."""
     theta, v, path = np.ones(2), np.zeros(2), [np.ones(2)]
     for _ in range(steps):
         new = m * v - eta * SLOPES * theta
@@ -210,7 +210,7 @@ def adam_by_hand(eta, beta1, beta2, eps, steps=60, correct=True):
     return np.array(path)
 
 
-def test_the_trajectories_are_those_of_the_corrected_formulas(minimize):
+def test_trajectories_equal_the_corrected_formulas(minimize):
     paths = minimize[1]["paths"]
     by_hand = momentum_by_hand(0.0, 0.05)
     np.testing.assert_allclose(paths["gradient descent"], by_hand, rtol=1e-12)
@@ -224,8 +224,8 @@ def test_the_trajectories_are_those_of_the_corrected_formulas(minimize):
     np.testing.assert_allclose(paths["Adam"], adam_by_hand(0.1, 0.9, 0.999, 1e-8), atol=1e-12)
 
 
-def test_the_printed_forms_are_not_these_methods(minimize):
-    """Negative controls: the gradient one step stale blows up; without bias correction the first step is .316228."""
+def test_the_printed_formulas_differ_from_these_methods(minimize):
+    """Negative controls: a stale momentum diverges; without bias correction the first step is .316228."""
     stale = momentum_by_hand(0.7, 0.05, stale=True)
     assert np.abs(stale - minimize[1]["paths"]["momentum"]).max() > 1
     assert np.abs(stale[-1]).max() > 1e2
@@ -233,7 +233,7 @@ def test_the_printed_forms_are_not_these_methods(minimize):
     np.testing.assert_allclose(1 - uncorrected[1], [0.316228, 0.316228], atol=5e-7)
 
 
-def test_the_bound_holds_at_every_step_and_huber_attains_its_own(minimize):
+def test_bounds_hold_at_every_step_and_huber_attains_its_bound(minimize):
     gaps, limits = minimize[1]["gaps"], minimize[1]["limits"]
     assert list(gaps) == ["quadratic", "logistic regression", "Huber, worst case"]
     for name, gap in gaps.items():
@@ -248,8 +248,8 @@ def test_the_bound_holds_at_every_step_and_huber_attains_its_own(minimize):
     assert abs(gaps["logistic regression"][-1]) < 1e-12
 
 
-def test_the_bound_fails_for_a_step_that_is_too_long(minimize):
-    """Negative control: beyond 2 / L gradient descent leaves the bound."""
+def test_the_bound_fails_for_too_large_steps(minimize):
+    """Negative control: with steps above 2 / L gradient descent exceeds the bound."""
     import optax
 
     module, _, _ = minimize
@@ -258,7 +258,7 @@ def test_the_bound_fails_for_a_step_that_is_too_long(minimize):
     assert (module.quadratic(path[1:].T) > 2 / (2 * 0.21 * np.arange(1, 51))).any()
 
 
-def test_slices_through_a_linear_loss_are_convex_and_through_a_deep_one_not(minimize):
+def test_slices_of_the_loss_are_convex_for_linear_models_only(minimize):
     linear, deep = minimize[1]["curvature"]
     assert linear > 0.1
     assert deep < -0.05

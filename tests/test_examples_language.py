@@ -1,4 +1,4 @@
-"""The examples char_lm and copy_task at toy size: what they count, what they reach, and that a killed run goes on."""
+"""The examples char_lm and copy_task at toy size: their scores, and that a killed run can be resumed."""
 
 import importlib.util
 import itertools
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="an example draws")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
 
 def example(name):
@@ -27,7 +27,7 @@ char_lm, copy_task = example("char_lm"), example("copy_task")
 
 @pytest.fixture(autouse=True)
 def _as_users_run_them():
-    """optax needs promotion of dtypes."""
+    """Use standard dtype promotion, which optax requires."""
     with jax.numpy_dtype_promotion("standard"), jax.debug_key_reuse(False):
         yield
 
@@ -36,7 +36,7 @@ def _as_users_run_them():
 
 
 def by_the_book(train, history, x, vocabulary):
-    """Interpolated Witten-Bell for one token, by its recursion, counting in lists."""
+    """The interpolated Witten-Bell probability of one token, by its recursion, with counts from lists."""
     if history is None:
         return 1 / vocabulary
     n = len(history)
@@ -47,9 +47,9 @@ def by_the_book(train, history, x, vocabulary):
 
 
 @pytest.mark.parametrize("order", [0, 1, 3])
-def test_ngrams_are_those_of_the_recursion_and_sum_to_one(order):
+def test_ngrams_equal_the_recursion_and_sum_to_one(order):
     rng = np.random.default_rng(0)
-    train, held_out = rng.integers(0, 3, 60), rng.integers(0, 4, 25)  # the 3 of the latter is never met in the former
+    train, held_out = rng.integers(0, 3, 60), rng.integers(0, 4, 25)  # token 3 is in the latter only
     came = char_lm.ngram_probabilities(train, held_out, order, 4)
     expected = [
         by_the_book(train.tolist(), tuple(held_out[i - order : i].tolist()), held_out[i], 4) for i in range(order, 25)
@@ -60,7 +60,7 @@ def test_ngrams_are_those_of_the_recursion_and_sum_to_one(order):
     assert abs(sum(each) - 1) < 1e-12
 
 
-def test_each_paragraph_is_read_once():
+def test_repeated_paragraphs_are_removed():
     assert char_lm.unique_paragraphs("a\n\nb\n\n \n\na\n\nc\nd") == "a\n\nb\n\nc\nd"
     text = char_lm.unique_paragraphs(char_lm.standard_library_text())
     cut = len(text) * 9 // 10
@@ -70,8 +70,8 @@ def test_each_paragraph_is_read_once():
 TOY = ["--steps", "12", "--batch", "4", "--context", "16", "--layers", "1", "--features", "16", "--characters", "4000"]
 
 
-def test_char_lm_learns_and_writes(tmp_path, capsys):
-    """In twelve steps better than a guess, which costs log2 of the number of kinds; two begin. It writes as asked."""
+def test_char_lm_learns_and_samples(tmp_path, capsys):
+    """Twelve steps reach a score below a uniform guess, log2 of the number of tokens; the sample has its prompt."""
     scores = char_lm.main([*TOY, "--recurrent-steps", "2", "--sample", "9", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     kinds = int(printed.split(" held out, ")[1].split(" kinds")[0])
@@ -82,8 +82,8 @@ def test_char_lm_learns_and_writes(tmp_path, capsys):
     assert saved["['tokens']['embedding']"].shape == (kinds, 16)
 
 
-def test_scores_are_bits_of_what_comes_after_half_a_context():
-    """A table of probabilities as the model: the mean of -log2 over all tokens from half a context on, each once."""
+def test_scores_are_bits_of_tokens_with_at_least_half_a_context():
+    """With a table of probabilities as model: the mean of -log2 over all tokens from half a context on, each once."""
     table = np.random.default_rng(0).dirichlet(np.ones(5), 5).astype(np.float32)
     model = char_lm.jb.Layer(lambda key, x: (), lambda params, x: params[x])
     tokens = np.random.default_rng(1).integers(0, 5, 4 * 20 + 1).astype(np.int32)
@@ -91,9 +91,9 @@ def test_scores_are_bits_of_what_comes_after_half_a_context():
     assert abs(char_lm.score(model, jnp.log(table), tokens, 8) - expected) < 1e-5
 
 
-def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, monkeypatch, capsys):
-    """Killed after seven of twelve steps, and started again: the same params, bit for bit."""
-    pytest.importorskip("orbax.checkpoint", reason="checkpoints are written by orbax")
+def test_a_resumed_run_is_bitwise_equal(tmp_path, monkeypatch, capsys):
+    """A run that is killed after seven of twelve steps and started again ends with bitwise equal params."""
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
     options = [*TOY, "--recurrent-steps", "0", "--sample", "1", "--checkpoint-every", "3"]
     char_lm.main([*options, "--out", str(tmp_path / "whole")])
     fit, stop = char_lm.jb.fit, KeyboardInterrupt("here")
@@ -119,15 +119,15 @@ def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, monkeypatch, capsys):
 # ---- copy_task -------------------------------------------------------------------------------
 
 
-def test_copies_are_what_the_task_says():
+def test_examples_of_the_copy_task():
     x, y = copy_task.copies(jax.random.key(0), 3, 2, 4)
     assert x.shape == (3, 8) and y.shape == (3, 2)
     np.testing.assert_array_equal(x[:, :2], y)
     assert (x[:, 2:6] == copy_task.BLANK).all() and (x[:, 6:] == copy_task.MARK).all()
 
 
-def test_attention_copies_over_a_delay_at_once(tmp_path, capsys):
-    """Two symbols over ten blanks: attention is far above chance after sixty steps; all is printed and drawn."""
+def test_attention_learns_to_copy_over_a_delay(tmp_path, capsys):
+    """Two symbols over ten blanks: after sixty steps attention is far above chance; results are printed and drawn."""
     options = ["--delays", "10", "--length", "2", "--steps", "60", "--out", str(tmp_path)]
     found = copy_task.main(options)
     assert found["attention", 10] > 0.5 and found.keys() == {("attention", 10), ("LSTM", 10)}
@@ -136,7 +136,7 @@ def test_attention_copies_over_a_delay_at_once(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("module", [char_lm, copy_task])
-def test_a_bad_argument_gets_one_clear_line(module, tmp_path, capsys):
+def test_an_invalid_argument_gives_a_one_line_error(module, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         module.main(["--out", str(tmp_path / "never"), "--steps", "0"])
     assert stop.value.code == 2 and "at least 1" in capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The examples classify_digits and graph_molecules at toy size; their headers say what the real size reaches."""
+"""The examples classify_digits and graph_molecules at toy size; their headers report the results at full size."""
 
 import importlib.util
 from pathlib import Path
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.usefixtures("as_a_user_has_it")
 
 
 def test_classify_digits_learns(capsys):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     module = load("classify_digits")
     module.NETS["cnn"] = lambda: module.ResNet((1,), classes=10, width=8, bottleneck=False, stem="3x3")
     module.NETS["vit"] = lambda: module.ViT(classes=10, patch_size=4, features=16, layers=1, heads=2, hidden=16)
     found = module.main(["--epochs", "2"])
     printed = capsys.readouterr().out
-    assert found["cnn"] > 0.2 and found["vit"] > 0.13  # two epochs of toys; chance is 0.1
+    assert found["cnn"] > 0.2 and found["vit"] > 0.13  # two epochs at toy size; chance is 0.1
     assert all(f"test accuracy {accuracy:.4f}, of 359" in printed for accuracy in found.values())
 
 
 def test_distorted_digits_correlate_with_the_originals():
-    """Turned and moved a little: no two alike, about as much ink, and in the mean not far from what they were."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    """Small rotations and shifts: the images differ, and their mean intensity and mean image stay close."""
+    pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     module = load("classify_digits")
     image = jnp.asarray(module.digits()[0][:1])
     many = module.distort(jax.random.key(0), jnp.repeat(image, 200, 0))
@@ -45,7 +45,7 @@ def test_distorted_digits_correlate_with_the_originals():
     assert abs(float(many.mean() / image.mean()) - 1) < 0.15
 
 
-def test_graph_molecules_learns_and_shows_its_limit(capsys):
+def test_graph_molecules_learns_and_has_the_stated_limit(capsys):
     module = load("graph_molecules")
     small = lambda kind, pool: module.GraphClassifier(2, kind=kind, features=8, layers=1, pool=pool)
     module.NETS["gcn"] = lambda: module.jb.Serial(module.side_by_side, small("gcn", "mean"))
@@ -56,7 +56,7 @@ def test_graph_molecules_learns_and_shows_its_limit(capsys):
 
 
 def test_molecules_are_as_documented():
-    """Valences hold, molecules are connected with as many bonds as atoms, and the ring has the size of the label."""
+    """Valences are valid, molecules are connected with equal numbers of bonds and atoms, the label is the ring size."""
     module, rng = load("graph_molecules"), np.random.default_rng(0)
     for ring in (5, 6, 7) * 20:
         atoms, bonds = module.draw_molecule(rng, ring)
@@ -70,7 +70,7 @@ def test_molecules_are_as_documented():
         while front := set().union(*(neighbors[a] for a in front)) - seen:
             seen |= front
         assert len(seen) == n
-        while leaves := [a for a in range(n) if len(neighbors[a]) == 1]:  # peel what is no ring
+        while leaves := [a for a in range(n) if len(neighbors[a]) == 1]:  # remove atoms outside the ring
             for leaf in leaves:
                 for other in neighbors[leaf]:
                     neighbors[other].discard(leaf)
@@ -78,7 +78,7 @@ def test_molecules_are_as_documented():
         assert sum(map(bool, neighbors)) == ring
 
 
-def test_counts_are_those_of_atoms_and_bonds():
+def test_features_count_atoms_and_bonds():
     module = load("graph_molecules")
     (kinds, senders, receivers, atom_mask, bond_mask), labels = module.draw_data(np.random.default_rng(0), 6)
     counted = np.asarray(module.count_atoms(*map(jnp.asarray, (kinds, senders, receivers, atom_mask, bond_mask))))

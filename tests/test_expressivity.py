@@ -36,7 +36,7 @@ from jaxblocks.theory.piecewise_linear import (
     two_level_model,
 )
 
-T, SLOPES, C0 = np.array([-1, 0.5, 2, 3]), np.array([0.7, -1, 2, 0.3, -0.4]), 1.3  # the example of the errata
+T, SLOPES, C0 = np.array([-1, 0.5, 2, 3]), np.array([0.7, -1, 2, 0.3, -0.4]), 1.3  # the example from the errata
 FORMS = ("short", "lecture", "absorbed")
 
 
@@ -47,7 +47,7 @@ def _wide():
 
 
 def by_pieces(t, slopes, value, x):
-    """The function, written as integrals of its slope: no code of the library."""
+    """The function as integrals of its slope, without code of the library."""
     lengths = np.clip(x[:, None], t[:-1], t[1:]) - t[:-1]
     return value + slopes[0] * np.minimum(x - t[0], 0) + lengths @ slopes[1:-1] + slopes[-1] * np.maximum(x - t[-1], 0)
 
@@ -70,7 +70,7 @@ def clamp(x, low, high):
 
 @pytest.mark.parametrize(("form", "units"), [("short", 5), ("lecture", 6), ("absorbed", 6)])
 def test_nets_from_piecewise_linear_functions_are_exact(form, units):
-    """The three forms are exact on and beyond the knots, with p + 2 and p + 3 units; absorbed has no output bias."""
+    """The three forms are exact on and beyond the knots, with p + 2 or p + 3 units; absorbed has no output bias."""
     x = np.linspace(-6, 8, 1001)
     value = SLOPES[0] * T[0] + C0
     net, params = from_piecewise_linear(T, SLOPES, value, form=form)
@@ -80,7 +80,7 @@ def test_nets_from_piecewise_linear_functions_are_exact(form, units):
 
 
 def test_printed_formulas_of_the_lemma_are_wrong():
-    """Errata: the sum of clips is off by 3.7 and 3.0, the sum of rectifiers by 3.25; corrected, by rounding."""
+    """The errors are 3.7 and 3.0 for the sum of clips and 3.25 for rectifiers; the corrected form is exact."""
     x = np.linspace(-6, 8, 14001)
     p, f = 3, by_pieces(T, SLOPES, SLOPES[0] * T[0] + C0, x)
     head = SLOPES[0] * np.minimum(x, T[0]) + C0
@@ -96,8 +96,8 @@ def test_printed_formulas_of_the_lemma_are_wrong():
     np.testing.assert_allclose(abs(late - f).max(), 3.25, rtol=0, atol=1e-3)
 
 
-def test_clipping_is_a_difference_of_two_rectifiers():
-    """max(0, x - a) cut at b - a is ReLU(x - a) - ReLU(x - b); found as a function of two breakpoints."""
+def test_a_clipped_ramp_is_a_difference_of_two_rectifiers():
+    """max(0, x - a), clipped at b - a, is ReLU(x - a) - ReLU(x - b), which has two breakpoints."""
     found = to_piecewise_linear(lambda x: jnp.minimum(jnp.maximum(x - 1, 0), 2.0))
     again = to_piecewise_linear(lambda x: relu(x - 1) - relu(x - 3))
     for f in (found, again):
@@ -105,7 +105,7 @@ def test_clipping_is_a_difference_of_two_rectifiers():
 
 
 def test_piecewise_linear_values_integrals_and_distances():
-    """Values, integrals and distances of the record against np.interp and fine sums."""
+    """Values, integrals and distances of the record against np.interp and sums over a fine grid."""
     f = PiecewiseLinear(T, SLOPES, 0.6)
     x = np.linspace(-1, 3, 400_001)
     np.testing.assert_allclose(f(x), np.interp(x, T, f.values), rtol=0, atol=1e-14)
@@ -123,7 +123,7 @@ def test_piecewise_linear_values_integrals_and_distances():
 
 
 def test_two_level_model_has_the_designed_values():
-    """h_21 has the drawn values, its coefficients are those of the lemma, and its area is 8."""
+    """h_21 has the values of the drawing and the coefficients of the lemma, and its area is 8."""
     net, params = two_level_model()
     at = np.array([-1, 0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 4.5, 5, 6, 9])
     drawn = [0, 0, 0.5, 1, 1, 1, 2, 3, 2, 1.5, 1, 0, 0]
@@ -158,7 +158,7 @@ def test_round_trip_of_ten_thousand_pieces():
     exact = PiecewiseLinear(t, slopes, value)
     np.testing.assert_allclose(exact(x), by_pieces(t, slopes, value, x), rtol=0, atol=1e-12)
     np.testing.assert_allclose(values(net, params, x), exact(x), rtol=0, atol=3e-13)
-    # sums in several lanes, as vector units compute them; with units in order the error would be 1e-12
+    # sums in parallel lanes, as vector units compute them; a sequential sum would have an error of 1e-12
     hidden, out = ({name: np.asarray(p) for name, p in layer.items()} for layer in (params[0], params[2]))
     terms = np.maximum(x[:, None] * hidden["kernel"] + hidden["bias"], 0) * out["kernel"][:, 0]
     for lanes in (4, 8, 16):
@@ -171,7 +171,7 @@ def test_round_trip_of_ten_thousand_pieces():
 
 
 def test_float32_nets_are_analyzed_in_float64():
-    """Without x64 the net holds float32; its function is that of these numbers, exactly."""
+    """Without x64 the net has float32 params; the piecewise linear function is exact for them."""
     with jax.enable_x64(False):
         net, params = from_piecewise_linear([0.1, 0.2], [0.0, 1.0, 0.3], 1.0)
         assert params[0]["kernel"].dtype == jnp.float32
@@ -217,7 +217,7 @@ def random_net(name):
 
 @pytest.mark.parametrize("name", NETS)
 def test_piecewise_linear_function_of_any_net(name):
-    """It equals the net at 4001 points; between breakpoints second differences vanish, at breakpoints they do not."""
+    """It equals the net at 4001 points; second differences vanish between breakpoints but not at them."""
     apply, net, params = random_net(name)
     f = to_piecewise_linear(net, params)
     x = np.linspace(-7, 7.1, 4001)
@@ -227,12 +227,12 @@ def test_piecewise_linear_function_of_any_net(name):
     between = lambda k: ((x[:-k] < (t := f.breakpoints[:, None])) & (t < x[k:])).any(0)
     bends = abs(np.diff(y, 2)) > 1e-11 * size
     assert not bends[~between(2)].any()
-    assert bends[between(2)].mean() > 0.9  # except for kinks too small for these samples
+    assert bends[between(2)].mean() > 0.9  # except at kinks too small for these samples
     assert len(f.breakpoints) >= {"mask": 1, "branches": 2, "backwards": 1, "scan": 4, "scatter": 4}.get(name, 5)
 
 
 def test_dividing_the_line_into_parts_changes_nothing(monkeypatch):
-    """A line divided into parts, as it is where arrays would be too large, gives the same function."""
+    """The line is divided into parts to bound the size of arrays."""
     _, net, params = random_net("deep")
     whole = to_piecewise_linear(net, params)
     monkeypatch.setattr(line, "_BUDGET", 200)
@@ -242,14 +242,14 @@ def test_dividing_the_line_into_parts_changes_nothing(monkeypatch):
     np.testing.assert_allclose(parts.value, whole.value, rtol=1e-12)
 
 
-def test_narrow_spikes_are_found():
-    """A spike of width 1e-9 is found."""
+def test_a_spike_of_width_1e_9_is_found():
+    """All three breakpoints of the spike are found."""
     f = to_piecewise_linear(*from_piecewise_linear([0.3, 0.3 + 1e-9, 0.3 + 2e-9], [0, 1, -1, 0], 0.0))
     assert f.breakpoints.tolist() == [0.3, 0.3 + 1e-9, 0.3 + 2e-9]
 
 
 def test_kinks_of_one_hidden_layer():
-    """Kinks are the distinct -b/w whose slopes do not cancel."""
+    """Kinks are the distinct -b/w at which the changes of slope do not cancel."""
     rng = np.random.default_rng(1)
     w, b, a = rng.normal(size=(3, 20))
     net = MLP(20, 1)
@@ -263,14 +263,14 @@ def test_kinks_of_one_hidden_layer():
         {"kernel": np.tile(a, 2)[:, None], "bias": np.zeros(1)},
     )
     assert count_kinks(MLP(40, 1), doubled) == 20
-    # ReLU(z) - ReLU(-z) = z: the two units of a line cancel
+    # ReLU(z) - ReLU(-z) = z: the kinks of the two units cancel
     mirrored = ({"kernel": np.array([[0.7, -0.7]]), "bias": np.array([0.3, -0.3])}, (), {
         "kernel": np.array([[1.3], [-1.3]]), "bias": np.zeros(1)})  # fmt: skip
     assert count_kinks(MLP(2, 1), mirrored) == 0
 
 
-def test_kinks_of_deep_wide_nets_are_distinguished_from_rounding():
-    """20 layers of 100 units: no kink is lost; slopes are those of the masks at each sample, computed in NumPy."""
+def test_kinks_of_deep_wide_nets_are_separated_from_rounding_errors():
+    """20 layers of 100 units: all kinks are found; slopes equal those from activation masks computed in NumPy."""
     rng = np.random.default_rng(0)
     sizes = [1, *(100,) * 20, 1]
     kernels = [rng.normal(size=(m, n)) * (2 / m) ** 0.5 for m, n in itertools.pairwise(sizes)]
@@ -293,7 +293,7 @@ def test_kinks_of_deep_wide_nets_are_distinguished_from_rounding():
 
 @pytest.mark.parametrize("copies", [1, 20])
 def test_canceling_kinks_of_deep_nets_are_removed(copies):
-    """With z = relu(z) - relu(-z) in every layer a deep net is a line, also where its units are copies of a few."""
+    """With z = relu(z) - relu(-z) in every layer a deep net is linear, also if its units are copies of a few."""
     rng, n = np.random.default_rng(0), 8 * copies
     layers = [np.tile(rng.normal(size=(8, 8)) / 8**0.5, (copies, copies)) / copies for _ in range(20)]
     biases = np.tile(rng.normal(size=(20, 8)), copies)
@@ -311,7 +311,7 @@ def test_canceling_kinks_of_deep_nets_are_removed(copies):
 
 
 def test_net_along_a_segment():
-    """A net of several inputs along a segment is a net of one input."""
+    """A net with several inputs, restricted to a segment, is a net with one input."""
     net = MLP(8, 3)
     params = net.init(jax.random.key(0), jnp.zeros(4))
     start, way = jnp.arange(4.0), jnp.array([1.0, -2.0, 0.5, 1.5])
@@ -325,7 +325,7 @@ def test_net_along_a_segment():
 
 
 def test_side_inputs_and_constant_nets():
-    """Side inputs are passed to the net; constants and lines have no breakpoints."""
+    """Side inputs are passed to the net; constant and linear functions have no breakpoints."""
     net = lambda x, *, sign: sign * jnp.abs(x)
     assert to_piecewise_linear(net, sign=-1.0).slopes.tolist() == [1, -1]
     f = to_piecewise_linear(lambda x: 0 * x + 3)
@@ -358,8 +358,8 @@ def test_invalid_functions_are_rejected(arguments, words):
         PiecewiseLinear(*arguments)
 
 
-def test_piecewise_linear_is_a_pytree():
-    """Instances made by transformations are not checked, and tracers are not either."""
+def test_piecewise_linear_functions_are_pytrees():
+    """Instances made by transformations, and tracers, are not checked."""
     f = PiecewiseLinear(np.array([0.0, 1.0]), np.array([0.0, 1.0, 0.0]), 0.0)
     shapes = jax.tree.map(np.shape, f)
     assert isinstance(shapes, PiecewiseLinear) and shapes.slopes == (3,)
@@ -409,8 +409,8 @@ def test_nets_that_are_not_piecewise_linear_are_rejected(net, words):
         to_piecewise_linear(net, params)
 
 
-def test_repairs_of_errors():
-    """Piecewise linear activations, one output, the function of a layer with state."""
+def test_following_the_errors_advice_works():
+    """Piecewise linear activations, one output, and a function of a layer with state."""
     net = Serial(Dense(3), jax.nn.hard_tanh, Dense(1))
     to_piecewise_linear(net, net.init(jax.random.key(0), jnp.zeros(1)))
     f = to_piecewise_linear(lambda x: jnp.concatenate([x, jnp.abs(x)]), output=1)

@@ -46,7 +46,7 @@ def _wide():
 
 
 def forward(params, x, activation=lambda z: np.maximum(z, 0)):
-    """Dense layers in series, in NumPy: every () is an activation."""
+    """Dense layers in series, in NumPy; params () are those of an activation."""
     for p in params:
         x = x @ np.asarray(p["kernel"]) + np.asarray(p["bias"]) if p else activation(x)
     return x
@@ -69,7 +69,7 @@ GRID = np.linspace(0, 1, 20_001)
     ],
 )
 def test_approximation_error_is_within_the_modulus(g, errors):
-    """The table of errors, each below omega_g(1/N); for the square root it is 1 / (4 sqrt N) against 1 / sqrt N."""
+    """The table of errors is below omega_g(1/N); for the square root, 1 / (4 sqrt N) against 1 / sqrt N."""
     for pieces, error in errors.items():
         _, params = approximate(g, pieces)
         assert params[0]["kernel"].shape == (1, pieces + 2)
@@ -79,7 +79,7 @@ def test_approximation_error_is_within_the_modulus(g, errors):
 
 
 def test_approximating_layer_on_another_interval():
-    """JAX computes the same, also on another interval, and constants beyond it."""
+    """JAX gives the same values on another interval; beyond it the approximation is constant."""
     net, params = approximate(lambda x: jnp.sin(x), 64, interval=(-2, 3))
     x = np.linspace(-2, 3, 501)
     y = np.asarray(net.apply(params, jnp.asarray(x)[:, None]))[:, 0]
@@ -97,8 +97,8 @@ def test_pieces_for_a_bound_on_the_curvature(error, pieces, measured):  # fmt: s
     np.testing.assert_allclose(abs(forward(params, GRID[:, None])[:, 0] - np.exp(GRID)).max(), measured, rtol=1e-5)
 
 
-def test_pieces_for_the_modulus():
-    """Without a curvature: enough, and for sqrt the 1 / error^2 of its modulus."""
+def test_pieces_for_the_modulus_of_continuity():
+    """Without a bound on the curvature the pieces suffice too; for sqrt their number is 1 / error^2."""
     assert pieces_for(np.sqrt, 0.1) == 100
     pieces = pieces_for(wiggle, 0.2)
     _, params = approximate(wiggle, pieces)
@@ -106,7 +106,7 @@ def test_pieces_for_the_modulus():
 
 
 def test_modulus_of_continuity_by_all_pairs():
-    """Against every pair of points of the grid."""
+    """The modulus equals the maximum over all pairs of points of the grid."""
     x = np.linspace(0, 1, 201)
     for steps in (1, 7, 64, 200):
         near = abs(x[:, None] - x) <= steps / 200 + 1e-9
@@ -115,7 +115,7 @@ def test_modulus_of_continuity_by_all_pairs():
 
 
 def test_modulus_falls_to_zero_for_continuous_functions():
-    """Heine-Cantor theorem; the modulus of a step function does not."""
+    """This is the Heine-Cantor theorem; the modulus of a step function does not fall."""
     falling = [modulus_of_continuity(wiggle, delta) for delta in (0.1, 0.01, 0.001)]
     assert falling[0] > falling[1] > falling[2] and falling[2] < 0.02
     with pytest.raises(ValueError, match="varies by 1 in a step of its grid"):
@@ -123,7 +123,7 @@ def test_modulus_falls_to_zero_for_continuous_functions():
 
 
 def test_polynomial_activations_do_not_approximate():
-    """With x^2 every net is a quadratic; the best for abs is x^2 + 1/8, off by 1/8 with five alternations."""
+    """With x^2 every net is a quadratic; the best for abs is x^2 + 1/8, with error 1/8 and five alternations."""
     rng = np.random.default_rng(0)
     x = np.linspace(-1, 1, 201)
     params = ({"kernel": rng.normal(size=(1, 50)), "bias": rng.normal(size=50)}, (), {
@@ -139,7 +139,7 @@ def test_polynomial_activations_do_not_approximate():
 
 
 def test_step_function_is_approximated_in_the_mean_only():
-    """Steep ramps: the L1 error falls, the largest error remains a half (universality for measurable functions)."""
+    """With steep ramps the L1 error falls, and the largest error remains 1/2."""
     x = np.linspace(-1, 1, 200_001)
     for steep in (10, 100, 1000):
         f = to_piecewise_linear(*from_piecewise_linear([-1 / steep, 1 / steep], [0, steep / 2, 0], 0.0))
@@ -149,7 +149,7 @@ def test_step_function_is_approximated_in_the_mean_only():
 
 
 def test_any_labels_are_interpolated():
-    """n + 1 units fit n random labels exactly."""
+    """n + 1 units interpolate n random labels exactly."""
     rng = np.random.default_rng(0)
     x, y = np.sort(rng.uniform(size=40)), rng.integers(0, 2, 40)
     _, params = from_piecewise_linear(*interpolate(x, y))
@@ -158,7 +158,7 @@ def test_any_labels_are_interpolated():
 
 
 def test_ridge_approximation():
-    """Several variables: the error is at most that of the fit plus epsilon, at points and between them."""
+    """In several variables, the error is at most that of the fit plus epsilon, at the points and between them."""
     g = lambda x: np.sin(x[:, 0]) * np.cos(x[:, 1])
     grid = np.stack(np.meshgrid(*2 * [np.linspace(-1, 1, 9)]), -1).reshape(-1, 2)
     directions = [[i, j] for i in (-1, 0, 1) for j in (-1, 0, 1)]
@@ -174,8 +174,8 @@ def test_ridge_approximation():
     assert found.fit_error < 0.08
 
 
-def test_exponentials_are_an_algebra_that_separates_points():
-    """Products are exponentials again, and those of distinct directions are independent."""
+def test_exponentials_form_an_algebra_that_separates_points():
+    """Products are exponentials, and exponentials of distinct directions are linearly independent."""
     rng = np.random.default_rng(0)
     x, nu = rng.normal(size=(50, 2)), rng.normal(size=(6, 2))
     np.testing.assert_allclose(np.exp(x @ nu[0]) * np.exp(x @ nu[1]), np.exp(x @ (nu[0] + nu[1])))
@@ -189,7 +189,7 @@ def test_exponentials_are_an_algebra_that_separates_points():
 
 
 def test_sawtooth_and_its_network():
-    """Values of the lecture; both forms are equal to the last bit at dyadic points; 31 params and 10 rectifiers."""
+    """Values of the lecture; both forms are bitwise equal at dyadic points; 31 params and 10 rectifiers."""
     x = jnp.arange(-768, 769) / 256
     for levels in (0, 1, 5):
         net, params = sawtooth_network(levels)
@@ -202,7 +202,7 @@ def test_sawtooth_and_its_network():
 
 @pytest.mark.parametrize("levels", [0, 1, 2, 3, 5, 10, 12])
 def test_kinks_of_the_sawtooth(levels):
-    """2^l - 1, at the multiples of 2^(2 - l) inside (-2, 2), where an earlier level is zero; its areas are 4 and 0."""
+    """The 2^l - 1 kinks are the multiples of 2^(2 - l) in (-2, 2), zeros of earlier levels; the areas are 4 and 0."""
     f = to_piecewise_linear(*sawtooth_network(levels))
     expected = np.arange(-(2**levels) // 2 + 1, 2**levels // 2) * 2.0 ** (2 - levels) if levels else []
     np.testing.assert_array_equal(f.breakpoints, expected)
@@ -216,7 +216,7 @@ def test_kinks_of_the_sawtooth(levels):
 
 
 def test_random_nets_have_about_as_many_kinks_as_units():
-    """Two to the depth is attainable, not typical: 8 units a layer, 4 layers."""
+    """A number of kinks exponential in the depth is attainable, not typical: 8 units per layer, 4 layers."""
     made = []
     for seed in range(5):
         rng = np.random.default_rng(seed)
@@ -228,7 +228,7 @@ def test_random_nets_have_about_as_many_kinks_as_units():
 
 
 def test_triangle_network():
-    """2 L^2 + 4 layers and 3 L^2 + 6 nodes for L = 2; the net is the wave."""
+    """2 L^2 + 4 layers and 3 L^2 + 6 nodes for L = 2; the net equals the wave."""
     net, params = triangle_network(2**2 + 2)
     assert len([p for p in params if p]) == 2 * 2**2 + 4
     assert sum(p["bias"].size for p in params if p) == 3 * 2**2 + 6
@@ -242,7 +242,7 @@ def test_triangle_network():
 
 
 def test_bound_on_the_number_of_pieces():
-    """151.70 < 2048 and 4096 < 262144 pieces; random nets satisfy the bound."""
+    """The bounds are 151.70 < 2048 and 4096 < 262144 pieces; random nets satisfy them."""
     np.testing.assert_allclose(pieces_bound(3, 8), 151.70, rtol=0, atol=5e-3)
     assert pieces_bound(4, 16) == 4096 < 2 ** (4**2 + 2)
     for seed in range(3):
@@ -253,7 +253,7 @@ def test_bound_on_the_number_of_pieces():
 
 
 def test_distance_of_shallow_nets_from_the_triangle_wave():
-    """The integral is at least the bound, which exceeds 1/32 for L = 2, 3, 4; for a constant 1/2 it is 1/4."""
+    """The integral is at least the bound, which exceeds 1/32 for L = 2, 3, 4; for the constant 1/2 it is 1/4."""
     for layers in (2, 3, 4):
         assert separation_bound(layers**2 + 2, pieces_bound(layers, 2**layers)) > 1 / 32
     assert separation(11, lambda x: 0 * x + 0.5) == 0.25
@@ -264,7 +264,7 @@ def test_distance_of_shallow_nets_from_the_triangle_wave():
             g = PiecewiseLinear(t, rng.normal(scale=20, size=pieces), rng.uniform())
             net = from_piecewise_linear(*g)
             assert separation(6, *net) >= separation_bound(6, pieces)
-        # the best approximation: equal to the first teeth, then 1/2
+        # the best approximation: the first teeth of the wave, then 1/2
         teeth = triangle_wave(6)
         x = np.append(np.arange(pieces) / 64, (pieces - 0.5) / 64)
         g = interpolate(x, teeth(x))
@@ -279,8 +279,8 @@ def test_distance_of_shallow_nets_from_the_triangle_wave():
 
 
 @pytest.mark.parametrize("n", range(1, 13))
-def test_shallow_parity_on_all_rows(n):
-    """n rectifiers, or one cosine, on all 2^n rows; the first is exact to the last bit."""
+def test_shallow_parity_on_all_inputs(n):
+    """n rectifiers, or one cosine unit, on all 2^n inputs; the rectifiers are bitwise exact."""
     rows = bit_rows(n)
     parity = rows.sum(1) % 2
     _, params = parity_shallow(n)
@@ -293,7 +293,7 @@ def test_shallow_parity_on_all_rows(n):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_parity_by_a_chain(n):
-    """Exact on all rows, by nine shared weights; for n = 2 all three are the lecture's exclusive or."""
+    """A chain with nine shared weights is exact on all inputs; its cell is the shallow net for n = 2."""
     net, params = parity_chain(n)
     np.testing.assert_array_equal(net.apply(params, jnp.asarray(bit_rows(n)))[:, 0], bit_rows(n).sum(1) % 2)
     assert sum(p.size for p in jax.tree.leaves(params)) == 9
@@ -302,7 +302,7 @@ def test_parity_by_a_chain(n):
 
 
 def test_minterm_networks():
-    """Every table, one unit for each true row; parity has 2^(n - 1) of them."""
+    """All truth tables, with one unit per true row; parity has 2^(n - 1) of them."""
     assert list(itertools.product((0.0, 1.0), repeat=3)) == list(map(tuple, bit_rows(3)))
     for table in itertools.product((0, 1), repeat=4):
         _, params = minterm_network(table)
@@ -329,7 +329,7 @@ def test_invalid_tables_are_rejected():
 
 
 def test_max_of_zero_x_and_y():
-    """Two hidden layers compute it up to rounding; on x = 0 it has a kink at y = -1 and none at y = 1."""
+    """Two hidden layers compute it up to rounding; on the line x = 0 there is a kink at y = -1 and none at y = 1."""
     x = np.random.default_rng(0).normal(size=(1000, 2))
     net, params = max_zero_x_y()
     np.testing.assert_allclose(net.apply(params, jnp.asarray(x))[:, 0], np.maximum(0, x.max(1)), rtol=0, atol=1e-15)
@@ -339,8 +339,8 @@ def test_max_of_zero_x_and_y():
     np.testing.assert_array_equal(jumps[1.0], [0, 0])
 
 
-def test_kinks_of_one_hidden_layer_are_whole_lines():
-    """The jump of the gradient across the line of a unit is a_i w_i, everywhere on it."""
+def test_kinks_of_one_hidden_layer_are_full_lines():
+    """The jump of the gradient across the line of a unit is a_i w_i at every point of the line."""
     rng = np.random.default_rng(0)
     w, b, a = rng.normal(size=(2, 5)), rng.normal(size=5), rng.normal(size=5)
     gradient = lambda x: w @ (a * (x @ w + b > 0))
@@ -354,7 +354,7 @@ def test_kinks_of_one_hidden_layer_are_whole_lines():
 
 
 def test_max_min_strings():
-    """Width d + 1 computes random strings within the radius, and not beyond."""
+    """A net of width d + 1 computes random strings within the radius, but not beyond."""
     rng = np.random.default_rng(0)
     for d, n in ((1, 1), (2, 6), (4, 9)):
         w, b = rng.normal(size=(d, n + 1)), rng.normal(size=n + 1)
@@ -394,7 +394,7 @@ def net_and_params(bias=True):
 
 
 def test_rescaling_keeps_the_function():
-    """To the last bit for powers of two, to rounding for any positive factors, unit by unit; not for tanh."""
+    """Bitwise for powers of two, up to rounding for any positive factor per unit; not for tanh."""
     _, params, x = net_and_params()
     y = forward(params, x)
     np.testing.assert_array_equal(forward(rescale(params, [4.0, 0.5]), x), y)
@@ -408,7 +408,7 @@ def test_rescaling_keeps_the_function():
 
 
 def test_invalid_factors_are_rejected():
-    """A negative factor, too few, a wrong shape, other layers; with -1 the function changes."""
+    """Negative factors, too few, a wrong shape, other layers; a factor -1 changes the function."""
     _, params, x = net_and_params()
     with pytest.raises(ValueError, match="a smallest one of -1.0 for hidden layer 1; rectifiers are homogeneous for"):
         rescale(params, [1.0, -1.0])
@@ -425,7 +425,7 @@ def test_invalid_factors_are_rejected():
 
 
 def test_unit_kernels():
-    """The weights of every unit get norm 1, those of a dead unit remain 0; for one input kernels are signs."""
+    """The weights of each unit get norm 1, those of a dead unit remain 0; for one input the weights are signs."""
     _, params, x = net_and_params()
     same = unit_kernels(params)
     np.testing.assert_allclose(forward(same, x), forward(params, x), rtol=1e-11)
@@ -442,7 +442,7 @@ def test_unit_kernels():
 
 
 def test_balance_equalizes_norms():
-    """All kernels get the geometric mean of the norms, and the sum of squares falls."""
+    """All kernels get the geometric mean of the norms, and the sum of squares decreases."""
     _, params, x = net_and_params()
     params = rescale(params, [10.0, 0.2])
     same = balance(params)
@@ -456,7 +456,7 @@ def test_balance_equalizes_norms():
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_eulers_identities(bias):
-    """The terms of the inputs and of every kernel are the output, to 1e-12; not for tanh."""
+    """The terms for the inputs and for each kernel equal the output to 1e-12; not for tanh."""
     net, params, x = net_and_params(bias)
     terms = euler_terms(net, params, jnp.asarray(x))
     np.testing.assert_allclose([terms.inputs, *terms.kernels], terms.output, rtol=1e-12)
@@ -468,7 +468,7 @@ def test_eulers_identities(bias):
 
 
 def test_gradient_flow_conserves_differences_of_norms():
-    """Their drift under gradient descent is proportional to the step size, in equal time; with biases too."""
+    """Their drift under gradient descent over equal time is proportional to the step size, also with biases."""
     net, params, x = net_and_params()
     x = jnp.asarray(x)
     loss = lambda params: jnp.mean((net.apply(params, x) - jnp.sin(x[:, :2])) ** 2)
@@ -483,7 +483,7 @@ def test_gradient_flow_conserves_differences_of_norms():
 
 
 def test_normalized_margin():
-    """Scaling all weights scales margins and not the quotient; moving norms between layers changes neither."""
+    """Scaling all weights scales margins but not the quotient; moving norms between layers changes neither."""
     net, params, x = net_and_params(bias=False)
     margin = lambda p: net.apply(p, jnp.asarray(x))[:, 0] - net.apply(p, jnp.asarray(x))[:, 1]
     larger = jax.tree.map(lambda p: 3.0 * p, params)
@@ -497,7 +497,7 @@ def test_normalized_margin():
 
 
 def test_convolution_as_a_dense_layer():
-    """Its matrix in a Dense computes the same; it is banded with constant diagonals: 3 weights for 24 entries."""
+    """A Dense with its matrix is equal; the matrix is banded with constant diagonals: 3 weights for 24 entries."""
     layer = Conv(1, 3)
     params = jax.tree.map(lambda p: p.astype(jnp.float64), layer.init(jax.random.key(0), jnp.zeros((10, 1))))
     matrix = np.asarray(as_dense(layer, (10, 1), params))
@@ -508,7 +508,7 @@ def test_convolution_as_a_dense_layer():
     weights = np.asarray(params["kernel"]).ravel()
     toeplitz = [[weights[j - i] if 0 <= j - i < 3 else 0 for j in range(10)] for i in range(8)]
     np.testing.assert_allclose(matrix, toeplitz, rtol=0, atol=1e-15)
-    # equivariant, not invariant (an erratum of the lecture): shifting the input shifts the output
+    # equivariant, not invariant as the lecture states: shifting the input shifts the output
     shifted = layer.apply(params, jnp.roll(jnp.asarray(x), 1, axis=0))
     np.testing.assert_array_equal(shifted[1:], layer.apply(params, jnp.asarray(x))[:-1])
 

@@ -1,4 +1,4 @@
-"""Feature maps: the kernel in four forms, the numbers of the lecture, a linear layer on top, neighbors."""
+"""Feature maps: the kernel in four forms, values from the lecture, a linear layer on features, nearest neighbors."""
 
 import math
 
@@ -19,7 +19,7 @@ from jaxblocks.layers import (
 
 
 def pairwise(x, y, gamma):
-    """The kernel of every pair, one by one."""
+    """The kernel of each pair, in a loop."""
     return np.array([[math.exp(-gamma * sum((a - b) ** 2 for a, b in zip(u, v, strict=True))) for v in y] for u in x])
 
 
@@ -30,8 +30,8 @@ kernel = jax.jit(rbf_kernel)
 
 
 @pytest.mark.parametrize("features", [1, 3, 9])
-def test_the_kernel_of_every_pair(features):
-    """Against loops in float64, by differences (few features) and by a product (many); leading axes are kept."""
+def test_the_kernel_equals_loops_over_pairs(features):
+    """In float64, by differences (few features) and by a product (many features); leading axes are kept."""
     with jax.enable_x64(True):
         x, y = np.random.default_rng(0).normal(size=(2, 6, features)) + 3
         expected = pairwise(x, y, 0.3)
@@ -42,7 +42,7 @@ def test_the_kernel_of_every_pair(features):
 
 @pytest.mark.parametrize("features", [2, 6])
 def test_the_gradient_of_the_kernel(features):
-    """dk / dx = -2 gamma (x - c) k, also where x is a center."""
+    """dk / dx = -2 gamma (x - c) k, also at the centers."""
     with jax.enable_x64(True):
         x, c = map(jnp.asarray, np.random.default_rng(0).normal(size=(2, 4, features)))
         c = c.at[0].set(x[0])
@@ -55,13 +55,13 @@ def test_the_gradient_of_the_kernel(features):
 
 
 def test_points_close_together_far_from_the_origin():
-    """In float32 around 1000, where |x|^2 + |c|^2 - 2 x c has no digit left."""
+    """In float32 around 1000, where |x|^2 + |c|^2 - 2 x c has no correct digit."""
     for features in (3, 8):
         x = 1000 + np.random.default_rng(0).normal(size=(5, features)).astype(np.float32)
         expected = pairwise(x.astype(np.float64), x.astype(np.float64), 0.5)
         np.testing.assert_allclose(kernel(jnp.asarray(x), jnp.asarray(x), gamma=0.5), expected, atol=2e-6)
         lengths = (x**2).sum(-1)
-        naive = np.exp(-0.5 * (lengths[:, None] + lengths[None] - 2 * x @ x.T))  # the control
+        naive = np.exp(-0.5 * (lengths[:, None] + lengths[None] - 2 * x @ x.T))  # control
         assert np.abs(naive - expected).max() > 0.1
 
 
@@ -73,10 +73,10 @@ def test_a_gram_matrix_is_positive_semidefinite():
         assert np.linalg.eigvalsh(gram).min() > -1e-14
 
 
-def test_neighbors_are_far_in_high_dimension():
-    """Uniform cube: E |x - y|^2 = D / 6, E k = (sqrt(pi) erf(1) - 1 + 1/e)^D; the Gram matrix tends to the identity.
+def test_points_are_far_apart_in_high_dimension():
+    """For a uniform cube E |x - y|^2 = D / 6, E k = (sqrt(pi) erf(1) - 1 + 1/e)^D: the Gram matrix tends to I.
 
-    One pair has a kernel of about .05 at D = 10 and 1e-73 or so at D = 1000.
+    The kernel of a pair is about .05 at D = 10 and about 1e-73 at D = 1000.
     """
     one = math.sqrt(math.pi) * math.erf(1) - 1 + math.exp(-1)
     off = ~np.eye(200, dtype=bool)
@@ -89,15 +89,15 @@ def test_neighbors_are_far_in_high_dimension():
             if spread:
                 assert gram[off].mean() == pytest.approx(one**dimension, rel=spread)
             else:
-                assert gram[off].max() < 1e-50  # nothing but the identity
+                assert gram[off].max() < 1e-50  # the identity matrix
         assert one**10 == pytest.approx(0.2253, abs=1e-4)
 
 
-# ---- its features
+# ---- features of the kernel
 
 
-def test_truncations_of_the_lecture():
-    """x = .7, y = -.4, gamma = .5: the kernel and what 1, 2, 3, 5, 10 terms give."""
+def test_truncated_series_of_the_lecture():
+    """x = .7, y = -.4, gamma = .5: the kernel and its approximation by 1, 2, 3, 5 and 10 terms."""
     with jax.enable_x64(True):
         x, y = jnp.array([0.7]), jnp.array([-0.4])
         assert float(rbf_kernel(x, y[None], gamma=0.5)[0]) == pytest.approx(0.5460744266, abs=5e-11)
@@ -105,13 +105,13 @@ def test_truncations_of_the_lecture():
         sums = np.cumsum(np.asarray(phi[0] * phi[1]))
         exact = math.exp(-0.325) * np.cumsum([(-0.28) ** n / math.factorial(n) for n in range(10)])
         np.testing.assert_allclose(sums, exact, rtol=1e-13)
-        # to the digits printed, of which the last one of the third is rounded up by one
+        # to the printed digits; the third number is printed with its last digit rounded up
         printed = [0.7225274, 0.5202197, 0.5485429, 0.5460843, 0.5460744]
         np.testing.assert_allclose(sums[[0, 1, 2, 4, 9]], printed, atol=1.5e-7)
 
 
 def test_features_of_the_exponential_series():
-    """phi_n(x) = exp(-gamma x^2) sqrt((2 gamma)^n / n!) x^n; their squares add up to 1."""
+    """phi_n(x) = exp(-gamma x^2) sqrt((2 gamma)^n / n!) x^n; the sum of their squares is 1."""
     with jax.enable_x64(True):
         x = np.linspace(-2, 2, 9).reshape(3, 3)
         came = np.asarray(jax.jit(taylor_features, static_argnums=1)(jnp.asarray(x), 60, gamma=1.3))
@@ -121,21 +121,21 @@ def test_features_of_the_exponential_series():
         np.testing.assert_allclose((came**2).sum(-1), np.ones((3, 3)), rtol=1e-12)
 
 
-def test_features_of_extreme_numbers_are_zero():
+def test_features_of_extreme_inputs_are_zero():
     x = jnp.array([1e4, -1e4, 0.0])
     values, slopes = jax.jit(jax.vmap(jax.value_and_grad(lambda x: taylor_features(x, 20).sum())))(x)
     np.testing.assert_array_equal(values, [0, 0, 1])
     np.testing.assert_allclose(slopes, [0, 0, math.sqrt(2)], rtol=1e-6)
 
 
-def test_random_features_are_the_cosine_formula():
+def test_random_features_equal_the_cosine_formula():
     x, omega, b = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((3, 2), (2, 5), (5,)))
     expected = [[math.sqrt(2 / 5) * math.cos(sum(r * w) + p) for w, p in zip(omega.T, b, strict=True)] for r in x]
     np.testing.assert_allclose(random_fourier_features(*map(jnp.asarray, (x, omega, b))), expected, rtol=1e-5)
 
 
-def test_random_features_meet_the_kernel_up_to_one_over_root_d():
-    """The error over 100 draws is at most 1 / sqrt(D) in root mean square, unbiased, and halves with 4 D."""
+def test_random_features_approximate_the_kernel_to_one_over_root_d():
+    """Over 100 draws the error is unbiased, at most 1 / sqrt(D) in root mean square, and halves if D quadruples."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
     exact = pairwise(np.asarray(x), np.asarray(x), 0.4)
     spreads = []
@@ -154,11 +154,11 @@ def test_random_features_meet_the_kernel_up_to_one_over_root_d():
     assert spreads[0] / spreads[1] == pytest.approx(2, rel=0.1)
 
 
-# ---- a linear layer on top
+# ---- a linear layer on features
 
 
 def test_xor_is_linear_in_a_product():
-    """Phi = (x1, x2, x1 x2), w = (1, 1, -2), b = 0: any function is a feature map."""
+    """Phi = (x1, x2, x1 x2), w = (1, 1, -2), b = 0: any function can be a feature map."""
     net = Serial(phi=lambda x: jnp.stack([x[..., 0], x[..., 1], x[..., 0] * x[..., 1]], -1), out=Dense(1))
     x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     made = net.init(jax.random.key(0), x)
@@ -168,8 +168,8 @@ def test_xor_is_linear_in_a_product():
 
 
 @pytest.mark.parametrize("phi", [RandomFourierFeatures(30), RBF(30), MLP(30)], ids=["random", "radial", "learned"])
-def test_any_pair_is_a_feature_map(phi):
-    """One gradient for both blocks; with Phi masked out, a step leaves it as it is, to the last bit."""
+def test_any_layer_can_be_a_feature_map(phi):
+    """One gradient covers both layers; with Phi masked out, a step leaves its params bitwise unchanged."""
     net = Serial(phi=phi, out=Dense(1))
     x = jax.random.normal(jax.random.key(1), (20, 2))
     params = net.init(jax.random.key(0), x)
@@ -181,8 +181,8 @@ def test_any_pair_is_a_feature_map(phi):
     assert float(jnp.abs(stepped["out"]["kernel"] - params["out"]["kernel"]).max()) > 0
 
 
-def test_random_features_and_a_linear_layer_fit_what_no_linear_layer_fits():
-    """Least squares on 200 random waves: sin(3 x) on an interval."""
+def test_random_features_and_a_linear_layer_fit_a_nonlinear_function():
+    """Least squares with 200 random features fits sin(3 x) on an interval."""
     x = jnp.linspace(-2, 2, 100)[:, None]
     layer = RandomFourierFeatures(200, gamma=2.0)
     z = np.asarray(layer.apply(layer.init(jax.random.key(0), x), x), np.float64)
@@ -191,8 +191,8 @@ def test_random_features_and_a_linear_layer_fit_what_no_linear_layer_fits():
     assert np.abs(z @ w - y).max() < 1e-2
 
 
-def test_bounded_features_stay_unsure_far_away():
-    """Along a ray, random ReLU nets become certain; nets whose last features are bounded cannot."""
+def test_bounded_features_stay_uncertain_far_from_the_data():
+    """Along a ray, the confidence of random ReLU nets tends to 1; that of nets with bounded last features does not."""
     x = jnp.array([[0.3, -0.2]]) * jnp.array([[1.0], [1e3], [1e4]])
     confidence = {}
     for name, net in {
@@ -208,7 +208,7 @@ def test_bounded_features_stay_unsure_far_away():
     assert confidence["radial"][2] == pytest.approx(1 / 3)
 
 
-# ---- neighbors
+# ---- nearest neighbors
 
 
 def slow_knn(x, examples, targets, k):
@@ -240,23 +240,23 @@ def test_neighbors_against_loops(k, features):
     np.testing.assert_array_equal(split, slow_knn(x, examples, classes, k).reshape(3, 4))
 
 
-def test_ties_go_to_the_nearest():
+def test_ties_of_votes_go_to_the_nearest_neighbor():
     examples = jnp.array([[3.0], [1.0], [2.0], [4.0]])
     assert int(predict(jnp.array([0.0]), examples, jnp.array([5, 9, 5, 9]), k=4)) == 9
-    assert int(predict(jnp.array([1.5]), examples, jnp.array([4, 7, 5, 4]), k=1)) == 7  # as near: the first counts
+    assert int(predict(jnp.array([1.5]), examples, jnp.array([4, 7, 5, 4]), k=1)) == 7  # a tie of distances
 
 
-# ---- bad input
+# ---- errors
 
 
 @pytest.mark.usefixtures("sentences")
-def test_errors_say_what_is_expected():
+def test_errors_state_what_was_expected():
     x, c = jnp.ones((4, 2)), jnp.ones((3, 5))
     with pytest.raises(ValueError, match=r"same size of in, got float32 \(4, 2\) and float32 \(3, 5\)"):
         rbf_kernel(x, c)
     with pytest.raises(ValueError, match=r"centers of shape \(3, 2\), got float32 \(3, 5\)"):
         RBF(3).apply({"centers": c, "log_gamma": jnp.zeros(())}, x)
-    assert rbf_kernel(jnp.ones(4)[..., None], c[:, :1]).shape == (4, 3)  # the advice for numbers
+    assert rbf_kernel(jnp.ones(4)[..., None], c[:, :1]).shape == (4, 3)  # as the error advises
     with pytest.raises(
         ValueError, match=r"frequencies \(in, features\) with the same size of in, got .* and float32 \(3, 5\)"
     ):

@@ -1,4 +1,4 @@
-"""The figures of the lectures: their numbers against those of the lectures and closed forms."""
+"""The figures of the lectures: their numbers against the lectures and closed forms."""
 
 import contextlib
 import importlib.util
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the figures are drawn with it")
+pytest.importorskip("matplotlib", reason="the figures require matplotlib")
 
 CHEAP = ("F02", "F05", "F07", "F10", "F11", "F12", "F21", "F23")
 ALL = tuple(f"F{number:02}" for number in range(1, 37))
@@ -26,7 +26,7 @@ def figures():
 
 @contextlib.contextmanager
 def default_configuration():
-    """The configuration of JAX that a reader has."""
+    """Use the default configuration of JAX."""
     with (
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
@@ -44,10 +44,10 @@ def cheap(figures, tmp_path_factory):
     return numbers, sorted(path.name for path in folder.glob("*.png"))
 
 
-# ---- the folder ---------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------
 
 
-def test_thirty_six_figures_with_sources(figures):
+def test_there_are_36_figures_with_sources(figures):
     assert tuple(figures.FIGURES) == ALL
     for number, made in figures.FIGURES.items():
         assert made.name.startswith(f"{number}_")
@@ -55,7 +55,7 @@ def test_thirty_six_figures_with_sources(figures):
         assert any(who in made.source for who in ("Diehl", "Huszar", "Krapac", "Cevher")), number
 
 
-def test_notes_of_figures_whose_original_is_unknown(figures):
+def test_notes_of_figures_without_a_known_original(figures):
     for number in ("F04", "F13", "F14", "F25"):
         assert "our choice" in figures.FIGURES[number].note or "choice is ours" in figures.FIGURES[number].note
     assert "synthetic stand-in" in figures.FIGURES["F20"].note.lower()
@@ -294,12 +294,12 @@ def f31(shown):
     assert reverse == 10 * (784 * 128 + 128 * 64)
     assert 10 < crossover < 784
     assert shown[(100, 50, 200, 50, 1)][3] == pytest.approx(100), (
-        "with symmetric inner dimensions they cross where both ends are equal"
+        "with symmetric inner dimensions both modes cost the same for equal ends"
     )
 
 
 def f32(shown):
-    """Dense, banded, block lower triangular, by the graph's edges; rows of attention are distributions."""
+    """Dense, banded, block lower triangular, or with the edges of a graph; rows of attention are distributions."""
     assert (shown["linear"] != 0).all()
     assert (shown["multilayer perceptron"] != 0).all()
     block = lambda name: np.any(shown[name].reshape(-1, 2, 6, 2) != 0, axis=(1, 3))  # (positions, positions)
@@ -343,9 +343,9 @@ def f36(shown):
 
 
 @pytest.mark.parametrize("number", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
-def test_numbers_of_a_figure(figures, cheap, tmp_path, number):
+def test_numbers_of_each_figure(figures, cheap, tmp_path, number):
     if number == "F08":
-        pytest.importorskip("sklearn", reason="it shows a handwritten digit")
+        pytest.importorskip("sklearn", reason="the figure shows a digit of scikit-learn")
     made = figures.FIGURES[number]
     if number in CHEAP:
         shown, files = cheap[0][number], cheap[1]

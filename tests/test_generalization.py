@@ -1,4 +1,4 @@
-"""Experiments on generalization: their numbers against formulas, enumerations and the lecture."""
+"""Experiments on generalization: their numbers against formulas, enumerations and values from the lecture."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ def noisy_sine(n=20):
 
 
 def test_training_error_falls_and_test_error_is_u_shaped():
-    """The fits are those of NumPy, and the one of degree n - 1 interpolates all points."""
+    """The fits equal those of NumPy, and the fit of degree n - 1 interpolates all points."""
     x, y, test_x, test_y = noisy_sine()
     sweep = degree_sweep(x, y, test_x, test_y, degrees=range(20))
     assert (np.diff(sweep.train) <= 1e-15).all() and sweep.train[19] < 1e-12
@@ -62,7 +62,7 @@ def test_training_error_falls_and_test_error_is_u_shaped():
 
 
 def test_double_descent_over_width():
-    """The test error peaks where the net just fits, and beyond falls below that of every narrower net."""
+    """The test error peaks at the interpolation threshold, and for wider nets falls below that of all narrower ones."""
     rng = np.random.default_rng(0)
     x, test_x = rng.normal(size=(30, 4)), rng.normal(size=(300, 4))
     target = lambda x: np.tanh(x[:, 0] - x[:, 1])
@@ -82,7 +82,7 @@ def test_double_descent_over_width():
 
 
 def test_depth_sweep():
-    """Without hidden layers the result is the best affine function."""
+    """Without hidden layers the result is the least-squares affine function."""
     x = jnp.linspace(-1, 1, 21)[:, None]
     y = jnp.abs(x[:, 0])
     sweep = depth_sweep(x, y, x, y, depths=(0, 2), key=jax.random.key(0), width=8, steps=400, optimizer=0.1)
@@ -94,7 +94,7 @@ def test_depth_sweep():
 
 @pytest.mark.parametrize(("n", "d"), [(5, 3), (6, 2), (4, 4)])
 def test_number_of_linear_dichotomies(n, d):
-    """Cover's function against a search for a hyperplane for each of the 2^n labelings of n points."""
+    """Cover's formula equals a search for a hyperplane for each of the 2^n labelings of n points."""
     x, found = np.random.default_rng(5).normal(size=(n, d)), 0
     for labels in itertools.product([0, 1], repeat=n):
         try:
@@ -113,7 +113,7 @@ def test_half_of_all_labelings_are_separable_at_twice_the_features():
 
 
 def test_capacity_is_exact_for_many_features():
-    """Against sums of binomial coefficients as fractions; at 55 examples it is 1 - 2^-54, which floats round to 1."""
+    """It equals sums of binomial coefficients as fractions; at 55 examples 1 - 2^-54, which rounds to 1 in float64."""
     for d in (1, 2, 54):
         found = capacity(d)
         for n in (1, d, d + 1, 2 * d - 1, 2 * d, 2 * d + 1, 4 * d):
@@ -127,7 +127,7 @@ def test_capacity_is_exact_for_many_features():
 
 
 def test_limit_of_gradient_descent_on_least_squares():
-    """From zero it is pinv(X) y up to rounding; from another start it is another interpolant."""
+    """From zero the limit is pinv(X) y up to rounding; another start gives another interpolant."""
     x, y = RNG.normal(size=(8, 20)), RNG.normal(size=8)
     zero = min_norm_bias(x, y)
     expected = np.linalg.lstsq(x, y, rcond=None)[0]
@@ -166,7 +166,7 @@ def test_largest_margin_equals_that_of_support_vector_machines():
 
 
 def test_logistic_regression_converges_to_the_largest_margin():
-    """The norm grows like log(t) / margin, and the angle to the best direction falls."""
+    """The norm grows like log(t) / margin, and the angle to the direction of the largest margin falls."""
     x, labels = np.array([[1.0, 0.5], [1.0, -0.5], [5.0, 4.0], [-6.0, 1.0]]), np.array([1, 1, 1, 0])
     seen = max_margin_bias(x, labels, steps=30_000)
     np.testing.assert_allclose(seen.best.direction, [1, 0], atol=1e-12)  # two support vectors, symmetric
@@ -186,7 +186,7 @@ def test_logistic_regression_converges_to_the_largest_margin():
 
 
 def test_drift_of_conserved_matrices_is_proportional_to_the_step():
-    """Ten times smaller steps give a ten times smaller drift."""
+    """Steps smaller by a factor of ten give a drift smaller by a factor of ten."""
     rng = np.random.default_rng(0)
     kernels = [0.5 * rng.normal(size=shape) for shape in ((3, 4), (4, 4), (4, 2))]
     x, y = rng.normal(size=(10, 3)), rng.normal(size=(10, 2))
@@ -195,7 +195,7 @@ def test_drift_of_conserved_matrices_is_proportional_to_the_step():
     assert drift.order == pytest.approx(1, abs=0.01)
     assert 1e-6 < drift.drifts[-1] < 1e-4
     np.testing.assert_allclose(drift.losses, drift.losses[-1], rtol=0.02)  # equal time
-    # One step against JAX's gradient, and what is conserved against its definition with W = kernel'.
+    # One step against the gradient of JAX, and the conserved matrices against their definition with W = kernel'.
     with jax.enable_x64(True):
         loss = lambda k: jnp.sum((jnp.asarray(x) @ k[0] @ k[1] @ k[2] - y) ** 2) / 20
         start = [jnp.asarray(k) for k in kernels]
@@ -216,7 +216,7 @@ def test_drift_of_conserved_matrices_is_proportional_to_the_step():
 
 
 def test_depth_is_biased_towards_low_rank():
-    """One factor does not change unobserved entries; with depth the rank falls to that of the target."""
+    """A single factor does not change unobserved entries; with depth the effective rank falls to that of the target."""
     rng = np.random.default_rng(3)
     target = np.outer(rng.normal(size=8), rng.normal(size=8)) + np.outer(rng.normal(size=8), rng.normal(size=8))
     observed = rng.uniform(size=(8, 8)) < 0.75
@@ -224,7 +224,7 @@ def test_depth_is_biased_towards_low_rank():
     assert (np.diff(found.effective_rank) < 0).all()
     assert (found.observed_error < 2e-3).all()
     assert found.unobserved_error[0] > 0.4 > 0.05 > found.unobserved_error[2]
-    masked = np.where(observed, target, 0)  # the limit of one factor that starts near zero
+    masked = np.where(observed, target, 0)  # the limit of a single factor with an initial value near zero
     np.testing.assert_allclose(found.matrices[0], masked, atol=0.02 * np.abs(target).max())
     assert found.effective_rank[2] < 2.2
     assert np.count_nonzero(found.target_values > 1e-10) == 2
@@ -234,7 +234,7 @@ def test_depth_is_biased_towards_low_rank():
 
 
 def test_a_net_fits_true_and_random_labels():
-    """Both training errors are 0; on new data only the net of the true labels is better than chance."""
+    """Both training errors are 0; on test data only the net with the true labels is better than chance."""
     x = jax.random.normal(jax.random.key(0), (260, 20))
     y = (x[:, 0] + x[:, 1] > 0).astype(jnp.int32)
     with jax.numpy_dtype_promotion("standard"):
@@ -249,7 +249,7 @@ def test_a_net_fits_true_and_random_labels():
 
 
 def test_covariance_of_wide_random_nets():
-    """kappa_1(.6) = .6775476; the empirical covariance of a wide random net agrees; derivatives are finite."""
+    """kappa_1(.6) = .6775476 agrees with the empirical covariance of a wide random net; derivatives are finite."""
     with jax.enable_x64(True):
         x = jnp.array([[1.0, 0.0], [0.6, 0.8], [-2.0, 0.0], [0.0, 0.0]])
         kernel = relu_covariance(x)
@@ -267,7 +267,7 @@ def test_covariance_of_wide_random_nets():
 
 
 def test_batch_noise_by_enumeration():
-    """tr Cov = tr Sigma / B (N - B) / (N - 1), over all batches of six examples; random batches agree."""
+    """tr Cov = (tr Sigma / B) (N - B) / (N - 1) over all batches of six examples; random batches agree."""
     rng = np.random.default_rng(0)
     x, y, w = rng.normal(size=(6, 3)), rng.normal(size=6), rng.normal(size=3)
     loss = lambda w, x, y: (x @ w - y) ** 2
@@ -305,7 +305,7 @@ def test_stationary_variance_by_simulation():
 
 
 def test_optimistic_bias_of_selection_on_the_test_set():
-    """The best of 1, 10, 100, 1000 coin flips on 100 points; the bound is Hoeffding's, sqrt(log K / 2n)."""
+    """The best of 1, 10, 100 and 1000 random classifiers on 100 points; the bound is Hoeffding's, sqrt(log K / 2n)."""
     found = selection_optimism(key=jax.random.key(3), trials=1000)
     np.testing.assert_allclose(found.expected, [0.5, 0.580, 0.625, 0.662], atol=0.004)
     below = scipy.stats.binom(100, 0.5).cdf(np.arange(100))
@@ -318,7 +318,7 @@ def test_optimistic_bias_of_selection_on_the_test_set():
 
 
 def test_expected_best_by_enumeration():
-    """Two classifiers on three examples, right with probability .3: all 64 outcomes."""
+    """Two classifiers on three examples, each correct with probability .3: all 64 outcomes."""
     expected = 0.0
     for outcome in itertools.product([0, 1], repeat=6):
         right = sum(outcome)
@@ -328,7 +328,7 @@ def test_expected_best_by_enumeration():
 
 
 def test_no_learner_is_better_than_another_on_average():
-    """The mean over all labelings of the unseen points is exactly one half."""
+    """The mean accuracy over all labelings of the unseen points is exactly 1/2."""
     for predictions in ([0, 0, 0, 0], [1, 0, 1, 1], RNG.integers(0, 2, 10)):
         found = no_free_lunch(np.array(predictions))
         assert found.mean == 0.5 and len(found.accuracies) == 2 ** len(predictions)
@@ -340,7 +340,7 @@ def test_no_learner_is_better_than_another_on_average():
 
 
 def test_plots_of_all_records():
-    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    matplotlib = pytest.importorskip("matplotlib", reason="plots require matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -430,8 +430,8 @@ def test_errors(call, error, sentence, sentences):
         call()
 
 
-def test_repairs_of_errors(sentences):
-    """An offset as a column of ones; labels > 0."""
+def test_following_the_errors_advice_works(sentences):
+    """An offset as a column of ones, and labels > 0 as classes."""
     x, labels = np.array([[1.0], [3.0]]), np.array([-1, 1])
     with pytest.raises(ValueError, match="a column of ones for an offset"):
         max_margin(x, labels > 0)

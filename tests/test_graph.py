@@ -1,4 +1,4 @@
-"""Graphs: a dict-and-loop oracle, dense adjacency formulas in PyTorch, attention, relabeling, padding, batches."""
+"""Graphs: references with dicts and loops and in PyTorch, attention, relabeling, padding, batches."""
 
 import functools
 
@@ -50,7 +50,7 @@ KINDS = ("block, softmax", "GCN", "GAT", "GIN")
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is a reference of the parity group: make parity")
+    return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
 def close(came, expected, tolerance=4e-6):
@@ -59,7 +59,7 @@ def close(came, expected, tolerance=4e-6):
 
 
 def random_graph(seed=0, n=5, e=8, dtype=np.float32):
-    """In numpy, so that nothing is compiled. Self-loops and double edges may occur; the last node is isolated."""
+    """A random graph of NumPy arrays. Self-loops and double edges may occur; the last node is isolated."""
     rng = np.random.default_rng(seed)
     return Graph(
         nodes=rng.normal(size=(n, 3)).astype(dtype),
@@ -72,7 +72,7 @@ def random_graph(seed=0, n=5, e=8, dtype=np.float32):
 
 @functools.cache
 def params_of(name, dtype="float32"):
-    """The params for `random_graph`, moved a little so that no bias is zero."""
+    """The params for `random_graph`, perturbed so that no bias is zero."""
     init = jax.jit(lambda graph: LAYERS[name].init(jax.random.key(0), graph))
     return jax.tree.map(lambda p: np.asarray(p, dtype) + np.asarray(0.1, dtype), init(random_graph()))
 
@@ -92,7 +92,7 @@ def adjacency(graph):
 
 
 def gathered(values, how, scores=None):
-    """One neighborhood, written from the formula; values are (entries, heads, features)."""
+    """Aggregate one neighborhood by the formula; values are (entries, heads, features)."""
     if how == "softmax":
         scores = values if scores is None else scores[..., None]
         weights = np.exp(scores - scores.max(0)) / np.exp(scores - scores.max(0)).sum(0)
@@ -102,8 +102,8 @@ def gathered(values, how, scores=None):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("how", [*HOW, "scores"])
-def test_aggregation_is_a_loop_over_neighborhoods(how, dtype):
-    """Each node gets the sum, mean, maximum or softmax average of what it receives; isolated nodes get exactly 0."""
+def test_aggregation_equals_a_loop_over_neighborhoods(how, dtype):
+    """Each node gets the sum, mean, maximum or softmax average of its incoming values; isolated nodes get 0."""
     with jax.enable_x64(dtype == "float64"):
         rng = np.random.default_rng(0)
         values = jnp.asarray(rng.normal(size=(7, 2, 3)), dtype)
@@ -128,8 +128,8 @@ by_all = jax.jit(lambda values, ids: {how: aggregate(values, ids, 4, how=how) fo
 
 
 @given(st.sampled_from([0, 1, 9]), st.integers(1, 4), st.sampled_from(HOW), st.integers(0, 99))
-def test_the_adjacency_matrix_sums_and_averages(e, used, how, seed):
-    """Sum is A X, mean is D^-1 A X, for the incidence matrix A of receivers; also without any edge."""
+def test_sum_and_mean_equal_products_with_the_incidence_matrix(e, used, how, seed):
+    """The sum is A X and the mean D^-1 A X for the incidence matrix A of receivers, also without edges."""
     rng, n = np.random.default_rng(seed), 4
     values, receivers = rng.normal(size=(e, 2)).astype(np.float32), rng.integers(used, size=e)
     incidence = np.eye(n)[receivers].T  # (n, e)
@@ -142,8 +142,8 @@ def test_the_adjacency_matrix_sums_and_averages(e, used, how, seed):
         close(y, np.stack([gathered(v, how) if len(v) else np.zeros(2) for v in heard]), 1e-5)
 
 
-def test_softmax_is_stable_and_equal_maxima_share():
-    """Scores of +-1e4 and of one value give weights 0, 1 and halves, with finite gradients."""
+def test_softmax_is_stable_and_equal_maxima_share_the_weight():
+    """Scores of +-1e4 give weights 0 and 1, equal scores 1/2, with finite gradients."""
     ids = jnp.array([0, 0, 1, 1])
     values = jnp.array([1.0, 3.0, 5.0, 7.0])
     scores = jnp.array([1e4, -1e4, -1e4, -1e4])
@@ -155,8 +155,8 @@ def test_softmax_is_stable_and_equal_maxima_share():
     close(jax.jit(jax.grad(lambda v: aggregate(v, ids, 3, how="max").sum()))(tied), np.array([0.5, 0.5, 0, 1]))
 
 
-def test_half_precision_is_added_up_in_float32():
-    """4096 ones of bfloat16 make 4096; added in bfloat16 they would stop at 256."""
+def test_half_precision_is_accumulated_in_float32():
+    """The sum of 4096 ones in bfloat16 is 4096; accumulated in bfloat16 it would stop at 256."""
     ones = jnp.ones((4096, 1), jnp.bfloat16)
     y = jax.jit(lambda v, ids: [aggregate(v, ids, 1, how=how) for how in ("sum", "mean", "softmax")])
     assert [a.item() for a in y(ones, jnp.zeros(4096, jnp.int32))] == [4096, 1, 1]
@@ -164,7 +164,7 @@ def test_half_precision_is_added_up_in_float32():
 
 @pytest.mark.parametrize("how", [*HOW, "scores"])
 def test_masked_entries_have_no_effect(how):
-    """NaN, infinity and numbers out of range at masked entries change neither values nor gradients."""
+    """NaN, infinity and indices out of range at masked entries change neither values nor gradients."""
     scored = how == "scores"
     how = "softmax" if scored else how
 
@@ -186,7 +186,7 @@ def test_masked_entries_have_no_effect(how):
 
 
 def oracle(params, graph, how):
-    """Battaglia's algorithm 1 with dicts and loops, float64."""
+    """Algorithm 1 of Battaglia et al. with dicts and loops, in float64."""
     project = {name: lambda x, p=p: x @ np.asarray(p["kernel"]) + np.asarray(p["bias"]) for name, p in params.items()}
     v, u = dict(enumerate(np.asarray(graph.nodes))), np.asarray(graph.global_features)[0]
     e = {
@@ -205,8 +205,8 @@ def oracle(params, graph, how):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_the_block_is_its_algorithm(how):
-    """Edges, then nodes, then the whole graph, each from the new features before it."""
+def test_the_block_equals_its_algorithm(how):
+    """It updates edges, then nodes, then global features, each from the features updated before."""
     with jax.enable_x64(True):
         graph = random_graph(dtype=np.float64)
         params = params_of(f"block, {how}", "float64")
@@ -215,7 +215,7 @@ def test_the_block_is_its_algorithm(how):
 
 
 def test_each_of_the_three_projections_is_optional():
-    """Features without a projection stay; without features of edges, nodes aggregate their senders."""
+    """Features without a projection are unchanged; without edge features, nodes aggregate their senders."""
     graph = random_graph()
     keep = lambda x: x
     nodes = GraphBlock(node=keep).apply({"node": ()}, graph)
@@ -243,11 +243,11 @@ def test_features_of_several_axes_are_flattened():
 
 
 def test_a_linear_layer_is_a_kronecker_product():
-    """X -> A X W, as a matrix on the flattened nodes, is A (x) W^T."""
+    """As a matrix on the flattened nodes, X -> A X W is A (x) W^T."""
     with jax.enable_x64(True):
         graph = random_graph(dtype=np.float64)._replace(edges=None, global_features=None)
         w = jax.random.normal(jax.random.key(0), (3, 2), jnp.float64)
-        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # received from the neighbors, without the node's own
+        layer = GraphBlock(node=lambda x: x[:, :3] @ w)  # received from the neighbors, without a self-loop
         f = lambda x: layer.apply({"node": ()}, graph._replace(nodes=x)).nodes.ravel()
         matrix = jax.jit(jax.jacobian(f))(graph.nodes)
         close(matrix.reshape(10, 15), np.kron(adjacency(graph), np.asarray(w).T), 1e-12)
@@ -258,7 +258,7 @@ def test_a_linear_layer_is_a_kronecker_product():
 
 @pytest.mark.parametrize("how", ["complete", "sparse"])
 def test_softmax_aggregation_is_attention(how):
-    """Over a complete graph self-attention, over a sparse one masked attention; values and gradients."""
+    """On a complete graph it equals self-attention, on a sparse one masked attention, in values and gradients."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         q, k, v, weights = (jnp.asarray(rng.normal(size=(5, 2, 4))) for _ in range(4))  # (n, heads, d)
@@ -283,7 +283,7 @@ def test_softmax_aggregation_is_attention(how):
 
 
 def test_a_block_with_softmax_is_self_attention():
-    """The edge projection returns (scores, values); the node projection takes the aggregate."""
+    """The edge projection returns (scores, values); the node projection returns the aggregate."""
     x = jax.random.normal(jax.random.key(0), (6, 3))
 
     def message(f, pair):  # (e, sender and receiver)
@@ -334,7 +334,7 @@ def dense_gin(torch, a, x, p):
         ("GIN", dense_gin, "float64", 1e-10),
     ],
 )
-def test_values_and_gradients_are_those_of_the_dense_formula(torch, name, formula, dtype, tolerance):
+def test_values_and_gradients_equal_the_dense_formula(torch, name, formula, dtype, tolerance):
     """The published formulas with adjacency matrices, differentiated by PyTorch."""
     with jax.enable_x64(dtype == "float64"):
         graph = random_graph(3, n=6, e=14, dtype=dtype)
@@ -356,20 +356,20 @@ def test_values_and_gradients_are_those_of_the_dense_formula(torch, name, formul
         close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance)
 
 
-def test_a_gcn_by_hand():
-    """An edge in both directions averages its two nodes; in one direction only, the message is divided by sqrt 2."""
+def test_gcn_on_two_nodes():
+    """An edge in both directions averages its two nodes; an edge in one direction divides its message by sqrt 2."""
     params, x = {"kernel": np.eye(1, dtype=np.float32)}, np.array([[1.0], [3.0]], np.float32)
     layer, without = GCN(1, use_bias=False), GCN(1, use_bias=False, self_loops=False)
     run = jax.jit(lambda graph: [each.apply(params, graph).nodes for each in (layer, without)])
     both = Graph(x, np.array([0, 1], np.int32), np.array([1, 0], np.int32))
     close(run(both), [np.array([[2.0], [2.0]]), np.array([[3.0], [1.0]])])
     one = Graph(x, np.array([0], np.int32), np.array([1], np.int32))
-    # without self-loops, node 0 has no incoming edge: its degree is 0, and so is what it sends
+    # without self-loops, node 0 has no incoming edge: its degree is 0, and so is its message
     close(run(one), [np.array([[1.0], [1 / 2**0.5 + 3 / 2]]), np.array([[0.0], [0.0]])])
 
 
 def test_epsilon_can_be_learned():
-    """A param that starts at epsilon: the same numbers as with it fixed, and a gradient, <1, sum_i x_i> for a sum."""
+    """A param initialized to epsilon gives the values of a fixed epsilon; its gradient is <1, sum_i x_i> for a sum."""
     graph, mlp = random_graph()._replace(edges=None, global_features=None), lambda x: x
     fixed, learned = GIN(mlp, epsilon=0.5), GIN(mlp, epsilon=0.5, learn_epsilon=True)
     params = learned.init(jax.random.key(0), graph)
@@ -380,7 +380,7 @@ def test_epsilon_can_be_learned():
 
 
 def test_wide_and_narrow_kernels_agree():
-    """GCN sends whichever is narrower along the edges, X or X W; both orders are the same product."""
+    """GCN sends the narrower of X and X W along the edges; both orders give the same product."""
     graph = random_graph()._replace(edges=None, global_features=None)
     kernel = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     apply = lambda kernel: jax.jit(GCN(kernel.shape[1], use_bias=False).apply)({"kernel": kernel}, graph).nodes
@@ -389,7 +389,7 @@ def test_wide_and_narrow_kernels_agree():
 
 
 def test_the_sum_distinguishes_what_mean_and_maximum_cannot():
-    """Xu et al.: a node that receives {1, 2} and one that receives {1, 1, 2, 2}."""
+    """The example of Xu et al.: a node that receives {1, 2} and one that receives {1, 1, 2, 2}."""
     values, ids = jnp.array([1.0, 2, 1, 1, 2, 2]), jnp.array([0, 0, 1, 1, 1, 1])
     results = {how: aggregate(values, ids, 2, how=how) for how in ("sum", "mean", "max")}
     assert results["sum"][0] != results["sum"][1]
@@ -400,8 +400,8 @@ def test_the_sum_distinguishes_what_mean_and_maximum_cannot():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_relabeling_the_nodes(name):
-    """Renumbered nodes and shuffled edges come out renumbered and shuffled alike, global features unchanged."""
+def test_layers_are_equivariant_under_relabeling(name):
+    """Permuted nodes and edges give permuted outputs and the same global features."""
     graph, rng = random_graph(), np.random.default_rng(1)
     nodes, edges = rng.permutation(5), rng.permutation(8)
     number = np.argsort(nodes).astype(np.int32)  # the old node i is the new node number[i]
@@ -420,7 +420,7 @@ def test_relabeling_the_nodes(name):
 
 
 def padded(graph, n=9, e=13):
-    """Padding full of NaN, before and after; a padded edge may touch valid nodes, or none."""
+    """Add padding of NaN before and after; padded edges have a valid or padded sender, and receivers out of range."""
     front, behind = 2, n - 2 - graph.nodes.shape[0]
     fronts, behinds = 3, e - 3 - graph.senders.shape[0]
 
@@ -442,13 +442,13 @@ def padded(graph, n=9, e=13):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_padding_has_no_effect(name):
-    """Values, gradients by params and by features are those of the graph alone; at padding all of them are 0."""
+    """Values and gradients by params and features equal those of the graph alone; at padding they are 0."""
     graph, layer, params = random_graph(), LAYERS[name], params_of(name)
 
     def f(params, features, graph):
         out = layer.apply(params, graph._replace(nodes=features[0], edges=features[1], global_features=features[2]))
         kept = (out.nodes, *((out.edges, out.global_features) if name.startswith("block") else ()))
-        return sum((y**2).sum() for y in kept), kept  # over padding too
+        return sum((y**2).sum() for y in kept), kept  # includes padding
 
     run = jax.jit(jax.value_and_grad(f, argnums=(0, 1), has_aux=True))
     (value, kept), (by_params, by_features) = run(params, graph[:1] + graph[3:5], graph)
@@ -464,7 +464,7 @@ def test_padding_has_no_effect(name):
 
 
 def test_edges_of_masked_nodes_are_padding():
-    """node_mask alone removes a node: the others receive nothing from it."""
+    """A node_mask alone removes a node: other nodes receive no message from it."""
     graph, params, apply = random_graph(), params_of("block, mean"), jitted("block, mean")
     mask = np.arange(5) != 2
     out = jax.tree.map(np.asarray, apply(params, graph._replace(node_mask=mask)))
@@ -483,8 +483,8 @@ def test_edges_of_masked_nodes_are_padding():
 
 
 @pytest.mark.parametrize("name", ["block, sum", "GAT"])
-def test_a_batch_is_each_graph_alone(name):
-    """batch_graphs, one application, unbatch_graphs; and vmap over graphs padded to one size."""
+def test_a_batch_equals_each_graph_alone(name):
+    """By batch_graphs, one call, unbatch_graphs; and by vmap over graphs padded to one size."""
     apply, params = jitted(name), params_of(name)
     graphs = [random_graph(0, 5, 8), random_graph(2, 4, 0)]
     alone = [apply(params, graph) for graph in graphs]
@@ -498,8 +498,8 @@ def test_a_batch_is_each_graph_alone(name):
         close(unbatch_graphs(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped)), [graph], 1e-5)
 
 
-def test_batches_and_their_parts():
-    """Batching and its inverse; batches of batches; NumPy stays NumPy; under jit too; one compilation for all."""
+def test_batching_and_unbatching():
+    """Batching and its inverse, batches of batches, NumPy arrays stay NumPy arrays, jit, and a single compilation."""
     graphs = [random_graph(seed, n, e) for seed, n, e in ((0, 5, 8), (1, 3, 2), (2, 4, 0))]
     batch = batch_graphs(graphs, n_nodes=20, n_edges=20, n_graphs=6)
     close(unbatch_graphs(batch), graphs)
@@ -516,8 +516,8 @@ def test_batches_and_their_parts():
     assert apply._cache_size() == 1
 
 
-def test_init_reads_only_shapes():
-    """The same params from ShapeDtypeStructs, and for graphs of other sizes."""
+def test_init_depends_on_shapes_only():
+    """ShapeDtypeStructs and graphs of other sizes give the same params."""
     graph = random_graph()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), padded(graph))
     for name in ("block, softmax", "GCN", "GAT", "GIN"):
@@ -525,8 +525,8 @@ def test_init_reads_only_shapes():
         close(jax.tree.map(lambda p: p + 0.1, params), params_of(name), 1e-6)
 
 
-def test_state_train_key_and_mask_reach_the_projections():
-    """BatchNorm in a projection updates its state from valid rows only; Dropout draws; nothing else changes."""
+def test_state_train_key_and_mask_are_passed_to_the_projections():
+    """BatchNorm in a projection updates its state from valid rows only, and Dropout in it draws."""
     graph = random_graph()
     block = GraphBlock(edge=Dense(3), node=Serial(Dense(4), BatchNorm(), Dropout(0.5)))
     gin = GIN(Serial(Dense(4), BatchNorm()))
@@ -547,7 +547,7 @@ def test_state_train_key_and_mask_reach_the_projections():
 
 
 def test_graph_layers_in_serial_and_repeat():
-    """A Graph is one input: Serial of layers with an activation between, Repeat of blocks that keep their sizes."""
+    """A Graph is one input: Serial of layers and activations, Repeat of blocks that keep their sizes."""
     graph = random_graph()
     parts = (
         GCN(4),
@@ -578,7 +578,7 @@ def test_graph_layers_in_serial_and_repeat():
 
 
 def test_complete_graphs_and_adjacency_graphs():
-    """Edges from the matrix and back; complete graphs are the matrices of ones, with and without diagonal."""
+    """Matrix to edges and back; complete graphs have matrices of ones, with or without the diagonal."""
     nodes = jnp.zeros((4, 1))
     np.testing.assert_array_equal(adjacency(complete_graph(nodes)), np.ones((4, 4)))
     np.testing.assert_array_equal(adjacency(complete_graph(nodes, self_loops=False)), 1 - np.eye(4))
@@ -598,7 +598,7 @@ def test_complete_graphs_and_adjacency_graphs():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_indices_out_of_range_are_errors_or_nan(name, sentences):
-    """An eager call raises an error, under jit the result is NaN."""
+    """Eager calls raise an error; under jit the result is NaN."""
     graph, params = random_graph(), params_of(name)
     for field, value in (("senders", -1), ("senders", 5), ("receivers", -1), ("receivers", 5)):
         wrong = graph._replace(**{field: np.where(np.arange(8) == 1, np.int32(value), getattr(graph, field))})
@@ -609,8 +609,8 @@ def test_indices_out_of_range_are_errors_or_nan(name, sentences):
             assert np.isnan(jitted(name)(params, wrong).nodes).all()
 
 
-def test_check_graph_reports_from_inside_jit():
-    """With check=True the error comes through checkify; a valid graph passes."""
+def test_check_graph_reports_errors_under_jit():
+    """With check=True checkify reports the error; a valid graph passes."""
 
     def checked(params, graph):
         check_graph(graph, check=True)
@@ -762,7 +762,7 @@ def test_errors_of_arguments(call, error, words, sentences):
 
 
 def test_too_many_edges_under_jit_give_nan():
-    """Without a check, an adjacency matrix with more edges than n_edges gives NaN, not a graph with fewer edges."""
+    """An adjacency matrix with more edges than n_edges gives NaN rather than a graph with fewer edges."""
     f = jax.jit(
         lambda a: GraphBlock(node=lambda x: x).apply({"node": ()}, adjacency_graph(jnp.ones((2, 1)), a, n_edges=3))
     )
@@ -771,8 +771,8 @@ def test_too_many_edges_under_jit_give_nan():
         assert jnp.isnan(f(jnp.ones((2, 2), jnp.int32)).nodes).any()
 
 
-def test_the_suggested_repairs_work(sentences):
-    """vmap for stacked graphs, senders and receivers of an edge index, a graph_mask."""
+def test_following_the_errors_advice_works(sentences):
+    """vmap over stacked graphs, senders and receivers from an edge index, a graph_mask."""
     expected = jax.jit(GCN(3).apply)(PARAMS, GRAPH).nodes
     stacked = jax.tree.map(lambda x: np.stack([x, x]), GRAPH)
     with pytest.raises(ValueError, match="with jax.vmap"):
@@ -784,8 +784,8 @@ def test_the_suggested_repairs_work(sentences):
     assert GraphBlock(graph=relu).apply({"graph": ()}, several).global_features.shape == (1, 2)
 
 
-def test_a_complete_graph_has_nodes_with_features(sentences):
-    """A number of nodes is not their features; the suggested repair works."""
+def test_complete_graph_rejects_a_number_of_nodes(sentences):
+    """Its argument is the features of the nodes; following the error's advice works."""
     with pytest.raises(TypeError, match=r"pass jnp.zeros\(\(n, 1\)\)"):
         complete_graph(5)
     assert len(complete_graph(jnp.zeros((5, 1))).senders) == 25

@@ -41,7 +41,7 @@ def mlp(dtype=jnp.float64):
 
 
 def published(x):
-    """The example of Baydin et al. 2018: ln x1 + x1 x2 - sin x2."""
+    """The example ln x1 + x1 x2 - sin x2 of Baydin et al. (2018)."""
     return jnp.log(x[0]) + x[0] * x[1] - jnp.sin(x[1])
 
 
@@ -94,7 +94,7 @@ def test_convolutions_in_chunks():
 
 
 def test_matrices_of_operators():
-    """An asymmetric operator on a tree, columns in the order of the leaves; under vmap and grad."""
+    """An asymmetric operator on a pytree, with columns in the order of the leaves; under vmap and grad."""
     A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
 
     def operator(scale, v):
@@ -126,8 +126,8 @@ def bytes_of(f, params):
     return jax.jit(f).lower(params).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_memory_is_that_of_a_chunk():
-    """1/8 of the temporaries of jax.hessian for 1133 params and 64 rows; smaller chunks take less."""
+def test_memory_decreases_with_the_chunk_size():
+    """With 1133 params and 64 rows, 1/8 of the temporaries of jax.hessian; smaller chunks take less."""
     f, params = problem(jnp.float32, MLP(24, 24, 5, activation=tanh), (64, 16), 5)
     matrix = lambda chunk_size: lambda p: as_matrix(hessian_operator(f, p), p, chunk_size=chunk_size)
     stock, ours = bytes_of(jax.hessian(f), params), bytes_of(functools.partial(hessian, f), params)
@@ -146,7 +146,7 @@ def test_operations_are_at_most_those_of_jax_hessian():
 
 
 def test_unit_vectors_are_not_constants_of_the_program():
-    """The program has no constant of n by n numbers."""
+    """The program has no n x n constant."""
     jaxpr = jax.make_jaxpr(functools.partial(hessian, lambda x: jnp.sum(jnp.sin(x) ** 2), chunk_size=8))(jnp.ones(64))
     assert all(np.size(constant) <= 64 for constant in jaxpr.consts)
 
@@ -181,7 +181,7 @@ def test_functions_that_are_not_operators_are_rejected(sentences):
 
 
 def test_affine_functions_are_rejected():
-    """A function that is not zero at zero is rejected; its Jacobian is not. Infinite and NaN entries pass."""
+    """A function that is not zero at zero is rejected, its jvp is accepted. Infinite and NaN entries are allowed."""
     x, f = jnp.array([0.5, 2.0]), jnp.cos
     with pytest.raises(ValueError, match=r"as_matrix expected a linear operator, got .* value 1.0 at zero; .*jax.jvp"):
         as_matrix(f, x)

@@ -1,4 +1,4 @@
-"""Initializers and what they do to a deep net: variances drawn, variances layer by layer, symmetry."""
+"""Initializers and their effect on deep nets: variances of params, variances of layers, symmetry."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ from jaxblocks import (
 )
 from jaxblocks.activations import activation_moments
 
-# ---- what is drawn
+# ---- draws
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ from jaxblocks.activations import activation_moments
         ("xavier_uniform", 2 / 800),
     ],
 )
-def test_variances_are_those_of_the_table(name, variance):
-    """1 / n, 2 / n, 2 / (n + m) for n = 300 inputs and m = 500 outputs, mean zero; cut off where the table says."""
+def test_variances_equal_the_table(name, variance):
+    """1 / n, 2 / n, 2 / (n + m) for n = 300 inputs and m = 500 outputs; mean zero; truncated as in the table."""
     w = np.asarray(getattr(initializers, name)()(jax.random.key(0), (300, 500), jnp.float32), np.float64)
     assert w.var() == pytest.approx(variance, rel=0.02)
     assert abs(w.mean()) < 4 * np.sqrt(variance / w.size)
@@ -97,7 +97,7 @@ def test_he_for_rectifiers_and_lecun_otherwise(activation, gain):
 
 @pytest.mark.parametrize("activation", [relu, gelu, selu])
 def test_the_exact_gain_is_one_over_the_second_moment(activation):
-    """He's for ReLU and LeCun's for SELU, under jit too; the dtype is kept."""
+    """He's for ReLU and LeCun's for SELU, also under jit; the dtype is kept."""
     initialize = initializers.for_activation(activation, exact=True)
     key = jax.random.key(0)
     w = initialize(key, (4, 5), jnp.float32)
@@ -111,18 +111,18 @@ def test_the_exact_gain_is_one_over_the_second_moment(activation):
 
 
 @pytest.mark.usefixtures("sentences")
-def test_an_activation_is_a_function():
+def test_an_activation_must_be_a_function():
     with pytest.raises(TypeError, match=r"expected activation to be a function, got .*; pass the function itself"):
         initializers.for_activation("relu")
 
 
-# ---- layer by layer
+# ---- variances of layers
 
 DATA = jax.random.normal(jax.random.key(1), (128, 128))
 
 
 def tower(activation, kernel_init, depth):
-    """The report of ``depth`` layers, whose weights are drawn all at once, which is faster."""
+    """The report of ``depth`` layers; all weights are drawn at once, which is faster."""
     keys = jax.random.split(jax.random.key(0), depth)
     kernels = jax.vmap(lambda key: kernel_init(key, (128, 128), jnp.float32))(keys)
     params = tuple(p for kernel in kernels for p in ({"kernel": kernel}, ()))
@@ -134,7 +134,7 @@ def behind(report, kind):
 
 
 def test_he_keeps_the_second_moment_through_thirty_relus_and_lecun_halves_it():
-    """He's variance keeps it up to the chance of the draw; LeCun's, from the same key, is 2^-k of that at depth k."""
+    """He keeps it up to random fluctuations; with LeCun and the same key it is 2^-k times that at depth k."""
     he, lecun = (tower(relu, scheme(), 30) for scheme in (initializers.he_normal, initializers.lecun_normal))
     kept, halved = (np.array([row.second_moment for row in behind(report, "relu")]) for report in (he, lecun))
     assert len(kept) == 30
@@ -144,7 +144,7 @@ def test_he_keeps_the_second_moment_through_thirty_relus_and_lecun_halves_it():
 
 
 def test_selu_with_lecun_keeps_mean_and_variance_through_fifty_layers():
-    """ReLU and GELU do not."""
+    """With ReLU and GELU they are not kept."""
     lecun = initializers.lecun_normal()
     last = {f: tower(f, lecun, 50).rows[-1] for f in (selu, relu, gelu)}
     assert abs(last[selu].mean) < 0.15
@@ -154,15 +154,15 @@ def test_selu_with_lecun_keeps_mean_and_variance_through_fifty_layers():
 
 
 def test_the_exact_gain_keeps_tanh_near_one():
-    """Pre-activations tend to variance 1 and stay there; with LeCun's they shrink at every layer."""
+    """The variance of pre-activations tends to 1; with LeCun's it decreases at each layer."""
     exact = tower(tanh, initializers.for_activation(tanh, exact=True), 15)
     np.testing.assert_allclose([row.variance for row in behind(exact, "Dense")[5:]], 1, rtol=0.05)
     lecun = tower(tanh, initializers.lecun_normal(), 15)
     assert behind(lecun, "Dense")[-1].variance < 0.2
 
 
-def test_active_units_behind_a_normalized_input():
-    """Half of them only for a median of 0: a standardized exponential variable leaves exp(-1) of them on."""
+def test_active_units_after_a_normalized_input():
+    """One half is active only for median 0; for a standardized exponential variable it is a fraction exp(-1)."""
     x = jax.random.exponential(jax.random.key(2), (400, 400)) - 1
     report = variance_report(Serial(lambda x: x, relu), x)
     assert report.rows[0].variance == pytest.approx(1, abs=0.02)
@@ -175,8 +175,8 @@ def test_active_units_behind_a_normalized_input():
     [(initializers.zeros, True), (initializers.constant(0.3), True), (initializers.lecun_normal(), False)],
     ids=["zeros", "constant", "lecun"],
 )
-def test_equal_units_stay_equal(kernel_init, symmetric):
-    """Symmetry: units that begin equal get equal gradients, and training never tells them apart."""
+def test_units_with_equal_params_stay_equal(kernel_init, symmetric):
+    """Units with equal initial params get equal gradients, so that training keeps them equal."""
     net = Serial(hidden=Dense(5, kernel_init=kernel_init), activation=tanh, out=Dense(1, kernel_init=kernel_init))
     x = jax.random.normal(jax.random.key(1), (20, 3))
     params = net.init(jax.random.key(0), x)
@@ -215,19 +215,19 @@ def test_rows_are_the_moments_of_each_layer():
         report["tail"]
 
 
-def test_printed_for_the_terminal_and_for_the_notebook():
+def test_the_report_prints_in_a_terminal_and_in_a_notebook():
     report = variance_report(Serial(block=Residual(Dense(128))), DATA)
     lines = str(report).splitlines()
     assert lines[0].split() == ["layer", "mean", "variance", "positive"]
     assert lines[2].startswith("input ")
-    assert lines[3].startswith("  0 Dense ")  # what is inside is indented
+    assert lines[3].startswith("  0 Dense ")  # inner layers are indented
     assert lines[4].startswith("block Residual ")
     assert all(line.endswith("%") for line in lines[2:])
     assert report._repr_html_().startswith("<table>")
 
 
 def test_every_net_has_a_report():
-    """With state, chance and side inputs; shared layers have a row per call, layers in a scan none, bare ones one."""
+    """With state, randomness and side inputs; shared layers have a row per call, layers inside a scan have none."""
     report = variance_report(Serial(Dense(128), Center(), Noise()), DATA, train=True)
     assert [row.kind for row in report.rows] == ["input", "Dense", "Center", "Noise"]
     assert report["2"].variance == pytest.approx(report["1"].variance, rel=0.1)
@@ -241,18 +241,18 @@ def test_every_net_has_a_report():
     for net in (Dense(128), Repeat(Dense(128), 2), relu):
         assert len(variance_report(net, DATA).rows) == 2
     two = variance_report(Parallel(jnp.multiply, jnp.greater), DATA, DATA)
-    assert [row.kind for row in two.rows] == ["input", "input", "multiply"]  # booleans have no variance
+    assert [row.kind for row in two.rows] == ["input", "input", "multiply"]  # a boolean output has no row
     with jax.debug_nans(False):
         assert np.isnan(variance_report(relu, jnp.full((2, 2), jnp.inf)).rows[-1].variance)
 
 
-def test_the_report_asks_for_a_key():
+def test_the_report_requires_a_key():
     with pytest.raises(TypeError, match=r"variance_report expected .*a key, got .*; pass jax.random.key\(0\)"):
         variance_report(Dense(3), DATA, key=0)
 
 
-def test_a_net_that_normalizes_batches_is_looked_at_in_training():
-    """At init there are no running statistics: the report is that of a training call, without NaN."""
+def test_the_report_of_nets_with_batch_norm_is_of_a_training_call():
+    """There are no running statistics at init, so that the report uses a training call and has no NaN."""
     net = Serial(Dense(50), BatchNorm(), relu)
     report = variance_report(net, 3 * jax.random.normal(jax.random.key(1), (200, 20)))
     rows = {row.kind: row for row in report.rows}

@@ -1,4 +1,4 @@
-"""The summary and the outputs of layers, read off the jaxpr: against counts by hand."""
+"""The summary and the outputs of layers, from the jaxpr, against counts by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jaxblocks import (
 X = jax.ShapeDtypeStruct((8, 5), jnp.float32)
 
 
-def test_rows_hold_shapes_params_and_operations():
+def test_rows_have_shapes_params_and_operations():
     """A Dense of 5 to 3 on 8 rows: 8 * 3 * (2 * 5) for the product, 8 * 3 for the bias."""
     table = summary(Serial(hidden=Dense(3), activation=relu), X)
     row = table["hidden"]
@@ -38,7 +38,7 @@ def test_rows_hold_shapes_params_and_operations():
     assert (total.kind, total.params, total.count.flops) == ("Serial", 18, 264 + 24)
 
 
-def test_layers_inside_a_repeat_are_counted_as_often_as_they_run():
+def test_layers_inside_a_repeat_are_counted_once_per_iteration():
     once, often = summary(Serial(Dense(5)), X), summary(Serial(Repeat(Serial(Dense(5)), 7)), X)
     inside = often["0/0"]
     assert inside.count.flops == 7 * once["0"].count.flops
@@ -46,8 +46,8 @@ def test_layers_inside_a_repeat_are_counted_as_often_as_they_run():
     assert inside.outputs == (jax.ShapeDtypeStruct((8, 5), jnp.float32),)
 
 
-def test_a_recurrent_net_is_counted_step_by_step():
-    """20 steps of h W: 20 * 8 * 3 * 2 * (5 + 3) from the products alone."""
+def test_a_recurrent_net_is_counted_once_per_step():
+    """20 steps of h W: the products alone have 20 * 8 * 3 * 2 * (5 + 3) operations."""
     x = jax.ShapeDtypeStruct((8, 20, 5), jnp.float32)
     row = summary(Serial(Recurrent(TanhCell(3))), x)["0"]
     products = 20 * 8 * 3 * (5 + 3)
@@ -55,7 +55,7 @@ def test_a_recurrent_net_is_counted_step_by_step():
     assert row.count.transcendentals == 20 * 8 * 3
 
 
-def test_layers_that_compute_nothing_are_listed():
+def test_layers_without_operations_are_listed():
     table = summary(Serial(Dense(3), Noise(), lambda x: x), X)
     assert [row.kind for row in table.rows] == ["Dense", "Noise", "lambda", "Serial"]
     assert table["1"].count.flops == 0
@@ -70,36 +70,36 @@ def test_shared_layers_are_listed_once_and_counted_twice():
     assert "float32 (8, 5) x 2" in str(summary(shared, X))
 
 
-def test_the_share_of_parallel_layers_adds_up():
+def test_the_shares_of_parallel_layers_add_up():
     table = summary(Parallel(Dense(3), Dense(4)), X)
     assert table["0"].count.flops + table["1"].count.flops == table.rows[-1].count.flops
 
 
-def test_side_inputs_choose_what_is_counted():
+def test_counts_depend_on_side_inputs():
     net = Serial(Dense(3), Center())
     assert summary(net, X, train=True)["1"].count.flops > summary(net, X)["1"].count.flops
     with pytest.raises(TypeError, match="expected side inputs among .* got 'color'"):
         summary(net, X, color=True)
 
 
-def test_printed_for_the_terminal_and_for_the_notebook():
+def test_the_summary_prints_in_a_terminal_and_in_a_notebook():
     table = summary(Serial(block=Residual(Dense(5), relu)), X)
     lines = str(table).splitlines()
     assert lines[0].split() == ["layer", "output", "params", "operations", "share"]
     assert lines[2].startswith("block Residual")
-    assert lines[3].startswith("  0 Dense")  # what is inside is indented
+    assert lines[3].startswith("  0 Dense")  # inner layers are indented
     assert lines[-1] == "params take 120 bytes; operations are those of one call on this input"
     html = table._repr_html_()
     assert html.startswith("<table>")
     assert "block Residual" in html
 
 
-def test_an_unknown_row_is_named():
+def test_unknown_rows_are_rejected():
     with pytest.raises(KeyError, match="expected the path of a layer, got 'tail'; the paths are: 0"):
         summary(Serial(Dense(3)), X)["tail"]
 
 
-def test_a_loop_of_unknown_length_is_said():
+def test_a_loop_of_unknown_length_is_reported():
     def halve(x):
         return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)
 
@@ -107,8 +107,8 @@ def test_a_loop_of_unknown_length_is_said():
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_the_rows_of_a_net_add_up(name):
-    """Of every layer of the zoo: rows are there, params and operations of the whole are at least those of a part."""
+def test_totals_are_at_least_those_of_each_row(name):
+    """Each layer of the zoo has rows, and its params and operations are at least those of each row."""
     row = ZOO[name]
     table = summary(row.layer, *row.inputs(), **row.side)
     params, _ = stateful(row.layer).init(jax.random.key(0), *row.inputs())
@@ -117,8 +117,8 @@ def test_the_rows_of_a_net_add_up(name):
     assert all(part.count.flops <= total.count.flops and part.params <= total.params for part in table.rows)
 
 
-def test_layer_outputs_are_those_of_the_layers_one_by_one():
-    """u = x W + b and h = relu(u), layer by layer as the lecture's forward pass writes them."""
+def test_layer_outputs_equal_those_of_single_layers():
+    """u = x W + b and h = relu(u), layer by layer as in the forward pass of the lecture."""
     net = MLP(4, 3)
     x = jax.random.normal(jax.random.key(1), (8, 5))
     params = net.init(jax.random.key(0), x)
@@ -140,8 +140,8 @@ def test_layer_outputs_of_shared_and_stateful_layers():
     np.testing.assert_allclose(found["center"].mean(0), np.zeros(5), atol=1e-6)
 
 
-def test_a_summary_finds_the_params_of_layers_inside_a_norm_of_weights():
-    """The rows of the layers inside hold their own params; the lengths belong to the norm."""
+def test_a_summary_has_the_params_of_layers_inside_weight_norm():
+    """The rows of inner layers have their own params; the lengths belong to the norm."""
     x = jnp.ones((4, 5))
     rows = summary(Serial(WeightNorm(Serial(Dense(8), relu)), SpectralNorm(Dense(2))), x)
     assert [(row.name, row.kind, row.params) for row in rows.rows] == [
@@ -155,8 +155,8 @@ def test_a_summary_finds_the_params_of_layers_inside_a_norm_of_weights():
     ]
 
 
-def test_params_are_counted_not_pairs():
-    """The pair itself holds no params; the advice works."""
+def test_a_layer_passed_as_params_is_rejected():
+    """A layer holds no params; following the error's advice works."""
     net = Dense(3)
     with pytest.raises(TypeError, match="net.init"):
         count_params(net)

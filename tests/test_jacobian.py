@@ -1,4 +1,4 @@
-"""The planned Jacobian against jax.jacrev, its counted operations and bytes, and the bracketings against all others."""
+"""The planned Jacobian against jax.jacrev, its operations and bytes, and its bracketing against all others."""
 
 import itertools
 import math
@@ -113,14 +113,14 @@ swish.defvjp(lambda x: (swish(x), x), lambda x, g: (g * (jax.nn.sigmoid(x) * (1 
 
 
 def zoo(dtype):
-    """Name: (f, x), every kind of function that the planner has to handle."""
+    """Each kind of function that the planner handles, as name: (f, x)."""
     w, v, vector = normal(0, 10, 2, dtype=dtype), normal(1, 2, 10, dtype=dtype), normal(2, 10, dtype=dtype)
     square = normal(3, 10, 10, dtype=dtype)
     net = mlp(10, 8, 2, 8, 12, dtype=dtype)
     return {
         "bottleneck": (net, vector),
         "matrix from the left": (lambda x: w @ jnp.tanh(v @ jnp.tanh(w @ (v @ x))), vector),
-        "one row": (lambda x: jnp.tanh(jnp.tanh(x[None] @ w) @ v), vector),
+        "single row": (lambda x: jnp.tanh(jnp.tanh(x[None] @ w) @ v), vector),
         "contracted with a tensor": (
             lambda x: jnp.tensordot(
                 v.reshape(2, 2, 5), jnp.tanh(jnp.tensordot(x, w.reshape(5, 2, 2), ((1, 0), (0, 2)))), ((0,), (0,))
@@ -154,14 +154,14 @@ def zoo(dtype):
         "scalar in and out": (lambda x: jnp.sin(x) * x, vector[0]),
         "scalar out": (lambda x: jnp.sum(net(x) ** 2), vector),
         "scalar in": (lambda x: x * vector, vector[0]),
-        "element by element": (lambda x: jnp.exp(x) * x, vector),
-        "the input itself": (lambda x: x, vector),
-        "the input and a constant": (lambda x: (x, jnp.ones(3, dtype), x @ w, x), vector),
+        "elementwise": (lambda x: jnp.exp(x) * x, vector),
+        "identity": (lambda x: x, vector),
+        "identity and constant": (lambda x: (x, jnp.ones(3, dtype), x @ w, x), vector),
         "constant": (lambda x: jnp.ones((2, 3), dtype), vector),
         "linear": (lambda x: x @ square, vector),
         "narrow constant": (lambda x: (x * 0).sum() + vector, vector),
-        "of size zero": (lambda x: (x[:0], x * 2), vector),
-        "no input at all": (lambda x: jnp.ones(2, dtype) + x.sum(), vector[:0]),
+        "output of size zero": (lambda x: (x[:0], x * 2), vector),
+        "input of size zero": (lambda x: jnp.ones(2, dtype) + x.sum(), vector[:0]),
     }
 
 
@@ -177,8 +177,8 @@ def reference(name):
 
 
 @pytest.mark.parametrize("name", zoo(jnp.float32))
-def test_is_the_jacobian(name, monkeypatch):
-    """Equal to jax.jacrev in float64, by the cheapest bracketing even without a gain, at once and in batches."""
+def test_equals_the_jacobian_of_jax(name, monkeypatch):
+    """Equal to jax.jacrev in float64, with the cheapest bracketing even without a gain, at once and in batches."""
     monkeypatch.setattr(planning_plan, "LEAST_GAIN", 0.0)
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
@@ -193,7 +193,7 @@ def test_is_the_jacobian(name, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 @pytest.mark.parametrize("name", ["bottleneck", "conv autoencoder", "several outputs", "several inputs"])
-def test_modes_in_batches(name, mode):
+def test_forward_and_reverse_mode_in_batches(name, mode):
     """Forward and reverse mode in batches of any size are the Jacobian."""
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
@@ -215,8 +215,8 @@ def test_eager_execution(name):
 
 
 @pytest.mark.parametrize("name", ["bottleneck", "remat"])
-def test_transformations(name):
-    """Under vmap and grad the result is that of jax.jacrev, in batches as well."""
+def test_under_transformations(name):
+    """Under vmap and grad the result equals that of jax.jacrev, also in batches."""
     with jax.enable_x64(True):
         f, x = zoo(jnp.float64)[name]
 
@@ -231,8 +231,8 @@ def test_transformations(name):
             agree(jax.jit(every(jacobian(f, chunk_size=chunk_size)))(x), expected)
 
 
-def test_of_several_precisions():
-    """Half precision in a part of the function or of the inputs: as exact as that, with the dtypes of jax.jacrev."""
+def test_mixed_precision():
+    """With half precision in part of the function or inputs, the result is as accurate and has jax.jacrev's dtypes."""
     w, v = normal(0, 40, 2, dtype=jnp.bfloat16), normal(1, 2, 40)
 
     def inside(x):
@@ -242,7 +242,7 @@ def test_of_several_precisions():
         return {"x": inside(x["a"]), "y": x["b"] * 2}
 
     for f, x in ((inside, normal(2, 40)), (beside, {"a": normal(2, 40), "b": normal(3, 4, dtype=jnp.bfloat16)})):
-        with jax.numpy_dtype_promotion("standard"):  # jax.jacrev itself asks for it
+        with jax.numpy_dtype_promotion("standard"):  # jax.jacrev requires it too
             stock = jax.jacfwd if jacobian_plan(f, x).mode == "forward" else jax.jacrev
             expected, got = jax.jit(lambda x, f=f, stock=stock: (stock(f)(x), jacobian(f)(x)))(x)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -251,7 +251,7 @@ def test_of_several_precisions():
 
 
 def test_arguments_after_the_first():
-    """Only the first argument is differentiated; the rest is passed on, and may be integers or flags."""
+    """Only the first argument is differentiated; the others are passed on and may be integers or flags."""
 
     def f(x, w, power, *, flip=False):
         return (-1 if flip else 1) * (x @ w) ** power
@@ -266,7 +266,7 @@ def test_arguments_after_the_first():
 
 
 def every_price(chain, first, last):
-    """Prices of all bracketings of some stages, one by one."""
+    """The costs of all bracketings of a chain of stages."""
     if last - first == 1:
         return [chain.own[first]]
     prices = []
@@ -284,13 +284,13 @@ def random_chain(rng, length):
     edges = np.array([rng.randint(a + b, a * b + a + b) for a, b in itertools.pairwise(sizes)])
     sweeps = np.multiply.outer(edges, sizes).astype(float)
     if length > 2:
-        sweeps[rng.randint(length)] = np.inf  # one stage that cannot be swept from elsewhere
+        sweeps[rng.randint(length)] = np.inf  # one stage without sweeps
     return Chain(sizes, edges * np.minimum(sizes[:-1], sizes[1:]), sweeps, np.multiply.outer(edges, sizes) * 1.5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
 def test_no_bracketing_is_cheaper(length):
-    """Dynamic programming finds the least of all prices."""
+    """Dynamic programming finds the minimum cost."""
     rng = np.random.RandomState(length)
     for _ in range(8 if length < 6 else 2):
         chain = random_chain(rng, length)
@@ -311,8 +311,8 @@ def test_published_instance():
     assert best_bracketing(Chain(sizes, chain.own, never, never))[0] == 123
 
 
-def test_ties_go_to_the_longest_sweep():
-    """Where all widths are one, the whole is one sweep."""
+def test_ties_prefer_the_longest_sweep():
+    """If all widths are one, the plan is one sweep."""
     ones = np.ones((5, 6))
     price, part = best_bracketing(Chain([1] * 6, np.ones(5), ones, ones))
     assert price == 5 and as_product(part) == "J5 (J4 (J3 (J2 J1)))"
@@ -325,7 +325,7 @@ def compiled(derivative, x):
     return jax.jit(derivative).lower(x).compile()
 
 
-NAMED = {  # f, x, operations spared at least, temporary bytes spared at least
+NAMED = {  # f, x, least factors of saved operations and of saved temporary bytes
     "dense autoencoder": (mlp(784, 256, 64, 8, 64, 256, 784), normal(0, 784), 35, 10),
     "conv autoencoder": (conv_autoencoder(40, 8, 16), normal(0, 40, 40), 16, 300),
     "transformer": (transformer(32, 64, 10), normal(0, 32, 64), 15, 100),
@@ -335,7 +335,7 @@ NAMED = {  # f, x, operations spared at least, temporary bytes spared at least
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_spares_operations_and_memory(name):
+def test_saves_operations_and_memory(name):
     """On nets with a narrow layer, by at least the published factors."""
     f, x, operations, memory = NAMED[name]
     stock = [jax.jacfwd(f), jax.jacrev(f)]
@@ -344,8 +344,8 @@ def test_spares_operations_and_memory(name):
     assert ours * memory <= min(theirs)
 
 
-def test_operations_are_those_predicted():
-    """The compiled operations are the predicted ones, the function itself and little else."""
+def test_operations_equal_the_prediction():
+    """The compiled operations are the predicted ones, those of the function itself, and few others."""
     for f, x, _, _ in NAMED.values():
         predicted = jacobian_plan(f, x).operations["chosen"]
         counted = count_flops(jacobian(f), x).flops
@@ -362,8 +362,8 @@ def test_operations_are_those_predicted():
         (jnp.cumsum, 64, "reverse", jax.jacrev),
     ],
 )
-def test_stock_where_nothing_is_gained(f, n, mode, stock):
-    """The program is that of jax.jacfwd or jax.jacrev, equation by equation, and the plan says so."""
+def test_uses_jax_jacobians_without_a_gain(f, n, mode, stock):
+    """The program equals that of jax.jacfwd or jax.jacrev, equation by equation, and the plan states this."""
     x = normal(0, n)
     plan = jacobian_plan(f, x)
     assert plan.mode == mode and stock.__name__ in plan.explain()
@@ -376,7 +376,7 @@ def test_stock_where_nothing_is_gained(f, n, mode, stock):
 
 
 def test_memory_is_bounded():
-    """The compiled program stays within the bound, in a loop and unrolled."""
+    """The compiled program stays within the bound, as a loop and unrolled."""
     for f, x in ((mlp(256, 512, 256), normal(0, 256)), (conv_autoencoder(16, 200, 8), normal(0, 16, 16))):
         for mode in ("auto", "forward", "reverse"):
             bound = 1_000_000
@@ -386,7 +386,7 @@ def test_memory_is_bounded():
 
 
 def test_unrolls_convolutions_on_cpu():
-    """Batches of a function that convolves are unrolled on CPU; others run in a loop."""
+    """On CPU, batches of a function with convolutions are unrolled; others run in a loop."""
     f, x = conv_autoencoder(8), normal(0, 8, 8)
     names = [e.primitive.name for e in jax.make_jaxpr(jacobian(f, mode="reverse", chunk_size=20))(x).eqns]
     assert ("scan" in names) == (jax.default_backend() != "cpu")
@@ -397,8 +397,8 @@ def test_unrolls_convolutions_on_cpu():
 # ---- print ----------------------------------------------------------------------------------
 
 
-def test_explains_itself():
-    """The plan names stages, bracketing, operations and the reason."""
+def test_the_plan_states_its_steps_and_the_reason():
+    """The plan lists stages, bracketing, operations and the reason."""
     plan = jacobian_plan(mlp(512, 512, 2, 512, 512), jnp.ones(512))
     sizes = [("dense", 512, 512), ("dense", 512, 2), ("dense", 2, 512), ("dense", 512, 512)]
     assert [(s.kind, s.n_in, s.n_out) for s in plan.stages] == sizes
@@ -413,8 +413,8 @@ def test_explains_itself():
     assert repr(plan) == words and words.splitlines()[0] in plan._repr_html_()
 
 
-def test_explains_a_known_matrix():
-    """A stage that is written down needs no sweep, only the scaling of its rows."""
+def test_the_plan_of_a_known_matrix():
+    """A stage with a known matrix needs no sweep, only a scaling of its rows."""
     w = jnp.ones((30, 30))
     plan = jacobian_plan(lambda x: jnp.sin(x @ w), jnp.ones(30))
     words = plan.explain()
@@ -429,7 +429,7 @@ def test_explains_a_known_matrix():
     "widths", [(30, 30), (200, 3, 200), (50, 3, 200), (300, 4, 8, 300), (128, 8, 128, 8, 128), (300, 100, 300)]
 )
 def test_operations_are_all_counted(widths, turned):
-    """Sweeps, products, stages that are written down and every scaling: to the last operation."""
+    """Exact counts of sweeps, products, stages with known matrices and scalings."""
     ws = [normal(i, b, a) if turned else normal(i, a, b) for i, (a, b) in enumerate(itertools.pairwise(widths))]
 
     def f(x):
@@ -443,7 +443,7 @@ def test_operations_are_all_counted(widths, turned):
     run = count_flops(
         lambda constants: execute(linear._replace(constants=constants), route).arrays, list(linear.constants)
     )
-    ones = sum(widths[1:])  # diagonals are computed from ones; a product with ones counts as none
+    ones = sum(widths[1:])  # diagonals come from cotangents of ones; the predicted count omits a product with ones
     assert route.plan.operations["chosen"] == run.flops - ones
 
 
@@ -454,14 +454,14 @@ def test_sweeps_are_described():
     assert plan.sweeps == ("J2 is written down: its matrix, scaled row by row", "200 rows pulled through J1")
 
 
-def test_planned_from_shapes():
-    """A plan needs no values, and is the same for arrays and shapes."""
+def test_plans_from_shapes():
+    """A plan needs no values and is equal for arrays and shapes."""
     f = mlp(16, 2, 16)
     assert jacobian_plan(f, jax.ShapeDtypeStruct((16,), jnp.float32)) == jacobian_plan(f, jnp.ones(16))
 
 
-def test_errors_say_what_to_do(sentences):
-    """Each error has the one form, and its repair works."""
+def test_errors_state_the_repair(sentences):
+    """Each error has the standard form, and its repair works."""
     x = jnp.ones(3)
     for wrong, word in [
         (lambda: jacobian(3.0), "expected f to be a function, got 3.0"),
@@ -497,8 +497,8 @@ def test_errors_say_what_to_do(sentences):
     np.testing.assert_allclose(jacobian(jnp.sin, memory=1e9)(x), jnp.diag(jnp.cos(x)), rtol=1e-6)
 
 
-def test_neither_mode(sentences):
-    """A custom vjp rule in a while loop has neither mode; either repair that the error names gives the Jacobian."""
+def test_functions_without_either_mode(sentences):
+    """A custom vjp rule in a while loop supports neither mode; both repairs that the error names give the Jacobian."""
 
     @jax.custom_vjp
     def reverse_only(x):
@@ -530,8 +530,8 @@ def test_neither_mode(sentences):
         np.testing.assert_allclose(jacobian(right)(x), wanted, rtol=1e-6)
 
 
-def test_too_little_memory_names_the_least(sentences):
-    """The bound that the error names is the least that works."""
+def test_too_little_memory_raises_an_error_with_the_minimum(sentences):
+    """The bound in the error is the smallest that works."""
     f, x = residual(16), jnp.ones(16)
     with pytest.raises(ValueError, match="memory=") as error:
         jacobian(f, memory=1)(x)
