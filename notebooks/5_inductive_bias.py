@@ -9,10 +9,11 @@
 # **Which structure can be built into a layer, and what does it look like in the weight matrix?** Every layer below is a
 # dense layer with a constrained matrix. `as_dense` shows this matrix.
 #
-# An `assert` in the next cell checks each claim of the text. Homework with solutions is at the end. Based on: Diehl,
-# *lecture notes* (2023), section 1.1; Cevher, *Mathematics of Data*; Krapac & Šegvić, *Deep feed-forward models*
-# (features). Where a printed formula is wrong, the notebook gives the printed form, a counterexample and the corrected
-# form.
+# An `assert` in the next code cell checks each claim of the text. The homework at the end has solutions.
+#
+# **Sources:** Diehl, *lecture notes* (2023), section 1.1; Cevher, *Mathematics of Data*; Krapac & Šegvić, *Deep
+# feed-forward models* (features). Some formulas in these sources contain errors. For each error, this notebook gives
+# the printed form, a counterexample and the corrected form.
 
 # %%
 import jax
@@ -65,7 +66,7 @@ assert np.allclose(jax.grad(loss)(w), summed)
 #
 # **Counterexample:** signal and kernel cannot be exchanged, since the kernel must not be longer than the signal. A
 # signal of length 5 with a kernel of size 3 gives 3 outputs, not $5 \cdot 3 + 1 = 16$: a minus sign is missing. The
-# layer applies one affine map per window and has no hidden layer. **Corrected:**
+# layer applies one affine map per window and has no hidden layer. **Correction:**
 # $(x \star w)_i = \sum_{j=1}^{k} x_{i+j-1}\, w_j$ with signal $x$ and kernel $w$; output size $H - k + 1$; the same
 # *affine map* at all locations.
 
@@ -126,7 +127,7 @@ assert maps[8, 8, :2].tolist() == [0, 0]  # no edge in the middle of the disc
 # > **The lecture notes print** that convolution learns "translation-*invariant* features".
 #
 # **Counterexample:** shift the image by three pixels, and the output changes: it shifts by three pixels, too.
-# **Corrected:** a convolution is **equivariant**,
+# **Correction:** a convolution is **equivariant**,
 # $\mathrm{conv}(\mathrm{shift}(x)) = \mathrm{shift}(\mathrm{conv}(x))$. A maximum or a mean over all positions after it
 # is invariant.
 
@@ -207,7 +208,7 @@ assert min(scores["convolutional"]) > 0.95 and scores["dense"][0] > 0.95 and sco
 # > **One lecture prints** for it $(x \star a)_i = \sum_{i=1}^{k} x_j a_{i+j-1}$: the sum runs over the free index.
 #
 # Even with a sum over $j$ this is an ordinary correlation. **Counterexample:** for $x = w = (1, 2, 3)$ it gives
-# $(14, 8, 3)$, which is no longer than $x$. **Corrected:** $y_i = \sum_j x_{i-j+1} w_j$, which is $(1, 4, 10, 12, 9)$,
+# $(14, 8, 3)$, which is no longer than $x$. **Correction:** $y_i = \sum_j x_{i-j+1} w_j$, which is $(1, 4, 10, 12, 9)$,
 # of length $H + k - 1$.
 
 # %%
@@ -226,7 +227,7 @@ assert jnp.allclose(jb.structure.as_dense(back, (3,)), A.T)
 # > **One lecture prints** $f_l(a_t)$ with $h_t = g(a_{t-1}, h_{t-1})$, and "MLPs" for the gates.
 #
 # **Counterexample:** with $g(a, h) = a + h/2$ and $a = (1, 0, 0)$ the output of the printed form at the first step does
-# not depend on the first input: it gives $0, 1, 0.5$. **Corrected:** $(y_t, h_t) = g(a_t, h_{t-1})$ gives
+# not depend on the first input: it gives $0, 1, 0.5$. **Correction:** $(y_t, h_t) = g(a_t, h_{t-1})$ gives
 # $1, 0.5, 0.25$. A gate is one affine map followed by a sigmoid.
 
 # %%

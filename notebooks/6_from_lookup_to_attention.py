@@ -10,9 +10,10 @@
 # 3. learn projections of queries, keys and values;
 # 4. use several heads in parallel.
 #
-# An `assert` in the next cell checks each claim of the text. Homework with solutions is at the end. Based on: Diehl,
-# *lecture notes* (2023), section 2; Cevher, *Mathematics of Data*. Where a printed formula is wrong, the notebook gives
-# the printed form, a counterexample and the corrected form.
+# An `assert` in the next code cell checks each claim of the text. The homework at the end has solutions.
+#
+# **Sources:** Diehl, *lecture notes* (2023), section 2; Cevher, *Mathematics of Data*. Some formulas in these sources
+# contain errors. For each error, this notebook gives the printed form, a counterexample and the corrected form.
 
 # %%
 import jax
@@ -91,7 +92,7 @@ assert np.allclose(jb.softmax(jnp.array([1.0, 2.0, 3.0])), [0.0900306, 0.2447285
 # > running index and the length.
 #
 # **Counterexample:** no $z$ with two entries has a softmax of exactly 1, since the other entry is positive.
-# **Corrected:** 1 occurs only for a single entry; with two or more entries the interval is $(0, 1)$. In floating point,
+# **Correction:** 1 occurs only for a single entry; with two or more entries the interval is $(0, 1)$. In floating point,
 # however, $100\, e_3$ rounds to exactly 1. In the sum, write $\sum_{c'=1}^{C}$.
 #
 # The softmax is *not* applied elementwise: each output depends on all inputs. Its Jacobian is
@@ -143,7 +144,7 @@ except TypeError as error:
 # > **Another lecture prints** $\mathrm{softmax}\big((X_q a\, a^\top X_k^\top)_r\big)$ for a sequence
 # > $a \in \mathbb R^{T \times n}$.
 #
-# Here $X_q$ multiplies the *time* axis, and a sequence of another length does not fit. **Corrected:**
+# Here $X_q$ multiplies the *time* axis, and a sequence of another length does not fit. **Correction:**
 # $\mathrm{softmax}\big((a X_q X_k^\top a^\top)_r\big)\, a X_v$ with $X_q, X_k \in \mathbb R^{n \times k}$. If queries,
 # keys and values come from one input, the layer is called **self-attention**; it is the formula above with
 # $Q = K = V = a$.
@@ -213,7 +214,7 @@ assert unscaled < 0.4 and 3.3 < scaled < np.log(50)
 #
 # **Counterexample:** stacking $h$ outputs of shape $n \times v$ gives $hn$ rows, and a matrix from the left mixes
 # *positions*. A permutation of two positions does not permute the outputs. And $A$ does not fit a sequence of another
-# length. **Corrected:** $[H_1, \dots, H_h]\, W^O + b$, concatenated along the *features*: for each position an affine
+# length. **Correction:** $[H_1, \dots, H_h]\, W^O + b$, concatenated along the *features*: for each position an affine
 # map of its $h$ outputs.
 
 # %%

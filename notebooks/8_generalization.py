@@ -6,9 +6,11 @@
 # random ones, and still generalize. The newer answer also considers the *algorithm*, which selects one of all models
 # that fit.
 #
-# Each section is a small numerical experiment. An `assert` in the next cell checks each claim of the text. Homework
-# with solutions is at the end. Based on: Huszár, *DeepNN lecture 3* (its figures are not available, so this notebook
-# chooses its own experiments); Diehl, *lecture notes* (2023), section 1.3; Krapac & Šegvić, *Deep feed-forward models*.
+# Each section is a small numerical experiment. An `assert` in the next code cell checks each claim of the text. The
+# homework at the end has solutions.
+#
+# **Sources:** Huszár, *DeepNN lecture 3* (its figures are not available, so the experiments are chosen here); Diehl,
+# *lecture notes* (2023), section 1.3; Krapac & Šegvić, *Deep feed-forward models*.
 
 # %%
 import itertools
@@ -79,7 +81,7 @@ print(sweep)
 # **Counterexample:** take models of increasing width: $m$ random ReLU features, of which only the output layer is
 # fitted, to 20 points. Near $m = 20$ the model can just interpolate, with very large weights, and the test error has a
 # peak. Up to here the claim holds. But with fifty times as many units as points, the test error has *decreased again*,
-# below that of all narrow models. This is called **double descent**. **Corrected:** the number of parameters alone does
+# below that of all narrow models. This is called **double descent**. **Correction:** the number of parameters alone does
 # not determine the test error. Of the many interpolating solutions of a wide model the fit selects the one of *minimum
 # norm*, and this one generalizes.
 

@@ -5,10 +5,10 @@
 # every noise level, one can start from pure noise, follow this direction in small steps, and arrive at new samples of
 # the data distribution.
 #
-# The lectures have diffusion in their title and announce a section on it that is missing. So the formulas here are from
+# The lectures have diffusion in their title and announce a section on it that is missing. The formulas here are from
 # the papers: Ho et al. 2020 (DDPM), Song et al. 2021, Karras et al. 2022. The data are one-dimensional, so that the
 # whole process can be drawn, and their distribution is a mixture of Gaussians, so that all densities have a closed
-# form. An `assert` in the next cell checks each claim of the text. Homework with solutions is at the end.
+# form. An `assert` in the next code cell checks each claim of the text. The homework at the end has solutions.
 
 # %%
 import jax
