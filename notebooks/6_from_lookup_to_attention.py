@@ -92,8 +92,8 @@ assert np.allclose(jb.softmax(jnp.array([1.0, 2.0, 3.0])), [0.0900306, 0.2447285
 # > running index and the length.
 #
 # **Counterexample:** no $z$ with two entries has a softmax of exactly 1, since the other entry is positive.
-# **Correction:** 1 occurs only for a single entry; with two or more entries the interval is $(0, 1)$. In floating point,
-# however, $100\, e_3$ rounds to exactly 1. In the sum, write $\sum_{c'=1}^{C}$.
+# **Correction:** 1 occurs only for a single entry; with two or more entries the interval is $(0, 1)$. In floating
+# point, however, $100\, e_3$ rounds to exactly 1. In the sum, write $\sum_{c'=1}^{C}$.
 #
 # The softmax is *not* applied elementwise: each output depends on all inputs. Its Jacobian is
 # $\mathrm{diag}(p) - p p^\top$.

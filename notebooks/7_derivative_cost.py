@@ -245,7 +245,7 @@ assert jnp.allclose(row, whole[0], atol=1e-6)
 # %% [markdown]
 # Each pass costs about two function evaluations: one for the values, one for the propagated vector. The whole Jacobian
 # takes $d_0$ columns in forward mode (`jax.jacfwd`), or $d_L$ rows in reverse mode (`jax.jacrev`). `cost_table` counts
-# the operations of the compiled programs; with `measure=False` it runs nothing.
+# the operations of the programs; with `measure=False` it runs nothing.
 
 # %%
 wide = jb.MLP(128, 64, 10, activation=jb.tanh)

@@ -81,9 +81,9 @@ print(sweep)
 # **Counterexample:** take models of increasing width: $m$ random ReLU features, of which only the output layer is
 # fitted, to 20 points. Near $m = 20$ the model can just interpolate, with very large weights, and the test error has a
 # peak. Up to here the claim holds. But with fifty times as many units as points, the test error has *decreased again*,
-# below that of all narrow models. This is called **double descent**. **Correction:** the number of parameters alone does
-# not determine the test error. Of the many interpolating solutions of a wide model the fit selects the one of *minimum
-# norm*, and this one generalizes.
+# below that of all narrow models. This is called **double descent**. **Correction:** the number of parameters alone
+# does not determine the test error. Of the many interpolating solutions of a wide model the fit selects the one of
+# *minimum norm*, and this one generalizes.
 
 # %%
 directions = rng.normal(size=(220, 3))

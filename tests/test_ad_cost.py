@@ -123,10 +123,10 @@ def test_one_by_one_is_the_gradient():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--repeats", "0"], "argument --repeats: at least 1 was expected, but 0 came"),
+        (["--repeats", "0"], "argument --repeats: expected an integer >= 1, got 0"),
         (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["--slow"], "unrecognized arguments: --slow"),
-        (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be made a folder"),
+        (["--out", "/dev/null/pictures"], "argument --out: expected a folder that can be created, got /dev/null/pictures"),
     ],
 )
 def test_a_bad_argument_gets_one_clear_line(arguments, words, capsys):
