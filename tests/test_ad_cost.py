@@ -126,7 +126,7 @@ def test_one_by_one_is_the_gradient():
         (["--repeats", "0"], "argument --repeats: expected an integer >= 1, got 0"),
         (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["--slow"], "unrecognized arguments: --slow"),
-        (["--out", "/dev/null/pictures"], "argument --out: expected a folder that can be created, got /dev/null/pictures"),
+        (["--out", "/dev/null/x"], "argument --out: expected a folder that can be created, got /dev/null/x"),
     ],
 )
 def test_a_bad_argument_gets_one_clear_line(arguments, words, capsys):

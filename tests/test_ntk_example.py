@@ -30,7 +30,7 @@ def test_wide_nets_are_kernels(example, tmp_path, capsys):
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["kernel", "learning"]
     assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))
     printed = capsys.readouterr().out
-    assert "slope of log error over log width" in printed and "(chosen)" in printed
+    assert "slope of log error against log width" in printed and "(chosen)" in printed
 
 
 def test_training_starts_where_it_should(example):
@@ -48,5 +48,5 @@ def test_a_bad_argument_gets_one_clear_line(example, arguments, tmp_path, capsys
     with pytest.raises(SystemExit) as stop:
         example.main(["--out", str(tmp_path / "never"), *arguments])
     assert stop.value.code == 2
-    assert "--widths needs two widths" in capsys.readouterr().err.splitlines()[-1]
+    assert "--widths to have at least two entries" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "never").exists()
