@@ -1,24 +1,26 @@
-r"""What a derivative costs: the orders of the chain rule, counted and measured, on nets of jaxblocks.
+r"""The cost of derivatives: the orders of the chain rule, in operations, time and memory, on nets of jaxblocks.
 
-    1. bracketings   every order of multiplying a chain of Jacobians; forward, reverse and the best; the counterexample
-    2. the table     function, jvp, vjp, gradient, jacfwd, jacrev, hessian, hvp of a perceptron, a conv net, attention
-    3. the curves    forward against reverse mode as the output dimension grows from 1 to d_0
-    4. the memory    forward mode, reverse mode and checkpoints as the depth grows
-    5. the plan      the Jacobian of an autoencoder by the best bracketing, against jax.jacfwd and jax.jacrev
+    1. bracketings   all orders of multiplying a chain of Jacobians; forward, reverse and optimal; a counterexample
+    2. table         function, jvp, vjp, gradient, jacfwd, jacrev, hessian, hvp of an MLP, a conv net, a transformer
+    3. curves        forward and reverse mode for output dimensions from 1 to d_0
+    4. memory        forward mode, reverse mode and checkpointing for increasing depth
+    5. plan          the Jacobian of an autoencoder by the optimal bracketing, against jax.jacfwd and jax.jacrev
     6. sharing       one derivative per layer, O(k^2 m^2), against backpropagation, O(k m^2)
 
-Reaches, in operations counted: a gradient for the price of two to three functions and a Hessian-vector product for
-three to eight, whatever the number of variables; modes that cross where the output is as wide as the input; the
-Jacobian of the autoencoder for a 39th of what jacfwd and jacrev do. Takes about a minute on two CPU cores.
-After Huszar, DeepNN lecture 3 (which order of the chain rule?), with a proviso for its statement that a
-scalar output makes reverse mode the best order: no other dimension may be 1; Cevher, Mathematics of Data (naive
-derivatives against backpropagation).
+Results, in counted operations: a gradient costs two to three function evaluations and a Hessian-vector product three
+to eight, for any number of variables; both modes cost the same where the output is as wide as the input; the Jacobian
+of the autoencoder takes 1/39 of the operations of jacfwd and jacrev. The example runs for about a minute on two CPU
+cores.
+
+Source: Huszar, DeepNN lecture 3 (order of the chain rule). Its statement that reverse mode is optimal for a scalar
+output requires that no other dimension is 1. Cevher, Mathematics of Data (separate derivatives and backpropagation).
 
     python examples/ad_cost.py --out out/ad_cost
 """
 
 import argparse
 import itertools
+import math
 import statistics
 import time
 from pathlib import Path
@@ -47,14 +49,14 @@ ROWS = ("jvp", "vjp", "gradient", "jacfwd", "jacrev", "hessian", "hvp")
 
 
 class Sizes(NamedTuple):
-    """How large everything is; `QUICK` is for a first look."""
+    """Sizes of the nets and of the experiments; `QUICK` is for a fast run."""
 
     chain: tuple[int, ...] = (50, 1, 50, 50, 50)
     perceptron: tuple[int, ...] = (784, 128, 64, 10)
-    side: int = 16  # of the conv net's images
+    side: int = 16  # of the images of the conv net
     tokens: int = 16
     features: int = 16
-    head: tuple[int, ...] = (512, 512, 512)  # d_0 and the inner dimensions of the curves
+    head: tuple[int, ...] = (512, 512, 512)  # d_0 and the inner dimensions, for the curves
     outputs: tuple[int, ...] = (1, 8, 64, 256, 512)
     depths: tuple[int, ...] = (16, 64, 256)
     autoencoder: tuple[int, ...] = (784, 256, 64, 8, 64, 256, 784)
@@ -78,18 +80,18 @@ QUICK = Sizes(
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("--repeats", type=int, default=10, help="timed calls of each program")
-    parser.add_argument("--seed", type=int, default=0, help="decides the params and the inputs of the nets")
-    parser.add_argument("--quick", action="store_true", help="small nets, for a first look")
-    parser.add_argument("--out", type=Path, default=Path("out/ad_cost"), help="folder of the pictures")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of params and inputs")
+    parser.add_argument("--quick", action="store_true", help="use small nets")
+    parser.add_argument("--out", type=Path, default=Path("out/ad_cost"), help="output folder for the figures")
     args = parser.parse_args(argv)
     if args.repeats < 1:
-        parser.error(f"argument --repeats: at least 1 was expected, but {args.repeats} came")
+        parser.error(f"argument --repeats: expected an integer >= 1, got {args.repeats}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
+        parser.error(f"argument --out: expected a folder that can be created, got {args.out} ({error.strerror})")
     sizes, key = QUICK if args.quick else Sizes(), jax.random.key(args.seed)
 
     found = {
@@ -100,7 +102,7 @@ def main(argv=None):
         **plans(sizes, key, args.repeats, args.out / "jacobian.png"),
         **sharing(sizes, args.out / "sharing.png"),
     }
-    print(f"pictures: {args.out}/bracketings.png, table.png, curves.png, memory.png, jacobian.png, sharing.png")
+    print(f"figures: {args.out}/bracketings.png, table.png, curves.png, memory.png, jacobian.png, sharing.png")
     return found
 
 
@@ -112,10 +114,10 @@ def title(text):
 
 
 def orders(sizes, key, picture):
-    title("1. the product of Jacobians: which order?")
+    title("1. orders of the product of Jacobians")
     best = optimal_order(sizes.chain)
     costs = {paper(order): chain_cost(sizes.chain, order=order) for order in bracketings(len(sizes.chain) - 1)}
-    print(f"the chain {'-'.join(map(str, sizes.chain))}, multiplications of every bracketing:")
+    print(f"chain {'-'.join(map(str, sizes.chain))}, multiplications of each bracketing:")
     for name, multiplications in sorted(costs.items(), key=lambda item: item[1]):
         print(f"{multiplications:12,}  {name}")
     print(f"\n{best}\n")
@@ -125,16 +127,16 @@ def orders(sizes, key, picture):
     whole = jax.jacrev(lambda x: through(fs, x))(x)
     products = [multiply_chain(factors, order=order) for order in bracketings(len(factors))]
     gap = max(float(jnp.abs(product - whole).max() / jnp.abs(whole).max()) for product in products)
-    print(f"all {len(products)} products are one matrix, that of jax.jacrev, up to {gap:.0e}")
+    print(f"all {len(products)} products equal the Jacobian by jax.jacrev up to a relative difference of {gap:.0e}")
 
     exception = optimal_order((1, 100, 2, 1))
-    print(f"a scalar output, 1-100-2-1: forward {exception.forward}, reverse {exception.reverse}, because d_0 is 1 too")
+    print(f"scalar output, 1-100-2-1: forward {exception.forward}, reverse {exception.reverse}, because d_0 = 1")
     exceptions, chains = exceptions_to_reverse((2, 3, 4, 7), longest=5)
-    print(f"with no other dimension 1: reverse mode is beaten in {exceptions} of {chains} chains that were tried")
+    print(f"scalar output, all other dimensions > 1: reverse mode is not optimal in {exceptions} of {chains} chains")
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    names = sorted(costs, key=costs.get, reverse=True)
+    names = sorted(costs, key=lambda name: costs[name], reverse=True)
     left.bar_label(left.barh(names, [costs[name] for name in names], color=BLUE), fmt="{:,.0f}", padding=3)
     left.margins(x=0.25)
     left.set(xlabel="multiplications", title=f"dimensions {', '.join(map(str, sizes.chain))}")
@@ -145,7 +147,7 @@ def orders(sizes, key, picture):
 
 
 def paper(order):
-    """A bracketing as it stands on paper.
+    """A bracketing in mathematical notation.
 
     >>> paper(((4, (3, 2)), 1))
     '(J4 (J3 J2)) J1'
@@ -156,7 +158,7 @@ def paper(order):
 
 
 def chain_of_layers(dims, key):
-    """Functions x -> tanh(W x + b) of these dimensions, and a point."""
+    """Functions x -> tanh(W x + b) with these dimensions, and an input."""
     layers = [jb.Serial(jb.Dense(d), jb.tanh) for d in dims[1:]]
     params = jax.jit(jb.Serial(*layers).init)(key, jnp.zeros(dims[0]))
     fs = [lambda x, f=layer.apply, p=p: f(p, x) for layer, p in zip(layers, params, strict=True)]
@@ -170,7 +172,7 @@ def through(fs, x):
 
 
 def exceptions_to_reverse(dims, longest):
-    """Of all chains of 2 to ``longest`` Jacobians with a scalar output: in how many is reverse mode not the best?"""
+    """The number of chains of 2 to ``longest`` Jacobians with a scalar output where reverse mode is not optimal."""
     chains = [(*inner, 1) for n in range(2, longest + 1) for inner in itertools.product(dims, repeat=n)]
     best = map(optimal_order, chains)
     return sum(order.cost < order.reverse for order in best), len(chains)
@@ -180,13 +182,13 @@ def exceptions_to_reverse(dims, longest):
 
 
 def tables(sizes, key, repeats, picture):
-    title("2. what derivatives cost")
+    title("2. cost of derivatives")
     found = {}
     for name, (net, shape) in nets(sizes).items():
         of_input, of_params = found[name] = tables_of(net, shape, key, repeats)
-        print(f"{name}: its loss, differentiated by its input\n{of_input}")
+        print(f"{name}: loss differentiated with respect to the input\n{of_input}")
         gradient, product = of_params.gradient.flops_ratio, of_params.hvp.flops_ratio
-        print(f"differentiated by its params: gradient {gradient:.3g}, hvp {product:.3g} functions, counted\n")
+        print(f"with respect to the params, in function evaluations: gradient {gradient:.3g}, hvp {product:.3g}\n")
     figure = Figure(figsize=(5 * len(found), 4), layout="constrained")
     for axes, (name, (of_input, _)) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
         of_input.plot(axes)
@@ -196,7 +198,7 @@ def tables(sizes, key, repeats, picture):
 
 
 def tables_of(net, shape, key, repeats):
-    """What derivatives of the loss of a classifier cost: by its input (all of them), and by its params."""
+    """Cost tables of the loss of a classifier: with respect to the input (all rows) and to the params."""
     params = jax.jit(lambda key: net.init(key, shape))(key)
     x = jax.random.normal(jax.random.fold_in(key, 1), shape.shape)
     loss = lambda params, x: jb.softmax_cross_entropy(net.apply(params, x), jnp.int32(1))
@@ -205,7 +207,7 @@ def tables_of(net, shape, key, repeats):
 
 
 def nets(sizes):
-    """Classifiers from blocks, each with the shape of its input."""
+    """Classifiers and the shapes of their inputs."""
     image, classes = jax.ShapeDtypeStruct((sizes.side, sizes.side, 1), jnp.float32), sizes.perceptron[-1]
     perceptron = jb.MLP(*sizes.perceptron[1:], activation=jb.tanh)
     conv_net = jb.Serial(
@@ -234,7 +236,7 @@ def nets(sizes):
 
 
 def curves(sizes, key, repeats, picture):
-    title("3. forward against reverse mode, as the output grows")
+    title("3. forward and reverse mode against the output dimension")
     d0 = sizes.head[0]
     x = jax.random.normal(jax.random.fold_in(key, 1), (d0,))
     print(f"{'d_L':>5}{'jacfwd':>16}{'jacrev':>16}{'jacfwd':>12}{'jacrev':>12}")
@@ -248,20 +250,20 @@ def curves(sizes, key, repeats, picture):
         rows.append((d, table))
         forward, reverse = table.jacfwd, table.jacrev
         print(f"{d:5}{forward.flops:16,}{reverse.flops:16,}", end="")
-        print(f"{1e3 * forward.seconds:9.2f} ms{1e3 * reverse.seconds:9.2f} ms")
+        print(f"{milliseconds(forward):9.2f} ms{milliseconds(reverse):9.2f} ms")
     crossover = optimal_order((*sizes.head, d0)).crossover
-    print(f"d_0 = {d0}: the operations are equal at d_L = {crossover:.4g}")
+    print(f"d_0 = {d0}: both modes take the same number of operations at d_L = {crossover:.4g}")
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     counted, measured = figure.subplots(1, 2)
     for name, color, style in (("jacfwd", VERMILION, "s--"), ("jacrev", BLUE, "o-")):
         counted.loglog(sizes.outputs, [table[name].flops for _, table in rows], style, color=color, label=name)
-        times = [1e3 * table[name].seconds for _, table in rows]
+        times = [milliseconds(table[name]) for _, table in rows]
         low, high = zip(*(table[name].quartiles for _, table in rows), strict=True)
         measured.loglog(sizes.outputs, times, style, color=color, label=name)
         measured.fill_between(sizes.outputs, [1e3 * t for t in low], [1e3 * t for t in high], color=color, alpha=0.2)
-    counted.set(ylabel="operations counted")
-    measured.set(ylabel="time measured (ms), with quartiles")
+    counted.set(ylabel="counted operations")
+    measured.set(ylabel="measured time (ms), with quartiles")
     for axes in (counted, measured):
         axes.axvline(crossover, color=GRAY, linestyle=":", label=f"$d_L = d_0 = {d0}$")
         axes.set(xlabel="output dimension $d_L$")
@@ -270,16 +272,22 @@ def curves(sizes, key, repeats, picture):
     return {"curves": rows, "crossover": crossover}
 
 
+def milliseconds(row):
+    """The median time of a row that was measured."""
+    assert row.seconds is not None
+    return 1e3 * row.seconds
+
+
 # 4. The memory
 
 
 def memory(sizes, picture):
-    title("4. what is kept, as the net grows deeper")
+    title("4. memory against depth")
     h = jnp.ones((32, 64))
 
     def make(depth, checkpoint=None):
         net = jb.Repeat(jb.Residual(jb.Dense(64), jb.tanh), depth, checkpoint=checkpoint)
-        params = jax.eval_shape(net.init, jax.random.key(0), h)  # programs are compiled, none is run
+        params = jax.eval_shape(net.init, jax.random.key(0), h)  # programs are compiled, not run
         return lambda params: jnp.sum(net.apply(params, h) ** 2), params
 
     curve = memory_curve(make, sizes.depths, checkpoints=("body", "sqrt", 8))
@@ -294,7 +302,7 @@ def memory(sizes, picture):
 
 
 def plans(sizes, key, repeats, picture):
-    title("5. the Jacobian of an autoencoder, planned")
+    title("5. Jacobian of an autoencoder by the optimal bracketing")
     net = jb.MLP(*sizes.autoencoder[1:], activation=jb.tanh)
     x = jax.random.normal(jax.random.fold_in(key, 1), sizes.autoencoder[:1])
     params = jax.jit(net.init)(key, x)
@@ -312,19 +320,20 @@ def plans(sizes, key, repeats, picture):
     )
     print(f"{'':10}{'operations':>14}{'time':>13}{'temporary bytes':>18}")
     for name, program in compiled.items():
-        bytes_ = program.memory_analysis().temp_size_in_bytes
+        memory = program.memory_analysis()
+        bytes_ = memory.temp_size_in_bytes if memory else math.nan  # not every backend reports it
         print(f"{name:10}{operations[name]:14,}{1e3 * seconds[name]:10.2f} ms{bytes_:18,}")
-    print(f"the three agree up to {gap:.0e}")
+    print(f"the three Jacobians agree up to a relative difference of {gap:.0e}")
 
     classifier = jb.MLP(*sizes.perceptron[1:], activation=jb.tanh)
     image = jnp.zeros(sizes.perceptron[:1])
     its_params = jax.jit(classifier.init)(key, image)
     stock = jacobian_plan(lambda x: classifier.apply(its_params, x), image)
-    print(f"\nand of the perceptron of part 2, {'-'.join(map(str, sizes.perceptron))}:\n{stock.explain()}")
+    print(f"\nplan for the perceptron of part 2, {'-'.join(map(str, sizes.perceptron))}:\n{stock.explain()}")
 
     figure = Figure(figsize=(9, 3), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for axes, what, bars in ((left, "operations counted", operations), (right, "time measured (s)", seconds)):
+    for axes, what, bars in ((left, "counted operations", operations), (right, "measured time (s)", seconds)):
         axes.bar_label(
             axes.barh(list(bars), list(bars.values()), color=[VERMILION, BLUE, GREEN]), fmt="%.3g", padding=3
         )
@@ -336,7 +345,7 @@ def plans(sizes, key, repeats, picture):
 
 
 def in_turns(programs, x, repeats):
-    """The median time of each, called in turns so that a busy machine disturbs all alike."""
+    """The median time of each program; calls alternate, so that other load affects all programs equally."""
     seconds = {name: [] for name in programs}
     for _ in range(repeats):
         for name, program in programs.items():
@@ -350,8 +359,8 @@ def in_turns(programs, x, repeats):
 
 
 def sharing(sizes, picture):
-    title("6. one derivative per layer, or backpropagation")
-    print(f"operations / {sizes.width}^2, width {sizes.width}:")
+    title("6. separate derivatives per layer and backpropagation")
+    print(f"operations / {sizes.width}^2 for layers of width {sizes.width}:")
     print(f"{'layers':>6}{'forward':>12}{'backprop':>12}{'one by one':>12}{'ratio':>10}")
     rows = []
     for k in sizes.layers:
@@ -360,21 +369,21 @@ def sharing(sizes, picture):
         forward, shared, naive = (row[name] / sizes.width**2 for name in ("forward", "backprop", "one by one"))
         print(f"{k:6}{forward:12.2f}{shared:12.2f}{naive:12.2f}{naive / shared:10.2f}")
     twice = costs_of_depth(sizes.layers[-1], 2 * sizes.width)["backprop"] / rows[-1]["backprop"]
-    print(f"twice the width: backprop costs {twice:.2f} times as much, so that it is O(k m^2) and cannot be O(k m)")
+    print(f"twice the width: backprop takes {twice:.2f} times the operations, as O(k m^2) predicts, not O(k m)")
 
     figure = Figure(figsize=(5, 4), layout="constrained")
     axes = figure.subplots()
     for name, color, style in (("one by one", VERMILION, "s--"), ("backprop", BLUE, "o-"), ("forward", GRAY, "^:")):
         axes.loglog(sizes.layers, [row[name] for row in rows], style, color=color, label=name)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="layers $k$", ylabel="operations counted")
+    axes.set(xlabel="layers $k$", ylabel="counted operations")
     axes.legend()
     figure.savefig(picture, dpi=120)
     return {"sharing": rows, "twice_the_width": twice}
 
 
 def costs_of_depth(k, m):
-    """Operations of a net of k layers of width m, of its gradient, and of the derivative by each layer on its own."""
+    """Operations of a net of k layers of width m, of its gradient, and of separate derivatives for each layer."""
     net = jb.MLP(*[m] * k, activation=jb.tanh, last_activation=jb.tanh)
     x = jnp.ones(m)
     params = jax.eval_shape(net.init, jax.random.key(0), x)
@@ -384,12 +393,12 @@ def costs_of_depth(k, m):
 
 
 def one_by_one(loss, params):
-    """The derivative by the params of each layer, each from the beginning: nothing is shared."""
+    """Separate derivatives with respect to the params of each layer; nothing is shared between them."""
 
     def by(i):
         return jax.grad(lambda own: loss((*params[:i], own, *params[i + 1 :])))(params[i])
 
-    return [by(i) for i in range(0, len(params), 2)]  # Dense and activation take turns
+    return [by(i) for i in range(0, len(params), 2)]  # Dense layers alternate with activations
 
 
 if __name__ == "__main__":

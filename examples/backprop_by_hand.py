@@ -1,19 +1,20 @@
-"""Backpropagation by hand: the trace of a small function, the backward pass of a net, a tape, and what they cost.
+"""Backpropagation by hand: the trace of a small function, the backward pass of a net, a tape, and their cost.
 
-First the evaluation trace of y = ln x1 + x1 x2 - sin x2 at (2, 5), forward and in reverse. Then the gradient of a net
-in three ways: the closed form of two layers, which repeats the same terms; the backward pass
+The example computes the forward and reverse evaluation trace of y = ln x1 + x1 x2 - sin x2 at (2, 5). It then computes
+the gradient of a net in three ways: by the closed form for two layers, which repeats terms; by the backward pass
 
     dL/du_l = dL/da_l * act'(u_l)     dL/dX_l = dL/du_l a_{l-1}^T     dL/dmu_l = dL/du_l     dL/da_{l-1} = X_l^T dL/du_l
 
-for l = k, ..., 1, which shares them; and a tape of forty lines that records any expression. Each is compared with
-``jax.grad``. Last, the operations counted: one derivative per layer, each on its own, costs O(k^2 m^2) for k layers of
-width m, the backward pass O(k m^2), as much as the forward pass up to a constant. (O(k m), as one slide has it, cannot
-be: the gradient itself has k m^2 numbers.)
+for l = k, ..., 1, which shares them; and by a tape of forty lines that records any expression. Each result is compared
+with ``jax.grad``. The last part counts operations: separate derivatives for each layer cost O(k^2 m^2) for k layers of
+width m, the backward pass O(k m^2), as much as the forward pass up to a constant. (One slide states O(k m). This is
+impossible, because the gradient itself has k m^2 entries.)
 
-Prints differences below 1e-12 in float64, and for k = 2, 4, 8, 16, 32 layers of width 64 a ratio of the two costs that
-grows as k / 2. Takes about fifteen seconds on one CPU core.
-After Cevher, Mathematics of Data (automatic differentiation); Krapac & Segvic, Deep feed-forward models (the graph of
-the classifier); Baydin et al., Automatic differentiation in machine learning: a survey (the trace).
+The differences are below 1e-12 in float64. For k = 2, 4, 8, 16, 32 layers of width 64 the ratio of the two costs grows
+as k / 2. The example runs for about fifteen seconds on one CPU core.
+
+Source: Cevher, Mathematics of Data (automatic differentiation); Krapac & Segvic, Deep feed-forward models (graph of
+the classifier); Baydin et al., Automatic differentiation in machine learning: a survey (trace), arXiv:1502.05767.
 
     python examples/backprop_by_hand.py --out out/backprop_by_hand
 """
@@ -21,6 +22,7 @@ the classifier); Baydin et al., Automatic differentiation in machine learning: a
 import argparse
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,20 +39,22 @@ BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Backpropagation by hand, and what it costs.")
-    parser.add_argument("--out", type=Path, default=Path("out/backprop_by_hand"), help="folder of the pictures")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--widths", type=int, nargs="+", default=[5, 7, 3, 2], help="of the net, input first")
-    parser.add_argument("--expressions", type=int, default=20, help="random ones for the tape")
-    parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="k in the table of costs")
-    parser.add_argument("--width", type=int, default=64, help="m in the table of costs")
+    parser = argparse.ArgumentParser(description="Backpropagation by hand and its cost.")
+    parser.add_argument("--out", type=Path, default=Path("out/backprop_by_hand"), help="output folder for the figures")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--widths", type=int, nargs="+", default=[5, 7, 3, 2], help="widths of the net, input first")
+    parser.add_argument("--expressions", type=int, default=20, help="number of random expressions for the tape")
+    parser.add_argument(
+        "--depths", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="numbers of layers in the cost table"
+    )
+    parser.add_argument("--width", type=int, default=64, help="layer width in the cost table")
     args = parser.parse_args(argv)
     if min(args.width, args.expressions, *args.widths, *args.depths) < 1 or len(args.widths) < 2:
-        parser.error("sizes must be at least 1, and --widths needs two of them")
+        parser.error("expected all sizes to be integers >= 1 and --widths to have at least two entries")
     args.out.mkdir(parents=True, exist_ok=True)
 
     with jax.enable_x64(True):
-        # 1. The trace of a function of two numbers, and the graph of a classifier.
+        # 1. The trace of a function of two variables, and the graph of a classifier.
         table = trace_table(survey, 2.0, 5.0)
         print(table, end="\n\n")
         graph = trace_table(classifier, *listing())
@@ -58,17 +62,17 @@ def main(argv=None):
 
         # 2. The gradient of a net: closed form, backward pass, jax.grad.
         closed, by_hand = closed_form_gap(args.seed), backprop_gap(args.seed, args.widths)
-        print(f"closed form of two layers: differs from jax.grad by {closed:.1e}")
-        print(f"backward pass of {'-'.join(map(str, args.widths))}: differs from jax.grad by {by_hand:.1e}")
+        print(f"closed form for two layers: difference from jax.grad {closed:.1e}")
+        print(f"backward pass of {'-'.join(map(str, args.widths))}: difference from jax.grad {by_hand:.1e}")
 
         # 3. The tape.
         x1, x2 = Var(2.0), Var(5.0)
         backward(survey(x1, x2))
         tape = max(tape_gap(random_expression(args.seed + i)) for i in range(args.expressions))
         print(f"tape: gradient ({x1.adjoint:.4f}, {x2.adjoint:.4f});", end=" ")
-        print(f"on {args.expressions} random expressions it differs from jax.grad by {tape:.1e}")
+        print(f"{args.expressions} random expressions: relative difference from jax.grad {tape:.1e}")
 
-    # 4. What it costs.
+    # 4. The cost.
     steps = step_costs(args.width)
     print(f"operations of one layer of width {args.width}:", ", ".join(f"{name} {n:,}" for name, n in steps.items()))
     rows = [layer_costs(k, args.width) for k in args.depths]
@@ -81,7 +85,7 @@ def main(argv=None):
     draw_passes(table, args.out / "passes.png")
     draw_graph(graph, args.out / "classifier.png")
     draw_costs(rows, args.out / "costs.png")
-    print(f"pictures: {args.out}/passes.png, classifier.png, costs.png")
+    print(f"figures: {args.out}/passes.png, classifier.png, costs.png")
     return {
         "table": table,
         "graph": graph,
@@ -94,7 +98,7 @@ def main(argv=None):
     }
 
 
-# 1. A function of two numbers; a classifier with two layers, cross entropy and L2
+# 1. A function of two variables; a classifier with two layers, cross entropy and L2 penalty
 
 
 def survey(x1, x2):
@@ -108,7 +112,7 @@ def classifier(params, x, y, lam):
 
 
 def listing():
-    """The point of the lecture's listing: params, x, y, lambda."""
+    """The arguments in the listing of the lecture: params, x, y, lambda."""
     params = {"W1": jnp.array([[0.5, 0.0], [0.0, 1.0]]), "W2": jnp.array([1.0, 0.0])}
     return params, jnp.ones(2), jnp.array(0.0), jnp.array(0.01)
 
@@ -117,8 +121,10 @@ def listing():
 
 
 class Activation(NamedTuple):
-    value: callable
-    slope: callable
+    """An activation and its derivative."""
+
+    value: Callable
+    slope: Callable
 
 
 TANH = Activation(jnp.tanh, lambda u: 1 - jnp.tanh(u) ** 2)
@@ -126,16 +132,16 @@ IDENTITY = Activation(lambda u: u, jnp.ones_like)
 
 
 class Layer(NamedTuple):
-    """What the forward pass stores of one layer: a_{l-1}, u_l, a_l, and how to differentiate its activation."""
+    """The values of one layer that the forward pass stores: a_{l-1}, u_l, a_l, and the derivative of the activation."""
 
     before: jax.Array
     u: jax.Array
     a: jax.Array
-    slope: callable
+    slope: Callable
 
 
 def forward(params, a, activation=TANH, last=IDENTITY):
-    """u_l = X_l a_{l-1} + mu_l, a_l = act(u_l); ``params`` are pairs (X_l, mu_l). The last layer has its own act."""
+    """u_l = X_l a_{l-1} + mu_l, a_l = act(u_l); ``params`` are pairs (X_l, mu_l). The last layer uses ``last``."""
     trace = []
     for i, (X, mu) in enumerate(params, 1):
         act = last if i == len(params) else activation
@@ -146,7 +152,7 @@ def forward(params, a, activation=TANH, last=IDENTITY):
 
 
 def backprop(params, trace, dL_da):
-    """The gradient by every X_l and mu_l, and by the input, from that by the output."""
+    """The gradients with respect to all X_l and mu_l and to the input, given that with respect to the output."""
     gradients = []
     for (X, _), layer in zip(reversed(params), reversed(trace), strict=True):
         dL_du = dL_da * layer.slope(layer.u)
@@ -156,7 +162,7 @@ def backprop(params, trace, dL_da):
 
 
 def closed_form(X1, X2, a, b, activation=TANH):
-    """L = (b - X2^T act(X1 a))^2 and its derivatives by X1 and X2, each from the beginning; X2 is a vector."""
+    """L = (b - X2^T act(X1 a))^2 and its derivatives, without shared terms; X2 is a vector."""
     loss = (b - X2 @ activation.value(X1 @ a)) ** 2
     dX2 = -2 * (b - X2 @ activation.value(X1 @ a)) * activation.value(X1 @ a)
     dX1 = -2 * (b - X2 @ activation.value(X1 @ a)) * jnp.outer(X2 * activation.slope(X1 @ a), a)
@@ -164,7 +170,7 @@ def closed_form(X1, X2, a, b, activation=TANH):
 
 
 def random_net(seed, widths):
-    """Pairs (X_l, mu_l), an input and a target, drawn from normal distributions."""
+    """Pairs (X_l, mu_l), an input and a target with normally distributed entries."""
     draw = np.random.default_rng(seed).normal
     shapes = zip(widths[1:], widths[:-1], strict=True)
     params = [(jnp.asarray(draw(size=(n, m)) / math.sqrt(m)), jnp.asarray(draw(size=n))) for n, m in shapes]
@@ -192,15 +198,15 @@ def largest_gap(ours, theirs):
     return max(float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True))
 
 
-# 3. A tape: every operation writes down its operands and the derivative by each
+# 3. A tape: each operation records its operands and the derivative with respect to each
 
 
 class Var:
-    """A number that remembers how it was made."""
+    """A number with the operation that computed it."""
 
     def __init__(self, value, *parents):
         self.value = value
-        self.parents = parents  # pairs (operand, derivative of this by the operand)
+        self.parents = parents  # pairs (operand, derivative with respect to the operand)
         self.adjoint = 0.0
 
     def __add__(self, other):
@@ -239,7 +245,7 @@ def lifted(x):
 
 
 def recorded(value, slope, plain):
-    """A function of one number on the tape, and on everything else ``plain``."""
+    """A function that is recorded for a Var and is ``plain`` for any other argument."""
     return lambda x: Var(value(x.value), (x, slope(x.value))) if isinstance(x, Var) else plain(x)
 
 
@@ -250,7 +256,7 @@ tanh = recorded(math.tanh, lambda x: 1 - math.tanh(x) ** 2, jnp.tanh)
 
 
 def backward(y):
-    """Add dy/dv to the adjoint of every v that y was made from: first y, then each after all that read it."""
+    """Add dy/dv to the adjoint of each v that y depends on, in reverse topological order."""
     order, seen = [], set()
 
     def visit(v):  # operands before results
@@ -268,7 +274,7 @@ def backward(y):
 
 
 def random_expression(seed, operations=12):
-    """A function of three numbers with shared terms, on numbers, arrays and Vars alike."""
+    """A function of three variables with shared terms, for numbers, arrays and Vars."""
 
     def f(*xs):
         chance, terms = random.Random(seed), list(xs)
@@ -298,7 +304,7 @@ def tape_gap(f, point=(0.3, -0.8, 1.1)):
     return max(abs(v.adjoint - float(g)) / (1 + abs(float(g))) for v, g in zip(variables, theirs, strict=True))
 
 
-# 4. What it costs
+# 4. The cost
 
 
 def loss_of(kernels):
@@ -310,14 +316,14 @@ def loss_of(kernels):
 
 
 def naive_gradient(loss, kernels):
-    """The derivative by each kernel on its own, from the beginning: nothing is shared."""
+    """Separate derivatives with respect to each kernel; nothing is shared between them."""
     return [
         jax.grad(lambda X, i=i: loss([*kernels[:i], X, *kernels[i + 1 :]]))(kernels[i]) for i in range(len(kernels))
     ]
 
 
 def layer_costs(k, m):
-    """Operations of the forward pass, of one gradient, and of k gradients one by one, for k layers of width m."""
+    """Operations of the forward pass, of backpropagation, and of k separate derivatives, for k layers of width m."""
     kernels = [jax.ShapeDtypeStruct((m, m), jnp.float32)] * k
     return {
         "layers": k,
@@ -328,7 +334,7 @@ def layer_costs(k, m):
 
 
 def step_costs(m):
-    """Operations of each step of one layer of width m, forward and backward; dL/dmu = dL/du costs none."""
+    """Operations of each forward and backward step of one layer of width m; dL/dmu = dL/du takes none."""
     X, v = jax.ShapeDtypeStruct((m, m), jnp.float32), jax.ShapeDtypeStruct((m,), jnp.float32)
     return {
         "u": count_flops(lambda X, a, mu: X @ a + mu, X, v, v).flops,
@@ -340,11 +346,11 @@ def step_costs(m):
     }
 
 
-# Pictures
+# Figures
 
 
 def draw_passes(table, path):
-    """The state of the graph after steps of the forward pass (upper row) and of the reverse pass (lower row)."""
+    """Draw the graph after some steps of the forward pass (upper row) and of the reverse pass (lower row)."""
     figure = Figure(figsize=(22, 10), layout="constrained")
     forward_steps, steps = len(table.primal), len(table.primal) + len(table.adjoint)
     shown = [forward_steps * i // 4 for i in (1, 2, 3, 4)]
@@ -366,7 +372,7 @@ def draw_costs(rows, path):
     styles = {"naive": (VERMILION, "o-"), "backprop": (BLUE, "s-"), "forward": (GRAY, "^-")}
     for name, (color, style) in styles.items():
         axes.loglog([row["layers"] for row in rows], [row[name] for row in rows], style, color=color, label=name)
-    axes.set(xlabel="layers $k$", ylabel="operations counted")
+    axes.set(xlabel="layers $k$", ylabel="counted operations")
     axes.legend()
     figure.savefig(path, dpi=150)
 

@@ -1,20 +1,20 @@
-"""A transformer learns to write Python's manual, character by character; against counting, and a recurrent net.
+"""Character-level language models of the Python manual: n-grams, an LSTM and a transformer.
 
-Text: the language reference inside the standard library (`help("topics")`), each paragraph once; the last tenth is held
-out. Three kinds of model say how likely each character is after those before it; the score is its cost in bits:
+The text is the language reference of the standard library (`help("topics")`) without repeated paragraphs; the last
+tenth is held out. Three kinds of model predict the distribution of the next character:
 
-    n-grams        counts of the last n + 1 characters, interpolated (Witten & Bell 1991)
+    n-grams        interpolated counts of n + 1 characters (Witten & Bell 1991)
     recurrent      an LSTM
-    transformer    in the manner of Llama
+    transformer    the Llama architecture
 
-Bits per character of the held-out text (Python 3.11): counting 2.15 with the last 3 characters, 2.04 with the last 4,
-the best of them; the LSTM 1.78 after 3700 steps; the transformer 1.72 after 1600. The steps are chosen so that both
-take equally long, 13 minutes of processor time each, less than 10 minutes on two cores.
+Bits per character on the held-out text (Python 3.11): n-grams 2.15 with a context of 3 characters and 2.04 with 4,
+which is the best; the LSTM 1.78 after 3700 steps; the transformer 1.72 after 1600 steps. Both nets train for 13 minutes
+of CPU time, less than 10 minutes on two cores.
 
     python examples/char_lm.py --out out/char_lm --checkpoint-dir out/char_lm/checkpoints
 
-With `--checkpoint-dir` a run that was killed goes on where it was when it is started again, and ends with the same
-params, bit for bit: budgets are therefore counted in steps.
+Pass `--checkpoint-dir` to make a run resumable: after an interruption the same command continues from the last
+checkpoint and reaches the same params, bit for bit. Training is therefore limited by steps, not by time.
 """
 
 import argparse
@@ -35,22 +35,24 @@ from jaxblocks.training import checkpoints
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Language models of characters, scored on unseen text.")
+    parser = argparse.ArgumentParser(
+        description="Train character-level language models and evaluate them on held-out text."
+    )
     add = parser.add_argument
-    add("--steps", type=int, default=1600, help="of the transformer")
-    add("--recurrent-steps", type=int, default=3700, help="of the recurrent model, each 2.3 times as fast; 0: none")
-    add("--batch", type=int, default=32, help="pieces of text in a step")
-    add("--context", type=int, default=128, help="characters in a piece")
-    add("--layers", type=int, default=4, help="of the transformer")
-    add("--features", type=int, default=128, help="of the transformer; the recurrent model has twice as many")
-    add("--rate", type=float, default=3e-3, help="the highest learning rate")
-    add("--dropout", type=float, default=0.1)
-    add("--characters", type=int, default=None, help="use so many characters of the text only")
-    add("--sample", type=int, default=300, help="characters that the transformer writes at the end")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("out/char_lm"), help="folder of the params")
-    add("--checkpoint-dir", type=Path, default=None, help="directory of the checkpoints, to resume a stopped run")
-    add("--checkpoint-every", type=int, default=None, help="steps from one to the next; by default one a minute")
+    add("--steps", type=int, default=1600, help="training steps of the transformer")
+    add("--recurrent-steps", type=int, default=3700, help="training steps of the recurrent model; 0 skips it")
+    add("--batch", type=int, default=32, help="batch size")
+    add("--context", type=int, default=128, help="context length in characters")
+    add("--layers", type=int, default=4, help="layers of the transformer")
+    add("--features", type=int, default=128, help="width of the transformer; the recurrent model is twice as wide")
+    add("--rate", type=float, default=3e-3, help="peak learning rate")
+    add("--dropout", type=float, default=0.1, help="dropout rate")
+    add("--characters", type=int, default=None, help="use only this many characters of the text")
+    add("--sample", type=int, default=300, help="length of the text sampled from the transformer")
+    add("--seed", type=int, default=0, help="random seed")
+    add("--out", type=Path, default=Path("out/char_lm"), help="output folder for the params")
+    add("--checkpoint-dir", type=Path, default=None, help="checkpoint directory; makes the run resumable")
+    add("--checkpoint-every", type=int, default=None, help="steps between checkpoints; by default one per minute")
     args = parser.parse_args(argv)
 
     text = unique_paragraphs(standard_library_text())[: args.characters]
@@ -59,13 +61,13 @@ def main(argv=None):
     train, held_out = np.split(tokens, [len(tokens) * 9 // 10])
     pieces_fit = 10 <= args.context < len(held_out) and args.context % 2 == 0
     if not pieces_fit or args.steps < 1 or args.recurrent_steps < 0:
-        parser.error("--context must be even, at least 10 and shorter than a tenth of the text, and --steps at least 1")
-    print(f"{len(train)} characters to learn from, {len(held_out)} held out, {tokenizer.vocab_size} kinds")
+        parser.error("expected an even --context >= 10, shorter than a tenth of the text, and --steps >= 1")
+    print(f"{len(train)} training characters, {len(held_out)} held out, {tokenizer.vocab_size} distinct")
 
     scores = {}
     for order in range(1, 6):
         p = ngram_probabilities(train, held_out, order, tokenizer.vocab_size)[args.context // 2 - order :]
-        scores[f"{order}-gram"] = report(f"the last {order} counted", -np.log2(p).mean())
+        scores[f"{order}-gram"] = report(f"n-grams with a context of {order}", -np.log2(p).mean())
 
     sizes = dict(vocab_size=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout)
     sizes |= dict(features=args.features, heads=4, hidden=args.features * 8 // 3)
@@ -85,7 +87,7 @@ def main(argv=None):
             scores[name] = report(what, score(net, params, held_out, args.context))
             save(params, args.out / f"{name}.npz")
 
-    print("\nThe transformer writes:\n")
+    print("\nSample from the transformer:\n")
     prompt = tokenizer.encode("The ")
     writer = Llama(**sizes, cache=len(prompt) + args.sample)
     written = generate(writer, params, prompt, key=jax.random.key(args.seed), steps=args.sample, temperature=0.8)
@@ -94,7 +96,7 @@ def main(argv=None):
 
 
 def unique_paragraphs(text):
-    """Topics repeat each other, and what is held out must not have been read: each paragraph once, in order."""
+    """Remove repeated paragraphs, so that no held-out paragraph is also in the training text."""
     return "\n\n".join(dict.fromkeys(paragraph for paragraph in text.split("\n\n") if paragraph.strip()))
 
 
@@ -107,7 +109,7 @@ def report(what, bits):
 
 
 def learn(net, tokens, steps, args, folder):
-    """Params after these steps, on pieces of the text that begin at any character."""
+    """Params after ``steps`` steps on windows of the text that start at any character."""
     pieces = np.lib.stride_tricks.sliding_window_view(tokens, args.context + 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, args.rate, steps // 20, steps, 0.02 * args.rate)
     optimizer = optax.chain(
@@ -128,7 +130,7 @@ def learn(net, tokens, steps, args, folder):
 
 
 def score(net, params, tokens, context):
-    """Mean bits per character, each read with at least half a context before it."""
+    """Mean bits per character, each predicted from at least half a context."""
     half = context // 2
     pieces = np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::half]
 
@@ -141,25 +143,23 @@ def score(net, params, tokens, context):
 
 
 def save(params, path):
-    """Params by name, and a fingerprint that tells whether two runs ended alike."""
+    """Save the params by name and print a hash to compare runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     named: dict[str, Any] = {
         jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     np.savez(path, **named)
-    print(
-        f"params: {path}, fingerprint {hashlib.sha256(b''.join(x.tobytes() for x in named.values())).hexdigest()[:16]}"
-    )
+    print(f"params: {path}, SHA-256 {hashlib.sha256(b''.join(x.tobytes() for x in named.values())).hexdigest()[:16]}")
 
 
-# ---- counting --------------------------------------------------------------------------------
+# ---- n-grams ---------------------------------------------------------------------------------
 
 
 def ngram_probabilities(train, tokens, order, vocabulary):
-    """p(x | the `order` tokens before it) of each token from `order` on, by interpolated counts.
+    """p(x | the previous `order` tokens) of each token from index `order` on, by interpolated counts.
 
     p_n(x | h) = (count(h x) + kinds(h) p_{n-1}(x | h')) / (count(h) + kinds(h)), where h' is h without its first token,
-    kinds(h) the number of different tokens after h, and p_{-1} uniform, so that no token has probability 0.
+    kinds(h) is the number of distinct tokens after h, and p_{-1} is uniform, so that no token has probability 0.
     """
     p = np.full(len(tokens) - order, 1 / vocabulary)
     for n in range(order + 1):
@@ -181,7 +181,7 @@ def ngram_probabilities(train, tokens, order, vocabulary):
 
 
 def codes(tokens, n, vocabulary):
-    """Each n tokens in a row as one integer; n log2(vocabulary) must stay below 63."""
+    """Each n-gram as one integer; n log2(vocabulary) must be less than 63."""
     windows = np.lib.stride_tricks.sliding_window_view(tokens.astype(np.int64), n)
     return windows @ vocabulary ** np.arange(n - 1, -1, -1)
 

@@ -1,16 +1,16 @@
-"""Copying after a delay: what has to be carried through a summary, and what can be looked up where it stands.
+"""The copy task: a recurrent net and attention reproduce symbols after a delay.
 
-A net reads ten symbols, then blanks for a while, then as many marks, and at each mark it has to say the next of the
-symbols. A recurrent net carries them through all the blanks in its state; attention looks back. Both have about as many
-params, and get as many steps on the same data; what counts is the delay.
+The input is ten symbols, a number of blanks (the delay), and ten marks; at each mark the net outputs the next symbol. A
+recurrent net must store the symbols in its state during the delay; attention can access them directly. Both nets have
+about the same number of params and train for the same number of steps on the same data.
 
-After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks), and the LSTM 71 %, 41 % and 12 % of
-them, the last of which is chance. Takes 105 seconds of CPU time in all.
+After 400 steps attention copies all symbols at every delay (0, 20, 80 blanks). The LSTM copies 71 %, 41 % and 12 % of
+them; the last is chance level. The example takes 105 seconds of CPU time.
 
     python examples/copy_task.py --out out/copy_task
 
-After Hochreiter & Schmidhuber 1997, Long short-term memory, and Arjovsky, Shah & Bengio 2016, Unitary evolution
-recurrent neural networks, section 4.1.
+Source: Hochreiter & Schmidhuber 1997, Long short-term memory; Arjovsky, Shah & Bengio 2016, Unitary evolution
+recurrent neural networks, section 4.1, arXiv:1511.06464.
 """
 
 import argparse
@@ -33,24 +33,24 @@ VOCABULARY = SYMBOLS + 2
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Copy symbols after a delay: a recurrent net against attention.")
+    parser = argparse.ArgumentParser(description="Compare a recurrent net and attention on the copy task.")
     add = parser.add_argument
-    add("--delays", type=int, nargs="+", default=[0, 20, 80], help="blanks between reading and writing")
-    add("--length", type=int, default=10, help="symbols to be copied")
-    add("--steps", type=int, default=400, help="of training, for each net and delay")
-    add("--batch", type=int, default=32)
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path("out/copy_task"), help="folder of the picture")
+    add("--delays", type=int, nargs="+", default=[0, 20, 80], help="numbers of blanks between input and output")
+    add("--length", type=int, default=10, help="number of symbols")
+    add("--steps", type=int, default=400, help="training steps for each net and delay")
+    add("--batch", type=int, default=32, help="batch size")
+    add("--seed", type=int, default=0, help="random seed")
+    add("--out", type=Path, default=Path("out/copy_task"), help="output folder for the figure")
     args = parser.parse_args(argv)
     if min(args.delays) < 0 or min(args.length, args.steps, args.batch) < 1:
-        parser.error("delays must be at least 0, and all other numbers at least 1")
+        parser.error("expected --delays >= 0 and all other numbers >= 1")
 
     nets = {
         "LSTM": RecurrentLM(vocab_size=VOCABULARY, features=64, layers=2, dropout=0.0),
         "attention": Llama(vocab_size=VOCABULARY, layers=2, heads=4, features=64, hidden=128),
     }
     found = {}
-    print(f"chance is {1 / SYMBOLS:.3f}; share of symbols copied rightly, after {args.steps} steps")
+    print(f"accuracy of the copied symbols after {args.steps} steps; chance level {1 / SYMBOLS:.3f}")
     for delay in args.delays:
         for name, net in nets.items():
             begin = time.monotonic()
@@ -66,7 +66,7 @@ def main(argv=None):
 
 
 def copies(key, rows, length, delay):
-    """Inputs (rows, 2 length + delay), which are symbols, blanks and marks; and the symbols, (rows, length)."""
+    """Inputs (rows, 2 length + delay) of symbols, blanks and marks, and targets (rows, length)."""
     symbols = jax.random.randint(key, (rows, length), 0, SYMBOLS)
     wait, marks = (jnp.full((rows, n), symbol) for n, symbol in ((delay, BLANK), (length, MARK)))
     x = jnp.concatenate([symbols, wait, marks], -1)
@@ -74,7 +74,7 @@ def copies(key, rows, length, delay):
 
 
 def learn(net, delay, args):
-    """What `fit` returns, and the share of symbols that the net copies rightly."""
+    """The result of `fit`, and the accuracy on test data."""
     key = jax.random.key(args.seed)
     data = copies(jb.core.child_key(key, "train"), args.batch * args.steps, args.length, delay)
     x, y = copies(jb.core.child_key(key, "test"), 256, args.length, delay)
@@ -84,14 +84,13 @@ def learn(net, delay, args):
         return jb.softmax_cross_entropy(logits[:, last], y)
 
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
-    sizes = dict(batch_size=args.batch, steps=args.steps, progress=False)
-    fitted = jb.fit(net, loss, optimizer, data, key=key, **sizes)
+    fitted = jb.fit(net, loss, optimizer, data, key=key, batch_size=args.batch, steps=args.steps, progress=False)
     logits = jax.jit(net.apply)(fitted.params, x)
     return fitted, float((logits[:, last].argmax(-1) == y).mean())
 
 
 def draw(nets, found, args):
-    """How the loss falls, and what is right in the end."""
+    """Draw the loss during training and the final accuracy."""
     args.out.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -101,13 +100,13 @@ def draw(nets, found, args):
             curve = found[name, delay, "curve"]
             left.plot(curve, style, color=color, linewidth=1, label=f"{name}, delay {delay}")
     left.axhline(np.log(SYMBOLS), color=GRAY, linewidth=1)
-    left.set(xlabel="step", ylabel="loss (chance in gray)")
+    left.set(xlabel="step", ylabel="loss (chance level in gray)")
     left.legend(fontsize=7)
     right.axhline(1 / SYMBOLS, color=GRAY, linewidth=1)
-    right.set(xlabel="delay", ylabel="copied rightly (chance in gray)", ylim=(0, 1.05))
+    right.set(xlabel="delay", ylabel="accuracy (chance level in gray)", ylim=(0, 1.05))
     right.legend()
     figure.savefig(args.out / "copy_task.png", dpi=150)
-    print(f"picture: {args.out}/copy_task.png")
+    print(f"figure: {args.out}/copy_task.png")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Train a denoiser on a mixture of Gaussians, and draw its score beside the exact one.
+"""Train a denoiser on a mixture of Gaussians and compare its score with the exact one.
 
-The relative error of the learned score is 5 % at t = 0.2 and 18 % at t = 0.05, where the score is large and the noise
-small, after 4000 steps. It takes 23 seconds of processor time. The share of samples in each of the six components is
-right up to the statistical error.
+After 4000 steps the relative error of the learned score is 5 % at t = 0.2 and 18 % at t = 0.05, where the score is
+large and the noise is small. The share of samples in each of the six components is correct up to the statistical error.
+The example takes 23 seconds of CPU time.
 
     python examples/diffusion_2d.py --steps 4000 --seed 0 --out out/diffusion_2d
 """
@@ -29,7 +29,7 @@ from jaxblocks.diffusion import (
 
 BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 SCHEDULE = variance_preserving_schedule()
-TIMES = (0.05, 0.2, 0.5)  # at which scores are compared
+TIMES = (0.05, 0.2, 0.5)  # of the comparison
 BOX = 2.5
 
 
@@ -62,9 +62,9 @@ def denoiser(width):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=4000, help="training steps")
-    parser.add_argument("--samples", type=int, default=2000, help="how many points to draw")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
-    parser.add_argument("--out", type=Path, default=Path("out/diffusion_2d"), help="folder of the picture")
+    parser.add_argument("--samples", type=int, default=2000, help="number of samples")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--out", type=Path, default=Path("out/diffusion_2d"), help="output folder for the figure")
     args = parser.parse_args(argv)
     for name in ("steps", "samples"):
         if getattr(args, name) < 1:
@@ -72,10 +72,10 @@ def main(argv=None):
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
+        parser.error(f"argument --out: expected a folder that can be created, got {args.out} ({error.strerror})")
     keys = iter(jax.random.split(jax.random.key(args.seed), 4))
 
-    # DenoisingLoss makes a pair of the net that maps data to losses, which is fitted like any other.
+    # DenoisingLoss makes a layer that maps data to losses; `fit` trains it like any other layer.
     data = ring()
     x = data.sample(next(keys), 20_000)
     net = denoiser(128)
@@ -92,7 +92,7 @@ def main(argv=None):
     predict = lambda x, t: net.apply(params, x, time=t)
     optimal = data.predictor(SCHEDULE, "eps")
 
-    # The error of the score relative to its size, on points of the process at each time.
+    # The error of the score relative to its norm, on samples of the forward process at each time.
     @jax.jit
     def compare(key, t):
         x = data.at(t, SCHEDULE).sample(key, 5000)
@@ -105,7 +105,7 @@ def main(argv=None):
     for t, error in errors.items():
         print(f"t = {t}: relative error of the learned score {error:.3f}")
 
-    # Samples of the learned denoiser and of the optimal one, from the same noise.
+    # Samples by the learned and by the optimal denoiser from the same noise.
     noise, grid = initial_noise(next(keys), (args.samples, 2), SCHEDULE), times(SCHEDULE, 40)
     sample = lambda predict: jax.jit(lambda noise: dpm_solver_pp_2m(predict, noise, grid, SCHEDULE, "eps"))(noise)
     drawn = {"learned": sample(predict), "exact": sample(optimal)}
@@ -114,16 +114,16 @@ def main(argv=None):
     print(np.stack([data.weights, share["exact"], share["learned"]]).round(3))
 
     draw(data, predict, drawn, args.out / "scores.png")
-    print(f"picture: {args.out}/scores.png")
+    print(f"figure: {args.out}/scores.png")
     print(f"relative error of the score at t = {TIMES[1]}: {errors[TIMES[1]]:.4f}")
     return {"errors": errors, "shares": share, "weights": np.asarray(data.weights), "drawn": drawn}
 
 
-# ---- the picture -----------------------------------------------------------------------------
+# ---- the figure ------------------------------------------------------------------------------
 
 
 def draw(data, predict, drawn, path):
-    """The exact score (top) and the learned one (bottom) over the density at each time, with samples of each."""
+    """Draw the exact score (top) and the learned score (bottom) with the density at each time, and samples of each."""
     side = np.linspace(-BOX, BOX, 19, dtype=np.float32)
     points = jnp.asarray(np.stack(np.meshgrid(side, side), -1).reshape(-1, 2))
     fine = np.linspace(-BOX, BOX, 120, dtype=np.float32)

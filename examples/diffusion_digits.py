@@ -1,8 +1,8 @@
 """Generate handwritten digits of a given class by diffusion, with a U-Net and classifier-free guidance.
 
-A classifier that is trained on the digits of scikit-learn (8x8 pixels, 1797 of them), with 99 % accuracy on test
-images, recognizes all of 500 samples (50 of each digit); without guidance it recognizes 98 %. Training takes 2000
-steps, and the example 2.4 minutes on two CPU cores (3.4 minutes of processor time).
+The data are the 1797 digits of scikit-learn (8x8 pixels). A classifier with 99 % accuracy on test images assigns the
+requested class to all of 500 samples (50 of each digit), and to 98 % of the samples without guidance. Training takes
+2000 steps; the example takes 2.4 minutes on two CPU cores (3.4 minutes of CPU time).
 
     python examples/diffusion_digits.py --steps 2000 --seed 0 --out out/diffusion_digits
 """
@@ -47,7 +47,7 @@ def denoiser(width):
 
 
 def train_denoiser(net, images, labels, *, key, steps):
-    """Fit the loss of each image; in one of ten images the label is replaced by the null label."""
+    """Fit the denoiser; the null label replaces one label in ten."""
     training = DenoisingLoss(net, SCHEDULE, "v", conditions=("label",), event_axes=3)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, min(100, steps), max(steps, 101))
     return jb.fit(
@@ -63,7 +63,7 @@ def train_denoiser(net, images, labels, *, key, steps):
 
 
 def sampler(net, steps):
-    """A jitted ``(params, noise, labels, scale) -> images at all times``, guided towards the labels."""
+    """A jitted ``(params, noise, labels, scale) -> images at all times``, with guidance towards the labels."""
     grid = times(SCHEDULE, steps)
 
     def sample(params, noise, labels, scale):
@@ -75,7 +75,7 @@ def sampler(net, steps):
     return jax.jit(sample)
 
 
-# ---- the classifier that judges the samples --------------------------------------------------
+# ---- the classifier that evaluates the samples -----------------------------------------------
 
 
 def classifier():
@@ -92,7 +92,7 @@ def classifier():
 
 
 def train_classifier(images, labels, *, key, steps):
-    """Fitted params of the classifier, and its accuracy on test images."""
+    """Params of the fitted classifier and its accuracy on test images."""
     training, validation, test = jb.train_val_test_split(key, (images, labels), (0.8, 0.1, 0.1))
     fitted = jb.fit(
         classifier(),
@@ -114,12 +114,12 @@ def train_classifier(images, labels, *, key, steps):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=2000, help="training steps of the denoiser")
-    parser.add_argument("--width", type=int, default=24, help="channels of its first level")
-    parser.add_argument("--scale", type=float, default=2.0, help="scale of the guidance; 1 is none")
-    parser.add_argument("--samples", type=int, default=500, help="how many digits to draw and judge")
-    parser.add_argument("--sampling", type=int, default=30, help="steps of the sampler")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
-    parser.add_argument("--out", type=Path, default=Path("out/diffusion_digits"), help="folder of the pictures")
+    parser.add_argument("--width", type=int, default=24, help="channels of the first level of the denoiser")
+    parser.add_argument("--scale", type=float, default=2.0, help="guidance scale; 1 is no guidance")
+    parser.add_argument("--samples", type=int, default=500, help="number of samples")
+    parser.add_argument("--sampling", type=int, default=30, help="sampling steps")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--out", type=Path, default=Path("out/diffusion_digits"), help="output folder for the figures")
     args = parser.parse_args(argv)
     for name in ("steps", "width", "samples", "sampling"):
         if getattr(args, name) < 1:
@@ -127,9 +127,9 @@ def main(argv=None):
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f"argument --out: {args.out} cannot be made a folder ({error.strerror})")
+        parser.error(f"argument --out: expected a folder that can be created, got {args.out} ({error.strerror})")
 
-    # Images from -1 (paper) to 1 (ink): noise has mean 0, and so should the data, about.
+    # Scale images to [-1, 1], so that the data have a mean near 0, like the noise.
     began = time.monotonic()
     images, labels = digits()
     images = 2 * images - 1  # (1797, 8, 8, 1)
@@ -161,18 +161,18 @@ def main(argv=None):
     draw_grid(images[first], args.out / "real.png", "real digits, for comparison")
     animate(path[:, :10], args.out / "denoising.gif")
 
-    print(f"pictures: {args.out}/samples.png, real.png, denoising.gif")
-    print(f"the classifier reads real test digits: {reads_real:.4f}, samples without guidance: {plain:.4f}")
+    print(f"figures: {args.out}/samples.png, real.png, denoising.gif")
+    print(f"accuracy of the classifier on test digits: {reads_real:.4f}, on samples without guidance: {plain:.4f}")
     print(f"seconds: {time.monotonic() - began:.0f}")
     print(f"samples recognized: {found:.4f}")
     return {"recognized": found, "unguided": plain, "classifier": reads_real, "drawn": drawn, "params": params}
 
 
-# ---- pictures --------------------------------------------------------------------------------
+# ---- figures ---------------------------------------------------------------------------------
 
 
 def tiled(images, columns=CLASSES):
-    """Images (n, h, w, 1) as one picture, row by row; missing images are white."""
+    """Images (n, h, w, 1) as one image, row by row; missing images are white."""
     images = np.asarray(images)[..., 0]
     missing = -len(images) % columns
     images = np.concatenate([images, np.full((missing, *images.shape[1:]), -1.0)])
@@ -192,7 +192,7 @@ def draw_grid(images, path, title):
 
 
 def animate(frames, path):
-    """An animation of images at all times, (times, n, 8, 8, 1), that holds the last one."""
+    """Write an animation of images at all times, (times, n, 8, 8, 1), which pauses at the last one."""
     figure = Figure(figsize=(5, 0.7))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")

@@ -1,14 +1,16 @@
-"""Gradient descent and its relatives, on functions small enough to know the answer.
+"""Gradient descent, momentum and Adam on functions with known minima.
 
-The hello world of optimization, x^4 - x^3 - 2 x^2 + 3 from x = 2; the homework, x^5 - x^4 - x = -1 by gradient descent;
-gradient descent, momentum (in both parametrizations, which are one method) and Adam on a quadratic; the bound
-||theta_0 - theta*||^2 / (2 eta t) for convex functions, checked at every step; and slices through a convex and a
-non-convex loss.
+    1. a quartic      minimize x^4 - x^3 - 2 x^2 + 3 from x = 2
+    2. a root         solve x^5 - x^4 - x = -1 by gradient descent
+    3. a quadratic    gradient descent, momentum (in two equivalent parametrizations) and Adam
+    4. a bound        ||theta_0 - theta*||^2 / (2 eta t) for convex functions, checked at every step
+    5. slices         through a convex and a non-convex loss
 
-Reaches (3 + sqrt 73) / 8 = 1.4430004682 to 1e-6 in 21 steps, the homework's simple root -1 to 1e-15 and its double
-root 1 only as 1/sqrt(t) where the square is minimized; the bound holds everywhere, and Huber's function attains
-L ||theta_0 - theta*||^2 / (4 t + 2). Takes about ten seconds on one CPU core.
-After Krapac & Segvic, Deep feed-forward models, "Hello world"; Diehl 2023, section 1.5 (Theorem 1.11).
+Results: (3 + sqrt 73) / 8 = 1.4430004682 to 1e-6 in 21 steps; the simple root -1 to 1e-15; the double root 1 with an
+error of order 1/sqrt(t) where the square is minimized. The bound holds at all steps, and the Huber function attains
+L ||theta_0 - theta*||^2 / (4 t + 2). The example runs for about ten seconds on one CPU core.
+
+Source: Krapac & Segvic, Deep feed-forward models ("Hello world" and homework); Diehl 2023, section 1.5 (Theorem 1.11).
 
     python examples/minimize.py --out out/minimize
 """
@@ -31,14 +33,14 @@ STYLES = [(BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (GRAY, (
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Gradient descent and its relatives on small functions.")
-    parser.add_argument("--out", type=Path, default=Path("out/minimize"), help="folder of the pictures")
-    parser.add_argument("--seed", type=int, default=0, help="of the data and of the slices")
-    parser.add_argument("--steps", type=int, default=100, help="at which the bound is checked")
-    parser.add_argument("--homework-steps", type=int, default=100_000, help="towards the double root")
+    parser = argparse.ArgumentParser(description="Gradient descent, momentum and Adam on functions with known minima.")
+    parser.add_argument("--out", type=Path, default=Path("out/minimize"), help="output folder for the figures")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the data and of the slices")
+    parser.add_argument("--steps", type=int, default=100, help="steps for which the bound is checked")
+    parser.add_argument("--homework-steps", type=int, default=100_000, help="steps towards the double root")
     args = parser.parse_args(argv)
     if min(args.steps, args.homework_steps) < 10:
-        parser.error("--steps and --homework-steps must be at least 10")
+        parser.error("expected --steps and --homework-steps to be integers >= 10")
     args.out.mkdir(parents=True, exist_ok=True)
     with jax.enable_x64(True):
         numbers = {
@@ -48,12 +50,12 @@ def main(argv=None):
             **bounds(args.seed, args.steps, args.out / "bound.png"),
             **slices(args.seed, args.out / "slices.png"),
         }
-    print(f"pictures: {args.out}/hello.png, homework.png, trajectories.png, bound.png, slices.png")
+    print(f"figures: {args.out}/hello.png, homework.png, trajectories.png, bound.png, slices.png")
     return numbers
 
 
 def minimize(function, start, optimizer, steps):
-    """All iterates of an optax optimizer, the start included: (steps + 1, ...)."""
+    """All iterates of an optax optimizer, including the start: (steps + 1, ...)."""
     start = jnp.asarray(start)
 
     def step(carry, _):
@@ -67,11 +69,11 @@ def minimize(function, start, optimizer, steps):
 
 
 def visible(error):
-    """The size of an error; what is only rounding is left out of the picture."""
+    """The absolute error, with NaN for rounding errors, which the figures omit."""
     return np.where(np.abs(error) > 1e-15, np.abs(error), np.nan)
 
 
-# 1. Hello world
+# 1. A quartic
 
 
 def quartic(x):
@@ -83,8 +85,8 @@ def hello_world(picture):
     other = minimize(quartic, -1.0, optax.sgd(0.13), 100)
     limit = (3 + np.sqrt(73)) / 8
     within = int(np.argmax(np.abs(path - limit) < 1e-6))
-    print("hello world:", ", ".join(f"{x:.8g}" for x in path[:5]), f"..., {path[-1]:.15g} (limit {limit:.15g})")
-    print(f"  within 1e-6 at step {within}; from -1 it ends in the other minimum, {other[-1]:.10f}")
+    print("quartic:", ", ".join(f"{x:.8g}" for x in path[:5]), f"..., {path[-1]:.15g} (limit {limit:.15g})")
+    print(f"  error below 1e-6 at step {within}; from -1 it converges to the other minimum, {other[-1]:.10f}")
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -103,7 +105,7 @@ def hello_world(picture):
     return {"hello": path, "hello_other": other, "hello_within": within}
 
 
-# 2. The homework: x^5 - x^4 - x + 1 = (x - 1)^2 (x + 1) (x^2 + 1)
+# 2. A root: x^5 - x^4 - x + 1 = (x - 1)^2 (x + 1) (x^2 + 1)
 
 
 def quintic(x):
@@ -118,10 +120,10 @@ def homework(steps, picture):
     lost = minimize(quintic, -0.6, optax.sgd(0.05), 40)
     simple = minimize(square, -0.6, optax.sgd(0.01), 200)
     double = minimize(square, 0.0, optax.sgd(0.05), steps)
-    print(f"homework, descending on r:   from 0 to {plain[-1]:.15g}; from -0.6 it diverges ({lost[-1]:.0e})")
-    print(f"homework, descending on r^2: from -0.6 to {simple[-1]:.15g} (after 10 steps {simple[10]:.7f})")
+    print(f"root, minimizing r:   from 0 to {plain[-1]:.15g}; from -0.6 it diverges ({lost[-1]:.0e})")
+    print(f"root, minimizing r^2: from -0.6 to {simple[-1]:.15g} (after 10 steps {simple[10]:.7f})")
     shown = [10**k for k in range(1, 10) if 10**k <= steps]
-    print("  from 0, where the root of r^2 is fourfold:", ", ".join(f"{double[t]:.5f} ({t})" for t in shown))
+    print("  from 0, towards the fourfold root of r^2:", ", ".join(f"{double[t]:.5f} ({t})" for t in shown))
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -129,7 +131,7 @@ def homework(steps, picture):
     left.plot(x, quintic(x), color=BLUE, label="$r(x)$")
     left.plot(x, quintic(x) ** 2, "--", color=VERMILION, label="$r(x)^2$")
     left.axhline(0, color=GRAY, linewidth=0.6)
-    left.axvline(-0.5315644566, color=GRAY, linestyle=":", label="border of the basins")
+    left.axvline(-0.5315644566, color=GRAY, linestyle=":", label="basin boundary")
     left.plot([-1, 1], [0, 0], "ko", markersize=5)
     left.set(xlabel="$x$", ylim=(-1, 3), title="$r(x) = x^5 - x^4 - x + 1$")
     left.legend(loc="lower right", fontsize=8)
@@ -155,7 +157,7 @@ def quadratic(theta):
 
 
 def trajectories(picture):
-    """Both momenta take the same path where gamma = eta (1 - beta) and m = beta."""
+    """Both forms of momentum have the same iterates if gamma = eta (1 - beta) and m = beta."""
     optimizers = {
         "gradient descent": optax.sgd(0.05),
         "momentum": optax.sgd(0.05, momentum=0.7),
@@ -194,7 +196,7 @@ def bounds(seed, steps, picture):
     def log_loss(theta):
         return jnp.mean(jax.nn.softplus(jnp.where(labels, -1.0, 1.0) * (ones @ theta)))
 
-    def huber_loss(theta):  # the worst case for exactly this number of steps, L = 1
+    def huber_loss(theta):  # the worst case for this number of steps, L = 1
         knee = 1 / (2 * steps + 1)
         return jnp.where(jnp.abs(theta) < knee, theta**2 / 2, knee * jnp.abs(theta) - knee**2 / 2)
 
@@ -226,7 +228,7 @@ def bounds(seed, steps, picture):
 
 
 def slices(seed, picture):
-    """The loss along five random lines through a random init, for a linear model and for a deep net on exclusive or."""
+    """The loss along five random lines through random params, for a linear model and a deep net on XOR."""
     x, y = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), jnp.array([[0.0], [1.0], [1.0], [0.0]])
     nets = {"linear model: convex": Dense(1), "two hidden layers: not convex": MLP(8, 8, 1, activation=tanh)}
     amounts = jnp.linspace(-6, 6, 401)
@@ -245,7 +247,7 @@ def slices(seed, picture):
             axes.plot(amounts, losses, linestyle=style, color=color)
         curvature[name] = min(bends)
         axes.set(title=name, xlabel="distance along a random line", ylabel="mean squared error", ylim=(0, 3))
-        print(f"slices, {name}; smallest second derivative {curvature[name]:.3g}")
+        print(f"slices, {name}; minimal second derivative {curvature[name]:.3g}")
     figure.savefig(picture, dpi=150)
     return {"curvature": list(curvature.values())}
 

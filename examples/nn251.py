@@ -1,11 +1,11 @@
-"""Ten random networks with two inputs, five hidden rectifiers and one output (Diehl 2023, Example 1.2, Figures 1, 2).
+"""Ten random ReLU networks with two inputs, five hidden units and one output.
 
-Shows the diagram of the 2-5-1 network, drawn from its params (15 edges), the surfaces of ten random realizations on
-[-2, 2]^2, and ten realizations of its companion with one input, 1-5-1, on [-10, 10]. What to see: they are piecewise
-linear, with at most five kinks, and where all biases are zero, f(2 x) = 2 f(x): cones with their tip at the origin.
-The last lines print both facts as measured on the drawn networks.
+The example draws the diagram of the 2-5-1 network from its params (15 edges), the surfaces of ten random networks on
+[-2, 2]^2, and ten random 1-5-1 networks on [-10, 10]. The functions are piecewise linear with at most five kinks along
+a line. If all biases are zero, they are positively homogeneous, f(2 x) = 2 f(x). The example checks both properties
+numerically and prints the results.
 
-Takes about five seconds on one CPU core:
+Source: Diehl 2023, Example 1.2, Figures 1 and 2. The example runs for about five seconds on one CPU core:
 
     python examples/nn251.py --out out/nn251
 """
@@ -25,23 +25,23 @@ BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
 
 
 def random_network(bias_init=initializers.zeros):
-    """d-5-1 with Glorot's normal kernels and a linear output."""
+    """A d-5-1 network with Glorot normal kernels and a linear output."""
     init = {"kernel_init": initializers.glorot_normal(), "bias_init": bias_init}
     return Serial(Dense(5, **init), relu, Dense(1, **init))
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Ten random 2-5-1 networks.")
-    parser.add_argument("--out", type=Path, default=Path("out/nn251"), help="folder of the pictures")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--points", type=int, default=81, help="of the grid, along each axis")
+    parser = argparse.ArgumentParser(description="Draw ten random 2-5-1 networks.")
+    parser.add_argument("--out", type=Path, default=Path("out/nn251"), help="output folder for the figures")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--points", type=int, default=81, help="grid points along each axis")
     args = parser.parse_args(argv)
     if args.points < 3:
-        parser.error(f"--points must be at least 3, but is {args.points}")
+        parser.error(f"argument --points: expected an integer >= 3, got {args.points}")
     args.out.mkdir(parents=True, exist_ok=True)
     plane_key, line_key = jax.random.split(jax.random.key(args.seed))
 
-    # Ten sets of params in one tree, by vmap over ten keys.
+    # Ten networks: vmap over ten keys.
     net = random_network()
     params = jax.vmap(net.init, in_axes=(0, None))(jax.random.split(plane_key, 10), jnp.zeros(2))
     axis = jnp.linspace(-2, 2, args.points)
@@ -58,7 +58,7 @@ def main(argv=None):
     draw_surfaces(axis, surfaces, args.out / "surfaces.png")
     draw_curves(line[:, 0], curves, args.out / "curves.png")
 
-    # Along any line through the plane at most five kinks; between them second differences vanish up to rounding.
+    # At most five kinks along any line; between kinks second differences vanish up to rounding.
     direction, offset = jnp.array([1.0, 0.3]), jnp.array([0.1, -0.5])
     through = jnp.linspace(-2, 2, 2001)[:, None] * direction[None, :] + offset[None, :]
     along = jax.vmap(net.apply, in_axes=(0, None))(params, through)[..., 0]
@@ -73,13 +73,13 @@ def main(argv=None):
     print(f"2-5-1: {numbers['parameters']} parameters, {edges} edges in the diagram")
     print(f"kinks along a line through the ten 2-5-1 networks: {numbers['kinks_2d']} (at most 5 each)")
     print(f"kinks of the ten 1-5-1 networks on [-10, 10]:      {numbers['kinks_1d']} (at most 5 each)")
-    print(f"zero bias: largest |f(2 x) - 2 f(x)| on the grid = {numbers['homogeneity']:.1e}")
-    print(f"pictures: {args.out}/diagram.png, surfaces.png, curves.png")
+    print(f"zero bias: maximum of |f(2 x) - 2 f(x)| on the grid {numbers['homogeneity']:.1e}")
+    print(f"figures: {args.out}/diagram.png, surfaces.png, curves.png")
     return numbers
 
 
 def kinks(values):
-    """Kinks of each curve (row): runs of neighboring second differences that are more than rounding."""
+    """The number of kinks of each row: runs of adjacent second differences that exceed rounding errors."""
     values = np.asarray(values, np.float64)
     bent = np.abs(np.diff(values, 2)) > 4e-6 * np.abs(values).max(axis=1, keepdims=True)
     starts = bent & ~np.pad(bent, ((0, 0), (1, 0)))[:, :-1]
@@ -87,7 +87,7 @@ def kinks(values):
 
 
 def draw_diagram(params, path):
-    """Nodes and edges read off the params; returns the number of edges."""
+    """Draw the nodes and edges of the network; return the number of edges."""
     kernels = [np.asarray(p["kernel"]) for p in params if p]
     sizes = [kernels[0].shape[0], *(kernel.shape[1] for kernel in kernels)]
     places = [[(x, y - (size - 1) / 2) for y in reversed(range(size))] for x, size in enumerate(sizes)]
@@ -126,7 +126,7 @@ def draw_surfaces(axis, surfaces, path):
         axes.tick_params(labelsize=6, pad=-3)
         axes.set(xticks=[-2, 0, 2], yticks=[-2, 0, 2])
         axes.locator_params(axis="z", nbins=4)  # pyright: ignore[reportArgumentType]
-    figure.suptitle("Ten random 2-5-1 networks, zero bias: height and its level lines over $[-2, 2]^2$")
+    figure.suptitle("Ten random 2-5-1 networks with zero bias: surfaces and contour lines on $[-2, 2]^2$")
     figure.savefig(path, dpi=150)
 
 

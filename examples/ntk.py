@@ -1,14 +1,15 @@
-"""The neural tangent kernel: wide nets tend to a kernel, and learn as its regression does.
+"""The neural tangent kernel: convergence with the width, and equivalence of training and kernel regression.
 
-A net with one hidden layer of m ReLUs, f(x) = sqrt(2/m) sum_k v_k max(0, w_k . x), all weights standard normal at the
-start. Three questions, each a table and a picture: how far its tangent kernel at the start lies from the closed form of
-the infinite net (the error falls as 1/sqrt(m)); how far gradient descent moves the kernel; and how far the net's
-predictions lie, step by step, from those of kernel regression with the kernel of its start.
+The net has one hidden layer of m ReLUs, f(x) = sqrt(2/m) sum_k v_k max(0, w_k . x), with standard normal initial
+weights. For several widths the example measures: the distance of the tangent kernel at initialization from the closed
+form of the infinite-width limit (of order 1/sqrt(m)); the change of the kernel during gradient descent; and the
+distance, at each step, between the predictions of the net and of kernel regression with the initial kernel.
 
-The slope of log error over log width lies at -0.5 for the kernel, and near it for what learning moves: at 4096 units
-the kernel moves by one part in a hundred. Takes about twenty seconds on one CPU core.
-After Jacot, Gabriel & Hongler 2018, Neural tangent kernel; Lee et al. 2019, Wide neural networks of any depth evolve
-as linear models.
+The slope of log error against log width is -0.5 for the kernel and near -0.5 for the two other quantities: with 4096
+units the kernel changes by one percent. The example runs for about twenty seconds on one CPU core.
+
+Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel, arXiv:1806.07572; Lee et al. 2019, Wide neural networks
+of any depth evolve as linear models under gradient descent, arXiv:1902.06720.
 
     python examples/ntk.py --out out/ntk
 """
@@ -27,15 +28,15 @@ BLUE, VERMILION, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Tangent kernels of wide nets, and how they learn.")
-    parser.add_argument("--out", type=Path, default=Path("out/ntk"), help="folder of the pictures")
-    parser.add_argument("--seed", type=int, default=0, help="of all weights")
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 64, 256, 1024, 4096])
-    parser.add_argument("--draws", type=int, default=20, help="nets of each width, for the error of the kernel")
-    parser.add_argument("--steps", type=int, default=300, help="of gradient descent")
+    parser = argparse.ArgumentParser(description="Tangent kernels and training dynamics of wide nets.")
+    parser.add_argument("--out", type=Path, default=Path("out/ntk"), help="output folder for the figures")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the weights")
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 64, 256, 1024, 4096], help="hidden widths")
+    parser.add_argument("--draws", type=int, default=20, help="random nets per width")
+    parser.add_argument("--steps", type=int, default=300, help="steps of gradient descent")
     args = parser.parse_args(argv)
     if len(args.widths) < 2 or min(args.widths) < 1 or min(args.draws, args.steps) < 1:
-        parser.error("--widths needs two widths or more, and all numbers must be at least 1")
+        parser.error("expected --widths to have at least two entries and all numbers to be integers >= 1")
     args.out.mkdir(parents=True, exist_ok=True)
     key = jax.random.key(args.seed)
     x, y, x_test = circle(8)
@@ -43,19 +44,19 @@ def main(argv=None):
         **width_sweep(key, args.widths, args.draws, x, args.out / "kernel.png"),
         **dynamics(key, args.widths, min(5, args.draws), args.steps, x, y, x_test, args.out / "learning.png"),
     }
-    print(f"pictures: {args.out}/kernel.png, learning.png")
+    print(f"figures: {args.out}/kernel.png, learning.png")
     return numbers
 
 
 def circle(count):
-    """Inputs on the unit circle with a target of two frequencies, and points between them."""
+    """Inputs on the unit circle, targets with two frequencies, and test inputs."""
     angle = jnp.linspace(0, 2 * jnp.pi, count, endpoint=False)
     between = jnp.linspace(0, 2 * jnp.pi, 100)
     points = [jnp.stack([jnp.cos(a), jnp.sin(a)], axis=1) for a in (angle, between)]
     return points[0], jnp.sin(angle) + 0.5 * jnp.cos(2 * angle), points[1]
 
 
-# The net, of one example
+# The net, for one example
 
 
 def init(key, width, features=2):
@@ -68,11 +69,11 @@ def net(params, x):
     return jnp.sqrt(2 / params["v"].size) * hidden @ params["v"]
 
 
-# 1. The kernel at the start
+# 1. The kernel at initialization
 
 
 def width_sweep(key, widths, draws, x, picture):
-    """The root mean square error of the empirical kernel, over its entries and over draws of the weights."""
+    """The root mean square error of the empirical kernel over its entries and over random weights."""
     limit = ntk_relu(x)
     errors = []
     for i, width in enumerate(widths):
@@ -82,24 +83,24 @@ def width_sweep(key, widths, draws, x, picture):
     slope = float(np.polyfit(np.log(widths), np.log(errors), 1)[0])
     print(ntk_plan(net, init(jax.random.clone(key), widths[-1]), x))
     for width, error in zip(widths, errors, strict=True):
-        print(f"width {width:6d}: kernel is off by {error:.4f}, times sqrt(width) {error * width**0.5:.3f}")
-    print(f"slope of log error over log width: {slope:.3f}")
+        print(f"width {width:6d}: error of the kernel {error:.4f}, times sqrt(width) {error * width**0.5:.3f}")
+    print(f"slope of log error against log width: {slope:.3f}")
 
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.subplots()
     axes.loglog(widths, errors, "o-", color=BLUE, label="error of the kernel")
     axes.loglog(widths, errors[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GRAY, label="slope $-1/2$")
-    axes.set(xlabel="width", ylabel="root mean square")
+    axes.set(xlabel="width", ylabel="root mean square error")
     axes.legend()
     figure.savefig(picture, dpi=150)
     return {"errors": errors, "slope": slope}
 
 
-# 2. Learning
+# 2. Training dynamics
 
 
 def dynamics(key, widths, nets, steps, x, y, x_test, picture):
-    """Gradient descent on half the squared error, against regression with the kernel at the start: a few nets."""
+    """Compare gradient descent on half the squared error with regression with the initial kernel, for a few nets."""
     rate = 0.5 / float(jnp.linalg.eigvalsh(ntk_relu(x))[-1])
     both = jnp.concatenate([x, x_test])
 
@@ -128,20 +129,20 @@ def dynamics(key, widths, nets, steps, x, y, x_test, picture):
         moved.append(float(jnp.sqrt(jnp.mean(changes))))
         apart.append(float(jnp.sqrt(jnp.mean(distances))))
         curves[width] = (learned[0, len(x) :], regression[0, len(x) :])
-        print(f"width {width:6d}: kernel moved by {moved[-1]:.4f}, net and regression are {apart[-1]:.4f} apart")
+        print(f"width {width:6d}: change of the kernel {moved[-1]:.4f}, distance of net and regression {apart[-1]:.4f}")
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.loglog(widths, moved, "o-", color=VERMILION, label="kernel, relative")
-    left.loglog(widths, apart, "^--", color=BLUE, label="predictions, all steps")
+    left.loglog(widths, moved, "o-", color=VERMILION, label="kernel (relative change)")
+    left.loglog(widths, apart, "^--", color=BLUE, label="predictions (all steps)")
     left.loglog(widths, apart[0] * np.sqrt(widths[0] / np.array(widths)), ":", color=GRAY, label="slope $-1/2$")
-    left.set(xlabel="width", ylabel="net against its linearization")
+    left.set(xlabel="width", ylabel="distance of net and linearization")
     left.legend()
     place = np.linspace(0, 2 * np.pi, len(x_test))
     for width, color in zip((widths[0], widths[-1]), (VERMILION, BLUE), strict=True):
         net_curve, regression_curve = curves[width]
         right.plot(place, net_curve, color=color, label=f"net, width {width}")
-        right.plot(place, regression_curve, "--", color=color, label="its kernel regression")
+        right.plot(place, regression_curve, "--", color=color, label="kernel regression")
     right.plot(np.linspace(0, 2 * np.pi, len(x), endpoint=False), y, "ko", label="data")
     right.set(xlabel="angle", ylabel=f"prediction after {steps} steps")
     right.legend(fontsize=7)
@@ -154,7 +155,7 @@ def predict(params, x):
 
 
 def train(params, x, y, watched, rate, steps):
-    """Predictions on the watched points before every step and after the last, and the last parameters."""
+    """Predictions on the watched inputs before each step and after the last, and the final params."""
 
     def loss(params):
         return jnp.sum(jnp.square(predict(params, x) - y)) / 2

@@ -1,13 +1,15 @@
-"""Exclusive or, both ways: what no linear model can do and two rectifiers can.
+"""Exclusive or (XOR) with a linear model and with a hidden layer of two ReLUs.
 
-The linear answer first, in closed form and by gradient descent: w = (0, 0), b = 1/2, mean squared error 1/4, the best
-constant. Then the explicit solution max(x + y, 0) - 2 max(x + y - 1, 0) as params of a 2-2-1 network, with the picture
-of what each of its steps does to the four points: the two points of class 1 fall on one another, and a line separates
-what is left. Last, training from random starts: gradient descent finds some minimum, for the 2-2-1 network often a
-bad one, for wider networks hardly ever.
+    1. linear model    in closed form and by gradient descent: w = (0, 0), b = 1/2, mean squared error 1/4
+    2. explicit net    max(x + y, 0) - 2 max(x + y - 1, 0) as params of a 2-2-1 network; the figure shows the four
+                       points after each step: the two points of class 1 coincide, and a line separates the classes
+    3. training        gradient descent from random params, which converges to a local minimum: for the 2-2-1 network
+                       often one with a positive loss, for wider networks rarely
 
-Reaches loss 0 (below 1e-6) from 50 starts with hidden width 2 in 20 % of the runs, with 4 in 72 % and with 8 in all.
-Takes about ten seconds on one CPU core. After Krapac & Segvic, Deep feed-forward models, XOR.
+Of 50 runs, 20 % with hidden width 2, 72 % with width 4 and all with width 8 reach loss 0 (below 1e-6). The example
+runs for about ten seconds on one CPU core.
+
+Source: Krapac & Segvic, Deep feed-forward models (XOR).
 
     python examples/xor.py --out out/xor
 """
@@ -29,19 +31,19 @@ Y = np.array([[0], [1], [1], [0]], np.float32)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Exclusive or by a linear model, by hand, and by training.")
-    parser.add_argument("--out", type=Path, default=Path("out/xor"), help="folder of the picture")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--starts", type=int, default=50, help="random starts of each network")
-    parser.add_argument("--steps", type=int, default=5000, help="of gradient descent")
-    parser.add_argument("--widths", type=int, nargs="+", default=[2, 4, 8], help="hidden widths to train")
+    parser = argparse.ArgumentParser(description="XOR by a linear model, by explicit params, and by training.")
+    parser.add_argument("--out", type=Path, default=Path("out/xor"), help="output folder for the figure")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--starts", type=int, default=50, help="random initializations of each network")
+    parser.add_argument("--steps", type=int, default=5000, help="steps of gradient descent")
+    parser.add_argument("--widths", type=int, nargs="+", default=[2, 4, 8], help="hidden widths")
     args = parser.parse_args(argv)
     if min(args.starts, args.steps, *args.widths) < 1:
-        parser.error("--starts, --steps and --widths must be at least 1")
+        parser.error("expected --starts, --steps and --widths to be integers >= 1")
     args.out.mkdir(parents=True, exist_ok=True)
     x, y = jnp.asarray(X), jnp.asarray(Y)
 
-    # 1. Linear, in closed form and by gradient descent with step 0.3 from w = (1, -1), b = 0.
+    # 1. A linear model, in closed form and by gradient descent with step size 0.3 from w = (1, -1), b = 0.
     layer = Dense(1)
     fitted = linear_regression(x, y)
     loss = jax.jit(lambda params: jnp.mean((layer.apply(params, x) - y) ** 2))
@@ -49,7 +51,7 @@ def main(argv=None):
     path = descend(loss, start, steps=500, size=0.3)
     path = np.concatenate([path["kernel"][..., 0], path["bias"]], axis=1)  # (500, 3)
 
-    # 2. Two rectifiers, written down.
+    # 2. Two ReLUs with explicit params.
     net = MLP(2, 1)
     params = (
         {"kernel": jnp.ones((2, 2)), "bias": jnp.array([0.0, -1.0])},
@@ -62,7 +64,7 @@ def main(argv=None):
     output = net.apply(params, x)
     draw([x, after_kernel, after_bias, after_relu], args.out / "xor.png")
 
-    # 3. Trained from many starts at once: vmap over keys around a scan over steps.
+    # 3. Training from many initializations in parallel: vmap over keys of a scan over steps.
     solved = {}
     for width in args.widths:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(args.seed), width), args.starts)
@@ -79,15 +81,15 @@ def main(argv=None):
     print("linear, closed form:", printed(numbers["linear"]), f"loss {numbers['linear_loss']:.6f}")
     print("linear, gradient descent after 1, 10, 500 steps:", *(printed(path[t - 1]) for t in (1, 10, 500)))
     for name, points in zip(("X W1", "+ b1", "ReLU", "output"), numbers["steps_by_hand"], strict=True):
-        print(f"by hand, {name + ':':8}", points.astype(int).tolist())
+        print(f"explicit, {name + ':':8}", points.astype(int).tolist())
     for width, fraction in solved.items():
-        print(f"trained 2-{width}-1: {fraction:.0%} of {args.starts} starts reach loss 0")
-    print(f"picture: {args.out}/xor.png")
+        print(f"trained 2-{width}-1: {fraction:.0%} of {args.starts} runs reach loss 0")
+    print(f"figure: {args.out}/xor.png")
     return numbers
 
 
 def descend(loss, params, steps, size):
-    """The params after each of the steps of gradient descent."""
+    """The params after each step of gradient descent."""
 
     def step(params, _):
         params = jax.tree.map(lambda p, g: p - size * g, params, jax.grad(loss)(params))
@@ -97,7 +99,7 @@ def descend(loss, params, steps, size):
 
 
 def train(width, key, x, y, steps):
-    """The loss that 2-width-1 reaches from the random start of this key."""
+    """The final loss of a 2-width-1 network that is initialized with this key."""
     net = MLP(width, 1)
 
     def loss(params):

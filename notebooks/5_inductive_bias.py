@@ -1,18 +1,19 @@
 # %% [markdown]
-# # Inductive bias: what may a layer take for granted?
+# # Inductive bias: structure in the weight matrix
 #
-# A dense layer connects everything with everything. It can do whatever the layers of this notebook can do, and it
-# believes nothing: shuffle the pixels of all images alike, and it learns as well, or as badly, as before. "So are deep
+# A dense layer connects every input to every output. It can represent every layer of this notebook, but it assumes
+# nothing about the data: if the pixels of all images are permuted in the same way, it learns equally well. "So are deep
 # feed-forward nets what we should work with?" the lecture notes ask, and answer: usually not. Images, sequences and
-# graphs have structure, and a layer that takes it for granted need not learn it.
+# graphs have structure. A layer that assumes this structure does not have to learn it.
 #
-# **Which structure can be built in, and what does that look like in the weight matrix?** Every answer here is a dense
-# layer with a restricted matrix, and `as_dense` shows it.
+# **Which structure can be built into a layer, and what does it look like in the weight matrix?** Every layer below is a
+# dense layer with a constrained matrix. `as_dense` shows this matrix.
 #
-# What is claimed in the text is checked by an `assert` in the cell below it. At the end there is homework, with
-# solutions. The lectures behind it: Diehl, *lecture notes* (2023), section 1.1; Cevher, *Mathematics of Data*; Krapac &
-# Šegvić, *Deep feed-forward models* (features). Where a printed formula slips, you find the printed form, a number that
-# breaks it, and the corrected form.
+# An `assert` in the next code cell checks each claim of the text. The homework at the end has solutions.
+#
+# **Sources:** Diehl, *lecture notes* (2023), section 1.1; Cevher, *Mathematics of Data*; Krapac & Šegvić, *Deep
+# feed-forward models* (features). Some formulas in these sources contain errors. For each error, this notebook gives
+# the printed form, a counterexample and the corrected form.
 
 # %%
 import jax
@@ -25,21 +26,22 @@ import jaxblocks as jb
 from jaxblocks import plotting
 
 # %% [markdown]
-# ## 1. Convolution: the same small map everywhere
+# ## 1. Convolution: weight sharing over positions
 #
-# A signal $x = (1, -1, 2, 0, 3)$ and a **kernel** $w = (1, 2, -1)$. Lay the kernel on the first three numbers, multiply
-# and add; move it by one; again. After a rectifier, that is a convolutional layer:
+# Take a signal $x = (1, -1, 2, 0, 3)$ and a **kernel** $w = (1, 2, -1)$. Multiply the kernel with the first three
+# entries and sum; shift the kernel by one position; repeat. Followed by a ReLU, this is a convolutional layer:
 
 # %%
 x, w = jnp.array([1.0, -1.0, 2.0, 0.0, 3.0]), jnp.array([1.0, 2.0, -1.0])
-layer = lambda x: jb.conv(x[:, None], w[:, None, None])[:, 0]  # (time, channels); window, channels in, channels out
+layer = lambda x: jb.conv(x[:, None], w[:, None, None])[:, 0]  # w: (kernel size, in, out)
 assert layer(x).tolist() == [-3, 3, -1]
 assert jb.relu(layer(x)).tolist() == [0, 3, 0]
 assert np.allclose(layer(x), np.correlate(x, w))
 
 # %% [markdown]
-# As a matrix it has two properties. It is **banded**: an output sees only neighbors. And its diagonals are constant:
-# the same weights everywhere. It is called a Toeplitz matrix, and has 3 parameters in place of 15.
+# The matrix of the layer has two properties. It is **banded**: each output depends only on neighboring inputs. And its
+# diagonals are constant: the weights are the same at all positions. Such a matrix is called a Toeplitz matrix. It has 3
+# parameters instead of 15.
 
 # %%
 A = jb.structure.as_dense(layer, (5,))
@@ -49,8 +51,7 @@ figure, axes = plt.subplots(figsize=(4, 2.6), layout="constrained")
 axes = plotting.matrix(A, axes)
 
 # %% [markdown]
-# Sharing weights has a simple consequence for learning: the gradient with respect to a shared weight is the *sum* of
-# the gradients at all the places where it stands.
+# The gradient with respect to a shared weight is the *sum* of the gradients over all positions where it is used.
 
 # %%
 loss = lambda w: jnp.sum(jb.conv(x[:, None], w[:, None, None])[:, 0] ** 2)
@@ -60,12 +61,14 @@ assert np.allclose(jax.grad(loss)(w), summed)
 
 # %% [markdown]
 # > **One lecture prints** $(x \star a)_i = \sum_j x_{i+j-1} a_j$, with the signal first, and then the layer as
-# > $X \star a$, with the kernel first; sizes as "$H\, k + 1$"; and calls the layer "an MLP across spatial locations".
+# > $X \star a$, with the kernel first; the output size as "$H\, k + 1$"; and calls the layer "an MLP across spatial
+# > locations".
 #
-# **Numbers that break it.** Signal and kernel cannot change places: the signal does not fit into the kernel. A signal
-# of 5 with a kernel of 3 gives 3 outputs, not $5 \cdot 3 + 1 = 16$: a minus sign was lost. And the layer has one affine
-# map per window, no hidden layer. **Corrected:** $(x \star w)_i = \sum_{j=1}^{k} x_{i+j-1}\, w_j$ with signal $x$ and
-# kernel $w$; output size $H - k + 1$; the same *affine map* at all locations.
+# **Counterexample:** signal and kernel cannot be exchanged, since the kernel must not be longer than the signal. A
+# signal of length 5 with a kernel of size 3 gives 3 outputs, not $5 \cdot 3 + 1 = 16$: a minus sign is missing. The
+# layer applies one affine map per window and has no hidden layer. **Correction:**
+# $(x \star w)_i = \sum_{j=1}^{k} x_{i+j-1}\, w_j$ with signal $x$ and kernel $w$; output size $H - k + 1$; the same
+# *affine map* at all locations.
 
 # %%
 assert layer(x).shape == (5 - 3 + 1,)
@@ -77,8 +80,8 @@ windows = jnp.stack([x[i : i + 3] for i in range(3)])  # one window in each row
 assert jnp.allclose(windows @ w, layer(x))
 
 # %% [markdown]
-# A word about the word. Mathematicians flip the kernel before they convolve, and call what we do a cross-correlation.
-# For $(1, \dots, 5)$ and $(1, 0, -1)$ the two differ in sign. A net learns its kernels, so it does not mind.
+# In mathematics a convolution flips the kernel; the operation of a convolutional layer is called a cross-correlation.
+# For $(1, \dots, 5)$ and $(1, 0, -1)$ the two differ in sign. For a learned kernel the difference does not matter.
 
 # %%
 ramp, difference = jnp.arange(1.0, 6.0)[:, None], jnp.array([1.0, 0.0, -1.0])[:, None, None]
@@ -90,8 +93,9 @@ assert (
 # %% [markdown]
 # ### Images
 #
-# With two axes and several channels it is the same. A layer from $28 \times 28$ pixels of 3 colors to 8 channels with
-# $3 \times 3$ windows has 224 parameters. The dense layer between the same shapes has 12,725,024.
+# With two spatial axes and several channels the operation is the same. A layer from $28 \times 28$ pixels with 3 color
+# channels to 8 channels with $3 \times 3$ kernels has 224 parameters. The dense layer between the same shapes has
+# 12,725,024.
 
 # %%
 images = jnp.zeros((28, 28, 3))
@@ -102,8 +106,8 @@ assert jb.count_params(conv_params) == (3 * 3 * 3 + 1) * 8 == 224
 assert out_shape == (26, 26, 8) and (images.size + 1) * np.prod(out_shape) == 12_725_024
 
 # %% [markdown]
-# What do kernels see? A picture, and what three kernels by hand make of it. One finds edges between left and right, one
-# between above and below, one blurs. Kernels that are learned from photographs often look like these.
+# Feature maps of three fixed kernels: the first detects vertical edges, the second detects horizontal edges, the third
+# blurs. Kernels learned from photographs often look like these.
 
 # %%
 rows, columns = np.mgrid[:24, :24]
@@ -115,19 +119,20 @@ kernels = np.stack([upright, upright.T, np.full((3, 3), 1 / 9)], -1)[:, :, None]
 maps = jb.conv(jnp.asarray(picture)[..., None], jnp.asarray(kernels), padding="same")
 figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
 axes = plotting.tiles([picture, *np.moveaxis(maps, -1, 0)], axes)
-assert maps[8, 8, :2].tolist() == [0, 0]  # in the middle of the disc there is no edge
+assert maps[8, 8, :2].tolist() == [0, 0]  # no edge in the middle of the disc
 
 # %% [markdown]
-# ### Equivariant, not invariant
+# ### Equivariance and invariance
 #
 # > **The lecture notes print** that convolution learns "translation-*invariant* features".
 #
-# **A number that breaks it:** move the picture by three pixels, and the output changes. It moves by three pixels, too.
-# **Corrected:** it is **equivariant**, $\mathrm{conv}(\mathrm{shift}(x)) = \mathrm{shift}(\mathrm{conv}(x))$. Invariant
-# is what comes after it if one forgets the place, by a maximum or a mean over all positions.
+# **Counterexample:** shift the image by three pixels, and the output changes: it shifts by three pixels, too.
+# **Correction:** a convolution is **equivariant**,
+# $\mathrm{conv}(\mathrm{shift}(x)) = \mathrm{shift}(\mathrm{conv}(x))$. A maximum or a mean over all positions after it
+# is invariant.
 
 # %%
-small = jnp.pad(jnp.asarray(picture)[2:14, 2:14], 6)[..., None]  # a margin, so that nothing leaves the picture
+small = jnp.pad(jnp.asarray(picture)[2:14, 2:14], 6)[..., None]  # a margin, so that the shift wraps around only zeros
 moved = jnp.roll(small, 3, axis=1)
 detect = lambda x: jb.relu(jb.conv(x, jnp.asarray(kernels), padding="same"))
 assert abs(detect(moved) - detect(small)).max() > 0.5  # not invariant
@@ -136,10 +141,10 @@ pooled = [jb.layers.global_max_pool(detect(x), 2) for x in (small, moved)]
 assert jnp.allclose(*pooled, atol=1e-6)  # invariant
 
 # %% [markdown]
-# ### How far an output sees
+# ### Receptive field
 #
-# One layer with windows of 3 sees 3 numbers, two see 5, $L$ layers $2L + 1$. `receptive_field` finds it by
-# differentiating. That is the hierarchy: first edges, then corners, then eyes.
+# An output of one layer with kernel size 3 depends on 3 inputs, of two layers on 5, of $L$ layers on $2L + 1$.
+# `receptive_field` computes this by differentiation. Deeper layers combine larger regions of the input.
 
 
 # %%
@@ -159,11 +164,11 @@ axes.set(ylabel="layers", xlabel="position")
 assert seen.sum(1).tolist() == [2 * depth + 1 for depth in range(1, 6)]
 
 # %% [markdown]
-# ### Is it worth it?
+# ### Comparison with a dense net
 #
-# The task: a bump "up, then down" or "down, then up", in noise; which one is it? In the training data bumps occur in
-# the left half only, in the test data in the right half. The convolutional net was never told about the right half. It
-# need not be.
+# The task: classify a noisy signal by its bump, "up, then down" or "down, then up". In the training data bumps occur
+# only in the left half, in the test data only in the right half. The convolutional net generalizes to the right half
+# without training data there; the dense net does not.
 
 
 # %%
@@ -189,21 +194,22 @@ for name, net in nets.items():
     right = [jnp.mean(net.apply(fitted.params, x).argmax(-1) == y) for x, y in (training, testing)]
     scores[name] = [float(r) for r in right]
 figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
-axes = plotting.bars(scores, ["left half, trained", "right half, new"], axes)
+axes = plotting.bars(scores, ["left half (training)", "right half (test)"], axes)
 axes.set_ylim(0, 1.4)  # room for the legend
 assert min(scores["convolutional"]) > 0.95 and scores["dense"][0] > 0.95 and scores["dense"][1] < 0.8
 
 # %% [markdown]
-# ### And back: the transposed convolution
+# ### Transposed convolution
 #
-# The transposed matrix $A^\top$ takes a small signal to a larger one: each number spreads a copy of the kernel. It is
-# used to make images. It is the adjoint, $\langle A x, y \rangle = \langle x, A^\top y \rangle$, and not the inverse.
+# The transposed matrix $A^\top$ maps a short signal to a longer one: each entry adds a scaled copy of the kernel.
+# Generative models of images use it for upsampling. It is the adjoint,
+# $\langle A x, y \rangle = \langle x, A^\top y \rangle$, and not the inverse.
 #
-# > **One lecture prints** for it $(x \star a)_i = \sum_{i=1}^{k} x_j a_{i+j-1}$, the sum running over the free index.
+# > **One lecture prints** for it $(x \star a)_i = \sum_{i=1}^{k} x_j a_{i+j-1}$: the sum runs over the free index.
 #
-# Even with a sum over $j$ that is an ordinary correlation. **A number that breaks it:** for $x = w = (1, 2, 3)$ it
-# gives $(14, 8, 3)$, which is no longer than $x$. **Corrected:** $y_i = \sum_j x_{i-j+1} w_j$, which is $(1, 4, 10, 12,
-# 9)$, of length $H + k - 1$.
+# Even with a sum over $j$ this is an ordinary correlation. **Counterexample:** for $x = w = (1, 2, 3)$ it gives
+# $(14, 8, 3)$, which is no longer than $x$. **Correction:** $y_i = \sum_j x_{i-j+1} w_j$, which is $(1, 4, 10, 12, 9)$,
+# of length $H + k - 1$.
 
 # %%
 x3 = jnp.array([1.0, 2.0, 3.0])
@@ -213,16 +219,16 @@ back = lambda y: jb.conv_transpose(y[:, None], w[:, None, None])[:, 0]
 assert jnp.allclose(jb.structure.as_dense(back, (3,)), A.T)
 
 # %% [markdown]
-# ## 2. Recurrence: the same map at every time
+# ## 2. Recurrence: weight sharing over time
 #
-# A sequence may have any length. A recurrent layer reads one step at a time and remembers in a **state** $h$:
-# $(y_t, h_t) = g(a_t, h_{t-1})$ with one and the same $g$, and $h_0 = 0$ unless told otherwise.
+# A sequence may have any length. A recurrent layer reads one time step at a time and keeps a **state** $h$:
+# $(y_t, h_t) = g(a_t, h_{t-1})$ with the same $g$ at all steps, and $h_0 = 0$ by default.
 #
 # > **One lecture prints** $f_l(a_t)$ with $h_t = g(a_{t-1}, h_{t-1})$, and "MLPs" for the gates.
 #
-# **A number that breaks it:** with $g(a, h) = a + h/2$ and $a = (1, 0, 0)$ the printed form has not heard of the 1 when
-# it answers at time 1: it says $0, 1, 0.5$. **Corrected:** $(y_t, h_t) = g(a_t, h_{t-1})$ says $1, 0.5, 0.25$. A gate
-# is one affine map and a sigmoid.
+# **Counterexample:** with $g(a, h) = a + h/2$ and $a = (1, 0, 0)$ the output of the printed form at the first step does
+# not depend on the first input: it gives $0, 1, 0.5$. **Correction:** $(y_t, h_t) = g(a_t, h_{t-1})$ gives
+# $1, 0.5, 0.25$. A gate is one affine map followed by a sigmoid.
 
 # %%
 halving = jb.RNN(1, activation=jb.identity, use_bias=False, recurrent_bias=False)
@@ -231,14 +237,14 @@ run = lambda a: halving.apply(halving_params, a[:, None])[:, 0]
 assert run(jnp.array([1.0, 0.0, 0.0])).tolist() == [1, 0.5, 0.25]
 assert run(jnp.ones(4)).tolist() == [1, 1.5, 1.75, 1.875]
 h, late = 0.0, []
-for a in (0.0, 1.0, 0.0):  # as printed: at each time the input of the time before
+for a in (0.0, 1.0, 0.0):  # as printed: each step reads the input of the step before
     h = a + h / 2
     late.append(h)
 assert late == [0, 1, 0.5]
 
 # %% [markdown]
-# As a matrix (this one is linear): lower triangular, since no output depends on the future, and constant along
-# diagonals, since the map is the same at all times. It is a convolution, as long as the past.
+# The matrix of this linear layer is lower triangular, since no output depends on later inputs. Its diagonals are
+# constant, since the map is the same at all steps. It is a convolution over all past inputs.
 
 # %%
 M = jb.structure.as_dense(run, (6,))
@@ -247,8 +253,8 @@ figure, axes = plt.subplots(figsize=(4, 3), layout="constrained")
 axes = plotting.matrix(M, axes)
 
 # %% [markdown]
-# The number of parameters does not depend on the length. The gated recurrent unit (GRU) and long short-term memory
-# (LSTM) are larger cells of the same kind. With 2 inputs and 3 numbers to remember:
+# The number of parameters does not depend on the length of the sequence. The gated recurrent unit (GRU) and the long
+# short-term memory (LSTM) are larger cells of the same kind. With 2 inputs and 3 hidden units:
 
 # %%
 sequence = jnp.zeros((7, 2))
@@ -259,9 +265,9 @@ assert sizes == {"RNN": 21, "GRU": 63, "LSTM": 84}
 sizes
 
 # %% [markdown]
-# Why gates? Learning that something at the beginning mattered takes $\partial h_T / \partial h_0$, a product of $T$
-# matrices. In the simple cell each holds a $\tanh' < 1$, and the product vanishes. The LSTM's cell is multiplied by a
-# forget gate, which can stay near 1. Here with random params, the LSTM's forget gate opened by a bias of 5.
+# Why gates? The gradient with respect to an early input contains $\partial h_T / \partial h_0$, a product of $T$
+# matrices. In the simple cell each factor contains $\tanh' < 1$, and the product vanishes. The LSTM multiplies its cell
+# state by a forget gate, which can stay near 1. Below: random params; the LSTM's forget gate has a bias of 5.
 
 
 # %%
@@ -283,15 +289,16 @@ def memory(cell, part, steps=60):
 norms = {"RNN": memory(jb.RNNCell(8), None), "LSTM": memory(jb.LSTMCell(8, forget_bias=5.0), "cell")}
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
 plotting.curves(range(1, 61), {name: np.log10(norm) for name, norm in norms.items()}, axes)
-axes.set(xlabel="T", ylabel="log10 of the size of dh_T / dh_0")
+axes.set(xlabel="T", ylabel="log10 of the norm of dh_T / dh_0")
 assert norms["RNN"][-1] < 1e-3 < 0.1 < norms["LSTM"][-1]
 
 # %% [markdown]
-# ## 3. Graphs: the same map along every edge
+# ## 3. Graph layers: weight sharing over edges
 #
-# Molecules, roads, friends: things with neighbors, but without left and right. The template of a graph layer is
-# $x' = \mathrm{Agg}(\mathrm{Proj}(\mathrm{Neigh}(x)))$: take what lies next to you, send it through a small net,
-# aggregate by a sum, mean or maximum. Here is a path of four nodes; each sums its neighbors.
+# Molecules, road networks and social networks have neighbors but no order of them. The template of a graph layer is
+# $x' = \mathrm{Agg}(\mathrm{Proj}(\mathrm{Neigh}(x)))$: take the features of the neighbors, apply a small net to each,
+# and aggregate by a sum, mean or maximum. The example is a path of four nodes; each node sums the features of its
+# neighbors.
 
 # %%
 adjacency = jnp.array([[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0]])
@@ -301,8 +308,8 @@ neighbors = jb.layers.aggregate(features[graph.senders], graph.receivers, n=4)
 assert jnp.allclose(neighbors, adjacency @ features)
 
 # %% [markdown]
-# With a kernel $W$ behind it, the layer is $X \mapsto A X W$, as a matrix the Kronecker product $A \otimes W^\top$:
-# zero wherever there is no edge, and the same block $W^\top$ wherever there is one.
+# With a kernel $W$ the layer is $X \mapsto A X W$. Its matrix is the Kronecker product $A \otimes W^\top$: zero where
+# there is no edge, and the same block $W^\top$ wherever there is one.
 
 # %%
 W = jnp.array([[1.0, 2.0], [0.5, -1.0]])
@@ -313,13 +320,13 @@ figure, axes = plt.subplots(figsize=(4, 3.2), layout="constrained")
 axes = plotting.matrix(K, axes)
 
 # %% [markdown]
-# The full form has features of edges, of nodes and of the whole graph, and a net for each.
+# The general form has features of edges, of nodes and of the whole graph, and a net for each.
 #
 # > **One lecture prints** $E_{l-1}, V_{-1}, u_{-1} \to E_l, V_l, u^l$.
 #
-# Two indices slipped; it is $(E_{l-1}, V_{l-1}, u_{l-1}) \mapsto (E_l, V_l, u_l)$. With $V_{-1}$ a second layer would
-# forget the first one. `GraphBlock` is that map. Nodes have no order, so renumbering them must renumber the outputs and
-# leave the whole as it is:
+# Two indices are wrong; the correct form is $(E_{l-1}, V_{l-1}, u_{l-1}) \mapsto (E_l, V_l, u_l)$. With $V_{-1}$ the
+# second layer would not use the output of the first. `GraphBlock` computes this map. Nodes have no order, so a
+# permutation of the nodes permutes the node outputs and leaves the global output unchanged:
 
 # %%
 block = jb.GraphBlock(edge=jb.MLP(8, 3), node=jb.MLP(8, 3), graph=jb.Dense(2))
@@ -333,10 +340,10 @@ assert jnp.allclose(after.nodes, before.nodes[order], atol=1e-5)
 assert jnp.allclose(after.global_features, before.global_features, atol=1e-5)
 
 # %% [markdown]
-# ## 4. All of them side by side
+# ## 4. Comparison of the weight matrices
 #
-# Five layers on six positions: which output depends on which input, and how. Attention is the subject of notebook 6;
-# its matrix is full, like the dense layer's, but it is made from the data, not learned entry by entry.
+# The matrices of five layers on six positions. Attention is the subject of notebook 6: its matrix is full, as that of a
+# dense layer, but it is computed from the data.
 
 # %%
 ring = jnp.roll(jnp.eye(6), 1, 0) + jnp.roll(jnp.eye(6), -1, 0)
@@ -355,20 +362,20 @@ filled = {name: int((abs(matrix) > 0).sum()) for name, matrix in matrices.items(
 assert filled == {"dense": 36, "convolution": 16, "recurrence": 21, "graph (a ring)": 12, "attention": 36}
 
 # %% [markdown]
-# ## 5. Before: features
+# ## 5. Feature maps
 #
-# Structured layers are one way to tell a net what is known. Older is another: a **feature map** $\Phi$ in front of a
-# linear layer, $f(x) = w^\top \Phi(x) + b$. In code `Serial(phi, Dense(1))`, where `phi` is any function or any layer.
-# There are three ways to come by one.
+# Structured layers are one way to use prior knowledge. An older way is a **feature map** $\Phi$ before a linear layer,
+# $f(x) = w^\top \Phi(x) + b$. In code this is `Serial(phi, Dense(1))`, where `phi` is any function or any layer. There
+# are three kinds of feature maps.
 #
-# **Generic**: bumps around examples, or random waves. They say only that near inputs have near answers. In one
-# dimension that is a lot. In many nothing is near anything: for two random points of the unit cube the Gaussian kernel
-# $e^{-\|x - y\|^2}$ is typically $e^{-D/6}$.
+# **Generic**: radial basis functions around examples, or random Fourier features. They assume only that nearby inputs
+# have similar outputs. In one dimension this is a strong assumption. In many dimensions few points are close to each
+# other: for two random points of the unit cube the Gaussian kernel $e^{-\|x - y\|^2}$ is typically $e^{-D/6}$.
 
 # %%
 line = jnp.linspace(-1, 1, 40)[:, None]
 random_waves = jb.layers.RandomFourierFeatures(30, gamma=4.0)
-waves = random_waves.apply(random_waves.init(jax.random.key(0), line), line)  # drawn, and never trained
+waves = random_waves.apply(random_waves.init(jax.random.key(0), line), line)  # random and not trained
 best = jb.layers.linear_regression(waves, jnp.sin(5 * line), ridge=1e-6)
 assert abs(jb.affine(waves, **best) - jnp.sin(5 * line)).max() < 0.05
 pair = np.random.default_rng(0).random((2, 1000))
@@ -377,16 +384,16 @@ print({D: f"{value:.0e}" for D, value in kernel_at.items()})
 assert kernel_at[10] > 0.01 and kernel_at[1000] < 1e-60
 
 # %% [markdown]
-# **Made by hand**, from what one knows of the matter: for texts, words in lower case without their endings; for sounds,
-# the strength of each pitch; for images, in which directions edges run. Below is the heart of such a descriptor
-# (SIFT, 2004), in four lines. It does not depend on brightness and contrast, because it was made so. Nothing has to be
-# learned for that, and nothing better can be.
+# **Hand-crafted**, from domain knowledge: for text, lower-case words without endings; for audio, the energy at each
+# pitch; for images, the distribution of edge directions. The next cell computes the main part of such a descriptor
+# (SIFT, 2004) in four lines. By construction it does not depend on brightness and contrast. It needs no training data,
+# and it cannot adapt to them.
 
 
 # %%
 def orientations(image, bins=4):
     down, across = np.gradient(image)
-    angle = np.round(np.degrees(np.arctan2(down, across)) % 180 / (180 / bins)) % bins  # 0 and 180 degrees are alike
+    angle = np.round(np.degrees(np.arctan2(down, across)) % 180 / (180 / bins)) % bins  # modulo 180 degrees
     strength = np.array([np.hypot(down, across)[angle == k].sum() for k in range(bins)])
     return strength / strength.sum()
 
@@ -403,11 +410,12 @@ axes = plotting.bars(described, ["0", "45", "90", "135"], right, numbers="")
 axes.set(xlabel="direction of the gradient, degrees", ylabel="share")
 
 # %% [markdown]
-# **Learned**: $\Phi$ has params, too. For a long time they were learned *separately*, layer by layer, without labels,
-# for instance such that inputs can be restored from features; the labels came last. Few got past two layers. Here is
-# why it can fail: of ten inputs nine are loud, and one is quiet; the label depends on the quiet one. The best
-# two features for restoring the inputs are loud ones, and on them a classifier only guesses. The same net, with both
-# parts trained *jointly*, by the gradient of the one loss, finds what matters.
+# **Learned**: $\Phi$ has params, too. Earlier methods learned them *separately*, layer by layer and without labels, for
+# example by minimizing a reconstruction error, and used the labels only for the last layer. This rarely worked beyond
+# two layers. The example shows how it can fail: nine of ten inputs have a large variance and one has a small variance;
+# the label depends on the latter. The two features with the smallest reconstruction error are high-variance directions,
+# and a classifier on them performs at chance level. The same net, with both parts trained *jointly* on the
+# classification loss, finds the relevant input.
 
 # %%
 loud_key, label_key = jax.random.split(jax.random.key(1))
@@ -421,20 +429,19 @@ net = jb.Serial(phi=jb.Serial(jb.Dense(2), jb.tanh), classify=jb.Dense(2))
 how = dict(key=jax.random.key(2), epochs=20, progress=False)
 fitted = jb.fit(net, jb.softmax_cross_entropy, optax.adam(2e-2), (ten[known], which[known]), **how)
 jointly = jb.accuracy(net.apply(fitted.params, ten[fresh]), which[fresh])
-print(f"new examples right: features first {separately:.0%}, all at once {jointly:.0%}")
+print(f"test accuracy: separate training {separately:.0%}, joint training {jointly:.0%}")
 assert separately < 0.65 and jointly > 0.9
 
 # %% [markdown]
-# Joint training has a price: the loss is no longer convex, also where the classifier is linear. And it needs data.
-# Layers with structure, the subject of this notebook, are the compromise: the form is made by hand, the numbers are
-# learned.
+# Joint training has two costs: the loss is not convex, even where the classifier is linear, and more data are needed.
+# The structured layers of this notebook are a compromise: their form is designed, and their parameters are learned.
 
 # %% [markdown]
 # ## Homework
 #
 # **1.** Stride and dilation: "look them up online", one lecture says. What do they do, and how long is the output?
 #
-# **2.** One lecture says that a convolution without padding "effectively subsamples". Does it?
+# **2.** One lecture says that a convolution without padding "effectively subsamples". Is this true?
 #
 # **3.** Graph layers "generalize attention". In which sense?
 #
@@ -444,12 +451,12 @@ assert separately < 0.65 and jointly > 0.9
 #
 # ### 1. Stride and dilation
 #
-# With *stride* $s$ the window moves by $s$ at a time. With *dilation* $d$ its entries lie $d$ apart, so that it covers
-# $d(k-1) + 1$ numbers. With $p$ zeros at both ends the window's first entry can stand at
+# With *stride* $s$ the window moves by $s$ positions at a time. With *dilation* $d$ the entries of the kernel are $d$
+# positions apart, so that it covers $d(k-1) + 1$ positions. With $p$ zeros at both ends the number of outputs is
 #
-# $$ \left\lfloor \frac{H + 2p - d(k-1) - 1}{s} \right\rfloor + 1 $$
+# $$ \left\lfloor \frac{H + 2p - d(k-1) - 1}{s} \right\rfloor + 1 . $$
 #
-# places. The transposed convolution undoes that: $(H - 1)s - 2p + d(k-1) + 1$.
+# The output of the transposed convolution has length $(H - 1)s - 2p + d(k-1) + 1$.
 
 # %%
 for H, k, s, p, d, expected in ((5, 3, 1, 0, 1, 3), (28, 5, 1, 0, 1, 24), (32, 3, 2, 1, 1, 16), (32, 3, 1, 0, 2, 28)):
@@ -459,17 +466,16 @@ for H, k, s, p, d, expected in ((5, 3, 1, 0, 1, 3), (28, 5, 1, 0, 1, 24), (32, 3
 assert len(jb.conv_transpose(jnp.zeros((4, 1)), jnp.ones((3, 1, 1)), stride=2)) == (4 - 1) * 2 + 3 == 9
 
 # %% [markdown]
-# ### 2. No
+# ### 2. Convolution without padding
 #
-# Without padding the output loses $k - 1$ positions at the border: 28 become 24 with a window of 5. The rest stays as
-# dense as it was: next outputs look at windows that differ by one step. Subsampling is what a stride does, 32 to 16
-# above.
+# No. Without padding the output is $k - 1$ positions shorter: 28 inputs give 24 outputs with kernel size 5. Adjacent
+# outputs still use windows that differ by one step. A stride subsamples: 32 to 16 above.
 #
 # ### 3. Attention is a graph layer
 #
-# Take the graph in which every node is a neighbor of every node, itself included. Let the aggregation be a mean with
-# weights $\mathrm{softmax}_j \langle q_i, k_j \rangle$. That is attention, number by number. On a sparse graph it is
-# attention with a mask: nodes look at their neighbors only.
+# Take the complete graph, in which every node is a neighbor of every node, itself included. Let the aggregation be a
+# weighted mean with weights $\mathrm{softmax}_j \langle q_i, k_j \rangle$. This is attention, entry by entry. On a
+# sparse graph it is attention with a mask: each node attends to its neighbors only.
 
 # %%
 q, k, v = jax.random.normal(jax.random.key(5), (3, 4, 2))
@@ -484,12 +490,12 @@ masked = jb.attention(q[:, None], k[:, None], v[:, None], scale=None, mask=(adja
 assert jnp.allclose(sparse, masked, atol=1e-6)
 
 # %% [markdown]
-# ### 4. Usually not
+# ### 4. Dense layers and structure
 #
-# A dense layer *can* compute all that a convolution, a recurrence or a graph layer computes: their matrices were shown
-# above. But it must learn each entry: 12,725,024 numbers instead of 224 for one layer of images, and in the right half
-# of the signals, where it had seen no bump, it was no better than a guess. What is known about the data (neighbors
-# matter; the place does not; the order of nodes does not) is better built in.
+# Usually not. A dense layer *can* represent every convolution, recurrence or graph layer: the matrices are shown above.
+# But it must learn each entry: 12,725,024 parameters instead of 224 for one layer on images. On bumps in the right half
+# of the signals, which are not in the training data, it performs at chance level. It is better to build known structure
+# into the layer: locality, translation equivariance, permutation equivariance.
 
 # %%
 assert scores["convolutional"][1] - scores["dense"][1] > 0.2

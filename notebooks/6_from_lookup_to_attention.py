@@ -1,15 +1,19 @@
 # %% [markdown]
-# # From lookup to attention
+# # From lookup tables to attention
 #
-# A Python dictionary takes a key and returns a value. Nothing can be learned from it: a key that is slightly wrong
-# finds nothing, and there is no derivative. **How can a lookup table be made into a differentiable function?** The
-# lecture notes ask this, and the answer, in four steps, is the attention of today's language models:
+# A Python dictionary maps a key to a value. It has no derivative, and a key that differs slightly from the stored one
+# raises an error. **How does a lookup table become a differentiable function?** The lecture notes ask this question.
+# The answer has four steps and leads to the attention of current language models:
 #
-# 1. write the table as a sum; 2. soften it; 3. learn what is looked up; 4. do it several times side by side.
+# 1. write the table as a sum;
+# 2. replace the weights by a softmax;
+# 3. learn projections of queries, keys and values;
+# 4. use several heads in parallel.
 #
-# What is claimed in the text is checked by an `assert` in the cell below it. At the end there is homework, with
-# solutions. The lectures behind it: Diehl, *lecture notes* (2023), section 2; Cevher, *Mathematics of Data*. Where a
-# printed formula slips, you find the printed form, a number that breaks it, and the corrected form.
+# An `assert` in the next code cell checks each claim of the text. The homework at the end has solutions.
+#
+# **Sources:** Diehl, *lecture notes* (2023), section 2; Cevher, *Mathematics of Data*. Some formulas in these sources
+# contain errors. For each error, this notebook gives the printed form, a counterexample and the corrected form.
 
 # %%
 import jax
@@ -23,15 +27,15 @@ from jaxblocks import plotting
 from jaxblocks.theory.convergence import descend
 
 # %% [markdown]
-# ## 1. A table is a sum
+# ## 1. A lookup table as a sum
 #
-# Let the keys be unit vectors $e_1, \dots, e_5$, and $v_i$ the value of $e_i$. A query $q$ is compared with every key
-# by the inner product, and
+# Let the keys be unit vectors $e_1, \dots, e_5$, and let $v_i$ be the value of $e_i$. The inner product compares a
+# query $q$ with every key, and
 #
 # $$ \mathrm{lookup}(q) = \sum_{i} \langle q, e_i \rangle\, v_i $$
 #
-# returns $v_3$ for $q = e_3$, since all other products are 0. It is linear in each argument: $e_3 + 2 e_5$ finds
-# $v_3 + 2 v_5$. And it is differentiable: the derivative in the direction of $e_i$ is $v_i$. (The notes print
+# returns $v_3$ for $q = e_3$, since all other products are 0. It is linear in each argument: for $e_3 + 2 e_5$ it
+# returns $v_3 + 2 v_5$. And it is differentiable: the derivative in the direction of $e_i$ is $v_i$. (The notes print
 # "differential function" here; *differentiable* is meant.)
 
 # %%
@@ -41,18 +45,18 @@ assert jb.layers.hard_lookup(keys[2] + 2 * keys[4], keys, values).tolist() == [2
 assert jnp.allclose(jax.jacobian(jb.layers.hard_lookup)(keys[2], keys, values), values.T)
 
 # %% [markdown]
-# The keys need not be the unit vectors: any that are orthogonal and of length 1 will do. Keys that are not interfere
-# with each other. One that is asked for at double strength returns its value twice. A table should not do either.
+# The keys may be any orthonormal vectors. If the keys are not orthogonal, the values interfere. If a query is scaled by
+# two, the answer is scaled by two. Neither is desired of a table.
 #
-# ## 2. Soften it
+# ## 2. Softmax weights
 #
-# Instead of the products themselves take weights that are positive and sum to 1:
+# Replace the products by weights that are positive and sum to 1:
 #
 # $$ \mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad \mathrm{soft\,lookup}(q) = \sum_i
 # \mathrm{softmax}\big(\langle q, e_1 \rangle, \dots, \langle q, e_5 \rangle\big)_i\, v_i . $$
 #
-# The answer is a weighted mean of the values. Products above, weights below, for $e_3$, for $e_3 + 2 e_5$ and for
-# $10\, e_3$:
+# The answer is a weighted mean of the values. The figure shows the products (top) and the weights (bottom) for the
+# queries $e_3$, $e_3 + 2 e_5$ and $10\, e_3$:
 
 # %%
 queries = {"$e_3$": keys[2], "$e_3 + 2 e_5$": keys[2] + 2 * keys[4], "$10\\, e_3$": 10 * keys[2]}
@@ -67,9 +71,9 @@ assert np.isclose(jb.softmax(10 * keys[2])[2], 0.9998184, atol=1e-6)
 assert jnp.allclose(jb.layers.soft_lookup(10 * keys[2], keys, values), values[2], atol=3e-3)
 
 # %% [markdown]
-# The larger the query, the harder the lookup. With $\lambda$ for its size, $\mathrm{softmax}(\lambda z)$ goes from
-# uniform at $\lambda = 0$ to the unit vector of the largest entry; all others are at most $e^{-\lambda\,
-# \mathrm{gap}}$. If several are largest, they share.
+# The larger the query, the closer the softmax is to the exact lookup. With $\lambda$ for its norm,
+# $\mathrm{softmax}(\lambda z)$ is uniform at $\lambda = 0$ and tends to the unit vector of the largest entry; all other
+# weights are at most $e^{-\lambda\, \mathrm{gap}}$. Several largest entries have equal weights.
 
 # %%
 z = jnp.array([1.0, 2.0, 3.0, 2.5])
@@ -80,18 +84,18 @@ assert (weights[:, 3] <= np.exp(-0.5 * sizes) + 1e-6).all() and weights[-1, 2] >
 assert jnp.allclose(jb.softmax(100 * jnp.array([1.0, 3.0, 3.0])), jnp.array([0, 0.5, 0.5]))
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
 axes = plotting.curves(sizes, {f"entry {float(entry)}": weights[:, i] for i, entry in enumerate(z)}, axes)
-axes.set_xlabel("size of the query")
+axes.set_xlabel("norm of the query")
 assert np.allclose(jb.softmax(jnp.array([1.0, 2.0, 3.0])), [0.0900306, 0.2447285, 0.6652410], atol=1e-6)
 
 # %% [markdown]
-# > **The lecture notes print** that entries of the softmax lie in $(0, 1]$, and a sum over $c$ in which $c$ is the
-# > running index and the length at once.
+# > **The lecture notes print** that entries of the softmax lie in $(0, 1]$, and a sum over $c$ in which $c$ is both the
+# > running index and the length.
 #
-# **A number that breaks it:** which $z$ with two entries has a softmax of exactly 1? None, since the other one is
-# positive. **Corrected:** 1 occurs only for a single entry; with two or more it is the open interval $(0, 1)$. Floating
-# point rounds, though: $100\, e_3$ gives exactly 1. In the sum, write $\sum_{c'=1}^{C}$.
+# **Counterexample:** no $z$ with two entries has a softmax of exactly 1, since the other entry is positive.
+# **Correction:** 1 occurs only for a single entry; with two or more entries the interval is $(0, 1)$. In floating
+# point, however, $100\, e_3$ rounds to exactly 1. In the sum, write $\sum_{c'=1}^{C}$.
 #
-# Mind also that the softmax is *not* applied entry by entry: each output depends on all inputs. Its Jacobian is
+# The softmax is *not* applied elementwise: each output depends on all inputs. Its Jacobian is
 # $\mathrm{diag}(p) - p p^\top$.
 
 # %%
@@ -100,22 +104,22 @@ assert jb.softmax(jnp.array([0.0, 5.0])).max() < 1
 assert jb.softmax(100 * keys[2]).max() == 1  # rounding
 jacobian = jax.jacobian(jb.softmax)(jnp.array([1.0, 2.0, 3.0]))
 assert np.allclose(jacobian[0], [0.0819251, -0.0220330, -0.0598920], atol=1e-6)
-assert jnp.linalg.matrix_rank(jacobian, rtol=1e-5) == 2  # shifting all inputs alike changes nothing
+assert jnp.linalg.matrix_rank(jacobian, rtol=1e-5) == 2  # invariant to a constant added to all inputs
 
 # %% [markdown]
-# ## 3. Learn what is looked up
+# ## 3. Learned projections
 #
-# Queries, keys and values need not fit together by nature. So each is sent through a matrix that is learned: $Q W^Q$,
-# $K W^K$, $V W^V$, one query, key or value in each row. For $n_q$ queries at once, with the softmax along each row:
+# Queries, keys and values may come from different spaces. So each is multiplied by a learned matrix: $Q W^Q$, $K W^K$,
+# $V W^V$, with one query, key or value in each row. For $n_q$ queries at once, with the softmax along each row:
 #
 # $$ \mathrm{Attention}(Q, K, V) = \mathrm{softmax}\big((Q W^Q)(K W^K)^\top\big)\, V W^V \in \mathbb R^{n_q \times v} $$
 #
 # > **The lecture notes print** $\mathrm{softmax}\big((Q W^Q)^\top (K W^K)\big)\, V W^V$, with a note in the margin:
 # > double check that dimensions are correct.
 #
-# **A number that breaks it.** With the notes' own example of 1 query and 3 keys, the product does not exist. Worse,
-# where all sizes are equal it does exist, and compares *features* where *positions* were meant. Swap two queries, and
-# the two answers should be swapped:
+# **Counterexample:** in the notes' own example of 1 query and 3 keys, the product is not defined. Where all sizes are
+# equal it is defined, but it compares *features* instead of *positions*. A permutation of two queries must permute the
+# two answers; the printed form does not satisfy this:
 
 
 # %%
@@ -140,9 +144,10 @@ except TypeError as error:
 # > **Another lecture prints** $\mathrm{softmax}\big((X_q a\, a^\top X_k^\top)_r\big)$ for a sequence
 # > $a \in \mathbb R^{T \times n}$.
 #
-# There $X_q$ would multiply the *time* axis, and a sequence of another length would not fit. **Corrected:**
-# $\mathrm{softmax}\big((a X_q X_k^\top a^\top)_r\big)\, a X_v$ with $X_q, X_k \in \mathbb R^{n \times k}$. With one
-# input in all three places it is called **self-attention**, and is the formula above with $Q = K = V = a$.
+# Here $X_q$ multiplies the *time* axis, and a sequence of another length does not fit. **Correction:**
+# $\mathrm{softmax}\big((a X_q X_k^\top a^\top)_r\big)\, a X_v$ with $X_q, X_k \in \mathbb R^{n \times k}$. If queries,
+# keys and values come from one input, the layer is called **self-attention**; it is the formula above with
+# $Q = K = V = a$.
 
 # %%
 a = jax.random.normal(jax.random.key(1), (7, 3))  # T = 7, n = 3
@@ -154,9 +159,8 @@ named = {"query": {"kernel": WQ}, "key": {"kernel": WK}, "value": {"kernel": WV}
 assert jnp.allclose(by_hand, layer.apply(named, a), atol=1e-5)
 
 # %% [markdown]
-# Can it be learned? A table with 6 random keys, and a query that belongs to one of them but comes in another language:
-# rotated by an unknown matrix $R$. Gradient descent on $W^Q$, from zero, where all weights are equal, learns to
-# translate.
+# Can the projections be learned? Take tables with 6 random keys, and a query that equals one of the keys, rotated by an
+# unknown matrix $R$. Gradient descent on $W^Q$, from zero, where all weights are equal, learns the inverse rotation.
 
 # %%
 key_key, value_key, which_key, rotation_key = jax.random.split(jax.random.key(2), 4)
@@ -174,7 +178,7 @@ assert (found == which).mean() > 0.95
 figure, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
 plotting.matrix(learned.last, axes[0], numbers="").set_title("learned $W^Q$")
 axes[1] = plotting.matrix(R.T, axes[1], numbers="")
-axes[1].set_title("the rotation back")
+axes[1].set_title("inverse rotation $R^T$")
 cosine = jnp.vdot(learned.last, R.T) / jnp.linalg.norm(learned.last) / jnp.linalg.norm(R)
 assert cosine > 0.7
 
@@ -182,9 +186,10 @@ assert cosine > 0.7
 # ### The scale
 #
 # The formulas above have no factor before the softmax. The paper that they cite (Vaswani et al. 2017) divides the
-# scores by $\sqrt{k}$, the root of the number of features. Here is why: for independent standard normal entries
+# scores by $\sqrt{k}$, the square root of the number of features. The reason: for independent standard normal entries
 # $\langle q, k \rangle$ has variance $k$. With 256 features scores of $\pm 16$ are usual, and the softmax is nearly
-# hard from the start: its entropy over 50 keys is 0.2 of at most $\log 50 = 3.9$, and its gradient is small.
+# one-hot at initialization: its entropy over 50 keys is 0.2 (the maximum is $\log 50 = 3.9$), and its gradient is
+# small.
 
 # %%
 for d in (16, 256):
@@ -194,23 +199,23 @@ for d in (16, 256):
 unscaled, scaled = (
     jnp.mean(jb.entropy(jb.attention_weights(q, k[:50], scale=scale)[0])) for scale in (None, "inverse_sqrt")
 )
-print(f"mean entropy of the weights: {unscaled:.2f} without, {scaled:.2f} with the scale; at most {np.log(50):.2f}")
+print(f"mean entropy of the weights: {unscaled:.2f} without scale, {scaled:.2f} with; maximum {np.log(50):.2f}")
 assert unscaled < 0.4 and 3.3 < scaled < np.log(50)
 
 # %% [markdown]
-# `jb.attention` scales by default; `scale=None` is the lectures' form, which `jb.layers.soft_lookup` has.
+# `jb.attention` scales by default; `scale=None` is the form of the lectures, which `jb.layers.soft_lookup` uses.
 #
-# ## 4. Several heads
+# ## 4. Multi-head attention
 #
-# One softmax looks at one thing at a time. So let $h$ of them, called heads, look side by side, each with its own
-# matrices, and put their answers together.
+# One softmax computes one set of weights. Multi-head attention computes $h$ of them in parallel, each with its own
+# matrices, and concatenates the outputs.
 #
 # > **The lecture notes print** $A_\text{projection} \cdot (\text{heads stacked vertically}) + b$.
 #
-# **A number that breaks it.** Stacking $h$ answers of shape $n \times v$ makes $hn$ rows, and a matrix from the left
-# mixes *positions*. Swap two positions, and the answers are not swapped. Nor would $A$ fit a sequence of another
-# length. **Corrected:** $[H_1, \dots, H_h]\, W^O + b$, side by side along the *features*; for each position an affine
-# map of its $h$ answers.
+# **Counterexample:** stacking $h$ outputs of shape $n \times v$ gives $hn$ rows, and a matrix from the left mixes
+# *positions*. A permutation of two positions does not permute the outputs. And $A$ does not fit a sequence of another
+# length. **Correction:** $[H_1, \dots, H_h]\, W^O + b$, concatenated along the *features*: for each position an affine
+# map of its $h$ outputs.
 
 # %%
 n, h = 4, 2
@@ -234,11 +239,11 @@ assert abs(stacked(x[turn]) - stacked(x)[turn]).max() > 0.1  # as printed
 assert jnp.allclose(net.apply(params, x[turn]), net.apply(params, x)[turn], atol=1e-5)
 
 # %% [markdown]
-# ## 5. A set, until told otherwise
+# ## 5. Positional encodings and masking
 #
-# The last line says it: self-attention renumbers its answers as its inputs are renumbered, like the graph layers of
-# notebook 5. "Dog bites man" and "man bites dog" are one to it. So **positions** must be put in. The classic way is to
-# add waves of many lengths to the features. Then the same swap changes more than the order.
+# The last assertion shows that self-attention is permutation equivariant, like the graph layers of notebook 5. It does
+# not distinguish "dog bites man" from "man bites dog". So **positions** must be part of the input. The standard way is
+# to add sinusoidal positional encodings to the features. Then a permutation changes more than the order of the outputs.
 
 # %%
 waves = jb.sinusoidal_positions(40, 16)
@@ -248,14 +253,14 @@ assert abs(placed.apply(((), params), x[turn]) - out[turn]).max() > 0.05
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
 plotting.matrix(waves.T, axes[0], numbers="").set(xlabel="position", ylabel="feature")
 axes[1] = plotting.matrix(waves @ waves.T, axes[1], numbers="")
-axes[1].set(title="products of positions")
+axes[1].set(title="inner products of encodings")
 
 # %% [markdown]
-# On the right, the inner products of positions are constant along diagonals: they depend on the *distance* of two
-# positions only. That is what makes "three words back" easy to learn.
+# The right figure shows the inner products of the encodings. They are constant along diagonals: they depend only on the
+# *distance* of two positions. This makes relative positions such as "three words back" easy to learn.
 #
-# A model that writes must not see what it has not written. A **causal** mask sets the weights of all later positions to
-# exactly 0:
+# An autoregressive model must not attend to later positions. A **causal** mask sets the weights of all later positions
+# to exactly 0:
 
 # %%
 gram = np.asarray(waves @ waves.T)
@@ -267,10 +272,11 @@ axes = plotting.matrix(causal_weights, axes)
 assert (jnp.triu(causal_weights, 1) == 0).all() and jnp.allclose(causal_weights.sum(1), 1)
 
 # %% [markdown]
-# ## 6. What it costs
+# ## 6. Computational cost
 #
-# Every position looks at every position: $n^2$ products of $k$ features for the scores and $n^2$ of $v$ for the
-# answers. Twice the length costs four times as much. `jb.count_flops` counts multiplications without running anything.
+# Attention compares every position with every position: $n^2$ products of $k$ features for the scores and $n^2$ of $v$
+# for the outputs. Twice the length costs four times as much. `jb.count_flops` counts multiplications without running
+# the function.
 
 
 # %%
@@ -286,21 +292,22 @@ assert abs(multiplications(quadratic, 1024) / (1024**2 * (64 + 64)) - 1) < 0.05
 # %% [markdown]
 # ## Homework
 #
-# **1.** The lecture notes' example 2.4 ends with "TODO". Finish it: $Q$ is $1 \times 2$, $K$ is $3 \times 2$, $V$ is
-# $3 \times 4$, and all learned matrices are identities. Take
-# $Q = (1, 0)$, $K$ with rows $(1, 0), (0, 1), (1, 1)$ and $V$ with rows $(1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)$.
+# **1.** Example 2.4 of the lecture notes ends with "TODO". Complete it: $Q$ is $1 \times 2$, $K$ is $3 \times 2$, $V$
+# is $3 \times 4$, and all learned matrices are identities. Take $Q = (1, 0)$, $K$ with rows $(1, 0), (0, 1), (1, 1)$
+# and $V$ with rows $(1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)$.
 #
 # **2.** For the quadratic cost "there are solutions in ??". Find one.
 #
-# **3.** When does the *order of the keys* matter? And why does a causal mask already break the symmetry of section 5?
+# **3.** When does the *order of the keys* matter? And why does a causal mask break the permutation equivariance of
+# section 5?
 #
 # ## Solutions
 #
 # ### 1. Example 2.4
 #
-# The scores are $Q K^\top = (1, 0, 1)$. So the first and the third value get a weight of $e / (2e + 1) = 0.4223$ each
-# and the second one $1 / (2e + 1) = 0.1554$. By symmetry the mean is the middle row, $(5, 6, 7, 8)$. With the scale
-# $1/\sqrt 2$ the weights are a little closer to each other, and the answer is the same.
+# The scores are $Q K^\top = (1, 0, 1)$. So the first and the third value have weights of $e / (2e + 1) = 0.4223$ each
+# and the second has $1 / (2e + 1) = 0.1554$. By symmetry the mean is the middle row, $(5, 6, 7, 8)$. With the scale
+# $1/\sqrt 2$ the weights are closer to each other, and the answer is the same.
 
 # %%
 Q = jnp.array([[1.0, 0.0]])
@@ -313,14 +320,14 @@ assert jnp.allclose(jb.layers.soft_lookup(Q, K, V), jnp.array([[5.0, 6.0, 7.0, 8
 # %% [markdown]
 # ### 2. Linear attention
 #
-# The trouble is the softmax: the weight matrix must exist before it can be normalized. Replace $e^{\langle q, k
-# \rangle}$ by another positive similarity, $\langle \varphi(q), \varphi(k) \rangle$ with $\varphi(x) = \mathrm{elu}(x)
-# + 1$. Then brackets can be moved,
+# Because of the softmax, the weight matrix must be computed before it can be normalized. Replace
+# $e^{\langle q, k \rangle}$ by another positive similarity, $\langle \varphi(q), \varphi(k) \rangle$ with
+# $\varphi(x) = \mathrm{elu}(x) + 1$. Then the product can be reassociated,
 #
 # $$ \frac{\big(\varphi(Q)\, \varphi(K)^\top\big) V}{\big(\varphi(Q)\, \varphi(K)^\top\big) 1}
 # = \frac{\varphi(Q)\, \big(\varphi(K)^\top V\big)}{\varphi(Q)\, \big(\varphi(K)^\top 1\big)} , $$
 #
-# and on the right no matrix of size $n \times n$ occurs. It is another function than softmax attention, not an
+# and the right side contains no matrix of size $n \times n$. It is a different function from softmax attention, not an
 # approximation of it; but twice the length costs twice as much. With 64 features it saves a factor of about $n / 64$.
 
 # %%
@@ -340,11 +347,12 @@ axes.set(xlabel="length", ylabel="multiplications")
 axes = axes.legend()
 
 # %% [markdown]
-# ### 3. Order
+# ### 3. The order of keys
 #
-# Keys and values are a set of pairs. Reordered *together* they give the same answer, as the sum does not mind;
-# reordered apart they give another. A causal mask ties them to the queries' places: position 3 sees three predecessors,
-# and which they are depends on the order. So a causal model knows something about positions even without waves.
+# Keys and values form a set of pairs. If both are permuted *in the same way*, the answer does not change, since a sum
+# does not depend on the order; if only one of them is permuted, it does. A causal mask depends on the positions of the
+# queries: query 3 attends to positions 0 to 3, and their content depends on the order. So a causal model has some
+# information about positions even without positional encodings.
 
 # %%
 shuffle = jnp.array([2, 0, 1])

@@ -1,15 +1,16 @@
 # %% [markdown]
-# # Generalization: what does training error not tell?
+# # Generalization: what the training error does not determine
 #
-# A net that fits its training data perfectly may be right or wrong on new data. **What decides which?** The classical
-# answer is: the complexity of the model. It is a good answer for polynomials and a bad one for deep nets, which fit
-# everything, even nonsense, and generalize all the same. The newer answer adds a second name: the *algorithm*, which of
-# all models that fit picks one.
+# A net with zero training error may have a low or a high test error. **What decides which?** The classical answer is
+# the complexity of the model. This answer works for polynomials, but not for deep nets: they can fit any labels, even
+# random ones, and still generalize. The newer answer also considers the *algorithm*, which selects one of all models
+# that fit.
 #
-# Each section is an experiment small enough to end in a number. What is claimed in the text is checked by an `assert`
-# in the cell below it. At the end there is homework, with solutions. The lectures behind it: Huszár, *DeepNN lecture 3*
-# (whose pictures are lost, so the choices here are ours); Diehl, *lecture notes* (2023), section 1.3; Krapac & Šegvić,
-# *Deep feed-forward models*.
+# Each section is a small numerical experiment. An `assert` in the next code cell checks each claim of the text. The
+# homework at the end has solutions.
+#
+# **Sources:** Huszár, *DeepNN lecture 3* (its figures are not available, so the experiments are chosen here); Diehl,
+# *lecture notes* (2023), section 1.3; Krapac & Šegvić, *Deep feed-forward models*.
 
 # %%
 import itertools
@@ -43,10 +44,10 @@ from jaxblocks.theory.generalization import (
 rng = np.random.default_rng(0)
 
 # %% [markdown]
-# ## 1. The classical view
+# ## 1. Underfitting and overfitting
 #
-# Fifteen noisy values of a sine. A straight line misses it; a polynomial of degree 14 runs through every point, noise
-# included, and swings wildly in between. In the middle is the right one.
+# Fit polynomials to fifteen noisy values of a sine. A straight line underfits; a polynomial of degree 14 interpolates
+# every point, including the noise, and oscillates between them. A medium degree fits best.
 
 # %%
 x = np.linspace(-1, 1, 15)
@@ -61,8 +62,8 @@ for ax, degree in zip(axes, (1, 5, 14), strict=True):
 assert np.allclose(polynomial_fit(x, y, 14)(x), y)
 
 # %% [markdown]
-# With the degree the training error can only fall. The test error falls, and then rises: **underfitting** on the left,
-# **overfitting** on the right. From this picture comes the belief that complex models do not generalize.
+# The training error decreases with the degree. The test error decreases and then increases: **underfitting** at low
+# degrees, **overfitting** at high degrees. This curve suggests that complex models do not generalize.
 
 # %%
 sweep = degree_sweep(x, y, grid, np.sin(3 * grid), degrees=range(15))
@@ -73,15 +74,16 @@ axes = sweep.plot(axes)
 print(sweep)
 
 # %% [markdown]
-# ## 2. Beyond the peak
+# ## 2. Double descent
 #
-# > **One lecture quotes** the belief: "complex models don't generalize".
+# > **One lecture quotes** the claim: "complex models don't generalize".
 #
-# **A number that breaks it.** Make a model ever wider: $m$ random rectifiers, of which only the output layer is fitted,
-# to 20 points. Around $m = 20$ it just manages to fit, at any price, and the test error explodes. So far the
-# belief. But go on: far beyond, with fifty times as many units as points, the test error has *fallen again*, below what
-# narrow models reach. It is called **double descent**. **Corrected:** the number of parameters alone decides nothing.
-# Among the many fits of a wide model the one of *least norm* was taken, and that one is tame.
+# **Counterexample:** take models of increasing width: $m$ random ReLU features, of which only the output layer is
+# fitted, to 20 points. Near $m = 20$ the model can just interpolate, with very large weights, and the test error has a
+# peak. Up to here the claim holds. But with fifty times as many units as points, the test error has *decreased again*,
+# below that of all narrow models. This is called **double descent**. **Correction:** the number of parameters alone
+# does not determine the test error. Of the many interpolating solutions of a wide model the fit selects the one of
+# *minimum norm*, and this one generalizes.
 
 # %%
 directions = rng.normal(size=(220, 3))
@@ -97,10 +99,10 @@ at = dict(zip(widths, double.test, strict=True))
 assert at[20] > 10 * at[1000] and at[1000] < min(at[m] for m in widths if m <= 20)
 
 # %% [markdown]
-# And *deeper*? Nothing forbids a hundred layers. In practice there is a sweet spot, and no theorem says where it is.
-# For 64 noisy points of a wave, nets with 16 units a layer, and as many steps of descent for each: without hidden
-# layers it is hopeless, with one poor, with two or four good. Eight cost twice as much as four and bring nothing (try
-# it). On another task, or after another number of steps, it may be otherwise.
+# The *depth* also has an optimum in practice, but no theorem determines it. Here nets with 16 units per layer are
+# trained on 64 noisy values of a sine, with the same number of steps each: without hidden layers the test error is very
+# high, with one hidden layer it is high, with two or four it is low. Eight layers cost twice as much as four and give
+# no improvement (try it). For another task or another number of steps the result may differ.
 
 # %%
 wave = lambda x: jnp.sin(8 * x[:, 0])
@@ -122,10 +124,10 @@ print(deeper)
 assert deeper.test[0] > 0.3 and deeper.test[1] > 0.1 and deeper.test[2:].max() < 0.05
 
 # %% [markdown]
-# ## 3. Learning by heart
+# ## 3. Random labels
 #
-# A net for two classes, 100 training examples. Now shuffle the labels, so that there is nothing to be learned, and
-# train again from the same start. It fits both, to the last example.
+# Train a net for two classes on 100 examples. Then permute the labels at random, so that inputs and labels are
+# independent, and train again from the same initial params. Both nets classify all training examples correctly.
 
 # %%
 cloud = jax.random.normal(jax.random.key(1), (300, 20))
@@ -139,16 +141,18 @@ assert memorized.train.tolist() == [1, 1]
 assert memorized.test[0] > 0.75 > 0.65 > memorized.test[1]
 
 # %% [markdown]
-# On new data the first net is mostly right, and the second one guesses. Net, size, optimizer and training error are the
-# same. So **no argument that looks only at the model and its training error can explain why nets generalize**.
+# On test data the first net is mostly correct, and the second performs at chance level. Architecture, size, optimizer
+# and training error are the same. So **no argument that uses only the model and its training error can explain why nets
+# generalize**.
 #
-# ## 4. The algorithm chooses
+# ## 4. Implicit bias
 #
-# ### Least norm
+# ### Minimum norm
 #
-# Ten equations, thirty unknown weights: infinitely many weights fit perfectly. Gradients of the squared error are
-# combinations of the examples, so gradient descent never leaves the space that they span. From zero it ends at the
-# solution of least norm; from elsewhere, at the solution nearest to its start.
+# Ten equations with thirty unknown weights have infinitely many exact solutions. Gradients of the squared error are
+# linear combinations of the examples, so gradient descent stays in the affine subspace through its starting point that
+# they span. From zero it converges to the solution of minimum norm; from another point, to the solution nearest to that
+# point.
 
 # %%
 examples, targets = rng.normal(size=(10, 30)), rng.normal(size=10)
@@ -160,13 +164,14 @@ assert np.linalg.norm(elsewhere.weights) > 2 * np.linalg.norm(from_zero.weights)
 print(from_zero, elsewhere, sep="\n")
 
 # %% [markdown]
-# Both have zero loss; only the algorithm and its start tell them apart. A preference of this kind, which nobody wrote
-# into the loss, is called an **implicit bias**.
+# Both solutions have zero loss; they differ only through the starting point. A preference of the algorithm that is not
+# part of the loss is called an **implicit bias**.
 #
-# ### Widest margin
+# ### Maximum margin
 #
-# For classes that a plane can separate, logistic regression never arrives: larger weights are always better. But the
-# *direction* of the weights does converge, to the plane with the widest margin. Slowly, like $1/\log t$.
+# For linearly separable classes the weights of logistic regression do not converge: larger weights always have a lower
+# loss. But the *direction* of the weights converges to that of the maximum-margin hyperplane, at the slow rate
+# $1/\log t$.
 
 # %%
 two_classes = np.random.default_rng(0)
@@ -185,10 +190,11 @@ axes[1] = margin.plot(axes[1])
 # %% [markdown]
 # ### Low rank
 #
-# A product $W_1 W_2 \cdots W_L$ of matrices, no activations: a **deep linear net**. It computes nothing that one matrix
-# could not. But it learns differently. Let a $12 \times 12$ matrix of rank 2 have two of three entries visible, and fit
-# those. One factor leaves the hidden entries where they began. Two or three factors, begun small, find them: a large
-# singular value grows faster than small ones, and so few get the chance.
+# A product $W_1 W_2 \cdots W_L$ of matrices without activations is a **deep linear net**. It represents the same
+# functions as a single matrix, but gradient descent behaves differently. Take a $12 \times 12$ matrix of rank 2, of
+# which two thirds of the entries are observed, and fit the observed entries. With one factor the unobserved entries
+# keep their initial values. With two or three factors and a small initialization the fit recovers them: large singular
+# values grow faster than small ones, so the solution has low rank.
 
 # %%
 low_rank = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 12))
@@ -202,9 +208,9 @@ figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = filled.plot(axes)
 
 # %% [markdown]
-# Something in such a net never changes: along a path of infinitely small steps, each $W_{l+1}^\top W_{l+1} - W_l
-# W_l^\top$ stays what it was. The factors remain as balanced as they were at the start. With real steps it drifts, in
-# proportion to the step size: ten times smaller steps, a tenth of the drift.
+# Gradient flow on a deep linear net conserves $W_{l+1}^\top W_{l+1} - W_l W_l^\top$ for each $l$, so factors that are
+# balanced at the start stay balanced. With a finite step size this quantity drifts in proportion to the step size:
+# steps that are ten times smaller give a tenth of the drift.
 
 # %%
 factors = [rng.normal(size=(4, 4)) / 2 for _ in range(3)]
@@ -213,10 +219,10 @@ assert abs(drift.order - 1) < 0.02
 drift
 
 # %% [markdown]
-# ## 5. The start
+# ## 5. Initialization
 #
-# If the end depends on the start, how should one start? *Not at zero*: hidden units that begin alike get the same
-# gradient and stay alike for ever. A layer of 16 is then a layer of one.
+# The result of training depends on the initial params. They must not be *constant*: hidden units with equal weights
+# have equal gradients and stay equal. A layer of 16 units is then equivalent to one unit.
 
 # %%
 net = jb.MLP(16, 1)
@@ -227,9 +233,9 @@ columns = gradient[0]["kernel"]
 assert jnp.allclose(columns, jnp.broadcast_to(columns[:, :1], columns.shape), atol=1e-6) and abs(columns).max() > 0.01
 
 # %% [markdown]
-# *Not too large or small*: with variance $c / n$ for the weights of a unit with $n$ inputs, a layer of rectifiers
-# multiplies the mean square of its inputs by $c / 2$. Over 30 layers only $c = 2$ (He's choice) keeps it; $c = 1$
-# leaves $2^{-30} \approx 10^{-9}$.
+# They must not be *too large or too small*: with variance $c / n$ for the weights of a unit with $n$ inputs, a ReLU
+# layer multiplies the mean square of its inputs by $c / 2$. Over 30 layers only $c = 2$ (He initialization) preserves
+# it; $c = 1$ leaves $2^{-30} \approx 10^{-9}$.
 
 # %%
 sizes = {}
@@ -245,13 +251,13 @@ axes.set(xlabel="layer", ylabel="log10 of the mean square")
 assert sizes["c = 1"][-1] < 1e-7 and 0.05 < sizes["c = 2"][-1] < 20 and sizes["c = 3"][-1] > 1e4
 
 # %% [markdown]
-# ### Infinitely wide
+# ### The infinite-width limit
 #
-# With very many hidden units a random net becomes simple: its outputs at two inputs are jointly Gaussian, with a
-# covariance that depends on the angle $\arccos u$ between them, $\kappa_1(u) = \big(u (\pi - \arccos u) + \sqrt{1 -
-# u^2}\big) / \pi$. And it learns like a linear model, by the **neural tangent kernel** $\langle \partial_\theta f(x),
-# \partial_\theta f(x') \rangle$. For $u = 0.6$ the two numbers are 0.67755 and 1.10045. Here they are, and the average
-# over 200,000 random units.
+# In the limit of infinitely many hidden units the outputs of a random net at two inputs are jointly Gaussian, with a
+# covariance that depends on the angle $\arccos u$ between them,
+# $\kappa_1(u) = \big(u (\pi - \arccos u) + \sqrt{1 - u^2}\big) / \pi$. Training is then equivalent to training a linear
+# model, with the **neural tangent kernel** $\langle \partial_\theta f(x), \partial_\theta f(x') \rangle$. For $u = 0.6$
+# the two values are 0.67755 and 1.10045. The next cell compares them with the average over 200,000 random units.
 
 # %%
 one, two = jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8]])
@@ -264,15 +270,16 @@ both_active = np.mean((first > 0) & (second > 0))
 assert abs(2 * np.mean(first * second) + 0.6 * 2 * both_active - 1.1004472) < 0.01
 
 # %% [markdown]
-# ## 6. Noise
+# ## 6. Gradient noise
 #
-# The gradient of a minibatch of $B$ out of $N$ examples, drawn without replacement, is right on average. Its covariance
-# is
+# The gradient of a minibatch of $B$ out of $N$ examples, drawn without replacement, is an unbiased estimate. Its
+# covariance is
 #
 # $$ \mathrm{Cov} = \frac{\Sigma}{B} \cdot \frac{N - B}{N - 1} $$
 #
-# with $\Sigma$ the covariance of the gradients of single examples. Doubling the batch halves the noise, and the whole
-# data set has none. First the formula, exactly, by going through all 15 batches of 2 out of 6:
+# with $\Sigma$ the covariance of the gradients of single examples. Twice the batch size halves the covariance (for
+# $B \ll N$), and for the whole data set it is zero. First the exact formula, over all 15 batches of 2 out of 6
+# examples:
 
 # %%
 points, answers = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=6).astype(np.float32)
@@ -285,8 +292,8 @@ assert np.allclose(batches.mean(0), singles.mean(0))
 assert np.allclose(covariance(batches), covariance(singles) / 2 * (6 - 2) / (6 - 1))
 
 # %% [markdown]
-# And drawn, for batches of all sizes. Where the noise crosses the dotted line, a batch's gradient is as much noise as
-# direction.
+# The measured noise for all batch sizes. Where the curve crosses the dotted line, the noise of the gradient is as large
+# as the gradient.
 
 # %%
 many = jax.random.normal(jax.random.key(5), (128, 3))
@@ -297,12 +304,12 @@ figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = noise.plot(axes)
 
 # %% [markdown]
-# ## 7. What no test set can give
+# ## 7. Model selection
 #
-# The test set tells how good a model is, *if nothing was chosen by it*. The first version of the lecture notes warns of
-# "implicit hyperparameter optimization": try many settings, report the best. How much does that flatter? Let $K$
-# classifiers guess, each right with probability $1/2$, on 100 test examples. The best of 1000 looks like 66 %. On a
-# fresh test set it is back at 50 %.
+# The error on a test set is an unbiased estimate only *if the test set was not used to choose the model*. The first
+# version of the lecture notes warns of "implicit hyperparameter optimization": try many settings, report the best. How
+# large is this bias? Let $K$ classifiers guess at random, each correct with probability $1/2$, on 100 test examples.
+# The best of 1000 has an accuracy of 66 % on this test set, and of 50 % on a new one.
 
 # %%
 chosen = selection_optimism(key=jax.random.key(8))
@@ -313,7 +320,8 @@ figure, axes = plt.subplots(figsize=(5.5, 3), layout="constrained")
 axes = chosen.plot(axes)
 
 # %% [markdown]
-# So three sets are needed: one to train on, one to choose by, one to report. `train_val_test_split` cuts them, disjoint.
+# So three disjoint sets are needed: for training, for model selection, and for the final evaluation.
+# `train_val_test_split` returns them.
 
 # %%
 parts = jb.train_val_test_split(jax.random.key(9), jnp.arange(100))
@@ -322,10 +330,12 @@ assert not train_part & validation_part and not train_part & test_part and not v
 assert len(train_part | validation_part | test_part) == 100
 
 # %% [markdown]
-# Last: without assumptions nothing can be learned. Whatever a learner predicts on 10 unseen points, over all
-# $2^{10}$ ways of labeling them it is right half of the time, exactly. This is the **no-free-lunch theorem**. Learning
-# works because the world is not labeled at random, and because architectures (notebook 5), losses and algorithms
-# prefer what the world prefers.
+# ### No free lunch
+#
+# Without assumptions nothing can be learned. Whatever a learner predicts on 10 unseen points, its accuracy averaged
+# over all $2^{10}$ labelings is exactly one half. This is the **no-free-lunch theorem**. Learning works because real
+# labelings are not uniformly random, and because the biases of architectures (notebook 5), losses and algorithms match
+# them.
 
 # %%
 clever, silly = no_free_lunch(np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])), no_free_lunch(np.zeros(10, int))
@@ -336,25 +346,25 @@ axes = clever.plot(axes)
 # %% [markdown]
 # ## Homework
 #
-# **1.** "The effect of gradient noise": on $\frac{\lambda}{2} x^2$ with noise of variance $\sigma^2$ in the gradient,
-# where does stochastic gradient descent end?
+# **1.** "The effect of gradient noise": for $\frac{\lambda}{2} x^2$ with noise of variance $\sigma^2$ in the gradient,
+# what is the stationary distribution of stochastic gradient descent?
 #
-# **2.** Prove that gradient descent from zero on $\|Xw - y\|^2$ finds the solution of least norm.
+# **2.** Prove that gradient descent from zero on $\|Xw - y\|^2$ converges to the solution of minimum norm.
 #
 # **3.** Prove the no-free-lunch statement of section 7.
 #
 # ## Solutions
 #
-# ### 1. It does not end
+# ### 1. The stationary variance
 #
-# With $x_{t+1} = x_t - \eta (\lambda x_t + \xi_t)$ the variance $V$ obeys $V' = (1 - \eta\lambda)^2 V + \eta^2
-# \sigma^2$. It is at rest where
+# With $x_{t+1} = x_t - \eta (\lambda x_t + \xi_t)$ the variance $V$ obeys
+# $V' = (1 - \eta\lambda)^2 V + \eta^2 \sigma^2$. It is stationary where
 #
 # $$ V = \frac{\eta^2 \sigma^2}{1 - (1 - \eta\lambda)^2} = \frac{\eta\, \sigma^2}{\lambda\, (2 - \eta\lambda)} . $$
 #
-# The iterates keep wandering around the minimum, in a cloud whose variance is about proportional to the step size. To
-# converge, the step size must fall, or the batch must grow. The cloud may also be a blessing: it leaves narrow valleys
-# and stays in wide ones.
+# The iterates do not converge: they fluctuate around the minimum with a variance that is about proportional to the step
+# size. For convergence, the step size must decrease or the batch size must increase. The noise can also help: the
+# iterates leave narrow minima and stay in wide ones.
 
 # %%
 for eta in (0.02, 0.2, 1.0):
@@ -365,11 +375,11 @@ for eta in (0.02, 0.2, 1.0):
     assert np.isclose(stationary_variance(eta, 1.0, 1.0), eta / (2 - eta))
 
 # %% [markdown]
-# ### 2. Least norm
+# ### 2. Minimum norm
 #
 # Every gradient is $2 X^\top (Xw - y)$, in the row space of $X$; from zero, $w$ is always a sum of such vectors. Let
-# $w$ be where it ends, with $Xw = y$, and $w'$ any other solution. Then $X(w' - w) = 0$: the difference is orthogonal
-# to all rows of $X$, hence to $w$. By Pythagoras $\|w'\|^2 = \|w\|^2 + \|w' - w\|^2 \ge \|w\|^2$. $\square$
+# $w$ be the limit, with $Xw = y$, and $w'$ any other solution. Then $X(w' - w) = 0$: the difference is orthogonal to
+# all rows of $X$, hence to $w$. By Pythagoras $\|w'\|^2 = \|w\|^2 + \|w' - w\|^2 \ge \|w\|^2$. $\square$
 
 # %%
 difference = elsewhere.weights - from_zero.weights
@@ -380,8 +390,8 @@ assert np.isclose(norms[0], norms[1] + norms[2])
 # %% [markdown]
 # ### 3. No free lunch
 #
-# Pair each labeling of the unseen points with its opposite. Where the learner is right for the one it is wrong for the
+# Pair each labeling of the unseen points with its complement. A prediction that is correct for one is wrong for the
 # other, so in each pair the accuracies add up to 1. $\square$
 
 # %%
-assert np.allclose(clever.accuracies + clever.accuracies[::-1], 1)  # opposites are mirrored in the list
+assert np.allclose(clever.accuracies + clever.accuracies[::-1], 1)  # complements are at mirrored positions

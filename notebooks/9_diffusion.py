@@ -1,13 +1,14 @@
 # %% [markdown]
-# # Diffusion: how does noise become data?
+# # Diffusion models: from noise to data
 #
-# To turn data into noise is easy: add noise. **Can one go back?** If we knew, at every amount of noise, which way the
-# data lie, we could start from pure noise, go a little way, look again, and arrive at data that nobody has seen before.
+# Adding noise turns data into noise. **Can this process be reversed?** If the direction towards the data is known at
+# every noise level, one can start from pure noise, follow this direction in small steps, and arrive at new samples of
+# the data distribution.
 #
-# The lectures have diffusion in their title and announce a section on it, which is not there. So the formulas here come
-# from the papers: Ho et al. 2020 (DDPM), Song et al. 2021, Karras et al. 2022. Data are one number each, so that the
-# whole process can be drawn, and a mixture of Gaussians, so that everything is known in closed form. What is claimed in
-# the text is checked by an `assert` in the cell below it. At the end there is homework, with solutions.
+# The lectures have diffusion in their title and announce a section on it that is missing. The formulas here are from
+# the papers: Ho et al. 2020 (DDPM), Song et al. 2021, Karras et al. 2022. The data are one-dimensional, so that the
+# whole process can be drawn, and their distribution is a mixture of Gaussians, so that all densities have a closed
+# form. An `assert` in the next code cell checks each claim of the text. The homework at the end has solutions.
 
 # %%
 import jax
@@ -42,14 +43,15 @@ density = jax.jit(lambda x, t: jnp.exp(data.at(t, schedule).log_density(x)))
 line = jnp.linspace(-4, 4, 400)
 
 # %% [markdown]
-# ## 1. From data to noise
+# ## 1. The forward process
 #
-# At time $t$, from 0 to 1, the data $x_0$ have become
+# At time $t$, from 0 to 1, the data $x_0$ become
 #
 # $$ x_t = \alpha(t)\, x_0 + \sigma(t)\, \varepsilon, \qquad \varepsilon \sim N(0, I) . $$
 #
-# The signal $\alpha$ falls from 1 to almost 0, the noise $\sigma$ grows from 0 to 1. Here $\alpha^2 + \sigma^2 = 1$, so
-# that data of variance 1 keep it. (DDPM writes $\bar\alpha_t$ for $\alpha^2$.)
+# The signal coefficient $\alpha$ decreases from 1 to almost 0, the noise coefficient $\sigma$ increases from 0 to 1.
+# Here $\alpha^2 + \sigma^2 = 1$, so data of variance 1 keep their variance. (DDPM writes $\bar\alpha_t$ for
+# $\alpha^2$.)
 
 # %%
 t = jnp.linspace(0, 1, 101)
@@ -64,11 +66,12 @@ for ax, time in zip(axes[1:], (0.0, 0.1, 0.3, 1.0), strict=True):
     ax.set(title=f"t = {time}", xlim=(-3.5, 3.5), yticks=[])
 
 # %% [markdown]
-# The curves are exact: noise turns a mixture of Gaussians into another one. If the data have variance $s^2$, those at
-# $t$ have $\alpha^2 s^2 + \sigma^2$. For $s^2 = 4$ and $\alpha^2 = 0.37$ that is $0.37 \cdot 4 + 0.63 = 2.11$.
+# The curves are exact: with noise, a mixture of Gaussians is again a mixture of Gaussians. If the data have variance
+# $s^2$, then $x_t$ has variance $\alpha^2 s^2 + \sigma^2$. For $s^2 = 4$ and $\alpha^2 = 0.37$ this is
+# $0.37 \cdot 4 + 0.63 = 2.11$.
 
 # %%
-root = Schedule(signal=lambda t: jnp.sqrt(1 - t), noise=jnp.sqrt)  # a schedule of our own: here 1 - t is alpha^2
+root = Schedule(signal=lambda t: jnp.sqrt(1 - t), noise=jnp.sqrt)  # a user-defined schedule with alpha^2 = 1 - t
 wide = gaussian_mixture(jnp.array([[0.0]]), jnp.array([4.0]))
 blurred = jax.random.normal(jax.random.key(3), (100_000, 1))
 drawn = add_noise(wide.sample(jax.random.key(2), 100_000), blurred, 0.63, root)
@@ -78,30 +81,31 @@ assert abs(drawn.var() - 2.11) < 4 * 2.11 * np.sqrt(2 / 100_000)
 # %% [markdown]
 # ## 2. The denoiser
 #
-# Show a net $x_t$ and $t$, and let it guess the noise $\varepsilon$ that was mixed in. It is charged by $\lVert
-# \varepsilon - \hat\varepsilon \rVert^2$. It cannot know; the best that it can do is the *mean* of all the noise that
-# may have led to $x_t$. For our mixture that is known, and no other guess is cheaper.
+# A denoiser is a net that takes $x_t$ and $t$ and predicts the noise $\varepsilon$. Its loss is
+# $\lVert \varepsilon - \hat\varepsilon \rVert^2$. The noise is not determined by $x_t$; the optimal prediction is its
+# conditional *mean* given $x_t$. For a mixture of Gaussians it has a closed form. No other prediction has a lower loss.
 
 # %%
 best = jax.jit(data.predictor(schedule, "eps"))
 x = add_noise(x0, eps, 0.2, schedule)
-guess = best(x, 0.2)
-charge = lambda guess: jnp.mean((eps - guess) ** 2)
-assert charge(guess) < min(charge(0.9 * guess), charge(1.1 * guess), charge(guess + 0.1), charge(jnp.zeros_like(guess)))
+prediction = best(x, 0.2)
+loss = lambda prediction: jnp.mean((eps - prediction) ** 2)
+others = (0.9 * prediction, 1.1 * prediction, prediction + 0.1, jnp.zeros_like(prediction))
+assert loss(prediction) < min(loss(other) for other in others)
 figure, ax = plt.subplots(figsize=(5.5, 3), layout="constrained")
-ax.plot(x[:1000], eps[:1000], ".", color="0.7", markersize=2, label="noise that was mixed in")
-ax.plot(line, best(line[:, None], 0.2), label="best guess")
+ax.plot(x[:1000], eps[:1000], ".", color="0.7", markersize=2, label="true noise")
+ax.plot(line, best(line[:, None], 0.2), label="optimal prediction")
 ax.set(xlabel="x at t = 0.2", xlim=(-2.5, 2.5))
 legend = ax.legend(frameon=False)
 
 # %% [markdown]
-# Who knows the noise knows the data too: $x_0 = (x_t - \sigma\varepsilon) / \alpha$. So a net may as well predict
-# $x_0$, or $v = \alpha\varepsilon - \sigma x_0$, or the velocity $dx/dt = \alpha' x_0 + \sigma'\varepsilon$, and
-# `convert` turns one into the other. And there is a fifth.
+# The noise determines the data: $x_0 = (x_t - \sigma\varepsilon) / \alpha$. So a net can also predict $x_0$, or
+# $v = \alpha\varepsilon - \sigma x_0$, or the velocity $dx/dt = \alpha' x_0 + \sigma'\varepsilon$. `convert` converts
+# between these predictions. A fifth one is the score.
 #
 # ### The score
 #
-# $-\hat\varepsilon / \sigma$ is the gradient of the log density: it points to where the data are.
+# $-\hat\varepsilon / \sigma$ is the gradient of the log density: it points towards regions of higher density.
 #
 # $$ \nabla_x \log p_t(x) = -\frac{\hat\varepsilon(x, t)}{\sigma(t)} $$
 
@@ -118,12 +122,12 @@ ax.set(xlim=(-3, 3), title="arrows: the score")
 legend = ax.legend(frameon=False)
 
 # %% [markdown]
-# > **The lectures use the same word** for something else. A "score-based classifier" gives each class a number, its
-# > *score*, and chooses the largest. (Elsewhere they are called logits.)
+# > **The lectures use the same word** with another meaning. A "score-based classifier" assigns a number to each class,
+# > its *score*, and chooses the largest. (The usual name is logits.)
 #
-# A score of a class is a number per *class*, and only differences between classes matter: add the same to all, and
-# nothing changes. The score of diffusion is a number per *feature* of x, a gradient. They meet in Bayes' rule: the
-# gradient of the log-softmax of class scores is what leads from the score of all data to that of one class.
+# A class score is a number per *class*, and only differences between classes matter: a constant added to all scores
+# changes nothing. The score of diffusion is a gradient, with one number per *feature* of x. Bayes' rule relates the
+# two: the score of one class is the score of all data plus the gradient of the log-softmax of the class scores.
 
 # %%
 class_scores = jnp.log(noisy.responsibilities(points))  # (points, classes)
@@ -134,10 +138,11 @@ to_class = jax.vmap(jax.grad(lambda x: jnp.log(noisy.responsibilities(x)[0])))(p
 assert jnp.allclose(by_jax + to_class, one.score(points), atol=1e-2)
 
 # %% [markdown]
-# ## 3. Learn it
+# ## 3. Training
 #
-# Any pair that reads `time` is a denoiser. `DenoisingLoss` makes it a pair that takes data and returns losses: it draws
-# a time for each example, and noise, from the key of the training step. The rest is `fit`, as ever.
+# Any layer with the side input `time` can be a denoiser. `DenoisingLoss` makes a layer of it that maps data to losses:
+# it draws a time for each example, and noise, from the key of the training step. `fit` trains this layer like any
+# other.
 
 
 # %%
@@ -162,22 +167,22 @@ params = fitted.params["net"]
 learned = jax.jit(lambda x, t: net.apply(params, x, time=t))
 figure, axes = plt.subplots(1, 3, figsize=(11, 2.6), layout="constrained", sharey=True)
 for ax, time in zip(axes, (0.1, 0.2, 0.5), strict=True):
-    plotting.curves(line, {"best": best(line[:, None], time)[:, 0], "learned": learned(line[:, None], time)[:, 0]}, ax)
-    ax.set(title=f"guess of the noise at t = {time}", xlim=(-3, 3), ylim=(-4, 4))
+    plotting.curves(line, {"optimal": best(line[:, None], time)[:, 0], "net": learned(line[:, None], time)[:, 0]}, ax)
+    ax.set(title=f"prediction of the noise at t = {time}", xlim=(-3, 3), ylim=(-4, 4))
     seen = data.at(time, schedule).sample(jax.random.key(5), 2000)
     assert jnp.mean((best(seen, time) - learned(seen, time)) ** 2) < 0.1
 
 # %% [markdown]
-# ## 4. From noise to data
+# ## 4. Sampling
 #
-# ### Step by step, at random
+# ### Ancestral sampling
 #
-# Given $x_t$ and a guess of $x_0$, it is known how $x_s$ at an earlier time $s$ is distributed: it is Gaussian. Draw
-# from it, guess again, and so on. This is **ancestral sampling**, the sampler of DDPM.
+# Given $x_t$ and a prediction of $x_0$, the distribution of $x_s$ at an earlier time $s$ is Gaussian. Draw $x_s$ from
+# it, predict $x_0$ again, and repeat. This is **ancestral sampling**, the sampler of DDPM.
 #
-# ### Along a flow
+# ### The probability-flow ODE
 #
-# There is a differential equation without any randomness that carries noise to the same distribution:
+# There is a deterministic differential equation whose solutions have the same distribution at each time:
 #
 # $$ \frac{dx}{dt} = \alpha'(t)\, \hat x_0(x, t) + \sigma'(t)\, \hat\varepsilon(x, t), $$
 #
@@ -189,11 +194,11 @@ noise = initial_noise(jax.random.key(6), (2000, 1), schedule)
 random_paths = ancestral(learned, noise, steps, schedule, "eps", key=jax.random.key(7), trajectory=True)
 smooth_paths = ddim(learned, noise, steps, schedule, "eps", trajectory=True)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
-for ax, paths, title in zip(axes, (random_paths, smooth_paths), ("ancestral", "the flow"), strict=False):
+for ax, paths, title in zip(axes, (random_paths, smooth_paths), ("ancestral", "ddim (ODE)"), strict=False):
     ax.plot(steps, paths[:, :40, 0], linewidth=0.6)
     ax.set(title=title, xlabel="t", xlim=(1, 0), ylim=(-3.5, 3.5))
 bins = np.linspace(-2.5, 2.5, 60)
-for paths, name in ((random_paths, "ancestral"), (smooth_paths, "the flow")):
+for paths, name in ((random_paths, "ancestral"), (smooth_paths, "ddim (ODE)")):
     axes[2].hist(np.asarray(paths[-1, :, 0]), bins, density=True, histtype="step", label=name)
 axes[2].plot(line, density(line[:, None], 0.0), "k", linewidth=0.8, label="data")
 axes[2].set(xlim=(-2.5, 2.5))
@@ -204,11 +209,11 @@ for paths in (random_paths, smooth_paths):
     assert abs(paths[-1].var() / data.covariance().item() - 1) < 0.15
 
 # %% [markdown]
-# ### How many steps?
+# ### The number of steps
 #
-# A call of the denoiser is what costs. For one Gaussian the flow is known: it keeps the number of standard deviations
-# from the mean. So the error of each solver can be measured. Twice as many steps halve the error of a method of order
-# one, and quarter that of order two.
+# The cost of sampling is the number of denoiser evaluations. For a single Gaussian the flow has a closed form: it
+# preserves the distance from the mean in standard deviations. So the error of each solver can be measured. Twice as
+# many steps divide the error of a first-order method by two, and that of a second-order method by four.
 
 # %%
 single = gaussian_mixture(jnp.array([[1.0]]), jnp.array([0.25]))
@@ -231,11 +236,12 @@ for name, order in {"ddim": 1, "euler": 1, "heun": 2, "dpm_solver_pp_2m": 2}.ite
     assert abs(np.log2(errors[name][-2] / errors[name][-1]) - order) < 0.25
 
 # %% [markdown]
-# ## 5. To be asked for something
+# ## 5. Classifier-free guidance
 #
-# A denoiser that is told the class draws that class. With **classifier-free guidance** one goes further than that: from
-# the guess without the class, past the guess with it. Scale 0 ignores the class, 1 obeys, and more exaggerates. Here
-# the wish is the component on the right.
+# A denoiser that takes the class as an input generates samples of that class. **Classifier-free guidance** extrapolates
+# from the unconditional prediction towards the conditional one and beyond. Scale 0 ignores the class, scale 1 is the
+# conditional prediction, and larger scales amplify the condition. Here the condition is the rightmost component of the
+# mixture.
 
 # %%
 right = gaussian_mixture(data.means[2:], data.variances[2:, 0]).predictor(schedule, "eps")
@@ -249,12 +255,11 @@ for ax, scale in zip(axes, (0.0, 0.5, 1.0, 3.0), strict=True):
 assert abs(shares[0] - 0.3) < 0.05 and shares[0] < shares[1] < shares[2] and shares[2] > 0.98 and shares[3] > 0.98
 
 # %% [markdown]
-# ## 6. Straight lines
+# ## 6. Flow matching
 #
-# Nothing forces the noise to come as it did. **Flow matching** takes the straight line $x_t = (1 - t)\, x_0 + t\,
-# \varepsilon$ and learns the velocity $\varepsilon - x_0$. Loss and samplers stay what they were; only the schedule and
-# the parametrization are others. (The lines from noise to data that one *gets* are not straight: the net predicts a
-# mean over all data that may be meant.)
+# Other schedules are possible. **Flow matching** uses the straight line $x_t = (1 - t)\, x_0 + t\, \varepsilon$ and
+# learns the velocity $\varepsilon - x_0$. Loss and samplers are the same; only the schedule and the prediction type
+# differ. (The sampling paths are not straight, since the net predicts a conditional mean over all data.)
 
 # %%
 flow = flow_matching_schedule()
@@ -265,30 +270,31 @@ ax.set(xlabel="t", xlim=(1, 0), title="flow matching")
 assert jnp.allclose(data.responsibilities(paths[-1]).mean(0), data.weights, atol=0.05)
 
 # %% [markdown]
-# That is all there is to it. What makes images out of it is the net: `examples/diffusion_digits.py` puts a U-Net with
-# attention in the place of our little one, and draws the digit that is asked for.
+# For images only the net changes: `examples/diffusion_digits.py` uses a U-Net with attention as the denoiser, and
+# generates digits of a given class.
 #
 # ## Homework
 #
-# **1.** Data are $N(\mu, s^2)$. Derive the best guess $\hat\varepsilon(x, t)$, and its loss. When is the loss 1, the
-# charge for guessing 0?
+# **1.** The data are $N(\mu, s^2)$. Derive the optimal prediction $\hat\varepsilon(x, t)$ and its loss. When is the
+# loss 1, which is the loss of the prediction 0?
 #
 # **2.** Show that for flow matching, `ddim` and `euler` take the same steps.
 #
-# **3.** What does a single step of `ddim` from $t = 1$ return? Why is it useless as a sample, and yet the best guess?
+# **3.** What does a single step of `ddim` from $t = 1$ return? Why is it not a sample of the data, although it has the
+# smallest squared error?
 #
 # ## Solutions
 #
-# ### 1. The best guess for one Gaussian
+# ### 1. The optimal prediction for one Gaussian
 #
-# $\varepsilon$ and $x_t$ are jointly Gaussian, with covariance $\sigma$, and $x_t$ has the variance $\alpha^2 s^2 +
-# \sigma^2$. So
+# $\varepsilon$ and $x_t$ are jointly Gaussian, with covariance $\sigma$, and $x_t$ has the variance
+# $\alpha^2 s^2 + \sigma^2$. So
 #
 # $$ \hat\varepsilon = \frac{\sigma\, (x - \alpha\mu)}{\alpha^2 s^2 + \sigma^2}, \qquad
 # E (\varepsilon - \hat\varepsilon)^2 = 1 - \frac{\sigma^2}{\alpha^2 s^2 + \sigma^2}
 # = \frac{\alpha^2 s^2}{\alpha^2 s^2 + \sigma^2} . $$
 #
-# It tends to 1 as $t \to 0$: in clean data the noise cannot be seen.
+# It tends to 1 as $t \to 0$: at small noise levels $x_t$ contains almost no information on the noise.
 
 # %%
 a, s = schedule.signal(0.3), schedule.noise(0.3)
@@ -296,11 +302,11 @@ formula = s * (start - a * 1.0) / (a**2 * 0.25 + s**2)
 assert jnp.allclose(exact_predict(start, 0.3), formula, atol=1e-5)
 
 # %% [markdown]
-# ### 2. One step, twice
+# ### 2. Equality of the steps
 #
-# From $t$ to $s$, `ddim` goes to $(1 - s)\,\hat x_0 + s\,\hat\varepsilon$, and $x_t = (1 - t)\,\hat x_0 +
-# t\,\hat\varepsilon$. The difference is $(s - t)(\hat\varepsilon - \hat x_0)$: Euler's step along the velocity.
-# $\square$
+# From $t$ to $s$, `ddim` computes $(1 - s)\,\hat x_0 + s\,\hat\varepsilon$, and
+# $x_t = (1 - t)\,\hat x_0 + t\,\hat\varepsilon$. The difference is $(s - t)(\hat\varepsilon - \hat x_0)$, which is the
+# Euler step along the velocity. $\square$
 
 # %%
 few = times(flow, 5)
@@ -309,10 +315,11 @@ one_way, other_way = (f(velocity, noise[:5], few, flow, "velocity") for f in (dd
 assert jnp.allclose(one_way, other_way, atol=1e-5)
 
 # %% [markdown]
-# ### 3. One step
+# ### 3. A single step
 #
-# It returns $\hat x_0$ at pure noise: the mean of all data, whatever the noise was. No guess has a smaller squared
-# error, and no data look like it: our mean of $-0.2$ lies in a gap. Samples come only from looking again and again.
+# It returns $\hat x_0$ at pure noise: the mean of all data, for any noise. No prediction has a smaller squared error,
+# but it is not similar to any data: the mean of $-0.2$ lies between the components, where the density is low. A sample
+# requires several steps.
 
 # %%
 once = ddim(best, noise, jnp.array([1.0, 0.0]), schedule, "eps")

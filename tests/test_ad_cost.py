@@ -123,10 +123,10 @@ def test_separate_derivatives_equal_the_gradient():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--repeats", "0"], "argument --repeats: at least 1 was expected, but 0 came"),
+        (["--repeats", "0"], "argument --repeats: expected an integer >= 1, got 0"),
         (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["--slow"], "unrecognized arguments: --slow"),
-        (["--out", "/dev/null/pictures"], "argument --out: /dev/null/pictures cannot be made a folder"),
+        (["--out", "/dev/null/x"], "argument --out: expected a folder that can be created, got /dev/null/x"),
     ],
 )
 def test_an_invalid_argument_gives_a_one_line_error(arguments, words, capsys):

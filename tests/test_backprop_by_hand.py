@@ -35,7 +35,7 @@ def test_an_invalid_argument_gives_a_one_line_error(capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         example.main(["--out", str(tmp_path / "never"), "--widths", "4"])
     assert stop.value.code == 2
-    assert "--widths needs two of them" in capsys.readouterr().err
+    assert "--widths to have at least two entries" in capsys.readouterr().err
     assert not (tmp_path / "never").exists()
 
 

@@ -45,7 +45,11 @@ def test_tiles_are_arranged_row_by_row():
     [
         ("diffusion_2d", ["--steps", "0"], "argument --steps: expected an integer >= 1, got 0"),
         ("diffusion_digits", ["--width", "0"], "argument --width: expected an integer >= 1, got 0"),
-        ("diffusion_digits", ["--out", "/dev/null/pictures"], "/dev/null/pictures cannot be made a folder"),
+        (
+            "diffusion_digits",
+            ["--out", "/dev/null/pictures"],
+            "argument --out: expected a folder that can be created, got /dev/null/pictures",
+        ),
     ],
 )
 def test_an_invalid_argument_gives_a_one_line_error(example, arguments, words, capsys):

@@ -37,9 +37,9 @@ def pictures(folder):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("nn251", ["--points", "2"], "--points must be at least 3, but is 2"),
-        ("xor", ["--widths", "0"], "must be at least 1"),
-        ("minimize", ["--steps", "1"], "must be at least 10"),
+        ("nn251", ["--points", "2"], "argument --points: expected an integer >= 3, got 2"),
+        ("xor", ["--widths", "0"], "to be integers >= 1"),
+        ("minimize", ["--steps", "1"], "to be integers >= 10"),
         ("minimize", ["--eta", "1"], "unrecognized arguments: --eta 1"),
     ],
 )

@@ -30,7 +30,7 @@ def test_wide_nets_approach_kernel_regression(example, tmp_path, capsys):
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["kernel", "learning"]
     assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))
     printed = capsys.readouterr().out
-    assert "slope of log error over log width" in printed and "(chosen)" in printed
+    assert "slope of log error against log width" in printed and "(chosen)" in printed
 
 
 def test_training_starts_at_the_prediction_of_the_initial_net(example):
@@ -48,5 +48,5 @@ def test_wrong_arguments_give_an_error_of_one_line(example, arguments, tmp_path,
     with pytest.raises(SystemExit) as stop:
         example.main(["--out", str(tmp_path / "never"), *arguments])
     assert stop.value.code == 2
-    assert "--widths needs two widths" in capsys.readouterr().err.splitlines()[-1]
+    assert "--widths to have at least two entries" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "never").exists()

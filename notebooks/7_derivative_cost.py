@@ -1,20 +1,20 @@
 # %% [markdown]
-# # What does a derivative cost?
+# # The cost of derivatives
 #
-# A net is a function of functions, and the chain rule turns its derivative into a product of matrices. The product is
-# the same however the brackets are set, but the work is not: for one and the same net it can differ by a factor of
-# ninety (section 2). This notebook answers two questions:
+# A net is a composition of functions, and the chain rule turns its derivative into a product of matrices. The product
+# does not depend on the order of multiplication, but the number of operations does: for the same net it can differ by a
+# factor of ninety (section 2). This notebook answers two questions:
 #
 # 1. **What does a derivative cost**, compared with the function itself?
-# 2. **In which order should the chain rule be multiplied?**
+# 2. **In which order should the matrices of the chain rule be multiplied?**
 #
-# On the way: forward and reverse mode, the trace of a small function line by line, backpropagation by hand, the memory
-# that it needs, products with a Hessian that is never formed. What is claimed in the text is checked by an `assert` in
-# the cell below it. At the end there is homework, with solutions.
+# It also covers forward and reverse mode, the evaluation trace of a small function, backpropagation by hand, its
+# memory, and products with a Hessian that is never formed. An `assert` in the next code cell checks each claim of the
+# text. The homework at the end has solutions.
 #
-# You need to know matrix products, partial derivatives, and a little Python. The lectures behind it: Huszár, *DeepNN
-# lecture 3*; Krapac & Šegvić, *Deep feed-forward models*; Cevher, *Mathematics of Data*. Where a printed formula slips,
-# the notebook shows the printed form, a number that breaks it, and the corrected form.
+# **Prerequisites:** matrix products, partial derivatives and basic Python. **Sources:** Huszár, *DeepNN lecture 3*;
+# Krapac & Šegvić, *Deep feed-forward models*; Cevher, *Mathematics of Data*. Some formulas in these sources contain
+# errors. For each error, this notebook gives the printed form, a counterexample and the corrected form.
 
 # %%
 import math
@@ -46,18 +46,18 @@ from jaxblocks.ad import (
 key = jax.random.key(0)
 
 # %% [markdown]
-# ## 1. The chain rule is a product of matrices
+# ## 1. The chain rule as a product of matrices
 #
-# Take functions $f_1, f_2, \dots, f_L$, applied one after the other. Let $d_0$ be how many numbers go in and $d_l$ how
-# many come out of $f_l$. The **Jacobian** $J_l$ of $f_l$ has a row for each output and a column for each input: it is a
-# $d_l \times d_{l-1}$ matrix of partial derivatives. The chain rule says
+# Take functions $f_1, f_2, \dots, f_L$, applied one after the other. Let $d_0$ be the number of inputs and $d_l$ the
+# number of outputs of $f_l$. The **Jacobian** $J_l$ of $f_l$ has a row for each output and a column for each input: it
+# is a $d_l \times d_{l-1}$ matrix of partial derivatives. The chain rule says
 #
 # $$ \frac{\partial f_L(\cdots f_2(f_1(x)))}{\partial x} = J_L\, J_{L-1} \cdots J_2\, J_1 , $$
 #
-# each $J_l$ taken at the point where the chain passes it. The function that is applied first stands on the right. For
-# now everything is differentiated by the input $x$; the parameters of the layers come in section 6.
+# with each $J_l$ evaluated at its own input. The function that is applied first is on the right. Sections 1 to 5
+# differentiate with respect to the input $x$; section 6 adds the parameters of the layers.
 #
-# Here is a chain of three layers, $4 \to 3 \to 5 \to 2$.
+# The next cell builds a chain of three layers, $4 \to 3 \to 5 \to 2$.
 
 # %%
 sizes = (4, 3, 5, 2)
@@ -68,7 +68,7 @@ params = net.init(key, x)
 fs = [lambda h, i=i: layers[i].apply(params[i], h) for i in range(3)]  # f_1, f_2, f_3
 
 # %% [markdown]
-# `jacobian_chain` follows the chain and returns $J_1, J_2, J_3$. Their product is the Jacobian of the whole net, as
+# `jacobian_chain` evaluates the chain and returns $J_1, J_2, J_3$. Their product is the Jacobian of the whole net, as
 # `jax.jacobian` computes it.
 
 # %%
@@ -79,20 +79,20 @@ assert (J1.shape, J2.shape, J3.shape) == ((3, 4), (5, 3), (2, 5))
 assert jnp.allclose(J3 @ J2 @ J1, whole, atol=1e-6)
 
 # %% [markdown]
-# ## 2. Counting
+# ## 2. Counting multiplications
 #
 # Each entry of the product of an $m \times k$ and a $k \times n$ matrix is a sum of $k$ products, and there are $m n$
 # entries: the product takes **$m k n$ multiplications** (and about as many additions).
 #
-# So count both ways to multiply $J_3 J_2 J_1$ for dimensions $d_0, \dots, d_3 = 1000, 500, 100, 1$: a net that ends in
-# a single number, such as a loss.
+# There are two ways to multiply $J_3 J_2 J_1$. Take the dimensions $d_0, \dots, d_3 = 1000, 500, 100, 1$: a net with a
+# scalar output, such as a loss.
 #
 # | order | first product | second product | multiplications |
 # |---|---|---|---|
 # | $J_3 (J_2 J_1)$, from right to left | $100 \cdot 500 \cdot 1000$ | $1 \cdot 100 \cdot 1000$ | 50 100 000 |
 # | $(J_3 J_2) J_1$, from left to right | $1 \cdot 100 \cdot 500$ | $1 \cdot 500 \cdot 1000$ | 550 000 |
 #
-# Same matrix, 91 times the work.
+# The matrix is the same, and the first order takes 91 times the work.
 
 # %%
 dims = (1000, 500, 100, 1)
@@ -101,13 +101,14 @@ assert 1 * 100 * 500 + 1 * 500 * 1000 == chain_cost(dims, order="reverse") == 55
 optimal_order(dims)
 
 # %% [markdown]
-# Going from **right to left** follows the net from its input to its output: **forward mode**. Going from **left to
-# right** starts at the output: **reverse mode**. For a chain of any length,
+# Multiplication from **right to left** proceeds from the input of the net to its output: **forward mode**.
+# Multiplication from **left to right** starts at the output: **reverse mode**. For a chain of any length,
 #
 # $$ \text{forward:}\quad d_0 \sum_{l=2}^{L} d_l\, d_{l-1}, \qquad\qquad
 #    \text{reverse:}\quad d_L \sum_{l=0}^{L-2} d_l\, d_{l+1} . $$
 #
-# In forward mode every intermediate product has $d_0$ columns, in reverse mode $d_L$ rows. That is the factor in front.
+# In forward mode every intermediate product has $d_0$ columns, in reverse mode $d_L$ rows. This is the factor before
+# the sum.
 
 
 # %%
@@ -124,9 +125,9 @@ for d in [(1000, 500, 100, 1), (784, 128, 64, 10, 1), (2, 5, 10, 5, 2)]:
     print(f"{'-'.join(map(str, d)):18} forward {forward_cost(d):>12,}   reverse {reverse_cost(d):>10,}")
 
 # %% [markdown]
-# The last chain is symmetric, and both modes cost 220. Fix the inner dimensions and let the output grow: a narrow
-# output is for reverse mode, a narrow input for forward mode. Where the first and the last inner dimension are equal,
-# the modes cross at $d_L = d_0$.
+# The last chain is symmetric, and both modes cost 220. For fixed inner dimensions, reverse mode is cheaper for a small
+# output and forward mode for a small input. Where the first and the last inner dimension are equal, both cost the same
+# at $d_L = d_0$.
 
 # %%
 square = optimal_order((256, 512, 512, 256))
@@ -135,21 +136,21 @@ assert square.crossover == 256
 assert chain_cost((2, 5, 10, 5, 2), order="forward") == chain_cost((2, 5, 10, 5, 2), order="reverse") == 220
 
 # %% [markdown]
-# ## 3. Every bracketing
+# ## 3. All bracketings
 #
-# Forward and reverse are only two of the ways. Four matrices can be bracketed in five ways, five in 14, six in 42: the
-# numbers of Catalan. By associativity all give one matrix. Below, a bracketing is written as nested pairs:
+# Forward and reverse mode are two of many orders. Four matrices have five bracketings, five have 14, six have 42: the
+# Catalan numbers. By associativity all give the same matrix. Below, a bracketing is written as nested pairs:
 # `((4, (3, 2)), 1)` is $(J_4 (J_3 J_2)) J_1$.
 
 # %%
 assert [sum(1 for _ in bracketings(n)) for n in (2, 3, 4, 5, 6)] == [1, 2, 5, 14, 42]
-narrow = (50, 1, 50, 50, 50)  # a chain that passes through a single number
+narrow = (50, 1, 50, 50, 50)  # a chain with a bottleneck of one number
 for order in bracketings(4):
     print(f"{chain_cost(narrow, order=order):>8,} multiplications: {order}")
 
 # %% [markdown]
-# The chain passes through a narrow place, $d_1 = 1$, and neither pure mode is good. The best order keeps away from the
-# $50 \times 50$ results as long as it can: 7 500 multiplications, where reverse mode takes 130 000 and forward 252 500.
+# The chain has a bottleneck, $d_1 = 1$, and neither mode is optimal. The best order forms $50 \times 50$ results only
+# in its last product: 7 500 multiplications, against 130 000 for reverse mode and 252 500 for forward mode.
 
 # %%
 best = optimal_order(narrow)
@@ -158,7 +159,7 @@ assert best.bracketing == "(J4 (J3 J2)) J1"
 best
 
 # %% [markdown]
-# That all five are the same matrix, on random numbers:
+# All five products are the same matrix, here for random factors:
 
 # %%
 rng = np.random.default_rng(0)
@@ -167,16 +168,16 @@ products = [multiply_chain(factors, order=order) for order in bracketings(4)]
 assert all(jnp.allclose(p, products[0], rtol=1e-3, atol=1e-3) for p in products)
 
 # %% [markdown]
-# ### The best one, by dynamic programming
+# ### The optimal order by dynamic programming
 #
-# The number of bracketings grows like $4^L$; trying all is hopeless for a deep net. But look at the *last* product of
-# a bracketing: it multiplies some $J_L \cdots J_{k+1}$ by $J_k \cdots J_1$, and both of them should be made as cheaply
-# as possible. So the cheapest cost $C(i, j)$ of the part $J_j \cdots J_{i+1}$, which is $d_j \times d_i$, obeys
+# The number of bracketings grows like $4^L$, so trying all is not feasible for a deep net. But consider the *last*
+# product of a bracketing: it multiplies some $J_L \cdots J_{k+1}$ by $J_k \cdots J_1$, and both parts should have
+# minimal cost. So the minimal cost $C(i, j)$ of the part $J_j \cdots J_{i+1}$, which is $d_j \times d_i$, satisfies
 #
 # $$ C(i, j) = \min_{i < k < j}\; \underbrace{C(k, j)}_{\text{left part}} + \underbrace{C(i, k)}_{\text{right part}}
 #    + \underbrace{d_j\, d_k\, d_i}_{\text{last product}}, \qquad C(i, i + 1) = 0 . $$
 #
-# Every $C(i, j)$ is computed once and remembered. There are about $L^2/2$ of them with at most $L$ choices each.
+# Each $C(i, j)$ is computed once and stored. There are about $L^2/2$ of them, with at most $L$ choices each.
 
 
 # %%
@@ -193,11 +194,11 @@ for d in [narrow, (1000, 500, 100, 1), (784, 128, 64, 10, 1), (3, 9, 2, 8, 2, 7,
     assert cheapest(d) == optimal_order(d).cost == min(chain_cost(d, order=order) for order in bracketings(len(d) - 1))
 
 # %% [markdown]
-# ### A slip: is reverse mode always the best for a scalar output?
+# ### A correction: reverse mode for a scalar output
 #
 # > **Printed:** with a scalar objective, $d_L = 1$, the backward order is always optimal.
 #
-# **A number that breaks it:** dimensions 1, 100, 2, 1. Forward mode takes $1 \cdot (2 \cdot 100 + 1 \cdot 2) = 202$
+# **Counterexample:** dimensions 1, 100, 2, 1. Forward mode takes $1 \cdot (2 \cdot 100 + 1 \cdot 2) = 202$
 # multiplications, reverse mode $1 \cdot (1 \cdot 100 + 100 \cdot 2) = 300$.
 
 # %%
@@ -206,10 +207,10 @@ assert (exception.forward, exception.reverse) == (202, 300)
 exception
 
 # %% [markdown]
-# **Corrected:** with $d_L = 1$ reverse mode is an optimal order *whenever no other dimension is 1*. A loss has many
-# parameters and layers are wider than one unit, so for training the statement stands: this is why one backpropagates.
-# The next cell tries all 1360 chains of two to five Jacobians with dimensions 2, 3, 4 or 7; homework 2 asks for a
-# proof.
+# **Correction:** with $d_L = 1$ reverse mode is an optimal order *if no other dimension is 1*. A loss has many
+# parameters, and layers are wider than one unit, so for training the statement holds. This is the reason for
+# backpropagation. The next cell tries all 1360 chains of two to five Jacobians with dimensions 2, 3, 4 or 7; homework 2
+# asks for a proof.
 
 # %%
 tried = 0
@@ -221,14 +222,16 @@ for L in (2, 3, 4, 5):
 assert tried == 4**2 + 4**3 + 4**4 + 4**5 == 1360
 
 # %% [markdown]
-# ## 4. Nobody forms the factors: jvp and vjp
+# ## 4. Products without the factors: jvp and vjp
 #
-# $J_l$ of a layer with a thousand inputs and outputs has a million entries. Both modes avoid it:
+# $J_l$ of a layer with a thousand inputs and outputs has a million entries. Neither mode forms it:
 #
-# * Forward mode carries a **vector** $v$ along with the values: $v \mapsto J_1 v \mapsto J_2 (J_1 v) \mapsto \dots$.
-#   One pass gives $J v$, a *Jacobian-vector product*, `jax.jvp`. With $v$ a unit vector it is one **column** of $J$.
-# * Reverse mode carries a vector $u$ back: $u \mapsto u^\top J_L \mapsto (u^\top J_L) J_{L-1} \mapsto \dots$. One pass
-#   gives $u^\top J$, a *vector-Jacobian product*, `jax.vjp`. With $u$ a unit vector it is one **row** of $J$.
+# * Forward mode propagates a **vector** $v$ together with the values:
+#   $v \mapsto J_1 v \mapsto J_2 (J_1 v) \mapsto \dots$. One pass computes $J v$, a *Jacobian-vector product*,
+#   `jax.jvp`. For a unit vector $v$ it is one **column** of $J$.
+# * Reverse mode propagates a vector $u$ backward: $u \mapsto u^\top J_L \mapsto (u^\top J_L) J_{L-1} \mapsto \dots$.
+#   One pass computes $u^\top J$, a *vector-Jacobian product*, `jax.vjp`. For a unit vector $u$ it is one **row** of
+#   $J$.
 
 # %%
 f = lambda x: net.apply(params, x)  # 4 numbers to 2
@@ -240,9 +243,9 @@ assert jnp.allclose(column, whole[:, 0], atol=1e-6)
 assert jnp.allclose(row, whole[0], atol=1e-6)
 
 # %% [markdown]
-# Either pass costs about two functions: one for the values, one for what is carried along. The whole Jacobian takes
-# $d_0$ columns by forward mode (`jax.jacfwd`), or $d_L$ rows by reverse mode (`jax.jacrev`). `cost_table` reads the programs
-# and counts; nothing is run with `measure=False`.
+# Each pass costs about two function evaluations: one for the values, one for the propagated vector. The whole Jacobian
+# takes $d_0$ columns in forward mode (`jax.jacfwd`), or $d_L$ rows in reverse mode (`jax.jacrev`). `cost_table` counts
+# the operations of the programs; with `measure=False` it runs nothing.
 
 # %%
 wide = jb.MLP(128, 64, 10, activation=jb.tanh)
@@ -254,17 +257,17 @@ assert 780 < table.jacfwd.flops_ratio < 790 and 10 < table.jacrev.flops_ratio < 
 table
 
 # %% [markdown]
-# For a scalar output there is one row. It is the **gradient**, and it costs one reverse pass: a small multiple of the
-# function, *whatever the number of variables*. This is the cheap gradient principle, and why training is possible.
+# For a scalar output the Jacobian has one row, the **gradient**. It costs one reverse pass: a small multiple of the
+# function, *for any number of variables*. This is the cheap gradient principle, and it makes training possible.
 #
-# ## 5. The trace of a small function, by hand
+# ## 5. The evaluation trace of a small function
 #
-# How does reverse mode know the local derivatives? It splits the function into simple steps. The example of the survey
-# by Baydin, Pearlmutter, Radul and Siskind, also shown in the lectures:
+# Reverse mode obtains the local derivatives by splitting the function into elementary operations. The example is from
+# the survey by Baydin, Pearlmutter, Radul and Siskind, and the lectures use it, too:
 #
 # $$ y = \ln x_1 + x_1 x_2 - \sin x_2 \quad\text{at}\quad (x_1, x_2) = (2, 5) . $$
 #
-# **Forward primal trace.** Inputs are $v_{-1}$ and $v_0$, then one line for each operation.
+# **Forward primal trace.** The inputs are $v_{-1}$ and $v_0$, followed by one line for each operation.
 
 # %%
 v_m1 = 2.0  # v_{-1} = x1
@@ -279,16 +282,15 @@ assert [round(v, 3) for v in (v1, v2, v3, v4, v5)] == [0.693, 10.0, -0.959, 10.6
 # %% [markdown]
 # > **Printed** in one lecture: $v_2 = v_{-1} \times v_{-1} = 2 \times 5$.
 #
-# **A number that breaks it:** $v_{-1} \times v_{-1} = 2 \times 2 = 4$, not 10.
-# **Corrected:** $v_2 = v_{-1} \times v_0$.
+# **Counterexample:** $v_{-1} \times v_{-1} = 2 \times 2 = 4$, not 10. **Correction:** $v_2 = v_{-1} \times v_0$.
 
 # %%
 assert v_m1 * v_m1 == 4
 assert v_m1 * v0 == v2 == 10
 
 # %% [markdown]
-# **Forward tangent trace.** $\dot v_k$ is the derivative of $v_k$ by $x_1$. It starts with $\dot x_1 = 1$,
-# $\dot x_2 = 0$, and each line differentiates the line above that made the value.
+# **Forward tangent trace.** $\dot v_k$ is the derivative of $v_k$ with respect to $x_1$. It starts with $\dot x_1 = 1$,
+# $\dot x_2 = 0$, and each line differentiates the corresponding line of the primal trace.
 
 # %%
 t_m1, t0 = 1.0, 0.0
@@ -297,13 +299,13 @@ t2 = t_m1 * v0 + t0 * v_m1
 t3 = t0 * math.cos(v0)
 t4 = t1 + t2
 t5 = t4 - t3
-assert t5 == 5.5  # dy/dx1; for dy/dx2 the whole pass is run again, from (0, 1)
+assert t5 == 5.5  # dy/dx1; dy/dx2 needs another pass, from (0, 1)
 
 # %% [markdown]
-# **Reverse adjoint trace.** $\bar v_k = \partial y / \partial v_k$ answers: if $v_k$ were a little larger, how much
-# larger would $y$ be? Begin with $\bar v_5 = 1$ and go back through the lines. Each line hands on to its operands *its
-# own adjoint times its derivative by that operand*. A variable that was used twice ($v_0$ in $v_2$ and $v_3$; $v_{-1}$
-# in $v_1$ and $v_2$) receives twice, and the parts are **added**.
+# **Reverse adjoint trace.** $\bar v_k = \partial y / \partial v_k$ is the sensitivity of $y$ to $v_k$. Start with
+# $\bar v_5 = 1$ and process the lines in reverse order. Each line adds to the adjoints of its operands *its own adjoint
+# times its derivative with respect to the operand*. A variable that is used twice ($v_0$ in $v_2$ and $v_3$; $v_{-1}$
+# in $v_1$ and $v_2$) has two contributions, and they are **added**.
 
 # %%
 adj5 = 1.0
@@ -311,15 +313,15 @@ adj4, adj3 = adj5 * 1, adj5 * -1  # v5 = v4 - v3
 adj1, adj2 = adj4 * 1, adj4 * 1  # v4 = v1 + v2
 adj0 = adj3 * math.cos(v0)  # v3 = sin v0
 assert round(adj0, 3) == -0.284
-adj_m1 = adj2 * v0  # v2 = v_{-1} v0 ...
-adj0 = adj0 + adj2 * v_m1  # ... its second operand has received already
+adj_m1 = adj2 * v0  # v2 = v_{-1} v0, first operand
+adj0 = adj0 + adj2 * v_m1  # second operand: added to the adjoint from v3
 assert adj_m1 == 5
 adj_m1 = adj_m1 + adj1 / v_m1  # v1 = ln v_{-1}
 assert (adj_m1, round(adj0, 3)) == (5.5, 1.716)  # dy/dx1 and dy/dx2
 
 # %% [markdown]
-# One backward pass gave **both** partial derivatives; forward mode needs one pass for each input. `trace_table` prints
-# the same three traces for any small function.
+# One reverse pass computes **both** partial derivatives; forward mode needs one pass for each input. `trace_table`
+# computes the same three traces for any small function.
 
 # %%
 survey = lambda x1, x2: jnp.log(x1) + x1 * x2 - jnp.sin(x2)
@@ -329,9 +331,9 @@ assert np.allclose(jax.grad(survey, (0, 1))(2.0, 5.0), (adj_m1, adj0))
 trace
 
 # %% [markdown]
-# The same as a graph. Left: the forward pass is done, values stand under the nodes. Right: the end of the reverse pass,
-# adjoints stand above them in red. Each node is computed once and read by whoever needs it: this is dynamic programming
-# again, now over the graph.
+# The same traces as a computational graph. Left: the end of the forward pass, with the values below the nodes. Right:
+# the end of the reverse pass, with the adjoints above the nodes in red. Each node is computed once and read by all
+# nodes that depend on it: this is dynamic programming on a graph.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5))
@@ -341,7 +343,7 @@ drawn = trace.plot(right)
 # %% [markdown]
 # ## 6. Backpropagation by hand
 #
-# Now a net of $k$ layers with matrices $X_l$ and shifts $\mu_l$. The **forward pass** computes and *stores*
+# Take a net of $k$ layers with matrices $X_l$ and biases $\mu_l$. The **forward pass** computes and *stores*
 #
 # $$ u_l = X_l\, a_{l-1} + \mu_l, \qquad a_l = \sigma(u_l), \qquad l = 1, \dots, k , $$
 #
@@ -365,22 +367,24 @@ mu = [jnp.asarray(draw(size=n), jnp.float32) for n in widths[1:]]
 a0, b = jnp.asarray(draw(size=5), jnp.float32), jnp.asarray(draw(size=2), jnp.float32)
 
 # %% [markdown]
-# The **backward pass** carries $\partial L / \partial a_l$ from the last layer to the first. At each layer it makes
+# The **backward pass** propagates $\partial L / \partial a_l$ from the last layer to the first. At each layer it
+# computes
 #
 # $$ \frac{\partial L}{\partial u_l} = \frac{\partial L}{\partial a_l} \odot \sigma'(u_l), \qquad
 #    \frac{\partial L}{\partial X_l} = \frac{\partial L}{\partial u_l}\, a_{l-1}^\top, \qquad
 #    \frac{\partial L}{\partial \mu_l} = \frac{\partial L}{\partial u_l}, \qquad
 #    \frac{\partial L}{\partial a_{l-1}} = X_l^\top \frac{\partial L}{\partial u_l} , $$
 #
-# where $\odot$ multiplies entry by entry. The first three are what is wanted of this layer, the last is handed to the
-# layer below. (All of $\partial L/\partial \cdot$ are columns here, shaped like what they differentiate by.)
+# where $\odot$ is the elementwise product. The second and the third are the derivatives with respect to the parameters
+# of this layer; the last is passed to the layer before it. (All $\partial L/\partial \cdot$ are columns here, with the
+# shape of the variable.)
 
 
 # %%
 def backward_pass(X, stored, dL_da):
     dX, dmu = [], []
     for i in reversed(range(len(X))):
-        a, u = stored[i]  # what came into this layer, and what its activation was applied to
+        a, u = stored[i]  # the input of this layer and its pre-activation
         dL_du = dL_da if i == len(X) - 1 else dL_da * (1 - jnp.tanh(u) ** 2)
         dX.insert(0, jnp.outer(dL_du, a))
         dmu.insert(0, dL_du)
@@ -394,16 +398,16 @@ automatic = jax.grad(lambda X, mu: jnp.sum((forward_pass(X, mu, a0)[0] - b) ** 2
 assert all(jnp.allclose(p, q, atol=1e-4) for p, q in zip(*map(jax.tree.leaves, (by_hand, automatic)), strict=True))
 
 # %% [markdown]
-# ### Slips around these formulas
+# ### Corrections of these formulas
 #
-# > **Printed:** with $h_k = \sigma(W_k h_{k-1} + b_k)$, the efficient form is
-# > $\partial L/\partial W_k = [\partial L/\partial h_k]^\top h_{k-1}^\top$.
+# > **Printed:** with $h_k = \sigma(W_k h_{k-1} + b_k)$, the efficient form is $\partial L/\partial W_k = [\partial
+# > L/\partial h_k]^\top h_{k-1}^\top$.
 #
-# **A number that breaks it:** one unit, $W = 1$, $h_0 = 1$, $b = 0$, $\sigma = \tanh$, and $L = h_1$. The printed form
-# gives $1 \cdot 1 = 1$. But $L = \tanh W$, whose derivative at 1 is $1 - \tanh^2 1 = 0.41997$.
+# **Counterexample:** one unit, $W = 1$, $h_0 = 1$, $b = 0$, $\sigma = \tanh$, and $L = h_1$. The printed form gives
+# $1 \cdot 1 = 1$. But $L = \tanh W$, whose derivative at 1 is $1 - \tanh^2 1 = 0.41997$.
 #
-# **Corrected:** the factor is the derivative by the *pre-activation* $s_k = W_k h_{k-1} + b_k$,
-# that is $\partial L/\partial s_k = \partial L/\partial h_k \odot \sigma'(s_k)$.
+# **Correction:** the factor is the derivative with respect to the *pre-activation* $s_k = W_k h_{k-1} + b_k$: $\partial
+# L/\partial s_k = \partial L/\partial h_k \odot \sigma'(s_k)$.
 
 # %%
 true = jax.grad(lambda W: jnp.tanh(W * 1.0))(1.0)
@@ -418,10 +422,10 @@ assert abs(true - corrected) < 1e-6 and round(corrected, 5) == 0.41997
 # >    \frac{\partial \hat y}{\partial h^l}\, \frac{\partial h^l}{\partial h^{l-1}} \cdots
 # >    \frac{\partial h^l}{\partial \Theta^l} $$
 #
-# One letter does two jobs: $l$ is the layer that is asked for *and* the layer from which the product runs down.
-# **A number that breaks it:** for the first layer of our net 5-7-3-2, $l = 1$, the factors are
-# $(1 \times 2)(2 \times 7)(7 \times 5)$, a row of 5 numbers, and then a last factor with 7 rows: they do not fit.
-# **Corrected**, with $L$ for the last layer:
+# The letter $l$ has two meanings: it is the layer of the parameters *and* the layer at which the product starts.
+# **Counterexample:** for the first layer of the net 5-7-3-2, $l = 1$, the factors are
+# $(1 \times 2)(2 \times 7)(7 \times 5)$, a row of 5 numbers, and then a last factor with 7 rows: the shapes do not
+# match. **Correction**, with $L$ for the last layer:
 #
 # $$ \frac{\partial L}{\partial \Theta^l} = \frac{\partial L}{\partial h^L}\,
 #    \frac{\partial h^L}{\partial h^{L-1}} \cdots
@@ -431,27 +435,27 @@ assert abs(true - corrected) < 1e-6 and round(corrected, 5) == 0.41997
 steps = [lambda a: jnp.tanh(X[0] @ a + mu[0]), lambda a: jnp.tanh(X[1] @ a + mu[1]), lambda a: X[2] @ a + mu[2]]
 first, second, third = jacobian_chain(steps, a0)
 by_parameters = jax.jacobian(lambda X_1: jnp.tanh(X_1 @ a0 + mu[0]))(X[0]).reshape(7, 35)
-assert first.shape == (7, 5)  # its 5 columns do not fit the 7 rows of by_parameters ...
+assert first.shape == (7, 5)  # its 5 columns do not match the 7 rows of by_parameters
 assert jnp.allclose((2 * (output - b) @ third @ second @ by_parameters).reshape(7, 5), by_hand[0][0], atol=1e-4)
 
 # %% [markdown]
-# Two small ones: a slide that lists what is wanted asks for $\partial L/\partial u_l$, where it means
-# $\partial L/\partial \mu_l$ (no harm: the two are equal, as the scheme says). And the printed forward pass applies
-# $\sigma$ after the last layer too, although the net it is about has none there: with tanh its outputs could never
-# leave $(-1, 1)$, and ours does.
+# Two minor errors: a slide that lists the required derivatives prints $\partial L/\partial u_l$ instead of
+# $\partial L/\partial \mu_l$ (the two are equal). And the printed forward pass applies $\sigma$ after the last layer
+# too, although the net has no activation there: with tanh its outputs would lie in $(-1, 1)$, and the outputs of the
+# net above do not.
 
 # %%
 assert jnp.abs(output).max() > 1
 assert jnp.abs(jnp.tanh(output)).max() <= 1
 
 # %% [markdown]
-# > **Printed** for $L = (b - h)^2$ with two layers and one output $h = X_2^\top \sigma(X_1 a)$:
-# > $\partial L/\partial X_1 = -2\,(b - h)\, X_2 \odot \sigma'(X_1 a)\, a^\top$, without brackets (and elsewhere $X_2$
-# > is a matrix, with no transpose).
+# > **Printed** for $L = (b - h)^2$ with two layers and one output $h = X_2^\top \sigma(X_1 a)$: $\partial L/\partial
+# > X_1 = -2\,(b - h)\, X_2 \odot \sigma'(X_1 a)\, a^\top$, without brackets (and elsewhere $X_2$ is a matrix, with no
+# > transpose).
 #
-# **A number that breaks it:** $X_1 = 0$, $a = (1, 1)$, $X_2 = (1, 10)$, $b = -\tfrac12$. Whoever takes the matrix
-# product first, as NumPy will with `X2 * (slope[:, None] * a)`, multiplies *columns* by 1 and 10. It is the *rows*, one
-# for each hidden unit. **Corrected:** $-2\,(b - h)\, \big(X_2 \odot \sigma'(X_1 a)\big)\, a^\top$.
+# **Counterexample:** $X_1 = 0$, $a = (1, 1)$, $X_2 = (1, 10)$, $b = -\tfrac12$. If the matrix product is computed
+# first, as in the NumPy expression `X2 * (slope[:, None] * a)`, the *columns* are multiplied by 1 and 10. Correct are
+# the *rows*, one for each hidden unit. **Correction:** $-2\,(b - h)\, \big(X_2 \odot \sigma'(X_1 a)\big)\, a^\top$.
 
 # %%
 X1, X2, a, target = jnp.zeros((2, 2)), jnp.array([1.0, 10.0]), jnp.ones(2), -0.5
@@ -461,11 +465,11 @@ assert (-2 * (target - h) * jnp.outer(X2 * slope, a)).tolist() == true.tolist() 
 assert (-2 * (target - h) * (X2 * (slope[:, None] * a))).tolist() == [[1, 10], [1, 10]]
 
 # %% [markdown]
-# ## 7. What backpropagation saves
+# ## 7. The complexity of backpropagation
 #
-# Write the derivative by each $X_l$ as a formula of its own, and the same products appear again and again. With $k$
-# layers of width $m$, each of the $k$ derivatives passes through up to $k$ layers, each at $m^2$ multiplications:
-# $O(k^2 m^2)$. The backward pass makes each product once: $O(k m^2)$, as much as the forward pass up to a constant.
+# If the derivative with respect to each $X_l$ is computed by its own formula, the same products occur many times. With
+# $k$ layers of width $m$, each of the $k$ derivatives passes through up to $k$ layers, each with $m^2$ multiplications:
+# $O(k^2 m^2)$. The backward pass computes each product once: $O(k m^2)$, as much as the forward pass up to a constant.
 #
 # `count_flops` counts the operations of both.
 
@@ -490,7 +494,8 @@ for k, s, n in zip(depths, shared, separate, strict=True):
     print(f"{k:3} layers of width 64: backpropagation {s:10,}   one by one {n:11,}   ratio {n / s:5.1f}")
 
 # %% [markdown]
-# Twice the layers: backpropagation costs twice as much, the separate derivatives four times.
+# For twice the number of layers backpropagation costs twice as much, and the separate derivatives cost four times as
+# much.
 
 # %%
 assert 1.9 < shared[-1] / shared[-2] < 2.1
@@ -502,13 +507,13 @@ axes.set(xlabel="layers $k$", ylabel="operations")
 legend = axes.legend()
 
 # %% [markdown]
-# ### A slip: could it be $O(k m)$?
+# ### A correction: $O(k m)$ is impossible
 #
 # > **Printed:** automatic differentiation reduces the backward pass from $O(k m^2)$ to $O(k m)$.
 #
-# **A number that breaks it:** $O(k m)$ would mean that twice the width costs twice as much. It costs four times as
-# much. It could not be otherwise: the gradient of $k$ matrices of $m \times m$ *has* $k m^2$ entries, and writing them
-# down takes $k m^2$ steps. **Corrected:** the backward pass is $O(k m^2)$, a small constant times the forward pass.
+# **Counterexample:** $O(k m)$ means that twice the width costs twice as much. It costs four times as much. The gradient
+# of $k$ matrices of size $m \times m$ *has* $k m^2$ entries, so computing it takes at least $k m^2$ steps.
+# **Correction:** the backward pass is $O(k m^2)$, a small constant times the forward pass.
 
 # %%
 narrow_net, wide_net = [jnp.ones((64, 64))] * 4, [jnp.ones((128, 128))] * 4
@@ -520,10 +525,10 @@ assert 2 < constant < 4
 print(f"twice the width: {ratio:.2f} times the operations; gradient / function: {constant:.2f}")
 
 # %% [markdown]
-# ## 8. Counted and measured
+# ## 8. Operations and time
 #
-# The loss of a classifier with 784 inputs, differentiated by its input: now `cost_table` also compiles and times the programs
-# (median and quartiles) and asks the compiler how much memory each needs.
+# The loss of a classifier with 784 inputs, differentiated with respect to its input. Here `cost_table` also compiles
+# and times the programs (median and quartiles) and reports the memory that the compiler allocates for each.
 
 # %%
 classify = lambda x: jb.softmax_cross_entropy(wide.apply(wide_params, x), jnp.int32(3))
@@ -537,19 +542,19 @@ table
 axes = table.plot()
 
 # %% [markdown]
-# Two things to see:
+# Two observations:
 #
-# * A gradient, and even a Hessian-vector product (`hvp`, section 10), costs a few functions. `jacfwd` takes 784 passes
-#   for what `jacrev` does in one.
-# * Time is not proportional to operations. 784 passes run as one batch, as products of matrices with matrices,
-#   which a processor does far faster than products of matrices with single vectors. Operations tell how cost *grows*;
-#   the clock tells what it is here. That is why the table has both.
+# * A gradient, and even a Hessian-vector product (`hvp`, section 10), costs a few function evaluations. `jacfwd` takes
+#   784 passes where `jacrev` takes one.
+# * Time is not proportional to operations. The 784 passes run as one batch, as matrix-matrix products, which are much
+#   faster per operation than matrix-vector products. The number of operations shows how the cost *grows*; the time
+#   shows the cost on this machine. The table has both.
 #
-# ## 9. The price of reverse mode is memory
+# ## 9. The memory of reverse mode
 #
-# Forward mode needs a value and its tangent, then forgets them. Reverse mode starts at the end, and there it needs what
-# the forward pass saw, in reverse order: **everything must be kept**. `saved_numbers` says how many numbers `jax.vjp`
-# holds on to, here for $n$ times tanh of a thousand numbers.
+# Forward mode needs only the current value and its tangent. Reverse mode starts at the output and needs the
+# intermediate values of the forward pass in reverse order: **they must be stored**. `saved_numbers` returns how many
+# numbers `jax.vjp` stores, here for $n$ applications of tanh to a thousand numbers.
 
 
 # %%
@@ -564,32 +569,33 @@ def tanhs(n):
 
 thousand = jnp.ones(1000)
 kept = [saved_numbers(tanhs(n), thousand) for n in (2, 8, 32)]
-assert kept == [4_000, 16_000, 64_000]  # two numbers for each tanh: linear in the depth
+assert kept == [4_000, 16_000, 64_000]  # linear in the depth: two numbers for each tanh
 kept
 
 # %% [markdown]
-# **Checkpointing** trades memory for time: keep only some values, and compute the others again when the backward pass
-# comes by. `jax.checkpoint` around the whole function keeps nothing but the input.
+# **Checkpointing** (rematerialization) trades memory for time: it stores only some values and recomputes the others
+# during the backward pass. `jax.checkpoint` around the whole function stores only the input.
 
 # %%
 assert [saved_numbers(jax.checkpoint(tanhs(n)), thousand) for n in (2, 8, 32)] == [1_000, 1_000, 1_000]
 
 # %% [markdown]
-# A whole deep net, as its compiled program needs it. `Repeat` stacks one block many times; its option `checkpoint` says
-# what the backward pass keeps: with `"sqrt"` about $2\sqrt n$ of the $n$ layers, with a number so many of them.
+# The next cell measures the memory of the compiled program of a deep net. `Repeat` stacks one block many times; its
+# option `checkpoint` determines what is stored for the backward pass: with `"sqrt"` about $2\sqrt n$ of the $n$ layers,
+# with an integer that number of layers.
 
 
 # %%
 def make(depth, checkpoint=None):
     block = jb.Residual(jb.Dense(64), jb.tanh)
     net, h = jb.Repeat(block, depth, checkpoint=checkpoint), jnp.ones((32, 64))
-    return lambda params: jnp.sum(net.apply(params, h) ** 2), jax.eval_shape(net.init, key, h)  # shapes are enough
+    return lambda params: jnp.sum(net.apply(params, h) ** 2), jax.eval_shape(net.init, key, h)  # shapes suffice
 
 
 curve = memory_curve(make, (16, 64, 256), checkpoints=("sqrt", 8))
-assert curve.growth("jvp") == 0  # the same at any depth
-assert 0.9 < curve.growth("gradient") < 1.1  # proportional to the depth
-assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6  # to its root
+assert curve.growth("jvp") == 0  # constant
+assert 0.9 < curve.growth("gradient") < 1.1  # linear in the depth
+assert 0.3 < curve.growth("gradient, checkpoint='sqrt'") < 0.6  # the square root of the depth
 assert curve["gradient, checkpoint=8"][-1] < curve["gradient"][-1] / 20
 curve
 
@@ -597,21 +603,21 @@ curve
 axes = curve.plot()
 
 # %% [markdown]
-# How much is computed again? With $c$ values kept at a time, and kept at the best places, `binomial_steps` tells how
-# many layers are run forward to reach all 256, last to first (beside the one run of each in which it is
-# differentiated). Keeping one value, the input, means starting over for every layer; keeping 16 means running each
-# layer between two and three times.
+# How much is recomputed? With $c$ stored values at a time, at optimal positions, `binomial_steps` returns the number of
+# forward steps needed to reach all 256 layers, from last to first (in addition to the one evaluation of each layer in
+# which it is differentiated). With one stored value, the input, the forward pass restarts for every layer; with 16
+# stored values each layer is evaluated between two and three times.
 
 # %%
 for c in (1, 2, 4, 8, 16):
-    print(f"{c:3} kept: {binomial_steps(256, c):6,} steps forward, {binomial_steps(256, c) / 256:6.1f} a layer")
+    print(f"{c:3} stored: {binomial_steps(256, c):6,} forward steps, {binomial_steps(256, c) / 256:6.1f} per layer")
 assert binomial_steps(256, 1) == sum(range(256)) == 32_640
 assert 2 < binomial_steps(256, 16) / 256 < 3
 
 # %% [markdown]
-# ## 10. Second derivatives, without the matrix
+# ## 10. Hessian-vector products
 #
-# The Hessian $H$ holds all second derivatives, $n \times n$ for $n$ variables. At the point of section 5:
+# The Hessian $H$ contains all second derivatives, $n \times n$ for $n$ variables. At the point of section 5:
 # $\partial^2 y/\partial x_1^2 = -1/x_1^2$, $\partial^2 y/\partial x_1 \partial x_2 = 1$,
 # $\partial^2 y/\partial x_2^2 = \sin x_2$.
 
@@ -622,23 +628,23 @@ H = jax.hessian(y)(point)
 assert jnp.allclose(H, jnp.array([[-0.25, 1.0], [1.0, -0.9589243]]))
 
 # %% [markdown]
-# A net with a million parameters would have $10^{12}$ entries. But methods that use curvature need only products $H v$,
-# and
+# The Hessian of a net with a million parameters has $10^{12}$ entries. But methods that use curvature need only
+# products $H v$, and
 #
 # $$ H v = \frac{\partial}{\partial x} \big( g(x)^\top v \big)
 #        = \text{the derivative of the gradient } g \text{ along } v . $$
 #
-# That is one `jax.jvp` of `jax.grad`, forward mode over reverse mode: `hvp`. No matrix anywhere.
+# This is one `jax.jvp` of `jax.grad`, forward mode over reverse mode: `hvp`. It forms no matrix.
 
 # %%
 v = jnp.array([1.0, -2.0])
 assert jnp.allclose(hvp(y, point, v), jnp.array([-2.25, 2.9178485]))
 assert jnp.allclose(hvp(y, point, v), H @ v)
-assert jnp.allclose(hvp(y, point, v), jax.grad(lambda x: jax.grad(y)(x) @ v)(point))  # the formula, literally
+assert jnp.allclose(hvp(y, point, v), jax.grad(lambda x: jax.grad(y)(x) @ v)(point))  # the formula
 
 # %% [markdown]
-# By the 109 386 parameters of the classifier: a product costs less than two gradients, the Hessian would take one
-# product for each parameter, and $109\,386^2$ numbers of four bytes, 48 gigabytes, to hold it.
+# With respect to the 109 386 parameters of the classifier, a product costs less than two gradients. The full Hessian
+# takes one product for each parameter, and its $109\,386^2$ numbers of four bytes take 48 gigabytes.
 
 # %%
 of_params = lambda params: jb.softmax_cross_entropy(wide.apply(params, image), jnp.int32(3))
@@ -650,11 +656,11 @@ assert 47e9 < 4 * n**2 < 48e9
 second
 
 # %% [markdown]
-# ## 11. The best bracketing, for a real net
+# ## 11. The optimal bracketing of a net
 #
-# `jax.jacfwd` and `jax.jacrev` are the two pure modes. Section 3 had a chain on which both are bad, because it is
-# narrow in the middle. There are nets like that: an **autoencoder** squeezes an image through a few numbers and makes
-# an image of them again. Its Jacobian tells how each output pixel depends on each input pixel.
+# `jax.jacfwd` and `jax.jacrev` compute the two modes. Neither is optimal for the chain with a bottleneck in section 3.
+# Some nets have a bottleneck: an **autoencoder** compresses an image to a few numbers and reconstructs the image from
+# them. Its Jacobian shows how each output pixel depends on each input pixel.
 
 # %%
 autoencoder = jb.MLP(256, 64, 8, 64, 256, 784, activation=jb.tanh)
@@ -666,10 +672,10 @@ assert 21 < best.forward / best.cost < 22 and best.forward == best.reverse
 best
 
 # %% [markdown]
-# The best order works outwards from the narrow place: it pulls 8 rows back to the input, pushes 8 columns on to the
-# output, and multiplies the two at the end. `jacobian` of jaxblocks finds this for any function by the dynamic
-# program of section 3, with prices that know about time and memory. `jacobian_plan` says what it will do, and why. (A
-# *seed* is one vector that is carried along: a column going forward, a row going back.)
+# The optimal order starts at the bottleneck: it propagates 8 rows back to the input and 8 columns forward to the
+# output, and multiplies the two at the end. `jacobian` of jaxblocks finds this order for any function with the dynamic
+# program of section 3 and a cost model of time and memory. `jacobian_plan` returns the plan and its reason. (A *seed*
+# is one propagated vector: a column in forward mode, a row in reverse mode.)
 
 # %%
 plan = jacobian_plan(reconstruct, image)
@@ -677,8 +683,8 @@ assert plan.mode == "mixed" and plan.bracketing == best.bracketing
 plan
 
 # %% [markdown]
-# The same matrix, for a fraction of the operations. (The ratio is larger than that of the table above, because the pure
-# modes of JAX also multiply by the identity that they start with.)
+# The result is the same matrix for a fraction of the operations. (The ratio is larger than that of the table above,
+# because `jacfwd` and `jacrev` of JAX also multiply by the identity matrix that they start with.)
 
 # %%
 modes = {"jacfwd": jax.jacfwd, "jacrev": jax.jacrev, "jacobian": jacobian}
@@ -695,8 +701,8 @@ for name, way in {"jacrev": stock, "jacobian": planned}.items():
     print(f"{name:9} {1e3 * measured.seconds:6.2f} ms, {measured.temporary_bytes:8,} bytes of temporary memory")
 
 # %% [markdown]
-# Where nothing is to be gained, the plan is the ordinary one, and it says so. A classifier grows narrower all the way
-# to its ten outputs: reverse mode.
+# Where one of the two modes is optimal, the plan is this mode, and the plan states the reason. The dimensions of a
+# classifier decrease towards its ten outputs, so the plan is reverse mode.
 
 # %%
 plan = jacobian_plan(lambda x: wide.apply(wide_params, x), image)
@@ -706,39 +712,37 @@ print(plan.reason)
 # %% [markdown]
 # ## Summary
 #
-# | what | cost |
+# | derivative | cost |
 # |---|---|
 # | $Jv$ or $u^\top J$, one pass | about 2 functions |
 # | gradient of a scalar function | 2 to 4 functions, for any number of variables; memory grows with depth |
 # | Jacobian, forward (reverse) mode | $d_0$ ($d_L$) passes |
-# | Jacobian, best bracketing | less, where the net is narrow inside: 39 times less for the autoencoder |
+# | Jacobian, optimal bracketing | less for nets with a bottleneck: 39 times less for the autoencoder |
 # | Hessian-vector product | 1.5 to 3 gradients; the Hessian is $n$ products |
 #
-# Forward mode is for few inputs, reverse mode for few outputs, a bracketing from the narrow place for what is narrow
-# inside.
+# Use forward mode for few inputs, reverse mode for few outputs, and a bracketing that starts at the bottleneck for nets
+# with a bottleneck.
 #
 # ## Homework
 #
-# 1. **Which bracketing?** A net $784 \to 128 \to 64 \to 10$ with a loss on top: dimensions 784, 128, 64, 10, 1. Compute
-#    by hand the multiplications of forward and reverse mode. Which of the five bracketings is the best?
+# 1. **Optimal bracketing.** A net $784 \to 128 \to 64 \to 10$ followed by a loss: dimensions 784, 128, 64, 10, 1.
+#    Compute by hand the multiplications of forward and reverse mode. Which of the five bracketings is the best?
 # 2. **Prove** that with $d_L = 1$ and all other dimensions at least 2 no order is cheaper than reverse mode.
-# 3. **Two formulations of one gradient.** For a layer $s = W h$ with $W$ of $D_k \times D_{k-1}$, write
+# 3. **Two forms of one gradient.** For a layer $s = W h$ with $W$ of $D_k \times D_{k-1}$, write
 #    $\partial L/\partial \operatorname{vec} W$ as $\partial L/\partial s$ times the full Jacobian
 #    $\partial s/\partial \operatorname{vec} W$, and compare with the outer product of section 6. Show that both give
-#    the same, and how many multiplications each takes, for $D_k = 100$, $D_{k-1} = 50$.
+#    the same result, and how many multiplications each takes, for $D_k = 100$, $D_{k-1} = 50$.
 # 4. **A trace by hand.** $y = x_1 x_2 + \sin x_1$ at $(\pi/2, 2)$: write the forward and the reverse trace.
-# 5. **A product by hand.** For the function of section 5 at $(2, 5)$, compute $H v$ for $v = (1, -2)$ from the entries
-#    of $H$. Then count: which costs more, `hvp` or the gradient of $g^\top v$ by reverse mode over reverse mode, for
-#    the classifier of section 8?
-# 6. **Memory.** A net of 1024 layers, 16 values kept at a time. How often is a layer run forward, on average?
-#
-# Try them before you read on.
+# 5. **A Hessian-vector product by hand.** For the function of section 5 at $(2, 5)$, compute $H v$ for $v = (1, -2)$
+#    from the entries of $H$. Then count: which costs more, `hvp` or the gradient of $g^\top v$ by reverse mode over
+#    reverse mode, for the classifier of section 8?
+# 6. **Memory.** A net has 1024 layers, and 16 values are stored at a time. How often is a layer evaluated, on average?
 #
 # ## Solutions
 #
 # **1.** Forward: $784\,(64 \cdot 128 + 10 \cdot 64 + 1 \cdot 10) = 784 \cdot 8842 = 6\,932\,128$. Reverse:
 # $1 \cdot (784 \cdot 128 + 128 \cdot 64 + 64 \cdot 10) = 109\,184$. Reverse mode is the best of all five, as homework 2
-# says it must be.
+# proves.
 
 # %%
 dims = (784, 128, 64, 10, 1)
@@ -749,36 +753,36 @@ for order in sorted(bracketings(4), key=lambda order: chain_cost(dims, order=ord
     print(f"{chain_cost(dims, order=order):>10,}  {order}")
 
 # %% [markdown]
-# **2.** Reverse mode costs $\sum_{l=0}^{L-2} d_l d_{l+1}$. First a fact about the cost $C(i, j)$ of *any* order of
+# **2.** Reverse mode costs $\sum_{l=0}^{L-2} d_l d_{l+1}$. First a lower bound for the cost $C(i, j)$ of *any* order of
 # $J_j \cdots J_{i+1}$, where all dimensions are at least 2:
 #
 # $$ C(i, j) + d_i d_j \;\ge\; \sum_{l=i}^{j-1} d_l d_{l+1} . \tag{$*$} $$
 #
-# By induction. For one factor, $j = i + 1$, both sides are $d_i d_{i+1}$. For more, let the last product join the parts
-# at $k$: $C(i, j) = C(k, j) + C(i, k) + d_i d_k d_j$. By $(*)$ for the two parts,
-# $C(i, k) + C(k, j) \ge \sum_{l=i}^{j-1} d_l d_{l+1} - d_i d_k - d_k d_j$, so it is enough that
+# The proof is by induction. For one factor, $j = i + 1$, both sides are $d_i d_{i+1}$. For more factors, let the last
+# product join the parts at $k$: $C(i, j) = C(k, j) + C(i, k) + d_i d_k d_j$. By $(*)$ for the two parts, $C(i, k) +
+# C(k, j) \ge \sum_{l=i}^{j-1} d_l d_{l+1} - d_i d_k - d_k d_j$, so it is sufficient that
 # $d_i d_k d_j + d_i d_j \ge d_i d_k + d_k d_j$. Divide by $d_i d_j$: $d_k + 1 \ge d_k (1/d_j + 1/d_i)$, and this holds,
 # because $1/d_i + 1/d_j \le 1/2 + 1/2$.
 #
-# Now the chain with $d_L = 1$, by induction on the number of its factors; one factor costs nothing in any order. Let
-# the last product join the parts at $k$. It costs $1 \cdot d_k d_0$. The left part ends in 1 and costs at least
+# For the chain with $d_L = 1$ use induction on the number of factors; one factor costs nothing in any order. Let the
+# last product join the parts at $k$. It costs $1 \cdot d_k d_0$. The left part ends in 1 and costs at least
 # $\sum_{l=k}^{L-2} d_l d_{l+1}$ by induction; the right part has no dimension 1, and by $(*)$ it costs at least
-# $\sum_{l=0}^{k-1} d_l d_{l+1} - d_0 d_k$. Together: at least $\sum_{l=0}^{L-2} d_l d_{l+1}$. (In 1-100-2-1 the step
-# fails where $1/d_0 = 1$.)
+# $\sum_{l=0}^{k-1} d_l d_{l+1} - d_0 d_k$. Together this is at least $\sum_{l=0}^{L-2} d_l d_{l+1}$. (For 1-100-2-1 the
+# step fails because $1/d_0 = 1$.)
 #
-# The fact $(*)$ can be tried as well:
+# The next cell checks the bound $(*)$:
 
 # %%
 for d in [(2, 2, 2), (2, 9, 3, 4), (5, 2, 2, 7, 3), (3, 8, 2, 9, 2, 6)]:
     assert cheapest(d) + d[0] * d[-1] >= sum(p * q for p, q in pairwise(d))
-assert cheapest((1, 100, 2)) + 1 * 2 < 1 * 100 + 100 * 2  # with a 1 it does not hold
+assert cheapest((1, 100, 2)) + 1 * 2 < 1 * 100 + 100 * 2  # does not hold with a dimension of 1
 
 # %% [markdown]
-# **3.** Row $i$ of $s = W h$ reads row $i$ of $W$ alone, with the weights $h$. So the full Jacobian
-# $\partial s / \partial \operatorname{vec} W$ (rows of $W$ one after the other) is $I \otimes h^\top$, a matrix of
-# $D_k \times D_k D_{k-1}$ entries, in which a share of only $1/D_k$ is not zero. Multiplying by it takes
+# **3.** Row $i$ of $s = W h$ depends only on row $i$ of $W$, with the weights $h$. So the full Jacobian
+# $\partial s / \partial \operatorname{vec} W$ (with the rows of $W$ one after the other) is $I \otimes h^\top$, a
+# matrix of $D_k \times D_k D_{k-1}$ entries, of which only a fraction $1/D_k$ is nonzero. Multiplying by it takes
 # $D_k \cdot D_k D_{k-1} = 500\,000$ multiplications; the outer product takes $D_k D_{k-1} = 5\,000$, that is
-# $D_k = 100$ times fewer. What is left out are products with zeros.
+# $D_k = 100$ times fewer. It omits the products with zeros.
 
 # %%
 D, d = 100, 50
@@ -792,7 +796,7 @@ assert count_flops(jnp.matmul, by_s, full).multiplications == 500_000
 assert count_flops(jnp.outer, by_s, h).multiplications == 5_000
 
 # %% [markdown]
-# **4.** $v_1 = x_1 x_2 = \pi$, $v_2 = \sin x_1 = 1$, $v_3 = v_1 + v_2 = \pi + 1$. Back: $\bar v_3 = 1$,
+# **4.** $v_1 = x_1 x_2 = \pi$, $v_2 = \sin x_1 = 1$, $v_3 = v_1 + v_2 = \pi + 1$. In reverse: $\bar v_3 = 1$,
 # $\bar v_1 = \bar v_2 = 1$, $\bar x_1 = \bar v_1 x_2 + \bar v_2 \cos x_1 = 2 + 0 = 2$,
 # $\bar x_2 = \bar v_1 x_1 = \pi/2$.
 
@@ -803,9 +807,10 @@ assert np.allclose(trace.gradient, (2, math.pi / 2), atol=1e-6)
 trace
 
 # %% [markdown]
-# **5.** $H v = (-0.25 \cdot 1 + 1 \cdot (-2),\; 1 \cdot 1 - 0.9589 \cdot (-2)) = (-2.25,\; 2.9178)$. Both ways give
-# this vector. For the classifier both count as many operations. But reverse over reverse holds the tape of a tape: on a
-# net of 64 layers it needs more than twice the memory, which is why `hvp` goes forward over reverse.
+# **5.** $H v = (-0.25 \cdot 1 + 1 \cdot (-2),\; 1 \cdot 1 - 0.9589 \cdot (-2)) = (-2.25,\; 2.9178)$. Both ways compute
+# this vector. For the classifier both count as many operations. But reverse over reverse mode also stores the
+# intermediate values of the backward pass: for a net of 64 layers it needs more than twice the memory. This is why
+# `hvp` uses forward over reverse mode.
 
 # %%
 assert np.allclose((-0.25 * 1 + 1 * -2, 1 * 1 + math.sin(5) * -2), (-2.25, 2.9178485))
@@ -817,8 +822,8 @@ assert deep.hvp_reverse_over_reverse.temporary_bytes > 2 * deep.hvp.temporary_by
 deep
 
 # %% [markdown]
-# **6.** `binomial_steps(1024, 16)` is 2956: 2.9 times on average (and once more for each layer, where it is
-# differentiated), with 16 kept values instead of 1024.
+# **6.** `binomial_steps(1024, 16)` is 2956: 2.9 times on average (in addition to the evaluation in which each layer is
+# differentiated), with 16 stored values instead of 1024.
 
 # %%
 assert binomial_steps(1024, 16) == 2956
