@@ -406,8 +406,14 @@ def _check_shape(name, x, axes, sizes) -> None:
                     False,
                     f"{other} {_form(other_axes)} and {name} {_form(axes)} with the same size of {axis}",
                     f"{describe(met)} and {describe(x)}",
-                    "give both the same leading axes" if axis[0] == "*" else both,
+                    _repair_leading_axes(met, x) if axis[0] == "*" else both,
                 )
+
+
+def _repair_leading_axes(x, y) -> str:
+    if len(x.shape) != len(y.shape):
+        return "reshape one of them, for example with [..., None] or .squeeze(-1)"
+    return "give both the same leading axes"
 
 
 def _form(axes) -> str:

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-Base = Annotated[float, Range(1, open_below=True)]
+Base = Annotated[float | int, Range(1, open_below=True)]
 """Of a logarithm: 2 for bits, e for nats."""
 
 
@@ -243,7 +243,7 @@ def total_variation(
 def lp_distance(
     p: Float[Array, "*batch classes"],
     q: Float[Array, "*batch classes"],
-    order: Annotated[float, Range(1)],
+    order: float | int,
     *,
     check: bool = False,
 ) -> Float[Array, "*batch"]:
@@ -262,6 +262,7 @@ def lp_distance(
     Source: Diehl 2023, section 1.4.
     """
     p, q, dtype = _match_distributions(p, q, check=check)
+    require(order >= 1, "order >= 1, since below 1 it is not a metric", order, "use 1 or 2")
     gap = _size(p - q)
     largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
@@ -374,7 +375,7 @@ def distillation_loss(
     student_logits: Float[Array, "*batch classes"],
     teacher_logits: Float[Array, "*batch classes"],
     *,
-    temperature: float | Float[Array, ""] = 1.0,
+    temperature: float | int | Float[Array, ""] = 1.0,
 ) -> Float[Array, "*batch"]:
     """Cross-entropy of a student to the softened predictions of a teacher.
 
@@ -573,7 +574,7 @@ def huber_loss(
     predictions: Float[Array, "*batch features"],
     targets: Float[Array, "*batch features"],
     *,
-    delta: float | Float[Array, ""] = 1.0,
+    delta: float | int | Float[Array, ""] = 1.0,
 ) -> Float[Array, "*batch"]:
     """Huber loss: quadratic for small errors, linear for large ones; the mean over the last axis.
 
@@ -689,7 +690,7 @@ def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
 
 
 @checked
-def soft_threshold(x: Float[Array, "*shape"], threshold: float | Float[Array, ""]) -> Float[Array, "*shape"]:
+def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Array, ""]) -> Float[Array, "*shape"]:
     """Shrink every entry towards 0 by ``threshold``, and to exactly 0 what is smaller.
 
     S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimizes

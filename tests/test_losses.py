@@ -98,8 +98,8 @@ def test_distances_of_binary_distributions():
     p, q = pair(0.3, 0.3, 0.3), pair(0.1, 0.5, 0.9)
     table = {
         "tv": (run(total_variation, p, q), [0.2, 0.2, 0.6]),
-        "l1_penalty": (run(lp_distance, p, q, order=1), [0.4, 0.4, 1.2]),
-        "l2_penalty": (run(lp_distance, p, q, order=2), [0.2828427, 0.2828427, 0.8485281]),
+        "l1": (run(lp_distance, p, q, order=1), [0.4, 0.4, 1.2]),
+        "l2": (run(lp_distance, p, q, order=2), [0.2828427, 0.2828427, 0.8485281]),
         "kl": (run(kl_divergence, p, q), [0.1536636, 0.0822829, 1.0325535]),
         "reversed": (run(kl_divergence, q, p), [0.1163218, 0.0871767, 0.7941600]),
         "ce": (run(cross_entropy, p, q), [0.7645279, 0.6931472, 1.6434177]),
@@ -151,7 +151,7 @@ def test_lp_distance_below_order_one_is_not_a_metric(sentences):
 
     assert d(p, q) > 1.4 * (d(p, r) + d(r, q))
     for order in (0.5, 0, -1, math.nan):
-        with pytest.raises(ValueError, match="a metric for order >= 1 only"):
+        with pytest.raises(ValueError, match="expected order >= 1|order to be a number, got nan"):
             lp_distance(pair(0.5), pair(0.9), order)
 
 
@@ -403,11 +403,11 @@ def test_jensen_gap():
 
 
 def test_jensen_gap_rejects_wrong_arguments(sentences):
-    with pytest.raises(ValueError, match="one weight per point"):
+    with pytest.raises(ValueError, match="points .* and weights .* with the same size of n"):
         jensen_gap(jnp.exp, jnp.zeros(3), jnp.array([0.5, 0.5]))
     with pytest.raises(ValueError, match="probability distributions in weights"):
         jensen_gap(jnp.exp, jnp.zeros(2), jnp.array([0.5, 0.6]))
-    with pytest.raises(ValueError, match=r"to one number, but it gave shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"a function from one point to one number, got float32 \(3,\); sum"):
         jensen_gap(jnp.exp, jnp.zeros((2, 3)), jnp.array([0.5, 0.5]))
 
 
@@ -533,7 +533,7 @@ def test_nll_in_bits_bounds_the_zero_one_loss_and_nll_in_nats_does_not():
     z = np.random.default_rng(41).normal(size=(100_000, 3)).astype(np.float32)
     labels = jnp.zeros(100_000, jnp.int32)
     loss = np.asarray(jax.jit(softmax_cross_entropy)(jnp.asarray(z), labels))
-    wrong = np.asarray(zero_one_loss(labels, jnp.asarray(z.argmax(-1), jnp.int32)))
+    wrong = np.asarray(zero_one_loss(jnp.asarray(z.argmax(-1), jnp.int32), labels))
     assert 0.6 < wrong.mean() < 0.7
     assert (loss / math.log(2) >= wrong).all()
     assert 100 < (loss < wrong).sum() < 20_000  # the printed bound fails
@@ -546,13 +546,13 @@ def test_nll_in_bits_bounds_the_zero_one_loss_and_nll_in_nats_does_not():
 
 def test_zero_one():
     labels, predictions = jnp.array([0, 1, 2, 2], jnp.uint8), jnp.array([0, 2, 2, 1])
-    result = zero_one_loss(labels, predictions)
+    result = zero_one_loss(predictions, labels)
     np.testing.assert_array_equal(result, [0, 1, 0, 1])
     assert result.dtype == jnp.float32
     assert zero_one_loss(jnp.array(256), jnp.array(0, jnp.uint8)) == 1  # no comparison in the narrower dtype
     np.testing.assert_array_equal(zero_one_loss(jnp.array([True, False]), jnp.array([True, True])), [0, 1])
     z = jnp.asarray(normal(42, 5, 3), jnp.float32)
-    gradient = grad(lambda z: zero_one_loss(jnp.zeros(5, jnp.int32), z.argmax(-1)).sum())(z)
+    gradient = grad(lambda z: zero_one_loss(z.argmax(-1), jnp.zeros(5, jnp.int32)).sum())(z)
     np.testing.assert_array_equal(gradient, 0)
 
 
@@ -561,9 +561,9 @@ def test_cross_entropy_of_a_point_mass_is_zero_or_infinite():
     prediction = one_hot(jnp.array([1, 1]), 3)
     labels = jnp.array([1, 2])
     np.testing.assert_array_equal(run(nll, jnp.log(prediction), labels), [0, np.inf])
-    np.testing.assert_array_equal(run(zero_one_loss, labels, prediction.argmax(-1)), [0, 1])
+    np.testing.assert_array_equal(run(zero_one_loss, prediction.argmax(-1), labels), [0, 1])
     np.testing.assert_array_equal(
-        run(zero_one_loss, labels, prediction.argmax(-1)), 1 - prediction[jnp.arange(2), labels]
+        run(zero_one_loss, prediction.argmax(-1), labels), 1 - prediction[jnp.arange(2), labels]
     )
 
 
@@ -571,7 +571,7 @@ def test_probabilities_are_not_scores():
     """The loss includes the softmax: probabilities as scores give another value; nll rejects scores."""
     h, y = jnp.asarray(H, jnp.float32), jnp.array(2)
     assert abs(softmax_cross_entropy(softmax(h), y) - softmax_cross_entropy(h, y)) > 0.3
-    with pytest.raises(ValueError, match=r"nll expects log-probabilities, .* sum to between 8.61.*log_softmax"):
+    with pytest.raises(ValueError, match=r"nll expected log-probabilities, .* got sums from 8.61.*log_softmax"):
         nll(h, y)
     np.testing.assert_allclose(nll(log_softmax(h), y), 0.753373, atol=1e-6)
 
@@ -597,15 +597,15 @@ def test_distillation():
     for temperature, teacher in soft.items():
         log_q = special.log_softmax(student / temperature)
         with jax.enable_x64(True):
-            arguments = jnp.asarray(student), jnp.asarray(H), temperature
-            loss, gradient = jax.value_and_grad(distillation_loss)(*arguments)
+            loss_of = partial(distillation_loss, temperature=temperature)
+            loss, gradient = jax.value_and_grad(loss_of)(jnp.asarray(student), jnp.asarray(H))
         np.testing.assert_allclose(special.softmax(H / temperature), teacher, atol=1e-7)
         np.testing.assert_allclose(loss, -(teacher * log_q).sum(), atol=1e-6)
         np.testing.assert_allclose(gradient, (np.exp(log_q) - teacher) / temperature, atol=1e-7)
     z = jnp.asarray(H, jnp.float32)
     np.testing.assert_allclose(distillation_loss(z, z), stats.entropy(soft[1]), atol=1e-6)
-    cooled = jax.jit(distillation_loss)(z, z[::-1], jnp.float32(4.0))  # a temperature that is traced
-    np.testing.assert_allclose(cooled, distillation_loss(z, z[::-1], 4), rtol=1e-6)
+    cooled = jax.jit(distillation_loss)(z, z[::-1], temperature=jnp.float32(4.0))  # a temperature that is traced
+    np.testing.assert_allclose(cooled, distillation_loss(z, z[::-1], temperature=4), rtol=1e-6)
 
 
 # Binary --------------------------------------------------------------------------------------------------------------
@@ -729,9 +729,9 @@ def test_gaussian_nll():
 
 def test_huber():
     prediction = jnp.array([[0.0, 0.5], [1.0, -3.0], [1e20, 0.0]])
-    value = huber_loss(prediction, jnp.zeros((3, 2)), 2.0)
+    value = huber_loss(prediction, jnp.zeros((3, 2)), delta=2.0)
     np.testing.assert_allclose(value, [0.0625, (0.5 + 2 * (3 - 1)) / 2, 1e20], rtol=1e-6)  # no overflow
-    slope = grad(lambda p: huber_loss(p, jnp.zeros((3, 2)), 2.0).sum())(prediction)
+    slope = grad(lambda p: huber_loss(p, jnp.zeros((3, 2)), delta=2.0).sum())(prediction)
     np.testing.assert_array_equal(slope, np.array([[0, 0.5], [1, -2], [2, 0]]) / 2)
     curvature = jax.jacfwd(grad(lambda e: huber_loss(e[None], jnp.zeros(1))))
     assert curvature(jnp.float32(0)) == 1
@@ -785,7 +785,7 @@ def test_values_and_gradients_against_torch(torch):
             "mse": (lambda z: mse(z, jnp.asarray(w)), lambda z: F.mse_loss(z, torch.tensor(w), **none).mean(-1)),
             "mae": (lambda z: mae(z, jnp.asarray(w)), lambda z: F.l1_loss(z, torch.tensor(w), **none).mean(-1)),
             "huber_loss": (
-                lambda z: huber_loss(z, jnp.asarray(w), 0.7),
+                lambda z: huber_loss(z, jnp.asarray(w), delta=0.7),
                 lambda z: F.huber_loss(z, torch.tensor(w), delta=0.7, **none).mean(-1),
             ),
             "gaussian": (
@@ -793,7 +793,7 @@ def test_values_and_gradients_against_torch(torch):
                 lambda z: F.gaussian_nll_loss(z, torch.tensor(w), torch.ones(5, 7), full=True, **none).sum(-1),
             ),
             "distillation": (
-                lambda z: distillation_loss(z, jnp.asarray(w), 3.0),
+                lambda z: distillation_loss(z, jnp.asarray(w), temperature=3.0),
                 lambda z: F.cross_entropy(z / 3, torch.softmax(torch.tensor(w) / 3, -1), **none),
             ),
         }
@@ -839,16 +839,16 @@ def test_l2_of_the_example_in_the_lectures():
     """lambda (sum W1^2 + sum W2^2) = .01 * 2.25 = .0225, without the biases."""
     kernels = jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
     np.testing.assert_allclose(0.01 * l2_penalty(params(), kernels), 0.0225, rtol=1e-6)
-    np.testing.assert_allclose(run(l2, params()), 2.25 + 9 + 16 + 49, rtol=1e-6)
+    np.testing.assert_allclose(run(l2_penalty, params()), 2.25 + 9 + 16 + 49, rtol=1e-6)
     np.testing.assert_allclose(l1_penalty(params(), kernels), 3.5, rtol=1e-6)
-    np.testing.assert_allclose(run(l1, params()), 3.5 + 14, rtol=1e-6)
+    np.testing.assert_allclose(run(l1_penalty, params()), 3.5 + 14, rtol=1e-6)
     np.testing.assert_allclose(
         l2_penalty(params(), {"hidden": True, "out": False}), 1.5 + 25, rtol=1e-6
     )  # a prefix of the tree
-    gradient = grad(partial(l2, mask=kernels))(params())
+    gradient = grad(partial(l2_penalty, mask=kernels))(params())
     np.testing.assert_array_equal(gradient["hidden"]["kernel"], 2 * PARAMS["hidden"]["kernel"])
     np.testing.assert_array_equal(gradient["hidden"]["bias"], 0)
-    np.testing.assert_array_equal(grad(l1)(params())["hidden"]["kernel"], [[1, -1], [0, 1]])  # 0 at 0
+    np.testing.assert_array_equal(grad(l1_penalty)(params())["hidden"]["kernel"], [[1, -1], [0, 1]])  # 0 at 0
     assert l1_penalty(()) == 0
     assert l2_penalty({}) == 0
 
@@ -856,7 +856,7 @@ def test_l2_of_the_example_in_the_lectures():
 def test_penalties_sum_in_float32_or_wider():
     for dtype in HALF:
         tree = {"a": jnp.full(5000, 0.25, dtype), "b": jnp.ones(3, jnp.float32)}
-        for penalty, expected in ((l1, 1253.0), (l2, 315.5)):
+        for penalty, expected in ((l1_penalty, 1253.0), (l2_penalty, 315.5)):
             value = penalty(tree)
             assert value.dtype == jnp.float32
             assert value == expected
@@ -869,16 +869,16 @@ def test_penalties_sum_in_float32_or_wider():
 
 
 def test_penalties_reject_wrong_arguments(sentences):
-    with pytest.raises(TypeError, match=r"l2 expects params of real floating-point arrays, but int32 \(3,\) came"):
+    with pytest.raises(TypeError, match=r"l2_penalty expected params of real floating-point arrays, got int32 \(3,\)"):
         l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)})
     assert (
         l2_penalty({"kernel": jnp.ones(2), "steps": jnp.arange(3)}, {"kernel": True, "steps": False}) == 2
     )  # the suggested repair
-    with pytest.raises(TypeError, match="l1 expects a mask of True and False, but a float came"):
+    with pytest.raises(TypeError, match="l1_penalty expected a mask of True and False, got 1.0"):
         l1_penalty(params(), 1.0)
     with pytest.raises(ValueError, match="prefix") as caught:
         l1_penalty(params(), {"hidden": True})
-    assert "l1 expects a mask with the structure of params" in "".join(caught.value.__notes__)
+    assert "l1_penalty expected a mask with the structure of params" in "".join(caught.value.__notes__)
 
 
 def test_soft_threshold_numbers():
@@ -888,7 +888,7 @@ def test_soft_threshold_numbers():
     np.testing.assert_array_equal(soft_threshold(x, 0), x)
     np.testing.assert_array_equal(grad(lambda x: soft_threshold(x, 0.1).sum())(x)[:3], [1, 0, 1])
     assert soft_threshold(x.astype(jnp.bfloat16), jnp.bfloat16(0.1)).dtype == jnp.bfloat16
-    with pytest.raises(ValueError, match=r"threshold of 0 or more, but -0.1 came"):
+    with pytest.raises(ValueError, match=r"threshold >= 0, got -0.1"):
         soft_threshold(x, -0.1)
 
 
@@ -1029,21 +1029,21 @@ def test_broadcasting_is_rejected(name, sentences):
     loss, (a, b), _, _ = LOSSES[name]
     a, b = cast((a, b), jnp.float32)
     for one, other in ((a, b[0]), (a[0], b), (a, b[:1]), (a[:, :1], b)):
-        with pytest.raises(ValueError, match=r"expects.*\(\d.* came; |equal shape"):
+        with pytest.raises(ValueError, match=r"expected .*got .*\(\d.*; "):
             loss(one, other)
     if b.dtype != jnp.int32:
-        with pytest.raises(ValueError, match=r"expects.*\(\d.* came; |equal shape"):
+        with pytest.raises(ValueError, match=r"expected .*got .*\(\d.*; "):
             loss(a, b[..., :1])
 
 
 def test_column_against_row_is_rejected(sentences):
     """Predictions (8, 1) and targets (8,) would broadcast to (8, 8)."""
     for loss in (mse, mae, huber_loss, gaussian_nll, sigmoid_cross_entropy, hinge_loss):
-        with pytest.raises(ValueError, match=r"float32 \(8, 1\) and .* is float32 \(8,\); reshape .*squeeze\(-1\)"):
+        with pytest.raises(ValueError, match=r"float32 \(8, 1\) and float32 \(8,\); reshape .*squeeze\(-1\)"):
             loss(jnp.ones((8, 1)), jnp.ones(8))
         for shape in ((8,), (8, 1)):  # the suggested repairs
             assert jax.eval_shape(loss, jnp.ones(shape), jnp.ones(shape)).shape in (shape, shape[:-1])
-    with pytest.raises(ValueError, match="zero_one_loss expects labels and predictions of equal shape"):
+    with pytest.raises(ValueError, match="zero_one_loss expected predictions .* and targets .* with the same"):
         zero_one_loss(jnp.zeros((8, 1), jnp.int32), jnp.zeros(8, jnp.int32))
 
 
@@ -1054,7 +1054,9 @@ def test_scalars_without_an_axis_to_reduce_are_rejected(name, sentences):
         assert loss(*(jnp.asarray(x[0, 0, 0], jnp.float32) for x in arguments)).shape == ()
         return
     arguments = [jnp.asarray(x.flat[0], x.dtype if x.dtype == np.int32 else jnp.float32) for x in arguments]
-    with pytest.raises(ValueError, match=r"reduces the last axis, .* float32 \(\) came; .*\[..., None\]"):
+    with pytest.raises(
+        ValueError, match=r"at least 1 axis, .*got float32 \(\); add the missing axis, as in \w+\[None\]"
+    ):
         loss(*arguments)
 
 
@@ -1062,7 +1064,7 @@ def test_scalars_without_an_axis_to_reduce_are_rejected(name, sentences):
 def test_integers_are_rejected_where_floats_are_required(name, sentences):
     loss, arguments, _, _ = LOSSES[name]
     arguments = cast(arguments, jnp.float32)
-    with pytest.raises(TypeError, match=r"expects floating-point \w+, but int32 \(2, 3, 4\) came"):
+    with pytest.raises(TypeError, match=r"to be a floating-point array, got int32 \(2, 3, 4\)"):
         loss(jnp.zeros((2, 3, 4), jnp.int32), *arguments[1:])
 
 
@@ -1073,7 +1075,7 @@ def test_invalid_distributions_are_rejected(loss, sentences):
     good, scores = pair(0.5, 0.25), jnp.array([[0.5, 0.5], [1.5, -2.0]])
     slots = [(scores,)] if loss is entropy else [(scores, good), (good, scores)]
     for arguments in slots:
-        with pytest.raises(ValueError, match=rf"{name} expects probability distributions in [pq] .*softmax\(scores\)"):
+        with pytest.raises(ValueError, match=rf"{name} expected probability distributions in [pq] .*softmax\(scores\)"):
             loss(*arguments, **order)
         repaired = [softmax(x) if x is scores else x for x in arguments]
         assert np.isfinite(loss(*repaired, **order)).all()
@@ -1084,7 +1086,7 @@ def test_invalid_distributions_are_rejected(loss, sentences):
     with jax.debug_nans(False):
         error, _ = checked(*arguments)
         run(loss, *arguments, **order)
-    with pytest.raises(ValueError, match=rf"{name} expects probability distributions"):
+    with pytest.raises(ValueError, match=rf"{name} expected probability distributions"):
         error.throw()
 
 
@@ -1104,9 +1106,9 @@ def test_checks_add_no_operations_under_jit():
 
 def test_arguments_are_checked_in_an_eager_gradient(sentences):
     """The values are known in an eager gradient; the error shows numbers, not tracers."""
-    with pytest.raises(ValueError, match=r"smallest entry is 0.25 and the sums range from 0.75 to 0.75"):
+    with pytest.raises(ValueError, match=r"smallest entry of 0.25 and sums from 0.75 to 0.75"):
         jax.grad(entropy)(jnp.array([0.5, 0.25]))
-    with pytest.raises(ValueError, match=r"targets from 2.0 to 2.0 came"):
+    with pytest.raises(ValueError, match=r"targets between 0 and 1, got values from 2.0 to 2.0"):
         jax.grad(sigmoid_cross_entropy, 1)(jnp.float32(0), jnp.float32(2))
 
 
@@ -1116,19 +1118,19 @@ def test_other_invalid_values_are_rejected(sentences):
         (
             sigmoid_cross_entropy,
             (jnp.zeros(2), jnp.array([-1.0, 1.0])),
-            "between 0 and 1, but targets from -1.0 to 1.0",
+            "between 0 and 1, got values from -1.0 to 1.0",
         ),
-        (hinge_loss, (jnp.zeros(2), jnp.array([0.0, 1.0])), "signs that are -1 or 1, but signs from 0.0 to 1.0"),
-        (nll, (jnp.zeros(2), jnp.array(0)), "log-probabilities, .* between 2.0 and 2.0"),
-        (softmax_cross_entropy, (jnp.zeros((2, 3)), jnp.array([1, 3])), "labels from 0 to 2 .* from 1 to 3 came"),
-        (nll, (jnp.log(jnp.full((2, 2), 0.5)), jnp.array([-1, 0])), "labels from 0 to 1 .* from -1 to 0 came"),
+        (hinge_loss, (jnp.zeros(2), jnp.array([0.0, 1.0])), "targets that are -1 or 1, got values from 0.0 to 1.0"),
+        (nll, (jnp.zeros(2), jnp.array(0)), "log-probabilities, .* from 2.0 to 2.0"),
+        (softmax_cross_entropy, (jnp.zeros((2, 3)), jnp.array([1, 3])), "labels from 0 to 2 .* got labels from 1 to 3"),
+        (nll, (jnp.log(jnp.full((2, 2), 0.5)), jnp.array([-1, 0])), "labels from 0 to 1 .* got labels from -1 to 0"),
     ]
     for loss, arguments, sentence in cases:
-        with pytest.raises(ValueError, match=f"{loss.__name__} expects .*{sentence}"):
+        with pytest.raises(ValueError, match=f"{loss.__name__} expected .*{sentence}"):
             loss(*arguments)
         with jax.debug_nans(False):
             error, _ = checkify.checkify(jax.jit(partial(loss, check=True)))(*arguments)
-        with pytest.raises(ValueError, match=f"{loss.__name__} expects .*{sentence}"):
+        with pytest.raises(ValueError, match=f"{loss.__name__} expected .*{sentence}"):
             error.throw()
     error, value = checkify.checkify(jax.jit(partial(nll, check=True)))(jnp.log(pair(0.25)[0]), jnp.array(0))
     assert error.get() is None
@@ -1157,15 +1159,18 @@ def test_targets_that_are_neither_labels_nor_distributions_are_rejected(sentence
         jnp.zeros((2, 3), bool),
         jnp.full((2, 3, 1), 1.0),
     ):
-        with pytest.raises(ValueError, match=r"integer labels of shape \(2, 3\) or .* of shape \(2, 3, 4\), but"):
+        with pytest.raises(
+            (TypeError, ValueError),
+            match=r"integer labels \(2, 3\) or .* \(2, 3, 4\) as targets|targets .* with the same|an integer array",
+        ):
             softmax_cross_entropy(logits, targets)
-    with pytest.raises(ValueError, match=r"nll expects, .* labels of shape \(2, 3\), but int32 \(6,\) came"):
-        nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((6,), jnp.int32))
-    with pytest.raises(TypeError, match="nll expects an array of integer labels"):
-        nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((2, 3)))
     with pytest.raises(
-        TypeError, match="zero_one_loss compares classes and expects an array of integer predictions, but float32"
+        ValueError, match=r"nll expected log_probs .* and targets .* with the same size of \*batch, got .* int32 \(6,\)"
     ):
+        nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((6,), jnp.int32))
+    with pytest.raises(TypeError, match="nll expected targets to be an integer array"):
+        nll(jnp.log(jnp.full((2, 3, 4), 0.25)), jnp.zeros((2, 3)))
+    with pytest.raises(TypeError, match="zero_one_loss expected targets to be an integer array, got float32"):
         zero_one_loss(jnp.array([0, 1]), jnp.array([0.5, 0.5]))
 
 
@@ -1176,20 +1181,20 @@ def test_python_numbers_are_rejected(sentences):
         (nll, (jnp.log(jnp.full(2, 0.5)), 1)),
         (zero_one_loss, (jnp.array([1]), 1)),
     ):
-        with pytest.raises(TypeError, match=r"an array .* a (int|float) came; .*jnp.asarray"):
+        with pytest.raises(TypeError, match=r"array, got (1|1.0); .*jnp.asarray"):
             loss(*arguments)
 
 
 def test_options_out_of_range_are_rejected(sentences):
     p, z = pair(0.5), jnp.zeros((1, 2))
     for base in (1, 0.5, 0, -2):
-        with pytest.raises(ValueError, match="entropy expects a logarithm of base > 1, but base="):
-            entropy(p, base)
+        with pytest.raises(ValueError, match="entropy expected base to be a number > 1, got"):
+            entropy(p, base=base)
     for bad in (0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="distillation_loss expects temperature > 0"):
-            distillation_loss(z, z, bad)
-        with pytest.raises(ValueError, match="huber_loss expects delta > 0"):
-            huber_loss(z, z, bad)
+        with pytest.raises(ValueError, match="distillation_loss expected temperature (> 0|to be a number)"):
+            distillation_loss(z, z, temperature=bad)
+        with pytest.raises(ValueError, match="huber_loss expected delta (> 0|to be a number)"):
+            huber_loss(z, z, delta=bad)
 
 
 @every_loss
