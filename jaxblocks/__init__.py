@@ -199,13 +199,15 @@ _SUBMODULES = (
 )
 
 
-def __getattr__(name: str):
-    if name in _SUBMODULES:
-        return _import_module(f"jaxblocks.{name}")
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(_import_module(f"jaxblocks.{module}"), name)
-    raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}")
+if not _TYPE_CHECKING:  # so that type checkers report names that do not exist
+
+    def __getattr__(name: str):
+        if name in _SUBMODULES:
+            return _import_module(f"jaxblocks.{name}")
+        for module, names in _LATER.items():
+            if name in names:
+                return getattr(_import_module(f"jaxblocks.{module}"), name)
+        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,7 @@ import math
 import numbers
 import operator
 import re
+import re
 import sys
 import types
 import typing
@@ -39,6 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import AbstractArray, Key
 
 __all__ = [
@@ -79,7 +81,10 @@ class Range(NamedTuple):
 
     def __contains__(self, value) -> bool:
         above = value > self.least if self.open_below else value >= self.least
-        return bool(above and value <= self.most and (value < self.below or self.below == math.inf != value))
+        return bool(above and value <= self.most and (value < self.below or self.below == math.inf))
+
+    def __repr__(self) -> str:
+        return f"Range({self})"
 
     def __str__(self) -> str:
         first = f"> {self.least:g}" if self.open_below else f">= {self.least:g}"
@@ -139,19 +144,22 @@ def public_name() -> str:
     The search goes outward and stops at the layer that is being run, at the code of the user, and at the calls by
     which the library runs what the user gave it.
     """
-    name, fallback, frame = "", "", sys._getframe(1)
+    name, fallback, in_layer, frame = "", "", False, sys._getframe(1)
     while frame is not None:
         module, path = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
-        if path == "checked.<locals>.wrapper" and module == __name__:  # its function may have no frame yet
-            function = frame.f_locals["function"]
-            module, path = function.__module__, function.__qualname__
+        is_wrapper = path == "checked.<locals>.wrapper" and module == __name__
+        if is_wrapper:  # its function may not have a frame yet
+            module, path = frame.f_locals["known_as"]
             fallback = fallback or path
-        if module.partition(".")[0] == "jaxblocks":
-            if frame.f_code.co_name in _BOUNDARIES:
+        head, _, last = path.partition(".<locals>.")
+        if module.partition(".")[0] == "jaxblocks" and frame.f_code.co_name in _BOUNDARIES:
+            break
+        if in_layer and not (is_wrapper and last in ("init", "apply")):  # of another builder around this one
+            if module != "jaxblocks.core" and module.partition(".")[0] not in _TRANSPARENT:
                 break
-            head, _, last = path.partition(".<locals>.")
-            if last in ("init", "apply") and head[:1].isupper():
-                return head
+        elif last in ("init", "apply") and head[:1].isupper() and (is_wrapper or module.startswith("jaxblocks.")):
+            name, in_layer = head, True
+        elif module.partition(".")[0] == "jaxblocks":
             public = getattr(sys.modules[module], "__all__", ())  # a method is as public as its class
             if head.partition(".")[0] in public and module not in (__name__, "jaxblocks.core"):
                 name = head
@@ -164,7 +172,7 @@ def public_name() -> str:
 # ---- what annotations say --------------------------------------------------------------------
 
 
-def checked(function: F) -> F:
+def checked(function: F, *, layer: str = "") -> F:
     """Check the arguments of every call against the annotations; NumPy arrays arrive as arrays of JAX.
 
     >>> from jaxtyping import Array, Float
@@ -176,19 +184,42 @@ def checked(function: F) -> F:
     ...
     ValueError: affine expected x (*batch, in) and kernel (in, out) with the same size of in, got float32 (2, 3) and \
 float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
-    """
 
+    ``layer`` is the name of the builder whose ``init`` or ``apply`` the function is.
+    """
     expectations = None
+    role = "init" if inspect.unwrap(function).__name__.endswith("init") else "apply"
+    name = (function.__module__, f"{layer}.<locals>.{role}" if layer else function.__qualname__)
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
         nonlocal expectations
+        known_as = name  # read by public_name  # noqa: F841
         if expectations is None:  # read at the first call, so that importing stays light
             expectations = _expectations(function)
+        if layer:
+            _check_inputs(expectations, args, kwargs)
         args, kwargs = _check_arguments(expectations, args, kwargs)
         return function(*args, **kwargs)
 
+    if layer:
+        wrapper.__qualname__ = name[1]
     return wrapper  # type: ignore[return-value]
+
+
+def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
+    """The number of inputs of a layer, and the names of its side inputs."""
+    positional, rest, named = expectations
+    inputs = [name for name, _ in positional]
+    sides = [name for name in named if name not in inputs]
+    unknown = [name for name in kwargs if name not in named]
+    if unknown and not any(name.startswith("**") for name in named):
+        expected = f"side inputs among those that it reads ({', '.join(sorted(sides)) or 'none'})"
+        repair = "leave it out; inputs are given by position"
+        require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
+    given = len(args) + sum(name in kwargs for name in inputs)
+    if len(args) > len(inputs) and not rest[0]:
+        require(False, f"the inputs ({', '.join(inputs)})", f"{given} inputs", error=TypeError)
 
 
 def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
@@ -206,6 +237,7 @@ def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, 
     return checked_args, checked_kwargs
 
 
+_DTYPES = {one for one in typing.get_args(DTypeLike) if one is not type(None)}
 _BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
 """What the contract says of two names, where no annotation says it."""
 
@@ -215,12 +247,14 @@ def _expectations(function):
     positional: list[tuple[str, Callable | None]] = []
     named: dict[str, Callable | None] = {}
     rest: tuple[str, Callable | None] = ("", None)
-    for p in inspect.signature(function).parameters.values():
+    for p in _signature(function).parameters.values():
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
         expects = None if annotation is None else _expectation(annotation, p.default is None)
         if p.kind is p.VAR_POSITIONAL:
             rest = (p.name, expects)
-        elif p.kind is not p.VAR_KEYWORD:
+        elif p.kind is p.VAR_KEYWORD:
+            named[f"**{p.name}"] = None
+        else:
             if p.kind is not p.POSITIONAL_ONLY:  # whose name may also be that of one of ``**kwargs``
                 named[p.name] = expects
             if p.kind is not p.KEYWORD_ONLY:
@@ -228,11 +262,21 @@ def _expectations(function):
     return positional, rest, named
 
 
+def _signature(function):
+    """The signature with annotations that are strings evaluated, where that is possible."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (NameError, SyntaxError, TypeError, AttributeError):
+        return inspect.signature(function)
+
+
 def _expectation(annotation, optional: bool) -> Callable | None:
     """The check that an annotation stands for: ``(name, value, sizes) -> value``; ``None`` where it says nothing."""
     options = _members(annotation)
     optional = optional or type(None) in options
     options = [one for one in options if one is not type(None) and not (one is int and float in options)]
+    if _DTYPES <= set(options):
+        return _expects_dtype
     arrays = [one for one in options if isinstance(one, type) and issubclass(one, AbstractArray)]
     scalars = [one for one in options if one not in arrays]
     accepts = [_acceptance(one) for one in scalars]
@@ -242,6 +286,9 @@ def _expectation(annotation, optional: bool) -> Callable | None:
     words = [word for word, _ in known]
 
     def expects(name, value, sizes):
+        if getattr(value, "makes_functions", False) and name.endswith("_init"):
+            repair = f"call it: {value.__name__}()"
+            require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)
         if (value is None and optional) or any(accept(value) for _, accept in known):
             return value
         if arrays and (not scalars or hasattr(value, "shape")):
@@ -259,6 +306,15 @@ def _expectation(annotation, optional: bool) -> Callable | None:
         )
 
     return expects
+
+
+def _expects_dtype(name, value, sizes):
+    """A dtype, or what ``jnp.dtype`` makes one from."""
+    try:
+        jnp.dtype(value)
+    except TypeError:
+        require(False, f"{name} to be a dtype", repr(value), "pass one such as jnp.float32", error=TypeError)
+    return value
 
 
 def _members(annotation) -> list:
@@ -319,7 +375,7 @@ def _repair_scalar(name, value, words) -> str:
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"
     if words == ["a function"]:
-        return f"pass the function itself, such as {name}=jaxblocks.relu"
+        return f"pass the function itself as {name}"
     return ""
 
 
@@ -396,11 +452,17 @@ def _check_shape(name, x, axes, sizes) -> None:
             continue
         if axis.isdigit():
             require(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)
+        elif re.fullmatch(r"\d+\*\w+", axis):  # a multiple of an axis of an argument before this one
+            factor, one = axis.split("*")
+            if one in sizes and size != int(factor) * sizes[one][1]:
+                other, known, met, *_ = sizes[one]
+                expected = f"{name} {_form(axes)} with {one} = {known}, as {other} has it"
+                require(False, expected, x, f"give axis {place} of {name} {int(factor) * known} entries")
         elif axis.lstrip("*").isidentifier():
             other, known, met, other_place, other_axes = sizes.setdefault(axis, (name, size, x, place, axes))
             if known != size:
                 both = f"give axis {other_place} of {other} and axis {place} of {name} one size"
-                if public_name()[:1].isupper():
+                if public_name()[:1].isupper() and other == "x":
                     both = f"pass {other} of that size, or params made by init for this {other}"
                 require(
                     False,

@@ -12,33 +12,27 @@ pytrees of named arrays, ``()`` where there are none. Side inputs (``key``, ``tr
 ``mask``, ...) are the keyword-only parameters of ``apply``: a layer declares those that
 it reads, and a combinator passes each child exactly those.
 
-The first half of this file serves everybody, the second those who write combinators.
+The first half of this file is the contract, the second half is for combinators.
 """
 
 import functools
-import importlib
 import inspect
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.core import Tracer
 
 from jaxblocks.checks import checked, require
+from jaxblocks.recording import Call, reduce_call
 
 __all__ = [
     "ArrayOrShape",
-    "Call",
     "Child",
     "Layer",
     "LayerLike",
-    "RecordedFunction",
     "StatefulLayer",
     "apply_child",
     "as_inputs",
@@ -55,7 +49,6 @@ __all__ = [
     "layer_name",
     "make_combinator",
     "output_shapes",
-    "recorded",
     "require_pair",
     "side_inputs",
     "split_side",
@@ -65,60 +58,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable)
 
 
-# ---- how a layer is built, and how it prints -------------------------------------------------
-
-
-class Call(NamedTuple):
-    """A call of a builder: what a layer prints as, and what a pickled layer is rebuilt by.
-
-    >>> str(Call(Dense, (3,), {"use_bias": False, "dtype": None}))
-    'Dense(3, use_bias=False)'
-    """
-
-    function: Callable
-    args: tuple
-    kwargs: dict
-
-    def __str__(self) -> str:
-        given = inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
-        parameters, parts, left = inspect.signature(self.function).parameters, [], len(self.args)
-        for name, value in given.items():
-            p = parameters[name]
-            if p.kind is p.VAR_POSITIONAL:
-                parts += map(_expression, value)
-            elif p.kind is p.VAR_KEYWORD:
-                parts += [f"{key}={_expression(each)}" for key, each in value.items()]
-            elif left > 0 and p.kind is not p.KEYWORD_ONLY:
-                parts.append(_expression(value))
-            elif p.default is p.empty or _expression(value) != _expression(p.default):
-                parts.append(f"{name}={_expression(value)}")
-            left -= 1
-        line = f"{self.function.__name__}({', '.join(parts)})"
-        if len(line) <= 100 and "\n" not in line:
-            return line
-        lines = ",\n".join(parts).replace("\n", "\n    ")
-        return f"{self.function.__name__}(\n    {lines},\n)"
-
-
-def _expression(value) -> str:
-    """The Python expression that gives a value; functions show their names."""
-    if isinstance(value, functools.partial):
-        options = [*map(_expression, value.args), *(f"{k}={_expression(v)}" for k, v in value.keywords.items())]
-        return f"partial({', '.join([_expression(value.func), *options])})"
-    if isinstance(value, (Layer, StatefulLayer, RecordedFunction)):
-        return repr(value)
-    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
-        left, right = ("(", ")") if type(value) is tuple else ("[", "]")
-        return left + ", ".join(map(_expression, value)) + "," * (left == "(" and len(value) == 1) + right
-    if isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, Tracer):
-        return f"jnp.array({np.asarray(value).tolist()}, jnp.{value.dtype})"
-    if isinstance(value, np.dtype) or (isinstance(value, type(jnp.float32)) or value in (float, int, bool)):
-        return f"jnp.{jnp.dtype(value).name}"
-    name = getattr(value, "__name__", "") if callable(value) else ""
-    for prefix, module in (("jnp", jnp), ("jax.nn", jax.nn), ("jax.lax", jax.lax)):
-        if name and getattr(module, name, None) is value:
-            return f"{prefix}.{name}"
-    return name or repr(value)
+# ---- the two pairs, and how they are built ------------------------------------------------------
 
 
 def builder(function: F) -> F:
@@ -137,89 +77,11 @@ def builder(function: F) -> F:
     @functools.wraps(function)
     def build(*args, **kwargs):
         layer = check_call(*args, **kwargs)
-        if layer.__dict__.get("call") is None:  # not built by another builder
-            for one, role in zip(layer, ("init", "apply"), strict=True):
-                one.__qualname__ = f"{function.__name__}.<locals>.{role}"
-            layer = type(layer)(*map(checked, layer))
-        return _with_call(layer, Call(build, args, kwargs))
+        init, apply = (checked(one, layer=function.__name__) for one in layer)
+        return _with_call(type(layer)(init, apply), Call(build, args, kwargs))
 
     check_call = checked(function)
     return build  # type: ignore[return-value]
-
-
-def recorded(function: F) -> F:
-    """A `builder` of functions, such as initializers, which then print and pickle as the call that made them.
-
-    >>> recorded(lambda scale: lambda x: scale * x)(2.0)
-    <lambda>(2.0)
-    """
-
-    @functools.wraps(function)
-    def make(*args, **kwargs):
-        return RecordedFunction(Call(make, args, kwargs), function(*args, **kwargs))
-
-    return make  # type: ignore[return-value]
-
-
-class RecordedFunction:
-    """A function that knows the call that made it; made by `recorded`.
-
-    >>> from jaxblocks import initializers
-    >>> initializers.constant(2.0)
-    constant(2.0)
-    """
-
-    def __init__(self, call: Call, function: Callable):
-        """Of a call, the function that it returned."""
-        self._call, self._function = call, function
-
-    def __call__(self, *args, **kwargs):
-        """Call the function."""
-        return self._function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return str(self._call)
-
-    def __reduce__(self):
-        return _reduce(self._call)
-
-
-def _call_again(function, args, kwargs):
-    return function(*_resolve(args), **_resolve(kwargs))
-
-
-def _reduce(call: Call) -> tuple:
-    """What ``__reduce__`` returns for the result of a call."""
-    return _call_again, (call.function, _by_name(call.args), _by_name(call.kwargs))
-
-
-class _FunctionName(NamedTuple):
-    """What a jitted function such as ``jnp.tanh`` pickles as, since `pickle` does not take it."""
-
-    module: str
-    name: str
-
-
-def _by_name(value):
-    """The arguments of a call with the names of jitted functions in place of the functions."""
-    if type(value) in (tuple, list):
-        return type(value)(map(_by_name, value))
-    if type(value) is dict:
-        return {key: _by_name(one) for key, one in value.items()}
-    if type(value) is type(jnp.tanh):
-        for module in ("jax.numpy", "jax.nn", "jax.lax", value.__module__):
-            if getattr(sys.modules.get(module), value.__name__, None) is value:
-                return _FunctionName(module, value.__name__)
-    return value
-
-
-def _resolve(value):
-    """The inverse of `_by_name`."""
-    if type(value) is _FunctionName:
-        return getattr(importlib.import_module(value.module), value.name)
-    if type(value) in (tuple, list):
-        return type(value)(map(_resolve, value))
-    return {key: _resolve(one) for key, one in value.items()} if type(value) is dict else value
 
 
 def _with_call(layer, call: Call):
@@ -243,7 +105,7 @@ class _Recorded(_Pair):
         return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"
 
     def __reduce__(self):
-        return _reduce(self.call) if self.call else (type(self), tuple(self))
+        return reduce_call(self.call) if self.call else (type(self), tuple(self))
 
     def __deepcopy__(self, memo):  # as of a function; a copy of a jitted function in it would lose its name
         return self
@@ -254,9 +116,6 @@ class _Recorded(_Pair):
             f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
             f"params = net.init(key, x) and net.apply{call}."
         )
-
-
-# ---- the two pairs ---------------------------------------------------------------------------
 
 
 class Layer(_Recorded):
@@ -304,8 +163,7 @@ LayerLike: TypeAlias = Layer | StatefulLayer | Callable[..., Any]
 def side_inputs(layer: LayerLike) -> tuple[str, ...]:
     """Names of the side inputs that a pair, or a function of arrays, reads: its keyword-only parameters.
 
-    >>> import jax.numpy as jnp
-    >>> side_inputs(lambda x, *, time: x + time)
+    >>>     >>> side_inputs(lambda x, *, time: x + time)
     ('time',)
     """
     return tuple(declared_by(layer.apply if isinstance(layer, (Layer, StatefulLayer)) else layer))
@@ -435,8 +293,7 @@ def declared_by(function) -> dict[str, inspect.Parameter]:
 def layer_name(layer: LayerLike) -> str:
     """What a layer is called: the name of the function that built it.
 
-    >>> import jax.numpy as jnp
-    >>> layer_name(Dense(3)), layer_name(jnp.sin)
+    >>>     >>> layer_name(Dense(3)), layer_name(jnp.sin)
     ('Dense', 'sin')
     """
     call = getattr(layer, "call", None)

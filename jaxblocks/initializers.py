@@ -31,7 +31,7 @@ from jax.nn import initializers as _jax
 
 from jaxblocks.activations import RECTIFIERS, activation_moments
 from jaxblocks.checks import checked, require
-from jaxblocks.core import recorded
+from jaxblocks.recording import recorded
 
 __all__ = [
     "constant",
@@ -61,7 +61,7 @@ ones, zeros = _jax.ones, _jax.zeros
 
 
 def _of_jax(function: Callable) -> Callable:
-    """A maker of initializers of JAX, whose initializers then print and pickle as the call that made them."""
+    """A function of JAX that makes initializers; these then print and pickle as the call that made them."""
     make = recorded(function)
     make.__module__ = __name__
     return make

@@ -154,7 +154,7 @@ def test_each_child_draws_from_its_own_key():
 
 def test_a_missing_key_raises_an_error():
     net = Serial(Noise())
-    with pytest.raises(ValueError, match="needs a key") as error:
+    with pytest.raises(ValueError, match="Noise expected a key in training, got none") as error:
         net.apply(((),), X, train=True)
     assert notes(error) == ["in layer 0 (Noise)"]
     net.apply(((),), X, train=True, key=jax.random.key(0))

@@ -298,11 +298,11 @@ def test_kl_in_bits_is_the_expected_excess_of_code_length():
     excess = np.mean(np.log2(p[symbols]) - np.log2(q[symbols]))
     np.testing.assert_allclose(excess, 0.7369656, atol=0.01)
     np.testing.assert_allclose(
-        kl_divergence(jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32), 2), excess, atol=0.01
+        kl_divergence(jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32), base=2), excess, atol=0.01
     )
     # a code with lengths 1, 2, 3, 3 is ideal for (1/2, 1/4, 1/8, 1/8)
     code, truth = jnp.array([0.5, 0.25, 0.125, 0.125]), jnp.array([0.1, 0.2, 0.3, 0.4])
-    np.testing.assert_allclose(cross_entropy(truth, code, 2), 0.1 * 1 + 0.2 * 2 + 0.7 * 3, rtol=1e-6)
+    np.testing.assert_allclose(cross_entropy(truth, code, base=2), 0.1 * 1 + 0.2 * 2 + 0.7 * 3, rtol=1e-6)
 
 
 def test_cross_entropy_is_kl_plus_entropy_and_smallest_at_p():

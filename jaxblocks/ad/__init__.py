@@ -151,14 +151,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name in _FILES:
-        return _import_module(f"{__name__}.{name}")
-    if name not in _FILE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import_module(f"{__name__}.{_FILE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # so that type checkers report names that do not exist
+
+    def __getattr__(name: str):
+        if name in _FILES:
+            return _import_module(f"{__name__}.{name}")
+        if name not in _FILE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(_import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -35,7 +35,7 @@ from jaxblocks.checks import (
     describe,
     require,
 )
-from jaxblocks.core import Call
+from jaxblocks.recording import Call
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = [

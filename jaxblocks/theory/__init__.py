@@ -232,12 +232,14 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str):
-    if name in _MODULE_OF:
-        return getattr(_import_module(f"jaxblocks.theory.{_MODULE_OF[name]}"), name)
-    if name in _NAMES:
-        return _import_module(f"jaxblocks.theory.{name}")
-    raise AttributeError(f"module 'jaxblocks.theory' has no attribute {name!r}")
+if not TYPE_CHECKING:  # so that type checkers report names that do not exist
+
+    def __getattr__(name: str):
+        if name in _MODULE_OF:
+            return getattr(_import_module(f"jaxblocks.theory.{_MODULE_OF[name]}"), name)
+        if name in _NAMES:
+            return _import_module(f"jaxblocks.theory.{name}")
+        raise AttributeError(f"module 'jaxblocks.theory' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
