@@ -95,7 +95,7 @@ def ddim(
         x: the value at the first time, see `initial_noise`.
         times: a decreasing grid, see `times`.
         schedule: the noise schedule.
-        prediction_type: what ``predict`` returns: "eps", "x0", "v", "score" or "velocity".
+        prediction_type: the type of the result of ``predict``: "eps", "x0", "v", "score" or "velocity".
         eta: from 0 to 1.
         key: the random key for ``eta`` > 0.
         trajectory: ``True`` returns x at all times, ``(steps + 1, ...)``, ``False`` only at the last time.

@@ -52,7 +52,7 @@ def name_arrays(arrays) -> dict:
 
 
 def check_finite_pair(name: str, data) -> int:
-    """The number of rows of a pair ``(x, y)``; raises unless it is a pair of as many rows each, with finite values."""
+    """The number of rows of a pair ``(x, y)``; raises unless both have the same number of rows and finite values."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
         require(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
