@@ -392,7 +392,7 @@ def test_unknown_form_is_rejected():
         (Repeat(Serial(Dense(1), tanh), 2), "the layer 1 that takes tanh"),
         (lambda x: x * x, "a function that multiplies two arrays that depend on the input"),
         (lambda x: x**2, "a function that takes integer_pow of"),
-        (lambda x: 1 / x, "a function that divides by what depends on the input"),
+        (lambda x: 1 / x, "a function that divides by a value that depends on the input"),
         (lambda x: jnp.round(x), "takes round of"),
         (lambda x: jnp.sort(jnp.concatenate([x, -x]))[:1], "a function that uses sort, which is not supported; write"),
         (lambda x: jax.lax.top_k(jnp.concatenate([x, -x]), 1)[0], "uses top_k, which is not supported"),

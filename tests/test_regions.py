@@ -450,7 +450,7 @@ def test_nets_that_are_not_piecewise_linear_are_rejected(count):
     norm = LayerNorm(use_scale=False, use_bias=False)
     with pytest.raises(ValueError, match="got the layer LayerNorm that"):  # outside of a Serial
         count(norm, norm.init(jax.random.key(0), jnp.zeros(2)))
-    with pytest.raises(ValueError, match="divides by what depends on the input"):
+    with pytest.raises(ValueError, match="divides by a value that depends on the input"):
         count(lambda x: 1 / (2 + x), ())
     with pytest.raises(ValueError, match="expected a net with one output, got 2"):
         count(lambda x: (x, x), ())

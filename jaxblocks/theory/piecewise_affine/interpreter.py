@@ -338,6 +338,6 @@ def _reject(scope: str, name: str) -> None:
         what = "multiplies two arrays that depend on the input"
     elif name == "div":
         what = "divides by"
-    what += "" if what.endswith("input") else " what depends on the input"
+    what += "" if what.endswith("input") else " a value that depends on the input"
     repair = "use relu, leaky_relu, abs, maxout or another piecewise linear activation"
     require(False, "a piecewise linear net", f"{layer} that {what}", repair)
