@@ -39,10 +39,10 @@ def train_step(
     .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
 
     and ``value`` is :math:`J` before the step. The buffers of ``ts`` are donated: use each training state for one step
-    and continue with the one that the step returns. For an earlier state, JAX raises an error that an array "has been
-    deleted" or a buffer "deleted or donated"; write ``ts, value = step(ts, x, y)``, and copy a state for later use with
-    ``jax.tree.map(jnp.copy, ts)`` before the step. ``step.__wrapped__`` is the same function without ``jit`` and
-    donation.
+    and continue with the one that the step returns. For an earlier state, JAX raises an error that an array
+    "has been deleted" or a buffer "deleted or donated"; write ``ts, value = step(ts, x, y)``, and copy a state for
+    later use with ``jax.tree.map(jnp.copy, ts)`` before the step. ``step.__wrapped__`` is the same function without
+    ``jit`` and donation.
 
     Args:
         net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
