@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py [memory] [time] [crossover]
 
-"by hand" is two einsums and a softmax; "einsum" and "chunked" are those of the library. Memory is the temporary
-memory that the compiler reports; nothing is run for it. Times are medians of ratios of runs in turns; the machine may
-be busy, so no absolute times are given.
+"by hand" is two einsums and a softmax; "einsum" and "chunked" are the implementations of the library. Memory is the
+temporary memory that the compiler reports, without a run. Times are medians of ratios of alternating runs; the machine
+may be busy, so no absolute times are given.
 """
 
 import functools
@@ -71,7 +71,7 @@ def print_row(n, batch, ratios):
 
 
 def times():
-    """Time of the gradient and of the forward pass, as ratios to the form by hand."""
+    """Print the time of the gradient and of the forward pass, relative to the code by hand."""
     for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
         print(f"\ntime of the {what}, ratio to by hand, median (quartiles)")
         for n, rounds in [(1024, 21), (2048, 9), (4096, 5)]:
@@ -79,7 +79,7 @@ def times():
 
 
 def crossover():
-    """Chunked as a ratio to einsum: the library uses chunks where it is at most 1."""
+    """Print the time of chunked attention relative to einsum; the library uses chunks where this ratio is at most 1."""
     for what, of in {"gradient": gradient, "forward pass": jax.jit}.items():
         print(f"\nchunked / einsum, time of the {what}, median (quartiles)")
         forms = {"einsum": FORMS["einsum"]}

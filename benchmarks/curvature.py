@@ -1,13 +1,13 @@
-"""The cost of curvature in gradients of the same network: Hessian and Gauss-Newton products, v'Hv, whole Hessians.
+"""The cost of curvature relative to one gradient: Hessian and Gauss-Newton products, v'Hv, whole Hessians.
 
     python benchmarks/curvature.py [products] [hessian]
 
-All programs are compiled first and run in turns. Times are medians (quartiles) of ratios of processor time, which
-depend little on other work on the machine; run it on one core, with
+All programs are compiled first and run alternately. Times are medians (quartiles) of ratios of processor time, which
+depend little on other work on the machine. Run it on one core:
 
     XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/curvature.py
 
-Memory is the temporary memory that the compiler reports, operations are counted by ``count_flops``.
+Memory is the temporary memory that the compiler reports; operations are counted by ``count_flops``.
 """
 
 import functools

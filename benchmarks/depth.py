@@ -1,8 +1,8 @@
-"""Depth: the time to trace and compile `Repeat`, against the same layers in a `Serial`.
+"""Depth: the time to trace and compile `Repeat`, relative to the same layers in a `Serial`.
 
     python benchmarks/depth.py
 
-Ratios of seconds of ``jit(grad(...)).lower(...).compile()``, medians over new compilations in turns.
+Prints ratios of the times of ``jit(grad(...)).lower(...).compile()``, medians over alternating new compilations.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""The overhead of the library in a call: a small network and its training step against the same by hand.
+"""The overhead of the library per call: a small network and its training step against the same code by hand.
 
     python benchmarks/dispatch.py
 
-Prints the median ratio (ours / by hand) over blocks of calls made in turns, with its quartiles. A ratio of 1 means
-no overhead; the machine may be busy, so no absolute times are given.
+Prints the median ratio (ours / by hand) over alternating blocks of calls, with its quartiles. A ratio of 1 means no
+overhead; the machine may be busy, so no absolute times are given.
 """
 
 import jax

@@ -2,10 +2,10 @@
 
     python benchmarks/jacobian.py [nets] [chains] [names of nets]
 
-Each network is written in plain jax.numpy. The three programs of a network are compiled first and then called in turns
-in one process; the figure is the median over rounds of the time of the better of jacfwd and jacrev over ours.
-Memory is the temporary memory that the compiler reports. Times are processor times, which depend little on other work
-on the machine; for one core start with
+Each network is written in plain jax.numpy. The three programs of a network are compiled first and then called
+alternately in one process. The ratio is the median over rounds of the time of the faster of jacfwd and jacrev, divided
+by the time of ours. Memory is the temporary memory that the compiler reports. Times are processor times, which depend
+little on other work on the machine; to run on one core, start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1``.
 """
 
@@ -178,7 +178,7 @@ NETS = {
     "small MLP 8-16-16-4": lambda: mlp(8, 16, 16, 4),
     "whole batch of 8, 64-64-4-64-64": lambda: batch_of(*mlp(64, 64, 4, 64, 64), 8),
 }
-# These are mapped over a batch with jax.vmap.
+# These nets are mapped over a batch with jax.vmap.
 MAPPED = {
     "vmap 32 of 256-256-8-256-256": lambda: (*mlp(256, 256, 8, 256, 256), 32),
     "vmap 8 of 512-512-8-512-512": lambda: (*mlp(512, 512, 8, 512, 512), 8),

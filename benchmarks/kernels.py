@@ -2,10 +2,10 @@
 
     python benchmarks/kernels.py [ntk] [norms]
 
-The references are, for kernels, "flat": the Jacobian by ``vmap(jacrev)`` as one matrix, times its transpose; for norms
-``vmap(grad)`` and a sum of squares. Memory is the temporary memory that the compiler reports. Times are medians
-(quartiles) of ratios of runs in turns; the machine may be busy, so no absolute times are given. Run it on one core:
-``taskset -c 1``.
+The reference for kernels is "flat": the Jacobian by ``vmap(jacrev)`` as one matrix, times its transpose. The reference
+for norms is ``vmap(grad)`` and a sum of squares. Memory is the temporary memory that the compiler reports. Times are
+medians (quartiles) of ratios of alternating runs; the machine may be busy, so no absolute times are given. Run it on
+one core: ``taskset -c 1``.
 """
 
 import functools
@@ -28,7 +28,7 @@ def mean_over_space(x):
 
 
 def compare(name, programs, args, rounds, note=""):
-    """Each program against the first: operations, temporary memory, time."""
+    """Print operations, temporary memory and time of each program relative to the first."""
     compiled = {which: jax.jit(f).lower(*args).compile() for which, f in programs.items()}
     base = next(iter(programs))
     seconds = in_turns({which: functools.partial(f, *args) for which, f in compiled.items()}, rounds=rounds)

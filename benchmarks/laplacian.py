@@ -4,8 +4,8 @@
 
 "trace" is the trace of jax.hessian; "second jvps" is the sum of v'Hv over the unit vectors, jvp of jvp under vmap;
 "hutchinson" is v'Hv for 8 random vectors, an estimate with a standard error of tens of percent. Operations are counted
-in the jaxpr, memory is the temporary memory that the compiler reports, times are medians of ratios of runs in turns
-(quartiles).
+in the jaxpr. Memory is the temporary memory that the compiler reports. Times are medians (quartiles) of ratios of
+alternating runs.
 """
 
 import functools

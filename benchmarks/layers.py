@@ -1,9 +1,9 @@
-"""Each layer against the simplest correct JAX code that computes the same: forward pass and gradient.
+"""Each layer against the simplest correct JAX code for the same function: forward pass and gradient.
 
     python benchmarks/layers.py [part of a name ...]
 
-Each row compares values first, then prints the median ratio (ours / by hand) with its quartiles over calls made in
-turns. A ratio of 1 means that the layer has no overhead.
+For each layer the values are compared first; then the median ratio (ours / by hand) over alternating calls is printed
+with its quartiles. A ratio of 1 means that the layer has no overhead.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py [curve] [scan] [transformer] [equinox]
 
-Memory is the temporary memory that the compiler reports. Times are medians of ratios of calls in turns to the time of
-the plain scan; the machine may be busy, so no absolute times are given. For one thread start with
+Memory is the temporary memory that the compiler reports. Times are relative to the plain scan, medians over alternating
+calls; the machine may be busy, so no absolute times are given. To run on one thread, start with
 ``XLA_FLAGS=--xla_cpu_multi_thread_eigen=false taskset -c 1 python benchmarks/memory.py``. The part "equinox" is
 skipped if that library is not installed.
 """
@@ -57,7 +57,7 @@ def curve():
 
 
 def scans():
-    """The gradient of all weights of a deep stack."""
+    """Compare gradients of all weights of a deep stack."""
     print(f"\ngradient of {LENGTH} residual tanh layers, {WIDTH} wide, batch {BATCH}")
     functions = {}
     for checkpoint in (None, "dots", "body", "sqrt", 4, 8, 16, 32):
@@ -69,7 +69,7 @@ def scans():
 
 
 def equinox():
-    """Snapshots against those of equinox, which computes its schedule at run time."""
+    """Compare snapshots with those of equinox, which computes its schedule at run time."""
     if importlib.util.find_spec("equinox") is None:
         print("\nequinox is not installed: no comparison")
         return
@@ -86,7 +86,7 @@ def equinox():
 
 
 def transformer(layers=8, width=128, heads=4, time=64, batch=8):
-    """Gradient and Hessian-vector product of a scanned transformer, by the checkpoints of `Repeat`."""
+    """Compare the gradient and the Hessian-vector product of a scanned transformer by the checkpoints of `Repeat`."""
     print(f"\n{layers} transformer blocks by Repeat, width {width}, {time} tokens, batch {batch}")
     x = jax.random.normal(jax.random.key(1), (batch, time, width))
     block = jb.Serial(

@@ -1,4 +1,4 @@
-"""What the benchmarks share: calls measured in turns, so that other work on the machine affects all of them alike."""
+"""Timing for the benchmarks: calls are measured alternately, so other work on the machine affects all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping

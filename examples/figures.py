@@ -107,7 +107,7 @@ def main(argv=None):
 
 
 def save(figure, number, path):
-    """Save a figure with its number and title above, and below it its source and what is our choice."""
+    """Save a figure with its number and title above it, its source and a note on our choices below it."""
     made = FIGURES[number]
     title = (made.draw.__doc__ or "").strip().splitlines()[0].rstrip(".")
     wide = figure.get_figwidth()
@@ -217,7 +217,7 @@ def random_networks(quick):
     return figure, {**numbers, "homogeneity": float(abs(twice).max())}
 
 
-@picture("F04", f"{DIEHL}, Figure 3", "Its P is not known: 0.3 is our choice.")
+@picture("F04", f"{DIEHL}, Figure 3", "The P of the lecture is not known; 0.3 is our choice.")
 def divergences(quick):
     """Six divergences and distances between Q = (q, 1 - q) and P = (0.3, 0.7)."""
     two = lambda q: jnp.stack([q, 1 - q], -1)
@@ -299,7 +299,7 @@ def toeplitz(quick):
     return figure, {"distinct": len(np.unique(entries)), "entries": entries.size, "shape": A.shape}
 
 
-@picture("F08", f"{DIEHL}, section 1.1", "It links to a viewer; nets, digit and maps are our choice.")
+@picture("F08", f"{DIEHL}, section 1.1", "The lecture links to a viewer; nets, digit and maps are our choice.")
 def feature_maps(quick):
     """Activations of a convolutional net and of a dense net: the feature maps of a shifted digit are shifted."""
     from sklearn.datasets import load_digits
@@ -335,7 +335,7 @@ def feature_maps(quick):
     return figure, {"first": moved(maps), "second": moved(deeper), "dense": moved(units)}
 
 
-@picture("F09", f"{DIEHL}, Example 2.3", "It only mentions a picture drawn in the lecture.")
+@picture("F09", f"{DIEHL}, Example 2.3", "The lecture notes only mention a picture.")
 def lookup(quick):
     """Lookup in a table with five keys: the match of each key with the query, and its attention weight."""
     keys, e = jnp.eye(5), np.eye(5, dtype=np.float32)
@@ -617,14 +617,14 @@ def shallow_and_deep(quick):
 
 
 def densest(places):
-    """Of some points the one with most neighbors."""
+    """The point with the most other points near it."""
     near = np.linalg.norm(places[:, None] - places[None], axis=-1) < 0.35
     return places[near.sum(1).argmax()]
 
 
-@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "Synthetic stand-in for its data, street numbers.")
+@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "Synthetic data replace street numbers.")
 def depth_and_width(quick):
-    """Accuracy over depth, and over the number of parameters, on a checkerboard (synthetic stand-in)."""
+    """Accuracy over depth, and over the number of parameters, on a checkerboard (synthetic data)."""
     starts, steps = (1, 100) if quick else (2, 1500)
     draw = lambda key, n: jax.random.uniform(key, (n, 2), minval=-1, maxval=1)
     label = lambda x: (jnp.prod(jnp.sin(2 * jnp.pi * x), -1) > 0).astype(x.dtype)
@@ -721,7 +721,7 @@ def parity(quick):
 
 @picture("F25", f"{KRAPAC}, generic and hand-crafted features", "The contents are our choice.")
 def local_smoothness(quick):
-    """Local smoothness: kernels interpolate between neighbors; neighbors vanish in high dimensions; a descriptor."""
+    """Local smoothness: kernels interpolate nearby points; in high dimensions all points are far; a descriptor."""
     centers = jnp.array([-2.0, -1.2, 0.1, 0.8, 2.0])[:, None]
     y = jnp.array([0.6, 1.0, -0.4, 0.2, 0.9])
     x = jnp.linspace(-5, 5, 401)
@@ -743,7 +743,7 @@ def local_smoothness(quick):
     middle.loglog(sizes, np.exp(-np.array(sizes) / 6), "--", color=VERMILION, label="$\\exp(-d / 6)$")
     middle.set(xlabel="dimension d of the cube", title="$\\exp(-\\|x - y\\|^2)$ of random points")
     middle.legend()
-    image = np.add.outer(np.arange(16.0), 2 * np.arange(16.0))  # a ramp: all gradients point one way
+    image = np.add.outer(np.arange(16.0), 2 * np.arange(16.0))  # a ramp: all gradients are parallel
     image = np.where(image > 24, 1.0, 0.0)
     down, across = np.gradient(image)
     angles = np.degrees(np.arctan2(down, across)) % 180
@@ -956,7 +956,7 @@ def landscapes(quick):
     return figure, bends
 
 
-@picture("F35", f"{DIEHL}, footnote 9", "It links to a page; the quadratic and the settings are our choice.")
+@picture("F35", f"{DIEHL}, footnote 9", "The lecture links to a page; the quadratic and the settings are our choice.")
 def descents(quick):
     """Gradient descent, two equivalent forms of momentum, and Adam on $(\\theta_1^2 + 10\\,\\theta_2^2) / 2$."""
     optimizers = {

@@ -292,7 +292,7 @@ def test_fit_rejects_the_checkpoints_of_another_run(tmp_path, sentences):
         match="^fit expected checkpoints of this run in .*, got those of another: batch_size was 12 and is 10; pass",
     ):
         small_fit(tmp_path, batch_size=10)
-    with pytest.raises(ValueError, match="got those of another: the key is another one"):
+    with pytest.raises(ValueError, match="got those of another: the key is different"):
         small_fit(tmp_path, key=jax.random.key(1))
     with pytest.raises(ValueError, match="validation was .* and is None"):
         small_fit(tmp_path, validate=False)

@@ -518,7 +518,7 @@ def test_plots():
         (
             lambda: descend(Objective(quartic, minimizer=-0.7), 2.0, 0.1, steps=50),
             ValueError,
-            "got the value .* at another point, below .*, that of the minimizer; correct",
+            "got the value .* at another point, below the value .* at the minimizer; correct",
         ),
         (
             lambda: descend(lecture(), jnp.ones(3), 0.1),
@@ -556,7 +556,7 @@ def test_errors(call, error, sentence, sentences):
 
 
 def test_following_the_errors_advice_works(sentences):
-    with pytest.warns(UserWarning, match="take at most 1 / L = 0.1 for the bounds to hold"):
+    with pytest.warns(UserWarning, match="the bounds hold for step sizes of at most 1 / L = 0.1"):
         descend(lecture(), jnp.ones(2), 0.3, steps=5)
     assert bool(descend(lecture(), jnp.ones(2), 0.1, steps=5).holds)
     lopsided = jnp.array([[1.0, 1.0], [0.0, 1.0]])

@@ -587,7 +587,7 @@ BAD = {
     ),
     "not monotone": (
         lambda: times(Schedule(lambda t: 1 - t, lambda t: t + 0.5 * jnp.sin(12 * t) ** 2), 4),
-        "falls, got one that does not fall between",
+        "decreases, got one that does not decrease between",
         lambda: times(FLOW, 4),
     ),
     "NaN": (

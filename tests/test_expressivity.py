@@ -385,18 +385,18 @@ def test_unknown_form_is_rejected():
 @pytest.mark.parametrize(
     ("net", "words"),
     [
-        (Serial(Dense(3), tanh, Dense(1)), "got the layer 1 that takes tanh of what"),
+        (Serial(Dense(3), tanh, Dense(1)), "got the layer 1 that takes tanh of a value"),
         (Serial(a=Serial(Dense(3), relu, softmax), b=Dense(1)), "got the layer a/2 that takes exp"),
         (Serial(Dense(2), gelu, Dense(1)), "got the layer 1 that"),
         (Serial(Dense(4), LayerNorm(), Dense(1)), "got the layer 1 that takes square"),
         (Repeat(Serial(Dense(1), tanh), 2), "the layer 1 that takes tanh"),
         (lambda x: x * x, "a function that multiplies two arrays that depend on the input"),
         (lambda x: x**2, "a function that takes integer_pow of"),
-        (lambda x: 1 / x, "a function that divides by what depends on the input"),
+        (lambda x: 1 / x, "a function that divides by a value that depends on the input"),
         (lambda x: jnp.round(x), "takes round of"),
-        (lambda x: jnp.sort(jnp.concatenate([x, -x]))[:1], "a function that uses sort, which is not supported; write"),
+        (lambda x: jnp.sort(jnp.concatenate([x, -x]))[:1], "a function that uses sort, which is not supported; use"),
         (lambda x: jax.lax.top_k(jnp.concatenate([x, -x]), 1)[0], "uses top_k, which is not supported"),
-        (lambda x: jax.lax.cond(x[0] > 0, lambda: x, lambda: -x), "uses cond, which .* choose with jnp.where"),
+        (lambda x: jax.lax.cond(x[0] > 0, lambda: x, lambda: -x), "uses cond, which .* use jnp.where"),
         (lambda x: (x > 0.5).astype(x.dtype), "expected a continuous net, got an output that jumps by 1 at 0.5"),
         (lambda x: jnp.concatenate([x, x]), "expected one output, got outputs of shape \\(2,\\); .* output=0 to 1"),
         (lambda x: x * jnp.inf, "not finite"),
@@ -417,7 +417,7 @@ def test_following_the_errors_advice_works():
     assert f.slopes.tolist() == [-1, 1]
     f = to_piecewise_linear(lambda x: jnp.where(x > 0, x, -x))
     assert f.slopes.tolist() == [-1, 1]
-    with pytest.raises(TypeError, match="is for nets of one input; for others use regions_along"):
+    with pytest.raises(TypeError, match="takes nets of one input; for others use regions_along"):
         to_piecewise_linear(lambda x: jnp.ones((1, 3)) @ x)
     net = BatchNorm()
     params, state = net.init(jax.random.key(0), jnp.zeros((1, 1)))

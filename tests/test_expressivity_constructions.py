@@ -318,7 +318,7 @@ def test_minterm_networks():
 def test_invalid_tables_are_rejected():
     with pytest.raises(ValueError, match="2\\^n entries, n >= 1, got shape \\(3,\\)"):
         minterm_network([0, 1, 1])
-    with pytest.raises(ValueError, match="0 or 1, got others"):
+    with pytest.raises(ValueError, match="0 or 1, got other values"):
         minterm_network([0.2, 1])
     minterm_network(np.array([0.2, 1]) > 0.5)
     with pytest.raises(ValueError, match="n to be an integer >= 2, got 1"):

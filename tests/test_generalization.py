@@ -392,7 +392,7 @@ ONE = np.ones((2, 2))
         (
             lambda: max_margin(ONE, np.array([0, 1])),
             ValueError,
-            "hyperplane through the origin separates, got others; take more features",
+            "hyperplane through the origin separates, got other labels; take more features",
         ),
         (lambda: max_margin(ONE, np.array([-1, 1])), ValueError, "labels 0 and 1, .* from -1 to 1; .* labels > 0"),
         (
@@ -406,7 +406,7 @@ ONE = np.ones((2, 2))
         (
             lambda: matrix_completion(ONE, ONE, key=KEY, scale=0.0),
             ValueError,
-            "from 0 a product of factors has gradient 0",
+            "at 0 a product of factors has gradient 0",
         ),
         (
             lambda: random_labels(MLP(2), ONE, np.ones(2), ONE, np.ones(2), key=KEY, optimizer=0.1, steps=1),

@@ -748,12 +748,12 @@ def test_fit_rejects_invalid_training_states(sentences):
     fitted = go(epochs=1)
     with pytest.raises(TypeError, match="^fit expected ts to be a TrainState, got a Fitted; pass ts=fitted.ts"):
         go(epochs=2, ts=fitted)
-    with pytest.raises(TypeError, match="got a dict; pass what init_train_state or a step returned"):
+    with pytest.raises(TypeError, match="got a dict; pass the result of init_train_state or of a step"):
         go(epochs=2, ts=fitted.params)
     same(go(epochs=2, ts=fitted.ts).ts, go(epochs=2).ts)  # the suggested repair
     given = copy(fitted.ts)
     train_step(Dense(1), mse, optax.sgd(0.1))(given, *line())
-    with pytest.raises(ValueError, match=r"a step has donated; .* or give the step a copy: jax.tree.map\(jnp.copy, ts"):
+    with pytest.raises(ValueError, match=r"a step has donated; .* or pass a copy to the step: jax.tree.map"):
         go(epochs=2, ts=given)
 
 
@@ -910,7 +910,7 @@ def broken(value, index):
         ),
         ({"validation": broken(-np.inf, 3)}, ValueError, r"got -inf at \(3, 0\) of validation\[0\]"),
         ({"data": (np.zeros((0, 1)), np.zeros((0, 1)))}, ValueError, "at least one row, got empty data"),
-        ({"data": (np.zeros((4, 1)), np.zeros((5, 1)))}, ValueError, "equally many rows"),
+        ({"data": (np.zeros((4, 1)), np.zeros((5, 1)))}, ValueError, "the same number of rows"),
         ({"validation": (np.zeros((4, 1)), np.zeros(5))}, ValueError, r"validation\[0\] float64 \(4, 1\)"),
         ({"data": (jnp.zeros((4, 1)), jnp.zeros(4), jnp.zeros(4))}, TypeError, r"pair \(x, y\), got a tuple of 3"),
         ({"batch_size": 41}, ValueError, "^fit expected batch_size to be at most 40, .* got 41; pass batch_size=40"),

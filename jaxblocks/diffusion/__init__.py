@@ -15,7 +15,7 @@ from jaxblocks.diffusion.schedules import (
     variance_preserving_schedule,
 )
 
-# What a denoiser predicts.
+# Prediction types of a denoiser.
 from jaxblocks.diffusion.prediction_types import PREDICTION_TYPES, PredictionType, convert, error_scale
 
 # Training.

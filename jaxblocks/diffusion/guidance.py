@@ -1,6 +1,6 @@
-r"""Guidance: samples of a wanted class or condition, by a change of the prediction.
+r"""Guidance: predictions that make a sampler draw examples of a given class or condition.
 
-A guided ``predict(x, t)`` is made of others, and can be passed to any sampler.
+A guided ``predict(x, t)`` combines other functions, and can be passed to any sampler.
 
 Axis letters: ``...`` the axes of an array x, the first of which are those of the batch.
 """
@@ -25,8 +25,8 @@ def classifier_free_guidance(
     r"""Classifier-free guidance: :math:`(1 - w)\,\hat P(x, t) + w\,\hat P(x, t \mid y)` as a ``predict(x, t)``.
 
     With w ``scale``: 0 is ``unconditional``, 1 is ``conditional``, and a larger one extrapolates the difference. The
-    result does not depend on the prediction type, as long as both have the same one. (The paper's w is this one less
-    1.)
+    result does not depend on the prediction type, as long as both have the same one. (The w of the paper is w - 1
+    here.)
 
     Args:
         conditional: ``predict(x, t)`` for the condition, such as ``lambda x, t: net.apply(params, x, time=...,
@@ -69,10 +69,10 @@ def classifier_guidance(
 
     Args:
         predict: a prediction of type ``prediction_type``.
-        log_probability: ``(x, t)`` to :math:`\log p(y \mid x, t)` of the wanted class, one number for each example, of
+        log_probability: ``(x, t)`` to :math:`\log p(y \mid x, t)` of the given class, one number for each example, of
             a classifier that was trained on data with noise.
         scale: :math:`w`.
-        schedule: of the noise.
+        schedule: the noise schedule.
         prediction_type: "eps", "x0", "v", "score" or "velocity".
 
     Where the signal is 0, x0, v and the velocity are infinite or NaN (`flow_matching_schedule` at t = 1).
@@ -97,7 +97,7 @@ def classifier_guidance(
             each = log_probability(x, t)
             if not hasattr(each, "shape") or each.shape != x.shape[: each.ndim] or each.ndim == x.ndim > 0:
                 expected = f"one log-probability for each example of x, {describe(x)}"
-                require(False, expected, each, "choose the entry of the wanted class")
+                require(False, expected, each, "choose the entry of the given class")
             return each.sum()
 
         gradient = scale * jax.grad(total)(x)

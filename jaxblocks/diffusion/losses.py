@@ -1,11 +1,11 @@
-r"""Training of a denoiser: predict the noise (or the data, ...) at random times, under the squared error.
+r"""Training of a denoiser: predict the noise (or the data, ...) at random times, with the squared error as the loss.
 
 The denoiser is any pair that reads the side input ``time``. With `jaxblocks.fit`::
 
     schedule = variance_preserving_schedule()
-    training = DenoisingLoss(net, schedule, "v")  # a pair: data to one loss for each example
+    training = DenoisingLoss(net, schedule, "v")  # a pair that maps data to one loss for each example
     fitted = fit(training, lambda losses, y: losses, optax.adam(1e-3), (x, x), key=key, steps=1000)
-    params = fitted.params["net"]  # those of net
+    params = fitted.params["net"]  # the params of net
 
 `DenoisingLoss` draws times and noise from the key of each training step; labels are further inputs. In a training loop
 of your own, call `denoising_loss`.
@@ -33,7 +33,7 @@ __all__ = ["DenoisingLoss", "denoising_loss", "drop_condition", "sample_times"]
 
 @checked
 def sample_times(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "..."]:
-    r"""Random times in (0, 1], uniform, and stratified over the examples: one in each n-th of the interval.
+    r"""Random times in (0, 1], uniform, and stratified over the examples: one in each of n equal subintervals.
 
     With n examples in a random order, the i-th gets :math:`t = (i + u) / n`, with the same u for all: each t is
     uniform, and the mean of a loss over the batch varies less than with independent times.
@@ -71,7 +71,7 @@ def denoising_loss(
 
     with P the quantity that the net predicts: :math:`\varepsilon` (the simple loss of DDPM), :math:`x_0`, v, ... An
     error in one is a multiple of an error in another (`jaxblocks.diffusion.error_scale`), so a weight turns the loss of
-    one into that of another.
+    one into the loss of another.
 
     Args:
         predict: ``predict(x, t)``, t with the axes that are given here.
@@ -79,12 +79,12 @@ def denoising_loss(
         t: a time for each example, ``(*batch,)``, see `sample_times`.
         prediction_type: "eps", "x0", "v", "score" or "velocity".
         weighting: ``None``: 1 (for "score", which is unbounded at t = 0, the weight of "eps"). A prediction type: the
-            error is measured in that one. A function of the log-SNR: the weight of the error in x0, for instance the
-            one of Min-SNR, ``lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)``.
+            error is measured in that type. A function of the log-SNR: the weight of the error in x0, for instance that
+            of Min-SNR, ``lambda log_snr: jnp.minimum(jnp.exp(log_snr), 5.0)``.
 
     Raises:
-        ValueError: for an unknown prediction type, a prediction that does not have the shape of the data, shapes that
-            do not fit, times outside of [0, 1], or a schedule whose ends are wrong.
+        ValueError: for an unknown prediction type, a prediction that does not have the shape of the data, incompatible
+            shapes, times outside of [0, 1], or a schedule with wrong values at t = 0 or t = 1.
         TypeError: for integers.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
@@ -117,7 +117,7 @@ def denoising_loss(
 
 
 def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | Callable | None):
-    """The factor of the squared error of a prediction, for a weighting in other terms."""
+    """The factor of the squared error of a prediction that the weighting requires."""
     if weighting is None or weighting == prediction_type:
         return jnp.ones_like(t)
     own = jnp.square(error_scale(t, schedule, prediction_type))
@@ -140,13 +140,12 @@ def DenoisingLoss(
     r"""A pair that trains a denoiser: it adds noise to data, and returns the `denoising_loss` of each example.
 
     ``apply(params, x0, *conditions, key=...)`` draws a time for each example and noise, and calls ``net`` on
-    :math:`x_t` with ``time``; params are ``{"net": those of net}``. As a net for `jaxblocks.fit` or
-    `jaxblocks.train_step` it goes with the loss ``lambda losses, y: losses``. In training (``train=True``) it needs a
-    key. Without one, in evaluation, times and noise are those of ``jax.random.key(0)`` each time, so that validation
-    losses can be compared.
+    :math:`x_t` with ``time``; params are ``{"net": params of net}``. In `jaxblocks.fit` or `jaxblocks.train_step` use
+    it with the loss ``lambda losses, y: losses``. In training (``train=True``) it needs a key. In evaluation without a
+    key, times and noise are drawn from ``jax.random.key(0)`` in each call, so that validation losses are comparable.
 
     Args:
-        net: any pair that reads the side input ``time``, of the shape of the batch axes.
+        net: any pair that reads the side input ``time``, which has the shape of the batch axes.
         schedule, prediction_type, weighting: as in `denoising_loss`.
         conditions: the name of a side input of ``net``, or several, such as ``("label",)``, whose values are further
             inputs; see `drop_condition`.
@@ -155,7 +154,7 @@ def DenoisingLoss(
 
     Raises:
         TypeError: for a net that does not read ``time``; a missing key.
-        ValueError: as `denoising_loss`; for data without batch axes or with too few.
+        ValueError: as in `denoising_loss`; for data without batch axes, or with too few axes.
 
     >>> from jaxblocks.diffusion import variance_preserving_schedule
     >>> net = Wire(lambda f, x, *, time: f.out(jnp.concatenate([x, time[..., None]], -1)), out=Dense(2))
@@ -212,12 +211,11 @@ def drop_condition(
 ) -> Shaped[Array, "batch *shape"]:
     r"""A batch of conditions in which each example's is replaced by ``null`` with probability ``rate``.
 
-    A net that is trained on these learns to denoise with the condition and without, which is what
-    `jaxblocks.diffusion.classifier_free_guidance`
-    needs. For labels 0 to 9, ``null`` can be 10, an eleventh class.
+    A net that is trained on these conditions learns to denoise with and without a condition, as
+    `jaxblocks.diffusion.classifier_free_guidance` requires. For labels 0 to 9, ``null`` can be 10, an eleventh class.
 
     Args:
-        key: of the draw.
+        key: the random key.
         condition: ``(batch, ...)``, such as labels ``(batch,)`` or vectors ``(batch, features)``.
         null: one number, or an array of the shape of one example's condition.
         rate: a probability.

@@ -23,13 +23,15 @@ __all__ = ["GaussianMixture", "gaussian_mixture"]
 
 
 class GaussianMixture(NamedTuple):
-    r"""What `gaussian_mixture` returns: :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`, a pytree of arrays.
+    r"""A mixture of Gaussians, :math:`p(x) = \sum_k w_k N(x; \mu_k, C_k)`, the result of `gaussian_mixture`.
+
+    It is a pytree of arrays.
 
     Args:
         weights: :math:`w_k`, of sum 1.
         means: :math:`\mu_k`.
-        variances, axes: of the covariances :math:`C_k = U_k \operatorname{diag}(c_k) U_k^\top`: the :math:`c_k`, and
-            the :math:`U_k`, whose columns are the principal axes.
+        variances, axes: the :math:`c_k`, and the :math:`U_k`, whose columns are the principal axes, of the covariances
+            :math:`C_k = U_k \operatorname{diag}(c_k) U_k^\top`.
     """
 
     weights: Float[Array, " k"]
@@ -50,7 +52,7 @@ class GaussianMixture(NamedTuple):
         return _apply(self.means.T, self.weights)
 
     def covariance(self) -> Float[Array, "d d"]:
-        """The covariance of the whole mixture, that of its means included."""
+        """The covariance of the whole mixture, including the covariance of its means."""
         centered = self.means - jnp.broadcast_to(self.mean(), self.means.shape)
         within = jnp.einsum("k,kij,kj,klj->il", self.weights, self.axes, self.variances, self.axes, precision="highest")
         return within + jnp.einsum("k,ki,kj->ij", self.weights, centered, centered, precision="highest")
@@ -81,15 +83,16 @@ class GaussianMixture(NamedTuple):
 
     @checked
     def predictor(self, schedule: Schedule, prediction_type: PredictionType) -> Callable:
-        r"""The optimal denoiser of these data: ``predict(x, t)``, the conditional mean of the predicted quantity.
+        r"""The optimal denoiser for these data: ``predict(x, t)``, the conditional mean of the predicted quantity.
 
         With :math:`r_k` the responsibilities and :math:`\Lambda_k = (\alpha^2 C_k + \sigma^2 I)^{-1}`,
 
         .. math:: E[x_0 \mid x] = \sum_k r_k \big( \mu_k + \alpha C_k \Lambda_k (x - \alpha\mu_k) \big), \qquad
             E[\varepsilon \mid x] = \sigma \sum_k r_k \Lambda_k (x - \alpha\mu_k)
 
-        and the others from these two. Both are computed without division by :math:`\alpha` or :math:`\sigma`, so they
-        are exact at both ends; only the velocity is NaN where the rate of the noise is infinite.
+        and the other types follow from these two. Both are computed without division by :math:`\alpha` or
+        :math:`\sigma`, so they are exact at both ends; only the velocity is NaN where the rate of the noise is
+        infinite.
         """
         check_schedule(schedule)
 
@@ -120,11 +123,11 @@ class GaussianMixture(NamedTuple):
         floating = jnp.issubdtype(x.dtype, jnp.floating)
         require(floating, "floating-point points", x, "convert them with x.astype(jnp.float32)", error=TypeError)
         d = self.means.shape[1]
-        repair = "pass points whose last axis are the features"
+        repair = "pass points whose last axis holds the features"
         require(len(x.shape) > 0 and x.shape[-1] == d, f"points of {d} features", x, repair)
 
     def _log_joint(self, x, means=None, variances=None):
-        """log w_k N(x; ...) (..., k), and x - mean along the axes of each component (..., k, d)."""
+        """The logarithm of w_k N(x; ...) (..., k), and x - mean along the axes of each component (..., k, d)."""
         self._require_points(x)
         lead = range(x.ndim - 1)
         means = jnp.expand_dims(self.means, lead) if means is None else means
@@ -135,7 +138,7 @@ class GaussianMixture(NamedTuple):
         return logs + jnp.expand_dims(jnp.log(self.weights.astype(x.dtype)), lead), z
 
     def _mix(self, log_joint, along, plain=None):
-        """The mean over components of vectors in the coordinates of their axes (plus one of plain vectors)."""
+        """The mean over components of vectors in the coordinates of their axes (plus the mean of plain vectors)."""
         r = jax.nn.softmax(log_joint, -1)
         mixed = jnp.einsum("...k,...kj,kij->...i", r, along, self.axes.astype(along.dtype), precision="highest")
         return mixed if plain is None else mixed + jnp.einsum("...k,...ki->...i", r, plain, precision="highest")
@@ -155,8 +158,8 @@ def gaussian_mixture(
         weights: :math:`w_k`, by default equal.
 
     Raises:
-        ValueError: for shapes that do not fit, covariances that are not symmetric and positive, weights that are not
-            positive with sum 1.
+        ValueError: for incompatible shapes, covariances that are not symmetric and positive definite, weights that are
+            not positive with sum 1.
         TypeError: for integers.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule

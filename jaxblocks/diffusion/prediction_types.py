@@ -1,4 +1,4 @@
-r"""What a denoiser predicts, and exact conversions from one prediction type to another.
+r"""Prediction types of a denoiser, and exact conversions between them.
 
 At time t a net gets :math:`x = \alpha x_0 + \sigma \varepsilon` and predicts one of five quantities. The other four
 follow, since x is known:
@@ -11,8 +11,8 @@ follow, since x is known:
 ``"velocity"`` :math:`dx/dt = \alpha' x_0 + \sigma' \varepsilon`      flow matching, the probability-flow ODE
 =============  =====================================================  ============================================
 
-The optimal prediction of each is a conditional mean given x, and conversions are affine in the prediction, so they map
-the optimum of one to the optimum of another.
+The optimal prediction of each type is a conditional mean given x, and conversions are affine in the prediction, so they
+map the optimum of one type to the optimum of another.
 
 The *score* is the gradient of a log density. It is unrelated to the scores of a classifier, its outputs before the
 softmax.
@@ -68,8 +68,8 @@ def convert(
     (``variance_preserving_schedule``, ``ddpm_schedule`` and ``variance_exploding_schedule`` at t = 0).
 
     Raises:
-        ValueError: where it would divide by 0; for an unknown prediction type; for shapes that do not fit, times
-            outside of [0, 1]. Under ``jit``, without ``check=True``, a division by 0 gives infinity or NaN.
+        ValueError: for a division by 0, an unknown prediction type, incompatible shapes, or times outside of [0, 1].
+            Under ``jit``, without ``check=True``, a division by 0 gives infinity or NaN.
         TypeError: for integers.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
@@ -118,7 +118,7 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
 
 
 def combine(x0: Any, eps: Any, t, schedule: Schedule, target: PredictionType) -> Array:
-    """A prediction of type ``target`` from x0 and eps; the one that it does not need may be ``None``.
+    """A prediction of type ``target`` from x0 and eps; an argument that the type does not need may be ``None``.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> print(combine(jnp.array([1.0]), jnp.array([3.0]), jnp.array(0.25), flow_matching_schedule(), "velocity"))
@@ -145,7 +145,7 @@ def error_scale(
     .. math:: \varepsilon: \frac{\alpha}{\sigma}, \qquad s: \frac{\alpha}{\sigma^2}, \qquad
         v: \frac{\alpha^2 + \sigma^2}{\sigma}, \qquad u: \frac{\alpha\sigma' - \sigma\alpha'}{\sigma}, \qquad x_0: 1
 
-    So a squared error in eps is one in x0, weighted by the signal-to-noise ratio.
+    So the squared error in eps is the squared error in x0, weighted by the signal-to-noise ratio.
 
     >>> from jaxblocks.diffusion import flow_matching_schedule
     >>> t = jnp.array(0.25)

@@ -1,14 +1,14 @@
 r"""Samplers: from noise to data along a grid of times, with a denoiser ``predict(x, t)``.
 
-All take the same arguments and are one ``lax.scan``, so ``jax.jit`` (with a key or noise as arguments), ``jax.vmap``
-and ``jax.grad`` work::
+All samplers take the same arguments. Each is one ``lax.scan``, so ``jax.jit`` (with a key or noise as arguments),
+``jax.vmap`` and ``jax.grad`` work::
 
     x = initial_noise(key, (64, 2), schedule)
     predict = lambda x, t: net.apply(params, x, time=jnp.full(len(x), t))
     samples = ddim(predict, x, times(schedule, 50), schedule, "eps")
 
 ``predict`` is a plain function of x and one time (a scalar). It returns the quantity of its prediction type, in the
-shape of x. With step size h the error at the end is of size h to the power of the *order* of the sampler:
+shape of x. With step size h the final error is proportional to h to the power of the *order* of the sampler:
 
 =======================  ======================================  =====  ==============  =======
 sampler                  each step                               order  calls per step  random
@@ -80,7 +80,7 @@ def ddim(
     key: Key[Array, ""] | None = None,
     trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""DDIM: predict x0 and the noise, and combine them anew for the next time; order 1, random for ``eta`` > 0.
+    r"""DDIM: predict x0 and the noise, and combine them at the next time; order 1, random for ``eta`` > 0.
 
     From t to the next time s, with :math:`x_0, \varepsilon` from the prediction at t and z new noise:
 
@@ -91,20 +91,20 @@ def ddim(
     :math:`\sigma / \alpha`. :math:`\eta = 1` is `ancestral` with ``spread=0``.
 
     Args:
-        predict: ``predict(x, t)``, as described at the head of this module.
-        x: at the first time, see `initial_noise`.
-        times: a falling grid, see `times`.
-        schedule: of the noise.
-        prediction_type: what ``predict`` returns: "eps", "x0", "v", "score" or "velocity".
+        predict: ``predict(x, t)``, as in the docstring of this module.
+        x: the value at the first time, see `initial_noise`.
+        times: a decreasing grid, see `times`.
+        schedule: the noise schedule.
+        prediction_type: the type of the result of ``predict``: "eps", "x0", "v", "score" or "velocity".
         eta: from 0 to 1.
-        key: for ``eta`` > 0.
-        trajectory: ``True`` returns x at all times, ``(steps + 1, ...)``, ``False`` at the last one.
+        key: the random key for ``eta`` > 0.
+        trajectory: ``True`` returns x at all times, ``(steps + 1, ...)``, ``False`` only at the last time.
 
     Raises:
         ValueError: for times out of order or range, an unknown prediction type, a prediction that does not have the
-            shape of x, a schedule whose ends are wrong, a prediction that does not determine x0 at the first time, or a
-            missing key.
-        TypeError: for integers.
+            shape of x, a schedule with wrong values at t = 0 or t = 1, or a prediction that does not determine x0 at
+            the first time.
+        TypeError: for integers, or a missing key.
 
     >>> from jaxblocks.diffusion import gaussian_mixture, times, variance_preserving_schedule
     >>> data = gaussian_mixture(jnp.array([[-2.0], [2.0]]), jnp.array([0.01, 0.01]))
@@ -147,8 +147,9 @@ def ancestral(
 
     for any schedule, with new noise z (none in a last step to a time without noise) and d ``spread``: the variance is
     exact for normal data of standard deviation d. The two variances of DDPM are :math:`\beta_t`, d = 1, and
-    :math:`\tilde\beta_t`, d = 0, the posterior of one point. For small steps the samples tend to the distribution of
-    the data for every d; with few steps a d that is too small makes them too narrow, one that is too large too wide.
+    :math:`\tilde\beta_t`, d = 0, the posterior for a single data point. As the steps become small, the distribution of
+    the samples tends to that of the data for every d. With few steps, the samples are too narrow if d is too small, and
+    too wide if d is too large.
 
     Args:
         spread: d, the standard deviation of the data. 0 suits few steps.
@@ -187,7 +188,7 @@ def euler(
 ) -> Float[Array, "..."]:
     r"""Euler's method on the probability-flow ODE: :math:`x_s = x_t + (s - t)\,u(x_t, t)`, order 1.
 
-    With u the velocity. For `flow_matching_schedule` it equals `ddim`; for other schedules either may be more accurate.
+    u is the velocity. For `flow_matching_schedule` it equals `ddim`; for other schedules either may be more accurate.
 
     Arguments and errors are those of `ddim`.
 
@@ -229,7 +230,7 @@ def heun(
     >>> from jaxblocks.diffusion import flow_matching_schedule, gaussian_mixture, times
     >>> data = gaussian_mixture(jnp.array([[3.0]]), jnp.array([4.0]))
     >>> schedule = flow_matching_schedule()
-    >>> x = jnp.array([[1.0]])  # one standard deviation above the mean, there and here
+    >>> x = jnp.array([[1.0]])  # one standard deviation above the mean, as is the result
     >>> print(heun(data.predictor(schedule, "velocity"), x, times(schedule, 100), schedule, "velocity").round(3))
     [[5.]]
 
@@ -259,7 +260,7 @@ def dpm_solver_pp_2m(
     *,
     trajectory: bool = False,
 ) -> Float[Array, "..."]:
-    r"""DPM-Solver++(2M): as `ddim`, with an x0 that is extrapolated from this step and the one before. Order 2.
+    r"""DPM-Solver++(2M): as `ddim`, with an x0 that is extrapolated from this step and the previous one; order 2.
 
     With :math:`\lambda = \log \alpha / \sigma` (half of the log-SNR), :math:`h_i = \lambda_{t_{i+1}} - \lambda_{t_i}`
     and :math:`x_0^i` predicted at :math:`t_i`,
@@ -267,8 +268,8 @@ def dpm_solver_pp_2m(
     .. math:: D = x_0^i + \frac{h_i}{2 h_{i-1}} (x_0^i - x_0^{i-1}), \qquad
         x_{t_{i+1}} = \frac{\sigma_{t_{i+1}}}{\sigma_{t_i}}\,x_{t_i} - \alpha_{t_{i+1}} (e^{-h_i} - 1)\,D
 
-    The first step, and steps from a time without signal or to one without noise (an infinite h), take
-    :math:`D = x_0^i`. One call of ``predict`` a step.
+    The first step, and steps from a time without signal or to a time without noise (an infinite h), take
+    :math:`D = x_0^i`. Each step calls ``predict`` once.
 
     Arguments and errors are those of `ddim`.
 
@@ -277,7 +278,7 @@ def dpm_solver_pp_2m(
     >>> schedule = variance_preserving_schedule()
     >>> x = jnp.array([[1.0]])
     >>> found = dpm_solver_pp_2m(data.predictor(schedule, "v"), x, times(schedule, 100), schedule, "v")
-    >>> print(found.round(1))  # one standard deviation above the mean, as x is (about)
+    >>> print(found.round(1))  # one standard deviation above the mean, as x is (approximately)
     [[5.]]
 
     Source: Lu et al. 2022, DPM-Solver++, algorithm 2, arXiv:2211.01095.
@@ -320,8 +321,8 @@ def predictor_corrector(
     .. math:: x \leftarrow x + \delta\, s(x, t) + \sqrt{2\delta}\,z, \qquad \delta = (\sqrt 2\, r\, \sigma(t))^2
 
     with s the score, r ``snr``, and z new noise. (The paper computes :math:`\delta` from the norm of the score; here it
-    is computed from the expected one, :math:`1 / \sigma`, so that one sample does not depend on others.) There is no
-    correction at a last time without noise. Since the steps are finite, the distribution becomes slightly too wide.
+    is computed from the expected norm, :math:`1 / \sigma`, so that samples do not depend on each other.) There is no
+    correction at a last time without noise. Since the steps are finite, the distribution is slightly too wide.
 
     Args:
         corrections: Langevin steps at each time.
@@ -365,7 +366,7 @@ def predictor_corrector(
 
 
 def _towards(x0, eps, now, then, eta, key):
-    """A step of DDIM from what was predicted."""
+    """A step of DDIM from the predicted x0 and eps."""
     if not eta:
         return then["signal"] * x0 + then["noise"] * eps
     kept, new = _parts(now, then)
@@ -375,7 +376,7 @@ def _towards(x0, eps, now, then, eta, key):
 
 
 def _posterior(x0, eps, now, then, spread, key):
-    """A draw from the posterior of x at ``then``, the variance that of normal data of standard deviation ``spread``."""
+    """A draw from the posterior of x at ``then``, with the variance for normal data of deviation ``spread``."""
     kept, new = _parts(now, then)
     mean = then["signal"] * x0 + then["noise"] * kept / now["noise"] * eps
     variance = lambda at: (at["signal"] * spread) ** 2 + at["noise"] ** 2
@@ -384,7 +385,7 @@ def _posterior(x0, eps, now, then, spread, key):
 
 
 def _parts(now, then):
-    """Standard deviations of the noise at ``now``: the part from ``then``, and the part added since."""
+    """Standard deviations of the noise at ``now``: the part from ``then``, and the part added after ``then``."""
     kept = now["signal"] / then["signal"] * then["noise"]
     return kept, jnp.sqrt(now["noise"] ** 2 - kept**2)
 

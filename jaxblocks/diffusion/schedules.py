@@ -5,8 +5,8 @@ A diffusion process adds Gaussian noise to data :math:`x_0`,
 .. math:: x_t = \alpha(t)\,x_0 + \sigma(t)\,\varepsilon, \qquad \varepsilon \sim N(0, I), \qquad t \in [0, 1],
 
 from t = 0, the data, to t = 1, (almost) pure noise. A `Schedule` is the pair of functions :math:`\alpha` (``signal``)
-and :math:`\sigma` (``noise``) of t; ``Schedule(signal, noise)`` makes one of any two functions. Time is continuous; the
-steps of a sampler are a grid of times, which `times` makes.
+and :math:`\sigma` (``noise``) of t; ``Schedule(signal, noise)`` makes one from any two functions. Time is continuous;
+`times` makes the grid of times for the steps of a sampler.
 
 In this subpackage a time is one number, or an array whose axes are the first ones of ``x`` (one time for each example).
 
@@ -69,9 +69,9 @@ class Schedule(_Functions):
         signal: :math:`\alpha`, from 1 at t = 0 to (about) 0 at t = 1, or 1 throughout.
         noise: :math:`\sigma`, from 0 at t = 0 to much more than the signal at t = 1.
 
-    Both act elementwise, are differentiable for 0 < t < 1, and :math:`\alpha / \sigma` falls. Functions that take a
-    schedule check its ends, and raise a ``ValueError`` with the values where one is wrong. A schedule that a function
-    of this module makes prints and pickles as the call that made it.
+    Both act elementwise and are differentiable for 0 < t < 1, and :math:`\alpha / \sigma` decreases. Functions that
+    take a schedule check its values at t = 0 and t = 1, and raise a ``ValueError`` that contains a wrong value. A
+    schedule made by a function of this module prints and pickles as the call that made it.
 
     >>> line = Schedule(signal=lambda t: 1 - t, noise=lambda t: t)
     >>> print(line.signal(0.25), line.noise(0.25), f"{line.log_snr(0.25):.3f}")
@@ -233,9 +233,9 @@ def variance_exploding_schedule(*, noise_min: PositiveFloat = 0.01, noise_max: P
 def flow_matching_schedule() -> Schedule:
     r"""A straight line from the data to the noise: :math:`\alpha = 1 - t,\; \sigma = t`.
 
-    Its velocity :math:`dx/dt = \varepsilon - x_0` is what flow matching learns. (Time runs from data to noise, as in
-    all of this subpackage; some papers have the opposite direction and sign.) At t = 1 there is no signal, so the noise
-    does not determine the data there: predict ``velocity``, ``x0`` or ``v``.
+    Flow matching learns its velocity :math:`dx/dt = \varepsilon - x_0`. (In this subpackage time increases from data to
+    noise; some papers use the opposite direction and sign.) At t = 1 there is no signal, so the noise does not
+    determine the data there: predict ``velocity``, ``x0`` or ``v``.
 
     >>> schedule = flow_matching_schedule()
     >>> print(schedule.signal(0.25), schedule.noise(0.25))
@@ -262,8 +262,8 @@ def add_noise(
     t is one number, or has the first axes of ``x0``.
 
     Raises:
-        ValueError: for shapes that do not fit, a time outside of [0, 1] (under ``jit`` with ``check=True`` only), or a
-            schedule whose ends are wrong.
+        ValueError: for incompatible shapes, a time outside of [0, 1] (under ``jit`` with ``check=True`` only), or a
+            schedule with wrong values at t = 0 or t = 1.
         TypeError: for integers.
 
     >>> x0, eps = jnp.array([[2.0], [2.0]]), jnp.array([[1.0], [1.0]])
@@ -294,8 +294,8 @@ def times(
     ``spacing`` is the quantity whose values are equidistant:
 
     - ``"balanced"``: :math:`\sqrt\sigma / (\sqrt\alpha + \sqrt\sigma)`, which goes from 0 to 1 for every schedule. Near
-      both ends :math:`\sigma / \alpha` (or its inverse) then falls with the square of the number of remaining steps. A
-      sampler of second order needs this to keep its order up to the ends, and it makes grids of different schedules
+      both ends :math:`\sigma / \alpha` (or its inverse) then decreases with the square of the number of remaining
+      steps. A sampler of second order needs this to keep its order up to the ends. Grids of different schedules are
       comparable.
     - ``"time"``: t. With `variance_preserving_schedule` and `variance_exploding_schedule`, where
       :math:`\sigma \sim \sqrt t`, a sampler of second order loses its order in the last step, with a small effect.
@@ -311,19 +311,19 @@ def times(
     [1.  0.5 0. ]
 
     Source: "balanced" follows Karras et al. 2022 (table 1), whose grid is a power of the noise between two bounds,
-    arXiv:2206.00364; "log_snr" is that of Lu et al. 2022, DPM-Solver, arXiv:2206.00927.
+    arXiv:2206.00364; "log_snr" is the grid of Lu et al. 2022, DPM-Solver, arXiv:2206.00927.
     """
     check_schedule(schedule)
     order = 0 <= end < start <= 1
     require(order, "0 <= end < start <= 1", f"start={start} and end={end}", "sample from noise, t = 1, to data, t = 0")
     if spacing == "time":
         return jnp.linspace(start, end, steps + 1)
-    with jax.ensure_compile_time_eval():  # a grid is made of numbers, also inside of jit
+    with jax.ensure_compile_time_eval():  # the values of a grid are concrete, also inside of jit
         value = lambda t: _balanced(schedule, t) if spacing == "balanced" else -schedule.log_snr(t)
         first, last = value(_time(start)), value(_time(end))
         if not (jnp.isfinite(first) & jnp.isfinite(last)):
             got = f"an infinite one at {f'start={start}' if not jnp.isfinite(first) else f'end={end}'}"
-            repair = "move that end inside, as in start=0.999, end=0.001"
+            repair = "choose both ends inside (0, 1), as in start=0.999, end=0.001"
             require(False, "a finite log-SNR at both ends for spacing='log_snr'", got, repair)
         wanted = jnp.linspace(first, last, steps + 1)
 
@@ -359,7 +359,7 @@ def align(t: Float[Array, "*batch"], x: Float[Array, "..."]) -> Float[Array, "..
 
 
 def checked_time(t, x: Float[Array, "..."], check: bool = False) -> Float[Array, "*batch"]:
-    """t as an array in the dtype to compute in; raises unless it is in [0, 1] and has the first axes of ``x``.
+    """t as an array in the dtype of the computation; raises unless it is in [0, 1] and has the first axes of ``x``.
 
     >>> checked_time(0.5, jnp.zeros((5, 2)))
     Array(0.5, dtype=float32)
@@ -383,7 +383,7 @@ def checked_time(t, x: Float[Array, "..."], check: bool = False) -> Float[Array,
 
 
 def checked_times(times: Float[Array, " times"], dtype) -> Float[Array, " times"]:
-    """A grid of times in ``dtype``; raises unless it falls within [0, 1] (where its values are known).
+    """A grid of times in ``dtype``; raises unless it decreases and lies within [0, 1] (for concrete values).
 
     >>> checked_times(jnp.array([1.0, 0.0]), jnp.float32)
     Array([1., 0.], dtype=float32)
@@ -399,12 +399,12 @@ def checked_times(times: Float[Array, " times"], dtype) -> Float[Array, " times"
         if len(wrong):
             got = f"{known[wrong[0]]} before {known[wrong[0] + 1]} (at index {wrong[0] + 1})"
             repair = "sort them, as in jnp.sort(times)[::-1], without repeats"
-            require(False, "times that fall, from noise to data", got, repair)
+            require(False, "times that decrease, from noise to data", got, repair)
     return jnp.asarray(times).astype(dtype)
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Raise unless ``schedule`` is a `Schedule` with right ends: a ``TypeError``, or a ``ValueError`` with its values.
+    """Raise unless ``schedule`` is a `Schedule` with correct values at both ends: a ``TypeError`` or ``ValueError``.
 
     >>> check_schedule(Schedule(lambda t: t, lambda t: 1 - t))
     Traceback (most recent call last):
@@ -421,7 +421,7 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def _what_is_wrong(schedule: Schedule) -> tuple[str, str, str] | None:
-    """What was expected of a schedule, what it is, and the repair; ``None`` if it is right, or traced."""
+    """For an invalid schedule: the expectation, the actual value and the repair; ``None`` if it is valid or traced."""
     try:
         hash(schedule)
     except TypeError:
@@ -435,7 +435,7 @@ def _what_is_wrong(schedule: Schedule) -> tuple[str, str, str] | None:
 
 
 class _TracedError(Exception):
-    """The schedule has traced parameters. An exception is not cached by `_inspect`; a tracer must not be."""
+    """The schedule has traced parameters: `_inspect` must not cache a tracer, and does not cache an exception."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -463,19 +463,19 @@ def _inspect(schedule):
     if abs(signal[0] - 1) > 0.05 or noise[0] > 0.1:
         got = f"signal {signal[0]:.4g} and noise {noise[0]:.4g}"
         repair = (
-            "time runs from data (t = 0) to noise (t = 1), so write t -> 1 - t in both functions if yours has the "
-            "opposite direction"
+            "time increases from data (t = 0) to noise (t = 1), so for the opposite direction replace t by 1 - t in "
+            "both functions"
         )
         return "a schedule with signal 1 and noise 0 at t = 0", got, repair
     if signal[-1] > 0.1 * noise[-1]:
         got = f"signal {signal[-1]:.4g} and noise {noise[-1]:.4g}"
-        repair = "let the signal end at a tenth of the noise at most, since sampling starts from pure noise"
+        repair = "make the signal at t = 1 at most a tenth of the noise, since sampling starts from pure noise"
         return "a schedule with much more noise than signal at t = 1", got, repair
     angle = np.arctan2(noise, signal)
     if not (np.diff(angle) > 0).all():
         place = int(np.argmin(np.diff(angle) > 0))
-        got = f"one that does not fall between t = {place / 32:g} and t = {(place + 1) / 32:g}"
-        return "a schedule whose signal-to-noise ratio falls", got, "let the noise grow there"
+        got = f"one that does not decrease between t = {place / 32:g} and t = {(place + 1) / 32:g}"
+        return "a schedule whose signal-to-noise ratio decreases", got, "make the noise grow there"
     return None
 
 
@@ -486,7 +486,7 @@ def _schedule(signal: Callable, noise: Callable) -> Schedule:
 
 
 def _time(t):
-    """t as an array without weak type, wide enough to compute in."""
+    """t as an array without weak type, in a dtype wide enough for the computation."""
     if hasattr(t, "dtype"):
         return widen(jnp.asarray(t))
     return jnp.asarray(t, jnp.result_type(float))

@@ -1,8 +1,8 @@
-"""Published models as compositions of layers, one page each; hyperparameters are arguments, defaults the paper's.
+"""Published models as compositions of layers; hyperparameters are arguments, with the values of the paper as defaults.
 
 Every builder returns a pair. Inputs are images ``(..., height, width, channels)``, or tokens, integers ``(..., time)``;
 outputs are logits (or, for a denoiser, an image). Deep models stack their blocks by `Repeat`, so that compile time does
-not grow with depth. The transformers share `TransformerBlock` and with it the names of their params.
+not grow with depth. The transformers share `TransformerBlock` and therefore the names of their params.
 
 This subpackage imports only layers, which ``import jaxblocks`` has loaded already, so its names are imported eagerly.
 """
@@ -25,7 +25,7 @@ from jaxblocks.models.transformer import Transformer
 # Graphs.
 from jaxblocks.models.graph_classifier import GraphClassifier, readout
 
-# Their parts.
+# Parts of the models.
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = [

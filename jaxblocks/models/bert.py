@@ -45,22 +45,22 @@ def BERT(
 
     Args:
         vocab_size: the number of tokens.
-        max_length: the maximal length of a sequence, the rows of the table of positions.
+        max_length: the maximal length of a sequence, the number of position embeddings.
         segments: the number of segments.
-        layers, heads, features, hidden: blocks, heads of each, features of each position, features inside the MLP; 24,
+        layers, heads, features, hidden: blocks, heads per block, features per position, features inside the MLP; 24,
             16, 1024, 4096 is BERT-large.
         dropout: the rate for embeddings, attention weights and branches, in training.
         epsilon: of the layer norms.
-        pooler: ``True`` returns a summary of the sequence beside the features, :math:`\tanh(x_0 W + b)` of the first
-            position; ``False`` the features alone.
+        pooler: ``True`` also returns a summary of the sequence, :math:`\tanh(x_0 W + b)` of the first position;
+            ``False`` returns the features only.
 
     Shapes: tokens ``(..., time)``, and optionally the segment of each, ``(..., time)``, by default 0, to features
-    ``(..., time, features)``, with ``pooler`` a tuple of these and ``(..., features)``. A classifier of sequences is
-    ``Serial(BERT(), lambda features, pooled: pooled, Dropout(0.1), Dense(2))``.
+    ``(..., time, features)``; with ``pooler``, to a tuple of these and ``(..., features)``. A classifier of sequences
+    is ``Serial(BERT(), lambda features, pooled: pooled, Dropout(0.1), Dense(2))``.
 
     Side inputs: ``mask``, boolean ``(..., time)``, ``False`` at padding, which then does not affect other positions
-    (outputs at padding are meaningless); ``segment_ids``, of sequences packed into one, as in `Attention`; ``train``
-    and ``key`` for the dropout.
+    (outputs at padding are meaningless); ``segment_ids`` for several sequences packed into one, as in `Attention`;
+    ``train`` and ``key`` for the dropout.
 
     Raises:
         ValueError: for more than ``max_length`` positions.

@@ -36,20 +36,21 @@ def GPT2(
     r"""A transformer decoder with pre-norm blocks; the defaults are the smallest GPT-2.
 
     It has 124,439,808 params. Each block is :math:`x + a(N(x))`, then :math:`x + m(N(x))`, with causal attention
-    :math:`a` and an MLP :math:`m`. The table of tokens computes the logits as well (tied weights), GELU is the tanh
-    approximation, and the kernels at the end of a residual branch are initialized smaller by
-    :math:`1 / \sqrt{2 \cdot \text{layers}}`, so that the variance of their sum does not grow with depth.
+    :math:`a` and an MLP :math:`m`. The token embedding also computes the logits (tied weights). GELU is the tanh
+    approximation. The initial kernels at the end of each residual branch are scaled by
+    :math:`1 / \sqrt{2 \cdot \text{layers}}`, so that the variance of the sum of branches does not grow with depth.
 
     Args:
         vocab_size: the number of tokens.
-        max_length: the maximal length of a sequence, the rows of the table of positions.
-        layers, heads, features: blocks, heads of each, features of each position; 24, 16, 1024 is "medium", 36, 20,
+        max_length: the maximal length of a sequence, the number of position embeddings.
+        layers, heads, features: blocks, heads per block, features per position; 24, 16, 1024 is "medium", 36, 20,
             1280 "large", 48, 25, 1600 "XL".
         hidden: features inside the MLP, by default ``4 * features``.
         dropout: the rate for embeddings, attention weights and branches, in training.
         epsilon: of the layer norms.
-        cache: with a length, a ``StatefulLayer`` with the same params for sequences that arrive in pieces: its state is
-            the keys and values of so many positions, at most ``max_length``, and their number. See `Attention`.
+        cache: a number of positions, at most ``max_length``; the result is then a ``StatefulLayer`` with the same
+            params for sequences that arrive in pieces. Its state holds the keys and values of up to ``cache`` positions
+            and their number. See `Attention`.
 
     Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``.
 
@@ -57,8 +58,8 @@ def GPT2(
     ``segment_ids`` (without cache), as in `Attention`; ``train`` and ``key`` for the dropout.
 
     Raises:
-        ValueError: for a sequence, or a cache, of more than ``max_length`` positions; where only values tell (pieces
-            under ``jit``) the logits are NaN from there on.
+        ValueError: for a sequence, or a cache, of more than ``max_length`` positions. For pieces under ``jit``, where
+            the position is unknown, the logits beyond ``max_length`` are NaN instead.
 
     >>> net = GPT2(vocab_size=5, max_length=8, layers=2, heads=2, features=4)
     >>> tokens = jnp.array([0, 3, 1])
@@ -71,7 +72,7 @@ def GPT2(
     expected = f"a cache of at most max_length={max_length} positions"
     require((cache or 0) <= max_length, expected, f"cache={cache}", "make the cache smaller, or max_length larger")
     initial = initializers.normal(0.02)
-    last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # at the end of each branch
+    last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # for the last kernel of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
         attention=Attention(

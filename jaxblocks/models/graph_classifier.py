@@ -1,4 +1,4 @@
-r"""A graph classifier: layers of message passing, and a readout of all nodes.
+r"""A graph classifier: message-passing layers, and a readout of all nodes.
 
 Axis letters: n nodes, e edges, g graphs, in features of a node.
 """
@@ -31,16 +31,17 @@ def GraphClassifier(
     batch_norm: bool = True,
     dropout: Rate = 0.0,
 ) -> Layer | StatefulLayer:
-    r"""Logits of whole graphs: graph layers, the readout of each, and one dense layer on all of them.
+    r"""A classifier of graphs: graph layers, a readout after each, and one dense layer on all readouts.
 
     With :math:`X_0` the features of the nodes, :math:`X_k = \mathrm{relu}(\mathrm{layer}_k(X_{k-1}))` and
     :math:`r_k = \sum_i X_{k,i}` over the nodes of a graph, the logits are :math:`W [r_0, \dots, r_L] + b`, with
-    neighborhoods of every radius up to L. With ``pool="sum"`` the net counts nodes; with a mean it sees proportions.
+    neighborhoods of every radius up to L. With ``pool="sum"`` the logits depend on the number of nodes; with ``"mean"``
+    only on proportions.
 
     Args:
         classes: the number of logits.
         kind: ``"gin"`` for `GIN` with an MLP of two dense layers, ``"gcn"`` for `GCN`.
-        features: of a node after each layer, and between the two dense layers of an MLP.
+        features: the number of features of a node after each layer, and between the two dense layers of an MLP.
         layers: :math:`L`, the number of graph layers; a node depends on nodes at most L edges away.
         pool: the aggregation of the nodes of a graph.
         batch_norm: after each dense layer of "gin" and after each layer of "gcn", over the valid nodes of the batch
@@ -48,10 +49,10 @@ def GraphClassifier(
         dropout: the rate for the readouts, before the last layer; above 0, ``apply`` reads ``train`` and ``key``.
 
     Shapes: a `Graph` with nodes (n, in), one or several (`batch_graphs`), to logits (g, classes). Rows of padding
-    graphs hold the bias alone. Features of edges and of the graph are not read.
+    graphs hold only the bias. Features of edges and of the graph are not read.
 
     Raises:
-        ValueError: as the layers do; for a batch without ``graph_mask`` and ``global_features``.
+        ValueError: as in the layers; for a batch without ``graph_mask`` and ``global_features``.
 
     >>> net = GraphClassifier(2, features=8, layers=2, batch_norm=False)
     >>> graphs = batch_graphs([complete_graph(jnp.ones((n, 3))) for n in (2, 5)])
@@ -92,11 +93,11 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     r"""The aggregated nodes of each graph: :math:`r_j = \mathrm{Agg}\{x_i : i \text{ in graph } j\}`, without padding.
 
     Args:
-        graph: one graph, or several as `batch_graphs` makes them.
-        pool: the aggregation. A graph without nodes gets zeros.
+        graph: one graph, or a batch from `batch_graphs`.
+        pool: the aggregation. The row of a graph without nodes is zero.
 
     Raises:
-        ValueError: for several graphs without ``graph_mask`` and ``global_features``, which tell their number.
+        ValueError: for several graphs without ``graph_mask`` and ``global_features``, which give their number.
 
     >>> graphs = batch_graphs([complete_graph(jnp.ones((n, 1))) for n in (2, 5)])
     >>> readout(graphs)
@@ -109,7 +110,7 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     if owner is None:
         return aggregate(rows, jnp.zeros(rows.shape[:1], jnp.int32), 1, how=pool, mask=graph.node_mask)
     sizes = [len(x) for x in (graph.graph_mask, graph.global_features) if x is not None]
-    expected = "graph_mask or global_features, which tell the number of graphs"
+    expected = "graph_mask or global_features, which give the number of graphs"
     repair = "make the batch with batch_graphs, or add graph_mask=jnp.ones(n_graphs, bool)"
     require(len(sizes) > 0, expected, "node_graph without them", repair)
     return aggregate(rows, owner, sizes[0], how=pool, mask=graph.node_mask)

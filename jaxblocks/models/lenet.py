@@ -1,4 +1,4 @@
-r"""LeNet-5: two convolutions, each with a pool, and three dense layers.
+r"""LeNet-5: two convolutions, each followed by a pool, and three dense layers.
 
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
@@ -32,10 +32,11 @@ def LeNet5(
 
     Args:
         classes: the number of logits.
-        channels: of the two convolutions.
+        channels: the channels of the two convolutions.
         hidden: features of the two dense layers before the last.
         activation: after every layer but the last.
-        padding: of the first convolution, as in `Conv`; 2 keeps 28x28, and equals the padding of the paper's digits.
+        padding: the padding of the first convolution, as in `Conv`; 2 keeps 28x28 images at that size, as in the paper,
+            where the digits are padded to 32x32.
 
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
 

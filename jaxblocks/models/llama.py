@@ -43,14 +43,14 @@ def Llama(
 
     Args:
         vocab_size: the number of tokens.
-        layers, heads, features: blocks, heads of the queries, features of each position.
+        layers, heads, features: blocks, heads of the queries, features per position.
         kv_heads: heads of keys and values, by default ``heads``; 8 of 64 in Llama 2 70B, 8 of 32 in Llama 3 8B.
         hidden: features inside the MLP; about 8/3 of ``features`` has as many params as an MLP without gate.
-        base: of the rotary angles; 500,000 in Llama 3.
+        base: the base of the rotary angles; 500,000 in Llama 3.
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
         dropout: the rate for branches, in training; the paper has none.
-        cache: with a length, a ``StatefulLayer`` with the same params for sequences that arrive in pieces: its state is
-            the keys and values of so many positions. See `Attention`.
+        cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for sequences that
+            arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `Attention`.
 
     Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``.
 

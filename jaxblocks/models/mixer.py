@@ -34,14 +34,15 @@ def MLPMixer(
 ) -> Layer:
     r"""An MLP-Mixer; with the defaults, Mixer-B/16 with 59,880,472 params for 224x224 images.
 
-    One linear map makes a token of each patch. Then come ``layers`` blocks, stacked by `Repeat`: :math:`x +
-    \mathrm{MLP}(N(x)^\top)^\top` mixes tokens, the same for every channel, and :math:`x + \mathrm{MLP}(N(x))` mixes
-    channels, the same for every token. A last norm :math:`N`, the mean of all tokens and a dense layer follow.
+    A linear map turns each patch into a token. It is followed by ``layers`` blocks, stacked by `Repeat`: :math:`x +
+    \mathrm{MLP}(N(x)^\top)^\top` mixes tokens in the same way for every channel, and :math:`x + \mathrm{MLP}(N(x))`
+    mixes channels in the same way for every token. The last layers are a norm :math:`N`, the mean of all tokens and a
+    dense layer.
 
     Args:
         classes: the number of logits.
         patch_size: height and width of a patch; the remainder at the right and at the bottom is cut off.
-        features: of a token.
+        features: the number of features of a token.
         layers: the number of blocks.
         token_hidden, hidden: features inside the MLPs over tokens and over channels.
 

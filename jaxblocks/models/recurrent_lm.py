@@ -1,4 +1,4 @@
-r"""The recurrent language model: an embedding, recurrent layers, and logits of the next token.
+r"""A recurrent language model: an embedding, recurrent layers, and logits of the next token.
 
 Axis letters: ``...`` batch; ``time``.
 """
@@ -26,19 +26,19 @@ def RecurrentLM(
     dropout: Rate = 0.5,
     stateful: bool = False,
 ) -> Layer | StatefulLayer:
-    r"""Logits of the next token, from recurrent layers: :math:`p(x_{t+1} \mid x_{\le t}) = softmax(W h_t + b)`.
+    r"""A recurrent language model, logits of the next token: :math:`p(x_{t+1} \mid x_{\le t}) = softmax(W h_t + b)`.
 
     :math:`h_t` is the output of the last of several recurrent layers on the embedded tokens. The defaults are the
-    "medium" model of the paper: 20 million params, about as many in the embedding, the recurrence and the last layer.
-    (The paper's LSTM has one bias, and all its initial weights are uniform from -0.05 to 0.05. `LSTM` has two biases,
-    as in PyTorch, orthogonal initial weights and an open forget gate.)
+    "medium" model of the paper: 20 million params, about a third each in the embedding, the recurrent layers and the
+    last layer. (The LSTM of the paper has one bias, and all its initial weights are uniform from -0.05 to 0.05. `LSTM`
+    has two biases, as in PyTorch, orthogonal initial weights and an initial bias of 1 for the forget gate.)
 
     Args:
         vocab_size: the number of tokens.
-        features: of the embedding and of each layer.
+        features: the number of features of the embedding and of each layer.
         layers: the number of recurrent layers.
-        recurrent: builds one, ``recurrent(features, stateful=...)``: `LSTM`, `GRU`, `RNN`.
-        dropout: the rate for values between layers; the carry in time is not dropped.
+        recurrent: builds a layer by ``recurrent(features, stateful=...)``: `LSTM`, `GRU`, `RNN`.
+        dropout: the rate for values between layers; it does not apply to the carry.
         stateful: ``True`` makes a ``StatefulLayer`` with the same params for sequences that arrive in pieces; its state
             is the carry of each layer.
 

@@ -1,4 +1,4 @@
-r"""Residual networks: blocks that learn a residual, which is added to their input.
+r"""Residual networks: each block learns a residual, which is added to its input.
 
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
@@ -39,14 +39,14 @@ def ResNet(
     1x1, the last with four times the channels; each is followed by batch norm, and all but the last by relu.
     :math:`S` is the identity, or in the first block of a stage, where shapes change, a 1x1 convolution with batch
     norm. The other blocks of a stage are equal and stacked by `Repeat`, so the size of the program and its compile time
-    depend on the number of stages and not on that of blocks.
+    depend on the number of stages and not on the number of blocks.
 
     Params, with 1000 classes: 11,689,512 (18), 21,797,672 (34), 25,557,032 (50), 44,549,160 (101), 60,192,808 (152).
 
     Args:
         depth: 18, 34, 50, 101 or 152; or the number of blocks in each stage, such as ``(2, 2, 2, 2)``.
         classes: the number of logits.
-        width: channels of the stem; those of stage i are ``width * 2**i`` (four times that after a bottleneck).
+        width: channels of the stem; stage i has ``width * 2**i`` channels (four times as many after a bottleneck).
         bottleneck: by default ``True`` for depths from 50 on, ``False`` for shallower nets and for numbers of blocks.
         stem: ``"7x7"`` with stride 2 and a max pool of stride 2, or for small images ``"3x3"`` with stride 1 and no
             pool.
@@ -62,7 +62,7 @@ def ResNet(
     Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
 
     Raises:
-        ValueError: for a depth, stem or stride_in that is not listed; in evaluation before the first update.
+        ValueError: for a depth, stem or stride_in that is not listed; for evaluation before the first update.
 
     >>> net = ResNet(50)
     >>> params, state = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32))

@@ -9,10 +9,10 @@ __all__ = ["rename_side_inputs"]
 
 
 def rename_side_inputs(layer: LayerLike, **names: str | None) -> Layer | StatefulLayer:
-    """The layer with some of its side inputs under other names; it computes the same from the same params.
+    """A layer with some of its side inputs renamed; it computes the same function of the same params.
 
-    A combinator passes a side input to every child that declares it. New names separate side inputs that share a name
-    but not a meaning, such as the masks of two sequences.
+    A combinator passes a side input to every child that declares it. New names distinguish side inputs that have the
+    same name but different meanings, such as the masks of two sequences.
 
     Args:
         layer: a pair, or a function of arrays.
@@ -41,5 +41,5 @@ def _renamed(function, names):
     positional = [p for p in inspect.signature(function).parameters.values() if p.name not in declared]
     keyword = [declared[old].replace(name=new) for new, old in old_names.items()]
     call.__signature__ = inspect.Signature([*positional, *keyword])  # type: ignore[attr-defined]
-    call.__qualname__ = function.__qualname__  # so that its name in summaries is that of the layer
+    call.__qualname__ = function.__qualname__  # so that summaries show the name of the layer
     return call

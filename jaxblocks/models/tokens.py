@@ -1,4 +1,4 @@
-"""Images as sequences of tokens, for the models of images that use attention.
+"""Images as sequences of tokens, for image models that use attention.
 
 Axis letters: ``...`` batch; h and w height and width, n = h w tokens, c channels.
 """
@@ -20,7 +20,7 @@ __all__ = ["ClassToken", "SelfAttention", "TokenPositions", "as_tokens", "mean_o
 
 @checked
 def as_tokens(x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch n c"]:
-    """A token for each pixel of an image (or of a grid of patches), row by row.
+    """The pixels of an image (or of a grid of patches) as tokens, row by row.
 
     >>> as_tokens(jnp.zeros((5, 4, 3, 2))).shape
     (5, 12, 2)
@@ -30,7 +30,7 @@ def as_tokens(x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch n c"]:
 
 @checked
 def mean_of_tokens(x: Float[Array, "*batch n c"]) -> Float[Array, "*batch c"]:
-    """One vector for all tokens.
+    """The mean of all tokens.
 
     >>> print(mean_of_tokens(jnp.array([[1.0, 2.0], [3.0, 4.0]])))
     [2. 3.]
@@ -40,7 +40,7 @@ def mean_of_tokens(x: Float[Array, "*batch n c"]) -> Float[Array, "*batch c"]:
 
 @builder
 def SelfAttention(heads: PositiveInt, **options: Any) -> Layer | StatefulLayer:
-    """`Attention` of tokens to tokens, without a mask, since no token is padding; ``options`` are those of `Attention`.
+    """Self-attention of tokens without a mask, since no token is padding; ``options`` are those of `Attention`.
 
     >>> net = SelfAttention(2)
     >>> side_inputs(net)
@@ -77,8 +77,8 @@ def ClassToken() -> Layer:
 def TokenPositions(*, embedding_init: Callable = initializers.normal(0.02)) -> Layer:
     """A learned row for each position, added to the token there; the number of tokens is that at ``init``.
 
-    Params are ``{"embedding": (n, c)}``. Unlike `LearnedPositions` it takes no shorter sequences, since the positions
-    of a smaller image are not the first ones of a larger.
+    Params are ``{"embedding": (n, c)}``. Unlike `LearnedPositions` it rejects shorter sequences, since the positions of
+    a smaller image are not the first positions of a larger one.
 
     Raises:
         ValueError: for another number of tokens than at ``init``.

@@ -41,31 +41,31 @@ def Transformer(
 
     A block of the encoder is :math:`N(x + a(x))`, then :math:`N(x + m(x))` with attention :math:`a` and an MLP
     :math:`m`. In the decoder :math:`a` is causal, and between the two branches there is :math:`N(x + c(x, y))` with
-    cross-attention :math:`c` to the encoder's output y. One table of tokens serves source, target and logits; where it
-    is looked up, its rows are multiplied by :math:`\sqrt{\text{features}}`, and sinusoidal positional encodings are
-    added.
+    cross-attention :math:`c` to the encoder's output y. Source, target and logits share one token embedding. Embedded
+    tokens are multiplied by :math:`\sqrt{\text{features}}`, and sinusoidal positional encodings are added.
 
     Args:
-        vocab_size: the number of tokens of source and target together.
-        layers: blocks of the encoder, and of the decoder.
-        heads, features, hidden: heads of each attention, features of each position, features inside the MLP; 16, 1024
+        vocab_size: the number of tokens in the vocabulary that source and target share.
+        layers: the number of blocks of the encoder, and of the decoder.
+        heads, features, hidden: heads of each attention layer, features per position, features inside the MLP; 16, 1024
             and 4096 is the "big" model.
         head_dim, value_dim: features of a key and of a value, by default ``features / heads``.
         dropout: the rate for embeddings and branches, in training; 0.3 in the big model.
         epsilon: of the layer norms; the paper does not state it, its code has 1e-6.
-        cache: with a length, a ``StatefulLayer`` with the same params for targets that arrive in pieces. Its state is
-            the encoder's output and the decoder's keys and values of so many positions. The first call is
-            ``apply(params, state, source, target)``, each further one ``apply(params, state, target)``.
+        cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for targets that
+            arrive in pieces. Its state holds the encoder's output and the decoder's keys and values of up to ``cache``
+            positions. The first call is ``apply(params, state, source, target)``, each further call
+            ``apply(params, state, target)``.
 
-    Shapes: source ``(..., time_s)`` and target ``(..., time_t)``, integers, to logits ``(..., time_t, vocab_size)``:
-    those at t predict the token after target t, so in training the target begins with a start token.
+    Shapes: source ``(..., time_s)`` and target ``(..., time_t)``, integers, to logits ``(..., time_t, vocab_size)``.
+    Logits at t predict the token after target t, so in training the target begins with a start token.
 
     Side inputs: ``mask``, boolean ``(..., time_s)``, ``False`` at padding of the source (padding of the target is on
-    its right and needs none: it is never attended to); ``train`` and ``key`` for the dropout.
+    its right and needs no mask: it is never attended to); ``train`` and ``key`` for the dropout.
 
     Raises:
-        ValueError: for a target that is longer than its cache, as `Attention` does. With a cache and no source so far,
-            the logits are NaN.
+        ValueError: for a target that is longer than its cache, as in `Attention`. With a cache, the logits are NaN
+            until a source is given.
 
     >>> net = Transformer(vocab_size=5, layers=2, heads=2, features=4, hidden=8)
     >>> source, target = jnp.array([0, 3, 1, 2]), jnp.array([0, 2, 1])
@@ -111,7 +111,7 @@ def Transformer(
         x = f.decoder(f.dropout(f.target_positions(target)), *context)
         return f.tokens(x[0] if context else x)  # (..., time_t, vocab_size)
 
-    # The one mask is that of the source: the encoder's own, and that of the decoder's context.
+    # The only mask is that of the source; the encoder reads it, and the decoder for its context.
     return Wire(
         forward,
         tokens=Embedding(
@@ -126,7 +126,7 @@ def Transformer(
 
 
 def _KeepContext(attention: LayerLike) -> StatefulLayer:
-    """Attention to a context that is given once and kept: ``x, context`` in the first call, then ``x`` alone."""
+    """Attention to a context that is given once and stored: ``x, context`` in the first call, then only ``x``."""
     attention = as_layer(attention)
 
     def init(key, x, context):

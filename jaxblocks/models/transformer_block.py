@@ -1,4 +1,4 @@
-r"""The block of transformers: attention and an MLP, each a residual branch with a norm.
+r"""The transformer block: attention and an MLP, each a residual branch with a norm.
 
 Axis letters: ``...`` batch; ``time`` positions; ``time_c`` positions of the context.
 """
@@ -28,17 +28,17 @@ def TransformerBlock(
     norm_first: bool = True,
     dropout: Rate = 0.0,
 ) -> Layer | StatefulLayer:
-    r"""One block of a transformer: residual branches of attention, of cross-attention where it is given, and of an MLP.
+    r"""One block of a transformer: residual branches of attention, optionally of cross-attention, and of an MLP.
 
     Each branch :math:`f` is :math:`x + f(N(x))` with ``norm_first`` (pre-norm), else :math:`N(x + f(x))` (post-norm),
     with a norm :math:`N` of its own. Params are ``{"attention_norm", "attention", "mlp_norm", "mlp"}``, and
-    ``"cross_attention_norm"`` and ``"cross_attention"`` where there is cross-attention. All transformers of
-    `jaxblocks.models` are made of this block, so that one rule over paths, such as
-    ``select(params, "**/mlp/up/kernel")``, fits all of them.
+    ``"cross_attention_norm"`` and ``"cross_attention"`` if there is cross-attention. All transformers of
+    `jaxblocks.models` consist of this block, so one rule for paths, such as ``select(params, "**/mlp/up/kernel")``,
+    applies to all of them.
 
     Args:
-        attention: a layer ``(..., time, features)`` to the same, such as `Attention`. One with a cache makes the block
-            a ``StatefulLayer``.
+        attention: a layer ``(..., time, features)`` to the same shape, such as `Attention`. If it has a cache, the
+            block is a ``StatefulLayer``.
         mlp: a layer of the same shapes, such as `TransformerMLP`.
         cross_attention: a layer of ``x, context``, such as `Attention`.
         norm: ``norm()`` builds the norm of a branch, such as ``LayerNorm``, ``RMSNorm``, or
@@ -50,10 +50,10 @@ def TransformerBlock(
     context_features)`` to both, the context unchanged, so that blocks can be stacked by `Serial` and `Repeat`.
 
     Side inputs: those of the layers, such as ``mask`` and ``segment_ids`` of ``attention``. The ``mask`` of
-    ``cross_attention``, which is about the context, is called ``context_mask``; its ``segment_ids`` are not read.
+    ``cross_attention``, which refers to the context, is called ``context_mask``; its ``segment_ids`` are not read.
 
     Raises:
-        ValueError: where a layer changes the shape or dtype of ``x``.
+        ValueError: if a layer changes the shape or dtype of ``x``.
 
     >>> block = TransformerBlock(attention=Attention(2, causal=True), mlp=TransformerMLP(16, 4))
     >>> x = jnp.zeros((3, 4))
@@ -99,7 +99,7 @@ def TransformerMLP(
     kernel_init: Callable = initializers.lecun_normal(),
     down_kernel_init: Callable | None = None,
 ) -> Layer | StatefulLayer:
-    r"""The MLP of a transformer block, the same at each position: :math:`W_d\,\sigma(W_u x)`, biases left out.
+    r"""The MLP of a transformer block, the same at each position: :math:`W_d\,\sigma(W_u x)` (biases omitted).
 
     With ``gated`` it is :math:`W_d\,(\sigma(W_g x) \odot W_u x)`. Params are ``{"up", "down"}``, and ``"gate"`` with
     ``gated``, each as those of `Dense`.

@@ -1,7 +1,7 @@
-r"""The U-Net: a net on several resolutions with skip connections between equal ones; the denoiser of diffusion.
+r"""The U-Net: a net at several resolutions with skip connections between equal ones; the denoiser of diffusion models.
 
-A U-Net is a recursion over levels. Each level applies residual blocks, the next level at half the resolution, and
-residual blocks again, on the concatenation with its own outputs on the way down::
+A U-Net is a recursion over levels. Each level applies residual blocks (the encoder), the next level at half the
+resolution, and residual blocks again (the decoder) to the concatenation with the outputs of its encoder::
 
     level(x) = up(concatenate(down(x), upsample(next_level(downsample(down(x))))))
 
@@ -49,37 +49,40 @@ def UNet(
 ) -> Layer:
     r"""A U-Net of residual blocks and attention; with the defaults, the denoiser of Ho et al. for 32x32 images.
 
-    Each residual block is :math:`y = Sx + f(x, e)` with f twice group norm, swish and a 3x3 convolution; the condition
-    :math:`e`, made of time and label, is added between the two, and :math:`S` is the identity, or a 1x1 convolution
-    where the channels change. The second convolution and the last one of the net are zero at initialization:
-    then each block is its :math:`S`, and the net returns zeros.
+    Each residual block is :math:`y = Sx + f(x, e)`, where f applies group norm, swish and a 3x3 convolution twice. The
+    condition :math:`e`, computed from time and label, is added after the first convolution. :math:`S` is the identity,
+    or a 1x1 convolution where the number of channels changes. The second convolution of each block and the last one of
+    the net are zero at initialization, so each block is initially its :math:`S`, and the net returns zeros.
 
     Args:
-        channels: of the output: those of the image for a denoiser, classes for segmentation (the output is logits).
+        channels: channels of the output: those of the image for a denoiser, or the number of classes for segmentation
+            (the output is logits).
         width: channels of the first level.
         multipliers: the width of each level, in multiples of ``width``. Each level but the first has half the
-            resolution of the one before, so height and width must be divisible by ``2 ** (len(multipliers) - 1)``.
-        blocks: residual blocks of a level on the way down; there is one more on the way up.
-        attention_levels: the levels, counted from 0, whose blocks are each followed by attention over all pixels. There
-            is attention in the middle too, after the last level; with ``attention_levels=()`` there is none at all.
-        heads: of attention.
+            resolution of the previous one, so height and width must be divisible by ``2 ** (len(multipliers) - 1)``.
+        blocks: residual blocks of each level in the encoder; the decoder has one more per level.
+        attention_levels: the levels, counted from 0, whose blocks are each followed by attention over all pixels.
+            There is also attention in the middle, after the last level; with ``attention_levels=()`` there is none.
+        heads: heads of attention.
         time: ``True`` reads the side input ``time``; ``False`` for a U-Net without it.
         classes: the number of class labels, if the side input ``label`` is read.
-        groups: of the group norms, by default ``width // 4``: at the first level four channels each (32 in the paper).
+        groups: groups of the group norms, by default ``width // 4``, four channels each at the first level (the paper
+            has 32 groups).
         dropout: the rate before the second convolution of a block; with ``dropout=0`` training needs no key.
 
     Side inputs of ``apply`` (and of ``init``), each one number per image (of the shape of the batch axes), or one for
     all images:
-        time: floating-point, 0 for data and 1 for noise: 1000 ``time`` is the paper's step. Read with ``time=True``.
+        time: floating-point, 0 for data and 1 for noise: 1000 ``time`` is the step of the paper. Read with
+            ``time=True``.
         label: integers from 0 to ``classes - 1``. ``None``, or the number ``classes`` (for single images), is the null
-            label of classifier-free guidance, with a row of its own in the table. Read with ``classes=``.
+            label of classifier-free guidance, which has its own embedding. Read with ``classes=``.
         train, key: read with ``dropout`` above 0.
 
     Shapes: images ``(..., h, w, c)`` to ``(..., h, w, channels)``.
 
     Raises:
         ValueError: for an image whose height or width is not divisible as above, a time or label of another shape than
-            the batch axes, a level in ``attention_levels`` that does not exist; without ``time`` where it is read.
+            the batch axes, a level in ``attention_levels`` that does not exist, or a missing ``time``.
         TypeError: for a time that is an integer.
 
     >>> net = UNet(1, width=8, multipliers=(1, 2), blocks=1, classes=10, dropout=0)
@@ -124,11 +127,11 @@ def UNet(
     def forward(f, x):
         _require_image(x, 2 ** (len(widths) - 1))
         layer = vars(f)
-        e = [layer[name](x) for name in conditions]  # (..., d), one or two or none
+        e = [layer[name](x) for name in conditions]  # (..., d), zero to two of them
         e = (functools.reduce(operator.add, e),) if e else ()
 
         def apply_from(level, x):
-            """The U-Net from this level on."""
+            """Apply the U-Net from this level on."""
             skips = [x]
             for i in range(blocks):
                 x = layer[f"down_{level}_{i}"](x, *e)
@@ -181,9 +184,9 @@ def time_features(time: Float[Array, "*batch"], features: PositiveInt) -> Float[
 
 @builder
 def TimeEmbedding(width: PositiveInt) -> Layer:
-    """`time_features` of the side input ``time`` through two dense layers, ``(..., 4 width)``.
+    """Two dense layers on `time_features` of the side input ``time``, ``(..., 4 width)``.
 
-    The input, images ``(..., h, w, c)``, gives the batch axes and the dtype.
+    The input, images ``(..., h, w, c)``, determines the batch axes and the dtype.
 
     >>> layer = TimeEmbedding(8)
     >>> x, time = jnp.zeros((5, 4, 4, 1)), jnp.linspace(0, 1, 5)
@@ -210,7 +213,7 @@ def TimeEmbedding(width: PositiveInt) -> Layer:
 def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
     """A learned row for each value of the side input ``label``, and one for the null label, ``(..., features)``.
 
-    The input, images ``(..., h, w, c)``, gives the batch axes and the dtype. ``None`` and ``classes`` are the null
+    The input, images ``(..., h, w, c)``, determines the batch axes and the dtype. ``None`` and ``classes`` are the null
     label.
 
     >>> layer = LabelEmbedding(10, 8)
@@ -232,7 +235,7 @@ def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
 
 
 def _Block(features, *, attend, heads, groups, dropout, conditioned):
-    """The residual block S x + f(x, e), with ``attend`` followed by x + attention(N(x)) over all pixels."""
+    """The residual block S x + f(x, e); with ``attend`` it is followed by x + attention(N(x)) over all pixels."""
     last = Conv(features, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers = {
         "skip": _Skip(features),
@@ -295,7 +298,7 @@ def _upsample_nearest(x):
 
 
 def _for_each_image(name, value, x):
-    """A side input, given as one number for each image or as one for all, as one for each."""
+    """Broadcast a side input, one number for each image or one for all images, to one number for each image."""
     batch = x.shape[:-3]
     if value.shape not in ((), batch):
         expected = f"{name} to be one number for each image, of shape {batch} for x {describe(x)}, or one for all"

@@ -42,8 +42,8 @@ def VGG(
         classes: the number of logits.
         width: channels of the first block.
         hidden: features of the two dense layers before the last.
-        pool_size: height and width to which an adaptive average pool reduces the image before the dense layers, as in
-            torchvision, so that images of every size from 32x32 on fit; 224x224 images have 7 already, as in the paper.
+        pool_size: height and width of the output of an adaptive average pool before the dense layers, as in
+            torchvision, so that images of any size from 32x32 on are valid. For 224x224 images it changes nothing.
         batch_norm: after each convolution, before its relu (momentum 0.9, epsilon 1e-5; 138,365,992 params for depth
             16); then the net has a state, and ``apply`` reads ``train`` and ``mask`` as `BatchNorm` does.
         dropout: the rate after the two hidden dense layers; above 0, ``apply`` reads ``train`` and ``key``.

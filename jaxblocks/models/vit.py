@@ -34,19 +34,19 @@ def ViT(
 ) -> Layer:
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
 
-    One linear map makes a token of each patch; a class token may be put before them, and a learned position is added to
-    each. Then come ``layers`` blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`, with attention :math:`a` and an MLP
-    :math:`m`, stacked by `Repeat`, a last norm :math:`N`, and a dense layer on the class token or on the mean of all
-    tokens.
+    A linear map turns each patch into a token; a class token is optionally put before them, and a learned position
+    embedding is added to each. They are followed by ``layers`` blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`,
+    with attention :math:`a` and an MLP :math:`m`, stacked by `Repeat`. The last layers are a norm :math:`N`, and a
+    dense layer on the class token or on the mean of all tokens.
 
     Args:
         classes: the number of logits.
         patch_size: height and width of a patch; the remainder at the right and at the bottom is cut off.
-        features: of a token.
+        features: the number of features of a token.
         layers: the number of blocks.
-        heads: of attention; they divide ``features``.
+        heads: heads of attention; a divisor of ``features``.
         hidden: features inside the MLP.
-        pool: ``"token"`` reads the class token; ``"mean"`` has none and takes the mean of all tokens.
+        pool: ``"token"`` for a class token; ``"mean"`` for the mean of all tokens, without a class token.
         dropout: the rate for tokens after positions are added, and after every dense layer but those of queries, keys
             and values.
 

@@ -1,7 +1,7 @@
-"""Text: tokenizers, and what a language model does with tokens.
+"""Text: tokenizers, and generation and likelihoods with language models.
 
-A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., time, vocab)``, where the logits at t are
-those of the token at t + 1; see `jaxblocks.models`.
+A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., time, vocab)``, where the logits at t
+predict the token at t + 1; see `jaxblocks.models`.
 """
 
 from jaxblocks.text.generation import generate, pad_prompts

@@ -1,4 +1,4 @@
-"""Generation: drawing a continuation of prompts from a language model.
+"""Generation: continuations of prompts, sampled from a language model.
 
 Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source; ``vocab``.
 """
@@ -36,7 +36,7 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Prompts of different lengths as one array with zeros on the right, and their lengths, for `generate`.
 
     Args:
-        prompts: integer arrays ``(time,)``, each of its own length.
+        prompts: integer arrays ``(time,)``, of any lengths.
 
     Returns:
         int32 ``(prompts, time)`` and ``(prompts,)``, with time the length of the longest.
@@ -83,35 +83,36 @@ def generate(
 ) -> Integer[Array, "*batch _total"]:
     r"""Continue prompts with tokens drawn from a model, one after another: :math:`x_{t+1} \sim softmax(z_t / \tau)`.
 
-    :math:`z_t` are the logits of the model after :math:`x_0, \dots, x_t` and :math:`\tau` is ``temperature``. It is
-    one compiled scan. A ``StatefulLayer`` (``cache=``, ``stateful=``) reads each token once; a ``Layer`` computes
-    the whole text again at every step, and draws the same tokens.
+    :math:`z_t` are the logits of the model after :math:`x_0, \dots, x_t`, and :math:`\tau` is ``temperature``.
+    Generation is one compiled scan. A ``StatefulLayer`` (``cache=``, ``stateful=``) reads each token once; a ``Layer``
+    computes the whole text again at every step. Both draw the same tokens.
 
     Args:
         model: tokens ``(..., time)`` to logits ``(..., time, vocab)``; logits at t must not depend on tokens
             after t. With ``cache=``, generation starts with an empty cache.
         params: of the model.
         prompts: at least one token each.
-        key: of all draws; position t draws from ``fold_in(key, t)``, the same with and without cache.
-        steps: the number of tokens that are written after the longest prompt.
-        lengths: of each prompt, if they differ; tokens to the right of it are not read (see `pad_prompts`), and
-            drawn tokens begin there, so shorter prompts get more of them. By default all have the full length.
-        temperature: below 1 sharpens, above 1 flattens the distribution; 0 takes the likeliest token (the first of
+        key: the random key; position t draws from ``fold_in(key, t)``, the same with and without cache.
+        steps: the number of tokens that are generated after the longest prompt.
+        lengths: the length of each prompt, if they differ. Tokens beyond the length are not read (see `pad_prompts`);
+            drawn tokens replace them, so shorter prompts get longer continuations. By default all prompts have the full
+            length.
+        temperature: below 1 sharpens the distribution, above 1 flattens it; 0 takes the likeliest token (the first of
             equal ones) and draws nothing.
         top_k, top_p: as in `truncate_logits`, after the temperature.
-        stop: a token that ends a text: after it has been drawn (not: read in a prompt), the rest of the row
-            is filled with it.
-        source: tokens that an encoder-decoder reads first; it is called with ``source, tokens`` (with a cache only
+        stop: a token that ends a text: after the model has drawn it, the rest of the row is filled with it. In a prompt
+            it has no effect.
+        source: the source of an encoder-decoder model, which is called with ``source, tokens`` (with a cache only
             in the first call).
 
     Returns:
         int32 ``(..., time + steps)``: each row a prompt and its continuation.
 
     Raises:
-        TypeError: for a model that is not a pair, and prompts that are no integers.
-        ValueError: before the computation, for prompts and steps that are longer together than the cache or the
-            context of the model, tokens outside of its vocabulary, and options out of range; after it, where logits
-            are NaN. Under ``jit`` values are not checked: tokens are -1 from there on.
+        TypeError: for a model that is not a pair, and prompts that are not integers.
+        ValueError: before the computation, if prompts and steps together exceed the cache or the context of the model,
+            for tokens outside of its vocabulary, and for options out of range; after it, if logits are NaN. Under
+            ``jit`` values are not checked; from the first NaN logits on, tokens are -1.
 
     >>> from jaxblocks.models.llama import Llama
     >>> from jaxblocks.text import ByteTokenizer
@@ -166,11 +167,11 @@ def _generate(model, steps, top_k, params, prompts, lengths, source, key, option
     if lengths is not None:  # padding may be outside of the vocabulary
         prompts = jnp.where(_inside(prompts, lengths), prompts, 0)
     tokens = jnp.concatenate([prompts, jnp.zeros((*batch, steps), jnp.int32)], -1)
-    first = time if lengths is None else 1  # tokens that are read at once; the others one by one
+    first = time if lengths is None else 1  # the tokens that are read in one call; the others are read one by one
     source = () if source is None else (source,)
 
     def write(t, tokens, done, logits):
-        """The token at t, drawn where it does not belong to the prompt."""
+        """The token at t, drawn unless it belongs to the prompt."""
         if temperature is None:
             drawn = jnp.argmax(logits, -1)
         else:
@@ -229,18 +230,18 @@ def _check_prompts(prompts, lengths, source, vocab_size):
 
 
 def _check_room(model, params, prompts, steps, source) -> int:
-    """The vocabulary size of the model; raises where the whole text does not fit into the model."""
+    """The vocabulary size of the model; raises if the whole text does not fit into the model."""
 
     def logits(time):
         tokens = jax.ShapeDtypeStruct((*prompts.shape[:-1], time), jnp.int32)
         inputs = (tokens,) if source is None else (jax.ShapeDtypeStruct(source.shape, jnp.int32), tokens)
-        apply = jax.jit(model.apply)  # under jit, so that the second call of generate does not trace it again
+        apply = jax.jit(model.apply)  # under jit, so that a second call of generate does not trace it again
         if isinstance(model, Layer):
             return apply.eval_shape(params, *inputs)
         _, state = jax.jit(model.init).eval_shape(jax.random.key(0), *inputs)
         return apply.eval_shape(params, state, *inputs)[0]
 
-    found = logits(1)  # errors of this call are not about the length
+    found = logits(1)  # an error of this call does not concern the length
     fits = getattr(found, "shape", ())[:-1] == (*prompts.shape[:-1], 1)
     expected = "a model from tokens (..., time) to logits (..., time, vocab)"
     require(fits, expected, found, "use a model that returns one row of logits for each token", error=TypeError)
@@ -251,7 +252,7 @@ def _check_room(model, params, prompts, steps, source) -> int:
         got = f"{steps} tokens after prompts of {time}, {total} together"
         repair = "use fewer steps, cut the prompts on their left, or build the model for longer texts"
         try:
-            require(False, "prompts and steps that fit into the model", got, f"{repair}; the model says: {error}")
+            require(False, "prompts and steps that fit into the model", got, f"{repair}; error of the model: {error}")
         except ValueError as longer:
             raise longer from error
     return found.shape[-1]

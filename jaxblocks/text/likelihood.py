@@ -1,4 +1,4 @@
-"""How well a language model predicts a text: the code length of its tokens."""
+"""The code length of tokens under a language model."""
 
 import math
 
@@ -18,10 +18,10 @@ def bits_per_token(logits: Float[Array, "*batch vocab"], tokens: Integer[Array, 
     r"""The code length of each token under a model, :math:`-\log_2 p(x)`: cross-entropy in nats over :math:`\ln 2`.
 
     The mean over a text whose tokens are characters is the number of bits per character. For the uniform distribution
-    it is :math:`\log_2` of the vocabulary size. Computed in float32 at least.
+    it is :math:`\log_2` of the vocabulary size. The computation is in float32 at least.
 
     Raises:
-        TypeError: for logits that are not floating-point, and tokens that are no integers.
+        TypeError: for logits that are not floating-point, and tokens that are not integers.
         ValueError: for shapes that differ, and tokens out of range (under ``jit`` the result there is NaN).
 
     >>> print(bits_per_token(jnp.zeros((2, 8)), jnp.array([0, 7])))

@@ -11,13 +11,13 @@ __all__ = ["ByteTokenizer", "CharTokenizer", "Tokenizer"]
 
 
 class Tokenizer(NamedTuple):
-    """What `ByteTokenizer` and `CharTokenizer` return: two functions, and the size of the vocabulary.
+    """The result of `ByteTokenizer` and `CharTokenizer`: two functions, and the size of the vocabulary.
 
     Args:
         encode: a string to int32 ``(time,)``, NumPy.
         decode: integers ``(time,)`` to a string; with more axes, to nested lists of strings.
         vocab_size: the number of tokens, 0, ..., vocab_size - 1.
-        symbols: the symbols of a `CharTokenizer` in order, from which it can be built again; ``None`` for bytes.
+        symbols: the symbols of a `CharTokenizer` in order, which are enough to rebuild it; ``None`` for bytes.
     """
 
     encode: Callable[[str], np.ndarray]
@@ -33,11 +33,11 @@ class Tokenizer(NamedTuple):
 def ByteTokenizer() -> Tokenizer:
     """A tokenizer whose tokens are the 256 bytes of UTF-8: a character takes one to four tokens.
 
-    ``decode`` writes U+FFFD where bytes are not valid UTF-8, as those of a model may be.
+    ``decode`` replaces bytes that are not valid UTF-8, which a model may generate, by U+FFFD.
 
     Raises:
-        TypeError: by ``encode``, unless it gets a string; by ``decode``, unless it gets integers.
-        ValueError: by ``encode``, for half of a surrogate pair, which is no character; by ``decode``, for integers
+        TypeError: in ``encode``, unless it gets a string; in ``decode``, unless it gets integers.
+        ValueError: in ``encode``, for half of a surrogate pair, which is not a character; in ``decode``, for integers
             outside of the vocabulary.
 
     >>> tokenizer = ByteTokenizer()
@@ -63,8 +63,8 @@ def CharTokenizer(text: str) -> Tokenizer:
     ``CharTokenizer(tokenizer.symbols)`` is the same tokenizer: store that string with the params of a model.
 
     Raises:
-        TypeError: unless ``text`` is a string; by ``decode``, unless it gets integers.
-        ValueError: for an empty text; by ``encode``, for a character that does not occur in it; by ``decode``, for
+        TypeError: unless ``text`` is a string; in ``decode``, unless it gets integers.
+        ValueError: for an empty text; in ``encode``, for a character that does not occur in it; in ``decode``, for
             integers outside of the vocabulary.
 
     >>> tokenizer = CharTokenizer("abracadabra")

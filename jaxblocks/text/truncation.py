@@ -20,13 +20,13 @@ def truncate_logits(
     top_k: PositiveInt | None = None,
     top_p: Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None = None,
 ) -> Float[Array, "*batch vocab"]:
-    r"""Logits with those of unlikely tokens set to :math:`-\infty`, so that they are never drawn.
+    r"""Set the logits of unlikely tokens to :math:`-\infty`, so that these tokens are never drawn.
 
     Args:
-        logits: of each token.
-        top_k: keep the k largest (and those equal to the last of them).
-        top_p: keep the fewest tokens, the likeliest first, whose probabilities sum to p or more, among the tokens
-            that ``top_k`` keeps. The likeliest token is always kept.
+        logits: one for each token.
+        top_k: keep the k largest logits (and those equal to the smallest of these).
+        top_p: of the tokens that ``top_k`` keeps, keep the smallest set of likeliest tokens whose probabilities sum to
+            p or more. The likeliest token is always kept.
 
     Raises:
         ValueError: for ``top_k`` outside of 1, ..., vocab, or ``top_p`` outside of (0, 1].

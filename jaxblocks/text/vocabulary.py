@@ -1,4 +1,4 @@
-"""The range of tokens that a model knows."""
+"""The range of the tokens of a model."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ __all__ = ["check_tokens"]
 
 
 def check_tokens(tokens, vocab_size: int, what: str) -> None:
-    """Raise a ``ValueError`` where concrete tokens are outside of 0, ..., vocab_size - 1."""
+    """Raise a ``ValueError`` if concrete tokens are outside of 0, ..., vocab_size - 1."""
     known = checkable(tokens, False)
     if known is None or not known.size:
         return

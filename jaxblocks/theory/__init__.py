@@ -1,13 +1,13 @@
-"""The theorems of the field as code: constructions with their proofs, and bounds that hold at every step.
+"""Theorems of deep learning as code: constructions with their proofs, and bounds that hold at every step.
 
 - Piecewise linear functions and the nets that compute them: `to_piecewise_linear`, `from_piecewise_linear`.
 - Approximation of continuous functions, with bounds: `approximate`, `pieces_for`, `approximate_by_ridges`.
 - Depth against width: `sawtooth_network`, `triangle_network`, `separation`.
 - Boolean functions and maxima: `minterm_network`, `parity_chain`, `max_min_string`.
 - Homogeneity of rectifier nets: `euler_terms`, `rescale`, `normalized_margin`.
-- Linear regions, exactly, and their bounds: `regions`, `regions_along`, `count_regions`.
+- Exact linear regions and bounds on their number: `regions`, `regions_along`, `count_regions`.
 - Gradient descent and momentum, with bounds at every step: `descend`, `Objective`, `stability_map`.
-- Generalization, in experiments: `degree_sweep`, `min_norm_bias`, `random_labels`.
+- Experiments on generalization: `degree_sweep`, `min_norm_bias`, `random_labels`.
 
 Submodules are imported at the first use of one of their names.
 """

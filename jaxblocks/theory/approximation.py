@@ -2,7 +2,7 @@ r"""Universal approximation by constructions: a net for every continuous functio
 
 g      the continuous function
 N      pieces, equally wide
-omega  the modulus of continuity of g: the most that g varies over a distance
+omega  the modulus of continuity of g: the largest change of g over a distance
 """
 
 import math
@@ -32,15 +32,15 @@ __all__ = [
 def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
     """The piecewise linear function through points of the plane, constant before the first and after the last.
 
-    With `from_piecewise_linear` it is a net that fits any n labels exactly with n + 1 units, whatever its values
-    elsewhere.
+    With `from_piecewise_linear` it gives a net of n + 1 units that fits any n labels exactly, which implies nothing
+    about its values elsewhere.
 
     Args:
         points: inputs, increasing, (n,).
         values: outputs, (n,).
 
     Raises:
-        ValueError: where points do not increase, or there is not one value for each.
+        ValueError: if the points are not increasing, or the numbers of points and values differ.
 
     >>> f = interpolate([0.0, 1.0, 3.0], [0.0, 2.0, 2.0])
     >>> f.slopes, f(np.array([0.5, 9.0]))
@@ -57,7 +57,7 @@ def interpolate(points: ArrayLike, values: ArrayLike) -> PiecewiseLinear:
             bad = np.flatnonzero(~np.isfinite(numbers))[0]
             require(False, f"finite {name}", f"{numbers[bad]} at index {bad}", "leave that point out")
     increasing = bool((np.diff(x) > 0).all())
-    require(increasing, "increasing points", "another order", "sort them and list each once")
+    require(increasing, "increasing points", "points in another order", "sort them and list each once")
     return PiecewiseLinear(x, np.concatenate([[0.0], np.diff(y) / np.diff(x), [0.0]]), float(y[0]))
 
 
@@ -71,21 +71,21 @@ def approximate(
 ) -> tuple[Layer, tuple]:
     r"""A net with one hidden layer of N + 2 units that approximates a continuous function uniformly on [a, b].
 
-    It interpolates g at N + 1 equally spaced points, N = ``pieces``. On each piece it is a convex combination of the
-    values of g at both ends, so that
+    The net interpolates g at N + 1 equally spaced points, N = ``pieces``. On each piece it is a convex combination of
+    the values of g at both ends, so that
 
     .. math:: \sup_{[a,b]} |g - f| \le \omega_g\big((b - a) / N\big),
 
     and :math:`\le (b-a)^2 \max|g''| / (8 N^2)` where g has a second derivative. `pieces_for` computes N for an error.
 
     Args:
-        g: takes an array, returns one of the same shape.
+        g: a function of an array that returns an array of the same shape.
         pieces: N.
         interval: (a, b).
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Returns:
-        A pair ``(..., 1)`` to ``(..., 1)``, and its params; beyond the interval it is constant.
+        A pair ``(..., 1)`` to ``(..., 1)``, constant outside of the interval, and its params.
 
     >>> net, params = approximate(np.sqrt, 4)
     >>> net.apply(params, jnp.array([[0.0], [0.0625], [0.25]]))[:, 0]  # the largest error is 1/8, at 1/16
@@ -109,13 +109,13 @@ def modulus_of_continuity(
     r"""The modulus of continuity :math:`\omega_g(\delta) = \sup_{|x - y| \le \delta} |g(x) - g(y)|`, on a grid.
 
     It tends to 0 with :math:`\delta` for every continuous g on [a, b] (Heine-Cantor). The supremum is taken over
-    a grid of ``samples`` equal steps; it is smaller than the true one by at most twice the modulus of a step.
+    a grid of ``samples`` equal steps; it is smaller than the exact supremum by at most twice the modulus of a step.
 
     Args:
-        g: takes an array, returns one of the same shape.
+        g: a function of an array that returns an array of the same shape.
         delta: :math:`\delta`.
         interval: (a, b).
-        samples: steps of the grid.
+        samples: the number of steps of the grid.
 
     Raises:
         ValueError: for a ``delta`` smaller than a step of the grid.
@@ -142,23 +142,23 @@ def pieces_for(
     curvature: int | float | None = None,
     samples: PositiveInt = 10_000,
 ) -> int:
-    r"""The number of pieces for which the error of `approximate` is at most ``error``: the smallest N whose bound is.
+    r"""The smallest number of pieces for which the error bound of `approximate` is at most ``error``.
 
     N is the smallest number with :math:`\omega_g((b-a)/N) \le \varepsilon`, :math:`\varepsilon` = ``error``.
 
     With ``curvature``, a bound on :math:`|g''|`, it is :math:`N = \lceil (b-a) \sqrt{\max|g''| / (8\,\varepsilon)}
-    \rceil`, far smaller for a smooth function. The modulus is taken on the grid of `modulus_of_continuity`,
+    \rceil`, far smaller for a smooth function. The modulus is computed on the grid of `modulus_of_continuity`, with
     distances rounded up to its steps.
 
     Args:
-        g: takes an array, returns one of the same shape.
+        g: a function of an array that returns an array of the same shape.
         error: :math:`\varepsilon`.
         interval: (a, b).
-        curvature: a bound on :math:`|g''|`, where there is one.
-        samples: steps of the grid.
+        curvature: a bound on :math:`|g''|`, if known.
+        samples: the number of steps of the grid.
 
     Raises:
-        ValueError: where g varies by more than ``error`` in one step of the grid.
+        ValueError: if g varies by more than ``error`` in one step of the grid.
 
     >>> pieces_for(np.exp, 0.01, curvature=np.e), pieces_for(np.exp, 0.01)
     (6, 278)
@@ -183,13 +183,13 @@ def pieces_for(
 
 
 class RidgeApproximation(NamedTuple):
-    r"""What `approximate_by_ridges` returns.
+    r"""The result of `approximate_by_ridges`.
 
     Attributes:
         layer, params: the net.
         weights: :math:`\gamma`, one for each direction.
         fit_error: :math:`\max_x |g(x) - \sum_i \gamma_i e^{\langle\nu_i, x\rangle}|` over the points.
-        bound: of the error at the points: the fit error plus that of the pieces.
+        bound: a bound on the error at the points: the fit error plus the error of the pieces.
     """
 
     layer: Layer
@@ -208,23 +208,24 @@ def approximate_by_ridges(
     rcond: int | float = 1e-10,
     param_dtype: DTypeLike | None = None,
 ) -> RidgeApproximation:
-    r"""A net with one hidden layer for a continuous function of several variables, constructed as in the proof.
+    r"""A net with one hidden layer that approximates a continuous function of several variables, as in the proof.
 
     Sums of exponentials :math:`\sum_i \gamma_i e^{\langle \nu_i, x\rangle}` contain the constants, separate points and
     are closed under products, :math:`e^{\langle\nu, x\rangle} e^{\langle\mu, x\rangle} = e^{\langle\nu + \mu,
     x\rangle}`, so they are dense (Stone-Weierstrass). First the weights are fitted by least squares; then each
-    of the k exponentials, a function of the single number :math:`\langle\nu_i, x\rangle`, is replaced by its
-    piecewise linear interpolant, fine enough for :math:`|\gamma_i| \sup|e^t - f_i(t)| \le \varepsilon / k`:
+    of the k exponentials, a function of the scalar :math:`\langle\nu_i, x\rangle`, is replaced by its piecewise linear
+    interpolant, with enough pieces for :math:`|\gamma_i| \sup|e^t - f_i(t)| \le \varepsilon / k`:
 
     .. math:: |g(x) - f(x)| \le \text{fit error at } x + \varepsilon,
         \qquad f(x) = \sum_i \Big[\sum_\ell c_{i\ell}\, (\langle\nu_i, x\rangle - t_{i\ell})_+ + d_i\Big].
 
     Args:
-        g: takes ``(points, inputs)``, returns ``(points,)``.
+        g: a function from ``(points, inputs)`` to ``(points,)``.
         directions: :math:`\nu`, ``(k, inputs)``; include 0 for the constant.
-        points: of the compact set, ``(points, inputs)``; the second part of the bound holds on their convex hull.
-        error: :math:`\varepsilon`, of the pieces.
-        rcond: of the least squares; a larger one gives smaller weights, hence fewer units.
+        points: points of the compact set, ``(points, inputs)``; the second part of the bound holds on their convex
+            hull.
+        error: :math:`\varepsilon`, the error of the pieces.
+        rcond: the cutoff of the least squares; a larger one gives smaller weights, hence fewer units.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     >>> grid = np.stack(np.meshgrid(*2 * [np.linspace(-1, 1, 9)]), -1).reshape(-1, 2)
@@ -233,7 +234,7 @@ def approximate_by_ridges(
     >>> round(found.fit_error, 3), round(found.bound, 3), found.params[0]["kernel"].shape
     (0.08, 0.18, (2, 72))
 
-    Source: Diehl 2023, Theorem 1.5, several variables; the proof prints t in the place of
+    Source: Diehl 2023, Theorem 1.5, several variables; the printed proof has t in place of
     :math:`\langle\nu_i, x\rangle`.
     """
     nu, x = np.asarray(directions, np.float64), np.asarray(points, np.float64)
@@ -287,7 +288,7 @@ def _at(g, x, shape=None):
 
 
 def _modulus(values, steps):
-    """The largest difference of entries at most so many steps apart: between maximum and minimum of a window."""
+    """The largest difference of entries at most ``steps`` apart: maximum minus minimum over each window."""
     high = low = values
     span = 1  # the length of the windows, which doubles
     while span < min(steps + 1, len(values)):

@@ -1,4 +1,4 @@
-"""The type of what the functions of this package convert to NumPy arrays in float64."""
+"""The type of arguments that this package converts to NumPy arrays in float64."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -9,4 +9,4 @@ import numpy as np
 __all__ = ["ArrayLike"]
 
 ArrayLike: TypeAlias = jax.Array | np.ndarray | np.number | Sequence | int | float
-"""An array of JAX or NumPy, a number, or nested sequences of them."""
+"""A JAX or NumPy array, a number, or nested sequences of these."""

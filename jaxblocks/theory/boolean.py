@@ -1,4 +1,4 @@
-r"""Boolean functions by rectifiers: any truth table with one unit for each true row, parity with far fewer.
+r"""Boolean functions by rectifiers: any truth table with one unit for each true row, parity with far fewer units.
 
 Inputs are rows of n numbers, 0 or 1, (..., n); outputs are (..., 1).
 """
@@ -35,7 +35,7 @@ def bit_rows(n: PositiveInt) -> np.ndarray:
 
 
 def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
-    r"""Any Boolean function, with one hidden unit for each row where it is true (its minterms).
+    r"""A net for any Boolean function, with one hidden unit for each row where it is true (its minterms).
 
     The unit of a row r is :math:`\mathrm{ReLU}(\sum_i (2 r_i - 1) x_i + 1 - \sum_i r_i)`: 1 at x = r and 0 at every
     other row. So one hidden layer is always enough, but it may be exponentially large: parity of n bits has
@@ -46,7 +46,7 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Raises:
-        ValueError: where its length is no power of two, or an entry is neither 0 nor 1.
+        ValueError: if its length is not a power of two, or an entry is neither 0 nor 1.
 
     >>> net, params = minterm_network([0, 1, 1, 0])  # exclusive or
     >>> net.apply(params, jnp.asarray(bit_rows(2), jnp.float32))[:, 0]
@@ -57,7 +57,7 @@ def minterm_network(truth_table: ArrayLike, *, param_dtype: DTypeLike | None = N
     table = np.asarray(truth_table)
     power_of_two = table.ndim == 1 and len(table) >= 2 and not len(table) & (len(table) - 1)
     require(power_of_two, "a table of 2^n entries, n >= 1", f"shape {table.shape}")
-    require(bool(np.isin(table, (0, 1)).all()), "entries that are 0 or 1", "others", "compare: table > 0.5")
+    require(bool(np.isin(table, (0, 1)).all()), "entries that are 0 or 1", "other values", "pass table > 0.5")
     rows = bit_rows(len(table).bit_length() - 1)[table == 1]
     if not len(rows):  # a net has at least one unit
         rows, weights = np.zeros((1, len(table).bit_length() - 1)), np.zeros(1)
@@ -72,14 +72,14 @@ def parity_shallow(n: PositiveInt, *, param_dtype: DTypeLike | None = None) -> t
 
     .. math:: \mathrm{ReLU}(s) + 2 \sum_{k=1}^{n-1} (-1)^k\, \mathrm{ReLU}(s - k)
 
-    alternates between 0 and 1; for n = 2 it is the lecture's exclusive or.
+    alternates between 0 and 1; for n = 2 it is the exclusive or of the lecture.
 
     >>> net, params = parity_shallow(3)
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]
     Array([0., 1.], dtype=float32)
 
-    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or). The :math:`O(2^n)` units printed there for
-    shallow models are those of `minterm_network`; rectifiers of sums need n.
+    Source: Krapac & Segvic, Deep feed-forward models (n-way exclusive or). The :math:`O(2^n)` units given there for
+    shallow models are those of `minterm_network`; rectifiers of sums need n units.
     """
     k = np.arange(n)
     weights = np.where(k == 0, 1.0, 2.0 * (-1.0) ** k)
@@ -105,7 +105,7 @@ def parity_chain(n: Annotated[int, Range(2)], *, param_dtype: DTypeLike | None =
     r"""Parity of n bits by a chain of n - 1 exclusive ors of two bits: 2 (n - 1) rectifiers that share nine weights.
 
     :math:`z_1 = x_1,\ z_i = \mathrm{ReLU}(z_{i-1} + x_i) - 2\,\mathrm{ReLU}(z_{i-1} + x_i - 1)`. Its size is
-    linear in n, that of `minterm_network` exponential.
+    linear in n; the size of `minterm_network` is exponential.
 
     >>> net, params = parity_chain(3)
     >>> net.apply(params, jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]))[:, 0]

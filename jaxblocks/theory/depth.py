@@ -28,10 +28,10 @@ __all__ = [
 
 @checked
 def sawtooth(x: Float[Array, "*shape"], levels: NonNegativeInt) -> Float[Array, "*shape"]:
-    r"""The sawtooth function, the line folded repeatedly: :math:`f_0(x) = x,\ f_l(x) = 2\,|f_{l-1}(x)| - 2`.
+    r"""The sawtooth function, which folds the line repeatedly: :math:`f_0(x) = x,\ f_l(x) = 2\,|f_{l-1}(x)| - 2`.
 
-    On [-2, 2] it goes up and down between -2 and 2 with :math:`2^l - 1` kinks, at the multiples of :math:`2^{2-l}`
-    inside; beyond it is :math:`2^l |x| - (2^{l+1} - 2)`. Exact in floats at dyadic x.
+    On [-2, 2] it alternates between -2 and 2 with :math:`2^l - 1` kinks, at the multiples of :math:`2^{2-l}` inside of
+    the interval. Outside it is :math:`2^l |x| - (2^{l+1} - 2)`. It is exact in floating point for dyadic x.
 
     >>> sawtooth(jnp.array([-2.0, 0.5, 3.0]), 5)
     Array([ 2.,  2., 34.], dtype=float32)
@@ -49,9 +49,9 @@ def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = 
 
     .. math:: f_l = 2\,\mathrm{ReLU}(f_{l-1}) + 2\,\mathrm{ReLU}(-f_{l-1}) - 2
 
-    With l = ``levels`` hidden layers it has 2 l rectifiers and :math:`2^l - 1` kinks; one hidden layer needs
-    as many units as there are kinks. At a kink JAX gives ``relu`` the derivative 0 and ``abs`` in the recursion one of
-    the two one-sided ones.
+    With l = ``levels`` hidden layers it has 2 l rectifiers and :math:`2^l - 1` kinks; a net with one hidden layer needs
+    one unit for each kink. At a kink the derivative of ``relu`` in JAX is 0; the derivative of ``abs`` in the recursion
+    is one of the two one-sided derivatives.
 
     Returns:
         A pair ``(..., 1)`` to ``(..., 1)``, and its params: 31 numbers for five levels.
@@ -60,7 +60,7 @@ def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = 
     >>> net.apply(params, jnp.array([0.375]))
     Array([-2.], dtype=float32)
 
-    Source: Huszar, DeepNN lecture 3. The :math:`O(2^{depth})` kinks printed there are attained by folding; random nets
+    Source: Huszar, DeepNN lecture 3. The :math:`O(2^{depth})` kinks given there are attained by folding; random nets
     have about as many kinks as units.
     """
     if not levels:
@@ -75,12 +75,12 @@ def sawtooth_network(levels: NonNegativeInt, *, param_dtype: DTypeLike | None = 
 
 @checked
 def triangle_network(levels: PositiveInt, *, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
-    r"""The triangle map, iterated, as a net.
+    r"""The iterated triangle map as a net.
 
     :math:`\Delta(x) = \mathrm{ReLU}(2\,\mathrm{ReLU}(x) - 4\,\mathrm{ReLU}(x - \tfrac12))` takes two layers.
 
-    :math:`\Delta^k`, k = ``levels``, has 2 k layers, 3 k nodes and :math:`2^k` pieces on [0, 1], where it goes up and
-    down between 0 and 1; outside it is 0. It is `triangle_wave` as a net.
+    :math:`\Delta^k`, k = ``levels``, has 2 k layers, 3 k nodes and :math:`2^k` pieces on [0, 1], where it alternates
+    between 0 and 1; outside it is 0. It is `triangle_wave` as a net.
 
     >>> net, params = triangle_network(3)
     >>> net.apply(params, jnp.array([[0.125], [0.25], [0.3125]]))[:, 0]
@@ -95,7 +95,7 @@ def triangle_network(levels: PositiveInt, *, param_dtype: DTypeLike | None = Non
 
 @checked
 def triangle_wave(levels: PositiveInt) -> PiecewiseLinear:
-    r""":math:`\Delta^k`, k = ``levels``, as its breakpoints, the :math:`i / 2^k`, and its slopes, :math:`\pm 2^k`.
+    r"""The function :math:`\Delta^k`, k = ``levels``, with breakpoints :math:`i / 2^k` and slopes :math:`\pm 2^k`.
 
     >>> triangle_wave(1)(np.array([-1.0, 0.25, 0.5, 0.75]))
     array([0. , 0.5, 1. , 0.5])
@@ -109,11 +109,11 @@ def triangle_wave(levels: PositiveInt) -> PiecewiseLinear:
 
 @checked
 def pieces_bound(layers: PositiveInt, nodes: PositiveInt) -> float:
-    r"""An upper bound on the pieces of a ReLU net of one input: :math:`(2N / L)^L`.
+    r"""An upper bound on the number of pieces of a ReLU net of one input: :math:`(2N / L)^L`.
 
     Args:
         layers: L.
-        nodes: N, of all layers together.
+        nodes: N, the number of nodes of all layers together.
 
     >>> round(pieces_bound(3, 8), 2)  # the triangle map of depth 3^2 + 2 has 2048
     151.7
@@ -125,18 +125,18 @@ def pieces_bound(layers: PositiveInt, nodes: PositiveInt) -> float:
 
 @checked
 def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
-    r"""A lower bound on the distance of every function of so few pieces from the triangle wave on [0, 1].
+    r"""A lower bound on the distance of every function with a given number of pieces from the triangle wave on [0, 1].
 
     .. math:: \int_0^1 |\Delta^k - g|\,dx \ge \frac18 - \frac{P + 1}{2^{k+2}},
         \qquad k = \text{levels},\ P = \text{pieces of } g \text{ on } [0, 1].
 
-    The proof: :math:`\Delta^k` crosses 1/2 at :math:`2^k` places, :math:`2^{-k}` apart, and lies above and below in
-    turn. g crosses 1/2 at most P times, so among the :math:`2^k - 1` intervals between the crossings at least
-    :math:`2^k - 1 - P` have g on one side throughout, in at most P + 1 runs; in every second interval of a run g is on
-    the wrong side of 1/2, which adds at least the triangle's area, :math:`2^{-k}/4`.
+    Proof: :math:`\Delta^k` crosses 1/2 at :math:`2^k` points, :math:`2^{-k}` apart, and is alternately above and below.
+    g crosses 1/2 at most P times, so in at least :math:`2^k - 1 - P` of the :math:`2^k - 1` intervals between the
+    crossings g stays on one side. These intervals form at most P + 1 runs. In every second interval of a run, g is on
+    the opposite side of 1/2, which adds at least the area of the triangle, :math:`2^{-k}/4`.
 
-    For k = L^2 + 2 and nets with at most L >= 2 layers and :math:`2^L` nodes, whose pieces `pieces_bound` limits, it
-    exceeds the 1/32 of the theorem; the distance of the constant 1/2 is 1/4.
+    For k = L^2 + 2 and nets with at most L >= 2 layers and :math:`2^L` nodes, whose number of pieces is at most
+    `pieces_bound`, it exceeds the 1/32 of the theorem; the distance of the constant 1/2 is 1/4.
 
     Args:
         levels: k.
@@ -146,19 +146,19 @@ def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
     True
 
     Source: Telgarsky 2016, arXiv:1602.04485, as in Diehl 2023, Theorem 1.7, which prints :math:`O(2L^2)` nodes for the
-    shallow class in the place of :math:`2^L`.
+    shallow class in place of :math:`2^L`.
     """
     return max(0.0, 1 / 8 - (pieces + 1) / 2 ** (levels + 2))
 
 
 @checked
 def separation(levels: Annotated[int, Range(1, most=20)], net: LayerLike, params=(), **side) -> float:
-    r"""The distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave, exactly.
+    r"""The exact distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave.
 
     Both are piecewise linear, so the integral is a sum of areas of trapezoids.
 
     Args:
-        levels: k, at most 20, which is a million pieces.
+        levels: k, at most 20 (a million pieces).
         net, params: a net of one input, as for `to_piecewise_linear`.
         side: side inputs, as for ``apply``.
 

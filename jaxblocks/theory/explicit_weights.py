@@ -1,4 +1,4 @@
-"""Networks with explicit weights: numbers that a theorem names, computed in float64, as the params of a net."""
+"""Networks with explicit weights: the numbers of a theorem, computed in float64, as the params of a net."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 r"""Homogeneity of rectifier nets, :math:`\mathrm{ReLU}(\alpha x) = \alpha\,\mathrm{ReLU}(x)` for alpha > 0.
 
-The params of one function form a family, within which norms move between layers: `rescale`. So for one input kernels
+Many params give the same function: factors can be moved between layers (`rescale`). Therefore, for one input, kernels
 of signs suffice (`unit_kernels`), norms can be made equal (`balance`), gradients satisfy Euler's identities
 (`euler_terms`), gradient flow conserves differences of norms (`norm_differences`), and margins are comparable only
 after division by the norms (`normalized_margin`).
@@ -28,19 +28,19 @@ __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normaliz
 
 
 def rescale(params, factors: Sequence) -> Any:
-    r"""Params of the same function: the units of each hidden layer multiplied, the next kernel divided by factors.
+    r"""Params of the same function, with hidden units multiplied by factors, and the next kernel divided by them.
 
     .. math:: W_l \to W_l D_l,\quad b_l \to b_l D_l,\quad W_{l+1} \to D_l^{-1} W_{l+1},\qquad D_l = \mathrm{diag}(d_l)
 
-    The function is equal to the last bit for powers of two; it differs for tanh, and for negative factors.
+    For powers of two the function is bitwise equal. For tanh, or for negative factors, it is a different function.
 
     Args:
-        params: of dense layers in series, as ``Serial`` and ``MLP`` make them.
+        params: the params of dense layers in series, as made by ``Serial`` and ``MLP``.
         factors: for each hidden layer a positive number, or one for each of its units.
 
     Raises:
-        ValueError: for params of other layers, a number of factors other than that of the hidden layers, or a factor
-            <= 0 (under ``jit``, where values are unknown, nothing is raised and the function differs).
+        ValueError: for params of other layers, a number of factors that differs from the number of hidden layers, or a
+            factor <= 0 (under ``jit``, where values are unknown, nothing is raised and the function differs).
 
     >>> net = MLP(3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -76,7 +76,7 @@ def unit_kernels(params) -> Any:
     r"""Params of the same function whose hidden units all have incoming weights of norm 1.
 
     :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
-    signs suffice. A unit without incoming weights stays as it is.
+    signs suffice. A unit whose incoming weights are all zero is unchanged.
 
     >>> params = ({"kernel": jnp.array([[-2.0, 0.5]]), "bias": jnp.ones(2)}, (), {"kernel": jnp.ones((2, 1))})
     >>> unit_kernels(params)[0]["kernel"]
@@ -94,13 +94,13 @@ def unit_kernels(params) -> Any:
 
 
 def balance(params) -> Any:
-    r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given ones.
+    r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given norms.
 
-    Of all factors, one for each layer, these minimize :math:`\sum_l \|W_l\|_F^2`, since the product of the norms is
-    fixed.
+    Of all rescalings by one factor for each layer, this one minimizes :math:`\sum_l \|W_l\|_F^2`, since the product of
+    the norms is fixed.
 
     Raises:
-        ValueError: for a kernel of zeros, which no factor changes.
+        ValueError: for a kernel of zeros, which cannot be rescaled.
 
     >>> params = ({"kernel": jnp.array([[8.0]])}, (), {"kernel": jnp.array([[2.0]])})
     >>> [float(layer["kernel"][0, 0]) for layer in balance(params) if layer]
@@ -116,7 +116,7 @@ def balance(params) -> Any:
 
 
 class EulerTerms(NamedTuple):
-    """What `euler_terms` returns: terms that are equal where the net is homogeneous.
+    """The result of `euler_terms`: terms that are equal if the net is homogeneous.
 
     Attributes:
         output: the sum of the outputs.
@@ -135,7 +135,7 @@ def euler_terms(net: LayerLike, params, x: Float[Array, "*batch inputs"]) -> Eul
     .. math:: \langle x, \nabla_x f\rangle + \sum_{i \ge 1} \langle b_i, \nabla_{b_i} f\rangle = f
         = \langle W_l, \nabla_{W_l} f\rangle + \sum_{i \ge l} \langle b_i, \nabla_{b_i} f\rangle
 
-    for f the sum of the outputs, and without the sums where there are no biases. With tanh they do not hold.
+    for f the sum of the outputs; without biases the sums vanish. For tanh the identities do not hold.
 
     >>> net = MLP(3, 3, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -159,8 +159,8 @@ def euler_terms(net: LayerLike, params, x: Float[Array, "*batch inputs"]) -> Eul
 def norm_differences(params) -> Float[Array, " hidden"]:
     r"""The invariants of gradient flow, :math:`\|W_l\|_F^2 + \|b_l\|^2 - \|W_{l+1}\|_F^2` of each hidden layer.
 
-    The loss is arbitrary: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Gradient
-    descent with step size :math:`\eta` changes them by :math:`O(\eta)` in equal time.
+    The loss is arbitrary: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Over a fixed
+    time (steps times :math:`\eta`), gradient descent with step size :math:`\eta` changes them by :math:`O(\eta)`.
 
     >>> norm_differences(({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])}))
     Array([-5.], dtype=float32)
@@ -177,12 +177,12 @@ def norm_differences(params) -> Float[Array, " hidden"]:
 def normalized_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "*batch"]:
     r"""Margins that do not depend on the scale of the weights, :math:`m / \prod_l \|W_l\|_F`, for nets without biases.
 
-    Multiplying all weights by alpha multiplies outputs, hence margins, by :math:`\alpha^L`, and changes no class; the
-    quotient measures the distance of an example from the boundary.
+    Multiplying all weights by alpha multiplies the outputs, hence the margins, by :math:`\alpha^L`, and does not change
+    the predicted class; the quotient measures the distance of an example from the boundary.
 
     Args:
-        margins: of the net's outputs, such as the score of the label minus the largest other score.
-        params: of the net.
+        margins: the margins of the outputs, such as the score of the label minus the largest other score.
+        params: the params of the net.
 
     >>> params = ({"kernel": jnp.array([[2.0]])}, (), {"kernel": jnp.array([[3.0]])})
     >>> normalized_margin(jnp.array([12.0]), params)
@@ -209,7 +209,7 @@ def _dense_layers(params) -> list[dict]:
         rest = [entry for entry in entries if not isinstance(entry, Mapping)]
         dense = all({"kernel"} <= {*p} <= {"kernel", "bias"} for p in found)
         valid = len(found) > 0 and not any(map(len, rest)) and dense
-    repair = "take the part that belongs to the dense layers"
+    repair = "pass the part that belongs to the dense layers"
     require(valid, "the params of dense layers in series, as MLP(...).init makes them", params, repair)
     return found
 

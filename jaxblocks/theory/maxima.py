@@ -1,4 +1,4 @@
-r"""Maxima and minima by rectifiers: one that needs two hidden layers, and narrow deep nets for strings of them."""
+r"""Maxima and minima by rectifiers: max(0, x, y), which needs two hidden layers, and narrow deep nets for strings."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -19,12 +19,12 @@ __all__ = ["max_min_string", "max_zero_x_y"]
 
 
 def max_zero_x_y(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
-    r"""max(0, x, y) with two hidden layers, of 3 and 1 rectifiers; no net with one hidden layer computes it.
+    r"""A net for max(0, x, y) with two hidden layers, of 3 and 1 rectifiers; one hidden layer is not enough.
 
     .. math:: \max(0, x, y) = \mathrm{ReLU}\big(\mathrm{ReLU}(x - y) + \mathrm{ReLU}(y) - \mathrm{ReLU}(-y)\big)
 
-    A unit of one hidden layer has a kink along a whole line, with one jump of the gradient everywhere on it; the kinks
-    of max(0, x, y) are half-lines: on x = 0 there is one at y = -1, and none at y = 1.
+    A unit of a single hidden layer has a kink along a whole line, with the same jump of the gradient everywhere on it.
+    The kinks of max(0, x, y) are half-lines: on x = 0 there is a kink at y = -1, and none at y = 1.
 
     Args:
         param_dtype: by default float64 where JAX has it enabled, else float32.
@@ -55,29 +55,29 @@ def max_min_string(
 
     :math:`y_0 = \ell_0(x)` and :math:`y_i = \max(y_{i-1}, \ell_i(x))` or :math:`\min(y_{i-1}, \ell_i(x))`, where
     :math:`\ell_i(x) = \langle w_i, x\rangle + b_i`. Since :math:`\max(y, \ell) = \ell + \mathrm{ReLU}(y - \ell)` and
-    :math:`\min(y, \ell) = \ell - \mathrm{ReLU}(\ell - y)`, each takes one hidden layer: one unit for y, and d that
-    pass on x + ``radius``, which is positive. Such strings approximate every continuous function, so width d + 1
-    is enough for scalar outputs.
+    :math:`\min(y, \ell) = \ell - \mathrm{ReLU}(\ell - y)`, each takes one hidden layer: one unit for y, and d units
+    for x + ``radius``, which is positive. Such strings approximate every continuous function, so width d + 1 is enough
+    for scalar outputs.
 
     Args:
         kernel: the :math:`w_i` in its columns, ``(d, n + 1)``.
         bias: the :math:`b_i`, ``(n + 1,)``.
-        operations: n of ``"max"`` and ``"min"``.
-        radius: the net computes the string where :math:`|x_j|` is at most this.
+        operations: n operations, each ``"max"`` or ``"min"``.
+        radius: the largest :math:`|x_j|` for which the net computes the string.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Returns:
         A pair ``(..., d)`` to ``(..., 1)``, and its params.
 
     Raises:
-        ValueError: where shapes and operations do not match, an operation is unknown, or the radius is negative.
+        ValueError: if shapes and operations do not match, an operation is unknown, or the radius is negative.
 
     >>> net, params = max_min_string([[1.0, -1.0, 0.0]], [0.0, 0.0, 2.0], ["max", "min"], radius=8.0)
     >>> net.apply(params, jnp.array([[-1.0], [0.5], [5.0]]))[:, 0]  # min(max(x, -x), 2)
     Array([1. , 0.5, 2. ], dtype=float32)
 
     Source: Hanin & Sellke 2017, Approximating continuous functions by ReLU nets of minimal width,
-    arXiv:1710.11278; Diehl 2023, Theorem 1.7, which omits "scalar": several outputs need up to d + d_out.
+    arXiv:1710.11278; Diehl 2023, Theorem 1.7, which omits "scalar": several outputs need width up to d + d_out.
     """
     w, b, operations = np.asarray(kernel, np.float64), np.asarray(bias, np.float64), list(operations)
     fits = w.ndim == 2 and b.shape == w.shape[1:] and len(operations) == len(b) - 1 >= 1
@@ -86,7 +86,7 @@ def max_min_string(
     require(set(operations) <= {"max", "min"}, 'operations among "max" and "min"', str(operations))
     require(radius >= 0, "radius >= 0", radius, "pass the largest |x_j|")
     d = len(w)
-    # Affine functions of the hidden units h of the layer before, as (matrix, offset): x = X h + x0 and y = y h + y0.
+    # Affine functions of the hidden units h of the previous layer, as (matrix, offset): x = X h + x0 and y = y h + y0.
     X, x0, y, y0 = np.eye(d), np.zeros(d), w[:, 0], b[0]
     params: list = []
     for i, operation in enumerate(operations, 1):

@@ -2,7 +2,7 @@ r"""Continuous piecewise linear functions of one variable as nets, and nets of o
 
 t_0 < ... < t_p      breakpoints
 lambda_0 ... _p+1    slopes, one more than there are breakpoints
-f(t_0)               value at the first breakpoint (at 0 where there is none)
+f(t_0)               value at the first breakpoint (at 0 if there is none)
 """
 
 from typing import Literal, NamedTuple
@@ -29,15 +29,15 @@ class _Fields(NamedTuple):
 
 
 class PiecewiseLinear(_Fields):
-    """A continuous piecewise linear function of one variable; call it to evaluate it, in float64.
+    """A continuous piecewise linear function of one variable; a call evaluates it in float64.
 
     Attributes:
-        breakpoints: increasing.
-        slopes: of the pieces from left to right, one more than there are breakpoints.
-        value: at the first breakpoint, or at 0 where there is none.
+        breakpoints: the breakpoints, increasing.
+        slopes: the slopes of the pieces from left to right, one more than there are breakpoints.
+        value: the value at the first breakpoint, or at 0 if there is none.
 
     Raises:
-        ValueError: where slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
+        ValueError: if slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
 
     >>> hat = PiecewiseLinear(np.array([-1.0, 0.0, 1.0]), np.array([0.0, 1.0, -1.0, 0.0]), 0.0)
     >>> hat([-2.0, -0.5, 0.0, 0.25])
@@ -49,7 +49,7 @@ class PiecewiseLinear(_Fields):
     __slots__ = ()
 
     def __new__(cls, breakpoints, slopes, value):
-        """Checked, in float64; tracers are not checked."""
+        """Check the fields and convert them to float64; tracers are not checked."""
         fields = breakpoints, slopes, value
         traced = any(isinstance(x, Tracer) for x in fields)
         return super().__new__(cls, *(fields if traced else _checked(*fields)))
@@ -70,12 +70,12 @@ class PiecewiseLinear(_Fields):
         return np.cumsum([self.value, *rises])[: len(self.breakpoints)]
 
     def integral(self, lower: int | float, upper: int | float) -> float:
-        """The integral between two bounds, exactly."""
+        """The exact integral between two bounds."""
         x = self._corners(lower, upper)
         return float(np.trapezoid(self(x), x))
 
     def l1_distance(self, other: "PiecewiseLinear", lower: int | float, upper: int | float) -> float:
-        """The integral of the absolute difference between two bounds, exactly."""
+        """The exact integral of the absolute difference between two bounds."""
         x = self._corners(lower, upper, other)
         left, right = (difference := self(x) - other(x))[:-1], difference[1:]
         sizes = abs(left) + abs(right)
@@ -84,12 +84,12 @@ class PiecewiseLinear(_Fields):
         return float(np.sum(areas * np.diff(x)))
 
     def sup_distance(self, other: "PiecewiseLinear", lower: int | float, upper: int | float) -> float:
-        """The largest absolute difference between two bounds, exactly."""
+        """The exact largest absolute difference between two bounds."""
         x = self._corners(lower, upper, other)
         return float(np.max(abs(self(x) - other(x))))
 
     def plot(self, ax=None):
-        """The graph with its breakpoints marked, from before the first to after the last; returns the axes.
+        """Plot the graph with its breakpoints marked, from before the first to after the last; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -117,7 +117,7 @@ def _with_keys(f):
     return [(jax.tree_util.GetAttrKey(name), getattr(f, name)) for name in f._fields], None
 
 
-# As a pytree it may hold any leaves: instances that transformations make are not checked.
+# A pytree can hold any leaves, so instances made by transformations are not checked.
 jax.tree_util.register_pytree_with_keys(PiecewiseLinear, _with_keys, lambda _, fields: PiecewiseLinear._make(fields))
 
 
@@ -132,7 +132,7 @@ def from_piecewise_linear(
 ) -> tuple[Layer, tuple[DenseParams, tuple, DenseParams]]:
     r"""A net with one hidden layer of rectifiers that computes a piecewise linear function exactly, and its params.
 
-    With :math:`p + 1` breakpoints :math:`t_\ell` and the slopes :math:`\lambda_\ell`, by ``form``:
+    With :math:`p + 1` breakpoints :math:`t_\ell` and slopes :math:`\lambda_\ell`, the net depends on ``form``:
 
     - ``"short"``, p + 2 units:
       :math:`f(t_0) - \lambda_0 (t_0 - x)_+ + \lambda_1 (x - t_0)_+
@@ -146,29 +146,29 @@ def from_piecewise_linear(
 
     A net with one hidden layer needs at least p + 1 units, one for each breakpoint. In float64 the error of the net is
     below 1e-12 for 10,000 random breakpoints in [-1, 1]; rounding grows with the sum of
-    :math:`|\lambda_{\ell+1} - \lambda_\ell|\,|x - t_\ell|`. Up to 256 units are in the order of the formula; more are
-    interleaved, which reduces rounding.
+    :math:`|\lambda_{\ell+1} - \lambda_\ell|\,|x - t_\ell|`. Up to 256 units are in the order of the formula; more units
+    are interleaved, which reduces rounding.
 
     Args:
-        breakpoints: increasing.
+        breakpoints: the breakpoints, increasing.
         slopes: one more than there are breakpoints.
-        value: of the function at the first breakpoint, or at 0 where there is none.
-        form: see above; only ``"short"`` keeps its precision where the breakpoints lie far from 0.
+        value: the value of the function at the first breakpoint, or at 0 if there is none.
+        form: see above; only ``"short"`` keeps its precision if the breakpoints are far from 0.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
     Returns:
         The pair ``MLP(units, 1)``, ``(..., 1)`` to ``(..., 1)``, and its params.
 
     Raises:
-        ValueError: where slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
+        ValueError: if slopes and breakpoints do not match, breakpoints do not increase, or a number is not finite.
         TypeError: for arguments that are not real numbers.
 
     >>> net, params = from_piecewise_linear([0.0, 1.0], [0.0, 1.0, 0.0], 0.0)  # a ramp
     >>> net.apply(params, jnp.array([[-1.0], [0.25], [3.0]]))[:, 0]
     Array([0.  , 0.25, 1.  ], dtype=float32)
 
-    Source: Diehl 2023, Lemma 1.3. Its proof prints the sum without the tail slope :math:`\lambda_{p+1}` and with each
-    jump of slope one breakpoint too late; the formulas above are corrected.
+    Source: Diehl 2023, Lemma 1.3. Its proof prints the sum without the last slope :math:`\lambda_{p+1}` and with each
+    change of slope one breakpoint too late; the formulas above are corrected.
     """
     t, slopes, value = _checked(breakpoints, slopes, value)
     ones, jumps = np.ones(len(t)), np.diff(slopes)
@@ -183,8 +183,8 @@ def from_piecewise_linear(
             constant = 0
     kernel, bias, weights = (np.asarray(x, np.float64) for x in (kernel, bias, weights))
     if len(bias) > 256:
-        # Terms of neighbors cancel, and a matrix product adds entries i, i + m, i + 2m, ... first, m = 2, 4, 8, 16:
-        # with 16 parts of the line interleaved these are neighbors, and rounding is ten times smaller.
+        # Terms of adjacent breakpoints cancel, and a matrix product first adds entries i, i + m, i + 2m, ... for
+        # m = 2, 4, 8, 16. With 16 interleaved parts of the line these are adjacent, and rounding is ten times smaller.
         order = np.argsort(np.arange(len(bias)) % -(-len(bias) // 16), kind="stable")
         kernel, bias, weights = kernel[order], bias[order], weights[order]
     return one_hidden_layer([kernel], bias, weights, constant, param_dtype=param_dtype)
@@ -193,30 +193,30 @@ def from_piecewise_linear(
 def to_piecewise_linear(
     net: LayerLike, params=(), *, output: int | None = None, tolerance: int | float = 1e-13, **side
 ) -> PiecewiseLinear:
-    r"""The function that a net of one input computes: exact breakpoints, slopes and value, nothing sampled.
+    r"""The function that a net of one input computes: exact breakpoints, slopes and value, without sampling.
 
     Every unit is computed as a piecewise linear function of the input; its breakpoints are the zeros of its argument.
     Deep nets, residuals, scans, convolutions, leaky rectifiers, absolute values, maxout, max-pooling and clipping are
-    supported; breakpoints of units that cancel at the output are removed. Arithmetic is float64 even where the net's
-    is float32.
+    supported; breakpoints of units that cancel at the output are removed. Arithmetic is in float64 even if that of the
+    net is in float32.
 
     Args:
         net: a pair, or a function of arrays, from ``(1,)`` to ``(1,)`` or ``()``.
-        params: those of the pair.
-        output: which output, for a net with several.
+        params: the params of the pair.
+        output: the index of the output, for a net with several.
         tolerance: breakpoints closer than this times the largest of them are merged.
         side: side inputs, as for ``apply``.
 
     Returns:
-        A `PiecewiseLinear`, which is a tuple ``(breakpoints, slopes, value)``: what `from_piecewise_linear` takes.
+        A `PiecewiseLinear`, a tuple ``(breakpoints, slopes, value)``, the arguments of `from_piecewise_linear`.
 
     Raises:
         TypeError: for a layer with state.
-        ValueError: for a net that is not piecewise linear, or not continuous; the error names the layer or the place.
-            For a net with several outputs, if none is chosen.
+        ValueError: for a net that is not piecewise linear (the error names the layer) or not continuous (the error
+            names the point); for a net with several outputs, if ``output`` is not given.
 
-    The work is the width of the widest layer times the number of pieces: 10,000 units in one hidden layer take a few
-    seconds.
+    The cost is proportional to the width of the widest layer times the number of pieces: 10,000 units in one hidden
+    layer take a few seconds.
 
     >>> f = to_piecewise_linear(lambda x: relu(x + 1) + relu(1 - 2 * x))
     >>> f.breakpoints, f.slopes, f.value
@@ -225,7 +225,7 @@ def to_piecewise_linear(
     Source: Diehl 2023, Lemma 1.3 (the converse direction); Arora, Basu, Mianjy, Mukherjee 2018, Theorem 2.1,
     arXiv:1611.01491.
     """
-    hint = "to_piecewise_linear is for nets of one input; for others use regions_along, from one input to another."
+    hint = "to_piecewise_linear takes nets of one input; for others use regions_along, from one input to another."
     found = affine_pieces(net, params, hint=hint, **side)
     shape = found.values.shape[1:]
     count = found.values[0].size
@@ -239,10 +239,11 @@ def to_piecewise_linear(
         of_output(np.asarray(found.noise)[None])[0],
     )
     finite = bool(np.isfinite(values).all() and np.isfinite(slopes).all())
-    require(finite, "finite params", "a net whose output is not finite", "look for NaN in params")
+    require(finite, "finite params", "a net whose output is not finite", "check the params for NaN")
     at = lambda i, x: values[i] + slopes[i] * (x - found.points[i])
 
-    # Pieces narrower than the precision of the breakpoints are due to rounding: their neighbors meet in the middle.
+    # Pieces narrower than the precision of the breakpoints are due to rounding: the adjacent pieces are joined at their
+    # center.
     left, right = found.edges[:-1], found.edges[1:]
     scale = np.max(abs(found.edges[1:-1]), initial=0.0)
     i = np.flatnonzero(right - left > tolerance * scale)
@@ -253,7 +254,7 @@ def to_piecewise_linear(
     if len(broken):
         b = broken[0]
         got = f"an output that jumps by {jumps[b]:.6g} at {t[b]:.6g}"
-        require(False, "a continuous net", got, "replace the comparison or the sign that makes it jump")
+        require(False, "a continuous net", got, "replace the comparison or the sign that causes the jump")
     kinks = abs(np.diff(slopes[i])) > 8 * np.finfo(np.float64).eps * noise
     i, t = i[np.append(True, kinks)], t[kinks]
     value = at(i[1], t[0]) if len(t) else at(i[0], 0.0)
@@ -261,26 +262,27 @@ def to_piecewise_linear(
 
 
 def count_kinks(net: LayerLike, params=(), *, output: int | None = None, **side) -> int:
-    r"""The number of breakpoints of the function that a net of one input computes, exactly.
+    r"""The exact number of breakpoints of the function that a net of one input computes.
 
-    With one hidden layer it is at most the number of units, each of which has a kink at :math:`-b_i / w_i`; units that
-    share one, or cancel, give fewer. With depth it is up to :math:`2^{\text{depth}} - 1` for two units a layer
-    (`sawtooth_network`), but random nets have about as many kinks as units. Arguments as for `to_piecewise_linear`.
+    With one hidden layer it is at most the number of units, each of which has a kink at :math:`-b_i / w_i`; kinks that
+    coincide or cancel reduce it. In deep nets it is up to :math:`2^{\text{depth}} - 1` for two units per layer
+    (`sawtooth_network`), but random nets have about as many kinks as units. The arguments are those of
+    `to_piecewise_linear`.
 
     >>> count_kinks(lambda x: jnp.abs(jnp.abs(x) - 1))
     3
 
-    Source: Huszar, DeepNN lecture 3, which prints O(width) and O(2^depth): the second is attainable, not
-    typical.
+    Source: Huszar, DeepNN lecture 3, which states O(width) and O(2^depth): the second is attainable, not typical.
     """
     return len(to_piecewise_linear(net, params, output=output, **side).breakpoints)
 
 
 def two_level_model(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tuple]:
-    r"""The designed function :math:`h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}` of five rectifiers.
+    r"""A net for the function :math:`h_{21} = h_{10} - h_{11} + 2 h_{12} - 3 h_{13} + h_{14}` of five rectifiers.
 
     The first level has :math:`h_{1j} = \max(x - s_j, 0)` with :math:`s = (0, 1, 2, 3, 6)`, so that the slopes from left
-    to right are 0, 1, 0, 2, -1, 0: it rises from 0 to 1, stays there, rises to 3 and falls to 0 at 6, where it remains.
+    to right are 0, 1, 0, 2, -1, 0: the function increases from 0 to 1, is constant, increases to 3, decreases to 0 at
+    6, and is constant from there on.
 
     Args:
         param_dtype: by default float64 where JAX has it enabled, else float32.
@@ -295,7 +297,7 @@ def two_level_model(*, param_dtype: DTypeLike | None = None) -> tuple[Layer, tup
 
 
 def _checked(breakpoints, slopes, value):
-    """The three as float64, if they define a continuous piecewise linear function."""
+    """The three fields in float64; raises unless they define a continuous piecewise linear function."""
     try:
         t, slopes, value = (np.asarray(x, np.float64) for x in (breakpoints, slopes, value))
     except (TypeError, ValueError):
@@ -303,7 +305,7 @@ def _checked(breakpoints, slopes, value):
         require(False, "real numbers for breakpoints, slopes and value", got, error=TypeError)
         raise
     got = f"breakpoints of shape {t.shape}, slopes of shape {slopes.shape} and a value of shape {value.shape}"
-    repair = "give a slope to each piece, the two unbounded ones included"
+    repair = "pass one slope for each piece, including the two unbounded pieces"
     fits = t.ndim == 1 and slopes.shape == (len(t) + 1,) and not value.shape
     require(fits, "n breakpoints, n + 1 slopes and one value", got, repair)
     for name, x in (("finite breakpoints", t), ("finite slopes", slopes), ("a finite value", value)):

@@ -1,7 +1,7 @@
 """Training: the step, the loop `fit` and its callbacks, minibatches, augmentation, checkpoints.
 
-Submodules in the order of the data: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
-and what it calls: `loop`, `callback`, `validation`, `stopping`, `logs`, `progress`, `resume`, `history`.
+Submodules in the order of their use: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
+and its callbacks: `loop`, `callback`, `validation`, `stopping`, `logs`, `progress`, `resume`, `history`.
 """
 
 from jaxblocks.training.augmentation import gaussian_noise, random_flip, random_shift

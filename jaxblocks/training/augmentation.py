@@ -1,4 +1,4 @@
-"""Random changes of a batch that leave its labels valid: shifts, reflections, noise. A key determines every draw.
+"""Random changes of a batch that do not change its labels: shifts, reflections, noise. A key determines every draw.
 
 Axis letters: ``batch``; images are ``(batch, height, width, channels)``.
 """
@@ -17,7 +17,7 @@ __all__ = ["gaussian_noise", "random_flip", "random_shift"]
 def random_shift(
     key: Key[Array, ""], images: Num[Array, "batch height width channels"], pixels: NonNegativeInt
 ) -> Num[Array, "batch height width channels"]:
-    """Each image shifted by up to ``pixels`` up or down and left or right; pixels from outside are 0.
+    """Shift each image by up to ``pixels`` vertically and horizontally; pixels from outside of the image are 0.
 
     >>> images = jnp.ones((2, 4, 4, 1))
     >>> bool((random_shift(jax.random.key(0), images, 0) == images).all())
@@ -35,7 +35,7 @@ def random_shift(
 def random_flip(
     key: Key[Array, ""], images: Num[Array, "batch height width channels"]
 ) -> Num[Array, "batch height width channels"]:
-    """Each image mirrored left to right with probability 1/2.
+    """Mirror each image left to right with probability 1/2.
 
     >>> images = jnp.arange(4.0).reshape(2, 1, 2, 1)
     >>> sorted(random_flip(jax.random.key(0), images)[1].ravel().tolist())
@@ -51,12 +51,12 @@ def random_flip(
 def gaussian_noise(
     key: Key[Array, ""], x: Float[Array, "*shape"], scale: float | Float[Array, ""]
 ) -> Float[Array, "*shape"]:
-    r"""The input with noise, :math:`x + \sigma \varepsilon` with :math:`\varepsilon \sim N(0, I)`.
+    r"""Add noise to the input: :math:`x + \sigma \varepsilon` with :math:`\varepsilon \sim N(0, I)`.
 
     :math:`\sigma` is ``scale``.
 
-    For linear regression on :math:`N` rows its expected squared error is that of ridge regression
-    with penalty :math:`\lambda = N \sigma^2` on the sum (:math:`\sigma^2 \lVert w \rVert^2` on the mean).
+    In linear regression on :math:`N` rows the expected squared error is that of ridge regression with penalty
+    :math:`\lambda = N \sigma^2` for the sum over rows (:math:`\sigma^2 \lVert w \rVert^2` for the mean).
 
     As an augmentation: ``train_step(..., augment=lambda key, x: gaussian_noise(key, x, 0.1))``.
 

@@ -9,23 +9,23 @@ __all__ = ["Callback", "Run", "call"]
 
 @dataclass
 class Run:
-    """What a callback sees of a call of `fit`: read what you need, and set ``stop`` to end the run.
+    """The state of a call of `fit` that callbacks receive; set ``stop`` to end the run.
 
     Step numbers, epochs and ``losses`` count from the beginning of the run, which `checkpoints` may have resumed.
 
     Args:
         steps: the total number of steps.
         steps_per_epoch: batches in one pass over the data.
-        ts: the `TrainState` after ``step`` steps. It is a copy that no later step donates: keep it if you like.
-        step: the steps made so far.
-        start: the steps made before this call of `fit`.
+        ts: the `TrainState` after ``step`` steps. It is a copy that no later step donates, so a callback can keep it.
+        step: the number of steps made so far.
+        start: the number of steps made before this call of `fit`.
         rows: one dict for each step since losses were last read from the device, in order: ``"step"``, ``"epoch"``,
             ``"loss"``, and ``"validation <metric>"`` in the row of a step with a validation.
-        columns: the keys that a row of this run can have.
+        columns: the possible keys of the rows of this run.
         losses: the loss of each recorded step, from step ``first + 1`` on.
         first: the step at which the record begins.
         validations: for each validation ``(epoch, {metric: mean})``; ``"loss"`` is one of the metrics.
-        best: ``(params, state)`` at the lowest validation loss; ``None`` before the first validation.
+        best: ``(params, state)`` with the lowest validation loss; ``None`` before the first validation.
         stop: set it to ``True`` to end the run after the current step.
         resumed: whether the run was read from a checkpoint.
         config: a JSON-compatible description of data and options that must not change when a run is resumed.
@@ -52,17 +52,17 @@ class Run:
 
     @property
     def epoch(self) -> float:
-        """Passes over the data so far."""
+        """The number of passes over the data so far."""
         return self.step / self.steps_per_epoch
 
     @property
     def is_epoch_end(self) -> bool:
-        """Whether an epoch is complete, or the run is."""
+        """Whether an epoch or the run is complete."""
         return self.step % self.steps_per_epoch == 0 or self.step == self.steps
 
     @property
     def is_last(self) -> bool:
-        """Whether no step follows."""
+        """Whether this is the last step."""
         return self.stop or self.step >= self.steps
 
 
@@ -79,8 +79,8 @@ class Callback:
         on_step: after one or more steps, when their losses have been read from the device: after each step at first,
             later about twice a second and at least every 64 steps, and after the last step.
         on_epoch_end: after each epoch, and after the last step of the run; before the ``on_step`` of the same step.
-        on_end: once, after the last step, and after an error too. ``run.rows`` may then hold rows that ``on_step``
-            has not seen: those of the steps that led to the error.
+        on_end: once, after the last step, also after an error. ``run.rows`` may then hold rows that were not passed to
+            ``on_step``: those of the steps before the error.
         every: call ``on_step`` only after each multiple of this number of steps and after the last step. Losses are
             then read at these steps, so small numbers slow training down.
 
@@ -115,6 +115,6 @@ class Callback:
 
 
 def call(function: Callable[[Run], None] | None, run: Run) -> None:
-    """Call a function of a callback, if there is one."""
+    """Call a function of a callback, unless it is ``None``."""
     if function is not None:
         function(run)

@@ -1,9 +1,9 @@
-"""Checkpoints: a training state on disk, which survives kills, full disks and flipped bits.
+"""Checkpoints: a training state on disk, safe against killed processes, full disks and flipped bits.
 
-Arrays are written and read by orbax (``pip install jaxblocks[train]``); this file adds what orbax leaves open. A
-checkpoint is a directory that appears under its name only when it is complete (it is written under another name,
-flushed to the disk, and renamed), so a process may be killed at any moment. A list of the leaves with path, shape,
-dtype and SHA-256 lies beside the arrays, because orbax reads a flipped bit, and casts another dtype, silently. ::
+Arrays are written and read by orbax (``pip install jaxblocks[train]``); this module adds atomic writes and integrity
+checks. A checkpoint directory gets its name only when it is complete (it is written under another name, flushed to the
+disk, and renamed), so a process may be killed at any time. A list of the leaves with path, shape, dtype and SHA-256 is
+stored with the arrays, because orbax does not detect a flipped bit, and casts another dtype silently. ::
 
     run/checkpoint-000007-step-1200/checkpoint.json     the list of leaves, and its own hash
     run/checkpoint-000007-step-1200/arrays/             by orbax: {"ts": {path: array}, ...}
@@ -45,19 +45,19 @@ def save_checkpoint(
     the last ``keep``. Python numbers are stored as arrays.
 
     Args:
-        directory: of one run, a string or a path; created if it does not exist.
-        ts: what to store: a `TrainState` (the position in the data is its ``step``: continue with
-            ``minibatches(key, data, size, start=int(ts.step))``), or any tree.
-        step: for the name; ``ts.step`` by default, 0 for a tree that has none.
-        keep: how many to keep, including this one.
+        directory: the directory of one run, a string or a path; created if it does not exist.
+        ts: the tree to store: a `TrainState` (its ``step`` is the position in the data: continue with
+            ``minibatches(key, data, size, start=int(ts.step))``), or any other tree.
+        step: the step in the name; ``ts.step`` by default, 0 for a tree without ``step``.
+        keep: the number of checkpoints to keep, including this one.
 
     Returns:
         The directory of this checkpoint.
 
     Raises:
         ModuleNotFoundError: without orbax.
-        OSError: where it cannot be written, as on a full disk; earlier checkpoints are unchanged.
-        ValueError: where the directory holds checkpoints of another tree, which would be removed later.
+        OSError: if it cannot be written, for example on a full disk; earlier checkpoints are unchanged.
+        ValueError: if the directory holds checkpoints of another tree, which would be removed later.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -73,8 +73,8 @@ def save_checkpoint(
 def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> Any:
     """The newest undamaged checkpoint of a directory, as a tree like ``like``.
 
-    A checkpoint that is incomplete, damaged, or holds another tree is skipped with a warning that explains why, and
-    the one before it is used. A training loop of your own continues after a kill by::
+    A checkpoint that is incomplete, damaged, or holds another tree is skipped with a warning that states the reason,
+    and the previous one is used. A custom training loop continues after a kill by::
 
         ts = init_train_state(key, net, optimizer, x[:64])
         ts = load_checkpoint("run", ts, missing_ok=True)
@@ -83,19 +83,19 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
             if ts.step % 1000 == 0:
                 save_checkpoint("run", ts)
 
-    It reads what `save_checkpoint` and `fit` wrote.
+    It reads checkpoints of `save_checkpoint` and of `fit`.
 
     Args:
-        directory: of the run, a string or a path.
+        directory: the directory of the run, a string or a path.
         like: a tree with the expected structure, shapes and dtypes: arrays, or ``jax.ShapeDtypeStruct``s.
             Arrays that are sharded over several devices are read with the same sharding.
-        missing_ok: return ``like`` where the directory has no checkpoint yet.
+        missing_ok: return ``like`` if the directory has no checkpoint yet.
 
     Raises:
         ModuleNotFoundError: without orbax.
-        FileNotFoundError: where there is no checkpoint, unless ``missing_ok``.
-        ValueError: where there are some and all are damaged or of another tree; it says for each one why, and which
-            leaves differ.
+        FileNotFoundError: if there is no checkpoint, unless ``missing_ok``.
+        ValueError: if there are checkpoints and all are damaged or of another tree; the message states the reason for
+            each one, and the leaves that differ.
 
     >>> load_checkpoint("no/such/folder", {"w": jnp.zeros(2)}, missing_ok=True)
     {'w': Array([0., 0.], dtype=float32)}
@@ -113,7 +113,7 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
 
 
 class Checkpoint(NamedTuple):
-    """What `read_newest` returns: the trees by name, the notes, the path, and the paths of rejected checkpoints."""
+    """The result of `read_newest`: the trees by name, the notes, the path, and the paths of rejected checkpoints."""
 
     trees: dict[str, Any]
     notes: dict[str, Any]
@@ -122,7 +122,7 @@ class Checkpoint(NamedTuple):
 
 
 class RejectedError(ValueError):
-    """Why a checkpoint is not used: the words after "The checkpoint ... "."""
+    """The reason why a checkpoint is not used, as the words after "The checkpoint ... "."""
 
 
 _NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)")
@@ -170,16 +170,16 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
             f"pass another directory; earlier checkpoints are unchanged ({kept})."
         ) from error
     for old in same[: max(len(same) + 1 - keep, 0)]:
-        with contextlib.suppress(OSError):  # the new one is complete; this one is removed the next time
+        with contextlib.suppress(OSError):  # the new checkpoint is complete; this one is removed by the next call
             gone = old.rename(directory / (_REMOVING + old.name))
             shutil.rmtree(gone)
     return path
 
 
 def read_newest(directory, trees: Mapping[str, Any], optional: tuple[str, ...] = ()) -> Checkpoint | None:
-    """The newest undamaged checkpoint with trees like these; ``None`` where there is none at all.
+    """The newest undamaged checkpoint with trees like these; ``None`` if there is no checkpoint.
 
-    A tree that ``optional`` names is returned as a flat dict from paths to the arrays that were stored.
+    A tree with a name in ``optional`` is returned as a flat dict from paths to the stored arrays.
     """
     rejected: dict[Path, RejectedError] = {}
     listed = checkpoints_in(Path(directory).absolute())
@@ -190,7 +190,7 @@ def read_newest(directory, trees: Mapping[str, Any], optional: tuple[str, ...] =
         except RejectedError as error:
             if path.exists():
                 rejected[path] = error
-            elif not listed:  # another process has removed it in the meantime, and written others
+            elif not listed:  # another process has removed it and written others
                 listed = [new for new in checkpoints_in(Path(directory).absolute()) if new not in rejected]
             continue
         if rejected:
@@ -204,7 +204,7 @@ def read_newest(directory, trees: Mapping[str, Any], optional: tuple[str, ...] =
 
 
 def _sentences(rejected) -> str:
-    """Why checkpoints were rejected; the same reason is given once."""
+    """The reasons why checkpoints were rejected; equal reasons are stated once."""
     reasons: dict[str, list[Path]] = {}
     for path, error in rejected.items():
         reasons.setdefault(str(error), []).append(path)
@@ -226,7 +226,7 @@ def _sequence(path: Path) -> int:
 
 
 def rebuild(tree, arrays):
-    """A tree like this one with these arrays; keys become typed again, and 64-bit arrays stay NumPy without x64."""
+    """A tree like ``tree`` with these arrays, with typed keys; without x64, 64-bit arrays stay NumPy arrays."""
     leaves, structure = jax.tree.flatten(tree)
     found = []
     for path, leaf in zip(paths(tree), leaves, strict=True):
@@ -238,7 +238,7 @@ def rebuild(tree, arrays):
 
 
 def as_directory(directory) -> Path:
-    """The directory of a run as a path; raises where it is no path, or that of a single checkpoint."""
+    """The directory of a run as a path; raises if it is not a path, or is the directory of a single checkpoint."""
     is_path = isinstance(directory, str | os.PathLike)
     repair = "pass the directory before the training state"
     require(is_path, "the directory of a run", directory, repair, error=TypeError)
@@ -249,7 +249,7 @@ def as_directory(directory) -> Path:
 
 
 def make_directory(directory) -> None:
-    """Create the directory of a run, before anything is computed that could not be saved there."""
+    """Create the directory of a run, so that a failure is raised before the computation."""
     path = as_directory(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -259,7 +259,7 @@ def make_directory(directory) -> None:
 
 
 def require_orbax():
-    """The library that writes arrays; an error that says how to install it where it is missing."""
+    """Import orbax, the library that writes arrays; raises an error with the install command if it is missing."""
     try:
         from orbax.checkpoint import v1 as ocp
     except ImportError as error:
@@ -277,7 +277,7 @@ def require_orbax():
 
 
 def _read(path, trees, optional):
-    """The trees of one checkpoint, with every leaf compared with its hash."""
+    """The trees of one checkpoint; every leaf is compared with its hash."""
     listed = _read_list(path)
     stored = listed["leaves"]
     wanted = {name: {place: _described(a) for place, a in _named(tree).items()} for name, tree in trees.items()}
@@ -295,7 +295,7 @@ def _read(path, trees, optional):
             loaded = ocp.load_checkpointables(str(path / "arrays"), {n: a for n, a in abstract.items() if a})
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # the reader of a damaged file may raise anything
+    except Exception as error:  # reading a damaged file may raise any exception
         raise RejectedError("is damaged: its arrays cannot be read") from error
     arrays = {}
     for name in names:
@@ -332,7 +332,7 @@ def _shapes(leaves):
 
 
 def _differences(listed, wanted) -> str:
-    """In which leaves a checkpoint differs from the expected ones; empty if in none."""
+    """A description of the leaves in which a checkpoint differs from the expected tree; empty if it does not."""
     found = []
     for name, leaves in wanted.items():
         stored, here = _shapes(listed["leaves"].get(name, {})), _shapes(leaves)
@@ -355,7 +355,7 @@ def _words(described):
 
 
 def _abstract(entry, like):
-    """What orbax needs to read a leaf: a NumPy array of its shape and dtype, or a sharding."""
+    """The argument with which orbax reads a leaf: a NumPy array of its shape and dtype, or a sharding."""
     if _is_sharded(like):
         return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding)
     return np.empty(entry["shape"], jnp.dtype(entry["dtype"]))
@@ -373,7 +373,7 @@ def _named(tree) -> dict:
 
 
 def _arrays(tree) -> dict:
-    """The same as NumPy arrays, except for those that are sharded over devices."""
+    """The leaves as NumPy arrays, except for arrays that are sharded over devices."""
     return {path: a if _is_sharded(a) else _host(path, a) for path, a in _named(tree).items()}
 
 
@@ -418,7 +418,7 @@ def _hash(data) -> str:
 
 
 def _reserve(path, size: int):
-    """Allocate the disk space beforehand: orbax may wait for minutes where a disk is full."""
+    """Allocate the disk space in advance: on a full disk, orbax may wait for minutes."""
     with open(path, "wb") as file:
         try:
             if size and hasattr(os, "posix_fallocate"):
@@ -430,7 +430,7 @@ def _reserve(path, size: int):
 
 
 def _flush(folder):
-    """Write what the operating system holds in memory to the disk."""
+    """Flush the buffers of the operating system to the disk."""
     for place, folders, files in os.walk(folder):
         for name in (*files, *folders):
             _sync(os.path.join(place, name))
@@ -447,7 +447,7 @@ def _sync(path):
 
 
 def _clear(directory):
-    """Remove the files that a kill during writing or removing has left."""
+    """Remove incomplete files of processes that were killed while they wrote or removed checkpoints."""
     for path in directory.iterdir():
         if path.name.startswith((_SAVING, _REMOVING)):
             shutil.rmtree(path, ignore_errors=True)
@@ -455,7 +455,7 @@ def _clear(directory):
 
 @contextlib.contextmanager
 def _orbax_is_quiet():
-    """Without the tracebacks that its threads log; errors are raised anyway."""
+    """Suppress the tracebacks that the threads of orbax log; errors are still raised."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
     for log in logs:

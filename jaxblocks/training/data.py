@@ -1,4 +1,4 @@
-"""Data that fit in memory or in memory maps: a random split, shuffled minibatches, prefetching.
+"""Data in memory or in memory maps: a random split, shuffled minibatches, prefetching.
 
 Data are a tree of arrays with one row per example on their first axis, usually ``(x, y)``. NumPy arrays
 stay on the host, JAX arrays stay on their device. Memory maps are read batch by batch; the parts that
@@ -24,13 +24,13 @@ __all__ = ["minibatches", "prefetch", "train_val_test_split"]
 
 @checked
 def train_val_test_split(key: Key[Array, ""], arrays: Any, fractions: Sequence[float] = (0.7, 0.15, 0.15)) -> tuple:
-    """Rows of ``arrays`` at random in three parts: for training, for validation (model selection), for one test.
+    """Split the rows of ``arrays`` randomly into three parts: for training, validation (model selection) and test.
 
-    The test loss of the best of several models underestimates its risk if the same data select the model; hence a
-    third part. The parts are disjoint and hold all rows; their sizes are the fractions, rounded.
+    The test loss of the best of several models underestimates its risk if the same data select the model; hence the
+    third part. The parts are disjoint and hold all rows; their sizes are the rounded fractions.
 
     Args:
-        arrays: a tree of arrays with equally many rows, such as ``(x, y)``.
+        arrays: a tree of arrays with the same number of rows, such as ``(x, y)``.
         fractions: three numbers >= 0 with sum 1.
 
     Returns:
@@ -69,23 +69,23 @@ def minibatches(
     keep_last: bool = False,
     start: NonNegativeInt | Integer[Array, ""] = 0,
 ) -> Iterator:
-    """Batches of rows without replacement, in a new order in each epoch; ``key`` determines every draw.
+    """Yield batches of rows without replacement, in a new order in each epoch; ``key`` determines every draw.
 
-    The batches of one epoch are disjoint, so with equal sizes their mean gradient is the gradient of
-    the epoch's rows. Rows that do not fill a batch are left out in that epoch (another shape would be
-    compiled again); since the order changes, other rows are left out in the next one.
+    The batches of one epoch are disjoint, so with equal sizes their mean gradient is the gradient of the rows of the
+    epoch. Rows that do not fill a batch are omitted in that epoch (another shape would require another compilation);
+    since the order changes, other rows are omitted in the next one.
 
     Args:
-        arrays: a tree of arrays with equally many rows, such as ``(x, y)``.
+        arrays: a tree of arrays with the same number of rows, such as ``(x, y)``.
         epochs: the number of passes over the data; ``None`` for an endless iterator.
-        keep_last: yield the smaller last batch of each epoch too.
-        start: batches to skip, counted over epochs: a run that is restarted with ``start=int(ts.step)``
-            continues with the batches that it would have read.
+        keep_last: also yield the smaller last batch of each epoch.
+        start: the number of batches to skip, counted over epochs: a run that is restarted with
+            ``start=int(ts.step)`` continues with the next batches of the original run.
 
     Raises:
         TypeError: at the call, unless ``key`` is a typed key.
-        ValueError: at the call, for no rows, numbers of rows that differ, or fewer than ``batch_size``, and
-            for numbers that are no integers of the range above.
+        ValueError: at the call, for no rows, numbers of rows that differ, or fewer rows than ``batch_size``, and for
+            arguments that are not integers in their range.
 
     >>> x = jnp.arange(6)
     >>> batches = list(minibatches(jax.random.key(0), (x, 10 * x), 2))
@@ -112,17 +112,17 @@ def minibatches(
 
 @checked
 def prefetch(batches: Iterable, *, ahead: PositiveInt = 2, device: Any = None) -> Iterator:
-    """The same batches, copied to the device ``ahead`` of them before they are used.
+    """Yield the same batches, and copy ``ahead`` batches to the device before they are used.
 
-    JAX copies asynchronously, so a batch is copied while the steps before it are computed. It is worth it
-    where batches come from the host (NumPy, memory maps, a pipeline such as grain) and the device is not a CPU.
-    A run that is resumed loses no batch that was copied and not used: its position in the data is the step
+    JAX copies asynchronously, so a batch is copied while previous steps are computed. This is useful if batches are on
+    the host (NumPy, memory maps, a pipeline such as grain) and the device is not a CPU. A resumed run does not lose
+    batches that were copied but not used, because its position in the data is the step
     (``minibatches(..., start=int(ts.step))``).
 
     Args:
-        batches: trees of arrays, as `minibatches` yields them.
-        ahead: the number of batches on the device beside the one in use.
-        device: a device or a sharding, as ``jax.device_put`` takes it; the default device if ``None``.
+        batches: trees of arrays, for example from `minibatches`.
+        ahead: the number of batches on the device in addition to the one in use.
+        device: a device or a sharding, as in ``jax.device_put``; the default device if ``None``.
 
     Raises:
         ValueError: at the call, unless ``ahead`` is an integer >= 1.

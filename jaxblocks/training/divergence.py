@@ -1,4 +1,4 @@
-"""What `fit` does when loss or params are not finite: find the step, the layer and the operation where it began."""
+"""The diagnosis of `fit` for loss or params that are not finite: the step, the layer and the operation."""
 
 from collections.abc import Callable
 
@@ -26,23 +26,23 @@ def _any_nan(tree):
 
 
 def finite_state_check(ts) -> Callable:
-    """A function that tells whether a training state has finite params, and no NaN in net and optimizer state.
+    """A function that checks that a training state has finite params, and no NaN in the states of net and optimizer.
 
-    Infinities are allowed in these states (the best value so far, before there is one), and NaN if ``ts``, the state
-    at the beginning, holds some.
+    Infinities are allowed in these states (for example as the initial best value), and so is NaN if ``ts``, the
+    initial training state, contains it.
     """
     nan_allowed = bool(_any_nan((ts.state, ts.opt_state)))
     return lambda ts: bool(all_finite(ts.params) and (nan_allowed or not _any_nan((ts.state, ts.opt_state))))
 
 
 def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: int, options):
-    """Repeat the steps since the last finite training state one by one, and raise at the first that is not finite.
+    """Repeat the steps since the last finite training state one by one, and raise at the first non-finite one.
 
-    The error holds the training state before that step as ``error.ts``.
+    The attribute ``error.ts`` is the training state before that step.
     """
     start = int(ts.step)
     for x, y in batches:
-        before = ts  # not donated: it may be on its way to the disk
+        before = ts  # not donated, since a thread may be saving it
         ts, value = step(copy_tree(ts), x, y)
         if np.isfinite(value) and is_finite(ts):
             continue
@@ -80,7 +80,7 @@ def raise_divergence(net, loss, step, is_finite, ts, batches, steps_per_epoch: i
 
 
 def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
-    """In which layer a step stops being finite, as a sentence; empty where that cannot be found out."""
+    """A sentence that states the layer with the first non-finite value of a step; empty if it is unknown."""
     outside = "the loss (outside of the layers)" if finite_outputs else "the net itself, outside of its layers"
     try:
         for direction, f in (
@@ -92,7 +92,7 @@ def _where_it_began(objective, ts, finite_outputs, finite_value) -> str:
                 place = f"layer {found.layer}" if found.layer else outside
                 loops = "".join(f", scan iteration {i} (from 0)" for i in found.iterations)
                 return f"It began in the {direction} pass of {place}, in the operation {found.operation}{loops}. "
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no memory, a primitive of the user's own
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # out of memory, or a custom primitive
         return ""
     if not finite_value:  # a constant NaN
         return ""

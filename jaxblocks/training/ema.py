@@ -18,7 +18,7 @@ class EmaState(NamedTuple):
 
     Args:
         count: the number of averaged steps, int32.
-        average: like the params.
+        average: the average, of the structure of the params.
     """
 
     count: Any
@@ -33,17 +33,17 @@ def ema_params(decay: Rate) -> optax.GradientTransformation:
 
     .. math:: \bar\theta_t = \frac{1 - d}{1 - d^t} \sum_{s=1}^t d^{\,t-s}\,\theta_s
 
-    so about the last :math:`1 / (1 - d)` steps count, and the initial params do not (the weights
-    sum to 1 from the first step). Updates pass unchanged. The average is stored in float32 at
-    least, because fewer bits would round small steps away; :math:`t` counts the steps of this transformation, so with
-    ``optax.MultiSteps`` it belongs inside::
+    so the average covers about the last :math:`1 / (1 - d)` steps, and excludes the initial params (the weights sum to
+    1 from the first step on). Updates are unchanged. The average is stored in float32 at least, because fewer bits
+    would lose small steps by rounding. :math:`t` counts the steps of this transformation, so with ``optax.MultiSteps``
+    put it inside::
 
         optimizer = optax.chain(optax.adam(1e-3), ema_params(0.999))
         ...
         params = get_ema(ts.opt_state)
 
     Raises:
-        ValueError: unless 0 <= ``decay`` < 1; by ``update``, without params.
+        ValueError: unless 0 <= ``decay`` < 1; in ``update``, without params.
 
     >>> optimizer = optax.chain(optax.sgd(1.0), ema_params(0.5))
     >>> params = jnp.array(0.0)
@@ -67,7 +67,7 @@ def ema_params(decay: Rate) -> optax.GradientTransformation:
 
         def mix(average, new):
             dtype = average.dtype
-            # 1 - d^t, accurate for d near 1 too
+            # 1 - d^t, also accurate for d near 1
             total = -jnp.expm1(count.astype(dtype) * math.log(decay)) if decay else 1
             weight = jnp.where(count == 1, 1, (1 - decay) / total).astype(dtype)
             return average + weight * (new.astype(dtype) - average)

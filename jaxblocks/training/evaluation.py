@@ -33,14 +33,14 @@ def evaluate(
     Every row counts once: a smaller last batch is weighted by its number of rows (and compiled once more).
 
     Args:
-        state: of the net; ``()`` for a net without state.
-        metrics: named functions ``(outputs, y)``, one number per example, or a mean over the batch; their
-            shapes are checked like that of the loss in `train_step`.
-            Pass the same function objects each time: new ones are compiled again.
+        state: the state of the net; ``()`` for a net without state.
+        metrics: named functions of ``(outputs, y)`` that return one number per example, or a mean over the batch; their
+            shapes are checked as for the loss in `train_step`. Pass the same function objects each time: new ones are
+            compiled again.
         compute_dtype: as in `train_step`; metrics get outputs in float32.
 
     Raises:
-        TypeError, ValueError: for data that are no arrays of equally many rows, and metrics of other shapes.
+        TypeError, ValueError: for data that are not arrays with the same number of rows, and metrics of other shapes.
 
     >>> halve = lambda x: x / 2
     >>> x = jnp.array([1.0, 2.0, 6.0])
@@ -58,7 +58,7 @@ def evaluate(
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
         if any(math.isnan(float(value)) for value in mean.values()):
-            # Outside of jit a layer can check the values, and raise an error that explains the NaN.
+            # Outside of jit, a layer can check the values and raise an error that explains the NaN.
             x = jax.tree.map(jnp.asarray, take_rows(data, batch)[0])
             evaluation_forward(net, params, state, x, compute_dtype)
             break

@@ -1,4 +1,4 @@
-"""The record of a run: losses and metrics over steps and epochs, which plots itself."""
+"""The record of a run: losses and metrics over steps and epochs, with a plot."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ class History:
     """The losses and metrics that `fit` recorded, as NumPy arrays.
 
     Args:
-        step_loss: the objective of each step's batch before that step, ``(steps,)``.
-        step_epoch: epochs made after each step, ``(steps,)``.
-        epoch: epochs made at each validation, ``(validations,)``.
+        step_loss: the objective on the batch of each step, before that step, ``(steps,)``.
+        step_epoch: the number of epochs after each step, ``(steps,)``.
+        epoch: the number of epochs at each validation, ``(validations,)``.
         validation: by name, the means over the validation data, ``(validations,)`` each; ``"loss"`` is the loss.
 
     >>> History(np.array([2.0, 1.0]), np.array([0.5, 1.0]), np.array([1.0]), {"loss": np.array([1.5])})
@@ -29,7 +29,7 @@ class History:
     validation: dict[str, np.ndarray]
 
     def plot(self, ax=None):
-        """Draw the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""
+        """Plot the losses (and validation metrics) over epochs on Matplotlib axes, and return the axes."""
         import matplotlib.pyplot as plt
 
         ax = plt.subplots()[1] if ax is None else ax

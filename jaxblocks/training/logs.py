@@ -1,7 +1,7 @@
 """Logs of a run, callbacks of `fit`: lines in the terminal, a CSV file, event files for TensorBoard.
 
-A run that was killed and is resumed continues the same files: rows after the step of its checkpoint, and a row that was
-cut off in the middle, are removed and written again.
+A resumed run continues the same files: rows after the step of its checkpoint, and an incomplete row, are removed and
+written again.
 """
 
 import contextlib
@@ -31,19 +31,20 @@ def row_log(
     begin: Callable[[int, Sequence[str]], None] | None = None,
     end: Callable[[], None] | None = None,
 ) -> Callback:
-    """A callback that passes the row of each step to ``write`` exactly once; write your own log with it.
+    """A callback that passes the row of each step to ``write`` exactly once, for custom logs.
 
-    The rows of the steps that lead to an error are passed too. An ``OSError`` of ``write`` (a full disk) is a warning
+    The rows of the steps before an error are passed too. An ``OSError`` of ``write`` (a full disk) becomes a warning
     and ends the log; training continues.
 
     Args:
-        write: ``write(rows)``: dicts from columns to numbers, one for each step, in order; validation metrics only at
-            some steps. Rows must reach the file (``flush``) before it returns, or a kill may lose them.
-        begin: ``begin(step, columns)``, once: rows up to ``step`` were written by an earlier call of `fit` (0: none).
-        end: ``end()``, once, also after an error.
+        write: ``write(rows)`` gets dicts from columns to numbers, one for each step, in order; only some contain
+            validation metrics. It must flush the rows to the file before it returns, or a kill may lose them.
+        begin: ``begin(step, columns)``, called once: rows up to ``step`` were written by an earlier call of `fit` (0:
+            none).
+        end: ``end()``, called once, also after an error.
 
     Raises:
-        OSError: before the first step, where ``begin`` raises one.
+        OSError: before the first step, if ``begin`` raises one.
 
     >>> seen = []
     >>> log = row_log(seen.extend)
@@ -79,9 +80,9 @@ def row_log(
             warnings.warn(f"A log cannot be written: {error}. Training continues without it.", stacklevel=4)
 
     def on_end(run: Run):
-        on_step(run)  # after an error, the rows that led to it
+        on_step(run)  # after an error, the rows before it
         if end is not None:
-            with contextlib.suppress(OSError):  # a full disk has been reported
+            with contextlib.suppress(OSError):  # a full disk was already reported
                 end()
 
     return Callback(on_start=on_start, on_step=on_step, on_end=on_end)
@@ -89,13 +90,13 @@ def row_log(
 
 @checked
 def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
-    """A CSV file with a header, a row for each multiple of ``every`` steps and a row for each validation.
+    """Write a CSV file with a header, a row for each multiple of ``every`` steps and a row for each validation.
 
     A run that begins at step 0 overwrites the file.
 
     Raises:
-        ValueError: unless ``every`` is an integer >= 1; before the first step, if a resumed run has other columns than
-            the file.
+        ValueError: unless ``every`` is an integer >= 1; before the first step, if the columns of a resumed run differ
+            from those of the file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "losses.csv"
@@ -136,10 +137,10 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
 
 @checked
 def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
-    """An event file for TensorBoard: a curve over steps for each column.
+    """Write an event file for TensorBoard: a curve over steps for each column.
 
-    The directory gets one file, ``events.out.tfevents.jaxblocks``; a run that begins at step 0 overwrites it. Written
-    with tensorboardX (``pip install jaxblocks[train]``).
+    The file is ``events.out.tfevents.jaxblocks`` in the directory; a run that begins at step 0 overwrites it. It is
+    written with tensorboardX (``pip install jaxblocks[train]``).
 
     Raises:
         ValueError: unless ``every`` is an integer >= 1.
@@ -158,7 +159,7 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     path = Path(directory) / "events.out.tfevents.jaxblocks"
     writer: Any = None
     try:
-        Event: Any = import_module("tensorboardX.proto.event_pb2").Event  # classes that are made at run time
+        Event: Any = import_module("tensorboardX.proto.event_pb2").Event  # the class is created at run time
         Summary: Any = import_module("tensorboardX.proto.summary_pb2").Summary
         from tensorboardX.record_writer import RecordWriter
     except ImportError as error:
@@ -197,10 +198,10 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
 
 @checked
 def terminal_log(*, every: PositiveInt = 100, file: TextIO | None = None) -> Callback:
-    """A printed line for each multiple of ``every`` steps and for each validation; for output that goes to a file.
+    """Print a line for each multiple of ``every`` steps and for each validation, for output to a file.
 
     Args:
-        file: where to print; standard output by default.
+        file: the file to print to; standard output by default.
 
     Raises:
         ValueError: unless ``every`` is an integer >= 1.

@@ -1,4 +1,4 @@
-"""The training loop `fit`: steps, callbacks between them, and what it returns."""
+"""The training loop `fit`: steps, callbacks between them, and the result."""
 
 import contextlib
 import time
@@ -28,10 +28,10 @@ __all__ = ["Fitted", "fit"]
 
 
 class Fitted(NamedTuple):
-    """What `fit` returns.
+    """The result of `fit`.
 
     Args:
-        params, state: those with the lowest validation loss; the last ones without validation.
+        params, state: those with the lowest validation loss; without validation, those after the last step.
         history: the recorded losses and metrics.
         ts: the training state after the last step, from which another call of `fit` can continue.
     """
@@ -65,46 +65,46 @@ def fit(
 ) -> Fitted:
     r"""Train a net on ``data = (x, y)`` with minibatches, and return the params, the state and the history.
 
-    It computes what these five lines compute, bit for bit; copy them where you need another loop::
+    The result is bitwise equal to that of these lines; start from them for a custom loop::
 
         ts = init_train_state(key, net, optimizer, x[:64])
         step = train_step(net, loss, optimizer)
         for x_batch, y_batch in minibatches(key, (x, y), 64, epochs=10):
             ts, value = step(ts, x_batch, y_batch)
-            ...  # value is on the device: reading it in every step would make the device wait
+            ...  # value is on the device; reading it in every step would stall the device
 
-    Everything else is done by callbacks: the progress bar, the validation, checkpoints, logs (`csv_log`,
-    `tensorboard_log`, `terminal_log`), early stopping (`early_stopping`), and your own (`Callback`).
+    All other parts are callbacks: the progress bar, the validation, checkpoints, logs (`csv_log`, `tensorboard_log`,
+    `terminal_log`), early stopping (`early_stopping`), and custom ones (`Callback`).
 
     Args:
         net, loss, optimizer: as in `train_step`.
         data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs. Side inputs that belong
             to the data are passed as inputs: ``Wire(lambda f, x, mask: f.net(x, mask=mask), net=net)`` on
             ``((x, mask), y)``.
-        key: for initial params, the order of the data, and the layers and the augmentation that draw.
-        epochs, steps: the length of the run, one of the two, counted from its beginning.
-        validation: ``(x, y)``; its mean loss (without penalty) is computed after each epoch and at the end. The params
-            with the lowest one are returned.
-        metrics: named ``(outputs, y)`` functions, as in `evaluate`, on the validation data.
-        ts: the training state to continue from (``fitted.ts``, or one with params of your own). With the same ``key``
-            and data, a run in two parts ends with the training state of one in one part. The history, the
-            best params and the count of `early_stopping` begin anew with each call.
-        checkpoint_dir: makes the run resumable: `checkpoints` with its default options. The same call, made again
-            after a kill at any moment, continues from the last checkpoint and ends with the same params and
-            history, bit for bit. ``ts`` is used only while the directory has no checkpoint.
+        key: the random key of the initial params, the order of the data, random layers and the augmentation.
+        epochs, steps: the total length of the run, including earlier parts; pass one of the two.
+        validation: ``(x, y)``; the mean loss (without penalty) is computed after each epoch and at the end. The params
+            with the lowest validation loss are returned.
+        metrics: named functions of ``(outputs, y)``, as in `evaluate`, on the validation data.
+        ts: the training state to continue from (``fitted.ts``, or one with other params). With the same ``key`` and
+            data, a run in two parts ends with the same training state as a run in one part. The history, the best
+            params and the count of `early_stopping` start again in each call.
+        checkpoint_dir: makes the run resumable by `checkpoints` with its default options. If the process is killed, the
+            same call continues from the last checkpoint, and its params and history are bitwise equal to those of an
+            uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
         progress: show a progress bar with the loss and the validation metrics.
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
         step_options: ``penalty``, ``augment`` and ``compute_dtype``, as in `train_step`; mixed precision
-            (``compute_dtype=jnp.bfloat16``) applies to the validation too.
+            (``compute_dtype=jnp.bfloat16``) also applies to the validation.
 
     Raises:
         TypeError: before the first step, unless ``key`` is a typed key, ``loss`` a function, and ``optimizer`` an
             optimizer.
         ValueError: before the first step, for data that are empty, not finite, or of different lengths, for counts that
-            are no integers >= 1, and for checkpoints that are all damaged or belong to another run; later, the error
+            are not integers >= 1, and for checkpoints that are all damaged or belong to another run; later, the error
             that ``loss`` raises for a batch on which it was not finite (labels out of range).
-        FloatingPointError: where loss or params are not finite for another reason: in which step, and in which layer it
-            began, forward or backward; ``error.ts`` holds the last finite training state.
+        FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
+            and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
 
     >>> from jaxblocks.layers.dense import Dense
@@ -159,13 +159,13 @@ def fit(
 
 
 def _train(step: Callable, batches: Callable, run: Run, callbacks: Sequence[Callback], explain: Callable) -> TrainState:
-    """Make the steps of a run, read their losses from time to time, and call the callbacks after each reading."""
+    """Execute the steps of a run, read their losses at intervals, and call the callbacks after each reading."""
     for callback in callbacks:
         call(callback.on_restore, run)
     run.start = run.step
     _check_length(run)
     is_finite = finite_state_check(run.ts)
-    ts = copy_tree(run.ts)  # each step donates the state before it; `run.ts` is for the callbacks
+    ts = copy_tree(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
     pending = []  # losses on the device
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
@@ -193,9 +193,9 @@ def _train(step: Callable, batches: Callable, run: Run, callbacks: Sequence[Call
 
 
 class _Reading:
-    """At which step losses are read next. Reading makes the host wait for the device, so it is done twice a second.
+    """The schedule for reading losses: about twice a second, since each reading makes the host wait for the device.
 
-    It is also done where a callback is due, at least every 64 steps, and after the last step.
+    Losses are also read when a callback is due, at least every 64 steps, and after the last step.
     """
 
     def __init__(self, run: Run, callbacks: Sequence[Callback]):
@@ -205,7 +205,7 @@ class _Reading:
         self._count, self._since, self.next = 1, time.monotonic(), run.start + 1
 
     def schedule(self, run: Run) -> None:
-        """Double the number of steps to the next reading if the last ones were quick, else halve it."""
+        """Double the number of steps to the next reading if the last steps were fast, else halve it."""
         is_quick, self._since = time.monotonic() - self._since < 0.5, time.monotonic()
         self._count = min(2 * self._count, 64) if is_quick else max(self._count // 2, 1)
         due = [run.step + period - run.step % period for period in self._periods]
@@ -259,19 +259,19 @@ def _metrics_with_loss(loss, metrics, validation) -> dict[str, Callable]:
 
 def _check_train_state(ts) -> None:
     if not isinstance(ts, TrainState):
-        repair = "pass ts=fitted.ts" if isinstance(ts, Fitted) else "pass what init_train_state or a step returned"
+        repair = "pass ts=fitted.ts" if isinstance(ts, Fitted) else "pass the result of init_train_state or of a step"
         require(False, "ts to be a TrainState", ts, repair, error=TypeError)
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(ts)):
         require(
             False,
             "ts to be a TrainState with its arrays",
             "one that a step has donated",
-            "pass the one that the step returned, or give the step a copy: jax.tree.map(jnp.copy, ts)",
+            "pass the one that the step returned, or pass a copy to the step: jax.tree.map(jnp.copy, ts)",
         )
 
 
 def _check_length(run: Run) -> None:
-    is_over = run.resumed and run.step == run.steps  # a run that is complete returns what it returned before
+    is_over = run.resumed and run.step == run.steps  # a complete run returns its earlier result
     if run.step >= run.steps and not is_over:
         expected = f"more steps than the {run.step} that were made since the beginning of the run"
         repair = f"pass epochs > {run.step / run.steps_per_epoch:g} or steps > {run.step}"
@@ -279,7 +279,7 @@ def _check_length(run: Run) -> None:
 
 
 def _config(data, batch_size, validation, metrics) -> dict[str, Any]:
-    """What must not change between a run and its continuation from a checkpoint."""
+    """The description of data and options that must not change when a run is resumed."""
     shapes = lambda tree: [f"{place} {describe(a)}" for place, a in name_arrays(tree).items()]
     config = {"data": shapes(data), "batch_size": batch_size}
     return config if validation is None else config | {"validation": shapes(validation), "metrics": list(metrics)}

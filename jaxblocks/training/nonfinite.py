@@ -1,4 +1,4 @@
-"""Where a computation first stops being finite: the layer, read off the name scopes of a jaxpr."""
+"""The origin of values that are not finite: the first operation, and its layer by the name scopes of a jaxpr."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,12 +15,12 @@ __all__ = ["FirstNonFinite", "first_not_finite"]
 
 
 class FirstNonFinite(NamedTuple):
-    """What `first_not_finite` found.
+    """The result of `first_not_finite`.
 
     Args:
-        layer: the path of the layer, ``"2/hidden"``; empty outside of every layer.
-        operation: the primitive of JAX, ``"exp"``.
-        iterations: of the scans around it, from 0; ``(3,)`` in the fourth layer of a `Repeat`.
+        layer: the path of the layer, such as ``"2/hidden"``; empty outside of every layer.
+        operation: the JAX primitive, such as ``"exp"``.
+        iterations: the iterations of the enclosing scans, from 0; ``(3,)`` in the fourth layer of a `Repeat`.
     """
 
     layer: str
@@ -33,10 +33,10 @@ class FirstNonFinite(NamedTuple):
 
 
 def first_not_finite(f: Callable, *args) -> FirstNonFinite | None:
-    """The first operation of ``f(*args)`` that made infinities or NaN from finite numbers; ``None`` if none did.
+    """The first operation of ``f(*args)`` that returns infinities or NaN for finite inputs; ``None`` if none does.
 
-    Only operations that an output depends on which is not finite count: intended infinities (a mask before a
-    softmax, the initial value of a maximum) are constants or do not reach an output. Calls and scans are entered,
+    Only operations count on which a non-finite output depends: intended infinities (a mask before a softmax, the
+    initial value of a maximum) are constants or do not affect an output. The bodies of calls and scans are searched;
     ``while`` and ``cond`` count as one operation.
 
     >>> def f(x):
@@ -61,7 +61,7 @@ def _bad(x):
 
 
 def _run(closed, args):
-    """The outputs of a jaxpr, and for each equation which inputs and outputs are not finite, and those of its body."""
+    """The outputs of a jaxpr; for each equation and its body, flags of inputs and outputs that are not finite."""
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
     read = lambda variable: variable.val if isinstance(variable, Literal) else values[variable]
@@ -96,7 +96,7 @@ def _run_scan(equation, operands):
 
 
 def _culprit(closed, flags, wanted, scope, iterations):
-    """The first equation with finite inputs and other outputs that a wanted output depends on."""
+    """The first equation with finite inputs and non-finite outputs on which a wanted output depends."""
     jaxpr, bad, blamed, needed = closed.jaxpr, {}, [], set()
     for equation, (_, results, _) in zip(jaxpr.eqns, flags, strict=True):
         bad.update(zip(equation.outvars, map(bool, results), strict=True))
@@ -124,7 +124,7 @@ def _culprit(closed, flags, wanted, scope, iterations):
 
 
 def _culprit_in_scan(equation, inside, scope, iterations):
-    """The first iteration in which an operation is to blame, and which one."""
+    """The first iteration that contains such an operation, and that operation."""
     body, length = as_closed(equation.params["jaxpr"]), equation.params["length"]
     for i in reversed(range(length)) if equation.params["reverse"] else range(length):
         flags = jax.tree.map(lambda flag, i=i: np.asarray(flag)[i], inside)

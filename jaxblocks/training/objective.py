@@ -22,7 +22,7 @@ __all__ = [
 
 
 def training_forward(net, augment=None, compute_dtype=None) -> Callable:
-    """``(ts, x, side) -> (outputs, state)`` as a training step computes it."""
+    """The function ``(ts, x, side) -> (outputs, state)`` of a training step."""
     reads = side_inputs(net)
     apply = stateful(net).apply
 
@@ -40,7 +40,7 @@ def training_forward(net, augment=None, compute_dtype=None) -> Callable:
 
 
 def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None) -> Callable:
-    """``(ts, x, y, side) -> objective``, and ``objective(params) -> (value, state)`` as a step differentiates it."""
+    """A function ``(ts, x, y, side) -> objective``; a step differentiates ``objective(params) -> (value, state)``."""
     forward = training_forward(net, augment, compute_dtype)
 
     def objective_of(ts, x, y, side):
@@ -55,15 +55,15 @@ def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None
 
 
 def call_loss(loss: Callable, outputs, y):
-    """``loss(outputs, y)``. Errors that are raised inside name the loss, not the function that trains."""
+    """Call ``loss(outputs, y)`` such that errors raised inside name the loss, not the training function."""
     return loss(outputs, y)
 
 
 def mean_of(what: str, value, outputs, y) -> Float[Array, ""]:
-    """The mean of all entries, in float32, or float64 for float64; raises where operands were broadcast silently.
+    """The mean of all entries, in float32, or float64 for float64; raises if operands were broadcast silently.
 
-    One number per example, or per entry of more axes, has the leading axes of the outputs or of ``y``; outputs
-    ``(64, 1)`` minus ``y`` ``(64,)``, which is ``(64, 64)``, has not.
+    A valid value, one number per example or per entry of more axes, has the leading axes of the outputs or of ``y``.
+    Outputs ``(64, 1)`` minus ``y`` ``(64,)`` have the shape ``(64, 64)``, which is rejected.
     """
     value = jnp.asarray(value)
     shape = value.shape
@@ -82,7 +82,7 @@ def mean_of(what: str, value, outputs, y) -> Float[Array, ""]:
 
 
 def check_loss(loss) -> None:
-    """Raise a ``TypeError`` unless ``loss`` is a function (and not an optimizer in its place)."""
+    """Raise a ``TypeError`` unless ``loss`` is a function and not an optimizer."""
     if is_optimizer(loss):
         require(False, "a loss", "an optimizer", "the order is net, loss, optimizer", error=TypeError)
     require(callable(loss), "a function loss(outputs, y)", loss, "pass for instance jaxblocks.mse", error=TypeError)

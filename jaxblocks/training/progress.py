@@ -10,8 +10,8 @@ __all__ = ["progress_bar"]
 def progress_bar() -> Callback:
     """A tqdm bar on standard error with the loss and the last validation; ``fit(progress=True)`` adds it.
 
-    A terminal or a notebook shows it twice a second; elsewhere each update adds a line to a file, so it is drawn every
-    ten seconds. The time of the first step, which compiles, does not count in its rate.
+    In a terminal or a notebook it is updated twice a second; in other outputs, where each update adds a line, every ten
+    seconds. Its rate excludes the time of the first step, which includes the compilation.
 
     >>> progress_bar().every is None
     True

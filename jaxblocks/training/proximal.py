@@ -9,7 +9,7 @@ __all__ = ["proximal_l1"]
 
 
 def proximal_l1(threshold: float) -> optax.GradientTransformation:
-    r"""The l1 penalty as the last link of an optimizer: the updated params pass through ``soft_threshold``.
+    r"""The l1 penalty as the last part of an optimizer chain: it applies ``soft_threshold`` to the updated params.
 
     ``optax.chain(optax.sgd(eta), proximal_l1(eta * strength))`` is proximal gradient descent (ISTA) on
     the loss plus ``strength`` :math:`\lVert\theta\rVert_1`; unlike ``penalty=l1_penalty`` it sets params to exactly 0.

@@ -1,4 +1,4 @@
-"""Checkpoints of `fit`, a callback: written while training continues, and read when the run is started again."""
+"""Checkpoints of `fit`, a callback: written during training, and read when the run is started again."""
 
 import contextlib
 import time
@@ -16,27 +16,27 @@ from jaxblocks.training.callback import Callback, Run
 
 __all__ = ["Saver", "checkpoints"]
 
-_SECONDS = 60  # between two checkpoints, unless ``every`` says otherwise
+_SECONDS = 60  # between two checkpoints, unless ``every`` is given
 
 
 @checked
 def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: PositiveInt = 2) -> Callback:
     """A callback that saves checkpoints during a run, and resumes the run when it is started again.
 
-    A run that was killed at any moment, and is started again by the same call of `fit`, continues from its last
-    checkpoint and ends with the same params, history, best params and count of `early_stopping`, bit for bit. A
-    complete run returns what it returned before. ``fit(checkpoint_dir=directory)`` is short for this callback with
-    its default options.
+    A run that was killed, and is started again by the same call of `fit`, continues from its last checkpoint. Its
+    params, history, best params and count of `early_stopping` are bitwise equal to those of an uninterrupted run. A
+    complete run returns its earlier result. ``fit(checkpoint_dir=directory)`` is short for this callback with its
+    default options.
 
-    Checkpoints are written in a thread beside training, and at the end of the run. None is written of a state that is
-    not finite. One that cannot be written (a full disk) is a warning, and training continues. The directory must
-    belong to one run: leaves, key, batch size, metrics and the shapes of the data are compared; other values of the
-    data, another learning rate or activation are not noticed.
+    Checkpoints are written in a thread during training, and at the end of the run. A state that is not finite is not
+    saved. If a checkpoint cannot be written (a full disk), a warning is issued and training continues. The directory
+    must belong to one run: leaves, key, batch size, metrics and the shapes of the data are compared; changes of the
+    values of the data, the learning rate or an activation are not detected.
 
     Args:
-        directory: of this run; created if it does not exist. See `save_checkpoint` for the files.
-        every: steps from one checkpoint to the next; ``None`` for one per minute.
-        keep: the number of checkpoints that are kept.
+        directory: the directory of this run; created if it does not exist. See `save_checkpoint` for the files.
+        every: the number of steps between checkpoints; ``None`` for one checkpoint per minute.
+        keep: the number of checkpoints to keep.
 
     Raises:
         ValueError: before the first step, if all checkpoints are damaged, or belong to another run.
@@ -84,17 +84,17 @@ class Saver:
     """Writes checkpoints in a thread, one at a time, while training continues."""
 
     def __init__(self, directory, keep: int = 2):
-        """Of the directory of a run, and how many checkpoints to keep in it."""
+        """Take the directory of a run, and the number of checkpoints to keep."""
         self._directory, self._keep, self._pool = directory, keep, ThreadPoolExecutor(1, "checkpoint")
         self._running: Future | None = None
 
     def start(self, trees, step, notes):
-        """Wait for the previous checkpoint; then save these trees, whose buffers must not be donated."""
+        """Wait for the previous checkpoint, then save these trees, whose buffers must not be donated."""
         self.wait()
         self._running = self._pool.submit(checkpoint.write, self._directory, trees, step, notes, self._keep)
 
     def wait(self):
-        """Wait until the last checkpoint is on disk; a failure is a warning, so that the training is not lost."""
+        """Wait until the last checkpoint is on disk; a failure becomes a warning, so that training continues."""
         running, self._running = self._running, None
         if running is not None:
             try:
@@ -111,7 +111,7 @@ class Saver:
 
 
 def _contents(run: Run):
-    """Trees, step and notes of a checkpoint."""
+    """The trees, the step and the notes of a checkpoint."""
     trees = {"ts": run.ts, "history": {"losses": np.array(run.losses)}}
     if run.best is not None:
         trees["best"] = run.best
@@ -120,25 +120,25 @@ def _contents(run: Run):
 
 
 def _restore(run: Run, directory) -> None:
-    """Read training state and record from the newest undamaged checkpoint, if there is one."""
+    """Read the training state and the record from the newest undamaged checkpoint, if there is one."""
     found = checkpoint.read_newest(directory, {"ts": run.ts}, optional=("history", "best"))
     if found is None:
         return
     ts, notes = found.trees["ts"], found.notes
     changed = _changes(notes["config"], run.config) if "config" in notes else []
     if not _same_key(run.ts.key, ts.key):
-        changed.append("the key is another one")
+        changed.append("the key is different")
     if changed:
         repair = "pass another directory, or the arguments of that run"
         require(
             False, f"checkpoints of this run in {found.path.parent}", f"those of another: {'; '.join(changed)}", repair
         )
-    for path in found.rejected:  # kept, but not counted among those to keep
+    for path in found.rejected:  # kept, but not counted by ``keep``
         with contextlib.suppress(OSError):
             path.rename(path.with_name(f"rejected-{path.name}"))
     run.ts, run.step = ts, int(ts.step)
     run.first = run.step
-    if "config" in notes:  # else save_checkpoint wrote it, in a loop of the user's own
+    if "config" in notes:  # otherwise save_checkpoint wrote it, in a custom loop
         run.resumed, run.first = True, notes["first"]
         run.losses = list(np.asarray(found.trees["history"]["losses"]))
         run.validations = [(epoch, means) for epoch, means in notes["validations"]]

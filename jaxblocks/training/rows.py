@@ -12,7 +12,7 @@ __all__ = ["check_batch_size", "check_finite_pair", "count_rows", "name_arrays",
 
 
 def count_rows(arrays, what: str = "data") -> int:
-    """The number of rows that all arrays of a tree have; raises where they differ or there are none."""
+    """The number of rows of all arrays of a tree; raises if the numbers differ or there are no rows."""
     named = name_arrays(arrays)
     require(named, "arrays", f"an empty {type(arrays).__name__}", "pass for instance (x, y)")
     for name, a in named.items():
@@ -22,7 +22,7 @@ def count_rows(arrays, what: str = "data") -> int:
     lengths = {a.shape[0] for a in named.values()}
     if len(lengths) > 1:
         got = ", ".join(f"{what}{name} {describe(a)}" for name, a in named.items())
-        require(False, "equally many rows in all arrays", got, "give them one size on axis 0")
+        require(False, "the same number of rows in all arrays", got, "make the sizes of axis 0 equal")
     (rows,) = lengths
     require(rows, "at least one row", "empty data", "pass more data")
     return rows
@@ -47,12 +47,12 @@ def _take(a, rows):
 
 
 def name_arrays(arrays) -> dict:
-    """Every array of a tree by its place, such as ``[0]`` or ``['image']``."""
+    """Every array of a tree by its path, such as ``[0]`` or ``['image']``."""
     return {jax.tree_util.keystr(path): a for path, a in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
 def check_finite_pair(name: str, data) -> int:
-    """The number of rows of a pair ``(x, y)``; raises unless it is one, with equally many rows and finite values."""
+    """The number of rows of a pair ``(x, y)``; raises unless both have the same number of rows and finite values."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         got = f"a {type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list)) else data
         require(False, f"{name} to be a pair (x, y)", got, "put several inputs in a tuple x", error=TypeError)
@@ -67,11 +67,11 @@ def check_finite_pair(name: str, data) -> int:
     return rows
 
 
-_VALUES_AT_ONCE = 2**20  # of a memory map, which is checked part by part
+_VALUES_AT_ONCE = 2**20  # of a memory map, which is checked in parts
 
 
 def _not_finite(a):
-    """The number of values that are not finite, and index and value of the first one."""
+    """The number of values that are not finite, and the index and the value of the first one."""
     a = np.asarray(a) if isinstance(a, jax.Array) else a
     number, first = 0, (None, None)
     rows = max(_VALUES_AT_ONCE // max(math.prod(a.shape[1:]), 1), 1)

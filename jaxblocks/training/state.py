@@ -1,4 +1,4 @@
-"""The training state: everything that a training step changes, in one pytree."""
+"""The training state: one pytree of all values that a training step changes."""
 
 from typing import Any, NamedTuple
 
@@ -23,18 +23,18 @@ __all__ = [
 
 
 class TrainState(NamedTuple):
-    """Everything that changes during training; a pytree that ``jit``, ``vmap`` and checkpoints take as it is.
+    """The training state, a pytree for ``jit``, ``vmap`` and checkpoints.
 
-    `init_train_state` makes the first one, each training step the next.
+    `init_train_state` makes the first training state; each training step returns the next one.
 
     Args:
-        params, state: of the net; ``state`` is ``()`` for a net without state.
-        opt_state: of the optimizer.
-        key: the same for the whole run; step ``t`` draws from ``fold_in(key, t)``, so a run that is
-            restarted at a step repeats it. It is stored as ``jax.random.key_data``, because ``jit``
-            dispatches typed keys slowly (a tiny step takes 1.27 times as long as one without a key,
-            against 1.07; `benchmarks/RESULTS.md`). A key of another generator than threefry2x32 and
-            rbg, which its data would not identify, stays typed.
+        params, state: the params and the state of the net; ``state`` is ``()`` for a net without state.
+        opt_state: the state of the optimizer.
+        key: the key of the whole run; step ``t`` draws from ``fold_in(key, t)``, so a run that is restarted at a step
+            repeats it. It is stored as ``jax.random.key_data``, because ``jit`` dispatches typed keys slowly (a tiny
+            step takes 1.27 times as long as one without a key, compared with 1.07 times for key data;
+            `benchmarks/RESULTS.md`). A key of another generator than threefry2x32 and rbg, which its data would not
+            identify, stays typed.
         step: the number of steps made, int32.
     """
 
@@ -52,12 +52,13 @@ def init_train_state(
     """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
 
     Params are drawn from ``child_key(key, "init")`` and the key of training is ``child_key(key, "training")``
-    (`jaxblocks.core.child_key`), so one key may go to ``init_train_state``, ``minibatches`` and
+    (`jaxblocks.core.child_key`), so the same key can be passed to ``init_train_state``, ``minibatches`` and
     ``train_val_test_split``.
 
     Args:
-        inputs: of the net, one batch of them; arrays or ``jax.ShapeDtypeStruct``s, only shapes and dtypes are read.
-        side: side inputs that the net's ``init`` reads; ``train`` is passed automatically.
+        inputs: one batch of the inputs of the net; arrays or ``jax.ShapeDtypeStruct``s, of which only shapes and dtypes
+            are read.
+        side: side inputs that ``init`` of the net reads; ``train`` is passed automatically.
 
     Raises:
         TypeError: unless ``key`` is a typed key and ``optimizer`` an optimizer.
@@ -73,7 +74,7 @@ def init_train_state(
     lifted = stateful(net)
     inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will have
 
-    @jax.jit  # one compilation for all params, and no buffer twice, which could not be donated
+    @jax.jit  # one compilation for all params, and distinct buffers, since a shared buffer cannot be donated
     def begin(key):
         params, state = lifted.init(child_key(key, "init"), *inputs, **side)
         params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
@@ -84,12 +85,12 @@ def init_train_state(
 
 @jax.jit
 def copy_tree(tree: Any) -> Any:
-    """The same arrays in buffers of their own."""
+    """A copy of the tree with new buffers."""
     return jax.tree.map(jnp.copy, tree)
 
 
 def without_weak_types(tree: Any) -> Any:
-    """The same tree without weak types, which some optimizers leave and which would compile the next step again."""
+    """The same tree without weak types, which some optimizers return and which would cause another compilation."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
 
 
@@ -97,7 +98,7 @@ _GENERATORS = {2: "threefry2x32", 4: "rbg"}  # by the number of words in the dat
 
 
 def _stored_key(key):
-    """The data of a key of these generators; a key of another one unchanged."""
+    """The data of a key of these generators; a key of another generator unchanged."""
     return jax.random.key_data(key) if jax.random.key_impl(key) in _GENERATORS.values() else key
 
 

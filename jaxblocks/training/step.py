@@ -16,7 +16,7 @@ __all__ = ["StepOptions", "train_step"]
 
 
 class StepOptions(TypedDict, total=False):
-    """The options of `train_step`, which `fit` takes too."""
+    """The options of `train_step` and `fit`."""
 
     penalty: Callable | None
     augment: Callable | None
@@ -32,32 +32,33 @@ def train_step(
     augment: Callable | None = None,
     compute_dtype: DTypeLike | None = None,
 ) -> Callable:
-    r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that moves the params against a gradient.
+    r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that updates the params by the gradient of the objective.
 
     With the batch :math:`(x_i, y_i)_{i \le B}` the objective is the regularized empirical risk
 
     .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
 
     and ``value`` is :math:`J` before the step. The buffers of ``ts`` are donated: use each training state for one step
-    and continue with the one that the step returns. If an old one is used, JAX raises an error that an
-    array "has been deleted" or a buffer "deleted or donated"; write ``ts, value = step(ts, x, y)``, and copy
-    a state that you need later with ``jax.tree.map(jnp.copy, ts)`` before the step. ``step.__wrapped__``
-    is the same function without ``jit`` and donation.
+    and continue with the one that the step returns. For an earlier state, JAX raises an error that an array
+    "has been deleted" or a buffer "deleted or donated"; write ``ts, value = step(ts, x, y)``, and copy a state for
+    later use with ``jax.tree.map(jnp.copy, ts)`` before the step. ``step.__wrapped__`` is the same function without
+    ``jit`` and donation.
 
     Args:
         net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
-            declares them, other side inputs come from ``**side`` of the step.
+            declares them, other side inputs are those in ``**side`` of the step.
         loss: :math:`\ell`, ``loss(outputs, y)``, one number per example, or per entry of more leading
-            axes (such as positions), or one in all. The mean is taken, in float32 at least.
+            axes (such as positions), or a single number. The objective is the mean, in float32 at least.
         optimizer: any ``optax`` transformation, including those that need the value or a line search.
         penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
-        augment: ``augment(key, x) -> x``, applied to each batch with a key of its own.
-        compute_dtype: mixed precision: with ``jnp.bfloat16`` params and inputs are rounded to it for the net, and what
-            the backward pass stores takes half the memory. Params, state, gradients, optimizer, loss and penalty
+        augment: ``augment(key, x) -> x``, applied to each batch with a different key.
+        compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
+            residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
 
-    Gradient accumulation, clipping and learning-rate schedules are optax's. Four batches per step, their mean gradient
-    clipped to norm 1, and a rate that warms up over 100 steps and decays over 900 (steps of Adam, not batches)::
+    For gradient accumulation, clipping and learning-rate schedules use optax. This optimizer takes four batches per
+    step, clips their mean gradient to norm 1, and has a learning rate that increases over 100 steps and decays over 900
+    (steps of Adam, not batches)::
 
         rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, warmup_steps=100, decay_steps=1000)
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
@@ -68,8 +69,8 @@ def train_step(
     Raises:
         TypeError: unless ``loss`` is a function and ``optimizer`` an optimizer.
         ValueError: for a ``compute_dtype`` other than bfloat16, float32 and float64; while the step is traced, for
-            a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor ``()``: the result of a
-            ``y`` of another shape than the outputs.
+            a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor ``()``, which results from
+            a ``y`` of another shape than the outputs.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
@@ -92,7 +93,7 @@ def train_step(
 
     def step(ts, x, y, /, **side):
         is_state = isinstance(ts, TrainState)
-        require(is_state, "the state that init_train_state made", ts, "call step(ts, x, y)", error=TypeError)
+        require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
         objective = objective_of(ts, x, y, side)
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
         updates, opt_state = update(

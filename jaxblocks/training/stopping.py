@@ -1,4 +1,4 @@
-"""Early stopping: the rule as a pure state machine, and the callback of `fit` that follows it."""
+"""Early stopping: the rule as a pure state machine, and the callback of `fit` that applies it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ __all__ = ["StoppingRule", "StoppingState", "early_stopping", "stopping_rule"]
 
 @checked
 def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, monitor: str = "loss") -> Callback:
-    """A callback that ends the run after ``patience`` validations in a row without improvement (`stopping_rule`).
+    """A callback that ends the run after ``patience`` consecutive validations without improvement (`stopping_rule`).
 
     `fit` returns the params with the lowest validation loss, with and without early stopping. A run that is resumed
-    from a checkpoint continues to count where it stopped.
+    from a checkpoint continues the count.
 
     Args:
-        monitor: the validation metric to observe, one that should fall: ``"loss"`` or a name in ``fit(metrics=)``.
+        monitor: the validation metric to minimize: ``"loss"`` or a name in ``fit(metrics=)``.
 
     Raises:
         ValueError: unless ``patience`` is an integer >= 1 and ``min_delta`` >= 0; before the first step, if `fit` has
@@ -45,10 +45,10 @@ def early_stopping(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0, 
     def on_start(run: Run):
         nonlocal state
         if f"validation {monitor}" not in run.columns:
-            repair = "pass validation=(x, y) to fit, and metrics= for others than the loss"
+            repair = "pass validation=(x, y) to fit, and metrics= for metrics other than the loss"
             require(False, f"a validation metric {monitor!r} to stop early", _metrics_of(run), repair)
         state = rule.init()
-        for _, means in run.validations:  # of a run that was resumed
+        for _, means in run.validations:  # those of a resumed run
             state = rule.update(state, means[monitor])
         state = state._replace(stop=state.since_best >= patience)
         run.stop = run.stop or bool(state.stop)
@@ -72,7 +72,7 @@ class StoppingState(NamedTuple):
     Args:
         best: the lowest value that counted as an improvement; infinity before there is one.
         since_best: the number of values since then.
-        stop: whether to stop; once true it stays true.
+        stop: whether to stop; once ``True`` it stays ``True``.
         improved: whether the last value was an improvement.
     """
 
@@ -83,7 +83,7 @@ class StoppingState(NamedTuple):
 
 
 class StoppingRule(NamedTuple):
-    """What `stopping_rule` returns: ``init() -> state`` and ``update(state, value) -> state``."""
+    """The result of `stopping_rule`: ``init() -> state`` and ``update(state, value) -> state``."""
 
     init: Callable[[], StoppingState]
     update: Callable[..., StoppingState]
@@ -91,13 +91,14 @@ class StoppingRule(NamedTuple):
 
 @checked
 def stopping_rule(patience: PositiveInt, *, min_delta: NonNegativeFloat = 0.0) -> StoppingRule:
-    r"""Stop after ``patience`` values in a row that do not improve on the best by more than ``min_delta``.
+    r"""Stop after ``patience`` consecutive values that do not improve on the best one by more than ``min_delta``.
 
     With :math:`b_0 = \infty`, a value :math:`v_t` (a validation loss) is an improvement if
     :math:`v_t < b_{t-1} - \delta`; then :math:`b_t = v_t`, else :math:`b_t = b_{t-1}`. A NaN is never an
-    improvement. For a score that should rise, pass its negative.
+    improvement. For a score to maximize, pass its negative.
 
-    Works in plain Python, under ``jit`` and as the carry of ``lax.scan``; `early_stopping` applies it in `fit`.
+    The rule works in plain Python, under ``jit`` and as the carry of ``lax.scan``; `early_stopping` applies it in
+    `fit`.
 
     Raises:
         ValueError: unless ``patience`` is an integer >= 1 and ``min_delta`` >= 0.

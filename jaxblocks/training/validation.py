@@ -17,9 +17,9 @@ __all__ = ["validation_callback"]
 def validation_callback(
     net, data: tuple, metrics: Mapping[str, Callable], *, batch_size: int, compute_dtype=None
 ) -> Callback:
-    """Evaluate ``metrics``, among them ``"loss"``, after each epoch, and keep the params with the lowest loss.
+    """Evaluate ``metrics``, including ``"loss"``, after each epoch, and keep the params with the lowest loss.
 
-    The means go to ``run.validations`` and to the last of ``run.rows``, the params and state to ``run.best``.
+    The means are stored in ``run.validations`` and in the last of ``run.rows``, the params and state in ``run.best``.
     """
 
     def on_start(run: Run):
@@ -41,7 +41,7 @@ def validation_callback(
 
 
 def _call_loss_eagerly(net, loss, ts, data, batch_size, compute_dtype):
-    """Call the loss on concrete values, so that it can raise its own error, about labels out of range for instance."""
+    """Call the loss on concrete values, so that it can raise its own error, for example for labels out of range."""
     for first in range(0, count_rows(data), batch_size):
         x, y = jax.tree.map(jnp.asarray, take_rows(data, slice(first, first + batch_size)))
         try:

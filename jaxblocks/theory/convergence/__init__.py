@@ -1,8 +1,8 @@
 r"""Convergence of gradient descent and momentum: rates, step sizes and bounds.
 
-`descend` runs any optimizer (a step size is plain gradient descent; optax's work too) and records values, gradients
-and distances. Given an `Objective`, a function together with its known constants, it adds the bounds of the theorems
-to every step. On quadratics momentum is a linear recursion, whose spectral radius is the rate: `spectral_radius`,
+`descend` runs any optimizer (a step size for plain gradient descent, or an optax optimizer) and records values,
+gradients and distances. For an `Objective`, a function with its known constants, it adds the bounds of the theorems at
+every step. On quadratics momentum is a linear recursion, whose spectral radius is the rate: `spectral_radius`,
 `stable_step_size`, `tuned_momentum`, `stability_map`.
 
     L    smoothness: the Lipschitz constant of the gradient; for a quadratic the largest eigenvalue of its Hessian

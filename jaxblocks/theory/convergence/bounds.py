@@ -15,29 +15,29 @@ def convex_bound(
 
     .. math:: f(x_t) - f^* \le \frac{R^2}{2 \eta t} \qquad \text{for } \eta \le 1/L.
 
-    The proof. Smoothness gives the descent lemma, :math:`f(x_{t+1}) \le f(x_t) - \frac{\eta}{2}\|\nabla f(x_t)\|^2`.
-    With convexity, :math:`f(x_t) \le f^* + \langle \nabla f(x_t), x_t - x^*\rangle`, and the square completed,
+    Proof: Smoothness gives the descent lemma, :math:`f(x_{t+1}) \le f(x_t) - \frac{\eta}{2}\|\nabla f(x_t)\|^2`.
+    With convexity, :math:`f(x_t) \le f^* + \langle \nabla f(x_t), x_t - x^*\rangle`, completing the square gives
 
     .. math:: f(x_{t+1}) - f^* \le \frac{1}{2\eta} \left( \|x_t - x^*\|^2 - \|x_{t+1} - x^*\|^2 \right).
 
-    Summed over t steps the right side telescopes to at most :math:`R^2 / 2\eta`; the values decrease, so the last is at
-    most their mean.
+    Summed over t steps, the right side telescopes to at most :math:`R^2 / 2\eta`. The values decrease, so the last
+    value is at most their mean.
 
-    With ``smoothness`` L it is the best possible bound, :math:`R^2 / (4 \eta t + 2 / L)`, which `huber_objective`
-    attains; for :math:`1/L < \eta < 2/L` a weaker one, :math:`2 L R^2 / (4 + t\,\eta L (2 - \eta L))`; beyond, none
-    (infinite).
+    With ``smoothness`` L the function returns the best possible bound, :math:`R^2 / (4 \eta t + 2 / L)`, which
+    `huber_objective` attains; for :math:`1/L < \eta < 2/L` a weaker bound, :math:`2 L R^2 / (4 + t\,\eta L (2 - \eta
+    L))`; and infinity for larger step sizes.
 
     Args:
-        step: t = 0, 1, ..., a number or several.
-        distance: R, of the start from the minimizer.
+        step: t = 0, 1, ..., one number or several.
+        distance: R, the distance of the start from the minimizer.
         step_size: eta.
         smoothness: L.
 
     >>> convex_bound(jnp.array([1, 10]), 2**0.5, 0.099).round(4)
     Array([10.101 ,  1.0101], dtype=float32)
 
-    Source: Diehl 2023, Theorem 1.11 (which asks for eta < 1/L; eta = 1/L is allowed); Drori & Teboulle 2014, theorem
-    3.1, arXiv:1206.3209; Nesterov 2004, Introductory lectures on convex optimization, theorem 2.1.14.
+    Source: Diehl 2023, Theorem 1.11 (which requires eta < 1/L; it also holds for eta = 1/L); Drori & Teboulle 2014,
+    theorem 3.1, arXiv:1206.3209; Nesterov 2004, Introductory lectures on convex optimization, theorem 2.1.14.
     """
     t, r, eta = broadcast_scalars(step, distance, step_size)
     if smoothness is None:
@@ -56,11 +56,12 @@ def linear_bound(
     .. math:: f(x_t) - f^* \le \rho^{2t} \left( f(x_0) - f^* \right),
         \qquad \rho = \max\left( |1 - \eta\mu|, |1 - \eta L| \right).
 
-    A quadratic attains it along its flattest or its steepest direction. The step 2 / (L + mu) minimizes rho, to
-    :math:`(\kappa - 1) / (\kappa + 1)` with :math:`\kappa = L / \mu`; for :math:`\eta \ge 2 / L` rho is at least 1.
+    A quadratic attains it along the direction of its smallest or its largest curvature. The step size 2 / (L + mu)
+    minimizes rho; the minimum is :math:`(\kappa - 1) / (\kappa + 1)` with :math:`\kappa = L / \mu`. For
+    :math:`\eta \ge 2 / L` rho is at least 1.
 
     Args:
-        step: t = 0, 1, ..., a number or several.
+        step: t = 0, 1, ..., one number or several.
         gap: :math:`f(x_0) - f^*`.
         step_size, smoothness, convexity: eta, L and mu.
 

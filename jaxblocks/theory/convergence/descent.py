@@ -39,23 +39,23 @@ _BOUND_STYLES = ((PALETTE[1], "--"), (PALETTE[3], ":"), (PALETTE[2], "-."))
 )
 @dataclass(frozen=True, repr=False)
 class Descent:
-    """What `descend` returns: the record of each step t = 0 ... steps, the start included.
+    """The result of `descend`: the record of each step t = 0, ..., steps, including the start.
 
     Attributes:
-        points: like the start, with an axis of ``steps + 1`` in front.
-        values: of f there, ``(steps + 1,)``.
-        gradient_norms: ``(steps + 1,)``.
-        distances: from the minimizer, ``(steps + 1,)``; ``None`` where that is unknown.
-        minimum: of f; ``None`` where the minimizer is unknown.
-        bounds: by name, upper bounds of ``values - minimum``, ``(steps + 1,)`` each. ``"convex"`` is the lecture's
-            (infinite where the theorem does not apply), ``"sharp"`` the best possible, ``"strongly convex"`` the linear
-            rate.
+        points: like the start, with a leading axis of length ``steps + 1``.
+        values: the values of f at the points, ``(steps + 1,)``.
+        gradient_norms: the norms of the gradients, ``(steps + 1,)``.
+        distances: the distances from the minimizer, ``(steps + 1,)``; ``None`` if it is unknown.
+        minimum: the minimum of f; ``None`` if the minimizer is unknown.
+        bounds: by name, upper bounds of ``values - minimum``, ``(steps + 1,)`` each. ``"convex"`` is the bound of the
+            lecture (infinite where the theorem does not apply), ``"sharp"`` the best possible bound, ``"strongly
+            convex"`` the linear rate.
 
-    With ``jax.vmap`` all have an axis of runs in front.
+    With ``jax.vmap`` all arrays have a leading axis of runs.
     """
 
     points: PyTree
-    values: Any  # transformations put leaves of other shapes here, and objects that are not arrays
+    values: Any  # transformations store leaves of other shapes here, and objects that are not arrays
     gradient_norms: Any
     distances: Any
     minimum: Any
@@ -68,7 +68,7 @@ class Descent:
 
     @property
     def gaps(self) -> Float[Array, "*runs t"]:
-        """The values minus the minimum; minus the lowest of them where the minimum is unknown."""
+        """The values minus the minimum, or minus the lowest value if the minimum is unknown."""
         least = jnp.min(self.values, -1) if self.minimum is None else self.minimum
         return self.values - jnp.broadcast_to(least[..., None], self.values.shape)
 
@@ -78,9 +78,9 @@ class Descent:
         return _bounds_hold(self)
 
     def plot(self, ax=None):
-        """The gap to the minimum at each step with its bounds, both axes logarithmic; returns the axes.
+        """Plot the gap to the minimum at each step with its bounds, both axes logarithmic; returns the axes.
 
-        Where the minimum is unknown it draws the values.
+        If the minimum is unknown, it plots the values minus the lowest value.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -106,12 +106,12 @@ class Descent:
         return ax
 
     def plot_path(self, f: Callable, ax=None, *, label: str | None = None):
-        """The path over the graph of f (points that are numbers) or its contours (two numbers); returns the axes.
+        """Plot the path on the graph of f (points of one number) or its contours (points of two); returns the axes.
 
         Args:
-            f: the function, of one point.
-            ax: axes, or ``None`` for new ones with the graph or the contours.
-            label: of the path.
+            f: the function of one point.
+            ax: axes, or ``None`` for new axes with the graph or the contours.
+            label: the label of the path.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -164,20 +164,20 @@ class Descent:
 
 @checked
 def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, *, steps: PositiveInt = 100) -> Descent:
-    r"""Run an optimizer from a start, and record every step; for an `Objective` with the bounds of its theorems.
+    r"""Run an optimizer from a start, and record every step; for an `Objective`, with the bounds of the theorems.
 
-    :math:`x_{t+1} = x_t - \eta \nabla f(x_t)` for a step size, else what the optimizer's ``update`` computes. The dtype
-    of ``start`` is that of the arithmetic; bounds are best compared in float64.
+    For a step size, :math:`x_{t+1} = x_t - \eta \nabla f(x_t)`; otherwise the optimizer's ``update`` is applied. The
+    arithmetic is in the dtype of ``start``; compare bounds in float64.
 
     Args:
-        f: of a pytree to a scalar; an `Objective` where its constants are known.
+        f: a function from a pytree to a scalar; an `Objective` if its constants are known.
         start: a pytree of floating-point arrays or numbers.
-        optimizer: a step size, or an object with ``init(params)`` and ``update(gradient, state, params)``, as those of
-            optax (momentum is ``optax.sgd(0.1, momentum=0.9)``; optax computes in standard dtype promotion).
-        steps: their number.
+        optimizer: a step size, or an object with ``init(params)`` and ``update(gradient, state, params)``, such as an
+            optax optimizer (momentum is ``optax.sgd(0.1, momentum=0.9)``; optax computes in standard dtype promotion).
+        steps: the number of steps.
 
     Returns:
-        a `Descent`, a pytree: ``jax.vmap`` over starts or step sizes works.
+        A `Descent`, a pytree: ``jax.vmap`` over starts or step sizes works.
 
     Warns:
         UserWarning: for a step size above 2 / L, with which gradient descent diverges from the minimum.
@@ -185,7 +185,8 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
     Raises:
         TypeError, ValueError: for an f that does not return a real scalar, a start that is not floating-point, an
             optimizer without ``update``, a step size that is not positive (under ``jit`` nothing is raised, and the
-            values increase), a minimizer unlike the start, or a value below that of the minimizer, which is then wrong.
+            values increase), a minimizer of another structure than the start, or a wrong minimizer (some recorded value
+            is lower).
 
     >>> from jaxblocks.theory.convergence import quadratic_objective
     >>> descend(quadratic_objective(jnp.array([1.0, 10.0])), jnp.ones(2), 0.1, steps=50)
@@ -215,7 +216,7 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
         distances = jax.vmap(lambda x: _norm(jax.tree.map(jnp.subtract, x, best)))(points)
         bounds = {} if step_size is None else _bounds(known, step_size, steps, distances[0], values[0] - minimum)
         lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values))
-        least = lowest, ~(lowest < minimum - _rounding(values, minimum))  # False only for a value that is a number
+        least = lowest, ~(lowest < minimum - _rounding(values, minimum))  # NaN does not count as lower
         return Descent(points, values, norms, distances, minimum, bounds), least
 
     descent, least = run(start, best)
@@ -223,7 +224,7 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
         lowest, is_least = least
         check_values(
             is_least,
-            "a minimizer of f, got the value {lowest} at another point, below {minimum}, that of the minimizer; "
+            "a minimizer of f, got the value {lowest} at another point, below the value {minimum} at the minimizer; "
             "correct Objective(minimizer=...)",
             lowest=lowest,
             minimum=descent.minimum,
@@ -275,7 +276,7 @@ def _gradient_descent(step_size):
 
 
 def _step_size(step_size: Any, known: Objective | None) -> Any:
-    """The number, checked; a warning where it is above the limit of stability."""
+    """The step size, checked; warns if it is above the limit of stability."""
     if not _is_real(step_size):
         repair = "call it" if callable(step_size) else "pass for instance 0.1 or optax.adam(0.1)"
         require(False, "a step size or an optimizer with init and update", step_size, repair, error=TypeError)
@@ -286,8 +287,8 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
         if float(step_size) > 2 / known.smoothness * (1 + 1e-6):
             warnings.warn(
                 f"descend got the step size {float(step_size):.6g}, but above 2 / L = {float(limit):.6g} gradient "
-                f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; take at most "
-                f"1 / L = {1 / known.smoothness:.6g} for the bounds to hold.",
+                f"descent diverges from the minimum where the curvature is L = {known.smoothness:.6g}; the bounds hold "
+                f"for step sizes of at most 1 / L = {1 / known.smoothness:.6g}.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -295,14 +296,14 @@ def _step_size(step_size: Any, known: Objective | None) -> Any:
 
 
 def _is_real(x: Any) -> bool:
-    """Whether this is a number, or a floating-point array."""
+    """Whether ``x`` is a real number or a floating-point array."""
     if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating):
         return True
     return isinstance(x, int | float | np.number) and not isinstance(x, bool)
 
 
 def _minimizer(known, start):
-    """In the form of the start; one number stands for all entries of an array."""
+    """The minimizer in the structure of the start; one number is broadcast to all entries of an array."""
     best = known.minimizer
     structures = jax.tree.structure(best), jax.tree.structure(start)
     require(structures[0] == structures[1], f"a start like the minimizer, {structures[0]}", str(structures[1]))
@@ -316,7 +317,7 @@ def _minimizer(known, start):
 
 
 def _norm(tree):
-    """Of all leaves together, in the widest dtype among them."""
+    """The norm of all leaves together, in their widest dtype."""
     flat = ravel_pytree(tree)[0]
     largest = jnp.max(jnp.abs(flat))
     scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
@@ -338,7 +339,7 @@ def _bounds_hold(run):
 
 
 def _rounding(values, minimum):
-    """The rounding error of values near the minimum, sums of terms as large as the first or lowest value."""
+    """The rounding error of values near the minimum, for sums of terms as large as the first or lowest value."""
     lowest = jnp.min(jnp.where(jnp.isnan(values), jnp.inf, values), -1)
     sizes = jnp.abs(jnp.stack([values[..., 0], lowest, jnp.broadcast_to(minimum, lowest.shape)]))
     return 64 * jnp.finfo(values.dtype).eps * jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0), 0)

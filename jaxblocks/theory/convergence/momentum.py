@@ -1,4 +1,4 @@
-"""Momentum on a quadratic: a linear recursion, its spectral radius, and the limits of stability."""
+"""Momentum on a quadratic: the linear recursion, its spectral radius, and the limits of stability."""
 
 import math
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ Method = Literal["heavy ball", "nesterov", "average"]
 def iteration_matrix(
     step_size: Scalar, curvature: Scalar, *, momentum: Scalar = 0.0, method: Method = "heavy ball"
 ) -> Float[Array, "... 2 2"]:
-    r"""The matrix that takes :math:`(x_t, x_{t-1})` to :math:`(x_{t+1}, x_t)` on :math:`\frac{\lambda}{2} x^2`.
+    r"""The matrix that maps :math:`(x_t, x_{t-1})` to :math:`(x_{t+1}, x_t)` on :math:`\frac{\lambda}{2} x^2`.
 
-    With :math:`a = \eta\lambda` all three methods are :math:`x_{t+1} = T x_t - D x_{t-1}`:
+    With :math:`a = \eta\lambda` all three methods have the form :math:`x_{t+1} = T x_t - D x_{t-1}`:
 
     - ``"heavy ball"``, :math:`v' = m v - \eta g(x),\ x' = x + v'`: :math:`T = 1 + m - a,\ D = m`;
     - ``"nesterov"``, the gradient taken at :math:`x + m v`: :math:`T = (1 + m)(1 - a),\ D = m (1 - a)`;
@@ -46,8 +46,8 @@ def iteration_matrix(
     Array([[ 1.4, -0.5],
            [ 1. ,  0. ]], dtype=float32)
 
-    Source: Diehl 2023, section 1.5, which prints v_t in the place of v_{t+1}: with the older velocity the recursion is
-    stable only up to eta lambda < 1 - m.
+    Source: Diehl 2023, section 1.5, which prints v_t in place of v_{t+1}: with the older velocity the recursion is
+    stable only for eta lambda < 1 - m.
     """
     trace, determinant = _recursion(step_size, curvature, momentum, method)
     rows = [[trace, -determinant], [jnp.ones_like(trace), jnp.zeros_like(trace)]]
@@ -58,11 +58,11 @@ def iteration_matrix(
 def spectral_radius(
     step_size: Scalar, curvature: Scalar, *, momentum: Scalar = 0.0, method: Method = "heavy ball"
 ) -> Float[Array, "..."]:
-    r"""The asymptotic factor of the error per step on a quadratic: the method converges where it is below one.
+    r"""The asymptotic factor of the error per step on a quadratic: the method converges if it is below one.
 
-    The largest :math:`|z|` with :math:`z^2 - T z + D = 0`, the eigenvalues of `iteration_matrix`:
-    :math:`\sqrt{D}` where they are complex, else :math:`(|T| + \sqrt{T^2 - 4 D}) / 2`. Without momentum it is
-    :math:`|1 - \eta\lambda|`. With several curvatures, the eigenvalues of a Hessian, the largest radius decides.
+    It is the largest :math:`|z|` with :math:`z^2 - T z + D = 0`, over the eigenvalues z of `iteration_matrix`:
+    :math:`\sqrt{D}` if they are complex, else :math:`(|T| + \sqrt{T^2 - 4 D}) / 2`. Without momentum it is
+    :math:`|1 - \eta\lambda|`. For several curvatures, the eigenvalues of a Hessian, the rate is the largest radius.
 
     Args:
         step_size, curvature, momentum: eta, lambda, m; numbers or arrays, which broadcast.
@@ -89,9 +89,10 @@ def stable_step_size(
 
     .. math:: \text{heavy ball } \frac{2 (1 + m)}{\lambda},\qquad
         \text{nesterov } \frac{2 (1 + m)}{(1 + 2 m)\,\lambda},\qquad
-        \text{average } \frac{2 (1 + m)}{(1 - m)\,\lambda}:
+        \text{average } \frac{2 (1 + m)}{(1 - m)\,\lambda}
 
-    at the limit the eigenvalue -1 appears. Without momentum all are 2 / lambda. The largest curvature decides.
+    At the limit, -1 is an eigenvalue. Without momentum all limits are 2 / lambda. For several curvatures, the limit is
+    that of the largest one.
 
     Raises:
         ValueError: unless 0 <= momentum < 1 and curvature > 0 (under ``jit`` nothing is raised).
@@ -115,10 +116,10 @@ def stable_step_size(
 
 
 class TunedMomentum(NamedTuple):
-    """What `tuned_momentum` returns.
+    """The result of `tuned_momentum`.
 
     Attributes:
-        step_size, momentum: for the optimizer.
+        step_size, momentum: the settings of the optimizer.
         rate: the spectral radius, the same at both ends of the spectrum.
     """
 
@@ -177,7 +178,7 @@ class StabilityMap:
     method: str
 
     def plot(self, ax=None):
-        """The radius in shades, white where it is above one, and the limit of stability as a line; returns the axes.
+        """Plot the radius in shades, white above one, and the limit of stability as a line; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -208,7 +209,7 @@ def stability_map(*, method: Method = "heavy ball", points: Annotated[int, Range
 
     Args:
         method: "heavy ball", "nesterov" or "average".
-        points: of the grid along each axis.
+        points: the number of grid points along each axis.
 
     >>> stability_map()
     StabilityMap(heavy ball, stable up to 2 without momentum and 3.98 with 0.99)

@@ -1,4 +1,4 @@
-"""Convex functions together with their constants: smoothness, strong convexity and a minimizer."""
+"""Convex functions with their constants: smoothness, strong convexity and a minimizer."""
 
 import math
 from collections.abc import Callable
@@ -27,16 +27,16 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Objective:
-    r"""A convex function together with what is known of it: ``objective(x)`` is its value.
+    r"""A convex function with its known constants: ``objective(x)`` is its value.
 
-    The constants are taken on trust; `descend` computes its bounds from them.
+    The constants are not verified; `descend` computes its bounds from them.
 
     Args:
-        f: the function, of one pytree to a scalar.
+        f: the function, from one pytree to a scalar.
         smoothness: L, with :math:`\|\nabla f(x) - \nabla f(y)\| \le L \|x - y\|`.
         convexity: mu >= 0, with :math:`f(x) - \frac{\mu}{2}\|x\|^2` convex; 0 means that f is convex.
-        minimizer: a point where f is least, like x; without it there are no bounds. Where there are several, the bounds
-            hold for each, with the distance from it; the nearest gives the sharpest.
+        minimizer: a point where f is minimal, of the structure of x; without it there are no bounds. If there are
+            several, the bounds hold for each, with the distance from it; the nearest gives the sharpest bounds.
 
     Raises:
         ValueError: unless 0 <= convexity <= smoothness and smoothness > 0.
@@ -65,7 +65,7 @@ class Objective:
 
     @property
     def minimum(self) -> Any:
-        """The value at the minimizer, ``None`` where that is unknown."""
+        """The value at the minimizer; ``None`` if the minimizer is unknown."""
         return None if self.minimizer is None else self.f(jax.tree.map(_floating, self.minimizer))
 
     def __repr__(self):
@@ -84,7 +84,7 @@ def quadratic_objective(hessian: Float[Array, "..."], linear: Float[Array, "n"] 
         linear: b, zero by default.
 
     Raises:
-        ValueError: for A that is not symmetric, has a negative eigenvalue, or leaves f unbounded below along b.
+        ValueError: if A is not symmetric or has a negative eigenvalue, or if f is unbounded below along b.
 
     >>> quadratic_objective(jnp.array([1.0, 10.0]))
     Objective(smoothness 10, convexity 1, minimum 0)
@@ -122,7 +122,8 @@ def least_squares_objective(x: Float[Array, "n in"], y: Float[Array, "n out"]) -
     r"""The mean squared error of ``Dense`` on data, with :math:`L = 2\,\lambda_{\max}(\tilde X^\top \tilde X) / n`.
 
     :math:`f(W, b) = \frac1n \sum_i \|x_i W + b - y_i\|^2` of params ``{"kernel": (in, out), "bias": (out,)}``;
-    :math:`\tilde X` has a column of ones beside X, and :math:`\mu` is twice its smallest eigenvalue.
+    :math:`\tilde X` is X with an additional column of ones, and :math:`\mu` is twice the smallest eigenvalue of
+    :math:`\tilde X^\top \tilde X / n`.
 
     >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])  # exclusive or
     >>> least_squares_objective(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))
@@ -141,8 +142,8 @@ def logistic_objective(
     r"""The logistic loss of ``Dense(1)`` on data, with :math:`L = \lambda_{\max}(\tilde X^\top \tilde X) / (4 n)`.
 
     :math:`f(w, b) = \frac1n \sum_i \log(1 + e^{-s_i (x_i w + b)}) + \lambda\|w\|^2`, s_i = 1 for label 1 and -1 for
-    label 0, of params ``{"kernel": (in, 1), "bias": (1,)}``; :math:`\tilde X` has a column of ones beside X. The
-    slopes of the logistic function are at most 1/4, hence L (and :math:`2\lambda` more with ``ridge``). The loss is
+    label 0, of params ``{"kernel": (in, 1), "bias": (1,)}``; :math:`\tilde X` is X with an additional column of ones.
+    The slope of the logistic function is at most 1/4, hence L (plus :math:`2\lambda` with ``ridge``). The loss is
     strictly convex, but its curvature tends to 0 far from the minimum, so mu = 0.
 
     Raises:
@@ -165,8 +166,8 @@ def logistic_objective(
 def huber_objective(knee: int | float = 1.0) -> Objective:
     r"""Huber's function of a vector or number, :math:`\frac12\|x\|^2`, linear beyond ``knee``; L = 1.
 
-    It is a worst case of gradient descent: from distance R it attains ``convex_bound`` exactly, at the one step t for
-    which the knee is :math:`R / (2 \eta t + 1)`.
+    It is a worst case of gradient descent: from distance R it attains ``convex_bound`` exactly at the step t for which
+    the knee is :math:`R / (2 \eta t + 1)`.
 
     >>> huber_objective(0.5)(jnp.array([3.0, 4.0]))
     Array(2.375, dtype=float32)
@@ -187,7 +188,7 @@ def huber_objective(knee: int | float = 1.0) -> Objective:
 def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
     r"""The largest absolute eigenvalue of the Hessian at x: L for a quadratic, a local constant elsewhere.
 
-    It builds the Hessian, n by n numbers for n parameters; for more than some hundreds use
+    It builds the Hessian, n by n numbers for n parameters. For more than a few hundred parameters use
     ``largest_eigenvalues(hessian_operator(f, x), ...)``.
 
     Raises:
@@ -204,7 +205,7 @@ def smoothness(f: Callable[[Any], Any], x: PyTree) -> Float[Array, ""]:
 
 
 def _floating(leaf):
-    """As an array; numbers of Python and integers in the default floating dtype."""
+    """A leaf as an array; Python numbers and integers are converted to the default floating dtype."""
     if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating):
         return jnp.asarray(leaf)
     return jnp.asarray(leaf, jnp.result_type(float))
@@ -216,6 +217,6 @@ def _affine(params, x):
 
 
 def _gram_eigenvalues(x):
-    """Of X'X / n with a column of ones in X, ascending."""
+    """The eigenvalues of X'X / n in ascending order, with an additional column of ones in X."""
     ones = np.append(np.asarray(x, np.float64), np.ones((len(x), 1)), axis=1)
     return [max(0.0, float(v)) for v in np.linalg.eigvalsh(ones.T @ ones / len(x))]

@@ -1,4 +1,4 @@
-"""Numbers and arrays of numbers as arrays of one dtype and one shape."""
+"""Conversion of numbers and arrays to arrays of one dtype and one shape."""
 
 import jax
 import jax.numpy as jnp

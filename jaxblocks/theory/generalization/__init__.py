@@ -1,4 +1,4 @@
-"""Generalization in experiments: each computes a few numbers, and returns a record that prints and plots them.
+"""Experiments on generalization: each computes a few numbers, and returns a record that prints and plots them.
 
 - Complexity of the model: `degree_sweep`, `width_sweep`, `depth_sweep`, `capacity`.
 - Implicit bias of gradient descent: `min_norm_bias`, `max_margin_bias`, `matrix_completion`.
@@ -7,7 +7,7 @@
 - Gradient noise: `batch_noise`, `stationary_variance`.
 - Limits of test sets and learners: `selection_optimism`, `no_free_lunch`.
 
-Small linear algebra is done in NumPy, in float64, whatever the configuration of JAX. The lecture's own pictures of
+Small linear algebra uses NumPy in float64, independently of the configuration of JAX. The pictures of the lecture on
 these topics are not available; the experiments are our choice.
 """
 

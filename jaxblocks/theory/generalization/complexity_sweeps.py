@@ -27,8 +27,8 @@ class Sweep:
     """Errors of models of increasing complexity: the record of `degree_sweep`, `width_sweep` and `depth_sweep`.
 
     Attributes:
-        name: of the complexity, as in ``"degree"``.
-        complexity: ``(models,)``.
+        name: the name of the complexity, as in ``"degree"``.
+        complexity: the complexity of each model, ``(models,)``.
         train, test: mean squared errors, ``(models,)``.
     """
 
@@ -39,11 +39,11 @@ class Sweep:
 
     @property
     def best(self) -> int:
-        """The complexity with the smallest test error; of equal ones the first."""
+        """The complexity with the smallest test error; the first of equal ones."""
         return int(self.complexity[np.nanargmin(self.test)])
 
     def plot(self, ax=None):
-        """Both errors over the complexity, errors logarithmic, with the best one marked; returns the axes.
+        """Plot both errors, on a logarithmic axis, over the complexity, and mark the best one; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -71,7 +71,7 @@ class Sweep:
 
 @checked
 def polynomial_fit(x: Numbers, y: Numbers, degree: NonNegativeInt) -> Legendre:
-    """The least squares polynomial of a degree; of several, the one with the smallest Legendre coefficients.
+    """The least squares polynomial of a degree; if there are several, the one with the smallest Legendre coefficients.
 
     Args:
         x, y: ``(n,)``, inputs and targets.
@@ -92,8 +92,8 @@ def degree_sweep(
 ) -> Sweep:
     r"""Underfitting and overfitting: training and test errors of polynomials of each degree.
 
-    The classical view of generalization: with the degree the training error can only fall, while the test error falls
-    until the polynomial approximates the target and rises once it fits the noise.
+    The classical view of generalization: as the degree increases, the training error decreases, while the test error
+    decreases until the polynomial approximates the target, and increases when it fits the noise.
 
     Args:
         x, y: training inputs and targets, ``(n,)``.
@@ -126,18 +126,18 @@ def width_sweep(
     key: Key[Array, ""],
     draws: PositiveInt = 20,
 ) -> Sweep:
-    r"""Double descent: errors of random rectifier nets of which only the output layer is fitted, with least norm.
+    r"""Double descent: errors of random rectifier nets of which only the output layer is fitted, with minimum norm.
 
-    :math:`f(x) = \sum_{k=1}^m v_k \max(0, w_k \cdot (x, 1))` with Gaussian :math:`w_k` and v of least norm among those
-    with the least squared error. Where m reaches the number of examples the fit is exact and its test error
-    largest; beyond, the norm of v falls again, and the test error with it.
+    :math:`f(x) = \sum_{k=1}^m v_k \max(0, w_k \cdot (x, 1))` with Gaussian :math:`w_k`, where v has the minimum norm
+    among the minimizers of the squared error. When m equals the number of examples, the fit is exact and the test error
+    is largest; for larger m the norm of v and the test error decrease again.
 
     Args:
         x, y: training inputs ``(n, features)`` and targets ``(n,)``.
         test_x, test_y: ``(m, features)`` and ``(m,)``.
         widths: increasing.
-        key: of the random rectifiers.
-        draws: of the rectifiers; the median error is returned.
+        key: the random key of the rectifiers.
+        draws: the number of draws of the rectifiers; the median error is returned.
 
     >>> x = np.linspace(-1, 1, 10)[:, None]
     >>> sweep = width_sweep(x, x[:, 0] ** 2, x, x[:, 0] ** 2, widths=[1, 500], key=jax.random.key(0))
@@ -176,14 +176,13 @@ def depth_sweep(
 ) -> Sweep:
     """Errors of rectifier nets with an increasing number of hidden layers, trained on the mean squared error.
 
-    In practice some depth is best, which depends on the task, the optimizer and the number of steps: this is an
-    experiment, not a theorem.
+    The best depth depends on the task, the optimizer and the number of steps: this is an experiment, not a theorem.
 
     Args:
         x, y: training inputs, in rows, and a target for each.
         test_x, test_y: test inputs and targets.
         depths: numbers of hidden layers.
-        key: of the initial params.
+        key: the random key of the initial params.
         width: units of each hidden layer.
         optimizer, steps: as for ``descend``.
 

@@ -1,4 +1,4 @@
-"""Data of the experiments as NumPy arrays in float64, checked."""
+"""Checks of the data of the experiments, and their conversion to NumPy arrays in float64."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from jaxblocks.checks import require
 __all__ = ["Numbers", "integers", "rows", "vectors"]
 
 Numbers = Array | np.ndarray
-"""An array of JAX or NumPy."""
+"""A JAX or NumPy array."""
 
 
 def vectors(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
@@ -32,7 +32,7 @@ def rows(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
 
 
 def integers(name: str, values: Iterable[int], *, least: int = 1) -> list[int]:
-    """One or more integers that are at least ``least``."""
+    """One or more integers >= ``least``."""
     values = list(values)
     require(len(values) > 0, f"at least one number in {name}", "none")
     for value in values:

@@ -1,4 +1,4 @@
-"""Deep linear nets: what gradient flow conserves, and its drift under gradient descent."""
+"""Deep linear nets: the conserved quantities of gradient flow, and their drift under gradient descent."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ __all__ = ["Drift", "balancedness", "conservation_drift"]
 def balancedness(kernels: Sequence[Numbers]) -> list[np.ndarray]:
     r"""The matrices that gradient flow conserves in a deep linear net, :math:`W_{l+1}^\top W_{l+1} - W_l W_l^\top`.
 
-    The net is :math:`x \mapsto W_L \cdots W_1 x`; the loss is arbitrary. The traces are conserved in nets with
-    rectifiers too (``norm_differences``).
+    The net is :math:`x \mapsto W_L \cdots W_1 x`; the loss is arbitrary. The traces are also conserved in nets with
+    rectifiers (``norm_differences``).
 
     Args:
         kernels: (in, out) each; :math:`W_l` is the transpose of the l-th.
@@ -40,7 +40,7 @@ class Drift:
     Attributes:
         step_sizes: eta, ``(sizes,)``.
         drifts: the largest change of an entry of the conserved matrices, ``(sizes,)``.
-        losses: the final ones, ``(sizes,)``.
+        losses: the final losses, ``(sizes,)``.
         time: steps times eta.
     """
 
@@ -51,12 +51,12 @@ class Drift:
 
     @property
     def order(self) -> float:
-        """The power of eta that the drift is proportional to, from the smallest two step sizes."""
+        """The power of eta to which the drift is proportional, estimated from the two smallest step sizes."""
         (d1, d2), (e1, e2) = (v[np.argsort(self.step_sizes)[:2]] for v in (self.drifts, self.step_sizes))
         return float(np.log(d2 / d1) / np.log(e2 / e1))
 
     def plot(self, ax=None):
-        """The drift over the step size, both logarithmic; returns the axes.
+        """Plot the drift over the step size, both axes logarithmic; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -85,15 +85,15 @@ def conservation_drift(
     step_sizes: Sequence[float] = (1e-2, 1e-3, 1e-4),
     time: float = 1.0,
 ) -> Drift:
-    r"""The change under gradient descent of what gradient flow conserves: proportional to the step size, in equal time.
+    r"""The drift, under gradient descent, of the matrices that gradient flow conserves: proportional to the step size.
 
-    On :math:`\frac{1}{2n}\|X W - Y\|^2`, W the product of the kernels; see `balancedness`. A step changes
-    these matrices by :math:`\eta^2` times products of gradients, and there are time / eta steps.
+    The loss is :math:`\frac{1}{2n}\|X W - Y\|^2`, W the product of the kernels; see `balancedness`. A step changes
+    the conserved matrices by :math:`\eta^2` times products of gradients, and there are time / eta steps.
 
     Args:
         kernels: (in, out) each.
         x, y: ``(n, in)`` and ``(n, out)``.
-        step_sizes: each takes round(time / eta) steps.
+        step_sizes: step sizes eta; each run has round(time / eta) steps.
         time: steps times eta.
 
     >>> drift = conservation_drift([np.eye(2), np.eye(2)], np.eye(2), 2 * np.eye(2), step_sizes=(1e-1, 1e-2))
@@ -105,7 +105,7 @@ def conservation_drift(
     kernels = _chain(kernels)
     x, y = (np.asarray(v, np.float64) for v in (x, y))
     fits = x.shape[1:] == kernels[0].shape[:1] and y.shape == (len(x), kernels[-1].shape[1])
-    wanted = f"x (n, {kernels[0].shape[0]}) and y (n, {kernels[-1].shape[1]}), as the kernels are"
+    wanted = f"x (n, {kernels[0].shape[0]}) and y (n, {kernels[-1].shape[1]}), as for the kernels"
     require(fits, wanted, f"{x.shape} and {y.shape}")
     positive = len(step_sizes) > 0 and min(step_sizes) > 0 and time > 0
     require(positive, "step sizes > 0 and a time > 0", f"{step_sizes} and {time}")

@@ -1,4 +1,4 @@
-"""The noise of minibatch gradients, and the stationary variance that it causes."""
+"""The noise of minibatch gradients, and the stationary variance that results from it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class BatchNoise:
 
     Attributes:
         batch_sizes: B, ``(sizes,)``.
-        predicted: the mean squared distance of the gradient of a batch from that of all data, by the formula.
-        measured: the same over random batches.
-        squared_norm: of the gradient of all data.
+        predicted: the mean squared distance of the gradient of a batch from the gradient of all data, by the formula.
+        measured: the same distance, measured over random batches.
+        squared_norm: the squared norm of the gradient of all data.
     """
 
     batch_sizes: np.ndarray
@@ -34,7 +34,7 @@ class BatchNoise:
     squared_norm: float
 
     def plot(self, ax=None):
-        """The noise and the squared gradient over the batch size, both logarithmic; returns the axes.
+        """Plot the noise and the squared gradient over the batch size, both axes logarithmic; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -66,16 +66,16 @@ def batch_noise(
     batch_sizes: Sequence[int] | None = None,
     draws: PositiveInt = 500,
 ) -> BatchNoise:
-    r"""The variance of the gradient of a minibatch over its size, by formula and over random batches.
+    r"""The variance of minibatch gradients for each batch size, by formula and over random batches.
 
     Without replacement :math:`E \|g_B - g\|^2 = \frac{\operatorname{tr}\Sigma}{B} \frac{N - B}{N - 1}`; see
     ``gradient_noise``.
 
     Args:
         loss, params, data: as for ``gradient_noise``: the loss of one example.
-        key: of the draws.
-        batch_sizes: powers of two below N by default.
-        draws: batches of each size.
+        key: the random key.
+        batch_sizes: by default the powers of two below N.
+        draws: the number of batches of each size.
 
     >>> noise = batch_noise(lambda w, x: w * x, 1.0, jnp.arange(4.0), key=jax.random.key(0), batch_sizes=[1, 2])
     >>> noise.predicted.round(6).tolist()
@@ -103,8 +103,8 @@ def stationary_variance(step_size: float, curvature: float, noise: float) -> flo
     .. math:: x_{t+1} = x_t - \eta (\lambda x_t + \xi_t) \quad\Rightarrow\quad
         \operatorname{Var} x_\infty = \frac{\eta \sigma^2}{\lambda (2 - \eta \lambda)}
 
-    with noise of variance :math:`\sigma^2`. It is about proportional to the step size: the iterates converge only
-    if the step size decreases to 0, or the batch grows.
+    with noise of variance :math:`\sigma^2`. It is approximately proportional to the step size: the iterates converge
+    only if the step size decreases to 0, or the batch size grows.
 
     Args:
         step_size, curvature, noise: eta, lambda and sigma^2.

@@ -15,11 +15,11 @@ def relu_covariance(
 
     For :math:`f(x) = \sqrt{2/m} \sum_k v_k \max(0, w_k \cdot x)` with all weights standard normal,
     :math:`E f(x) f(x') = \|x\| \|x'\| \kappa_1(u)`, :math:`\kappa_1(u) = (u (\pi - \arccos u) + \sqrt{1 - u^2}) / \pi`,
-    u the cosine of the angle between them: the kernel of the Gaussian process of the net before training. ``ntk_relu``
-    is the kernel of its training.
+    u the cosine of the angle between the inputs. This is the kernel of the Gaussian process of the net before training;
+    ``ntk_relu`` is the kernel of its training.
 
     Args:
-        x1, x2: inputs in rows; ``x2`` is ``x1`` by default.
+        x1, x2: inputs in rows; by default ``x2`` is ``x1``.
 
     >>> f"{relu_covariance(jnp.array([[1.0, 0.0]]), jnp.array([[0.6, 0.8]])).item():.6f}"
     '0.677548'

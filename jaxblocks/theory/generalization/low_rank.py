@@ -1,4 +1,4 @@
-"""Matrix completion by products of matrices: the implicit bias of depth towards low rank."""
+"""Matrix completion by products of matrices: the implicit bias of depth toward low rank."""
 
 import itertools
 import math
@@ -23,12 +23,13 @@ class Completion:
 
     Attributes:
         depths: numbers of factors, ``(depths,)``.
-        singular_values: of the completed matrix, divided by the largest of the target, ``(depths, n)``.
-        target_values: of the target, divided by its largest, ``(n,)``.
-        effective_rank: the exponential of the entropy of the singular values' shares, ``(depths,)``.
-        observed_error, unobserved_error: root mean square errors, divided by the root mean square of the target's
-            entries, ``(depths,)``.
-        matrices: the completed ones, ``(depths, rows, columns)``.
+        singular_values: the singular values of the completed matrix, divided by the largest one of the target,
+            ``(depths, n)``.
+        target_values: the singular values of the target, divided by the largest one, ``(n,)``.
+        effective_rank: the exponential of the entropy of the normalized singular values, ``(depths,)``.
+        observed_error, unobserved_error: root mean square errors, divided by the root mean square of the entries of the
+            target, ``(depths,)``.
+        matrices: the completed matrices, ``(depths, rows, columns)``.
     """
 
     depths: np.ndarray
@@ -40,7 +41,7 @@ class Completion:
     matrices: np.ndarray
 
     def plot(self, ax=None):
-        """The singular values for each depth; returns the axes.
+        """Plot the singular values for each depth; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -82,19 +83,20 @@ def matrix_completion(
     scale: float = 1e-3,
     steps: PositiveInt = 4000,
 ) -> Completion:
-    r"""Matrix completion by gradient descent on a product of square matrices: depth is biased towards low rank.
+    r"""Matrix completion by gradient descent on a product of square matrices: depth is biased toward low rank.
 
-    Minimizes half the squared error on the observed entries of :math:`W_1 \cdots W_L`. With one factor the unobserved
-    entries keep their initial values. With more, a large singular value grows faster than a small one, the more so
-    the deeper the product, so that few of them grow: a bias of the algorithm, not of the loss.
+    It minimizes half the squared error on the observed entries of :math:`W_1 \cdots W_L`. With one factor the
+    unobserved entries keep their initial values. With several factors, large singular values grow faster than small
+    ones. This effect increases with depth, so only few singular values grow: a bias of the algorithm, not of the loss.
 
     Args:
-        target: ``(n, n)``.
-        observed: True where the entry is known, ``(n, n)``.
-        key: of the initial factors.
+        target: the matrix to complete, ``(n, n)``.
+        observed: ``True`` where the entry is known, ``(n, n)``.
+        key: the random key of the initial factors.
         depths: numbers of factors.
-        scale: of the initial product, relative to the largest singular value of the target.
-        steps: at most, of size 1 / (2 depth) in that unit; it stops where the observed entries fit.
+        scale: the scale of the initial product, relative to the largest singular value of the target.
+        steps: the maximal number of steps, of size 1 / (2 depth) for a target whose largest singular value is 1; the
+            run stops when the observed entries fit.
 
     >>> target = np.outer([1.0, 2.0, 3.0], [1.0, 1.0, 2.0])
     >>> found = matrix_completion(target, target != 1, key=jax.random.key(0))
@@ -108,7 +110,7 @@ def matrix_completion(
     is_square = target.ndim == 2 and target.shape[0] == target.shape[1] and bool(target.any())
     fits = is_square and observed.shape == target.shape
     require(fits, "a square matrix other than 0 and a mask of its shape", f"{target.shape} and {observed.shape}")
-    require(scale > 0, "scale > 0", scale, "from 0 a product of factors has gradient 0")
+    require(scale > 0, "scale > 0", scale, "at 0 a product of factors has gradient 0")
     n, unit = len(target), np.linalg.norm(target, 2)
     goal, found = target / unit, []
     for depth in integers("depths", depths):

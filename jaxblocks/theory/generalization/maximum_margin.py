@@ -1,4 +1,4 @@
-"""The implicit bias of gradient descent on the logistic loss: the direction of the largest margin."""
+"""The implicit bias of gradient descent on the logistic loss: convergence to the direction of the largest margin."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,11 +13,11 @@ __all__ = ["MaxMargin", "MaxMarginBias", "max_margin", "max_margin_bias"]
 
 
 class MaxMargin(NamedTuple):
-    """What `max_margin` returns.
+    """The result of `max_margin`.
 
     Attributes:
-        direction: of norm 1, ``(features,)``.
-        margin: the least distance of an example from the hyperplane.
+        direction: the normal of the hyperplane, of norm 1, ``(features,)``.
+        margin: the smallest distance of an example from the hyperplane.
         support: whether an example is at that distance, ``(n,)``.
     """
 
@@ -30,8 +30,8 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     r"""The hyperplane through the origin that separates two classes with the largest margin, and its support vectors.
 
     :math:`\max_{\|w\| = 1} \min_i s_i\, x_i \cdot w`, s_i = 1 for label 1 and -1 for label 0: w has the direction of
-    the point of least norm in the convex hull of the :math:`s_i x_i`, which non-negative least squares finds exactly.
-    For a hyperplane with an offset add a column of ones to x (its weight then counts in the norm).
+    the point of minimum norm in the convex hull of the :math:`s_i x_i`, which non-negative least squares computes
+    exactly. For a hyperplane with an offset add a column of ones to x (its weight is then part of the norm).
 
     Args:
         x: ``(n, features)``.
@@ -53,12 +53,12 @@ def max_margin(x: Numbers, labels: Numbers) -> MaxMargin:
     margins = z @ nearest / (norm or 1)
     separable = bool(norm > 1e-9 * scale and margins.min() > 0)
     repair = "take more features, or a column of ones for an offset"
-    require(separable, "labels that a hyperplane through the origin separates", "others", repair)
+    require(separable, "labels that a hyperplane through the origin separates", "other labels", repair)
     return MaxMargin(nearest / norm, float(margins.min()), weights > 1e-9 * weights.max())
 
 
 def _nonnegative_least_squares(a, b):
-    """The x >= 0 with the least |a x - b|, by the active sets of Lawson and Hanson."""
+    """The x >= 0 that minimizes |a x - b|, by the active-set method of Lawson and Hanson."""
     x, free = np.zeros(a.shape[1]), np.zeros(a.shape[1], bool)
     for _ in range(10 * a.shape[1]):
         push = np.where(free, -np.inf, a.T @ (b - a @ x))
@@ -83,10 +83,10 @@ class MaxMarginBias:
 
     Attributes:
         steps: t, ``(times,)``.
-        norms: of the weights.
-        angles: between the weights and the direction of the largest margin, in radians.
-        margins: of the weights, divided by their norm.
-        weights: the final ones.
+        norms: the norms of the weights.
+        angles: the angles between the weights and the direction of the largest margin, in radians.
+        margins: the margins of the weights, divided by their norms.
+        weights: the final weights.
         best: the largest margin, a `MaxMargin`.
     """
 
@@ -98,7 +98,7 @@ class MaxMarginBias:
     best: MaxMargin
 
     def plot(self, ax=None):
-        """The margin at each step and the largest possible one; returns the axes.
+        """Plot the margin at each step and the largest possible margin; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -124,16 +124,16 @@ class MaxMarginBias:
 def max_margin_bias(
     x: Numbers, labels: Numbers, *, steps: PositiveInt = 20_000, step_size: float | None = None
 ) -> MaxMarginBias:
-    r"""On separable classes logistic regression diverges, and its direction converges to that of the largest margin.
+    r"""Logistic regression on separable classes: the norm diverges, the direction tends to that of the largest margin.
 
-    Gradient descent from zero on :math:`\frac1n \sum_i \log(1 + e^{-s_i x_i \cdot w})`: the norm grows like
-    :math:`\log(t) / \gamma`, with :math:`\gamma` the largest margin, and the direction tends to that of `max_margin`,
-    as slowly as :math:`1 / \log t`.
+    For gradient descent from zero on :math:`\frac1n \sum_i \log(1 + e^{-s_i x_i \cdot w})`, the norm grows like
+    :math:`\log(t) / \gamma`, with :math:`\gamma` the largest margin. The direction converges to that of `max_margin`
+    at the slow rate :math:`1 / \log t`.
 
     Args:
         x: ``(n, features)``; add a column of ones for an offset.
         labels: 0 and 1, ``(n,)``.
-        steps: of gradient descent.
+        steps: the number of steps of gradient descent.
         step_size: 1 / L by default, L the smoothness.
 
     Returns:
@@ -170,6 +170,6 @@ def _signed(x, labels):
     x, labels = rows(x, labels)
     binary = bool(np.isin(labels, (0, 1)).all())
     require(
-        binary, "labels 0 and 1", f"some from {labels.min():g} to {labels.max():g}", "for -1 and 1 write labels > 0"
+        binary, "labels 0 and 1", f"labels from {labels.min():g} to {labels.max():g}", "for -1 and 1 pass labels > 0"
     )
     return np.where(labels == 1, 1.0, -1.0)[:, None] * x

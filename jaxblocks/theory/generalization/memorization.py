@@ -19,11 +19,11 @@ __all__ = ["RandomLabels", "random_labels"]
 
 @dataclass(frozen=True, repr=False)
 class RandomLabels:
-    """The record of `random_labels`: of the net trained on true labels, then on shuffled ones.
+    """The record of `random_labels`: first for the net trained on true labels, then for shuffled labels.
 
     Attributes:
-        train, test: accuracies, ``(2,)``; on training data for the labels that the net was trained on.
-        losses: on the training data at each step, ``(2, steps + 1)``.
+        train, test: accuracies, ``(2,)``; on training data, for the labels that the net was trained on.
+        losses: the training loss at each step, ``(2, steps + 1)``.
     """
 
     train: np.ndarray
@@ -31,7 +31,7 @@ class RandomLabels:
     losses: np.ndarray
 
     def plot(self, ax=None):
-        """Both training losses over the steps, with the accuracies in the legend; returns the axes.
+        """Plot both training losses over the steps, with the accuracies in the legend; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -68,16 +68,16 @@ def random_labels(
     optimizer: Any,
     steps: PositiveInt,
 ) -> RandomLabels:
-    """Accuracies of a classifier trained on true labels, and from the same start on the same labels shuffled.
+    """Accuracies of a classifier trained on true labels, and from the same start on shuffled labels.
 
-    A net with enough parameters fits both. Its capacity therefore does not explain that it generalizes on the true
-    ones: no argument from the model class alone can.
+    A net with enough parameters fits both. Therefore its capacity does not explain its generalization on the true
+    labels; no argument from the model class alone can.
 
     Args:
         net: a layer from ``x`` to scores ``(n, classes)``.
         x, test_x: inputs in rows.
         y, test_y: labels, integers from 0.
-        key: of the initial params and of the shuffle.
+        key: the random key of the initial params and of the shuffle.
         optimizer, steps: as for ``descend``, on the mean cross-entropy of all training data.
 
     >>> from jaxblocks import MLP

@@ -17,9 +17,9 @@ class MinNormBias:
 
     Attributes:
         start: the initial weights, ``(features,)``.
-        weights: the final ones.
+        weights: the final weights.
         closed_form: the limit by the formula.
-        least_norm: the solution of least norm, pinv(X) y.
+        least_norm: the solution of minimum norm, pinv(X) y.
         deviation: the largest difference of ``weights`` from ``closed_form``.
         error: the mean squared error of ``weights``.
         steps: the number of steps.
@@ -34,7 +34,7 @@ class MinNormBias:
     steps: int
 
     def plot(self, ax=None):
-        """The weights of gradient descent, the closed form and the solution of least norm; returns the axes.
+        """Plot the weights of gradient descent, the closed form and the minimum-norm solution; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -62,27 +62,27 @@ class MinNormBias:
 
 @checked
 def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps: PositiveInt = 100_000) -> MinNormBias:
-    r"""Gradient descent on least squares converges to the exact fit nearest to its start.
+    r"""Gradient descent on least squares, which converges to the exact fit nearest to its start.
 
-    Gradients of the squared error lie in the span of the rows of X, so the component of the start outside of it
-    remains:
+    Gradients of the squared error are in the span of the rows of X, so the component of the start orthogonal to this
+    span does not change:
 
     .. math:: w_\infty = X^+ y + (I - X^+ X)\, w_0.
 
-    From zero the limit is the solution of least norm. All these interpolants have one loss; the algorithm selects one.
+    From zero the limit is the solution of minimum norm. All interpolants have the same loss; the algorithm selects one.
 
     Args:
-        x: ``(n, features)``; more features than examples is the case of interest.
+        x: ``(n, features)``, usually with more features than examples.
         y: ``(n,)``.
         start: w_0, zero by default.
-        steps: at most; it stops where the gradient is zero up to rounding.
+        steps: the maximal number of steps; the run stops when the gradient is zero up to rounding.
 
     >>> min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0])).weights.round(6)
     array([1., 2.])
     >>> min_norm_bias(np.array([[1.0, 2.0]]), np.array([5.0]), np.array([2.0, -1.0])).weights.round(6)
     array([3., 1.])
 
-    Source: Huszar, DeepNN lecture 3 (generalization is a property of the algorithm too); Zhang et al. 2017,
+    Source: Huszar, DeepNN lecture 3 (generalization is also a property of the algorithm); Zhang et al. 2017,
     Understanding deep learning requires rethinking generalization, section 5, arXiv:1611.03530.
     """
     x, y = rows(x, y)
@@ -91,7 +91,7 @@ def min_norm_bias(x: Numbers, y: Numbers, start: Numbers | None = None, *, steps
     require(bool(np.isfinite(w).all()), "a finite start", str(w), "start for instance from zero")
     begin, inverse, values = w, np.linalg.pinv(x), np.linalg.svd(x, compute_uv=False)
     nonzero = values[values > values[0] * max(x.shape) * np.finfo(float).eps]
-    require(len(nonzero) > 0, "x other than 0", "zeros", "with them every w has the same error")
+    require(len(nonzero) > 0, "x other than 0", "zeros", "for x = 0 every w has the same error")
     eta = 2 / (nonzero[0] ** 2 + nonzero[-1] ** 2)
     least, taken = np.inf, 0
     while taken < steps:

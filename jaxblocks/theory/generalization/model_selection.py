@@ -21,12 +21,12 @@ class Selection:
 
     Attributes:
         classifiers: K, ``(counts,)``.
-        expected: expected accuracy of the best of K on the test set, exactly, ``(counts,)``.
-        simulated: the mean of simulated choices.
-        fresh: the accuracy of the chosen ones on a new test set, simulated.
+        expected: the exact expected accuracy of the best of K on the test set, ``(counts,)``.
+        simulated: the mean accuracy over simulated selections.
+        fresh: the accuracy of the selected classifiers on a new test set, simulated.
         bound: chance plus sqrt(log K / 2n), an upper bound of ``expected``.
-        chance: the accuracy of each of them.
-        examples: n, in the test set.
+        chance: the accuracy of each classifier.
+        examples: n, the size of the test set.
     """
 
     classifiers: np.ndarray
@@ -38,7 +38,7 @@ class Selection:
     examples: int
 
     def plot(self, ax=None):
-        """The accuracy of the best classifier over their number, on both test sets; returns the axes.
+        """Plot the accuracy of the best classifier over the number of classifiers, on both test sets; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -71,16 +71,17 @@ def selection_optimism(
 ) -> Selection:
     r"""The optimistic bias of the accuracy of the best of K classifiers on the test set that selected it.
 
-    Each classifier guesses, and is right with probability ``chance``. The best of K independent ones has the accuracy
-    :math:`E \max = \frac1n \sum_{j=1}^{n} \left( 1 - F(j - 1)^K \right)`, F the binomial distribution function, on
-    the set that selected it, and ``chance`` on any other. The same holds for hyperparameters: they need a third set.
+    Each prediction of each classifier is correct with probability ``chance``. The best of K independent classifiers has
+    the accuracy :math:`E \max = \frac1n \sum_{j=1}^{n} \left( 1 - F(j - 1)^K \right)`, F the binomial distribution
+    function, on the set that selected it, and ``chance`` on any other set. The same holds for hyperparameters: their
+    selection needs a third set.
 
     Args:
-        key: of the simulation.
+        key: the random key of the simulation.
         classifiers: the numbers K.
-        examples: n, in the test set.
+        examples: n, the size of the test set.
         chance: the accuracy of each classifier.
-        trials: number of simulated choices.
+        trials: the number of simulated selections.
 
     >>> selection_optimism(key=jax.random.key(0)).expected.round(3)
     array([0.5  , 0.577, 0.625, 0.661])

@@ -17,7 +17,7 @@ def linear_dichotomies(examples: PositiveInt, features: PositiveInt) -> int:
 
     .. math:: C(n, d) = 2 \sum_{k=0}^{d-1} \binom{n - 1}{k}
 
-    of the :math:`2^n` labelings of n points in d dimensions; a hyperplane with an offset counts as one more feature.
+    of the :math:`2^n` labelings of n points in d dimensions; an offset of the hyperplane counts as one more feature.
 
     Args:
         examples: n.
@@ -39,7 +39,7 @@ class Capacity:
     Attributes:
         features: d.
         examples: n, ``(counts,)``.
-        fraction: of all labelings of n points that a hyperplane can realize, ``(counts,)``.
+        fraction: the fraction of all labelings of n points that a hyperplane can realize, ``(counts,)``.
     """
 
     features: int
@@ -47,7 +47,7 @@ class Capacity:
     fraction: np.ndarray
 
     def plot(self, ax=None):
-        """The fraction over n / d, which is one half at 2; returns the axes.
+        """Plot the fraction over n / d, which is one half at 2; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -70,10 +70,10 @@ class Capacity:
 
 @checked
 def capacity(features: PositiveInt) -> Capacity:
-    r"""The probability that a hyperplane separates random labels: 1 up to d examples, one half at 2 d, near 0 beyond.
+    r"""The probability that a hyperplane separates random labels: 1 up to d examples, one half at 2 d, then near 0.
 
-    Pascal's rule gives :math:`C(n + 1, d) = 2\, C(n, d) - 2 \binom{n - 1}{d - 1}`, in integers; only the fractions
-    are rounded (slightly beyond d they may round to 1).
+    Pascal's rule gives :math:`C(n + 1, d) = 2\, C(n, d) - 2 \binom{n - 1}{d - 1}`, in exact integers; only the
+    fractions are rounded (for n slightly above d they may round to 1).
 
     >>> capacity(20)
     Capacity(20 features: all labelings up to 20 examples, half of them at 40)

@@ -1,4 +1,4 @@
-"""Training on a loss of all the data at once."""
+"""Full-batch training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["train_full_batch"]
 
 
 def train_full_batch(loss: Callable, start: PyTree, optimizer: Any, steps: int) -> tuple[PyTree, jax.Array]:
-    """The params after the last step of `descend`, and the losses at every step."""
+    """The params after the last step of `descend`, and the loss at every step."""
 
     def run(start):
         descent = descend(loss, start, optimizer, steps=steps)

@@ -1,4 +1,4 @@
-"""The no-free-lunch theorem: accuracies on unseen points over all their labelings."""
+"""The no-free-lunch theorem: accuracies on unseen points for all their labelings."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ class NoFreeLunch:
     """The record of `no_free_lunch`.
 
     Attributes:
-        predictions: of the learner on the unseen points, 0 or 1, ``(m,)``.
-        accuracies: for each of the 2^m labelings of these points, ``(2**m,)``.
+        predictions: the predictions of the learner on the unseen points, 0 or 1, ``(m,)``.
+        accuracies: the accuracy for each of the 2^m labelings of these points, ``(2**m,)``.
     """
 
     predictions: np.ndarray
@@ -29,7 +29,7 @@ class NoFreeLunch:
         return float(np.mean(self.accuracies))
 
     def plot(self, ax=None):
-        """The number of labelings with each accuracy; returns the axes.
+        """Plot the number of labelings with each accuracy; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -50,20 +50,19 @@ class NoFreeLunch:
 
 
 def no_free_lunch(predictions: Numbers) -> NoFreeLunch:
-    """The accuracy of any predictions on unseen points, for each of their labelings: one half on average.
+    """The accuracy of any predictions on unseen points, for each labeling of these points: one half on average.
 
-    Without an assumption the training data carry no information about unseen points; learning needs an inductive bias
+    Without assumptions, training data contain no information about unseen points; learning needs an inductive bias
     that fits the problem.
 
     Args:
-        predictions: of any learner, on m <= 20 unseen points: 0 or 1 each.
+        predictions: the predictions of any learner on m <= 20 unseen points, 0 or 1 each.
 
     >>> no_free_lunch(np.array([1, 1, 0, 1]))
     NoFreeLunch(mean accuracy 0.5 over 16 labelings)
 
     Source: Wolpert 1996, The lack of a priori distinctions between learning algorithms,
-    doi:10.1162/neco.1996.8.7.1341; Krapac & Segvic, Deep
-    feed-forward models (a function known only on a finite set).
+    doi:10.1162/neco.1996.8.7.1341; Krapac & Segvic, Deep feed-forward models (a function known only on a finite set).
     """
     predictions = np.asarray(predictions)
     binary = predictions.ndim == 1 and 1 <= len(predictions) <= 20 and bool(np.isin(predictions, (0, 1)).all())

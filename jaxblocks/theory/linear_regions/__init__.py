@@ -1,10 +1,10 @@
-"""The linear regions of a net, exactly: along a segment, in a plane through its inputs, and bounds on their number.
+"""Exact linear regions of a net, along a segment and in a plane through its inputs, and bounds on their number.
 
-Two kinds of region are distinguished throughout.
+There are two kinds of region.
 
-- In an *activation region* every comparison that the net makes has one result: each rectifier is on or off. These
-  regions are convex. A maximum over several entries counts as the comparisons of a tournament, two by two.
-- In a *linear region* the net is one affine function. It is a union of neighboring activation regions, and not always
+- In an *activation region* every comparison of the net has a fixed result: each rectifier is on or off. These regions
+  are convex. A maximum over several entries is computed by pairwise comparisons in rounds.
+- In a *linear region* the net is one affine function. It is a union of adjacent activation regions, and not always
   convex: kinks of units can cancel, or be multiplied by zero.
 
 Source: Hanin & Rolnick 2019, Complexity of linear regions in deep networks, arXiv:1901.09021.

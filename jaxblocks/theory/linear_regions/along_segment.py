@@ -22,13 +22,13 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, repr=False)
 class SegmentRegions(RegionCounts):
-    """What `regions_along` returns: the pieces into which a net divides a segment. It prints and plots itself.
+    """The result of `regions_along`: the pieces into which a net divides a segment, with a table and a plot.
 
     Attributes:
-        edges: of the pieces, from 0 at the start of the segment to 1 at its end, (n + 1,).
-        offsets, slopes: of the affine map on each, ``offsets[i] + slopes[i] * t``: ``(n, *out)`` for a net with outputs
-            of shape ``out``.
-        linear_region: the number of the linear region to which a piece belongs, (n,).
+        edges: the ends of the pieces, from 0 at the start of the segment to 1 at its end, (n + 1,).
+        offsets, slopes: the affine map on each piece, ``offsets[i] + slopes[i] * t``: ``(n, *out)`` for a net with
+            outputs of shape ``out``.
+        linear_region: the number of the linear region to which each piece belongs, (n,).
         start, stop: the ends of the segment; the input is ``start + t * (stop - start)``.
     """
 
@@ -41,11 +41,11 @@ class SegmentRegions(RegionCounts):
 
     @property
     def kinks(self) -> np.ndarray:
-        """Where one linear region ends and the next begins, in (0, 1)."""
+        """The boundaries between linear regions, in (0, 1)."""
         return self.edges[1:-1][np.diff(self.linear_region) > 0]
 
     def plot(self, ax=None, *, output: int = 0):
-        """The graph of an output over the segment, with its kinks marked; returns the axes.
+        """Plot the graph of an output over the segment, with its kinks marked; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -70,7 +70,7 @@ class SegmentRegions(RegionCounts):
 
 
 def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **side) -> SegmentRegions:
-    """The regions of a net along the segment from one input to another, exactly.
+    """The exact regions of a net along the segment from one input to another.
 
     Args:
         net, params: a pair and its params, or a function of arrays and ``()``.
@@ -79,7 +79,7 @@ def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **s
 
     Raises:
         TypeError: for a layer with state.
-        ValueError: for a net that is not piecewise linear; the error names the layer. For a segment that is a point.
+        ValueError: for a net that is not piecewise linear (the error names the layer), or a segment that is a point.
 
     >>> found = regions_along(lambda x: jnp.abs(jnp.abs(x) - 1), (), -2.0, 2.0)
     >>> found.linear_count, found.kinks
@@ -91,7 +91,7 @@ def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **s
     require(start.shape == stop.shape, "start and stop of one shape", f"{start.shape} and {stop.shape}")
     finite = bool(np.isfinite(start).all() and np.isfinite(stop).all())
     require(finite, "finite start and stop", "entries that are not", "choose other inputs")
-    require(not (start == stop).all(), "start and stop that differ", "equal ones", "choose another stop")
+    require(not (start == stop).all(), "start and stop that differ", "equal points", "choose another stop")
     function = bind_params(net, params, side)
     at = lambda t: jnp.asarray(start) + t * jnp.asarray(stop - start)
     on_segment = lambda t: jax.tree.map(lambda y: y + 0 * t, function(at(t)))
@@ -103,7 +103,7 @@ def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **s
     of_piece = lambda v: v.reshape(-1, *(1,) * (slopes.ndim - 1))
     offsets = found.values[i] - slopes * of_piece(found.points[i])
     finite = bool(np.isfinite(offsets).all() and np.isfinite(slopes).all())
-    require(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
+    require(finite, "finite params", "a net whose values are not finite", "check the params for NaN")
 
     edges = np.concatenate([[0.0], (high[i[:-1]] + low[i[1:]]) / 2, [1.0]])
     rounding = np.minimum(8 * _EPS * found.noise, 1e-9 * abs(slopes).max(0))

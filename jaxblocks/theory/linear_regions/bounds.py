@@ -13,13 +13,13 @@ __all__ = ["arrangement_regions", "region_lower_bound", "region_upper_bound"]
 
 @checked
 def arrangement_regions(n: NonNegativeInt, d: NonNegativeInt) -> int:
-    r"""The largest number of cells of n hyperplanes in a space of d dimensions: :math:`\sum_{j=0}^{d} \binom{n}{j}`.
+    r"""The largest number of cells of n hyperplanes in d dimensions: :math:`\sum_{j=0}^{d} \binom{n}{j}`.
 
-    Hyperplanes in general position attain it, so one hidden layer of n rectifiers on d inputs does.
+    Hyperplanes in general position attain it, and so does one hidden layer of n rectifiers on d inputs.
 
     Args:
-        n: hyperplanes.
-        d: dimensions.
+        n: the number of hyperplanes.
+        d: the number of dimensions.
 
     >>> arrangement_regions(20, 2), arrangement_regions(10, 2)
     (211, 56)
@@ -37,12 +37,12 @@ def region_upper_bound(widths: Sequence[int], d: PositiveInt) -> int:
         J = \{j : 0 \le j_l \le \min(d,\ n_1 - j_1,\ \dots,\ n_{l-1} - j_{l-1},\ n_l)\}.
 
     In a region where only n - j units of a layer are on, the later layers depend on at most n - j dimensions. For
-    layers of 2 d units and more this is the product over layers of `arrangement_regions`; for narrow ones it is
-    sharper.
+    layers of 2 d units or more this is the product over layers of `arrangement_regions`; for narrow layers it is
+    smaller.
 
     Args:
-        widths: of the hidden layers, :math:`n_1, \dots, n_L`.
-        d: inputs.
+        widths: the widths of the hidden layers, :math:`n_1, \dots, n_L`.
+        d: the number of inputs.
 
     >>> region_upper_bound((20,), 2), region_upper_bound((10, 10), 2)
     (211, 3136)
@@ -69,20 +69,20 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
     .. math:: \Big(\prod_{l=1}^{L-1} \Big\lfloor \frac{n_l}{d} \Big\rfloor^{d}\Big) \sum_{j=0}^{d} \binom{n_L}{j}
 
     With equal widths n it grows like :math:`(n/d)^{d(L-1)}\, n^d`, exponentially in the depth; `folding_network` is
-    such a net for d = 1 and 2. The bound states what is attainable; random nets have far fewer regions.
+    such a net for d = 1 and 2. This number is attainable; random nets have far fewer regions.
 
     Args:
-        widths: of the hidden layers, :math:`n_1, \dots, n_L`.
-        d: inputs.
+        widths: the widths of the hidden layers, :math:`n_1, \dots, n_L`.
+        d: the number of inputs.
 
     Raises:
-        ValueError: where a width is smaller than d, the case that the theorem leaves out.
+        ValueError: if a width is smaller than d, a case that the theorem excludes.
 
     >>> region_lower_bound((10, 10), 2), region_lower_bound((4, 4), 2), region_lower_bound((20,), 2)
     (1400, 44, 211)
 
     Source: Montufar, Pascanu, Cho, Bengio 2014, Theorem 4, arXiv:1402.1869; Diehl 2023, Theorem 1.7, states it as an
-    upper bound, with a binomial coefficient in the place of the fraction n/d.
+    upper bound, with a binomial coefficient in place of the fraction n/d.
     """
     check_widths(widths)
     narrow = f"a layer of {min(widths)}"
@@ -92,7 +92,7 @@ def region_lower_bound(widths: Sequence[int], d: PositiveInt) -> int:
 
 
 def check_widths(widths) -> None:
-    """Raise unless these are the widths of hidden layers, at least one."""
+    """Raise unless ``widths`` are the widths of one or more hidden layers."""
     fits = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
     require(fits, "the widths of the hidden layers, as in (10, 10)", repr(widths))
     for n in widths:

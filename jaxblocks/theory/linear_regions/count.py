@@ -10,7 +10,7 @@ __all__ = ["count_regions"]
 def count_regions(net: LayerLike, params=(), *, segment=None, **options) -> int:
     """The number of linear regions of a net in a slice of its inputs, or along a ``segment`` (start, stop).
 
-    Arguments as for `regions` and `regions_along`, whose records also count activation regions.
+    The arguments are those of `regions` and `regions_along`, whose records also count activation regions.
 
     >>> count_regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]))
     4

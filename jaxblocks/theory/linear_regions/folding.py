@@ -1,4 +1,4 @@
-r"""A ReLU net that folds its input and so attains the lower bound on the number of linear regions."""
+r"""A ReLU net that folds its input and thereby attains the lower bound on the number of linear regions."""
 
 from collections.abc import Sequence
 from typing import Literal, cast
@@ -27,17 +27,17 @@ def folding_network(
 
     .. math:: x \mapsto (p x)_+ - 2 (p x - 1)_+ + 2 (p x - 2)_+ - \dots,
 
-    which goes up and down between 0 and 1: it maps each of :math:`p^2` parts of the square onto the whole square. The
-    last layer divides the square along lines in general position, tangents of a small circle, and so divides every
+    which alternates between 0 and 1: it maps each of :math:`p^2` parts of the square onto the whole square. The last
+    layer divides the square along lines in general position, tangents of a small circle, and thereby divides every
     part.
 
     Args:
-        widths: of the hidden layers.
+        widths: the widths of the hidden layers.
         inputs: d, 1 or 2.
         param_dtype: by default float64 where JAX has it enabled, else float32.
 
-    Both kinds of region attain the bound if the last layer has at least three units; with fewer the output is zero in
-    places, and linear regions merge there.
+    Both kinds of region attain the bound if the last layer has at least three units; with fewer units the output is
+    zero on some regions, and adjacent ones of these are a single linear region.
 
     >>> from jaxblocks.theory.linear_regions import count_regions, region_lower_bound
     >>> net, params = folding_network((10, 10))
@@ -46,7 +46,7 @@ def folding_network(
 
     Source: Montufar, Pascanu, Cho, Bengio 2014, section 3, arXiv:1402.1869.
     """
-    region_lower_bound(widths, inputs)  # raises where a layer is too narrow
+    region_lower_bound(widths, inputs)  # raises if a layer is too narrow
     *folds, last = widths
     params, undone = [], np.eye(inputs)
     for n in folds:
@@ -62,14 +62,14 @@ def folding_network(
         undone = np.pad(np.kron(np.eye(inputs), signs[:, None]), [rest, (0, 0)])  # (n, inputs)
     if inputs == 1:
         normals, offsets = np.ones((1, last)), -np.arange(1.0, last + 1) / (last + 1)
-        normals[0, -1], offsets[-1] = -1.0, -offsets[-1]  # of the other sign, so that some unit is always on
+        normals[0, -1], offsets[-1] = -1.0, -offsets[-1]  # the opposite sign, so that some unit is always on
     else:
         odd = last + 1 - last % 2
         angles = 2 * np.pi * np.arange(last) / odd  # no two are opposite
         normals = np.stack([np.cos(angles), np.sin(angles)])
         offsets = 0.45 * np.sin(np.pi / (2 * odd)) - np.array([0.5, 0.5]) @ normals  # all crossings are in the square
     params += [dense_params(undone @ normals, offsets, param_dtype=param_dtype), ()]
-    weights = np.sqrt(np.arange(2.0, last + 2))  # of which no sum vanishes
+    weights = np.sqrt(np.arange(2.0, last + 2))  # chosen such that no sum of them vanishes
     params.append(dense_params(weights[:, None], [0.0], param_dtype=param_dtype))
     layers = [layer for n in widths for layer in (Dense(n), relu)]
     return cast(Layer, Serial(*layers, Dense(1))), tuple(params)

@@ -1,9 +1,9 @@
 r"""The linear regions of a net in a plane through its inputs.
 
-The net is written once as a list of steps, each of them affine in the input or a comparison. The box that bounds the
+The net is converted once to a list of steps, each of them affine in the input or a comparison. The box that bounds the
 slice is the first polygon. At each comparison every unit is an affine function on every polygon found so far, so each
 polygon is divided along the line where this function is zero. Nothing is sampled, so no region is missed. All
-arithmetic is float64, whatever the dtype of the net.
+arithmetic is in float64, independently of the dtype of the net.
 """
 
 import math
@@ -40,20 +40,21 @@ Box = tuple[tuple[float, float], tuple[float, float]]
 
 @dataclass(frozen=True, repr=False)
 class Regions(RegionCounts):
-    """What `regions` returns: the polygons into which a net divides a slice of its inputs. It prints and plots itself.
+    """The result of `regions`: the polygons into which a net divides a slice of its inputs, with a table and a plot.
 
     Attributes:
         vertices: corners of the polygons, counter-clockwise, in coordinates (u, v) of the slice, (n, k, 2); `polygons`
-            gives them without repetitions.
-        corners: how many corners each has, (n,).
-        offsets, slopes: of the affine map in each, ``offsets[i] + slopes[i] @ (u, v)``: ``(n, *out)`` and
+            returns them without repetitions.
+        corners: the number of corners of each polygon, (n,).
+        offsets, slopes: the affine map in each polygon, ``offsets[i] + slopes[i] @ (u, v)``: ``(n, *out)`` and
             ``(n, *out, 2)`` for a net with outputs of shape ``out``.
-        linear_region: the number of the linear region to which it belongs, (n,).
-        patterns: which comparisons are positive in it, (n, units) Booleans, in the order of the net's units: for
-            ``relu`` whether the unit is on.
+        linear_region: the number of the linear region to which each polygon belongs, (n,).
+        patterns: the comparisons that are positive in each polygon, (n, units) Booleans, in the order of the units of
+            the net: for ``relu``, whether the unit is on.
         neighbors, edges: pairs of polygons that share an edge, (m, 2), and that edge, (m, 2, 2).
-        widths: how many entries each comparison of the net has: those of the hidden layers, in a plain ReLU net.
-        origin, directions: of the slice: the input is ``origin + u * directions[0] + v * directions[1]``.
+        widths: the number of entries of each comparison of the net; in a plain ReLU net, the widths of the hidden
+            layers.
+        origin, directions: the plane of the slice: the input is ``origin + u * directions[0] + v * directions[1]``.
         box: ((lowest u, highest u), (lowest v, highest v)).
     """
 
@@ -82,7 +83,7 @@ class Regions(RegionCounts):
 
     @property
     def areas(self) -> np.ndarray:
-        """Of the polygons, in coordinates (u, v), (n,)."""
+        """The areas of the polygons, in coordinates (u, v), (n,)."""
         x = self.vertices - self.vertices[:, :1]
         y = np.roll(x, -1, 1)
         return (x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]).sum(1) / 2
@@ -97,9 +98,10 @@ class Regions(RegionCounts):
         return self.origin + np.tensordot(np.asarray(points, np.float64), self.directions, 1)
 
     def level_set(self, level: int | float = 0.0, output: int = 0) -> np.ndarray:
-        """The set where an output has this value, exactly: segments (m, 2, 2); with ``level=0`` a decision boundary.
+        """The exact set where an output equals ``level``, as segments (m, 2, 2); ``level=0`` gives a decision boundary.
 
-        Of a set of whole polygons, its border. An edge that two polygons share is listed once.
+        Where the set contains whole polygons, their boundary is returned. An edge that two polygons share is listed
+        once.
 
         >>> found = regions(lambda x: jnp.abs(x[0]) + jnp.abs(x[1]) - 0.5)  # a diamond
         >>> found.level_set().shape
@@ -110,7 +112,7 @@ class Regions(RegionCounts):
         flat = abs(at_corners) <= TOLERANCE * abs(at_corners).max(initial=0.0)
         d = np.where(flat, 0.0, at_corners)
         touched = (d != 0).any(1) & (d.min(1) <= 0) & (d.max(1) >= 0)
-        # A polygon on one side of the level meets it in an edge at most; of two that share it, the second is left out.
+        # A polygon on one side of the level has at most an edge on it; of two with the same edge, one is omitted.
         one_side = touched & ((d.min(1) == 0) | (d.max(1) == 0))
         i, j = self.neighbors.T
         middles = self.edges.mean(1)
@@ -138,15 +140,16 @@ class Regions(RegionCounts):
         output: int = 0,
         level: int | float | None = None,
     ):
-        """The regions, filled, without the edges inside a linear region; returns the axes.
+        """Plot the filled regions, without the edges inside a linear region; returns the axes.
 
         Args:
-            ax: axes, or ``None`` for new ones.
-            color_by: ``"region"``, every linear region in a shade of its own, or ``"output"``, the value at its center.
-            output: which output, counted over all of them.
-            level: a thick line is drawn where that output has this value: with 0 a decision boundary.
+            ax: axes, or ``None`` for new axes.
+            color_by: ``"region"`` for a different shade for each linear region, or ``"output"`` for the value at its
+                center.
+            output: the index of the output, in the flattened outputs.
+            level: a thick line is drawn where that output has this value; 0 gives a decision boundary.
 
-        The shades are those of cividis, which remain distinct to color-blind readers and in gray print.
+        The shades are those of cividis, which remain distinct to color-blind readers and in grayscale print.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -160,7 +163,7 @@ class Regions(RegionCounts):
         require(color_by in ("region", "output"), 'color_by to be "region" or "output"', color_by)
         ax = axes_or_new(ax)
         if color_by == "region":
-            golden = (np.sqrt(5) - 1) / 2  # multiples of it spread evenly, and neighbors in number lie far apart
+            golden = (np.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly, and consecutive ones are distant
             shade = (golden * (1 + self.linear_region)) % 1
         else:
             offsets, slopes = self._output(output)
@@ -168,7 +171,7 @@ class Regions(RegionCounts):
         faces = PolyCollection(self.polygons, array=shade, cmap="cividis", edgecolors="face", linewidths=0.2)
         ax.add_collection(faces)
         if color_by == "region":
-            faces.set_clim(-0.35, 1)  # the darkest shades are left to the lines
+            faces.set_clim(-0.35, 1)  # the darkest shades are reserved for the lines
         elif len(shade):
             ax.figure.colorbar(faces, ax=ax, label="output")
         edges = self.edges[np.not_equal(*self.linear_region[self.neighbors].T)]
@@ -207,30 +210,30 @@ def regions(
     box: ArrayLike | None = None,
     **side,
 ) -> Regions:
-    r"""The regions of a net in a box of a plane through its inputs, exactly, each with its polygon and its affine map.
+    r"""The exact regions of a net in a box of a plane through its inputs, each with its polygon and its affine map.
 
     The input is :math:`o + u\,d_1 + v\,d_2`. A net of two inputs needs no plane: u and v are its inputs.
 
     Args:
-        net: a pair, or a function of arrays; whatever is piecewise linear: dense, convolution, pooling, residuals,
+        net: a pair, or a function of arrays, that is piecewise linear: dense layers, convolutions, pooling, residuals,
             scans, leaky rectifiers, maxout, clipping.
-        params: those of the pair.
+        params: the params of the pair.
         origin: :math:`o`, an input of the net; by default zero.
-        directions: :math:`d_1, d_2`, stacked, in the shape of inputs.
-        through: instead of these, three inputs; they lie at (u, v) = (0, 0), (1, 0) and (0, 1).
+        directions: :math:`d_1, d_2`, stacked, each of the shape of an input.
+        through: three inputs instead of ``origin`` and ``directions``, at (u, v) = (0, 0), (1, 0) and (0, 1).
         box: ((lowest u, highest u), (lowest v, highest v)); by default from -1 to 1, with ``through`` from -1/2 to 3/2.
         side: side inputs, as for ``apply``.
 
-    A line counts as passing through a corner, or along an edge, where it does so up to 1e-12 of the slice's size, or
-    up to the rounding errors of its unit where these are larger: units that are copies of another one, or zero
-    throughout a polygon, divide nothing. So regions narrower than this are not found.
+    A line passes through a corner, or along an edge, if it does so up to 1e-12 of the size of the slice, or up to the
+    rounding errors of its unit if these are larger. Therefore units that are copies of other units, or zero on a whole
+    polygon, do not divide it, and regions narrower than this tolerance are not found.
 
-    The work is the number of polygons times the size of the net: some seconds for several hundred units and 50,000
-    regions.
+    The cost is proportional to the number of polygons times the size of the net: a few seconds for several hundred
+    units and 50,000 regions.
 
     Raises:
         TypeError: for a layer with state.
-        ValueError: for a net that is not piecewise linear; the error names the layer. For a slice that is not a plane.
+        ValueError: for a net that is not piecewise linear (the error names the layer), or a slice that is not a plane.
 
     >>> found = regions(lambda x: relu(x[0]) + relu(x[1]) - relu(x[0]), box=((-1, 1), (-1, 1)))
     >>> found
@@ -245,11 +248,11 @@ def regions(
     origin, directions, box = _slice(origin, directions, through, box)
     middle, half = np.mean(box, 1), np.ptp(box, 1) / 2
     scaled = half.reshape(2, *(1,) * origin.ndim) * directions
-    hint = "For a net of other inputs pass origin and directions, two arrays like its input, or through."
+    hint = "For a net of other inputs pass origin and directions (two arrays of the shape of its input), or through."
     program = program_on_plane(net, params, side, origin + np.tensordot(middle, directions, 1), scaled, hint=hint)
     polygons, output, patterns = _divide(program)
     finite = bool(np.isfinite(output.values).all() and np.isfinite(output.slopes).all())
-    require(finite, "finite params", "a net whose values are not finite", "look for NaN in params")
+    require(finite, "finite params", "a net whose values are not finite", "check the params for NaN")
 
     points = centers(polygons.vertices, polygons.corners)
     neighbors, edges = shared_edges(polygons)
@@ -274,7 +277,7 @@ def regions(
 
 
 def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
-    """The activation regions in [-1, 1]^2, on each the map of the output, and the signs of all comparisons (n, u)."""
+    """The activation regions in [-1, 1]^2, with the map of the output and the signs of all comparisons (n, u)."""
     run = evaluator(program)
 
     def evaluate(polygons):
@@ -302,9 +305,7 @@ def _divide(program: Program) -> tuple[Polygons, AffineMaps, np.ndarray]:
 def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Box]:
     """The origin, the directions and the box of a plane, checked, in float64."""
     if through is not None:
-        require(
-            origin is None and directions is None, "through, or origin and directions", "both", "leave one of them out"
-        )
+        require(origin is None and directions is None, "through, or origin and directions", "both", "omit one of them")
         points = np.asarray(through, np.float64)
         require(len(points) == 3, "three inputs of the net in through", len(points))
         origin, directions = points[0], points[1:] - points[0]
@@ -321,7 +322,7 @@ def _slice(origin, directions, through, box) -> tuple[np.ndarray, np.ndarray, Bo
     require(directions.shape == shape, wanted, f"shape {directions.shape}")
     flat = directions.reshape(2, -1)
     finite = bool(np.isfinite(flat).all() and np.isfinite(origin).all())
-    require(finite, "an origin and directions of finite numbers", "others")
+    require(finite, "an origin and directions of finite numbers", "other values")
     parallel, repair = "directions that are parallel, or zero", "along a line use regions_along"
     require(np.linalg.matrix_rank(flat) == 2, "a plane", parallel, repair)
     box = np.asarray(((-1, 1), (-1, 1)) if box is None else box, np.float64)

@@ -1,7 +1,7 @@
-"""Convex polygons in a plane: their division along lines, their common edges, and sets of neighbors.
+"""Convex polygons in a plane: their division along lines, their common edges, and connected components.
 
 n     polygons
-k     corners of the polygon that has most; others repeat their last
+k     the largest number of corners of a polygon; other polygons repeat their last corner
 u     units: entries of one array that are compared
 """
 
@@ -32,14 +32,14 @@ TOLERANCE = 2**12 * float(np.finfo(np.float64).eps)
 class Polygons(NamedTuple):
     """Convex polygons.
 
-    Two polygons share an edge if they have an edge of one name. The edge between the two parts of a polygon gets
-    a new name; an edge that is divided gets a name made of its old name, the unit and the side. Since nets are
-    continuous, the polygon across the edge gives it the same name, so that no coordinates are compared.
+    Two polygons share an edge if they have an edge with the same name. The edge between the two parts of a polygon gets
+    a new name; the name of a part of a divided edge is computed from its old name, the unit and the side. Since nets
+    are continuous, the polygon on the other side of the edge computes the same name, so no coordinates are compared.
 
     Attributes:
-        vertices: their corners, counter-clockwise, (n, k, 2).
+        vertices: the corners, counter-clockwise, (n, k, 2).
         corners: the number of corners, (n,).
-        names: of the edge after each corner, (n, k).
+        names: the name of the edge after each corner, (n, k).
     """
 
     vertices: np.ndarray
@@ -47,7 +47,7 @@ class Polygons(NamedTuple):
     names: np.ndarray
 
     def rows(self, which) -> "Polygons":
-        """Some of them."""
+        """The polygons with these indices."""
         return Polygons(self.vertices[which], self.corners[which], self.names[which])
 
 
@@ -58,7 +58,7 @@ def whole_box() -> Polygons:
 
 
 def concatenate(parts: list[Polygons]) -> Polygons:
-    """Polygons one after another."""
+    """All polygons of several sets, in order."""
     k = max(part.vertices.shape[1] for part in parts)
     longer = lambda v: np.concatenate([v, np.repeat(v[:, -1:], k - v.shape[1], 1)], 1)
     parts = [Polygons(longer(part.vertices), part.corners, longer(part.names)) for part in parts]
@@ -72,7 +72,7 @@ def centers(vertices: np.ndarray, corners: np.ndarray) -> np.ndarray:
 
 
 def _hash(*numbers) -> Any:
-    """One name of several numbers, by the finalizer of splitmix64: those of different numbers differ."""
+    """One name for several numbers, by the finalizer of splitmix64, so that different numbers have different names."""
     name: Any = np.uint64(0)
     with np.errstate(over="ignore"):
         for number in numbers:
@@ -87,17 +87,17 @@ def _hash(*numbers) -> Any:
 
 
 def rounding(f: AffineMaps) -> np.ndarray:
-    """The size of the values that count as zero, (n, u)."""
+    """The bound below which values count as zero, (n, u)."""
     return TOLERANCE * (abs(f.slopes).sum(-1) + f.sizes)
 
 
 def at_corners(f: AffineMaps, vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """All maps, known at one point of each polygon, at the corners of it, (n, k, u)."""
+    """The values of all maps, known at one point of each polygon, at its corners, (n, k, u)."""
     return f.values[:, None] + (vertices - points[:, None]) @ f.slopes.swapaxes(1, 2)
 
 
 def maps_differ(f: AffineMaps, points: np.ndarray, pairs: np.ndarray, middles: np.ndarray) -> np.ndarray:
-    """Whether the affine maps of two neighbors differ beyond rounding; ``middles`` lie on their common edges."""
+    """Whether the maps of adjacent polygons differ by more than rounding; ``middles`` are on their common edges."""
     values, slopes, sizes = f
     i, j = pairs.T
     size = sizes[i] + sizes[j]
@@ -113,7 +113,7 @@ def maps_differ(f: AffineMaps, points: np.ndarray, pairs: np.ndarray, middles: n
 def split(polygons: Polygons, points: np.ndarray, f: AffineMaps, place: int) -> Polygons:
     """The parts into which the zeros of affine maps divide polygons, each by its lines in the order of units.
 
-    ``place`` is the number of the comparison, which new edges are named after.
+    ``place`` is the number of the comparison, from which the names of new edges are computed.
     """
     near, values = rounding(f), at_corners(f, polygons.vertices, points)
     crossing = (values.max(1) > near) & (values.min(1) < -near)
@@ -171,7 +171,7 @@ def _clip(polygons, d, unit, place, side):
     )
 
 
-# ---- neighbors -------------------------------------------------------------------------------
+# ---- adjacent polygons -----------------------------------------------------------------------
 
 
 def shared_edges(polygons: Polygons) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What the records of linear regions share: their counts, and the table that prints them."""
+"""The base class of the records of linear regions: their counts, and the table that prints them."""
 
 from collections.abc import Iterator
 

@@ -1,1 +1,1 @@
-"""Piecewise affine programs followed exactly, by one interpreter: on a line, and in a plane."""
+"""Exact evaluation of piecewise affine programs, on a line and in a plane, by one interpreter."""

@@ -1,10 +1,10 @@
-"""The interpreter of piecewise affine programs: one walk over a jaxpr, and one table of rules for its primitives.
+"""The interpreter of piecewise affine programs: a traversal of a jaxpr, and a table of rules for its primitives.
 
-A net of straight pieces consists of affine primitives, which act on values and on slopes alike, and of primitives with
-kinks (``max``, ``abs``, comparisons), which choose between affine functions where some argument changes its sign.
-`RULES` names the operation that each primitive stands for. `Interpreter` walks a jaxpr, enters calls, unrolls loops
-and reduces maxima over axes to maxima of two arrays. Its subclasses define what an array that depends on the input is,
-and the remaining operations on such arrays: on a line (`line`) and in a plane (`plane`).
+A piecewise affine net consists of affine primitives, which act in the same way on values and on slopes, and of
+primitives with kinks (``max``, ``abs``, comparisons), which select one of several affine functions by the sign of an
+argument. `RULES` maps each primitive to an operation. `Interpreter` traverses a jaxpr, inlines calls, unrolls loops
+and reduces maxima over axes to maxima of two arrays. Its subclasses define the representation of an array that depends
+on the input, and the remaining operations on such arrays: on a line (`line`) and in a plane (`plane`).
 """
 
 import math
@@ -47,40 +47,40 @@ _OPERATIONS = {
 }
 
 RULES: dict[str, str] = {name: operation for operation, names in _OPERATIONS.items() for name in names}
-"""By the name of a primitive, the method of `Interpreter` that carries it out."""
+"""The method of `Interpreter` for each primitive, by name."""
 
 _REPAIRS = {
-    "cond": "choose with jnp.where",
-    "sort": "write it with jnp.maximum and jnp.minimum",
-    "top_k": "write it with jnp.maximum and jnp.minimum",
+    "cond": "use jnp.where",
+    "sort": "use jnp.maximum and jnp.minimum",
+    "top_k": "use jnp.maximum and jnp.minimum",
     "while": "use jax.lax.scan",
 }
 
 
 class Primitive(NamedTuple):
-    """An equation of a jaxpr, as the operations of an `Interpreter` get it."""
+    """An equation of a jaxpr, as passed to the operations of an `Interpreter`."""
 
     jaxpr: Jaxpr
     equation: JaxprEqn
 
     @property
     def name(self) -> str:
-        """Of the primitive."""
+        """The name of the primitive."""
         return self.equation.primitive.name
 
     @property
     def params(self) -> dict[str, Any]:
-        """Those that the equation binds."""
+        """The parameters of the equation."""
         return self.equation.params
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the results."""
+        """The shapes of the results."""
         return [_shape(v) for v in self.equation.outvars]
 
     @property
     def inputs(self) -> list:
-        """The variables that it reads, each once."""
+        """The variables that the equation reads, each once."""
         return inputs_of([self.equation])
 
     def function(self) -> Callable[..., list]:
@@ -89,7 +89,7 @@ class Primitive(NamedTuple):
 
 
 class Interpreter(ABC):
-    """One walk over a jaxpr, in which arrays that depend on the input are values of a kind of their own.
+    """A traversal of a jaxpr, in which arrays that depend on the input have a special representation.
 
     An operation returns a value, a list of values, or ``None`` where its result is not piecewise affine. Values are
     piecewise affine in the input, or piecewise constant, as the results of comparisons are.
@@ -97,10 +97,10 @@ class Interpreter(ABC):
     """
 
     def __init__(self, network: str):
-        """Of a net of this name, which errors mention."""
+        """Store the name of the net, for errors."""
         self.network = network
 
-    # -- the walk
+    # -- traversal
 
     def run(self, closed: ClosedJaxpr, args: list, scope: str = "") -> list:
         """The results of a jaxpr; ``scope`` is the place in the net, for errors."""
@@ -156,14 +156,14 @@ class Interpreter(ABC):
         return self.rearrange(lambda v: v[(..., i, *(slice(None),) * len(shape))], x, shape)
 
     def operate(self, primitive: Primitive, args: list) -> Any:
-        """Apply a primitive, by its rule, to arguments of which some depend on the input."""
+        """Apply the rule of a primitive to arguments of which some depend on the input."""
         operation = RULES.get(primitive.name)
         return None if operation is None else getattr(self, operation)(primitive, *args)
 
-    # -- what follows from the operations below
+    # -- operations that are derived from those below
 
     def affine_in_first(self, primitive: Primitive, x, *rest) -> Any:
-        """A primitive that is affine in its first argument alone; the others are indices."""
+        """A primitive that is affine in its first argument only; the others are indices."""
         return None if any(map(self.is_affine, rest)) else self.affine(primitive, x, *rest)
 
     def unchanged(self, primitive: Primitive, x) -> Any:
@@ -192,7 +192,7 @@ class Interpreter(ABC):
         return self._tournament(primitive, x, -1)
 
     def _tournament(self, primitive: Primitive, x, sign: int):
-        """The largest (sign 1) or smallest (sign -1) entries over some axes: compared in pairs, round by round."""
+        """The largest (sign 1) or smallest (sign -1) entries over some axes, by pairwise comparisons in rounds."""
         shape, axes = _shape(primitive.equation.invars[0]), primitive.params["axes"]
         others = [axis for axis in range(len(shape)) if axis not in axes]
         kept = tuple(shape[axis] for axis in others)
@@ -220,7 +220,7 @@ class Interpreter(ABC):
             count = half + odd
         return self.rearrange(lambda v: v[(..., 0, *behind)], x, kept)
 
-    # -- what an interpretation defines
+    # -- operations that a subclass defines
 
     @abstractmethod
     def moves(self, x) -> bool:
@@ -232,11 +232,11 @@ class Interpreter(ABC):
 
     @abstractmethod
     def rearrange(self, f: Callable, x, shape: tuple[int, ...]) -> Any:
-        """An array of this shape whose entries are those of x; f acts on the trailing axes, by methods of arrays."""
+        """Rearrange the entries of x to an array of this shape; f acts on the trailing axes by methods of arrays."""
 
     @abstractmethod
     def join(self, how: str, parts: list, axis: int, shape: tuple[int, ...]) -> Any:
-        """The function ``how`` of NumPy, "concatenate" or "stack", of several arrays, over a negative axis."""
+        """Join several arrays by the NumPy function ``how``, "concatenate" or "stack", along a negative axis."""
 
     @abstractmethod
     def choose_larger(self, x, y, sign: int, shape: tuple[int, ...]) -> Any:
@@ -252,7 +252,7 @@ class Interpreter(ABC):
 
     @abstractmethod
     def divide(self, primitive: Primitive, x, y) -> Any:
-        """Of two arrays, x / y."""
+        """The quotient x / y of two arrays."""
 
     @abstractmethod
     def power(self, primitive: Primitive, x) -> Any:
@@ -272,7 +272,7 @@ class Interpreter(ABC):
 
     @abstractmethod
     def compare(self, primitive: Primitive, x, y) -> Any:
-        """Whether ``x < y``, or another comparison of the two."""
+        """The comparison ``x < y``, or another comparison of the two."""
 
     @abstractmethod
     def logical(self, primitive: Primitive, *args) -> Any:
@@ -280,18 +280,18 @@ class Interpreter(ABC):
 
     @abstractmethod
     def select(self, primitive: Primitive, which, *cases) -> Any:
-        """Entries of the cases, by number."""
+        """The entries of the cases that the indices ``which`` select."""
 
 
 def _shape(variable: Any) -> tuple[int, ...]:
     return variable.aval.shape
 
 
-# ---- the network that is interpreted ---------------------------------------------------------
+# ---- the network -----------------------------------------------------------------------------
 
 
 def bind_params(net: LayerLike, params, side: dict) -> Callable:
-    """The net as a function of its input alone, with params in float64; call it where JAX has float64 enabled.
+    """The net as a function of its input only, with params in float64; call it with float64 enabled in JAX.
 
     Raises:
         TypeError: for a layer with state.
@@ -309,7 +309,7 @@ def bind_params(net: LayerLike, params, side: dict) -> Callable:
 def trace_network(function: Callable, shape: tuple[int, ...], hint: str = "") -> ClosedJaxpr:
     """The jaxpr of a function of one float64 array of this ``shape``, with one output.
 
-    ``hint`` is added to an error of the function, which may expect an input of another shape.
+    ``hint`` is added to an error of the function, which can be due to the shape of the input.
     """
     try:
         with jax.enable_x64(True):
@@ -329,7 +329,7 @@ def network_name(net: LayerLike) -> str:
 
 
 def _reject(scope: str, name: str) -> None:
-    """Raise, for a primitive that is not piecewise affine, in the layer that ``scope`` names."""
+    """Raise for a primitive in the layer ``scope`` that is not piecewise affine."""
     layer = f"the layer {scope}" if scope else "a function"
     if name in _REPAIRS:
         require(False, "a piecewise linear net", f"{layer} that uses {name}, which is not supported", _REPAIRS[name])
@@ -338,6 +338,6 @@ def _reject(scope: str, name: str) -> None:
         what = "multiplies two arrays that depend on the input"
     elif name == "div":
         what = "divides by"
-    what += "" if what.endswith("input") else " what depends on the input"
+    what += "" if what.endswith("input") else " a value that depends on the input"
     repair = "use relu, leaky_relu, abs, maxout or another piecewise linear activation"
     require(False, "a piecewise linear net", f"{layer} that {what}", repair)

@@ -1,15 +1,15 @@
-r"""A net of one input as exact pieces: every array that it computes, as a piecewise affine function of the input.
+r"""The exact pieces of a net of one input: every array in the net as a piecewise affine function of the input.
 
 The value of a variable is a partition of the line into pieces and, on each piece, an affine function: its value at a
 point of the piece and its slope. A primitive with kinks (``max``, ``abs``, a comparison) first divides the pieces where
-its argument changes sign, at :math:`r = c - a / s`, and then chooses one branch on each. Nothing is sampled, so no kink
-is missed. All arithmetic is float64, whatever the dtype of the net.
+its argument changes sign, at :math:`r = c - a / s`, and then selects one branch on each piece. Nothing is sampled, so
+no kink is missed. All arithmetic is in float64, independently of the dtype of the net.
 
 Where kinks cancel, the slopes on both sides agree up to rounding, so the size of rounding errors is computed too.
-Errors are taken as independent: they add up as the root of the sum of their squares, and a sum of n terms adds an
-error of :math:`\sqrt n` times the sum of their sizes. So :math:`y = W x` has
-:math:`e_y = \sqrt{W^2 e_x^2} + \sqrt n\,|W|\,|s_x|`, its inherited and its own error; squares are those of entries.
-A unit that is off passes no error on, so that errors grow with depth as slopes do. The bound for errors of any sign,
+Errors are assumed to be independent: they add up as the root of the sum of their squares, and a sum of n terms adds an
+error of :math:`\sqrt n` times the sum of their sizes. Therefore :math:`y = W x` has
+:math:`e_y = \sqrt{W^2 e_x^2} + \sqrt n\,|W|\,|s_x|`, the propagated and the new error, with elementwise squares.
+A unit that is off propagates no error, so errors grow with depth at the rate of the slopes. The worst-case bound,
 a product of all :math:`|W|`, would exceed every slope after twenty wide layers.
 
 Source of the estimate: Higham & Mary 2019, A new approach to probabilistic rounding error analysis,
@@ -45,21 +45,21 @@ from jaxblocks.theory.piecewise_affine.interpreter import (
 
 __all__ = ["Pieces", "affine_pieces"]
 
-_BUDGET = 2**19  # numbers in one array; beyond, the line is divided into parts that are walked one after the other
+_BUDGET = 2**19  # numbers in one array; larger problems are divided into parts of the line
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What `affine_pieces` returns: on piece i, from ``edges[i]`` to ``edges[i + 1]``, the function
+    """The result of `affine_pieces`: on piece i, from ``edges[i]`` to ``edges[i + 1]``, the function
     ``values[i] + slopes[i] * (x - points[i])``.
 
     Attributes:
-        edges: of the pieces, increasing, the first -inf, the last inf.
-        points: one in each piece.
+        edges: the ends of the pieces, increasing, from -inf to inf.
+        points: one point in each piece.
         values, slopes: ``(pieces, *shape)`` for a net with outputs of this shape.
-        noise: ``eps * noise`` is the size of the slopes' rounding errors where it is largest; in shape as the output.
+        noise: ``eps * noise`` is the largest rounding error of the slopes; in the shape of the output.
 
-    Edges are the kinks of all units of the net; some cancel at the output.
+    Edges are the kinks of all units of the net; some of them cancel at the output.
     """
 
     edges: np.ndarray
@@ -72,14 +72,14 @@ class Pieces:
 def affine_pieces(
     net: LayerLike, params=(), *, shape: tuple[int, ...] = (1,), name: str = "", hint: str = "", **side
 ) -> Pieces:
-    """The pieces of a net of one input: an array of this ``shape`` with a single entry.
+    """The pieces of a net of one input, an array of this ``shape`` with a single entry.
 
     Args:
         net: a layer without state, or a function of an array.
-        params: those of the layer.
-        shape: of the input.
-        name: of the net, for errors; where the net is a function made of a layer, the name of the layer.
-        hint: what an error of the net itself adds about the shape of its input.
+        params: the params of the layer.
+        shape: the shape of the input.
+        name: the name of the net, for errors; for a function that calls a layer, the name of the layer.
+        hint: a note on the shape of the input, added to an error of the net.
         side: side inputs, as for ``apply``.
 
     Raises:
@@ -91,7 +91,7 @@ def affine_pieces(
     (array([-inf,  -1.,   0.,   1.,  inf]), array([-1.,  1., -1.,  1.]))
     """
     closed = trace_network(bind_params(net, params, side), shape, hint)
-    with jax.enable_x64(True), np.errstate(all="ignore"):  # results that are not finite are rejected by the callers
+    with jax.enable_x64(True), np.errstate(all="ignore"):  # the callers reject results that are not finite
         done: list[tuple] = []
         todo = [np.array([-np.inf, np.inf])]
         while todo:
@@ -152,7 +152,7 @@ class _Constant:
 
 
 class _TooManyError(Exception):
-    """The pieces times the units are too many for one array: walk these parts of the line one after the other."""
+    """The number of pieces times units is too large for one array; process these parts of the line in order."""
 
     def __init__(self, edges, size):
         pieces, each = len(edges) - 1, _most(size)
@@ -161,21 +161,21 @@ class _TooManyError(Exception):
 
 
 def _most(size):
-    """How many pieces a part begins with, where an array has ``size`` entries."""
+    """The initial number of pieces of a part, for arrays of ``size`` entries."""
     return max(_BUDGET // (2 * max(size, 1)), 1)
 
 
 def _input(shape):
-    """The input itself; on one piece, whose point is 0, so that the first roots are -b / w to the last bit."""
+    """The input itself, on one piece whose point is 0, so that the first roots are exactly -b / w."""
     zeros = np.zeros((1, *shape))
     return _Affine(_Grid(np.array([-np.inf, np.inf])), zeros, np.ones_like(zeros), zeros)
 
 
-# ---- the interpretation ----------------------------------------------------------------------
+# ---- the interpreter -------------------------------------------------------------------------
 
 
 class _Line(Interpreter):
-    """One walk through the net on one part of the line; its grid only becomes finer."""
+    """A traversal of the net on one part of the line; its grid only becomes finer."""
 
     def __init__(self, network, edges):
         super().__init__(network)
@@ -206,7 +206,7 @@ class _Line(Interpreter):
         roots = np.unique(roots[(roots > _of_rank(x.a.ndim, low)) & (roots < _of_rank(x.a.ndim, high))])
         edges = self.grid.edges
         roots = roots[(roots > edges[0]) & (roots < edges[-1])]
-        if len(roots):  # some may be edges already, up to rounding
+        if len(roots):  # some may already be edges, up to rounding
             roots = roots[np.append(True, np.diff(roots) > ulps * np.maximum(abs(roots[1:]), abs(roots[:-1])))]
             after = np.searchsorted(edges, roots)
             gap = np.minimum(roots - edges[after - 1], edges[after] - roots)
@@ -217,14 +217,14 @@ class _Line(Interpreter):
             self.grid = _Grid(edges)
 
     def size(self, pieces):
-        """The size of the numbers between which these pieces lie."""
+        """The magnitude of the edges of these pieces."""
         finite = np.where(np.isfinite(self.grid.edges), abs(self.grid.edges), 0.0)
         return np.maximum(finite[pieces], finite[pieces + 1])
 
-    # -- arrays on a grid: an array keeps the grid that it was made on until it meets an array on another
+    # -- arrays on a grid: an array keeps its grid until it is combined with an array on another grid
 
     def refined(self, x) -> Any:
-        """The same function on the present grid."""
+        """The same function on the current grid."""
         if x.grid is self.grid:
             return x
         if x.grid is None:
@@ -237,7 +237,7 @@ class _Line(Interpreter):
         return _Affine(self.grid, x.a[old] + s * moved, s, x.e[old])
 
     def number(self, x) -> _Affine:
-        """The same as an affine function, with True as 1; an array that does not move gets one piece."""
+        """The same array as an affine function, with True as 1; an array independent of the input has one piece."""
         if isinstance(x, _Affine):
             return x
         a, grid = (x.a, x.grid) if _moves(x) else (np.asarray(x)[None], None)
@@ -245,7 +245,7 @@ class _Line(Interpreter):
         return _Affine(grid, a, np.zeros_like(a), np.zeros_like(a))
 
     def alike(self, *xs, finest=False) -> list[Any]:
-        """Arrays on one grid (the ``finest`` or the one that they share) and of one rank."""
+        """The arrays on one grid (the ``finest``, or the grid that they share) and with one rank."""
         grids = {id(x.grid) for x in xs if _moves(x) and x.grid is not None}
         if finest or len(grids) > 1:
             xs = tuple(self.refined(x) if _moves(x) and x.grid is not None else x for x in xs)
@@ -277,7 +277,7 @@ class _Line(Interpreter):
         return self.by_derivative(primitive, args)
 
     def by_derivative(self, primitive: Primitive, args):
-        """A primitive without an implementation in NumPy: JAX applies it to values, its derivative to slopes."""
+        """A primitive without a NumPy implementation: JAX applies it to values, and its derivative to slopes."""
         bilinear, reads = RULES[primitive.name] == "multiply", primitive.inputs
         given = {v: args[primitive.equation.invars.index(v)] for v in reads}
         moving = [v for v in reads if _moves(given[v])]
@@ -355,7 +355,7 @@ class _Line(Interpreter):
     def compare(self, primitive, x, y):
         holds = getattr(operator, primitive.name)
         x, sign = self.signs(_add(self, {}, x, y, -1))
-        if primitive.name in ("eq", "ne"):  # two lines that meet at a point are not equal on a piece
+        if primitive.name in ("eq", "ne"):  # two lines that are equal at one point are not equal on a piece
             sign = np.where(x.s != 0, 1.0, sign)
         return _Constant(x.grid, holds(sign, 0))
 
@@ -383,7 +383,7 @@ def _moves(x):
 
 
 def _of_rank(rank, array):
-    """``array``, (p, *shape), with axes of 1 behind its first."""
+    """``array``, (p, *shape), with axes of length 1 inserted after the first axis."""
     return array.reshape(array.shape[:1] + (1,) * (rank - array.ndim) + array.shape[1:])
 
 
@@ -396,7 +396,7 @@ def _grid_of(xs) -> Any:
     return next(x.grid for x in xs if x.grid is not None)
 
 
-# ---- implementations in NumPy: no compilation for each number of pieces ------------------------
+# ---- NumPy implementations, which need no compilation for each number of pieces ----------------
 
 
 def _mul(line, x, y):
@@ -414,7 +414,7 @@ def _dot(line, contracted, x, y):
     over_x, over_y = contracted
 
     def dot(moving, fixed):
-        """With the axis of pieces first."""
+        """The product, with the axis of pieces first."""
         if _moves(x):
             return np.tensordot(moving, fixed, ([axis + 1 for axis in over_x], over_y))
         product = np.tensordot(fixed, moving, (over_x, [axis + 1 for axis in over_y]))
@@ -454,7 +454,7 @@ def _slice(v, p):
 
 
 def _in_order(v, dimensions):
-    """The axes of an array behind the pieces, as a reshape with ``dimensions`` reads them."""
+    """The array with the axes after the pieces in the order in which a reshape with ``dimensions`` reads them."""
     return v if dimensions is None else v.transpose(0, *(1 + axis for axis in dimensions))
 
 
@@ -463,7 +463,7 @@ def _concatenate(line, params, *xs):
 
 
 def _moved_by(f) -> Callable:
-    """A primitive that only moves entries: ``f(array, params)``, pieces first."""
+    """A primitive that only moves entries, by ``f(array, params)`` with pieces first."""
     return lambda line, params, x: _each(lambda v: f(v, params), x)
 
 

@@ -1,8 +1,8 @@
-"""A net on a plane as a list of steps, each of them affine in (u, v) or piecewise constant, and its comparisons.
+"""A net on a plane as a list of steps, each affine in (u, v) or piecewise constant, with its comparisons.
 
-In the list, calls are inlined, loops unrolled and constants computed. On a set where no comparison changes, each of
-its arrays is one affine function of (u, v), given by its value and its slopes at a point: `evaluator` computes them at
-many points at once.
+Calls are inlined, loops are unrolled and constants are evaluated. On a set where no comparison changes, each array is
+one affine function of (u, v), given by its value and its slopes at a point; `evaluator` computes them at many points at
+once.
 
     n     points
     u     entries of one array
@@ -33,14 +33,14 @@ _BUDGET = 2**21  # numbers in one array
 
 
 class _Slot(NamedTuple):
-    """A value that depends on (u, v): its number, and whether it is affine, or else piecewise constant."""
+    """A value that depends on (u, v): its index, and whether it is affine; otherwise it is piecewise constant."""
 
     number: int
     affine: bool
 
 
 class _Step(NamedTuple):
-    """``function(*args)`` is a list; ``sizes``, where terms are added, takes their sizes to those of the sums."""
+    """A step ``function(*args)``, which returns a list; ``sizes`` maps sizes of added terms to those of the sums."""
 
     function: Callable
     sizes: Callable | None
@@ -49,15 +49,15 @@ class _Step(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What `program_on_plane` returns.
+    """The result of `program_on_plane`.
 
     Attributes:
-        steps: in the order of their evaluation.
-        kinks: the slots whose entries change their sign where a comparison changes.
-        widths: the number of entries of each of them.
+        steps: the steps in the order of evaluation.
+        kinks: the slots whose entries change sign where a comparison changes.
+        widths: the number of entries of each of these slots.
         widest: the number of entries of the largest array.
         output: the slot of the result.
-        shape: of the result.
+        shape: the shape of the result.
     """
 
     steps: list[_Step]
@@ -69,7 +69,7 @@ class Program(NamedTuple):
 
 
 class _Plane(Interpreter):
-    """The walk that writes the list of steps."""
+    """The traversal that creates the list of steps."""
 
     def __init__(self, network):
         super().__init__(network)
@@ -99,7 +99,7 @@ class _Plane(Interpreter):
         return self.add(function, args, shape, sizes=function)[0]
 
     def kink(self, x, y, shape) -> None:
-        """Note that the entries of x and y are compared."""
+        """Record that the entries of x and y are compared."""
         if x is y or not (self.is_affine(x) or self.is_affine(y)) or not math.prod(shape):
             return
         [difference] = self.add(lambda x, y: [x - y], (x, y), shape, sizes=lambda x, y: [x + y])
@@ -107,7 +107,7 @@ class _Plane(Interpreter):
         self.widths += (math.prod(shape),)
 
     def bind(self, primitive: Primitive, args, affine=None, chosen=False) -> list[_Slot]:
-        """A step that applies the primitive in float64; ``chosen`` where it adds nothing, but chooses between terms."""
+        """A step that applies the primitive in float64; ``chosen`` if it selects terms and does not add them."""
         params = {key: _wide_dtype(value) for key, value in primitive.params.items()}
         bound = partial(primitive.equation.primitive.bind, **params)
         function = bound if primitive.equation.primitive.multiple_results else lambda *xs: [bound(*xs)]
@@ -172,7 +172,7 @@ class _Plane(Interpreter):
 def program_on_plane(net: LayerLike, params, side: dict, origin, directions, *, hint: str = "") -> Program:
     """The steps of a net of the input ``origin + u * directions[0] + v * directions[1]``, (u, v) in [-1, 1]^2.
 
-    ``hint`` is what an error of the net itself adds about the shape of its input.
+    ``hint`` is a note on the shape of the input, added to an error of the net.
     """
     closed = trace_network(bind_params(net, params, side), origin.shape, hint)
     shape = closed.out_avals[0].shape
@@ -192,7 +192,7 @@ def _widened(x):
 
 
 def _wide_dtype(value):
-    """A parameter of a primitive; a floating dtype becomes float64."""
+    """A parameter of a primitive, with a floating dtype replaced by float64."""
     is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
     return np.dtype(np.float64) if is_dtype and jnp.issubdtype(value, jnp.floating) else value
 
@@ -204,7 +204,7 @@ _SIZES = {"sub": lambda x, y: [x + y], "neg": lambda x: [x], "div": lambda x, y:
 
 
 class AffineMaps(NamedTuple):
-    """At points: values (n, u), slopes (n, u, 2) and, for rounding errors, the sizes of the terms added (n, u)."""
+    """Maps at points: values (n, u), slopes (n, u, 2) and, for rounding errors, the sizes of added terms (n, u)."""
 
     values: np.ndarray
     slopes: np.ndarray
@@ -212,7 +212,7 @@ class AffineMaps(NamedTuple):
 
 
 def _evaluate(program, point):
-    """The output and the differences that are compared, near one point: values, slopes, sizes, flat."""
+    """The output and the compared differences near one point: flat values, slopes and sizes."""
     values, slopes, sizes = {0: point}, {0: jnp.eye(2)}, {0: jnp.ones(2)}
     is_affine = lambda x: isinstance(x, _Slot) and x.affine
     for function, of_sizes, args, outs in program.steps:
@@ -245,13 +245,13 @@ def _size(x):
 
 
 def evaluator(program: Program) -> Callable[[np.ndarray], Iterator[tuple[slice, Callable, list]]]:
-    """The affine maps of a program at points of the plane, as many points at a time as arrays have room for.
+    """The affine maps of a program at points of the plane, evaluated in batches of a limited array size.
 
     Returns:
-        A function of points (n, 2). It yields the rows of the points that it treats together, a function that turns
-        `AffineMaps` into NumPy arrays, and the maps: of the output, then of each kink.
+        A function of points (n, 2). It yields the rows of each batch of points, a function that converts `AffineMaps`
+        to NumPy arrays, and the maps: of the output, then of each kink.
 
-    One compiled program serves every comparison: the results of later steps are not used, which takes less time
+    One compiled program is used for every comparison. The results of later steps are then unused, which takes less time
     than many compilations.
     """
     numbers = max([program.widest, sum(program.widths), *(10 * n for n in program.widths)])
