@@ -29,7 +29,6 @@ import math
 import numbers
 import operator
 import re
-import re
 import sys
 import types
 import typing
@@ -404,6 +403,8 @@ def _check_array(name, x, specs, sizes):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec) for spec in specs):
+        if name in ("targets", "predictions", "labels") and words == "an integer array":
+            repair += f", or with {name}.argmax(-1) where it has one number per class"
         if words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for the data of a key"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)

@@ -13,6 +13,8 @@ is NaN (and in the integer ``confusion_matrix`` -1), or with ``check=True``, if 
 padding, may have any value.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Real
@@ -221,7 +223,7 @@ def confusion_matrix(
 
 @checked
 def precision_recall_f1(
-    confusion: Real[Array, "classes classes"], *, undefined: float = 0.0, check: bool = False
+    confusion: Real[Array, "classes classes"], *, undefined: Any = 0.0, check: bool = False
 ) -> tuple[Float[Array, " classes"], Float[Array, " classes"], Float[Array, " classes"]]:
     """Precision, recall and F1 score of every class, from a ``confusion_matrix`` C; float32.
 

@@ -35,8 +35,8 @@ from jaxblocks.checks import (
     describe,
     require,
 )
-from jaxblocks.recording import Call
 from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.recording import Call
 
 __all__ = [
     "Schedule",
