@@ -43,10 +43,10 @@ def select(params: PyTree, *patterns: str) -> PyTree[bool]:
     patterns of the latter kind only, all the others are chosen. The order of patterns does not matter.
 
     Args:
-        params: a tree of arrays (or of their shapes, as ``jax.eval_shape(net.init, ...)`` makes it).
-        patterns: names joined by ``/``, of which ``*`` matches any one, ``**`` any number, none included, and
-            ``b*s``, ``?`` and ``[ab]`` what they match in file names; upper and lower case differ. The whole path
-            has to match: ``"**/kernel"`` are all kernels, ``"kernel"`` is the one that is not inside anything.
+        params: a tree of arrays (or of their shapes, as ``jax.eval_shape(net.init, ...)`` returns it).
+        patterns: names joined by ``/``. ``*`` matches any one name, ``**`` zero or more names; ``b*s``, ``?`` and
+            ``[ab]`` match as in file names, with case. The pattern must match the whole path: ``"**/kernel"`` matches
+            all kernels, ``"kernel"`` only a kernel at the top level.
 
     Raises:
         ValueError: for a pattern that matches nothing, such as a misspelled name.
@@ -81,7 +81,7 @@ bias, kernel.
 
 
 def _find(places, pattern):
-    """Whether each place matches; at least one has to."""
+    """Whether each path matches; at least one must."""
     found = [_matches(pattern.split("/"), place) for place in places]
     if any(found):
         return found
@@ -96,7 +96,7 @@ def _find(places, pattern):
 
 
 def _better(places, pattern):
-    """A pattern like this one that matches something, or ``None``."""
+    """A similar pattern that matches a path, or ``None``."""
     names = sorted({name for place in places for name in place})
     words = pattern.strip("/").split("/")
     spelled = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in words]
