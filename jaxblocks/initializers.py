@@ -1,7 +1,7 @@
-r"""Initializers by the names of the field: the weights before training.
+r"""Initializers: functions that draw the weights before training.
 
-An initializer is a function ``f(key, shape, dtype)`` that returns an array, and goes where a layer takes
-``kernel_init=``. Most names here, those of ``jax.nn.initializers``, make one::
+An initializer is a function ``f(key, shape, dtype)`` that returns an array; pass it to a layer as ``kernel_init=``.
+Most functions here have the names of ``jax.nn.initializers`` and return an initializer::
 
     Dense(64, kernel_init=initializers.he_normal())
 
@@ -137,9 +137,9 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 def identity(scale: float | int = 1.0) -> Callable:
     """The initializer that returns ``scale`` times the identity matrix.
 
-    Where the sizes differ, the diagonal that begins at the first entry is ``scale`` and all else 0.
+    In a matrix that is not square, the main diagonal is ``scale`` and all other entries are 0.
 
-    Raises a ``ValueError`` for shapes that are not those of a matrix (for convolutions there is ``delta_orthogonal``).
+    Raises a ``ValueError`` for shapes that are not those of a matrix (for convolutions use ``delta_orthogonal``).
 
     >>> print(jaxblocks.initializers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
     [[2. 0. 0.]

@@ -161,10 +161,10 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
 def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree = (), **side: Any) -> dict[str, Any]:
     """The output of every layer of a net, by its path.
 
-    Left out are the layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
-    ``checkpoint`` of a layer's own: their values do not exist outside of it.
+    Layers inside a scan (`Repeat`, `Recurrent`), and inside a ``jit`` or ``checkpoint`` within
+    a layer, are omitted: their values do not exist outside of it.
 
-    A layer on its own, without a combinator around it, has none.
+    For a layer without a combinator the result is empty.
     Works under ``jit``, ``grad`` and ``vmap``. A layer that returns several arrays, or is
     applied several times, has a tuple.
 
@@ -276,7 +276,7 @@ def variance_report(
     state: PyTree = None,
     **side: Any,
 ) -> VarianceReport:
-    r"""The mean and the variance of what each layer of a net puts out, at ``init`` or with params of your own.
+    r"""Mean and variance of the outputs of every layer of a net, at ``init`` or with given params.
 
     Where the variance shrinks or grows from layer to layer, so do the outputs and, in the same way, the gradients: a
     deep net then learns slowly or not at all. With weights of variance :math:`\mathrm{Var}\,w`, mean zero, and no bias,

@@ -135,10 +135,10 @@ def cross_entropy(
     """Cross-entropy: expected length of a code for ``q`` when the true distribution is ``p``.
 
     CE(P, Q) = -sum_i P_i log Q_i = D_KL(P || Q) + H(P), in nats, or in bits with ``base=2``. Conventions:
-    0 log 0 = 0, and p log 0 = -infinity for p > 0, so the result is +infinity where Q excludes what P allows.
-    Not symmetric, and not 0 at P = Q: there it takes its smallest value over Q, H(P).
+    0 log 0 = 0, and p log 0 = -infinity for p > 0, so the result is +infinity if Q_i = 0 for some i with P_i > 0.
+    Not symmetric, and not 0 at P = Q: there it takes its minimum over Q, H(P).
 
-    A one-hot label belongs in the *first* slot: then CE = -log Q_label. In the second slot it gives infinity unless
+    A one-hot label is the *first* argument: then CE = -log Q_label. As the second argument it gives infinity unless
     P equals it. For scores use ``softmax_cross_entropy``, which cannot overflow.
 
     Both arguments are probabilities that sum to 1. (Cevher asks only for entries in [0, 1]. PyTorch's
@@ -331,13 +331,13 @@ def softmax_cross_entropy(
       a categorical model. Gradient: softmax(z)_i - 1[i = y].
     - floating-point distributions t of shape (*batch, classes): -sum_i t_i log softmax(z)_i. Gradient: softmax(z) - t.
 
-    The two are told apart by dtype and shape; anything else is a ``ValueError``. Labels count from 0. Finite for all
-    finite scores. A score of -inf excludes its class: the loss is infinite if that class is the label, and otherwise
-    the class is left out.
+    The two are distinguished by dtype and shape; other targets raise a ``ValueError``. Labels count from 0. Finite for
+    all finite scores. A score of -inf excludes its class: the loss is infinite if that class is the label, and
+    otherwise the class is ignored.
 
-    If the right class leads all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d)); a right answer
-    alone says only that it is at most log C. A wrong answer costs at least log 2, so it is loss / log 2, the loss in
-    bits, that bounds ``zero_one_loss`` from above (the loss in nats does not).
+    If the score of the correct class exceeds all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d));
+    for a correct prediction it is at most log C, for a wrong one at least log 2. So the loss in bits, loss / log 2,
+    bounds ``zero_one_loss`` from above (the loss in nats does not).
 
     Raises ``ValueError`` for a label out of range or a target that does not sum to 1 (known values, or
     ``check=True``). Under ``jit`` a label out of range gives NaN.
@@ -648,10 +648,10 @@ def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     """L1 penalty of a tree of parameters: the sum of the absolute values of all entries.
 
     Omega(Theta) = sum |W|, to be added to a loss as lambda * l1_penalty(params). The subgradient at 0 is 0; for exact
-    zeros step with ``soft_threshold``.
+    zeros use steps with ``soft_threshold``.
 
-    ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
-    part. The lectures leave out biases; see ``l2_penalty`` for a mask that does. Computed and returned in float32
+    ``mask`` selects the arrays to include: a boolean, or a tree of booleans with the structure of ``params`` or of its
+    upper part. The lectures exclude biases; see ``l2_penalty`` for such a mask. Computed and returned in float32
     (float64 if an array is), also for half precision, where a sum over a whole net would lose most of its digits.
 
     Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.

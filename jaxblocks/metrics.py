@@ -1,16 +1,15 @@
-"""Metrics: how good predictions are, in plain arrays. To train a model, use a loss.
+"""Metrics: measures of the quality of predictions. To train a model, use a loss.
 
-Scores are what a classifier puts out, one number per class on the last axis: logits, log-probabilities or
-probabilities, of which only the order counts. Labels are integers from 0 to classes - 1. Scores have the shape
-(..., classes) and labels the shape (...), with any number of leading axes, none included. Scores that are NaN
-make the result NaN.
+Scores are the outputs of a classifier, one number per class on the last axis: logits, log-probabilities or
+probabilities; only their order matters. Labels are integers from 0 to classes - 1. Scores have the shape
+(..., classes) and labels the shape (...), with zero or more leading axes. NaN scores make the result NaN.
 
-A label out of range raises a ``ValueError`` where its value is known. Under ``jit`` it is not known: then the result
-is NaN (and in the integer ``confusion_matrix`` -1), or with ``check=True``, if the caller is wrapped in
-``jax.experimental.checkify.checkify``, an error. Empty data raise a ``ValueError``, since they have no mean.
+A label out of range raises a ``ValueError`` where its value is concrete. Under ``jit`` the result is NaN (in the
+integer ``confusion_matrix`` -1). With ``check=True``, if the caller is wrapped in
+``jax.experimental.checkify.checkify``, it is an error. Empty data raise a ``ValueError``, since they have no mean.
 
-``weights`` (where there are any) say how much every label counts, as numbers or booleans; a label of weight 0, such as
-padding, may have any value.
+``weights``, where a function takes them, are the weights of the labels, as numbers or booleans; a label of weight 0,
+such as padding, may have any value.
 """
 
 import jax

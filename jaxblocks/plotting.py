@@ -1,8 +1,8 @@
-"""Plots: one function for each kind, data first, axes last; each returns the Matplotlib axes that it drew on.
+"""Plots: each function takes data first and axes last, and returns the Matplotlib axes that it drew on.
 
-They share one style: colors that color-blind readers can distinguish (Okabe & Ito), each with a dash, a marker or a
-hatch of its own, so that they can be distinguished in gray print as well. `style` applies it to other plots too, such
-as those of the ``plot`` methods of records. Where ``ax`` is left out, new axes are made.
+They share one style: colors that color-blind readers can distinguish (Okabe & Ito), each with its own dash, marker or
+hatch, so that they remain distinguishable in grayscale. `style` applies it to other plots too, such
+as those of the ``plot`` methods of records. Without ``ax``, new axes are made.
 
 Matplotlib is imported at the first call: ``pip install jaxblocks[plot]``.
 """

@@ -1,8 +1,8 @@
 """The probability simplex: functions that map to it, and checks that an array lies in it.
 
-A distribution P on n classes is an array of n probabilities along one axis (the last, unless ``axis`` says
-otherwise): entries at least 0 that sum to 1. Scores, or logits, are arrays of any real numbers; ``softmax`` turns
-them into a distribution. Classes and labels count from 0. (Diehl and Cevher count from 1.)
+A distribution P on n classes is an array of n probabilities along one axis (``axis``, by default the last): entries
+at least 0 that sum to 1. Scores, or logits, are arrays of any real numbers; ``softmax`` maps them to a distribution.
+Classes and labels count from 0. (Diehl and Cevher count from 1.)
 
 Half precision is computed in float32 and returned in its own dtype. Logarithms are natural.
 """

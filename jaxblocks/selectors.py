@@ -1,9 +1,9 @@
-"""Choose params by their path: the masks for freezing, weight decay, learning rates, casting, tying, counting.
+"""Select params by path: masks for freezing, weight decay, learning rates, casting, tying, counting.
 
-The path of an array is what leads to it in the tree, joined by ``/``: ``"hidden/kernel"`` for layers with
+The path of an array consists of its keys in the tree, joined by ``/``: ``"hidden/kernel"`` for layers with
 names, ``"0/kernel"`` for layers by position. Inside a ``Repeat`` one path stands for all copies.
 
-A mask is a tree of Python bools in the form of the params, which is what optax and ``jax.tree.map`` take::
+A mask is a tree of Python bools with the structure of the params, as optax and ``jax.tree.map`` take it::
 
     frozen = select(params, "encoder/**")
     optimizer = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
@@ -37,10 +37,10 @@ def paths(params: PyTree) -> tuple[str, ...]:
 
 
 def select(params: PyTree, *patterns: str) -> PyTree[bool]:
-    """Which params match: a tree of bools in the form of ``params``.
+    """Select params by patterns: a tree of bools with the structure of ``params``.
 
-    An array is chosen if its path matches any of the patterns, and none of those that begin with ``!``; with
-    patterns of the latter kind only, all the others are chosen. The order of patterns does not matter.
+    An array is selected if its path matches any of the patterns, and none of those that begin with ``!``. If all
+    patterns begin with ``!``, all other arrays are selected. The order of patterns does not matter.
 
     Args:
         params: a tree of arrays (or of their shapes, as ``jax.eval_shape(net.init, ...)`` returns it).

@@ -121,9 +121,9 @@ def standardize(
 
 
 def moments_and_count(x, axes: tuple[int, ...], mask=None, axis_name=None):
-    """Mean, variance and the number of entries that they are taken over; the axes stay, with size 1.
+    """Mean, variance and number of the averaged entries; the axes remain, with size 1.
 
-    ``axis_name`` is that of a mapped axis which the sums include.
+    ``axis_name`` is the name of a mapped axis that the sums include.
 
     >>> mean, variance, count = moments_and_count(jnp.ones((3, 2)), (0,))
     >>> mean.shape, count

@@ -72,11 +72,11 @@ def as_dense(
 def receptive_field(
     layer: LayerLike, shape: tuple[int, ...], position: int | tuple[int, ...], params: PyTree = (), **side: Any
 ) -> Bool[Array, "..."]:
-    r"""Which entries of the input an output depends on: where its row of the Jacobian is not zero.
+    r"""The receptive field of an output: the entries of the input where its row of the Jacobian is not zero.
 
-    :math:`R_j = \big[\, \partial f(x)_i / \partial x_j \ne 0 \text{ for some } x \,\big]`, tried at eight random
+    :math:`R_j = \big[\, \partial f(x)_i / \partial x_j \ne 0 \text{ for some } x \,\big]`, tested at eight random
     inputs, since the derivative of a rectifier or a maximum is zero at some of them. A weight
-    of exactly 0 is no dependence.
+    of exactly 0 gives no dependence.
 
     Args:
         layer: a pair, or a function of one array.

@@ -1,7 +1,7 @@
-"""The laws that every layer keeps, as checks for layers of your own.
+"""The laws that every layer satisfies, as checks for your own layers.
 
-`check_layer` checks a layer against all of them and names those that it breaks. Each law is a function ``law(case)``
-in `LAWS`: it raises where the layer breaks the law, and returns ``False`` where the law does not apply to the layer.
+`check_layer` checks a layer against all laws and reports those that it violates. Each law is a function ``law(case)``
+in `LAWS`: it raises where the layer violates the law, and returns ``False`` where the law does not apply to the layer.
 The tests of this project check every law on every layer of the library.
 """
 
