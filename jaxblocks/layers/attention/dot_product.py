@@ -25,7 +25,7 @@ Bias: TypeAlias = Float[Array, "..."] | Callable | None
 SegmentIds: TypeAlias = Integer[Array, "..."] | tuple[Integer[Array, "..."], Integer[Array, "..."]] | None
 Implementation: TypeAlias = Literal["einsum", "chunked", "fused"] | None
 
-# The number of scores per head from which queries are chunked. Measured (benchmarks/attention.py; CPU, 8 heads of 64), time
+# Scores per head from which queries are chunked. Measured (benchmarks/attention.py; CPU, 8 heads of 64), time
 # chunked / einsum: of the gradient 1.3 to 1.4 at 256 x 256, 0.7 to 1.4 at 512 x 512, 0.65 to 1.25 from 1024 x 1024 on
 # (lower for small batches); of the forward pass 1.0 to 1.4, 0.85 to 1.05, 0.4 to 0.75. Memory: 1/35 at 8192 x 8192.
 _CHUNKED_FROM = 1024 * 1024

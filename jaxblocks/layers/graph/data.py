@@ -123,12 +123,12 @@ def adjacency_graph(
     """
     if n_edges is None:
         concrete = not isinstance(adjacency, Tracer)
-        repair = "pass n_edges, the largest number of edges to expect"
+        repair = "pass n_edges, the largest expected number of edges"
         require(concrete, "n_edges under jit, where edges cannot be counted", "None", repair)
         receivers, senders = (jnp.asarray(ids, jnp.int32) for ids in np.nonzero(np.asarray(adjacency)))
         return Graph(nodes, senders, receivers)
     count = jnp.count_nonzero(adjacency)
-    message = f"at most n_edges = {n_edges} edges, got {{count}}; raise n_edges"
+    message = f"at most n_edges = {n_edges} edges, got {{count}}; increase n_edges"
     check_values(count <= n_edges, message, count=count)
     receivers, senders = jnp.nonzero(adjacency, size=n_edges, fill_value=0)
     senders = jnp.where(count <= n_edges, senders, -1).astype(jnp.int32)
@@ -246,11 +246,11 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
 
 
 def count_graphs(graph: Graph) -> int:
-    """The number of graphs, padding included, which the shapes must tell."""
+    """The number of graphs, padding included, from the shapes."""
     for per_graph in (graph.global_features, graph.graph_mask):
         if per_graph is not None:
             return per_graph.shape[0]
-    expected = "a graph whose shapes tell the number of graphs"
+    expected = "a graph whose shapes determine the number of graphs"
     repair = "give the graph a graph_mask, as batch_graphs does"
     require(graph.node_graph is None, expected, "node_graph alone", repair)
     return 1
