@@ -125,7 +125,8 @@ def kernel_regression(
 
     Returns:
         The predictions, (M,) or (M, O); (T, M) or (T, M, O) for an array of times. They do not change along
-        eigenvectors of K whose eigenvalue is zero up to rounding (below N times the precision, relative to the largest).
+        eigenvectors of K whose eigenvalue is zero up to rounding (relative to the largest, below N times the
+        precision).
 
     Raises:
         ValueError: if the shapes do not match.

@@ -39,7 +39,7 @@ __all__ = ["KernelPlan", "ntk", "ntk_plan"]
 _WEIGHTS = {"contraction": 1.0, "structured": 1.5, "products": 3.0}
 Method: TypeAlias = Literal["auto", "contraction", "products", "structured"]
 _METHODS = ("contraction", "products", "structured")
-# The most numbers that a block of rows may store as intermediate results.
+# The maximal size of the intermediate results of a block of rows.
 _BLOCK = 2**22
 
 
