@@ -485,7 +485,7 @@ def test_errors_state_the_repair(sentences):
         (lambda: jacobian(jnp.sin)(x.astype(jnp.complex64)), "complex64"),
         (lambda: jacobian(lambda x: None)(x), "f to return at least one array, got None; return what"),
         (lambda: jacobian(lambda x: x)("a"), "x, got 'a'; give an array, or pass it after x"),
-        (lambda: jacobian(lambda x: [x, "s"])(x), r"f\(x\)\[1\], got 's'; give an array, or leave it out"),
+        (lambda: jacobian(lambda x: [x, "s"])(x), r"f\(x\)\[1\], got 's'; give an array, or omit it"),
         (lambda: jacobian(jnp.sin)(3), "x, got 3; write 3.0, or pass it after x"),
         (lambda: jacobian(jnp.sin, memory=1.5), "memory to be an integer >= 1, got 1.5"),
     ]:

@@ -4,11 +4,11 @@ Most parameters are used in a single product: a dense layer's kernel with an act
 kernel with the patches of an image, an embedding's table with the one-hot vectors of its rows. Then the gradient of
 one example is a sum of outer products over the positions p at which the parameter is used (time steps, pixels),
 
-    G_b = sum_p u_bp v_bp^T                    for each of the matrices b that the parameter holds,
+    G_b = sum_p u_bp v_bp^T                    for each of the matrices b in the parameter,
 
 of the other operand u and the cotangent v of the product, which is the derivative with respect to a zero that is
-added there. Norms and inner products of gradients follow from the factors, without the gradients themselves. `read`
-finds these products in a jaxpr, loops included; `pullback_at` computes their factors for one example.
+added to the product. Norms and inner products of gradients follow from the factors, without the gradients themselves.
+`read` finds these products in a jaxpr, loops included; `pullback_at` computes their factors for one example.
 
     b    matrices in one parameter: groups, or steps of a scan with separate weights
     p    positions that share the matrix
@@ -316,7 +316,7 @@ def _in_loop(view: _View, length: int, *, sliced: bool = False) -> _View:
 # A parameter in these is as small as its uses: factors of its gradient would save nothing.
 _BY_ENTRY = frozenset({"add", "add_any", "broadcast_in_dim", "div", "mul", "sub"})
 
-# Primitives that move a parameter's entries without mixing them: each rule returns how the results hold it, or None.
+# Primitives that move a parameter's entries without mixing them: each rule returns the views of the results, or None.
 
 
 def _as_it_is(equation, operand, view):

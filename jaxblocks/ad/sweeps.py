@@ -254,7 +254,7 @@ def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array
 
 
 def _zero_after(arrays) -> jax.Array:
-    """The integer zero, computed from the arrays, so that each batch starts after the previous one and reuses memory."""
+    """The integer zero, computed from the arrays, so that each batch starts after the last one and reuses memory."""
     first = next((array for array in arrays if array.size), None)
     if first is None:
         return jnp.int32(0)
