@@ -13,7 +13,7 @@ values are in nats; the divergences take ``base=2`` for bits.
 
 Concrete values are checked: a distribution that does not sum to 1, or a label out of range, raises ``ValueError`` in
 an eager call. Inside ``jit`` and ``vmap`` values are not available: a label out of range gives NaN (value and
-gradient), and for other invalid values the formula is evaluated as it is. With ``check=True`` and
+gradient), and other invalid values are not detected. With ``check=True`` and
 ``jax.experimental.checkify`` they raise an error (see ``jaxblocks.checks``).
 
 Half precision is computed in float32 and returned in its own dtype.

@@ -143,7 +143,7 @@ def flattening_ranks(
     r_i = #{j : s_j > tolerance * s_1} for the singular values s_1 >= s_2 >= ... of ``flattening(tensor, i)``.
     ``tolerance`` is relative; ``None`` means the larger side of the flattening times the spacing of the
     tensor's dtype at one. For order 2 both numbers are the rank; for a higher order each is a lower bound only
-    (see ``rank_bounds``). Raises ``ValueError`` for a scalar and, where the values are known, for entries that
+    (see ``rank_bounds``). Raises ``ValueError`` for a scalar and, where the values are concrete, for entries that
     are not finite (``check=True`` under ``checkify``; unchecked they count as rank zero).
 
     The tensor e_0 e_0 e_1 + e_0 e_1 e_0 + e_1 e_0 e_0 has rank three:
@@ -179,7 +179,7 @@ def rank_bounds(
 
     max_i r_i <= rank(T) <= (r_1 ... r_n) / max_i r_i. Each flattening of a sum of r pure tensors has rank at
     most r; and T is a core of shape (r_1, ..., r_n) in other bases, which is the sum of its fibers along its
-    longest axis. For order 1 and 2 the bounds meet. For order 3 and above the
+    longest axis. For order 1 and 2 the bounds are equal. For order 3 and above the
     rank itself is NP-hard to compute, and no function here computes it. Arguments as in ``flattening_ranks``.
 
     >>> w = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])

@@ -419,7 +419,7 @@ def test_the_plan_of_a_known_matrix():
     plan = jacobian_plan(lambda x: jnp.sin(x @ w), jnp.ones(30))
     words = plan.explain()
     assert plan.mode == "known" and plan.operations["chosen"] == 30 * 30 and plan.temporary_bytes > 0
-    assert "1. J1 is written down: its matrix, scaled row by row" in words
+    assert "1. J1 is known: its matrix, scaled row by row" in words
     assert "mixed" not in words and "bracketing" not in words and "batches: none" in words
     assert "column by column" in jacobian_plan(lambda x: jnp.sin(x) @ w, jnp.ones(30)).explain()
 
@@ -451,7 +451,7 @@ def test_sweeps_are_described():
     """Every stage of the bracketing has its step in the plan."""
     a, b = jnp.ones((200, 3)), jnp.ones((3, 200))
     plan = jacobian_plan(lambda x: jnp.sin(jnp.sin(x @ a) @ b), jnp.ones(200))
-    assert plan.sweeps == ("J2 is written down: its matrix, scaled row by row", "200 rows pulled through J1")
+    assert plan.sweeps == ("J2 is known: its matrix, scaled row by row", "200 rows pulled through J1")
 
 
 def test_plans_from_shapes():

@@ -445,7 +445,7 @@ def _dot_forward(equation, weight, tangents, seeds):
     tangent, _, axes, weight_axes = _sides(equation, tangents)
     product = equation.outvars[0].aval
     out = _product_with(seeds, weight, [axis + 1 for axis in axes], weight_axes, equation, product.dtype)
-    if tangent is not equation.invars[0]:  # the constant's axes come first
+    if tangent is not equation.invars[0]:  # the axes of the constant are first
         n_free = tangent.aval.ndim - len(axes)
         out = lax.transpose(out, [0, *range(1 + n_free, out.ndim), *range(1, 1 + n_free)])
     return out.reshape(seeds.shape[0], *product.shape)

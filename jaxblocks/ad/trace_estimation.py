@@ -138,8 +138,8 @@ def _xtrace(operator, key, products, size):
     """One sample for each vector: the trace in the range of A times the other vectors, and the rest from this vector.
 
     With A Ω = Q R and s_i the normalized columns of R's inverse transposed, Q (I - s_i s_i') Q' projects on the range
-    without column i. Two columns are left out in the same way, so no sample needs a factorization of its own. The
-    samples share vectors, so their variance is too small; the jackknife, which leaves out one vector, gives the error.
+    without column i. Two columns are omitted in the same way, so no sample needs a factorization of its own. The
+    samples share vectors, so their variance is too small; the jackknife, which omits one vector, gives the error.
     """
     half = products // 2
     omega = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(key, half)).T  # (n, m)

@@ -249,7 +249,7 @@ def Recurrent(
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
     require(
-        "mask" not in child.reads, expected, f"{child.kind}, which reads a mask of its own", repair, error=TypeError
+        "mask" not in child.reads, expected, f"{child.kind}, which reads its own mask", repair, error=TypeError
     )
     own = declared_by(_reads_mask)
 

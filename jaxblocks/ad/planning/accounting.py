@@ -64,9 +64,9 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
 
 def _known_description(stage: int, link: Link) -> str:
     if link.kind == "diagonal":
-        return f"J{stage + 1} is written down: a diagonal matrix"
+        return f"J{stage + 1} is known: a diagonal matrix"
     scaled = " and ".join(["row by row"] * bool(link.after) + ["column by column"] * bool(link.before))
-    return f"J{stage + 1} is written down: its matrix" + f", scaled {scaled}" * bool(scaled)
+    return f"J{stage + 1} is known: its matrix" + f", scaled {scaled}" * bool(scaled)
 
 
 # ---- bytes --------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
             push = price[first, ks] + _between(passed, ks, last, first)
             pull = price[ks, last] + _between(pulled, first, ks, last)
             products = price[ks, last] + price[first, ks] + chain.product(sizes[last], sizes[ks], sizes[first])
-            # In this order a tie goes to the longest sweep, whose k is next to its start.
+            # In this order a tie selects the longest sweep, whose k is next to its start.
             options = [
                 ("forward", ks, push),
                 ("reverse", ks[::-1], pull[::-1]),

@@ -145,7 +145,7 @@ not cheaper.
         >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians import jacobian_plan
         >>> jacobian_plan(jnp.sum, jnp.ones(3)).plot().get_ylabel()
-        'cost / cost of the chosen way'
+        'cost / cost of the chosen plan'
         """
         ax = axes_or_new(ax)
         for i, (label, costs) in enumerate({"operations": self.operations, "predicted time": self.seconds}.items()):
@@ -153,7 +153,7 @@ not cheaper.
             heights = [costs[name] / max(costs["chosen"], 1e-12) for name in names]
             ax.bar([list(costs).index(name) + 0.4 * i - 0.2 for name in names], heights, 0.4, label=label)
         ax.set_xticks(range(3), list(self.operations))
-        ax.set_ylabel("cost / cost of the chosen way")
+        ax.set_ylabel("cost / cost of the chosen plan")
         ax.set_yscale("log")
         ax.legend()
         return ax
@@ -393,7 +393,7 @@ def _reason(asked: str, chosen: str, chain: PricedChain, part: Part, times: dict
     if asked != "auto":
         return f"{asked} mode ({call[asked]}), as requested."
     if chosen == "mixed" and _is_known(chain, part):
-        return f"J1 is written down, which is predicted to be {_gain(times):.3g} times faster than {stock} mode."
+        return f"the matrix of J1 is known, which is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if chosen == "mixed":
         return f"the bracketing below is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if "mixed" in ways:
