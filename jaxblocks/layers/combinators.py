@@ -248,9 +248,7 @@ def Recurrent(
     child = child_of(None, cell)
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
-    require(
-        "mask" not in child.reads, expected, f"{child.kind}, which reads its own mask", repair, error=TypeError
-    )
+    require("mask" not in child.reads, expected, f"{child.kind}, which reads its own mask", repair, error=TypeError)
     own = declared_by(_reads_mask)
 
     # Under jit, so that the params of init are never computed, only the carry.
