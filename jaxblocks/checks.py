@@ -160,7 +160,7 @@ def public_name() -> str:
         elif last in ("init", "apply") and head[:1].isupper() and (is_wrapper or module.startswith("jaxblocks.")):
             name, in_layer = head, True
         elif module.partition(".")[0] == "jaxblocks":
-            public = getattr(sys.modules[module], "__all__", ())  # a method is as public as its class
+            public = getattr(sys.modules[module], "__all__", ())  # a method is public if its class is
             if head.partition(".")[0] in public and module not in (__name__, "jaxblocks.core"):
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
@@ -173,7 +173,7 @@ def public_name() -> str:
 
 
 def checked(function: F, *, layer: str = "") -> F:
-    """Check the arguments of every call against the annotations; NumPy arrays arrive as arrays of JAX.
+    """Check the arguments of every call against the annotations, and convert NumPy arrays to JAX arrays.
 
     >>> from jaxtyping import Array, Float
     >>> @checked
@@ -195,7 +195,7 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
     def wrapper(*args, **kwargs):
         nonlocal expectations
         known_as = name  # read by public_name  # noqa: F841
-        if expectations is None:  # read at the first call, so that importing stays light
+        if expectations is None:  # read at the first call, so that the import stays fast
             expectations = _expectations(function)
         if layer:
             _check_inputs(expectations, args, kwargs)
