@@ -1,9 +1,9 @@
 """jaxblocks: composable pure-function layers for JAX, and tools that show what their derivatives cost.
 
-This file is a map of the names that every user needs: layers, combinators, activations, losses, metrics, the training
-step, the common derivatives. Everything else is one submodule away (``jaxblocks.layers``, ``jaxblocks.ad``, ...).
-``CamelCase`` builds a layer, a pair of pure functions ``init`` and ``apply``; ``snake_case`` is a function, on arrays
-or on functions::
+The top level exports the names that every user needs: layers, combinators, activations, losses, metrics, the training
+step, the common derivatives. All other names are in submodules (``jaxblocks.layers``, ``jaxblocks.ad``, ...).
+A name in ``CamelCase`` builds a layer, a pair of pure functions ``init`` and ``apply``. A name in ``snake_case`` is a
+function of arrays or of functions::
 
     net = Serial(Dense(128), relu, Dense(10))
     params = net.init(jax.random.key(0), x)
@@ -13,10 +13,10 @@ or on functions::
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-# The contract: two kinds of pair.
+# The contract: the two kinds of layers.
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
 
-# Layers made of layers.
+# Combinators: layers that contain layers.
 from jaxblocks.layers import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 
 # Dense layers.
@@ -83,12 +83,12 @@ from jaxblocks.metrics import (
     top_k_accuracy,
 )
 
-# How params are drawn at first, and how some of them are chosen by their paths.
+# Initializers of params, and selection of params by path.
 from jaxblocks import initializers
 from jaxblocks.selectors import paths, select
 
-if _TYPE_CHECKING:  # loaded at their first use
-    # Derivatives and what they cost.
+if _TYPE_CHECKING:  # imported at first use
+    # Derivatives and their cost.
     from jaxblocks.ad import (
         cost_table,
         count_flops,
@@ -102,13 +102,13 @@ if _TYPE_CHECKING:  # loaded at their first use
         trace_table,
     )
 
-    # What a net is made of.
+    # Inspection of nets.
     from jaxblocks.inspection import count_params, layer_outputs, summary, variance_report
 
-    # The laws of the contract, for layers of your own.
+    # Checks of the contract for your own layers.
     from jaxblocks.testing import check_layer
 
-    # Training; loads optax.
+    # Training; imports optax.
     from jaxblocks.training import (
         evaluate,
         fit,

@@ -1,16 +1,16 @@
 """Activations: nonlinear maps R -> R, applied to every entry of an array, sigma(s)_i = sigma(s_i).
 
-Every function takes an array of any shape, returns one of the same shape and dtype, and so is a layer where
-a layer is expected. (``maxout``, which takes the largest of several entries, is the one that shrinks an axis.)
-Functions of ``jax.numpy`` are activations as they are: ``jnp.abs``. Options are positional-or-keyword, as in
+Every function takes an array of any shape and returns one of the same shape and dtype, so it can be used as a layer.
+(The exception is ``maxout``, which takes the maximum of several entries and so shrinks the last axis.)
+Functions of ``jax.numpy`` such as ``jnp.abs`` are activations too. Options are positional-or-keyword, as in
 ``jax.nn``, since the keyword-only parameters of a function become side inputs of the layer.
 
-At a kink the derivative is a choice. JAX takes 0.5 as the derivative of ``jnp.maximum(x, 0)`` at 0, 1 for
+At a kink the derivative is a convention. JAX takes 0.5 as the derivative of ``jnp.maximum(x, 0)`` at 0, 1 for
 ``jnp.where(x >= 0, x, 0)`` and 1 for ``jnp.abs``; each docstring here states the value.
 
-``gelu``, ``silu`` and ``softplus`` have their derivative as an explicit rule (``jax.custom_jvp``, so every
-derivative of any order and mode works): reverse mode then keeps one array per call, where plain autodiff
-keeps two or three.
+``gelu``, ``silu`` and ``softplus`` define an explicit derivative rule with ``jax.custom_jvp``, which supports
+derivatives of any order and mode. Reverse mode then stores one array per call, where plain autodiff stores two or
+three.
 """
 
 import math
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def identity(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """The input itself, id(x) = x: the output activation of a regression net.
+    """Identity, id(x) = x: the output activation of a regression net.
 
     >>> print(identity(jnp.array([-2.0, 0.5])))
     [-2.   0.5]
@@ -112,12 +112,12 @@ def leaky_relu(
 def leaky_relu_inverse(
     y: Float[Array, "*shape"], negative_slope: PositiveFloat | Float[Array, ""] = 0.01
 ) -> Float[Array, "*shape"]:
-    """The x with ``leaky_relu(x, negative_slope) = y``.
+    """Inverse of the leaky ReLU: the x with ``leaky_relu(x, negative_slope) = y``.
 
     x = max(0, y) + min(0, y) / alpha, alpha = ``negative_slope``. Derivative at 0: 1 / alpha, the left one.
 
     Raises a ``ValueError`` unless alpha > 0: otherwise the leaky ReLU is not injective. (A traced alpha cannot be
-    checked: 0 then gives -inf, and a negative one numbers without meaning.)
+    checked: 0 then gives -inf, and a negative alpha gives meaningless numbers.)
 
     >>> print(leaky_relu_inverse(jnp.array([-0.2, 0.5]), 0.1))
     [-2.   0.5]
@@ -214,8 +214,8 @@ def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     sigma(x) = 1 / (1 + exp(-x)), with values in (0, 1), tanh(x) = 2 sigma(2x) - 1 and derivative
     sigma(x) (1 - sigma(x)) <= 1/4.
 
-    (The spelling (1 + tanh(x / 2)) / 2 is no faster once differentiated and cancels in the left tail: in float32 not
-    one digit is right at x = -20, where sigma is 2.06e-9. This function keeps its relative accuracy there.)
+    (The form (1 + tanh(x / 2)) / 2 is no faster once differentiated and cancels in the left tail: in float32 no digit
+    is correct at x = -20, where sigma is 2.06e-9. This function keeps its relative accuracy there.)
 
     >>> print(np.asarray(sigmoid(jnp.array([-2.0, 0.0, 1.0]))).round(4))
     [0.1192 0.5    0.7311]
@@ -287,7 +287,7 @@ def _softplus_jvp(primals, tangents):
 def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Softplus, a smooth ReLU.
 
-    g(x) = log(1 + e^x) = max(0, x) + log(1 + e^{-abs(x)}), the second form being the one that cannot overflow.
+    g(x) = log(1 + e^x) = max(0, x) + log(1 + e^{-abs(x)}); the second form cannot overflow.
     g(x) - g(-x) = x, and the derivative is the ``sigmoid``. It is injective but not onto R: a bijection from R to
     the positive numbers, inverted by ``softplus_inverse``. Half precision is computed in float32.
 
@@ -301,11 +301,12 @@ def softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 @checked
 def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The x with ``softplus(x) = y``, for y > 0: the parameter of a positive quantity, such as a scale.
+    """Inverse of softplus: the x with ``softplus(x) = y``, for y > 0.
 
-    x = log(e^y - 1) = y + log(1 - e^{-y}), the second form being the one that cannot overflow. y = 0 gives -inf.
+    x = log(e^y - 1) = y + log(1 - e^{-y}); the second form cannot overflow. y = 0 gives -inf. Use it to find the
+    unconstrained parameter of a positive quantity, such as a scale.
 
-    Raises a ``ValueError`` for a negative y where the values are known; under ``jit`` that entry is NaN.
+    Raises a ``ValueError`` for a negative y where the values are concrete; under ``jit`` that entry is NaN.
 
     >>> print(np.asarray(softplus_inverse(jnp.array([0.1269280, 1.3132617]))).round(4))
     [-2.  1.]
@@ -314,7 +315,7 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """
     check_values(
         ~(y < 0),
-        "positive y, the range of softplus, got a smallest entry of {smallest}; pass values of softplus",
+        "positive y, the range of softplus, got a minimum of {smallest}; pass values of softplus",
         smallest=jnp.min(y, initial=0),
     )
     wide = widen(y)
@@ -337,11 +338,11 @@ def cosine(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 @checked
 def maxout(x: Float[Array, "*batch features_pieces"], pieces: PositiveInt = 2) -> Float[Array, "*batch features"]:
-    """Maxout: the largest of every ``pieces`` neighbors on the last axis.
+    """Maxout: the maximum of every ``pieces`` consecutive entries on the last axis.
 
     h_i = max_{j < k} x_{i k + j}, k = ``pieces``. After an affine map, x = W a + b, every feature is a maximum of
     k affine functions of a: convex, piecewise linear, and the ReLU (pieces x, 0) and abs (pieces x, -x) among
-    others. Where pieces are equal they share the gradient evenly, so ReLU by maxout has derivative 1/2 at 0.
+    others. Equal pieces share the gradient evenly, so a ReLU computed by maxout has derivative 1/2 at 0.
 
     Shapes: (..., features * pieces) to (..., features). Raises a ``ValueError`` if the last axis is not a multiple of
     ``pieces``.
@@ -360,19 +361,19 @@ def maxout(x: Float[Array, "*batch features_pieces"], pieces: PositiveInt = 2) -
 RECTIFIERS = frozenset(
     {relu, leaky_relu, elu, gelu, silu, jax.nn.relu, jax.nn.leaky_relu, jax.nn.elu, jax.nn.gelu, jax.nn.silu}
 )
-"""Activations that pass roughly half of a symmetric input, for which He initialization (variance 2 / fan_in) is the
-default. ``selu`` is not one of them: it keeps variance 1 with LeCun initialization (1 / fan_in)."""
+"""Activations that are zero or small for about half of a symmetric input. He initialization (variance 2 / fan_in) is
+their default. ``selu`` is not one of them: it keeps variance 1 with LeCun initialization (1 / fan_in)."""
 
 
 @checked
 def activation_moments(
     activation: Callable[[Float[Array, " nodes"]], Float[Array, " nodes"]],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean and variance of ``activation`` of a standard normal variable.
+    """Mean and variance of ``activation`` applied to a standard normal variable.
 
     mean = E sigma(Z), variance = E sigma(Z)^2 - mean^2 with Z ~ N(0, 1): how a layer changes the mean and the
     variance of its pre-activations. Both integrals are Gauss-Legendre sums, split at 0 so that a kink there costs
-    no accuracy (a kink elsewhere does), and are differentiable with respect to what ``activation`` closes over.
+    no accuracy (a kink elsewhere does), and are differentiable with respect to the values ``activation`` closes over.
     Exact to the precision of JAX's default float.
 
     >>> mean, variance = activation_moments(relu)  # 1 / sqrt(2 pi) and 1/2 - 1 / (2 pi)

@@ -1,18 +1,18 @@
-"""Errors are sentences, and this file is the one place that makes them.
+"""Argument checks and their error messages. Every message has the form
 
     <public name> expected <what>, got <shape, dtype or value>; <what to do>.
 
-Nothing is stated twice. `checked` reads what a function expects from its annotations, and checks every call against
-them before the body runs: dtypes and shapes (``Float[Array, "*batch in"]``), options (``bool``, ``int``,
+`checked` reads the expectations of a function from its annotations and checks the arguments of every call before the
+body runs: dtypes and shapes (``Float[Array, "*batch in"]``), options (``bool``, ``int``,
 ``Literal["valid", "same"]``), ranges (`PositiveInt`, `Rate`, ...), functions (``Callable``). An axis name that occurs
-twice has one size. What no annotation can say is one call of `require` in the body. No function is told the name of its
-caller: when, and only when, a check fails, `public_name` reads it off the call stack.
+twice has one size. For a condition that annotations cannot express, the body calls `require`. When a check fails,
+`public_name` finds the public function in the call stack.
 
-Shapes and dtypes are known while JAX traces, so that these checks always run and cost nothing under ``jit``. Values
-are known only where they are concrete: there (eager calls, and eager ``grad``) `check_values` raises at once. Inside
-``jit`` or ``vmap`` it cannot, so the functions that look at values document what they return then, and take
-``check=True``, which hands the condition to ``jax.experimental.checkify`` (under ``jit`` alone JAX rejects it, and
-says so)::
+Shapes and dtypes are static, so these checks always run while JAX traces and cost nothing at run time. Values are
+available only where they are concrete (eager calls, and eager ``grad``); there `check_values` raises at once. Inside
+``jit`` or ``vmap`` it cannot raise. The functions that check values therefore document their result for invalid
+values, and take ``check=True``, which passes the condition to ``jax.experimental.checkify`` (under ``jit`` without
+``checkify`` JAX raises an error)::
 
     >>> from jax.experimental import checkify
     >>> from jaxblocks.losses import kl_divergence
@@ -61,16 +61,16 @@ __all__ = [
 F = TypeVar("F", bound=Callable)
 
 
-# ---- what annotations can say beyond their type ----------------------------------------------
+# ---- ranges in annotations -------------------------------------------------------------------
 
 
 class Range(NamedTuple):
-    """The values that an annotated number may take: ``Annotated[int, Range(1)]`` is an integer >= 1.
+    """The range of an annotated number: ``Annotated[int, Range(1)]`` is an integer >= 1.
 
     Attributes:
-        least: the smallest value, or the largest one that is excluded where ``open_below``.
-        below: the values are smaller than this one.
-        most: the values are at most this one.
+        least: the lower bound; excluded where ``open_below``.
+        below: the upper bound, excluded.
+        most: the upper bound, included.
     """
 
     least: float = -math.inf
@@ -98,13 +98,13 @@ NonNegativeFloat = Annotated[float | int, Range(0)]
 Rate = Annotated[float | int, Range(0, below=1)]
 
 
-# ---- the sentence ----------------------------------------------------------------------------
+# ---- the error message -----------------------------------------------------------------------
 
 
 def require(ok, expected: str, got: object = ..., repair: str = "", *, error: type[Exception] = ValueError) -> None:
     """Raise ``error`` unless ``ok``: "<public name> expected <expected>, got <got>; <repair>."
 
-    ``got`` is put into words by `describe` where it is not a string; leave it out where ``expected`` says it all.
+    `describe` formats ``got`` where it is not a string. Omit ``got`` where ``expected`` suffices.
 
     >>> require(len("abc") == 3, "three letters", "abc")
     >>> require(len("ab") == 3, "three letters", 2, "add one")
@@ -118,7 +118,7 @@ def require(ok, expected: str, got: object = ..., repair: str = "", *, error: ty
 
 
 def describe(x) -> str:
-    """A value in words, as the error sentences print it: an array by its dtype and shape, others as they print.
+    """A short description of a value for error messages: dtype and shape of an array, ``repr`` of other values.
 
     >>> describe(jnp.zeros((2, 3))), describe(None), describe(2.5), describe({"scale": 1})
     ('float32 (2, 3)', 'None', '2.5', 'a dict')
@@ -138,10 +138,10 @@ _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 
 def public_name() -> str:
-    """The public function that the user called and that is now about to raise: the outermost one on the call stack.
+    """Name of the public function that the user called: the outermost one on the call stack.
 
-    The search goes outward and stops at the layer that is being run, at the code of the user, and at the calls by
-    which the library runs what the user gave it.
+    The search goes outward and stops at the layer that is being run, at user code, and at the calls by which the
+    library runs functions of the user.
     """
     name, fallback, in_layer, frame = "", "", False, sys._getframe(1)
     while frame is not None:
@@ -159,7 +159,7 @@ def public_name() -> str:
         elif last in ("init", "apply") and head[:1].isupper() and (is_wrapper or module.startswith("jaxblocks.")):
             name, in_layer = head, True
         elif module.partition(".")[0] == "jaxblocks":
-            public = getattr(sys.modules[module], "__all__", ())  # a method is as public as its class
+            public = getattr(sys.modules[module], "__all__", ())  # a method is public if its class is
             if head.partition(".")[0] in public and module not in (__name__, "jaxblocks.core"):
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
@@ -168,11 +168,11 @@ def public_name() -> str:
     return name or fallback or "jaxblocks"
 
 
-# ---- what annotations say --------------------------------------------------------------------
+# ---- checks from annotations -----------------------------------------------------------------
 
 
 def checked(function: F, *, layer: str = "") -> F:
-    """Check the arguments of every call against the annotations; NumPy arrays arrive as arrays of JAX.
+    """Check the arguments of every call against the annotations, and convert NumPy arrays to JAX arrays.
 
     >>> from jaxtyping import Array, Float
     >>> @checked
@@ -194,7 +194,7 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
     def wrapper(*args, **kwargs):
         nonlocal expectations
         known_as = name  # read by public_name  # noqa: F841
-        if expectations is None:  # read at the first call, so that importing stays light
+        if expectations is None:  # read at the first call, so that the import stays fast
             expectations = _expectations(function)
         if layer:
             _check_inputs(expectations, args, kwargs)
@@ -222,7 +222,7 @@ def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
 
 
 def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
-    """The arguments of a call after their checks: NumPy arrays as arrays of JAX, all others as they were."""
+    """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
     positional, rest, named = expectations
     sizes: dict[str, tuple] = {}
     checked_args = []
@@ -238,11 +238,11 @@ def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, 
 
 _DTYPES = {one for one in typing.get_args(DTypeLike) if one is not type(None)}
 _BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
-"""What the contract says of two names, where no annotation says it."""
+"""The annotations that the contract implies for two names, where a function has none."""
 
 
 def _expectations(function):
-    """What each parameter expects: (name, check) by position, that of ``*args``, and checks by name."""
+    """The checks of a function: (name, check) by position, the check of ``*args``, and checks by name."""
     positional: list[tuple[str, Callable | None]] = []
     named: dict[str, Callable | None] = {}
     rest: tuple[str, Callable | None] = ("", None)
@@ -270,7 +270,7 @@ def _signature(function):
 
 
 def _expectation(annotation, optional: bool) -> Callable | None:
-    """The check that an annotation stands for: ``(name, value, sizes) -> value``; ``None`` where it says nothing."""
+    """The check for an annotation: ``(name, value, sizes) -> value``; ``None`` where there is nothing to check."""
     options = _members(annotation)
     optional = optional or type(None) in options
     options = [one for one in options if one is not type(None) and not (one is int and float in options)]
@@ -317,14 +317,14 @@ def _expects_dtype(name, value, sizes):
 
 
 def _members(annotation) -> list:
-    """The members of a union, of unions in it too."""
+    """The members of a union, including those of nested unions."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [member for one in typing.get_args(annotation) for member in _members(one)]
     return [annotation]
 
 
 def _acceptance(annotation) -> tuple[str, Callable] | None:
-    """What an annotation without arrays expects, in words, and whether a value fits; ``None`` if that is unknown."""
+    """Description and predicate of an annotation without arrays; ``None`` for an annotation of another kind."""
     origin, limits = typing.get_origin(annotation), ()
     if origin is Annotated:
         annotation, *limits = typing.get_args(annotation)
@@ -370,7 +370,7 @@ def _is_number(x) -> bool:
 
 def _repair_scalar(name, value, words) -> str:
     if isinstance(value, Tracer):
-        return f'it has to be known while JAX traces; under jit, write static_argnames="{name}"'
+        return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"
     if words == ["a function"]:
@@ -395,10 +395,10 @@ _KINDS = {
 
 
 def _check_array(name, x, specs, sizes):
-    """Check dtype and shape of an array; ``sizes`` are those of the axes of the arguments before it."""
+    """Check dtype and shape of an array; ``sizes`` holds the axis sizes of the earlier arguments."""
     words, repair = (text.format(name=name) for text in _KINDS.get(specs[0].dtype.__name__, _KINDS["Shaped"]))
     if isinstance(x, (np.ndarray, np.generic)):
-        x = jnp.asarray(x)  # float64 of NumPy becomes float32, as everywhere in JAX
+        x = jnp.asarray(x)  # NumPy's float64 becomes float32, as everywhere in JAX
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
@@ -406,7 +406,7 @@ def _check_array(name, x, specs, sizes):
         if name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
         if words == "a key" and x.dtype == jnp.uint32:
-            repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for the data of a key"
+            repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     spec = next(spec for spec in specs if _is_dtype(x.dtype, spec))
     _check_shape(name, x, _axes(spec.dim_str), sizes)
@@ -426,7 +426,7 @@ def _axes(dims: str) -> tuple[str, ...]:
 
 
 def _check_shape(name, x, axes, sizes) -> None:
-    """Match the axes of an array: ``*names`` stand for several, ``_names`` and ``...`` are not compared."""
+    """Match the axes of an array: ``*name`` stands for several axes, ``_name`` and ``...`` are not compared."""
     shape = tuple(x.shape)
     several = [i for i, axis in enumerate(axes) if axis == "..." or axis.lstrip("#_")[:1] == "*" or axis[:1] == "*"]
     least = len(axes) - len(several)
@@ -480,7 +480,7 @@ def _repair_leading_axes(x, y) -> str:
 
 
 def _form(axes) -> str:
-    """The axes as a tuple in words: ``(*batch, in)``."""
+    """The axes in tuple notation: ``(*batch, in)``."""
     words = [axis.replace("_", "", 1) if axis.lstrip("*#")[:1] == "_" else axis for axis in axes]
     return f"({', '.join(words)}{',' * (len(words) == 1)})"
 
@@ -489,7 +489,7 @@ def _form(axes) -> str:
 
 
 def check_params(params, **shapes: tuple[int | None, ...]) -> None:
-    """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names, and arrays of these shapes in it.
+    """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names and array shapes.
 
     ``None`` in a shape stands for any size.
 
@@ -517,9 +517,9 @@ def check_params(params, **shapes: tuple[int | None, ...]) -> None:
 
 
 def checkable(x, check: bool):
-    """The values of ``x`` if they can be checked, else ``None``, so that no check is traced in vain.
+    """The values of ``x`` if they can be checked, else ``None``, so that no unused check is traced.
 
-    An eager ``grad`` knows its values too; they come without their derivative.
+    Under eager ``grad`` the values are available too, without their derivative.
 
     >>> jax.jit(lambda x: checkable(x, check=False))(jnp.ones(2)) is None
     True
@@ -533,7 +533,7 @@ def check_values(ok, message: str, *, check: bool = False, **values) -> None:
 
     Concrete values are checked at once. Traced values are checked only with
     ``check=True``, through ``checkify.check``; the caller then wraps its function
-    in ``checkify.checkify``. Each of ``values`` is an array that ``message`` names in braces.
+    in ``checkify.checkify``. Each of ``values`` is an array for a ``{name}`` in ``message``.
 
     >>> p = jnp.array([0.5, 0.25])
     >>> check_values(p.sum() == 1, "p to sum to 1, got {total}; divide by p.sum()", total=p.sum())
@@ -541,10 +541,10 @@ def check_values(ok, message: str, *, check: bool = False, **values) -> None:
     ...
     ValueError: jaxblocks expected p to sum to 1, got 0.75; divide by p.sum().
     """
-    ok = ok if isinstance(ok, bool) else jnp.all(ok)  # a Python bool stays known while JAX traces
+    ok = ok if isinstance(ok, bool) else jnp.all(ok)  # a Python bool stays concrete while JAX traces
     if isinstance(ok, Tracer):
         if check:
-            from jax.experimental import checkify  # here, because it loads Pallas
+            from jax.experimental import checkify  # imported here, because it imports Pallas
 
             sentence = f"{public_name()} expected {message}."
             named: dict[str, Any] = {name: jnp.asarray(value) for name, value in values.items()}

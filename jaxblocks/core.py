@@ -1,16 +1,16 @@
-"""The contract, stated once.
+"""The contract of layers, and the tools that combinators are built with.
 
     Layer(init, apply)                                          a pair of pure functions
         init(key, *inputs, **side)            -> params
         apply(params, *inputs, **side)        -> outputs
-    StatefulLayer(init, apply)                                  the same, with explicit state
+    StatefulLayer(init, apply)                                  a pair with explicit state
         init(key, *inputs, **side)            -> (params, state)
         apply(params, state, *inputs, **side) -> (outputs, state)
 
 ``init`` reads shapes and dtypes only (arrays or ``jax.ShapeDtypeStruct``). Params are
-pytrees of named arrays, ``()`` where there are none. Side inputs (``key``, ``train``,
+pytrees of named arrays, ``()`` for a layer without params. Side inputs (``key``, ``train``,
 ``mask``, ...) are the keyword-only parameters of ``apply``: a layer declares those that
-it reads, and a combinator passes each child exactly those.
+it reads, and a combinator passes exactly those to each child.
 
 The first half of this file is the contract, the second half is for combinators.
 """
@@ -62,10 +62,10 @@ F = TypeVar("F", bound=Callable)
 
 
 def builder(function: F) -> F:
-    """Let the layers that a function builds know how they were built.
+    """Record the call that builds a layer, and check its arguments.
 
-    The layer prints as the call that built it, and pickles as that call; ``init`` and ``apply`` check their arguments
-    by their annotations, as the builder does (see `jaxblocks.checks.checked`): ``key`` is a key, ``train`` a bool.
+    The layer prints and pickles as the call that built it. The builder, ``init`` and ``apply`` check their arguments
+    against their annotations (see `jaxblocks.checks.checked`): ``key`` is a key, ``train`` a bool.
 
     >>> @builder
     ... def Scale(factor: float, *, offset: float = 0.0) -> Layer:
@@ -85,7 +85,7 @@ def builder(function: F) -> F:
 
 
 def _with_call(layer, call: Call):
-    """The same functions as a new pair that remembers the call."""
+    """A new pair of the same functions that stores the call."""
     layer = type(layer)(*layer)
     layer.call = call
     return layer
@@ -97,7 +97,7 @@ class _Pair(NamedTuple):
 
 
 class _Recorded(_Pair):
-    """What both kinds of pair can do beside being a tuple of two functions."""
+    """The methods that both kinds of layers share: printing, pickling, copying."""
 
     call: Call | None = None
 
@@ -107,7 +107,7 @@ class _Recorded(_Pair):
     def __reduce__(self):
         return reduce_call(self.call) if self.call else (type(self), tuple(self))
 
-    def __deepcopy__(self, memo):  # as of a function; a copy of a jitted function in it would lose its name
+    def __deepcopy__(self, memo):  # functions are not copied: a copied jitted function would lose its name
         return self
 
     def __call__(self, *args, **kwargs) -> NoReturn:
@@ -136,7 +136,7 @@ class Layer(_Recorded):
 
 
 class StatefulLayer(_Recorded):
-    """A pair whose ``apply`` takes a state and returns the next one beside its outputs.
+    """A pair of pure functions with explicit state: ``apply`` returns its outputs and the next state.
 
     >>> import jax, jax.numpy as jnp
     >>> def CountCalls():
@@ -154,10 +154,10 @@ class StatefulLayer(_Recorded):
 
 
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
-"""What ``init`` takes: an array, or its shape and dtype."""
+"""The inputs of ``init``: an array, or its shape and dtype."""
 
 LayerLike: TypeAlias = Layer | StatefulLayer | Callable[..., Any]
-"""What combinators take: a pair, or a function of arrays."""
+"""The layers that combinators accept: a pair, or a function of arrays."""
 
 
 def side_inputs(layer: LayerLike) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def side_inputs(layer: LayerLike) -> tuple[str, ...]:
 
 
 def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
-    """A pair as it is; a plain function of arrays as a layer without params.
+    """Convert to a layer: a pair is returned unchanged, a function of arrays becomes a layer without params.
 
     The function's keyword-only parameters become the layer's side inputs.
 
@@ -186,7 +186,7 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hint = {list: "write Serial(*layers)", dict: "write Serial(**layers)"}.get(type(layer), "")
     require(callable(layer), expected, layer, hint, error=TypeError)
-    name = getattr(layer, "__name__", "")  # the case of a name is its type
+    name = getattr(layer, "__name__", "")  # builders have CamelCase names
     require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
     function: Callable = layer  # type: ignore[assignment]
 
@@ -197,7 +197,7 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
         return function(*inputs, **side)
 
     _sign(apply, ("params",), declared_by(function))
-    apply.of_arrays = function  # whose annotations are those of the layer
+    apply.of_arrays = function  # its annotations are those of the layer
     apply.__qualname__ = f"{_name_of(function)}.<locals>.apply"
     return _with_call(Layer(init, apply), Call(as_layer, (function,), {}))
 
@@ -227,11 +227,11 @@ def stateful(layer: LayerLike) -> StatefulLayer:
     return _with_call(StatefulLayer(init, apply), Call(stateful, (layer,), {}))
 
 
-# ---- for those who write combinators ------------------------------------------------------
+# ---- for authors of combinators -----------------------------------------------------------
 
 
 class Child(NamedTuple):
-    """A layer at its place in a combinator, lifted to a ``StatefulLayer``.
+    """A layer at its position in a combinator, lifted to a ``StatefulLayer``.
 
     ``label`` is its position (int), its name (str), or ``None`` for an only child, whose params are those of the
     combinator itself.
@@ -246,16 +246,16 @@ class Child(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """The name that ``checkpoint_name`` gives its outputs, ``2.Dense``, by which `jaxblocks.summary` knows it."""
+        """The ``checkpoint_name`` of its outputs, such as ``2.Dense``, by which `jaxblocks.summary` identifies it."""
         return f"{'' if self.label is None else self.label}.{self.kind}"
 
     def scope(self):
-        """Its name for the compiler: its label, so that the name of an operation begins with the path of its layer."""
+        """The named scope of the child: its label, so that operation names begin with the path of their layer."""
         return nullcontext() if self.label is None else jax.named_scope(str(self.label))
 
 
 def children(layers: Iterable[LayerLike], named: Mapping[str, LayerLike] | None = None) -> tuple[Child, ...]:
-    """The children of a combinator, positional or named, each with what it declares."""
+    """The children of a combinator, positional or named, each with the side inputs that it declares."""
     layers, named = tuple(layers), dict(named or {})
     both = f"{len(layers)} by position and {', '.join(named)} by name"
     expected = "layers by position or by name, not both"
@@ -266,7 +266,7 @@ def children(layers: Iterable[LayerLike], named: Mapping[str, LayerLike] | None 
 
 
 def child_of(label: int | str | None, layer: LayerLike) -> Child:
-    """One layer at one place."""
+    """The child for one layer at one position."""
     with error_context(label, layer):
         pair = as_layer(layer)
         kind = layer_name(pair)
@@ -280,8 +280,8 @@ def child_of(label: int | str | None, layer: LayerLike) -> Child:
 
 
 def declared_by(function) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a function; those that a ``partial`` has already set are not asked for again."""
-    if isinstance(function, functools.partial):  # its own signature makes options after a set one keyword-only
+    """The keyword-only parameters of a function, without those that a ``partial`` sets."""
+    if isinstance(function, functools.partial):  # its signature turns parameters after a set one into keyword-only ones
         return {name: p for name, p in declared_by(function.func).items() if name not in function.keywords}
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -291,7 +291,7 @@ def declared_by(function) -> dict[str, inspect.Parameter]:
 
 
 def layer_name(layer: LayerLike) -> str:
-    """What a layer is called: the name of the function that built it.
+    """Name of a layer: the name of the function that built it.
 
     >>>     >>> layer_name(Dense(3)), layer_name(jnp.sin)
     ('Dense', 'sin')
@@ -310,7 +310,7 @@ def layer_name(layer: LayerLike) -> str:
 def child_key(key, label):
     """The key of the child at ``label``: ``fold_in`` of its position or (hashed) name.
 
-    Adding or editing one layer leaves the keys of the others as they were.
+    Adding or editing one layer does not change the keys of the others.
     """
     if label is None or key is None:
         return key
@@ -319,9 +319,9 @@ def child_key(key, label):
 
 @contextmanager
 def error_context(label: int | str | None, layer: LayerLike):
-    """Add the place to whatever error is raised inside: "in layer block/0 (Dense)", in the grammar of `paths`.
+    """Add the path of the layer to an error that is raised inside: "in layer block/0 (Dense)" (see `paths`).
 
-    Each combinator on the way puts the label of its child in front.
+    Each enclosing combinator prepends the label of its child.
     """
     try:
         yield
@@ -342,7 +342,7 @@ def init_child(child: Child, key, inputs: tuple, side: Mapping):
 
 
 def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
-    """Outputs and next state of a child: side inputs it declares, its own key, its scope, its place."""
+    """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
     with error_context(child.label, child.layer), child.scope():
         given = _asked_for(child.reads, side)
         if "key" in given:
@@ -352,7 +352,7 @@ def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
 
 
 def require_pair(function: str, what: str, made) -> tuple:
-    """What a function of a ``StatefulLayer`` returned, if it is a pair as it must be."""
+    """The result of a function of a ``StatefulLayer``, checked to be a pair."""
     right = isinstance(made, tuple) and len(made) == 2
     repair = "return both, or make it a Layer"
     require(right, f"{function} of a StatefulLayer to return {what}", made, repair, error=TypeError)
@@ -362,7 +362,7 @@ def require_pair(function: str, what: str, made) -> tuple:
 def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping):
     """Outputs of a child and its next state as ``ShapeDtypeStruct``s; nothing is computed.
 
-    The child is taken in evaluation: shapes are the same, and it needs no axis of devices and no second example.
+    The child runs in evaluation mode, which has the same shapes and needs no device axis and no second example.
     """
     if "key" in child.reads:
         side = {"key": key, **side}
@@ -372,20 +372,20 @@ def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping
 
 
 def eval_shape(function, *args):
-    """``jax.eval_shape`` whose last argument, the side inputs, may hold static values (flags) beside arrays."""
+    """``jax.eval_shape`` where the last argument, the side inputs, may contain arrays and static values (flags)."""
     *args, side = args
     arrays, static = split_side(side)
     return jax.eval_shape(lambda args, arrays: function(*args, {**arrays, **static}), args, arrays)
 
 
 def split_side(side: Mapping) -> tuple[dict, dict]:
-    """Side inputs that are arrays (or trees of them), and static ones such as flags."""
+    """Split side inputs into arrays (or trees of arrays) and static values such as flags."""
     arrays = {name: value for name, value in side.items() if _is_arrays(value)}
     return arrays, {name: value for name, value in side.items() if name not in arrays}
 
 
 def as_inputs(outputs) -> tuple:
-    """A (plain) tuple is several inputs, anything else is one.
+    """Outputs of a layer as inputs of the next: a plain tuple is several inputs, any other value is one.
 
     >>> as_inputs(1), as_inputs((1, 2))
     ((1,), (1, 2))
@@ -394,17 +394,17 @@ def as_inputs(outputs) -> tuple:
 
 
 def as_shapes(tree):
-    """The same tree with a ``ShapeDtypeStruct`` in the place of every array."""
+    """The same tree with a ``ShapeDtypeStruct`` in place of every array."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
 
 
 def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
-    """Make the pair of a combinator from its two functions, written once with state and for all side inputs.
+    """Make the pair of a combinator from its two functions, which take state and all side inputs.
 
     ``init(key, inputs, side) -> (params, state)`` and
     ``apply(params, state, inputs, side) -> (outputs, state)`` become a ``Layer`` where
-    no child has state, else a ``StatefulLayer``; signatures declare the union of what
-    the children read and of ``own``, which wins; a side input that no child
+    no child has state, else a ``StatefulLayer``. The signatures declare the side inputs of
+    the children and of ``own``; ``own`` takes precedence. A side input that no child
     reads is rejected. The function that calls it is a `builder`.
     """
     declared = {**_union(child.reads for child in kids), **(own or {})}
@@ -435,14 +435,14 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
 
 
 def _empty_state(kids):
-    """The state of a combinator none of whose children has any."""
+    """The state of a combinator whose children have no state."""
     if kids and isinstance(kids[0].label, str):
         return {child.label: () for child in kids}
     return () if kids and kids[0].label is None else ((),) * len(kids)
 
 
 def _asked_for(declared, side):
-    """Of all side inputs those that are declared; one that is required and missing is named."""
+    """The declared ones among the side inputs; a missing required one raises an error."""
     missing = [name for name, p in declared.items() if name not in side and p.default is p.empty]
     if missing:
         expected = f"the side input {missing[0]}"
@@ -451,7 +451,7 @@ def _asked_for(declared, side):
 
 
 def _reject_unknown(side, declared):
-    """Side inputs that no layer reads are rejected, with a list of those that are read."""
+    """Reject side inputs that no layer reads, and list those that are read."""
     unknown = sorted(side.keys() - declared.keys())
     if unknown:
         expected = f"side inputs among those that it reads ({', '.join(sorted(declared)) or 'none'})"
@@ -460,7 +460,7 @@ def _reject_unknown(side, declared):
 
 
 def _union(declarations) -> dict[str, inspect.Parameter]:
-    """All declarations together; a side input is required where one of them requires it."""
+    """The union of the declarations; a side input is required if one of them requires it."""
     union: dict[str, inspect.Parameter] = {}
     for declared in declarations:
         for name, parameter in declared.items():
@@ -470,7 +470,7 @@ def _union(declarations) -> dict[str, inspect.Parameter]:
 
 
 def _sign(function, positional, declared):
-    """Let ``inspect.signature`` tell what a function really takes."""
+    """Set the signature that ``inspect.signature`` reports."""
     kinds = inspect.Parameter
     function.__signature__ = inspect.Signature(
         [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in positional]

@@ -24,9 +24,9 @@ __all__ = ["breast_cancer", "diabetes", "digits", "iris", "standard_library_text
 def digits() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, "1797"]]:
     """Handwritten digits: 1797 gray images of 8 by 8 pixels, and the digits.
 
-    Pixels count the inked ones in 4 by 4 blocks of the scan, 0 to 16; here they are divided by 16, so that they lie
-    in [0, 1]. Classes are nearly balanced (174 to 183 images each). The first 1440 or so and
-    the rest were written by different people: a split in order is harder than a split at random.
+    A pixel is the number of inked points in a 4 by 4 block of the scan, 0 to 16, divided by 16 so that it lies in
+    [0, 1]. Classes are nearly balanced (174 to 183 images each). Different people wrote about the first 1440 digits
+    and the rest, so a split in order is harder than a random split.
 
     Returns:
         ``(images, labels)``: float32 ``(1797, 8, 8, 1)`` and int32 ``(1797,)``, the digits 0 to 9.
@@ -70,7 +70,7 @@ def iris() -> tuple[Float[np.ndarray, "150 4"], Int[np.ndarray, "150"]]:
 def wine() -> tuple[Float[np.ndarray, "178 13"], Int[np.ndarray, "178"]]:
     """Wines of one region of Italy: thirteen results of chemical analysis, and the cultivar, one of three.
 
-    Features, of very different size (0.1 to 1680; standardize them before training): alcohol (percent by volume),
+    The features differ in scale (0.1 to 1680), so standardize them before training: alcohol (percent by volume),
     malic acid, ash, alcalinity of ash, magnesium (mg/l), total phenols, flavanoids, nonflavanoid phenols,
     proanthocyanins, color intensity, hue, OD280/OD315 of diluted wines (a ratio), proline (mg/l); the source states
     no unit for the others. Labels: 0, 1, 2 with 59, 71, 48 wines, sorted by label.
@@ -96,7 +96,7 @@ def breast_cancer() -> tuple[Float[np.ndarray, "569 30"], Int[np.ndarray, "569"]
     Ten quantities of the nuclei: radius, texture (standard deviation of gray values), perimeter, area, smoothness,
     compactness, concavity, concave points, symmetry, fractal dimension; lengths in pixels of the image. Features 0 to
     9 are their means over the nuclei, 10 to 19 the standard errors of these, 20 to 29 the means of the three largest.
-    Labels: 0 malignant (212), 1 benign (357). Standardize before training: sizes differ by a factor of 10^5.
+    Labels: 0 malignant (212), 1 benign (357). Standardize before training: the scales differ by a factor of 10^5.
 
     Returns:
         ``(x, labels)``: float32 ``(569, 30)`` and int32 ``(569,)``.
@@ -122,7 +122,7 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
     to s3, s5 logarithm of triglycerides, s6 blood sugar (mg/dl). The target is a score from 25 to 346, without unit.
 
     Returns:
-        ``(x, y)``: float32 ``(442, 10)`` and float32 ``(442, 1)``, a column as ``Dense(1)`` gives it.
+        ``(x, y)``: float32 ``(442, 10)`` and float32 ``(442, 1)``, the shape of the outputs of ``Dense(1)``.
 
     Raises:
         ModuleNotFoundError: without scikit-learn.
@@ -140,15 +140,15 @@ def diabetes() -> tuple[Float[np.ndarray, "442 10"], Float[np.ndarray, "442 1"]]
 
 @checked
 def standard_library_text(*, part: Literal["topics", "docstrings", "sources"] = "topics") -> str:
-    """English and Python text from the standard library of the running Python, to train language models on.
+    """English and Python text from the standard library of the running Python, for training language models.
 
-    It differs between Python versions, and so do results on it: state the version with them.
+    The text differs between Python versions: state the version together with your results.
 
     Args:
-        part: what to read. ``"topics"``: the language reference as ``help("topics")`` shows it, prose, about 0.5
-            million characters of 100 kinds (Python 3.11: 465,126 of 103). ``"docstrings"``: those of all modules,
-            classes and functions, about 1.8 million characters, read in two seconds. ``"sources"``: the files, about
-            12 million characters, mostly code. Tests are excluded.
+        part: the text to read. ``"topics"``: the language reference that ``help("topics")`` shows, prose of about 0.5
+            million characters, 100 distinct ones (Python 3.11: 465,126, 103 distinct). ``"docstrings"``: those of all
+            modules, classes and functions, about 1.8 million characters, read in two seconds. ``"sources"``: the source
+            files, about 12 million characters, mostly code. Tests are excluded.
 
     Raises:
         ValueError: for another ``part``.

@@ -1,7 +1,7 @@
-r"""Initializers by the names of the field: the weights before training.
+r"""Initializers: functions that draw the weights before training.
 
-An initializer is a function ``f(key, shape, dtype)`` that returns an array, and goes where a layer takes
-``kernel_init=``. Most names here, those of ``jax.nn.initializers``, make one::
+An initializer is a function ``f(key, shape, dtype)`` that returns an array; pass it to a layer as ``kernel_init=``.
+Most functions here have the names of ``jax.nn.initializers`` and return an initializer::
 
     Dense(64, kernel_init=initializers.he_normal())
 
@@ -14,12 +14,12 @@ so that a variance of :math:`1 / n` keeps the second moment:
 names                             variance               meant for
 ================================  =====================  ================================================
 ``lecun_normal, lecun_uniform``   :math:`1 / n`          SELU, and layers without a rectifier
-``he_normal, he_uniform``         :math:`2 / n`          rectifiers, which pass half (also ``kaiming_...``)
-``glorot_normal, ..._uniform``    :math:`2 / (n + m)`    both directions, near 0 (also ``xavier_...``)
+``he_normal, he_uniform``         :math:`2 / n`          rectifiers (also ``kaiming_...``)
+``glorot_normal, ..._uniform``    :math:`2 / (n + m)`    tanh, and both passes (also ``xavier_...``)
 ================================  =====================  ================================================
 
-Their normal forms are truncated at two standard deviations and scaled, so that the variance is the one stated.
-`jaxblocks.variance_report` shows whether a scheme fits a net.
+The normal distributions are truncated at two standard deviations and rescaled to the stated variance.
+`jaxblocks.variance_report` shows whether an initializer fits a net.
 """
 
 import inspect
@@ -95,14 +95,14 @@ variance_scaling.__doc__ = f"""{inspect.getdoc(_jax.variance_scaling)}
 @recorded
 @checked
 def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
-    r"""The initializer for a layer that ``activation`` follows: He's for rectifiers, LeCun's for all others.
+    r"""The initializer for a layer before ``activation``: He's for rectifiers, LeCun's for all others.
 
     He's has variance 2 / fan_in, LeCun's 1 / fan_in; the rectifiers are `jaxblocks.activations.RECTIFIERS`, also with
     options set by ``functools.partial``.
 
     With ``exact=True`` the variance is :math:`1 / (n\,\mathrm E\,\sigma(Z)^2)`, n = fan_in, Z standard normal,
-    :math:`\sigma` the activation: the one under which pre-activations of variance 1 are followed by pre-activations of
-    variance 1. For ReLU that is He's, for SELU and the identity LeCun's; for GELU it is 2.35 / fan_in, for tanh
+    :math:`\sigma` the activation. With this variance, pre-activations of variance 1 give pre-activations of variance 1
+    in the next layer. For ReLU it is He's, for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh
     2.54 / fan_in.
 
     Raises a ``TypeError`` for an activation that is not a function.
@@ -124,7 +124,7 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
         return he_normal() if bare in RECTIFIERS else lecun_normal()
 
     def exactly(key, shape, dtype=jnp.float32):
-        with jax.ensure_compile_time_eval():  # a number, under jit too
+        with jax.ensure_compile_time_eval():  # a concrete number, also under jit
             mean, variance = activation_moments(activation)
             passed = float(variance) + float(mean) ** 2
         return variance_scaling(1 / passed, "fan_in", "truncated_normal")(key, shape, dtype)
@@ -135,11 +135,11 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
 @recorded
 @checked
 def identity(scale: float | int = 1.0) -> Callable:
-    """The initializer of ``scale`` times the identity matrix; with as many rows as columns, the identity map.
+    """The initializer that returns ``scale`` times the identity matrix.
 
-    Where the sizes differ, the diagonal that begins at the first entry is ``scale`` and all else 0.
+    In a matrix that is not square, the main diagonal is ``scale`` and all other entries are 0.
 
-    Raises a ``ValueError`` for shapes that are not those of a matrix (for convolutions there is ``delta_orthogonal``).
+    Raises a ``ValueError`` for shapes that are not those of a matrix (for convolutions use ``delta_orthogonal``).
 
     >>> print(jaxblocks.initializers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
     [[2. 0. 0.]

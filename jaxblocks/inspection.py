@@ -1,7 +1,7 @@
-"""What a net is made of, read off its jaxpr: a table of its layers, the output of each, and its variance.
+"""Inspection of a net through its jaxpr: a table of its layers, their outputs, and the variance of the outputs.
 
-Combinators run each child in a named scope and mark what it returns, so the compiler's own
-description of the net tells which layer an operation belongs to. There is no second one.
+Combinators run each child in a named scope and name its outputs, so the jaxpr shows which layer an operation
+belongs to.
 """
 
 import math
@@ -49,12 +49,12 @@ class LayerRow:
     """One layer of a net.
 
     Attributes:
-        path: its place in the grammar of `jaxblocks.paths`: ``"block/0"``; ``""`` is the net. The body of a ``Repeat``
-            has the path of the ``Repeat``, as their params have.
+        path: its path, as in `jaxblocks.paths`: ``"block/0"``; ``""`` is the net. The body of a ``Repeat`` has the
+            path of the ``Repeat``, as their params do.
         kind: the name of its constructor or function.
         outputs: a ``ShapeDtypeStruct`` for each array that it returns, call by call.
-        params: how many numbers its params hold.
-        count: its operations in one call of the net, all calls of the layer together.
+        params: the number of entries of its params.
+        count: its operations in one call of the net, summed over all calls of the layer.
     """
 
     path: str
@@ -75,7 +75,7 @@ class Summary:
 
     Attributes:
         rows: a `LayerRow` for each layer, that of the whole net last.
-        params_bytes: the memory that the params take.
+        params_bytes: the memory of the params in bytes.
     """
 
     rows: tuple[LayerRow, ...]
@@ -116,7 +116,7 @@ class Summary:
 
 
 def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
-    """A table of the layers of a net: outputs, params, counted operations. Nothing is computed.
+    """A table of the layers of a net: outputs, params, counted operations. No arrays are computed.
 
     Operations are multiplications, additions and transcendentals of one ``apply`` (see
     `jaxblocks.count_flops`), those inside a scan times its length; a layer that is applied twice
@@ -138,8 +138,8 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     """
     params, closed, outputs = _trace(net, inputs, side)
     total = count_flops(jaxpr_as_fun(closed), *[v.aval for v in closed.jaxpr.invars])
-    scopes: dict[str, None] = {}  # all of them, outer before inner, in the order in which they begin
-    layers: dict[str, dict[str, list]] = {}  # of each scope the layers in it, inner before outer, with what they return
+    scopes: dict[str, None] = {}  # all scopes, outer before inner, in the order in which they begin
+    layers: dict[str, dict[str, list]] = {}  # for each scope its layers, inner before outer, with their outputs
     for equation, scope, _ in equations(closed):
         parts = scope.split("/")
         scopes |= {"/".join(parts[:depth]): None for depth in range(len(parts) + 1)}
@@ -161,10 +161,10 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
 def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree = (), **side: Any) -> dict[str, Any]:
     """The output of every layer of a net, by its path.
 
-    Left out are the layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
-    ``checkpoint`` of a layer's own: their values do not exist outside of it.
+    Layers inside a scan (`Repeat`, `Recurrent`), and inside a ``jit`` or ``checkpoint`` within
+    a layer, are omitted: their values do not exist outside of it.
 
-    A layer on its own, without a combinator around it, has none.
+    For a layer without a combinator the result is empty.
     Works under ``jit``, ``grad`` and ``vmap``. A layer that returns several arrays, or is
     applied several times, has a tuple.
 
@@ -195,12 +195,12 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
         layer = scope, equation.params["name"]
         found[layer] = (*found.get(layer, ()), value)
     marked = {scope for scope, _ in found}
-    # The outer one of two layers at the same path, a combinator and its only child, comes last.
+    # A combinator and its only child have the same path; the combinator is last.
     return {_path(scope, marked): value[0] if len(value) == 1 else value for (scope, _), value in found.items()}
 
 
 def count_params(params: PyTree) -> int:
-    """How many numbers a tree of params holds.
+    """Number of entries of all arrays in a tree of params.
 
     >>> count_params(MLP(5, 10, 5, 2).init(jax.random.key(0), jnp.zeros(2)))
     142
@@ -212,15 +212,15 @@ def count_params(params: PyTree) -> int:
 
 @dataclass(frozen=True)
 class MomentsRow:
-    """What one array holds: an input of a net, or an output of one of its layers.
+    """Moments of one array: an input of a net, or an output of one of its layers.
 
     Attributes:
-        path: the place of the layer, as in `LayerRow`; ``""`` for an input.
+        path: the path of the layer, as in `LayerRow`; ``""`` for an input.
         kind: the name of its constructor or function, or ``"input"``.
         mean: of all entries of the array, in float64.
         variance: of all entries, around that mean.
-        positive: the share of entries above 0: of the units that are on, where a rectifier
-            comes before or after.
+        positive: the share of entries above 0; before or after a rectifier, the share of
+            active units.
     """
 
     path: str
@@ -231,7 +231,7 @@ class MomentsRow:
 
     @property
     def second_moment(self) -> float:
-        """The mean of the squares: what a layer with zero-mean weights passes on as its variance."""
+        """The mean of the squares, on which the output variance of a layer with zero-mean weights depends."""
         return self.variance + self.mean**2
 
 
@@ -240,7 +240,7 @@ class VarianceReport:
     """Means and variances, from the inputs to the last layer; prints as a table, in a notebook as HTML.
 
     Attributes:
-        rows: a `MomentsRow` for each input, then for each output of a layer, in the order in which they are made.
+        rows: a `MomentsRow` for each input, then for each output of a layer, in the order of computation.
     """
 
     rows: tuple[MomentsRow, ...]
@@ -276,7 +276,7 @@ def variance_report(
     state: PyTree = None,
     **side: Any,
 ) -> VarianceReport:
-    r"""The mean and the variance of what each layer of a net puts out, at ``init`` or with params of your own.
+    r"""Mean and variance of the outputs of every layer of a net, at ``init`` or with given params.
 
     Where the variance shrinks or grows from layer to layer, so do the outputs and, in the same way, the gradients: a
     deep net then learns slowly or not at all. With weights of variance :math:`\mathrm{Var}\,w`, mean zero, and no bias,
@@ -285,16 +285,15 @@ def variance_report(
 
     Args:
         net: a pair or a function of arrays.
-        inputs: arrays like those that the net will see (standardized data, a few hundred examples); their values
-            count.
-        key: for ``init``, ``jax.random.key(0)`` by default; layers that draw random numbers get one made from it.
-        params, state: what to look at, instead of what ``net.init(key, *inputs)`` makes.
-        side: side inputs, as for ``apply``; ``train`` is ``True`` unless you say otherwise, since a net that normalizes
-            batches has no statistics to evaluate with yet.
+        inputs: arrays with typical values (standardized data, a few hundred examples).
+        key: for ``init``, ``jax.random.key(0)`` by default; layers that draw random numbers get a key derived from it.
+        params, state: used instead of the result of ``net.init(key, *inputs)``.
+        side: side inputs, as for ``apply``; ``train`` is ``True`` by default, since batch normalization has no running
+            statistics at initialization.
 
     Returns:
-        A row for every floating-point array. The layers inside a scan (`Repeat`, `Recurrent`) and inside a ``jit`` or
-        ``checkpoint`` of a layer's own are left out, as in `layer_outputs`; to look into a ``Repeat``, build it as a
+        A row for every floating-point array. Layers inside a scan (`Repeat`, `Recurrent`), and inside a ``jit`` or
+        ``checkpoint`` within a layer, are omitted, as in `layer_outputs`. To inspect a ``Repeat``, build it as a
         ``Serial`` of copies, which draws the same params.
 
     >>> net = Serial(hidden=Dense(500), activation=tanh, out=Dense(300))
@@ -319,7 +318,7 @@ def variance_report(
     rows = [MomentsRow("", "input", *_moments(x)) for x in jax.tree.leaves(inputs) if _holds_floats(x)]
     found = layer_outputs(net, params, *inputs, state=state, **side)
     kinds = {row.path: row.kind for row in reversed(summary(net, *inputs, **side).rows)}
-    if not found:  # a layer on its own
+    if not found:  # a layer without a combinator
         found = {"": tuple(jax.tree.leaves(layer.apply(params, state, *inputs, **side)[0]))}
     for path, outputs in found.items():
         for y in outputs if isinstance(outputs, tuple) else (outputs,):
@@ -351,7 +350,7 @@ def _row_at(rows, path: str):
 
 
 def _path(scope: str, marked) -> str:
-    """The path of a layer: the labels of the layers on the way, without named scopes of the user's own."""
+    """The path of a layer: the labels of the enclosing layers, without named scopes of the user."""
     parts = scope.split("/")
     return "/".join(part for depth, part in enumerate(parts, 1) if part and "/".join(parts[:depth]) in marked)
 
@@ -373,7 +372,7 @@ def _trace(net, inputs, side):
 
 
 def _marks_layer(equation, scope: str) -> bool:
-    """Whether an equation is the mark that combinators put on what a layer returns: ``2.Dense`` in the scope ``2``."""
+    """Whether an equation names the output of a layer, as combinators do: ``2.Dense`` in the scope ``2``."""
     name = equation.params["name"] if equation.primitive.name == "name" else ""
     return "." in name and name.partition(".")[0] in ("", scope.rpartition("/")[2])
 

@@ -1,21 +1,20 @@
-"""Losses: what a prediction costs, one number per example. The caller takes the mean over examples.
+"""Losses: one number per example. The caller takes the mean over examples.
 
 Every loss reduces the last axis (the classes, or the features of one example) and keeps all others: (*batch, n)
-becomes (*batch,). How it reduces is said in each docstring: distances between distributions and likelihoods *sum*
-over classes or features, as their formulas do; ``mse``, ``mae`` and ``huber_loss`` take the *mean* over features. So
-``mse`` of two arrays of shape (n,) is one number, the ordinary mean squared error; predictions of one number per
-example that are to be kept apart have shape (*batch, 1). A few losses of single numbers (``sigmoid_cross_entropy``,
-``hinge_loss``, ``zero_one_loss``) reduce nothing, and say so.
+becomes (*batch,). Distances between distributions and likelihoods *sum* over classes or features, as their formulas
+do; ``mse``, ``mae`` and ``huber_loss`` take the *mean* over features. So ``mse`` of two arrays of shape (n,) is one
+number, the ordinary mean squared error; for one loss per example, give scalar predictions the shape (*batch, 1).
+Three losses of scalars (``sigmoid_cross_entropy``, ``hinge_loss``, ``zero_one_loss``) reduce nothing.
 
     loss = softmax_cross_entropy(logits, labels).mean()
 
-Nothing is broadcast: arrays that belong together have equal shapes, or a ``ValueError`` is raised. Logarithms are
-natural, so values are in nats; the divergences take ``base=2`` for bits.
+Nothing is broadcast: predictions and targets of unequal shapes raise a ``ValueError``. Logarithms are natural, so
+values are in nats; the divergences take ``base=2`` for bits.
 
-Values are checked where they are known: a distribution that does not sum to 1, or a label out of range, raises
-``ValueError`` in an eager call. Inside ``jit`` and ``vmap`` values are unknown; there a label out of range gives NaN
-(value and gradient), and other bad values give whatever the formula gives, unless ``check=True`` is passed and the
-caller uses ``jax.experimental.checkify`` (see ``jaxblocks.checks``).
+Concrete values are checked: a distribution that does not sum to 1, or a label out of range, raises ``ValueError`` in
+an eager call. Inside ``jit`` and ``vmap`` values are not available: a label out of range gives NaN (value and
+gradient), and other invalid values are not detected. With ``check=True`` and
+``jax.experimental.checkify`` they raise an error (see ``jaxblocks.checks``).
 
 Half precision is computed in float32 and returned in its own dtype.
 """
@@ -59,7 +58,7 @@ __all__ = [
 
 
 Base = Annotated[float | int, Range(1, open_below=True)]
-"""Of a logarithm: 2 for bits, e for nats."""
+"""The base of a logarithm: 2 for bits, e for nats."""
 
 
 def _widen(a, b):
@@ -68,7 +67,7 @@ def _widen(a, b):
 
 
 def _size(x):
-    """|x| with derivative 0 at 0, where ``jnp.abs`` has 1: so that the gradient at a perfect fit is 0."""
+    """|x| with derivative 0 at 0 (``jnp.abs`` has 1), so that the gradient at a perfect fit is 0."""
     return x * jnp.sign(x)
 
 
@@ -104,7 +103,7 @@ def _relative_entropy(p, q):
 
 @checked
 def entropy(p: Float[Array, "*batch classes"], *, base: Base = math.e, check: bool = False) -> Float[Array, "*batch"]:
-    """Uncertainty of a distribution: the expected length of the best code for it.
+    """Entropy of a distribution: the expected length of an optimal code for it.
 
     H(P) = -sum_i P_i log P_i with 0 log 0 = 0, in nats, or in bits with ``base=2``. Between 0 (a point mass) and
     log n (uniform).
@@ -133,13 +132,13 @@ def cross_entropy(
     base: Base = math.e,
     check: bool = False,
 ) -> Float[Array, "*batch"]:
-    """Expected length of a code made for the distribution ``q`` when the truth is ``p``.
+    """Cross-entropy: expected length of a code for ``q`` when the true distribution is ``p``.
 
     CE(P, Q) = -sum_i P_i log Q_i = D_KL(P || Q) + H(P), in nats, or in bits with ``base=2``. Conventions:
-    0 log 0 = 0, and p log 0 = -infinity for p > 0, so the result is +infinity where Q excludes what P allows.
-    Not symmetric, and not 0 at P = Q: there it takes its smallest value over Q, H(P).
+    0 log 0 = 0, and p log 0 = -infinity for p > 0, so the result is +infinity if Q_i = 0 for some i with P_i > 0.
+    Not symmetric, and not 0 at P = Q: there it takes its minimum over Q, H(P).
 
-    A one-hot label belongs in the *first* slot: then CE = -log Q_label. In the second slot it gives infinity unless
+    A one-hot label is the *first* argument: then CE = -log Q_label. As the second argument it gives infinity unless
     P equals it. For scores use ``softmax_cross_entropy``, which cannot overflow.
 
     Both arguments are probabilities that sum to 1. (Cevher asks only for entries in [0, 1]. PyTorch's
@@ -168,7 +167,7 @@ def kl_divergence(
     base: Base = math.e,
     check: bool = False,
 ) -> Float[Array, "*batch"]:
-    """Kullback-Leibler divergence: the expected extra code length when ``q`` is taken for the truth ``p``.
+    """Kullback-Leibler divergence: the expected extra length of a code for ``q`` when the true distribution is ``p``.
 
     D_KL(P || Q) = sum_i P_i log(P_i / Q_i) = CE(P, Q) - H(P), in nats, or in bits with ``base=2``. (The lecture takes
     natural logarithms and speaks of bits.) Conventions: 0 log(0/q) = 0 also for q = 0, and p log(p/0) = +infinity for
@@ -267,7 +266,7 @@ def lp_distance(
     largest = jnp.max(gap, -1, keepdims=True)
     if math.isinf(order):
         return largest[..., 0].astype(dtype)
-    # Scaled by its largest entry (a constant to derivatives), so that no power underflows; at P = Q by 1.
+    # Scaled by its largest entry (constant for derivatives), so that no power underflows; at P = Q by 1.
     equal = largest == 0
     scale = jax.lax.stop_gradient(jnp.where(equal, 1.0, largest))
     total = jnp.sum(jnp.where(equal, 0.0, gap / scale) ** order, -1)
@@ -279,7 +278,7 @@ def lp_distance(
 def jensen_gap(
     function: Callable, points: Float[Array, "n *features"], weights: Float[Array, "n"], *, check: bool = False
 ) -> Float[Array, ""]:
-    """How much the mean of a function exceeds the function of the mean.
+    """Jensen gap: the mean of a function minus the function of the mean.
 
     sum_i p_i phi(x_i) - phi(sum_i p_i x_i), with phi = ``function`` from one point to one number, x_i = ``points[i]``
     and p_i = ``weights[i]``. Never negative for convex phi (Jensen's inequality), never positive for concave phi.
@@ -305,7 +304,7 @@ def jensen_gap(
 
 
 def _at_label(x, labels, inside):
-    """x[..., label] per example; NaN, gradient included, where the label is no class."""
+    """x[..., label] per example; NaN, gradient included, where the label is not a class."""
     index = jnp.where(inside, labels, 0).astype(jnp.int32)[..., None]
     picked = jnp.take_along_axis(x, index, -1, mode="clip")[..., 0]
     return picked * jnp.where(inside, 1.0, jnp.nan).astype(x.dtype)
@@ -313,7 +312,7 @@ def _at_label(x, labels, inside):
 
 def _soft_cross_entropy(logits, targets):
     log_q = jax.nn.log_softmax(logits)
-    # A class masked by a score of -inf costs nothing if its target is 0.
+    # A class masked by a score of -inf contributes 0 if its target is 0.
     return -jnp.sum(targets * jnp.where((targets == 0) & (log_q == -jnp.inf), 0.0, log_q), -1)
 
 
@@ -332,13 +331,13 @@ def softmax_cross_entropy(
       a categorical model. Gradient: softmax(z)_i - 1[i = y].
     - floating-point distributions t of shape (*batch, classes): -sum_i t_i log softmax(z)_i. Gradient: softmax(z) - t.
 
-    The two are told apart by dtype and shape; anything else is a ``ValueError``. Labels count from 0. Finite for all
-    finite scores. A score of -inf excludes its class: the loss is infinite if that class is the label, and otherwise
-    the class is left out.
+    The two are distinguished by dtype and shape; other targets raise a ``ValueError``. Labels count from 0. Finite for
+    all finite scores. A score of -inf excludes its class: the loss is infinite if that class is the label, and
+    otherwise the class is ignored.
 
-    If the right class leads all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d)); a right answer
-    alone says only that it is at most log C. A wrong answer costs at least log 2, so it is loss / log 2, the loss in
-    bits, that bounds ``zero_one_loss`` from above (the loss in nats does not).
+    If the score of the correct class exceeds all others by a margin d, the loss is at most log(1 + (C - 1) exp(-d));
+    for a correct prediction it is at most log C, for a wrong one at least log 2. So the loss in bits, loss / log 2,
+    bounds ``zero_one_loss`` from above (the loss in nats does not).
 
     Raises ``ValueError`` for a label out of range or a target that does not sum to 1 (known values, or
     ``check=True``). Under ``jit`` a label out of range gives NaN.
@@ -355,8 +354,8 @@ def softmax_cross_entropy(
     z = widen(logits)
     if jnp.issubdtype(targets.dtype, jnp.integer) and targets.shape == z.shape[:-1]:
         inside = check_labels(targets, z.shape[-1], check=check)
-        # Shifted by the largest score, which is a constant to derivatives. Picking from the scores rather than from
-        # log_softmax leaves nothing of shape (*batch, classes) to be kept for the gradient but the scores.
+        # Shifted by the largest score, which derivatives treat as a constant. Indexing the scores rather than
+        # log_softmax stores no residual of shape (*batch, classes) for the gradient except the scores.
         largest = jax.lax.stop_gradient(jnp.max(z, -1))
         log_sum = jnp.log(jnp.sum(jnp.exp(z - largest[..., None]), -1))
         return (log_sum - (_at_label(z, targets, inside) - largest)).astype(logits.dtype)
@@ -428,7 +427,7 @@ def sigmoid_cross_entropy(
             low=jnp.min(known, initial=jnp.inf),
             high=jnp.max(known, initial=-jnp.inf),
         )
-    # One branch per sign, in place of max and abs: exact derivatives of every order at z = 0 too.
+    # One branch per sign instead of max and abs: derivatives of every order are exact at z = 0 too.
     right = z >= 0
     return (jnp.where(right, z, 0.0) - z * y + jnp.log1p(jnp.exp(jnp.where(right, -z, z)))).astype(dtype)
 
@@ -440,8 +439,8 @@ def nll(
     """Negative log-likelihood of class labels, from log-probabilities.
 
     -log P(Y = y | x): minus the entry of ``log_probs`` at the label y = ``targets``, counted from 0, in nats. A special
-    case of cross-entropy, with the one-hot label in the first slot. For a prediction that is a point mass it is 0 or
-    +infinity (not 0 or 1, as the lecture has it: that is ``zero_one_loss``).
+    case of cross-entropy, with the one-hot label as the first argument. For a prediction that is a point mass it is 0
+    or +infinity (not 0 or 1, as the lecture states: that is ``zero_one_loss``).
 
     ``log_probs`` are the output of ``log_softmax``. For scores use ``softmax_cross_entropy``.
 
@@ -475,11 +474,11 @@ def zero_one_loss(
     predictions: Integer[Array, "*batch"] | Bool[Array, "*batch"],
     targets: Integer[Array, "*batch"] | Bool[Array, "*batch"],
 ) -> Float[Array, "*batch"]:
-    """1.0 for each wrong prediction, 0.0 for each right one (float32; nothing is reduced).
+    """Zero-one loss: 1.0 for each wrong prediction, 0.0 for each correct one (float32; nothing is reduced).
 
     l(y', y) = 0 if y' = y else 1, with y' = ``predictions`` and y = ``targets``: classes, as integers (the ``argmax``
-    of scores) or booleans. Its mean is the error rate. It is constant almost everywhere in the scores behind the
-    predictions, so its gradient is 0 and training needs another loss. It is not the negative log-likelihood of a
+    of scores) or booleans. Its mean is the error rate. As a function of the scores it is constant almost everywhere,
+    so its gradient is 0 and training needs another loss. It is not the negative log-likelihood of a
     point-mass prediction, which is 0 or infinite; its expectation over Y' is 1 - P(Y' = y). ``nll`` in bits bounds it
     from above, ``nll`` in nats does not: a wrong class costs at least log 2 = 0.69 nats.
 
@@ -593,7 +592,7 @@ def huber_loss(
     _check_positive("delta", delta)
     error = predictions - targets
     delta = jnp.asarray(delta, error.dtype)
-    inner = jnp.clip(error, -delta, delta)  # h(e) = inner (e - inner / 2): nothing large is squared
+    inner = jnp.clip(error, -delta, delta)  # h(e) = inner (e - inner / 2): no large number is squared
     return jnp.mean(inner * (error - 0.5 * inner), -1).astype(dtype)
 
 
@@ -627,12 +626,12 @@ def _total(term, params, mask):
     try:
         mask = jax.tree.broadcast(mask, params)
     except ValueError as error:
-        repair = "one boolean holds for everything below it, as in {'kernel': True, 'bias': False} for a dense layer"
+        repair = "one boolean covers the subtree below it, as in {'kernel': True, 'bias': False} for a dense layer"
         error.add_note(f"{public_name()} expected a mask with the structure of params or of its upper part; {repair}.")
         raise
     total = jnp.zeros((), jnp.float32)
     for leaf, selected in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True):
-        repair = "a mask selects whole arrays while JAX traces, so close over it rather than pass it through jit"
+        repair = "a mask selects whole arrays while JAX traces, so close over it instead of passing it through jit"
         require(isinstance(selected, bool | np.bool_), "a mask of True and False", selected, repair, error=TypeError)
         if selected:
             floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -649,10 +648,10 @@ def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     """L1 penalty of a tree of parameters: the sum of the absolute values of all entries.
 
     Omega(Theta) = sum |W|, to be added to a loss as lambda * l1_penalty(params). The subgradient at 0 is 0; for exact
-    zeros step with ``soft_threshold``.
+    zeros use steps with ``soft_threshold``.
 
-    ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
-    part. The lectures leave out biases; see ``l2_penalty`` for a mask that does. Computed and returned in float32
+    ``mask`` selects the arrays to include: a boolean, or a tree of booleans with the structure of ``params`` or of its
+    upper part. The lectures exclude biases; see ``l2_penalty`` for such a mask. Computed and returned in float32
     (float64 if an array is), also for half precision, where a sum over a whole net would lose most of its digits.
 
     Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
@@ -672,8 +671,8 @@ def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     Omega(Theta) = sum W^2, to be added to a loss as lambda * l2_penalty(params). Under plain gradient descent
     (lambda / 2) * l2 is weight decay lambda; it is the negative log of a Gaussian prior, up to a constant.
 
-    ``mask`` says which arrays count: a boolean, or a tree of booleans with the structure of ``params`` or of its upper
-    part. Computed and returned in float32 (float64 if an array is), also for half precision.
+    ``mask`` selects the arrays to include: a boolean, or a tree of booleans with the structure of ``params`` or of its
+    upper part. Computed and returned in float32 (float64 if an array is), also for half precision.
 
     Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
 
@@ -691,7 +690,7 @@ def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
 
 @checked
 def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Array, ""]) -> Float[Array, "*shape"]:
-    """Shrink every entry towards 0 by ``threshold``, and to exactly 0 what is smaller.
+    """Shrink every entry towards 0 by ``threshold``; smaller entries become exactly 0.
 
     S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimizes
     1/2 (u - x)^2 + t |u|. A gradient step on a loss with learning rate eta, followed by soft_threshold(., eta lambda),
@@ -705,6 +704,6 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Arr
     Source: Diehl 2023, section 1.6 (names L1 regularization).
     """
     if not isinstance(threshold, Tracer):
-        require(threshold >= 0, "a threshold >= 0", f"{threshold}", "pass its size")
+        require(threshold >= 0, "a threshold >= 0", f"{threshold}", "pass its absolute value")
     threshold = jnp.asarray(threshold, x.dtype)
     return x - jnp.clip(x, -threshold, threshold)

@@ -1,16 +1,15 @@
-"""Metrics: how good predictions are, in plain arrays. To train a model, use a loss.
+"""Metrics: measures of the quality of predictions. To train a model, use a loss.
 
-Scores are what a classifier puts out, one number per class on the last axis: logits, log-probabilities or
-probabilities, of which only the order counts. Labels are integers from 0 to classes - 1. Scores have the shape
-(..., classes) and labels the shape (...), with any number of leading axes, none included. Scores that are NaN
-make the result NaN.
+Scores are the outputs of a classifier, one number per class on the last axis: logits, log-probabilities or
+probabilities; only their order matters. Labels are integers from 0 to classes - 1. Scores have the shape
+(..., classes) and labels the shape (...), with zero or more leading axes. NaN scores make the result NaN.
 
-A label out of range raises a ``ValueError`` where its value is known. Under ``jit`` it is not known: then the result
-is NaN (and in the integer ``confusion_matrix`` -1), or with ``check=True``, if the caller is wrapped in
-``jax.experimental.checkify.checkify``, an error. Empty data raise a ``ValueError``, since they have no mean.
+A label out of range raises a ``ValueError`` where its value is concrete. Under ``jit`` the result is NaN (in the
+integer ``confusion_matrix`` -1). With ``check=True``, if the caller is wrapped in
+``jax.experimental.checkify.checkify``, it is an error. Empty data raise a ``ValueError``, since they have no mean.
 
-``weights`` (where there are any) say how much every label counts, as numbers or booleans; a label of weight 0, such as
-padding, may have any value.
+``weights``, where a function takes them, are the weights of the labels, as numbers or booleans; a label of weight 0,
+such as padding, may have any value.
 """
 
 from typing import Any
@@ -37,11 +36,11 @@ def _check_classes(predictions):
 
 
 def _check_data(x):
-    require(x.size > 0, "data, since an empty mean has no value", x, "leave it out")
+    require(x.size > 0, "data, since an empty mean has no value", x, "omit the empty array")
 
 
 def _in_range(labels, classes, weights=None, *, check, name="targets"):
-    """Where 0 <= labels < classes, after check_values has seen it."""
+    """Where 0 <= labels < classes, checked by ``check_values``."""
     valid = (labels >= 0) & (labels < classes)
     check_values(
         valid if weights is None else valid | (weights == 0),
@@ -88,7 +87,7 @@ def predict_class(predictions: Real[Array, "*batch classes"]) -> Int[Array, "*ba
     """The class of the highest score, counted from 0; the first one on ties.
 
     i_h(a) = argmax_i [h(a)]_i, h(a) the ``predictions`` of one example. The result is int32. NaN counts as the highest
-    score, so look for it before.
+    score, so test for NaN first.
 
     Shapes: (..., classes) to (...). Raises a ``ValueError`` without a class axis.
 
@@ -109,7 +108,7 @@ def accuracy(
     weights: Real[Array, "*batch"] | Bool[Array, "*batch"] | None = None,
     check: bool = False,
 ) -> Float[Array, ""]:
-    """The share of examples whose class is predicted right, one minus the mean 0-1 loss; a float32.
+    """The share of examples whose class is predicted correctly, one minus the mean 0-1 loss; a float32.
 
     (sum_n w_n [predict_class(predictions_n) = targets_n]) / sum_n w_n, with weights w_n = 1 unless given.
 
@@ -136,7 +135,7 @@ def top_k_accuracy(
     weights: Real[Array, "*batch"] | Bool[Array, "*batch"] | None = None,
     check: bool = False,
 ) -> Float[Array, ""]:
-    """The share of examples whose class is among the k predicted first; a float32.
+    """The share of examples whose class is among the k classes of the highest scores; a float32.
 
     (sum_n w_n [fewer than k classes are ranked before targets_n]) / sum_n w_n, with weights w_n = 1 unless given. A
     class is ranked before another if its score is higher, or equal and the class number lower. So k = 1 is
@@ -169,11 +168,12 @@ def perplexity(
     weights: Real[Array, "*batch"] | Bool[Array, "*batch"] | None = None,
     check: bool = False,
 ) -> Float[Array, ""]:
-    """The exponential of the mean negative log-likelihood: the number of equally likely classes of that uncertainty.
+    """Perplexity: the exponential of the mean negative log-likelihood.
 
     exp(-(sum_n w_n log softmax(logits_n)_{targets_n}) / sum_n w_n), natural logarithm, weights w_n = 1 unless given.
-    1 is perfect, the number of classes is a uniform guess, inf a target of probability 0. Log-probabilities
-    may stand for logits, being their own log-softmax; probabilities may not. Computed in float32 at least.
+    A uniform distribution over k classes has perplexity k. 1 is a perfect prediction, the number of classes a uniform
+    one, inf a target of probability 0. Log-probabilities may replace logits, since they are their own log-softmax;
+    probabilities may not. Computed in float32 at least.
 
     Shapes: logits (..., classes), targets and weights (...). Shapes that do not match, empty data, targets out of
     range and NaN: see the top of this module.
@@ -198,7 +198,7 @@ def confusion_matrix(
     *,
     check: bool = False,
 ) -> Int[Array, "{classes} {classes}"]:
-    """How often examples of every class were predicted to be of every class, in int32.
+    """Confusion matrix: the number of examples for each pair of true and predicted class, in int32.
 
     C_ij = number of examples n with targets_n = i and predictions_n = j: rows are the truth, columns the prediction,
     and the trace over the sum is the accuracy. Matrices of several batches may be added.
@@ -210,7 +210,7 @@ def confusion_matrix(
     [[1 1]
      [0 1]]
 
-    Source: as in scikit-learn, whose arguments come in the other order.
+    Source: as in scikit-learn, which takes the arguments in the other order.
     """
     _check_data(targets)
     predictions, targets = predictions.astype(jnp.int32), targets.astype(jnp.int32)
@@ -227,13 +227,13 @@ def precision_recall_f1(
 ) -> tuple[Float[Array, " classes"], Float[Array, " classes"], Float[Array, " classes"]]:
     """Precision, recall and F1 score of every class, from a ``confusion_matrix`` C; float32.
 
-    precision_i = C_ii / sum_j C_ji (of the examples predicted i, how many are), recall_i = C_ii / sum_j C_ij (of the
-    examples that are i, how many were predicted), F1_i = 2 C_ii / (sum_j C_ji + sum_j C_ij), their harmonic mean.
-    A quotient 0 / 0, for a class that was never predicted or never there, is ``undefined``. The mean over classes is
-    the macro average.
+    precision_i = C_ii / sum_j C_ji (the share of class i among the examples predicted as i), recall_i = C_ii / sum_j
+    C_ij (the share predicted as i among the examples of class i), F1_i = 2 C_ii / (sum_j C_ji + sum_j C_ij), their
+    harmonic mean. A quotient 0 / 0, for a class without predictions or without examples, is ``undefined``. The mean
+    over classes is the macro average.
 
     Shapes: (classes, classes) to three times (classes,). Raises a ``ValueError`` for a matrix that is not square, or
-    where an entry is negative (as ``confusion_matrix`` says that a label was out of range); under ``jit`` without
+    where an entry is negative (``confusion_matrix`` returns -1 for labels out of range); under ``jit`` without
     ``check`` all results are NaN then.
 
     >>> precision, recall, f1 = precision_recall_f1(jnp.array([[3, 0], [2, 3]]))
@@ -246,7 +246,7 @@ def precision_recall_f1(
     negative = jnp.any(counts < 0)
     check_values(
         ~negative,
-        "counts >= 0, got {smallest} as the smallest entry; look for targets out of range",
+        "counts >= 0, got a minimum of {smallest}; check for targets out of range",
         check=check,
         smallest=jnp.min(confusion),
     )
@@ -266,11 +266,11 @@ def r_squared(
     """Coefficient of determination R^2: the share of the variance of the targets that the prediction explains.
 
     R^2 = 1 - (sum_n (y_n - f_n)^2) / (sum_n (y_n - mean y)^2), y = ``targets``, f = ``predictions``, for every output
-    separately. 1 is perfect, 0 as good as the mean of the targets, below 0 worse than that. Half precision is summed
+    separately. 1 is perfect, 0 is as good as the mean of the targets, below 0 is worse. Half precision is summed
     in float32.
 
     Shapes: predictions and targets (examples, ...), which must be equal, to (...). Raises a ``ValueError`` for shapes
-    that differ, for empty data, and where the targets of an output are all equal, since there is nothing to explain;
+    that differ, for empty data, and where the targets of an output are all equal, since their variance is 0;
     under ``jit`` without ``check`` that output is -inf, or NaN if it was predicted exactly.
 
     >>> print(r_squared(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 2.0, 3.0])))

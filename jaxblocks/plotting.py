@@ -1,8 +1,8 @@
-"""Plots: one function for each kind, data first, axes last; each returns the Matplotlib axes that it drew on.
+"""Plots: each function takes data first and axes last, and returns the Matplotlib axes that it drew on.
 
-They share one style: colors that color-blind readers can distinguish (Okabe & Ito), each with a dash, a marker or a
-hatch of its own, so that they can be distinguished in gray print as well. `style` applies it to other plots too, such
-as those of the ``plot`` methods of records. Where ``ax`` is left out, new axes are made.
+They share one style: colors that color-blind readers can distinguish (Okabe & Ito), each with its own dash, marker or
+hatch, so that they remain distinguishable in grayscale. `style` applies it to other plots too, such
+as those of the ``plot`` methods of records. Without ``ax``, new axes are made.
 
 Matplotlib is imported at the first call: ``pip install jaxblocks[plot]``.
 """
@@ -103,7 +103,7 @@ def curves(x: Any, ys: Any, ax: Any = None):
 
 
 def _look(i) -> dict[str, Any]:
-    """Color and dash of the i-th line: colors repeat, with other dashes."""
+    """Color and dash of the i-th line: repeated colors have other dashes."""
     return dict(color=PALETTE[i % len(PALETTE)], linestyle=_DASHES[(i + i // len(PALETTE)) % len(_DASHES)])
 
 
@@ -126,7 +126,7 @@ def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}
         series: by label, the values, (n,); one array needs no label.
         names: of the n groups.
         ax: axes, or ``None`` for new ones.
-        numbers: the format of the values; ``""`` leaves them out.
+        numbers: the format of the values; ``""`` omits them.
 
     >>> import pytest
     >>> ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
@@ -162,13 +162,13 @@ def matrix(
     columns: Sequence | None = None,
     numbers: str = "{:.2g}",
 ):
-    """A matrix as shades with its entries; 0 is white, and where signs differ shades are orange and violet.
+    """Heat map of a matrix with its entries; 0 is white, and mixed signs are orange and violet.
 
     Args:
         values: (rows, columns).
         ax: axes, or ``None`` for new ones.
         rows, columns: their names.
-        numbers: the format of entries other than 0; ``""`` leaves them out. Matrices of more than 200 entries have a
+        numbers: the format of entries other than 0; ``""`` omits them. Matrices of more than 200 entries have a
             color bar instead.
 
     >>> import pytest
@@ -237,7 +237,7 @@ def tiles(images: Any, ax: Any = None, *, columns: PositiveInt = 4):
 
 
 def cells(values: Any, ax: Any = None):
-    """A tensor of order 0 to 3 as cells with its entries; of order 3, slices of its first axis behind one another.
+    """A tensor of order 0 to 3 as cells with its entries; order 3 is drawn as overlapping slices of its first axis.
 
     Args:
         values: of any shape with at most three axes.
@@ -251,7 +251,7 @@ def cells(values: Any, ax: Any = None):
     from matplotlib.patches import Rectangle
 
     values = np.asarray(values)
-    require(values.ndim <= 3, "a tensor of order 0 to 3", values, "take a part")
+    require(values.ndim <= 3, "a tensor of order 0 to 3", values, "select a slice")
     ax = axes_or_new(ax)
     block = values.reshape((1,) * (3 - values.ndim) + values.shape)
     depth, height, width = block.shape
@@ -308,7 +308,7 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
 
 @checked
 def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 200):
-    """The decisions of a classifier: the plane in pale shades of the classes, and the decision boundary.
+    """Decision regions of a classifier in the plane, in pale colors of the classes, and the decision boundary.
 
     Args:
         f: from (n, 2) to scores; the class is the sign of one score, (n,) or (n, 1), or the largest of several,
@@ -348,7 +348,7 @@ def boundary(f: Callable, box: Any, ax: Any = None, *, samples: PositiveInt = 20
 
 @checked
 def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None, samples: PositiveInt = 120):
-    """Paths over the contours of a function of two variables, or over the graph of a function of one.
+    """Trajectories over the contours of a function of two variables, or over the graph of a function of one.
 
     A dot marks the start of a path, a star its end.
 
@@ -398,7 +398,7 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
 
 @checked
 def surface(f: Any, box: Any, ax: Any = None, *, samples: PositiveInt = 41):
-    """The graph of a function of two variables in perspective, with its level lines below.
+    """The graph of a function of two variables in 3D, with its contour lines below.
 
     Args:
         f: from (n, 2) to (n,) or (n, 1), or its values on the grid, (samples, samples), one row for each y.
@@ -516,7 +516,7 @@ def _kernels(params):
 def diagram(
     places: Mapping, arrows: Sequence, ax: Any = None, *, texts: Mapping | None = None, shade: Mapping | None = None
 ):
-    """Boxes with text in them, and arrows from one to another.
+    """A diagram of labeled boxes and arrows between them.
 
     Args:
         places: by name, (x, y) of its box.
@@ -534,7 +534,7 @@ def diagram(
     ax = axes_or_new(ax)
     texts, shade = texts or {}, shade or {}
     missing = {name for arrow in arrows for name in arrow[:2]} - set(places)
-    require(not missing, "places of all boxes that arrows touch", f"none of {sorted(missing)}", "add them")
+    require(not missing, "a place for each box of an arrow", f"none for {sorted(missing)}", "add them to places")
     boxes = {}
     for name, place in places.items():
         look = dict(boxstyle="round,pad=0.35", facecolor=_PALE[shade.get(name, 0) % len(_PALE)], edgecolor="black")
@@ -558,7 +558,7 @@ def diagram(
 
 @checked
 def contact_sheet(pictures: Mapping, *, columns: PositiveInt = 4):
-    """Many pictures in one figure, each with its name above; returns a list of axes, one for each picture.
+    """A grid of pictures in one figure, each with its name above; returns a list of axes, one for each picture.
 
     ``axes[0].figure.savefig("sheet.png")`` saves the figure.
 

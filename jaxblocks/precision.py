@@ -13,7 +13,7 @@ AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 
 
 def wide_dtype(dtype: DTypeLike) -> np.dtype:
-    """The dtype of intermediate results: float32 for bfloat16 and float16, any other dtype itself.
+    """The dtype of intermediate results: float32 for bfloat16 and float16; other dtypes are unchanged.
 
     >>> wide_dtype(jnp.bfloat16).name, wide_dtype(jnp.float32).name
     ('float32', 'float32')

@@ -1,8 +1,8 @@
 """The probability simplex: functions that map to it, and checks that an array lies in it.
 
-A distribution P on n classes is an array of n probabilities along one axis (the last, unless ``axis`` says
-otherwise): entries at least 0 that sum to 1. Scores, or logits, are arrays of any real numbers; ``softmax`` turns
-them into a distribution. Classes and labels count from 0. (Diehl and Cevher count from 1.)
+A distribution P on n classes is an array of n probabilities along one axis (``axis``, by default the last): entries
+at least 0 that sum to 1. Scores, or logits, are arrays of any real numbers; ``softmax`` maps them to a distribution.
+Classes and labels count from 0. (Diehl and Cevher count from 1.)
 
 Half precision is computed in float32 and returned in its own dtype. Logarithms are natural.
 """
@@ -37,14 +37,14 @@ __all__ = [
 
 @checked
 def softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]:
-    """Scores to probabilities along one axis.
+    """Softmax: map scores to probabilities along one axis.
 
     softmax(x)_i = exp(x_i) / sum_j exp(x_j), the sum over ``axis``. Adding the same number to all scores changes
     nothing, so the largest is subtracted first and no score overflows. A single score gives exactly 1; with two or
     more, each probability is strictly between 0 and 1, but floats round to 0 and 1 when scores are far apart.
 
-    A score of -inf gets probability 0. A slice of -inf alone, or with a +inf, is all NaN: no distribution has
-    those scores.
+    A score of -inf gets probability 0. A slice where all scores are -inf, or one is +inf, gives NaN: no distribution
+    has those scores.
 
     >>> print([f"{p:.4f}" for p in softmax(jnp.array([1.0, 2.0, 3.0]))])
     ['0.0900', '0.2447', '0.6652']
@@ -65,7 +65,7 @@ def log_softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*sha
     """Logarithms of the softmax probabilities, without computing the probabilities.
 
     log softmax(x)_i = x_i - log sum_j exp(x_j), in nats, the sum over ``axis``. Stays finite where a probability
-    rounds to 0. A score of -inf gives -inf; a slice of -inf alone, or with a +inf, is all NaN.
+    rounds to 0. A score of -inf gives -inf; a slice where all scores are -inf, or one is +inf, gives NaN.
 
     >>> print(log_softmax(jnp.array([0.0, 1000.0])))
     [-1000.     0.]
@@ -78,10 +78,10 @@ def log_softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*sha
 
 @checked
 def logsumexp(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
-    """The smooth maximum of the entries along one axis.
+    """Log-sum-exp, a smooth maximum of the entries along one axis.
 
-    LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. ``axis`` is summed away.
-    With C entries, 0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. A slice of -inf alone gives -inf.
+    LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. The result lacks ``axis``.
+    With C entries, 0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. If all entries are -inf, it is -inf.
 
     >>> print(f"{logsumexp(jnp.array([1.0, 2.0, 3.0])):.4f}")
     3.4076
@@ -94,7 +94,7 @@ def logsumexp(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
 
 @checked
 def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
-    """Mean of some quantities under the softmax of their scores.
+    """Mean of quantities weighted by the softmax of their scores.
 
     softmax-mean(z, q) = softmax(z)^T q: scores ``z``, quantities ``q`` of the same shape, summed over ``axis``.
     With q = z it is a smooth maximum that, unlike ``logsumexp``, never exceeds the largest entry. It is attention
@@ -135,7 +135,7 @@ def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classe
 
 @checked
 def check_labels(labels: Integer[Array, "*batch"], classes: int, *, check: bool = False) -> Bool[Array, "*batch"]:
-    """Which labels are class numbers, 0 <= label < classes; an error where some are known not to be.
+    """Mask of valid labels, 0 <= label < classes; raises an error for concrete labels out of range.
 
     Raises ``TypeError`` if ``labels`` are not integers, and ``ValueError`` if concrete labels are out of range.
     Traced labels are checked only with ``check=True``, through ``checkify``.
@@ -166,14 +166,14 @@ def check_labels(labels: Integer[Array, "*batch"], classes: int, *, check: bool 
 def one_hot(
     labels: Integer[Array, "*batch"], classes: PositiveInt, *, dtype: DTypeLike = jnp.float32, check: bool = False
 ) -> Float[Array, "*batch {classes}"]:
-    """Point masses: for each label the distribution that puts probability 1 on that class.
+    """One-hot vectors: for each label the distribution with probability 1 on that class.
 
     onehot(i) = e_i, the i-th unit vector of R^n, with n = ``classes`` and i counted from 0. As a distribution of
     labels it is the first argument of ``cross_entropy(p, q)``.
 
-    Raises ``ValueError`` for a label outside 0, ..., n - 1. Under ``jit``, where the value is not known, such a
-    label gives a row of NaN (``jax.nn.one_hot`` gives zeros, which is no distribution), or an error through
-    ``checkify`` with ``check=True``.
+    Raises ``ValueError`` for a label outside 0, ..., n - 1. Under ``jit`` such a label gives a row of NaN
+    (``jax.nn.one_hot`` gives zeros, which is not a distribution), or an error through ``checkify`` with
+    ``check=True``.
 
     >>> print(one_hot(jnp.array([2, 0]), 3))
     [[0. 0. 1.]
@@ -195,9 +195,9 @@ def smooth_labels(
 ) -> Float[Array, "*batch classes"]:
     """Mix target distributions with the uniform one, which regularizes a classifier (label smoothing).
 
-    (1 - epsilon) P + epsilon / C, with P = ``targets`` (one-hot rows, say), epsilon = ``smoothing`` between 0 and 1
-    and C classes. The logits that fit a smoothed one-hot target best have a finite gap,
-    log((1 - epsilon + epsilon / C) / (epsilon / C)), where for unsmoothed targets it is infinite.
+    (1 - epsilon) P + epsilon / C, with P = ``targets`` (for example one-hot rows), epsilon = ``smoothing`` between 0
+    and 1 and C classes. The optimal logits for a smoothed one-hot target have a finite gap,
+    log((1 - epsilon + epsilon / C) / (epsilon / C)); for an unsmoothed target the gap is infinite.
 
     Raises ``ValueError`` for ``smoothing`` out of range, or if ``targets`` do not sum to 1 (known values, or
     ``check=True``).
@@ -223,7 +223,7 @@ def is_distribution(
 
     P_i >= 0 for all i, and sum_i P_i = 1 up to ``atol``. By default ``atol`` is the square root of the machine
     epsilon of the dtype, and at least 1e-6: 1e-6 for float64, 3.5e-4 for float32, 0.03 for float16 and 0.09 for
-    bfloat16, so that distributions pass in spite of rounding, and scores almost never do. NaN is not a probability.
+    bfloat16. Distributions pass in spite of rounding, and scores almost never do. NaN is not a probability.
 
     >>> print(is_distribution(jnp.array([[0.5, 0.5], [0.5, 0.4], [1.5, -0.5]])))
     [ True False False]
@@ -258,7 +258,7 @@ def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> 
         sums = jnp.sum(widen(p), -1)
         check_values(
             is_distribution(p),
-            f"probability distributions in {name} (no entry below 0, sum 1 over the last axis), got a smallest entry "
+            f"probability distributions in {name} (no entry below 0, sum 1 over the last axis), got a minimum "
             "of {smallest} and sums from {low} to {high}; pass softmax(scores), or divide by the sum",
             check=check,
             smallest=jnp.min(p, initial=jnp.inf),

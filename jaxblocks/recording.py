@@ -90,7 +90,7 @@ class RecordedFunction:
     """
 
     def __init__(self, call: Call, function: Callable):
-        """Of a call, the function that it returned."""
+        """Store a call and the function that it returned."""
         self.call, self._function = call, function
 
     def __call__(self, *args, **kwargs):
@@ -108,7 +108,7 @@ class RecordedFunction:
 
 
 def _expression(value) -> str:
-    """The Python expression that gives a value; functions show their names."""
+    """A Python expression for a value; functions appear by name."""
     if isinstance(value, functools.partial):
         options = [*map(_expression, value.args), *(f"{k}={_expression(v)}" for k, v in value.keywords.items())]
         return f"partial({', '.join([_expression(value.func), *options])})"
@@ -179,7 +179,7 @@ class _Partial(NamedTuple):
 
 
 def reduce_call(call: Call) -> tuple:
-    """What ``__reduce__`` returns for the result of a call."""
+    """The value of ``__reduce__`` for the result of a call."""
     return _call_again, (call.function, _to_names(call.args), _to_names(call.kwargs))
 
 

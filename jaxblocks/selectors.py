@@ -1,9 +1,9 @@
-"""Choose params by their path: the masks for freezing, weight decay, learning rates, casting, tying, counting.
+"""Select params by path: masks for freezing, weight decay, learning rates, casting, tying, counting.
 
-The path of an array is what leads to it in the tree, joined by ``/``: ``"hidden/kernel"`` for layers with
+The path of an array consists of its keys in the tree, joined by ``/``: ``"hidden/kernel"`` for layers with
 names, ``"0/kernel"`` for layers by position. Inside a ``Repeat`` one path stands for all copies.
 
-A mask is a tree of Python bools in the form of the params, which is what optax and ``jax.tree.map`` take::
+A mask is a tree of Python bools with the structure of the params, as optax and ``jax.tree.map`` take it::
 
     frozen = select(params, "encoder/**")
     optimizer = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
@@ -37,16 +37,16 @@ def paths(params: PyTree) -> tuple[str, ...]:
 
 
 def select(params: PyTree, *patterns: str) -> PyTree[bool]:
-    """Which params match: a tree of bools in the form of ``params``.
+    """Select params by patterns: a tree of bools with the structure of ``params``.
 
-    An array is chosen if its path matches any of the patterns, and none of those that begin with ``!``; with
-    patterns of the latter kind only, all the others are chosen. The order of patterns does not matter.
+    An array is selected if its path matches any of the patterns, and none of those that begin with ``!``. If all
+    patterns begin with ``!``, all other arrays are selected. The order of patterns does not matter.
 
     Args:
-        params: a tree of arrays (or of their shapes, as ``jax.eval_shape(net.init, ...)`` makes it).
-        patterns: names joined by ``/``, of which ``*`` matches any one, ``**`` any number, none included, and
-            ``b*s``, ``?`` and ``[ab]`` what they match in file names; upper and lower case differ. The whole path
-            has to match: ``"**/kernel"`` are all kernels, ``"kernel"`` is the one that is not inside anything.
+        params: a tree of arrays (or of their shapes, as ``jax.eval_shape(net.init, ...)`` returns it).
+        patterns: names joined by ``/``. ``*`` matches any one name, ``**`` zero or more names; ``b*s``, ``?`` and
+            ``[ab]`` match as in file names, with case. The pattern must match the whole path: ``"**/kernel"`` matches
+            all kernels, ``"kernel"`` only a kernel at the top level.
 
     Raises:
         ValueError: for a pattern that matches nothing, such as a misspelled name.
@@ -81,7 +81,7 @@ bias, kernel.
 
 
 def _find(places, pattern):
-    """Whether each place matches; at least one has to."""
+    """Whether each path matches; at least one must."""
     found = [_matches(pattern.split("/"), place) for place in places]
     if any(found):
         return found
@@ -96,7 +96,7 @@ def _find(places, pattern):
 
 
 def _better(places, pattern):
-    """A pattern like this one that matches something, or ``None``."""
+    """A similar pattern that matches a path, or ``None``."""
     names = sorted({name for place in places for name in place})
     words = pattern.strip("/").split("/")
     spelled = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in words]

@@ -45,7 +45,7 @@ Padding: TypeAlias = str | SupportsIndex | Sequence
 
 
 class Windows(NamedTuple):
-    """Where the windows stand along each spatial axis, with one entry per axis in each tuple."""
+    """The geometry of windows along the spatial axes, with one entry per axis in each tuple."""
 
     spans: tuple[int, ...]
     strides: tuple[int, ...]
@@ -56,7 +56,7 @@ class Windows(NamedTuple):
 def slide(
     sizes: Sequence[int], window: Sequence[int], stride: PerAxis = 1, dilation: PerAxis = 1, padding: Padding = "valid"
 ) -> Windows:
-    """The windows of these sizes over an input of ``sizes`` positions.
+    """The geometry of windows over an input of ``sizes`` positions.
 
     >>> slide((5, 6), (3, 4), stride=(1, 2), padding="same")
     Windows(spans=(3, 4), strides=(1, 2), dilations=(1, 1), pads=((1, 1), (1, 1)))
@@ -76,7 +76,7 @@ def pads_of(
     - ``"valid"``: none;
     - ``"same"``: the output has one position for each stride of the input, :math:`\\lceil n/s \\rceil`;
       an odd entry is added after the input;
-    - ``"causal"``: all before the input, so that no output depends on later positions;
+    - ``"causal"``: all padding before the input, so that no output depends on later positions;
     - an integer, for both ends, or a pair of integers, ``(before, after)``.
 
     >>> pads_of((1, (2, 0)), sizes=(5, 5), spans=(3, 3), strides=(1, 1))
@@ -103,7 +103,7 @@ def pads_of(
 
 
 def padding_per_axis(padding: Padding, axes: int) -> Sequence:
-    """The padding of each axis as the user wrote it.
+    """The padding of each axis, from one for all axes or from a sequence.
 
     >>> padding_per_axis("same", 2)
     ('same', 'same')
@@ -157,7 +157,7 @@ def as_integer(value) -> int | None:
 
 
 def check_padding(padding: Padding, axes: int) -> None:
-    """Raise unless `pads_of` takes this padding for so many axes; for builders, which know no sizes yet.
+    """Raise unless `pads_of` accepts this padding for ``axes`` axes; for builders, where sizes are not available.
 
     >>> check_padding("causal", 1)
     """
@@ -185,30 +185,30 @@ def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
     padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
     require(
         all(span <= n for span, n in zip(windows.spans, padded, strict=True)),
-        f"an input that its windows fit into, which span {windows.spans} positions (dilation included)",
+        f"an input at least as large as its windows, which span {windows.spans} positions (dilation included)",
         f"{describe(x)}, which spans {padded} (padding included)",
         "choose smaller windows, or padding='same'" + channels_first(x, axes),
     )
 
 
 def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> str:
-    """The end of an error message, where the channels of ``x`` seem to stand before its spatial axes."""
+    """The end of an error message, where the channels of ``x`` are probably before its spatial axes."""
     first = len(x.shape) - axes - 1
     if axes > 1 and x.shape[first] <= 4 < min(x.shape[first + 1 :]):
-        return f"; if channels come first in x, write jnp.moveaxis(x, {first}, -1)"
+        return f"; if the channels of x are first, write jnp.moveaxis(x, {first}, -1)"
     return ""
 
 
 def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
     """Warn where ``x`` is clearly ``(..., channels, height, width)``: 1 or 3 channels, then equal sizes above 4.
 
-    A fresh layer accepts any number of channels, so that it would convolve over the channels without an error.
+    ``init`` accepts any number of channels, so the layer would convolve over the channels without an error.
     """
     first = len(x.shape) - axes - 1
     spatial = set(x.shape[first + 1 :])
     if axes > 1 and x.shape[first] in (1, 3) and len(spatial) == 1 and min(spatial) > 4:
         warnings.warn(
             f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}, whose channels "
-            f"seem to come first; if they do, write jnp.moveaxis(x, {first}, -1).",
+            f"seem to be first; if they are, write jnp.moveaxis(x, {first}, -1).",
             stacklevel=3,
         )

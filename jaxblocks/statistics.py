@@ -1,4 +1,4 @@
-r"""Statistics of arrays: mean and variance over axes, and the standardization of inputs by those of the training data.
+r"""Statistics of arrays: mean and variance over axes, and standardization of inputs by training statistics.
 
 Statistics are computed in float32 for bfloat16 and float16, in two passes (first the mean, then the mean of squared
 distances from it): :math:`\mathrm{mean}(x^2) - \mathrm{mean}(x)^2` loses all digits where the mean is large.
@@ -39,8 +39,8 @@ def moments(
         x: an array.
         axes: the axes that the sums run over.
         keepdims: keep these axes, with size 1.
-        mask: True at valid entries of the leading axes of ``x``. Only these count, and the values at the others are
-            not read. Where no entry is valid, both moments are 0.
+        mask: True at valid entries of the leading axes of ``x``. Only valid entries are included; the values of the
+            others have no effect. Where no entry is valid, both moments are 0.
 
     Returns:
         Two arrays, of float32 for half-precision ``x`` and else of its dtype.
@@ -121,9 +121,9 @@ def standardize(
 
 
 def moments_and_count(x, axes: tuple[int, ...], mask=None, axis_name=None):
-    """Mean, variance and the number of entries that they are taken over; the axes stay, with size 1.
+    """Mean, variance and number of the averaged entries; the axes remain, with size 1.
 
-    ``axis_name`` is that of a mapped axis which the sums include.
+    ``axis_name`` is the name of a mapped axis that the sums include.
 
     >>> mean, variance, count = moments_and_count(jnp.ones((3, 2)), (0,))
     >>> mean.shape, count
@@ -140,7 +140,7 @@ def moments_and_count(x, axes: tuple[int, ...], mask=None, axis_name=None):
         mean = total(x) / count
         return mean, total(jnp.square(x - mean)) / count, count
     mask = expand_mask(mask, x)
-    each = math.prod(x.shape[a] for a in axes if mask.shape[a] == 1)  # entries of x for one of the mask
+    each = math.prod(x.shape[a] for a in axes if mask.shape[a] == 1)  # entries of x per entry of the mask
     count = total(mask.astype(x.dtype)) * each
     at_least_one = jnp.maximum(count, 1)
     mean = total(jnp.where(mask, x, 0)) / at_least_one
@@ -176,7 +176,7 @@ def align_axes(x, axes, **values) -> tuple:
         if value is not None and value.shape != expected:
             repair = "pass x of the size that it was made for, or params and state made by init for this x"
             if len(x.shape) > 3 and value.shape == (x.shape[1],):
-                repair = "if channels come first in x, write jnp.moveaxis(x, 1, -1)"
+                repair = "if the channels of x are first, write jnp.moveaxis(x, 1, -1)"
             require(False, f"{name} of shape {expected} for x of {describe(x)}", value, repair)
     dtype = wide_dtype(x.dtype)
     return tuple(value if value is None else value.reshape(shape).astype(dtype) for value in values.values())

@@ -1,7 +1,7 @@
 """The matrix of a linear layer, and the receptive field of an output.
 
 A restriction on the weight matrix is an inductive bias: a convolution is a banded matrix with constant
-diagonals. These functions show it, by differentiation alone, for any layer or function of one array.
+diagonals. These functions show such restrictions by differentiation, for any layer or function of one array.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def as_dense(
 
     Column :math:`j` is the derivative in the direction of the :math:`j`-th basis vector.
     For a linear layer :math:`f(0) = 0`; the offset of an affine one is ``layer.apply(params, zeros)``.
-    The matrix has as many entries as the dense layer that the layer stands for: keep shapes small.
+    The matrix has outputs * inputs entries, so keep shapes small.
 
     Args:
         layer: a pair, or a function of one array.
@@ -36,8 +36,8 @@ def as_dense(
         ``(outputs, inputs)``, with the entries of arrays in row-major order.
 
     Raises:
-        ValueError: for a layer that is not affine, as two random inputs show. Where ``params`` are traced, their values
-            are unknown and the matrix is that of the derivative at 0.
+        ValueError: for a layer that is not affine, tested at two random inputs. Where ``params`` are traced, there is
+            no test and the matrix is that of the derivative at 0.
 
     >>> difference = lambda x: conv(x, jnp.array([1.0, -1.0])[:, None, None])
     >>> as_dense(difference, (4, 1))
@@ -72,17 +72,17 @@ def as_dense(
 def receptive_field(
     layer: LayerLike, shape: tuple[int, ...], position: int | tuple[int, ...], params: PyTree = (), **side: Any
 ) -> Bool[Array, "..."]:
-    r"""Which entries of the input an output depends on: where its row of the Jacobian is not zero.
+    r"""The receptive field of an output: the entries of the input where its row of the Jacobian is not zero.
 
-    :math:`R_j = \big[\, \partial f(x)_i / \partial x_j \ne 0 \text{ for some } x \,\big]`, tried at eight random
+    :math:`R_j = \big[\, \partial f(x)_i / \partial x_j \ne 0 \text{ for some } x \,\big]`, tested at eight random
     inputs, since the derivative of a rectifier or a maximum is zero at some of them. A weight
-    of exactly 0 is no dependence.
+    of exactly 0 gives no dependence.
 
     Args:
         layer: a pair, or a function of one array.
         shape: the shape of the input, batch axes included if there are any.
-        position: an index into the output, ``f(x)[position]``; where it leaves axes over
-            (channels), an entry counts if any of them depends on it.
+        position: an index into the output, ``f(x)[position]``. If the result has axes left
+            (channels), an input entry is in the field if any of its entries depends on it.
         params: those of the pair.
         side: side inputs, as for ``apply``.
 
@@ -108,7 +108,7 @@ def receptive_field(
     def depends(key):
         at, weights = jax.random.split(key)
         y, pull = jax.vjp(lambda x: f(x)[position], jax.random.normal(at, like.shape, like.dtype))
-        # a random combination of what is left over: no two rows cancel
+        # a random combination of the remaining entries: no two rows cancel
         return pull(jax.random.normal(weights, y.shape).astype(y.dtype))[0] != 0
 
     return jnp.any(jax.jit(jax.vmap(depends))(jax.random.split(jax.random.key(0), 8)), 0)

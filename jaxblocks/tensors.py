@@ -1,6 +1,6 @@
 """Tensors as arrays: Einstein sums, tensor products, flattenings, rank.
 
-A tensor T in R^{d_1 x ... x d_n} is an array of shape ``(d_1, ..., d_n)``. Two words are kept apart:
+A tensor T in R^{d_1 x ... x d_n} is an array of shape ``(d_1, ..., d_n)``. Two terms are distinct:
 
 - the *order* n is the number of indices, ``tensor.ndim``: 0 for a scalar, 1 for a vector, 2 for a matrix;
 - the *rank* is the least number of pure tensors (products of vectors) that add up to T. Non-zero pure
@@ -43,7 +43,7 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
     the outputs alphabetically, so ``'ji'`` transposes silently. Therefore ``->`` is required here.
 
     ``subscripts`` has one term per operand with one letter per axis; ``...`` stands for leading axes that
-    follow numpy's broadcasting. Half precision operands are accumulated in float32; the result has the
+    broadcast as in NumPy. Half precision operands are accumulated in float32; the result has the
     operands' dtype. Raises ``ValueError`` if ``->`` is missing, if terms and operands do not match, or if a
     letter has two sizes (a size of one does not broadcast).
 
@@ -66,7 +66,7 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
     dtype = jnp.result_type(*operands)
     if not _is_half(dtype):
         return jnp.einsum(subscripts, *operands)
-    # The dtypes agree by now. jnp.einsum itself mixes half operands with float32 partial sums.
+    # The dtypes are equal here. jnp.einsum itself mixes half operands with float32 partial sums.
     with jax.numpy_dtype_promotion("standard"):
         return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32).astype(dtype)
 
@@ -143,7 +143,7 @@ def flattening_ranks(
     r_i = #{j : s_j > tolerance * s_1} for the singular values s_1 >= s_2 >= ... of ``flattening(tensor, i)``.
     ``tolerance`` is relative; ``None`` means the larger side of the flattening times the spacing of the
     tensor's dtype at one. For order 2 both numbers are the rank; for a higher order each is a lower bound only
-    (see ``rank_bounds``). Raises ``ValueError`` for a scalar and, where the values are known, for entries that
+    (see ``rank_bounds``). Raises ``ValueError`` for a scalar and, where the values are concrete, for entries that
     are not finite (``check=True`` under ``checkify``; unchecked they count as rank zero).
 
     The tensor e_0 e_0 e_1 + e_0 e_1 e_0 + e_1 e_0 e_0 has rank three:
@@ -157,7 +157,7 @@ def flattening_ranks(
     """
     _check_order(tensor, 1)
     check_values(jnp.isfinite(tensor), "finite entries; remove NaN and inf", check=check)
-    spacing = float(jnp.finfo(tensor.dtype).eps)  # of the dtype of the input: its rounding errors have no rank
+    spacing = float(jnp.finfo(tensor.dtype).eps)  # of the input dtype: its rounding errors must not count as rank
 
     def matrix_rank(matrix):
         values = jnp.linalg.svdvals(matrix)
@@ -179,7 +179,7 @@ def rank_bounds(
 
     max_i r_i <= rank(T) <= (r_1 ... r_n) / max_i r_i. Each flattening of a sum of r pure tensors has rank at
     most r; and T is a core of shape (r_1, ..., r_n) in other bases, which is the sum of its fibers along its
-    longest axis. For order 1 and 2 the bounds meet. For order 3 and above the
+    longest axis. For order 1 and 2 the bounds are equal. For order 3 and above the
     rank itself is NP-hard to compute, and no function here computes it. Arguments as in ``flattening_ranks``.
 
     >>> w = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])
@@ -222,17 +222,17 @@ def cp_decompose(
 ) -> tuple[tuple[Float[Array, "rank _"], ...], Float[Array, ""]]:
     """Approximate a tensor by a sum of ``rank`` pure tensors, by alternating least squares.
 
-    Seeks factors A^(1), ..., A^(n) that minimize |T - cp_tensor(A)|. Each of ``steps`` sweeps solves for one
-    factor after the other while the rest stay fixed, which is linear least squares. A step is damped towards the
+    The factors A^(1), ..., A^(n) minimize |T - cp_tensor(A)|. Each of ``steps`` sweeps solves for one
+    factor after the other with the rest fixed, a linear least squares problem. Each solve is damped towards the
     current factor by the rounding error of the normal equations, so redundant summands are allowed and
-    the error never grows (except by rounding). Starts from random directions drawn from ``key``.
+    the error never grows (except by rounding). The initial factors are random directions drawn from ``key``.
 
     Returns ``(factors, relative_error)``: factors of shape ``(rank, d_i)`` as ``cp_tensor`` takes them, and
     |T - cp_tensor(factors)| / |T| in the Euclidean norm (zero for the zero tensor). A small error shows that T
-    is close to rank ``rank`` or less, nothing more: a large one may be a local minimum (try other keys, e.g. under
-    ``jax.vmap``), the rank is NP-hard to compute, and ``flattening_ranks`` bounds it from below only. A
+    is close to a tensor of rank at most ``rank``. A large error shows nothing: it may be a local minimum (try other
+    keys, e.g. under ``jax.vmap``). The rank is NP-hard to compute, and ``flattening_ranks`` is only a lower bound. A
     best approximation need not exist: rank-three tensors can be limits of rank-two ones (border
-    rank), and then the factors grow without bound while the error tends to zero slowly.
+    rank), and then the factors grow without bound while the error slowly tends to zero.
 
     Raises ``ValueError`` for an order below two, ``rank < 1`` or ``steps < 0``. Works under ``jit`` with ``rank`` and
     ``steps`` static. Half precision tensors are decomposed in float32, and the results rounded.
@@ -251,7 +251,7 @@ def cp_decompose(
     largest = jnp.max(jnp.abs(wide))
     unit = wide / jnp.where(largest > 0, largest, 1)
     norm = jnp.sqrt(jnp.sum(unit**2))
-    unit = unit / jnp.where(norm > 0, norm, 1)  # |unit| = 1, whatever the scale of the tensor
+    unit = unit / jnp.where(norm > 0, norm, 1)  # |unit| = 1 for every scale of the tensor
     number = jnp.finfo(wide.dtype)
 
     def solve_for(mode, factors):
@@ -273,7 +273,7 @@ def cp_decompose(
         factors = tuple(f / jnp.linalg.norm(f, axis=1, keepdims=True) for f in start)
         factors, _ = jax.lax.scan(sweep, factors, length=steps)
         error = jnp.where(norm > 0, jnp.sqrt(jnp.sum((unit - cp_tensor(factors)) ** 2)), 0)
-    share = largest ** (1 / order) * norm ** (1 / order)  # each factor takes an equal share of the scale
+    share = largest ** (1 / order) * norm ** (1 / order)  # the scale is split equally among the factors
     return tuple((share * f).astype(tensor.dtype) for f in factors), error.astype(tensor.dtype)
 
 

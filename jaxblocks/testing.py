@@ -1,7 +1,7 @@
-"""The laws that every layer keeps, as checks for layers of your own.
+"""The laws that every layer satisfies, as checks for your own layers.
 
-`check_layer` checks a layer against all of them and names those that it breaks. Each law is a function ``law(case)``
-in `LAWS`: it raises where the layer breaks the law, and returns ``False`` where the law does not apply to the layer.
+`check_layer` checks a layer against all laws and reports those that it violates. Each law is a function ``law(case)``
+in `LAWS`: it raises where the layer violates the law, and returns ``False`` where the law does not apply to the layer.
 The tests of this project check every law on every layer of the library.
 """
 
@@ -47,7 +47,7 @@ Tree: TypeAlias = Any
 
 
 class _Run(NamedTuple):
-    """What one call of ``init`` and one of ``apply`` return."""
+    """The results of one call of ``init`` and one of ``apply``."""
 
     params: Tree
     state: Tree
@@ -131,7 +131,7 @@ def check_layer(
     laws: Mapping[str, Law] | None = None,
     **side: Any,
 ) -> tuple[str, ...]:
-    """Check a layer on example inputs against every law that layers keep.
+    """Check a layer on example inputs against every law of layers.
 
     Args:
         layer: a pair, or a function of arrays.
@@ -145,10 +145,10 @@ def check_layer(
             axis is as long as the batch holds one entry per example.
 
     Returns:
-        The names of the laws that apply to this layer; it keeps all of them.
+        The names of the laws that apply to this layer; it satisfies all of them.
 
     Raises:
-        AssertionError: with a sentence for each law that the layer breaks.
+        AssertionError: with a message for each law that the layer violates.
         ValueError: for inputs without a batch axis.
 
     >>> def Center():
@@ -160,7 +160,7 @@ def check_layer(
     >>> check_layer(Center(), jnp.arange(6.0).reshape(3, 2), laws={"independence": LAWS["independence"]})
     Traceback (most recent call last):
     ...
-    AssertionError: Center breaks 1 of 1 laws:
+    AssertionError: Center violates 1 of 1 laws:
     - independence: the output of one example changes with another example of the batch; act on the trailing axes only.
     """
     layer = as_layer(layer)
@@ -174,7 +174,7 @@ def check_layer(
         try:
             if law(case) is not False:
                 kept.append(name)
-        except Exception as error:  # whatever is raised breaks the law
+        except Exception as error:  # every exception is a violation
             sentence = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
             broken.setdefault(sentence, []).append(name)
             if name == "repeatable":  # the other laws compare results of several calls
@@ -182,7 +182,7 @@ def check_layer(
     if broken:
         sentences = "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in broken.items())
         number = sum(map(len, broken.values()))
-        raise AssertionError(f"{layer_name(layer)} breaks {number} of {len(laws)} laws:\n{sentences}")
+        raise AssertionError(f"{layer_name(layer)} violates {number} of {len(laws)} laws:\n{sentences}")
     return tuple(kept)
 
 
@@ -190,23 +190,23 @@ def check_layer(
 
 
 def repeatable(case: Case) -> None:
-    """Equal calls give equal results: the layer keeps no hidden state."""
+    """Equal calls give equal results: the layer has no hidden state."""
     params, state, outputs, after = case._eager
-    words = "two equal calls give different results; keep what changes in the state, and draw from the key"
+    words = "two equal calls give different results; put changing values in the state, and draw from the key"
     _assert_same(_apply(case, params, state, case.inputs), (outputs, after), words)
 
 
 def init_reads_shapes(case: Case) -> None:
     """``init`` reads shapes and dtypes only, computes nothing from its inputs, and works under ``jit``."""
     shapes, side = as_shapes(case.inputs), as_shapes(_init_side(case))
-    words = "init makes other params from ShapeDtypeStructs than from arrays; read x.shape and x.dtype only"
+    words = "init makes different params from ShapeDtypeStructs and from arrays; read x.shape and x.dtype only"
     _assert_same(_init(dataclasses.replace(case, inputs=shapes, side=side)), case._initial, words)
     jaxpr = case._jitted_init.trace(case.key, case.inputs).jaxpr.jaxpr
     inputs = jaxpr.invars[1:]  # after the key
     read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     assert not any(id(v) in read for v in inputs), "init computes with its inputs; read x.shape and x.dtype only."
     jitted = case._jitted_init(jax.random.clone(case.key), case.inputs)
-    _assert_same(jitted, case._initial, "init makes other params under jit", 1e-6)
+    _assert_same(jitted, case._initial, "init makes different params under jit", 1e-6)
 
     def double(x):
         return jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]), x.dtype)
@@ -219,7 +219,7 @@ def init_reads_shapes(case: Case) -> None:
 
     longer, expected = eval_shape(longer_init, jax.tree.map(double, shapes), twice), as_shapes(case._initial[0])
     assert as_shapes(longer) == expected, (
-        f"the params have other shapes for a longer batch ({as_shapes(longer)} instead of {expected}); "
+        f"the params have different shapes for a longer batch ({as_shapes(longer)} instead of {expected}); "
         "the shapes of params may depend on trailing axes only."
     )
 
@@ -254,14 +254,14 @@ def shapes_as_stated(case: Case) -> None:
 
 
 def jit_is_eager(case: Case) -> None:
-    """``jit(apply)`` computes what ``apply`` computes."""
+    """``jit(apply)`` gives the results of ``apply``."""
     params, state, outputs, after = case._eager
-    words = "apply computes something else under jit"
+    words = "apply gives different results under jit"
     _assert_same(_apply_jitted(case, params, state, case.inputs), (outputs, after), words, 1e-5)
 
 
 def vmap_is_batch(case: Case) -> bool | None:
-    """``vmap`` over the batch axis computes what the whole batch computes (in evaluation, if it draws at random)."""
+    """``vmap`` over the batch axis gives the results of the whole batch (in evaluation for random layers)."""
     quiet = _without_chance(case)
     if quiet is None or quiet.mixes_batch:
         return False
@@ -284,7 +284,7 @@ def vmap_is_batch(case: Case) -> bool | None:
         return _apply(dataclasses.replace(quiet, side={**arrays, **static}), params, state, inputs)[0]
 
     mapped = jax.jit(jax.vmap(example, in_axes=(0, axes)))(quiet.inputs, arrays)
-    words = "vmap over the examples computes something else than the batch; act on the trailing axes only"
+    words = "vmap over the examples gives other results than the batch; act on the trailing axes only"
     _assert_same(mapped, outputs, words, 1e-5)
     return None
 
@@ -329,7 +329,7 @@ def dtype_kept(case: Case) -> bool | None:
                     raise
                 words = str(error).split(" have no")[0]
                 raise AssertionError(
-                    f"for inputs of {jnp.dtype(dtype)}, arrays of unequal dtype meet ({words}); cast explicitly, as in "
+                    f"for inputs of {jnp.dtype(dtype)}, dtypes are mixed ({words}); cast explicitly, as in "
                     'params["kernel"].astype(x.dtype), so that no dtype is promoted implicitly.'
                 ) from error
             if dtype == jnp.bfloat16:  # the other laws compile it in float32
@@ -375,8 +375,8 @@ def derivatives_agree(case: Case) -> bool | None:
     modes_agree, difference_agrees = abs(forward - reverse) <= 1e-9 * size, abs(difference - forward) <= 1e-6 * size
     if not (modes_agree and difference_agrees):
         assert not all((leaf == leaf.astype(np.float32)).all() for leaf in y), (
-            "the outputs for float64 inputs have only the digits of float32, so the derivative cannot be checked; "
-            "compute in the dtype of the input, and widen only what is narrower than float32."
+            "the outputs for float64 inputs have only the precision of float32, so the derivative cannot be checked; "
+            "compute in the dtype of the input, and widen only dtypes narrower than float32."
         )
     assert modes_agree, f"forward and reverse mode differ: <u, J v> is {forward} and <J'u, v> is {reverse}."
     assert difference_agrees, f"the derivative differs from the finite difference: {forward} against {difference}."
@@ -384,7 +384,7 @@ def derivatives_agree(case: Case) -> bool | None:
 
 
 def scan_and_remat(case: Case) -> None:
-    """Inside ``lax.scan`` and under ``jax.checkpoint`` values and gradients are those of a plain call."""
+    """Values and gradients inside ``lax.scan`` and under ``jax.checkpoint`` are those of a plain call."""
     params, state, outputs, _ = case._eager
     f, x = _differentiable_part(case, params, state, case.inputs)
     cotangent = _random_like(_partition(outputs)[0], 2)
@@ -400,7 +400,7 @@ def scan_and_remat(case: Case) -> None:
         return (y, rest), pull(cotangent)[0]
 
     values, gradients = looped_pullback(x, cotangent)
-    words = "apply computes something else inside lax.scan under jax.checkpoint"
+    words = "apply gives different results inside lax.scan under jax.checkpoint"
     _assert_same(values, _partition(outputs), words, 1e-5)
     if x and cotangent:
         _, plain = case._jitted_pullback(params, case.inputs, cotangent)
@@ -419,7 +419,7 @@ def no_retrace(case: Case) -> None:
 
 
 def no_leaks(case: Case) -> None:
-    """No value of one trace is kept for another, by ``init`` or by ``apply``, under ``jit``, ``vmap`` and ``grad``."""
+    """``init`` and ``apply`` leak no tracers under ``jit``, ``vmap`` and ``grad``."""
     params, state = case._initial
     batched = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), case.inputs)
     with jax.checking_leaks():
@@ -447,7 +447,7 @@ def finite_gradients(case: Case) -> bool | None:
 
 
 def unknown_side_input_rejected(case: Case) -> None:
-    """A side input that is not declared is a ``TypeError`` that names it."""
+    """A side input that is not declared raises a ``TypeError`` that names it."""
     params, state, _, _ = case._eager
     try:
         _apply(dataclasses.replace(case, side={**case.side, "color": "red"}), params, state, case.inputs)
@@ -455,7 +455,7 @@ def unknown_side_input_rejected(case: Case) -> None:
         if "color" not in str(error):
             raise
         return
-    raise AssertionError("apply takes a side input color='red' that it cannot read; declare side inputs by name.")
+    raise AssertionError("apply accepts an undeclared side input color='red'; declare side inputs by name.")
 
 
 def key_used_once(case: Case) -> None:
@@ -473,22 +473,22 @@ def repr_builds_the_layer(case: Case) -> bool | None:
     """``repr(layer)`` is an expression that builds a layer of the same params and outputs."""
     text, names = repr(case.layer), {"jax": jax, "jnp": jnp, "partial": functools.partial}
     names |= {function.__name__: function for function in _functions_in(case.layer)}
-    if re.search(r"<lambda>|<\w+: (Stateful)?Layer>", text):  # what has no name cannot be read back
+    if re.search(r"<lambda>|<\w+: (Stateful)?Layer>", text):  # unnamed functions cannot be evaluated
         return False
     try:
         ast.parse(text, mode="eval")
     except SyntaxError as error:
         raise AssertionError(
-            f"the layer prints as {text}, which is not an expression; build it by a builder."
+            f"the layer prints as {text}, which is not an expression; build it with a builder."
         ) from error
     _assert_same_program(dataclasses.replace(case, layer=eval(text, names)), case, "the layer that its repr builds")
     return None
 
 
 def copies_are_equal(case: Case) -> None:
-    """``copy.deepcopy``, ``pickle`` and ``cloudpickle`` (where it is installed) give a layer that computes the same.
+    """``copy.deepcopy``, ``pickle`` and ``cloudpickle`` (if installed) give a layer with the same results.
 
-    ``pickle`` takes a layer by the names of its functions, so it is checked where all of them can be imported.
+    ``pickle`` stores the functions of a layer by name, so it is checked where all of them can be imported.
     """
     copies: dict[str, Callable] = {"copy.deepcopy": copy.deepcopy}
     if all(map(_importable, _functions_in(case.layer))):
@@ -524,11 +524,11 @@ LAWS: dict[str, Law] = {
 }
 
 
-# ---- calls of a layer -----------------------------------------------------------------------
+# ---- calls of init and apply ----------------------------------------------------------------
 
 
 def _init_side(case: Case) -> dict[str, Any]:
-    """Those of the case's side inputs that ``init`` reads."""
+    """The side inputs of the case that ``init`` reads."""
     declared = side_inputs(case.layer.init)
     return {name: value for name, value in case.side.items() if name in declared}
 
@@ -566,7 +566,7 @@ def _run(case: Case, *initial: Tree) -> _Run:
 
 
 def _without_chance(case: Case) -> Case | None:
-    """The case as it is, or in evaluation where it draws at random, or ``None`` where it draws even there."""
+    """The case itself, or in evaluation if the layer is random, or ``None`` if it is random in evaluation too."""
     if "key" not in side_inputs(case.layer):
         return case
     evaluation = dataclasses.replace(case, side={**case.side, "train": False}, mixes_batch=False)
@@ -592,7 +592,7 @@ def _side_axes(case: Case) -> dict[str, int | None]:
     }
 
 
-# ---- the part of a layer that has derivatives -----------------------------------------------
+# ---- the differentiable part of a layer -----------------------------------------------------
 
 
 def _floating(tree: Tree) -> bool:
@@ -608,7 +608,7 @@ def _partition(outputs: Tree) -> tuple[list, list]:
 def _differentiable_part(
     case: Case, params: Tree, state: Tree, inputs: tuple, apply: Callable = _apply_jitted
 ) -> tuple[Callable, list]:
-    """The layer as a function of its floating-point params and inputs, and these; it returns a `_partition`."""
+    """The layer as a function of its floating-point params and inputs, which returns a `_partition`; and these."""
     leaves, tree = jax.tree.flatten((params, inputs))
     moving = [i for i, leaf in enumerate(leaves) if _floating(leaf)]
 
@@ -622,7 +622,7 @@ def _differentiable_part(
     return f, [leaves[i] for i in moving]
 
 
-# Arithmetic of the laws themselves is NumPy's, since JAX compiles each operation for each shape.
+# The laws themselves compute in NumPy, since JAX compiles each operation for each shape.
 
 
 def _as_numpy(x) -> np.ndarray:
@@ -679,7 +679,7 @@ def _assert_same_program(got: Case, expected: Case, what: str) -> None:
 
 
 def _functions_in(value: Any) -> list[Callable]:
-    """The functions that a layer is built of: builders, and the functions among their arguments."""
+    """The functions that a layer consists of: builders, and the functions among their arguments."""
     call = value._call if isinstance(value, RecordedFunction) else getattr(value, "call", None)
     if isinstance(call, Call):
         own = [] if call.function in (as_layer, stateful) else [call.function]

@@ -533,7 +533,7 @@ def test_softplus_inverse():
 
 def test_softplus_inverse_outside_its_domain():
     y = jnp.array([1.0, -0.5])
-    with pytest.raises(ValueError, match=r"expected positive y.* a smallest entry of -0.5; pass values of softplus"):
+    with pytest.raises(ValueError, match=r"expected positive y.* a minimum of -0.5; pass values of softplus"):
         softplus_inverse(y)
     with jax.debug_nans(False):
         np.testing.assert_array_equal(np.isnan(jax.jit(softplus_inverse)(y)), [False, True])

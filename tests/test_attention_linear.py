@@ -149,7 +149,7 @@ def test_half_precision_extremes_and_fully_masked_queries():
 
 def test_errors(sentences):
     q, k, v = (jnp.asarray(normal(i, 2, n, 2, 4), jnp.float32) for i, n in enumerate((3, 5, 5)))
-    with pytest.raises(ValueError, match="as many queries as keys with causal=True"):
+    with pytest.raises(ValueError, match="equal numbers of queries and keys with causal=True"):
         linear_attention(q, k, v, causal=True)
     jax.eval_shape(linear_attention, q, k, v)  # as the error advises
     with pytest.raises(ValueError, match="with the same size of time_k"):

@@ -459,7 +459,7 @@ def test_channels_first_inputs_are_rejected_with_the_repair():
         conv(x[0], kernel)
     layer = Conv(4, (5, 5))
     with pytest.raises(
-        ValueError, match=r"which spans \(3, 32\).*if channels come first in x, write jnp.moveaxis\(x, 1"
+        ValueError, match=r"which spans \(3, 32\).*if the channels of x are first, write jnp.moveaxis\(x, 1"
     ):
         layer.apply(layer.init(jax.random.key(0), x), x)
     with pytest.raises(ValueError, match="expected x with 3 channels .* pass x of that size"):
@@ -532,7 +532,7 @@ def test_invalid_options_are_rejected():
     with pytest.raises(ValueError, match="leave output_padding at 0"):
         conv_transpose(x, kernel, stride=2, padding="same", output_padding=1)
     assert conv_transpose(x, kernel, stride=2, padding="same").shape == (10, 1)
-    with pytest.raises(ValueError, match="at least one position .*got -1 .*pad less"):
+    with pytest.raises(ValueError, match="at least one position .*got -1 .*reduce the padding"):
         conv_transpose(x, kernel, padding=4)
     with pytest.raises(ValueError, match=r"stride to be .* pass 1 or more, such as stride=\(1, 1\)"):
         conv(jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 1)), stride=(0, 1))

@@ -737,7 +737,7 @@ def test_errors_of_graphs(wrong, error, words, sentences):
         (
             lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, logits=jnp.ones(2)),
             ValueError,
-            "leave logits out",
+            "omit logits",
         ),
         (
             lambda: aggregate(jnp.ones(2), jnp.zeros(2, jnp.int32), 2, mask=jnp.ones(2)),

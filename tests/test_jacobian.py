@@ -419,7 +419,7 @@ def test_the_plan_of_a_known_matrix():
     plan = jacobian_plan(lambda x: jnp.sin(x @ w), jnp.ones(30))
     words = plan.explain()
     assert plan.mode == "known" and plan.operations["chosen"] == 30 * 30 and plan.temporary_bytes > 0
-    assert "1. J1 is written down: its matrix, scaled row by row" in words
+    assert "1. J1 is known: its matrix, scaled row by row" in words
     assert "mixed" not in words and "bracketing" not in words and "batches: none" in words
     assert "column by column" in jacobian_plan(lambda x: jnp.sin(x) @ w, jnp.ones(30)).explain()
 
@@ -451,7 +451,7 @@ def test_sweeps_are_described():
     """Every stage of the bracketing has its step in the plan."""
     a, b = jnp.ones((200, 3)), jnp.ones((3, 200))
     plan = jacobian_plan(lambda x: jnp.sin(jnp.sin(x @ a) @ b), jnp.ones(200))
-    assert plan.sweeps == ("J2 is written down: its matrix, scaled row by row", "200 rows pulled through J1")
+    assert plan.sweeps == ("J2 is known: its matrix, scaled row by row", "200 rows pulled through J1")
 
 
 def test_plans_from_shapes():
@@ -485,7 +485,7 @@ def test_errors_state_the_repair(sentences):
         (lambda: jacobian(jnp.sin)(x.astype(jnp.complex64)), "complex64"),
         (lambda: jacobian(lambda x: None)(x), "f to return at least one array, got None; return what"),
         (lambda: jacobian(lambda x: x)("a"), "x, got 'a'; give an array, or pass it after x"),
-        (lambda: jacobian(lambda x: [x, "s"])(x), r"f\(x\)\[1\], got 's'; give an array, or leave it out"),
+        (lambda: jacobian(lambda x: [x, "s"])(x), r"f\(x\)\[1\], got 's'; give an array, or omit it"),
         (lambda: jacobian(jnp.sin)(3), "x, got 3; write 3.0, or pass it after x"),
         (lambda: jacobian(jnp.sin, memory=1.5), "memory to be an integer >= 1, got 1.5"),
     ]:

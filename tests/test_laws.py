@@ -212,7 +212,7 @@ def test_side_inputs_are_mapped_with_their_examples():
 
 
 def test_hidden_state_is_reported_once():
-    with pytest.raises(AssertionError, match=r"breaks 1 of \d+ laws:\n- repeatable: two equal calls"):
+    with pytest.raises(AssertionError, match=r"violates 1 of \d+ laws:\n- repeatable: two equal calls"):
         check_layer(Layer(no_params, counting), jnp.ones((3, 2)))
 
 
@@ -231,7 +231,7 @@ def test_computing_in_single_precision_is_named():
     def single(params, x):
         return jnp.sin(x.astype(jnp.float32)).astype(x.dtype)
 
-    with pytest.raises(AssertionError, match="only the digits of float32"):
+    with pytest.raises(AssertionError, match="only the precision of float32"):
         check_layer(Layer(no_params, single), ROWS, laws={"derivatives_agree": LAWS["derivatives_agree"]})
 
 

@@ -408,10 +408,10 @@ def test_empty_batches():
 def test_errors_suggest_channels_last():
     x = jnp.zeros((2, 6, 8, 8))
     params, state = BatchNorm().init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
-    with pytest.raises(ValueError, match=r"if channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+    with pytest.raises(ValueError, match=r"if the channels of x are first, write jnp.moveaxis\(x, 1, -1\)"):
         BatchNorm().apply(params, state, x, train=True)
     BatchNorm().apply(params, state, jnp.moveaxis(x, 1, -1), train=True)
-    with pytest.raises(ValueError, match=r"groups.*if channels come first in x, write jnp.moveaxis\(x, 1, -1\)"):
+    with pytest.raises(ValueError, match=r"groups.*if the channels of x are first, write jnp.moveaxis\(x, 1, -1\)"):
         group_norm(x[:, :3], groups=3, spatial=2)
     group_norm(jnp.moveaxis(x[:, :3], 1, -1), groups=3, spatial=2)
     np.testing.assert_array_equal(layer_norm(X, axes=np.int64(-1)), layer_norm(X))
@@ -800,7 +800,7 @@ HALVES = jnp.ones((2, 4)) * jnp.array([[1.0], [2.0]])
 BAD = {
     "groups": (
         lambda: GroupNorm(3, spatial=1).init(jax.random.key(0), X),
-        "divide.*4 channels can be in 1, 2, 4 groups",
+        "divide.*4 channels can form 1, 2, 4 groups",
         lambda: group_norm(X, groups=4, spatial=1),
     ),
     "no groups": (
@@ -849,7 +849,7 @@ BAD = {
     ),
     "vmap without axis_name": (
         lambda: jax.vmap(lambda x: run(BatchNorm(), x, train=True))(X[:, 0]),
-        "under vmap say axis_name=",
+        "under vmap pass axis_name=",
         lambda: jax.vmap(lambda x: run(BatchNorm(axis_name="a"), x, train=True), axis_name="a")(X[:, 0]),
     ),
     "momentum": (

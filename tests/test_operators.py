@@ -466,7 +466,7 @@ def test_functions_without_derivatives_are_rejected(sentences):
 
 def test_losses_without_examples_are_rejected():
     x = jnp.ones(2)
-    with pytest.raises(ValueError, match=r"one number per example, got float32 \(\); leave out the mean"):
+    with pytest.raises(ValueError, match=r"one number per example, got float32 \(\); omit the mean"):
         empirical_fisher_operator(jnp.mean, x)
     empirical_fisher_operator(lambda x: x, x)
     with pytest.raises(TypeError, match="to return one floating-point array, got a tuple"):

@@ -409,7 +409,7 @@ BAD = [
     (
         lambda f: f(lambda w, x, y: square(w, x), W, X, X[:3]),
         ValueError,
-        r"equally many examples, float32 \(4, 3\) at batch\[0\], got float32 \(3, 3\) at batch\[1\]",
+        r"equal numbers of examples, float32 \(4, 3\) at batch\[0\], got float32 \(3, 3\) at batch\[1\]",
     ),
     (
         lambda f: f(lambda w, x, t: square(w, x), W, X, 3.0),

@@ -306,7 +306,7 @@ def test_contact_sheet_shows_every_picture(tmp_path):
         ),
         (
             lambda ax: plotting.cells(np.ones((1, 1, 1, 1)), ax),
-            "order 0 to 3.*take a part",
+            "order 0 to 3.*select a slice",
             lambda ax: plotting.cells(np.ones((1, 1, 1, 1))[0], ax),
         ),
         (
@@ -341,7 +341,7 @@ def test_contact_sheet_shows_every_picture(tmp_path):
         ),
         (
             lambda ax: plotting.diagram({"a": (0, 0)}, [("a", "b")], ax),
-            r"places of all boxes that arrows touch, got none of \['b'\]",
+            r"a place for each box of an arrow, got none for \['b'\]",
             lambda ax: plotting.diagram({"a": (0, 0), "b": (1, 0)}, [("a", "b")], ax),
         ),
         (

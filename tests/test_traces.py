@@ -557,9 +557,9 @@ def test_tangents_and_cotangents_of_other_shapes_are_rejected(sentences):
     x = jnp.asarray(X, jnp.float32)
     with pytest.raises(ValueError, match=r"tangent\[0\] like args, float32 \(4,\), got float32 \(2,\)"):
         trace_table(jnp.sum, x, tangent=(jnp.ones(2),))
-    with pytest.raises(ValueError, match="give a tuple with one entry for each argument"):
+    with pytest.raises(ValueError, match="pass a tuple with one entry for each argument"):
         trace_table(jnp.sum, x, tangent=x)
-    with pytest.raises(ValueError, match=r"expected cotangent like what f returns.*got float32 \(\)"):
+    with pytest.raises(ValueError, match=r"expected cotangent like the value of f.*got float32 \(\)"):
         trace_table(jnp.sin, x, cotangent=1.0)
     assert float(trace_table(jnp.sum, x, tangent=(x,), cotangent=2).gradient[0][0]) == 2
     with pytest.raises(TypeError, match="expected f to be a function, got 2.0"):

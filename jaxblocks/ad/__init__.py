@@ -1,14 +1,14 @@
-"""Derivatives and what they cost: functions of functions.
+"""Derivatives and their cost.
 
-`jax.grad`, `jax.jvp`, `jax.vjp` and `jax.linearize` are used as they are. This subpackage measures the cost of
-derivatives, and computes those that JAX does not, or does not as cheaply. Each file is loaded when one of its names is
-first used.
+This subpackage complements `jax.grad`, `jax.jvp`, `jax.vjp` and `jax.linearize`: it measures the cost of derivatives,
+and computes derivatives that JAX does not provide, or computes them at lower cost. Each module is imported at the
+first use of one of its names.
 """
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-# The public names, by the file that holds them.
+# The public names by module.
 _FILES = {
     # Cost: counted, measured, traced operation by operation.
     "counting": ("Cond", "Count", "Loop", "count_flops", "equations"),
@@ -35,7 +35,7 @@ _FILES = {
     "krylov": ("Lanczos", "lanczos"),
     "spectra": ("Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"),
     "laplacians": ("laplacian", "value_grad_laplacian"),
-    # One example at a time, and pairs of examples.
+    # Per-example derivatives and tangent kernels.
     "per_example": ("NormsPlan", "per_example_gradients", "per_example_norms", "per_example_norms_plan"),
     "noise": ("GradientNoise", "gradient_noise"),
     "kernels": ("KernelPlan", "ntk", "ntk_plan"),
@@ -43,7 +43,7 @@ _FILES = {
     # Memory against time.
     "checkpointing": ("scan",),
     "binomial": ("binomial_schedule", "binomial_steps"),
-    # A warning about a wrong build of jaxlib.
+    # A warning about a jaxlib version that computes wrong derivatives.
     "jaxlib_check": ("warn_if_jaxlib_is_wrong",),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}

@@ -1,7 +1,7 @@
-"""Checks of what derivative functions take: functions, points, directions, parameters and batches.
+"""Checks of the arguments of derivative functions: functions, points, directions, parameters and batches.
 
-Each function returns its argument in the form that the caller computes with, or raises an error that names the leaf
-or the return value at fault. All checks run while JAX traces, so they cost nothing under ``jit``.
+Each function returns the converted argument, or raises an error that names the invalid leaf or return value. All
+checks run while JAX traces, so they cost nothing at run time.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ __all__ = ["array_valued", "as_point", "at_point", "batch_length", "floating_lik
 
 @checked
 def scalar_valued(f: Callable, *, name: str = "f", point: str = "x") -> Callable:
-    """The same function; while it is traced, an error unless it returns one scalar floating-point array.
+    """Wrap a function so that tracing raises an error unless it returns one scalar floating-point array.
 
     The errors call the function ``name`` and its argument ``point``.
 
@@ -56,7 +56,7 @@ differentiate one output at a time, or use jax.jacobian for all first derivative
 
 @checked
 def array_valued(f: Callable) -> Callable:
-    """The same function; while it is traced, a ``TypeError`` unless it returns one floating-point array.
+    """Wrap a function so that tracing raises a ``TypeError`` unless it returns one floating-point array.
 
     >>> array_valued(lambda x: (x, x))(jnp.zeros(3))
     Traceback (most recent call last):
@@ -89,7 +89,7 @@ def _is_leaf(y: Any) -> bool:
 
 
 def as_point(x: PyTree) -> PyTree:
-    """A point as a pytree of arrays; an error names the leaf that is not floating-point.
+    """Convert a point to a pytree of arrays; the error names a leaf that is not floating-point.
 
     >>> as_point({"w": 1.5})["w"].dtype
     dtype('float32')
@@ -98,7 +98,7 @@ def as_point(x: PyTree) -> PyTree:
 
 
 def at_point(x: PyTree, v: PyTree) -> tuple[PyTree, PyTree]:
-    """A point and a direction as pytrees of arrays; an error names the leaf where the direction is not like the point.
+    """Convert a point and a direction to pytrees of arrays; the error names a leaf where they do not match.
 
     >>> from jaxblocks.ad import hvp
     >>> hvp(lambda x: jnp.sum(x["w"]), {"w": jnp.zeros(2)}, {"w": jnp.zeros(3)})
@@ -122,7 +122,7 @@ jax.tree.map(..., x).
 
 
 def floating_like(like: PyTree) -> PyTree:
-    """``like``, the structure that an operator takes, as a pytree of arrays; an error names the leaf at fault.
+    """Convert ``like``, the argument structure of an operator, to a pytree of arrays; the error names an invalid leaf.
 
     >>> from jaxblocks.ad import estimate_trace
     >>> estimate_trace(jax.random.key(0), lambda v: v, {"w": jnp.arange(2)})
@@ -176,7 +176,7 @@ def _floating_leaves(name, tree, function):
 
 
 def floating_params(params: PyTree) -> PyTree:
-    """Parameters as a pytree of arrays; an error names the leaf that is not floating-point.
+    """Convert parameters to a pytree of arrays; the error names a leaf that is not floating-point.
 
     >>> from jaxblocks.ad import ntk
     >>> ntk(jnp.dot, {"kernel": jnp.arange(3)}, jnp.ones((2, 3)))
@@ -211,7 +211,7 @@ def batch_length(**batches: PyTree) -> int:
         if leaf.shape[0] != found[first].shape[0]:
             require(
                 False,
-                f"batch arguments with equally many examples, {describe(found[first])} at {first}",
+                f"batch arguments with equal numbers of examples, {describe(found[first])} at {first}",
                 f"{describe(leaf)} at {label}",
                 "give their first axes one length",
             )

@@ -1,4 +1,4 @@
-r"""Binomial checkpointing schedules: which carries of a scan to store, so that its reversal takes the fewest steps.
+r"""Binomial checkpointing schedules: the carries of a scan to store so that its reversal takes the fewest steps.
 
 L    the length of the scan; step i takes the carry h_i to h_{i+1}, h_0 is given
 c    the number of carries that are stored at a time, h_0 among them: the snapshots
@@ -16,11 +16,11 @@ __all__ = ["Schedule", "binomial_schedule", "binomial_steps"]
 
 @checked
 def binomial_steps(length: PositiveInt, snapshots: PositiveInt) -> int:
-    r"""The least number of forward steps that reverses ``length`` steps with ``snapshots`` stored carries.
+    r"""The minimal number of forward steps to reverse ``length`` steps with ``snapshots`` stored carries.
 
     :math:`t(L, c) = rL - \binom{c + r}{c + 1}` with the smallest :math:`r` for which
-    :math:`\binom{c + r}{c} \ge L`. The first carry is one of the :math:`c`. Not counted are the last step,
-    whose output the reversal does not need, and the one step that each pullback linearizes.
+    :math:`\binom{c + r}{c} \ge L`. The first carry is one of the :math:`c`. The count excludes the last step,
+    whose output the reversal does not need, and the step that each pullback linearizes.
 
     >>> binomial_steps(10, 3), binomial_steps(1024, 16)
     (15, 2956)
@@ -32,7 +32,7 @@ def binomial_steps(length: PositiveInt, snapshots: PositiveInt) -> int:
 
 
 class Schedule(NamedTuple):
-    """What `binomial_schedule` returns: three arrays of ``length`` integers.
+    """A checkpointing schedule, three arrays of ``length`` integers; returned by `binomial_schedule`.
 
     Attributes:
         begins: to reverse step i, step forward from the snapshot of the carry at ``begins[i]``. The first pass ends
@@ -52,10 +52,10 @@ class Schedule(NamedTuple):
 
 @checked
 def binomial_schedule(length: PositiveInt, snapshots: PositiveInt) -> Schedule:
-    """Which carries to store, and when, so that ``length`` steps are reversed with `binomial_steps` forward steps.
+    """The schedule that reverses ``length`` steps with `binomial_steps` forward steps.
 
-    The first pass runs to the last step, ``length - 1``, and ends there: to reverse it costs no further
-    step. Each carry is stored at most once, because a snapshot at i is last read to reverse step i.
+    The first pass ends at the last step, ``length - 1``, whose reversal needs no further step.
+    Each carry is stored at most once, because a snapshot at i is last read to reverse step i.
 
     >>> schedule = binomial_schedule(10, 3)
     >>> schedule.begins
@@ -83,7 +83,7 @@ def binomial_schedule(length: PositiveInt, snapshots: PositiveInt) -> Schedule:
 
 
 def _repetitions(length: int, c: int) -> int:
-    """How many times a step runs at most: the smallest r with binomial(c + r, c) >= length."""
+    """The maximal number of runs of a step: the smallest r with binomial(c + r, c) >= length."""
     r = 0
     while math.comb(c + r, c) < length:
         r += 1
@@ -91,7 +91,7 @@ def _repetitions(length: int, c: int) -> int:
 
 
 def _advance(length: int, c: int) -> int:
-    """How many steps to run before the next snapshot: one of the optimal cuts."""
+    """The number of steps before the next snapshot: one of the optimal cuts."""
     r = _repetitions(length, c)
     shorter = math.comb(c + r - 2, c) if r > 1 else 0
     return max(1, shorter, length - math.comb(c - 1 + r, c - 1))

@@ -1,17 +1,17 @@
-r"""The product of Jacobians of the chain rule, and what each order of multiplication costs.
+r"""The product of Jacobians of the chain rule, and the cost of each order of multiplication.
 
     f_l   the l-th of L functions; the first is applied first, f_L(... f_2(f_1(x)))
     d_l   the number of outputs of f_l; d_0 is the number of entries of x
     J_l   the Jacobian of f_l at the point where the chain evaluates it, d_l by d_{l-1}
 
-The product J_L ... J_2 J_1 is the same in every bracketing, its cost is not. Forward mode multiplies from
+The product J_L ... J_2 J_1 is the same in every bracketing, but its cost is not. Forward mode multiplies from
 right to left, J_L (... (J_2 J_1)), reverse mode from left to right, ((J_L J_{L-1}) ...) J_1; there are many
 other bracketings. A bracketing is written as nested pairs of the indices of the factors, in the order of the
 formula: ``((3, 2), 1)`` is (J3 J2) J1.
 
 Only the products of Jacobians are counted here. ``jax.jacfwd`` pushes the identity through f_1, and ``jax.jacrev``
 pulls it through f_L, which costs one more product; a gradient, which is reverse mode with d_L = 1,
-starts from a single row and does not pay for it.
+starts from a single row and needs no such product.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ Order = str | int | tuple
 
 @checked
 def chain_cost(dims: Sequence[int], *, order: Order = "best") -> int:
-    r"""The number of multiplications that the product of the Jacobians of a chain takes, in a given order.
+    r"""The number of multiplications in the product of the Jacobians of a chain, in a given order.
 
     .. math::
         \text{forward: } d_0 \sum_{l=2}^{L} d_l\, d_{l-1} \qquad
@@ -210,7 +210,7 @@ def optimal_order(dims: Sequence[int]) -> ChainOrder:
 
 @checked
 def bracketings(factors: PositiveInt) -> Iterator[int | tuple]:
-    """All bracketings of a number of factors, as nested pairs; there are 1, 1, 2, 5, 14, 42, ... (Catalan numbers).
+    """All bracketings of ``factors`` factors, as nested pairs; their numbers 1, 1, 2, 5, 14, ... are Catalan numbers.
 
     >>> list(bracketings(3))
     [((3, 2), 1), (3, (2, 1))]
@@ -232,7 +232,7 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
 
     Args:
         jacobians: :math:`J_1, \dots, J_L`, beginning with that of the function that is applied first: :math:`J_l` is
-            ``(d_l, d_{l-1})``; leading axes, the same in all, are batch.
+            ``(d_l, d_{l-1})``; equal leading axes are batch axes.
         order: as for `chain_cost`. All orders give the same matrix, up to rounding.
 
     Raises:

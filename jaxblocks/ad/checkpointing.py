@@ -4,8 +4,8 @@ r"""A scan whose gradient stores fewer values and recomputes the others.
     i    a step: it takes the carry h_i (and x_i) to h_{i+1} (and y_i); h_0 is given
     c    the number of carries that are stored at a time, h_0 among them: the snapshots
 
-Reverse mode reads the carries in reverse order, h_{L-1} first. A plain scan stores what the pullback of every
-step reads. A checkpointed scan stores some carries and recomputes the others by running forward from a stored one.
+Reverse mode reads the carries in reverse order, h_{L-1} first. A plain scan stores the residuals of every
+step. A checkpointed scan stores some carries and recomputes the others by running forward from a stored one.
 """
 
 import functools
@@ -40,7 +40,7 @@ def scan(
     unroll: int | bool = 1,
     checkpoint: str | int | Callable | None = None,
 ) -> tuple[PyTree, PyTree]:
-    r"""``jax.lax.scan`` with a choice of what its gradient stores: :math:`(h_{i+1}, y_i) = f(h_i, x_i)`.
+    r"""``jax.lax.scan`` with a choice of the values that its gradient stores: :math:`(h_{i+1}, y_i) = f(h_i, x_i)`.
 
     Args:
         f: one step, from a carry and a slice of ``xs`` to the next carry and an output. It may close over
@@ -50,7 +50,7 @@ def scan(
         length: the number of steps; needed only where ``xs`` is ``None``.
         reverse: whether to scan from the last slice to the first.
         unroll: steps per iteration of the loop (with snapshots, of the forward pass only).
-        checkpoint: what the gradient of :math:`L` steps stores.
+        checkpoint: the values that the gradient of :math:`L` steps stores.
 
             ========  =======================================  =======================================
             value     stored at the peak                       forward steps in all
@@ -94,7 +94,7 @@ def scan(
         policy = checkpoint if callable(checkpoint) else _POLICIES[checkpoint]
         step = jax.checkpoint(f, prevent_cse=False, policy=policy)
         return lax.scan(step, init, xs, length, reverse, unroll)
-    # lax.scan itself checks the arguments (unequal lengths, a carry that changes its type), on the function as given.
+    # lax.scan itself checks the arguments (unequal lengths, a carry that changes its type), for the original function.
     out = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length), init, xs)
     steps = int(length) if length is not None else np.shape(jax.tree.leaves(xs)[0])[0]
     if steps < 2:  # there is nothing to recompute
@@ -106,7 +106,7 @@ def scan(
 
 
 def require_checkpoint(checkpoint: Any) -> str | int | Callable | None:
-    """``checkpoint`` as `scan` takes it; a ``ValueError`` unless it is a name, a policy or an integer >= 1.
+    """Check the argument ``checkpoint`` of `scan`; a ``ValueError`` unless it is a name, a policy or an integer >= 1.
 
     >>> scan(lambda h, x: (h + x, h), 0.0, jnp.ones(3), checkpoint="some")
     Traceback (most recent call last):
@@ -128,7 +128,7 @@ number of snapshots >= 1, got 'some'.
 
 
 def _blocks(step, consts, init, xs, length, reverse, unroll):
-    """A scan over blocks that store their first carry; each block is a scan, which the gradient runs again."""
+    """A scan over blocks that store their first carry; each block is a scan, which the gradient recomputes."""
     step = jax.checkpoint(functools.partial(step, consts), prevent_cse=False)
     size = _block_size(length)
     rest = length % size  # run first, so that the blocks that follow have equal lengths
@@ -154,7 +154,7 @@ def _blocks(step, consts, init, xs, length, reverse, unroll):
 
 
 def _block_size(length: int) -> int:
-    """A divisor of ``length`` near its square root, if there is one: to cut off a remainder copies ``xs``."""
+    """A divisor of ``length`` near its square root, if one exists, since a remainder requires a copy of ``xs``."""
     root = max(2, math.isqrt(length))
     near = [size for size in range(root, 2 * root + 1) if length % size == 0]
     return near[0] if near else root
@@ -168,7 +168,7 @@ def _snapshots(step, consts, init, xs, length, reverse, unroll, *, snapshots):
     warn_if_jaxlib_is_wrong()
     steps = np.arange(length)[::-1] if reverse else np.arange(length)  # the step that reads each slice of xs
     schedule = binomial_schedule(length, snapshots)
-    last, scratch = length - 1, snapshots  # what is not stored is written to the scratch slot
+    last, scratch = length - 1, snapshots  # carries that are not stored are written to the scratch slot
     in_first_pass = (schedule.stored_for == last) | (np.arange(length) == 0)
     write = np.where(in_first_pass, schedule.slot, scratch)
     read = schedule.slot[schedule.begins]

@@ -1,4 +1,4 @@
-"""Colors of the columns of a sparse matrix: columns of one color have no row in common."""
+"""Coloring of the columns of a sparse matrix: columns of one color have no row in common."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ __all__ = ["color_columns", "distinct", "number_of_colors"]
 
 
 def color_columns(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Greedy colors of the columns, in their own order or the longest first, whichever takes fewer.
+    """Greedy coloring of the columns, in their order or the longest first, whichever takes fewer colors.
 
     Args:
-        rows, cols: the places of the entries.
+        rows, cols: the indices of the entries.
         shape: of the matrix.
 
     >>> color_columns(np.array([0, 0, 1]), np.array([0, 1, 2]), (2, 3))
@@ -30,7 +30,7 @@ def color_columns(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) ->
 
 
 def _greedy(by_column, order, m) -> np.ndarray:
-    taken = [0] * m  # of each row, the colors in it as bits
+    taken = [0] * m  # for each row, the colors in it as bits
     colors = np.zeros(len(by_column), np.int64)
     for column in order:
         used = 0
@@ -44,7 +44,7 @@ def _greedy(by_column, order, m) -> np.ndarray:
 
 
 def number_of_colors(colors: np.ndarray) -> int:
-    """How many colors there are, numbered from 0.
+    """The number of colors, which are numbered from 0.
 
     >>> number_of_colors(np.array([0, 1, 0]))
     2

@@ -26,14 +26,14 @@ class CostRow:
     """One line of a `CostTable`.
 
     Attributes:
-        name: what is computed, as in ``"gradient"``.
+        name: the name of the derivative, such as ``"gradient"``.
         count: its operations, a `Count`.
         flops_ratio: its operations over those of the function.
         seconds: the median time of a call, ``None`` where it is not measured.
         quartiles: the first and third quartile of the times of the calls, in seconds.
         time_ratio: its median time over that of the function.
-        temporary_bytes: what the compiled program needs in addition to its inputs and outputs at its peak, ``None``
-            where the compiler does not report it.
+        temporary_bytes: the peak memory of the compiled program besides its inputs and outputs, ``None`` where the
+            compiler does not report it.
 
     >>> CostRow("function", Count(additions=3), 1.0).flops
     3
@@ -98,10 +98,10 @@ class CostTable:
         return "".join([self._table("html"), *(f"<p>{note}</p>" for note in self._notes())])
 
     def to_frame(self):
-        """The table as a ``pandas.DataFrame``: a line for each row, by name, and in the columns numbers without units.
+        """The table as a ``pandas.DataFrame``, indexed by the names of the rows, with numbers without units.
 
         The columns are operations, multiplications, additions, transcendentals, ratio (of operations to the
-        function's), seconds, lower_quartile, upper_quartile, time_ratio, temporary_bytes; what was not measured is NaN.
+        function's), seconds, lower_quartile, upper_quartile, time_ratio, temporary_bytes; missing values are NaN.
 
         >>> import pytest
         >>> pandas = pytest.importorskip("pandas")
@@ -217,8 +217,8 @@ def cost_table(
     ``"jvp"``                       :math:`f(x)` and :math:`Jv`: one pass of forward mode
     ``"vjp"``                       :math:`f(x)` and :math:`u^\top J`: one pass of reverse mode
     ``"gradient"``                  :math:`f(x)` and :math:`\nabla f(x)`
-    ``"jacfwd"``, ``"jacrev"``      :math:`J` by either mode: as many passes as x (f(x)) has numbers
-    ``"hessian"``                   :math:`H`, forward over reverse: as many products as x has numbers
+    ``"jacfwd"``, ``"jacrev"``      :math:`J` by either mode: one pass for each entry of x (of f(x))
+    ``"hessian"``                   :math:`H`, forward over reverse: one product for each entry of x
     ``"hvp"``                       :math:`Hv`, forward over reverse, as `jaxblocks.hvp` computes it
     ``"hvp_reverse_over_forward"``  :math:`Hv` as the gradient of :math:`\nabla f^\top v`, itself in forward mode
     ``"hvp_reverse_over_reverse"``  :math:`Hv` as the vjp of the gradient
@@ -231,19 +231,19 @@ def cost_table(
         args: ``x`` and the rest: arrays, or ``jax.ShapeDtypeStruct`` where nothing is measured.
         rows: the names of some rows, or ``"all"``. By default all rows that apply to ``f``, but whole matrices only
             where they take at most 1000 passes.
-        measure: whether to compile and to time; with ``False`` operations are only counted, which takes milliseconds.
+        measure: whether to compile and time; ``False`` only counts operations, which takes milliseconds.
         repeats: timed calls of each row, interleaved so that other load affects all rows alike; with ``0`` programs
             are compiled for their memory, but not timed.
         memory_limit: a program that needs more bytes than this, outputs included, is not called.
-        key: draws the direction :math:`v` and the weights :math:`u` from a normal distribution; without it every
-            entry is :math:`1/\sqrt n`. It has no influence on counts.
+        key: the key for the normally distributed direction :math:`v` and weights :math:`u`; without it every
+            entry is :math:`1/\sqrt n`. It does not affect counts.
 
     Returns:
         A `CostTable`. Times are wall-clock times of compiled programs until the results are ready; the first call of
         each is not timed.
 
     Raises:
-        ValueError: if a row is unknown, or needs a scalar-valued ``f`` and gets another.
+        ValueError: if a row is unknown, or ``f`` is not scalar-valued where a row requires it.
         TypeError: if ``x`` or ``f(x)`` holds a leaf that is not floating-point.
 
     >>> w, x = jnp.ones((3, 2)), jnp.ones((4, 3))
@@ -260,7 +260,7 @@ def cost_table(
     jacrev             384             8
 
     Source: Griewank & Walther, Evaluating Derivatives (the cheap gradient principle: between two and four
-    times the function, whatever the number of its arguments).
+    times the cost of the function, for any number of arguments).
     """
     warn_if_jaxlib_is_wrong()
     require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
@@ -287,7 +287,7 @@ def cost_table(
     return CostTable({name: _row(name, counts, seconds, memory[name]) for name in names})
 
 
-# All take the weights of the outputs and the direction first, and then the arguments of f.
+# All take the weights of the outputs or the direction, and the arguments of f.
 _PROGRAMS: dict[str, Callable] = {
     "function": lambda f: lambda u, v, x, *rest: f(x, *rest),
     "jvp": lambda f: lambda u, v, x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (v,)),
@@ -317,7 +317,7 @@ def _value_and_vjp(f, x, u):
 
 
 def _rows(rows, x, y) -> list[str]:
-    """The requested rows, or those that apply to an f from x to y (of which only shapes are read)."""
+    """The requested rows, or those that apply to an f from x to y (given by their shapes)."""
     leaves = jax.tree.leaves(y)
     require(leaves, "f to return arrays", y, "return what is differentiated", error=TypeError)
     for leaf in leaves:

@@ -1,8 +1,7 @@
-"""What a function costs, counted in its jaxpr: nothing is compiled and nothing is executed.
+"""Operation counts of a function from its jaxpr: nothing is compiled or executed.
 
-JAX writes every function, differentiated or not, as a jaxpr: a list of equations between arrays of known shapes. The
-count removes what no output needs (dead code), enters nested jaxprs, multiplies the body of a scan by its length, and
-adds up:
+JAX traces every function, differentiated or not, to a jaxpr: a list of equations between arrays of static shapes. The
+count removes dead code, enters nested jaxprs, multiplies the body of a scan by its length, and adds up:
 
 * *multiplications*: products, divisions and squares;
 * *additions*: sums and differences, and other operations of an adder: negations, absolute values, signs, roundings,
@@ -11,26 +10,26 @@ adds up:
 * *bytes*: the sizes of the operands and results of every equation. Compilers fuse equations, so this is an upper
   bound of the memory traffic.
 
-The conventions, where there is a choice:
+The conventions:
 
-* A product of matrices (m, k) and (k, n) has m n k multiplications and as many additions, the customary 2 m n k. A
-  convolution likewise: each output element has one of each for every tap and input channel of its group. Padding is
-  counted as any other input; the holes of a dilated input (``lhs_dilation``, the transposed convolution) are not.
+* A product of matrices (m, k) and (k, n) has m n k multiplications and m n k additions, 2 m n k in total. Each output
+  element of a convolution has one of each for every tap and input channel of its group. Padding is counted like any
+  other input; the holes of a dilated input (``lhs_dilation``, the transposed convolution) are not counted.
 * The sum (maximum, ...) of n numbers has n - 1 additions, and so has their cumulative sum. A window that extends past
-  the border is counted whole.
+  the border is counted in full.
 * An integer power counts the multiplications of repeated squaring. A complex product (or quotient) counts 4
   multiplications and 2 additions, a complex sum 2 additions.
 * Sorting n numbers counts n ceil(log2 n) comparisons, an estimate. Triangular solves and Cholesky factors are counted
   by their textbook loops.
 * Primitives that move, select, compare or convert without floating-point arithmetic count only bytes, and so do
   integers, booleans, random bits and communication between devices.
-* A ``cond`` counts its costliest branch; the counts of all of them are in ``conds``.
+* A ``cond`` counts its costliest branch; ``conds`` has the counts of all branches.
 * The number of iterations of a ``while`` is unknown: its condition and body are counted once, and the cost of one
-  iteration is in ``loops``, to be multiplied by a number that you know.
+  iteration is in ``loops``, to be multiplied by the number of iterations.
 * A ``shard_map`` is counted on every device: the sum over the mesh.
-* A computation that is written twice is counted twice, though a compiler may find that it is the same (it does in
+* A computation that occurs twice is counted twice, although the compiler may merge the copies (as in
   second derivatives by forward over forward mode, which run faster than their count).
-* No equation is counted as zero because it is unknown: it is listed in ``uncounted``.
+* An unknown primitive is not counted as zero but listed in ``uncounted``.
 """
 
 import dataclasses
@@ -55,13 +54,13 @@ class Count:
     """Operations of a function, in total and by named scope. Counts add, and n times a count is that of n calls.
 
     Attributes:
-        multiplications, additions, transcendentals: as the head of this file defines them.
+        multiplications, additions, transcendentals: as defined at the top of this module.
         bytes: of all operands and results, an upper bound of the memory traffic.
         dots: the flops of products of matrices and convolutions among them.
-        uncounted: names of primitives whose arithmetic is unknown, and how often each occurs.
+        uncounted: names of primitives whose arithmetic is unknown, and the number of occurrences of each.
         scopes: the count of each named scope (``jax.named_scope``; every layer has one) by its
-            path, as in ``"0.Repeat/.Dense"``, without those of the scopes inside it; ``""`` holds the
-            operations outside every scope. They add up to the total; `within` adds the scopes inside.
+            path, as in ``"0.Repeat/.Dense"``, without those of nested scopes; ``""`` has the
+            operations outside all scopes. They add up to the total; `within` adds nested scopes.
         conds: a `Cond` for each ``cond`` or ``switch``, with the count of every branch.
         loops: a `Loop` for each ``while``, with the count of one iteration.
 
@@ -91,7 +90,7 @@ class Count:
 
     @property
     def loops_of_unknown_length(self) -> int:
-        """How many ``while`` loops are entered; one iteration of each is counted.
+        """The number of ``while`` loops that are entered; one iteration of each is counted.
 
         >>> halve = lambda x: jax.lax.while_loop(lambda x: x > 1.0, lambda x: x / 2, x)
         >>> counted = count_flops(lambda xs: jax.lax.map(halve, xs), jnp.ones(3))
@@ -101,7 +100,7 @@ class Count:
         return sum(loop.times for loop in self.loops)
 
     def within(self, scope: str) -> "Count":
-        """The count of a scope with all the scopes inside it.
+        """The count of a scope with all nested scopes.
 
         >>> whole = Count(scopes={"0.Serial": Count(), "0.Serial/1.Dense": Count(additions=4)})
         >>> whole.within("0.Serial").flops
@@ -160,9 +159,9 @@ class Cond:
 
     Attributes:
         scope: the named scopes around it.
-        times: how often it runs, a scan around it taken into account.
+        times: the number of runs, with enclosing scans taken into account.
         branches: the count of each branch, executed once, in the order of ``jax.lax.switch``; of a
-            ``jax.lax.cond`` the branch for False comes first.
+            ``jax.lax.cond`` the branch for False is first.
 
     >>> f = lambda wanted, x: jax.lax.cond(wanted, lambda x: x @ x, lambda x: x + 1.0, x)
     >>> [cond] = count_flops(f, True, jnp.ones((5, 5))).conds
@@ -181,7 +180,7 @@ class Loop:
 
     Attributes:
         scope: the named scopes around it.
-        times: how often it is entered, a scan around it taken into account.
+        times: the number of times it is entered, with enclosing scans taken into account.
         once: the count of one iteration, its condition and its body.
 
     >>> halve = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x)
@@ -205,11 +204,11 @@ def count_flops(f: Callable, /, *args: Any, **kwargs: Any) -> Count:
     Args:
         f: any function that JAX can trace, derivatives of others included: ``count_flops(jax.grad(loss), params)``.
         args: arrays, numbers, or pytrees of them; ``jax.ShapeDtypeStruct`` where only shapes are known.
-        kwargs: those that hold arrays are traced, all others (flags, sizes) are passed as they are.
+        kwargs: those that contain arrays are traced, all others (flags, sizes) are static.
 
     Returns:
-        A `Count`. The conventions are at the head of this file: a product of (m, k) and (k, n) matrices has
-        :math:`2mnk` operations, a scan as many as its body times its length.
+        A `Count`. The conventions are at the top of this module: a product of (m, k) and (k, n) matrices has
+        :math:`2mnk` operations, a scan has those of its body times its length.
 
     >>> x, w = jax.ShapeDtypeStruct((8, 3), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.float32)
     >>> count_flops(jnp.matmul, x, w)
@@ -228,8 +227,8 @@ def equations(closed_jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[tuple[JaxprEqn, str
 
     Yields:
         ``(equation, scope, times)``: the equation, the path of the named scopes around it (``"0.Repeat/.Dense"``;
-        the marks of ``jvp``, ``transpose``, ``vmap`` and rematerialization are stripped), and how often it runs. An
-        equation that holds others (a scan, a jitted call) comes before them; of a ``cond`` only the costliest
+        the marks of ``jvp``, ``transpose``, ``vmap`` and rematerialization are stripped), and its number of runs. An
+        equation that contains others (a scan, a jitted call) is yielded before them; of a ``cond`` only the costliest
         branch is visited.
 
     >>> def f(x):
@@ -262,7 +261,7 @@ def _walk(live: list[Live], prefix: str, times: int):
 
 
 def _total(live: list[Live], prefix: str = "") -> Count:
-    """The count of equations with all that is nested in them, by scope."""
+    """The count of equations and their nested jaxprs, by scope."""
     scopes: dict[str, Count] = {}
     for item in live:
         scope = _join(prefix, scope_of(item.equation))
@@ -294,7 +293,7 @@ def _merge(left: dict, right: dict) -> dict:
 
 
 def _count_equation(equation: JaxprEqn) -> Count | None:
-    """The count of one equation without those nested in it; ``None`` where it only holds others."""
+    """The count of one equation without nested ones; ``None`` where it only contains others."""
     name = equation.primitive.name
     if name in ("scan", "while", "cond", "custom_linear_solve"):
         return None
@@ -315,7 +314,7 @@ def _count_equation(equation: JaxprEqn) -> Count | None:
 
 
 def _combined(equation):
-    """A reduction by the user's own function of two scalars (or of two tuples of them)."""
+    """A reduction by a user-defined function of two scalars (or of two tuples of scalars)."""
     out = size_of(equation.outvars[0])
     if "window_dimensions" in equation.params:
         steps = out * max(0, math.prod(equation.params["window_dimensions"]) - 1)

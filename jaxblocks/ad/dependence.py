@@ -1,6 +1,6 @@
-"""Which inputs each output of a linear program depends on, read off its jaxpr.
+"""The inputs that each output of a linear program depends on, determined from its jaxpr.
 
-Each element of an array carries the set of those inputs that it depends on. The constants of the program (a
+Each element of an array is mapped to the set of inputs that it depends on. The constants of the program (a
 finite-difference matrix, a mask, indices) are known by value, and their zeros remove dependences.
 """
 
@@ -25,26 +25,26 @@ __all__ = ["EMPTY", "SINGLE", "Entry", "Sets", "follow", "ids_of"]
 
 # ---- sets of inputs -----------------------------------------------------------------------
 
-# The ids of sets that always exist: the empty one, the full one, and from SINGLE on those of one input each.
+# The ids of predefined sets: the empty set, the full set, and from SINGLE on the sets of one input each.
 EMPTY, _FULL, SINGLE = 0, 1, 2
 
 
 class Sets:
-    """Sets of the numbers 0 ... n - 1, each with an id; an array of ids says what the elements of an array depend on.
+    """Sets of the numbers 0 ... n - 1, each with an id; an array of ids gives the dependences of an array's elements.
 
     Args:
-        n: how many numbers there are.
+        n: the number of inputs.
     """
 
     def __init__(self, n: int):
-        """The empty set, the full set, and one set for each number."""
+        """Create the empty set, the full set, and one set for each number."""
         self.n = n
         self.lengths = np.concatenate([[0, n], np.ones(n, np.int64)])
         self.starts = np.concatenate([[0, 0], np.arange(n)])
         self.indices, self.used = np.arange(n, dtype=np.int32), n
 
     def members(self, ids) -> tuple[np.ndarray, np.ndarray]:
-        """For every member of every set, the place of the set in ``ids`` and the member."""
+        """For every member of every set, the index of the set in ``ids`` and the member."""
         lengths = self.lengths[ids]
         owners = np.repeat(np.arange(ids.size), lengths)
         first = np.cumsum(lengths) - lengths
@@ -105,11 +105,11 @@ class Sets:
 
 
 class Entry(NamedTuple):
-    """What is known of an array.
+    """The dependences and the value of an array.
 
     Attributes:
-        ids: of each element, the set of inputs that it depends on; ``None`` where none does.
-        value: its value; ``None`` where it is unknown.
+        ids: for each element, the set of inputs that it depends on; ``None`` if no element depends on inputs.
+        value: its value; ``None`` if it is unknown.
     """
 
     ids: Any = None
@@ -149,7 +149,7 @@ def _constant(value) -> Entry:
 
 
 def _evaluate(step: Step) -> list[Entry]:
-    """The values that follow from known ones alone."""
+    """The outputs of an equation whose inputs are all known."""
     values = [entry.value for entry in step.operands]
     if step.equation.effects or any(value is None for value in values):
         return [Entry() for _ in step.equation.outvars]
@@ -157,14 +157,14 @@ def _evaluate(step: Step) -> list[Entry]:
 
 
 def _anything(step: Step, sets: Sets) -> list[np.ndarray]:
-    """Nothing is known of the primitive: every output depends on all inputs."""
+    """The fallback for a primitive without a rule: every output depends on all inputs."""
     ids = np.unique(np.concatenate([entry.ids.reshape(-1) for entry in step.operands if entry.ids is not None]))
     [whole] = sets.join(np.zeros(ids.size, np.int64), ids, 1)
     return [np.full(getattr(v.aval, "shape", ()), whole) for v in step.equation.outvars]
 
 
-# ---- rules: step, sets -> the ids of each output, or None where nothing is known -----------------
-# They serve t -> J t, which is linear: no factor of t depends on t, and exp(t) does not occur.
+# ---- rules: step, sets -> the ids of each output, or None for the fallback -----------------------
+# They are applied to t -> J t, which is linear: no factor of t depends on t, and exp(t) does not occur.
 
 
 def _elementwise(step, sets):
@@ -189,7 +189,7 @@ def _select(step, sets):
 
 
 def _move(step, sets):
-    """A primitive that moves numbers moves their ids: by NumPy, or else by the primitive itself, applied to the ids."""
+    """Move the ids as the primitive moves numbers: by NumPy, or by the primitive itself applied to the ids."""
     shape, params, name = shape_of(step.equation.outvars[0]), step.params, step.name
     if name in _MOVES:
         return [_MOVES[name](step.operands[0].ids, params, shape)]
@@ -238,7 +238,7 @@ def _concatenate(step, sets):
 
 
 def _scatter(step, sets):
-    """The transpose, a gather, of the places themselves finds the place of each update."""
+    """Find the position of each update by the transpose, a gather, of the array of positions."""
     (operand, indices, updates), params = step.operands, step.params
     size = math.prod(shape_of(step.equation.outvars[0]))
     if indices.value is None or size > 2**24:  # float32 holds integers up to here exactly
@@ -265,7 +265,7 @@ def _scatter(step, sets):
 
 
 def _scale(step, sets):
-    """scatter-mul: factors at some places."""
+    """scatter-mul: factors at some positions."""
     return [step.operands[0].ids] if step.operands[2].ids is None else None
 
 
@@ -281,7 +281,7 @@ def _cumulative(step, sets):
 
 
 def _dot_general(step, sets):
-    """A sum over the contracted axes: for a known matrix over its nonzeros, for any other over all entries."""
+    """A sum over the contracted axes: over the nonzeros of a known matrix, otherwise over all entries."""
     (contracted, batch) = step.params["dimension_numbers"]
     side = 0 if step.operands[0].ids is not None else 1
     if step.operands[1 - side].ids is not None:
@@ -309,7 +309,7 @@ def _dot_general(step, sets):
 
 
 def _windows(ids, sizes, strides, padding, holes, spread) -> list[np.ndarray]:
-    """For each tap of a window the ids that it reads at each place; padding and holes are empty sets."""
+    """For each tap of a window the ids that it reads at each position; padding and holes are empty sets."""
     config = [(low, high, hole - 1) for (low, high), hole in zip(padding, holes, strict=True)]
     ids = np.asarray(lax.pad(jnp.asarray(ids, jnp.int32), jnp.int32(EMPTY), config)).astype(np.int64)
     seen = []
@@ -367,7 +367,7 @@ def _convolution(step, sets):
 
 
 def _scan(step, sets):
-    """Iteration by iteration, so that counters, and the slices that they index, are known."""
+    """Execute a scan iteration by iteration, so that counters, and the slices that they index, are known."""
     body = as_closed(step.params["jaxpr"])
     if step.params["length"] * len(body.jaxpr.eqns) > _MOST_STEPS:
         return None

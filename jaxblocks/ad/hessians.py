@@ -1,10 +1,10 @@
-r"""The Hessian as a matrix: the whole, its diagonal or its diagonal blocks, in chunks of bounded memory.
+r"""The Hessian as a matrix, its diagonal and its diagonal blocks, in chunks of bounded memory.
 
     x    the point, any pytree of floating-point arrays with n numbers in all
     H    the Hessian of f at x, n by n
 
 One column costs about two gradients (`jaxblocks.ad.hessian_operator`), all columns cost n times that. They are
-computed in chunks: ``vmap`` computes one chunk, a loop runs over the chunks, so the temporary memory is that
+computed in chunks: ``vmap`` computes one chunk, a loop iterates over the chunks, so the temporary memory is that
 of one chunk. The unit vectors of a chunk are created inside the loop.
 """
 
@@ -29,15 +29,15 @@ __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 def as_matrix(
     operator: Callable[[PyTree], PyTree], like: PyTree, *, chunk_size: ChunkSize = "auto"
 ) -> Float[Array, "n n"]:
-    """The matrix of a linear operator ``v -> Av``: column j is the operator's value at the j-th unit vector.
+    """The matrix of a linear operator ``v -> Av``: column j is the value at the j-th unit vector.
 
     Rows and columns follow the order of ``jax.tree.leaves``, each leaf raveled.
 
     Args:
-        operator: linear, takes and returns a pytree like ``like``. The only check of linearity is that the value at
-            zero is zero, and it does not run under ``jit``.
+        operator: linear, takes and returns a pytree like ``like``. Linearity is checked only by its value at zero,
+            and not under ``jit``.
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
-        chunk_size: how many columns are computed at once; ``"auto"`` chooses by the array sizes in the operator.
+        chunk_size: the number of columns computed at once; ``"auto"`` chooses by the array sizes in the operator.
 
     Returns:
         The matrix, (n, n) for n numbers in ``like``.
@@ -73,7 +73,7 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
     Args:
         f: takes a pytree, returns a scalar.
         x: the point, a pytree of floating-point arrays.
-        chunk_size: how many columns are computed at once; ``"auto"`` is usually 32 or more. Memory grows with it.
+        chunk_size: the number of columns computed at once; ``"auto"`` is usually 32 or more. Memory grows with it.
 
     Returns:
         A tree like ``x`` of trees like ``x``: block ``[a][b]`` has the shape of leaf a followed by that of

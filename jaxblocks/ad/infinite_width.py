@@ -30,7 +30,7 @@ def ntk_relu(x1: Float[Array, "n1 features"], x2: Float[Array, "n2 features"] | 
     .. math:: \kappa_0(u) = \frac{\pi - \vartheta}{\pi},
         \qquad \kappa_1(u) = \frac{u (\pi - \vartheta) + \sqrt{1 - u^2}}{\pi}:
 
-    :math:`\kappa_1` is the part of the :math:`v_k`, :math:`u \kappa_0` that of the :math:`w_k`. For unit inputs the
+    :math:`\kappa_1` is the term of the :math:`v_k`, :math:`u \kappa_0` that of the :math:`w_k`. For unit inputs the
     diagonal is 2. The angle between unit vectors a, b is computed as twice the arctangent of
     :math:`|a - b| / |a + b|`, which is exact for equal and for opposite inputs too; an input of zeros has the kernel 0.
 
@@ -104,7 +104,7 @@ def kernel_regression(
     test_start: Float[Array, "m *outputs"] | None = None,
     discrete: bool = False,
 ) -> Float[Array, "..."]:
-    r"""The predictions of a network with a constant tangent kernel after a time of training.
+    r"""The predictions of a network with a constant tangent kernel after training for a given time.
 
     On the loss :math:`\frac{1}{2} \sum_i |f(x_i) - y_i|^2`, gradient flow with the rate :math:`\eta` changes the
     outputs by :math:`\dot f = -\eta K (f - y)`, so that
@@ -124,8 +124,9 @@ def kernel_regression(
         discrete: whether t counts steps of gradient descent.
 
     Returns:
-        The predictions, (M,) or (M, O); (T, M) or (T, M, O) for an array of times. Along eigenvectors of K whose
-        eigenvalue is zero up to rounding (below N times the precision, relative to the largest) nothing changes.
+        The predictions, (M,) or (M, O); (T, M) or (T, M, O) for an array of times. They do not change along
+        eigenvectors of K whose eigenvalue is zero up to rounding (relative to the largest, below N times the
+        precision).
 
     Raises:
         ValueError: if the shapes do not match.

@@ -5,8 +5,8 @@ r"""The Jacobian of any function, by the cheapest bracketing of its chain rule.
     J     the Jacobian dy/dx, m by n; J = J_L ... J_2 J_1 where f is a chain of L stages
 
 Forward mode multiplies from the right and pushes n seeds through f, reverse mode multiplies from the left and pulls
-m seeds; where f is narrow somewhere inside, neither is optimal. `jaxblocks.ad.planning` finds the cheapest order, and
-`jaxblocks.ad.sweeps` executes it.
+m seeds. If f has a narrow intermediate value, neither is optimal. `jaxblocks.ad.planning` finds the cheapest order,
+and `jaxblocks.ad.sweeps` executes it.
 """
 
 import math
@@ -41,21 +41,21 @@ def jacobian(
     r"""A function that returns the Jacobian :math:`J = \partial f / \partial x` with respect to the first argument.
 
     :math:`f = f_L \circ \dots \circ f_1` has :math:`J = J_L \cdots J_2 J_1`, and the product may be bracketed in any
-    order. ``f`` is linearized once and cut where few numbers are alive, and the cheapest bracketing is executed; where
+    order. ``f`` is linearized once and cut where few numbers are live, and the cheapest bracketing is executed; if
     its predicted gain is less than 15 %, ``jax.jacfwd`` or ``jax.jacrev`` is used. Every value is exact to rounding.
 
     Args:
         f: takes a pytree x (and any other arguments, which are passed on) and returns a pytree.
         mode: ``"auto"``, ``"forward"`` (as ``jax.jacfwd``) or ``"reverse"`` (as ``jax.jacrev``).
-        chunk_size: how many seeds are swept at once: a number, ``None`` for all, or ``"auto"`` for as many as
-            keep the temporaries below 256 MiB, or below twice the size of the Jacobian where that is more.
+        chunk_size: the number of seeds in one batch: an integer, ``None`` for all, or ``"auto"`` for the largest
+            batch whose temporaries are below 256 MiB, or below twice the size of the Jacobian if that is more.
         memory: a bound on the temporaries in bytes, an integer such as ``1e9``, estimated with a margin, in addition
-            to what ``f`` itself needs.
+            to the memory of ``f`` itself.
 
     Returns:
         ``derivative(x, *rest, **kwargs)``: as ``jax.jacfwd`` returns it, the structure of ``f(x)`` with that of
         ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)``. It works under ``jit``, ``vmap``
-        and ``grad``. `jacobian_plan` describes what it does.
+        and ``grad``. `jacobian_plan` describes the method.
 
     Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
     convolves. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this into
@@ -64,7 +64,7 @@ def jacobian(
     Raises:
         TypeError: where x or f(x) holds a leaf that is not floating-point (the error names it), or where neither mode
             can differentiate ``f``.
-        ValueError: where ``memory`` is too small (the error names the least that works).
+        ValueError: where ``memory`` is too small (the error states the smallest valid value).
 
     >>> J = jacobian(lambda x: jnp.stack([x[0] * x[1], x[0] + x[2]]))
     >>> J(jnp.array([2.0, 3.0, 5.0]))
@@ -103,7 +103,7 @@ def jacobian_plan(
     memory: PositiveInt | PositiveFloat | None = None,
     **kwargs: Any,
 ) -> JacobianPlan:
-    r"""What `jacobian` does with these arguments, and why; nothing is computed.
+    r"""The plan of `jacobian` for these arguments, and its reason; no arrays are computed.
 
     Args:
         f: as for `jacobian`.
@@ -131,7 +131,7 @@ def jacobian_plan(
     warn_if_jaxlib_is_wrong()
     _check_memory(memory)
     x = _point(x)
-    # Arguments that hold arrays are traced, so that shapes suffice; all others (flags, sizes) are passed as they are.
+    # Arguments that contain arrays are traced, so that shapes suffice; all others (flags, sizes) are static.
     leaves, structure = jax.tree.flatten((x, rest, kwargs))
     traced = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
     plans = []
@@ -151,14 +151,14 @@ def jacobian_plan(
 
 
 def _check_memory(memory):
-    require(memory is None or memory == int(memory), "memory to be an integer >= 1", memory, "give bytes, such as 1e9")
+    require(memory is None or memory == int(memory), "memory to be an integer >= 1", memory, "pass bytes, such as 1e9")
 
 
 # ---- from f to arrays and back --------------------------------------------------------------
 
 
 class _FlatValue:
-    """f as a function of the leaves of x that returns the leaves of y; both structures are remembered."""
+    """f as a function of the leaves of x that returns the leaves of y; both structures are stored."""
 
     def __init__(self, f, structure, rest, kwargs):
         self.f, self.structure, self.rest, self.kwargs = f, structure, rest, kwargs
@@ -170,7 +170,7 @@ class _FlatValue:
         for path, leaf in leaves:
             if not _is_floating(leaf):
                 name = f"f(x){jax.tree_util.keystr(path)}"
-                repair = f"{_conversion(leaf)}leave it out of what f returns"
+                repair = f"{_conversion(leaf)}omit it from the value of f"
                 require(False, f"floating-point values, {name}", describe(leaf), repair, error=TypeError)
         return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), y)
 
@@ -222,7 +222,7 @@ def _is_floating(leaf) -> bool:
 
 
 def _conversion(leaf) -> str:
-    """How a leaf becomes floating-point, where it can."""
+    """The conversion of a leaf to floating point, for an error message."""
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
         return "convert it with .astype(jnp.float32), or "
     return f"write {float(leaf)!r}, or " if isinstance(leaf, int) and abs(leaf) < 1e6 else "give an array, or "

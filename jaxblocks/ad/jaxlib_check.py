@@ -2,7 +2,7 @@
 
 jaxlib 0.10.2 on CPU fuses multiply, reduce and broadcast wrongly under ``jit`` when a pullback is vmapped:
 ``jit(jacrev(f))`` of x mean(x) or of a layer norm has wrong rows. The dependencies of the package exclude this
-version, but an environment can contain it all the same.
+version, but an environment may still contain it.
 """
 
 import functools
@@ -24,8 +24,8 @@ _FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 def warn_if_jaxlib_is_wrong() -> None:
     """Warn, once in a process, if this jaxlib computes wrong Jacobians under ``jit``.
 
-    Every derivative tool calls it; only the first call does anything. There is no warning if the backend is not the
-    CPU, or if ``XLA_FLAGS`` already holds the workaround.
+    Every derivative tool calls it; only the first call has an effect. There is no warning if the backend is not the
+    CPU, or if ``XLA_FLAGS`` already contains the workaround.
 
     >>> warn_if_jaxlib_is_wrong()
     """
@@ -44,8 +44,8 @@ def _version() -> str:
 
 
 def _has_workaround(flags: str) -> bool:
-    """Whether XLA reads the workaround: the last value counts, and XLA ignores what follows a bare token."""
-    if flags.strip() and not flags.lstrip().startswith("-"):  # XLA then takes it as the name of a file
+    """Whether XLA reads the workaround: the last value applies, and XLA ignores everything after a bare token."""
+    if flags.strip() and not flags.lstrip().startswith("-"):  # XLA then interprets it as a file name
         try:
             flags = Path(flags.strip()).read_text()
         except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""Jaxprs: one interpreter with tables of rules, and the small operations that every reader of programs needs.
+"""Jaxprs: an interpreter with tables of rules, and helper functions for programs that read jaxprs.
 
-JAX writes a traced function as a jaxpr, a list of equations between variables. The tools that read functions
-(costs, traces, plans, Laplacians, sparsity patterns, piecewise linear pieces) give each variable a meaning of their
-own: a value with its derivatives, a set of inputs, a flag. `interpret` runs a jaxpr on such meanings, forward from the
-inputs to the outputs, with one rule for each primitive; `interpret_backward` runs from the outputs to the inputs.
-Everything here uses the public `jax.extend.core` alone.
+JAX represents a traced function as a jaxpr, a list of equations between variables. Each tool that reads functions
+(costs, traces, plans, Laplacians, sparsity patterns, piecewise linear pieces) assigns its own meaning to each
+variable: a value with its derivatives, a set of inputs, a flag. `interpret` executes a jaxpr on such meanings, forward
+from the inputs to the outputs, with one rule for each primitive; `interpret_backward` goes from the outputs to the
+inputs. This module uses only the public `jax.extend.core`.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-# ---- pieces of a program --------------------------------------------------------------------
+# ---- parts of a program ---------------------------------------------------------------------
 
 
 def inputs_of(equations: Iterable[JaxprEqn]) -> list[Var]:
@@ -63,7 +63,7 @@ def piece(jaxpr: Jaxpr, equations: Sequence[JaxprEqn], inputs: Sequence[Var], ou
     """Some equations of a jaxpr as a function of ``inputs`` that returns the list of ``outputs``.
 
     Args:
-        jaxpr: the jaxpr that holds the equations.
+        jaxpr: the jaxpr that contains the equations.
         equations: the equations, in order.
         inputs: distinct variables; they include those that `inputs_of` returns for ``equations``.
         outputs: variables (or literals) that the equations compute or read.
@@ -108,7 +108,7 @@ def dtype_of(variable: Any) -> Any:
 
 
 def as_closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
-    """The same jaxpr, closed: some primitives hold an open body that has no constants.
+    """The same jaxpr, closed: some primitives have an open body without constants.
 
     >>> len(as_closed(jax.make_jaxpr(jax.lax.sin)(1.0).jaxpr).eqns)
     1
@@ -130,7 +130,7 @@ def body_of_call(equation: JaxprEqn) -> ClosedJaxpr | None:
     return None if name is None else as_closed(equation.params[name])
 
 
-# Primitives that call a jaxpr, and the parameter that holds it.
+# Primitives that call a jaxpr, and the name of its parameter.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -161,7 +161,7 @@ def bodies_of(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
 
 
 def all_equations(equations: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
-    """Every equation as it is written, those in calls, loops and branches included, each before those inside it.
+    """Every equation of a program, including those in calls, loops and branches, each before its nested ones.
 
     >>> nested = jax.make_jaxpr(lambda x: jax.jit(lambda y: 2 * y)(x) + 1)(1.0)
     >>> [equation.primitive.name for equation in all_equations(nested.eqns)][1:]
@@ -174,7 +174,7 @@ def all_equations(equations: Iterable[JaxprEqn]) -> Iterator[JaxprEqn]:
 
 
 def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
-    """The numbers of constants and of carries with which the inputs of a scan begin; the slices follow.
+    """The numbers of constants and of carries at the start of the inputs of a scan; the slices follow.
 
     >>> run = lambda c, xs: jax.lax.scan(lambda c, x: (c * x, c), c, xs)
     >>> [equation] = jax.make_jaxpr(run)(1.0, jax.numpy.ones(3)).eqns
@@ -182,7 +182,7 @@ def scan_parts(equation: JaxprEqn) -> tuple[int, int]:
     (0, 1)
     """
     body = as_closed(equation.params["jaxpr"]).jaxpr
-    # A slice has one axis less in the body than outside, so public attributes tell the parts apart.
+    # A slice has one axis less in the body than outside, so public attributes distinguish the parts.
     carries = sum(len(shape_of(o)) == len(shape_of(b)) for o, b in zip(equation.outvars, body.outvars, strict=True))
     slices = sum(len(shape_of(o)) != len(shape_of(b)) for o, b in zip(equation.invars, body.invars, strict=True))
     return len(equation.invars) - slices - carries, carries
@@ -202,7 +202,7 @@ def split_scan_inputs(equation: JaxprEqn, operands: Sequence[Any]) -> tuple[list
 
 
 def scope_of(equation: JaxprEqn) -> str:
-    """The named scopes around an equation, without the marks that transformations leave.
+    """The named scopes around an equation, without the marks of transformations.
 
     >>> def f(x):
     ...     with jax.named_scope("layer"):
@@ -234,9 +234,9 @@ class Step:
     Attributes:
         equation: the equation.
         operands: the meanings of its inputs, one for each.
-        jaxpr: the jaxpr that holds the equation.
-        index: its place in that jaxpr.
-        around: the step whose body that jaxpr is; ``None`` at the outermost level.
+        jaxpr: the jaxpr that contains the equation.
+        index: its index in that jaxpr.
+        around: the step whose body is that jaxpr; ``None`` at the outermost level.
     """
 
     equation: JaxprEqn
@@ -265,7 +265,7 @@ class Step:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The places of the equation and of those around it, outermost first."""
+        """The indices of the enclosing equations and of the equation itself, outermost first."""
         return (*(self.around.path if self.around else ()), self.index)
 
     @property
@@ -279,7 +279,7 @@ class Step:
         return self._interpret(body, operands, around=self)
 
     def evaluate(self, operands: Sequence[Any] | None = None) -> list[Any]:
-        """The outputs of the equation on arrays: on ``operands``, or on its own where these are arrays."""
+        """The outputs of the equation on arrays: on ``operands``, by default on its own operands."""
         operands = self.operands if operands is None else operands
         values = {v: x for v, x in zip(self.equation.invars, operands, strict=True) if not isinstance(v, Literal)}
         return piece(self.jaxpr, [self.equation], list(values), self.equation.outvars)(*values.values())
@@ -297,24 +297,24 @@ def interpret(
 ) -> list[Any]:
     """Execute a jaxpr on meanings of its variables, forward, with one rule for each primitive.
 
-    For each equation in order, the meanings of its outputs come from ``rules[primitive name](step)`` where the table
-    has one; else, for a call (`body_of_call`), from its body, executed by the same rules; else from
-    ``default(step)``. A rule of a loop or a branch executes its body by ``step.interpret``. Meanings that no later
-    equation reads are dropped at once.
+    For each equation in order, ``rules[primitive name](step)`` computes the meanings of its outputs if the table has
+    that rule; otherwise a call (`body_of_call`) is executed by the same rules on its body; otherwise ``default(step)``
+    applies. A rule of a loop or a branch executes its body by ``step.interpret``. Meanings are dropped as soon as no
+    later equation reads them.
 
     Args:
         closed_jaxpr: the program.
-        inputs: the meanings of its inputs: arrays, or anything else.
+        inputs: the meanings of its inputs: arrays, or other objects.
         default: the rule of every primitive that the table lacks.
         rules: the table, by the names of primitives. A rule takes a `Step` and returns one meaning for each output.
         constant: the meaning of a constant or a literal, from its value.
-        opens: whether to execute the body of a call; where it returns False, ``default`` is asked.
-        around: the step that holds this jaxpr; for ``path`` and ``scope`` of the steps inside.
+        opens: whether to execute the body of a call; if it returns False, ``default`` applies.
+        around: the step that contains this jaxpr; for ``path`` and ``scope`` of the steps inside.
 
     Returns:
         The meanings of the outputs.
 
-    Flags that say which outputs depend on ``x`` alone:
+    Flags of the outputs that depend on ``x`` alone:
 
     >>> program = jax.make_jaxpr(lambda x, y: (jax.jit(jax.numpy.sin)(x) + 1, x * y))(1.0, 2.0)
     >>> interpret(program, [True, False], lambda step: [all(step.operands)], constant=lambda value: True)
@@ -345,7 +345,7 @@ def interpret(
 
 
 def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
-    """For each equation the variables that it is the last to read."""
+    """For each equation the variables that no later equation reads."""
     last = {v: i for i, equation in enumerate(jaxpr.eqns) for v in equation.invars if not isinstance(v, Literal)}
     outputs = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     found: list[list[Var]] = [[] for _ in jaxpr.eqns]
@@ -418,17 +418,17 @@ def interpret_backward(
     *,
     keeps: Callable[[JaxprEqn], bool] = lambda equation: False,
 ) -> tuple[list[Any], list[bool]]:
-    """Follow a jaxpr from its wanted outputs back to what they need, equation by equation, the last first.
+    """Traverse a jaxpr backward from its wanted outputs to the inputs that they need, from the last equation on.
 
     Args:
         jaxpr: the program.
         wanted: which of its outputs are wanted.
-        rule: ``rule(equation, outs)``, called for an equation with an output that is needed, returns which of its
-            inputs are needed for the outputs ``outs``, and anything else that is to be kept of the equation.
-        keeps: whether an equation is visited though no output of it is needed, as for its effects.
+        rule: ``rule(equation, outs)``, called for an equation with a needed output, returns flags of the inputs that
+            the outputs ``outs`` need, and a record of the equation.
+        keeps: whether to visit an equation without a needed output, for example because of its effects.
 
     Returns:
-        What the rule kept, in the order of the equations, and which inputs of the jaxpr are needed.
+        The records, in the order of the equations, and flags of the needed inputs of the jaxpr.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, y: (x + 1, x * y))(1.0, 2.0).jaxpr
     >>> rule = lambda equation, outs: ([True] * len(equation.invars), equation.primitive.name)
@@ -455,15 +455,15 @@ def evaluate(
     opens: Callable[[ClosedJaxpr], bool] = lambda body: True,
     rules: Mapping[str, Callable] = MappingProxyType({}),
 ) -> list[Any]:
-    """A jaxpr on arrays, with every call in it opened, nested calls included; loops and branches stay.
+    """Evaluate a jaxpr on arrays, with every call opened, nested calls included; loops and branches are kept.
 
     Args:
         closed_jaxpr: the program.
         args: its inputs.
-        opens: ``opens(body)``, whether to open a call; the others are executed as they are. An opened custom rule
-            is lost for derivatives of the result.
+        opens: ``opens(body)``, whether to open a call; the others are executed as calls. Derivatives of the result
+            do not use an opened custom rule.
         rules: by the name of a primitive with one output, a function of its operands and (by keyword) parameters
-            that computes this output in its place.
+            that replaces the primitive.
 
     Returns:
         The outputs.

@@ -39,7 +39,7 @@ __all__ = ["KernelPlan", "ntk", "ntk_plan"]
 _WEIGHTS = {"contraction": 1.0, "structured": 1.5, "products": 3.0}
 Method: TypeAlias = Literal["auto", "contraction", "products", "structured"]
 _METHODS = ("contraction", "products", "structured")
-# The most numbers that a block of rows may store as intermediate results.
+# The maximal size of the intermediate results of a block of rows.
 _BLOCK = 2**22
 
 
@@ -62,8 +62,8 @@ def ntk(
         x2: N2 examples of the same shape; ``x1`` by default.
         method: ``"contraction"`` of the Jacobians, kernel-vector ``"products"``, the ``"structured"`` sum over the
             products in which parameters are used, or (``"auto"``) the one with the fewest operations, counted by
-            `ntk_plan` and weighted: 1.5 for the structured method, 3 for products, which run one example after the
-            other. All give the same kernel.
+            `ntk_plan` and weighted: 1.5 for the structured method, 3 for products, which process one example after
+            the other. All give the same kernel.
         trace: whether to sum over equal outputs, as is usual for networks whose outputs share their hidden layers.
 
     Returns:
@@ -73,7 +73,7 @@ def ntk(
 
     Raises:
         ValueError: if ``x1`` and ``x2`` differ in more than their lengths, for an unknown method, and for
-            ``method="structured"`` if no leaf of ``params`` enters ``f`` by a product.
+            ``method="structured"`` if no leaf of ``params`` is used in a product.
         TypeError: if a leaf of ``params`` is not floating-point, or ``f`` does not return one real array.
 
     >>> def f(w, x):
@@ -220,7 +220,7 @@ def _planned(f, params, x1, x2, method, trace, always=False):
 
 
 def _check_alike(one, other):
-    """Examples of ``x1`` and ``x2`` have the same structure, shapes and dtypes."""
+    """Check that examples of ``x1`` and ``x2`` have the same structure, shapes and dtypes."""
     structure, found = jax.tree.structure(one), jax.tree.structure(other)
     require(structure == found, f"x2 in the containers of x1, {structure}", str(found))
     leaves = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
@@ -240,7 +240,7 @@ def _program(f, method, trace):
 
 
 def _plan_leaf(reading, leaf, n1, n2, outputs, trace) -> LeafPlan:
-    """How the structured method handles a leaf, by the operations for one pair of examples."""
+    """The plan of the structured method for a leaf, by the operations for one pair of examples."""
     own, name = reading.sites[leaf], reading.names[leaf]
     size = reading.closed_jaxpr.jaxpr.invars[leaf].aval.size
     both = outputs if trace else outputs**2
@@ -348,7 +348,7 @@ def _structured(f, trace, params, x1, x2):
     block = max(1, _BLOCK // max(1, n2 * _intermediate_size(reading, plans, value.size, trace)))
     if block >= n1:
         return _shaped(rows(left), value.shape, trace)
-    # A few rows at a time, all blocks of one size: the last overlaps the previous one.
+    # Process blocks of rows of one size: the last block overlaps the previous one.
     block = math.ceil(n1 / math.ceil(n1 / block))
 
     def write(kernel, start):
@@ -362,7 +362,7 @@ def _structured(f, trace, params, x1, x2):
 
 
 def _intermediate_size(reading, plans, outputs, trace) -> int:
-    """The most numbers that a pair of examples stores as intermediate results."""
+    """The maximal size of the intermediate results of a pair of examples."""
     both = 1 if trace else outputs**2
     largest = both
     for own, plan in zip(reading.sites, plans, strict=True):

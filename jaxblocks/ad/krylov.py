@@ -25,7 +25,7 @@ __all__ = ["Lanczos", "check_steps", "if_symmetric", "lanczos", "ritz_pairs", "t
 
 
 class Lanczos(NamedTuple):
-    """What `lanczos` returns: the operator in a basis of k orthonormal vectors, as a tridiagonal matrix.
+    """The operator in a basis of k orthonormal vectors, as a tridiagonal matrix; returned by `lanczos`.
 
     Attributes:
         diagonal, off_diagonal: of T: k and k - 1 numbers.
@@ -55,7 +55,7 @@ def lanczos(
     new random vector, so that multiple eigenvalues are found too. Memory: ``steps`` vectors like ``like``.
 
     Args:
-        key: what the first vector is drawn from.
+        key: the key of the first vector.
         operator: symmetric, takes and returns a pytree like ``like``. Symmetry is checked from the second step on:
             :math:`q_i^\top A q_j` and :math:`q_j^\top A q_i` are compared, to the cube root of the precision
             (matrix products may have less precision than their dtype).
@@ -64,8 +64,8 @@ def lanczos(
 
     Raises:
         TypeError: without a key.
-        ValueError: for ``steps`` < 1 or above n, and an operator that is not symmetric. Under ``jit``, where that
-            cannot raise, ``residual`` is NaN.
+        ValueError: for ``steps`` < 1 or above n, and an operator that is not symmetric. Under ``jit`` ``residual``
+            is NaN instead.
 
     >>> A = jnp.diag(jnp.array([1.0, 2.0, 4.0]))
     >>> tridiagonal = lanczos(jax.random.key(0), lambda v: A @ v, jnp.zeros(3), steps=3)
@@ -82,7 +82,7 @@ def lanczos(
 
 
 def check_steps(steps: int, n: int) -> None:
-    """Raise a ``ValueError`` if there are more steps than an operator on n numbers allows.
+    """Raise a ``ValueError`` unless ``steps`` is at most n, the size of the operator.
 
     >>> check_steps(3, 3)
     """
@@ -92,10 +92,10 @@ def check_steps(steps: int, n: int) -> None:
 def if_symmetric(
     operator: RaveledOperator, asymmetry: Float[Array, ""], scale: Float[Array, ""], value: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """``value``, which is meaningful for a symmetric operator only; otherwise an error, and NaN under ``jit``.
+    """Return ``value`` if the operator is symmetric; otherwise raise an error, or return NaN under ``jit``.
 
-    Products may have less precision than their dtype (bfloat16 in a network, TF32 on a GPU). The cube root of the
-    precision of the dtype allows for that, and is far below the asymmetry of an operator that is not symmetric.
+    Products may have less precision than their dtype (bfloat16 in a network, TF32 on a GPU). The tolerance, the cube
+    root of the precision of the dtype, allows for that, and is far below the asymmetry of a nonsymmetric operator.
     """
     precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(operator.like))
     ok = ~(asymmetry > precision ** (1 / 3) * scale)  # NaN passes
@@ -128,7 +128,7 @@ def tridiagonalize(
         scale = jnp.maximum(scale, jnp.linalg.norm(y))
         y = _outside(y, basis)
         beta = jnp.linalg.norm(y)
-        stuck = beta <= 10 * jnp.finfo(operator.dtype).eps * scale  # the subspace is invariant: only rounding is left
+        stuck = beta <= 10 * jnp.finfo(operator.dtype).eps * scale  # the subspace is invariant up to rounding
         beta = jnp.where(stuck, 0, beta)
         fresh = jax.random.normal(jax.random.fold_in(key, i), y.shape, y.dtype)
         y = _outside(jnp.where(stuck, fresh, y), basis)

@@ -6,12 +6,11 @@ r"""The Laplacian of a function in one forward pass, by one rule for every equat
     L        the Laplacian of a value, the sum of its n second derivatives
 
 Where an equation computes y = p(x) from values with known J and L, the chain rule gives
-
     y = p(x)        J_y,i = p'(x) J_i        L_y = p'(x) L + sum_i p''(x)[J_i, J_i]
+and nothing else is stored: no n by n Hessian, no residuals. The computation depends on p:
 
-and nothing else is stored: no n by n Hessian, no residuals. The derivatives of p decide how this is computed:
-if p'(x) does not depend on x, there is no second term; an elementwise p needs p''(x) once and not n times;
-a product of matrices contracts over i as it contracts over its axes.
+if p'(x) does not depend on x, the second term vanishes; an elementwise p needs p''(x) once and not n times;
+a product of matrices contracts over i in addition to its own axes.
 """
 
 from collections.abc import Callable
@@ -44,8 +43,8 @@ def laplacian(
     Args:
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays, n numbers in all.
-        chunk_size: how many of the n directions are computed at once; all by default. With chunks the memory is
-            about ``chunk_size / n`` of that, and f itself is computed once for each chunk.
+        chunk_size: the number of directions computed at once; all n by default. With chunks the memory is about
+            ``chunk_size / n`` of that, and f itself is computed once for each chunk.
 
     Returns:
         :math:`\Delta f(x)`, of the shape of ``f(x)``.
@@ -127,7 +126,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
 
 
 class _Point(NamedTuple):
-    """A value with its derivatives, directions on the leading axis; both are ``None`` if it does not depend on x."""
+    """A value with its derivatives, directions on the leading axis; these are ``None`` if it does not depend on x."""
 
     value: Any
     jacobian: Any = None
@@ -152,7 +151,7 @@ def _interpret(closed: ClosedJaxpr, points) -> list[_Point]:
 
 
 def _opens(step: Step) -> bool:
-    """Whether to open a call; not a function with a ``custom_jvp`` rule, which is used instead."""
+    """Whether to open a call; a function with a ``custom_jvp`` rule is not opened, since its rule is used."""
     return _depends(step) and step.name != "custom_jvp_call"
 
 
@@ -229,7 +228,7 @@ def _differentiate(step: Step) -> list[_Point]:
 
 
 def _any(p, points, second=None, matrix=False) -> list[_Point]:
-    """Any primitive, linearized once; ``second`` is the sum of the second derivatives where it is known already."""
+    """Any primitive, linearized once; ``second`` is the sum of the second derivatives if already known."""
     xs, jacobians, laplacians = (tuple(getattr(point, name) for point in points) for name in _Point._fields)
     values, push = jax.linearize(p, *xs)
     if matrix:  # the Laplacian as one more direction, so that the matrix is read once

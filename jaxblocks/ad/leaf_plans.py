@@ -1,4 +1,4 @@
-"""How the gradient of each parameter leaf is handled: the records and tables that norms and tangent kernels share."""
+"""Plans for the gradient of each parameter leaf: records and tables for per-example norms and tangent kernels."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ __all__ = ["LEAF_ALIGNMENT", "LeafPlan", "leaf_table", "site_labels"]
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """How the gradient of one leaf is handled.
+    """The method for the gradient of one leaf.
 
     Attributes:
         name: of the leaf, as in ``"['kernel']"``.
         method: ``"pairs"`` (of positions), ``"chain"`` (pairs summed over one position after the other), ``"product"``
             (of the factors), ``"rows"`` (of a table) or ``"formed"`` (the gradient itself).
-        reason: why this method is used.
+        reason: the reason for this method.
         sites: the products in which the leaf is used, as in ``"dense (1, 5, 3, 4)"``: the sizes of b, p, c, n.
         operations: predicted multiplications besides the backward pass, for one example (or a pair of them).
 

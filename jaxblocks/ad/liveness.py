@@ -1,4 +1,4 @@
-"""The equations of a jaxpr that its outputs need: dead-code elimination, nested jaxprs included."""
+"""Dead-code elimination: the equations of a jaxpr that its outputs need, nested jaxprs included."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ class Live(NamedTuple):
 
     Attributes:
         equation: the equation.
-        bodies: for each jaxpr in it that runs, its needed equations and how often it runs.
+        bodies: for each jaxpr in it that runs, its needed equations and its number of runs.
         branches: of a ``cond``, the needed equations of every branch; its only body is the costliest one.
     """
 
@@ -33,13 +33,13 @@ def live_equations(
     leaves: Container[str],
     cost: Callable[[list[Live]], Any],
 ) -> tuple[list[Live], list[bool]]:
-    """The equations that the wanted outputs need, and those with effects; and which inputs they read.
+    """The equations that the wanted outputs need, and those with effects; and flags of the inputs that they read.
 
     Args:
         jaxpr: the program.
-        wanted: which outputs are wanted; all by default.
-        leaves: names of primitives whose nested jaxprs are not followed.
-        cost: what decides which branch of a ``cond`` is the costliest.
+        wanted: flags of the wanted outputs; all by default.
+        leaves: names of primitives whose nested jaxprs are not entered.
+        cost: the function that determines the costliest branch of a ``cond``.
     """
     program = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     wanted = [True] * len(program.outvars) if wanted is None else wanted
@@ -60,7 +60,7 @@ def live_equations(
 
 
 def _has_effects(equation) -> bool:
-    """Prints and callbacks are kept; the name of a mesh axis is no visible effect."""
+    """Whether an equation has visible effects, such as prints and callbacks; a mesh axis name is not one."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
 
 
@@ -68,7 +68,7 @@ def _has_effects(equation) -> bool:
 
 
 def _call(equation, outs, inside):
-    """A call, in which dead code is removed, or any other equation, which needs all inputs for each output."""
+    """A call, whose dead code is removed, or any other equation, which needs all inputs for each output."""
     body = called_body(equation)
     if body is not None:
         live, ins = inside(body, outs)
@@ -107,7 +107,7 @@ def _while(equation, outs, inside):
 
 
 def _custom_linear_solve(equation, outs, inside):
-    """Of its four jaxprs the solver runs; the others serve derivatives."""
+    """Only the solver among its four jaxprs runs; the others are for derivatives."""
     return [True] * len(equation.invars), [(inside(equation.params["jaxprs"].solve)[0], 1)]
 
 
@@ -121,14 +121,14 @@ _OPAQUE = frozenset({"custom_partitioning", "pallas_call"})
 
 
 def visible_bodies(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
-    """The jaxprs in an equation, unless it is unknown how often they run."""
+    """The jaxprs in an equation, unless their number of runs is unknown."""
     return [] if equation.primitive.name in _OPAQUE else bodies_of(equation)
 
 
 def called_body(equation: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     """The only jaxpr in an equation, if its inputs and outputs are those of the equation; else ``None``.
 
-    More general than `jaxblocks.ad.jaxprs.body_of_call`: it finds calls by primitives that are not known here.
+    More general than `jaxblocks.ad.jaxprs.body_of_call`: it finds calls by any primitive.
     """
     bodies = visible_bodies(equation)
     if len(bodies) != 1:

@@ -1,11 +1,11 @@
-"""Loops over vectors and batches: the size of a chunk, and convolutions that stay fast inside a loop.
+"""Loops over vectors and batches: chunk sizes, and fast convolutions inside loops.
 
-Many products with one operator are computed in chunks, a loop over chunks around a ``vmap`` within each: one vector at
-a time is slow for small nets, and the memory of all at once has no bound.
+Many products with one operator are computed in chunks, by a loop over chunks with a ``vmap`` in each: one vector at a
+time is slow for small nets, and all vectors at once need unbounded memory.
 
 On CPU the derivatives of convolutions run an order of magnitude slower inside a loop (``scan``, ``map``,
-``fori_loop``) than outside: the pass of XLA that brings the axes of a convolution into the order of its fast
-kernels visits only the outermost computation. `order_convolutions` brings them into that order.
+``fori_loop``) than outside: the XLA pass that permutes the axes of a convolution to the layout of its fast
+kernels visits only the outermost computation. `order_convolutions` permutes them to that layout.
 """
 
 import math
@@ -29,9 +29,9 @@ def order_convolutions(f: Callable) -> Callable:
     """The same function with its convolutions in the axis order of XLA's fast CPU kernels, for the body of a loop.
 
     Inputs and outputs of each convolution become ``(batch, *spatial, channels)`` and its kernel
-    ``(*spatial, in, out)``, by transpositions: values stay the same. Calls that contain a convolution are
-    opened; a convolution in a loop of ``f`` stays as it is. Without convolutions, and on other backends than the
-    CPU, the function is returned as it is.
+    ``(*spatial, in, out)``, by transpositions, which do not change values. Calls that contain a convolution are
+    opened; a convolution in a loop of ``f`` is not changed. Without convolutions, and on other backends than the
+    CPU, the function is returned unchanged.
 
     >>> image, kernel = jnp.ones((1, 1, 4)), jnp.ones((1, 1, 2))  # channels before positions
     >>> convolve = lambda x: jax.lax.conv(x, kernel, (1,), "VALID")
@@ -77,18 +77,18 @@ def _ordered_convolution(
 
 
 ChunkSize: TypeAlias = PositiveInt | Literal["auto"]
-"""How many vectors or examples are computed at once."""
+"""The number of vectors or examples computed at once."""
 
 
 def chunk_size_for(chunk_size: int | Literal["auto"], number: int, f: Callable, *args: Any) -> int:
-    """How many calls of ``f`` are computed at once: the requested number, or one that fits its largest array.
+    """The number of calls of ``f`` computed at once: the requested number, or one that fits its largest array.
 
-    ``"auto"`` takes at least 32, and more while the largest array of all calls stays within 128 KiB, because small
-    functions are faster together; but no more than keep it within 16 MiB.
+    ``"auto"`` is at least 32, and larger if the largest array of all calls is within 128 KiB, because batches of
+    small functions are faster; this array never exceeds 16 MiB.
 
     Args:
         chunk_size: the requested number, or ``"auto"``.
-        number: how many calls there are.
+        number: the number of calls.
         f: the function.
         args: the arguments of one call.
 

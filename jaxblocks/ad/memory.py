@@ -1,7 +1,7 @@
-"""The memory of derivatives, and how it grows with depth.
+"""The memory of derivatives, and its growth with depth.
 
-Forward mode carries one tangent and stores nothing else; reverse mode stores what the derivative of each layer
-reads until the backward pass reaches that layer. `jaxblocks.ad.scan` offers compromises between memory and time.
+Forward mode stores one tangent; reverse mode stores the residuals of each layer until the backward pass reaches that
+layer. `jaxblocks.ad.scan` provides tradeoffs between memory and time.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ __all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "te
 
 
 def temporary_bytes(f: Callable, /, *args: Any) -> int | None:
-    """The peak memory of the compiled ``f`` beside its arguments and results, in bytes; nothing is run.
+    """The peak memory of the compiled ``f`` besides its arguments and results, in bytes; ``f`` is not executed.
 
     Args:
         f: any function that ``jax.jit`` takes.
@@ -52,10 +52,10 @@ def compiled_bytes(program: Any) -> tuple[int | None, int]:
 
 
 def saved_numbers(f: Callable, /, *args: Any) -> int:
-    """How many numbers reverse mode stores between forward and backward pass: what the pullback of ``jax.vjp`` holds.
+    """The number of entries that reverse mode stores between forward and backward pass: the residuals of ``jax.vjp``.
 
-    This is the number of the theory, before the compiler optimizes the program (it may store less): it grows with the
-    number of layers, except under ``jax.checkpoint``, which stores the arguments only.
+    This is the theoretical number; the optimized program may store less. It grows with the number of layers, except
+    under ``jax.checkpoint``, which stores the arguments only.
 
     Args:
         f: takes pytrees of floating-point arrays.
@@ -113,7 +113,7 @@ class MemoryCurve:
         return len(self.bytes)
 
     def growth(self, name: str) -> float:
-        """The power of the depth with which a row grows, between the last two depths; NaN where it is not known.
+        """The exponent of the growth of a row with depth, from the last two depths; NaN if it is not known.
 
         >>> MemoryCurve((1, 4), {"gradient": (100, 200)}).growth("gradient")
         0.5
@@ -173,21 +173,21 @@ def memory_curve(
     *,
     checkpoints: Sequence[str | int | Callable | None] = (),
 ) -> MemoryCurve:
-    r"""How the memory of :math:`f`, of its jvp and of its gradient grows with the depth of :math:`f`.
+    r"""The memory of :math:`f`, of its jvp and of its gradient at several depths of :math:`f`.
 
     Args:
         make: ``make(depth)`` returns ``(f, x)``: a scalar-valued function and its point, a pytree of
             floating-point arrays (or ``jax.ShapeDtypeStruct``: programs are compiled and not run).
         depths: increasing integers >= 1.
-        checkpoints: what the gradient stores, in the notation of `jaxblocks.ad.scan` and `jaxblocks.layers.Repeat`;
-            each adds a row, the gradient of ``make(depth, checkpoint=...)``.
+        checkpoints: values of ``checkpoint`` for `jaxblocks.ad.scan` or `jaxblocks.layers.Repeat`; each adds a row,
+            the gradient of ``make(depth, checkpoint=...)``.
 
     Returns:
         Rows ``"function"``, ``"jvp"``, ``"gradient"``, and ``"gradient, checkpoint='body'"`` and so on.
 
     Raises:
         ValueError: if ``depths`` is empty or not increasing, or ``f`` is not scalar-valued.
-        TypeError: if a leaf of ``x`` is not floating-point, ``make`` does not return a pair, or it takes no
+        TypeError: if a leaf of ``x`` is not floating-point, ``make`` does not return a pair, or it has no parameter
             ``checkpoint`` although ``checkpoints`` are given.
 
     >>> from jaxblocks.ad.checkpointing import scan

@@ -1,4 +1,4 @@
-r"""The noise of minibatch gradients: their covariance over the choice of the minibatch.
+r"""The noise of minibatch gradients: their covariance over random minibatches.
 
 g_i      the gradient of the loss of example i, g their mean over the N examples
 Sigma    the covariance of the g_i, (1/N) sum_i (g_i - g)(g_i - g)^T
@@ -24,7 +24,7 @@ __all__ = ["GradientNoise", "gradient_noise"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientNoise:
-    r"""The distance of a minibatch gradient from the gradient over all data; returned by `gradient_noise`.
+    r"""Statistics of the difference of a minibatch gradient from the full gradient; returned by `gradient_noise`.
 
     Attributes:
         gradient: :math:`g`, like the parameters.
@@ -75,7 +75,7 @@ def gradient_noise(
         data: all N examples, on the first axis of every array.
         batch_size: :math:`B`, from 1 to N.
         covariance: whether to return the matrix too: n by n numbers for n parameters.
-        chunk_size: how many gradients are stored at once; all by default.
+        chunk_size: the number of gradients stored at once; all by default.
 
     The covariance is summed from the differences to :math:`g`, not from squares, so that small values are accurate.
 

@@ -1,7 +1,7 @@
 r"""Networks and data sets as functions of the parameters, for the derivative functions of this subpackage.
 
-`as_function` makes a function of parameters and inputs out of a network, `empirical_risk` its mean loss over a batch,
-and `over_minibatches` the mean of any function over a data set, with the memory of one minibatch.
+`as_function` converts a network to a function of parameters and inputs, `empirical_risk` returns its mean loss over a
+batch, and `over_minibatches` the mean of any function over a data set, with the memory of one minibatch.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ __all__ = ["as_function", "empirical_risk", "over_minibatches"]
 def as_function(net: LayerLike, state: PyTree = (), **side: Any) -> Callable[..., PyTree]:
     """A network as a function ``model(params, x, **side) -> outputs``: the state is fixed, the next state dropped.
 
-    In evaluation (``train=False``, the default) batch norm uses its running statistics and dropout does
-    nothing. With ``train=True`` batch norm uses the statistics of the batch, and ``key`` determines the dropout masks:
+    In evaluation (``train=False``, the default) batch norm uses its running statistics and dropout is the
+    identity. With ``train=True`` batch norm uses the statistics of the batch, and ``key`` determines the dropout masks:
     every call uses the same masks, so the derivatives are those of one function.
 
     Args:
@@ -106,7 +106,7 @@ def over_minibatches(
     ``f(batch, *args)`` returns a mean over the :math:`n_b` rows of ``batch``, such as a loss, its gradient, or a
     product of its Hessian with a vector. The result is the same function of ``args`` over all n rows, with the
     memory of one minibatch. Its value is the same if ``f`` treats the rows independently. (Batch norm in
-    training does not: a smaller last minibatch has other statistics, and batch norm rejects one of a single row.)
+    training does not: a smaller last minibatch has other statistics, and batch norm rejects a single row.)
     For a risk::
 
         H = over_minibatches(lambda batch, v: hvp(lambda p: risk(p, batch), params, v), data, batch_size=64)

@@ -5,15 +5,15 @@ r"""Curvature matrices as linear operators: functions :math:`v \mapsto Av` on py
     J        the Jacobian of a model at x
     N        the number of examples
 
-An operator is made once at a point and applied to many directions. It is itself a pytree, whose leaves are
-what its products need of the point, so that one jitted function can return it and another can take it::
+An operator is made once at a point and applied to many directions. It is itself a pytree, whose leaves are the
+residuals that its products need, so that one jitted function can return it and another can take it::
 
     operator_at = jax.jit(lambda params: hessian_operator(f, params))
     product = jax.jit(lambda operator, v: operator(v))
     product(operator_at(params), v)                # compiled once, for all params and all v
 
-`jaxblocks.ad.as_function` and `jaxblocks.ad.empirical_risk` make the functions that these operators take out of
-networks and losses; `jaxblocks.ad.over_minibatches` computes means over a whole data set.
+`jaxblocks.ad.as_function` and `jaxblocks.ad.empirical_risk` convert networks and losses to the functions that these
+operators take; `jaxblocks.ad.over_minibatches` computes means over a whole data set.
 """
 
 import functools
@@ -50,14 +50,14 @@ def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callabl
     r"""The Hessian at ``x`` as a function :math:`v \mapsto Hv`: the gradient, linearized once.
 
     A product costs about two gradients, a fifth less than `jaxblocks.ad.hvp`, which evaluates ``f`` again each
-    time; the operator stores what a backward pass stores.
+    time; the operator stores the residuals of a backward pass.
 
     Args:
         f: takes a pytree, returns a scalar.
         x: the point, a pytree of floating-point arrays.
 
     Returns:
-        A function of ``v``, which is like ``x``. The function is itself a pytree (see the top of this file).
+        A function of ``v``, which is like ``x``. The function is itself a pytree (see the top of this module).
 
     Raises:
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
@@ -136,7 +136,7 @@ def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: P
 
     :math:`g_i` is the gradient of the loss of example i. No :math:`g_i` is formed: one forward pass computes all
     :math:`g_i^\top v`, one backward pass their weighted sum. It uses the targets of the data, so it is
-    not the Fisher matrix, and may differ much from it far from a perfect fit; `fisher_operator` draws targets.
+    not the Fisher matrix, and may differ greatly from it far from a perfect fit; `fisher_operator` draws targets.
 
     Args:
         losses: takes ``x``, returns one number per example (an array of any shape, N numbers).
@@ -178,7 +178,7 @@ def fisher_operator(
     expectation over ``key`` is :math:`F`.
 
     Args:
-        key: what the targets are drawn from.
+        key: the key of the targets.
         model: :math:`m`, takes ``x``, returns outputs of N examples.
         x: the point, a pytree of floating-point arrays.
         likelihood: ``"categorical"``: outputs ``(..., classes)`` are logits; ``"gaussian"``: outputs
@@ -204,7 +204,7 @@ def fisher_operator(
     outputs, push = jax.linearize(model, x)
     _check_floating_outputs(outputs)
     if axis is not None and not getattr(outputs, "shape", ()):
-        repair = "leave out the sum (or mean) over them, or pass likelihood as a pair (sample, log_likelihood)"
+        repair = "omit the sum (or mean) over them, or pass likelihood as a pair (sample, log_likelihood)"
         require(False, f"model to return one array of outputs (..., {axis}), one row per example", outputs, repair)
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
     values, onward = jax.linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
@@ -260,7 +260,7 @@ def _mean_of_outer_products(what, x, values, push):
     floating = hasattr(values, "dtype") and jnp.issubdtype(values.dtype, jnp.floating)
     repair = "return one number per example"
     require(floating, f"{what} to return one floating-point array", values, repair, error=TypeError)
-    repair = "leave out the mean (or the sum) over examples"
+    repair = "omit the mean (or the sum) over examples"
     require(values.ndim > 0 and values.size > 0, f"{what} to return one number per example", values, repair)
     middle = Partial(functools.partial(_divided, values.size))
     return Partial(_sandwich, push, middle, _zeros(x))

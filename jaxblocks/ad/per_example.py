@@ -43,8 +43,8 @@ def per_example_gradients(
         loss: ``loss(params, *example)``, a scalar for one example: its arrays have no batch axis.
         params: a pytree of floating-point arrays.
         batch: pytrees of arrays with the N examples on their first axis (keys for dropout included).
-        chunk_size: how many examples are differentiated at once; all by default. With fewer the memory of the
-            backward pass is that of one chunk, and a loop runs over the chunks.
+        chunk_size: the number of examples differentiated at once; all by default. With fewer, a loop iterates over
+            the chunks, and the memory of the backward pass is that of one chunk.
 
     Returns:
         Like ``params``, each leaf with a first axis of length N.
@@ -79,7 +79,7 @@ def per_example_norms(
     One backward pass computes the cotangents where each parameter is used. The norm of the gradient of a dense or
     convolution kernel follows from its factors, by pairs of positions or by their product, whichever takes fewer
     operations, and that of an embedding table from the rows that are read. Shared, tied and scanned weights are
-    handled exactly, cross terms included. For a parameter that is used in another way (a bias, a scale, an unknown
+    handled exactly, cross terms included. For a parameter with another use (a bias, a scale, an unknown
     function) the gradient is formed, so the norms always equal those of `per_example_gradients`;
     `per_example_norms_plan` lists the method for each leaf.
 
@@ -276,7 +276,7 @@ def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) 
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     require(is_array, "loss to return one scalar array", value, "return the value alone", error=TypeError)
-    repair = "its arguments have no batch axis: sum over the axes that are left"
+    repair = "its arguments have no batch axis: sum over the remaining axes"
     require(value.shape == (), "loss to return a scalar for one example", value, repair)
     floating = jnp.issubdtype(value.dtype, jnp.floating)
     repair = "return a value computed in floating point"

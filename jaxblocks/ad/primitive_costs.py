@@ -1,7 +1,7 @@
-"""What one equation costs, primitive by primitive: a table of rules.
+"""The operations of one equation: a table of rules by primitive.
 
 A rule takes an equation and returns its multiplications, additions and transcendentals, of real numbers; the
-conventions are at the head of `jaxblocks.ad.counting`.
+conventions are at the top of `jaxblocks.ad.counting`.
 """
 
 import math
@@ -25,7 +25,7 @@ def bytes_moved(equation: JaxprEqn) -> int:
 
 
 def size_of(variable) -> int:
-    """How many numbers a variable holds."""
+    """The number of entries of a variable."""
     return math.prod(shape_of(variable))
 
 
@@ -45,7 +45,7 @@ def _dot_general(equation):
 
 
 def _ragged_dot_general(equation):
-    """Rows in groups, each with its own matrix: every row, or place that is summed over, is in one group."""
+    """Rows in groups, each with its own matrix: every row, or summed index, is in one group."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     left = shape_of(equation.invars[0])

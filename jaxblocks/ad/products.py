@@ -104,10 +104,10 @@ def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: Py
 
 
 def linearize_once(gradient: Callable, x: PyTree) -> Callable:
-    """The derivative of a gradient as a linear function that stores what it needs of the point.
+    """The derivative of a gradient as a linear function with stored residuals.
 
-    Without the optimization barrier XLA recomputes exponentials wherever they are read instead of storing them: a
-    transformer with ``gelu`` then takes a third more time. Elsewhere the barrier costs nothing.
+    Without the optimization barrier XLA recomputes exponentials at each use instead of storing them: a transformer
+    with ``gelu`` then takes a third more time. In other cases the barrier has no cost.
 
     >>> linearize_once(jax.grad(jnp.prod), jnp.array([2.0, 5.0]))(jnp.array([1.0, -2.0]))
     Array([-2.,  1.], dtype=float32)

@@ -21,7 +21,7 @@ class RaveledOperator(NamedTuple):
     Attributes:
         operator: the operator on pytrees.
         like: shapes and dtypes of its argument.
-        n: how many numbers the argument holds.
+        n: the number of entries of the argument.
         dtype: of the raveled vectors, float32 at least.
         is_form: whether the operator returns the number v'Av instead of Av.
     """
@@ -51,7 +51,7 @@ class RaveledOperator(NamedTuple):
 
 
 def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: bool = False) -> RaveledOperator:
-    """An operator on raveled vectors; an error unless it returns a pytree like its argument.
+    """An operator on raveled vectors; raises an error unless it returns a pytree like its argument.
 
     With ``allow_form`` the operator may also return the number v'Av.
 
@@ -77,7 +77,7 @@ def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: b
 
 
 def random_signs(key: Array, operator: RaveledOperator) -> Float[Array, " n"]:
-    """A vector of independent random signs that the operator takes."""
+    """A vector of independent random signs, an argument of the operator."""
     return jax.random.rademacher(key, (operator.n,), operator.dtype)
 
 

@@ -1,16 +1,16 @@
 r"""The products in which a function uses its parameters, whose gradients are sums of outer products.
 
-Most parameters enter a function by one product each: a dense layer's kernel with an activation, a convolution's
-kernel with the patches of an image, an embedding's table with the one-hot vectors of its rows. There the gradient of
+Most parameters are used in a single product: a dense layer's kernel with an activation, a convolution's
+kernel with the patches of an image, an embedding's table with the one-hot vectors of its rows. Then the gradient of
 one example is a sum of outer products over the positions p at which the parameter is used (time steps, pixels),
 
-    G_b = sum_p u_bp v_bp^T                    for each of the matrices b that the parameter holds,
+    G_b = sum_p u_bp v_bp^T                    for each of the matrices b in the parameter,
 
 of the other operand u and the cotangent v of the product, which is the derivative with respect to a zero that is
-added there. Norms and inner products of gradients follow from the factors, without the gradients themselves. `read`
-finds these products in a jaxpr, loops included; `pullback_at` computes their factors for one example.
+added to the product. Norms and inner products of gradients follow from the factors, without the gradients themselves.
+`read` finds these products in a jaxpr, loops included; `pullback_at` computes their factors for one example.
 
-    b    matrices in one parameter: groups, steps of a scan with its own weights each
+    b    matrices in one parameter: groups, or steps of a scan with separate weights
     p    positions that share the matrix
     c    entries of u,  n    entries of v
     e    outputs over which an inner product sums
@@ -58,14 +58,14 @@ class Site:
 
     Attributes:
         kind: ``"dense"``, ``"convolution"`` or ``"rows"`` (of a table).
-        path: the places of its equation and of those around it, outermost first.
+        path: the indices of the enclosing equations and of its equation, outermost first.
         equation: the product.
-        operand: which operand of it is the parameter.
-        lengths, stacked: of the scans around it, the lengths, and whether each iteration has its own weights.
+        operand: the index of the operand that is the parameter.
+        lengths, stacked: of the enclosing scans, the lengths, and whether each iteration has its own weights.
         axes: the parameter's axes in b, in u and in v, by which `fit` compares two sites of one parameter; ``None``
-            where a reshape hides them.
+            after a reshape that mixes them.
         parts: where the parameter is sliced, its axes with their limits.
-        window: its place in the operand, a start and a length for each axis: it may be concatenated with others.
+        window: its position in the operand, a start and a length for each axis: it may be concatenated with others.
         orders: of the operand's axes, in the layout of `factors`.
         scales: paths of the scalars that multiply (``True``) or divide the parameter before the product.
     """
@@ -113,8 +113,8 @@ class Reading(NamedTuple):
 
     Attributes:
         closed_jaxpr: the jaxpr; its first arguments are the leaves of the parameters.
-        sites: of each leaf, all products that use it; none where it is used in another way too.
-        reasons: of each leaf without sites, the reason.
+        sites: for each leaf, all products that use it; none if it has another use too.
+        reasons: for each leaf without sites, the reason.
         names: of the leaves, as in ``"['kernel']"``.
     """
 
@@ -125,7 +125,7 @@ class Reading(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The factors of a gradient at one site: u, (b, p, c) or the rows' numbers (b, p), and v, (e, b, p, n)."""
+    """The factors of a gradient at one site: u, (b, p, c) or row indices (b, p), and v, (e, b, p, n)."""
 
     u: Any
     v: Any
@@ -135,7 +135,7 @@ class Factors(NamedTuple):
 
 
 def of_one_example(batch: PyTree) -> PyTree:
-    """Shapes and dtypes of one example out of a batch.
+    """Shapes and dtypes of one example of a batch.
 
     >>> of_one_example(jnp.ones((3, 2)))
     ShapeDtypeStruct(shape=(2,), dtype=float32)
@@ -144,11 +144,11 @@ def of_one_example(batch: PyTree) -> PyTree:
 
 
 class _View(NamedTuple):
-    """A parameter, or a part of it, in a variable of the program: moved, cast, scaled, concatenated with others."""
+    """A parameter, or a part of it, in a variable: moved, cast, scaled, or concatenated with others."""
 
     leaf: int
     axes: tuple | None
-    window: tuple  # its place in the variable
+    window: tuple  # its position in the variable
     parts: dict
     taken: tuple = ()
     lengths: tuple[int, ...] = ()
@@ -157,7 +157,7 @@ class _View(NamedTuple):
 
 
 def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
-    """Find where ``f(params, *example)`` uses each leaf of ``params``; shapes are enough for the example.
+    """Find where ``f(params, *example)`` uses each leaf of ``params``; shapes suffice for the example.
 
     >>> reading = read(lambda w, x: jnp.tanh(x @ w["kernel"]), {"kernel": jnp.ones((3, 2))}, jnp.ones(3))
     >>> [[site]] = reading.sites
@@ -186,7 +186,7 @@ def read(f: Callable, params: PyTree, *example: PyTree) -> Reading:
 
 
 def fit(one: Site, other: Site) -> str | None:
-    """How the gradients of two sites of a parameter combine: ``"alike"``, ``"swapped"`` (transposed) or ``"apart"``.
+    """The relation of the gradients of two sites: ``"alike"``, ``"swapped"`` (transposed) or ``"apart"``.
 
     ``None`` where they cannot be compared.
     """
@@ -210,7 +210,7 @@ class _Use(NamedTuple):
     """The meaning of a variable while a jaxpr is read.
 
     Attributes:
-        views: the parameters that it holds.
+        views: the parameters that it contains.
         active: whether it depends on a parameter.
     """
 
@@ -219,7 +219,7 @@ class _Use(NamedTuple):
 
 
 class _Reader:
-    """Follows the parameters through a jaxpr and collects the sites of each leaf, and why a leaf has none."""
+    """Collects the sites of each leaf in a jaxpr, and the reasons for leaves without sites."""
 
     def __init__(self, leaves: int):
         self.sites: list[list[Site]] = [[] for _ in range(leaves)]
@@ -229,7 +229,7 @@ class _Reader:
         return interpret(closed_jaxpr, uses, self.rule, constant=lambda value: _Use(), opens=lambda step: False)
 
     def blame(self, uses: Sequence[_Use], reason: str) -> None:
-        """The leaves that these variables hold have no sites, for this reason."""
+        """Record that the leaves in these variables have no sites, for this reason."""
         for use in uses:
             for view in use.views:
                 self.reasons.setdefault(view.leaf, reason)
@@ -240,7 +240,7 @@ class _Reader:
         return [_Use(own, active) for own in views or [()] * len(step.equation.outvars)]
 
     def views(self, step: Step) -> list[tuple[_View, ...]] | None:
-        """The parameters that each result holds; ``None`` where no result holds any."""
+        """The parameters that each result contains; ``None`` if no result contains any."""
         name, body = step.name, body_of_call(step.equation)
         if name in _MOVES:
             return self.moved(step)
@@ -316,7 +316,7 @@ def _in_loop(view: _View, length: int, *, sliced: bool = False) -> _View:
 # A parameter in these is as small as its uses: factors of its gradient would save nothing.
 _BY_ENTRY = frozenset({"add", "add_any", "broadcast_in_dim", "div", "mul", "sub"})
 
-# Primitives that move a parameter's entries without mixing them: each rule returns how the results hold it, or None.
+# Primitives that move a parameter's entries without mixing them: each rule returns the views of the results, or None.
 
 
 def _as_it_is(equation, operand, view):
@@ -330,7 +330,7 @@ def _transposed(equation, operand, view):
 
 
 def _reshaped(equation, operand, view):
-    """Axes of length one may come and go; all else hides where the axes are."""
+    """A reshape may insert and remove axes of length one; any other reshape makes the axes unknown."""
     before, after = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
     reordered = equation.primitive.name == "reshape" and equation.params.get("dimensions") is not None
     if view.window != _whole(before) or reordered:
@@ -365,7 +365,7 @@ def _split(equation, operand, view):
 
 
 def _cut(view, shape, pieces):
-    """Parts of a parameter that fills its variable, each with limits on every axis."""
+    """Parts of a parameter that is its whole variable, each with limits on every axis."""
     if view.axes is None or view.window != _whole(shape):
         return None
     found = []
@@ -487,12 +487,12 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
 
     Args:
         reading: of the function.
-        by_sites: the leaves (by number) whose sites are wanted; the others are differentiated themselves.
-        leaves, inputs: of the parameters and of the example, flat.
+        by_sites: the leaves (by index) whose sites are used; the others are differentiated directly.
+        leaves, inputs: flat lists of the arrays of the parameters and of the example.
 
     Returns:
-        ``(outputs, pullback, records)``. The pullback gives the cotangents at the sites, by path, and the
-        gradients of the other leaves, by number; the records are what `factors` needs besides.
+        ``(outputs, pullback, records)``. The pullback returns the cotangents at the sites, by path, and the
+        gradients of the other leaves, by index; the records are further inputs of `factors`.
     """
     sites = [site for leaf in by_sites for site in reading.sites[leaf]]
     wanted: dict[tuple, list[Site]] = {}
@@ -553,7 +553,7 @@ class _Recorder:
         return results
 
     def scan(self, step: Step) -> list:
-        """The same scan, in which each iteration has its own zeros and records."""
+        """The same scan, with separate zeros and records for each iteration."""
         path = step.path
 
         def run(body, operands, zeros):
@@ -596,7 +596,7 @@ def factors(site: Site, records: dict, cotangents: dict, dtype) -> Factors:
 
 
 def _gather_loops(site, x):
-    """Move the axes of loops with their own weights to b, those of loops that share them to p."""
+    """Move the axes of loops with separate weights to b, those of loops with shared weights to p."""
     depth, shape = len(site.lengths), x.shape
     own = [i for i, stacked in enumerate(site.stacked) if stacked]
     shared = [i for i, stacked in enumerate(site.stacked) if not stacked]
@@ -693,7 +693,7 @@ def product(site: Site, own: Factors):
 def inner(one: Site, left: Factors, other: Site, right: Factors, *, through: bool = False):
     """The inner product of two gradients of one leaf, from their factors, summed over e.
 
-    With ``through`` the sums over the positions are computed one after the other: cheaper where v is short.
+    With ``through`` the sums over the positions are computed one after the other, which is cheaper for short v.
     """
     how = fit(one, other)
     if how == "apart":

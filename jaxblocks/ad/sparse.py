@@ -1,14 +1,14 @@
-r"""Jacobians that are mostly zeros: the places of the other entries, and few products that compute them all.
+r"""Sparse Jacobians: their sparsity patterns, and their computation by few products.
 
     x    the point, a pytree with n numbers in all
     y    the value f(x), m numbers
     J    the Jacobian, m by n
     t    a tangent, like x
 
-The places where y_i depends on x_j are read off the jaxpr of t -> J t (`jaxblocks.ad.dependence`). Two columns without
+The pairs where y_i depends on x_j follow from the jaxpr of t -> J t (`jaxblocks.ad.dependence`). Two columns without
 a common row can be computed by one tangent, two rows without a common column by one cotangent: they get the same color
 (`jaxblocks.ad.coloring`), and one product with J (or its transpose) computes all columns (or rows) of a color at once.
-A convolution with k taps takes k products, whatever its length.
+A convolution with k taps takes k products for any length.
 """
 
 import dataclasses
@@ -36,14 +36,14 @@ __all__ = ["SparsityPattern", "sparse_jacobian", "sparsity"]
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class SparsityPattern:
-    """The places where a Jacobian may differ from zero, and which columns (or rows) are computed together.
+    """The entries of a Jacobian that may differ from zero, and a coloring of its columns and rows.
 
-    It prints as a picture in a terminal and in a notebook; `plot` draws it. `sparsity` finds one; where it is
-    known, as from a mesh, construct it: ``SparsityPattern(rows, cols, shape)``.
+    It prints as a picture in a terminal and in a notebook; `plot` draws it. `sparsity` determines the pattern; a
+    known pattern, for example of a mesh, is ``SparsityPattern(rows, cols, shape)``.
 
     Attributes:
-        rows, cols: of the entries, row by row; entries that are given twice count once.
-        shape: (m, n), how many numbers f(x) and x hold.
+        rows, cols: the indices of the entries, row by row; duplicates count once.
+        shape: (m, n), the numbers of entries of f(x) and x.
 
     >>> pattern = SparsityPattern([0, 1, 1, 2], [0, 0, 1, 2], (3, 3))
     >>> pattern.colors, pattern.mode
@@ -78,7 +78,7 @@ class SparsityPattern:
 
     @property
     def entries(self) -> int:
-        """The number of places that may differ from zero.
+        """The number of entries that may differ from zero.
 
         >>> SparsityPattern([0, 1], [0, 1], (2, 2)).entries
         2
@@ -114,7 +114,7 @@ class SparsityPattern:
         longest_row, longest_column = (
             np.bincount(places, minlength=1).max(initial=0) for places in (self.rows, self.cols)
         )
-        # A row of k entries needs k column colors at least: a mode that cannot win is not colored.
+        # A row of k entries needs k column colors at least: a mode that cannot be the best is not colored.
         if longest_row <= longest_column:
             forward = number_of_colors(self.column_colors)
             return "reverse" if longest_column < forward and number_of_colors(self.row_colors) < forward else "forward"
@@ -134,7 +134,7 @@ class SparsityPattern:
 
     @property
     def is_dense(self) -> bool:
-        """Whether nothing is gained: as many colors as rows, or as columns.
+        """Whether coloring saves nothing: the number of colors equals that of rows, or of columns.
 
         >>> SparsityPattern([0, 0, 1, 1], [0, 1, 0, 1], (2, 2)).is_dense
         True
@@ -187,7 +187,7 @@ class SparsityPattern:
         return f"{words}: {self.colors:,} color{'s' * (self.colors > 1)}, one {product} each."
 
     def _picture(self, height=24, width=64) -> list[str]:
-        """A mark for each place (of a large pattern, each patch of places) that may differ from zero."""
+        """A mark for each entry (in a large pattern, each block of entries) that may differ from zero."""
         m, n = self.shape
         patch = max(1, math.ceil(m / height), math.ceil(n / width))
         marks = np.full((math.ceil(m / patch), math.ceil(n / patch)), ".")
@@ -197,20 +197,20 @@ class SparsityPattern:
 
 @checked
 def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPattern:
-    r"""The places where the Jacobian :math:`\partial f_i / \partial x_j` may differ from zero at some point.
+    r"""The pattern of the entries :math:`\partial f_i / \partial x_j` that may differ from zero at some point.
 
     Args:
         f: takes a pytree, returns one floating-point array.
         x: like the points; only shapes and dtypes are read, so that ``jax.ShapeDtypeStruct`` suffices.
 
     Returns:
-        A `SparsityPattern`; the numbers of x and of f(x) are counted leaf by leaf, each leaf row by row.
+        A `SparsityPattern`; the entries of x and of f(x) are numbered leaf by leaf, each leaf in row-major order.
 
     No entry is missed; some that are marked may be zero. The pattern is exact for elementwise functions, shifts,
     slices, reshapes, sums, products with constant matrices, convolutions, pools and loops of known length
     over those. The constants of f (a finite-difference matrix, a mask, indices) are read by value, and their zeros
-    are zeros of the pattern: other constants have another pattern. The output of any other operation, such as a sort
-    or an index that depends on x, is taken to depend on all of its inputs.
+    are zeros of the pattern: other constants have another pattern. For any other operation, such as a sort or an
+    index that depends on x, the output is assumed to depend on all inputs.
 
     Raises:
         TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return one floating-point array.
@@ -241,7 +241,7 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
         size = math.prod(v.shape)
         entries.append(Entry(np.arange(start, start + size).reshape(v.shape)))
         start += size
-    with jax.ensure_compile_time_eval():  # the constants of f have values even while f is traced
+    with jax.ensure_compile_time_eval():  # the constants of f are concrete even while f is traced
         outs = follow(closed, entries, sets)
     ids = [ids_of(out, v.aval.shape).reshape(-1) for out, v in zip(outs, closed.jaxpr.outvars, strict=True)]
     rows, cols = sets.members(np.concatenate(ids))
@@ -276,15 +276,16 @@ def sparse_jacobian(
     Args:
         f: takes a pytree, returns one floating-point array.
         like: the pattern, or a pytree like the points, from which `sparsity` finds it.
-        mode: ``"forward"`` for jvps, ``"reverse"`` for vjps, ``"auto"`` for whichever are fewer.
+        mode: ``"forward"`` for jvps, ``"reverse"`` for vjps, ``"auto"`` for the mode with fewer products.
 
     Returns:
         A function of x, to be used under ``jit`` and ``vmap``, that returns J as a
         ``jax.experimental.sparse.BCOO`` of shape (m, n): its ``data`` are the entries in the order of the
         pattern, and ``todense()`` is the matrix. The pattern is the attribute ``pattern`` of the function.
 
-    The pattern is found once, when this function is called; where nothing is gained, it says so when printed, and as
-    many products are computed as by ``jax.jacfwd`` or ``jax.jacrev``. Hessians are Jacobians of ``jax.grad(f)``.
+    The pattern is determined once, when this function is called. If coloring saves nothing, the printed pattern states
+    this, and the number of products is that of ``jax.jacfwd`` or ``jax.jacrev``. Hessians are Jacobians of
+    ``jax.grad(f)``.
 
     Raises:
         TypeError: if a leaf of x is not floating-point, f does not return one floating-point array, or f contains a
@@ -341,7 +342,7 @@ def _compressed(f, x, y, pattern, mode):
 
 
 def _seeds(colors, like):
-    """For each color a vector like the point: one at the places of this color, zero elsewhere."""
+    """For each color a vector like the point: one at the entries of this color, zero elsewhere."""
     leaves, structure = jax.tree.flatten(like)
     seeds, start = [], 0
     for leaf in leaves:

@@ -1,4 +1,4 @@
-r"""Spectra of symmetric operators from their products: the largest eigenvalues, and the density of all.
+r"""Spectra of symmetric operators from their products: the largest eigenvalues, and the spectral density.
 
     A       a symmetric operator v -> Av on pytrees like ``like``, with n numbers in all
     steps   k, the number of steps of the Lanczos recurrence (`jaxblocks.ad.lanczos`), one product each
@@ -43,7 +43,7 @@ class Eigenvalues:
         bounds: the norm of :math:`Av - \\lambda v`: up to rounding, an eigenvalue of the operator lies within this
             distance of each value. (The error itself is much smaller, of the order of its square.)
             NaN if the operator is not symmetric, under ``jit``: the values are then meaningless.
-        products: how many products with the operator were computed.
+        products: the number of products with the operator.
 
     >>> Eigenvalues(jnp.array([3.0, 1.0]), jnp.eye(2), jnp.array([0.0, 0.01]), 2)
     Eigenvalues(3 ± 0, 1 ± 0.01, 2 products)
@@ -78,8 +78,8 @@ def largest_eigenvalues(
 
     Args:
         key, operator, like: as for `lanczos`.
-        count: how many eigenvalues, at most ``steps``.
-        steps: how many products are computed, at most n; the largest eigenvalues converge first.
+        count: the number of eigenvalues, at most ``steps``.
+        steps: the number of products, at most n; the largest eigenvalues converge first.
 
     Raises:
         TypeError: without a key.
@@ -154,7 +154,7 @@ class SpectralDensity:
         return TraceEstimate(jnp.mean(samples), error, "lanczos quadrature", rows * steps)
 
     def plot(self, ax: Any = None, *, width: Any = None, points: int = 400) -> Any:
-        """Draw the smoothed density on a logarithmic axis, on which few large eigenvalues show; returns the axes.
+        """Draw the smoothed density on a logarithmic axis, which shows single large eigenvalues; returns the axes.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")
@@ -207,8 +207,8 @@ def spectral_density(
     Args:
         key, operator, like: as for `lanczos`.
         steps: k, at most n; more steps resolve the density more finely.
-        vectors: how many random vectors; ``steps * vectors`` products are computed in all.
-        chunk_size: how many random vectors are processed at once; each needs ``steps`` vectors like ``like``.
+        vectors: the number of random vectors; ``steps * vectors`` products are computed in total.
+        chunk_size: the number of random vectors processed at once; each needs ``steps`` vectors like ``like``.
 
     Raises:
         TypeError: without a key.

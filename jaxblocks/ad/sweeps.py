@@ -1,7 +1,7 @@
 """Sweeps and products that compute a Jacobian in the order of a plan.
 
-The form of execution follows measurements: seeds are on the leading axis, a constant matrix is applied by one product,
-the equations between the matrices are batched by `jax.vmap` in one piece, and there is no product with the identity
+The implementation follows measurements: seeds are on the leading axis, a constant matrix is applied by one product,
+the equations between two matrices are batched together by `jax.vmap`, and there is no product with the identity
 where the matrix of the first stage is known.
 """
 
@@ -27,9 +27,9 @@ __all__ = ["Held", "execute", "transposed"]
 class Held(NamedTuple):
     """A Jacobian between two cuts: diag(left) M diag(right).
 
-    M is held by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``,
-    (n_in, *shape) for each variable of the later one, or, at the very end, by ``"blocks"``, (numbers, n_in)
-    for each output. The factors are kept apart, because it is slow to scale and to transpose at once.
+    M is stored by ``"rows"``, (n_out, *shape) for each variable of the earlier cut, by ``"columns"``,
+    (n_in, *shape) for each variable of the later one, or, for the result, by ``"blocks"``, (numbers, n_in)
+    for each output. The factors are stored separately, because it is slow to scale and transpose at once.
     """
 
     by: str
@@ -76,7 +76,7 @@ def _part(linear, values, route, part: Part, top: bool = False) -> Held:
 
 
 def _known(linear, values, link: Link) -> Held:
-    """The Jacobian of a dense stage: its matrix, with the factors of its rows and columns; or of a diagonal one."""
+    """The Jacobian of a dense stage (its matrix, with factors of rows and columns) or of a diagonal stage."""
     if link.kind == "diagonal":
         diagonal = _diagonal(linear, values, link.equations).reshape(-1)
         return Held("rows", _split(jnp.diag(diagonal), link.inputs))
@@ -132,14 +132,14 @@ def _scale(matrix, factor, axis):
 
 
 def _scaled(held: Held, factor) -> Held:
-    """The same with a factor of its leading axis multiplied in."""
+    """The Jacobian multiplied by a factor of its leading axis."""
     if factor is None:
         return held
     return held._replace(arrays=[a * factor.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype) for a in held.arrays])
 
 
 def _settled(held: Held) -> Held:
-    """The same with all factors multiplied in."""
+    """The Jacobian with all factors multiplied in."""
     along, across = (held.right, held.left) if held.by == "columns" else (held.left, held.right)
     held = _scaled(held, along)
     if across is not None:  # a factor belongs to a single variable
@@ -156,7 +156,7 @@ def _turned(held: Held, by: str, cut) -> Held:
 def transposed(matrix):
     """A transposed copy of a matrix.
 
-    The barriers keep the compiler from folding it into a product, which is slow where one side is narrow.
+    The barriers prevent the compiler from folding it into a product, which is slow if one side is narrow.
     """
     return lax.optimization_barrier(lax.optimization_barrier(matrix).T)
 
@@ -199,7 +199,7 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
         seeds: arrays (s, *shape), one for each variable; ``None`` for the rows of the identity.
         how: ``"forward"`` or ``"reverse"``.
         top: whether the result is the whole Jacobian.
-        factor: a factor that the seeds are still to be scaled by.
+        factor: a factor of the seeds that is not multiplied in yet.
     """
     chain = route.links[start:stop]
     inputs, outputs = chain[0].inputs, chain[-1].outputs
@@ -213,7 +213,7 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
         step = _Step("diagonal", [v], [v], None, factor.reshape(shape_of(v)))
         steps = [step, *steps] if how == "forward" else [*steps, step]
     by = "columns" if how == "forward" else "rows"
-    if chunk is None:  # only then, since in batches the scaled matrices could be larger than what they spare
+    if chunk is None:  # only then, since in batches the scaled matrices could need more memory than they save
         steps = _folded(linear, steps, n_seeds, top and how == "forward")
         if seeds is None:
             seeds = _split(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry)
@@ -254,7 +254,7 @@ def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array
 
 
 def _zero_after(arrays) -> jax.Array:
-    """The integer zero, computed from the arrays: each batch then starts after the one before and reuses its memory."""
+    """The integer zero, computed from the arrays, so that each batch starts after the last one and reuses memory."""
     first = next((array for array in arrays if array.size), None)
     if first is None:
         return jnp.int32(0)
@@ -323,16 +323,16 @@ def _kinds(linear, chain: Sequence[Link]) -> list[tuple[str, list]]:
 
 
 def _folded(linear, steps, n_seeds, turned) -> list[_Step]:
-    """The same steps, with a diagonal next to a matrix multiplied into it where that is no more work.
+    """The same steps, with each diagonal multiplied into an adjacent matrix if that takes no more operations.
 
-    ``turned`` says that the result is transposed afterwards: then it is better not scaled just before.
+    ``turned``: whether the result is transposed afterwards; then scaling just before it is slower.
     """
     readers = collections.Counter(v for step in steps for v in step.ins)
     folded: list[_Step] = []
     for at, step in enumerate(steps):
         if folded and folded[-1].outs == step.ins and {step.kind, folded[-1].kind} == {"dot", "diagonal"}:
             before = folded[-1]
-            # A factor of the seeds is read and written in place: its variable has it as a reader too.
+            # A factor of the seeds is read and written in place, so it is also a reader of its variable.
             others = readers[step.ins[0]] - (1 + (before.ins == before.outs == step.ins))
             late = 16 if turned and at == len(steps) - 1 else 1
             weight = None if others else _scaled_weight(linear, before, step, n_seeds * late)
@@ -345,7 +345,7 @@ def _folded(linear, steps, n_seeds, turned) -> list[_Step]:
 
 
 def _scaled_weight(linear, before: _Step, after: _Step, most: int):
-    """The matrix of one step times the diagonal of the other; ``None`` where that costs more than ``most`` a factor."""
+    """The matrix of one step times the diagonal of the other; ``None`` if that costs more than ``most`` per factor."""
     scales_rows = after.kind == "diagonal"
     dot, diagonal = (before, after) if scales_rows else (after, before)
     if not known_matrix(dot.equation, linear.tangents):
@@ -445,7 +445,7 @@ def _dot_forward(equation, weight, tangents, seeds):
     tangent, _, axes, weight_axes = _sides(equation, tangents)
     product = equation.outvars[0].aval
     out = _product_with(seeds, weight, [axis + 1 for axis in axes], weight_axes, equation, product.dtype)
-    if tangent is not equation.invars[0]:  # the constant's axes come first
+    if tangent is not equation.invars[0]:  # the axes of the constant are first
         n_free = tangent.aval.ndim - len(axes)
         out = lax.transpose(out, [0, *range(1 + n_free, out.ndim), *range(1, 1 + n_free)])
     return out.reshape(seeds.shape[0], *product.shape)

@@ -1,7 +1,7 @@
 r"""The trace of a symmetric operator, estimated from a few of its products.
 
     A          a symmetric operator v -> Av on pytrees like ``like``, with n numbers in all
-    products   how many products with A are computed
+    products   the number of products with A
 
 Vectors have float32 precision at least. Under ``jit`` each estimate is one compiled program.
 """
@@ -34,7 +34,7 @@ class TraceEstimate:
         value: the estimate.
         standard_error: of the value, from the variance of its samples.
         method: the method of estimation.
-        products: how many products with the operator were computed.
+        products: the number of products with the operator.
 
     >>> TraceEstimate(jnp.float32(12.34), jnp.float32(0.51), "hutchinson", 32)
     TraceEstimate(12.34 ± 0.51, hutchinson, 32 products)
@@ -66,26 +66,27 @@ def estimate_trace(
       :math:`1/\sqrt{m}`; the best method for few products (below about 64).
     * ``"hutch++"``: a third of the products finds the directions in which :math:`A` is large, a third computes the
       trace in these directions exactly, a third estimates the remaining trace.
-    * ``"xtrace"``: each vector is used for both, by leaving one out at a time. The errors of these two fall as
-      :math:`1/m` if few eigenvalues are large, as is typical of a Hessian; use them for many products (above about 64).
+    * ``"xtrace"``: each vector is used for both, by a leave-one-out scheme. The errors of ``"hutch++"`` and
+      ``"xtrace"`` fall as :math:`1/m` if few eigenvalues are large, as is typical of a Hessian; use them for many
+      products (above about 64).
       The error of ``"xtrace"`` is smaller than that of ``"hutch++"``, but its standard error (by the jackknife) is two
       or three times too large.
 
     All three are unbiased.
 
     Args:
-        key: what the vectors are drawn from.
+        key: the key of the random vectors.
         operator: :math:`A`, symmetric, takes and returns a pytree like ``like``. For ``"hutchinson"`` it may also
             return the number :math:`v^\top A v`, such as ``lambda v: directional_curvature(f, x, v)``, which costs less
             than a product (``like`` must then not be a scalar).
         like: a pytree of floating-point arrays (or ``jax.ShapeDtypeStruct``); only shapes and dtypes are read.
-        products: :math:`m`, how many products are computed: at least 2 for ``"hutchinson"``, 6 for ``"hutch++"``
+        products: :math:`m`, the number of products: at least 2 for ``"hutchinson"``, 6 for ``"hutch++"``
             (which uses a multiple of 3), 4 for ``"xtrace"`` (a multiple of 2).
-        chunk_size: how many products are computed at once.
+        chunk_size: the number of products computed at once.
 
     Raises:
         TypeError: without a key.
-        ValueError: for an unknown method, and for fewer products than it needs or more than n numbers allow.
+        ValueError: for an unknown method, and for fewer products than it needs or more than n allows.
 
     >>> estimate_trace(jax.random.key(0), lambda v: 2 * v, jnp.zeros(100))
     TraceEstimate(200 ± 0, hutchinson, 32 products)
@@ -137,8 +138,8 @@ def _xtrace(operator, key, products, size):
     """One sample for each vector: the trace in the range of A times the other vectors, and the rest from this vector.
 
     With A Ω = Q R and s_i the normalized columns of R's inverse transposed, Q (I - s_i s_i') Q' projects on the range
-    without column i. Two columns are left out in the same way, so no sample needs a factorization of its own. The
-    samples share vectors, so their variance is too small; the jackknife, which leaves out one vector, gives the error.
+    without column i. Two columns are omitted in the same way, so no sample needs a factorization of its own. The
+    samples share vectors, so their variance is too small; the jackknife, which omits one vector, gives the error.
     """
     half = products // 2
     omega = jax.vmap(lambda key: random_signs(key, operator))(jax.random.split(key, half)).T  # (n, m)
@@ -168,5 +169,5 @@ def _xtrace(operator, key, products, size):
     return jnp.mean(own), jnp.std(without) * (half - 1) ** 0.5, 2 * half
 
 
-# The estimator, the fewest products that it needs, and how many products it computes for each vector.
+# The estimator, its minimal number of products, and its number of products for each vector.
 _METHODS = {"hutchinson": (_hutchinson, 2, 1), "hutch++": (_hutch_plus_plus, 6, 3), "xtrace": (_xtrace, 4, 2)}

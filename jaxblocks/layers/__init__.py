@@ -1,4 +1,4 @@
-"""Layers, one file per family: in each the functions on arrays first, then the layers that own their params."""
+"""Layers, one module per family: first the functions of arrays, then the layers with params."""
 
 from jaxblocks.layers.attention import Attention, attention, attention_weights, hard_lookup, soft_lookup
 from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire

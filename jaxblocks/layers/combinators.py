@@ -1,9 +1,8 @@
-"""Layers made of layers: Serial, Parallel, Residual, Repeat, Recurrent, Wire.
+"""Combinators, layers that contain layers: Serial, Parallel, Residual, Repeat, Recurrent, Wire.
 
-Each is written once, for children with and without state; `core.make_combinator` makes a ``Layer``
-of it where no child has state and a ``StatefulLayer`` otherwise. Params (and state) are a
-tuple for children given by position, a dict for children given by name, and those of the
-child itself where there is only one.
+Each accepts children with and without state; `core.make_combinator` returns a ``Layer`` where no child
+has state and a ``StatefulLayer`` otherwise. Params (and state) are a tuple for children given by position
+and a dict for children given by name. A combinator of one layer has the params of that layer.
 """
 
 import functools
@@ -43,19 +42,19 @@ __all__ = ["Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
 
 @builder
 def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
-    r"""One layer after the other: :math:`f_n \circ \dots \circ f_1`; the first one given is applied first.
+    r"""Layers in series: :math:`f_n \circ \dots \circ f_1`; the first argument is applied first.
 
-    A tuple that one layer returns is passed to the next as several inputs (a tuple of one
-    is that one). ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes what ``Serial(a, b, c)``
-    computes.
+    A tuple that one layer returns is passed to the next as several inputs (a tuple of length one as a single
+    input). ``Serial()`` is the identity, and ``Serial(a, Serial(b, c))`` computes the same function as
+    ``Serial(a, b, c)``.
 
     Args:
         layers: pairs or functions of arrays, by position (params are a tuple), or
         named: by name (params are a dict).
 
     Raises:
-        TypeError: on something that is not a layer, or on positions mixed with names.
-        ValueError: on params that belong to a net with other layers.
+        TypeError: for an argument that is not a layer, or for positional and named layers together.
+        ValueError: for params of a net with other layers.
 
     >>> net = Serial(hidden=Dense(5), activation=jnp.tanh, out=Dense(1))
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 2)))
@@ -79,7 +78,7 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""Several layers on the same inputs: :math:`x \mapsto (f_1(x), \dots, f_n(x))`.
 
     The outputs are a tuple for layers given by position, and a dict for layers given by
-    name. In a ``Serial`` the tuple reaches the next layer as several inputs.
+    name. In a ``Serial`` the tuple is passed to the next layer as several inputs.
 
     >>> net = Serial(Parallel(Dense(3), Dense(3)), lambda a, b: a * b)
     >>> params = net.init(jax.random.key(0), jnp.zeros((8, 2)))
@@ -104,10 +103,10 @@ def Parallel(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     r"""A skip connection around layers in series: :math:`y = x + f(x)`.
 
-    Its Jacobian is :math:`I + J_f`; where ``f`` is zero at the start it is the identity.
+    Its Jacobian is :math:`I + J_f`; if ``f`` is zero at initialization, the layer is the identity there.
 
     Raises:
-        ValueError: where ``f`` changes the shape or dtype of ``x`` (at ``init`` already).
+        ValueError: where ``f`` changes the shape or dtype of ``x`` (at ``init``).
 
     >>> net = Residual(Dense(16), jnp.tanh, Dense(4))
     >>> params = net.init(jax.random.key(0), jnp.zeros(4))
@@ -145,23 +144,23 @@ def Repeat(
 ) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
-    Computes what ``Serial`` of ``n`` copies computes (from the same key the same params,
-    with JAX's default generator), by one `jaxblocks.ad.scan` over params stacked along a new leading axis: compile
-    time does not grow with ``n``.
+    Computes the same function as ``Serial`` of ``n`` copies (with the same params from the same key, for JAX's
+    default generator), by one `jaxblocks.ad.scan` over params stacked along a new leading axis. Compile time does
+    not grow with ``n``.
 
     Args:
         layer: maps its inputs to outputs of the same shapes and dtypes.
-        n: how often.
-        checkpoint: what the backward pass keeps; the rest it computes again. ``None`` keeps everything,
-            ``"dots"`` matrix products but no elementwise work (less memory, and on CPU less time
-            too), ``"body"`` the inputs of each copy, ``"sqrt"`` those of about :math:`2\sqrt n`
-            copies, a number those of so many copies (which rules out forward mode), a policy of
-            ``jax.checkpoint_policies`` what it says. The table stands in `jaxblocks.ad.scan`.
-        unroll: copies per iteration of the scan; on CPU, unroll convolutions wholly.
+        n: the number of copies.
+        checkpoint: the values stored for the backward pass; the others are recomputed. ``None`` stores everything,
+            ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
+            too), ``"body"`` the inputs of each copy, ``"sqrt"`` the inputs of about :math:`2\sqrt n`
+            copies, an integer the inputs of that many copies (without forward mode); or a policy of
+            ``jax.checkpoint_policies``. See the table in `jaxblocks.ad.scan`.
+        unroll: copies per iteration of the scan; on CPU, unroll convolutions completely.
 
     Raises:
-        ValueError: where the layer changes the shape of its inputs, or params are stacked
-            another number of times.
+        ValueError: where the layer changes the shape of its inputs, or params are not stacked
+            ``n`` times.
 
     >>> net = Repeat(Residual(Dense(4), jnp.tanh), 3)
     >>> params = net.init(jax.random.key(0), jnp.zeros(4))
@@ -210,29 +209,29 @@ def Recurrent(
 ) -> Layer | StatefulLayer:
     r"""A cell scanned over the time axis: :math:`(y_t, h_t) = g(x_t, h_{t-1})`.
 
-    The cell is a ``StatefulLayer`` whose state is its carry :math:`h`; it sees one time
-    step at a time. (The lecture prints :math:`h_t = g(x_{t-1}, h_{t-1})` with outputs that
-    would ignore the present input; this is the corrected form.)
+    The cell is a ``StatefulLayer`` whose state is its carry :math:`h`; it processes one time
+    step at a time. (The lecture prints :math:`h_t = g(x_{t-1}, h_{t-1})`, where outputs
+    ignore the current input; this is the corrected form.)
 
-    Reads the side input ``mask``, boolean ``(..., time)``: where it is ``False`` (padding, at any
-    place) the carry is held, the output is 0, and what stands in the input has no effect on
-    values or gradients. Other side inputs reach the cell whole at every step.
+    Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any
+    position) the carry is unchanged, the output is 0, and the input has no effect on values or
+    gradients. Other side inputs are passed to the cell unchanged at every step.
 
     Args:
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
-        reverse: run from the last step to the first; outputs stay at their places.
+        reverse: run from the last step to the first; outputs keep the order of the inputs.
         unroll: time steps per iteration of the scan; ``True`` for a program without a loop.
-        stateful: ``False`` makes a ``Layer``: every call begins at the carry that the
-            cell's ``init`` makes (which must not depend on its key). ``True`` makes a
-            ``StatefulLayer`` whose state is the carry, for input that comes in pieces, for a
-            carry of your own, and where the last carry is wanted.
-        checkpoint: what the backward pass keeps of a long sequence, as for `Repeat`; ``None`` everything.
+        stateful: ``False`` makes a ``Layer``: every call begins with the carry of the cell's
+            ``init`` (which must not depend on its key). ``True`` makes a ``StatefulLayer``
+            whose state is the carry, for sequences in pieces, for your own initial carry, and
+            to obtain the last carry.
+        checkpoint: the values stored for the backward pass of a long sequence, as for `Repeat`; ``None`` stores all.
 
     Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``.
 
     Raises:
         ValueError: for inputs without a time axis, or a mask of another shape.
-        TypeError: for a cell with state that is no carry (running statistics), unless ``stateful``.
+        TypeError: for a cell with state that is not a carry (running statistics), unless ``stateful``.
 
     >>> def RunningSum():
     ...     def init(key, x):
@@ -248,13 +247,11 @@ def Recurrent(
     checkpoint = require_checkpoint(checkpoint)
     child = child_of(None, cell)
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
-    repair = "pass the cell, or give its side input another name (Recurrent keeps the mask)"
-    require(
-        "mask" not in child.reads, expected, f"{child.kind}, which reads a mask of its own", repair, error=TypeError
-    )
+    repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
+    require("mask" not in child.reads, expected, f"{child.kind}, which reads its own mask", repair, error=TypeError)
     own = declared_by(_reads_mask)
 
-    # Under jit, so that the params which init draws beside the carry are never computed.
+    # Under jit, so that the params of init are never computed, only the carry.
     @functools.partial(jax.jit, static_argnums=(0, 1))
     def initial_carry(inputs, static, arrays):
         return init_child(child, jax.random.key(0), inputs, {**dict(static), **arrays})[1]
@@ -279,7 +276,7 @@ def Recurrent(
         if mask is not None:
             _check_mask(mask, inputs[0].shape[:-1])
             mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
-            time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that no NaN comes in
+            time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that NaN has no effect
 
         def step(carry, now):
             position, real, inputs = now
@@ -322,25 +319,25 @@ def _reads_mask(*, mask=None):
 
 
 def _where(real, x, otherwise):
-    """``x`` where the example is real; ``real`` has the leading axes of ``x``."""
+    """``x`` at valid entries, else ``otherwise``; ``real`` has the leading axes of ``x``."""
     expected = f"outputs and carries with the leading axes of the mask at each step, {describe(real)}"
     require(x.shape[: real.ndim] == real.shape, expected, x, "make the carry one per example")
     return jnp.where(jnp.broadcast_to(jnp.expand_dims(real, range(real.ndim, x.ndim)), x.shape), x, otherwise)
 
 
 def _check_mask(mask, shape):
-    """A boolean mask with one entry for each place."""
+    """Check a boolean mask with one entry for each position."""
     repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
     expected = "a boolean mask, True at valid entries"
     require(getattr(mask, "dtype", "") == "bool", expected, mask, repair, error=TypeError)
-    require(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each place")
+    require(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each position")
 
 
 def _placed_like(carry, x):
-    """On a mesh with explicit axes the carry of each example must lie where the example does."""
+    """On a mesh with explicit axes, shard the carry of each example like the example."""
     if jax.sharding.get_abstract_mesh().empty:
         return carry
-    zero = jnp.zeros_like(x[..., 0, 0])  # (...), placed as the batch is
+    zero = jnp.zeros_like(x[..., 0, 0])  # (...), sharded like the batch
 
     def placed(leaf):
         if leaf.shape[: zero.ndim] != zero.shape:
@@ -351,7 +348,7 @@ def _placed_like(carry, x):
 
 
 def _varying_like(carry, tree):
-    """Inside ``shard_map`` the carry of a scan must vary over the devices as what goes into the scan does."""
+    """Inside ``shard_map`` the carry of a scan must vary over the same devices as the inputs of the scan."""
     if jax.sharding.get_abstract_mesh().manual_axes:
         for leaf in jax.tree.leaves(tree):
             carry = jax.tree.map(lambda c, leaf=leaf: c + jnp.zeros_like(leaf, shape=c.shape, dtype=c.dtype), carry)
@@ -360,21 +357,21 @@ def _varying_like(carry, tree):
 
 @builder
 def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
-    r"""A pair out of a plain function that calls its children: any graph, shared weights, skips across levels.
+    r"""A layer from a plain function that calls its children: any graph, shared weights, skip connections.
 
     Args:
         forward: ``forward(f, *inputs)`` calls the children as ``f.name(x)``, also inside
-            ``jax.checkpoint``, ``vmap``, ``lax.map`` and the like. A child called twice uses
-            the same params twice; its state goes from call to call, and each call draws
-            from a key of its own. Side inputs reach the children that declare them by
-            themselves; one that ``forward`` passes by hand wins. Keyword-only parameters of
-            ``forward`` are side inputs of its own.
+            ``jax.checkpoint``, ``vmap``, ``lax.map`` and similar transformations. A child
+            called twice uses the same params twice; its state is passed from call to call,
+            and each call has its own key. Side inputs are passed automatically to the
+            children that declare them; one that ``forward`` passes explicitly takes
+            precedence. Keyword-only parameters of ``forward`` are side inputs of ``forward``.
         layers: the children by name; params are a dict of these names.
 
     Raises:
         ValueError: at ``init``, for a child that ``forward`` never calls; for a child with
-            state that it calls inside another transformation, where no state can come out.
-        AttributeError: for a child that is not there.
+            state that it calls inside another transformation, which cannot return the state.
+        AttributeError: for a child that does not exist.
 
     >>> net = Wire(lambda f, x: f.up(jnp.concatenate([x, f.down(x)], -1)), down=Dense(2), up=Dense(4))
     >>> params = net.init(jax.random.key(0), jnp.zeros(4))
@@ -382,12 +379,12 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     {'bias': (4,), 'kernel': (6, 4)}
     """
     kids = children((), layers)
-    # A side input that a child requires may come from forward itself, so nobody else has to pass it.
+    # forward may pass a side input that a child requires, so callers need not pass it.
     required = {name: p for child in kids for name, p in child.reads.items() if p.default is p.empty}
     own = {**{name: p.replace(default=None) for name, p in required.items()}, **declared_by(forward)}
 
     def run(call, inputs, side):
-        """Run ``forward`` with children that go through ``call(child, inputs, side)``."""
+        """Run ``forward`` with children that are called by ``call(child, inputs, side)``."""
         calls: Counter = Counter()
         level = get_opaque_trace_state()
 
@@ -398,7 +395,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
                 require(not unknown, reads, ", ".join(map(repr, unknown)), "leave them out", error=TypeError)
                 inside = child.has_state and get_opaque_trace_state() != level
                 expected = f"{child.label}, which has state, outside of other transformations"
-                got = "a call inside cond, checkpoint, vmap, scan or the like, which its next state could not leave"
+                got = "a call inside cond, checkpoint, vmap, scan or the like, which drops its next state"
                 require(not inside, expected, got, "move the call out, or transform the whole Wire")
                 passed = dict(side)
                 if "key" in side and calls[child.label]:
@@ -418,7 +415,7 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
         return call_forward()
 
     def meet(key, inputs, side):
-        """What each child is first called with, as shapes."""
+        """The inputs of the first call of each child, as shapes."""
         met = {}
         made = {}  # the shapes of each child's params and of its state
 
@@ -443,8 +440,8 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
     me = object()
 
     def init(key, inputs, side):
-        # A Wire inside of others is asked for the same shapes by each of them, 2 ** depth times: all that are met
-        # during the init of the outermost one are remembered, and forgotten with it.
+        # Each enclosing Wire requests the shapes of a nested Wire, 2 ** depth times in all. So the init of the
+        # outermost one caches all shapes, and discards the cache at its end.
         known = _met.get()
         token = _met.set(known := {}) if known is None else None
         try:
@@ -479,7 +476,7 @@ _met: ContextVar[dict | None] = ContextVar("what the Wires of one init have met"
 
 
 def _hashable(shapes):
-    """A tree of shapes and static values as a key of a dict; ``None`` where some value is none."""
+    """A tree of shapes and static values as a dict key; ``None`` where a value is not hashable."""
     leaves, structure = jax.tree.flatten(shapes)
     asked = structure, tuple((type(leaf), leaf) for leaf in leaves)
     try:
@@ -494,7 +491,7 @@ class _Children(SimpleNamespace):
         raise AttributeError(f"Wire has no child {name!r}; its children are: {', '.join(vars(self))}.")
 
 
-# ---- what they share -----------------------------------------------------------------------
+# ---- shared functions ----------------------------------------------------------------------
 
 
 def _chain(kids: tuple[Child, ...]):
@@ -503,7 +500,7 @@ def _chain(kids: tuple[Child, ...]):
     def init(key, inputs, side):
         params, states = [], []
 
-        def outputs():  # of the layers so far; nobody asks for those of the last layer of a Serial
+        def outputs():  # of the layers so far; not computed for the last layer of a Serial
             return as_inputs(output_shapes(kids[len(params) - 1], key, params[-1], states[-1], inputs, side)[0])
 
         for child in kids:
@@ -537,13 +534,13 @@ def _gather(kids, values):
 
 
 def _with_params(kids, params, states):
-    """Each child with its params and its state."""
+    """Tuples of each child, its params and its state."""
     call = "apply(params, state, x)" if any(child.has_state for child in kids) else "apply(params, x)"
     return zip(kids, _spread(kids, params, "params", call), _spread(kids, states, "state", call), strict=True)
 
 
 def _spread(kids, tree, what, call) -> tuple:
-    """The reverse of ``_gather``: one value per child, or an error that says what was given instead."""
+    """The inverse of ``_gather``: one value per child, or an error that describes the tree."""
     names = [child.label for child in kids if isinstance(child.label, str)]
     if names and isinstance(tree, Mapping) and set(tree) == set(names):
         return tuple(tree[name] for name in names)
@@ -560,13 +557,13 @@ def _spread(kids, tree, what, call) -> tuple:
 
 
 def _repair(before, after) -> str:
-    """What to do where a layer should have kept shapes and dtypes, and did not."""
+    """The last part of the error for a layer that changes shapes or dtypes."""
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False):
         if x.dtype != y.dtype:
             return f"compute in the dtype of the input: y.astype({x.dtype})"
         if x.shape != y.shape:
             return f"give the last layer {x.shape[-1] if x.shape else 1} features, and keep the other axes"
-    return "return as many arrays as come in"
+    return "return one array for each input"
 
 
 def _in_words(arrays: tuple) -> str:

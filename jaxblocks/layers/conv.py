@@ -1,7 +1,7 @@
-r"""Convolution over one, two or three axes, its adjoint, and their layers.
+r"""Convolution over one, two or three axes, its adjoint, and the corresponding layers.
 
-A convolution applies one small affine map at every position: the kernel is the same at each of
-them, so that it has few parameters, and a shift of the input shifts the output (equivariance).
+A convolution applies the same small affine map at every position. So it has few parameters, and a
+shift of the input shifts the output (equivariance).
 
 Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), ``*kernel_size`` the
 kernel's, ``in`` and ``out`` channels. The number of spatial axes is that of the kernel.
@@ -59,22 +59,22 @@ def conv(
     Each axis has :math:`\lfloor (n + p + q - d(k-1) - 1)/s \rfloor + 1` positions in the output.
 
     Args:
-        x: ``(..., *spatial, channels)`` with any number of batch axes, also none.
+        x: ``(..., *spatial, channels)`` with zero or more batch axes.
         kernel: ``(*kernel_size, channels / groups, out)``, with one to three axes of the kernel size.
         bias: ``(out,)``.
-        stride: :math:`s`, the distance between neighboring positions of the kernel; one integer, or one per axis.
-        dilation: :math:`d`, the distance between neighboring entries of the kernel.
-        groups: number of groups into which the channels are cut, in order; each is mapped to its own
-            part of ``out``. As many groups as channels make the convolution depthwise.
+        stride: :math:`s`, the distance between adjacent positions of the kernel; one integer, or one per axis.
+        dilation: :math:`d`, the distance between adjacent entries of the kernel.
+        groups: number of groups of consecutive channels; each group is mapped to its own
+            part of ``out``. With one group per channel the convolution is depthwise.
         padding: ``"valid"`` (none), ``"same"`` (:math:`\lceil n/s \rceil` positions), ``"causal"``
             (before the input only: no output depends on later positions), an integer for both ends, or a
             sequence with a name, an integer or a pair ``(before, after)`` for each spatial axis.
         padding_mode: the padded values: ``"zeros"``, ``"circular"`` (from the other end), ``"reflect"``
             (mirrored, without repeating the edge) or ``"replicate"`` (the edge); one for all axes or one per
-            axis. Padding beyond the size of the input continues periodically.
+            axis. Padding larger than the input is periodic.
 
     Computes in the dtype of ``x``. On CPU, groups are computed one by one, since XLA's grouped
-    convolution is slow there, above all in the gradient.
+    convolution is slow on CPU, especially its gradient.
 
     Raises:
         ValueError: where channels, groups or rank do not fit, or the kernel does not fit into the input.
@@ -113,16 +113,16 @@ def conv_transpose(
 ) -> Float[Array, "... out"]:
     r"""The adjoint of `conv` with the same kernel and options: :math:`y_{si + dj,\,c} = b_c + \sum x_{io}\, w_{jco}`.
 
-    Each entry of ``x`` adds a copy of the kernel to the output. It is the transposed matrix, not the
+    Each entry of ``x`` adds a scaled copy of the kernel to the output. This is the transposed matrix, not the
     inverse: :math:`\langle \mathrm{conv}\,u,\, x\rangle = \langle u,\, \mathrm{conv\_transpose}\,x\rangle`. With stride
     1 and no padding it is the full convolution (kernel flipped), of length :math:`H + k - 1`; the lecture prints the
-    formula of the convolution in its place, which gives a shorter output. An axis of :math:`H` positions becomes
+    formula of the convolution instead, which gives a shorter output. An axis of :math:`H` positions has output size
 
     .. math:: (H-1)s - p - q + d(k-1) + 1 + \mathrm{op}
 
     Args:
         x: ``(..., *spatial, channels)``.
-        kernel: that of the convolution of which this is the adjoint, ``(*kernel_size, out / groups, channels)``.
+        kernel: the kernel of the convolution whose adjoint this is, ``(*kernel_size, out / groups, channels)``.
         bias: ``(out,)``, added to the result.
         stride, dilation, groups, padding: those of the convolution. ``padding="same"`` gives :math:`H s` positions.
         output_padding: several input sizes of a strided convolution give the same output size: ``op``, from 0 to
@@ -151,7 +151,7 @@ def conv_transpose(
     cut = []
     for h, s, span, (low, high), extra, name in zip(sizes, strides, spans, pads, more, names, strict=True):
         size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
-        require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "pad less")
+        require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "reduce the padding")
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
     y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
@@ -180,7 +180,7 @@ def Conv(
 
     Args:
         features: the channels of the output.
-        kernel_size: an integer for one spatial axis, a tuple with an integer per axis for up to three.
+        kernel_size: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
         stride, dilation, groups, padding, padding_mode: as in `conv`.
         use_bias: ``False`` for a linear map.
         kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
@@ -232,9 +232,9 @@ def DepthwiseConv(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The convolution of each channel by itself, params ``{"kernel": (*kernel_size, 1, in * multiplier), "bias"}``.
+    r"""A separate convolution of each channel, params ``{"kernel": (*kernel_size, 1, in * multiplier), "bias"}``.
 
-    A ``Conv`` with as many groups as channels: output channel ``c * multiplier + j`` is the
+    A ``Conv`` with one group per channel: output channel ``c * multiplier + j`` is the
     ``j``-th filter of input channel ``c``. ``Serial(DepthwiseConv((3, 3)), Conv(out, (1, 1)))``
     is a separable convolution.
 
@@ -283,9 +283,9 @@ def ConvTranspose(
 ) -> Layer:
     r"""The adjoint of a convolution as a layer, params ``{"kernel": (*kernel_size, features/groups, in), "bias"}``.
 
-    The kernel is that of the ``Conv`` from ``features`` to ``in`` channels whose adjoint it
-    is, so that an encoder can share its kernel with its decoder. It is drawn as that of a
-    ``Conv`` from ``in`` to ``features``, so that ``kernel_init`` sees the right fan-in.
+    The layer is the adjoint of a ``Conv`` from ``features`` to ``in`` channels and has the same
+    kernel, so that an encoder can share its kernel with its decoder. ``kernel_init`` is called
+    as for a ``Conv`` from ``in`` to ``features``, so that the fan-in is correct.
 
     Args:
         features: the channels of the output.
@@ -322,7 +322,7 @@ def ConvTranspose(
 
 
 def _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:
-    """A layer from the shape of its kernel, which the channels of its input determine, and from its function."""
+    """A layer from a function of the kernel; the channels of the input determine the shape of the kernel."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
         check_spatial(x, len(kernel_size))
@@ -344,7 +344,7 @@ def _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bi
 
 
 def _pad(x, pads, mode):
-    """The input padded where the mode is not zeros, and the pads that are left for zeros."""
+    """The input, padded where the mode is not zeros, and the remaining zero padding."""
     modes = (mode,) * len(pads) if isinstance(mode, str) else tuple(mode)
     each = f", or {len(pads)} of them, one per spatial axis" if len(pads) > 1 else ""
     known = len(modes) == len(pads) and all(m in _MODES for m in modes)
@@ -362,12 +362,12 @@ def _pad(x, pads, mode):
 
 
 def _correlate(x, kernel, strides, pads, spread, dilations, groups):
-    """The kernel at every position, with one batch axis; ``spread`` puts zeros between entries of ``x``."""
+    """Apply the kernel at every position, with one batch axis; ``spread`` inserts zeros between entries of ``x``."""
     axes = len(strides)
     batch = x.shape[: -axes - 1]
     x = x.reshape(math.prod(batch), *x.shape[-axes - 1 :]) if len(batch) != 1 else x  # (batch, *spatial, in)
     geometry = (strides, pads, spread, dilations)
-    # XLA's grouped form takes tens to hundreds of times longer on CPU, above all in the gradient of the kernel
+    # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and jax.default_backend() == "cpu"
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
         y = _by_shifts(x, kernel, *geometry)
@@ -389,13 +389,13 @@ def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
 
 
 def _by_shifts(x, kernel, strides, pads, spread, dilations):
-    """A depthwise kernel: the sum over its entries, each times the input shifted to it."""
+    """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
     *kernel_size, _, out = kernel.shape
     dtype, x, kernel = x.dtype, widen(x), widen(kernel)
     amounts = [(0, 0, 0), *((*pair, s - 1) for pair, s in zip(pads, spread, strict=True)), (0, 0, 0)]
     x = lax.pad(x, jnp.zeros((), x.dtype), amounts)
     x = jnp.repeat(x, out // x.shape[-1], -1)  # (batch, *spatial, out): a copy for each filter of a channel
-    reach = [  # from the first position of an entry to one past its last
+    reach = [  # the positions of one entry, from the first to one past the last
         (n - d * (k - 1) - 1) // s * s + 1
         for n, k, d, s in zip(x.shape[1:-1], kernel_size, dilations, strides, strict=True)
     ]
@@ -411,26 +411,26 @@ def _by_shifts(x, kernel, strides, pads, spread, dilations):
 
 
 def _swap(kernel, groups):
-    """``(*kernel_size, a/groups, b)`` to ``(*kernel_size, b/groups, a)``: the channels of each group swapped."""
+    """``(*kernel_size, a/groups, b)`` to ``(*kernel_size, b/groups, a)``: swap the channels of each group."""
     *kernel_size, a, b = kernel.shape
     split = kernel.reshape(*kernel_size, a, groups, b // groups)
     return jnp.swapaxes(split, -3, -1).reshape(*kernel_size, b // groups, -1)
 
 
-# ---- what must fit ---------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------
 
 
 def _check_channels(x, kernel, channels, features, groups):
     axes = kernel.ndim - 2
     expected = "a kernel (*kernel_size, in, out) with one to three axes of kernel_size"
-    require(1 <= axes <= 3, expected, kernel, "for a map without positions, call affine(x, kernel)")
+    require(1 <= axes <= 3, expected, kernel, "for a map without spatial axes, call affine(x, kernel)")
     check_spatial(x, axes)
     per_axis("kernel_size", kernel.shape[:-2], axes)
     _check_groups(groups, channels, features)
     first = x.ndim - axes - 1
     repair = "pass x of that size, or params made by init for this x"
     if x.shape[first] == channels:
-        repair = f"x seems to have its channels first; write jnp.moveaxis(x, {first}, -1)"
+        repair = f"the channels of x seem to be first; write jnp.moveaxis(x, {first}, -1)"
     expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"
     require(x.shape[-1] == channels, expected, x, repair)
 

@@ -1,7 +1,7 @@
-r"""Dense layers: affine maps, and the layers that own their params.
+r"""Dense layers: affine maps as functions, and as layers with params.
 
-Axis letters: ``...`` batch, ``in`` and ``out`` features. Data are rows, so the lecture's
-:math:`A x + b` reads ``x @ kernel + bias`` with ``kernel`` :math:`= A^\top`.
+Axis letters: ``...`` batch, ``in`` and ``out`` features. Examples are rows, so the lecture's
+:math:`A x + b` is ``x @ kernel + bias`` with ``kernel`` :math:`= A^\top`.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,10 @@ def affine(
 
 
 def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:
-    r"""The one affine map that equals several in series: :math:`A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)`.
+    r"""Compose affine maps into one: :math:`A_2(A_1 x + b_1) + b_2 = A_2 A_1 x + (A_2 b_1 + b_2)`.
 
-    Takes and returns params of ``Dense``, first applied first. A bottleneck stays one:
-    the rank of the fused kernel is at most the smallest width on the way.
+    Takes and returns params of ``Dense``; the first argument is applied first. A bottleneck remains:
+    the rank of the fused kernel is at most the smallest width of the maps.
 
     >>> double, shift = {"kernel": 2 * jnp.eye(1), "bias": jnp.zeros(1)}, {"kernel": jnp.eye(1), "bias": jnp.ones(1)}
     >>> fuse_affine(shift, double)["bias"]

@@ -1,6 +1,6 @@
-r"""Dropout: of single values, of whole feature maps, of whole examples.
+r"""Dropout of single values, of feature maps and of examples.
 
-All are one function: draw which values to keep, and divide those by the probability of being kept, so that the
+All variants draw a random mask of values to keep, and divide these by the probability of being kept, so that the
 expectation is the input. They differ in the axes that share a draw.
 """
 
@@ -20,13 +20,13 @@ __all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
 def dropout(
     key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate, *, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
-    r"""Values set to zero at random, the others scaled up: :math:`y = x\,m / (1 - p)`, :math:`m \sim B(1 - p)`.
+    r"""Set random values to zero and scale up the others: :math:`y = x\,m / (1 - p)`, :math:`m \sim B(1 - p)`.
 
-    With p ``rate``, the probability of zero. The expectation of y is x, and its variance :math:`x^2 p / (1 - p)`;
+    Here p is ``rate``, the probability of zero. The expectation of y is x, and its variance :math:`x^2 p / (1 - p)`;
     so evaluation needs no scaling.
 
     Args:
-        key: a key; the same one draws the same m.
+        key: a key; the same key gives the same m.
         x: an array.
         rate: p, at least 0 (which returns ``x``) and below 1.
         axes: the axes that share a draw: all values along them are kept or dropped together.
@@ -80,13 +80,13 @@ def Dropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
 def FeatureDropout(rate: Rate, *, spatial: PositiveInt) -> Layer:
     r"""Dropout of whole feature maps: a channel is kept or dropped at all positions of an example.
 
-    Neighboring pixels are so similar that ``Dropout`` of single ones removes little information.
+    Adjacent pixels are so similar that ``Dropout`` of single values removes little information.
 
     Args:
         rate: the probability of zero, at least 0 and below 1.
         spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences.
 
-    Otherwise as ``Dropout``, which is the one to use without spatial axes.
+    Otherwise as ``Dropout``; without spatial axes use ``Dropout``.
 
     >>> y = FeatureDropout(0.5, spatial=2).apply((), jnp.ones((4, 5, 5, 3)), train=True, key=jax.random.key(0))
     >>> bool((y == y[:, :1, :1]).all())
@@ -99,16 +99,16 @@ def FeatureDropout(rate: Rate, *, spatial: PositiveInt) -> Layer:
 
 @builder
 def StochasticDepth(rate: Rate, *, spatial: NonNegativeInt) -> Layer:
-    r"""Dropout of whole examples: the last layer of a ``Residual`` that is skipped at random in training.
+    r"""Dropout of whole examples, as the last layer of a ``Residual`` that is skipped at random in training.
 
     ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is :math:`x + m f(x) / (1 - p)` with one
     :math:`m \sim B(1 - p)` for each example, and :math:`x + f(x)` in evaluation. (The paper scales in evaluation
     instead; the expectations agree.)
 
     Args:
-        rate: p, the probability that an example skips, at least 0 and below 1.
-        spatial: the number of axes between the batch and the channels; all of them and the channels are one
-            example: 2 for images, 1 for sequences, 0 for ``(..., features)``.
+        rate: p, the probability that an example is dropped, at least 0 and below 1.
+        spatial: the number of axes between the batch and the channels: 2 for images, 1 for sequences, 0 for
+            ``(..., features)``. These axes and the channels form one example.
 
     Otherwise as ``Dropout``.
 

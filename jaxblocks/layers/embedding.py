@@ -1,4 +1,4 @@
-r"""Embeddings: integers become rows of a learned table, and features become scores of its rows.
+r"""Embeddings: map integers to rows of a learned table, and features to scores of the rows.
 
 Axis letters: ``...`` batch (and time), ``size`` rows of the table, ``features`` its columns.
 """
@@ -27,8 +27,8 @@ def embed(
     The same as ``one_hot(ids) @ table``, without the product. In reverse mode the gradients of equal ids add up.
 
     Raises:
-        ValueError: for an id outside ``0, ..., size - 1``, where the values are known. Under ``jit`` its row
-            is NaN, also for a negative one; ``check=True`` reports it to ``jax.experimental.checkify``.
+        ValueError: for an id outside ``0, ..., size - 1``, where the values are concrete. Under ``jit`` its row
+            is NaN, also for a negative id; ``check=True`` reports it to ``jax.experimental.checkify``.
         TypeError: for ids that are not integers.
 
     >>> embed(jnp.array([2, 0]), jnp.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
@@ -38,7 +38,7 @@ def embed(
     Source: Bengio, Ducharme, Vincent, Jauvin 2003, A neural probabilistic language model.
     """
     size = table.shape[0]
-    ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids  # so that size fits in
+    ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids  # so that the dtype can represent size
     known = checkable(ids, check)
     if known is not None:
         check_values(
@@ -49,7 +49,7 @@ def embed(
             least=jnp.min(known, initial=size),
             most=jnp.max(known, initial=0),
         )
-    spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded as their ids are
+    spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded like their ids
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
     return table.at[ids].get(  # (*batch, features)
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding
@@ -60,8 +60,8 @@ def embed(
 def unembed(x: Float[Array, "*batch features"], table: Float[Array, "size features"]) -> Float[Array, "*batch size"]:
     r"""A score for each row of a table, the output layer of a tied embedding: :math:`y_i = \sum_j x_j E_{i j}`.
 
-    With x ``x`` and E ``table``: the logits of a net whose first and last layer share one table. Computes in the dtype
-    of ``x``.
+    Here E is ``table``. The scores are the logits of a net whose first and last layer share one table. Computes in the
+    dtype of ``x``.
 
     Raises:
         ValueError: where ``x`` and ``table`` differ in their features.
@@ -91,12 +91,12 @@ def Embedding(
     Args:
         size: the number of ids: ``0, ..., size - 1``.
         features: of each row.
-        tied: ``True`` lets the layer compute logits as well: integers are looked up, and floating-point numbers
-            ``(..., features)`` become logits ``(..., size)`` by the same table. A ``Wire`` that calls it twice,
+        tied: ``True`` enables logits as well: integers ``(...)`` give rows, and floating-point numbers
+            ``(..., features)`` give logits ``(..., size)`` by the same table. A ``Wire`` that calls it twice,
             as below, is a net whose first and last layer share their params.
         embedding_init: ``f(key, shape, dtype)``; by default normal with variance 1 / features, so that rows have
             length near 1, and logits of inputs of variance 1 have variance 1.
-        dtype: of the rows; by default that of the params. (The layers after it compute in it.) Logits have the dtype
+        dtype: of the rows; by default that of the params. (The following layers compute in it.) Logits have the dtype
             of the features.
         param_dtype: of the params.
         check: report ids out of range to ``jax.experimental.checkify``, as in `embed`.
@@ -104,7 +104,7 @@ def Embedding(
     Shapes: ids ``(...)`` to ``(..., features)``; with ``tied`` also ``(..., features)`` to ``(..., size)``.
 
     Raises:
-        ValueError: for an id out of range, where the values are known; under ``jit`` its row is NaN.
+        ValueError: for an id out of range, where the values are concrete; under ``jit`` its row is NaN.
         TypeError: for ids that are not integers, unless ``tied``.
 
     >>> net = Wire(lambda f, ids: f.table(f.body(f.table(ids))), table=Embedding(256, 16, tied=True), body=Dense(16))
@@ -131,7 +131,7 @@ def Embedding(
 
 
 def _computes_logits(x, tied: bool) -> bool:
-    """Whether an `Embedding` is applied to features rather than to ids, as only a tied one can be."""
+    """Whether an `Embedding` is applied to features rather than to ids, which only a tied one accepts."""
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     repair = "convert them with ids.astype(jnp.int32), or pass tied=True to compute logits of features"
     require(tied or not floating, "ids to be an integer array", x, repair, error=TypeError)

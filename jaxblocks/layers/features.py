@@ -1,14 +1,14 @@
-r"""Feature maps that are chosen, not learned, and models that use them: kernels, radial bases, nearest neighbors.
+r"""Fixed feature maps, and models that use them: kernels, radial bases, nearest neighbors.
 
 A feature map :math:`\Phi` followed by a linear layer, :math:`\Phi(x)^\top w + b`, is ``Serial(phi, Dense(1))``. Any
-function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any pair, whose
-params are then learned together with :math:`w`, or kept (`jaxblocks.selectors.select`).
+function of arrays can be :math:`\Phi` (products of inputs, a spectrum, counts of words), and so can any layer, whose
+params are then learned together with :math:`w`, or frozen (`jaxblocks.selectors.select`).
 
 The Gaussian kernel :math:`k(x, y) = \exp(-\gamma \lVert x - y \rVert^2)` appears here in four forms: its values
 (``rbf_kernel``), as the inner product of exact features (``taylor_features``) and of random ones
-(``random_fourier_features``), and as a layer with centers of its own (``RBF``).
+(``random_fourier_features``), and as a layer with learned centers (``RBF``).
 
-Axis letters: ``...`` batch, ``in`` features of the input, ``features`` those of the output.
+Axis letters: ``...`` batch, ``in`` features of the input, ``features`` of the output.
 """
 
 import math
@@ -42,16 +42,17 @@ def rbf_kernel(
     r"""The Gaussian kernel between each x and each center: :math:`k(x, c) = \exp(-\gamma \lVert x - c \rVert^2)`.
 
     The radial basis function: 1 at distance 0, falling to 0 over a distance of about :math:`1 / \sqrt{\gamma}`. The
-    values for a set of points and itself are its Gram matrix, symmetric and positive semidefinite. In high dimension
-    random points are all far apart, and the Gram matrix is close to the identity: neighbors give no information.
+    values for all pairs of a set of points are its Gram matrix, symmetric and positive semidefinite. In high dimension
+    random points are all far apart, and the Gram matrix is close to the identity, so nearby points give no information.
 
-    For up to three features distances are summed up from differences, and k is right to rounding. For more they are
-    :math:`\lVert x \rVert^2 + \lVert c \rVert^2 - 2 x^\top c` around the mean m of the centers, which is a product of
-    matrices and up to a hundred times faster; there k may be off by about :math:`10^{-7}\,\gamma \lVert x - m \rVert^2`
-    in float32, which is small wherever several points contribute to the kernel.
+    For up to three features squared distances are sums of squared differences, and k is exact to rounding. For more
+    they are :math:`\lVert x \rVert^2 + \lVert c \rVert^2 - 2 x^\top c` around the mean m of the centers, a matrix
+    product that is up to a hundred times faster. The error of k is then about
+    :math:`10^{-7}\,\gamma \lVert x - m \rVert^2` in float32, which is small where several points contribute to the
+    kernel.
 
     Raises:
-        ValueError: where the features differ, or for a ``gamma`` that is not positive (if its value is known; under
+        ValueError: where the features differ, or for a ``gamma`` that is not positive (if its value is concrete; under
             ``jit``, a negative one gives numbers above 1).
         TypeError: for arrays that are not floating-point.
 
@@ -71,13 +72,13 @@ def rbf_kernel(
 def taylor_features(
     x: Float[Array, "*shape"], terms: PositiveInt, *, gamma: PositiveFloat | Float[Array, ""] = 1.0
 ) -> Float[Array, "*shape terms"]:
-    r"""Features of a number whose inner product is the Gaussian kernel, cut off after ``terms`` of them.
+    r"""Taylor features of a number, whose inner product is the Gaussian kernel, truncated after ``terms`` features.
 
     .. math:: \varphi_n(x) = e^{-\gamma x^2} \sqrt{\frac{(2 \gamma)^n}{n!}}\; x^n, \qquad
         \sum_{n=0}^\infty \varphi_n(x)\,\varphi_n(y) = e^{-\gamma (x - y)^2}
 
     The exact feature map of the kernel has infinitely many features; those with :math:`n \gg 2 \gamma \lvert x y
-    \rvert` contribute nothing. Each feature lies in [-1, 1], and a vector of them has length 1 at most.
+    \rvert` are negligible. Each feature lies in [-1, 1], and the feature vector has length 1 at most.
 
     Shapes: ``(...)`` to ``(..., terms)``: the features of each number. Where :math:`e^{-\gamma x^2}`
     underflows (in float32, for :math:`\gamma x^2` beyond 87), all of them are 0.
@@ -91,11 +92,11 @@ def taylor_features(
     _check_positive(gamma)
     wide = widen(x)
     gamma = jnp.asarray(gamma).astype(wide.dtype)
-    near = gamma * wide * wide < -math.log(jnp.finfo(wide.dtype).tiny)  # beyond, derivatives would be 0 times infinity
+    near = gamma * wide * wide < -math.log(jnp.finfo(wide.dtype).tiny)  # elsewhere derivatives are 0 times infinity
     wide = jnp.where(near, wide, jnp.zeros_like(wide))
     step = jnp.sqrt(2 * gamma) * wide
     features = [jnp.where(near, jnp.exp(-gamma * wide * wide), jnp.zeros_like(wide))]
-    for n in range(1, terms):  # the smallest factor first, so that nothing overflows
+    for n in range(1, terms):  # the smallest factor first, to avoid overflow
         features.append(features[-1] * (step / math.sqrt(n)))
     return jnp.stack(features, -1).astype(x.dtype)
 
@@ -136,14 +137,14 @@ def knn_predict(
     *,
     k: PositiveInt = 1,
 ) -> Num[Array, "*batch"]:
-    r"""Nearest neighbors: the majority of the classes, or the mean of the values, of the k closest examples.
+    r"""k-nearest-neighbor prediction: the majority class, or the mean value, of the k closest examples.
 
-    Integer ``targets`` are classes, and vote; where two classes have as many votes, the one with the nearest example
-    wins. Floating-point ``targets`` are averaged. Distances are Euclidean; where several are equal, the examples that
-    come first count.
+    Integer ``targets`` are classes, of which the most frequent is returned; ties go to the class with the nearest
+    example. Floating-point ``targets`` are averaged. Distances are Euclidean; among examples at equal distances, the
+    first ones are used.
 
-    A baseline without training: it is local, like the Gaussian kernel, and needs examples near every ``x``. With
-    the mean of each class as its example it is the classifier by prototypes.
+    It is a baseline without training. It is local, like the Gaussian kernel, and needs examples near every ``x``. With
+    the mean of each class as its only example it is the nearest-prototype classifier.
 
     Raises:
         ValueError: where the features or the numbers of examples differ, or for k outside 1, ..., examples.
@@ -178,7 +179,7 @@ def RandomFourierFeatures(
     are ``{"frequencies": (in, features), "phases": (features,)}``.
 
     ``Serial(RandomFourierFeatures(500), Dense(1))`` is a kernel machine that trains in linear time. An optimizer
-    updates the frequencies like all params; to keep them as drawn, freeze them (`jaxblocks.selectors.select`).
+    updates the frequencies like all params; to keep their initial values, freeze them (`jaxblocks.selectors.select`).
 
     Args:
         features: D; the error of the kernel is about :math:`1 / \sqrt{D}`.
@@ -221,15 +222,15 @@ def RBF(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""The radial basis layer :math:`y_i = \exp(-\gamma \lVert x - c_i \rVert^2)`, which learns its centers and width.
+    r"""The radial basis layer :math:`y_i = \exp(-\gamma \lVert x - c_i \rVert^2)` with learned centers and width.
 
-    Params are ``{"centers": (centers, in), "log_gamma": ()}``; gamma is the exponential of the latter, and so stays
+    Params are ``{"centers": (centers, in), "log_gamma": ()}``; gamma is ``exp(log_gamma)``, so that it stays
     positive. ``Serial(RBF(20), Dense(1))`` is a radial basis network.
 
     Args:
         centers: the number of centers.
         gamma_init: the initial :math:`\gamma`.
-        centers_init: ``f(key, shape, dtype)``; examples make good centers too (put them in the params).
+        centers_init: ``f(key, shape, dtype)``; training examples are good centers too (put them in the params).
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
@@ -260,13 +261,13 @@ def RBF(
     return Layer(init, apply)
 
 
-# ---- what they share -----------------------------------------------------------------------
+# ---- shared functions ----------------------------------------------------------------------
 
 
 def _squared_distances(x, centers):
-    """(*batch, in) and (centers, in) to (*batch, centers), without cancellation of what they have in common."""
+    """(*batch, in) and (centers, in) to (*batch, centers), without cancellation of a common offset."""
     centers = centers.astype(x.dtype)
-    if x.shape[-1] <= 3:  # differences: exact, and as fast while they are this few
+    if x.shape[-1] <= 3:  # differences: exact, and equally fast for so few features
         return jnp.sum((x[..., None, :] - jnp.broadcast_to(centers, (*x.shape[:-1], *centers.shape))) ** 2, -1)
     middle = lax.stop_gradient(jnp.mean(centers, 0))  # distances do not depend on it, and so have no derivative
     x, centers = x - jnp.broadcast_to(middle, x.shape), centers - jnp.broadcast_to(middle, centers.shape)
@@ -276,6 +277,6 @@ def _squared_distances(x, centers):
 
 
 def _check_positive(gamma) -> None:
-    """That an array is positive; the annotation says it of a number."""
+    """Check that an array is positive; the annotation checks a number."""
     if isinstance(gamma, jax.Array):
         check_values(gamma > 0, "gamma > 0, got {gamma}; 1 / sqrt(gamma) is the length scale", gamma=gamma)

@@ -1,4 +1,4 @@
-r"""Activations with params of their own: the parametric ReLU, swish, maxout.
+r"""Activations with params: the parametric ReLU, swish, maxout.
 
 Axis letters: ``...`` batch, ``in`` and ``features`` sizes of the last axis. Those without params are in
 `jaxblocks.activations`.
@@ -24,7 +24,7 @@ __all__ = ["Maxout", "PReLU", "Swish", "swish"]
 def swish(x: Float[Array, "*shape"], beta: float | int | Float[Array, ""] = 1.0) -> Float[Array, "*shape"]:
     r"""Swish: :math:`x\,\sigma(\beta x)` with :math:`\sigma` the logistic sigmoid.
 
-    For ``beta`` = 1 it is ``silu``, for 0 half the identity, and towards infinity ``relu``. Half precision is
+    For ``beta`` = 1 it is ``silu``, for 0 half the identity, and in the limit of infinity ``relu``. Half precision is
     computed in float32.
 
     >>> print(np.asarray(swish(jnp.array([-1.0, 1.0]), 2.0)).round(4))
@@ -47,7 +47,7 @@ def Swish(
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params.
 
-    Shapes: any to the same.
+    Shapes: any shape to the same shape.
 
     >>> layer = Swish()
     >>> layer.apply({"beta": jnp.array(0.0)}, jnp.array([-2.0, 4.0]))
@@ -81,7 +81,7 @@ def PReLU(
     Args:
         negative_slope_init: the initial :math:`\alpha`.
         per_feature: ``True`` for one :math:`\alpha` for each entry of the last axis, params
-            ``{"negative_slope": (features,)}``; with ``False`` there is one for all.
+            ``{"negative_slope": (features,)}``; ``False`` for a single one.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the params. Weight decay pulls :math:`\alpha` to 0, the plain ReLU; exclude it from decay
             (`jaxblocks.selectors.select`).

@@ -1,4 +1,4 @@
-"""Linear attention: products of features in place of the softmax, so that the cost grows linearly with the length.
+"""Linear attention: products of features instead of the softmax, with a cost linear in the length.
 
 Axis letters: q query positions, k key and value positions, h heads, d features that queries and keys share
 (``head_dim``), v features of a value (``value_dim``). The layout is that of ``attention``.
@@ -25,20 +25,20 @@ def linear_attention(
 ) -> Float[Array, "*batch time_q heads value_dim"]:
     r"""Attention with weights :math:`w_{ij} \propto \phi(q_i) \cdot \phi(k_j)`, :math:`\phi(x) = \mathrm{elu}(x) + 1`.
 
-    The weights are positive and sum to 1 over j, as those of the softmax, but their sums can be taken in another
-    order: :math:`\phi(Q) (\phi(K)^\top V)` divided by :math:`\phi(Q) (\phi(K)^\top 1)`. So no weight is computed: 2
-    time head_dim value_dim multiplications per head where ``attention`` takes time^2 (head_dim + value_dim). (The
-    lecture says that a cost of about O(T) is possible, without saying how.)
+    The weights are positive and sum to 1 over j, like those of the softmax, but the products can be computed in another
+    order: :math:`\phi(Q) (\phi(K)^\top V)` divided by :math:`\phi(Q) (\phi(K)^\top 1)`. So no weight is computed. It
+    takes 2 time head_dim value_dim multiplications per head; ``attention`` takes time^2 (head_dim + value_dim). (The
+    lecture states that a cost of about O(T) is possible, without a method.)
 
     Args:
         q, k, v: as in `attention`, grouped heads included.
-        causal: query i attends to keys j <= i only; sums over all chunks before, weights within a chunk. Memory is
-            linear in the length too.
-        chunk: positions of such a chunk.
+        causal: query i attends to keys j <= i only, by sums over all earlier chunks and weights within a chunk. Memory
+            is linear in the length too.
+        chunk: the number of positions in a chunk.
         mask: boolean ``(*batch, time_k)``, True at valid keys and False at padding. The contents of k and v at padding
             have no effect, even if they are NaN. (Keys and values after a causal query must be finite.)
 
-    Half precision is summed in float32. A query all of whose keys are masked returns zeros, and so does one whose
+    Half precision is summed in float32. The output is zero for a query whose keys are all masked, and for one whose
     features all underflow (every entry of q_i below -100 in float32).
 
     Raises:
@@ -53,13 +53,13 @@ def linear_attention(
     """
     got = f"{describe(q)} and {describe(k)}"
     grouped = k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
-    require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat what differs")
+    require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat the heads")
     repair = "pass causal=False, so that all queries attend to all keys"
-    require(not causal or q.shape[-3] == k.shape[-3], "as many queries as keys with causal=True", got, repair)
+    require(not causal or q.shape[-3] == k.shape[-3], "equal numbers of queries and keys with causal=True", got, repair)
     dtype, n, heads = v.dtype, q.shape[-3], q.shape[-2]
     q, k, v = (jnp.moveaxis(widen(x), -3, -2) for x in (q, k, v))  # (*batch, heads, time, features)
     valid = None if mask is None else mask[..., None, :, None]
-    if valid is not None:  # before the features too, so that padding has no gradient
+    if valid is not None:  # also before the feature map, so that padding has no gradient
         k, v = jnp.where(valid, k, 0.0), jnp.where(valid, v, 0.0)
     q, k = _phi(q), _phi(k)
     if valid is not None:
@@ -84,18 +84,18 @@ def linear_attention(
 
 
 def _phi(x):
-    """elu(x) + 1, which is x + 1 or exp(x): as exp, so that it stays positive where elu is rounded to -1."""
+    """elu(x) + 1, computed as x + 1 or exp(x), so that it stays positive where elu rounds to -1."""
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0.0, x)))
 
 
 def _chunked(x, chunk):
-    """Time cut into chunks, the last one padded with zeros: (..., time, f) to (..., count, chunk, f)."""
+    """Split time into chunks, the last one padded with zeros: (..., time, f) to (..., count, chunk, f)."""
     count = -(-x.shape[-2] // chunk)
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * chunk - x.shape[-2]), (0, 0)])
     return x.reshape(*x.shape[:-2], count, chunk, x.shape[-1])
 
 
 def _sum_before(x):
-    """Sums over all chunks (axis -3) before; later ones are not read, not even to cancel."""
+    """Exclusive cumulative sum over chunks (axis -3), which does not read later chunks."""
     shifted = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 0), (0, 0), (0, 0)])[..., :-1, :, :]
     return jnp.cumsum(shifted, -3)

@@ -1,9 +1,8 @@
-r"""Linear models fitted to their optimum: least squares in closed form, logistic regression by Newton's method.
+r"""Linear models fitted to the optimum: least squares in closed form, logistic regression by Newton's method.
 
-Both return params of ``Dense``, so a fitted model is applied, stacked and trained on like any other layer. Their
-losses are convex: any minimization of one of them, from any start, reaches the value that these functions reach. A
-model :math:`\Phi(x) W + b` with nonlinear features is the same on ``Phi(x)``; to apply it, write
-``Serial(Phi, Dense(out))``.
+Both return params of ``Dense``, so a fitted model can be applied, composed and trained further like any other layer.
+Their losses are convex, so every local minimum is global. To fit a model :math:`\Phi(x) W + b` with nonlinear
+features, pass ``Phi(x)``; to apply it, write ``Serial(Phi, Dense(out))``.
 
 Both are differentiable in all their real arguments, to any order: the derivative is that of the optimum (implicit
 function theorem), not that of the solver's iterations.
@@ -38,12 +37,12 @@ def linear_regression(
 
     .. math:: \frac1N \sum_{n=1}^N \lVert x_n W + b - y_n \rVert^2 + \lambda \lVert W \rVert^2
 
-    with :math:`\lambda` = ``ridge``. The bias is not penalized, which amounts to centering the data first:
+    with :math:`\lambda` = ``ridge``. The bias is not penalized, which is equivalent to centering the data first:
     :math:`W = (X_c^\top X_c + N \lambda I)^{-1} X_c^\top y_c` with :math:`X_c = X - \bar x`,
-    :math:`y_c = y - \bar y`, and :math:`b = \bar y - \bar x W`. (For the same formula without a bias, and so with
-    every weight penalized, pass data of mean zero.) It is computed from the singular values of
+    :math:`y_c = y - \bar y`, and :math:`b = \bar y - \bar x W`. (For the formula without a bias, pass data of mean
+    zero.) It is computed from the singular value decomposition of
     :math:`X_c`, without squaring its condition number. Where :math:`\lambda = 0` and the columns of :math:`X_c`
-    depend on each other, many kernels fit equally well, and the one of least norm is returned.
+    are linearly dependent, many kernels fit equally well, and the one of least norm is returned.
 
     Args:
         x: the inputs, one example per row.
@@ -59,7 +58,7 @@ def linear_regression(
             negative ``ridge`` (under ``jit`` without ``check``, the params are NaN).
         TypeError: for ``x`` or ``y`` that are not floating-point.
 
-    Exclusive or has no linear trend; its best linear model is the constant one half:
+    XOR has no linear trend; its best linear model is the constant one half:
 
     >>> x = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     >>> params = linear_regression(x, jnp.array([[0.0], [1.0], [1.0], [0.0]]))
@@ -92,12 +91,12 @@ def logistic_regression(
               \qquad s_n = 2 \cdot \mathrm{labels}_n - 1,
 
     with :math:`\lambda` = ``ridge``, by Newton's method (iteratively reweighted least squares) with backtracking, to
-    rounding. The bias is not penalized; where features depend on each other, ``w`` is the one of least norm.
+    rounding. The bias is not penalized; where features are linearly dependent, ``w`` is the one of least norm.
 
-    **There may be no optimum.** Where a hyperplane separates the labels (or touches, but does not mix them) the loss
-    decreases without end as ``w`` grows, and also for a single class. Then this function raises an error, and under
-    ``jit`` (``vmap``, ``grad``), where it cannot, its params are NaN. Any ``ridge > 0`` makes the optimum finite as
-    long as both labels occur.
+    **There may be no optimum.** Where a hyperplane separates the labels (even with points on it), or for a single
+    class, the loss decreases without bound as ``w`` grows. Then this function raises an error, and under
+    ``jit`` (``vmap``, ``grad``), where it cannot raise, its params are NaN. Any ``ridge > 0`` makes the optimum finite
+    if both labels occur.
 
     Args:
         x: the inputs, one example per row.
@@ -135,7 +134,7 @@ def logistic_regression(
     check_values(
         found,
         "a loss with a finite optimum, got labels that a hyperplane separates (or only one label), so that the loss "
-        "decreases without end as the weights grow: no finite optimum; pass ridge > 0, and examples of both labels",
+        "decreases without bound as the weights grow: no finite optimum; pass ridge > 0, and examples of both labels",
         check=check,
     )
     kernel, bias = (jnp.where(found & jnp.all(binary), leaf, jnp.nan) for leaf in (kernel, bias))
@@ -182,10 +181,10 @@ def _logistic(x, sign, ridge):
 
 
 def _newton(x, sign, ridge, steps=100):
-    """The minimizer (w, b) for centered ``x``, and whether there is one (1.0 or 0.0: `lax.custom_root` wants floats).
+    """The minimizer (w, b) for centered ``x``, and whether it exists (1.0 or 0.0: `lax.custom_root` takes floats).
 
-    Works in coordinates in which the features are orthonormal, where steps are measured in logits and a Hessian is
-    ill-conditioned only if the labels make it so.
+    Works in coordinates in which the features are orthonormal, where steps are measured in logits and only the labels
+    can make the Hessian ill-conditioned.
     """
     n = x.shape[0]
     eps = float(jnp.finfo(x.dtype).eps)
@@ -204,7 +203,7 @@ def _newton(x, sign, ridge, steps=100):
         curvature = jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)
         return features.T @ (features * curvature[:, None]) / n + jnp.diag(2 * penalty + unused)
 
-    def unbounded(w):  # all signs are right and no penalty acts on w: 2 w has a smaller loss
+    def unbounded(w):  # all signs are correct and w is not penalized: 2 w has a smaller loss
         return jnp.all(sign * (features @ w) > 0) & ((ridge == 0) | one_class)
 
     def unfinished(carry):
@@ -226,7 +225,7 @@ def _newton(x, sign, ridge, steps=100):
 
     start = jnp.zeros(features.shape[1], x.dtype)
     w, size, _ = lax.while_loop(unfinished, step, (start, jnp.full((), jnp.inf, x.dtype), 0))
-    # Labels that touch a hyperplane push w to infinity too, one logit per step, while the Hessian fades.
+    # With points on the hyperplane w diverges too, one logit per step, and the Hessian tends to zero.
     curved = jnp.linalg.eigvalsh(hessian(w))[0] > 4 * features.shape[1] * eps
     found = (size <= math.sqrt(eps)) & ~unbounded(w) & curved
     return jnp.append(right.T @ jnp.where(kept, w[:-1] * math.sqrt(n) / safe, 0), w[-1:]), found.astype(x.dtype)
@@ -242,13 +241,13 @@ def _root(gradient, start, solve):
 
 
 def _svd(x):
-    """Singular vectors (n, k), values (k,) and vectors (k, in), and which values are more than rounding."""
+    """Singular vectors (n, k), values (k,) and vectors (k, in), and which values exceed rounding errors."""
     left, s, right = jnp.linalg.svd(x, full_matrices=False)
     return left, s, right, s > max(x.shape) * float(jnp.finfo(x.dtype).eps) * s[:1]
 
 
 def _center(x):
-    """Data less their mean, and the mean; a constant column becomes zero exactly."""
+    """The centered data and the mean; a constant column becomes exactly zero."""
     shifted = x - x[:1]
     center = shifted.mean(axis=0, keepdims=True)
     return shifted - center, (x[:1] + center)[0]
@@ -259,7 +258,7 @@ def _check_not_empty(x) -> None:
 
 
 def _check_ridge(ridge, dtype, check):
-    """The penalty as an array: NaN where it is negative."""
+    """The penalty as an array, NaN if it is negative."""
     ridge = jnp.asarray(ridge, dtype)
     check_values(ridge >= 0, "ridge >= 0, got {ridge}", check=check, ridge=ridge)
     return jnp.where(ridge >= 0, ridge, jnp.nan)

@@ -26,9 +26,9 @@ def MLP(
         widths: features of each ``Dense``, so ``n_layers = len(widths)`` and
             ``n_hidden = len(widths) - 1`` (the lectures use "depth" for both).
         activation: :math:`\sigma`, between the layers.
-        last_activation: :math:`o`, after the last one. The lectures disagree whether there
-            is one, so it is an argument; by default there is none.
-        kernel_init: by default He's where a rectifier follows, LeCun's elsewhere.
+        last_activation: :math:`o`, after the last layer. The lectures differ on whether there
+            is one; by default there is none.
+        kernel_init: by default He's before a rectifier, LeCun's elsewhere.
 
     >>> net = MLP(5, 10, 5, 2)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))

@@ -1,7 +1,7 @@
-r"""Normalization layers: of batches and of single examples. (That of weights is in `weight_norm`.)
+r"""Normalization layers over batches and over single examples. (`weight_norm` normalizes weights.)
 
 All compute :math:`(x - \mathrm{mean}) / \sqrt{\mathrm{var} + \epsilon}`; they differ in the axes
-that the mean and the (biased) variance are taken over. For :math:`T_{bnc}` with b batch, n positions, c channels:
+of the mean and the (biased) variance. For :math:`T_{bnc}` with b batch, n positions, c channels:
 
     batch norm       over b and n, for each c; the lecture's form over b, for each (n, c)
     layer norm       over c, for each (b, n); the lecture's form over (n, c), for each b
@@ -66,7 +66,7 @@ def batch_norm(
     r"""Normalization by given statistics: :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`.
 
     With m ``mean``, v ``variance``, :math:`\gamma` ``scale`` and :math:`\beta` ``bias``, each of the shape of the
-    trailing axes of ``x``. ``BatchNorm`` is the layer that measures and keeps the statistics.
+    trailing axes of ``x``. The layer ``BatchNorm`` computes and stores the statistics.
 
     Raises:
         ValueError: for statistics, scale or bias of another shape.
@@ -96,24 +96,24 @@ def BatchNorm(
     r"""Batch normalization :math:`y = \gamma\,(x - m) / \sqrt{v + \epsilon} + \beta` with running statistics as state.
 
     With ``train=True``, m and v are mean and biased variance of the batch, so each example changes the output of the
-    others, and the running statistics move towards them. In evaluation m and v are the running statistics.
+    others, and the running statistics are updated with them. In evaluation m and v are the running statistics.
     :math:`\epsilon` is added inside the root: the output's variance is :math:`v / (v + \epsilon)`. The output has mean
-    0, but in general not median 0: a rectifier after it passes 37 % of an exponential distribution.
+    0, but in general not median 0: for an exponential distribution 37 % of the entries are positive.
 
-    Params ``{"scale": γ, "bias": β}``, 1 and 0 at the start, and state ``{"mean", "variance", "updates"}`` have the
+    Params ``{"scale": γ, "bias": β}``, initially 1 and 0, and state ``{"mean", "variance", "updates"}`` have the
     shape of the statistics; ``updates`` is one number. After k updates the running mean is the average of
     the batches' means with weights :math:`p^{k-1}, \dots, p, 1` for momentum p; the variance likewise. It does not
-    depend on its initial value: after one update evaluation is right already, and after many identical batches
+    depend on its initial value: evaluation is correct after one update, and after many identical batches
     it equals training. PyTorch and Keras start at mean 0 and variance 1 instead, with a weight of :math:`p^k`:
     their running mean is :math:`1 - p^k` times this one. To load such statistics, set the state to
-    ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``. (There is one count of updates for all
-    statistics: one that a mask excludes from the first updates, as with ``axes=0``, does depend on 0 and 1.)
+    ``{"mean": ..., "variance": ..., "updates": jnp.asarray(10_000)}``. (All statistics share one count of updates: a
+    statistic that a mask excludes from the first updates, as with ``axes=0``, does depend on 0 and 1.)
 
     Args:
-        axes: the axes of the statistics. By default all but the last, so per channel, as in Keras and
+        axes: the axes to average over. By default all but the last (statistics per channel), as in Keras and
             PyTorch. The lecture's form has statistics per position and channel: ``axes=0``.
-        momentum: p, the weight of the past: ``running = p * running + (1 - p) * batch`` in the long run, as in
-            Keras; PyTorch's ``momentum`` is :math:`1 - p`. 0 keeps the last batch only.
+        momentum: p, the weight of the past: asymptotically ``running = p * running + (1 - p) * batch``, as in
+            Keras; PyTorch's ``momentum`` is :math:`1 - p`. 0 uses the last batch only.
         epsilon: 1e-3 as in Keras; PyTorch's is 1e-5.
         use_scale, use_bias: ``False`` for no :math:`\gamma` (Keras: ``scale``), no :math:`\beta` (Keras: ``center``).
         axis_name: of the ``vmap``, ``shard_map`` or ``pmap`` whose mapped axis is part of the batch: the statistics are
@@ -123,14 +123,14 @@ def BatchNorm(
 
     Side inputs of ``apply``:
         train: a Python bool.
-        mask: True at valid entries of the leading axes of ``x``; the others are padding: they are read as
-            zeros and do not count. A statistic of fewer than two valid entries (whose variance would be 0) keeps its
-            value in the state; in training the output at a single entry is :math:`\beta`.
+        mask: True at valid entries of the leading axes of ``x``; the others are padding: they are replaced by
+            zeros and excluded from the statistics. A statistic of fewer than two valid entries (whose variance would
+            be 0) keeps its value in the state; in training the output at a single entry is :math:`\beta`.
 
     Shapes: ``(..., features)`` to the same.
 
     Raises:
-        ValueError: in evaluation before the first update. Where the state's values are not known (under ``jit``, and in
+        ValueError: in evaluation before the first update. Where the state is traced (under ``jit``, and in
             ``Repeat``), the output is NaN instead. In training, where there is only one entry to average over (a
             batch of one, or under ``vmap`` without ``axis_name``): the output would not depend on ``x``. For a mask
             that does not fit, or another number of features than at ``init``.
@@ -144,14 +144,14 @@ def BatchNorm(
     [[-1.0, -1.0], [1.0, 1.0]] [2.0, 20.0] [1.0, 100.0]
 
     Source: Ioffe and Szegedy 2015, Batch normalization (arXiv:1502.03167); Diehl 2023, section 1.6, whose statistics
-    are per (n, c), while its margin shows Keras' layer, which pools positions too.
+    are per (n, c), while its margin shows Keras' layer, which averages over positions too.
     """
     names = _names(use_scale, use_bias)
     state_dtype = wide_dtype(param_dtype)
     log_momentum = math.log(momentum) if momentum else -math.inf
 
     def split(x):
-        """The axes to average over, and the others, which are those of the statistics."""
+        """The axes to average over, and the remaining axes, which are those of the statistics."""
         require(axes is not None or len(x.shape) > 0, "x with a feature axis", x, "use x[..., None]")
         over = tuple(range(len(x.shape) - 1)) if axes is None else _reduced_axes(x, axes)
         return over, tuple(a for a in range(len(x.shape)) if a not in over)
@@ -183,8 +183,8 @@ def BatchNorm(
         if train:
             mean, variance, count = moments_and_count(x, over, mask, axis_name)
             most = math.prod(x.shape[a] for a in over) * (1 if axis_name is None else lax.psum(1, axis_name))
-            if most < 2:  # a mask, whose values may be traced, is taken care of in `updated`
-                repair = "pass a batch of at least two (to init_train_state as well), or under vmap say axis_name="
+            if most < 2:  # `updated` handles a mask, whose values may be traced
+                repair = "pass a batch of at least two (to init_train_state as well), or under vmap pass axis_name="
                 require(False, f"more than one entry to average over (axes {over}) in training", x, repair)
             state = updated(state, mean, variance, count)
         else:
@@ -192,13 +192,13 @@ def BatchNorm(
             check_values(
                 measured,
                 "running statistics to evaluate with, got a state that was never updated; call "
-                "apply(..., train=True) on training data first, and pass on the state that it returns",
+                "apply(..., train=True) on training data first, and use the state that it returns",
             )
             mean, variance = (jnp.where(measured, statistic, jnp.nan) for statistic in running)
         return _normalize(x, mean, variance, *weights, epsilon=epsilon), state
 
     def updated(state, mean, variance, count):
-        """The running statistics with one more batch, ``count`` entries of it for each statistic."""
+        """The running statistics after one more batch, with ``count`` entries for each statistic."""
         updates = state["updates"] + 1
         # The weight (1 - p) / (1 - p^k) makes a weighted average of k batches; by expm1 it is exactly 1 for k = 1.
         log_past = jnp.asarray(log_momentum, state_dtype)
@@ -258,9 +258,9 @@ def LayerNorm(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""Layer normalization ``layer_norm`` with its params ``{"scale": γ, "bias": β}``, 1 and 0 at the start.
+    r"""Layer normalization ``layer_norm`` with params ``{"scale": γ, "bias": β}``, initially 1 and 0.
 
-    Every example is normalized by itself: nothing depends on the batch, and training and evaluation are the same.
+    Every example is normalized separately: the output does not depend on the batch, and training and evaluation agree.
 
     Args:
         axes: negative, since leading axes are batch: -1 for each position's features, ``(-2, -1)`` for the lecture's
@@ -319,7 +319,7 @@ def RMSNorm(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""Root mean square normalization ``rms_norm`` with its params ``{"scale": γ}``, 1 at the start.
+    r"""Root mean square normalization ``rms_norm`` with params ``{"scale": γ}``, initially 1.
 
     Arguments as in ``LayerNorm``.
 
@@ -346,9 +346,9 @@ def group_norm(
 ) -> Float[Array, "... channels"]:
     r"""Group normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over groups of channels.
 
-    Each of the ``groups`` consists of neighboring channels; m and v are mean and biased variance of each example over
-    all positions and one group. One group is layer normalization of the whole example (with params per channel), as
-    many groups as channels is instance normalization.
+    Each of the ``groups`` consists of consecutive channels; m and v are mean and biased variance of each example over
+    all positions and one group. One group is layer normalization of the whole example (with params per channel), one
+    group per channel is instance normalization.
 
     Args:
         x: ``(..., *spatial, channels)``.
@@ -476,11 +476,11 @@ def InstanceNorm(
     return _norm(shape, normalize, _names(use_scale, use_bias), dtype, param_dtype)
 
 
-# ---- what they share -------------------------------------------------------------------------
+# ---- shared functions ------------------------------------------------------------------------
 
 
 def _normalize(x, mean, variance, scale, bias, *, epsilon):
-    """The formula, for statistics and params that have as many axes as ``x``."""
+    """The formula, for statistics and params with the rank of ``x``."""
     factor = lax.rsqrt(variance + epsilon)
     if scale is not None:
         factor = factor * scale
@@ -522,7 +522,7 @@ def _check_names(params, names: tuple[str, ...], shape: tuple) -> None:
 
 
 def _reduced_axes(x, axes) -> tuple[int, ...]:
-    """The axes from the front, in order; at least one."""
+    """The axes counted from the front, in order; at least one."""
     found = sorted_axes(x, axes)
     require(len(found) > 0, "at least one axis to average over", f"axes={axes}", "write axes=-1 for the features")
     return found
@@ -546,6 +546,6 @@ def _check_groups(x, groups, spatial) -> None:
     if x.shape[-1] % groups:
         divisors = ", ".join(str(n) for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0)
         first = len(x.shape) - 1 - spatial
-        repair = f"{x.shape[-1]} channels can be in {divisors} groups; if channels come first in x, write "
+        repair = f"{x.shape[-1]} channels can form {divisors} groups; if the channels of x are first, write "
         repair += f"jnp.moveaxis(x, {first}, -1)"
         require(False, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)

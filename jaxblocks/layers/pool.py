@@ -1,7 +1,7 @@
 r"""Pooling: the maximum or the mean of each window, of all positions, or of a given number of bins.
 
 Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then channels, each
-pooled by itself. A pool has no params.
+pooled separately. A pool has no params.
 
 Windows are reduced one axis at a time, in about :math:`\log_2 k` steps for a window of :math:`k`
 entries. The result is exact, has all derivatives in both modes, and is much faster on CPU than
@@ -52,14 +52,14 @@ def max_pool(
 ) -> Float[Array, "... channels"]:
     r"""The maximum of each window, :math:`y_i = \max_j x_{si + j}`.
 
-    Where several entries are the largest, the derivative belongs to the first of them, in
-    the order of the axes. NaN in a window gives NaN. Padding is never the maximum.
+    On ties the gradient goes to the first of the largest entries, in the order of the axes.
+    NaN in a window gives NaN. Padding is never the maximum.
 
     Args:
         x: ``(..., *spatial, channels)``.
-        window_shape: an integer for one spatial axis, a tuple with an integer per axis for up to three.
-        stride: :math:`s`, the distance between neighboring windows; by default the window's size, so that windows
-            do not overlap. Entries left over at the end are dropped.
+        window_shape: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        stride: :math:`s`, the distance between adjacent windows; by default the window's size, so that windows
+            do not overlap. Remaining entries at the end are dropped.
         padding: as in `conv`, less than the window's size on either side.
 
     Raises:
@@ -92,8 +92,8 @@ def avg_pool(
 ) -> Float[Array, "... channels"]:
     r"""The mean of each window, :math:`y_i = \frac{1}{|W_i|} \sum_{j \in W_i} x_{si + j}`.
 
-    By default :math:`W_i` holds the entries of the window that are inside the input, so that a
-    constant stays a constant; with ``count_padding=True`` padded zeros count as entries
+    By default :math:`W_i` contains the entries of the window that are inside the input, so that the
+    mean of a constant is that constant; with ``count_padding=True`` padded zeros are included
     (torch's default).
 
     Args:
@@ -129,7 +129,7 @@ def global_max_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
     """The maximum over all positions, ``(..., *spatial, channels)`` to ``(..., channels)``.
 
     After convolutions it makes an equivariant net invariant to translations. It is
-    ``jnp.max``: where several entries are the largest, they share the derivative equally.
+    ``jnp.max``: on ties the largest entries share the gradient equally.
 
     Args:
         x: ``(..., *spatial, channels)``.
@@ -163,13 +163,13 @@ def global_avg_pool(x: Float[Array, "... channels"], spatial: PositiveInt) -> Fl
 def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[Array, "... channels"]:
     r"""The maximum of each of ``size`` bins: the output has this size for any size of the input.
 
-    Bin :math:`i` of :math:`m` on an axis of :math:`n` holds the positions from
-    :math:`\lfloor i n/m \rfloor` to before :math:`\lceil (i+1) n/m \rceil`; where :math:`m`
-    does not divide :math:`n`, neighbors overlap. Ties as in `max_pool`.
+    Bin :math:`i` of :math:`m` on an axis of :math:`n` contains the positions from
+    :math:`\lfloor i n/m \rfloor` up to, but excluding, :math:`\lceil (i+1) n/m \rceil`; where :math:`m`
+    does not divide :math:`n`, adjacent bins overlap. Ties as in `max_pool`.
 
     Args:
         x: ``(..., *spatial, channels)``.
-        size: :math:`m`, an integer for one spatial axis, a tuple with an integer per axis for up to three.
+        size: :math:`m`, an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
 
     >>> adaptive_max_pool(jnp.arange(5.0)[:, None], 2)[:, 0]  # bins of positions 0 to 2 and 2 to 4
     Array([2., 4.], dtype=float32)
@@ -267,7 +267,7 @@ def GlobalAvgPool(spatial: PositiveInt) -> Layer:
 
 
 def _pooling(axes: int, pool: Callable) -> Layer:
-    """A pool over so many spatial axes as a layer without params."""
+    """A pool over ``axes`` spatial axes as a layer without params."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
         check_spatial(x, axes)
@@ -287,13 +287,13 @@ def _windows(x, window_shape, stride, padding):
     windows = slide(x.shape[-len(window) - 1 : -1], window, window if stride is None else stride, 1, padding)
     less = all(max(pair) < k for pair, k in zip(windows.pads, window, strict=True))
     expected = f"less padding than its window_shape {window}, since a window of padding alone has no value"
-    require(less, expected, f"padding={padding!r}", "pad less")
+    require(less, expected, f"padding={padding!r}", "reduce the padding")
     check_fit(windows, x)
     return window, windows.strides, windows.pads
 
 
 def _spatial_axes(x, spatial):
-    """The axes of positions, of which there is at least one."""
+    """The spatial axes, of which there is at least one."""
     check_spatial(x, spatial)
     require(0 not in x.shape[-spatial - 1 : -1], "at least one position", x, "pass a longer input")
     return tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
@@ -306,9 +306,9 @@ def _bins(x, size):
 
 
 def _reduce_windows(operation, x, axis, window, stride) -> Any:
-    """An associative operation over each window along an axis, earlier entries on its left."""
+    """Reduce each window along an axis by an associative operation, with earlier entries on its left."""
     cut = lambda x, start, stop, step=1: lax.slice_in_dim(x, start, stop, step, axis % x.ndim)
-    while window % 2 == 0 and stride % 2 == 0:  # pairs that no window separates
+    while window % 2 == 0 and stride % 2 == 0:  # every window consists of whole pairs
         even = x.shape[axis] // 2 * 2
         x = operation(cut(x, 0, even, 2), cut(x, 1, even, 2))
         window, stride = window // 2, stride // 2
@@ -328,7 +328,7 @@ def _reduce_windows(operation, x, axis, window, stride) -> Any:
 
 
 def _first_maximum(a, b):
-    """The larger one, the first where they are equal; NaN if there is one."""
+    """The maximum, the first argument on ties; NaN if either is NaN."""
     return jnp.where((a >= b) | (a != a), a, b)
 
 

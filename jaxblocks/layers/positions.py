@@ -1,8 +1,8 @@
-"""Positions: attention alone does not depend on the order of its inputs; these functions and layers add it.
+"""Positional encodings. Attention alone does not depend on the order of its inputs; encodings add the order.
 
-Added to the features of each position: ``sinusoidal_positions``, ``SinusoidalPositions``, ``LearnedPositions``.
-Rotations of queries and keys: ``rotary``. Added to the scores: ``alibi``. The latter two depend on distances
-only, and are options of ``Attention``: ``positions=rotary``, ``score_bias=alibi``.
+``sinusoidal_positions``, ``SinusoidalPositions`` and ``LearnedPositions`` are added to the features of each position.
+``rotary`` rotates queries and keys. ``alibi`` is added to the scores. The latter two depend on distances only, and
+are options of ``Attention``: ``positions=rotary``, ``score_bias=alibi``.
 """
 
 from collections.abc import Callable
@@ -66,11 +66,11 @@ def sinusoidal_positions(
 def rotary(
     x: Float[Array, "..."], positions: Real[Array, "..."] | None = None, *, base: PositiveFloat = 10000
 ) -> Float[Array, "..."]:
-    r"""Pairs of features rotated by an angle proportional to the position: :math:`x_t \mapsto R_t\,x_t`.
+    r"""Rotary encoding: rotate pairs of features in proportion to the position, :math:`x_t \mapsto R_t\,x_t`.
 
-    Pair i, entries i and i + d/2 (the two halves, as in Llama of Hugging Face and GPT-NeoX; the paper pairs neighbors,
-    a permutation of the features), is rotated by :math:`t\,b^{-2i/d}` with d ``head_dim`` and b ``base``. Products of
-    queries and keys then depend on their distance only: :math:`R_s q \cdot R_t k = q \cdot R_{t-s} k`.
+    Pair i, entries i and i + d/2 (the two halves, as in Llama of Hugging Face and GPT-NeoX; the paper pairs adjacent
+    entries, a permutation of the features), is rotated by :math:`t\,b^{-2i/d}` with d ``head_dim`` and b ``base``.
+    Products of queries and keys then depend on their distance only: :math:`R_s q \cdot R_t k = q \cdot R_{t-s} k`.
 
     Args:
         x: ``(*batch, time, heads, head_dim)``.
@@ -109,15 +109,15 @@ def alibi(
     *,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "heads n_q n_k"]:
-    r"""Attention with linear biases, for the ``bias`` of ``attention``: :math:`-m_h |p_i - j|`.
+    r"""ALiBi, the linear biases :math:`-m_h |p_i - j|`, for the ``bias`` of ``attention``.
 
     Query i has the position :math:`p_i = i +` ``offset``, by default ``n_k - n_q``: the last query at the last key.
-    The slopes of n heads are :math:`m_h = 2^{-8 h / n}`, h = 1, ..., n, where n is a power of two. For other n: those
-    of the next lower power of two, and then every other one of the next higher.
+    The slopes of n heads are :math:`m_h = 2^{-8 h / n}`, h = 1, ..., n, if n is a power of two. For other n they are
+    the slopes of the next lower power of two, followed by every other slope of the next higher one.
 
     ``dtype`` is by default float32, or float64 where that is enabled (``attention`` casts to the dtype of its scores).
 
-    As ``attention(q, k, v, bias=alibi)`` it is called for one chunk of queries at a time.
+    ``attention(q, k, v, bias=alibi)`` calls it for one chunk of queries at a time.
 
     >>> alibi(2, 1, 3)
     Array([[[-0.125     , -0.0625    ,  0.        ]],
@@ -148,7 +148,7 @@ def SinusoidalPositions(
 
     Args:
         base: of the wavelengths.
-        stateful: ``True`` makes a ``StatefulLayer`` for sequences that arrive in pieces (as a cache needs): its state
+        stateful: ``True`` makes a ``StatefulLayer`` for sequences in pieces (as with a cache): its state
             ``{"position"}`` counts the positions so far.
         dtype: of the arithmetic and the output; by default that of the input.
 
@@ -208,16 +208,16 @@ def LearnedPositions(
 
     Args:
         max_length: rows of the table; no sequence may be longer.
-        stateful: as in ``SinusoidalPositions``, a ``StatefulLayer`` for sequences that arrive in pieces.
+        stateful: as in ``SinusoidalPositions``, a ``StatefulLayer`` for sequences in pieces.
         embedding_init: ``f(key, shape, dtype)``.
         dtype: of the arithmetic and the output; by default that of the input.
         param_dtype: of the table.
-        check: report a sequence that grows too long to ``jax.experimental.checkify``.
+        check: report a sequence that is too long to ``jax.experimental.checkify``.
 
     Shapes: ``(..., time, features)`` to the same.
 
     Raises:
-        ValueError: for a sequence longer than ``max_length``. Where this depends on values that are not known (stateful
+        ValueError: for a sequence longer than ``max_length``. Where this depends on traced values (stateful
             under ``jit``), the outputs are NaN instead.
 
     >>> layer = LearnedPositions(8)
@@ -241,7 +241,7 @@ def LearnedPositions(
             check_values(
                 known + n <= max_length,
                 f"sequences of at most {max_length} positions, got {{more}} after {{before}}; build it with a larger "
-                "max_length, or start with a fresh state",
+                "max_length, or start with a new state",
                 check=check,
                 before=known,
                 more=n,

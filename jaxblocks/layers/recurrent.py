@@ -1,11 +1,11 @@
-r"""Recurrent layers: the simple cell, the gated recurrent unit, long short-term memory, both directions at once.
+r"""Recurrent layers: the simple cell, the gated recurrent unit, long short-term memory, bidirectional layers.
 
-Each comes as a function of one step, as a cell (a ``StatefulLayer`` whose state is its carry),
-and as a layer over the time axis, which is ``Recurrent(cell)``.
+Each exists as a function of one step, as a cell (a ``StatefulLayer`` whose state is its carry),
+and as a layer over the time axis, ``Recurrent(cell)``.
 
 Axis letters: ``...`` batch, ``time``, ``in`` features of the input, ``hidden`` features of the carry.
-All have the same names of params: ``kernel`` :math:`W` acts on the input, ``recurrent_kernel`` :math:`U`
-on the carry, ``bias`` :math:`b` and ``recurrent_bias`` :math:`b'` are added to them; the gates are
+All use the same names of params: ``kernel`` :math:`W` multiplies the input, ``recurrent_kernel`` :math:`U`
+the carry; ``bias`` :math:`b` and ``recurrent_bias`` :math:`b'` are added to the products; the gates are
 concatenated along the last axis.
 """
 
@@ -72,8 +72,8 @@ def gru_step(
         n &= \tanh(x W_n + b_n + r \odot (h U_n + b'_n)) && \text{reset="after"} \\
         n &= \tanh(x W_n + b_n + (r \odot h) U_n + b'_n) && \text{reset="before"}
 
-    where :math:`h` is ``hidden``. ``"after"`` is what PyTorch and cuDNN compute, ``"before"`` the first
-    published form; they differ, and params trained for one do not fit the other.
+    where :math:`h` is ``hidden``. PyTorch and cuDNN compute ``"after"``; ``"before"`` is the first
+    published form. The two differ, and params trained for one do not fit the other.
 
     >>> ones = jnp.ones((1, 3))
     >>> gru_step(jnp.array([0.0]), jnp.array([0.0]), ones, ones)
@@ -146,13 +146,13 @@ def RNNCell(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
-    r"""The simple recurrent cell `rnn_step`; its carry :math:`h` is zero at first.
+    r"""The simple recurrent cell `rnn_step`; its carry :math:`h` is initially zero.
 
     Args:
         features: of the carry and the output.
         activation: :math:`\sigma`.
         use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`. One of them is redundant
-            here; the default has both because PyTorch's params hold both.
+            here; the default has both, as in PyTorch.
         kernel_init, recurrent_kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
         dtype: of the arithmetic, the carry and the output; by default that of the input.
         param_dtype: of the params.
@@ -196,7 +196,7 @@ def GRUCell(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
-    r"""The gated recurrent unit `gru_step`; its carry :math:`h` is zero at first.
+    r"""The gated recurrent unit `gru_step`; its carry :math:`h` is initially zero.
 
     Args:
         features: of the carry and the output.
@@ -242,13 +242,13 @@ def LSTMCell(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> StatefulLayer:
-    r"""Long short-term memory `lstm_step`; its carry is ``{"cell", "hidden"}``, zero at first.
+    r"""Long short-term memory `lstm_step`; its carry is ``{"cell", "hidden"}``, initially zero.
 
     Args:
         features: of the carry and the output.
-        forget_bias: added at ``init`` to the forget gate's :math:`b_f` (:math:`b'_f` without ``use_bias``), so that a
-            net remembers before it is trained: with 1, a cell keeps 0.73 of itself per step instead of 0.5.
-            Without either bias nothing is added, and a value other than the default is an error.
+        forget_bias: added at ``init`` to the forget gate's :math:`b_f` (:math:`b'_f` without ``use_bias``). With 1,
+            an untrained cell keeps 0.73 of its value per step instead of 0.5.
+            Without both biases nothing is added, and a value other than the default is an error.
         use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`; one is redundant, as in `RNNCell`.
         kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
 
@@ -266,7 +266,7 @@ def LSTMCell(
         4, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
     biased = use_bias or recurrent_bias or forget_bias in (0, 1)
-    repair = "leave use_bias or recurrent_bias at True, or forget_bias out"
+    repair = "leave use_bias or recurrent_bias at True, or omit forget_bias"
     require(biased, "a bias for forget_bias to be added to", f"forget_bias={forget_bias!r} and no bias", repair)
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
@@ -351,7 +351,7 @@ def LSTM(features: int, *, reverse: bool = False, stateful: bool = False, **opti
 
 @builder
 def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
-    r"""One cell from the first step to the last, one from the last to the first, outputs concatenated.
+    r"""A bidirectional layer: one cell forward in time, one backward in time, outputs concatenated.
 
     Args:
         forward, backward: two recurrent cells; each has its own params, ``{"backward", "forward"}``.
@@ -366,7 +366,7 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
     Source: Schuster & Paliwal 1997, Bidirectional recurrent neural networks, doi:10.1109/78.650093.
     """
     for cell in (forward, backward):
-        expected, repair = "two cells, which it scans over time", "pass cells: Bidirectional(LSTMCell(3), LSTMCell(3))"
+        expected, repair = "two recurrent cells", "pass cells: Bidirectional(LSTMCell(3), LSTMCell(3))"
         require(isinstance(cell, StatefulLayer), expected, cell, repair, error=TypeError)
 
     def concatenated(f, *inputs):
@@ -380,7 +380,7 @@ def Bidirectional(forward: StatefulLayer, backward: StatefulLayer) -> Layer:
 
 
 def _preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
-    """x W + b + h U + b' as one product: its gradient is up to a tenth faster than that of two on CPU."""
+    """x W + b + h U + b' as one product, whose gradient is up to a tenth faster on CPU than that of two products."""
     _check_dtype_of_carry(x, hidden)
     weights = jnp.concatenate([kernel, recurrent_kernel])
     biases = [b.astype(x.dtype) for b in (bias, recurrent_bias) if b is not None]
@@ -395,7 +395,7 @@ def _affine(x, kernel, bias):
 def _params_of_gates(gates, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, dtype):
     """Two functions for the params of a cell: one draws them, one checks their names and shapes.
 
-    Each gate is drawn as a matrix of its own, so that variance and orthogonality hold for each.
+    Each gate is drawn as a separate matrix, so that variance and orthogonality hold for each.
     """
     kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
     width = gates * features
@@ -425,7 +425,7 @@ def _params_of_gates(gates, features, use_bias, recurrent_bias, kernel_init, rec
 
 
 def _check_carry(carry, like):
-    """The carry has the structure, shapes and dtypes of that of ``init``."""
+    """Check that the carry has the structure, shapes and dtypes of the carry of ``init``."""
     got, wanted = jax.tree.leaves(carry), jax.tree.leaves(like)
     same_tree = jax.tree.structure(carry) == jax.tree.structure(like) and all(hasattr(a, "dtype") for a in got)
     if not same_tree or any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)):

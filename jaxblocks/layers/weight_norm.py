@@ -1,6 +1,6 @@
-r"""Normalization of weights: layers around a layer, whose kernels they rescale before each use.
+r"""Normalization of weights: layers that wrap a layer and rescale its kernels before each use.
 
-A kernel is any array named ``kernel`` with at least two axes in the params of the inner layer; its last axis is that of
+A kernel is any array named ``kernel`` with at least two axes in the params of the inner layer; its last axis indexes
 the outputs.
 """
 
@@ -32,16 +32,16 @@ __all__ = ["SpectralNorm", "WeightNorm"]
 def WeightNorm(layer: LayerLike) -> Layer | StatefulLayer:
     r"""A layer whose kernels are :math:`W = g\,V / \|V\|`, with a length and a direction for each output.
 
-    The norm runs over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the
-    layer computes what the inner layer computes; training then changes length and direction separately. Each output
-    (column) of V must be non-zero at the start; a column of zeros has no direction and stays zero.
+    The norm is taken over all axes of a kernel but the last, its outputs. At ``init`` g is :math:`\|V\|`, so the
+    layer computes the function of the inner layer; training then changes length and direction separately. Each output
+    (column) of V must be non-zero initially; a column of zeros has no direction and stays zero.
 
     Params are ``{"layer": params of the layer, "scale": {"length": g}}``, with each length at the path of its kernel:
-    ``{"0": {"length": g}}`` for that of ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
-    In a ``Repeat`` put the norm inside: ``Repeat(WeightNorm(Dense(4)), 3)``; outside it, the copies share a length.
+    ``{"0": {"length": g}}`` for ``0/kernel``. Every array named ``kernel`` of at least two axes is such a V.
+    Inside a ``Repeat``, write ``Repeat(WeightNorm(Dense(4)), 3)``; outside it, the copies would share a length.
 
     Raises:
-        ValueError: at ``init``, for a layer without kernel, or (where values are known) a column of zeros.
+        ValueError: at ``init``, for a layer without kernel, or (where values are concrete) a column of zeros.
 
     >>> net = WeightNorm(Dense(3))
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
@@ -87,16 +87,16 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
 
     Power iteration tracks the singular value: with :math:`u, w` unit vectors kept as state, each call with
     ``train=True`` sets ``n_iterations`` times :math:`w = W^\top u / \|W^\top u\|`, :math:`u = W w / \|W w\|`, and then
-    :math:`\sigma = u^\top W w`. In evaluation the vectors stay. A kernel is read as the matrix of its last axis (the
-    outputs) against all others, so for ``Dense`` the layer is 1-Lipschitz in the end, while for a convolution this is
-    a proxy.
+    :math:`\sigma = u^\top W w`. In evaluation the vectors do not change. A kernel is reshaped to a matrix of all other
+    axes by its last axis (the outputs). So a ``Dense`` layer is 1-Lipschitz once the iteration has converged; for a
+    convolution this is an approximation.
 
-    Derivatives hold the vectors constant, as the paper and PyTorch do: :math:`d\sigma = u^\top dW\,w` is exact
-    once the iteration has converged, and the vectors of ``init`` (15 iterations from a random one) are close.
+    Derivatives treat the vectors as constants, as in the paper and PyTorch: :math:`d\sigma = u^\top dW\,w` is exact
+    once the iteration has converged, and the vectors of ``init`` (15 iterations from a random vector) are close.
 
     Params are those of the layer; the state is ``{"layer": its state, "vectors": {"inner": u, "outer": w}}``, with
     the vectors of ``0/kernel`` at ``{"0": {"inner": u, "outer": w}}``. Every array named ``kernel`` of at least two
-    axes is normalized. In a ``Repeat`` put the norm inside: ``Repeat(SpectralNorm(Dense(4)), 3)``.
+    axes is normalized. Inside a ``Repeat``, write ``Repeat(SpectralNorm(Dense(4)), 3)``.
 
     Raises:
         ValueError: at ``init``, for a layer without kernel.
@@ -142,7 +142,7 @@ def SpectralNorm(layer: LayerLike, *, n_iterations: PositiveInt = 1) -> Stateful
 
 
 def _kernels(params):
-    """The arrays named ``kernel`` by their paths: ``{"0/kernel": ...}``."""
+    """The arrays named ``kernel`` by path: ``{"0/kernel": ...}``."""
     named = {_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
     found = {path: leaf for path, leaf in named.items() if path.split("/")[-1] == "kernel" and len(leaf.shape) > 1}
     require(found, "a layer with params named kernel, of at least two axes", ", ".join(named) or "no params")
@@ -165,7 +165,7 @@ def _beside(values):
 
 
 def _at(tree, path):
-    """The values that ``_beside`` has put at the path of a kernel."""
+    """The values that ``_beside`` stores at the path of a kernel."""
     for label in path.split("/")[:-1]:
         tree = tree[label]
     return tree
@@ -177,7 +177,7 @@ def _check_names(what, tree, *names):
 
 
 def _check_paths(what, tree, kernels, *names):
-    """That there is a value for each kernel: at the same path, under each of ``names``."""
+    """Check that there is a value for each kernel: at the same path, under each of ``names``."""
     expected = _beside({path: dict.fromkeys(names, 0) for path in kernels})
     expected, got = (", ".join(_path(path) for path, _ in jax.tree.leaves_with_path(t)) for t in (expected, tree))
     require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
@@ -188,7 +188,7 @@ def _path(path):
 
 
 def _squared_lengths(kernel):
-    """Of its columns: the sum of squares over all axes but the last."""
+    """The squared norms of the columns: sums of squares over all axes but the last."""
     return jnp.square(widen(kernel)).sum(tuple(range(kernel.ndim - 1)))
 
 
@@ -197,7 +197,7 @@ def _last(values, ndim):
 
 
 def _matrix(kernel):
-    """All axes but the last, against the last."""
+    """The kernel as a matrix: all axes but the last, by the last."""
     return widen(kernel).reshape(-1, kernel.shape[-1])
 
 

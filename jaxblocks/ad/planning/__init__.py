@@ -1,9 +1,9 @@
-r"""The cheapest way to multiply the Jacobians of a chain of functions, found before anything is computed.
+r"""The cheapest order to multiply the Jacobians of a chain of functions, determined before the computation.
 
-A function is linearized at a point (`program`); its linear program is cut wherever few numbers are alive (`stages`),
+A function is linearized at a point (`program`); its linear program is cut where few numbers are live (`stages`),
 the stages between the cuts are priced (`prices`), and dynamic programming finds the bracketing with the least price
-(`bracketing`). `accounting` counts what it takes, and `plan` chooses between it and forward or reverse mode. All of it
-reads shapes only.
+(`bracketing`). `accounting` counts its operations and bytes, and `plan` chooses between it and forward or reverse mode.
+All modules read shapes only.
 
 Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
 """

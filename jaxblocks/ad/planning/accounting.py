@@ -1,6 +1,6 @@
-"""What a bracketing does, step by step, and what it takes: its sweeps, operations and bytes.
+"""The sweeps, operations and bytes of a bracketing.
 
-The operations are those that `jaxblocks.ad.jacobian` executes, scalings included, to the last one.
+The operations are exactly those that `jaxblocks.ad.jacobian` executes, scalings included.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from jaxblocks.ad.planning.stages import MOVES, Link
 
 __all__ = ["COPIES", "Sweep", "held_bytes", "operations_of", "peak_bytes", "sweeps_of"]
 
-# The compiler's copies of the arrays that are known: up to twice their size (attention, jax 0.12).
+# Compiler copies of the known arrays: up to twice their size (attention, jax 0.12).
 COPIES = 2
 
 
@@ -27,9 +27,9 @@ class Sweep(NamedTuple):
     """One sweep or product of a bracketing.
 
     Attributes:
-        seeds: how many columns are pushed or rows pulled; 0 for a product and for a stage that is written down.
-        equations: through which they go.
-        description: in words.
+        seeds: the number of pushed columns or pulled rows; 0 for a product and for a stage with a known matrix.
+        equations: the equations of the sweep.
+        description: a description for `explain`.
     """
 
     seeds: int
@@ -64,16 +64,16 @@ def sweeps_of(part: Part, chain: PricedChain) -> list[Sweep]:
 
 def _known_description(stage: int, link: Link) -> str:
     if link.kind == "diagonal":
-        return f"J{stage + 1} is written down: a diagonal matrix"
+        return f"J{stage + 1} is known: a diagonal matrix"
     scaled = " and ".join(["row by row"] * bool(link.after) + ["column by column"] * bool(link.before))
-    return f"J{stage + 1} is written down: its matrix" + f", scaled {scaled}" * bool(scaled)
+    return f"J{stage + 1} is known: its matrix" + f", scaled {scaled}" * bool(scaled)
 
 
 # ---- bytes --------------------------------------------------------------------------------------
 
 
 def held_bytes(part: Part, chain: PricedChain) -> int:
-    """Bytes of the Jacobians that are held between the sweeps, copies of the compiler included."""
+    """Bytes of the Jacobians that are stored between the sweeps, compiler copies included."""
     if part.how == "own":
         return 0
     inner = [p for p in (part.left, part.right) if p is not None]
@@ -82,7 +82,7 @@ def held_bytes(part: Part, chain: PricedChain) -> int:
 
 
 def peak_bytes(equations: Sequence[JaxprEqn], tangents: set[Var]) -> int:
-    """Bytes of tangents that one seed keeps alive at most, copies of the compiler included.
+    """Maximal bytes of the live tangents of one seed, compiler copies included.
 
     Inputs and outputs of a loop count twice.
     """
@@ -137,7 +137,7 @@ def _partial(part: Part, chain: PricedChain, chunk, top: bool = False) -> _Parti
 
 
 def _own(stage: int, chain: PricedChain) -> _Partial:
-    """The Jacobian of one stage on its own."""
+    """The Jacobian of a single stage."""
     link, how = chain.links[stage], chain.directions[stage]
     if how != "known":
         seeds = chain.sizes[stage] if how == "forward" else chain.sizes[stage + 1]
@@ -188,7 +188,7 @@ def _swept(part: Part, chain: PricedChain, chunk, top: bool) -> _Partial:
 def _stage_operations(stage, chain, seeds, pushes, scaled, last, folds) -> int:
     """Operations of a sweep through one stage.
 
-    A diagonal is multiplied into its matrix where that is less work than to scale the seeds.
+    A diagonal is multiplied into its matrix if that takes fewer operations than scaling the seeds.
 
     Args:
         stage: its number.

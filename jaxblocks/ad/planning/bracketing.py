@@ -17,13 +17,13 @@ __all__ = ["Chain", "Part", "as_product", "best_bracketing"]
 
 
 class Chain(NamedTuple):
-    """The prices of a chain of L stages, which `best_bracketing` adds up.
+    """The prices of a chain of L stages, for `best_bracketing`.
 
     Stages are numbered from 0 here; cut c is before stage c.
 
     Attributes:
         sizes: L + 1 widths, of the inputs, the cuts and the outputs.
-        own: the price of each stage's Jacobian on its own, (L,).
+        own: the price of the Jacobian of each single stage, (L,).
         forward: ``forward[l, c]``, the price of pushing ``sizes[c]`` seeds through stage l, (L, L + 1).
         reverse: ``reverse[l, c]``, the price of pulling ``sizes[c]`` seeds through stage l, (L, L + 1).
         product: ``product(m, k, n)``, the price of a dense product of an m by k and a k by n matrix.
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     """A node of a bracketing: the Jacobian of the stages ``first`` to ``last - 1``.
 
     Attributes:
-        how: ``"own"`` (one stage, on its own), ``"forward"`` (``right`` pushed through the stages that follow it),
+        how: ``"own"`` (a single stage), ``"forward"`` (``right`` pushed through the stages that follow it),
             ``"reverse"`` (``left`` pulled through those before it) or ``"product"`` (``left`` times ``right``).
         first, last: its stages, from ``first`` to ``last - 1``.
         left: the part of the later stages, or ``None``.
@@ -57,26 +57,26 @@ class Part(NamedTuple):
 
     @property
     def factors(self) -> "tuple[Part, Part]":
-        """Of a product, its left and right factor."""
+        """The left and right factor of a product."""
         assert self.left is not None and self.right is not None
         return self.left, self.right
 
     @property
     def child(self) -> "Part":
-        """Of a sweep, the part whose columns are pushed or whose rows are pulled."""
+        """The part whose columns a sweep pushes or whose rows it pulls."""
         child = self.right if self.how == "forward" else self.left
         assert child is not None
         return child
 
     @property
     def swept(self) -> range:
-        """Of a sweep, the stages that it passes."""
+        """The stages of a sweep."""
         child = self.child
         return range(child.last, self.last) if self.how == "forward" else range(self.first, child.first)
 
 
 def best_bracketing(chain: Chain) -> tuple[float, Part]:
-    r"""The least price of a product of Jacobians and the bracketing that has it.
+    r"""The least price of a product of Jacobians and the corresponding bracketing.
 
     .. math:: C(j, i) = \min_k \{ C(j, k) + C(k, i) + \text{product}(m_j, m_k, n_i),\;
               C(k, i) + \text{forward}(k \ldots j),\; C(j, k) + \text{reverse}(i \ldots k) \}
@@ -85,7 +85,7 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
         chain: the prices.
 
     Returns:
-        The least price, and the bracketing that has it; of equal prices, the one with the longer sweep.
+        The least price and its bracketing; among equal prices, the one with the longer sweep.
 
     The published instance, three factors with (n, m) = (3, 3), (3, 1), (1, 2) and 29, 14 and 7 edges:
 
@@ -113,7 +113,7 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
             push = price[first, ks] + _between(passed, ks, last, first)
             pull = price[ks, last] + _between(pulled, first, ks, last)
             products = price[ks, last] + price[first, ks] + chain.product(sizes[last], sizes[ks], sizes[first])
-            # In this order a tie goes to the longest sweep, whose k is next to its start.
+            # In this order a tie selects the longest sweep, whose k is next to its start.
             options = [
                 ("forward", ks, push),
                 ("reverse", ks[::-1], pull[::-1]),
@@ -129,7 +129,7 @@ def best_bracketing(chain: Chain) -> tuple[float, Part]:
 
 
 def _sums(prices):
-    """Running sums over the stages of the possible prices, and of how many are impossible (infinite)."""
+    """Cumulative sums over the stages of the finite prices, and of the number of infinite ones."""
     impossible = np.isinf(prices)
     zero = np.zeros((1, prices.shape[1]))
     sums = np.concatenate([zero, np.cumsum(np.where(impossible, 0.0, prices), axis=0)])

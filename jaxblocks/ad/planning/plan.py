@@ -1,4 +1,4 @@
-"""The plan of a Jacobian: which way is taken, in which batches, and why."""
+"""The plan of a Jacobian: its mode, its batches, and the reason."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["AUTO_MEMORY", "LEAST_GAIN", "JacobianPlan", "Route", "Stage", "make_plan"]
 
-# A bracketing that is predicted to gain less than this is left for jax.jacfwd or jax.jacrev.
+# If the predicted gain of a bracketing is less than this, jax.jacfwd or jax.jacrev is used.
 LEAST_GAIN = 1.15
 
 # Bytes of temporaries that chunk_size="auto" allows, or twice the size of the Jacobian where that is more.
@@ -32,15 +32,15 @@ AUTO_MEMORY = 2**28
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One link of the chain: the linear map between two cuts.
+    """One stage of the chain: the linear map between two cuts.
 
     Attributes:
         name: ``"J1"`` is the first.
-        kind: ``"dense"`` (its matrix is known, but for factors of its rows and columns), ``"diagonal"``, or
+        kind: ``"dense"`` (its matrix is known up to factors of its rows and columns), ``"diagonal"``, or
             ``"matrix-free"`` (only its products with vectors are known).
-        n_in, n_out: how many numbers its input and output hold.
+        n_in, n_out: the numbers of entries of its input and output.
         operations: of one sweep through it with one seed.
-        made_of: its primitives, and how often each is written.
+        made_of: its primitives, with the number of occurrences of each.
 
     >>> Stage("J1", "dense", 784, 256, 401408, "dot_general")
     J1: 784 -> 256, dense, 401,408 operations a seed (dot_general)
@@ -62,22 +62,21 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class JacobianPlan:
-    """How a Jacobian is computed, and why: `explain` says it in words.
+    """The method for a Jacobian and the reason for it; `explain` describes both.
 
     Attributes:
         mode: ``"forward"`` (``jax.jacfwd``), ``"reverse"`` (``jax.jacrev``), ``"mixed"`` (the bracketing), or
-            ``"known"``, where the chain is one stage whose matrix is written down without a sweep.
-        n_in, n_out: how many numbers the point and the value hold: the Jacobian is ``n_out`` by ``n_in``.
+            ``"known"``, where the chain is one stage whose matrix is known without a sweep.
+        n_in, n_out: the numbers of entries of the point and the value: the Jacobian is ``n_out`` by ``n_in``.
         stages: the chain, from the inputs to the outputs.
-        bracketing: the cheapest that was found, as in ``"(J4 (J3 J2)) J1"``; executed where ``mode`` is ``"mixed"``.
+        bracketing: the cheapest one, as in ``"(J4 (J3 J2)) J1"``; executed where ``mode`` is ``"mixed"``.
         operations: multiplications and additions of ``"forward"``, ``"reverse"`` and ``"chosen"``; ``None`` where
-            a mode does not exist (a custom vjp rule, a while loop). A matrix that is written down counts by its
-            scaling.
-        seconds: their predicted times, each with that of the function itself. Only their ratios are meaningful.
-        sweeps: what is executed, step by step, in words.
+            a mode does not exist (a custom vjp rule, a while loop). A known matrix counts by its scaling.
+        seconds: their predicted times, including that of the function itself. Only their ratios are meaningful.
+        sweeps: descriptions of the executed steps.
         chunk_size: the largest number of seeds in one batch, ``None`` where every sweep is one batch.
         temporary_bytes: predicted, at the peak, besides those of the function itself.
-        reason: why this mode is taken, in a sentence.
+        reason: the reason for this mode, in one sentence.
 
     >>> import jax.numpy as jnp
     >>> from jaxblocks.ad.jacobians import jacobian_plan
@@ -100,7 +99,7 @@ class JacobianPlan:
 
     @property
     def gain(self) -> float:
-        """The predicted time of the better of forward and reverse mode over that of the chosen way.
+        """The predicted time of the better of forward and reverse mode over that of the chosen mode.
 
         >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians import jacobian_plan
@@ -146,7 +145,7 @@ not cheaper.
         >>> import jax.numpy as jnp
         >>> from jaxblocks.ad.jacobians import jacobian_plan
         >>> jacobian_plan(jnp.sum, jnp.ones(3)).plot().get_ylabel()
-        'cost / cost of the chosen way'
+        'cost / cost of the chosen plan'
         """
         ax = axes_or_new(ax)
         for i, (label, costs) in enumerate({"operations": self.operations, "predicted time": self.seconds}.items()):
@@ -154,7 +153,7 @@ not cheaper.
             heights = [costs[name] / max(costs["chosen"], 1e-12) for name in names]
             ax.bar([list(costs).index(name) + 0.4 * i - 0.2 for name in names], heights, 0.4, label=label)
         ax.set_xticks(range(3), list(self.operations))
-        ax.set_ylabel("cost / cost of the chosen way")
+        ax.set_ylabel("cost / cost of the chosen plan")
         ax.set_yscale("log")
         ax.legend()
         return ax
@@ -170,15 +169,15 @@ def _number(operations: int | None) -> str:
 
 
 class Route(NamedTuple):
-    """A plan with what its execution needs.
+    """A plan with the data for its execution.
 
     Attributes:
         plan: the plan.
         links: the stages.
         part: the bracketing.
-        directions: how each stage's Jacobian is found on its own: ``"known"``, ``"forward"`` or ``"reverse"``.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
         chunk: from the seeds and the equations of a sweep to its batch size, ``None`` for a single batch.
-        unroll: whether batches are written one after the other instead of in a loop.
+        unroll: whether batches are unrolled instead of a loop.
     """
 
     plan: JacobianPlan
@@ -189,7 +188,7 @@ class Route(NamedTuple):
     unroll: bool
 
 
-# ---- making it ----------------------------------------------------------------------------------
+# ---- construction -------------------------------------------------------------------------------
 
 
 def make_plan(
@@ -252,7 +251,7 @@ def _times(chain: PricedChain, part: Part) -> dict[str, float]:
         "give the loop a fixed length (fori_loop with static bounds, or scan), or write the rule as a jax.custom_jvp",
         error=TypeError,
     )
-    function = 2 * chain.prices.switch + sum(cost.seconds(1) for cost in chain.costs)  # alike in all three
+    function = 2 * chain.prices.switch + sum(cost.seconds(1) for cost in chain.costs)  # equal in all three
     return {name: float(function + seconds) for name, seconds in times.items()}
 
 
@@ -267,20 +266,20 @@ def _gain(times: dict[str, float]) -> float:
 
 
 def _pays(chain: PricedChain, times: dict[str, float]) -> bool:
-    """Whether the bracketing is worth more than forward or reverse mode."""
+    """Whether the bracketing is sufficiently faster than forward and reverse mode."""
     one_dtype = len({dtype_of(v) for v in (*chain.linear.inputs, *chain.linear.outputs)}) == 1
     enough = _gain(times) >= LEAST_GAIN or not np.isfinite(times[_stock(chain, times)[0]])
     return bool(one_dtype and chain.n_in and chain.n_out and enough)
 
 
 def _ranking(chain: PricedChain, times: dict[str, float]) -> list[str]:
-    """The ways that are possible, in the order of preference."""
+    """The possible modes, in the order of preference."""
     stock, other = _stock(chain, times)
     return ["mixed"] * _pays(chain, times) + [stock] + [other] * bool(np.isfinite(times[other]))
 
 
 def _is_known(chain: PricedChain, part: Part) -> bool:
-    """Whether the Jacobian is that of one stage, which is written down."""
+    """Whether the Jacobian is that of one stage with a known matrix."""
     return part.how == "own" and chain.directions[part.first] == "known"
 
 
@@ -305,7 +304,7 @@ def _summary(names: dict[str, int]) -> str:
 
 
 class _Way(NamedTuple):
-    """One way to the Jacobian: its sweeps, the bytes that one seed of each needs, and those held between them."""
+    """One mode: its sweeps, the bytes that one seed of each needs, and the bytes stored between them."""
 
     mode: str
     sweeps: list[Sweep]
@@ -330,13 +329,13 @@ def _way(mode: str, chain: PricedChain, part: Part, unroll: bool, bound: int | N
     in_batches = bound is not None and any(
         held + sweep.seeds * peak > bound for sweep, peak in zip(sweeps, peaks, strict=True)
     )
-    if unroll and in_batches:  # batches that are written one after the other need extra space for the result
+    if unroll and in_batches:  # unrolled batches need extra memory for the result
         held += COPIES * chain.itemsize * n * m
     return _Way(mode, sweeps, peaks, held)
 
 
 def _factor_bytes(chain: PricedChain, part: Part) -> int:
-    """Bytes of the factors of a matrix that is written down and is the whole Jacobian."""
+    """Bytes of the factors of a known matrix that is the whole Jacobian."""
     link = chain.links[0]
     if part.how != "own" or link.kind != "dense":
         return 0
@@ -350,7 +349,7 @@ def _unrolls(chain: PricedChain) -> bool:
 
 
 def _bound(chain: PricedChain, chunk_size: int | str | None, memory: int | float | None) -> int | None:
-    """The most bytes of temporaries; ``None`` where there is no bound."""
+    """The upper bound of the bytes of temporaries; ``None`` if there is none."""
     if memory is not None:
         return int(memory)
     return max(AUTO_MEMORY, 2 * chain.itemsize * chain.n_in * chain.n_out) if chunk_size == "auto" else None
@@ -388,13 +387,13 @@ def _chunks(
 
 
 def _reason(asked: str, chosen: str, chain: PricedChain, part: Part, times: dict[str, float], ways) -> str:
-    """Why a way is taken, in a sentence."""
+    """The reason for the chosen mode, in one sentence."""
     call = {"forward": "jax.jacfwd", "reverse": "jax.jacrev"}
     stock, other = _stock(chain, times)
     if asked != "auto":
         return f"{asked} mode ({call[asked]}), as requested."
     if chosen == "mixed" and _is_known(chain, part):
-        return f"J1 is written down, which is predicted to be {_gain(times):.3g} times faster than {stock} mode."
+        return f"the matrix of J1 is known, which is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if chosen == "mixed":
         return f"the bracketing below is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if "mixed" in ways:

@@ -1,7 +1,7 @@
-"""The price of a chain of stages, in seconds: predicted from shapes alone.
+"""The price of a chain of stages, in seconds, predicted from shapes.
 
 An equation with s seeds takes ``max(s a, s b + c) + launch`` seconds: arithmetic a = operations / rate, memory
-b = bytes of tangents / bandwidth and c = bytes of constants / bandwidth, and a fixed time to start it. `PRICES` holds
+b = bytes of tangents / bandwidth and c = bytes of constants / bandwidth, and a fixed time to start it. `PRICES` has
 the constants. They were measured on one core (x86-64 with AVX-512, jax 0.10.1, float32, Eigen threads off, median
 process time of jitted calls, November 2026): products of matrices of width 256 and above run at 200 GFlop/s and those
 of width 64 at 25 to 180; convolutions at 75 to 190, with one input channel at 5 to 13; arrays in the cache move at 20
@@ -27,7 +27,7 @@ __all__ = ["PRICES", "Prices", "PricedChain", "Work", "price_chain", "works"]
 
 
 class Prices(NamedTuple):
-    """The constants of the price of an equation; the head of this file says how they were measured.
+    """The constants of the price of an equation; the top of this module describes their measurement.
 
     Attributes:
         dot, conv, other: operations a second.
@@ -62,8 +62,8 @@ class Work(NamedTuple):
         operations: additions and multiplications.
         moved: bytes of tangents.
         fixed: bytes of constants, read once for all seeds.
-        times: how often it runs.
-        in_loop: whether a loop is around it.
+        times: its number of runs.
+        in_loop: whether it is inside a loop.
     """
 
     kind: str
@@ -83,7 +83,7 @@ def works(equations: Sequence[JaxprEqn], tangents: set[Var]) -> list[Work]:
 
 
 def _works_of(equation: JaxprEqn, moving: list[bool]) -> list[Work]:
-    """The work of one equation, of whose inputs those that ``moving`` marks are tangents."""
+    """The work of one equation; ``moving`` marks the inputs that are tangents."""
     if not any(moving):
         return []
     if equation.primitive.name in _WORKS:
@@ -170,7 +170,7 @@ def _cost(rows: list[Work], prices: Prices) -> Cost:
     moved = np.array([work.moved / prices.bandwidth for work in rows], float)
     fixed = np.array([work.fixed / prices.bandwidth for work in rows], float)
     slow = np.array([prices.loop_conv if work.kind == "conv" and work.in_loop else 1.0 for work in rows], float)
-    # Elementwise operations are fused with their neighbors, so they have no start of their own, except in a loop.
+    # Elementwise operations are fused with adjacent ones, so they have no launch time, except in a loop.
     launch = prices.launch * np.array([work.kind != "other" or work.in_loop for work in rows], float)
 
     def seconds(seeds, reverse=False):
@@ -189,17 +189,17 @@ _REVERSE_ONLY = frozenset(["custom_lin"])
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PricedChain:
-    """The chain of stages of a linear program, and the price of each way through it.
+    """The chain of stages of a linear program, and the prices of sweeps through it.
 
     Attributes:
         linear: the linear program.
         links: its stages.
         sizes: widths of the inputs, the cuts and the outputs.
         costs: of each stage.
-        primitives: of each stage, how often each primitive is written.
+        primitives: for each stage, the number of occurrences of each primitive.
         forward, reverse: as in `Chain`, infinite where a stage has no such mode.
         own: as in `Chain`.
-        directions: how each stage's Jacobian is found on its own: ``"known"``, ``"forward"`` or ``"reverse"``.
+        directions: how the Jacobian of each single stage is computed: ``"known"``, ``"forward"`` or ``"reverse"``.
         prices: the constants.
     """
 
@@ -216,12 +216,12 @@ class PricedChain:
 
     @property
     def n_in(self) -> int:
-        """How many numbers the point holds."""
+        """The number of entries of the point."""
         return self.sizes[0]
 
     @property
     def n_out(self) -> int:
-        """How many numbers the value holds."""
+        """The number of entries of the value."""
         return self.sizes[-1]
 
     @property
@@ -254,8 +254,8 @@ class PricedChain:
     def cheapest(self) -> Part:
         """The cheapest bracketing.
 
-        The result is needed by rows, so forward mode pays for a transposition, which is slow where the matrix is
-        scaled as well. This decides between sweeps of equal price; no gain is claimed for it.
+        The result is needed by rows, so forward mode requires a transposition, which is slow if the matrix is
+        scaled as well. This only decides between sweeps of equal price.
         """
         swept = self.forward.copy()
         swept[-1, 0] += 0.0 if self.links[-1].kind == "dense" else self.turn
@@ -276,7 +276,7 @@ class PricedChain:
 
 
 def price_chain(linear: Linear, prices: Prices = PRICES) -> PricedChain:
-    """Cut a linear program into stages and price every way through them."""
+    """Cut a linear program into stages and price all sweeps through them."""
     chain = links(linear)
     sizes = [width_of(link.inputs) for link in chain] + [width_of(chain[-1].outputs)]
     costs = [_cost(works(link.equations, linear.tangents), prices) for link in chain]
@@ -301,7 +301,7 @@ def _itemsize(linear: Linear) -> int:
 
 
 def _primitives(equations) -> dict[str, int]:
-    """How often each primitive is written, in loops and branches too."""
+    """The number of occurrences of each primitive, in loops and branches too."""
     names: dict[str, int] = {}
     for equation in all_equations(equations):
         names[equation.primitive.name] = names.get(equation.primitive.name, 0) + 1

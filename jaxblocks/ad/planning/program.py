@@ -21,7 +21,7 @@ class Linear(NamedTuple):
         constants: the value of each of its ``constvars``.
         before: the equations without tangents, which compute further constants.
         equations: the equations between tangents, without dead code.
-        inputs, outputs: the variables of the inputs and outputs; an output that is no tangent is zero.
+        inputs, outputs: the variables of the inputs and outputs; an output that is not a tangent is zero.
         tangents: every variable that depends on the inputs.
     """
 
@@ -34,7 +34,7 @@ class Linear(NamedTuple):
     tangents: set[Var]
 
     def values(self) -> dict[Var, Any]:
-        """The constants that the equations read, by variable; each call computes them again."""
+        """The constants that the equations read, by variable; each call recomputes them."""
         values = dict(zip(self.jaxpr.constvars, self.constants, strict=True))
         if self.before:
             read = [v for v in inputs_of(self.equations) if v not in values and v not in self.tangents]
@@ -75,17 +75,17 @@ def linearized(f: Callable, x: Sequence[Any]) -> tuple[list, Linear]:
 
 
 def size_of(variable: Any) -> int:
-    """How many numbers a variable holds."""
+    """The number of entries of a variable."""
     return math.prod(getattr(variable.aval, "shape", ()))
 
 
 def width_of(variables: Iterable[Any]) -> int:
-    """How many numbers some variables hold together."""
+    """The total number of entries of some variables."""
     return sum(map(size_of, variables))
 
 
 def bytes_of(variable: Any) -> int:
-    """How many bytes a variable holds."""
+    """The number of bytes of a variable."""
     return size_of(variable) * getattr(getattr(variable.aval, "dtype", None), "itemsize", 4)
 
 

@@ -1,4 +1,4 @@
-"""Cuts of a linear program where few numbers are alive, and the stages between them."""
+"""Cuts of a linear program where few numbers are live, and the stages between them."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ class Link(NamedTuple):
         kind: ``"dense"``, ``"diagonal"`` or ``"matrix-free"``, as in `jaxblocks.ad.planning.Stage`.
         equations: in order.
         inputs, outputs: the variables of the cuts before and after it.
-        dense: the place of the equation whose matrix is known; -1 where there is none.
+        dense: the index of the equation whose matrix is known; -1 if there is none.
     """
 
     kind: str
@@ -32,12 +32,12 @@ class Link(NamedTuple):
 
     @property
     def before(self) -> list[JaxprEqn]:
-        """Of a dense stage, the equations before its matrix, which scale the columns."""
+        """The equations of a dense stage before its matrix, which scale the columns."""
         return self.equations[: self.dense]
 
     @property
     def after(self) -> list[JaxprEqn]:
-        """Of a dense stage, the equations after its matrix, which scale the rows."""
+        """The equations of a dense stage after its matrix, which scale the rows."""
         return self.equations[self.dense + 1 :]
 
 
@@ -48,7 +48,7 @@ MOVES = _ORDER_KEPT | frozenset("transpose slice pad gather concatenate rev dyna
 
 
 def links(linear: Linear, most: int = 40) -> list[Link]:
-    """The chain of stages, at most ``most`` of them; neighbors that no bracketing could use apart are one stage."""
+    """The chain of at most ``most`` stages; adjacent stages that no bracketing could separate are joined."""
     n, m = width_of(linear.inputs), width_of(linear.outputs)
     cuts = _cuts(linear, min(n, m) // 2)
     begins = [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)]
@@ -57,7 +57,7 @@ def links(linear: Linear, most: int = 40) -> list[Link]:
         for (start, inputs), (stop, outputs) in itertools.pairwise(begins)
     ]
     chain = _without_wide_cuts(_without_diagonals(chain))
-    while len(chain) > most:  # the widest cut goes first
+    while len(chain) > most:  # remove the widest cut first
         at = int(np.argmax([width_of(link.outputs) for link in chain[:-1]]))
         chain[at : at + 2] = [_joined(chain[at], chain[at + 1])]
     return chain
@@ -76,7 +76,7 @@ def known_matrix(equation: JaxprEqn, tangents: set[Var]) -> bool:
 
 
 def _by_element(equation, tangents) -> bool:
-    """Whether element i of the output depends on element i of the tangents that are read, and on no other."""
+    """Whether element i of the output depends only on element i of the tangents that the equation reads."""
     name = equation.primitive.name
     [out] = equation.outvars if len(equation.outvars) == 1 else [None]
     if out is None or name not in _LINEAR_BY_ELEMENT | _ORDER_KEPT:
@@ -105,7 +105,7 @@ def _link(equations, inputs, outputs, tangents) -> Link:
 
 
 def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
-    """The places between equations where one tangent is alive, or several that together hold ``narrow`` numbers."""
+    """The positions between equations where one tangent is live, or several with ``narrow`` entries in total."""
     places = []
     for place, alive in _alive(linear):
         width = width_of(alive)
@@ -114,7 +114,7 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
             continue  # complex tangents are linear only as pairs of real numbers
         if len(alive) == 1 or width <= narrow:
             places.append((place, alive, width))
-    # Of neighbors with several tangents alive only the narrowest is useful.
+    # Among adjacent cuts with several live tangents only the narrowest is useful.
     kept = []
     for i, (place, alive, width) in enumerate(places):
         around = [w for p, _, w in places[max(i - 1, 0) : i + 2] if abs(p - place) == 1]
@@ -125,7 +125,7 @@ def _cuts(linear: Linear, narrow: int) -> list[tuple[int, list[Var]]]:
 
 
 def _alive(linear: Linear):
-    """For each place between two equations, the tangents that a later equation or an output reads."""
+    """For each position between two equations, the tangents that a later equation or an output reads."""
     equations, end = linear.equations, len(linear.equations)
     last_read: dict[Any, int] = {}
     for place, equation in enumerate(equations):
@@ -137,7 +137,7 @@ def _alive(linear: Linear):
         yield place, alive
 
 
-# ---- stages that are joined -------------------------------------------------------------------
+# ---- joining stages ---------------------------------------------------------------------------
 
 
 def _joined(left: Link, right: Link) -> Link:
@@ -152,7 +152,7 @@ def _joined(left: Link, right: Link) -> Link:
 
 
 def _without_diagonals(chain: list[Link]) -> list[Link]:
-    """The chain with each diagonal stage joined to a neighbor, to a dense one where there is one."""
+    """The chain with each diagonal stage joined to an adjacent stage, preferably a dense one."""
     first: list[Link] = []
     for link in chain:
         if link.kind == "diagonal" and first and first[-1].kind != "matrix-free":
@@ -174,7 +174,7 @@ def _without_diagonals(chain: list[Link]) -> list[Link]:
 
 
 def _without_wide_cuts(chain: list[Link]) -> list[Link]:
-    """The chain without the cuts between matrix-free stages that are as wide as a cut next to them."""
+    """The chain without the cuts between matrix-free stages that are as wide as an adjacent cut."""
     chain, at = list(chain), 0
     while at + 1 < len(chain):
         left, right = chain[at], chain[at + 1]

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""The computational graph of a trace as a picture."""
+"""Drawing of the computational graph of a trace."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def draw(table, ax=None, step: int | None = None):
     forward, backward = table.primal[:done], table.adjoint[: max(0, done - len(table.primal))]
     values = {row.node: text(row.value, 2) for row in forward}
     adjoints = {row.node: text(row.value, 2) for row in backward}
-    now = (backward or forward)[-1].node if step else None  # the node that this step is about
+    now = (backward or forward)[-1].node if step else None  # the node of this step
     _draw_edges(ax, table.nodes, places)
     _draw_nodes(ax, table.nodes, places, values, adjoints, now)
     across, along = zip(*places.values(), strict=True)
@@ -97,7 +97,7 @@ def _places(nodes) -> dict[str, tuple[float, float]]:
 
 
 def _bend(start, stop, others, clear=0.42) -> float:
-    """The bend of the arrow from one place to another that avoids others: the first that does, or the best."""
+    """The bend of an arrow that avoids other nodes: the first bend that does, or the best."""
     a, b, c = np.asarray(start), np.asarray(stop), np.reshape(others, (-1, 2))
     t = np.linspace(0.05, 0.95, 37)[:, None]
     across = np.array([b[1] - a[1], a[0] - b[0]])  # as in "arc3", the distance of the control point from the middle
@@ -131,7 +131,7 @@ _SIGNS = {
 
 
 def _sign(node: TraceNode) -> str:
-    """The label of a node: the sign of the operation, or the last key of an input's name."""
+    """The label of a node: the symbol of the operation, or the last key of an input's name."""
     words: str = _SIGNS.get(node.operation, node.operation)
     if node.kind == "input" and words.endswith("]"):
         words = words.rstrip("]'").rpartition("[")[2].lstrip("'")

@@ -1,4 +1,4 @@
-"""The operations of a function, and the passes that run over them: values, tangents and adjoints."""
+"""The operations of a function, and the passes that compute values, tangents and adjoints."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ __all__ = ["Operation", "Slot", "number_slots", "pull", "read", "run_forward"]
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A variable while the passes run over it; slots are compared by identity.
+    """A variable during the passes; slots are compared by identity.
 
     Attributes:
         kind, operation, level, name, value, tangent, adjoint: as in `TraceNode`.
@@ -36,16 +36,16 @@ class Slot:
 
     @property
     def symbol(self) -> str:
-        """Its name, or its value where it has none."""
+        """Its name, or its value if it has no name."""
         return self.name or bracketed(self.value)
 
     @property
     def scalar(self) -> bool:
-        """Whether it is a number that is known."""
+        """Whether it is a known number."""
         return jnp.ndim(self.value) == 0 and is_known(self.value)
 
     def moved(self):
-        """Its tangent, zeros where it is constant."""
+        """Its tangent, or zeros if it is constant."""
         return self.tangent if self.active else jnp.zeros_like(self.value)
 
     def node(self) -> TraceNode:
@@ -165,7 +165,7 @@ def run_forward(step: Operation) -> None:
 
 
 def _again(value):
-    """A value that is not differentiated; keys are cloned, because each pass draws the same numbers from them."""
+    """A value that is not differentiated; keys are cloned, because each pass uses them again."""
     is_key = jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key)
     return jax.random.clone(value) if is_key else value
 
@@ -173,7 +173,7 @@ def _again(value):
 def _push(function, values, tangents) -> list:
     try:
         return jax.jvp(function, (values,), (tangents,))[1]
-    except TypeError:  # it has only a rule for reverse mode: transpose that
+    except TypeError:  # it has only a rule for reverse mode: transpose its result
         results, pull = jax.vjp(function, values)
         return jax.linear_transpose(lambda cotangents: pull(cotangents)[0], results)(tangents)[0]
 

@@ -1,4 +1,4 @@
-"""Names and numbers of a trace in print."""
+"""Text of the names and numbers in a trace."""
 
 import math
 import unicodedata
@@ -27,7 +27,7 @@ def number_of(name: str) -> int:
 
 
 def marked(name: str, mark: str, word: str = "") -> str:
-    """A letter with its dot or bar, ``ẋ1``; a longer name with the word, ``tangent of params['w']``."""
+    """A letter with a dot or bar, ``ẋ1``; a longer name with a word, ``tangent of params['w']``."""
     if word and len(name.rstrip("0123456789")) > 1:
         return f"{word} of {name}"
     return unicodedata.normalize("NFC", name[0] + mark) + name[1:]
@@ -39,7 +39,7 @@ def is_known(value) -> bool:
 
 
 def text(value, most: int = 4) -> str:
-    """A scalar, or an array of at most ``most`` numbers, in digits; a larger one by its shape and norm."""
+    """The digits of a scalar or of an array of at most ``most`` numbers; shape and norm of a larger array."""
     if not is_known(value) or not (hasattr(value, "dtype") or isinstance(value, int | float | complex | bool)):
         return describe(value)
     if jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):

@@ -1,4 +1,4 @@
-"""The rows of the three traces, in symbols and in numbers."""
+"""The rows of the three traces, as symbols and numbers."""
 
 import jax.numpy as jnp
 
@@ -74,7 +74,7 @@ def reverse_rows(inputs, steps, outputs) -> tuple[TraceRow, ...]:
 
 
 def _pulled(step) -> list[TraceRow]:
-    """One row for each operand of an operation: its adjoint so far, and what this operation adds."""
+    """One row for each operand of an operation: its adjoint so far, and the term that this operation adds."""
     if all(out.adjoint is None for out in step.flowing):
         return []
     known = [slot for slot in step.flowing if slot.adjoint is not None]

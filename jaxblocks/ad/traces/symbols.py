@@ -12,7 +12,7 @@ from jaxblocks.ad.traces.passes import Operation, Slot
 __all__ = ["Symbols", "symbols_of"]
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-# Elementwise operations: the expression, and as a factor the derivative with respect to each operand a, b; y is the
+# Elementwise operations: the expression, and the derivative with respect to each operand a, b as a factor; y is the
 # result. For scalars ⊙ becomes ×.
 _POINTWISE = {
     "abs": ("|{a}|", "sign {a}"),
@@ -53,9 +53,9 @@ class Symbols(NamedTuple):
 
     Attributes:
         write: ``write(operands)``, the expression of the result.
-        push: ``push(k, t, operands, out)``, what the tangent t of operand k adds to the tangent of the result.
-        pull: ``pull(k, t, operands, out)``, what the adjoint t of the result adds to the adjoint of operand k.
-        known: whether the derivative is written out; else it is only named, ``∂v₂/∂v₁``.
+        push: ``push(k, t, operands, out)``, the term of the tangent t of operand k in the tangent of the result.
+        pull: ``pull(k, t, operands, out)``, the term of the adjoint t of the result in the adjoint of operand k.
+        known: whether the derivative has an explicit form; otherwise it is only named, ``∂v₂/∂v₁``.
     """
 
     write: Callable

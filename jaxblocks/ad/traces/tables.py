@@ -1,4 +1,4 @@
-"""The tables of an evaluation trace: its nodes, its rows and their print."""
+"""The tables of an evaluation trace: nodes, rows and their printed form."""
 
 import dataclasses
 import html
@@ -14,14 +14,14 @@ class TraceNode:
     """A node of the computational graph: an input, a constant or the result of one operation.
 
     Attributes:
-        name: in print, ``"v₁"``; constants are ``"c₁"``.
+        name: the printed name, ``"v₁"``; constants are ``"c₁"``.
         kind: ``"input"``, ``"constant"`` or ``"operation"``.
         operation: the name of the primitive, or of a function with its own derivative rule (``"relu"``); for an
             input its name in the function, for a constant ``""``.
         parents: the names of the nodes that it is computed from; numbers in the program have none.
         level: its depth, 0 for inputs and constants, else one more than the deepest of its parents.
-        value, tangent, adjoint: arrays of one shape; tangent and adjoint are ``None`` where nothing flows
-            (constants, integers, and what depends on them alone).
+        value, tangent, adjoint: arrays of one shape; tangent and adjoint are ``None`` for nodes without derivatives
+            (constants, integers, and nodes that depend only on these).
 
     >>> import jax.numpy as jnp
     >>> from jaxblocks.ad.traces import trace_table
@@ -47,7 +47,7 @@ class TraceRow:
         name: the left-hand side, ``"v₁"``, ``"v̇₁"`` or ``"v̄₁"``.
         kind: ``"input"``, ``"constant"``, ``"operation"`` or ``"output"``.
         node: the name of its node.
-        expressions: right-hand sides in symbols; the last one in numbers, where all of them are scalars.
+        expressions: right-hand sides as symbols; the last one in numbers, if all operands are scalars.
         value: an array; for an adjoint the sum so far.
 
     >>> import jax.numpy as jnp
@@ -77,7 +77,7 @@ class TraceTable:
         primal, tangent, adjoint: rows in the order of computation. An operation adds to the adjoints of its operands
             in the order in which it reads them.
         nodes: of the computational graph, in the order of the primal trace.
-        value: what the function returns.
+        value: the value of the function.
         derivative: along the tangent, like ``value``.
         gradient: the result of the reverse pass, one for each argument, like the arguments.
 
@@ -129,13 +129,13 @@ class TraceTable:
     def plot(self, ax=None, *, step: int | None = None):
         """Draw the computational graph, from the inputs to the output by depth; returns the axes.
 
-        Values are under the nodes, adjoints (red) above them.
+        Values are below the nodes, adjoints (red) above them.
 
         Args:
             ax: matplotlib axes; new ones by default.
-            step: how many rows of the forward pass and then of the reverse pass are shown, from 0 to
-                ``len(table.primal) + len(table.adjoint)``; all of them by default. One picture for each step
-                shows both passes as dynamic programming: nothing is computed twice.
+            step: the number of rows shown, first of the forward pass and then of the reverse pass, from 0 to
+                ``len(table.primal) + len(table.adjoint)``; all by default. One picture for each step
+                shows both passes as dynamic programming: no value is computed twice.
 
         >>> import pytest
         >>> matplotlib = pytest.importorskip("matplotlib")

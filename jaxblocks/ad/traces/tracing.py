@@ -1,4 +1,4 @@
-"""The evaluation traces of a function at a point, and the checks of what they take."""
+"""The evaluation traces of a function at a point, and the checks of their arguments."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ __all__ = ["trace_table"]
 def trace_table(
     f: Callable, /, *args: Any, tangent: PyTree | None = None, cotangent: PyTree | None = None
 ) -> TraceTable:
-    r"""The forward primal, forward tangent and reverse adjoint trace of a function, symbols and values side by side.
+    r"""The forward primal, forward tangent and reverse adjoint trace of a function, as symbols and values.
 
     With :math:`v_k = \phi_k(v_i, v_j, \ldots)` for each operation,
 
@@ -39,7 +39,7 @@ def trace_table(
         args: the point, pytrees of floating-point arrays. Close over other values (integer labels, keys).
         tangent: :math:`\dot x`, a tuple like ``args``. By default 1 for each number of the first argument, 0 for the
             others.
-        cotangent: :math:`\bar y`, like what ``f`` returns; by default 1, where that is a scalar.
+        cotangent: :math:`\bar y`, like the value of ``f``; by default 1, for a scalar value.
 
     Returns:
         A `TraceTable`, which prints as below.
@@ -68,7 +68,7 @@ def trace_table(
     if tangent is None:
         tangent = (jax.tree.map(jnp.ones_like, args[0]), *jax.tree.map(jnp.zeros_like, args[1:]))
     else:
-        tangent = _like("tangent", tangent, "args", args, "give a tuple with one entry for each argument, of its shape")
+        tangent = _like("tangent", tangent, "args", args, "pass a tuple with one entry for each argument, of its shape")
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     cotangent = _start(cotangent, shapes)
 
@@ -145,7 +145,7 @@ def _start(cotangent, shapes):
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         require(floating, "f to return floating-point arrays", leaf, "return only these", error=TypeError)
     if cotangent is not None:
-        return _like("cotangent", cotangent, "what f returns", shapes, "give one entry for each number that f returns")
+        return _like("cotangent", cotangent, "the value of f", shapes, "pass one number for each entry of the value")
     if len(leaves) != 1 or leaves[0].shape:
         repair = "pass cotangent=, the weights of the outputs, or use jax.jacobian for the derivatives of all of them"
         got = ", ".join(map(describe, leaves)) or "nothing"
@@ -154,7 +154,7 @@ def _start(cotangent, shapes):
 
 
 def _labels(closed, args) -> list[str]:
-    """The names of the inputs in the function, ``x1`` or ``params['w']``; where it has none, by place."""
+    """The names of the inputs in the function, ``x1`` or ``params['w']``; without names, by position."""
     names = closed.jaxpr.debug_info.arg_names
     paths = [jax.tree_util.keystr(path[1:]) for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     places = [path[0].idx + 1 for path, _ in jax.tree_util.tree_leaves_with_path(args)]

@@ -3,10 +3,10 @@
 Axis letters: q query positions (``time_q``), k key and value positions (``time_k``), h heads, g heads of keys and
 values (``kv_heads``), d features that queries and keys share (``head_dim``), v features of a value (``value_dim``).
 
-``hard_lookup`` and ``soft_lookup`` are the lecture's tables, with one head and the layout (position, features).
+``hard_lookup`` and ``soft_lookup`` are the lecture's lookup tables, with one head and the layout (position, features).
 ``attention`` and ``attention_weights`` take heads, in the layout of ``jax.nn``: (position, heads, features).
-All are functions of what has already been projected. The layer ``Attention`` owns the learned maps W^Q, W^K, W^V and
-the output map, and with ``cache=`` a key-value cache.
+All four take projected queries, keys and values. The layer ``Attention`` has the learned maps W^Q, W^K, W^V and
+the output map as params, and with ``cache=`` a key-value cache as state.
 """
 
 from jaxblocks.layers.attention.dot_product import attention, attention_weights

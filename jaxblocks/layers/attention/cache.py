@@ -1,4 +1,4 @@
-"""Attention with a key-value cache: sequences in pieces, such as one token at a time."""
+"""Attention with a key-value cache, for sequences in pieces, such as one token at a time."""
 
 from collections.abc import Callable, Mapping
 
@@ -81,13 +81,13 @@ def _only(inputs):
 
 
 def _sharded_like(x, like):
-    """``x`` with the sharding of ``like``, where that is part of its type (explicit meshes)."""
+    """``x`` with the sharding of ``like``, if sharding is part of the type (explicit meshes)."""
     wanted = jax.typeof(like).sharding
     return x if wanted.spec == jax.typeof(x).sharding.spec else jax.sharding.reshard(x, wanted)
 
 
 def _has_room(state, k, position, check_traced):
-    """Whether the new keys fit into the cache; an error where that is known."""
+    """Whether the new keys fit into the cache; an error where the values are concrete."""
     cache = state["key"]
     same = cache.shape[:-3] == k.shape[:-3] and cache.shape[-2:] == k.shape[-2:]
     expected = f"a state for keys (*batch, time, heads, features), {describe(k)}"
@@ -98,6 +98,6 @@ def _has_room(state, k, position, check_traced):
     require(more <= room, message, f"{more} at once", "build it with a larger cache=")
     known = checkable(position, check_traced)
     if known is not None:
-        message += ", got {more} after {before}; build it with a larger cache=, or begin with a fresh state"
+        message += ", got {more} after {before}; build it with a larger cache=, or begin with a new state"
         check_values(known + more <= room, message, check=check_traced, before=known, more=more)
     return position + more <= room

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention, all at once or in chunks of queries.
+"""Scaled dot-product attention, in one step or in chunks of queries.
 
-Inside, heads come before positions, (heads, position, features), so that every product is one of matrices; weights
-are divided by their sum after the product with the values, where there are fewer numbers.
+Internally, the layout is (heads, position, features), so that every product is a matrix product; weights
+are normalized after the product with the values, which has fewer entries.
 """
 
 import functools
@@ -25,7 +25,7 @@ Bias: TypeAlias = Float[Array, "..."] | Callable | None
 SegmentIds: TypeAlias = Integer[Array, "..."] | tuple[Integer[Array, "..."], Integer[Array, "..."]] | None
 Implementation: TypeAlias = Literal["einsum", "chunked", "fused"] | None
 
-# From this many scores per head on, queries go in chunks. Measured (benchmarks/attention.py; CPU, 8 heads of 64), time
+# Scores per head from which queries are chunked. Measured (benchmarks/attention.py; CPU, 8 heads of 64), time
 # chunked / einsum: of the gradient 1.3 to 1.4 at 256 x 256, 0.7 to 1.4 at 512 x 512, 0.65 to 1.25 from 1024 x 1024 on
 # (lower for small batches); of the forward pass 1.0 to 1.4, 0.85 to 1.05, 0.4 to 0.75. Memory: 1/35 at 8192 x 8192.
 _CHUNKED_FROM = 1024 * 1024
@@ -55,24 +55,24 @@ def attention(
     """Attention of each query to all keys, per head: softmax(scale * Q K^T) V.
 
     out_i = sum_j w_ij v_j with w_ij = exp(s_ij) / sum_l exp(s_il) and scores s_ij = scale <q_i, k_j>, for query
-    position i and key positions j. Keys and values are a set: permuting both alike changes nothing, and permuting the
-    queries permutes the output. Self-attention takes q, k and v from one sequence, cross-attention k and v from
-    another. The cost is quadratic: 2 time_q time_k (head_dim + value_dim) operations per head.
+    position i and key positions j. Keys and values are a set: the same permutation of both changes nothing, and a
+    permutation of the queries permutes the output. Self-attention takes q, k and v from one sequence, cross-attention
+    k and v from another. The cost is quadratic: 2 time_q time_k (head_dim + value_dim) operations per head.
 
     **Heads.** ``heads`` is a multiple r of ``kv_heads``: queries of head h attend to keys of head h // r, as if each
-    were repeated r times (grouped-query attention; multi-query for ``kv_heads`` = 1).
+    head of keys were repeated r times (grouped-query attention; multi-query for ``kv_heads`` = 1).
 
     **Scores.** ``scale``: the default ``"inverse_sqrt"`` is 1/sqrt(head_dim), which keeps the variance of the
     scores at one for independent standard normal q and k. ``None`` does not scale, as in the lectures; note that
-    ``scale=None`` of ``jax.nn.dot_product_attention`` means the former. A number multiplies the scores. ``soft_cap`` c
-    replaces s by c tanh(s / c). ``bias`` is added after that: an array ``(*batch, heads, time_q, time_k)`` whose axes
-    but the last may have size one, or a function ``bias(heads, time_q, time_k, offset)`` that returns ``(heads, time_q,
-    time_k)`` for queries whose positions are ``offset`` larger than those of the keys, such as ``alibi``; it is called
-    for one chunk at a time, so that the whole bias need not be in memory.
+    ``scale=None`` of ``jax.nn.dot_product_attention`` means 1/sqrt(head_dim). A number multiplies the scores.
+    ``soft_cap`` c replaces s by c tanh(s / c). ``bias`` is added after that. It is an array ``(*batch, heads, time_q,
+    time_k)`` whose axes but the last may have size one, or a function ``bias(heads, time_q, time_k, offset)``, such as
+    ``alibi``, that returns ``(heads, time_q, time_k)`` for queries whose positions are ``offset`` larger than those of
+    the keys. The function is called for one chunk at a time, so that the whole bias need not be in memory.
 
     **Masking.** Query i has the position p = i + ``offset`` among the keys; by default ``offset`` is time_k - time_q,
-    so that the last query has the position of the last key and one new query attends to a whole cache. A query may
-    attend to key j if all of the given conditions hold:
+    so that the last query has the position of the last key and one new query attends to a whole cache. A query
+    attends to key j only if all of the given conditions hold:
 
     - ``causal``: j <= p.
     - ``sliding_window`` w: p - j < w, with ``causal`` the last w keys up to p; without it, |p - j| < w. In
@@ -80,10 +80,10 @@ def attention(
       without.
     - ``segment_ids``, integers ``(*batch, time)`` or a pair of them for queries and keys: query and key are in the same
       segment, where several sequences are packed into one.
-    - ``mask``, boolean with the axes ``(*batch, heads, time_q, time_k)``: True. Any axis but the last may have size
-      one, which stands for all.
+    - ``mask``, boolean with the axes ``(*batch, heads, time_q, time_k)``, is True. Any axis but the last may have size
+      one, which broadcasts.
 
-    Weights of masked keys are exactly zero; their values must still be finite, as 0 * inf is not zero.
+    Weights of masked keys are exactly zero; their values must still be finite, since 0 * inf is not zero.
 
     **Fully masked rows** (or ``time_k = 0`` keys). ``fully_masked="zero"``: the output is zero and so is the
     gradient. (``jax.nn`` averages the masked values; torch returns NaN or zeros.) ``"error"``: an eager call
@@ -92,16 +92,16 @@ def attention(
     **Dropout.** ``dropout`` is the probability of setting a weight to zero; the others are divided by 1 - dropout. It
     needs ``key``. For one ``key`` and the same shapes, draws do not depend on the implementation.
 
-    **Implementations.** ``"einsum"`` holds all time_q time_k weights of all heads. ``"chunked"`` takes ``chunk``
-    queries at a time and recomputes their weights in the backward pass: memory is linear in the length, and since it
-    has no derivative rule of its own, forward mode and second derivatives are exact; with a ``sliding_window`` it skips
-    keys outside the windows of a chunk, so that time is linear too. ``None`` takes chunks from time_q time_k = 1024^2
-    on: on CPU the gradient at length 8192 then takes 1/35 of the memory, at about the same time (0.65 to 1.25 of it).
+    **Implementations.** ``"einsum"`` stores all time_q time_k weights of all heads. ``"chunked"`` processes ``chunk``
+    queries at a time and recomputes their weights in the backward pass, so memory is linear in the length. It has no
+    custom derivative rule, so forward mode and second derivatives are exact. With a ``sliding_window`` it skips
+    keys outside the windows of a chunk, so that time is linear too. ``None`` uses chunks from time_q time_k = 1024^2
+    on: on CPU the gradient at length 8192 then takes 1/35 of the memory, in 0.65 to 1.25 of the time.
     ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with
     ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second
-    derivatives), so that it is never chosen automatically.
+    derivatives), so it is never chosen automatically.
 
-    Half precision inputs are multiplied as they are, with sums and softmax in float32.
+    Half precision inputs are multiplied without conversion, with sums and softmax in float32.
 
     Raises:
         ValueError: for shapes that do not fit together and options out of range.
@@ -147,7 +147,7 @@ def attention_weights(
     segment_ids: SegmentIds = None,
     offset: Integer[Array, ""] | int | None = None,
 ) -> Float[Array, "*batch heads time_q time_k"]:
-    """The weights of each query: softmax over k of scale * <q, k>.
+    """Attention weights of each query: softmax over k of scale * <q, k>.
 
     Each row ``weights[..., h, i, :]`` is a probability vector over the key positions, or zeros where all keys are
     masked for query i. Arguments and errors as in `attention`. Scores and softmax are computed in float32 for half
@@ -173,10 +173,10 @@ def attention_weights(
 def _attention_of_rows(
     q, k, v, offset, scale, causal, sliding_window, soft_cap, mask, bias, segment_ids, dropout=0.0, key=None
 ):
-    """A function ``attend(start, rows)`` for the queries from ``start`` on, and the rows of all queries.
+    """Prepare a function ``attend(start, rows)`` for the queries from ``start`` on, and the rows of all queries.
 
     ``attend`` returns the weighted average of the values (the weights for ``v = None``) and the sum of the
-    unnormalized weights. ``rows`` has all arrays with an axis of queries (-2), to be cut into chunks.
+    unnormalized weights. ``rows`` has all arrays with an axis of queries (-2), to be split into chunks.
     """
     n_q, n_k, heads = q.shape[-3], k.shape[-3], q.shape[-2]
     _check_scores(q, k, mask, bias)
@@ -184,12 +184,12 @@ def _attention_of_rows(
     require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
     wide = wide_dtype(jnp.result_type(q, k))
     factor = q.shape[-1] ** -0.5 if isinstance(scale, str) else scale
-    early = factor is not None and q.dtype == wide  # q has fewer numbers than the scores, where it can be scaled
+    early = factor is not None and q.dtype == wide  # scaling q is cheaper than scaling the scores
     if early:
         q = q * jnp.asarray(factor, wide)
     q, k = jnp.moveaxis(q, -3, -2), jnp.moveaxis(k, -3, -2)  # (*batch, heads, time, head_dim)
     v = None if v is None else jnp.moveaxis(v, -3, -2)
-    # What is cut into chunks of queries, and what is cut into the keys of a chunk's windows: axes -2 and -1 of each.
+    # Axis -2 is split into chunks of queries, axis -1 is sliced to the keys in the windows of a chunk.
     rows, columns = {"q": q}, {}
     for name, x in {"mask": mask, "bias": bias, **segments}.items():
         if x is not None and not callable(x):
@@ -222,7 +222,7 @@ def _attention_of_rows(
         allowed += _allowed_by_position(scores.shape, ahead, causal, sliding_window)
         if allowed:
             scores = jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf)
-        # exp(-inf) is a weight of zero; a row of nothing but -inf must not become -inf - (-inf).
+        # exp(-inf) is a weight of zero; a row where all scores are -inf must not become -inf - (-inf).
         top = lax.stop_gradient(jnp.max(scores, -1, keepdims=True, initial=-jnp.inf))
         weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
         total = jnp.sum(weights, -1, keepdims=True)  # (*batch, heads, size, 1); zero where all keys are masked
@@ -251,7 +251,7 @@ def _allowed_by_position(shape, ahead, causal, sliding_window) -> list:
 
 
 def _call_bias(bias, heads, shape, offset):
-    """A function of biases, called for scores of this shape."""
+    """Call a bias function for scores of this shape."""
     *front, size, n_keys = shape
     y = bias(heads, size, n_keys, offset)
     expected = f"bias({heads}, {size}, {n_keys}, offset) to return (heads, time_q, time_k) = {(heads, size, n_keys)}"
@@ -260,7 +260,7 @@ def _call_bias(bias, heads, shape, offset):
 
 
 def _segments(q, k, segment_ids) -> dict:
-    """Segments of queries as a column, of keys as a row."""
+    """Segment ids of queries as a column, of keys as a row."""
     if segment_ids is None:
         return {}
     two = segment_ids if isinstance(segment_ids, (tuple, list)) else (segment_ids, segment_ids)
@@ -275,7 +275,7 @@ def _segments(q, k, segment_ids) -> dict:
 
 
 def _by_chunks(attend, rows, n_q: int, chunk: int):
-    """``attend(start, rows)`` for chunks of the query axis (-2), which are computed again in the backward pass."""
+    """``attend(start, rows)`` for chunks of the query axis (-2), which are recomputed in the backward pass."""
     count = -(-n_q // chunk)
     size = -(-n_q // max(count, 1))  # equal chunks, so that few queries are padding
     if count <= 1:
@@ -290,32 +290,32 @@ def _by_chunks(attend, rows, n_q: int, chunk: int):
         return y.reshape(*y.shape[:-3], count * size, y.shape[-1])[..., :n_q, :]
 
     starts = jnp.arange(count, dtype=jnp.int32) * size
-    one = jax.checkpoint(lambda chunk: attend(*chunk), prevent_cse=False)  # a loop cannot merge what it repeats
+    one = jax.checkpoint(lambda chunk: attend(*chunk), prevent_cse=False)  # a loop needs no barrier against CSE
     return jax.tree.map(join, lax.map(one, (starts, jax.tree.map(split, rows))))
 
 
 def _per_head(a, b):
-    """Matrix products ``(*batch, heads, n, d) @ (*batch, kv_heads, d, m)``, each group of heads with its own b."""
+    """Matrix products ``(*batch, heads, n, d) @ (*batch, kv_heads, d, m)``; each group of heads shares one b."""
     *batch, heads, n, d = a.shape
     kv_heads, m = b.shape[-3], b.shape[-1]
     wide = wide_dtype(jnp.result_type(a, b))
     if kv_heads == heads:
         return jnp.matmul(a, b, preferred_element_type=wide)
-    r = heads // kv_heads  # heads are split, then joined with n: in one step, an explicit mesh would ask for shardings
+    r = heads // kv_heads  # split heads, then join with n: in one reshape, an explicit mesh would require shardings
     a = a.reshape(*batch, kv_heads, r, n, d).reshape(*batch, kv_heads, r * n, d)
     out = jnp.matmul(a, b, preferred_element_type=wide)
     return out.reshape(*batch, kv_heads, r, n, m).reshape(*batch, heads, n, m)
 
 
 def _kept(key, start, shape, dropout):
-    """Which weights are kept: drawn for each query from the key and its position, so that chunks draw the same."""
+    """The dropout mask of the weights, drawn per query from the key and its position, so that chunks do not matter."""
     *front, size, n_k = shape
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.int32) + start)
     return jnp.moveaxis(jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, (*front, n_k)))(keys), 0, -2)
 
 
 def _nan_where_fully_masked(out, total, check):
-    """The output with NaN for queries without a key; an error where values are known."""
+    """The output with NaN for queries without a key; an error where values are concrete."""
     known = checkable(total, check)
     if known is not None:
         message = "at least one key for every query, got {empty} of {all} rows (queries of each head) fully masked; "
@@ -325,7 +325,7 @@ def _nan_where_fully_masked(out, total, check):
 
 
 def _check_scores(q, k, mask, bias) -> None:
-    """Heads form groups; a mask and an array of biases have the axes of the scores."""
+    """Check that heads form groups, and that a mask and an array of biases have the axes of the scores."""
     heads, kv_heads = q.shape[-2], k.shape[-2]
     expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
     require(kv_heads > 0 and heads % kv_heads == 0, expected, f"{describe(q)} and {describe(k)}")
@@ -339,6 +339,6 @@ def _check_scores(q, k, mask, bias) -> None:
 
 
 def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    """Whether a mask of this shape is one of scores of shape ``full``, any axis but the last of size one or equal."""
+    """Whether a mask of this shape fits scores of shape ``full``: any axis but the last has size one or is equal."""
     same_rank = len(shape) == len(full) and shape[-1] == full[-1]
     return same_rank and all(m in (1, n) for m, n in zip(shape, full, strict=True))

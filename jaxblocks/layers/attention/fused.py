@@ -9,7 +9,7 @@ __all__ = ["fused_attention"]
 
 
 def fused_attention(q, k, v, *, offset, scale, causal, sliding_window, bias, fully_masked, **not_supported):
-    """`attention` by cuDNN's kernel, where it computes the same; an error that lists the reasons where it does not."""
+    """`attention` by cuDNN's kernel; raises an error that lists the unsupported arguments."""
     reasons = [f"{name}=" for name, value in not_supported.items() if value is not None]
     reasons += [
         words
@@ -26,7 +26,7 @@ def fused_attention(q, k, v, *, offset, scale, causal, sliding_window, bias, ful
         }.items()
         if applies
     ]
-    expected = "what implementation='fused' supports"
+    expected = "arguments that implementation='fused' supports"
     require(not reasons, expected, ", ".join(reasons), "pass implementation=None, which supports everything")
     batch = q.shape[:-3]
     flat = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]  # the kernel has one batch axis

@@ -1,4 +1,4 @@
-"""Lookup tables: attention as a differentiable dictionary, hard for orthonormal keys and soft for any."""
+"""Lookup tables: attention as a differentiable dictionary, hard for orthonormal keys and soft for all keys."""
 
 from jaxtyping import Array, Float
 
@@ -21,8 +21,8 @@ def hard_lookup(
     The sum is linear in each argument, so that k_2 + 2 k_4 returns v_2 + 2 v_4, and the table is differentiable.
 
     Args:
-        query: ``(*batch, *queries, features)``: one query, a row of them, or a grid, for each table.
-        keys: ``(*batch, entries, features)``; that they are orthonormal is not checked.
+        query: ``(*batch, *queries, features)``: one query, a sequence of queries, or a grid, for each table.
+        keys: ``(*batch, entries, features)``; orthonormality is not checked.
         values: ``(*batch, entries, value_features)``.
 
     Returns:
@@ -51,20 +51,20 @@ def soft_lookup(
     *,
     scale: Scale = None,
 ) -> Float[Array, "... value_features"]:
-    """Average of the table's values, weighted by how well their keys match: sum_i softmax_i(<q, k_i>) v_i.
+    """Average of the values of a table, weighted by the match of query and keys: sum_i softmax_i(<q, k_i>) v_i.
 
-    In matrices, softmax(Q K^T) V with the softmax along each row, for Q of shape (n_q, d), K (n_k, d), V (n_k, v).
-    The lecture prints the product as (Q W^Q)^T (K W^K), whose shapes do not fit unless n_q = n_k and which then
+    In matrix form, softmax(Q K^T) V with the softmax along each row, for Q of shape (n_q, d), K (n_k, d), V (n_k, v).
+    The lecture prints the product as (Q W^Q)^T (K W^K). Its shapes do not fit unless n_q = n_k, and then it
     compares features instead of positions; the product of queries and keys is (Q W^Q)(K W^K)^T. The lecture's form as
     a map of a sequence a, softmax(a X_q (a X_k)^T) a X_v, is ``soft_lookup(a @ X_q, a @ X_k, a @ X_v)``.
 
     Every result lies in the convex hull of the values. As the query grows, the result tends to the value whose key
-    matches best: scaled by s, all others together keep a weight below (n_k - 1) exp(-s gap), where gap is the
-    difference of the best and the second-best match <q, k_i>.
+    matches best: for a query scaled by s, the total weight of all others is below (n_k - 1) exp(-s gap), where gap is
+    the difference of the best and the second-best match <q, k_i>.
 
     Args:
         query, keys, values: as in `hard_lookup`.
-        scale: multiplies <q, k_i>: ``None`` (the lecture's form) leaves it, ``"inverse_sqrt"`` is 1/sqrt(features).
+        scale: the factor of <q, k_i>: ``None`` (the lecture's form) is 1, ``"inverse_sqrt"`` is 1/sqrt(features).
 
     Shapes and errors are those of `hard_lookup`; the function is `attention` with one head.
 

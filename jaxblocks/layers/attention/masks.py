@@ -1,4 +1,4 @@
-"""The two masks that `Attention` takes: one of valid keys, or one of pairs of queries and keys."""
+"""The two kinds of masks of `Attention`: of valid keys, or of pairs of queries and keys."""
 
 import jax.numpy as jnp
 
@@ -29,5 +29,5 @@ def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
     def cleaned(x):  # where shapes do not fit, a later check raises the error
         return jnp.where(mask[..., None], x, jnp.zeros((), x.dtype)) if x.shape[:-1] == mask.shape else x
 
-    first = int(len(inputs) > 1)  # the input of the queries alone, which the mask does not describe
+    first = int(len(inputs) > 1)  # the mask does not apply to a separate input of the queries
     return (*inputs[:first], *map(cleaned, inputs[first:])), mask, None

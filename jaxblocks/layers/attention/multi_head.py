@@ -1,4 +1,4 @@
-"""Multi-head attention: the layer that owns the maps of queries, keys, values and output."""
+"""Multi-head attention: the layer with learned maps of queries, keys, values and output."""
 
 import functools
 from collections.abc import Callable
@@ -62,41 +62,41 @@ def Attention(  # pyright: ignore[reportInconsistentOverload]
 
     Inputs: ``x`` for self-attention, ``x, context`` for cross-attention (keys and values from ``context``), or ``q, k,
     v``, each ``(*batch, time, features)``. Returns ``(*batch, time, features)`` with the time of the queries. Params
-    are ``{"query", "key", "value", "out"}``, each as those of ``Dense``; head i owns the columns ``i * head_dim`` to
-    ``(i + 1) * head_dim`` of a kernel.
+    are ``{"query", "key", "value", "out"}``, each as those of ``Dense``; head i has the columns from ``i * head_dim``
+    up to ``(i + 1) * head_dim`` of a kernel.
 
     Args:
-        heads: h, of the queries.
+        heads: h, the number of heads of the queries.
         head_dim: features of a query and a key, by default those of the queries' input divided by ``heads``.
         value_dim: features of a value, by default ``head_dim``.
         kv_heads: heads of keys and values, a divisor of ``heads``; by default ``heads``.
         features: of the output, by default those of the queries' input.
         scale, causal, sliding_window, soft_cap, dropout, fully_masked, implementation, chunk, check: as in `attention`.
             With ``dropout``, ``apply`` reads ``train`` (a Python bool) and ``key``, and drops weights in training.
-        positions: ``positions(x, index)`` is applied to queries and to keys, ``(*batch, time, heads, head_dim)``,
-            with their positions in time, ``(time,)``; ``rotary`` is one. Keys have the positions 0, 1, 2, ..., and
-            query i has i + time_k - time_q, as in `attention`, in cross-attention too.
-        score_bias: ``score_bias(heads, time_q, time_k, offset)`` is added to the scores, as the ``bias`` of
-            `attention`; ``alibi`` is one.
+        positions: a function ``positions(x, index)``, such as ``rotary``, applied to queries and keys, ``(*batch,
+            time, heads, head_dim)``, with their positions in time, ``(time,)``. Keys have the positions 0, 1, 2, ...,
+            and query i has i + time_k - time_q, as in `attention`, in cross-attention too.
+        score_bias: a function ``score_bias(heads, time_q, time_k, offset)``, such as ``alibi``, added to the scores
+            like the ``bias`` of `attention`.
         cache: length of a key-value cache, which makes a ``StatefulLayer`` for sequences in pieces of any size. Its
-            state, ``{"key", "value", "mask", "position"}``, holds keys and values of this many positions, and which of
-            them are valid. The pieces give what the whole sequence gives, with the same params as without cache (but
-            training drops other weights). Needs ``causal``, and ``x`` as the only input.
+            state, ``{"key", "value", "mask", "position"}``, stores keys, values and their mask for this many positions.
+            The outputs for the pieces equal those for the whole sequence, with the same params as without cache (but
+            training drops other weights). Requires ``causal``, and ``x`` as the only input.
         use_bias: ``False`` for linear maps.
-        use_out: ``False`` for the concatenated heads as they are, without the params ``"out"``.
+        use_out: ``False`` returns the concatenated heads, without the params ``"out"``.
         kernel_init, bias_init, dtype, param_dtype: as in `Dense`.
-        out_kernel_init: of the kernel of ``"out"`` (deep nets start with a small one); by default ``kernel_init``.
+        out_kernel_init: for the kernel of ``"out"`` (small for deep nets); by default ``kernel_init``.
 
-    Side inputs of ``apply``: ``mask``, boolean, either ``(*batch, time_k)``, True at valid keys and False at padding,
-    or as in `attention`; and, without ``cache``, ``segment_ids`` as there. With the former, padding (of keys and
-    values; in self-attention of queries too) is replaced by zeros before the maps, so that it has no effect and no
-    gradient, even if it is NaN. With ``cache`` the former is that of the piece, ``(*batch, time)``, and is stored;
-    in the latter ``time_k`` is the cache's length.
+    Side inputs of ``apply``: ``mask``, boolean, either a mask of keys ``(*batch, time_k)``, True at valid keys and
+    False at padding, or a mask of scores as in `attention`; and, without ``cache``, ``segment_ids`` as in `attention`.
+    With a mask of keys, padding (of keys and values; in self-attention of queries too) is replaced by zeros before the
+    maps, so that it has no effect and no gradient, even if it is NaN. With ``cache`` a mask of keys is that of the
+    piece, ``(*batch, time)``, and is stored; in a mask of scores ``time_k`` is the length of the cache.
 
     Raises:
         ValueError: where ``heads`` do not divide the features, for options out of range and shapes that do not fit; for
-            a sequence that is longer than its cache, when that is known. Under ``jit`` the outputs are NaN from there
-            on, or with ``check=True`` it is reported to ``jax.experimental.checkify``.
+            a sequence that is longer than its cache, if the position is concrete. Under ``jit`` the following outputs
+            are NaN, or with ``check=True`` it is reported to ``jax.experimental.checkify``.
 
     >>> layer = Attention(2, causal=True)
     >>> x = jax.random.normal(jax.random.key(0), (5, 8))

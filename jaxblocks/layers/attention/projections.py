@@ -55,7 +55,7 @@ class Projections(NamedTuple):
         return self.head_dim or q.shape[-1] // self.heads
 
     def split(self, params, q, k, v, position=None):
-        """Queries, keys and values of all heads; ``position`` is that of the first of each, if they are the same."""
+        """Queries, keys and values of all heads; ``position`` is the first position of each, if these are equal."""
         self.validate(params, q, k, v)
         q, k, v = (x if self.dtype is None else x.astype(self.dtype) for x in (q, k, v))
         q = self.apply(params["query"], q, self.heads)  # (*batch, time_q, heads, head_dim)
@@ -68,19 +68,19 @@ class Projections(NamedTuple):
         return q, k, v
 
     def join(self, params, out):
-        """Heads concatenated along the features, and mapped to the output."""
+        """Concatenate heads along the features, and map them to the output."""
         out = out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1])
         return self.apply(params["out"], out, 1)[..., 0, :] if self.use_out else out
 
     def apply(self, params, x, n: int):
-        """One affine map, its outputs split into n heads: (*batch, time, n, features of a head)."""
+        """Apply one affine map and split its outputs into n heads: (*batch, time, n, features of a head)."""
         y = jnp.matmul(x, params["kernel"].astype(x.dtype))
         if self.use_bias:
             y = y + jnp.broadcast_to(params["bias"].astype(x.dtype), y.shape)
         return y.reshape(*y.shape[:-1], n, y.shape[-1] // n)
 
     def validate(self, params, q, k, v) -> None:
-        """Raise a ``ValueError`` unless ``params`` are those of these inputs."""
+        """Raise a ``ValueError`` unless ``params`` fit these inputs."""
         rows = {
             "query": q.shape[-1],
             "key": k.shape[-1],

@@ -1,14 +1,13 @@
-r"""Graphs: their data, reductions over their edges, and the layers made of these.
+r"""Graphs: data structure, reductions over edges, and graph layers.
 
 A graph layer follows the template :math:`x = \mathrm{Agg}(\mathrm{Proj}(\mathrm{Neigh}(x)))`: gather the neighbors of a
-node, an edge or the whole graph, project them by any layer, and aggregate. ``GraphBlock`` is the template in full,
-``GraphMapFeatures`` leaves the neighbors out, and ``GCN``, ``GAT`` and ``GIN`` are the best-known special cases.
+node, an edge or the whole graph, project them by any layer, and aggregate. ``GraphBlock`` is the full template,
+``GraphMapFeatures`` omits the neighbors, and ``GCN``, ``GAT`` and ``GIN`` are the best-known special cases.
 
 Every layer here maps a ``Graph`` to a ``Graph`` with the same edges and new features, so that it fits into ``Serial``.
-The first axis of ``nodes`` numbers the nodes of *one* graph and is no batch axis, since nodes exchange messages. For
-many graphs there are two ways. ``batch_graphs`` combines them into one large padded graph, whose shapes stay the same
-from batch to batch; or pad each to the same size, stack them (``jax.tree.map(lambda *x: jnp.stack(x), *graphs)``) and
-use ``jax.vmap``.
+The first axis of ``nodes`` indexes the nodes of *one* graph and is not a batch axis, since nodes exchange messages. For
+many graphs, use ``batch_graphs``, which combines them into one large padded graph of the same shapes for all batches;
+or pad each to the same size, stack them (``jax.tree.map(lambda *x: jnp.stack(x), *graphs)``) and use ``jax.vmap``.
 
 Axis letters: n nodes, e edges, g graphs, in and out features.
 """

@@ -1,4 +1,4 @@
-"""The graph-network block, and layers for the features of edges, nodes and graphs one by one."""
+"""The graph-network block, and layers that map the features of edges, nodes and graphs separately."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -39,30 +39,30 @@ def GraphBlock(
     graph: LayerLike | None = None,
     aggregate: How = "sum",
 ) -> Layer | StatefulLayer:
-    r"""The graph-network block :math:`(E, V, u) \mapsto (E', V', u')`: edges first, then nodes, then the whole graph.
+    r"""The graph-network block :math:`(E, V, u) \mapsto (E', V', u')`: update edges, then nodes, then the graph.
 
     .. math::
         e'_k = \phi_e(e_k, v_{s_k}, v_{r_k}, u), \qquad
         v'_i = \phi_v(\mathrm{Agg}\{e'_k : r_k = i\}, v_i, u), \qquad
         u' = \phi_u(\mathrm{Agg}\{e'_k\}, \mathrm{Agg}\{v'_i\}, u)
 
-    with :math:`s_k, r_k` sender and receiver of edge k. All three of a layer depend on the three of the layer before
-    it (the lecture's indices :math:`E_{l-1}, V_{-1}, u_{-1}` are a misprint).
+    with :math:`s_k, r_k` sender and receiver of edge k. All three features of a layer depend on the three of the
+    previous layer (the lecture's indices :math:`E_{l-1}, V_{-1}, u_{-1}` are a misprint).
 
-    Each projection is any layer, or function, of one array (rows, features): its arguments as in the equations,
-    concatenated along the last axis; features of several axes are flattened, and those that the graph does not have
-    are left out. Side inputs (``train``, ``key``) are passed to the projections, states are returned, and a projection
-    that reads ``mask``, such as ``BatchNorm``, gets the mask of its rows, so that padding does not enter its
+    Each projection is a layer, or function, of one array (rows, features): the arguments in the equations,
+    concatenated along the last axis; features of several axes are flattened, and features that the graph does not have
+    are omitted. Side inputs (``train``, ``key``) are passed to the projections, states are returned, and a projection
+    that reads ``mask``, such as ``BatchNorm``, gets the mask of its rows, so that padding does not affect its
     statistics.
 
     The block is equivariant: renumbering the nodes renumbers V' and leaves E' and u' unchanged.
 
     Args:
-        edge, node, graph: :math:`\phi_e, \phi_v, \phi_u`; without one, these features stay as they are. Without
+        edge, node, graph: :math:`\phi_e, \phi_v, \phi_u`; without one, these features do not change. Without
             :math:`\phi_e`, and for a graph without features of edges, nodes aggregate the features of their senders.
         aggregate: ``"sum"``, ``"mean"``, ``"max"`` or ``"softmax"``, as in `aggregate`; nodes without incoming edges
             get 0. With ``"softmax"`` a projection may return a tuple ``(logits, values)``; the values are the new
-            features. Over a `complete_graph` that is self-attention, over a sparse one masked attention.
+            features. On a `complete_graph` this is self-attention, on a sparse one masked attention.
 
     Raises:
         ValueError: for arrays that do not fit together, indices out of range (see `check_graph`), or a projection that
@@ -110,14 +110,14 @@ def GraphBlock(
 def GraphMapFeatures(
     *, edge: LayerLike | None = None, node: LayerLike | None = None, graph: LayerLike | None = None
 ) -> Layer | StatefulLayer:
-    r"""A layer on each edge, node and graph, without neighbors: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
+    r"""Map the features of each edge, node and graph separately: :math:`e'_k = \phi_e(e_k), v'_i = \phi_v(v_i), ...`.
 
     For encoders and decoders around blocks, and for activations, norms and dropout between them:
     ``Serial(GCN(16), GraphMapFeatures(node=relu), GCN(2))``. Padding, side inputs, state and ``mask`` are as in
     `GraphBlock`.
 
     Args:
-        edge, node, graph: layers, or functions, of one array; without one, these features stay as they are.
+        edge, node, graph: layers, or functions, of one array; without one, these features do not change.
 
     >>> pair = complete_graph(jnp.array([[-1.0], [2.0]]))
     >>> GraphMapFeatures(node=relu).apply({"node": ()}, pair).nodes.ravel()
@@ -137,7 +137,7 @@ def GraphMapFeatures(
 def _map_features(layers, rows, *, with_scores):
     """The pair that projects ``rows(name, graph, logits)`` by the layers given, in the order edge, node, graph.
 
-    Later rows depend on the outputs of earlier layers. ``logits`` holds those that a projection returned with its
+    Later rows depend on the outputs of earlier layers. ``logits`` contains those that a projection returned with its
     values.
     """
     kids = children((), {name: layer for name, layer in layers.items() if layer is not None})
@@ -145,7 +145,7 @@ def _map_features(layers, rows, *, with_scores):
     names = [str(child.label) for child in kids]
 
     def replace(name, graph, logits, y):
-        """The graph with what a projection returned."""
+        """The graph with the result of a projection."""
         values: Any = y
         if type(y) is tuple and len(y) == 2 and with_scores:
             logits, values = {**logits, name: y[0]}, y[1]
@@ -190,7 +190,7 @@ def _map_features(layers, rows, *, with_scores):
     return make_combinator(tuple(map(without_mask, kids)), init, apply)
 
 
-# ---- what layers of graphs share -------------------------------------------------------------
+# ---- shared functions of graph layers --------------------------------------------------------
 
 
 def one_graph(inputs: tuple) -> Graph:
@@ -200,7 +200,7 @@ def one_graph(inputs: tuple) -> Graph:
 
 
 def without_mask(child):
-    """The child without its side input ``mask``, which the layer itself passes to it."""
+    """The child without its side input ``mask``, which the graph layer passes."""
     reads, init_reads = ({k: v for k, v in r.items() if k != "mask"} for r in (child.reads, child.init_reads))
     return child._replace(reads=reads, init_reads=init_reads)
 

@@ -45,12 +45,12 @@ def GCN(
     from a node to itself are not counted again), and :math:`\tilde D` the diagonal of its row sums, the numbers of
     incoming edges. For an undirected graph, with each edge in both directions, this is the published formula.
 
-    Features of edges and global features are not read. An activation is a layer of its own:
+    Features of edges and global features are not used. An activation is a separate layer:
     ``GraphMapFeatures(node=relu)``.
 
     Args:
         features: of a node of the output.
-        self_loops: ``False`` takes :math:`\tilde A = A`; a node without edges then gets 0, plus the bias.
+        self_loops: ``False`` uses :math:`\tilde A = A`; a node without edges then gets 0, plus the bias.
         use_bias, kernel_init, bias_init, dtype, param_dtype: as in `Dense`.
 
     Shapes: a graph with nodes (n, in) to the graph with nodes (n, features).
@@ -82,7 +82,7 @@ def GCN(
         ones = jnp.ones(valid.receivers.shape, widen(x).dtype)
         degree = reduce_segments(ones, valid.receivers, n, "sum", mask=mask) + (1 if self_loops else 0)  # (n,)
         scale = jnp.where(degree > 0, jax.lax.rsqrt(jnp.maximum(degree, 1)), 0).astype(x.dtype)[:, None]
-        project_first = kernel.shape[1] <= kernel.shape[0]  # send along edges what has fewer features
+        project_first = kernel.shape[1] <= kernel.shape[0]  # aggregate the array with fewer features
         x = (x @ kernel if project_first else x) * scale
         y = reduce_segments(take_rows(x, valid.senders), valid.receivers, n, "sum", mask=mask)
         y = (y + x if self_loops else y) * scale
@@ -107,7 +107,7 @@ def GAT(
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
 ) -> Layer:
-    r"""Graph attention: nodes average their neighbors, with weights that depend on both.
+    r"""Graph attention: weighted averages of neighbors, with weights that depend on sender and receiver.
 
     For each head, with :math:`h_i = x_i W` and :math:`\mathcal N(i)` the senders of edges to i, and i itself,
 
@@ -122,9 +122,9 @@ def GAT(
     Args:
         features: of a node of the output, for each head.
         heads: number of heads.
-        join: of the heads' outputs: ``"concat"`` for heads * features of a node, ``"mean"`` (for a last layer) for
-            features.
-        self_loops: ``False`` leaves i itself out, unless the graph has that edge; a node without edges gets 0, plus
+        join: how to combine the heads: ``"concat"`` gives heads * features per node, ``"mean"`` (for a last layer)
+            gives features.
+        self_loops: ``False`` excludes i itself, unless the graph has that edge; a node without edges gets 0, plus
             the bias. With ``True``, edges of the graph from i to itself are not counted again.
         slope: of the leaky rectifier, for negative arguments.
         attention_kernel_init: of ``receiver_kernel`` and ``sender_kernel``.
@@ -194,7 +194,7 @@ def GIN(
         mlp: any layer, or function, of nodes (n, in); its params are ``params["mlp"]``. Side inputs and state are
             passed on; if it reads ``mask``, it gets the mask of the nodes.
         epsilon: :math:`\epsilon`; its initial value if it is learned.
-        learn_epsilon: ``True`` makes it a param, ``params["epsilon"]``.
+        learn_epsilon: ``True`` makes :math:`\epsilon` a param, ``params["epsilon"]``.
         dtype: of the sum, which is the input of ``mlp``; by default that of the nodes.
         param_dtype: of ``epsilon`` if it is learned.
 

@@ -1,4 +1,4 @@
-"""What a graph is: a tree of arrays, ways to make one, and batches of several in one."""
+"""Graphs as trees of arrays: the type, constructors, batches and checks."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,12 +34,12 @@ class Graph(NamedTuple):
     edges. Several edges between two nodes, and edges from a node to itself, are allowed.
 
     ``nodes`` (n, ...), ``senders`` (e,) and ``receivers`` (e,) are required. ``edges`` (e, ...) are the features of
-    edges and ``global_features`` (g, ...) those of each graph as a whole. Where there is more than one graph,
-    ``node_graph`` (n,) is the number of the graph to which each node belongs.
+    edges and ``global_features`` (g, ...) those of each graph. If there is more than one graph,
+    ``node_graph`` (n,) is the index of the graph of each node.
 
     ``node_mask`` (n,), ``edge_mask`` (e,) and ``graph_mask`` (g,) are True at valid entries; ``None`` means that all
-    are valid. The other entries are padding, at any place: their contents affect neither values nor gradients of the
-    valid ones, and layers put zeros there. An edge from or to padding is padding too.
+    are valid. The other entries are padding, in any position: their contents affect neither values nor gradients of the
+    valid ones, and layers set them to zero. An edge from or to padding is padding too.
 
     >>> triangle = Graph(jnp.eye(3), senders=jnp.array([0, 1, 2]), receivers=jnp.array([1, 2, 0]))
     >>> aggregate(triangle.nodes[triangle.senders], triangle.receivers, n=3)
@@ -76,13 +76,13 @@ _COUNTED_BY = {
 
 
 def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = True) -> Graph:
-    r"""The graph on these nodes with an edge from each to each: :math:`n^2` edges, sorted by receiver.
+    r"""The complete graph, with an edge for every pair of nodes: :math:`n^2` edges, sorted by receiver.
 
     Softmax aggregation over it is self-attention.
 
     Args:
         nodes: (n, ...features); ``jnp.zeros((n, 1))`` for n nodes without features.
-        self_loops: ``False`` leaves out the n edges from a node to itself.
+        self_loops: ``False`` omits the n edges from a node to itself.
 
     >>> complete_graph(jnp.zeros((3, 1)), self_loops=False).senders
     Array([1, 2, 0, 2, 0, 1], dtype=int32)
@@ -95,7 +95,7 @@ def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = Tr
     n = nodes.shape[0]
     receivers, senders = jnp.indices((n, n if self_loops else max(n - 1, 0)), jnp.int32)
     if not self_loops:
-        senders = senders + (senders >= receivers).astype(jnp.int32)  # leave the diagonal out
+        senders = senders + (senders >= receivers).astype(jnp.int32)  # skip the diagonal
     return Graph(nodes, senders.ravel(), receivers.ravel())
 
 
@@ -105,16 +105,16 @@ def adjacency_graph(
 ) -> Graph:
     r"""The graph of an adjacency matrix: an edge from j to i where :math:`A_{ij} \ne 0`, sorted by receiver.
 
-    The sum over incoming edges is then the product :math:`A X` with the nodes :math:`X`, for entries 0 and 1. Other
-    weights are not kept; they are ``adjacency[graph.receivers, graph.senders]``, which can serve as ``edges``.
+    For entries 0 and 1, the sum over incoming edges is then the product :math:`A X` with the nodes :math:`X`. Other
+    weights are not stored; to use them as ``edges``, take ``adjacency[graph.receivers, graph.senders]``.
 
     Args:
         nodes: (n, ...features).
         adjacency: (n, n), row i for the edges that node i receives.
-        n_edges: pad to this number of edges, with an ``edge_mask``; needed under ``jit``, where shapes must be known.
+        n_edges: pad to this number of edges, with an ``edge_mask``; required under ``jit``, where shapes are static.
 
     Raises:
-        ValueError: for more edges than ``n_edges`` (under ``jit``, senders are then -1, of which layers make NaN).
+        ValueError: for more edges than ``n_edges`` (under ``jit``, senders are then -1, for which layers return NaN).
 
     >>> adjacency_graph(jnp.zeros((2, 1)), jnp.array([[0, 1], [0, 1]])).receivers
     Array([0, 1], dtype=int32)
@@ -123,12 +123,12 @@ def adjacency_graph(
     """
     if n_edges is None:
         concrete = not isinstance(adjacency, Tracer)
-        repair = "pass n_edges, the largest number of edges to expect"
+        repair = "pass n_edges, the largest expected number of edges"
         require(concrete, "n_edges under jit, where edges cannot be counted", "None", repair)
         receivers, senders = (jnp.asarray(ids, jnp.int32) for ids in np.nonzero(np.asarray(adjacency)))
         return Graph(nodes, senders, receivers)
     count = jnp.count_nonzero(adjacency)
-    message = f"at most n_edges = {n_edges} edges, got {{count}}; raise n_edges"
+    message = f"at most n_edges = {n_edges} edges, got {{count}}; increase n_edges"
     check_values(count <= n_edges, message, count=count)
     receivers, senders = jnp.nonzero(adjacency, size=n_edges, fill_value=0)
     senders = jnp.where(count <= n_edges, senders, -1).astype(jnp.int32)
@@ -142,11 +142,11 @@ def batch_graphs(
 
     Nodes, edges and global features are concatenated, and ``senders`` and ``receivers`` are shifted accordingly, so
     that no edge connects two graphs; the result always has ``node_graph`` and the three masks. Works under ``jit``
-    too. Graphs of NumPy arrays give NumPy arrays, without compiling anything: the way for a data pipeline.
+    too. Graphs of NumPy arrays give NumPy arrays, without compilation, as a data pipeline needs it.
 
     Args:
-        graphs: at least one; all with or all without ``edges``, and ``global_features``. A batch counts as the graphs
-            in it.
+        graphs: at least one; either all or none have ``edges``, and ``global_features``. A batch counts as several
+            graphs.
         n_nodes, n_edges, n_graphs: sizes to pad to; by default there is no padding.
 
     Raises:
@@ -191,7 +191,7 @@ def batch_graphs(
         total = sum(a.shape[0] for a in arrays)
         wanted = sizes[option]
         size = total if wanted is None else wanted
-        repair = "raise it, or put fewer graphs into a batch"
+        repair = "increase it, or put fewer graphs into a batch"
         require(total <= size, f"graphs that fit into {option}={size}", f"{total} together", repair)
         return xp.concatenate([*arrays, xp.zeros((size - total, *arrays[0].shape[1:]), arrays[0].dtype)])
 
@@ -199,10 +199,10 @@ def batch_graphs(
 
 
 def unbatch_graphs(graph: Graph) -> list[Graph]:
-    r"""The graphs of a batch one by one, without padding: the inverse of ``batch_graphs``.
+    r"""Split a batch into a list of graphs, without padding: the inverse of ``batch_graphs``.
 
     Each has its own ``nodes``, ``senders``, ``receivers``, ``edges`` and ``global_features`` (g = 1), in the order of
-    the batch. Their sizes depend on values, so that it does not work under ``jit``.
+    the batch. Their sizes depend on values, so it does not work under ``jit``.
 
     >>> pair = Graph(jnp.ones((2, 1)), jnp.array([0]), jnp.array([1]))
     >>> [each.nodes.shape for each in unbatch_graphs(batch_graphs([pair, pair], n_nodes=9, n_graphs=4))]
@@ -213,7 +213,7 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
     check_shapes(graph)
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(graph))
     repair = "call it outside of jit and vmap, since its sizes depend on values, or use the masks of the batch"
-    require(not traced, "arrays with known values", "traced ones", repair)
+    require(not traced, "concrete arrays", "traced ones", repair)
     check_graph(graph)
     keep = np.asarray if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(graph)) else jnp.asarray
     count = count_graphs(graph)
@@ -242,22 +242,22 @@ def unbatch_graphs(graph: Graph) -> list[Graph]:
     return each
 
 
-# ---- what layers read ------------------------------------------------------------------------
+# ---- graphs in layers ------------------------------------------------------------------------
 
 
 def count_graphs(graph: Graph) -> int:
-    """The number of graphs, padding included, which the shapes must tell."""
+    """The number of graphs, padding included, from the shapes."""
     for per_graph in (graph.global_features, graph.graph_mask):
         if per_graph is not None:
             return per_graph.shape[0]
-    expected = "a graph whose shapes tell the number of graphs"
+    expected = "a graph whose shapes determine the number of graphs"
     repair = "give the graph a graph_mask, as batch_graphs does"
     require(graph.node_graph is None, expected, "node_graph alone", repair)
     return 1
 
 
 def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""]]:
-    """The graph as layers read it (padding is zero, its edges are padding), and whether its indices are in range."""
+    """The graph with zeros at padding and edges to padding masked, and whether its indices are in range."""
     graph = jax.tree.map(jnp.asarray, graph)
     senders, receivers = graph.senders.astype(jnp.int32), graph.receivers.astype(jnp.int32)
     edge_mask, n = graph.edge_mask, graph.nodes.shape[0]
@@ -282,15 +282,15 @@ def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""]]:
     return valid, ok
 
 
-# ---- what must fit ---------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------
 
 
 def check_graph(graph: Graph, *, check: bool = False) -> None:
     r"""Raise an error unless the arrays of a graph fit together and its indices are in range.
 
-    Layers call it themselves. Under ``jit`` they know shapes only, and return NaN everywhere for an index out of
-    range. To get the error message from there, call ``check_graph(graph, check=True)`` once, at the top of the
-    function, and wrap that in ``jax.experimental.checkify.checkify``.
+    Layers call it. Under ``jit`` they can check shapes only, and return NaN everywhere for an index out of
+    range. To raise the error under ``jit``, call ``check_graph(graph, check=True)`` once, at the top of the
+    function, and wrap the function in ``jax.experimental.checkify.checkify``.
 
     Args:
         graph: one graph, or a batch in one.
@@ -310,13 +310,13 @@ def check_graph(graph: Graph, *, check: bool = False) -> None:
 
 
 def check_nodes(graph: Graph, *, values: bool = True) -> None:
-    """`check_graph` (or `check_shapes`), and nodes with one axis of floating-point features."""
+    """`check_graph` (or `check_shapes`), and check that nodes have one axis of floating-point features."""
     (check_graph if values else check_shapes)(graph)
     _check_rank(as_shapes(graph.nodes))
 
 
 def check_shapes(graph: Graph) -> None:
-    """Raise an error unless the arrays of a graph fit together, as far as shapes tell; for ``init``."""
+    """Raise an error unless the shapes of the arrays of a graph fit together; for ``init``."""
     repair = "pass Graph(nodes, senders, receivers)"
     require(isinstance(graph, Graph), "a Graph", graph, repair, error=TypeError)
     shapes = as_shapes(graph)
@@ -340,9 +340,9 @@ def _check_fields(
     edge_mask: Bool[ArrayOrShape, "e"] | None,
     graph_mask: Bool[ArrayOrShape, "g"] | None,
 ) -> None:
-    """The fields of a graph have these dtypes and shapes."""
+    """Check the dtypes and shapes of the fields of a graph, by the annotations."""
 
 
 @checked
 def _check_rank(nodes: Float[ArrayOrShape, "n in"]) -> None:
-    """The features of nodes have one axis."""
+    """Check that the features of nodes have one axis, by the annotation."""

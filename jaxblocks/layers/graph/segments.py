@@ -1,4 +1,4 @@
-"""Reductions over segments: the rows of an array, grouped by an index and reduced group by group."""
+"""Segment reductions: group the rows of an array by an index and reduce each group."""
 
 import functools
 import operator
@@ -42,12 +42,12 @@ def aggregate(
     :math:`v_k` is ``values[k]``, :math:`r_k` is ``receivers[k]``, and ``how`` is
 
     - ``"sum"``: :math:`\sum_k v_k`; ``"mean"``: the sum divided by the number of values;
-    - ``"max"``: the largest, feature by feature; where several are largest, they share the gradient evenly;
+    - ``"max"``: the maximum per feature; on ties the largest share the gradient evenly;
     - ``"softmax"``: :math:`\sum_k w_k v_k` with :math:`w_k = e^{s_k} / \sum_{l : r_l = i} e^{s_l}` and :math:`s`
       the ``logits``. Their axes are the first ones of ``values``: one score for each entry, (e,), or for each of its
       heads, (e, heads). Without ``logits`` each feature is its own score.
 
-    A node that receives nothing gets 0. Values of half precision are added up in float32.
+    A node without entries gets 0. Half precision is summed in float32.
 
     Args:
         values: (e, ...features), one row for each entry (edge).
@@ -55,15 +55,15 @@ def aggregate(
         n: number of nodes.
         how: the reduction.
         logits: of the softmax.
-        mask: (e,), False at entries to leave out, whatever they hold.
+        mask: (e,), True at valid entries; the others have no effect, even if they are NaN.
         check: report receivers out of range from inside ``jit`` to ``checkify``.
 
     Returns:
         (n, ...features).
 
     Raises:
-        ValueError: for a receiver outside 0 ... n - 1 (of entries that are not masked). Under ``jit`` all of the output
-            is NaN then, or with ``check=True`` the error goes to ``jax.experimental.checkify``.
+        ValueError: for a receiver outside 0 ... n - 1 (of entries that are not masked). Under ``jit`` the whole output
+            is NaN then, or with ``check=True`` the error is reported to ``jax.experimental.checkify``.
 
     >>> aggregate(jnp.array([1.0, 2.0, 5.0]), jnp.array([0, 0, 2]), n=4, how="mean")
     Array([1.5, 0. , 5. , 0. ], dtype=float32)
@@ -72,7 +72,7 @@ def aggregate(
     and graph networks, arXiv:1806.01261, section 3.2.
     """
     if logits is not None:
-        require(how == "softmax", f'how="softmax" where logits are passed, got {how!r}', repair="leave logits out")
+        require(how == "softmax", f'how="softmax" where logits are passed, got {how!r}', repair="omit logits")
         fits = 0 < logits.ndim <= values.ndim and logits.shape == values.shape[: logits.ndim]
         expected = "logits with the first axes of values, (e,) or (e, heads)"
         require(fits, expected, f"{describe(logits)} for values {describe(values)}")
@@ -85,7 +85,7 @@ def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None)
     """`aggregate` for receivers that are known to be in range."""
     dtype, values = values.dtype, widen(values)
     if mask is not None:
-        receivers = jnp.where(mask, receivers, n)  # out of range, so that the sums leave it out
+        receivers = jnp.where(mask, receivers, n)  # out of range, so that the sums skip it
 
     def total(x):
         return jax.ops.segment_sum(x, receivers, n)
@@ -102,7 +102,7 @@ def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None)
     else:
         logits = values if logits is None else widen(logits)
         top = jax.ops.segment_max(jax.lax.stop_gradient(logits), receivers, n)  # (n, *heads)
-        top = jnp.where(jnp.isfinite(top), top, 0)  # -inf for nodes that receive nothing
+        top = jnp.where(jnp.isfinite(top), top, 0)  # -inf for nodes without entries
         weights = jnp.exp(where_rows(mask, logits - take_rows(top, receivers)))  # (e, *heads)
         sums = total(weights)
         y = total(expand_like(weights.astype(values.dtype), values) * values)
@@ -114,7 +114,7 @@ def reduce_segments(values, receivers, n: int, how: How, logits=None, mask=None)
 
 
 def take_rows(x, indices):
-    """Rows of ``x``; indices out of range are clipped, so that a caller combines it with `nan_unless`."""
+    """Rows of ``x``; indices out of range are clipped, so callers combine it with `nan_unless`."""
     return x.at[indices].get(mode="clip", wrap_negative_indices=False)
 
 
@@ -129,18 +129,18 @@ def where_rows(mask, x):
 
 
 def nan_unless(ok, y):
-    """``y``, or NaN in all of it where ``ok`` is False."""
+    """``y``, or an array of NaN where ``ok`` is False."""
     return y + jnp.where(ok, 0, jnp.nan).astype(y.dtype) if jnp.issubdtype(y.dtype, jnp.inexact) else y
 
 
 def all_in_range(mask, count: int, *indices):
-    """Whether all indices that are not masked are from 0 to ``count - 1``; one reduction, since several are slower."""
+    """Whether all valid indices are from 0 to ``count - 1``; one reduction, since several are slower."""
     inside = functools.reduce(operator.and_, [(i >= 0) & (i < count) for i in indices])
     return jnp.all(inside if mask is None else inside | ~mask)
 
 
 def check_indices(name: str, indices, count: int, mask=None, kind: str = "node", *, check: bool = False) -> None:
-    """Raise a ``ValueError`` for an index outside 0 ... ``count - 1``, where values are known or ``check`` is True."""
+    """Raise a ``ValueError`` for an index outside 0 ... ``count - 1``, if values are concrete or ``check`` is True."""
     if (
         not indices.shape[0]
         or checkable(indices, check) is None
