@@ -81,8 +81,8 @@ def test_char_lm_learns_and_samples(tmp_path, capsys):
         printed.split("transformer:\n\n")[1].startswith("The ")
         and len(printed.split("transformer:\n\n")[1]) == 4 + 9 + 1
     )
-    saved = np.load(tmp_path / "transformer.npz")
-    assert saved["['tokens']['embedding']"].shape == (kinds, 16)
+    with np.load(tmp_path / "transformer.npz") as saved:
+        assert saved["['tokens']['embedding']"].shape == (kinds, 16)
 
 
 def test_scores_are_bits_of_tokens_with_at_least_half_a_context():
@@ -111,10 +111,10 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, monkeypatch, capsys):
         char_lm.main(again)
     monkeypatch.undo()
     char_lm.main(again)
-    one, other = (np.load(tmp_path / name / "transformer.npz") for name in ("whole", "again"))
-    assert one.files == other.files
-    for name in one.files:
-        np.testing.assert_array_equal(one[name], other[name])
+    with np.load(tmp_path / "whole/transformer.npz") as one, np.load(tmp_path / "again/transformer.npz") as other:
+        assert one.files == other.files
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], other[name])
     prints = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "SHA-256" in line]
     assert len(prints) == 2 and prints[0] == prints[1]
 

@@ -46,7 +46,7 @@ PREDICTION_TYPES: tuple[PredictionType, ...] = get_args(PredictionType)
 
 @checked
 def convert(
-    prediction: Float[Array, "*shape"],
+    output: Float[Array, "*shape"],
     x: Float[Array, "*shape"],
     t: float | int | Float[Array, "*_batch"],
     schedule: Schedule,
@@ -55,7 +55,7 @@ def convert(
     *,
     check: bool = False,
 ) -> Float[Array, "*shape"]:
-    r"""A prediction of type ``source`` at x as one of type ``target``.
+    r"""The output of a net of type ``source`` at x as a prediction of type ``target``.
 
     .. math:: x_0 = \frac{x - \sigma\varepsilon}{\alpha} = \frac{\alpha x - \sigma v}{\alpha^2 + \sigma^2}
         = \frac{\sigma' x - \sigma u}{\alpha\sigma' - \sigma\alpha'}, \qquad
@@ -87,7 +87,7 @@ def convert(
     wide = widen(x)
     t = checked_time(t, wide, check)
     check_solvable(t, schedule, source, target, check=check)
-    return convert_unchecked(prediction.astype(wide.dtype), wide, t, schedule, source, target).astype(prediction.dtype)
+    return convert_unchecked(output.astype(wide.dtype), wide, t, schedule, source, target).astype(output.dtype)
 
 
 def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, target: PredictionType) -> Array:
