@@ -20,7 +20,7 @@ softmax.
 Axis letters: ``...`` the axes of an array x.
 """
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -95,8 +95,7 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
     if source == target:
         return p
     a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
-    eps: Any = None
-    x0: Any = None
+    x0, eps = cast(Any, None), cast(Any, None)
     if source == "eps":
         eps = p
     elif source == "score":
