@@ -20,7 +20,7 @@ softmax.
 Axis letters: ``...`` the axes of an array x.
 """
 
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -95,13 +95,11 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
     if source == target:
         return p
     a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
-    x0, eps = cast(Any, None), cast(Any, None)
-    if source == "eps":
-        eps = p
-    elif source == "score":
-        eps = -s * p
+    if source in ("eps", "score"):
+        eps = p if source == "eps" else -s * p
+        x0 = (x - s * eps) / a if target in ("x0", "v", "velocity") else None
     elif source == "x0":
-        x0 = p
+        x0, eps = p, (x - a * p) / s
     elif source == "v":
         size = a * a + s * s
         x0, eps = (a * x - s * p) / size, (s * x + a * p) / size
@@ -109,10 +107,6 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
         da, ds = (align(rate, x) for rate in schedule.rates(t))
         size = a * ds - s * da
         x0, eps = (ds * x - s * p) / size, (a * p - da * x) / size
-    if x0 is None and target in ("x0", "v", "velocity"):
-        x0 = (x - s * eps) / a
-    if eps is None and target != "x0":
-        eps = (x - a * x0) / s
     return combine(x0, eps, t, schedule, target)
 
 
