@@ -307,7 +307,7 @@ def layer_name(layer: LayerLike) -> str:
     return parts[-3] if len(parts) >= 3 and parts[-2] == "<locals>" else parts[-1]
 
 
-def child_key(key, label):
+def child_key(key: Any, label: int | str | jax.Array | None) -> Any:
     """The key of the child at ``label``: ``fold_in`` of its position or (hashed) name.
 
     Adding or editing one layer does not change the keys of the others.

@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer of a net.
+    """One layer of a net, in the rows of what `summary` returns.
 
     Attributes:
         path: its path, as in `jaxblocks.paths`: ``"block/0"``; ``""`` is the net. The body of a ``Repeat`` has the
@@ -71,7 +71,9 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of a net in the order in which they run; prints as a table, in a notebook as HTML.
+    """What `summary` returns: the layers of a net in the order in which they run.
+
+    It prints as a table, in a notebook as HTML.
 
     Attributes:
         rows: a `LayerRow` for each layer, that of the whole net last.
@@ -212,7 +214,11 @@ def count_params(params: PyTree) -> int:
 
 @dataclass(frozen=True)
 class MomentsRow:
+<<<<<<< HEAD
     """Moments of one array: an input of a net, or an output of one of its layers.
+=======
+    """Moments of one array, an input of a net or an output of a layer, in the rows of what `variance_report` returns.
+>>>>>>> fix1
 
     Attributes:
         path: the path of the layer, as in `LayerRow`; ``""`` for an input.
@@ -237,7 +243,9 @@ class MomentsRow:
 
 @dataclass(frozen=True)
 class VarianceReport:
-    """Means and variances, from the inputs to the last layer; prints as a table, in a notebook as HTML.
+    """What `variance_report` returns: means and variances, from the inputs to the last layer.
+
+    It prints as a table, in a notebook as HTML.
 
     Attributes:
         rows: a `MomentsRow` for each input, then for each output of a layer, in the order of computation.

@@ -217,7 +217,7 @@ with jax.enable_x64(True):
     runs = {
         "quadratic": seen,
         "logistic regression": descend(logistic, zeros, 1 / logistic.smoothness, steps=100),
-        "Huber, worst case for step 100": descend(huber_objective(1 / 201), 1.0, 1.0, steps=100),
+        "Huber, worst case for step 100": descend(huber_objective(knee=1 / 201), 1.0, 1.0, steps=100),
     }
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
@@ -236,7 +236,7 @@ with jax.enable_x64(True):
 # %%
 with jax.enable_x64(True):
     for t in (1, 10):
-        worst = descend(huber_objective(1 / (2 * t + 1)), 1.0, 1.0, steps=t).gaps[t]
+        worst = descend(huber_objective(knee=1 / (2 * t + 1)), 1.0, 1.0, steps=t).gaps[t]
         assert np.isclose(worst, 1 / (4 * t + 2)) and worst <= convex_bound(t, 1.0, 1.0)
 
 # %% [markdown]

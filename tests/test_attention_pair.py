@@ -348,10 +348,8 @@ def test_a_stack_of_layers_decodes_in_pieces():
 
     def net(cache):
         block = Serial(Residual(Attention(2, causal=True, cache=cache)), Residual(Dense(8), jnp.tanh, Dense(4)))
-        streaming = cache is not None
-        return Serial(
-            SinusoidalPositions(stateful=streaming), LearnedPositions(8, stateful=streaming), Repeat(block, 2)
-        )
+        stateful = cache is not None
+        return Serial(SinusoidalPositions(stateful=stateful), LearnedPositions(8, stateful=stateful), Repeat(block, 2))
 
     params, state = net(8).init(jax.random.key(0), x[:, :2])
     expected = net(None).init(jax.random.key(0), x)

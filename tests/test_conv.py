@@ -33,8 +33,8 @@ def normal(*shape):
     return RNG.normal(size=shape)
 
 
-def close(came, expected, tolerance=1e-10):
-    np.testing.assert_allclose(came, expected, rtol=tolerance, atol=tolerance)
+def close(got, expected, tolerance=1e-10):
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture
@@ -190,8 +190,8 @@ def test_against_torch(torch, setting, direction):
             cast = [jnp.asarray(a, dtype) for a in (x, kernel, bias, weights)]
             y, pulled = jax.jit(run)(*cast)
             assert y.dtype == dtype
-            for came, want in zip((y, *pulled), (expected, *gradients), strict=True):
-                close(came, want, tolerance * max(1, np.abs(want).max()))
+            for got, want in zip((y, *pulled), (expected, *gradients), strict=True):
+                close(got, want, tolerance * max(1, np.abs(want).max()))
 
 
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])

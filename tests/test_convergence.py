@@ -54,7 +54,7 @@ def problem(name):
         root = rng.normal(size=(5, 3))  # two flat directions
         return quadratic_objective(jnp.asarray(root @ root.T), jnp.asarray(root @ rng.normal(size=3))), jnp.ones(5)
     if name == "huber":
-        return huber_objective(0.2), jnp.asarray(rng.normal(size=4))
+        return huber_objective(knee=0.2), jnp.asarray(rng.normal(size=4))
     if name == "least squares":
         objective = least_squares_objective(jnp.asarray(x), jnp.asarray(noise[:, None] + x[:, :1]))
     else:
@@ -110,11 +110,11 @@ def test_strong_convexity_of_the_objectives(x64):
 @pytest.mark.parametrize(("steps", "value"), [(1, 0.1666667), (5, 0.0454545), (10, 0.0238095), (100, 0.00248756)])
 def test_huber_attains_the_sharp_bound(x64, steps, value):
     """With the knee R / (2 t + 1) and eta = 1 / L the gap is L R^2 / (4 t + 2), from any direction."""
-    seen = descend(huber_objective(1 / (2 * steps + 1)), jnp.array([0.6, 0.0, -0.8]), 1.0, steps=steps)
+    seen = descend(huber_objective(knee=1 / (2 * steps + 1)), jnp.array([0.6, 0.0, -0.8]), 1.0, steps=steps)
     assert seen.gaps[-1] == pytest.approx(value, rel=1e-5)
     assert seen.gaps[-1] == pytest.approx(float(seen.bounds["sharp"][-1]), rel=1e-12)
     if steps == 10:  # and with eta = .4
-        short = descend(huber_objective(1 / 9), 1.0, 0.4, steps=10)
+        short = descend(huber_objective(knee=1 / 9), 1.0, 0.4, steps=10)
         assert short.gaps[-1] == pytest.approx(float(short.bounds["sharp"][-1]), rel=1e-12)
 
 
@@ -540,7 +540,7 @@ def test_plots():
         (lambda: quadratic_objective(jnp.array([1.0, -1.0])), ValueError, "eigenvalues from -1 to 1"),
         (lambda: quadratic_objective(jnp.array([1.0, 0.0]), jnp.ones(2)), ValueError, "b in the range of A"),
         (lambda: quadratic_objective(jnp.array([1.0, 1.0]), jnp.ones(3)), ValueError, r"linear of shape \(2,\)"),
-        (lambda: huber_objective(0.0), ValueError, "knee > 0, got 0.0"),
+        (lambda: huber_objective(knee=0.0), ValueError, "knee > 0, got 0.0"),
         (lambda: stable_step_size(1.0, momentum=1.0), ValueError, "with momentum 1 no step size converges"),
         (
             lambda: spectral_radius(0.1, 1.0, momentum=0.5, method="adam"),

@@ -49,7 +49,7 @@ BY_HAND = {
     "Repeat with state": 3 * 4 * 5 * 5,
     "Recurrent": 6 * 4 * GATES,
     "Recurrent in reverse": 6 * 4 * GATES,
-    "Recurrent streaming": 6 * 4 * GATES,
+    "Recurrent stateful": 6 * 4 * GATES,
     "Wire": 4 * (2 * 5 * 5 + 10 * 2),  # a is called twice
     "Wire with state": 4 * 5 * 5,
     "Parallel of two inputs": 0,
@@ -69,9 +69,9 @@ BY_HAND = {
     "Attention in training": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention with a cache": 4 * 12 * 6 * 8 + attention_by_hand(4, 12, batch=3, heads=2, width=4),  # 12 positions
     "SinusoidalPositions": 0,
-    "SinusoidalPositions streaming": 0,
+    "SinusoidalPositions stateful": 0,
     "LearnedPositions": 0,
-    "LearnedPositions streaming": 0,
+    "LearnedPositions stateful": 0,
     # Convolutions: batch, positions, taps, channels per group, outputs.
     "Conv over time": 2 * 7 * 3 * 2 * 3,
     "Conv of images": 2 * (3 * 4) * (3 * 2) * 2 * 3,

@@ -84,7 +84,8 @@ def test_nn251_finds_kinks_and_homogeneity():
 def test_xor_numbers(tmp_path, capsys):
     numbers = load("xor").main(["--out", str(tmp_path), "--starts", "20", "--steps", "3000", "--widths", "2", "8"])
     assert pictures(tmp_path) == ["xor"]
-    np.testing.assert_allclose(numbers["linear"], [0, 0, 0.5], atol=1e-7)
+    # Two units of rounding for entries of size 1: how the SVD of the closed form rounds depends on the CPU.
+    np.testing.assert_allclose(numbers["linear"], [0, 0, 0.5], atol=2 * np.finfo(np.float32).eps)
     assert numbers["linear_loss"] == pytest.approx(0.25, abs=1e-7)
     np.testing.assert_allclose(numbers["path"][0], [1, -0.7, 0.3], atol=1e-7)
     np.testing.assert_allclose(numbers["path"][9], [0.2616287, -0.1321201, 0.4231923], atol=2e-7)

@@ -50,11 +50,11 @@ def by_the_book(train, history, x, vocabulary):
 def test_ngrams_equal_the_recursion_and_sum_to_one(order):
     rng = np.random.default_rng(0)
     train, held_out = rng.integers(0, 3, 60), rng.integers(0, 4, 25)  # token 3 is in the latter only
-    came = char_lm.ngram_probabilities(train, held_out, order, 4)
+    got = char_lm.ngram_probabilities(train, held_out, order, 4)
     expected = [
         by_the_book(train.tolist(), tuple(held_out[i - order : i].tolist()), held_out[i], 4) for i in range(order, 25)
     ]
-    np.testing.assert_allclose(came, expected, rtol=1e-12)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
     history = held_out[:order].tolist()
     each = [char_lm.ngram_probabilities(train, np.array([*history, x]), order, 4)[-1] for x in range(4)]
     assert abs(sum(each) - 1) < 1e-12
@@ -81,8 +81,8 @@ def test_char_lm_learns_and_samples(tmp_path, capsys):
         printed.split("transformer:\n\n")[1].startswith("The ")
         and len(printed.split("transformer:\n\n")[1]) == 4 + 9 + 1
     )
-    saved = np.load(tmp_path / "transformer.npz")
-    assert saved["['tokens']['embedding']"].shape == (kinds, 16)
+    with np.load(tmp_path / "transformer.npz") as saved:
+        assert saved["['tokens']['embedding']"].shape == (kinds, 16)
 
 
 def test_scores_are_bits_of_tokens_with_at_least_half_a_context():
@@ -111,10 +111,10 @@ def test_a_resumed_run_is_bitwise_equal(tmp_path, monkeypatch, capsys):
         char_lm.main(again)
     monkeypatch.undo()
     char_lm.main(again)
-    one, other = (np.load(tmp_path / name / "transformer.npz") for name in ("whole", "again"))
-    assert one.files == other.files
-    for name in one.files:
-        np.testing.assert_array_equal(one[name], other[name])
+    with np.load(tmp_path / "whole/transformer.npz") as one, np.load(tmp_path / "again/transformer.npz") as other:
+        assert one.files == other.files
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], other[name])
     prints = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "SHA-256" in line]
     assert len(prints) == 2 and prints[0] == prints[1]
 

@@ -46,9 +46,9 @@ def test_the_gradient_of_the_kernel(features):
     with jax.enable_x64(True):
         x, c = map(jnp.asarray, np.random.default_rng(0).normal(size=(2, 4, features)))
         c = c.at[0].set(x[0])
-        came = jax.jit(jax.jacrev(lambda x: rbf_kernel(x, c, gamma=0.3)))(x[0])
+        got = jax.jit(jax.jacrev(lambda x: rbf_kernel(x, c, gamma=0.3)))(x[0])
         k = pairwise(x[:1], c, 0.3)[0]
-        np.testing.assert_allclose(came, -0.6 * np.asarray(x[:1] - c) * k[:, None], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(got, -0.6 * np.asarray(x[:1] - c) * k[:, None], rtol=1e-10, atol=1e-12)
         by_gamma = jax.jit(jax.grad(lambda g: rbf_kernel(x[1:2], c, gamma=g)[0, 2]))(jnp.float64(0.3))
         k = pairwise(x[1:2], c, 0.3)[0, 2]
         assert by_gamma == pytest.approx(k * math.log(k) / 0.3)
@@ -114,11 +114,11 @@ def test_features_of_the_exponential_series():
     """phi_n(x) = exp(-gamma x^2) sqrt((2 gamma)^n / n!) x^n; the sum of their squares is 1."""
     with jax.enable_x64(True):
         x = np.linspace(-2, 2, 9).reshape(3, 3)
-        came = np.asarray(jax.jit(taylor_features, static_argnums=1)(jnp.asarray(x), 60, gamma=1.3))
+        got = np.asarray(jax.jit(taylor_features, static_argnums=1)(jnp.asarray(x), 60, gamma=1.3))
         for n in (0, 1, 2, 7, 30):
             expected = np.exp(-1.3 * x**2) * math.sqrt(2.6**n / math.factorial(n)) * x**n
-            np.testing.assert_allclose(came[..., n], expected, rtol=1e-12, atol=1e-300)
-        np.testing.assert_allclose((came**2).sum(-1), np.ones((3, 3)), rtol=1e-12)
+            np.testing.assert_allclose(got[..., n], expected, rtol=1e-12, atol=1e-300)
+        np.testing.assert_allclose((got**2).sum(-1), np.ones((3, 3)), rtol=1e-12)
 
 
 def test_features_of_extreme_inputs_are_zero():

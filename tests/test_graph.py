@@ -53,9 +53,9 @@ def torch():
     return pytest.importorskip("torch", reason="PyTorch is the reference; install the parity extra")
 
 
-def close(came, expected, tolerance=4e-6):
-    assert jax.tree.structure(came) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), came, expected)
+def close(got, expected, tolerance=4e-6):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, expected)
 
 
 def random_graph(seed=0, n=5, e=8, dtype=np.float32):
@@ -278,8 +278,8 @@ def test_softmax_aggregation_is_attention(how):
             y, pull = jax.vjp(f, q, k, v)
             return y, pull(weights)
 
-        came, expected = jax.jit(lambda: (both(by_graph), both(by_attention)))()
-        close(came, expected, 1e-12)
+        got, expected = jax.jit(lambda: (both(by_graph), both(by_attention)))()
+        close(got, expected, 1e-12)
 
 
 def test_a_block_with_softmax_is_self_attention():
@@ -348,11 +348,11 @@ def test_values_and_gradients_equal_the_dense_formula(torch, name, formula, dtyp
 
         @jax.jit
         def both(params, x):
-            came, pull = jax.vjp(lambda params, x: layer.apply(params, graph._replace(nodes=x)).nodes, params, x)
-            return came, pull(jnp.asarray(weights))
+            got, pull = jax.vjp(lambda params, x: layer.apply(params, graph._replace(nodes=x)).nodes, params, x)
+            return got, pull(jnp.asarray(weights))
 
-        came, pulled = both(params, graph.nodes)
-        close(came, y.detach().numpy(), tolerance)
+        got, pulled = both(params, graph.nodes)
+        close(got, y.detach().numpy(), tolerance)
         close(pulled, (jax.tree.map(lambda p: p.grad.numpy(), theirs), x.grad.numpy()), tolerance)
 
 
@@ -457,8 +457,8 @@ def test_padding_has_no_effect(name):
         (value_, kept_), (by_params_, by_features_) = run(params, big[:1] + big[3:5], big)
     close((value_, by_params_), (value, by_params), 1e-5)
     masks = (big.node_mask, big.edge_mask, big.graph_mask)
-    for came, expected in ((kept_, kept), (by_features_, by_features)):
-        for y, z, mask in zip(came, expected, masks, strict=False):
+    for got, expected in ((kept_, kept), (by_features_, by_features)):
+        for y, z, mask in zip(got, expected, masks, strict=False):
             close(np.asarray(y)[mask], np.asarray(z), 1e-5)
             assert (np.asarray(y)[~mask] == 0).all()
 
@@ -569,9 +569,9 @@ def test_graph_layers_in_serial_and_repeat():
         come = Serial(*parts).apply(params, graph), Repeat(block, 2).apply(deep, graph)
         return come, (one_by_one(parts, params, graph), one_by_one((block, block), each, graph))
 
-    came, expected = run()
-    close(came, expected, 1e-5)
-    assert came[0].nodes.shape == (5, 3) and came[0].edges.shape == (8, 5)
+    got, expected = run()
+    close(got, expected, 1e-5)
+    assert got[0].nodes.shape == (5, 3) and got[0].edges.shape == (8, 5)
 
 
 # ---- making graphs

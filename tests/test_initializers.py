@@ -90,9 +90,9 @@ def test_orthogonal_and_identity():
 )
 def test_he_for_rectifiers_and_lecun_otherwise(activation, gain):
     key = jax.random.key(0)
-    came = initializers.for_activation(activation)(key, (4, 5), jnp.float32)
+    got = initializers.for_activation(activation)(key, (4, 5), jnp.float32)
     expected = initializers.he_normal() if gain == 2 else initializers.lecun_normal()
-    np.testing.assert_array_equal(came, expected(jax.random.clone(key), (4, 5), jnp.float32))
+    np.testing.assert_array_equal(got, expected(jax.random.clone(key), (4, 5), jnp.float32))
 
 
 @pytest.mark.parametrize("activation", [relu, gelu, selu])

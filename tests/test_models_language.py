@@ -50,8 +50,8 @@ def in_pieces(net, params, state, tokens, *cuts):
     return jnp.concatenate(pieces, -2)
 
 
-def close(came, expected, tolerance=2e-5):
-    np.testing.assert_allclose(np.asarray(came), np.asarray(expected), rtol=0, atol=tolerance)
+def close(got, expected, tolerance=2e-5):
+    np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=0, atol=tolerance)
 
 
 def layer_of(params, i):
@@ -234,7 +234,7 @@ def test_gpt2_limits_the_length_of_cache_and_sequence(sentences):
     ):
         GPT2(max_length=8, cache=9)
     GPT2(max_length=8, cache=8)
-    with pytest.raises(ValueError, match="sequences of at most 8 positions, but .* came; build it with a larger"):
+    with pytest.raises(ValueError, match="sequences of at most 8 positions, but .* got; build it with a larger"):
         jax.eval_shape(GPT2(**{**GPT2_SIZES, "max_length": 8}).init, jax.random.key(0), np.zeros((2, 9), np.int32))
 
 
@@ -406,14 +406,14 @@ def test_bert_matches_pytorch(torch):
     inputs = TOKENS.astype(np.int64), segments.astype(np.int64), mask
     x, pooled = (y.detach().numpy() for y in reference(*map(torch.tensor, inputs)))
     apply = jax.jit(net.apply)
-    came, came_pooled = apply(params, TOKENS, segments.astype(np.int32), mask=mask)
-    close(came[mask], x[mask])
-    close(came_pooled, pooled)
+    got, got_pooled = apply(params, TOKENS, segments.astype(np.int32), mask=mask)
+    close(got[mask], x[mask])
+    close(got_pooled, pooled)
     other, _ = apply(params, np.where(mask, TOKENS, 1), segments.astype(np.int32), mask=mask)
-    close(other[mask], came[mask], 0)
+    close(other[mask], got[mask], 0)
     without = BERT(**BERT_SIZES, pooler=False)
     params.pop("pooler")
-    close(without.apply(params, TOKENS, segments.astype(np.int32), mask=mask), came, 1e-6)
+    close(without.apply(params, TOKENS, segments.astype(np.int32), mask=mask), got, 1e-6)
     zeros = np.zeros_like(TOKENS)
     close(without.apply(params, TOKENS), without.apply(params, TOKENS, zeros), 0)  # segments default to 0
 

@@ -463,10 +463,10 @@ def test_statistics_across_a_mapped_axis_are_those_of_the_whole_batch(how, maske
         return jax.jit(jax.value_and_grad(g, (0, 1), has_aux=True))
 
     expected = loss(lambda params, x, mask: whole.apply(params, state, x, train=True, mask=mask))(params, x)
-    came = loss(mapped)(params, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), came, expected)
+    got = loss(mapped)(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, expected)
     one_shard = trained(whole, x[:2])[1]["mean"]
-    assert float(jnp.abs(one_shard - came[0][1][1]["mean"]).max()) > 0.1
+    assert float(jnp.abs(one_shard - got[0][1][1]["mean"]).max()) > 0.1
 
 
 def test_single_examples_under_vmap():
@@ -580,8 +580,8 @@ def test_group_norm_of_odd_shapes_by_a_loop(batch, spatial, groups, size):
             v = x[part]
             expected[part] = (v - v.mean()) / np.sqrt(v.var() + 1e-5)
     with jax.enable_x64(True):
-        came = jax.jit(functools.partial(group_norm, groups=groups, spatial=len(spatial)))(jnp.asarray(x))
-    np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
+        got = jax.jit(functools.partial(group_norm, groups=groups, spatial=len(spatial)))(jnp.asarray(x))
+    np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_group_norm_between_layer_and_instance_norm():
@@ -625,17 +625,17 @@ def test_half_precision_accumulates_in_float32(dtype):
     fitted = fit_standardizer(x, axes=(0, 1))
     assert fitted["mean"].dtype == jnp.float32
     tolerance = 2 * float(jnp.finfo(dtype).eps)
-    for came, axes in (
+    for got, axes in (
         (layer_norm(x), -1),
         (group_norm(x, groups=2, spatial=1), None),
         (instance_norm(x, spatial=1), 1),
         (trained(BatchNorm(epsilon=1e-5), x)[0], (0, 1)),
         (standardize(x, **fitted), (0, 1)),
     ):
-        assert came.dtype == dtype
+        assert got.dtype == dtype
         if axes is not None:
             expected = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
-            np.testing.assert_allclose(came.astype(jnp.float32), expected, rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(got.astype(jnp.float32), expected, rtol=tolerance, atol=tolerance)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True))
     np.testing.assert_allclose(rms_norm(x).astype(jnp.float32), expected, rtol=tolerance)
 
@@ -680,14 +680,14 @@ def test_weight_norm_against_torch(torch):
         y_torch = theirs(x_torch)
         y_torch.backward(torch.tensor(g))
         y, _, grads, x_grad = pulled(lambda p, x: (net.apply(p, x), ()), params, jnp.asarray(x), jnp.asarray(g))
-        for came, expected in (
+        for got, expected in (
             (y, y_torch.detach()),
             (x_grad, x_torch.grad),
             (grads["scale"]["length"], weight.original0.grad[:, 0]),
             (grads["layer"]["kernel"], weight.original1.grad.T),
             (grads["layer"]["bias"], theirs.bias.grad),
         ):
-            np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_weight_norm_of_a_net_with_state():
@@ -736,14 +736,14 @@ def test_spectral_norm_against_torch(torch):
             y_torch.backward(torch.tensor(g))
             f = steps if train else evaluations
             y, state, grads, x_grad = pulled(f, params, jnp.asarray(x), jnp.asarray(g), state)
-            for came, expected in (
+            for got, expected in (
                 (y, y_torch.detach()),
                 (x_grad, x_torch.grad),
                 (grads["kernel"], theirs.parametrizations.weight.original.grad.T),
                 (state["vectors"]["outer"], theirs.parametrizations.weight[0]._u),
                 (state["vectors"]["inner"], theirs.parametrizations.weight[0]._v),
             ):
-                np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-10)
+                np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_spectral_norm_converges_to_the_largest_singular_value():

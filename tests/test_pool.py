@@ -22,8 +22,8 @@ def line(*values):
     return jnp.asarray(values, jnp.float32)[:, None]
 
 
-def close(came, expected, tolerance=1e-10):
-    np.testing.assert_allclose(came, expected, rtol=tolerance, atol=tolerance)
+def close(got, expected, tolerance=1e-10):
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ def torch():
     return pytest.importorskip("torch", reason="requires PyTorch; run make parity")
 
 
-def close(came, expected, tolerance=4e-6):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), came, expected)
+def close(got, expected, tolerance=4e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, expected)
 
 
 # ---- PyTorch

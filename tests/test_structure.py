@@ -29,8 +29,8 @@ def normal(*shape):
     return RNG.normal(size=shape)
 
 
-def close(came, expected, tolerance=1e-12):
-    np.testing.assert_allclose(came, expected, rtol=tolerance, atol=tolerance)
+def close(got, expected, tolerance=1e-12):
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_convolution_is_a_banded_toeplitz_matrix():

@@ -125,8 +125,8 @@ def kept_by_definition(p, top_k, top_p):
 def test_truncation_follows_its_definition():
     rows = np.random.default_rng(0).dirichlet(np.full(9, 0.5), 20)
     for top_k, top_p in itertools.product((None, 1, 4, 9), (None, 1e-6, 0.5, 0.93, 1.0)):
-        came = truncate_logits(jnp.log(jnp.asarray(rows, jnp.float32)), top_k=top_k, top_p=top_p)
-        for row, logits in zip(rows, np.asarray(came), strict=True):
+        got = truncate_logits(jnp.log(jnp.asarray(rows, jnp.float32)), top_k=top_k, top_p=top_p)
+        for row, logits in zip(rows, np.asarray(got), strict=True):
             if top_p != 1.0:  # with 1.0 rounding may drop probabilities below 1e-7
                 assert set(np.flatnonzero(logits > -np.inf)) == kept_by_definition(row, top_k, top_p)
             np.testing.assert_allclose(logits[logits > -np.inf], np.log(row)[logits > -np.inf], rtol=1e-5)

@@ -166,7 +166,7 @@ ZOO = {
         ((4, 6, 5),),
         lambda p, x: recurrent(p, x, reverse=True),
     ),
-    "Recurrent streaming": Specimen("Recurrent", Recurrent(TanhCell(3), stateful=True), ((4, 6, 5),), recurrent),
+    "Recurrent stateful": Specimen("Recurrent", Recurrent(TanhCell(3), stateful=True), ((4, 6, 5),), recurrent),
     "Wire": Specimen(
         "Wire",
         Wire(

@@ -105,7 +105,7 @@ ROWS = {
     "SinusoidalPositions": Specimen(
         "SinusoidalPositions", SinusoidalPositions(), ((3, 4, 6),), lambda p, x: x + waves(x)
     ),
-    "SinusoidalPositions streaming": Specimen(
+    "SinusoidalPositions stateful": Specimen(
         "SinusoidalPositions", SinusoidalPositions(stateful=True), ((3, 4, 6),), lambda p, x: x + waves(x)
     ),
     "LearnedPositions": Specimen(
@@ -114,7 +114,7 @@ ROWS = {
         ((3, 4, 6),),
         lambda p, x: x + p["embedding"][:4],
     ),
-    "LearnedPositions streaming": Specimen(
+    "LearnedPositions stateful": Specimen(
         "LearnedPositions", LearnedPositions(12, stateful=True), ((3, 4, 6),), lambda p, x: x + p["embedding"][:4]
     ),
 }

@@ -217,7 +217,6 @@ def _likelihood(likelihood: Any) -> tuple[Callable, Callable]:
     if isinstance(likelihood, str) and likelihood in _LIKELIHOODS:
         return _LIKELIHOODS[likelihood]
     functions: Any = likelihood
-    functions: Any = likelihood
     is_pair = isinstance(likelihood, tuple) and len(likelihood) == 2 and all(map(callable, likelihood))
     names = ", ".join(map(repr, _LIKELIHOODS))
     expected = f"likelihood to be {names} or a pair of functions (sample, log_likelihood)"

@@ -46,7 +46,7 @@ PREDICTION_TYPES: tuple[PredictionType, ...] = get_args(PredictionType)
 
 @checked
 def convert(
-    prediction: Float[Array, "*shape"],
+    output: Float[Array, "*shape"],
     x: Float[Array, "*shape"],
     t: float | int | Float[Array, "*_batch"],
     schedule: Schedule,
@@ -55,7 +55,7 @@ def convert(
     *,
     check: bool = False,
 ) -> Float[Array, "*shape"]:
-    r"""A prediction of type ``source`` at x as one of type ``target``.
+    r"""The output of a net of type ``source`` at x as a prediction of type ``target``.
 
     .. math:: x_0 = \frac{x - \sigma\varepsilon}{\alpha} = \frac{\alpha x - \sigma v}{\alpha^2 + \sigma^2}
         = \frac{\sigma' x - \sigma u}{\alpha\sigma' - \sigma\alpha'}, \qquad
@@ -87,7 +87,7 @@ def convert(
     wide = widen(x)
     t = checked_time(t, wide, check)
     check_solvable(t, schedule, source, target, check=check)
-    return convert_unchecked(prediction.astype(wide.dtype), wide, t, schedule, source, target).astype(prediction.dtype)
+    return convert_unchecked(output.astype(wide.dtype), wide, t, schedule, source, target).astype(output.dtype)
 
 
 def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, target: PredictionType) -> Array:
@@ -95,14 +95,11 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
     if source == target:
         return p
     a, s = align(schedule.signal(t), x), align(schedule.noise(t), x)
-    eps: Any = None
-    x0: Any = None
-    if source == "eps":
-        eps = p
-    elif source == "score":
-        eps = -s * p
+    if source in ("eps", "score"):
+        eps = p if source == "eps" else -s * p
+        x0 = (x - s * eps) / a if target in ("x0", "v", "velocity") else None
     elif source == "x0":
-        x0 = p
+        x0, eps = p, (x - a * p) / s
     elif source == "v":
         size = a * a + s * s
         x0, eps = (a * x - s * p) / size, (s * x + a * p) / size
@@ -110,10 +107,6 @@ def convert_unchecked(p, x, t, schedule: Schedule, source: PredictionType, targe
         da, ds = (align(rate, x) for rate in schedule.rates(t))
         size = a * ds - s * da
         x0, eps = (ds * x - s * p) / size, (a * p - da * x) / size
-    if x0 is None and target in ("x0", "v", "velocity"):
-        x0 = (x - s * eps) / a
-    if eps is None and target != "x0":
-        eps = (x - a * x0) / s
     return combine(x0, eps, t, schedule, target)
 
 

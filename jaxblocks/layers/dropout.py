@@ -4,6 +4,8 @@ All variants draw a random mask of values to keep, and divide these by the proba
 expectation is the input. They differ in the axes that share a draw.
 """
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
@@ -134,6 +136,6 @@ def _dropout_of(rate: float, axes: int | tuple[int, ...]) -> Layer:
             return x
         repair = "pass apply(..., train=True, key=jax.random.key(0)), and another key at every step"
         require(key is not None, "a key in training", "none", repair)
-        return dropout(key, x, rate, axes=axes)
+        return dropout(cast(Array, key), x, rate, axes=axes)
 
     return Layer(init, apply)

@@ -56,10 +56,10 @@ def sinusoidal_positions(
     Source: Vaswani et al. 2017, Attention is all you need, section 3.5 (arXiv:1706.03762).
     """
     _check_even("features", features)
-    dtype = jnp.float32 if dtype is None else dtype
+    result_dtype = jnp.float32 if dtype is None else dtype
     positions = jnp.arange(length, dtype=jnp.int32) + start
-    angles = _angles(positions, features, base, wide_dtype(dtype))  # (length, features / 2)
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(length, features).astype(dtype)
+    angles = _angles(positions, features, base, wide_dtype(result_dtype))  # (length, features / 2)
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(length, features).astype(result_dtype)
 
 
 @checked

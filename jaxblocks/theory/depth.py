@@ -1,11 +1,11 @@
 r"""Depth separation: functions that fold the line, their kinks, and their distance from every small shallow net."""
 
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.activations import relu
 from jaxblocks.checks import NonNegativeInt, PositiveInt, Range, checked
@@ -152,8 +152,13 @@ def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
 
 
 @checked
+<<<<<<< HEAD
 def separation(levels: Annotated[int, Range(1, most=20)], net: LayerLike, params=(), **side) -> float:
     r"""The exact distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave.
+=======
+def separation(levels: Annotated[int, Range(1, most=20)], net: LayerLike, params: PyTree = (), **side: Any) -> float:
+    r"""The distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave, exactly.
+>>>>>>> fix1
 
     Both are piecewise linear, so the integral is a sum of areas of trapezoids.
 

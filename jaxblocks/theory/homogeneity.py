@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.checks import check_values, require
 from jaxblocks.core import LayerLike, as_layer
@@ -27,8 +27,13 @@ from jaxblocks.core import LayerLike, as_layer
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 
 
+<<<<<<< HEAD
 def rescale(params, factors: Sequence) -> Any:
     r"""Params of the same function, with hidden units multiplied by factors, and the next kernel divided by them.
+=======
+def rescale(params: PyTree, factors: Sequence) -> Any:
+    r"""Params of the same function: the units of each hidden layer multiplied, the next kernel divided by factors.
+>>>>>>> fix1
 
     .. math:: W_l \to W_l D_l,\quad b_l \to b_l D_l,\quad W_{l+1} \to D_l^{-1} W_{l+1},\qquad D_l = \mathrm{diag}(d_l)
 
@@ -72,7 +77,7 @@ def rescale(params, factors: Sequence) -> Any:
     return _put_back(params, layers)
 
 
-def unit_kernels(params) -> Any:
+def unit_kernels(params: PyTree) -> Any:
     r"""Params of the same function whose hidden units all have incoming weights of norm 1.
 
     :math:`a\,\mathrm{ReLU}(w x + b) = a|w|\,\mathrm{ReLU}(\mathrm{sign}(w)\,x + b / |w|)`: for one input, kernels of
@@ -93,8 +98,13 @@ def unit_kernels(params) -> Any:
     return params
 
 
+<<<<<<< HEAD
 def balance(params) -> Any:
     r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given norms.
+=======
+def balance(params: PyTree) -> Any:
+    r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given ones.
+>>>>>>> fix1
 
     Of all rescalings by one factor for each layer, this one minimizes :math:`\sum_l \|W_l\|_F^2`, since the product of
     the norms is fixed.
@@ -129,7 +139,7 @@ class EulerTerms(NamedTuple):
     kernels: tuple[Float[Array, ""], ...]
 
 
-def euler_terms(net: LayerLike, params, x: Float[Array, "*batch inputs"]) -> EulerTerms:
+def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
     r"""Euler's identities: the net is homogeneous of degree one in its inputs and in each of its kernels.
 
     .. math:: \langle x, \nabla_x f\rangle + \sum_{i \ge 1} \langle b_i, \nabla_{b_i} f\rangle = f
@@ -156,7 +166,7 @@ def euler_terms(net: LayerLike, params, x: Float[Array, "*batch inputs"]) -> Eul
     return EulerTerms(output, jnp.sum(x * to_x) + biases, tuple(reversed(kernels)))
 
 
-def norm_differences(params) -> Float[Array, " hidden"]:
+def norm_differences(params: PyTree) -> Float[Array, " hidden"]:
     r"""The invariants of gradient flow, :math:`\|W_l\|_F^2 + \|b_l\|^2 - \|W_{l+1}\|_F^2` of each hidden layer.
 
     The loss is arbitrary: by homogeneity its gradient is orthogonal to the direction of every `rescale`. Over a fixed
@@ -174,7 +184,7 @@ def norm_differences(params) -> Float[Array, " hidden"]:
     return jnp.stack([square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs])
 
 
-def normalized_margin(margins: Float[Array, "*batch"], params) -> Float[Array, "*batch"]:
+def normalized_margin(margins: Float[Array, "*batch"], params: PyTree) -> Float[Array, "*batch"]:
     r"""Margins that do not depend on the scale of the weights, :math:`m / \prod_l \|W_l\|_F`, for nets without biases.
 
     Multiplying all weights by alpha multiplies the outputs, hence the margins, by :math:`\alpha^L`, and does not change

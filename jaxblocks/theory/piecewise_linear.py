@@ -5,12 +5,13 @@ lambda_0 ... _p+1    slopes, one more than there are breakpoints
 f(t_0)               value at the first breakpoint (at 0 if there is none)
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jaxblocks.checks import checked, describe, require
 from jaxblocks.core import Layer, LayerLike
@@ -191,7 +192,12 @@ def from_piecewise_linear(
 
 
 def to_piecewise_linear(
-    net: LayerLike, params=(), *, output: int | None = None, tolerance: int | float = 1e-13, **side
+    net: LayerLike,
+    params: PyTree = (),
+    *,
+    output: int | None = None,
+    tolerance: int | float = 1e-13,
+    **side: Any,
 ) -> PiecewiseLinear:
     r"""The function that a net of one input computes: exact breakpoints, slopes and value, without sampling.
 
@@ -261,8 +267,13 @@ def to_piecewise_linear(
     return PiecewiseLinear(t, slopes[i], float(value))
 
 
+<<<<<<< HEAD
 def count_kinks(net: LayerLike, params=(), *, output: int | None = None, **side) -> int:
     r"""The exact number of breakpoints of the function that a net of one input computes.
+=======
+def count_kinks(net: LayerLike, params: PyTree = (), *, output: int | None = None, **side: Any) -> int:
+    r"""The number of breakpoints of the function that a net of one input computes, exactly.
+>>>>>>> fix1
 
     With one hidden layer it is at most the number of units, each of which has a kink at :math:`-b_i / w_i`; kinks that
     coincide or cancel reduce it. In deep nets it is up to :math:`2^{\text{depth}} - 1` for two units per layer

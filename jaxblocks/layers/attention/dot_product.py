@@ -199,7 +199,7 @@ def _attention_of_rows(
         size = rows["q"].shape[-2]
         span = n_k if sliding_window is None else min(n_k, size + (sliding_window - 1) * (1 if causal else 2))
         begin = None  # the first key inside the windows of these queries
-        if span < n_k and not dropout:
+        if sliding_window is not None and span < n_k and not dropout:
             begin = jnp.clip(jnp.asarray(offset + start - (sliding_window - 1), jnp.int32), 0, n_k - span)
 
         def visible(x, axis):

@@ -278,7 +278,7 @@ def _gradient_descent(step_size):
 def _step_size(step_size: Any, known: Objective | None) -> Any:
     """The step size, checked; warns if it is above the limit of stability."""
     if not _is_real(step_size):
-        repair = "call it" if callable(step_size) else "pass for instance 0.1 or optax.adam(0.1)"
+        repair = ("pass for instance 0.1 or optax.adam(0.1)", "call it")[callable(step_size)]
         require(False, "a step size or an optimizer with init and update", step_size, repair, error=TypeError)
     require(jnp.ndim(step_size) == 0, "one step size", step_size, "use jax.vmap for several")
     check_values(step_size > 0, "a step size > 0, got {step_size}", step_size=jnp.asarray(step_size))

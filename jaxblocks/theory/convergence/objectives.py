@@ -163,13 +163,13 @@ def logistic_objective(
     return Objective(f, smoothness=_gram_eigenvalues(x)[-1] / 4 + 2 * ridge, minimizer=best)
 
 
-def huber_objective(knee: int | float = 1.0) -> Objective:
+def huber_objective(*, knee: int | float = 1.0) -> Objective:
     r"""Huber's function of a vector or number, :math:`\frac12\|x\|^2`, linear beyond ``knee``; L = 1.
 
     It is a worst case of gradient descent: from distance R it attains ``convex_bound`` exactly at the step t for which
     the knee is :math:`R / (2 \eta t + 1)`.
 
-    >>> huber_objective(0.5)(jnp.array([3.0, 4.0]))
+    >>> huber_objective(knee=0.5)(jnp.array([3.0, 4.0]))
     Array(2.375, dtype=float32)
 
     Source: Huber 1964; Drori & Teboulle 2014, Performance of first-order methods, theorem 3.2, arXiv:1206.3209.

@@ -1,10 +1,12 @@
 """The linear regions of a net along a segment between two inputs."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
@@ -69,8 +71,13 @@ class SegmentRegions(RegionCounts):
         yield self.activation_count, "activation regions"
 
 
+<<<<<<< HEAD
 def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **side) -> SegmentRegions:
     """The exact regions of a net along the segment from one input to another.
+=======
+def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayLike, **side: Any) -> SegmentRegions:
+    """The regions of a net along the segment from one input to another, exactly.
+>>>>>>> fix1
 
     Args:
         net, params: a pair and its params, or a function of arrays and ``()``.

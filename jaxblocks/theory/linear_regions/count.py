@@ -1,13 +1,20 @@
 """The number of linear regions of a net."""
 
+from typing import Any
+
+from jaxtyping import PyTree
+
 from jaxblocks.core import LayerLike
+from jaxblocks.theory.arrays import ArrayLike
 from jaxblocks.theory.linear_regions.along_segment import regions_along
 from jaxblocks.theory.linear_regions.in_plane import regions
 
 __all__ = ["count_regions"]
 
 
-def count_regions(net: LayerLike, params=(), *, segment=None, **options) -> int:
+def count_regions(
+    net: LayerLike, params: PyTree = (), *, segment: tuple[ArrayLike, ArrayLike] | None = None, **options: Any
+) -> int:
     """The number of linear regions of a net in a slice of its inputs, or along a ``segment`` (start, stop).
 
     The arguments are those of `regions` and `regions_along`, whose records also count activation regions.

@@ -8,9 +8,10 @@ arithmetic is in float64, independently of the dtype of the net.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import PyTree
 
 from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
@@ -202,13 +203,13 @@ class Regions(RegionCounts):
 
 def regions(
     net: LayerLike,
-    params=(),
+    params: PyTree = (),
     *,
     origin: ArrayLike | None = None,
     directions: ArrayLike | None = None,
     through: ArrayLike | None = None,
     box: ArrayLike | None = None,
-    **side,
+    **side: Any,
 ) -> Regions:
     r"""The exact regions of a net in a box of a plane through its inputs, each with its polygon and its affine map.
 
