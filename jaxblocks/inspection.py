@@ -214,11 +214,7 @@ def count_params(params: PyTree) -> int:
 
 @dataclass(frozen=True)
 class MomentsRow:
-<<<<<<< HEAD
-    """Moments of one array: an input of a net, or an output of one of its layers.
-=======
-    """Moments of one array, an input of a net or an output of a layer, in the rows of what `variance_report` returns.
->>>>>>> fix1
+    """Moments of one array: an input of a net, or an output of a layer, in what `variance_report` returns.
 
     Attributes:
         path: the path of the layer, as in `LayerRow`; ``""`` for an input.

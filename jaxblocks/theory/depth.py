@@ -152,13 +152,8 @@ def separation_bound(levels: PositiveInt, pieces: int | float) -> float:
 
 
 @checked
-<<<<<<< HEAD
-def separation(levels: Annotated[int, Range(1, most=20)], net: LayerLike, params=(), **side) -> float:
-    r"""The exact distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave.
-=======
 def separation(levels: Annotated[int, Range(1, most=20)], net: LayerLike, params: PyTree = (), **side: Any) -> float:
-    r"""The distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave, exactly.
->>>>>>> fix1
+    r"""The exact distance :math:`\int_0^1 |\Delta^k(x) - g(x)|\,dx` of a net g from the triangle wave.
 
     Both are piecewise linear, so the integral is a sum of areas of trapezoids.
 

@@ -27,13 +27,8 @@ from jaxblocks.core import LayerLike, as_layer
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
 
 
-<<<<<<< HEAD
-def rescale(params, factors: Sequence) -> Any:
-    r"""Params of the same function, with hidden units multiplied by factors, and the next kernel divided by them.
-=======
 def rescale(params: PyTree, factors: Sequence) -> Any:
-    r"""Params of the same function: the units of each hidden layer multiplied, the next kernel divided by factors.
->>>>>>> fix1
+    r"""Params of the same function, with hidden units multiplied by factors, and the next kernel divided by them.
 
     .. math:: W_l \to W_l D_l,\quad b_l \to b_l D_l,\quad W_{l+1} \to D_l^{-1} W_{l+1},\qquad D_l = \mathrm{diag}(d_l)
 
@@ -98,13 +93,8 @@ def unit_kernels(params: PyTree) -> Any:
     return params
 
 
-<<<<<<< HEAD
-def balance(params) -> Any:
-    r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given norms.
-=======
 def balance(params: PyTree) -> Any:
-    r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given ones.
->>>>>>> fix1
+    r"""Params of the same function whose kernels have equal Frobenius norms, the geometric mean of the given norms.
 
     Of all rescalings by one factor for each layer, this one minimizes :math:`\sum_l \|W_l\|_F^2`, since the product of
     the norms is fixed.

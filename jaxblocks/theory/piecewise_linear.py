@@ -267,13 +267,8 @@ def to_piecewise_linear(
     return PiecewiseLinear(t, slopes[i], float(value))
 
 
-<<<<<<< HEAD
-def count_kinks(net: LayerLike, params=(), *, output: int | None = None, **side) -> int:
-    r"""The exact number of breakpoints of the function that a net of one input computes.
-=======
 def count_kinks(net: LayerLike, params: PyTree = (), *, output: int | None = None, **side: Any) -> int:
-    r"""The number of breakpoints of the function that a net of one input computes, exactly.
->>>>>>> fix1
+    r"""The exact number of breakpoints of the function that a net of one input computes.
 
     With one hidden layer it is at most the number of units, each of which has a kink at :math:`-b_i / w_i`; kinks that
     coincide or cancel reduce it. In deep nets it is up to :math:`2^{\text{depth}} - 1` for two units per layer

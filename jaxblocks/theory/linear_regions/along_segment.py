@@ -71,13 +71,8 @@ class SegmentRegions(RegionCounts):
         yield self.activation_count, "activation regions"
 
 
-<<<<<<< HEAD
-def regions_along(net: LayerLike, params, start: ArrayLike, stop: ArrayLike, **side) -> SegmentRegions:
-    """The exact regions of a net along the segment from one input to another.
-=======
 def regions_along(net: LayerLike, params: PyTree, start: ArrayLike, stop: ArrayLike, **side: Any) -> SegmentRegions:
-    """The regions of a net along the segment from one input to another, exactly.
->>>>>>> fix1
+    """The exact regions of a net along the segment from one input to another.
 
     Args:
         net, params: a pair and its params, or a function of arrays and ``()``.
