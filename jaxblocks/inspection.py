@@ -85,7 +85,7 @@ class Summary:
 
     def __getitem__(self, path: str) -> LayerRow:
         """The first row with a path: ``summary(net, x)["block/0"]``."""
-        return _row_at(self.rows, path)
+        return _row_at(self, path)
 
     def _table(self, style: str, indent: str) -> str:
         from tabulate import tabulate
@@ -251,7 +251,7 @@ class VarianceReport:
 
     def __getitem__(self, path: str) -> MomentsRow:
         """A row by its path, as in `Summary`; the first one of a layer that is applied several times."""
-        return _row_at(self.rows, path)
+        return _row_at(self, path)
 
     def _table(self, style: str, indent: str) -> str:
         from tabulate import tabulate
@@ -344,13 +344,13 @@ def _holds_floats(x) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
-def _row_at(rows, path: str):
-    """The first row with a path."""
-    for row in rows:
+def _row_at(table, path: str):
+    """The first row of a `Summary` or a `VarianceReport` with a path."""
+    for row in table.rows:
         if path == row.path:
             return row
-    known = ", ".join(dict.fromkeys(row.path for row in rows if row.path))
-    raise KeyError(f"summary expected the path of a layer, got {path!r}; the paths are: {known}.")
+    known = ", ".join(dict.fromkeys(row.path for row in table.rows if row.path))
+    raise KeyError(f"{type(table).__name__} expected the path of a layer, got {path!r}; the paths are: {known}.")
 
 
 def _path(scope: str, marked) -> str:

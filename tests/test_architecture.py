@@ -1,6 +1,7 @@
 """The architecture: import levels, the cost of an import, and the rules for names and signatures of CONTRIBUTING."""
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -242,6 +243,13 @@ def test_the_top_level_is_visible_to_type_checkers_and_to_dir():
     assert {"ad", "layers", "models", "training", "theory", "__version__"} <= set(dir(jaxblocks))
     assert set(jaxblocks.__all__) <= set(dir(jaxblocks))
     assert (ROOT / "jaxblocks" / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", ["attention", "conv", "dropout", "linear_attention"])
+def test_a_function_comes_before_the_file_of_its_name(name):
+    """As an attribute of `jaxblocks.layers` the name is the function, however often the file is imported."""
+    file = importlib.import_module(f"jaxblocks.layers.{name}")
+    assert getattr(jaxblocks.layers, name) is getattr(file, name) is getattr(jaxblocks, name)
 
 
 def test_side_inputs_are_never_positional():

@@ -211,7 +211,9 @@ def test_rows_are_the_moments_of_each_layer():
         )
     again = variance_report(net, jnp.asarray(x), params=jax.tree.map(lambda p: 2 * p, params))
     assert again["block/0"].variance == pytest.approx(4 * report["block/0"].variance, rel=1e-5)
-    with pytest.raises(KeyError, match=r"no layer 'tail'; its layers are: block.Residual/0.Dense, "):
+    with pytest.raises(
+        KeyError, match=r"VarianceReport expected the path of a layer, got 'tail'; the paths are: block/0, "
+    ):
         report["tail"]
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from zoo import ZOO, Center, Noise
 
 import jaxblocks
-from jaxblocks import Layer, StatefulLayer, stateful
+from jaxblocks import Layer, StatefulLayer, layers, stateful
 from jaxblocks.core import builder
 from jaxblocks.testing import LAWS, Case, check_layer
 
@@ -54,8 +54,8 @@ def test_law_holds(name, law):
 
 
 def test_every_public_layer_has_a_row():
-    """Each public builder (a name in CamelCase that is not a class) has a row in the zoo."""
-    public = {name: getattr(jaxblocks, name) for name in jaxblocks.__all__ if name[0].isupper()}
+    """Each builder of `jaxblocks.layers` (a callable in CamelCase that is not a class) has a row in the zoo."""
+    public = {name: getattr(layers, name) for name in layers.__all__ if name[0].isupper()}
     builders = {name for name, value in public.items() if callable(value) and not isinstance(value, type)}
     assert builders == {row.public for row in ZOO.values()} - {""}
 

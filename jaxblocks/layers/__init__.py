@@ -1,5 +1,8 @@
 """Layers, one module per family: first the functions of arrays, then the layers with params."""
 
+# Four files share their name with the function they hold: `attention`, `conv`, `dropout` and `linear_attention`. As an
+# attribute of this package the name is the function, also after ``import jaxblocks.layers.attention``, since the
+# imports below bind it last. ``from jaxblocks.layers.attention import ...`` still reads the file.
 from jaxblocks.layers.attention import Attention, attention, attention_weights, hard_lookup, soft_lookup
 from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
