@@ -387,7 +387,7 @@ def distillation_loss(
 
     Raises ``ValueError`` for unequal shapes or a temperature that is not positive.
 
-    >>> print(f"{distillation_loss(jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0]), 2.0):.4f}")
+    >>> print(f"{distillation_loss(jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0]), temperature=2.0):.4f}")
     0.8133
 
     Sources: Krapac & Segvic, Deep feed-forward models (names it); Hinton et al. 2015, Distilling the knowledge in a

@@ -54,6 +54,7 @@ def GraphClassifier(
     Raises:
         ValueError: as in the layers; for a batch without ``graph_mask`` and ``global_features``.
 
+    >>> from jaxblocks.layers import batch_graphs, complete_graph
     >>> net = GraphClassifier(2, features=8, layers=2, batch_norm=False)
     >>> graphs = batch_graphs([complete_graph(jnp.ones((n, 3))) for n in (2, 5)])
     >>> params = net.init(jax.random.key(0), graphs)
@@ -99,6 +100,7 @@ def readout(graph: Graph, *, pool: Literal["sum", "mean", "max"] = "sum") -> Flo
     Raises:
         ValueError: for several graphs without ``graph_mask`` and ``global_features``, which give their number.
 
+    >>> from jaxblocks.layers import batch_graphs, complete_graph
     >>> graphs = batch_graphs([complete_graph(jnp.ones((n, 1))) for n in (2, 5)])
     >>> readout(graphs)
     Array([[2.],
