@@ -25,10 +25,8 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks import describe, require
 from jaxblocks.core import (
-    Call,
     Layer,
     LayerLike,
-    RecordedFunction,
     StatefulLayer,
     as_layer,
     as_shapes,
@@ -39,6 +37,7 @@ from jaxblocks.core import (
     split_side,
     stateful,
 )
+from jaxblocks.recording import Call
 
 __all__ = ["LAWS", "Case", "check_layer"]
 
@@ -680,7 +679,7 @@ def _assert_same_program(got: Case, expected: Case, what: str) -> None:
 
 def _functions_in(value: Any) -> list[Callable]:
     """The functions that a layer consists of: builders, and the functions among their arguments."""
-    call = value._call if isinstance(value, RecordedFunction) else getattr(value, "call", None)
+    call = getattr(value, "call", None)
     if isinstance(call, Call):
         own = [] if call.function in (as_layer, stateful) else [call.function]
         return own + [f for each in (*call.args, *call.kwargs.values()) for f in _functions_in(each)]
