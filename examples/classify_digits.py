@@ -88,7 +88,7 @@ def main(argv=None):
     if args.epochs is not None and args.epochs < 1:
         parser.error(f"argument --epochs: expected an integer >= 1, got {args.epochs}")
 
-    parts = jb.train_val_test_split(jax.random.key(args.seed), digits(), (0.7, 0.1, 0.2))
+    parts = jb.train_val_test_split(jax.random.key(args.seed), digits(), fractions=(0.7, 0.1, 0.2))
     (training, validation, (images, labels)), accuracies = parts, {}
     for name in NETS if args.net == "both" else [args.net]:
         begin = time.perf_counter()

@@ -93,7 +93,7 @@ def classifier():
 
 def train_classifier(images, labels, *, key, steps):
     """Params of the fitted classifier and its accuracy on test images."""
-    training, validation, test = jb.train_val_test_split(key, (images, labels), (0.8, 0.1, 0.1))
+    training, validation, test = jb.train_val_test_split(key, (images, labels), fractions=(0.8, 0.1, 0.1))
     fitted = jb.fit(
         classifier(),
         jb.softmax_cross_entropy,

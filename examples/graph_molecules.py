@@ -142,7 +142,7 @@ def main(argv=None):
 
     data = draw_data(np.random.default_rng(args.seed), args.graphs)
     training, validation, (molecules, labels) = jb.train_val_test_split(
-        jax.random.key(args.seed), data, (4 / 6, 1 / 6, 1 / 6)
+        jax.random.key(args.seed), data, fractions=(4 / 6, 1 / 6, 1 / 6)
     )
     accuracies = {}
     for name in NETS:

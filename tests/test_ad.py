@@ -70,7 +70,7 @@ TOOLS = [
 ]
 
 
-@pytest.mark.parametrize("tool", TOOLS, ids=["hvp", "value_grad_hvp", "curvature", "cost"])
+@pytest.mark.parametrize("tool", TOOLS, ids=["hvp", "value_grad_hvp", "directional_curvature", "cost_table"])
 def test_the_affected_jaxlib_warns_once(version, tool):
     version("0.10.2")
     with pytest.warns(RuntimeWarning, match=r"jaxlib 0\.10\.2 computes wrong Jacobians under jit.*=-reduce") as caught:
@@ -386,7 +386,7 @@ EVERY = [
     "hvp",
     "hvp_reverse_over_forward",
     "hvp_reverse_over_reverse",
-    "curvature",
+    "directional_curvature",
 ]
 
 
@@ -449,7 +449,7 @@ def test_all_rows_agree_with_dense_derivatives():
             np.testing.assert_allclose(flat(of[name](u, v, params)), gradient, rtol=1e-12)
         for name in ("hvp", "hvp_reverse_over_forward", "hvp_reverse_over_reverse"):
             np.testing.assert_allclose(flat(of[name](u, v, params)), dense @ flat(v), atol=1e-8)
-        np.testing.assert_allclose(of["curvature"](u, v, params), flat(v) @ dense @ flat(v), atol=1e-8)
+        np.testing.assert_allclose(of["directional_curvature"](u, v, params), flat(v) @ dense @ flat(v), atol=1e-8)
 
 
 def test_a_function_between_pytrees_is_measured():
@@ -525,11 +525,11 @@ def test_rows_have_the_counts_of_count_flops():
 def test_ratios_of_counted_operations():
     """The cheap gradient principle: a gradient costs two to four times the function, forward mode about twice."""
     f, params = wide_net()
-    table = cost_table(f, params, rows=("gradient", "jvp", "hvp", "curvature", "hessian"), measure=False)
+    table = cost_table(f, params, rows=("gradient", "jvp", "hvp", "directional_curvature", "hessian"), measure=False)
     assert 2 < table.gradient.flops_ratio < 4
     assert 1.5 < table.jvp.flops_ratio < 3
     assert 4 < table.hvp.flops_ratio < 8.5
-    assert table.curvature.flops < table.hvp.flops
+    assert table.directional_curvature.flops < table.hvp.flops
     assert table.hessian.flops_ratio > 1000
     narrow = cost_table(lambda x: jnp.sum(jnp.tanh(x) ** 2), jnp.ones(50), rows=("jacfwd", "jacrev"), measure=False)
     assert narrow.jacfwd.flops > 10 * narrow.jacrev.flops

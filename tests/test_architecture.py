@@ -6,8 +6,9 @@ import inspect
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
-from typing import get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin, get_overloads
 
 import pytest
 from jaxtyping import AbstractArray
@@ -175,22 +176,61 @@ def test_every_parameter_is_annotated(function):
 
 # Options that are positional by convention: axis as in jax.nn.softmax, and a slope or scale after its array. Options of
 # activations are positional as in jax.nn, since keyword-only parameters of a function are side inputs of the layer.
-BY_POSITION = {"axis", "axes", "mask", "bias", "scale", "kernel_init"}
+# Attention calls its score_bias, such as alibi, with the offset as the last argument.
+BY_POSITION = {"axis", "axes", "mask", "bias", "scale", "kernel_init", "offset"}
 BY_POSITION |= {"alpha", "approximate", "at_zero", "beta", "negative_slope", "pieces"}
 
 
 @pytest.mark.parametrize("function", _functions())
 def test_options_are_keyword_only(function):
-    """Parameters with a default that are numbers, flags or names come after the star."""
+    """Parameters that are numbers, flags, names or tuples of them by default, or may be, come after the star."""
     if inspect.unwrap(function).__module__.startswith("jax."):  # an initializer with JAX's signature
         return
-    options = (bool, int, float, str)
     wrong = [
         p.name
         for p in _parameters(function)
-        if p.kind is p.POSITIONAL_OR_KEYWORD and type(p.default) in options and p.name not in BY_POSITION
+        if p.kind is p.POSITIONAL_OR_KEYWORD and _is_option(p) and p.name not in BY_POSITION
     ]
     assert not wrong, wrong
+
+
+def _is_option(p):
+    """Whether the default is a number, a flag, a name or a tuple, or None where the annotation offers one of them."""
+    if p.default is None:
+        return bool(_types(p.annotation) & {bool, int, float, str, tuple})
+    return type(p.default) in (bool, int, float, str, tuple) and p.default != ()  # () are the params of no params
+
+
+def _types(annotation):
+    """The classes in a union, those of the values of a Literal, and that of an Annotated."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return set(map(type, inside))
+    if origin is Annotated:
+        return _types(inside[0])
+    if origin in (Union, types.UnionType):
+        return set().union(*map(_types, inside))
+    return {origin or annotation}
+
+
+@pytest.mark.parametrize("function", _functions())
+def test_overloads_have_the_parameters_of_the_function(function):
+    """Together they have all of them, and no overload takes an option that the function does not know."""
+    overloads = get_overloads(inspect.unwrap(function))
+    expected = _names_with_options(function)
+    for overload in overloads:
+        assert _names_with_options(overload) <= expected
+    if overloads:
+        assert set().union(*map(_names_with_options, overloads)) == expected
+
+
+def _names_with_options(function):
+    """The names of the parameters, with those of the TypedDict of ``**options: Unpack[...]``."""
+    names = set()
+    for p in inspect.signature(inspect.unwrap(function)).parameters.values():
+        inside = get_args(p.annotation) if p.kind is p.VAR_KEYWORD else ()
+        names |= set(inside[0].__annotations__) if inside else {p.name}
+    return names
 
 
 @pytest.mark.parametrize("function", _functions())

@@ -35,7 +35,7 @@ def test_split_uses_every_row_once_and_keeps_examples_aligned():
 
 
 def test_split_sizes_follow_the_fractions():
-    sizes = [len(y) for _, y in train_val_test_split(KEY, rows(11), (0.5, 0.2, 0.3))]
+    sizes = [len(y) for _, y in train_val_test_split(KEY, rows(11), fractions=(0.5, 0.2, 0.3))]
     assert sizes == [6, 2, 3]
 
 
@@ -53,7 +53,7 @@ def test_split_sizes_follow_the_fractions():
 )
 def test_split_rejects_wrong_arguments(arrays, fractions, sentence):
     with pytest.raises(ValueError, match=sentence):
-        train_val_test_split(KEY, arrays, fractions)
+        train_val_test_split(KEY, arrays, fractions=fractions)
 
 
 def test_an_epoch_is_a_permutation_without_the_last_partial_batch():

@@ -222,7 +222,7 @@ def cost_table(
     ``"hvp"``                       :math:`Hv`, forward over reverse, as `jaxblocks.hvp` computes it
     ``"hvp_reverse_over_forward"``  :math:`Hv` as the gradient of :math:`\nabla f^\top v`, itself in forward mode
     ``"hvp_reverse_over_reverse"``  :math:`Hv` as the vjp of the gradient
-    ``"curvature"``                 :math:`v^\top Hv`, forward over forward
+    ``"directional_curvature"``     :math:`v^\top Hv`, forward over forward
     ==============================  ==========================================================================
 
     Args:
@@ -303,11 +303,11 @@ _PROGRAMS: dict[str, Callable] = {
     "hvp_reverse_over_reverse": lambda f: (
         lambda u, v, x, *rest: _value_and_vjp(jax.grad(lambda x: f(x, *rest)), x, v)[1]
     ),
-    "curvature": lambda f: (
+    "directional_curvature": lambda f: (
         lambda u, v, x, *rest: jax.jvp(lambda x: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1], (x,), (v,))[1]
     ),
 }
-_OF_SCALARS = tuple(name for name in _PROGRAMS if name.startswith(("gradient", "hessian", "hvp", "curvature")))
+_OF_SCALARS = tuple(name for name in _PROGRAMS if name.startswith(("gradient", "hessian", "hvp", "directional")))
 _MOST_PASSES = 1000
 
 

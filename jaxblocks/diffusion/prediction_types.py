@@ -181,7 +181,7 @@ def check_solvable(t, schedule: Schedule, source: PredictionType, target: Predic
     if source == target or (known := checkable(t, check)) is None:
         return
 
-    def refuse(bad, why):
+    def reject(bad, why):
         check_values(
             ~bad,
             f"times at which {source} determines {target}, got t = {{time}}, where the conversion {why}; leave that "
@@ -192,8 +192,8 @@ def check_solvable(t, schedule: Schedule, source: PredictionType, target: Predic
         )
 
     if source in ("eps", "score") and target in ("x0", "v", "velocity"):
-        refuse(jnp.ravel(schedule.signal(known) <= 0), "divides by the signal, which is 0")
+        reject(jnp.ravel(schedule.signal(known) <= 0), "divides by the signal, which is 0")
     if source == "x0" or target == "score":
-        refuse(jnp.ravel(schedule.noise(known) <= 0), "divides by the noise, which is 0")
+        reject(jnp.ravel(schedule.noise(known) <= 0), "divides by the noise, which is 0")
     if "velocity" in (source, target):
-        refuse(jnp.ravel(~jnp.isfinite(schedule.rates(known)[1])), "needs the rate of the noise, which is infinite")
+        reject(jnp.ravel(~jnp.isfinite(schedule.rates(known)[1])), "needs the rate of the noise, which is infinite")

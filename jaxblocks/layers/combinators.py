@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -198,6 +199,24 @@ def Repeat(
     return make_combinator((child,), init, apply)
 
 
+@overload
+def Recurrent(
+    cell: LayerLike,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    stateful: Literal[False] = False,
+    checkpoint: str | int | Callable | None = None,
+) -> Layer: ...
+@overload
+def Recurrent(
+    cell: LayerLike,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    stateful: Literal[True],
+    checkpoint: str | int | Callable | None = None,
+) -> StatefulLayer: ...
 @builder
 def Recurrent(
     cell: LayerLike,

@@ -10,7 +10,7 @@ concatenated along the last axis.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, cast, overload
+from typing import Literal, TypedDict, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,30 @@ from jaxblocks.layers.combinators import Recurrent, Wire
 __all__ = ["GRU", "LSTM", "RNN", "Bidirectional", "GRUCell", "LSTMCell", "RNNCell", "gru_step", "lstm_step", "rnn_step"]
 
 Reset = Literal["after", "before"]
+
+
+class _CellOptions(TypedDict, total=False):
+    """The options that all cells have."""
+
+    use_bias: bool
+    recurrent_bias: bool
+    kernel_init: Callable
+    recurrent_kernel_init: Callable
+    bias_init: Callable
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+
+
+class _RNNOptions(_CellOptions, total=False):
+    activation: Callable
+
+
+class _GRUOptions(_CellOptions, total=False):
+    reset: Reset
+
+
+class _LSTMOptions(_CellOptions, total=False):
+    forget_bias: float
 
 
 @checked
@@ -289,11 +313,17 @@ def LSTMCell(
 
 
 @overload
-def RNN(features: int, *, reverse: bool = ..., stateful: Literal[False] = ..., **options: Any) -> Layer: ...
+def RNN(
+    features: int, *, reverse: bool = False, stateful: Literal[False] = False, **options: Unpack[_RNNOptions]
+) -> Layer: ...
 @overload
-def RNN(features: int, *, reverse: bool = ..., stateful: Literal[True], **options: Any) -> StatefulLayer: ...
+def RNN(
+    features: int, *, reverse: bool = False, stateful: Literal[True], **options: Unpack[_RNNOptions]
+) -> StatefulLayer: ...
 @builder
-def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **options: Any) -> Layer | StatefulLayer:
+def RNN(
+    features: int, *, reverse: bool = False, stateful: bool = False, **options: Unpack[_RNNOptions]
+) -> Layer | StatefulLayer:
     r"""`RNNCell` over the time axis: ``Recurrent(RNNCell(features, **options), reverse=..., stateful=...)``.
 
     Side inputs and state are those of `Recurrent`. Shapes: ``(..., time, in)`` to ``(..., time, features)``.
@@ -309,11 +339,17 @@ def RNN(features: int, *, reverse: bool = False, stateful: bool = False, **optio
 
 
 @overload
-def GRU(features: int, *, reverse: bool = ..., stateful: Literal[False] = ..., **options: Any) -> Layer: ...
+def GRU(
+    features: int, *, reverse: bool = False, stateful: Literal[False] = False, **options: Unpack[_GRUOptions]
+) -> Layer: ...
 @overload
-def GRU(features: int, *, reverse: bool = ..., stateful: Literal[True], **options: Any) -> StatefulLayer: ...
+def GRU(
+    features: int, *, reverse: bool = False, stateful: Literal[True], **options: Unpack[_GRUOptions]
+) -> StatefulLayer: ...
 @builder
-def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **options: Any) -> Layer | StatefulLayer:
+def GRU(
+    features: int, *, reverse: bool = False, stateful: bool = False, **options: Unpack[_GRUOptions]
+) -> Layer | StatefulLayer:
     r"""`GRUCell` over the time axis: ``Recurrent(GRUCell(features, **options), reverse=..., stateful=...)``.
 
     Side inputs and state are those of `Recurrent`. Shapes: ``(..., time, in)`` to ``(..., time, features)``.
@@ -330,11 +366,17 @@ def GRU(features: int, *, reverse: bool = False, stateful: bool = False, **optio
 
 
 @overload
-def LSTM(features: int, *, reverse: bool = ..., stateful: Literal[False] = ..., **options: Any) -> Layer: ...
+def LSTM(
+    features: int, *, reverse: bool = False, stateful: Literal[False] = False, **options: Unpack[_LSTMOptions]
+) -> Layer: ...
 @overload
-def LSTM(features: int, *, reverse: bool = ..., stateful: Literal[True], **options: Any) -> StatefulLayer: ...
+def LSTM(
+    features: int, *, reverse: bool = False, stateful: Literal[True], **options: Unpack[_LSTMOptions]
+) -> StatefulLayer: ...
 @builder
-def LSTM(features: int, *, reverse: bool = False, stateful: bool = False, **options: Any) -> Layer | StatefulLayer:
+def LSTM(
+    features: int, *, reverse: bool = False, stateful: bool = False, **options: Unpack[_LSTMOptions]
+) -> Layer | StatefulLayer:
     r"""`LSTMCell` over the time axis: ``Recurrent(LSTMCell(features, **options), reverse=..., stateful=...)``.
 
     Side inputs and state are those of `Recurrent`. Shapes: ``(..., time, in)`` to ``(..., time, features)``.

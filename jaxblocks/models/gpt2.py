@@ -4,6 +4,7 @@ Axis letters: ``...`` batch; ``time``.
 """
 
 import functools
+from typing import TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
@@ -20,6 +21,23 @@ from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 __all__ = ["GPT2"]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `GPT2` without ``cache``, which decides on the type of the layer."""
+
+    vocab_size: int
+    max_length: int
+    layers: int
+    heads: int
+    features: int
+    hidden: int | None
+    dropout: float
+    epsilon: float
+
+
+@overload
+def GPT2(*, cache: None = None, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def GPT2(*, cache: int, **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def GPT2(
     *,

@@ -3,7 +3,7 @@ r"""A graph classifier: message-passing layers, and a readout of all nodes.
 Axis letters: n nodes, e edges, g graphs, in features of a node.
 """
 
-from typing import Literal
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -20,6 +20,22 @@ from jaxblocks.layers.norm import BatchNorm
 __all__ = ["GraphClassifier", "readout"]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `GraphClassifier` without ``batch_norm``, which decides on the type of the layer."""
+
+    kind: Literal["gin", "gcn"]
+    features: int
+    layers: int
+    pool: Literal["sum", "mean", "max"]
+    dropout: float
+
+
+@overload
+def GraphClassifier(
+    classes: int, *, batch_norm: Literal[True] = True, **options: Unpack[_Options]
+) -> StatefulLayer: ...
+@overload
+def GraphClassifier(classes: int, *, batch_norm: Literal[False], **options: Unpack[_Options]) -> Layer: ...
 @builder
 def GraphClassifier(
     classes: PositiveInt,

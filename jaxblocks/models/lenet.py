@@ -3,9 +3,11 @@ r"""LeNet-5: two convolutions, each followed by a pool, and three dense layers.
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
+from typing import cast
+
 from jaxblocks.activations import tanh
 from jaxblocks.checks import PositiveInt
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -23,7 +25,7 @@ def LeNet5(
     hidden: tuple[int, int] = (120, 84),
     activation: LayerLike = tanh,
     padding: Padding = 2,
-) -> Layer | StatefulLayer:
+) -> Layer:
     r"""LeNet-5 in its common form: two 5x5 convolutions, each with tanh and a 2x2 average pool, and three dense layers.
 
     It has 61,706 params for 28x28 images of one channel (and, with ``padding=0``, for 32x32 images). The net of the
@@ -34,7 +36,7 @@ def LeNet5(
         classes: the number of logits.
         channels: the channels of the two convolutions.
         hidden: features of the two dense layers before the last.
-        activation: after every layer but the last.
+        activation: after every layer but the last; a function or a layer without state.
         padding: the padding of the first convolution, as in `Conv`; 2 keeps 28x28 images at that size, as in the paper,
             where the digits are padded to 32x32.
 
@@ -53,7 +55,7 @@ def LeNet5(
     """
     first, second = channels
     wide, narrow = hidden
-    return Serial(
+    net = Serial(
         conv_1=Conv(first, (5, 5), padding=padding),  # (..., 28, 28, 6)
         activation_1=activation,
         pool_1=AvgPool((2, 2)),  # (..., 14, 14, 6)
@@ -67,6 +69,7 @@ def LeNet5(
         activation_4=activation,
         out=Dense(classes),
     )
+    return cast(Layer, net)
 
 
 def _flatten(x):

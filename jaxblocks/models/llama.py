@@ -4,7 +4,7 @@ Axis letters: ``...`` batch; ``time``.
 """
 
 import functools
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import silu
@@ -21,6 +21,24 @@ from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 __all__ = ["Llama"]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `Llama` without ``cache``, which decides on the type of the layer."""
+
+    vocab_size: int
+    layers: int
+    heads: int
+    kv_heads: int | None
+    features: int
+    hidden: int
+    base: float
+    epsilon: float
+    dropout: float
+
+
+@overload
+def Llama(*, cache: None = None, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def Llama(*, cache: int, **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def Llama(
     *,

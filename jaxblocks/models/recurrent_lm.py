@@ -4,6 +4,7 @@ Axis letters: ``...`` batch; ``time``.
 """
 
 from collections.abc import Callable
+from typing import Literal, TypedDict, Unpack, overload
 
 from jaxblocks.checks import PositiveInt, Rate
 from jaxblocks.core import Layer, StatefulLayer, builder
@@ -16,6 +17,20 @@ from jaxblocks.layers.recurrent import LSTM
 __all__ = ["RecurrentLM"]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `RecurrentLM` without ``stateful``, which decides on the type of the layer."""
+
+    vocab_size: int
+    features: int
+    layers: int
+    recurrent: Callable
+    dropout: float
+
+
+@overload
+def RecurrentLM(*, stateful: Literal[False] = False, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def RecurrentLM(*, stateful: Literal[True], **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def RecurrentLM(
     *,

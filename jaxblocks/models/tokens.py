@@ -4,15 +4,16 @@ Axis letters: ``...`` batch; h and w height and width, n = h w tokens, c channel
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack, cast
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
-from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
+from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.layers.attention import Attention
+from jaxblocks.layers.attention.multi_head import AttentionOptions
 from jaxblocks.models.side_inputs import rename_side_inputs
 
 __all__ = ["ClassToken", "SelfAttention", "TokenPositions", "as_tokens", "mean_of_tokens"]
@@ -39,14 +40,17 @@ def mean_of_tokens(x: Float[Array, "*batch n c"]) -> Float[Array, "*batch c"]:
 
 
 @builder
-def SelfAttention(heads: PositiveInt, **options: Any) -> Layer | StatefulLayer:
-    """Self-attention of tokens without a mask, since no token is padding; ``options`` are those of `Attention`.
+def SelfAttention(heads: PositiveInt, **options: Unpack[AttentionOptions]) -> Layer:
+    """Self-attention of tokens without a mask, since no token is padding.
+
+    Args:
+        heads, options: as in `Attention`, without ``cache``.
 
     >>> net = SelfAttention(2)
     >>> side_inputs(net)
     ()
     """
-    return rename_side_inputs(Attention(heads, **options), mask=None, segment_ids=None)
+    return cast(Layer, rename_side_inputs(Attention(heads, **options), mask=None, segment_ids=None))
 
 
 @builder

@@ -4,6 +4,7 @@ Axis letters: ``...`` batch; ``time_s`` positions of the source; ``time_t`` of t
 """
 
 import functools
+from typing import TypedDict, Unpack, overload
 
 import jax.numpy as jnp
 
@@ -23,6 +24,24 @@ from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 __all__ = ["Transformer"]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `Transformer` without ``cache``, which decides on the type of the layer."""
+
+    vocab_size: int
+    layers: int
+    heads: int
+    features: int
+    hidden: int
+    head_dim: int | None
+    value_dim: int | None
+    dropout: float
+    epsilon: float
+
+
+@overload
+def Transformer(*, cache: None = None, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def Transformer(*, cache: int, **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def Transformer(
     *,

@@ -4,6 +4,7 @@ Axis letters: ``...`` batch; ``time`` positions; ``time_c`` positions of the con
 """
 
 from collections.abc import Callable
+from typing import cast
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, identity
@@ -98,7 +99,7 @@ def TransformerMLP(
     dropout: Rate = 0.0,
     kernel_init: Callable = initializers.lecun_normal(),
     down_kernel_init: Callable | None = None,
-) -> Layer | StatefulLayer:
+) -> Layer:
     r"""The MLP of a transformer block, the same at each position: :math:`W_d\,\sigma(W_u x)` (biases omitted).
 
     With ``gated`` it is :math:`W_d\,(\sigma(W_g x) \odot W_u x)`. Params are ``{"up", "down"}``, and ``"gate"`` with
@@ -108,7 +109,7 @@ def TransformerMLP(
         hidden: features between the maps.
         features: of the output, in a `TransformerBlock` those of the input.
         gated: whether there is a gate :math:`W_g`.
-        activation: :math:`\sigma`, a layer or a function of arrays.
+        activation: :math:`\sigma`, a function of arrays or a layer without state.
         use_bias: ``False`` for maps without biases.
         dropout: the rate of the dropout before the last map; above 0, ``apply`` reads ``train`` and ``key``.
         kernel_init: of all kernels, ``f(key, shape, dtype)``.
@@ -130,9 +131,9 @@ def TransformerMLP(
         down=Dense(features, use_bias=use_bias, kernel_init=down_kernel_init or kernel_init),
     )
     if not gated:
-        return Wire(lambda f, x: f.down(f.dropout(f.activation(f.up(x)))), **layers)
+        return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.up(x)))), **layers))
     gate = Dense(hidden, use_bias=use_bias, kernel_init=kernel_init)
-    return Wire(lambda f, x: f.down(f.dropout(f.activation(f.gate(x)) * f.up(x))), **layers, gate=gate)
+    return cast(Layer, Wire(lambda f, x: f.down(f.dropout(f.activation(f.gate(x)) * f.up(x))), **layers, gate=gate))
 
 
 def _require_same(name, x, y):

@@ -3,7 +3,7 @@ r"""VGG: 3x3 convolutions, max pools, and three wide dense layers.
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
-from typing import Literal
+from typing import Literal, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
@@ -21,6 +21,22 @@ __all__ = ["VGG"]
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
+class _Options(TypedDict, total=False):
+    """The options of `VGG` without ``batch_norm``, which decides on the type of the layer."""
+
+    classes: int
+    width: int
+    hidden: int
+    pool_size: int
+    dropout: float
+
+
+@overload
+def VGG(
+    depth: Literal[11, 13, 16, 19], *, batch_norm: Literal[False] = False, **options: Unpack[_Options]
+) -> Layer: ...
+@overload
+def VGG(depth: Literal[11, 13, 16, 19], *, batch_norm: Literal[True], **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def VGG(
     depth: Literal[11, 13, 16, 19],

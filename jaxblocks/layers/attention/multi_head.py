@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -16,13 +16,40 @@ from jaxblocks.layers.attention.dot_product import Implementation, Scale, Segmen
 from jaxblocks.layers.attention.masks import zero_padding
 from jaxblocks.layers.attention.projections import Projections, inputs_by_role
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "AttentionOptions"]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The options of `Attention`, without ``cache``, which decides on the type of the layer."""
+
+    head_dim: int | None
+    value_dim: int | None
+    kv_heads: int | None
+    features: int | None
+    scale: Scale
+    causal: bool
+    sliding_window: int | None
+    soft_cap: float | None
+    positions: Callable | None
+    score_bias: Callable | None
+    dropout: float
+    fully_masked: Literal["zero", "error"]
+    implementation: Implementation
+    chunk: int
+    use_bias: bool
+    use_out: bool
+    kernel_init: Callable
+    out_kernel_init: Callable | None
+    bias_init: Callable
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+    check: bool
 
 
 @overload
-def Attention(heads: int, *, cache: None = ..., **options: Any) -> Layer: ...
+def Attention(heads: int, *, cache: None = ..., **options: Unpack[AttentionOptions]) -> Layer: ...
 @overload
-def Attention(heads: int, *, cache: int, **options: Any) -> StatefulLayer: ...
+def Attention(heads: int, *, cache: int, **options: Unpack[AttentionOptions]) -> StatefulLayer: ...
 @builder
 def Attention(  # pyright: ignore[reportInconsistentOverload]
     heads: PositiveInt,
