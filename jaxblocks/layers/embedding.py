@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check_params, check_values, checkable, checked, require
+from jaxblocks.checks import PositiveInt, check_params, check_range, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 
 __all__ = ["Embedding", "embed", "unembed"]
@@ -39,16 +39,8 @@ def embed(
     """
     size = table.shape[0]
     ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids  # so that size fits in
-    known = checkable(ids, check)
-    if known is not None:
-        check_values(
-            (known >= 0) & (known < size),
-            f"ids from 0 to {size - 1}, one for each of the {size} rows of its table, got ids from "
-            "{least} to {most}; make the table larger, or map rare ids (and padding) to one row",
-            check=check,
-            least=jnp.min(known, initial=size),
-            most=jnp.max(known, initial=0),
-        )
+    repair = "make the table larger, or map rare ids (and padding) to one row"
+    check_range("ids", ids, 0, size - 1, repair, check=check)
     spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded as their ids are
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
     return table.at[ids].get(  # (*batch, features)
