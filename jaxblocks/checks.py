@@ -51,6 +51,7 @@ __all__ = [
     "Rate",
     "require",
     "check_params",
+    "check_range",
     "check_values",
     "checkable",
     "checked",
@@ -295,7 +296,8 @@ def _expectation(annotation, optional: bool) -> Callable | None:
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
         repair = _repair_scalar(name, value, words)
         got = repr(value) if isinstance(value, str) else value
-        of_type = any(isinstance(value, kinds) and not isinstance(value, bool) for kinds in (numbers.Real, str))
+        of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
+        of_type = of_type or (isinstance(value, (tuple, list)) and " of " in said)
         require(
             False,
             f"{name} to be {said}",
@@ -343,11 +345,26 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
         return f"a number{words}", lambda x: _is_number(x) and all(x in limit for limit in limits)
     if annotation is str:
         return "a string", lambda x: isinstance(x, str)
-    if origin is tuple and typing.get_args(annotation)[1:] == (...,):
-        entry = _acceptance(typing.get_args(annotation)[0])
-        if entry is not None:
-            said = "a tuple of " + re.sub("^an? ([a-z]+)", r"\1s", entry[0])
-            return said, lambda x: isinstance(x, (tuple, list)) and all(map(entry[1], x))
+    arguments = typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        members = [_acceptance(one) for one in _members(annotation)]
+        if None not in members:
+            known = [one for one in members if one is not None]
+            return " or ".join(words for words, _ in known), lambda x: any(accept(x) for _, accept in known)
+    if origin in (tuple, collections.abc.Sequence) and arguments:
+        size = len(arguments) if origin is tuple and arguments[-1] is not ... else None
+        entry = _acceptance(arguments[0])
+        if entry is not None and (size is None or set(arguments) == {arguments[0]}):
+            said, accept = entry
+            several = f"entries, each {said}" if " or " in said else re.sub("^an? ([a-z]+)", r"\1s", said)
+            several = several if size is None else f"{size} {several}"
+            kinds = (tuple, list) if origin is tuple else collections.abc.Sequence
+            return (
+                f"a {origin.__name__.lower()} of {several}",
+                lambda x: (
+                    isinstance(x, kinds) and not isinstance(x, str) and size in (None, len(x)) and all(map(accept, x))
+                ),
+            )
     if annotation is collections.abc.Callable or origin is collections.abc.Callable:
         return "a function", callable
     return None
@@ -491,7 +508,7 @@ def _form(axes) -> str:
 def check_params(params, **shapes: tuple[int | None, ...]) -> None:
     """Raise a ``ValueError`` unless ``params`` is a dict with exactly these names and array shapes.
 
-    ``None`` in a shape stands for any size.
+    ``None`` in a shape stands for any size. Without names, ``params`` is ``()``.
 
     >>> check_params({"bias": jnp.zeros(3)}, bias=(3,))
     >>> check_params({"scale": jnp.zeros(3)}, bias=(3,))
@@ -503,7 +520,11 @@ def check_params(params, **shapes: tuple[int | None, ...]) -> None:
     ...
     ValueError: jaxblocks expected bias of shape (4,), got float32 (3,); pass params that init made for this x.
     """
-    if not isinstance(params, Mapping) or set(params) != set(shapes):
+    if not shapes:
+        require(
+            isinstance(params, tuple) and params == (), "no params, ()", params, "pass those that its own init made"
+        )
+    elif not isinstance(params, Mapping) or set(params) != set(shapes):
         got = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else params
         repair = "pass those that its own init made: apply(params, x)"
         require(False, f"params named {', '.join(sorted(shapes))}", got, repair)
@@ -526,6 +547,25 @@ def checkable(x, check: bool):
     """
     x = jax.lax.stop_gradient(x)
     return None if isinstance(x, Tracer) and not check else x
+
+
+def check_range(name: str, x, least: int, most: int, repair: str, *, check: bool = False) -> None:
+    """Raise a ``ValueError`` where an entry of ``x`` is not from ``least`` to ``most``, as `check_values` does.
+
+    >>> check_range("ids", jnp.array([0, 7, 2]), 0, 6, "make the table larger")
+    Traceback (most recent call last):
+    ...
+    ValueError: jaxblocks expected ids from 0 to 6, got ids from 0 to 7; make the table larger.
+    """
+    known = checkable(x, check)
+    if known is not None:
+        check_values(
+            (known >= least) & (known <= most),
+            f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
+            check=check,
+            low=jnp.min(known, initial=most),
+            high=jnp.max(known, initial=least),
+        )
 
 
 def check_values(ok, message: str, *, check: bool = False, **values) -> None:

@@ -8,15 +8,14 @@ positions. On an input of :math:`n` positions, padded by :math:`p` before and :m
 positions, a stride of :math:`s` apart.
 """
 
-import operator
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jax import Array, ShapeDtypeStruct
 from jaxtyping import Shaped
 
-from jaxblocks.checks import describe, public_name, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, describe, public_name, require
 
 _ArrayOrShape = Array | ShapeDtypeStruct
 
@@ -24,12 +23,9 @@ __all__ = [
     "Padding",
     "PerAxis",
     "Windows",
-    "as_integer",
     "channels_first",
     "check_fit",
-    "check_padding",
     "check_spatial",
-    "padding_per_axis",
     "pads_of",
     "per_axis",
     "slide",
@@ -37,10 +33,11 @@ __all__ = [
     "window_sizes",
 ]
 
-PerAxis: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+PerAxis: TypeAlias = PositiveInt | Sequence[PositiveInt]
 """One integer for all spatial axes, or a sequence with one for each."""
 
-Padding: TypeAlias = str | SupportsIndex | Sequence
+_OneAxis: TypeAlias = Literal["valid", "same", "causal"] | NonNegativeInt
+Padding: TypeAlias = _OneAxis | Sequence[_OneAxis | tuple[NonNegativeInt, NonNegativeInt]]
 """``"valid"``, ``"same"``, ``"causal"``, an integer, or a sequence with a name, an integer or a pair for each axis."""
 
 
@@ -82,26 +79,15 @@ def pads_of(
     >>> pads_of((1, (2, 0)), sizes=(5, 5), spans=(3, 3), strides=(1, 1))
     ((1, 1), (2, 0))
     """
-    axes = len(sizes)
-    hint = " (one axis with a pair is written ((2, 0),))" if axes == 1 else ""
-    expected = "padding to be one of 'valid', 'same', 'causal', an integer >= 0, or a sequence with a name, an "
-    expected += f"integer or a pair (before, after) for each of {axes} spatial axes{hint}"
-    every = padding_per_axis(padding, axes)
-    require(isinstance(every, Sequence) and len(every) == axes, expected, repr(padding))
     pads = []
-    for one, n, span, stride in zip(every, sizes, spans, strides, strict=True):
-        if one == "same":
-            total = max((-(-n // stride) - 1) * stride + span - n, 0)
-            one = (total // 2, total - total // 2)
-        elif isinstance(one, str):
-            one = {"valid": (0, 0), "causal": (span - 1, 0)}.get(one, ())
-        one = (one, one) if as_integer(one) is not None else one
-        pair = tuple(map(as_integer, one)) if isinstance(one, Sequence) else ()
-        require(len(pair) == 2 and all(p is not None and p >= 0 for p in pair), expected, repr(padding))
-        pads.append(pair)
+    for one, n, span, stride in zip(per_axis("padding", padding, len(sizes)), sizes, spans, strides, strict=True):
+        total = max((-(-n // stride) - 1) * stride + span - n, 0)
+        named = {"valid": (0, 0), "same": (total // 2, total - total // 2), "causal": (span - 1, 0)}
+        pads.append(named[one] if isinstance(one, str) else tuple(one) if isinstance(one, Sequence) else (one, one))
     return tuple(pads)
 
 
+<<<<<<< HEAD
 def padding_per_axis(padding: Padding, axes: int) -> Sequence:
     """The padding of each axis, from one for all axes or from a sequence.
 
@@ -114,21 +100,20 @@ def padding_per_axis(padding: Padding, axes: int) -> Sequence:
 
 def per_axis(name: str, value: PerAxis, axes: int, least: int = 1) -> tuple[int, ...]:
     """One integer for each axis, from one for all axes or from a sequence.
+=======
+def per_axis(name: str, value: Any, axes: int) -> tuple:
+    """One entry for each axis, from one for all axes or from a sequence.
+>>>>>>> ratio
 
     >>> per_axis("stride", 2, axes=3)
     (2, 2, 2)
     """
-    values = (value,) * axes if as_integer(value) is not None else value
-    integers = tuple(map(as_integer, values)) if isinstance(values, Sequence) else ()
-    each = f", or {axes} of them, one per spatial axis" if axes > 1 else ""
-    example = 3 if name in ("kernel_size", "window_shape") else least
-    require(
-        len(integers) == axes and all(n is not None and n >= least for n in integers),
-        f"{name} to be an integer >= {least}{each}",
-        repr(value),
-        f"pass {least} or more, such as {name}={example if axes == 1 else (example,) * axes}",
-    )
-    return integers  # type: ignore[return-value]
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return (value,) * axes
+    expected = f"{name} to be one for all, or a sequence with one for each spatial axis ({axes} in all)"
+    repair = "a pair for one axis is written ((before, after),)" if name == "padding" else ""
+    require(len(value) == axes, expected, repr(value), repair)
+    return tuple(value)
 
 
 def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
@@ -137,9 +122,9 @@ def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
     >>> window_sizes("kernel_size", 3)
     (3,)
     """
-    value = (value,) if as_integer(value) is not None else value  # type: ignore[assignment]
-    axes = len(value) if isinstance(value, Sequence) else 1
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,)
     expected = f"one integer in {name} for each of one to three spatial axes"
+<<<<<<< HEAD
     require(1 <= axes <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
     return per_axis(name, value, axes)
 
@@ -162,6 +147,10 @@ def check_padding(padding: Padding, axes: int) -> None:
     >>> check_padding("causal", 1)
     """
     pads_of(padding, *((1,) * axes,) * 3)
+=======
+    require(1 <= len(sizes) <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
+    return sizes
+>>>>>>> ratio
 
 
 def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
@@ -170,9 +159,8 @@ def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
     >>> import jax.numpy as jnp
     >>> check_spatial(jnp.zeros((5, 5, 1)), axes=2)
     """
-    s = "axis" if axes == 1 else "axes"
-    expected = f"x (..., *spatial, channels) with {axes} spatial {s} and one axis of channels"
-    require(len(x.shape) > axes, expected, x, "add the missing axis, as in x[..., None]")
+    repair = "add the missing axis, as in x[..., None], or lower the number of spatial axes"
+    require(len(x.shape) > axes, f"x (..., *spatial, channels) with at least {axes + 1} axes", x, repair)
 
 
 def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
@@ -183,6 +171,7 @@ def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
     """
     axes = len(windows.spans)
     padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
+<<<<<<< HEAD
     require(
         all(span <= n for span, n in zip(windows.spans, padded, strict=True)),
         f"an input at least as large as its windows, which span {windows.spans} positions (dilation included)",
@@ -197,6 +186,19 @@ def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> str:
     if axes > 1 and x.shape[first] <= 4 < min(x.shape[first + 1 :]):
         return f"; if the channels of x are first, write jnp.moveaxis(x, {first}, -1)"
     return ""
+=======
+    expected = f"an input that its windows fit into, which span {windows.spans} positions (dilation included)"
+    got = f"{describe(x)}, which spans {padded} (padding included)"
+    repair = "choose smaller windows, or padding='same'" + channels_first(x, axes)
+    require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
+
+
+def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:
+    """The end of an error message, where the ``channels`` of ``x`` seem to stand before its spatial axes."""
+    first, *spatial = x.shape[-axes - 1 :]
+    seems = first == channels or (axes > 1 and first <= 4 < min(spatial))
+    return f"; if channels come first in x, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
+>>>>>>> ratio
 
 
 def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
@@ -204,6 +206,7 @@ def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
 
     ``init`` accepts any number of channels, so the layer would convolve over the channels without an error.
     """
+<<<<<<< HEAD
     first = len(x.shape) - axes - 1
     spatial = set(x.shape[first + 1 :])
     if axes > 1 and x.shape[first] in (1, 3) and len(spatial) == 1 and min(spatial) > 4:
@@ -212,3 +215,9 @@ def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
             f"seem to be first; if they are, write jnp.moveaxis(x, {first}, -1).",
             stacklevel=3,
         )
+=======
+    first, *spatial = x.shape[-axes - 1 :]
+    if first in (1, 3) and len(set(spatial)) == 1 and channels_first(x, axes):
+        expected = f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}"
+        warnings.warn(f"{expected}{channels_first(x, axes)}.", stacklevel=3)
+>>>>>>> ratio

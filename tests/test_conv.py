@@ -474,17 +474,17 @@ def test_windows_larger_than_the_input_are_rejected():
         conv(x, jnp.zeros((3, 2, 1)), dilation=2)
     assert conv(x, jnp.zeros((3, 2, 1)), dilation=2, padding="same").shape == (4, 1)
     for kernel_size in (0, (3, 0), -1, True, 1.5, "3"):
-        with pytest.raises(ValueError, match="Conv expected kernel_size to be an integer >= 1"):
+        with pytest.raises((TypeError, ValueError), match="Conv expected kernel_size to be an integer >= 1"):
             Conv(1, kernel_size)
     with pytest.raises(ValueError, match="one to three spatial axes"):
         Conv(1, (1, 1, 1, 1))
-    with pytest.raises(ValueError, match="kernel_size to be an integer"):
+    with pytest.raises(ValueError, match="integers >= 1 in kernel_size"):
         conv(x, jnp.zeros((0, 2, 1)))
 
 
 @pytest.mark.usefixtures("sentences")
 def test_errors_of_rank_and_dtype():
-    with pytest.raises(ValueError, match=r"2 spatial axes .*got float32 \(5, 2\); .*x\[..., None\]"):
+    with pytest.raises(ValueError, match=r"with at least 3 axes, got float32 \(5, 2\); .*x\[..., None\]"):
         conv(jnp.zeros((5, 2)), jnp.zeros((2, 2, 1, 3)))
     assert conv(jnp.zeros((5, 2))[..., None], jnp.zeros((2, 2, 1, 3))).shape == (4, 1, 3)
     with pytest.raises(ValueError, match=r"affine\(x, kernel\)"):
@@ -518,15 +518,17 @@ def test_groups_that_do_not_divide_the_channels_are_rejected():
 @pytest.mark.usefixtures("sentences")
 def test_invalid_options_are_rejected():
     x, kernel = jnp.zeros((5, 1)), jnp.zeros((3, 1, 1))
-    for padding in ("full", -1, (1, 0), ((1, 2, 3),), True, 1.5, (None,)):
-        with pytest.raises(ValueError, match=r"padding to be one of 'valid', 'same', 'causal'.*written \(\(2, 0\),\)"):
+    for padding in ("full", -1, ((1, 2, 3),), True, 1.5, (None,)):
+        with pytest.raises((TypeError, ValueError), match=r"padding to be 'valid' or 'same' or 'causal' or .* got"):
             conv(x, kernel, padding=padding)
+    with pytest.raises(ValueError, match=r"padding to be .* got \(2, 0\); .*written \(\(before, after\),\)"):
+        conv(x, kernel, padding=(2, 0))
     assert conv(x, kernel, padding=((2, 0),)).shape == (5, 1)
-    with pytest.raises(ValueError, match="padding_mode to be one of 'zeros', 'circular', 'reflect', 'replicate'"):
+    with pytest.raises(ValueError, match="padding_mode to be 'zeros' or 'circular' or 'reflect' or 'replicate'"):
         conv(x, kernel, padding_mode="wrap")
-    with pytest.raises(ValueError, match="stride to be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match="stride to be an integer >= 1 or a sequence of integers >= 1, got 0"):
         conv(x, kernel, stride=0)
-    with pytest.raises(ValueError, match=r"dilation to be an integer >= 1, got \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"dilation to be .* one for each spatial axis .1 in all., got \(1, 1\)"):
         conv(x, kernel, dilation=(1, 1))
     with pytest.raises(ValueError, match=r"output_padding below the stride \(2,\)"):
         conv_transpose(x, kernel, stride=2, output_padding=2)
@@ -535,9 +537,9 @@ def test_invalid_options_are_rejected():
     assert conv_transpose(x, kernel, stride=2, padding="same").shape == (10, 1)
     with pytest.raises(ValueError, match="at least one position .*got -1 .*reduce the padding"):
         conv_transpose(x, kernel, padding=4)
-    with pytest.raises(ValueError, match=r"stride to be .* pass 1 or more, such as stride=\(1, 1\)"):
+    with pytest.raises(ValueError, match=r"stride to be .* sequence of integers >= 1, got \(0, 1\)"):
         conv(jnp.zeros((5, 5, 1)), jnp.zeros((3, 3, 1, 1)), stride=(0, 1))
-    with pytest.raises(ValueError, match=r"pass 1 or more, such as kernel_size=\(3, 3\)"):
+    with pytest.raises(ValueError, match=r"kernel_size to be .* sequence of integers >= 1, got \(0, 3\)"):
         Conv(1, (0, 3))
     with pytest.raises(
         ValueError, match=r"on axis 0 .*got float32 \(0, 1\); pass a longer input, or padding_mode='zeros'"
@@ -577,5 +579,5 @@ def test_padding_is_checked_when_a_layer_is_built():
         lambda: MaxPool((2, 2), padding="SAMEE"),
         lambda: AvgPool(2, padding=-1),
     ):
-        with pytest.raises((TypeError, ValueError), match="expected padding to be one of"):
+        with pytest.raises((TypeError, ValueError), match="expected padding to be"):
             build()

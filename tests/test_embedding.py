@@ -132,7 +132,7 @@ def test_dtype_and_param_dtype():
 def test_ids_out_of_range(bad):
     """Eager calls raise; under jit the row is NaN, also for a negative id; with check=True checkify reports it."""
     ids, table = jnp.array([0, bad, 6]), jnp.asarray(TABLE, jnp.float32)
-    sentence = rf"ids from 0 to 6, .* got ids from {min(bad, 0)} to {max(bad, 6)}; make the table larger, or map"
+    sentence = rf"ids from 0 to 6, got ids from {min(bad, 0)} to {max(bad, 6)}; make the table larger, or map"
     for call in (
         lambda ids: embed(ids, table),
         lambda ids: Embedding(7, 3).apply({"embedding": table}, ids),

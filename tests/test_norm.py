@@ -800,7 +800,11 @@ HALVES = jnp.ones((2, 4)) * jnp.array([[1.0], [2.0]])
 BAD = {
     "groups": (
         lambda: GroupNorm(3, spatial=1).init(jax.random.key(0), X),
+<<<<<<< HEAD
         "divide.*4 channels can form 1, 2, 4 groups",
+=======
+        "divide.*choose a divisor of 4",
+>>>>>>> ratio
         lambda: group_norm(X, groups=4, spatial=1),
     ),
     "no groups": (
@@ -810,12 +814,12 @@ BAD = {
     ),
     "too few axes": (
         lambda: group_norm(X, groups=2, spatial=3),
-        "3 spatial axes.*number of axes",
+        "with at least 4 axes.*lower the number of spatial axes",
         lambda: group_norm(X, groups=2, spatial=1),
     ),
     "too few axes at init": (
         lambda: InstanceNorm(spatial=2).init(jax.random.key(0), HALVES),
-        "spatial=",
+        "lower the number of spatial axes",
         lambda: instance_norm(HALVES, spatial=1),
     ),
     "no positions": (

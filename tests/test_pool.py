@@ -242,7 +242,7 @@ def test_wrong_arguments_are_rejected():
             pool(line(1, 2, 3), 2, stride=1, padding=2)
         with pytest.raises(ValueError, match="stride to be an integer >= 1"):
             pool(line(1, 2, 3), 2, stride=0)
-        with pytest.raises(ValueError, match=r"2 spatial axes and one axis of channels, got float32 \(3, 1\)"):
+        with pytest.raises(ValueError, match=r"with at least 3 axes, got float32 \(3, 1\)"):
             pool(line(1, 2, 3), (2, 2))
         with pytest.raises(TypeError, match="x to be a floating-point array"):
             pool(jnp.zeros((4, 1), int), 2)
@@ -254,7 +254,7 @@ def test_wrong_arguments_are_rejected():
     for pool in (global_max_pool, global_avg_pool):
         with pytest.raises(ValueError, match="spatial to be an integer >= 1, got 0"):
             pool(line(1, 2, 3), 0)
-        with pytest.raises(ValueError, match="2 spatial axes"):
+        with pytest.raises(ValueError, match="with at least 3 axes"):
             pool(line(1, 2, 3), 2)
         with pytest.raises(TypeError, match="spatial"):
             pool(jnp.zeros((2, 3, 4)))
@@ -265,7 +265,7 @@ def test_wrong_arguments_are_rejected():
     for pool in (GlobalMaxPool, GlobalAvgPool):
         with pytest.raises(ValueError, match=f"{pool.__name__} expected spatial to be an integer >= 1, got 0"):
             pool(0)
-        with pytest.raises(ValueError, match=f"{pool.__name__} expected .*2 spatial axes"):
+        with pytest.raises(ValueError, match=f"{pool.__name__} expected .*at least 3 axes"):
             pool(2).init(jax.random.key(0), line(1, 2, 3))
 
 

@@ -258,15 +258,18 @@ def test_wrong_arguments_are_rejected(sentences):
     ):
         net.apply(params, carry, jnp.ones((3, 6, 3)))
     with pytest.raises(
-        ValueError, match=r"its carry, .*float32 \(2, 4\), got float32 \(3, 4\).*pass the carry that init made"
+        ValueError,
+        match=r"its carry, {'cell': 'float32 \(2, 4\)'.*got {'cell': 'float32 \(3, 4\)'.*pass the carry that init made",
     ):
         net.apply(params, carry, X[:2])
     net.apply(params, net.init(jax.random.key(0), X[:2])[1], X[:2])
     for wrong in ((), {"hidden": X}):
-        with pytest.raises(TypeError, match=r"LSTMCell expected its carry, a dict .* pass the carry that init made"):
+        with pytest.raises(
+            TypeError, match=r"LSTMCell expected its carry, {'cell': 'float32 .* pass the carry that init made"
+        ):
             net.apply(params, wrong, X)
     for build in (GRU, RNN):
-        with pytest.raises(TypeError, match=r"Cell expected its carry, an array, .*got \(\); pass the carry that"):
+        with pytest.raises(TypeError, match=r"Cell expected its carry, float32 .*got \(\); pass the carry that"):
             build(4, stateful=True).apply(build(4).init(jax.random.key(0), X), (), X)
     with pytest.raises(TypeError, match=r"pass cells: Bidirectional\(LSTMCell\(3\), LSTMCell\(3\)\)"):
         Bidirectional(LSTM(3), LSTM(3))

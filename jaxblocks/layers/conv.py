@@ -9,7 +9,7 @@ kernel's, ``in`` and ``out`` channels. The number of spatial axes is that of the
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check_params, checked, describe, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked, describe, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
     PerAxis,
+    channels_first,
     check_fit,
-    check_padding,
     check_spatial,
-    padding_per_axis,
     per_axis,
     slide,
     warn_channels_first,
@@ -37,7 +36,8 @@ from jaxblocks.sliding_windows import (
 
 __all__ = ["Conv", "ConvTranspose", "DepthwiseConv", "conv", "conv_transpose"]
 
-_MODES = {"zeros": None, "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
+PaddingMode: TypeAlias = Literal["zeros", "circular", "reflect", "replicate"]
+_MODES = {"circular": "wrap", "reflect": "reflect", "replicate": "edge"}  # as `jnp.pad` names them
 
 
 @checked
@@ -50,7 +50,7 @@ def conv(
     dilation: PerAxis = 1,
     groups: PositiveInt = 1,
     padding: Padding = "valid",
-    padding_mode: str | Sequence[str] = "zeros",
+    padding_mode: PaddingMode | Sequence[PaddingMode] = "zeros",
 ) -> Float[Array, "... out"]:
     r"""The convolution :math:`y_{io} = b_o + \sum_{j,c} x_{si + dj,\,c}\, w_{jco}`, with positions from 0.
 
@@ -109,7 +109,7 @@ def conv_transpose(
     dilation: PerAxis = 1,
     groups: PositiveInt = 1,
     padding: Padding = "valid",
-    output_padding: PerAxis = 0,
+    output_padding: NonNegativeInt | Sequence[NonNegativeInt] = 0,
 ) -> Float[Array, "... out"]:
     r"""The adjoint of `conv` with the same kernel and options: :math:`y_{si + dj,\,c} = b_c + \sum x_{io}\, w_{jco}`.
 
@@ -143,13 +143,15 @@ def conv_transpose(
     axes = len(kernel_size)
     _check_channels(x, kernel, channels, out_of_group * groups, groups)
     sizes = x.shape[-axes - 1 : -1]
-    strides, more = per_axis("stride", stride, axes), per_axis("output_padding", output_padding, axes, least=0)
+    strides, more = per_axis("stride", stride, axes), per_axis("output_padding", output_padding, axes)
     full = [h * s for h, s in zip(sizes, strides, strict=True)]
     spans, _, dilations, pads = slide(full, kernel_size, strides, dilation, padding)
-    names = padding_per_axis(padding, axes)
-    _check_output_padding(strides, more, names)
+    names = per_axis("padding", padding, axes)
     cut = []
     for h, s, span, (low, high), extra, name in zip(sizes, strides, spans, pads, more, names, strict=True):
+        expected = f"output_padding below the stride {strides}, and 0 with padding='same'"
+        repair = "leave output_padding at 0, or increase the input"
+        require(extra < (1 if name == "same" else s), expected, output_padding, repair)
         size = h * s if name == "same" else (h - 1) * s + span - low - high + extra
         require(size >= 1, "at least one position in its output", f"{size} for {describe(x)}", "reduce the padding")
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
@@ -167,7 +169,7 @@ def Conv(
     dilation: PerAxis = 1,
     groups: PositiveInt = 1,
     padding: Padding = "valid",
-    padding_mode: str | Sequence[str] = "zeros",
+    padding_mode: PaddingMode | Sequence[PaddingMode] = "zeros",
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
@@ -202,7 +204,7 @@ def Conv(
     Source: Krapac & Segvic, Convolutional models; Diehl 2023, section 1.1.
     """
     kernel_size = window_sizes("kernel_size", kernel_size)
-    check_padding(padding, len(kernel_size))
+    per_axis("padding", padding, len(kernel_size))
 
     def kernel_shape(channels):
         _check_groups(groups, channels, features)
@@ -225,7 +227,7 @@ def DepthwiseConv(
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
     padding: Padding = "valid",
-    padding_mode: str | Sequence[str] = "zeros",
+    padding_mode: PaddingMode | Sequence[PaddingMode] = "zeros",
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
@@ -253,7 +255,7 @@ def DepthwiseConv(
     Source: Chollet 2017, Xception, arXiv:1610.02357.
     """
     kernel_size = window_sizes("kernel_size", kernel_size)
-    check_padding(padding, len(kernel_size))
+    per_axis("padding", padding, len(kernel_size))
 
     def kernel_shape(channels):
         return (*kernel_size, 1, channels * multiplier)
@@ -274,7 +276,7 @@ def ConvTranspose(
     dilation: PerAxis = 1,
     groups: PositiveInt = 1,
     padding: Padding = "valid",
-    output_padding: PerAxis = 0,
+    output_padding: NonNegativeInt | Sequence[NonNegativeInt] = 0,
     use_bias: bool = True,
     kernel_init: Callable = initializers.lecun_normal(),
     bias_init: Callable = initializers.zeros,
@@ -303,7 +305,7 @@ def ConvTranspose(
     Source: Krapac & Segvic, Convolutional models.
     """
     kernel_size = window_sizes("kernel_size", kernel_size)
-    check_padding(padding, len(kernel_size))
+    per_axis("padding", padding, len(kernel_size))
 
     def kernel_shape(channels):
         _check_groups(groups, channels, features)
@@ -344,11 +346,16 @@ def _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bi
 
 
 def _pad(x, pads, mode):
+<<<<<<< HEAD
     """The input, padded where the mode is not zeros, and the remaining zero padding."""
     modes = (mode,) * len(pads) if isinstance(mode, str) else tuple(mode)
     each = f", or {len(pads)} of them, one per spatial axis" if len(pads) > 1 else ""
     known = len(modes) == len(pads) and all(m in _MODES for m in modes)
     require(known, f"padding_mode to be one of {', '.join(map(repr, _MODES))}{each}", mode)
+=======
+    """The input padded where the mode is not zeros, and the pads that are left for zeros."""
+    modes = per_axis("padding_mode", mode, len(pads))
+>>>>>>> ratio
     left = []
     for axis, (m, pair) in enumerate(zip(modes, pads, strict=True), x.ndim - 1 - len(pads)):
         if m != "zeros" and pair != (0, 0):
@@ -422,15 +429,24 @@ def _swap(kernel, groups):
 
 def _check_channels(x, kernel, channels, features, groups):
     axes = kernel.ndim - 2
+<<<<<<< HEAD
     expected = "a kernel (*kernel_size, in, out) with one to three axes of kernel_size"
     require(1 <= axes <= 3, expected, kernel, "for a map without spatial axes, call affine(x, kernel)")
+=======
+    expected = "a kernel (*kernel_size, in, out) with one to three integers >= 1 in kernel_size"
+    positions = 1 <= axes <= 3 and 0 not in kernel.shape[:-2]
+    require(positions, expected, kernel, "for a map without positions, call affine(x, kernel)")
+>>>>>>> ratio
     check_spatial(x, axes)
-    per_axis("kernel_size", kernel.shape[:-2], axes)
     _check_groups(groups, channels, features)
+<<<<<<< HEAD
     first = x.ndim - axes - 1
     repair = "pass x of that size, or params made by init for this x"
     if x.shape[first] == channels:
         repair = f"the channels of x seem to be first; write jnp.moveaxis(x, {first}, -1)"
+=======
+    repair = "pass x of that size, or params made by init for this x" + channels_first(x, axes, channels)
+>>>>>>> ratio
     expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"
     require(x.shape[-1] == channels, expected, x, repair)
 
@@ -439,12 +455,3 @@ def _check_groups(groups, channels, features):
     got = f"groups={groups} for {channels} channels in and {features} out"
     repair = f"choose a common divisor, such as groups={math.gcd(channels, features)}"
     require(not (channels % groups or features % groups), "groups that divide the channels in and out", got, repair)
-
-
-def _check_output_padding(strides, output_padding, names):
-    below = all(extra < s for extra, s in zip(output_padding, strides, strict=True))
-    repair = "increase the input, or lower output_padding, since the convolution of a larger output has more positions"
-    require(below, f"output_padding below the stride {strides}", output_padding, repair)
-    same = any(name == "same" and extra for name, extra in zip(names, output_padding, strict=True))
-    repair = "leave output_padding at 0, or give padding as an integer"
-    require(not same, "no output_padding with padding='same', which gives input times stride", output_padding, repair)

@@ -34,6 +34,7 @@ from jaxblocks.checks import (
 )
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.sliding_windows import check_spatial
 from jaxblocks.statistics import align_axes, expand_mask, moments_and_count, sorted_axes
 
 __all__ = [
@@ -167,12 +168,10 @@ def BatchNorm(
 
     def apply(params, state, x: Float[Array, "..."], *, train=False, mask: Bool[Array, "..."] | None = None):
         over, kept = split(x)
-        sizes = (None,) * len(kept)  # `align_axes` compares them
-        _check_names(params, names, sizes)
+        check_params(params, **dict.fromkeys(names, (None,) * len(kept)))  # `align_axes` compares the sizes
         made = isinstance(state, dict) and state.keys() == {"mean", "variance", "updates"}
-        require(
-            made, "a state of mean, variance and updates", state, "pass the one that init or the last apply returned"
-        )
+        repair = "pass the one that init or the last apply returned"
+        require(made, "a state of mean, variance and updates", state, repair)
         x = x if dtype is None else x.astype(dtype)
         running = align_axes(x, kept, mean=state["mean"], variance=state["variance"])
         weights = align_axes(
@@ -441,7 +440,7 @@ def instance_norm(
 
     Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance normalization (arXiv:1607.08022).
     """
-    _check_spatial(x, spatial)
+    check_spatial(x, spatial)
     mean, variance, _ = moments_and_count(x, tuple(range(x.ndim - 1 - spatial, x.ndim - 1)))
     return _normalize(x, mean, variance, *align_axes(x, (x.ndim - 1,), scale=scale, bias=bias), epsilon=epsilon)
 
@@ -469,7 +468,7 @@ def InstanceNorm(
     """
 
     def shape(x):
-        _check_spatial(x, spatial)
+        check_spatial(x, spatial)
         return x.shape[-1:]
 
     normalize = partial(instance_norm, spatial=spatial, epsilon=epsilon)
@@ -495,7 +494,7 @@ def _norm(shape: Callable, normalize: Callable, names: tuple[str, ...], dtype, p
         return _make_params(names, shape(x), param_dtype)
 
     def apply(params, x: Float[Array, "..."]):
-        _check_names(params, names, shape(x))
+        check_params(params, **dict.fromkeys(names, shape(x)))
         return normalize(x if dtype is None else x.astype(dtype), **dict(params))
 
     return Layer(init, apply)
@@ -514,13 +513,6 @@ def _shape_at(x, axes):
     return tuple(x.shape[a] for a in sorted_axes(x, axes))
 
 
-def _check_names(params, names: tuple[str, ...], shape: tuple) -> None:
-    if names:
-        check_params(params, **dict.fromkeys(names, shape))
-    else:
-        require(params == (), "no params, ()", params, "pass those that its own init made")
-
-
 def _reduced_axes(x, axes) -> tuple[int, ...]:
     """The axes counted from the front, in order; at least one."""
     found = sorted_axes(x, axes)
@@ -535,13 +527,8 @@ def _negative_axes(axes) -> tuple[int, ...]:
     return found
 
 
-def _check_spatial(x, spatial) -> None:
-    if len(x.shape) < spatial + 1:
-        expected = f"x with {spatial} spatial axes and one of channels, (..., *spatial, channels)"
-        require(False, expected, x, "spatial= is the number of axes between batch and channels")
-
-
 def _check_groups(x, groups, spatial) -> None:
+<<<<<<< HEAD
     _check_spatial(x, spatial)
     if x.shape[-1] % groups:
         divisors = ", ".join(str(n) for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0)
@@ -549,3 +536,10 @@ def _check_groups(x, groups, spatial) -> None:
         repair = f"{x.shape[-1]} channels can form {divisors} groups; if the channels of x are first, write "
         repair += f"jnp.moveaxis(x, {first}, -1)"
         require(False, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)
+=======
+    check_spatial(x, spatial)
+    repair = f"choose a divisor of {x.shape[-1]}; if channels come first in x, write "
+    repair += f"jnp.moveaxis(x, {len(x.shape) - 1 - spatial}, -1)"
+    ok = x.shape[-1] % groups == 0
+    require(ok, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)
+>>>>>>> ratio

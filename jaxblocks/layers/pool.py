@@ -25,8 +25,8 @@ from jaxblocks.sliding_windows import (
     Padding,
     PerAxis,
     check_fit,
-    check_padding,
     check_spatial,
+    per_axis,
     slide,
     warn_channels_first,
     window_sizes,
@@ -218,7 +218,7 @@ def MaxPool(window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Pa
     (14, 14, 8)
     """
     axes = len(window_sizes("window_shape", window_shape))
-    check_padding(padding, axes)
+    per_axis("padding", padding, axes)
     return _pooling(axes, lambda x: max_pool(x, window_shape, stride=stride, padding=padding))
 
 
@@ -232,7 +232,7 @@ def AvgPool(
     Array([[2.]], dtype=float32)
     """
     axes = len(window_sizes("window_shape", window_shape))
-    check_padding(padding, axes)
+    per_axis("padding", padding, axes)
     options: dict[str, Any] = dict(stride=stride, padding=padding, count_padding=count_padding)
     return _pooling(axes, lambda x: avg_pool(x, window_shape, **options))
 
