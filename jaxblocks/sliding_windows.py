@@ -87,23 +87,8 @@ def pads_of(
     return tuple(pads)
 
 
-<<<<<<< HEAD
-def padding_per_axis(padding: Padding, axes: int) -> Sequence:
-    """The padding of each axis, from one for all axes or from a sequence.
-
-    >>> padding_per_axis("same", 2)
-    ('same', 'same')
-    """
-    one_for_all = isinstance(padding, str) or as_integer(padding) is not None
-    return (padding,) * axes if one_for_all else padding  # type: ignore[return-value]
-
-
-def per_axis(name: str, value: PerAxis, axes: int, least: int = 1) -> tuple[int, ...]:
-    """One integer for each axis, from one for all axes or from a sequence.
-=======
 def per_axis(name: str, value: Any, axes: int) -> tuple:
     """One entry for each axis, from one for all axes or from a sequence.
->>>>>>> ratio
 
     >>> per_axis("stride", 2, axes=3)
     (2, 2, 2)
@@ -124,33 +109,8 @@ def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
     """
     sizes = tuple(value) if isinstance(value, Sequence) else (value,)
     expected = f"one integer in {name} for each of one to three spatial axes"
-<<<<<<< HEAD
-    require(1 <= axes <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
-    return per_axis(name, value, axes)
-
-
-def as_integer(value) -> int | None:
-    """The ``int`` of an integer, NumPy's included; ``None`` for anything else.
-
-    >>> as_integer(3), as_integer(3.0), as_integer(True)
-    (3, None, None)
-    """
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
-
-
-def check_padding(padding: Padding, axes: int) -> None:
-    """Raise unless `pads_of` accepts this padding for ``axes`` axes; for builders, where sizes are not available.
-
-    >>> check_padding("causal", 1)
-    """
-    pads_of(padding, *((1,) * axes,) * 3)
-=======
     require(1 <= len(sizes) <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
     return sizes
->>>>>>> ratio
 
 
 def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
@@ -171,22 +131,6 @@ def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
     """
     axes = len(windows.spans)
     padded = tuple(n + sum(pair) for n, pair in zip(x.shape[-axes - 1 : -1], windows.pads, strict=True))
-<<<<<<< HEAD
-    require(
-        all(span <= n for span, n in zip(windows.spans, padded, strict=True)),
-        f"an input at least as large as its windows, which span {windows.spans} positions (dilation included)",
-        f"{describe(x)}, which spans {padded} (padding included)",
-        "choose smaller windows, or padding='same'" + channels_first(x, axes),
-    )
-
-
-def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> str:
-    """The end of an error message, where the channels of ``x`` are probably before its spatial axes."""
-    first = len(x.shape) - axes - 1
-    if axes > 1 and x.shape[first] <= 4 < min(x.shape[first + 1 :]):
-        return f"; if the channels of x are first, write jnp.moveaxis(x, {first}, -1)"
-    return ""
-=======
     expected = f"an input that its windows fit into, which span {windows.spans} positions (dilation included)"
     got = f"{describe(x)}, which spans {padded} (padding included)"
     repair = "choose smaller windows, or padding='same'" + channels_first(x, axes)
@@ -198,7 +142,6 @@ def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int, channels: int | N
     first, *spatial = x.shape[-axes - 1 :]
     seems = first == channels or (axes > 1 and first <= 4 < min(spatial))
     return f"; if channels come first in x, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
->>>>>>> ratio
 
 
 def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
@@ -206,18 +149,7 @@ def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
 
     ``init`` accepts any number of channels, so the layer would convolve over the channels without an error.
     """
-<<<<<<< HEAD
-    first = len(x.shape) - axes - 1
-    spatial = set(x.shape[first + 1 :])
-    if axes > 1 and x.shape[first] in (1, 3) and len(spatial) == 1 and min(spatial) > 4:
-        warnings.warn(
-            f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}, whose channels "
-            f"seem to be first; if they are, write jnp.moveaxis(x, {first}, -1).",
-            stacklevel=3,
-        )
-=======
     first, *spatial = x.shape[-axes - 1 :]
     if first in (1, 3) and len(set(spatial)) == 1 and channels_first(x, axes):
         expected = f"{public_name()} expected channels last, (..., *spatial, channels), got {describe(x)}"
         warnings.warn(f"{expected}{channels_first(x, axes)}.", stacklevel=3)
->>>>>>> ratio

@@ -800,11 +800,7 @@ HALVES = jnp.ones((2, 4)) * jnp.array([[1.0], [2.0]])
 BAD = {
     "groups": (
         lambda: GroupNorm(3, spatial=1).init(jax.random.key(0), X),
-<<<<<<< HEAD
-        "divide.*4 channels can form 1, 2, 4 groups",
-=======
         "divide.*choose a divisor of 4",
->>>>>>> ratio
         lambda: group_norm(X, groups=4, spatial=1),
     ),
     "no groups": (

@@ -346,16 +346,8 @@ def _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bi
 
 
 def _pad(x, pads, mode):
-<<<<<<< HEAD
-    """The input, padded where the mode is not zeros, and the remaining zero padding."""
-    modes = (mode,) * len(pads) if isinstance(mode, str) else tuple(mode)
-    each = f", or {len(pads)} of them, one per spatial axis" if len(pads) > 1 else ""
-    known = len(modes) == len(pads) and all(m in _MODES for m in modes)
-    require(known, f"padding_mode to be one of {', '.join(map(repr, _MODES))}{each}", mode)
-=======
     """The input padded where the mode is not zeros, and the pads that are left for zeros."""
     modes = per_axis("padding_mode", mode, len(pads))
->>>>>>> ratio
     left = []
     for axis, (m, pair) in enumerate(zip(modes, pads, strict=True), x.ndim - 1 - len(pads)):
         if m != "zeros" and pair != (0, 0):
@@ -429,24 +421,12 @@ def _swap(kernel, groups):
 
 def _check_channels(x, kernel, channels, features, groups):
     axes = kernel.ndim - 2
-<<<<<<< HEAD
-    expected = "a kernel (*kernel_size, in, out) with one to three axes of kernel_size"
-    require(1 <= axes <= 3, expected, kernel, "for a map without spatial axes, call affine(x, kernel)")
-=======
     expected = "a kernel (*kernel_size, in, out) with one to three integers >= 1 in kernel_size"
     positions = 1 <= axes <= 3 and 0 not in kernel.shape[:-2]
     require(positions, expected, kernel, "for a map without positions, call affine(x, kernel)")
->>>>>>> ratio
     check_spatial(x, axes)
     _check_groups(groups, channels, features)
-<<<<<<< HEAD
-    first = x.ndim - axes - 1
-    repair = "pass x of that size, or params made by init for this x"
-    if x.shape[first] == channels:
-        repair = f"the channels of x seem to be first; write jnp.moveaxis(x, {first}, -1)"
-=======
     repair = "pass x of that size, or params made by init for this x" + channels_first(x, axes, channels)
->>>>>>> ratio
     expected = f"x with {channels} channels on its last axis (its kernel is {describe(kernel)}, groups={groups})"
     require(x.shape[-1] == channels, expected, x, repair)
 

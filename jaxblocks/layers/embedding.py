@@ -38,25 +38,10 @@ def embed(
     Source: Bengio, Ducharme, Vincent, Jauvin 2003, A neural probabilistic language model.
     """
     size = table.shape[0]
-<<<<<<< HEAD
-    ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids  # so that the dtype can represent size
-    known = checkable(ids, check)
-    if known is not None:
-        check_values(
-            (known >= 0) & (known < size),
-            f"ids from 0 to {size - 1}, one for each of the {size} rows of its table, got ids from "
-            "{least} to {most}; make the table larger, or map rare ids (and padding) to one row",
-            check=check,
-            least=jnp.min(known, initial=size),
-            most=jnp.max(known, initial=0),
-        )
-    spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded like their ids
-=======
     ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids  # so that size fits in
     repair = "make the table larger, or map rare ids (and padding) to one row"
     check_range("ids", ids, 0, size - 1, repair, check=check)
     spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded as their ids are
->>>>>>> ratio
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
     return table.at[ids].get(  # (*batch, features)
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding

@@ -528,18 +528,8 @@ def _negative_axes(axes) -> tuple[int, ...]:
 
 
 def _check_groups(x, groups, spatial) -> None:
-<<<<<<< HEAD
-    _check_spatial(x, spatial)
-    if x.shape[-1] % groups:
-        divisors = ", ".join(str(n) for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0)
-        first = len(x.shape) - 1 - spatial
-        repair = f"{x.shape[-1]} channels can form {divisors} groups; if the channels of x are first, write "
-        repair += f"jnp.moveaxis(x, {first}, -1)"
-        require(False, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)
-=======
     check_spatial(x, spatial)
     repair = f"choose a divisor of {x.shape[-1]}; if channels come first in x, write "
     repair += f"jnp.moveaxis(x, {len(x.shape) - 1 - spatial}, -1)"
     ok = x.shape[-1] % groups == 0
     require(ok, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)
->>>>>>> ratio

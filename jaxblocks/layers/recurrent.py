@@ -467,23 +467,11 @@ def _params_of_gates(gates, features, use_bias, recurrent_bias, kernel_init, rec
 
 
 def _check_carry(carry, like):
-<<<<<<< HEAD
-    """Check that the carry has the structure, shapes and dtypes of the carry of ``init``."""
-    got, wanted = jax.tree.leaves(carry), jax.tree.leaves(like)
-    same_tree = jax.tree.structure(carry) == jax.tree.structure(like) and all(hasattr(a, "dtype") for a in got)
-    if not same_tree or any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)):
-        expected = "an array" if isinstance(like, jax.ShapeDtypeStruct) else f"a dict of {' and '.join(sorted(like))}"
-        words = ", ".join(map(describe, got)) if same_tree else describe(carry)
-        repair = "pass the carry that init made for inputs like x, or that the last call returned"
-        error = ValueError if same_tree else TypeError
-        require(False, f"its carry, {expected}, {describe(wanted[0])}", words, repair, error=error)
-=======
     """The carry has the structure, shapes and dtypes of that of ``init``."""
     got, expected = jax.tree.map(describe, carry), jax.tree.map(describe, like)
     repair = "pass the carry that init made for inputs like x, or that the last call returned"
     error = ValueError if jax.tree.structure(got) == jax.tree.structure(expected) else TypeError
     require(got == expected, f"its carry, {expected}", str(got), repair, error=error)
->>>>>>> ratio
 
 
 def _check_dtype_of_carry(x, hidden):
