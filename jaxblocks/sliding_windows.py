@@ -141,7 +141,7 @@ def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int, channels: int | N
     """The end of an error message, where the ``channels`` of ``x`` seem to stand before its spatial axes."""
     first, *spatial = x.shape[-axes - 1 :]
     seems = first == channels or (axes > 1 and first <= 4 < min(spatial))
-    return f"; if channels come first in x, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
+    return f"; if the channels of x are first, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
 
 
 def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:

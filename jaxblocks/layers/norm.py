@@ -529,7 +529,7 @@ def _negative_axes(axes) -> tuple[int, ...]:
 
 def _check_groups(x, groups, spatial) -> None:
     check_spatial(x, spatial)
-    repair = f"choose a divisor of {x.shape[-1]}; if channels come first in x, write "
+    repair = f"choose a divisor of {x.shape[-1]}; if the channels of x are first, write "
     repair += f"jnp.moveaxis(x, {len(x.shape) - 1 - spatial}, -1)"
     ok = x.shape[-1] % groups == 0
     require(ok, "groups that divide the channels", f"groups={groups} for x of {describe(x)}", repair)
