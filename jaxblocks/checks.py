@@ -187,24 +187,33 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
 
     ``layer`` is the name of the builder whose ``init`` or ``apply`` the function is.
     """
-    expectations = None
+    expectations = _Expectations()
     role = "init" if inspect.unwrap(function).__name__.endswith("init") else "apply"
-    name = (function.__module__, f"{layer}.<locals>.{role}" if layer else function.__qualname__)
+    name = (function.__module__ or "", f"{layer}.<locals>.{role}" if layer else function.__qualname__)
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
-        nonlocal expectations
         known_as = name  # read by public_name  # noqa: F841
-        if expectations is None:  # read at the first call, so that the import stays fast
-            expectations = _expectations(function)
+        if expectations.found is None:  # read at the first call, so that the import stays fast
+            expectations.found = _expectations(function)
         if layer:
-            _check_inputs(expectations, args, kwargs)
-        args, kwargs = _check_arguments(expectations, args, kwargs)
+            _check_inputs(expectations.found, args, kwargs)
+        args, kwargs = _check_arguments(expectations.found, args, kwargs)
         return function(*args, **kwargs)
 
     if layer:
         wrapper.__qualname__ = name[1]
     return wrapper  # type: ignore[return-value]
+
+
+class _Expectations:
+    """What the annotations of a function say. They are not pickled: a copy of the function reads them again."""
+
+    def __init__(self):
+        self.found = None
+
+    def __reduce__(self):
+        return _Expectations, ()
 
 
 def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
