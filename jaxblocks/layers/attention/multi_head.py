@@ -51,7 +51,7 @@ def Attention(heads: int, *, cache: None = ..., **options: Unpack[AttentionOptio
 @overload
 def Attention(heads: int, *, cache: int, **options: Unpack[AttentionOptions]) -> StatefulLayer: ...
 @builder
-def Attention(  # pyright: ignore[reportInconsistentOverload]
+def Attention(
     heads: PositiveInt,
     *,
     head_dim: PositiveInt | None = None,
