@@ -1,9 +1,11 @@
 """The configuration of every test: the strict modes of JAX, and settings that make many small compilations cheap."""
 
+import functools
 import gc
 import importlib.metadata
 import os
 import sys
+import types
 from pathlib import Path
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
@@ -37,6 +39,37 @@ from hypothesis import settings
 
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
+
+# Builders define `init` and `apply` inside a function. With --jaxtyping-packages, each layer would compile the checks
+# of its functions anew, and each call of a function without annotations would be checked.
+_jaxtyped, _compiled = jaxtyping.jaxtyped, {}
+
+
+def _checked_signature(typechecker, function):
+    """``typechecker(function)``, once for all equal functions; jaxtyping passes functions that check and do nothing."""
+    code = function.__code__
+    parameters = (code.co_varnames, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    optional = (len(function.__defaults__ or ()), tuple(function.__kwdefaults__ or ()))
+    annotations = tuple((name, type(hint), hint) for name, hint in function.__annotations__.items())
+    key = (typechecker, function.__module__, function.__qualname__, code.co_code, parameters, optional, annotations)
+    try:
+        known = key in _compiled
+    except TypeError:  # an annotation without a hash
+        return typechecker(function)
+    if not known:
+        _compiled[key] = typechecker(function)
+    return _compiled[key]
+
+
+def _jaxtyped_once(*args, **kwargs):
+    """``jaxtyping.jaxtyped``, but as the import hook calls it, it leaves functions without annotations unchanged."""
+    if args:
+        return _jaxtyped(*args, **kwargs)
+    check = _jaxtyped(typechecker=functools.partial(_checked_signature, kwargs["typechecker"]))
+    return lambda f: f if isinstance(f, types.FunctionType) and not f.__annotations__ else check(f)
+
+
+jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by this name
 
 # Tracing creates many small objects. With the default thresholds, the garbage collector runs so often that it takes a
 # sixth of the test time.

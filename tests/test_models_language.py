@@ -41,6 +41,20 @@ def drawn(net, *inputs, seed=1):
     return jax.tree_util.tree_map_with_path(one, shapes)
 
 
+def initial(net, *inputs):
+    """The structure of the params and the state of init, under jit, which removes the sampling of the params."""
+    structures = []
+
+    @jax.jit
+    def initial_state(key):
+        params, state = net.init(key, *inputs)
+        structures.append(jax.tree.structure(params))
+        return state
+
+    state = initial_state(jax.random.key(0))
+    return structures[0], state
+
+
 def in_pieces(net, params, state, tokens, *cuts):
     pieces = []
     apply = jax.jit(net.apply)
@@ -212,14 +226,15 @@ def test_gpt2_matches_pytorch_with_and_without_cache(torch):
     expected = reference(torch.tensor(TOKENS, dtype=torch.int64)).detach()
     close(jax.jit(net.apply)(params, TOKENS), expected)
     decoder = GPT2(**GPT2_SIZES, cache=9)
-    own, state = decoder.init(jax.random.key(0), TOKENS)
-    assert jax.tree.structure(own) == jax.tree.structure(params)
+    structure, state = initial(decoder, TOKENS)
+    assert structure == jax.tree.structure(params)
     close(in_pieces(decoder, params, state, TOKENS, 3, 4), expected)
 
 
 def test_gpt2_is_initialized_as_published():
     """Deviation 0.02, positions 0.01; ends of residual branches divided by the square root of their number."""
-    params = GPT2(vocab_size=50, max_length=40, layers=8, heads=2, features=64).init(jax.random.key(0), TOKENS)
+    net = GPT2(vocab_size=50, max_length=40, layers=8, heads=2, features=64)
+    params = jax.jit(net.init)(jax.random.key(0), TOKENS)
     attention, mlp = params["blocks"]["attention"], params["blocks"]["mlp"]
     wanted = {0.02: [params["tokens"]["embedding"], attention["query"]["kernel"], mlp["up"]["kernel"]]}
     wanted |= {0.01: [params["positions"]["embedding"]], 0.005: [attention["out"]["kernel"], mlp["down"]["kernel"]]}
@@ -353,8 +368,8 @@ def test_llama_matches_pytorch_with_and_without_cache(torch, neighbors):
     if neighbors:
         return
     decoder = Llama(**LLAMA_SIZES, base=100, cache=7)
-    own, state = decoder.init(jax.random.key(0), TOKENS)
-    assert jax.tree.structure(own) == jax.tree.structure(params)
+    structure, state = initial(decoder, TOKENS)
+    assert structure == jax.tree.structure(params)
     assert state["blocks"]["attention"]["key"].shape == (3, 2, 7, 2, 4)  # two heads of keys
     close(in_pieces(decoder, params, state, TOKENS, 1, 2), expected)
 
@@ -415,9 +430,10 @@ def test_bert_matches_pytorch(torch):
     close(other[mask], came[mask], 0)
     without = BERT(**BERT_SIZES, pooler=False)
     params.pop("pooler")
-    close(without.apply(params, TOKENS, segments.astype(np.int32), mask=mask), came, 1e-6)
+    apply = jax.jit(without.apply)
+    close(apply(params, TOKENS, segments.astype(np.int32), mask=mask), came, 1e-6)
     zeros = np.zeros_like(TOKENS)
-    close(without.apply(params, TOKENS), without.apply(params, TOKENS, zeros), 0)  # segments default to 0
+    close(apply(params, TOKENS), apply(params, TOKENS, zeros), 0)  # segments default to 0
 
 
 # ---- the encoder-decoder ---------------------------------------------------------------------
@@ -484,29 +500,32 @@ def test_transformer_matches_pytorch_with_and_without_cache(torch):
     expected = reference(*map(torch.tensor, inputs)).detach()
     close(jax.jit(net.apply)(params, SOURCE, TOKENS, mask=SOURCE_MASK), expected)
     decoder = Transformer(**SMALL, cache=8)
-    own, state = decoder.init(jax.random.key(0), SOURCE, TOKENS)
-    assert jax.tree.structure(own) == jax.tree.structure(params)
+    structure, state = initial(decoder, SOURCE, TOKENS)
+    assert structure == jax.tree.structure(params)
     first, state = jax.jit(decoder.apply)(params, state, SOURCE, TOKENS[:, :2], mask=SOURCE_MASK)
     close(jnp.concatenate([first, in_pieces(decoder, params, state, TOKENS[:, 2:], 1, 2, 3, 4)], 1), expected)
 
 
 def test_transformer_rejects_wrong_inputs(sentences):
     net, decoder = Transformer(**SMALL), Transformer(**SMALL, cache=8)
-    params, state = decoder.init(jax.random.key(0), SOURCE, TOKENS)
+    params, state = jax.eval_shape(decoder.init, jax.random.key(0), SOURCE, TOKENS)
     assert set(side_inputs(net)) == {"key", "train", "mask"}
     with pytest.raises(TypeError, match="expected source and target, got 1 inputs"):
-        net.apply(params, TOKENS)
+        jax.eval_shape(net.apply, params, TOKENS)
     with pytest.raises(TypeError, match="source and target, or a further piece of the target alone, got 3 inputs"):
-        decoder.apply(params, state, SOURCE, TOKENS, TOKENS)
+        jax.eval_shape(decoder.apply, params, state, SOURCE, TOKENS, TOKENS)
     with pytest.raises(ValueError, match="heads to divide features, got heads=3 and features=8"):
         Transformer(**{**SMALL, "heads": 3})
     Transformer(**{**SMALL, "heads": 3}, head_dim=2, value_dim=2)
-    _, read = decoder.apply(params, state, SOURCE, TOKENS[:, :2], mask=SOURCE_MASK)
+    masked = functools.partial(decoder.apply, mask=SOURCE_MASK)
+    _, read = jax.eval_shape(masked, params, state, SOURCE, TOKENS[:, :2])
     with pytest.raises(ValueError, match="expected mask with the source only, .* leave it out"):
-        decoder.apply(params, read, TOKENS[:, 2:], mask=SOURCE_MASK)
-    decoder.apply(params, read, TOKENS[:, 2:])
+        jax.eval_shape(masked, params, read, TOKENS[:, 2:])
+    jax.eval_shape(decoder.apply, params, read, TOKENS[:, 2:])
+    _, state = initial(decoder, SOURCE, TOKENS)
     with jax.debug_nans(False):
-        assert jnp.isnan(decoder.apply(params, state, TOKENS)[0]).all()  # no source yet
+        without_source, _ = jax.jit(decoder.apply)(drawn(net, SOURCE, TOKENS), state, TOKENS)
+        assert jnp.isnan(without_source).all()
 
 
 # ---- recurrent -------------------------------------------------------------------------------
@@ -529,8 +548,8 @@ def test_recurrent_models_match_pytorch_on_whole_and_split_sequences(torch, recu
     close(jax.jit(net.apply)(params, TOKENS), expected)
     stream = RecurrentLM(**sizes, stateful=True)
     assert isinstance(stream, StatefulLayer)
-    own, state = stream.init(jax.random.key(0), TOKENS)
-    assert jax.tree.structure(own) == jax.tree.structure(params)
+    structure, state = initial(stream, TOKENS)
+    assert structure == jax.tree.structure(params)
     close(in_pieces(stream, params, state, TOKENS, 1, 4), expected)
 
 
@@ -603,9 +622,9 @@ def test_block_matches_its_formula(norm_first, gated):
         return np.tanh(x @ up) @ down
 
     branches = {
-        "attention": lambda x: np.asarray(attention.apply(params["attention"], jnp.asarray(x), mask=mask)),
+        "attention": lambda x: np.asarray(jax.jit(attention.apply)(params["attention"], jnp.asarray(x), mask=mask)),
         "cross_attention": lambda x: np.asarray(
-            cross.apply(params["cross_attention"], jnp.asarray(x), context, mask=context_mask)
+            jax.jit(cross.apply)(params["cross_attention"], jnp.asarray(x), context, mask=context_mask)
         ),
         "mlp": feed_forward,
     }
@@ -613,7 +632,8 @@ def test_block_matches_its_formula(norm_first, gated):
     for name, branch in branches.items():
         wanted = wanted + branch(norm(name, wanted)) if norm_first else norm(name, wanted + branch(wanted))
     close(y, wanted, 1e-5)
-    dropped, _ = block.apply(params, x, context, train=True, key=jax.random.key(0))
+    in_training = jax.jit(functools.partial(block.apply, train=True))
+    dropped, _ = in_training(params, x, context, key=jax.random.key(0))
     assert float(jnp.abs(dropped - y).max()) > 0.1
 
 
@@ -621,6 +641,6 @@ def test_block_rejects_a_layer_that_changes_the_shape():
     block = TransformerBlock(attention=Attention(2), mlp=TransformerMLP(6, 5))
     x = jnp.zeros((3, 4))
     with pytest.raises(ValueError, match=r"mlp to keep shape and dtype, float32 \(3, 4\), got .* 4 features") as caught:
-        block.init(jax.random.key(0), x)
+        jax.eval_shape(block.init, jax.random.key(0), x)
     assert str(caught.value).startswith("TransformerBlock expected")
-    TransformerBlock(attention=Attention(2), mlp=TransformerMLP(6, 4)).init(jax.random.key(0), x)
+    jax.eval_shape(TransformerBlock(attention=Attention(2), mlp=TransformerMLP(6, 4)).init, jax.random.key(0), x)

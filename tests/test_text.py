@@ -160,7 +160,7 @@ LENGTHS = np.array([6, 1, 4], np.int32)
 
 def confident(net, *inputs):
     """Params with large logits, so that samples depend on the prompt."""
-    params = net.init(jax.random.key(5), *inputs)
+    params = jax.jit(net.init)(jax.random.key(5), *inputs)
     return jax.tree.map(lambda x: 4 * x if x.ndim > 1 and x.shape[-2] > 2 else x, params)
 
 
@@ -319,7 +319,7 @@ def test_generate_rejects_wrong_arguments_before_any_computation(sentences, chan
 
 def test_other_errors_of_generate(sentences):
     plain, cached = MODELS["GPT2"]
-    params = plain.init(jax.random.key(0), PROMPTS)
+    params = jax.jit(plain.init)(jax.random.key(0), PROMPTS)
     draw = dict(key=jax.random.key(0), steps=2)
     with pytest.raises(ValueError, match="21 together; .* 20 positions"):
         generate(plain, params, PROMPTS, key=jax.random.key(0), steps=15)
@@ -338,7 +338,7 @@ def test_other_errors_of_generate(sentences):
 def test_nan_params_raise():
     """An eager call raises; under jit the tokens are -1 from there on."""
     net, cached = MODELS["Llama"]
-    params = net.init(jax.random.key(0), PROMPTS)
+    params = jax.jit(net.init)(jax.random.key(0), PROMPTS)
     draw = dict(key=jax.random.key(0), steps=3)
     with jax.debug_nans(False):
         params["norm"]["scale"] = params["norm"]["scale"].at[0].set(jnp.nan)

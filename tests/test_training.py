@@ -475,10 +475,11 @@ def test_training_on_smooth_labels_keeps_the_logits_finite():
     """The optimal gap of logits is log((1 - e + e/C) / (e/C)) = 3.6109179 for e = .1, C = 4."""
     net, optimizer = Dense(4, use_bias=False), optax.adam(0.1)
     x = jnp.eye(4)
+    smooth = optax.smooth_labels(x, 0.1)
     step = train_step(net, softmax_cross_entropy, optimizer)
     ts = init_train_state(KEY, net, optimizer, x)
     for _ in range(300):
-        ts, _ = step(ts, x, optax.smooth_labels(jnp.eye(4), 0.1))
+        ts, _ = step(ts, x, smooth)
     logits = np.asarray(ts.params["kernel"])
     np.testing.assert_allclose(np.diag(logits) - np.roll(logits, 1, 1).diagonal(), 3.6109179, rtol=2e-3)
 
