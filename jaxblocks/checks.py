@@ -354,29 +354,34 @@ def _acceptance(annotation) -> tuple[str, Callable] | None:
         return f"a number{words}", lambda x: _is_number(x) and all(x in limit for limit in limits)
     if annotation is str:
         return "a string", lambda x: isinstance(x, str)
-    arguments = typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         members = [_acceptance(one) for one in _members(annotation)]
         if None not in members:
             known = [one for one in members if one is not None]
             return " or ".join(words for words, _ in known), lambda x: any(accept(x) for _, accept in known)
-    if origin in (tuple, collections.abc.Sequence) and arguments:
-        size = len(arguments) if origin is tuple and arguments[-1] is not ... else None
-        entry = _acceptance(arguments[0])
-        if entry is not None and (size is None or set(arguments) == {arguments[0]}):
-            said, accept = entry
-            several = f"entries, each {said}" if " or " in said else re.sub("^an? ([a-z]+)", r"\1s", said)
-            several = several if size is None else f"{size} {several}"
-            kinds = (tuple, list) if origin is tuple else collections.abc.Sequence
-            return (
-                f"a {origin.__name__.lower()} of {several}",
-                lambda x: (
-                    isinstance(x, kinds) and not isinstance(x, str) and size in (None, len(x)) and all(map(accept, x))
-                ),
-            )
+    if origin in (tuple, collections.abc.Sequence) and typing.get_args(annotation):
+        return _acceptance_of_entries(origin, typing.get_args(annotation))
     if annotation is collections.abc.Callable or origin is collections.abc.Callable:
         return "a function", callable
     return None
+
+
+def _acceptance_of_entries(kind: type, entries: tuple) -> tuple[str, Callable] | None:
+    """That of ``tuple[X, ...]``, and of ``tuple[X, X]`` and ``Sequence[X]`` where X has a range or choices."""
+    size = len(entries) if kind is tuple and entries[-1] is not ... else None
+    plain = typing.get_origin(entries[0]) is None or entries[0] == float | int  # functions check these themselves
+    of_one = _acceptance(entries[0])
+    if of_one is None or (size is not None and set(entries) != {entries[0]}) or (plain and entries[1:] != (...,)):
+        return None
+    words, accept = of_one
+    several = f"entries, each {words}" if " or " in words else re.sub("^an? ([a-z]+)", r"\1s", words)
+    types_taken = (tuple, list) if kind is tuple else collections.abc.Sequence
+
+    def accepts(x):
+        taken = isinstance(x, types_taken) and not isinstance(x, str)
+        return taken and size in (None, len(x)) and all(map(accept, x))
+
+    return f"a {kind.__name__.lower()} of {several if size is None else f'{size} {several}'}", accepts
 
 
 def _is_integer(x) -> bool:

@@ -265,9 +265,8 @@ def _segments(q, k, segment_ids) -> dict:
         return {}
     two = segment_ids if isinstance(segment_ids, (tuple, list)) else (segment_ids, segment_ids)
     expected = [(*x.shape[:-3], x.shape[-3]) for x in (q, k)]
-    fits = len(two) == 2 and all(
-        s.shape == e and jnp.issubdtype(s.dtype, jnp.integer) for s, e in zip(two, expected, strict=True)
-    )
+    integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in two)
+    fits = integers and [one.shape for one in two] == expected
     words = f"segment_ids, integers of shape {expected[0]} for the queries and {expected[1]} for the keys"
     repair = "pass one array where the two are the same, else a pair (of_queries, of_keys)"
     require(fits, words, " and ".join(map(describe, two)), repair)
@@ -330,12 +329,10 @@ def _check_scores(q, k, mask, bias) -> None:
     expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
     require(kv_heads > 0 and heads % kv_heads == 0, expected, f"{describe(q)} and {describe(k)}")
     full = (*q.shape[:-3], heads, q.shape[-3], k.shape[-3])
+    expected = f"of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
     for name, x in {"mask": mask, "bias": bias}.items():
-        if x is not None and not callable(x) and not broadcasts_to(x.shape, full):
-            expected = (
-                f"{name} of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
-            )
-            require(False, expected, x, f"add missing axes of size 1 with {name}[..., None, :, :]")
+        fits = x is None or callable(x) or broadcasts_to(x.shape, full)
+        require(fits, f"{name} {expected}", x, f"add missing axes of size 1 with {name}[..., None, :, :]")
 
 
 def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:

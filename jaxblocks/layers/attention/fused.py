@@ -10,24 +10,22 @@ __all__ = ["fused_attention"]
 
 def fused_attention(q, k, v, *, offset, scale, causal, sliding_window, bias, fully_masked, **not_supported):
     """`attention` by cuDNN's kernel; raises an error that lists the unsupported arguments."""
+    by_position = causal or sliding_window is not None
+    conditions = {
+        "bias as a function (pass an array)": callable(bias),
+        "fully_masked='error'": fully_masked != "zero",
+        "sliding_window without causal": sliding_window is not None and not causal,
+        "causal with different numbers of queries and keys": by_position
+        and not (isinstance(offset, int) and offset == 0),
+        "no keys": k.shape[-3] == 0,
+        f"{q.dtype} (cast to jnp.bfloat16)": q.dtype not in (jnp.bfloat16, jnp.float16),
+        "values with other features than the keys": q.shape[-1] != v.shape[-1],
+        f"the backend {jax.default_backend()!r}": jax.default_backend() != "gpu",
+    }
     reasons = [f"{name}=" for name, value in not_supported.items() if value is not None]
-    reasons += [
-        words
-        for words, applies in {
-            "bias as a function (pass an array)": callable(bias),
-            "fully_masked='error'": fully_masked != "zero",
-            "sliding_window without causal": sliding_window is not None and not causal,
-            "causal with different numbers of queries and keys": (causal or sliding_window is not None)
-            and (not isinstance(offset, int) or offset != 0),
-            "no keys": k.shape[-3] == 0,
-            f"{q.dtype} (cast to jnp.bfloat16)": q.dtype not in (jnp.bfloat16, jnp.float16),
-            "values with other features than the keys": q.shape[-1] != v.shape[-1],
-            f"the backend {jax.default_backend()!r}": jax.default_backend() != "gpu",
-        }.items()
-        if applies
-    ]
-    expected = "arguments that implementation='fused' supports"
-    require(not reasons, expected, ", ".join(reasons), "pass implementation=None, which supports everything")
+    reasons += [reason for reason, applies in conditions.items() if applies]
+    repair = "pass implementation=None, which supports everything"
+    require(not reasons, "arguments that implementation='fused' supports", ", ".join(reasons), repair)
     batch = q.shape[:-3]
     flat = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]  # the kernel has one batch axis
     if bias is not None:

@@ -22,8 +22,7 @@ def zero_padding(inputs: tuple, mask, heads: int, time_k: int | None = None):
     if mask.shape != (*batch, own):
         expected = f"mask of shape (*batch, time_k) = {(*batch, own)}, True at valid keys, or of shape (*batch, heads, "
         expected += f"time_q, time_k) = {full}, any axis but the last of size 1 or equal"
-        repair = f"pass one of these, the latter e.g. as jnp.broadcast_to(mask, {full})"
-        require(broadcasts_to(mask.shape, full), expected, mask, repair)
+        require(broadcasts_to(mask.shape, full), expected, mask, f"write jnp.broadcast_to(mask, {full}) for the latter")
         return inputs, None, mask
 
     def cleaned(x):  # where shapes do not fit, a later check raises the error

@@ -141,11 +141,8 @@ def Attention(
     kv_heads = kv_heads or heads
     got = f"heads={heads} and kv_heads={kv_heads}"
     require(heads % kv_heads == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
-    expected, repair = (
-        "causal=True with a cache",
-        "pass causal=True, since later positions would change earlier outputs",
-    )
-    require(cache is None or causal, expected, "causal=False", repair)
+    repair = "pass causal=True, since later positions would change earlier outputs"
+    require(cache is None or causal, "causal=True with a cache", "causal=False", repair)
     maps = Projections(
         heads, kv_heads, head_dim, value_dim, features, positions, use_bias, use_out,
         kernel_init, out_kernel_init or kernel_init, bias_init, dtype, param_dtype,

@@ -81,12 +81,8 @@ class Projections(NamedTuple):
 
     def validate(self, params, q, k, v) -> None:
         """Raise a ``ValueError`` unless ``params`` fit these inputs."""
-        rows = {
-            "query": q.shape[-1],
-            "key": k.shape[-1],
-            "value": v.shape[-1],
-            **({"out": None} if self.use_out else {}),
-        }
+        rows = {"query": q.shape[-1], "key": k.shape[-1], "value": v.shape[-1]}
+        rows |= {"out": None} if self.use_out else {}
         shapes = {f"{name}/kernel": (n, None) for name, n in rows.items()}
         shapes |= {f"{name}/bias": (None,) for name in rows if self.use_bias}
         nested = isinstance(params, Mapping) and all(isinstance(each, Mapping) for each in params.values())
