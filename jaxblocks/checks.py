@@ -535,9 +535,7 @@ def check_params(params, **shapes: tuple[int | None, ...]) -> None:
     ValueError: jaxblocks expected bias of shape (4,), got float32 (3,); pass params that init made for this x.
     """
     if not shapes:
-        require(
-            isinstance(params, tuple) and params == (), "no params, ()", params, "pass those that its own init made"
-        )
+        require(params == (), "no params, ()", params, "pass those that its own init made")
     elif not isinstance(params, Mapping) or set(params) != set(shapes):
         got = ", ".join(sorted(map(str, params))) or "none" if isinstance(params, Mapping) else params
         repair = "pass those that its own init made: apply(params, x)"

@@ -487,7 +487,7 @@ def _normalize(x, mean, variance, scale, bias, *, epsilon):
     return (y if bias is None else y + bias).astype(x.dtype)
 
 
-def _norm(shape: Callable, normalize: Callable, names: tuple[str, ...], dtype, param_dtype) -> Layer:
+def _norm(shape: Callable[..., tuple], normalize: Callable, names: tuple[str, ...], dtype, param_dtype) -> Layer:
     """The pair of a norm without state: ``shape(x)`` of its params, ``normalize(x, scale=..., bias=...)``."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
