@@ -210,7 +210,7 @@ class _Expectations:
     """What the annotations of a function say. They are not pickled: a copy of the function reads them again."""
 
     def __init__(self):
-        self.found = None
+        self.found: Any = None
 
     def __reduce__(self):
         return _Expectations, ()
