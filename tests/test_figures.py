@@ -58,7 +58,7 @@ def test_there_are_36_figures_with_sources(figures):
 def test_notes_of_figures_without_a_known_original(figures):
     for number in ("F04", "F13", "F14", "F25"):
         assert "our choice" in figures.FIGURES[number].note or "choice is ours" in figures.FIGURES[number].note
-    assert "synthetic stand-in" in figures.FIGURES["F20"].note.lower()
+    assert "synthetic data replace" in figures.FIGURES["F20"].note.lower()
 
 
 def test_selected_figures_and_their_contact_sheet_are_written(cheap):
