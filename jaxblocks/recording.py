@@ -187,7 +187,7 @@ def _call_again(function, args, kwargs):
     return function(*_from_names(args), **_from_names(kwargs))
 
 
-def _to_names(value):
+def _to_names(value: Any) -> Any:
     """The arguments of a call with names in place of the functions of JAX."""
     if type(value) in (tuple, list):
         return type(value)(map(_to_names, value))
@@ -201,7 +201,7 @@ def _to_names(value):
     return _FunctionName(_MODULES.get(found[0], found[0]), found[1])
 
 
-def _from_names(value):
+def _from_names(value: Any) -> Any:
     """The inverse of `_to_names`."""
     if type(value) is _FunctionName:
         if value.module == "jax.checkpoint_policies":
