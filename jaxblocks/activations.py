@@ -65,7 +65,7 @@ def _relu(x, at_zero):
 
 @_relu.defjvp
 def _relu_jvp(at_zero, primals, tangents):
-    (x,), (t,) = primals, tangents
+    x, t = map(jnp.asarray, (*primals, *tangents))  # primals may be Python numbers
     return _relu(x, at_zero), jnp.where(x > 0, t, jnp.where(x == 0, at_zero * t, jnp.zeros_like(t)))
 
 
@@ -179,7 +179,7 @@ def _gelu(x):
 
 @_gelu.defjvp
 def _gelu_jvp(primals, tangents):
-    (x,), (t,) = primals, tangents
+    x, t = map(jnp.asarray, (*primals, *tangents))  # primals may be Python numbers
     wide = widen(x)
     cdf, density = _normal_cdf(wide), jnp.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
     return (wide * cdf).astype(x.dtype), (cdf + wide * density).astype(x.dtype) * t
@@ -249,7 +249,7 @@ def _silu(x):
 
 @_silu.defjvp
 def _silu_jvp(primals, tangents):
-    (x,), (t,) = primals, tangents
+    x, t = map(jnp.asarray, (*primals, *tangents))  # primals may be Python numbers
     wide = widen(x)
     s = jax.nn.sigmoid(wide)
     return (wide * s).astype(x.dtype), (s + wide * s * (1 - s)).astype(x.dtype) * t
@@ -279,7 +279,7 @@ def _softplus(x):
 
 @_softplus.defjvp
 def _softplus_jvp(primals, tangents):
-    (x,), (t,) = primals, tangents
+    x, t = map(jnp.asarray, (*primals, *tangents))  # primals may be Python numbers
     return _softplus(x), jax.nn.sigmoid(widen(x)).astype(x.dtype) * t
 
 

@@ -789,3 +789,11 @@ def test_reverse_mode_stores_one_array(name):
 
     assert kept(FUNCTIONS[name]) == 1
     assert kept(plain[name]) > 1  # control: without the rule
+
+
+@pytest.mark.parametrize("function", [relu, gelu, silu, softplus])
+def test_derivatives_at_a_python_number(function):
+    """The rules of custom derivatives get Python numbers where the user passes them."""
+    expected = jax.grad(function)(jnp.float32(1.5))
+    np.testing.assert_allclose(jax.grad(function)(1.5), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jacfwd(function)(1.5), expected, rtol=1e-6)
