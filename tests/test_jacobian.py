@@ -206,7 +206,7 @@ def test_forward_and_reverse_mode_in_batches(name, mode):
             agree(derivative, expected)
 
 
-@pytest.mark.parametrize("name", ["bottleneck", "the input and a constant"])
+@pytest.mark.parametrize("name", ["bottleneck", "identity and constant"])
 def test_eager_execution(name):
     """The result without jit is the same."""
     with jax.enable_x64(True):
