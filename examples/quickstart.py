@@ -111,7 +111,7 @@ def draw_learning(history, path):
     left, right = figure.subplots(1, 2)
     plotting.curves(history.step_epoch, {"training loss, each step": history.step_loss}, left)
     left.plot(history.epoch, history.validation["loss"], color="black", label="validation loss")
-    left.set(xlabel="epoch", ylabel="cross-entropy with smoothed labels (nats)")
+    left.set(xlabel="epoch", ylabel="cross-entropy (nats)")
     left.legend()
     plotting.curves(history.epoch, {"validation accuracy": history.validation["accuracy"]}, right)
     right.set(xlabel="epoch", ylabel="accuracy", ylim=(0, 1.02))

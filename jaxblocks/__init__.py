@@ -11,7 +11,7 @@ function of arrays or of functions::
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 # The contract: the two kinds of layers.
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
@@ -87,7 +87,7 @@ from jaxblocks.metrics import (
 from jaxblocks import initializers
 from jaxblocks.selectors import paths, select
 
-if _TYPE_CHECKING:  # imported at first use
+if _typing.TYPE_CHECKING:  # imported at first use
     # Derivatives and their cost.
     from jaxblocks.ad import (
         cost_table,
@@ -199,7 +199,7 @@ _SUBMODULES = (
 )
 
 
-if not _TYPE_CHECKING:  # so that type checkers report names that do not exist
+if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not exist
 
     def __getattr__(name: str):
         if name in _SUBMODULES:

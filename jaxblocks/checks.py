@@ -23,6 +23,7 @@ values, and take ``check=True``, which passes the condition to ``jax.experimenta
 """
 
 import collections.abc
+import difflib
 import functools
 import inspect
 import math
@@ -115,7 +116,8 @@ def require(ok, expected: str, got: object = ..., repair: str = "", *, error: ty
     """
     if not ok:
         said = "" if got is ... else f", got {got if isinstance(got, str) else describe(got)}"
-        raise error(f"{public_name()} expected {expected}{said}{'; ' * bool(repair)}{repair}.")
+        end = "" if repair.endswith("?") else "."
+        raise error(f"{public_name()} expected {expected}{said}{'; ' * bool(repair)}{repair}{end}")
 
 
 def describe(x) -> str:
@@ -155,7 +157,8 @@ def public_name() -> str:
         if module.partition(".")[0] == "jaxblocks" and frame.f_code.co_name in _BOUNDARIES:
             break
         if in_layer and not (is_wrapper and last in ("init", "apply")):  # of another builder around this one
-            if module != "jaxblocks.core" and module.partition(".")[0] not in _TRANSPARENT:
+            inside = module == "jaxblocks.core" or head == name  # of the same layer
+            if not inside and module.partition(".")[0] not in _TRANSPARENT:
                 break
         elif last in ("init", "apply") and head[:1].isupper() and (is_wrapper or module.startswith("jaxblocks.")):
             name, in_layer = head, True
@@ -231,9 +234,18 @@ def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
         require(False, f"the inputs ({', '.join(inputs)})", f"{given} inputs", error=TypeError)
 
 
+def _reject_unknown(named, unknown: list[str]) -> None:
+    near = difflib.get_close_matches(unknown[0], named, 1)
+    repair = f"did you mean {near[0]}?" if near else "leave it out"
+    expected = f"options among {', '.join(named)}" if named else "no options"
+    require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
+
+
 def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
     """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
     positional, rest, named = expectations
+    if any(name not in named for name in kwargs) and not any(name.startswith("**") for name in named):
+        _reject_unknown(named, [name for name in kwargs if name not in named])
     sizes: dict[str, tuple] = {}
     checked_args = []
     for i, value in enumerate(args):
@@ -295,7 +307,7 @@ def _expectation(annotation, optional: bool) -> Callable | None:
     words = [word for word, _ in known]
 
     def expects(name, value, sizes):
-        if getattr(value, "makes_functions", False) and name.endswith("_init"):
+        if name.endswith("_init") and _makes_initializers(value):
             repair = f"call it: {value.__name__}()"
             require(False, f"{name} to be an initializer", f"{value.__name__} itself", repair, error=TypeError)
         if (value is None and optional) or any(accept(value) for _, accept in known):
@@ -316,6 +328,12 @@ def _expectation(annotation, optional: bool) -> Callable | None:
         )
 
     return expects
+
+
+def _makes_initializers(value) -> bool:
+    """Whether a function makes initializers, such as ``he_normal``, and so has to be called first."""
+    of_jax = getattr(jax.nn.initializers, getattr(value, "__name__", ""), None) is value
+    return getattr(value, "makes_functions", False) or (of_jax and value.__name__ not in ("zeros", "ones"))
 
 
 def _expects_dtype(name, value, sizes):

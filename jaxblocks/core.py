@@ -20,7 +20,7 @@ import inspect
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -110,12 +110,14 @@ class _Recorded(_Pair):
     def __deepcopy__(self, memo):  # functions are not copied: a copied jitted function would lose its name
         return self
 
-    def __call__(self, *args, **kwargs) -> NoReturn:
-        call = "(params, state, x)" if isinstance(self, StatefulLayer) else "(params, x)"
-        raise TypeError(
-            f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
-            f"params = net.init(key, x) and net.apply{call}."
-        )
+    if not TYPE_CHECKING:  # for type checkers a layer cannot be called
+
+        def __call__(self, *args, **kwargs):
+            call = "(params, state, x)" if isinstance(self, StatefulLayer) else "(params, x)"
+            raise TypeError(
+                f"{layer_name(self)} expected a call of init or apply, got a call of the layer itself; write "
+                f"params = net.init(key, x) and net.apply{call}."
+            )
 
 
 class Layer(_Recorded):

@@ -319,7 +319,7 @@ def _soft_cross_entropy(logits, targets):
 @checked
 def softmax_cross_entropy(
     logits: Float[Array, "*batch classes"],
-    targets: Integer[Array, "*batch"] | Float[Array, "*batch classes"],
+    targets: Integer[Array, "..."] | Float[Array, "..."],
     *,
     check: bool = False,
 ) -> Float[Array, "*batch"]:
@@ -365,6 +365,8 @@ def softmax_cross_entropy(
         return _soft_cross_entropy(z, widen(targets)).astype(dtype)
     labels = f"integer labels {logits.shape[:-1]} or floating-point distributions {logits.shape} as targets"
     repair = "reshape the labels, or convert them with one_hot"
+    if jnp.issubdtype(targets.dtype, jnp.floating) and targets.shape == logits.shape[:-1]:
+        repair = "class labels are integers; write targets.astype(jnp.int32)"
     require(False, f"{labels} of logits {describe(logits)}", targets, repair)
     raise AssertionError
 

@@ -91,7 +91,7 @@ def _find(places, pattern):
     listed = ", ".join(known) if len(known) <= 20 else f"{', '.join(known[:20])} and {len(known) - 20} more"
     better = _better(places, pattern)
     hint = f"did you mean {better!r}? " if better else ""
-    require(False, expected, repr(pattern), f"{hint}The paths are {listed}")
+    require(False, expected, repr(pattern), f"{hint}{'The' if hint else 'the'} paths are {listed}")
     raise AssertionError
 
 

@@ -255,7 +255,7 @@ def test_confusion_matrix_out_of_range(which, wrong):
         confusion_matrix(**arrays, classes=CLASSES)
     counts = jax.jit(partial(confusion_matrix, classes=CLASSES))(**arrays)
     np.testing.assert_array_equal(counts, np.full((CLASSES, CLASSES), -1))
-    with pytest.raises(ValueError, match="counts >= 0, got -1 as the smallest entry; look for targets out of range"):
+    with pytest.raises(ValueError, match="counts >= 0, got a minimum of -1; check for targets out of range"):
         precision_recall_f1(counts)
     with jax.debug_nans(False):
         assert np.isnan(jax.jit(precision_recall_f1)(counts)).all()
