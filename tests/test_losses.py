@@ -1106,7 +1106,7 @@ def test_checks_add_no_operations_under_jit():
 
 def test_arguments_are_checked_in_an_eager_gradient(sentences):
     """The values are known in an eager gradient; the error shows numbers, not tracers."""
-    with pytest.raises(ValueError, match=r"smallest entry of 0.25 and sums from 0.75 to 0.75"):
+    with pytest.raises(ValueError, match=r"a minimum of 0.25 and sums from 0.75 to 0.75"):
         jax.grad(entropy)(jnp.array([0.5, 0.25]))
     with pytest.raises(ValueError, match=r"targets between 0 and 1, got values from 2.0 to 2.0"):
         jax.grad(sigmoid_cross_entropy, 1)(jnp.float32(0), jnp.float32(2))

@@ -105,7 +105,7 @@ def test_pattern_without_a_match_is_rejected_with_a_suggestion(pattern, better, 
 
 @pytest.mark.usefixtures("sentences")
 def test_wrong_arguments_are_rejected():
-    with pytest.raises(ValueError, match="The paths are .*out/kernel") as error:
+    with pytest.raises(ValueError, match="the paths are .*out/kernel") as error:
         select(PARAMS, "decoder/xyz")
     assert "did you mean" not in str(error.value)
     with pytest.raises(ValueError, match=r'at least one pattern, such as "\*\*/kernel"'):
