@@ -102,7 +102,7 @@ class _Recorded(_Pair):
     call: Call | None = None
 
     def __repr__(self) -> str:
-        return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"
+        return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"  # type: ignore[arg-type]
 
     def __reduce__(self):
         return reduce_call(self.call) if self.call else (type(self), tuple(self))
@@ -165,7 +165,7 @@ LayerLike: TypeAlias = Layer | StatefulLayer | Callable[..., Any]
 def side_inputs(layer: LayerLike) -> tuple[str, ...]:
     """Names of the side inputs that a pair, or a function of arrays, reads: its keyword-only parameters.
 
-    >>>     >>> side_inputs(lambda x, *, time: x + time)
+    >>> side_inputs(lambda x, *, time: x + time)
     ('time',)
     """
     return tuple(declared_by(layer.apply if isinstance(layer, (Layer, StatefulLayer)) else layer))
@@ -295,7 +295,7 @@ def declared_by(function) -> dict[str, inspect.Parameter]:
 def layer_name(layer: LayerLike) -> str:
     """Name of a layer: the name of the function that built it.
 
-    >>>     >>> layer_name(Dense(3)), layer_name(jnp.sin)
+    >>> layer_name(Dense(3)), layer_name(jnp.sin)
     ('Dense', 'sin')
     """
     call = getattr(layer, "call", None)
