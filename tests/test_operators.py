@@ -514,7 +514,7 @@ def test_errors_name_the_called_function(sentences):
 def test_fisher_needs_an_axis_of_outputs(likelihood, axis):
     x = jnp.ones((2, 3))
     ask = lambda model: fisher_operator(jax.random.key(0), model, x, likelihood=likelihood)
-    with pytest.raises(ValueError, match=rf"outputs \(\.\.\., {axis}\), one row per example, got float32 \(\); leave"):
+    with pytest.raises(ValueError, match=rf"outputs \(\.\.\., {axis}\), one row per example, got float32 \(\); omit"):
         ask(jnp.sum)
     with pytest.raises(ValueError, match=r"one array of outputs .* got a tuple"):
         ask(lambda x: (x, x))
