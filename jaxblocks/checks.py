@@ -451,22 +451,23 @@ def _check_array(name, x, specs, sizes):
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
-    if not any(_is_dtype(x.dtype, spec) for spec in specs):
+    if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
         if name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
         if words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
-    spec = next(spec for spec in specs if _is_dtype(x.dtype, spec))
+    spec = next(spec for spec in specs if _is_dtype(x.dtype, spec.dtype))
     _check_shape(name, x, _axes(spec.dim_str), sizes)
     return x
 
 
 @functools.cache
-def _is_dtype(dtype, spec) -> bool:
-    if spec.dtype.__name__ == "Key":
+def _is_dtype(dtype, kind) -> bool:
+    """Whether a dtype is of a kind such as ``Float``; by kind, since each builder call makes new annotations."""
+    if kind.__name__ == "Key":
         return jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    return not isinstance(spec.dtypes, (tuple, list)) or dtype.name in spec.dtypes
+    return not isinstance(kind.dtypes, (tuple, list)) or dtype.name in kind.dtypes
 
 
 @functools.cache

@@ -274,3 +274,14 @@ def test_numpy_arrays_are_converted():
     x, kernel = np.ones((2, 3)), np.ones((3, 4))
     assert affine(x, kernel).dtype == jnp.float32
     np.testing.assert_array_equal(affine(x, kernel), np.full((2, 4), 3.0))
+
+
+def test_the_cache_of_dtypes_does_not_grow_with_layers():
+    """Each builder call makes new annotations; the cache is by kind of dtype."""
+    from jaxblocks import checks
+
+    sizes = []
+    for _ in range(3):
+        jax.eval_shape(Dense(3).init, jax.random.key(0), X)
+        sizes.append(checks._is_dtype.cache_info().currsize)
+    assert sizes[0] == sizes[2], sizes
