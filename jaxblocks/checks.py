@@ -137,6 +137,7 @@ def describe(x) -> str:
 
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
+_MECHANISM = {"jaxblocks.checks", "jaxblocks.children", "jaxblocks.core"}
 _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 
@@ -157,14 +158,14 @@ def public_name() -> str:
         if module.partition(".")[0] == "jaxblocks" and frame.f_code.co_name in _BOUNDARIES:
             break
         if in_layer and not (is_wrapper and last in ("init", "apply")):  # of another builder around this one
-            inside = module == "jaxblocks.core" or head == name  # of the same layer
+            inside = module in _MECHANISM or head == name  # of the same layer
             if not inside and module.partition(".")[0] not in _TRANSPARENT:
                 break
         elif last in ("init", "apply") and head[:1].isupper() and (is_wrapper or module.startswith("jaxblocks.")):
             name, in_layer = head, True
         elif module.partition(".")[0] == "jaxblocks":
             public = getattr(sys.modules[module], "__all__", ())  # a method is public if its class is
-            if head.partition(".")[0] in public and module not in (__name__, "jaxblocks.core"):
+            if head.partition(".")[0] in public and module not in _MECHANISM:
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break
@@ -319,13 +320,9 @@ def _expectation(annotation, optional: bool) -> Callable | None:
         got = repr(value) if isinstance(value, str) else value
         of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
         of_type = of_type or (isinstance(value, (tuple, list)) and " of " in said)
-        require(
-            False,
-            f"{name} to be {said}",
-            got,
-            repair,
-            error=ValueError if of_type and "function" not in said else TypeError,
-        )
+        if "function" in said:
+            of_type = "'" in said if isinstance(value, str) else of_type and "integer" in said
+        require(False, f"{name} to be {said}", got, repair, error=ValueError if of_type else TypeError)
 
     return expects
 

@@ -29,7 +29,6 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers as _jax
 
-from jaxblocks.activations import RECTIFIERS, activation_moments
 from jaxblocks.checks import checked, require
 from jaxblocks.recording import recorded
 
@@ -117,6 +116,8 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     Sources: He, Zhang, Ren, Sun 2015, Delving deep into rectifiers (arXiv:1502.01852); LeCun, Bottou, Orr, Mueller
     1998, Efficient backprop; Krapac & Segvic, Deep feed-forward models.
     """
+    from jaxblocks.activations import RECTIFIERS, activation_moments  # every layer reads this file, few read those
+
     if not exact:
         bare = activation
         while hasattr(bare, "func"):

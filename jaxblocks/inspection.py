@@ -18,19 +18,8 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.counting import Count, count_flops, equations
 from jaxblocks.checks import checked, require
-from jaxblocks.core import (
-    Layer,
-    LayerLike,
-    StatefulLayer,
-    as_layer,
-    as_shapes,
-    child_key,
-    declared_by,
-    eval_shape,
-    layer_name,
-    split_side,
-    stateful,
-)
+from jaxblocks.children import as_shapes, child_key, eval_shape, split_side
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, stateful
 
 __all__ = [
     "LayerRow",

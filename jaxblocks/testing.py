@@ -24,19 +24,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxblocks.checks import describe, require
-from jaxblocks.core import (
-    Layer,
-    LayerLike,
-    StatefulLayer,
-    as_layer,
-    as_shapes,
-    eval_shape,
-    layer_name,
-    require_pair,
-    side_inputs,
-    split_side,
-    stateful,
-)
+from jaxblocks.children import as_shapes, eval_shape, require_pair, split_side
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, layer_name, side_inputs, stateful
 from jaxblocks.recording import Call
 
 __all__ = ["LAWS", "Case", "check_layer"]

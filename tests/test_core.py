@@ -25,7 +25,8 @@ from jaxblocks import (
     side_inputs,
     stateful,
 )
-from jaxblocks.core import as_layer, child_key, child_of, layer_name
+from jaxblocks.children import child_key, child_of
+from jaxblocks.core import as_layer, layer_name
 
 X = jnp.arange(10.0).reshape(2, 5)
 

@@ -15,7 +15,8 @@ import pytest
 from jax import lax
 
 import jaxblocks.training
-from jaxblocks.core import Layer, StatefulLayer, child_key
+from jaxblocks.children import child_key
+from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.mlp import MLP

@@ -23,13 +23,15 @@ from jaxtyping import PyTree
 from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import piece
-from jaxblocks.checks import require
+from jaxblocks.checks import checked
+from jaxblocks.core import Checkpoint
 
-__all__ = ["require_checkpoint", "scan"]
+__all__ = ["scan"]
 
-_POLICIES = {None: None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "body": None, "sqrt": None}
+_POLICIES = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "body": None}
 
 
+@checked
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: PyTree,
@@ -38,7 +40,7 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
-    checkpoint: str | int | Callable | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> tuple[PyTree, PyTree]:
     r"""``jax.lax.scan`` with a choice of the values that its gradient stores: :math:`(h_{i+1}, y_i) = f(h_i, x_i)`.
 
@@ -87,10 +89,9 @@ def scan(
     deep nets with sublinear memory cost (the square root; arXiv:1604.06174); Huszar, DeepNN lecture 3 (the memory of
     reverse mode).
     """
-    checkpoint = require_checkpoint(checkpoint)
     if checkpoint is None:
         return lax.scan(f, init, xs, length, reverse, unroll)
-    if checkpoint != "sqrt" and not isinstance(checkpoint, int):
+    if callable(checkpoint) or checkpoint in _POLICIES:
         policy = checkpoint if callable(checkpoint) else _POLICIES[checkpoint]
         step = jax.checkpoint(f, prevent_cse=False, policy=policy)
         return lax.scan(step, init, xs, length, reverse, unroll)
@@ -101,27 +102,11 @@ def scan(
         return lax.scan(f, init, xs, length, reverse, unroll)
     init, xs = jax.tree.map(_as_type, init, out[0]), jax.tree.map(jnp.asarray, xs)
     step, consts = _hoisted(f, init, jax.tree.map(lambda x: x[0], xs))
-    run = _blocks if checkpoint == "sqrt" else functools.partial(_snapshots, snapshots=min(checkpoint, steps))
+    if isinstance(checkpoint, str):  # "sqrt"
+        run = _blocks
+    else:
+        run = functools.partial(_snapshots, snapshots=min(operator.index(checkpoint), steps))
     return _keys(run(step, consts, _key_data(init), _key_data(xs), steps, reverse, unroll), out)
-
-
-def require_checkpoint(checkpoint: Any) -> str | int | Callable | None:
-    """Check the argument ``checkpoint`` of `scan`; a ``ValueError`` unless it is a name, a policy or an integer >= 1.
-
-    >>> scan(lambda h, x: (h + x, h), 0.0, jnp.ones(3), checkpoint="some")
-    Traceback (most recent call last):
-    ...
-    ValueError: scan expected checkpoint to be None, 'dots', 'body', 'sqrt', a policy of jax.checkpoint_policies or a \
-number of snapshots >= 1, got 'some'.
-    """
-    if callable(checkpoint) or checkpoint is None or (isinstance(checkpoint, str) and checkpoint in _POLICIES):
-        return checkpoint
-    number: Any = checkpoint
-    is_integer = hasattr(number, "__index__") and not isinstance(number, bool)
-    if not (is_integer and operator.index(number) >= 1):
-        expected = "None, 'dots', 'body', 'sqrt', a policy of jax.checkpoint_policies or a number of snapshots >= 1"
-        require(False, f"checkpoint to be {expected}", repr(checkpoint))
-    return operator.index(number)
 
 
 # ---- blocks of about the square root of the length -----------------------------------------

@@ -30,7 +30,7 @@ from jaxblocks.ad.arguments import as_point, at_point, scalar_valued
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.products import linearize_once
 from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.core import as_shapes
+from jaxblocks.children import as_shapes
 from jaxblocks.precision import widen
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Combinators, layers that contain layers: Serial, Parallel, Residual, Repeat, Recurrent, Wire.
 
-Each accepts children with and without state; `core.make_combinator` returns a ``Layer`` where no child
+Each accepts children with and without state; `children.make_combinator` returns a ``Layer`` where no child
 has state and a ``StatefulLayer`` otherwise. Params (and state) are a tuple for children given by position
 and a dict for children given by name. A combinator of one layer has the params of that layer.
 """
@@ -16,27 +16,23 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
-from jaxblocks.ad.checkpointing import require_checkpoint, scan
+from jaxblocks import ad
 from jaxblocks.checks import NonNegativeInt, describe, require
-from jaxblocks.core import (
+from jaxblocks.children import (
     Child,
-    Layer,
-    LayerLike,
-    StatefulLayer,
     apply_child,
     as_inputs,
     as_shapes,
-    builder,
     child_key,
     child_of,
     children,
-    declared_by,
     eval_shape,
     init_child,
     make_combinator,
     output_shapes,
     split_side,
 )
+from jaxblocks.core import Checkpoint, Layer, LayerLike, StatefulLayer, builder, declared_by
 
 __all__ = ["Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
 
@@ -141,7 +137,7 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
 @builder
 def Repeat(
-    layer: LayerLike, n: NonNegativeInt, *, checkpoint: str | int | Callable | None = "dots", unroll: int | bool = 1
+    layer: LayerLike, n: NonNegativeInt, *, checkpoint: Checkpoint | None = "dots", unroll: int | bool = 1
 ) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
@@ -168,7 +164,6 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    checkpoint = require_checkpoint(checkpoint)
     child = child_of(None, layer)
 
     def init(key, inputs, side):
@@ -193,7 +188,7 @@ def Repeat(
             return as_inputs(outputs), state
 
         inputs = _varying_like(inputs, (params, states))
-        outputs, states = scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
+        outputs, states = ad.scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
     return make_combinator((child,), init, apply)
@@ -206,7 +201,7 @@ def Recurrent(
     reverse: bool = False,
     unroll: int | bool = 1,
     stateful: Literal[False] = False,
-    checkpoint: str | int | Callable | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Layer: ...
 @overload
 def Recurrent(
@@ -215,7 +210,7 @@ def Recurrent(
     reverse: bool = False,
     unroll: int | bool = 1,
     stateful: Literal[True],
-    checkpoint: str | int | Callable | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> StatefulLayer: ...
 @builder
 def Recurrent(
@@ -224,7 +219,7 @@ def Recurrent(
     reverse: bool = False,
     unroll: int | bool = 1,
     stateful: bool = False,
-    checkpoint: str | int | Callable | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Layer | StatefulLayer:
     r"""A cell scanned over the time axis: :math:`(y_t, h_t) = g(x_t, h_{t-1})`.
 
@@ -263,7 +258,6 @@ def Recurrent(
     >>> Recurrent(RunningSum()).apply((), jnp.ones((3, 1)), mask=jnp.array([True, False, True])).ravel()
     Array([1., 0., 2.], dtype=float32)
     """
-    checkpoint = require_checkpoint(checkpoint)
     child = child_of(None, cell)
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
@@ -298,17 +292,17 @@ def Recurrent(
             time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that NaN has no effect
 
         def step(carry, now):
-            position, real, inputs = now
+            position, valid, inputs = now
             keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
             outputs, after = apply_child(child, params, carry, inputs, keyed)
-            if real is not None:
-                after = jax.tree.map(lambda new, old: _where(real, new, old), after, carry)
-                outputs = jax.tree.map(lambda y: _where(real, y, jnp.zeros_like(y)), outputs)
+            if valid is not None:
+                after = jax.tree.map(lambda new, old: _where(valid, new, old), after, carry)
+                outputs = jax.tree.map(lambda y: _where(valid, y, jnp.zeros_like(y)), outputs)
             return after, outputs
 
         steps = jnp.arange(inputs[0].shape[-2])
         carry = _varying_like(carry, (params, time_first))
-        carry, outputs = scan(
+        carry, outputs = ad.scan(
             step, carry, (steps, mask, time_first), reverse=reverse, unroll=unroll, checkpoint=checkpoint
         )
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
@@ -337,11 +331,11 @@ def _reads_mask(*, mask=None):
     """The side input that Recurrent reads itself."""
 
 
-def _where(real, x, otherwise):
-    """``x`` at valid entries, else ``otherwise``; ``real`` has the leading axes of ``x``."""
-    expected = f"outputs and carries with the leading axes of the mask at each step, {describe(real)}"
-    require(x.shape[: real.ndim] == real.shape, expected, x, "make the carry one per example")
-    return jnp.where(jnp.broadcast_to(jnp.expand_dims(real, range(real.ndim, x.ndim)), x.shape), x, otherwise)
+def _where(valid, x, otherwise):
+    """``x`` at valid entries, else ``otherwise``; ``valid`` has the leading axes of ``x``."""
+    expected = f"outputs and carries with the leading axes of the mask at each step, {describe(valid)}"
+    require(x.shape[: valid.ndim] == valid.shape, expected, x, "make the carry one per example")
+    return jnp.where(jnp.broadcast_to(jnp.expand_dims(valid, range(valid.ndim, x.ndim)), x.shape), x, otherwise)
 
 
 def _check_mask(mask, shape):

@@ -11,18 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxblocks.checks import PositiveInt, check_values, require
-from jaxblocks.core import (
-    Layer,
-    LayerLike,
-    StatefulLayer,
-    apply_child,
-    builder,
-    child_key,
-    child_of,
-    declared_by,
-    init_child,
-    make_combinator,
-)
+from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder, declared_by
 from jaxblocks.precision import widen
 
 __all__ = ["SpectralNorm", "WeightNorm"]

@@ -3,13 +3,12 @@ r"""Residual networks: each block learns a residual, which is added to its input
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
 from jaxblocks.checks import PositiveInt, require
-from jaxblocks.core import StatefulLayer, builder
+from jaxblocks.core import Checkpoint, StatefulLayer, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
@@ -30,7 +29,7 @@ def ResNet(
     bottleneck: bool | None = None,
     stem: Literal["7x7", "3x3"] = "7x7",
     stride_in: Literal["3x3", "1x1"] = "3x3",
-    checkpoint: str | int | Callable | None = None,
+    checkpoint: Checkpoint | None = None,
     unroll: PositiveInt = 1,
 ) -> StatefulLayer:
     r"""A residual network for images: a stem, stages of residual blocks, a global average pool, and one dense layer.

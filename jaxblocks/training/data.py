@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Integer, Key
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
-from jaxblocks.core import child_key
+from jaxblocks.children import child_key
 from jaxblocks.training.rows import check_batch_size, count_rows, take_rows
 
 __all__ = ["minibatches", "prefetch", "train_val_test_split"]

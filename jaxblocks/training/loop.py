@@ -11,7 +11,8 @@ import optax
 from jaxtyping import Array, Key
 
 from jaxblocks.checks import PositiveInt, checked, describe, require
-from jaxblocks.core import LayerLike, as_inputs
+from jaxblocks.children import as_inputs
+from jaxblocks.core import LayerLike
 from jaxblocks.training.callback import Callback, Run, call
 from jaxblocks.training.data import minibatches
 from jaxblocks.training.divergence import finite_state_check, raise_divergence

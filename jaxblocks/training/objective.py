@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, require
-from jaxblocks.core import as_inputs, child_key, side_inputs, stateful
+from jaxblocks.children import as_inputs, child_key
+from jaxblocks.core import side_inputs, stateful
 from jaxblocks.training.state import as_typed_key, is_optimizer
 
 __all__ = [

@@ -9,7 +9,8 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from jaxblocks.checks import checked, describe, require
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, child_key, declared_by, stateful
+from jaxblocks.children import child_key
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, declared_by, stateful
 
 __all__ = [
     "TrainState",
@@ -52,7 +53,7 @@ def init_train_state(
     """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
 
     Params are drawn from ``child_key(key, "init")`` and the key of training is ``child_key(key, "training")``
-    (`jaxblocks.core.child_key`), so the same key can be passed to ``init_train_state``, ``minibatches`` and
+    (`jaxblocks.children.child_key`), so the same key can be passed to ``init_train_state``, ``minibatches`` and
     ``train_val_test_split``.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxblocks.checks import check_params, require
-from jaxblocks.core import child_key
+from jaxblocks.children import child_key
 
 __all__ = ["Projections", "inputs_by_role"]
 

@@ -8,17 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.checks import describe, require
-from jaxblocks.core import (
-    Layer,
-    LayerLike,
-    StatefulLayer,
-    apply_child,
-    builder,
-    children,
-    init_child,
-    make_combinator,
-    output_shapes,
-)
+from jaxblocks.children import apply_child, children, init_child, make_combinator, output_shapes
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.graph.data import Graph, check_graph, check_shapes, count_graphs, without_padding
 from jaxblocks.layers.graph.segments import How, nan_unless, reduce_segments, take_rows, where_rows
 

@@ -10,16 +10,8 @@ from jax.typing import DTypeLike
 from jaxblocks import initializers
 from jaxblocks.activations import leaky_relu
 from jaxblocks.checks import NonNegativeFloat, PositiveInt, check_params
-from jaxblocks.core import (
-    Layer,
-    LayerLike,
-    StatefulLayer,
-    apply_child,
-    builder,
-    child_of,
-    init_child,
-    make_combinator,
-)
+from jaxblocks.children import apply_child, child_of, init_child, make_combinator
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.graph.blocks import check_names, check_rows, one_graph, with_mask, without_mask
 from jaxblocks.layers.graph.data import check_nodes, without_padding
 from jaxblocks.layers.graph.segments import nan_unless, reduce_segments, take_rows, where_rows

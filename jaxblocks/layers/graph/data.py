@@ -10,7 +10,8 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Integer, Shaped
 
 from jaxblocks.checks import NonNegativeInt, check_values, checked, describe, require
-from jaxblocks.core import ArrayOrShape, as_shapes
+from jaxblocks.children import as_shapes
+from jaxblocks.core import ArrayOrShape
 from jaxblocks.layers.graph.segments import all_in_range, check_indices, take_rows, where_rows
 
 __all__ = [

@@ -1,0 +1,252 @@
+"""The children of combinators: how a combinator holds, initializes and applies its layers.
+
+A combinator makes its children with `children`, writes two functions that call `init_child` and `apply_child`, and
+returns `make_combinator` of them. `init_child` and `apply_child` give each child its key, the side inputs that it
+declares, and its place in error notes and named scopes.
+"""
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxblocks.checks import require
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, set_signature, stateful
+
+__all__ = [
+    "Child",
+    "apply_child",
+    "as_inputs",
+    "as_shapes",
+    "child_key",
+    "child_of",
+    "children",
+    "error_context",
+    "eval_shape",
+    "init_child",
+    "make_combinator",
+    "output_shapes",
+    "require_pair",
+    "split_side",
+]
+
+
+class Child(NamedTuple):
+    """A layer at its position in a combinator, lifted to a ``StatefulLayer``.
+
+    ``label`` is its position (int), its name (str), or ``None`` for an only child, whose params are those of the
+    combinator itself.
+    """
+
+    label: int | str | None
+    kind: str
+    layer: StatefulLayer
+    has_state: bool
+    init_reads: dict[str, inspect.Parameter]
+    reads: dict[str, inspect.Parameter]
+
+    @property
+    def mark(self) -> str:
+        """The ``checkpoint_name`` of its outputs, such as ``2.Dense``, by which `jaxblocks.summary` identifies it."""
+        return f"{'' if self.label is None else self.label}.{self.kind}"
+
+    def scope(self):
+        """The named scope of the child: its label, so that operation names begin with the path of their layer."""
+        return nullcontext() if self.label is None else jax.named_scope(str(self.label))
+
+
+def children(layers: Iterable[LayerLike], named: Mapping[str, LayerLike] | None = None) -> tuple[Child, ...]:
+    """The children of a combinator, positional or named, each with the side inputs that it declares."""
+    layers, named = tuple(layers), dict(named or {})
+    both = f"{len(layers)} by position and {', '.join(named)} by name"
+    expected = "layers by position or by name, not both"
+    require(not (layers and named), expected, both, "name all of them or none", error=TypeError)
+    for name in named:
+        require(name.isidentifier(), "names without dots, slashes and blanks", repr(name), "rename it")
+    return tuple(child_of(label, layer) for label, layer in (named.items() or enumerate(layers)))
+
+
+def child_of(label: int | str | None, layer: LayerLike) -> Child:
+    """The child for one layer at one position."""
+    with error_context(label, layer):
+        pair = as_layer(layer)
+        kind = layer_name(pair)
+        for function in pair:
+            if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
+                expected = f"the side inputs of {kind} as keyword-only parameters with names"
+                repair = "declare them, as in apply(params, x, *, train=False, key=None)"
+                require(False, expected, "**kwargs", repair, error=TypeError)
+    has_state = isinstance(pair, StatefulLayer)
+    return Child(label, kind, stateful(pair), has_state, declared_by(pair.init), declared_by(pair.apply))
+
+
+def child_key(key: Any, label: int | str | jax.Array | None) -> Any:
+    """The key of the child at ``label``: ``fold_in`` of its position or (hashed) name.
+
+    Adding or editing one layer does not change the keys of the others.
+    """
+    if label is None or key is None:
+        return key
+    return jax.random.fold_in(key, zlib.crc32(label.encode()) if isinstance(label, str) else label)
+
+
+@contextmanager
+def error_context(label: int | str | None, layer: LayerLike):
+    """Add the path of the layer to an error that is raised inside: "in layer block/0 (Dense)" (see `paths`).
+
+    Each enclosing combinator prepends the label of its child.
+    """
+    try:
+        yield
+    except Exception as error:
+        path, kind, note = getattr(error, "place_in_net", ("", layer_name(layer), None))
+        path = "/".join(str(part) for part in (label, path) if part not in (None, ""))
+        notes = [one for one in getattr(error, "__notes__", []) if one is not note]
+        note = f"in layer {path} ({kind})" if path else f"in {kind}"
+        error.place_in_net, error.__notes__ = (path, kind, note), [*notes, note]  # type: ignore[attr-defined]
+        raise
+
+
+def init_child(child: Child, key, inputs: tuple, side: Mapping):
+    """Params and state of a child, from the key and side inputs of its combinator."""
+    with error_context(child.label, child.layer):
+        made = child.layer.init(child_key(key, child.label), *inputs, **_asked_for(child.init_reads, side))
+        return require_pair("init", "(params, state)", made)
+
+
+def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
+    """Outputs and next state of a child, called with its side inputs and its key, in its named scope."""
+    with error_context(child.label, child.layer), child.scope():
+        given = _asked_for(child.reads, side)
+        if "key" in given:
+            given["key"] = child_key(given["key"], child.label)
+        outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
+        return checkpoint_name(outputs, child.mark), state
+
+
+def require_pair(function: str, what: str, made) -> tuple:
+    """The result of a function of a ``StatefulLayer``, checked to be a pair."""
+    right = isinstance(made, tuple) and len(made) == 2
+    repair = "return both, or make it a Layer"
+    require(right, f"{function} of a StatefulLayer to return {what}", made, repair, error=TypeError)
+    return made
+
+
+def output_shapes(child: Child, key, params, state, inputs: tuple, side: Mapping):
+    """Outputs of a child and its next state as ``ShapeDtypeStruct``s; nothing is computed.
+
+    The child runs in evaluation mode, which has the same shapes and needs no device axis and no second example.
+    """
+    if "key" in child.reads:
+        side = {"key": key, **side}
+    if "train" in child.reads:
+        side = {**side, "train": False}
+    return eval_shape(functools.partial(apply_child, child), params, state, inputs, side)
+
+
+def eval_shape(function, *args):
+    """``jax.eval_shape`` where the last argument, the side inputs, may contain arrays and static values (flags)."""
+    *args, side = args
+    arrays, static = split_side(side)
+    return jax.eval_shape(lambda args, arrays: function(*args, {**arrays, **static}), args, arrays)
+
+
+def split_side(side: Mapping) -> tuple[dict, dict]:
+    """Split side inputs into arrays (or trees of arrays) and static values such as flags."""
+    arrays = {name: value for name, value in side.items() if _is_arrays(value)}
+    return arrays, {name: value for name, value in side.items() if name not in arrays}
+
+
+def as_inputs(outputs) -> tuple:
+    """Outputs of a layer as inputs of the next: a plain tuple is several inputs, any other value is one.
+
+    >>> as_inputs(1), as_inputs((1, 2))
+    ((1,), (1, 2))
+    """
+    return outputs if type(outputs) is tuple else (outputs,)
+
+
+def as_shapes(tree):
+    """The same tree with a ``ShapeDtypeStruct`` in place of every array."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_arrays(x) else x, tree)
+
+
+def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, own: Mapping | None = None):
+    """Make the pair of a combinator from its two functions, which take state and all side inputs.
+
+    ``init(key, inputs, side) -> (params, state)`` and
+    ``apply(params, state, inputs, side) -> (outputs, state)`` become a ``Layer`` where
+    no child has state, else a ``StatefulLayer``. The signatures declare the side inputs of
+    the children and of ``own``; ``own`` takes precedence. A side input that no child
+    reads is rejected. The function that calls it is a `builder`.
+    """
+    declared = {**_union(child.reads for child in kids), **(own or {})}
+    for_init = {**_union(child.init_reads for child in kids), **declared}
+    for_init.pop("key", None)  # it is the first argument of init
+    has_state = any(child.has_state for child in kids)
+    empty = _empty_state(kids)
+
+    def pair_init(key, *inputs, **side):
+        _reject_unknown(side, for_init)
+        params, state = init(key, inputs, side)
+        return (params, state) if has_state else params
+
+    def stateful_apply(params, state, *inputs, **side):
+        _reject_unknown(side, declared)
+        return apply(params, state, inputs, side)
+
+    def stateless_apply(params, *inputs, **side):
+        empty_state = bool(inputs) and type(inputs[0]) is tuple and not inputs[0]
+        repair = "call it as apply(params, x)"
+        require(not empty_state, "no state, since none of its layers has one", "()", repair, error=TypeError)
+        return stateful_apply(params, empty, *inputs, **side)[0]
+
+    made = StatefulLayer(pair_init, stateful_apply) if has_state else Layer(pair_init, stateless_apply)
+    set_signature(made.init, ("key",), for_init)
+    set_signature(made.apply, ("params", "state") if has_state else ("params",), declared)
+    return made
+
+
+def _empty_state(kids):
+    """The state of a combinator whose children have no state."""
+    if kids and isinstance(kids[0].label, str):
+        return {child.label: () for child in kids}
+    return () if kids and kids[0].label is None else ((),) * len(kids)
+
+
+def _asked_for(declared, side):
+    """The declared ones among the side inputs; a missing required one raises an error."""
+    missing = [name for name, p in declared.items() if name not in side and p.default is p.empty]
+    if missing:
+        expected = f"the side input {missing[0]}"
+        require(False, expected, "none", f"pass {missing[0]}=... (to init and to apply)", error=TypeError)
+    return {name: side[name] for name in declared if name in side}
+
+
+def _reject_unknown(side, declared):
+    """Reject side inputs that no layer reads, and list those that are read."""
+    unknown = sorted(side.keys() - declared.keys())
+    if unknown:
+        expected = f"side inputs among those that it reads ({', '.join(sorted(declared)) or 'none'})"
+        repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
+        require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
+
+
+def _union(declarations) -> dict[str, inspect.Parameter]:
+    """The union of the declarations; a side input is required if one of them requires it."""
+    union: dict[str, inspect.Parameter] = {}
+    for declared in declarations:
+        for name, parameter in declared.items():
+            if name not in union or parameter.default is inspect.Parameter.empty:
+                union[name] = parameter
+    return union
+
+
+def _is_arrays(value) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
