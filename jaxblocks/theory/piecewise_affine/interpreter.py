@@ -2,25 +2,26 @@
 
 A piecewise affine net consists of affine primitives, which act in the same way on values and on slopes, and of
 primitives with kinks (``max``, ``abs``, comparisons), which select one of several affine functions by the sign of an
-argument. `RULES` maps each primitive to an operation. `Interpreter` traverses a jaxpr, inlines calls, unrolls loops
-and reduces maxima over axes to maxima of two arrays. Its subclasses define the representation of an array that depends
-on the input, and the remaining operations on such arrays: on a line (`line`) and in a plane (`plane`).
+argument. `RULES` maps each primitive to an operation. `Interpreter` executes a jaxpr (by `jaxblocks.ad.jaxprs`) with
+these operations, unrolls loops and reduces maxima over axes to maxima of two arrays. Its subclasses define the
+representation of an array that depends on the input, and the remaining operations on such arrays: on a line (`line`)
+and in a plane (`plane`).
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr
 
-from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts
+from jaxblocks.ad.jaxprs import Step, interpret, shape_of, unroll_scan
 from jaxblocks.checks import require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, layer_name
 
-__all__ = ["RULES", "Interpreter", "Primitive", "bind_params", "network_name", "trace_network"]
+__all__ = ["RULES", "Interpreter", "bind_params", "network_name", "shapes_of", "trace_network"]
 
 _OPERATIONS = {
     "affine": (
@@ -57,37 +58,6 @@ _REPAIRS = {
 }
 
 
-class Primitive(NamedTuple):
-    """An equation of a jaxpr, as passed to the operations of an `Interpreter`."""
-
-    jaxpr: Jaxpr
-    equation: JaxprEqn
-
-    @property
-    def name(self) -> str:
-        """The name of the primitive."""
-        return self.equation.primitive.name
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameters of the equation."""
-        return self.equation.params
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the results."""
-        return [_shape(v) for v in self.equation.outvars]
-
-    @property
-    def inputs(self) -> list:
-        """The variables that the equation reads, each once."""
-        return inputs_of([self.equation])
-
-    def function(self) -> Callable[..., list]:
-        """The equation as a function of its `inputs`."""
-        return piece(self.jaxpr, [self.equation], self.inputs, self.equation.outvars)
-
-
 class Interpreter(ABC):
     """A traversal of a jaxpr, in which arrays that depend on the input have a special representation.
 
@@ -102,52 +72,26 @@ class Interpreter(ABC):
 
     # -- traversal
 
-    def run(self, closed: ClosedJaxpr, args: list, scope: str = "") -> list:
-        """The results of a jaxpr; ``scope`` is the place in the net, for errors."""
-        jaxpr = closed.jaxpr
-        values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        values |= dict(zip(jaxpr.invars, args, strict=True))
-        read = lambda v: v.val if isinstance(v, Literal) else values[v]
-        last = {v: i for i, equation in enumerate(jaxpr.eqns) for v in equation.invars if not isinstance(v, Literal)}
-        last |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
-        for i, equation in enumerate(jaxpr.eqns):
-            results = self._step(Primitive(jaxpr, equation), [read(v) for v in equation.invars], scope)
-            values.update(zip(equation.outvars, results, strict=True))
-            for v in {v for v in equation.invars if not isinstance(v, Literal)}:  # arrays are large
-                if last[v] == i:
-                    del values[v]
-        return [read(v) for v in jaxpr.outvars]
+    def run(self, closed: ClosedJaxpr, args: list) -> list:
+        """The results of a jaxpr."""
+        return interpret(closed, args, self._operate, rules={"scan": self._scan})
 
-    def _step(self, primitive: Primitive, args: list, scope: str) -> list:
-        equation = primitive.equation
-        scope = "/".join(filter(None, (scope, str(equation.source_info.name_stack))))
-        if (body := body_of_call(equation)) is not None:
-            return self.run(body, args, scope)
-        if not any(map(self.moves, args)):
-            return primitive.function()(*(args[equation.invars.index(v)] for v in primitive.inputs))
-        if primitive.name == "scan":
-            return self._scan(equation, args, scope)
-        results = self.operate(primitive, args)
+    def _operate(self, step: Step) -> list:
+        if not any(map(self.moves, step.operands)):
+            return step.evaluate()
+        results = self.operate(step, step.operands)
         if results is None:
-            _reject(scope or self.network, primitive.name)
+            _reject(step.scope or self.network, step.name)
         return results if isinstance(results, list) else [results]
 
-    def _scan(self, equation: JaxprEqn, args: list, scope: str) -> list:
-        p = equation.params
-        body = as_closed(p["jaxpr"])
-        first, carried = scan_parts(equation)
-        consts, carry, xs = args[:first], args[first : first + carried], args[first + carried :]
-        variables = body.jaxpr.invars[first + carried :]
-        made: list[list] = []
-        for i in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
-            slices = [self._entry(x, i, _shape(v)) for x, v in zip(xs, variables, strict=True)]
-            results = self.run(body, [*consts, *carry, *slices], scope)
-            carry = results[:carried]
-            made.append(results[carried:])
-        parts = zip(*(made[::-1] if p["reverse"] else made), strict=True)
-        shapes = [_shape(v) for v in equation.outvars[carried:]]
-        stacked = [self.join("stack", list(each), -len(n), n) for each, n in zip(parts, shapes, strict=True)]
-        return [*carry, *stacked]
+    def _scan(self, step: Step) -> list:
+        if not any(map(self.moves, step.operands)):
+            return step.evaluate()
+
+        def stack(entries, variable):
+            return self.join("stack", entries, -len(shape_of(variable)), shape_of(variable))
+
+        return unroll_scan(step, lambda x, i, variable: self._entry(x, i, shape_of(variable)), stack)
 
     def _entry(self, x, i: int, shape):
         """Entry i of the first axis of x, of this shape."""
@@ -155,45 +99,45 @@ class Interpreter(ABC):
             return x[i]
         return self.rearrange(lambda v: v[(..., i, *(slice(None),) * len(shape))], x, shape)
 
-    def operate(self, primitive: Primitive, args: list) -> Any:
+    def operate(self, step: Step, args: list) -> Any:
         """Apply the rule of a primitive to arguments of which some depend on the input."""
-        operation = RULES.get(primitive.name)
-        return None if operation is None else getattr(self, operation)(primitive, *args)
+        operation = RULES.get(step.name)
+        return None if operation is None else getattr(self, operation)(step, *args)
 
     # -- operations that are derived from those below
 
-    def affine_in_first(self, primitive: Primitive, x, *rest) -> Any:
+    def affine_in_first(self, step: Step, x, *rest) -> Any:
         """A primitive that is affine in its first argument only; the others are indices."""
-        return None if any(map(self.is_affine, rest)) else self.affine(primitive, x, *rest)
+        return None if any(map(self.is_affine, rest)) else self.affine(step, x, *rest)
 
-    def unchanged(self, primitive: Primitive, x) -> Any:
+    def unchanged(self, step: Step, x) -> Any:
         """The argument itself."""
         return x
 
-    def maximum(self, primitive: Primitive, x, y) -> Any:
+    def maximum(self, step: Step, x, y) -> Any:
         """The larger of two arrays, entry by entry."""
-        return self.choose_larger(x, y, 1, primitive.shapes[0])
+        return self.choose_larger(x, y, 1, shapes_of(step)[0])
 
-    def minimum(self, primitive: Primitive, x, y) -> Any:
+    def minimum(self, step: Step, x, y) -> Any:
         """The smaller of two arrays, entry by entry."""
-        return self.choose_larger(x, y, -1, primitive.shapes[0])
+        return self.choose_larger(x, y, -1, shapes_of(step)[0])
 
-    def clamp(self, primitive: Primitive, low, x, high) -> Any:
+    def clamp(self, step: Step, low, x, high) -> Any:
         """The entries of x, but at least ``low`` and at most ``high``."""
-        [shape] = primitive.shapes
+        [shape] = shapes_of(step)
         return self.choose_larger(self.choose_larger(x, low, 1, shape), high, -1, shape)
 
-    def largest(self, primitive: Primitive, x) -> Any:
+    def largest(self, step: Step, x) -> Any:
         """The maximum over some axes."""
-        return self._tournament(primitive, x, 1)
+        return self._tournament(step, x, 1)
 
-    def least(self, primitive: Primitive, x) -> Any:
+    def least(self, step: Step, x) -> Any:
         """The minimum over some axes."""
-        return self._tournament(primitive, x, -1)
+        return self._tournament(step, x, -1)
 
-    def _tournament(self, primitive: Primitive, x, sign: int):
+    def _tournament(self, step: Step, x, sign: int):
         """The largest (sign 1) or smallest (sign -1) entries over some axes, by pairwise comparisons in rounds."""
-        shape, axes = _shape(primitive.equation.invars[0]), primitive.params["axes"]
+        shape, axes = shape_of(step.equation.invars[0]), step.params["axes"]
         others = [axis for axis in range(len(shape)) if axis not in axes]
         kept = tuple(shape[axis] for axis in others)
         total = count = math.prod(shape[axis] for axis in axes)
@@ -243,48 +187,49 @@ class Interpreter(ABC):
         """The larger of two arrays, entry by entry; the smaller where ``sign`` is -1."""
 
     @abstractmethod
-    def affine(self, primitive: Primitive, *args) -> Any:
+    def affine(self, step: Step, *args) -> Any:
         """A primitive that is affine in all of its arguments together."""
 
     @abstractmethod
-    def multiply(self, primitive: Primitive, x, y) -> Any:
+    def multiply(self, step: Step, x, y) -> Any:
         """A primitive that is linear in each of its two arguments."""
 
     @abstractmethod
-    def divide(self, primitive: Primitive, x, y) -> Any:
+    def divide(self, step: Step, x, y) -> Any:
         """The quotient x / y of two arrays."""
 
     @abstractmethod
-    def power(self, primitive: Primitive, x) -> Any:
+    def power(self, step: Step, x) -> Any:
         """An integer power."""
 
     @abstractmethod
-    def convert(self, primitive: Primitive, x) -> Any:
+    def convert(self, step: Step, x) -> Any:
         """The same numbers in another dtype."""
 
     @abstractmethod
-    def absolute(self, primitive: Primitive, x) -> Any:
+    def absolute(self, step: Step, x) -> Any:
         """The absolute value."""
 
     @abstractmethod
-    def sign(self, primitive: Primitive, x) -> Any:
+    def sign(self, step: Step, x) -> Any:
         """The sign, -1, 0 or 1."""
 
     @abstractmethod
-    def compare(self, primitive: Primitive, x, y) -> Any:
+    def compare(self, step: Step, x, y) -> Any:
         """The comparison ``x < y``, or another comparison of the two."""
 
     @abstractmethod
-    def logical(self, primitive: Primitive, *args) -> Any:
+    def logical(self, step: Step, *args) -> Any:
         """A function of Booleans."""
 
     @abstractmethod
-    def select(self, primitive: Primitive, which, *cases) -> Any:
+    def select(self, step: Step, which, *cases) -> Any:
         """The entries of the cases that the indices ``which`` select."""
 
 
-def _shape(variable: Any) -> tuple[int, ...]:
-    return variable.aval.shape
+def shapes_of(step: Step) -> list[tuple[int, ...]]:
+    """The shapes of the results of a primitive."""
+    return [shape_of(v) for v in step.equation.outvars]
 
 
 # ---- the network -----------------------------------------------------------------------------

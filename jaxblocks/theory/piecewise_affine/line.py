@@ -33,13 +33,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblocks.ad.jaxprs import Step, inputs_of, piece
 from jaxblocks.core import LayerLike
 from jaxblocks.theory.piecewise_affine.interpreter import (
     RULES,
     Interpreter,
-    Primitive,
     bind_params,
     network_name,
+    shapes_of,
     trace_network,
 )
 
@@ -187,9 +188,9 @@ class _Line(Interpreter):
     def is_affine(self, x):
         return isinstance(x, _Affine)
 
-    def operate(self, primitive, args):
-        self.require_room(self.grid.edges, max(map(math.prod, primitive.shapes)))
-        return super().operate(primitive, args)
+    def operate(self, step, args):
+        self.require_room(self.grid.edges, max(map(math.prod, shapes_of(step))))
+        return super().operate(step, args)
 
     # -- the grid
 
@@ -271,21 +272,21 @@ class _Line(Interpreter):
 
     # -- operations
 
-    def affine(self, primitive, *args):
-        if primitive.name in _IN_NUMPY:
-            return _IN_NUMPY[primitive.name](self, primitive.params, *args)
-        return self.by_derivative(primitive, args)
+    def affine(self, step, *args):
+        if step.name in _IN_NUMPY:
+            return _IN_NUMPY[step.name](self, step.params, *args)
+        return self.by_derivative(step, args)
 
-    def by_derivative(self, primitive: Primitive, args):
+    def by_derivative(self, step: Step, args):
         """A primitive without a NumPy implementation: JAX applies it to values, and its derivative to slopes."""
-        bilinear, reads = RULES[primitive.name] == "multiply", primitive.inputs
-        given = {v: args[primitive.equation.invars.index(v)] for v in reads}
+        bilinear, reads = RULES[step.name] == "multiply", inputs_of([step.equation])
+        given = {v: args[step.equation.invars.index(v)] for v in reads}
         moving = [v for v in reads if _moves(given[v])]
         if any(isinstance(given[v], _Constant) for v in moving) or (bilinear and len(moving) > 1):
             return None
         inputs: list[Any] = self.alike(*(given[v] for v in moving)) if len(moving) > 1 else [given[v] for v in moving]
         grid, n = inputs[0].grid, len(inputs[0].grid)
-        function = primitive.function()
+        function = piece(step.jaxpr, [step.equation], reads, step.equation.outvars)
         more = 2 ** math.ceil(math.log2(n)) - n  # few shapes, few compilations
         pad = lambda array: np.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1))
 
@@ -305,27 +306,27 @@ class _Line(Interpreter):
         found = jax.vmap(all_three)(*(tuple(pad(getattr(x, of)) for x in inputs) for of in "ase"))
         return [_Affine(grid, *(np.array(v)[:n] for v in result)) for result in zip(*found, strict=True)]
 
-    def multiply(self, primitive, x, y):
-        if primitive.name == "mul":
+    def multiply(self, step, x, y):
+        if step.name == "mul":
             return _mul(self, x, y)
-        if primitive.name == "dot_general" and not primitive.params["dimension_numbers"][1][0]:
-            return _dot(self, primitive.params["dimension_numbers"][0], x, y)
-        return self.by_derivative(primitive, (x, y))
+        if step.name == "dot_general" and not step.params["dimension_numbers"][1][0]:
+            return _dot(self, step.params["dimension_numbers"][0], x, y)
+        return self.by_derivative(step, (x, y))
 
-    def divide(self, primitive, x, y):
+    def divide(self, step, x, y):
         x, y = self.alike(self.number(x), y)
         if y.s.any():
             return None
         return _Affine(_grid_of([x, y]), x.a / y.a, x.s / y.a, x.e / abs(y.a))
 
-    def power(self, primitive, x):
-        x, exponent = self.number(x), primitive.params["y"]
+    def power(self, step, x):
+        x, exponent = self.number(x), step.params["y"]
         if exponent == 1:
             return x
         return None if x.s.any() else _Affine(x.grid, x.a**exponent, x.s, x.e)
 
-    def convert(self, primitive, x):
-        dtype = primitive.params["new_dtype"]
+    def convert(self, step, x):
+        dtype = step.params["new_dtype"]
         if isinstance(x, _Constant) and dtype == np.dtype(bool):
             return x
         exact = isinstance(x, _Constant) or jnp.issubdtype(dtype, jnp.floating)
@@ -344,27 +345,27 @@ class _Line(Interpreter):
         x = self.refined(x)
         return x, np.sign(x.a)
 
-    def absolute(self, primitive, x):
+    def absolute(self, step, x):
         x, sign = self.signs(self.number(x))
         return _Affine(x.grid, sign * x.a, np.where(x.a == 0, abs(x.s), sign * x.s), x.e)
 
-    def sign(self, primitive, x):
+    def sign(self, step, x):
         x, sign = self.signs(self.number(x))
         return self.number(_Constant(x.grid, sign))
 
-    def compare(self, primitive, x, y):
-        holds = getattr(operator, primitive.name)
+    def compare(self, step, x, y):
+        holds = getattr(operator, step.name)
         x, sign = self.signs(_add(self, {}, x, y, -1))
-        if primitive.name in ("eq", "ne"):  # two lines that are equal at one point are not equal on a piece
+        if step.name in ("eq", "ne"):  # two lines that are equal at one point are not equal on a piece
             sign = np.where(x.s != 0, 1.0, sign)
         return _Constant(x.grid, holds(sign, 0))
 
-    def logical(self, primitive, *args):
-        function = getattr(np, f"logical_{primitive.name}")
+    def logical(self, step, *args):
+        function = getattr(np, f"logical_{step.name}")
         xs = self.alike(*args)
         return _Constant(_grid_of(xs), function(*(x.a for x in xs))) if isinstance(xs[0], _Constant) else None
 
-    def select(self, primitive, which, *cases):
+    def select(self, step, which, *cases):
         if isinstance(which, _Affine):
             return None
         which, *_ = self.alike(which, finest=True)

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblocks.ad.jaxprs import Step
 from jaxblocks.core import LayerLike
 from jaxblocks.theory.piecewise_affine.interpreter import (
     Interpreter,
-    Primitive,
     bind_params,
     network_name,
+    shapes_of,
     trace_network,
 )
 
@@ -106,21 +107,21 @@ class _Plane(Interpreter):
         self.kinks.append(difference)
         self.widths += (math.prod(shape),)
 
-    def bind(self, primitive: Primitive, args, affine=None, chosen=False) -> list[_Slot]:
+    def bind(self, step: Step, args, affine=None, chosen=False) -> list[_Slot]:
         """A step that applies the primitive in float64; ``chosen`` if it selects terms and does not add them."""
-        params = {key: _wide_dtype(value) for key, value in primitive.params.items()}
-        bound = partial(primitive.equation.primitive.bind, **params)
-        function = bound if primitive.equation.primitive.multiple_results else lambda *xs: [bound(*xs)]
-        sizes = None if chosen else _SIZES.get(primitive.name, function)
-        return self.add(function, args, *primitive.shapes, affine=affine, sizes=sizes)
+        params = {key: _wide_dtype(value) for key, value in step.params.items()}
+        bound = partial(step.equation.primitive.bind, **params)
+        function = bound if step.equation.primitive.multiple_results else lambda *xs: [bound(*xs)]
+        sizes = None if chosen else _SIZES.get(step.name, function)
+        return self.add(function, args, *shapes_of(step), affine=affine, sizes=sizes)
 
     # -- operations
 
-    def operate(self, primitive, args):
+    def operate(self, step, args):
         args = [x if self.moves(x) else _widened(x) for x in args]
-        if not any(map(self.is_affine, args)) and primitive.name not in ("cond", "while"):
-            return self.bind(primitive, args)  # a function of piecewise constant arrays is piecewise constant
-        return super().operate(primitive, args)
+        if not any(map(self.is_affine, args)) and step.name not in ("cond", "while"):
+            return self.bind(step, args)  # a function of piecewise constant arrays is piecewise constant
+        return super().operate(step, args)
 
     def rearrange(self, f, x, shape):
         return self.sum(lambda v: [f(v)], [x], shape)
@@ -133,40 +134,40 @@ class _Plane(Interpreter):
         choose = jnp.maximum if sign > 0 else jnp.minimum
         return self.add(lambda x, y: [jnp.broadcast_to(choose(x, y), shape)], (x, y), shape)[0]
 
-    def affine(self, primitive, *args):
-        return self.bind(primitive, args)
+    def affine(self, step, *args):
+        return self.bind(step, args)
 
-    def multiply(self, primitive, x, y):
-        return None if self.is_affine(x) and self.is_affine(y) else self.bind(primitive, (x, y))
+    def multiply(self, step, x, y):
+        return None if self.is_affine(x) and self.is_affine(y) else self.bind(step, (x, y))
 
-    def divide(self, primitive, x, y):
-        return None if self.is_affine(y) else self.bind(primitive, (x, y))
+    def divide(self, step, x, y):
+        return None if self.is_affine(y) else self.bind(step, (x, y))
 
-    def power(self, primitive, x):
-        return x if primitive.params["y"] == 1 else None
+    def power(self, step, x):
+        return x if step.params["y"] == 1 else None
 
-    def convert(self, primitive, x):
-        return self.bind(primitive, (x,)) if jnp.issubdtype(primitive.params["new_dtype"], jnp.floating) else None
+    def convert(self, step, x):
+        return self.bind(step, (x,)) if jnp.issubdtype(step.params["new_dtype"], jnp.floating) else None
 
-    def absolute(self, primitive, x):
-        [shape] = primitive.shapes
+    def absolute(self, step, x):
+        [shape] = shapes_of(step)
         self.kink(x, np.zeros(shape), shape)
-        return self.bind(primitive, (x,), chosen=True)
+        return self.bind(step, (x,), chosen=True)
 
-    def sign(self, primitive, x):
-        [shape] = primitive.shapes
+    def sign(self, step, x):
+        [shape] = shapes_of(step)
         self.kink(x, np.zeros(shape), shape)
-        return self.bind(primitive, (x,), affine=False, chosen=True)
+        return self.bind(step, (x,), affine=False, chosen=True)
 
-    def compare(self, primitive, x, y):
-        self.kink(x, y, primitive.shapes[0])
-        return self.bind(primitive, (x, y), affine=False, chosen=True)
+    def compare(self, step, x, y):
+        self.kink(x, y, shapes_of(step)[0])
+        return self.bind(step, (x, y), affine=False, chosen=True)
 
-    def logical(self, primitive, *args):
+    def logical(self, step, *args):
         return None
 
-    def select(self, primitive, which, *cases):
-        return self.bind(primitive, (which, *cases), chosen=self.moves(which))
+    def select(self, step, which, *cases):
+        return self.bind(step, (which, *cases), chosen=self.moves(which))
 
 
 def program_on_plane(net: LayerLike, params, side: dict, origin, directions, *, hint: str = "") -> Program:
