@@ -119,10 +119,13 @@ BY_HAND = {
     "RNNCell": 4 * GATES,
     "GRUCell": 4 * 3 * GATES,
     "LSTMCell": 4 * 4 * GATES,
+    "LSTMCell with peepholes and projection": 4 * (4 * 3 * (5 + 2) + 3 * 2),
+    "LayerNormLSTMCell": 4 * 4 * GATES,
     "RNN": 4 * 4 * GATES,
     "GRU": 4 * 4 * 3 * GATES,
     "LSTM": 4 * 4 * 4 * GATES,
     "Bidirectional": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
+    "Bidirectional with carries": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
 }
 
 

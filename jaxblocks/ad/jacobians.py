@@ -71,8 +71,8 @@ def jacobian(
     Array([[3., 2., 0.],
            [1., 0., 1.]], dtype=float32)
 
-    Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Krapac & Segvic, Deep feed-forward models
-    (the order of the factors).
+    Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Huszar, DeepNN lecture 3 (the order of
+    the factors).
     """
     warn_if_jaxlib_is_wrong()
     _check_memory(memory)

@@ -86,8 +86,8 @@ def gradient_noise(
     >>> [round(float(value), 4) for value in (noise.gradient, noise.trace, noise.batch_trace, noise.noise_scale)]
     [2.0, 0.6667, 0.1667, 0.1667]
 
-    Source: Diehl 2023 (effect of gradient noise); McCandlish et al. 2018, An empirical model of large-batch training
-    (the noise scale; arXiv:1812.06162).
+    Source: Huszar, DeepNN lecture 3 (effect of gradient noise); McCandlish et al. 2018, An empirical model of
+    large-batch training (the noise scale; arXiv:1812.06162).
     """
     warn_if_jaxlib_is_wrong()
     params, count = checked_examples(loss, params, data)

@@ -85,9 +85,9 @@ def conv(
     >>> conv(jnp.zeros((8, 32, 32, 3)), jnp.zeros((3, 3, 3, 16)), stride=2, padding=1).shape
     (8, 16, 16, 16)
 
-    Source: Diehl 2023, section 1.1; Krapac & Segvic, Convolutional models, whose sizes
-    H - k + 1 are those of ``"valid"`` with stride 1. The lectures call convolution
-    translation-invariant: it is equivariant, and a global pool after it makes the net invariant.
+    Source: Diehl 2023, section 1.1, which calls convolution translation-invariant: it is equivariant, and a global pool
+    after it makes the net invariant; Cevher, Mathematics of Data, "Convolutional layers", whose sizes H - k + 1 are
+    those of ``"valid"`` with stride 1 (a stride subsamples, the border that is cut off does not).
     """
     *kernel_size, in_of_group, out = kernel.shape
     _check_channels(x, kernel, in_of_group * groups, out, groups)
@@ -136,8 +136,8 @@ def conv_transpose(
     >>> conv_transpose(x[:, None], w[:, None, None])[:, 0]
     Array([ 1.,  4., 10., 12.,  9.], dtype=float32)
 
-    Source: Krapac & Segvic, Convolutional models; Dumoulin & Visin 2016, A guide to convolution arithmetic,
-    arXiv:1603.07285.
+    Source: Cevher, Mathematics of Data, "Transposed-convolutional layers" (corrected: :math:`y_i = \sum_j
+    x_{i-j+1} w_j` for one axis); Dumoulin & Visin 2016, A guide to convolution arithmetic, arXiv:1603.07285.
     """
     *kernel_size, out_of_group, channels = kernel.shape
     axes = len(kernel_size)
@@ -201,7 +201,7 @@ def Conv(
     >>> count_params(params)  # a dense layer between the same shapes has 12,725,024
     224
 
-    Source: Krapac & Segvic, Convolutional models; Diehl 2023, section 1.1.
+    Source: Cevher, Mathematics of Data, "Convolutional layers"; Diehl 2023, section 1.1.
     """
     kernel_size = window_sizes("kernel_size", kernel_size)
     per_axis("padding", padding, len(kernel_size))
@@ -302,7 +302,7 @@ def ConvTranspose(
     >>> layer.apply(params, jnp.zeros((16, 16, 3))).shape
     (32, 32, 8)
 
-    Source: Krapac & Segvic, Convolutional models.
+    Source: Cevher, Mathematics of Data, "Transposed-convolutional layers".
     """
     kernel_size = window_sizes("kernel_size", kernel_size)
     per_axis("padding", padding, len(kernel_size))

@@ -76,7 +76,7 @@ def GraphBlock(
     ((9, 4), (3, 4), (1, 2))
 
     Source: Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks, arXiv:1806.01261,
-    algorithm 1; Diehl 2023, section "Graphical layers".
+    algorithm 1; Cevher, Mathematics of Data, "Graphical layers".
     """
     how = aggregate
 
