@@ -84,6 +84,7 @@ BY_HAND = {
     "GlobalAvgPool": 0,
     "AvgPool": 0,
     "Embedding": 0,  # a lookup
+    "Embedding with padding": 0,
     "Embedding, tied, on ids": 0,
     "Embedding, tied, on features": 3 * 4 * 6,
     "RandomFourierFeatures": 3 * 5 * 4,
@@ -97,6 +98,7 @@ BY_HAND = {
     "GraphBlock by sum": GRAPH_BLOCK,
     "GraphBlock by max": GRAPH_BLOCK,
     "GraphBlock by softmax": GRAPH_BLOCK,
+    "GraphBlock by mean, sent edges too": GRAPH_BLOCK + 4 * 2 * 3,
     "GraphMapFeatures": 4 * 5 * 3,
     "GCN": 4 * 5 * 3,  # neighbors are gathered and scattered without products
     "GAT": GAT,
@@ -111,6 +113,7 @@ BY_HAND = {
     "RMSNorm": 0,
     "GroupNorm": 0,
     "InstanceNorm": 0,
+    "InstanceNorm by running statistics": 0,
     "WeightNorm": 3 * 4 * 3,
     "SpectralNorm": 3 * 4 * 3 + 4 * 3 + 4,  # and sigma = u (W w)
     "Dropout": 0,
