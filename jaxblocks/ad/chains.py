@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.ad.arguments import as_point
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]

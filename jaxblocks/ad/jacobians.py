@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.sweeps import Held, execute, transposed
 from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["jacobian", "jacobian_plan"]
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.per_example import checked_examples
 from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["GradientNoise", "gradient_noise"]

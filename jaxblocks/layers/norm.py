@@ -472,7 +472,7 @@ def InstanceNorm(
             ``track_running_stats``: in training it normalizes by the statistics of each example and updates running
             averages of their means over the batch; in evaluation it normalizes by the running averages.
         momentum: the weight of the past in the running averages, as in `BatchNorm`; has no effect unless ``stateful``.
-        spatial, epsilon, use_scale, use_bias, dtype, param_dtype: as in `GroupNorm`. (PyTorch has no params by default.)
+        spatial, epsilon, use_scale, use_bias, dtype, param_dtype: as in `GroupNorm`; PyTorch has no params by default.
 
     Raises:
         ValueError: where ``stateful``, in evaluation before the first update, and in training with one position.
