@@ -77,7 +77,7 @@ BY_HAND = {
     "Conv of images": 2 * (3 * 4) * (3 * 2) * 2 * 3,
     "Conv of volumes on a torus": 2 * (3 * 2 * 4) * (3 * 1 * 2) * 2 * 2,
     "Conv in groups": 2 * (5 * 4) * (2 * 2) * (4 // 2) * 6,
-    "DepthwiseConv": 0,  # shifted products, counted below
+    "DepthwiseConv": 2 * (4 * 3) * (3 * 3) * 3 * 2,
     "ConvTranspose": 2 * spread(3, 3, 2, 1, 1) * spread(4, 2, 2, 1, 1) * (6 // 2) * 4,
     "MaxPool": 0,
     "GlobalMaxPool": 0,
@@ -174,6 +174,7 @@ GRADIENT_BY_HAND = {
     "Conv in groups": 2 * 1920 + 2 * (6 * 2) * (5 * 2) * 2 * 6,
     "ConvTranspose": 2 * 1512 + 2 * (3 * 4) * (3 * 2) * 3 * 4,  # for the input, the convolution itself
     "SpectralNorm": 3 * (3 * 4 * 3) + 2 * (4 * 3 + 4),  # the singular vectors are held constant
+    "LayerNormLSTMCell": 3 * BY_HAND["LayerNormLSTMCell"] - 4 * 4 * (3 * 3),
     "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),  # the initial carry is not an argument
 }
 
@@ -202,11 +203,17 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def test_shifted_products_count_like_a_depthwise_convolution():
-    """Sums of shifted products multiply batch x positions x window x channels x outputs per channel times."""
+def test_shifted_products_count_like_a_depthwise_convolution(monkeypatch):
+    """Batch x positions x window x channels x outputs per channel products, on CPU as on other backends."""
     x = shape(2, 4, 5, 3)
     f, params = called(DepthwiseConv((3, 3), multiplier=2, stride=(1, 2), padding="same", use_bias=False), (x,))
-    assert count_flops(f, params, x).multiplications == 2 * (4 * 3) * (3 * 3) * 3 * 2
+    forward, backward = f, jax.grad(lambda params, x: f(params, x).sum())
+    here = [count_flops(g, params, x) for g in (forward, backward)]
+    assert here[0].multiplications == 2 * (4 * 3) * (3 * 3) * 3 * 2
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = [count_flops(g, params, x) for g in (forward, backward)]
+    for one, other in zip(here, there, strict=True):
+        assert one.dots > 0 and (one.flops, one.dots) == (other.flops, other.dots)
 
 
 def test_twenty_steps_of_an_lstm():

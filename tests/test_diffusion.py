@@ -134,9 +134,7 @@ def test_karras_spacing_of_noise_levels(double):
         low, high = (s / a)[-1], (s / a)[0]
         levels = (high ** (1 / rho) + np.arange(10) / 9 * (low ** (1 / rho) - high ** (1 / rho))) ** rho
         np.testing.assert_allclose(s / a, levels, rtol=1e-9)
-    with pytest.raises(
-        ValueError, match=r"'karras', got an infinite one at start=1.0 and end=0.0; choose both"
-    ):
+    with pytest.raises(ValueError, match=r"'karras', got an infinite one at start=1.0 and end=0.0; choose both"):
         times(SCHEDULES["flow"], 9, spacing="karras")
     times(SCHEDULES["flow"], 9, spacing="karras", start=0.999, end=0.001)
 
@@ -350,6 +348,19 @@ def test_samplers_have_their_theoretical_orders(name, double):
         errors = [np.sqrt(np.mean((run(sampler, grids[n]) - exact) ** 2)) for n in counts]
         assert errors[1] < (0.15 if order == 1 else 5e-3), (sampler.__name__, errors)
         assert abs(np.log2(errors[0] / errors[1]) - order) < 0.15, (sampler.__name__, errors)
+
+
+def test_steps_of_heun_and_the_last_one():
+    """The trapezoidal rule for u = x t + t^2, and Euler's in a last step to a time without noise."""
+    u = lambda x, t: x * t + t * t
+    for end in (0.0, 0.2):
+        found = heun(u, jnp.array([2.0]), jnp.array([1.0, 0.6, end]), SCHEDULES["flow"], "velocity", trajectory=True)
+        x = [2.0]
+        for t, s in ((1.0, 0.6), (0.6, end)):
+            first = u(x[-1], t)
+            second = first if s == 0 else u(x[-1] + (s - t) * first, s)
+            x.append(x[-1] + (s - t) * (first + second) / 2)
+        np.testing.assert_allclose(found[:, 0], x, rtol=1e-6)
 
 
 def test_a_single_gaussian_is_solved_in_closed_form(double):

@@ -7,6 +7,7 @@ Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), ``*kern
 kernel's, ``in`` and ``out`` channels. The number of spatial axes is that of the kernel.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -369,7 +370,7 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and jax.default_backend() == "cpu"
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
-        y = _by_shifts(x, kernel, *geometry)
+        y = depthwise_by_shifts(x, kernel, *(tuple(map(_as_static, one)) for one in geometry))
     elif by_hand and groups <= 32:
         parts = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
         y = jnp.concatenate([_by_xla(part, own, *geometry, 1) for part, own in parts], -1)
@@ -387,7 +388,13 @@ def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
     )
 
 
-def _by_shifts(x, kernel, strides, pads, spread, dilations):
+def _as_static(value):
+    return tuple(map(int, value)) if np.ndim(value) else int(value)
+
+
+# By this name of the jitted call `count_flops` knows that its operations are those of a convolution.
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
     *kernel_size, _, out = kernel.shape
     dtype, x, kernel = x.dtype, widen(x), widen(kernel)
