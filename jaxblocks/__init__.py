@@ -13,6 +13,8 @@ function of arrays or of functions::
 from importlib import import_module as _import_module
 import typing as _typing
 
+from jaxblocks.jaxlib_check import warn_at_import as _warn_at_import
+
 # The contract: the two kinds of layers.
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
 
@@ -208,6 +210,9 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
             if name in names:
                 return getattr(_import_module(f"jaxblocks.{module}"), name)
         raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}")
+
+
+_warn_at_import()
 
 
 def __dir__() -> list[str]:

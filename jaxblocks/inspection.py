@@ -297,7 +297,7 @@ def variance_report(
     layer ... mean    variance    positive
     ...
 
-    Source: Krapac & Segvic, Deep feed-forward models (initialization); He, Zhang, Ren, Sun 2015, section 2.2.
+    Source: Huszar, DeepNN lecture 3 (the importance of initialization); He, Zhang, Ren, Sun 2015, section 2.2.
     """
     layer, key = stateful(net), jax.random.key(0) if key is None else key
     if "train" in declared_by(layer.apply):

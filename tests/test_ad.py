@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxblocks
-from jaxblocks import ad
+from jaxblocks import ad, jaxlib_check
 from jaxblocks.ad import (
     cost_table,
     cost_tables,
@@ -21,7 +21,6 @@ from jaxblocks.ad import (
     directional_curvature,
     equations,
     hvp,
-    jaxlib_check,
     value_grad_hvp,
 )
 
@@ -56,10 +55,14 @@ def version(monkeypatch):
         monkeypatch.setattr(jaxlib_check, "_version", lambda: number)
         monkeypatch.setenv("XLA_FLAGS", flags)
         monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        clear()
+
+    def clear():
         jaxlib_check.warn_if_jaxlib_is_wrong.cache_clear()
+        jaxlib_check._warn.cache_clear()
 
     yield pretend
-    jaxlib_check.warn_if_jaxlib_is_wrong.cache_clear()
+    clear()
 
 
 TOOLS = [
@@ -79,6 +82,34 @@ def test_the_affected_jaxlib_warns_once(version, tool):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tool()
+
+
+def test_the_affected_jaxlib_warns_at_import():
+    """`import jaxblocks` warns where the version is 0.10.2, at the line of the user, and starts no backend."""
+    code = """
+import warnings, jax, jaxlib.version
+jaxlib.version.__version__ = "0.10.2"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import jaxblocks  # this line
+    jaxblocks.hvp(jax.numpy.sum, jax.numpy.ones(2), jax.numpy.ones(2))
+print(len(caught), caught[0].category.__name__, caught[0].filename, caught[0].lineno)
+"""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "1 RuntimeWarning <string> 6\n", done.stdout + done.stderr
+
+
+def test_no_warning_at_import_for_other_versions_and_platforms(version, monkeypatch):
+    for number, flags, platforms in (("0.10.3", "", "cpu"), ("0.10.2", CURED[0], "cpu"), ("0.10.2", "", "cuda,cpu")):
+        version(number, flags)
+        monkeypatch.setattr(jaxlib_check, "_platforms", lambda platforms=platforms: platforms)
+        jaxlib_check.warn_at_import()
+    version("0.10.2")
+    monkeypatch.setattr(jaxlib_check, "_platforms", lambda: "cpu")
+    with pytest.warns(RuntimeWarning, match="wrong Jacobians under jit on CPU"):
+        jaxlib_check.warn_at_import()
+    TOOLS[0]()  # which does not warn again
 
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"

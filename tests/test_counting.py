@@ -43,6 +43,8 @@ BY_HAND = [
     (lambda x: jnp.argmax(x, axis=1), (0, 9, 0)),
     (lambda x: jnp.cumsum(x, axis=1), (0, 9, 0)),
     (lambda x: lax.cumprod(x, axis=0), (8, 0, 0)),
+    (lambda x: lax.cumlogsumexp(x, axis=1), (0, 3 * 9, 2 * 9)),  # max + log1p(exp(min - max))
+    (lambda x: lax.clamp(0.0, x, 1.0), (0, 2 * 12, 0)),  # a maximum and a minimum
     (lambda x: lax.reduce(x, 0.0, lambda a, b: a * b + b, (0, 1)), (11, 11, 0)),
     (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 2), (3, 2), "VALID"), (0, 2 * 5, 0)),
     (lambda x: x.T.reshape(-1)[:5].astype(jnp.bfloat16), (0, 0, 0)),
@@ -71,8 +73,12 @@ def test_linear_solves_have_the_textbook_counts():
     a, b = shape(4, 4), shape(4, 3)
     solve = lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
     assert operations(solve, a, b) == (3 * (6 + 4), 3 * 6, 0)
-    inner = sum(j for i, j in itertools.product(range(4), range(4)) if i >= j)  # l_ij takes j products
-    assert operations(lambda a: lax.linalg.cholesky(a, symmetrize_input=False), a) == (inner + 6, inner, 4)
+    factor = lambda a: lax.linalg.cholesky(a, symmetrize_input=False)
+    for n, batch in ((1, 1), (4, 1), (7, 3)):
+        inner = sum(j for i, j in itertools.product(range(n), range(n)) if i >= j)  # l_ij takes j products
+        divisions = n * (n - 1) // 2  # one for each entry below the diagonal, whose entries are n roots
+        expected = (batch * (inner + divisions), batch * inner, batch * n)
+        assert operations(factor, shape(batch, n, n)) == expected
 
 
 # ---- products ------------------------------------------------------------------------------
@@ -140,6 +146,16 @@ def test_a_transposed_convolution_does_not_count_inserted_zeros():
     x, k = shape(1, 3, 8, 8), shape(4, 3, 2, 2)
     pull = lambda x, k: jax.vjp(lambda x: conv(x, k), x)[1](jnp.ones((1, 4, 4, 4)))
     assert operations(pull, x, k)[0] == operations(conv, x, k)[0]
+
+
+@pytest.mark.parametrize(("stride", "holes", "dilation", "before"), [(2, 3, 1, 0), (3, 2, 2, 1), (2, 2, 1, 1)])
+def test_a_strided_convolution_of_a_dilated_input(stride, holes, dilation, before):
+    """Products of a tap and an input, in a loop over positions and taps: neither padding between inputs nor stride."""
+    x, k = shape(2, 3, 5), shape(4, 3, 3)
+    conv = lambda x, k: lax.conv_general_dilated(x, k, (stride,), ((before, 2),), (holes,), (dilation,))
+    positions = jax.eval_shape(conv, x, k).shape[-1]
+    met = sum((i * stride + j * dilation - before) % holes == 0 for i in range(positions) for j in range(3))
+    assert operations(conv, x, k)[0] == 2 * 4 * 3 * met
 
 
 def test_depthwise_gradient_of_the_kernel():

@@ -77,13 +77,14 @@ BY_HAND = {
     "Conv of images": 2 * (3 * 4) * (3 * 2) * 2 * 3,
     "Conv of volumes on a torus": 2 * (3 * 2 * 4) * (3 * 1 * 2) * 2 * 2,
     "Conv in groups": 2 * (5 * 4) * (2 * 2) * (4 // 2) * 6,
-    "DepthwiseConv": 0,  # shifted products, counted below
+    "DepthwiseConv": 2 * (4 * 3) * (3 * 3) * 3 * 2,
     "ConvTranspose": 2 * spread(3, 3, 2, 1, 1) * spread(4, 2, 2, 1, 1) * (6 // 2) * 4,
     "MaxPool": 0,
     "GlobalMaxPool": 0,
     "GlobalAvgPool": 0,
     "AvgPool": 0,
     "Embedding": 0,  # a lookup
+    "Embedding with padding": 0,
     "Embedding, tied, on ids": 0,
     "Embedding, tied, on features": 3 * 4 * 6,
     "RandomFourierFeatures": 3 * 5 * 4,
@@ -97,6 +98,7 @@ BY_HAND = {
     "GraphBlock by sum": GRAPH_BLOCK,
     "GraphBlock by max": GRAPH_BLOCK,
     "GraphBlock by softmax": GRAPH_BLOCK,
+    "GraphBlock by mean, sent edges too": GRAPH_BLOCK + 4 * 2 * 3,
     "GraphMapFeatures": 4 * 5 * 3,
     "GCN": 4 * 5 * 3,  # neighbors are gathered and scattered without products
     "GAT": GAT,
@@ -111,6 +113,7 @@ BY_HAND = {
     "RMSNorm": 0,
     "GroupNorm": 0,
     "InstanceNorm": 0,
+    "InstanceNorm by running statistics": 0,
     "WeightNorm": 3 * 4 * 3,
     "SpectralNorm": 3 * 4 * 3 + 4 * 3 + 4,  # and sigma = u (W w)
     "Dropout": 0,
@@ -119,10 +122,13 @@ BY_HAND = {
     "RNNCell": 4 * GATES,
     "GRUCell": 4 * 3 * GATES,
     "LSTMCell": 4 * 4 * GATES,
+    "LSTMCell with peepholes and projection": 4 * (4 * 3 * (5 + 2) + 3 * 2),
+    "LayerNormLSTMCell": 4 * 4 * GATES,
     "RNN": 4 * 4 * GATES,
     "GRU": 4 * 4 * 3 * GATES,
     "LSTM": 4 * 4 * 4 * GATES,
     "Bidirectional": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
+    "Bidirectional with carries": 4 * 4 * GATES + 4 * 4 * 3 * GATES,
 }
 
 
@@ -168,6 +174,7 @@ GRADIENT_BY_HAND = {
     "Conv in groups": 2 * 1920 + 2 * (6 * 2) * (5 * 2) * 2 * 6,
     "ConvTranspose": 2 * 1512 + 2 * (3 * 4) * (3 * 2) * 3 * 4,  # for the input, the convolution itself
     "SpectralNorm": 3 * (3 * 4 * 3) + 2 * (4 * 3 + 4),  # the singular vectors are held constant
+    "LayerNormLSTMCell": 3 * BY_HAND["LayerNormLSTMCell"] - 4 * 4 * (3 * 3),
     "GRUCell": 3 * BY_HAND["GRUCell"] - 4 * 3 * (3 * 3),  # the initial carry is not an argument
 }
 
@@ -196,11 +203,17 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def test_shifted_products_count_like_a_depthwise_convolution():
-    """Sums of shifted products multiply batch x positions x window x channels x outputs per channel times."""
+def test_shifted_products_count_like_a_depthwise_convolution(monkeypatch):
+    """Batch x positions x window x channels x outputs per channel products, on CPU as on other backends."""
     x = shape(2, 4, 5, 3)
     f, params = called(DepthwiseConv((3, 3), multiplier=2, stride=(1, 2), padding="same", use_bias=False), (x,))
-    assert count_flops(f, params, x).multiplications == 2 * (4 * 3) * (3 * 3) * 3 * 2
+    forward, backward = f, jax.grad(lambda params, x: f(params, x).sum())
+    here = [count_flops(g, params, x) for g in (forward, backward)]
+    assert here[0].multiplications == 2 * (4 * 3) * (3 * 3) * 3 * 2
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = [count_flops(g, params, x) for g in (forward, backward)]
+    for one, other in zip(here, there, strict=True):
+        assert one.dots > 0 and (one.flops, one.dots) == (other.flops, other.dots)
 
 
 def test_twenty_steps_of_an_lstm():

@@ -1,6 +1,7 @@
 """Diffusion, against closed forms for Gaussians and their mixtures and accurate solutions of the ODE."""
 
 import functools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,40 @@ def test_ddpm_schedule_equals_the_product_of_its_betas(double):
     k = np.array([1, 2, 500, 999, 1000])
     np.testing.assert_allclose(SCHEDULES["ddpm"].signal(jnp.asarray(k / 1000)) ** 2, kept[k - 1], rtol=1e-10)
     np.testing.assert_allclose(SCHEDULES["ddpm"].noise(jnp.asarray(k / 1000)) ** 2, 1 - kept[k - 1], rtol=1e-10)
+
+
+def test_tables_of_common_checkpoints_equal_their_formulas(double):
+    """Scaled linear, the squared cosine of diffusers (in its loop), and a table given as betas."""
+    bar = lambda t: np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2
+    tables = {
+        "scaled_linear": np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2,
+        "squaredcos_cap_v2": np.array([min(1 - bar((i + 1) / 50) / bar(i / 50), 0.999) for i in range(50)]),
+    }
+    assert tables["squaredcos_cap_v2"].max() == 0.999
+    for name, betas in tables.items():
+        made = ddpm_schedule(beta_schedule=name, steps=len(betas), beta_start=0.00085, beta_end=0.012)
+        t = jnp.arange(1, len(betas) + 1) / len(betas)
+        for schedule in (made, ddpm_schedule(betas=betas)):
+            np.testing.assert_allclose(schedule.signal(t) ** 2, np.cumprod(1 - betas), rtol=1e-9)
+            np.testing.assert_allclose(schedule.noise(t) ** 2, 1 - np.cumprod(1 - betas), rtol=1e-9)
+    again = pickle.loads(pickle.dumps(ddpm_schedule(betas=tables["squaredcos_cap_v2"])))
+    np.testing.assert_array_equal(again.signal(t), schedule.signal(t))
+    for wrong in ([0.1, 1.0], [0.5], np.array([[0.5, 0.9]])):
+        with pytest.raises(ValueError, match="betas, at least two numbers between 0 and 1 on one axis, got float64"):
+            ddpm_schedule(betas=wrong)
+
+
+def test_karras_spacing_of_noise_levels(double):
+    """sigma / alpha of the grid is (max^(1/rho) + i/n (min^(1/rho) - max^(1/rho)))^rho (equation 5)."""
+    for name, rho in (("preserving", 7.0), ("flow", 3.0)):
+        grid = np.asarray(times(SCHEDULES[name], 9, spacing="karras", start=0.99, end=0.001, rho=rho))
+        a, s = REFERENCES[name](grid)
+        low, high = (s / a)[-1], (s / a)[0]
+        levels = (high ** (1 / rho) + np.arange(10) / 9 * (low ** (1 / rho) - high ** (1 / rho))) ** rho
+        np.testing.assert_allclose(s / a, levels, rtol=1e-9)
+    with pytest.raises(ValueError, match=r"'karras', got an infinite one at start=1.0 and end=0.0; choose both"):
+        times(SCHEDULES["flow"], 9, spacing="karras")
+    times(SCHEDULES["flow"], 9, spacing="karras", start=0.999, end=0.001)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -313,6 +348,19 @@ def test_samplers_have_their_theoretical_orders(name, double):
         errors = [np.sqrt(np.mean((run(sampler, grids[n]) - exact) ** 2)) for n in counts]
         assert errors[1] < (0.15 if order == 1 else 5e-3), (sampler.__name__, errors)
         assert abs(np.log2(errors[0] / errors[1]) - order) < 0.15, (sampler.__name__, errors)
+
+
+def test_steps_of_heun_and_the_last_one():
+    """The trapezoidal rule for u = x t + t^2, and Euler's in a last step to a time without noise."""
+    u = lambda x, t: x * t + t * t
+    for end in (0.0, 0.2):
+        found = heun(u, jnp.array([2.0]), jnp.array([1.0, 0.6, end]), SCHEDULES["flow"], "velocity", trajectory=True)
+        x = [2.0]
+        for t, s in ((1.0, 0.6), (0.6, end)):
+            first = u(x[-1], t)
+            second = first if s == 0 else u(x[-1] + (s - t) * first, s)
+            x.append(x[-1] + (s - t) * (first + second) / 2)
+        np.testing.assert_allclose(found[:, 0], x, rtol=1e-6)
 
 
 def test_a_single_gaussian_is_solved_in_closed_form(double):

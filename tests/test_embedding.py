@@ -59,6 +59,23 @@ def test_values_and_gradients_equal_those_of_torch(torch, dtype, tolerance):
         np.testing.assert_allclose(gradient, theirs.grad.numpy(), rtol=tolerance, atol=tolerance)
 
 
+def test_the_row_of_padding_stays_zero_and_has_no_gradient(torch):
+    """As torch.nn.Embedding(padding_idx=2); for the logits of a tied table too, where PyTorch has a gradient."""
+    table = Embedding(4, 3, tied=True, padding_idx=2)
+    ids = jnp.array([[0, 2, 1], [2, 2, 0]])
+    params = table.init(jax.random.key(0), ids)
+    assert not params["embedding"][2].any() and params["embedding"][jnp.array([0, 1, 3])].all()
+    g = np.random.default_rng(0).normal(size=(2, 3, 3)).astype(np.float32)
+    rows, pull = jax.vjp(lambda p: table.apply(p, ids), params)
+    theirs = torch.nn.Embedding(4, 3, padding_idx=2, _weight=torch.tensor(np.array(params["embedding"])))
+    looked_up = theirs(torch.tensor(np.array(ids)))
+    looked_up.backward(torch.tensor(g))
+    np.testing.assert_array_equal(rows, looked_up.detach().numpy())
+    np.testing.assert_allclose(pull(jnp.asarray(g))[0]["embedding"], theirs.weight.grad.numpy(), rtol=1e-6)
+    logits = jax.grad(lambda p: table.apply(p, jnp.asarray(g)).sum())(params)["embedding"]
+    assert not logits[2].any() and logits[jnp.array([0, 1, 3])].all()
+
+
 def test_a_lookup_equals_a_product_with_one_hot_rows():
     table = jnp.asarray(TABLE, jnp.float32)
     one_hot = jax.nn.one_hot(IDS, 7)
@@ -188,6 +205,9 @@ def test_invalid_options_are_rejected():
     for size, features in ((0, 3), (7, 2.0), (True, 3)):
         with pytest.raises((TypeError, ValueError), match="to be an integer >= 1"):
             Embedding(size, features)
+    with pytest.raises(ValueError, match=r"padding_idx among the ids 0, ..., 6, got 7; make size one larger"):
+        Embedding(7, 3, padding_idx=7)
+    Embedding(8, 3, padding_idx=7)
     with pytest.raises((TypeError, ValueError), match="tied to be True or False"):
         Embedding(7, 3, tied="yes")
     params = Embedding(7, 4).init(jax.random.key(0), IDS)

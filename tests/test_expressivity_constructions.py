@@ -252,6 +252,16 @@ def test_bound_on_the_number_of_pieces():
         assert count_kinks(net, (params[0], (), params[1], (), params[2])) + 1 <= pieces_bound(3, 9)
 
 
+@pytest.mark.parametrize("levels", [3, 4])
+def test_the_separation_bound_is_what_its_proof_gives(levels):
+    """P crossings are removed from 2^k - 1 intervals so that as few as possible are every second one of a run."""
+    n = 2**levels - 1
+    for pieces in range(1, 6):
+        runs = lambda removed: np.diff([-1, *removed, n]) - 1
+        fewest = min(int((runs(removed) // 2).sum()) for removed in itertools.combinations(range(n), pieces))
+        assert separation_bound(levels, pieces) == fewest / 2**levels / 4
+
+
 def test_distance_of_shallow_nets_from_the_triangle_wave():
     """The integral is at least the bound, which exceeds 1/32 for L = 2, 3, 4; for the constant 1/2 it is 1/4."""
     for layers in (2, 3, 4):

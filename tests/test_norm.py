@@ -543,6 +543,48 @@ def test_instance_norm_against_torch(torch, shape):
     np.testing.assert_allclose(channels_last(bare), instance_norm(jnp.ones(shape), spatial=len(shape) - 2), atol=1e-6)
 
 
+def test_running_statistics_of_instance_norm_against_torch(torch):
+    """Values, gradients and running statistics of track_running_stats over two batches, then evaluation."""
+    theirs = torch.nn.InstanceNorm1d(3, momentum=0.1, affine=True, track_running_stats=True, dtype=torch.float64)
+    with jax.enable_x64(True):
+        layer = InstanceNorm(spatial=1, stateful=True, momentum=0.9, param_dtype=jnp.float64)
+        params, state = layer.init(jax.random.key(0), jax.ShapeDtypeStruct((2, 5, 3), jnp.float64))
+        for train in (True, True, False):
+            theirs.train(train)
+            x, g = RNG.normal(1.0, 2.0, (2, 2, 5, 3))
+            x_torch = torch.tensor(channels_second(x), requires_grad=True)
+            y_torch = theirs(x_torch)
+            y_torch.backward(torch.tensor(channels_second(g)))
+            if not train:  # PyTorch starts at 0 and 1 with weight p^k, and its running variance is unbiased
+                np.testing.assert_allclose(theirs.running_mean, (1 - 0.81) * state["mean"], rtol=1e-12)
+                unbiased = 5 / 4 * np.asarray(state["variance"])
+                np.testing.assert_allclose(theirs.running_var, 0.81 + (1 - 0.81) * unbiased, rtol=1e-12)
+                state = {
+                    "mean": jnp.asarray(theirs.running_mean),
+                    "variance": jnp.asarray(theirs.running_var),
+                    "updates": jnp.asarray(10_000, jnp.int32),
+                }
+            f = lambda params, x, state, train=train: layer.apply(params, state, x, train=train)
+            y, state, _, x_grad = pulled(f, params, jnp.asarray(x), jnp.asarray(g), state)
+            np.testing.assert_allclose(y, channels_last(y_torch.detach()), rtol=1e-10, atol=1e-10)
+            np.testing.assert_allclose(x_grad, channels_last(x_torch.grad), rtol=1e-10, atol=1e-10)
+
+
+def test_running_statistics_of_instance_norm_need_updates_and_positions(sentences):
+    layer = InstanceNorm(spatial=1, stateful=True, use_scale=False, use_bias=False)
+    x = jnp.asarray(RNG.normal(size=(2, 3, 4)), jnp.float32)
+    params, state = layer.init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match="never updated.*train=True"):
+        layer.apply(params, state, x)
+    with pytest.raises(ValueError, match="more than one position .*; pass stateful=False, or larger x"):
+        layer.apply(params, state, x[:, :1], train=True)
+    InstanceNorm(spatial=1, use_scale=False, use_bias=False).apply(params, x[:, :1])
+    assert layer.apply(params, state, x[:0], train=True)[1] == state
+    y, state = layer.apply(params, state, x, train=True)
+    np.testing.assert_array_equal(y, instance_norm(x, spatial=1))
+    layer.apply(params, state, x)
+
+
 def parity(torch, theirs, layer, shape, param_shape, to_torch=np.array, from_torch=np.asarray):
     """Values and gradients in x and params, for random params."""
     x, g = RNG.normal(1.0, 2.0, (2, *shape))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, Recurrent, Repeat, RNNCell, Serial
-from jaxblocks.layers import gru_step, lstm_step, rnn_step
+from jaxblocks.layers import LayerNormLSTMCell, gru_step, layer_norm_lstm_step, lstm_step, rnn_step
 
 X = jax.random.normal(jax.random.key(1), (3, 6, 2))
 MASK = jnp.asarray(np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0]], bool))
@@ -60,6 +60,38 @@ def test_values_and_gradients_match_pytorch(torch, kind, reverse, dtype, toleran
             close(by_params[mine], theirs.grad.numpy().T, 10 * tolerance)
 
 
+def test_a_projected_bidirectional_lstm_matches_pytorch(torch):
+    """torch.nn.LSTM(proj_size=2, bidirectional=True): outputs, last carries and gradients, with carries given."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, h, c = (rng.normal(size=s) for s in ((3, 5, 2), (2, 3, 2), (2, 3, 4)))
+        module = torch.nn.LSTM(2, 4, batch_first=True, proj_size=2, bidirectional=True, dtype=torch.float64)
+        names = ("kernel", "recurrent_kernel", "bias", "recurrent_bias", "projection_kernel")
+        weights = [jnp.asarray(p.detach().numpy().T) for p in module.parameters()]
+        params = {
+            "forward": dict(zip(names, weights[:5], strict=True)),
+            "backward": dict(zip(names, weights[5:], strict=True)),
+        }
+        state = {"forward": {"hidden": h[0], "cell": c[0]}, "backward": {"hidden": h[1], "cell": c[1]}}
+        net = Bidirectional(LSTMCell(4, proj_size=2), LSTMCell(4, proj_size=2), stateful=True)
+
+        def total(params, state, x):
+            y, last = net.apply(params, state, x)
+            return (y**2).sum(), (y, last)
+
+        of = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
+        (_, (y, last)), (by_params, by_state) = of(params, jax.tree.map(jnp.asarray, state), jnp.asarray(x))
+        carries = [torch.tensor(one, requires_grad=True) for one in (h, c)]
+        outputs, (h_last, c_last) = module(torch.tensor(x), tuple(carries))
+        (outputs**2).sum().backward()
+        close(y, outputs.detach().numpy(), 1e-12)
+        for i, side in enumerate(("forward", "backward")):
+            close(last[side], {"hidden": h_last[i].detach().numpy(), "cell": c_last[i].detach().numpy()}, 1e-12)
+            close(by_state[side], {"hidden": carries[0].grad[i].numpy(), "cell": carries[1].grad[i].numpy()}, 1e-10)
+            theirs = [p.grad.numpy().T for p in module.parameters()][5 * i : 5 * i + 5]
+            close(by_params[side], dict(zip(names, theirs, strict=True)), 1e-10)
+
+
 def test_gru_with_reset_before_the_product_is_the_published_one():
     """n = tanh(x W + (r h) U + b) in NumPy; the form with reset after the product differs (negative control)."""
     with jax.enable_x64(True):
@@ -75,6 +107,26 @@ def test_gru_with_reset_before_the_product_is_the_published_one():
         close(gru_step(*map(jnp.asarray, (x, h, w, u, b, c)), reset="before"), (1 - z) * n + z * h, 1e-12)
         after = gru_step(*map(jnp.asarray, (x, h, w, u, b, c)), reset="after")
         assert np.abs(after - ((1 - z) * n + z * h)).max() > 1e-2
+
+
+def test_lstm_with_peepholes_and_with_layer_norm_from_nonzero_carries():
+    """Two formulas in NumPy, with random params throughout; the gates i and f read the old cell, o the new one."""
+    sigma = lambda z: 1 / (1 + np.exp(-z))
+    norm = lambda z: (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-3)
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        draw = lambda *shape: rng.normal(size=shape)
+        x, h, c, w, u, b, b2 = draw(3, 2), draw(3, 4), draw(3, 4), draw(2, 16), draw(4, 16), draw(16), draw(16)
+        p = draw(3, 4)
+        i, f, g, o = np.split(x @ w + b + h @ u + b2, 4, -1)
+        new = sigma(f + p[1] * c) * c + sigma(i + p[0] * c) * np.tanh(g)
+        got = lstm_step(*map(jnp.asarray, (x, h, c, w, u, b, b2)), peephole=jnp.asarray(p))
+        close(got, (sigma(o + p[2] * new) * np.tanh(new), new), 1e-12)
+        of_x, of_h, of_c, shift = draw(16), draw(16), draw(4), draw(4)
+        i, f, g, o = np.split(of_x * norm(x @ w) + of_h * norm(h @ u) + b, 4, -1)
+        new = sigma(f) * c + sigma(i) * np.tanh(g)
+        got = layer_norm_lstm_step(*map(jnp.asarray, (x, h, c, w, u, b, of_x, of_h, of_c, shift)), epsilon=1e-3)
+        close(got, (sigma(o) * np.tanh(of_c * norm(new) + shift), new), 1e-12)
 
 
 # ---- values of the lecture
@@ -139,6 +191,8 @@ def test_forget_bias_is_that_of_the_forget_gate():
     params, _ = LSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
     np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
     np.testing.assert_array_equal(params["recurrent_bias"], np.zeros(8))
+    params, _ = LayerNormLSTMCell(2, forget_bias=3.0).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["bias"], [0, 0, 3, 3, 0, 0, 0, 0])
 
 
 def test_each_gate_is_initialized_orthogonal():
@@ -228,6 +282,17 @@ def test_both_directions():
     close(y[..., 3:], mirrored[:, ::-1])
 
 
+def test_both_directions_with_carries():
+    """The carry of each direction enters where it begins and is returned where it ends."""
+    net = Bidirectional(GRUCell(3), LSTMCell(4), stateful=True)
+    params, state = net.init(jax.random.key(0), X)
+    state = jax.tree.map(lambda leaf: leaf + 0.5, state)
+    y, last = net.apply(params, state, X, mask=MASK)
+    ahead, end = GRU(3, stateful=True).apply(params["forward"], state["forward"], X, mask=MASK)
+    back, start = LSTM(4, stateful=True).apply(params["backward"], state["backward"], X[:, ::-1], mask=MASK[:, ::-1])
+    close((y, last), (jnp.concatenate([ahead, back[:, ::-1]], -1), {"forward": end, "backward": start}))
+
+
 def test_stacked_layers():
     """Layers of several cells, and a scan over equal layers around the scan over time."""
     net = Serial(LSTM(4), Repeat(GRU(4), 3), RNN(2))
@@ -276,6 +341,10 @@ def test_wrong_arguments_are_rejected(sentences):
     Bidirectional(LSTMCell(3), LSTMCell(3)).init(jax.random.key(0), X)
     with pytest.raises(ValueError, match="a bias for forget_bias to be added to"):
         LSTMCell(2, forget_bias=3.0, use_bias=False, recurrent_bias=False)
+    x, h, c, w = jnp.ones(2), jnp.ones(1), jnp.ones(3), jnp.ones((2, 12))
+    with pytest.raises(ValueError, match=r"hidden and cell of one shape, got .*; pass projection_kernel"):
+        lstm_step(x, h, c, w, jnp.ones((1, 12)))
+    lstm_step(x, h, c, w, jnp.ones((1, 12)), projection_kernel=jnp.ones((3, 1)))
     with pytest.raises(TypeError, match="convert it with"):
         LSTM(4).init(jax.random.key(0), X.astype(jnp.int32))
     with pytest.raises(ValueError, match="'after' or 'before', got 'during'"):

@@ -180,6 +180,17 @@ def test_low_ranks_are_exact(method, rank):
         assert found.standard_error <= 1e-9 * max(1, np.trace(A))
 
 
+def test_the_standard_error_divides_by_the_samples_less_one():
+    """z^T A z = 2 z_1 z_2 is 2 or -2, so the mean of 5 samples tells how many are 2, and so their deviation."""
+    swap = lambda v: v[::-1]
+    found = [estimate_trace(jax.random.key(seed), swap, jnp.zeros(2), products=5) for seed in range(3)]
+    assert {abs(float(one.value)) for one in found} != {2.0}
+    for one in found:
+        positive = round((float(one.value) + 2) / 4 * 5)
+        samples = np.repeat([2.0, -2.0], [positive, 5 - positive])
+        np.testing.assert_allclose(one.standard_error, samples.std(ddof=1) / np.sqrt(5), rtol=1e-6)
+
+
 def test_hutchinson_is_exact_for_diagonals():
     found = estimate_trace(jax.random.key(0), lambda v: jnp.arange(5.0) * v, jnp.zeros(5), products=2)
     assert found.value == 10 and found.standard_error == 0

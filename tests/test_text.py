@@ -231,6 +231,7 @@ def test_samples_have_the_requested_probabilities():
         (dict(temperature=0.5), p**2),
         (dict(temperature=2.0, top_k=3), np.sqrt(p) * [1, 1, 1, 0, 0]),
         (dict(top_p=0.8), p * [1, 1, 1, 0, 0]),
+        (dict(temperature=2.0, top_p=0.7), np.sqrt(p) * [1, 1, 1, 0, 0]),  # without the temperature two suffice
         (dict(top_k=4, top_p=0.76), p * [1, 1, 0, 0, 0]),  # 0.75 out of 0.98 is sufficient
     ):
         drawn = generate(model, (), prompts, key=jax.random.key(7), steps=1, **options)[:, 1]

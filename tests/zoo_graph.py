@@ -52,7 +52,7 @@ def gin(p, x):
     return np.tanh(dense(p["layer"]["mlp"][0], (1 + p["layer"]["epsilon"]) * x + A @ x))
 
 
-def block(p, x, how):
+def block(p, x, how, sent=False):
     """The formula in a loop over the valid edges."""
     p = p["layer"]
     edges = [np.concatenate([w, x[s], x[r]]) for w, s, r in zip(WEIGHTS, SENDERS, RECEIVERS, strict=True)]
@@ -66,18 +66,21 @@ def block(p, x, how):
         return getattr(np, how)(values, 0)
 
     heard = np.stack([gather(edges[RECEIVERS[REAL] == i]) for i in range(4)])
-    nodes = dense(p["node"], np.concatenate([heard, x], 1))
+    said = np.stack([gather(edges[SENDERS[REAL] == i]) for i in range(4)])
+    nodes = dense(p["node"], np.concatenate([heard, said, x] if sent else [heard, x], 1))
     whole = dense(p["graph"], np.concatenate([gather(edges), gather(nodes)]))
     return nodes + whole
 
 
-def blocks(how):
+def blocks(how, sent=False):
     def forward(f, x):
         out = f.layer(graph(x, edges=True))
         return out.nodes + jnp.broadcast_to(out.global_features, out.nodes.shape)
 
-    layer = Wire(forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), graph=Dense(3), aggregate=how))
-    return Specimen("GraphBlock", layer, ((4, 5),), lambda p, x: block(p, x, how), mixes_batch=True)
+    layer = Wire(
+        forward, layer=GraphBlock(edge=Dense(2), node=Dense(3), graph=Dense(3), aggregate=how, sent_edges=sent)
+    )
+    return Specimen("GraphBlock", layer, ((4, 5),), lambda p, x: block(p, x, how, sent), mixes_batch=True)
 
 
 def on_nodes(public, layer, reference):
@@ -87,6 +90,7 @@ def on_nodes(public, layer, reference):
 
 ROWS = {
     **{f"GraphBlock by {how}": blocks(how) for how in ("sum", "max", "softmax")},
+    "GraphBlock by mean, sent edges too": blocks("mean", sent=True),
     "GraphMapFeatures": on_nodes(
         "GraphMapFeatures", GraphMapFeatures(node=Dense(3)), lambda p, x: dense(p["layer"]["node"], x)
     ),

@@ -132,6 +132,12 @@ ROWS = {
     "InstanceNorm": Specimen(
         "InstanceNorm", InstanceNorm(spatial=1), ((3, 5, 4),), lambda p, x: affine(p, normalized(x, 1, 1e-5))
     ),
+    "InstanceNorm by running statistics": Specimen(
+        "InstanceNorm",
+        settled(InstanceNorm(spatial=1, stateful=True), measured),
+        ((3, 5, 4),),
+        lambda p, x: affine(p, normalized(x, 1, 1e-5, 0.5, 2.0)),
+    ),
     "WeightNorm": Specimen("WeightNorm", as_wide_as_x(WeightNorm(Dense(3))), ((3, 4),), weight_normed),
     "SpectralNorm": Specimen(
         "SpectralNorm",

@@ -4,6 +4,7 @@ import numpy as np
 from specimen import Specimen
 
 from jaxblocks import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, RNNCell
+from jaxblocks.layers import LayerNormLSTMCell
 
 
 def sigma(z):
@@ -36,6 +37,28 @@ def lstm(p, x, carry):
     return h, (h, c)
 
 
+def peephole_lstm(p, x, carry):
+    h, c = carry
+    i, f, g, o = np.split(gates(p, x, h), 4, -1)
+    p_i, p_f, p_o = p["peephole"]
+    c = sigma(f + p_f * c) * c + sigma(i + p_i * c) * np.tanh(g)
+    h = (sigma(o + p_o * c) * np.tanh(c)) @ p["projection_kernel"]
+    return h, (h, c)
+
+
+def normalized(z):
+    return (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-5)
+
+
+def layer_norm_lstm(p, x, carry):
+    h, c = carry
+    of_input, of_carry = normalized(x @ p["kernel"]), normalized(h @ p["recurrent_kernel"])
+    i, f, g, o = np.split(p["input_scale"] * of_input + p["recurrent_scale"] * of_carry + p["bias"], 4, -1)
+    c = sigma(f) * c + sigma(i) * np.tanh(g)
+    h = sigma(o) * np.tanh(p["cell_scale"] * normalized(c) + p["cell_bias"])
+    return h, (h, c)
+
+
 def over_time(step, p, x, carry, reverse=False, mask=None):
     outputs = np.zeros((*x.shape[:2], 3))
     for t in range(x.shape[1])[:: -1 if reverse else 1]:
@@ -55,12 +78,32 @@ ROWS = {
     "RNNCell": Specimen("RNNCell", RNNCell(3), ((4, 5),), lambda p, x: rnn(p, x, ZEROS)[0]),
     "GRUCell": Specimen("GRUCell", GRUCell(3), ((4, 5),), lambda p, x: gru(p, x, ZEROS)[0]),
     "LSTMCell": Specimen("LSTMCell", LSTMCell(3), ((4, 5),), lambda p, x: lstm(p, x, (ZEROS, ZEROS))[0]),
+    "LSTMCell with peepholes and projection": Specimen(
+        "LSTMCell",
+        LSTMCell(3, peepholes=True, proj_size=2),
+        ((4, 5),),
+        lambda p, x: peephole_lstm(p, x, (np.zeros((4, 2)), ZEROS))[0],
+    ),
+    "LayerNormLSTMCell": Specimen(
+        "LayerNormLSTMCell",
+        LayerNormLSTMCell(3),
+        ((4, 5),),
+        lambda p, x: layer_norm_lstm(p, x, (ZEROS, ZEROS))[0],
+    ),
     "RNN": Specimen("RNN", RNN(3), ((4, 4, 5),), lambda p, x: over_time(rnn, p, x, ZEROS)),
     "GRU": Specimen("GRU", GRU(3), ((4, 4, 5),), lambda p, x: over_time(gru, p, x, ZEROS, mask=MASK), {"mask": MASK}),
     "LSTM": Specimen("LSTM", LSTM(3), ((4, 4, 5),), lambda p, x: over_time(lstm, p, x, (ZEROS, ZEROS))),
     "Bidirectional": Specimen(
         "Bidirectional",
         Bidirectional(RNNCell(3), GRUCell(3)),
+        ((4, 4, 5),),
+        lambda p, x: np.concatenate(
+            [over_time(rnn, p["forward"], x, ZEROS), over_time(gru, p["backward"], x, ZEROS, reverse=True)], -1
+        ),
+    ),
+    "Bidirectional with carries": Specimen(
+        "Bidirectional",
+        Bidirectional(RNNCell(3), GRUCell(3), stateful=True),
         ((4, 4, 5),),
         lambda p, x: np.concatenate(
             [over_time(rnn, p["forward"], x, ZEROS), over_time(gru, p["backward"], x, ZEROS, reverse=True)], -1

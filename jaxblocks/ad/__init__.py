@@ -43,8 +43,6 @@ _FILES = {
     # Memory against time.
     "checkpointing": ("scan",),
     "binomial": ("binomial_schedule", "binomial_steps"),
-    # A warning about a jaxlib version that computes wrong derivatives.
-    "jaxlib_check": ("warn_if_jaxlib_is_wrong",),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 
@@ -77,7 +75,6 @@ if TYPE_CHECKING:
     from jaxblocks.ad.infinite_width import kernel_regression, ntk_relu
     from jaxblocks.ad.checkpointing import scan
     from jaxblocks.ad.binomial import binomial_schedule, binomial_steps
-    from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = [
     "ChainOrder",
@@ -147,7 +144,6 @@ __all__ = [
     "trace_table",
     "value_grad_hvp",
     "value_grad_laplacian",
-    "warn_if_jaxlib_is_wrong",
 ]
 
 

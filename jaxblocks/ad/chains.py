@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.ad.arguments import as_point
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
@@ -282,7 +282,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     >>> [j.shape for j in jacobians], multiply_chain(jacobians)
     ([(2, 2), (1, 2)], Array([[1., 1.]], dtype=float32))
 
-    Source: Krapac & Segvic, Backpropagation (Jacobians of vectorized tensors); Cevher, Mathematics of Data.
+    Source: Krapac & Segvic, Deep feed-forward models (Jacobians of vectorized tensors).
     """
     warn_if_jaxlib_is_wrong()
     fs = list(fs)

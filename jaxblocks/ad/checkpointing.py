@@ -21,10 +21,10 @@ from jax import lax
 from jaxtyping import PyTree
 
 from jaxblocks.ad.binomial import binomial_schedule
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import piece
 from jaxblocks.checks import checked
 from jaxblocks.core import Checkpoint
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["scan"]
 

@@ -12,10 +12,10 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.counting import Count, count_flops
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import hvp
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["CostRow", "CostTable", "cost_table"]

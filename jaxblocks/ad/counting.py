@@ -15,6 +15,8 @@ The conventions:
 * A product of matrices (m, k) and (k, n) has m n k multiplications and m n k additions, 2 m n k in total. Each output
   element of a convolution has one of each for every tap and input channel of its group. Padding is counted like any
   other input; the holes of a dilated input (``lhs_dilation``, the transposed convolution) are not counted.
+* A depthwise convolution, which runs on CPU as a sum of shifted products, counts as a convolution on every
+  backend; only its bytes differ.
 * The sum (maximum, ...) of n numbers has n - 1 additions, and so has their cumulative sum. A window that extends past
   the border is counted in full.
 * An integer power counts the multiplications of repeated squaring. A complex product (or quotient) counts 4
@@ -43,7 +45,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxblocks.ad.jaxprs import scope_of
 from jaxblocks.ad.liveness import Live, called_body, live_equations, visible_bodies
-from jaxblocks.ad.primitive_costs import DOTS, RULES, Rule, bytes_moved, size_of
+from jaxblocks.ad.primitive_costs import CONVOLUTIONS, DOTS, RULES, Rule, bytes_moved, size_of
 from jaxblocks.checks import checked
 
 __all__ = ["Cond", "Count", "Loop", "count_flops", "equations"]
@@ -266,6 +268,8 @@ def _total(live: list[Live], prefix: str = "") -> Count:
     for item in live:
         scope = _join(prefix, scope_of(item.equation))
         inside = [_total(body, scope) * repeats for body, repeats in item.bodies]
+        if item.equation.params.get("name") in CONVOLUTIONS:
+            inside = list(map(_as_dots, inside))
         own = _count_equation(item.equation)
         if item.branches:
             own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope) for branch in item.branches)),))
@@ -276,6 +280,12 @@ def _total(live: list[Live], prefix: str = "") -> Count:
         for nested in inside:
             scopes = _merge(scopes, nested.scopes)
     return dataclasses.replace(sum(scopes.values(), Count()), scopes=scopes)
+
+
+def _as_dots(count: Count) -> Count:
+    """The count of a convolution, one addition for each product, from that of its form in other primitives."""
+    scopes, n = {path: _as_dots(own) for path, own in count.scopes.items()}, count.multiplications
+    return dataclasses.replace(count, additions=n, dots=2 * n, scopes=scopes)
 
 
 def _join(*parts):

@@ -17,10 +17,10 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import as_point, floating_like, scalar_valued
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
 from jaxblocks.checks import check_values, checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.sweeps import Held, execute, transposed
 from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["jacobian", "jacobian_plan"]
 
@@ -71,8 +71,8 @@ def jacobian(
     Array([[3., 2., 0.],
            [1., 0., 1.]], dtype=float32)
 
-    Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Krapac & Segvic, Deep feed-forward models
-    (the order of the factors).
+    Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Huszar, DeepNN lecture 3 (the order of
+    the factors).
     """
     warn_if_jaxlib_is_wrong()
     _check_memory(memory)

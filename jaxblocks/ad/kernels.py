@@ -25,10 +25,10 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad import sites
 from jaxblocks.ad.arguments import batch_length, floating_params
 from jaxblocks.ad.counting import count_flops
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.precision import wide_dtype, widen
 

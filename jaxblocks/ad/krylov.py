@@ -16,10 +16,10 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.raveled import RaveledOperator, dot, raveled
 from jaxblocks.checks import PositiveInt, check_values, checked, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["Lanczos", "check_steps", "if_symmetric", "lanczos", "ritz_pairs", "tridiagonalize"]
 

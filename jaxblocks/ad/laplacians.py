@@ -23,9 +23,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import array_valued, as_point
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import Step, as_closed, inputs_of, interpret, piece, split_scan_inputs
 from jaxblocks.checks import PositiveInt, checked, public_name, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["laplacian", "value_grad_laplacian"]
 

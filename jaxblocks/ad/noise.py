@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.per_example import checked_examples
 from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["GradientNoise", "gradient_noise"]
@@ -86,8 +86,8 @@ def gradient_noise(
     >>> [round(float(value), 4) for value in (noise.gradient, noise.trace, noise.batch_trace, noise.noise_scale)]
     [2.0, 0.6667, 0.1667, 0.1667]
 
-    Source: Diehl 2023 (effect of gradient noise); McCandlish et al. 2018, An empirical model of large-batch training
-    (the noise scale; arXiv:1812.06162).
+    Source: Huszar, DeepNN lecture 3 (effect of gradient noise); McCandlish et al. 2018, An empirical model of
+    large-batch training (the noise scale; arXiv:1812.06162).
     """
     warn_if_jaxlib_is_wrong()
     params, count = checked_examples(loss, params, data)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.children import as_inputs
 from jaxblocks.core import LayerLike, side_inputs, stateful
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["as_function", "empirical_risk", "over_minibatches"]

@@ -27,10 +27,10 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.arguments import as_point, at_point, scalar_valued
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.products import linearize_once
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.children import as_shapes
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import widen
 
 __all__ = [

@@ -18,10 +18,10 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad import sites
 from jaxblocks.ad.arguments import batch_length, floating_params
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import wide_dtype
 
 __all__ = [
@@ -58,8 +58,8 @@ def per_example_gradients(
     Array([[2., 0.],
            [0., 4.]], dtype=float32)
 
-    Source: Abadi et al. 2016, Deep learning with differential privacy (one gradient for each example;
-    arXiv:1607.00133).
+    Source: Cevher, Mathematics of Data (the gradient of the empirical risk is the mean of those of the examples); Abadi
+    et al. 2016, Deep learning with differential privacy (arXiv:1607.00133).
     """
     warn_if_jaxlib_is_wrong()
     params, _ = checked_examples(loss, params, batch)

@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 from jaxblocks.ad.jaxprs import dtype_of, shape_of
 
-__all__ = ["DOTS", "RULES", "Rule", "bytes_moved", "size_of"]
+__all__ = ["CONVOLUTIONS", "DOTS", "RULES", "Rule", "bytes_moved", "size_of"]
 
 Rule = Callable[[JaxprEqn], tuple[int, int, int]]
 
@@ -208,3 +208,5 @@ RULES: dict[str, Rule] = {
 }
 # Products of matrices and convolutions.
 DOTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
+# Names of jitted calls that compute a convolution by other primitives, as `jaxblocks.layers.conv` does on CPU.
+CONVOLUTIONS = frozenset({"depthwise_by_shifts"})

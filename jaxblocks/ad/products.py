@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import at_point, scalar_valued
 from jaxblocks.ad.counting import equations
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.checks import checked
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["directional_curvature", "hvp", "linearize_once", "value_grad_hvp"]
 

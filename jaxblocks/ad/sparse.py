@@ -27,8 +27,8 @@ from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.coloring import color_columns, distinct, number_of_colors
 from jaxblocks.ad.counting import equations
 from jaxblocks.ad.dependence import SINGLE, Entry, Sets, follow, ids_of
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.checks import checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["SparsityPattern", "sparse_jacobian", "sparsity"]

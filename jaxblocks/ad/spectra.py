@@ -18,12 +18,12 @@ from jax.core import Tracer
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.krylov import check_steps, if_symmetric, ritz_pairs, tridiagonalize
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.raveled import dot, raveled, short
 from jaxblocks.ad.trace_estimation import TraceEstimate
 from jaxblocks.checks import PositiveInt, checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"]

@@ -17,10 +17,10 @@ from jax import lax
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Key, PyTree
 
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.raveled import dot, random_signs, raveled, short
 from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["TraceEstimate", "estimate_trace"]
 

@@ -15,7 +15,7 @@ Axis letters: ``...`` the axes of an array x; ``times`` of a grid.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -167,27 +167,60 @@ def cosine_schedule(*, signal_end: Annotated[float | int, Range(0, most=0.1, ope
 
 @_records_call
 def ddpm_schedule(
-    *, steps: Annotated[int, Range(2)] = 1000, beta_start: float | int = 1e-4, beta_end: float | int = 0.02
+    *,
+    steps: Annotated[int, Range(2)] = 1000,
+    beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2"] = "linear",
+    beta_start: float | int = 1e-4,
+    beta_end: float | int = 0.02,
+    betas: Sequence[float] | np.ndarray | jax.Array | None = None,
 ) -> Schedule:
     r"""The discrete schedule of DDPM: :math:`\alpha^2 = \bar\alpha_k = \prod_{i \le k} (1 - \beta_i)`.
 
-    At t = k / ``steps``, with ``steps`` equidistant :math:`\beta_i` from ``beta_start`` to ``beta_end``; for nets that
-    were trained with this table. In between, :math:`\log \bar\alpha` is linear, so that its rate jumps at each k: for
-    new nets use `variance_preserving_schedule`, its smooth form.
+    At t = k / ``steps``, for nets that were trained with this table. (Libraries that count steps from 0 call it step
+    k - 1.) In between, :math:`\log \bar\alpha` is linear, so that its rate jumps at each k: for new nets use
+    `variance_preserving_schedule`, its smooth form.
+
+    Args:
+        steps: the number of :math:`\beta_i`.
+        beta_schedule: as in diffusers: ``"linear"``, equidistant :math:`\beta_i` from ``beta_start`` to ``beta_end``
+            (DDPM); ``"scaled_linear"``, equidistant :math:`\sqrt{\beta_i}` (Stable Diffusion, from 0.00085 to 0.012);
+            ``"squaredcos_cap_v2"``, :math:`\beta_i = \min(1 - c(i / n) / c((i - 1) / n),\, 0.999)` with
+            :math:`c(t) = \cos^2\big(\frac{t + 0.008}{1.008} \frac\pi2\big)` and n ``steps``, without ``beta_start`` and
+            ``beta_end``.
+        betas: the table itself, :math:`\beta_1, \dots`, in place of all other arguments.
 
     Raises:
-        ValueError: unless ``0 < beta_start <= beta_end < 1``, or where they leave too much signal at t = 1.
+        ValueError: unless ``0 < beta_start <= beta_end < 1``, for ``betas`` outside of (0, 1), or where they leave too
+            much signal at t = 1.
 
     >>> schedule = ddpm_schedule()
     >>> print(f"{schedule.signal(1 / 1000) ** 2:.4f} {schedule.signal(1.0) ** 2:.6f}")
     0.9999 0.000040
+    >>> schedule = ddpm_schedule(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
+    >>> print(f"{schedule.signal(1.0) ** 2:.4f}")
+    0.0047
+    >>> print(f"{ddpm_schedule(betas=[0.5, 0.99]).signal(0.5) ** 2:.2f}")
+    0.50
 
-    Source: Ho et al. 2020, Denoising diffusion probabilistic models, section 4, arXiv:2006.11239.
+    Source: Ho et al. 2020, Denoising diffusion probabilistic models, section 4, arXiv:2006.11239; Rombach et al. 2022,
+    arXiv:2112.10752 (scaled linear); Nichol & Dhariwal 2021, section 3.2, arXiv:2102.09672 (squared cosine).
     """
-    order = 0 < beta_start <= beta_end < 1
-    repair = "pass the variances of the noise of the first and the last step"
-    require(order, "0 < beta_start <= beta_end < 1", (beta_start, beta_end), repair)
-    log_kept = np.concatenate([[0.0], np.cumsum(np.log1p(-np.linspace(beta_start, beta_end, steps)))])
+    if betas is not None:
+        table = np.asarray(betas, np.float64)
+        steps = len(table) if table.ndim == 1 else 0
+        repair = "pass the variances of the noise of the single steps"
+        valid = steps > 1 and ((table > 0) & (table < 1)).all()
+        require(valid, "betas, at least two numbers between 0 and 1 on one axis", np.asarray(betas), repair)
+    elif beta_schedule == "squaredcos_cap_v2":
+        kept = np.cos((np.linspace(0, 1, steps + 1) + 0.008) / 1.008 * np.pi / 2) ** 2
+        table = np.minimum(1 - kept[1:] / kept[:-1], 0.999)
+    else:
+        order = 0 < beta_start <= beta_end < 1
+        repair = "pass the variances of the noise of the first and the last step"
+        require(order, "0 < beta_start <= beta_end < 1", (beta_start, beta_end), repair)
+        power = 2 if beta_schedule == "scaled_linear" else 1
+        table = np.linspace(beta_start ** (1 / power), beta_end ** (1 / power), steps) ** power
+    log_kept = np.concatenate([[0.0], np.cumsum(np.log1p(-table))])
 
     def log_alpha_bar(t):
         table = jnp.asarray(log_kept, t.dtype)
@@ -285,9 +318,10 @@ def times(
     schedule: Schedule,
     steps: PositiveInt,
     *,
-    spacing: Literal["balanced", "time", "log_snr"] = "balanced",
+    spacing: Literal["balanced", "time", "log_snr", "karras"] = "balanced",
     start: float | int = 1.0,
     end: float | int = 0.0,
+    rho: PositiveFloat = 7.0,
 ) -> Float[Array, " times"]:
     r"""A grid of ``steps`` + 1 times for a sampler, falling from ``start`` to ``end``.
 
@@ -300,6 +334,9 @@ def times(
     - ``"time"``: t. With `variance_preserving_schedule` and `variance_exploding_schedule`, where
       :math:`\sigma \sim \sqrt t`, a sampler of second order loses its order in the last step, with a small effect.
     - ``"log_snr"``: :math:`\log \alpha^2/\sigma^2`; ``start`` and ``end`` must lie where it is finite.
+    - ``"karras"``: :math:`(\sigma / \alpha)^{1 / \rho}` with :math:`\rho` ``rho``, the noise levels of Karras et al.,
+      between two times with signal and noise. Their last step, to the data, is an additional time 0:
+      ``jnp.append(times(schedule, steps - 1, spacing="karras", end=1e-3), 0.0)``.
 
     Raises:
         ValueError: for an unknown spacing, times out of order or range, an infinite log-SNR, or so many steps that
@@ -310,8 +347,8 @@ def times(
     >>> print(times(flow_matching_schedule(), 2))
     [1.  0.5 0. ]
 
-    Source: "balanced" follows Karras et al. 2022 (table 1), whose grid is a power of the noise between two bounds,
-    arXiv:2206.00364; "log_snr" is the grid of Lu et al. 2022, DPM-Solver, arXiv:2206.00927.
+    Source: Karras et al. 2022, equation (5), arXiv:2206.00364, whose grid "balanced" follows without
+    bounds; "log_snr" is the grid of Lu et al. 2022, DPM-Solver, arXiv:2206.00927.
     """
     check_schedule(schedule)
     order = 0 <= end < start <= 1
@@ -319,12 +356,18 @@ def times(
     if spacing == "time":
         return jnp.linspace(start, end, steps + 1)
     with jax.ensure_compile_time_eval():  # the values of a grid are concrete, also inside of jit
-        value = lambda t: _balanced(schedule, t) if spacing == "balanced" else -schedule.log_snr(t)
-        first, last = value(_time(start)), value(_time(end))
-        if not (jnp.isfinite(first) & jnp.isfinite(last)):
-            got = f"an infinite one at {f'start={start}' if not jnp.isfinite(first) else f'end={end}'}"
+        log_noise = lambda t: -0.5 * schedule.log_snr(t)  # log sigma / alpha
+        value = {
+            "balanced": lambda t: _balanced(schedule, t),
+            "log_snr": log_noise,
+            "karras": lambda t: jnp.exp(log_noise(t) / rho),
+        }[spacing]
+        if spacing != "balanced":
+            infinite = [f"{name}={t}" for name, t in (("start", start), ("end", end)) if jnp.isinf(log_noise(_time(t)))]
             repair = "choose both ends inside (0, 1), as in start=0.999, end=0.001"
-            require(False, "a finite log-SNR at both ends for spacing='log_snr'", got, repair)
+            expected = f"a finite log-SNR at both ends for spacing={spacing!r}"
+            require(not infinite, expected, f"an infinite one at {' and '.join(infinite)}", repair)
+        first, last = value(_time(start)), value(_time(end))
         wanted = jnp.linspace(first, last, steps + 1)
 
         def halve(_, bounds):

@@ -7,6 +7,7 @@ Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), ``*kern
 kernel's, ``in`` and ``out`` channels. The number of spatial axes is that of the kernel.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -85,9 +86,9 @@ def conv(
     >>> conv(jnp.zeros((8, 32, 32, 3)), jnp.zeros((3, 3, 3, 16)), stride=2, padding=1).shape
     (8, 16, 16, 16)
 
-    Source: Diehl 2023, section 1.1; Krapac & Segvic, Convolutional models, whose sizes
-    H - k + 1 are those of ``"valid"`` with stride 1. The lectures call convolution
-    translation-invariant: it is equivariant, and a global pool after it makes the net invariant.
+    Source: Diehl 2023, section 1.1, which calls convolution translation-invariant: it is equivariant, and a global pool
+    after it makes the net invariant; Cevher, Mathematics of Data, "Convolutional layers", whose sizes H - k + 1 are
+    those of ``"valid"`` with stride 1 (a stride subsamples, the border that is cut off does not).
     """
     *kernel_size, in_of_group, out = kernel.shape
     _check_channels(x, kernel, in_of_group * groups, out, groups)
@@ -136,8 +137,8 @@ def conv_transpose(
     >>> conv_transpose(x[:, None], w[:, None, None])[:, 0]
     Array([ 1.,  4., 10., 12.,  9.], dtype=float32)
 
-    Source: Krapac & Segvic, Convolutional models; Dumoulin & Visin 2016, A guide to convolution arithmetic,
-    arXiv:1603.07285.
+    Source: Cevher, Mathematics of Data, "Transposed-convolutional layers" (corrected: :math:`y_i = \sum_j
+    x_{i-j+1} w_j` for one axis); Dumoulin & Visin 2016, A guide to convolution arithmetic, arXiv:1603.07285.
     """
     *kernel_size, out_of_group, channels = kernel.shape
     axes = len(kernel_size)
@@ -201,7 +202,7 @@ def Conv(
     >>> count_params(params)  # a dense layer between the same shapes has 12,725,024
     224
 
-    Source: Krapac & Segvic, Convolutional models; Diehl 2023, section 1.1.
+    Source: Cevher, Mathematics of Data, "Convolutional layers"; Diehl 2023, section 1.1.
     """
     kernel_size = window_sizes("kernel_size", kernel_size)
     per_axis("padding", padding, len(kernel_size))
@@ -302,7 +303,7 @@ def ConvTranspose(
     >>> layer.apply(params, jnp.zeros((16, 16, 3))).shape
     (32, 32, 8)
 
-    Source: Krapac & Segvic, Convolutional models.
+    Source: Cevher, Mathematics of Data, "Transposed-convolutional layers".
     """
     kernel_size = window_sizes("kernel_size", kernel_size)
     per_axis("padding", padding, len(kernel_size))
@@ -369,7 +370,7 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and jax.default_backend() == "cpu"
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
-        y = _by_shifts(x, kernel, *geometry)
+        y = depthwise_by_shifts(x, kernel, *(tuple(map(_as_static, one)) for one in geometry))
     elif by_hand and groups <= 32:
         parts = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
         y = jnp.concatenate([_by_xla(part, own, *geometry, 1) for part, own in parts], -1)
@@ -387,7 +388,13 @@ def _by_xla(x, kernel, strides, pads, spread, dilations, groups):
     )
 
 
-def _by_shifts(x, kernel, strides, pads, spread, dilations):
+def _as_static(value):
+    return tuple(map(int, value)) if np.ndim(value) else int(value)
+
+
+# By this name of the jitted call `count_flops` knows that its operations are those of a convolution.
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
     *kernel_size, _, out = kernel.shape
     dtype, x, kernel = x.dtype, widen(x), widen(kernel)

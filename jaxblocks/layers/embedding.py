@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveInt, check_params, check_range, checked, require
+from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, check_range, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 
 __all__ = ["Embedding", "embed", "unembed"]
@@ -20,11 +20,16 @@ __all__ = ["Embedding", "embed", "unembed"]
 
 @checked
 def embed(
-    ids: Integer[Array, "*batch"], table: Float[Array, "size features"], *, check: bool = False
+    ids: Integer[Array, "*batch"],
+    table: Float[Array, "size features"],
+    *,
+    padding_idx: NonNegativeInt | None = None,
+    check: bool = False,
 ) -> Float[Array, "*batch features"]:
     r"""The rows of a table: :math:`y_j = E_{i j}` with i ``ids`` and E ``table``.
 
-    The same as ``one_hot(ids) @ table``, without the product. In reverse mode the gradients of equal ids add up.
+    The same as ``one_hot(ids) @ table``, without the product. In reverse mode the gradients of equal ids add up, and
+    the row of the id ``padding_idx`` is not read: its result is 0, and so is its gradient.
 
     Raises:
         ValueError: for an id outside ``0, ..., size - 1``, where the values are concrete. Under ``jit`` its row
@@ -43,9 +48,13 @@ def embed(
     check_range("ids", ids, 0, size - 1, repair, check=check)
     spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded as their ids are
     out_sharding = PartitionSpec(*spec, None) if any(axis is not None for axis in spec) else None
-    return table.at[ids].get(  # (*batch, features)
+    rows = table.at[ids].get(  # (*batch, features)
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False, out_sharding=out_sharding
     )
+    if padding_idx is None:
+        return rows
+    padding = jnp.broadcast_to((ids == padding_idx)[..., None], rows.shape)
+    return jnp.where(padding, 0, rows)
 
 
 @checked
@@ -73,6 +82,7 @@ def Embedding(
     features: PositiveInt,
     *,
     tied: bool = False,
+    padding_idx: NonNegativeInt | None = None,
     embedding_init: Callable = initializers.variance_scaling(1.0, "fan_out", "normal"),
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
@@ -86,6 +96,8 @@ def Embedding(
         tied: ``True`` enables logits as well: integers ``(...)`` give rows, and floating-point numbers
             ``(..., features)`` give logits ``(..., size)`` by the same table. A ``Wire`` that calls it twice,
             as below, is a net whose first and last layer share their params.
+        padding_idx: the id of padding, as in PyTorch: its row is 0 and has gradient 0, so that training leaves it at 0.
+            The row of a table from elsewhere counts as 0 too, and so does its logit.
         embedding_init: ``f(key, shape, dtype)``; by default normal with variance 1 / features, so that rows have
             length near 1, and logits of inputs of variance 1 have variance 1.
         dtype: of the rows; by default that of the params. (The following layers compute in it.) Logits have the dtype
@@ -108,15 +120,20 @@ def Embedding(
     Source: Bengio et al. 2003; Press and Wolf 2017 (tied; arXiv:1608.05859).
     """
 
+    inside = padding_idx is None or padding_idx < size
+    require(inside, f"padding_idx among the ids 0, ..., {size - 1}", padding_idx, "make size one larger")
+
     def init(key, ids: Integer[ArrayOrShape, "*batch"] | Float[ArrayOrShape, "*batch in"]):
         _computes_logits(ids, tied)
-        return {"embedding": embedding_init(key, (size, features), param_dtype)}
+        table = embedding_init(key, (size, features), param_dtype)
+        return {"embedding": table if padding_idx is None else table.at[padding_idx].set(0)}
 
     def apply(params, ids: Integer[Array, "*batch"] | Float[Array, "*batch in"]):
         check_params(params, embedding=(size, features))
         if _computes_logits(ids, tied):
-            return unembed(ids, params["embedding"])
-        rows = embed(ids, params["embedding"], check=check)
+            table = params["embedding"]
+            return unembed(ids, table if padding_idx is None else table.at[padding_idx].set(0))
+        rows = embed(ids, params["embedding"], padding_idx=padding_idx, check=check)
         return rows if dtype is None else rows.astype(dtype)
 
     return Layer(init, apply)

@@ -65,7 +65,7 @@ def linear_regression(
     >>> bool(jnp.allclose(params["kernel"], 0.0, atol=1e-6)), params["bias"].round(6)
     (True, Array([0.5], dtype=float32))
 
-    Source: Cevher, Mathematics of Data, "Linear regression"; Krapac & Segvic, Deep feed-forward models, XOR.
+    Source: Diehl 2023, section 1.3; Krapac & Segvic, Deep feed-forward models (XOR).
     """
     _check_not_empty(x)
     dtype = x.dtype
@@ -120,7 +120,7 @@ def logistic_regression(
     >>> bool(jnp.allclose(params["bias"], jnp.log(1 / 3))), bool(jnp.allclose(params["kernel"], jnp.log(3.0)))
     (True, True)
 
-    Source: Cevher, Mathematics of Data, "Logistic regression"; Krapac & Segvic, "Linear and nonlinear models".
+    Source: Krapac & Segvic, Deep feed-forward models ("Linear and nonlinear models").
     """
     _check_not_empty(x)
     dtype = x.dtype

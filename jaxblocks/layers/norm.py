@@ -14,6 +14,7 @@ Statistics of bfloat16 and float16 are computed in float32 (`jaxblocks.statistic
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Literal, overload
 
 import jax.numpy as jnp
 import numpy as np
@@ -149,7 +150,6 @@ def BatchNorm(
     """
     names = _names(use_scale, use_bias)
     state_dtype = wide_dtype(param_dtype)
-    log_momentum = math.log(momentum) if momentum else -math.inf
 
     def split(x):
         """The axes to average over, and the remaining axes, which are those of the statistics."""
@@ -159,21 +159,13 @@ def BatchNorm(
 
     def init(key, x: Float[ArrayOrShape, "..."]):
         shape = tuple(x.shape[a] for a in split(x)[1])
-        state = {
-            "mean": jnp.zeros(shape, state_dtype),
-            "variance": jnp.ones(shape, state_dtype),
-            "updates": jnp.zeros((), jnp.int32),
-        }
-        return _make_params(names, shape, param_dtype), state
+        return _make_params(names, shape, param_dtype), _make_statistics(shape, state_dtype)
 
     def apply(params, state, x: Float[Array, "..."], *, train=False, mask: Bool[Array, "..."] | None = None):
         over, kept = split(x)
         check_params(params, **dict.fromkeys(names, (None,) * len(kept)))  # `align_axes` compares the sizes
-        made = isinstance(state, dict) and state.keys() == {"mean", "variance", "updates"}
-        repair = "pass the one that init or the last apply returned"
-        require(made, "a state of mean, variance and updates", state, repair)
         x = x if dtype is None else x.astype(dtype)
-        running = align_axes(x, kept, mean=state["mean"], variance=state["variance"])
+        running = _running_statistics(x, kept, state)
         weights = align_axes(
             x, kept, scale=params["scale"] if use_scale else None, bias=params["bias"] if use_bias else None
         )
@@ -187,21 +179,13 @@ def BatchNorm(
                 require(False, f"more than one entry to average over (axes {over}) in training", x, repair)
             state = updated(state, mean, variance, count)
         else:
-            measured = state["updates"] > 0
-            check_values(
-                measured,
-                "running statistics to evaluate with, got a state that was never updated; call "
-                "apply(..., train=True) on training data first, and use the state that it returns",
-            )
-            mean, variance = (jnp.where(measured, statistic, jnp.nan) for statistic in running)
+            mean, variance = _measured(state, running)
         return _normalize(x, mean, variance, *weights, epsilon=epsilon), state
 
     def updated(state, mean, variance, count):
         """The running statistics after one more batch, with ``count`` entries for each statistic."""
         updates = state["updates"] + 1
-        # The weight (1 - p) / (1 - p^k) makes a weighted average of k batches; by expm1 it is exactly 1 for k = 1.
-        log_past = jnp.asarray(log_momentum, state_dtype)
-        weight = jnp.expm1(log_past) / jnp.expm1(updates.astype(state_dtype) * log_past)
+        weight = _weight_of_update(updates, momentum, state_dtype)
         counts = count if isinstance(count, int) else jnp.broadcast_to(count, mean.shape).reshape(state["mean"].shape)
         enough = counts >= 2  # the variance of one entry is 0, and evaluation would divide by it
         moved = {}
@@ -445,24 +429,64 @@ def instance_norm(
     return _normalize(x, mean, variance, *align_axes(x, (x.ndim - 1,), scale=scale, bias=bias), epsilon=epsilon)
 
 
+@overload
+def InstanceNorm(
+    *,
+    spatial: int,
+    epsilon: float = 1e-5,
+    stateful: Literal[False] = False,
+    momentum: float = 0.99,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer: ...
+@overload
+def InstanceNorm(
+    *,
+    spatial: int,
+    epsilon: float = 1e-5,
+    stateful: Literal[True],
+    momentum: float = 0.99,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> StatefulLayer: ...
 @builder
 def InstanceNorm(
     *,
     spatial: PositiveInt,
     epsilon: NonNegativeFloat = 1e-5,
+    stateful: bool = False,
+    momentum: Rate = 0.99,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-) -> Layer:
+) -> Layer | StatefulLayer:
     r"""Instance normalization ``instance_norm`` with its params ``{"scale": γ, "bias": β}``, of shape ``(channels,)``.
 
-    Arguments as in ``GroupNorm``; PyTorch has no params by default, nor running statistics.
+    Args:
+        stateful: ``True`` makes a ``StatefulLayer`` with the state of `BatchNorm`, as with PyTorch's
+            ``track_running_stats``: in training it normalizes by the statistics of each example and updates running
+            averages of their means over the batch; in evaluation it normalizes by the running averages.
+        momentum: the weight of the past in the running averages, as in `BatchNorm`; has no effect unless ``stateful``.
+        spatial, epsilon, use_scale, use_bias, dtype, param_dtype: as in `GroupNorm`; PyTorch has no params by default.
+
+    Raises:
+        ValueError: where ``stateful``, in evaluation before the first update, and in training with one position.
 
     >>> layer = InstanceNorm(spatial=2)
     >>> params = layer.init(jax.random.key(0), jnp.zeros((8, 5, 5, 4)))
     >>> jax.tree.map(jnp.shape, params)
     {'bias': (4,), 'scale': (4,)}
+    >>> layer = InstanceNorm(spatial=1, stateful=True)
+    >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
+    >>> params, state = layer.init(jax.random.key(0), x)
+    >>> y, state = layer.apply(params, state, x, train=True)
+    >>> print(state["mean"], state["variance"])
+    [11.] [50.5]
 
     Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance normalization (arXiv:1607.08022).
     """
@@ -471,8 +495,69 @@ def InstanceNorm(
         check_spatial(x, spatial)
         return x.shape[-1:]
 
-    normalize = partial(instance_norm, spatial=spatial, epsilon=epsilon)
-    return _norm(shape, normalize, _names(use_scale, use_bias), dtype, param_dtype)
+    names = _names(use_scale, use_bias)
+    stateless = _norm(shape, partial(instance_norm, spatial=spatial, epsilon=epsilon), names, dtype, param_dtype)
+    if not stateful:
+        return stateless
+    state_dtype = wide_dtype(param_dtype)
+
+    def init(key, x: Float[ArrayOrShape, "..."]):
+        return stateless.init(key, x), _make_statistics(shape(x), state_dtype)
+
+    def apply(params, state, x: Float[Array, "..."], *, train=False):
+        check_params(params, **dict.fromkeys(names, shape(x)))
+        x = x if dtype is None else x.astype(dtype)
+        running = _running_statistics(x, (x.ndim - 1,), state)
+        if not train:
+            weights = align_axes(x, (x.ndim - 1,), **{"scale": None, "bias": None, **dict(params)})
+            return _normalize(x, *_measured(state, running), *weights, epsilon=epsilon), state
+        positions = tuple(range(x.ndim - 1 - spatial, x.ndim - 1))
+        several = math.prod(x.shape[a] for a in positions) > 1
+        require(several, "more than one position to average over in training", x, "pass stateful=False, or larger x")
+        if x.size == 0:  # no example
+            return stateless.apply(params, x), state
+        mean, variance, _ = moments_and_count(x, positions)
+        updates = state["updates"] + 1
+        weight = _weight_of_update(updates, momentum, state_dtype)
+        moved = {"updates": updates}
+        for name, each in (("mean", mean), ("variance", variance)):
+            batch = each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0)
+            moved[name] = state[name] + weight * (batch - state[name])
+        return stateless.apply(params, x), moved
+
+    return StatefulLayer(init, apply)
+
+
+# ---- running statistics ----------------------------------------------------------------------
+
+
+def _make_statistics(shape, dtype):
+    """The state of a norm with running statistics."""
+    return {"mean": jnp.zeros(shape, dtype), "variance": jnp.ones(shape, dtype), "updates": jnp.zeros((), jnp.int32)}
+
+
+def _running_statistics(x, axes, state):
+    """Mean and variance of the state, with as many axes as ``x``."""
+    made = isinstance(state, dict) and state.keys() == {"mean", "variance", "updates"}
+    require(made, "a state of mean, variance and updates", state, "pass the one that init or the last apply returned")
+    return align_axes(x, axes, mean=state["mean"], variance=state["variance"])
+
+
+def _measured(state, running):
+    """The running statistics; NaN before the first update, where values are not concrete."""
+    measured = state["updates"] > 0
+    check_values(
+        measured,
+        "running statistics to evaluate with, got a state that was never updated; call "
+        "apply(..., train=True) on training data first, and use the state that it returns",
+    )
+    return [jnp.where(measured, statistic, jnp.nan) for statistic in running]
+
+
+def _weight_of_update(updates, momentum, dtype):
+    """The weight (1 - p) / (1 - p^k) of batch k in a weighted average; by expm1 it is exactly 1 for k = 1."""
+    log_past = jnp.asarray(math.log(momentum) if momentum else -math.inf, dtype)
+    return jnp.expm1(log_past) / jnp.expm1(updates.astype(dtype) * log_past)
 
 
 # ---- shared functions ------------------------------------------------------------------------

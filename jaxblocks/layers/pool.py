@@ -71,7 +71,7 @@ def max_pool(
     >>> max_pool(jnp.zeros((8, 28, 28, 3)), (3, 3), stride=2, padding=1).shape
     (8, 14, 14, 3)
 
-    Source: Krapac & Segvic, Convolutional models.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
     window, strides, pads = _windows(x, window_shape, stride, padding)
     x = _pad(x, pads, -jnp.inf)
@@ -107,7 +107,7 @@ def avg_pool(
     >>> avg_pool(jnp.array([[1.0], [3.0], [2.0]]), 2, stride=1, padding=1)[:, 0]
     Array([1. , 2. , 2.5, 2. ], dtype=float32)
 
-    Source: Krapac & Segvic, Convolutional models.
+    Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
     window, strides, pads = _windows(x, window_shape, stride, padding)
     y = _pad(widen(x), pads, 0.0)

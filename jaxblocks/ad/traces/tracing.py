@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point
-from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.traces.passes import Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
 from jaxblocks.checks import checked, describe, require
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["trace_table"]
 

@@ -29,6 +29,7 @@ def GraphBlock(
     node: LayerLike | None = None,
     graph: LayerLike | None = None,
     aggregate: How = "sum",
+    sent_edges: bool = False,
 ) -> Layer | StatefulLayer:
     r"""The graph-network block :math:`(E, V, u) \mapsto (E', V', u')`: update edges, then nodes, then the graph.
 
@@ -54,6 +55,9 @@ def GraphBlock(
         aggregate: ``"sum"``, ``"mean"``, ``"max"`` or ``"softmax"``, as in `aggregate`; nodes without incoming edges
             get 0. With ``"softmax"`` a projection may return a tuple ``(logits, values)``; the values are the new
             features. On a `complete_graph` this is self-attention, on a sparse one masked attention.
+        sent_edges: ``True`` gives :math:`\phi_v` also :math:`\mathrm{Agg}\{e'_k : s_k = i\}`, over the edges that the
+            node sends, after that over the edges that it receives. (Without features of edges: over the features of
+            their receivers.)
 
     Raises:
         ValueError: for arrays that do not fit together, indices out of range (see `check_graph`), or a projection that
@@ -67,7 +71,7 @@ def GraphBlock(
     ((9, 4), (3, 4), (1, 2))
 
     Source: Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks, arXiv:1806.01261,
-    algorithm 1; Diehl 2023, section "Graphical layers".
+    algorithm 1; Cevher, Mathematics of Data, "Graphical layers".
     """
     how = aggregate
 
@@ -78,10 +82,12 @@ def GraphBlock(
             return _concatenate([graph.edges, *ends, of_graph])
         if name == "node":
             n = graph.nodes.shape[0]
-            messages = take_rows(graph.nodes, graph.senders) if graph.edges is None else graph.edges
-            _check_floating("messages", messages)
-            received = reduce_segments(messages, graph.receivers, n, how, logits.get("edge"), graph.edge_mask)
-            return _concatenate([received, graph.nodes, _repeat_rows(graph.global_features, graph.node_graph, n)])
+            pieces = []
+            for here, there in ((graph.receivers, graph.senders), (graph.senders, graph.receivers))[: 1 + sent_edges]:
+                messages = take_rows(graph.nodes, there) if graph.edges is None else graph.edges
+                _check_floating("messages", messages)
+                pieces.append(reduce_segments(messages, here, n, how, logits.get("edge"), graph.edge_mask))
+            return _concatenate([*pieces, graph.nodes, _repeat_rows(graph.global_features, graph.node_graph, n)])
         g = count_graphs(graph)
         pieces = []
         for label, values, ids, mask in (

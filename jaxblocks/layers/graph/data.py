@@ -88,7 +88,7 @@ def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = Tr
     >>> complete_graph(jnp.zeros((3, 1)), self_loops=False).senders
     Array([1, 2, 0, 2, 0, 1], dtype=int32)
 
-    Source: Diehl 2023, section "Graphical layers" (attention as a graph layer).
+    Source: Cevher, Mathematics of Data, "Graphical layers" (attention as a graph layer).
     """
     repair = "for n nodes without features pass jnp.zeros((n, 1))"
     has_rows = bool(getattr(nodes, "shape", ()))

@@ -68,8 +68,8 @@ def aggregate(
     >>> aggregate(jnp.array([1.0, 2.0, 5.0]), jnp.array([0, 0, 2]), n=4, how="mean")
     Array([1.5, 0. , 5. , 0. ], dtype=float32)
 
-    Source: Diehl 2023, section "Graphical layers"; Battaglia et al. 2018, Relational inductive biases, deep learning,
-    and graph networks, arXiv:1806.01261, section 3.2.
+    Source: Cevher, Mathematics of Data, "Graphical layers"; Battaglia et al. 2018, Relational inductive biases, deep
+    learning, and graph networks, arXiv:1806.01261, section 3.2.
     """
     if logits is not None:
         require(how == "softmax", f'how="softmax" where logits are passed, got {how!r}', repair="omit logits")

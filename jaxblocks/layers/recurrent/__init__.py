@@ -1,0 +1,29 @@
+r"""Recurrent layers: the simple cell, the gated recurrent unit, long short-term memory, bidirectional layers.
+
+Each exists as a function of one step, as a cell (a ``StatefulLayer`` whose state is its carry),
+and as a layer over the time axis, ``Recurrent(cell)``.
+
+Axis letters: ``...`` batch, ``time``, ``in`` features of the input, ``hidden`` features of the carry.
+All use the same names of params: ``kernel`` :math:`W` multiplies the input, ``recurrent_kernel`` :math:`U`
+the carry; ``bias`` :math:`b` and ``recurrent_bias`` :math:`b'` are added to the products; the gates are
+concatenated along the last axis.
+"""
+
+from jaxblocks.layers.recurrent.cells import GRUCell, RNNCell, gru_step, rnn_step
+from jaxblocks.layers.recurrent.lstm import LayerNormLSTMCell, LSTMCell, layer_norm_lstm_step, lstm_step
+from jaxblocks.layers.recurrent.over_time import GRU, LSTM, RNN, Bidirectional
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Bidirectional",
+    "GRUCell",
+    "LSTMCell",
+    "LayerNormLSTMCell",
+    "RNNCell",
+    "gru_step",
+    "layer_norm_lstm_step",
+    "lstm_step",
+    "rnn_step",
+]

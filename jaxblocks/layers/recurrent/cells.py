@@ -1,0 +1,191 @@
+"""The simple recurrent cell and the gated recurrent unit."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxblocks import initializers
+from jaxblocks.activations import sigmoid, tanh
+from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.core import ArrayOrShape, StatefulLayer, builder
+from jaxblocks.layers.recurrent.gates import (
+    affine_map,
+    check_carry,
+    check_dtype_of_carry,
+    params_of_gates,
+    preactivation,
+)
+
+__all__ = ["GRUCell", "RNNCell", "Reset", "gru_step", "rnn_step"]
+
+Reset = Literal["after", "before"]
+
+
+@checked
+def rnn_step(
+    x: Float[Array, "*batch in"],
+    hidden: Float[Array, "*batch hidden"],
+    kernel: Float[Array, "in hidden"],
+    recurrent_kernel: Float[Array, "hidden hidden"],
+    bias: Float[Array, "hidden"] | None = None,
+    recurrent_bias: Float[Array, "hidden"] | None = None,
+    *,
+    activation: Callable = tanh,
+) -> Float[Array, "*batch hidden"]:
+    r"""One step of the simple recurrent network: :math:`h_t = \sigma(x_t W + b + h_{t-1} U + b')`.
+
+    :math:`\sigma` is ``activation``. Computes in the dtype of ``x``, which is that of ``hidden``.
+
+    >>> rnn_step(jnp.array([1.0]), jnp.array([2.0]), jnp.eye(1), 0.5 * jnp.eye(1), activation=lambda z: z)
+    Array([2.], dtype=float32)
+
+    Source: Cevher, Mathematics of Data, "Recurrent layers"; Elman 1990, Finding structure in time,
+    doi:10.1207/s15516709cog1402_1.
+    """
+    return activation(preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias))
+
+
+@checked
+def gru_step(
+    x: Float[Array, "*batch in"],
+    hidden: Float[Array, "*batch hidden"],
+    kernel: Float[Array, "in 3*hidden"],
+    recurrent_kernel: Float[Array, "hidden 3*hidden"],
+    bias: Float[Array, "3*hidden"] | None = None,
+    recurrent_bias: Float[Array, "3*hidden"] | None = None,
+    *,
+    reset: Reset = "after",
+) -> Float[Array, "*batch hidden"]:
+    r"""One step of the gated recurrent unit: :math:`h_t = (1 - z) \odot n + z \odot h_{t-1}`.
+
+    With the gates in the order :math:`(r, z, n)` along the last axis of the kernels,
+
+    .. math::
+        r &= \sigma(x W_r + b_r + h U_r + b'_r), \qquad z = \sigma(x W_z + b_z + h U_z + b'_z), \\
+        n &= \tanh(x W_n + b_n + r \odot (h U_n + b'_n)) && \text{reset="after"} \\
+        n &= \tanh(x W_n + b_n + (r \odot h) U_n + b'_n) && \text{reset="before"}
+
+    where :math:`h` is ``hidden``. PyTorch and cuDNN compute ``"after"``; ``"before"`` is the first
+    published form. The two differ, and params trained for one do not fit the other.
+
+    >>> ones = jnp.ones((1, 3))
+    >>> gru_step(jnp.array([0.0]), jnp.array([0.0]), ones, ones)
+    Array([0.], dtype=float32)
+
+    Source: Cho et al. 2014, Learning phrase representations using RNN encoder-decoder, arXiv:1406.1078; Cevher,
+    Mathematics of Data, "Recurrent layers" (which names the unit).
+    """
+    check_dtype_of_carry(x, hidden)
+    x_r, x_z, x_n = jnp.split(affine_map(x, kernel, bias), 3, axis=-1)
+    if reset == "after":
+        h_r, h_z, h_n = jnp.split(affine_map(hidden, recurrent_kernel, recurrent_bias), 3, axis=-1)
+        r = sigmoid(x_r + h_r)
+        candidate = r * h_n
+    else:
+        size = hidden.shape[-1]
+        b_gates, b_n = (None, None) if recurrent_bias is None else jnp.split(recurrent_bias, [2 * size])
+        h_r, h_z = jnp.split(affine_map(hidden, recurrent_kernel[:, : 2 * size], b_gates), 2, axis=-1)
+        r = sigmoid(x_r + h_r)
+        candidate = affine_map(r * hidden, recurrent_kernel[:, 2 * size :], b_n)
+    z, n = sigmoid(x_z + h_z), tanh(x_n + candidate)
+    return n + z * (hidden - n)
+
+
+@builder
+def RNNCell(
+    features: PositiveInt,
+    *,
+    activation: Callable = tanh,
+    use_bias: bool = True,
+    recurrent_bias: bool = True,
+    kernel_init: Callable = initializers.lecun_normal(),
+    recurrent_kernel_init: Callable = initializers.orthogonal(),
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> StatefulLayer:
+    r"""The simple recurrent cell `rnn_step`; its carry :math:`h` is initially zero.
+
+    Args:
+        features: of the carry and the output.
+        activation: :math:`\sigma`.
+        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`. One of them is redundant
+            here; the default has both, as in PyTorch.
+        kernel_init, recurrent_kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
+        dtype: of the arithmetic, the carry and the output; by default that of the input.
+        param_dtype: of the params.
+
+    Shapes: ``(..., in)`` to ``(..., features)``, with a carry ``(..., features)``.
+
+    >>> cell = RNNCell(3)
+    >>> params, carry = cell.init(jax.random.key(0), jnp.zeros((8, 2)))
+    >>> jax.tree.map(jnp.shape, params)
+    {'bias': (3,), 'kernel': (2, 3), 'recurrent_bias': (3,), 'recurrent_kernel': (3, 3)}
+
+    Source: Cevher, Mathematics of Data, "Recurrent layers".
+    """
+    draw, check_drawn = params_of_gates(
+        1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+    )
+
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
+
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
+        check_drawn(params)
+        x = x if dtype is None else x.astype(dtype)
+        check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
+        hidden = rnn_step(x, hidden, **params, activation=activation)
+        return hidden, hidden
+
+    return StatefulLayer(init, apply)
+
+
+@builder
+def GRUCell(
+    features: PositiveInt,
+    *,
+    reset: Reset = "after",
+    use_bias: bool = True,
+    recurrent_bias: bool = True,
+    kernel_init: Callable = initializers.lecun_normal(),
+    recurrent_kernel_init: Callable = initializers.orthogonal(),
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> StatefulLayer:
+    r"""The gated recurrent unit `gru_step`; its carry :math:`h` is initially zero.
+
+    Args:
+        features: of the carry and the output.
+        reset: ``"after"`` the product with the carry (PyTorch, cuDNN) or ``"before"`` it (the first published form).
+        use_bias, recurrent_bias: whether the cell has :math:`b` and :math:`b'`.
+        kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype: as in `RNNCell`.
+
+    Shapes: ``(..., in)`` to ``(..., features)``, with a carry ``(..., features)``.
+
+    >>> params, _ = GRUCell(3).init(jax.random.key(0), jnp.zeros(2))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+    63
+
+    Source: Cho et al. 2014, arXiv:1406.1078; Cevher, Mathematics of Data, "Recurrent layers".
+    """
+    draw, check_drawn = params_of_gates(
+        3, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
+    )
+
+    def init(key, x: Float[ArrayOrShape, "*batch in"]):
+        return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
+
+    def apply(params, hidden, x: Float[Array, "*batch in"]):
+        check_drawn(params)
+        x = x if dtype is None else x.astype(dtype)
+        check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
+        hidden = gru_step(x, hidden, **params, reset=reset)
+        return hidden, hidden
+
+    return StatefulLayer(init, apply)

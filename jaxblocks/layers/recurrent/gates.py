@@ -1,0 +1,72 @@
+"""What the cells share: affine maps of input and carry, params gate by gate, checks of the carry."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxblocks.checks import check_params, describe, require
+
+__all__ = ["affine_map", "check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]
+
+
+def preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
+    """x W + b + h U + b' as one product, whose gradient is up to a tenth faster on CPU than that of two products."""
+    check_dtype_of_carry(x, hidden)
+    weights = jnp.concatenate([kernel, recurrent_kernel])
+    biases = [b.astype(x.dtype) for b in (bias, recurrent_bias) if b is not None]
+    return affine_map(jnp.concatenate([x, hidden], axis=-1), weights, sum(biases[1:], biases[0]) if biases else None)
+
+
+def affine_map(x, kernel, bias):
+    """x W + b, in the dtype of x."""
+    y = jnp.matmul(x, kernel.astype(x.dtype))
+    return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
+
+
+def params_of_gates(
+    gates, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, dtype, carried=None
+):
+    """Two functions for the params of a cell: one draws them, one checks their names and shapes.
+
+    Each gate is drawn as a separate matrix, so that variance and orthogonality hold for each. ``carried`` is the number
+    of features of the carry that the gates read, if not ``features``.
+    """
+    kept = {"bias": use_bias, "recurrent_bias": recurrent_bias}
+    width = gates * features
+    carried = features if carried is None else carried
+    shapes = {
+        "kernel": (None, width),
+        "recurrent_kernel": (carried, width),
+        "bias": (width,),
+        "recurrent_bias": (width,),
+    }
+    initialize = {"kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init}
+
+    def draw(key, x):
+        rows = {"kernel": (x.shape[-1],), "recurrent_kernel": (carried,)}
+        params = {}
+        for position, name in enumerate(shapes):
+            if kept.get(name, True):
+                keys = jax.random.split(jax.random.fold_in(key, position), gates)
+                shape = (*rows.get(name, ()), features)
+                each = [initialize.get(name, bias_init)(k, shape, dtype) for k in keys]
+                params[name] = jnp.concatenate(each, axis=-1)
+        return params
+
+    def check_drawn(params, **others):
+        check_params(params, **{name: shape for name, shape in shapes.items() if kept.get(name, True)}, **others)
+
+    return draw, check_drawn
+
+
+def check_carry(carry, like):
+    """The carry has the structure, shapes and dtypes of that of ``init``."""
+    got, expected = jax.tree.map(describe, carry), jax.tree.map(describe, like)
+    repair = "pass the carry that init made for inputs like x, or that the last call returned"
+    error = ValueError if jax.tree.structure(got) == jax.tree.structure(expected) else TypeError
+    require(got == expected, f"its carry, {expected}", str(got), repair, error=error)
+
+
+def check_dtype_of_carry(x, hidden):
+    """The carry has the dtype of x."""
+    got, repair = f"{describe(x)} and {describe(hidden)}", "make the carry with init for inputs like x"
+    require(x.dtype == hidden.dtype, "x and its carry with one dtype", got, repair)
