@@ -58,6 +58,7 @@ from jaxblocks.layers.pool import (
     global_avg_pool,
     global_max_pool,
     max_pool,
+    max_unpool,
 )
 from jaxblocks.layers.positions import LearnedPositions, SinusoidalPositions, alibi, rotary, sinusoidal_positions
 from jaxblocks.layers.recurrent import (
@@ -154,6 +155,7 @@ __all__ = [
     "logistic_regression",
     "lstm_step",
     "max_pool",
+    "max_unpool",
     "random_fourier_features",
     "rbf_kernel",
     "rms_norm",
