@@ -20,7 +20,7 @@ from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, s
 from jaxblocks.layers import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 
 # Dense layers.
-from jaxblocks.layers import MLP, Bias, Dense, affine
+from jaxblocks.layers import GLU, MLP, Bias, Dense, affine
 
 # Convolution and pooling.
 from jaxblocks.layers import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
@@ -47,7 +47,7 @@ from jaxblocks.layers import LearnedPositions, SinusoidalPositions, alibi, rotar
 from jaxblocks.layers import GAT, GCN, GIN, Graph, GraphBlock
 
 # Activations, entry by entry.
-from jaxblocks.activations import elu, gelu, identity, leaky_relu, relu, selu, sigmoid, silu, softplus, tanh
+from jaxblocks.activations import elu, gelu, glu, identity, leaky_relu, relu, selu, sigmoid, silu, softplus, tanh
 
 # Probabilities.
 from jaxblocks.probabilities import log_softmax, logsumexp, one_hot, smooth_labels, softmax
@@ -230,6 +230,7 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GLU",
     "GRU",
     "GRUCell",
     "GlobalAvgPool",
@@ -290,6 +291,7 @@ __all__ = [
     "fit",
     "gaussian_nll",
     "gelu",
+    "glu",
     "group_norm",
     "hessian",
     "hinge_loss",

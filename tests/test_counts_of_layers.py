@@ -36,6 +36,7 @@ BY_HAND = {
     "Dense without bias": 8 * 5 * 3,
     "Bias": 0,
     "MLP": 4 * (5 * 6 + 6 * 3),
+    "GLU": 2 * 4 * 5 * 3,
     "Serial": 4 * 5 * 3,
     "Serial by name": 8 * (5 * 3 + 3 * 2),
     "Serial without layers": 0,

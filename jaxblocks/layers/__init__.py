@@ -34,7 +34,7 @@ from jaxblocks.layers.graph import (
 from jaxblocks.layers.learned_activations import Maxout, PReLU, Swish, swish
 from jaxblocks.layers.linear_attention import linear_attention
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
-from jaxblocks.layers.mlp import MLP
+from jaxblocks.layers.mlp import GLU, MLP
 from jaxblocks.layers.norm import (
     BatchNorm,
     GroupNorm,
@@ -79,6 +79,7 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GLU",
     "GRU",
     "LSTM",
     "MLP",
