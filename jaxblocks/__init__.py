@@ -22,9 +22,10 @@ from jaxblocks.layers import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 # Dense layers.
 from jaxblocks.layers import GLU, MLP, Bias, Dense, affine
 
-# Convolution and pooling.
+# Convolution, pooling, resizing.
 from jaxblocks.layers import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
+from jaxblocks.layers import Flatten, Pad, Resize, UpSample
 
 # Normalization of batches, of examples, of weights.
 from jaxblocks.layers import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm, SpectralNorm, WeightNorm
@@ -353,4 +354,8 @@ __all__ = [
     "unembed",
     "variance_report",
     "zero_one_loss",
+    "Flatten",
+    "Pad",
+    "Resize",
+    "UpSample",
 ]

@@ -84,6 +84,13 @@ BY_HAND = {
     "GlobalMaxPool": 0,
     "GlobalAvgPool": 0,
     "AvgPool": 0,
+    "MaxPool with indices": 0,
+    "Flatten": 0,
+    "Pad": 0,
+    "Resize": 0,  # two entries, gathered
+    "UpSample": 0,
+    "PixelShuffle": 0,
+    "PixelUnshuffle": 0,
     "Embedding": 0,  # a lookup
     "Embedding, tied, on ids": 0,
     "Embedding, tied, on features": 3 * 4 * 6,

@@ -73,6 +73,20 @@ from jaxblocks.layers.recurrent import (
     lstm_step,
     rnn_step,
 )
+from jaxblocks.layers.reshaping import (
+    Flatten,
+    Pad,
+    PixelShuffle,
+    PixelUnshuffle,
+    Resize,
+    UpSample,
+    flatten,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+    resize,
+    upsample,
+)
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
@@ -168,4 +182,16 @@ __all__ = [
     "taylor_features",
     "unbatch_graphs",
     "unembed",
+    "Flatten",
+    "Pad",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "Resize",
+    "UpSample",
+    "flatten",
+    "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "resize",
+    "upsample",
 ]
