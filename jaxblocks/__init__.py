@@ -32,7 +32,7 @@ from jaxblocks.layers import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSN
 from jaxblocks.layers import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 # Dropout of values, of feature maps, of examples.
-from jaxblocks.layers import Dropout, FeatureDropout, StochasticDepth, dropout
+from jaxblocks.layers import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, dropout
 
 # Embeddings, and activations with params.
 from jaxblocks.layers import Embedding, Maxout, PReLU, Swish, embed, swish, unembed
@@ -216,6 +216,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AlphaDropout",
     "Attention",
     "AvgPool",
     "BatchNorm",

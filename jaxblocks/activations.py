@@ -160,7 +160,8 @@ def selu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     SELU(x) = lambda ELU(x; alpha) with lambda = 1.0507009873554805, alpha = 1.6732632423543772, the constants for
     which SELU of a standard normal variable has mean 0 and variance 1. (Of the usual activations it is the only one
     that does; ELU and GELU do not. See ``activation_moments``.) It saturates on the left, at -lambda alpha. The
-    derivative at 0 is the left one, lambda alpha. Use it with LeCun initialization, variance 1 / fan_in.
+    derivative at 0 is the left one, lambda alpha. Use it with LeCun initialization, variance 1 / fan_in, and with
+    `jaxblocks.layers.AlphaDropout`.
 
     >>> print(np.asarray(selu(jnp.array([-1.0, 1.0]))).round(4))
     [-1.1113  1.0507]

@@ -122,6 +122,7 @@ BY_HAND = {
     "WeightNorm": 3 * 4 * 3,
     "SpectralNorm": 3 * 4 * 3 + 4 * 3 + 4,  # and sigma = u (W w)
     "Dropout": 0,
+    "AlphaDropout": 0,
     "FeatureDropout": 0,
     "StochasticDepth": 0,
     "RNNCell": 4 * GATES,

@@ -7,7 +7,7 @@ from jaxblocks.layers.attention import Attention, attention, attention_weights, 
 from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
-from jaxblocks.layers.dropout import Dropout, FeatureDropout, StochasticDepth, dropout
+from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
 from jaxblocks.layers.embedding import Embedding, embed, unembed
 from jaxblocks.layers.features import (
     RBF,
@@ -90,6 +90,8 @@ from jaxblocks.layers.reshaping import (
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
+    "AlphaDropout",
+    "alpha_dropout",
     "GAT",
     "GCN",
     "GIN",
