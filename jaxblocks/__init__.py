@@ -22,18 +22,19 @@ from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, s
 from jaxblocks.layers import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 
 # Dense layers.
-from jaxblocks.layers import MLP, Bias, Dense, affine
+from jaxblocks.layers import GLU, MLP, Bias, Dense, affine
 
-# Convolution and pooling.
+# Convolution, pooling, resizing.
 from jaxblocks.layers import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
+from jaxblocks.layers import Flatten, Pad, Resize, UpSample
 
 # Normalization of batches, of examples, of weights.
 from jaxblocks.layers import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm, SpectralNorm, WeightNorm
 from jaxblocks.layers import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 # Dropout of values, of feature maps, of examples.
-from jaxblocks.layers import Dropout, FeatureDropout, StochasticDepth, dropout
+from jaxblocks.layers import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, dropout
 
 # Embeddings, and activations with params.
 from jaxblocks.layers import Embedding, Maxout, PReLU, Swish, embed, swish, unembed
@@ -49,7 +50,7 @@ from jaxblocks.layers import LearnedPositions, SinusoidalPositions, alibi, rotar
 from jaxblocks.layers import GAT, GCN, GIN, Graph, GraphBlock
 
 # Activations, entry by entry.
-from jaxblocks.activations import elu, gelu, identity, leaky_relu, relu, selu, sigmoid, silu, softplus, tanh
+from jaxblocks.activations import elu, gelu, glu, identity, leaky_relu, relu, selu, sigmoid, silu, softplus, tanh
 
 # Probabilities.
 from jaxblocks.probabilities import log_softmax, logsumexp, one_hot, smooth_labels, softmax
@@ -220,6 +221,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AlphaDropout",
     "Attention",
     "AvgPool",
     "BatchNorm",
@@ -235,6 +237,7 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GLU",
     "GRU",
     "GRUCell",
     "GlobalAvgPool",
@@ -295,6 +298,7 @@ __all__ = [
     "fit",
     "gaussian_nll",
     "gelu",
+    "glu",
     "group_norm",
     "hessian",
     "hinge_loss",
@@ -356,4 +360,8 @@ __all__ = [
     "unembed",
     "variance_report",
     "zero_one_loss",
+    "Flatten",
+    "Pad",
+    "Resize",
+    "UpSample",
 ]

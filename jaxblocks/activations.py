@@ -1,9 +1,11 @@
 """Activations: nonlinear maps R -> R, applied to every entry of an array, sigma(s)_i = sigma(s_i).
 
 Every function takes an array of any shape and returns one of the same shape and dtype, so it can be used as a layer.
-(The exception is ``maxout``, which takes the maximum of several entries and so shrinks the last axis.)
-Functions of ``jax.numpy`` such as ``jnp.abs`` are activations too. Options are positional-or-keyword, as in
-``jax.nn``, since the keyword-only parameters of a function become side inputs of the layer.
+(The exceptions are ``maxout`` and ``glu``, which combine several entries and so shrink the last axis.)
+Functions of ``jax.numpy`` such as ``jnp.abs`` are activations too, and so are those of ``jax.nn``, as they are:
+``log_sigmoid``, ``mish``, ``squareplus``, ``relu6``, ``hard_sigmoid``, ``hard_silu`` (hard swish), ``hard_tanh``,
+``celu``, ``soft_sign``. Options are positional-or-keyword, as in ``jax.nn``, since the keyword-only parameters of a
+function become side inputs of the layer.
 
 At a kink the derivative is a convention. JAX takes 0.5 as the derivative of ``jnp.maximum(x, 0)`` at 0, 1 for
 ``jnp.where(x >= 0, x, 0)`` and 1 for ``jnp.abs``; each docstring here states the value.
@@ -13,6 +15,7 @@ derivatives of any order and mode. Reverse mode then stores one array per call, 
 three.
 """
 
+import difflib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -29,10 +32,12 @@ from jaxblocks.precision import widen
 
 __all__ = [
     "RECTIFIERS",
+    "activation_by_name",
     "activation_moments",
     "cosine",
     "elu",
     "gelu",
+    "glu",
     "identity",
     "leaky_relu",
     "leaky_relu_inverse",
@@ -155,7 +160,8 @@ def selu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     SELU(x) = lambda ELU(x; alpha) with lambda = 1.0507009873554805, alpha = 1.6732632423543772, the constants for
     which SELU of a standard normal variable has mean 0 and variance 1. (Of the usual activations it is the only one
     that does; ELU and GELU do not. See ``activation_moments``.) It saturates on the left, at -lambda alpha. The
-    derivative at 0 is the left one, lambda alpha. Use it with LeCun initialization, variance 1 / fan_in.
+    derivative at 0 is the left one, lambda alpha. Use it with LeCun initialization, variance 1 / fan_in, and with
+    `jaxblocks.layers.AlphaDropout`.
 
     >>> print(np.asarray(selu(jnp.array([-1.0, 1.0]))).round(4))
     [-1.1113  1.0507]
@@ -358,11 +364,63 @@ def maxout(x: Float[Array, "*batch features_pieces"], pieces: PositiveInt = 2) -
     return x.reshape(*x.shape[:-1], x.shape[-1] // pieces, pieces).max(axis=-1)
 
 
+@checked
+def glu(x: Float[Array, "*batch two_halves"], activation: Callable = sigmoid) -> Float[Array, "*batch half"]:
+    """Gated linear unit: the first half of the last axis times the activation of the second half, the gate.
+
+    GLU(a, b) = a sigma(b), x = (a, b) along the last axis, sigma = ``activation``, a function of arrays. Other
+    activations give the family: ``silu`` SwiGLU, ``gelu`` GEGLU, ``relu`` ReGLU, ``identity`` the bilinear form. The
+    layer `GLU` owns the two affine maps.
+
+    Shapes: (..., 2 half) to (..., half). Raises a ``ValueError`` if the last axis is odd.
+
+    >>> print(np.asarray(glu(jnp.array([1.0, 2.0, 0.0, 1.0]))).round(4))
+    [0.5    1.4621]
+    >>> print(glu(jnp.array([1.0, 2.0, -1.0, 3.0]), relu))
+    [0. 6.]
+
+    Sources: Dauphin, Fan, Auli, Grangier 2017 (arXiv:1612.08083); Shazeer 2020, GLU variants improve transformer
+    (arXiv:2002.05202).
+    """
+    require(x.shape[-1] % 2 == 0, "x with an even last axis", x, "give the layer before it 2 * features features")
+    half = x.shape[-1] // 2
+    return x[..., :half] * activation(x[..., half:])
+
+
 RECTIFIERS = frozenset(
     {relu, leaky_relu, elu, gelu, silu, jax.nn.relu, jax.nn.leaky_relu, jax.nn.elu, jax.nn.gelu, jax.nn.silu}
+    | {jax.nn.relu6, jax.nn.celu, jax.nn.mish, jax.nn.hard_silu}
 )
 """Activations that are zero or small for about half of a symmetric input. He initialization (variance 2 / fan_in) is
 their default. ``selu`` is not one of them: it keeps variance 1 with LeCun initialization (1 / fan_in)."""
+
+
+def activation_by_name(name: str) -> Callable[..., Array]:
+    """The activation called ``name``: that of this module, else that of ``jax.nn``.
+
+    Layers take functions, ``MLP(64, 10, activation=gelu)``, which they print and pickle by name. A string is looked up
+    where it enters the program, such as in a configuration file or on the command line.
+
+    Raises a ``ValueError`` for a name that is not there.
+
+    >>> MLP(64, 10, activation=activation_by_name("gelu"))
+    MLP(64, 10, activation=gelu)
+    >>> activation_by_name("relu6")(jnp.array([-1.0, 7.0]))
+    Array([0., 6.], dtype=float32)
+    """
+    known = {one: getattr(jax.nn, one) for one in _OF_JAX.split()}
+    known |= {one: globals()[one] for one in __all__ if one != "RECTIFIERS" and not one.startswith("activation_")}
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, 1)
+        repair = f"did you mean {near[0]}?" if near else "pass the function itself to the layer"
+        require(False, "the name of an activation of jaxblocks.activations or jax.nn", repr(name), repair)
+    return known[name]
+
+
+_OF_JAX = (
+    "celu hard_sigmoid hard_silu hard_swish hard_tanh log_sigmoid log_softmax mish relu6 soft_sign softmax sparse_plus "
+    "sparse_sigmoid squareplus swish"
+)
 
 
 @checked

@@ -420,7 +420,8 @@ def _repair_scalar(name, value, words) -> str:
     if isinstance(value, type) or (callable(value) and "a function" not in words):
         return f"pass a value of {name}"
     if words == ["a function"]:
-        return f"pass the function itself as {name}"
+        of_jax = isinstance(value, str) and hasattr(jax.nn, value)
+        return f"pass the function itself, {name}=jax.nn.{value}" if of_jax else f"pass the function itself as {name}"
     return ""
 
 

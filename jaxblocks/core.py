@@ -171,8 +171,9 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     expected = "a layer or a function of arrays"
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
-    hint = {list: "write Serial(*layers)", dict: "write Serial(**layers)"}.get(type(layer), "")
-    require(callable(layer), expected, layer, hint, error=TypeError)
+    hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
+    got = repr(layer) if isinstance(layer, str) else layer
+    require(callable(layer), expected, got, hints.get(type(layer), ""), error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names
     require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
     function: Callable = layer  # type: ignore[assignment]

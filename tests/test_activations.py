@@ -1,6 +1,7 @@
 """Activations: values, kinks, identities, inverses, moments, derivatives in every mode, extreme inputs, dtypes."""
 
 import math
+import pickle
 from functools import cache, partial
 
 import jax
@@ -11,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from jaxblocks import GLU, MLP, Dense, Serial
 from jaxblocks.activations import (
     RECTIFIERS,
+    activation_by_name,
     activation_moments,
     cosine,
     elu,
     gelu,
+    glu,
     identity,
     leaky_relu,
     leaky_relu_inverse,
@@ -29,6 +33,7 @@ from jaxblocks.activations import (
     softplus_inverse,
     tanh,
 )
+from jaxblocks.models import TransformerMLP
 
 LAMBDA, ALPHA = 1.0507009873554805, 1.6732632423543772
 
@@ -659,8 +664,84 @@ def test_selu_keeps_mean_and_variance_through_fifty_layers():
 
 def test_which_activations_are_rectifiers():
     """Rectifiers get He initialization by default; SELU requires LeCun initialization."""
-    assert {relu, leaky_relu, elu, gelu, silu, jax.nn.relu, jax.nn.swish} <= RECTIFIERS
+    assert {relu, leaky_relu, elu, gelu, silu, jax.nn.relu, jax.nn.swish, jax.nn.mish, jax.nn.relu6} <= RECTIFIERS
     assert not {selu, tanh, sigmoid, softplus, identity, cosine, jnp.tanh, jax.nn.selu} & RECTIFIERS
+
+
+# The functions of jax.nn, and names --------------------------------------------------------------------------------
+
+OF_JAX = {
+    "log_sigmoid": lambda x: -np.logaddexp(0, -x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+    "hard_sigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "hard_silu": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "hard_swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "hard_tanh": lambda x: np.clip(x, -1, 1),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "squareplus": lambda x: (x + np.sqrt(x**2 + 4)) / 2,
+    "celu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "soft_sign": lambda x: x / (1 + np.abs(x)),
+}
+
+
+def test_the_activations_of_jax_nn_are_layers():
+    """By name or as they are: they compute the formula, print, and are pickled."""
+    x = jnp.linspace(-8, 8, 17)
+    net = Serial(*(activation_by_name(name) for name in OF_JAX))
+    names = [f"jax.nn.{name}".replace("hard_swish", "hard_silu") for name in OF_JAX]
+    assert "".join(repr(net).split()) == f"Serial({','.join(names)},)"
+    assert repr(pickle.loads(pickle.dumps(net))) == repr(net)
+    values = jax.jit(lambda x: [activation_by_name(name)(x) for name in OF_JAX])(x)
+    for name, y in zip(OF_JAX, values, strict=True):
+        np.testing.assert_allclose(y, OF_JAX[name](np.asarray(x, np.float64)), rtol=2e-6, atol=2e-7, err_msg=name)
+    assert net.apply(net.init(jax.random.key(0), x), x).shape == x.shape
+
+
+def test_an_activation_by_name(sentences):
+    """Ours come first; there is no layer that takes the name."""
+    assert [activation_by_name(name) for name in ("gelu", "relu", "swish")] == [gelu, relu, jax.nn.swish]
+    with pytest.raises(
+        ValueError, match=r"activation_by_name expected the name of .*, got 'geluu'; did you mean gelu\?"
+    ):
+        activation_by_name("geluu")
+    with pytest.raises(ValueError, match=r"got 'activation_moments'"):
+        activation_by_name("activation_moments")
+    with pytest.raises(TypeError, match=r"got 'mish'; pass the function itself, activation=jax\.nn\.mish\."):
+        MLP(3, activation="mish")
+    assert repr(MLP(3, activation=jax.nn.mish)) == "MLP(3, activation=jax.nn.mish)"
+    with pytest.raises(TypeError, match=r"a function of arrays, got 'relu'; pass the function of that name\."):
+        Serial("relu")
+
+
+# Gated linear units ------------------------------------------------------------------------------------------------
+
+
+def test_gated_linear_units_by_the_formula():
+    """GLU(a, b) = a sigma(b): the sigmoid gives that of jax.nn, another activation another member of the family."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 6)), jnp.float32)
+    a, b = np.split(np.asarray(x, np.float64), 2, -1)
+    for activation, formula in (
+        (sigmoid, special.expit),
+        (silu, lambda b: b * special.expit(b)),
+        (identity, lambda b: b),
+    ):
+        np.testing.assert_allclose(glu(x, activation), a * formula(b), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(glu(x), jax.nn.glu(x), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"glu expected x with an even last axis, got float32 \(2, 3, 5\); give the"):
+        glu(x[..., :5])
+
+
+def test_the_gated_layer_is_that_of_a_transformer():
+    """GLU and then Dense are TransformerMLP(gated=True), and glu of both maps at once."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), jnp.float32)
+    net = Serial(GLU(4, activation=silu), Dense(3))
+    first, down = params = net.init(jax.random.key(0), x)
+    mlp = TransformerMLP(4, 3, gated=True, activation=silu)
+    np.testing.assert_allclose(
+        net.apply(params, x), mlp.apply({**first, "down": down, "dropout": ()}, x), rtol=1e-6, atol=1e-6
+    )
+    both = jnp.concatenate([x @ first["up"]["kernel"], x @ first["gate"]["kernel"]], -1)
+    np.testing.assert_allclose(GLU(4, activation=silu).apply(first, x), glu(both, silu), rtol=1e-6, atol=1e-6)
 
 
 # Derivatives, extremes, dtypes -------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ BY_HAND = {
     "Dense without bias": 8 * 5 * 3,
     "Bias": 0,
     "MLP": 4 * (5 * 6 + 6 * 3),
+    "GLU": 2 * 4 * 5 * 3,
     "Serial": 4 * 5 * 3,
     "Serial by name": 8 * (5 * 3 + 3 * 2),
     "Serial without layers": 0,
@@ -83,6 +84,13 @@ BY_HAND = {
     "GlobalMaxPool": 0,
     "GlobalAvgPool": 0,
     "AvgPool": 0,
+    "MaxPool with indices": 0,
+    "Flatten": 0,
+    "Pad": 0,
+    "Resize": 0,  # two entries, gathered
+    "UpSample": 0,
+    "PixelShuffle": 0,
+    "PixelUnshuffle": 0,
     "Embedding": 0,  # a lookup
     "Embedding with padding": 0,
     "Embedding, tied, on ids": 0,
@@ -117,6 +125,7 @@ BY_HAND = {
     "WeightNorm": 3 * 4 * 3,
     "SpectralNorm": 3 * 4 * 3 + 4 * 3 + 4,  # and sigma = u (W w)
     "Dropout": 0,
+    "AlphaDropout": 0,
     "FeatureDropout": 0,
     "StochasticDepth": 0,
     "RNNCell": 4 * GATES,

@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks.training import gaussian_noise, minibatches, prefetch, random_flip, random_shift, train_val_test_split
+from jaxblocks import one_hot
+from jaxblocks.training import (
+    cutmix,
+    gaussian_noise,
+    minibatches,
+    mixup,
+    prefetch,
+    random_crop,
+    random_flip,
+    random_shift,
+    train_val_test_split,
+)
 
 KEY = jax.random.key(0)
 
@@ -179,6 +190,68 @@ def test_flips_mirror_the_width_of_about_half_of_the_examples():
     assert 75 <= mirrored.sum() <= 125  # 100 +- 3.5 standard deviations
     np.testing.assert_array_equal(random_flip(jax.random.key(0), images), flipped)
     assert not np.array_equal(random_flip(jax.random.key(1), images), flipped)
+
+
+def test_crops_are_rectangles_at_all_positions():
+    images = numbered_images(60)
+    cropped = np.asarray(jax.jit(random_crop, static_argnums=2)(jax.random.key(0), images, (3, 3)))
+    first = cropped[:, 0, 0, 0] - np.arange(60) * 40 - 1  # the number of the pixel in the upper left corner
+    rows, columns = np.divmod(first // 2, 4)
+    assert set(zip(rows, columns, strict=True)) == set(itertools.product(range(3), range(2)))
+    for image, crop, r, c in zip(np.asarray(images), cropped, rows.astype(int), columns.astype(int), strict=True):
+        np.testing.assert_array_equal(crop, image[r : r + 3, c : c + 3])
+    np.testing.assert_array_equal(random_crop(jax.random.key(0), images, (5, 4)), images)
+    with pytest.raises(
+        ValueError, match=r"random_crop expected size at most that of the images, \(5, 4\), got \(6, 4\); pad"
+    ):
+        random_crop(jax.random.key(0), images, (6, 4))
+    random_crop(jax.random.key(0), jnp.pad(images, ((0, 0), (1, 1), (0, 0), (0, 0))), (6, 4))
+
+
+def test_mixup_mixes_inputs_and_targets_by_one_share():
+    """Shares are Beta(alpha, alpha), and the partners a permutation; mapped over keys, in one program."""
+    labels, alpha = jnp.arange(4), 0.5
+    x = jnp.array([[1.0], [10.0], [100.0], [1000.0]])
+
+    def run(key):
+        mixed, targets = mixup(key, x, one_hot(labels, 4), alpha=alpha)
+        share = jax.random.beta(jax.random.split(jax.random.clone(key))[0], alpha, alpha, (4,))
+        return mixed, targets, share
+
+    mixed, targets, share = map(np.asarray, jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 500)))
+    np.testing.assert_allclose(mixed[..., 0], targets @ np.asarray(x)[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(targets.sum(2), 1, rtol=1e-5)
+    assert ((targets > 0).sum(1) <= 2).all()  # each example has one partner, and is the partner of one
+    own = np.stack([targets[:, i, i] for i in range(4)], 1)
+    by_other = own < 1 - 1e-6  # the partner is another example
+    np.testing.assert_allclose(own[by_other], share[by_other], rtol=1e-5)
+    assert (share < 0.01).mean() > 0.05 and abs(share.mean() - 0.5) < 0.05
+    assert abs(share.var() - 1 / (4 * (2 * alpha + 1))) < 0.02
+    assert mixup(jax.random.key(0), x.astype(jnp.bfloat16), x)[0].dtype == jnp.bfloat16
+    with pytest.raises(
+        TypeError, match=r"mixup expected targets that are floating-point, .* for labels pass one_hot\("
+    ):
+        mixup(jax.random.key(0), x, labels)
+
+
+def test_cutmix_pastes_a_rectangle_and_mixes_targets_by_its_area():
+    labels = jnp.arange(4)
+    images = jnp.broadcast_to(labels[:, None, None, None].astype(jnp.uint8), (4, 6, 10, 1))
+    run = jax.jit(jax.vmap(lambda key: cutmix(key, images, one_hot(labels, 4))))
+    mixed, targets = map(np.asarray, run(jax.random.split(jax.random.key(0), 200)))
+    assert mixed.dtype == np.uint8
+    areas = np.stack([(mixed == label).mean((2, 3, 4)) for label in range(4)], -1)
+    np.testing.assert_allclose(targets, areas, atol=1e-6)
+    pasted = mixed[..., 0] != np.arange(4)[None, :, None, None]  # (key, example, height, width)
+    rows, columns = pasted.any(3), pasted.any(2)
+    np.testing.assert_array_equal(pasted, rows[..., :, None] & columns[..., None, :])  # a product of two sets
+    for line in (rows, columns):  # that are intervals
+        assert (np.abs(np.diff(line.astype(int), axis=-1, prepend=0, append=0)).sum(-1) <= 2).all()
+    inner = (rows.sum(-1) > 0) & ~rows[..., [0, -1]].any(-1) & ~columns[..., [0, -1]].any(-1)  # not cut at the border
+    height, width = rows.sum(-1)[inner] / 6, columns.sum(-1)[inner] / 10
+    assert inner.sum() > 50 and np.abs(height - width).max() < 1 / 6 + 1e-6  # the aspect of the image, rounded down
+    assert set(rows.any(1).sum(0) > 0) == {True}
+    assert 0.5 < targets[:, labels, labels].mean() < 0.9
 
 
 def test_noise_has_the_given_scale_and_is_drawn_for_every_entry():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxblocks import Dense, Dropout, FeatureDropout, Repeat, Residual, Serial, StochasticDepth, dropout, relu
+from jaxblocks.layers import AlphaDropout, alpha_dropout
 
 X = jnp.asarray(np.random.default_rng(0).normal(2.0, 1.0, (8, 5, 6, 4)), jnp.float32)
 ONES = jnp.ones(200_000)
@@ -60,7 +61,10 @@ def test_rate_zero_is_the_identity():
     np.testing.assert_array_equal(Dropout(0.0).apply((), X, train=True), X)
 
 
-@pytest.mark.parametrize("layer", [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5, spatial=2)])
+@pytest.mark.parametrize(
+    "layer",
+    [Dropout(0.5), FeatureDropout(0.5, spatial=2), StochasticDepth(0.5, spatial=2), AlphaDropout(0.5)],
+)
 def test_evaluation_is_the_identity_and_the_key_determines_training(layer):
     assert layer.init(jax.random.key(0), X) == ()
     np.testing.assert_array_equal(layer.apply((), X), X)
@@ -192,3 +196,30 @@ def test_errors_state_the_repair_and_the_repair_works(what, sentences):
     with pytest.raises((ValueError, TypeError), match=words):
         bad()
     repaired()
+
+
+# ---- alpha dropout
+
+
+def test_alpha_dropout_keeps_mean_and_variance():
+    """Mean 0 and variance 1 within four standard errors; dropout has variance 1 / (1 - p)."""
+    x = jax.random.normal(jax.random.key(0), (200_000,))
+    y = np.asarray(alpha_dropout(jax.random.key(1), x, 0.3), np.float64)
+    assert y.mean() == pytest.approx(0, abs=4 / np.sqrt(y.size))
+    assert y.var() == pytest.approx(1, abs=4 * np.std(y**2) / np.sqrt(y.size))
+    assert np.var(dropout(jax.random.key(1), x, 0.3)) == pytest.approx(1 / 0.7, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_alpha_dropout_by_the_formula(dtype):
+    """y = a (x m + alpha' (1 - m)) + b with the mask of dropout for the same key."""
+    x = X.astype(dtype)
+    mask = np.asarray(dropout(jax.random.key(3), jnp.ones(X.shape), 0.4, axes=(1, 2))) != 0
+    limit = -1.0507009873554805 * 1.6732632423543772  # selu(-inf)
+    a = (0.6 + limit**2 * 0.6 * 0.4) ** -0.5
+    expected = a * np.where(mask, np.asarray(x.astype(jnp.float32), np.float64), limit) - a * 0.4 * limit
+    y = alpha_dropout(jax.random.key(3), x, 0.4, axes=(1, 2))
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=float(jnp.finfo(dtype).eps), atol=1e-6)
+    np.testing.assert_array_equal(train(AlphaDropout(0.4, axes=(1, 2)), x, seed=3), y)
+    assert alpha_dropout(jax.random.key(3), x, 0.0) is x

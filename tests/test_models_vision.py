@@ -47,12 +47,18 @@ def number_of_params(params):
 
 # ---- published numbers of params ----------------------------------------------------------------
 
+CIFAR = dict(classes=10, width=16, stem="3x3", shortcut="zero_padding")
 PUBLISHED = {
     "LeNet-5": (LeNet5(), (28, 28, 1), 61_706),
     "ResNet-18": (ResNet(18), (1, 224, 224, 3), 11_689_512),
     "ResNet-34": (ResNet(34), (1, 224, 224, 3), 21_797_672),
     "ResNet-50": (ResNet(50), (1, 224, 224, 3), 25_557_032),
     "ResNet-101": (ResNet(101), (1, 224, 224, 3), 44_549_160),
+    "ResNet-50-C": (ResNet(50, stem="deep"), (1, 224, 224, 3), 25_576_264),
+    "ResNeXt-50 32x4d": (ResNet(50, groups=32, bottleneck_width=128), (1, 224, 224, 3), 25_028_904),
+    "wide ResNet-50-2": (ResNet(50, bottleneck_width=128), (1, 224, 224, 3), 68_883_240),
+    "ResNet-20 for CIFAR": (ResNet((3, 3, 3), **CIFAR), (1, 32, 32, 3), 269_722),
+    "ResNet-56 for CIFAR": (ResNet((9, 9, 9), **CIFAR), (1, 32, 32, 3), 853_018),
     "VGG-16": (VGG(16), (224, 224, 3), 138_357_544),
     "VGG-16, batch norm": (VGG(16, batch_norm=True), (224, 224, 3), 138_365_992),
     "ViT-B/16": (ViT(), (224, 224, 3), 86_567_656),
@@ -198,7 +204,8 @@ def test_lenet_matches_pytorch(torch):
 # ---- ResNet -------------------------------------------------------------------------------------
 
 
-def torch_resnet(torch, stages, width, bottleneck, small, early):
+def torch_resnet(torch, stages, width, bottleneck, small, early, groups=1, padded=False):
+    """With ``groups``, the 3x3 convolution of a bottleneck has twice the channels; ``padded`` shortcuts add zeros."""
     nn = torch.nn
 
     class Block(nn.Module):
@@ -207,13 +214,15 @@ def torch_resnet(torch, stages, width, bottleneck, small, early):
             out = 4 * mid if bottleneck else mid
             if bottleneck:
                 at = (stride, 1) if early else (1, stride)
-                specs = [(into, mid, 1, at[0]), (mid, mid, 3, at[1]), (mid, out, 1, 1)]
+                inner = 2 * mid if groups > 1 else mid
+                specs = [(into, inner, 1, at[0]), (inner, inner, 3, at[1]), (inner, out, 1, 1)]
             else:
                 specs = [(into, mid, 3, stride), (mid, mid, 3, 1)]
-            self.convs = nn.ModuleList(nn.Conv2d(i, o, k, s, k // 2, bias=False) for i, o, k, s in specs)
+            g = lambda k: groups if bottleneck and k == 3 else 1
+            self.convs = nn.ModuleList(nn.Conv2d(i, o, k, s, k // 2, 1, g(k), bias=False) for i, o, k, s in specs)
             self.norms = nn.ModuleList(nn.BatchNorm2d(o) for _, o, _, _ in specs)
-            self.down = None
-            if stride != 1 or into != out:
+            self.down, self.more, self.stride = None, out - into, stride
+            if (stride != 1 or into != out) and not padded:
                 self.down = nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
         def forward(self, x):
@@ -222,6 +231,8 @@ def torch_resnet(torch, stages, width, bottleneck, small, early):
                 y = n(c(y))
                 if i + 1 < len(self.convs):
                     y = y.relu()
+            if padded:
+                x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
             return (y + (x if self.down is None else self.down(x))).relu()
 
     class Net(nn.Module):
@@ -273,19 +284,26 @@ def mapped_resnet(m, small):
 
 
 @pytest.mark.parametrize(
-    ("bottleneck", "small", "early"),
-    [(False, False, False), (True, True, False), (True, True, True)],
-    ids=["basic", "bottleneck, stride in 3x3, small images", "bottleneck, stride in 1x1"],
+    ("bottleneck", "small", "early", "groups", "padded"),
+    [
+        (False, False, False, 1, False),
+        (True, True, False, 3, False),
+        (True, True, True, 1, False),
+        (False, True, False, 1, True),
+    ],
+    ids=["basic", "bottleneck, stride in 3x3, groups, small images", "bottleneck, stride in 1x1", "zero padding"],
 )
-def test_resnet_matches_pytorch_in_evaluation_and_in_training(torch, bottleneck, small, early):
+def test_resnet_matches_pytorch_in_evaluation_and_in_training(torch, bottleneck, small, early, groups, padded):
     stages, width = (1, 3), 3
-    m = torch_resnet(torch, stages, width, bottleneck, small, early)
+    m = torch_resnet(torch, stages, width, bottleneck, small, early, groups, padded)
     options = {"stem": "3x3" if small else "7x7", "stride_in": "1x1" if early else "3x3"}
+    options |= {"groups": groups, "bottleneck_width": 6} if groups > 1 else {}
+    options |= {"shortcut": "zero_padding"} if padded else {}
     net = ResNet(stages, bottleneck=bottleneck, width=width, classes=5, **options)
     params, state = mapped_resnet(m, small)
     x = images(4, 19, 18, 3)
     agree(net, params, x, m(channels_first(torch, x)), state=state)
-    if early:
+    if early or padded:
         return
     m.train()
     after = agree(net, params, x, m(channels_first(torch, x)), state=state, train=True)
@@ -304,6 +322,9 @@ def test_resnet_rejects_wrong_options(sentences):
         ResNet(20)
     with pytest.raises(ValueError, match="ResNet expected stride_in to be '3x3' or '1x1', got '5x5'"):
         ResNet(50, stride_in="5x5")
+    with pytest.raises(ValueError, match="ResNet expected bottlenecks for groups and .*, got bottleneck=False; pass"):
+        ResNet(18, groups=2)
+    assert repr(ResNet(18, groups=2, bottleneck=True)) == "ResNet(18, bottleneck=True, groups=2)"
     assert side_inputs(ResNet((1, 1), bottleneck=False)) == ("mask", "train")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zoo_conv import pooled
 
 from jaxblocks import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool, avg_pool, max_pool
-from jaxblocks.layers import adaptive_avg_pool, adaptive_max_pool, global_avg_pool, global_max_pool
+from jaxblocks.layers import adaptive_avg_pool, adaptive_max_pool, global_avg_pool, global_max_pool, max_unpool
 
 RNG = np.random.default_rng(0)
 
@@ -288,3 +288,78 @@ def test_channels_first_gives_a_warning(layer):
         layer.init(jax.random.key(0), x)
     layer.init(jax.random.key(0), jnp.moveaxis(x, 1, -1))
     layer.init(jax.random.key(0), jnp.zeros((2, 4, 8, 8)))
+
+
+# ---- ceil_mode, dilation, indices ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "window_shape", "stride", "dilation", "padding", "ceil_mode"),
+    [
+        ((10,), 3, 2, 2, 1, False),  # windows overlap, entries do not
+        ((9, 10), (2, 3), (3, 4), (1, 2), 1, True),  # a last window on the second axis only
+        ((5, 6), (2, 2), 2, 1, 1, True),  # no window that starts in the padding at the end
+    ],
+    ids=str,
+)
+def test_dilation_and_ceil_mode_against_torch(torch, sizes, window_shape, stride, dilation, padding, ceil_mode):
+    """Values and gradients, the indices of the maxima, and what unpooling makes of them."""
+    functional, axes = torch.nn.functional, len(sizes)
+    x = with_ties(2, *sizes, 2)
+    options = dict(stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode)
+    largest, mean = getattr(functional, f"max_pool{axes}d"), getattr(functional, f"avg_pool{axes}d")
+    compare(torch, lambda x: max_pool(x, window_shape, **options), lambda x: largest(x, window_shape, **options), x)
+    y, indices = max_pool(jnp.asarray(x, jnp.float32), window_shape, return_indices=True, **options)
+    theirs = largest(torch.tensor(np.moveaxis(x, -1, 1).copy()), window_shape, return_indices=True, **options)
+    for ours, tensor in zip((y, indices), theirs, strict=True):
+        np.testing.assert_array_equal(ours, np.moveaxis(tensor.numpy(), 1, -1))
+    unpooled = np.zeros((2, np.prod(sizes), 2))
+    np.put_along_axis(unpooled, np.asarray(indices).reshape(2, -1, 2), np.asarray(y).reshape(2, -1, 2), 1)
+    np.testing.assert_array_equal(max_unpool(y, indices, sizes), unpooled.reshape(x.shape))
+    del options["dilation"]
+    for counted in (False, True) if dilation == 1 else ():
+        compare(
+            torch,
+            lambda x, c=counted: avg_pool(x, window_shape, count_padding=c, **options),
+            lambda x, c=counted: mean(x, window_shape, count_include_pad=c, **options),
+            x,
+        )
+
+
+def test_dilation_and_ceil_mode_by_the_formula():
+    """y_i = max_j x_{si + dj} and the mean over the entries that are inside, with windows wider than their stride."""
+    x = normal(12)
+    starts = np.arange(-2, 10, 2)  # the last window starts at 8 and reaches beyond the end
+    entries = [[x[i] for i in start + 3 * np.arange(3) if 0 <= i < 12] for start in starts if start < 10]
+    options = dict(stride=2, dilation=3, padding=2, ceil_mode=True)
+    y = max_pool(jnp.asarray(x, jnp.float32)[:, None], 3, **options)[:, 0]
+    close(y, [max(own) for own in entries], 1e-6)
+    y = avg_pool(jnp.asarray(x, jnp.float32)[:, None], 3, **options)[:, 0]
+    close(y, [np.mean(own) for own in entries], 1e-6)
+
+
+def test_indices_are_those_of_the_input_even_where_all_entries_are_negative_infinity():
+    """Padding is never the maximum, so its index is not returned."""
+    y, indices = max_pool(line(-jnp.inf, -jnp.inf, 1), 2, stride=1, padding=1, return_indices=True)
+    np.testing.assert_array_equal(y[:, 0], [-np.inf, -np.inf, 1, 1])
+    np.testing.assert_array_equal(indices[:, 0], [0, 0, 2, 2])
+
+
+def test_unpooling_takes_the_gradient_at_the_maxima_and_one_of_equal_indices():
+    x, indices = line(3, 4, 5), jnp.array([[0], [2], [2]])
+    y, pull = jax.vjp(lambda x: max_unpool(x, indices, 4), x)
+    assert y[:, 0].tolist() in ([3, 0, 4, 0], [3, 0, 5, 0])
+    assert pull(line(1, 2, 3, 4))[0][:, 0].tolist() in ([1, 3, 0], [1, 0, 3])
+    with pytest.raises(
+        ValueError, match=r"max_unpool expected indices from 0 to 1, got indices from 0 to 2; pass the "
+    ):
+        max_unpool(x, indices, 2)
+    dropped = jax.jit(lambda indices: max_unpool(x, indices, 2))(jnp.array([[0], [-1], [2]]))
+    np.testing.assert_array_equal(dropped[:, 0], [3, 0])
+
+
+def test_a_window_of_padding_alone_is_rejected():
+    """Padding below the span of a window, but no entry of the dilated window is inside."""
+    with pytest.raises(ValueError, match=r"max_pool expected less padding than its window_shape .* or the dilation\."):
+        max_pool(line(1), 2, dilation=2, padding=1)
+    np.testing.assert_array_equal(max_pool(line(1), 2, padding=1, stride=1)[:, 0], [1, 1])

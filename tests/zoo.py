@@ -15,7 +15,21 @@ import zoo_norm
 import zoo_recurrent
 from specimen import Specimen
 
-from jaxblocks import MLP, Bias, Dense, Layer, Parallel, Recurrent, Repeat, Residual, Serial, StatefulLayer, Wire, relu
+from jaxblocks import (
+    GLU,
+    MLP,
+    Bias,
+    Dense,
+    Layer,
+    Parallel,
+    Recurrent,
+    Repeat,
+    Residual,
+    Serial,
+    StatefulLayer,
+    Wire,
+    relu,
+)
 from jaxblocks.core import builder
 from jaxblocks.precision import wide_dtype
 
@@ -112,11 +126,17 @@ def wired(p, x):
     return dense(p["b"], np.concatenate([np.sin(hidden), dense(p["a"], hidden)], -1))
 
 
+def gated(p, x):
+    gate = dense(p["gate"], x)
+    return gate / (1 + np.exp(-gate)) * dense(p["up"], x)
+
+
 ZOO = {
     "Dense": Specimen("Dense", Dense(3), ((4, 5),), dense),
     "Dense without bias": Specimen("Dense", Dense(3, use_bias=False), ((4, 2, 5),), dense),
     "Bias": Specimen("Bias", Bias(), ((4, 5),), lambda p, x: x + p["bias"]),
     "MLP": Specimen("MLP", MLP(6, 3), ((4, 5),), mlp),
+    "GLU": Specimen("GLU", GLU(3, activation=jax.nn.silu), ((4, 5),), gated),
     "Serial": Specimen("Serial", Serial(Dense(3), jnp.tanh), ((4, 5),), lambda p, x: np.tanh(dense(p[0], x))),
     "Serial by name": Specimen(
         "Serial",

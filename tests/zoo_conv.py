@@ -1,9 +1,22 @@
-"""Rows of the zoo: convolution and pooling, against their formulas as loops in NumPy."""
+"""Rows of the zoo: convolution, pooling and resizing, against their formulas as loops in NumPy."""
 
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import AvgPool, Conv, ConvTranspose, DepthwiseConv, GlobalAvgPool, GlobalMaxPool, MaxPool
+from jaxblocks import (
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    DepthwiseConv,
+    Flatten,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    MaxPool,
+    Pad,
+    Resize,
+    UpSample,
+)
+from jaxblocks.layers import PixelShuffle, PixelUnshuffle
 
 
 def padded(x, pads, mode="constant", **values):
@@ -112,5 +125,40 @@ ROWS = {
         AvgPool((2, 3), stride=(1, 2), padding=1),
         ((2, 5, 4, 3),),
         lambda p, x: pooled(x, (2, 3), (1, 2), 1, np.nanmean),
+    ),
+    "MaxPool with indices": Specimen(
+        "MaxPool",
+        MaxPool(2, dilation=2, ceil_mode=True, return_indices=True),
+        ((2, 7, 3),),
+        lambda p, x: (
+            np.stack([x[:, i : i + 3 : 2].max(1) for i in (0, 2, 4)], 1),
+            np.stack([i + 2 * x[:, i : i + 3 : 2].argmax(1) for i in (0, 2, 4)], 1),
+        ),
+    ),
+    "Flatten": Specimen("Flatten", Flatten(2), ((2, 3, 4, 2),), lambda p, x: x.reshape(2, 24)),
+    "Pad": Specimen(
+        "Pad",
+        Pad((1, (2, 0)), padding_mode="reflect"),
+        ((2, 3, 4, 2),),
+        lambda p, x: padded(x, ((1, 1), (2, 0)), "reflect"),
+    ),
+    "Resize": Specimen(  # u = (-1/6, 1/2, 7/6): entries 0, the mean, 1
+        "Resize",
+        Resize(3, antialias=False),
+        ((4, 2, 2),),
+        lambda p, x: np.stack([x[:, 0], x.mean(1), x[:, 1]], 1),
+    ),
+    "UpSample": Specimen("UpSample", UpSample((1, 2)), ((2, 3, 4, 2),), lambda p, x: x.repeat(2, 2)),
+    "PixelShuffle": Specimen(
+        "PixelShuffle",
+        PixelShuffle(2),
+        ((2, 3, 4),),
+        lambda p, x: x.reshape(2, 3, 2, 2).swapaxes(2, 3).reshape(2, 6, 2),
+    ),
+    "PixelUnshuffle": Specimen(
+        "PixelUnshuffle",
+        PixelUnshuffle(2),
+        ((2, 6, 2),),
+        lambda p, x: x.reshape(2, 3, 2, 2).swapaxes(2, 3).reshape(2, 3, 4),
     ),
 }

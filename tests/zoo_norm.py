@@ -8,6 +8,7 @@ import numpy as np
 from specimen import Specimen
 
 from jaxblocks import (
+    AlphaDropout,
     BatchNorm,
     Dense,
     Dropout,
@@ -147,6 +148,7 @@ ROWS = {
         {"train": False},  # in training, the derivative treats the vectors as constants, unlike finite differences
     ),
     "Dropout": Specimen("Dropout", Dropout(0.4), ((3, 4),), lambda p, x: x),
+    "AlphaDropout": Specimen("AlphaDropout", AlphaDropout(0.4), ((3, 4),), lambda p, x: x),
     "FeatureDropout": Specimen("FeatureDropout", FeatureDropout(0.4, spatial=1), ((3, 2, 4),), lambda p, x: x),
     "StochasticDepth": Specimen(
         "StochasticDepth", Residual(jnp.sin, StochasticDepth(0.4, spatial=0)), ((3, 4),), lambda p, x: x + np.sin(x)

@@ -7,7 +7,7 @@ from jaxblocks.layers.attention import Attention, attention, attention_weights, 
 from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
-from jaxblocks.layers.dropout import Dropout, FeatureDropout, StochasticDepth, dropout
+from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
 from jaxblocks.layers.embedding import Embedding, embed, unembed
 from jaxblocks.layers.features import (
     RBF,
@@ -34,7 +34,7 @@ from jaxblocks.layers.graph import (
 from jaxblocks.layers.learned_activations import Maxout, PReLU, Swish, swish
 from jaxblocks.layers.linear_attention import linear_attention
 from jaxblocks.layers.linear_models import linear_regression, logistic_regression
-from jaxblocks.layers.mlp import MLP
+from jaxblocks.layers.mlp import GLU, MLP
 from jaxblocks.layers.norm import (
     BatchNorm,
     GroupNorm,
@@ -58,6 +58,7 @@ from jaxblocks.layers.pool import (
     global_avg_pool,
     global_max_pool,
     max_pool,
+    max_unpool,
 )
 from jaxblocks.layers.positions import LearnedPositions, SinusoidalPositions, alibi, rotary, sinusoidal_positions
 from jaxblocks.layers.recurrent import (
@@ -74,12 +75,29 @@ from jaxblocks.layers.recurrent import (
     lstm_step,
     rnn_step,
 )
+from jaxblocks.layers.reshaping import (
+    Flatten,
+    Pad,
+    PixelShuffle,
+    PixelUnshuffle,
+    Resize,
+    UpSample,
+    flatten,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+    resize,
+    upsample,
+)
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
+    "AlphaDropout",
+    "alpha_dropout",
     "GAT",
     "GCN",
     "GIN",
+    "GLU",
     "GRU",
     "LSTM",
     "MLP",
@@ -158,6 +176,7 @@ __all__ = [
     "logistic_regression",
     "lstm_step",
     "max_pool",
+    "max_unpool",
     "random_fourier_features",
     "rbf_kernel",
     "rms_norm",
@@ -169,4 +188,16 @@ __all__ = [
     "taylor_features",
     "unbatch_graphs",
     "unembed",
+    "Flatten",
+    "Pad",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "Resize",
+    "UpSample",
+    "flatten",
+    "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "resize",
+    "upsample",
 ]

@@ -1,9 +1,11 @@
 r"""Dropout of single values, of feature maps and of examples.
 
-All variants draw a random mask of values to keep, and divide these by the probability of being kept, so that the
-expectation is the input. They differ in the axes that share a draw.
+All variants draw a random mask of values to keep. They divide these by the probability of being kept, so that the
+expectation is the input, and differ in the axes that share a draw. `alpha_dropout` keeps mean and variance instead.
 """
 
+import math
+from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -15,7 +17,7 @@ from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.statistics import sorted_axes
 
-__all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
+__all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alpha_dropout", "dropout"]
 
 
 @checked
@@ -46,9 +48,49 @@ def dropout(
     shared = sorted_axes(x, axes)
     if rate == 0:
         return x
+    return jnp.where(_kept(key, x, rate, shared), (widen(x) / (1 - rate)).astype(x.dtype), 0)
+
+
+_SELU_LIMIT = -1.7580993408473766  # -lambda alpha, the value of selu at minus infinity
+
+
+@checked
+def alpha_dropout(
+    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate, *, axes: int | tuple[int, ...] = ()
+) -> Float[Array, "*shape"]:
+    r"""Dropout for nets of `selu`: random values become its limit :math:`\alpha'`, and mean 0 and variance 1 are kept.
+
+    :math:`y = a\,(x m + \alpha' (1 - m)) + b` with :math:`m \sim B(q)`, :math:`q = 1 - p`, p = ``rate``,
+    :math:`\alpha' = -\lambda \alpha = -1.7581`, the value of SELU at minus infinity, and
+
+    .. math:: a = (q + \alpha'^2 q (1 - q))^{-1/2}, \qquad b = -a (1 - q) \alpha'
+
+    Args:
+        key, x, rate, axes: as in `dropout`.
+
+    Raises:
+        ValueError: for ``rate`` outside [0, 1), or axes that ``x`` lacks.
+        TypeError: for ``x`` that is not floating-point.
+
+    >>> x = jax.random.normal(jax.random.key(0), (100_000,))
+    >>> y = alpha_dropout(jax.random.key(1), x, 0.2)
+    >>> print(f"{abs(y.mean()):.2f} {y.var():.2f}")
+    0.00 1.00
+
+    Source: Klambauer, Unterthiner, Mayr, Hochreiter 2017, Self-normalizing neural networks, arXiv:1706.02515.
+    """
+    shared = sorted_axes(x, axes)
+    if rate == 0:
+        return x
+    a = 1 / math.sqrt((1 - rate) * (1 + rate * _SELU_LIMIT**2))
+    b = -a * rate * _SELU_LIMIT
+    return jnp.where(_kept(key, x, rate, shared), a * widen(x) + b, a * _SELU_LIMIT + b).astype(x.dtype)
+
+
+def _kept(key, x, rate, shared):
+    """The mask of the values to keep, with one draw along the shared axes."""
     shape = tuple(1 if a in shared else size for a, size in enumerate(x.shape))
-    kept = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(kept, (widen(x) / (1 - rate)).astype(x.dtype), 0)
+    return jax.random.bernoulli(key, 1 - rate, shape)
 
 
 @builder
@@ -100,6 +142,25 @@ def FeatureDropout(rate: Rate, *, spatial: PositiveInt) -> Layer:
 
 
 @builder
+def AlphaDropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
+    r"""`alpha_dropout` in training, the identity in evaluation: the dropout of nets whose activation is `selu`.
+
+    Args:
+        rate, axes: as in `Dropout`.
+
+    Otherwise as ``Dropout``.
+
+    >>> net = Serial(Dense(8), selu, AlphaDropout(0.1), Dense(1))
+    >>> params = net.init(jax.random.key(0), jnp.zeros(3))
+    >>> net.apply(params, jnp.zeros(3), train=True, key=jax.random.key(1)).shape
+    (1,)
+
+    Source: Klambauer, Unterthiner, Mayr, Hochreiter 2017, Self-normalizing neural networks, arXiv:1706.02515.
+    """
+    return _dropout_of(rate, axes, alpha_dropout)
+
+
+@builder
 def StochasticDepth(rate: Rate, *, spatial: NonNegativeInt) -> Layer:
     r"""Dropout of whole examples, as the last layer of a ``Residual`` that is skipped at random in training.
 
@@ -124,8 +185,8 @@ def StochasticDepth(rate: Rate, *, spatial: NonNegativeInt) -> Layer:
     return _dropout_of(rate, tuple(range(-1 - spatial, 0)))
 
 
-def _dropout_of(rate: float, axes: int | tuple[int, ...]) -> Layer:
-    """The layer that is `dropout` in training and the identity in evaluation."""
+def _dropout_of(rate: float, axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
+    """The layer that is ``drop`` in training and the identity in evaluation."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
         sorted_axes(x, axes)
@@ -136,6 +197,6 @@ def _dropout_of(rate: float, axes: int | tuple[int, ...]) -> Layer:
             return x
         repair = "pass apply(..., train=True, key=jax.random.key(0)), and another key at every step"
         require(key is not None, "a key in training", "none", repair)
-        return dropout(cast(Array, key), x, rate, axes=axes)
+        return drop(cast(Array, key), x, rate, axes=axes)
 
     return Layer(init, apply)

@@ -1,16 +1,19 @@
-"""The multilayer perceptron: dense layers and activations in series."""
+"""The multilayer perceptron, dense layers and activations in series, and the gated linear unit."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxblocks import initializers
-from jaxblocks.activations import identity, relu
+from jaxblocks.activations import identity, relu, sigmoid
 from jaxblocks.checks import PositiveInt, require
-from jaxblocks.core import Layer, builder
-from jaxblocks.layers.combinators import Serial
+from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.dense import Dense
 
-__all__ = ["MLP"]
+__all__ = ["GLU", "MLP"]
 
 
 @builder
@@ -45,3 +48,40 @@ def MLP(
         if after is not identity:
             layers.append(after)
     return cast(Layer, Serial(*layers))
+
+
+@builder
+def GLU(
+    features: PositiveInt,
+    *,
+    activation: LayerLike = sigmoid,
+    use_bias: bool = True,
+    kernel_init: Callable = initializers.lecun_normal(),
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    r"""The gated linear unit :math:`\sigma(W_g x + b_g) \odot (W_u x + b_u)`.
+
+    Params are ``{"gate", "up"}``, each as those of `Dense`. The activation of the gate gives the family: ``sigmoid``
+    GLU, ``silu`` SwiGLU, ``gelu`` GEGLU, ``relu`` ReGLU, ``identity`` the bilinear form. With a `Dense` after it, it is
+    the gated MLP of a transformer; `jaxblocks.models.TransformerMLP` has both.
+
+    Args:
+        features: of the output.
+        activation: :math:`\sigma`, of the gate; a function of arrays or a layer without state.
+        use_bias, kernel_init, bias_init, dtype, param_dtype: of both maps, as in `Dense`.
+
+    Shapes: ``(..., in)`` to ``(..., features)``.
+
+    >>> swiglu = Serial(GLU(8, activation=silu, use_bias=False), Dense(3, use_bias=False))
+    >>> params = swiglu.init(jax.random.key(0), jnp.zeros((2, 3)))
+    >>> sorted(params[0]), swiglu.apply(params, jnp.zeros((2, 3))).shape
+    (['activation', 'gate', 'up'], (2, 3))
+
+    Source: Dauphin, Fan, Auli, Grangier 2017, Language modeling with gated convolutional networks, arXiv:1612.08083;
+    Shazeer 2020, GLU variants improve transformer, arXiv:2002.05202.
+    """
+    options: dict[str, Any] = dict(use_bias=use_bias, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype)
+    maps = {name: Dense(features, **options, param_dtype=param_dtype) for name in ("gate", "up")}
+    return cast(Layer, Wire(lambda f, x: f.activation(f.gate(x)) * f.up(x), **maps, activation=activation))

@@ -9,16 +9,18 @@ entries. The result is exact, has all derivatives in both modes, and is much fas
 """
 
 import functools
+import math
 from collections.abc import Callable
 from operator import add
-from typing import Any
+from typing import Any, Literal, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, check_range, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
@@ -43,14 +45,48 @@ __all__ = [
     "global_avg_pool",
     "global_max_pool",
     "max_pool",
+    "max_unpool",
 ]
+
+
+@overload
+def max_pool(
+    x: Float[Array, "... channels"],
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Float[Array, "... channels"]: ...
+
+
+@overload
+def max_pool(
+    x: Float[Array, "... channels"],
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: Literal[True],
+) -> tuple[Float[Array, "... channels"], Int[Array, "... channels"]]: ...
 
 
 @checked
 def max_pool(
-    x: Float[Array, "... channels"], window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Padding = "valid"
-) -> Float[Array, "... channels"]:
-    r"""The maximum of each window, :math:`y_i = \max_j x_{si + j}`.
+    x: Float[Array, "... channels"],
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Float[Array, "... channels"] | tuple[Float[Array, "... channels"], Int[Array, "... channels"]]:
+    r"""The maximum of each window, :math:`y_i = \max_j x_{si + dj}`.
 
     On ties the gradient goes to the first of the largest entries, in the order of the axes.
     NaN in a window gives NaN. Padding is never the maximum.
@@ -59,26 +95,76 @@ def max_pool(
         x: ``(..., *spatial, channels)``.
         window_shape: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
         stride: :math:`s`, the distance between adjacent windows; by default the window's size, so that windows
-            do not overlap. Remaining entries at the end are dropped.
-        padding: as in `conv`, less than the window's size on either side.
+            do not overlap.
+        dilation: :math:`d`, the distance between adjacent entries of a window.
+        padding: as in `conv`, less than the window's span on either side.
+        ceil_mode: ``False`` drops remaining entries at the end, where no whole window fits; ``True`` adds a last
+            window that reaches beyond the end, if it starts inside the (padded) input.
+        return_indices: ``True`` returns the positions of the maxima too, for `max_unpool`: the index in the row-major
+            order of the spatial axes of ``x``, of the shape of the output.
 
     Raises:
         ValueError: where the window does not fit into the input, or the rank is too low.
         TypeError: for integer ``x``.
 
-    >>> max_pool(jnp.array([[1.0], [3.0], [2.0], [0.0]]), 2)[:, 0]
+    >>> max_pool(jnp.array([[1.0], [3.0], [2.0], [0.0], [5.0]]), 2)[:, 0]
     Array([3., 2.], dtype=float32)
+    >>> y, at = max_pool(jnp.array([[1.0], [3.0], [2.0], [0.0], [5.0]]), 2, ceil_mode=True, return_indices=True)
+    >>> y[:, 0], at[:, 0]
+    (Array([3., 2., 5.], dtype=float32), Array([1, 2, 4], dtype=int32))
     >>> max_pool(jnp.zeros((8, 28, 28, 3)), (3, 3), stride=2, padding=1).shape
     (8, 14, 14, 3)
 
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
-    window, strides, pads = _windows(x, window_shape, stride, padding)
-    x = _pad(x, pads, -jnp.inf)
+    window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
+    spatial, around = x.shape[-len(window) - 1 : -1], _both(pads, more)
+    y: Any = _pad(x, around, -jnp.inf)
+    operation = _first_maximum
+    if return_indices:
+        at = jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(*spatial, 1)
+        y, operation = (y, jnp.broadcast_to(_pad(at, around, -1), y.shape)), _first_maximum_and_index
     # the last axis first, so that the first maximum is the first in the order of the axes
     for axis in reversed(range(len(window))):
-        x = _reduce_windows(_first_maximum, x, axis - len(window) - 1, window[axis], strides[axis])
-    return x
+        y = _reduce_windows(operation, y, axis - len(window) - 1, window[axis], strides[axis], dilations[axis])
+    return y
+
+
+@checked
+def max_unpool(
+    x: Float[Array, "... channels"], indices: Int[Array, "... channels"], size: PerAxis
+) -> Float[Array, "... channels"]:
+    r"""Put each maximum of `max_pool` back at its position, and 0 elsewhere: a partial inverse of the pool.
+
+    Args:
+        x: ``(..., *positions, channels)``, values at the positions of the maxima, such as those of the decoder.
+        indices: those that ``max_pool(..., return_indices=True)`` returns, of the shape of ``x``. The same index may
+            occur several times, where windows overlap; one of its values is then kept. Indices outside of the output
+            raise an error; in ``jit`` their values are dropped.
+        size: the spatial sizes of the output, those of the input of the pool: an integer for one spatial axis, or a
+            tuple with an integer for each of up to three axes.
+
+    Raises:
+        ValueError: where ``indices`` has another shape than ``x``, or an index is outside of the output.
+
+    >>> y, at = max_pool(jnp.array([[1.0], [3.0], [2.0], [0.0]]), 2, return_indices=True)
+    >>> max_unpool(y, at, 4)[:, 0]
+    Array([0., 3., 2., 0.], dtype=float32)
+
+    Source: Zeiler & Fergus 2014, Visualizing and understanding convolutional networks, section 2.1, arXiv:1311.2901.
+    """
+    sizes = window_sizes("size", size)
+    check_spatial(x, len(sizes))
+    require(indices.shape == x.shape, f"indices of the shape of x, {x.shape}", indices, "pass those of the same pool")
+    total, batch, channels = math.prod(sizes), x.shape[: -len(sizes) - 1], x.shape[-1]
+    check_range("indices", indices, 0, total - 1, f"pass the size of the input of the pool, not {size}")
+
+    def place(x, indices):  # of one map, (positions,)
+        return jnp.zeros(total, x.dtype).at[jnp.where(indices < 0, total, indices)].set(x, mode="drop")
+
+    shape = (math.prod(batch), math.prod(x.shape[len(batch) : -1]), channels)
+    by_map = jax.vmap(jax.vmap(place), -1, -1)
+    return by_map(x.reshape(shape), indices.reshape(shape)).reshape(*batch, *sizes, channels)
 
 
 @checked
@@ -87,18 +173,20 @@ def avg_pool(
     window_shape: PerAxis,
     *,
     stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
     padding: Padding = "valid",
+    ceil_mode: bool = False,
     count_padding: bool = False,
 ) -> Float[Array, "... channels"]:
-    r"""The mean of each window, :math:`y_i = \frac{1}{|W_i|} \sum_{j \in W_i} x_{si + j}`.
+    r"""The mean of each window, :math:`y_i = \frac{1}{|W_i|} \sum_{j \in W_i} x_{si + dj}`.
 
     By default :math:`W_i` contains the entries of the window that are inside the input, so that the
     mean of a constant is that constant; with ``count_padding=True`` padded zeros are included
-    (torch's default).
+    (torch's default), but not the entries of a last window beyond them.
 
     Args:
-        x, window_shape, stride, padding: as in `max_pool`.
-        count_padding: whether to divide by the size of the window everywhere.
+        x, window_shape, stride, dilation, padding, ceil_mode: as in `max_pool`.
+        count_padding: whether to divide by the size of the window, its padding included.
 
     Raises:
         ValueError: where the window does not fit into the input, or the rank is too low.
@@ -109,17 +197,17 @@ def avg_pool(
 
     Source: Goodfellow, Bengio & Courville 2016, Deep learning, section 9.3.
     """
-    window, strides, pads = _windows(x, window_shape, stride, padding)
-    y = _pad(widen(x), pads, 0.0)
-    for i, (k, s, (before, after)) in enumerate(zip(window, strides, pads, strict=True)):
+    window, strides, dilations, pads, more = _windows(x, window_shape, stride, dilation, padding, ceil_mode)
+    y = _pad(widen(x), _both(pads, more), 0.0)
+    for i, (k, s, d, (before, after), extra) in enumerate(zip(window, strides, dilations, pads, more, strict=True)):
         axis = i - len(window) - 1
-        n, y = y.shape[axis] - before - after, _reduce_windows(add, y, axis, k, s)
-        if count_padding or not before + after:
+        n, y = y.shape[axis] - before - after - extra, _reduce_windows(add, y, axis, k, s, d)
+        low, high = (before, after) if count_padding else (0, 0)
+        counts = _counts(n + low + high, k, s, d, before - low, y.shape[axis])  # entries of each window
+        if (counts == k).all():
             y = y / k
         else:
-            starts = np.arange(y.shape[axis]) * s - before
-            inside = np.minimum(starts + k, n) - np.maximum(starts, 0)  # entries of each window
-            by_position = inside.reshape([-1 if a == y.ndim + axis else 1 for a in range(y.ndim)])
+            by_position = counts.reshape([-1 if a == y.ndim + axis else 1 for a in range(y.ndim)])
             y = y / np.broadcast_to(by_position, y.shape).astype(y.dtype)
     return y.astype(x.dtype)
 
@@ -209,7 +297,15 @@ def adaptive_avg_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
 
 
 @builder
-def MaxPool(window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Padding = "valid") -> Layer:
+def MaxPool(
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Layer:
     """`max_pool` as a layer, without params.
 
     >>> net = Serial(Conv(8, (3, 3), padding="same"), relu, MaxPool((2, 2)))
@@ -219,12 +315,19 @@ def MaxPool(window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Pa
     """
     axes = len(window_sizes("window_shape", window_shape))
     per_axis("padding", padding, axes)
-    return _pooling(axes, lambda x: max_pool(x, window_shape, stride=stride, padding=padding))
+    options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
+    return _pooling(axes, lambda x: max_pool(x, window_shape, return_indices=return_indices, **options))
 
 
 @builder
 def AvgPool(
-    window_shape: PerAxis, *, stride: PerAxis | None = None, padding: Padding = "valid", count_padding: bool = False
+    window_shape: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    dilation: PerAxis = 1,
+    padding: Padding = "valid",
+    ceil_mode: bool = False,
+    count_padding: bool = False,
 ) -> Layer:
     """`avg_pool` as a layer, without params.
 
@@ -233,8 +336,8 @@ def AvgPool(
     """
     axes = len(window_sizes("window_shape", window_shape))
     per_axis("padding", padding, axes)
-    options: dict[str, Any] = dict(stride=stride, padding=padding, count_padding=count_padding)
-    return _pooling(axes, lambda x: avg_pool(x, window_shape, **options))
+    options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
+    return _pooling(axes, lambda x: avg_pool(x, window_shape, count_padding=count_padding, **options))
 
 
 @builder
@@ -280,16 +383,35 @@ def _pooling(axes: int, pool: Callable) -> Layer:
     return Layer(init, apply)
 
 
-def _windows(x, window_shape, stride, padding):
-    """Size, stride and padding of the windows along each spatial axis."""
+def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
+    """Size, stride, dilation and padding of the windows along each spatial axis, and what a last window adds to it."""
     window = window_sizes("window_shape", window_shape)
     check_spatial(x, len(window))
-    windows = slide(x.shape[-len(window) - 1 : -1], window, window if stride is None else stride, 1, padding)
-    less = all(max(pair) < k for pair, k in zip(windows.pads, window, strict=True))
-    expected = f"less padding than its window_shape {window}, since a window of padding alone has no value"
-    require(less, expected, f"padding={padding!r}", "reduce the padding")
+    sizes = x.shape[-len(window) - 1 : -1]
+    windows = slide(sizes, window, window if stride is None else stride, dilation, padding)
     check_fit(windows, x)
-    return window, windows.strides, windows.pads
+    more = []
+    for k, n, span, s, d, (low, high) in zip(window, sizes, *windows, strict=True):
+        rest = (n + low + high - span) % s
+        last = n + high + low - span - rest + s  # where one more window would start
+        more.append(s - rest if ceil_mode and rest and last < n + low else 0)
+        positions = (n + low + high + more[-1] - span) // s + 1
+        empty = max(low, high) >= span or 0 in _counts(n, k, s, d, low, positions)
+        expected = f"less padding than its window_shape {window}, since a window of padding alone has no value"
+        require(not empty, expected, f"padding={padding!r}", "reduce the padding" + " or the dilation" * (d > 1))
+    return window, windows.strides, windows.dilations, windows.pads, more
+
+
+def _counts(n, window, stride, dilation, before, positions):
+    """The number of entries of each window that are inside an axis of ``n``, with ``before`` entries of padding."""
+    starts = np.arange(positions) * stride - before
+    entries = starts[:, None] + np.arange(window) * dilation
+    return ((entries >= 0) & (entries < n)).sum(1)
+
+
+def _both(pads, more):
+    """The padding of each axis, with that of the last window."""
+    return tuple((before, after + extra) for (before, after), extra in zip(pads, more, strict=True))
 
 
 def _spatial_axes(x, spatial):
@@ -305,31 +427,47 @@ def _bins(x, size):
     return list(zip(_spatial_axes(x, len(size)), size, strict=True))[::-1]
 
 
-def _reduce_windows(operation, x, axis, window, stride) -> Any:
-    """Reduce each window along an axis by an associative operation, with earlier entries on its left."""
-    cut = lambda x, start, stop, step=1: lax.slice_in_dim(x, start, stop, step, axis % x.ndim)
-    while window % 2 == 0 and stride % 2 == 0:  # every window consists of whole pairs
-        even = x.shape[axis] // 2 * 2
+def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:
+    """Reduce each window along an axis by an associative operation, with earlier entries on its left.
+
+    ``x`` may be a tuple of arrays that the operation reduces together.
+    """
+
+    def cut(x, start, stop, step=1):
+        return jax.tree.map(lambda part: lax.slice_in_dim(part, start, stop, step, axis % part.ndim), x)
+
+    size = lambda x: jax.tree.leaves(x)[0].shape[axis]
+    while window % 2 == 0 and stride % 2 == 0 and dilation == 1:  # every window consists of whole pairs
+        even = size(x) // 2 * 2
         x = operation(cut(x, 0, even, 2), cut(x, 1, even, 2))
         window, stride = window // 2, stride // 2
-    reach = (x.shape[axis] - window) // stride * stride + 1  # from the first start of a window to one past the last
-    if window <= stride:  # windows do not overlap
-        return functools.reduce(operation, [cut(x, start, start + reach, stride) for start in range(window)])
-    # x[i] combines `span` entries from i on; total combines the first `done` of each window
+    # from the first start of a window to one past the last
+    reach = (size(x) - dilation * (window - 1) - 1) // stride * stride + 1
+    if window <= stride:  # windows do not overlap, so that no part of one is part of another
+        parts = [cut(x, start * dilation, start * dilation + reach, stride) for start in range(window)]
+        return functools.reduce(operation, parts)
+    # x[i] combines `span` entries from i on, `dilation` apart; total combines the first `done` of each window
     total, done, span = None, 0, 1
     while True:
         if window & span:
-            part = cut(x, done, done + reach, stride)
+            part = cut(x, done * dilation, done * dilation + reach, stride)
             total, done = part if total is None else operation(total, part), done + span
         if done == window:
             return total
-        x = operation(cut(x, 0, x.shape[axis] - span), cut(x, span, x.shape[axis]))
+        x = operation(cut(x, 0, size(x) - span * dilation), cut(x, span * dilation, size(x)))
         span *= 2
 
 
 def _first_maximum(a, b):
     """The maximum, the first argument on ties; NaN if either is NaN."""
     return jnp.where((a >= b) | (a != a), a, b)
+
+
+def _first_maximum_and_index(a, b):
+    """That of pairs of a value and its index, which is -1 for padding; an entry comes before padding."""
+    (x, i), (y, j) = a, b
+    first = (j < 0) | ((i >= 0) & ((x >= y) | (x != x)))
+    return jnp.where(first, x, y), jnp.where(first, i, j)
 
 
 def _pad(x, pads, value):

@@ -27,6 +27,7 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import GroupNorm
+from jaxblocks.layers.reshaping import UpSample
 from jaxblocks.models.tokens import SelfAttention, as_tokens
 from jaxblocks.precision import wide_dtype, widen
 
@@ -116,7 +117,7 @@ def UNet(
         if level + 1 < len(widths):
             layers[f"downsample_{level}"] = Conv(features, (3, 3), stride=2, padding="same")
             layers[f"upsample_{level}"] = Serial(
-                nearest=_upsample_nearest, conv=Conv(widths[level + 1], (3, 3), padding="same")
+                nearest=UpSample((2, 2)), conv=Conv(widths[level + 1], (3, 3), padding="same")
             )
         layers |= {f"up_{level}_{i}": block(features, attend=level in attention_levels) for i in range(blocks + 1)}
     layers["middle_0"] = block(widths[-1], attend=bool(attention_levels))
@@ -287,11 +288,6 @@ def _PixelAttention(heads):
 
 def _Norm(groups):
     return GroupNorm(groups, spatial=2, epsilon=1e-6)
-
-
-def _upsample_nearest(x):
-    """Nearest-neighbor upsampling: (..., h, w, c) to (..., 2 h, 2 w, c)."""
-    return x.repeat(2, -3).repeat(2, -2)
 
 
 # ---- checks ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Submodules in the order of their use: `state`, `data`, `augmentation`, `objectiv
 and its callbacks: `loop`, `callback`, `validation`, `stopping`, `logs`, `progress`, `resume`, `history`.
 """
 
-from jaxblocks.training.augmentation import gaussian_noise, random_flip, random_shift
+from jaxblocks.training.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.checkpoint import load_checkpoint, save_checkpoint
 from jaxblocks.training.data import minibatches, prefetch, train_val_test_split
@@ -32,6 +32,7 @@ __all__ = [
     "TrainState",
     "checkpoints",
     "csv_log",
+    "cutmix",
     "early_stopping",
     "ema_params",
     "evaluate",
@@ -41,9 +42,11 @@ __all__ = [
     "init_train_state",
     "load_checkpoint",
     "minibatches",
+    "mixup",
     "prefetch",
     "progress_bar",
     "proximal_l1",
+    "random_crop",
     "random_flip",
     "random_shift",
     "row_log",

@@ -1,0 +1,356 @@
+r"""Flattening, padding, resizing and pixel shuffle: layers without params that change the number of positions.
+
+Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then channels. Each function takes what it says
+about the spatial axes as an integer for one axis, or as a sequence with one entry for each of up to three.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
+from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.precision import widen
+from jaxblocks.sliding_windows import PerAxis, check_spatial, warn_channels_first, window_sizes
+
+__all__ = [
+    "Flatten",
+    "Pad",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "Resize",
+    "UpSample",
+    "flatten",
+    "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "resize",
+    "upsample",
+]
+
+Pads: TypeAlias = NonNegativeInt | Sequence[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt]]
+PadMode: TypeAlias = Literal["constant", "circular", "reflect", "replicate"]
+ResizeMethod: TypeAlias = Literal["nearest", "linear", "cubic"]
+
+
+@checked
+def flatten(x: Float[Array, "... channels"], spatial: PositiveInt) -> Float[Array, "... features"]:
+    """All positions and channels as one axis, ``(..., *spatial, channels)`` to ``(..., features)``, in row-major order.
+
+    Args:
+        x: ``(..., *spatial, channels)``.
+        spatial: number of axes before the last that are positions: 2 for images, 1 for sequences.
+
+    >>> flatten(jnp.zeros((8, 5, 5, 3)), spatial=2).shape
+    (8, 75)
+    """
+    check_spatial(x, spatial)
+    return x.reshape(*x.shape[: -spatial - 1], math.prod(x.shape[-spatial - 1 :]))
+
+
+@checked
+def pad(
+    x: Float[Array, "... channels"], padding: Pads, *, padding_mode: PadMode = "constant", value: float | int = 0.0
+) -> Float[Array, "... channels"]:
+    """More positions before and after each spatial axis.
+
+    Args:
+        x: ``(..., *spatial, channels)``.
+        padding: a sequence with an integer for both ends, or a pair ``(before, after)``, for each spatial axis; an
+            integer pads one spatial axis.
+        padding_mode: ``"constant"`` (``value``), ``"circular"`` (from the other end), ``"reflect"`` (mirrored, without
+            repeating the edge) or ``"replicate"`` (the edge). Padding larger than the input is periodic.
+        value: what ``"constant"`` pads with.
+
+    >>> pad(jnp.array([[1.0], [2.0], [3.0]]), ((2, 1),), padding_mode="reflect")[:, 0]
+    Array([3., 2., 1., 2., 3., 2.], dtype=float32)
+
+    Source: torch.nn.functional.pad, with the modes of `conv`; ``jnp.pad`` pads any axes.
+    """
+    each = _per_axis_pads(padding)
+    check_spatial(x, len(each))
+    around = [(0, 0)] * (x.ndim - len(each) - 1) + [*each, (0, 0)]
+    if padding_mode == "constant":
+        return jnp.pad(x, around, constant_values=value)
+    for size, pair in zip(x.shape, around, strict=True):
+        repair = "pass a longer input, or padding_mode='constant'"
+        require(size or not any(pair), f"an entry to repeat for padding_mode={padding_mode!r}", x, repair)
+    return jnp.pad(x, around, mode={"circular": "wrap", "reflect": "reflect", "replicate": "edge"}[padding_mode])
+
+
+@checked
+def resize(
+    x: Float[Array, "... channels"],
+    size: PerAxis,
+    *,
+    method: ResizeMethod = "linear",
+    align_corners: bool = False,
+    antialias: bool = True,
+) -> Float[Array, "... channels"]:
+    r"""Resample the positions to ``size``: the interpolation of ``x`` at equally spaced points.
+
+    An axis of :math:`n` positions is read at :math:`u_i = (i + \frac12)\frac nm - \frac12` for :math:`i < m`: the
+    outer edges of the first and the last entry stay where they are. With ``align_corners`` their centers stay,
+    :math:`u_i = i \frac{n - 1}{m - 1}`. The interpolation is a product over the axes.
+
+    Args:
+        x: ``(..., *spatial, channels)``.
+        size: :math:`m`, an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        method: ``"nearest"``, ``"linear"`` (on two axes called bilinear) or ``"cubic"``.
+        align_corners: which points are read; not for ``"nearest"``.
+        antialias: ``True`` widens the interpolation kernel where an axis shrinks, so that each entry is a mean of those
+            it stands for, and gives the values of ``jax.image.resize``: the cubic kernel is that of Keys (-1/2), and
+            weights outside of the input are left out. ``False`` reads two entries (linear) or four (cubic) on each
+            axis, with kernel -3/4 and the edge repeated, as ``torch.nn.functional.interpolate`` and OpenCV do.
+
+    Computes half precision in float32. Nearest is that of ``jax.image.resize``, in PyTorch ``"nearest-exact"``.
+
+    Raises:
+        ValueError: for an input without positions, or ``align_corners`` with ``"nearest"``.
+
+    >>> x = jnp.array([[0.0], [4.0]])
+    >>> resize(x, 4)[:, 0], resize(x, 5, align_corners=True)[:, 0]
+    (Array([0., 1., 3., 4.], dtype=float32), Array([0., 1., 2., 3., 4.], dtype=float32))
+    >>> resize(jnp.zeros((8, 32, 32, 3)), (24, 48), method="cubic").shape
+    (8, 24, 48, 3)
+
+    Source: Keys 1981, Cubic convolution interpolation for digital image processing, doi:10.1109/TASSP.1981.1163711.
+    """
+    sizes = window_sizes("size", size)
+    check_spatial(x, len(sizes))
+    require(0 not in x.shape[-len(sizes) - 1 : -1], "at least one position", x, "pass a longer input")
+    corners = not (align_corners and method == "nearest")
+    require(corners, "align_corners=False for method='nearest'", "align_corners=True", "choose another method")
+    y = widen(x)
+    for axis, m in enumerate(sizes, x.ndim - 1 - len(sizes)):
+        if x.shape[axis] != m:
+            y = _resample(y, axis, m, method, align_corners, antialias)
+    return y.astype(x.dtype)
+
+
+@checked
+def upsample(
+    x: Float[Array, "... channels"],
+    factor: PerAxis,
+    *,
+    method: ResizeMethod = "nearest",
+    align_corners: bool = False,
+) -> Float[Array, "... channels"]:
+    """`resize` to ``factor`` times as many positions; by default each entry is repeated.
+
+    Args:
+        x: ``(..., *spatial, channels)``.
+        factor: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        method, align_corners: as in `resize`.
+
+    >>> upsample(jnp.array([[1.0], [2.0]]), 2)[:, 0]
+    Array([1., 1., 2., 2.], dtype=float32)
+
+    Source: Odena, Dumoulin, Olah 2016, Deconvolution and checkerboard artifacts, doi:10.23915/distill.00003.
+    """
+    factors = window_sizes("factor", factor)
+    check_spatial(x, len(factors))
+    sizes = [n * f for n, f in zip(x.shape[-len(factors) - 1 : -1], factors, strict=True)]
+    return resize(x, sizes, method=method, align_corners=align_corners)
+
+
+@checked
+def pixel_shuffle(x: Float[Array, "... channels"], factor: PerAxis) -> Float[Array, "... fewer_channels"]:
+    r"""Channels to positions: each position becomes a block of ``factor`` positions, which share its channels.
+
+    On two axes :math:`y_{rh + i,\, sw + j,\, c} = x_{h,\, w,\, (cr + i)s + j}` for factors :math:`(r, s)`. After a
+    `Conv` to :math:`rs` times as many channels it is an upsampling without zeros or interpolation. The order of the
+    channels is that of PyTorch (ONNX: CRD).
+
+    Args:
+        x: ``(..., *spatial, channels)``, a multiple of the product of the factors.
+        factor: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+
+    Raises:
+        ValueError: where the number of channels is not a multiple.
+
+    >>> pixel_shuffle(jnp.array([[1.0, 2.0], [3.0, 4.0]]), 2)[:, 0]
+    Array([1., 2., 3., 4.], dtype=float32)
+
+    Source: Shi et al. 2016, Real-time single image and video super-resolution using an efficient sub-pixel
+    convolutional neural network, arXiv:1609.05158.
+    """
+    factors = window_sizes("factor", factor)
+    axes, block = len(factors), math.prod(factors)
+    check_spatial(x, axes)
+    expected = f"a multiple of {block} channels, the product of factor = {factor}"
+    require(x.shape[-1] % block == 0, expected, x, "give the layer before it that many times as many features")
+    *batch, channels = x.shape[: -axes - 1] + x.shape[-1:]
+    sizes = x.shape[-axes - 1 : -1]
+    split = x.reshape(*batch, *sizes, channels // block, *factors)  # (*batch, *spatial, c, *factors)
+    first = len(batch)
+    order = [axis for i in range(axes) for axis in (first + i, first + axes + 1 + i)]
+    mixed = split.transpose(*range(first), *order, first + axes)  # (*batch, h, r, w, s, c)
+    return mixed.reshape(*batch, *(n * f for n, f in zip(sizes, factors, strict=True)), channels // block)
+
+
+@checked
+def pixel_unshuffle(x: Float[Array, "... channels"], factor: PerAxis) -> Float[Array, "... more_channels"]:
+    """Positions to channels, the inverse of `pixel_shuffle`: each block of ``factor`` positions becomes one.
+
+    Args:
+        x: ``(..., *spatial, channels)``, with sizes that are multiples of the factors.
+        factor: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+
+    Raises:
+        ValueError: where a size is not a multiple of its factor.
+
+    >>> pixel_unshuffle(jnp.array([[1.0], [2.0], [3.0], [4.0]]), 2)
+    Array([[1., 2.],
+           [3., 4.]], dtype=float32)
+
+    Source: Shi et al. 2016, arXiv:1609.05158.
+    """
+    factors = window_sizes("factor", factor)
+    axes = len(factors)
+    check_spatial(x, axes)
+    batch, sizes = x.shape[: -axes - 1], x.shape[-axes - 1 : -1]
+    whole = all(n % f == 0 for n, f in zip(sizes, factors, strict=True))
+    require(whole, f"sizes that are multiples of factor = {factor}", x, "pad or crop it")
+    fewer = [n // f for n, f in zip(sizes, factors, strict=True)]
+    pairs = [size for pair in zip(fewer, factors, strict=True) for size in pair]
+    split = x.reshape(*batch, *pairs, x.shape[-1])  # (*batch, h, r, w, s, c)
+    first = len(batch)
+    places = range(first, first + 2 * axes)
+    mixed = split.transpose(*range(first), *places[::2], first + 2 * axes, *places[1::2])  # (*batch, h, w, c, r, s)
+    return mixed.reshape(*batch, *fewer, x.shape[-1] * math.prod(factors))
+
+
+@builder
+def Flatten(spatial: PositiveInt) -> Layer:
+    """`flatten` as a layer, without params: between convolutions and dense layers.
+
+    Args:
+        spatial: number of axes between the batch and the channels: 2 for images, 1 for sequences.
+
+    >>> net = Serial(Conv(4, (3, 3)), relu, Flatten(2), Dense(10))
+    >>> params = net.init(jax.random.key(0), jnp.zeros((8, 5, 5, 1)))
+    >>> params[3]["kernel"].shape
+    (36, 10)
+    """
+    return _of_positions(spatial, lambda x: flatten(x, spatial))
+
+
+@builder
+def Pad(padding: Pads, *, padding_mode: PadMode = "constant", value: float | int = 0.0) -> Layer:
+    """`pad` as a layer, without params.
+
+    >>> Pad((1, (0, 2))).apply((), jnp.zeros((8, 5, 5, 3))).shape
+    (8, 7, 7, 3)
+    """
+    axes = len(_per_axis_pads(padding))
+    return _of_positions(axes, lambda x: pad(x, padding, padding_mode=padding_mode, value=value))
+
+
+@builder
+def Resize(
+    size: PerAxis, *, method: ResizeMethod = "linear", align_corners: bool = False, antialias: bool = True
+) -> Layer:
+    """`resize` as a layer, without params.
+
+    >>> Resize((7, 7)).apply((), jnp.zeros((8, 5, 5, 3))).shape
+    (8, 7, 7, 3)
+    """
+    axes = len(window_sizes("size", size))
+    return _of_positions(
+        axes, lambda x: resize(x, size, method=method, align_corners=align_corners, antialias=antialias)
+    )
+
+
+@builder
+def UpSample(factor: PerAxis, *, method: ResizeMethod = "nearest", align_corners: bool = False) -> Layer:
+    """`upsample` as a layer, without params.
+
+    >>> UpSample((2, 2)).apply((), jnp.zeros((8, 5, 5, 3))).shape
+    (8, 10, 10, 3)
+    """
+    axes = len(window_sizes("factor", factor))
+    return _of_positions(axes, lambda x: upsample(x, factor, method=method, align_corners=align_corners))
+
+
+@builder
+def PixelShuffle(factor: PerAxis) -> Layer:
+    """`pixel_shuffle` as a layer, without params.
+
+    >>> net = Serial(Conv(3 * 4, (3, 3), padding="same"), PixelShuffle((2, 2)))
+    >>> net.apply(net.init(jax.random.key(0), jnp.zeros((5, 5, 8))), jnp.zeros((5, 5, 8))).shape
+    (10, 10, 3)
+    """
+    return _of_positions(len(window_sizes("factor", factor)), lambda x: pixel_shuffle(x, factor))
+
+
+@builder
+def PixelUnshuffle(factor: PerAxis) -> Layer:
+    """`pixel_unshuffle` as a layer, without params.
+
+    >>> PixelUnshuffle((2, 2)).apply((), jnp.zeros((10, 10, 3))).shape
+    (5, 5, 12)
+    """
+    return _of_positions(len(window_sizes("factor", factor)), lambda x: pixel_unshuffle(x, factor))
+
+
+# ---- the computation -------------------------------------------------------------------------
+
+
+def _of_positions(axes: int, function: Callable) -> Layer:
+    """A function of an array with ``axes`` spatial axes as a layer without params."""
+
+    def init(key, x: Float[ArrayOrShape, "..."]):
+        check_spatial(x, axes)
+        warn_channels_first(x, axes)
+        return ()
+
+    def apply(params, x: Float[Array, "..."]):
+        return function(x)
+
+    return Layer(init, apply)
+
+
+def _per_axis_pads(padding) -> list[tuple[int, int]]:
+    """The pair (before, after) of each spatial axis."""
+    each = padding if isinstance(padding, Sequence) else (padding,)
+    require(1 <= len(each) <= 3, "padding for each of one to three spatial axes", padding, "for two, padding=(1, 1)")
+    return [tuple(one) if isinstance(one, Sequence) else (one, one) for one in each]
+
+
+def _resample(y, axis, m, method, align_corners, antialias):
+    """Resample one axis to ``m`` positions."""
+    n = y.shape[axis]
+    if antialias and (method == "cubic" or (method == "linear" and m < n)) and n > 1 and not (align_corners and m == 1):
+        scale = (m - 1) / (n - 1) if align_corners else m / n
+        shift = (1 - scale) / 2 if align_corners else 0.0  # so that entry 0 stays at 0
+        shape = (*y.shape[:axis], m, *y.shape[axis + 1 :])
+        scale, shift = jnp.full(1, scale, y.dtype), jnp.full(1, shift, y.dtype)
+        return jax.image.scale_and_translate(y, shape, (axis,), scale, shift, method)
+    if method == "nearest":
+        if m % n == 0:
+            return jnp.repeat(y, m // n, axis)
+        return jnp.take(y, (2 * np.arange(m) + 1) * n // (2 * m), axis, mode="clip")
+    at = np.arange(m) * ((n - 1) / max(m - 1, 1)) if align_corners else (np.arange(m) + 0.5) * (n / m) - 0.5
+    first = np.floor(at).astype(int)
+    total = jnp.zeros((), y.dtype)
+    for tap, weight in zip(*_kernel(at - first, method), strict=True):
+        part = jnp.take(y, np.clip(first + tap, 0, n - 1), axis, mode="clip")
+        by_position = weight.reshape([-1 if a == axis else 1 for a in range(y.ndim)])
+        total = total + part * np.broadcast_to(by_position, part.shape).astype(y.dtype)
+    return total
+
+
+def _kernel(t, method):
+    """The entries that are read, from the last one at or before the point, and their weights; the point is ``t`` on."""
+    if method == "linear":
+        return (0, 1), (1 - t, t)
+    a = -0.75
+    near = lambda d: ((a + 2) * d - (a + 3)) * d**2 + 1  # at a distance of at most 1
+    far = lambda d: a * (((d - 5) * d + 8) * d - 4)  # from 1 to 2
+    return (-1, 0, 1, 2), (far(t + 1), near(t), near(1 - t), far(2 - t))

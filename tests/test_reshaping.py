@@ -1,0 +1,231 @@
+"""Flattening, padding, resizing and pixel shuffle: PyTorch, JAX, weights written from the formula, inverses, errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import Flatten, Pad, Resize, UpSample
+from jaxblocks.layers import (
+    PixelShuffle,
+    PixelUnshuffle,
+    flatten,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+    resize,
+    upsample,
+)
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 7, 5, 3))
+SIZES = (4, 8)  # the first axis shrinks, the second grows
+SMOOTH = [(m, corners, anti) for m in ("linear", "cubic") for corners in (False, True) for anti in (False, True)]
+
+
+def cubic(d, a):
+    """Keys' piecewise cubic kernel at the distance d."""
+    d = np.abs(d)
+    near, far = (a + 2) * d**3 - (a + 3) * d**2 + 1, a * (d**3 - 5 * d**2 + 8 * d - 4)
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+def weights(n, m, method, align_corners, antialias):
+    """The matrix (m, n) of the interpolation of n entries at m points, from its formula."""
+    step = (n - 1) / (m - 1) if align_corners else n / m
+    u = np.arange(m) * step if align_corners else (np.arange(m) + 0.5) * step - 0.5
+    wide = max(step, 1) if antialias else 1
+    kernel = (
+        (lambda d: np.maximum(1 - np.abs(d), 0))
+        if method == "linear"
+        else lambda d: cubic(d, -0.5 if antialias else -0.75)
+    )
+    if antialias:  # weights outside of the input are left out
+        w = kernel((np.arange(n) - u[:, None]) / wide)
+        return w / w.sum(1, keepdims=True)
+    w = np.zeros((m, n))  # entries outside of the input are those of the edge
+    for j in range(-3, n + 3):
+        w[:, min(max(j, 0), n - 1)] += kernel(j - u)
+    return w
+
+
+@pytest.fixture(scope="module")
+def resized():
+    """All smooth kinds of resize, in float64 in one program."""
+    with jax.enable_x64(True):
+        run = lambda x: [resize(x, SIZES, method=m, align_corners=c, antialias=a) for m, c, a in SMOOTH]
+        return dict(zip(SMOOTH, map(np.asarray, jax.jit(run)(jnp.asarray(IMAGES))), strict=True))
+
+
+def test_resize_by_the_formula(resized):
+    """A product of one matrix for each axis."""
+    for options, y in resized.items():
+        by_axis = [weights(n, m, *options) for n, m in zip(IMAGES.shape[1:3], SIZES, strict=True)]
+        expected = np.einsum("ih,jw,bhwc->bijc", *by_axis, IMAGES)
+        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12, err_msg=str(options))
+
+
+def test_resize_is_by_default_that_of_jax(resized):
+    with jax.enable_x64(True):
+        x = jnp.asarray(IMAGES)
+        theirs = jax.jit(lambda x: [jax.image.resize(x, (2, *SIZES, 3), method) for method in ("linear", "cubic")])(x)
+    for method, y in zip(("linear", "cubic"), theirs, strict=True):
+        np.testing.assert_allclose(resized[method, False, True], y, rtol=1e-12, atol=1e-12)
+
+
+def test_resize_is_that_of_torch(resized):
+    """But for antialiasing with align_corners, where PyTorch takes other points than without antialiasing."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    x = torch.tensor(np.moveaxis(IMAGES, -1, 1).copy())
+    for (method, corners, antialias), y in resized.items():
+        if not (corners and antialias):
+            options = dict(mode=f"bi{method}", align_corners=corners, antialias=antialias)
+            theirs = torch.nn.functional.interpolate(x, SIZES, **options).numpy()
+            np.testing.assert_allclose(y, np.moveaxis(theirs, 1, -1), rtol=1e-12, atol=1e-12)
+    for sizes in ((3, 10), (9, 7)):
+        theirs = torch.nn.functional.interpolate(x, sizes, mode="nearest-exact").numpy()
+        ours = resize(jnp.asarray(IMAGES, jnp.float32), sizes, method="nearest")
+        np.testing.assert_array_equal(ours, np.moveaxis(theirs, 1, -1).astype(np.float32))
+
+
+def test_one_position():
+    """One position at the input is constant; one at the output is the middle, or with align_corners the first."""
+    one, many = jnp.full((1, 1), 3.0), jnp.asarray([[0.0], [1.0], [5.0]])
+    for method in ("linear", "cubic"):
+        for corners in (False, True):
+            np.testing.assert_array_equal(resize(one, 4, method=method, align_corners=corners)[:, 0], [3] * 4)
+        assert resize(many, 1, method=method, align_corners=True)[0, 0] == 0
+        assert resize(many, 1, method=method, antialias=False)[0, 0] == 1
+    assert resize(many, 1)[0, 0] == pytest.approx((1 + 2 / 3 * 5) / (7 / 3), rel=1e-6)  # weights 2/3, 1, 2/3
+
+
+def test_a_nan_affects_the_entries_that_read_it():
+    with jax.debug_nans(False):
+        y = resize(jnp.asarray([[0.0], [1.0], [jnp.nan], [jnp.inf]]), 8)[:, 0]
+    np.testing.assert_array_equal(np.isnan(y), [False] * 3 + [True] * 4 + [False])
+    assert y[7] == jnp.inf
+
+
+def test_upsampling_repeats_entries_or_interpolates():
+    x = jnp.asarray(IMAGES, jnp.float32)
+    np.testing.assert_array_equal(upsample(x, (2, 3)), np.repeat(np.repeat(x, 2, 1), 3, 2))
+    np.testing.assert_array_equal(upsample(x, 2, method="linear"), resize(x, 10))  # one axis
+    line = upsample(jnp.asarray([[0.0], [3.0]]), 2, method="linear", align_corners=True)
+    np.testing.assert_allclose(line[:, 0], [0, 1, 2, 3], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("padding", "mode"),
+    [(2, "constant"), ((1, (0, 2)), "reflect"), ((2, 1), "replicate"), ((1, 3), "circular")],
+    ids=str,
+)
+def test_padding_against_torch(padding, mode):
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    x = np.moveaxis(IMAGES, -1, 1)
+    pairs = [
+        one if isinstance(one, tuple) else (one, one) for one in (padding if isinstance(padding, tuple) else (padding,))
+    ]
+    last_first = [entry for pair in pairs[::-1] for entry in pair]
+    values = {"value": 7.5} if mode == "constant" else {}
+    theirs = torch.nn.functional.pad(torch.tensor(x.copy()), last_first, mode=mode, **values).numpy()
+    ours = pad(jnp.asarray(IMAGES, jnp.float32), padding, padding_mode=mode, **values)
+    np.testing.assert_array_equal(ours, np.moveaxis(theirs, 1, -1).astype(np.float32))
+
+
+def test_pixel_shuffle_by_the_formula_and_its_inverse():
+    """y[2h + i, 3w + j, c] = x[h, w, (2c + i) 3 + j], on two axes; PyTorch has one factor."""
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 12)).astype(np.float32)
+    y = pixel_shuffle(jnp.asarray(x), (2, 3))
+    assert y.shape == (2, 6, 12, 2)
+    for h, w, c, i, j in np.ndindex(3, 4, 2, 2, 3):
+        np.testing.assert_array_equal(y[:, 2 * h + i, 3 * w + j, c], x[:, h, w, (2 * c + i) * 3 + j])
+    np.testing.assert_array_equal(pixel_unshuffle(y, (2, 3)), x)
+    sequence = pixel_shuffle(jnp.asarray(x[0, 0]), 3)
+    np.testing.assert_array_equal(sequence[:, 1], x[0, 0, :, 3:6].ravel())  # channel 1 of each block
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    theirs = torch.nn.functional.pixel_shuffle(torch.tensor(np.moveaxis(x, -1, 1).copy()), 2).numpy()
+    np.testing.assert_array_equal(pixel_shuffle(jnp.asarray(x), (2, 2)), np.moveaxis(theirs, 1, -1))
+
+
+def test_flattening_keeps_the_batch_also_an_empty_one():
+    x = jnp.asarray(IMAGES, jnp.float32)
+    np.testing.assert_array_equal(flatten(x, 2), np.reshape(x, (2, 105)))
+    assert flatten(x, 1).shape == (2, 7, 15)
+    assert flatten(jnp.zeros((0, 7, 5, 3)), 2).shape == (0, 105)
+    assert Flatten(2).apply((), x[0]).shape == (105,)
+
+
+def test_layers_are_their_functions():
+    x = jnp.asarray(IMAGES, jnp.float32)[:, :6, :4].repeat(4, -1)
+    for layer, function in (
+        (
+            Resize((3, 6), method="cubic", align_corners=True, antialias=False),
+            lambda: resize(x, (3, 6), method="cubic", align_corners=True, antialias=False),
+        ),
+        (
+            UpSample((1, 2), method="linear", align_corners=True),
+            lambda: upsample(x, (1, 2), method="linear", align_corners=True),
+        ),
+        (Pad((1, 2), padding_mode="circular"), lambda: pad(x, (1, 2), padding_mode="circular")),
+        (Pad(1, value=2.0), lambda: pad(x, 1, value=2.0)),
+        (PixelShuffle((2, 2)), lambda: pixel_shuffle(x, (2, 2))),
+        (PixelUnshuffle((2, 2)), lambda: pixel_unshuffle(x, (2, 2))),
+    ):
+        assert layer.init(jax.random.key(0), x) == ()
+        np.testing.assert_array_equal(layer.apply((), x), function())
+
+
+@pytest.mark.parametrize(
+    ("call", "words", "repaired"),
+    [
+        (
+            lambda x: resize(x, (2, 2), method="nearest", align_corners=True),
+            "resize expected align_corners=False for method='nearest', got align_corners=True; choose another method",
+            lambda x: resize(x, (2, 2), align_corners=True),
+        ),
+        (
+            lambda x: resize(x, (2, 2), method="bilinear"),
+            "resize expected method to be 'nearest' or 'linear' or 'cubic', got 'bilinear'",
+            lambda x: resize(x, (2, 2), method="linear"),
+        ),
+        (
+            lambda x: resize(x[:, :0], (2, 2)),
+            r"resize expected at least one position, got float32 \(2, 0, 5, 3\); pass a longer",
+            lambda x: resize(x[:, :1], (2, 2)),
+        ),
+        (
+            lambda x: upsample(x, 0),
+            "upsample expected factor to be an integer >= 1 or a sequence",
+            lambda x: upsample(x, 1),
+        ),
+        (
+            lambda x: pixel_shuffle(x, 2),
+            r"pixel_shuffle expected a multiple of 2 channels, the product of factor = 2, got",
+            lambda x: pixel_shuffle(x, 3),
+        ),
+        (
+            lambda x: pixel_unshuffle(x, 2),
+            r"pixel_unshuffle expected sizes that are multiples of factor = 2, got .*; pad or crop it",
+            lambda x: pixel_unshuffle(pad(x, ((0, 1),)), 2),
+        ),
+        (
+            lambda x: pad(x, ()),
+            r"pad expected padding for each of one to three spatial axes, got \(\); for two",
+            lambda x: pad(x, (1, 1)),
+        ),
+        (
+            lambda x: pad(x[:, :, :0], 1, padding_mode="reflect"),
+            r"pad expected an entry to repeat for padding_mode='reflect'",
+            lambda x: pad(x[:, :, :0], 1),
+        ),
+        (
+            lambda x: flatten(x[0, 0, 0], 1),
+            r"flatten expected x \(..., \*spatial, channels\) with at least 2 axes",
+            lambda x: flatten(x[0, 0], 1),
+        ),
+    ],
+)
+def test_errors_and_their_repairs(call, words, repaired):
+    x = jnp.asarray(IMAGES, jnp.float32)
+    with pytest.raises(ValueError, match=words):
+        call(x)
+    repaired(x)
