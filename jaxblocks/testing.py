@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import describe, require
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.core import (
     Layer,
     LayerLike,
@@ -122,6 +122,7 @@ class Case:
 Law: TypeAlias = Callable[[Case], bool | None]
 
 
+@checked
 def check_layer(
     layer: LayerLike,
     *inputs: Any,

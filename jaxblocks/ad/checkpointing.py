@@ -23,13 +23,14 @@ from jaxtyping import PyTree
 from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.ad.jaxprs import piece
-from jaxblocks.checks import require
+from jaxblocks.checks import checked, require
 
 __all__ = ["require_checkpoint", "scan"]
 
 _POLICIES = {None: None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "body": None, "sqrt": None}
 
 
+@checked
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: PyTree,
