@@ -200,6 +200,8 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
         known_as = name  # read by public_name  # noqa: F841
         if expectations.found is None:  # read at the first call, so that the import stays fast
             expectations.found = _expectations(function)
+            if layer and expectations.found[1][0]:  # a combinator, whose children ask for their side inputs
+                expectations.found[3][1].clear()
         if layer:
             _check_inputs(expectations.found, args, kwargs)
         args, kwargs = _check_arguments(expectations.found, args, kwargs)
@@ -222,7 +224,7 @@ class _Expectations:
 
 def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
     """The number of inputs of a layer, and the names of its side inputs."""
-    positional, rest, named, (required, _) = expectations
+    positional, rest, named, (required, by_name) = expectations
     inputs = [name for name, _ in positional]
     sides = [name for name in named if name not in inputs]
     unknown = [name for name in kwargs if name not in named]
@@ -242,6 +244,10 @@ def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
         if inputs[0] == "key":
             repair = f"pass an array or a jax.ShapeDtypeStruct, as in init({', '.join(inputs)})"
         require(False, f"the input {missing[0]}", "none", repair, error=TypeError)
+    asked = [name for name in by_name if name not in kwargs]
+    if asked:
+        repair = f"pass {asked[0]}=... (to init and to apply)"
+        require(False, f"the side input {asked[0]}", "none", repair, error=TypeError)
 
 
 _SYNONYMS = {  # names that other libraries have, for options that are missing here
@@ -295,7 +301,7 @@ def _reject_unknown(named, unknown: list[str]) -> None:
 def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str]) -> None:
     """Reject a call with too many arguments by position, or without the required ``missing``."""
     names, name = ", ".join(one for one, _ in positional) or "none", public_name()
-    if len(args) > len(positional):
+    if len(args) > len(positional) and not missing:
         repair = "pass options by name"
         if name[:1].isupper() and all(_is_integer(one) for one in args):  # as in PyTorch, input size first
             last = ", ".join(map(str, args[len(args) - len(positional) :]))
@@ -326,7 +332,7 @@ def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, 
         checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
     if missing or (len(args) > len(positional) and not rest[0]):
-        _reject_number(positional, args, kwargs, missing)
+        _reject_number([] if rest[0] else positional, args, kwargs, missing)
     return checked_args, checked_kwargs
 
 
