@@ -401,6 +401,7 @@ def _expectation(annotation, optional: bool) -> Callable | None:
             value = _check_array(name, value, arrays, sizes)
             if not (scalars and value.shape == () and not isinstance(value, Tracer)) or accept_entry(value):
                 return value
+            value = value.item()
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
         repair = _repair_scalar(name, value, words)
         got = repr(value) if isinstance(value, str) else value

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, Rate, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.precision import widen
+from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.statistics import sorted_axes
 
 __all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
@@ -20,7 +20,7 @@ __all__ = ["Dropout", "FeatureDropout", "StochasticDepth", "dropout"]
 
 @checked
 def dropout(
-    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate, *, axes: int | tuple[int, ...] = ()
+    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
     r"""Set random values to zero and scale up the others: :math:`y = x\,m / (1 - p)`, :math:`m \sim B(1 - p)`.
 
@@ -30,7 +30,8 @@ def dropout(
     Args:
         key: a key; the same key gives the same m.
         x: an array.
-        rate: p, at least 0 (which returns ``x``) and below 1.
+        rate: p, at least 0 (which returns ``x``) and below 1; a number, or an array of one number, which may be traced
+            (then it is not checked).
         axes: the axes that share a draw: all values along them are kept or dropped together.
 
     Raises:
@@ -44,15 +45,16 @@ def dropout(
     Source: Srivastava et al. 2014, Dropout (named in Diehl 2023, section 1.6), scaled in training ("inverted").
     """
     shared = sorted_axes(x, axes)
-    if rate == 0:
+    if not isinstance(rate, jax.Array) and rate == 0:
         return x
     shape = tuple(1 if a in shared else size for a, size in enumerate(x.shape))
-    kept = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(kept, (widen(x) / (1 - rate)).astype(x.dtype), 0)
+    keep = 1 - rate.astype(wide_dtype(x.dtype)) if isinstance(rate, jax.Array) else 1 - rate
+    kept = jax.random.bernoulli(key, keep, shape)
+    return jnp.where(kept, (widen(x) / keep).astype(x.dtype), 0)
 
 
 @builder
-def Dropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
+def Dropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()) -> Layer:
     r"""Dropout in training, :math:`y = x\,m / (1 - p)` with :math:`m \sim B(1 - p)`; the identity in evaluation.
 
     Args:
@@ -79,7 +81,7 @@ def Dropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
 
 
 @builder
-def FeatureDropout(rate: Rate, *, spatial: PositiveInt) -> Layer:
+def FeatureDropout(rate: Rate | Float[Array, ""], *, spatial: PositiveInt) -> Layer:
     r"""Dropout of whole feature maps: a channel is kept or dropped at all positions of an example.
 
     Adjacent pixels are so similar that ``Dropout`` of single values removes little information.
@@ -100,7 +102,7 @@ def FeatureDropout(rate: Rate, *, spatial: PositiveInt) -> Layer:
 
 
 @builder
-def StochasticDepth(rate: Rate, *, spatial: NonNegativeInt) -> Layer:
+def StochasticDepth(rate: Rate | Float[Array, ""], *, spatial: NonNegativeInt) -> Layer:
     r"""Dropout of whole examples, as the last layer of a ``Residual`` that is skipped at random in training.
 
     ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is :math:`x + m f(x) / (1 - p)` with one
@@ -124,7 +126,7 @@ def StochasticDepth(rate: Rate, *, spatial: NonNegativeInt) -> Layer:
     return _dropout_of(rate, tuple(range(-1 - spatial, 0)))
 
 
-def _dropout_of(rate: float, axes: int | tuple[int, ...]) -> Layer:
+def _dropout_of(rate: float | Float[Array, ""], axes: int | tuple[int, ...]) -> Layer:
     """The layer that is `dropout` in training and the identity in evaluation."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
@@ -132,7 +134,7 @@ def _dropout_of(rate: float, axes: int | tuple[int, ...]) -> Layer:
         return ()
 
     def apply(params, x: Float[Array, "..."], *, train=False, key=None):
-        if not train or rate == 0:
+        if not train or (not isinstance(rate, jax.Array) and rate == 0):
             return x
         repair = "pass apply(..., train=True, key=jax.random.key(0)), and another key at every step"
         require(key is not None, "a key in training", "none", repair)
