@@ -138,6 +138,7 @@ def describe(x) -> str:
 
 _TRANSPARENT = {"jax", "jaxlib", "jaxtyping", "beartype", "contextlib", "functools", "typing"}
 _MECHANISM = {"jaxblocks.checks", "jaxblocks.children", "jaxblocks.core"}
+_WITHOUT_PUBLIC_NAMES = {*_MECHANISM, "jaxblocks.recording"}
 _BOUNDARIES = {"init_child", "apply_child", "call_forward", "call_loss"}
 
 
@@ -165,7 +166,7 @@ def public_name() -> str:
             name, in_layer = head, True
         elif module.partition(".")[0] == "jaxblocks":
             public = getattr(sys.modules[module], "__all__", ())  # a method is public if its class is
-            if head.partition(".")[0] in public and module not in _MECHANISM:
+            if head.partition(".")[0] in public and module not in _WITHOUT_PUBLIC_NAMES:
                 name = head
         elif name and module.partition(".")[0] not in _TRANSPARENT:
             break
@@ -200,6 +201,8 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
         known_as = name  # read by public_name  # noqa: F841
         if expectations.found is None:  # read at the first call, so that the import stays fast
             expectations.found = _expectations(function)
+            if layer and expectations.found[1][0]:  # a combinator, whose children ask for their side inputs
+                expectations.found[3][1].clear()
         if layer:
             _check_inputs(expectations.found, args, kwargs)
         args, kwargs = _check_arguments(expectations.found, args, kwargs)
@@ -222,7 +225,7 @@ class _Expectations:
 
 def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
     """The number of inputs of a layer, and the names of its side inputs."""
-    positional, rest, named = expectations
+    positional, rest, named, (required, by_name) = expectations
     inputs = [name for name, _ in positional]
     sides = [name for name in named if name not in inputs]
     unknown = [name for name in kwargs if name not in named]
@@ -232,19 +235,91 @@ def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
         require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
     given = len(args) + sum(name in kwargs for name in inputs)
     if len(args) > len(inputs) and not rest[0]:
-        require(False, f"the inputs ({', '.join(inputs)})", f"{given} inputs", error=TypeError)
+        repair = "call apply with params (and state) first"
+        if hasattr(args[len(inputs)], "shape"):
+            repair = "join several arrays before this layer, for example by lambda *xs: jnp.concatenate(xs, -1)"
+        require(False, f"the inputs ({', '.join(inputs)})", f"{given} inputs", repair, error=TypeError)
+    missing = [name for name in required[len(args) :] if name not in kwargs]
+    if missing:
+        repair = f"write apply({', '.join(inputs)})"
+        if inputs[0] == "key":
+            repair = f"pass an array or a jax.ShapeDtypeStruct, as in init({', '.join(inputs)})"
+        require(False, f"the input {missing[0]}", "none", repair, error=TypeError)
+    asked = [name for name in by_name if name not in kwargs]
+    if asked:
+        repair = f"pass {asked[0]}=... (to init and to apply)"
+        require(False, f"the side input {asked[0]}", "none", repair, error=TypeError)
+
+
+_SYNONYMS = {  # names that other libraries have, for options that are missing here
+    "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim",
+    "use_bias": "bias with_bias",
+    "kernel_init": "kernel_initializer weight_init w_init weight_initializer",
+    "bias_init": "bias_initializer b_init",
+    "embedding_init": "embeddings_initializer",
+    "stride": "strides window_strides",
+    "dilation": "dilation_rate kernel_dilation rhs_dilation",
+    "window_shape": "kernel_size pool_size",
+    "rate": "p prob dropout dropout_rate",
+    "dropout": "dropout_rate rate p",
+    "epsilon": "eps",
+    "axis": "dim",
+    "axes": "dim normalized_shape reduction_axes",
+    "heads": "num_heads n_heads nhead",
+    "head_dim": "key_dim qkv_features key_size",
+    "groups": "num_groups feature_group_count",
+    "size": "num_embeddings vocab_size input_dim output_size",
+    "causal": "is_causal",
+    "negative_slope": "alpha slope",
+    "use_scale": "scale affine elementwise_affine",
+    "approximate": "approx",
+}
+_HINTS = {
+    "activation": "apply it as the next layer: Serial({name}(...), relu)",
+    "in_features": "leave it out; init reads the size of the input",
+    "in_channels": "leave it out; init reads the size of the input",
+    "input_shape": "leave it out; init reads the shape of the input",
+    "num_features": "leave it out; init reads the size of the input",
+    "num_layers": "write one layer for each: Serial({name}(...), {name}(...))",
+    "return_sequences": "leave it out; take the last output as y[..., -1, :]",
+    "bidirectional": "write Bidirectional(LSTMCell(4), LSTMCell(4))",
+    "batch_first": "leave it out; leading axes are batch",
+    "training": "pass train=True to apply",
+    "inplace": "leave it out; arrays do not change",
+}
 
 
 def _reject_unknown(named, unknown: list[str]) -> None:
-    near = difflib.get_close_matches(unknown[0], named, 1)
-    repair = f"did you mean {near[0]}?" if near else "leave it out"
+    first = unknown[0]
+    near = [name for name in named if first in _SYNONYMS.get(name, "").split()]
+    if first not in _HINTS:
+        near += difflib.get_close_matches(first, named, 1)
+    repair = f"did you mean {near[0]}?" if near else _HINTS.get(first, "leave it out").format(name=public_name())
     expected = f"options among {', '.join(named)}" if named else "no options"
     require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
 
 
+def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str]) -> None:
+    """Reject a call with too many arguments by position, or without the required ``missing``."""
+    names, name = ", ".join(one for one, _ in positional) or "none", public_name()
+    if len(args) > len(positional) and not missing:
+        repair = "pass options by name"
+        if name[:1].isupper() and all(_is_integer(one) for one in args):  # as in PyTorch, input size first
+            last = ", ".join(map(str, args[len(args) - len(positional) :]))
+            repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
+        expected = f"at most {len(positional)} arguments by position ({names})"
+        require(False, expected, f"{len(args)} of them", repair, error=TypeError)
+    repair = f"write {name}(..., {missing[0]}=...)"
+    if not args and positional and missing[0] == positional[0][0] == "x":
+        repair = f"pass an array; as a layer it is {name}, without a call"
+    foreign = [one for one in kwargs if one in _SYNONYMS.get(missing[0], "").split()]
+    repair = f"write {missing[0]}= instead of {foreign[0]}=" if foreign else repair
+    require(False, f"the argument {missing[0]}", "none", repair, error=TypeError)
+
+
 def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
     """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
-    positional, rest, named = expectations
+    positional, rest, named, (required, by_name) = expectations
     if any(name not in named for name in kwargs) and not any(name.startswith("**") for name in named):
         _reject_unknown(named, [name for name in kwargs if name not in named])
     sizes: dict[str, tuple] = {}
@@ -256,6 +331,9 @@ def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, 
     for name, value in kwargs.items():
         expects = named.get(name)
         checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
+    missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
+    if missing or (len(args) > len(positional) and not rest[0]):
+        _reject_number([] if rest[0] else positional, args, kwargs, missing)
     return checked_args, checked_kwargs
 
 
@@ -265,10 +343,11 @@ _BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
 
 
 def _expectations(function):
-    """The checks of a function: (name, check) by position, the check of ``*args``, and checks by name."""
+    """The checks of a function: (name, check) by position, the check of ``*args``, checks by name, required names."""
     positional: list[tuple[str, Callable | None]] = []
     named: dict[str, Callable | None] = {}
     rest: tuple[str, Callable | None] = ("", None)
+    required: tuple[list[str], list[str]] = ([], [])  # by position, by name only
     for p in _signature(function).parameters.values():
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
         expects = None if annotation is None else _expectation(annotation, p.default is None)
@@ -277,11 +356,13 @@ def _expectations(function):
         elif p.kind is p.VAR_KEYWORD:
             named[f"**{p.name}"] = None
         else:
+            if p.default is p.empty:
+                required[p.kind is p.KEYWORD_ONLY].append(p.name)
             if p.kind is not p.POSITIONAL_ONLY:  # whose name may also be that of one of ``**kwargs``
                 named[p.name] = expects
             if p.kind is not p.KEYWORD_ONLY:
                 positional.append((p.name, expects))
-    return positional, rest, named
+    return positional, rest, named, required
 
 
 def _signature(function):
@@ -307,6 +388,12 @@ def _expectation(annotation, optional: bool) -> Callable | None:
     known = [accept for accept in accepts if accept is not None]
     words = [word for word, _ in known]
 
+    def accept_entry(value):  # an array of one number is in the range of the numbers that may stand in its place
+        ranges = [
+            accept for one, (_, accept) in zip(scalars, known, strict=True) if typing.get_origin(one) is Annotated
+        ]
+        return not ranges or any(accept(value.item()) for accept in ranges)
+
     def expects(name, value, sizes):
         if name.endswith("_init") and _makes_initializers(value):
             repair = f"call it: {value.__name__}()"
@@ -314,7 +401,10 @@ def _expectation(annotation, optional: bool) -> Callable | None:
         if (value is None and optional) or any(accept(value) for _, accept in known):
             return value
         if arrays and (not scalars or hasattr(value, "shape")):
-            return _check_array(name, value, arrays, sizes)
+            value = _check_array(name, value, arrays, sizes)
+            if not (scalars and value.shape == () and not isinstance(value, Tracer)) or accept_entry(value):
+                return value
+            value = value.item()
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
         repair = _repair_scalar(name, value, words)
         got = repr(value) if isinstance(value, str) else value
@@ -448,8 +538,12 @@ def _check_array(name, x, specs, sizes):
         x = jnp.asarray(x)  # NumPy's float64 becomes float32, as everywhere in JAX
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
+        if any(hasattr(one, "shape") for one in jax.tree.leaves(x)):
+            repair = "pass one array, for example by a function before this layer that joins the arrays"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            repair = f"pass its real part {name}.real, or its absolute value jnp.abs({name})"
         if name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
         if words == "a key" and x.dtype == jnp.uint32:

@@ -236,6 +236,7 @@ def is_distribution(
     return jnp.all(p >= 0, axis) & (jnp.abs(jnp.sum(widen(p), axis) - 1) <= atol)
 
 
+@checked
 def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> None:
     """Raise ``ValueError`` unless each named array holds distributions on its last axis.
 

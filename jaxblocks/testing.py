@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import describe, require
+from jaxblocks.checks import checked, describe, require
 from jaxblocks.children import as_shapes, eval_shape, require_pair, split_side
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, layer_name, side_inputs, stateful
 from jaxblocks.recording import Call
@@ -111,6 +111,7 @@ class Case:
 Law: TypeAlias = Callable[[Case], bool | None]
 
 
+@checked
 def check_layer(
     layer: LayerLike,
     *inputs: Any,

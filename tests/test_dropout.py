@@ -146,7 +146,7 @@ BAD = {
         "train to be True",
         lambda: train(Dropout(0.1), X),
     ),
-    "rate one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1, got 1", lambda: Dropout(0.1)),
+    "rate one": (lambda: Dropout(1), "rate to be a number >= 0 and < 1 or an array, got 1", lambda: Dropout(0.1)),
     "negative rate": (
         lambda: StochasticDepth(-0.1, spatial=0),
         "StochasticDepth expected rate",

@@ -896,7 +896,7 @@ BAD = {
     ),
     "momentum": (
         lambda: BatchNorm(momentum=1),
-        "momentum to be a number >= 0 and < 1, got 1",
+        "momentum to be a number >= 0 and < 1 or an array, got 1",
         lambda: BatchNorm(momentum=0),
     ),
     "train as a number": (

@@ -261,6 +261,7 @@ def multiply_chain(jacobians: Sequence[Float[Array, "... _ _"]], *, order: Order
     return _fold(order, lambda i: jacobians[i - 1], jnp.matmul)
 
 
+@checked
 def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Float[Array, "_ _"], ...]:
     r"""The Jacobians :math:`J_1, \dots, J_L` of functions applied one after the other, along the chain.
 

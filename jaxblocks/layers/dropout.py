@@ -4,7 +4,6 @@ All variants draw a random mask of values to keep. They divide these by the prob
 expectation is the input, and differ in the axes that share a draw. `alpha_dropout` keeps mean and variance instead.
 """
 
-import math
 from collections.abc import Callable
 from typing import cast
 
@@ -14,7 +13,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, Rate, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
-from jaxblocks.precision import widen
+from jaxblocks.precision import wide_dtype, widen
 from jaxblocks.statistics import sorted_axes
 
 __all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alpha_dropout", "dropout"]
@@ -22,7 +21,7 @@ __all__ = ["AlphaDropout", "Dropout", "FeatureDropout", "StochasticDepth", "alph
 
 @checked
 def dropout(
-    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate, *, axes: int | tuple[int, ...] = ()
+    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
     r"""Set random values to zero and scale up the others: :math:`y = x\,m / (1 - p)`, :math:`m \sim B(1 - p)`.
 
@@ -32,7 +31,8 @@ def dropout(
     Args:
         key: a key; the same key gives the same m.
         x: an array.
-        rate: p, at least 0 (which returns ``x``) and below 1.
+        rate: p, at least 0 (which returns ``x``) and below 1; a number, or an array of one number, which may be traced
+            (then it is not checked).
         axes: the axes that share a draw: all values along them are kept or dropped together.
 
     Raises:
@@ -46,9 +46,10 @@ def dropout(
     Source: Srivastava et al. 2014, Dropout (named in Diehl 2023, section 1.6), scaled in training ("inverted").
     """
     shared = sorted_axes(x, axes)
-    if rate == 0:
+    if not isinstance(rate, jax.Array) and rate == 0:
         return x
-    return jnp.where(_kept(key, x, rate, shared), (widen(x) / (1 - rate)).astype(x.dtype), 0)
+    keep = _keep_probability(x, rate)
+    return jnp.where(_kept(key, x, keep, shared), (widen(x) / keep).astype(x.dtype), 0)
 
 
 _SELU_LIMIT = -1.7580993408473766  # -lambda alpha, the value of selu at minus infinity
@@ -56,7 +57,7 @@ _SELU_LIMIT = -1.7580993408473766  # -lambda alpha, the value of selu at minus i
 
 @checked
 def alpha_dropout(
-    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate, *, axes: int | tuple[int, ...] = ()
+    key: Key[Array, ""], x: Float[Array, "*shape"], rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()
 ) -> Float[Array, "*shape"]:
     r"""Dropout for nets of `selu`: random values become its limit :math:`\alpha'`, and mean 0 and variance 1 are kept.
 
@@ -80,21 +81,27 @@ def alpha_dropout(
     Source: Klambauer, Unterthiner, Mayr, Hochreiter 2017, Self-normalizing neural networks, arXiv:1706.02515.
     """
     shared = sorted_axes(x, axes)
-    if rate == 0:
+    if not isinstance(rate, jax.Array) and rate == 0:
         return x
-    a = 1 / math.sqrt((1 - rate) * (1 + rate * _SELU_LIMIT**2))
-    b = -a * rate * _SELU_LIMIT
-    return jnp.where(_kept(key, x, rate, shared), a * widen(x) + b, a * _SELU_LIMIT + b).astype(x.dtype)
+    keep = _keep_probability(x, rate)
+    a = (keep * (1 + (1 - keep) * _SELU_LIMIT**2)) ** -0.5
+    b = -a * (1 - keep) * _SELU_LIMIT
+    return jnp.where(_kept(key, x, keep, shared), a * widen(x) + b, a * _SELU_LIMIT + b).astype(x.dtype)
 
 
-def _kept(key, x, rate, shared):
+def _keep_probability(x, rate):
+    """1 - rate: a number, or an array in the dtype of the intermediate results."""
+    return 1 - rate.astype(wide_dtype(x.dtype)) if isinstance(rate, jax.Array) else 1 - rate
+
+
+def _kept(key, x, keep, shared):
     """The mask of the values to keep, with one draw along the shared axes."""
     shape = tuple(1 if a in shared else size for a, size in enumerate(x.shape))
-    return jax.random.bernoulli(key, 1 - rate, shape)
+    return jax.random.bernoulli(key, keep, shape)
 
 
 @builder
-def Dropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
+def Dropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()) -> Layer:
     r"""Dropout in training, :math:`y = x\,m / (1 - p)` with :math:`m \sim B(1 - p)`; the identity in evaluation.
 
     Args:
@@ -121,7 +128,7 @@ def Dropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
 
 
 @builder
-def FeatureDropout(rate: Rate, *, spatial: PositiveInt) -> Layer:
+def FeatureDropout(rate: Rate | Float[Array, ""], *, spatial: PositiveInt) -> Layer:
     r"""Dropout of whole feature maps: a channel is kept or dropped at all positions of an example.
 
     Adjacent pixels are so similar that ``Dropout`` of single values removes little information.
@@ -142,7 +149,7 @@ def FeatureDropout(rate: Rate, *, spatial: PositiveInt) -> Layer:
 
 
 @builder
-def AlphaDropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
+def AlphaDropout(rate: Rate | Float[Array, ""], *, axes: int | tuple[int, ...] = ()) -> Layer:
     r"""`alpha_dropout` in training, the identity in evaluation: the dropout of nets whose activation is `selu`.
 
     Args:
@@ -161,7 +168,7 @@ def AlphaDropout(rate: Rate, *, axes: int | tuple[int, ...] = ()) -> Layer:
 
 
 @builder
-def StochasticDepth(rate: Rate, *, spatial: NonNegativeInt) -> Layer:
+def StochasticDepth(rate: Rate | Float[Array, ""], *, spatial: NonNegativeInt) -> Layer:
     r"""Dropout of whole examples, as the last layer of a ``Residual`` that is skipped at random in training.
 
     ``Residual(Dense(8), relu, Dense(8), StochasticDepth(0.1, spatial=0))`` is :math:`x + m f(x) / (1 - p)` with one
@@ -185,7 +192,7 @@ def StochasticDepth(rate: Rate, *, spatial: NonNegativeInt) -> Layer:
     return _dropout_of(rate, tuple(range(-1 - spatial, 0)))
 
 
-def _dropout_of(rate: float, axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
+def _dropout_of(rate: float | Float[Array, ""], axes: int | tuple[int, ...], drop: Callable = dropout) -> Layer:
     """The layer that is ``drop`` in training and the identity in evaluation."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
@@ -193,7 +200,7 @@ def _dropout_of(rate: float, axes: int | tuple[int, ...], drop: Callable = dropo
         return ()
 
     def apply(params, x: Float[Array, "..."], *, train=False, key=None):
-        if not train or rate == 0:
+        if not train or (not isinstance(rate, jax.Array) and rate == 0):
             return x
         repair = "pass apply(..., train=True, key=jax.random.key(0)), and another key at every step"
         require(key is not None, "a key in training", "none", repair)

@@ -14,8 +14,9 @@ Statistics of bfloat16 and float16 are computed in float32 (`jaxblocks.statistic
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, overload
+from typing import Literal, TypeAlias, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -52,6 +53,10 @@ __all__ = [
 ]
 
 
+Epsilon: TypeAlias = NonNegativeFloat | Float[Array, ""]
+"""A number, or an array of one number, which may be traced."""
+
+
 # ---- batch norm ------------------------------------------------------------------------------
 
 
@@ -63,7 +68,7 @@ def batch_norm(
     scale: Float[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
     *,
-    epsilon: NonNegativeFloat = 1e-3,
+    epsilon: Epsilon = 1e-3,
 ) -> Float[Array, "*shape"]:
     r"""Normalization by given statistics: :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`.
 
@@ -87,8 +92,8 @@ def batch_norm(
 def BatchNorm(
     *,
     axes: int | tuple[int, ...] | None = None,
-    momentum: Rate = 0.99,
-    epsilon: NonNegativeFloat = 1e-3,
+    momentum: Rate | Float[Array, ""] = 0.99,
+    epsilon: Epsilon = 1e-3,
     use_scale: bool = True,
     use_bias: bool = True,
     axis_name: str | tuple[str, ...] | None = None,
@@ -116,7 +121,7 @@ def BatchNorm(
             PyTorch. The lecture's form has statistics per position and channel: ``axes=0``.
         momentum: p, the weight of the past: asymptotically ``running = p * running + (1 - p) * batch``, as in
             Keras; PyTorch's ``momentum`` is :math:`1 - p`. 0 uses the last batch only.
-        epsilon: 1e-3 as in Keras; PyTorch's is 1e-5.
+        epsilon: 1e-3 as in Keras; PyTorch's is 1e-5. Both numbers may be traced, for example under ``vmap``.
         use_scale, use_bias: ``False`` for no :math:`\gamma` (Keras: ``scale``), no :math:`\beta` (Keras: ``center``).
         axis_name: of the ``vmap``, ``shard_map`` or ``pmap`` whose mapped axis is part of the batch: the statistics are
             those of the whole batch, over all devices. Not needed for an array that ``jit`` shards.
@@ -207,13 +212,14 @@ def layer_norm(
     bias: Float[Array, "..."] | None = None,
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
 ) -> Float[Array, "*shape"]:
     r"""Layer normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over ``axes``.
 
     With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and
     :math:`\beta` ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position,
-    ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``.
+    ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``. Deviations from the mean up to
+    1e28 are valid in float32; larger ones, whose squares overflow, give NaN.
 
     Raises:
         ValueError: for no axes or axes that ``x`` lacks, or scale or bias of another shape.
@@ -227,15 +233,14 @@ def layer_norm(
     "fixed batched" for "each example of the batch").
     """
     over = _reduced_axes(x, axes)
-    mean, variance, _ = moments_and_count(x, over)
-    return _normalize(x, mean, variance, *align_axes(x, over, scale=scale, bias=bias), epsilon=epsilon)
+    return _normalize_examples(x, over, *align_axes(x, over, scale=scale, bias=bias), epsilon=epsilon)
 
 
 @builder
 def LayerNorm(
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
@@ -270,7 +275,7 @@ def rms_norm(
     scale: Float[Array, "..."] | None = None,
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: NonNegativeFloat = 1e-6,
+    epsilon: Epsilon = 1e-6,
 ) -> Float[Array, "*shape"]:
     r"""Division by the root mean square over ``axes``: :math:`\gamma\,x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`.
 
@@ -288,16 +293,14 @@ def rms_norm(
     """
     over = _reduced_axes(x, axes)
     (scale,) = align_axes(x, over, scale=scale)
-    wide = widen(x)
-    factor = lax.rsqrt(jnp.mean(jnp.square(wide), over, keepdims=True) + epsilon)
-    return (wide * factor if scale is None else wide * factor * scale).astype(x.dtype)
+    return _normalize_examples(x, over, scale, None, epsilon=epsilon, center=False)
 
 
 @builder
 def RMSNorm(
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: NonNegativeFloat = 1e-6,
+    epsilon: Epsilon = 1e-6,
     use_scale: bool = True,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
@@ -325,7 +328,7 @@ def group_norm(
     *,
     groups: PositiveInt,
     spatial: NonNegativeInt,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
 ) -> Float[Array, "... channels"]:
     r"""Group normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over groups of channels.
 
@@ -352,10 +355,9 @@ def group_norm(
     _check_groups(x, groups, spatial)
     grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)  # (..., *spatial, groups, channels / groups)
     axes = (*range(x.ndim - 1 - spatial, x.ndim - 1), x.ndim)
-    mean, variance, _ = moments_and_count(grouped, axes)
     scale, bias = (w if w is None else w.reshape(grouped.shape[-2:]) for w in (scale, bias))
     weights = align_axes(grouped, (x.ndim - 1, x.ndim), scale=scale, bias=bias)
-    return _normalize(grouped, mean, variance, *weights, epsilon=epsilon).reshape(x.shape)
+    return _normalize_examples(grouped, axes, *weights, epsilon=epsilon).reshape(x.shape)
 
 
 @builder
@@ -363,7 +365,7 @@ def GroupNorm(
     groups: PositiveInt,
     *,
     spatial: NonNegativeInt,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
@@ -402,7 +404,7 @@ def instance_norm(
     bias: Float[Array, "channels"] | None = None,
     *,
     spatial: PositiveInt,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
 ) -> Float[Array, "... channels"]:
     r"""Instance normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over positions.
 
@@ -425,17 +427,17 @@ def instance_norm(
     Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance normalization (arXiv:1607.08022).
     """
     check_spatial(x, spatial)
-    mean, variance, _ = moments_and_count(x, tuple(range(x.ndim - 1 - spatial, x.ndim - 1)))
-    return _normalize(x, mean, variance, *align_axes(x, (x.ndim - 1,), scale=scale, bias=bias), epsilon=epsilon)
+    weights = align_axes(x, (x.ndim - 1,), scale=scale, bias=bias)
+    return _normalize_examples(x, tuple(range(x.ndim - 1 - spatial, x.ndim - 1)), *weights, epsilon=epsilon)
 
 
 @overload
 def InstanceNorm(
     *,
     spatial: int,
-    epsilon: float = 1e-5,
+    epsilon: Epsilon = 1e-5,
     stateful: Literal[False] = False,
-    momentum: float = 0.99,
+    momentum: Rate | Float[Array, ""] = 0.99,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
@@ -445,9 +447,9 @@ def InstanceNorm(
 def InstanceNorm(
     *,
     spatial: int,
-    epsilon: float = 1e-5,
+    epsilon: Epsilon = 1e-5,
     stateful: Literal[True],
-    momentum: float = 0.99,
+    momentum: Rate | Float[Array, ""] = 0.99,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
@@ -457,9 +459,9 @@ def InstanceNorm(
 def InstanceNorm(
     *,
     spatial: PositiveInt,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
     stateful: bool = False,
-    momentum: Rate = 0.99,
+    momentum: Rate | Float[Array, ""] = 0.99,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
@@ -556,7 +558,10 @@ def _measured(state, running):
 
 def _weight_of_update(updates, momentum, dtype):
     """The weight (1 - p) / (1 - p^k) of batch k in a weighted average; by expm1 it is exactly 1 for k = 1."""
-    log_past = jnp.asarray(math.log(momentum) if momentum else -math.inf, dtype)
+    if isinstance(momentum, jax.Array):
+        log_past = jnp.log(momentum.astype(dtype))
+    else:  # in double precision
+        log_past = jnp.asarray(math.log(momentum) if momentum else -math.inf, dtype)
     return jnp.expm1(log_past) / jnp.expm1(updates.astype(dtype) * log_past)
 
 
@@ -565,11 +570,36 @@ def _weight_of_update(updates, momentum, dtype):
 
 def _normalize(x, mean, variance, scale, bias, *, epsilon):
     """The formula, for statistics and params with the rank of ``x``."""
-    factor = lax.rsqrt(variance + epsilon)
-    if scale is not None:
-        factor = factor * scale
-    y = (widen(x) - mean) * factor
+    return _affine(x, widen(x) - mean, lax.rsqrt(variance + _as_number(epsilon, variance)), scale, bias)
+
+
+def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
+    """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
+
+    The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^32, a power of two, in
+    which no digit changes; squares below 2e-19 lose digits there, which only an epsilon near 0 would show. The root
+    is taken in another unit, near 1, so that none of its derivatives overflows or vanishes.
+    """
+    wide = widen(x)
+    centered = wide - wide.mean(axes, keepdims=True) if center else wide
+    if wide.dtype != jnp.float32 or (not isinstance(epsilon, jax.Array) and epsilon < 1e-13):
+        variance = jnp.mean(jnp.square(centered), axes, keepdims=True)
+        return _affine(x, centered, lax.rsqrt(variance + _as_number(epsilon, wide)), scale, bias)
+    unit = 2.0**-32
+    variance = jnp.mean(jnp.square(centered * unit), axes, keepdims=True) + _as_number(epsilon, wide) * unit**2
+    part = jnp.where(variance > 2.0**-24, lax.stop_gradient(lax.rsqrt(variance)), 1 / unit)
+    factor = lax.rsqrt(variance * part * part) * (part * unit)
+    factor = jnp.where(variance < jnp.inf, factor, jnp.nan)  # not 0 where the square overflows nevertheless
+    return _affine(x, centered, factor, scale, bias)
+
+
+def _affine(x, centered, factor, scale, bias):
+    y = centered * (factor if scale is None else factor * scale)
     return (y if bias is None else y + bias).astype(x.dtype)
+
+
+def _as_number(epsilon, like):
+    return epsilon.astype(like.dtype) if isinstance(epsilon, jax.Array) else epsilon
 
 
 def _norm(shape: Callable[..., tuple], normalize: Callable, names: tuple[str, ...], dtype, param_dtype) -> Layer:

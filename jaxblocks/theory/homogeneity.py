@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxblocks.checks import check_values, require
+from jaxblocks.checks import check_values, checked, require
 from jaxblocks.core import LayerLike, as_layer
 
 __all__ = ["EulerTerms", "balance", "euler_terms", "norm_differences", "normalized_margin", "rescale", "unit_kernels"]
@@ -129,6 +129,7 @@ class EulerTerms(NamedTuple):
     kernels: tuple[Float[Array, ""], ...]
 
 
+@checked
 def euler_terms(net: LayerLike, params: PyTree, x: Float[Array, "*batch inputs"]) -> EulerTerms:
     r"""Euler's identities: the net is homogeneous of degree one in its inputs and in each of its kernels.
 
@@ -174,6 +175,7 @@ def norm_differences(params: PyTree) -> Float[Array, " hidden"]:
     return jnp.stack([square(layer, "kernel", "bias") - square(after, "kernel") for layer, after in pairs])
 
 
+@checked
 def normalized_margin(margins: Float[Array, "*batch"], params: PyTree) -> Float[Array, "*batch"]:
     r"""Margins that do not depend on the scale of the weights, :math:`m / \prod_l \|W_l\|_F`, for nets without biases.
 

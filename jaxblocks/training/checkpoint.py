@@ -70,6 +70,7 @@ def save_checkpoint(
     return write(directory, {"ts": ts}, number, {}, keep)
 
 
+@checked
 def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> Any:
     """The newest undamaged checkpoint of a directory, as a tree like ``like``.
 

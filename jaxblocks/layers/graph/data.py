@@ -76,6 +76,7 @@ _COUNTED_BY = {
 # ---- making graphs ---------------------------------------------------------------------------
 
 
+@checked
 def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = True) -> Graph:
     r"""The complete graph, with an edge for every pair of nodes: :math:`n^2` edges, sorted by receiver.
 
@@ -286,6 +287,7 @@ def without_padding(graph: Graph) -> tuple[Graph, Bool[Array, ""]]:
 # ---- checks ----------------------------------------------------------------------------------
 
 
+@checked
 def check_graph(graph: Graph, *, check: bool = False) -> None:
     r"""Raise an error unless the arrays of a graph fit together and its indices are in range.
 

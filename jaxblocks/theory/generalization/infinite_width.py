@@ -4,10 +4,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.ad.infinite_width import kernel_of_angles
+from jaxblocks.checks import checked
 
 __all__ = ["relu_covariance"]
 
 
+@checked
 def relu_covariance(
     x1: Float[Array, "n1 features"], x2: Float[Array, "n2 features"] | None = None
 ) -> Float[Array, "n1 n2"]:
