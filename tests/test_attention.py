@@ -639,7 +639,7 @@ def test_errors_of_shapes_and_dtypes(sentences):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sliding_window": 0}, "window to be an integer >= 1 or None, got 0"),
+        ({"sliding_window": 0}, "window to be an integer >= 1 or a tuple of 2 integers >= 0 or None, got 0"),
         ({"soft_cap": 0.0}, "soft_cap to be a number > 0 or None, got 0.0"),
         ({"dropout": 1.0}, "dropout to be a number >= 0 and < 1, got 1.0"),
         ({"dropout": 0.1}, "a key for dropout=0.1, got none; pass key=, or dropout=0"),

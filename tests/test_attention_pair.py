@@ -13,6 +13,7 @@ from jax.experimental import checkify
 from jaxblocks import (
     LSTM,
     Attention,
+    CachedAttention,
     Dense,
     LearnedPositions,
     Repeat,
@@ -117,15 +118,18 @@ def test_values_and_gradients_equal_those_of_torch(torch, masked, bias, sizes):
 def test_attention_of_the_lecture_with_learned_projections():
     """softmax((Q W^Q)(K W^K)') V W^V, one head without output projection; the printed formula mixes features."""
     q, k, v = (normal(i, *s) for i, s in enumerate([(2, 3), (4, 5), (4, 6)]))
-    layer = Attention(1, head_dim=7, value_dim=2, scale=None, use_bias=False, use_out=False)
+    unscaled = functools.partial(attention, scale=None)
+    layer = Attention(1, head_dim=7, value_dim=2, attention_fn=unscaled, use_bias=False)
     params = jax.jit(layer.init)(jax.random.key(0), *map(jnp.asarray, (q, k, v)))
     assert jax.tree.map(jnp.shape, params) == {
-        "query": {"kernel": (3, 7)}, "key": {"kernel": (5, 7)}, "value": {"kernel": (6, 2)}
+        "query": {"kernel": (3, 7)}, "key": {"kernel": (5, 7)}, "value": {"kernel": (6, 2)}, "out": {"kernel": (2, 3)}
     }  # fmt: skip
+    params["out"]["kernel"] = jnp.eye(2, 3)  # the lecture has no map of the output
     wq, wk, wv = (np.asarray(params[name]["kernel"], np.float64) for name in ("query", "key", "value"))
     scores = np.exp((q @ wq) @ (k @ wk).T)
     expected = scores / scores.sum(1, keepdims=True) @ v @ wv
-    np.testing.assert_allclose(run(layer, params, *map(jnp.asarray, (q, k, v))), expected, rtol=1e-4, atol=1e-5)
+    ours = run(layer, params, *map(jnp.asarray, (q, k, v)))
+    np.testing.assert_allclose(ours[:, :2], expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="mismatch"):
         (q @ wq).T @ (k @ wk)
 
@@ -142,7 +146,7 @@ def test_heads_are_concatenated_along_features():
     x = jnp.asarray(normal(0, 5, 4))
     layer = Attention(2)
     (params,) = made(layer, x)
-    single = [Attention(1, head_dim=2, use_out=False)] * 2
+    single = Attention(1, head_dim=2, use_bias=("query", "key", "value"))
     parts = [
         {
             name: jax.tree.map(lambda p, i=i: np.asarray(p)[..., 2 * i : 2 * i + 2], params[name])
@@ -150,7 +154,7 @@ def test_heads_are_concatenated_along_features():
         }
         for i in range(2)
     ]
-    outs = [np.asarray(run(layer, p, x)) for layer, p in zip(single, parts, strict=True)]
+    outs = [np.asarray(run(single, {**p, "out": {"kernel": jnp.eye(2, 4)}}, x))[:, :2] for p in parts]
     expected = np.concatenate(outs, -1) @ np.asarray(params["out"]["kernel"]) + np.asarray(params["out"]["bias"])
     np.testing.assert_allclose(run(layer, params, x), expected, rtol=1e-5, atol=1e-5)
     order = np.array([3, 1, 0, 4, 2])
@@ -241,9 +245,12 @@ def test_the_last_query_has_the_position_of_the_last_key():
 EXPLICIT = {
     "grouped": Attention(4, kv_heads=2),
     "one head of keys, chunks": Attention(
-        4, kv_heads=1, causal=True, sliding_window=3, implementation="chunked", chunk=2
+        4,
+        kv_heads=1,
+        causal=True,
+        attention_fn=functools.partial(attention, sliding_window=3, implementation="chunked", chunk=2),
     ),
-    "cache": Attention(2, causal=True, cache=8),
+    "cache": CachedAttention(Attention(2, causal=True), 8),
 }
 
 
@@ -295,7 +302,7 @@ def test_dropout_declares_train_and_key(sentences):
 
 def test_dtypes():
     x = jnp.asarray(normal(0, 3, 4))
-    layer = Attention(2, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, causal=True, cache=4)
+    layer = CachedAttention(Attention(2, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, causal=True), 4)
     params, state = jax.jit(layer.init)(jax.random.key(0), x)
     y, after = run(layer, params, state, x)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {y.dtype} == {jnp.dtype(jnp.bfloat16)}
@@ -318,22 +325,22 @@ def in_pieces(layer, params, state, x, lengths):
     "options",
     [
         {},
-        {"positions": rotary, "kv_heads": 2, "sliding_window": 3},
+        {"positions": rotary, "kv_heads": 2, "attention_fn": functools.partial(attention, sliding_window=3)},
         {
             "score_bias": alibi,
             "kv_heads": 1,
-            "soft_cap": 2.0,
-            "sliding_window": 2,
-            "implementation": "chunked",
-            "chunk": 2,
+            "attention_fn": functools.partial(
+                attention, soft_cap=2.0, sliding_window=2, implementation="chunked", chunk=2
+            ),
         },
-        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "use_out": False},
+        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3},
     ],
 )
 def test_cached_decoding_equals_the_full_pass(options):
     """Consecutive pieces of any length give the outputs of the whole sequence, with the same params."""
     x = jnp.asarray(normal(0, 2, 7, 8))
-    layer, cached = (Attention(4, causal=True, cache=cache, **options) for cache in (None, 9))
+    layer = Attention(4, causal=True, **options)
+    cached = CachedAttention(layer, 9)
     params, state = made(cached, x)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, layer.init(jax.random.key(0), x))
     whole = jax.jit(layer.apply)(params, x)
@@ -347,7 +354,9 @@ def test_a_stack_of_layers_decodes_in_pieces():
     x = jnp.asarray(normal(0, 2, 6, 4))
 
     def net(cache):
-        block = Serial(Residual(Attention(2, causal=True, cache=cache)), Residual(Dense(8), jnp.tanh, Dense(4)))
+        attend = Attention(2, causal=True)
+        attend = CachedAttention(attend, cache) if cache else attend
+        block = Serial(Residual(attend), Residual(Dense(8), jnp.tanh, Dense(4)))
         stateful = cache is not None
         return Serial(SinusoidalPositions(stateful=stateful), LearnedPositions(8, stateful=stateful), Repeat(block, 2))
 
@@ -359,7 +368,9 @@ def test_a_stack_of_layers_decodes_in_pieces():
 
 
 @pytest.mark.parametrize(
-    "layer", [Attention(2, causal=True, cache=4), LearnedPositions(4, stateful=True)], ids=["cache", "positions"]
+    "layer",
+    [CachedAttention(Attention(2, causal=True), 4), LearnedPositions(4, stateful=True)],
+    ids=["cache", "positions"],
 )
 def test_a_sequence_longer_than_its_cache(sentences, layer):
     """Raise an error where the length is known; under jit return NaN, and with check=True a checkify error."""
@@ -382,7 +393,8 @@ def test_a_sequence_longer_than_its_cache(sentences, layer):
 
 def test_checkify_reports_an_overflow_with_check():
     x = jnp.asarray(normal(0, 3, 4))
-    for layer in (Attention(2, causal=True, cache=4, check=True), LearnedPositions(4, stateful=True, check=True)):
+    cached = CachedAttention(Attention(2, causal=True), 4, check=True)
+    for layer in (cached, LearnedPositions(4, stateful=True, check=True)):
         params, state = made(layer, x)
         checked = checkify.checkify(jax.jit(layer.apply))
         error, (_, after) = checked(params, state, x)
@@ -395,10 +407,10 @@ def test_a_masked_cache():
     """The mask (*batch, time) of a piece is stored: padding in a prompt, even NaN, has no later effect."""
     x = jnp.asarray(normal(0, 2, 6, 4))
     mask = jnp.array([[False, True, True, False, True, True], [True, False, False, True, True, True]])
-    options = dict(causal=True, positions=rotary)
-    layer = Attention(2, cache=8, **options)
+    full = Attention(2, causal=True, positions=rotary)
+    layer = CachedAttention(full, 8)
     params, state = made(layer, x)
-    whole = run(Attention(2, **options), params, x, mask=mask)
+    whole = run(full, params, x, mask=mask)
     with jax.debug_nans(False):
         dirty = jnp.where(mask[..., None], x, jnp.nan)
         first, after = run(layer, params, state, dirty[:, :4], mask=mask[:, :4])
@@ -410,7 +422,7 @@ def test_a_masked_cache():
 
 def test_one_mask_for_a_chain_of_stateful_layers():
     x, mask = jnp.asarray(normal(0, 2, 4, 4)), jnp.array([[True, True, True, False], [True, True, False, False]])
-    net = Serial(LSTM(8, stateful=True), Attention(2, causal=True, cache=16))
+    net = Serial(LSTM(8, stateful=True), CachedAttention(Attention(2, causal=True), 16))
     params, state = net.init(jax.random.key(0), x)
     out, after = run(net, params, state, x, mask=mask)
     alone, _ = run(net, params, state, x[:, :2])
@@ -422,7 +434,7 @@ def test_one_mask_for_a_chain_of_stateful_layers():
 def test_a_mask_of_pairs_with_a_cache():
     """With a mask (*batch, heads, time_q, cache), padding at the left of a prompt has no effect."""
     x = jnp.asarray(normal(0, 1, 4, 4))
-    layer = Attention(2, causal=True, cache=5, fully_masked="zero")
+    layer = CachedAttention(Attention(2, causal=True), 5)
     params, state = made(layer, x)
     mask = jnp.array([[False, True, True, True, True]])
     out, _ = run(layer, params, state, x, mask=mask[:, None, None])
@@ -438,8 +450,14 @@ def test_a_mask_of_pairs_with_a_cache():
     [
         (lambda: Attention(0), "heads to be an integer >= 1, got 0"),
         (lambda: Attention(4, kv_heads=3), "kv_heads to divide heads, .*got heads=4 and kv_heads=3"),
-        (lambda: Attention(2, cache=8), "expected causal=True with a cache, got causal=False"),
-        (lambda: Attention(2, sliding_window=0), "Attention expected sliding_window to be an integer >= 1"),
+        (
+            lambda: CachedAttention(Attention(2), 8),
+            r"with causal=True, got Attention\(2\); pass causal=True",
+        ),
+        (
+            lambda: Attention(2, use_bias=("q", "k")),
+            "use_bias to be True or False or a tuple of entries, each 'q",
+        ),
         (lambda: Attention(2, dropout=1), "Attention expected dropout to be a number >= 0 and < 1, got 1"),
         (lambda: LearnedPositions(0), "max_length to be an integer >= 1"),
     ],
@@ -480,7 +498,7 @@ def test_errors_of_inputs(sentences):
     for made_wrongly in (Attention(2), LearnedPositions(4)):
         with pytest.raises(TypeError, match=r"expected key to be a key, got 0; pass jax.random.key\(0\)"):
             made_wrongly.init(0, x)
-    cached = Attention(2, causal=True, cache=4)
+    cached = CachedAttention(Attention(2, causal=True), 4)
     params, state = made(cached, x)
     with pytest.raises(ValueError, match=r"a cache float32 \(2, 4, 2, 2\); make the state by init"):
         cached.apply(params, state, x[:1])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import Attention, LearnedPositions, SinusoidalPositions, alibi, rotary
+from jaxblocks import Attention, CachedAttention, LearnedPositions, SinusoidalPositions, alibi, attention, rotary
 
 VALID = np.array([[True, True, False, True], [True, True, True, True], [False, True, True, False]])
 
@@ -41,7 +41,7 @@ def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, s
         weights = np.where(allowed, np.exp(scores), 0)
         out[b, i, h] = weights @ v[b, :, own] / max(weights.sum(), 1e-300)
     out = out.reshape(*out.shape[:-2], -1)
-    return dense(p["out"], out) if "out" in p else out
+    return dense(p["out"], out)
 
 
 def waves(x):
@@ -63,17 +63,21 @@ ROWS = {
             head_dim=2,
             kv_heads=2,
             causal=True,
-            sliding_window=2,
             positions=rotary,
-            implementation="chunked",
-            chunk=3,
+            attention_fn=functools.partial(attention, sliding_window=2, implementation="chunked", chunk=3),
         ),
         ((3, 5, 6),),
         functools.partial(attend, heads=4, kv_heads=2, seen=lambda b, i, j: i - 2 < j <= i, base=10000),
     ),
     "Attention to a context, single, without scale": Specimen(
         "Attention",
-        Attention(1, head_dim=4, value_dim=3, scale=None, use_bias=False, use_out=False),
+        Attention(
+            1,
+            head_dim=4,
+            value_dim=3,
+            use_bias=("query", "out"),
+            attention_fn=functools.partial(attention, scale=None),
+        ),
         ((3, 2, 6), (3, 4, 5)),
         functools.partial(attend, heads=1, scale=1.0),
     ),
@@ -97,8 +101,8 @@ ROWS = {
         functools.partial(attend, heads=2),
     ),
     "Attention with a cache": Specimen(
-        "Attention",
-        Attention(2, causal=True, positions=rotary, head_dim=4, cache=12),
+        "CachedAttention",
+        CachedAttention(Attention(2, causal=True, positions=rotary, head_dim=4), 12),
         ((3, 4, 6),),
         functools.partial(attend, heads=2, seen=past, base=10000),
     ),
