@@ -27,6 +27,13 @@ from jaxblocks import (
     rotary,
     stateful,
 )
+from jaxblocks.layers import (
+    RelativePositionBias,
+    attention_with_weights,
+    linear_attention,
+    relative_position_bias,
+    rotary_frequencies,
+)
 
 
 @pytest.fixture
@@ -284,6 +291,59 @@ def test_packed_sequences():
     np.testing.assert_allclose(packed[2:], run(layer, params, x[2:]), rtol=1e-4, atol=1e-5)
 
 
+def test_maps_without_a_bias():
+    """A bias per map, as in Whisper: its params, and the same outputs as with a bias of zero."""
+    x = jnp.asarray(normal(0, 3, 4))
+    layer = Attention(2, use_bias=("query", "value", "out"))
+    (params,) = made(layer, x)
+    assert {name for name, map in params.items() if "bias" in map} == {"query", "value", "out"}
+    full = {**params, "key": {**params["key"], "bias": jnp.zeros(4)}}
+    np.testing.assert_allclose(layer.apply(params, x), Attention(2).apply(full, x), rtol=1e-6)
+
+
+def test_weights_from_the_layer():
+    """With attention_with_weights, the layer returns the weights of its heads too, also with a cache."""
+    x = jnp.asarray(normal(0, 3, 4))
+    layer = Attention(2, causal=True, attention_fn=attention_with_weights)
+    (params,) = made(layer, x)
+    out, weights = layer.apply(params, x)
+    np.testing.assert_allclose(out, Attention(2, causal=True).apply(params, x), rtol=1e-5, atol=1e-6)
+    x, params = jax.tree.map(np.asarray, (x, params))
+    q, k = ((x @ p["kernel"] + p["bias"]).reshape(3, 2, 2) for p in (params["query"], params["key"]))
+    scores = np.where(np.tril(np.ones((3, 3), bool)), np.exp(np.einsum("qhd,khd->hqk", q, k) / 2**0.5), 0)
+    np.testing.assert_allclose(weights, scores / scores.sum(-1, keepdims=True), rtol=1e-5)
+    cached = CachedAttention(layer, 5)
+    (_, from_cache), _ = cached.apply(params, cached.init(jax.random.key(0), x)[1], x)
+    np.testing.assert_allclose(from_cache, np.pad(weights, [(0, 0), (0, 0), (0, 2)]), rtol=1e-5)
+
+
+def test_an_attention_function_of_your_own():
+    """It is called with the options that are in use only, so that linear_attention fits."""
+    x = normal(0, 5, 4)
+    layer = Attention(2, causal=True, attention_fn=linear_attention)
+    (params,) = made(layer, x)
+    maps = jax.tree.map(np.asarray, params)
+    q, k, v = ((x @ p["kernel"] + p["bias"]).reshape(5, 2, 2) for p in (maps[n] for n in ("query", "key", "value")))
+    heads = np.asarray(linear_attention(q, k, v, causal=True)).reshape(5, 4)
+    expected = heads @ maps["out"]["kernel"] + maps["out"]["bias"]
+    np.testing.assert_allclose(layer.apply(params, x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_learned_bias_in_decoding():
+    """The bias of a piece is that of its positions in the sequence; params are checked."""
+    x = jnp.asarray(normal(0, 6, 4))
+    bias = RelativePositionBias(2, buckets=4, max_distance=4, bidirectional=False)
+    layer = Attention(2, causal=True, score_bias=bias)
+    cached = CachedAttention(layer, 8)
+    params, state = made(cached, x)
+    out, _ = in_pieces(cached, params, state, x, (2, 3, 1))
+    np.testing.assert_allclose(out, layer.apply(params, x), rtol=1e-5, atol=1e-5)
+    flat = {**params, "score_bias": {"embedding": jnp.zeros((4, 2))}}
+    assert np.abs(layer.apply(flat, x) - layer.apply(params, x)).max() > 1e-3
+    with pytest.raises(ValueError, match="params named score_bias"):
+        layer.apply({name: map for name, map in params.items() if name != "score_bias"}, x)
+
+
 def test_dropout_declares_train_and_key(sentences):
     """train and key are side inputs only with dropout; training needs a key, evaluation does not."""
     x = jnp.asarray(normal(0, 6, 4))
@@ -458,6 +518,7 @@ def test_a_mask_of_pairs_with_a_cache():
             lambda: Attention(2, use_bias=("q", "k")),
             "use_bias to be True or False or a tuple of entries, each 'q",
         ),
+        (lambda: RelativePositionBias(0), "heads to be an integer >= 1"),
         (lambda: Attention(2, dropout=1), "Attention expected dropout to be a number >= 0 and < 1, got 1"),
         (lambda: LearnedPositions(0), "max_length to be an integer >= 1"),
     ],
@@ -553,6 +614,69 @@ def test_rotary_equals_the_formula_and_depends_on_distances():
         np.testing.assert_allclose(of_each[1], turn(jnp.asarray(x[1]), places[1]), rtol=1e-14)
 
 
+def test_rotary_of_adjacent_entries_of_a_part_of_the_features():
+    """Pairs (2i, 2i + 1) as complex numbers; the features after rotary_dim are unchanged."""
+    with jax.enable_x64(True):
+        x = normal(0, 2, 5, 3, 6, dtype=np.float64)
+        ours = np.asarray(rotary(jnp.asarray(x), base=100, rotary_dim=4, interleaved=True))
+        halves = np.asarray(rotary(jnp.asarray(x), base=100, rotary_dim=4))
+    turn = np.exp(1j * np.arange(5)[:, None] * 100 ** (-np.arange(2) / 2))[:, None]
+    pairs = (x[..., 0:4:2] + 1j * x[..., 1:4:2]) * turn
+    expected = np.stack([pairs.real, pairs.imag], -1).reshape(2, 5, 3, 4)
+    np.testing.assert_allclose(ours, np.concatenate([expected, x[..., 4:]], -1), atol=1e-13)
+    pairs = (x[..., :2] + 1j * x[..., 2:4]) * turn
+    np.testing.assert_allclose(halves, np.concatenate([pairs.real, pairs.imag, x[..., 4:]], -1), atol=1e-13)
+
+
+def test_rotary_with_tables():
+    """Given cosines and sines are those of the rows at the positions; beyond the tables the result is NaN."""
+    x, angles = jnp.asarray(normal(0, 2, 3, 1, 4)), normal(1, 6, 2)
+    tables, places = (jnp.cos(angles), jnp.sin(angles)), jnp.array([[4, 0, 2], [1, 1, 5]])
+    turn = np.exp(1j * angles[np.asarray(places)])[:, :, None]
+    pairs = (np.asarray(x[..., :2]) + 1j * np.asarray(x[..., 2:])) * turn
+    np.testing.assert_allclose(
+        rotary(x, places, tables=tables), np.concatenate([pairs.real, pairs.imag], -1), rtol=1e-5
+    )
+    with jax.debug_nans(False):
+        assert np.isnan(rotary(x, places + 1, tables=tables)[1, 2]).all()
+
+
+def test_frequencies_of_rotary():
+    """Linear: positions divided by s. NTK: the lowest frequency divided by s. Llama 3: its published loop."""
+    x = jnp.asarray(normal(0, 5, 1, 8))
+    linear = rotary_frequencies(8, scaling="linear", factor=4.0)
+    places = jnp.arange(5, dtype=jnp.float32)
+    np.testing.assert_allclose(rotary(x, frequencies=linear), rotary(x, places / 4), rtol=1e-5, atol=1e-6)
+    plain, ntk = rotary_frequencies(8), rotary_frequencies(8, scaling="ntk", factor=4.0)
+    np.testing.assert_allclose(plain, 10000.0 ** (-np.arange(4) / 4), rtol=1e-6)
+    np.testing.assert_allclose(ntk, (10000 * 4 ** (8 / 6)) ** (-np.arange(4) / 4), rtol=1e-6)
+    np.testing.assert_allclose(ntk[-1], plain[-1] / 4, rtol=1e-6)
+    ours = rotary_frequencies(128, base=500_000, scaling="llama3", factor=8.0)
+    expected = []
+    for frequency in 500_000.0 ** (-np.arange(0, 128, 2) / 128):
+        length = 2 * np.pi / frequency
+        smooth = (8192 / length - 1) / (4 - 1)
+        kept = frequency if length < 8192 / 4 else frequency / 8
+        between = 8192 / 4 <= length <= 8192
+        expected.append((1 - smooth) * frequency / 8 + smooth * frequency if between else kept)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    assert 0 < sum(8192 / 4 <= 2 * np.pi / f <= 8192 for f in 500_000.0 ** (-np.arange(0, 128, 2) / 128)) < 64
+
+
+def test_buckets_of_t5():
+    """The buckets of the published code at 32 buckets and distance 128, for keys before and after the query."""
+    table, origin = jnp.arange(32.0)[:, None], jnp.zeros(1, jnp.int32)
+    places = jnp.array([0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 63, 64, 90, 91, 127, 128, 1000])
+    both = [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 13, 14, 14, 15, 15, 15, 15]
+    ahead = relative_position_bias(table, origin, places)[0, 0]
+    np.testing.assert_array_equal(ahead, [n + 16 * (n > 0) for n in both])
+    np.testing.assert_array_equal(relative_position_bias(table, origin, -places)[0, 0], both)
+    past = relative_position_bias(table, origin, -places, bidirectional=False)[0, 0]
+    one = [0, 1, 7, 8, 11, 12, 15, 16, 21, 21, 26, 26, 29, 29, 31, 31, 31]
+    np.testing.assert_array_equal(past, one)
+    assert not np.any(relative_position_bias(table, origin, places, bidirectional=False))
+
+
 def test_alibi_slopes_and_alignment():
     """The slopes of the paper for 8 and 12 heads; the last query has the position of the last key."""
     slopes = -np.asarray(alibi(8, 1, 2))[:, 0, 0]
@@ -583,6 +707,18 @@ def test_errors_of_positions(sentences):
     with pytest.raises(ValueError, match=r"write x\[..., None, :\] for one head"):
         rotary(x[:, 0])
     rotary(x[:, 0, :4][..., None, :])
+    with pytest.raises(ValueError, match="rotary_dim to be at most head_dim = 4, got 6"):
+        rotary(x[..., :4], rotary_dim=6)
+    with pytest.raises(ValueError, match=r"frequencies of shape \(2,\), .* got float32 \(3,\)"):
+        rotary(x[..., :4], frequencies=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"tables of .* each of shape \(length, 2\), got float32 \(4, 3\) and"):
+        rotary(x[..., :4], tables=(jnp.ones((4, 3)),) * 2)
+    with pytest.raises(TypeError, match="integer positions with tables"):
+        rotary(x[..., :4], jnp.ones(3), tables=(jnp.ones((4, 2)),) * 2)
+    with pytest.raises(ValueError, match="low_frequency_factor below high_frequency_factor = 4.0, got 5.0"):
+        rotary_frequencies(4, scaling="llama3", low_frequency_factor=5.0)
+    with pytest.raises(ValueError, match="embedding of at least 4 buckets"):
+        relative_position_bias(jnp.ones((2, 1)), jnp.arange(2), jnp.arange(2))
     layer = LearnedPositions(2)
     params = layer.init(jax.random.key(0), x)
     with pytest.raises(ValueError, match=r"at most 2 positions, got float32 \(2, 3, 5\); .* a larger max_length"):
@@ -595,3 +731,7 @@ def test_positions_by_name_are_rejected_when_built(sentences):
     """A name instead of the function is an error when the layer is built."""
     with pytest.raises(TypeError, match="Attention expected positions to be a function or None, got 'rotary'"):
         Attention(2, positions="rotary")
+    with pytest.raises(TypeError, match="Attention expected score_bias to be a function or a Layer, got 'alibi'"):
+        Attention(2, score_bias="alibi")
+    with pytest.raises(TypeError, match=r"layer to be an Attention, got Dense\(3\); pass the result of Attention"):
+        CachedAttention(Dense(3), 4)
