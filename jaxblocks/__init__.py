@@ -43,7 +43,7 @@ from jaxblocks.layers import Embedding, Maxout, PReLU, Swish, embed, swish, unem
 from jaxblocks.layers import GRU, LSTM, RNN, Bidirectional, GRUCell, LSTMCell, RNNCell
 
 # Attention and positions.
-from jaxblocks.layers import Attention, attention, attention_weights, linear_attention
+from jaxblocks.layers import Attention, CachedAttention, attention, attention_weights, linear_attention
 from jaxblocks.layers import LearnedPositions, SinusoidalPositions, alibi, rotary, sinusoidal_positions
 
 # Graphs.
@@ -227,6 +227,7 @@ __all__ = [
     "BatchNorm",
     "Bias",
     "Bidirectional",
+    "CachedAttention",
     "Conv",
     "ConvTranspose",
     "Dense",

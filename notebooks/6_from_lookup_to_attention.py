@@ -16,6 +16,8 @@
 # contain errors. For each error, this notebook gives the printed form, a counterexample and the corrected form.
 
 # %%
+import functools
+
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -154,8 +156,8 @@ a = jax.random.normal(jax.random.key(1), (7, 3))  # T = 7, n = 3
 by_hand = jb.softmax(a @ WQ @ WK.T @ a.T) @ a @ WV
 assert jnp.allclose(by_hand, corrected(a, a, a, WQ, WK, WV), atol=1e-5)
 assert jnp.allclose(by_hand, jb.layers.soft_lookup(a @ WQ, a @ WK, a @ WV), atol=1e-5)
-layer = jb.Attention(1, head_dim=3, scale=None, use_bias=False, use_out=False)
-named = {"query": {"kernel": WQ}, "key": {"kernel": WK}, "value": {"kernel": WV}}
+layer = jb.Attention(1, use_bias=False, attention_fn=functools.partial(jb.attention, scale=None))
+named = {"query": {"kernel": WQ}, "key": {"kernel": WK}, "value": {"kernel": WV}, "out": {"kernel": jnp.eye(3)}}
 assert jnp.allclose(by_hand, layer.apply(named, a), atol=1e-5)
 
 # %% [markdown]

@@ -10,9 +10,19 @@ from jax.experimental import checkify
 from jax.test_util import check_grads
 
 from jaxblocks import attention, attention_weights
-from jaxblocks.layers import hard_lookup, soft_lookup
+from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
 
-STATIC = ("scale", "causal", "sliding_window", "soft_cap", "dropout", "fully_masked", "implementation", "chunk")
+STATIC = (
+    "scale",
+    "causal",
+    "sliding_window",
+    "soft_cap",
+    "dropout",
+    "fully_masked",
+    "implementation",
+    "chunk",
+    "offset",
+)
 attend = jax.jit(attention, static_argnames=STATIC)  # one compilation instead of one per operation
 
 
@@ -53,7 +63,7 @@ def loops(q, k, v, scale, mask=None, causal=False, sliding_window=None, soft_cap
                 continue
             score = scale * sum(q[i, h, c] * k[j, own, c] for c in range(d))
             score = score if soft_cap is None else soft_cap * math.tanh(score / soft_cap)
-            scores[j] = score + (0 if bias is None else bias[h, i, j])
+            scores[j] = score + (0 if bias is None else float(bias[h, i, j]))
         total = sum(math.exp(s) for s in scores.values())
         for j, s in scores.items():
             weights[h, i, j] = math.exp(s) / total
@@ -222,7 +232,7 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
         {"causal": True, "sliding_window": 3, "segments": True, "bias": leaning},
     ),
     "window at an offset, masks": (5, 11, 2, 1, {"sliding_window": 2, "mask": "full", "bias": "heads"}),
-    "segments of two": (5, 4, 2, 1, {"segments": True, "mask": "heads", "bias": leaning}),
+    "segments of two": (5, 4, 2, 1, {"segments": True, "mask": "heads", "bias": leaning, "soft_cap": 0.7}),
 }
 
 
@@ -298,6 +308,56 @@ def test_single_queries_on_a_cache_equal_the_full_pass():
         last = attend(q[5:], k, v, causal=True, sliding_window=window)
         np.testing.assert_allclose(last, whole[5:], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(attend(q[5:], k, v, causal=True), attend(q[5:], k, v), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (5, 3)])
+def test_alignment_with_the_first_key(sizes):
+    """Causal with offset="first" is the lower triangle of torch and ONNX; the default ends with the last key."""
+    q, k, v = heads(0, batch=(), time_q=sizes[0], time_k=sizes[1])
+    with jax.enable_x64(True):
+        first, last, number = (
+            attend(*map(jnp.asarray, (q, k, v)), causal=True, offset=offset) for offset in ("first", "last", 1)
+        )
+    lower = np.tril(np.ones((2, *sizes), bool))
+    np.testing.assert_allclose(last[-1], loops(q, k, v, 5**-0.5)[0][-1], atol=1e-13)
+    later = np.tril(np.ones((2, *sizes), bool), 1)
+    np.testing.assert_allclose(number, loops(q, k, v, 5**-0.5, later)[0], atol=1e-13)
+    np.testing.assert_allclose(first, loops(q, k, v, 5**-0.5, lower)[0], atol=1e-13)
+
+
+def test_alignment_with_the_first_key_equals_that_of_torch(torch):
+    q, k, v = heads(0, batch=(), time_q=3, time_k=5)
+    leaves = [torch.tensor(x).transpose(0, 1) for x in (q, k, v)]
+    theirs = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True).transpose(0, 1).numpy()
+    with jax.enable_x64(True):
+        ours = attend(*map(jnp.asarray, (q, k, v)), causal=True, offset="first")
+    np.testing.assert_allclose(ours, theirs, atol=1e-13)
+
+
+@pytest.mark.parametrize("window", [(1, 2), (0, 1), (3, 0)])
+def test_windows_with_two_sides_equal_those_of_jax_nn(window):
+    q, k, v = (jnp.asarray(normal(i, 1, 7, 2, 4, dtype=np.float32)) for i in range(3))
+    theirs = jax.nn.dot_product_attention(q, k, v, local_window_size=window)
+    for options in ({}, {"implementation": "chunked", "chunk": 2}):
+        np.testing.assert_allclose(attend(q, k, v, sliding_window=window, **options), theirs, rtol=1e-5, atol=1e-6)
+    past = attend(q, k, v, sliding_window=(window[0], 0))
+    np.testing.assert_allclose(attend(q, k, v, sliding_window=window, causal=True), past, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_returned_with_the_output():
+    """The output is the product of the weights, also after dropout, and every key has a weight, also with a window."""
+    q, k, v = map(jnp.asarray, heads(0, batch=(), time_q=2, time_k=9, dtype=np.float32))
+    options = dict(causal=True, sliding_window=3, soft_cap=1.0, bias=leaning)
+    out, weights = attention_with_weights(q, k, v, **options)
+    np.testing.assert_allclose(out, attention(q, k, v, **options), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, attention_weights(q, k, **options), rtol=1e-6)
+    assert weights.shape == (2, 2, 9) and np.array_equal(np.asarray(weights[0] > 0)[0], np.abs(np.arange(9) - 6) < 2)
+    out, dropped = attention_with_weights(q, k, v, dropout=0.5, key=jax.random.key(0))
+    full = attention_weights(q, k)
+    np.testing.assert_allclose(dropped, np.where(dropped == 0, 0, 2 * full), rtol=1e-6)
+    np.testing.assert_allclose(out, np.einsum("hqk,khv->qhv", dropped, v), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, attention(q, k, v, dropout=0.5, key=jax.random.key(0)), rtol=1e-5, atol=1e-6)
+    assert 5 < int((dropped == 0).sum()) < 31
 
 
 def test_packed_sequences_equal_separate_sequences():
@@ -639,7 +699,7 @@ def test_errors_of_shapes_and_dtypes(sentences):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sliding_window": 0}, "window to be an integer >= 1 or None, got 0"),
+        ({"sliding_window": 0}, "window to be an integer >= 1 or a tuple of 2 integers >= 0 or None, got 0"),
         ({"soft_cap": 0.0}, "soft_cap to be a number > 0 or None, got 0.0"),
         ({"dropout": 1.0}, "dropout to be a number >= 0 and < 1, got 1.0"),
         ({"dropout": 0.1}, "a key for dropout=0.1, got none; pass key=, or dropout=0"),
@@ -714,6 +774,52 @@ def test_errors_of_masks_give_the_repair(sentences):
         attention_weights(q, k, mask=jnp.ones((2, 1, 3, 4)))
     with pytest.raises(TypeError, match="positional argument"):
         attention(q, k, v, jnp.ones((2, 1, 3, 4), bool))
+
+
+FORMS = [
+    attention,
+    functools.partial(attention, causal=True, sliding_window=2, implementation="chunked", chunk=2),
+    linear_attention,
+    lambda *x: attention_with_weights(*x)[0],
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_empty_axes(form):
+    """An empty batch or time gives an empty result; without features all scores are zero, and weights are equal."""
+    for shape in [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 2, 0)]:
+        x = jnp.ones(shape)
+        assert form(x, x, x).shape == shape
+    none, v = jnp.ones((3, 1, 0)), jnp.array([[[1.0]], [[2.0]], [[6.0]]])
+    np.testing.assert_allclose(attention(none, none, v), np.full((3, 1, 1), 3.0), rtol=1e-6)
+    with pytest.raises(ValueError, match="a multiple of those of k, .*; give k a head"):
+        attention(v[:, :0], v[:, :0], v[:, :0])
+
+
+@pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])
+def test_empty_lookups(lookup):
+    for query, keys in [((0, 4, 5), (0, 3, 5)), ((2, 0, 5), (2, 3, 5)), ((2, 4, 0), (2, 3, 0)), ((0, 5), (3, 5))]:
+        values = jnp.ones((*keys[:-1], 2))
+        assert lookup(jnp.ones(query), jnp.ones(keys), values).shape == (*query[:-1], 2)
+    none = lookup(jnp.ones((2, 5)), jnp.ones((0, 5)), jnp.ones((0, 3)))
+    np.testing.assert_array_equal(none, np.zeros((2, 3)))  # the sum of no values
+
+
+def test_the_layout_of_torch_is_named_where_shapes_show_it(sentences):
+    """Heads that do not form groups, and a mask or a bias that fits torch's axes only."""
+    q, k, v = (jnp.asarray(normal(i, 2, 4, t, 3, dtype=np.float32)) for i, t in enumerate((5, 7, 7)))  # heads, time
+    words = r"torch's \(\*batch, heads, time, head_dim\), write jnp.swapaxes\(x, -3, -2\)"
+    with pytest.raises(ValueError, match=words):
+        attention(q, k, v)
+    mask = jnp.asarray(np.random.default_rng(0).random((2, 4, 6, 6)) < 0.8)
+    same = jnp.asarray(normal(0, 2, 4, 6, 3, dtype=np.float32))
+    for side in ({"mask": mask}, {"bias": mask[:1].astype(jnp.float32)}):
+        with pytest.raises(ValueError, match=words):
+            attention(same, same, same, **side)
+    ours = attention(*(jnp.swapaxes(x, -3, -2) for x in (q, k, v)))  # as the error advises
+    scores = np.einsum("bhqd,bhkd->bhqk", q, k) * 3**-0.5
+    expected = np.einsum("bhqk,bhkd->bqhd", softmax(scores), v)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("lookup", [hard_lookup, soft_lookup])

@@ -13,6 +13,7 @@ from jax.experimental import checkify
 from jaxblocks import (
     LSTM,
     Attention,
+    CachedAttention,
     Dense,
     LearnedPositions,
     Repeat,
@@ -25,6 +26,13 @@ from jaxblocks import (
     attention,
     rotary,
     stateful,
+)
+from jaxblocks.layers import (
+    RelativePositionBias,
+    attention_with_weights,
+    linear_attention,
+    relative_position_bias,
+    rotary_frequencies,
 )
 
 
@@ -117,15 +125,18 @@ def test_values_and_gradients_equal_those_of_torch(torch, masked, bias, sizes):
 def test_attention_of_the_lecture_with_learned_projections():
     """softmax((Q W^Q)(K W^K)') V W^V, one head without output projection; the printed formula mixes features."""
     q, k, v = (normal(i, *s) for i, s in enumerate([(2, 3), (4, 5), (4, 6)]))
-    layer = Attention(1, head_dim=7, value_dim=2, scale=None, use_bias=False, use_out=False)
+    unscaled = functools.partial(attention, scale=None)
+    layer = Attention(1, head_dim=7, value_dim=2, attention_fn=unscaled, use_bias=False)
     params = jax.jit(layer.init)(jax.random.key(0), *map(jnp.asarray, (q, k, v)))
     assert jax.tree.map(jnp.shape, params) == {
-        "query": {"kernel": (3, 7)}, "key": {"kernel": (5, 7)}, "value": {"kernel": (6, 2)}
+        "query": {"kernel": (3, 7)}, "key": {"kernel": (5, 7)}, "value": {"kernel": (6, 2)}, "out": {"kernel": (2, 3)}
     }  # fmt: skip
+    params["out"]["kernel"] = jnp.eye(2, 3)  # the lecture has no map of the output
     wq, wk, wv = (np.asarray(params[name]["kernel"], np.float64) for name in ("query", "key", "value"))
     scores = np.exp((q @ wq) @ (k @ wk).T)
     expected = scores / scores.sum(1, keepdims=True) @ v @ wv
-    np.testing.assert_allclose(run(layer, params, *map(jnp.asarray, (q, k, v))), expected, rtol=1e-4, atol=1e-5)
+    ours = run(layer, params, *map(jnp.asarray, (q, k, v)))
+    np.testing.assert_allclose(ours[:, :2], expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="mismatch"):
         (q @ wq).T @ (k @ wk)
 
@@ -142,7 +153,7 @@ def test_heads_are_concatenated_along_features():
     x = jnp.asarray(normal(0, 5, 4))
     layer = Attention(2)
     (params,) = made(layer, x)
-    single = [Attention(1, head_dim=2, use_out=False)] * 2
+    single = Attention(1, head_dim=2, use_bias=("query", "key", "value"))
     parts = [
         {
             name: jax.tree.map(lambda p, i=i: np.asarray(p)[..., 2 * i : 2 * i + 2], params[name])
@@ -150,7 +161,7 @@ def test_heads_are_concatenated_along_features():
         }
         for i in range(2)
     ]
-    outs = [np.asarray(run(layer, p, x)) for layer, p in zip(single, parts, strict=True)]
+    outs = [np.asarray(run(single, {**p, "out": {"kernel": jnp.eye(2, 4)}}, x))[:, :2] for p in parts]
     expected = np.concatenate(outs, -1) @ np.asarray(params["out"]["kernel"]) + np.asarray(params["out"]["bias"])
     np.testing.assert_allclose(run(layer, params, x), expected, rtol=1e-5, atol=1e-5)
     order = np.array([3, 1, 0, 4, 2])
@@ -241,9 +252,12 @@ def test_the_last_query_has_the_position_of_the_last_key():
 EXPLICIT = {
     "grouped": Attention(4, kv_heads=2),
     "one head of keys, chunks": Attention(
-        4, kv_heads=1, causal=True, sliding_window=3, implementation="chunked", chunk=2
+        4,
+        kv_heads=1,
+        causal=True,
+        attention_fn=functools.partial(attention, sliding_window=3, implementation="chunked", chunk=2),
     ),
-    "cache": Attention(2, causal=True, cache=8),
+    "cache": CachedAttention(Attention(2, causal=True), 8),
 }
 
 
@@ -277,6 +291,59 @@ def test_packed_sequences():
     np.testing.assert_allclose(packed[2:], run(layer, params, x[2:]), rtol=1e-4, atol=1e-5)
 
 
+def test_maps_without_a_bias():
+    """A bias per map, as in Whisper: its params, and the same outputs as with a bias of zero."""
+    x = jnp.asarray(normal(0, 3, 4))
+    layer = Attention(2, use_bias=("query", "value", "out"))
+    (params,) = made(layer, x)
+    assert {name for name, map in params.items() if "bias" in map} == {"query", "value", "out"}
+    full = {**params, "key": {**params["key"], "bias": jnp.zeros(4)}}
+    np.testing.assert_allclose(layer.apply(params, x), Attention(2).apply(full, x), rtol=1e-6)
+
+
+def test_weights_from_the_layer():
+    """With attention_with_weights, the layer returns the weights of its heads too, also with a cache."""
+    x = jnp.asarray(normal(0, 3, 4))
+    layer = Attention(2, causal=True, attention_fn=attention_with_weights)
+    (params,) = made(layer, x)
+    out, weights = layer.apply(params, x)
+    np.testing.assert_allclose(out, Attention(2, causal=True).apply(params, x), rtol=1e-5, atol=1e-6)
+    x, params = jax.tree.map(np.asarray, (x, params))
+    q, k = ((x @ p["kernel"] + p["bias"]).reshape(3, 2, 2) for p in (params["query"], params["key"]))
+    scores = np.where(np.tril(np.ones((3, 3), bool)), np.exp(np.einsum("qhd,khd->hqk", q, k) / 2**0.5), 0)
+    np.testing.assert_allclose(weights, scores / scores.sum(-1, keepdims=True), rtol=1e-5)
+    cached = CachedAttention(layer, 5)
+    (_, from_cache), _ = cached.apply(params, cached.init(jax.random.key(0), x)[1], x)
+    np.testing.assert_allclose(from_cache, np.pad(weights, [(0, 0), (0, 0), (0, 2)]), rtol=1e-5)
+
+
+def test_an_attention_function_of_your_own():
+    """It is called with the options that are in use only, so that linear_attention fits."""
+    x = normal(0, 5, 4)
+    layer = Attention(2, causal=True, attention_fn=linear_attention)
+    (params,) = made(layer, x)
+    maps = jax.tree.map(np.asarray, params)
+    q, k, v = ((x @ p["kernel"] + p["bias"]).reshape(5, 2, 2) for p in (maps[n] for n in ("query", "key", "value")))
+    heads = np.asarray(linear_attention(q, k, v, causal=True)).reshape(5, 4)
+    expected = heads @ maps["out"]["kernel"] + maps["out"]["bias"]
+    np.testing.assert_allclose(layer.apply(params, x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_learned_bias_in_decoding():
+    """The bias of a piece is that of its positions in the sequence; params are checked."""
+    x = jnp.asarray(normal(0, 6, 4))
+    bias = RelativePositionBias(2, buckets=4, max_distance=4, bidirectional=False)
+    layer = Attention(2, causal=True, score_bias=bias)
+    cached = CachedAttention(layer, 8)
+    params, state = made(cached, x)
+    out, _ = in_pieces(cached, params, state, x, (2, 3, 1))
+    np.testing.assert_allclose(out, layer.apply(params, x), rtol=1e-5, atol=1e-5)
+    flat = {**params, "score_bias": {"embedding": jnp.zeros((4, 2))}}
+    assert np.abs(layer.apply(flat, x) - layer.apply(params, x)).max() > 1e-3
+    with pytest.raises(ValueError, match="params named score_bias"):
+        layer.apply({name: map for name, map in params.items() if name != "score_bias"}, x)
+
+
 def test_dropout_declares_train_and_key(sentences):
     """train and key are side inputs only with dropout; training needs a key, evaluation does not."""
     x = jnp.asarray(normal(0, 6, 4))
@@ -295,7 +362,7 @@ def test_dropout_declares_train_and_key(sentences):
 
 def test_dtypes():
     x = jnp.asarray(normal(0, 3, 4))
-    layer = Attention(2, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, causal=True, cache=4)
+    layer = CachedAttention(Attention(2, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, causal=True), 4)
     params, state = jax.jit(layer.init)(jax.random.key(0), x)
     y, after = run(layer, params, state, x)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {y.dtype} == {jnp.dtype(jnp.bfloat16)}
@@ -318,22 +385,22 @@ def in_pieces(layer, params, state, x, lengths):
     "options",
     [
         {},
-        {"positions": rotary, "kv_heads": 2, "sliding_window": 3},
+        {"positions": rotary, "kv_heads": 2, "attention_fn": functools.partial(attention, sliding_window=3)},
         {
             "score_bias": alibi,
             "kv_heads": 1,
-            "soft_cap": 2.0,
-            "sliding_window": 2,
-            "implementation": "chunked",
-            "chunk": 2,
+            "attention_fn": functools.partial(
+                attention, soft_cap=2.0, sliding_window=2, implementation="chunked", chunk=2
+            ),
         },
-        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3, "use_out": False},
+        {"positions": functools.partial(rotary, base=100), "head_dim": 2, "value_dim": 3},
     ],
 )
 def test_cached_decoding_equals_the_full_pass(options):
     """Consecutive pieces of any length give the outputs of the whole sequence, with the same params."""
     x = jnp.asarray(normal(0, 2, 7, 8))
-    layer, cached = (Attention(4, causal=True, cache=cache, **options) for cache in (None, 9))
+    layer = Attention(4, causal=True, **options)
+    cached = CachedAttention(layer, 9)
     params, state = made(cached, x)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, layer.init(jax.random.key(0), x))
     whole = jax.jit(layer.apply)(params, x)
@@ -347,7 +414,9 @@ def test_a_stack_of_layers_decodes_in_pieces():
     x = jnp.asarray(normal(0, 2, 6, 4))
 
     def net(cache):
-        block = Serial(Residual(Attention(2, causal=True, cache=cache)), Residual(Dense(8), jnp.tanh, Dense(4)))
+        attend = Attention(2, causal=True)
+        attend = CachedAttention(attend, cache) if cache else attend
+        block = Serial(Residual(attend), Residual(Dense(8), jnp.tanh, Dense(4)))
         stateful = cache is not None
         return Serial(SinusoidalPositions(stateful=stateful), LearnedPositions(8, stateful=stateful), Repeat(block, 2))
 
@@ -359,7 +428,9 @@ def test_a_stack_of_layers_decodes_in_pieces():
 
 
 @pytest.mark.parametrize(
-    "layer", [Attention(2, causal=True, cache=4), LearnedPositions(4, stateful=True)], ids=["cache", "positions"]
+    "layer",
+    [CachedAttention(Attention(2, causal=True), 4), LearnedPositions(4, stateful=True)],
+    ids=["cache", "positions"],
 )
 def test_a_sequence_longer_than_its_cache(sentences, layer):
     """Raise an error where the length is known; under jit return NaN, and with check=True a checkify error."""
@@ -382,7 +453,8 @@ def test_a_sequence_longer_than_its_cache(sentences, layer):
 
 def test_checkify_reports_an_overflow_with_check():
     x = jnp.asarray(normal(0, 3, 4))
-    for layer in (Attention(2, causal=True, cache=4, check=True), LearnedPositions(4, stateful=True, check=True)):
+    cached = CachedAttention(Attention(2, causal=True), 4, check=True)
+    for layer in (cached, LearnedPositions(4, stateful=True, check=True)):
         params, state = made(layer, x)
         checked = checkify.checkify(jax.jit(layer.apply))
         error, (_, after) = checked(params, state, x)
@@ -395,10 +467,10 @@ def test_a_masked_cache():
     """The mask (*batch, time) of a piece is stored: padding in a prompt, even NaN, has no later effect."""
     x = jnp.asarray(normal(0, 2, 6, 4))
     mask = jnp.array([[False, True, True, False, True, True], [True, False, False, True, True, True]])
-    options = dict(causal=True, positions=rotary)
-    layer = Attention(2, cache=8, **options)
+    full = Attention(2, causal=True, positions=rotary)
+    layer = CachedAttention(full, 8)
     params, state = made(layer, x)
-    whole = run(Attention(2, **options), params, x, mask=mask)
+    whole = run(full, params, x, mask=mask)
     with jax.debug_nans(False):
         dirty = jnp.where(mask[..., None], x, jnp.nan)
         first, after = run(layer, params, state, dirty[:, :4], mask=mask[:, :4])
@@ -410,7 +482,7 @@ def test_a_masked_cache():
 
 def test_one_mask_for_a_chain_of_stateful_layers():
     x, mask = jnp.asarray(normal(0, 2, 4, 4)), jnp.array([[True, True, True, False], [True, True, False, False]])
-    net = Serial(LSTM(8, stateful=True), Attention(2, causal=True, cache=16))
+    net = Serial(LSTM(8, stateful=True), CachedAttention(Attention(2, causal=True), 16))
     params, state = net.init(jax.random.key(0), x)
     out, after = run(net, params, state, x, mask=mask)
     alone, _ = run(net, params, state, x[:, :2])
@@ -422,7 +494,7 @@ def test_one_mask_for_a_chain_of_stateful_layers():
 def test_a_mask_of_pairs_with_a_cache():
     """With a mask (*batch, heads, time_q, cache), padding at the left of a prompt has no effect."""
     x = jnp.asarray(normal(0, 1, 4, 4))
-    layer = Attention(2, causal=True, cache=5, fully_masked="zero")
+    layer = CachedAttention(Attention(2, causal=True), 5)
     params, state = made(layer, x)
     mask = jnp.array([[False, True, True, True, True]])
     out, _ = run(layer, params, state, x, mask=mask[:, None, None])
@@ -438,8 +510,15 @@ def test_a_mask_of_pairs_with_a_cache():
     [
         (lambda: Attention(0), "heads to be an integer >= 1, got 0"),
         (lambda: Attention(4, kv_heads=3), "kv_heads to divide heads, .*got heads=4 and kv_heads=3"),
-        (lambda: Attention(2, cache=8), "expected causal=True with a cache, got causal=False"),
-        (lambda: Attention(2, sliding_window=0), "Attention expected sliding_window to be an integer >= 1"),
+        (
+            lambda: CachedAttention(Attention(2), 8),
+            r"with causal=True, got Attention\(2\); pass causal=True",
+        ),
+        (
+            lambda: Attention(2, use_bias=("q", "k")),
+            "use_bias to be True or False or a tuple of entries, each 'q",
+        ),
+        (lambda: RelativePositionBias(0), "heads to be an integer >= 1"),
         (lambda: Attention(2, dropout=1), "Attention expected dropout to be a number >= 0 and < 1, got 1"),
         (lambda: LearnedPositions(0), "max_length to be an integer >= 1"),
     ],
@@ -480,7 +559,7 @@ def test_errors_of_inputs(sentences):
     for made_wrongly in (Attention(2), LearnedPositions(4)):
         with pytest.raises(TypeError, match=r"expected key to be a key, got 0; pass jax.random.key\(0\)"):
             made_wrongly.init(0, x)
-    cached = Attention(2, causal=True, cache=4)
+    cached = CachedAttention(Attention(2, causal=True), 4)
     params, state = made(cached, x)
     with pytest.raises(ValueError, match=r"a cache float32 \(2, 4, 2, 2\); make the state by init"):
         cached.apply(params, state, x[:1])
@@ -535,6 +614,69 @@ def test_rotary_equals_the_formula_and_depends_on_distances():
         np.testing.assert_allclose(of_each[1], turn(jnp.asarray(x[1]), places[1]), rtol=1e-14)
 
 
+def test_rotary_of_adjacent_entries_of_a_part_of_the_features():
+    """Pairs (2i, 2i + 1) as complex numbers; the features after rotary_dim are unchanged."""
+    with jax.enable_x64(True):
+        x = normal(0, 2, 5, 3, 6, dtype=np.float64)
+        ours = np.asarray(rotary(jnp.asarray(x), base=100, rotary_dim=4, interleaved=True))
+        halves = np.asarray(rotary(jnp.asarray(x), base=100, rotary_dim=4))
+    turn = np.exp(1j * np.arange(5)[:, None] * 100 ** (-np.arange(2) / 2))[:, None]
+    pairs = (x[..., 0:4:2] + 1j * x[..., 1:4:2]) * turn
+    expected = np.stack([pairs.real, pairs.imag], -1).reshape(2, 5, 3, 4)
+    np.testing.assert_allclose(ours, np.concatenate([expected, x[..., 4:]], -1), atol=1e-13)
+    pairs = (x[..., :2] + 1j * x[..., 2:4]) * turn
+    np.testing.assert_allclose(halves, np.concatenate([pairs.real, pairs.imag, x[..., 4:]], -1), atol=1e-13)
+
+
+def test_rotary_with_tables():
+    """Given cosines and sines are those of the rows at the positions; beyond the tables the result is NaN."""
+    x, angles = jnp.asarray(normal(0, 2, 3, 1, 4)), normal(1, 6, 2)
+    tables, places = (jnp.cos(angles), jnp.sin(angles)), jnp.array([[4, 0, 2], [1, 1, 5]])
+    turn = np.exp(1j * angles[np.asarray(places)])[:, :, None]
+    pairs = (np.asarray(x[..., :2]) + 1j * np.asarray(x[..., 2:])) * turn
+    np.testing.assert_allclose(
+        rotary(x, places, tables=tables), np.concatenate([pairs.real, pairs.imag], -1), rtol=1e-5
+    )
+    with jax.debug_nans(False):
+        assert np.isnan(rotary(x, places + 1, tables=tables)[1, 2]).all()
+
+
+def test_frequencies_of_rotary():
+    """Linear: positions divided by s. NTK: the lowest frequency divided by s. Llama 3: its published loop."""
+    x = jnp.asarray(normal(0, 5, 1, 8))
+    linear = rotary_frequencies(8, scaling="linear", factor=4.0)
+    places = jnp.arange(5, dtype=jnp.float32)
+    np.testing.assert_allclose(rotary(x, frequencies=linear), rotary(x, places / 4), rtol=1e-5, atol=1e-6)
+    plain, ntk = rotary_frequencies(8), rotary_frequencies(8, scaling="ntk", factor=4.0)
+    np.testing.assert_allclose(plain, 10000.0 ** (-np.arange(4) / 4), rtol=1e-6)
+    np.testing.assert_allclose(ntk, (10000 * 4 ** (8 / 6)) ** (-np.arange(4) / 4), rtol=1e-6)
+    np.testing.assert_allclose(ntk[-1], plain[-1] / 4, rtol=1e-6)
+    ours = rotary_frequencies(128, base=500_000, scaling="llama3", factor=8.0)
+    expected = []
+    for frequency in 500_000.0 ** (-np.arange(0, 128, 2) / 128):
+        length = 2 * np.pi / frequency
+        smooth = (8192 / length - 1) / (4 - 1)
+        kept = frequency if length < 8192 / 4 else frequency / 8
+        between = 8192 / 4 <= length <= 8192
+        expected.append((1 - smooth) * frequency / 8 + smooth * frequency if between else kept)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    assert 0 < sum(8192 / 4 <= 2 * np.pi / f <= 8192 for f in 500_000.0 ** (-np.arange(0, 128, 2) / 128)) < 64
+
+
+def test_buckets_of_t5():
+    """The buckets of the published code at 32 buckets and distance 128, for keys before and after the query."""
+    table, origin = jnp.arange(32.0)[:, None], jnp.zeros(1, jnp.int32)
+    places = jnp.array([0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 63, 64, 90, 91, 127, 128, 1000])
+    both = [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 13, 14, 14, 15, 15, 15, 15]
+    ahead = relative_position_bias(table, origin, places)[0, 0]
+    np.testing.assert_array_equal(ahead, [n + 16 * (n > 0) for n in both])
+    np.testing.assert_array_equal(relative_position_bias(table, origin, -places)[0, 0], both)
+    past = relative_position_bias(table, origin, -places, bidirectional=False)[0, 0]
+    one = [0, 1, 7, 8, 11, 12, 15, 16, 21, 21, 26, 26, 29, 29, 31, 31, 31]
+    np.testing.assert_array_equal(past, one)
+    assert not np.any(relative_position_bias(table, origin, places, bidirectional=False))
+
+
 def test_alibi_slopes_and_alignment():
     """The slopes of the paper for 8 and 12 heads; the last query has the position of the last key."""
     slopes = -np.asarray(alibi(8, 1, 2))[:, 0, 0]
@@ -565,6 +707,18 @@ def test_errors_of_positions(sentences):
     with pytest.raises(ValueError, match=r"write x\[..., None, :\] for one head"):
         rotary(x[:, 0])
     rotary(x[:, 0, :4][..., None, :])
+    with pytest.raises(ValueError, match="rotary_dim to be at most head_dim = 4, got 6"):
+        rotary(x[..., :4], rotary_dim=6)
+    with pytest.raises(ValueError, match=r"frequencies of shape \(2,\), .* got float32 \(3,\)"):
+        rotary(x[..., :4], frequencies=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"tables of .* each of shape \(length, 2\), got float32 \(4, 3\) and"):
+        rotary(x[..., :4], tables=(jnp.ones((4, 3)),) * 2)
+    with pytest.raises(TypeError, match="integer positions with tables"):
+        rotary(x[..., :4], jnp.ones(3), tables=(jnp.ones((4, 2)),) * 2)
+    with pytest.raises(ValueError, match="low_frequency_factor below high_frequency_factor = 4.0, got 5.0"):
+        rotary_frequencies(4, scaling="llama3", low_frequency_factor=5.0)
+    with pytest.raises(ValueError, match="embedding of at least 4 buckets"):
+        relative_position_bias(jnp.ones((2, 1)), jnp.arange(2), jnp.arange(2))
     layer = LearnedPositions(2)
     params = layer.init(jax.random.key(0), x)
     with pytest.raises(ValueError, match=r"at most 2 positions, got float32 \(2, 3, 5\); .* a larger max_length"):
@@ -577,3 +731,7 @@ def test_positions_by_name_are_rejected_when_built(sentences):
     """A name instead of the function is an error when the layer is built."""
     with pytest.raises(TypeError, match="Attention expected positions to be a function or None, got 'rotary'"):
         Attention(2, positions="rotary")
+    with pytest.raises(TypeError, match="Attention expected score_bias to be a function or a Layer, got 'alibi'"):
+        Attention(2, score_bias="alibi")
+    with pytest.raises(TypeError, match=r"layer to be an Attention, got Dense\(3\); pass the result of Attention"):
+        CachedAttention(Dense(3), 4)

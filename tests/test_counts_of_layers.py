@@ -64,9 +64,11 @@ BY_HAND = {
         15 * 6 * (8 + 4 + 4) + attention_by_hand(6, 5, batch=3, heads=4, width=2, seen=3 + 2 - 1) + 15 * 8 * 6
     ),
     "Attention to a context, single, without scale": (
-        6 * 6 * 4 + 12 * 5 * 4 + 12 * 5 * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3)
+        6 * 6 * 4 + 12 * 5 * 4 + 12 * 5 * 3 + attention_by_hand(2, 4, batch=3, width=4, value_width=3) + 6 * 3 * 6
     ),
     "Attention with a mask of keys": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
+    "Attention with a learned bias": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
+    "RelativePositionBias": 0,
     "Attention in training": 4 * 12 * 6 * 6 + attention_by_hand(4, 4, batch=3, heads=2, width=3),
     "Attention with a cache": 4 * 12 * 6 * 8 + attention_by_hand(4, 12, batch=3, heads=2, width=4),  # 12 positions
     "SinusoidalPositions": 0,

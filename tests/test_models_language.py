@@ -279,6 +279,52 @@ def test_dropout_acts_in_training_only(sentences):
     close(none.apply(params, TOKENS, train=True), still, 0)
 
 
+SMALL_BLOCK = dict(vocab_size=11, layers=1, heads=8, features=16, hidden=8, dropout=0.5)
+BRANCHES = {"attention weights": "blocks/attention/value/bias", "attention": "blocks/attention/out/bias"}
+BRANCHES |= {"MLP": "blocks/mlp/down/bias"}
+DROPOUTS = {  # the params whose gradient is zero where an entry is dropped, for a sequence of one position
+    "GPT2": (GPT2(max_length=2, **SMALL_BLOCK), 1, {"embeddings": "positions/embedding", **BRANCHES}),
+    "BERT": (BERT(max_length=2, pooler=False, **SMALL_BLOCK), 1, {"embeddings": "embedding_norm/bias", **BRANCHES}),
+    "Transformer": (
+        Transformer(**SMALL_BLOCK),
+        2,
+        {
+            "source": "tokens/embedding",
+            "target": "tokens/embedding",
+            "attention of the encoder": "encoder/attention/out/kernel",
+            "MLP of the encoder": "encoder/mlp/down/bias",
+            "attention of the decoder": "decoder/attention/out/kernel",
+            "cross-attention": "decoder/cross_attention/out/kernel",
+            "MLP of the decoder": "decoder/mlp/down/bias",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_every_dropout_of_the_papers_is_there(name):
+    """Where entries are dropped, a map before them has no gradient; without that dropout no entry is zero."""
+    net, inputs, places = DROPOUTS[name]
+    tokens = [jnp.array([i]) for i in range(inputs)]
+    params = drawn(net, *tokens)
+
+    @jax.jit
+    def gradients(params):
+        def loss(params):  # of logits of other tokens, whose rows of a tied embedding are not those of the input
+            y = net.apply(params, *tokens, train=True, key=jax.random.key(1))
+            return jnp.sum(jnp.sin(jnp.arange(1.0, y.size - 1)) * y.ravel()[2:])
+
+        return jax.grad(loss)(params)
+
+    found = dict(zip(paths(params), jax.tree.leaves(gradients(params)), strict=True))
+    for place, path in places.items():
+        gradient = np.asarray(found[path]).reshape(-1, found[path].shape[-1])
+        if path.endswith("embedding"):
+            gradient = gradient[int(place == "target") :][:1]  # the row of the source or target token, or position
+        zeros = np.sum(np.all(gradient == 0, 0))
+        assert 0 < zeros < 16, (place, zeros)
+
+
 # ---- Llama -----------------------------------------------------------------------------------
 
 LLAMA_SIZES = dict(vocab_size=11, layers=3, heads=4, kv_heads=2, features=16, hidden=20)

@@ -1,13 +1,16 @@
 """Rows of the zoo: attention and positions."""
 
 import functools
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import Attention, LearnedPositions, SinusoidalPositions, alibi, rotary
+from jaxblocks import Attention, CachedAttention, LearnedPositions, SinusoidalPositions, alibi, attention, rotary
+from jaxblocks.layers import RelativePositionBias
 
 VALID = np.array([[True, True, False, True], [True, True, True, True], [False, True, True, False]])
 
@@ -24,7 +27,24 @@ def turned(x, base):
     return np.concatenate([pairs.real, pairs.imag], -1)
 
 
-def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, slopes=None):
+PLACES = np.array([[0, 1, 2, 9], [5, 3, 30, 4]], np.int32)
+
+
+def distance_bias(embedding, queries, keys):
+    """T5's buckets of both directions in a loop: exact distances, then geometric steps up to ``max_distance``."""
+    n = len(embedding) // 2
+    farthest = {3: 4, 4: 6}[n]
+    bias = np.zeros((embedding.shape[1], len(queries), len(keys)))
+    for (i, s), (j, t) in itertools.product(enumerate(queries), enumerate(keys)):
+        bucket = distance = abs(int(t) - int(s))
+        if distance >= n // 2:
+            grown = math.log(distance / (n // 2)) / math.log(farthest / (n // 2)) * (n - n // 2)
+            bucket = min(n // 2 + int(grown + 1e-9), n - 1)
+        bias[:, i, j] = embedding[bucket + n * (t > s)]
+    return bias
+
+
+def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, slopes=None, bias=None):
     """Attention in a loop over queries; ``seen(b, i, j)``: whether query i attends to key j."""
     of_q, of_k, of_v = inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1])[:3]
     maps = zip(("query", "key", "value"), (of_q, of_k, of_v), (heads, *[kv_heads or heads] * 2), strict=True)
@@ -37,11 +57,12 @@ def attend(p, *inputs, heads, kv_heads=None, scale=None, seen=None, base=None, s
         scores = k[b, :, own] @ q[b, i, h] * (q.shape[-1] ** -0.5 if scale is None else scale)
         if slopes:
             scores = scores - slopes[h] * np.abs(i - np.arange(k.shape[1]))
+        scores = scores if bias is None else scores + bias[h, i]
         allowed = np.array([seen is None or bool(seen(b, i, j)) for j in range(k.shape[1])])
         weights = np.where(allowed, np.exp(scores), 0)
         out[b, i, h] = weights @ v[b, :, own] / max(weights.sum(), 1e-300)
     out = out.reshape(*out.shape[:-2], -1)
-    return dense(p["out"], out) if "out" in p else out
+    return dense(p["out"], out)
 
 
 def waves(x):
@@ -63,17 +84,21 @@ ROWS = {
             head_dim=2,
             kv_heads=2,
             causal=True,
-            sliding_window=2,
             positions=rotary,
-            implementation="chunked",
-            chunk=3,
+            attention_fn=functools.partial(attention, sliding_window=2, implementation="chunked", chunk=3),
         ),
         ((3, 5, 6),),
         functools.partial(attend, heads=4, kv_heads=2, seen=lambda b, i, j: i - 2 < j <= i, base=10000),
     ),
     "Attention to a context, single, without scale": Specimen(
         "Attention",
-        Attention(1, head_dim=4, value_dim=3, scale=None, use_bias=False, use_out=False),
+        Attention(
+            1,
+            head_dim=4,
+            value_dim=3,
+            use_bias=("query", "out"),
+            attention_fn=functools.partial(attention, scale=None),
+        ),
         ((3, 2, 6), (3, 4, 5)),
         functools.partial(attend, heads=1, scale=1.0),
     ),
@@ -97,10 +122,24 @@ ROWS = {
         functools.partial(attend, heads=2),
     ),
     "Attention with a cache": Specimen(
-        "Attention",
-        Attention(2, causal=True, positions=rotary, head_dim=4, cache=12),
+        "CachedAttention",
+        CachedAttention(Attention(2, causal=True, positions=rotary, head_dim=4), 12),
         ((3, 4, 6),),
         functools.partial(attend, heads=2, seen=past, base=10000),
+    ),
+    "Attention with a learned bias": Specimen(
+        "Attention",
+        Attention(2, score_bias=RelativePositionBias(2, buckets=6, max_distance=4), use_bias=("query",)),
+        ((3, 4, 6),),
+        lambda p, x: attend(
+            p, x, heads=2, bias=distance_bias(p["score_bias"]["embedding"], np.arange(4), np.arange(4))
+        ),
+    ),
+    "RelativePositionBias": Specimen(
+        "RelativePositionBias",
+        RelativePositionBias(2, buckets=8, max_distance=6),
+        (PLACES, PLACES[:, :3] + 4),
+        lambda p, s, t: np.stack([distance_bias(p["embedding"], *one) for one in zip(s, t, strict=True)]),
     ),
     "SinusoidalPositions": Specimen(
         "SinusoidalPositions", SinusoidalPositions(), ((3, 4, 6),), lambda p, x: x + waves(x)

@@ -3,7 +3,15 @@
 # Four files share their name with the function they hold: `attention`, `conv`, `dropout` and `linear_attention`. As an
 # attribute of this package the name is the function, also after ``import jaxblocks.layers.attention``, since the
 # imports below bind it last. ``from jaxblocks.layers.attention import ...`` still reads the file.
-from jaxblocks.layers.attention import Attention, attention, attention_weights, hard_lookup, soft_lookup
+from jaxblocks.layers.attention import (
+    Attention,
+    CachedAttention,
+    attention,
+    attention_weights,
+    attention_with_weights,
+    hard_lookup,
+    soft_lookup,
+)
 from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
@@ -60,7 +68,16 @@ from jaxblocks.layers.pool import (
     max_pool,
     max_unpool,
 )
-from jaxblocks.layers.positions import LearnedPositions, SinusoidalPositions, alibi, rotary, sinusoidal_positions
+from jaxblocks.layers.positions import (
+    LearnedPositions,
+    RelativePositionBias,
+    SinusoidalPositions,
+    alibi,
+    relative_position_bias,
+    rotary,
+    rotary_frequencies,
+    sinusoidal_positions,
+)
 from jaxblocks.layers.recurrent import (
     GRU,
     LSTM,
@@ -108,6 +125,7 @@ __all__ = [
     "BatchNorm",
     "Bias",
     "Bidirectional",
+    "CachedAttention",
     "Conv",
     "ConvTranspose",
     "Dense",
@@ -135,6 +153,7 @@ __all__ = [
     "RNNCell",
     "RandomFourierFeatures",
     "Recurrent",
+    "RelativePositionBias",
     "Repeat",
     "Residual",
     "Serial",
@@ -152,6 +171,7 @@ __all__ = [
     "alibi",
     "attention",
     "attention_weights",
+    "attention_with_weights",
     "avg_pool",
     "batch_graphs",
     "batch_norm",
@@ -179,9 +199,11 @@ __all__ = [
     "max_unpool",
     "random_fourier_features",
     "rbf_kernel",
+    "relative_position_bias",
     "rms_norm",
     "rnn_step",
     "rotary",
+    "rotary_frequencies",
     "sinusoidal_positions",
     "soft_lookup",
     "swish",

@@ -67,7 +67,8 @@ def linear_attention(
     if k.shape[-3] != heads:  # (*batch, heads, time, features), each head of keys repeated for its group
         k, v = (jnp.repeat(x, heads // x.shape[-3], -3) for x in (k, v))
     if causal:
-        q, k, v = (_chunked(x, min(chunk, max(n, 1))) for x in (q, k, v))  # (*batch, heads, count, chunk, features)
+        chunk = min(chunk, max(n, 1)) if isinstance(n, int) else chunk  # jax.export also has symbolic sizes
+        q, k, v = (_chunked(x, chunk) for x in (q, k, v))  # (*batch, heads, count, chunk, features)
         before = _sum_before(jnp.matmul(k.mT, v))  # (*batch, heads, count, head_dim, value_dim)
         near = jnp.tril(jnp.matmul(q, k.mT))  # (*batch, heads, count, chunk, chunk): the only weights that are computed
         out = jnp.matmul(q, before) + jnp.matmul(near, v)

@@ -1,12 +1,12 @@
 """Positional encodings. Attention alone does not depend on the order of its inputs; encodings add the order.
 
 ``sinusoidal_positions``, ``SinusoidalPositions`` and ``LearnedPositions`` are added to the features of each position.
-``rotary`` rotates queries and keys. ``alibi`` is added to the scores. The latter two depend on distances only, and
-are options of ``Attention``: ``positions=rotary``, ``score_bias=alibi``.
+``rotary`` rotates queries and keys. ``alibi`` and the learned ``RelativePositionBias`` are added to the scores. The
+latter three depend on distances only, and are options of ``Attention``: ``positions=rotary``, ``score_bias=alibi``.
 """
 
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int, Real
 
 from jaxblocks import initializers
 from jaxblocks.checks import (
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     check_params,
@@ -29,12 +28,23 @@ from jaxblocks.checks import (
 from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.precision import wide_dtype, widen
 
-__all__ = ["LearnedPositions", "SinusoidalPositions", "alibi", "rotary", "sinusoidal_positions"]
+__all__ = [
+    "LearnedPositions",
+    "RelativePositionBias",
+    "SinusoidalPositions",
+    "alibi",
+    "relative_position_bias",
+    "rotary",
+    "rotary_frequencies",
+    "sinusoidal_positions",
+]
+
+Size: TypeAlias = int | Any  # Any stands for the symbolic sizes of jax.export
 
 
 @checked
 def sinusoidal_positions(
-    length: NonNegativeInt,
+    length: Size,
     features: PositiveInt,
     *,
     base: PositiveFloat = 10000,
@@ -56,6 +66,7 @@ def sinusoidal_positions(
     Source: Vaswani et al. 2017, Attention is all you need, section 3.5 (arXiv:1706.03762).
     """
     _check_even("features", features)
+    _check_sizes(length=length)
     result_dtype = jnp.float32 if dtype is None else dtype
     positions = jnp.arange(length, dtype=jnp.int32) + start
     angles = _angles(positions, features, base, wide_dtype(result_dtype))  # (length, features / 2)
@@ -64,20 +75,33 @@ def sinusoidal_positions(
 
 @checked
 def rotary(
-    x: Float[Array, "..."], positions: Real[Array, "..."] | None = None, *, base: PositiveFloat = 10000
+    x: Float[Array, "..."],
+    positions: Real[Array, "..."] | None = None,
+    *,
+    base: PositiveFloat = 10000,
+    frequencies: Float[Array, "pairs"] | None = None,
+    tables: tuple[Float[Array, "length pairs"], Float[Array, "length pairs"]] | None = None,
+    rotary_dim: PositiveInt | None = None,
+    interleaved: bool = False,
 ) -> Float[Array, "..."]:
     r"""Rotary encoding: rotate pairs of features in proportion to the position, :math:`x_t \mapsto R_t\,x_t`.
 
-    Pair i, entries i and i + d/2 (the two halves, as in Llama of Hugging Face and GPT-NeoX; the paper pairs adjacent
-    entries, a permutation of the features), is rotated by :math:`t\,b^{-2i/d}` with d ``head_dim`` and b ``base``.
-    Products of queries and keys then depend on their distance only: :math:`R_s q \cdot R_t k = q \cdot R_{t-s} k`.
+    Pair i is rotated by :math:`t\,b^{-2i/d}` with d ``rotary_dim`` and b ``base``. Products of queries and keys then
+    depend on their distance only: :math:`R_s q \cdot R_t k = q \cdot R_{t-s} k`.
 
     Args:
         x: ``(*batch, time, heads, head_dim)``.
         positions: ``(time,)``, or ``(*batch, time)`` where examples differ; by default 0, 1, 2, ...
         base: b.
+        frequencies: of the pairs, ``(rotary_dim / 2,)``, in place of :math:`b^{-2i/d}`, such as the scaled ones of
+            `rotary_frequencies`.
+        tables: cosines and sines of the angles, each ``(length, rotary_dim / 2)`` with a row for each position, in
+            place of ``base`` and ``frequencies``. Beyond their rows the result is NaN.
+        rotary_dim: rotate only the first ``rotary_dim`` features, by default all.
+        interleaved: ``False`` pairs the entries i and i + d/2, the two halves, as in GPT-NeoX and Llama of Hugging
+            Face; ``True`` pairs the entries 2i and 2i + 1, as in the paper, GPT-J and the published code of Llama.
 
-    Angles are computed in float32 or wider. Raises ``ValueError`` for odd ``head_dim`` or positions that do not fit.
+    Angles are computed in float32 or wider. Raises ``ValueError`` for odd ``rotary_dim`` and shapes that do not fit.
 
     >>> x = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])  # (time, heads, head_dim)
     >>> print(rotary(x)[1].round(3))
@@ -86,25 +110,84 @@ def rotary(
     Source: Su et al. 2021, RoFormer, section 3.2 (arXiv:2104.09864).
     """
     require(x.ndim >= 3, "x (*batch, time, heads, head_dim)", x, "write x[..., None, :] for one head")
-    _check_even("head_dim", x.shape[-1])
+    d = rotary_dim or x.shape[-1]
+    _check_even("head_dim" if rotary_dim is None else "rotary_dim", d)
+    require(d <= x.shape[-1], f"rotary_dim to be at most head_dim = {x.shape[-1]}", d)
     if positions is None:
         positions = jnp.arange(x.shape[-3], dtype=jnp.int32)
     time, batch_time = x.shape[-3:-2], x.shape[:-2]
     if positions.shape not in (time, batch_time):
         expected = f"positions of shape {time}, (time,), or {batch_time}, (*batch, time), for x {describe(x)}"
         require(False, expected, positions)
-    angles = _angles(positions, x.shape[-1], base, wide_dtype(x.dtype))[..., None, :]  # (time, 1, head_dim / 2)
-    angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = jnp.split(widen(x), 2, -1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+    if tables is None:
+        angles = _angles(positions, d, base, wide_dtype(x.dtype), frequencies)  # (time, d / 2)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+    else:
+        cos, sin = _rows(tables, positions, d, wide_dtype(x.dtype))
+    cos, sin = (y[..., None, :].reshape((1,) * (x.ndim - y.ndim - 1) + (*y.shape[:-1], 1, d // 2)) for y in (cos, sin))
+    turned, rest = widen(x[..., :d]), x[..., d:]
+    first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else jnp.split(turned, 2, -1)
+    pairs = [first * cos - second * sin, second * cos + first * sin]
+    y = (jnp.stack(pairs, -1).reshape(turned.shape) if interleaved else jnp.concatenate(pairs, -1)).astype(x.dtype)
+    return y if rotary_dim is None else jnp.concatenate([y, rest], -1)
+
+
+@checked
+def rotary_frequencies(
+    rotary_dim: PositiveInt,
+    *,
+    base: PositiveFloat = 10000,
+    scaling: Literal["linear", "ntk", "llama3"] | None = None,
+    factor: PositiveFloat = 1.0,
+    original_length: PositiveInt = 8192,
+    low_frequency_factor: PositiveFloat = 1.0,
+    high_frequency_factor: PositiveFloat = 4.0,
+    dtype: DTypeLike = jnp.float32,
+) -> Float[Array, "pairs"]:
+    r"""Frequencies of `rotary`, :math:`f_i = b^{-2i/d}`, scaled for sequences that are longer than those of training.
+
+    With d ``rotary_dim``, b ``base`` and s ``factor``, the ratio of the lengths, ``scaling`` is
+
+    - ``"linear"``: :math:`f_i / s`, which is the same as positions divided by s;
+    - ``"ntk"``: :math:`b` becomes :math:`b\,s^{d/(d-2)}`, so that the lowest frequency is divided by s and the highest
+      is unchanged;
+    - ``"llama3"``: as in Llama 3.1, with :math:`r_i = L f_i / 2\pi` turns over L ``original_length`` positions:
+      :math:`f_i` for :math:`r_i` above ``high_frequency_factor``, :math:`f_i / s` below ``low_frequency_factor``, and
+      in between :math:`(1 - m) f_i / s + m f_i` with m from 0 to 1, linear in :math:`r_i`.
+
+    Returns ``(rotary_dim / 2,)``. Raises ``ValueError`` for odd ``rotary_dim``.
+
+    >>> print(rotary_frequencies(4, base=100.0), rotary_frequencies(4, base=100.0, scaling="linear", factor=2.0))
+    [1.  0.1] [0.5  0.05]
+    >>> from functools import partial
+    >>> long = partial(rotary, frequencies=rotary_frequencies(4, scaling="ntk", factor=8.0))
+    >>> layer = Attention(2, head_dim=4, positions=long)
+
+    Source: ``"linear"``: Chen et al. 2023, Extending context window of large language models via positional
+    interpolation, arXiv:2306.15595. ``"ntk"``: Peng et al. 2023, YaRN, section 3.1, arXiv:2309.00071. ``"llama3"``: the
+    published code of Llama 3.1.
+    """
+    _check_even("rotary_dim", rotary_dim)
+    if scaling == "ntk":
+        require(rotary_dim > 2, "rotary_dim above 2 with scaling='ntk'", rotary_dim)
+        base = base * factor ** (rotary_dim / (rotary_dim - 2))
+    frequencies = base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    if scaling == "linear":
+        frequencies = frequencies / factor
+    if scaling == "llama3":
+        low, high = low_frequency_factor, high_frequency_factor
+        expected = f"low_frequency_factor below high_frequency_factor = {high}"
+        require(low < high, expected, low)
+        kept = np.clip((original_length * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
+        frequencies = (1 - kept) * frequencies / factor + kept * frequencies
+    return jnp.asarray(frequencies, dtype)
 
 
 @checked
 def alibi(
     heads: PositiveInt,
-    n_q: NonNegativeInt,
-    n_k: NonNegativeInt,
+    n_q: Size,
+    n_k: Size,
     offset: int | Int[Array, ""] | None = None,
     *,
     dtype: DTypeLike | None = None,
@@ -126,10 +209,52 @@ def alibi(
 
     Source: Press et al. 2021, Train short, test long (arXiv:2108.12409).
     """
+    _check_sizes(n_q=n_q, n_k=n_k)
     positions = jnp.arange(n_q, dtype=jnp.int32) + (n_k - n_q if offset is None else offset)
     distance = jnp.abs(positions[:, None] - jnp.arange(n_k, dtype=jnp.int32)[None])
     slopes = jnp.asarray(np.asarray(_slopes(heads)), jnp.result_type(float) if dtype is None else dtype)
     return slopes[:, None, None] * (-distance).astype(slopes.dtype)[None]
+
+
+@checked
+def relative_position_bias(
+    embedding: Float[Array, "buckets heads"],
+    q_positions: Int[Array, "*batch time_q"],
+    k_positions: Int[Array, "*batch time_k"],
+    *,
+    max_distance: PositiveInt = 128,
+    bidirectional: bool = True,
+) -> Float[Array, "*batch heads time_q time_k"]:
+    r"""Learned biases of scores by distance: :math:`B_{hij} = E_{\beta(t_j - s_i),\,h}` with buckets of distances.
+
+    With s ``q_positions``, t ``k_positions`` and E ``embedding``. Half of the buckets are for keys after the query, if
+    ``bidirectional``; otherwise these have distance 0. Of n buckets for one direction, the first n/2 are for the
+    distances 0, 1, ..., n/2 - 1. The others grow in geometric progression up to ``max_distance``, and the last also has
+    all larger distances.
+
+    >>> embedding = jnp.arange(4.0)[:, None]  # 4 buckets, one head
+    >>> places = jnp.arange(3)
+    >>> print(relative_position_bias(embedding, places, places)[0])
+    [[0. 3. 3.]
+     [1. 0. 3.]
+     [1. 1. 0.]]
+
+    Source: Raffel et al. 2020, T5, section 2.1, arXiv:1910.10683; buckets as in its published code.
+    """
+    buckets = embedding.shape[0] // (2 if bidirectional else 1)
+    exact = buckets // 2
+    expected = f"an embedding of at least {4 if bidirectional else 2} buckets, half of them exact, below max_distance"
+    require(1 <= exact < max_distance, expected, embedding)
+    distances = np.arange(max_distance + 1)
+    growth = np.log(np.maximum(distances, 1) / exact) / np.log(max_distance / exact)  # 0 to 1 from exact on
+    of_distance = np.where(distances < exact, distances, exact + np.floor(growth * (buckets - exact) + 1e-9))
+    of_distance = jnp.asarray(np.minimum(of_distance, buckets - 1), jnp.int32)
+    ahead = k_positions[..., None, :] - q_positions[..., :, None]  # (*batch, time_q, time_k)
+    distance = jnp.abs(ahead) if bidirectional else jnp.maximum(-ahead, 0)
+    bucket = of_distance[jnp.minimum(distance, max_distance)]
+    if bidirectional:
+        bucket = bucket + jnp.where(ahead > 0, buckets, 0)
+    return jnp.moveaxis(embedding[bucket], -1, -3)
 
 
 @overload
@@ -252,6 +377,53 @@ def LearnedPositions(
     return _pair(init, add, stateful)
 
 
+@builder
+def RelativePositionBias(
+    heads: PositiveInt,
+    *,
+    buckets: PositiveInt = 32,
+    max_distance: PositiveInt = 128,
+    bidirectional: bool = True,
+    embedding_init: Callable = initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    """Learned biases of attention scores by distance, for the ``score_bias`` of `Attention`.
+
+    Params are ``{"embedding": (buckets, heads)}``. See `relative_position_bias` for the equation and the options.
+
+    Args:
+        heads: of the attention.
+        buckets: of distances; with ``bidirectional`` half of them are for keys after the query.
+        max_distance: from which on all distances share a bucket.
+        bidirectional: ``False`` for causal attention.
+        embedding_init: ``f(key, shape, dtype)``.
+        dtype: of the output; by default that of the params.
+        param_dtype: of the table.
+
+    Shapes: integer positions of queries ``(*batch, time_q)`` and of keys ``(*batch, time_k)`` to ``(*batch, heads,
+    time_q, time_k)``.
+
+    >>> layer = Attention(2, causal=True, score_bias=RelativePositionBias(2, bidirectional=False))
+    >>> params = layer.init(jax.random.key(0), jnp.zeros((3, 8)))
+    >>> params["score_bias"]["embedding"].shape
+    (32, 2)
+
+    Source: Raffel et al. 2020, T5, section 2.1, arXiv:1910.10683; initial values as in its JAX code, T5X.
+    """
+
+    def init(key, q_positions: Int[ArrayOrShape, "*batch time_q"], k_positions: Int[ArrayOrShape, "*batch time_k"]):
+        return {"embedding": embedding_init(key, (buckets, heads), param_dtype)}
+
+    def apply(params, q_positions: Int[Array, "*batch time_q"], k_positions: Int[Array, "*batch time_k"]):
+        check_params(params, embedding=(buckets, heads))
+        embedding = params["embedding"] if dtype is None else params["embedding"].astype(dtype)
+        options = dict(max_distance=max_distance, bidirectional=bidirectional)
+        return relative_position_bias(embedding, q_positions, k_positions, **options)
+
+    return Layer(init, apply)
+
+
 def _pair(init: Callable, add: Callable, stateful: bool) -> Layer | StatefulLayer:
     """The layer of ``add(params, x, start)``: ``start`` is 0, or the state, which counts the positions so far."""
 
@@ -270,17 +442,39 @@ def _pair(init: Callable, add: Callable, stateful: bool) -> Layer | StatefulLaye
     return StatefulLayer(init_with_state, apply_with_state) if stateful else Layer(init, apply)
 
 
-def _angles(positions, features, base, dtype):
-    """t b^(-2i/d): (..., time) to (..., time, features / 2)."""
-    frequencies = jnp.asarray(base ** (-np.arange(0, features, 2) / features), dtype)  # (features / 2,)
-    frequencies = frequencies.reshape((1,) * positions.ndim + frequencies.shape)
+def _angles(positions, features, base, dtype, frequencies=None):
+    """t b^(-2i/d), or t f_i for given frequencies: (..., time) to (..., time, features / 2)."""
+    if frequencies is None:
+        frequencies = jnp.asarray(base ** (-np.arange(0, features, 2) / max(features, 1)), dtype)  # (features / 2,)
+    if frequencies.shape != (features // 2,):
+        require(False, f"frequencies of shape ({features // 2},), one for each pair of features", frequencies)
+    frequencies = frequencies.astype(dtype).reshape((1,) * positions.ndim + frequencies.shape)
     return positions[..., None].astype(dtype) * frequencies
+
+
+def _rows(tables, positions, features, dtype):
+    """The rows of tables of cosines and sines at positions: (..., time, features / 2) each."""
+    fits = all(table.shape == (tables[0].shape[0], features // 2) for table in tables)
+    expected = f"tables of cosines and sines, each of shape (length, {features // 2})"
+    require(fits, expected, " and ".join(map(describe, tables)))
+    integer = jnp.issubdtype(positions.dtype, jnp.integer)
+    require(integer, "integer positions with tables, whose rows they name", positions, error=TypeError)
+    return (jnp.take(table.astype(dtype), positions, axis=0, mode="fill") for table in tables)
 
 
 def _slopes(heads: int) -> list[float]:
     power = 1 << (heads.bit_length() - 1)
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return slopes + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]
+
+
+def _check_sizes(**sizes) -> None:
+    """Check that sizes are integers >= 0, or symbolic."""
+    for name, n in sizes.items():
+        if not (isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0):
+            from jax import export  # loaded only where it is in use
+
+            require(export.is_symbolic_dim(n), f"{name} to be an integer >= 0", n)
 
 
 def _check_even(name: str, number: int) -> None:

@@ -10,7 +10,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
 from jaxblocks.core import Layer, StatefulLayer, builder
-from jaxblocks.layers.attention import Attention
+from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
@@ -68,7 +68,7 @@ def GPT2(
         epsilon: of the layer norms.
         cache: a number of positions, at most ``max_length``; the result is then a ``StatefulLayer`` with the same
             params for sequences that arrive in pieces. Its state holds the keys and values of up to ``cache`` positions
-            and their number. See `Attention`.
+            and their number. See `CachedAttention`.
 
     Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``.
 
@@ -92,10 +92,9 @@ def GPT2(
     initial = initializers.normal(0.02)
     last = initializers.normal(0.02 / (2 * layers) ** 0.5)  # for the last kernel of each branch
     norm = functools.partial(LayerNorm, epsilon=epsilon)
+    attention = Attention(heads, causal=True, dropout=dropout, kernel_init=initial, out_kernel_init=last)
     block = TransformerBlock(
-        attention=Attention(
-            heads, causal=True, dropout=dropout, cache=cache, kernel_init=initial, out_kernel_init=last
-        ),
+        attention=attention if cache is None else CachedAttention(attention, cache),
         mlp=TransformerMLP(
             hidden or 4 * features,
             features,

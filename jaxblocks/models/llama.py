@@ -10,7 +10,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import silu
 from jaxblocks.checks import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from jaxblocks.core import Layer, StatefulLayer, builder
-from jaxblocks.layers.attention import Attention
+from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.embedding import Embedding
@@ -68,7 +68,7 @@ def Llama(
         epsilon: of the norms; 1e-5 in Llama 2 and 3.
         dropout: the rate for branches, in training; the paper has none.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for sequences that
-            arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `Attention`.
+            arrive in pieces. Its state holds the keys and values of up to ``cache`` positions. See `CachedAttention`.
 
     Shapes: tokens ``(..., time)``, integers, to logits ``(..., time, vocab_size)``.
 
@@ -88,8 +88,9 @@ def Llama(
     linear: dict[str, Any] = dict(use_bias=False, kernel_init=initializers.normal(0.02))
     norm = functools.partial(RMSNorm, epsilon=epsilon)
     positions = functools.partial(rotary, base=base)
+    attention = Attention(heads, kv_heads=kv_heads, causal=True, positions=positions, **linear)
     block = TransformerBlock(
-        attention=Attention(heads, kv_heads=kv_heads, causal=True, positions=positions, cache=cache, **linear),
+        attention=attention if cache is None else CachedAttention(attention, cache),
         mlp=TransformerMLP(hidden, features, gated=True, activation=silu, **linear),
         norm=norm,
         dropout=dropout,

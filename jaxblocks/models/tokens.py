@@ -44,7 +44,7 @@ def SelfAttention(heads: PositiveInt, **options: Unpack[AttentionOptions]) -> La
     """Self-attention of tokens without a mask, since no token is padding.
 
     Args:
-        heads, options: as in `Attention`, without ``cache``.
+        heads, options: as in `Attention`.
 
     >>> net = SelfAttention(2)
     >>> side_inputs(net)

@@ -12,7 +12,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import relu
 from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder
-from jaxblocks.layers.attention import Attention
+from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
@@ -83,8 +83,8 @@ def Transformer(
     its right and needs no mask: it is never attended to); ``train`` and ``key`` for the dropout.
 
     Raises:
-        ValueError: for a target that is longer than its cache, as in `Attention`. With a cache, the logits are NaN
-            until a source is given.
+        ValueError: for a target that is longer than its cache, as in `CachedAttention`. With a cache, the logits are
+            NaN until a source is given.
 
     >>> net = Transformer(vocab_size=5, layers=2, heads=2, features=4, hidden=8)
     >>> source, target = jnp.array([0, 3, 1, 2]), jnp.array([0, 2, 1])
@@ -115,7 +115,7 @@ def Transformer(
     )
     encoder = block(attention=attention())
     decoder = block(
-        attention=attention(causal=True, cache=cache),
+        attention=attention(causal=True) if cache is None else CachedAttention(attention(causal=True), cache),
         cross_attention=attention() if cache is None else _KeepContext(attention()),
     )
 

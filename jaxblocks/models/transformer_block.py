@@ -38,8 +38,8 @@ def TransformerBlock(
     applies to all of them.
 
     Args:
-        attention: a layer ``(..., time, features)`` to the same shape, such as `Attention`. If it has a cache, the
-            block is a ``StatefulLayer``.
+        attention: a layer ``(..., time, features)`` to the same shape, such as `Attention`. With
+            `CachedAttention` the block is a ``StatefulLayer``.
         mlp: a layer of the same shapes, such as `TransformerMLP`.
         cross_attention: a layer of ``x, context``, such as `Attention`.
         norm: ``norm()`` builds the norm of a branch, such as ``LayerNorm``, ``RMSNorm``, or

@@ -4,13 +4,22 @@ Axis letters: q query positions (``time_q``), k key and value positions (``time_
 values (``kv_heads``), d features that queries and keys share (``head_dim``), v features of a value (``value_dim``).
 
 ``hard_lookup`` and ``soft_lookup`` are the lecture's lookup tables, with one head and the layout (position, features).
-``attention`` and ``attention_weights`` take heads, in the layout of ``jax.nn``: (position, heads, features).
-All four take projected queries, keys and values. The layer ``Attention`` has the learned maps W^Q, W^K, W^V and
-the output map as params, and with ``cache=`` a key-value cache as state.
+``attention``, ``attention_weights`` and ``attention_with_weights`` take heads, in the layout of ``jax.nn``:
+(position, heads, features). All take projected queries, keys and values. The layer ``Attention`` has the learned maps
+W^Q, W^K, W^V and the output map as params; ``CachedAttention`` is the same layer with a key-value cache as state.
 """
 
-from jaxblocks.layers.attention.dot_product import attention, attention_weights
+from jaxblocks.layers.attention.cache import CachedAttention
+from jaxblocks.layers.attention.dot_product import attention, attention_weights, attention_with_weights
 from jaxblocks.layers.attention.lookup import hard_lookup, soft_lookup
 from jaxblocks.layers.attention.multi_head import Attention
 
-__all__ = ["Attention", "attention", "attention_weights", "hard_lookup", "soft_lookup"]
+__all__ = [
+    "Attention",
+    "CachedAttention",
+    "attention",
+    "attention_weights",
+    "attention_with_weights",
+    "hard_lookup",
+    "soft_lookup",
+]

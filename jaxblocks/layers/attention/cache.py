@@ -1,46 +1,83 @@
 """Attention with a key-value cache, for sequences in pieces, such as one token at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxblocks.checks import check_values, checkable, describe, require
-from jaxblocks.core import ArrayOrShape, StatefulLayer
+from jaxblocks.checks import PositiveInt, check_values, checkable, describe, require
+from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
 from jaxblocks.layers.attention.masks import zero_padding
-from jaxblocks.layers.attention.projections import Projections
+from jaxblocks.layers.attention.multi_head import steps_of
 
-__all__ = ["cached_attention"]
+__all__ = ["CachedAttention"]
 
 
-def cached_attention(
-    maps: Projections, attend: Callable, length: int, *, reads_key: bool, check_traced: bool
-) -> StatefulLayer:
-    """The stateful pair of `Attention`: its state holds the keys and values of up to ``length`` positions.
+@builder
+def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -> StatefulLayer:
+    """An `Attention` with a key-value cache, for a sequence in pieces of any size, such as one token at a time.
 
-    ``attend(q, k, v, *, offset, mask)`` is causal attention, and takes ``train`` and ``key`` if it ``reads_key``.
+    The outputs for the pieces equal those of ``layer`` for the whole sequence, with the same params (but training drops
+    other weights). The state, ``{"key", "value", "mask", "position"}``, stores keys, values and their mask for
+    ``length`` positions, and the number of positions so far.
+
+    Args:
+        layer: an `Attention` with ``causal=True``.
+        length: the number of positions in the cache.
+        check: under ``jit``, report a sequence that is longer than the cache to ``jax.experimental.checkify``.
+
+    Shapes: ``x`` ``(*batch, time, features)`` to the same; it is the only input.
+
+    Side inputs of ``apply``: those of ``layer`` without ``segment_ids``. A mask of keys is that of the piece,
+    ``(*batch, time)``, and is stored; in a mask of scores ``time_k`` is ``length``.
+
+    Raises:
+        ValueError: for a sequence that is longer than the cache, if the position is concrete. Under ``jit`` the outputs
+            beyond are NaN.
+
+    >>> layer = Attention(2, causal=True)
+    >>> decoder = CachedAttention(layer, 16)
+    >>> x = jax.random.normal(jax.random.key(0), (5, 8))
+    >>> params, state = decoder.init(jax.random.key(1), x)
+    >>> first, state = decoder.apply(params, state, x[:3])
+    >>> rest, state = decoder.apply(params, state, x[3:])
+    >>> bool(jnp.allclose(jnp.concatenate([first, rest]), layer.apply(params, x), atol=1e-5)), int(state["position"])
+    (True, 5)
+
+    Source: Shazeer 2019, Fast transformer decoding, arXiv:1911.02150.
     """
+    steps = steps_of(layer)
+    repair = "pass causal=True to Attention, since later positions would change earlier outputs"
+    require(steps.causal, "an Attention with causal=True", repr(layer), repair)
+    kv_heads = steps.kv_heads or steps.heads
 
     def init(key, *inputs: Float[ArrayOrShape, "*batch time features"]):
         x = _only(inputs)
-        d, shape = maps.width(x), (*x.shape[:-2], length, maps.kv_heads)
+        d, shape = steps.width(x), (*x.shape[:-2], length, kv_heads)
         state = {
-            "key": jnp.zeros((*shape, d), maps.dtype or x.dtype),
-            "value": jnp.zeros((*shape, maps.value_dim or d), maps.dtype or x.dtype),
+            "key": jnp.zeros((*shape, d), steps.dtype or x.dtype),
+            "value": jnp.zeros((*shape, steps.value_dim or d), steps.dtype or x.dtype),
             "mask": jnp.zeros(shape[:-1], bool),
             "position": jnp.zeros((), jnp.int32),
         }
-        return maps.init(key, x, x, x), state
+        return steps.init(key, x, x, x), state
 
-    def run(params, state, inputs, mask, **training):
+    def apply(
+        params,
+        state,
+        *inputs: Float[Array, "*batch time features"],
+        mask: Bool[Array, "..."] | None = None,
+        train=False,
+        key=None,
+    ):
         complete = isinstance(state, Mapping) and set(state) == {"key", "value", "mask", "position"}
         require(complete, "its state, a dict of key, value, mask and position", state, "pass the state that init made")
         position = state["position"]  # of the first query, which is the number of keys in the cache
-        inputs, of_keys, mask = zero_padding((_only(inputs),), mask, maps.heads, length)
-        q, k, v = maps.split(params, *inputs * 3, position=position)
-        room = _has_room(state, k, position, check_traced)
+        inputs, of_keys, mask = zero_padding((_only(inputs),), mask, steps.heads, length)
+        q, k, v = steps.project(params, *inputs * 3, position=position)
+        room = _has_room(state, k, position, check)
         of_keys = jnp.ones_like(k[..., 0, 0], bool) if of_keys is None else of_keys  # (*batch, time)
         kept = {
             name: lax.dynamic_update_slice_in_dim(
@@ -51,27 +88,16 @@ def cached_attention(
         k, v = kept["key"].astype(q.dtype), kept["value"].astype(q.dtype)
         valid = kept["mask"][..., None, None, :]
         mask = valid if mask is None else mask & valid
-        out = maps.join(params, attend(q, k, v, offset=position, mask=mask, **training))
-        return jnp.where(room, out, jnp.nan), {**kept, "position": position + q.shape[-3]}
+        out = steps.join(params, steps.attend(params, q, k, v, offset=position, mask=mask, train=train, key=key))
+        out = jax.tree.map(lambda y: jnp.where(room, y, jnp.nan), out)
+        return out, {**kept, "position": position + q.shape[-3]}
 
-    if not reads_key:
-
-        def apply(params, state, *inputs: Float[Array, "*batch time features"], mask: Bool[Array, "..."] | None = None):
-            return run(params, state, inputs, mask)
-
-        return StatefulLayer(init, apply)
-
-    def apply_with_key(
-        params,
-        state,
-        *inputs: Float[Array, "*batch time features"],
-        mask: Bool[Array, "..."] | None = None,
-        train=False,
-        key=None,
+    def apply_without_key(
+        params, state, *inputs: Float[Array, "*batch time features"], mask: Bool[Array, "..."] | None = None
     ):
-        return run(params, state, inputs, mask, train=train, key=key)
+        return apply(params, state, *inputs, mask=mask)
 
-    return StatefulLayer(init, apply_with_key)
+    return StatefulLayer(init, apply if steps.dropout else apply_without_key)
 
 
 def _only(inputs):
@@ -86,7 +112,7 @@ def _sharded_like(x, like):
     return x if wanted.spec == jax.typeof(x).sharding.spec else jax.sharding.reshard(x, wanted)
 
 
-def _has_room(state, k, position, check_traced):
+def _has_room(state, k, position, check):
     """Whether the new keys fit into the cache; an error where the values are concrete."""
     cache = state["key"]
     same = cache.shape[:-3] == k.shape[:-3] and cache.shape[-2:] == k.shape[-2:]
@@ -95,9 +121,9 @@ def _has_room(state, k, position, check_traced):
     require(same, expected, f"a cache {describe(cache)}", repair)
     room, more = cache.shape[-3], k.shape[-3]
     message = f"at most {room} positions in its cache"
-    require(more <= room, message, f"{more} at once", "build it with a larger cache=")
-    known = checkable(position, check_traced)
+    require(more <= room, message, f"{more} at once", "build it with a larger cache")
+    known = checkable(position, check)
     if known is not None:
-        message += ", got {more} after {before}; build it with a larger cache=, or begin with a new state"
-        check_values(known + more <= room, message, check=check_traced, before=known, more=more)
+        message += ", got {more} after {before}; build it with a larger cache, or begin with a new state"
+        check_values(known + more <= room, message, check=check, before=known, more=more)
     return position + more <= room

@@ -7,23 +7,34 @@ are normalized after the product with the values, which has fewer entries.
 import functools
 import operator
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer, Key, Real
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, check_values, checkable, checked, describe, require
+from jaxblocks.checks import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Rate,
+    check_values,
+    checkable,
+    checked,
+    describe,
+    require,
+)
 from jaxblocks.layers.attention.fused import fused_attention
 from jaxblocks.precision import wide_dtype
 
-__all__ = ["Bias", "Implementation", "Scale", "SegmentIds", "attention", "attention_weights"]
+__all__ = ["Bias", "Scale", "SegmentIds", "attention", "attention_weights", "attention_with_weights"]
 
 Scale: TypeAlias = float | int | Real[Array, ""] | Literal["inverse_sqrt"] | None
 Bias: TypeAlias = Float[Array, "..."] | Callable | None
 SegmentIds: TypeAlias = Integer[Array, "..."] | tuple[Integer[Array, "..."], Integer[Array, "..."]] | None
-Implementation: TypeAlias = Literal["einsum", "chunked", "fused"] | None
+Window: TypeAlias = PositiveInt | tuple[NonNegativeInt, NonNegativeInt] | None
+Offset: TypeAlias = Integer[Array, ""] | int | Literal["last", "first"]
 
 # Scores per head from which queries are chunked. Measured (benchmarks/attention.py; CPU, 8 heads of 64), time
 # chunked / einsum: of the gradient 1.3 to 1.4 at 256 x 256, 0.7 to 1.4 at 512 x 512, 0.65 to 1.25 from 1024 x 1024 on
@@ -39,16 +50,16 @@ def attention(
     *,
     scale: Scale = "inverse_sqrt",
     causal: bool = False,
-    sliding_window: PositiveInt | None = None,
+    sliding_window: Window = None,
     soft_cap: PositiveFloat | None = None,
     dropout: Rate = 0.0,
     fully_masked: Literal["zero", "error"] = "zero",
-    implementation: Implementation = None,
+    implementation: Literal["einsum", "chunked", "fused"] | None = None,
     chunk: PositiveInt = 128,
     mask: Bool[Array, "..."] | None = None,
     bias: Bias = None,
     segment_ids: SegmentIds = None,
-    offset: Integer[Array, ""] | int | None = None,
+    offset: Offset = "last",
     key: Key[Array, ""] | None = None,
     check: bool = False,
 ) -> Float[Array, "*batch time_q heads value_dim"]:
@@ -70,14 +81,15 @@ def attention(
     ``alibi``, that returns ``(heads, time_q, time_k)`` for queries whose positions are ``offset`` larger than those of
     the keys. The function is called for one chunk at a time, so that the whole bias need not be in memory.
 
-    **Masking.** Query i has the position p = i + ``offset`` among the keys; by default ``offset`` is time_k - time_q,
-    so that the last query has the position of the last key and one new query attends to a whole cache. A query
-    attends to key j only if all of the given conditions hold:
+    **Masking.** Query i has the position p = i + ``offset`` among the keys. The ``offset`` is an integer, or names two
+    positions that coincide: ``"last"`` (time_k - time_q) those of the last query and the last key, so that one new
+    query attends to a whole cache; ``"first"`` (0) those of the first query and the first key, as in ``is_causal`` of
+    torch and ONNX. They differ only where time_q and time_k do. A query attends to key j only if all of the given
+    conditions hold:
 
     - ``causal``: j <= p.
-    - ``sliding_window`` w: p - j < w, with ``causal`` the last w keys up to p; without it, |p - j| < w. In
-      ``jax.nn.dot_product_attention`` this is ``local_window_size=(w - 1, 0)`` with ``is_causal``, and (w - 1, w - 1)
-      without.
+    - ``sliding_window`` (a, b): p - a <= j <= p + b, as ``local_window_size`` of ``jax.nn.dot_product_attention``. One
+      number w stands for (w - 1, w - 1), with ``causal`` for (w - 1, 0), the last w keys up to p.
     - ``segment_ids``, integers ``(*batch, time)`` or a pair of them for queries and keys: query and key are in the same
       segment, where several sequences are packed into one.
     - ``mask``, boolean with the axes ``(*batch, heads, time_q, time_k)``, is True. Any axis but the last may have size
@@ -103,6 +115,10 @@ def attention(
 
     Half precision inputs are multiplied without conversion, with sums and softmax in float32.
 
+    **Layout.** The axis of heads comes after time. In torch's layout ``(*batch, heads, time, head_dim)`` each position
+    would attend among its heads. That is an error where these heads would not form groups, or where a mask or a bias
+    fits torch's layout only. Without these, shapes do not show it. Convert with ``jnp.swapaxes(x, -3, -2)``.
+
     Raises:
         ValueError: for shapes that do not fit together and options out of range.
         TypeError: for integer inputs or a mask that is not boolean.
@@ -116,15 +132,16 @@ def attention(
     al. 2023, GQA, arXiv:2305.13245.
     """
     n_q, n_k = q.shape[-3], k.shape[-3]
-    offset = n_k - n_q if offset is None else offset
+    options = _ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, _offset(offset, n_q, n_k))
     if implementation == "fused":
-        options = dict(scale=scale, causal=causal, sliding_window=sliding_window, bias=bias, fully_masked=fully_masked)
         not_supported = dict(soft_cap=soft_cap, dropout=dropout or None, mask=mask, segment_ids=segment_ids)
-        return fused_attention(q, k, v, offset=offset, **options, **not_supported)
-    attend, rows = _attention_of_rows(
-        q, k, v, offset, scale, causal, sliding_window, soft_cap, mask, bias, segment_ids, dropout, key
-    )
-    if implementation == "chunked" or (implementation is None and n_q > chunk and n_q * n_k >= _CHUNKED_FROM):
+        return fused_attention(
+            q, k, v, options.offset, scale, causal, options.window, bias, fully_masked, **not_supported
+        )
+    attend, rows = _attention_of_rows(q, k, v, options, mask, bias, segment_ids, dropout, key)
+    static = isinstance(n_q, int) and isinstance(n_k, int)  # jax.export also has symbolic sizes, which do not compare
+    long = static and n_q > chunk and n_q * n_k >= _CHUNKED_FROM
+    if implementation == "chunked" or (implementation is None and long):
         out, total = _by_chunks(attend, rows, n_q, chunk)
     else:
         out, total = attend(0, rows)
@@ -140,12 +157,12 @@ def attention_weights(
     *,
     scale: Scale = "inverse_sqrt",
     causal: bool = False,
-    sliding_window: PositiveInt | None = None,
+    sliding_window: Window = None,
     soft_cap: PositiveFloat | None = None,
     mask: Bool[Array, "..."] | None = None,
     bias: Bias = None,
     segment_ids: SegmentIds = None,
-    offset: Integer[Array, ""] | int | None = None,
+    offset: Offset = "last",
 ) -> Float[Array, "*batch heads time_q time_k"]:
     """Attention weights of each query: softmax over k of scale * <q, k>.
 
@@ -159,31 +176,94 @@ def attention_weights(
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
     """
-    offset = k.shape[-3] - q.shape[-3] if offset is None else offset
-    attend, rows = _attention_of_rows(
-        q, k, None, offset, scale, causal, sliding_window, soft_cap, mask, bias, segment_ids
-    )
+    offset = _offset(offset, q.shape[-3], k.shape[-3])
+    options = _ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, offset)
+    attend, rows = _attention_of_rows(q, k, None, options, mask, bias, segment_ids)
     weights, _ = attend(0, rows)
     return weights.astype(k.dtype)
+
+
+@checked
+def attention_with_weights(
+    q: Float[Array, "*batch time_q heads head_dim"],
+    k: Float[Array, "*batch time_k kv_heads head_dim"],
+    v: Float[Array, "*batch time_k kv_heads value_dim"],
+    *,
+    scale: Scale = "inverse_sqrt",
+    causal: bool = False,
+    sliding_window: Window = None,
+    soft_cap: PositiveFloat | None = None,
+    dropout: Rate = 0.0,
+    mask: Bool[Array, "..."] | None = None,
+    bias: Bias = None,
+    segment_ids: SegmentIds = None,
+    offset: Offset = "last",
+    key: Key[Array, ""] | None = None,
+) -> tuple[Float[Array, "*batch time_q heads value_dim"], Float[Array, "*batch heads time_q time_k"]]:
+    """Attention of each query to all keys, and the weights: ``(w V, w)`` with w = softmax(scale * Q K^T).
+
+    Arguments, shapes and errors as in `attention`; the weights are those that multiply the values, after the dropout.
+    All of them are in memory. As ``attention_fn`` it makes the layer `Attention` return its weights too.
+
+    >>> x = jnp.zeros((3, 1, 4))  # (time, heads, head_dim)
+    >>> out, weights = attention_with_weights(x, x, x, causal=True)
+    >>> print(weights[0, 1])
+    [0.5 0.5 0. ]
+    >>> layer = Attention(2, attention_fn=attention_with_weights)
+    >>> params = layer.init(jax.random.key(0), jnp.ones((3, 8)))
+    >>> out, weights = layer.apply(params, jnp.ones((3, 8)))
+    >>> out.shape, weights.shape
+    ((3, 8), (2, 3, 3))
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
+    """
+    offset = _offset(offset, q.shape[-3], k.shape[-3])
+    options = _ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, offset)
+    attend, rows = _attention_of_rows(q, k, None, options, mask, bias, segment_ids, dropout, key)
+    weights, _ = attend(0, rows)
+    out = _per_head(weights.astype(v.dtype), jnp.moveaxis(v, -3, -2))
+    return jnp.moveaxis(out, -3, -2).astype(v.dtype), weights.astype(v.dtype)
 
 
 # ---- the computation -------------------------------------------------------------------------
 
 
-def _attention_of_rows(
-    q, k, v, offset, scale, causal, sliding_window, soft_cap, mask, bias, segment_ids, dropout=0.0, key=None
-):
+class _ScoreOptions(NamedTuple):
+    """The options of the scores that are not arrays of their axes."""
+
+    scale: Any
+    causal: bool
+    window: tuple[int, int] | None  # keys before and after the position of a query
+    soft_cap: float | None
+    offset: Any  # the position of the first query
+
+
+def _window(sliding_window, causal: bool) -> tuple[int, int] | None:
+    """The numbers of keys before and after the position of a query."""
+    if sliding_window is None:
+        return None
+    before, after = sliding_window if isinstance(sliding_window, (tuple, list)) else (sliding_window - 1,) * 2
+    return before, 0 if causal else after
+
+
+def _offset(offset, n_q, n_k):
+    """The position of the first query among the keys."""
+    return {"last": n_k - n_q, "first": 0}[offset] if isinstance(offset, str) else offset
+
+
+def _attention_of_rows(q, k, v, options: _ScoreOptions, mask, bias, segment_ids, dropout=0.0, key=None):
     """Prepare a function ``attend(start, rows)`` for the queries from ``start`` on, and the rows of all queries.
 
     ``attend`` returns the weighted average of the values (the weights for ``v = None``) and the sum of the
     unnormalized weights. ``rows`` has all arrays with an axis of queries (-2), to be split into chunks.
     """
+    scale, causal, window, soft_cap, offset = options
     n_q, n_k, heads = q.shape[-3], k.shape[-3], q.shape[-2]
     _check_scores(q, k, mask, bias)
     segments = _segments(q, k, segment_ids)
     require(key is not None or not dropout, f"a key for dropout={dropout}", "none", "pass key=, or dropout=0")
     wide = wide_dtype(jnp.result_type(q, k))
-    factor = q.shape[-1] ** -0.5 if isinstance(scale, str) else scale
+    factor = max(q.shape[-1], 1) ** -0.5 if isinstance(scale, str) else scale
     early = factor is not None and q.dtype == wide  # scaling q is cheaper than scaling the scores
     if early:
         q = q * jnp.asarray(factor, wide)
@@ -197,10 +277,10 @@ def _attention_of_rows(
 
     def attend(start, rows):
         size = rows["q"].shape[-2]
-        span = n_k if sliding_window is None else min(n_k, size + (sliding_window - 1) * (1 if causal else 2))
         begin = None  # the first key inside the windows of these queries
-        if sliding_window is not None and span < n_k and not dropout:
-            begin = jnp.clip(jnp.asarray(offset + start - (sliding_window - 1), jnp.int32), 0, n_k - span)
+        static = isinstance(size, int) and isinstance(n_k, int)  # not the symbolic sizes of jax.export
+        if window and static and (span := size + sum(window)) < n_k and not dropout and v is not None:
+            begin = jnp.clip(jnp.asarray(offset + start - window[0], jnp.int32), 0, n_k - span)
 
         def visible(x, axis):
             return x if begin is None else lax.dynamic_slice_in_dim(x, begin, span, axis)
@@ -219,7 +299,7 @@ def _attention_of_rows(
             scores = scores + own["bias"].astype(wide)
         allowed = [own["mask"]] if "mask" in own else []
         allowed += [own["q_segments"] == own["k_segments"]] if segments else []
-        allowed += _allowed_by_position(scores.shape, ahead, causal, sliding_window)
+        allowed += _allowed_by_position(scores.shape, ahead, causal, window)
         if allowed:
             scores = jnp.where(functools.reduce(operator.and_, allowed), scores, -jnp.inf)
         # exp(-inf) is a weight of zero; a row where all scores are -inf must not become -inf - (-inf).
@@ -234,19 +314,19 @@ def _attention_of_rows(
     return attend, rows
 
 
-def _allowed_by_position(shape, ahead, causal, sliding_window) -> list:
+def _allowed_by_position(shape, ahead, causal, window) -> list:
     """Boolean arrays (1, ..., queries, keys): causal order and the window, for queries ``ahead`` of the first key."""
     *front, size, n_keys = shape
     allowed = []
-    if causal or sliding_window is not None:
+    if causal or window:
         positions = jnp.arange(size, dtype=jnp.int32)[:, None] + ahead
         distance = (positions - jnp.arange(n_keys, dtype=jnp.int32)[None]).reshape(*[1] * len(front), size, n_keys)
         if causal:
             allowed.append(distance >= 0)
-        if sliding_window is not None:
-            allowed.append(distance < sliding_window)
-        if sliding_window is not None and not causal:
-            allowed.append(distance > -sliding_window)
+        if window:
+            allowed.append(distance <= window[0])
+        if window and not causal:
+            allowed.append(distance >= -window[1])
     return allowed
 
 
@@ -273,12 +353,13 @@ def _segments(q, k, segment_ids) -> dict:
     return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
 
 
-def _by_chunks(attend, rows, n_q: int, chunk: int):
+def _by_chunks(attend, rows, n_q, chunk: int):
     """``attend(start, rows)`` for chunks of the query axis (-2), which are recomputed in the backward pass."""
-    count = -(-n_q // chunk)
-    size = -(-n_q // max(count, 1))  # equal chunks, so that few queries are padding
-    if count <= 1:
-        return jax.checkpoint(attend)(0, rows)
+    count, size = -(-n_q // chunk), chunk
+    if isinstance(n_q, int):  # and not one of the symbolic sizes of jax.export
+        size = -(-n_q // max(count, 1))  # equal chunks, so that few queries are padding
+        if count <= 1:
+            return jax.checkpoint(attend)(0, rows)
 
     def split(x):  # (..., n_q, m) to (count, ..., size, m)
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * size - n_q), (0, 0)])
@@ -327,12 +408,18 @@ def _check_scores(q, k, mask, bias) -> None:
     """Check that heads form groups, and that a mask and an array of biases have the axes of the scores."""
     heads, kv_heads = q.shape[-2], k.shape[-2]
     expected = "the heads of q (axis -2) to be a multiple of those of k, each group sharing one head of keys"
-    require(kv_heads > 0 and heads % kv_heads == 0, expected, f"{describe(q)} and {describe(k)}")
+    from_torch = "if the axes are torch's (*batch, heads, time, head_dim), write jnp.swapaxes(x, -3, -2) for q, k and v"
+    if kv_heads == 0 or heads % kv_heads:
+        require(False, expected, f"{describe(q)} and {describe(k)}", from_torch if kv_heads else "give k a head")
     full = (*q.shape[:-3], heads, q.shape[-3], k.shape[-3])
-    expected = f"of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
+    swapped = (*q.shape[:-3], q.shape[-3], heads, kv_heads)
     for name, x in {"mask": mask, "bias": bias}.items():
-        fits = x is None or callable(x) or broadcasts_to(x.shape, full)
-        require(fits, f"{name} {expected}", x, f"add missing axes of size 1 with {name}[..., None, :, :]")
+        if x is not None and not callable(x) and not broadcasts_to(x.shape, full):
+            expected = (
+                f"{name} of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
+            )
+            repair = f"add missing axes of size 1 with {name}[..., None, :, :]"
+            require(False, expected, x, from_torch if broadcasts_to(x.shape, swapped) else repair)
 
 
 def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:

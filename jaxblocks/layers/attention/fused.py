@@ -1,5 +1,7 @@
 """The fused attention kernel of cuDNN, behind ``jax.nn.dot_product_attention``."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -8,14 +10,13 @@ from jaxblocks.checks import require
 __all__ = ["fused_attention"]
 
 
-def fused_attention(q, k, v, *, offset, scale, causal, sliding_window, bias, fully_masked, **not_supported):
+def fused_attention(q, k, v, offset, scale, causal, window, bias, fully_masked, **not_supported):
     """`attention` by cuDNN's kernel; raises an error that lists the unsupported arguments."""
-    by_position = causal or sliding_window is not None
     conditions = {
         "bias as a function (pass an array)": callable(bias),
         "fully_masked='error'": fully_masked != "zero",
-        "sliding_window without causal": sliding_window is not None and not causal,
-        "causal with different numbers of queries and keys": by_position
+        "sliding_window without causal": window is not None and not causal,
+        "causal with different numbers of queries and keys": (causal or window is not None)
         and not (isinstance(offset, int) and offset == 0),
         "no keys": k.shape[-3] == 0,
         f"{q.dtype} (cast to jnp.bfloat16)": q.dtype not in (jnp.bfloat16, jnp.float16),
@@ -27,15 +28,19 @@ def fused_attention(q, k, v, *, offset, scale, causal, sliding_window, bias, ful
     repair = "pass implementation=None, which supports everything"
     require(not reasons, "arguments that implementation='fused' supports", ", ".join(reasons), repair)
     batch = q.shape[:-3]
-    flat = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]  # the kernel has one batch axis
+    flat = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (q, k, v)]  # the kernel has one batch axis
     if bias is not None:
-        bias = jnp.broadcast_to(bias, (*batch, *bias.shape[-3:])).reshape(-1, *bias.shape[-3:]).astype(q.dtype)
+        bias = (
+            jnp.broadcast_to(bias, (*batch, *bias.shape[-3:]))
+            .reshape(math.prod(batch), *bias.shape[-3:])
+            .astype(q.dtype)
+        )
     out = jax.nn.dot_product_attention(
         *flat,
         bias=bias,
-        scale=q.shape[-1] ** -0.5 if isinstance(scale, str) else 1.0 if scale is None else scale,
+        scale=max(q.shape[-1], 1) ** -0.5 if isinstance(scale, str) else 1.0 if scale is None else scale,
         is_causal=causal,
-        local_window_size=None if sliding_window is None else (sliding_window - 1, 0),
+        local_window_size=window,
         implementation="cudnn",
     )
     return out.reshape(*batch, *out.shape[-3:])

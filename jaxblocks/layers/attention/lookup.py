@@ -1,5 +1,7 @@
 """Lookup tables: attention as a differentiable dictionary, hard for orthonormal keys and soft for all keys."""
 
+import math
+
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import checked, describe, require
@@ -83,4 +85,4 @@ def _as_rows(query, keys):
     batch = keys.shape[:-2]
     fits = query.ndim > len(batch) and query.shape[: len(batch)] == batch
     require(fits, f"query (*batch, *queries, features) with the batch axes {batch} of keys {describe(keys)}", query)
-    return query.reshape(*batch, -1, query.shape[-1])
+    return query.reshape(*batch, math.prod(query.shape[len(batch) : -1]), query.shape[-1])

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from jaxblocks.checks import require
 from jaxblocks.layers.attention.dot_product import broadcasts_to
-from jaxblocks.layers.attention.projections import inputs_by_role
+from jaxblocks.layers.attention.steps import inputs_by_role
 
 __all__ = ["zero_padding"]
 

@@ -1,160 +1,129 @@
 """Multi-head attention: the layer with learned maps of queries, keys, values and output."""
 
-import functools
+import inspect
 from collections.abc import Callable
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import PositiveFloat, PositiveInt, Rate, require
-from jaxblocks.core import ArrayOrShape, Layer, StatefulLayer, builder
-from jaxblocks.layers.attention.cache import cached_attention
-from jaxblocks.layers.attention.dot_product import Implementation, Scale, SegmentIds, attention
+from jaxblocks.checks import PositiveInt, Rate, require
+from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.layers.attention.dot_product import SegmentIds, attention
 from jaxblocks.layers.attention.masks import zero_padding
-from jaxblocks.layers.attention.projections import Projections, inputs_by_role
+from jaxblocks.layers.attention.steps import MultiHead, inputs_by_role
 
-__all__ = ["Attention", "AttentionOptions"]
+__all__ = ["Attention", "AttentionOptions", "steps_of"]
+
+
+UseBias: TypeAlias = bool | tuple[Literal["query", "key", "value", "out"], ...]
 
 
 class AttentionOptions(TypedDict, total=False):
-    """The options of `Attention`, without ``cache``, which decides on the type of the layer."""
+    """The options of `Attention`, for builders that pass them on."""
 
+    kv_heads: int | None
     head_dim: int | None
     value_dim: int | None
-    kv_heads: int | None
-    features: int | None
-    scale: Scale
     causal: bool
-    sliding_window: int | None
-    soft_cap: float | None
     positions: Callable | None
-    score_bias: Callable | None
+    score_bias: LayerLike | None
     dropout: float
-    fully_masked: Literal["zero", "error"]
-    implementation: Implementation
-    chunk: int
-    use_bias: bool
-    use_out: bool
+    attention_fn: Callable
+    use_bias: UseBias
     kernel_init: Callable
     out_kernel_init: Callable | None
-    bias_init: Callable
     dtype: DTypeLike | None
     param_dtype: DTypeLike
-    check: bool
 
 
-@overload
-def Attention(heads: int, *, cache: None = ..., **options: Unpack[AttentionOptions]) -> Layer: ...
-@overload
-def Attention(heads: int, *, cache: int, **options: Unpack[AttentionOptions]) -> StatefulLayer: ...
 @builder
 def Attention(
     heads: PositiveInt,
     *,
+    kv_heads: PositiveInt | None = None,
     head_dim: PositiveInt | None = None,
     value_dim: PositiveInt | None = None,
-    kv_heads: PositiveInt | None = None,
-    features: PositiveInt | None = None,
-    scale: Scale = "inverse_sqrt",
     causal: bool = False,
-    sliding_window: PositiveInt | None = None,
-    soft_cap: PositiveFloat | None = None,
     positions: Callable | None = None,
-    score_bias: Callable | None = None,
+    score_bias: LayerLike | None = None,
     dropout: Rate = 0.0,
-    fully_masked: Literal["zero", "error"] = "zero",
-    implementation: Implementation = None,
-    chunk: PositiveInt = 128,
-    cache: PositiveInt | None = None,
-    use_bias: bool = True,
-    use_out: bool = True,
+    attention_fn: Callable = attention,
+    use_bias: UseBias = True,
     kernel_init: Callable = initializers.lecun_normal(),
     out_kernel_init: Callable | None = None,
-    bias_init: Callable = initializers.zeros,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
-    check: bool = False,
-) -> Layer | StatefulLayer:
+) -> Layer:
     r"""Multi-head attention with learned maps of queries, keys, values and output.
 
     It is :math:`[H_1, \dots, H_h]\,W^O + b` with
     :math:`H_i = \mathrm{softmax}(s\,Q W^Q_i (K W^K_i)^\top)\,V W^V_i`.
 
     Heads are concatenated along the features of each position. (The lecture stacks them vertically and multiplies by
-    A from the left, which would mix positions.) The lecture's single attention is ``Attention(1, head_dim=k,
-    value_dim=v, scale=None, use_bias=False, use_out=False)``.
+    A from the left, which would mix positions.) The lecture's single attention, without :math:`W^O`, is `soft_lookup`
+    of three linear maps. `CachedAttention` computes the same for sequences in pieces.
 
     Inputs: ``x`` for self-attention, ``x, context`` for cross-attention (keys and values from ``context``), or ``q, k,
-    v``, each ``(*batch, time, features)``. Returns ``(*batch, time, features)`` with the time of the queries. Params
-    are ``{"query", "key", "value", "out"}``, each as those of ``Dense``; head i has the columns from ``i * head_dim``
-    up to ``(i + 1) * head_dim`` of a kernel.
+    v``, each ``(*batch, time, features)``. Returns ``(*batch, time, features)`` with the time and the features of the
+    queries' input. Params are ``{"query", "key", "value", "out"}``, each as those of ``Dense``, with biases zero at
+    ``init``; head i has the columns from ``i * head_dim`` up to ``(i + 1) * head_dim`` of a kernel. The params of a
+    layer ``score_bias`` are ``"score_bias"``.
 
     Args:
         heads: h, the number of heads of the queries.
+        kv_heads: heads of keys and values, a divisor of ``heads``; by default ``heads``.
         head_dim: features of a query and a key, by default those of the queries' input divided by ``heads``.
         value_dim: features of a value, by default ``head_dim``.
-        kv_heads: heads of keys and values, a divisor of ``heads``; by default ``heads``.
-        features: of the output, by default those of the queries' input.
-        scale, causal, sliding_window, soft_cap, dropout, fully_masked, implementation, chunk, check: as in `attention`.
-            With ``dropout``, ``apply`` reads ``train`` (a Python bool) and ``key``, and drops weights in training.
+        causal: whether a query attends only to keys up to its own position, as in `attention`.
         positions: a function ``positions(x, index)``, such as ``rotary``, applied to queries and keys, ``(*batch,
             time, heads, head_dim)``, with their positions in time, ``(time,)``. Keys have the positions 0, 1, 2, ...,
             and query i has i + time_k - time_q, as in `attention`, in cross-attention too.
-        score_bias: a function ``score_bias(heads, time_q, time_k, offset)``, such as ``alibi``, added to the scores
-            like the ``bias`` of `attention`.
-        cache: length of a key-value cache, which makes a ``StatefulLayer`` for sequences in pieces of any size. Its
-            state, ``{"key", "value", "mask", "position"}``, stores keys, values and their mask for this many positions.
-            The outputs for the pieces equal those for the whole sequence, with the same params as without cache (but
-            training drops other weights). Requires ``causal``, and ``x`` as the only input.
-        use_bias: ``False`` for linear maps.
-        use_out: ``False`` returns the concatenated heads, without the params ``"out"``.
-        kernel_init, bias_init, dtype, param_dtype: as in `Dense`.
+        score_bias: a function ``score_bias(heads, time_q, time_k, offset)``, such as ``alibi``, or a layer of the
+            positions of queries and keys, such as `RelativePositionBias`; added to the scores like the ``bias`` of
+            `attention`.
+        dropout: the rate of the dropout of weights; above 0, ``apply`` reads ``train`` (a Python bool) and ``key``.
+        attention_fn: the function of queries, keys and values, ``(*batch, time, heads, features)``. All options of
+            `attention` can be set, as in ``functools.partial(attention, soft_cap=30.0, sliding_window=64)``. With
+            `attention_with_weights` the layer returns its outputs and the weights ``(*batch, heads, time_q, time_k)``.
+            A function of your own, such as ``linear_attention``, is called with those of the options ``causal=True``,
+            ``mask``, ``segment_ids``, ``bias``, ``dropout``, ``key`` and, in decoding, ``offset`` that are in use.
+        use_bias: ``False`` for linear maps; or the names of the maps with a bias, such as ``("query", "value",
+            "out")``.
+        kernel_init, dtype, param_dtype: as in `Dense`.
         out_kernel_init: for the kernel of ``"out"`` (small for deep nets); by default ``kernel_init``.
 
     Side inputs of ``apply``: ``mask``, boolean, either a mask of keys ``(*batch, time_k)``, True at valid keys and
-    False at padding, or a mask of scores as in `attention`; and, without ``cache``, ``segment_ids`` as in `attention`.
-    With a mask of keys, padding (of keys and values; in self-attention of queries too) is replaced by zeros before the
-    maps, so that it has no effect and no gradient, even if it is NaN. With ``cache`` a mask of keys is that of the
-    piece, ``(*batch, time)``, and is stored; in a mask of scores ``time_k`` is the length of the cache.
+    False at padding, or a mask of scores as in `attention`; and ``segment_ids`` as in `attention`. With a mask of keys,
+    padding (of keys and values; in self-attention of queries too) is replaced by zeros before the maps, so that it has
+    no effect and no gradient, even if it is NaN.
 
     Raises:
-        ValueError: where ``heads`` do not divide the features, for options out of range and shapes that do not fit; for
-            a sequence that is longer than its cache, if the position is concrete. Under ``jit`` the following outputs
-            are NaN, or with ``check=True`` it is reported to ``jax.experimental.checkify``.
+        ValueError: where ``heads`` do not divide the features, for options out of range and shapes that do not fit.
 
-    >>> layer = Attention(2, causal=True)
+    >>> from functools import partial
+    >>> layer = Attention(2, causal=True, attention_fn=partial(attention, soft_cap=30.0))
     >>> x = jax.random.normal(jax.random.key(0), (5, 8))
     >>> params = layer.init(jax.random.key(1), x)
-    >>> whole = layer.apply(params, x)
-    >>> decoder = Attention(2, causal=True, cache=16)
-    >>> _, state = decoder.init(jax.random.key(1), x)
-    >>> first, state = decoder.apply(params, state, x[:3])
-    >>> rest, state = decoder.apply(params, state, x[3:])
-    >>> bool(jnp.allclose(jnp.concatenate([first, rest]), whole, atol=1e-5)), int(state["position"])
-    (True, 5)
+    >>> layer.apply(params, x).shape
+    (5, 8)
 
     Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762, section 3.2.2; Diehl 2023, section 2.2.
     """
-    kv_heads = kv_heads or heads
     got = f"heads={heads} and kv_heads={kv_heads}"
-    require(heads % kv_heads == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
-    repair = "pass causal=True, since later positions would change earlier outputs"
-    require(cache is None or causal, "causal=True with a cache", "causal=False", repair)
-    maps = Projections(
-        heads, kv_heads, head_dim, value_dim, features, positions, use_bias, use_out,
-        kernel_init, out_kernel_init or kernel_init, bias_init, dtype, param_dtype,
+    require(heads % (kv_heads or heads) == 0, "kv_heads to divide heads, each group sharing one head of keys", got)
+    expected, repair = "score_bias to be a function or a Layer", "pass the function itself, such as alibi"
+    is_function = callable(score_bias) and not isinstance(score_bias, StatefulLayer)
+    require(score_bias is None or is_function, expected, repr(score_bias), repair, error=TypeError)
+    steps = MultiHead(
+        heads, kv_heads, head_dim, value_dim, causal, positions, score_bias, dropout, attention_fn,
+        use_bias, kernel_init, out_kernel_init, dtype, param_dtype,
     )  # fmt: skip
-    options = dict(scale=scale, causal=causal, sliding_window=sliding_window, soft_cap=soft_cap, bias=score_bias)
-    options |= dict(fully_masked=fully_masked, implementation=implementation, chunk=chunk, check=check)
-    attend = functools.partial(_attend, dropout, options)
-    if cache is not None:
-        return cached_attention(maps, attend, cache, reads_key=bool(dropout), check_traced=check)
 
     def init(key, *inputs: Float[ArrayOrShape, "*batch _time _features"]):
-        return maps.init(key, *inputs_by_role(inputs))
+        return steps.init(key, *inputs_by_role(inputs))
 
     def apply(
         params,
@@ -165,10 +134,10 @@ def Attention(
         key=None,
     ):
         inputs, of_keys, mask = zero_padding(inputs, mask, heads)
-        q, k, v = maps.split(params, *inputs_by_role(inputs))
+        q, k, v = steps.project(params, *inputs_by_role(inputs))
         mask = mask if of_keys is None else of_keys[..., None, None, :]
-        out = attend(q, k, v, mask=mask, segment_ids=segment_ids, train=train, key=key)
-        return maps.join(params, out)
+        out = steps.attend(params, q, k, v, mask=mask, segment_ids=segment_ids, train=train, key=key)
+        return steps.join(params, out)
 
     def apply_without_key(
         params,
@@ -181,8 +150,11 @@ def Attention(
     return Layer(init, apply if dropout else apply_without_key)  # without dropout, train and key are not read
 
 
-def _attend(dropout, options, q, k, v, *, train=False, key=None, **given):
-    """`attention` with the options of the layer, and with dropout in training."""
-    repair = "pass key=jax.random.key(0) to apply"
-    require(not train or key is not None, f"a key in training for dropout={dropout}", "none", repair)
-    return attention(q, k, v, **options, **given, **({"dropout": dropout, "key": key} if train else {}))
+def steps_of(layer: Layer) -> MultiHead:
+    """The steps of an `Attention`, read off the call that built it."""
+    call: Any = getattr(layer, "call", None)
+    ok = call is not None and call.function is Attention
+    require(ok, "layer to be an Attention", repr(layer), "pass the result of Attention(...)", error=TypeError)
+    options = inspect.signature(Attention).bind(*call.args, **call.kwargs)
+    options.apply_defaults()
+    return MultiHead(**options.arguments)

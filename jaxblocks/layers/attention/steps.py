@@ -1,0 +1,135 @@
+"""The steps of multi-head attention: project inputs to heads, let queries attend to keys, join heads to outputs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxblocks.checks import check_params, require
+from jaxblocks.children import child_key
+from jaxblocks.core import Layer, LayerLike
+
+__all__ = ["MultiHead", "inputs_by_role"]
+
+
+class MultiHead(NamedTuple):
+    """The options of `Attention`, and the steps of its computation as methods."""
+
+    heads: int
+    kv_heads: int | None
+    head_dim: int | None
+    value_dim: int | None
+    causal: bool
+    positions: Callable | None
+    score_bias: LayerLike | None
+    dropout: float
+    attention_fn: Callable
+    use_bias: bool | Sequence[str]
+    kernel_init: Callable
+    out_kernel_init: Callable | None
+    dtype: Any
+    param_dtype: Any
+
+    def init(self, key, q, k, v) -> dict:
+        """Params for these inputs; only their shapes are read."""
+        d, kv_heads = self.width(q), self.kv_heads or self.heads
+        shapes = {
+            "query": (q.shape[-1], self.heads * d),
+            "key": (k.shape[-1], kv_heads * d),
+            "value": (v.shape[-1], kv_heads * (self.value_dim or d)),
+            "out": (self.heads * (self.value_dim or d), q.shape[-1]),
+        }
+        params = {}
+        for name, shape in shapes.items():
+            initialize = self.out_kernel_init if name == "out" and self.out_kernel_init else self.kernel_init
+            kernel = initialize(child_key(child_key(key, name), "kernel"), shape, self.param_dtype)
+            bias = {"bias": jnp.zeros(shape[1:], self.param_dtype)} if self.has_bias(name) else {}
+            params[name] = {"kernel": kernel} | bias
+        if isinstance(self.score_bias, Layer):
+            places = (jnp.arange(x.shape[-2], dtype=jnp.int32) for x in (q, k))
+            params["score_bias"] = self.score_bias.init(child_key(key, "score_bias"), *places)
+        return params
+
+    def project(self, params, q, k, v, position=None):
+        """Queries, keys and values of all heads; ``position`` is the first position of each, if these are equal."""
+        self.validate(params, q, k, v)
+        q, k, v = (x if self.dtype is None else x.astype(self.dtype) for x in (q, k, v))
+        q = _affine(params["query"], q, self.heads)  # (*batch, time_q, heads, head_dim)
+        k = _affine(params["key"], k, self.kv_heads or self.heads)  # (*batch, time_k, kv_heads, head_dim)
+        v = _affine(params["value"], v, self.kv_heads or self.heads)  # (*batch, time_k, kv_heads, value_dim)
+        if self.positions is not None:
+            first_q, first_k = (k.shape[-3] - q.shape[-3], 0) if position is None else (position, position)
+            q = self.positions(q, jnp.arange(q.shape[-3], dtype=jnp.int32) + first_q)
+            k = self.positions(k, jnp.arange(k.shape[-3], dtype=jnp.int32) + first_k)
+        return q, k, v
+
+    def attend(self, params, q, k, v, *, train=False, key=None, **given):
+        """The ``attention_fn`` of queries, keys and values, with the options that are in use."""
+        options = {name: value for name, value in given.items() if value is not None}
+        if self.causal:
+            options["causal"] = True
+        if self.score_bias is not None:
+            options["bias"] = self.bias(params)
+        if train:
+            expected = f"a key in training for dropout={self.dropout}"
+            require(key is not None, expected, "none", "pass key=jax.random.key(0) to apply")
+            options |= {"dropout": self.dropout, "key": key}
+        return self.attention_fn(q, k, v, **options)
+
+    def join(self, params, out):
+        """Concatenate heads along the features, and map them to the output; weights after ``out`` are kept."""
+        out, *weights = out if isinstance(out, tuple) else (out,)
+        out = out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1])
+        out = _affine(params["out"], out, 1)[..., 0, :]
+        return (out, *weights) if weights else out
+
+    def bias(self, params) -> Callable:
+        """The function ``bias(heads, time_q, time_k, offset)`` of the scores."""
+        if not isinstance(self.score_bias, Layer):
+            return self.score_bias  # type: ignore[return-value]
+        apply, own = self.score_bias.apply, params["score_bias"]
+        return lambda heads, n_q, n_k, offset: apply(
+            own, jnp.arange(n_q, dtype=jnp.int32) + offset, jnp.arange(n_k, dtype=jnp.int32)
+        )
+
+    def has_bias(self, name: str) -> bool:
+        """Whether one of the maps has a bias."""
+        return name in self.use_bias if isinstance(self.use_bias, Sequence) else bool(self.use_bias)
+
+    def width(self, q) -> int:
+        """Features of a query and a key, per head."""
+        fits = self.head_dim is not None or q.shape[-1] % self.heads == 0
+        expected = f"heads to divide the features of its input, heads={self.heads}"
+        require(fits, expected, q, "choose a divisor, or pass head_dim=")
+        return self.head_dim or q.shape[-1] // self.heads
+
+    def validate(self, params, q, k, v) -> None:
+        """Raise a ``ValueError`` unless ``params`` fit these inputs."""
+        rows = {"query": q.shape[-1], "key": k.shape[-1], "value": v.shape[-1], "out": None}
+        shapes = {f"{name}/kernel": (n, None) for name, n in rows.items()}
+        shapes |= {f"{name}/bias": (None,) for name in rows if self.has_bias(name)}
+        own, nested = params, isinstance(params, Mapping)
+        if nested and isinstance(self.score_bias, Layer):
+            require("score_bias" in params, "params named score_bias, made by init", params)
+            own = {name: each for name, each in params.items() if name != "score_bias"}
+        nested = nested and all(isinstance(each, Mapping) for each in own.values())
+        check_params({f"{a}/{b}": x for a, each in own.items() for b, x in each.items()} if nested else own, **shapes)
+        kv_heads = self.kv_heads or self.heads
+        for name, n in (("query", self.heads), ("key", kv_heads), ("value", kv_heads)):
+            kernel = params[name]["kernel"]
+            require(kernel.shape[1] % n == 0, f"{name}/kernel with columns for {n} heads", kernel)
+
+
+def _affine(params, x, n: int):
+    """Apply one affine map and split its outputs into n heads: (*batch, time, n, features of a head)."""
+    y = jnp.matmul(x, params["kernel"].astype(x.dtype))
+    if "bias" in params:
+        y = y + jnp.broadcast_to(params["bias"].astype(x.dtype), y.shape)
+    return y.reshape(*y.shape[:-1], n, y.shape[-1] // n)
+
+
+def inputs_by_role(inputs: tuple) -> tuple:
+    """The inputs of the queries, keys and values, from ``x``, or ``x, context``, or ``q, k, v``."""
+    expected = "x, or x and context, or q, k and v"
+    require(1 <= len(inputs) <= 3, expected, f"{len(inputs)} inputs", error=TypeError)
+    return (inputs * 3 if len(inputs) == 1 else (*inputs, inputs[-1]))[:3]
