@@ -60,6 +60,7 @@ from jaxblocks.losses import (
     gaussian_nll,
     hinge_loss,
     huber_loss,
+    info_nce_loss,
     jensen_shannon,
     kl_divergence,
     l1_penalty,
@@ -67,8 +68,10 @@ from jaxblocks.losses import (
     mae,
     mse,
     nll,
+    poisson_nll,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
+    weighted_mean,
     zero_one_loss,
 )
 
@@ -296,6 +299,7 @@ __all__ = [
     "huber_loss",
     "hvp",
     "identity",
+    "info_nce_loss",
     "init_train_state",
     "initializers",
     "instance_norm",
@@ -322,6 +326,7 @@ __all__ = [
     "paths",
     "per_example_gradients",
     "perplexity",
+    "poisson_nll",
     "precision_recall_f1",
     "predict_class",
     "r_squared",
@@ -350,5 +355,6 @@ __all__ = [
     "train_val_test_split",
     "unembed",
     "variance_report",
+    "weighted_mean",
     "zero_one_loss",
 ]

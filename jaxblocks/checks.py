@@ -454,6 +454,8 @@ def _check_array(name, x, specs, sizes):
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
         if name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
+        if words == "a floating-point array" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+            repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
         if words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
@@ -590,11 +592,13 @@ def check_range(name: str, x, least: int, most: int, repair: str, *, check: bool
     """
     known = checkable(x, check)
     if known is not None:
+        integer = jnp.issubdtype(known.dtype, jnp.integer)
+        top = min(most, jnp.iinfo(known.dtype).max) if integer else most  # uint8 cannot hold 999
         check_values(
-            (known >= least) & (known <= most),
+            (known >= least) & (known <= top),
             f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
             check=check,
-            low=jnp.min(known, initial=most),
+            low=jnp.min(known, initial=top),
             high=jnp.max(known, initial=least),
         )
 

@@ -955,7 +955,7 @@ SIGNS = np.sign(W)
 LOSSES = {
     "entropy": Row(entropy, (P,), lambda p: -(p * np.log(p)).sum(-1)),
     "cross_entropy": Row(cross_entropy, (P, Q), lambda p, q: -(p * np.log(q)).sum(-1)),
-    "kl_divergence": Row(kl_divergence, (P, Q), lambda p, q: (p * np.log(p / q)).sum(-1)),
+    "kl_divergence": Row(kl_divergence, (P, Q), lambda p, q: (p * np.log(p / q) - p + q).sum(-1)),
     "jensen_shannon": Row(
         jensen_shannon,
         (P, Q),
@@ -1064,7 +1064,7 @@ def test_scalars_without_an_axis_to_reduce_are_rejected(name, sentences):
 def test_integers_are_rejected_where_floats_are_required(name, sentences):
     loss, arguments, _, _ = LOSSES[name]
     arguments = cast(arguments, jnp.float32)
-    with pytest.raises(TypeError, match=r"to be a floating-point array, got int32 \(2, 3, 4\)"):
+    with pytest.raises(TypeError, match=r"to be (a floating-point array|an array of .*), got int32 \(2, 3, 4\)"):
         loss(jnp.zeros((2, 3, 4), jnp.int32), *arguments[1:])
 
 
@@ -1122,8 +1122,8 @@ def test_other_invalid_values_are_rejected(sentences):
         ),
         (hinge_loss, (jnp.zeros(2), jnp.array([0.0, 1.0])), "targets that are -1 or 1, got values from 0.0 to 1.0"),
         (nll, (jnp.zeros(2), jnp.array(0)), "log-probabilities, .* from 2.0 to 2.0"),
-        (softmax_cross_entropy, (jnp.zeros((2, 3)), jnp.array([1, 3])), "labels from 0 to 2 .* got labels from 1 to 3"),
-        (nll, (jnp.log(jnp.full((2, 2), 0.5)), jnp.array([-1, 0])), "labels from 0 to 1 .* got labels from -1 to 0"),
+        (softmax_cross_entropy, (jnp.zeros((2, 3)), jnp.array([1, 3])), "targets from 0 to 2, got targets from 1 to 3"),
+        (nll, (jnp.log(jnp.full((2, 2), 0.5)), jnp.array([-1, 0])), "targets from 0 to 1, got targets from -1 to 0"),
     ]
     for loss, arguments, sentence in cases:
         with pytest.raises(ValueError, match=f"{loss.__name__} expected .*{sentence}"):
@@ -1139,14 +1139,14 @@ def test_other_invalid_values_are_rejected(sentences):
 
 @pytest.mark.parametrize("loss", [softmax_cross_entropy, nll])
 def test_label_out_of_range_gives_nan_under_jit(loss):
-    """Value and gradient are NaN in the row of that label only."""
+    """The value is NaN and the gradient not finite in the row of that label only."""
     x = jnp.log(jnp.array([[0.25, 0.75]] * 4))
     labels = jnp.array([0, 2, -1, 1])
     with jax.debug_nans(False):
         value = np.asarray(jax.jit(loss)(x, labels))
         gradient = np.asarray(jax.jit(grad(lambda x, y: loss(x, y).sum()))(x, labels))
     np.testing.assert_allclose(value, [math.log(4), np.nan, np.nan, -math.log(0.75)], rtol=1e-6)
-    np.testing.assert_array_equal(np.isnan(gradient).any(-1), [False, True, True, False])
+    np.testing.assert_array_equal(~np.isfinite(gradient).all(-1), [False, True, True, False])
 
 
 def test_targets_that_are_neither_labels_nor_distributions_are_rejected(sentences):

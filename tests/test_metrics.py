@@ -225,7 +225,7 @@ def test_labels_out_of_range(name, wrong):
     labels = LABELS.copy()
     labels[3] = wrong
     scores, labels = jnp.asarray(SCORES), jnp.asarray(labels)
-    with pytest.raises(ValueError, match=rf"targets from 0 to 6, got values from {labels.min()} to {labels.max()}; "):
+    with pytest.raises(ValueError, match=rf"targets from 0 to 6, got targets from {labels.min()} to {labels.max()}; "):
         function(scores, labels)
     with jax.debug_nans(False):
         assert np.isnan(jax.jit(function)(scores, labels))

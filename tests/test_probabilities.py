@@ -314,7 +314,7 @@ def test_one_hot_of_narrow_labels_with_many_classes(dtype):
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 2]])
 def test_one_hot_rejects_labels_out_of_range(labels):
     labels = jnp.array(labels)
-    with pytest.raises(ValueError, match=r"one_hot expected labels from 0 to 2 \(3 classes\), got labels from -?\d"):
+    with pytest.raises(ValueError, match=r"one_hot expected labels from 0 to 2, got labels from -?\d"):
         one_hot(labels, 3)
     np.testing.assert_array_equal(one_hot(jnp.array([1, 2, 3]) - 1, 3), np.eye(3))  # the suggested repair
 
@@ -334,7 +334,7 @@ def test_labels_are_checked_under_jit_with_check():
     np.testing.assert_array_equal(rows, np.eye(3)[[0, 2]])
     with jax.debug_nans(False):
         error, _ = checked(jnp.array([1, 3]))
-    with pytest.raises(ValueError, match=r"one_hot expected labels from 0 to 2 .* got labels from 1 to 3"):
+    with pytest.raises(ValueError, match=r"one_hot expected labels from 0 to 2, got labels from 1 to 3"):
         error.throw()
 
 
@@ -382,7 +382,7 @@ def test_best_logits_for_smoothed_labels_have_a_finite_gap():
 
 
 def test_smooth_labels_rejects_wrong_arguments(sentences):
-    with pytest.raises(ValueError, match=r"smoothing to be a number >= 0 and <= 1, got 1.1"):
+    with pytest.raises(ValueError, match=r"smoothing to be a number >= 0 and <= 1 or an array, got 1.1"):
         smooth_labels(one_hot(jnp.array([2]), 4), 1.1)
     with pytest.raises(ValueError, match="smooth_labels expected probability distributions in targets"):
         smooth_labels(jnp.array([0.0, 2.0]), 0.1)
