@@ -591,15 +591,15 @@ def check_range(name: str, x, least: int, most: int, repair: str, *, check: bool
     ValueError: jaxblocks expected ids from 0 to 6, got ids from 0 to 7; make the table larger.
     """
     known = checkable(x, check)
-    if known is not None:
+    if known is not None and known.size:
         integer = jnp.issubdtype(known.dtype, jnp.integer)
         top = min(most, jnp.iinfo(known.dtype).max) if integer else most  # uint8 cannot hold 999
         check_values(
             (known >= least) & (known <= top),
             f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
             check=check,
-            low=jnp.min(known, initial=top),
-            high=jnp.max(known, initial=least),
+            low=jnp.min(known),
+            high=jnp.max(known),
         )
 
 

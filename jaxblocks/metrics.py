@@ -177,6 +177,8 @@ def perplexity(
     """
     targets, valid, weights = _prepare(logits, targets, weights, check)
     logits = logits.astype(jnp.float32) if jnp.finfo(logits.dtype).bits < 32 else logits
+    if weights is not None:  # so that the gradient is finite there too
+        logits = jnp.where((weights == 0)[..., None], 0, logits)
     index = jnp.where(valid, targets, 0)[..., None]  # (..., 1)
     log_likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), index, axis=-1)[..., 0]  # (...)
     return jnp.exp(-_mean(log_likelihood, valid, weights))

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
-
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from jaxblocks.checks import (
@@ -116,7 +115,8 @@ def logsumexp(
     """Log-sum-exp, a smooth maximum of the entries along one axis.
 
     LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. The result lacks ``axis``,
-    one axis, several, or all for ``None``; the sum is over the entries where ``where`` is True. With C entries, 0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. If all entries are -inf, it is -inf.
+    one axis, several, or all for ``None``; the sum is over the entries where ``where`` is True. With C entries,
+    0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. If all entries are -inf, or none counts, it is -inf.
 
     >>> print(f"{logsumexp(jnp.array([1.0, 2.0, 3.0])):.4f}")
     3.4076

@@ -331,7 +331,7 @@ def info_nce_loss(
     temperature: float | int | Float[Array, ""] = 0.07,
     where: Bool[Array, "*batch examples"] | None = None,
 ) -> Float[Array, "*batch examples"]:
-    """Contrastive loss of two views of the same examples (InfoNCE): which target belongs to a prediction?
+    """Contrastive loss (InfoNCE) of two views of the same examples: find the target that belongs to a prediction.
 
     -log (exp(s_ii) / sum_j exp(s_ij)) with the cosine similarities over the temperature, s_ij = cos(a_i, b_j) / tau:
     a_i = ``predictions``, b_j = ``targets``, tau = ``temperature``. Row i of both is the same example; the targets of

@@ -32,7 +32,7 @@ def weighted_mean(
     Raises:
         ValueError: for unequal shapes, or weights below 0 (known values, or ``check=True``).
 
-    >>> print(weighted_mean(jnp.array([1.0, 4.0, jnp.nan]), jnp.array([2.0, 1.0, 0.0])))
+    >>> print(weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([2.0, 1.0, 0.0])))
     2.0
 
     Source: Cevher, Mathematics of Data (weighted empirical risk).
@@ -52,7 +52,7 @@ def fill(where, x, value):
 
     The loss is then finite there, and so is its derivative; NaN times a cotangent of 0 would be NaN.
 
-    >>> print(fill(jnp.array([True, False]), jnp.array([[1.0, 2.0], [jnp.nan, 3.0]]), 0.5))
+    >>> print(fill(jnp.array([True, False]), jnp.array([[1.0, 2.0], [jnp.inf, 3.0]]), 0.5))
     [[1.  2. ]
      [0.5 0.5]]
     """
@@ -84,7 +84,7 @@ def mask_of_entries(where, x):
     return jnp.broadcast_to(where[..., None], x.shape)
 
 
-def as_entries(name: str, value, x, *, least: float | None = None):
+def as_entries(name: str, value, x, *, least: int | None = None):
     """A number, one number per feature, or one per entry, as an array that broadcasts to the entries of ``x``.
 
     The numbers are positive, or not below ``least``.

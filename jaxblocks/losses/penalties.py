@@ -112,8 +112,7 @@ def total_variation_penalty(images: Float[Array, "*batch height width channels"]
     >>> print(total_variation_penalty(jnp.array([[0.0, 1.0], [0.0, 3.0]])[..., None]))
     6.0
 
-    Source: Rudin, Osher & Fatemi 1992, Nonlinear total variation based noise removal algorithms
-    (doi:10.1016/0167-2789(92)90242-F).
+    Source: Rudin, Osher & Fatemi 1992, Nonlinear total variation based noise removal algorithms.
     """
     x = widen(images)
     steps = (jnp.diff(x, axis=-3), jnp.diff(x, axis=-2))

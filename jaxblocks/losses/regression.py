@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float
 from jaxblocks.checks import check_values, checkable, checked
 from jaxblocks.losses.arrays import check_last_axis, magnitude, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, mask_of_entries
-from jaxblocks.precision import widen
 
 __all__ = ["gaussian_nll", "huber_loss", "mae", "mse", "poisson_nll"]
 
