@@ -546,6 +546,8 @@ def _check_array(name, x, specs, sizes):
             repair = f"pass its real part {name}.real, or its absolute value jnp.abs({name})"
         if name in ("targets", "predictions", "labels") and words == "an integer array":
             repair += f", or with {name}.argmax(-1) where it has one number per class"
+        if words == "a floating-point array" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+            repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
         if words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
@@ -681,13 +683,15 @@ def check_range(name: str, x, least: int, most: int, repair: str, *, check: bool
     ValueError: jaxblocks expected ids from 0 to 6, got ids from 0 to 7; make the table larger.
     """
     known = checkable(x, check)
-    if known is not None:
+    if known is not None and known.size:
+        integer = jnp.issubdtype(known.dtype, jnp.integer)
+        top = min(most, jnp.iinfo(known.dtype).max) if integer else most  # uint8 cannot hold 999
         check_values(
-            (known >= least) & (known <= most),
+            (known >= least) & (known <= top),
             f"{name} from {least} to {most}, got {name} from {{low}} to {{high}}; {repair}",
             check=check,
-            low=jnp.min(known, initial=most),
-            high=jnp.max(known, initial=least),
+            low=jnp.min(known),
+            high=jnp.max(known),
         )
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Real
 
 from jaxblocks.checks import PositiveInt, check_values, checked, require
+from jaxblocks.probabilities import check_labels
 
 __all__ = [
     "accuracy",
@@ -31,26 +32,15 @@ __all__ = [
 ]
 
 
+_REPAIR = "count from 0, and give padding the weight 0: weights=targets >= 0"
+
+
 def _check_classes(predictions):
     require(predictions.shape[-1] > 0, "one score per class on the last axis", predictions)
 
 
 def _check_data(x):
     require(x.size > 0, "data, since an empty mean has no value", x, "omit the empty array")
-
-
-def _in_range(labels, classes, weights=None, *, check, name="targets"):
-    """Where 0 <= labels < classes, checked by ``check_values``."""
-    valid = (labels >= 0) & (labels < classes)
-    check_values(
-        valid if weights is None else valid | (weights == 0),
-        f"{name} from 0 to {classes - 1}, got values from {{low}} to {{high}}; count from 0, and give padding the "
-        "weight 0 where weights are taken",
-        check=check,
-        low=jnp.min(labels),
-        high=jnp.max(labels),
-    )
-    return valid
 
 
 def _prepare(predictions, targets, weights, check):
@@ -67,7 +57,9 @@ def _prepare(predictions, targets, weights, check):
             high=jnp.max(weights),
         )
     targets = targets.astype(jnp.int32)
-    return targets, _in_range(targets, predictions.shape[-1], weights, check=check), weights
+    counted = targets if weights is None else jnp.where(weights == 0, 0, targets)
+    valid = check_labels(counted, predictions.shape[-1], name="targets", repair=_REPAIR, check=check)
+    return counted, valid, weights
 
 
 def _mean(x, valid, weights):
@@ -185,6 +177,8 @@ def perplexity(
     """
     targets, valid, weights = _prepare(logits, targets, weights, check)
     logits = logits.astype(jnp.float32) if jnp.finfo(logits.dtype).bits < 32 else logits
+    if weights is not None:  # so that the gradient is finite there too
+        logits = jnp.where((weights == 0)[..., None], 0, logits)
     index = jnp.where(valid, targets, 0)[..., None]  # (..., 1)
     log_likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), index, axis=-1)[..., 0]  # (...)
     return jnp.exp(-_mean(log_likelihood, valid, weights))
@@ -214,8 +208,8 @@ def confusion_matrix(
     """
     _check_data(targets)
     predictions, targets = predictions.astype(jnp.int32), targets.astype(jnp.int32)
-    valid = _in_range(targets, classes, check=check)
-    valid &= _in_range(predictions, classes, check=check, name="predictions")
+    valid = check_labels(targets, classes, name="targets", repair="count from 0", check=check)
+    valid &= check_labels(predictions, classes, name="predictions", repair="count from 0", check=check)
     counts = jnp.zeros((classes, classes), jnp.int32)
     counts = counts.at[jnp.where(valid, targets, 0), jnp.where(valid, predictions, 0)].add(1)
     return jnp.where(jnp.all(valid), counts, -1)

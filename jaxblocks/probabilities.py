@@ -13,11 +13,23 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
+from numpy.lib.array_utils import normalize_axis_tuple
 
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, check_values, checkable, checked, require
+from jaxblocks.checks import (
+    NonNegativeFloat,
+    PositiveInt,
+    Range,
+    check_range,
+    check_values,
+    checkable,
+    checked,
+    require,
+)
 from jaxblocks.precision import widen
 
 __all__ = [
+    "Share",
+    "as_share",
     "check_distribution",
     "check_labels",
     "is_distribution",
@@ -32,14 +44,25 @@ __all__ = [
 ]
 
 
+Axis = int | tuple[int, ...] | None
+"""One axis, several, or ``None`` for all, as in the reductions of ``jax.numpy``."""
+
+Share = Annotated[float | int, Range(0, most=1)] | Float[Array, ""]
+"""A number from 0 to 1, which may be traced."""
+
+
 # Scores to probabilities ---------------------------------------------------------------------------------------------
 
 
 @checked
-def softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]:
+def softmax(
+    x: Float[Array, "*shape"], axis: Axis = -1, where: Bool[Array, "*shape"] | None = None
+) -> Float[Array, "*shape"]:
     """Softmax: map scores to probabilities along one axis.
 
-    softmax(x)_i = exp(x_i) / sum_j exp(x_j), the sum over ``axis``. Adding the same number to all scores changes
+    softmax(x)_i = exp(x_i) / sum_j exp(x_j), the sum over ``axis`` (several axes form one, ``None`` stands for all),
+    and over the scores where ``where`` is True; the others get probability 0, whatever they are, also where a slice has
+    no others. Adding the same number to all scores changes
     nothing, so the largest is subtracted first and no score overflows. A single score gives exactly 1; with two or
     more, each probability is strictly between 0 and 1, but floats round to 0 and 1 when scores are far apart.
 
@@ -52,8 +75,11 @@ def softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]
     Sources: Diehl 2023, section 2.1 (Lemma 2.1, for the open interval (0, 1) and n >= 2); Krapac & Segvic, Deep
     feed-forward models.
     """
-    _check_axis(x, axis)
-    return jax.nn.softmax(widen(x), axis).astype(x.dtype)
+    axis = _checked_axis(x, axis)
+    if where is None:
+        return jax.nn.softmax(widen(x), axis).astype(x.dtype)
+    scores = _exclude(widen(x), axis, where)
+    return jnp.where(where, jax.nn.softmax(scores, axis), 0).astype(x.dtype)
 
 
 # softmax approximates the one-hot vector of argmax, not max, hence this name (Diehl 2023, Remark 2.2).
@@ -61,39 +87,49 @@ softargmax = softmax
 
 
 @checked
-def log_softmax(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "*shape"]:
+def log_softmax(
+    x: Float[Array, "*shape"], axis: Axis = -1, where: Bool[Array, "*shape"] | None = None
+) -> Float[Array, "*shape"]:
     """Logarithms of the softmax probabilities, without computing the probabilities.
 
     log softmax(x)_i = x_i - log sum_j exp(x_j), in nats, the sum over ``axis``. Stays finite where a probability
-    rounds to 0. A score of -inf gives -inf; a slice where all scores are -inf, or one is +inf, gives NaN.
+    rounds to 0. ``axis`` and ``where`` are those of ``softmax``; what is excluded gets -inf. A score of -inf gives
+    -inf; a slice where all scores are -inf, or one is +inf, gives NaN.
 
     >>> print(log_softmax(jnp.array([0.0, 1000.0])))
     [-1000.     0.]
 
     Source: Krapac & Segvic, Deep feed-forward models (logits).
     """
-    _check_axis(x, axis)
-    return jax.nn.log_softmax(widen(x), axis).astype(x.dtype)
+    axis = _checked_axis(x, axis)
+    if where is None:
+        return jax.nn.log_softmax(widen(x), axis).astype(x.dtype)
+    scores = _exclude(widen(x), axis, where)
+    return jnp.where(where, jax.nn.log_softmax(scores, axis), -jnp.inf).astype(x.dtype)
 
 
 @checked
-def logsumexp(x: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
+def logsumexp(
+    x: Float[Array, "*shape"], axis: Axis = -1, where: Bool[Array, "*shape"] | None = None
+) -> Float[Array, "..."]:
     """Log-sum-exp, a smooth maximum of the entries along one axis.
 
-    LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. The result lacks ``axis``.
-    With C entries, 0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. If all entries are -inf, it is -inf.
+    LSE(x) = log sum_i exp(x_i) = m + log sum_i exp(x_i - m) with m = max_i x_i, in nats. The result lacks ``axis``,
+    one axis, several, or all for ``None``; the sum is over the entries where ``where`` is True. With C entries,
+    0 <= LSE(x) - max(x) <= log C. Its gradient is ``softmax``. If all entries are -inf, or none counts, it is -inf.
 
     >>> print(f"{logsumexp(jnp.array([1.0, 2.0, 3.0])):.4f}")
     3.4076
 
     Source: Krapac & Segvic, Deep feed-forward models (the real softmax).
     """
-    _check_axis(x, axis)
-    return jax.nn.logsumexp(widen(x), axis).astype(x.dtype)
+    axis = _checked_axis(x, axis)
+    scores = widen(x) if where is None else jnp.where(where, widen(x), -jnp.inf)
+    return jax.nn.logsumexp(scores, axis).astype(x.dtype)
 
 
 @checked
-def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: int = -1) -> Float[Array, "..."]:
+def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: Axis = -1) -> Float[Array, "..."]:
     """Mean of quantities weighted by the softmax of their scores.
 
     softmax-mean(z, q) = softmax(z)^T q: scores ``z``, quantities ``q`` of the same shape, summed over ``axis``.
@@ -108,7 +144,7 @@ def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: int
 
     Source: Krapac & Segvic, Deep feed-forward models (softmax mean).
     """
-    _check_axis(z, axis)
+    axis = _checked_axis(z, axis)
     dtype = jnp.promote_types(z.dtype, q.dtype)
     return jnp.sum(jax.nn.softmax(widen(z), axis) * widen(q), axis).astype(dtype)
 
@@ -134,32 +170,30 @@ def softmax_fixed(z: Float[Array, "*batch free"]) -> Float[Array, "*batch classe
 
 
 @checked
-def check_labels(labels: Integer[Array, "*batch"], classes: int, *, check: bool = False) -> Bool[Array, "*batch"]:
+def check_labels(
+    labels: Integer[Array, "*batch"],
+    classes: int,
+    *,
+    name: str = "labels",
+    repair: str = "subtract 1 from labels that count from 1, or provide more classes",
+    check: bool = False,
+) -> Bool[Array, "*batch"]:
     """Mask of valid labels, 0 <= label < classes; raises an error for concrete labels out of range.
 
     Raises ``TypeError`` if ``labels`` are not integers, and ``ValueError`` if concrete labels are out of range.
-    Traced labels are checked only with ``check=True``, through ``checkify``.
+    Traced labels are checked only with ``check=True``, through ``checkify``. The error calls them ``name`` and advises
+    ``repair``.
 
     >>> print(check_labels(jnp.array([0, 2]), 3))
     [ True  True]
     >>> check_labels(jnp.array([1, 3]), 3)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: check_labels expected labels from 0 to 2 (3 classes), got labels from 1 to 3; ...
+    ValueError: check_labels expected labels from 0 to 2, got labels from 1 to 3; ...
     """
+    check_range(name, labels, 0, classes - 1, repair, check=check)
     largest = min(classes - 1, jnp.iinfo(labels.dtype).max)  # 1000 classes are more than uint8 can count
-    inside = (labels >= 0) & (labels <= largest)
-    known = checkable(labels, check)
-    if known is not None and known.size:
-        check_values(
-            inside,
-            f"labels from 0 to {classes - 1} ({classes} classes), got labels from {{low}} to {{high}}; "
-            "subtract 1 from labels that count from 1, or provide more classes",
-            check=check,
-            low=jnp.min(known),
-            high=jnp.max(known),
-        )
-    return inside
+    return (labels >= 0) & (labels <= largest)
 
 
 @checked
@@ -191,12 +225,13 @@ def one_hot(
 
 @checked
 def smooth_labels(
-    targets: Float[Array, "*batch classes"], smoothing: Annotated[float | int, Range(0, most=1)], *, check: bool = False
+    targets: Float[Array, "*batch classes"], smoothing: Share, *, check: bool = False
 ) -> Float[Array, "*batch classes"]:
     """Mix target distributions with the uniform one, which regularizes a classifier (label smoothing).
 
     (1 - epsilon) P + epsilon / C, with P = ``targets`` (for example one-hot rows), epsilon = ``smoothing`` between 0
-    and 1 and C classes. The optimal logits for a smoothed one-hot target have a finite gap,
+    and 1, which may be traced, and C classes. From labels, ``softmax_cross_entropy`` does it with its option
+    ``label_smoothing``. The optimal logits for a smoothed one-hot target have a finite gap,
     log((1 - epsilon + epsilon / C) / (epsilon / C)); for an unsmoothed target the gap is infinite.
 
     Raises ``ValueError`` for ``smoothing`` out of range, or if ``targets`` do not sum to 1 (known values, or
@@ -209,7 +244,20 @@ def smooth_labels(
     Rethinking the Inception architecture, section 7 (arXiv:1512.00567).
     """
     check_distribution(check=check, targets=targets)
-    return ((1 - smoothing) * widen(targets) + smoothing / targets.shape[-1]).astype(targets.dtype)
+    wide = widen(targets)
+    smoothing = as_share("smoothing", smoothing, wide.dtype)
+    return ((1 - smoothing) * wide + smoothing / targets.shape[-1]).astype(targets.dtype)
+
+
+def as_share(name: str, value: Share, dtype: DTypeLike) -> Float[Array, ""]:
+    """A number from 0 to 1 as an array of a dtype; raises a ``ValueError`` for a known one out of range.
+
+    >>> print(as_share("smoothing", 0.5, jnp.float32))
+    0.5
+    """
+    if isinstance(value, jax.Array):
+        check_range(name, value, 0, 1, "pass a number from 0 to 1")
+    return jnp.asarray(value, dtype)
 
 
 # Checks --------------------------------------------------------------------------------------------------------------
@@ -217,7 +265,7 @@ def smooth_labels(
 
 @checked
 def is_distribution(
-    p: Float[Array, "*shape"], axis: int = -1, *, atol: NonNegativeFloat | None = None
+    p: Float[Array, "*shape"], axis: Axis = -1, *, atol: NonNegativeFloat | None = None
 ) -> Bool[Array, "..."]:
     """Whether each slice of ``p`` along ``axis`` is a probability distribution.
 
@@ -230,7 +278,7 @@ def is_distribution(
 
     Source: Diehl 2023, section 1.4 (the set P_n).
     """
-    _check_axis(p, axis)
+    axis = _checked_axis(p, axis)
     if atol is None:
         atol = max(1e-6, float(jnp.finfo(p.dtype).eps) ** 0.5)
     return jnp.all(p >= 0, axis) & (jnp.abs(jnp.sum(widen(p), axis) - 1) <= atol)
@@ -268,6 +316,17 @@ def check_distribution(*, check: bool = False, **named: Float[Array, "..."]) -> 
         )
 
 
-def _check_axis(x, axis: int) -> None:
-    if not -x.ndim <= axis < x.ndim:
-        require(False, f"an array with an axis {axis} of classes", x, "pass such an array, or another axis")
+def _checked_axis(x, axis: Axis) -> Axis:
+    """The axis, or the axes as a tuple of different ones that ``x`` has."""
+    try:
+        return axis if axis is None else normalize_axis_tuple(axis, x.ndim)
+    except ValueError:  # AxisError is one
+        names = f"axes {axis}" if isinstance(axis, tuple) else f"an axis {axis}"
+        require(False, f"an array with {names} of classes", x, "pass such an array, or another axis")
+        raise
+
+
+def _exclude(scores, axis: Axis, where):
+    """The scores with -inf where they do not count, and 0 in slices where none does."""
+    some = jnp.any(where, axis, keepdims=True)
+    return jnp.where(where, scores, jnp.where(some, -jnp.inf, 0).astype(scores.dtype))

@@ -14,6 +14,8 @@ from jax.test_util import check_grads
 from scipy import special, stats
 from scipy.spatial import distance
 
+import jaxblocks
+from jaxblocks import metrics
 from jaxblocks.losses import (
     cross_entropy,
     distillation_loss,
@@ -21,6 +23,7 @@ from jaxblocks.losses import (
     gaussian_nll,
     hinge_loss,
     huber_loss,
+    info_nce_loss,
     jensen_gap,
     jensen_shannon,
     kl_divergence,
@@ -30,10 +33,13 @@ from jaxblocks.losses import (
     mae,
     mse,
     nll,
+    poisson_nll,
     sigmoid_cross_entropy,
     soft_threshold,
     softmax_cross_entropy,
     total_variation,
+    total_variation_penalty,
+    weighted_mean,
     zero_one_loss,
 )
 from jaxblocks.probabilities import log_softmax, one_hot, smooth_labels, softmax
@@ -955,7 +961,7 @@ SIGNS = np.sign(W)
 LOSSES = {
     "entropy": Row(entropy, (P,), lambda p: -(p * np.log(p)).sum(-1)),
     "cross_entropy": Row(cross_entropy, (P, Q), lambda p, q: -(p * np.log(q)).sum(-1)),
-    "kl_divergence": Row(kl_divergence, (P, Q), lambda p, q: (p * np.log(p / q)).sum(-1)),
+    "kl_divergence": Row(kl_divergence, (P, Q), lambda p, q: (p * np.log(p / q) - p + q).sum(-1)),
     "jensen_shannon": Row(
         jensen_shannon,
         (P, Q),
@@ -1064,7 +1070,7 @@ def test_scalars_without_an_axis_to_reduce_are_rejected(name, sentences):
 def test_integers_are_rejected_where_floats_are_required(name, sentences):
     loss, arguments, _, _ = LOSSES[name]
     arguments = cast(arguments, jnp.float32)
-    with pytest.raises(TypeError, match=r"to be a floating-point array, got int32 \(2, 3, 4\)"):
+    with pytest.raises(TypeError, match=r"to be (a floating-point array|an array of .*), got int32 \(2, 3, 4\)"):
         loss(jnp.zeros((2, 3, 4), jnp.int32), *arguments[1:])
 
 
@@ -1122,8 +1128,8 @@ def test_other_invalid_values_are_rejected(sentences):
         ),
         (hinge_loss, (jnp.zeros(2), jnp.array([0.0, 1.0])), "targets that are -1 or 1, got values from 0.0 to 1.0"),
         (nll, (jnp.zeros(2), jnp.array(0)), "log-probabilities, .* from 2.0 to 2.0"),
-        (softmax_cross_entropy, (jnp.zeros((2, 3)), jnp.array([1, 3])), "labels from 0 to 2 .* got labels from 1 to 3"),
-        (nll, (jnp.log(jnp.full((2, 2), 0.5)), jnp.array([-1, 0])), "labels from 0 to 1 .* got labels from -1 to 0"),
+        (softmax_cross_entropy, (jnp.zeros((2, 3)), jnp.array([1, 3])), "targets from 0 to 2, got targets from 1 to 3"),
+        (nll, (jnp.log(jnp.full((2, 2), 0.5)), jnp.array([-1, 0])), "targets from 0 to 1, got targets from -1 to 0"),
     ]
     for loss, arguments, sentence in cases:
         with pytest.raises(ValueError, match=f"{loss.__name__} expected .*{sentence}"):
@@ -1139,14 +1145,14 @@ def test_other_invalid_values_are_rejected(sentences):
 
 @pytest.mark.parametrize("loss", [softmax_cross_entropy, nll])
 def test_label_out_of_range_gives_nan_under_jit(loss):
-    """Value and gradient are NaN in the row of that label only."""
+    """The value is NaN and the gradient not finite in the row of that label only."""
     x = jnp.log(jnp.array([[0.25, 0.75]] * 4))
     labels = jnp.array([0, 2, -1, 1])
     with jax.debug_nans(False):
         value = np.asarray(jax.jit(loss)(x, labels))
         gradient = np.asarray(jax.jit(grad(lambda x, y: loss(x, y).sum()))(x, labels))
     np.testing.assert_allclose(value, [math.log(4), np.nan, np.nan, -math.log(0.75)], rtol=1e-6)
-    np.testing.assert_array_equal(np.isnan(gradient).any(-1), [False, True, True, False])
+    np.testing.assert_array_equal(~np.isfinite(gradient).all(-1), [False, True, True, False])
 
 
 def test_targets_that_are_neither_labels_nor_distributions_are_rejected(sentences):
@@ -1221,3 +1227,347 @@ def test_gradients_are_finite_at_extreme_inputs(name):
     value, gradients = jax.jit(jax.value_and_grad(lambda *x: loss(*x).sum(), slots))(*extreme)
     assert np.isfinite(value)
     assert all(np.isfinite(g).all() for g in gradients)
+
+
+# Masks, weights of classes and examples -------------------------------------------------------------------------------
+
+COUNTS = np.abs(np.round(2 * W))
+MASKABLE = {
+    **LOSSES,
+    "smoothed labels": Row(
+        partial(softmax_cross_entropy, label_smoothing=0.1, class_weights=jnp.array([1.0, 0.0, 2.0, 0.5])), (Z, Y), None
+    ),
+    "zero_one_loss": Row(zero_one_loss, (Y, Y[::-1]), None),
+    "poisson_nll": Row(poisson_nll, (Z, COUNTS), None),
+    "info_nce_loss": Row(info_nce_loss, (Z, W), None),
+    "weighted nll": Row(partial(nll, class_weights=jnp.array([1.0, 0.0, 2.0, 0.5])), (np.log(P), Y), None),
+}
+
+
+@pytest.mark.parametrize("name", MASKABLE)
+def test_masked_examples_have_loss_and_gradient_zero_whatever_they_are(name):
+    """NaN, infinity and labels of -100 at masked examples; values and gradients of the others are those alone."""
+    loss, arguments, _, keeps = MASKABLE[name]
+    arguments = cast(arguments, jnp.float32)
+    keep = np.array([[True, False, True], [False, False, True]])  # (2, 3)
+    if name == "info_nce_loss":  # whose examples are each other's negatives
+        keep = np.array([[True, False, True], [True, False, True]])
+    floats = tuple(i for i, x in enumerate(arguments) if jnp.issubdtype(x.dtype, jnp.floating))
+
+    def value_and_gradients(*x, where=None):
+        run = lambda *x: (lambda value: (value.sum(), value))(loss(*x, where=where))
+        (_, value), gradients = jax.value_and_grad(run, floats, has_aux=True)(*x) if floats else (run(*x), ())
+        return value, gradients
+
+    with jax.debug_nans(False):
+        spoiled = tuple(
+            jnp.where(keep.reshape(keep.shape + (1,) * (x.ndim - 2)), x, -100 if x.dtype == jnp.int32 else bad)
+            for x, bad in zip(arguments, (jnp.nan, -jnp.inf), strict=False)
+        )
+    where = jnp.broadcast_to(keep.reshape((2, 3) + (1,) * keeps), arguments[0].shape[: 2 + keeps])
+    with jax.debug_nans(False):  # NaN is an input here
+        value, gradients = jax.jit(value_and_gradients)(*spoiled, where=where)
+        np.testing.assert_allclose(loss(*spoiled, where=where), value, rtol=1e-5)  # eagerly: nothing to reject
+    columns = slice(0, None, 2) if name == "info_nce_loss" else slice(None)
+    whole = jax.jit(value_and_gradients)(*(x[:, columns] for x in arguments))
+    kept = keep[:, columns]
+    for masked, unmasked in zip((value, *gradients), (whole[0], *whole[1]), strict=True):
+        np.testing.assert_array_equal(masked[~keep], 0)
+        np.testing.assert_allclose(masked[:, columns][kept], unmasked[kept], rtol=1e-5, atol=1e-6)
+    assert np.abs(value[keep]).max() > 0.1
+
+
+def test_padding_labels_in_the_idiom_of_where():
+    """`jnp.where(y >= 0, loss, 0)` under jit: labels of -100 give the gradient 0, in value and in gradient no NaN."""
+    z, y = jnp.asarray(normal(70, 3, 4), jnp.float32), jnp.array([2, -100, 0])
+    for loss, x in ((softmax_cross_entropy, z), (nll, log_softmax(z))):
+        outside = lambda x, y, loss=loss: jnp.where(y >= 0, loss(x, y), 0).sum()
+        inside = lambda x, y, loss=loss: loss(x, y, where=y >= 0).sum()
+        with jax.debug_nans(False):
+            found, expected = (jax.jit(jax.value_and_grad(f))(x, y) for f in (outside, inside))
+        np.testing.assert_array_equal(found[1][1], 0)
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+        with pytest.raises(
+            ValueError, match=r"targets from 0 to 3, got targets from -100 to 2; .*where=targets >= 0\.$"
+        ):
+            loss(x, y)
+        assert np.isfinite(loss(x, y, where=y >= 0)).all()  # the suggested repair
+
+
+def test_features_may_be_masked_one_by_one():
+    z, w = normal(71, 2, 2, 3)
+    keep = np.array([[True, False, True], [False, False, False]])
+    errors, rates = (z - w)[0, [0, 2]], np.abs(w)[0, [0, 2]]
+    z32, kept = jnp.asarray(z, jnp.float32), z[0, [0, 2]]
+    expected = {
+        mse: (errors**2).mean(),
+        mae: np.abs(errors).mean(),
+        huber_loss: special.huber(1.0, errors).mean(),
+        gaussian_nll: -stats.norm.logpdf(errors).sum(),
+        poisson_nll: (np.exp(kept) - rates * kept + special.gammaln(rates + 1)).sum(),
+    }
+
+    def everything(z, targets, where):
+        losses = [loss(z, jnp.abs(targets) if loss is poisson_nll else targets, where=where) for loss in expected]
+        return sum(loss.sum() for loss in losses), jnp.stack(losses)
+
+    with jax.debug_nans(False):
+        spoiled = jnp.where(keep, w, jnp.nan).astype(jnp.float32)
+        (_, values), slope = jax.jit(jax.value_and_grad(everything, has_aux=True))(z32, spoiled, jnp.asarray(keep))
+    np.testing.assert_allclose(values[:, 0], list(expected.values()), rtol=2e-6)
+    np.testing.assert_array_equal(values[:, 1], 0)
+    np.testing.assert_array_equal(slope == 0, ~keep)
+
+
+def test_masks_of_other_shapes_are_rejected(sentences):
+    z = jnp.zeros((2, 3))
+    with pytest.raises(
+        ValueError, match=r"mse expected where of shape \(2,\), one per example, or \(2, 3\), .*got bool"
+    ):
+        mse(z, z, where=jnp.ones(3, bool))
+    with pytest.raises(ValueError, match=r"kl_divergence expected .* where \(\*batch,\) with the same size of \*batch"):
+        kl_divergence(z + 1 / 3, z + 1 / 3, where=jnp.ones(3, bool))
+    with pytest.raises(TypeError, match="hinge_loss expected where to be a boolean array, got float32"):
+        hinge_loss(z, z + 1, where=z)
+    hinge_loss(z, z + 1, where=z > 0)  # the suggested repair
+
+
+def test_weighted_mean():
+    values, weights = normal(72, 5), np.array([1, 0, 2, 0.5, 0])
+    w = jnp.asarray(weights, jnp.float32)
+    with jax.debug_nans(False):
+        v = jnp.where(w > 0, values, jnp.nan).astype(jnp.float32)
+        mean_and_slopes = jax.jit(jax.value_and_grad(weighted_mean, (0, 1)))
+        mean, slopes = mean_and_slopes(v, w)
+        of_mask, _ = mean_and_slopes(v, (w > 0).astype(jnp.float32))
+        nothing, (slope, _) = mean_and_slopes(v, 0 * w)
+    expected = np.average(values, weights=weights)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    np.testing.assert_allclose(slopes[0], weights / 3.5, rtol=1e-6)
+    np.testing.assert_allclose(slopes[1][weights > 0], (values - expected)[weights > 0] / 3.5, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(of_mask, values[weights > 0].mean(), rtol=1e-6)
+    assert nothing == 0
+    np.testing.assert_array_equal(slope, 0)
+    half = jnp.asarray([1, 1 + 2**-7], jnp.bfloat16)
+    assert weighted_mean(half, jnp.ones(2, jnp.bfloat16)) == 1 + 2**-8  # in float32: bfloat16 has no such number
+    assert weighted_mean(half, jnp.ones(2, bool)).dtype == jnp.float32
+    with pytest.raises(ValueError, match="weighted_mean expected weights >= 0, got a minimum of -1.0"):
+        weighted_mean(w, w.at[0].set(-1))
+
+
+def test_class_weights_and_label_smoothing():
+    """-sum_i w_i t_i log q_i with the smoothed targets t, from labels and from distributions."""
+    z, y, w = normal(73, 3, 4), np.array([3, 0, 1]), np.array([0.5, 2, 0, 1])
+    targets = 0.9 * np.eye(4)[y] + 0.1 / 4
+    expected = -(w * targets * log_q(z)).sum(-1)
+    with jax.enable_x64(True):
+        weights = jnp.asarray(w)
+        loss = partial(softmax_cross_entropy, jnp.asarray(z))
+        np.testing.assert_allclose(
+            loss(jnp.asarray(y), label_smoothing=0.1, class_weights=weights), expected, rtol=1e-12
+        )
+        rows = one_hot(jnp.asarray(y), 4, dtype=jnp.float64)
+        np.testing.assert_allclose(loss(rows, label_smoothing=0.1, class_weights=weights), expected, rtol=1e-12)
+        weighted = loss(jnp.asarray(y), class_weights=weights)
+        np.testing.assert_allclose(weighted, -w[y] * pick(log_q(z), y), rtol=1e-12)
+        np.testing.assert_allclose(nll(log_softmax(jnp.asarray(z)), jnp.asarray(y), class_weights=weights), weighted)
+        # a sweep over label smoothing
+        shares = jnp.array([0.0, 0.1, 1.0])
+        for t in (jnp.asarray(y), rows):
+            sweep = jax.jit(jax.vmap(lambda s, t=t: loss(t, label_smoothing=s)))(shares)
+            by_hand = [-((1 - s) * np.eye(4)[y] + s / 4) for s in (0, 0.1, 1)]
+            np.testing.assert_allclose(sweep, [(t * log_q(z)).sum(-1) for t in by_hand], rtol=1e-12, atol=1e-15)
+    excluded = jnp.array([0.5, -jnp.inf, 1.0])  # smoothing of 0 ignores an excluded class, also where it is traced
+    run_at = jax.jit(lambda s: softmax_cross_entropy(excluded, jnp.array(0), label_smoothing=s))
+    np.testing.assert_allclose(run_at(0.0), softmax_cross_entropy(excluded, jnp.array(0)), rtol=1e-6)
+    assert run_at(0.1) == np.inf
+    with pytest.raises(ValueError, match="label_smoothing to be a number >= 0 and <= 1 or an array, got 2"):
+        loss(jnp.asarray(y), label_smoothing=2)
+    with pytest.raises(ValueError, match="label_smoothing from 0 to 1, got label_smoothing from 2.0 to 2.0"):
+        softmax_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), label_smoothing=jnp.array(2.0))
+    with pytest.raises(ValueError, match=r"class_weights >= 0, got -1"):
+        softmax_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), class_weights=jnp.array([-1.0, 1.0]))
+
+
+def test_class_weights_against_torch(torch):
+    F = torch.nn.functional
+    z, y, w = normal(74, 6, 4), np.array([3, 0, 1, 1, 2, -100]), np.array([0.5, 2, 0.25, 1])
+    bits = np.random.default_rng(75).integers(0, 2, size=(6, 4)).astype(np.float64)
+    tz, ty, tw = torch.tensor(z), torch.tensor(y), torch.tensor(w)
+    with jax.enable_x64(True):
+        z, y, w, counts = jnp.asarray(z), jnp.asarray(y), jnp.asarray(w), jnp.asarray(y) >= 0
+        each = softmax_cross_entropy(z, y, class_weights=w, label_smoothing=0.2, where=counts)
+        mean = weighted_mean(softmax_cross_entropy(z, y, where=counts), jnp.where(counts, w[y], 0))
+        binary = sigmoid_cross_entropy(z, jnp.asarray(bits), pos_weight=w)
+    expected = F.cross_entropy(tz, ty, tw, label_smoothing=0.2, reduction="none")
+    np.testing.assert_allclose(each, expected, rtol=1e-12)
+    np.testing.assert_allclose(mean, F.cross_entropy(tz, ty, tw), rtol=1e-12)
+    expected = F.binary_cross_entropy_with_logits(tz, torch.tensor(bits), pos_weight=tw, reduction="none")
+    np.testing.assert_allclose(binary, expected, rtol=1e-11)
+
+
+# Close distributions, infinite arguments, options --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", [1e-6, 1e-3, 0.3])
+def test_divergences_of_close_distributions_are_exact_and_not_negative(distance):
+    """2000 pairs in float32 against the formula in extended precision, values and gradients."""
+    random = np.random.default_rng(76)
+    p = random.dirichlet(np.ones(6), 2000)
+    q = p * np.exp(distance * random.normal(size=p.shape))
+    p, q = jnp.asarray(p, jnp.float32), jnp.asarray(q / q.sum(-1, keepdims=True), jnp.float32)
+    a, b = np.asarray(p, np.longdouble), np.asarray(q, np.longdouble)
+    m = (a + b) / 2
+    kl = lambda a, b: (a * np.log(a / b) - a + b).sum(-1)
+    references = {
+        kl_divergence: (kl(a, b), np.log(a / b) + 1, -a / b),
+        jensen_shannon: ((kl(a, m) + kl(b, m)) / 2, np.log(a / m) / 2, np.log(b / m) / 2),
+    }
+    for loss, (expected, *slopes) in references.items():
+        value, gradients = jax.jit(jax.value_and_grad(lambda p, q, f=loss: f(p, q).sum(), (0, 1)))(p, q)
+        each = np.asarray(run(loss, p, q))
+        assert (each >= 0).all()
+        assert np.isfinite(value)
+        tolerance = 3e-6 if distance > 1e-5 else 1e-5  # the rounding of (p + q) / 2 has a part of it
+        np.testing.assert_allclose(each, expected.astype(float), rtol=tolerance, atol=1e-20)
+        for gradient, slope in zip(gradients, slopes, strict=True):
+            np.testing.assert_allclose(gradient, slope.astype(float), rtol=2e-6, atol=1e-6 * distance)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_divergences_of_half_precision_are_not_negative(dtype):
+    p = np.random.default_rng(77).dirichlet(np.ones(20), (2, 500))
+    close = 0.99 * p[0] + 0.01 * p[1]
+    for loss in (kl_divergence, jensen_shannon):
+        assert (run(loss, jnp.asarray(p[0], dtype), jnp.asarray(close, dtype)) >= 0).all()
+
+
+def test_relative_entropy_of_what_is_no_distribution_keeps_the_plain_sum():
+    """Under jit, where values are unknown: sum p log(p / q), also where the sums differ."""
+    p, q = np.array([0.2, 0.3]), np.array([0.5, 0.75])
+    expected = (p * np.log(p / q)).sum()
+    value, slope = jax.jit(jax.value_and_grad(kl_divergence, 1))(
+        jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32)
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(slope, -p / q, rtol=1e-6)
+
+
+def test_infinite_scores_and_errors():
+    z, y = jnp.array([jnp.inf, jnp.inf, -jnp.inf, -jnp.inf, jnp.inf]), jnp.array([0.0, 1, 0, 1, 0.25])
+    value, gradient = jax.jit(
+        jax.value_and_grad(lambda z: (lambda v: (v.sum(), v))(sigmoid_cross_entropy(z, y)), has_aux=True)
+    )(z)
+    np.testing.assert_array_equal(value[1], [np.inf, 0, 0, np.inf, np.inf])
+    np.testing.assert_array_equal(gradient, [1, 0, 0, -1, 0.75])  # sigma(z) - y
+    e, zeros = jnp.array([jnp.inf, -jnp.inf, 3.0, 0.5]), jnp.zeros((4, 1))
+    loss = lambda e: huber_loss(e[:, None], zeros, delta=2.0)
+    value, slope = jax.jit(lambda e: jax.jvp(loss, (e,), (jnp.ones(4),)))(e)
+    np.testing.assert_array_equal(value, [np.inf, np.inf, 4, 0.125])
+    np.testing.assert_array_equal(slope, [2, -2, 2, 0.5])
+    np.testing.assert_array_equal(jax.grad(lambda e: loss(e).sum())(e), slope)
+    np.testing.assert_array_equal(jax.grad(lambda e: mae(e[:, None], zeros).sum())(e), [1, -1, 1, 1])
+
+
+def test_options_that_are_arrays():
+    e, zeros, delta = jnp.array([[3.0, 3.0], [0.5, -3.0]]), jnp.zeros((2, 2)), jnp.array([1.0, 2.0])
+    np.testing.assert_allclose(huber_loss(e, zeros, delta=delta), [(2.5 + 4) / 2, (0.125 + 4) / 2], rtol=1e-6)
+    slope = jax.grad(lambda d: huber_loss(e, zeros, delta=d).sum())(delta)
+    np.testing.assert_allclose(slope, np.array([3 - 1, 2 * (3 - 2)]) / 2, rtol=1e-6)
+    with pytest.raises(
+        ValueError, match=r"huber_loss expected delta to be a number or of shape \(2,\) or \(2, 2\), got"
+    ):
+        huber_loss(e, zeros, delta=jnp.ones(3))
+    for loss, option in ((huber_loss, "delta"), (gaussian_nll, "variance"), (sigmoid_cross_entropy, "pos_weight")):
+        with pytest.raises(ValueError, match=f"{loss.__name__} expected {option} > 0, got 0"):
+            loss(e, zeros, **{option: jnp.array([0.0, 1.0])})
+    np.testing.assert_array_equal(hinge_loss(jnp.array([0.5, -1.0]), jnp.ones(2), margin=0.25), [0, 1.25])
+
+
+def test_gaussian_nll_with_a_variance_and_poisson_nll():
+    f, y, v = normal(78, 4, 3), normal(79, 4, 3), np.random.default_rng(80).uniform(0.1, 4, size=(4, 3))
+    counts = np.random.default_rng(81).poisson(3.0, size=(4, 3)).astype(float)
+    with jax.enable_x64(True):
+        a, b = jnp.asarray(f), jnp.asarray(y)
+        for variance in (v, v[0], 0.3):
+            expected = -stats.norm.logpdf(y, f, np.sqrt(variance)).sum(-1)
+            given = variance if isinstance(variance, float) else jnp.asarray(variance)
+            np.testing.assert_allclose(gaussian_nll(a, b, variance=given), expected, rtol=1e-12)
+        slope = jax.grad(lambda v: gaussian_nll(a, b, variance=v).sum())(jnp.asarray(v))
+        np.testing.assert_allclose(slope, 0.5 / v - 0.5 * ((y - f) / v) ** 2, rtol=1e-12)
+        value, slope = jax.value_and_grad(lambda f: poisson_nll(f, jnp.asarray(counts)).sum())(a)
+    np.testing.assert_allclose(value, -stats.poisson.logpmf(counts, np.exp(f)).sum(), rtol=1e-12)
+    np.testing.assert_allclose(slope, np.exp(f) - counts, rtol=1e-11)
+    assert abs(poisson_nll(jnp.array([-jnp.inf]), jnp.array([0.0]))) < 1e-6  # a rate of 0, and no event
+    with pytest.raises(ValueError, match="poisson_nll expected targets >= 0, got a minimum of -1.0"):
+        poisson_nll(jnp.zeros(1), -jnp.ones(1))
+
+
+def test_info_nce_loss():
+    a, b = normal(82, 2, 5, 3)
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    expected = -np.diag(special.log_softmax(unit(a) @ unit(b).T / 0.5, axis=-1))
+    loss = jax.jit(partial(info_nce_loss, temperature=0.5))
+    x, y = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
+    np.testing.assert_allclose(loss(x, y), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss(1e30 * x, 1e-30 * y), expected, rtol=1e-5)  # no square overflows
+    slope = jax.grad(lambda x: loss(x, y).sum())(x)
+    np.testing.assert_allclose((slope * x).sum(-1), 0, atol=1e-5)  # the length has no effect
+    assert np.isfinite(jax.grad(lambda x: loss(x, y).sum())(x.at[0].set(0))).all()
+
+
+def test_total_variation_penalty():
+    image = normal(83, 2, 4, 5, 3)
+    expected = sum(np.abs(np.diff(image, axis=axis)).sum((1, 2, 3)) for axis in (1, 2))
+    x = jnp.asarray(image, jnp.float32)
+    np.testing.assert_allclose(total_variation_penalty(x), expected, rtol=1e-6)
+    np.testing.assert_array_equal(jax.grad(lambda x: total_variation_penalty(x).sum())(jnp.ones((1, 2, 2, 1))), 0)
+    single = total_variation_penalty(x[:, :1, :1])
+    np.testing.assert_array_equal(single, 0)
+
+
+# Rejected inputs of all functions ------------------------------------------------------------------------------------
+
+COMPLEX = {
+    **{name: (row.loss, row.arguments) for name, row in MASKABLE.items()},
+    "jensen_gap": (partial(jensen_gap, jnp.exp), (Z[0, 0], P[0, 0])),
+    "soft_threshold": (partial(soft_threshold, threshold=1.0), (Z,)),
+    "l1_penalty": (l1_penalty, (Z,)),
+    "l2_penalty": (l2_penalty, (Z,)),
+    "total_variation_penalty": (total_variation_penalty, (Z,)),
+    "weighted_mean": (weighted_mean, (Z, P)),
+    "accuracy": (metrics.accuracy, (Z, Y, Y)),
+    "top_k_accuracy": (partial(metrics.top_k_accuracy, k=2), (Z, Y, Y)),
+    "perplexity": (metrics.perplexity, (Z, Y, Y)),
+    "predict_class": (metrics.predict_class, (Z,)),
+    "confusion_matrix": (partial(metrics.confusion_matrix, classes=4), (Y, Y)),
+    "precision_recall_f1": (metrics.precision_recall_f1, (COUNTS[0, 0] * np.eye(4),)),
+    "r_squared": (metrics.r_squared, (Z, W)),
+}
+
+
+def test_complex_arrays_are_rejected_by_every_loss_and_metric(sentences):
+    tested = {name.split()[0] for name in COMPLEX} | {"nll"}
+    assert tested >= set(jaxblocks.losses.__all__) | set(metrics.__all__)
+    for name, (function, arguments) in COMPLEX.items():
+        arguments = [jnp.asarray(x, None if x.dtype == np.int32 else jnp.float32) for x in arguments]
+        for slot, x in enumerate(arguments):
+            spoiled = [*arguments[:slot], x.astype(jnp.complex64), *arguments[slot + 1 :]]
+            options = {"weights": spoiled.pop()} if len(spoiled) == 3 else {}
+            with pytest.raises(
+                TypeError, match=rf"^{name.split()[-1] if 'nll' in name else ''}.* got complex64 .*; \w+"
+            ):
+                function(*spoiled, **options)
+    assert mse(jnp.ones(2), jnp.abs(jnp.ones(2, jnp.complex64))) == 0  # the suggested repair
+
+
+def test_scores_and_labels_given_to_cross_entropy(sentences):
+    z, y = jnp.asarray(normal(84, 2, 3), jnp.float32), jnp.array([2, 0])
+    for arguments in ((z, y), (y, z)):
+        with pytest.raises(
+            TypeError, match=r"^cross_entropy expected .*int32 \(2,\); .*softmax_cross_entropy\(logits, labels\)"
+        ):
+            cross_entropy(*arguments)
+    assert softmax_cross_entropy(z, y).shape == (2,)  # the suggested repairs
+    assert cross_entropy(one_hot(y, 3), softmax(z)).shape == (2,)

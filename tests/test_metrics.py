@@ -165,6 +165,16 @@ def test_perplexity_of_simple_models():
     assert abs(on(perplexity, jnp.exp(log_p), LABELS) - expected) > 0.1  # probabilities are not logits
 
 
+def test_gradient_of_perplexity_is_zero_at_padding():
+    scores, labels = SCORES[:3].copy(), np.array([1, -100, 2])
+    weights = jnp.asarray(labels >= 0)
+    value = lambda x: perplexity(x, jnp.asarray(labels), weights=weights)
+    with jax.debug_nans(False):
+        slope = jax.jit(jax.grad(value))(jnp.asarray(scores).at[1].set(jnp.nan))
+    np.testing.assert_array_equal(np.asarray(slope) != 0, np.asarray(weights)[:, None] & np.ones((3, CLASSES), bool))
+    assert np.isfinite(slope).all()
+
+
 def test_perplexity_of_half_precision_is_summed_in_float32():
     scores = jnp.asarray(SCORES, jnp.bfloat16)
     expected = perplexity(scores.astype(jnp.float32), jnp.asarray(LABELS))
@@ -225,7 +235,7 @@ def test_labels_out_of_range(name, wrong):
     labels = LABELS.copy()
     labels[3] = wrong
     scores, labels = jnp.asarray(SCORES), jnp.asarray(labels)
-    with pytest.raises(ValueError, match=rf"targets from 0 to 6, got values from {labels.min()} to {labels.max()}; "):
+    with pytest.raises(ValueError, match=rf"targets from 0 to 6, got targets from {labels.min()} to {labels.max()}; "):
         function(scores, labels)
     with jax.debug_nans(False):
         assert np.isnan(jax.jit(function)(scores, labels))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.core import LayerLike, side_inputs, stateful
 from jaxblocks.training.objective import apply_in, as_compute_dtype, call_loss, mean_of
 from jaxblocks.training.rows import count_rows, take_rows
@@ -30,7 +30,8 @@ def evaluate(
 ) -> dict[str, float]:
     r"""Means of metrics over all rows of ``data = (x, y)``, with the net in evaluation mode (``train=False``).
 
-    Every row counts once: a smaller last batch is weighted by its number of rows (and compiled once more).
+    Every row counts once: a smaller last batch is weighted by its number of rows (and compiled once more). A metric
+    that returns a pair ``(values, weights)``, as a loss may, gives the weighted mean over all rows.
 
     Args:
         state: the state of the net; ``()`` for a net without state.
@@ -40,7 +41,8 @@ def evaluate(
         compute_dtype: as in `train_step`; metrics get outputs in float32.
 
     Raises:
-        TypeError, ValueError: for data that are not arrays with the same number of rows, and metrics of other shapes.
+        TypeError, ValueError: for data that are not arrays with the same number of rows, metrics of other shapes, and
+            weights that are all 0.
 
     >>> halve = lambda x: x / 2
     >>> x = jnp.array([1.0, 2.0, 6.0])
@@ -54,15 +56,24 @@ def evaluate(
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     named = tuple(metrics.items())
     means = [_batch_means(net, named, compute_dtype, params, state, *take_rows(data, batch)) for batch in batches]
-    weights = [(batch.stop - batch.start) / rows for batch in batches]
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
-        if any(math.isnan(float(value)) for value in mean.values()):
+        if any(math.isnan(float(value)) for value, _ in mean.values()):
             # Outside of jit, a layer can check the values and raise an error that explains the NaN.
             x = jax.tree.map(jnp.asarray, take_rows(data, batch)[0])
             evaluation_forward(net, params, state, x, compute_dtype)
             break
-    return {name: math.fsum(w * float(m[name]) for w, m in zip(weights, means, strict=True)) for name in metrics}
+    sizes = [batch.stop - batch.start for batch in batches]
+    return {name: _mean_of_batches(name, [mean[name] for mean in means], sizes) for name in metrics}
+
+
+def _mean_of_batches(name: str, means, sizes) -> float:
+    """The mean of the means of batches by the sums of their weights, or by their sizes where there are no weights."""
+    weights = [size if total is None else float(total) for (_, total), size in zip(means, sizes, strict=True)]
+    total = math.fsum(weights)
+    if total == 0:
+        require(False, f"weights of the metric {name!r} that are not all 0", repair="omit these rows")
+    return math.fsum(w / total * float(mean) for w, (mean, _) in zip(weights, means, strict=True))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

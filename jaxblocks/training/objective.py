@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from jaxblocks.checks import describe, require
 from jaxblocks.children import as_inputs, child_key
 from jaxblocks.core import side_inputs, stateful
+from jaxblocks.losses import weighted_mean
 from jaxblocks.training.state import as_typed_key, is_optimizer
 
 __all__ = [
@@ -47,7 +48,7 @@ def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None
     def objective_of(ts, x, y, side):
         def objective(params):
             outputs, state = forward(ts._replace(params=params), x, side)
-            value = mean_of("the loss", call_loss(loss, outputs, y), outputs, y)
+            value, _ = mean_of("the loss", call_loss(loss, outputs, y), outputs, y)
             return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
 
         return objective
@@ -60,13 +61,15 @@ def call_loss(loss: Callable, outputs, y):
     return loss(outputs, y)
 
 
-def mean_of(what: str, value, outputs, y) -> Float[Array, ""]:
-    """The mean of all entries, in float32, or float64 for float64; raises if operands were broadcast silently.
+def mean_of(what: str, value, outputs, y) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+    """The mean of all entries, in float32, or float64 for float64, and the sum of the weights.
 
-    A valid value, one number per example or per entry of more axes, has the leading axes of the outputs or of ``y``.
-    Outputs ``(64, 1)`` minus ``y`` ``(64,)`` have the shape ``(64, 64)``, which is rejected.
+    ``value`` is an array, or a pair ``(values, weights)`` of one shape: the mean is the `weighted_mean` then. Without
+    weights their sum is ``None``. Raises if operands were broadcast silently: a valid value, one number per example or
+    per entry of more axes, has the leading axes of the outputs or of ``y``. Outputs ``(64, 1)`` minus ``y`` ``(64,)``
+    have the shape ``(64, 64)``, which is rejected.
     """
-    value = jnp.asarray(value)
+    value, weights = _values_and_weights(what, value)
     shape = value.shape
     while shape and shape[-1] == 1:
         shape = shape[:-1]
@@ -79,7 +82,22 @@ def mean_of(what: str, value, outputs, y) -> Float[Array, ""]:
             "make their shapes equal, for example with y[:, None], or return the mean, with .mean(), if this shape is "
             "intended",
         )
-    return jnp.mean(value, dtype=jnp.float64 if value.dtype == jnp.float64 else jnp.float32)
+    dtype = jnp.float64 if value.dtype == jnp.float64 else jnp.float32
+    if weights is None:
+        return jnp.mean(value, dtype=dtype), None
+    return weighted_mean(value, weights), jnp.sum(weights, dtype=dtype)
+
+
+def _values_and_weights(what: str, value):
+    """The arrays of a pair ``(values, weights)``; weights ``None`` for an array."""
+    if not isinstance(value, tuple):
+        return jnp.asarray(value), None
+    fits = len(value) == 2 and all(hasattr(one, "shape") for one in value)
+    if not fits or jnp.shape(value[0]) != jnp.shape(value[1]) or not jnp.shape(value[0]):
+        got = " and ".join(map(describe, value))
+        expected = f"{what} to be an array, or a pair (values, weights) of one shape with one number per example each"
+        require(False, expected, got, "leave out other outputs, or give both one shape", error=TypeError)
+    return value
 
 
 def check_loss(loss) -> None:

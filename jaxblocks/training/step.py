@@ -48,13 +48,21 @@ def train_step(
         net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
             declares them, other side inputs are those in ``**side`` of the step.
         loss: :math:`\ell`, ``loss(outputs, y)``, one number per example, or per entry of more leading
-            axes (such as positions), or a single number. The objective is the mean, in float32 at least.
+            axes (such as positions), or a single number. The objective is the mean, in float32 at least. With weights
+            of examples :math:`w_i` the loss returns the pair ``(values, weights)``, and the mean of a batch is
+            :math:`\sum_i w_i \ell_i / \sum_i w_i` (`weighted_mean`; 0 for a batch whose weights are all 0).
         optimizer: any ``optax`` transformation, including those that need the value or a line search.
         penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
         augment: ``augment(key, x) -> x``, applied to each batch with a different key.
         compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
             residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
+
+    Weights come from the labels or from the data; these losses exclude padding, balance classes, and read a column::
+
+        lambda logits, y: (jb.softmax_cross_entropy(logits, y, where=y >= 0), y >= 0)
+        lambda logits, y: (jb.softmax_cross_entropy(logits, y), class_weights[y])
+        lambda outputs, y: (jb.mse(outputs, y["target"]), y["weight"])
 
     For gradient accumulation, clipping and learning-rate schedules use optax. This optimizer takes four batches per
     step, clips their mean gradient to norm 1, and has a learning rate that increases over 100 steps and decays over 900

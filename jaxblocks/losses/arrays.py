@@ -1,0 +1,28 @@
+"""What losses do with their arrays: the dtype to compute in, absolute values, products with infinite factors."""
+
+import jax.numpy as jnp
+
+from jaxblocks.checks import require
+from jaxblocks.precision import widen
+
+__all__ = ["check_last_axis", "magnitude", "product", "widen_both"]
+
+
+def widen_both(a, b):
+    """Two arrays in the dtype to compute in, and the dtype of the result."""
+    return widen(a), widen(b), jnp.promote_types(a.dtype, b.dtype)
+
+
+def magnitude(x):
+    """|x| with derivative 0 at 0 (``jnp.abs`` has 1), so that the gradient at a perfect fit is 0."""
+    return x * jnp.sign(x)
+
+
+def product(weight, x):
+    """weight * x with 0 times infinity = 0, in the value and in the derivative of the weight."""
+    return weight * jnp.where((weight == 0) & jnp.isinf(x), 0, x)
+
+
+def check_last_axis(x):
+    """Raise a ``ValueError`` for an axis of classes or features without entries."""
+    require(x.shape[-1] > 0, "at least one entry on the last axis", x)

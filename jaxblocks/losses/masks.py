@@ -1,0 +1,106 @@
+"""Masks and weights of examples: what is masked changes neither the loss nor its gradient."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Real
+
+from jaxblocks.checks import check_values, checkable, checked, require
+from jaxblocks.precision import wide_dtype
+
+__all__ = ["as_entries", "fill", "mask_of_entries", "weighted_mean", "zero"]
+
+
+@checked
+def weighted_mean(
+    values: Real[Array, "*shape"] | Bool[Array, "*shape"],
+    weights: Real[Array, "*shape"] | Bool[Array, "*shape"],
+    *,
+    check: bool = False,
+) -> Float[Array, ""]:
+    r"""Weighted mean :math:`\sum_i w_i \ell_i / \sum_i w_i` of all entries, such as the losses of examples.
+
+    With a mask as weights it is the mean over the entries that count. Entries of weight 0 may have any value, NaN
+    included; for a finite gradient there pass the mask to the loss too, as ``where``. If all weights are 0, as in a
+    batch of padding alone, the mean and its gradient are 0. The sums are in float32, or float64 for float64 ``values``.
+
+    Args:
+        values: :math:`\ell_i`.
+        weights: :math:`w_i \ge 0`, numbers or booleans of the same shape. For weights of classes write
+            ``class_weights[labels]``.
+
+    Raises:
+        ValueError: for unequal shapes, or weights below 0 (known values, or ``check=True``).
+
+    >>> print(weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([2.0, 1.0, 0.0])))
+    2.0
+
+    Source: Cevher, Mathematics of Data (weighted empirical risk).
+    """
+    dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
+    weights = weights.astype(dtype)
+    known = checkable(weights, check)
+    if known is not None:
+        check_values(known >= 0, "weights >= 0, got a minimum of {smallest}", check=check, smallest=jnp.min(known))
+    total = jnp.sum(weights)
+    products = weights * jnp.where(weights == 0, 0, values.astype(dtype))
+    return jnp.sum(products) / jnp.where(total == 0, 1, total)
+
+
+def fill(where, x, value):
+    """``x`` with ``value`` at the examples that ``where`` excludes.
+
+    The loss is then finite there, and so is its derivative; NaN times a cotangent of 0 would be NaN.
+
+    >>> print(fill(jnp.array([True, False]), jnp.array([[1.0, 2.0], [jnp.inf, 3.0]]), 0.5))
+    [[1.  2. ]
+     [0.5 0.5]]
+    """
+    if where is None:
+        return x
+    return jnp.where(where.reshape(where.shape + (1,) * (x.ndim - where.ndim)), x, value)
+
+
+def zero(where, loss):
+    """The loss with 0 at the examples that ``where`` excludes.
+
+    >>> print(zero(jnp.array([True, False]), jnp.array([1.0, 2.0])))
+    [1. 0.]
+    """
+    return loss if where is None else jnp.where(where, loss, 0)
+
+
+def mask_of_entries(where, x):
+    """A mask of examples or of entries as a mask of all entries of ``x``.
+
+    >>> print(mask_of_entries(jnp.array([True, False]), jnp.ones((2, 2))))
+    [[ True  True]
+     [False False]]
+    """
+    if where is None or where.shape == x.shape:
+        return where
+    expected = f"where of shape {x.shape[:-1]}, one per example, or {x.shape}, one per entry"
+    require(where.shape == x.shape[:-1], expected, where, "give it one of these shapes")
+    return jnp.broadcast_to(where[..., None], x.shape)
+
+
+def as_entries(name: str, value, x, *, least: int | None = None):
+    """A number, one number per feature, or one per entry, as an array that broadcasts to the entries of ``x``.
+
+    The numbers are positive, or not below ``least``.
+
+    >>> print(as_entries("delta", jnp.array([1.0, 2.0]), jnp.ones((3, 2))))
+    [[1. 2.]]
+    """
+    if not isinstance(value, Tracer):
+        numbers = np.asarray(value)
+        expected = f"{name} > 0" if least is None else f"{name} >= {least}"
+        ok = numbers > 0 if least is None else numbers >= least
+        if not ok.all():
+            require(False, expected, f"{numbers.min()}", "1.0 is a common first choice")
+    value = jnp.asarray(value, wide_dtype(x.dtype))
+    shapes = ((), x.shape[-1:], x.shape)
+    if value.shape not in shapes:
+        expected = f"{name} to be a number or of shape {shapes[1]} or {shapes[2]}"
+        require(False, expected, value, "give it one of these shapes, for example with jnp.broadcast_to")
+    return value.reshape((1,) * (x.ndim - value.ndim) + value.shape)
