@@ -1,0 +1,122 @@
+"""Makes each mistake of `mutants.toml` in a copy of the package, and reports those that its tests do not see.
+
+`make mutants`, or `python tests/mutants.py [part of a path ...] [-j processes]`.
+"""
+
+import argparse
+import multiprocessing
+import os
+import queue
+import shutil
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("jaxblocks", "tests", "examples", "pyproject.toml")
+CONTEXT = multiprocessing.get_context("forkserver")
+# Each run of pytest is forked from a process that has imported these, which takes longer than most of the tests.
+CONTEXT.set_forkserver_preload(["conftest", "jax", "optax", "scipy.stats", "torch"])
+
+
+class Mutant(NamedTuple):
+    """One mistake: ``before`` in ``file`` becomes ``after``; the tests in the file ``tests`` that fit ``pattern`` fail."""
+
+    file: str
+    before: str
+    after: str
+    tests: str
+    pattern: str
+
+    def __str__(self):
+        return f"{self.file}: {' '.join(self.before.split())} -> {' '.join(self.after.split()) or 'nothing'}"
+
+
+def read_mutants() -> list[Mutant]:
+    """The entries of `mutants.toml`."""
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    return [
+        Mutant(file, before, after, *tests.partition("::")[::2])
+        for file, entries in table.items()
+        for before, after, tests in entries
+    ]
+
+
+def mutated(mutant: Mutant) -> str:
+    """The text of the file with the mistake."""
+    text = (ROOT / "jaxblocks" / mutant.file).read_text()
+    if text.count(mutant.before) != 1:
+        raise ValueError(f"mutants.toml expected text that occurs once, got {text.count(mutant.before)} of {mutant}")
+    return text.replace(mutant.before, mutant.after)
+
+
+def run_pytest(arguments: list[str], copy: Path, cache: Path):
+    """Runs in a process of its own."""
+    import jax
+    import pytest
+
+    os.chdir(copy)
+    for stream in (1, 2):
+        os.dup2(os.open(copy / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    sys.path.insert(0, str(copy))
+    sys.dont_write_bytecode = True  # two mutants of one size and one second would share it
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    sys.exit(pytest.main(arguments))
+
+
+def fate(mutant: Mutant, copy: Path, cache: Path) -> str:
+    """What the tests of a mutant say when they run in ``copy``."""
+    file = copy / "jaxblocks" / mutant.file
+    file.write_text(mutated(mutant))
+    arguments = ["-q", "-x", "-n", "0", f"tests/{mutant.tests}", *(["-k", mutant.pattern] if mutant.pattern else [])]
+    process = CONTEXT.Process(target=run_pytest, args=(arguments, copy, cache))
+    try:
+        process.start()
+        process.join()
+    finally:
+        shutil.copyfile(ROOT / "jaxblocks" / mutant.file, file)
+    outcomes = {0: "SURVIVED", 1: "killed"}  # 5: no test was selected; 2 and 4: the tests could not be collected
+    known = outcomes.get(process.exitcode or 0)
+    return known or f"ERROR {process.exitcode} of pytest: {(copy / 'output').read_text().strip()[-300:]}"
+
+
+def main():
+    """Runs the chosen mutants; exits with 1 if one of them survived or could not be run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="parts of paths, such as losses; the whole package without it")
+    parser.add_argument("-j", type=int, default=2, help="processes at a time")
+    options = parser.parse_args()
+    chosen = [m for m in read_mutants() if not options.only or any(part in m.file for part in options.only)]
+    for mutant in chosen:
+        mutated(mutant)  # raises before the first run
+    places = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.j) as pool:
+        for worker in range(options.j):
+            copy = Path(folder) / str(worker)
+            copy.mkdir()
+            for name in COPIED:
+                duplicate = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+                duplicate(ROOT / name, copy / name)
+            places.put((copy, ROOT / ".cache" / "jax" / f"gw{worker}"))  # the caches of `make test`
+
+        def run(mutant):
+            place, start = places.get(), time.monotonic()
+            try:
+                outcome = fate(mutant, *place)
+            finally:
+                places.put(place)
+            print(f"{outcome:9}{time.monotonic() - start:5.0f} s  {mutant}", flush=True)
+            return outcome
+
+        outcomes = list(pool.map(run, chosen))
+    left = [f"{outcome}  {m}" for outcome, m in zip(outcomes, chosen, strict=True) if outcome != "killed"]
+    print(f"\n{len(chosen) - len(left)} of {len(chosen)} mutants were killed.", *left, sep="\n")
+    return bool(left)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
