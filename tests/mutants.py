@@ -24,7 +24,7 @@ CONTEXT.set_forkserver_preload(["conftest", "jax", "optax", "scipy.stats", "torc
 
 
 class Mutant(NamedTuple):
-    """One mistake: ``before`` in ``file`` becomes ``after``; the tests in the file ``tests`` that fit ``pattern`` fail."""
+    """One mistake: ``before`` in ``file`` becomes ``after``. In the file ``tests``, those of ``pattern`` fail."""
 
     file: str
     before: str
