@@ -1,6 +1,6 @@
 """Makes each mistake of `mutants.toml` in a copy of the package, and reports those that its tests do not see.
 
-`make mutants`, or `python tests/mutants.py [part of a path ...] [-j processes]`.
+`make mutants`, or `python tests/mutants.py [part of a module ...] [-j processes]`.
 """
 
 import argparse
@@ -24,34 +24,36 @@ CONTEXT.set_forkserver_preload(["conftest", "jax", "optax", "scipy.stats", "torc
 
 
 class Mutant(NamedTuple):
-    """One mistake: ``before`` in ``file`` becomes ``after``. In the file ``tests``, those of ``pattern`` fail."""
+    """One mistake: ``before`` in ``module`` becomes ``after``. In the file ``tests``, those of ``pattern`` fail."""
 
-    file: str
+    module: str
     before: str
     after: str
     tests: str
     pattern: str
 
     def __str__(self):
-        return f"{self.file}: {' '.join(self.before.split())} -> {' '.join(self.after.split()) or 'nothing'}"
+        return f"{self.module}: {' '.join(self.before.split())} -> {' '.join(self.after.split()) or 'nothing'}"
 
 
 def read_mutants() -> list[Mutant]:
     """The entries of `mutants.toml`."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     return [
-        Mutant(file, before, after, *tests.partition("::")[::2])
-        for file, entries in table.items()
+        Mutant(module, before, after, *tests.partition("::")[::2])
+        for module, entries in table.items()
         for before, after, tests in entries
     ]
 
 
-def mutated(mutant: Mutant) -> str:
-    """The text of the file with the mistake."""
-    text = (ROOT / "jaxblocks" / mutant.file).read_text()
-    if text.count(mutant.before) != 1:
-        raise ValueError(f"mutants.toml expected text that occurs once, got {text.count(mutant.before)} of {mutant}")
-    return text.replace(mutant.before, mutant.after)
+def mutated(mutant: Mutant) -> tuple[Path, str]:
+    """The file of the mistake, as a path in the repository, and its text with the mistake."""
+    module = ROOT / "jaxblocks" / mutant.module
+    texts = {path: path.read_text() for path in (*module.parent.glob(f"{module.name}.py"), *module.rglob("*.py"))}
+    found = [path for path, text in texts.items() for _ in range(text.count(mutant.before))]
+    if len(found) != 1:
+        raise ValueError(f"mutants.toml expected text that occurs once, got {len(found)} of {mutant}")
+    return found[0].relative_to(ROOT), texts[found[0]].replace(mutant.before, mutant.after)
 
 
 def run_pytest(arguments: list[str], copy: Path, cache: Path):
@@ -70,15 +72,15 @@ def run_pytest(arguments: list[str], copy: Path, cache: Path):
 
 def fate(mutant: Mutant, copy: Path, cache: Path) -> str:
     """What the tests of a mutant say when they run in ``copy``."""
-    file = copy / "jaxblocks" / mutant.file
-    file.write_text(mutated(mutant))
+    file, text = mutated(mutant)
+    (copy / file).write_text(text)
     arguments = ["-q", "-x", "-n", "0", f"tests/{mutant.tests}", *(["-k", mutant.pattern] if mutant.pattern else [])]
     process = CONTEXT.Process(target=run_pytest, args=(arguments, copy, cache))
     try:
         process.start()
         process.join()
     finally:
-        shutil.copyfile(ROOT / "jaxblocks" / mutant.file, file)
+        shutil.copyfile(ROOT / file, copy / file)
     outcomes = {0: "SURVIVED", 1: "killed"}  # 5: no test was selected; 2 and 4: the tests could not be collected
     known = outcomes.get(process.exitcode or 0)
     return known or f"ERROR {process.exitcode} of pytest: {(copy / 'output').read_text().strip()[-300:]}"
@@ -87,10 +89,10 @@ def fate(mutant: Mutant, copy: Path, cache: Path) -> str:
 def main():
     """Runs the chosen mutants; exits with 1 if one of them survived or could not be run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", help="parts of paths, such as losses; the whole package without it")
+    parser.add_argument("only", nargs="*", help="parts of modules, such as layers/conv; the whole package without it")
     parser.add_argument("-j", type=int, default=2, help="processes at a time")
     options = parser.parse_args()
-    chosen = [m for m in read_mutants() if not options.only or any(part in m.file for part in options.only)]
+    chosen = [m for m in read_mutants() if not options.only or any(part in m.module for part in options.only)]
     for mutant in chosen:
         mutated(mutant)  # raises before the first run
     places = queue.SimpleQueue()

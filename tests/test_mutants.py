@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 
 
 def test_every_mutant_fits_the_package_and_its_tests():
-    """Its text occurs once in the file, its tests exist, and so do the words of their names."""
+    """Its text occurs once in its module, its tests exist, and so do the words of their names."""
     zoo = "".join(path.read_text() for path in TESTS.glob("zoo*.py"))
     wrong = []
     for mutant in read_mutants():
