@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 
-.PHONY: quickstart test quick lint format parity notebooks benchmarks clean
+.PHONY: quickstart test quick mutants lint format parity notebooks benchmarks clean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -13,6 +13,10 @@ test: .venv/.ready
 
 quick: .venv/.ready
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(CHECKED) -m "not slow"
+
+# Each mistake of tests/mutants.toml, to see whether the tests fail: make mutants ONLY="losses layers/conv" runs a part.
+mutants: .venv/.ready
+	$(BIN)/python tests/mutants.py $(ONLY)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -612,6 +612,8 @@ def test_rotary_equals_the_formula_and_depends_on_distances():
         places = jnp.stack([jnp.arange(5), jnp.arange(5) + 7])
         of_each = turn(jnp.asarray(x), places)
         np.testing.assert_allclose(of_each[1], turn(jnp.asarray(x[1]), places[1]), rtol=1e-14)
+    half, far = jnp.ones((1, 1, 2), jnp.bfloat16), jnp.array([257])  # in bfloat16, 257 is 256
+    np.testing.assert_allclose(turn(half, far)[0, 0], [np.cos(257) - np.sin(257), np.cos(257) + np.sin(257)], rtol=1e-2)
 
 
 def test_rotary_of_adjacent_entries_of_a_part_of_the_features():

@@ -48,6 +48,8 @@ def test_split_uses_every_row_once_and_keeps_examples_aligned():
 def test_split_sizes_follow_the_fractions():
     sizes = [len(y) for _, y in train_val_test_split(KEY, rows(11), fractions=(0.5, 0.2, 0.3))]
     assert sizes == [6, 2, 3]
+    sizes = [len(y) for _, y in train_val_test_split(KEY, rows(10), fractions=(0.25, 0.25, 0.5))]
+    assert sizes == [2, 3, 5]  # the sum of two fractions is rounded, not each of them
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,8 @@ def test_one_step_of_each_sampler_equals_its_formula(double):
     grid, key = jnp.array([t, s]), jax.random.key(3)
     mean = (x - beta / np.sqrt(1 - bar[0]) * eps) / np.sqrt(1 - beta)  # algorithm 2 of the paper
     z = np.asarray(jax.random.normal(jax.random.split(jax.random.clone(key), 1)[0], (3, 2)))
-    for spread, variance in ((1.0, beta), (0.0, (1 - bar[1]) / (1 - bar[0]) * beta)):
+    of_wide = beta * (4 * bar[1] + 1 - bar[1]) / (4 * bar[0] + 1 - bar[0])  # for data of variance 4
+    for spread, variance in ((1.0, beta), (2.0, of_wide), (0.0, (1 - bar[1]) / (1 - bar[0]) * beta)):
         found = ancestral(predict, jnp.asarray(x), grid, schedule, "eps", key=jax.random.clone(key), spread=spread)
         np.testing.assert_allclose(found, mean + np.sqrt(variance) * z, rtol=1e-9)
     found = ddim(predict, jnp.asarray(x), grid, schedule, "eps", eta=1.0, key=jax.random.clone(key))

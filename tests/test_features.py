@@ -154,6 +154,12 @@ def test_random_features_approximate_the_kernel_to_one_over_root_d():
     assert spreads[0] / spreads[1] == pytest.approx(2, rel=0.1)
 
 
+def test_rbf_begins_with_the_given_gamma():
+    x, layer = jnp.array([[0.5, -1.0]]), RBF(3, gamma_init=0.3)
+    params = layer.init(jax.random.key(0), x)
+    np.testing.assert_allclose(layer.apply(params, x), rbf_kernel(x, params["centers"], gamma=0.3), rtol=1e-6)
+
+
 # ---- a linear layer on features
 
 

@@ -1,5 +1,6 @@
 """Initializers and their effect on deep nets: variances of params, variances of layers, symmetry."""
 
+import inspect
 from functools import partial
 
 import jax
@@ -9,8 +10,13 @@ import pytest
 from zoo import Center, Noise
 
 from jaxblocks import (
+    Attention,
     BatchNorm,
+    Conv,
+    ConvTranspose,
     Dense,
+    DepthwiseConv,
+    Embedding,
     Parallel,
     Repeat,
     Residual,
@@ -20,6 +26,7 @@ from jaxblocks import (
     gelu,
     identity,
     initializers,
+    layers,
     leaky_relu,
     relu,
     selu,
@@ -27,6 +34,7 @@ from jaxblocks import (
     variance_report,
 )
 from jaxblocks.activations import activation_moments
+from jaxblocks.layers.graph import GAT, GCN, complete_graph
 
 # ---- draws
 
@@ -114,6 +122,50 @@ def test_the_exact_gain_is_one_over_the_second_moment(activation):
 def test_an_activation_must_be_a_function():
     with pytest.raises(TypeError, match=r"expected activation to be a function, got .*; pass the function itself"):
         initializers.for_activation("relu")
+
+
+# ---- params of layers
+
+
+def test_default_kernels_of_layers():
+    """LeCun for kernels, orthogonal for recurrent ones; rows of an embedding have norm one."""
+    default = lambda build, option: repr(inspect.signature(build).parameters[option].default)
+    cells = layers.RNNCell, layers.GRUCell, layers.LSTMCell
+    for build in (Dense, Conv, DepthwiseConv, ConvTranspose, Attention, GCN, GAT, layers.Maxout, *cells):
+        assert default(build, "kernel_init") == "lecun_normal()", build
+    for build in cells:
+        assert default(build, "recurrent_kernel_init") == "orthogonal()", build
+    assert default(Embedding, "embedding_init") == "variance_scaling(1.0, 'fan_out', 'normal')"
+    assert default(layers.LearnedPositions, "embedding_init") == "normal(0.02)"
+
+
+ROWS = jnp.ones((3, 6))
+GRAPH = complete_graph(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("build", "x"),
+    [
+        (Dense, ROWS),
+        (partial(Conv, kernel_size=2), ROWS),
+        (layers.Maxout, ROWS),
+        (layers.GRUCell, ROWS),
+        (Attention, ROWS),
+        (GCN, GRAPH),
+        (partial(GAT, heads=2), GRAPH),
+    ],
+    ids=["Dense", "Conv", "Maxout", "GRUCell", "Attention", "GCN", "GAT"],
+)
+def test_params_are_drawn_with_their_own_keys(build, x):
+    keys = []
+
+    def record(key, shape, dtype):
+        keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        return jnp.zeros(shape, dtype)
+
+    options = [name for name in inspect.signature(build).parameters if name.endswith("_init")]
+    build(3, **dict.fromkeys(options, record)).init(jax.random.key(0), x)
+    assert len(set(keys)) == len(keys) > 1
 
 
 # ---- variances of layers

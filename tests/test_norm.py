@@ -235,6 +235,11 @@ def test_running_statistics_are_weighted_averages_of_the_batches():
     np.testing.assert_allclose(state["mean"], np.average(batches.mean(1), 0, weights), rtol=1e-5)
     np.testing.assert_allclose(state["variance"], np.average(batches.var(1), 0, weights), rtol=1e-5)
     assert int(state["updates"]) == 4
+    layer, (first, second) = BatchNorm(), jnp.asarray(batches[:2], jnp.float32)
+    _, state = layer.init(jax.random.key(0), first)
+    for batch in (first, second):
+        _, state = layer.apply(params, state, batch, train=True)
+    np.testing.assert_allclose(state["mean"], (0.99 * first.mean(0) + second.mean(0)) / 1.99, rtol=1e-5)  # the default
 
 
 @pytest.mark.parametrize("momentum", [0, 0.9, 0.999])

@@ -185,6 +185,8 @@ def test_forget_bias_is_added_to_the_existing_bias():
     np.testing.assert_array_equal(params["recurrent_bias"], [0, 0, 3, 3, 0, 0, 0, 0])
     params, _ = LSTMCell(2, use_bias=False, recurrent_bias=False).init(jax.random.key(0), X[:, 0])
     assert set(params) == {"kernel", "recurrent_kernel"}
+    params, _ = LSTMCell(2, bias_init=jax.nn.initializers.ones).init(jax.random.key(0), X[:, 0])
+    np.testing.assert_array_equal(params["bias"], [1, 1, 2, 2, 1, 1, 1, 1])  # by default 1 is added
 
 
 def test_forget_bias_is_that_of_the_forget_gate():
