@@ -13,7 +13,7 @@ function of arrays or of functions::
 from importlib import import_module as _import_module
 import typing as _typing
 
-from jaxblocks.jaxlib_check import warn_at_import as _warn_at_import
+from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong as _warn_if_jaxlib_is_wrong
 
 # The contract: the two kinds of layers.
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
@@ -216,7 +216,7 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
         raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}")
 
 
-_warn_at_import()
+_warn_if_jaxlib_is_wrong()
 
 
 def __dir__() -> list[str]:

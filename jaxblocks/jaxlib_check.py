@@ -2,67 +2,37 @@
 
 jaxlib 0.10.2 on CPU fuses multiply, reduce and broadcast wrongly under ``jit`` when a pullback is vmapped:
 ``jit(jacrev(f))`` of x mean(x) or of a layer norm has wrong rows. The dependencies of the package exclude this
-version, but an environment may still contain it. `warn_at_import` needs no backend;
-`warn_if_jaxlib_is_wrong` asks which one is in use.
+version, but an environment may still contain it.
 """
 
-import functools
-import importlib.util
 import os
 import shlex
 import warnings
 from pathlib import Path
 
-import jax
 import jaxlib.version
 
-__all__ = ["warn_at_import", "warn_if_jaxlib_is_wrong"]
+__all__ = ["warn_if_jaxlib_is_wrong"]
 
 _WRONG = frozenset({"0.10.2"})
 _FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
 
-def warn_at_import() -> None:
-    """Warn, once in a process, if this jaxlib computes wrong Jacobians under ``jit``; ``import jaxblocks`` calls it.
-
-    The backend is not known yet: there is no warning where another platform than the CPU is configured or a plugin for
-    one is installed. There the tools of `jaxblocks.ad` warn if the CPU is used nevertheless.
-
-    >>> warn_at_import()
-    """
-    if _version() in _WRONG:
-        platforms = _platforms()
-        if platforms.startswith("cpu") if platforms else importlib.util.find_spec("jax_plugins") is None:
-            _warn()
-
-
-@functools.cache
 def warn_if_jaxlib_is_wrong() -> None:
-    """Warn, once in a process, if this jaxlib computes wrong Jacobians under ``jit``.
+    """Warn if this jaxlib computes wrong Jacobians under ``jit`` on CPU; ``import jaxblocks`` calls it.
 
-    Every derivative tool calls it; only the first call has an effect. There is no warning if the backend is not the
-    CPU, or if ``XLA_FLAGS`` already contains the workaround.
+    There is no warning if ``XLA_FLAGS`` already contains the workaround.
 
     >>> warn_if_jaxlib_is_wrong()
     """
-    if _version() in _WRONG and jax.default_backend() == "cpu":
-        _warn()
-
-
-@functools.cache
-def _warn() -> None:
-    if not _has_workaround(os.environ.get("XLA_FLAGS", "")):
+    if _version() in _WRONG and not _has_workaround(os.environ.get("XLA_FLAGS", "")):
         warnings.warn(
             f"jaxlib {_version()} computes wrong Jacobians under jit on CPU (jit(jacrev(f)), jit(vmap(vjp)) of means "
             "and norms); install another version of jaxlib, or start Python with "
             f"XLA_FLAGS={_FLAG}=-reduce placed before any bare token in XLA_FLAGS.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
-
-
-def _platforms() -> str | None:
-    return getattr(jax.config, "jax_platforms", None)
 
 
 def _version() -> str:

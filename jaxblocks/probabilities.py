@@ -249,6 +249,7 @@ def smooth_labels(
     return ((1 - smoothing) * wide + smoothing / targets.shape[-1]).astype(targets.dtype)
 
 
+@checked
 def as_share(name: str, value: Share, dtype: DTypeLike) -> Float[Array, ""]:
     """A number from 0 to 1 as an array of a dtype; raises a ``ValueError`` for a known one out of range.
 

@@ -5,7 +5,6 @@ import itertools
 import os
 import subprocess
 import sys
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -49,43 +48,17 @@ def test_jacobians_under_jit_are_correct(f, shape):
 
 @pytest.fixture
 def version(monkeypatch):
-    """Set the version of jaxlib that the check reads, and clear its cache."""
+    """Set the version of jaxlib and the flags of XLA that the check reads."""
 
-    def pretend(number, flags="", backend="cpu"):
+    def pretend(number, flags=""):
         monkeypatch.setattr(jaxlib_check, "_version", lambda: number)
         monkeypatch.setenv("XLA_FLAGS", flags)
-        monkeypatch.setattr(jax, "default_backend", lambda: backend)
-        clear()
 
-    def clear():
-        jaxlib_check.warn_if_jaxlib_is_wrong.cache_clear()
-        jaxlib_check._warn.cache_clear()
-
-    yield pretend
-    clear()
-
-
-TOOLS = [
-    lambda: hvp(jnp.sum, jnp.ones(2), jnp.ones(2)),
-    lambda: value_grad_hvp(jnp.sum, jnp.ones(2), jnp.ones(2)),
-    lambda: directional_curvature(jnp.sum, jnp.ones(2), jnp.ones(2)),
-    lambda: cost_table(jnp.sum, jnp.ones(2), measure=False),
-]
-
-
-@pytest.mark.parametrize("tool", TOOLS, ids=["hvp", "value_grad_hvp", "directional_curvature", "cost_table"])
-def test_the_affected_jaxlib_warns_once(version, tool):
-    version("0.10.2")
-    with pytest.warns(RuntimeWarning, match=r"jaxlib 0\.10\.2 computes wrong Jacobians under jit.*=-reduce") as caught:
-        tool()
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tool()
+    return pretend
 
 
 def test_the_affected_jaxlib_warns_at_import():
-    """`import jaxblocks` warns where the version is 0.10.2, at the line of the user, and starts no backend."""
+    """`import jaxblocks` warns where the version is 0.10.2, once, and the warning names a line of the user."""
     code = """
 import warnings, jax, jaxlib.version
 jaxlib.version.__version__ = "0.10.2"
@@ -98,18 +71,6 @@ print(len(caught), caught[0].category.__name__, caught[0].filename, caught[0].li
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout == "1 RuntimeWarning <string> 6\n", done.stdout + done.stderr
-
-
-def test_no_warning_at_import_for_other_versions_and_platforms(version, monkeypatch):
-    for number, flags, platforms in (("0.10.3", "", "cpu"), ("0.10.2", CURED[0], "cpu"), ("0.10.2", "", "cuda,cpu")):
-        version(number, flags)
-        monkeypatch.setattr(jaxlib_check, "_platforms", lambda platforms=platforms: platforms)
-        jaxlib_check.warn_at_import()
-    version("0.10.2")
-    monkeypatch.setattr(jaxlib_check, "_platforms", lambda: "cpu")
-    with pytest.warns(RuntimeWarning, match="wrong Jacobians under jit on CPU"):
-        jaxlib_check.warn_at_import()
-    TOOLS[0]()  # which does not warn again
 
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
@@ -152,9 +113,9 @@ def test_a_workaround_in_a_flag_file_silences_the_warning(version, tmp_path):
     jaxlib_check.warn_if_jaxlib_is_wrong()
 
 
-@pytest.mark.parametrize(("number", "backend"), [("0.10.1", "cpu"), ("0.12.0.1", "cpu"), ("0.10.2", "gpu")])
-def test_other_versions_do_not_warn(version, number, backend):
-    version(number, backend=backend)
+@pytest.mark.parametrize("number", ["0.10.1", "0.10.3", "0.12.0.1"])
+def test_other_versions_do_not_warn(version, number):
+    version(number)
     jaxlib_check.warn_if_jaxlib_is_wrong()
 
 

@@ -25,7 +25,6 @@ from jaxtyping import Array, Float
 
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.checks import PositiveInt, checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
@@ -285,7 +284,6 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
 
     Source: Krapac & Segvic, Deep feed-forward models (Jacobians of vectorized tensors).
     """
-    warn_if_jaxlib_is_wrong()
     fs = list(fs)
     require(fs, "functions f_1, ..., f_L", "none", "write jacobian_chain([f], x)")
     x = _one_array("x", as_point(x))

@@ -24,7 +24,6 @@ from jaxblocks.ad.binomial import binomial_schedule
 from jaxblocks.ad.jaxprs import piece
 from jaxblocks.checks import checked
 from jaxblocks.core import Checkpoint
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["scan"]
 
@@ -150,7 +149,6 @@ def _block_size(length: int) -> int:
 
 def _snapshots(step, consts, init, xs, length, reverse, unroll, *, snapshots):
     """A scan with a custom rule for reverse mode that follows a binomial schedule."""
-    warn_if_jaxlib_is_wrong()
     steps = np.arange(length)[::-1] if reverse else np.arange(length)  # the step that reads each slice of xs
     schedule = binomial_schedule(length, snapshots)
     last, scratch = length - 1, snapshots  # carries that are not stored are written to the scratch slot

@@ -15,7 +15,6 @@ from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import hvp
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["CostRow", "CostTable", "cost_table"]
@@ -262,7 +261,6 @@ def cost_table(
     Source: Griewank & Walther, Evaluating Derivatives (the cheap gradient principle: between two and four
     times the cost of the function, for any number of arguments).
     """
-    warn_if_jaxlib_is_wrong()
     require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])
     args = (x, *args[1:])

@@ -20,7 +20,6 @@ from jaxblocks.ad.arguments import as_point, floating_like, scalar_valued
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
 from jaxblocks.checks import check_values, checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 
@@ -88,7 +87,6 @@ def hessian(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_size: Chun
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
-    warn_if_jaxlib_is_wrong()
     f = scalar_valued(f)
     x = as_point(x)
     matrix = _matrix(hessian_operator(f, x), x, chunk_size)
@@ -116,7 +114,6 @@ def hessian_blocks(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_siz
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
-    warn_if_jaxlib_is_wrong()
     f = scalar_valued(f)
     x = as_point(x)
     leaves, structure = jax.tree.flatten(x)
@@ -145,7 +142,6 @@ def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_s
 
     Source: Huszar, DeepNN lecture 3 (the Hessian).
     """
-    warn_if_jaxlib_is_wrong()
     f = scalar_valued(f)
     x = as_point(x)
     operator = hessian_operator(f, x)

@@ -21,7 +21,6 @@ from jaxtyping import PyTree
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
 from jaxblocks.ad.sweeps import Held, execute, transposed
 from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["jacobian", "jacobian_plan"]
 
@@ -74,7 +73,6 @@ def jacobian(
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862); Huszar, DeepNN lecture 3 (the order of
     the factors).
     """
-    warn_if_jaxlib_is_wrong()
     _check_memory(memory)
     stock = {"forward": jax.jacfwd, "reverse": jax.jacrev}
 
@@ -128,7 +126,6 @@ def jacobian_plan(
 
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
     """
-    warn_if_jaxlib_is_wrong()
     _check_memory(memory)
     x = _point(x)
     # Arguments that contain arrays are traced, so that shapes suffice; all others (flags, sizes) are static.

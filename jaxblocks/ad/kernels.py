@@ -28,7 +28,6 @@ from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.precision import wide_dtype, widen
 
@@ -85,7 +84,6 @@ def ntk(
     Source: Jacot, Gabriel & Hongler 2018, Neural tangent kernel (arXiv:1806.07572); Novak, Sohl-Dickstein &
     Schoenholz 2022, Fast finite width neural tangent kernel (the three methods; arXiv:2206.08720).
     """
-    warn_if_jaxlib_is_wrong()
     params, plan = _planned(f, params, x1, x2, method, trace)
     kernel = _program(f, plan.method, trace)(params, x1, x2)
     return jnp.asarray(kernel).astype(jnp.result_type(*jax.tree.leaves(params)))
@@ -111,7 +109,6 @@ def ntk_plan(
 
     Source: Novak, Sohl-Dickstein & Schoenholz 2022, Fast finite width neural tangent kernel (arXiv:2206.08720).
     """
-    warn_if_jaxlib_is_wrong()
     return _planned(f, params, x1, x2, method, trace, always=True)[1]
 
 

@@ -19,7 +19,6 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.raveled import RaveledOperator, dot, raveled
 from jaxblocks.checks import PositiveInt, check_values, checked, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["Lanczos", "check_steps", "if_symmetric", "lanczos", "ritz_pairs", "tridiagonalize"]
 
@@ -74,7 +73,6 @@ def lanczos(
 
     Source: Golub & Van Loan 2013, Matrix Computations, chapter 10.
     """
-    warn_if_jaxlib_is_wrong()
     space = raveled(operator, like)
     check_steps(steps, space.n)
     found, asymmetry, scale = tridiagonalize(key, space, steps)

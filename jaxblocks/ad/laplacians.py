@@ -25,7 +25,6 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.jaxprs import Step, as_closed, inputs_of, interpret, piece, split_scan_inputs
 from jaxblocks.checks import PositiveInt, checked, public_name, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["laplacian", "value_grad_laplacian"]
 
@@ -92,7 +91,6 @@ def value_grad_laplacian(
 
 def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     """Value, Jacobian (n, *y) and Laplacian of f at x, all directions at once or in chunks."""
-    warn_if_jaxlib_is_wrong()
     f = array_valued(f)
     x = as_point(x)
     leaves, structure = jax.tree.flatten(x)

@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.checks import checked, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "temporary_bytes"]
@@ -72,7 +71,6 @@ def saved_numbers(f: Callable, /, *args: Any) -> int:
 
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode).
     """
-    warn_if_jaxlib_is_wrong()
     args = as_point(args)
     pullback = jax.eval_shape(lambda *args: jax.vjp(f, *args)[1], *args)
     return sum(leaf.size for leaf in jax.tree.leaves(pullback))
@@ -202,7 +200,6 @@ def memory_curve(
     Source: Huszar, DeepNN lecture 3 (the memory of reverse mode); Griewank & Walther 2008, Evaluating Derivatives
     (doi:10.1137/1.9780898717761).
     """
-    warn_if_jaxlib_is_wrong()
     depths, checkpoints = tuple(depths), tuple(checkpoints)
     increasing = all(hasattr(depth, "__index__") for depth in depths) and list(depths) == sorted(set(depths))
     expected = "depths to be increasing integers >= 1, such as (16, 64, 256)"

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.per_example import checked_examples
 from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["GradientNoise", "gradient_noise"]
@@ -89,7 +88,6 @@ def gradient_noise(
     Source: Huszar, DeepNN lecture 3 (effect of gradient noise); McCandlish et al. 2018, An empirical model of
     large-batch training (the noise scale; arXiv:1812.06162).
     """
-    warn_if_jaxlib_is_wrong()
     params, count = checked_examples(loss, params, data)
     require(batch_size <= count, f"batch_size to be at most the number of examples, {count}", batch_size)
     chunk = count if chunk_size is None else min(count, chunk_size)

@@ -16,7 +16,6 @@ from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.children import as_inputs
 from jaxblocks.core import LayerLike, side_inputs, stateful
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["as_function", "empirical_risk", "over_minibatches"]
@@ -131,7 +130,6 @@ def over_minibatches(
 
     Source: Cevher, Mathematics of Data (empirical risk over minibatches).
     """
-    warn_if_jaxlib_is_wrong()
     if batch_size is None:
         mean_over_list = _over_list(f, data, key)
         return lambda *args: mean_over_list(*args)

@@ -30,7 +30,6 @@ from jaxblocks.ad.arguments import as_point, at_point, scalar_valued
 from jaxblocks.ad.products import linearize_once
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.children import as_shapes
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import widen
 
 __all__ = [
@@ -69,7 +68,6 @@ def hessian_operator(f: Callable[[Any], Float[Array, ""]], x: PyTree) -> Callabl
 
     Source: Pearlmutter 1994, Fast exact multiplication by the Hessian (doi:10.1162/neco.1994.6.1.147).
     """
-    warn_if_jaxlib_is_wrong()
     f, x = scalar_valued(f), as_point(x)
     like = as_shapes(x)
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linearize_once(jax.grad(f), x))
@@ -122,7 +120,6 @@ def gauss_newton_product(
 
 def _gauss_newton(model, loss, x):
     """The shapes of x, and the Gauss-Newton matrix at x as a function of an unchecked v."""
-    warn_if_jaxlib_is_wrong()
     loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
     outputs, push = jax.linearize(model, x)
     _check_floating_outputs(outputs)
@@ -153,7 +150,6 @@ def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: P
     Source: Kunstner, Balles & Hennig 2019, Limitations of the empirical Fisher approximation for natural gradient
     descent (arXiv:1905.12558).
     """
-    warn_if_jaxlib_is_wrong()
     x = as_point(x)
     like, linear = as_shapes(x), _mean_of_outer_products("losses", x, *jax.linearize(losses, x))
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
@@ -197,7 +193,6 @@ def fisher_operator(
 
     Source: Martens 2020, New insights and perspectives on the natural gradient method (arXiv:1412.1193).
     """
-    warn_if_jaxlib_is_wrong()
     axis = _LAST_AXES.get(likelihood) if isinstance(likelihood, str) else None
     sample, log_likelihood = _likelihood(likelihood)
     x = as_point(x)

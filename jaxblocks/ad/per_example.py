@@ -21,7 +21,6 @@ from jaxblocks.ad.arguments import batch_length, floating_params
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.precision import wide_dtype
 
 __all__ = [
@@ -61,7 +60,6 @@ def per_example_gradients(
     Source: Cevher, Mathematics of Data (the gradient of the empirical risk is the mean of those of the examples); Abadi
     et al. 2016, Deep learning with differential privacy (arXiv:1607.00133).
     """
-    warn_if_jaxlib_is_wrong()
     params, _ = checked_examples(loss, params, batch)
     return _over_examples(lambda *example: jax.grad(loss)(params, *example), batch, chunk_size)
 
@@ -100,7 +98,6 @@ def per_example_norms(
     Source: Goodfellow 2015, Efficient per-example gradient computations (arXiv:1510.01799); Li et al. 2021, Large
     language models can be strong differentially private learners (the norm by pairs of positions; arXiv:2110.05679).
     """
-    warn_if_jaxlib_is_wrong()
     params, _ = checked_examples(loss, params, batch)
     reading = sites.read(loss, params, *map(sites.of_one_example, batch))
     leaves, structure = jax.tree.flatten(params)

@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import at_point, scalar_valued
 from jaxblocks.ad.counting import equations
 from jaxblocks.checks import checked
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["directional_curvature", "hvp", "linearize_once", "value_grad_hvp"]
 
@@ -48,7 +47,6 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
     Source: Huszar, DeepNN lecture 3 (the Hessian-vector product); Pearlmutter 1994, Fast exact multiplication
     by the Hessian (doi:10.1162/neco.1994.6.1.147).
     """
-    warn_if_jaxlib_is_wrong()
     f = scalar_valued(f)
     x, v = at_point(x, v)
     gradient = jax.grad(f)
@@ -73,7 +71,6 @@ def value_grad_hvp(
 
     Source: Pearlmutter 1994, Fast exact multiplication by the Hessian (doi:10.1162/neco.1994.6.1.147).
     """
-    warn_if_jaxlib_is_wrong()
     f = scalar_valued(f)
     x, v = at_point(x, v)
     (value, gradient), (_, product) = jax.jvp(jax.value_and_grad(f), (x,), (v,))
@@ -93,7 +90,6 @@ def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: Py
     Source: Griewank & Walther 2008, Evaluating Derivatives (univariate Taylor propagation, degree two;
     doi:10.1137/1.9780898717761).
     """
-    warn_if_jaxlib_is_wrong()
     f = scalar_valued(f)
     x, v = at_point(x, v)
 

@@ -28,7 +28,6 @@ from jaxblocks.ad.coloring import color_columns, distinct, number_of_colors
 from jaxblocks.ad.counting import equations
 from jaxblocks.ad.dependence import SINGLE, Entry, Sets, follow, ids_of
 from jaxblocks.checks import checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["SparsityPattern", "sparse_jacobian", "sparsity"]
@@ -225,7 +224,6 @@ def sparsity(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> SparsityPatt
 
     Source: Griewank & Walther, Evaluating Derivatives, chapters 7 and 8 (index domains, compression by coloring).
     """
-    warn_if_jaxlib_is_wrong()
     f = array_valued(f)
     x = as_point(x)
     forward, leaves = _forward(f, x), jax.tree.leaves(x)
@@ -302,7 +300,6 @@ def sparse_jacobian(
     Source: Curtis, Powell & Reid 1974, On the estimation of sparse Jacobian matrices; Gebremedhin, Manne & Pothen
     2005, What color is your Jacobian?
     """
-    warn_if_jaxlib_is_wrong()
     pattern = like if isinstance(like, SparsityPattern) else sparsity(f, like)
     f = array_valued(f)
 

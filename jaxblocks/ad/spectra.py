@@ -23,7 +23,6 @@ from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.ad.raveled import dot, raveled, short
 from jaxblocks.ad.trace_estimation import TraceEstimate
 from jaxblocks.checks import PositiveInt, checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 from jaxblocks.matplotlib_axes import axes_or_new
 
 __all__ = ["Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"]
@@ -92,7 +91,6 @@ def largest_eigenvalues(
 
     Source: Golub & Van Loan 2013, Matrix Computations, chapter 10.
     """
-    warn_if_jaxlib_is_wrong()
     space = raveled(operator, like)
     check_steps(steps, space.n)
     require(count <= steps, "count <= steps", f"count={count} and steps={steps}", "use more steps")
@@ -223,7 +221,6 @@ def spectral_density(
     Source: Ubaru, Chen & Saad 2017, Fast estimation of tr f(A) via stochastic Lanczos quadrature; Ghorbani, Krishnan &
     Xiao 2019, An investigation into neural net optimization via Hessian eigenvalue density (arXiv:1901.10159).
     """
-    warn_if_jaxlib_is_wrong()
     space = raveled(operator, like)
     check_steps(steps, space.n)
 

@@ -20,7 +20,6 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, map_in_chunks
 from jaxblocks.ad.raveled import dot, random_signs, raveled, short
 from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["TraceEstimate", "estimate_trace"]
 
@@ -94,7 +93,6 @@ def estimate_trace(
     Source: Hutchinson 1989, A stochastic estimator of the trace of the influence matrix; Meyer, Musco, Musco & Woodruff
     2021, Hutch++ (arXiv:2010.09649); Epperly, Tropp & Webber 2024, XTrace (arXiv:2301.07825).
     """
-    warn_if_jaxlib_is_wrong()
     estimate, least, per_column = _METHODS[method]
     require(products >= least, f"at least {least} products for {method!r}, for its standard error", products)
     space = raveled(operator, like, allow_form=method == "hutchinson")

@@ -13,7 +13,6 @@ from jaxblocks.ad.traces.passes import Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
 from jaxblocks.checks import checked, describe, require
-from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong
 
 __all__ = ["trace_table"]
 
@@ -61,7 +60,6 @@ def trace_table(
     Source: Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine learning: a survey, tables 2
     and 3; Cevher, Mathematics of Data (where :math:`v_2` is printed with a wrong second factor).
     """
-    warn_if_jaxlib_is_wrong()
     require(args, "the arguments of f after it", "none", "write trace_table(f, x1, x2)")
     _check_floating(f, args)
     args = as_point(args)
