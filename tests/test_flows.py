@@ -112,9 +112,7 @@ def test_flows_of_functions_context_and_side_inputs():
 
 
 def test_errors_and_their_repairs(sentences):
-    with pytest.raises(
-        ValueError, match=r"AffineCoupling expected at least two features, got float32 \(4, 1\); put"
-    ):
+    with pytest.raises(ValueError, match=r"AffineCoupling expected at least two features, got float32 \(4, 1\); put"):
         AffineCoupling(Dense(3)).init(jax.random.key(0), jnp.ones((4, 1)))
     with pytest.raises(
         TypeError, match=r"Flow expected layer_0 to return \(y, log_det\), got float32 \(4, 5\); return"
