@@ -53,7 +53,9 @@ __all__ = [
 
 
 def identity(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """Identity, id(x) = x: the output activation of a regression net.
+    """Identity, id(x) = x: the output activation of a regression net, and the layer that changes nothing.
+
+    ``Serial()`` is the identity too.
 
     >>> print(identity(jnp.array([-2.0, 0.5])))
     [-2.   0.5]

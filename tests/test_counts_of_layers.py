@@ -105,6 +105,8 @@ BY_HAND = {
     "PReLU per feature": 0,
     "Maxout": 3 * 4 * 3 * 2,
     "Maxout of three": 3 * 4 * 2 * 3,
+    "AffineCoupling": 3 * (2 * 3 + 3 * 6),
+    "Flow": 3 * (2 * 3 + 3 * 6 + 2 * 4 + 4 * 6),
     "GraphBlock by sum": GRAPH_BLOCK,
     "GraphBlock by max": GRAPH_BLOCK,
     "GraphBlock by softmax": GRAPH_BLOCK,

@@ -299,7 +299,7 @@ def test_channels_first_gives_a_warning(layer):
     [
         ((10,), 3, 2, 2, 1, False),  # windows overlap, entries do not
         ((9, 10), (2, 3), (3, 4), (1, 2), 1, True),  # a last window on the second axis only
-        ((5, 6), (2, 2), 2, 1, 1, True),  # no window that starts in the padding at the end
+        ((5, 6), (2, 3), 2, 1, 1, True),  # none on the first axis, where it would start in the padding
     ],
     ids=str,
 )

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from specimen import Specimen
 
-from jaxblocks import Embedding, Maxout, PReLU, Swish
-from jaxblocks.layers import RBF, RandomFourierFeatures
+from jaxblocks import Dense, Embedding, Maxout, PReLU, Swish
+from jaxblocks.layers import RBF, AffineCoupling, Flow, RandomFourierFeatures
 
 IDS = jnp.array([[0, 5, 2], [1, 1, 4], [3, 0, 0]])
 
@@ -32,6 +32,20 @@ def parametric(p, x):
     return np.maximum(x, 0) + p["negative_slope"] * np.minimum(x, 0)
 
 
+def coupled(p, x):
+    """The second half of five features, scaled and shifted by functions of the first two."""
+    hidden = x[:, :2] @ p["conditioner"]["kernel"] + p["conditioner"]["bias"]
+    scale, shift = np.split(hidden @ p["affine"]["kernel"] + p["affine"]["bias"], 2, -1)
+    scale = 2 * np.tanh(scale / 2)
+    return np.concatenate([x[:, :2], x[:, 2:] * np.exp(scale) + shift], -1), scale.sum(-1)
+
+
+def flowing(p, x):
+    y, first = coupled(p["layer_0"], x)
+    y, second = coupled(p["layer_1"], y)
+    return y, first + second
+
+
 ROWS = {
     "Embedding": Specimen("Embedding", Embedding(6, 4), (IDS,), looked_up),
     "Embedding with padding": Specimen(
@@ -49,4 +63,6 @@ ROWS = {
     "PReLU per feature": Specimen("PReLU", PReLU(per_feature=True), ((3, 4),), parametric),
     "Maxout": Specimen("Maxout", Maxout(3), ((3, 4),), lambda p, x: largest(p, x, 2)),
     "Maxout of three": Specimen("Maxout", Maxout(2, pieces=3), ((3, 4),), lambda p, x: largest(p, x, 3)),
+    "AffineCoupling": Specimen("AffineCoupling", AffineCoupling(Dense(3)), ((3, 5),), coupled),
+    "Flow": Specimen("Flow", Flow(AffineCoupling(Dense(3)), AffineCoupling(Dense(4))), ((3, 5),), flowing),
 }

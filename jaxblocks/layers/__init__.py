@@ -25,6 +25,7 @@ from jaxblocks.layers.features import (
     rbf_kernel,
     taylor_features,
 )
+from jaxblocks.layers.flows import AffineCoupling, Flow, affine_coupling, flow_log_likelihood
 from jaxblocks.layers.graph import (
     GAT,
     GCN,
@@ -109,6 +110,10 @@ from jaxblocks.layers.reshaping import (
 from jaxblocks.layers.weight_norm import SpectralNorm, WeightNorm
 
 __all__ = [
+    "AffineCoupling",
+    "Flow",
+    "affine_coupling",
+    "flow_log_likelihood",
     "AlphaDropout",
     "alpha_dropout",
     "GAT",

@@ -1,0 +1,197 @@
+r"""Normalizing flows: invertible layers with the log-determinant of their Jacobian, and the likelihood that they give.
+
+A flow maps :math:`x` to :math:`(z, \log |\det \partial z / \partial x|)`, and with ``inverse=True`` back, with the
+log-determinant of the inverse. The density of the data is that of :math:`z`, standard normal, times the determinant.
+To train one, maximize `flow_log_likelihood`: ``loss=lambda outputs, _: -flow_log_likelihood(*outputs)``.
+
+Axis letters: ``...`` batch, ``features`` the size of the last axis.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxblocks import initializers
+from jaxblocks.checks import PositiveFloat, check_params, checked, require
+from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.layers.combinators import Wire
+from jaxblocks.precision import widen
+
+__all__ = ["AffineCoupling", "Flow", "affine_coupling", "flow_log_likelihood"]
+
+
+@checked
+def affine_coupling(
+    x: Float[Array, "*batch features"],
+    log_scale: Float[Array, "*batch features"],
+    shift: Float[Array, "*batch features"],
+    *,
+    inverse: bool = False,
+) -> tuple[Float[Array, "*batch features"], Float[Array, "*batch"]]:
+    r"""The affine map :math:`y = x \odot e^s + t` and its log-determinant :math:`\sum_i s_i`.
+
+    Args:
+        x: the features that the map changes.
+        log_scale: :math:`s`, computed from the features that it keeps.
+        shift: :math:`t`, computed from them too.
+        inverse: ``True`` gives :math:`(x - t) \odot e^{-s}` and :math:`-\sum_i s_i`.
+
+    >>> y, log_det = affine_coupling(jnp.array([1.0, 2.0]), jnp.log(jnp.array([2.0, 3.0])), jnp.ones(2))
+    >>> y, jnp.exp(log_det)
+    (Array([3., 7.], dtype=float32), Array(6., dtype=float32))
+
+    Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, section 3.2, arXiv:1605.08803.
+    """
+    log_det = jnp.sum(widen(log_scale), -1).astype(x.dtype)
+    log_scale = log_scale.astype(x.dtype)
+    if inverse:
+        return (x - shift) * jnp.exp(-log_scale), -log_det
+    return x * jnp.exp(log_scale) + shift, log_det
+
+
+@checked
+def flow_log_likelihood(z: Float[Array, "*batch features"], log_det: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    r"""The log-likelihood of a flow: :math:`\log \mathcal N(z; 0, I) + \log |\det \partial z / \partial x|`, in nats.
+
+    Args:
+        z: the output of the flow.
+        log_det: its log-determinant.
+
+    >>> z, log_det = jnp.zeros(2), jnp.array(0.0)
+    >>> print(f"{flow_log_likelihood(z, log_det):.4f}")  # -log(2 pi)
+    -1.8379
+
+    Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, equation 2, arXiv:1605.08803.
+    """
+    normal = -0.5 * jnp.sum(jnp.square(widen(z)), -1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
+    return (normal + widen(log_det)).astype(z.dtype)
+
+
+@builder
+def AffineCoupling(
+    conditioner: LayerLike,
+    *,
+    flip: bool = False,
+    largest_log_scale: PositiveFloat = 2.0,
+    kernel_init: Callable = initializers.zeros,
+    bias_init: Callable = initializers.zeros,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+) -> Layer | StatefulLayer:
+    r"""One half of the features, scaled and shifted by functions of the other half, which is kept.
+
+    :math:`y_1 = x_1` and :math:`y_2 = x_2 \odot e^{s(x_1)} + t(x_1)`. The Jacobian is triangular, so that its
+    log-determinant is :math:`\sum_i s_i(x_1)`, and the inverse is as cheap as the map:
+    :math:`x_2 = (y_2 - t(y_1)) \odot e^{-s(y_1)}`. :math:`s` and :math:`t` may be any functions; here they are a dense
+    map of the outputs of ``conditioner``, with :math:`s` bounded by :math:`c \tanh(\cdot / c)`. Params are
+    ``{"conditioner", "affine"}``. With the default initializers the map is the identity at first.
+
+    Args:
+        conditioner: a layer of the kept half (and of any further inputs), such as
+            ``Serial(Dense(64), relu, Dense(64), relu)``.
+        flip: ``True`` keeps the second half and changes the first. Alternate both in a `Flow`.
+        largest_log_scale: :math:`c`, the bound of :math:`|s_i|`.
+        kernel_init, bias_init: of the map to :math:`s` and :math:`t`, ``f(key, shape, dtype)``.
+        dtype, param_dtype: of that map, as in `Dense`.
+
+    Shapes: ``(..., features)`` to the same and ``(...)``, the log-determinant. Of an odd number of features, the first
+    half is the smaller one.
+
+    Side inputs: ``inverse``, a Python bool, and those of ``conditioner``.
+
+    Raises:
+        ValueError: for fewer than two features.
+
+    >>> layer = AffineCoupling(Serial(Dense(8), relu), kernel_init=initializers.lecun_normal())
+    >>> x = jnp.array([[1.0, 2.0, 3.0]])
+    >>> params = layer.init(jax.random.key(0), x)
+    >>> y, log_det = layer.apply(params, x)
+    >>> back, minus_log_det = layer.apply(params, y, inverse=True)
+    >>> bool(jnp.allclose(back, x)), bool(log_det == -minus_log_det), bool(y[0, 0] == x[0, 0])
+    (True, True, True)
+
+    Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, section 3.2, arXiv:1605.08803.
+    """
+    affine = _scale_and_shift(largest_log_scale, kernel_init, bias_init, dtype, param_dtype)
+
+    def forward(f, x, *context):
+        half = x.shape[-1] // 2
+        require(half > 0, "at least two features", x, "put several numbers on the last axis")
+        first, second = x[..., :half], x[..., half:]
+        kept, changed = (second, first) if flip else (first, second)
+        changed, log_det = f.affine(changed, f.conditioner(kept, *context))
+        return jnp.concatenate([changed, kept] if flip else [kept, changed], -1), log_det
+
+    return Wire(forward, conditioner=conditioner, affine=affine)
+
+
+def _scale_and_shift(largest_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+    """The coupling of features with those of the conditioner; params ``{"kernel", "bias"}`` of a dense map."""
+
+    def init(key, x: Float[ArrayOrShape, "*batch features"], hidden: Float[ArrayOrShape, "*batch hidden"]):
+        shape = (hidden.shape[-1], 2 * x.shape[-1])
+        return {
+            "kernel": kernel_init(key, shape, param_dtype),
+            "bias": bias_init(jax.random.fold_in(key, 1), shape[1:], param_dtype),
+        }
+
+    def apply(params, x, hidden, *, inverse=False):
+        check_params(params, kernel=(hidden.shape[-1], 2 * x.shape[-1]), bias=(2 * x.shape[-1],))
+        hidden = hidden if dtype is None else hidden.astype(dtype)
+        y = jnp.matmul(hidden, params["kernel"].astype(hidden.dtype))
+        y = (y + jnp.broadcast_to(params["bias"].astype(y.dtype), y.shape)).astype(x.dtype)
+        log_scale, shift = jnp.split(y, 2, -1)
+        log_scale = largest_log_scale * jnp.tanh(log_scale / largest_log_scale)
+        return affine_coupling(x, log_scale, shift, inverse=inverse)
+
+    return Layer(init, apply)
+
+
+@builder
+def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
+    r"""Invertible layers in series: their log-determinants add, and ``inverse=True`` runs their inverses backwards.
+
+    Args:
+        layers: layers that map ``x`` to ``(y, log_det)`` and read the side input ``inverse``, such as `AffineCoupling`,
+            or functions of arrays that do. Params are a dict of ``layer_0``, ``layer_1``, ..., or
+        named: layers by name.
+
+    Shapes: ``(..., features)`` to the same and ``(...)``, the log-determinant. Further inputs are passed to each layer.
+
+    Side inputs: ``inverse``, a Python bool, and those of the layers.
+
+    Raises:
+        TypeError: for a layer that does not return a pair.
+
+    >>> flow = Flow(*(AffineCoupling(Serial(Dense(8), relu), flip=i % 2 == 1) for i in range(4)))
+    >>> x = jnp.ones((5, 3))
+    >>> params = flow.init(jax.random.key(0), x)
+    >>> flow_log_likelihood(*flow.apply(params, x)).shape
+    (5,)
+    >>> samples, _ = flow.apply(params, jax.random.normal(jax.random.key(1), (10, 3)), inverse=True)
+    >>> samples.shape
+    (10, 3)
+
+    Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, arXiv:1605.08803.
+    """
+    both = bool(layers and named)
+    require(layers or named, "at least one layer", "none", "write Flow(AffineCoupling(...))", error=TypeError)
+    require(not both, "layers by position or by name, not both", "both", "name all of them or none", error=TypeError)
+    steps = named or {f"layer_{i}": layer for i, layer in enumerate(layers)}
+
+    def forward(f, x, *context, inverse=False):
+        x = jnp.asarray(x)
+        log_det = jnp.zeros(x.shape[:-1], x.dtype)
+        for name in reversed(steps) if inverse else steps:
+            outputs = getattr(f, name)(x, *context)
+            pair = type(outputs) is tuple and len(outputs) == 2
+            require(pair, f"{name} to return (y, log_det)", outputs, "return both", error=TypeError)
+            x, of_layer = outputs
+            log_det = log_det + of_layer
+        return x, log_det
+
+    return Wire(forward, **steps)
