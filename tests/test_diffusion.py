@@ -377,6 +377,12 @@ def test_a_single_gaussian_is_solved_in_closed_form(double):
         np.testing.assert_allclose(values, found["eps"], rtol=1e-10)
 
 
+def test_initial_noise_has_the_deviation_at_time_one():
+    key, (_, deviation) = jax.random.key(0), REFERENCES["exploding"](np.float64(1))
+    expected = deviation * np.asarray(jax.random.normal(jax.random.clone(key), (3, 2)))
+    np.testing.assert_allclose(initial_noise(key, (3, 2), SCHEDULES["exploding"]), expected, rtol=1e-5)
+
+
 def test_euler_and_ddim_are_equal_for_flow_matching(double):
     schedule, x = SCHEDULES["flow"], jnp.asarray(rng.normal(size=(4, 2)))
     predict, grid = _mixture().predictor(schedule, "velocity"), times(schedule, 10)

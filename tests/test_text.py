@@ -250,6 +250,15 @@ def test_samples_differ_between_rows_steps_and_keys():
     assert len(set(a[0].tolist())) > 5
 
 
+def test_predictions_inside_of_a_prompt_are_not_drawn():
+    """The model predicts the stop token 1 after the first token, which ends the shorter prompt only."""
+    model = tables(np.eye(4)[[1, 2, 3, 2]])
+    prompts, lengths = np.array([[0, 3, 3], [0, 0, 0]], np.int32), np.array([3, 1], np.int32)
+    options = dict(key=jax.random.key(0), steps=2, lengths=lengths, stop=1)
+    found = generate(model, (), prompts, temperature=0, **options)
+    np.testing.assert_array_equal(found, [[0, 3, 3, 2, 3], [0, 1, 1, 1, 1]])
+
+
 def test_encoder_decoder_generates_with_and_without_cache():
     sizes = dict(vocab_size=13, layers=1, heads=2, features=8, hidden=12)
     plain, cached = Transformer(**sizes), Transformer(**sizes, cache=10)
