@@ -5,6 +5,7 @@ import gc
 import importlib.metadata
 import os
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -36,6 +37,7 @@ os.environ.setdefault("JAX_DEBUG_NANS", "1")
 import jaxtyping
 import pytest
 from hypothesis import settings
+from jax._src.interpreters import mlir
 
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
@@ -57,8 +59,20 @@ def _checked_signature(typechecker, function):
     except TypeError:  # an annotation without a hash
         return typechecker(function)
     if not known:
-        _compiled[key] = typechecker(function)
+        _compiled[key] = _at_first_call(typechecker, function)
     return _compiled[key]
+
+
+def _at_first_call(typechecker, function):
+    """``typechecker(function)``, compiled when it is called first: most processes call half of the functions."""
+    compiled = []
+
+    def check(*args, **kwargs):
+        if not compiled:
+            compiled.append(typechecker(function))
+        return compiled[0](*args, **kwargs)
+
+    return check
 
 
 def _jaxtyped_once(*args, **kwargs):
@@ -70,6 +84,20 @@ def _jaxtyped_once(*args, **kwargs):
 
 
 jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by this name
+
+# JAX lowers each program in a new MLIR context, and most of the thousands of programs of the tests are so small that
+# creating the context is a fifth of their compilation. A context keeps the constants of its programs, so it is renewed.
+_new_context, _contexts = mlir.make_ir_context, threading.local()
+
+
+def _shared_context():
+    if not getattr(_contexts, "left", 0):
+        _contexts.context, _contexts.left = _new_context(), 100
+    _contexts.left -= 1
+    return _contexts.context
+
+
+mlir.make_ir_context = _shared_context
 
 # Tracing creates many small objects. With the default thresholds, the garbage collector runs so often that it takes a
 # sixth of the test time.
