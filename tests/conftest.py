@@ -93,6 +93,8 @@ _new_context, _contexts = mlir.make_ir_context, threading.local()
 
 
 def _shared_context():
+    if mlir.ir.Context.current is not None:  # inside the lowering of another program
+        return _new_context()
     if not getattr(_contexts, "left", 0):
         _contexts.context, _contexts.left = _new_context(), 100
     _contexts.left -= 1
@@ -111,7 +113,8 @@ def _by_numpy(primitive, function):
 
     def impl(*args, **params):
         x = args[0]
-        if len(args) == 1 and isinstance(x, jax.Array) and x.dtype.isbuiltin == 1 and not (x.weak_type or x.committed):
+        native = isinstance(x, jax.Array) and isinstance(x.dtype, np.dtype) and x.dtype.isbuiltin == 1
+        if len(args) == 1 and native and not (x.weak_type or x.committed):
             y = function(np.asarray(x), **params)
             if y is not None:
                 return jax.device_put(np.array(y, order="C"))
