@@ -163,6 +163,14 @@ def _close_figures():
 
 
 @pytest.fixture
+def heap_of_the_test():
+    """Collect only garbage of the test: the check for leaks collects several times, of millions of older objects."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
 def sentences():
     """Disable the annotation checks by jaxtyping and beartype, so that errors are those that users get."""
     jaxtyping.config.update("jaxtyping_disable", True)
