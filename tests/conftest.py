@@ -103,8 +103,8 @@ def _shared_context():
 
 mlir.make_ir_context = _shared_context
 
-# Called eagerly, these three operations compile a program for each shape and each index, a quarter of all programs. NumPy
-# gives the same bits. Other arrays (weakly typed, on several devices, of keys) and lossy casts are left to JAX.
+# Called eagerly, these three operations compile a program for each shape and each index, a quarter of all programs.
+# NumPy gives the same bits. Other arrays (weakly typed, committed to devices, of keys) and lossy casts are left to JAX.
 
 
 def _by_numpy(primitive, function):
@@ -116,7 +116,7 @@ def _by_numpy(primitive, function):
         native = isinstance(x, jax.Array) and isinstance(x.dtype, np.dtype) and x.dtype.isbuiltin == 1
         if len(args) == 1 and native and not (x.weak_type or x.committed):
             y = function(np.asarray(x), **params)
-            if y is not None:
+            if y is not None and y.dtype == jax.dtypes.canonicalize_dtype(y.dtype):
                 return jax.device_put(np.array(y, order="C"))
         return compiled(*args, **params)
 
