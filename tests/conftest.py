@@ -5,7 +5,6 @@ import gc
 import importlib.metadata
 import os
 import sys
-import threading
 import types
 from pathlib import Path
 
@@ -34,12 +33,9 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_DEBUG_KEY_REUSE", "1")
 os.environ.setdefault("JAX_DEBUG_NANS", "1")
 
-import jax
 import jaxtyping
-import numpy as np
 import pytest
 from hypothesis import settings
-from jax._src.interpreters import mlir
 
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
@@ -86,62 +82,6 @@ def _jaxtyped_once(*args, **kwargs):
 
 
 jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by this name
-
-# JAX lowers each program in a new MLIR context, and most of the thousands of programs of the tests are so small that
-# creating the context is a fifth of their compilation. A context keeps the constants of its programs, so it is renewed.
-_new_context, _contexts = mlir.make_ir_context, threading.local()
-
-
-def _shared_context():
-    if mlir.ir.Context.current is not None:  # inside the lowering of another program
-        return _new_context()
-    if not getattr(_contexts, "left", 0):
-        _contexts.context, _contexts.left = _new_context(), 100
-    _contexts.left -= 1
-    return _contexts.context
-
-
-mlir.make_ir_context = _shared_context
-
-# Called eagerly, these three operations compile a program for each shape and each index, a quarter of all programs.
-# NumPy gives the same bits. Other arrays (weakly typed, committed to devices, of keys) and lossy casts are left to JAX.
-
-
-def _by_numpy(primitive, function):
-    """Let NumPy compute an eager call of a primitive, where ``function`` does not return ``None``."""
-    compiled = primitive.impl
-
-    def impl(*args, **params):
-        x = args[0]
-        native = isinstance(x, jax.Array) and isinstance(x.dtype, np.dtype) and x.dtype.isbuiltin == 1
-        if len(args) == 1 and native and not (x.weak_type or x.committed):
-            y = function(np.asarray(x), **params)
-            if y is not None and y.dtype == jax.dtypes.canonicalize_dtype(y.dtype):
-                return jax.device_put(np.array(y, order="C"))
-        return compiled(*args, **params)
-
-    primitive.def_impl(impl)
-
-
-def _slice(x, start_indices, limit_indices, strides):
-    return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
-
-
-def _broadcast_in_dim(x, shape, broadcast_dimensions, sharding):
-    if sharding is None:
-        ones = [x.shape[broadcast_dimensions.index(i)] if i in broadcast_dimensions else 1 for i in range(len(shape))]
-        return np.broadcast_to(x.reshape(ones), shape)
-    return None
-
-
-def _convert_element_type(x, new_dtype, weak_type, sharding):
-    exact = not weak_type and sharding is None and isinstance(new_dtype, np.dtype) and np.can_cast(x.dtype, new_dtype)
-    return x.astype(new_dtype) if exact else None
-
-
-_by_numpy(jax.lax.slice_p, _slice)
-_by_numpy(jax.lax.broadcast_in_dim_p, _broadcast_in_dim)
-_by_numpy(jax.lax.convert_element_type_p, _convert_element_type)
 
 # Tracing creates many small objects. With the default thresholds, the garbage collector runs so often that it takes a
 # sixth of the test time.
