@@ -25,9 +25,7 @@ __all__ = [
 
 def _check_labels(targets, classes, check):
     """Where the targets are classes."""
-    repair = (
-        "subtract 1 from labels that count from 1, provide more classes, or exclude padding with where=targets >= 0"
-    )
+    repair = "subtract 1 if they count from 1, provide more classes, or exclude padding with where=targets >= 0"
     return check_labels(targets, classes, name="targets", repair=repair, check=check)
 
 
@@ -114,11 +112,9 @@ def softmax_cross_entropy(
         dtype = jnp.promote_types(dtype, targets.dtype)
         targets = fill(where, targets, 1 / classes)
         check_distribution(check=check, targets=targets)
-        targets = (
-            smooth_labels(widen(targets), as_share("label_smoothing", label_smoothing, z.dtype))
-            if smooth
-            else widen(targets)
-        )
+        targets = widen(targets)
+        if smooth:
+            targets = smooth_labels(targets, as_share("label_smoothing", label_smoothing, z.dtype))
         return zero(where, _soft_cross_entropy(z, targets, weights)).astype(dtype)
     targets = fill(where, targets, 0)
     inside = _check_labels(targets, classes, check)
