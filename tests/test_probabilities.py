@@ -438,7 +438,9 @@ def test_smoothing_may_be_traced_and_mapped():
     sweep = jax.jit(jax.vmap(lambda s: smooth_labels(rows, s)))(jnp.array([0.0, 0.3]))
     np.testing.assert_allclose(sweep[1], 0.7 * np.asarray(rows) + 0.1, rtol=1e-6)
     np.testing.assert_array_equal(sweep[0], rows)
-    with pytest.raises(ValueError, match="smooth_labels expected smoothing from 0 to 1, got smoothing from 1.5 to 1.5"):
+    with pytest.raises(
+        ValueError, match="smooth_labels expected smoothing to be a number >= 0 and <= 1 or an array, got 1.5"
+    ):
         smooth_labels(rows, jnp.array(1.5))
 
 
