@@ -25,7 +25,7 @@ __all__ = [
 
 def _check_labels(targets, classes, check):
     """Where the targets are classes."""
-    repair = "subtract 1 if they count from 1, provide more classes, or exclude padding with where=targets >= 0"
+    repair = "subtract 1 from labels that count from 1, provide more classes, or exclude padding: where=targets >= 0"
     return check_labels(targets, classes, name="targets", repair=repair, check=check)
 
 
