@@ -183,16 +183,16 @@ def test_a_run_resumed_after_any_validation_stops_after_the_same_one(before):
     for patience, last in ((3, 5), (4, 6)):
         callback = early_stopping(patience)
         run = Run(steps=100, columns=["step", "epoch", "loss", "validation loss"])
-        run.validations = [(epoch, {"loss": loss}) for epoch, loss in enumerate(losses[:before], 1)]
+        run.validations = [(float(epoch), {"loss": loss}) for epoch, loss in enumerate(losses[:before], 1)]
         callback.on_start(run)
         stops = [before] if run.stop else []
         for epoch, loss in enumerate(losses[before:], before + 1):
             if not run.stop:
-                run.validations.append((epoch, {"loss": loss}))
+                run.validations.append((float(epoch), {"loss": loss}))
                 callback.on_epoch_end(run)
                 stops += [epoch] if run.stop else []
         assert stops == [max(last, before)]
-    improved = [(epoch, {"loss": loss}) for epoch, loss in enumerate([2.0, 3.0, 3.0, 1.0])]  # with more patience before
+    improved = [(float(epoch), {"loss": loss}) for epoch, loss in enumerate([2.0, 3.0, 3.0, 1.0])]  # with more patience before
     run = Run(steps=100, columns=["validation loss"], validations=improved)
     early_stopping(2).on_start(run)
     assert not run.stop

@@ -49,7 +49,6 @@ class Fitted(NamedTuple):
         return f"Fitted({self.history!r}, step {int(self.ts.step)})"
 
 
-@checked
 def fit(
     net: LayerLike,
     loss: Callable,
