@@ -192,7 +192,9 @@ def test_a_run_resumed_after_any_validation_stops_after_the_same_one(before):
                 callback.on_epoch_end(run)
                 stops += [epoch] if run.stop else []
         assert stops == [max(last, before)]
-    improved = [(float(epoch), {"loss": loss}) for epoch, loss in enumerate([2.0, 3.0, 3.0, 1.0])]  # with more patience before
+    improved = [
+        (float(epoch), {"loss": loss}) for epoch, loss in enumerate([2.0, 3.0, 3.0, 1.0])
+    ]  # with more patience before
     run = Run(steps=100, columns=["validation loss"], validations=improved)
     early_stopping(2).on_start(run)
     assert not run.stop

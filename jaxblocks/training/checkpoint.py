@@ -442,7 +442,8 @@ def _arrays(tree) -> dict:
 def _host(path, leaf):
     a = np.asarray(leaf)
     if a.dtype.kind in "OUSMm" or a.dtype.type is np.void:
-        require(False, f"leaf {path} to be an array of numbers", leaf, "remove it from the tree", error=TypeError)
+        got = repr(leaf) if isinstance(leaf, str) else leaf
+        require(False, f"leaf {path} to be an array of numbers", got, "remove it from the tree", error=TypeError)
     return a
 
 
