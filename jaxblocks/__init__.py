@@ -19,7 +19,7 @@ from jaxblocks.jaxlib_check import warn_if_jaxlib_is_wrong as _warn_if_jaxlib_is
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder, side_inputs, stateful
 
 # Combinators: layers that contain layers.
-from jaxblocks.layers import Parallel, Recurrent, Repeat, Residual, Serial, Wire
+from jaxblocks.layers import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire
 
 # Dense layers.
 from jaxblocks.layers import GLU, MLP, Bias, Dense, affine
@@ -121,6 +121,7 @@ if _typing.TYPE_CHECKING:  # imported at first use
         init_train_state,
         load_checkpoint,
         minibatches,
+        predict,
         save_checkpoint,
         train_step,
         train_val_test_split,
@@ -174,6 +175,7 @@ _LATER = {
         "init_train_state",
         "load_checkpoint",
         "minibatches",
+        "predict",
         "save_checkpoint",
         "train_step",
         "train_val_test_split",
@@ -238,6 +240,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "FeatureDropout",
+    "Frozen",
     "GAT",
     "GCN",
     "GIN",
@@ -338,6 +341,7 @@ __all__ = [
     "perplexity",
     "poisson_nll",
     "precision_recall_f1",
+    "predict",
     "predict_class",
     "r_squared",
     "relu",

@@ -273,6 +273,8 @@ _SYNONYMS = {  # names that other libraries have, for options that are missing h
     "negative_slope": "alpha slope",
     "use_scale": "scale affine elementwise_affine",
     "approximate": "approx",
+    "class_weights": "weight class_weight",
+    "where": "mask",
 }
 _HINTS = {
     "activation": "apply it as the next layer: Serial({name}(...), relu)",
@@ -285,6 +287,8 @@ _HINTS = {
     "bidirectional": "write Bidirectional(LSTMCell(4), LSTMCell(4))",
     "batch_first": "leave it out; leading axes are batch",
     "training": "pass train=True to apply",
+    "ignore_index": "write where=targets >= 0",
+    "reduction": "leave it out; take the mean of the result",
     "inplace": "leave it out; arrays do not change",
 }
 

@@ -172,8 +172,11 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
+    hint = hints.get(type(layer), "")
+    if any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(layer)):
+        hint = "pass the layer itself, not its params"
     got = repr(layer) if isinstance(layer, str) else layer
-    require(callable(layer), expected, got, hints.get(type(layer), ""), error=TypeError)
+    require(callable(layer), expected, got, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names
     require(not name[:1].isupper(), expected, f"{name} itself", f"call it: {name}(...)", error=TypeError)
     function: Callable = layer  # type: ignore[assignment]

@@ -29,7 +29,6 @@ from jaxblocks.precision import widen
 
 __all__ = [
     "Share",
-    "as_share",
     "check_distribution",
     "check_labels",
     "is_distribution",
@@ -245,20 +244,8 @@ def smooth_labels(
     """
     check_distribution(check=check, targets=targets)
     wide = widen(targets)
-    smoothing = as_share("smoothing", smoothing, wide.dtype)
+    smoothing = jnp.asarray(smoothing, wide.dtype)
     return ((1 - smoothing) * wide + smoothing / targets.shape[-1]).astype(targets.dtype)
-
-
-@checked
-def as_share(name: str, value: Share, dtype: DTypeLike) -> Float[Array, ""]:
-    """A number from 0 to 1 as an array of a dtype; raises a ``ValueError`` for a known one out of range.
-
-    >>> print(as_share("smoothing", 0.5, jnp.float32))
-    0.5
-    """
-    if isinstance(value, jax.Array):
-        check_range(name, value, 0, 1, "pass a number from 0 to 1")
-    return jnp.asarray(value, dtype)
 
 
 # Checks --------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ names, ``"0/kernel"`` for layers by position. Inside a ``Repeat`` one path stand
 
 A mask is a tree of Python bools with the structure of the params, as optax and ``jax.tree.map`` take it::
 
-    frozen = select(params, "encoder/**")
+    frozen = select(params, "encoder/**")     # to freeze batch statistics and dropout, too: Frozen(layer)
     optimizer = optax.chain(optax.adam(1e-3), optax.masked(optax.set_to_zero(), frozen))   # freezing
     optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=select(params, "**/kernel"))      # weight decay
     penalty = 1e-4 * l2_penalty(params, select(params, "**/kernel"))                         # the same, in the loss

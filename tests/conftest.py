@@ -57,8 +57,20 @@ def _checked_signature(typechecker, function):
     except TypeError:  # an annotation without a hash
         return typechecker(function)
     if not known:
-        _compiled[key] = typechecker(function)
+        _compiled[key] = _at_first_call(typechecker, function)
     return _compiled[key]
+
+
+def _at_first_call(typechecker, function):
+    """``typechecker(function)``, compiled when it is called first: most processes call half of the functions."""
+    compiled = []
+
+    def check(*args, **kwargs):
+        if not compiled:
+            compiled.append(typechecker(function))
+        return compiled[0](*args, **kwargs)
+
+    return check
 
 
 def _jaxtyped_once(*args, **kwargs):
@@ -88,6 +100,14 @@ def _close_figures():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
+
+
+@pytest.fixture
+def heap_of_the_test():
+    """Collect only garbage of the test: the check for leaks collects several times, of millions of older objects."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Callbacks of `fit`: when they are called, in which order, what they receive, and how they end a run."""
 
 import functools
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import optax
 import pytest
 
 import jaxblocks as jb
-from jaxblocks.training import Callback, early_stopping, fit, progress_bar
+from jaxblocks.training import Callback, Run, early_stopping, fit, progress_bar
 
 X = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
 DATA = X, np.sin(3 * X)
@@ -114,6 +116,56 @@ def test_on_end_is_called_after_an_error_in_another_callback():
     assert ended == [3]
 
 
+# ---- signals -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, error):
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    sends = Callback(on_step=lambda run: signal.raise_signal(number) if run.step == 3 else None, every=3)
+    ended = []
+    with pytest.raises(error) as raised:
+        go(sends, Callback(on_end=lambda run: ended.append(run.step)), validation=DATA, checkpoint_dir=tmp_path)
+    assert int(raised.value.ts.step) == 4 and ended == [4]
+    assert error is KeyboardInterrupt or raised.value.code == 143
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000000-step-4"]
+    with jax.debug_nans(False):
+        resumed, whole = go(validation=DATA, checkpoint_dir=tmp_path), go(validation=DATA)
+    assert resumed.history.step_loss.tolist() == whole.history.step_loss.tolist()
+    assert resumed.history.epoch.tolist() == whole.history.epoch.tolist()
+
+
+def test_a_second_signal_ends_the_run_at_once():
+    def on_step(run):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        go(Callback(on_step=on_step, every=3))
+    assert int(raised.value.ts.step) == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_that_the_program_handles_are_left_to_it():
+    """Also in a thread, where Python allows no handlers."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        fitted = go(Callback(on_step=lambda run: signal.raise_signal(signal.SIGTERM), every=5))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert int(fitted.ts.step) == 11 and received == [signal.SIGTERM] * 3
+    with ThreadPoolExecutor(1) as pool:
+        assert int(pool.submit(go, steps=2).result().ts.step) == 2
+
+
+# ---- early stopping ------------------------------------------------------------------------
+
+
 def test_early_stopping_observes_any_metric_of_the_validation():
     metrics = {"worse": lambda outputs, y: jnp.full(len(y), 1.0)}
     options = dict(steps=40, validation=DATA, metrics=metrics)
@@ -122,6 +174,30 @@ def test_early_stopping_observes_any_metric_of_the_validation():
     assert int(go(early_stopping(2), **options).ts.step) == 40
     with pytest.raises(ValueError, match="fit expected a validation metric 'other' .*, got 'loss', 'worse'; pass val"):
         go(early_stopping(2, monitor="other"), **options)
+
+
+@pytest.mark.parametrize("before", range(7))
+def test_a_run_resumed_after_any_validation_stops_after_the_same_one(before):
+    """The second loss is the best one, so patience 3 ends after the fifth, and patience 4 after the sixth."""
+    losses = [3.0, 2.0, 2.5, 2.0, 2.25, 4.0]
+    for patience, last in ((3, 5), (4, 6)):
+        callback = early_stopping(patience)
+        run = Run(steps=100, columns=["step", "epoch", "loss", "validation loss"])
+        run.validations = [(float(epoch), {"loss": loss}) for epoch, loss in enumerate(losses[:before], 1)]
+        callback.on_start(run)
+        stops = [before] if run.stop else []
+        for epoch, loss in enumerate(losses[before:], before + 1):
+            if not run.stop:
+                run.validations.append((float(epoch), {"loss": loss}))
+                callback.on_epoch_end(run)
+                stops += [epoch] if run.stop else []
+        assert stops == [max(last, before)]
+    improved = [
+        (float(epoch), {"loss": loss}) for epoch, loss in enumerate([2.0, 3.0, 3.0, 1.0])
+    ]  # with more patience before
+    run = Run(steps=100, columns=["validation loss"], validations=improved)
+    early_stopping(2).on_start(run)
+    assert not run.stop
 
 
 def test_a_resumed_run_keeps_the_patience_of_the_original_run(tmp_path):

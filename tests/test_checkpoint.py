@@ -1,10 +1,13 @@
 """Checkpoints: bitwise equal after loading; damaged ones and those of another run are rejected."""
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +23,7 @@ import pytest
 
 import jaxblocks as jb
 from jaxblocks.training import (
+    Callback,
     checkpoint,
     checkpoints,
     csv_log,
@@ -32,6 +36,7 @@ from jaxblocks.training import (
     save_checkpoint,
     train_step,
 )
+from jaxblocks.training.descriptions import describe_function
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
 
@@ -90,6 +95,132 @@ def test_sharded_arrays_are_read_with_their_sharding(tmp_path):
     assert back.sharding == spread.sharding and np.array_equal(back, spread)
     alone = load_checkpoint(tmp_path, {"x": jnp.zeros(16)})["x"]
     assert len(alone.devices()) == 1 and np.array_equal(alone, spread)
+
+
+def test_arrays_are_read_to_the_devices_of_like(tmp_path):
+    """Shapes with a sharding, keys, single devices and empty arrays; arrays without a device stay uncommitted."""
+    kind = jax.sharding.AxisType
+    mesh, explicit = (jax.make_mesh((8,), ("data",), axis_types=(t,)) for t in (kind.Auto, kind.Explicit))
+    rows, on_3 = jax.NamedSharding(mesh, jax.P("data")), jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    tree = {
+        "spread": jnp.arange(16.0),
+        "keys": jax.random.split(jax.random.key(0), 8),
+        "one key": jax.random.key(1),
+        "no entries": jnp.zeros((8, 0)),
+        "on 3": jnp.arange(2),
+        "array on 3": jnp.arange(3),
+        "anywhere": jnp.arange(4),
+        "abstract": jnp.arange(8),
+    }
+    of_shape = lambda name, sharding: jax.ShapeDtypeStruct(tree[name].shape, tree[name].dtype, sharding=sharding)
+    like = {name: of_shape(name, rows) for name in ("spread", "keys", "no entries")}
+    like |= {name: of_shape(name, on_3) for name in ("one key", "on 3")}
+    like |= {"array on 3": jax.device_put(0 * tree["array on 3"], on_3), "anywhere": 0 * tree["anywhere"]}
+    explicitly = jax.device_put(tree["abstract"], jax.NamedSharding(explicit, jax.P("data")))
+    like["abstract"] = jax.eval_shape(lambda x: 2 * x, explicitly)  # its mesh has no devices
+    save_checkpoint(tmp_path, tree)
+    back = load_checkpoint(tmp_path, like)
+    same(back, tree)
+    wanted = {name: a.sharding for name, a in like.items() if name not in ("anywhere", "abstract")}
+    assert {name: back[name].sharding for name in wanted} == wanted
+    assert not back["anywhere"].committed and not back["abstract"].committed
+
+
+def listed_as(path, text):
+    """Write a list of leaves with its correct hash."""
+    import hashlib
+
+    (path / "checkpoint.json").write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+
+
+def test_checkpoints_of_other_programs_are_skipped(tmp_path):
+    """Each is named with the reason, and the one before them is used."""
+    tree = {"w": jnp.arange(3.0)}
+    path = save_checkpoint(tmp_path, tree)
+    listed = json.loads((path / "checkpoint.json").read_text().splitlines()[0])
+    changed = lambda **entry: {**listed, "leaves": {"ts": {"w": {**listed["leaves"]["ts"]["w"], **entry}}}}
+    foreign = {
+        "{}": "has no format|has format None",
+        "[]": "has no format",
+        "3": "has no format",
+        json.dumps({**listed, "format": 2}): "has format 2, and this version reads format 1",
+        json.dumps({"format": 1}): "has no list of leaves and notes",
+        json.dumps({**listed, "notes": []}): "has no list of leaves and notes",
+        json.dumps({**listed, "leaves": {"ts": []}}): "has no list of leaves and notes",
+        json.dumps({**listed, "leaves": {"ts": {"w": {}}}}): "has no list of leaves and notes",
+        json.dumps({**listed, "leaves": {}}): "ts/w, float32 .3,., is not in the checkpoint",
+        json.dumps(changed(shape=3)): "has no list of leaves and notes",
+        json.dumps(changed(shape=[-3])): "has no list of leaves and notes",
+        json.dumps(changed(shape=[2**62, 2**62])): "is of another model: ts/w",
+        json.dumps(changed(dtype="float33")): "is of another model: ts/w is float33",
+        json.dumps(changed(dtype=32)): "has no list of leaves and notes",
+        "[" * 100_000: "is damaged: its checkpoint.json",
+    }
+    for number, text in enumerate(foreign, 1):
+        other = tmp_path / f"checkpoint-{number:06d}-step-0"
+        other.mkdir()
+        listed_as(other, text)
+    with pytest.warns(UserWarning, match=f"{path.name} is used instead") as said:
+        same(load_checkpoint(tmp_path, tree), tree)
+    [warning] = [str(one.message) for one in said]
+    for number, reason in enumerate(foreign.values(), 1):
+        assert f"checkpoint-{number:06d}-step-0" in warning and re.search(reason, warning), reason
+    assert save_checkpoint(tmp_path, tree, step=1).name == f"checkpoint-{len(foreign) + 1:06d}-step-1"
+    same(load_checkpoint(tmp_path, tree), tree)
+
+
+def test_trees_without_values_are_rejected(tmp_path, sentences):
+    with pytest.raises(ValueError, match="save_checkpoint expected a tree with at least one array, got an empty dict"):
+        save_checkpoint(tmp_path, {})
+    with pytest.raises(
+        TypeError, match=r"expected leaf w to be an array of numbers, got \[\('a', '<i4'\)\] \(2,\); remove"
+    ):
+        save_checkpoint(tmp_path, {"w": np.zeros(2, [("a", "i4")])})
+    with pytest.raises(TypeError, match="expected arrays with values, got a traced array; call it outside of jax.jit"):
+        jax.eval_shape(lambda w: save_checkpoint(tmp_path, {"w": w}), jnp.zeros(2))
+    gone = jnp.zeros(2)
+    gone.delete()
+    with pytest.raises(
+        ValueError, match="arrays with values, got some that a step has donated; pass the training state"
+    ):
+        save_checkpoint(tmp_path, {"w": gone})
+    assert not list(tmp_path.iterdir())
+    nothing = {"w": jnp.zeros((0, 2))}
+    save_checkpoint(tmp_path, nothing)
+    same(load_checkpoint(tmp_path, nothing), nothing)
+
+
+# ---- the lock --------------------------------------------------------------------------------
+
+OTHER_PROCESS = """
+import os, sys, time
+from pathlib import Path
+from jaxblocks.training.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+child = os.fork()
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_directory_is_locked_until_its_process_is_killed(tmp_path, sentences):
+    """A forked process that outlives the killed one, such as a data loader, does not keep the lock."""
+    tree, command = {"w": jnp.zeros(2)}, [sys.executable, "-W", "ignore", "-c", OTHER_PROCESS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
+        child = int(process.stdout.readline())
+        uses = rf"no other run uses, got {tmp_path}, which process {process.pid} on .* uses; pass another directory"
+        try:
+            with pytest.raises(RuntimeError, match=f"^save_checkpoint expected a directory that {uses}"):
+                save_checkpoint(tmp_path, tree)
+            save_checkpoint(tmp_path / "another", tree)  # as the error advises
+            load_checkpoint(tmp_path, tree, missing_ok=True)  # reading is allowed
+            process.kill()
+            process.wait()
+            save_checkpoint(tmp_path, tree)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
@@ -160,7 +291,9 @@ def test_errors_of_missing_checkpoints_and_packages(tmp_path, monkeypatch, sente
     ):
         load_checkpoint(tmp_path, {"w": jnp.zeros(2)})
     same(load_checkpoint(tmp_path, {"w": jnp.zeros(2)}, missing_ok=True), {"w": jnp.zeros(2)})  # as the error advises
-    with pytest.raises(TypeError, match=r"save_checkpoint expected leaf name to be an array, got 'net'; remove it"):
+    with pytest.raises(
+        TypeError, match=r"save_checkpoint expected leaf name to be an array of numbers, got 'net'; remove"
+    ):
         save_checkpoint(tmp_path, {"name": "net"})
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install jaxblocks\[train\]"):
@@ -182,7 +315,9 @@ def full_disk(room):
 
 
 def test_a_full_disk_raises_and_keeps_earlier_checkpoints(tmp_path, monkeypatch):
-    """The error occurs before orbax is called, or in orbax. Incomplete files are removed."""
+    """The error occurs before orbax is called, or in orbax. Incomplete files are removed, and nothing is printed."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(str(error.exc_value)))
     big = {"w": jnp.asarray(np.random.default_rng(0).normal(size=4000), jnp.float32)}
     first = save_checkpoint(tmp_path, big)
     says = rf"checkpoint of step 9 could not be saved in .*Free disk space .*the last one is {first.name}"
@@ -190,8 +325,9 @@ def test_a_full_disk_raises_and_keeps_earlier_checkpoints(tmp_path, monkeypatch)
         save_checkpoint(tmp_path, big, step=9)
     assert "File too large" in str(raised.value)
     monkeypatch.setattr("jaxblocks.training.checkpoint._reserve", lambda path, size: None)
-    with full_disk(2000), pytest.raises(OSError, match=says):
+    with full_disk(100), pytest.raises(OSError, match=says):
         save_checkpoint(tmp_path, big, step=9)
+    assert not printed
     assert list(tmp_path.iterdir()) == [first]
     same(load_checkpoint(tmp_path, big), big)
 
@@ -283,6 +419,115 @@ def test_fit_skips_a_damaged_checkpoint_and_renames_it(tmp_path, whole):
         (path / "checkpoint.json").write_text("")
     with pytest.raises(ValueError, match="There is no other one; pass another directory"):
         small_fit(tmp_path)
+
+
+def test_fit_skips_checkpoints_whose_record_it_cannot_read(tmp_path, whole):
+    small_fit(tmp_path, steps=10)
+    path = checkpoint.checkpoints_in(tmp_path)[-1]
+    listed = json.loads((path / "checkpoint.json").read_text().splitlines()[0])
+    notes, history, best = listed["notes"], listed["leaves"]["history"], listed["leaves"]["best"]
+    absurd = {**history["losses"], "shape": [2**40]}
+    foreign = [
+        {**listed, "notes": {name: note for name, note in notes.items() if name != "config"}},
+        {**listed, "notes": {**notes, "config": []}},
+        {**listed, "notes": {**notes, "first": "x"}},
+        {**listed, "notes": {**notes, "first": 3}},
+        {**listed, "notes": {**notes, "validations": [[1]]}},
+        {**listed, "notes": {**notes, "validations": 3}},
+        {**listed, "leaves": {name: leaves for name, leaves in listed["leaves"].items() if name != "history"}},
+        {**listed, "leaves": {**listed["leaves"], "history": {}}},
+        {**listed, "leaves": {**listed["leaves"], "history": {"losses": absurd}}},
+        {**listed, "leaves": {**listed["leaves"], "history": {"losses": {**absurd, "dtype": "float33"}}}},
+        {**listed, "leaves": {**listed["leaves"], "best": dict(list(best.items())[1:])}},
+    ]
+    for number, other in enumerate(foreign, 100):
+        copied = shutil.copytree(path, tmp_path / f"checkpoint-{number:06d}-step-10")
+        listed_as(copied, json.dumps(other))
+    with pytest.warns(UserWarning, match=f"is damaged: .* is of another program: .*{path.name} is used instead"):
+        fitted = small_fit(tmp_path)
+    same(results(fitted), results(whole))
+    assert len(list(tmp_path.glob("rejected-*"))) == len(foreign)
+
+
+def test_two_runs_in_one_directory_are_rejected(tmp_path, sentences):
+    inside = []
+
+    def on_step(run):
+        with pytest.raises(
+            RuntimeError, match=f"fit expected a directory that no other run uses, got {tmp_path}, which"
+        ):
+            small_fit(tmp_path, steps=2)
+        inside.append(sorted(p.name for p in tmp_path.iterdir()))
+
+    small_fit(tmp_path, steps=2, callbacks=[Callback(on_step=on_step)])
+    assert inside and all(".lock" in names for names in inside) and not (tmp_path / ".lock").exists()
+    for _ in range(2):  # the lock is released after an error, in any callback
+        with pytest.raises(ZeroDivisionError):
+            small_fit(tmp_path, steps=3, callbacks=[Callback(on_end=lambda run: 1 / 0)])
+
+
+def test_a_directory_that_cannot_be_written_is_rejected_before_training(tmp_path, monkeypatch, sentences):
+    traced = []
+    open_file = os.open
+
+    def read_only(path, *args, **options):
+        if Path(path).parent == tmp_path:
+            raise PermissionError(errno.EROFS, "Read-only file system")
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    says = f"^fit expected to save checkpoints in {tmp_path}, got Read-only file system; pass another directory"
+    with pytest.raises(OSError, match=says):
+        fit(jb.Dense(1), lambda o, y: traced.append(1) or jb.mse(o, y), optax.sgd(0.1), (X, Y), key=jax.random.key(0),
+            steps=2, checkpoint_dir=tmp_path, progress=False, batch_size=12)  # fmt: skip
+    assert not traced
+
+
+def bounded(scale):
+    return lambda outputs, y: scale * jb.huber_loss(outputs, y)
+
+
+def test_fit_reports_changed_functions(tmp_path, sentences):
+    """The run continues after the warning; a changed ``compute_dtype`` is an error."""
+    state = dict(key=jax.random.key(0), batch_size=12, progress=False, checkpoint_dir=tmp_path)
+    go = functools.partial(fit, data=(X, Y), **state)
+    net = jb.Serial(jb.Dense(2), jb.relu, jb.Dense(1))
+    go(net, jb.mse, optax.adam(0.1), steps=2)
+    went_on = "pass those of that run, or another directory to begin a new run"
+    with pytest.warns(UserWarning, match="^fit expected the functions of the run in .*, got others: ") as said:
+        go(jb.Serial(jb.Dense(2), jb.gelu, jb.Dense(1)), bounded(2.0), optax.nadam(0.1), steps=3,
+           augment=lambda key, x: x)  # fmt: skip
+    [warning] = [str(one.message) for one in said]
+    assert went_on in warning
+    for words in (
+        "net was Serial(Dense(2), relu, Dense(1)) and is Serial(Dense(2), gelu, Dense(1))",
+        "loss was mse and is bounded.<lambda>(scale=2.0)",
+        "optimizer was ",
+        "nesterov=True",
+        "augment was None and is ",
+    ):
+        assert words in warning, warning
+    with pytest.raises(ValueError, match="got those of another: compute_dtype was None and is bfloat16; pass another"):
+        go(net, jb.mse, optax.adam(0.1), steps=4, compute_dtype=jnp.bfloat16)
+
+
+def test_functions_are_described_by_names_and_numbers():
+    class Weighted:
+        def __call__(self, outputs, y):
+            return outputs
+
+    assert describe_function(bounded(2.0))[0] == "bounded.<lambda>(scale=2.0)"
+    assert describe_function(functools.partial(jb.huber_loss, delta=3.0)) == ["partial(delta=3.0)", "huber_loss"]
+    assert describe_function(Weighted())[0].endswith("Weighted")
+    net = lambda: jb.Serial(jb.Dense(2), Weighted())
+    assert describe_function(net()) == describe_function(net())
+    optimizers = [
+        *(optax.sgd(0.1), optax.sgd(0.2), optax.adam(0.1), optax.adamw(0.1), optax.adam(0.1, b1=0.8), optax.nadam(0.1)),
+        *(optax.sgd(optax.cosine_decay_schedule(rate, 9)) for rate in (0.1, 0.2)),
+    ]
+    described = [tuple(describe_function(one)) for one in optimizers]
+    assert len(set(described)) == len(described)
+    assert describe_function(optax.adam(0.1)) == list(described[2])
 
 
 def test_fit_rejects_the_checkpoints_of_another_run(tmp_path, sentences):

@@ -46,6 +46,7 @@ BY_HAND = {
     "Parallel": 4 * 5 * 3,
     "Parallel by name": 4 * 5 * 3,
     "Residual": 4 * (5 * 7 + 7 * 5),
+    "Frozen": 0,
     "Repeat": 3 * 4 * 5 * 5,
     "Repeat with state": 3 * 4 * 5 * 5,
     "Recurrent": 6 * 4 * GATES,

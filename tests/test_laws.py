@@ -15,6 +15,8 @@ from jaxblocks import Layer, StatefulLayer, layers, stateful
 from jaxblocks.core import builder
 from jaxblocks.testing import LAWS, Case, check_layer
 
+pytestmark = pytest.mark.usefixtures("heap_of_the_test")
+
 
 @pytest.mark.parametrize("name", ZOO)
 def test_layer_computes_its_formula(name):

@@ -117,6 +117,43 @@ def test_truncated_rows_and_rows_after_the_resumed_step_are_rewritten(tmp_path, 
         assert path.read_text() == "step,epoch,loss,validation loss\n" if make is csv_log else not events(path)
 
 
+def test_damaged_bytes_do_not_stop_a_resumed_run(tmp_path):
+    """A damaged row is removed, a damaged header is written again, and all other rows are kept."""
+    pytest.importorskip("tensorboardX", reason="event files are written by tensorboardX")
+    path = tmp_path / "log.csv"
+    for place in (0, 1, 3, 12):
+        log = csv_log(path)
+        run = begin(log, 0)
+        write(log, run, rows(1, 9))
+        log.on_end(run)
+        lines = path.read_bytes().split(b"\n")
+        lines[3] = lines[3][:place] + b"\xff" + lines[3][place + 1 :]
+        lines[0] = b"\xfe" + lines[0][1:]
+        path.write_bytes(b"\n".join(lines))
+        again = csv_log(path)
+        resumed = begin(again, 5)
+        write(again, resumed, rows(6, 7))
+        again.on_end(resumed)
+        with open(path, encoding="utf-8") as file:
+            read = list(csv.DictReader(file))
+        assert list(read[0]) == COLUMNS
+        assert [(int(row["step"]), float(row["loss"])) for row in read] == [(n, 1 / n) for n in (1, 2, 4, 5, 6, 7)]
+    path = tmp_path / "events.out.tfevents.jaxblocks"
+    for offset, kept in ((20, {1, 2, 4, 5}), (2, {1, 2})):  # in the data of the third record, in its length
+        log = tensorboard_log(tmp_path)
+        run = begin(log, 0)
+        write(log, run, rows(1, 9))
+        log.on_end(run)
+        data, place = bytearray(path.read_bytes()), 0
+        for _ in range(3):  # the version, steps 1 and 2
+            place += 16 + struct.unpack_from("<Q", data, place)[0]
+        data[place + offset] ^= 0xFF
+        path.write_bytes(data)
+        again = tensorboard_log(tmp_path)
+        again.on_end(begin(again, 5))
+        assert {step for step, _, _ in events(path)} == kept
+
+
 def test_nan_float32_and_quoted_names_are_read_back(tmp_path):
     log = csv_log(tmp_path / "log.csv")
     columns = ["step", 'validation "a", b']

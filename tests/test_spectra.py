@@ -336,15 +336,18 @@ def test_asymmetric_operators_are_rejected(tool):
     B = rng.normal(size=(9, 9)).astype(np.float32)
     field = {lanczos: "residual", largest_eigenvalues: "bounds", spectral_density: "nodes"}[tool]
     name, key = tool.__name__, lambda: jax.random.key(0)
+    over_one_key = lambda f: lambda key: jax.vmap(f)(jax.random.clone(key)[None])
     for A, steps in [(np.array([[0, 100], [0, 0]], np.float32), 2), (B + B.T + 0.3 * B, 4)]:
         with pytest.raises(ValueError, match=rf"{name} expected a symmetric operator, got a difference of"):
             tool(key(), *of_matrix(A), steps=steps)
+
+        @jax.jit
+        def alone_and_mapped(key, A, steps=steps):
+            return [f(lambda key: tool(key, *of_matrix(A), steps=steps))(key) for f in (lambda f: f, over_one_key)]
+
         with jax.debug_nans(False):
-            found = jax.jit(lambda key, A=A, steps=steps: tool(key, *of_matrix(A), steps=steps))(key())
-            many = jax.vmap(lambda key, A=A, steps=steps: tool(key, *of_matrix(A), steps=steps))(key()[None])
-            assert np.isnan(getattr(found, field)).all() and np.isnan(getattr(many, field)).all()
-        symmetric = jax.jit(lambda key, A=A, steps=steps: tool(key, *of_matrix((A + A.T) / 2), steps=steps))(key())
-        assert np.isfinite(getattr(symmetric, field)).all()
+            assert all(np.isnan(getattr(found, field)).all() for found in alone_and_mapped(key(), A))
+        assert all(np.isfinite(getattr(found, field)).all() for found in alone_and_mapped(key(), (A + A.T) / 2))
         tool(key(), *of_matrix((A + A.T) / 2), steps=steps)  # as the error suggests
 
 

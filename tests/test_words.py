@@ -2,11 +2,8 @@
 
 import doctest
 import importlib
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -45,17 +42,12 @@ def _blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-def test_readme_runs_from_top_to_bottom(tmp_path):
-    """Run the Python blocks of the README in order, as one program of its own, in the default configuration."""
-    program = tmp_path / "readme.py"
-    program.write_text("\n".join(_blocks(ROOT / "README.md")))
-    strict = ("JAX_NUMPY_", "JAX_DEBUG_")  # settings of the tests
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(strict)}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, str(program)]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0, ran.stderr
-    printed = ran.stdout
+@pytest.mark.usefixtures("as_a_user_has_it", "sentences", "heap_of_the_test")
+def test_readme_runs_from_top_to_bottom(capsys):
+    """Run the Python blocks of the README in order, in one namespace of their own, in the default configuration."""
+    with jax.numpy_rank_promotion("allow"):
+        exec(compile("\n".join(_blocks(ROOT / "README.md")), "README.md", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
     assert "deep Repeat" in printed  # the summary
     assert "hvp" in printed  # the table of costs
 

@@ -20,6 +20,7 @@ from jaxblocks import (
     MLP,
     Bias,
     Dense,
+    Frozen,
     Layer,
     Parallel,
     Recurrent,
@@ -171,6 +172,7 @@ ZOO = {
         ((4, 5),),
         lambda p, x: x + dense(p[2], np.tanh(dense(p[0], x))),
     ),
+    "Frozen": Specimen("Frozen", Frozen(Serial(Center(), Noise())), ((4, 5),), lambda p, x: x),
     "Repeat": Specimen("Repeat", Repeat(Residual(Dense(5), jnp.tanh), 3), ((4, 5),), repeated),
     "Repeat with state": Specimen(
         "Repeat",

@@ -12,7 +12,7 @@ from jaxblocks.layers.attention import (
     hard_lookup,
     soft_lookup,
 )
-from jaxblocks.layers.combinators import Parallel, Recurrent, Repeat, Residual, Serial, Wire
+from jaxblocks.layers.combinators import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
@@ -116,6 +116,7 @@ __all__ = [
     "flow_log_likelihood",
     "AlphaDropout",
     "alpha_dropout",
+    "Frozen",
     "GAT",
     "GCN",
     "GIN",

@@ -1,4 +1,4 @@
-"""Combinators, layers that contain layers: Serial, Parallel, Residual, Repeat, Recurrent, Wire.
+"""Combinators, layers that contain layers: Serial, Parallel, Residual, Frozen, Repeat, Recurrent, Wire.
 
 Each accepts children with and without state; `children.make_combinator` returns a ``Layer`` where no child
 has state and a ``StatefulLayer`` otherwise. Params (and state) are a tuple for children given by position
@@ -34,7 +34,7 @@ from jaxblocks.children import (
 )
 from jaxblocks.core import Checkpoint, Layer, LayerLike, StatefulLayer, builder, declared_by
 
-__all__ = ["Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
+__all__ = ["Frozen", "Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
 
 
 @builder
@@ -133,6 +133,42 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
         return inputs[0] + y, states
 
     return make_combinator(kids, init, apply)
+
+
+@builder
+def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
+    r"""A layer that training does not change: its params have no gradient, and it always runs in evaluation mode.
+
+    Batch norm inside uses its running statistics and keeps them, and dropout is the identity, whatever ``train`` is for
+    the layers around it; without this, a training step would update the statistics of a backbone whose params are
+    frozen. Params and state are those of the layer, so a trained layer can be frozen, and a frozen one trained again.
+    Gradients with respect to the inputs are those of the layer.
+
+    Gradients of the params are 0, and so are their updates by most optimizers. Weight decay changes params without a
+    gradient: exclude them by ``optax.masked`` and `jaxblocks.selectors.select`.
+
+    Args:
+        layer: any layer, for instance ``Serial`` of a pretrained backbone.
+
+    >>> net = Serial(backbone=Frozen(Serial(Dense(5), BatchNorm())), head=Dense(1))
+    >>> params, state = net.init(jax.random.key(0), jnp.zeros((8, 2)))
+    >>> jax.tree.map(jnp.shape, params["backbone"][0])
+    {'bias': (5,), 'kernel': (2, 5)}
+    >>> outputs = lambda params: Frozen(Dense(5)).apply(params, jnp.ones(2)).sum()
+    >>> float(jax.grad(outputs)(params["backbone"][0])["kernel"].max())
+    0.0
+    """
+    child = child_of(None, layer)
+    without_train = lambda declared: {name: p for name, p in declared.items() if name != "train"}
+    frozen = child._replace(reads=without_train(child.reads), init_reads=without_train(child.init_reads))
+
+    def init(key, inputs, side):
+        return init_child(child, key, inputs, {**side, "train": False})
+
+    def apply(params, state, inputs, side):
+        return apply_child(child, jax.lax.stop_gradient(params), state, inputs, {**side, "train": False})
+
+    return make_combinator((frozen,), init, apply)
 
 
 @builder

@@ -10,7 +10,7 @@ from jaxblocks.checks import check_values, checkable, checked, describe, require
 from jaxblocks.losses.arrays import check_last_axis, product, widen_both
 from jaxblocks.losses.masks import as_entries, fill, zero
 from jaxblocks.precision import widen
-from jaxblocks.probabilities import Share, as_share, check_distribution, check_labels, is_distribution, smooth_labels
+from jaxblocks.probabilities import Share, check_distribution, check_labels, is_distribution, smooth_labels
 
 __all__ = [
     "distillation_loss",
@@ -25,9 +25,7 @@ __all__ = [
 
 def _check_labels(targets, classes, check):
     """Where the targets are classes."""
-    repair = (
-        "subtract 1 from labels that count from 1, provide more classes, or exclude padding with where=targets >= 0"
-    )
+    repair = "subtract 1 from labels that count from 1, provide more classes, or exclude padding: where=targets >= 0"
     return check_labels(targets, classes, name="targets", repair=repair, check=check)
 
 
@@ -114,11 +112,9 @@ def softmax_cross_entropy(
         dtype = jnp.promote_types(dtype, targets.dtype)
         targets = fill(where, targets, 1 / classes)
         check_distribution(check=check, targets=targets)
-        targets = (
-            smooth_labels(widen(targets), as_share("label_smoothing", label_smoothing, z.dtype))
-            if smooth
-            else widen(targets)
-        )
+        targets = widen(targets)
+        if smooth:
+            targets = smooth_labels(targets, jnp.asarray(label_smoothing, z.dtype))
         return zero(where, _soft_cross_entropy(z, targets, weights)).astype(dtype)
     targets = fill(where, targets, 0)
     inside = _check_labels(targets, classes, check)
@@ -130,7 +126,7 @@ def softmax_cross_entropy(
     if class_weights is not None:
         loss = product(_weights_of(targets, inside, class_weights, z.dtype), loss)
     if smooth:
-        share = as_share("label_smoothing", label_smoothing, z.dtype)
+        share = jnp.asarray(label_smoothing, z.dtype)
         of_all = _soft_cross_entropy(z, jnp.full_like(z, 1 / classes), weights)
         loss = product(1 - share, loss) + product(share, of_all)
     return zero(where, loss).astype(dtype)

@@ -1,7 +1,7 @@
 """Training: the step, the loop `fit` and its callbacks, minibatches, augmentation, checkpoints.
 
 Submodules in the order of their use: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
-and its callbacks: `loop`, `callback`, `validation`, `stopping`, `logs`, `progress`, `resume`, `history`.
+and its callbacks: `loop`, `callback`, `signals`, `validation`, `stopping`, `logs`, `progress`, `resume`, `history`.
 """
 
 from jaxblocks.training.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
@@ -9,7 +9,7 @@ from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.checkpoint import load_checkpoint, save_checkpoint
 from jaxblocks.training.data import minibatches, prefetch, train_val_test_split
 from jaxblocks.training.ema import EmaState, ema_params, get_ema
-from jaxblocks.training.evaluation import evaluate
+from jaxblocks.training.evaluation import evaluate, predict
 from jaxblocks.training.history import History
 from jaxblocks.training.logs import csv_log, row_log, tensorboard_log, terminal_log
 from jaxblocks.training.loop import Fitted, fit
@@ -43,6 +43,7 @@ __all__ = [
     "load_checkpoint",
     "minibatches",
     "mixup",
+    "predict",
     "prefetch",
     "progress_bar",
     "proximal_l1",

@@ -28,7 +28,8 @@ class Run:
         best: ``(params, state)`` with the lowest validation loss; ``None`` before the first validation.
         stop: set it to ``True`` to end the run after the current step.
         resumed: whether the run was read from a checkpoint.
-        config: a JSON-compatible description of data and options that must not change when a run is resumed.
+        config: a JSON-compatible description of data and options that must not change when a run is resumed; for
+            changes of its part ``"functions"`` a warning is issued.
 
     >>> run = Run(steps=20, steps_per_epoch=8, step=10)
     >>> run.epoch, run.is_last
@@ -79,8 +80,8 @@ class Callback:
         on_step: after one or more steps, when their losses have been read from the device: after each step at first,
             later about twice a second and at least every 64 steps, and after the last step.
         on_epoch_end: after each epoch, and after the last step of the run; before the ``on_step`` of the same step.
-        on_end: once, after the last step, also after an error. ``run.rows`` may then hold rows that were not passed to
-            ``on_step``: those of the steps before the error.
+        on_end: once, after the last step, also after an error (of ``on_restore`` too). ``run.rows`` may then hold rows
+            that were not passed to ``on_step``: those of the steps before the error.
         every: call ``on_step`` only after each multiple of this number of steps and after the last step. Losses are
             then read at these steps, so small numbers slow training down.
 

@@ -19,18 +19,22 @@ import logging
 import os
 import re
 import shutil
+import sys
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Integer
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, public_name, require
 from jaxblocks.selectors import paths
+from jaxblocks.training.lock import DirectoryLock
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -57,6 +61,8 @@ def save_checkpoint(
     Raises:
         ModuleNotFoundError: without orbax.
         OSError: if it cannot be written, for example on a full disk; earlier checkpoints are unchanged.
+        RuntimeError: while a run of `fit`, or another process that saves, uses the directory.
+        TypeError: for leaves that are not arrays with values.
         ValueError: if the directory holds checkpoints of another tree, which would be removed later.
 
     >>> import tempfile
@@ -66,8 +72,12 @@ def save_checkpoint(
     >>> load_checkpoint(folder, {"w": jnp.zeros(3)})
     {'w': Array([0., 1., 2.], dtype=float32)}
     """
+    require_orbax()
+    path = as_directory(directory)
+    _check_tree(ts)
     number = int(getattr(ts, "step", 0) if step is None else step)
-    return write(directory, {"ts": ts}, number, {}, keep)
+    with DirectoryLock(path):
+        return write(path, {"ts": ts}, number, {}, keep)
 
 
 @checked
@@ -89,7 +99,8 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
     Args:
         directory: the directory of the run, a string or a path.
         like: a tree with the expected structure, shapes and dtypes: arrays, or ``jax.ShapeDtypeStruct``s.
-            Arrays that are sharded over several devices are read with the same sharding.
+            The arrays are read to the devices of those of ``like``: with their sharding where they have one (also
+            that of a ``ShapeDtypeStruct``), else to the default device.
         missing_ok: return ``like`` if the directory has no checkpoint yet.
 
     Raises:
@@ -117,7 +128,7 @@ class Checkpoint(NamedTuple):
     """The result of `read_newest`: the trees by name, the notes, the path, and the paths of rejected checkpoints."""
 
     trees: dict[str, Any]
-    notes: dict[str, Any]
+    notes: Any
     path: Path
     rejected: tuple[Path, ...]
 
@@ -128,13 +139,13 @@ class RejectedError(ValueError):
 
 _NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)")
 _LIST = "checkpoint.json"
+_FORMAT = 1
 _SAVING, _REMOVING = ".saving-", ".removing-"
 
 
 def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2) -> Path:
     """Write named trees of arrays, and ``notes`` as JSON, as one checkpoint, and remove old ones."""
     ocp = require_orbax()
-    directory = as_directory(directory)
     arrays = {name: _arrays(tree) for name, tree in trees.items()}
     leaves = {name: {path: _entry(path, a) for path, a in named.items()} for name, named in arrays.items()}
     older = checkpoints_in(directory)
@@ -148,16 +159,15 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
     path = directory / f"checkpoint-{sequence:06d}-step-{step}"
     temporary = directory / (_SAVING + path.name)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         _clear(directory)
         temporary.mkdir()
-        _reserve(temporary / "reserved", sum(a.nbytes for named in arrays.values() for a in named.values()))
+        _reserve(temporary / "reserved", [a.nbytes for named in arrays.values() for a in named.values()])
         stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
-        with _orbax_is_quiet():
-            ocp.save_checkpointables(
-                str(temporary / "arrays"), {name: named for name, named in stored.items() if named}
-            )
-        text = json.dumps({"format": 1, "step": step, "leaves": leaves, "notes": notes})
+        stored = {name: named for name, named in stored.items() if named}
+        if stored:
+            with _orbax_is_quiet(settle=0.3):  # until the other writes have failed, too
+                ocp.save_checkpointables(str(temporary / "arrays"), stored)
+        text = json.dumps({"format": _FORMAT, "step": step, "leaves": leaves, "notes": notes})
         (temporary / _LIST).write_text(f"{text}\n{_hash(text.encode())}\n")
         _flush(temporary)
         temporary.rename(path)
@@ -166,9 +176,11 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
         shutil.rmtree(temporary, ignore_errors=True)
         kept = f"the last one is {older[-1].name}" if older else "there was none before it"
         reason = str(error).split(" [")[0].splitlines()[0] if str(error) else type(error).__name__
+        no_access = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         raise OSError(
-            f"The checkpoint of step {step} could not be saved in {directory}: {reason}. Free disk space or "
-            f"pass another directory; earlier checkpoints are unchanged ({kept})."
+            f"The checkpoint of step {step} could not be saved in {directory}: {reason}. "
+            f"{'Pass' if no_access else 'Free disk space or pass'} another directory; earlier checkpoints are "
+            f"unchanged ({kept})."
         ) from error
     for old in same[: max(len(same) + 1 - keep, 0)]:
         with contextlib.suppress(OSError):  # the new checkpoint is complete; this one is removed by the next call
@@ -177,10 +189,17 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
     return path
 
 
-def read_newest(directory, trees: Mapping[str, Any], optional: tuple[str, ...] = ()) -> Checkpoint | None:
+def read_newest(
+    directory,
+    trees: Mapping[str, Any],
+    optional: tuple[str, ...] = (),
+    read_notes: Callable[[dict, dict], Any] = lambda trees, notes: notes,
+) -> Checkpoint | None:
     """The newest undamaged checkpoint with trees like these; ``None`` if there is no checkpoint.
 
     A tree with a name in ``optional`` is returned as a flat dict from paths to the stored arrays.
+    ``read_notes(trees, notes)`` returns the notes of the result; a checkpoint for which it raises a `RejectedError` is
+    skipped.
     """
     rejected: dict[Path, RejectedError] = {}
     listed = checkpoints_in(Path(directory).absolute())
@@ -188,6 +207,7 @@ def read_newest(directory, trees: Mapping[str, Any], optional: tuple[str, ...] =
         path = listed.pop()
         try:
             found, notes = _read(path, trees, optional)
+            notes = read_notes(found, notes)
         except RejectedError as error:
             if path.exists():
                 rejected[path] = error
@@ -227,14 +247,20 @@ def _sequence(path: Path) -> int:
 
 
 def rebuild(tree, arrays):
-    """A tree like ``tree`` with these arrays, with typed keys; without x64, 64-bit arrays stay NumPy arrays."""
+    """A tree like ``tree`` with these arrays, with its typed keys and on its devices.
+
+    Without x64, 64-bit arrays stay NumPy arrays.
+    """
     leaves, structure = jax.tree.flatten(tree)
     found = []
     for path, leaf in zip(paths(tree), leaves, strict=True):
         a = arrays[path]
         if jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype:  # else 64 bits without x64
             a = jnp.asarray(a)
-        found.append(jax.random.wrap_key_data(a, impl=_generator(leaf)) if _is_key(leaf) else a)
+            a = jax.random.wrap_key_data(a, impl=_generator(leaf)) if _is_key(leaf) else a
+            sharding = _sharding(leaf)
+            a = a if sharding is None else jax.device_put(a, sharding)
+        found.append(a)
     return jax.tree_util.tree_unflatten(structure, found)
 
 
@@ -247,16 +273,6 @@ def as_directory(directory) -> Path:
     if _NAME.fullmatch(path.name):
         require(False, "the directory of a run", f"{path}, which is one of its checkpoints", f"pass {path.parent}")
     return path
-
-
-def make_directory(directory) -> None:
-    """Create the directory of a run, so that a failure is raised before the computation."""
-    path = as_directory(directory)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        expected = f"to save checkpoints in {path}"
-        raise OSError(f"{public_name()} expected {expected}, got {error.strerror}; pass another directory.") from error
 
 
 def require_orbax():
@@ -286,24 +302,29 @@ def _read(path, trees, optional):
         raise RejectedError(f"is of another model: {differences}")
     names = [*trees, *(name for name in optional if name in stored)]
     likes = {name: _named(trees[name]) if name in trees else {} for name in names}
-    abstract = {
-        name: {p: _abstract(e, likes[name].get(p)) for p, e in stored[name].items() if 0 not in e["shape"]}
-        for name in names
-    }
+    ocp = require_orbax()
     try:
+        abstract = {
+            name: {p: _abstract(e, likes[name].get(p)) for p, e in stored[name].items() if 0 not in e["shape"]}
+            for name in names
+        }
+        abstract = {name: leaves for name, leaves in abstract.items() if leaves}
+        loaded = {}
         with _orbax_is_quiet():
-            ocp = require_orbax()
-            loaded = ocp.load_checkpointables(str(path / "arrays"), {n: a for n, a in abstract.items() if a})
-    except ModuleNotFoundError:
-        raise
+            for one in abstract.items():  # one by one: where one fails, orbax leaves coroutines of the others behind
+                loaded |= ocp.load_checkpointables(str(path / "arrays"), dict((one,)))
+        empty = lambda entry: np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
+        loaded = {
+            name: {p: empty(e) if 0 in e["shape"] else loaded[name][p] for p, e in stored[name].items()}
+            for name in names
+        }
     except Exception as error:  # reading a damaged file may raise any exception
         raise RejectedError("is damaged: its arrays cannot be read") from error
     arrays = {}
     for name in names:
         arrays[name] = {}
         for place, entry in stored[name].items():
-            a = loaded.get(name, {}).get(place)
-            a = np.zeros(entry["shape"], entry["dtype"]) if a is None else a
+            a = loaded[name][place]
             if _entry(place, a) != entry:
                 raise RejectedError(f"is damaged: the hash of {name}/{place} differs from the one that was saved")
             arrays[name][place] = a
@@ -316,9 +337,28 @@ def _read_list(path) -> dict:
         text, own, rest = (path / _LIST).read_text().split("\n")
         if own != _hash(text.encode()) or rest:
             raise ValueError("its hash differs")
-        return json.loads(text)
-    except (OSError, ValueError) as error:
+        listed = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
         raise RejectedError(f"is damaged: its {_LIST} is missing, cut short or changed") from error
+    if not isinstance(listed, dict) or listed.get("format") != _FORMAT:
+        got = f"format {listed.get('format')!r:.40}" if isinstance(listed, dict) else "no format"
+        raise RejectedError(f"is of another version: its {_LIST} has {got}, and this version reads format {_FORMAT}")
+    if not (_holds(listed.get("leaves"), lambda leaves: _holds(leaves, _is_entry)) and _holds(listed.get("notes"))):
+        raise RejectedError(f"is of another program: its {_LIST} has no list of leaves and notes")
+    return listed
+
+
+def _holds(value, accepts: Callable[[Any], bool] = lambda value: True) -> bool:
+    """Whether a value is a dict of accepted values."""
+    return isinstance(value, dict) and all(map(accepts, value.values()))
+
+
+def _is_entry(entry) -> bool:
+    """Whether a leaf is described by its shape, dtype and hash."""
+    if not isinstance(entry, dict) or set(entry) != {"shape", "dtype", "sha256"}:
+        return False
+    sizes = entry["shape"]
+    return isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes) and isinstance(entry["dtype"], str)
 
 
 def _list_or_none(path):
@@ -357,12 +397,33 @@ def _words(described):
 
 def _abstract(entry, like):
     """The argument with which orbax reads a leaf: a NumPy array of its shape and dtype, or a sharding."""
-    if _is_sharded(like):
-        return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding)
-    return np.empty(entry["shape"], jnp.dtype(entry["dtype"]))
+    sharding = _sharding(like)
+    if sharding is not None and len(sharding.device_set) > 1:
+        return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+    return np.broadcast_to(np.zeros((), jnp.dtype(entry["dtype"])), entry["shape"])  # takes no memory
+
+
+def _sharding(like):
+    """The sharding (or the device) that a leaf asks for; ``None`` for the default device."""
+    if isinstance(like, jax.Array):
+        return like.sharding if like.committed else None
+    sharding = getattr(like, "sharding", None)
+    return None if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh) else sharding
 
 
 # ---- writing -------------------------------------------------------------------------------
+
+
+def _check_tree(tree) -> None:
+    """Raise unless a tree has leaves with values."""
+    leaves = jax.tree.leaves(tree)
+    require(leaves, "a tree with at least one array", f"an empty {type(tree).__name__}", "pass the training state")
+    for leaf in leaves:
+        if isinstance(leaf, Tracer):
+            require(False, "arrays with values", "a traced array", "call it outside of jax.jit", error=TypeError)
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            repair = "pass the training state that the step returned"
+            require(False, "arrays with values", "some that a step has donated", repair)
 
 
 def _named(tree) -> dict:
@@ -380,8 +441,9 @@ def _arrays(tree) -> dict:
 
 def _host(path, leaf):
     a = np.asarray(leaf)
-    if a.dtype.kind in "OUSMm":
-        require(False, f"leaf {path} to be an array", repr(leaf), "remove it from the tree", error=TypeError)
+    if a.dtype.kind in "OUSMm" or a.dtype.type is np.void:
+        got = repr(leaf) if isinstance(leaf, str) else leaf
+        require(False, f"leaf {path} to be an array of numbers", got, "remove it from the tree", error=TypeError)
     return a
 
 
@@ -418,11 +480,12 @@ def _hash(data) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _reserve(path, size: int):
+def _reserve(path, sizes: list[int]):
     """Allocate the disk space in advance: on a full disk, orbax may wait for minutes."""
+    size = sum(sizes) + 512 * len(sizes) + 2**17  # for the descriptions of the arrays, and for parts of blocks
     with open(path, "wb") as file:
         try:
-            if size and hasattr(os, "posix_fallocate"):
+            if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # file systems that cannot allocate
@@ -455,14 +518,25 @@ def _clear(directory):
 
 
 @contextlib.contextmanager
-def _orbax_is_quiet():
-    """Suppress the tracebacks that the threads of orbax log; errors are still raised."""
+def _orbax_is_quiet(settle: float = 0.0):
+    """Suppress the tracebacks of the threads of orbax; errors are raised, after ``settle`` seconds."""
     logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
     quiet = lambda record: False
+    report = sys.unraisablehook
+
+    def report_others(unraisable):
+        if "Event loop is closed" not in str(unraisable.exc_value):  # of writes that end after the first failure
+            report(unraisable)
+
     for log in logs:
         log.addFilter(quiet)
+    sys.unraisablehook = report_others
     try:
         yield
+    except Exception:
+        time.sleep(settle)
+        raise
     finally:
+        sys.unraisablehook = report
         for log in logs:
             log.removeFilter(quiet)

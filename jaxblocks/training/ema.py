@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from jaxblocks.checks import Rate, checked, require
 from jaxblocks.precision import wide_dtype
@@ -26,7 +27,7 @@ class EmaState(NamedTuple):
 
 
 @checked
-def ema_params(decay: Rate) -> optax.GradientTransformation:
+def ema_params(decay: Rate | Float[Array, ""]) -> optax.GradientTransformation:
     r"""Keep an exponential moving average of the params in the state of the optimizer; chain it last.
 
     With the params :math:`\theta_1, \theta_2, \dots` after each step and :math:`d` = ``decay``
@@ -64,11 +65,12 @@ def ema_params(decay: Rate) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None):
         require(params is not None, "params to average", params, "call update(gradients, state, params)")
         count = state.count + 1
+        log = jnp.log(decay) if isinstance(decay, jax.Array) else math.log(decay) if decay else -math.inf
 
         def mix(average, new):
             dtype = average.dtype
             # 1 - d^t, also accurate for d near 1
-            total = -jnp.expm1(count.astype(dtype) * math.log(decay)) if decay else 1
+            total = -jnp.expm1(count.astype(dtype) * log)
             weight = jnp.where(count == 1, 1, (1 - decay) / total).astype(dtype)
             return average + weight * (new.astype(dtype) - average)
 

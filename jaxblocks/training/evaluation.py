@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.core import LayerLike, side_inputs, stateful
+from jaxblocks.core import LayerLike, as_layer, side_inputs, stateful
 from jaxblocks.training.objective import apply_in, as_compute_dtype, call_loss, mean_of
 from jaxblocks.training.rows import count_rows, take_rows
 
-__all__ = ["evaluate", "evaluation_forward"]
+__all__ = ["check_metrics", "evaluate", "evaluation_forward", "predict"]
 
 
 @checked
@@ -51,8 +51,10 @@ def evaluate(
 
     Source: Diehl 2023, section 1.3 (test loss).
     """
+    check_metrics(metrics)
     rows = count_rows(data)
     compute_dtype = as_compute_dtype(compute_dtype)
+    as_layer(net)  # raises if it is none; jit caches by the object that was passed
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     named = tuple(metrics.items())
     means = [_batch_means(net, named, compute_dtype, params, state, *take_rows(data, batch)) for batch in batches]
@@ -74,6 +76,69 @@ def _mean_of_batches(name: str, means, sizes) -> float:
     if total == 0:
         require(False, f"weights of the metric {name!r} that are not all 0", repair="omit these rows")
     return math.fsum(w / total * float(mean) for w, (mean, _) in zip(weights, means, strict=True))
+
+
+@checked
+def predict(
+    net: LayerLike,
+    params: Any,
+    state: Any,
+    x: Any,
+    *,
+    batch_size: PositiveInt = 256,
+    compute_dtype: DTypeLike | None = None,
+) -> Any:
+    """The outputs of a net on all rows of ``x``, in batches, with the net in evaluation mode (``train=False``).
+
+    Each row is computed as in one call on all rows, with the memory of one batch; a smaller last batch is compiled
+    once more.
+
+    Args:
+        state: the state of the net; ``()`` for a net without state. It is not changed.
+        x: an array, or a tuple of several inputs, with the same number of rows.
+        batch_size: the number of rows per batch.
+        compute_dtype: as in `train_step`; outputs are float32.
+
+    Returns:
+        The outputs (an array, or a tree of arrays), with one row for each row of ``x``.
+
+    Raises:
+        TypeError, ValueError: for inputs that are not arrays with the same number of rows, and for a net whose outputs
+            do not have one row per example.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> x = jnp.arange(5.0)[:, None]
+    >>> params = Dense(2).init(jax.random.key(0), x)
+    >>> outputs = predict(Dense(2), params, (), x, batch_size=2)
+    >>> outputs.shape, bool(jnp.allclose(outputs, Dense(2).apply(params, x)))
+    ((5, 2), True)
+    """
+    rows = count_rows(x, "x")
+    compute_dtype = as_compute_dtype(compute_dtype)
+    as_layer(net)  # raises if it is none; jit caches by the object that was passed
+    parts = []
+    for first in range(0, rows, batch_size):
+        last = min(first + batch_size, rows)
+        part = _batch_outputs(net, compute_dtype, params, state, take_rows(x, slice(first, last)))
+        for leaf in jax.tree.leaves(part):
+            repair = "use net.apply for outputs that are not one row per example"
+            require(leaf.shape[:1] == (last - first,), f"outputs with {last - first} rows", leaf, repair)
+        parts.append(part)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _batch_outputs(net, compute_dtype, params, state, x):
+    return evaluation_forward(net, params, state, x, compute_dtype)
+
+
+def check_metrics(metrics) -> None:
+    """Raise a ``TypeError`` unless ``metrics`` is a dict of functions, or ``None``."""
+    repair = 'write metrics={"accuracy": jaxblocks.accuracy}'
+    expected = "metrics to be a dict from names to functions (outputs, y)"
+    require(metrics is None or isinstance(metrics, Mapping), expected, metrics, repair, error=TypeError)
+    for metric in (metrics or {}).values():
+        require(callable(metric), expected, metric, repair, error=TypeError)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

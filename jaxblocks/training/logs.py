@@ -1,13 +1,14 @@
 """Logs of a run, callbacks of `fit`: lines in the terminal, a CSV file, event files for TensorBoard.
 
 A resumed run continues the same files: rows after the step of its checkpoint, and an incomplete row, are removed and
-written again.
+written again. Rows with a damaged byte are removed.
 """
 
 import contextlib
 import csv
 import io
 import os
+import re
 import struct
 import sys
 import time
@@ -118,9 +119,9 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
         kept = _kept_lines(target, names, step) if step and target.exists() else [_line(names)]
         target.parent.mkdir(parents=True, exist_ok=True)
         new = target.with_name(f".{target.name}.new")
-        new.write_text("".join(kept))
+        new.write_text("".join(kept), encoding="utf-8", newline="\n")
         os.replace(new, target)
-        file = open(target, "a")  # `end` closes it
+        file = open(target, "a", encoding="utf-8", newline="\n")  # `end` closes it
 
     def write(rows):
         assert file is not None
@@ -161,6 +162,7 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     try:
         Event: Any = import_module("tensorboardX.proto.event_pb2").Event  # the class is created at run time
         Summary: Any = import_module("tensorboardX.proto.summary_pb2").Summary
+        crc32c = import_module("tensorboardX.crc32c").crc32c
         from tensorboardX.record_writer import RecordWriter
     except ImportError as error:
         raise ModuleNotFoundError(
@@ -172,7 +174,7 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     def begin(step, columns):
         nonlocal writer
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = list(_records(path)) if step and path.exists() else []
+        old = list(_records(path, crc32c)) if step and path.exists() else []
         kept = [record for record in old if Event.FromString(record).step <= step]
         new = path.with_name(f".{path.name}.new")
         writer = RecordWriter(str(new))
@@ -233,26 +235,33 @@ def _line(values) -> str:
 
 
 def _kept_lines(path: Path, names, step) -> list[str]:
-    """The header and the complete rows of a CSV file up to a step."""
-    header, *lines = path.read_text().splitlines(keepends=True) or [""]
-    if header != _line(names):
-        expected = f"the columns of {path}, {header.strip()}, to continue that file"
+    """The header and the complete rows of a CSV file up to a step; rows with a damaged byte are removed."""
+    header, *lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    if header != _line(names)[:-1] and _DAMAGED not in header:
+        expected = f"the columns of {path}, {header}, to continue that file"
         require(False, expected, _line(names).strip(), "pass another path")
-    kept = [header]
-    for line in lines:
-        first = next(csv.reader([line]), [""])[0]
-        if not line.endswith("\n") or not first.isdigit() or int(first) > step:
-            break
-        kept.append(line)
-    return kept
+    numbers = [int(found[0]) if (found := _NUMBER.match(line)) and _DAMAGED not in line else None for line in lines]
+    rows = [f"{line}\n" for line, n in zip(lines[:-1], numbers, strict=False) if n is not None and n <= step]
+    return [_line(names), *rows]
 
 
-def _records(path):
-    """The complete records of an event file: length, checksum, data, checksum."""
+_DAMAGED = "\N{REPLACEMENT CHARACTER}"
+_NUMBER = re.compile(r"[0-9]{1,18}(?=,|$)")
+
+
+def _records(path, crc32c):
+    """The undamaged records of an event file: length, checksum, data, checksum."""
+
+    def masked(data):
+        crc = crc32c(data)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
     data, place = path.read_bytes(), 0
     while place + 12 <= len(data):
-        (length,) = struct.unpack_from("<Q", data, place)
-        if place + 16 + length > len(data):
+        length, checksum = struct.unpack_from("<QI", data, place)
+        end = place + 12 + length
+        if checksum != masked(data[place : place + 8]) or end + 4 > len(data):
             return
-        yield data[place + 12 : place + 12 + length]
-        place += 16 + length
+        if struct.unpack_from("<I", data, end)[0] == masked(data[place + 12 : end]):
+            yield data[place + 12 : end]
+        place = end + 4

@@ -15,13 +15,16 @@ from jaxblocks.children import as_inputs
 from jaxblocks.core import LayerLike
 from jaxblocks.training.callback import Callback, Run, call
 from jaxblocks.training.data import minibatches
+from jaxblocks.training.descriptions import describe_function
 from jaxblocks.training.divergence import finite_state_check, raise_divergence
+from jaxblocks.training.evaluation import check_metrics
 from jaxblocks.training.history import History, history_of
 from jaxblocks.training.objective import as_compute_dtype, check_loss
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.resume import checkpoints
 from jaxblocks.training.rows import check_batch_size, check_finite_pair, name_arrays
-from jaxblocks.training.state import TrainState, check_optimizer, copy_tree, init_train_state
+from jaxblocks.training.signals import StopSignals, stop_signals
+from jaxblocks.training.state import TrainState, check_not_donated, check_optimizer, copy_tree, init_train_state
 from jaxblocks.training.step import StepOptions, train_step
 from jaxblocks.training.validation import validation_callback
 
@@ -46,7 +49,6 @@ class Fitted(NamedTuple):
         return f"Fitted({self.history!r}, step {int(self.ts.step)})"
 
 
-@checked
 def fit(
     net: LayerLike,
     loss: Callable,
@@ -94,6 +96,7 @@ def fit(
         checkpoint_dir: makes the run resumable by `checkpoints` with its default options. If the process is killed, the
             same call continues from the last checkpoint, and its params and history are bitwise equal to those of an
             uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
+            After Ctrl-C or SIGTERM the step in progress is completed and its state is saved.
         progress: show a progress bar with the loss and the validation metrics.
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
         step_options: ``penalty``, ``augment`` and ``compute_dtype``, as in `train_step`; mixed precision
@@ -107,6 +110,9 @@ def fit(
             that ``loss`` raises for a batch on which it was not finite (labels out of range).
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
+        KeyboardInterrupt, SystemExit: after Ctrl-C, or SIGTERM (exit status 143), when the step in progress is complete
+            and the callbacks have been called; ``error.ts`` is the training state. A second signal ends the process at
+            once. Where the program handles these signals itself, and in other threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
 
     >>> from jaxblocks.layers.dense import Dense
@@ -151,7 +157,9 @@ def fit(
         first = copy_tree(ts)  # the caller's buffers are not donated
     total = int(steps) if steps is not None else int(epochs or 0) * steps_per_epoch
     run = Run(steps=total, steps_per_epoch=steps_per_epoch, ts=first, step=int(first.step), first=int(first.step))
-    run.config = _config(data, batch_size, validation, metrics)
+    functions = {"net": net, "loss": loss, "optimizer": optimizer}
+    functions |= {name: step_options.get(name) for name in ("penalty", "augment")}
+    run.config = _config(data, batch_size, validation, metrics, step_options["compute_dtype"], functions)
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
     )
@@ -161,31 +169,44 @@ def fit(
 
 
 def _train(step: Callable, batches: Callable, run: Run, callbacks: Sequence[Callback], explain: Callable) -> TrainState:
+    """Execute the steps of a run; after Ctrl-C or SIGTERM, complete the step, call the callbacks, and end."""
+    with stop_signals() as signals:
+        try:
+            ts = _steps(step, batches, run, callbacks, explain, signals)
+        except (KeyboardInterrupt, SystemExit) as error:
+            error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+        signals.raise_meaning(run.ts)
+    return ts
+
+
+def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, signals: StopSignals) -> TrainState:
     """Execute the steps of a run, read their losses at intervals, and call the callbacks after each reading."""
-    for callback in callbacks:
-        call(callback.on_restore, run)
-    run.start = run.step
-    _check_length(run)
-    is_finite = finite_state_check(run.ts)
-    ts = copy_tree(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
-    pending = []  # losses on the device
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
             stack.callback(call, callback.on_end, run)
+            call(callback.on_restore, run)
+        run.start = run.step
+        _check_length(run)
+        is_finite = finite_state_check(run.ts)
+        ts = copy_tree(run.ts)  # each step donates the previous state; `run.ts` is for the callbacks
+        pending = []  # losses on the device
+        for callback in callbacks:
             call(callback.on_start, run)
         reading = _Reading(run, callbacks)
         data: Iterator = iter(()) if run.is_last else batches(run.start)
         for number, (x, y) in enumerate(data, run.start + 1):
             ts, value = step(ts, x, y)
             pending.append(value)
-            if number < reading.next:
+            if number < reading.next and signals.number is None:
                 continue
-            losses = jax.device_get(pending)
+            losses = np.array(jax.device_get(pending))  # a copy: views would keep the buffers of all steps alive
             run.rows = _rows(losses, number, run.steps_per_epoch)
             if not (np.isfinite(losses).all() and is_finite(ts)):
                 explain(is_finite, len(losses))
             run.ts, run.step, pending = copy_tree(ts), number, []
-            run.losses += losses
+            run.losses += list(losses)
+            run.stop = run.stop or signals.number is not None
             for callback in callbacks:
                 callback.after_steps(run)
             if run.is_last:
@@ -250,6 +271,7 @@ def _check_callbacks(callbacks) -> list[Callback]:
 
 
 def _metrics_with_loss(loss, metrics, validation) -> dict[str, Callable]:
+    check_metrics(metrics)
     if validation is None:
         require(not metrics, "validation data for the metrics", validation, "pass validation=(x, y)")
         return {}
@@ -263,13 +285,7 @@ def _check_train_state(ts) -> None:
     if not isinstance(ts, TrainState):
         repair = "pass ts=fitted.ts" if isinstance(ts, Fitted) else "pass the result of init_train_state or of a step"
         require(False, "ts to be a TrainState", ts, repair, error=TypeError)
-    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(ts)):
-        require(
-            False,
-            "ts to be a TrainState with its arrays",
-            "one that a step has donated",
-            "pass the one that the step returned, or pass a copy to the step: jax.tree.map(jnp.copy, ts)",
-        )
+    check_not_donated(ts)
 
 
 def _check_length(run: Run) -> None:
@@ -280,8 +296,9 @@ def _check_length(run: Run) -> None:
         require(False, expected, run.steps, repair)
 
 
-def _config(data, batch_size, validation, metrics) -> dict[str, Any]:
-    """The description of data and options that must not change when a run is resumed."""
+def _config(data, batch_size, validation, metrics, compute_dtype, functions) -> dict[str, Any]:
+    """The description of data and options that must not change when a run is resumed, and of the functions."""
     shapes = lambda tree: [f"{place} {describe(a)}" for place, a in name_arrays(tree).items()]
-    config = {"data": shapes(data), "batch_size": batch_size}
+    config = {"data": shapes(data), "batch_size": batch_size, "compute_dtype": str(compute_dtype)}
+    config |= {"functions": {name: [] if f is None else describe_function(f) for name, f in functions.items()}}
     return config if validation is None else config | {"validation": shapes(validation), "metrics": list(metrics)}

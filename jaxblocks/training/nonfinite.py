@@ -1,15 +1,13 @@
 """The origin of values that are not finite: the first operation, and its layer by the name scopes of a jaxpr."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
-from jax.extend.core import Literal
 
-from jaxblocks.ad.jaxprs import as_closed, body_of_call, inputs_of, piece, scan_parts, scope_of
+from jaxblocks.ad.jaxprs import Step, interpret, interpret_scan, scope_of
 
 __all__ = ["FirstNonFinite", "first_not_finite"]
 
@@ -48,9 +46,30 @@ def first_not_finite(f: Callable, *args) -> FirstNonFinite | None:
     ...     first_not_finite(f, jnp.ones(3))
     FirstNonFinite(layer='1.log', operation='log', iterations=())
     """
-    closed = jax.make_jaxpr(f)(*args)
-    _, flags = jax.jit(lambda leaves: _run(closed, leaves))(jax.tree.leaves(args))
-    return _culprit(closed, jax.device_get(flags), [True] * len(closed.jaxpr.outvars), "", ())
+    closed, traced = jax.make_jaxpr(f)(*args), []
+
+    def run(leaves):
+        outputs, flags, operations = _run(closed, [_Value(x) for x in leaves])
+        traced.append((operations, [value.source for value in outputs]))
+        return flags
+
+    flags = jax.device_get(jax.jit(run)(jax.tree.leaves(args)))
+    return _culprit(traced[-1], flags, ())
+
+
+class _Value(NamedTuple):
+    """An array, and its source: the index of an operation and of its output; ``None`` for inputs and constants."""
+
+    array: Any
+    source: tuple[int, int] | None = None
+
+
+class _Operation(NamedTuple):
+    """An equation outside of calls; for a scan also the operations of its body, and the sources of its outputs."""
+
+    step: Step
+    sources: list[tuple[int, int] | None]
+    body: tuple | None
 
 
 def _bad(x):
@@ -60,74 +79,56 @@ def _bad(x):
     return ~jnp.isfinite(x).all()
 
 
-def _run(closed, args):
-    """The outputs of a jaxpr; for each equation and its body, flags of inputs and outputs that are not finite."""
-    jaxpr = closed.jaxpr
-    values = dict(zip(jaxpr.constvars, closed.consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-    read = lambda variable: variable.val if isinstance(variable, Literal) else values[variable]
-    flags = []
-    for equation in jaxpr.eqns:
-        operands, inside = [read(v) for v in equation.invars], ()
-        body = body_of_call(equation)
-        if body is not None:
-            results, inside = _run(body, operands)
-        elif equation.primitive.name == "scan":
-            results, inside = _run_scan(equation, operands)
-        else:
-            inputs = inputs_of([equation])
-            results = piece(jaxpr, [equation], inputs, equation.outvars)(*map(read, inputs))
-        values.update(zip(equation.outvars, results, strict=True))
-        flags.append(([_bad(x) for x in operands], [_bad(x) for x in results], inside))
-    return [read(v) for v in jaxpr.outvars], flags
+def _run(closed, inputs, around=None):
+    """The outputs of a jaxpr, its operations in order, and for each flags of inputs and outputs that are not finite."""
+    operations, flags = [], []
+
+    def record(step, outputs, body=None, inside=()):
+        flags.append(([_bad(x.array) for x in step.operands], [_bad(x) for x in outputs], inside))
+        operations.append(_Operation(step, [x.source for x in step.operands], body))
+        return [_Value(x, (len(operations) - 1, k)) for k, x in enumerate(outputs)]
+
+    def scan(step):
+        body = ()
+
+        def iteration(closed, operands, _):
+            nonlocal body
+            outputs, flags, operations = _run(closed, [_Value(x) for x in operands], step)
+            body = operations, [x.source for x in outputs]
+            return [x.array for x in outputs], flags
+
+        on_arrays = dataclasses.replace(step, operands=[x.array for x in step.operands])
+        outputs, inside = interpret_scan(on_arrays, iteration)
+        return record(step, outputs, body, inside)
+
+    evaluate = lambda step: record(step, step.evaluate([x.array for x in step.operands]))
+    outputs = interpret(closed, inputs, evaluate, rules={"scan": scan}, constant=_Value, around=around)
+    return outputs, flags, operations
 
 
-def _run_scan(equation, operands):
-    constants, carries = scan_parts(equation)
-    body = as_closed(equation.params["jaxpr"])
-
-    def iteration(carry, slices):
-        results, flags = _run(body, [*operands[:constants], *carry, *slices])
-        return results[:carries], (results[carries:], flags)
-
-    begin, slices = operands[constants : constants + carries], operands[constants + carries :]
-    options = {name: equation.params[name] for name in ("length", "reverse")}
-    carry, (stacked, flags) = lax.scan(iteration, begin, slices, **options)
-    return [*carry, *stacked], flags
-
-
-def _culprit(closed, flags, wanted, scope, iterations):
-    """The first equation with finite inputs and non-finite outputs on which a wanted output depends."""
-    jaxpr, bad, blamed, needed = closed.jaxpr, {}, [], set()
-    for equation, (_, results, _) in zip(jaxpr.eqns, flags, strict=True):
-        bad.update(zip(equation.outvars, map(bool, results), strict=True))
-    needed = {v for v, want in zip(jaxpr.outvars, wanted, strict=True) if want and not isinstance(v, Literal)}
-    for equation, (operands, results, inside) in zip(reversed(jaxpr.eqns), reversed(flags), strict=True):
-        if not any(bad[v] and v in needed for v in equation.outvars):
+def _culprit(body, flags, iterations):
+    """The first operation with finite inputs and non-finite outputs on which an output of the body depends."""
+    operations, sources = body
+    needed, first = set(sources), None
+    for i in reversed(range(len(operations))):
+        inputs, outputs, _ = flags[i]
+        if not any(bad and (i, k) in needed for k, bad in enumerate(outputs)):
             continue
-        if any(map(bool, operands)):
-            needed |= {v for v, b in zip(equation.invars, operands, strict=True) if b and not isinstance(v, Literal)}
+        if any(inputs):
+            needed |= {source for source, bad in zip(operations[i].sources, inputs, strict=True) if bad}
         else:
-            blamed.append((equation, results, inside))
-    if not blamed:
+            first = i
+    if first is None:
         return None
-    equation, results, inside = blamed[-1]
-    scope = "/".join(part for part in (scope, scope_of(equation)) if part)
-    results = list(map(bool, results))
-    body = body_of_call(equation)
-    if body is not None:
-        found = _culprit(body, inside, results, scope, iterations)
-    elif equation.primitive.name == "scan":
-        found = _culprit_in_scan(equation, inside, scope, iterations)
-    else:
-        found = None
-    return found or FirstNonFinite(scope, equation.primitive.name, iterations)
-
-
-def _culprit_in_scan(equation, inside, scope, iterations):
-    """The first iteration that contains such an operation, and that operation."""
-    body, length = as_closed(equation.params["jaxpr"]), equation.params["length"]
-    for i in reversed(range(length)) if equation.params["reverse"] else range(length):
-        flags = jax.tree.map(lambda flag, i=i: np.asarray(flag)[i], inside)
-        if found := _culprit(body, flags, [True] * len(body.jaxpr.outvars), scope, (*iterations, i)):
+    step, _, inner = operations[first]
+    length = step.params["length"] if inner else 0
+    for i in reversed(range(length)) if inner and step.params["reverse"] else range(length):
+        inside = jax.tree.map(lambda flag, i=i: flag[i], flags[first][2])
+        if found := _culprit(inner, inside, (*iterations, i)):
             return found
-    return None
+    return FirstNonFinite(_scope(step), step.name, iterations)
+
+
+def _scope(step: Step | None) -> str:
+    """The named scopes around an operation, those of the enclosing calls and scans first."""
+    return "" if step is None else "/".join(filter(None, (_scope(step.around), scope_of(step.equation))))

@@ -1,5 +1,6 @@
 """The objective of training as a function of params: forward pass, loss, penalty, mixed precision."""
 
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -8,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks.checks import describe, require
 from jaxblocks.children import as_inputs, child_key
-from jaxblocks.core import side_inputs, stateful
+from jaxblocks.core import Layer, StatefulLayer, layer_name, side_inputs, stateful
 from jaxblocks.losses import weighted_mean
 from jaxblocks.training.state import as_typed_key, is_optimizer
 
@@ -17,6 +18,7 @@ __all__ = [
     "as_compute_dtype",
     "call_loss",
     "check_loss",
+    "check_options",
     "mean_of",
     "training_forward",
     "training_objective",
@@ -101,10 +103,35 @@ def _values_and_weights(what: str, value):
 
 
 def check_loss(loss) -> None:
-    """Raise a ``TypeError`` unless ``loss`` is a function and not an optimizer."""
-    if is_optimizer(loss):
-        require(False, "a loss", "an optimizer", "the order is net, loss, optimizer", error=TypeError)
+    """Raise a ``TypeError`` unless ``loss`` is a function, and neither an optimizer nor a layer."""
+    if is_optimizer(loss) or isinstance(loss, (Layer, StatefulLayer)):
+        got = "an optimizer" if is_optimizer(loss) else f"the layer {layer_name(loss)}"
+        require(False, "a loss", got, "the order is net, loss, optimizer", error=TypeError)
     require(callable(loss), "a function loss(outputs, y)", loss, "pass for instance jaxblocks.mse", error=TypeError)
+
+
+def check_options(penalty, augment) -> None:
+    """Raise a ``TypeError`` unless these are functions ``penalty(params)`` and ``augment(key, x)``, or ``None``."""
+    repairs = "lambda params: 1e-4 * jaxblocks.l2_penalty(params)", "lambda key, x: x"
+    options = ("penalty", penalty, ("params",)), ("augment", augment, ("key", "x"))
+    for (name, function, names), repair in zip(options, repairs, strict=True):
+        call = f"{name}({', '.join(names)})"
+        if function is not None and not _takes(function, len(names)):
+            got = describe(function) if not callable(function) else "a function of other arguments"
+            require(False, f"{name} to be a function {call}", got, f"write {name}={repair}", error=TypeError)
+
+
+def _takes(function, number: int) -> bool:
+    """Whether a function can be called with this number of arguments; true where its signature is unknown."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*(None,) * number)
+    except ValueError:
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 # ---- mixed precision -----------------------------------------------------------------------

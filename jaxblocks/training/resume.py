@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.checks import PositiveInt, checked, public_name, require
 from jaxblocks.training import checkpoint
 from jaxblocks.training.callback import Callback, Run
+from jaxblocks.training.checkpoint import RejectedError
+from jaxblocks.training.lock import DirectoryLock
 
 __all__ = ["Saver", "checkpoints"]
 
@@ -29,9 +31,14 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     default options.
 
     Checkpoints are written in a thread during training, and at the end of the run. A state that is not finite is not
-    saved. If a checkpoint cannot be written (a full disk), a warning is issued and training continues. The directory
-    must belong to one run: leaves, key, batch size, metrics and the shapes of the data are compared; changes of the
-    values of the data, the learning rate or an activation are not detected.
+    saved. If a checkpoint cannot be written (a full disk), a warning is issued and training continues. After Ctrl-C or
+    SIGTERM (which SLURM and Kubernetes send before they kill a process) the step in progress is completed, and its
+    state is saved. The directory is locked during the run; a kill releases the lock.
+
+    The directory must belong to one run: leaves, key, batch size, ``compute_dtype``, metrics and the shapes of the data
+    are compared. Where the net, the loss, the optimizer, the penalty or the augmentation changed, a warning says so, as
+    far as names of functions and the numbers that they were made with tell; changes of the values of the data are not
+    detected.
 
     Args:
         directory: the directory of this run; created if it does not exist. See `save_checkpoint` for the files.
@@ -40,6 +47,8 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
 
     Raises:
         ValueError: before the first step, if all checkpoints are damaged, or belong to another run.
+        RuntimeError: before the first step, while another run uses the directory.
+        OSError: before the first step, if nothing can be written there.
         ModuleNotFoundError: without orbax.
 
     >>> import tempfile
@@ -55,16 +64,19 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     (12,)
     """
     saver: Saver | None = None
+    lock: DirectoryLock | None = None
     saved = 0.0
 
     def on_restore(run: Run):
+        nonlocal lock
         checkpoint.require_orbax()
-        checkpoint.make_directory(directory)
-        _restore(run, directory)
+        path = checkpoint.as_directory(directory)
+        lock = DirectoryLock(path)
+        _restore(run, path)
 
     def on_start(run: Run):
         nonlocal saver, saved
-        saver, saved = Saver(directory, keep), time.monotonic()
+        saver, saved = Saver(checkpoint.as_directory(directory), keep), time.monotonic()
 
     def on_step(run: Run):
         nonlocal saved
@@ -74,8 +86,14 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
         saved = time.monotonic()
 
     def on_end(run: Run):
-        if saver is not None:
-            saver.close()
+        nonlocal saver, lock
+        ended, saver, held, lock = saver, None, lock, None
+        try:
+            if ended is not None:
+                ended.close()
+        finally:
+            if held is not None:
+                held.release()
 
     return Callback(on_restore=on_restore, on_start=on_start, on_step=on_step, on_end=on_end, every=every)
 
@@ -121,35 +139,75 @@ def _contents(run: Run):
 
 def _restore(run: Run, directory) -> None:
     """Read the training state and the record from the newest undamaged checkpoint, if there is one."""
-    found = checkpoint.read_newest(directory, {"ts": run.ts}, optional=("history", "best"))
+    found = checkpoint.read_newest(directory, {"ts": run.ts}, ("history", "best"), _read_record)
     if found is None:
         return
-    ts, notes = found.trees["ts"], found.notes
-    changed = _changes(notes["config"], run.config) if "config" in notes else []
+    ts, record = found.trees["ts"], found.notes
+    config = {} if record is None else dict(record.pop("config"))
+    before, now = config.pop("functions", {}), dict(run.config)
+    functions = now.pop("functions", {})
+    changed = _changes(config, now) if record is not None else []
     if not _same_key(run.ts.key, ts.key):
         changed.append("the key is different")
     if changed:
         repair = "pass another directory, or the arguments of that run"
-        require(
-            False, f"checkpoints of this run in {found.path.parent}", f"those of another: {'; '.join(changed)}", repair
+        require(False, f"checkpoints of this run in {directory}", f"those of another: {'; '.join(changed)}", repair)
+    if others := _changed_functions(before, functions):
+        warnings.warn(
+            f"{public_name()} expected the functions of the run in {directory}, got others: {'; '.join(others)}; "
+            "pass those of that run, or another directory to begin a new run.",
+            stacklevel=5,
         )
     for path in found.rejected:  # kept, but not counted by ``keep``
         with contextlib.suppress(OSError):
             path.rename(path.with_name(f"rejected-{path.name}"))
     run.ts, run.step = ts, int(ts.step)
     run.first = run.step
-    if "config" in notes:  # otherwise save_checkpoint wrote it, in a custom loop
-        run.resumed, run.first = True, notes["first"]
-        run.losses = list(np.asarray(found.trees["history"]["losses"]))
-        run.validations = [(epoch, means) for epoch, means in notes["validations"]]
-        best = found.trees.get("best")
-        run.best = None if best is None else checkpoint.rebuild((ts.params, ts.state), best)
+    if record is not None:  # otherwise save_checkpoint wrote it, in a custom loop
+        run.resumed = True
+        vars(run).update(record)
+
+
+def _read_record(trees: dict, notes: dict) -> dict[str, Any] | None:
+    """The record of a run in its checkpoint, and its ``config``; ``None`` for a checkpoint of `save_checkpoint`."""
+    if not notes:
+        return None
+    ts = trees["ts"]
+    try:
+        losses = list(np.array(trees["history"]["losses"]))  # numbers, each a copy
+        validations = [
+            (float(epoch), {n: float(mean) for n, mean in means.items()}) for epoch, means in notes["validations"]
+        ]
+        best = trees.get("best")
+        if best is not None:
+            best = checkpoint.rebuild((ts.params, ts.state), best)
+        shapes = [[np.shape(a) for a in jax.tree.leaves(tree)] for tree in (best, (ts.params, ts.state))]
+        if not isinstance(notes["config"], dict) or (best is not None and shapes[0] != shapes[1]):
+            raise ValueError("the best params of another net")
+        if notes["first"] + len(losses) != int(ts.step) or any(np.shape(loss) for loss in losses):
+            raise ValueError("the losses of other steps")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RejectedError("is of another program: its history and notes are not those of fit") from error
+    record = {"losses": losses, "validations": validations, "best": best, "first": notes["first"]}
+    return record | {"config": notes["config"]}
 
 
 def _changes(before: dict, now: dict) -> list[str]:
     names = [*before, *(name for name in now if name not in before)]
     differs = [name for name in names if before.get(name) != now.get(name)]
     return [f"{name} was {before.get(name)} and is {now.get(name)}" for name in differs]
+
+
+def _changed_functions(before: dict, now: dict) -> list[str]:
+    """What differs between descriptions of functions, lists of strings (see `describe_function`)."""
+    changed = []
+    for name in [name for name in now if name in before and before[name] != now[name]]:
+        old, new = (
+            [part for part in a if part not in b] or a
+            for a, b in ((before[name], now[name]), (now[name], before[name]))
+        )
+        changed.append(f"{name} was {', '.join(old) or 'None'} and is {', '.join(new) or 'None'}")
+    return changed
 
 
 def _same_key(a, b) -> bool:

@@ -1,11 +1,13 @@
 """The training state: one pytree of all values that a training step changes."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Key
 
 from jaxblocks.checks import checked, describe, require
@@ -15,6 +17,8 @@ from jaxblocks.core import Layer, LayerLike, StatefulLayer, declared_by, statefu
 __all__ = [
     "TrainState",
     "as_typed_key",
+    "check_not_donated",
+    "check_opt_state",
     "check_optimizer",
     "copy_tree",
     "init_train_state",
@@ -44,6 +48,19 @@ class TrainState(NamedTuple):
     opt_state: Any
     key: Any
     step: Any
+
+    def __repr__(self):
+        step = self.step
+        is_known = isinstance(step, jax.Array) and not isinstance(step, Tracer) and not step.is_deleted()
+        at = step if is_known and step.shape == () else describe(step)
+        named = zip(self._fields[:3], self[:3], strict=True)
+        return f"TrainState(step {at}, {', '.join(f'{name}: {_size_of(tree)}' for name, tree in named)})"
+
+
+def _size_of(tree) -> str:
+    sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
+    arrays = f"{len(sizes)} array{'s' * (len(sizes) != 1)}"
+    return f"{sum(sizes):,} numbers in {arrays}" if sizes else "empty"
 
 
 @checked
@@ -124,3 +141,22 @@ def check_optimizer(optimizer) -> None:
 def is_optimizer(x) -> bool:
     """Whether ``x`` has the two functions of an optax optimizer."""
     return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))
+
+
+def check_not_donated(ts) -> None:
+    """Raise a ``ValueError`` if a step has donated arrays of a training state."""
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(ts)):
+        require(
+            False,
+            "ts to be a TrainState with its arrays",
+            "one that a step has donated",
+            "pass the one that the step returned, or pass a copy to the step: jax.tree.map(jnp.copy, ts)",
+        )
+
+
+def check_opt_state(optimizer, ts) -> None:
+    """Raise a ``ValueError`` unless the state of the optimizer has the structure that this optimizer gives it."""
+    expected = jax.tree.structure(jax.eval_shape(optimizer.init, ts.params))
+    if expected != jax.tree.structure(ts.opt_state):
+        repair = "pass a ts that init_train_state made with it, or ts._replace(opt_state=optimizer.init(ts.params))"
+        require(False, "ts to hold the state of this optimizer", "that of another", repair)

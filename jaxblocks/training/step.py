@@ -1,5 +1,6 @@
 """One training step for any pair and any optax optimizer: forward pass, backward pass, optimizer."""
 
+import functools
 from collections.abc import Callable
 from typing import TypedDict
 
@@ -9,8 +10,14 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks import require
 from jaxblocks.core import LayerLike
-from jaxblocks.training.objective import as_compute_dtype, check_loss, training_objective
-from jaxblocks.training.state import TrainState, check_optimizer, without_weak_types
+from jaxblocks.training.objective import as_compute_dtype, check_loss, check_options, training_objective
+from jaxblocks.training.state import (
+    TrainState,
+    check_not_donated,
+    check_opt_state,
+    check_optimizer,
+    without_weak_types,
+)
 
 __all__ = ["StepOptions", "train_step"]
 
@@ -39,9 +46,8 @@ def train_step(
     .. math:: J(\theta) = \frac1B \sum_{i=1}^B \ell(f_\theta(x_i), y_i) + \Omega(\theta)
 
     and ``value`` is :math:`J` before the step. The buffers of ``ts`` are donated: use each training state for one step
-    and continue with the one that the step returns. For an earlier state, JAX raises an error that an array
-    "has been deleted" or a buffer "deleted or donated"; write ``ts, value = step(ts, x, y)``, and copy a state for
-    later use with ``jax.tree.map(jnp.copy, ts)`` before the step. ``step.__wrapped__`` is the same function without
+    and continue with the one that the step returns, ``ts, value = step(ts, x, y)``; copy a state for later use with
+    ``jax.tree.map(jnp.copy, ts)`` before the step. ``step.__wrapped__`` is the same function without
     ``jit`` and donation.
 
     Args:
@@ -72,13 +78,27 @@ def train_step(
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
         optimizer = optax.MultiSteps(optimizer, every_k_schedule=4).gradient_transformation()
 
+    Hyperparameters may be traced, so ``jax.vmap`` trains one net for each value of a sweep::
+
+        def train(learning_rate):
+            optimizer = optax.adam(learning_rate)
+            ts = init_train_state(key, net, optimizer, x[:64])
+            step = train_step(net, loss, optimizer).__wrapped__
+            return jax.lax.scan(lambda ts, batch: step(ts, *batch), ts, batches)
+
+        ts, values = jax.jit(jax.vmap(train))(jnp.array([1e-4, 1e-3, 1e-2]))
+
+    A step runs the net with ``train=True``; a layer in ``Frozen`` stays in evaluation mode, and its params have no
+    gradient.
+
     ``x`` is one input, or a tuple of several.
 
     Raises:
         TypeError: unless ``loss`` is a function and ``optimizer`` an optimizer.
         ValueError: for a ``compute_dtype`` other than bfloat16, float32 and float64; while the step is traced, for
             a loss whose shape is neither that of leading axes of the outputs or of ``y`` nor ``()``, which results from
-            a ``y`` of another shape than the outputs.
+            a ``y`` of another shape than the outputs, and for a ``ts`` of another optimizer; for a ``ts`` that an
+            earlier step has donated.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> from jaxblocks.training import init_train_state
@@ -96,12 +116,14 @@ def train_step(
     """
     check_loss(loss)
     check_optimizer(optimizer)
+    check_options(penalty, augment)
     objective_of = training_objective(net, loss, penalty, augment, as_compute_dtype(compute_dtype))
     update = optax.with_extra_args_support(optimizer).update
 
     def step(ts, x, y, /, **side):
         is_state = isinstance(ts, TrainState)
         require(is_state, "the state that init_train_state returns", ts, "call step(ts, x, y)", error=TypeError)
+        check_opt_state(optimizer, ts)
         objective = objective_of(ts, x, y, side)
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
         updates, opt_state = update(
@@ -111,4 +133,14 @@ def train_step(
         params, state, opt_state = without_weak_types((params, state, opt_state))
         return TrainState(params, state, opt_state, ts.key, ts.step + 1), value
 
-    return jax.jit(step, donate_argnums=0)
+    jitted = jax.jit(step, donate_argnums=0)
+
+    @functools.wraps(step)
+    def step_of_own_state(ts, x, y, /, **side):
+        is_deleted = getattr(getattr(ts, "step", None), "is_deleted", None)
+        if is_deleted is not None and is_deleted():  # JAX's error would not say why
+            check_not_donated(ts)
+        return jitted(ts, x, y, **side)
+
+    vars(step_of_own_state).update({name: getattr(jitted, name) for name in ("lower", "trace", "_cache_size")})
+    return step_of_own_state

@@ -1,0 +1,58 @@
+"""Functions in words: what a checkpoint stores about a net, a loss and an optimizer, to notice when they change."""
+
+import functools
+import inspect
+import re
+from typing import Any
+
+from jaxblocks.core import Layer, StatefulLayer
+
+__all__ = ["describe_function"]
+
+
+def describe_function(function: Any) -> list[str]:
+    """The names of a function and of the functions in its closure, with the numbers that they were made with.
+
+    A layer is described by the expression that builds it. Two functions with the same description may differ: in
+    arrays, in the text of a ``lambda``, in what they call.
+
+    >>> import optax
+    >>> def scaled(scale):
+    ...     return lambda outputs, y: scale * abs(outputs - y)
+    >>> describe_function(scaled(2.0))
+    ['scaled.<lambda>(scale=2.0)']
+    >>> describe_function(optax.sgd(0.1))[-1]
+    'scale.update_fn(step_size=-0.1)'
+    """
+    if isinstance(function, (Layer, StatefulLayer)):  # addresses differ between processes
+        return [line.strip() for line in re.sub(r" at 0x[0-9a-f]+", "", repr(function)).splitlines()]
+    found: list[str] = []
+    _describe(getattr(function, "update", function), found, set())
+    return found
+
+
+def _describe(function, found: list[str], seen: set[int]) -> None:
+    if id(function) in seen or len(found) >= 100:
+        return
+    seen.add(id(function))
+    if isinstance(function, functools.partial):
+        inside = {"": function.func, **dict(enumerate(function.args)), **function.keywords}
+        name = "partial"
+    else:
+        function = inspect.unwrap(function)  # of jax.jit and other decorators
+        code = getattr(function, "__code__", None)
+        inside = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=False)) if code else {}
+        name = getattr(function, "__qualname__", type(function).__name__).replace(".<locals>", "")
+    numbers = [f"{key}={value!r}" for key, value in inside.items() if isinstance(value, (bool, int, float))]
+    found.append(f"{name}({', '.join(numbers)})" if numbers else name)
+    for value in inside.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if callable(one) and not isinstance(one, type):
+                _describe(one, found, seen)
+
+
+def _content(cell):
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None

@@ -1,0 +1,48 @@
+"""Signals that end a process (Ctrl-C, SIGTERM) during a run: they take effect after the current step."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+__all__ = ["StopSignals", "stop_signals"]
+
+
+class StopSignals:
+    """The signals that have arrived so far."""
+
+    def __init__(self):
+        """Begin without signals."""
+        self.number: int | None = None
+
+    def receive(self, number: int, frame) -> None:
+        """Store the first signal; the second one ends the process at once, as it would without this handler."""
+        if self.number is not None:
+            raise _meaning(number)
+        self.number = number
+
+    def raise_meaning(self, ts) -> None:
+        """Raise what the signal means, if there was one; ``error.ts`` is the training state."""
+        if self.number is not None:
+            error = _meaning(self.number)
+            error.ts = ts  # pyright: ignore[reportAttributeAccessIssue]
+            raise error
+
+
+def _meaning(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)  # as a shell reports a signal
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopSignals]:
+    """Receive SIGINT and SIGTERM inside of the block, in the main thread, unless the program handles them itself."""
+    received, before = StopSignals(), {}
+    if threading.current_thread() is threading.main_thread():
+        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) == default:
+                before[number] = signal.signal(number, received.receive)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
