@@ -4,7 +4,7 @@ Activations, networks drawn from their params, exact kinks and regions, divergen
 descent, computational graphs, matrices of layers. Where a lecture only mentions a figure, or its content is not known,
 the caption states that the choice is ours; likewise where other data are used.
 
-Takes about two minutes on two CPU cores; F08 needs scikit-learn.
+Takes about four minutes on two CPU cores; F08 needs scikit-learn.
 
     python examples/figures.py --out out/figures
     python examples/figures.py --only F05 F12 --out out/figures
@@ -629,10 +629,10 @@ def densest(places):
     return places[near.sum(1).argmax()]
 
 
-@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "Synthetic data replace street numbers.")
+@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "Synthetic data replace street numbers. Bars: quartiles.")
 def depth_and_width(quick):
-    """Accuracy over depth, and over the number of parameters, on a checkerboard (synthetic data)."""
-    starts, steps = (1, 100) if quick else (2, 1500)
+    """Accuracy over depth and over the number of parameters, on a checkerboard; medians of 5 runs."""
+    starts, steps = (1, 100) if quick else (5, 1200)
     draw = lambda key, n: jax.random.uniform(key, (n, 2), minval=-1, maxval=1)
     label = lambda x: (jnp.prod(jnp.sin(2 * jnp.pi * x), -1) > 0).astype(x.dtype)
     x, test = draw(jax.random.key(0), 500), draw(jax.random.key(1), 4000)
@@ -640,25 +640,29 @@ def depth_and_width(quick):
 
     def accuracy(widths):
         net = jb.MLP(*widths, 1)
-        params, _ = trained(net, loss, x, label(x), jax.random.key(2), steps=steps, rate=1e-2, starts=starts)
-        right = (net.apply(params, test)[:, 0] > 0) == (label(test) > 0.5)
-        return jb.count_params(params), float(right.mean())
+        every, _ = trainings(net, loss, x, label(x), jax.random.key(2), steps=steps, rate=1e-2, starts=starts)
+        right = lambda params: ((net.apply(params, test)[:, 0] > 0) == (label(test) > 0.5)).mean()
+        low, median, high = np.quantile(jax.vmap(right)(every), (0.25, 0.5, 0.75))
+        return jb.count_params(every) // starts, float(median), (float(median - low), float(high - median))
 
-    depths = (1, 2) if quick else (1, 2, 3, 4, 5)
-    widths = (12, 24) if quick else (12, 24, 48, 96, 192)
+    depths = (1, 2) if quick else (1, 2, 3, 4)
+    widths = (12, 24) if quick else (12, 48, 96, 192)
     deep = [accuracy((12,) * depth) for depth in depths]
     shallow = [deep[0]] + [accuracy((width,)) for width in widths[1:]]
+    sweeps = {"deep": deep, "shallow": shallow}
     figure, (left, right) = page(9, 3.6, 1, 2, sharey=True)
-    plotting.curves(depths, {"_deep": [a for _, a in deep]}, left)
-    left.plot(depths, [a for _, a in deep], "o", color=BLUE)
+    draw_sweep = lambda ax, x, sweep, look, **options: ax.errorbar(
+        x, [median for _, median, _ in sweep], np.transpose([spread for *_, spread in sweep]), fmt=look, **options
+    )
+    draw_sweep(left, depths, deep, "o-", color=BLUE, capsize=3)
     left.set(xlabel="hidden layers of 12 rectifiers", ylabel="accuracy on new points", xticks=depths)
     for sweep, name, look in ((deep, "deeper", ("o-", BLUE)), (shallow, "wider, one layer", ("^--", VERMILION))):
-        right.plot(*zip(*sweep, strict=True), look[0], color=look[1], label=name)
+        draw_sweep(right, [size for size, *_ in sweep], sweep, look[0], color=look[1], label=name, capsize=3)
     right.set(xlabel="parameters", xscale="log")
     right.set_xticks([50, 100, 200, 400, 800], ["50", "100", "200", "400", "800"])
     right.minorticks_off()
     right.legend()
-    return figure, {"deep": deep, "shallow": shallow}
+    return figure, {name: [(size, median) for size, median, _ in sweep] for name, sweep in sweeps.items()}
 
 
 # ---- tensors, computational graphs, derivatives ---------------------------------------------
@@ -794,7 +798,8 @@ def passes(quick):
     for ax, step in zip([*axes[:4, 0], *axes[:, 1]], steps, strict=True):
         table.plot(ax, step=int(step))
     axes[4, 0].set_axis_off()
-    words = "left: forward pass, right: backward pass\nbelow each node its value, above it its adjoint\nring: the node of the step"
+    words = "left: forward pass, right: backward pass\nbelow each node its value, above it its adjoint"
+    words += "\nring: the node of the step"
     axes[4, 0].text(0.5, 0.5, words, ha="center", va="center", transform=axes[4, 0].transAxes)
     return figure, {"steps": [int(step) for step in steps], "gradient": [float(g) for g in table.gradient]}
 

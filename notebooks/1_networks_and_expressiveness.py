@@ -112,8 +112,8 @@ assert jnp.linalg.matrix_rank(fused["kernel"]) == 1
 # ### Activation functions
 #
 # Networks therefore apply a nonlinear function between the layers. This function is the **activation** $\sigma$; it
-# acts on each number separately. The most common one is the *rectifier*, $\mathrm{ReLU}(s) = \max(0, s)$. (Krapac & Šegvić
-# call it the hinge function. The hinge *loss* is a different function.)
+# acts on each number separately. The most common one is the *rectifier*, $\mathrm{ReLU}(s) = \max(0, s)$. (Krapac &
+# Šegvić call it the hinge function. The hinge *loss* is a different function.)
 #
 # The following example is from the lecture notes. It has two inputs, five hidden units and one output, in short 2-5-1.
 #
@@ -718,6 +718,11 @@ assert [p["bias"].size for p in params if p] == [2, 2, 1]
 # $x_1 \oplus x_2 = (x_1 \wedge \neg x_2) \vee (\neg x_1 \wedge x_2)$ is 1 if exactly one of two bits is 1. The best
 # affine model has weights 0 and bias $\tfrac12$ (the slides mark this result with "??!"). The reason is that the labels
 # have no linear trend, so the best affine prediction is the mean of the labels.
+
+# A short history: the *elementary perceptron* (Rosenblatt, 1958) is a linear classifier of fixed features. Minsky and
+# Papert (*Perceptrons*, 1969) proved what such a classifier cannot compute if each feature sees only a few inputs: parity
+# is their first example, and exclusive or is parity of two bits. Hidden layers remove this limit, as the next cells
+# show, but no method to train them was widely known before backpropagation (notebook 7).
 
 # %%
 bits, labels = jnp.asarray(bit_rows(2), jnp.float32), jnp.array([0.0, 1.0, 1.0, 0.0])
