@@ -720,9 +720,9 @@ assert [p["bias"].size for p in params if p] == [2, 2, 1]
 # have no linear trend, so the best affine prediction is the mean of the labels.
 
 # A short history: the *elementary perceptron* (Rosenblatt, 1958) is a linear classifier of fixed features. Minsky and
-# Papert (*Perceptrons*, 1969) proved what such a classifier cannot compute if each feature sees only a few inputs: parity
-# is their first example, and exclusive or is parity of two bits. Hidden layers remove this limit, as the next cells
-# show, but no method to train them was widely known before backpropagation (notebook 7).
+# Papert (*Perceptrons*, 1969) proved what such a classifier cannot compute if each feature depends on few inputs:
+# parity is their first example, and exclusive or is parity of two bits. Hidden layers remove this limit, as the next
+# cells show, but no method to train them was widely known before backpropagation (notebook 7).
 
 # %%
 bits, labels = jnp.asarray(bit_rows(2), jnp.float32), jnp.array([0.0, 1.0, 1.0, 0.0])

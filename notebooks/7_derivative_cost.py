@@ -369,9 +369,9 @@ drawn = trace.plot(right)
 # %% [markdown]
 # ## 6. Backpropagation by hand
 #
-# Backpropagation is the reverse mode for a net. Linnainmaa described the reverse mode in his master's thesis (1970) as a
-# way to accumulate rounding errors through a program; Werbos (1974) proposed it for learning, and Rumelhart, Hinton and
-# Williams (1986) showed that hidden layers trained by it learn useful features.
+# Backpropagation is the reverse mode for a net. Linnainmaa described the reverse mode in his master's thesis (1970), to
+# follow rounding errors through a program; Werbos (1974) proposed it for learning, and Rumelhart, Hinton and Williams
+# (1986) showed that hidden layers trained by it learn useful features.
 #
 # Take a net of $k$ layers with matrices $X_l$ and biases $\mu_l$. The **forward pass** computes and *stores*
 #

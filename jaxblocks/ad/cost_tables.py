@@ -259,7 +259,9 @@ def cost_table(
     jacrev             384             8
 
     Source: Griewank & Walther, Evaluating Derivatives (the cheap gradient principle: between two and four
-    times the cost of the function, for any number of arguments).
+    times the cost of the function, for any number of arguments); Cevher, Mathematics of Data, where one slide states
+    that automatic differentiation reduces the backward pass of k layers of width m from O(k m^2) to O(k m): the
+    gradient alone has k m^2 entries.
     """
     require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])
