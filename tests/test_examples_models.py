@@ -1,4 +1,4 @@
-"""The examples classify_digits, graph_molecules and activation_speed at toy size; their headers report the results at full size."""
+"""The examples classify_digits, graph_molecules and activation_speed at toy size; their headers have full results."""
 
 import importlib.util
 from pathlib import Path
