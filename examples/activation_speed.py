@@ -36,31 +36,32 @@ def make_net(name):
     return jb.Serial(convolution(), activation, convolution(), activation, jb.GlobalAvgPool(2), jb.Dense(10))
 
 
-def losses(name, data, key, *, rates, seeds, epochs, batch=64):
-    """The training loss after each epoch, (rates, seeds, epochs); all runs train at once."""
+def losses(name, data, *, rates, seeds, epochs, batch=64):
+    """The training loss after each epoch, (rates, seeds, epochs)."""
     x, y = map(jnp.asarray, data)
     net, steps = make_net(name), len(y) // batch
     risk = lambda params, x, y: jb.softmax_cross_entropy(net.apply(params, x), y).mean()
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rates[0], momentum=0.9)
 
-    def run(rate, key):
-        optimizer = optax.sgd(rate, momentum=0.9)
+    @jax.jit
+    def step(params, state, x, y):
+        updates, state = optimizer.update(jax.grad(risk)(params, x, y), state)
+        return optax.apply_updates(params, updates), state
+
+    evaluate = jax.jit(risk)
+
+    def run(rate, seed):
+        key, rng, curve = jax.random.key(seed), np.random.default_rng(seed), []
         params = net.init(key, x[:1])
+        state = optimizer.init(params)
+        state.hyperparams["learning_rate"] = jnp.float32(rate)
+        for _ in range(epochs):
+            for rows in rng.permutation(len(y))[: steps * batch].reshape(steps, batch):
+                params, state = step(params, state, x[rows], y[rows])
+            curve.append(evaluate(params, x, y))
+        return jnp.stack(curve)
 
-        def step(carry, rows):
-            params, state = carry
-            updates, state = optimizer.update(jax.grad(risk)(params, x[rows], y[rows]), state)
-            return (optax.apply_updates(params, updates), state), None
-
-        def epoch(carry, key):
-            rows = jax.random.permutation(key, len(y))[: steps * batch].reshape(steps, batch)
-            carry = jax.lax.scan(step, carry, rows)[0]
-            return carry, risk(carry[0], x, y)
-
-        carry = params, optimizer.init(params)
-        return jax.lax.scan(epoch, carry, jax.random.split(jax.random.fold_in(key, 1), epochs))[1]
-
-    over_seeds = jax.vmap(run, (None, 0))
-    return jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.asarray(rates), jax.random.split(key, seeds))
+    return np.array([[run(rate, seed) for seed in range(seeds)] for rate in rates])
 
 
 def epochs_to(threshold, curves):
@@ -72,7 +73,7 @@ def epochs_to(threshold, curves):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5, help="initializations of each net")
-    parser.add_argument("--epochs", type=int, default=40, help="epochs of each run")
+    parser.add_argument("--epochs", type=int, default=25, help="epochs of each run")
     parser.add_argument("--threshold", type=float, default=0.3, help="training loss to reach, in nats")
     parser.add_argument("--examples", type=int, default=1797, help="digits to train on")
     parser.add_argument("--out", type=Path, default=Path("out/activation_speed"), help="folder of the picture")
@@ -81,7 +82,7 @@ def main(argv=None):
     data, rates = (images[: args.examples], labels[: args.examples]), (0.02, 0.05, 0.1)
     found, medians = {}, {}
     for name in ACTIVATIONS:
-        every = np.asarray(losses(name, data, jax.random.key(0), rates=rates, seeds=args.seeds, epochs=args.epochs))
+        every = losses(name, data, rates=rates, seeds=args.seeds, epochs=args.epochs)
         needed = np.median(epochs_to(args.threshold, every), axis=1)  # for each rate
         best = int(np.lexsort((np.median(every[..., -1], axis=1), needed))[0])
         found[name], medians[name] = float(needed[best]), np.median(every[best], axis=0)
