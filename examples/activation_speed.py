@@ -12,6 +12,7 @@ Source: Diehl 2023, Remark 1.1 (quoting Krizhevsky et al. 2012); Krapac & Segvic
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def losses(name, data, *, rates, seeds, epochs, batch=64):
     x, y = map(jnp.asarray, data)
     net, steps = make_net(name), len(y) // batch
     risk = lambda params, x, y: jb.softmax_cross_entropy(net.apply(params, x), y).mean()
-    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rates[0], momentum=0.9)
+    optimizer: Any = optax.inject_hyperparams(optax.sgd)(learning_rate=rates[0], momentum=0.9)
 
     @jax.jit
     def step(params, state, x, y):
@@ -53,7 +54,7 @@ def losses(name, data, *, rates, seeds, epochs, batch=64):
     def run(rate, seed):
         key, rng, curve = jax.random.key(seed), np.random.default_rng(seed), []
         params = net.init(key, x[:1])
-        state = optimizer.init(params)
+        state: Any = optimizer.init(params)
         state.hyperparams["learning_rate"] = jnp.float32(rate)
         for _ in range(epochs):
             for rows in rng.permutation(len(y))[: steps * batch].reshape(steps, batch):
