@@ -350,14 +350,14 @@ def step_costs(m):
 
 
 def draw_passes(table, path):
-    """Draw the graph after some steps of the forward pass (upper row) and of the reverse pass (lower row)."""
-    figure = Figure(figsize=(22, 10), layout="constrained")
+    """Draw the graph after some steps of the forward pass (left) and of the reverse pass (right)."""
+    figure = Figure(figsize=(9, 14), layout="constrained")
     forward_steps, steps = len(table.primal), len(table.primal) + len(table.adjoint)
     shown = [forward_steps * i // 4 for i in (1, 2, 3, 4)]
     shown += [forward_steps + (steps - forward_steps) * i // 4 for i in (1, 2, 3, 4)]
-    for axes, step in zip(figure.subplots(2, 4).flat, shown, strict=True):
+    for axes, step in zip(figure.subplots(4, 2).T.flat, shown, strict=True):
         table.plot(axes, step=step)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=150)
 
 
 def draw_graph(graph, path):
@@ -369,9 +369,12 @@ def draw_graph(graph, path):
 def draw_costs(rows, path):
     figure = Figure(figsize=(5, 4), layout="constrained")
     axes = figure.subplots()
-    styles = {"naive": (VERMILION, "o-"), "backprop": (BLUE, "s-"), "forward": (GRAY, "^-")}
+    styles = {"naive": (VERMILION, "o-"), "backprop": (BLUE, "s--"), "forward": (GRAY, "^:")}
     for name, (color, style) in styles.items():
         axes.loglog([row["layers"] for row in rows], [row[name] for row in rows], style, color=color, label=name)
+    layers = [row["layers"] for row in rows]
+    axes.set_xticks(layers, list(map(str, layers)))
+    axes.xaxis.minorticks_off()
     axes.set(xlabel="layers $k$", ylabel="counted operations")
     axes.legend()
     figure.savefig(path, dpi=150)

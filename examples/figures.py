@@ -4,7 +4,7 @@ Activations, networks drawn from their params, exact kinks and regions, divergen
 descent, computational graphs, matrices of layers. Where a lecture only mentions a figure, or its content is not known,
 the caption states that the choice is ours; likewise where other data are used.
 
-Takes about two minutes on two CPU cores; F08 needs scikit-learn.
+Takes about four minutes on two CPU cores; F08 needs scikit-learn.
 
     python examples/figures.py --out out/figures
     python examples/figures.py --only F05 F12 --out out/figures
@@ -130,6 +130,13 @@ def column(f):
 
 def trained(net, loss, x, y, key, *, steps, rate, starts=1):
     """The best params of several initializations, trained by Adam on all the data, and their loss."""
+    every, risks = trainings(net, loss, x, y, key, steps=steps, rate=rate, starts=starts)
+    best = int(jnp.argmin(jnp.where(jnp.isnan(risks), jnp.inf, risks)))
+    return jax.tree.map(lambda leaf: leaf[best], every), float(risks[best])
+
+
+def trainings(net, loss, x, y, key, *, steps, rate, starts):
+    """The params of several initializations, stacked, trained by Adam on all the data, and their losses."""
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
     risk = lambda params: jnp.mean(loss(net.apply(params, x), y))
 
@@ -143,9 +150,7 @@ def trained(net, loss, x, y, key, *, steps, rate, starts=1):
         params = jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[0][0]
         return params, risk(params)
 
-    every, risks = jax.jit(jax.vmap(run))(jax.random.split(key, starts))
-    best = int(jnp.argmin(jnp.where(jnp.isnan(risks), jnp.inf, risks)))
-    return jax.tree.map(lambda leaf: leaf[best], every), float(risks[best])
+    return jax.jit(jax.vmap(run))(jax.random.split(key, starts))
 
 
 # ---- networks and their expressivity -----------------------------------------------------
@@ -274,16 +279,18 @@ def approximation(quick):
     """Universal approximation: interpolants with N pieces, and the error bound by the modulus of continuity."""
     g = lambda x: np.sin(6 * x) + 0.5 * np.cos(17 * x)
     x = np.linspace(0, 1, 10_001)
-    figure, axes = page(10, 3.4, 1, 3, sharey=True)
+    figure, axes = page(9, 4.8, 2, 3, sharex=True, sharey="row", height_ratios=[3, 2])
     errors, bounds = {}, {}
-    for ax, pieces in zip(axes, (4, 8, 16), strict=True):
+    for (ax, below), pieces in zip(axes.T, (4, 8, 16), strict=True):
         with jax.enable_x64(True):
             f = to_piecewise_linear(*approximate(g, pieces))
         errors[pieces], bounds[pieces] = abs(g(x) - f(x)).max(), modulus_of_continuity(g, 1 / pieces)
-        low, high = f(x) - bounds[pieces], f(x) + bounds[pieces]
-        plotting.curves(x, {"bound": (low, high), "g": g(x), f"{pieces} pieces": f(x)}, ax)
+        plotting.curves(x, {"g": g(x), f"{pieces} pieces": f(x)}, ax)
         ax.plot(f.breakpoints, f.values, "o", color=VERMILION, markersize=4)
-        ax.set(xlabel="x", title=f"error {errors[pieces]:.3f}, bound {bounds[pieces]:.3f}", ylim=(-4.2, 4.2))
+        ax.set(title=f"error {errors[pieces]:.3f}, bound {bounds[pieces]:.3f}", ylim=(-1.6, 2.6))
+        plotting.curves(x, {"|g - f|": abs(g(x) - f(x)), "bound": np.full_like(x, bounds[pieces])}, below)
+        below.set(xlabel="x", yscale="log", ylim=(3e-3, 100))
+        below.legend(loc="upper center", ncols=2)
     return figure, {"errors": errors, "bounds": bounds}
 
 
@@ -601,18 +608,18 @@ def shallow_and_deep(quick):
         numbers[name] = {"parameters": count, "regions": found.linear_count, "bound": region_upper_bound(widths, 2)}
         numbers[name]["errors"] = errors
     close = axes[2]
-    plotting.points(x, y, close, names=["outside", "inside"])
-    close.collections[0].set_alpha(0.6)
-    for segments, color, style in zip(boundaries.values(), (BLUE, "black"), ("--", "-"), strict=True):
+    for segments, color, style in zip(boundaries.values(), (BLUE, "black"), ("-", "--"), strict=True):
         for segment in segments:
             close.plot(*segment.T, style, color=color, linewidth=1.8)
+    for k, marker in enumerate("o^"):
+        for errors, fill in ((False, "white"), (True, "black")):
+            chosen = np.asarray(x)[(np.asarray(y) == k) & (wrong["20 units"] == errors)]
+            close.scatter(*chosen.T, s=34, marker=marker, facecolors=fill, edgecolors="black", linewidths=0.8)
     missed = np.asarray(x)[wrong["20 units"]]
-    close.plot(*missed.T, "o", color="none", markeredgecolor="black", markersize=10)
     middle = densest(missed) if len(missed) else np.zeros(2)
     middle = np.clip(middle, -0.6, 0.6)
     close.set(xlim=(middle[0] - 0.4, middle[0] + 0.4), ylim=(middle[1] - 0.4, middle[1] + 0.4), aspect="equal")
-    close.set(title="close-up; dashed: 20 units,\nsolid: 10 + 10; rings: errors of 20 units", xlabel="$x_1$")
-    close.get_legend().remove()
+    close.set(title="close-up; solid: 20 units, dashed: 10 + 10;\nfilled markers: errors of 20 units", xlabel="$x_1$")
     return figure, numbers
 
 
@@ -622,10 +629,10 @@ def densest(places):
     return places[near.sum(1).argmax()]
 
 
-@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "Synthetic data replace street numbers.")
+@picture("F20", f"{KRAPAC} (after Goodfellow et al. 2014)", "Synthetic data replace street numbers. Bars: quartiles.")
 def depth_and_width(quick):
-    """Accuracy over depth, and over the number of parameters, on a checkerboard (synthetic data)."""
-    starts, steps = (1, 100) if quick else (2, 1500)
+    """Accuracy over depth and over the number of parameters, on a checkerboard; medians of 5 runs."""
+    starts, steps = (1, 100) if quick else (5, 1200)
     draw = lambda key, n: jax.random.uniform(key, (n, 2), minval=-1, maxval=1)
     label = lambda x: (jnp.prod(jnp.sin(2 * jnp.pi * x), -1) > 0).astype(x.dtype)
     x, test = draw(jax.random.key(0), 500), draw(jax.random.key(1), 4000)
@@ -633,25 +640,29 @@ def depth_and_width(quick):
 
     def accuracy(widths):
         net = jb.MLP(*widths, 1)
-        params, _ = trained(net, loss, x, label(x), jax.random.key(2), steps=steps, rate=1e-2, starts=starts)
-        right = (net.apply(params, test)[:, 0] > 0) == (label(test) > 0.5)
-        return jb.count_params(params), float(right.mean())
+        every, _ = trainings(net, loss, x, label(x), jax.random.key(2), steps=steps, rate=1e-2, starts=starts)
+        right = lambda params: ((net.apply(params, test)[:, 0] > 0) == (label(test) > 0.5)).mean()
+        low, median, high = np.quantile(jax.vmap(right)(every), (0.25, 0.5, 0.75))
+        return jb.count_params(every) // starts, float(median), (float(median - low), float(high - median))
 
-    depths = (1, 2) if quick else (1, 2, 3, 4, 5)
-    widths = (12, 24) if quick else (12, 24, 48, 96, 192)
+    depths = (1, 2) if quick else (1, 2, 3, 4)
+    widths = (12, 24) if quick else (12, 48, 96, 192)
     deep = [accuracy((12,) * depth) for depth in depths]
     shallow = [deep[0]] + [accuracy((width,)) for width in widths[1:]]
+    sweeps = {"deep": deep, "shallow": shallow}
     figure, (left, right) = page(9, 3.6, 1, 2, sharey=True)
-    plotting.curves(depths, {"_deep": [a for _, a in deep]}, left)
-    left.plot(depths, [a for _, a in deep], "o", color=BLUE)
+    draw_sweep = lambda ax, x, sweep, look, **options: ax.errorbar(
+        x, [median for _, median, _ in sweep], np.transpose([spread for *_, spread in sweep]), fmt=look, **options
+    )
+    draw_sweep(left, depths, deep, "o-", color=BLUE, capsize=3)
     left.set(xlabel="hidden layers of 12 rectifiers", ylabel="accuracy on new points", xticks=depths)
     for sweep, name, look in ((deep, "deeper", ("o-", BLUE)), (shallow, "wider, one layer", ("^--", VERMILION))):
-        right.plot(*zip(*sweep, strict=True), look[0], color=look[1], label=name)
+        draw_sweep(right, [size for size, *_ in sweep], sweep, look[0], color=look[1], label=name, capsize=3)
     right.set(xlabel="parameters", xscale="log")
     right.set_xticks([50, 100, 200, 400, 800], ["50", "100", "200", "400", "800"])
     right.minorticks_off()
     right.legend()
-    return figure, {"deep": deep, "shallow": shallow}
+    return figure, {name: [(size, median) for size, median, _ in sweep] for name, sweep in sweeps.items()}
 
 
 # ---- tensors, computational graphs, derivatives ---------------------------------------------
@@ -671,12 +682,14 @@ def tensors(quick):
 @picture("F22", f"{KRAPAC}, computational graph (three slides)")
 def computational_graph(quick):
     """The computational graph of a classifier with two layers and an L2 penalty, from its program."""
-    table = trace_table(lambda params, lam: classifier(params, jnp.ones(2), jnp.array(0.0), lam), *listing()[::3])
-    figure, ax = page(15, 7)
+    table = trace_table(classifier, *listing())
+    figure, ax = page(13, 7)
     table.plot(ax)
     ax.set_title("value below, adjoint above each node")
-    params, lam = table.gradient
+    params, x, y, lam = table.gradient
     numbers = {"loss": float(table.value), "nodes": [node.name for node in table.nodes], "lambda": float(lam)}
+    roots = [node.operation for node in table.nodes if node.kind == "input"]
+    numbers |= {"roots": roots, "x": np.asarray(x), "y": float(y)}
     return figure, {**numbers, "W1": np.asarray(params["W1"]), "W2": np.asarray(params["W2"])}
 
 
@@ -781,9 +794,13 @@ def passes(quick):
     table = trace_table(net, 1.2, 0.7)
     rows, backs = len(table.primal), len(table.adjoint)
     steps = [*np.linspace(2, rows, 4).astype(int), *(rows + np.linspace(1, backs, 5).astype(int))]
-    figure, axes = page(13, 8, 3, 3)
-    for ax, step in zip(axes.flat, steps, strict=True):
+    figure, axes = page(8.5, 13.5, 5, 2)
+    for ax, step in zip([*axes[:4, 0], *axes[:, 1]], steps, strict=True):
         table.plot(ax, step=int(step))
+    axes[4, 0].set_axis_off()
+    words = "left: forward pass, right: backward pass\nbelow each node its value, above it its adjoint"
+    words += "\nring: the node of the step"
+    axes[4, 0].text(0.5, 0.5, words, ha="center", va="center", transform=axes[4, 0].transAxes)
     return figure, {"steps": [int(step) for step in steps], "gradient": [float(g) for g in table.gradient]}
 
 

@@ -141,11 +141,12 @@ def draw_errors(images, labels, predicted, path, most=12):
 def draw_attention(images, labels, received, path):
     found = {int(label): i for i, label in reversed(list(enumerate(np.asarray(labels))))}  # the first of each digit
     chosen = np.array([found[digit] for digit in sorted(found)])
-    figure = Figure(figsize=(9, 2.6), layout="constrained")
-    figure.suptitle("test digits, and the attention that each 4x4 position receives (mean over queries and heads)")
-    top, bottom = figure.subplots(2, 1)
-    plotting.tiles(images[chosen, ..., 0], top, columns=10)
-    plotting.tiles(received[chosen], bottom, columns=10)
+    figure = Figure(figsize=(7.5, 6.6), layout="constrained")
+    figure.suptitle("test digits, and the attention that each 4x4 position receives\n(mean over queries and heads)")
+    rows = figure.subplots(4, 1)
+    for five, (above, below) in zip(np.split(chosen, 2), (rows[:2], rows[2:]), strict=True):
+        plotting.tiles(images[five, ..., 0], above, columns=5)
+        plotting.tiles(received[five], below, columns=5)
     figure.savefig(path, dpi=150)
 
 

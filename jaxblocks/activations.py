@@ -238,7 +238,8 @@ def tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Hyperbolic tangent.
 
     tanh(x) = (e^{2x} - 1) / (e^{2x} + 1) = 2 sigma(2x) - 1, with values in (-1, 1) and derivative
-    1 - tanh(x)^2; close to the identity near 0: abs(tanh(x) - x) <= abs(x)^3 / 3.
+    1 - tanh(x)^2; close to the identity near 0: abs(tanh(x) - x) <= abs(x)^3 / 3. Its mean is 0 for inputs of a
+    symmetric distribution, but not for every input of mean 0.
 
     >>> print(np.asarray(tanh(jnp.array([-0.5, 1.0]))).round(4))
     [-0.4621  0.7616]

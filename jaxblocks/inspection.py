@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.counting import Count, count_flops, equations
+from jaxblocks.ad.jaxprs import Step, as_closed, interpret, shape_of, split_scan_inputs
+from jaxblocks.ad.primitive_costs import CONVOLUTIONS, DOTS
 from jaxblocks.checks import checked, require
 from jaxblocks.children import as_shapes, child_key, eval_shape, split_side
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, stateful
@@ -67,10 +69,23 @@ class Summary:
     Attributes:
         rows: a `LayerRow` for each layer, that of the whole net last.
         params_bytes: the memory of the params in bytes.
+        n_layers: the largest number of products with a kernel (dense or convolution) on a path from inputs to outputs,
+            n for a multilayer perceptron of n layers. A `Repeat` counts each iteration, a `Recurrent` one time step.
+        width: the largest number of features that the products before the last ones on such a path have; 0 if there
+            is no hidden layer.
+
+    Texts differ in whether the depth of n layers is n or the number of hidden layers, n - 1: see ``n_hidden``.
     """
 
     rows: tuple[LayerRow, ...]
     params_bytes: int
+    n_layers: int
+    width: int
+
+    @property
+    def n_hidden(self) -> int:
+        """The number of hidden layers, one less than ``n_layers``."""
+        return max(0, self.n_layers - 1)
 
     def __getitem__(self, path: str) -> LayerRow:
         """The first row with a path: ``summary(net, x)["block/0"]``."""
@@ -94,7 +109,9 @@ class Summary:
         return tabulate(lines, headers, style, colalign=align, disable_numparse=True, preserve_whitespace=True)
 
     def __str__(self) -> str:
-        notes = [f"params take {_in_bytes(self.params_bytes)}; operations are those of one call on this input"]
+        hidden = f", {self.n_hidden} hidden, of width {self.width}" if self.n_hidden else ""
+        notes = [f"layers with a kernel in sequence: {self.n_layers}{hidden}"] if self.n_layers else []
+        notes += [f"params take {_in_bytes(self.params_bytes)}; operations are those of one call on this input"]
         total = self.rows[-1].count
         if total.loops_of_unknown_length:
             notes.append(f"{total.loops_of_unknown_length} while loops of unknown length are counted once")
@@ -109,6 +126,7 @@ class Summary:
 def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     """A table of the layers of a net: outputs, params, counted operations. No arrays are computed.
 
+    Below the table stand the numbers of layers and of hidden layers in sequence, and the width (see `Summary`).
     Operations are multiplications, additions and transcendentals of one ``apply`` (see
     `jaxblocks.count_flops`), those inside a scan times its length; a layer that is applied twice
     is counted twice and listed once.
@@ -125,9 +143,10 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
     activation relu  float32 (8, 5)         0            40    12.2%
     out Dense        float32 (8, 1)         6            88    26.8%
     Serial, total    float32 (8, 1)        21           328   100.0%
+    layers with a kernel in sequence: 2, 1 hidden, of width 5
     params take 84 bytes; operations are those of one call on this input
     """
-    params, closed, outputs = _trace(net, inputs, side)
+    params, n_held, closed, outputs = _trace(net, inputs, side)
     total = count_flops(jaxpr_as_fun(closed), *[v.aval for v in closed.jaxpr.invars])
     scopes: dict[str, None] = {}  # all scopes, outer before inner, in the order in which they begin
     layers: dict[str, dict[str, list]] = {}  # for each scope its layers, inner before outer, with their outputs
@@ -146,7 +165,8 @@ def summary(net: LayerLike, *inputs: PyTree, **side: Any) -> Summary:
                 LayerRow(path, mark.partition(".")[2], tuple(made), size, total.within(scope) if scope else total)
             )
     rows.append(LayerRow("", layer_name(net), tuple(as_shapes(jax.tree.leaves(outputs))), count_params(params), total))
-    return Summary(tuple(rows), sum(math.prod(p.shape) * p.dtype.itemsize for p in jax.tree.leaves(params)))
+    size = sum(math.prod(p.shape) * p.dtype.itemsize for p in jax.tree.leaves(params))
+    return Summary(tuple(rows), size, *_depth_and_width(closed, n_held))
 
 
 def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree = (), **side: Any) -> dict[str, Any]:
@@ -349,7 +369,7 @@ def _path(scope: str, marked) -> str:
 
 
 def _trace(net, inputs, side):
-    """Shapes of params, the jaxpr of ``apply``, shapes of outputs."""
+    """Shapes of params, the number of arrays of params and state, the jaxpr of ``apply``, shapes of outputs."""
     layer, key = stateful(net), jax.random.key(0)
     if "key" in declared_by(layer.apply):
         side = {"key": key, **side}
@@ -361,7 +381,73 @@ def _trace(net, inputs, side):
         return layer.apply(params, state, *inputs, **arrays, **static)
 
     closed, (outputs, _) = jax.make_jaxpr(run, return_shape=True)(params, state, as_shapes(inputs), arrays)
-    return params, closed, outputs
+    return params, len(jax.tree.leaves((params, state))), closed, outputs
+
+
+class _Meaning(NamedTuple):
+    """Of a variable: the number of products on the longest path from the inputs (``None`` if it has no such path), and
+    whether it depends on params."""
+
+    depth: int | None
+    params: bool
+
+
+def _depth_and_width(closed: ClosedJaxpr, n_held: int) -> tuple[int, int]:
+    """The largest number of products with params on a path, and the largest number of features before the last."""
+    products: list[tuple[int, int]] = []  # the depth and the features of each
+
+    def default(step):
+        depths = [one.depth for one in step.operands if one.depth is not None]
+        found = _Meaning(max(depths, default=None), any(one.params for one in step.operands))
+        if step.name in DOTS or not opens(step):
+            x, kernel = sorted(step.operands[:2], key=lambda one: one.depth is None)
+            if x.depth is not None and kernel.depth is None and kernel.params:
+                found = _Meaning(x.depth + 1, True)
+                products.append((x.depth + 1, _features(step)))
+        return [found] * len(step.equation.outvars)
+
+    def opens(step):  # calls, but those that are a convolution
+        return step.params.get("name") not in CONVOLUTIONS
+
+    def scan(step):
+        constants, carry, slices = split_scan_inputs(step.equation, step.operands)
+        body, n = as_closed(step.params["jaxpr"]), len(carry)
+        iterate = lambda carry: step.interpret(body, [*constants, *carry, *slices])
+        first = iterate(carry)
+        if any(one.depth is not None for one in slices):  # over time
+            return first
+        second, more = iterate(first[:n]), step.params["length"] - 1
+        grown = lambda one, two: (
+            two if one.depth is None else one._replace(depth=one.depth + more * (two.depth - one.depth))
+        )
+        return list(map(grown, first, second))
+
+    def cond(step):
+        branches = [step.interpret(as_closed(body), step.operands[1:]) for body in step.params["branches"]]
+        return [
+            max(several, key=lambda one: -1 if one.depth is None else one.depth)
+            for several in zip(*branches, strict=True)
+        ]
+
+    inputs = [_Meaning(None, True) if i < n_held else _Meaning(0, False) for i in range(len(closed.jaxpr.invars))]
+    constant = lambda value: _Meaning(None, False)
+    outputs = interpret(closed, inputs, default, rules={"scan": scan, "cond": cond}, constant=constant, opens=opens)
+    depth = max((one.depth for one in outputs if one.depth is not None), default=0)
+    return depth, max((features for at, features in products if at < depth), default=0)
+
+
+def _features(step: Step) -> int:
+    """The number of features that a product with a kernel has."""
+    numbers: Any = step.params.get("dimension_numbers")
+    shapes = [shape_of(variable) for variable in step.equation.invars[:2]]
+    if step.name == "conv_general_dilated":
+        return shapes[1][numbers.rhs_spec[0]]
+    if step.name not in DOTS:  # a depthwise convolution
+        return shapes[1][-1]
+    side = 0 if step.operands[0].depth is None else 1  # of the kernel
+    numbers = step.params["ragged_dot_dimension_numbers"].dot_dimension_numbers if numbers is None else numbers
+    contracted, batch = (both[side] for both in numbers)
+    return math.prod(n for axis, n in enumerate(shapes[side]) if axis not in (*contracted, *batch))
 
 
 def _marks_layer(equation, scope: str) -> bool:

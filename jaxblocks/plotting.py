@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.checks import PositiveInt, checked, require
-from jaxblocks.matplotlib_axes import GRAY, PALETTE, axes_or_new
+from jaxblocks.matplotlib_axes import DASHES, GRAY, HATCHES, MARKERS, PALETTE, axes_or_new
 
 __all__ = [
     "PALETTE",
@@ -33,9 +33,6 @@ __all__ = [
     "trajectories",
 ]
 
-_DASHES = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.2, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)))
-_MARKERS = ("o", "^", "s", "D", "v", "P", "X")
-_HATCHES = ("", "///", "...", "\\\\\\", "xx", "--", "oo")
 _PALE = ("#CFE3F1", "#F7DAC6", "#CBEADF", "#F3DFEA", "#DDF0FB", "#FBEBC8", "#DDDDDD")
 
 
@@ -53,7 +50,7 @@ def style():
 
     return matplotlib.rc_context(
         {
-            "axes.prop_cycle": cycler(color=PALETTE) + cycler(linestyle=_DASHES),
+            "axes.prop_cycle": cycler(color=PALETTE) + cycler(linestyle=DASHES),
             "axes.spines.right": False,
             "axes.spines.top": False,
             "axes.titlesize": 10,
@@ -104,7 +101,7 @@ def curves(x: Any, ys: Any, ax: Any = None):
 
 def _look(i) -> dict[str, Any]:
     """Color and dash of the i-th line: repeated colors have other dashes."""
-    return dict(color=PALETTE[i % len(PALETTE)], linestyle=_DASHES[(i + i // len(PALETTE)) % len(_DASHES)])
+    return dict(color=PALETTE[i % len(PALETTE)], linestyle=DASHES[(i + i // len(PALETTE)) % len(DASHES)])
 
 
 def _values(label, x, y):
@@ -142,7 +139,7 @@ def bars(series: Any, names: Sequence, ax: Any = None, *, numbers: str = "{:.3g}
         fits = heights.shape == (len(names),)
         require(fits, f"a value for each of the {len(names)} names", f"shape {heights.shape} for {label!r}")
         places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
-        look = dict(color=PALETTE[i % len(PALETTE)], hatch=_HATCHES[i % len(_HATCHES)], edgecolor="white")
+        look = dict(color=PALETTE[i % len(PALETTE)], hatch=HATCHES[i % len(HATCHES)], edgecolor="white")
         drawn = ax.bar(places, heights, width, label=label, **look)
         if numbers:
             ax.bar_label(drawn, [numbers.format(h) for h in heights], fontsize=7, padding=1)
@@ -300,7 +297,7 @@ def points(x: Any, labels: Any = None, ax: Any = None, *, names: Sequence | None
     for k in np.unique(labels):
         i = int(k) % len(PALETTE)
         name = f"_class {k}" if names is None else names[int(k)]
-        look = dict(s=28, marker=_MARKERS[i], color=PALETTE[i], edgecolors="white", linewidths=0.5)
+        look = dict(s=28, marker=MARKERS[i], color=PALETTE[i], edgecolors="white", linewidths=0.5)
         ax.scatter(*x[labels == k].T, label=name, **look)
     _legend(ax)
     return ax
@@ -389,7 +386,7 @@ def trajectories(f: Callable, paths: Mapping, ax: Any = None, *, box: Any = None
         ax.plot(line, np.asarray(f(jnp.asarray(line))), color=GRAY, linewidth=1, label="_graph")
         places = {label: (path, np.asarray(f(jnp.asarray(path)))) for label, path in paths.items()}
     for i, (label, (x, y)) in enumerate(places.items()):
-        ax.plot(x, y, marker=_MARKERS[i % len(_MARKERS)], markersize=3, linewidth=1.2, label=label, **_look(i))
+        ax.plot(x, y, marker=MARKERS[i % len(MARKERS)], markersize=3, linewidth=1.2, label=label, **_look(i))
         ax.plot(x[:1], y[:1], "o", color="black", markersize=5, label="_start")
         ax.plot(x[-1:], y[-1:], "*", color="black", markersize=9, label="_end")
     _legend(ax)

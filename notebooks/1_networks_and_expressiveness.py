@@ -13,8 +13,8 @@
 # text. The homework at the end has solutions.
 #
 # **Sources:** Diehl, *lecture notes* (2023), section 1; Huszár, *DeepNN lecture 3*; Krapac & Šegvić, *Deep feed-forward
-# models*; Cevher, *Mathematics of Data*. Some formulas in these sources contain errors. For each error, this notebook
-# gives the printed form, a counterexample and the corrected form.
+# models*; Cevher, *Mathematics of Data*. "The lecture notes" are those of Diehl. Some formulas in these sources contain
+# errors. For each error, this notebook gives the printed form, a counterexample and the corrected form.
 
 # %%
 import math
@@ -97,8 +97,8 @@ assert jnp.allclose(two.apply((first, second), x), jb.affine(x, **fused))
 fused
 
 # %% [markdown]
-# > **The lecture notes state** that such a net is "a factored *linear* layer". They also call the maps $\lambda x + c$
-# > below "linear".
+# > **Cevher states** that such a net is "a factored *linear* layer". Diehl calls the maps $\lambda x + c$ below
+# > "linear".
 #
 # **Counterexample:** a linear map takes 0 to 0, but the net above takes 0 to $(2, 2)$. **Correction:** the net is
 # *affine*; it is linear only if the biases are zero. It also cannot be every affine map: the rank of its matrix is at
@@ -112,8 +112,8 @@ assert jnp.linalg.matrix_rank(fused["kernel"]) == 1
 # ### Activation functions
 #
 # Networks therefore apply a nonlinear function between the layers. This function is the **activation** $\sigma$; it
-# acts on each number separately. The most common one is the *rectifier*, $\mathrm{ReLU}(s) = \max(0, s)$. (One lecture
-# calls it the hinge function. The hinge *loss* is a different function.)
+# acts on each number separately. The most common one is the *rectifier*, $\mathrm{ReLU}(s) = \max(0, s)$. (Krapac &
+# Šegvić call it the hinge function. The hinge *loss* is a different function.)
 #
 # The following example is from the lecture notes. It has two inputs, five hidden units and one output, in short 2-5-1.
 #
@@ -143,13 +143,13 @@ jb.summary(mlp, x)
 # The net above has 2 layers and 1 hidden layer, and "depth" can mean either number. This notebook therefore counts
 # *layers* or *hidden layers*.
 #
-# > **One lecture states** a scheme that applies $\sigma$ after every layer, but its example has no $\sigma$ after the
+# > **Cevher states** a scheme that applies $\sigma$ after every layer, but its example has no $\sigma$ after the
 # > last layer.
 #
 # The difference matters: a net that ends with a rectifier never outputs a negative number. `MLP` has no activation
 # after the last layer unless you set `last_activation=`.
 #
-# > **One lecture states** for the whole net
+# > **Krapac & Šegvić state** for the whole net
 # > $f = o(f_L(f_{L-1}(\cdots(f_1(x, \Theta_1)),\cdots), \Theta_{L-1}), \Theta_L))$.
 #
 # This formula has five opening and six closing brackets. **Correction:**
@@ -237,7 +237,7 @@ assert 4e-4 < abs(jb.gelu(grid) - jax.nn.gelu(grid)).max() < 5e-4
 # %% [markdown]
 # ### Corrections about activations
 #
-# > **The lecture notes state:** implementations use the left (0) or the right (1) subgradient of the ReLU at 0.
+# > **Krapac & Šegvić state:** implementations use the left (0) or the right (1) subgradient of the ReLU at 0.
 #
 # **Counterexample:** in JAX, three ways to write the ReLU give three different derivatives at 0. One of them is 0.5.
 # **Correction:** every number from 0 to 1 is a subgradient, so state which one you use. `jb.relu` uses 0 unless you set
@@ -249,7 +249,7 @@ assert jax.grad(lambda x: jnp.where(x >= 0, x, 0))(0.0) == 1
 assert jax.grad(jb.relu)(0.0) == 0 and jax.grad(lambda x: jb.relu(x, at_zero=1.0))(0.0) == 1
 
 # %% [markdown]
-# > **The lecture notes state** that leaky ReLU and softplus are "bijective generalizations" of the ReLU.
+# > **Krapac & Šegvić state** that leaky ReLU and softplus are "bijective generalizations" of the ReLU.
 #
 # **Counterexample:** no $x$ satisfies $\mathrm{softplus}(x) = \log(1 + e^x) = -1$, because softplus is positive.
 # **Correction:** softplus is a bijection from $\mathbb R$ to $(0, \infty)$. Leaky ReLU is a bijection of $\mathbb R$ if
@@ -260,7 +260,7 @@ assert (jb.softplus(grid) > 0).all()
 assert jnp.allclose(jb.leaky_relu(jb.activations.leaky_relu_inverse(grid)), grid)
 
 # %% [markdown]
-# > **The lecture notes state** $\mathrm{ELU}(x; \alpha) = \lambda \cdot \{\alpha (e^x - 1)$ for $x < 0$, $x$ for
+# > **Krapac & Šegvić state** $\mathrm{ELU}(x; \alpha) = \lambda \cdot \{\alpha (e^x - 1)$ for $x < 0$, $x$ for
 # > $x \ge 0\}$, and for ELU and GELU: "does not saturate; zero mean and unit variance".
 #
 # **Counterexample:** $\lambda$ is not an argument of the left side. For $x \to -\infty$, ELU tends to $-\alpha$ and
@@ -278,7 +278,7 @@ far_left = jnp.array(-20.0)
 assert jb.elu(far_left) == -1 and abs(jb.gelu(far_left)) < 1e-6
 
 # %% [markdown]
-# > **The lecture notes state:** tanh has zero-mean outputs for zero-mean inputs; after a normalization to zero mean,
+# > **Krapac & Šegvić state:** tanh has zero-mean outputs for zero-mean inputs; after a normalization to zero mean,
 # > half of the rectifiers are active.
 #
 # **Counterexamples:** let $X = 2$ with probability $1/3$ and $X = -1$ with probability $2/3$. The mean of $X$ is 0, but
@@ -522,7 +522,7 @@ axes = plotting.curves(np.linspace(0, 1, 301), {f"n = {n}": kuhn(n) for n in (3,
 # %% [markdown]
 # ### Discontinuous functions
 #
-# > **The lecture notes state** that a net approximates every Borel measurable function "with arbitrarily small error".
+# > **Krapac & Šegvić state** that a net approximates every Borel measurable function "with arbitrarily small error".
 #
 # **Counterexample:** a function that jumps from 0 to 1 is measurable. A continuous function takes the value $\tfrac12$
 # near the jump, and its error there is $\tfrac12$. **Correction:** for measurable functions, the error is small *on
@@ -576,7 +576,7 @@ assert jnp.allclose(sawtooth(jnp.array([0.3]), 5), 0.4, atol=1e-5)
 # For 31 kinks, the deep net has 31 parameters; the shallow net has 31 *units* with three parameters each. For 20
 # layers, the deep net has 121 parameters, and the shallow net needs a million units.
 #
-# > **The lecture notes state:** the number of kinks of a deep net is about $O(2^{\text{depth}})$.
+# > **Huszár states:** the number of kinks of a deep net is about $O(2^{\text{depth}})$.
 #
 # **Counterexample:** random nets with 8 units per layer have about as many kinks as units, while folding nets of the
 # same size have millions. **Correction:** $2^{\text{depth}} - 1$ is the number of kinks that folding with two units per
@@ -719,6 +719,11 @@ assert [p["bias"].size for p in params if p] == [2, 2, 1]
 # affine model has weights 0 and bias $\tfrac12$ (the slides mark this result with "??!"). The reason is that the labels
 # have no linear trend, so the best affine prediction is the mean of the labels.
 
+# A short history: the *elementary perceptron* (Rosenblatt, 1958) is a linear classifier of fixed features. Minsky and
+# Papert (*Perceptrons*, 1969) proved what such a classifier cannot compute if each feature depends on few inputs:
+# parity is their first example, and exclusive or is parity of two bits. Hidden layers remove this limit, as the next
+# cells show, but no method to train them was widely known before backpropagation (notebook 7).
+
 # %%
 bits, labels = jnp.asarray(bit_rows(2), jnp.float32), jnp.array([0.0, 1.0, 1.0, 0.0])
 best = jb.layers.linear_regression(bits, labels[:, None])
@@ -754,7 +759,7 @@ separating = axes[-1].plot([-0.5, 2.5], [-0.5, 1.0], "--", color="black")  # h_1
 #
 # The exclusive or of $n$ bits, also called parity, is 1 if the number of ones is odd.
 #
-# > **The lecture notes state:** a shallow model needs $O(2^n)$ hidden units for $n$-way exclusive or.
+# > **Krapac & Šegvić state:** a shallow model needs $O(2^n)$ hidden units for $n$-way exclusive or.
 #
 # **Counterexample:** for $n = 8$, one hidden layer of eight rectifiers suffices. **Correction:** $2^{n-1}$ is the
 # number of units for the *truth table*, with one unit for each true row (each bracket of the formula above). But parity

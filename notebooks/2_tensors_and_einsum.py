@@ -41,13 +41,13 @@ for ax, T in zip(axes, tensors, strict=True):
     ax.set_title(f"order {T.ndim}, shape {T.shape}")
 
 # %% [markdown]
-# > **One lecture states** "rank" for the number of indices; another uses "rank" with a different meaning (section 5).
+# > **Cevher states** "rank" for the number of indices; Diehl uses "rank" with a different meaning (section 5).
 #
 # **Counterexample:** the matrix $\begin{pmatrix} 1 & 2 \\ 2 & 4 \end{pmatrix}$ has two indices, but its rank in linear
 # algebra is 1. **In this library:** *order* is the number of indices, `T.ndim`; *rank* is the least number of products
 # of vectors that sum to the tensor.
 #
-# > **One lecture states** $X \in \mathbb R^{m_1} \times \mathbb R^{m_2} \times \cdots$ for the space of tensors.
+# > **Krapac & Šegvić state** $X \in \mathbb R^{m_1} \times \mathbb R^{m_2} \times \cdots$ for the space of tensors.
 #
 # **Counterexample:** an element of $\mathbb R^2 \times \mathbb R^3$ is a pair of vectors, $2 + 3 = 5$ numbers. A
 # $2 \times 3$ matrix has 6. **Correction:** $\mathbb R^{m_1 \times m_2 \times \cdots \times m_M}$; the *index ranges*

@@ -92,7 +92,7 @@ assert len({float(x) for part in (train, validation, test) for x in part[0]}) ==
 #
 # Gradient descent takes steps against the gradient (see notebook 4).
 #
-# > **One lecture states** $\theta \leftarrow \theta - \eta\, \nabla L(\theta)$ with a loss $L$ that is a *sum* over the
+# > **Huszár states** $\theta \leftarrow \theta - \eta\, \nabla L(\theta)$ with a loss $L$ that is a *sum* over the
 # > data; the others use means.
 #
 # **Counterexample:** let ten examples have the loss $\tfrac12 (\theta - 1)^2$ each, and let $\eta = 0.5$. With the
@@ -142,7 +142,7 @@ axes = plotting.curves(guesses, {name: values / values.min() for name, values in
 labeled = axes.set(xlabel="constant prediction", ylabel="loss, relative to its minimum", ylim=(0.9, 3))
 
 # %% [markdown]
-# > **The lecture notes state** for the target $(0, 0, 1)$ and the predictions $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$:
+# > **Krapac & Šegvić state** for the target $(0, 0, 1)$ and the predictions $(0.8, 0, 0.2)$ and $(0.4, 0.4, 0.2)$:
 # > $L_{\mathrm{MSE}} = 1.28$ and $0.96$.
 #
 # **Counterexample:** $(0.64 + 0 + 0.64) / 3 = 0.427$. **Correction:** 1.28 and 0.96 are *sums* of squares; the means
@@ -163,7 +163,7 @@ assert jnp.allclose(jnp.array([jb.mse(first, truth), jb.mse(second, truth)]), jn
 # logarithm turns products over independent examples into sums.) Take a Gaussian distribution with the output $f$ as its
 # mean and unit covariance:
 #
-# > **The lecture notes state** that the loss is then $(y - f)^2$.
+# > **Krapac & Šegvić state** that the loss is then $(y - f)^2$.
 #
 # **Counterexample:** for $y = (1, 2)$, $f = (0.5, 1)$ the negative logarithm of the density is 2.4629, while
 # $\lVert y - f \rVert^2 = 1.25$. **Correction:** $\tfrac12 \lVert y - f \rVert^2 + \tfrac D2 \log 2\pi$. The factor and
@@ -218,7 +218,7 @@ assert jb.softmax(jnp.array([0.0, 200.0])).tolist() == [0, 1]
 # the logarithm of the sum of exponentials, $\mathrm{LSE}(z) = \log \sum_i e^{z_i}$; its gradient is the softmax.
 # Another soft maximum is the mean of the logits under their own softmax.
 #
-# > **The lecture notes state** softmax-mean$(z, q) = \mathrm{softmax}(z)^\top x$ for it, and
+# > **Krapac & Šegvić state** softmax-mean$(z, q) = \mathrm{softmax}(z)^\top x$ for it, and
 # > $\mathrm{LSE} \approx \max$.
 #
 # **Errors:** the second argument has two different names; the formula is $\mathrm{softmax}(z)^\top q$. The error of
@@ -415,7 +415,7 @@ assert abs(jb.softmax_cross_entropy(scores, jnp.array(1)) - 2.953373) < 1e-5  # 
 # %% [markdown]
 # ### Corrections about the cross-entropy
 #
-# > **One lecture states** $H(a, b) = -\sum_i a_i \log b_i$ for $a, b \in [0, 1]^n$, and PyTorch's `CrossEntropyLoss` as
+# > **Cevher states** $H(a, b) = -\sum_i a_i \log b_i$ for $a, b \in [0, 1]^n$, and PyTorch's `CrossEntropyLoss` as
 # > its implementation.
 #
 # **Counterexample:** $b = (1, 1, 1, 1)$ has all entries in $[0, 1]$ and the loss 0 for every label. **Correction:**
@@ -433,7 +433,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# > **The lecture notes state** that for a deterministic prediction (a Dirac distribution) the negative log-likelihood
+# > **Krapac & Šegvić state** that for a deterministic prediction (a Dirac distribution) the negative log-likelihood
 # > is the 0-1 loss.
 #
 # **Counterexample:** $-\log 0 = \infty$, not 1. **Correction:** it is the loss with the values 0 and $\infty$. The mean
@@ -447,7 +447,7 @@ draws = np.random.default_rng(0).choice(4, size=20_000, p=chances / chances.sum(
 assert abs((draws != 2).mean() - (1 - chances[2])) < 0.02
 
 # %% [markdown]
-# > **The lecture notes state** that the negative log-likelihood is an upper bound of the 0-1 loss, and about 0 if the
+# > **Krapac & Šegvić state** that the negative log-likelihood is an upper bound of the 0-1 loss, and about 0 if the
 # > class is right.
 #
 # **Counterexamples:** the logits $(0, 0.1)$ with label 0 give the wrong class, and the loss is 0.744 nats, less than 1.

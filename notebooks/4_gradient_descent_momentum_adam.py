@@ -166,7 +166,7 @@ print(caught[0].message)
 # nets. For this quadratic, every step size below 0.2 works, and 0.001 is slow. The suitable step size also depends on
 # the reduction of the loss:
 #
-# > **One lecture states** the loss as a *sum* over the examples and updates with $\nabla L(\theta)$; the others take
+# > **Huszár states** the loss as a *sum* over the examples and updates with $\nabla L(\theta)$; the others take
 # > the *mean*.
 #
 # **Counterexample:** 50 examples, step size 0.1. With the mean, gradient descent finds the slope of a line. With the

@@ -64,8 +64,8 @@ assert jnp.allclose(jax.jacobian(jb.layers.hard_lookup)(keys[2], keys, values), 
 queries = {"$e_3$": keys[2], "$e_3 + 2 e_5$": keys[2] + 2 * keys[4], "$10\\, e_3$": 10 * keys[2]}
 figure, axes = plt.subplots(2, 3, figsize=(10, 4), layout="constrained")
 for (above, below), (name, q) in zip(axes.T, queries.items(), strict=True):
-    plotting.bars(keys @ q, range(1, 6), above).set_title(name)
-    plotting.bars(jb.softmax(keys @ q), range(1, 6), below)
+    plotting.bars(keys @ q, range(1, 6), above).set(title=name, ylabel="product")
+    plotting.bars(jb.softmax(keys @ q), range(1, 6), below).set(xlabel="key", ylabel="weight")
 assert np.allclose(jb.softmax(keys[2]), [0.1488476] * 2 + [0.4046097] + [0.1488476] * 2, atol=1e-6)
 mixed = jb.softmax(keys[2] + 2 * keys[4])
 assert np.allclose(mixed, [0.0762931, 0.0762931, 0.2073863, 0.0762931, 0.5637343], atol=1e-6)
@@ -86,7 +86,7 @@ assert (weights[:, 3] <= np.exp(-0.5 * sizes) + 1e-6).all() and weights[-1, 2] >
 assert jnp.allclose(jb.softmax(100 * jnp.array([1.0, 3.0, 3.0])), jnp.array([0, 0.5, 0.5]))
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
 axes = plotting.curves(sizes, {f"entry {float(entry)}": weights[:, i] for i, entry in enumerate(z)}, axes)
-axes.set_xlabel("norm of the query")
+axes.set(xlabel="norm of the query", ylabel="weight")
 assert np.allclose(jb.softmax(jnp.array([1.0, 2.0, 3.0])), [0.0900306, 0.2447285, 0.6652410], atol=1e-6)
 
 # %% [markdown]
@@ -178,9 +178,11 @@ found = jnp.einsum("nd,nkd->nk", asked @ learned.last, table_keys).argmax(-1)
 assert learned.values[-1] < 0.05 * learned.values[0]
 assert (found == which).mean() > 0.95
 figure, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
-plotting.matrix(learned.last, axes[0], numbers="").set_title("learned $W^Q$")
+plotting.matrix(learned.last, axes[0], numbers="").set(title="learned $W^Q$", ylabel="feature of the query")
 axes[1] = plotting.matrix(R.T, axes[1], numbers="")
-axes[1].set_title("inverse rotation $R^T$")
+axes[1].set(title="inverse rotation $R^T$")
+for ax in axes:
+    ax.set_xlabel("feature of the key")
 cosine = jnp.vdot(learned.last, R.T) / jnp.linalg.norm(learned.last) / jnp.linalg.norm(R)
 assert cosine > 0.7
 
@@ -255,7 +257,7 @@ assert abs(placed.apply(((), params), x[turn]) - out[turn]).max() > 0.05
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
 plotting.matrix(waves.T, axes[0], numbers="").set(xlabel="position", ylabel="feature")
 axes[1] = plotting.matrix(waves @ waves.T, axes[1], numbers="")
-axes[1].set(title="inner products of encodings")
+axes[1].set(title="inner products of encodings", xlabel="position", ylabel="position")
 
 # %% [markdown]
 # The right figure shows the inner products of the encodings. They are constant along diagonals: they depend only on the
@@ -271,6 +273,7 @@ words = jax.random.normal(jax.random.key(6), (8, 1, 4))  # (position, head, feat
 causal_weights = jb.attention_weights(words, words, causal=True)[0]
 figure, axes = plt.subplots(figsize=(3.6, 3), layout="constrained")
 axes = plotting.matrix(causal_weights, axes)
+axes.set(xlabel="position of the key", ylabel="position of the query")
 assert (jnp.triu(causal_weights, 1) == 0).all() and jnp.allclose(causal_weights.sum(1), 1)
 
 # %% [markdown]
@@ -343,10 +346,9 @@ lengths = (64, 256, 1024, 4096, 16384)
 ratios = [multiplications(quadratic, t) / multiplications(jb.linear_attention, t) for t in lengths]
 assert np.allclose(ratios, np.array(lengths) / 64, rtol=0.1)
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
-axes.loglog(lengths, [multiplications(quadratic, t) for t in lengths], "o-", label="softmax")
-axes.loglog(lengths, [multiplications(jb.linear_attention, t) for t in lengths], "^--", label="linear")
-axes.set(xlabel="length", ylabel="multiplications")
-axes = axes.legend()
+forms = {"softmax": quadratic, "linear": jb.linear_attention}
+axes = plotting.curves(lengths, {name: [multiplications(f, t) for t in lengths] for name, f in forms.items()}, axes)
+axes = axes.set(xlabel="length", ylabel="multiplications", xscale="log", yscale="log")
 
 # %% [markdown]
 # ### 3. The order of keys

@@ -331,6 +331,32 @@ assert np.allclose(jax.grad(survey, (0, 1))(2.0, 5.0), (adj_m1, adj0))
 trace
 
 # %% [markdown]
+# ### Where the graph comes from: tracing, or a graph for each run
+#
+# PyTorch builds its graph while the program runs: the graph is *dynamic*, and a Python `if` or `for` may depend on
+# values. JAX **traces** the program once, with abstract values that have only a shape and a dtype. The graph is then
+# fixed and compiled; a Python loop is unrolled into it, and a Python `if` on a traced value is an error. Decisions that
+# depend on values are operations of their own, `lax.cond`, `lax.scan` and `lax.while_loop`, and stay in the graph:
+
+# %%
+calls = []
+
+
+def signed_root(x):
+    calls.append(x)  # Python runs only while JAX traces
+    return jax.lax.cond(x >= 0, jnp.sqrt, lambda x: -jnp.sqrt(-x), x)
+
+
+compiled = jax.jit(jax.grad(signed_root))
+assert np.allclose([compiled(4.0), compiled(-4.0)], 0.25) and len(calls) == 1
+try:
+    jax.jit(lambda x: jnp.sqrt(x) if x >= 0 else -jnp.sqrt(-x))(4.0)
+except jax.errors.TracerBoolConversionError as error:
+    print(type(error).__name__)
+else:
+    raise AssertionError("a Python if on a traced value is an error")
+
+# %% [markdown]
 # The same traces as a computational graph. Left: the end of the forward pass, with the values below the nodes. Right:
 # the end of the reverse pass, with the adjoints above the nodes in red. Each node is computed once and read by all
 # nodes that depend on it: this is dynamic programming on a graph.
@@ -342,6 +368,10 @@ drawn = trace.plot(right)
 
 # %% [markdown]
 # ## 6. Backpropagation by hand
+#
+# Backpropagation is the reverse mode for a net. Linnainmaa described the reverse mode in his master's thesis (1970), to
+# follow rounding errors through a program; Werbos (1974) proposed it for learning, and Rumelhart, Hinton and Williams
+# (1986) showed that hidden layers trained by it learn useful features.
 #
 # Take a net of $k$ layers with matrices $X_l$ and biases $\mu_l$. The **forward pass** computes and *stores*
 #

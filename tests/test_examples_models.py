@@ -1,4 +1,4 @@
-"""The examples classify_digits and graph_molecules at toy size; their headers report the results at full size."""
+"""The examples classify_digits, graph_molecules and activation_speed at toy size; their headers have full results."""
 
 import importlib.util
 from pathlib import Path
@@ -30,6 +30,18 @@ def test_classify_digits_learns(capsys):
     printed = capsys.readouterr().out
     assert found["cnn"] > 0.2 and found["vit"] > 0.13  # two epochs at toy size; chance is 0.1
     assert all(f"test accuracy {accuracy:.4f}, of 359" in printed for accuracy in found.values())
+
+
+def test_activation_speed_counts_epochs(capsys, tmp_path):
+    """At toy size; epochs are counted from 1, and a run that never reaches the threshold has one more than all."""
+    pytest.importorskip("sklearn", reason="scikit-learn has the digits")
+    module = load("activation_speed")
+    curves = np.array([[3.0, 0.2, 0.4, 0.1], [0.1, 0.1, 0.1, 0.1], [3.0, 2.0, 1.0, 0.9]])
+    assert module.epochs_to(0.3, curves).tolist() == [2, 1, 5]
+    options = ["--seeds", "2", "--epochs", "2", "--examples", "128", "--threshold", "2.29", "--out", str(tmp_path)]
+    found = module.main(options)
+    assert set(found) == {"ReLU", "tanh", "GELU"} and all(1 <= epochs <= 3 for epochs in found.values())
+    assert "tanh needs" in capsys.readouterr().out and (tmp_path / "losses.png").exists()
 
 
 def test_distorted_digits_correlate_with_the_originals():

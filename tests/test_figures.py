@@ -240,6 +240,9 @@ def f22(shown):
     np.testing.assert_allclose(shown["W1"], [[0.6324593, 0.6224593], [0, 0.02]], atol=1e-6)
     np.testing.assert_allclose(shown["W2"], [0.3312297, 0.6224593], atol=1e-6)
     assert len(set(shown["nodes"])) == len(shown["nodes"])
+    assert [name.rpartition("[")[2].strip("]'") for name in shown["roots"]] == ["W1", "W2", "x", "y", "lam"]
+    np.testing.assert_allclose(shown["x"], [0.5 * 0.6224593, 0], atol=1e-6)
+    assert shown["y"] == pytest.approx(-0.5)
 
 
 def f23(shown):

@@ -8,7 +8,10 @@ from zoo import ZOO, Center, Noise, TanhCell
 
 from jaxblocks import (
     MLP,
+    Attention,
+    Conv,
     Dense,
+    DepthwiseConv,
     Parallel,
     Recurrent,
     Repeat,
@@ -80,6 +83,32 @@ def test_counts_depend_on_side_inputs():
     assert summary(net, X, train=True)["1"].count.flops > summary(net, X)["1"].count.flops
     with pytest.raises(TypeError, match="expected side inputs among .* got 'color'"):
         summary(net, X, color=True)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "expected"),
+    [
+        (MLP(5, 1), (8, 2), (2, 1, 5)),  # the lecture's 2-5-1
+        (MLP(5, 10, 5, 2), (2,), (4, 3, 10)),
+        (Dense(3), (8, 2), (1, 0, 0)),
+        (relu, (8, 2), (0, 0, 0)),
+        (
+            Serial(Parallel(Dense(4), Serial(Dense(7), relu, Dense(2))), lambda a, b: a.sum() + b, Dense(1)),
+            (3,),
+            (3, 2, 7),
+        ),
+        (Serial(Residual(Dense(4)), Repeat(Residual(Dense(6), relu, Dense(4)), 5), Dense(1)), (4,), (12, 11, 6)),
+        (Serial(Recurrent(TanhCell(3)), Dense(2)), (8, 5), (2, 1, 3)),
+        (Serial(Conv(6, (3,)), relu, DepthwiseConv((3,), padding="same"), Dense(2)), (9, 4), (3, 2, 6)),
+        (Serial(Attention(heads=2), WeightNorm(Dense(8)), Dense(3)), (5, 4), (4, 3, 8)),  # values, outputs, two more
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_layers_in_sequence_and_width(net, shape, expected):
+    table = summary(net, jax.ShapeDtypeStruct(shape, jnp.float32))
+    assert (table.n_layers, table.n_hidden, table.width) == expected
+    hidden = f", {expected[1]} hidden, of width {expected[2]}" if expected[1] else ""
+    assert (f"\nlayers with a kernel in sequence: {expected[0]}{hidden}\n" in str(table)) == (expected[0] > 0)
 
 
 def test_the_summary_prints_in_a_terminal_and_in_a_notebook():

@@ -15,7 +15,7 @@ from jaxblocks.ad.counting import Count, count_flops
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import hvp
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
-from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.matplotlib_axes import HATCHES, PALETTE, axes_or_new
 
 __all__ = ["CostRow", "CostTable", "cost_table"]
 
@@ -153,7 +153,7 @@ class CostTable:
         width = 0.8 / len(bars)
         for i, (label, lengths) in enumerate(bars.items()):
             places = [place + (i - (len(bars) - 1) / 2) * width for place in range(len(self))]
-            ax.barh(places, lengths, width, label=label)
+            ax.barh(places, lengths, width, label=label, color=PALETTE[i], hatch=HATCHES[i], edgecolor="white")
         if any(length > 30 for lengths in bars.values() for length in lengths):
             ax.set_xscale("log")
         ax.axvline(1, color="gray", linewidth=0.8)
@@ -259,7 +259,9 @@ def cost_table(
     jacrev             384             8
 
     Source: Griewank & Walther, Evaluating Derivatives (the cheap gradient principle: between two and four
-    times the cost of the function, for any number of arguments).
+    times the cost of the function, for any number of arguments); Cevher, Mathematics of Data, where one slide states
+    that automatic differentiation reduces the backward pass of k layers of width m from O(k m^2) to O(k m): the
+    gradient alone has k m^2 entries.
     """
     require(args, "the arguments of f after it", "none", "write cost_table(f, x, ...)")
     x = as_point(args[0])

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.checks import checked, require
-from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.matplotlib_axes import DASHES, MARKERS, PALETTE, axes_or_new
 
 __all__ = ["MemoryCurve", "compiled_bytes", "memory_curve", "saved_numbers", "temporary_bytes"]
 
@@ -138,9 +138,11 @@ class MemoryCurve:
         ('temporary bytes', ['jvp', 'gradient'])
         """
         ax = axes_or_new(ax)
-        for name, row in self.bytes.items():
+        for i, (name, row) in enumerate(self.bytes.items()):
             known = [(depth, size) for depth, size in zip(self.depths, row, strict=True) if size]
-            ax.plot(*zip(*known, strict=True) if known else ((), ()), marker="o", label=name)
+            k = i % len(PALETTE)
+            look = dict(color=PALETTE[k], linestyle=DASHES[k], marker=MARKERS[k])
+            ax.plot(*zip(*known, strict=True) if known else ((), ()), label=name, **look)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log", base=2)
         ax.set_xlabel("depth")

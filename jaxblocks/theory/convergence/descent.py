@@ -194,7 +194,9 @@ def descend(f: Objective | Callable[[Any], Any], start: PyTree, optimizer: Any, 
     >>> descend(lambda x: x**4 - x**3 - 2 * x**2 + 3, 2.0, 0.13).last
     Array(1.4430004, dtype=float32)
 
-    Source: Diehl 2023, section 1.5; Krapac & Segvic, Deep feed-forward models, "Hello world".
+    Source: Diehl 2023, section 1.5 (whose steps of Adam begin at t = 0, where the divisor 1 - beta_1^t of its bias
+    correction is 0: t begins at 1, with both moments 0 before, as in optax); Krapac & Segvic, Deep feed-forward models,
+    "Hello world".
     """
     swapped = callable(start) and not callable(f)
     require(not swapped, "the function and then the start", "the start first", "swap them", error=TypeError)
