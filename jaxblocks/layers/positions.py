@@ -476,7 +476,7 @@ def _check_sizes(**sizes: Size) -> None:
         if not integer:
             from jax import export  # loaded only where it is in use
 
-            integer = export.is_symbolic_dim(n)
+            integer = export.is_symbolic_dim(n)  # type: ignore[arg-type]
         require(integer and n >= 0, f"{name} to be an integer >= 0", n)
 
 
