@@ -10,6 +10,7 @@ from jax import export
 
 from jaxblocks import (
     Attention,
+    AvgPool,
     SinusoidalPositions,
     StatefulLayer,
     alibi,
@@ -18,7 +19,7 @@ from jaxblocks import (
     rotary,
     sinusoidal_positions,
 )
-from jaxblocks.layers import RelativePositionBias, batch_graphs, complete_graph, linear_attention
+from jaxblocks.layers import RelativePositionBias, Resize, batch_graphs, complete_graph, linear_attention
 
 TINY = dict(layers=1, heads=2, features=4, hidden=4)
 WORDS, IMAGES = np.zeros((2, 3), np.int32), np.zeros((2, 8, 8, 1), np.float32)
@@ -107,6 +108,14 @@ def test_an_exported_layer_with_symbolic_time_computes_the_same(name):
     apply = jax.jit(functools.partial(layer.apply, params))
     program = export.export(apply)(jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 4"), jnp.float32))
     np.testing.assert_allclose(program.call(x), apply(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [AvgPool(2, padding=1, count_padding=False), Resize(3)], ids=["AvgPool", "Resize"])
+def test_weights_by_position_do_not_need_the_size_of_the_batch(layer):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 3)), jnp.float32)
+    apply = jax.jit(functools.partial(layer.apply, ()))
+    program = export.export(apply)(jax.ShapeDtypeStruct(export.symbolic_shape("b, 4, 3"), jnp.float32))
+    np.testing.assert_allclose(program.call(x), apply(x), rtol=1e-6)
 
 
 def test_sizes_that_are_neither_integers_nor_symbolic_are_rejected(sentences):

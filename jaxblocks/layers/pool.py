@@ -208,7 +208,7 @@ def avg_pool(
             y = y / k
         else:
             by_position = counts.reshape([-1 if a == y.ndim + axis else 1 for a in range(y.ndim)])
-            y = y / np.broadcast_to(by_position, y.shape).astype(y.dtype)
+            y = y / jnp.broadcast_to(jnp.asarray(by_position, y.dtype), y.shape)
     return y.astype(x.dtype)
 
 

@@ -418,8 +418,9 @@ def RelativePositionBias(
     def apply(params, q_positions: Int[Array, "*batch time_q"], k_positions: Int[Array, "*batch time_k"]):
         check_params(params, embedding=(buckets, heads))
         embedding = params["embedding"] if dtype is None else params["embedding"].astype(dtype)
-        options = dict(max_distance=max_distance, bidirectional=bidirectional)
-        return relative_position_bias(embedding, q_positions, k_positions, **options)
+        return relative_position_bias(
+            embedding, q_positions, k_positions, max_distance=max_distance, bidirectional=bidirectional
+        )
 
     return Layer(init, apply)
 
@@ -468,13 +469,15 @@ def _slopes(heads: int) -> list[float]:
     return slopes + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]
 
 
-def _check_sizes(**sizes) -> None:
+def _check_sizes(**sizes: Size) -> None:
     """Check that sizes are integers >= 0, or symbolic."""
     for name, n in sizes.items():
-        if not (isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0):
+        integer = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+        if not integer:
             from jax import export  # loaded only where it is in use
 
-            require(export.is_symbolic_dim(n), f"{name} to be an integer >= 0", n)
+            integer = export.is_symbolic_dim(n)  # type: ignore[arg-type]
+        require(integer and n >= 0, f"{name} to be an integer >= 0", n)
 
 
 def _check_even(name: str, number: int) -> None:

@@ -342,7 +342,7 @@ def _resample(y, axis, m, method, align_corners, antialias):
     for tap, weight in zip(*_kernel(at - first, method), strict=True):
         part = jnp.take(y, np.clip(first + tap, 0, n - 1), axis, mode="clip")
         by_position = weight.reshape([-1 if a == axis else 1 for a in range(y.ndim)])
-        total = total + part * np.broadcast_to(by_position, part.shape).astype(y.dtype)
+        total = total + part * jnp.broadcast_to(jnp.asarray(by_position, y.dtype), part.shape)
     return total
 
 

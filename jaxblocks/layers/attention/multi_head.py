@@ -153,8 +153,8 @@ def Attention(
 def steps_of(layer: Layer) -> MultiHead:
     """The steps of an `Attention`, read off the call that built it."""
     call: Any = getattr(layer, "call", None)
-    ok = call is not None and call.function is Attention
-    require(ok, "layer to be an Attention", repr(layer), "pass the result of Attention(...)", error=TypeError)
+    is_attention, repair = getattr(call, "function", None) is Attention, "pass the result of Attention(...)"
+    require(is_attention, "layer to be an Attention", repr(layer), repair, error=TypeError)
     options = inspect.signature(Attention).bind(*call.args, **call.kwargs)
     options.apply_defaults()
     return MultiHead(**options.arguments)
