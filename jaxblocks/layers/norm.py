@@ -587,7 +587,7 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
         return _affine(x, centered, lax.rsqrt(variance + _as_number(epsilon, wide)), scale, bias)
     unit = 2.0**-32
     variance = jnp.mean(jnp.square(centered * unit), axes, keepdims=True) + _as_number(epsilon, wide) * unit**2
-    part = jnp.where(variance > 2.0**-24, lax.stop_gradient(lax.rsqrt(variance)), 1 / unit)
+    part = jnp.where(variance > 2.0**52, 2.0**-45, jnp.where(variance > 2.0**-24, 2.0**-7, 1 / unit)).astype(wide.dtype)
     factor = lax.rsqrt(variance * part * part) * (part * unit)
     factor = jnp.where(variance < jnp.inf, factor, jnp.nan)  # not 0 where the square overflows nevertheless
     return _affine(x, centered, factor, scale, bias)
