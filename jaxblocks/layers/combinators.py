@@ -280,7 +280,8 @@ def Recurrent(
             to obtain the last carry.
         checkpoint: the values stored for the backward pass of a long sequence, as for `Repeat`; ``None`` stores all.
 
-    Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``.
+    Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``; an input of two axes is one sequence
+    ``(time, features)``, not a batch of single steps, which is ``x[:, None]``.
 
     Raises:
         ValueError: for inputs without a time axis, or a mask of another shape.
