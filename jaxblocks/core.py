@@ -99,7 +99,7 @@ class _Recorded(_Pair):
         position = label + len(self.inner) if isinstance(label, int) and label < 0 else label
         if isinstance(position, slice) or position not in labels:
             known = ", ".join(map(str, self.inner)) or "none; unpack the pair as init, apply = layer"
-            expected = f"{layer_name(self)} expected the place of a layer inside"
+            expected = f"{layer_name(self)} expected the place of a layer inside"  # type: ignore[arg-type]
             raise LookupError(f"{expected}, got {place!r}; there is {known}.")
         found = self.inner[labels[position]]
         return found[rest] if rest else found
@@ -117,7 +117,7 @@ class _Recorded(_Pair):
 
     def __add__(self, other):
         repair = "write Serial(net, other), or Residual(net) for x + f(x)"
-        raise TypeError(f"{layer_name(self)} expected no addition of layers; {repair}.")
+        raise TypeError(f"{layer_name(self)} expected no addition of layers; {repair}.")  # type: ignore[arg-type]
 
     __radd__ = __mul__ = __rmul__ = __add__
 

@@ -297,7 +297,7 @@ HABITS = {
     ),
     "a complex array": (
         lambda: relu(jnp.ones(3, jnp.complex64)),
-        "pass its real part x.real",
+        "pass its real part",
         lambda: relu(jnp.ones(3, jnp.complex64).real),
     ),
     "an integer window for images": (
