@@ -56,6 +56,8 @@ def functions():
 def parameters():
     """(path, function, name, the members of its annotation, whether None is allowed) of each annotated parameter."""
     for path, function in functions().items():
+        if path == "jaxblocks.fit":  # it checks its options itself, when it has all arguments: see test_training.py
+            continue
         for p in inspect.signature(function, eval_str=True).parameters.values():
             if p.annotation is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 yield path, function, p.name, _members(p.annotation)
