@@ -215,7 +215,43 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
         for module, names in _LATER.items():
             if name in names:
                 return getattr(_import_module(f"jaxblocks.{module}"), name)
-        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}")
+        raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}{_hint(name)}")
+
+
+# Names of other libraries, for the hint about a name that does not exist.
+_FOREIGN = {
+    "Linear": "Dense",
+    "Conv1d": "Conv",
+    "Conv2d": "Conv",
+    "Conv3d": "Conv",
+    "Sequential": "Serial",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "Softmax": "softmax",
+    "LeakyReLU": "leaky_relu",
+    "BatchNorm1d": "BatchNorm",
+    "BatchNorm2d": "BatchNorm",
+    "MaxPool1d": "MaxPool",
+    "MaxPool2d": "MaxPool",
+    "AvgPool2d": "AvgPool",
+    "MeanPool": "AvgPool",
+    "Embed": "Embedding",
+    "MultiHeadAttention": "Attention",
+    "MultiheadAttention": "Attention",
+}
+
+
+def _hint(name: str) -> str:
+    """What may be meant by a name that does not exist."""
+    import difflib
+    import sys
+
+    for module in ("activations", "layers", "losses", "probabilities", "inspection", "models", "text", "training"):
+        if name in getattr(sys.modules.get(f"jaxblocks.{module}"), "__all__", ()):
+            return f"; it is jaxblocks.{module}.{name}"
+    near = [_FOREIGN[name]] if name in _FOREIGN else difflib.get_close_matches(name, __all__, 1, 0.75)
+    return f"; did you mean jaxblocks.{near[0]}?" if near else ""
 
 
 _warn_if_jaxlib_is_wrong()

@@ -26,6 +26,7 @@ import collections.abc
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import operator
@@ -393,10 +394,8 @@ def _expectation(annotation, optional: bool) -> Callable | None:
     words = [word for word, _ in known]
 
     def accept_entry(value):  # an array of one number is in the range of the numbers that may stand in its place
-        ranges = [
-            accept for one, (_, accept) in zip(scalars, known, strict=True) if typing.get_origin(one) is Annotated
-        ]
-        return not ranges or any(accept(value.item()) for accept in ranges)
+        limited = [typing.get_origin(one) is Annotated for one in scalars]
+        return not any(limited) or any(accept(value.item()) for _, accept in itertools.compress(known, limited))
 
     def expects(name, value, sizes):
         if name.endswith("_init") and _makes_initializers(value):
@@ -428,11 +427,13 @@ def _makes_initializers(value) -> bool:
 
 
 def _expects_dtype(name, value, sizes):
-    """A dtype, or what ``jnp.dtype`` makes one from."""
+    """A dtype, or what ``jnp.dtype`` makes one from; layers compute with real floating-point numbers."""
     try:
-        jnp.dtype(value)
+        floating = value is None or jnp.issubdtype(jnp.dtype(value), jnp.floating)
     except TypeError:
         require(False, f"{name} to be a dtype", repr(value), "pass one such as jnp.float32", error=TypeError)
+    if not floating and public_name()[:1].isupper():
+        require(False, f"{name} to be a floating-point dtype", jnp.dtype(value).name, "pass one such as jnp.float32")
     return value
 
 
@@ -664,6 +665,9 @@ def check_params(params, **shapes: tuple[int | None, ...]) -> None:
         )
         wanted = str(shape).replace("None", "any")
         require(fits, f"{name} of shape {wanted}", params[name], "pass params that init made for this x")
+        if params[name].dtype.kind == "c":
+            repair = "pass their real parts: jax.tree.map(jnp.real, params)"
+            require(False, f"{name} of real numbers", params[name], repair, error=TypeError)
 
 
 def checkable(x, check: bool):

@@ -207,9 +207,15 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
         return stateful_apply(params, empty, *inputs, **side)[0]
 
     made = StatefulLayer(pair_init, stateful_apply) if has_state else Layer(pair_init, stateless_apply)
+    made.inner = {child.label: _not_lifted(child.layer) for child in kids if child.label is not None}
     set_signature(made.init, ("key",), for_init)
     set_signature(made.apply, ("params", "state") if has_state else ("params",), declared)
     return made
+
+
+def _not_lifted(layer: StatefulLayer) -> Layer | StatefulLayer:
+    """The inverse of `stateful`."""
+    return layer.call.args[0] if layer.call and layer.call.function is stateful else layer
 
 
 def _empty_state(kids):

@@ -18,6 +18,7 @@ it reads, and a combinator passes exactly those to each child.
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -60,16 +61,16 @@ def builder(function: F) -> F:
     def build(*args, **kwargs):
         layer = check_call(*args, **kwargs)
         init, apply = (checked(one, layer=function.__name__) for one in layer)
-        return _with_call(type(layer)(init, apply), Call(build, args, kwargs))
+        return _with_call(type(layer)(init, apply), Call(build, args, kwargs), getattr(layer, "inner", None))
 
     check_call = checked(function)
     return build  # type: ignore[return-value]
 
 
-def _with_call(layer, call: Call):
-    """A new pair of the same functions that stores the call."""
+def _with_call(layer, call: Call, inner: Mapping | None = None):
+    """A new pair of the same functions that stores the call and, of a combinator, the layers inside."""
     layer = type(layer)(*layer)
-    layer.call = call
+    layer.call, layer.inner = call, inner or {}
     return layer
 
 
@@ -82,12 +83,43 @@ class _Recorded(_Pair):
     """The methods that both kinds of layers share: printing, pickling, copying."""
 
     call: Call | None = None
+    inner: Mapping[int | str, Any] = MappingProxyType({})
+    """The layers inside a combinator, by position or by name."""
 
     def __repr__(self) -> str:
         return str(self.call) if self.call else f"<{layer_name(self)}: {type(self).__name__}>"  # type: ignore[arg-type]
 
     def __reduce__(self):
         return reduce_call(self.call) if self.call else (type(self), tuple(self))
+
+    def __getitem__(self, place):
+        """The layer at a place in a combinator: its position, its name, or its path, such as ``"block/0"``."""
+        label, _, rest = place.partition("/") if isinstance(place, str) else (place, "", "")
+        labels = {**dict(enumerate(self.inner)), **{str(own): own for own in self.inner}}
+        position = label + len(self.inner) if isinstance(label, int) and label < 0 else label
+        if isinstance(position, slice) or position not in labels:
+            known = ", ".join(map(str, self.inner)) or "none; unpack the pair as init, apply = layer"
+            expected = f"{layer_name(self)} expected the place of a layer inside"  # type: ignore[arg-type]
+            raise LookupError(f"{expected}, got {place!r}; there is {known}.")
+        found = self.inner[labels[position]]
+        return found[rest] if rest else found
+
+    def __len__(self) -> int:
+        """The number of layers in a combinator."""
+        return len(self.inner)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @classmethod
+    def _make(cls, iterable):  # that of tuples reads the length
+        return cls(*iterable)
+
+    def __add__(self, other):
+        repair = "write Serial(net, other), or Residual(net) for x + f(x)"
+        raise TypeError(f"{layer_name(self)} expected no addition of layers; {repair}.")  # type: ignore[arg-type]
+
+    __radd__ = __mul__ = __rmul__ = __add__
 
     def __deepcopy__(self, memo):  # functions are not copied: a copied jitted function would lose its name
         return self
@@ -169,6 +201,8 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     if isinstance(layer, (Layer, StatefulLayer)):
         return layer
     expected = "a layer or a function of arrays"
+    if type(layer) in (tuple, list, dict) and any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(layer)):
+        require(False, expected, "params", "pass them to apply: net.apply(params, x)", error=TypeError)
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}

@@ -218,6 +218,9 @@ def count_params(params: PyTree) -> int:
     """
     pair = isinstance(params, Layer | StatefulLayer)
     require(not pair, "params", "a layer", "pass what its init returns: net.init(key, x)", error=TypeError)
+    if type(params) is tuple and len(params) == 2 and not all(map(_holds_floats, jax.tree.leaves(params[1]))):
+        repair = "pass params alone: params, state = net.init(key, x)"
+        require(False, "params, arrays of floating-point numbers", "a pair with integers", repair, error=TypeError)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 

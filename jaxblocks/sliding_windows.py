@@ -25,6 +25,7 @@ __all__ = [
     "Windows",
     "channels_first",
     "check_fit",
+    "check_one_axis",
     "check_spatial",
     "pads_of",
     "per_axis",
@@ -111,6 +112,21 @@ def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
     expected = f"one integer in {name} for each of one to three spatial axes"
     require(1 <= len(sizes) <= 3, expected, repr(value), f"pass one per spatial axis, such as {name}=(3, 3)")
     return sizes
+
+
+def check_one_axis(name: str, value: PerAxis, x: Shaped[_ArrayOrShape, "..."]) -> None:
+    """Raise a ``ValueError`` where an integer is the size of a window and ``x`` may be a batch of images.
+
+    An integer stands for one spatial axis, unlike in other libraries.
+
+    >>> import jax.numpy as jnp
+    >>> check_one_axis("kernel_size", 3, jnp.zeros((8, 100, 4)))
+    """
+    if not isinstance(value, Sequence) and len(x.shape) > 3:
+        several = f"({', '.join([str(value)] * min(len(x.shape) - 2, 3))})"
+        expected = f"{name} with one integer for each spatial axis of x (..., *spatial, channels)"
+        got = f"{name}={value} for x of {describe(x)}"
+        require(False, expected, got, f"write {several}, or ({value},) if x has several batch axes")
 
 
 def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:

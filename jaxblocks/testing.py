@@ -153,6 +153,7 @@ def check_layer(
     - independence: the output of one example changes with another example of the batch; act on the trailing axes only.
     """
     layer = as_layer(layer)
+    inputs, side = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (inputs, side))
     laws = LAWS if laws is None else laws
     case = Case(layer, inputs, side, jax.random.key(0) if key is None else key, mixes_batch)
     batched = inputs and all(getattr(x, "shape", ()) and x.shape[0] >= 2 for x in inputs)
@@ -435,6 +436,37 @@ def finite_gradients(case: Case) -> bool | None:
     return None
 
 
+def numpy_params(case: Case) -> None:
+    """``apply`` takes params that are NumPy arrays, such as those read from a file."""
+    params, state, outputs, after = case._eager
+    stored = jax.tree.map(lambda p: np.asarray(p) if not jnp.issubdtype(p.dtype, jax.dtypes.prng_key) else p, params)
+    got = jax.eval_shape(lambda inputs: _apply(case, stored, state, inputs), case.inputs)
+    assert as_shapes(got) == as_shapes((outputs, after)), "apply gives other shapes for params that are NumPy arrays."
+
+
+def empty_batch(case: Case) -> bool | None:
+    """A batch without examples gives outputs without examples."""
+    if case.mixes_batch:
+        return False
+
+    def without_examples(tree):
+        return jax.tree.map(lambda x: x[:0], tree)
+
+    arrays, static = split_side(case.side)
+    axes = _side_axes(case)
+    arrays = {name: without_examples(value) if axes[name] == 0 else value for name, value in arrays.items()}
+
+    def run(inputs, arrays):
+        return _run(dataclasses.replace(case, inputs=inputs, side={**arrays, **static})).outputs
+
+    got = jax.eval_shape(run, without_examples(case.inputs), arrays)
+    expected = jax.tree.map(lambda y: jax.ShapeDtypeStruct((0, *y.shape[1:]), y.dtype), case._eager.outputs)
+    assert got == expected, (
+        f"the output for a batch without examples is {got}; write sizes such as math.prod(x.shape[-2:]), not -1."
+    )
+    return None
+
+
 def unknown_side_input_rejected(case: Case) -> None:
     """A side input that is not declared raises a ``TypeError`` that names it."""
     params, state, _, _ = case._eager
@@ -505,6 +537,8 @@ LAWS: dict[str, Law] = {
         no_retrace,
         no_leaks,
         finite_gradients,
+        numpy_params,
+        empty_batch,
         unknown_side_input_rejected,
         key_used_once,
         repr_builds_the_layer,

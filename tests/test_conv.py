@@ -581,3 +581,12 @@ def test_padding_is_checked_when_a_layer_is_built():
     ):
         with pytest.raises((TypeError, ValueError), match="expected padding to be"):
             build()
+
+
+def test_same_padding_with_an_odd_total_has_the_larger_part_behind():
+    """As in TensorFlow: y_i = x_i + 10 x_{i+1} with x_4 = 0; the adjoint pads the other way round."""
+    x, kernel = jnp.array([1.0, 2.0, 3.0, 4.0])[:, None], jnp.array([1.0, 10.0])[:, None, None]
+    np.testing.assert_allclose(conv(x, kernel, padding="same")[:, 0], [21, 32, 43, 4])
+    np.testing.assert_allclose(conv_transpose(x, kernel, padding="same")[:, 0], [1, 12, 23, 34])
+    strided = conv(x, jnp.ones((5, 1, 1)), stride=2, padding="same")[:, 0]  # padded by 1 before and 2 behind
+    np.testing.assert_allclose(strided, [10, 9])

@@ -3,17 +3,42 @@
 A function checks every argument before it runs, so one argument at a time is passed, the invalid one, by its name.
 """
 
+import functools
 import inspect
 import math
+import pickle
 import re
 from typing import Annotated, Literal, get_args, get_origin
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jaxtyping import AbstractArray
 from test_architecture import PUBLIC_MODULES
+from zoo import ZOO
 
+import jaxblocks
+from jaxblocks import (
+    LSTM,
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    Embedding,
+    FeatureDropout,
+    Layer,
+    LayerNorm,
+    MaxPool,
+    Parallel,
+    Serial,
+    StatefulLayer,
+    models,
+    relu,
+    stateful,
+)
 from jaxblocks.checks import Range, _members
+from jaxblocks.testing import LAWS, check_layer
 
 
 def functions():
@@ -31,6 +56,8 @@ def functions():
 def parameters():
     """(path, function, name, the members of its annotation, whether None is allowed) of each annotated parameter."""
     for path, function in functions().items():
+        if path == "jaxblocks.fit":  # it checks its options itself, when it has all arguments: see test_training.py
+            continue
         for p in inspect.signature(function, eval_str=True).parameters.values():
             if p.annotation is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 yield path, function, p.name, _members(p.annotation)
@@ -121,3 +148,330 @@ def test_arrays_have_the_annotated_number_of_axes():
     chosen = []
     assert accepted(wrong, chosen) == ""
     assert len(set(chosen)) > 40
+
+
+# ---- layers and models ------------------------------------------------------------------------
+
+
+TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+MODELS = {
+    "BERT": (models.BERT(vocab_size=7, max_length=8, layers=1, heads=2, features=4, hidden=6), (TOKENS,)),
+    "GPT2": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4), (TOKENS,)),
+    "GPT2 with a cache": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4, cache=8), (TOKENS,)),
+    "Llama": (models.Llama(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS,)),
+    "RecurrentLM": (models.RecurrentLM(vocab_size=7, features=4, layers=1), (TOKENS,)),
+    "Transformer": (models.Transformer(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS, TOKENS)),
+    "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1)),
+    "MLPMixer": (models.MLPMixer(patch_size=4, features=4, layers=1, token_hidden=3, hidden=5), (8, 8, 3)),
+    "ResNet": (models.ResNet(18, width=2, stem="3x3"), (8, 8, 3)),
+    "UNet": (models.UNet(1, width=4, multipliers=(1, 2), blocks=1, attention_levels=(1,), time=False), (4, 4, 1)),
+    "VGG": (models.VGG(11, width=1, hidden=3, classes=2, pool_size=2), (32, 32, 3)),
+    "ViT": (models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6), (8, 8, 3)),
+    "ViT with the mean": (models.ViT(patch_size=4, features=4, layers=1, heads=2, hidden=6, pool="mean"), (8, 8, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_take_numpy_params_and_empty_batches(name):
+    """Params from a file are NumPy arrays; a batch without examples has outputs without examples."""
+    net, shapes = MODELS[name]
+    inputs = shapes if shapes[0] is TOKENS else (jax.ShapeDtypeStruct((2, *shapes), jnp.float32),)
+
+    def outputs(n):
+        some = tuple(jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype) for x in inputs)
+        made = jax.eval_shape(stateful(net).init, jax.random.key(0), *some)
+        params, state = jax.tree.map(lambda p: np.ones(p.shape, p.dtype), made)
+        return jax.eval_shape(lambda *inputs: stateful(net).apply(params, state, *inputs)[0], *some)
+
+    expected = jax.tree.map(lambda y: jax.ShapeDtypeStruct((0, *y.shape[1:]), y.dtype), outputs(2))
+    assert outputs(0) == expected
+
+
+TAKE_ANY_NUMBERS = {"", "Serial", "Parallel"}
+"""Layers made for the tests, and combinators of functions that take complex numbers."""
+
+
+@pytest.mark.usefixtures("sentences")
+def test_layers_reject_complex_inputs_and_complex_params():
+    """No layer drops an imaginary part: neither that of its input nor that of its params."""
+    tried = 0
+    for name, row in ZOO.items():
+        inputs = row.inputs()
+        params, state = as_ones(jax.eval_shape(stateful(row.layer).init, jax.random.key(0), *inputs))
+        cases = [(params, to_complex(inputs))] * (row.public not in TAKE_ANY_NUMBERS) + [(to_complex(params), inputs)]
+        for params, inputs in cases:
+            if not any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves((params, inputs))):
+                continue
+            apply = functools.partial(stateful(row.layer).apply, params, state, **row.side)
+            with pytest.raises(TypeError, match=r" expected .*got complex64"):
+                pytest.fail(f"{name} returns {jax.eval_shape(apply, *inputs)[0]}")
+            tried += 1
+    assert tried > 100
+
+
+def as_ones(tree):
+    return jax.tree.map(lambda p: np.ones(p.shape, p.dtype), tree)
+
+
+def to_complex(tree):
+    floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.complex64) if floating(x) else x, tree)
+
+
+@pytest.mark.usefixtures("sentences")
+@pytest.mark.parametrize("name", ["dtype", "param_dtype"])
+def test_layers_compute_with_real_floating_point_numbers(name):
+    with pytest.raises(ValueError, match=f"Dense expected {name} to be a floating-point dtype, got complex64"):
+        Dense(3, **{name: jnp.complex64})
+    with pytest.raises(ValueError, match=f"Dense expected {name} to be a floating-point dtype, got int32"):
+        Dense(3, **{name: jnp.int32})
+
+
+# ---- options of other libraries ---------------------------------------------------------------
+
+
+X = jnp.ones((4, 6))
+IMAGES = jnp.ones((2, 8, 8, 3))
+HABITS = {
+    "activation": (
+        lambda: Dense(3, activation=relu),
+        "apply it as the next layer: Serial",
+        lambda: Serial(Dense(3), relu),
+    ),
+    "bias": (lambda: Dense(3, bias=False), "did you mean use_bias", lambda: Dense(3, use_bias=False)),
+    "units": (lambda: Dense(units=3), "did you mean features", lambda: Dense(features=3)),
+    "kernel_initializer": (
+        lambda: Dense(3, kernel_initializer=jax.nn.initializers.zeros),
+        "did you mean kernel_init",
+        lambda: Dense(3, kernel_init=jax.nn.initializers.zeros),
+    ),
+    "strides": (lambda: Conv(4, (3, 3), strides=2), "did you mean stride", lambda: Conv(4, (3, 3), stride=2)),
+    "kernel_size": (lambda: MaxPool(kernel_size=2), "did you mean window_shape", lambda: MaxPool(window_shape=2)),
+    "p": (lambda: Dropout(p=0.5), "did you mean rate", lambda: Dropout(rate=0.5)),
+    "eps": (lambda: LayerNorm(eps=1e-6), "did you mean epsilon", lambda: LayerNorm(epsilon=1e-6)),
+    "num_embeddings": (
+        lambda: Embedding(num_embeddings=5, embedding_dim=3),
+        "did you mean size",
+        lambda: Embedding(size=5, features=3),
+    ),
+    "hidden_size": (lambda: LSTM(hidden_size=3), "write features= instead of hidden_size=", lambda: LSTM(features=3)),
+    "num_layers": (lambda: LSTM(3, num_layers=2), r"Serial\(LSTM", lambda: Serial(LSTM(3), LSTM(3))),
+    "dim": (lambda: jaxblocks.softmax(X, dim=-1), "did you mean axis", lambda: jaxblocks.softmax(X, axis=-1)),
+    "sizes of input and output": (lambda: Dense(64, 10), r"leave it out: Dense\(10\)", lambda: Dense(10)),
+    "channels of input and output": (lambda: Conv(3, 16, 5), r"leave it out: Conv\(16, 5\)", lambda: Conv(16, 5)),
+    "size of the input": (lambda: BatchNorm(64), r"leave it out: BatchNorm\(\)", lambda: BatchNorm()),
+    "options by position": (lambda: Dropout(0.5, (0,)), "pass options by name", lambda: Dropout(0.5, axes=(0,))),
+    "activation that is called": (
+        lambda: Serial(Dense(3), relu()),
+        "as a layer it is relu",
+        lambda: Serial(Dense(3), relu),
+    ),
+    "no argument": (lambda: Dense(), "the argument features, got none; write Dense", lambda: Dense(features=3)),
+    "no input of init": (
+        lambda: Serial(Dense(3)).init(jax.random.key(0)),
+        r"Dense expected the input x, got none; pass an array or .* init\(key, x\)",
+        lambda: Serial(Dense(3)).init(jax.random.key(0), X),
+    ),
+    "no input of summary": (
+        lambda: jaxblocks.summary(Serial(Dense(3))),
+        "expected the input x, got none; pass an array or a jax.ShapeDtypeStruct",
+        lambda: jaxblocks.summary(Serial(Dense(3)), jax.ShapeDtypeStruct((4, 6), jnp.float32)),
+    ),
+    "no input of apply": (
+        lambda: Dense(3).apply({"kernel": jnp.ones((6, 3)), "bias": jnp.ones(3)}),
+        r"the input x, got none; write apply\(params, x\)",
+        lambda: Dense(3).apply({"kernel": jnp.ones((6, 3)), "bias": jnp.ones(3)}, X),
+    ),
+    "Parallel before Dense": (
+        lambda: Serial(Parallel(relu, relu), Dense(3)).init(jax.random.key(0), X),
+        "join several arrays before this layer",
+        lambda: Serial(Parallel(relu, relu), lambda *xs: jnp.concatenate(xs, -1), Dense(3)).init(jax.random.key(0), X),
+    ),
+    "Parallel by name before Dense": (
+        lambda: Serial(Parallel(a=relu, b=relu), Dense(3)).init(jax.random.key(0), X),
+        "got a dict; pass one array, for example by a function before this layer",
+        lambda: Serial(Parallel(a=relu, b=relu), lambda x: x["a"] + x["b"], Dense(3)).init(jax.random.key(0), X),
+    ),
+    "params among layers": (
+        lambda: Serial(Dense(3), ({"kernel": X}, ())),
+        "a function of arrays, got params; pass them to apply",
+        lambda: Serial(Dense(3)),
+    ),
+    "a complex array": (
+        lambda: relu(jnp.ones(3, jnp.complex64)),
+        "pass its real part",
+        lambda: relu(jnp.ones(3, jnp.complex64).real),
+    ),
+    "an integer window for images": (
+        lambda: Conv(4, 3).init(jax.random.key(0), IMAGES),
+        r"Conv expected kernel_size .*got kernel_size=3 for x of .*; write \(3, 3\), or \(3,\) if",
+        lambda: (Conv(4, (3, 3)).init(jax.random.key(0), IMAGES), Conv(4, (3,)).init(jax.random.key(0), IMAGES)),
+    ),
+    "an integer pool of images": (
+        lambda: MaxPool(2).init(jax.random.key(0), IMAGES),
+        r"MaxPool expected window_shape .*write \(2, 2\)",
+        lambda: MaxPool((2, 2)).init(jax.random.key(0), IMAGES),
+    ),
+    "an integer pool of images as a function": (
+        lambda: jaxblocks.avg_pool(IMAGES, 2),
+        r"avg_pool expected window_shape .*write \(2, 2\)",
+        lambda: jaxblocks.avg_pool(IMAGES, (2, 2)),
+    ),
+    "an integer number of bins for images": (
+        lambda: jaxblocks.layers.adaptive_avg_pool(IMAGES, 2),
+        r"expected size .*write \(2, 2\)",
+        lambda: jaxblocks.layers.adaptive_avg_pool(IMAGES, (2, 2)),
+    ),
+    "lengths as a mask": (
+        lambda: LSTM(3).apply(CELL, X[None], mask=jnp.array([2])),
+        r"a boolean mask.*pass lengths=..., or jnp.arange\(time\) < lengths\[..., None\]",
+        lambda: LSTM(3).apply(CELL, X[None], lengths=jnp.array([2])),
+    ),
+    "mask and lengths": (
+        lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool), lengths=jnp.array([2])),
+        "mask or lengths, got both; leave lengths out",
+        lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool)),
+    ),
+    "params and state": (
+        lambda: jaxblocks.count_params(BatchNorm().init(jax.random.key(0), X)),
+        "params, state = net.init",
+        lambda: jaxblocks.count_params(BatchNorm().init(jax.random.key(0), X)[0]),
+    ),
+    "pieces that are no integer": (
+        lambda: jaxblocks.activations.maxout(X, 2.0),
+        "maxout expected pieces to be an integer >= 1, got 2.0",
+        lambda: jaxblocks.activations.maxout(X, 2),
+    ),
+    "a rate of 1.5 as an array": (
+        lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(1.5)),
+        "rate to be a number >= 0 and < 1 or an array, got 1.5",
+        lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(0.5)),
+    ),
+    "addition of layers": (lambda: Dense(3) + Dense(2), "write Serial", lambda: Serial(Dense(3), Dense(2))),
+    "multiplication of a layer": (lambda: 2 * Dense(3), "no addition of layers", lambda: Serial(Dense(3), Dense(3))),
+}
+CELL = LSTM(3).init(jax.random.key(0), X[None])
+
+
+@pytest.mark.usefixtures("sentences")
+@pytest.mark.parametrize("what", HABITS)
+def test_habits_from_other_libraries_are_explained_and_the_repair_works(what):
+    bad, words, repaired = HABITS[what]
+    with pytest.raises((TypeError, ValueError), match=words):
+        bad()
+    repaired()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Linear", r"'Linear'; did you mean jaxblocks.Dense\?"),
+        ("ReLU", r"did you mean jaxblocks.relu\?"),
+        ("maxout", r"it is jaxblocks.activations.maxout$"),
+        ("softmx", r"did you mean jaxblocks.softmax\?"),
+        ("qwerty", r"no attribute 'qwerty'$"),
+    ],
+)
+def test_names_of_other_libraries_are_explained(name, words):
+    with pytest.raises(AttributeError, match=words):
+        getattr(jaxblocks, name)
+
+
+# ---- layers inside a combinator ---------------------------------------------------------------
+
+
+def test_a_combinator_gives_the_layers_inside_by_place():
+    net = Serial(block=Serial(Dense(3), relu), out=Dense(2))
+    assert repr(net["out"]) == repr(net[1]) == repr(net[-1]) == "Dense(2)"
+    assert repr(net["block/0"]) == repr(net["block"][0]) == "Dense(3)"
+    assert len(net) == 2 and len(Serial()) == len(Dense(3)) == 0 and bool(Serial())
+    assert repr(models.ViT()["out"]) == "Dense(1000)"
+    assert repr(pickle.loads(pickle.dumps(net))["out"]) == "Dense(2)"
+    assert isinstance(net[0], Layer) and isinstance(Serial(BatchNorm())[0], StatefulLayer)
+    init, apply = net  # a layer is a pair of functions
+    assert init is net.init and apply is net.apply and tuple(net._replace(init=apply)) == (apply, apply)
+    assert jax.tree.leaves(net) == [init, apply]
+    for place in (2, -3, "dense", "block/7", slice(1)):
+        with pytest.raises(LookupError, match="Serial expected the place of a layer inside, got .*; there is"):
+            net[place]
+    with pytest.raises(LookupError, match="there is none; unpack the pair as init, apply = layer"):
+        Dense(3)[0]
+
+
+def test_lengths_are_a_mask():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 6)), jnp.float32)
+    by_mask = LSTM(3).apply(CELL, x, mask=jnp.array([[True, True, False, False], [True, True, True, True]]))
+    np.testing.assert_array_equal(LSTM(3).apply(CELL, x, lengths=jnp.array([2, 4])), by_mask)
+
+
+# ---- traced and large numbers -----------------------------------------------------------------
+
+
+SWEEPS = {
+    "dropout": lambda r: jaxblocks.dropout(jax.random.key(0), X, r),
+    "Dropout": lambda r: Dropout(r).apply((), X, train=True, key=jax.random.key(0)),
+    "FeatureDropout": lambda r: FeatureDropout(r, spatial=1).apply((), X, train=True, key=jax.random.key(0)),
+    "LayerNorm": lambda r: LayerNorm(epsilon=r, use_scale=False, use_bias=False).apply((), ROWS),
+    "RMSNorm": lambda r: jaxblocks.rms_norm(ROWS, epsilon=r),
+    "GroupNorm": lambda r: jaxblocks.group_norm(ROWS, groups=2, spatial=0, epsilon=r),
+    "BatchNorm": lambda r: settled(BatchNorm(momentum=r, epsilon=r)),
+    "leaky_relu": lambda r: jaxblocks.leaky_relu(-X, r),
+    "elu": lambda r: jaxblocks.elu(-X, r),
+    "swish": lambda r: jaxblocks.layers.swish(X, r),
+}
+ROWS = jnp.asarray(np.random.default_rng(1).normal(size=(4, 6)), jnp.float32)
+
+
+def settled(layer):
+    """The output and the running statistics after two updates."""
+    params, state = layer.init(jax.random.key(0), ROWS)
+    _, state = layer.apply(params, state, ROWS, train=True)
+    y, state = layer.apply(params, state, 2 * ROWS, train=True)
+    return y, state
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_numbers_may_be_traced(name):
+    """``vmap`` over a number gives the results for each of its values."""
+    swept = jax.vmap(SWEEPS[name])(jnp.array([0.25, 0.5]))
+    for i, value in enumerate((0.25, 0.5)):
+        expected = SWEEPS[name](value)
+        jax.tree.map(lambda y, e, i=i: np.testing.assert_allclose(y[i], e, rtol=1e-6, atol=1e-7), swept, expected)
+    assert any((y[0] != y[1]).any() for y in jax.tree.leaves(swept))
+
+
+NORMS = {
+    "layer_norm": (jaxblocks.layer_norm, -1),
+    "rms_norm": (jaxblocks.rms_norm, None),
+    "group_norm": (lambda x: jaxblocks.group_norm(x, groups=1, spatial=0), -1),
+    "instance_norm": (lambda x: jaxblocks.layers.instance_norm(x.T, spatial=1).T, -1),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_large_values_and_their_derivatives_are_right(name):
+    """Values whose squares overflow in float32, against the formula in float64; beyond, the result is not 0."""
+    norm, axis = NORMS[name]
+    cubed = lambda x: (norm(x) ** 3).sum()
+    unit = np.float64(ROWS)
+    mean = unit.mean(axis, keepdims=True) if axis else 0
+    y = (unit - mean) / np.sqrt(((unit - mean) ** 2).mean(-1, keepdims=True))  # does not depend on the scale
+    push = lambda u: u / np.sqrt(((unit - mean) ** 2).mean(-1, keepdims=True))
+    centered = 3 * y**2 - (3 * y**2).mean(-1, keepdims=True) * (axis is not None)
+    gradient = push(centered - y * (3 * y**3).mean(-1, keepdims=True))
+    run = jax.jit(lambda x: (norm(x), jax.grad(cubed)(x), jax.jvp(jax.grad(cubed), (x,), (x,))[1]))
+    for scale in (1e6, 1e10, 1e19, 1e20, 1e23, 5e27):
+        value, slope, curved = run(ROWS * scale)
+        np.testing.assert_allclose(value, y, rtol=1e-5, atol=1e-6)
+        worst = np.abs(gradient).max()
+        if scale < 1e24:  # above, products with the derivative of the root underflow
+            np.testing.assert_allclose(np.float64(slope) * scale, gradient, atol=5e-6 * worst)
+        if scale < 1e19:  # the gradient is homogeneous of degree -1
+            np.testing.assert_allclose(np.float64(curved) * scale, -gradient, atol=1e-5 * worst)
+    with jax.debug_nans(False):
+        assert not (np.asarray(norm(ROWS * 1e34)) == 0).any()
+
+
+def test_check_layer_takes_numpy_arrays():
+    rows = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    assert check_layer(Dense(2), rows, laws={"shapes_as_stated": LAWS["shapes_as_stated"]})

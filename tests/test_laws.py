@@ -133,6 +133,18 @@ def leaking(params, x, kept=[]):  # noqa: B006  (a value that is kept breaks the
     return x + kept[0] if isinstance(kept[0], float) else x
 
 
+def updating_in_place(params, x):
+    return x * params["scale"].at[0].set(0.0).sum().astype(x.dtype)
+
+
+def scaled_by_one(key, x):
+    return {"scale": jnp.ones(3, jnp.float32)}
+
+
+def flattening(params, x):
+    return x.reshape(*x.shape[:-1], -1)
+
+
 @builder
 def Growing(calls=[]):  # noqa: B006  (hidden state breaks the law)
     calls.append(None)
@@ -153,6 +165,8 @@ BROKEN = {
     "no_retrace": StatefulLayer(lambda key, x: ((), jnp.zeros((), jnp.int32)), drifting),
     "derivatives_agree": Layer(no_params, wrong_derivative),
     "finite_gradients": Layer(no_params, exploding),
+    "numpy_params": Layer(scaled_by_one, updating_in_place),
+    "empty_batch": Layer(no_params, flattening),
     "init_reads_shapes": Layer(reading_values, scaling),
     "jit_is_eager": Layer(no_params, counting),
     "scan_and_remat": Layer(no_params, counting),
@@ -195,6 +209,7 @@ def test_check_layer_passes_good_layers_and_names_its_laws():
     assert set(LAWS) - set(check_layer(Center(), jnp.ones((3, 2)), train=True, mixes_batch=True)) == {
         "vmap_is_batch",
         "independence",
+        "empty_batch",
     }
 
 

@@ -732,3 +732,18 @@ def test_readout_needs_the_number_of_graphs(sentences):
     assert readout(several._replace(global_features=jnp.ones((2, 5)))).tolist() == [[2.0], [1.0]]
     with pytest.raises(ValueError, match="GraphClassifier expected kind to be 'gin' or 'gcn', got 'gat'"):
         GraphClassifier(2, kind="gat")
+
+
+def test_unet_drops_after_the_norm_and_the_activation():
+    """With the identity as second convolution, a block's branch is dropout(swish(norm(x)))."""
+    branch = UNet(1, width=4, multipliers=(1,), blocks=1, time=False, attention_levels=(), dropout=0.5)[
+        "down_0_0/second"
+    ]
+    x = jax.random.normal(jax.random.key(0), (2, 3, 3, 4))
+    params = branch.init(jax.random.key(1), x)
+    kernel = jnp.zeros_like(params["conv"]["kernel"]).at[1, 1].set(jnp.eye(4))
+    params = {**params, "conv": {**params["conv"], "kernel": kernel}}
+    y, quiet = branch.apply(params, x, train=True, key=jax.random.key(2)), branch.apply(params, x)
+    kept = np.asarray(y != 0)
+    np.testing.assert_allclose(y, np.where(kept, 2 * quiet, 0), rtol=1e-5, atol=1e-6)
+    assert 0.2 < kept.mean() < 0.8

@@ -364,3 +364,15 @@ def test_a_window_of_padding_alone_is_rejected():
     with pytest.raises(ValueError, match=r"max_pool expected less padding than its window_shape .* or the dilation\."):
         max_pool(line(1), 2, dilation=2, padding=1)
     np.testing.assert_array_equal(max_pool(line(1), 2, padding=1, stride=1)[:, 0], [1, 1])
+
+
+def test_padding_behind_only_and_same_padding_with_an_odd_total():
+    """By default the mean divides by the entries inside; of an odd total, "same" has the larger part behind."""
+    x = jnp.array([1.0, 3.0, 2.0, 8.0])[:, None]
+    behind = avg_pool(x, 2, stride=1, padding=((0, 1),))[:, 0]
+    np.testing.assert_allclose(behind, [2, 2.5, 5, 8])
+    np.testing.assert_allclose(avg_pool(x, 2, stride=1, padding="same")[:, 0], behind)
+    np.testing.assert_allclose(avg_pool(x, 2, stride=1, padding=((1, 0),))[:, 0], [1, 2, 2.5, 5])
+    np.testing.assert_allclose(max_pool(x, 2, stride=1, padding="same")[:, 0], [3, 3, 8, 8])
+    counted = avg_pool(x, 2, stride=1, padding=((0, 1),), count_padding=True)[:, 0]
+    np.testing.assert_allclose(counted, [2, 2.5, 5, 4])

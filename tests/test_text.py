@@ -290,12 +290,23 @@ def test_second_call_compiles_nothing():
 
 
 def test_generation_works_under_jit():
-    """Also with a traced temperature."""
+    """Every option as a Python number and as an array that may be traced: one text with and without jit."""
     net, cached = MODELS["Llama"]
     params = confident(net, PROMPTS)
-    write = jax.jit(lambda params, t: generate(cached, params, PROMPTS, key=jax.random.key(3), steps=2, temperature=t))
-    expected = generate(cached, params, PROMPTS, key=jax.random.key(3), steps=2, temperature=0.5)
-    np.testing.assert_array_equal(write(params, 0.5), expected)
+    options = dict(lengths=LENGTHS, top_p=0.9, top_k=5, stop=2, steps=2)
+    write = lambda t, **options: generate(cached, params, PROMPTS, key=jax.random.key(3), temperature=t, **options)
+    greedy, drawn = write(0, **options), write(0.5, **options)
+    assert (greedy != drawn).any()
+
+    def inside(t, top_p, lengths):
+        same = options | {"lengths": lengths, "top_p": top_p}
+        return write(0, **options), write(t, **same)
+
+    run = jax.jit(inside)
+    for t, expected in ((0.0, greedy), (0.5, drawn)):
+        fixed_greedy, traced = run(t, 0.9, LENGTHS)
+        np.testing.assert_array_equal(fixed_greedy, greedy)
+        np.testing.assert_array_equal(traced, expected)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def Serial(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     {'bias': (5,), 'kernel': (2, 5)}
     >>> net.apply(params, jnp.zeros((8, 2))).shape
     (8, 1)
+    >>> net["hidden"], len(net)
+    (Dense(5), 3)
     """
     kids = children(layers, named)
     chain_init, apply = _chain(kids)
@@ -265,7 +267,8 @@ def Recurrent(
 
     Reads the side input ``mask``, boolean ``(..., time)``, True at valid entries: at padding (in any
     position) the carry is unchanged, the output is 0, and the input has no effect on values or
-    gradients. Other side inputs are passed to the cell unchanged at every step.
+    gradients. For padding at the end, ``lengths``, integers ``(...)``, is the same as the mask
+    ``jnp.arange(time) < lengths[..., None]``. Other side inputs are passed to the cell unchanged at every step.
 
     Args:
         cell: maps inputs ``(..., features)`` and a carry to outputs and the next carry.
@@ -277,7 +280,8 @@ def Recurrent(
             to obtain the last carry.
         checkpoint: the values stored for the backward pass of a long sequence, as for `Repeat`; ``None`` stores all.
 
-    Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``.
+    Shapes: inputs ``(..., time, features)`` to outputs ``(..., time, features')``; an input of two axes is one sequence
+    ``(time, features)``, not a batch of single steps, which is ``x[:, None]``.
 
     Raises:
         ValueError: for inputs without a time axis, or a mask of another shape.
@@ -297,7 +301,8 @@ def Recurrent(
     child = child_of(None, cell)
     expected = "a cell, which takes one time step, such as LSTMCell(4)"
     repair = "pass the cell, or rename its side input (Recurrent uses the mask itself)"
-    require("mask" not in child.reads, expected, f"{child.kind}, which reads its own mask", repair, error=TypeError)
+    for name in ("mask", "lengths"):
+        require(name not in child.reads, expected, f"{child.kind}, which reads its own {name}", repair, error=TypeError)
     own = declared_by(_reads_mask)
 
     # Under jit, so that the params of init are never computed, only the carry.
@@ -320,10 +325,10 @@ def Recurrent(
 
     def apply(params, carry, inputs, side):
         one_step(inputs)
-        mask, side = side.get("mask"), {name: value for name, value in side.items() if name != "mask"}
+        mask = _mask_of(side.get("mask"), side.get("lengths"), inputs[0].shape[:-1])
+        side = {name: value for name, value in side.items() if name not in ("mask", "lengths")}
         time_first = tuple(jnp.moveaxis(x, -2, 0) for x in inputs)  # (time, ..., features)
         if mask is not None:
-            _check_mask(mask, inputs[0].shape[:-1])
             mask = jnp.moveaxis(mask, -1, 0)  # (time, ...)
             time_first = tuple(_where(mask, x, jnp.zeros_like(x)) for x in time_first)  # so that NaN has no effect
 
@@ -363,8 +368,8 @@ def Recurrent(
     return make_combinator((child._replace(has_state=False),), fresh_init, fresh_apply, own)
 
 
-def _reads_mask(*, mask=None):
-    """The side input that Recurrent reads itself."""
+def _reads_mask(*, mask=None, lengths=None):
+    """The side inputs that Recurrent reads itself."""
 
 
 def _where(valid, x, otherwise):
@@ -374,12 +379,22 @@ def _where(valid, x, otherwise):
     return jnp.where(jnp.broadcast_to(jnp.expand_dims(valid, range(valid.ndim, x.ndim)), x.shape), x, otherwise)
 
 
-def _check_mask(mask, shape):
-    """Check a boolean mask with one entry for each position."""
-    repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
-    expected = "a boolean mask, True at valid entries"
-    require(getattr(mask, "dtype", "") == "bool", expected, mask, repair, error=TypeError)
-    require(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each position")
+def _mask_of(mask, lengths, shape):
+    """The boolean mask with one entry for each position, or ``None``, from what the user passes."""
+    if lengths is not None:
+        lengths = jnp.asarray(lengths)
+        require(mask is None, "mask or lengths", "both", "leave lengths out, or combine them in the mask")
+        expected = f"integer lengths of shape {shape[:-1]}, one for each sequence"
+        require(jnp.issubdtype(lengths.dtype, jnp.integer) and lengths.shape == shape[:-1], expected, lengths)
+        return jnp.broadcast_to(jnp.arange(shape[-1], dtype=lengths.dtype), shape) < lengths[..., None]
+    if mask is not None:
+        repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
+        if getattr(mask, "shape", ()) == shape[:-1]:
+            repair = "pass lengths=..., or jnp.arange(time) < lengths[..., None]"
+        expected = "a boolean mask, True at valid entries"
+        require(getattr(mask, "dtype", "") == "bool", expected, mask, repair, error=TypeError)
+        require(mask.shape == shape, f"a mask of shape {shape}", mask, "give it one entry for each position")
+    return mask
 
 
 def _placed_like(carry, x):

@@ -28,6 +28,7 @@ from jaxblocks.sliding_windows import (
     PerAxis,
     channels_first,
     check_fit,
+    check_one_axis,
     check_spatial,
     per_axis,
     slide,
@@ -183,7 +184,8 @@ def Conv(
 
     Args:
         features: the channels of the output.
-        kernel_size: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        kernel_size: a tuple with an integer for each of up to three spatial axes, ``(3, 3)`` for images; an integer
+            stands for one axis, and is rejected for inputs of more than three axes, such as a batch of images.
         stride, dilation, groups, padding, padding_mode: as in `conv`.
         use_bias: ``False`` for a linear map.
         kernel_init, bias_init: as in ``jax.nn.initializers``: ``f(key, shape, dtype)``.
@@ -204,12 +206,12 @@ def Conv(
 
     Source: Cevher, Mathematics of Data, "Convolutional layers"; Diehl 2023, section 1.1.
     """
-    kernel_size = window_sizes("kernel_size", kernel_size)
-    per_axis("padding", padding, len(kernel_size))
+    sizes = window_sizes("kernel_size", kernel_size)
+    per_axis("padding", padding, len(sizes))
 
     def kernel_shape(channels):
         _check_groups(groups, channels, features)
-        return (*kernel_size, channels // groups, features)
+        return (*sizes, channels // groups, features)
 
     def run(x, kernel, bias):
         options: dict[str, Any] = dict(
@@ -255,11 +257,11 @@ def DepthwiseConv(
 
     Source: Chollet 2017, Xception, arXiv:1610.02357.
     """
-    kernel_size = window_sizes("kernel_size", kernel_size)
-    per_axis("padding", padding, len(kernel_size))
+    sizes = window_sizes("kernel_size", kernel_size)
+    per_axis("padding", padding, len(sizes))
 
     def kernel_shape(channels):
-        return (*kernel_size, 1, channels * multiplier)
+        return (*sizes, 1, channels * multiplier)
 
     def run(x, kernel, bias):
         options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, padding_mode=padding_mode)
@@ -305,12 +307,12 @@ def ConvTranspose(
 
     Source: Cevher, Mathematics of Data, "Transposed-convolutional layers".
     """
-    kernel_size = window_sizes("kernel_size", kernel_size)
-    per_axis("padding", padding, len(kernel_size))
+    sizes = window_sizes("kernel_size", kernel_size)
+    per_axis("padding", padding, len(sizes))
 
     def kernel_shape(channels):
         _check_groups(groups, channels, features)
-        return (*kernel_size, channels // groups, features)
+        return (*sizes, channels // groups, features)
 
     def draw(key, shape, dtype):
         return _swap(kernel_init(key, shape, dtype), groups)
@@ -324,10 +326,12 @@ def ConvTranspose(
     return _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, draw, bias_init, dtype, param_dtype)
 
 
-def _layer_with_kernel(kernel_size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+def _layer_with_kernel(size, kernel_shape, run, use_bias, kernel_init, bias_init, dtype, param_dtype) -> Layer:
     """A layer from a function of the kernel; the channels of the input determine the shape of the kernel."""
+    kernel_size = window_sizes("kernel_size", size)
 
     def init(key, x: Float[ArrayOrShape, "..."]):
+        check_one_axis("kernel_size", size, x)
         check_spatial(x, len(kernel_size))
         warn_channels_first(x, len(kernel_size))
         shape = kernel_shape(x.shape[-1])

@@ -218,8 +218,8 @@ def layer_norm(
 
     With m and v the mean and biased variance of each example over ``axes``, :math:`\gamma` ``scale`` and
     :math:`\beta` ``bias``, of the shape of ``x`` at ``axes``. Transformers normalize the features of each position,
-    ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``. Deviations from the mean up to
-    1e28 are valid in float32; larger ones, whose squares overflow, give NaN.
+    ``axes=-1``; the lecture all positions and features of an example, ``axes=(-2, -1)``. In float32, deviations
+    from the mean are valid up to 1e28, their derivatives up to 1e23; larger ones, whose squares overflow, give NaN.
 
     Raises:
         ValueError: for no axes or axes that ``x`` lacks, or scale or bias of another shape.
@@ -578,7 +578,7 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^32, a power of two, in
     which no digit changes; squares below 2e-19 lose digits there, which only an epsilon near 0 would show. The root
-    is taken in another unit, near 1, so that none of its derivatives overflows or vanishes.
+    is taken in a third unit, near 1, so that its derivatives neither overflow nor vanish.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide
@@ -586,9 +586,10 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
         variance = jnp.mean(jnp.square(centered), axes, keepdims=True)
         return _affine(x, centered, lax.rsqrt(variance + _as_number(epsilon, wide)), scale, bias)
     unit = 2.0**-32
-    variance = jnp.mean(jnp.square(centered * unit), axes, keepdims=True) + _as_number(epsilon, wide) * unit**2
-    part = jnp.where(variance > 2.0**-24, lax.stop_gradient(lax.rsqrt(variance)), 1 / unit)
-    factor = lax.rsqrt(variance * part * part) * (part * unit)
+    centered = centered * unit
+    variance = jnp.mean(jnp.square(centered), axes, keepdims=True) + _as_number(epsilon, wide) * unit**2
+    part = jnp.where(variance > 2.0**52, 2.0**-45, jnp.where(variance > 2.0**-24, 2.0**-7, 1 / unit)).astype(wide.dtype)
+    factor = lax.rsqrt(variance * part * part) * part
     factor = jnp.where(variance < jnp.inf, factor, jnp.nan)  # not 0 where the square overflows nevertheless
     return _affine(x, centered, factor, scale, bias)
 

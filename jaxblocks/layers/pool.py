@@ -27,6 +27,7 @@ from jaxblocks.sliding_windows import (
     Padding,
     PerAxis,
     check_fit,
+    check_one_axis,
     check_spatial,
     per_axis,
     slide,
@@ -93,7 +94,8 @@ def max_pool(
 
     Args:
         x: ``(..., *spatial, channels)``.
-        window_shape: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        window_shape: a tuple with an integer for each of up to three spatial axes, ``(2, 2)`` for images; an integer
+            stands for one axis, and is rejected for inputs of more than three axes, such as a batch of images.
         stride: :math:`s`, the distance between adjacent windows; by default the window's size, so that windows
             do not overlap.
         dilation: :math:`d`, the distance between adjacent entries of a window.
@@ -257,7 +259,8 @@ def adaptive_max_pool(x: Float[Array, "... channels"], size: PerAxis) -> Float[A
 
     Args:
         x: ``(..., *spatial, channels)``.
-        size: :math:`m`, an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        size: :math:`m`, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+            `max_pool`.
 
     >>> adaptive_max_pool(jnp.arange(5.0)[:, None], 2)[:, 0]  # bins of positions 0 to 2 and 2 to 4
     Array([2., 4.], dtype=float32)
@@ -313,10 +316,11 @@ def MaxPool(
     >>> net.apply(params, jnp.zeros((28, 28, 1))).shape
     (14, 14, 8)
     """
-    axes = len(window_sizes("window_shape", window_shape))
-    per_axis("padding", padding, axes)
+    window = window_sizes("window_shape", window_shape)
+    per_axis("padding", padding, len(window))
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
-    return _pooling(axes, lambda x: max_pool(x, window_shape, return_indices=return_indices, **options))
+    pool = lambda x: max_pool(x, window, return_indices=return_indices, **options)
+    return _pooling(len(window), pool, window_shape)
 
 
 @builder
@@ -334,10 +338,11 @@ def AvgPool(
     >>> AvgPool(2).apply((), jnp.array([[1.0], [3.0]]))
     Array([[2.]], dtype=float32)
     """
-    axes = len(window_sizes("window_shape", window_shape))
-    per_axis("padding", padding, axes)
+    window = window_sizes("window_shape", window_shape)
+    per_axis("padding", padding, len(window))
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
-    return _pooling(axes, lambda x: avg_pool(x, window_shape, count_padding=count_padding, **options))
+    pool = lambda x: avg_pool(x, window, count_padding=count_padding, **options)
+    return _pooling(len(window), pool, window_shape)
 
 
 @builder
@@ -369,10 +374,11 @@ def GlobalAvgPool(spatial: PositiveInt) -> Layer:
 # ---- the computation -------------------------------------------------------------------------
 
 
-def _pooling(axes: int, pool: Callable) -> Layer:
+def _pooling(axes: int, pool: Callable, window_shape: PerAxis = ()) -> Layer:
     """A pool over ``axes`` spatial axes as a layer without params."""
 
     def init(key, x: Float[ArrayOrShape, "..."]):
+        check_one_axis("window_shape", window_shape, x)
         check_spatial(x, axes)
         warn_channels_first(x, axes)
         return ()
@@ -386,6 +392,7 @@ def _pooling(axes: int, pool: Callable) -> Layer:
 def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
     """Size, stride, dilation and padding of the windows along each spatial axis, and what a last window adds to it."""
     window = window_sizes("window_shape", window_shape)
+    check_one_axis("window_shape", window_shape, x)
     check_spatial(x, len(window))
     sizes = x.shape[-len(window) - 1 : -1]
     windows = slide(sizes, window, window if stride is None else stride, dilation, padding)
@@ -423,8 +430,9 @@ def _spatial_axes(x, spatial):
 
 def _bins(x, size):
     """Each spatial axis, the last one first, with its number of bins."""
-    size = window_sizes("size", size)
-    return list(zip(_spatial_axes(x, len(size)), size, strict=True))[::-1]
+    sizes = window_sizes("size", size)
+    check_one_axis("size", size, x)
+    return list(zip(_spatial_axes(x, len(sizes)), sizes, strict=True))[::-1]
 
 
 def _reduce_windows(operation, x, axis, window, stride, dilation=1) -> Any:

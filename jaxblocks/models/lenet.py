@@ -3,6 +3,7 @@ r"""LeNet-5: two convolutions, each followed by a pool, and three dense layers.
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
+import math
 from typing import cast
 
 from jaxblocks.activations import tanh
@@ -73,4 +74,4 @@ def LeNet5(
 
 
 def _flatten(x):
-    return x.reshape(*x.shape[:-3], -1)
+    return x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))

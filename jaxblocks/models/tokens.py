@@ -26,7 +26,7 @@ def as_tokens(x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch n c"]:
     >>> as_tokens(jnp.zeros((5, 4, 3, 2))).shape
     (5, 12, 2)
     """
-    return x.reshape(*x.shape[:-3], -1, x.shape[-1])
+    return x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])
 
 
 @checked

@@ -87,7 +87,8 @@ def VGG(
         net[f"block_{i + 1}"] = Serial(**block, pool=MaxPool((2, 2)))
 
     def flatten(x):
-        return adaptive_avg_pool(x, (pool_size, pool_size)).reshape(*x.shape[:-3], -1)  # (..., 7 7 512)
+        features = pool_size * pool_size * x.shape[-1]
+        return adaptive_avg_pool(x, (pool_size, pool_size)).reshape(*x.shape[:-3], features)  # (..., 7 7 512)
 
     net["flatten"] = flatten
     for i in (1, 2):

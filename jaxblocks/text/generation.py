@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Float, Integer, Key
 
 from jaxblocks.checks import (
@@ -98,7 +99,7 @@ def generate(
             drawn tokens replace them, so shorter prompts get longer continuations. By default all prompts have the full
             length.
         temperature: below 1 sharpens the distribution, above 1 flattens it; 0 takes the likeliest token (the first of
-            equal ones) and draws nothing.
+            equal ones) and draws nothing. It may be traced.
         top_k, top_p: as in `truncate_logits`, after the temperature.
         stop: a token that ends a text: after the model has drawn it, the rest of the row is filled with it. In a prompt
             it has no effect.
@@ -140,8 +141,7 @@ def generate(
     if stop is not None and not 0 <= stop < vocab_size:
         expected = f"stop to be a token of the model, 0, ..., {vocab_size - 1}"
         require(False, expected, stop, "pass for instance int(tokenizer.encode('.')[0])")
-    known = checkable(jnp.asarray(temperature), False)
-    is_greedy = known is not None and known == 0
+    is_greedy = not isinstance(temperature, Tracer) and temperature == 0  # before jit would trace the number
     options = dict(
         temperature=None if is_greedy else jnp.asarray(temperature, jnp.float32),
         top_p=None if top_p is None else jnp.asarray(top_p, jnp.float32),
@@ -175,8 +175,10 @@ def _generate(model, steps, top_k, params, prompts, lengths, source, key, option
         if temperature is None:
             drawn = jnp.argmax(logits, -1)
         else:
-            logits = truncate_logits(widen(logits) / temperature, top_k=top_k, top_p=top_p)
-            drawn = jax.random.categorical(jax.random.fold_in(key, t), logits)
+            cold = jnp.where(temperature > 0, temperature, 1)  # a traced temperature may be 0
+            kept = truncate_logits(widen(logits) / cold, top_k=top_k, top_p=top_p)
+            drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
+            drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
         drawn = jnp.where(jnp.isnan(logits).any(-1), -1, drawn.astype(jnp.int32))
         is_drawn = True if lengths is None else lengths <= t
         if stop is not None:

@@ -214,6 +214,8 @@ def GIN(
         graph = one_graph(inputs)
         check_nodes(graph)
         check_names(params, ("mlp", "epsilon") if learn_epsilon else ("mlp",))
+        if learn_epsilon:
+            check_params({"epsilon": params["epsilon"]}, epsilon=())
         valid, ok = without_padding(graph)
         x = valid.nodes if dtype is None else valid.nodes.astype(dtype)
         messages = take_rows(x, valid.senders)
