@@ -24,6 +24,7 @@ import optax
 from matplotlib.figure import Figure
 
 import jaxblocks as jb
+from jaxblocks.children import child_key
 from jaxblocks.models import Llama, RecurrentLM
 
 BLUE, VERMILION, GRAY = "#0072B2", "#D55E00", "#666666"
@@ -76,8 +77,8 @@ def copies(key, rows, length, delay):
 def learn(net, delay, args):
     """The result of `fit`, and the accuracy on test data."""
     key = jax.random.key(args.seed)
-    data = copies(jb.core.child_key(key, "train"), args.batch * args.steps, args.length, delay)
-    x, y = copies(jb.core.child_key(key, "test"), 256, args.length, delay)
+    data = copies(child_key(key, "train"), args.batch * args.steps, args.length, delay)
+    x, y = copies(child_key(key, "test"), 256, args.length, delay)
     last = slice(-args.length, None)
 
     def loss(logits, y):
