@@ -12,7 +12,7 @@ sys.path.insert(0, str(HERE.parents[1] / "examples"))
 
 
 def main():
-    """Write layers.png, the Jacobians of layers, and derivatives.png, the operations of derivatives."""
+    """Write layers.png, Jacobians of layers, and derivatives.png, the operations of derivatives."""
     import ad_cost
     import figures
 
@@ -29,6 +29,7 @@ def main():
             loss = lambda x, net=net, params=params: jb.softmax_cross_entropy(net.apply(params, x), jnp.int32(1))
             jb.cost_table(loss, x, rows=ad_cost.ROWS, measure=False).plot(axes)
             axes.set_title(name)
+            axes.set_xscale("log")  # the same in all three
         figure.savefig(HERE / "derivatives.png", dpi=80)
 
 
