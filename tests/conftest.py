@@ -94,20 +94,20 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _collect_garbage_of_the_module():
+    """Exclude what a module leaves in the caches of JAX from later collections: they would take most of the time."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _close_figures():
     """Close the figures of a test before the next one."""
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
-
-
-@pytest.fixture
-def heap_of_the_test():
-    """Collect only garbage of the test: the check for leaks collects several times, of millions of older objects."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

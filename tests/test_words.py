@@ -42,7 +42,7 @@ def _blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.usefixtures("as_a_user_has_it", "sentences", "heap_of_the_test")
+@pytest.mark.usefixtures("as_a_user_has_it", "sentences")
 def test_readme_runs_from_top_to_bottom(capsys):
     """Run the Python blocks of the README in order, in one namespace of their own, in the default configuration."""
     with jax.numpy_rank_promotion("allow"):
