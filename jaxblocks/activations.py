@@ -385,7 +385,7 @@ def glu(x: Float[Array, "*batch two_halves"], activation: Callable = sigmoid) ->
     Sources: Dauphin, Fan, Auli, Grangier 2017 (arXiv:1612.08083); Shazeer 2020, GLU variants improve transformer
     (arXiv:2002.05202).
     """
-    require(x.shape[-1] % 2 == 0, "x with an even last axis", x, "give the layer before it 2 * features features")
+    require(x.shape[-1] % 2 == 0, "x with an even last axis", x, "give the layer before it an even number of features")
     half = x.shape[-1] // 2
     return x[..., :half] * activation(x[..., half:])
 

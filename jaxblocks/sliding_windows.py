@@ -9,15 +9,13 @@ positions, a stride of :math:`s` apart.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from jax import Array, ShapeDtypeStruct
-from jaxtyping import Shaped
+from jaxtyping import Array, Float, Shaped
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, describe, public_name, require
-
-_ArrayOrShape = Array | ShapeDtypeStruct
+from jaxblocks.core import ArrayOrShape, Layer
 
 __all__ = [
     "Padding",
@@ -30,6 +28,8 @@ __all__ = [
     "pads_of",
     "per_axis",
     "slide",
+    "spatial_layer",
+    "spatial_sizes",
     "warn_channels_first",
     "window_sizes",
 ]
@@ -114,7 +114,7 @@ def window_sizes(name: str, value: PerAxis) -> tuple[int, ...]:
     return sizes
 
 
-def check_one_axis(name: str, value: PerAxis, x: Shaped[_ArrayOrShape, "..."]) -> None:
+def check_one_axis(name: str, value: int | Sequence, x: Shaped[ArrayOrShape, "..."]) -> None:
     """Raise a ``ValueError`` where an integer is the size of a window and ``x`` may be a batch of images.
 
     An integer stands for one spatial axis, unlike in other libraries.
@@ -129,7 +129,7 @@ def check_one_axis(name: str, value: PerAxis, x: Shaped[_ArrayOrShape, "..."]) -
         require(False, expected, got, f"write {several}, or ({value},) if x has several batch axes")
 
 
-def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
+def check_spatial(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     """Raise a ``ValueError`` unless ``x`` has this many spatial axes and one of channels.
 
     >>> import jax.numpy as jnp
@@ -139,7 +139,39 @@ def check_spatial(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
     require(len(x.shape) > axes, f"x (..., *spatial, channels) with at least {axes + 1} axes", x, repair)
 
 
-def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
+def spatial_sizes(name: str, value: PerAxis, x: Shaped[ArrayOrShape, "..."]) -> tuple[int, ...]:
+    """`window_sizes`, after the checks that ``x`` has these spatial axes.
+
+    >>> import jax.numpy as jnp
+    >>> spatial_sizes("size", (3, 4), jnp.zeros((8, 28, 28, 3)))
+    (3, 4)
+    """
+    sizes = window_sizes(name, value)
+    check_one_axis(name, value, x)
+    check_spatial(x, len(sizes))
+    return sizes
+
+
+def spatial_layer(function: Callable, axes: int, **option: Any) -> Layer:
+    """A function of an array with ``axes`` spatial axes as a layer without params.
+
+    ``option`` is the one whose value says how many axes there are, if there is one.
+    """
+
+    def init(key, x: Float[ArrayOrShape, "..."]):
+        for name, value in option.items():
+            check_one_axis(name, value, x)
+        check_spatial(x, axes)
+        warn_channels_first(x, axes)
+        return ()
+
+    def apply(params, x: Float[Array, "..."]):
+        return function(x)
+
+    return Layer(init, apply)
+
+
+def check_fit(windows: Windows, x: Shaped[ArrayOrShape, "..."]) -> None:
     """Raise a ``ValueError`` unless at least one window fits into each spatial axis of ``x``.
 
     >>> import jax.numpy as jnp
@@ -153,14 +185,14 @@ def check_fit(windows: Windows, x: Shaped[_ArrayOrShape, "..."]) -> None:
     require(all(span <= n for span, n in zip(windows.spans, padded, strict=True)), expected, got, repair)
 
 
-def channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:
+def channels_first(x: Shaped[ArrayOrShape, "..."], axes: int, channels: int | None = None) -> str:
     """The end of an error message, where the ``channels`` of ``x`` seem to stand before its spatial axes."""
     first, *spatial = x.shape[-axes - 1 :]
     seems = first == channels or (axes > 1 and first <= 4 < min(spatial))
     return f"; if the channels of x are first, write jnp.moveaxis(x, {len(x.shape) - axes - 1}, -1)" if seems else ""
 
 
-def warn_channels_first(x: Shaped[_ArrayOrShape, "..."], axes: int) -> None:
+def warn_channels_first(x: Shaped[ArrayOrShape, "..."], axes: int) -> None:
     """Warn where ``x`` is clearly ``(..., channels, height, width)``: 1 or 3 channels, then equal sizes above 4.
 
     ``init`` accepts any number of channels, so the layer would convolve over the channels without an error.

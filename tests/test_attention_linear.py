@@ -156,11 +156,12 @@ def test_errors(sentences):
         linear_attention(q, k, v[:, :4])
     with pytest.raises(ValueError, match=r"write q\[..., None, :\] for one head"):
         linear_attention(q[0, :, 0], k[0, :, 0], v[0, :, 0])
-    with pytest.raises(
-        ValueError,
-        match=r"mask with at least 1 axis|mask \(\*batch, time_k\) with the same size of \*batch, got .* bool \(5,\)",
-    ):
-        linear_attention(q, k, v, mask=jnp.ones(5, bool))
+    for wrong in ((5,), (2, 2, 3, 5)):
+        with pytest.raises(
+            ValueError, match=r"\(\*batch, time_k\) = \(2, 5\), or \(2, 1, 1, 5\), .*; pass a mask of keys"
+        ):
+            linear_attention(q, k, v, mask=jnp.ones(wrong, bool))
+    linear_attention(q, k, v, mask=jnp.ones((2, 5), bool))
     with pytest.raises(TypeError, match="mask to be a boolean array"):
         linear_attention(q, k, v, mask=jnp.ones((2, 5)))
     with pytest.raises(TypeError, match="mask to be a boolean array, got a list"):

@@ -327,6 +327,12 @@ def test_an_attention_function_of_your_own():
     heads = np.asarray(linear_attention(q, k, v, causal=True)).reshape(5, 4)
     expected = heads @ maps["out"]["kernel"] + maps["out"]["bias"]
     np.testing.assert_allclose(layer.apply(params, x), expected, rtol=1e-5, atol=1e-6)
+    masked = layer.apply(params, x, mask=np.arange(5) < 3)[:3]  # a mask of keys reaches the function
+    np.testing.assert_allclose(masked, expected[:3], rtol=1e-5, atol=1e-6)
+    by_keys = Attention(2, attention_fn=linear_attention)
+    np.testing.assert_allclose(
+        by_keys.apply(params, x, mask=np.arange(5) < 3)[:3], by_keys.apply(params, x[:3]), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_learned_bias_in_decoding():
@@ -641,6 +647,7 @@ def test_rotary_with_tables():
     )
     with jax.debug_nans(False):
         assert np.isnan(rotary(x, places + 1, tables=tables)[1, 2]).all()
+        assert np.isnan(rotary(x, places - 1, tables=tables)[0, 1]).all()  # position -1 is not the last row
 
 
 def test_frequencies_of_rotary():

@@ -550,6 +550,13 @@ def test_the_loss_of_a_score_is_finite_at_small_times():
     np.testing.assert_allclose(found, 1, atol=5e-3)
 
 
+def test_an_empty_batch_has_no_losses():
+    none = jnp.ones((0, 3))
+    assert denoising_loss(lambda x, t: x, none, jnp.ones(0), none, SCHEDULES["flow"], "eps").shape == (0,)
+    assert convert(none, none, jnp.ones(0), SCHEDULES["flow"], "eps", "velocity").shape == (0, 3)
+    assert sample_times(jax.random.key(0), (0,)).shape == (0,)
+
+
 def test_sampled_times_are_stratified_over_the_batch():
     """There is one time in each n-th part of (0, 1], in random order, and with a common shift."""
     t = np.asarray(sample_times(jax.random.key(0), (4, 25))).ravel()

@@ -66,7 +66,7 @@ def symbolic(inputs, shapes):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_exported_and_compiled_ahead_of_time(name):
-    """With a symbolic batch, and a symbolic time where there is one; the two programs have the same outputs."""
+    """With a symbolic batch, and a symbolic time where there is one; the outputs have the shapes of those of apply."""
     net, inputs, shapes = MODELS[name]
     made = jax.eval_shape(net.init, jax.random.key(0), *inputs)
     made = made if isinstance(net, StatefulLayer) else (made,)

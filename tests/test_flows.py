@@ -56,7 +56,7 @@ def test_a_coupling_keeps_one_half_and_is_the_identity_at_first():
 
 def test_the_log_scale_is_bounded():
     """Params 1e3 times larger than usual: each |s| is at most the bound, 0.5."""
-    layer = AffineCoupling(Dense(3), largest_log_scale=0.5, kernel_init=initializers.normal(1e3))
+    layer = AffineCoupling(Dense(3), max_log_scale=0.5, kernel_init=initializers.normal(1e3))
     x = jnp.asarray(X, jnp.float32)
     _, log_det = layer.apply(layer.init(jax.random.key(0), x), x)
     assert 0.5 <= np.abs(log_det).max() <= 3 * 0.5
@@ -72,9 +72,19 @@ def test_the_map_of_a_coupling_by_hand():
     np.testing.assert_allclose(minus, [0.5], rtol=1e-6)
 
 
+def test_half_precision_is_rounded_once():
+    """The result in bfloat16 is that of float32, rounded; shift and log-scale may be float32."""
+    x, log_scale, shift = (jnp.asarray(each, jnp.float32) for each in (X[:2], X[2:], X[1:3]))
+    half = x.astype(jnp.bfloat16)
+    for inverse in (False, True):
+        expected = affine_coupling(half.astype(jnp.float32), log_scale, shift, inverse=inverse)
+        for ours, exact in zip(affine_coupling(half, log_scale, shift, inverse=inverse), expected, strict=True):
+            np.testing.assert_array_equal(ours, exact.astype(jnp.bfloat16))
+
+
 def test_the_likelihood_is_a_density():
     """The integral of exp(log-likelihood) over the plane is 1."""
-    flow = Flow(*couplings(2, largest_log_scale=0.5))
+    flow = Flow(*couplings(2, max_log_scale=0.5))
     line = jnp.linspace(-12, 12, 241)  # the sum with distance 0.1 is exact to many digits for a smooth density
     grid = jnp.stack(jnp.meshgrid(line, line), -1)
     run = jax.jit(lambda x: flow_log_likelihood(*flow.apply(flow.init(jax.random.key(0), x), x)))

@@ -108,22 +108,20 @@ def test_a_nan_affects_the_entries_that_read_it():
 def test_upsampling_repeats_entries_or_interpolates():
     x = jnp.asarray(IMAGES, jnp.float32)
     np.testing.assert_array_equal(upsample(x, (2, 3)), np.repeat(np.repeat(x, 2, 1), 3, 2))
-    np.testing.assert_array_equal(upsample(x, 2, method="linear"), resize(x, 10))  # one axis
+    np.testing.assert_array_equal(upsample(x[0], 2, method="linear"), resize(x[0], 10))  # one axis
     line = upsample(jnp.asarray([[0.0], [3.0]]), 2, method="linear", align_corners=True)
     np.testing.assert_allclose(line[:, 0], [0, 1, 2, 3], atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("padding", "mode"),
-    [(2, "constant"), ((1, (0, 2)), "reflect"), ((2, 1), "replicate"), ((1, 3), "circular")],
+    [((2,), "constant"), ((1, (0, 2)), "reflect"), ((2, 1), "replicate"), ((1, 3), "circular")],
     ids=str,
 )
 def test_padding_against_torch(padding, mode):
     torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
     x = np.moveaxis(IMAGES, -1, 1)
-    pairs = [
-        one if isinstance(one, tuple) else (one, one) for one in (padding if isinstance(padding, tuple) else (padding,))
-    ]
+    pairs = [one if isinstance(one, tuple) else (one, one) for one in padding]
     last_first = [entry for pair in pairs[::-1] for entry in pair]
     values = {"value": 7.5} if mode == "constant" else {}
     theirs = torch.nn.functional.pad(torch.tensor(x.copy()), last_first, mode=mode, **values).numpy()
@@ -166,7 +164,7 @@ def test_layers_are_their_functions():
             lambda: upsample(x, (1, 2), method="linear", align_corners=True),
         ),
         (Pad((1, 2), padding_mode="circular"), lambda: pad(x, (1, 2), padding_mode="circular")),
-        (Pad(1, value=2.0), lambda: pad(x, 1, value=2.0)),
+        (Pad((1,), value=2.0), lambda: pad(x, (1,), value=2.0)),
         (PixelShuffle((2, 2)), lambda: pixel_shuffle(x, (2, 2))),
         (PixelUnshuffle((2, 2)), lambda: pixel_unshuffle(x, (2, 2))),
     ):
@@ -195,17 +193,17 @@ def test_layers_are_their_functions():
         (
             lambda x: upsample(x, 0),
             "upsample expected factor to be an integer >= 1 or a sequence",
-            lambda x: upsample(x, 1),
+            lambda x: upsample(x, (1, 1)),
         ),
         (
-            lambda x: pixel_shuffle(x, 2),
-            r"pixel_shuffle expected a multiple of 2 channels, the product of factor = 2, got",
-            lambda x: pixel_shuffle(x, 3),
+            lambda x: pixel_shuffle(x, (2,)),
+            r"pixel_shuffle expected a multiple of 2 channels, the product of factor = \(2,\), got",
+            lambda x: pixel_shuffle(x, (3,)),
         ),
         (
-            lambda x: pixel_unshuffle(x, 2),
-            r"pixel_unshuffle expected sizes that are multiples of factor = 2, got .*; pad or crop it",
-            lambda x: pixel_unshuffle(pad(x, ((0, 1),)), 2),
+            lambda x: pixel_unshuffle(x, (2,)),
+            r"pixel_unshuffle expected sizes that are multiples of factor = \(2,\), got .*; pad or crop it",
+            lambda x: pixel_unshuffle(pad(x, ((0, 1),)), (2,)),
         ),
         (
             lambda x: pad(x, ()),
@@ -213,9 +211,9 @@ def test_layers_are_their_functions():
             lambda x: pad(x, (1, 1)),
         ),
         (
-            lambda x: pad(x[:, :, :0], 1, padding_mode="reflect"),
+            lambda x: pad(x[:, :, :0], (1,), padding_mode="reflect"),
             r"pad expected an entry to repeat for padding_mode='reflect'",
-            lambda x: pad(x[:, :, :0], 1),
+            lambda x: pad(x[:, :, :0], (1,)),
         ),
         (
             lambda x: flatten(x[0, 0, 0], 1),
@@ -229,3 +227,15 @@ def test_errors_and_their_repairs(call, words, repaired):
     with pytest.raises(ValueError, match=words):
         call(x)
     repaired(x)
+
+
+@pytest.mark.parametrize("build", [Pad, Resize, UpSample, PixelShuffle, PixelUnshuffle])
+def test_an_integer_for_a_batch_of_images_is_rejected(sentences, build):
+    """It stands for one axis, as in pools; a batch of images has two."""
+    layer, x = build(1), jnp.asarray(IMAGES, jnp.float32)
+    words = rf"{build.__name__} expected (factor|padding|size) with one integer .*; write \(1, 1\), or \(1,\) if"
+    for call in (lambda: layer.init(jax.random.key(0), x), lambda: layer.apply((), x)):
+        with pytest.raises(ValueError, match=words):
+            call()
+    for repaired in (build((1, 1)), build((1,))):
+        repaired.apply(repaired.init(jax.random.key(0), x), x)

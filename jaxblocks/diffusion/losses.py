@@ -13,6 +13,7 @@ of your own, call `denoising_loss`.
 Axis letters: ``...`` the axes of the data; a time for each example has the first of them.
 """
 
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -45,9 +46,7 @@ def sample_times(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, ".
     Source: Kingma et al. 2021, Variational diffusion models, appendix I.1, arXiv:2107.00630.
     """
     order, offset = jax.random.split(key)
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     index = jax.random.permutation(order, count).astype(jnp.float32)
     u = 1 - jax.random.uniform(offset, (), jnp.float32)  # in (0, 1]
     return ((index + u) / count).reshape(shape)
@@ -112,8 +111,7 @@ def denoising_loss(
     else:
         error = prediction - combine(wide, noise, t, schedule, prediction_type)
         weight = _weight(t, schedule, prediction_type, weighting)
-    squares = jnp.square(error)
-    return weight * squares.reshape(*t.shape, -1).mean(-1)
+    return weight * jnp.mean(jnp.square(error), tuple(range(t.ndim, error.ndim)))
 
 
 def _weight(t, schedule: Schedule, prediction_type, weighting: PredictionType | Callable | None):

@@ -178,7 +178,7 @@ def check_prediction(prediction, x) -> None:
 
 def check_solvable(t, schedule: Schedule, source: PredictionType, target: PredictionType, *, check=False) -> None:
     """Raise a ``ValueError`` where the conversion from ``source`` to ``target`` divides by 0 (for known times)."""
-    if source == target or (known := checkable(t, check)) is None:
+    if source == target or (known := checkable(t, check)) is None or not known.size:
         return
 
     def reject(bad, why):

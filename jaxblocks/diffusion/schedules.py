@@ -419,8 +419,8 @@ def checked_time(t, x: Float[Array, "..."], check: bool = False) -> Float[Array,
             (known >= 0) & (known <= 1),
             "times from 0 (data) to 1 (noise), got {least} to {most}; divide a number of steps by their total",
             check=check,
-            least=known.min(),
-            most=known.max(),
+            least=known.min(initial=jnp.inf),  # of no times too
+            most=known.max(initial=-jnp.inf),
         )
     return t
 

@@ -396,7 +396,7 @@ def _as_static(value):
     return tuple(map(int, value)) if np.ndim(value) else int(value)
 
 
-# By this name of the jitted call `count_flops` knows that its operations are those of a convolution.
+# `count_flops` recognizes a convolution by the name of this jitted function.
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
 def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""

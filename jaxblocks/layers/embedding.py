@@ -28,8 +28,16 @@ def embed(
 ) -> Float[Array, "*batch features"]:
     r"""The rows of a table: :math:`y_j = E_{i j}` with i ``ids`` and E ``table``.
 
-    The same as ``one_hot(ids) @ table``, without the product. In reverse mode the gradients of equal ids add up, and
-    the row of the id ``padding_idx`` is not read: its result is 0, and so is its gradient.
+    The same as ``one_hot(ids) @ table``, without the product. In reverse mode the gradients of equal ids add up.
+
+    Args:
+        ids: integers ``(...)``.
+        table: ``(size, features)``.
+        padding_idx: the id of padding: its result is 0 whatever its row, whose gradient is 0.
+        check: report ids out of range to ``jax.experimental.checkify``.
+
+    Returns:
+        The rows ``(..., features)``.
 
     Raises:
         ValueError: for an id outside ``0, ..., size - 1``, where the values are concrete. Under ``jit`` its row

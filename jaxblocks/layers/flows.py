@@ -17,9 +17,10 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.checks import PositiveFloat, check_params, checked, require
+from jaxblocks.children import children
 from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Wire
-from jaxblocks.precision import widen
+from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["AffineCoupling", "Flow", "affine_coupling", "flow_log_likelihood"]
 
@@ -36,9 +37,13 @@ def affine_coupling(
 
     Args:
         x: the features that the map changes.
-        log_scale: :math:`s`, computed from the features that it keeps.
+        log_scale: :math:`s`, in a flow computed from the features that are kept.
         shift: :math:`t`, computed from them too.
         inverse: ``True`` gives :math:`(x - t) \odot e^{-s}` and :math:`-\sum_i s_i`.
+
+    Returns:
+        :math:`y` ``(..., features)`` and the log-determinant ``(...)``, in the dtype of ``x``; half precision is
+        computed in float32.
 
     >>> y, log_det = affine_coupling(jnp.array([1.0, 2.0]), jnp.log(jnp.array([2.0, 3.0])), jnp.ones(2))
     >>> y, jnp.exp(log_det)
@@ -46,11 +51,11 @@ def affine_coupling(
 
     Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, section 3.2, arXiv:1605.08803.
     """
-    log_det = jnp.sum(widen(log_scale), -1).astype(x.dtype)
-    log_scale = log_scale.astype(x.dtype)
+    wide, log_scale, shift = (each.astype(wide_dtype(x.dtype)) for each in (x, log_scale, shift))
+    log_det = jnp.sum(log_scale, -1).astype(x.dtype)
     if inverse:
-        return (x - shift) * jnp.exp(-log_scale), -log_det
-    return x * jnp.exp(log_scale) + shift, log_det
+        return ((wide - shift) * jnp.exp(-log_scale)).astype(x.dtype), -log_det
+    return (wide * jnp.exp(log_scale) + shift).astype(x.dtype), log_det
 
 
 @checked
@@ -76,7 +81,7 @@ def AffineCoupling(
     conditioner: LayerLike,
     *,
     flip: bool = False,
-    largest_log_scale: PositiveFloat = 2.0,
+    max_log_scale: PositiveFloat = 2.0,
     kernel_init: Callable = initializers.zeros,
     bias_init: Callable = initializers.zeros,
     dtype: DTypeLike | None = None,
@@ -94,7 +99,7 @@ def AffineCoupling(
         conditioner: a layer of the kept half (and of any further inputs), such as
             ``Serial(Dense(64), relu, Dense(64), relu)``.
         flip: ``True`` keeps the second half and changes the first. Alternate both in a `Flow`.
-        largest_log_scale: :math:`c`, the bound of :math:`|s_i|`.
+        max_log_scale: :math:`c`, the bound of :math:`|s_i|`.
         kernel_init, bias_init: of the map to :math:`s` and :math:`t`, ``f(key, shape, dtype)``.
         dtype, param_dtype: of that map, as in `Dense`.
 
@@ -116,7 +121,7 @@ def AffineCoupling(
 
     Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, section 3.2, arXiv:1605.08803.
     """
-    affine = _scale_and_shift(largest_log_scale, kernel_init, bias_init, dtype, param_dtype)
+    affine = _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype)
 
     def forward(f, x, *context):
         half = x.shape[-1] // 2
@@ -129,7 +134,7 @@ def AffineCoupling(
     return Wire(forward, conditioner=conditioner, affine=affine)
 
 
-def _scale_and_shift(largest_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer:
+def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) -> Layer:
     """The coupling of features with those of the conditioner; params ``{"kernel", "bias"}`` of a dense map."""
 
     def init(key, x: Float[ArrayOrShape, "*batch features"], hidden: Float[ArrayOrShape, "*batch hidden"]):
@@ -143,9 +148,9 @@ def _scale_and_shift(largest_log_scale, kernel_init, bias_init, dtype, param_dty
         check_params(params, kernel=(hidden.shape[-1], 2 * x.shape[-1]), bias=(2 * x.shape[-1],))
         hidden = hidden if dtype is None else hidden.astype(dtype)
         y = jnp.matmul(hidden, params["kernel"].astype(hidden.dtype))
-        y = (y + jnp.broadcast_to(params["bias"].astype(y.dtype), y.shape)).astype(x.dtype)
+        y = widen(y + jnp.broadcast_to(params["bias"].astype(y.dtype), y.shape))
         log_scale, shift = jnp.split(y, 2, -1)
-        log_scale = largest_log_scale * jnp.tanh(log_scale / largest_log_scale)
+        log_scale = max_log_scale * jnp.tanh(log_scale / max_log_scale)
         return affine_coupling(x, log_scale, shift, inverse=inverse)
 
     return Layer(init, apply)
@@ -157,15 +162,15 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     Args:
         layers: layers that map ``x`` to ``(y, log_det)`` and read the side input ``inverse``, such as `AffineCoupling`,
-            or functions of arrays that do. Params are a dict of ``layer_0``, ``layer_1``, ..., or
-        named: layers by name.
+            or functions of arrays that do; by position (params are a dict of ``layer_0``, ``layer_1``, ...), or
+        named: by name (params are a dict of these names).
 
     Shapes: ``(..., features)`` to the same and ``(...)``, the log-determinant. Further inputs are passed to each layer.
 
     Side inputs: ``inverse``, a Python bool, and those of the layers.
 
     Raises:
-        TypeError: for a layer that does not return a pair.
+        TypeError: for no layer, positional and named layers together, or a layer that does not return a pair.
 
     >>> flow = Flow(*(AffineCoupling(Serial(Dense(8), relu), flip=i % 2 == 1) for i in range(4)))
     >>> x = jnp.ones((5, 3))
@@ -178,9 +183,8 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     Source: Dinh, Sohl-Dickstein, Bengio 2017, Density estimation using Real NVP, arXiv:1605.08803.
     """
-    both = bool(layers and named)
-    require(layers or named, "at least one layer", "none", "write Flow(AffineCoupling(...))", error=TypeError)
-    require(not both, "layers by position or by name, not both", "both", "name all of them or none", error=TypeError)
+    repair = "write Flow(AffineCoupling(...))"
+    require(len(children(layers, named)) > 0, "at least one layer", "none", repair, error=TypeError)
     steps = named or {f"layer_{i}": layer for i, layer in enumerate(layers)}
 
     def forward(f, x, *context, inverse=False):

@@ -21,7 +21,7 @@ def linear_attention(
     *,
     causal: bool = False,
     chunk: PositiveInt = 64,
-    mask: Bool[Array, "*batch time_k"] | None = None,
+    mask: Bool[Array, "..."] | None = None,
 ) -> Float[Array, "*batch time_q heads value_dim"]:
     r"""Attention with weights :math:`w_{ij} \propto \phi(q_i) \cdot \phi(k_j)`, :math:`\phi(x) = \mathrm{elu}(x) + 1`.
 
@@ -35,8 +35,9 @@ def linear_attention(
         causal: query i attends to keys j <= i only, by sums over all earlier chunks and weights within a chunk. Memory
             is linear in the length too.
         chunk: the number of positions in a chunk.
-        mask: boolean ``(*batch, time_k)``, True at valid keys and False at padding. The contents of k and v at padding
-            have no effect, even if they are NaN. (Keys and values after a causal query must be finite.)
+        mask: boolean ``(*batch, time_k)``, or ``(*batch, 1, 1, time_k)`` as the layer `Attention` passes it; True at
+            valid keys and False at padding. The contents of k and v at padding have no effect, even if they are NaN.
+            (Keys and values after a causal query must be finite.)
 
     Half precision is summed in float32. The output is zero for a query whose keys are all masked, and for one whose
     features all underflow (every entry of q_i below -100 in float32).
@@ -56,9 +57,14 @@ def linear_attention(
     require(grouped, "the heads of q (axis -2) to be a multiple of those of k", got, "project or repeat the heads")
     repair = "pass causal=False, so that all queries attend to all keys"
     require(not causal or q.shape[-3] == k.shape[-3], "equal numbers of queries and keys with causal=True", got, repair)
+    if mask is not None:
+        of_keys, of_scores = (*k.shape[:-3], k.shape[-3]), (*k.shape[:-3], 1, 1, k.shape[-3])
+        expected = f"mask of shape (*batch, time_k) = {of_keys}, or {of_scores}, since it computes no weights of pairs"
+        require(mask.shape in (of_keys, of_scores), expected, mask, "pass a mask of keys, or use attention")
+        mask = mask[..., 0, 0, :] if mask.shape == of_scores else mask
     dtype, n, heads = v.dtype, q.shape[-3], q.shape[-2]
     q, k, v = (jnp.moveaxis(widen(x), -3, -2) for x in (q, k, v))  # (*batch, heads, time, features)
-    valid = None if mask is None else mask[..., None, :, None]
+    valid = None if mask is None else mask[..., None, :, None]  # (*batch, 1, time_k, 1)
     if valid is not None:  # also before the feature map, so that padding has no gradient
         k, v = jnp.where(valid, k, 0.0), jnp.where(valid, v, 0.0)
     q, k = _phi(q), _phi(k)

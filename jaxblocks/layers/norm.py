@@ -121,7 +121,8 @@ def BatchNorm(
             PyTorch. The lecture's form has statistics per position and channel: ``axes=0``.
         momentum: p, the weight of the past: asymptotically ``running = p * running + (1 - p) * batch``, as in
             Keras; PyTorch's ``momentum`` is :math:`1 - p`. 0 uses the last batch only.
-        epsilon: 1e-3 as in Keras; PyTorch's is 1e-5. Both numbers may be traced, for example under ``vmap``.
+        epsilon: 1e-3 as in Keras; PyTorch's is 1e-5. ``momentum`` and ``epsilon`` may be traced, for example under
+            ``vmap``.
         use_scale, use_bias: ``False`` for no :math:`\gamma` (Keras: ``scale``), no :math:`\beta` (Keras: ``center``).
         axis_name: of the ``vmap``, ``shard_map`` or ``pmap`` whose mapped axis is part of the batch: the statistics are
             those of the whole batch, over all devices. Not needed for an array that ``jit`` shards.
@@ -577,8 +578,8 @@ def _normalize_examples(x, axes, scale, bias, *, epsilon, center=True):
     """The formula with the statistics of ``x`` over ``axes``; without ``center`` the mean is taken to be 0.
 
     The square of a float32 above 1.8e19 overflows. So deviations are squared in a unit of 2^32, a power of two, in
-    which no digit changes; squares below 2e-19 lose digits there, which only an epsilon near 0 would show. The root
-    is taken in a third unit, near 1, so that its derivatives neither overflow nor vanish.
+    which no digit changes; squares below 2e-19 lose digits there, which only an epsilon near 0 would show. Before
+    the root the variance is multiplied by another power of two, so that derivatives neither overflow nor vanish.
     """
     wide = widen(x)
     centered = wide - wide.mean(axes, keepdims=True) if center else wide

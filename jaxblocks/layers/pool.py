@@ -10,7 +10,6 @@ entries. The result is exact, has all derivatives in both modes, and is much fas
 
 import functools
 import math
-from collections.abc import Callable
 from operator import add
 from typing import Any, Literal, overload
 
@@ -21,17 +20,17 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblocks.checks import PositiveInt, check_range, checked, require
-from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.core import Layer, builder
 from jaxblocks.precision import widen
 from jaxblocks.sliding_windows import (
     Padding,
     PerAxis,
     check_fit,
-    check_one_axis,
     check_spatial,
     per_axis,
     slide,
-    warn_channels_first,
+    spatial_layer,
+    spatial_sizes,
     window_sizes,
 )
 
@@ -143,8 +142,8 @@ def max_unpool(
         indices: those that ``max_pool(..., return_indices=True)`` returns, of the shape of ``x``. The same index may
             occur several times, where windows overlap; one of its values is then kept. Indices outside of the output
             raise an error; in ``jit`` their values are dropped.
-        size: the spatial sizes of the output, those of the input of the pool: an integer for one spatial axis, or a
-            tuple with an integer for each of up to three axes.
+        size: the spatial sizes of the output, those of the input of the pool: a tuple with an integer for each of up
+            to three spatial axes; an integer stands for one, as in `max_pool`.
 
     Raises:
         ValueError: where ``indices`` has another shape than ``x``, or an index is outside of the output.
@@ -155,8 +154,7 @@ def max_unpool(
 
     Source: Zeiler & Fergus 2014, Visualizing and understanding convolutional networks, section 2.1, arXiv:1311.2901.
     """
-    sizes = window_sizes("size", size)
-    check_spatial(x, len(sizes))
+    sizes = spatial_sizes("size", size, x)
     require(indices.shape == x.shape, f"indices of the shape of x, {x.shape}", indices, "pass those of the same pool")
     total, batch, channels = math.prod(sizes), x.shape[: -len(sizes) - 1], x.shape[-1]
     check_range("indices", indices, 0, total - 1, f"pass the size of the input of the pool, not {size}")
@@ -320,7 +318,7 @@ def MaxPool(
     per_axis("padding", padding, len(window))
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
     pool = lambda x: max_pool(x, window, return_indices=return_indices, **options)
-    return _pooling(len(window), pool, window_shape)
+    return spatial_layer(pool, len(window), window_shape=window_shape)
 
 
 @builder
@@ -342,7 +340,7 @@ def AvgPool(
     per_axis("padding", padding, len(window))
     options: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, ceil_mode=ceil_mode)
     pool = lambda x: avg_pool(x, window, count_padding=count_padding, **options)
-    return _pooling(len(window), pool, window_shape)
+    return spatial_layer(pool, len(window), window_shape=window_shape)
 
 
 @builder
@@ -355,7 +353,7 @@ def GlobalMaxPool(spatial: PositiveInt) -> Layer:
     >>> GlobalMaxPool(1).apply((), jnp.array([[1.0, 5.0], [3.0, 2.0]]))
     Array([3., 5.], dtype=float32)
     """
-    return _pooling(spatial, lambda x: global_max_pool(x, spatial))
+    return spatial_layer(lambda x: global_max_pool(x, spatial), spatial)
 
 
 @builder
@@ -368,32 +366,15 @@ def GlobalAvgPool(spatial: PositiveInt) -> Layer:
     >>> GlobalAvgPool(1).apply((), jnp.array([[1.0, 5.0], [3.0, 2.0]]))
     Array([2. , 3.5], dtype=float32)
     """
-    return _pooling(spatial, lambda x: global_avg_pool(x, spatial))
+    return spatial_layer(lambda x: global_avg_pool(x, spatial), spatial)
 
 
 # ---- the computation -------------------------------------------------------------------------
 
 
-def _pooling(axes: int, pool: Callable, window_shape: PerAxis = ()) -> Layer:
-    """A pool over ``axes`` spatial axes as a layer without params."""
-
-    def init(key, x: Float[ArrayOrShape, "..."]):
-        check_one_axis("window_shape", window_shape, x)
-        check_spatial(x, axes)
-        warn_channels_first(x, axes)
-        return ()
-
-    def apply(params, x: Float[Array, "..."]):
-        return pool(x)
-
-    return Layer(init, apply)
-
-
 def _windows(x, window_shape, stride, dilation, padding, ceil_mode):
     """Size, stride, dilation and padding of the windows along each spatial axis, and what a last window adds to it."""
-    window = window_sizes("window_shape", window_shape)
-    check_one_axis("window_shape", window_shape, x)
-    check_spatial(x, len(window))
+    window = spatial_sizes("window_shape", window_shape, x)
     sizes = x.shape[-len(window) - 1 : -1]
     windows = slide(sizes, window, window if stride is None else stride, dilation, padding)
     check_fit(windows, x)
@@ -430,8 +411,7 @@ def _spatial_axes(x, spatial):
 
 def _bins(x, size):
     """Each spatial axis, the last one first, with its number of bins."""
-    sizes = window_sizes("size", size)
-    check_one_axis("size", size, x)
+    sizes = spatial_sizes("size", size, x)
     return list(zip(_spatial_axes(x, len(sizes)), sizes, strict=True))[::-1]
 
 

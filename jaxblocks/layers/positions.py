@@ -96,7 +96,7 @@ def rotary(
         frequencies: of the pairs, ``(rotary_dim / 2,)``, in place of :math:`b^{-2i/d}`, such as the scaled ones of
             `rotary_frequencies`.
         tables: cosines and sines of the angles, each ``(length, rotary_dim / 2)`` with a row for each position, in
-            place of ``base`` and ``frequencies``. Beyond their rows the result is NaN.
+            place of ``base`` and ``frequencies``. At a position without a row, or below 0, the result is NaN.
         rotary_dim: rotate only the first ``rotary_dim`` features, by default all.
         interleaved: ``False`` pairs the entries i and i + d/2, the two halves, as in GPT-NeoX and Llama of Hugging
             Face; ``True`` pairs the entries 2i and 2i + 1, as in the paper, GPT-J and the published code of Llama.
@@ -460,7 +460,10 @@ def _rows(tables, positions, features, dtype):
     require(fits, expected, " and ".join(map(describe, tables)))
     integer = jnp.issubdtype(positions.dtype, jnp.integer)
     require(integer, "integer positions with tables, whose rows they name", positions, error=TypeError)
-    return (jnp.take(table.astype(dtype), positions, axis=0, mode="fill") for table in tables)
+    return (
+        table.astype(dtype).at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        for table in tables
+    )
 
 
 def _slopes(heads: int) -> list[float]:
@@ -481,7 +484,7 @@ def _check_sizes(**sizes: Size) -> None:
 
 
 def _check_even(name: str, number: int) -> None:
-    require(number % 2 == 0, f"{name} to be even, since pairs of them are rotated", number)
+    require(number % 2 == 0, f"{name} to be even, since it is a number of pairs", number)
 
 
 def _check_length(x, max_length: int) -> None:

@@ -1,11 +1,12 @@
 r"""Flattening, padding, resizing and pixel shuffle: layers without params that change the number of positions.
 
-Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then channels. Each function takes what it says
-about the spatial axes as an integer for one axis, or as a sequence with one entry for each of up to three.
+Axis letters: ``...`` batch, ``*spatial`` positions (one to three axes), then channels. As in pools, an option with one
+entry for each spatial axis is a sequence; an integer stands for one axis, and is rejected for inputs of more than three
+axes, such as a batch of images.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import jax
@@ -14,9 +15,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
-from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.core import Layer, builder
 from jaxblocks.precision import widen
-from jaxblocks.sliding_windows import PerAxis, check_spatial, warn_channels_first, window_sizes
+from jaxblocks.sliding_windows import (
+    PerAxis,
+    check_one_axis,
+    check_spatial,
+    spatial_layer,
+    spatial_sizes,
+    window_sizes,
+)
 
 __all__ = [
     "Flatten",
@@ -62,9 +70,9 @@ def pad(
     Args:
         x: ``(..., *spatial, channels)``.
         padding: a sequence with an integer for both ends, or a pair ``(before, after)``, for each spatial axis; an
-            integer pads one spatial axis.
+            integer stands for one spatial axis, as in `max_pool`.
         padding_mode: ``"constant"`` (``value``), ``"circular"`` (from the other end), ``"reflect"`` (mirrored, without
-            repeating the edge) or ``"replicate"`` (the edge). Padding larger than the input is periodic.
+            repeating the edge) or ``"replicate"`` (the edge), as in `conv`.
         value: what ``"constant"`` pads with.
 
     >>> pad(jnp.array([[1.0], [2.0], [3.0]]), ((2, 1),), padding_mode="reflect")[:, 0]
@@ -73,6 +81,7 @@ def pad(
     Source: torch.nn.functional.pad, with the modes of `conv`; ``jnp.pad`` pads any axes.
     """
     each = _per_axis_pads(padding)
+    check_one_axis("padding", padding, x)
     check_spatial(x, len(each))
     around = [(0, 0)] * (x.ndim - len(each) - 1) + [*each, (0, 0)]
     if padding_mode == "constant":
@@ -100,7 +109,8 @@ def resize(
 
     Args:
         x: ``(..., *spatial, channels)``.
-        size: :math:`m`, an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        size: :math:`m`, a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+            `max_pool`.
         method: ``"nearest"``, ``"linear"`` (on two axes called bilinear) or ``"cubic"``.
         align_corners: which points are read; not for ``"nearest"``.
         antialias: ``True`` widens the interpolation kernel where an axis shrinks, so that each entry is a mean of those
@@ -121,8 +131,7 @@ def resize(
 
     Source: Keys 1981, Cubic convolution interpolation for digital image processing, doi:10.1109/TASSP.1981.1163711.
     """
-    sizes = window_sizes("size", size)
-    check_spatial(x, len(sizes))
+    sizes = spatial_sizes("size", size, x)
     require(0 not in x.shape[-len(sizes) - 1 : -1], "at least one position", x, "pass a longer input")
     corners = not (align_corners and method == "nearest")
     require(corners, "align_corners=False for method='nearest'", "align_corners=True", "choose another method")
@@ -145,7 +154,8 @@ def upsample(
 
     Args:
         x: ``(..., *spatial, channels)``.
-        factor: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        factor: a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+            `max_pool`.
         method, align_corners: as in `resize`.
 
     >>> upsample(jnp.array([[1.0], [2.0]]), 2)[:, 0]
@@ -153,8 +163,7 @@ def upsample(
 
     Source: Odena, Dumoulin, Olah 2016, Deconvolution and checkerboard artifacts, doi:10.23915/distill.00003.
     """
-    factors = window_sizes("factor", factor)
-    check_spatial(x, len(factors))
+    factors = spatial_sizes("factor", factor, x)
     sizes = [n * f for n, f in zip(x.shape[-len(factors) - 1 : -1], factors, strict=True)]
     return resize(x, sizes, method=method, align_corners=align_corners)
 
@@ -169,7 +178,8 @@ def pixel_shuffle(x: Float[Array, "... channels"], factor: PerAxis) -> Float[Arr
 
     Args:
         x: ``(..., *spatial, channels)``, a multiple of the product of the factors.
-        factor: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        factor: a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+            `max_pool`.
 
     Raises:
         ValueError: where the number of channels is not a multiple.
@@ -180,9 +190,8 @@ def pixel_shuffle(x: Float[Array, "... channels"], factor: PerAxis) -> Float[Arr
     Source: Shi et al. 2016, Real-time single image and video super-resolution using an efficient sub-pixel
     convolutional neural network, arXiv:1609.05158.
     """
-    factors = window_sizes("factor", factor)
+    factors = spatial_sizes("factor", factor, x)
     axes, block = len(factors), math.prod(factors)
-    check_spatial(x, axes)
     expected = f"a multiple of {block} channels, the product of factor = {factor}"
     require(x.shape[-1] % block == 0, expected, x, "give the layer before it that many times as many features")
     *batch, channels = x.shape[: -axes - 1] + x.shape[-1:]
@@ -200,7 +209,8 @@ def pixel_unshuffle(x: Float[Array, "... channels"], factor: PerAxis) -> Float[A
 
     Args:
         x: ``(..., *spatial, channels)``, with sizes that are multiples of the factors.
-        factor: an integer for one spatial axis, or a tuple with an integer for each of up to three axes.
+        factor: a tuple with an integer for each of up to three spatial axes; an integer stands for one, as in
+            `max_pool`.
 
     Raises:
         ValueError: where a size is not a multiple of its factor.
@@ -211,9 +221,8 @@ def pixel_unshuffle(x: Float[Array, "... channels"], factor: PerAxis) -> Float[A
 
     Source: Shi et al. 2016, arXiv:1609.05158.
     """
-    factors = window_sizes("factor", factor)
+    factors = spatial_sizes("factor", factor, x)
     axes = len(factors)
-    check_spatial(x, axes)
     batch, sizes = x.shape[: -axes - 1], x.shape[-axes - 1 : -1]
     whole = all(n % f == 0 for n, f in zip(sizes, factors, strict=True))
     require(whole, f"sizes that are multiples of factor = {factor}", x, "pad or crop it")
@@ -238,7 +247,7 @@ def Flatten(spatial: PositiveInt) -> Layer:
     >>> params[3]["kernel"].shape
     (36, 10)
     """
-    return _of_positions(spatial, lambda x: flatten(x, spatial))
+    return spatial_layer(lambda x: flatten(x, spatial), spatial)
 
 
 @builder
@@ -249,7 +258,7 @@ def Pad(padding: Pads, *, padding_mode: PadMode = "constant", value: float | int
     (8, 7, 7, 3)
     """
     axes = len(_per_axis_pads(padding))
-    return _of_positions(axes, lambda x: pad(x, padding, padding_mode=padding_mode, value=value))
+    return spatial_layer(lambda x: pad(x, padding, padding_mode=padding_mode, value=value), axes, padding=padding)
 
 
 @builder
@@ -261,10 +270,8 @@ def Resize(
     >>> Resize((7, 7)).apply((), jnp.zeros((8, 5, 5, 3))).shape
     (8, 7, 7, 3)
     """
-    axes = len(window_sizes("size", size))
-    return _of_positions(
-        axes, lambda x: resize(x, size, method=method, align_corners=align_corners, antialias=antialias)
-    )
+    run = lambda x: resize(x, size, method=method, align_corners=align_corners, antialias=antialias)
+    return spatial_layer(run, len(window_sizes("size", size)), size=size)
 
 
 @builder
@@ -274,8 +281,8 @@ def UpSample(factor: PerAxis, *, method: ResizeMethod = "nearest", align_corners
     >>> UpSample((2, 2)).apply((), jnp.zeros((8, 5, 5, 3))).shape
     (8, 10, 10, 3)
     """
-    axes = len(window_sizes("factor", factor))
-    return _of_positions(axes, lambda x: upsample(x, factor, method=method, align_corners=align_corners))
+    run = lambda x: upsample(x, factor, method=method, align_corners=align_corners)
+    return spatial_layer(run, len(window_sizes("factor", factor)), factor=factor)
 
 
 @builder
@@ -286,7 +293,7 @@ def PixelShuffle(factor: PerAxis) -> Layer:
     >>> net.apply(net.init(jax.random.key(0), jnp.zeros((5, 5, 8))), jnp.zeros((5, 5, 8))).shape
     (10, 10, 3)
     """
-    return _of_positions(len(window_sizes("factor", factor)), lambda x: pixel_shuffle(x, factor))
+    return spatial_layer(lambda x: pixel_shuffle(x, factor), len(window_sizes("factor", factor)), factor=factor)
 
 
 @builder
@@ -296,24 +303,10 @@ def PixelUnshuffle(factor: PerAxis) -> Layer:
     >>> PixelUnshuffle((2, 2)).apply((), jnp.zeros((10, 10, 3))).shape
     (5, 5, 12)
     """
-    return _of_positions(len(window_sizes("factor", factor)), lambda x: pixel_unshuffle(x, factor))
+    return spatial_layer(lambda x: pixel_unshuffle(x, factor), len(window_sizes("factor", factor)), factor=factor)
 
 
 # ---- the computation -------------------------------------------------------------------------
-
-
-def _of_positions(axes: int, function: Callable) -> Layer:
-    """A function of an array with ``axes`` spatial axes as a layer without params."""
-
-    def init(key, x: Float[ArrayOrShape, "..."]):
-        check_spatial(x, axes)
-        warn_channels_first(x, axes)
-        return ()
-
-    def apply(params, x: Float[Array, "..."]):
-        return function(x)
-
-    return Layer(init, apply)
 
 
 def _per_axis_pads(padding) -> list[tuple[int, int]]:

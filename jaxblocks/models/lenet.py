@@ -3,7 +3,6 @@ r"""LeNet-5: two convolutions, each followed by a pool, and three dense layers.
 Axis letters: ``...`` batch, h and w height and width, c channels.
 """
 
-import math
 from typing import cast
 
 from jaxblocks.activations import tanh
@@ -13,6 +12,7 @@ from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.pool import AvgPool
+from jaxblocks.layers.reshaping import Flatten
 from jaxblocks.sliding_windows import Padding
 
 __all__ = ["LeNet5"]
@@ -63,7 +63,7 @@ def LeNet5(
         conv_2=Conv(second, (5, 5)),  # (..., 10, 10, 16)
         activation_2=activation,
         pool_2=AvgPool((2, 2)),  # (..., 5, 5, 16)
-        flatten=_flatten,  # (..., 400)
+        flatten=Flatten(2),  # (..., 400)
         dense_1=Dense(wide),
         activation_3=activation,
         dense_2=Dense(narrow),
@@ -71,7 +71,3 @@ def LeNet5(
         out=Dense(classes),
     )
     return cast(Layer, net)
-
-
-def _flatten(x):
-    return x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))

@@ -15,6 +15,7 @@ from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.norm import BatchNorm
 from jaxblocks.layers.pool import MaxPool, adaptive_avg_pool
+from jaxblocks.layers.reshaping import flatten
 
 __all__ = ["VGG"]
 
@@ -86,11 +87,10 @@ def VGG(
             block[f"relu_{j}"] = relu
         net[f"block_{i + 1}"] = Serial(**block, pool=MaxPool((2, 2)))
 
-    def flatten(x):
-        features = pool_size * pool_size * x.shape[-1]
-        return adaptive_avg_pool(x, (pool_size, pool_size)).reshape(*x.shape[:-3], features)  # (..., 7 7 512)
+    def pool_and_flatten(x):
+        return flatten(adaptive_avg_pool(x, (pool_size, pool_size)), spatial=2)  # (..., 7 7 512)
 
-    net["flatten"] = flatten
+    net["flatten"] = pool_and_flatten
     for i in (1, 2):
         net |= {f"dense_{i}": Dense(hidden, kernel_init=initializers.he_normal()), f"relu_{i}": relu}
         if dropout:

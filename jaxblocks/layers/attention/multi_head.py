@@ -80,7 +80,7 @@ def Attention(
         causal: whether a query attends only to keys up to its own position, as in `attention`.
         positions: a function ``positions(x, index)``, such as ``rotary``, applied to queries and keys, ``(*batch,
             time, heads, head_dim)``, with their positions in time, ``(time,)``. Keys have the positions 0, 1, 2, ...,
-            and query i has i + time_k - time_q, as in `attention`, in cross-attention too.
+            and query i has i + time_k - time_q, as with the default ``offset`` of `attention`, in cross-attention too.
         score_bias: a function ``score_bias(heads, time_q, time_k, offset)``, such as ``alibi``, or a layer of the
             positions of queries and keys, such as `RelativePositionBias`; added to the scores like the ``bias`` of
             `attention`.
