@@ -544,7 +544,7 @@ def _check_array(name, x, specs, sizes):
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         if any(hasattr(one, "shape") for one in jax.tree.leaves(x)):
-            repair = "pass one array, for example by a function before this layer that joins the arrays"
+            repair = "pass one array, or join them first"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
         if jnp.issubdtype(x.dtype, jnp.complexfloating):

@@ -457,7 +457,10 @@ def empty_batch(case: Case) -> bool | None:
     arrays = {name: without_examples(value) if axes[name] == 0 else value for name, value in arrays.items()}
 
     def run(inputs, arrays):
-        return _run(dataclasses.replace(case, inputs=inputs, side={**arrays, **static})).outputs
+        empty = dataclasses.replace(case, inputs=inputs, side={**arrays, **static})
+        if _has_running_statistics(case, case._eager.state):  # which an empty batch does not have
+            return _apply(empty, case._eager.params, case._eager.state, inputs)[0]
+        return _run(empty).outputs
 
     got = jax.eval_shape(run, without_examples(case.inputs), arrays)
     expected = jax.tree.map(lambda y: jax.ShapeDtypeStruct((0, *y.shape[1:]), y.dtype), case._eager.outputs)
@@ -583,9 +586,14 @@ def _apply_jitted(case: Case, params: Tree, state: Tree, inputs: tuple, key: Any
 def _run(case: Case, *initial: Tree) -> _Run:
     """Params, state, outputs and next state; before evaluation, one call in training mode updates the state."""
     params, state = initial or _init(case)
-    if jax.tree.leaves(state) and "train" in side_inputs(case.layer) and not case.side.get("train"):
+    if _has_running_statistics(case, state):
         _, state = _apply(dataclasses.replace(case, side={**case.side, "train": True}), params, state, case.inputs)
     return _Run(params, state, *_apply(case, params, state, case.inputs))
+
+
+def _has_running_statistics(case: Case, state: Tree) -> bool:
+    """Whether the case evaluates a layer whose state is measured in training."""
+    return bool(jax.tree.leaves(state)) and "train" in side_inputs(case.layer) and not case.side.get("train")
 
 
 def _without_chance(case: Case) -> Case | None:

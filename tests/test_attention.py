@@ -772,7 +772,7 @@ def test_errors_of_masks_give_the_repair(sentences):
             attention(q, k, v, mask=jnp.ones(wrong, bool))
     with pytest.raises(TypeError, match=r"mask to be a boolean array, got float32 \(2, 1, 3, 4\); write mask > 0"):
         attention_weights(q, k, mask=jnp.ones((2, 1, 3, 4)))
-    with pytest.raises(TypeError, match="positional argument"):
+    with pytest.raises(TypeError, match="at most 3 arguments by position"):
         attention(q, k, v, jnp.ones((2, 1, 3, 4), bool))
 
 

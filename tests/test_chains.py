@@ -375,8 +375,8 @@ def test_invalid_values_raise_value_errors(sentences, call, words):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: jacobian_chain([jnp.sin], jnp.arange(3)), r"got int32 \(3,\) at x; convert it"),
-        (lambda: jacobian_chain([jnp.sin], {"w": jnp.ones(3)}), "expected x to be one array, got a dict"),
+        (lambda: jacobian_chain([jnp.sin], jnp.arange(3)), r"got int32 \(3,\); convert it"),
+        (lambda: jacobian_chain([jnp.sin], {"w": jnp.ones(3)}), "expected x to be a floating-point array, got a dict; pass one array"),
         (
             lambda: jacobian_chain([jnp.sin, lambda x: (x, x)], jnp.ones(3)),
             r"expected f_2\(x\) to be one array, got a tuple",

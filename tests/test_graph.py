@@ -785,7 +785,9 @@ def test_following_the_errors_advice_works(sentences):
 
 
 def test_complete_graph_rejects_a_number_of_nodes(sentences):
-    """Its argument is the features of the nodes; following the error's advice works."""
-    with pytest.raises(TypeError, match=r"pass jnp.zeros\(\(n, 1\)\)"):
+    """Its argument is the features of the nodes, zeros where they have none."""
+    with pytest.raises(TypeError, match="complete_graph expected nodes to be an array, got 5"):
         complete_graph(5)
+    with pytest.raises(ValueError, match=r"complete_graph expected nodes with at least 1 axis, \(n, \*features\)"):
+        complete_graph(jnp.asarray(5))
     assert len(complete_graph(jnp.zeros((5, 1))).senders) == 25

@@ -187,7 +187,7 @@ def test_models_take_numpy_params_and_empty_batches(name):
     assert outputs(0) == expected
 
 
-TAKE_ANY_NUMBERS = {"", "Serial", "Parallel"}
+TAKE_ANY_NUMBERS = {"", "Serial", "Parallel", "Frozen"}
 """Layers made for the tests, and combinators of functions that take complex numbers."""
 
 

@@ -91,9 +91,6 @@ def complete_graph(nodes: Shaped[Array, "n *features"], *, self_loops: bool = Tr
 
     Source: Cevher, Mathematics of Data, "Graphical layers" (attention as a graph layer).
     """
-    repair = "for n nodes without features pass jnp.zeros((n, 1))"
-    has_rows = bool(getattr(nodes, "shape", ()))
-    require(has_rows, "the features of its nodes, (n, ...features)", nodes, repair, error=TypeError)
     n = nodes.shape[0]
     receivers, senders = jnp.indices((n, n if self_loops else max(n - 1, 0)), jnp.int32)
     if not self_loops:
