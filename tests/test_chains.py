@@ -376,7 +376,10 @@ def test_invalid_values_raise_value_errors(sentences, call, words):
     ("call", "words"),
     [
         (lambda: jacobian_chain([jnp.sin], jnp.arange(3)), r"got int32 \(3,\); convert it"),
-        (lambda: jacobian_chain([jnp.sin], {"w": jnp.ones(3)}), "expected x to be a floating-point array, got a dict; pass one array"),
+        (
+            lambda: jacobian_chain([jnp.sin], {"w": jnp.ones(3)}),
+            "x to be a floating-point array, got a dict; pass one array",
+        ),
         (
             lambda: jacobian_chain([jnp.sin, lambda x: (x, x)], jnp.ones(3)),
             r"expected f_2\(x\) to be one array, got a tuple",

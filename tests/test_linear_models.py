@@ -370,7 +370,7 @@ def test_wrong_arguments_are_rejected(sentences):
         linear_regression(jnp.ones((4, 2), jnp.int32), y)
     with pytest.raises(ValueError, match=r"linear_regression expected ridge to be a number >= 0 or an array, got -1.0"):
         linear_regression(x, y, ridge=-1.0)
-    with pytest.raises(ValueError, match=r"logistic_regression expected ridge to be a number >= 0 or an array, got -1.0"):
+    with pytest.raises(ValueError, match="logistic_regression expected ridge to be a number >= 0 or an array"):
         logistic_regression(x, jnp.array([0, 1, 0, 1]), ridge=jnp.array(-1.0))
     with pytest.raises(ValueError, match=r"labels 0 and 1, got \[0 1 2 1\]"):
         logistic_regression(x, jnp.array([0, 1, 2, 1]))
