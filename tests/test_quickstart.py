@@ -14,7 +14,7 @@ def test_quickstart_learns_and_draws(tmp_path, capsys):
 
     found = quickstart.main(["--steps", "120", "--seed", "1", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert found["accuracy"] > 0.8  # 120 steps; the full run has 3000
+    assert found["accuracy"] > 0.8  # the full run has 1200 steps
     assert printed.splitlines()[-1] == f"test accuracy: {found['accuracy']:.4f}"
     assert printed.count("test accuracy") == 1
     assert "conv1 Conv" in printed
