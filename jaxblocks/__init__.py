@@ -218,39 +218,17 @@ if not _typing.TYPE_CHECKING:  # so that type checkers report names that do not 
         raise AttributeError(f"module 'jaxblocks' has no attribute {name!r}{_hint(name)}")
 
 
-# Names of other libraries, for the hint about a name that does not exist.
-_FOREIGN = {
-    "Linear": "Dense",
-    "Conv1d": "Conv",
-    "Conv2d": "Conv",
-    "Conv3d": "Conv",
-    "Sequential": "Serial",
-    "ReLU": "relu",
-    "GELU": "gelu",
-    "SiLU": "silu",
-    "Softmax": "softmax",
-    "LeakyReLU": "leaky_relu",
-    "BatchNorm1d": "BatchNorm",
-    "BatchNorm2d": "BatchNorm",
-    "MaxPool1d": "MaxPool",
-    "MaxPool2d": "MaxPool",
-    "AvgPool2d": "AvgPool",
-    "MeanPool": "AvgPool",
-    "Embed": "Embedding",
-    "MultiHeadAttention": "Attention",
-    "MultiheadAttention": "Attention",
-}
-
-
 def _hint(name: str) -> str:
     """What may be meant by a name that does not exist."""
     import difflib
     import sys
 
+    from jaxblocks.other_libraries import NAMES
+
     for module in ("activations", "layers", "losses", "probabilities", "inspection", "models", "text", "training"):
         if name in getattr(sys.modules.get(f"jaxblocks.{module}"), "__all__", ()):
             return f"; it is jaxblocks.{module}.{name}"
-    near = [_FOREIGN[name]] if name in _FOREIGN else difflib.get_close_matches(name, __all__, 1, 0.75)
+    near = [NAMES[name]] if name in NAMES else difflib.get_close_matches(name, __all__, 1, 0.75)
     return f"; did you mean jaxblocks.{near[0]}?" if near else ""
 
 
@@ -276,6 +254,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "FeatureDropout",
+    "Flatten",
     "Frozen",
     "GAT",
     "GCN",
@@ -299,6 +278,7 @@ __all__ = [
     "MaxPool",
     "Maxout",
     "PReLU",
+    "Pad",
     "Parallel",
     "RMSNorm",
     "RNN",
@@ -306,12 +286,14 @@ __all__ = [
     "Recurrent",
     "Repeat",
     "Residual",
+    "Resize",
     "Serial",
     "SinusoidalPositions",
     "SpectralNorm",
     "StatefulLayer",
     "StochasticDepth",
     "Swish",
+    "UpSample",
     "WeightNorm",
     "Wire",
     "accuracy",
@@ -407,8 +389,4 @@ __all__ = [
     "variance_report",
     "weighted_mean",
     "zero_one_loss",
-    "Flatten",
-    "Pad",
-    "Resize",
-    "UpSample",
 ]

@@ -5,8 +5,9 @@
 `checked` reads the expectations of a function from its annotations and checks the arguments of every call before the
 body runs: dtypes and shapes (``Float[Array, "*batch in"]``), options (``bool``, ``int``,
 ``Literal["valid", "same"]``), ranges (`PositiveInt`, `Rate`, ...), functions (``Callable``). An axis name that occurs
-twice has one size. For a condition that annotations cannot express, the body calls `require`. When a check fails,
-`public_name` finds the public function in the call stack.
+twice has one size. For an unknown option the message names the one that is meant, also by the names that other
+libraries have for it (`jaxblocks.other_libraries`). For a condition that annotations cannot express, the body calls
+`require`. When a check fails, `public_name` finds the public function in the call stack.
 
 Shapes and dtypes are static, so these checks always run while JAX traces and cost nothing at run time. Values are
 available only where they are concrete (eager calls, and eager ``grad``); there `check_values` raises at once. Inside
@@ -34,7 +35,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -43,6 +44,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import AbstractArray, Key
+
+from jaxblocks import other_libraries
 
 __all__ = [
     "NonNegativeFloat",
@@ -54,6 +57,7 @@ __all__ = [
     "require",
     "check_params",
     "check_range",
+    "check_side_inputs",
     "check_values",
     "checkable",
     "checked",
@@ -130,10 +134,10 @@ def describe(x) -> str:
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype} {tuple(x.shape)}"
     name = type(x).__name__
-    short = x is None or isinstance(x, (bool, int, float, complex, str, range, type)) or inspect.isroutine(x)
-    short = short or (isinstance(x, tuple) and all(isinstance(one, (bool, int, float, str, type(None))) for one in x))
     if inspect.isroutine(x):
         return f"the function {getattr(x, '__name__', name)}"
+    short = x is None or isinstance(x, (bool, int, float, complex, str, range, type))
+    short = short or (isinstance(x, tuple) and all(isinstance(one, (bool, int, float, str, type(None))) for one in x))
     return repr(x) if short and len(repr(x)) <= 60 else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
@@ -157,7 +161,8 @@ def public_name() -> str:
             module, path = frame.f_locals["known_as"]
             fallback = fallback or path
         head, _, last = path.partition(".<locals>.")
-        if module.partition(".")[0] == "jaxblocks" and frame.f_code.co_name in _BOUNDARIES:
+        at_boundary = module.partition(".")[0] == "jaxblocks" and frame.f_code.co_name in _BOUNDARIES
+        if at_boundary and (name or fallback):  # else the combinator itself raises the error
             break
         if in_layer and not (is_wrapper and last in ("init", "apply")):  # of another builder around this one
             inside = module in _MECHANISM or head == name  # of the same layer
@@ -193,20 +198,20 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
 
     ``layer`` is the name of the builder whose ``init`` or ``apply`` the function is.
     """
-    expectations = _Expectations()
+    stored = _Stored()
     role = "init" if inspect.unwrap(function).__name__.endswith("init") else "apply"
     name = (function.__module__ or "", f"{layer}.<locals>.{role}" if layer else function.__qualname__)
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
         known_as = name  # read by public_name  # noqa: F841
-        if expectations.found is None:  # read at the first call, so that the import stays fast
-            expectations.found = _expectations(function)
-            if layer and expectations.found[1][0]:  # a combinator, whose children ask for their side inputs
-                expectations.found[3][1].clear()
+        if stored.expected is None:  # read at the first call, so that the import stays fast
+            stored.expected = _expected_by(function)
+            if layer and stored.expected.rest:  # a combinator, whose children ask for their side inputs
+                stored.expected.required_by_name.clear()
         if layer:
-            _check_inputs(expectations.found, args, kwargs)
-        args, kwargs = _check_arguments(expectations.found, args, kwargs)
+            _check_inputs(stored.expected, args, kwargs)
+        args, kwargs = _check_arguments(stored.expected, args, kwargs)
         return function(*args, **kwargs)
 
     if layer:
@@ -214,92 +219,89 @@ float32 (4, 5); give axis -1 of x and axis 0 of kernel one size.
     return wrapper  # type: ignore[return-value]
 
 
-class _Expectations:
-    """What the annotations of a function say. They are not pickled: a copy of the function reads them again."""
+class _Expected(NamedTuple):
+    """What the annotations of a function say, with a check or ``None`` for each parameter.
+
+    Attributes:
+        positional: the parameters that may be given by position, in order.
+        rest: that of ``*args``, if there is one.
+        named: the parameters that may be given by name.
+        takes_any_name: whether there are ``**kwargs``.
+        required: the names of those by position without a default.
+        required_by_name: the names of keyword-only ones without a default.
+    """
+
+    positional: list[tuple[str, Callable | None]]
+    rest: tuple[str, Callable | None] | None
+    named: dict[str, Callable | None]
+    takes_any_name: bool
+    required: list[str]
+    required_by_name: list[str]
+
+    def unknown(self, kwargs: Mapping) -> list[str]:
+        """The names that are not parameters."""
+        return [] if self.takes_any_name else [name for name in kwargs if name not in self.named]
+
+
+class _Stored:
+    """Holds the expectations. They are not pickled: a copy of the function reads its annotations again."""
 
     def __init__(self):
-        self.found: Any = None
+        self.expected: Any = None
 
     def __reduce__(self):
-        return _Expectations, ()
+        return _Stored, ()
 
 
-def _check_inputs(expectations, args: tuple, kwargs: Mapping) -> None:
+def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     """The number of inputs of a layer, and the names of its side inputs."""
-    positional, rest, named, (required, by_name) = expectations
-    inputs = [name for name, _ in positional]
-    sides = [name for name in named if name not in inputs]
-    unknown = [name for name in kwargs if name not in named]
-    if unknown and not any(name.startswith("**") for name in named):
-        expected = f"side inputs among those that it reads ({', '.join(sorted(sides)) or 'none'})"
-        repair = "leave it out; inputs are given by position"
-        require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
+    inputs = [name for name, _ in expected.positional]
+    sides = [name for name in expected.named if name not in inputs]
+    if unknown := expected.unknown(kwargs):
+        repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
+        known = f"side inputs among those that it reads ({', '.join(sorted(sides)) or 'none'})"
+        require(False, known, ", ".join(map(repr, unknown)), repair, error=TypeError)
     given = len(args) + sum(name in kwargs for name in inputs)
-    if len(args) > len(inputs) and not rest[0]:
+    if len(args) > len(inputs) and not expected.rest:
         repair = "call apply with params (and state) first"
         if hasattr(args[len(inputs)], "shape"):
             repair = "join several arrays before this layer, for example by lambda *xs: jnp.concatenate(xs, -1)"
         require(False, f"the inputs ({', '.join(inputs)})", f"{given} inputs", repair, error=TypeError)
-    missing = [name for name in required[len(args) :] if name not in kwargs]
+    missing = [name for name in expected.required[len(args) :] if name not in kwargs]
     if missing:
         repair = f"write apply({', '.join(inputs)})"
         if inputs[0] == "key":
             repair = f"pass an array or a jax.ShapeDtypeStruct, as in init({', '.join(inputs)})"
         require(False, f"the input {missing[0]}", "none", repair, error=TypeError)
-    asked = [name for name in by_name if name not in kwargs]
-    if asked:
-        repair = f"pass {asked[0]}=... (to init and to apply)"
-        require(False, f"the side input {asked[0]}", "none", repair, error=TypeError)
+    check_side_inputs(expected.required_by_name, kwargs)
 
 
-_SYNONYMS = {  # names that other libraries have, for options that are missing here
-    "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim",
-    "use_bias": "bias with_bias",
-    "kernel_init": "kernel_initializer weight_init w_init weight_initializer",
-    "bias_init": "bias_initializer b_init",
-    "embedding_init": "embeddings_initializer",
-    "stride": "strides window_strides",
-    "dilation": "dilation_rate kernel_dilation rhs_dilation",
-    "window_shape": "kernel_size pool_size",
-    "rate": "p prob dropout dropout_rate",
-    "dropout": "dropout_rate rate p",
-    "epsilon": "eps",
-    "axis": "dim",
-    "axes": "dim normalized_shape reduction_axes",
-    "heads": "num_heads n_heads nhead",
-    "head_dim": "key_dim qkv_features key_size",
-    "groups": "num_groups feature_group_count",
-    "size": "num_embeddings vocab_size input_dim output_size",
-    "causal": "is_causal",
-    "negative_slope": "alpha slope",
-    "use_scale": "scale affine elementwise_affine",
-    "approximate": "approx",
-    "class_weights": "weight class_weight",
-    "where": "mask",
-}
-_HINTS = {
-    "activation": "apply it as the next layer: Serial({name}(...), relu)",
-    "in_features": "leave it out; init reads the size of the input",
-    "in_channels": "leave it out; init reads the size of the input",
-    "input_shape": "leave it out; init reads the shape of the input",
-    "num_features": "leave it out; init reads the size of the input",
-    "num_layers": "write one layer for each: Serial({name}(...), {name}(...))",
-    "return_sequences": "leave it out; take the last output as y[..., -1, :]",
-    "bidirectional": "write Bidirectional(LSTMCell(4), LSTMCell(4))",
-    "batch_first": "leave it out; leading axes are batch",
-    "training": "pass train=True to apply",
-    "ignore_index": "write where=targets >= 0",
-    "reduction": "leave it out; take the mean of the result",
-    "inplace": "leave it out; arrays do not change",
-}
+def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
+    """Raise a ``TypeError`` for the first of the required side inputs that is missing.
+
+    >>> check_side_inputs(["time"], {"train": True})
+    Traceback (most recent call last):
+    ...
+    TypeError: jaxblocks expected the side input time, got none; pass time=... (to init and to apply).
+    """
+    for name in required:
+        if name not in side:
+            repair = f"pass {name}=... (to init and to apply)"
+            require(False, f"the side input {name}", "none", repair, error=TypeError)
 
 
-def _reject_unknown(named, unknown: list[str]) -> None:
+def _is_synonym(name: str, option: str) -> bool:
+    return name in other_libraries.OPTIONS.get(option, "").split()
+
+
+def _reject_unknown(named: Iterable[str], unknown: list[str]) -> None:
+    """Reject options that a function does not have, and advise the one that is meant."""
     first = unknown[0]
-    near = [name for name in named if first in _SYNONYMS.get(name, "").split()]
-    if first not in _HINTS:
+    near = [name for name in named if _is_synonym(first, name)]
+    hints = other_libraries.MISSING_OPTIONS
+    if first not in hints:
         near += difflib.get_close_matches(first, named, 1)
-    repair = f"did you mean {near[0]}?" if near else _HINTS.get(first, "leave it out").format(name=public_name())
+    repair = f"did you mean {near[0]}?" if near else hints.get(first, "leave it out").format(name=public_name())
     expected = f"options among {', '.join(named)}" if named else "no options"
     require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
 
@@ -317,28 +319,28 @@ def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str])
     repair = f"write {name}(..., {missing[0]}=...)"
     if not args and positional and missing[0] == positional[0][0] == "x":
         repair = f"pass an array; as a layer it is {name}, without a call"
-    foreign = [one for one in kwargs if one in _SYNONYMS.get(missing[0], "").split()]
+    foreign = [one for one in kwargs if _is_synonym(one, missing[0])]
     repair = f"write {missing[0]}= instead of {foreign[0]}=" if foreign else repair
     require(False, f"the argument {missing[0]}", "none", repair, error=TypeError)
 
 
-def _check_arguments(expectations, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
+def _check_arguments(expected: _Expected, args: tuple, kwargs: Mapping) -> tuple[list, dict]:
     """The checked arguments of a call: NumPy arrays are converted to JAX arrays, all others are unchanged."""
-    positional, rest, named, (required, by_name) = expectations
-    if any(name not in named for name in kwargs) and not any(name.startswith("**") for name in named):
-        _reject_unknown(named, [name for name in kwargs if name not in named])
+    positional, rest, named, _, required, by_name = expected
+    if unknown := expected.unknown(kwargs):
+        _reject_unknown(named, unknown)
     sizes: dict[str, tuple] = {}
     checked_args = []
     for i, value in enumerate(args):
-        name, expects = positional[i] if i < len(positional) else rest
+        name, expects = positional[i] if i < len(positional) else rest or ("", None)
         checked_args.append(value if expects is None else expects(name, value, sizes))
     checked_kwargs = {}
     for name, value in kwargs.items():
         expects = named.get(name)
         checked_kwargs[name] = value if expects is None else expects(name, value, sizes)
     missing = [name for name in (*required[len(args) :], *by_name) if name not in kwargs]
-    if missing or (len(args) > len(positional) and not rest[0]):
-        _reject_number([] if rest[0] else positional, args, kwargs, missing)
+    if missing or (len(args) > len(positional) and not rest):
+        _reject_number([] if rest else positional, args, kwargs, missing)
     return checked_args, checked_kwargs
 
 
@@ -347,27 +349,24 @@ _BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
 """The annotations that the contract implies for two names, where a function has none."""
 
 
-def _expectations(function):
-    """The checks of a function: (name, check) by position, the check of ``*args``, checks by name, required names."""
-    positional: list[tuple[str, Callable | None]] = []
-    named: dict[str, Callable | None] = {}
-    rest: tuple[str, Callable | None] = ("", None)
-    required: tuple[list[str], list[str]] = ([], [])  # by position, by name only
+def _expected_by(function) -> _Expected:
+    """The expectations of a function, from its signature."""
+    found = _Expected([], None, {}, False, [], [])
     for p in _signature(function).parameters.values():
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
         expects = None if annotation is None else _expectation(annotation, p.default is None)
         if p.kind is p.VAR_POSITIONAL:
-            rest = (p.name, expects)
+            found = found._replace(rest=(p.name, expects))
         elif p.kind is p.VAR_KEYWORD:
-            named[f"**{p.name}"] = None
+            found = found._replace(takes_any_name=True)
         else:
             if p.default is p.empty:
-                required[p.kind is p.KEYWORD_ONLY].append(p.name)
+                (found.required_by_name if p.kind is p.KEYWORD_ONLY else found.required).append(p.name)
             if p.kind is not p.POSITIONAL_ONLY:  # whose name may also be that of one of ``**kwargs``
-                named[p.name] = expects
+                found.named[p.name] = expects
             if p.kind is not p.KEYWORD_ONLY:
-                positional.append((p.name, expects))
-    return positional, rest, named, required
+                found.positional.append((p.name, expects))
+    return found
 
 
 def _signature(function):
@@ -528,7 +527,7 @@ _KINDS = {
     "Inexact": ("a floating-point or complex array", "convert it with {name}.astype(jnp.float32)"),
     "Integer": ("an integer array", "convert it with {name}.astype(jnp.int32)"),
     "Int": ("an integer array", "convert it with {name}.astype(jnp.int32)"),
-    "Real": ("an array of real numbers", "pass its real part, {name}.real, or convert it"),
+    "Real": ("an array of real numbers", "convert it with {name}.astype(jnp.float32)"),
     "Num": ("an array of numbers", "convert it with {name}.astype(jnp.float32)"),
     "Bool": ("a boolean array", "write {name} > 0, or {name}.astype(bool)"),
     "Key": ("a key", "pass jax.random.key(0)"),
@@ -547,13 +546,11 @@ def _check_array(name, x, specs, sizes):
             repair = "pass one array, or join them first"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
-        if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            repair = f"pass its real part {name}.real, or its absolute value jnp.abs({name})"
-        if name in ("targets", "predictions", "labels") and words == "an integer array":
-            repair += f", or with {name}.argmax(-1) where it has one number per class"
-        if words == "a floating-point array" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+        if jnp.issubdtype(x.dtype, jnp.complexfloating) and words != "a key":
             repair = f"pass its real part, {name}.real, or its absolute value, jnp.abs({name})"
-        if words == "a key" and x.dtype == jnp.uint32:
+        elif name in ("targets", "predictions", "labels") and words == "an integer array":
+            repair += f", or with {name}.argmax(-1) where it has one number per class"
+        elif words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     spec = next(spec for spec in specs if _is_dtype(x.dtype, spec.dtype))
@@ -577,7 +574,7 @@ def _axes(dims: str) -> tuple[str, ...]:
 def _check_shape(name, x, axes, sizes) -> None:
     """Match the axes of an array: ``*name`` stands for several axes, ``_name`` and ``...`` are not compared."""
     shape = tuple(x.shape)
-    several = [i for i, axis in enumerate(axes) if axis == "..." or axis.lstrip("#_")[:1] == "*" or axis[:1] == "*"]
+    several = [i for i, axis in enumerate(axes) if axis == "..." or axis.lstrip("#_")[:1] == "*"]
     least = len(axes) - len(several)
     if axes == () and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and shape:
         require(False, f"one {name}", f"keys of shape {shape}", "pass one, or use jax.vmap", error=TypeError)
@@ -598,7 +595,7 @@ def _check_shape(name, x, axes, sizes) -> None:
         where.append((axes[split], split, shape[split : len(shape) - after]))
         where += [(axis, i - after, shape[i - after]) for i, axis in enumerate(axes[split + 1 :])]
     for axis, place, size in where:
-        if axis == "..." or "_" in (axis[0], axis.lstrip("*#")[:1]) or axis[0] == "#":
+        if axis.lstrip("*#")[:1] == "_":
             continue
         if axis.isdigit():
             require(size == int(axis), f"{name} {_form(axes)} with {axis} entries on axis {place}", x)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxblocks.checks import require
+from jaxblocks.checks import check_side_inputs, require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, set_signature, stateful
 
 __all__ = [
@@ -182,8 +182,8 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     ``init(key, inputs, side) -> (params, state)`` and
     ``apply(params, state, inputs, side) -> (outputs, state)`` become a ``Layer`` where
     no child has state, else a ``StatefulLayer``. The signatures declare the side inputs of
-    the children and of ``own``; ``own`` takes precedence. A side input that no child
-    reads is rejected. The function that calls it is a `builder`.
+    the children and of ``own``; ``own`` takes precedence. The function that
+    calls it is a `builder`, which rejects side inputs that no child reads.
     """
     declared = {**_union(child.reads for child in kids), **(own or {})}
     for_init = {**_union(child.init_reads for child in kids), **declared}
@@ -192,12 +192,10 @@ def make_combinator(kids: tuple[Child, ...], init: Callable, apply: Callable, ow
     empty = _empty_state(kids)
 
     def pair_init(key, *inputs, **side):
-        _reject_unknown(side, for_init)
         params, state = init(key, inputs, side)
         return (params, state) if has_state else params
 
     def stateful_apply(params, state, *inputs, **side):
-        _reject_unknown(side, declared)
         return apply(params, state, inputs, side)
 
     def stateless_apply(params, *inputs, **side):
@@ -227,20 +225,8 @@ def _empty_state(kids):
 
 def _asked_for(declared, side):
     """The declared ones among the side inputs; a missing required one raises an error."""
-    missing = [name for name, p in declared.items() if name not in side and p.default is p.empty]
-    if missing:
-        expected = f"the side input {missing[0]}"
-        require(False, expected, "none", f"pass {missing[0]}=... (to init and to apply)", error=TypeError)
+    check_side_inputs((name for name, p in declared.items() if p.default is p.empty), side)
     return {name: side[name] for name in declared if name in side}
-
-
-def _reject_unknown(side, declared):
-    """Reject side inputs that no layer reads, and list those that are read."""
-    unknown = sorted(side.keys() - declared.keys())
-    if unknown:
-        expected = f"side inputs among those that it reads ({', '.join(sorted(declared)) or 'none'})"
-        repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
-        require(False, expected, ", ".join(map(repr, unknown)), repair, error=TypeError)
 
 
 def _union(declarations) -> dict[str, inspect.Parameter]:

@@ -116,8 +116,8 @@ class _Recorded(_Pair):
         return cls(*iterable)
 
     def __add__(self, other):
-        repair = "write Serial(net, other), or Residual(net) for x + f(x)"
-        raise TypeError(f"{layer_name(self)} expected no addition of layers; {repair}.")  # type: ignore[arg-type]
+        name, repair = layer_name(self), "write Serial(net, other), or Residual(net) for x + f(x)"  # type: ignore[arg-type]
+        raise TypeError(f"{name} expected a combinator of layers, got an operator such as +; {repair}.")
 
     __radd__ = __mul__ = __rmul__ = __add__
 
@@ -201,14 +201,13 @@ def as_layer(layer: LayerLike) -> Layer | StatefulLayer:
     if isinstance(layer, (Layer, StatefulLayer)):
         return layer
     expected = "a layer or a function of arrays"
-    if type(layer) in (tuple, list, dict) and any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(layer)):
-        require(False, expected, "params", "pass them to apply: net.apply(params, x)", error=TypeError)
+    if not callable(layer) and any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(layer)):
+        got = layer if hasattr(layer, "shape") else "params"
+        require(False, expected, got, "pass the layer itself; net.apply(params, x) takes its params", error=TypeError)
     two = isinstance(layer, tuple) and len(layer) == 2
     require(not two, expected, "a bare tuple", "name its two functions: Layer(init, apply)", error=TypeError)
     hints = {list: "write Serial(*layers)", dict: "write Serial(**layers)", str: "pass the function of that name"}
     hint = hints.get(type(layer), "")
-    if any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(layer)):
-        hint = "pass the layer itself, not its params"
     got = repr(layer) if isinstance(layer, str) else layer
     require(callable(layer), expected, got, hint, error=TypeError)
     name = getattr(layer, "__name__", "")  # builders have CamelCase names

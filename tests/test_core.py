@@ -91,7 +91,7 @@ def test_errors_of_unknown_side_inputs_list_the_declared_ones():
 def test_a_missing_side_input_is_named_and_following_the_advice_helps():
     net = Serial(Dense(3), lambda x, *, time: x * time)
     params = net.init(jax.random.key(0), X)
-    with pytest.raises(TypeError, match="expected the side input time, got none; pass time=") as error:
+    with pytest.raises(TypeError, match="^Serial expected the side input time, got none; pass time=") as error:
         net.apply(params, X)
     assert notes(error) == ["in layer 1 (lambda)"]
     net.apply(params, X, time=jnp.float32(2.0))

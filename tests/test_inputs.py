@@ -34,6 +34,7 @@ from jaxblocks import (
     Serial,
     StatefulLayer,
     models,
+    other_libraries,
     relu,
     stateful,
 )
@@ -294,7 +295,7 @@ HABITS = {
     ),
     "params among layers": (
         lambda: Serial(Dense(3), ({"kernel": X}, ())),
-        "a function of arrays, got params; pass them to apply",
+        r"a function of arrays, got params; pass the layer itself; net.apply\(params, x\) takes its params",
         lambda: Serial(Dense(3)),
     ),
     "a complex array": (
@@ -348,7 +349,11 @@ HABITS = {
         lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(0.5)),
     ),
     "addition of layers": (lambda: Dense(3) + Dense(2), "write Serial", lambda: Serial(Dense(3), Dense(2))),
-    "multiplication of a layer": (lambda: 2 * Dense(3), "no addition of layers", lambda: Serial(Dense(3), Dense(3))),
+    "multiplication of a layer": (
+        lambda: 2 * Dense(3),
+        "got an operator such as .; write Serial",
+        lambda: Serial(Dense(3), Dense(3)),
+    ),
 }
 CELL = LSTM(3).init(jax.random.key(0), X[None])
 
@@ -380,6 +385,14 @@ def test_names_of_other_libraries_are_explained(name, words):
 # ---- layers inside a combinator ---------------------------------------------------------------
 
 
+def test_the_names_here_exist():
+    """In the tables of names of other libraries: an option is a parameter, a layer is at the top level."""
+    options = {p for f in functions().values() for p in inspect.signature(f).parameters}
+    assert set(other_libraries.OPTIONS) <= options
+    assert set(other_libraries.NAMES.values()) <= set(jaxblocks.__all__)
+    assert not set(other_libraries.NAMES) & set(jaxblocks.__all__)
+
+
 def test_a_combinator_gives_the_layers_inside_by_place():
     net = Serial(block=Serial(Dense(3), relu), out=Dense(2))
     assert repr(net["out"]) == repr(net[1]) == repr(net[-1]) == "Dense(2)"
@@ -402,6 +415,8 @@ def test_lengths_are_a_mask():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 6)), jnp.float32)
     by_mask = LSTM(3).apply(CELL, x, mask=jnp.array([[True, True, False, False], [True, True, True, True]]))
     np.testing.assert_array_equal(LSTM(3).apply(CELL, x, lengths=jnp.array([2, 4])), by_mask)
+    long = LSTM(3).apply(CELL, jnp.ones((1, 300, 6)), lengths=jnp.array([200], jnp.uint8))  # which has no 300
+    np.testing.assert_array_equal((long != 0).all(-1)[0], np.arange(300) < 200)
 
 
 # ---- traced and large numbers -----------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""Names in other libraries, from which errors find the name here.
+
+`jaxblocks.checks` reads the options, `jaxblocks` itself the names of layers and functions.
+"""
+
+__all__ = ["MISSING_OPTIONS", "NAMES", "OPTIONS"]
+
+OPTIONS = {
+    "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim",
+    "use_bias": "bias with_bias",
+    "kernel_init": "kernel_initializer weight_init w_init weight_initializer",
+    "bias_init": "bias_initializer b_init",
+    "embedding_init": "embeddings_initializer",
+    "stride": "strides window_strides",
+    "dilation": "dilation_rate kernel_dilation rhs_dilation",
+    "window_shape": "kernel_size pool_size",
+    "rate": "p prob dropout dropout_rate",
+    "dropout": "dropout_rate rate p",
+    "epsilon": "eps",
+    "axis": "dim",
+    "axes": "dim normalized_shape reduction_axes",
+    "heads": "num_heads n_heads nhead",
+    "head_dim": "key_dim qkv_features key_size",
+    "groups": "num_groups feature_group_count",
+    "size": "num_embeddings vocab_size input_dim output_size",
+    "causal": "is_causal",
+    "negative_slope": "alpha slope",
+    "use_scale": "scale affine elementwise_affine",
+    "approximate": "approx",
+    "class_weights": "weight class_weight",
+    "where": "mask",
+}
+"""The names of an option elsewhere, by its name here."""
+
+MISSING_OPTIONS = {
+    "activation": "apply it as the next layer: Serial({name}(...), relu)",
+    "in_features": "leave it out; init reads the size of the input",
+    "in_channels": "leave it out; init reads the size of the input",
+    "input_shape": "leave it out; init reads the shape of the input",
+    "num_features": "leave it out; init reads the size of the input",
+    "num_layers": "write one layer for each: Serial({name}(...), {name}(...))",
+    "return_sequences": "leave it out; take the last output as y[..., -1, :]",
+    "bidirectional": "write Bidirectional(LSTMCell(4), LSTMCell(4))",
+    "batch_first": "leave it out; leading axes are batch",
+    "training": "pass train=True to apply",
+    "ignore_index": "write where=targets >= 0",
+    "reduction": "leave it out; take the mean of the result",
+    "inplace": "leave it out; arrays do not change",
+}
+"""What replaces an option that a function here lacks; ``{name}`` stands for the name of the function."""
+
+NAMES = {
+    "Linear": "Dense",
+    "Conv1d": "Conv",
+    "Conv2d": "Conv",
+    "Conv3d": "Conv",
+    "Sequential": "Serial",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "Softmax": "softmax",
+    "LeakyReLU": "leaky_relu",
+    "BatchNorm1d": "BatchNorm",
+    "BatchNorm2d": "BatchNorm",
+    "MaxPool1d": "MaxPool",
+    "MaxPool2d": "MaxPool",
+    "AvgPool2d": "AvgPool",
+    "MeanPool": "AvgPool",
+    "Embed": "Embedding",
+    "MultiHeadAttention": "Attention",
+    "MultiheadAttention": "Attention",
+}
+"""The name of a layer or function at the top level here, by its name elsewhere."""
