@@ -386,7 +386,8 @@ def _mask_of(mask, lengths, shape):
         require(mask is None, "mask or lengths", "both", "leave lengths out, or combine them in the mask")
         expected = f"integer lengths of shape {shape[:-1]}, one for each sequence"
         require(jnp.issubdtype(lengths.dtype, jnp.integer) and lengths.shape == shape[:-1], expected, lengths)
-        return jnp.broadcast_to(jnp.arange(shape[-1], dtype=lengths.dtype), shape) < lengths[..., None]
+        lengths = lengths.astype(int)  # positions beyond 255 do not fit in uint8
+        return jnp.broadcast_to(jnp.arange(shape[-1]), shape) < lengths[..., None]
     if mask is not None:
         repair = "write mask > 0" if hasattr(mask, "dtype") else "write jnp.asarray(mask, bool)"
         if getattr(mask, "shape", ()) == shape[:-1]:
