@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Real
 
 from jaxblocks.checks import PositiveInt, check_values, checked, require
+from jaxblocks.precision import widen
 from jaxblocks.probabilities import check_labels
 
 __all__ = [
@@ -176,7 +177,7 @@ def perplexity(
     Source: Jelinek, Mercer, Bahl, Baker 1977.
     """
     targets, valid, weights = _prepare(logits, targets, weights, check)
-    logits = logits.astype(jnp.float32) if jnp.finfo(logits.dtype).bits < 32 else logits
+    logits = widen(logits)
     if weights is not None:  # so that the gradient is finite there too
         logits = jnp.where((weights == 0)[..., None], 0, logits)
     index = jnp.where(valid, targets, 0)[..., None]  # (..., 1)
@@ -274,8 +275,7 @@ def r_squared(
     """
     _check_data(targets)
     dtype = targets.dtype
-    if jnp.finfo(dtype).bits < 32:
-        predictions, targets = predictions.astype(jnp.float32), targets.astype(jnp.float32)
+    predictions, targets = widen(predictions), widen(targets)
     constant = jnp.all(targets == targets[:1], axis=0)  # exact, which the sum of squares below is not
     check_values(
         ~constant,

@@ -175,8 +175,8 @@ def _generate(model, steps, top_k, params, prompts, lengths, source, key, option
         if temperature is None:
             drawn = jnp.argmax(logits, -1)
         else:
-            cold = jnp.where(temperature > 0, temperature, 1)  # a traced temperature may be 0
-            kept = truncate_logits(widen(logits) / cold, top_k=top_k, top_p=top_p)
+            positive = jnp.where(temperature > 0, temperature, 1)  # a traced temperature may be 0
+            kept = truncate_logits(widen(logits) / positive, top_k=top_k, top_p=top_p)
             drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
             drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
         drawn = jnp.where(jnp.isnan(logits).any(-1), -1, drawn.astype(jnp.int32))

@@ -2,11 +2,10 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from jaxblocks.checks import checked
+from jaxblocks.losses import softmax_cross_entropy
 from jaxblocks.precision import widen
 from jaxblocks.text.vocabulary import check_tokens
 
@@ -30,7 +29,4 @@ def bits_per_token(logits: Float[Array, "*batch vocab"], tokens: Integer[Array, 
     Source: Shannon 1951, Prediction and entropy of printed English.
     """
     check_tokens(tokens, logits.shape[-1], "tokens")
-    logits = widen(logits)
-    own = jnp.take_along_axis(logits, tokens[..., None], -1, mode="fill", fill_value=jnp.nan)[..., 0]
-    own = jnp.where(tokens < 0, jnp.nan, own)
-    return (jax.nn.logsumexp(logits, -1) - own) / math.log(2)
+    return softmax_cross_entropy(widen(logits), tokens) / math.log(2)
