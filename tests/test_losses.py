@@ -1352,6 +1352,7 @@ def test_weighted_mean():
     half = jnp.asarray([1, 1 + 2**-7], jnp.bfloat16)
     assert weighted_mean(half, jnp.ones(2, jnp.bfloat16)) == 1 + 2**-8  # in float32: bfloat16 has no such number
     assert weighted_mean(half, jnp.ones(2, bool)).dtype == jnp.float32
+    assert weighted_mean(jnp.zeros(0), jnp.zeros(0)) == 0
     with pytest.raises(ValueError, match="weighted_mean expected weights >= 0, got a minimum of -1.0"):
         weighted_mean(w, w.at[0].set(-1))
 
@@ -1498,6 +1499,7 @@ def test_gaussian_nll_with_a_variance_and_poisson_nll():
     np.testing.assert_allclose(value, -stats.poisson.logpmf(counts, np.exp(f)).sum(), rtol=1e-12)
     np.testing.assert_allclose(slope, np.exp(f) - counts, rtol=1e-11)
     assert abs(poisson_nll(jnp.array([-jnp.inf]), jnp.array([0.0]))) < 1e-6  # a rate of 0, and no event
+    assert poisson_nll(jnp.zeros((0, 3)), jnp.zeros((0, 3))).shape == (0,)
     with pytest.raises(ValueError, match="poisson_nll expected targets >= 0, got a minimum of -1.0"):
         poisson_nll(jnp.zeros(1), -jnp.ones(1))
 
@@ -1513,6 +1515,8 @@ def test_info_nce_loss():
     slope = jax.grad(lambda x: loss(x, y).sum())(x)
     np.testing.assert_allclose((slope * x).sum(-1), 0, atol=1e-5)  # the length has no effect
     assert np.isfinite(jax.grad(lambda x: loss(x, y).sum())(x.at[0].set(0))).all()
+    with pytest.raises(ValueError, match="info_nce_loss expected at least one entry on the last axis"):
+        info_nce_loss(jnp.zeros((2, 0)), jnp.zeros((2, 0)))
 
 
 def test_total_variation_penalty():

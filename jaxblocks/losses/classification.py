@@ -33,8 +33,8 @@ def _at_label(x, labels, inside):
     """x[..., label] per example. Where the label is not a class it is NaN, with an infinite derivative."""
     index = jnp.where(inside, labels, 0).astype(jnp.int32)[..., None]
     picked = jnp.take_along_axis(x, index, -1, mode="clip")[..., 0]
-    # Twice the largest number: every cotangent overflows but that of an example masked outside, which is 0. NaN instead
-    # would make NaN of both.
+    # Multiplied twice by the largest number, a cotangent overflows; that of an example that the caller masks is 0 and
+    # stays 0, where a factor of NaN would give NaN.
     factor = jnp.where(inside, 1.0, jnp.finfo(x.dtype).max).astype(x.dtype)
     return picked * factor * factor + jnp.where(inside, 0.0, jnp.nan).astype(x.dtype)
 
@@ -333,8 +333,8 @@ def info_nce_loss(
     a_i = ``predictions``, b_j = ``targets``, tau = ``temperature``. Row i of both is the same example; the targets of
     the others are its negatives. CLIP takes the mean of both directions: exchange the arguments and add.
 
-    Where ``where`` is False, loss and gradient are 0, and the example is no negative of the others. A row of zeros has
-    similarity 0 to all.
+    Where ``where`` is False, loss and gradient are 0, and the example is not a negative of the others. A row of zeros
+    has similarity 0 to all.
 
     Raises ``ValueError`` for unequal shapes or a temperature that is not positive.
 
@@ -345,6 +345,7 @@ def info_nce_loss(
     (arXiv:1807.03748); Radford et al. 2021, Learning transferable visual models from natural language supervision
     (arXiv:2103.00020).
     """
+    check_last_axis(predictions)
     a, b, dtype = widen_both(fill(where, predictions, 0), fill(where, targets, 0))
     scores = jnp.einsum("...if,...jf->...ij", _unit(a), _unit(b))
     scores = scores / as_entries("temperature", temperature, scores)

@@ -41,7 +41,12 @@ def weighted_mean(
     weights = weights.astype(dtype)
     known = checkable(weights, check)
     if known is not None:
-        check_values(known >= 0, "weights >= 0, got a minimum of {smallest}", check=check, smallest=jnp.min(known))
+        check_values(
+            known >= 0,
+            "weights >= 0, got a minimum of {smallest}",
+            check=check,
+            smallest=jnp.min(known, initial=jnp.inf),
+        )
     total = jnp.sum(weights)
     products = weights * jnp.where(weights == 0, 0, values.astype(dtype))
     return jnp.sum(products) / jnp.where(total == 0, 1, total)
@@ -97,7 +102,7 @@ def as_entries(name: str, value, x, *, least: int | None = None):
         expected = f"{name} > 0" if least is None else f"{name} >= {least}"
         ok = numbers > 0 if least is None else numbers >= least
         if not ok.all():
-            require(False, expected, f"{numbers.min()}", "1.0 is a common first choice")
+            require(False, expected, f"{numbers.min()}", "pass for example 1.0")
     value = jnp.asarray(value, wide_dtype(x.dtype))
     shapes = ((), x.shape[-1:], x.shape)
     if value.shape not in shapes:

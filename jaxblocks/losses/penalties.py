@@ -115,5 +115,5 @@ def total_variation_penalty(images: Float[Array, "*batch height width channels"]
     Source: Rudin, Osher & Fatemi 1992, Nonlinear total variation based noise removal algorithms.
     """
     x = widen(images)
-    steps = (jnp.diff(x, axis=-3), jnp.diff(x, axis=-2))
-    return jnp.sum(jnp.stack([jnp.sum(magnitude(step), (-3, -2, -1)) for step in steps]), 0).astype(images.dtype)
+    vertical, horizontal = (jnp.sum(magnitude(jnp.diff(x, axis=axis)), (-3, -2, -1)) for axis in (-3, -2))
+    return (vertical + horizontal).astype(images.dtype)

@@ -178,5 +178,10 @@ def poisson_nll(
     f, y, where, dtype = _match(log_rates, targets, where)
     known = checkable(y, check)
     if known is not None:
-        check_values(known >= 0, "targets >= 0, got a minimum of {smallest}", check=check, smallest=jnp.min(known))
+        check_values(
+            known >= 0,
+            "targets >= 0, got a minimum of {smallest}",
+            check=check,
+            smallest=jnp.min(known, initial=jnp.inf),
+        )
     return _sum(jnp.exp(f) - product(y, f) + jax.lax.lgamma(y + 1), where).astype(dtype)
