@@ -1,7 +1,9 @@
 """Training: the step, the loop `fit` and its callbacks, minibatches, augmentation, checkpoints.
 
 Submodules in the order of their use: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
-and its callbacks: `loop`, `callback`, `signals`, `validation`, `stopping`, `logs`, `progress`, `resume`, `history`.
+and its callbacks: `loop`, `callback`, `signals`, `validation`, `stopping`, `logs`, `progress`, `history`, and for runs
+that are started again `resume`, `checkpoint`, `lock`, `descriptions`. `divergence` and `nonfinite` find the origin of
+values that are not finite; `ema` and `proximal` are parts of optimizers.
 """
 
 from jaxblocks.training.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
@@ -17,7 +19,7 @@ from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.proximal import proximal_l1
 from jaxblocks.training.resume import checkpoints
 from jaxblocks.training.state import TrainState, init_train_state
-from jaxblocks.training.step import StepOptions, train_step
+from jaxblocks.training.step import train_step
 from jaxblocks.training.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
 
 __all__ = [
@@ -26,7 +28,6 @@ __all__ = [
     "Fitted",
     "History",
     "Run",
-    "StepOptions",
     "StoppingRule",
     "StoppingState",
     "TrainState",

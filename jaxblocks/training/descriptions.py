@@ -1,4 +1,4 @@
-"""Functions in words: what a checkpoint stores about a net, a loss and an optimizer, to notice when they change."""
+"""Descriptions of functions, which a checkpoint stores to detect a change of the net, the loss or the optimizer."""
 
 import functools
 import inspect

@@ -3,11 +3,12 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
 from jaxblocks.checks import PositiveInt, checked, describe, require
@@ -25,7 +26,7 @@ from jaxblocks.training.resume import checkpoints
 from jaxblocks.training.rows import check_batch_size, check_finite_pair, name_arrays
 from jaxblocks.training.signals import StopSignals, stop_signals
 from jaxblocks.training.state import TrainState, check_not_donated, check_optimizer, copy_tree, init_train_state
-from jaxblocks.training.step import StepOptions, train_step
+from jaxblocks.training.step import train_step
 from jaxblocks.training.validation import validation_callback
 
 __all__ = ["Fitted", "fit"]
@@ -65,7 +66,9 @@ def fit(
     checkpoint_dir: Any = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
-    **step_options: Unpack[StepOptions],
+    penalty: Callable | None = None,
+    augment: Callable | None = None,
+    compute_dtype: DTypeLike | None = None,
 ) -> Fitted:
     r"""Train a net on ``data = (x, y)`` with minibatches, and return the params, the state and the history.
 
@@ -99,8 +102,8 @@ def fit(
             After Ctrl-C or SIGTERM the step in progress is completed and its state is saved.
         progress: show a progress bar with the loss and the validation metrics.
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
-        step_options: ``penalty``, ``augment`` and ``compute_dtype``, as in `train_step`; mixed precision
-            (``compute_dtype=jnp.bfloat16``) also applies to the validation.
+        penalty, augment: as in `train_step`.
+        compute_dtype: as in `train_step`, also for the validation.
 
     Raises:
         TypeError: before the first step, unless ``key`` is a typed key, ``loss`` a function, and ``optimizer`` an
@@ -131,7 +134,8 @@ def fit(
     _check_arguments(key=key, epochs=epochs, steps=steps, batch_size=batch_size, progress=progress)
     check_loss(loss)
     check_optimizer(optimizer)
-    step_options["compute_dtype"] = as_compute_dtype(step_options.get("compute_dtype"))
+    compute_dtype = as_compute_dtype(compute_dtype)
+    step_options: dict[str, Any] = {"penalty": penalty, "augment": augment, "compute_dtype": compute_dtype}
     step = train_step(net, loss, optimizer, **step_options)
     rows = check_finite_pair("data", data)
     check_batch_size(batch_size, rows)
@@ -141,8 +145,7 @@ def fit(
     all_callbacks = _check_callbacks(callbacks)
     metrics = _metrics_with_loss(loss, metrics, validation)
     if validation is not None:
-        dtype = step_options["compute_dtype"]
-        validates = validation_callback(net, validation, metrics, batch_size=batch_size, compute_dtype=dtype)
+        validates = validation_callback(net, validation, metrics, batch_size=batch_size, compute_dtype=compute_dtype)
         all_callbacks.insert(0, validates)
     if progress:
         all_callbacks.append(progress_bar())
@@ -157,9 +160,8 @@ def fit(
         first = copy_tree(ts)  # the caller's buffers are not donated
     total = int(steps) if steps is not None else int(epochs or 0) * steps_per_epoch
     run = Run(steps=total, steps_per_epoch=steps_per_epoch, ts=first, step=int(first.step), first=int(first.step))
-    functions = {"net": net, "loss": loss, "optimizer": optimizer}
-    functions |= {name: step_options.get(name) for name in ("penalty", "augment")}
-    run.config = _config(data, batch_size, validation, metrics, step_options["compute_dtype"], functions)
+    functions = {"net": net, "loss": loss, "optimizer": optimizer, "penalty": penalty, "augment": augment}
+    run.config = _config(data, batch_size, validation, metrics, compute_dtype, functions)
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
     )

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import TypedDict
 
 import jax
 import optax
@@ -19,15 +18,7 @@ from jaxblocks.training.state import (
     without_weak_types,
 )
 
-__all__ = ["StepOptions", "train_step"]
-
-
-class StepOptions(TypedDict, total=False):
-    """The options of `train_step` and `fit`."""
-
-    penalty: Callable | None
-    augment: Callable | None
-    compute_dtype: DTypeLike | None
+__all__ = ["train_step"]
 
 
 def train_step(
