@@ -70,7 +70,7 @@ def run_pytest(arguments: list[str], copy: Path, cache: Path):
     sys.exit(pytest.main(arguments))
 
 
-def fate(mutant: Mutant, copy: Path, cache: Path) -> str:
+def outcome_of(mutant: Mutant, copy: Path, cache: Path) -> str:
     """What the tests of a mutant say when they run in ``copy``."""
     file, text = mutated(mutant)
     (copy / file).write_text(text)
@@ -108,7 +108,7 @@ def main():
         def run(mutant):
             place, start = places.get(), time.monotonic()
             try:
-                outcome = fate(mutant, *place)
+                outcome = outcome_of(mutant, *place)
             finally:
                 places.put(place)
             print(f"{outcome:9}{time.monotonic() - start:5.0f} s  {mutant}", flush=True)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import os
 import random
@@ -128,8 +129,6 @@ def test_arrays_are_read_to_the_devices_of_like(tmp_path):
 
 def listed_as(path, text):
     """Write a list of leaves with its correct hash."""
-    import hashlib
-
     (path / "checkpoint.json").write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
 
 
@@ -419,6 +418,14 @@ def test_fit_skips_a_damaged_checkpoint_and_renames_it(tmp_path, whole):
         (path / "checkpoint.json").write_text("")
     with pytest.raises(ValueError, match="There is no other one; pass another directory"):
         small_fit(tmp_path)
+
+
+def test_a_given_training_state_is_used_only_without_a_checkpoint(tmp_path):
+    go = functools.partial(small_fit, tmp_path, validate=False)
+    given = small_fit(None, steps=3, validate=False).ts
+    assert len(go(steps=5, ts=given).history.step_loss) == 2  # it begins at step 3
+    other = given._replace(params=jax.tree.map(jnp.zeros_like, given.params))
+    same(go(steps=6, ts=other).ts, small_fit(None, steps=6, validate=False).ts)
 
 
 def test_fit_skips_checkpoints_whose_record_it_cannot_read(tmp_path, whole):
@@ -714,8 +721,6 @@ def test_a_run_killed_at_any_moment_is_resumed_bitwise(tmp_path):
 
 def test_the_format_of_the_list_of_leaves(tmp_path):
     """Other programs can check the files by path, shape, dtype and SHA-256 of the bytes."""
-    import hashlib
-
     path = save_checkpoint(tmp_path, {"w": jnp.arange(3)}, step=7)
     text, own = (path / "checkpoint.json").read_text().splitlines()
     listed = json.loads(text)

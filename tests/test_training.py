@@ -334,7 +334,7 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
         lambda net: predict(net, params, (), x),
         lambda net: Serial(Dense(1), net),
     ):
-        with pytest.raises(TypeError, match="a layer or a function of arrays, got params; pass them to apply"):
+        with pytest.raises(TypeError, match="a layer or a function of arrays, got params; pass the layer itself"):
             function(params)
 
 
