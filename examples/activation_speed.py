@@ -89,7 +89,8 @@ def main(argv=None):
         found[name], medians[name] = float(needed[best]), np.median(every[best], axis=0)
         reached = f"{found[name]:g}" if found[name] <= args.epochs else f"more than {args.epochs}"
         print(f"{name:5} learning rate {rates[best]:<5} median epochs to a loss of {args.threshold}: {reached}")
-    print(f"tanh needs {found['tanh'] / found['ReLU']:.2f} times the epochs of ReLU")
+    if max(found["tanh"], found["ReLU"]) <= args.epochs:
+        print(f"tanh needs {found['tanh'] / found['ReLU']:.2f} times the epochs of ReLU")
     args.out.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = plotting.curves(np.arange(1, args.epochs + 1), medians, figure.subplots())

@@ -63,7 +63,6 @@ class Interpreter(ABC):
 
     An operation returns a value, a list of values, or ``None`` where its result is not piecewise affine. Values are
     piecewise affine in the input, or piecewise constant, as the results of comparisons are.
-
     """
 
     def __init__(self, network: str):
