@@ -523,7 +523,8 @@ def test_functions_are_described_by_names_and_numbers():
         def __call__(self, outputs, y):
             return outputs
 
-    assert describe_function(bounded(2.0))[0] == "bounded.<lambda>(scale=2.0)"
+    for function in (bounded(2.0), jax.jit(bounded(2.0))):
+        assert describe_function(function)[0] == "bounded.<lambda>(scale=2.0)"
     assert describe_function(functools.partial(jb.huber_loss, delta=3.0)) == ["partial(delta=3.0)", "huber_loss"]
     assert describe_function(Weighted())[0].endswith("Weighted")
     net = lambda: jb.Serial(jb.Dense(2), Weighted())

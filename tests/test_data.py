@@ -261,7 +261,8 @@ def test_noise_has_the_given_scale_and_is_drawn_for_every_entry():
     assert abs(noise.mean()) < 4 * 0.3 / np.sqrt(noise.size)
     assert abs(noise.std() - 0.3) < 4 * 0.3 / np.sqrt(2 * noise.size)
     assert len(np.unique(noise)) > 0.99 * noise.size
-    assert gaussian_noise(jax.random.key(2), jnp.ones(3, jnp.bfloat16), 0.3).dtype == jnp.bfloat16
+    for scale in (0.3, jnp.float32(0.3)):
+        assert gaussian_noise(jax.random.key(2), jnp.ones(3, jnp.bfloat16), scale).dtype == jnp.bfloat16
     with pytest.raises(TypeError, match="x to be a floating-point array"):
         gaussian_noise(jax.random.key(3), jnp.arange(3), 0.3)
 

@@ -89,7 +89,7 @@ def gaussian_noise(
     Source: Diehl 2023, section 1.6 (data augmentation, named there); Bishop 1995, "Training with noise
     is equivalent to Tikhonov regularization".
     """
-    return x + scale * jax.random.normal(key, x.shape, x.dtype)
+    return x + jnp.asarray(scale, x.dtype) * jax.random.normal(key, x.shape, x.dtype)
 
 
 @checked
