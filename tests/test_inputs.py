@@ -189,7 +189,7 @@ def test_models_take_numpy_params_and_empty_batches(name):
 
 
 TAKE_ANY_NUMBERS = {"", "Serial", "Parallel", "Frozen"}
-"""Layers made for the tests, and combinators of functions that take complex numbers."""
+"""Layers made for the tests, and combinators that the zoo has with layers or functions that take complex numbers."""
 
 
 @pytest.mark.usefixtures("sentences")
