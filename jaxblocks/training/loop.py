@@ -269,6 +269,7 @@ def _check_callbacks(callbacks) -> list[Callback]:
     require(isinstance(callbacks, (list, tuple)), "a list of callbacks", callbacks, repair, error=TypeError)
     for one in callbacks:
         require(isinstance(one, Callback), "callbacks", one, repair, error=TypeError)
+        require(one.every is None or one.every >= 1, "every of a callback to be an integer >= 1 or None", one.every)
     return list(callbacks)
 
 
