@@ -325,7 +325,7 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
             function(Dense(1), mse, adam, *arguments, augment=lambda x: x)
         with pytest.raises(TypeError, match=rf"^{name} expected penalty to be a function penalty\(params\), got 0.1"):
             function(Dense(1), mse, adam, *arguments, penalty=0.1)
-    params = Dense(1).init(KEY, x)
+    params = Dense(1).init(jax.random.key(0), x)
     for function in (
         lambda net: train_step(net, mse, adam),
         lambda net: quiet(net, mse, adam, line(), steps=1, batch_size=4),
