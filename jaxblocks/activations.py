@@ -84,7 +84,8 @@ def relu(x: Float[Array, "*shape"], at_zero: Annotated[float | int, Range(0, mos
     right derivative 1. ``at_zero``, a Python number, is the subgradient used there. The default 0 is the choice of
     ``jax.nn.relu`` and PyTorch. NaN stays NaN.
 
-    Raises a ``ValueError`` if ``at_zero`` is not between 0 and 1.
+    Raises:
+        ValueError: if ``at_zero`` is not between 0 and 1.
 
     >>> print(relu(jnp.array([-2.0, 0.0, 0.5])))
     [0.  0.  0.5]
@@ -123,8 +124,9 @@ def leaky_relu_inverse(
 
     x = max(0, y) + min(0, y) / alpha, alpha = ``negative_slope``. Derivative at 0: 1 / alpha, the left one.
 
-    Raises a ``ValueError`` unless alpha > 0: otherwise the leaky ReLU is not injective. (A traced alpha cannot be
-    checked: 0 then gives -inf, and a negative alpha gives meaningless numbers.)
+    Raises:
+        ValueError: unless alpha > 0: otherwise the leaky ReLU is not injective. (A traced alpha cannot be checked: 0
+            then gives -inf, and a negative alpha gives meaningless numbers.)
 
     >>> print(leaky_relu_inverse(jnp.array([-0.2, 0.5]), 0.1))
     [-2.   0.5]
@@ -315,7 +317,8 @@ def softplus_inverse(y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     x = log(e^y - 1) = y + log(1 - e^{-y}); the second form cannot overflow. y = 0 gives -inf. Use it to find the
     unconstrained parameter of a positive quantity, such as a scale.
 
-    Raises a ``ValueError`` for a negative y where the values are concrete; under ``jit`` that entry is NaN.
+    Raises:
+        ValueError: for a negative y where the values are concrete; under ``jit`` that entry is NaN.
 
     >>> print(np.asarray(softplus_inverse(jnp.array([0.1269280, 1.3132617]))).round(4))
     [-2.  1.]
@@ -353,8 +356,10 @@ def maxout(x: Float[Array, "*batch features_pieces"], pieces: PositiveInt = 2) -
     k affine functions of a: convex, piecewise linear, and the ReLU (pieces x, 0) and abs (pieces x, -x) among
     others. Equal pieces share the gradient evenly, so a ReLU computed by maxout has derivative 1/2 at 0.
 
-    Shapes: (..., features * pieces) to (..., features). Raises a ``ValueError`` if the last axis is not a multiple of
-    ``pieces``.
+    Shapes: (..., features * pieces) to (..., features).
+
+    Raises:
+        ValueError: if the last axis is not a multiple of ``pieces``.
 
     >>> print(maxout(jnp.array([1.0, -1.0, 3.0, 4.0])))
     [1. 4.]
@@ -375,7 +380,10 @@ def glu(x: Float[Array, "*batch two_halves"], activation: Callable = sigmoid) ->
     activations give the family: ``silu`` SwiGLU, ``gelu`` GEGLU, ``relu`` ReGLU, ``identity`` the bilinear form. The
     layer `GLU` owns the two affine maps.
 
-    Shapes: (..., 2 half) to (..., half). Raises a ``ValueError`` if the last axis is odd.
+    Shapes: (..., 2 half) to (..., half).
+
+    Raises:
+        ValueError: if the last axis is odd.
 
     >>> print(np.asarray(glu(jnp.array([1.0, 2.0, 0.0, 1.0]))).round(4))
     [0.5    1.4621]
@@ -404,7 +412,8 @@ def activation_by_name(name: str) -> Callable[..., Array]:
     Layers take functions, ``MLP(64, 10, activation=gelu)``, which they print and pickle by name. A string is looked up
     where it enters the program, such as in a configuration file or on the command line.
 
-    Raises a ``ValueError`` for a name that is not there.
+    Raises:
+        ValueError: for a name that is not there.
 
     >>> MLP(64, 10, activation=activation_by_name("gelu"))
     MLP(64, 10, activation=gelu)

@@ -104,7 +104,8 @@ def for_activation(activation: Callable, *, exact: bool = False) -> Callable:
     in the next layer. For ReLU it is He's, for SELU and the identity LeCun's, for GELU 2.35 / fan_in, for tanh
     2.54 / fan_in.
 
-    Raises a ``TypeError`` for an activation that is not a function.
+    Raises:
+        TypeError: for an activation that is not a function.
 
     >>> kernel = for_activation(relu)(jax.random.key(0), (500, 300), jnp.float32)
     >>> print(f"{500 * kernel.var():.2f}")
@@ -140,7 +141,8 @@ def identity(scale: float | int = 1.0) -> Callable:
 
     In a matrix that is not square, the main diagonal is ``scale`` and all other entries are 0.
 
-    Raises a ``ValueError`` for shapes that are not those of a matrix (for convolutions use ``delta_orthogonal``).
+    Raises:
+        ValueError: for shapes that are not those of a matrix (for convolutions use ``delta_orthogonal``).
 
     >>> print(jaxblocks.initializers.identity(2.0)(jax.random.key(0), (2, 3), jnp.float32))
     [[2. 0. 0.]

@@ -82,7 +82,10 @@ def predict_class(predictions: Real[Array, "*batch classes"]) -> Int[Array, "*ba
     i_h(a) = argmax_i [h(a)]_i, h(a) the ``predictions`` of one example. The result is int32. NaN counts as the highest
     score, so test for NaN first.
 
-    Shapes: (..., classes) to (...). Raises a ``ValueError`` without a class axis.
+    Shapes: (..., classes) to (...).
+
+    Raises:
+        ValueError: without a class axis.
 
     >>> print(predict_class(jnp.array([[0.1, -0.8, 1.4, 1.1], [2.0, 2.0, 0.0, 0.0]])))
     [2 0]
@@ -134,8 +137,10 @@ def top_k_accuracy(
     class is ranked before another if its score is higher, or equal and the class number lower. So k = 1 is
     ``accuracy``.
 
-    Shapes: predictions (..., classes), targets and weights (...). Raises a ``ValueError`` unless 1 <= k <= classes; the
-    rest as at the top of this module.
+    Shapes: predictions (..., classes), targets and weights (...).
+
+    Raises:
+        ValueError: unless 1 <= k <= classes; the rest as at the top of this module.
 
     >>> predictions = jnp.array([[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
     >>> print(top_k_accuracy(predictions, jnp.array([1, 0]), k=2))
@@ -227,9 +232,11 @@ def precision_recall_f1(
     harmonic mean. A quotient 0 / 0, for a class without predictions or without examples, is ``undefined``. The mean
     over classes is the macro average.
 
-    Shapes: (classes, classes) to three times (classes,). Raises a ``ValueError`` for a matrix that is not square, or
-    where an entry is negative (``confusion_matrix`` returns -1 for labels out of range); under ``jit`` without
-    ``check`` all results are NaN then.
+    Shapes: (classes, classes) to three times (classes,).
+
+    Raises:
+        ValueError: for a matrix that is not square, or where an entry is negative (``confusion_matrix`` returns -1 for
+            labels out of range); under ``jit`` without ``check`` all results are NaN then.
 
     >>> precision, recall, f1 = precision_recall_f1(jnp.array([[3, 0], [2, 3]]))
     >>> print(precision, recall, f1)
@@ -264,9 +271,12 @@ def r_squared(
     separately. 1 is perfect, 0 is as good as the mean of the targets, below 0 is worse. Half precision is summed
     in float32.
 
-    Shapes: predictions and targets (examples, ...), which must be equal, to (...). Raises a ``ValueError`` for shapes
-    that differ, for empty data, and where the targets of an output are all equal, since their variance is 0;
-    under ``jit`` without ``check`` that output is -inf, or NaN if it was predicted exactly.
+    Shapes: predictions and targets (examples, ...), which must be equal, to (...).
+
+    Raises:
+        ValueError: for shapes that differ, for empty data, and where the targets of an output are all equal, since
+            their variance is 0; under ``jit`` without ``check`` that output is -inf, or NaN if it was predicted
+            exactly.
 
     >>> print(r_squared(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 2.0, 3.0])))
     0.5

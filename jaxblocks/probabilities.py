@@ -135,7 +135,8 @@ def softmax_mean(z: Float[Array, "*shape"], q: Float[Array, "*shape"], axis: Axi
     With q = z it is a smooth maximum that, unlike ``logsumexp``, never exceeds the largest entry. It is attention
     with one query. The lecture calls the second argument x in the formula and q in the text.
 
-    Raises ``ValueError`` if the shapes differ.
+    Raises:
+        ValueError: if the shapes differ.
 
     >>> z = jnp.array([1.0, 2.0, 3.0])
     >>> print(f"{softmax_mean(z, z):.4f}")
@@ -179,9 +180,10 @@ def check_labels(
 ) -> Bool[Array, "*batch"]:
     """Mask of valid labels, 0 <= label < classes; raises an error for concrete labels out of range.
 
-    Raises ``TypeError`` if ``labels`` are not integers, and ``ValueError`` if concrete labels are out of range.
-    Traced labels are checked only with ``check=True``, through ``checkify``. The error calls them ``name`` and advises
-    ``repair``.
+    Raises:
+        TypeError: if ``labels`` are not integers.
+        ValueError: if concrete labels are out of range. Traced labels are checked only with ``check=True``, through
+            ``checkify``. The error calls them ``name`` and advises ``repair``.
 
     >>> print(check_labels(jnp.array([0, 2]), 3))
     [ True  True]
@@ -204,9 +206,9 @@ def one_hot(
     onehot(i) = e_i, the i-th unit vector of R^n, with n = ``classes`` and i counted from 0. As a distribution of
     labels it is the first argument of ``cross_entropy(p, q)``.
 
-    Raises ``ValueError`` for a label outside 0, ..., n - 1. Under ``jit`` such a label gives a row of NaN
-    (``jax.nn.one_hot`` gives zeros, which is not a distribution), or an error through ``checkify`` with
-    ``check=True``.
+    Raises:
+        ValueError: for a label outside 0, ..., n - 1. Under ``jit`` such a label gives a row of NaN (``jax.nn.one_hot``
+            gives zeros, which is not a distribution), or an error through ``checkify`` with ``check=True``.
 
     >>> print(one_hot(jnp.array([2, 0]), 3))
     [[0. 0. 1.]
@@ -233,8 +235,8 @@ def smooth_labels(
     ``label_smoothing``. The optimal logits for a smoothed one-hot target have a finite gap,
     log((1 - epsilon + epsilon / C) / (epsilon / C)); for an unsmoothed target the gap is infinite.
 
-    Raises ``ValueError`` for ``smoothing`` out of range, or if ``targets`` do not sum to 1 (known values, or
-    ``check=True``).
+    Raises:
+        ValueError: for ``smoothing`` out of range, or if ``targets`` do not sum to 1 (known values, or ``check=True``).
 
     >>> print(smooth_labels(one_hot(jnp.array(2), 4), 0.5))
     [0.125 0.125 0.625 0.125]

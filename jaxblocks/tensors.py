@@ -44,8 +44,11 @@ def einsum(subscripts: str, *operands: Num[Array, "..."]) -> Num[Array, "..."]:
 
     ``subscripts`` has one term per operand with one letter per axis; ``...`` stands for leading axes that
     broadcast as in NumPy. Half precision operands are accumulated in float32; the result has the
-    operands' dtype. Raises ``ValueError`` if ``->`` is missing, if terms and operands do not match, or if a
-    letter has two sizes (a size of one does not broadcast).
+    operands' dtype.
+
+    Raises:
+        ValueError: if ``->`` is missing, if terms and operands do not match, or if a letter has two sizes (a size of
+            one does not broadcast).
 
     >>> A = jnp.arange(6.0).reshape(2, 3)
     >>> einsum("ik,jk->ij", A, A)
@@ -92,8 +95,10 @@ def pure_tensor(*vectors: Num[Array, "_"]) -> Num[Array, "..."]:
     """Pure tensor v_1 (x) ... (x) v_n of n vectors: T_{i_1 .. i_n} = v_1[i_1] ... v_n[i_n].
 
     Its shape is ``(len(v_1), ..., len(v_n))``, its order n, its rank one unless a vector is zero (then the
-    tensor is zero and has rank zero). Raises ``ValueError`` without vectors or for tensors of other order, which
-    ``tensor_product`` takes.
+    tensor is zero and has rank zero).
+
+    Raises:
+        ValueError: without vectors or for tensors of other order, which ``tensor_product`` takes.
 
     >>> pure_tensor(jnp.array([1.0, 2.0]), jnp.array([1.0, 0.0]), jnp.array([3.0, 4.0])).shape
     (2, 2, 2)
@@ -110,7 +115,8 @@ def flattening(tensor: Shaped[Array, "..."], axes: int | Sequence[int]) -> Shape
 
     Rows follow the order in which ``axes`` are given, columns the order of the remaining axes; in both the
     last index runs fastest. A single axis gives the mode-``axes`` flattening of shape ``(d_axes, -1)``.
-    Raises ``ValueError`` for an axis that does not exist or occurs twice.
+    Raises:
+        ValueError: for an axis that does not exist or occurs twice.
 
     >>> flattening(jnp.arange(12).reshape(2, 3, 2), 1)
     Array([[ 0,  1,  6,  7],
@@ -143,8 +149,11 @@ def flattening_ranks(
     r_i = #{j : s_j > tolerance * s_1} for the singular values s_1 >= s_2 >= ... of ``flattening(tensor, i)``.
     ``tolerance`` is relative; ``None`` means the larger side of the flattening times the spacing of the
     tensor's dtype at one. For order 2 both numbers are the rank; for a higher order each is a lower bound only
-    (see ``rank_bounds``). Raises ``ValueError`` for a scalar and, where the values are concrete, for entries that
-    are not finite (``check=True`` under ``checkify``; unchecked they count as rank zero).
+    (see ``rank_bounds``).
+
+    Raises:
+        ValueError: for a scalar and, where the values are concrete, for entries that are not finite (``check=True``
+            under ``checkify``; unchecked they count as rank zero).
 
     The tensor e_0 e_0 e_1 + e_0 e_1 e_0 + e_1 e_0 e_0 has rank three:
 
@@ -198,8 +207,10 @@ def cp_tensor(factors: Sequence[Inexact[Array, "_ _"]]) -> Inexact[Array, "..."]
 
     ``factors`` holds one matrix of shape ``(rank, d_i)`` per axis of T; row a of each belongs to summand a.
     (Kolda & Bader write the transposes, with the vectors in columns.) The result has shape ``(d_1, ..., d_n)``
-    and at most the rank ``rank``. Products are computed in full precision. Raises ``ValueError`` if the factors
-    are not matrices or their numbers of rows differ.
+    and at most the rank ``rank``. Products are computed in full precision.
+
+    Raises:
+        ValueError: if the factors are not matrices or their numbers of rows differ.
 
     >>> cp_tensor((jnp.eye(2), jnp.array([[1.0, 2.0], [3.0, 4.0]])))
     Array([[1., 2.],
@@ -234,8 +245,9 @@ def cp_decompose(
     best approximation need not exist: rank-three tensors can be limits of rank-two ones (border
     rank), and then the factors grow without bound while the error slowly tends to zero.
 
-    Raises ``ValueError`` for an order below two, ``rank < 1`` or ``steps < 0``. Works under ``jit`` with ``rank`` and
-    ``steps`` static. Half precision tensors are decomposed in float32, and the results rounded.
+    Raises:
+        ValueError: for an order below two, ``rank < 1`` or ``steps < 0``. Works under ``jit`` with ``rank`` and
+            ``steps`` static. Half precision tensors are decomposed in float32, and the results rounded.
 
     >>> w = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])
     >>> factors, error = cp_decompose(jax.random.key(0), w, rank=3, steps=100)

@@ -101,7 +101,10 @@ def rotary(
         interleaved: ``False`` pairs the entries i and i + d/2, the two halves, as in GPT-NeoX and Llama of Hugging
             Face; ``True`` pairs the entries 2i and 2i + 1, as in the paper, GPT-J and the published code of Llama.
 
-    Angles are computed in float32 or wider. Raises ``ValueError`` for odd ``rotary_dim`` and shapes that do not fit.
+    Angles are computed in float32 or wider.
+
+    Raises:
+        ValueError: for odd ``rotary_dim`` and shapes that do not fit.
 
     >>> x = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])  # (time, heads, head_dim)
     >>> print(rotary(x)[1].round(3))
@@ -155,7 +158,10 @@ def rotary_frequencies(
       :math:`f_i` for :math:`r_i` above ``high_frequency_factor``, :math:`f_i / s` below ``low_frequency_factor``, and
       in between :math:`(1 - m) f_i / s + m f_i` with m from 0 to 1, linear in :math:`r_i`.
 
-    Returns ``(rotary_dim / 2,)``. Raises ``ValueError`` for odd ``rotary_dim``.
+    Returns ``(rotary_dim / 2,)``.
+
+    Raises:
+        ValueError: for odd ``rotary_dim``.
 
     >>> print(rotary_frequencies(4, base=100.0), rotary_frequencies(4, base=100.0, scaling="linear", factor=2.0))
     [1.  0.1] [0.5  0.05]

@@ -82,8 +82,9 @@ def softmax_cross_entropy(
     Where ``where`` is False, loss and gradient are 0 and labels and scores may have any value: ``where=targets >= 0``
     for padding by -100, with ``weighted_mean`` for the mean over the rest.
 
-    Raises ``ValueError`` for a label out of range or a target that does not sum to 1 (known values, or
-    ``check=True``). Under ``jit`` a label out of range gives NaN.
+    Raises:
+        ValueError: for a label out of range or a target that does not sum to 1 (known values, or ``check=True``). Under
+            ``jit`` a label out of range gives NaN.
 
     >>> h = jnp.array([0.1, -0.8, 1.4, 1.1])
     >>> print([f"{loss:.4f}" for loss in softmax_cross_entropy(jnp.stack([h, h]), jnp.array([1, 2]))])
@@ -149,7 +150,8 @@ def distillation_loss(
 
     The gradient flows to the teacher as well: freeze it with ``jax.lax.stop_gradient``.
 
-    Raises ``ValueError`` for unequal shapes or a temperature that is not positive.
+    Raises:
+        ValueError: for unequal shapes or a temperature that is not positive.
 
     >>> print(f"{distillation_loss(jnp.array([2.0, 0.0]), jnp.array([0.0, 0.0]), temperature=2.0):.4f}")
     0.8133
@@ -185,8 +187,9 @@ def sigmoid_cross_entropy(
     last axis. The ratio of negative to positive examples balances the two. Where ``where`` is False, loss and gradient
     are 0.
 
-    Raises ``ValueError`` for unequal shapes, a ``pos_weight`` that is not positive, or for targets outside [0, 1]
-    (known values, or ``check=True``).
+    Raises:
+        ValueError: for unequal shapes, a ``pos_weight`` that is not positive, or for targets outside [0, 1] (known
+            values, or ``check=True``).
 
     >>> print([f"{loss:.4f}" for loss in sigmoid_cross_entropy(jnp.array([0.5, 1e4]), jnp.zeros(2))])
     ['0.9741', '10000.0000']
@@ -229,8 +232,9 @@ def nll(
     ``log_probs`` are the output of ``log_softmax``. For scores use ``softmax_cross_entropy``, which explains
     ``class_weights`` and ``where``.
 
-    Raises ``ValueError`` for shapes that do not fit, for a label out of range, or if the probabilities do not sum to
-    1 (known values, or ``check=True``). Under ``jit`` a label out of range gives NaN.
+    Raises:
+        ValueError: for shapes that do not fit, for a label out of range, or if the probabilities do not sum to 1 (known
+            values, or ``check=True``). Under ``jit`` a label out of range gives NaN.
 
     >>> print(f"{nll(jnp.log(jnp.array([0.25, 0.75])), jnp.array(0)):.4f}")
     1.3863
@@ -273,7 +277,9 @@ def zero_one_loss(
     point-mass prediction, which is 0 or infinite; its expectation over Y' is 1 - P(Y' = y). ``nll`` in bits bounds it
     from above, ``nll`` in nats does not: a wrong class costs at least log 2 = 0.69 nats.
 
-    Raises ``TypeError`` unless both are integers (or booleans), ``ValueError`` for unequal shapes.
+    Raises:
+        TypeError: unless both are integers (or booleans).
+        ValueError: for unequal shapes.
 
     >>> print(zero_one_loss(jnp.array([0, 1, 2]), jnp.array([0, 2, 1])))
     [0. 1. 1.]
@@ -299,7 +305,8 @@ def hinge_loss(
     once the margin y z is m. (The lecture's "hinge function" is ``relu``.) The subgradient at the corner is 0. With
     z = a - b, the difference of two scores, it is the margin ranking loss.
 
-    Raises ``ValueError`` for unequal shapes, or targets other than -1 and 1 (known values, or ``check=True``).
+    Raises:
+        ValueError: for unequal shapes, or targets other than -1 and 1 (known values, or ``check=True``).
 
     >>> print(hinge_loss(jnp.array([2.0, 0.5, 0.5]), jnp.array([1.0, 1.0, -1.0])))
     [0.  0.5 1.5]
@@ -336,7 +343,8 @@ def info_nce_loss(
     Where ``where`` is False, loss and gradient are 0, and the example is not a negative of the others. A row of zeros
     has similarity 0 to all.
 
-    Raises ``ValueError`` for unequal shapes or a temperature that is not positive.
+    Raises:
+        ValueError: for unequal shapes or a temperature that is not positive.
 
     >>> print([f"{loss:.4f}" for loss in info_nce_loss(jnp.eye(3), 2 * jnp.eye(3), temperature=1.0)])
     ['0.5514', '0.5514', '0.5514']

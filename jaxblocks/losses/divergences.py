@@ -84,7 +84,8 @@ def entropy(
     The derivative with respect to a probability that is exactly 0 is infinite; 0 is returned there, so that gradients
     with respect to scores stay finite when a softmax probability has been rounded to 0.
 
-    Raises ``ValueError`` unless ``p`` sums to 1 (known values, or ``check=True``).
+    Raises:
+        ValueError: unless ``p`` sums to 1 (known values, or ``check=True``).
 
     >>> print(f"{entropy(jnp.array([0.5, 0.25, 0.25]), base=2):.4f} bits")
     1.5000 bits
@@ -120,8 +121,9 @@ def cross_entropy(
     ``CrossEntropyLoss`` takes scores and labels: that is ``softmax_cross_entropy``.) Gradients are finite wherever
     Q_i > 0, and 0 is returned for an infinite derivative where P_i = Q_i = 0.
 
-    Raises ``TypeError`` for integer labels, ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1
-    (known values, or ``check=True``).
+    Raises:
+        TypeError: for integer labels.
+        ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
 
     >>> truth = jnp.array([0.5, 0.5])
     >>> print(f"{cross_entropy(truth, jnp.array([0.9, 0.1])):.4f}")
@@ -167,7 +169,8 @@ def kl_divergence(
     Gradients are finite wherever Q_i > 0. At P_i = 0 the derivative of P_i log P_i with respect to P_i is infinite;
     0 is used for it, so that gradients with respect to scores stay finite.
 
-    Raises ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
+    Raises:
+        ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
 
     >>> p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
     >>> print(f"{kl_divergence(p, q):.4f} nats = {kl_divergence(p, q, base=2):.4f} bits")
@@ -195,7 +198,8 @@ def jensen_shannon(
     JS(P, Q) = (D_KL(P || M) + D_KL(Q || M)) / 2 with M = (P + Q) / 2, in nats, or in bits with ``base=2``. Between 0
     and log 2, never negative. Its square root is a metric.
 
-    Raises ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
+    Raises:
+        ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
 
     >>> print(f"{jensen_shannon(jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), base=2):.4f} bit")
     1.0000 bit
@@ -220,7 +224,8 @@ def total_variation(
     d(P, Q) = sup_A |P(A) - Q(A)| over all sets A of classes = 1/2 sum_i |P_i - Q_i|; A = {i : P_i >= Q_i} attains it.
     A metric with values in [0, 1].
 
-    Raises ``ValueError`` for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
+    Raises:
+        ValueError: for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or ``check=True``).
 
     >>> print(total_variation(jnp.array([0.5, 0.5]), jnp.array([0.75, 0.25])))
     0.25
@@ -245,8 +250,9 @@ def lp_distance(
     d(P, Q) = (sum_i |P_i - Q_i|^r)^(1/r) with r = ``order``, a Python number >= 1; ``math.inf`` gives max_i
     |P_i - Q_i|. A metric for r >= 1 only: below 1 the triangle inequality fails. The subgradient at P = Q is 0.
 
-    Raises ``ValueError`` for ``order`` < 1, for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values,
-    or ``check=True``).
+    Raises:
+        ValueError: for ``order`` < 1, for unequal shapes, or if ``p`` or ``q`` does not sum to 1 (known values, or
+            ``check=True``).
 
     >>> p, q = jnp.array([0.5, 0.5]), jnp.array([0.9, 0.1])
     >>> print(f"{lp_distance(p, q, 1):.4f} {lp_distance(p, q, 2):.4f}")
@@ -278,8 +284,8 @@ def jensen_gap(
     and p_i = ``weights[i]``. Never negative for convex phi (Jensen's inequality), never positive for concave phi.
     D_KL(P || Q) is the gap of phi(x) = x log x at the points P_i / Q_i with weights Q_i.
 
-    Raises ``ValueError`` unless there is one weight per point and the weights sum to 1 (known values, or
-    ``check=True``).
+    Raises:
+        ValueError: unless there is one weight per point and the weights sum to 1 (known values, or ``check=True``).
 
     >>> print(jensen_gap(jnp.square, jnp.array([-1.0, 1.0]), jnp.array([0.5, 0.5])))
     1.0

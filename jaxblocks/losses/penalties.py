@@ -46,7 +46,8 @@ def l1_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     upper part. The lectures exclude biases; see ``l2_penalty`` for such a mask. Computed and returned in float32
     (float64 if an array is), also for half precision, where a sum over a whole net would lose most of its digits.
 
-    Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
+    Raises:
+        TypeError: for arrays that are not of real floating-point numbers, unless they are masked out.
 
     >>> print(l1_penalty({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}))
     3.5
@@ -66,7 +67,8 @@ def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
     ``mask`` selects the arrays to include: a boolean, or a tree of booleans with the structure of ``params`` or of its
     upper part. Computed and returned in float32 (float64 if an array is), also for half precision.
 
-    Raises ``TypeError`` for arrays that are not of real floating-point numbers, unless they are masked out.
+    Raises:
+        TypeError: for arrays that are not of real floating-point numbers, unless they are masked out.
 
     >>> params = ({"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([0.5])}, ())
     >>> print(l2_penalty(params))
@@ -88,7 +90,8 @@ def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Arr
     1/2 (u - x)^2 + t |u|. A gradient step on a loss with learning rate eta, followed by soft_threshold(., eta lambda),
     minimizes loss + lambda * l1 with exact zeros.
 
-    Raises ``ValueError`` for a negative threshold.
+    Raises:
+        ValueError: for a negative threshold.
 
     >>> print(soft_threshold(jnp.array([-1.25, 0.125, 0.75]), 0.25))
     [-1.   0.   0.5]

@@ -48,7 +48,8 @@ def mse(
     ``where`` masks examples (*batch) or entries (*batch, features): the mean is over the features that count, 0 where
     none does.
 
-    Raises ``ValueError`` for unequal shapes.
+    Raises:
+        ValueError: for unequal shapes.
 
     >>> print(mse(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [3.0, 3.0]])))
     [2.  0.5]
@@ -74,7 +75,8 @@ def mae(
     ``where`` masks examples (*batch) or entries (*batch, features): the mean is over the features that count, 0 where
     none does.
 
-    Raises ``ValueError`` for unequal shapes.
+    Raises:
+        ValueError: for unequal shapes.
 
     >>> print(mae(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0, 0.0], [3.0, 3.0]])))
     [1.  0.5]
@@ -100,7 +102,8 @@ def huber_loss(
 
     ``where`` masks examples (*batch) or entries (*batch, features), as in ``mse``.
 
-    Raises ``ValueError`` for unequal shapes or a ``delta`` that is not positive.
+    Raises:
+        ValueError: for unequal shapes or a ``delta`` that is not positive.
 
     >>> print(huber_loss(jnp.array([[0.5], [3.0]]), jnp.zeros((2, 1))))
     [0.125 2.5  ]
@@ -135,7 +138,8 @@ def gaussian_nll(
 
     ``where`` masks examples (*batch) or entries (*batch, features): the sum is over the features that count.
 
-    Raises ``ValueError`` for unequal shapes, or a variance that is not positive (known values).
+    Raises:
+        ValueError: for unequal shapes, or a variance that is not positive (known values).
 
     >>> print(f"{gaussian_nll(jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])):.4f}")
     2.4629
@@ -168,7 +172,8 @@ def poisson_nll(
 
     ``where`` masks examples (*batch) or entries (*batch, features): the sum is over the features that count.
 
-    Raises ``ValueError`` for unequal shapes, or targets below 0 (known values, or ``check=True``).
+    Raises:
+        ValueError: for unequal shapes, or targets below 0 (known values, or ``check=True``).
 
     >>> print(f"{poisson_nll(jnp.log(jnp.array([2.0])), jnp.array([3.0])):.4f}")
     1.7123
