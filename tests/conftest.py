@@ -18,12 +18,9 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
-# Compiled programs are cached on disk: with a full cache, a run takes a third of the time. Each process has its own
-# folder, since JAX does not lock the files while it writes them.
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR",
-    str(Path(__file__).parent.parent / ".cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main")),
-)
+# Compiled programs are cached on disk, for both processes: with a full cache, a run takes half of the time. A process
+# that reads a file while the other one writes it compiles anew.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide warnings about CPU features that XLA does not use
