@@ -56,7 +56,7 @@ def mutated(mutant: Mutant) -> tuple[Path, str]:
     return found[0].relative_to(ROOT), texts[found[0]].replace(mutant.before, mutant.after)
 
 
-def run_pytest(arguments: list[str], copy: Path, cache: Path):
+def run_pytest(arguments: list[str], copy: Path):
     """Runs in a process of its own."""
     import jax
     import pytest
@@ -66,16 +66,16 @@ def run_pytest(arguments: list[str], copy: Path, cache: Path):
         os.dup2(os.open(copy / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True  # two mutants of one size and one second would share it
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))  # that of `make test`
     sys.exit(pytest.main(arguments))
 
 
-def outcome_of(mutant: Mutant, copy: Path, cache: Path) -> str:
+def outcome_of(mutant: Mutant, copy: Path) -> str:
     """What the tests of a mutant say when they run in ``copy``."""
     file, text = mutated(mutant)
     (copy / file).write_text(text)
     arguments = ["-q", "-x", "-n", "0", f"tests/{mutant.tests}", *(["-k", mutant.pattern] if mutant.pattern else [])]
-    process = CONTEXT.Process(target=run_pytest, args=(arguments, copy, cache))
+    process = CONTEXT.Process(target=run_pytest, args=(arguments, copy))
     try:
         process.start()
         process.join()
@@ -95,7 +95,7 @@ def main():
     chosen = [m for m in read_mutants() if not options.only or any(part in m.module for part in options.only)]
     for mutant in chosen:
         mutated(mutant)  # raises before the first run
-    places = queue.SimpleQueue()
+    copies = queue.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.j) as pool:
         for worker in range(options.j):
             copy = Path(folder) / str(worker)
@@ -103,14 +103,14 @@ def main():
             for name in COPIED:
                 duplicate = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
                 duplicate(ROOT / name, copy / name)
-            places.put((copy, ROOT / ".cache" / "jax" / f"gw{worker}"))  # the caches of `make test`
+            copies.put(copy)
 
         def run(mutant):
-            place, start = places.get(), time.monotonic()
+            copy, start = copies.get(), time.monotonic()
             try:
-                outcome = outcome_of(mutant, *place)
+                outcome = outcome_of(mutant, copy)
             finally:
-                places.put(place)
+                copies.put(copy)
             print(f"{outcome:9}{time.monotonic() - start:5.0f} s  {mutant}", flush=True)
             return outcome
 
