@@ -259,6 +259,7 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     sides = [name for name in expected.named if name not in inputs]
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
+        repair = other_libraries.MISSING_OPTIONS.get(unknown[0], repair).format(name=public_name())
         known = f"side inputs among those that it reads ({', '.join(sorted(sides)) or 'none'})"
         require(False, known, ", ".join(map(repr, unknown)), repair, error=TypeError)
     given = len(args) + sum(name in kwargs for name in inputs)

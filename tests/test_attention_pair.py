@@ -744,3 +744,16 @@ def test_positions_by_name_are_rejected_when_built(sentences):
         Attention(2, score_bias="alibi")
     with pytest.raises(TypeError, match=r"layer to be an Attention, got Dense\(3\); pass the result of Attention"):
         CachedAttention(Dense(3), 4)
+
+
+def test_masks_are_given_once(sentences):
+    """A mask in ``attention_fn`` and one of the layer are not combined; a rule of positions is a score bias."""
+    rule = jnp.eye(4, dtype=bool)[None]
+    layer = Attention(2, attention_fn=functools.partial(attention, mask=rule))
+    x = jax.random.normal(jax.random.key(0), (4, 8))
+    params = layer.init(jax.random.key(1), x)
+    with pytest.raises(ValueError, match="Attention expected each option in attention_fn or from the layer, got both"):
+        layer.apply(params, x, mask=jnp.ones(4, bool))
+    bias = lambda heads, n_q, n_k, offset: jnp.where(jnp.broadcast_to(rule, (2, 4, 4)), 0.0, -jnp.inf)
+    by_bias = Attention(2, score_bias=bias).apply(params, x, mask=jnp.ones(4, bool))
+    np.testing.assert_allclose(by_bias, layer.apply(params, x), rtol=1e-6, atol=1e-6)

@@ -222,6 +222,15 @@ def test_a_directory_is_locked_until_its_process_is_killed(tmp_path, sentences):
     assert not (tmp_path / ".lock").exists()
 
 
+def test_a_sharding_that_does_not_fit_is_no_damage(tmp_path, sentences):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    save_checkpoint(tmp_path, {"w": jnp.arange(3.0)})
+    over = lambda *spec: jax.ShapeDtypeStruct((3,), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P(*spec)))
+    with pytest.raises(ValueError, match=r"load_checkpoint expected a sharding of ts/w that divides its shape \(3,\)"):
+        load_checkpoint(tmp_path, {"w": over("data")})
+    np.testing.assert_array_equal(load_checkpoint(tmp_path, {"w": over()})["w"], [0, 1, 2])
+
+
 def test_flipped_bits_and_truncated_files_are_detected(tmp_path):
     """For any byte of any file, loading returns the leaves unchanged or uses the previous checkpoint."""
     big = {"w": jnp.asarray(np.random.default_rng(0).normal(size=400), jnp.float32)}
@@ -439,6 +448,10 @@ def test_fit_skips_checkpoints_whose_record_it_cannot_read(tmp_path, whole):
         {**listed, "notes": {**notes, "config": []}},
         {**listed, "notes": {**notes, "first": "x"}},
         {**listed, "notes": {**notes, "first": 3}},
+        {**listed, "notes": {**notes, "first": 0.0}},
+        {**listed, "notes": {**notes, "config": {**notes["config"], "functions": ["net"]}}},
+        {**listed, "notes": {**notes, "config": {**notes["config"], "functions": {"net": [5]}}}},
+        {**listed, "notes": {**notes, "validations": [[1, {"loss": 10**400}]]}},
         {**listed, "notes": {**notes, "validations": [[1]]}},
         {**listed, "notes": {**notes, "validations": 3}},
         {**listed, "leaves": {name: leaves for name, leaves in listed["leaves"].items() if name != "history"}},
@@ -525,8 +538,14 @@ def test_functions_are_described_by_names_and_numbers():
 
     for function in (bounded(2.0), jax.jit(bounded(2.0))):
         assert describe_function(function)[0] == "bounded.<lambda>(scale=2.0)"
-    assert describe_function(functools.partial(jb.huber_loss, delta=3.0)) == ["partial(delta=3.0)", "huber_loss"]
+    assert describe_function(functools.partial(jb.huber_loss, delta=3.0)) == [
+        "partial(delta=3.0)",
+        "huber_loss(delta=1.0)",
+    ]
     assert describe_function(Weighted())[0].endswith("Weighted")
+    for scale in (np.float32(3), jnp.float32(3), 3):
+        assert describe_function(bounded(scale)) == ["bounded.<lambda>(scale=3.0)"]
+    assert describe_function(lambda outputs, y, power=2: y)[0].endswith("<lambda>(power=2.0)")
     net = lambda: jb.Serial(jb.Dense(2), Weighted())
     assert describe_function(net()) == describe_function(net())
     optimizers = [

@@ -328,6 +328,11 @@ HABITS = {
         r"a boolean mask.*pass lengths=..., or jnp.arange\(time\) < lengths\[..., None\]",
         lambda: LSTM(3).apply(CELL, X[None], lengths=jnp.array([2])),
     ),
+    "training": (
+        lambda: Dense(3).apply(Dense(3).init(jax.random.key(0), X), X, training=True),
+        "got 'training'; pass train=True to apply",
+        lambda: Serial(Dense(3), Dropout(0.1)).init(jax.random.key(0), X),
+    ),
     "mask and lengths": (
         lambda: LSTM(3).apply(CELL, X[None], mask=jnp.ones((1, 4), bool), lengths=jnp.array([2])),
         "mask or lengths, got both; leave lengths out",
@@ -409,6 +414,11 @@ def test_a_combinator_gives_the_layers_inside_by_place():
             net[place]
     with pytest.raises(LookupError, match="there is none; unpack the pair as init, apply = layer"):
         Dense(3)[0]
+
+
+def test_lengths_are_not_longer_than_the_sequences():
+    with pytest.raises(ValueError, match="expected lengths from 0 to 4, got lengths from -1 to 9"):
+        LSTM(3).apply(CELL, jnp.stack([X, X]), lengths=jnp.array([9, -1]))
 
 
 def test_lengths_are_a_mask():

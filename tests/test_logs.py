@@ -226,3 +226,14 @@ def test_unwritable_log_does_not_stop_training(tmp_path):
     assert int(fitted.ts.step) == 10 and len((tmp_path / "loss.csv").read_text().splitlines()) == 11
     with pytest.raises(OSError, match="A log cannot be written: .*Pass another path"):
         go(callbacks=[csv_log(tmp_path)])
+
+
+def test_an_empty_file_gets_a_header_again(tmp_path):
+    path = tmp_path / "loss.csv"
+    path.touch()
+    log, run = csv_log(path), Run(steps=4, start=2, columns=["step", "loss"])
+    log.on_start(run)
+    run.rows = [{"step": 3, "loss": 0.5}]
+    log.on_step(run)
+    log.on_end(run)
+    assert path.read_text() == "step,loss\n3,0.5\n"

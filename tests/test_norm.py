@@ -642,6 +642,16 @@ def test_group_norm_between_layer_and_instance_norm():
     assert np.abs(group(X, groups=2, spatial=1) - layer).max() > 0.1
 
 
+def test_batch_norm_of_values_whose_squares_overflow_is_not_a_number():
+    layer, x = BatchNorm(), 3e19 * jnp.array([[1.0], [-1.0]])
+    with jax.debug_nans(False):
+        outputs, state = layer.apply(*layer.init(jax.random.key(0), x), x, train=True)
+    assert np.isnan(outputs).all() and np.isnan(state["variance"]).all()
+    np.testing.assert_allclose(
+        layer.apply(*layer.init(jax.random.key(0), x), x / 100, train=True)[0], [[1], [-1]], 1e-6
+    )
+
+
 # ---- large values and half precision ---------------------------------------------------------
 
 

@@ -506,7 +506,7 @@ def test_sweep_over_hyperparameters_by_vmap():
             return softmax_cross_entropy(outputs, optax.smooth_labels(y, smoothing))
 
         net, optimizer = Serial(Dense(4), drop, Dense(2)), optax.chain(optax.adam(rate), ema_params(decay))
-        step = train_step(net, loss, optimizer).__wrapped__
+        step = train_step(net, loss, optimizer)
         ts, values = lax.scan(lambda ts, _: step(ts, x, y), init_train_state(key, net, optimizer, x), length=3)
         return values, get_ema(ts), ts.params
 
@@ -515,6 +515,22 @@ def test_sweep_over_hyperparameters_by_vmap():
     for i, options in enumerate(sweep):
         close(jax.tree.map(lambda a, i=i: a[i], together), jax.jit(lambda options=options: train(*options))(), 2e-5)
     assert abs(together[0][0] - together[0][1]).min() > 1e-3
+
+
+def test_steps_run_inside_transformations():
+    """A step under ``jit``, ``scan`` and ``vmap`` equals the step alone; no warning about donation."""
+    (x, y), optimizer = line(8), optax.sgd(0.1)
+    step = train_step(Dense(1), mse, optimizer)
+    start = lambda: init_train_state(jax.random.key(0), Dense(1), optimizer, x)
+    values = []
+    ts = start()
+    for _ in range(3):
+        ts, value = step(ts, x, y)
+        values.append(float(value))
+    scanned = lax.scan(lambda ts, _: step(ts, x, y), start(), length=3)[1]
+    mapped = jax.vmap(lambda ts: step(ts, x, y)[1])(jax.tree.map(lambda a: jnp.stack([a, a]), start()))
+    np.testing.assert_allclose(scanned, values, rtol=1e-6)
+    np.testing.assert_allclose([jax.jit(step)(start(), x, y)[1], *mapped], [values[0]] * 3, rtol=1e-6)
 
 
 def test_injected_hyperparameters_are_swept_by_one_compiled_step():

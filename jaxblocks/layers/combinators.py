@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from jaxblocks import ad
-from jaxblocks.checks import NonNegativeInt, describe, require
+from jaxblocks.checks import NonNegativeInt, check_range, describe, require
 from jaxblocks.children import (
     Child,
     apply_child,
@@ -139,7 +139,7 @@ def Residual(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
 @builder
 def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
-    r"""A layer that training does not change: its params have no gradient, and it always runs in evaluation mode.
+    r"""A layer whose params have no gradient and which always runs in evaluation mode.
 
     Batch norm inside uses its running statistics and keeps them, and dropout is the identity, whatever ``train`` is for
     the layers around it; without this, a training step would update the statistics of a backbone whose params are
@@ -147,7 +147,7 @@ def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
     Gradients with respect to the inputs are those of the layer.
 
     Gradients of the params are 0, and so are their updates by most optimizers. Weight decay changes params without a
-    gradient: exclude them by ``optax.masked`` and `jaxblocks.selectors.select`.
+    gradient too; exclude them: ``optax.adamw(1e-3, mask=lambda params: select(params, "**", "!backbone/**"))``.
 
     Args:
         layer: any layer, for instance ``Serial`` of a pretrained backbone.
@@ -386,6 +386,7 @@ def _mask_of(mask, lengths, shape):
         require(mask is None, "mask or lengths", "both", "leave lengths out, or combine them in the mask")
         expected = f"integer lengths of shape {shape[:-1]}, one for each sequence"
         require(jnp.issubdtype(lengths.dtype, jnp.integer) and lengths.shape == shape[:-1], expected, lengths)
+        check_range("lengths", lengths, 0, shape[-1], "count the valid entries after cutting or padding the sequences")
         lengths = lengths.astype(int)  # positions beyond 255 do not fit in uint8
         return jnp.broadcast_to(jnp.arange(shape[-1]), shape) < lengths[..., None]
     if mask is not None:

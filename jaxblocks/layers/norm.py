@@ -179,6 +179,7 @@ def BatchNorm(
             x = jnp.where(expand_mask(mask, x), x, 0)
         if train:
             mean, variance, count = moments_and_count(x, over, mask, axis_name)
+            variance = jnp.where(jnp.isinf(variance), jnp.nan, variance)  # squares that overflow would give outputs 0
             most = math.prod(x.shape[a] for a in over) * (1 if axis_name is None else lax.psum(1, axis_name))
             if most < 2:  # `updated` handles a mask, whose values may be traced
                 repair = "pass a batch of at least two (to init_train_state as well), or under vmap pass axis_name="

@@ -302,6 +302,8 @@ def _read(path, trees, optional):
         raise RejectedError(f"is of another model: {differences}")
     names = [*trees, *(name for name in optional if name in stored)]
     likes = {name: _named(trees[name]) if name in trees else {} for name in names}
+    for place, like in ((f"{name}/{place}", like) for name in names for place, like in likes[name].items()):
+        _check_sharding(place, like)
     ocp = require_orbax()
     try:
         abstract = {
@@ -330,6 +332,18 @@ def _read(path, trees, optional):
             arrays[name][place] = a
     found = {name: rebuild(trees[name], arrays[name]) if name in trees else arrays[name] for name in names}
     return found, listed["notes"]
+
+
+def _check_sharding(place: str, like: Any) -> None:
+    """Raise a ``ValueError`` where the sharding of an expected leaf does not fit its shape."""
+    sharding = getattr(like, "sharding", None)
+    if sharding is None:
+        return
+    try:
+        sharding.shard_shape(like.shape)
+    except ValueError:
+        expected = f"a sharding of {place} that divides its shape {like.shape}"
+        require(False, expected, str(sharding), "choose another axis, or leave this leaf unsharded")
 
 
 def _read_list(path) -> dict:

@@ -5,6 +5,10 @@ import inspect
 import re
 from typing import Any
 
+import jax
+import numpy as np
+from jax.core import Tracer
+
 from jaxblocks.core import Layer, StatefulLayer
 
 __all__ = ["describe_function"]
@@ -42,13 +46,22 @@ def _describe(function, found: list[str], seen: set[int]) -> None:
         function = inspect.unwrap(function)  # of jax.jit and other decorators
         code = getattr(function, "__code__", None)
         inside = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=False)) if code else {}
+        defaults = inspect.signature(function).parameters.values() if code else ()
+        inside |= {p.name: p.default for p in defaults if _is_number(p.default)}
         name = getattr(function, "__qualname__", type(function).__name__).replace(".<locals>", "")
-    numbers = [f"{key}={value!r}" for key, value in inside.items() if isinstance(value, (bool, int, float))]
+    numbers = [f"{key}={float(value)!r}" for key, value in inside.items() if _is_number(value)]  # type: ignore[arg-type]
     found.append(f"{name}({', '.join(numbers)})" if numbers else name)
     for value in inside.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
             if callable(one) and not isinstance(one, type):
                 _describe(one, found, seen)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, of Python, NumPy or JAX."""
+    if isinstance(value, (np.generic, jax.Array)) and not isinstance(value, Tracer):
+        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
+    return isinstance(value, (bool, int, float))
 
 
 def _content(cell):

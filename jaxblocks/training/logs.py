@@ -116,7 +116,9 @@ def csv_log(path: str | os.PathLike, *, every: PositiveInt = 1) -> Callback:
     def begin(step, columns):
         nonlocal file, names
         names = columns
-        kept = _kept_lines(target, names, step) if step and target.exists() else [_line(names)]
+        kept = (
+            _kept_lines(target, names, step) if step and target.exists() and target.stat().st_size else [_line(names)]
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         new = target.with_name(f".{target.name}.new")
         new.write_text("".join(kept), encoding="utf-8", newline="\n")

@@ -182,11 +182,14 @@ def _read_record(trees: dict, notes: dict) -> dict[str, Any] | None:
         if best is not None:
             best = checkpoint.rebuild((ts.params, ts.state), best)
         shapes = [[np.shape(a) for a in jax.tree.leaves(tree)] for tree in (best, (ts.params, ts.state))]
-        if not isinstance(notes["config"], dict) or (best is not None and shapes[0] != shapes[1]):
+        functions = notes["config"].get("functions", {})
+        if not all(isinstance(part, str) for parts in functions.values() for part in parts):
+            raise TypeError("descriptions of functions that are not lists of strings")
+        if type(notes["first"]) is not int or (best is not None and shapes[0] != shapes[1]):
             raise ValueError("the best params of another net")
         if notes["first"] + len(losses) != int(ts.step) or any(np.shape(loss) for loss in losses):
             raise ValueError("the losses of other steps")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise RejectedError("is of another program: its history and notes are not those of fit") from error
     record = {"losses": losses, "validations": validations, "best": best, "first": notes["first"]}
     return record | {"config": notes["config"]}

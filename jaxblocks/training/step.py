@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import optax
+from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from jaxblocks.checks import require
@@ -38,8 +39,8 @@ def train_step(
 
     and ``value`` is :math:`J` before the step. The buffers of ``ts`` are donated: use each training state for one step
     and continue with the one that the step returns, ``ts, value = step(ts, x, y)``; copy a state for later use with
-    ``jax.tree.map(jnp.copy, ts)`` before the step. ``step.__wrapped__`` is the same function without
-    ``jit`` and donation.
+    ``jax.tree.map(jnp.copy, ts)`` before the step. Inside of other transformations (``scan``, ``vmap``,
+    ``jit``) nothing is donated; ``step.__wrapped__`` is the same function without ``jit`` and donation.
 
     Args:
         net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
@@ -74,7 +75,7 @@ def train_step(
         def train(learning_rate):
             optimizer = optax.adam(learning_rate)
             ts = init_train_state(key, net, optimizer, x[:64])
-            step = train_step(net, loss, optimizer).__wrapped__
+            step = train_step(net, loss, optimizer)
             return jax.lax.scan(lambda ts, batch: step(ts, *batch), ts, batches)
 
         ts, values = jax.jit(jax.vmap(train))(jnp.array([1e-4, 1e-3, 1e-2]))
@@ -124,12 +125,14 @@ def train_step(
         params, state, opt_state = without_weak_types((params, state, opt_state))
         return TrainState(params, state, opt_state, ts.key, ts.step + 1), value
 
-    jitted = jax.jit(step, donate_argnums=0)
+    jitted, without_donation = jax.jit(step, donate_argnums=0), jax.jit(step)
 
     @functools.wraps(step)
     def step_of_own_state(ts, x, y, /, **side):
-        is_deleted = getattr(getattr(ts, "step", None), "is_deleted", None)
-        if is_deleted is not None and is_deleted():  # JAX's error would not say why
+        count = getattr(ts, "step", None)
+        if isinstance(count, Tracer):  # inside another transformation there are no buffers to donate
+            return without_donation(ts, x, y, **side)
+        if isinstance(count, jax.Array) and count.is_deleted():  # JAX's error would not say why
             check_not_donated(ts)
         return jitted(ts, x, y, **side)
 

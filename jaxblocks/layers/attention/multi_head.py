@@ -83,7 +83,7 @@ def Attention(
             and query i has i + time_k - time_q, as with the default ``offset`` of `attention`, in cross-attention too.
         score_bias: a function ``score_bias(heads, time_q, time_k, offset)``, such as ``alibi``, or a layer of the
             positions of queries and keys, such as `RelativePositionBias`; added to the scores like the ``bias`` of
-            `attention`.
+            `attention`. A rule of positions (dilated, block-diagonal) is one that is -inf where it forbids a key.
         dropout: the rate of the dropout of weights; above 0, ``apply`` reads ``train`` (a Python bool) and ``key``.
         attention_fn: the function of queries, keys and values, ``(*batch, time, heads, features)``. All options of
             `attention` can be set, as in ``functools.partial(attention, soft_cap=30.0, sliding_window=64)``. With

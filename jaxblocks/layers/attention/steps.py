@@ -74,6 +74,9 @@ class MultiHead(NamedTuple):
             expected = f"a key in training for dropout={self.dropout}"
             require(key is not None, expected, "none", "pass key=jax.random.key(0) to apply")
             options |= {"dropout": self.dropout, "key": key}
+        twice = sorted(options.keys() & getattr(self.attention_fn, "keywords", {}).keys() - {"causal"})
+        repair = "write a rule of positions as score_bias, -inf where it forbids a key; pass masks as mask="
+        require(not twice, "each option in attention_fn or from the layer", f"both for {', '.join(twice)}", repair)
         return self.attention_fn(q, k, v, **options)
 
     def join(self, params, out):
