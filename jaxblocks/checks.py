@@ -318,6 +318,8 @@ def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str])
         expected = f"at most {len(positional)} arguments by position ({names})"
         require(False, expected, f"{len(args)} of them", repair, error=TypeError)
     repair = f"write {name}(..., {missing[0]}=...)"
+    if args and missing[0] in [one for one, _ in positional]:
+        repair = f"write {name}({names})"
     if not args and positional and missing[0] == positional[0][0] == "x":
         repair = f"pass an array; as a layer it is {name}, without a call"
     foreign = [one for one in kwargs if _is_synonym(one, missing[0])]

@@ -551,6 +551,7 @@ def test_functions_are_described_by_names_and_numbers():
     optimizers = [
         *(optax.sgd(0.1), optax.sgd(0.2), optax.adam(0.1), optax.adamw(0.1), optax.adam(0.1, b1=0.8), optax.nadam(0.1)),
         *(optax.sgd(optax.cosine_decay_schedule(rate, 9)) for rate in (0.1, 0.2)),
+        *(optax.inject_hyperparams(optax.sgd)(learning_rate=rate) for rate in (0.1, 0.2)),
     ]
     described = [tuple(describe_function(one)) for one in optimizers]
     assert len(set(described)) == len(described)

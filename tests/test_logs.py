@@ -228,9 +228,10 @@ def test_unwritable_log_does_not_stop_training(tmp_path):
         go(callbacks=[csv_log(tmp_path)])
 
 
-def test_an_empty_file_gets_a_header_again(tmp_path):
+@pytest.mark.parametrize("text", [b"", b"\xef\xbb\xbfstep,loss\r\n"])
+def test_files_without_a_header_or_of_other_programs_are_continued(tmp_path, text):
     path = tmp_path / "loss.csv"
-    path.touch()
+    path.write_bytes(text)
     log, run = csv_log(path), Run(steps=4, start=2, columns=["step", "loss"])
     log.on_start(run)
     run.rows = [{"step": 3, "loss": 0.5}]

@@ -517,6 +517,16 @@ def test_sweep_over_hyperparameters_by_vmap():
     assert abs(together[0][0] - together[0][1]).min() > 1e-3
 
 
+def test_the_order_of_arguments_is_part_of_the_repair(sentences):
+    x = jnp.ones((2, 3))
+    params = Dense(1).init(jax.random.key(0), x)
+    with pytest.raises(
+        TypeError, match=r"predict expected the argument x, got none; write predict\(net, params, state, x"
+    ):
+        predict(Dense(1), params, x)
+    np.testing.assert_array_equal(predict(Dense(1), params, (), x), Dense(1).apply(params, x))
+
+
 def test_steps_run_inside_transformations():
     """A step under ``jit``, ``scan`` and ``vmap`` equals the step alone; no warning about donation."""
     (x, y), optimizer = line(8), optax.sgd(0.1)

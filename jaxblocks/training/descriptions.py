@@ -31,7 +31,10 @@ def describe_function(function: Any) -> list[str]:
     if isinstance(function, (Layer, StatefulLayer)):  # addresses differ between processes
         return [line.strip() for line in re.sub(r" at 0x[0-9a-f]+", "", repr(function)).splitlines()]
     found: list[str] = []
-    _describe(getattr(function, "update", function), found, set())
+    seen: set[int] = set()
+    is_optimizer = hasattr(function, "init") and hasattr(function, "update")
+    for part in (function.init, function.update) if is_optimizer else (function,):
+        _describe(part, found, seen)
     return found
 
 
@@ -49,6 +52,8 @@ def _describe(function, found: list[str], seen: set[int]) -> None:
         defaults = inspect.signature(function).parameters.values() if code else ()
         inside |= {p.name: p.default for p in defaults if _is_number(p.default)}
         name = getattr(function, "__qualname__", type(function).__name__).replace(".<locals>", "")
+    for value in [value for value in inside.values() if isinstance(value, dict)]:
+        inside = {**value, **inside}
     numbers = [f"{key}={float(value)!r}" for key, value in inside.items() if _is_number(value)]  # type: ignore[arg-type]
     found.append(f"{name}({', '.join(numbers)})" if numbers else name)
     for value in inside.values():

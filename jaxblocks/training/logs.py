@@ -238,7 +238,8 @@ def _line(values) -> str:
 
 def _kept_lines(path: Path, names, step) -> list[str]:
     """The header and the complete rows of a CSV file up to a step; rows with a damaged byte are removed."""
-    header, *lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    text = path.read_bytes().decode("utf-8-sig", errors="replace")  # other programs add a mark, and end lines by \r\n
+    header, *lines = text.replace("\r\n", "\n").split("\n")
     if header != _line(names)[:-1] and _DAMAGED not in header:
         expected = f"the columns of {path}, {header}, to continue that file"
         require(False, expected, _line(names).strip(), "pass another path")
