@@ -18,7 +18,7 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
-# Compiled programs are cached on disk, for both processes: with a full cache, a run takes half of the time. A process
+# Compiled programs are cached on disk, for both processes: a second run takes less time. A process
 # that reads a file while the other one writes it compiles anew.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
