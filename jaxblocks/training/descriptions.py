@@ -54,7 +54,7 @@ def _describe(function, found: list[str], seen: set[int]) -> None:
         name = getattr(function, "__qualname__", type(function).__name__).replace(".<locals>", "")
     for value in [value for value in inside.values() if isinstance(value, dict)]:
         inside = {**value, **inside}
-    numbers = [f"{key}={float(value)!r}" for key, value in inside.items() if _is_number(value)]  # type: ignore[arg-type]
+    numbers = [f"{key}={_number(value)!r}" for key, value in inside.items() if _is_number(value)]
     found.append(f"{name}({', '.join(numbers)})" if numbers else name)
     for value in inside.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
@@ -67,6 +67,11 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, (np.generic, jax.Array)) and not isinstance(value, Tracer):
         return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
     return isinstance(value, (bool, int, float))
+
+
+def _number(value: Any) -> bool | float:
+    """A number as a float, since optax converts some of them at the first call."""
+    return value if isinstance(value, bool) else float(value)
 
 
 def _content(cell):
