@@ -652,6 +652,13 @@ def test_batch_norm_of_values_whose_squares_overflow_is_not_a_number():
     )
 
 
+def test_instance_norm_never_averages_a_variance_that_overflows():
+    layer, x = InstanceNorm(spatial=1, stateful=True), 3e19 * jnp.array([[[1.0], [-1.0]]])
+    with jax.debug_nans(False):
+        _, state = layer.apply(*layer.init(jax.random.key(0), x), x, train=True)
+        assert np.isnan(state["variance"]).all()
+
+
 # ---- large values and half precision ---------------------------------------------------------
 
 

@@ -178,8 +178,7 @@ def BatchNorm(
         if mask is not None:
             x = jnp.where(expand_mask(mask, x), x, 0)
         if train:
-            mean, variance, count = moments_and_count(x, over, mask, axis_name)
-            variance = jnp.where(jnp.isinf(variance), jnp.nan, variance)  # squares that overflow would give outputs 0
+            mean, variance, count = _measure(x, over, mask, axis_name)
             most = math.prod(x.shape[a] for a in over) * (1 if axis_name is None else lax.psum(1, axis_name))
             if most < 2:  # `updated` handles a mask, whose values may be traced
                 repair = "pass a batch of at least two (to init_train_state as well), or under vmap pass axis_name="
@@ -191,15 +190,11 @@ def BatchNorm(
 
     def updated(state, mean, variance, count):
         """The running statistics after one more batch, with ``count`` entries for each statistic."""
-        updates = state["updates"] + 1
-        weight = _weight_of_update(updates, momentum, state_dtype)
+        moved = _moved(state, momentum, *(each.reshape(state["mean"].shape) for each in (mean, variance)))
         counts = count if isinstance(count, int) else jnp.broadcast_to(count, mean.shape).reshape(state["mean"].shape)
         enough = counts >= 2  # the variance of one entry is 0, and evaluation would divide by it
-        moved = {}
-        for name, batch in (("mean", mean), ("variance", variance)):
-            old, batch = state[name], batch.reshape(state[name].shape).astype(state_dtype)
-            moved[name] = jnp.where(enough, old + weight * (batch - old), old)
-        return {**moved, "updates": jnp.where(jnp.any(enough), updates, state["updates"])}
+        enough_for = {"mean": enough, "variance": enough, "updates": jnp.any(enough)}
+        return {name: jnp.where(enough_for[name], moved[name], state[name]) for name in moved}
 
     return StatefulLayer(init, apply)
 
@@ -520,14 +515,9 @@ def InstanceNorm(
         require(several, "more than one position to average over in training", x, "pass stateful=False, or larger x")
         if x.size == 0:  # no example
             return stateless.apply(params, x), state
-        mean, variance, _ = moments_and_count(x, positions)
-        updates = state["updates"] + 1
-        weight = _weight_of_update(updates, momentum, state_dtype)
-        moved = {"updates": updates}
-        for name, each in (("mean", mean), ("variance", variance)):
-            batch = each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0)
-            moved[name] = state[name] + weight * (batch - state[name])
-        return stateless.apply(params, x), moved
+        mean, variance, _ = _measure(x, positions)
+        means = (each.astype(state_dtype).reshape(-1, x.shape[-1]).mean(0) for each in (mean, variance))
+        return stateless.apply(params, x), _moved(state, momentum, *means)
 
     return StatefulLayer(init, apply)
 
@@ -558,13 +548,25 @@ def _measured(state, running):
     return [jnp.where(measured, statistic, jnp.nan) for statistic in running]
 
 
-def _weight_of_update(updates, momentum, dtype):
-    """The weight (1 - p) / (1 - p^k) of batch k in a weighted average; by expm1 it is exactly 1 for k = 1."""
+def _measure(x, axes, mask=None, axis_name=None):
+    """`moments_and_count`, with NaN for a variance that overflows; divided by infinity, outputs would be 0."""
+    mean, variance, count = moments_and_count(x, axes, mask, axis_name)
+    return mean, jnp.where(jnp.isinf(variance), jnp.nan, variance), count
+
+
+def _moved(state, momentum, mean, variance):
+    """The running statistics after one more batch.
+
+    Batch k has the weight (1 - p) / (1 - p^k) in their weighted average; by expm1 it is exactly 1 for k = 1.
+    """
+    dtype, updates = state["mean"].dtype, state["updates"] + 1
     if isinstance(momentum, jax.Array):
         log_past = jnp.log(momentum.astype(dtype))
     else:  # in double precision
         log_past = jnp.asarray(math.log(momentum) if momentum else -math.inf, dtype)
-    return jnp.expm1(log_past) / jnp.expm1(updates.astype(dtype) * log_past)
+    weight = jnp.expm1(log_past) / jnp.expm1(updates.astype(dtype) * log_past)
+    move = lambda old, batch: old + weight * (batch.astype(dtype) - old)
+    return {"mean": move(state["mean"], mean), "variance": move(state["variance"], variance), "updates": updates}
 
 
 # ---- shared functions ------------------------------------------------------------------------

@@ -52,8 +52,7 @@ def _describe(function, found: list[str], seen: set[int]) -> None:
         defaults = inspect.signature(function).parameters.values() if code else ()
         inside |= {p.name: p.default for p in defaults if _is_number(p.default)}
         name = getattr(function, "__qualname__", type(function).__name__).replace(".<locals>", "")
-    for value in [value for value in inside.values() if isinstance(value, dict)]:
-        inside = {**value, **inside}
+    inside |= {name: one for value in inside.values() if isinstance(value, dict) for name, one in value.items()}
     numbers = [f"{key}={_number(value)!r}" for key, value in inside.items() if _is_number(value)]
     found.append(f"{name}({', '.join(numbers)})" if numbers else name)
     for value in inside.values():

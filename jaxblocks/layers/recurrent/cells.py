@@ -1,6 +1,7 @@
 """The simple recurrent cell and the gated recurrent unit."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
@@ -128,21 +129,10 @@ def RNNCell(
 
     Source: Cevher, Mathematics of Data, "Recurrent layers".
     """
-    draw, check_drawn = params_of_gates(
+    params = params_of_gates(
         1, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
-
-    def init(key, x: Float[ArrayOrShape, "*batch in"]):
-        return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
-
-    def apply(params, hidden, x: Float[Array, "*batch in"]):
-        check_drawn(params)
-        x = x if dtype is None else x.astype(dtype)
-        check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
-        hidden = rnn_step(x, hidden, **params, activation=activation)
-        return hidden, hidden
-
-    return StatefulLayer(init, apply)
+    return _cell(partial(rnn_step, activation=activation), features, *params, dtype)
 
 
 @builder
@@ -174,9 +164,14 @@ def GRUCell(
 
     Source: Cho et al. 2014, arXiv:1406.1078; Cevher, Mathematics of Data, "Recurrent layers".
     """
-    draw, check_drawn = params_of_gates(
+    params = params_of_gates(
         3, features, use_bias, recurrent_bias, kernel_init, recurrent_kernel_init, bias_init, param_dtype
     )
+    return _cell(partial(gru_step, reset=reset), features, *params, dtype)
+
+
+def _cell(step, features, draw, check_drawn, dtype) -> StatefulLayer:
+    """The cell whose carry is its output, ``step(x, hidden, **params)``."""
 
     def init(key, x: Float[ArrayOrShape, "*batch in"]):
         return draw(key, x), jnp.zeros((*x.shape[:-1], features), dtype or x.dtype)
@@ -185,7 +180,7 @@ def GRUCell(
         check_drawn(params)
         x = x if dtype is None else x.astype(dtype)
         check_carry(hidden, jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype))
-        hidden = gru_step(x, hidden, **params, reset=reset)
+        hidden = step(x, hidden, **params)
         return hidden, hidden
 
     return StatefulLayer(init, apply)
