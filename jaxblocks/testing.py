@@ -444,6 +444,45 @@ def numpy_params(case: Case) -> None:
     assert as_shapes(got) == as_shapes((outputs, after)), "apply gives other shapes for params that are NumPy arrays."
 
 
+def wrong_params_rejected(case: Case) -> bool | None:
+    """Params of another name or shape raise an error of the form "expected ..., got ...", before they broadcast."""
+    params, state, outputs, _ = case._eager
+    places = jax.tree_util.tree_leaves_with_path(params)
+    renamed = {path[:-1]: path for path, _ in places if isinstance(path[-1], jax.tree_util.DictKey)} if places else {}
+    repair = "call jaxblocks.checks.check_params(params, kernel=(None, features)) in apply, with its names and shapes"
+    for path, leaf in places:
+        single = leaf.ndim > 0 and leaf.shape[-1] > 1  # which would broadcast
+        shape = (*leaf.shape[:-1], 1) if single else (1, *leaf.shape)
+        wrong = {f"of shape {shape}": _replaced(params, path, jax.ShapeDtypeStruct(shape, leaf.dtype))}
+        if renamed.get(path[:-1]) == path:
+            wrong["of another name"] = _replaced(params, path)
+        for how, changed in wrong.items():
+            what = f"{jax.tree_util.keystr(path, simple=True, separator='/')} {how}"
+            try:
+                got = jax.eval_shape(lambda params, state: _apply(case, params, state, case.inputs)[0], changed, state)
+            except Exception as error:
+                if not re.search(r" expected .+, got ", str(error)):
+                    raise AssertionError(
+                        f"for a param {what} apply raises {type(error).__name__}: {error}; {repair}."
+                    ) from error
+            else:
+                assert got != as_shapes(outputs), f"apply accepts a param {what}; {repair}."
+    return None if places else False
+
+
+def _replaced(tree: Tree, path: tuple, value: Any = None) -> Tree:
+    """The tree with ``value`` at a path; without a value, the key of the last dict is another one."""
+    if not path:
+        return value
+    place, *rest = path
+    if isinstance(place, jax.tree_util.DictKey):
+        if not rest and value is None:
+            return {f"{name} " if name == place.key else name: each for name, each in tree.items()}
+        return {**tree, place.key: _replaced(tree[place.key], tuple(rest), value)}
+    entries = [_replaced(each, tuple(rest), value) if i == place.idx else each for i, each in enumerate(tree)]
+    return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
+
+
 def empty_batch(case: Case) -> bool | None:
     """A batch without examples gives outputs without examples."""
     if case.mixes_batch:
@@ -541,6 +580,7 @@ LAWS: dict[str, Law] = {
         no_leaks,
         finite_gradients,
         numpy_params,
+        wrong_params_rejected,
         empty_batch,
         unknown_side_input_rejected,
         key_used_once,

@@ -146,6 +146,10 @@ def scaled_by_one(key, x):
     return {"scale": jnp.ones(3, jnp.float32)}
 
 
+def unchecked(params, x):
+    return x * jnp.broadcast_to(params["scale"], x.shape).astype(x.dtype)
+
+
 def flattening(params, x):
     return x.reshape(*x.shape[:-1], -1)
 
@@ -171,6 +175,7 @@ BROKEN = {
     "derivatives_agree": Layer(no_params, wrong_derivative),
     "finite_gradients": Layer(no_params, exploding),
     "numpy_params": Layer(scaled_by_one, updating_in_place),
+    "wrong_params_rejected": Layer(lambda key, x: {"scale": jnp.ones(x.shape[-1:], jnp.float32)}, unchecked),
     "empty_batch": Layer(no_params, flattening),
     "init_reads_shapes": Layer(reading_values, scaling),
     "jit_is_eager": Layer(no_params, counting),
@@ -210,8 +215,9 @@ def test_errors_describe_shapes(layer, words):
 
 
 def test_check_layer_passes_good_layers_and_names_its_laws():
-    assert check_layer(Noise(), jnp.ones((3, 2)), train=True) == tuple(LAWS)
+    assert set(LAWS) - set(check_layer(Noise(), jnp.ones((3, 2)), train=True)) == {"wrong_params_rejected"}
     assert set(LAWS) - set(check_layer(Center(), jnp.ones((3, 2)), train=True, mixes_batch=True)) == {
+        "wrong_params_rejected",  # neither layer has params
         "vmap_is_batch",
         "independence",
         "empty_batch",

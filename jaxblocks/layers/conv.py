@@ -159,6 +159,7 @@ def conv_transpose(
         cut.append((span - 1 - low, size - (h - 1) * s - 1 + low))
     flipped = jnp.flip(_swap(kernel.astype(x.dtype), groups), range(axes))
     y = _correlate(x, flipped, (1,) * axes, tuple(cut), strides, dilations, groups)
+    require(bias is None or bias.shape == y.shape[-1:], f"bias of shape {y.shape[-1:]}", bias)
     return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 

@@ -4,13 +4,14 @@ A kernel is any array named ``kernel`` with at least two axes in the params of t
 the outputs.
 """
 
+import math
 from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxblocks.checks import PositiveInt, check_values, require
+from jaxblocks.checks import PositiveInt, check_values, describe, require
 from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder, declared_by
 from jaxblocks.precision import widen
@@ -171,6 +172,11 @@ def _check_paths(what, tree, kernels, *names):
     expected = _beside({path: dict.fromkeys(names, 0) for path in kernels})
     expected, got = (", ".join(_path(path) for path, _ in jax.tree.leaves_with_path(t)) for t in (expected, tree))
     require(expected == got, f"{what} with values at {expected}", got or "none", "pass those that its own init made")
+    for path, kernel in kernels.items():
+        for name, vector in _at(tree, path).items():
+            size = math.prod(kernel.shape[:-1]) if name == "inner" else kernel.shape[-1]
+            expected = f"{name} of shape ({size},) for {path} {describe(kernel)}"
+            require(vector.shape == (size,), expected, vector, "pass those that its own init made")
 
 
 def _path(path):

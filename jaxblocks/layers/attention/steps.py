@@ -32,15 +32,9 @@ class MultiHead(NamedTuple):
 
     def init(self, key, q, k, v) -> dict:
         """Params for these inputs; only their shapes are read."""
-        d, kv_heads = self.width(q), self.kv_heads or self.heads
-        shapes = {
-            "query": (q.shape[-1], self.heads * d),
-            "key": (k.shape[-1], kv_heads * d),
-            "value": (v.shape[-1], kv_heads * (self.value_dim or d)),
-            "out": (self.heads * (self.value_dim or d), q.shape[-1]),
-        }
+        self.width(q)  # raises unless heads divide the features
         params = {}
-        for name, shape in shapes.items():
+        for name, shape in self.kernel_shapes(q, k, v).items():
             initialize = self.out_kernel_init if name == "out" and self.out_kernel_init else self.kernel_init
             kernel = initialize(child_key(child_key(key, name), "kernel"), shape, self.param_dtype)
             bias = {"bias": jnp.zeros(shape[1:], self.param_dtype)} if self.has_bias(name) else {}
@@ -49,6 +43,16 @@ class MultiHead(NamedTuple):
             places = (jnp.arange(x.shape[-2], dtype=jnp.int32) for x in (q, k))
             params["score_bias"] = self.score_bias.init(child_key(key, "score_bias"), *places)
         return params
+
+    def kernel_shapes(self, q, k, v) -> dict[str, tuple[int, int]]:
+        """The shapes of the kernels for these inputs."""
+        d, kv_heads = self.head_dim or -(-q.shape[-1] // self.heads), self.kv_heads or self.heads
+        return {
+            "query": (q.shape[-1], self.heads * d),
+            "key": (k.shape[-1], kv_heads * d),
+            "value": (v.shape[-1], kv_heads * (self.value_dim or d)),
+            "out": (self.heads * (self.value_dim or d), q.shape[-1]),
+        }
 
     def project(self, params, q, k, v, position=None):
         """Queries, keys and values of all heads; ``position`` is the first position of each, if these are equal."""
@@ -108,19 +112,15 @@ class MultiHead(NamedTuple):
 
     def validate(self, params, q, k, v) -> None:
         """Raise a ``ValueError`` unless ``params`` fit these inputs."""
-        rows = {"query": q.shape[-1], "key": k.shape[-1], "value": v.shape[-1], "out": None}
-        shapes = {f"{name}/kernel": (n, None) for name, n in rows.items()}
-        shapes |= {f"{name}/bias": (None,) for name in rows if self.has_bias(name)}
+        kernels = self.kernel_shapes(q, k, v)
+        shapes: dict[str, tuple[int | None, ...]] = {f"{name}/kernel": shape for name, shape in kernels.items()}
+        shapes |= {f"{name}/bias": shape[1:] for name, shape in kernels.items() if self.has_bias(name)}
         own, nested = params, isinstance(params, Mapping)
         if nested and isinstance(self.score_bias, Layer):
             require("score_bias" in params, "params named score_bias, made by init", params)
             own = {name: each for name, each in params.items() if name != "score_bias"}
         nested = nested and all(isinstance(each, Mapping) for each in own.values())
         check_params({f"{a}/{b}": x for a, each in own.items() for b, x in each.items()} if nested else own, **shapes)
-        kv_heads = self.kv_heads or self.heads
-        for name, n in (("query", self.heads), ("key", kv_heads), ("value", kv_heads)):
-            kernel = params[name]["kernel"]
-            require(kernel.shape[1] % n == 0, f"{name}/kernel with columns for {n} heads", kernel)
 
 
 def _affine(params, x, n: int):
