@@ -122,7 +122,7 @@ def test_on_end_is_called_after_an_error_in_another_callback():
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
 )
-def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, error):
+def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, error, capsys):
     pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     sends = Callback(on_step=lambda run: signal.raise_signal(number) if run.step == 3 else None, every=3)
@@ -131,12 +131,21 @@ def test_a_signal_ends_the_run_after_the_step_and_saves_it(tmp_path, number, err
         go(sends, Callback(on_end=lambda run: ended.append(run.step)), validation=DATA, checkpoint_dir=tmp_path)
     assert int(raised.value.ts.step) == 4 and ended == [4]
     assert error is KeyboardInterrupt or raised.value.code == 143
+    name = signal.Signals(number).name
+    line = f"fit ended at step 4 by {name}: step 4 is saved in {tmp_path}; the same call of fit continues from it.\n"
+    assert capsys.readouterr().err == line
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000000-step-4"]
     with jax.debug_nans(False):
         resumed, whole = go(validation=DATA, checkpoint_dir=tmp_path), go(validation=DATA)
     assert resumed.history.step_loss.tolist() == whole.history.step_loss.tolist()
     assert resumed.history.epoch.tolist() == whole.history.epoch.tolist()
+
+
+def test_a_signal_without_checkpoints_says_that_nothing_is_saved(capsys):
+    with pytest.raises(SystemExit):
+        go(Callback(on_step=lambda run: signal.raise_signal(signal.SIGTERM), every=2), steps=2)
+    assert "fit ended at step 2 by SIGTERM: nothing is saved; pass checkpoint_dir=" in capsys.readouterr().err
 
 
 def test_a_second_signal_ends_the_run_at_once():

@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -531,6 +532,30 @@ def test_fit_reports_changed_functions(tmp_path, sentences):
         go(net, jb.mse, optax.adam(0.1), steps=4, compute_dtype=jnp.bfloat16)
 
 
+class Scaled:
+    def __init__(self, scale):
+        self.scale, self.table = scale, np.ones(3)
+
+    def __call__(self, outputs, y=None):
+        return 0.125 * self.scale * outputs
+
+    def loss(self, outputs, y):
+        return self(outputs)
+
+
+class ScaledTuple(NamedTuple):
+    scale: float
+    __call__ = Scaled.__call__
+
+
+class ScaledSlots:
+    __slots__ = "scale"
+    __call__ = Scaled.__call__
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
 def test_functions_are_described_by_names_and_numbers():
     class Weighted:
         def __call__(self, outputs, y):
@@ -553,6 +578,26 @@ def test_functions_are_described_by_names_and_numbers():
         *(optax.sgd(optax.cosine_decay_schedule(rate, 9)) for rate in (0.1, 0.2)),
         *(optax.inject_hyperparams(optax.sgd)(learning_rate=rate) for rate in (0.1, 0.2)),
     ]
+    rows = lambda make: [make(1.5), make(2.5)]
+    objects = [
+        *rows(Scaled),
+        *(one.loss for one in rows(Scaled)),
+        *rows(ScaledTuple),
+        *rows(ScaledSlots),
+        *(jb.Serial(jb.Dense(2), one) for one in rows(Scaled)),
+    ]
+    texts = [
+        lambda outputs, y: 0.25 * outputs,
+        lambda outputs, y: 0.5 * outputs,
+        lambda outputs, y: outputs.sum((0, 1)),
+        lambda outputs, y: jax.tree.map(lambda x: 3 * x, outputs),
+        jb.Serial(lambda x: 0.25 * x),
+        jb.Serial(functools.partial(lambda x: 0.5 * x)),
+    ]
+    for functions in (objects, texts):
+        assert len({str(describe_function(one)) for one in functions}) == len(functions)
+    assert describe_function(Scaled(1.5)) == describe_function(Scaled(1.5)) == ["Scaled(scale=1.5, 0.125)"]
+    assert describe_function(abs) == ["abs"] and describe_function(jnp.square) == ["square"]
     described = [tuple(describe_function(one)) for one in optimizers]
     assert len(set(described)) == len(described)
     assert describe_function(optax.adam(0.1)) == list(described[2])

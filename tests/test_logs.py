@@ -118,7 +118,7 @@ def test_truncated_rows_and_rows_after_the_resumed_step_are_rewritten(tmp_path, 
 
 
 def test_damaged_bytes_do_not_stop_a_resumed_run(tmp_path):
-    """A damaged row is removed, a damaged header is written again, and all other rows are kept."""
+    """A damaged row is removed, a damaged header is written again; the file as it was is kept, with a warning."""
     pytest.importorskip("tensorboardX", reason="event files are written by tensorboardX")
     path = tmp_path / "log.csv"
     for place in (0, 1, 3, 12):
@@ -130,8 +130,10 @@ def test_damaged_bytes_do_not_stop_a_resumed_run(tmp_path):
         lines[3] = lines[3][:place] + b"\xff" + lines[3][place + 1 :]
         lines[0] = b"\xfe" + lines[0][1:]
         path.write_bytes(b"\n".join(lines))
-        again = csv_log(path)
-        resumed = begin(again, 5)
+        again, before = csv_log(path), path.read_bytes()
+        with pytest.warns(UserWarning, match="log.csv has damaged rows, which are removed; .* kept as .*damaged-"):
+            resumed = begin(again, 5)
+        assert before in [one.read_bytes() for one in tmp_path.glob("log.csv.damaged-*")]
         write(again, resumed, rows(6, 7))
         again.on_end(resumed)
         with open(path, encoding="utf-8") as file:
@@ -150,7 +152,9 @@ def test_damaged_bytes_do_not_stop_a_resumed_run(tmp_path):
         data[place + offset] ^= 0xFF
         path.write_bytes(data)
         again = tensorboard_log(tmp_path)
-        again.on_end(begin(again, 5))
+        with pytest.warns(UserWarning, match="events.out.tfevents.jaxblocks has damaged rows"):
+            again.on_end(begin(again, 5))
+        assert data in [one.read_bytes() for one in tmp_path.glob("events*damaged-*")]
         assert {step for step, _, _ in events(path)} == kept
 
 

@@ -21,6 +21,7 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.layers.combinators import Serial
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.mlp import MLP
+from jaxblocks.layers.reshaping import Flatten
 from jaxblocks.losses import l1_penalty, l2_penalty, mse, soft_threshold, softmax_cross_entropy
 from jaxblocks.training import (
     Callback,
@@ -307,11 +308,17 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
             init_train_state(KEY, Dense(1), optimizer, x)
         with pytest.raises(TypeError, match=f"^fit expected an optimizer.* got {sentence}"):
             quiet(Dense(1), mse, optimizer, line(), epochs=1)
-    with pytest.raises(TypeError, match="^train_step expected a loss, got an optimizer; the order is net, loss, op"):
+    with pytest.raises(
+        TypeError, match="^train_step expected loss to be a function, got .*; the order is net, loss, op"
+    ):
         train_step(Dense(1), adam, mse)
-    with pytest.raises(TypeError, match="^fit expected a loss, got an optimizer"):
+    with pytest.raises(
+        TypeError, match="^fit expected loss to be a function, got .*; the order is net, loss, optimizer, data"
+    ):
         quiet(Dense(1), adam, mse, line(), epochs=1)
-    with pytest.raises(TypeError, match=r"^train_step expected a function loss\(outputs, y\), got mse; pass"):
+    with pytest.raises(
+        TypeError, match="^train_step expected loss to be a function, got 'mse'; pass the function itself as"
+    ):
         train_step(Dense(1), "mse", adam)
     for name, function, arguments in (
         ("train_step", train_step, ()),
@@ -323,7 +330,7 @@ def test_wrong_losses_and_optimizers_are_rejected(sentences):
             function(mse, Dense(1), adam, *arguments)
         with pytest.raises(TypeError, match=rf"^{name} expected augment to be a function augment\(key, x\), got"):
             function(Dense(1), mse, adam, *arguments, augment=lambda x: x)
-        with pytest.raises(TypeError, match=rf"^{name} expected penalty to be a function penalty\(params\), got 0.1"):
+        with pytest.raises(TypeError, match=rf"^{name} expected penalty to be a function or None, got 0.1"):
             function(Dense(1), mse, adam, *arguments, penalty=0.1)
     params = Dense(1).init(jax.random.key(0), x)
     for function in (
@@ -399,6 +406,29 @@ def test_broadcast_loss_is_rejected(case):
         value_of_a_step(*BROADCAST[case])
     outputs, y, loss = BROADCAST[case]
     value_of_a_step(outputs, y, lambda o, y: loss(o, y).mean())  # the suggested repair, if intended
+
+
+def test_a_net_that_loses_the_batch_axis_is_named_instead_of_the_labels():
+    images, labels = jnp.ones((2, 4, 4, 3)), jnp.zeros(2, jnp.int32)
+    classify = jaxblocks.softmax_cross_entropy
+    squared = lambda outputs, y: jnp.broadcast_to(outputs, y.shape) - y.astype(jnp.float32)  # no error, wrong numbers
+    for features, loss, cause in (
+        (5, classify, "; error of the loss: softmax_cross_entropy expected"),
+        (1, squared, ""),
+    ):
+        net = Serial(Flatten(3), Dense(features))
+        ts, step = init_train_state(KEY, net, optax.sgd(0.1), images), train_step(net, loss, optax.sgd(0.1))
+        got = rf"size 2, got outputs float32 \({features},\) for x float32 \(2, 4, 4, 3\); .* Flatten\(2\) on images"
+        with pytest.raises(ValueError, match=f"^train_step expected a net that keeps the batch axis of {got}{cause}"):
+            jax.eval_shape(step, ts, images, labels)
+    with pytest.raises(ValueError, match="^evaluate expected a net .*; error of the metric 'loss': softmax_cross"):
+        evaluate(lambda x: x.sum((0, 1, 2)), (), (), (images, labels), {"loss": classify})
+    whole = train_step(lambda x: x.mean((0, 1, 2)), lambda outputs, y: outputs.sum(), optax.sgd(0.1))
+    ts = init_train_state(KEY, lambda x: x, optax.sgd(0.1), images)
+    assert jax.eval_shape(whole, ts, images, labels)[1].shape == ()  # one number of the whole batch
+    net = Serial(Flatten(2), Dense(5))  # as the error advises
+    ts = init_train_state(KEY, net, optax.sgd(0.1), images)
+    assert jax.eval_shape(train_step(net, classify, optax.sgd(0.1)), ts, images, labels)[1].shape == ()
 
 
 def test_error_about_broadcasting_names_the_shapes():

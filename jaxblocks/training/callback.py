@@ -28,6 +28,7 @@ class Run:
         best: ``(params, state)`` with the lowest validation loss; ``None`` before the first validation.
         stop: set it to ``True`` to end the run after the current step.
         resumed: whether the run was read from a checkpoint.
+        saved: the step of the last checkpoint and its directory, when the run has ended.
         config: a JSON-compatible description of data and options that must not change when a run is resumed; for
             changes of its part ``"functions"`` a warning is issued.
 
@@ -49,6 +50,7 @@ class Run:
     best: tuple | None = None
     stop: bool = False
     resumed: bool = False
+    saved: tuple[int, Any] | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.core import LayerLike, as_layer, side_inputs, stateful
-from jaxblocks.training.objective import apply_in, as_compute_dtype, call_loss, mean_of
+from jaxblocks.training.objective import apply_in, as_compute_dtype, mean_loss
 from jaxblocks.training.rows import count_rows, take_rows
 
 __all__ = ["check_metrics", "evaluate", "evaluation_forward", "predict"]
@@ -144,8 +144,7 @@ def check_metrics(metrics) -> None:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _batch_means(net, metrics, compute_dtype, params, state, x, y):
     outputs = evaluation_forward(net, params, state, x, compute_dtype)
-    mean = lambda name, metric: mean_of(f"the metric {name!r}", call_loss(metric, outputs, y), outputs, y)
-    return {name: mean(name, metric) for name, metric in metrics}
+    return {name: mean_loss(f"the metric {name!r}", metric, x, outputs, y) for name, metric in metrics}
 
 
 def evaluation_forward(net, params, state, x, compute_dtype=None):

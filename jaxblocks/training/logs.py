@@ -1,12 +1,13 @@
 """Logs of a run, callbacks of `fit`: lines in the terminal, a CSV file, event files for TensorBoard.
 
 A resumed run continues the same files: rows after the step of its checkpoint, and an incomplete row, are removed and
-written again. Rows with a damaged byte are removed.
+written again. Where rows with a damaged byte are removed, a warning says so, and the damaged file is kept beside it.
 """
 
 import contextlib
 import csv
 import io
+import itertools
 import os
 import re
 import struct
@@ -176,7 +177,9 @@ def tensorboard_log(directory: str | os.PathLike, *, every: PositiveInt = 1) -> 
     def begin(step, columns):
         nonlocal writer
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = list(_records(path, crc32c)) if step and path.exists() else []
+        old, is_damaged = _records(path, crc32c) if step and path.exists() else ([], False)
+        if is_damaged:
+            _keep_damaged(path)
         kept = [record for record in old if Event.FromString(record).step <= step]
         new = path.with_name(f".{path.name}.new")
         writer = RecordWriter(str(new))
@@ -237,34 +240,48 @@ def _line(values) -> str:
 
 
 def _kept_lines(path: Path, names, step) -> list[str]:
-    """The header and the complete rows of a CSV file up to a step; rows with a damaged byte are removed."""
+    """The header and the complete rows of a CSV file up to a step, without those that are damaged."""
     text = path.read_bytes().decode("utf-8-sig", errors="replace")  # other programs add a mark, and end lines by \r\n
     header, *lines = text.replace("\r\n", "\n").split("\n")
     if header != _line(names)[:-1] and _DAMAGED not in header:
         expected = f"the columns of {path}, {header}, to continue that file"
         require(False, expected, _line(names).strip(), "pass another path")
     numbers = [int(found[0]) if (found := _NUMBER.match(line)) and _DAMAGED not in line else None for line in lines]
+    if _DAMAGED in header or any(n is None and line for line, n in zip(lines[:-1], numbers, strict=False)):
+        _keep_damaged(path)
     rows = [f"{line}\n" for line, n in zip(lines[:-1], numbers, strict=False) if n is not None and n <= step]
     return [_line(names), *rows]
+
+
+def _keep_damaged(path: Path) -> None:
+    """Copy a file under another name, and warn that its damaged rows are removed."""
+    copy = next(one for n in itertools.count(1) if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
+    copy.write_bytes(path.read_bytes())
+    warnings.warn(f"{path} has damaged rows, which are removed; the file as it was is kept as {copy}.", stacklevel=4)
 
 
 _DAMAGED = "\N{REPLACEMENT CHARACTER}"
 _NUMBER = re.compile(r"[0-9]{1,18}(?=,|$)")
 
 
-def _records(path, crc32c):
-    """The undamaged records of an event file: length, checksum, data, checksum."""
+def _records(path, crc32c) -> tuple[list[bytes], bool]:
+    """The undamaged records of an event file (length, checksum, data, checksum), and whether others are damaged."""
 
     def masked(data):
         crc = crc32c(data)
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
-    data, place = path.read_bytes(), 0
+    data, place, found, is_damaged = path.read_bytes(), 0, [], False
     while place + 12 <= len(data):
         length, checksum = struct.unpack_from("<QI", data, place)
         end = place + 12 + length
-        if checksum != masked(data[place : place + 8]) or end + 4 > len(data):
-            return
+        if checksum != masked(data[place : place + 8]):  # where the next record begins is unknown
+            return found, True
+        if end + 4 > len(data):  # incomplete, as after a kill
+            break
         if struct.unpack_from("<I", data, end)[0] == masked(data[place + 12 : end]):
-            yield data[place + 12 : end]
+            found.append(data[place + 12 : end])
+        else:
+            is_damaged = True
         place = end + 4
+    return found, is_damaged

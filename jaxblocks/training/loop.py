@@ -50,6 +50,7 @@ class Fitted(NamedTuple):
         return f"Fitted({self.history!r}, step {int(self.ts.step)})"
 
 
+@checked
 def fit(
     net: LayerLike,
     loss: Callable,
@@ -57,9 +58,9 @@ def fit(
     data: tuple,
     *,
     key: Key[Array, ""],
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 64,
+    epochs: PositiveInt | None = None,
+    steps: PositiveInt | None = None,
+    batch_size: PositiveInt = 64,
     validation: tuple | None = None,
     metrics: Mapping[str, Callable] | None = None,
     ts: TrainState | None = None,
@@ -114,8 +115,9 @@ def fit(
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
         KeyboardInterrupt, SystemExit: after Ctrl-C, or SIGTERM (exit status 143), when the step in progress is complete
-            and the callbacks have been called; ``error.ts`` is the training state. A second signal ends the process at
-            once. Where the program handles these signals itself, and in other threads, nothing changes.
+            and the callbacks have been called. A line on standard error says which step is saved where; ``error.ts`` is
+            the training state. A second signal ends the process at once. Where the program handles these signals
+            itself, and in other threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
 
     >>> from jaxblocks.layers.dense import Dense
@@ -131,7 +133,8 @@ def fit(
 
     Source: Diehl 2023, sections 1.3 to 1.6.
     """
-    _check_arguments(key=key, epochs=epochs, steps=steps, batch_size=batch_size, progress=progress)
+    got = f"epochs={epochs} and steps={steps}"
+    require((epochs is None) != (steps is None), "one of epochs and steps", got, "pass one of them")
     check_loss(loss)
     check_optimizer(optimizer)
     compute_dtype = as_compute_dtype(compute_dtype)
@@ -178,7 +181,7 @@ def _train(step: Callable, batches: Callable, run: Run, callbacks: Sequence[Call
         except (KeyboardInterrupt, SystemExit) as error:
             error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise
-        signals.raise_meaning(run.ts)
+        signals.raise_meaning(run)
     return ts
 
 
@@ -249,19 +252,6 @@ def _first(count: int, batches: Iterator) -> Iterator:
 
 
 # ---- arguments of fit ----------------------------------------------------------------------
-
-
-@checked
-def _check_arguments(
-    *,
-    key: Key[Array, ""],
-    epochs: PositiveInt | None,
-    steps: PositiveInt | None,
-    batch_size: PositiveInt,
-    progress: bool,
-) -> None:
-    if (epochs is None) == (steps is None):
-        require(False, "one of epochs and steps", f"epochs={epochs} and steps={steps}", "pass one of them")
 
 
 def _check_callbacks(callbacks) -> list[Callback]:

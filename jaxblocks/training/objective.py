@@ -11,7 +11,7 @@ from jaxblocks.checks import describe, require
 from jaxblocks.children import as_inputs, child_key
 from jaxblocks.core import Layer, StatefulLayer, layer_name, side_inputs, stateful
 from jaxblocks.losses import weighted_mean
-from jaxblocks.training.state import as_typed_key, is_optimizer
+from jaxblocks.training.state import as_typed_key
 
 __all__ = [
     "apply_in",
@@ -19,6 +19,7 @@ __all__ = [
     "call_loss",
     "check_loss",
     "check_options",
+    "mean_loss",
     "mean_of",
     "training_forward",
     "training_objective",
@@ -50,12 +51,35 @@ def training_objective(net, loss, penalty=None, augment=None, compute_dtype=None
     def objective_of(ts, x, y, side):
         def objective(params):
             outputs, state = forward(ts._replace(params=params), x, side)
-            value, _ = mean_of("the loss", call_loss(loss, outputs, y), outputs, y)
+            value, _ = mean_loss("the loss", loss, x, outputs, y)
             return (value if penalty is None else value + penalty(params).astype(value.dtype)), state
 
         return objective
 
     return objective_of
+
+
+def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
+    """`mean_of` the loss, or an error that names the cause where the net does not keep the batch axis."""
+    try:
+        value = call_loss(loss, outputs, y)
+        mean = mean_of(what, value, outputs, y)
+    except (TypeError, ValueError) as error:
+        _check_batch_axis(x, outputs, y, f"; error of {what}: {str(error).removesuffix('.')}")
+        raise
+    if any(jnp.shape(one)[:1] == jnp.shape(jax.tree.leaves(x)[0])[:1] != () for one in jax.tree.leaves(value)):
+        _check_batch_axis(x, outputs, y)  # y was broadcast
+    return mean
+
+
+def _check_batch_axis(x, outputs, y, cause: str = "") -> None:
+    """Raise where all arrays of x and y have the same first axis, and no array of the outputs has it."""
+    arrays = [jax.tree.leaves(tree) for tree in (x, outputs, y)]
+    of_x, of_outputs, of_y = ({jnp.shape(one)[:1] for one in leaves} for leaves in arrays)
+    if len(of_x) == 1 and of_x == of_y and not of_x & of_outputs:
+        got = f"outputs {', '.join(map(describe, arrays[1]))} for x {', '.join(map(describe, arrays[0]))}"
+        repair = "let each layer act on the trailing axes only, for example Flatten(2) on images"
+        require(False, f"a net that keeps the batch axis of size {arrays[0][0].shape[0]}", got, repair + cause)
 
 
 def call_loss(loss: Callable, outputs, y):
@@ -103,11 +127,10 @@ def _values_and_weights(what: str, value):
 
 
 def check_loss(loss) -> None:
-    """Raise a ``TypeError`` unless ``loss`` is a function, and neither an optimizer nor a layer."""
-    if is_optimizer(loss) or isinstance(loss, (Layer, StatefulLayer)):
-        got = "an optimizer" if is_optimizer(loss) else f"the layer {layer_name(loss)}"
+    """Raise a ``TypeError`` if ``loss`` is a layer."""
+    if isinstance(loss, (Layer, StatefulLayer)):
+        got = f"the layer {layer_name(loss)}"
         require(False, "a loss", got, "the order is net, loss, optimizer", error=TypeError)
-    require(callable(loss), "a function loss(outputs, y)", loss, "pass for instance jaxblocks.mse", error=TypeError)
 
 
 def check_options(penalty, augment) -> None:
@@ -117,14 +140,12 @@ def check_options(penalty, augment) -> None:
     for (name, function, names), repair in zip(options, repairs, strict=True):
         call = f"{name}({', '.join(names)})"
         if function is not None and not _takes(function, len(names)):
-            got = describe(function) if not callable(function) else "a function of other arguments"
-            require(False, f"{name} to be a function {call}", got, f"write {name}={repair}", error=TypeError)
+            expected, got = f"{name} to be a function {call}", "a function of other arguments"
+            require(False, expected, got, f"write {name}={repair}", error=TypeError)
 
 
 def _takes(function, number: int) -> bool:
     """Whether a function can be called with this number of arguments; true where its signature is unknown."""
-    if not callable(function):
-        return False
     try:
         inspect.signature(function).bind(*(None,) * number)
     except ValueError:

@@ -91,6 +91,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
         try:
             if ended is not None:
                 ended.close()
+                run.saved = None if ended.saved is None else (ended.saved, directory)
         finally:
             if held is not None:
                 held.release()
@@ -105,10 +106,12 @@ class Saver:
         """Take the directory of a run, and the number of checkpoints to keep."""
         self._directory, self._keep, self._pool = directory, keep, ThreadPoolExecutor(1, "checkpoint")
         self._running: Future | None = None
+        self._step, self.saved = 0, None
 
     def start(self, trees, step, notes):
         """Wait for the previous checkpoint, then save these trees, whose buffers must not be donated."""
         self.wait()
+        self._step = step
         self._running = self._pool.submit(checkpoint.write, self._directory, trees, step, notes, self._keep)
 
     def wait(self):
@@ -117,6 +120,7 @@ class Saver:
         if running is not None:
             try:
                 running.result()
+                self.saved = self._step
             except OSError as error:
                 warnings.warn(f"{error} Training continues.", stacklevel=3)
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+
+from jaxblocks.training.callback import Run
 
 __all__ = ["StopSignals", "stop_signals"]
 
@@ -21,11 +24,15 @@ class StopSignals:
             raise _meaning(number)
         self.number = number
 
-    def raise_meaning(self, ts) -> None:
-        """Raise what the signal means, if there was one; ``error.ts`` is the training state."""
+    def raise_meaning(self, run: Run) -> None:
+        """Print what was saved and raise what the signal means, if there was one; ``error.ts`` is ``run.ts``."""
         if self.number is not None:
+            end = "nothing is saved; pass checkpoint_dir= to make a run resumable"
+            if run.saved is not None:
+                end = "step {} is saved in {}; the same call of fit continues from it".format(*run.saved)
+            print(f"fit ended at step {run.step} by {signal.Signals(self.number).name}: {end}.", file=sys.stderr)
             error = _meaning(self.number)
-            error.ts = ts  # pyright: ignore[reportAttributeAccessIssue]
+            error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise error
 
 

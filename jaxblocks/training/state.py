@@ -10,7 +10,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Key
 
-from jaxblocks.checks import checked, describe, require
+from jaxblocks.checks import checked, describe, reject_shapes, require
 from jaxblocks.children import child_key
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, declared_by, stateful
 
@@ -87,6 +87,7 @@ def init_train_state(
     ((2, 3), (), 0)
     """
     check_optimizer(optimizer)
+    reject_shapes(inputs)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
     side = {"train": True, **side} if takes_train else side
     lifted = stateful(net)

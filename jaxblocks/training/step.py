@@ -8,7 +8,7 @@ import optax
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from jaxblocks.checks import require
+from jaxblocks.checks import checked, require
 from jaxblocks.core import LayerLike
 from jaxblocks.training.objective import as_compute_dtype, check_loss, check_options, training_objective
 from jaxblocks.training.state import (
@@ -22,6 +22,7 @@ from jaxblocks.training.state import (
 __all__ = ["train_step"]
 
 
+@checked
 def train_step(
     net: LayerLike,
     loss: Callable,
@@ -128,7 +129,11 @@ def train_step(
     jitted, without_donation = jax.jit(step, donate_argnums=0), jax.jit(step)
 
     @functools.wraps(step)
-    def step_of_own_state(ts, x, y, /, **side):
+    def step_of_own_state(*arguments, **side):
+        got = f"{len(arguments)} arguments"
+        repair = "put several inputs in a tuple x, and pass side inputs by name"
+        require(len(arguments) == 3, "a call step(ts, x, y) of the step", got, repair, error=TypeError)
+        ts, x, y = arguments
         count = getattr(ts, "step", None)
         if isinstance(count, Tracer):  # inside another transformation there are no buffers to donate
             return without_donation(ts, x, y, **side)
