@@ -48,6 +48,7 @@ from jaxtyping import AbstractArray, Key
 from jaxblocks import other_libraries
 
 __all__ = [
+    "Epsilon",
     "NonNegativeFloat",
     "NonNegativeInt",
     "PositiveFloat",
@@ -63,6 +64,7 @@ __all__ = [
     "checked",
     "describe",
     "public_name",
+    "reject_shapes",
 ]
 
 F = TypeVar("F", bound=Callable)
@@ -103,6 +105,7 @@ NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float | int, Range(0, open_below=True)]  # int too, for checkers without a numeric tower
 NonNegativeFloat = Annotated[float | int, Range(0)]
 Rate = Annotated[float | int, Range(0, below=1)]
+Epsilon = Annotated[float | int, Range(0, below=1e38)]  # finite in float32 too
 
 
 # ---- the error message -----------------------------------------------------------------------
@@ -256,6 +259,8 @@ class _Stored:
 def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     """The number of inputs of a layer, and the names of its side inputs."""
     inputs = [name for name, _ in expected.positional]
+    if inputs[0] == "key":
+        reject_shapes(args)
     sides = [name for name in expected.named if name not in inputs]
     if unknown := expected.unknown(kwargs):
         repair = "leave it out, or declare it as a keyword-only parameter of the layer that should read it"
@@ -275,6 +280,20 @@ def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
             repair = f"pass an array or a jax.ShapeDtypeStruct, as in init({', '.join(inputs)})"
         require(False, f"the input {missing[0]}", "none", repair, error=TypeError)
     check_side_inputs(expected.required_by_name, kwargs)
+
+
+def reject_shapes(inputs: Iterable) -> None:
+    """Raise a ``TypeError`` for an input that is a shape, such as ``(4, 8)``.
+
+    >>> reject_shapes([(4, 8)])
+    Traceback (most recent call last):
+    ...
+    TypeError: jaxblocks expected arrays as inputs, got (4, 8); write jax.ShapeDtypeStruct((4, 8), jnp.float32).
+    """
+    for x in inputs:
+        if isinstance(x, (tuple, list)) and x and all(map(_is_integer, x)):
+            repair = f"write jax.ShapeDtypeStruct({tuple(x)}, jnp.float32)"
+            require(False, "arrays as inputs", x, repair, error=TypeError)
 
 
 def check_side_inputs(required: Iterable[str], side: Mapping) -> None:
@@ -315,10 +334,14 @@ def _reject_number(positional, args: tuple, kwargs: Mapping, missing: list[str])
         if name[:1].isupper() and all(_is_integer(one) for one in args):  # as in PyTorch, input size first
             last = ", ".join(map(str, args[len(args) - len(positional) :]))
             repair = f"init reads the size of the input from x, so leave it out: {name}({last})"
+        if names.endswith("data"):
+            repair = "put x and y in one tuple: data=(x, y)"
         expected = f"at most {len(positional)} arguments by position ({names})"
         require(False, expected, f"{len(args)} of them", repair, error=TypeError)
     repair = f"write {name}(..., {missing[0]}=...)"
-    if args and missing[0] in [one for one, _ in positional]:
+    if missing[0] in other_libraries.ARGUMENTS:
+        repair = other_libraries.ARGUMENTS[missing[0]].format(name=name)
+    elif args and missing[0] in [one for one, _ in positional]:
         repair = f"write {name}({names})"
     if not args and positional and missing[0] == positional[0][0] == "x":
         repair = f"pass an array; as a layer it is {name}, without a call"
@@ -355,9 +378,12 @@ _BY_NAME = {"key": Key[jax.Array, ""], "train": bool}
 def _expected_by(function) -> _Expected:
     """The expectations of a function, from its signature."""
     found = _Expected([], None, {}, False, [], [])
-    for p in _signature(function).parameters.values():
+    parameters = _signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for p in parameters:
         annotation = _BY_NAME.get(p.name) if p.annotation is p.empty else p.annotation
-        expects = None if annotation is None else _expectation(annotation, p.default is None)
+        repair = functools.partial(_repair_place, p, names)
+        expects = None if annotation is None else _expectation(annotation, p.default is None, repair)
         if p.kind is p.VAR_POSITIONAL:
             found = found._replace(rest=(p.name, expects))
         elif p.kind is p.VAR_KEYWORD:
@@ -380,7 +406,7 @@ def _signature(function):
         return inspect.signature(function)
 
 
-def _expectation(annotation, optional: bool) -> Callable | None:
+def _expectation(annotation, optional: bool, repair_place: Callable[[Any], str]) -> Callable | None:
     """The check for an annotation: ``(name, value, sizes) -> value``; ``None`` where there is nothing to check."""
     options = _members(annotation)
     optional = optional or type(None) in options
@@ -406,12 +432,12 @@ def _expectation(annotation, optional: bool) -> Callable | None:
         if (value is None and optional) or any(accept(value) for _, accept in known):
             return value
         if arrays and (not scalars or hasattr(value, "shape")):
-            value = _check_array(name, value, arrays, sizes)
+            value = _check_array(name, value, arrays, sizes, repair_place)
             if not (scalars and value.shape == () and not isinstance(value, Tracer)) or accept_entry(value):
                 return value
             value = value.item()
         said = " or ".join(dict.fromkeys(words + ["an array"] * bool(arrays) + ["None"] * optional))
-        repair = _repair_scalar(name, value, words)
+        repair = repair_place(value) or _repair_scalar(name, value, words)
         got = repr(value) if isinstance(value, str) else value
         of_type = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
         of_type = of_type or (isinstance(value, (tuple, list)) and " of " in said)
@@ -511,7 +537,22 @@ def _is_number(x) -> bool:
     return number and bool(x == x)  # not NaN
 
 
+def _repair_place(p: inspect.Parameter, names: list[str], value) -> str:
+    """The repair for a value that is in the place of another, or several in the place of one; else empty."""
+    if p.kind is p.VAR_POSITIONAL and not names and isinstance(value, (tuple, list)):
+        return f"write {public_name()}({', '.join(map(repr, value))})"
+    is_key = p.name == names[0] == "key" if names else False
+    dtypes = [getattr(leaf, "dtype", jnp.uint32) for leaf in jax.tree.leaves(value)]
+    misplaced = is_key and any(dtype != jnp.uint32 and jnp.issubdtype(dtype, jnp.number) for dtype in dtypes)
+    misplaced = misplaced or (hasattr(value, "init") and p.name in names)  # a layer or an optimizer
+    return f"the order is {', '.join(names)}" if misplaced and len(names) > 1 else ""
+
+
 def _repair_scalar(name, value, words) -> str:
+    if isinstance(value, str):
+        here = other_libraries.VALUES.get(name, {}).get(value, repr(value.lower()))
+        if here in " or ".join(words):
+            return f"write {name}={here}"
     if isinstance(value, Tracer):
         return f'it has to be static while JAX traces; under jit, write static_argnames="{name}"'
     if isinstance(value, type) or (callable(value) and "a function" not in words):
@@ -538,7 +579,7 @@ _KINDS = {
 }
 
 
-def _check_array(name, x, specs, sizes):
+def _check_array(name, x, specs, sizes, repair_place):
     """Check dtype and shape of an array; ``sizes`` holds the axis sizes of the earlier arguments."""
     words, repair = (text.format(name=name) for text in _KINDS.get(specs[0].dtype.__name__, _KINDS["Shaped"]))
     if isinstance(x, (np.ndarray, np.generic)):
@@ -546,7 +587,7 @@ def _check_array(name, x, specs, sizes):
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         if any(hasattr(one, "shape") for one in jax.tree.leaves(x)):
-            repair = "pass one array, or join them first"
+            repair = repair_place(x) or "pass one array, or join them first"
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
         if jnp.issubdtype(x.dtype, jnp.complexfloating) and words != "a key":
@@ -555,6 +596,7 @@ def _check_array(name, x, specs, sizes):
             repair += f", or with {name}.argmax(-1) where it has one number per class"
         elif words == "a key" and x.dtype == jnp.uint32:
             repair = "pass jax.random.key(0), or jax.random.wrap_key_data(key) for raw key data"
+        repair = repair_place(x) or repair
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     spec = next(spec for spec in specs if _is_dtype(x.dtype, spec.dtype))
     _check_shape(name, x, _axes(spec.dim_str), sizes)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Key, PyTree
 from jaxblocks.ad.counting import Count, count_flops, equations
 from jaxblocks.ad.jaxprs import Step, as_closed, interpret, shape_of, split_scan_inputs
 from jaxblocks.ad.primitive_costs import CONVOLUTIONS, DOTS
-from jaxblocks.checks import checked, require
+from jaxblocks.checks import checked, reject_shapes, require
 from jaxblocks.children import as_shapes, child_key, eval_shape, split_side
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, stateful
 
@@ -373,6 +373,7 @@ def _path(scope: str, marked) -> str:
 
 def _trace(net, inputs, side):
     """Shapes of params, the number of arrays of params and state, the jaxpr of ``apply``, shapes of outputs."""
+    reject_shapes(inputs)
     layer, key = stateful(net), jax.random.key(0)
     if "key" in declared_by(layer.apply):
         side = {"key": key, **side}

@@ -1,9 +1,9 @@
 """Names in other libraries, from which errors find the name here.
 
-`jaxblocks.checks` reads the options, `jaxblocks` itself the names of layers and functions.
+`jaxblocks.checks` reads the options and their values, `jaxblocks` itself the names of layers and functions.
 """
 
-__all__ = ["MISSING_OPTIONS", "NAMES", "OPTIONS"]
+__all__ = ["ARGUMENTS", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
 
 OPTIONS = {
     "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim",
@@ -31,7 +31,16 @@ OPTIONS = {
     "where": "mask",
     "weights": "where sample_weight",
     "validation": "validation_data val_data",
-    "steps": "max_new_tokens max_length",
+    "steps": "max_new_tokens max_length max_steps num_steps n_steps",
+    "epochs": "num_epochs n_epochs max_epochs nb_epoch",
+    "batch_size": "batchsize bs train_batch_size",
+    "callbacks": "hooks",
+    "progress": "verbose progress_bar",
+    "checkpoint_dir": "ckpt_dir default_root_dir output_dir",
+    "key": "rng rngs seed random_state prng_key",
+    "loss": "loss_fn criterion objective",
+    "optimizer": "opt tx optim",
+    "net": "model module",
 }
 """The names of an option elsewhere, by its name here."""
 
@@ -56,8 +65,31 @@ MISSING_OPTIONS = {
     "ignore_index": "write where=targets >= 0",
     "reduction": "leave it out; take the mean of the result",
     "inplace": "leave it out; arrays do not change",
+    "lr": "pass it to the optimizer, as in optax.adam(1e-3)",
+    "learning_rate": "pass it to the optimizer, as in optax.adam(1e-3)",
+    "weight_decay": "pass it to the optimizer, as in optax.adamw(1e-3, weight_decay=1e-4)",
+    "momentum": "pass it to the optimizer, as in optax.sgd(0.1, momentum=0.9)",
+    "scheduler": "pass a schedule of optax to the optimizer as its learning rate",
+    "shuffle": "leave it out; each epoch has a new order",
+    "early_stopping": "write callbacks=[early_stopping(patience=3)]",
+    "patience": "write callbacks=[early_stopping(patience=3)]",
+    "sample_weight": "let the loss return the pair (values, weights)",
 }
 """What replaces an option that a function here lacks; ``{name}`` stands for the name of the function."""
+
+ARGUMENTS = {
+    "backward": "write {name}(LSTMCell(8), LSTMCell(8)), with a cell for each direction",
+    "key": "write key=jax.random.key(0)",
+    "spatial": "pass spatial=2 for images, spatial=1 for sequences",
+}
+"""What to write for an argument that other libraries do not have; ``{name}`` as above."""
+
+VALUES = {
+    "approximate": {"tanh": "True", "none": "False"},
+    "method": {"bilinear": "'linear'", "trilinear": "'linear'", "bicubic": "'cubic'"},
+    "padding_mode": {"zeros": "'constant'", "border": "'replicate'", "edge": "'replicate'", "wrap": "'circular'"},
+}
+"""The values of an option, by its name and their names elsewhere; other spellings of a value here need no entry."""
 
 NAMES = {
     "Linear": "Dense",

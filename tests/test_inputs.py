@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args, get_origin
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jaxtyping import AbstractArray
 from test_architecture import PUBLIC_MODULES
@@ -21,16 +22,22 @@ from zoo import ZOO
 import jaxblocks
 from jaxblocks import (
     LSTM,
+    MLP,
     BatchNorm,
+    Bidirectional,
     Conv,
     Dense,
     Dropout,
     Embedding,
     FeatureDropout,
+    Flatten,
+    GlobalAvgPool,
     Layer,
     LayerNorm,
+    LSTMCell,
     MaxPool,
     Parallel,
+    Repeat,
     Serial,
     StatefulLayer,
     models,
@@ -57,8 +64,6 @@ def functions():
 def parameters():
     """(path, function, name, the members of its annotation, whether None is allowed) of each annotated parameter."""
     for path, function in functions().items():
-        if path == "jaxblocks.fit":  # it checks its options itself, when it has all arguments: see test_training.py
-            continue
         for p in inspect.signature(function, eval_str=True).parameters.values():
             if p.annotation is not p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 yield path, function, p.name, _members(p.annotation)
@@ -113,11 +118,12 @@ def test_numbers_are_in_their_range():
     assert len(set(chosen)) > 150
 
 
-def test_epsilon_is_never_negative():
+def test_epsilon_is_finite_and_never_negative():
     """Each ``epsilon`` of a public function has a range."""
     for path, _, name, members in parameters():
-        if name == "epsilon" and not path.endswith(".GIN"):  # whose epsilon is a weight
-            assert any(Range in map(type, get_args(one)) for one in members), path
+        if name == "epsilon":
+            [limit] = [limit for one in members for limit in get_args(one) if isinstance(limit, Range)]
+            assert math.inf not in limit and (path.endswith(".GIN") or -1e-9 not in limit), path  # there it is a weight
 
 
 def arrays(members):
@@ -353,6 +359,91 @@ HABITS = {
         "rate to be a number >= 0 and < 1 or an array, got 1.5",
         lambda: jaxblocks.dropout(jax.random.key(0), X, jnp.asarray(0.5)),
     ),
+    "padding in capitals": (
+        lambda: Conv(8, (3,), padding="SAME"),
+        "got 'SAME'; write padding='same'",
+        lambda: Conv(8, (3,), padding="same"),
+    ),
+    "padding of one axis": (lambda: MaxPool(3, padding="VALID"), "'valid'", lambda: MaxPool(3, padding="valid")),
+    "padding_mode": (
+        lambda: Conv(8, (3,), padding=1, padding_mode="wrap"),
+        "'wrap'; write padding_mode='circular'",
+        lambda: Conv(8, (3,), padding=1, padding_mode="circular"),
+    ),
+    "bilinear": (
+        lambda: jaxblocks.layers.Resize((4, 4), method="bilinear"),
+        "write method='linear'",
+        lambda: jaxblocks.layers.Resize((4, 4), method="linear"),
+    ),
+    "approximate": (
+        lambda: jaxblocks.gelu(X, approximate="tanh"),
+        "got 'tanh'; write approximate=True",
+        lambda: jaxblocks.gelu(X, approximate=True),
+    ),
+    "data before the key": (
+        lambda: jaxblocks.minibatches((X, X), 2),
+        "minibatches expected key to be a key, got a tuple; the order is key, arrays, batch_size",
+        lambda: jaxblocks.minibatches(jax.random.key(0), (X, X), 2),
+    ),
+    "x before the key": (
+        lambda: Dense(3).init(X, jax.random.key(0)),
+        r"key to be a key, got float32 \(4, 6\); the order is key, x",
+        lambda: Dense(3).init(jax.random.key(0), X),
+    ),
+    "a shape in summary": (
+        lambda: jaxblocks.summary(Dense(3), (4, 8)),
+        r"summary expected arrays as inputs, got \(4, 8\); write jax.ShapeDtypeStruct\(\(4, 8\), jnp.float32\)",
+        lambda: jaxblocks.summary(Dense(3), jax.ShapeDtypeStruct((4, 8), jnp.float32)),
+    ),
+    "a shape in init": (
+        lambda: Serial(Dense(3)).init(jax.random.key(0), (4, 8)),
+        r"Serial expected arrays as inputs, got \(4, 8\); write jax.ShapeDtypeStruct\(\(4, 8\)",
+        lambda: Serial(Dense(3)).init(jax.random.key(0), jax.ShapeDtypeStruct((4, 8), jnp.float32)),
+    ),
+    "a shape of a training state": (
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, (4, 8)),
+        r"init_train_state expected arrays as inputs, got \(4, 8\); write",
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, jax.ShapeDtypeStruct((4, 8), jnp.float32)),
+    ),
+    "widths in a list": (lambda: MLP([64, 10]), r"got a list; write MLP\(64, 10\)", lambda: MLP(64, 10)),
+    "Repeat": (lambda: Repeat(3, Dense(4)), "got a Layer; the order is layer, n", lambda: Repeat(Dense(4), 3)),
+    "Flatten": (lambda: Flatten(), "pass spatial=2 for images, spatial=1 for", lambda: Flatten(spatial=2)),
+    "GlobalAvgPool": (lambda: GlobalAvgPool(), "pass spatial=2 for images", lambda: GlobalAvgPool(spatial=2)),
+    "Bidirectional": (
+        lambda: Bidirectional(LSTM(8)),
+        r"write Bidirectional\(LSTMCell\(8\), LSTMCell\(8\)\), with a cell for each",
+        lambda: Bidirectional(LSTMCell(8), LSTMCell(8)),
+    ),
+    "a mask of pairs": (
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((3, 3), bool)),
+        r"write jnp.broadcast_to\(mask, \(2, 2, 3, 3\)\)",
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.broadcast_to(jnp.ones((3, 3), bool), (2, 2, 3, 3))),
+    ),
+    "a mask of keys": (
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((2, 3), bool)),
+        r"write mask\[..., None, None, :\]",
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, mask=jnp.ones((2, 3), bool)[..., None, None, :]),
+    ),
+    "segments of one example": (
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, segment_ids=jnp.zeros(3, jnp.int32)),
+        r"write jnp.broadcast_to\(segment_ids, \(2, 3\)\)",
+        lambda: jaxblocks.attention(HEADS, HEADS, HEADS, segment_ids=jnp.broadcast_to(jnp.zeros(3, jnp.int32), (2, 3))),
+    ),
+    "x and y to fit": (
+        lambda: jaxblocks.fit(Dense(1), jaxblocks.mse, SGD, X, X, key=jax.random.key(0), epochs=1),
+        r"got 5 of them; put x and y in one tuple: data=\(x, y\)",
+        lambda: inspect.signature(jaxblocks.fit).bind(Dense(1), jaxblocks.mse, SGD, (X, X), key=0),
+    ),
+    "no key": (
+        lambda: jaxblocks.fit(Dense(1), jaxblocks.mse, SGD, (X, X), epochs=1),
+        r"fit expected the argument key, got none; write key=jax.random.key\(0\)",
+        lambda: jax.random.key(0),
+    ),
+    "x without y": (
+        lambda: jaxblocks.train_step(Dense(1), jaxblocks.mse, SGD)(None, X),
+        r"train_step expected a call step\(ts, x, y\) of the step, got 2 arguments",
+        lambda: None,
+    ),
     "addition of layers": (lambda: Dense(3) + Dense(2), "write Serial", lambda: Serial(Dense(3), Dense(2))),
     "multiplication of a layer": (
         lambda: 2 * Dense(3),
@@ -361,6 +452,8 @@ HABITS = {
     ),
 }
 CELL = LSTM(3).init(jax.random.key(0), X[None])
+HEADS = jnp.ones((2, 3, 2, 1))
+SGD = optax.sgd(0.1)
 
 
 @pytest.mark.usefixtures("sentences")
@@ -370,6 +463,34 @@ def test_habits_from_other_libraries_are_explained_and_the_repair_works(what):
     with pytest.raises((TypeError, ValueError), match=words):
         bad()
     repaired()
+
+
+def test_options_of_other_training_loops_are_explained():
+    step = functools.partial(jaxblocks.train_step, Dense(1), jaxblocks.mse, SGD)
+    run = functools.partial(jaxblocks.fit, Dense(1), jaxblocks.mse, SGD, (X, X), key=jax.random.key(0), epochs=1)
+    elsewhere = {
+        "epochs": "epoch n_epochs num_epochs max_epochs",
+        "steps": "max_steps num_steps",
+        "batch_size": "batchsize batch_sz bs",
+        "validation": "validation_data val_data",
+        "callbacks": "callback hooks",
+        "progress": "verbose",
+        "checkpoint_dir": "ckpt_dir checkpoint_path",
+        "key": "seed rng",
+        "loss": "loss_fn criterion",
+        "optimizer": "opt tx",
+        "penalty": "penalties",
+    }
+    for here, names in elsewhere.items():
+        for name in names.split():
+            with pytest.raises(
+                TypeError, match=rf"fit expected options among .*, got '{name}'; did you mean {here}\?$"
+            ):
+                run(**{name: 1})
+    for function in (run, step):
+        for name, words in {"lr": "as in optax.adam", "weight_decay": "optax.adamw", "shuffle": "leave it out"}.items():
+            with pytest.raises(TypeError, match=f"expected options among .*, got '{name}'; .*{words}"):
+                function(**{name: 1})
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,8 @@ def _segments(q, k, segment_ids) -> dict:
     fits = integers and [one.shape for one in two] == expected
     words = f"segment_ids, integers of shape {expected[0]} for the queries and {expected[1]} for the keys"
     repair = "pass one array where the two are the same, else a pair (of_queries, of_keys)"
+    if integers and all(one.shape == shape[-1:] for one, shape in zip(two, expected, strict=True)):
+        repair = f"write jnp.broadcast_to(segment_ids, {expected[0]})"
     require(fits, words, " and ".join(map(describe, two)), repair)
     return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
 
@@ -418,7 +420,11 @@ def _check_scores(q, k, mask, bias) -> None:
             expected = (
                 f"{name} of shape (*batch, heads, time_q, time_k) = {full}, any axis but the last of size 1 or equal"
             )
-            repair = f"add missing axes of size 1 with {name}[..., None, :, :]"
+            forms = {
+                full[-2:]: f"jnp.broadcast_to({name}, {full})",
+                (*full[:-3], full[-1]): f"{name}[..., None, None, :]",
+            }
+            repair = f"write {forms[x.shape]}" if x.shape in forms else f"add a missing axis: {name}[..., None, :, :]"
             require(False, expected, x, from_torch if broadcasts_to(x.shape, swapped) else repair)
 
 
