@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Annotated, Literal, Union, get_args, get_origin, get_overloads
@@ -41,6 +42,11 @@ def test_imports_go_downward():
     """import-linter: each module imports from lower levels only."""
     done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_new_module_needs_a_place_in_the_import_levels():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert all(one["exhaustive"] for one in contracts if one["type"] == "layers")
 
 
 def test_import_loads_few_modules_and_prints_nothing():
