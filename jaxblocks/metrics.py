@@ -51,8 +51,8 @@ def _prepare(predictions, targets, weights, check):
     if weights is not None:
         weights = weights.astype(jnp.float32)
         check_values(
-            jnp.all(weights >= 0) & jnp.any(weights > 0),
-            "weights >= 0 that are not all 0, got values from {low} to {high}",
+            jnp.all((weights >= 0) & (weights < jnp.inf)) & jnp.any(weights > 0),
+            "finite weights >= 0 that are not all 0, got values from {low} to {high}",
             check=check,
             low=jnp.min(weights),
             high=jnp.max(weights),

@@ -542,7 +542,7 @@ def test_errors_of_inputs(sentences):
     Attention(3, head_dim=5).init(jax.random.key(0), x)  # as the error advises
     layer = Attention(2)
     (params,) = made(layer, x)
-    with pytest.raises(ValueError, match=r"query/kernel of shape \(3, any\), got float32 \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"query/kernel of shape \(3, 4\), got float32 \(4, 4\)"):
         layer.apply(params, x[..., :3])
     with pytest.raises(ValueError, match=r"\(\*batch, time, features\), got float32 \(4,\)"):
         layer.apply(params, x[0, 0])
@@ -724,8 +724,17 @@ def test_errors_of_positions(sentences):
         rotary(x[..., :4], tables=(jnp.ones((4, 3)),) * 2)
     with pytest.raises(TypeError, match="integer positions with tables"):
         rotary(x[..., :4], jnp.ones(3), tables=(jnp.ones((4, 2)),) * 2)
+    for twice in (
+        dict(base=5.0, frequencies=jnp.ones(2)),
+        dict(frequencies=jnp.ones(2), tables=(jnp.ones((4, 2)),) * 2),
+    ):
+        with pytest.raises(ValueError, match=f"at most one of .*, got {' and '.join(twice)}; pass one of them"):
+            rotary(x[..., :4], **twice)
+    for one in (dict(factor=8.0), dict(scaling="linear")):
+        with pytest.raises(ValueError, match="rotary_frequencies expected both scaling and factor, or neither"):
+            rotary_frequencies(4, **one)
     with pytest.raises(ValueError, match="low_frequency_factor below high_frequency_factor = 4.0, got 5.0"):
-        rotary_frequencies(4, scaling="llama3", low_frequency_factor=5.0)
+        rotary_frequencies(4, scaling="llama3", factor=8.0, low_frequency_factor=5.0)
     with pytest.raises(ValueError, match="embedding of at least 4 buckets"):
         relative_position_bias(jnp.ones((2, 1)), jnp.arange(2), jnp.arange(2))
     layer = LearnedPositions(2)

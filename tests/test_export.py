@@ -11,6 +11,7 @@ from jax import export
 from jaxblocks import (
     Attention,
     AvgPool,
+    LearnedPositions,
     SinusoidalPositions,
     StatefulLayer,
     alibi,
@@ -116,6 +117,16 @@ def test_weights_by_position_do_not_need_the_size_of_the_batch(layer):
     apply = jax.jit(functools.partial(layer.apply, ()))
     program = export.export(apply)(jax.ShapeDtypeStruct(export.symbolic_shape("b, 4, 3"), jnp.float32))
     np.testing.assert_allclose(program.call(x), apply(x), rtol=1e-6)
+
+
+def test_a_table_of_positions_needs_a_bound_of_the_time(sentences):
+    layer = LearnedPositions(8)
+    shape = lambda **options: jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 4", **options), jnp.float32)
+    params = layer.init(jax.random.key(0), shape())
+    sentence = r"LearnedPositions expected sequences of at most 8 positions, got float32 \(b, t, 4\); pass constraints="
+    with pytest.raises(ValueError, match=sentence + r'\["t <= 8"\] to jax.export.symbolic_shape'):
+        jax.eval_shape(layer.apply, params, shape())
+    jax.eval_shape(layer.apply, params, shape(constraints=["t <= 8"]))  # as the error advises
 
 
 def test_sizes_that_are_neither_integers_nor_symbolic_are_rejected(sentences):

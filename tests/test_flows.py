@@ -128,6 +128,10 @@ def test_errors_and_their_repairs(sentences):
         TypeError, match=r"Flow expected layer_0 to return \(y, log_det\), got float32 \(4, 5\); return"
     ):
         Flow(Dense(5)).init(jax.random.key(0), jnp.ones((4, 5)))
+    flow = Flow(lambda x, *, inverse=False: (x, jnp.zeros(x.shape[:-1], x.dtype)))
+    run = lambda inverse: flow.apply(((),), jnp.ones((4, 2)), inverse=inverse)
+    with pytest.raises(TypeError, match="Flow expected inverse to be True or False.*static_argnames"):
+        jax.eval_shape(run, True)
     with pytest.raises(TypeError, match=r"Flow expected at least one layer, got none; write Flow\(AffineCoupling\("):
         Flow()
     with pytest.raises(TypeError, match="Flow expected layers by position or by name, not both"):

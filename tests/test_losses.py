@@ -1353,8 +1353,9 @@ def test_weighted_mean():
     assert weighted_mean(half, jnp.ones(2, jnp.bfloat16)) == 1 + 2**-8  # in float32: bfloat16 has no such number
     assert weighted_mean(half, jnp.ones(2, bool)).dtype == jnp.float32
     assert weighted_mean(jnp.zeros(0), jnp.zeros(0)) == 0
-    with pytest.raises(ValueError, match="weighted_mean expected weights >= 0, got a minimum of -1.0"):
-        weighted_mean(w, w.at[0].set(-1))
+    for wrong in (-1, jnp.inf, jnp.nan):
+        with jax.debug_nans(False), pytest.raises(ValueError, match="weighted_mean expected finite weights >= 0, got"):
+            weighted_mean(w, w.at[0].set(wrong))
 
 
 def test_class_weights_and_label_smoothing():
@@ -1517,6 +1518,10 @@ def test_info_nce_loss():
     assert np.isfinite(jax.grad(lambda x: loss(x, y).sum())(x.at[0].set(0))).all()
     with pytest.raises(ValueError, match="info_nce_loss expected at least one entry on the last axis"):
         info_nce_loss(jnp.zeros((2, 0)), jnp.zeros((2, 0)))
+    for shape in ((0, 3), (2, 0, 3)):
+        empty = jnp.zeros(shape, jnp.bfloat16)
+        losses = info_nce_loss(empty, empty, where=jnp.zeros(shape[:-1], bool))
+        assert losses.shape == shape[:-1] and losses.dtype == jnp.bfloat16
 
 
 def test_total_variation_penalty():

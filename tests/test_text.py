@@ -342,7 +342,7 @@ def test_other_errors_of_generate(sentences):
     plain, cached = MODELS["GPT2"]
     params = jax.jit(plain.init)(jax.random.key(0), PROMPTS)
     draw = dict(key=jax.random.key(0), steps=2)
-    with pytest.raises(ValueError, match="21 together; .* 20 positions"):
+    with pytest.raises(ValueError, match=r"21 together; .* 20 positions, .* larger max_length\.$"):
         generate(plain, params, PROMPTS, key=jax.random.key(0), steps=15)
     assert generate(plain, params, PROMPTS, key=jax.random.key(0), steps=14).shape == (3, 20)
     with pytest.raises(

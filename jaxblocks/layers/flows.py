@@ -170,7 +170,8 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     Side inputs: ``inverse``, a Python bool, and those of the layers.
 
     Raises:
-        TypeError: for no layer, positional and named layers together, or a layer that does not return a pair.
+        TypeError: for no layer, positional and named layers together, a layer that does not return a pair, or a traced
+            ``inverse``.
 
     >>> flow = Flow(*(AffineCoupling(Serial(Dense(8), relu), flip=i % 2 == 1) for i in range(4)))
     >>> x = jnp.ones((5, 3))
@@ -187,7 +188,8 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
     require(len(children(layers, named)) > 0, "at least one layer", "none", repair, error=TypeError)
     steps = named or {f"layer_{i}": layer for i, layer in enumerate(layers)}
 
-    def forward(f, x, *context, inverse=False):
+    @checked
+    def forward(f, x, *context, inverse: bool = False):
         x = jnp.asarray(x)
         log_det = jnp.zeros(x.shape[:-1], x.dtype)
         for name in reversed(steps) if inverse else steps:

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxblocks.checks import (
-    NonNegativeFloat,
+    Epsilon,
     NonNegativeInt,
     PositiveInt,
     Rate,
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-Epsilon: TypeAlias = NonNegativeFloat | Float[Array, ""]
+EpsilonOrArray: TypeAlias = Epsilon | Float[Array, ""]
 """A number, or an array of one number, which may be traced."""
 
 
@@ -68,7 +68,7 @@ def batch_norm(
     scale: Float[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
     *,
-    epsilon: Epsilon = 1e-3,
+    epsilon: EpsilonOrArray = 1e-3,
 ) -> Float[Array, "*shape"]:
     r"""Normalization by given statistics: :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`.
 
@@ -93,7 +93,7 @@ def BatchNorm(
     *,
     axes: int | tuple[int, ...] | None = None,
     momentum: Rate | Float[Array, ""] = 0.99,
-    epsilon: Epsilon = 1e-3,
+    epsilon: EpsilonOrArray = 1e-3,
     use_scale: bool = True,
     use_bias: bool = True,
     axis_name: str | tuple[str, ...] | None = None,
@@ -209,7 +209,7 @@ def layer_norm(
     bias: Float[Array, "..."] | None = None,
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "*shape"]:
     r"""Layer normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over ``axes``.
 
@@ -237,7 +237,7 @@ def layer_norm(
 def LayerNorm(
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
@@ -272,7 +272,7 @@ def rms_norm(
     scale: Float[Array, "..."] | None = None,
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: Epsilon = 1e-6,
+    epsilon: EpsilonOrArray = 1e-6,
 ) -> Float[Array, "*shape"]:
     r"""Division by the root mean square over ``axes``: :math:`\gamma\,x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`.
 
@@ -297,7 +297,7 @@ def rms_norm(
 def RMSNorm(
     *,
     axes: int | tuple[int, ...] = -1,
-    epsilon: Epsilon = 1e-6,
+    epsilon: EpsilonOrArray = 1e-6,
     use_scale: bool = True,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
@@ -325,7 +325,7 @@ def group_norm(
     *,
     groups: PositiveInt,
     spatial: NonNegativeInt,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "... channels"]:
     r"""Group normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over groups of channels.
 
@@ -362,7 +362,7 @@ def GroupNorm(
     groups: PositiveInt,
     *,
     spatial: NonNegativeInt,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
     use_scale: bool = True,
     use_bias: bool = True,
     dtype: DTypeLike | None = None,
@@ -401,7 +401,7 @@ def instance_norm(
     bias: Float[Array, "channels"] | None = None,
     *,
     spatial: PositiveInt,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
 ) -> Float[Array, "... channels"]:
     r"""Instance normalization :math:`\gamma\,(x - m) / \sqrt{v + \epsilon} + \beta`, statistics over positions.
 
@@ -432,7 +432,7 @@ def instance_norm(
 def InstanceNorm(
     *,
     spatial: int,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
     stateful: Literal[False] = False,
     momentum: Rate | Float[Array, ""] = 0.99,
     use_scale: bool = True,
@@ -444,7 +444,7 @@ def InstanceNorm(
 def InstanceNorm(
     *,
     spatial: int,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
     stateful: Literal[True],
     momentum: Rate | Float[Array, ""] = 0.99,
     use_scale: bool = True,
@@ -456,7 +456,7 @@ def InstanceNorm(
 def InstanceNorm(
     *,
     spatial: PositiveInt,
-    epsilon: Epsilon = 1e-5,
+    epsilon: EpsilonOrArray = 1e-5,
     stateful: bool = False,
     momentum: Rate | Float[Array, ""] = 0.99,
     use_scale: bool = True,

@@ -8,6 +8,7 @@ latter three depend on distances only, and are options of ``Attention``: ``posit
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -78,7 +79,7 @@ def rotary(
     x: Float[Array, "..."],
     positions: Real[Array, "..."] | None = None,
     *,
-    base: PositiveFloat = 10000,
+    base: PositiveFloat | None = None,
     frequencies: Float[Array, "pairs"] | None = None,
     tables: tuple[Float[Array, "length pairs"], Float[Array, "length pairs"]] | None = None,
     rotary_dim: PositiveInt | None = None,
@@ -92,11 +93,11 @@ def rotary(
     Args:
         x: ``(*batch, time, heads, head_dim)``.
         positions: ``(time,)``, or ``(*batch, time)`` where examples differ; by default 0, 1, 2, ...
-        base: b.
+        base: b, by default 10000. Pass one of ``base``, ``frequencies`` and ``tables``.
         frequencies: of the pairs, ``(rotary_dim / 2,)``, in place of :math:`b^{-2i/d}`, such as the scaled ones of
             `rotary_frequencies`.
         tables: cosines and sines of the angles, each ``(length, rotary_dim / 2)`` with a row for each position, in
-            place of ``base`` and ``frequencies``. At a position without a row, or below 0, the result is NaN.
+            place of the frequencies. At a position without a row, or below 0, the result is NaN.
         rotary_dim: rotate only the first ``rotary_dim`` features, by default all.
         interleaved: ``False`` pairs the entries i and i + d/2, the two halves, as in GPT-NeoX and Llama of Hugging
             Face; ``True`` pairs the entries 2i and 2i + 1, as in the paper, GPT-J and the published code of Llama.
@@ -104,7 +105,8 @@ def rotary(
     Angles are computed in float32 or wider.
 
     Raises:
-        ValueError: for odd ``rotary_dim`` and shapes that do not fit.
+        ValueError: for odd ``rotary_dim``, shapes that do not fit, and more than one of ``base``, ``frequencies`` and
+            ``tables``.
 
     >>> x = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])  # (time, heads, head_dim)
     >>> print(rotary(x)[1].round(3))
@@ -113,6 +115,9 @@ def rotary(
     Source: Su et al. 2021, RoFormer, section 3.2 (arXiv:2104.09864).
     """
     require(x.ndim >= 3, "x (*batch, time, heads, head_dim)", x, "write x[..., None, :] for one head")
+    named = {"base": base, "frequencies": frequencies, "tables": tables}
+    given = [name for name, value in named.items() if value is not None]
+    require(len(given) < 2, f"at most one of {', '.join(named)}", " and ".join(given), "pass one of them")
     d = rotary_dim or x.shape[-1]
     _check_even("head_dim" if rotary_dim is None else "rotary_dim", d)
     require(d <= x.shape[-1], f"rotary_dim to be at most head_dim = {x.shape[-1]}", d)
@@ -123,7 +128,7 @@ def rotary(
         expected = f"positions of shape {time}, (time,), or {batch_time}, (*batch, time), for x {describe(x)}"
         require(False, expected, positions)
     if tables is None:
-        angles = _angles(positions, d, base, wide_dtype(x.dtype), frequencies)  # (time, d / 2)
+        angles = _angles(positions, d, base or 10000, wide_dtype(x.dtype), frequencies)  # (time, d / 2)
         cos, sin = jnp.cos(angles), jnp.sin(angles)
     else:
         cos, sin = _rows(tables, positions, d, wide_dtype(x.dtype))
@@ -141,7 +146,7 @@ def rotary_frequencies(
     *,
     base: PositiveFloat = 10000,
     scaling: Literal["linear", "ntk", "llama3"] | None = None,
-    factor: PositiveFloat = 1.0,
+    factor: PositiveFloat | None = None,
     original_length: PositiveInt = 8192,
     low_frequency_factor: PositiveFloat = 1.0,
     high_frequency_factor: PositiveFloat = 4.0,
@@ -161,7 +166,7 @@ def rotary_frequencies(
     Returns ``(rotary_dim / 2,)``.
 
     Raises:
-        ValueError: for odd ``rotary_dim``.
+        ValueError: for odd ``rotary_dim``, and unless both or none of ``scaling`` and ``factor`` are given.
 
     >>> print(rotary_frequencies(4, base=100.0), rotary_frequencies(4, base=100.0, scaling="linear", factor=2.0))
     [1.  0.1] [0.5  0.05]
@@ -174,6 +179,9 @@ def rotary_frequencies(
     published code of Llama 3.1.
     """
     _check_even("rotary_dim", rotary_dim)
+    got = f"scaling={scaling!r} and factor={factor}"
+    require((scaling is None) == (factor is None), "both scaling and factor, or neither", got, "pass both, or neither")
+    factor = 1.0 if factor is None else factor
     if scaling == "ntk":
         require(rotary_dim > 2, "rotary_dim above 2 with scaling='ntk'", rotary_dim)
         base = base * factor ** (rotary_dim / (rotary_dim - 2))
@@ -352,8 +360,17 @@ def LearnedPositions(
             under ``jit``), the outputs are NaN instead.
 
     >>> layer = LearnedPositions(8)
-    >>> layer.apply({"embedding": jnp.arange(8.0)[:, None]}, jnp.zeros((3, 1))).ravel()
+    >>> params = {"embedding": jnp.arange(8.0)[:, None]}
+    >>> layer.apply(params, jnp.zeros((3, 1))).ravel()
     Array([0., 1., 2.], dtype=float32)
+
+    A symbolic time axis of ``jax.export`` needs the constraint that it is at most ``max_length``:
+
+    >>> from jax import export
+    >>> shape = export.symbolic_shape("b, t, 1", constraints=["t <= 8"])
+    >>> program = export.export(jax.jit(layer.apply))(params, jax.ShapeDtypeStruct(shape, jnp.float32))
+    >>> program.call(params, jnp.zeros((2, 3, 1))).shape
+    (2, 3, 1)
 
     Source: Gehring et al. 2017, Convolutional sequence to sequence learning, section 3.1 (arXiv:1705.03122).
     """
@@ -494,5 +511,9 @@ def _check_even(name: str, number: int) -> None:
 
 
 def _check_length(x, max_length: int) -> None:
-    repair = "build it with a larger max_length"
-    require(x.shape[-2] <= max_length, f"sequences of at most {max_length} positions", x, repair)
+    n, repair = x.shape[-2], "build it with a larger max_length"
+    try:
+        fits = n <= max_length
+    except jax.errors.InconclusiveDimensionOperation:
+        fits, repair = False, f'pass constraints=["{n} <= {max_length}"] to jax.export.symbolic_shape'
+    require(fits, f"sequences of at most {max_length} positions", x, repair)

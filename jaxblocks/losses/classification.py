@@ -359,6 +359,8 @@ def info_nce_loss(
     scores = scores / as_entries("temperature", temperature, scores)
     if where is not None:
         scores = jnp.where(where[..., None, :], scores, -jnp.inf)
+    if not scores.shape[-1]:  # an empty batch
+        return jnp.sum(scores, -1).astype(dtype)
     labels = jnp.broadcast_to(jnp.arange(scores.shape[-1]), scores.shape[:-1])
     return softmax_cross_entropy(scores, labels, where=where).astype(dtype)
 

@@ -30,7 +30,8 @@ def weighted_mean(
             ``class_weights[labels]``.
 
     Raises:
-        ValueError: for unequal shapes, or weights below 0 (known values, or ``check=True``).
+        ValueError: for unequal shapes, or weights that are negative, infinite or NaN (known values, or ``check=True``;
+            else the mean of such weights is wrong or NaN).
 
     >>> print(weighted_mean(jnp.array([1.0, 4.0, jnp.inf]), jnp.array([2.0, 1.0, 0.0])))
     2.0
@@ -42,10 +43,11 @@ def weighted_mean(
     known = checkable(weights, check)
     if known is not None:
         check_values(
-            known >= 0,
-            "weights >= 0, got a minimum of {smallest}",
+            (known >= 0) & (known < jnp.inf),
+            "finite weights >= 0, got weights from {low} to {high}",
             check=check,
-            smallest=jnp.min(known, initial=jnp.inf),
+            low=jnp.min(known, initial=jnp.inf),
+            high=jnp.max(known, initial=-jnp.inf),
         )
     total = jnp.sum(weights)
     products = weights * jnp.where(weights == 0, 0, values.astype(dtype))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, tanh
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate
+from jaxblocks.checks import Epsilon, PositiveInt, Rate
 from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -34,7 +34,7 @@ def BERT(
     features: PositiveInt = 768,
     hidden: PositiveInt = 3072,
     dropout: Rate = 0.1,
-    epsilon: NonNegativeFloat = 1e-12,
+    epsilon: Epsilon = 1e-12,
     pooler: bool = True,
 ) -> Layer:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
@@ -71,6 +71,14 @@ def BERT(
     >>> features, pooled = net.apply(params, tokens, mask=jnp.array([[True, True, True], [True, False, False]]))
     >>> features.shape, pooled.shape
     ((2, 3, 4), (2, 4))
+
+    A symbolic time axis of ``jax.export`` needs the constraint that it is at most ``max_length``:
+
+    >>> from jax import export
+    >>> shape = export.symbolic_shape("b, t", constraints=["t <= 8"])
+    >>> program = export.export(jax.jit(net.apply))(params, jax.ShapeDtypeStruct(shape, tokens.dtype))
+    >>> [x.shape for x in program.out_avals]
+    [(b, t, 4), (b, 4)]
 
     Source: Devlin et al. 2018, BERT: Pre-training of deep bidirectional transformers, arXiv:1810.04805.
     """

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
+from jaxblocks.checks import Epsilon, PositiveInt, Rate, require
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -48,7 +48,7 @@ def GPT2(
     features: PositiveInt = 768,
     hidden: PositiveInt | None = None,
     dropout: Rate = 0.1,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""A transformer decoder with pre-norm blocks; the defaults are the smallest GPT-2.
@@ -84,6 +84,14 @@ def GPT2(
     >>> params = net.init(jax.random.key(0), tokens)
     >>> net.apply(params, tokens).shape
     (3, 5)
+
+    A symbolic time axis of ``jax.export`` needs the constraint that it is at most ``max_length``:
+
+    >>> from jax import export
+    >>> shape = export.symbolic_shape("b, t", constraints=["t <= 8"])
+    >>> program = export.export(jax.jit(net.apply))(params, jax.ShapeDtypeStruct(shape, tokens.dtype))
+    >>> program.out_avals[0].shape
+    (b, t, 5)
 
     Source: Radford et al. 2019, Language models are unsupervised multitask learners, and its published code.
     """

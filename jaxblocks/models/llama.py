@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import silu
-from jaxblocks.checks import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
+from jaxblocks.checks import Epsilon, PositiveFloat, PositiveInt, Rate
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Serial
@@ -49,7 +49,7 @@ def Llama(
     features: PositiveInt = 4096,
     hidden: PositiveInt = 11_008,
     base: PositiveFloat = 10_000,
-    epsilon: NonNegativeFloat = 1e-6,
+    epsilon: Epsilon = 1e-6,
     dropout: Rate = 0.0,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
+from jaxblocks.checks import Epsilon, PositiveInt, Rate, require
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -53,7 +53,7 @@ def Transformer(
     head_dim: PositiveInt | None = None,
     value_dim: PositiveInt | None = None,
     dropout: Rate = 0.1,
-    epsilon: NonNegativeFloat = 1e-6,
+    epsilon: Epsilon = 1e-6,
     cache: PositiveInt | None = None,
 ) -> Layer | StatefulLayer:
     r"""The encoder-decoder of "Attention is all you need"; the defaults are its base model.

@@ -254,7 +254,8 @@ def _check_room(model, params, prompts, steps, source) -> int:
         got = f"{steps} tokens after prompts of {time}, {total} together"
         repair = "use fewer steps, cut the prompts on their left, or build the model for longer texts"
         try:
-            require(False, "prompts and steps that fit into the model", got, f"{repair}; error of the model: {error}")
+            repair += f"; error of the model: {str(error).removesuffix('.')}"
+            require(False, "prompts and steps that fit into the model", got, repair)
         except ValueError as longer:
             raise longer from error
     return found.shape[-1]

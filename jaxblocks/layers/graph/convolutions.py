@@ -1,7 +1,7 @@
 """Graph convolution, graph attention and the graph isomorphism layer."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from jaxblocks import initializers
 from jaxblocks.activations import leaky_relu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, check_params
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Range, check_params
 from jaxblocks.children import apply_child, child_of, init_child, make_combinator
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.graph.blocks import check_names, check_rows, one_graph, with_mask, without_mask
@@ -172,7 +172,7 @@ def GAT(
 def GIN(
     mlp: LayerLike,
     *,
-    epsilon: float | int = 0.0,
+    epsilon: Annotated[float | int, Range(-1e38, below=1e38, open_below=True)] = 0.0,
     learn_epsilon: bool = False,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,

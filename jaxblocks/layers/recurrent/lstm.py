@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import sigmoid, tanh
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, checked, require
+from jaxblocks.checks import Epsilon, PositiveInt, checked, require
 from jaxblocks.core import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
     affine_map,
@@ -91,7 +91,7 @@ def layer_norm_lstm_step(
     cell_scale: Float[Array, "hidden"],
     cell_bias: Float[Array, "hidden"],
     *,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
 ) -> tuple[Float[Array, "*batch hidden"], Float[Array, "*batch hidden"]]:
     r"""One step of layer-normalized long short-term memory: the next ``(hidden, cell)``.
 
@@ -208,7 +208,7 @@ def LayerNormLSTMCell(
     features: PositiveInt,
     *,
     forget_bias: float | int = 1.0,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
     kernel_init: Callable = initializers.lecun_normal(),
     recurrent_kernel_init: Callable = initializers.orthogonal(),
     bias_init: Callable = initializers.zeros,
