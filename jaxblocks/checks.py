@@ -259,7 +259,7 @@ class _Stored:
 def _check_inputs(expected: _Expected, args: tuple, kwargs: Mapping) -> None:
     """The number of inputs of a layer, and the names of its side inputs."""
     inputs = [name for name, _ in expected.positional]
-    if inputs[0] == "key":
+    if inputs[:1] == ["key"]:
         reject_shapes(args)
     sides = [name for name in expected.named if name not in inputs]
     if unknown := expected.unknown(kwargs):
@@ -587,7 +587,8 @@ def _check_array(name, x, specs, sizes, repair_place):
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         repair = repair if words == "a key" else f"convert it with jnp.asarray({name})"
         if any(hasattr(one, "shape") for one in jax.tree.leaves(x)):
-            repair = repair_place(x) or "pass one array, or join them first"
+            repair = "pass one array, or join them first"
+        repair = repair_place(x) or repair
         require(False, f"{name} to be {words}", x, repair, error=TypeError)
     if not any(_is_dtype(x.dtype, spec.dtype) for spec in specs):
         if jnp.issubdtype(x.dtype, jnp.complexfloating) and words != "a key":

@@ -385,6 +385,11 @@ HABITS = {
         "minibatches expected key to be a key, got a tuple; the order is key, arrays, batch_size",
         lambda: jaxblocks.minibatches(jax.random.key(0), (X, X), 2),
     ),
+    "a net before the key": (
+        lambda: jaxblocks.init_train_state(Dense(3), jax.random.key(0), SGD, X),
+        "key to be a key, got a Layer; the order is key, net, optimizer",
+        lambda: jaxblocks.init_train_state(jax.random.key(0), Dense(3), SGD, X),
+    ),
     "x before the key": (
         lambda: Dense(3).init(X, jax.random.key(0)),
         r"key to be a key, got float32 \(4, 6\); the order is key, x",
@@ -441,8 +446,8 @@ HABITS = {
     ),
     "x without y": (
         lambda: jaxblocks.train_step(Dense(1), jaxblocks.mse, SGD)(None, X),
-        r"train_step expected a call step\(ts, x, y\) of the step, got 2 arguments",
-        lambda: None,
+        r"train_step expected a call step\(ts, x, y\), got 2 arguments; put several inputs in a tuple x",
+        lambda: inspect.signature(jaxblocks.train_step(Dense(1), jaxblocks.mse, SGD)).bind(None, X, X),
     ),
     "addition of layers": (lambda: Dense(3) + Dense(2), "write Serial", lambda: Serial(Dense(3), Dense(2))),
     "multiplication of a layer": (

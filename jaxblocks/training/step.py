@@ -130,9 +130,9 @@ def train_step(
 
     @functools.wraps(step)
     def step_of_own_state(*arguments, **side):
-        got = f"{len(arguments)} arguments"
-        repair = "put several inputs in a tuple x, and pass side inputs by name"
-        require(len(arguments) == 3, "a call step(ts, x, y) of the step", got, repair, error=TypeError)
+        if len(arguments) != 3:
+            repair = "put several inputs in a tuple x, and pass side inputs by name"
+            require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
         ts, x, y = arguments
         count = getattr(ts, "step", None)
         if isinstance(count, Tracer):  # inside another transformation there are no buffers to donate
