@@ -17,7 +17,7 @@ from jaxtyping import Array, Integer, Key
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
 from jaxblocks.children import child_key
-from jaxblocks.training.rows import check_batch_size, count_rows, take_rows
+from jaxblocks.training.rows import check_batch_size, check_divides, count_rows, take_rows
 
 __all__ = ["minibatches", "prefetch", "train_val_test_split"]
 
@@ -68,6 +68,7 @@ def minibatches(
     epochs: NonNegativeInt | None = 1,
     keep_last: bool = False,
     start: NonNegativeInt | Integer[Array, ""] = 0,
+    sharding: Any = None,
 ) -> Iterator:
     """Yield batches of rows without replacement, in a new order in each epoch; ``key`` determines every draw.
 
@@ -81,11 +82,14 @@ def minibatches(
         keep_last: also yield the smaller last batch of each epoch.
         start: the number of batches to skip, counted over epochs: a run that is restarted with
             ``start=int(ts.step)`` continues with the next batches of the original run.
+        sharding: of the batches over several devices, such as ``jaxblocks.sharding.batch_sharding(mesh)``. Each device
+            reads its own rows; in a run of several processes each process reads those of its devices, from data that
+            all processes can read.
 
     Raises:
         TypeError: at the call, unless ``key`` is a typed key.
         ValueError: at the call, for no rows, numbers of rows that differ, or fewer rows than ``batch_size``, and for
-            arguments that are not integers in their range.
+            arguments that are not integers in their range, and for a ``batch_size`` that the devices do not divide.
 
     >>> x = jnp.arange(6)
     >>> batches = list(minibatches(jax.random.key(0), (x, 10 * x), 2))
@@ -98,13 +102,16 @@ def minibatches(
     check_batch_size(batch_size, rows)
     per_epoch = -(-rows // batch_size) if keep_last else rows // batch_size
     key = child_key(key, "minibatches")
+    if sharding is not None:
+        check_divides(sharding, batch_size)
+        require(not keep_last, "keep_last=False for a sharding", keep_last, "pad the data to full batches")
 
     def batches():
         first_epoch, position = divmod(int(start), per_epoch)
         for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, int(epochs)):
             order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), rows))
             for batch in range(position, per_epoch):
-                yield take_rows(arrays, order[batch * batch_size : (batch + 1) * batch_size])
+                yield take_rows(arrays, order[batch * batch_size : (batch + 1) * batch_size], sharding)
             position = 0
 
     return batches()

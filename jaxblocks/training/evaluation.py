@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.core import LayerLike, as_layer, side_inputs, stateful
+from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.objective import apply_in, as_compute_dtype, mean_loss
 from jaxblocks.training.rows import count_rows, take_rows
 
@@ -29,6 +31,8 @@ def evaluate(
     compute_dtype: DTypeLike | None = None,
 ) -> dict[str, float]:
     r"""Means of metrics over all rows of ``data = (x, y)``, with the net in evaluation mode (``train=False``).
+
+    With params on several devices each batch is sharded over the first axis of their mesh.
 
     Every row counts once: a smaller last batch is weighted by its number of rows (and compiled once more). A metric
     that returns a pair ``(values, weights)``, as a loss may, gives the weighted mean over all rows.
@@ -57,7 +61,8 @@ def evaluate(
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     named = tuple(metrics.items())
-    means = [_batch_means(net, named, compute_dtype, params, state, *take_rows(data, batch)) for batch in batches]
+    place = _placement((params, state))
+    means = [_batch_means(net, named, compute_dtype, params, state, *place(data, batch)) for batch in batches]
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
         if any(math.isnan(float(value)) for value, _ in mean.values()):
@@ -116,15 +121,25 @@ def predict(
     rows = count_rows(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
-    parts = []
+    parts, place = [], _placement((params, state))
     for first in range(0, rows, batch_size):
         last = min(first + batch_size, rows)
-        part = _batch_outputs(net, compute_dtype, params, state, take_rows(x, slice(first, last)))
+        part = _batch_outputs(net, compute_dtype, params, state, place(x, slice(first, last)))
         for leaf in jax.tree.leaves(part):
             repair = "use net.apply for outputs that are not one row per example"
             require(leaf.shape[:1] == (last - first,), f"outputs with {last - first} rows", leaf, repair)
         parts.append(part)
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _placement(tree) -> Callable:
+    """`take_rows`, sharded over the mesh of the params; a batch that its devices do not divide is on all of them."""
+    mesh = mesh_of(tree)
+    if mesh is None:
+        return take_rows
+    sharding = batch_sharding(mesh)
+    whole, devices = NamedSharding(mesh, PartitionSpec()), mesh.shape[sharding.spec[0]]
+    return lambda arrays, rows: take_rows(arrays, rows, whole if (rows.stop - rows.start) % devices else sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

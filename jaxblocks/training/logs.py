@@ -19,6 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
+
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.training.callback import Callback, Run
 
@@ -35,8 +37,8 @@ def row_log(
 ) -> Callback:
     """A callback that passes the row of each step to ``write`` exactly once, for custom logs.
 
-    The rows of the steps before an error are passed too. An ``OSError`` of ``write`` (a full disk) becomes a warning
-    and ends the log; training continues.
+    The rows of the steps before an error are passed too. In a run of several processes only the first one logs. An
+    ``OSError`` of ``write`` (a full disk) becomes a warning and ends the log; training continues.
 
     Args:
         write: ``write(rows)`` gets dicts from columns to numbers, one for each step, in order; only some contain
@@ -62,6 +64,8 @@ def row_log(
     def on_start(run: Run):
         nonlocal written, is_open
         written = run.start
+        if jax.process_index() > 0:
+            return
         try:
             if begin is not None:
                 begin(run.start, tuple(run.columns))
@@ -83,7 +87,7 @@ def row_log(
 
     def on_end(run: Run):
         on_step(run)  # after an error, the rows before it
-        if end is not None:
+        if end is not None and jax.process_index() == 0:
             with contextlib.suppress(OSError):  # a full disk was already reported
                 end()
 

@@ -1,6 +1,7 @@
 """The training loop `fit`: steps, callbacks between them, and the result."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from jaxtyping import Array, Key
 from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.children import as_inputs
 from jaxblocks.core import LayerLike
+from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callback import Callback, Run, call
 from jaxblocks.training.data import minibatches
 from jaxblocks.training.descriptions import describe_function
@@ -70,6 +72,8 @@ def fit(
     penalty: Callable | None = None,
     augment: Callable | None = None,
     compute_dtype: DTypeLike | None = None,
+    mesh: Any = None,
+    sharding: Rule | Sequence[Rule] = (),
 ) -> Fitted:
     r"""Train a net on ``data = (x, y)`` with minibatches, and return the params, the state and the history.
 
@@ -105,12 +109,17 @@ def fit(
         callbacks: for example ``[csv_log("loss.csv"), early_stopping(patience=3)]``; see `Callback`.
         penalty, augment: as in `train_step`.
         compute_dtype: as in `train_step`, also for the validation.
+        mesh: train on several devices: each batch is sharded along the first axis of the mesh. The result is that of
+            one device, except for rounding. In a run of several processes (``jax.distributed.initialize``) each one
+            makes the same call with data that all can read; it reads the rows of its own devices.
+        sharding: the rules for the params on the mesh, as in `init_train_state`. A ``ts`` keeps its own sharding.
 
     Raises:
         TypeError: before the first step, unless ``key`` is a typed key, ``loss`` a function, and ``optimizer`` an
             optimizer.
         ValueError: before the first step, for data that are empty, not finite, or of different lengths, for counts that
-            are not integers >= 1, and for checkpoints that are all damaged or belong to another run; later, the error
+            are not integers >= 1, for a ``batch_size`` that the mesh does not divide, for a run of several processes
+            without a mesh, and for checkpoints that are all damaged or belong to another run; later, the error
             that ``loss`` raises for a batch on which it was not finite (labels out of range).
         FloatingPointError: if loss or params are not finite for another reason. The message states the step, the layer
             and the pass (forward or backward) of the origin; ``error.ts`` is the last finite training state.
@@ -143,21 +152,23 @@ def fit(
     rows = check_finite_pair("data", data)
     check_batch_size(batch_size, rows)
     batch_size, steps_per_epoch = int(batch_size), rows // int(batch_size)
-    batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start)
+    _check_mesh(mesh, ts)
+    over_devices = None if mesh is None else batch_sharding(mesh)
+    batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start, sharding=over_devices)
 
     all_callbacks = _check_callbacks(callbacks)
     metrics = _metrics_with_loss(loss, metrics, validation)
     if validation is not None:
         validates = validation_callback(net, validation, metrics, batch_size=batch_size, compute_dtype=compute_dtype)
         all_callbacks.insert(0, validates)
-    if progress:
+    if progress and jax.process_index() == 0:
         all_callbacks.append(progress_bar())
     if checkpoint_dir is not None:
         all_callbacks.append(checkpoints(checkpoint_dir))
 
     if ts is None:
         x, _ = next(batches(0))
-        first = init_train_state(key, net, optimizer, *as_inputs(x))
+        first = init_train_state(key, net, optimizer, *as_inputs(x), mesh=mesh, sharding=sharding)
     else:
         _check_train_state(ts)
         first = copy_tree(ts)  # the caller's buffers are not donated
@@ -272,6 +283,15 @@ def _metrics_with_loss(loss, metrics, validation) -> dict[str, Callable]:
     named = 'metrics not to contain "loss", which is the mean of the loss'
     require("loss" not in (metrics or {}), named, repr("loss"), "give the metric another name")
     return {"loss": loss, **(metrics or {})}
+
+
+def _check_mesh(mesh, ts) -> None:
+    if mesh is None and jax.process_count() > 1:
+        repair = 'pass mesh=jax.make_mesh((jax.device_count(),), ("data",)), else each process trains a net of its own'
+        require(False, f"a mesh in a run of {jax.process_count()} processes", mesh, repair)
+    if mesh is not None and ts is not None and mesh_of(ts) is None and math.prod(mesh.shape.values()) > 1:
+        repair = "make it with init_train_state(..., mesh=mesh, sharding=rules)"
+        require(False, "a ts whose arrays are on the mesh", ts, repair)
 
 
 def _check_train_state(ts) -> None:

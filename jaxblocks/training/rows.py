@@ -5,10 +5,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxblocks.checks import describe, require
 
-__all__ = ["check_batch_size", "check_finite_pair", "count_rows", "name_arrays", "take_rows"]
+__all__ = ["check_batch_size", "check_divides", "check_finite_pair", "count_rows", "name_arrays", "take_rows"]
 
 
 def count_rows(arrays, what: str = "data") -> int:
@@ -34,11 +35,39 @@ def check_batch_size(batch_size: int, rows: int) -> None:
         require(False, f"batch_size to be at most {rows}, the number of rows", batch_size, f"pass batch_size={rows}")
 
 
-def take_rows(arrays, rows):
-    """Rows of every array of a tree (indices or a slice): on the host for NumPy, on the device for JAX arrays."""
+def check_divides(sharding: NamedSharding, batch_size: int) -> None:
+    """Raise unless the devices that share a batch divide its size."""
+    try:
+        sharding.shard_shape((batch_size,))
+    except ValueError:
+        expected = (
+            f"a batch_size that is a multiple of the devices along {sharding.spec} of {dict(sharding.mesh.shape)}"
+        )
+        require(False, expected, batch_size, "change the batch size or the mesh")
+
+
+def take_rows(arrays, rows, sharding: NamedSharding | None = None):
+    """Rows of every array of a tree (indices or a slice): on the host for NumPy, on the device for JAX arrays.
+
+    With a ``sharding`` over several devices, each device gets its own rows, read in the process that owns it.
+    """
+    if sharding is not None:
+        rows = np.arange(len(jax.tree.leaves(arrays)[0]))[rows]
+        return jax.tree.map(lambda a: _take_sharded(a, rows, sharding), arrays)
     if isinstance(rows, slice):
         return jax.tree.map(lambda a: a[rows], arrays)
     return jax.tree.map(lambda a: _take(a, rows) if isinstance(a, jax.Array) else a[rows], arrays)
+
+
+def _take_sharded(a, rows, sharding):
+    if isinstance(a, jax.Array) and not a.is_fully_addressable:
+        require(False, "data that this process can read", a, "pass NumPy arrays or memory maps", error=TypeError)
+    shape = (len(rows), *a.shape[1:])
+
+    def part(index):
+        return np.asarray(a)[rows[index[0]]]
+
+    return jax.make_array_from_callback(shape, sharding, part)  # pyright: ignore[reportArgumentType]
 
 
 @jax.jit

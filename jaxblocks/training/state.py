@@ -1,18 +1,23 @@
 """The training state: one pytree of all values that a training step changes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from jaxblocks.checks import checked, describe, reject_shapes, require
 from jaxblocks.children import child_key
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, declared_by, stateful
+from jaxblocks.selectors import paths
+from jaxblocks.sharding import Rule, batch_sharding, shardings
 
 __all__ = [
     "TrainState",
@@ -65,7 +70,13 @@ def _size_of(tree) -> str:
 
 @checked
 def init_train_state(
-    key: Key[Array, ""], net: LayerLike, optimizer: optax.GradientTransformation, *inputs: Any, **side: Any
+    key: Key[Array, ""],
+    net: LayerLike,
+    optimizer: optax.GradientTransformation,
+    *inputs: Any,
+    mesh: Any = None,
+    sharding: Rule | Sequence[Rule] = (),
+    **side: Any,
 ) -> TrainState:
     """The training state at step 0: params (and state) from the net's ``init``, the optimizer's state, a key.
 
@@ -76,10 +87,16 @@ def init_train_state(
     Args:
         inputs: one batch of the inputs of the net; arrays or ``jax.ShapeDtypeStruct``s, of which only shapes and dtypes
             are read.
+        mesh: the devices that hold the training state, by default one device. No device holds more than its part, at
+            no time.
+        sharding: the rules for the params on the mesh (`jaxblocks.sharding`), by default replicated. The arrays of the
+            optimizer's state that belong to params are sharded as these; everything else is replicated.
         side: side inputs that ``init`` of the net reads; ``train`` is passed automatically.
 
     Raises:
         TypeError: unless ``key`` is a typed key and ``optimizer`` an optimizer.
+        ValueError: for rules that do not fit the params or the mesh, as in `jaxblocks.sharding.shardings`, and for
+            rules without a mesh.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> ts = init_train_state(jax.random.key(0), Dense(3), optax.adam(1e-3), jnp.zeros((8, 2)))
@@ -93,13 +110,42 @@ def init_train_state(
     lifted = stateful(net)
     inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will have
 
-    @jax.jit  # one compilation for all params, and distinct buffers, since a shared buffer cannot be donated
-    def begin(key):
+    def begin(data):
+        key = jax.random.wrap_key_data(data, impl=implementation)
         params, state = lifted.init(child_key(key, "init"), *inputs, **side)
         params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
         return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
 
-    return begin(key)
+    # NumPy data are the same in all processes; an array would belong to the devices of this process.
+    implementation, data = jax.random.key_impl(key), jax.random.key_data(key)
+    # One compilation for all params, and distinct buffers, since a shared buffer cannot be donated.
+    if mesh is None:
+        require(not sharding, "a mesh for the sharding", mesh, 'pass mesh=jax.make_mesh((8,), ("data",)) as well')
+        return jax.jit(begin)(data)
+    return jax.jit(begin, out_shardings=_shardings(jax.eval_shape(begin, data), mesh, sharding))(np.asarray(data))
+
+
+def _shardings(ts: TrainState, mesh, rules) -> TrainState:
+    """The sharding of each array of a training state: the optimizer's arrays are sharded as the params of their paths.
+
+    The path of such an array ends with the path of its param, and it has the shape of the param.
+    """
+    params = shardings(ts.params, mesh, rules)
+    of_param = {
+        (path, leaf.shape): sharding
+        for path, leaf, sharding in zip(paths(ts.params), *map(jax.tree.leaves, (ts.params, params)), strict=True)
+    }
+    replicated = NamedSharding(batch_sharding(mesh).mesh, PartitionSpec())
+
+    def of_optimizer(path, leaf):
+        names = path.split("/")
+        ends = ["/".join(names[start:]) for start in range(len(names) + 1)]
+        return next((of_param[end, leaf.shape] for end in ends if (end, leaf.shape) in of_param), replicated)
+
+    leaves, structure = jax.tree.flatten(ts.opt_state)
+    found = map(of_optimizer, paths(ts.opt_state), leaves)
+    rest = jax.tree.map(lambda _: replicated, ts)
+    return rest._replace(params=params, opt_state=jax.tree.unflatten(structure, found))
 
 
 @jax.jit

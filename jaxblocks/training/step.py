@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import optax
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxblocks.checks import checked, require
@@ -86,6 +87,10 @@ def train_step(
 
     ``x`` is one input, or a tuple of several.
 
+    On several devices (`jaxblocks.sharding`) the next training state is sharded as ``ts``, and the batch as the caller
+    shards it, for instance by ``minibatches(..., sharding=batch_sharding(mesh))``. Statistics of a batch, such as those
+    of `BatchNorm`, are those of the whole batch over all devices.
+
     Raises:
         TypeError: unless ``loss`` is a function and ``optimizer`` an optimizer.
         ValueError: for a ``compute_dtype`` other than bfloat16, float32 and float64; while the step is traced, for
@@ -128,6 +133,13 @@ def train_step(
 
     jitted, without_donation = jax.jit(step, donate_argnums=0), jax.jit(step)
 
+    @functools.cache
+    def sharded(structure, shardings):
+        """The jitted step whose next training state is sharded as the given one, and whose value is replicated."""
+        shardings = jax.tree.unflatten(structure, shardings)
+        replicated = NamedSharding(shardings.step.mesh, PartitionSpec())
+        return jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
+
     @functools.wraps(step)
     def step_of_own_state(*arguments, **side):
         if len(arguments) != 3:
@@ -139,6 +151,9 @@ def train_step(
             return without_donation(ts, x, y, **side)
         if isinstance(count, jax.Array) and count.is_deleted():  # JAX's error would not say why
             check_not_donated(ts)
+        if isinstance(count, jax.Array) and isinstance(count.sharding, NamedSharding):
+            leaves, structure = jax.tree.flatten(ts)
+            return sharded(structure, tuple(leaf.sharding for leaf in leaves))(ts, x, y, **side)
         return jitted(ts, x, y, **side)
 
     vars(step_of_own_state).update({name: getattr(jitted, name) for name in ("lower", "trace", "_cache_size")})

@@ -1,0 +1,231 @@
+"""Which device holds which part of an array: rules over the paths of params, as shardings of JAX.
+
+A mesh is a grid of devices with named axes. The batch is sharded along the first axis of the mesh; rules say how the
+params are sharded, and without rules every device holds all of them::
+
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    rules = [tensor_parallel("model"), fully_sharded("data")]
+    fitted = fit(net, loss, optimizer, data, key=key, epochs=10, mesh=mesh, sharding=rules)
+
+A rule is a dict from patterns over paths (those of `jaxblocks.select`) to ``PartitionSpec``s, or a function
+``rule(path, shape, spec, mesh) -> spec``. Several rules are applied in turn, each to the result of the one before.
+
+The shardings are automatic: XLA derives those of all other arrays, and inserts the communication. A mesh with explicit
+axes, the default of ``jax.make_mesh``, is used with automatic ones.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from jaxblocks.checks import NonNegativeInt, checked, describe, require
+from jaxblocks.recording import recorded
+from jaxblocks.selectors import paths, select
+
+__all__ = ["Rule", "batch_sharding", "fully_sharded", "mesh_of", "shardings", "tensor_parallel"]
+
+Rule: TypeAlias = Mapping[str, PartitionSpec] | Callable[[str, tuple[int, ...], PartitionSpec, Any], PartitionSpec]
+"""A dict from patterns to specs, or a function ``rule(path, shape, spec, mesh) -> spec``."""
+
+
+@checked
+def shardings(tree: PyTree, mesh: Any, rules: Rule | Sequence[Rule] = ()) -> PyTree:
+    """The sharding of every array of a tree by rules over its paths, without allocating anything.
+
+    Args:
+        tree: params, as arrays or as their shapes (``jax.eval_shape(net.init, key, x)``).
+        mesh: a ``jax.sharding.Mesh``, or an ``AbstractMesh``.
+        rules: a rule or a list of rules. Arrays that no rule selects are replicated. As everywhere in JAX, the entries
+            of a spec are the mesh axes of the first axes of an array; the params of a `Repeat` have one more axis in
+            front.
+
+    Returns:
+        A tree of ``NamedSharding``s, for ``jax.device_put``, for ``out_shardings`` of ``jax.jit``, and for
+        `load_checkpoint`.
+
+    Raises:
+        TypeError, ValueError: for a pattern that matches nothing, a spec with more entries than the array has axes, an
+            axis that is not in the mesh or occurs twice, and a size that it does not divide; with the path.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> params = jax.eval_shape(Dense(6).init, jax.random.key(0), jnp.zeros((2, 4)))
+    >>> found = shardings(params, mesh, {"kernel": P(None, "model")})
+    >>> tuple(found["kernel"].spec), tuple(found["bias"].spec)
+    ((None, 'model'), ())
+    >>> shardings(params, mesh, {"kernel": P(None, "modle")})
+    Traceback (most recent call last):
+    ...
+    ValueError: shardings expected axes of the mesh ('model') for kernel, got P(None, 'modle'); correct \
+the rule, or make a mesh with this axis.
+    """
+    _check_mesh(mesh)
+    leaves, structure = jax.tree.flatten(tree)
+    names = paths(tree)
+    specs = [PartitionSpec()] * len(leaves)
+    for rule in [rules] if isinstance(rules, Mapping) or callable(rules) else rules:
+        if isinstance(rule, Mapping):
+            for pattern, spec in rule.items():
+                chosen = jax.tree.leaves(select(tree, pattern))
+                specs = [spec if selected else before for selected, before in zip(chosen, specs, strict=True)]
+        else:
+            repair = 'pass for instance {"**/kernel": PartitionSpec(None, "model")}'
+            require(callable(rule), "rules that are dicts or functions", rule, repair, error=TypeError)
+            specs = [rule(name, leaf.shape, spec, mesh) for name, leaf, spec in zip(names, leaves, specs, strict=True)]
+    for name, leaf, spec in zip(names, leaves, specs, strict=True):
+        _check_spec(name, leaf, spec, mesh)
+    mesh = _automatic(mesh)
+    return jax.tree.unflatten(structure, [NamedSharding(mesh, spec) for spec in specs])
+
+
+@recorded
+def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Callable:
+    """The rule that shards every array along its largest axis that the mesh axis divides (ZeRO-3, FSDP).
+
+    Each device holds a part of the params and of the optimizer's state; XLA gathers a layer where it is computed.
+
+    Args:
+        axis: the mesh axis.
+        min_size: arrays with fewer numbers stay as they are, replicated unless an earlier rule shards them.
+
+    >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    >>> params = {"kernel": jax.ShapeDtypeStruct((64, 128), "float32"), "bias": jax.ShapeDtypeStruct((128,), "float32")}
+    >>> found = shardings(params, mesh, fully_sharded())
+    >>> tuple(found["kernel"].spec), tuple(found["bias"].spec)
+    ((None, 'data'), ())
+
+    Source: Rajbhandari et al. 2020, ZeRO: memory optimizations toward training trillion parameter models,
+    arXiv:1910.02054.
+    """
+
+    def rule(path, shape, spec, mesh):
+        size = _size_of(axis, mesh)
+        entries = _entries(spec, len(shape))
+        used = {name for entry in entries for name in _names(entry)}
+        free = [i for i, entry in enumerate(entries) if not entry and shape[i] % size == 0]
+        if axis in used or math.prod(shape) < max(min_size, 1) or not free:
+            return spec
+        entries[max(free, key=lambda i: shape[i])] = axis
+        return PartitionSpec(*entries)
+
+    return rule
+
+
+@recorded
+def tensor_parallel(axis: str = "model") -> Callable:
+    """The rule that splits attention and MLP of each `TransformerBlock` over the devices of a mesh axis (Megatron-LM).
+
+    The maps into the heads (``query``, ``key``, ``value``) and into the hidden features (``up``, ``gate``) are split by
+    their outputs, the maps back (``attention/out``, ``down``) by their inputs, so a block communicates twice in the
+    forward pass. Where the axis divides the size of the vocabulary, the table ``tokens/embedding`` is split by its rows
+    and the output layer ``out/kernel`` by its outputs. The rule fits all transformers of `jaxblocks.models`, stacked by
+    `Repeat` or not. The number of heads (of keys and values) must be a multiple of the size of the axis, since one head
+    is not split.
+
+    >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+    >>> net = jaxblocks.models.TransformerMLP(8, 4)
+    >>> params = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((3, 4)))
+    >>> found = shardings({"mlp": params}, mesh, tensor_parallel())
+    >>> tuple(found["mlp"]["up"]["kernel"].spec), tuple(found["mlp"]["down"]["kernel"].spec)
+    ((None, 'model'), ('model', None))
+
+    Source: Shoeybi et al. 2019, Megatron-LM, arXiv:1909.08053.
+    """
+
+    def rule(path, shape, spec, mesh):
+        block, part, name = ["", "", *path.split("/")][-3:]
+        from_end = None
+        if (part in ("query", "key", "value") and block.endswith("attention")) or part in ("up", "gate"):
+            from_end = 1
+        elif name == "kernel" and (part == "down" or (part == "out" and block.endswith("attention"))):
+            from_end = 2
+        elif (part, name) == ("tokens", "embedding") and shape[-2] % _size_of(axis, mesh) == 0:
+            from_end = 2
+        elif path == "out/kernel" and shape[-1] % _size_of(axis, mesh) == 0:
+            from_end = 1
+        if from_end is None:
+            return spec
+        entries = _entries(spec, len(shape))
+        entries[-from_end] = axis
+        return PartitionSpec(*entries)
+
+    return rule
+
+
+@checked
+def batch_sharding(mesh: Any) -> NamedSharding:
+    """The sharding of a batch: its first axis along the first axis of the mesh.
+
+    >>> tuple(batch_sharding(jax.make_mesh((1, 1), ("data", "model"))).spec)
+    ('data',)
+    """
+    _check_mesh(mesh)
+    return NamedSharding(_automatic(mesh), PartitionSpec(mesh.axis_names[0]))
+
+
+def mesh_of(tree: PyTree) -> Mesh | None:
+    """The mesh of several devices over which the arrays of a tree are sharded; ``None`` for arrays of one device.
+
+    >>> mesh_of(jnp.zeros(3)) is None
+    True
+    """
+    for leaf in jax.tree.leaves(tree):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1:
+            return sharding.mesh
+    return None
+
+
+# ---- meshes and specs ------------------------------------------------------------------------
+
+
+def _check_mesh(mesh) -> None:
+    repair = 'pass for instance jax.make_mesh((jax.device_count(),), ("data",))'
+    require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", mesh, repair, error=TypeError)
+
+
+def _automatic(mesh):
+    """The same mesh with automatic axes."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names, axis_types=types)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
+def _size_of(axis: str, mesh) -> int:
+    if axis not in mesh.shape:
+        listed = ", ".join(map(repr, mesh.axis_names))
+        require(False, f"an axis of the mesh ({listed})", repr(axis), "pass the name of one of its axes")
+    return mesh.shape[axis]
+
+
+def _entries(spec: PartitionSpec, ndim: int) -> list:
+    return [*spec, *[None] * (ndim - len(spec))]
+
+
+def _names(entry) -> tuple[str, ...]:
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def _check_spec(path: str, leaf, spec, mesh) -> None:
+    """Raise an error that names the path for a spec that does not fit the array or the mesh."""
+    repair = 'write for instance PartitionSpec(None, "model")'
+    require(isinstance(spec, PartitionSpec), f"a PartitionSpec for {path}", spec, repair, error=TypeError)
+    if len(spec) > len(leaf.shape):
+        require(False, f"a spec of at most {len(leaf.shape)} entries for {path}, {describe(leaf)}", str(spec))
+    used = [name for entry in spec for name in _names(entry)]
+    if not set(used) <= set(mesh.axis_names):
+        listed = ", ".join(map(repr, mesh.axis_names))
+        expected, repair = f"axes of the mesh ({listed}) for {path}", "correct the rule, or make a mesh with this axis"
+        require(False, expected, str(spec), repair)
+    if len(set(used)) < len(used):
+        require(False, f"each axis of the mesh at most once for {path}", str(spec), "shard one axis of the array by it")
+    for i, entry in enumerate(spec):
+        size = math.prod(mesh.shape[name] for name in _names(entry))
+        if leaf.shape[i] % size:
+            expected = f"axis {i} of {path}, {describe(leaf)}, to be a multiple of {size}, the size of {entry!r}"
+            require(False, expected, leaf.shape[i], "shard another axis, or use another mesh")

@@ -1,0 +1,219 @@
+"""Training on several devices and processes gives the numbers of one device, and each device holds its part."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import two_processes
+from jax.sharding import AbstractMesh, PartitionSpec
+
+import jaxblocks as jb
+from jaxblocks.models import GPT2
+from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
+from jaxblocks.training import minibatches
+
+P = PartitionSpec
+MESH = AbstractMesh((2, 4), ("data", "model"))
+PARAMS = {
+    "up": {"kernel": jax.ShapeDtypeStruct((6, 16), jnp.float32), "bias": jax.ShapeDtypeStruct((16,), jnp.float32)},
+    "down": {"kernel": jax.ShapeDtypeStruct((16, 6), jnp.float32)},
+}
+
+
+def specs(tree):
+    return jax.tree.map(lambda sharding: sharding.spec, tree)
+
+
+# ---- rules ---------------------------------------------------------------------------------
+
+
+def test_rules_are_applied_in_turn():
+    """A dict sets the specs of what it selects, later patterns first; a function gets the spec so far."""
+    rules = [{"**/kernel": P(None, "model"), "down/*": P("model")}, fully_sharded("data", min_size=1)]
+    found = specs(shardings(PARAMS, MESH, rules))
+    assert found == {
+        "up": {"kernel": P("data", "model"), "bias": P("data")},
+        "down": {"kernel": P("model", "data")},
+    }
+    assert set(jax.tree.leaves(specs(shardings(PARAMS, MESH)))) == {P()}
+
+
+def test_full_sharding_takes_the_largest_axis_that_is_divisible():
+    shapes = {"a": (6, 8, 4), "b": (3, 5), "c": (8, 8), "small": (4,)}
+    tree = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    found = specs(shardings(tree, MESH, fully_sharded("model", min_size=5)))
+    assert found == {"a": P(None, "model", None), "b": P(), "c": P("model", None), "small": P()}
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "words"),
+    [
+        ({"**/kernle": P()}, ValueError, "did you mean"),
+        ({"up/kernel": P("model")}, ValueError, r"axis 0 of up/kernel, float32 \(6, 16\), to be a multiple of 4"),
+        ({"up/kernel": P(("data", "model"))}, ValueError, "to be a multiple of 8"),
+        ({"up/bias": P(None, "model")}, ValueError, "at most 1 entries for up/bias"),
+        ({"up/bias": P("devices")}, ValueError, r"axes of the mesh \('data', 'model'\) for up/bias"),
+        ({"down/kernel": P("model", "model")}, ValueError, "at most once for down/kernel"),
+        ({"up/bias": "model"}, TypeError, "a PartitionSpec for up/bias"),
+        ([None], TypeError, "rules that are dicts or functions"),
+        (fully_sharded("devices"), ValueError, "an axis of the mesh"),
+        (tensor_parallel("devices"), ValueError, "axes of the mesh"),
+    ],
+)
+def test_rules_that_do_not_fit_are_rejected(sentences, rules, error, words):
+    with pytest.raises(error, match=words):
+        shardings(PARAMS, MESH, rules)
+
+
+def test_a_mesh_is_needed(sentences):
+    with pytest.raises(TypeError, match="expected a mesh of devices"):
+        shardings(PARAMS, 8)
+    with pytest.raises(ValueError, match="a mesh for the sharding"):
+        jb.init_train_state(jax.random.key(0), jb.Dense(4), optax.sgd(0.1), jnp.zeros((2, 3)), sharding=fully_sharded())
+
+
+# ---- training ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
+        return two_processes.train(progress=False)
+
+
+def assert_equal_runs(one, other):
+    np.testing.assert_allclose(other.history.step_loss, one.history.step_loss, rtol=2e-6)
+    np.testing.assert_allclose(other.history.validation["loss"], one.history.validation["loss"], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), other.params, one.params)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rules"),
+    [((3,), fully_sharded(min_size=1)), ((2, 4), {"0/kernel": P(None, "model")})],
+)
+def test_fit_on_a_mesh_equals_fit_on_one_device(as_a_user_has_it, on_one_device, shape, rules):
+    """Batch norm over the whole batch, dropout, and a validation set that the devices do not divide."""
+    devices = jax.devices()[: np.prod(shape)]
+    mesh = jax.make_mesh(shape, ("data", "model")[: len(shape)], devices=devices)
+    fitted = two_processes.train(progress=False, mesh=mesh, sharding=rules)
+    assert_equal_runs(on_one_device, fitted)
+    assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(fitted.ts)} == {mesh.size}
+    assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(fitted.params)} == {mesh.size}
+    if len(shape) == 2:
+        kernels = [fitted.params[0]["kernel"], *(m[0]["kernel"] for m in fitted.ts.opt_state[0][1:])]
+        assert [kernel.sharding.spec for kernel in kernels] == [P(None, "model")] * 3
+
+
+def test_a_language_model_on_a_mesh(as_a_user_has_it):
+    """Tensor parallel and fully sharded: an eighth of the large arrays on each device, and the losses of one device."""
+    net = GPT2(vocab_size=32, max_length=8, layers=1, heads=4, features=16, dropout=0.1)
+    ids = np.random.default_rng(0).integers(0, 32, size=(8, 9))
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    losses = []
+    step = jb.train_step(net, jb.softmax_cross_entropy, optax.sgd(1e-2, momentum=0.9))
+    for options in ({}, {"mesh": mesh, "sharding": [tensor_parallel(), fully_sharded(min_size=128)]}):
+        ts = jb.init_train_state(
+            jax.random.key(0), net, optax.sgd(1e-2, momentum=0.9), jax.ShapeDtypeStruct((8, 8), jnp.int32), **options
+        )
+        before = [leaf.sharding for leaf in jax.tree.leaves(ts)]
+        sharding = batch_sharding(mesh) if options else None
+        for x, y in minibatches(jax.random.key(1), (ids[:, :-1], ids[:, 1:]), 8, epochs=3, sharding=sharding):
+            ts, value = step(ts, x, y)
+            losses.append(float(value))
+        assert [leaf.sharding for leaf in jax.tree.leaves(ts)] == before
+    np.testing.assert_allclose(losses[3:], losses[:3], rtol=1e-6)
+    up, momentum = (tree["blocks"]["mlp"]["up"]["kernel"] for tree in (ts.params, ts.opt_state[0].trace))
+    assert up.addressable_shards[0].data.size == momentum.addressable_shards[0].data.size == up.size // 8
+    found = specs(jax.tree.map(lambda leaf: leaf.sharding, ts.params))
+    assert found["blocks"]["attention"]["query"]["bias"] == P(None, "model")
+    assert found["blocks"]["attention"]["out"]["kernel"] == P(None, "model", "data")
+    assert found["tokens"]["embedding"] == P("model", "data")
+
+
+def test_batches_on_a_mesh(as_a_user_has_it):
+    """Each row once, those of `minibatches` without a mesh; JAX arrays and memory maps, too."""
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    x = np.arange(24.0).reshape(12, 2)
+    for data in (x, jnp.asarray(x)):
+        batches = minibatches(jax.random.key(0), data, 4, sharding=batch_sharding(mesh))
+        for got, expected in zip(batches, minibatches(jax.random.key(0), x, 4), strict=True):
+            assert [shard.data.shape for shard in got.addressable_shards] == [(1, 2)] * 4
+            np.testing.assert_array_equal(got, expected)
+    with pytest.raises(ValueError, match="a batch_size that is a multiple of the devices"):
+        minibatches(jax.random.key(0), x, 6, sharding=batch_sharding(mesh))
+    with pytest.raises(ValueError, match="keep_last=False"):
+        minibatches(jax.random.key(0), x, 4, keep_last=True, sharding=batch_sharding(mesh))
+
+
+def test_evaluation_on_a_mesh():
+    """With params on a mesh each batch is sharded, unless the devices do not divide it."""
+    mesh = jax.make_mesh((8,), ("data",))
+    x = np.random.default_rng(0).normal(size=(19, 3)).astype(np.float32)
+    net = jb.Dense(2)
+    params = net.init(jax.random.key(0), x)
+    on_mesh = jax.device_put(params, shardings(params, mesh))
+    outputs = jb.predict(net, on_mesh, (), x, batch_size=16)
+    np.testing.assert_allclose(outputs, jb.predict(net, params, (), x), rtol=1e-6)
+    mean = lambda params: jb.evaluate(net, params, (), (x, x[:, :2]), {"mse": jb.mse}, batch_size=8)["mse"]
+    assert mean(on_mesh) == pytest.approx(mean(params), rel=1e-6)
+    seen = []
+    spy = lambda outputs, y: jax.debug.inspect_array_sharding(outputs, callback=seen.append) or jb.mse(outputs, y)
+    jb.evaluate(net, on_mesh, (), (x[:16], x[:16, :2]), {"mse": spy}, batch_size=16)
+    assert {sharding.shard_shape((16, 2)) for sharding in seen} == {(2, 2)}
+
+
+def test_a_training_state_of_one_device_is_rejected_on_a_mesh(as_a_user_has_it):
+    net, x = jb.Dense(1), np.ones((8, 2), np.float32)
+    ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(0.1), x)
+    mesh = jax.make_mesh((8,), ("data",))
+    options = dict(key=jax.random.key(0), steps=1, batch_size=8, progress=False, mesh=mesh)
+    with pytest.raises(ValueError, match="a ts whose arrays are on the mesh.* make it with init_train_state"):
+        jb.fit(net, jb.mse, optax.sgd(0.1), (x, x[:, :1]), ts=ts, **options)
+    ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(0.1), x, mesh=mesh)
+    assert mesh_of(ts).size == 8
+    jb.fit(net, jb.mse, optax.sgd(0.1), (x, x[:, :1]), ts=ts, **options)
+
+
+# ---- several processes -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(on_one_device):
+    """Two processes of two devices each: the losses of one device in both; without a mesh `fit` is rejected."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    script = Path(two_processes.__file__)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PYTEST_"))}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment["PYTHONPATH"] = str(script.parents[1])
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(process), "2", str(port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (out, err) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, err
+        found = json.loads(out.splitlines()[-1])
+        np.testing.assert_allclose(found["losses"], on_one_device.history.step_loss, rtol=2e-6)
+        np.testing.assert_allclose(found["validation"], on_one_device.history.validation["loss"], rtol=1e-5)
+        assert "expected a mesh in a run of 2 processes" in found["refused"]
+    assert "step" in outputs[0][1] and "step/s" not in outputs[1][1]  # the progress bar of the first process
