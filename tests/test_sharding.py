@@ -16,9 +16,9 @@ import two_processes
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import jaxblocks as jb
-from jaxblocks.models import GPT2
+from jaxblocks.models import GPT2, TransformerMLP
 from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
-from jaxblocks.training import minibatches
+from jaxblocks.training import minibatches, sharding_report
 
 P = PartitionSpec
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -180,6 +180,43 @@ def test_a_training_state_of_one_device_is_rejected_on_a_mesh(as_a_user_has_it):
     ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(0.1), x, mesh=mesh)
     assert mesh_of(ts).size == 8
     jb.fit(net, jb.mse, optax.sgd(0.1), (x, x[:, :1]), ts=ts, **options)
+
+
+# ---- reports -------------------------------------------------------------------------------
+
+
+def test_report_of_data_parallel_training(as_a_user_has_it):
+    """One all-reduce of the gradient and of the loss, no other communication; the bytes of params and of Adam."""
+    x, y = jax.ShapeDtypeStruct((16, 8), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32)
+    mesh = jax.make_mesh((8,), ("data",))
+    report = sharding_report(jb.MLP(32, 4), jb.softmax_cross_entropy, optax.adam(1e-3), x, y, mesh=mesh)
+    params = 4 * (8 * 32 + 32 + 32 * 4 + 4)
+    assert (report.devices, report.params, report.opt_state) == (8, params, 2 * params + 4)
+    assert {each.kind for each in report.collectives} == {"all-reduce"}
+    assert sum(each.bytes for each in report.collectives) == params + 4
+    assert report.replicated[0] == ("0/kernel", 4 * 8 * 32) and len(report.replicated) == 4
+    assert "communication" in repr(report) and "all-reduce of" in repr(report)
+
+
+def test_report_counts_the_layers_of_a_repeat(as_a_user_has_it):
+    """Tensor parallel MLPs: one all-reduce of activations for each copy forward, one backward."""
+    net = jb.Repeat(jb.Residual(TransformerMLP(8, 4, use_bias=False)), 3)
+    x = jax.ShapeDtypeStruct((2, 4), jnp.float32)
+    mesh = jax.make_mesh((1, 4), ("data", "model"), devices=jax.devices()[:4])
+    rules = {"**/up/kernel": P(None, None, "model"), "**/down/kernel": P(None, "model")}
+    report = sharding_report(net, jb.mse, optax.sgd(0.1), x, x, mesh=mesh, sharding=rules)
+    assert report.params == 4 * 3 * 2 * 8 * 4 // 4 and report.replicated == ()
+    assert sum(each.count for each in report.collectives if each.bytes) in (5, 6)  # the input of the first is constant
+    assert all(each.bytes == each.count * 4 * 2 * 4 for each in report.collectives)
+    assert {each.layer.split("/")[-1] for each in report.collectives} <= {"up", "down"}
+
+
+def test_report_of_an_abstract_mesh():
+    shapes = jax.ShapeDtypeStruct((16, 8), jnp.float32), jax.ShapeDtypeStruct((16, 64), jnp.float32)
+    report = sharding_report(
+        jb.Dense(64), jb.mse, optax.sgd(0.1), *shapes, mesh=AbstractMesh((256,), ("data",)), sharding=()
+    )
+    assert (report.devices, report.params, report.collectives) == (256, 4 * (8 * 64 + 64), None)
 
 
 # ---- several processes -----------------------------------------------------------------------

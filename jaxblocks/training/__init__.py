@@ -3,7 +3,8 @@
 Submodules in the order of their use: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
 and its callbacks: `loop`, `callback`, `signals`, `validation`, `stopping`, `logs`, `progress`, `history`, and for runs
 that are started again `resume`, `checkpoint`, `lock`, `descriptions`. `divergence` and `nonfinite` find the origin of
-values that are not finite; `ema` and `proximal` are parts of optimizers.
+values that are not finite; `sharding_report` plans a run on several devices; `ema` and `proximal` are parts of
+optimizers.
 """
 
 from jaxblocks.training.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
@@ -18,7 +19,8 @@ from jaxblocks.training.loop import Fitted, fit
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.proximal import proximal_l1
 from jaxblocks.training.resume import checkpoints
-from jaxblocks.training.state import TrainState, init_train_state
+from jaxblocks.training.sharding_report import ShardingReport, sharding_report
+from jaxblocks.training.state import TrainState, init_train_state, train_state_shapes
 from jaxblocks.training.step import train_step
 from jaxblocks.training.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
 
@@ -28,6 +30,7 @@ __all__ = [
     "Fitted",
     "History",
     "Run",
+    "ShardingReport",
     "StoppingRule",
     "StoppingState",
     "TrainState",
@@ -53,9 +56,11 @@ __all__ = [
     "random_shift",
     "row_log",
     "save_checkpoint",
+    "sharding_report",
     "stopping_rule",
     "tensorboard_log",
     "terminal_log",
+    "train_state_shapes",
     "train_step",
     "train_val_test_split",
 ]

@@ -1,7 +1,7 @@
 """The training state: one pytree of all values that a training step changes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ __all__ = [
     "copy_tree",
     "init_train_state",
     "is_optimizer",
+    "train_state_shapes",
     "without_weak_types",
 ]
 
@@ -103,11 +104,47 @@ def init_train_state(
     >>> ts.params["kernel"].shape, ts.state, int(ts.step)
     ((2, 3), (), 0)
     """
+    begin = _beginning(key, net, optimizer, inputs, side)
+    data = jax.random.key_data(key)
+    # One compilation for all params, and distinct buffers, since a shared buffer cannot be donated.
+    if mesh is None:
+        require(not sharding, "a mesh for the sharding", mesh, 'pass mesh=jax.make_mesh((8,), ("data",)) as well')
+        return jax.jit(begin)(data)
+    # NumPy data are the same in all processes; an array would belong to the devices of this process.
+    return jax.jit(begin, out_shardings=_shardings(jax.eval_shape(begin, data), mesh, sharding))(np.asarray(data))
+
+
+def train_state_shapes(
+    net: LayerLike,
+    optimizer: optax.GradientTransformation,
+    *inputs: Any,
+    mesh: Any,
+    sharding: Rule | Sequence[Rule] = (),
+    **side: Any,
+) -> TrainState:
+    """The shapes, dtypes and shardings of the training state that `init_train_state` makes; nothing is allocated.
+
+    The result is a valid ``like`` of `load_checkpoint`, which reads each array to the devices that hold it.
+
+    >>> from jaxblocks.layers.dense import Dense
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> ts = train_state_shapes(Dense(3), optax.sgd(0.1), jax.ShapeDtypeStruct((8, 2), jnp.float32), mesh=mesh)
+    >>> ts.params["kernel"].shape
+    (2, 3)
+    """
+    key = jax.random.key(0)
+    ts = jax.eval_shape(_beginning(key, net, optimizer, inputs, side), jax.random.key_data(key))
+    shape = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    return jax.tree.map(shape, ts, _shardings(ts, mesh, sharding))
+
+
+def _beginning(key, net, optimizer, inputs, side) -> Callable:
+    """The function from the data of a key to the training state at step 0."""
     check_optimizer(optimizer)
     reject_shapes(inputs)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
     side = {"train": True, **side} if takes_train else side
-    lifted = stateful(net)
+    lifted, implementation = stateful(net), jax.random.key_impl(key)
     inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will have
 
     def begin(data):
@@ -116,13 +153,7 @@ def init_train_state(
         params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
         return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
 
-    # NumPy data are the same in all processes; an array would belong to the devices of this process.
-    implementation, data = jax.random.key_impl(key), jax.random.key_data(key)
-    # One compilation for all params, and distinct buffers, since a shared buffer cannot be donated.
-    if mesh is None:
-        require(not sharding, "a mesh for the sharding", mesh, 'pass mesh=jax.make_mesh((8,), ("data",)) as well')
-        return jax.jit(begin)(data)
-    return jax.jit(begin, out_shardings=_shardings(jax.eval_shape(begin, data), mesh, sharding))(np.asarray(data))
+    return begin
 
 
 def _shardings(ts: TrainState, mesh, rules) -> TrainState:
