@@ -119,6 +119,15 @@ def test_on_end_is_called_after_an_error_in_another_callback():
 # ---- signals -------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def interruptible():
+    """Handle SIGINT as Python does by default; a process in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
 )
@@ -148,6 +157,7 @@ def test_a_signal_without_checkpoints_says_that_nothing_is_saved(capsys):
     assert "fit ended at step 2 by SIGTERM: nothing is saved; pass checkpoint_dir=" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_ends_the_run_at_once():
     def on_step(run):
         signal.raise_signal(signal.SIGTERM)

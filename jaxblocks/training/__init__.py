@@ -3,7 +3,7 @@
 Submodules in the order of their use: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
 and its callbacks: `loop`, `callback`, `signals`, `validation`, `stopping`, `logs`, `progress`, `history`, and for runs
 that are started again `resume`, `checkpoint`, `lock`, `descriptions`. `divergence` and `nonfinite` find the origin of
-values that are not finite; `sharding_report` plans a run on several devices; `ema` and `proximal` are parts of
+values that are not finite; `communication` plans a run on several devices; `ema` and `proximal` are parts of
 optimizers.
 """
 
@@ -19,7 +19,7 @@ from jaxblocks.training.loop import Fitted, fit
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.proximal import proximal_l1
 from jaxblocks.training.resume import checkpoints
-from jaxblocks.training.sharding_report import ShardingReport, sharding_report
+from jaxblocks.training.communication import ShardingReport, sharding_report
 from jaxblocks.training.state import TrainState, init_train_state, train_state_shapes
 from jaxblocks.training.step import train_step
 from jaxblocks.training.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
