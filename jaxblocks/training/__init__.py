@@ -10,6 +10,7 @@ optimizers.
 from jaxblocks.training.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.checkpoint import load_checkpoint, save_checkpoint
+from jaxblocks.training.communication import ShardingReport, sharding_report
 from jaxblocks.training.data import minibatches, prefetch, train_val_test_split
 from jaxblocks.training.ema import EmaState, ema_params, get_ema
 from jaxblocks.training.evaluation import evaluate, predict
@@ -19,7 +20,6 @@ from jaxblocks.training.loop import Fitted, fit
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.proximal import proximal_l1
 from jaxblocks.training.resume import checkpoints
-from jaxblocks.training.communication import ShardingReport, sharding_report
 from jaxblocks.training.state import TrainState, init_train_state, train_state_shapes
 from jaxblocks.training.step import train_step
 from jaxblocks.training.stopping import StoppingRule, StoppingState, early_stopping, stopping_rule
