@@ -122,3 +122,13 @@ def as_a_user_has_it():
 
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_device():
+    """Products merge leading axes, as they do for users with one device; the tests have eight, and most use one."""
+    import jaxblocks.linear_maps
+
+    original, jaxblocks.linear_maps._on_one_device = jaxblocks.linear_maps._on_one_device, lambda: True
+    yield
+    jaxblocks.linear_maps._on_one_device = original

@@ -1,11 +1,30 @@
 """Dense layers: formulas and counts from the lectures, affine algebra, and errors of invalid input."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxblocks import MLP, Bias, Dense, Residual, Serial, affine, count_params, gelu, identity, relu, sigmoid
+from jaxblocks import (
+    MLP,
+    Attention,
+    Bias,
+    Dense,
+    Embedding,
+    Residual,
+    Serial,
+    affine,
+    count_params,
+    gelu,
+    identity,
+    linear_maps,
+    relu,
+    sigmoid,
+)
 from jaxblocks.layers import fuse_affine
 from jaxblocks.layers.linear_models import linear_regression
 
@@ -223,3 +242,50 @@ def test_invalid_keys_are_rejected(sentences, layer, key, words):
     with pytest.raises(TypeError, match=words):
         layer.init(jax.random.split(jax.random.key(0), 2) if key == "keys" else key, X)
     layer.init(jax.random.key(0), X)
+
+
+def products(f, *args):
+    """The shapes of both operands of each product in ``f``."""
+    found = []
+
+    def collect(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                found.append(tuple(v.aval.shape for v in equation.invars))
+            for inner in jaxprs_in_params(equation.params):
+                collect(inner)
+
+    collect(jax.make_jaxpr(f)(*args).jaxpr)
+    return found
+
+
+def test_products_merge_leading_axes():
+    """All maps of features multiply two matrices, the gradient of the kernel included; batches may be empty."""
+    kernel = jax.random.normal(jax.random.key(2), (5, 3))
+    x = jax.random.normal(jax.random.key(3), (2, 4, 6, 5))
+    np.testing.assert_allclose(affine(x, kernel), np.asarray(x) @ np.asarray(kernel), rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(lambda kernel, x: jnp.sum(affine(x, kernel) ** 2))
+    assert products(gradient, kernel, x) == [((48, 5), (5, 3)), ((48, 3), (48, 5))]
+    layer, tied = Attention(2), Embedding(7, 4, tied=True)
+    params, x = layer.init(jax.random.key(0), x[:, :, 0, :4]), x[:, :, 0, :4]
+    assert products(layer.apply, params, x)[:3] == [((8, 4), (4, 4))] * 3
+    assert products(tied.apply, {"embedding": jnp.zeros((7, 4))}, x) == [((8, 4), (4, 7))]
+    assert affine(jnp.zeros((2, 0, 5)), kernel).shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("spec", [("d", None), (None, "d")], ids=["batch", "time"])
+def test_sharded_inputs_are_not_gathered(monkeypatch, kind, spec):
+    """The merged axes of an input whose time is sharded would have to be gathered on each device."""
+    monkeypatch.setattr(linear_maps, "_on_one_device", lambda: jax.device_count() == 1)
+    axis_type = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(axis_type,))
+    x, kernel = np.arange(320, dtype=np.float32).reshape(8, 8, 5) / 320, np.ones((5, 3), np.float32)
+    gradient = jax.jit(jax.grad(lambda kernel, x: jnp.sum(affine(x, kernel) ** 2)))
+    with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
+        sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+        program = gradient.lower(kernel, sharded).compile()
+        assert "all-gather" not in program.as_text()
+        merged = [((64, 5), (5, 3)), ((64, 3), (64, 5))]
+        assert (products(gradient, kernel, sharded) == merged) == (kind == "explicit" and spec[0] == "d")
+        np.testing.assert_allclose(program(jnp.asarray(kernel), sharded), gradient(kernel, x), rtol=1e-5)

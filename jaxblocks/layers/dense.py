@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.checks import PositiveInt, check_params, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.linear_maps import affine_map
 
 __all__ = ["Bias", "Dense", "affine", "fuse_affine"]
 
@@ -35,8 +36,7 @@ def affine(
 
     Source: Diehl 2023, section 1; Cevher, Mathematics of Data, "Linear layers".
     """
-    y = jnp.matmul(x, kernel.astype(x.dtype))  # (*batch, out)
-    return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
+    return affine_map(x, kernel, bias)
 
 
 def fuse_affine(*params: dict[str, Float[Array, "..."]]) -> dict[str, Float[Array, "..."]]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Integer
 from jaxblocks import initializers
 from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, check_range, checked, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.linear_maps import linear_map
 
 __all__ = ["Embedding", "embed", "unembed"]
 
@@ -81,7 +82,7 @@ def unembed(x: Float[Array, "*batch features"], table: Float[Array, "size featur
 
     Source: Press and Wolf 2017, Using the output embedding to improve language models (arXiv:1608.05859).
     """
-    return jnp.matmul(x, table.astype(x.dtype).T)  # (*batch, size)
+    return linear_map(x, table.T)  # (*batch, size)
 
 
 @builder

@@ -20,6 +20,7 @@ from jaxblocks.checks import PositiveFloat, check_params, checked, require
 from jaxblocks.children import children
 from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
 from jaxblocks.layers.combinators import Wire
+from jaxblocks.linear_maps import affine_map
 from jaxblocks.precision import wide_dtype, widen
 
 __all__ = ["AffineCoupling", "Flow", "affine_coupling", "flow_log_likelihood"]
@@ -147,8 +148,7 @@ def _scale_and_shift(max_log_scale, kernel_init, bias_init, dtype, param_dtype) 
     def apply(params, x, hidden, *, inverse=False):
         check_params(params, kernel=(hidden.shape[-1], 2 * x.shape[-1]), bias=(2 * x.shape[-1],))
         hidden = hidden if dtype is None else hidden.astype(dtype)
-        y = jnp.matmul(hidden, params["kernel"].astype(hidden.dtype))
-        y = widen(y + jnp.broadcast_to(params["bias"].astype(y.dtype), y.shape))
+        y = widen(affine_map(hidden, params["kernel"], params["bias"]))
         log_scale, shift = jnp.split(y, 2, -1)
         log_scale = max_log_scale * jnp.tanh(log_scale / max_log_scale)
         return affine_coupling(x, log_scale, shift, inverse=inverse)

@@ -15,6 +15,7 @@ from jaxblocks import initializers
 from jaxblocks.activations import maxout, sigmoid
 from jaxblocks.checks import PositiveInt, check_params, checked
 from jaxblocks.core import ArrayOrShape, Layer, builder
+from jaxblocks.linear_maps import affine_map
 from jaxblocks.precision import widen
 
 __all__ = ["Maxout", "PReLU", "Swish", "swish"]
@@ -154,7 +155,6 @@ def Maxout(
     def apply(params, x: Float[Array, "*batch in"]):
         check_params(params, kernel=(x.shape[-1], features * pieces), bias=(features * pieces,))
         x = x if dtype is None else x.astype(dtype)
-        y = jnp.matmul(x, params["kernel"].astype(x.dtype))  # (*batch, features * pieces)
-        return maxout(y + jnp.broadcast_to(params["bias"].astype(x.dtype), y.shape), pieces)
+        return maxout(affine_map(x, params["kernel"], params["bias"]), pieces)
 
     return Layer(init, apply)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxblocks.checks import check_params, require
 from jaxblocks.children import child_key
 from jaxblocks.core import Layer, LayerLike
+from jaxblocks.linear_maps import affine_map
 
 __all__ = ["MultiHead", "inputs_by_role"]
 
@@ -125,9 +126,7 @@ class MultiHead(NamedTuple):
 
 def _affine(params, x, n: int):
     """Apply one affine map and split its outputs into n heads: (*batch, time, n, features of a head)."""
-    y = jnp.matmul(x, params["kernel"].astype(x.dtype))
-    if "bias" in params:
-        y = y + jnp.broadcast_to(params["bias"].astype(x.dtype), y.shape)
+    y = affine_map(x, params["kernel"], params.get("bias"))
     return y.reshape(*y.shape[:-1], n, y.shape[-1] // n)
 
 

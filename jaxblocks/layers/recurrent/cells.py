@@ -14,12 +14,12 @@ from jaxblocks.activations import sigmoid, tanh
 from jaxblocks.checks import PositiveInt, checked
 from jaxblocks.core import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
-    affine_map,
     check_carry,
     check_dtype_of_carry,
     params_of_gates,
     preactivation,
 )
+from jaxblocks.linear_maps import affine_map
 
 __all__ = ["GRUCell", "RNNCell", "Reset", "gru_step", "rnn_step"]
 

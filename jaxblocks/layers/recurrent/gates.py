@@ -1,11 +1,12 @@
-"""What the cells share: affine maps of input and carry, params gate by gate, checks of the carry."""
+"""What the cells share: the product of input and carry, params gate by gate, checks of the carry."""
 
 import jax
 import jax.numpy as jnp
 
 from jaxblocks.checks import check_params, describe, require
+from jaxblocks.linear_maps import affine_map
 
-__all__ = ["affine_map", "check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]
+__all__ = ["check_carry", "check_dtype_of_carry", "params_of_gates", "preactivation"]
 
 
 def preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
@@ -14,12 +15,6 @@ def preactivation(x, hidden, kernel, recurrent_kernel, bias, recurrent_bias):
     weights = jnp.concatenate([kernel, recurrent_kernel])
     biases = [b.astype(x.dtype) for b in (bias, recurrent_bias) if b is not None]
     return affine_map(jnp.concatenate([x, hidden], axis=-1), weights, sum(biases[1:], biases[0]) if biases else None)
-
-
-def affine_map(x, kernel, bias):
-    """x W + b, in the dtype of x."""
-    y = jnp.matmul(x, kernel.astype(x.dtype))
-    return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
 
 
 def params_of_gates(

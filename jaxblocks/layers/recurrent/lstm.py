@@ -13,12 +13,12 @@ from jaxblocks.activations import sigmoid, tanh
 from jaxblocks.checks import Epsilon, PositiveInt, checked, require
 from jaxblocks.core import ArrayOrShape, StatefulLayer, builder
 from jaxblocks.layers.recurrent.gates import (
-    affine_map,
     check_carry,
     check_dtype_of_carry,
     params_of_gates,
     preactivation,
 )
+from jaxblocks.linear_maps import affine_map
 from jaxblocks.precision import widen
 from jaxblocks.statistics import moments
 
