@@ -196,6 +196,8 @@ def test_unwrapped_step_gives_the_same_result_and_donates_nothing():
     by_hand, value = step.__wrapped__(ts, x, y)
     jitted, jitted_value = step(copy(ts), x, y)
     close((by_hand.params, value), (jitted.params, jitted_value))
+    after, value = train_step(NET, mse, optimizer, donate=False)(ts, x, y)
+    close((by_hand.params, jitted_value), (after.params, value))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(ts))
 
 

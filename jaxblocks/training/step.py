@@ -32,6 +32,7 @@ def train_step(
     penalty: Callable | None = None,
     augment: Callable | None = None,
     compute_dtype: DTypeLike | None = None,
+    donate: bool = True,
 ) -> Callable:
     r"""A jitted ``step(ts, x, y, **side) -> (ts, value)`` that updates the params by the gradient of the objective.
 
@@ -41,8 +42,8 @@ def train_step(
 
     and ``value`` is :math:`J` before the step. The buffers of ``ts`` are donated: use each training state for one step
     and continue with the one that the step returns, ``ts, value = step(ts, x, y)``; copy a state for later use with
-    ``jax.tree.map(jnp.copy, ts)`` before the step. Inside of other transformations (``scan``, ``vmap``,
-    ``jit``) nothing is donated; ``step.__wrapped__`` is the same function without ``jit`` and donation.
+    ``jax.tree.map(jnp.copy, ts)`` before the step. Inside of other transformations (``scan``, ``vmap``, ``jit``)
+    nothing is donated; ``step.__wrapped__`` is the same function without ``jit`` and donation.
 
     Args:
         net: any pair. Its state is carried from step to step; ``train=True`` and ``key`` are passed if the net
@@ -57,6 +58,8 @@ def train_step(
         compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
             residuals of the backward pass take half the memory. Params, state, gradients, optimizer, loss and penalty
             stay in float32; integer inputs (tokens), ``y`` and side inputs (times, masks) are not converted.
+        donate: whether the step writes the new state into the buffers of ``ts``. ``False`` keeps ``ts`` usable after
+            the step, and takes the memory of a second state.
 
     Weights come from the labels or from the data; these losses exclude padding, balance classes, and read a column::
 
@@ -131,7 +134,8 @@ def train_step(
         params, state, opt_state = without_weak_types((params, state, opt_state))
         return TrainState(params, state, opt_state, ts.key, ts.step + 1), value
 
-    jitted, without_donation = jax.jit(step, donate_argnums=0), jax.jit(step)
+    without_donation = jax.jit(step)
+    jitted = jax.jit(step, donate_argnums=0) if donate else without_donation
 
     @functools.cache
     def sharded(structure, shardings):
