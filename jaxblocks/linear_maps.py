@@ -1,4 +1,4 @@
-"""Products of features with a kernel, as all layers compute them."""
+"""Products of features with a kernel, as all layers compute them, and whether axes may be merged and cut."""
 
 import math
 from typing import TypeAlias
@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-__all__ = ["affine_map", "linear_map"]
+__all__ = ["affine_map", "linear_map", "unsharded"]
 
 AnyArray: TypeAlias = Array | np.ndarray
 
@@ -17,14 +17,15 @@ AnyArray: TypeAlias = Array | np.ndarray
 def linear_map(x: Float[AnyArray, "*batch in"], kernel: Float[AnyArray, "in out"]) -> Float[Array, "*batch out"]:
     """x W, in the dtype of x.
 
-    Leading axes are merged, so that the product has two axes and the gradient of the kernel is x^T g of two matrices.
-    With more axes, XLA first writes a transposed copy of g on CPU; the step of a transformer takes a tenth longer.
+    Leading axes are merged where no device has to gather them, so that the gradient of the kernel is a product x^T g
+    of two matrices. With more axes, XLA first writes a transposed copy of g on CPU; the step of a transformer takes a
+    tenth longer.
 
     >>> linear_map(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
     (2, 3, 5)
     """
     kernel, batch = kernel.astype(x.dtype), x.shape[:-1]
-    if len(batch) < 2 or not _can_merge(x):
+    if len(batch) < 2 or not unsharded(x, *range(1, len(batch))):  # the first of merged axes may be sharded
         return jnp.matmul(x, kernel)
     return jnp.matmul(x.reshape(math.prod(batch), x.shape[-1]), kernel).reshape(*batch, kernel.shape[-1])
 
@@ -41,17 +42,23 @@ def affine_map(
     return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
 
 
-def _can_merge(x) -> bool:
-    """Whether the leading axes of x are known to be merged without communication between devices.
+def unsharded(x: Float[AnyArray, "..."], *axes: int) -> bool:
+    """Whether these axes of x are known to be whole on each device.
 
-    An axis other than the first may be sharded. The type of x shows this on an explicit mesh and inside of `shard_map`,
-    but not where the compiler chooses the shardings, so with several devices axes stay apart there.
+    The type of x shows this on an explicit mesh and inside of `jax.shard_map`. Where the compiler chooses the
+    shardings, only a single device makes it known.
+
+    >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    >>> with jax.set_mesh(mesh):
+    ...     x = jax.device_put(jnp.ones((2, 3)), jax.sharding.PartitionSpec("data"))
+    ...     unsharded(x, 0), unsharded(x, 1)
+    (False, True)
     """
     sharding = jax.typeof(x).sharding
     kinds = sharding.mesh.axis_types
     if not kinds or AxisType.Auto in kinds:
         return _on_one_device()
-    return all(axis is None for axis in sharding.spec[1:-1])
+    return all(sharding.spec[axis] is None for axis in axes)
 
 
 def _on_one_device() -> bool:

@@ -10,7 +10,9 @@ from jax.experimental import checkify
 from jax.test_util import check_grads
 
 from jaxblocks import attention, attention_weights
+from jaxblocks.ad import count_flops
 from jaxblocks.layers import attention_with_weights, hard_lookup, linear_attention, soft_lookup
+from jaxblocks.layers.attention import dot_product
 
 STATIC = (
     "scale",
@@ -237,8 +239,9 @@ GRID = {  # time_q, time_k, heads, kv_heads, options
 
 
 @pytest.mark.parametrize("name", GRID)
-def test_every_option_equals_loops_with_and_without_chunks(name):
-    """einsum equals the triple loop; chunked equals einsum in values, gradients and Hessian-vector products."""
+def test_every_option_equals_loops_with_and_without_chunks(name, monkeypatch):
+    """einsum equals the triple loop; chunks and blocks equal einsum in values, gradients, Hessian-vector products."""
+    monkeypatch.setattr(dot_product, "_block_size", lambda n_q, n_k: 2)
     time_q, time_k, n, n_kv, options = GRID[name]
     options = dict(options)
     q, v = normal(0, 2, time_q, n, 4), normal(2, 2, time_k, n_kv, 3)
@@ -267,9 +270,8 @@ def test_every_option_equals_loops_with_and_without_chunks(name):
     with jax.enable_x64(True):
         arguments = tuple(map(jnp.asarray, (q, k, v, *moving)))
         direction = tuple(jnp.asarray(normal(8 + i, *x.shape)) for i, x in enumerate(arguments))
-        plain, chunked = jax.jit(lambda *a: (derived("einsum", 128, *a), derived("chunked", 2, *a)))(
-            arguments, direction
-        )
+        forms = ("einsum", 128), ("chunked", 2), (None, 128)
+        plain, *others = jax.jit(lambda *a: [derived(*form, *a) for form in forms])(arguments, direction)
         everywhere = (2, n, time_q, time_k)
         if callable(bias):
             bias = np.asarray(bias(n, time_q, time_k, time_k - time_q))[None]
@@ -279,7 +281,7 @@ def test_every_option_equals_loops_with_and_without_chunks(name):
         own = {"mask": None if mask is None else mask[b], "bias": None if bias is None else bias[b]}
         own["segments"] = None if segments is None else [s[b] for s in segments]
         np.testing.assert_allclose(plain[0][b], loops(q[b], k[b], v[b], **numbers, **own)[0], rtol=1e-11, atol=1e-13)
-    for ours, theirs in zip(jax.tree.leaves(chunked), jax.tree.leaves(plain), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(others), 2 * jax.tree.leaves(plain), strict=True):
         assert np.abs(ours).max() > 0
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
@@ -385,7 +387,7 @@ def test_attention_weights_accept_the_options_of_attention():
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_of_weights():
+def test_dropout_of_weights(monkeypatch):
     """Weights are dropped at the given rate and the rest scaled; the draw does not depend on the implementation."""
     q, k = jnp.zeros((40, 2, 4)), jnp.zeros((50, 2, 4))
     v = jnp.broadcast_to(jnp.eye(50)[:, None], (50, 2, 50))  # so that the output is the weights
@@ -400,6 +402,9 @@ def test_dropout_of_weights():
         drop(sliding_window=5, key=jax.random.key(1), implementation=name, chunk=16) for name in ("einsum", "chunked")
     ]
     np.testing.assert_allclose(*windowed, rtol=1e-5)
+    monkeypatch.setattr(dot_product, "_block_size", lambda n_q, n_k: 16)
+    blocks = attention(q, k, v, dropout=0.3, sliding_window=5, key=jax.random.key(1))
+    np.testing.assert_allclose(blocks, windowed[0], rtol=1e-5)
 
 
 def largest(jaxpr):
@@ -429,6 +434,19 @@ def test_long_sequences_are_chunked_by_default():
         return "scan" in str(jax.make_jaxpr(attention)(*shapes))
 
     assert chunked(1024) and not chunked(512) and not chunked(1, 2**21)
+
+
+def test_blocks_of_queries_skip_masked_keys_by_default():
+    """If causal, four blocks, or groups of chunks, compute (1 + 2 + 3 + 4) / 16 of all scores."""
+
+    def share(n, **options):
+        shapes = [jax.ShapeDtypeStruct((n, 1, 4), jnp.float32)] * 3
+        einsum = functools.partial(attention, implementation="einsum")
+        return count_flops(attention, *shapes, **options).dots / count_flops(einsum, *shapes).dots
+
+    assert share(256) == share(64, causal=True) == 1
+    assert share(256, causal=True) == share(512, causal=True) == share(2048, causal=True) == 5 / 8
+    assert share(512, sliding_window=(10, 0)) == (128 + 3 * 138) / (4 * 512)
 
 
 def test_self_attention_is_equivariant_and_invariant_to_the_order_of_keys():

@@ -26,6 +26,7 @@ from jaxblocks.checks import (
     require,
 )
 from jaxblocks.layers.attention.fused import fused_attention
+from jaxblocks.linear_maps import unsharded
 from jaxblocks.precision import wide_dtype
 
 __all__ = ["Bias", "Scale", "SegmentIds", "attention", "attention_weights", "attention_with_weights"]
@@ -40,6 +41,12 @@ Offset: TypeAlias = Integer[Array, ""] | int | Literal["last", "first"]
 # chunked / einsum: of the gradient 1.3 to 1.4 at 256 x 256, 0.7 to 1.4 at 512 x 512, 0.65 to 1.25 from 1024 x 1024 on
 # (lower for small batches); of the forward pass 1.0 to 1.4, 0.85 to 1.05, 0.4 to 0.75. Memory: 1/35 at 8192 x 8192.
 _CHUNKED_FROM = 1024 * 1024
+
+# Blocks of queries without the keys that are masked for all of them, on CPU (benchmarks/RESULTS.md). Causal, time of
+# the gradient relative to einsum, in blocks of 64 | 128 | 256 queries: 0.52 | 0.62 | - at 256 x 256, 0.85 | 0.76 | 0.84
+# at 512 x 512, - | 0.65 | 0.66 at 1024 x 1024. For longer sequences, chunks in 4 groups take 0.70 of the time of chunks
+# alone; 8 groups take 0.66, and 1.7 times the memory of 4.
+_BLOCKS_FROM, _BLOCKS_TO, _MOST_BLOCKS, _GROUPS = 128, 1024 * 1024, 8, 4
 
 
 @checked
@@ -107,8 +114,10 @@ def attention(
     **Implementations.** ``"einsum"`` stores all time_q time_k weights of all heads. ``"chunked"`` processes ``chunk``
     queries at a time and recomputes their weights in the backward pass, so memory is linear in the length. It has no
     custom derivative rule, so forward mode and second derivatives are exact. With a ``sliding_window`` it skips
-    keys outside the windows of a chunk, so that time is linear too. ``None`` uses chunks from time_q time_k = 1024^2
-    on: on CPU the gradient at length 8192 then takes 1/35 of the memory, in 0.65 to 1.25 of the time.
+    keys outside the windows of a chunk, so that time is linear too; with ``causal`` it skips most of the masked keys.
+    ``None`` uses chunks from time_q time_k = 1024^2 on: on CPU the gradient at length 8192 then takes 1/35 of the
+    memory, in 0.65 to 1.25 of the time. Below that, on one CPU, it stores the weights of blocks of queries that skip
+    masked keys; causal gradients take 0.5 to 0.8 of the time of ``"einsum"``.
     ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with
     ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second
     derivatives), so it is never chosen automatically.
@@ -141,8 +150,15 @@ def attention(
     attend, rows = _attention_of_rows(q, k, v, options, mask, bias, segment_ids, dropout, key)
     static = isinstance(n_q, int) and isinstance(n_k, int)  # jax.export also has symbolic sizes, which do not compare
     long = static and n_q > chunk and n_q * n_k >= _CHUNKED_FROM
-    if implementation == "chunked" or (implementation is None and long):
-        out, total = _by_chunks(attend, rows, n_q, chunk)
+    skips = static and isinstance(options.offset, int) and unsharded(q, -3) and unsharded(k, -3)
+    if implementation is None and skips and (causal or options.window) and (block := _block_size(n_q, n_k)):
+        out, total = _by_blocks(attend, rows, n_k, options, block)
+    elif implementation == "chunked" or (implementation is None and long):
+        each = functools.partial(_by_chunks, attend, chunk=chunk)
+        if skips and causal and not options.window and n_q > chunk:
+            out, total = _by_blocks(each, rows, n_k, options, -(-n_q // (_GROUPS * chunk)) * chunk)
+        else:
+            out, total = each(0, rows)
     else:
         out, total = attend(0, rows)
     if fully_masked == "error":
@@ -275,17 +291,21 @@ def _attention_of_rows(q, k, v, options: _ScoreOptions, mask, bias, segment_ids,
         if x is not None and not callable(x):
             (rows if name == "q_segments" or x.shape[-2] == n_q != 1 else columns)[name] = x
 
-    def attend(start, rows):
-        size = rows["q"].shape[-2]
-        begin = None  # the first key inside the windows of these queries
+    def attend(start, rows, keys=(0, n_k)):
+        """The queries from ``start`` on and the keys between two positions, outside of which all are masked."""
+        size, (begin, end) = rows["q"].shape[-2], keys
         static = isinstance(size, int) and isinstance(n_k, int)  # not the symbolic sizes of jax.export
-        if window and static and (span := size + sum(window)) < n_k and not dropout and v is not None:
-            begin = jnp.clip(jnp.asarray(offset + start - window[0], jnp.int32), 0, n_k - span)
+        # With dropout all keys stay, and the draw is that of the other implementations.
+        if window and static and v is not None and not dropout and (span := size + sum(window)) < end - begin:
+            first = jnp.asarray(offset + start - window[0], jnp.int32)  # of the keys in the windows of these queries
+            begin = jnp.clip(first, begin, end - span)
+            visible = lambda x, axis: lax.dynamic_slice_in_dim(x, begin, span, axis)
+        elif (begin, end) == (0, n_k):
+            visible = lambda x, axis: x
+        else:
+            visible = lambda x, axis: lax.slice_in_dim(x, begin, end, axis=axis)
 
-        def visible(x, axis):
-            return x if begin is None else lax.dynamic_slice_in_dim(x, begin, span, axis)
-
-        ahead = offset + start - (0 if begin is None else begin)  # of the first query, from the first visible key
+        ahead = offset + start - begin  # of the first query, from the first visible key
         scores = _per_head(rows["q"], visible(k, -2).mT)  # (*batch, heads, size, visible keys)
         if factor is not None and not early:
             scores = scores * jnp.asarray(factor, wide)
@@ -307,7 +327,8 @@ def _attention_of_rows(q, k, v, options: _ScoreOptions, mask, bias, segment_ids,
         weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
         total = jnp.sum(weights, -1, keepdims=True)  # (*batch, heads, size, 1); zero where all keys are masked
         if dropout:
-            weights = jnp.where(_kept(key, start, weights.shape, dropout), weights / (1 - dropout), 0.0)
+            kept = visible(_kept(key, start, (*weights.shape[:-1], n_k), dropout), -1)
+            weights = jnp.where(kept, weights / (1 - dropout), 0.0)
         out = weights if v is None else _per_head(weights.astype(v.dtype), visible(v, -2))
         return out / jnp.where(total == 0, 1.0, total).astype(out.dtype), total
 
@@ -355,13 +376,34 @@ def _segments(q, k, segment_ids) -> dict:
     return {"q_segments": two[0][..., None, :, None], "k_segments": two[1][..., None, None, :]}
 
 
-def _by_chunks(attend, rows, n_q, chunk: int):
-    """``attend(start, rows)`` for chunks of the query axis (-2), which are recomputed in the backward pass."""
+def _block_size(n_q: int, n_k: int) -> int:
+    """The queries of a block; 0 for one product of all queries and keys, or for chunks."""
+    blocks = jax.default_backend() == "cpu" and n_q >= _BLOCKS_FROM and n_q * n_k <= _BLOCKS_TO
+    return max(64 if n_q <= 256 else 128, -(-n_q // _MOST_BLOCKS)) if blocks else 0
+
+
+def _by_blocks(attend, rows, n_k: int, options: _ScoreOptions, block: int):
+    """``attend(start, rows, keys)`` for blocks of the query axis (-2), with the keys that any of their queries sees."""
+    n_q, offset = rows["q"].shape[-2], options.offset
+    before, after = options.window or (n_q + n_k + abs(offset),) * 2
+    after, parts = 0 if options.causal else after, []
+    for start in range(0, n_q, block):
+        end = min(start + block, n_q)
+        keys = tuple(min(max(key, 0), n_k) for key in (offset + start - before, offset + end + after))
+        own = jax.tree.map(lambda x, span=(start, end): lax.slice_in_dim(x, *span, axis=-2), rows)
+        parts.append(attend(start, own, keys))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, -2), *parts)
+
+
+def _by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
+    """``attend`` for chunks of the query axis (-2), which are recomputed in the backward pass."""
+    attend = attend if keys is None else functools.partial(attend, keys=keys)
+    n_q = rows["q"].shape[-2]
     count, size = -(-n_q // chunk), chunk
     if isinstance(n_q, int):  # and not one of the symbolic sizes of jax.export
         size = -(-n_q // max(count, 1))  # equal chunks, so that few queries are padding
         if count <= 1:
-            return jax.checkpoint(attend)(0, rows)
+            return jax.checkpoint(functools.partial(attend, start))(rows)
 
     def split(x):  # (..., n_q, m) to (count, ..., size, m)
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * size - n_q), (0, 0)])
@@ -371,7 +413,7 @@ def _by_chunks(attend, rows, n_q, chunk: int):
         y = jnp.moveaxis(y, 0, -3)
         return y.reshape(*y.shape[:-3], count * size, y.shape[-1])[..., :n_q, :]
 
-    starts = jnp.arange(count, dtype=jnp.int32) * size
+    starts = jnp.arange(count, dtype=jnp.int32) * size + start
     one = jax.checkpoint(lambda chunk: attend(*chunk), prevent_cse=False)  # a loop needs no barrier against CSE
     return jax.tree.map(join, lax.map(one, (starts, jax.tree.map(split, rows))))
 
