@@ -1,6 +1,6 @@
 """Whole training steps against plain JAX with dict params, and against other libraries where they are installed.
 
-    python benchmarks/steps.py [part of a name ...]
+    python benchmarks/steps.py [--processor-time] [part of a name ...]
 
 The peers are optional: flax (linen), equinox and torch (eager, fused Adam) are left out where they cannot be imported.
 An environment of its own for all of them:
@@ -9,6 +9,7 @@ An environment of its own for all of them:
 
 A step is forward pass, backward pass and Adam. Times are medians (quartiles) of ratios to the step by hand, of calls
 in turns; the first losses of the library and of the code by hand are compared before. Attention is measured alone.
+On a busy machine use processor time on one core: ``taskset -c 0 python benchmarks/steps.py --processor-time``.
 """
 
 import functools
@@ -16,6 +17,7 @@ import importlib
 import itertools
 import operator
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,7 @@ from jaxblocks import models
 
 OPTIMIZER = optax.adam(1e-6)  # the nets hardly change, so that no step meets the denormal numbers of a fitted net
 KEY = jax.random.key(0)
+CLOCK = time.process_time if "--processor-time" in sys.argv else time.perf_counter
 
 
 def cross_entropy(logits, y):
@@ -410,7 +413,7 @@ def attention(n, of):
 
 
 def report(name, calls, rounds):
-    seconds = in_turns(calls, rounds=rounds)
+    seconds = in_turns(calls, rounds=rounds, clock=CLOCK)
     cells = [
         f"{other} {m:.2f} ({a:.2f} to {b:.2f})" for other in calls for m, a, b in [ratio(seconds, other, "by hand")]
     ]
@@ -419,7 +422,8 @@ def report(name, calls, rounds):
 
 if __name__ == "__main__":
     print(f"jax {jax.__version__}, {jax.devices()[0].platform}, float32; ratios to the step by hand")
-    wanted = lambda name: not sys.argv[1:] or any(part in name for part in sys.argv[1:])
+    parts = [part for part in sys.argv[1:] if not part.startswith("--")]
+    wanted = lambda name: not parts or any(part in name for part in parts)
     for name, (*_, rounds) in NETS.items():
         if wanted(name):
             report(name, steps(name), rounds)
