@@ -134,15 +134,15 @@ def train_step(
         params, state, opt_state = without_weak_types((params, state, opt_state))
         return TrainState(params, state, opt_state, ts.key, ts.step + 1), value
 
-    without_donation = jax.jit(step)
-    jitted = jax.jit(step, donate_argnums=0) if donate else without_donation
+    without_donation, donated = jax.jit(step), (0,) if donate else ()
+    jitted = jax.jit(step, donate_argnums=donated)
 
     @functools.cache
     def sharded(structure, shardings):
         """The jitted step whose next training state is sharded as the given one, and whose value is replicated."""
         shardings = jax.tree.unflatten(structure, shardings)
         replicated = NamedSharding(shardings.step.mesh, PartitionSpec())
-        return jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
+        return jax.jit(step, donate_argnums=donated, out_shardings=(shardings, replicated))
 
     @functools.wraps(step)
     def step_of_own_state(*arguments, **side):
