@@ -412,7 +412,7 @@ def test_cached_decoding_equals_the_full_pass(options):
     whole = jax.jit(layer.apply)(params, x)
     out, after = in_pieces(cached, params, state, x, (1, 1, 4, 1))
     np.testing.assert_allclose(out, whole, rtol=1e-5, atol=1e-5)
-    assert after["position"] == 7 and np.all(np.asarray(after["key"])[:, 7:] == 0)
+    assert after["position"] == 7 and np.all(np.asarray(after["key"])[:, :, 7:] == 0)
 
 
 def test_a_stack_of_layers_decodes_in_pieces():

@@ -12,7 +12,7 @@ from jaxblocks.layers.attention import (
     hard_lookup,
     soft_lookup,
 )
-from jaxblocks.layers.combinators import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire
+from jaxblocks.layers.combinators import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire, unstack_repeats
 from jaxblocks.layers.conv import Conv, ConvTranspose, DepthwiseConv, conv, conv_transpose
 from jaxblocks.layers.dense import Bias, Dense, affine, fuse_affine
 from jaxblocks.layers.dropout import AlphaDropout, Dropout, FeatureDropout, StochasticDepth, alpha_dropout, dropout
@@ -227,5 +227,6 @@ __all__ = [
     "taylor_features",
     "unbatch_graphs",
     "unembed",
+    "unstack_repeats",
     "upsample",
 ]

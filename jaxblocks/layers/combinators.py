@@ -6,11 +6,12 @@ and a dict for children given by name. A combinator of one layer has the params 
 """
 
 import functools
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ from jaxblocks.children import (
 )
 from jaxblocks.core import Checkpoint, Layer, LayerLike, StatefulLayer, builder, declared_by
 
-__all__ = ["Frozen", "Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire"]
+__all__ = ["Frozen", "Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire", "unstack_repeats"]
 
 
 @builder
@@ -193,6 +194,9 @@ def Repeat(
             ``jax.checkpoint_policies``. See the table in `jaxblocks.ad.scan`.
         unroll: copies per iteration of the scan; on CPU, unroll convolutions completely.
 
+    Params (and state) may also be a list of ``n`` trees, as `unstack_repeats` makes it: the copies are then applied one
+    after another without a loop.
+
     Raises:
         ValueError: where the layer changes the shape of its inputs, or params are not stacked
             ``n`` times.
@@ -215,6 +219,8 @@ def Repeat(
         return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
 
     def apply(params, states, inputs, side):
+        if isinstance(params, list):
+            return apply_list(params, states, inputs, side)
         for leaf in jax.tree.leaves((params, states)):
             expected = f"params (and state) stacked {n} times along their first axis"
             require(leaf.shape[:1] == (n,), expected, leaf, "pass those that its own init made: apply(params, x)")
@@ -229,7 +235,52 @@ def Repeat(
         outputs, states = ad.scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
+    def apply_list(params, states, inputs, side):
+        listed = states if isinstance(states, list) else [states] * n  # the state () of a layer without state
+        expected, got = f"{n} params, and as many states", f"lists of {len(params)} and {len(listed)}"
+        require(len(params) == len(listed) == n, expected, got, "make both by unstack_repeats")
+        after = []
+        for position, (own, state) in enumerate(zip(params, listed, strict=True)):
+            keyed = {**side, "key": child_key(side["key"], position)} if "key" in side else side
+            outputs, state = apply_child(child, own, state, inputs, keyed)
+            inputs = as_inputs(outputs)
+            after.append(state)
+        return _as_outputs(inputs), after if isinstance(states, list) else states
+
     return make_combinator((child,), init, apply)
+
+
+def unstack_repeats(net: LayerLike, tree: Any) -> Any:
+    """The params (or the state) of a net with those of each `Repeat` as a list of trees, one for each copy.
+
+    ``net.apply`` takes both forms. A list costs a copy of the params and more time to compile, but a loop around
+    ``apply`` then slices nothing: on CPU, decoding one token takes 0.15 to 0.6 of the time. A `Repeat` inside of a layer
+    that does not show its children stays as it is.
+
+    Args:
+        net: a pair, or a function of arrays.
+        tree: its params, or its state.
+
+    >>> net = Serial(Dense(4), Repeat(Dense(4), 3))
+    >>> params = net.init(jax.random.key(0), jnp.zeros(2))
+    >>> listed = unstack_repeats(net, params)
+    >>> jax.tree.map(jnp.shape, listed[1][2])
+    {'bias': (4,), 'kernel': (4, 4)}
+    >>> bool(jnp.allclose(net.apply(listed, jnp.ones(2)), net.apply(params, jnp.ones(2))))
+    True
+    """
+    call, inner = getattr(net, "call", None), getattr(net, "inner", {})
+    if getattr(call, "function", None) is Repeat and not isinstance(tree, list):
+        count = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
+        if len(count) != 1:  # no params or no state
+            return tree
+        own = [jax.tree.map(operator.itemgetter(i), tree) for i in range(*count)]
+        return [unstack_repeats(call.args[0] if call.args else call.kwargs["layer"], one) for one in own]
+    if isinstance(tree, dict) and inner:
+        return {name: unstack_repeats(inner[name], own) if name in inner else own for name, own in tree.items()}
+    if type(tree) is tuple and inner:
+        return tuple(unstack_repeats(inner[i], own) if i in inner else own for i, own in enumerate(tree))
+    return tree
 
 
 @overload

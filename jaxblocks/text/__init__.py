@@ -4,7 +4,7 @@ A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., ti
 predict the token at t + 1; see `jaxblocks.models`.
 """
 
-from jaxblocks.text.generation import generate, pad_prompts
+from jaxblocks.text.generation import generate, pad_prompts, stream
 from jaxblocks.text.likelihood import bits_per_token
 from jaxblocks.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxblocks.text.truncation import truncate_logits
@@ -16,5 +16,6 @@ __all__ = [
     "bits_per_token",
     "generate",
     "pad_prompts",
+    "stream",
     "truncate_logits",
 ]

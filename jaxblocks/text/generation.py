@@ -1,11 +1,11 @@
-"""Generation: continuations of prompts, sampled from a language model.
+"""Generation: continuations of prompts, sampled from a language model, at once or token by token.
 
 Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source; ``vocab``.
 """
 
 import functools
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Integer, Key
 from jaxblocks.checks import (
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Range,
     check_values,
@@ -26,11 +27,20 @@ from jaxblocks.checks import (
     require,
 )
 from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.layers.combinators import unstack_repeats
 from jaxblocks.precision import widen
 from jaxblocks.text.truncation import check_top_k, truncate_logits
 from jaxblocks.text.vocabulary import check_tokens
 
-__all__ = ["generate", "pad_prompts"]
+__all__ = ["generate", "pad_prompts", "stream"]
+
+Tokens: TypeAlias = Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"]
+Source: TypeAlias = Integer[Array, "*batch source_time"] | Integer[np.ndarray, "*batch source_time"] | None
+Lengths: TypeAlias = Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"] | None
+Temperature: TypeAlias = NonNegativeFloat | NonNegativeInt | Float[Array, ""]
+TopP: TypeAlias = Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None
+MinP: TypeAlias = Annotated[float | int, Range(0, most=1)] | Float[Array, ""] | None
+Penalty: TypeAlias = PositiveFloat | Float[Array, ""] | None
 
 
 def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -71,22 +81,27 @@ def pad_prompts(prompts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 def generate(
     model: Layer | StatefulLayer,
     params: Any,
-    prompts: Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"],
+    prompts: Tokens,
     *,
     key: Key[Array, ""],
     steps: PositiveInt,
-    lengths: Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"] | None = None,
-    temperature: NonNegativeFloat | NonNegativeInt | Float[Array, ""] = 1.0,
+    lengths: Lengths = None,
+    temperature: Temperature = 1.0,
     top_k: PositiveInt | None = None,
-    top_p: Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
+    processors: tuple[Callable, ...] = (),
     stop: int | None = None,
-    source: Integer[Array, "*batch source_time"] | Integer[np.ndarray, "*batch source_time"] | None = None,
+    source: Source = None,
+    bucket: PositiveInt = 32,
 ) -> Integer[Array, "*batch _total"]:
     r"""Continue prompts with tokens drawn from a model, one after another: :math:`x_{t+1} \sim softmax(z_t / \tau)`.
 
     :math:`z_t` are the logits of the model after :math:`x_0, \dots, x_t`, and :math:`\tau` is ``temperature``.
-    Generation is one compiled scan. A ``StatefulLayer`` (``cache=``, ``stateful=``) reads each token once; a ``Layer``
-    computes the whole text again at every step. Both draw the same tokens.
+    Generation is one compiled program: a pass over the prompts, then a loop over tokens. A ``StatefulLayer``
+    (``cache=``, ``stateful=``) reads each token once; a ``Layer`` computes the whole text again at every step. Both
+    draw the same tokens.
 
     Args:
         model: tokens ``(..., time)`` to logits ``(..., time, vocab)``; logits at t must not depend on tokens
@@ -100,11 +115,19 @@ def generate(
             length.
         temperature: below 1 sharpens the distribution, above 1 flattens it; 0 takes the likeliest token (the first of
             equal ones) and draws nothing. It may be traced.
-        top_k, top_p: as in `truncate_logits`, after the temperature.
+        top_k, top_p, min_p: as in `truncate_logits`, after the temperature.
+        repetition_penalty: r divides the positive logits of tokens that the text contains, and multiplies the negative
+            ones; above 1 such tokens become less likely.
+        processors: functions ``f(logits, tokens, t) -> logits``, applied in order to the logits of position t, before
+            the temperature and after the repetition penalty. Entries of ``tokens``, ``(..., total)``, from t on are not
+            written yet. Pass the same function objects each time: new ones are compiled again.
         stop: a token that ends a text: after the model has drawn it, the rest of the row is filled with it. In a prompt
-            it has no effect.
+            it has no effect. The loop ends when all texts have ended.
         source: the source of an encoder-decoder model, which is called with ``source, tokens`` (with a cache only
             in the first call).
+        bucket: prompts are padded to a multiple of this length if they and ``steps`` still fit into the model, so
+            that prompts of other lengths do not compile again; 1 does not pad. The padding has no effect on the texts.
+            Models whose state cannot go back to an earlier position (recurrent ones) are not padded.
 
     Returns:
         int32 ``(..., time + steps)``: each row a prompt and its continuation.
@@ -114,6 +137,9 @@ def generate(
         ValueError: before the computation, if prompts and steps together exceed the cache or the context of the model,
             for tokens outside of its vocabulary, and for options out of range; after it, if logits are NaN. Under
             ``jit`` values are not checked; from the first NaN logits on, tokens are -1.
+
+    On CPU a second copy of the params of each `Repeat` of up to 2 GiB is in memory during the call (see
+    `unstack_repeats`).
 
     >>> from jaxblocks.models.llama import Llama
     >>> from jaxblocks.text import ByteTokenizer
@@ -126,14 +152,278 @@ def generate(
     >>> same = generate(Llama(**sizes), params, prompts, lengths=lengths, key=key, steps=4)
     >>> texts.shape, bool((texts == same).all()), tokenizer.decode(texts)[1][:2]
     ((2, 13), True, 'if')
+    >>> def no_zeros(logits, tokens, t):
+    ...     return logits.at[..., 0].set(-jnp.inf)
+    >>> options = dict(min_p=0.1, repetition_penalty=1.2, processors=(no_zeros,), stop=10)
+    >>> texts = generate(Llama(**sizes), params, prompts, lengths=lengths, key=key, steps=4, **options)
+    >>> bool((texts > 0).all())
+    True
 
-    Source: Holtzman et al. 2019, The curious case of neural text degeneration (decoding strategies), arXiv:1904.09751.
+    Source: Holtzman et al. 2019, The curious case of neural text degeneration (decoding strategies), arXiv:1904.09751;
+    Keskar et al. 2019, CTRL (repetition penalty), arXiv:1909.05858.
     """
+    plan, *arrays = _prepare(
+        model, params, prompts, key, steps, lengths, temperature, top_k, top_p, min_p, repetition_penalty, processors,
+        stop, source, bucket,
+    )  # fmt: skip
+    tokens = _generate(model, plan, params, *arrays)
+    known = checkable(tokens, False)
+    total = prompts.shape[-1] + steps
+    if known is None or len(known.devices()) > 1:
+        return tokens[..., :total]
+    values = np.asarray(known)[..., :total]
+    _check_drawn(values)
+    return tokens if tokens.shape[-1] == total else jnp.asarray(values)  # a slice would be compiled for each length
+
+
+@checked
+def stream(
+    model: Layer | StatefulLayer,
+    params: Any,
+    prompts: Tokens,
+    *,
+    key: Key[Array, ""],
+    steps: PositiveInt,
+    temperature: Temperature = 1.0,
+    top_k: PositiveInt | None = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
+    processors: tuple[Callable, ...] = (),
+    stop: int | None = None,
+    source: Source = None,
+    bucket: PositiveInt = 32,
+) -> Iterator[np.ndarray]:
+    """Yield the tokens of `generate` one after another, each as soon as it is drawn.
+
+    The tokens are those that `generate` writes after the prompts, with the same key and options. The iterator ends
+    after ``steps`` tokens, or with the one by which the last text ends.
+
+    Args:
+        model, params, prompts, key, steps, temperature, top_k, top_p, min_p: as in `generate`.
+        repetition_penalty, processors, stop, source, bucket: as in `generate`.
+
+    Returns:
+        An iterator over int32 arrays ``(...)``, one token for each prompt.
+
+    Raises:
+        TypeError, ValueError: at the call, as `generate`; for NaN logits while it runs.
+
+    >>> from jaxblocks.models.gpt2 import GPT2
+    >>> model = GPT2(vocab_size=256, max_length=16, layers=1, heads=2, features=8, cache=16)
+    >>> prompt = jnp.array([104, 105])
+    >>> params, _ = model.init(jax.random.key(0), prompt)
+    >>> options = dict(key=jax.random.key(1), steps=3)
+    >>> written = [int(token) for token in stream(model, params, prompt, **options)]
+    >>> written == generate(model, params, prompt, **options)[2:].tolist()
+    True
+    """
+    plan, *arrays = _prepare(
+        model, params, prompts, key, steps, None, temperature, top_k, top_p, min_p, repetition_penalty, processors,
+        stop, source, bucket,
+    )  # fmt: skip
+    first, end = prompts.shape[-1], prompts.shape[-1] + steps
+
+    def tokens():
+        listed, writing = _start(model, plan, params, *arrays)
+        for t in range(first, end):
+            if t > first or plan.first is None:  # else _start has written the first one
+                writing = _next(model, plan, listed, writing, t, *arrays[2:])
+            token = np.array(writing.tokens[..., t])
+            _check_drawn(token[..., None], t)
+            yield token
+            if stop is not None and np.asarray(writing.done).all():
+                return
+
+    return tokens()
+
+
+# ---- the program -----------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """What is fixed when the program is compiled.
+
+    Attributes:
+        steps: the number of tokens after the longest prompt.
+        first: the tokens that are read by the first call of a model whose state cannot go back; else ``None``.
+        unstack: whether the layers of a `Repeat` are unrolled.
+        top_k, processors: as in `generate`.
+    """
+
+    steps: int
+    first: int | None
+    unstack: bool
+    top_k: int | None
+    processors: tuple[Callable, ...]
+
+
+class _Writing(NamedTuple):
+    """The texts so far, which of them have ended, the tokens that each contains, and the state of the model."""
+
+    tokens: Any
+    done: Any
+    seen: Any
+    state: Any
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _generate(model, plan, params, prompts, end, lengths, source, key, options):
+    params, writing = _begin(model, plan, params, prompts, end, lengths, source, key, options)
+    stop = options["stop"]
+
+    def running(carry):
+        t, writing = carry
+        return t < end if stop is None else (t < end) & ~writing.done.all()
+
+    def step(carry):
+        t, writing = carry
+        return t + 1, _advance(model, plan, params, writing, t, lengths, source, key, options)
+
+    begin = jnp.min(lengths) if plan.first is None else jnp.int32(plan.first + 1)
+    last, (tokens, *_) = lax.while_loop(running, step, (begin, writing))
+    if stop is not None:
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
+        tokens = jnp.where((places >= last) & (places < end), stop, tokens)
+    return tokens
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _start(model, plan, params, prompts, end, lengths, source, key, options):
+    return _begin(model, plan, params, prompts, end, lengths, source, key, options)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _next(model, plan, params, writing, t, lengths, source, key, options):
+    return _advance(model, plan, params, writing, jnp.int32(t), lengths, source, key, options)
+
+
+def _begin(model, plan, params, prompts, end, lengths, source, key, options):
+    """Read the prompts: the params in the form that the loop takes, and the texts before the first step."""
+    del end
+    *batch, time = prompts.shape
+    prompts = jnp.where(_inside(prompts, lengths), prompts, 0)  # padding may be outside of the vocabulary
+    tokens = jnp.concatenate([prompts, jnp.zeros((*batch, plan.steps), jnp.int32)], -1)
+    sources = () if source is None else (source,)
+    state, logits = (), None
+    if isinstance(model, StatefulLayer):
+        number = time if plan.first is None else plan.first
+        _, state = model.init(jax.random.key(0), *sources, tokens[..., :number])
+        logits, state = model.apply(params, state, *sources, tokens[..., :number])
+    if plan.unstack:
+        params, state = unstack_repeats(model, params), unstack_repeats(model, state)
+        params = lax.optimization_barrier(params)  # else XLA slices them again in every iteration
+    if isinstance(model, StatefulLayer) and plan.first is None:  # the last common token is read again in the loop
+        state = _at_position(state, jnp.min(lengths) - 1)
+    seen = None
+    if options["repetition_penalty"] is not None:
+        if logits is None:
+            logits = _shapes(model, params, prompts, source, time)[0]
+        known = _inside(prompts, jnp.full(tuple(batch), 1) * (jnp.min(lengths) if plan.first is None else plan.first))
+        seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
+    writing = _Writing(tokens, jnp.zeros(batch, bool), seen, state)
+    if plan.first is not None:
+        writing = _write(plan, writing, logits[..., -1, :], jnp.int32(plan.first), lengths, key, options)
+    return params, writing
+
+
+def _advance(model, plan, params, writing, t, lengths, source, key, options):
+    """Read the token before t, and write the one at t."""
+    if isinstance(model, StatefulLayer):
+        last = lax.dynamic_slice_in_dim(writing.tokens, t - 1, 1, -1)
+        logits, state = model.apply(params, writing.state, last)
+        logits, writing = logits[..., -1, :], writing._replace(state=state)
+    else:
+        sources = () if source is None else (source,)
+        logits = lax.dynamic_index_in_dim(model.apply(params, *sources, writing.tokens), t - 1, -2, keepdims=False)
+    return _write(plan, writing, logits, t, lengths, key, options)
+
+
+def _write(plan, writing, logits, t, lengths, key, options):
+    """Write the tokens at t, drawn unless they belong to the prompts."""
+    tokens, done, seen, state = writing
+    temperature, stop = options["temperature"], options["stop"]
+    unknown = jnp.isnan(logits).any(-1)
+    logits = _processed(plan, logits, tokens, seen, t, options["repetition_penalty"])
+    if temperature is None:
+        drawn = jnp.argmax(logits, -1)
+    else:
+        positive = jnp.where(temperature > 0, temperature, 1)  # a traced temperature may be 0
+        kept = truncate_logits(
+            widen(logits) / positive, top_k=plan.top_k, top_p=options["top_p"], min_p=options["min_p"]
+        )
+        drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
+        drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
+    drawn = jnp.where(unknown, -1, drawn.astype(jnp.int32))
+    is_drawn = lengths <= t
+    if stop is not None:
+        drawn = jnp.where(done, stop, drawn)
+        done = is_drawn & (drawn == stop)
+    drawn = jnp.where(is_drawn, drawn, lax.dynamic_index_in_dim(tokens, t, -1, keepdims=False))
+    if seen is not None:
+        seen = _add_tokens(seen, drawn[..., None], jnp.ones_like(drawn[..., None], bool))
+    return _Writing(lax.dynamic_update_index_in_dim(tokens, drawn, t, -1), done, seen, state)
+
+
+def _processed(plan, logits, tokens, seen, t, repetition_penalty):
+    if seen is not None:
+        penalty = repetition_penalty.astype(logits.dtype)
+        logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    for process in plan.processors:
+        shape, logits = logits.shape, process(logits, tokens, t)
+        fits = getattr(logits, "shape", None) == shape
+        require(fits, f"processors to return logits {shape}", logits, "write f(logits, tokens, t) -> logits")
+    return logits
+
+
+def _add_tokens(seen, tokens, counted):
+    """Mark tokens ``(..., time)`` in ``seen``, ``(..., vocab)``, where they count."""
+    vocab_size = seen.shape[-1]
+    mark = lambda seen, tokens, counted: seen.at[jnp.where(counted, tokens, vocab_size)].set(True, mode="drop")
+    return jnp.vectorize(mark, signature="(v),(t),(t)->(v)")(seen, tokens, counted)
+
+
+_REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"context", "mask", "is_set"})
+"""The states of which all but the position stays valid when it goes back: later entries are overwritten unread."""
+
+
+def _can_go_back(state) -> bool:
+    """Whether a state consists of caches of attention, counts of positions and contexts."""
+    if isinstance(state, dict) and set(state) in _REWINDABLE:
+        return True
+    if isinstance(state, dict):
+        return all(map(_can_go_back, state.values()))
+    return isinstance(state, (tuple, list)) and all(map(_can_go_back, state))
+
+
+def _at_position(state, position):
+    """The state with all positions set to this one."""
+    place = lambda path, x: jnp.full_like(x, position) if getattr(path[-1], "key", None) == "position" else x
+    return jax.tree.map_with_path(place, state)
+
+
+def _inside(prompts, lengths):
+    """True at the tokens of the prompts, False at padding."""
+    return jnp.broadcast_to(jnp.arange(prompts.shape[-1]), prompts.shape) < lengths[..., None]
+
+
+# ---- checks ----------------------------------------------------------------------------------
+
+_UNSTACKED_BELOW = 2**31
+"""Bytes of params up to which a second copy of them is made on CPU."""
+
+
+def _prepare(
+    model, params, prompts, key, steps, lengths, temperature, top_k, top_p, min_p, repetition_penalty, processors,
+    stop, source, bucket,
+):  # fmt: skip
+    """Check the arguments; the plan, and the arrays that the program takes after the params."""
     is_pair = isinstance(model, (Layer, StatefulLayer))
     require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
-    has_tokens = prompts.shape[-1] > 0
-    require(has_tokens, "prompts of at least one token", prompts, "begin an empty one with a token such as a newline")
+    time = prompts.shape[-1]
+    require(time > 0, "prompts of at least one token", prompts, "begin an empty one with a token such as a newline")
     prompts = jnp.asarray(prompts, jnp.int32)
+    has_one_length = lengths is None
     lengths, source = (x if x is None else jnp.asarray(x, jnp.int32) for x in (lengths, source))
     vocab_size = _check_room(model, params, prompts, steps, source)
     _check_prompts(prompts, lengths, source, vocab_size)
@@ -141,75 +431,47 @@ def generate(
     if stop is not None and not 0 <= stop < vocab_size:
         expected = f"stop to be a token of the model, 0, ..., {vocab_size - 1}"
         require(False, expected, stop, "pass for instance int(tokenizer.encode('.')[0])")
+    first = None
+    if isinstance(model, StatefulLayer) and not _can_go_back(_shapes(model, params, prompts, source, time)[1]):
+        first = time if has_one_length else 1
+    padded = -(-time // bucket) * bucket
+    if first is None and padded > time and _fits(model, params, prompts, source, padded, steps):
+        prompts = _padded(prompts, padded)
+    if lengths is None:
+        lengths = np.full(prompts.shape[:-1], time, np.int32)
     is_greedy = not isinstance(temperature, Tracer) and temperature == 0  # before jit would trace the number
+    number = lambda x: x if x is None or isinstance(x, jax.Array) else np.float32(x)
     options = dict(
-        temperature=None if is_greedy else jnp.asarray(temperature, jnp.float32),
-        top_p=None if top_p is None else jnp.asarray(top_p, jnp.float32),
-        stop=None if stop is None else jnp.asarray(int(stop), jnp.int32),
+        temperature=None if is_greedy else number(temperature),
+        top_p=None if is_greedy else number(top_p),
+        min_p=None if is_greedy else number(min_p),
+        repetition_penalty=number(repetition_penalty),
+        stop=None if stop is None else np.int32(stop),
     )
-    tokens = _generate(model, int(steps), top_k, params, prompts, lengths, source, key, options)
-    known = checkable(tokens, False)
-    if known is not None:
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params) if hasattr(x, "size"))
+    unstack = isinstance(model, StatefulLayer) and jax.default_backend() == "cpu" and size < _UNSTACKED_BELOW
+    plan = _Plan(int(steps), first, unstack, None if is_greedy else top_k, tuple(processors))
+    return plan, prompts, np.int32(time + steps), lengths, source, key, options
+
+
+def _padded(prompts, length: int):
+    """Zeros after the prompts up to this length; on the host, where no program is compiled for each length."""
+    more = [(0, 0)] * (prompts.ndim - 1) + [(0, length - prompts.shape[-1])]
+    on_device = isinstance(prompts, Tracer) or len(prompts.devices()) > 1
+    return (jnp if on_device else np).pad(prompts, more)
+
+
+def _check_drawn(tokens: np.ndarray, first: int = 0) -> None:
+    """Raise a ``ValueError`` for tokens that are -1, which stand for NaN logits; the first one is at ``first``."""
+    bad = tokens < 0
+    if bad.any():
         check_values(
-            known >= 0,
+            False,
             "finite logits, got NaN from position {first} on in {rows} of the texts; check the params with "
             "jax.tree.map(lambda x: jnp.isfinite(x).all(), params)",
-            first=jnp.argmax((known < 0).reshape(-1, known.shape[-1]).any(0)),
-            rows=jnp.sum((known < 0).any(-1)),
+            first=first + np.argmax(bad.reshape(-1, bad.shape[-1]).any(0)),
+            rows=np.sum(bad.any(-1)),
         )
-    return tokens
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _generate(model, steps, top_k, params, prompts, lengths, source, key, options):
-    *batch, time = prompts.shape
-    temperature, top_p, stop = options["temperature"], options["top_p"], options["stop"]
-    if lengths is not None:  # padding may be outside of the vocabulary
-        prompts = jnp.where(_inside(prompts, lengths), prompts, 0)
-    tokens = jnp.concatenate([prompts, jnp.zeros((*batch, steps), jnp.int32)], -1)
-    first = time if lengths is None else 1  # the tokens that are read in one call; the others are read one by one
-    source = () if source is None else (source,)
-
-    def write(t, tokens, done, logits):
-        """The token at t, drawn unless it belongs to the prompt."""
-        if temperature is None:
-            drawn = jnp.argmax(logits, -1)
-        else:
-            positive = jnp.where(temperature > 0, temperature, 1)  # a traced temperature may be 0
-            kept = truncate_logits(widen(logits) / positive, top_k=top_k, top_p=top_p)
-            drawn = jax.random.categorical(jax.random.fold_in(key, t), kept)
-            drawn = jnp.where(temperature > 0, drawn, jnp.argmax(logits, -1))
-        drawn = jnp.where(jnp.isnan(logits).any(-1), -1, drawn.astype(jnp.int32))
-        is_drawn = True if lengths is None else lengths <= t
-        if stop is not None:
-            drawn = jnp.where(done, stop, drawn)
-            done = is_drawn & (drawn == stop)
-        drawn = jnp.where(is_drawn, drawn, tokens[..., t])
-        return tokens.at[..., t].set(drawn), done
-
-    if isinstance(model, StatefulLayer):
-        read = lambda t, tokens, state: model.apply(params, state, lax.dynamic_slice_in_dim(tokens, t, 1, -1))
-        _, state = model.init(jax.random.key(0), *source, tokens[..., :first])
-        logits, state = model.apply(params, state, *source, tokens[..., :first])
-    else:
-        read = lambda t, tokens, state: (model.apply(params, *source, tokens)[..., t, None, :], state)
-        logits, state = read(first - 1, tokens, ())
-
-    def step(carry, t):
-        tokens, done, logits, state = carry
-        tokens, done = write(t, tokens, done, logits)
-        logits, state = read(t, tokens, state)
-        return (tokens, done, logits[..., -1, :], state), None
-
-    end = time + steps
-    carry = tokens, jnp.zeros(batch, bool), logits[..., -1, :], state
-    (tokens, done, logits, _), _ = lax.scan(step, carry, jnp.arange(first, end - 1))
-    return write(end - 1, tokens, done, logits)[0]
-
-
-def _inside(prompts, lengths):
-    """True at the tokens of the prompts, False at padding."""
-    return jnp.broadcast_to(jnp.arange(prompts.shape[-1]), prompts.shape) < lengths[..., None]
 
 
 def _check_prompts(prompts, lengths, source, vocab_size):
@@ -231,18 +493,29 @@ def _check_prompts(prompts, lengths, source, vocab_size):
     check_tokens(prompts, vocab_size, "tokens of prompts")
 
 
+def _shapes(model, params, prompts, source, time: int):
+    """The logits for prompts of this length, and the state before them, as shapes."""
+    tokens = jax.ShapeDtypeStruct((*prompts.shape[:-1], time), jnp.int32)
+    inputs = (tokens,) if source is None else (jax.ShapeDtypeStruct(source.shape, jnp.int32), tokens)
+    apply = jax.jit(model.apply)  # under jit, so that a second call of generate does not trace it again
+    if isinstance(model, Layer):
+        return apply.eval_shape(params, *inputs), ()
+    _, state = jax.jit(model.init).eval_shape(jax.random.key(0), *inputs)
+    return apply.eval_shape(params, state, *inputs)[0], state
+
+
+def _fits(model, params, prompts, source, time: int, steps: int) -> bool:
+    """Whether the model takes prompts of this length, and without a state the steps after them."""
+    try:
+        _shapes(model, params, prompts, source, time + (steps if isinstance(model, Layer) else 0))
+    except ValueError:
+        return False
+    return True
+
+
 def _check_room(model, params, prompts, steps, source) -> int:
     """The vocabulary size of the model; raises if the whole text does not fit into the model."""
-
-    def logits(time):
-        tokens = jax.ShapeDtypeStruct((*prompts.shape[:-1], time), jnp.int32)
-        inputs = (tokens,) if source is None else (jax.ShapeDtypeStruct(source.shape, jnp.int32), tokens)
-        apply = jax.jit(model.apply)  # under jit, so that a second call of generate does not trace it again
-        if isinstance(model, Layer):
-            return apply.eval_shape(params, *inputs)
-        _, state = jax.jit(model.init).eval_shape(jax.random.key(0), *inputs)
-        return apply.eval_shape(params, state, *inputs)[0]
-
+    logits = lambda time: _shapes(model, params, prompts, source, time)[0]
     found = logits(1)  # an error of this call does not concern the length
     fits = getattr(found, "shape", ())[:-1] == (*prompts.shape[:-1], 1)
     expected = "a model from tokens (..., time) to logits (..., time, vocab)"

@@ -20,8 +20,8 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
     """An `Attention` with a key-value cache, for a sequence in pieces of any size, such as one token at a time.
 
     The outputs for the pieces equal those of ``layer`` for the whole sequence, with the same params (but training drops
-    other weights). The state, ``{"key", "value", "mask", "position"}``, stores keys, values and their mask for
-    ``length`` positions, and the number of positions so far.
+    other weights). The state, ``{"key", "value", "mask", "position"}``, stores keys and values, ``(*batch, heads,
+    length, features)``, and their mask for ``length`` positions, and the number of positions so far.
 
     Args:
         layer: an `Attention` with ``causal=True``.
@@ -55,11 +55,11 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
 
     def init(key, *inputs: Float[ArrayOrShape, "*batch time features"]):
         x = _only(inputs)
-        d, shape = steps.width(x), (*x.shape[:-2], length, kv_heads)
+        d, shape = steps.width(x), (*x.shape[:-2], kv_heads, length)
         state = {
             "key": jnp.zeros((*shape, d), steps.dtype or x.dtype),
             "value": jnp.zeros((*shape, steps.value_dim or d), steps.dtype or x.dtype),
-            "mask": jnp.zeros(shape[:-1], bool),
+            "mask": jnp.zeros((*x.shape[:-2], length), bool),
             "position": jnp.zeros((), jnp.int32),
         }
         return steps.init(key, x, x, x), state
@@ -77,15 +77,16 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
         position = state["position"]  # of the first query, which is the number of keys in the cache
         inputs, of_keys, mask = zero_padding((_only(inputs),), mask, steps.heads, length)
         q, k, v = steps.project(params, *inputs * 3, position=position)
-        room = _has_room(state, k, position, check)
         of_keys = jnp.ones_like(k[..., 0, 0], bool) if of_keys is None else of_keys  # (*batch, time)
+        k, v = jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2)  # (*batch, kv_heads, time, features)
+        room = _has_room(state, k, position, check)
         kept = {
             name: lax.dynamic_update_slice_in_dim(
                 _sharded_like(state[name], x), x.astype(state[name].dtype), position, axis
             )
-            for name, x, axis in (("key", k, -3), ("value", v, -3), ("mask", of_keys, -1))
+            for name, x, axis in (("key", k, -2), ("value", v, -2), ("mask", of_keys, -1))
         }
-        k, v = kept["key"].astype(q.dtype), kept["value"].astype(q.dtype)
+        k, v = (jnp.swapaxes(kept[name], -3, -2).astype(q.dtype) for name in ("key", "value"))
         valid = kept["mask"][..., None, None, :]
         mask = valid if mask is None else mask & valid
         out = steps.join(params, steps.attend(params, q, k, v, offset=position, mask=mask, train=train, key=key))
@@ -115,11 +116,11 @@ def _sharded_like(x, like):
 def _has_room(state, k, position, check):
     """Whether the new keys fit into the cache; an error where the values are concrete."""
     cache = state["key"]
-    same = cache.shape[:-3] == k.shape[:-3] and cache.shape[-2:] == k.shape[-2:]
-    expected = f"a state for keys (*batch, time, heads, features), {describe(k)}"
+    same = cache.shape[:-2] == k.shape[:-2] and cache.shape[-1:] == k.shape[-1:]
+    expected = f"a state for keys (*batch, heads, time, features), {describe(k)}"
     repair = "make the state by init from inputs with the same batch"
     require(same, expected, f"a cache {describe(cache)}", repair)
-    room, more = cache.shape[-3], k.shape[-3]
+    room, more = cache.shape[-2], k.shape[-2]
     message = f"at most {room} positions in its cache"
     require(more <= room, message, f"{more} at once", "build it with a larger cache")
     known = checkable(position, check)
