@@ -24,6 +24,7 @@ from jaxblocks import (
     relu,
     side_inputs,
 )
+from jaxblocks.layers import unstack_repeats
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
 
@@ -207,6 +208,22 @@ REFUSED = [
 def test_repeat_rejects_invalid_arguments(n, checkpoint, words):
     with pytest.raises(ValueError, match=words):
         Repeat(Dense(5), n, checkpoint=checkpoint)
+
+
+def test_copies_that_are_not_stacked(sentences):
+    """With params and states of unstack_repeats, a net computes the same outputs and states."""
+    net = Serial(first=Dense(5), body=Repeat(Serial(Center(), Dense(5)), 3))
+    params, state = net.init(jax.random.key(0), X)
+    copies = unstack_repeats(net, params), unstack_repeats(net, state)
+    assert jax.tree.map(jnp.shape, copies[0]["body"][1]) == jax.tree.map(lambda x: x.shape[1:], params["body"])
+    expected, after = net.apply(params, state, X, train=True)
+    found, after_copies = jax.jit(net.apply, static_argnames="train")(*copies, X, train=True)
+    close(found, expected)
+    close(after_copies, unstack_repeats(net, after))
+    plain = Repeat(Dense(4), 2)
+    params = plain.init(jax.random.key(0), jnp.zeros(4))
+    with pytest.raises(ValueError, match="params and state of 3 copies, got those of 2 and 3; make both by unstack_rep"):
+        Repeat(Dense(4), 3).apply(unstack_repeats(plain, params), jnp.zeros(4))
 
 
 def test_repeat_needs_a_layer_that_keeps_the_shape():

@@ -14,7 +14,15 @@ from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
 from jaxblocks.models.transformer import Transformer
-from jaxblocks.text import ByteTokenizer, CharTokenizer, bits_per_token, generate, pad_prompts, truncate_logits
+from jaxblocks.text import (
+    ByteTokenizer,
+    CharTokenizer,
+    bits_per_token,
+    generate,
+    pad_prompts,
+    stream,
+    truncate_logits,
+)
 
 # ---- tokens ----------------------------------------------------------------------------------
 
@@ -141,6 +149,20 @@ def test_top_k_keeps_all_tokens_of_equal_probability(sentences):
         with pytest.raises(ValueError, match=r"top_p to be a number > 0 and <= 1"):
             truncate_logits(logits, top_p=top_p)
     truncate_logits(logits, top_p=1)
+
+
+def test_top_p_keeps_the_first_of_equal_tokens_and_min_p_those_near_the_likeliest(sentences):
+    p = np.array([[0.1, 0.2, 0.2, 0.3, 0.2], [0.2, 0.2, 0.2, 0.2, 0.2]], np.float32)
+    kept = lambda **options: (np.asarray(truncate_logits(jnp.log(jnp.asarray(p)), **options)) > -np.inf).tolist()
+    assert kept(top_p=0.6) == [[False, True, True, True, False], [True, True, True, False, False]]
+    for least in (0.0, 0.5, 0.69, 1.0):
+        assert kept(min_p=least) == (p >= least * p.max(-1, keepdims=True)).tolist()
+    signed = jnp.array([-3.0, -jnp.inf, 2.0, -1.0, 0.0, -0.0])
+    with jax.debug_nans(False):
+        assert (truncate_logits(signed, top_k=4) > -jnp.inf).tolist() == [False, False, True, True, True, True]
+    assert (truncate_logits(signed.astype(jnp.bfloat16), top_k=1) > -jnp.inf).sum() == 1
+    with pytest.raises(ValueError, match=r"min_p to be a number >= 0 and <= 1.*, got 1.5"):
+        truncate_logits(signed, min_p=1.5)
 
 
 # ---- generation ------------------------------------------------------------------------------
@@ -287,6 +309,70 @@ def test_second_call_compiles_nothing():
     before = len(traced)
     generate(model, (), prompts + 1, key=jax.random.key(1), temperature=1, top_p=0.5, stop=2, **options)
     assert len(traced) == before
+
+
+def test_other_lengths_compile_nothing():
+    """Prompts of other lengths are padded to one length, which does not change the texts."""
+    traced = []
+    model = MODELS["Llama"][1]
+    params = confident(MODELS["Llama"][0], PROMPTS)
+
+    def apply(params, state, tokens):
+        traced.append(tokens.shape)
+        return model.apply(params, state, tokens)
+
+    counted = StatefulLayer(model.init, apply)
+    draw = dict(key=jax.random.key(3), steps=3)
+    write = lambda time, **options: generate(counted, params, PROMPTS[:, :time], **draw, **options)
+    first = write(6, bucket=8)
+    before = len(traced)
+    texts = {time: write(time, bucket=8) for time in (5, 1)}
+    assert {(3, 8), (3, 1)} <= set(traced)
+    assert set(traced[before:]) <= {(3, 8), (3, 4)}  # the shapes of the check of the room, whose last one is new
+    np.testing.assert_array_equal(first, write(6, bucket=1))
+    for time, text in texts.items():
+        np.testing.assert_array_equal(text, write(time, bucket=1))
+
+
+def test_repetition_penalty_and_processors_follow_their_definition():
+    """Greedy texts of a table of logits against a loop in NumPy, also for prompts of different lengths."""
+    table = np.random.default_rng(2).normal(size=(7, 7)).astype(np.float32)
+    prompts, lengths = np.array([[0, 3, 1], [2, 0, 0]]), np.array([3, 1])
+
+    def forbid_even(logits, tokens, t):
+        return jnp.where((t % 3 == 0) & (jnp.arange(7) % 2 == 0), -jnp.inf, logits)
+
+    for penalty in (1.0, 3.0):
+        expected = []
+        for prompt, n in zip(prompts, lengths, strict=True):
+            text = list(prompt[:n])
+            while len(text) < 9:
+                z = table[text[-1]].copy()
+                for token in set(text):
+                    z[token] = z[token] / penalty if z[token] > 0 else z[token] * penalty
+                if len(text) % 3 == 0:
+                    z[::2] = -np.inf
+                text.append(int(z.argmax()))
+            expected.append(text)
+        options = dict(temperature=0, repetition_penalty=penalty, processors=(forbid_even,), lengths=lengths)
+        found = generate(tables(table), (), prompts, key=jax.random.key(0), steps=6, **options)
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match=r"processors to return logits \(2, 7\), got int32 \(\); write f\(logits"):
+        generate(tables(table), (), prompts, key=jax.random.key(0), steps=1, processors=(lambda z, tokens, t: t,))
+
+
+def test_stream_yields_the_tokens_of_generate():
+    """With a cache, and for a recurrent model, which reads its prompt exactly; it ends with the last text."""
+    for name in ("Llama", "RecurrentLM"):
+        net, model = MODELS[name]
+        params = confident(net, PROMPTS)
+        draw = dict(key=jax.random.key(3), steps=4, min_p=0.05)
+        expected = np.asarray(generate(model, params, PROMPTS, **draw))[:, 6:]
+        np.testing.assert_array_equal(np.stack(list(stream(model, params, PROMPTS, **draw)), -1), expected)
+    ends = tables(np.eye(4)[[1, 2, 3, 3]] * 9)
+    greedy = dict(key=jax.random.key(0), temperature=0, stop=3, steps=50)
+    assert [int(token) for token in stream(ends, (), np.array([0]), **greedy)] == [1, 2, 3]
+    assert generate(ends, (), np.array([0]), **greedy).tolist() == [0, 1, 2] + [3] * 48
 
 
 def test_generation_works_under_jit():

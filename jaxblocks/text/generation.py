@@ -309,10 +309,9 @@ def _begin(model, plan, params, prompts, end, lengths, source, key, options):
     if isinstance(model, StatefulLayer):
         number = time if plan.first is None else plan.first
         _, state = model.init(jax.random.key(0), *sources, tokens[..., :number])
+        if plan.unstack:  # before the loop, which slices nothing then
+            params, state = unstack_repeats(model, params), unstack_repeats(model, state)
         logits, state = model.apply(params, state, *sources, tokens[..., :number])
-    if plan.unstack:
-        params, state = unstack_repeats(model, params), unstack_repeats(model, state)
-        params = lax.optimization_barrier(params)  # else XLA slices them again in every iteration
     if isinstance(model, StatefulLayer) and plan.first is None:  # the last common token is read again in the loop
         state = _at_position(state, jnp.min(lengths) - 1)
     seen = None
@@ -343,7 +342,7 @@ def _write(plan, writing, logits, t, lengths, key, options):
     """Write the tokens at t, drawn unless they belong to the prompts."""
     tokens, done, seen, state = writing
     temperature, stop = options["temperature"], options["stop"]
-    unknown = jnp.isnan(logits).any(-1)
+    unknown = jnp.isnan(logits.max(-1))  # a maximum propagates NaN
     logits = _processed(plan, logits, tokens, seen, t, options["repetition_penalty"])
     if temperature is None:
         drawn = jnp.argmax(logits, -1)
@@ -432,7 +431,7 @@ def _prepare(
         expected = f"stop to be a token of the model, 0, ..., {vocab_size - 1}"
         require(False, expected, stop, "pass for instance int(tokenizer.encode('.')[0])")
     first = None
-    if isinstance(model, StatefulLayer) and not _can_go_back(_shapes(model, params, prompts, source, time)[1]):
+    if isinstance(model, StatefulLayer) and not _can_go_back(_shapes(model, params, prompts, source, 1)[1]):
         first = time if has_one_length else 1
     padded = -(-time // bucket) * bucket
     if first is None and padded > time and _fits(model, params, prompts, source, padded, steps):
@@ -495,19 +494,34 @@ def _check_prompts(prompts, lengths, source, vocab_size):
 
 def _shapes(model, params, prompts, source, time: int):
     """The logits for prompts of this length, and the state before them, as shapes."""
-    tokens = jax.ShapeDtypeStruct((*prompts.shape[:-1], time), jnp.int32)
-    inputs = (tokens,) if source is None else (jax.ShapeDtypeStruct(source.shape, jnp.int32), tokens)
-    apply = jax.jit(model.apply)  # under jit, so that a second call of generate does not trace it again
-    if isinstance(model, Layer):
-        return apply.eval_shape(params, *inputs), ()
-    _, state = jax.jit(model.init).eval_shape(jax.random.key(0), *inputs)
-    return apply.eval_shape(params, state, *inputs)[0], state
+    return _shapes_of(*_described(model, params, prompts, source, time))
 
 
 def _fits(model, params, prompts, source, time: int, steps: int) -> bool:
     """Whether the model takes prompts of this length, and without a state the steps after them."""
+    return _fits_of(*_described(model, params, prompts, source, time + (steps if isinstance(model, Layer) else 0)))
+
+
+def _described(model, params, prompts, source, time: int) -> tuple:
+    leaves, structure = jax.tree.flatten(params)
+    arrays = None if source is None else source.shape
+    return model, structure, tuple(map(jax.typeof, leaves)), arrays, (*prompts.shape[:-1], time)
+
+
+@functools.lru_cache(maxsize=64)  # so that a second call of generate traces nothing
+def _shapes_of(model, structure, types: tuple, source: tuple | None, tokens: tuple):
+    params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in types])
+    inputs = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in (source, tokens) if shape is not None]
+    if isinstance(model, Layer):
+        return jax.eval_shape(model.apply, params, *inputs), ()
+    _, state = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    return jax.eval_shape(model.apply, params, state, *inputs)[0], state
+
+
+@functools.lru_cache(maxsize=64)
+def _fits_of(*described) -> bool:
     try:
-        _shapes(model, params, prompts, source, time + (steps if isinstance(model, Layer) else 0))
+        _shapes_of(*described)
     except ValueError:
         return False
     return True
