@@ -222,7 +222,9 @@ def test_copies_that_are_not_stacked(sentences):
     close(after_copies, unstack_repeats(net, after))
     plain = Repeat(Dense(4), 2)
     params = plain.init(jax.random.key(0), jnp.zeros(4))
-    with pytest.raises(ValueError, match="params and state of 3 copies, got those of 2 and 3; make both by unstack_rep"):
+    with pytest.raises(
+        ValueError, match="params and state of 3 copies, got those of 2 and 3; make both by unstack_rep"
+    ):
         Repeat(Dense(4), 3).apply(unstack_repeats(plain, params), jnp.zeros(4))
 
 

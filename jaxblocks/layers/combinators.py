@@ -194,8 +194,8 @@ def Repeat(
             ``jax.checkpoint_policies``. See the table in `jaxblocks.ad.scan`.
         unroll: copies per iteration of the scan; on CPU, unroll convolutions completely.
 
-    Params (and state) may also be those that `unstack_repeats` makes, ``n`` trees: the copies are then applied one after
-    another without a loop.
+    Params (and state) may also be those that `unstack_repeats` makes, ``n`` trees: the copies are then applied one
+    after another without a loop.
 
     Raises:
         ValueError: where the layer changes the shape of its inputs, or params are not stacked
@@ -266,8 +266,8 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
     """The params (or the state) of a net with those of each `Repeat` as a tuple of trees, one for each copy.
 
     ``net.apply`` takes both forms. This one costs a copy of the params and more time to compile, but a loop around
-    ``apply`` then slices nothing: on CPU, decoding one token takes 0.15 to 0.6 of the time. A `Repeat` inside of a layer
-    that does not show its children stays as it is.
+    ``apply`` then slices nothing: on CPU, decoding one token takes 0.15 to 0.6 of the time. A `Repeat` inside of a
+    layer that does not show its children stays as it is.
 
     Args:
         net: a pair, or a function of arrays.

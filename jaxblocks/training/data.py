@@ -5,6 +5,7 @@ stay on the host, JAX arrays stay on their device. Memory maps are read batch by
 `train_val_test_split` returns are copies in memory. A key determines every draw.
 """
 
+import functools
 import itertools
 import math
 from collections import deque
@@ -12,14 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer, Key
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, require
 from jaxblocks.children import child_key
-from jaxblocks.training.rows import check_batch_size, check_divides, count_rows, take_rows
+from jaxblocks.training.rows import check_batch_size, check_divides, count_rows, row_taker, take_rows
 
-__all__ = ["minibatches", "prefetch", "train_val_test_split"]
+__all__ = ["batch_places", "minibatches", "prefetch", "train_val_test_split"]
 
 
 @checked
@@ -108,13 +110,49 @@ def minibatches(
 
     def batches():
         first_epoch, position = divmod(int(start), per_epoch)
+        take = row_taker(arrays, sharding)
         for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, int(epochs)):
-            order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), rows))
+            order = _permutation(key, epoch, rows)
             for batch in range(position, per_epoch):
-                yield take_rows(arrays, order[batch * batch_size : (batch + 1) * batch_size], sharding)
+                yield take(order[batch * batch_size : (batch + 1) * batch_size])
             position = 0
 
     return batches()
+
+
+def batch_places(key, rows: int, batch_size: int, start: int) -> Iterator[tuple[Array, np.ndarray]]:
+    """For each batch of `minibatches` without end: the order of the rows of its epoch, on the device, and its place."""
+    key, per_epoch = child_key(key, "minibatches"), rows // batch_size
+    epoch, position = divmod(int(start), per_epoch)
+    places = [np.int32(batch * batch_size) for batch in range(per_epoch)]
+    while True:
+        order = jnp.asarray(_permutation(key, epoch, rows), jnp.int32)
+        for place in places[position:]:
+            yield order, place
+        epoch, position = epoch + 1, 0
+
+
+def _permutation(key, epoch: int, rows: int) -> np.ndarray:
+    """``jax.random.permutation(jax.random.fold_in(key, epoch), rows)``, sorted by NumPy: XLA's sort is slow on CPU.
+
+    JAX sorts the numbers by random bits, several times, since bits may be equal. The sort is stable, as is one of
+    integers with the position in their lower half.
+    """
+    rounds = math.ceil(3 * math.log(rows) / math.log(2**32 - 1))
+    positions, order = np.arange(rows, dtype=np.uint64), np.arange(rows)
+    for bits in np.asarray(_random_bits(key, epoch, rows, rounds)):
+        both = np.sort((bits.astype(np.uint64) << np.uint64(32)) | positions)
+        order = order[(both & np.uint64(2**32 - 1)).astype(np.intp)]
+    return order
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _random_bits(key, epoch, rows, rounds):
+    key, bits = jax.random.fold_in(key, epoch), []
+    for _ in range(rounds):
+        key, own = jax.random.split(key)
+        bits.append(jax.random.bits(own, (rows,), "uint32"))
+    return jnp.stack(bits) if bits else jnp.zeros((0, rows), "uint32")
 
 
 @checked

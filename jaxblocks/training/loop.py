@@ -1,6 +1,7 @@
 """The training loop `fit`: steps, callbacks between them, and the result."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,15 +10,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
 from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.children import as_inputs
-from jaxblocks.core import LayerLike
+from jaxblocks.core import Layer, LayerLike, StatefulLayer
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callback import Callback, Run, call
-from jaxblocks.training.data import minibatches
+from jaxblocks.training.data import batch_places, minibatches
 from jaxblocks.training.descriptions import describe_function
 from jaxblocks.training.divergence import finite_state_check, raise_divergence
 from jaxblocks.training.evaluation import check_metrics
@@ -25,7 +27,7 @@ from jaxblocks.training.history import History, history_of
 from jaxblocks.training.objective import as_compute_dtype, check_loss
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.resume import checkpoints
-from jaxblocks.training.rows import check_batch_size, check_finite_pair, name_arrays
+from jaxblocks.training.rows import check_batch_size, check_finite_pair, is_on_one_device, name_arrays
 from jaxblocks.training.signals import StopSignals, stop_signals
 from jaxblocks.training.state import TrainState, check_not_donated, check_optimizer, copy_tree, init_train_state
 from jaxblocks.training.step import train_step
@@ -148,7 +150,7 @@ def fit(
     check_optimizer(optimizer)
     compute_dtype = as_compute_dtype(compute_dtype)
     step_options: dict[str, Any] = {"penalty": penalty, "augment": augment, "compute_dtype": compute_dtype}
-    step = train_step(net, loss, optimizer, **step_options)
+    step, step_of_rows = _steps_of(net, loss, optimizer, penalty, augment, compute_dtype)
     rows = check_finite_pair("data", data)
     check_batch_size(batch_size, rows)
     batch_size, steps_per_epoch = int(batch_size), rows // int(batch_size)
@@ -179,7 +181,12 @@ def fit(
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
     )
-    ts = _train(step, batches, run, all_callbacks, explain)
+    if mesh is None and is_on_one_device(data):  # then one program takes the rows and makes the step
+        advance = lambda ts, order, place: step_of_rows(ts, data, order, place, batch_size)
+        inputs = lambda start: batch_places(key, rows, batch_size, start)
+    else:
+        advance, inputs = step, batches
+    ts = _train(advance, inputs, run, all_callbacks, explain)
     params, state = run.best or (run.ts.params, run.ts.state)
     return Fitted(params, state, history_of(run), ts)
 
@@ -211,16 +218,17 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
             call(callback.on_start, run)
         reading = _Reading(run, callbacks)
         data: Iterator = iter(()) if run.is_last else batches(run.start)
-        for number, (x, y) in enumerate(data, run.start + 1):
-            ts, value = step(ts, x, y)
+        for number, batch in enumerate(data, run.start + 1):
+            ts, value = step(ts, *batch)
             pending.append(value)
             if number < reading.next and signals.number is None:
                 continue
-            losses = np.array(jax.device_get(pending))  # a copy: views would keep the buffers of all steps alive
+            copy, finite = is_finite(ts)  # before losses are read, so that the device does not wait
+            losses = np.array([np.asarray(value) for value in pending])  # a copy: views would keep all buffers alive
             run.rows = _rows(losses, number, run.steps_per_epoch)
-            if not (np.isfinite(losses).all() and is_finite(ts)):
+            if not (np.isfinite(losses).all() and finite):
                 explain(is_finite, len(losses))
-            run.ts, run.step, pending = copy_tree(ts), number, []
+            run.ts, run.step, pending = copy, number, []
             run.losses += list(losses)
             run.stop = run.stop or signals.number is not None
             for callback in callbacks:
@@ -260,6 +268,30 @@ def _rows(losses, last: int, steps_per_epoch: int) -> list[dict[str, int | float
 def _first(count: int, batches: Iterator) -> Iterator:
     for _, batch in zip(range(count), batches, strict=False):
         yield batch
+
+
+def _steps_of(net, loss, optimizer, *options) -> tuple[Callable, Callable]:
+    """The step for a batch, and the step for rows of data on the device.
+
+    The last ones of a net are stored with the net, so that another run of it does not compile again.
+    """
+    call = loss, optimizer, *options
+    known, steps = vars(net).get("last_steps", ((), ())) if isinstance(net, (Layer, StatefulLayer)) else ((), ())
+    if len(known) == len(call) and all(a is b for a, b in zip(known, call, strict=True)):
+        return steps
+    penalty, augment, compute_dtype = options
+    step = train_step(net, loss, optimizer, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
+
+    @functools.partial(jax.jit, donate_argnums=0, static_argnums=4)
+    def step_of_rows(ts, data, order, place, size):
+        rows = lax.dynamic_slice_in_dim(order, place, size)
+        batch = jax.tree.map(lambda a: a[rows], data)
+        return step.__wrapped__(ts, *lax.optimization_barrier(batch))  # a barrier, so that the step rounds as alone
+
+    steps = step, step_of_rows
+    if isinstance(net, (Layer, StatefulLayer)):
+        vars(net)["last_steps"] = call, steps
+    return steps
 
 
 # ---- arguments of fit ----------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The training state: one pytree of all values that a training step changes."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +11,13 @@ import numpy as np
 import optax
 from jax import lax
 from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from jaxblocks.checks import checked, describe, reject_shapes, require
 from jaxblocks.children import child_key
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, declared_by, stateful
+from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, stateful
 from jaxblocks.selectors import paths
 from jaxblocks.sharding import Rule, batch_sharding, shardings
 
@@ -109,7 +111,7 @@ def init_train_state(
     # One compilation for all params, and distinct buffers, since a shared buffer cannot be donated.
     if mesh is None:
         require(not sharding, "a mesh for the sharding", mesh, 'pass mesh=jax.make_mesh((8,), ("data",)) as well')
-        return jax.jit(begin)(data)
+        return begin(data)
     # NumPy data are the same in all processes; an array would belong to the devices of this process.
     return jax.jit(begin, out_shardings=_shardings(jax.eval_shape(begin, data), mesh, sharding))(np.asarray(data))
 
@@ -144,16 +146,25 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
     reject_shapes(inputs)
     takes_train = "train" in declared_by(net.init) if isinstance(net, (Layer, StatefulLayer)) else False
     side = {"train": True, **side} if takes_train else side
-    lifted, implementation = stateful(net), jax.random.key_impl(key)
     inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will have
+    leaves, structure = jax.tree.flatten(inputs)
+    static = as_layer(net), optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
+    if side.keys() <= {"train"} and get_opaque_trace_state() == _OUTSIDE:
+        return functools.partial(_begin, *static)
+    return jax.jit(lambda data: _begin.__wrapped__(*static, data))  # jit would store traced values among static ones
 
-    def begin(data):
-        key = jax.random.wrap_key_data(data, impl=implementation)
-        params, state = lifted.init(child_key(key, "init"), *inputs, **side)
-        params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
-        return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
 
-    return begin
+_OUTSIDE = get_opaque_trace_state()
+"""The state of JAX outside of its transformations, in which a module is imported."""
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
+def _begin(net, optimizer, implementation, structure, inputs, side, data):
+    key = jax.random.wrap_key_data(data, impl=implementation)
+    inputs = jax.tree.unflatten(structure, inputs)
+    params, state = stateful(net).init(child_key(key, "init"), *inputs, **dict(side))
+    params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
+    return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
 
 
 def _shardings(ts: TrainState, mesh, rules) -> TrainState:
