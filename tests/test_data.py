@@ -20,6 +20,7 @@ from jaxblocks.training import (
     random_shift,
     train_val_test_split,
 )
+from jaxblocks.training.data import _permutation
 
 KEY = jax.random.key(0)
 
@@ -311,3 +312,11 @@ def test_prefetched_batches_are_equal_on_the_device_and_fetched_ahead(sentences)
     assert all(y.devices() == {on} for _, y in prefetch(counted(), device=on))
     with pytest.raises(ValueError, match="prefetch expected ahead to be an integer >= 1, got 0"):
         prefetch([], ahead=0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1625, 1626, 5000])
+def test_orders_are_the_permutations_of_jax(rows):
+    """Sorted by NumPy, in one or two rounds of random bits."""
+    key = jax.random.key(rows)
+    expected = jax.random.permutation(jax.random.fold_in(key, 3), rows)
+    np.testing.assert_array_equal(_permutation(key, 3, rows), expected)

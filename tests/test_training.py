@@ -909,6 +909,31 @@ def test_loop_of_five_lines_equals_fit_bitwise():
     same(np.array(values), fitted.history.step_loss)
 
 
+def test_a_second_run_of_a_net_compiles_nothing_and_data_may_be_on_host_or_device():
+    """Rows that are taken inside of the step give the same run, to the bit, as batches that are copied to the device."""
+    x, y = map(np.asarray, line(40))
+    traced = []
+
+    def init(key, x):
+        traced.append("init")
+        return NET.init(key, x)
+
+    def loss(outputs, y):
+        traced.append("loss")
+        return mse(outputs, y)
+
+    net, optimizer = Layer(init, NET.apply), optax.adam(0.05)
+    run = lambda data, seed: quiet(net, loss, optimizer, data, key=jax.random.key(seed), batch_size=16, epochs=3)
+    on_host, on_device = run((x, y), 0), run((jnp.asarray(x), jnp.asarray(y)), 0)
+    same(on_host.ts, on_device.ts)
+    same(on_host.history.step_loss, on_device.history.step_loss)
+    before = len(traced)
+    other = run((jnp.asarray(x), jnp.asarray(y)), 1)
+    assert len(traced) == before
+    with pytest.raises(AssertionError):
+        same(other.ts, on_host.ts)
+
+
 def test_memory_does_not_grow_with_the_number_of_steps(as_a_user_has_it):
     """The history takes a few bytes a step; views of the losses would keep their device buffers, 2 KiB a step."""
     memory = Path("/proc/self/statm")

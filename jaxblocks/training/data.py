@@ -120,7 +120,7 @@ def minibatches(
     return batches()
 
 
-def batch_places(key, rows: int, batch_size: int, start: int) -> Iterator[tuple[Array, np.ndarray]]:
+def batch_places(key, rows: int, batch_size: int, start: int) -> Iterator[tuple[Array, np.int32]]:
     """For each batch of `minibatches` without end: the order of the rows of its epoch, on the device, and its place."""
     key, per_epoch = child_key(key, "minibatches"), rows // batch_size
     epoch, position = divmod(int(start), per_epoch)

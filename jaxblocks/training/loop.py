@@ -276,8 +276,8 @@ def _steps_of(net, loss, optimizer, *options) -> tuple[Callable, Callable]:
     The last ones of a net are stored with the net, so that another run of it does not compile again.
     """
     call = loss, optimizer, *options
-    known, steps = vars(net).get("last_steps", ((), ())) if isinstance(net, (Layer, StatefulLayer)) else ((), ())
-    if len(known) == len(call) and all(a is b for a, b in zip(known, call, strict=True)):
+    known, steps = getattr(net, "last_steps", (None, None))
+    if known is not None and all(a is b for a, b in zip(known, call, strict=True)):
         return steps
     penalty, augment, compute_dtype = options
     step = train_step(net, loss, optimizer, penalty=penalty, augment=augment, compute_dtype=compute_dtype)

@@ -151,20 +151,22 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
     static = as_layer(net), optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
     if side.keys() <= {"train"} and get_opaque_trace_state() == _OUTSIDE:
         return functools.partial(_begin, *static)
-    return jax.jit(lambda data: _begin.__wrapped__(*static, data))  # jit would store traced values among static ones
+    return jax.jit(functools.partial(_begin_at_once, *static))  # jit would store traced values among static ones
 
 
 _OUTSIDE = get_opaque_trace_state()
 """The state of JAX outside of its transformations, in which a module is imported."""
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
-def _begin(net, optimizer, implementation, structure, inputs, side, data):
+def _begin_at_once(net, optimizer, implementation, structure, inputs, side, data):
     key = jax.random.wrap_key_data(data, impl=implementation)
     inputs = jax.tree.unflatten(structure, inputs)
     params, state = stateful(net).init(child_key(key, "init"), *inputs, **dict(side))
     params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
     return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
+
+
+_begin = jax.jit(_begin_at_once, static_argnums=(0, 1, 2, 3, 4, 5))
 
 
 def _shardings(ts: TrainState, mesh, rules) -> TrainState:
