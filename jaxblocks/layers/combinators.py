@@ -15,7 +15,6 @@ from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import get_opaque_trace_state
 
 from jaxblocks import ad
 from jaxblocks.checks import NonNegativeInt, check_range, describe, require
@@ -515,6 +514,8 @@ def Wire(forward: Callable, /, **layers: LayerLike) -> Layer | StatefulLayer:
 
     def run(call, inputs, side):
         """Run ``forward`` with children that are called by ``call(child, inputs, side)``."""
+        from jax.extend.core import get_opaque_trace_state  # imported here, because it imports Pallas
+
         calls: Counter = Counter()
         level = get_opaque_trace_state()
 
