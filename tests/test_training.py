@@ -910,7 +910,7 @@ def test_loop_of_five_lines_equals_fit_bitwise():
 
 
 def test_a_second_run_of_a_net_compiles_nothing_and_data_may_be_on_host_or_device():
-    """Rows that are taken inside of the step give the same run, to the bit, as batches that are copied to the device."""
+    """Rows that are taken inside of the step give the same run, to the bit, as batches copied to the device."""
     x, y = map(np.asarray, line(40))
     traced = []
 
