@@ -280,7 +280,8 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
     >>> bool(jnp.allclose(net.apply(listed, jnp.ones(2)), net.apply(params, jnp.ones(2))))
     True
     """
-    call, inner = getattr(net, "call", None), getattr(net, "inner", {})
+    call: Any = getattr(net, "call", None)
+    inner = getattr(net, "inner", {})
     if getattr(call, "function", None) is Repeat and not isinstance(tree, _Copies):
         count = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
         if len(count) != 1:  # no params or no state

@@ -305,7 +305,8 @@ def _begin(model, plan, params, prompts, end, lengths, source, key, options):
     prompts = jnp.where(_inside(prompts, lengths), prompts, 0)  # padding may be outside of the vocabulary
     tokens = jnp.concatenate([prompts, jnp.zeros((*batch, plan.steps), jnp.int32)], -1)
     sources = () if source is None else (source,)
-    state, logits = (), None
+    state: Any = ()
+    logits: Any = None
     if isinstance(model, StatefulLayer):
         number = time if plan.first is None else plan.first
         _, state = model.init(jax.random.key(0), *sources, tokens[..., :number])

@@ -277,7 +277,7 @@ def _steps_of(net, loss, optimizer, *options) -> tuple[Callable, Callable]:
     """
     call = loss, optimizer, *options
     known, steps = getattr(net, "last_steps", (None, None))
-    if known is not None and all(a is b for a, b in zip(known, call, strict=True)):
+    if known is not None and steps is not None and all(a is b for a, b in zip(known, call, strict=True)):
         return steps
     penalty, augment, compute_dtype = options
     step = train_step(net, loss, optimizer, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
