@@ -29,7 +29,7 @@ format: .venv/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# PyTorch, a reference in the tests. Without it, the tests that need it say so and are skipped.
+# PyTorch and transformers, references in the tests. Without them, the tests that need them say so and are skipped.
 parity: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \
 	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[parity]' -c constraints.txt; \

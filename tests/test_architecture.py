@@ -27,7 +27,7 @@ PUBLIC_MODULES = [
     *(
         getattr(jaxblocks, name)
         for name in (
-            "activations ad datasets diffusion initializers inspection layers losses metrics models plotting "
+            "activations ad datasets diffusion initializers inspection interop layers losses metrics models plotting "
             "probabilities selectors structure tensors testing text theory training"
         ).split()
     ),

@@ -1,0 +1,49 @@
+"""Weights in and out: folders as Hugging Face writes them, PyTorch state dicts, safetensors; no network at any time.
+
+::
+
+    net, params, tokenizer = interop.load("path/to/folder")       # config.json, model.safetensors, tokenizer.json
+    print(interop.match("path/to/folder"))                        # before: which tensor is which param
+    decoder = interop.build("path/to/folder", cache=64)           # the same params, with a cache
+    interop.save("other/folder", net, params, like="path/to/folder")
+
+    params = interop.load_torch(net, module.state_dict(), rules, x)     # a module of your own, by rules over paths
+
+Reading needs no other library; ``tokenizer.json`` needs tokenizers (``pip install jaxblocks[interop]``), and the pickle
+files of PyTorch need PyTorch.
+"""
+
+from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
+from jaxblocks.interop.layouts import Layout, conv_kernel, keep, lstm_gates, split_heads, transpose
+from jaxblocks.interop.pretrained import Pretrained, build, load, match, save
+from jaxblocks.interop.rules import Match, Report, Source, load_torch, match_torch, merge_qkv, save_torch
+from jaxblocks.interop.tokenizers import load_tokenizer
+
+__all__ = [
+    # Folders of Hugging Face.
+    "build",
+    "load",
+    "load_tokenizer",
+    "match",
+    "save",
+    "Pretrained",
+    # Weights by rules.
+    "load_torch",
+    "match_torch",
+    "merge_qkv",
+    "save_torch",
+    "Match",
+    "Report",
+    "Source",
+    # Layouts.
+    "conv_kernel",
+    "keep",
+    "lstm_gates",
+    "split_heads",
+    "transpose",
+    "Layout",
+    # Files.
+    "read_tensors",
+    "write_tensors",
+    "Tensor",
+]

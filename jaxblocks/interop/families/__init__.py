@@ -1,0 +1,20 @@
+"""The families of models, a table for each: from a Hugging Face configuration to a net and the names of its weights."""
+
+from jaxblocks.interop.families.family import Config, Family
+from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
+from jaxblocks.interop.families.llama import LLAMA, MISTRAL, QWEN2
+
+__all__ = ["FAMILIES", "Config", "Family", "family_of"]
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": GPT2_FAMILY,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+}
+"""By the ``model_type`` of ``config.json``."""
+
+
+def family_of(config: Config) -> Family:
+    """The family of a configuration."""
+    return FAMILIES[config.one_of("model_type", *FAMILIES)]

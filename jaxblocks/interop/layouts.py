@@ -1,0 +1,96 @@
+"""Layouts: how a tensor of another library becomes a param of jaxblocks, and how it becomes the tensor again.
+
+A `Layout` is a pair of functions, each the inverse of the other, that move entries and compute nothing, so that a round
+trip is exact to the bit. A rule without a layout takes the one of PyTorch's layers: kernels of `Dense` and of recurrent
+cells are transposed, kernels of convolutions have their axes reordered, everything else is kept.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxblocks.checks import PositiveInt, checked
+
+__all__ = ["Layout", "conv_kernel", "keep", "layout_of_leaf", "lstm_gates", "split_heads", "transpose"]
+
+
+class Layout(NamedTuple):
+    """A change of layout and its inverse, for rules such as ``{"out": ("head", keep)}``.
+
+    Attributes:
+        name: as a `Report` shows it.
+        load: the tensor of the other library to the param.
+        save: the param to the tensor.
+
+    >>> flipped = Layout("flipped", lambda x: x[::-1], lambda x: x[::-1])
+    >>> flipped
+    flipped
+    """
+
+    name: str
+    load: Callable[[Any], Any]
+    save: Callable[[Any], Any]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+keep = Layout("keep", lambda x: x, lambda x: x)
+"""The tensor as it is."""
+
+transpose = Layout("transpose", lambda x: x.T, lambda x: x.T)
+"""The kernel of a dense layer or of a recurrent cell: ``(out, in)`` in PyTorch to ``(in, out)``."""
+
+conv_kernel = Layout(
+    "conv_kernel",
+    lambda x: x.transpose(*range(2, x.ndim), 1, 0) if x.ndim > 2 else x,
+    lambda x: x.transpose(-1, -2, *range(x.ndim - 2)) if x.ndim > 2 else x,
+)
+"""The kernel of a convolution: ``(out, in, *kernel_size)`` in PyTorch to ``(*kernel_size, in, out)``."""
+
+
+@checked
+def split_heads(heads: PositiveInt) -> Layout:
+    """The kernel or bias of a map from features to heads that the other library stores with an axis of heads, as Flax.
+
+    ``(in, heads, head_dim)`` becomes ``(in, heads * head_dim)``, and ``(heads, head_dim)`` of a bias becomes ``(heads *
+    head_dim,)``.
+
+    >>> split_heads(2).load(np.zeros((8, 2, 4))).shape, split_heads(2).save(np.zeros(8)).shape
+    ((8, 8), (2, 4))
+    """
+    return Layout(
+        f"split_heads({heads})",
+        lambda x: x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1]),
+        lambda x: x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads),
+    )
+
+
+@checked
+def lstm_gates(theirs: str = "ifgo") -> Layout:
+    """The kernel or bias of an LSTM whose gates are in another order than here, which is i, f, g, o as in PyTorch.
+
+    The gates are blocks of the last axis of a bias, and of the first axis of a kernel ``(4 * hidden, in)``, which is
+    transposed, as in PyTorch.
+
+    Args:
+        theirs: the order of the other library: ``"ifgo"`` in PyTorch, ``"iofg"`` in ONNX with g its c.
+
+    >>> print(lstm_gates("iofg").load(np.array([1.0, 4.0, 2.0, 3.0])))
+    [1. 2. 3. 4.]
+    """
+    here = "ifgo"
+    forth, back = [theirs.index(gate) for gate in here], [here.index(gate) for gate in theirs]
+
+    def reorder(x, order):
+        """Blocks of the last axis."""
+        blocks = x.reshape(*x.shape[:-1], 4, x.shape[-1] // 4)
+        return blocks[..., order, :].reshape(x.shape)
+
+    return Layout(f"lstm_gates({theirs})", lambda x: reorder(x.T, forth), lambda x: reorder(x, back).T)
+
+
+def layout_of_leaf(name: str, ndim: int) -> Layout:
+    """The layout that a leaf has in PyTorch, from its name and the number of its axes (without those of `Repeat`)."""
+    if not name.endswith("kernel"):
+        return keep
+    return transpose if ndim == 2 else conv_kernel

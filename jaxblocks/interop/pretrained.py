@@ -1,0 +1,273 @@
+"""Models in folders as ``save_pretrained`` of Hugging Face writes them: one call to load, one to save, no network."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxblocks.checks import checked, describe, require
+from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.interop.families import Config, Family, family_of
+from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
+from jaxblocks.interop.rules import Report, check_report, plans_of, read_plans, report_of, source_of, written
+from jaxblocks.interop.tokenizers import load_tokenizer
+from jaxblocks.selectors import paths
+from jaxblocks.text import Tokenizer
+
+__all__ = ["Pretrained", "build", "load", "match", "save"]
+
+
+class Pretrained(NamedTuple):
+    """What `load` returns.
+
+    Attributes:
+        net: the net.
+        params: what ``net.init`` returns: its params, or for a net with state (batch statistics) params and state.
+        tokenizer: that of ``tokenizer.json``, ``None`` in a folder without one.
+    """
+
+    net: Layer | StatefulLayer
+    params: Any
+    tokenizer: Tokenizer | None
+
+
+@checked
+def build(source: Any, *, architecture: str | None = None, **options: Any) -> Layer | StatefulLayer:
+    """The net that a Hugging Face configuration describes, a layer of `jaxblocks.models`.
+
+    Args:
+        source: a folder with ``config.json``, or the configuration as a dict.
+        architecture: the class of the model in place of that of the configuration, such as ``"BertModel"``.
+        options: of the builder in `jaxblocks.models`, in place of those of the configuration: ``dropout=0.0``; or
+            ``cache=64``, the same net with a cache for `jaxblocks.text.generate`.
+
+    Raises:
+        ValueError: for a model, or an option of it, that the library does not compute.
+
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+    >>> build(config)
+    GPT2(vocab_size=9, max_length=8, layers=2, heads=2, features=4)
+    """
+    config = _config(source, architecture)
+    return family_of(config).net(config, **options)
+
+
+@checked
+def load(
+    folder: str | Path,
+    *,
+    architecture: str | None = None,
+    strict: bool = True,
+    dtype: DTypeLike | None = None,
+    sharding: Any = None,
+    **options: Any,
+) -> Pretrained:
+    """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
+
+    Families: GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet. Images are channels last,
+    ``(..., height, width, channels)``. Weights are read one at a time, and nothing in the folder is executed.
+
+    Args:
+        folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
+            library tokenizers.
+        architecture, options: as in `build`.
+        strict: ``False`` warns where tensors are left over, as when the base model of a larger one is loaded.
+        dtype: of floating-point params, by default float32.
+        sharding: where the params are placed as they are read, as in `load_torch`.
+
+    Returns:
+        ``net, params, tokenizer``.
+
+    Raises:
+        FileNotFoundError: for a file that is missing.
+        ValueError: for a damaged file, a model that the library does not compute, and unless every param has its tensor
+            and every tensor its param. `match` returns the table.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+    >>> save(folder, build(config), build(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
+    >>> net, params, tokenizer = load(folder)
+    >>> net.apply(params, jnp.array([0, 3, 1])).shape
+    (3, 9)
+    """
+    model = _read(folder, architecture, options)
+    check_report(model.report(), strict)
+    for alias, name in model.family.tied(model.config).items():
+        _require_tied(model, alias, name)
+    initial = lambda: jax.jit(lambda key: model.net.init(key, *model.inputs)[1])(jax.random.key(0))
+    params = read_plans(model.plans, model.tensors, model.trees, dtype, sharding, initial)
+    tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
+    return Pretrained(model.net, params, tokenizer)
+
+
+@checked
+def match(folder: str | Path, *, architecture: str | None = None, **options: Any) -> Report:
+    """A report of what `load` would do with a folder; it reads shapes only.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+    >>> save(folder, build(config), build(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)), like=config)
+    >>> report = match(folder)
+    >>> report.ok, report.rows[0].path, report.rows[0].source, report.rows[0].layout
+    (True, 'blocks/attention/key/bias', 'transformer.h.{i}.attn.c_attn.bias', 'keep, part 1')
+    """
+    return _read(folder, architecture, options).report()
+
+
+@checked
+def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: Any) -> None:
+    """Write params such that Hugging Face's transformers loads them: ``model.safetensors`` and ``config.json``.
+
+    Args:
+        folder: to write; it is created if it does not exist.
+        net: the net, as `build` and `load` return it.
+        params: of the net, what ``net.init`` returns.
+        like: the folder that the net was loaded from, whose names, dtypes, buffers and tokenizer are kept, or a
+            configuration as a dict.
+
+    Raises:
+        ValueError: for another net than that of the configuration, or params of other shapes.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> config = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+    >>> params = build(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    >>> save(folder, build(config), params, like=config)
+    >>> sorted(read_tensors(folder))[:2]
+    ['transformer.h.0.attn.c_attn.bias', 'transformer.h.0.attn.c_attn.weight']
+    """
+    config = _config(like, None)
+    family, folder = family_of(config), Path(folder)
+    given = getattr(net.call, "kwargs", {})
+    wanted = family.net(config, **{name: given[name] for name in _FREE if name in given})
+    require(
+        repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), "change the configuration"
+    )
+    _check_shapes(params, jax.eval_shape(net.init, jax.random.key(0), *family.inputs(config)))
+    old = _modern(read_tensors(like)) if isinstance(like, (str, Path)) else {}
+    names = old or ([] if _is_base(config) else [family.prefix])
+    tensors = written(plans_of(net, params, _rules(family, config, names)), params)
+    for alias, name in family.tied(config).items():
+        if alias in old and name in tensors:
+            tensors[alias] = tensors[name]
+        if alias in old and name not in old:
+            tensors.pop(name, None)
+    buffers = {name: old[name] for name in old if name not in tensors}
+    tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / "model.safetensors", tensors, metadata={"format": "pt"})
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": [_architecture(family, config)]}, indent=2) + "\n"
+    )
+    if isinstance(like, (str, Path)) and Path(like).is_dir() and Path(like).resolve() != folder.resolve():
+        for name in _KEPT:
+            if (Path(like) / name).exists():
+                shutil.copyfile(Path(like) / name, folder / name)
+
+
+_FREE = ("cache", "dropout", "checkpoint", "unroll")  # options that change neither params nor evaluation
+_KEPT = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "generation_config.json", "preprocessor_config.json",
+)  # fmt: skip
+
+
+class _Model(NamedTuple):
+    """A model whose weights have not been read yet."""
+
+    config: Config
+    family: Family
+    net: Layer | StatefulLayer
+    inputs: tuple
+    trees: Any
+    rules: Mapping
+    plans: list
+    tensors: dict[str, Tensor]
+
+    def report(self) -> Report:
+        ignored = [*self.family.ignored, *self.family.tied(self.config)]
+        return report_of(self.plans, self.tensors, self.rules, ignored=ignored, unused=False)
+
+
+def _read(folder, architecture, options) -> _Model:
+    """Configuration and shapes of a folder."""
+    config = _config(folder, architecture)
+    family, tensors = family_of(config), _modern(read_tensors(folder))
+    net, inputs = family.net(config, **options), family.inputs(config)
+    for alias, name in family.tied(config).items():  # files have one of the two names, or both
+        if alias in tensors and name not in tensors:
+            tensors[name] = tensors[alias]
+    trees = jax.eval_shape(net.init, jax.random.key(0), *inputs)
+    rules = _rules(family, config, tensors)
+    return _Model(config, family, net, inputs, trees, rules, plans_of(net, trees, rules), tensors)
+
+
+def _config(source, architecture) -> Config:
+    return Config.of(source, **({} if architecture is None else {"architectures": [architecture]}))
+
+
+def _modern(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The names of norms in old files, gamma and beta, are weight and bias in later ones."""
+    new = {".gamma": ".weight", ".beta": ".bias"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        head, dot, last = name.rpartition(".")
+        renamed[head + new.get(dot + last, dot + last) if "LayerNorm" in head else name] = tensor
+    return renamed
+
+
+def _rules(family: Family, config: Config, names) -> dict[str, Any]:
+    """The rules, without the prefix for the names of a base model."""
+    rules = family.rules(config)
+    if any(name.startswith(family.prefix) for name in names):
+        return dict(rules)
+    full = {path: source_of(right) for path, right in rules.items()}
+    return {path: source._replace(name=source.name.removeprefix(family.prefix)) for path, source in full.items()}
+
+
+def _is_base(config: Config) -> bool:
+    name = (config.get("architectures") or [""])[0]
+    return name.endswith("Model") and not name.endswith("LMHeadModel")
+
+
+def _architecture(family: Family, config: Config) -> str:
+    named = config.get("architectures") or []
+    return named[0] if named else family.architecture
+
+
+def _require_tied(model: _Model, alias: str, name: str) -> None:
+    """A file with both names of a tied tensor must have the same values for both."""
+    if alias in model.tensors and name in model.tensors and model.tensors[alias] is not model.tensors[name]:
+        one, other = model.tensors[alias], model.tensors[name]
+        same = one.shape == other.shape and np.array_equal(one.read(), other.read(), equal_nan=one.dtype.kind == "f")
+        require(same, f"{alias} to equal {name}, to which the configuration ties it", "other values")
+
+
+def _check_shapes(params, wanted) -> None:
+    """Raise a ``ValueError`` unless params have the structure and the shapes that ``init`` makes."""
+    shapes = lambda tree: {
+        path: tuple(jnp.shape(x)) for path, x in zip(paths(tree), jax.tree.leaves(tree), strict=True)
+    }
+    got, expected = shapes(params), shapes(wanted)
+    repair = "pass what net.init returns: params, or for a net with state params and state"
+    for path in [*expected, *got]:
+        if got.get(path) != expected.get(path):
+            require(False, f"params with {path} of shape {expected.get(path)}", f"{got.get(path)}", repair)
+    require(
+        jax.tree.structure(params) == jax.tree.structure(wanted),
+        "params as net.init makes them",
+        describe(params),
+        repair,
+    )
+
+
+def _cast(tensor: Tensor, dtype) -> Tensor:
+    return tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, lambda: tensor.read().astype(dtype))

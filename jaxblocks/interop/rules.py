@@ -1,0 +1,575 @@
+r"""Weights by rules: which tensor of another library is which param, checked over shapes before anything is loaded.
+
+Rules are a dict from paths of params (in the grammar of `jaxblocks.select`) to names of tensors::
+
+    rules = {
+        "stem/conv": "conv1",                                 # a layer: its kernel is conv1.weight, its bias conv1.bias
+        "stage_*/first/body/conv_*": "layer*.0.conv*",        # what a * on the left matches replaces the * on the right
+        "stage_*/blocks/body/conv_*": "layer*.{i+1}.conv*",   # the copies of a Repeat are i = 0, 1, ...
+        "blocks/mlp/up": ("h.{i}.mlp.c_fc", keep),            # with a layout other than that of PyTorch
+        **merge_qkv("blocks/attention", "h.{i}.attn.c_attn"), # three params that are one tensor there
+        "positions/embedding": "position_embedding",          # the path of a param: the whole name of its tensor
+    }
+
+The first rule that matches a path holds. In the name of a layer's tensors, ``{leaf}`` stands for the name that PyTorch
+has for the param (``weight``, ``bias``, ``running_mean``, ``weight_ih`` ...); a name without it gets ``.{leaf}`` at its
+end.
+"""
+
+import difflib
+import functools
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from tabulate import tabulate
+
+from jaxblocks.checks import checked, public_name, require
+from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.interop.files import Tensor, tensors_of
+from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
+from jaxblocks.selectors import paths
+
+__all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]
+
+
+class Source(NamedTuple):
+    """The right side of a rule in full; a name, or ``(name, layout)``, is short for it.
+
+    Attributes:
+        name: of the tensor, or of the module whose tensors are meant.
+        layout: the change of layout, by default that of PyTorch's layers.
+        part: the param is this part, along its last axis, of a tensor that several params share (see `merge_qkv`).
+
+    >>> Source("h.{i}.attn.c_attn", part=0).part
+    0
+    """
+
+    name: str
+    layout: Layout | None = None
+    part: int | None = None
+
+
+Rules: TypeAlias = Mapping[str, str | tuple[str, Layout] | Source]
+"""From paths of layers or of params to names of tensors."""
+
+Status: TypeAlias = Literal[
+    "matched", "ignored", "initial", "missing", "wrong shape", "wrong dtype", "left over", "unused"
+]
+_GOOD = ("matched", "ignored", "initial")
+
+
+class Match(NamedTuple):
+    """One row of a `Report`.
+
+    Attributes:
+        status: ``"matched"``; ``"ignored"``, a tensor that has no param, such as a buffer that is computed here;
+            ``"initial"``, state that begins anew, such as a cache; or what is wrong: ``"missing"``, ``"wrong shape"``,
+            ``"wrong dtype"``, ``"left over"``, ``"unused"`` (a rule that matches no param).
+        path: of the param.
+        shape: of the param.
+        source: the name of the tensor, with ``{i}`` for the copies of a `Repeat`.
+        source_shape: of one such tensor.
+        layout: the change of layout.
+        note: what may help.
+    """
+
+    status: Status
+    path: str = ""
+    shape: tuple[int, ...] | None = None
+    source: str = ""
+    source_shape: tuple[int, ...] | None = None
+    layout: str = ""
+    note: str = ""
+
+
+class Report(NamedTuple):
+    """What a load would do, from shapes alone; `match_torch` and `jaxblocks.interop.match` return it. It prints as a
+    table.
+
+    Attributes:
+        rows: one `Match` for each param, and for each tensor that has no param.
+    """
+
+    rows: tuple[Match, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every param has its tensor and every tensor its param."""
+        return not self.wrong
+
+    @property
+    def wrong(self) -> tuple[Match, ...]:
+        """The rows that are not in order."""
+        return tuple(row for row in self.rows if row.status not in _GOOD)
+
+    def of(self, status: Status) -> tuple[Match, ...]:
+        """The rows with this status."""
+        return tuple(row for row in self.rows if row.status == status)
+
+    def __repr__(self) -> str:
+        return _table(self.rows)
+
+
+class _Plan(NamedTuple):
+    """How one leaf is made: from which tensors, and by which layout. Without a rule there is no source."""
+
+    path: str
+    leaf: Any  # its shape and dtype
+    is_state: bool
+    source: str = ""  # with {i} for the copies
+    names: Sequence[str] = ()  # in the order of the copies
+    layout: Layout = keep
+    part: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.path} <- {self.source}"
+
+
+@checked
+def match_torch(
+    net: Layer | StatefulLayer, state_dict: Any, rules: Mapping[str, Any], *inputs: Any, **side: Any
+) -> Report:
+    """A report of what `load_torch` would do, with the same arguments; it reads shapes only.
+
+    >>> net = MLP(5, 1)
+    >>> state_dict = {"0.weight": np.zeros((5, 2)), "0.bias": np.zeros(5), "2.weight": np.zeros((1, 5))}
+    >>> match_torch(net, state_dict, {"*": "*"}, jnp.zeros(2))
+    status    param     shape    tensor    shape    layout
+    --------  --------  -------  --------  -------  ---------
+    matched   0/bias    (5,)     0.bias    (5,)     keep
+    matched   0/kernel  (2, 5)   0.weight  (5, 2)   transpose
+    missing   2/bias    (1,)     2.bias
+    matched   2/kernel  (5, 1)   2.weight  (1, 5)   transpose
+    """
+    trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
+    return report_of(plans_of(net, trees, rules), tensors_of(state_dict), rules)
+
+
+@checked
+def load_torch(
+    net: Layer | StatefulLayer,
+    state_dict: Any,
+    rules: Mapping[str, Any],
+    *inputs: Any,
+    strict: bool = True,
+    dtype: DTypeLike | None = None,
+    sharding: Any = None,
+    **side: Any,
+) -> Any:
+    """The params of a net from the weights of a PyTorch module (or of any library), by rules.
+
+    Args:
+        net: the net.
+        state_dict: ``module.state_dict()``, arrays by name, or the path of a file or folder (see `read_tensors`).
+        rules: from paths of params to names of tensors, as explained at the top of `jaxblocks.interop.rules`.
+        inputs, side: those of ``net.init``, or their shapes.
+        strict: ``False`` warns where tensors are left over, instead of raising an error; a param without a tensor is
+            always an error.
+        dtype: of floating-point params, by default that of ``net.init``.
+        sharding: where the params are placed, as they are read: a ``jax.sharding.Sharding``, a function of a path that
+            returns one (or ``None``), or a tree of them as ``net.init`` returns it.
+
+    Returns:
+        What ``net.init`` returns: the params, and for a net with state the pair of params and state. Running statistics
+        count as trained; state that is no weight, such as a cache, is initial.
+
+    Raises:
+        ValueError: unless every param has a tensor of its shape, and every tensor a param; the message is the table of
+            what is wrong. `match_torch` returns it as data.
+
+    >>> net = MLP(5, 1)
+    >>> state_dict = {"0.weight": np.ones((5, 2)), "0.bias": np.zeros(5), "2.weight": np.ones((1, 5))}
+    >>> state_dict["2.bias"] = np.ones(1)
+    >>> params = load_torch(net, state_dict, {"*": "*"}, jnp.zeros(2))
+    >>> float(net.apply(params, jnp.ones(2))[0])
+    11.0
+    """
+    trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
+    plans, tensors = plans_of(net, trees, rules), tensors_of(state_dict)
+    check_report(report_of(plans, tensors, rules), strict)
+    initial = lambda: jax.jit(lambda key: net.init(key, *inputs, **side)[1])(jax.random.key(0))
+    return read_plans(plans, tensors, trees, dtype, sharding, initial)
+
+
+@checked
+def save_torch(net: Layer | StatefulLayer, params: Any, rules: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The inverse of `load_torch`: arrays by the names of the other library.
+
+    Args:
+        net: the net.
+        params: what `load_torch` and ``net.init`` return: params, or for a net with state params and state.
+        rules: those of `load_torch`.
+
+    >>> net = MLP(5, 1)
+    >>> params = net.init(jax.random.key(0), jnp.zeros(2))
+    >>> {name: x.shape for name, x in save_torch(net, params, {"*": "*"}).items()}
+    {'0.bias': (5,), '0.weight': (5, 2), '2.bias': (1,), '2.weight': (1, 5)}
+    """
+    return {name: one.read() for name, one in written(plans_of(net, params, rules), params).items()}
+
+
+@checked
+def merge_qkv(path: str, name: str, *, layout: Layout | None = None) -> dict[str, Source]:
+    """Rules for an `Attention` whose queries, keys and values are one map in the other library, in this order.
+
+    Args:
+        path: of the attention.
+        name: of the merged map, such as ``"h.{i}.attn.c_attn"``, or ``"attn.in_proj_{leaf}"`` of
+            ``torch.nn.MultiheadAttention``.
+        layout: of its kernel.
+
+    >>> sorted(merge_qkv("blocks/attention", "h.{i}.attn.c_attn"))
+    ['blocks/attention/key', 'blocks/attention/query', 'blocks/attention/value']
+    """
+    return {
+        f"{path}/{role}".strip("/"): Source(name, layout, part) for part, role in enumerate(("query", "key", "value"))
+    }
+
+
+# ---- from rules to plans ---------------------------------------------------------------------
+
+_LEAVES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "mean": "running_mean",
+    "variance": "running_var",
+    "updates": "num_batches_tracked",
+}
+_RECURRENT_LEAVES = {
+    "kernel": "weight_ih",
+    "recurrent_kernel": "weight_hh",
+    "bias": "bias_ih",
+    "recurrent_bias": "bias_hh",
+}
+_COPY = re.compile(r"\{([a-z])(\+\d+)?\}")
+_STATISTICS = ("mean", "variance", "updates")
+_WILDCARD = re.compile(r"\*\*|\*|\?|\[[^]]*\]")
+
+
+def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan]:
+    """A plan for each leaf of params (and of state), in the order of ``jax.tree.leaves``."""
+    if isinstance(net, StatefulLayer):
+        pair = isinstance(trees, tuple) and len(trees) == 2
+        require(pair, "params and state of a net with state", trees, "pass (params, state)")
+        all_paths, first_state = [*paths(trees[0]), *paths(trees[1])], len(paths(trees[0]))
+    else:
+        all_paths = [*paths(trees)]
+        first_state = len(all_paths)
+    recurrent = {path.rpartition("/")[0] for path in all_paths if path.endswith("recurrent_kernel")}
+    compiled = [(_compiled(pattern), source_of(right)) for pattern, right in rules.items()]
+    return [
+        _plan(path, leaf, number >= first_state, compiled, recurrent)
+        for number, (path, leaf) in enumerate(zip(all_paths, jax.tree.leaves(trees), strict=True))
+    ]
+
+
+def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
+    layer, _, last = path.rpartition("/")
+    for pattern, source in compiled:
+        name = source.name
+        if found := pattern.fullmatch(f"{layer}/" * bool(layer)):
+            leaves = _RECURRENT_LEAVES if layer in recurrent else _LEAVES
+            name = _substituted(name if "{leaf}" in name else f"{name}.{{leaf}}", found)
+            name = name.replace("{leaf}", leaves.get(last) or last)
+        elif found := pattern.fullmatch(f"{path}/"):
+            name = _substituted(name, found)
+        else:
+            continue
+        letters = list(dict.fromkeys(match[1] for match in _COPY.finditer(name)))
+        layout = source.layout or layout_of_leaf(last, len(leaf.shape) - len(letters))
+        names = _Names(name, letters, tuple(leaf.shape[: len(letters)]))
+        return _Plan(path, leaf, is_state, name, names, layout, source.part)
+    return _Plan(path, leaf, is_state)
+
+
+class _Names(Sequence):
+    """The names of the tensors of the copies, made when asked for: a damaged configuration may claim many."""
+
+    def __init__(self, name, letters, copies):
+        self.name, self.letters, self.copies = name, letters, copies
+
+    def __len__(self):
+        return math.prod(self.copies)
+
+    def __getitem__(self, number):
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        places = dict(zip(self.letters, map(int, np.unravel_index(number, self.copies or (1,))), strict=False))
+        return _COPY.sub(lambda match: str(places[match[1]] + int(match[2] or 0)), self.name)
+
+
+def source_of(right: Any) -> Source:
+    """The right side of a rule in full."""
+    if isinstance(right, str):
+        return Source(right)
+    good = isinstance(right, tuple) and 2 <= len(right) <= 3 and isinstance(right[0], str)
+    require(good, "a name, (name, layout) or a Source on the right of a rule", right, error=TypeError)
+    return Source(*right)
+
+
+def _compiled(pattern: str) -> re.Pattern:
+    """A pattern in the grammar of `jaxblocks.select`, for paths that end with a slash; a group for each wildcard."""
+    groups = {"*": "([^/]*)", "?": "([^/])"}
+    parts = []
+    for segment in pattern.split("/") if pattern else ():
+        pieces = re.split(f"({_WILDCARD.pattern})", segment)
+        one = "".join(groups.get(p, f"({p})" if _WILDCARD.fullmatch(p) else re.escape(p)) for p in pieces)
+        parts.append("((?:[^/]+/)*)" if segment == "**" else f"{one}/")
+    return re.compile("".join(parts))
+
+
+def _substituted(name: str, found: re.Match) -> str:
+    """The name with what the wildcards of the path matched in place of its own."""
+    values, here = found.groups(), _WILDCARD.findall(name)
+    repair = "write {i} for the copies of a Repeat"
+    require(len(here) <= len(values), "no more wildcards in a name than in its path", repr(name), repair)
+    following = iter(values)
+    name = _WILDCARD.sub(lambda _: next(following).strip("/").replace("/", "."), name)
+    return re.sub(r"\.\.+", ".", name).strip(".")
+
+
+# ---- from plans to a report ------------------------------------------------------------------
+
+
+def report_of(
+    plans: Sequence[_Plan],
+    tensors: Mapping[str, Tensor],
+    rules: Rules,
+    *,
+    ignored: Sequence[str] = (),
+    unused: bool = True,
+) -> Report:
+    """The report; ``ignored`` are patterns of tensors without a param, ``unused`` is whether unused rules are wrong."""
+    used = {name for plan in plans for name in _known(plan.names, tensors)}
+    others = [name for name in tensors if name not in used]
+    groups = _groups(plans)
+    rows = [_row(plan, groups.get(plan.source, []), tensors, others) for plan in plans]
+    wanted = [row.source for row in rows if row.status == "missing" and row.source]
+    for name in others:
+        is_ignored = any(fnmatchcase(name, pattern) for pattern in ignored)
+        note = "no param" if is_ignored else _nearest(name, wanted)
+        rows.append(Match("ignored" if is_ignored else "left over", "", None, name, tensors[name].shape, "", note))
+    if unused:
+        places = list(dict.fromkeys(place for plan in plans for place in (plan.path.rpartition("/")[0], plan.path)))
+        for pattern, right in rules.items():
+            compiled = _compiled(pattern)
+            if not any(compiled.fullmatch(f"{place}/" * bool(place)) for place in places):
+                rows.append(Match("unused", pattern, None, source_of(right).name, None, "", _nearest(pattern, places)))
+    return Report(tuple(rows))
+
+
+def _known(names: Sequence[str], tensors):
+    """The names up to the first that does not exist."""
+    for name in names:
+        if name not in tensors:
+            return
+        yield name
+
+
+def _groups(plans) -> dict[str, list[_Plan]]:
+    """The plans of each source, in the order of their parts."""
+    groups: dict[str, list[_Plan]] = {}
+    for plan in plans:
+        if plan.source:
+            groups.setdefault(plan.source, []).append(plan)
+    return {source: sorted(group, key=lambda plan: plan.part or 0) for source, group in groups.items()}
+
+
+def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
+    row = Match("matched", plan.path, tuple(plan.leaf.shape), plan.source)
+    if not plan.source:
+        note = "state that begins anew" if plan.is_state else "no rule has this path"
+        return row._replace(status="initial" if plan.is_state else "missing", note=note)
+    missing = next((name for name in plan.names if name not in tensors), None)
+    if missing is not None and plan.is_state and not plan.path.endswith(("mean", "variance")):
+        note = "counts as one update" if plan.path.endswith("updates") else "state that begins anew"
+        return row._replace(status="initial", source="", note=note)
+    if missing is not None:
+        near = _nearest(missing, others)
+        return row._replace(status="missing", note=f"{missing} {near}".strip() if missing != plan.source else near)
+    shape, found = _shape_in_source(plan, group), [tensors[name] for name in plan.names]
+    row = row._replace(layout=plan.layout.name + (f", part {plan.part}" if plan.part is not None else ""))
+    for name, tensor in zip(plan.names, found, strict=True):
+        row = row._replace(source_shape=tensor.shape)
+        where = f"{name} " if name != plan.source else ""
+        if tensor.shape != shape:
+            return row._replace(status="wrong shape", note=f"{where}should be {shape}")
+        if _kind(tensor.dtype) != _kind(plan.leaf.dtype):
+            return row._replace(status="wrong dtype", note=f"{where}is {tensor.dtype}, not {plan.leaf.dtype}")
+    return row
+
+
+def _shape_in_source(plan: _Plan, group: list[_Plan]) -> tuple[int, ...]:
+    """The shape that the tensor of one copy should have."""
+
+    def one(plan):
+        return plan.leaf.shape[len(plan.names.copies) :]  # type: ignore[attr-defined]
+
+    shape = one(plan)
+    if plan.part is not None:
+        shape = (*shape[:-1], sum(one(other)[-1] for other in group))
+    try:
+        return jax.eval_shape(plan.layout.save, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
+    except (TypeError, ValueError) as error:
+        require(False, f"the layout {plan.layout.name} to fit {plan.path}", f"{shape}: {error}"[:200])
+        raise AssertionError from None
+
+
+def _kind(dtype) -> str:
+    return (
+        "number"
+        if jnp.issubdtype(dtype, jnp.floating)
+        else "integer"
+        if jnp.issubdtype(dtype, jnp.integer)
+        else "other"
+    )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names[:500], 1, 0.6)
+    return f"near {near[0]}" if near else ""
+
+
+def _table(rows: Sequence[Match]) -> str:
+    headers = ["status", "param", "shape", "tensor", "shape", "layout", "note"]
+    text = lambda shape: "" if shape is None else str(tuple(shape))
+    lines = [(r.status, r.path, text(r.shape), r.source, text(r.source_shape), r.layout, r.note) for r in rows]
+    kept = [k for k in range(len(headers)) if k < 5 or any(line[k] for line in lines)]
+    return tabulate([[line[k] for k in kept] for line in lines], [headers[k] for k in kept], disable_numparse=True)
+
+
+def check_report(report: Report, strict: bool = True) -> None:
+    """Raise a ``ValueError`` unless the report is in order; what is left over is a warning if not ``strict``."""
+    left_over = report.of("left over")
+    bad = report.wrong if strict else tuple(row for row in report.wrong if row.status != "left over")
+    if left_over and not strict:
+        names = ", ".join(row.source for row in left_over)
+        warnings.warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}.", stacklevel=4)
+    if bad:
+        counts = {
+            status: sum(row.status == status for row in bad) for status in dict.fromkeys(row.status for row in bad)
+        }
+        first = bad[0].path or bad[0].source
+        got = f"{', '.join(f'{n} {status}' for status, n in counts.items())}, the first {first}"
+        repair = (
+            "see the table below; strict=False leaves out what is left over" if left_over else "see the table below"
+        )
+        try:
+            require(False, "a tensor for every param and a param for every tensor", got, repair)
+        except ValueError as error:
+            error.add_note(_table(bad))
+            raise
+
+
+# ---- from plans to params, and back ----------------------------------------------------------
+
+
+def read_plans(
+    plans: Sequence[_Plan],
+    tensors: Mapping[str, Tensor],
+    trees: Any,
+    dtype: DTypeLike | None,
+    sharding: Any,
+    initial: Callable[[], Any],
+) -> Any:
+    """The trees with values, read one tensor at a time; ``initial`` makes state that has no tensor."""
+    place = _placement(sharding, trees, plans)
+    made: dict[int, Any] = {}
+    numbers = {id(plan): number for number, plan in enumerate(plans)}
+    for group in _groups(plans).values():
+        if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
+            continue
+        outs = [_aligned(plan.leaf.shape, _dtype(plan.leaf.dtype, dtype)) for plan in group]
+        copies = [x.reshape(len(p.names), *x.shape[len(p.names.copies) :]) for x, p in zip(outs, group, strict=True)]  # type: ignore[attr-defined]
+        for k, name in enumerate(group[0].names):
+            values = group[0].layout.load(tensors[name].read())
+            begin = 0
+            for plan, copy in zip(group, copies, strict=True):
+                end = begin + copy.shape[-1] if plan.part is not None else None
+                copy[k] = values if end is None else values[..., begin:end]
+                begin = end or 0
+            del values
+        for plan, out in zip(group, outs, strict=True):
+            out = np.maximum(out, 1) if plan.path.endswith("updates") else out  # running statistics count as trained
+            made[numbers[id(plan)]] = place(plan.path, numbers[id(plan)], out)
+    if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
+        begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(initial())]
+        for number, plan in enumerate(plans):
+            if number not in made:
+                made[number] = jnp.ones_like(begun[number]) if plan.path.endswith("updates") else begun[number]
+    return jax.tree.unflatten(jax.tree.structure(trees), [made[number] for number in range(len(plans))])
+
+
+def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:
+    """The tensors of the other library, made when they are read."""
+    leaves = dict(zip(map(id, plans), jax.tree.leaves(trees), strict=True))
+    lost = [plan.path for plan in plans if not plan.source and not plan.is_state]
+    require(not lost, "a rule for every param", f"none for {', '.join(lost[:5])}", "add rules for their paths")
+    tensors: dict[str, Tensor] = {}
+    for group in _groups(plans).values():
+        if group[0].is_state and not group[0].path.endswith(_STATISTICS):
+            continue
+        counts = group[0].path.endswith("updates")  # int64 in PyTorch
+        shape, dtype = _shape_in_source(group[0], group), np.dtype(np.int64 if counts else leaves[id(group[0])].dtype)
+        for k, name in enumerate(group[0].names):
+            tensors[name] = Tensor(shape, dtype, functools.partial(_merged, group, leaves, k, dtype))
+    return tensors
+
+
+def _merged(group: list[_Plan], leaves: Mapping[int, Any], k: int, dtype: np.dtype) -> np.ndarray:
+    """The tensor of the k-th copy, from its params."""
+    parts = []
+    for plan in group:
+        leaf = np.asarray(leaves[id(plan)])
+        parts.append(leaf.reshape(len(plan.names), *leaf.shape[len(plan.names.copies) :])[k])  # type: ignore[attr-defined]
+    if group[0].part is None:
+        same = all(np.array_equal(parts[0], other, equal_nan=False) for other in parts[1:])
+        expected = f"equal params for the one tensor {group[0].source}"
+        require(same, expected, f"other values of {', '.join(plan.path for plan in group)}")
+    merged = parts[0] if group[0].part is None else np.concatenate(parts, -1)
+    return np.array(group[0].layout.save(merged), dtype, order="C")
+
+
+def _dtype(own, wanted: DTypeLike | None) -> np.dtype:
+    """The dtype of a param: that of ``init``, or the one that is wanted where it is a floating-point number."""
+    floating = jnp.issubdtype(own, jnp.floating)
+    dtype = np.dtype(wanted if floating and wanted is not None else own)
+    known = dtype == jax.dtypes.canonicalize_dtype(dtype)
+    require(
+        known,
+        f"a dtype that JAX has, {dtype}",
+        "64 bits switched off",
+        'call jax.config.update("jax_enable_x64", True)',
+    )
+    return dtype
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array at a multiple of 64 bytes, which JAX takes on CPU without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _placement(sharding: Any, trees: Any, plans: Sequence[_Plan]) -> Callable[[str, int, np.ndarray], jax.Array]:
+    """The function that puts a leaf where it belongs, from the option ``sharding``."""
+    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
+        return lambda path, number, values: jax.device_put(values, sharding)
+    if callable(sharding):
+        return lambda path, number, values: jax.device_put(values, sharding(path))
+    shardings = jax.tree.leaves(sharding, is_leaf=lambda one: one is None)
+    got = f"a tree of {len(shardings)}"
+    require(
+        len(shardings) == len(plans), f"a sharding for each of {len(plans)} params", got, "use a function of the path"
+    )
+    return lambda path, number, values: jax.device_put(values, shardings[number])

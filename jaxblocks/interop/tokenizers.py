@@ -1,0 +1,76 @@
+"""Tokenizers of Hugging Face, ``tokenizer.json``, as those of `jaxblocks.text`."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxblocks.checks import require
+from jaxblocks.text import Tokenizer
+
+__all__ = ["load_tokenizer"]
+
+
+class _PretrainedTokenizer(Tokenizer):
+    def __repr__(self):
+        return f"Tokenizer({self.vocab_size} tokens: tokenizer.json)"
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a ``tokenizer.json``, or in a folder with one; it needs the library tokenizers.
+
+    ``encode`` adds the special tokens that the file states, such as BERT's ``[CLS]`` and ``[SEP]``; ``decode`` leaves
+    special tokens out.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        ImportError: without the library tokenizers.
+        ValueError: for a damaged file.
+
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/tokenizer.json"
+    >>> words = {"a": 0, "rose": 1, "is": 2, "?": 3}
+    >>> model = {"type": "WordLevel", "vocab": words, "unk_token": "?"}
+    >>> import json, pathlib
+    >>> _ = pathlib.Path(path).write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}}))
+    >>> tokenizer = load_tokenizer(path)
+    >>> tokenizer.encode("a rose is a rose"), tokenizer.decode([0, 1])
+    (array([0, 1, 2, 0, 1], dtype=int32), 'a rose')
+    """
+    path = Path(path)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    require(path.is_file(), f"a tokenizer at {path}", "no such file", error=FileNotFoundError)
+    try:
+        import tokenizers
+    except ImportError as error:
+        repair = 'pip install "jaxblocks[interop]"'
+        try:
+            require(
+                False,
+                f"the library tokenizers, which reads {path}",
+                "no module of this name",
+                repair,
+                error=ImportError,
+            )
+        except ImportError as sentence:
+            raise sentence from error
+        raise AssertionError from None
+    try:
+        found = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower class
+        try:
+            require(False, f"a tokenizer in {path}", f"{error}"[:200], "the file is damaged: get it again")
+        except ValueError as sentence:
+            raise sentence from error
+        raise AssertionError from None
+
+    def encode(text: str) -> np.ndarray:
+        require(isinstance(text, str), "a string", text, "call it for each text", error=TypeError)
+        return np.asarray(found.encode(text).ids, np.int32)
+
+    def decode(tokens):
+        tokens = np.asarray(tokens, np.int32 if np.size(tokens) == 0 else None)
+        good = np.issubdtype(tokens.dtype, np.integer) and tokens.ndim
+        require(good, "integers (time,)", tokens, "pass the output of encode or generate", error=TypeError)
+        return found.decode(tokens.tolist()) if tokens.ndim == 1 else [decode(row) for row in tokens]
+
+    return _PretrainedTokenizer(encode, decode, found.get_vocab_size(), None)

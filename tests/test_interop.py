@@ -1,0 +1,466 @@
+"""Weights in and out, without PyTorch: fixtures of transformers, damaged files, rules over paths."""
+
+import json
+import shutil
+import struct
+import tracemalloc
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import GRU, LSTM, MLP, Attention, BatchNorm, Conv, Dense, Repeat, Residual, Serial, interop
+from jaxblocks.models import GPT2
+from jaxblocks.text import generate
+
+FIXTURES = Path(__file__).parent / "fixtures"
+CONFIG = dict(model_type="gpt2", vocab_size=9, n_positions=8, n_embd=4, n_layer=2, n_head=2)
+
+
+def same_bits(one, other):
+    """Whether two files, or dicts of tensors, have the same names, dtypes, shapes and bits."""
+    one, other = (x if isinstance(x, dict) else interop.read_tensors(x) for x in (one, other))
+    assert one.keys() == other.keys(), one.keys() ^ other.keys()
+    for name in one:
+        a, b = (np.asarray(x.read() if isinstance(x, interop.Tensor) else x) for x in (one[name], other[name]))
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
+
+
+# ---- folders of Hugging Face -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_fixtures_are_loaded_decoded_and_saved(name, tmp_path):
+    net, params, tokenizer = interop.load(FIXTURES / name)
+    expected = {key: x.read() for key, x in interop.read_tensors(FIXTURES / name / "expected.safetensors").items()}
+    tokens, logits = expected["tokens"], expected["logits"]
+    came = jax.jit(net.apply)(params, tokens)
+    np.testing.assert_allclose(came, logits, rtol=0, atol=1e-5)
+    decoder = interop.build(FIXTURES / name, cache=9)
+    state = jax.jit(decoder.init)(jax.random.key(0), tokens)[1]
+    apply = jax.jit(decoder.apply)
+    for t in range(0, 9, 3):
+        piece, state = apply(params, state, tokens[:, t : t + 3])
+        np.testing.assert_allclose(piece, logits[:, t : t + 3], rtol=0, atol=1e-5)
+    interop.save(tmp_path, net, params, like=FIXTURES / name)
+    assert (tmp_path / "model.safetensors").read_bytes() == (FIXTURES / name / "model.safetensors").read_bytes()
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(
+        (FIXTURES / name / "config.json").read_text()
+    )
+    assert (tmp_path / "tokenizer.json").exists()
+    assert interop.match(FIXTURES / name).ok
+    assert tokenizer.decode(tokenizer.encode("to be or not to be")) == "to be or not to be"
+    assert (tokenizer.vocab_size, repr(tokenizer)) == (16, "Tokenizer(16 tokens: tokenizer.json)")
+
+
+def test_generation_continues_a_prompt():
+    net, params, tokenizer = interop.load(FIXTURES / "gpt2", dropout=0.0)
+    assert repr(net).endswith("dropout=0.0)")
+    prompt = tokenizer.encode("to be")
+    key = jax.random.key(0)
+    cached = generate(interop.build(FIXTURES / "gpt2", cache=8), params, prompt, key=key, steps=4, temperature=0)
+    logits = jax.jit(net.apply)(params, cached[:-1])
+    assert (logits.argmax(-1)[1:] == cached[2:]).all()
+
+
+def copied(name, folder):
+    return Path(shutil.copytree(FIXTURES / name, folder, dirs_exist_ok=True))
+
+
+def rewritten(folder, change):
+    """A folder whose tensors are changed: ``change`` maps the dict of arrays to another one."""
+    arrays = {name: x.read() for name, x in interop.read_tensors(folder).items()}
+    interop.write_tensors(folder / "model.safetensors", change(arrays))
+    return folder
+
+
+def test_files_in_other_forms_have_the_same_params(tmp_path):
+    """Shards with an index, names without the prefix of the base model, tied weights and buffers."""
+    expected = interop.load(FIXTURES / "gpt2").params
+    arrays = {name: x.read() for name, x in interop.read_tensors(FIXTURES / "gpt2").items()}
+    tied = arrays | {
+        "lm_head.weight": arrays["transformer.wte.weight"],
+        "transformer.h.0.attn.bias": np.ones((1, 2, 2), bool),
+    }
+    head_alone = {name: x for name, x in tied.items() if name != "transformer.wte.weight"}
+    short = {name.removeprefix("transformer."): x for name, x in arrays.items()}
+    for number, form in enumerate((tied, head_alone, short)):
+        folder = rewritten(copied("gpt2", tmp_path / str(number)), lambda _, form=form: form)
+        net, params, _ = interop.load(folder)
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, expected))
+        interop.save(tmp_path / "back", net, params, like=folder)
+        same_bits(tmp_path / "back", folder)
+    assert [row.status for row in interop.match(tmp_path / "0").rows][-2:] == ["ignored"] * 2
+    sharded = copied("gpt2", tmp_path / "sharded")
+    (sharded / "model.safetensors").unlink()
+    files = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(arrays)}
+    for file in set(files.values()):
+        interop.write_tensors(sharded / file, {name: x for name, x in arrays.items() if files[name] == file})
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    params = interop.load(sharded, dtype=jnp.bfloat16).params
+    assert params["blocks"]["mlp"]["up"]["kernel"].dtype == jnp.bfloat16
+    same_bits(interop.read_tensors(sharded), arrays)
+
+
+def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
+    change = lambda arrays: arrays | {"lm_head.weight": arrays["transformer.wte.weight"] + 1}
+    folder = rewritten(copied("gpt2", tmp_path), change)
+    with pytest.raises(ValueError, match=r"load expected lm_head.weight to equal transformer.wte.weight"):
+        interop.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(model_type="mamba"), "model_type to be 'gpt2' or .* in a configuration, got 'mamba'"),
+        (dict(model_type=None), "model_type to be 'gpt2'"),
+        (dict(activation_function="relu"), "activation_function to be 'gelu_new' or .*, got 'relu'"),
+        (dict(architectures=["GPT2ForSequenceClassification"]), 'pass architecture="GPT2LMHeadModel"'),
+        (dict(n_layer=3), "got 16 missing, the first blocks/attention/key/bias"),
+        (dict(n_layer=10**9), "got 16 missing, the first blocks/attention/key/bias"),
+        (dict(n_embd=16), "wrong shape, the first blocks/attention/key/bias"),
+        (dict(n_layer="2"), "layers"),
+        (dict(n_head=3), "heads=3"),
+        (dict(vocab_size=10**9), "1 wrong shape, the first tokens/embedding"),
+    ],
+    ids=str,
+)
+def test_configurations_that_do_not_fit_are_rejected(change, message, tmp_path, sentences):
+    folder = copied("gpt2", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises((ValueError, TypeError), match=message):
+        interop.load(folder)
+
+
+def test_a_configuration_without_an_option_names_it(sentences):
+    with pytest.raises(
+        ValueError, match=r"build expected a configuration with 'n_embd', got none in one of model_type 'gpt2'"
+    ):
+        interop.build(dict(model_type="gpt2", vocab_size=3, n_positions=4, n_layer=1, n_head=1))
+
+
+def test_save_rejects_another_net_and_other_params(tmp_path, sentences):
+    net = interop.build(CONFIG)
+    params = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+    with pytest.raises(
+        ValueError, match=r"save expected the net of the configuration, GPT2\(.*change the configuration"
+    ):
+        interop.save(tmp_path, GPT2(vocab_size=9, max_length=8, layers=2, heads=4, features=4), zeros, like=CONFIG)
+    with pytest.raises(ValueError, match=r"save expected params with norm/bias of shape \(4,\), got None"):
+        interop.save(tmp_path, net, {**zeros, "norm": {}}, like=CONFIG)
+    interop.save(tmp_path, interop.build(CONFIG, dropout=0.5), zeros, like=CONFIG)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    assert interop.match(tmp_path).ok
+
+
+# ---- files -----------------------------------------------------------------------------------
+
+
+def test_safetensors_agree_with_the_library(tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    rng = np.random.default_rng(0)
+    dtypes = [np.float64, np.float32, np.float16, np.int64, np.int32, np.int8, np.uint8, bool]
+    arrays = {f"x{i}": rng.normal(size=(3, i)).astype(dtype) for i, dtype in enumerate(dtypes)}
+    arrays |= {"scalar": np.array(2.5, np.float32), "half": rng.normal(size=5).astype(jnp.bfloat16)}
+    interop.write_tensors(tmp_path / "ours.safetensors", arrays, metadata={"format": "pt"})
+    found = library.load_file(tmp_path / "ours.safetensors")
+    same_bits(found, arrays)
+    library.save_file(arrays, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+    same_bits(tmp_path / "theirs.safetensors", arrays)
+
+
+def file_of(header, values=bytes(24), length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + values
+
+
+A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+B = {"dtype": "F32", "shape": [2, 2], "data_offsets": [8, 24]}
+DAMAGED = {
+    "empty": b"",
+    "short": b"\x01\x00\x00",
+    "huge header": file_of({"a": A, "b": B}, length=2**63),
+    "header beyond the end": file_of({"a": A, "b": B}, length=1000),
+    "no header": file_of(b"", b""),
+    "not JSON": file_of(b"{'a': 1}"),
+    "not UTF-8": file_of(b'{"\xff": 1}'),
+    "deep": file_of(b"[" * 100_000),
+    "huge number": file_of(b'{"a": ' + b"9" * 5000 + b"}"),
+    "a list": file_of([]),
+    "twice": file_of(b'{"a": 1, "a": 2}'),
+    "metadata": file_of({"__metadata__": {"format": 1}, "a": A, "b": B}),
+    "tensor a is a number": file_of({"a": 1, "b": B}),
+    "tensor a without shape": file_of({"a": {"dtype": "F32", "data_offsets": [0, 8]}, "b": B}),
+    "tensor a, unknown option": file_of({"a": A | {"more": 1}, "b": B}),
+    "tensor a, unknown dtype": file_of({"a": A | {"dtype": "F31"}, "b": B}),
+    "tensor a, dtype a list": file_of({"a": A | {"dtype": ["F32"]}, "b": B}),
+    "tensor a, wrong dtype": file_of({"a": A | {"dtype": "F64"}, "b": B}),
+    "tensor a, negative size": file_of({"a": A | {"shape": [-2]}, "b": B}),
+    "tensor a, fraction as size": file_of({"a": A | {"shape": [2.0]}, "b": B}),
+    "tensor a, flag as size": file_of({"a": A | {"shape": [True, 2]}, "b": B}),
+    "tensor a, huge shape": file_of({"a": A | {"shape": [2**62, 2**62]}, "b": B}),
+    "tensor a, huge size": file_of({"a": A | {"shape": [2**70]}, "b": B}),
+    "tensor a, one offset": file_of({"a": A | {"data_offsets": [0]}, "b": B}),
+    "tensor a, reversed": file_of({"a": A | {"data_offsets": [8, 0]}, "b": B}),
+    "tensor a, negative offset": file_of({"a": A | {"data_offsets": [-8, 0]}, "b": B}),
+    "tensor b beyond the end": file_of({"a": A, "b": B | {"data_offsets": [16, 32]}}),
+    "tensor b overlaps": file_of({"a": A, "b": B | {"data_offsets": [4, 20]}}, bytes(20)),
+    "tensor b after a gap": file_of({"a": A, "b": B | {"data_offsets": [12, 28]}}, bytes(28)),
+    "tensor b truncated": file_of({"a": A, "b": B}, bytes(23)),
+    "trailing bytes": file_of({"a": A, "b": B}, bytes(25)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_files_are_rejected_by_name(damage, tmp_path, sentences):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(DAMAGED[damage])
+    with pytest.raises(
+        ValueError, match="read_tensors expected .*model.safetensors to have .*, got .*; the file is damaged"
+    ) as error:
+        interop.read_tensors(tmp_path)
+    if damage.startswith("tensor"):
+        assert f"tensor {damage.split()[1].strip(',')!r}" in str(error.value)
+
+
+def test_every_other_damage_is_a_sentence_or_harmless(tmp_path, sentences):
+    """Each byte of the header changed, and the file cut at many places: an error that names the file, or values."""
+    good = (FIXTURES / "gpt2" / "expected.safetensors").read_bytes()
+    file = tmp_path / "model.safetensors"
+    rng = np.random.default_rng(0)
+    damaged = [good[:end] for end in range(0, len(good), 37)]
+    for place in range(8 + struct.unpack("<Q", good[:8])[0]):
+        damaged.append(good[:place] + bytes([rng.integers(256)]) + good[place + 1 :])
+    rejected = harmless = 0
+    for contents in damaged:
+        file.write_bytes(contents)
+        try:
+            for tensor in interop.read_tensors(file).values():
+                assert tensor.read().shape == tensor.shape
+        except ValueError as error:
+            rejected += "model.safetensors" in str(error)
+        else:
+            harmless += 1
+    assert rejected + harmless == len(damaged) and rejected > harmless
+
+
+def test_an_index_stays_in_its_folder(tmp_path, sentences):
+    (tmp_path / "inside").mkdir()
+    interop.write_tensors(tmp_path / "outside.safetensors", {"a": np.zeros(2)})
+    interop.write_tensors(tmp_path / "inside" / "one.safetensors", {"a": np.zeros(2), "b": np.zeros(1)})
+    index = tmp_path / "inside" / "model.safetensors.index.json"
+    cases = {
+        "../outside.safetensors": "index.json to have a file in the same folder for tensor 'a', got '../outside",
+        str(tmp_path / "outside.safetensors"): "a file in the same folder for tensor 'a'",
+        "..": "a file in the same folder",
+        "": "a file in the same folder",
+        "two.safetensors": "the file two.safetensors with tensor 'a', got no such file",
+        "one.safetensors": "an entry for tensor 'b' of one.safetensors, got None",
+    }
+    for file, message in cases.items():
+        index.write_text(json.dumps({"weight_map": {"a": file}}))
+        with pytest.raises(ValueError, match=message):
+            interop.read_tensors(index.parent)
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "c": "one.safetensors"}}))
+    with pytest.raises(ValueError, match="tensor 'c' in one.safetensors, got no such tensor there"):
+        interop.read_tensors(index.parent)
+    for text in ('{"weight_map": 3}', "{}", '{"weight_map": {"a": 1}}', "[]", "{"):
+        index.write_text(text)
+        with pytest.raises(ValueError, match="index.json to have"):
+            interop.read_tensors(index.parent)
+    with pytest.raises(
+        FileNotFoundError, match="expected weights at .*model.safetensors, got no such file; pass a folder"
+    ):
+        interop.read_tensors(tmp_path)
+
+
+def test_a_file_that_changes_while_it_is_read_is_rejected(tmp_path, sentences):
+    interop.write_tensors(tmp_path / "x.safetensors", {"a": np.zeros(100)})
+    tensor = interop.read_tensors(tmp_path / "x.safetensors")["a"]
+    (tmp_path / "x.safetensors").write_bytes((tmp_path / "x.safetensors").read_bytes()[:-8])
+    with pytest.raises(ValueError, match="800 bytes of tensor 'a', got 792"):
+        tensor.read()
+
+
+def test_memory_is_that_of_the_params_and_two_leaves(tmp_path):
+    """Python's account of NumPy's memory, which JAX takes over on CPU without a copy."""
+    net = Repeat(Residual(Dense(128)), 8)
+    x = jnp.zeros(128)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), x)
+    rules = {"*": "layers.{i}"}
+    arrays = {
+        f"layers.{i}.{name}": np.zeros(shape, np.float16)
+        for i in range(8)
+        for name, shape in (("weight", (128, 128)), ("bias", 128))
+    }
+    interop.write_tensors(tmp_path / "x.safetensors", arrays)
+    interop.load_torch(net, tmp_path / "x.safetensors", rules, x)  # imports and traces
+    tracemalloc.start()
+    params = interop.load_torch(net, tmp_path / "x.safetensors", rules, x)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sizes = [leaf.size * 4 for leaf in jax.tree.leaves(params)]
+    assert jax.tree.structure(params) == jax.tree.structure(shapes)
+    assert peak < sum(sizes) + 2 * max(sizes)
+
+
+# ---- rules -----------------------------------------------------------------------------------
+
+
+def drawn(net, *inputs):
+    """Random params, as `load_torch` returns them."""
+    shapes = jax.eval_shape(net.init, jax.random.key(0), *inputs)
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape) * 3 + 5).astype(s.dtype), shapes)
+
+
+X = jnp.zeros((2, 8, 8, 3))
+SEQUENCE = jnp.zeros((2, 5, 4))
+ROUND_TRIPS = {
+    "names by wildcards": (
+        Serial(stem=Serial(Conv(4, (3, 3)), BatchNorm()), head=Dense(2)),
+        X,
+        {"stem/0": "features.conv", "stem/?": "features.norm?", "he*/**": "classifier_he*"},
+        {
+            "features.conv.weight": (4, 3, 3, 3),
+            "features.norm1.num_batches_tracked": (),
+            "classifier_head.kernel": (4, 2),
+        },
+    ),
+    "stacked": (
+        Repeat(Repeat(Residual(inner=Dense(4)), 2), 3),
+        SEQUENCE,
+        {"inner": "stage.{i+1}.block.{j}.fc"},
+        {"stage.1.block.0.fc.weight": (4, 4), "stage.3.block.1.fc.bias": (4,)},
+    ),
+    "merged, grouped heads": (
+        Attention(4, kv_heads=2, head_dim=2),
+        SEQUENCE,
+        {**interop.merge_qkv("", "in_proj_{leaf}"), "out": "out_proj"},
+        {"in_proj_weight": (16, 4), "in_proj_bias": (16,), "out_proj.weight": (4, 8)},
+    ),
+    "split heads": (
+        Attention(2),
+        SEQUENCE,
+        {"out": ("o", interop.keep), "*": ("*", interop.split_heads(2))},
+        {"query.weight": (4, 2, 2), "key.bias": (2, 2), "o.weight": (4, 4)},
+    ),
+    "LSTM": (
+        LSTM(3),
+        SEQUENCE,
+        {"": "rnn.{leaf}_l0"},
+        {"rnn.weight_ih_l0": (12, 4), "rnn.weight_hh_l0": (12, 3), "rnn.bias_ih_l0": (12,), "rnn.bias_hh_l0": (12,)},
+    ),
+    "LSTM of another order": (LSTM(3), SEQUENCE, {"": ("rnn", interop.lstm_gates("iofg"))}, {"rnn.weight_ih": (12, 4)}),
+    "GRU": (GRU(3), SEQUENCE, {"**": "rnn"}, {"rnn.weight_ih": (9, 4)}),
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_rules_and_layouts_are_inverted_exactly(name):
+    net, x, rules, shapes = ROUND_TRIPS[name]
+    if name == "names by wildcards":
+        rules = {**rules, "head/kernel": ("classifier_head.kernel", interop.keep), "head/*": "classifier_head.*"}
+        del rules["he*/**"]
+    params = drawn(net, x)
+    state_dict = interop.save_torch(net, params, rules)
+    assert {key: state_dict[key].shape for key in shapes} == shapes
+    back = interop.load_torch(net, state_dict, rules, x)
+    assert jax.tree.structure(back) == jax.tree.structure(params)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and bool((a == b).all()), back, params))
+    assert interop.match_torch(net, state_dict, rules, x).ok
+
+
+NET, INPUT = Serial(hidden=Dense(5), out=Dense(1)), jnp.zeros(2)
+RULES = {"hidden": "fc1", "out": "fc2"}
+WEIGHTS = {"fc1.weight": (5, 2), "fc1.bias": (5,), "fc2.weight": (1, 5), "fc2.bias": (1,)}
+ARRAYS = {name: np.ones(shape, np.float32) for name, shape in WEIGHTS.items()}
+
+
+@pytest.mark.parametrize(
+    ("rules", "change", "status", "path", "note"),
+    [
+        (RULES, {"fc2.bias": None, "fc2.bais": np.ones(1)}, "missing", "out/bias", "near fc2.bais"),
+        (RULES, {"fc1.weight": np.ones((2, 5), np.float32)}, "wrong shape", "hidden/kernel", r"should be \(5, 2\)"),
+        (RULES, {"fc1.bias": np.ones(5, np.int32)}, "wrong dtype", "hidden/bias", "is int32, not float32"),
+        (RULES, {"fc3.bias": np.ones(5, np.float32)}, "left over", "fc3.bias", ""),
+        ({"hidden": "fc1"}, {}, "missing", "out/bias", "no rule has this path"),
+        ({**RULES, "hiden": "fc1"}, {}, "unused", "hiden", "near hidden"),
+        ({"hidden": "fc1", "out": "fc3"}, {}, "missing", "out/bias", "near fc2.bias"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_reported_and_refused(rules, change, status, path, note, sentences):
+    arrays = {name: x for name, x in {**ARRAYS, **change}.items() if x is not None}
+    report = interop.match_torch(NET, arrays, rules, INPUT)
+    assert not report.ok
+    row = report.of(status)[0]
+    assert (row.path or row.source) == path
+    with pytest.raises(
+        ValueError, match=f"(?s)load_torch expected a tensor for every param .* {status}.*see the table.*{note}"
+    ):
+        interop.load_torch(NET, arrays, rules, INPUT)
+
+
+def test_left_over_tensors_are_a_warning_without_strict(sentences):
+    arrays = ARRAYS | {"fc3.bias": np.ones(5)}
+    with pytest.warns(UserWarning, match=r"load_torch leaves out 1 tensors: fc3.bias\."):
+        params = interop.load_torch(NET, arrays, RULES, INPUT, strict=False)
+    assert float(NET.apply(params, jnp.ones(2))[0]) == 16
+    with pytest.raises(ValueError, match="missing"):
+        interop.load_torch(NET, {}, RULES, INPUT, strict=False)
+
+
+def test_rules_that_cannot_be_read_are_refused(sentences):
+    with pytest.raises(TypeError, match=r"a name, \(name, layout\) or a Source on the right of a rule, got 3"):
+        interop.load_torch(NET, ARRAYS, {"hidden": 3}, INPUT)
+    with pytest.raises(ValueError, match=r"no more wildcards in a name than in its path, got 'fc\*.weight'"):
+        interop.load_torch(NET, ARRAYS, {"hidden/kernel": "fc*.weight"}, INPUT)
+    with pytest.raises(TypeError, match=r"a state dict of tensors by name, or the path .*; pass module.state_dict\(\)"):
+        interop.load_torch(NET, [1], RULES, INPUT)
+    with pytest.raises(
+        ValueError, match="save_torch expected a rule for every param, got none for out/bias, out/kernel"
+    ):
+        interop.save_torch(NET, NET.init(jax.random.key(0), INPUT), {"hidden": "fc1"})
+    shared = {"hidden/bias": "bias", "out/bias": "bias", "*": "*"}
+    net = Serial(hidden=Dense(2), out=Dense(2))
+    params = net.init(jax.random.key(0), INPUT)
+    assert set(interop.save_torch(net, params, shared)) == {"hidden.weight", "out.weight", "bias"}
+    params["out"]["bias"] += 1
+    with pytest.raises(
+        ValueError, match="equal params for the one tensor bias, got other values of hidden/bias, out/bias"
+    ):
+        interop.save_torch(net, params, shared)
+
+
+def test_params_are_placed_with_their_sharding_and_dtype(sentences):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in ((None, "data"), ()))
+    arrays = {"0.weight": np.ones((4, 2)), "0.bias": np.ones(4), "2.weight": np.ones((2, 4)), "2.bias": np.ones(2)}
+    place = lambda path: split if path.endswith("kernel") else whole
+    params = interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), sharding=place, dtype=jnp.bfloat16)
+    assert params[0]["kernel"].sharding == split and params[0]["bias"].sharding == whole
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
+    tree = jax.tree.map(lambda x: x.sharding, params)
+    again = interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), sharding=tree)
+    assert jax.tree.map(lambda x: x.sharding, again) == tree
+    with pytest.raises(ValueError, match="a dtype that JAX has, float64, got 64 bits switched off"):
+        interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), dtype=np.float64)
+
+
+def test_running_statistics_count_as_trained():
+    net, x = Serial(norm=BatchNorm()), jnp.ones((2, 3))
+    arrays = {
+        "bn.weight": np.ones(3),
+        "bn.bias": np.ones(3),
+        "bn.running_mean": np.ones(3),
+        "bn.running_var": np.ones(3),
+    }
+    for count in ({}, {"bn.num_batches_tracked": np.int64(0)}, {"bn.num_batches_tracked": np.int64(7)}):
+        params, state = interop.load_torch(net, arrays | count, {"norm": "bn"}, x)
+        assert int(state["norm"]["updates"]) == max(1, int(count.get("bn.num_batches_tracked", 1)))
+        assert jnp.array_equal(net.apply(params, state, x)[0], jnp.ones((2, 3)))

@@ -1,0 +1,194 @@
+"""Every family of `interop.load` against transformers: tiny models with random weights, in both directions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks import interop
+from jaxblocks.models import ResNet
+
+TOKENS = np.random.default_rng(0).integers(2, 31, (2, 9)).astype(np.int32)
+ROPE = dict(rope_theta=10_000.0)
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    return pytest.importorskip("transformers", reason="transformers is a reference here; install the parity extra")
+
+
+def reference(transformers, name, double=False, **options):
+    """A model of transformers whose weights are all far from their initial values."""
+    import torch
+
+    model = getattr(transformers, name)
+    torch.manual_seed(0)
+    module = model(model.config_class(**options)).eval()
+    with torch.no_grad():
+        for weights in module.parameters():
+            centre = float(weights.ndim == 1 and bool((weights == 1).all()))
+            weights.copy_(centre + 0.3 * torch.randn(weights.shape))
+        for key, statistic in module.named_buffers():
+            if "running" in key:
+                statistic.copy_(0.5 + torch.rand(statistic.shape))
+    return module.double() if double else module
+
+
+def outputs_of(module, **inputs):
+    import torch
+
+    with torch.no_grad():
+        return module(
+            **{name: torch.tensor(x, dtype=torch.int64 if x.dtype.kind in "ib" else None) for name, x in inputs.items()}
+        )
+
+
+def close(came, expected, tolerance=1e-5):
+    expected = expected.detach().numpy()
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(np.asarray(came), expected, rtol=0, atol=tolerance * scale)
+
+
+def same_files(folder, other):
+    one, other = interop.read_tensors(folder), interop.read_tensors(other)
+    assert one.keys() == other.keys()
+    assert all(one[name].read().tobytes() == other[name].read().tobytes() for name in one)
+
+
+def saved(module, folder):
+    module.save_pretrained(folder)
+    return folder
+
+
+DECODER = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+DECODER |= dict(num_key_value_heads=2, max_position_embeddings=64)
+LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+DECODERS = {
+    "GPT-2": ("GPT2LMHeadModel", dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, eos_token_id=0)),
+    "Llama 2": ("LlamaForCausalLM", DECODER),
+    "Llama 3": ("LlamaForCausalLM", DECODER | dict(rope_parameters=ROPE | LLAMA3 | dict(rope_type="llama3"))),
+    "Llama 3.2": (
+        "LlamaForCausalLM",
+        DECODER
+        | dict(tie_word_embeddings=True, attention_bias=True, head_dim=8)
+        | dict(rope_parameters=ROPE | dict(rope_type="linear", factor=2.0)),
+    ),
+    "Mistral": ("MistralForCausalLM", DECODER | dict(sliding_window=3, head_dim=8, rms_norm_eps=1e-2)),
+    "Qwen2": ("Qwen2ForCausalLM", DECODER | dict(tie_word_embeddings=True, rope_parameters=dict(rope_theta=50.0))),
+}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoders(family, transformers, tmp_path):
+    name, options = DECODERS[family]
+    module = reference(transformers, name, **options)
+    expected = outputs_of(module, input_ids=TOKENS).logits
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    close(jax.jit(net.apply)(params, TOKENS), expected)
+    decoder = interop.build(tmp_path / "theirs", cache=9)
+    shapes = jax.eval_shape(decoder.init, jax.random.key(0), TOKENS)[1]
+    state, apply = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), jax.jit(decoder.apply)
+    for begin in range(0, 9, 3):
+        logits, state = apply(params, state, TOKENS[:, begin : begin + 3])
+        close(logits, expected[:, begin : begin + 3])
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    again = type(module).from_pretrained(tmp_path / "ours").eval()
+    assert (outputs_of(again, input_ids=TOKENS).logits == expected).all()
+
+
+def test_gradients_and_64_bits_of_gpt2(transformers, tmp_path):
+    import torch
+
+    name, options = DECODERS["GPT-2"]
+    module = reference(transformers, name, double=True, **options)
+    logits = module(input_ids=torch.tensor(TOKENS, dtype=torch.int64)).logits
+    logits.sin().sum().backward()
+    saved(module, tmp_path)
+    with jax.enable_x64(True):
+        net, params, _ = interop.load(tmp_path, dtype=np.float64)
+        close(jax.jit(net.apply)(params, TOKENS), logits, 1e-10)
+        gradients = jax.jit(jax.grad(lambda params: jnp.sin(net.apply(params, TOKENS)).sum()))(params)
+        interop.save(tmp_path / "gradients", net, gradients, like=tmp_path)
+    for name, gradient in interop.read_tensors(tmp_path / "gradients").items():
+        close(gradient.read(), module.get_parameter(name).grad, 1e-10)
+
+
+def test_half_precision_and_pickles(transformers, tmp_path):
+    """A file in bfloat16 is loaded in float32 and saved in bfloat16; PyTorch's own format has the same params."""
+    import torch
+
+    name, options = DECODERS["Llama 2"]
+    module = reference(transformers, name, **options).bfloat16()
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    assert params["out"]["kernel"].dtype == jnp.float32
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+    (tmp_path / "theirs" / "model.safetensors").unlink()
+    torch.save(module.state_dict(), tmp_path / "theirs" / "pytorch_model.bin")
+    again = interop.load(tmp_path / "theirs").params
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, params))
+    torch.save({"model": module}, tmp_path / "theirs" / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"pytorch_model.bin to have tensors by name .* torch.load\(weights_only=True\)"
+    ):
+        interop.load(tmp_path / "theirs")
+
+
+def test_a_resnet_of_torchvision_is_loaded_by_nine_rules(transformers):
+    """A module with the names of torchvision's ResNet-18."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, before, width, stride):
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+            self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+            if stride > 1:
+                self.downsample = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+        def forward(self, x):
+            y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+            return (y + (self.downsample(x) if hasattr(self, "downsample") else x)).relu()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.bn1, self.pool = (
+                nn.Conv2d(3, 4, 7, 2, 3, bias=False),
+                nn.BatchNorm2d(4),
+                nn.MaxPool2d(3, 2, 1),
+            )
+            for i, (before, width) in enumerate([(4, 4), (4, 8), (8, 16), (16, 32)], 1):
+                setattr(self, f"layer{i}", nn.Sequential(Block(before, width, 1 + (i > 1)), Block(width, width, 1)))
+            self.fc = nn.Linear(32, 5)
+
+        def forward(self, x):
+            x = self.pool(self.bn1(self.conv1(x)).relu())
+            for i in range(1, 5):
+                x = getattr(self, f"layer{i}")(x)
+            return self.fc(x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    module, images = Net(), torch.randn(2, 3, 16, 16)
+    module(images)  # updates the running statistics
+    module.eval()
+    rules = {
+        "stem/conv": "conv1",
+        "stem/norm": "bn1",
+        "stage_*/first/body/conv_*": "layer*.0.conv*",
+        "stage_*/first/body/norm_*": "layer*.0.bn*",
+        "stage_*/first/skip/conv": "layer*.0.downsample.0",
+        "stage_*/first/skip/norm": "layer*.0.downsample.1",
+        "stage_*/blocks/body/conv_*": "layer*.{i+1}.conv*",
+        "stage_*/blocks/body/norm_*": "layer*.{i+1}.bn*",
+        "out": "fc",
+    }
+    net, x = ResNet(18, classes=5, width=4), jnp.asarray(images.permute(0, 2, 3, 1).numpy())
+    params, state = interop.load_torch(net, module.state_dict(), rules, x)
+    close(jax.jit(net.apply)(params, state, x)[0], module(images))
+    back = interop.save_torch(net, (params, state), rules)
+    module.load_state_dict({name: torch.tensor(value) for name, value in back.items()})
+    assert all((value.numpy() == back[name]).all() for name, value in module.state_dict().items())
