@@ -355,7 +355,12 @@ ROUND_TRIPS = {
         {"": "rnn.{leaf}_l0"},
         {"rnn.weight_ih_l0": (12, 4), "rnn.weight_hh_l0": (12, 3), "rnn.bias_ih_l0": (12,), "rnn.bias_hh_l0": (12,)},
     ),
-    "LSTM of another order": (LSTM(3), SEQUENCE, {"": ("rnn", interop.lstm_gates("iofg"))}, {"rnn.weight_ih": (12, 4)}),
+    "LSTM of another order": (
+        LSTM(3),
+        SEQUENCE,
+        {"": ("rnn", interop.lstm_gates(order="iofg"))},
+        {"rnn.weight_ih": (12, 4)},
+    ),
     "GRU": (GRU(3), SEQUENCE, {"**": "rnn"}, {"rnn.weight_ih": (9, 4)}),
 }
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import stateful
+from jaxblocks import LearnedPositions, stateful
 from jaxblocks.ad.counting import equations
 from jaxblocks.layers.graph import complete_graph
 from jaxblocks.models import (
+    BERT,
     VGG,
     GraphClassifier,
     Llama,
@@ -87,3 +88,50 @@ def test_mixer_is_initialized_for_its_activation():
     mlp = jax.jit(lambda key: net.init(key, jnp.ones((8, 8, 1)))["blocks"]["mlp"])(jax.random.key(0))
     assert float(mlp["up"]["kernel"].var()) == pytest.approx(2 / 50, rel=0.1)
     assert float(mlp["down"]["kernel"].var()) == pytest.approx(1 / 40, rel=0.1)
+
+
+def test_positions_begin_at_their_offset():
+    layer = LearnedPositions(3, offset=2)
+    params = layer.init(jax.random.key(0), jnp.zeros((3, 1)))
+    assert params["embedding"].shape == (5, 1)
+    table = {"embedding": jnp.arange(5.0)[:, None]}
+    assert layer.apply(table, jnp.zeros((3, 1))).ravel().tolist() == [2, 3, 4]
+    in_pieces = LearnedPositions(3, offset=2, stateful=True)
+    assert in_pieces.apply(table, {"position": jnp.int32(1)}, jnp.zeros((2, 1)))[0].ravel().tolist() == [3, 4]
+
+
+BERT_SIZES = dict(vocab_size=7, max_length=5, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs", "shapes"),
+    [
+        (BERT(**BERT_SIZES, head=None), (TOKENS,), [(2, 5, 4)]),
+        (BERT(**BERT_SIZES, head="words"), (TOKENS, TOKENS), [(2, 5, 7)]),
+        (BERT(**BERT_SIZES, head="classes", classes=3, segments=0, position_offset=2), (TOKENS,), [(2, 3)]),
+        (Llama(**WORDS, tied=True, head_dim=4, sliding_window=2, use_bias=("key",)), (TOKENS,), [(2, 5, 7)]),
+        (ViT(patch_size=4, head=None, pool="mean", **SMALL), (jnp.ones((8, 8, 1)),), [(4, 4)]),
+        (ViT(patch_size=4, head="pooler", **SMALL), (jnp.ones((8, 8, 1)),), [(5, 4), (4,)]),
+        (ViT(patch_size=4, classes=3, distillation="classes", **SMALL), (jnp.ones((8, 8, 1)),), [(3,)]),
+        (ResNet((1, 2), classes=3, width=4, widths=(6, 5), first_stride=2), (jnp.ones((16, 16, 3)),), [(3,)]),
+    ],
+    ids=str,
+)
+def test_heads_and_sizes_of_published_checkpoints(net, inputs, shapes):
+    net = stateful(net)
+    params, state = jax.eval_shape(net.init, jax.random.key(0), *inputs)
+    outputs, _ = jax.eval_shape(net.apply, params, state, *inputs)
+    assert [y.shape for y in jax.tree.leaves(outputs)] == shapes
+
+
+def test_options_that_exclude_each_other_are_refused(sentences):
+    with pytest.raises(ValueError, match='ViT expected pool="token" for a distillation or a pooler'):
+        ViT(pool="mean", head="pooler")
+    with pytest.raises(ValueError, match='ViT expected head="classes" for logits of a distillation'):
+        ViT(head="pooler", distillation="classes")
+    with pytest.raises(ValueError, match=r"ResNet expected one of the widths for each of 2 stages.*widths=\(3,\)"):
+        ResNet((1, 1), widths=(3,))
+    with pytest.raises(
+        TypeError, match="BERT expected tokens alone, since the net has segments=0.*leave the segments out"
+    ):
+        jax.eval_shape(BERT(**BERT_SIZES, segments=0).init, jax.random.key(0), TOKENS, TOKENS)

@@ -284,7 +284,7 @@ BRANCHES = {"attention weights": "blocks/attention/value/bias", "attention": "bl
 BRANCHES |= {"MLP": "blocks/mlp/down/bias"}
 DROPOUTS = {  # the params whose gradient is zero where an entry is dropped, for a sequence of one position
     "GPT2": (GPT2(max_length=2, **SMALL_BLOCK), 1, {"embeddings": "positions/embedding", **BRANCHES}),
-    "BERT": (BERT(max_length=2, pooler=False, **SMALL_BLOCK), 1, {"embeddings": "embedding_norm/bias", **BRANCHES}),
+    "BERT": (BERT(max_length=2, head=None, **SMALL_BLOCK), 1, {"embeddings": "embedding_norm/bias", **BRANCHES}),
     "Transformer": (
         Transformer(**SMALL_BLOCK),
         2,
@@ -474,7 +474,7 @@ def test_bert_matches_pytorch(torch):
     close(came_pooled, pooled)
     other, _ = apply(params, np.where(mask, TOKENS, 1), segments.astype(np.int32), mask=mask)
     close(other[mask], came[mask], 0)
-    without = BERT(**BERT_SIZES, pooler=False)
+    without = BERT(**BERT_SIZES, head=None)
     params.pop("pooler")
     apply = jax.jit(without.apply)
     close(apply(params, TOKENS, segments.astype(np.int32), mask=mask), came, 1e-6)

@@ -14,7 +14,7 @@ files of PyTorch need PyTorch.
 """
 
 from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
-from jaxblocks.interop.layouts import Layout, conv_kernel, keep, lstm_gates, split_heads, transpose
+from jaxblocks.interop.layouts import Layout, conv_kernel, keep, lstm_gates, split_heads, transpose, without_batch
 from jaxblocks.interop.pretrained import Pretrained, build, load, match, save
 from jaxblocks.interop.rules import Match, Report, Source, load_torch, match_torch, merge_qkv, save_torch
 from jaxblocks.interop.tokenizers import load_tokenizer
@@ -41,6 +41,7 @@ __all__ = [
     "lstm_gates",
     "split_heads",
     "transpose",
+    "without_batch",
     "Layout",
     # Files.
     "read_tensors",

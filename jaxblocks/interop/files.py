@@ -49,8 +49,7 @@ class Tensor(NamedTuple):
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file, or of a folder as ``save_pretrained`` of Hugging Face writes it, by name; values are read
-    later, one tensor at a time.
+    """The tensors of a file, or of a folder as Hugging Face writes it, by name; values are read later, one at a time.
 
     Args:
         path: a ``.safetensors`` file, a ``.bin`` or ``.pt`` file of PyTorch (read by ``torch.load`` with
@@ -80,8 +79,9 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays (or `Tensor`, which are read one at a time) as a safetensors file, under another name until it is
-    complete.
+    """Write arrays (or `Tensor`, which are read one at a time) as a safetensors file.
+
+    The file has another name until it is complete.
 
     >>> import tempfile
     >>> file = f"{tempfile.mkdtemp()}/model.safetensors"

@@ -8,9 +8,11 @@ cells are transposed, kernels of convolutions have their axes reordered, everyth
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxblocks.checks import PositiveInt, checked
+import numpy as np
 
-__all__ = ["Layout", "conv_kernel", "keep", "layout_of_leaf", "lstm_gates", "split_heads", "transpose"]
+from jaxblocks.checks import PositiveInt, checked, require
+
+__all__ = ["Layout", "conv_kernel", "keep", "layout_of_leaf", "lstm_gates", "split_heads", "transpose", "without_batch"]
 
 
 class Layout(NamedTuple):
@@ -47,6 +49,9 @@ conv_kernel = Layout(
 )
 """The kernel of a convolution: ``(out, in, *kernel_size)`` in PyTorch to ``(*kernel_size, in, out)``."""
 
+without_batch = Layout("without_batch", lambda x: x[0], lambda x: x[None])
+"""A param that the other library stores with an axis of size 1 for the batch, such as a class token ``(1, 1, c)``."""
+
 
 @checked
 def split_heads(heads: PositiveInt) -> Layout:
@@ -66,27 +71,28 @@ def split_heads(heads: PositiveInt) -> Layout:
 
 
 @checked
-def lstm_gates(theirs: str = "ifgo") -> Layout:
+def lstm_gates(*, order: str = "ifgo") -> Layout:
     """The kernel or bias of an LSTM whose gates are in another order than here, which is i, f, g, o as in PyTorch.
 
     The gates are blocks of the last axis of a bias, and of the first axis of a kernel ``(4 * hidden, in)``, which is
     transposed, as in PyTorch.
 
     Args:
-        theirs: the order of the other library: ``"ifgo"`` in PyTorch, ``"iofg"`` in ONNX with g its c.
+        order: that of the other library: ``"ifgo"`` in PyTorch, ``"iofg"`` in ONNX with g its c.
 
-    >>> print(lstm_gates("iofg").load(np.array([1.0, 4.0, 2.0, 3.0])))
+    >>> print(lstm_gates(order="iofg").load(np.array([1.0, 4.0, 2.0, 3.0])))
     [1. 2. 3. 4.]
     """
     here = "ifgo"
-    forth, back = [theirs.index(gate) for gate in here], [here.index(gate) for gate in theirs]
+    require(sorted(order) == sorted(here), "an order of the four gates i, f, g, o", repr(order))
+    forth, back = [order.index(gate) for gate in here], [here.index(gate) for gate in order]
 
-    def reorder(x, order):
+    def reorder(x, places):
         """Blocks of the last axis."""
         blocks = x.reshape(*x.shape[:-1], 4, x.shape[-1] // 4)
-        return blocks[..., order, :].reshape(x.shape)
+        return blocks[..., np.array(places), :].reshape(x.shape)
 
-    return Layout(f"lstm_gates({theirs})", lambda x: reorder(x.T, forth), lambda x: reorder(x, back).T)
+    return Layout(f"lstm_gates({order})", lambda x: reorder(x.T, forth), lambda x: reorder(x, back).T)
 
 
 def layout_of_leaf(name: str, ndim: int) -> Layout:

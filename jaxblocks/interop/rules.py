@@ -5,6 +5,7 @@ Rules are a dict from paths of params (in the grammar of `jaxblocks.select`) to 
     rules = {
         "stem/conv": "conv1",                                 # a layer: its kernel is conv1.weight, its bias conv1.bias
         "stage_*/first/body/conv_*": "layer*.0.conv*",        # what a * on the left matches replaces the * on the right
+        "stage_*/first/body/norm_*": "layers.{*-1}.0.bn*",    # or a number less by one
         "stage_*/blocks/body/conv_*": "layer*.{i+1}.conv*",   # the copies of a Repeat are i = 0, 1, ...
         "blocks/mlp/up": ("h.{i}.mlp.c_fc", keep),            # with a layout other than that of PyTorch
         **merge_qkv("blocks/attention", "h.{i}.attn.c_attn"), # three params that are one tensor there
@@ -67,7 +68,7 @@ _GOOD = ("matched", "ignored", "initial")
 
 
 class Match(NamedTuple):
-    """One row of a `Report`.
+    """One row of a `Report`, in the result of `match_torch`.
 
     Attributes:
         status: ``"matched"``; ``"ignored"``, a tensor that has no param, such as a buffer that is computed here;
@@ -91,8 +92,7 @@ class Match(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a load would do, from shapes alone; `match_torch` and `jaxblocks.interop.match` return it. It prints as a
-    table.
+    """What a load would do, from shapes alone, as a table: the result of `match_torch`.
 
     Attributes:
         rows: one `Match` for each param, and for each tensor that has no param.
@@ -253,6 +253,7 @@ _RECURRENT_LEAVES = {
 _COPY = re.compile(r"\{([a-z])(\+\d+)?\}")
 _STATISTICS = ("mean", "variance", "updates")
 _WILDCARD = re.compile(r"\*\*|\*|\?|\[[^]]*\]")
+_PLACE = re.compile(r"\{\*(?P<added>[+-]\d+)\}|" + _WILDCARD.pattern)  # of a wildcard in a name
 
 
 def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan]:
@@ -329,11 +330,18 @@ def _compiled(pattern: str) -> re.Pattern:
 
 def _substituted(name: str, found: re.Match) -> str:
     """The name with what the wildcards of the path matched in place of its own."""
-    values, here = found.groups(), _WILDCARD.findall(name)
+    values, here = iter(found.groups()), _WILDCARD.findall(name)
     repair = "write {i} for the copies of a Repeat"
-    require(len(here) <= len(values), "no more wildcards in a name than in its path", repr(name), repair)
-    following = iter(values)
-    name = _WILDCARD.sub(lambda _: next(following).strip("/").replace("/", "."), name)
+    require(len(here) <= len(found.groups()), "no more wildcards in a name than in its path", repr(name), repair)
+
+    def value(wildcard: re.Match) -> str:
+        matched, added = next(values).strip("/").replace("/", "."), wildcard["added"]
+        if added is None:
+            return matched
+        require(matched.isdecimal(), f"a number in place of the wildcard of {wildcard[0]}", repr(matched))
+        return str(int(matched) + int(added))
+
+    name = _PLACE.sub(value, name)
     return re.sub(r"\.\.+", ".", name).strip(".")
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Real
 
 from jaxblocks import initializers
 from jaxblocks.checks import (
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     check_params,
@@ -315,6 +316,7 @@ def SinusoidalPositions(
 def LearnedPositions(
     max_length: PositiveInt,
     *,
+    offset: NonNegativeInt = 0,
     stateful: Literal[False] = False,
     embedding_init: Callable = ...,
     dtype: DTypeLike | None = None,
@@ -325,6 +327,7 @@ def LearnedPositions(
 def LearnedPositions(
     max_length: PositiveInt,
     *,
+    offset: NonNegativeInt = 0,
     stateful: Literal[True],
     embedding_init: Callable = ...,
     dtype: DTypeLike | None = None,
@@ -335,6 +338,7 @@ def LearnedPositions(
 def LearnedPositions(
     max_length: PositiveInt,
     *,
+    offset: NonNegativeInt = 0,
     stateful: bool = False,
     embedding_init: Callable = initializers.normal(0.02),
     dtype: DTypeLike | None = None,
@@ -343,10 +347,11 @@ def LearnedPositions(
 ) -> Layer | StatefulLayer:
     r"""The layer :math:`y_t = x_t + E_t` with a learned row for each position.
 
-    Params are ``{"embedding": (max_length, features)}``.
+    Params are ``{"embedding": (max_length + offset, features)}``.
 
     Args:
-        max_length: rows of the table; no sequence may be longer.
+        max_length: the length of the longest sequence.
+        offset: rows of the table before that of the first position, which are not read; 2 in RoBERTa.
         stateful: as in ``SinusoidalPositions``, a ``StatefulLayer`` for sequences in pieces.
         embedding_init: ``f(key, shape, dtype)``.
         dtype: of the arithmetic and the output; by default that of the input.
@@ -376,14 +381,14 @@ def LearnedPositions(
     """
 
     def init(key, x: Float[ArrayOrShape, "*batch time features"]):
-        return {"embedding": embedding_init(key, (max_length, x.shape[-1]), param_dtype)}
+        return {"embedding": embedding_init(key, (max_length + offset, x.shape[-1]), param_dtype)}
 
     def add(params, x, start):
         n = x.shape[-2]
         _check_length(x, max_length)
-        check_params(params, embedding=(max_length, x.shape[-1]))
+        check_params(params, embedding=(max_length + offset, x.shape[-1]))
         x = x if dtype is None else x.astype(dtype)
-        rows = lax.dynamic_slice_in_dim(params["embedding"], start, n, 0).astype(x.dtype)
+        rows = lax.dynamic_slice_in_dim(params["embedding"], start + offset, n, 0).astype(x.dtype)
         known = checkable(start, check)
         if known is not None:
             check_values(

@@ -4,16 +4,18 @@ Axis letters: ``...`` batch; ``time``.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu, tanh
-from jaxblocks.checks import Epsilon, PositiveInt, Rate
+from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, Rate, require
 from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention
-from jaxblocks.layers.combinators import Repeat, Wire
-from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.combinators import Repeat, Serial, Wire
+from jaxblocks.layers.dense import Bias, Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
@@ -28,35 +30,43 @@ def BERT(
     *,
     vocab_size: PositiveInt = 30_522,
     max_length: PositiveInt = 512,
-    segments: PositiveInt = 2,
+    position_offset: NonNegativeInt = 0,
+    segments: NonNegativeInt = 2,
     layers: PositiveInt = 12,
     heads: PositiveInt = 12,
     features: PositiveInt = 768,
     hidden: PositiveInt = 3072,
     dropout: Rate = 0.1,
     epsilon: Epsilon = 1e-12,
-    pooler: bool = True,
+    head: Literal["pooler", "classes", "words"] | None = "pooler",
+    classes: PositiveInt = 2,
+    pooler_activation: Callable = tanh,
 ) -> Layer:
     r"""A transformer encoder with post-norm blocks; the defaults are BERT-base (uncased).
 
-    It has 109,482,240 params with the pooler. Each block is :math:`N(x + a(x))`, then :math:`N(x + m(x))`, with
+    It has 109,482,240 params. Each block is :math:`N(x + a(x))`, then :math:`N(x + m(x))`, with
     bidirectional attention :math:`a` and an MLP :math:`m` with the exact GELU. The input is the sum of three
     embeddings: of the token, of its position, and of its segment (the first or second sentence).
 
     Args:
         vocab_size: the number of tokens.
         max_length: the maximal length of a sequence, the number of position embeddings.
-        segments: the number of segments.
+        position_offset: rows before that of the first position, as ``offset`` of `LearnedPositions`; 2 in RoBERTa.
+        segments: the number of segments; 0 for no embedding of segments, as in DistilBERT.
         layers, heads, features, hidden: blocks, heads per block, features per position, features inside the MLP; 24,
             16, 1024, 4096 is BERT-large.
         dropout: the rate for embeddings, attention weights and branches, in training.
         epsilon: of the layer norms.
-        pooler: ``True`` also returns a summary of the sequence, :math:`\tanh(x_0 W + b)` of the first position;
-            ``False`` returns the features only.
+        head: what the net returns: ``None`` the features of each position; ``"pooler"`` these and a summary of the
+            sequence, :math:`\tanh(x_0 W + b)` of the first position; ``"classes"`` logits of classes, a dense layer of
+            the summary, after dropout; ``"words"`` logits of the word at each position, by a dense layer, GELU, a norm
+            and the token embedding (tied weights) with a bias.
+        classes: the number of logits of ``head="classes"``.
+        pooler_activation: in place of tanh; relu in DistilBERT.
 
     Shapes: tokens ``(..., time)``, and optionally the segment of each, ``(..., time)``, by default 0, to features
-    ``(..., time, features)``; with ``pooler``, to a tuple of these and ``(..., features)``. A classifier of sequences
-    is ``Serial(BERT(), lambda features, pooled: pooled, Dropout(0.1), Dense(2))``.
+    ``(..., time, features)``; with ``"pooler"`` to a tuple of these and ``(..., features)``, with ``"classes"`` to
+    ``(..., classes)``, with ``"words"`` to ``(..., time, vocab_size)``.
 
     Side inputs: ``mask``, boolean ``(..., time)``, ``False`` at padding, which then does not affect other positions
     (outputs at padding are meaningless); ``segment_ids`` for several sequences packed into one, as in `Attention`;
@@ -80,7 +90,8 @@ def BERT(
     >>> [x.shape for x in program.out_avals]
     [(b, t, 4), (b, 4)]
 
-    Source: Devlin et al. 2018, BERT: Pre-training of deep bidirectional transformers, arXiv:1810.04805.
+    Source: Devlin et al. 2018, BERT: Pre-training of deep bidirectional transformers, arXiv:1810.04805; Liu et al.
+    2019, RoBERTa, arXiv:1907.11692; Sanh et al. 2019, DistilBERT, arXiv:1910.01108.
     """
     initial = initializers.truncated_normal(0.02)
     norm = functools.partial(LayerNorm, epsilon=epsilon)
@@ -92,25 +103,43 @@ def BERT(
         dropout=dropout,
     )
 
-    def encode(f, tokens, segments=None):
-        segments = jnp.zeros_like(tokens) if segments is None else segments
-        x = f.positions(f.tokens(tokens) + f.segments(segments))
-        return f.blocks(f.dropout(f.embedding_norm(x)))
+    number_of_segments = segments
 
-    encoder: dict[str, LayerLike] = dict(
-        tokens=Embedding(vocab_size, features, embedding_init=initial),
-        segments=Embedding(segments, features, embedding_init=initial),
-        positions=LearnedPositions(max_length, embedding_init=initial),
+    def encode(f, tokens, segments=None):
+        has_segments, repair = segments is None or number_of_segments > 0, "leave the segments out"
+        require(
+            has_segments, "tokens alone, since the net has segments=0", "tokens and segments", repair, error=TypeError
+        )
+        x = f.tokens(tokens)
+        if number_of_segments:
+            x = x + f.segments(jnp.zeros_like(tokens) if segments is None else segments)
+        return f.blocks(f.dropout(f.embedding_norm(f.positions(x))))
+
+    def summarize(f, *inputs):
+        x = encode(f, *inputs)
+        return x, pooler_activation(f.pooler(x[..., 0, :]))
+
+    def classify(f, *inputs):
+        return f.out(f.out_dropout(summarize(f, *inputs)[1]))
+
+    def predict_words(f, *inputs):
+        return f.words_bias(f.tokens(f.words(encode(f, *inputs))))
+
+    parts: dict[str, LayerLike] = dict(
+        tokens=Embedding(vocab_size, features, tied=head == "words", embedding_init=initial),
+        positions=LearnedPositions(max_length, offset=position_offset, embedding_init=initial),
         embedding_norm=norm(),
         dropout=Dropout(dropout),
         blocks=Repeat(block, layers),
     )
-    if not pooler:
-        return Wire(encode, **encoder)  # type: ignore[return-value]
-
-    def forward(f, *inputs):
-        x = encode(f, *inputs)
-        return x, tanh(f.pooler(x[..., 0, :]))
-
-    encoder["pooler"] = Dense(features, kernel_init=initial)
-    return Wire(forward, **encoder)  # type: ignore[return-value]
+    if number_of_segments:
+        parts["segments"] = Embedding(segments, features, embedding_init=initial)
+    if head in ("pooler", "classes"):
+        parts["pooler"] = Dense(features, kernel_init=initial)
+    if head == "classes":
+        parts |= dict(out_dropout=Dropout(dropout), out=Dense(classes, kernel_init=initial))
+    if head == "words":
+        words = Serial(dense=Dense(features, kernel_init=initial), activation=gelu, norm=norm())
+        parts |= dict(words=words, words_bias=Bias())
+    forward = {None: encode, "pooler": summarize, "classes": classify, "words": predict_words}[head]
+    return Wire(forward, **parts)  # type: ignore[return-value]

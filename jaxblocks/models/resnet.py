@@ -29,11 +29,13 @@ def ResNet(
     *,
     classes: PositiveInt = 1000,
     width: PositiveInt = 64,
+    widths: tuple[int, ...] | None = None,
     bottleneck: bool | None = None,
     bottleneck_width: PositiveInt | None = None,
     groups: PositiveInt = 1,
     stem: Literal["7x7", "3x3", "deep"] = "7x7",
     stride_in: Literal["3x3", "1x1"] = "3x3",
+    first_stride: PositiveInt = 1,
     shortcut: Literal["projection", "zero_padding"] = "projection",
     checkpoint: Checkpoint | None = None,
     unroll: PositiveInt = 1,
@@ -56,6 +58,7 @@ def ResNet(
         depth: 18, 34, 50, 101 or 152; or the number of blocks in each stage, such as ``(2, 2, 2, 2)``.
         classes: the number of logits.
         width: channels of the stem; stage i has ``width * 2**i`` channels (four times as many after a bottleneck).
+        widths: of the stages, in place of these; of bottlenecks without the factor of four.
         bottleneck: by default ``True`` for depths from 50 on, ``False`` for shallower nets and for numbers of blocks.
         bottleneck_width: channels of the 3x3 convolution of a bottleneck in the first stage, by default ``width``;
             ``bottleneck_width * 2**i`` in stage i.
@@ -65,6 +68,7 @@ def ResNet(
         stride_in: the convolution of a bottleneck that has stride 2: ``"3x3"`` as in torchvision (there called v1.5,
             more accurate by about half a percent), or the first ``"1x1"`` as in the paper. (Without bottlenecks it is
             always the first.)
+        first_stride: of the first block of the first stage.
         shortcut: :math:`S` where shapes change: a ``"projection"`` (in the paper option B), or ``"zero_padding"``
             (option A), which takes every second position and adds channels of zeros at the end, without params.
         checkpoint, unroll: of `Repeat`. On CPU, XLA runs convolutions in a loop slowly: a training step with stages of
@@ -101,6 +105,11 @@ def ResNet(
     expected, got = "bottlenecks for groups and bottleneck_width", f"bottleneck={bottleneck}"
     require(bottleneck or plain, expected, got, "pass bottleneck=True, or only width")
 
+    expected, got = f"one of the widths for each of {len(stages)} stages, without bottleneck_width", f"widths={widths}"
+    fits = widths is None or (len(widths) == len(stages) and bottleneck_width is None)
+    require(fits, expected, f"{got} and bottleneck_width={bottleneck_width}")
+    features_of = tuple(width * 2**i for i in range(len(stages))) if widths is None else tuple(widths)
+
     convs = {"7x7": [(width, 7, 2)], "3x3": [(width, 3, 1)]}.get(
         stem, [(width // 2, 3, 2), (width // 2, 3, 1), (width, 3, 1)]
     )
@@ -113,10 +122,11 @@ def ResNet(
     layers = {"stem": Serial(**first)}
     for i, blocks in enumerate(stages):
         require(blocks > 0, "an integer >= 1 for the blocks of each stage", depth)
-        inner = (width if bottleneck_width is None else bottleneck_width) * 2**i
-        block = functools.partial(_Block, width * 2**i, inner if bottleneck else None, groups)
-        changes = i > 0 or bottleneck
-        stage = {"first": block(1 if i == 0 else 2, stride_in, shortcut if changes else "identity")}
+        inner = features_of[i] if bottleneck_width is None else bottleneck_width * 2**i
+        block = functools.partial(_Block, features_of[i], inner if bottleneck else None, groups)
+        stride = first_stride if i == 0 else 2
+        changes = stride > 1 or (features_of[i - 1] if i else width) != features_of[i] * (4 if bottleneck else 1)
+        stage = {"first": block(stride, stride_in, shortcut if changes else "identity")}
         if blocks > 1:
             stage["blocks"] = Repeat(block(), blocks - 1, checkpoint=checkpoint, unroll=unroll)
         layers[f"stage_{i + 1}"] = Serial(**stage)

@@ -6,10 +6,11 @@ Axis letters: ``...`` batch, h and w height and width, c channels, n tokens.
 import functools
 from typing import Literal
 
-from jaxblocks.activations import identity
-from jaxblocks.checks import PositiveInt, Rate
-from jaxblocks.core import Layer, builder
-from jaxblocks.layers.combinators import Repeat, Serial
+from jaxblocks.activations import identity, tanh
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
+from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.layers.attention.multi_head import UseBias
+from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
@@ -30,7 +31,11 @@ def ViT(
     heads: PositiveInt = 12,
     hidden: PositiveInt = 3072,
     pool: Literal["token", "mean"] = "token",
+    head: Literal["classes", "pooler"] | None = "classes",
+    distillation: Literal["token", "classes"] | None = None,
+    use_bias: UseBias = True,
     dropout: Rate = 0.0,
+    epsilon: NonNegativeFloat = 1e-6,
 ) -> Layer:
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
 
@@ -47,8 +52,14 @@ def ViT(
         heads: heads of attention; a divisor of ``features``.
         hidden: features inside the MLP.
         pool: ``"token"`` for a class token; ``"mean"`` for the mean of all tokens, without a class token.
+        head: what the net returns: logits of ``"classes"``; ``None`` the features of all tokens, after the last norm;
+            or ``"pooler"`` these and :math:`\tanh(x_0 W + b)` of the class token.
+        distillation: as in DeiT, ``"token"`` for a second learned token after the class token, ``"classes"`` for one
+            that has a dense layer of its own, with the mean of the logits of both.
+        use_bias: which maps of the attention have a bias, as in `Attention`.
         dropout: the rate for tokens after positions are added, and after every dense layer but those of queries, keys
             and values.
+        epsilon: of the layer norms; 1e-12 in the checkpoints of Hugging Face.
 
     The paper's other sizes are ``features, layers, heads, hidden`` = 1024, 24, 16, 4096 (L) and 1280, 32, 16, 5120 (H).
     Side inputs: ``train`` and ``key`` with ``dropout`` above 0.
@@ -57,32 +68,51 @@ def ViT(
     learned position for each patch.
 
     Raises:
-        ValueError: for images of another size than at ``init``, or smaller than a patch.
+        ValueError: for a ``distillation`` or a ``"pooler"`` without class token; for images of another size than at
+            ``init``, or smaller than a patch.
 
     >>> params = jax.eval_shape(ViT().init, jax.random.key(0), jax.ShapeDtypeStruct((224, 224, 3), jnp.float32))
     >>> count_params(params)
     86567656
 
-    Source: Dosovitskiy et al. 2021, An image is worth 16x16 words, section 3.1 and appendix B.1, arXiv:2010.11929.
+    Source: Dosovitskiy et al. 2021, An image is worth 16x16 words, section 3.1 and appendix B.1, arXiv:2010.11929;
+    Touvron et al. 2021, Training data-efficient image transformers (``distillation``), arXiv:2012.12877.
     """
-    norm = functools.partial(LayerNorm, epsilon=1e-6)
+    norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = TransformerBlock(
-        attention=SelfAttention(heads),
+        attention=SelfAttention(heads, use_bias=use_bias),
         mlp=TransformerMLP(hidden, features, dropout=dropout),
         norm=norm,
         dropout=dropout,
     )
-    return Serial(  # type: ignore[return-value]
+    needs_token = distillation is not None or head == "pooler"
+    got = f"pool={pool!r}, head={head!r} and distillation={distillation!r}"
+    require(pool == "token" or not needs_token, 'pool="token" for a distillation or a pooler', got)
+    require(head == "classes" or distillation != "classes", 'head="classes" for logits of a distillation', got)
+    parts: dict[str, LayerLike] = dict(
         patches=Conv(features, (patch_size, patch_size), stride=patch_size),  # (..., h / patch, w / patch, features)
         flatten=as_tokens,  # (..., n, features)
-        **({"class_token": ClassToken()} if pool == "token" else {}),  # (..., n + 1, features)
+    )
+    if distillation is not None:
+        parts["distillation_token"] = ClassToken()  # (..., n + 1, features)
+    if pool == "token":
+        parts["class_token"] = ClassToken()
+    parts |= dict(
         positions=TokenPositions(),
         dropout=Dropout(dropout) if dropout else identity,
         blocks=Repeat(block, layers),
         norm=norm(),
-        pool=_first_token if pool == "token" else mean_of_tokens,  # (..., features)
-        out=Dense(classes),
     )
+    if head == "pooler":
+        forward = lambda f, x: (x, tanh(f.dense(_first_token(x))))
+        parts["pooler"] = Wire(forward, dense=Dense(features))
+    elif head == "classes" and distillation == "classes":
+        mean = lambda f, x: (f.classes(x[..., 0, :]) + f.distillation(x[..., 1, :])) / 2
+        parts["out"] = Wire(mean, classes=Dense(classes), distillation=Dense(classes))
+    elif head == "classes":
+        parts["pool"] = _first_token if pool == "token" else mean_of_tokens  # (..., features)
+        parts["out"] = Dense(classes)
+    return Serial(**parts)  # type: ignore[return-value]
 
 
 def _first_token(x):

@@ -1,16 +1,25 @@
 """The families of models, a table for each: from a Hugging Face configuration to a net and the names of its weights."""
 
+from jaxblocks.interop.families.bert import BERT_FAMILY, DISTILBERT, ROBERTA
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
 from jaxblocks.interop.families.llama import LLAMA, MISTRAL, QWEN2
+from jaxblocks.interop.families.resnet import RESNET
+from jaxblocks.interop.families.vit import DEIT, VIT
 
 __all__ = ["FAMILIES", "Config", "Family", "family_of"]
 
 FAMILIES: dict[str, Family] = {
+    "bert": BERT_FAMILY,
+    "deit": DEIT,
+    "distilbert": DISTILBERT,
     "gpt2": GPT2_FAMILY,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,
+    "resnet": RESNET,
+    "roberta": ROBERTA,
+    "vit": VIT,
 }
 """By the ``model_type`` of ``config.json``."""
 

@@ -12,7 +12,7 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
 
-__all__ = ["Config", "Family", "tokens"]
+__all__ = ["Config", "Family", "number_of_classes", "tokens"]
 
 
 class Config(dict):
@@ -85,3 +85,8 @@ class Family(NamedTuple):
 def tokens(config: Config) -> tuple:
     """The inputs of a language model: one sequence of one token."""
     return (jax.ShapeDtypeStruct((1, 1), jnp.int32),)
+
+
+def number_of_classes(config: Config) -> int:
+    """The number of labels, two in a configuration that does not name them."""
+    return config.get("num_labels") or len(config.get("id2label") or "01")

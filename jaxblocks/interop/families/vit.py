@@ -1,0 +1,83 @@
+"""ViT and DeiT: the base models, and the classifiers of images."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxblocks.interop.families.family import Config, Family, number_of_classes
+from jaxblocks.interop.layouts import without_batch
+from jaxblocks.interop.rules import Rules
+from jaxblocks.models import ViT
+
+__all__ = ["DEIT", "VIT"]
+
+
+def _rules(prefix: str) -> Rules:
+    block = f"{prefix}encoder.layer.{{i}}"
+    return {
+        "patches": f"{prefix}embeddings.patch_embeddings.projection",
+        "class_token/embedding": (f"{prefix}embeddings.cls_token", without_batch),
+        "distillation_token/embedding": (f"{prefix}embeddings.distillation_token", without_batch),
+        "positions/embedding": (f"{prefix}embeddings.position_embeddings", without_batch),
+        "blocks/attention_norm": f"{block}.layernorm_before",
+        "blocks/attention/out": f"{block}.attention.output.dense",
+        "blocks/attention/*": f"{block}.attention.attention.*",
+        "blocks/mlp_norm": f"{block}.layernorm_after",
+        "blocks/mlp/up": f"{block}.intermediate.dense",
+        "blocks/mlp/down": f"{block}.output.dense",
+        "norm": f"{prefix}layernorm",
+        "pooler/dense": f"{prefix}pooler.dense",
+        "out": "classifier",
+        "out/classes": "cls_classifier",
+        "out/distillation": "distillation_classifier",
+    }
+
+
+def _options(config: Config, **options: Any) -> dict[str, Any]:
+    config.one_of("hidden_act", "gelu", default="gelu")
+    config.one_of("pooler_act", "tanh", default="tanh")
+    common: dict[str, Any] = dict(
+        classes=number_of_classes(config),
+        patch_size=config["patch_size"],
+        features=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        hidden=config["intermediate_size"],
+        use_bias=True if config.one_of("qkv_bias", True, False, default=True) else ("out",),
+        dropout=config.get("hidden_dropout_prob", 0.0),
+        epsilon=config.get("layer_norm_eps", 1e-12),
+    )
+    return common | options
+
+
+def _vit(config: Config) -> dict[str, Any]:
+    name = config.architecture("ViTForImageClassification", "ViTModel")
+    return _options(config, head="pooler" if name == "ViTModel" else "classes")
+
+
+def _deit(config: Config) -> dict[str, Any]:
+    name = config.architecture("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTModel")
+    distillation = "classes" if name.endswith("Teacher") else "token"
+    return _options(config, head="pooler" if name == "DeiTModel" else "classes", distillation=distillation)
+
+
+def _images(config: Config) -> tuple:
+    size = config["image_size"]
+    return (jax.ShapeDtypeStruct((1, size, size, config.get("num_channels", 3)), jnp.float32),)
+
+
+VIT = Family(
+    ViT,
+    _vit,
+    lambda config: _rules("vit."),
+    inputs=_images,
+    architecture="ViTForImageClassification",
+    prefix="vit.",
+)
+DEIT = VIT._replace(
+    options=_deit,
+    rules=lambda config: _rules("deit."),
+    architecture="DeiTForImageClassification",
+    prefix="deit.",
+)
