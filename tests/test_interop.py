@@ -114,8 +114,8 @@ def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(model_type="mamba"), "model_type to be 'gpt2' or .* in a configuration, got 'mamba'"),
-        (dict(model_type=None), "model_type to be 'gpt2'"),
+        (dict(model_type="mamba"), "model_type to be .* or 'gpt2' or .* in a configuration, got 'mamba'"),
+        (dict(model_type=None), "model_type to be .* or 'gpt2'"),
         (dict(activation_function="relu"), "activation_function to be 'gelu_new' or .*, got 'relu'"),
         (dict(architectures=["GPT2ForSequenceClassification"]), 'pass architecture="GPT2LMHeadModel"'),
         (dict(n_layer=3), "got 16 missing, the first blocks/attention/key/bias"),

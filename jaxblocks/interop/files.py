@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxblocks.checks import describe, require
 
-__all__ = ["Tensor", "read_json", "read_tensors", "tensors_of", "write_tensors"]
+__all__ = ["Tensor", "read_json", "read_tensors", "reader_of", "tensors_of", "write_tensors"]
 
 _DTYPES = {
     name: np.dtype(dtype)
@@ -40,12 +40,13 @@ class Tensor(NamedTuple):
     Attributes:
         shape: its shape.
         dtype: its dtype in the file.
-        read: a function that returns its values, a NumPy array of its own.
+        read: a function that returns its values, a NumPy array; ``read(out)`` writes them into a contiguous array of
+            its shape and dtype.
     """
 
     shape: tuple[int, ...]
     dtype: Any
-    read: Callable[[], np.ndarray]
+    read: Callable[..., np.ndarray]
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -181,16 +182,16 @@ def _check_places(path, places, room):
 
 
 def _reader(path, name, dtype, shape, start):
-    def read():
-        values = np.empty(math.prod(shape), dtype)
+    def read(out=None):
+        values = np.empty(shape, dtype) if out is None else out
         with open(path, "rb", buffering=0) as file:
             file.seek(start)
-            view, done = memoryview(values.view(np.uint8)), 0  # type: ignore[arg-type]
+            view, done = memoryview(values.reshape(-1).view(np.uint8)), 0  # type: ignore[arg-type]
             while done < len(view):
                 more = file.readinto(view[done:])
                 _require(path, more, f"{len(view)} bytes of tensor {name!r}", f"{done}; it changed while it was read")
                 done += more
-        return values.reshape(shape)
+        return values
 
     return read
 
@@ -249,14 +250,26 @@ def _tensor_of(name, value) -> Tensor:
         half = value.dtype == torch.bfloat16
         dtype = np.dtype(jnp.bfloat16) if half else torch.empty(0, dtype=value.dtype).numpy().dtype
 
-        def read():
+        def values():
             plain = value.detach().cpu().contiguous()
             return plain.view(torch.int16).numpy().view(dtype) if half else plain.numpy()
 
-        return Tensor(tuple(value.shape), dtype, read)
+        return Tensor(tuple(value.shape), dtype, reader_of(values))
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     require(is_array, f"a tensor or an array for {name}", value, error=TypeError)
-    return Tensor(tuple(value.shape), np.dtype(value.dtype), lambda: np.asarray(value))
+    return Tensor(tuple(value.shape), np.dtype(value.dtype), reader_of(lambda: np.asarray(value)))
+
+
+def reader_of(values: Callable[[], np.ndarray]) -> Callable[..., np.ndarray]:
+    """The ``read`` of a `Tensor` whose values a function makes."""
+
+    def read(out=None):
+        if out is None:
+            return values()
+        out[...] = values()
+        return out
+
+    return read
 
 
 # ---- errors ----------------------------------------------------------------------------------

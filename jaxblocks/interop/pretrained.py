@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxblocks.checks import checked, describe, require
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.families import Config, Family, family_of
-from jaxblocks.interop.files import Tensor, read_tensors, write_tensors
+from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
 from jaxblocks.interop.rules import Report, check_report, plans_of, read_plans, report_of, source_of, written
 from jaxblocks.interop.tokenizers import load_tokenizer
 from jaxblocks.selectors import paths
@@ -270,4 +270,6 @@ def _check_shapes(params, wanted) -> None:
 
 
 def _cast(tensor: Tensor, dtype) -> Tensor:
-    return tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, lambda: tensor.read().astype(dtype))
+    return (
+        tensor if tensor.dtype == dtype else Tensor(tensor.shape, dtype, reader_of(lambda: tensor.read().astype(dtype)))
+    )
