@@ -30,6 +30,13 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
     "Llama": (models.Llama(vocab_size=5, kv_heads=1, **TINY), (WORDS,), ["b, t"]),
     "RecurrentLM": (models.RecurrentLM(vocab_size=5, features=4, layers=1), (WORDS,), ["b, t"]),
     "Transformer": (models.Transformer(vocab_size=5, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
+    "T5": (models.T5(vocab_size=5, head_dim=2, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
+    "Whisper": (
+        models.Whisper(vocab_size=5, max_frames=6, max_length=8, heads=2, features=4),
+        (np.zeros((2, 6, 3), np.float32), WORDS),
+        ["b, _, _", "b, t"],
+    ),
+    "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3), classes=2), (IMAGES,), ["b, _, _, _"]),
     "LeNet5": (models.LeNet5(channels=(1, 1), hidden=(2, 2)), (np.zeros((2, 28, 28, 1), np.float32),), ["b, _, _, _"]),
     "MLPMixer": (
         models.MLPMixer(classes=2, patch_size=4, features=4, layers=1, token_hidden=2, hidden=2),

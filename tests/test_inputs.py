@@ -168,6 +168,8 @@ MODELS = {
     "Llama": (models.Llama(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS,)),
     "RecurrentLM": (models.RecurrentLM(vocab_size=7, features=4, layers=1), (TOKENS,)),
     "Transformer": (models.Transformer(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS, TOKENS)),
+    "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3)), (8, 8, 3)),
+    "T5": (models.T5(vocab_size=7, layers=1, heads=2, head_dim=2, features=4, hidden=6), (TOKENS, TOKENS)),
     "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1)),
     "MLPMixer": (models.MLPMixer(patch_size=4, features=4, layers=1, token_hidden=3, hidden=5), (8, 8, 3)),
     "ResNet": (models.ResNet(18, width=2, stem="3x3"), (8, 8, 3)),

@@ -145,6 +145,10 @@ IMAGES = {
     "DeiT": ("DeiTForImageClassification", PATCHES),
     "DeiT, teacher": ("DeiTForImageClassificationWithTeacher", PATCHES),
     "DeiT, features": ("DeiTModel", PATCHES),
+    "ConvNeXt": (
+        "ConvNextForImageClassification",
+        dict(num_stages=2, hidden_sizes=[6, 8], depths=[2, 1], image_size=16, layer_norm_eps=1e-2) | LABELS,
+    ),
     "ResNet": (
         "ResNetForImageClassification",
         STAGES | dict(layer_type="basic", embedding_size=6, hidden_sizes=[6, 4, 8]),
@@ -173,6 +177,35 @@ def test_image_models(family, transformers, tmp_path):
     came = came if isinstance(came, tuple) else (came,)
     for y, wanted in zip(came, expected[: len(came)], strict=True):
         close(y, wanted)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_t5(version, transformers, tmp_path):
+    sizes = dict(vocab_size=32, d_model=8, d_kv=3, d_ff=16, num_layers=2, num_decoder_layers=1, num_heads=2)
+    sizes |= dict(relative_attention_num_buckets=6, relative_attention_max_distance=5)
+    if version == "1.1":
+        sizes |= dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    module = reference(transformers, "T5ForConditionalGeneration", **sizes)
+    mask = np.arange(9) < np.array([[9], [5]])
+    inputs = dict(input_ids=TOKENS, attention_mask=mask.astype(np.int32), decoder_input_ids=TOKENS[:, :4])
+    expected = outputs_of(module, **inputs).logits
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    close(jax.jit(net.apply)(params, TOKENS, TOKENS[:, :4], mask=mask), expected)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_whisper(transformers, tmp_path):
+    sizes = dict(encoder_layers=2, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8)
+    sizes |= dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)
+    ids = dict(vocab_size=32, pad_token_id=0, bos_token_id=0, eos_token_id=0, decoder_start_token_id=1)
+    module = reference(transformers, "WhisperForConditionalGeneration", num_mel_bins=3, **sizes, **ids)
+    sound = np.random.default_rng(0).normal(size=(2, 12, 3)).astype(np.float32)
+    expected = outputs_of(module, input_features=sound.transpose(0, 2, 1), decoder_input_ids=TOKENS).logits
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    close(jax.jit(net.apply)(params, sound, TOKENS), expected)
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
 

@@ -12,9 +12,11 @@ from jaxblocks.models.bert import BERT
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
+from jaxblocks.models.t5 import T5
 from jaxblocks.models.transformer import Transformer
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 from jaxblocks.models.vit import ViT
+from jaxblocks.models.whisper import Whisper
 from jaxblocks.selectors import paths, select
 
 IDS = jax.ShapeDtypeStruct((1, 4), jnp.int32)
@@ -113,6 +115,13 @@ def linear_weights(place, p):
 )
 def test_published_numbers_of_params(net, published):
     assert number_of_params(net, IDS) == published
+
+
+def test_t5_and_whisper_have_the_published_number_of_params():
+    assert number_of_params(T5(), IDS, IDS) == 60_506_624  # small
+    v1_1 = dict(layers=8, heads=6, hidden=1024, gated=True, tied=False)
+    assert number_of_params(T5(**v1_1), IDS, IDS) == 76_961_152  # small, version 1.1
+    assert number_of_params(Whisper(), jax.ShapeDtypeStruct((1, 3000, 80), jnp.float32), IDS) == 37_760_640
 
 
 @pytest.mark.parametrize(("features", "millions"), [(650, 20), (1500, 66)])

@@ -12,6 +12,7 @@ from jaxblocks.core import StatefulLayer, side_inputs
 from jaxblocks.layers.graph import Graph, adjacency_graph, batch_graphs
 from jaxblocks.models import (
     VGG,
+    ConvNeXt,
     GraphClassifier,
     LeNet5,
     MLPMixer,
@@ -62,6 +63,8 @@ PUBLISHED = {
     "VGG-16": (VGG(16), (224, 224, 3), 138_357_544),
     "VGG-16, batch norm": (VGG(16, batch_norm=True), (224, 224, 3), 138_365_992),
     "ViT-B/16": (ViT(), (224, 224, 3), 86_567_656),
+    "ConvNeXt-T": (ConvNeXt(), (224, 224, 3), 28_589_128),
+    "ConvNeXt-B": (ConvNeXt(depths=(3, 3, 27, 3), widths=(128, 256, 512, 1024)), (224, 224, 3), 88_591_464),
     "Mixer-B/16": (MLPMixer(), (224, 224, 3), 59_880_472),
 }
 

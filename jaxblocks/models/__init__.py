@@ -8,6 +8,7 @@ This subpackage imports only layers, which ``import jaxblocks`` has loaded alrea
 """
 
 # Images.
+from jaxblocks.models.convnext import ConvNeXt
 from jaxblocks.models.lenet import LeNet5
 from jaxblocks.models.mixer import MLPMixer
 from jaxblocks.models.resnet import ResNet
@@ -20,7 +21,11 @@ from jaxblocks.models.bert import BERT
 from jaxblocks.models.gpt2 import GPT2
 from jaxblocks.models.llama import Llama
 from jaxblocks.models.recurrent_lm import RecurrentLM
+from jaxblocks.models.t5 import T5
 from jaxblocks.models.transformer import Transformer
+
+# Speech.
+from jaxblocks.models.whisper import Whisper
 
 # Graphs.
 from jaxblocks.models.graph_classifier import GraphClassifier, readout
@@ -31,7 +36,9 @@ from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 __all__ = [
     "BERT",
     "GPT2",
+    "T5",
     "VGG",
+    "ConvNeXt",
     "GraphClassifier",
     "LeNet5",
     "Llama",
@@ -43,6 +50,7 @@ __all__ = [
     "TransformerMLP",
     "UNet",
     "ViT",
+    "Whisper",
     "readout",
     "time_features",
 ]

@@ -1,16 +1,20 @@
 """The families of models, a table for each: from a Hugging Face configuration to a net and the names of its weights."""
 
 from jaxblocks.interop.families.bert import BERT_FAMILY, DISTILBERT, ROBERTA
+from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
 from jaxblocks.interop.families.llama import LLAMA, MISTRAL, QWEN2
 from jaxblocks.interop.families.resnet import RESNET
+from jaxblocks.interop.families.t5 import T5_FAMILY
 from jaxblocks.interop.families.vit import DEIT, VIT
+from jaxblocks.interop.families.whisper import WHISPER
 
 __all__ = ["FAMILIES", "Config", "Family", "family_of"]
 
 FAMILIES: dict[str, Family] = {
     "bert": BERT_FAMILY,
+    "convnext": CONVNEXT,
     "deit": DEIT,
     "distilbert": DISTILBERT,
     "gpt2": GPT2_FAMILY,
@@ -19,7 +23,9 @@ FAMILIES: dict[str, Family] = {
     "qwen2": QWEN2,
     "resnet": RESNET,
     "roberta": ROBERTA,
+    "t5": T5_FAMILY,
     "vit": VIT,
+    "whisper": WHISPER,
 }
 """By the ``model_type`` of ``config.json``."""
 

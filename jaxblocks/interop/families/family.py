@@ -12,7 +12,7 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
 
-__all__ = ["Config", "Family", "number_of_classes", "tokens"]
+__all__ = ["Config", "Family", "images", "number_of_classes", "tokens"]
 
 
 class Config(dict):
@@ -90,3 +90,9 @@ def tokens(config: Config) -> tuple:
 def number_of_classes(config: Config) -> int:
     """The number of labels, two in a configuration that does not name them."""
     return config.get("num_labels") or len(config.get("id2label") or "01")
+
+
+def images(config: Config) -> tuple:
+    """The inputs of an image model: one image, channels last, of the size in the configuration or of 64 pixels."""
+    size = config.get("image_size", 64)
+    return (jax.ShapeDtypeStruct((1, size, size, config.get("num_channels", 3)), jnp.float32),)

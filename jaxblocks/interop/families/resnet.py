@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from jaxblocks.interop.families.family import Config, Family, number_of_classes
+from jaxblocks.interop.families.family import Config, Family, images, number_of_classes
 from jaxblocks.models import ResNet
 
 __all__ = ["RESNET"]
@@ -40,15 +37,11 @@ def _options(config: Config) -> dict[str, Any]:
     )
 
 
-def _images(config: Config) -> tuple:
-    return (jax.ShapeDtypeStruct((1, 64, 64, config.get("num_channels", 3)), jnp.float32),)
-
-
 RESNET = Family(
     ResNet,
     _options,
     lambda config: RULES,
-    inputs=_images,
+    inputs=images,
     architecture="ResNetForImageClassification",
     prefix="resnet.",
 )

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from jaxblocks.interop.families.family import Config, Family, number_of_classes
+from jaxblocks.interop.families.family import Config, Family, images, number_of_classes
 from jaxblocks.interop.layouts import without_batch
 from jaxblocks.interop.rules import Rules
 from jaxblocks.models import ViT
@@ -62,16 +59,11 @@ def _deit(config: Config) -> dict[str, Any]:
     return _options(config, head="pooler" if name == "DeiTModel" else "classes", distillation=distillation)
 
 
-def _images(config: Config) -> tuple:
-    size = config["image_size"]
-    return (jax.ShapeDtypeStruct((1, size, size, config.get("num_channels", 3)), jnp.float32),)
-
-
 VIT = Family(
     ViT,
     _vit,
     lambda config: _rules("vit."),
-    inputs=_images,
+    inputs=images,
     architecture="ViTForImageClassification",
     prefix="vit.",
 )

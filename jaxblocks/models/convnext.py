@@ -1,0 +1,97 @@
+r"""ConvNeXt: a convolutional net with the proportions of a transformer.
+
+Axis letters: ``...`` batch, h and w height and width, c channels.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks import initializers
+from jaxblocks.checks import NonNegativeFloat, PositiveFloat, PositiveInt, check_params, require
+from jaxblocks.core import ArrayOrShape, Checkpoint, Layer, LayerLike, builder
+from jaxblocks.layers.combinators import Repeat, Serial, Wire
+from jaxblocks.layers.conv import Conv, DepthwiseConv
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.norm import LayerNorm
+from jaxblocks.layers.pool import GlobalAvgPool
+from jaxblocks.models.transformer_block import TransformerMLP
+
+__all__ = ["ConvNeXt"]
+
+
+@builder
+def ConvNeXt(
+    *,
+    classes: PositiveInt = 1000,
+    patch_size: PositiveInt = 4,
+    depths: tuple[int, ...] = (3, 3, 9, 3),
+    widths: tuple[int, ...] = (96, 192, 384, 768),
+    layer_scale: PositiveFloat = 1e-6,
+    epsilon: NonNegativeFloat = 1e-6,
+    out_epsilon: NonNegativeFloat = 1e-6,
+    checkpoint: Checkpoint | None = None,
+    unroll: PositiveInt = 1,
+) -> Layer:
+    r"""A ConvNeXt for images; with the defaults, ConvNeXt-T with 28,589,128 params.
+
+    Patches are mapped to channels by a convolution without overlap, and normalized. Each stage but the first begins
+    with a norm and a 2x2 convolution of stride 2. Its blocks are :math:`x + \gamma \odot m(N(d(x)))` with a depthwise
+    7x7 convolution :math:`d`, a norm :math:`N` over the channels of each position, an MLP :math:`m` with four times as
+    many channels, and a learned scale :math:`\gamma` of each channel. The last layers are a global average pool, a norm
+    and a dense layer.
+
+    Args:
+        classes: the number of logits.
+        patch_size: height and width of a patch.
+        depths: the number of blocks in each stage.
+        widths: the channels of each stage; 128, 256, 512, 1024 with depths 3, 3, 27, 3 is ConvNeXt-B.
+        layer_scale: the initial :math:`\gamma`.
+        epsilon, out_epsilon: of the norms, and of the last one; 1e-12 in the checkpoints of Hugging Face.
+        checkpoint, unroll: of `Repeat`; on CPU, unroll completely.
+
+    Shapes: images ``(..., h, w, c)`` to logits ``(..., classes)``.
+
+    Raises:
+        ValueError: unless there is a width for each depth.
+
+    >>> x = jax.ShapeDtypeStruct((224, 224, 3), jnp.float32)
+    >>> count_params(jax.eval_shape(ConvNeXt().init, jax.random.key(0), x))
+    28589128
+
+    Source: Liu et al. 2022, A ConvNet for the 2020s, section 2 and appendix A, arXiv:2201.03545. The stochastic depth
+    of its training is not part of this net.
+    """
+    got = f"{len(depths)} depths and {len(widths)} widths"
+    require(len(depths) == len(widths) > 0, "as many depths as widths", got)
+    initial = initializers.truncated_normal(0.02)
+    norm = functools.partial(LayerNorm, epsilon=epsilon)
+    patches = Conv(widths[0], (patch_size, patch_size), stride=patch_size, kernel_init=initial)
+    layers: dict[str, LayerLike] = {"stem": Serial(patches=patches, norm=norm())}
+    for i, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+        block = Wire(
+            lambda f, x: x + f.scale(f.mlp(f.norm(f.conv(x)))),
+            conv=DepthwiseConv((7, 7), padding=3, kernel_init=initial),
+            norm=norm(),
+            mlp=TransformerMLP(4 * width, width, kernel_init=initial),
+            scale=_LayerScale(layer_scale),
+        )
+        halve = dict(norm=norm(), conv=Conv(width, (2, 2), stride=2, kernel_init=initial)) if i else {}
+        layers[f"stage_{i + 1}"] = Serial(**halve, blocks=Repeat(block, depth, checkpoint=checkpoint, unroll=unroll))
+    out = Dense(classes, kernel_init=initial)
+    return Serial(**layers, pool=GlobalAvgPool(2), norm=LayerNorm(epsilon=out_epsilon), out=out)  # type: ignore[return-value]
+
+
+@builder
+def _LayerScale(initial: PositiveFloat) -> Layer:
+    """A learned factor for each channel."""
+
+    def init(key, x: Float[ArrayOrShape, "*batch c"]):
+        return {"scale": jnp.full(x.shape[-1:], initial, jnp.float32)}
+
+    def apply(params, x: Float[Array, "*batch c"]):
+        check_params(params, scale=x.shape[-1:])
+        return x * jnp.broadcast_to(params["scale"].astype(x.dtype), x.shape)
+
+    return Layer(init, apply)

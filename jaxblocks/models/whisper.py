@@ -1,0 +1,99 @@
+r"""Whisper: an encoder of speech, and a decoder of its text.
+
+Axis letters: ``...`` batch; ``frames`` of the spectrogram, ``mel`` its bands; ``time`` of the text.
+"""
+
+import functools
+
+from jaxblocks import initializers
+from jaxblocks.activations import gelu
+from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate
+from jaxblocks.core import Layer, builder
+from jaxblocks.layers.attention import Attention
+from jaxblocks.layers.combinators import Repeat, Wire
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dropout import Dropout
+from jaxblocks.layers.embedding import Embedding
+from jaxblocks.layers.norm import LayerNorm
+from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.side_inputs import rename_side_inputs
+from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
+
+__all__ = ["Whisper"]
+
+
+@builder
+def Whisper(
+    *,
+    vocab_size: PositiveInt = 51_865,
+    max_frames: PositiveInt = 3000,
+    max_length: PositiveInt = 448,
+    encoder_layers: PositiveInt = 4,
+    decoder_layers: PositiveInt = 4,
+    heads: PositiveInt = 6,
+    features: PositiveInt = 384,
+    hidden: PositiveInt | None = None,
+    dropout: Rate = 0.0,
+    epsilon: NonNegativeFloat = 1e-5,
+) -> Layer:
+    r"""A transformer from spectrograms to text; the defaults are the "tiny" model.
+
+    With 80 mel bands it has 37,760,640 params. Two convolutions over time with GELU, the second of stride 2, map the
+    spectrogram to features, to which positions are added. The encoder's blocks are :math:`x + a(N(x))`, then
+    :math:`x + m(N(x))`; those of the decoder are causal and also have :math:`x + c(N(x), y)` with cross-attention
+    :math:`c` to the encoder's output y. The maps of keys have no bias. The token embedding also computes the logits.
+
+    Args:
+        vocab_size: the number of tokens.
+        max_frames: the maximal number of frames; 3000 are 30 seconds.
+        max_length: the maximal length of a text.
+        encoder_layers, decoder_layers: blocks of the encoder and of the decoder.
+        heads, features: heads per block, features per position; 8 and 512 with 6 layers is "base".
+        hidden: features inside the MLPs, by default ``4 * features``.
+        dropout: the rate for embeddings and branches, in training.
+        epsilon: of the layer norms.
+
+    Shapes: a log-mel spectrogram ``(..., frames, mel)`` and tokens ``(..., time)`` to logits ``(..., time,
+    vocab_size)``.
+
+    Side inputs: ``train`` and ``key`` for the dropout.
+
+    Raises:
+        ValueError: for more frames or tokens than the maximum.
+
+    >>> net = Whisper(vocab_size=5, max_frames=8, max_length=6, heads=2, features=4)
+    >>> spectrogram, tokens = jnp.zeros((8, 3)), jnp.array([0, 3, 1])
+    >>> params = net.init(jax.random.key(0), spectrogram, tokens)
+    >>> net.apply(params, spectrogram, tokens).shape
+    (3, 5)
+
+    Source: Radford et al. 2022, Robust speech recognition via large-scale weak supervision, arXiv:2212.04356, and its
+    published code. There the positions of the encoder are sinusoids that are not trained; here they are params.
+    """
+    initial = initializers.normal(0.02)
+    norm = functools.partial(LayerNorm, epsilon=epsilon)
+    attention = functools.partial(Attention, heads, use_bias=("query", "value", "out"), kernel_init=initial)
+    mlp = TransformerMLP(hidden or 4 * features, features, kernel_init=initial)
+    block = functools.partial(TransformerBlock, mlp=mlp, norm=norm, dropout=dropout)
+
+    def forward(f, spectrogram, tokens):
+        x = gelu(f.conv_2(gelu(f.conv_1(spectrogram))))  # (..., frames / 2, features)
+        y = f.encoder_norm(f.encoder(f.dropout(f.source_positions(x))))
+        x, _ = f.decoder(f.dropout(f.positions(f.tokens(tokens))), y)
+        return f.tokens(f.norm(x))  # (..., time, vocab_size)
+
+    encoder = Repeat(block(attention=attention()), encoder_layers)
+    decoder = Repeat(block(attention=attention(causal=True), cross_attention=attention()), decoder_layers)
+    return Wire(  # type: ignore[return-value]
+        forward,
+        conv_1=Conv(features, 3, padding=1, kernel_init=initial),
+        conv_2=Conv(features, 3, stride=2, padding=1, kernel_init=initial),
+        source_positions=LearnedPositions((max_frames + 1) // 2, embedding_init=initial),
+        tokens=Embedding(vocab_size, features, tied=True, embedding_init=initial),
+        positions=LearnedPositions(max_length, embedding_init=initial),
+        dropout=Dropout(dropout),
+        encoder=rename_side_inputs(encoder, mask=None, segment_ids=None),
+        encoder_norm=norm(),
+        decoder=rename_side_inputs(decoder, mask=None, segment_ids=None, context_mask=None),
+        norm=norm(),
+    )
