@@ -444,15 +444,14 @@ def test_rules_that_cannot_be_read_are_refused(sentences):
 
 def test_params_are_placed_with_their_sharding_and_dtype(sentences):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    split, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in ((None, "data"), ()))
     arrays = {"0.weight": np.ones((4, 2)), "0.bias": np.ones(4), "2.weight": np.ones((2, 4)), "2.bias": np.ones(2)}
-    place = lambda path: split if path.endswith("kernel") else whole
-    params = interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), sharding=place, dtype=jnp.bfloat16)
-    assert params[0]["kernel"].sharding == split and params[0]["bias"].sharding == whole
+    options = dict(mesh=mesh, sharding={"**/kernel": jax.P(None, "data")}, dtype=jnp.bfloat16)
+    params = interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), **options)
+    assert params[0]["kernel"].sharding == jax.NamedSharding(mesh, jax.P(None, "data"))
+    assert params[0]["bias"].sharding == jax.NamedSharding(mesh, jax.P())
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
-    tree = jax.tree.map(lambda x: x.sharding, params)
-    again = interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), sharding=tree)
-    assert jax.tree.map(lambda x: x.sharding, again) == tree
+    with pytest.raises(ValueError, match="load_torch expected a mesh with sharding, got none; pass mesh="):
+        interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), sharding={"**": jax.P()})
     with pytest.raises(ValueError, match="a dtype that JAX has, float64, got 64 bits switched off"):
         interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), dtype=np.float64)
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +15,19 @@ from jaxblocks.checks import checked, describe, require
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
-from jaxblocks.interop.rules import Report, check_report, plans_of, read_plans, report_of, source_of, written
+from jaxblocks.interop.rules import (
+    Report,
+    check_report,
+    placements,
+    plans_of,
+    read_plans,
+    report_of,
+    source_of,
+    written,
+)
 from jaxblocks.interop.tokenizers import load_tokenizer
 from jaxblocks.selectors import paths
+from jaxblocks.sharding import Rule
 from jaxblocks.text import Tokenizer
 
 __all__ = ["Pretrained", "build", "load", "match", "save"]
@@ -65,7 +75,8 @@ def load(
     architecture: str | None = None,
     strict: bool = True,
     dtype: DTypeLike | None = None,
-    sharding: Any = None,
+    mesh: Any = None,
+    sharding: Rule | Sequence[Rule] = (),
     **options: Any,
 ) -> Pretrained:
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
@@ -79,7 +90,7 @@ def load(
         architecture, options: as in `build`.
         strict: ``False`` warns where tensors are left over, as when the base model of a larger one is loaded.
         dtype: of floating-point params, by default float32.
-        sharding: where the params are placed as they are read, as in `load_torch`.
+        mesh, sharding: the params are placed on this mesh, as they are read, by these rules, as in `jaxblocks.fit`.
 
     Returns:
         ``net, params, tokenizer``.
@@ -102,7 +113,8 @@ def load(
     for alias, name in model.family.tied(model.config).items():
         _require_tied(model, alias, name)
     initial = lambda: jax.jit(lambda key: model.net.init(key, *model.inputs)[1])(jax.random.key(0))
-    params = read_plans(model.plans, model.tensors, model.trees, dtype, sharding, initial)
+    places = placements(model.net, model.trees, mesh, sharding)
+    params = read_plans(model.plans, model.tensors, model.trees, dtype, places, initial)
     tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
     return Pretrained(model.net, params, tokenizer)
 

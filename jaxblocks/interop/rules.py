@@ -37,6 +37,7 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.files import Tensor, reader_of, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
 from jaxblocks.selectors import paths
+from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]
 
@@ -161,7 +162,8 @@ def load_torch(
     *inputs: Any,
     strict: bool = True,
     dtype: DTypeLike | None = None,
-    sharding: Any = None,
+    mesh: Any = None,
+    sharding: Rule | Sequence[Rule] = (),
     **side: Any,
 ) -> Any:
     """The params of a net from the weights of a PyTorch module (or of any library), by rules.
@@ -174,8 +176,7 @@ def load_torch(
         strict: ``False`` warns where tensors are left over, instead of raising an error; a param without a tensor is
             always an error.
         dtype: of floating-point params, by default that of ``net.init``.
-        sharding: where the params are placed, as they are read: a ``jax.sharding.Sharding``, a function of a path that
-            returns one (or ``None``), or a tree of them as ``net.init`` returns it.
+        mesh, sharding: the params are placed on this mesh, as they are read, by these rules, as in `jaxblocks.fit`.
 
     Returns:
         What ``net.init`` returns: the params, and for a net with state the pair of params and state. Running statistics
@@ -196,7 +197,7 @@ def load_torch(
     plans, tensors = plans_of(net, trees, rules), tensors_of(state_dict)
     check_report(report_of(plans, tensors, rules), strict)
     initial = lambda: jax.jit(lambda key: net.init(key, *inputs, **side)[1])(jax.random.key(0))
-    return read_plans(plans, tensors, trees, dtype, sharding, initial)
+    return read_plans(plans, tensors, trees, dtype, placements(net, trees, mesh, sharding), initial)
 
 
 @checked
@@ -486,11 +487,13 @@ def read_plans(
     tensors: Mapping[str, Tensor],
     trees: Any,
     dtype: DTypeLike | None,
-    sharding: Any,
+    places: Sequence[Any],
     initial: Callable[[], Any],
 ) -> Any:
-    """The trees with values, read one tensor at a time; ``initial`` makes state that has no tensor."""
-    place = _placement(sharding, trees, plans)
+    """The trees with values, read one tensor at a time and put at their places.
+
+    ``initial`` makes the state that has no tensor.
+    """
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
     for group in _groups(plans).values():
@@ -500,7 +503,7 @@ def read_plans(
         for plan, copies in zip(group, _loaded(group, stack), strict=True):
             values = copies.reshape(plan.leaf.shape)
             values = np.maximum(values, 1) if plan.path.endswith("updates") else values  # the statistics are trained
-            made[numbers[id(plan)]] = place(plan.path, numbers[id(plan)], values)
+            made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
         jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
         del stack, copies, values
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
@@ -596,15 +599,12 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
-def _placement(sharding: Any, trees: Any, plans: Sequence[_Plan]) -> Callable[[str, int, np.ndarray], jax.Array]:
-    """The function that puts a leaf where it belongs, from the option ``sharding``."""
-    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
-        return lambda path, number, values: jax.device_put(values, sharding)
-    if callable(sharding):
-        return lambda path, number, values: jax.device_put(values, sharding(path))
-    shardings = jax.tree.leaves(sharding, is_leaf=lambda one: one is None)
-    got = f"a tree of {len(shardings)}"
-    require(
-        len(shardings) == len(plans), f"a sharding for each of {len(plans)} params", got, "use a function of the path"
-    )
-    return lambda path, number, values: jax.device_put(values, shardings[number])
+def placements(
+    net: Layer | StatefulLayer, trees: Any, mesh: Any, sharding: Rule | Sequence[Rule]
+) -> Sequence[jax.sharding.Sharding | None]:
+    """The sharding of each leaf of params (and of state, which is replicated); ``None`` without a mesh."""
+    require(mesh is not None or not sharding, "a mesh with sharding", "none", "pass mesh=jax.make_mesh(...)")
+    if mesh is None:
+        return [None] * len(jax.tree.leaves(trees))
+    params, state = trees if isinstance(net, StatefulLayer) else (trees, ())
+    return [*jax.tree.leaves(shardings(params, mesh, sharding)), *jax.tree.leaves(shardings(state, mesh))]

@@ -30,6 +30,9 @@ from jaxblocks.models.whisper import Whisper
 # Graphs.
 from jaxblocks.models.graph_classifier import GraphClassifier, readout
 
+# Fine-tuning.
+from jaxblocks.models.lora import LoRA, merge_lora
+
 # Parts of the models.
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
@@ -42,6 +45,7 @@ __all__ = [
     "GraphClassifier",
     "LeNet5",
     "Llama",
+    "LoRA",
     "MLPMixer",
     "RecurrentLM",
     "ResNet",
@@ -51,6 +55,7 @@ __all__ = [
     "UNet",
     "ViT",
     "Whisper",
+    "merge_lora",
     "readout",
     "time_features",
 ]

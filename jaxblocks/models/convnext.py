@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
-from jaxblocks.checks import NonNegativeFloat, PositiveFloat, PositiveInt, check_params, require
+from jaxblocks.checks import Epsilon, PositiveFloat, PositiveInt, check_params, require
 from jaxblocks.core import ArrayOrShape, Checkpoint, Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
 from jaxblocks.layers.conv import Conv, DepthwiseConv
@@ -29,8 +29,8 @@ def ConvNeXt(
     depths: tuple[int, ...] = (3, 3, 9, 3),
     widths: tuple[int, ...] = (96, 192, 384, 768),
     layer_scale: PositiveFloat = 1e-6,
-    epsilon: NonNegativeFloat = 1e-6,
-    out_epsilon: NonNegativeFloat = 1e-6,
+    epsilon: Epsilon = 1e-6,
+    out_epsilon: Epsilon = 1e-6,
     checkpoint: Checkpoint | None = None,
     unroll: PositiveInt = 1,
 ) -> Layer:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate
+from jaxblocks.checks import Epsilon, PositiveInt, Rate
 from jaxblocks.core import ArrayOrShape, Layer, LayerLike, builder
 from jaxblocks.layers.attention import Attention, attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -44,7 +44,7 @@ def T5(
     buckets: PositiveInt = 32,
     max_distance: PositiveInt = 128,
     dropout: Rate = 0.1,
-    epsilon: NonNegativeFloat = 1e-6,
+    epsilon: Epsilon = 1e-6,
 ) -> Layer:
     r"""An encoder-decoder of the T5 family; the defaults are T5-small with 60,506,624 params.
 

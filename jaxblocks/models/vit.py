@@ -7,7 +7,7 @@ import functools
 from typing import Literal
 
 from jaxblocks.activations import identity, tanh
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate, require
+from jaxblocks.checks import Epsilon, PositiveInt, Rate, require
 from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Serial, Wire
@@ -35,7 +35,7 @@ def ViT(
     distillation: Literal["token", "classes"] | None = None,
     use_bias: UseBias = True,
     dropout: Rate = 0.0,
-    epsilon: NonNegativeFloat = 1e-6,
+    epsilon: Epsilon = 1e-6,
 ) -> Layer:
     r"""A vision transformer; with the defaults, ViT-B/16 with 86,567,656 params for 224x224 images.
 

@@ -7,7 +7,7 @@ import functools
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
-from jaxblocks.checks import NonNegativeFloat, PositiveInt, Rate
+from jaxblocks.checks import Epsilon, PositiveInt, Rate
 from jaxblocks.core import Layer, builder
 from jaxblocks.layers.attention import Attention
 from jaxblocks.layers.combinators import Repeat, Wire
@@ -34,7 +34,7 @@ def Whisper(
     features: PositiveInt = 384,
     hidden: PositiveInt | None = None,
     dropout: Rate = 0.0,
-    epsilon: NonNegativeFloat = 1e-5,
+    epsilon: Epsilon = 1e-5,
 ) -> Layer:
     r"""A transformer from spectrograms to text; the defaults are the "tiny" model.
 
