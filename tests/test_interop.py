@@ -123,6 +123,12 @@ def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
         (dict(n_embd=16), "wrong shape, the first blocks/attention/key/bias"),
         (dict(n_layer="2"), "layers"),
         (dict(n_head=3), "heads=3"),
+        (
+            dict(model_type="resnet", architectures=None, embedding_size=4, depths=3),
+            "options of model_type 'resnet' in a configuration, got .*not iterable",
+        ),
+        (dict(n_layer=10**30), "load expected"),
+        (dict(architectures="GPT2LMHeadModel"), "one of the architectures GPT2LMHeadModel, GPT2Model"),
         (dict(vocab_size=10**9), "1 wrong shape, the first tokens/embedding"),
     ],
     ids=str,

@@ -163,8 +163,8 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     require(
         repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), "change the configuration"
     )
-    _check_shapes(params, jax.eval_shape(net.init, jax.random.key(0), *family.inputs(config)))
-    old = _modern(read_tensors(like)) if isinstance(like, (str, Path)) else {}
+    _check_shapes(params, family.shapes(net, config))
+    old = _modern(read_tensors(like)) if isinstance(like, (str, Path)) and Path(like).is_dir() else {}
     names = old or ([] if _is_base(config) else [family.prefix])
     tensors = written(plans_of(net, params, _rules(family, config, names)), params)
     for alias, name in family.tied(config).items():
@@ -217,7 +217,7 @@ def _read(folder, architecture, options) -> _Model:
     for alias, name in family.tied(config).items():  # files have one of the two names, or both
         if alias in tensors and name not in tensors:
             tensors[name] = tensors[alias]
-    trees = jax.eval_shape(net.init, jax.random.key(0), *inputs)
+    trees = family.shapes(net, config)
     rules = _rules(family, config, tensors)
     return _Model(config, family, net, inputs, trees, rules, plans_of(net, trees, rules), tensors)
 

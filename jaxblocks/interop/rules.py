@@ -303,9 +303,11 @@ class _Names(Sequence):
         return math.prod(self.copies)
 
     def __getitem__(self, number):
-        if not 0 <= number < len(self):
+        if not 0 <= number < math.prod(self.copies):
             raise IndexError(number)
-        places = dict(zip(self.letters, map(int, np.unravel_index(number, self.copies or (1,))), strict=False))
+        places = {}
+        for letter, size in zip(reversed(self.letters), reversed(self.copies), strict=True):
+            number, places[letter] = divmod(number, size)
         return _COPY.sub(lambda match: str(places[match[1]] + int(match[2] or 0)), self.name)
 
 

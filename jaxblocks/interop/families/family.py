@@ -1,6 +1,7 @@
 """What a family of models consists of."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -79,7 +80,30 @@ class Family(NamedTuple):
 
     def net(self, config: Config, **options: Any) -> Layer | StatefulLayer:
         """The net of a configuration; options are those of the builder that differ from it."""
-        return self.builder(**self.options(config) | options)
+        with sentences(config):
+            return self.builder(**self.options(config) | options)
+
+    def shapes(self, net: Layer | StatefulLayer, config: Config) -> Any:
+        """What ``net.init`` returns, as shapes."""
+        with sentences(config):
+            return jax.eval_shape(net.init, jax.random.key(0), *self.inputs(config))
+
+
+@contextlib.contextmanager
+def sentences(config: Config) -> Iterator[None]:
+    """Errors of Python about options of other types or sizes than they should have, in the words of the library."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if " expected " in str(error):
+            raise
+        repair = "correct config.json"
+        try:
+            require(
+                False, f"options of model_type {config['model_type']!r} in a configuration", f"{error}"[:200], repair
+            )
+        except ValueError as sentence:
+            raise sentence from error
 
 
 def tokens(config: Config) -> tuple:
