@@ -22,6 +22,7 @@ import functools
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -129,6 +130,10 @@ class _Plan(NamedTuple):
     names: Sequence[str] = ()  # in the order of the copies
     layout: Layout = keep
     part: int | None = None
+
+    def is_statistic(self, *names: str) -> bool:
+        """Whether it is one of the running statistics, which are state that has tensors."""
+        return self.is_state and self.path.rpartition("/")[2] in names
 
     def __repr__(self) -> str:
         return f"{self.path} <- {self.source}"
@@ -287,6 +292,8 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
         else:
             continue
         letters = list(dict.fromkeys(match[1] for match in _COPY.finditer(name)))
+        fits = len(letters) <= len(leaf.shape)
+        require(fits, f"an axis of {path} for each of the copies in {source.name!r}", leaf, "leave out {i}")
         layout = source.layout or layout_of_leaf(last, len(leaf.shape) - len(letters))
         names = _Names(name, letters, tuple(leaf.shape[: len(letters)]))
         return _Plan(path, leaf, is_state, name, names, layout, source.part)
@@ -401,8 +408,8 @@ def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
         note = "state that begins anew" if plan.is_state else "no rule has this path"
         return row._replace(status="initial" if plan.is_state else "missing", note=note)
     missing = next((name for name in plan.names if name not in tensors), None)
-    if missing is not None and plan.is_state and not plan.path.endswith(("mean", "variance")):
-        note = "counts as one update" if plan.path.endswith("updates") else "state that begins anew"
+    if missing is not None and plan.is_state and not plan.is_statistic("mean", "variance"):
+        note = "counts as one update" if plan.is_statistic("updates") else "state that begins anew"
         return row._replace(status="initial", source="", note=note)
     if missing is not None:
         near = _nearest(missing, others)
@@ -436,13 +443,8 @@ def _shape_in_source(plan: _Plan, group: list[_Plan]) -> tuple[int, ...]:
 
 
 def _kind(dtype) -> str:
-    return (
-        "number"
-        if jnp.issubdtype(dtype, jnp.floating)
-        else "integer"
-        if jnp.issubdtype(dtype, jnp.integer)
-        else "other"
-    )
+    kinds = {"number": jnp.floating, "integer": jnp.integer}
+    return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), "other")
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
@@ -466,14 +468,9 @@ def check_report(report: Report, strict: bool = True) -> None:
         names = ", ".join(row.source for row in left_over)
         warnings.warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}.", stacklevel=4)
     if bad:
-        counts = {
-            status: sum(row.status == status for row in bad) for status in dict.fromkeys(row.status for row in bad)
-        }
-        first = bad[0].path or bad[0].source
-        got = f"{', '.join(f'{n} {status}' for status, n in counts.items())}, the first {first}"
-        repair = (
-            "see the table below; strict=False leaves out what is left over" if left_over else "see the table below"
-        )
+        counts = Counter(row.status for row in bad)
+        got = f"{', '.join(f'{n} {status}' for status, n in counts.items())}, the first {bad[0].path or bad[0].source}"
+        repair = "see the table below" + "; strict=False leaves out what is left over" * bool(left_over)
         try:
             require(False, "a tensor for every param and a param for every tensor", got, repair)
         except ValueError as error:
@@ -504,7 +501,7 @@ def read_plans(
         stack = _read_stack(group[0], tensors, _dtype(group[0].leaf.dtype, dtype))
         for plan, copies in zip(group, _loaded(group, stack), strict=True):
             values = copies.reshape(plan.leaf.shape)
-            values = np.maximum(values, 1) if plan.path.endswith("updates") else values  # the statistics are trained
+            values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
             made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
         jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
         del stack, copies, values
@@ -512,7 +509,7 @@ def read_plans(
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(initial())]
         for number, plan in enumerate(plans):
             if number not in made:
-                made[number] = jnp.ones_like(begun[number]) if plan.path.endswith("updates") else begun[number]
+                made[number] = jnp.ones_like(begun[number]) if plan.is_statistic("updates") else begun[number]
     return jax.tree.unflatten(jax.tree.structure(trees), [made[number] for number in range(len(plans))])
 
 
@@ -556,9 +553,9 @@ def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:
     require(not lost, "a rule for every param", f"none for {', '.join(lost[:5])}", "add rules for their paths")
     tensors: dict[str, Tensor] = {}
     for group in _groups(plans).values():
-        if group[0].is_state and not group[0].path.endswith(_STATISTICS):
+        if group[0].is_state and not group[0].is_statistic(*_STATISTICS):
             continue
-        counts = group[0].path.endswith("updates")  # int64 in PyTorch
+        counts = group[0].is_statistic("updates")  # int64 in PyTorch
         shape, dtype = _shape_in_source(group[0], group), np.dtype(np.int64 if counts else leaves[id(group[0])].dtype)
         for k, name in enumerate(group[0].names):
             tensors[name] = Tensor(shape, dtype, reader_of(functools.partial(_merged, group, leaves, k, dtype)))
@@ -584,12 +581,8 @@ def _dtype(own, wanted: DTypeLike | None) -> np.dtype:
     floating = jnp.issubdtype(own, jnp.floating)
     dtype = np.dtype(wanted if floating and wanted is not None else own)
     known = dtype == jax.dtypes.canonicalize_dtype(dtype)
-    require(
-        known,
-        f"a dtype that JAX has, {dtype}",
-        "64 bits switched off",
-        'call jax.config.update("jax_enable_x64", True)',
-    )
+    repair = 'call jax.config.update("jax_enable_x64", True)'
+    require(known, f"a dtype that JAX has, {dtype}", "64 bits switched off", repair)
     return dtype
 
 
