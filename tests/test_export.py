@@ -24,6 +24,8 @@ from jaxblocks.layers import RelativePositionBias, Resize, batch_graphs, complet
 
 TINY = dict(layers=1, heads=2, features=4, hidden=4)
 WORDS, IMAGES = np.zeros((2, 3), np.int32), np.zeros((2, 8, 8, 1), np.float32)
+CLIP_SIZES = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=4)
+CLIP_SIZES |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=4)
 MODELS = {  # the net, its inputs, and their symbolic shapes; None where the structure of the inputs fixes the sizes
     "BERT": (models.BERT(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
     "GPT2": (models.GPT2(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
@@ -31,6 +33,11 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
     "RecurrentLM": (models.RecurrentLM(vocab_size=5, features=4, layers=1), (WORDS,), ["b, t"]),
     "Transformer": (models.Transformer(vocab_size=5, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "T5": (models.T5(vocab_size=5, head_dim=2, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
+    "CLIP": (
+        models.CLIP(features=3, vocab_size=5, max_length=8, patch_size=4, **CLIP_SIZES),
+        (IMAGES, WORDS),
+        ["b, _, _, _", "b, _"],
+    ),
     "Whisper": (
         models.Whisper(vocab_size=5, max_frames=6, max_length=8, heads=2, features=4),
         (np.zeros((2, 6, 3), np.float32), WORDS),

@@ -161,6 +161,8 @@ def test_arrays_have_the_annotated_number_of_axes():
 
 
 TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+CLIP_SIZES = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=6)
+CLIP_SIZES |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=6)
 MODELS = {
     "BERT": (models.BERT(vocab_size=7, max_length=8, layers=1, heads=2, features=4, hidden=6), (TOKENS,)),
     "GPT2": (models.GPT2(vocab_size=7, max_length=8, layers=1, heads=2, features=4), (TOKENS,)),
@@ -168,6 +170,10 @@ MODELS = {
     "Llama": (models.Llama(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS,)),
     "RecurrentLM": (models.RecurrentLM(vocab_size=7, features=4, layers=1), (TOKENS,)),
     "Transformer": (models.Transformer(vocab_size=7, layers=1, heads=2, features=4, hidden=6), (TOKENS, TOKENS)),
+    "CLIP": (
+        models.CLIP(features=3, vocab_size=7, max_length=5, patch_size=4, **CLIP_SIZES),
+        (jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32), TOKENS),
+    ),
     "ConvNeXt": (models.ConvNeXt(depths=(1, 1), widths=(2, 3)), (8, 8, 3)),
     "T5": (models.T5(vocab_size=7, layers=1, heads=2, head_dim=2, features=4, hidden=6), (TOKENS, TOKENS)),
     "LeNet5": (models.LeNet5(channels=(2, 3), hidden=(4, 4)), (28, 28, 1)),
@@ -184,7 +190,7 @@ MODELS = {
 def test_models_take_numpy_params_and_empty_batches(name):
     """Params from a file are NumPy arrays; a batch without examples has outputs without examples."""
     net, shapes = MODELS[name]
-    inputs = shapes if shapes[0] is TOKENS else (jax.ShapeDtypeStruct((2, *shapes), jnp.float32),)
+    inputs = shapes if shapes[-1] is TOKENS else (jax.ShapeDtypeStruct((2, *shapes), jnp.float32),)
 
     def outputs(n):
         some = tuple(jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype) for x in inputs)

@@ -197,6 +197,24 @@ def test_t5(version, transformers, tmp_path):
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
 
+def test_clip(transformers, tmp_path):
+    sizes = dict(intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    text = sizes | dict(hidden_size=8, vocab_size=32, max_position_embeddings=12, bos_token_id=0, eos_token_id=31)
+    vision = sizes | dict(hidden_size=6, image_size=8, patch_size=4)
+    module = reference(transformers, "CLIPModel", text_config=text, vision_config=vision, projection_dim=5)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    tokens = TOKENS.copy()
+    tokens[:, 5:] = [[31, 2, 31, 1], [7, 31, 30, 3]]
+    expected = outputs_of(module, input_ids=tokens, pixel_values=images.transpose(0, 3, 1, 2))
+    net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
+    image, words, scale = jax.jit(net.apply)(params, images, tokens)
+    close(image, expected.image_embeds)
+    close(words, expected.text_embeds)
+    close(scale * image @ words.T, expected.logits_per_image)
+    interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
+    same_files(tmp_path / "ours", tmp_path / "theirs")
+
+
 def test_whisper(transformers, tmp_path):
     sizes = dict(encoder_layers=2, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, d_model=8)
     sizes |= dict(encoder_attention_heads=2, decoder_attention_heads=2, max_source_positions=6, max_target_positions=12)

@@ -11,6 +11,7 @@ from jaxblocks.ad.counting import equations
 from jaxblocks.core import StatefulLayer, side_inputs
 from jaxblocks.layers.graph import Graph, adjacency_graph, batch_graphs
 from jaxblocks.models import (
+    CLIP,
     VGG,
     ConvNeXt,
     GraphClassifier,
@@ -74,6 +75,11 @@ def test_number_of_params_is_as_published(name):
     net, shape, published = PUBLISHED[name]
     made = shapes_of(net, shape)
     assert number_of_params(made[0] if isinstance(net, StatefulLayer) else made) == published
+
+
+def test_clip_has_the_published_number_of_params():
+    image, tokens = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32), jax.ShapeDtypeStruct((1, 5), jnp.int32)
+    assert number_of_params(jax.eval_shape(CLIP().init, jax.random.key(0), image, tokens)) == 151_277_313  # ViT-B/32
 
 
 def test_unet_of_ho_et_al_has_the_published_number_of_params():

@@ -81,8 +81,9 @@ def load(
 ) -> Pretrained:
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
-    Families: GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper. Images
-    are ``(..., height, width, channels)``. Weights are read one at a time, and nothing in the folder is executed.
+    Families: GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper,
+    CLIP. Images are ``(..., height, width, channels)``. Weights are read one at a time, and nothing in the folder is
+    executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the

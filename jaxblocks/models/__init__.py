@@ -24,7 +24,8 @@ from jaxblocks.models.recurrent_lm import RecurrentLM
 from jaxblocks.models.t5 import T5
 from jaxblocks.models.transformer import Transformer
 
-# Speech.
+# Speech; images and texts.
+from jaxblocks.models.clip import CLIP
 from jaxblocks.models.whisper import Whisper
 
 # Graphs.
@@ -38,6 +39,7 @@ from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = [
     "BERT",
+    "CLIP",
     "GPT2",
     "T5",
     "VGG",

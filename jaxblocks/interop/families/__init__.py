@@ -1,6 +1,7 @@
 """The families of models, a table for each: from a Hugging Face configuration to a net and the names of its weights."""
 
 from jaxblocks.interop.families.bert import BERT_FAMILY, DISTILBERT, ROBERTA
+from jaxblocks.interop.families.clip import CLIP_FAMILY
 from jaxblocks.interop.families.convnext import CONVNEXT
 from jaxblocks.interop.families.family import Config, Family
 from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
@@ -14,6 +15,7 @@ __all__ = ["FAMILIES", "Config", "Family", "family_of"]
 
 FAMILIES: dict[str, Family] = {
     "bert": BERT_FAMILY,
+    "clip": CLIP_FAMILY,
     "convnext": CONVNEXT,
     "deit": DEIT,
     "distilbert": DISTILBERT,

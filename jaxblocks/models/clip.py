@@ -1,0 +1,145 @@
+r"""CLIP: images and texts as vectors in one space.
+
+Axis letters: ``...`` batch, h and w height and width, c channels; ``time`` of a text; ``d`` of the common space.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblocks import initializers
+from jaxblocks.activations import sigmoid
+from jaxblocks.checks import Epsilon, NonNegativeInt, PositiveInt, check_params, checked
+from jaxblocks.core import Layer, LayerLike, builder
+from jaxblocks.layers.attention import Attention
+from jaxblocks.layers.combinators import Repeat, Serial, Wire
+from jaxblocks.layers.conv import Conv
+from jaxblocks.layers.dense import Dense
+from jaxblocks.layers.embedding import Embedding
+from jaxblocks.layers.norm import LayerNorm
+from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.side_inputs import rename_side_inputs
+from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
+from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
+
+__all__ = ["CLIP", "quick_gelu"]
+
+
+@checked
+def quick_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    r"""The approximation :math:`x\,\sigma(1.702\,x)` of GELU in CLIP, entry by entry.
+
+    >>> print(quick_gelu(jnp.array([0.0, 10.0])))
+    [ 0. 10.]
+
+    Source: Hendrycks and Gimpel 2016, Gaussian error linear units, section 2, arXiv:1606.08415.
+    """
+    return x * sigmoid(1.702 * x)
+
+
+@builder
+def CLIP(
+    *,
+    features: PositiveInt = 512,
+    vocab_size: PositiveInt = 49_408,
+    max_length: PositiveInt = 77,
+    end_token: NonNegativeInt | None = None,
+    text_layers: PositiveInt = 12,
+    text_heads: PositiveInt = 8,
+    text_features: PositiveInt = 512,
+    text_hidden: PositiveInt = 2048,
+    patch_size: PositiveInt = 32,
+    image_layers: PositiveInt = 12,
+    image_heads: PositiveInt = 12,
+    image_features: PositiveInt = 768,
+    image_hidden: PositiveInt = 3072,
+    activation: Callable = quick_gelu,
+    epsilon: Epsilon = 1e-5,
+) -> Layer:
+    r"""A pair of transformers for images and texts; with the defaults, CLIP ViT-B/32 with 151,277,313 params.
+
+    Both consist of blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`; that of texts is causal. The class token of an
+    image, and the end token of a text, are normalized, mapped to one space without bias, and divided by their lengths.
+    The logits of all pairs in a batch are ``scale * images @ texts.T``.
+
+    Args:
+        features: d, of the common space.
+        vocab_size, max_length: the number of tokens, and the maximal length of a text.
+        end_token: the token at whose first place a text is read; by default the largest token of each text.
+        text_layers, text_heads, text_features, text_hidden: blocks, heads, features of a token and inside the MLP.
+        patch_size: height and width of a patch.
+        image_layers, image_heads, image_features, image_hidden: the same for images.
+        activation: of the MLPs.
+        epsilon: of the layer norms.
+
+    Shapes: images ``(..., h, w, c)``, of the size at ``init``, and tokens ``(..., time)`` to vectors of length 1
+    ``(..., d)``, ``(..., d)`` and one number, the scale of the logits.
+
+    >>> sizes = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=8)
+    >>> sizes |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=8)
+    >>> net = CLIP(features=3, vocab_size=5, patch_size=2, **sizes)
+    >>> images, tokens = jnp.ones((2, 4, 4, 3)), jnp.array([[1, 2, 4], [3, 4, 0]])
+    >>> params = net.init(jax.random.key(0), images, tokens)
+    >>> image, text, scale = net.apply(params, images, tokens)
+    >>> (scale * image @ text.T).shape
+    (2, 2)
+
+    Source: Radford et al. 2021, Learning transferable visual models from natural language supervision, section 2.3 to
+    2.5, arXiv:2103.00020, and its published code.
+    """
+    norm = functools.partial(LayerNorm, epsilon=epsilon)
+
+    def blocks(layers, heads, width, hidden, causal) -> LayerLike:
+        attention = rename_side_inputs(Attention(heads, causal=causal), mask=None, segment_ids=None)
+        mlp = TransformerMLP(hidden, width, activation=activation)
+        return Repeat(TransformerBlock(attention=attention, mlp=mlp, norm=norm), layers)
+
+    def encode_text(f, tokens):
+        x = f.norm(f.blocks(f.positions(f.tokens(tokens))))  # (..., time, text_features)
+        end = jnp.argmax(tokens if end_token is None else tokens == end_token, -1)
+        return f.out(jnp.take_along_axis(x, end[..., None, None], -2)[..., 0, :])
+
+    text = Wire(
+        encode_text,
+        tokens=Embedding(vocab_size, text_features, embedding_init=initializers.normal(0.02)),
+        positions=LearnedPositions(max_length, embedding_init=initializers.normal(0.01)),
+        blocks=blocks(text_layers, text_heads, text_features, text_hidden, causal=True),
+        norm=norm(),
+        out=Dense(features, use_bias=False),
+    )
+    image = Serial(
+        patches=Conv(image_features, (patch_size, patch_size), stride=patch_size, use_bias=False),
+        flatten=as_tokens,
+        class_token=ClassToken(),
+        positions=TokenPositions(),
+        embedding_norm=norm(),
+        blocks=blocks(image_layers, image_heads, image_features, image_hidden, causal=False),
+        pool=lambda x: x[..., 0, :],
+        norm=norm(),
+        out=Dense(features, use_bias=False),
+    )
+
+    def forward(f, images, tokens):
+        return _unit(f.image(images)), _unit(f.text(tokens)), f.scale()
+
+    return Wire(forward, image=image, text=text, scale=_Scale())  # type: ignore[return-value]
+
+
+def _unit(x):
+    length = jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return x / jnp.broadcast_to(length, x.shape)
+
+
+def _Scale() -> Layer:
+    """The exponential of a learned number, at first 1 / 0.07."""
+
+    def init(key):
+        return {"log_scale": jnp.log(jnp.float32(1 / 0.07))}
+
+    def apply(params):
+        check_params(params, log_scale=())
+        return jnp.exp(params["log_scale"])
+
+    return Layer(init, apply)
