@@ -30,6 +30,11 @@ MODELS = {  # the net, its inputs, and their symbolic shapes; None where the str
     "BERT": (models.BERT(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
     "GPT2": (models.GPT2(vocab_size=5, max_length=8, **TINY), (WORDS,), ["b, t"]),
     "Llama": (models.Llama(vocab_size=5, kv_heads=1, **TINY), (WORDS,), ["b, t"]),
+    "LoRA": (
+        models.LoRA(models.Llama(vocab_size=5, **TINY), "**/attention/*", rank=1),
+        (WORDS,),
+        ["b, t"],
+    ),
     "RecurrentLM": (models.RecurrentLM(vocab_size=5, features=4, layers=1), (WORDS,), ["b, t"]),
     "Transformer": (models.Transformer(vocab_size=5, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),
     "T5": (models.T5(vocab_size=5, head_dim=2, **TINY), (WORDS, WORDS[:, :2]), ["b, s", "b, t"]),

@@ -62,7 +62,7 @@ def CLIP(
 
     Both consist of blocks :math:`x + a(N(x))`, then :math:`x + m(N(x))`; that of texts is causal. The class token of an
     image, and the end token of a text, are normalized, mapped to one space without bias, and divided by their lengths.
-    The logits of all pairs in a batch are ``scale * images @ texts.T``.
+    The logits of all pairs in a batch are ``scale[:, None] * images @ texts.T``.
 
     Args:
         features: d, of the common space.
@@ -75,7 +75,7 @@ def CLIP(
         epsilon: of the layer norms.
 
     Shapes: images ``(..., h, w, c)``, of the size at ``init``, and tokens ``(..., time)`` to vectors of length 1
-    ``(..., d)``, ``(..., d)`` and one number, the scale of the logits.
+    ``(..., d)``, ``(..., d)`` and the scale of the logits ``(...)``, which is the same for all images.
 
     >>> sizes = dict(text_layers=1, text_heads=2, text_features=4, text_hidden=8)
     >>> sizes |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=8)
@@ -83,7 +83,7 @@ def CLIP(
     >>> images, tokens = jnp.ones((2, 4, 4, 3)), jnp.array([[1, 2, 4], [3, 4, 0]])
     >>> params = net.init(jax.random.key(0), images, tokens)
     >>> image, text, scale = net.apply(params, images, tokens)
-    >>> (scale * image @ text.T).shape
+    >>> (scale[:, None] * image @ text.T).shape
     (2, 2)
 
     Source: Radford et al. 2021, Learning transferable visual models from natural language supervision, section 2.3 to
@@ -122,7 +122,8 @@ def CLIP(
     )
 
     def forward(f, images, tokens):
-        return _unit(f.image(images)), _unit(f.text(tokens)), f.scale()
+        image = _unit(f.image(images))
+        return image, _unit(f.text(tokens)), jnp.broadcast_to(f.scale().astype(image.dtype), image.shape[:-1])
 
     return Wire(forward, image=image, text=text, scale=_Scale())  # type: ignore[return-value]
 
