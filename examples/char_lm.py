@@ -69,7 +69,7 @@ def main(argv=None):
         p = ngram_probabilities(train, held_out, order, tokenizer.vocab_size)[args.context // 2 - order :]
         scores[f"{order}-gram"] = report(f"n-grams with a context of {order}", -np.log2(p).mean())
 
-    sizes = dict(vocab_size=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout)
+    sizes: dict[str, Any] = dict(vocab_size=tokenizer.vocab_size, layers=args.layers, dropout=args.dropout)
     sizes |= dict(features=args.features, heads=4, hidden=args.features * 8 // 3)
     nets = {
         "recurrent": (
