@@ -22,8 +22,8 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@mkdir -p .cache/readme && awk '/^```python/{code=1; next} /^```/{code=0} code' README.md > .cache/readme/readme.py
-	$(BIN)/basedpyright --level error jaxblocks examples .cache/readme/readme.py
+	@mkdir -p build/readme && awk '/^```python/{code=1; next} /^```/{code=0} code' README.md > build/readme/readme.py
+	$(BIN)/basedpyright --level error jaxblocks examples build/readme/readme.py
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .
