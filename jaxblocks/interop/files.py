@@ -224,7 +224,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _read_torch(path: Path) -> dict[str, Tensor]:
     """A file of PyTorch, by its loader that executes nothing."""
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         repair = "install PyTorch, or convert the file to safetensors"
         require(False, f"PyTorch, which reads {path}", "no module torch", repair, error=ImportError)
@@ -245,7 +245,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
 def _tensor_of(name, value) -> Tensor:
     """A tensor of PyTorch, or an array."""
     if hasattr(value, "detach"):  # of PyTorch, which NumPy cannot convert where the dtype is bfloat16
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         half = value.dtype == torch.bfloat16
         dtype = np.dtype(jnp.bfloat16) if half else torch.empty(0, dtype=value.dtype).numpy().dtype

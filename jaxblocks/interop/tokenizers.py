@@ -40,7 +40,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = path / "tokenizer.json" if path.is_dir() else path
     require(path.is_file(), f"a tokenizer at {path}", "no such file", error=FileNotFoundError)
     try:
-        import tokenizers
+        import tokenizers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         repair = 'pip install "jaxblocks[interop]"'
         try:
