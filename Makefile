@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 
-.PHONY: quickstart test quick mutants lint format parity notebooks benchmarks clean
+.PHONY: quickstart test quick mutants lint format parity notebooks docs benchmarks clean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -39,6 +39,19 @@ parity: .venv/.ready
 notebooks: .venv/.ready
 	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
 
+# The site, in docs/_build/html. It runs the notebooks and draws the figures, about a quarter of an hour the first time;
+# make docs DOCS_EXECUTE=off leaves both out.
+docs: export DOCS_EXECUTE ?= on
+docs: .venv/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/check_site.py docs/_build/html
+
+.venv/.docs: .venv/.ready
+	@if command -v uv >/dev/null 2>&1; then \
+	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[docs]' -c constraints.txt; \
+	 else $(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]' -c constraints.txt; fi
+	@touch $@
+
 benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/layers.py
@@ -61,4 +74,4 @@ benchmarks: .venv/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery

@@ -1,4 +1,4 @@
-"""The contract of layers.
+"""The contract of layers. ::
 
     Layer(init, apply)                                          a pair of pure functions
         init(key, *inputs, **side)            -> params

@@ -52,6 +52,28 @@ def test_readme_runs_from_top_to_bottom(capsys):
     assert "hvp" in printed  # the table of costs
 
 
+PAGES = sorted(path for folder in ("guides", "coming_from") for path in (ROOT / "docs" / folder).glob("*.md"))
+
+
+@pytest.mark.usefixtures("as_a_user_has_it", "sentences")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+    """Run the Python blocks of a guide as those of the README; those of other libraries where these are installed.
+
+    What a page shows in blocks of text is what its code prints, except for spaces and the ends of lines.
+    """
+    source = "\n".join(_blocks(page))
+    for library in sorted({"torch", "flax", "equinox"} & set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))):
+        pytest.importorskip(library)
+    printed = re.findall(r"```text\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_rank_promotion("allow"):
+        exec(compile(source, page.name, "exec"), {"__name__": "__main__"})
+    out = capsys.readouterr().out
+    assert [block for block in printed if " ".join(block.split()) not in " ".join(out.split())] == []
+
+
 def test_names_in_the_readme_exist():
     """Check each `jb.name`, each file and each make target in the README."""
     text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()

@@ -1,0 +1,203 @@
+"""Write the gallery and the pages of the notebooks, from ``examples/`` and ``notebooks/``.
+
+Pictures are drawn where they are missing or older than the example that draws them. ``docs/conf.py`` calls ``write()``
+before Sphinx reads the sources.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# The examples whose pictures are in the gallery, with their arguments: those that take at most a minute or two.
+EXAMPLES = {
+    "quickstart": (),
+    "nn251": (),
+    "xor": (),
+    "minimize": (),
+    "ad_cost": ("--quick",),
+    "backprop_by_hand": (),
+    "diffusion_2d": (),
+}
+
+DERIVATIVES = "Operations of jvp, vjp, gradient, Jacobians, Hessian and Hessian-vector product of three nets"
+LAYERS = "The Jacobians of seven layers, white where an entry is zero, and the weights of an attention"
+
+
+def write(folder: Path, draw: bool = True) -> None:
+    """Write the pages; ``draw`` makes the pictures that are missing or old."""
+    gallery, notebooks = folder / "gallery", folder / "notebooks"
+    for path in (gallery, notebooks):
+        path.mkdir(exist_ok=True)
+    if draw:
+        _draw_figures(gallery / "figures")
+        for name in EXAMPLES:
+            _draw_example(name, gallery / name)
+    pages = {"figures.md": _figures(gallery), **{f"{name}.md": _example(name, gallery) for name in EXAMPLES}}
+    pages["index.md"] = _gallery_index()
+    for name, text in pages.items():
+        _write(gallery / name, text)
+    sources = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for source in sources:
+        _write(notebooks / source.name, json.dumps(notebook(json.loads(source.read_text())), indent=1))
+    _write(notebooks / "index.md", _notebook_index(sources))
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+# ---- notebooks -------------------------------------------------------------------------------
+
+
+def notebook(content: dict) -> dict:
+    """A notebook as a page: quotations with errors of the lectures are marked, pictures have a text."""
+    section = ""
+    for cell in content["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+            section = titles[-1] if titles else section
+            cell["source"] = mark_errata(text)
+        else:
+            text = f"Picture of the section {re.sub(r'[$*`]', '', section)!r}, drawn by the code above"
+            cell["metadata"] = cell["metadata"] | {"mystnb": {"image": {"alt": text}}}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return content | {"metadata": content["metadata"] | {"kernelspec": kernel, "language_info": {"name": "python"}}}
+
+
+def mark_errata(text: str) -> str:
+    """Each quotation that begins in bold type, which is what a lecture states wrongly, as a marked box."""
+
+    def box(found):
+        inside = "\n".join(line.removeprefix(">").removeprefix(" ") for line in found.group().rstrip("\n").split("\n"))
+        return f":::{{admonition}} Erratum of a lecture\n:class: warning\n\n{inside}\n:::\n"
+
+    return re.sub(r"^> \*\*.*\n?(?:^>.*\n?)*", box, text, flags=re.MULTILINE)
+
+
+def _title_of(source: Path) -> str:
+    for cell in json.loads(source.read_text())["cells"]:
+        found = re.search(r"^# (.*)$", "".join(cell["source"]), flags=re.MULTILINE)
+        if cell["cell_type"] == "markdown" and found:
+            return found.group(1)
+    return source.stem
+
+
+def _notebook_index(sources: list[Path]) -> str:
+    lines = [
+        "# Notebooks",
+        "",
+        "A course, to be read in order. Each page is the notebook with its results. Boxes titled *Erratum of a",
+        "lecture* quote a statement of a lecture that is wrong, and the text after them corrects it.",
+        "",
+        "| | notebook | |",
+        "|---|---|---|",
+    ]
+    for source in sources:
+        download = f"{{download}}`download <../../notebooks/{source.name}>`"
+        lines.append(f"| {source.stem.split('_')[0]} | [{_title_of(source)}]({source.name}) | {download} |")
+    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *[source.stem for source in sources], "```", ""])
+
+
+# ---- pictures --------------------------------------------------------------------------------
+
+
+def _functions(path: Path) -> dict[str, tuple[ast.FunctionDef, str]]:
+    """The functions at the top of a file, each with its source."""
+    text = path.read_text()
+    lines = text.splitlines()
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node, "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    return found
+
+
+def _numbered() -> list[tuple[str, str, str, str]]:
+    """The number, the file, the title and the source of each figure of ``examples/figures.py``."""
+    found = []
+    for name, (node, source) in _functions(ROOT / "examples" / "figures.py").items():
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "picture":
+                number = ast.literal_eval(decorator.args[0])
+                title = (ast.get_docstring(node) or name).splitlines()[0].rstrip(".")
+                found.append((number, f"{number}_{name}", title, source))
+    return sorted(found)
+
+
+def _draw_figures(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    made = (ROOT / "examples" / "figures.py").stat().st_mtime
+    files = {number: folder / f"{file}.png" for number, file, _, _ in _numbered()}
+    old = [number for number, path in files.items() if not path.exists() or path.stat().st_mtime < made]
+    if old:
+        _run("figures.py", "--only", *old, "--out", str(folder))
+
+
+def _draw_example(name: str, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    made = (ROOT / "examples" / f"{name}.py").stat().st_mtime
+    pictures = list(folder.glob("*.png"))
+    if not pictures or min(path.stat().st_mtime for path in pictures) < made:
+        _run(f"{name}.py", *EXAMPLES[name], "--out", str(folder))
+
+
+def _run(file: str, *arguments: str) -> None:
+    print(f"drawing the pictures of {file} ...", flush=True)
+    done = subprocess.run([sys.executable, f"examples/{file}", *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"examples/{file} failed: {done.stderr[-2000:]}")
+
+
+def _picture(path: Path, folder: Path, text: str) -> list[str]:
+    return [f"![{text}]({path.relative_to(folder)})", ""] if path.exists() else []
+
+
+def _code(source: str) -> list[str]:
+    return ["<details><summary>The lines that make it</summary>", "", "```py", source, "```", "", "</details>", ""]
+
+
+def _figures(gallery: Path) -> str:
+    """The page of the figures of the lectures."""
+    lines = [
+        "# The figures of the lectures",
+        "",
+        "`python examples/figures.py` computes and draws all of them. Functions that several figures share are in",
+        "the same file.",
+        "",
+    ]
+    for number, file, title, source in _numbered():
+        plain = title.replace("`", "")
+        lines += [f"## {number}: {title}", "", *_picture(gallery / "figures" / f"{file}.png", gallery, plain)]
+        lines += _code(source)
+    return "\n".join(lines)
+
+
+def _example(name: str, gallery: Path) -> str:
+    """The page of an example: its pictures, and its functions that draw."""
+    path = ROOT / "examples" / f"{name}.py"
+    doc = ast.get_docstring(ast.parse(path.read_text())) or name
+    lines = [f"# {name.replace('_', ' ')}", "", doc.split("\n\n")[0], ""]
+    lines += ["```bash", " ".join([f"python examples/{name}.py", *EXAMPLES[name]]), "```", ""]
+    for picture in sorted((gallery / name).glob("*.png")):
+        words = f"{picture.stem.replace('_', ' ')}: a picture of the example {name}"
+        lines += [f"## {picture.stem.replace('_', ' ')}", "", *_picture(picture, gallery, words)]
+    functions = _functions(path)
+    drawing = [source for key, (_, source) in functions.items() if key.startswith(("draw", "plot"))]
+    return "\n".join([*lines, *_code("\n\n\n".join(drawing or [functions["main"][1]]))])
+
+
+def _gallery_index() -> str:
+    names = ["figures", *EXAMPLES]
+    lines = ["# Gallery", "", "Pictures with the lines that make them.", ""]
+    lines += ["```{toctree}", ":maxdepth: 1", "", *names, "```", "", "## The pictures of the README", ""]
+    for name, text in (("layers", LAYERS), ("derivatives", DERIVATIVES)):
+        lines += [f"![{text}](../pictures/{name}.png)", "", f"{text}.", ""]
+    lines += ["<details><summary>The lines that make them</summary>", "", "```{literalinclude} ../pictures/draw.py"]
+    return "\n".join([*lines, ":language: python", "```", "", "</details>", ""])

@@ -1,0 +1,96 @@
+"""The site: its reference is complete, and its pages name only what exists. Neither needs Sphinx."""
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import jaxblocks
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"_build", "notebooks", "gallery"} & set(path.parts))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def entries(reference):
+    return [(page, entry) for page in reference.pages() for section in page.sections.values() for entry in section]
+
+
+def test_every_public_name_stands_on_exactly_one_page(reference, entries):
+    """Each pair of a name and a value that some module exports is one entry; the top level comes first."""
+    public = {
+        (name, id(getattr(module, name)))
+        for module in map(importlib.import_module, reference.modules())
+        for name in module.__all__
+    }
+    listed = [(entry.name, id(entry.value)) for _, entry in entries]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == public
+    assert {entry.name for page, entry in entries if page.part == "The top level"} == set(jaxblocks.__all__)
+
+
+def test_every_module_that_users_import_has_its_page(reference):
+    pages = {page.module for page in reference.pages()}
+    assert {"jaxblocks", *(f"jaxblocks.{name}" for name in jaxblocks._SUBMODULES)} <= pages
+
+
+def test_the_headings_of_the_reference_are_those_of_the_map(reference):
+    """Each heading of the reference is a comment of ``jaxblocks/__init__.py``, in the same order."""
+    source = Path(jaxblocks.__file__).read_text()
+    places = [source.index(f"# {heading}") for heading in reference.top_level()]
+    assert len(places) > 15
+    assert places == sorted(places)
+
+
+def test_every_function_of_the_reference_has_a_summary(entries):
+    missing = [entry.path for _, entry in entries if entry.kind in ("function", "class") and len(entry.summary) < 10]
+    assert missing == []
+
+
+def test_signatures_are_those_of_the_source(reference):
+    """The names of types stay as they are written; the decorators do not change them."""
+    assert reference.signature(jaxblocks.Bias).startswith("(*, bias_init: Callable=initializers.zeros, dtype: ")
+    assert reference.signature(jaxblocks.relu).endswith("-> Float[Array, '*shape']")
+
+
+def test_text_of_docstrings_is_mended_for_the_site(reference):
+    """Bars and stars of running text show as they are; literals, roles, emphasis and examples do not change."""
+    assert reference.mend("``a``s, ``b`` and |x| of (*batch, n)") == r"``a``\ s, ``b`` and \|x\| of (\*batch, n)"
+    same = "*sums* of :math:`|x|` and ``*batch``\n\n>>> print(*[1] | {})\n{}\n\nLines::\n\n    f(*x | y)"
+    assert reference.mend(same) == same
+    listed = reference.mend("Side inputs of ``apply``:\n    train: a bool,\n        or so.\n    key: a key.")
+    assert listed == "Side inputs of ``apply``:\n\n* *train*: a bool,\n  or so.\n* *key*: a key."
+
+
+@pytest.mark.parametrize("name", ["guides", "coming_from"])
+def test_every_page_is_in_the_table_of_contents(name):
+    listed = re.findall(r"^(\w+)$", (DOCS / name / "index.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted({path.stem for path in (DOCS / name).glob("*.md")} - {"index"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_names_links_and_pictures_of_a_page_exist(page):
+    """Each `jb.name`, each relative link, and each picture, which has a text for readers who do not see it."""
+    text = page.read_text()
+    for path in set(re.findall(r"\b(?:jb|jaxblocks)((?:\.[A-Za-z]\w*)+)", re.sub(r"\w+/jaxblocks\S*", "", text))):
+        value = jaxblocks
+        for name in path.strip(".").split("."):
+            if not hasattr(value, name):
+                value = importlib.import_module(f"{value.__name__}.{name}")
+            else:
+                value = getattr(value, name)
+    for alternative, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text):
+        assert len(alternative) > 10, target
+        assert (page.parent / target).exists(), target
+    for target in re.findall(r"(?<!!)\[[^\]]*\]\((?!https?:|#)([^)#]+)", text):
+        assert (page.parent / target).exists(), target
