@@ -13,12 +13,17 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"_build", "notebooks", "gallery"} & set(path.parts))
 
 
-@pytest.fixture(scope="module")
-def reference():
-    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+def script(name):
+    """A script of the folder docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return script("make_reference")
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +99,44 @@ def test_names_links_and_pictures_of_a_page_exist(page):
         assert (page.parent / target).exists(), target
     for target in re.findall(r"(?<!!)\[[^\]]*\]\((?!https?:|#)([^)#]+)", text):
         assert (page.parent / target).exists(), target
+
+
+def test_errors_of_lectures_are_marked_in_the_notebooks():
+    """Quotations that begin in bold type are boxes, other quotations are not; every notebook that corrects has some."""
+    gallery = script("make_gallery")
+    marked = gallery.mark_errata(
+        "Text.\n\n> **The notes state** $x$\n> and more.\n\n**Correction:** $y$.\n\n> Other.\n"
+    )
+    assert marked == (
+        "Text.\n\n:::{admonition} Erratum of a lecture\n:class: warning\n\n**The notes state** $x$\nand more.\n:::\n"
+        "\n**Correction:** $y$.\n\n> Other.\n"
+    )
+    cells = [{"cell_type": "markdown", "source": ["# A *title*\n"], "metadata": {}}]
+    cells += [{"cell_type": "code", "source": ["1"], "metadata": {}, "outputs": [], "execution_count": None}]
+    page = gallery.notebook({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    assert "'A title'" in page["cells"][1]["metadata"]["mystnb"]["image"]["alt"]
+
+
+def test_the_gallery_has_every_figure_with_its_lines():
+    gallery = script("make_gallery")
+    assert [number for number, *_ in gallery._numbered()] == [f"F{i:02d}" for i in range(1, 37)]
+    assert all(source.startswith("def ") and len(title) > 10 for _, _, title, source in gallery._numbered())
+    for name in gallery.EXAMPLES:
+        assert "--out" in (DOCS.parent / "examples" / f"{name}.py").read_text()
+
+
+def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
+    """One page with each mistake, and one without any."""
+    (tmp_path / "good.html").write_text('<h1 id="top">.</h1><a href="#top">.</a><a href="https://elsewhere.org">.</a>')
+    (tmp_path / "bad.html").write_text(
+        '<a href="good.html#gone">.</a><a href="gone.html">.</a><img src="good.html">'
+        '<script src="https://elsewhere.org/a.js"></script>'
+    )
+    (tmp_path / "style.css").write_text("@import url(https://elsewhere.org/font.css);")
+    assert script("check_site").problems(tmp_path) == [
+        "bad.html: a picture without alternative text: good.html",
+        "bad.html: no place good.html#gone",
+        "bad.html: no file gone.html",
+        "bad.html: reads https://elsewhere.org/a.js",
+        "style.css: reads https://elsewhere.org/font.css",
+    ]
