@@ -233,11 +233,14 @@ def mend_docstring(app, what, name, value, options, lines):
 
 def to_mathml(tex: str, display: bool) -> str:
     """The MathML of a formula."""
-    tex = re.sub(r"\\[bB]igg?[lr]?\s*(?=\\[lr](floor|ceil)\b)", "", tex)
-    tex = tex.replace("{aligned}", "{align*}").strip()
+    tex = re.sub(r"\\[bB]igg?[lrm]?\s*(?=\\[lr](floor|ceil|Vert|vert)\b)", "", tex)  # latex2mathml has no such size
+    tex = tex.replace("{aligned}", "{align*}").replace(r"\_", "_" if r"\text" in tex else r"\_").strip()
     if display and "&" in tex and r"\begin" not in tex:
         tex = rf"\begin{{align*}}{tex}\end{{align*}}"
-    return convert(tex, display="block" if display else "inline")
+    result = convert(tex, display="block" if display else "inline")
+    if re.search(r">\s*(\\|&<)", result):
+        log.warning("a formula has a command without MathML: %s", tex)
+    return result
 
 
 def inline_math(writer, node):
