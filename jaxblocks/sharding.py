@@ -86,7 +86,9 @@ the rule, or make a mesh with this axis.
 def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Callable:
     """The rule that shards every array along its largest axis that the mesh axis divides (ZeRO-3, FSDP).
 
-    Each device holds a part of the params and of the optimizer's state; XLA gathers a layer where it is computed.
+    Each device holds a part of the params and of the optimizer's state. XLA decides what is gathered where a layer is
+    computed: its params, or for some shapes its inputs, which may be larger; `jaxblocks.training.sharding_report` lists
+    what it chose.
 
     Args:
         axis: the mesh axis.
