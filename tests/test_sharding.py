@@ -182,6 +182,24 @@ def test_a_training_state_of_one_device_is_rejected_on_a_mesh(as_a_user_has_it):
     jb.fit(net, jb.mse, optax.sgd(0.1), (x, x[:, :1]), ts=ts, **options)
 
 
+def test_a_run_continues_on_another_mesh(as_a_user_has_it, tmp_path):
+    """Eight devices, then four with other rules, then one: the losses of a run on one device."""
+    pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
+    x, y = two_processes.data()
+
+    def run(steps, **options):
+        options = dict(key=jax.random.key(0), steps=steps, batch_size=24, progress=False, **options)
+        return jb.fit(jb.MLP(16, 1), jb.mse, optax.adam(1e-2), (x, y), **options)
+
+    run(2, checkpoint_dir=tmp_path, mesh=jax.make_mesh((8,), ("data",)), sharding=fully_sharded(min_size=1))
+    four = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+    second = run(4, checkpoint_dir=tmp_path, mesh=four, sharding={"0/kernel": P(None, "model")})
+    assert second.params[0]["kernel"].sharding.spec == P(None, "model")
+    last = run(6, checkpoint_dir=tmp_path)
+    assert len(jax.tree.leaves(last.params)[0].sharding.device_set) == 1
+    np.testing.assert_allclose(last.history.step_loss, run(6).history.step_loss, rtol=2e-6)
+
+
 # ---- reports -------------------------------------------------------------------------------
 
 
