@@ -175,11 +175,11 @@ def test_masked_entries_have_no_effect(how):
     run = jax.jit(jax.value_and_grad(f, argnums=(0, 1)))
     plain = run(values, scores, ids)
     with jax.debug_nans(False):
-        bad = jnp.array([[jnp.nan], [1e38]])
-        longer = jnp.concatenate([bad, values]), jnp.concatenate([bad[:, 0], scores]), jnp.array([7, -1, 0, 0, 2])
-        value, grads = run(*longer, mask=jnp.arange(5) >= 2)
-    close((value, *(g[2:] for g in grads)), (plain[0], *plain[1]), 1e-6)
-    assert all((g[:2] == 0).all() for g in grads)
+        bad = jnp.array([[jnp.nan], [1e38], [2.0]])
+        longer = jnp.concatenate([bad, values]), jnp.concatenate([bad[:, 0], scores]), jnp.array([7, -1, 0, 0, 0, 2])
+        value, grads = run(*longer, mask=jnp.arange(6) >= 3)
+    close((value, *(g[3:] for g in grads)), (plain[0], *plain[1]), 1e-6)
+    assert all((g[:3] == 0).all() for g in grads)
 
 
 # ---- the block

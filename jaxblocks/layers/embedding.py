@@ -52,7 +52,6 @@ def embed(
     Source: Bengio, Ducharme, Vincent, Jauvin 2003, A neural probabilistic language model.
     """
     size = table.shape[0]
-    ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids  # so that size fits in
     repair = "make the table larger, or map rare ids (and padding) to one row"
     check_range("ids", ids, 0, size - 1, repair, check=check)
     spec = jax.typeof(ids).sharding.spec  # on an explicit mesh the rows are sharded as their ids are
