@@ -442,6 +442,26 @@ def test_other_errors_of_generate(sentences):
     assert isinstance(cached, StatefulLayer)
 
 
+def test_a_batch_without_prompts_has_no_texts():
+    def read(params, state, tokens):
+        return jax.nn.one_hot(tokens, 4), {"position": state["position"] + tokens.shape[-1]}
+
+    counting = StatefulLayer(lambda key, tokens: ((), {"position": jnp.zeros((), jnp.int32)}), read)
+    for model in (tables(np.eye(4)), counting):
+        options = dict(key=jax.random.key(0), steps=3, stop=1, repetition_penalty=2.0)
+        assert generate(model, (), np.zeros((0, 2), np.int32), **options).shape == (0, 5)
+
+
+def test_padding_does_not_lead_to_errors_of_the_model(sentences):
+    """A table of positions that is added raises a TypeError of JAX for longer texts."""
+    add = lambda params, tokens: jax.nn.one_hot(tokens, 4) + jnp.eye(6, 4)[None, : tokens.shape[-1]]
+    model, prompts = Layer(lambda key, tokens: (), add), np.zeros((1, 2), np.int32)
+    with jax.numpy_rank_promotion("allow"):
+        assert generate(model, (), prompts, key=jax.random.key(0), steps=4).shape == (1, 6)
+        with pytest.raises(ValueError, match="generate expected prompts and steps that fit .*, got 5 tokens after"):
+            generate(model, (), prompts, key=jax.random.key(0), steps=5)
+
+
 def test_nan_params_raise():
     """An eager call raises; under jit the tokens are -1 from there on."""
     net, cached = MODELS["Llama"]
@@ -455,3 +475,16 @@ def test_nan_params_raise():
             generate(cached, params, PROMPTS, **draw)
         tokens = jax.jit(lambda params: generate(cached, params, PROMPTS, **draw))(params)
     assert (tokens[:, 6:] == -1).all() and (tokens[:, :6] == PROMPTS).all()
+
+
+def test_texts_stay_on_their_devices():
+    """Of one device or several, where NaN is reported too."""
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    on_both, on_second = jax.NamedSharding(mesh, jax.P("data")), jax.devices()[1]
+    model = Layer(lambda key, tokens: (), lambda params, tokens: params["table"].at[tokens].get(mode="clip"))
+    for where in (on_both, on_second):
+        prompts = jax.device_put(np.zeros((4, 1), np.int32), where)
+        texts = generate(model, {"table": jnp.eye(3)}, prompts, key=jax.random.key(0), steps=2, temperature=0)
+        assert texts.shape == (4, 3) and texts.devices() == prompts.devices()
+        with jax.debug_nans(False), pytest.raises(ValueError, match="got NaN from position 1 on in 4 of the texts"):
+            generate(model, {"table": jnp.full((3, 3), jnp.nan)}, prompts, key=jax.random.key(0), steps=2)

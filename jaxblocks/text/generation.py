@@ -119,8 +119,9 @@ def generate(
         repetition_penalty: r divides the positive logits of tokens that the text contains, and multiplies the negative
             ones; above 1 such tokens become less likely.
         processors: functions ``f(logits, tokens, t) -> logits``, applied in order to the logits of position t, before
-            the temperature and after the repetition penalty. Entries of ``tokens``, ``(..., total)``, from t on are not
-            written yet. Pass the same function objects each time: new ones are compiled again.
+            the temperature and after the repetition penalty. ``tokens``, ``(..., total)``, are the texts, padded by
+            ``bucket``; entries from t on are not written yet. Pass the same function objects each time: new ones
+            are compiled again.
         stop: a token that ends a text: after the model has drawn it, the rest of the row is filled with it. In a prompt
             it has no effect. The loop ends when all texts have ended.
         source: the source of an encoder-decoder model, which is called with ``source, tokens`` (with a cache only
@@ -138,8 +139,8 @@ def generate(
             for tokens outside of its vocabulary, and for options out of range; after it, if logits are NaN. Under
             ``jit`` values are not checked; from the first NaN logits on, tokens are -1.
 
-    On CPU a second copy of the params of each `Repeat` of up to 2 GiB is in memory during the call (see
-    `unstack_repeats`).
+    On CPU, for a ``StatefulLayer`` with less than 2 GiB of params, a second copy of the params of each `Repeat` is in
+    memory during the call (see `unstack_repeats`).
 
     >>> from jaxblocks.models.llama import Llama
     >>> from jaxblocks.text import ByteTokenizer
@@ -169,11 +170,14 @@ def generate(
     tokens = _generate(model, plan, params, *arrays)
     known = checkable(tokens, False)
     total = prompts.shape[-1] + steps
-    if known is None or len(known.devices()) > 1:
+    if known is None or not known.is_fully_addressable:
         return tokens[..., :total]
     values = np.asarray(known)[..., :total]
     _check_drawn(values)
-    return tokens if tokens.shape[-1] == total else jnp.asarray(values)  # a slice would be compiled for each length
+    if tokens.shape[-1] == total:
+        return tokens
+    # A slice is compiled for each length; but a committed array stays on its devices.
+    return tokens[..., :total] if known.committed else jnp.asarray(values)
 
 
 @checked
@@ -280,7 +284,7 @@ def _generate(model, plan, params, prompts, end, lengths, source, key, options):
         t, writing = carry
         return t + 1, _advance(model, plan, params, writing, t, lengths, source, key, options)
 
-    begin = jnp.min(lengths) if plan.first is None else jnp.int32(plan.first + 1)
+    begin = _shortest(prompts, lengths) if plan.first is None else jnp.int32(plan.first + 1)
     last, (tokens, *_) = lax.while_loop(running, step, (begin, writing))
     if stop is not None:
         places = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
@@ -314,12 +318,13 @@ def _begin(model, plan, params, prompts, end, lengths, source, key, options):
             params, state = unstack_repeats(model, params), unstack_repeats(model, state)
         logits, state = model.apply(params, state, *sources, tokens[..., :number])
     if isinstance(model, StatefulLayer) and plan.first is None:  # the last common token is read again in the loop
-        state = _at_position(state, jnp.min(lengths) - 1)
+        state = _at_position(state, _shortest(prompts, lengths) - 1)
     seen = None
     if options["repetition_penalty"] is not None:
         if logits is None:
             logits = _shapes(model, params, prompts, source, time)[0]
-        known = _inside(prompts, jnp.full(tuple(batch), 1) * (jnp.min(lengths) if plan.first is None else plan.first))
+        read = _shortest(prompts, lengths) if plan.first is None else plan.first
+        known = _inside(prompts, jnp.full(tuple(batch), read))
         seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
     writing = _Writing(tokens, jnp.zeros(batch, bool), seen, state)
     if plan.first is not None:
@@ -402,6 +407,11 @@ def _at_position(state, position):
     return jax.tree.map_with_path(place, state)
 
 
+def _shortest(prompts, lengths):
+    """The length of the shortest prompt; without prompts that of the array."""
+    return jnp.min(lengths, initial=prompts.shape[-1])
+
+
 def _inside(prompts, lengths):
     """True at the tokens of the prompts, False at padding."""
     return jnp.broadcast_to(jnp.arange(prompts.shape[-1]), prompts.shape) < lengths[..., None]
@@ -439,8 +449,8 @@ def _prepare(
         prompts = _padded(prompts, padded)
     if lengths is None:
         lengths = np.full(prompts.shape[:-1], time, np.int32)
-    is_greedy = not isinstance(temperature, Tracer) and temperature == 0  # before jit would trace the number
-    number = lambda x: x if x is None or isinstance(x, jax.Array) else np.float32(x)
+    is_greedy = not isinstance(temperature, Tracer) and float(temperature) == 0  # before jit would trace the number
+    number = lambda x: x if x is None or isinstance(x, jax.Array) else float(x)
     options = dict(
         temperature=None if is_greedy else number(temperature),
         top_p=None if is_greedy else number(top_p),
@@ -455,9 +465,9 @@ def _prepare(
 
 
 def _padded(prompts, length: int):
-    """Zeros after the prompts up to this length; on the host, where no program is compiled for each length."""
+    """Zeros after the prompts up to this length; on the host unless committed, since a program is compiled for each length."""
     more = [(0, 0)] * (prompts.ndim - 1) + [(0, length - prompts.shape[-1])]
-    on_device = isinstance(prompts, Tracer) or len(prompts.devices()) > 1
+    on_device = isinstance(prompts, Tracer) or prompts.committed
     return (jnp if on_device else np).pad(prompts, more)
 
 
@@ -523,7 +533,7 @@ def _shapes_of(model, structure, types: tuple, source: tuple | None, tokens: tup
 def _fits_of(*described) -> bool:
     try:
         _shapes_of(*described)
-    except ValueError:
+    except (TypeError, ValueError):  # the errors of JAX for shapes that do not fit
         return False
     return True
 
@@ -538,7 +548,7 @@ def _check_room(model, params, prompts, steps, source) -> int:
     time, total = prompts.shape[-1], prompts.shape[-1] + steps
     try:
         logits(total)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         got = f"{steps} tokens after prompts of {time}, {total} together"
         repair = "use fewer steps, cut the prompts on their left, or build the model for longer texts"
         try:

@@ -24,8 +24,7 @@ def truncate_logits(
 ) -> Float[Array, "*batch vocab"]:
     r"""Set the logits of unlikely tokens to :math:`-\infty`, so that these tokens are never drawn.
 
-    The thresholds are found by bisection, without sorting: on CPU in 0.1 to 0.4 of the time of a sort of 1,000 and more
-    tokens.
+    The thresholds are found by bisection, which takes 0.06 to 0.15 of the time of sorting 1,000 or more tokens on CPU.
 
     Args:
         logits: one for each token.
