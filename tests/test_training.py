@@ -1,11 +1,13 @@
 """The training step, `fit` and its callbacks: purity, reproducibility, donation, detection of NaN."""
 
 import functools
+import gc
 import importlib
 import os
 import pkgutil
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import jax
@@ -32,6 +34,7 @@ from jaxblocks.training import (
     gaussian_noise,
     get_ema,
     init_train_state,
+    loop,
     minibatches,
     predict,
     proximal_l1,
@@ -199,6 +202,41 @@ def test_unwrapped_step_gives_the_same_result_and_donates_nothing():
     after, value = train_step(NET, mse, optimizer, donate=False)(ts, x, y)
     close((by_hand.params, jitted_value), (after.params, value))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(ts))
+
+
+def test_a_step_inside_of_a_transformation_donates_nothing(as_a_user_has_it):
+    x, y = line(8)
+    ts = init_train_state(KEY, NET, optax.sgd(0.1), x)
+    step = train_step(NET, mse, optax.sgd(0.1))
+    _, values = jax.vmap(step, in_axes=(None, 0, 0))(ts, jnp.stack([x, x + 1]), jnp.stack([y, y]))
+    assert values.shape == (2,) and not any(leaf.is_deleted() for leaf in jax.tree.leaves(ts))
+    assert jax.grad(lambda x: step(ts, x, y)[1])(x).shape == x.shape
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(ts))
+
+
+def test_a_net_without_inputs_is_trained():
+    constant = Layer(lambda key: {"mean": jnp.zeros(1, jnp.float32)}, lambda params: params["mean"])
+    ts = init_train_state(KEY, constant, optax.sgd(0.5))
+    _, value = train_step(constant, lambda mean, y: jnp.mean((mean - y) ** 2), optax.sgd(0.5))(ts, (), jnp.ones(4))
+    assert value == 1
+
+
+def test_the_steps_of_few_nets_are_stored():
+    """A net that is not in use is freed; an optimizer without a hash is no error."""
+    nets = [Layer(NET.init, lambda params, x: NET.apply(params, x)) for _ in range(10)]
+    options = mse, optax.sgd(0.1), None, None, None
+    steps = [loop._steps_of(net, *options) for net in nets]
+    assert loop._steps_of(nets[-1], *options) is steps[-1]
+    assert loop._steps_of(nets[-1], *options[:2], l2_penalty, None, None) is not steps[-1]
+    first = weakref.ref(nets[0].apply)
+    del nets, steps
+    gc.collect()
+    assert first() is None
+
+    class Unhashed(optax.GradientTransformationExtraArgs):
+        __hash__ = None
+
+    assert init_train_state(KEY, NET, Unhashed(*optax.sgd(0.1)), jnp.ones((4, 1))).step == 0
 
 
 def test_training_states_of_several_keys_are_trained_under_vmap():

@@ -16,7 +16,7 @@ from jaxtyping import Array, Key
 
 from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.children import as_inputs
-from jaxblocks.core import Layer, LayerLike, StatefulLayer
+from jaxblocks.core import LayerLike
 from jaxblocks.sharding import Rule, batch_sharding, mesh_of
 from jaxblocks.training.callback import Callback, Run, call
 from jaxblocks.training.data import batch_places, minibatches
@@ -29,7 +29,14 @@ from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.resume import checkpoints
 from jaxblocks.training.rows import check_batch_size, check_finite_pair, is_on_one_device, name_arrays
 from jaxblocks.training.signals import StopSignals, stop_signals
-from jaxblocks.training.state import TrainState, check_not_donated, check_optimizer, copy_tree, init_train_state
+from jaxblocks.training.state import (
+    TrainState,
+    check_not_donated,
+    check_optimizer,
+    copy_tree,
+    init_train_state,
+    last_results,
+)
 from jaxblocks.training.step import train_step
 from jaxblocks.training.validation import validation_callback
 
@@ -91,7 +98,8 @@ def fit(
     `terminal_log`), early stopping (`early_stopping`), and custom ones (`Callback`).
 
     Args:
-        net, loss, optimizer: as in `train_step`.
+        net, loss, optimizer: as in `train_step`. Another run with the same functions does not compile again (the last 8
+            combinations are stored); as under ``jax.jit``, values that they read from outside are those of the first.
         data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs. Side inputs that belong
             to the data are passed as inputs: ``Wire(lambda f, x, mask: f.net(x, mask=mask), net=net)`` on
             ``((x, mask), y)``.
@@ -130,6 +138,7 @@ def fit(
             the training state. A second signal ends the process at once. Where the program handles these signals
             itself, and in other threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
+        NotImplementedError: for ``checkpoint_dir`` in a run of several processes.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> x = jnp.linspace(-1, 1, 64)[:, None]
@@ -154,8 +163,8 @@ def fit(
     rows = check_finite_pair("data", data)
     check_batch_size(batch_size, rows)
     batch_size, steps_per_epoch = int(batch_size), rows // int(batch_size)
-    _check_mesh(mesh, ts)
     over_devices = None if mesh is None else batch_sharding(mesh)
+    _check_mesh(mesh, ts)
     batches = lambda start: minibatches(key, data, batch_size, epochs=None, start=start, sharding=over_devices)
 
     all_callbacks = _check_callbacks(callbacks)
@@ -181,7 +190,8 @@ def fit(
     explain = lambda is_finite, count: raise_divergence(
         net, loss, step, is_finite, run.ts, _first(count, batches(run.step)), steps_per_epoch, step_options
     )
-    if mesh is None and is_on_one_device(data):  # then one program takes the rows and makes the step
+    # On one device, one program takes the rows and makes the step.
+    if mesh is None and mesh_of(first) is None and is_on_one_device(data):
         advance = lambda ts, order, place: step_of_rows(ts, data, order, place, batch_size)
         inputs = lambda start: batch_places(key, rows, batch_size, start)
     else:
@@ -270,16 +280,9 @@ def _first(count: int, batches: Iterator) -> Iterator:
         yield batch
 
 
-def _steps_of(net, loss, optimizer, *options) -> tuple[Callable, Callable]:
-    """The step for a batch, and the step for rows of data on the device.
-
-    The last ones of a net are stored with the net, so that another run of it does not compile again.
-    """
-    call = loss, optimizer, *options
-    known, steps = getattr(net, "last_steps", (None, None))
-    if known is not None and steps is not None and all(a is b for a, b in zip(known, call, strict=True)):
-        return steps
-    penalty, augment, compute_dtype = options
+@last_results
+def _steps_of(net, loss, optimizer, penalty, augment, compute_dtype) -> tuple[Callable, Callable]:
+    """The step for a batch, and the step for rows of data on the device, which another run does not compile again."""
     step = train_step(net, loss, optimizer, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
 
     @functools.partial(jax.jit, donate_argnums=0, static_argnums=4)
@@ -288,10 +291,7 @@ def _steps_of(net, loss, optimizer, *options) -> tuple[Callable, Callable]:
         batch = jax.tree.map(lambda a: a[rows], data)
         return step.__wrapped__(ts, *lax.optimization_barrier(batch))  # a barrier, so that the step rounds as alone
 
-    steps = step, step_of_rows
-    if isinstance(net, (Layer, StatefulLayer)):
-        vars(net)["last_steps"] = call, steps
-    return steps
+    return step, step_of_rows
 
 
 # ---- arguments of fit ----------------------------------------------------------------------

@@ -67,7 +67,8 @@ def mean_loss(what: str, loss: Callable, x, outputs, y) -> tuple[Float[Array, ""
     except (TypeError, ValueError) as error:
         _check_batch_axis(x, outputs, y, f"; error of {what}: {str(error).removesuffix('.')}")
         raise
-    if any(jnp.shape(one)[:1] == jnp.shape(jax.tree.leaves(x)[0])[:1] != () for one in jax.tree.leaves(value)):
+    of_x = {jnp.shape(one)[:1] for one in jax.tree.leaves(x)} - {()}
+    if any(jnp.shape(one)[:1] in of_x for one in jax.tree.leaves(value)):
         _check_batch_axis(x, outputs, y)  # y was broadcast
     return mean
 
@@ -76,7 +77,7 @@ def _check_batch_axis(x, outputs, y, cause: str = "") -> None:
     """Raise where all arrays of x and y have the same first axis, and no array of the outputs has it."""
     arrays = [jax.tree.leaves(tree) for tree in (x, outputs, y)]
     of_x, of_outputs, of_y = ({jnp.shape(one)[:1] for one in leaves} for leaves in arrays)
-    if len(of_x) == 1 and of_x == of_y and not of_x & of_outputs:
+    if len(of_x) == 1 and () not in of_x and of_x == of_y and not of_x & of_outputs:
         got = f"outputs {', '.join(map(describe, arrays[1]))} for x {', '.join(map(describe, arrays[0]))}"
         repair = "let each layer act on the trailing axes only, for example Flatten(2) on images"
         require(False, f"a net that keeps the batch axis of size {arrays[0][0].shape[0]}", got, repair + cause)

@@ -30,6 +30,7 @@ __all__ = [
     "copy_tree",
     "init_train_state",
     "is_optimizer",
+    "last_results",
     "train_state_shapes",
     "without_weak_types",
 ]
@@ -69,6 +70,21 @@ def _size_of(tree) -> str:
     sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
     arrays = f"{len(sizes)} array{'s' * (len(sizes) != 1)}"
     return f"{sum(sizes):,} numbers in {arrays}" if sizes else "empty"
+
+
+def last_results(function: Callable) -> Callable:
+    """The function with its last 8 results stored by its arguments, unless these cannot be hashed."""
+    stored = functools.lru_cache(maxsize=8, typed=True)(function)
+
+    @functools.wraps(function)
+    def call(*arguments):
+        try:
+            hash(arguments)
+        except TypeError:
+            return function(*arguments)
+        return stored(*arguments)
+
+    return call
 
 
 @checked
@@ -116,6 +132,7 @@ def init_train_state(
     return jax.jit(begin, out_shardings=_shardings(jax.eval_shape(begin, data), mesh, sharding))(np.asarray(data))
 
 
+@checked
 def train_state_shapes(
     net: LayerLike,
     optimizer: optax.GradientTransformation,
@@ -126,7 +143,15 @@ def train_state_shapes(
 ) -> TrainState:
     """The shapes, dtypes and shardings of the training state that `init_train_state` makes; nothing is allocated.
 
-    The result is a valid ``like`` of `load_checkpoint`, which reads each array to the devices that hold it.
+    The result is a valid ``like`` of `load_checkpoint`, which reads each array to the devices that hold it. The key is
+    that of the default generator.
+
+    Args:
+        net, optimizer, inputs, sharding, side: as in `init_train_state`.
+        mesh: the devices, or a ``jax.sharding.AbstractMesh``.
+
+    Raises:
+        TypeError, ValueError: as `init_train_state`.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -148,25 +173,28 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
     side = {"train": True, **side} if takes_train else side
     inputs = jax.eval_shape(lambda inputs: inputs, inputs)  # shapes, with the dtypes that a jitted step will have
     leaves, structure = jax.tree.flatten(inputs)
-    static = as_layer(net), optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
+    as_layer(net)  # raises if it is none
+    static = net, optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
     if side.keys() <= {"train"} and get_opaque_trace_state() == _OUTSIDE:
-        return functools.partial(_begin, *static)
-    return jax.jit(functools.partial(_begin_at_once, *static))  # jit would store traced values among static ones
+        return _jitted_beginning(*static)
+    return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
 
 
 _OUTSIDE = get_opaque_trace_state()
 """The state of JAX outside of its transformations, in which a module is imported."""
 
 
-def _begin_at_once(net, optimizer, implementation, structure, inputs, side, data):
+@last_results
+def _jitted_beginning(*static):
+    return jax.jit(functools.partial(_begin, *static))
+
+
+def _begin(net, optimizer, implementation, structure, inputs, side, data):
     key = jax.random.wrap_key_data(data, impl=implementation)
     inputs = jax.tree.unflatten(structure, inputs)
     params, state = stateful(net).init(child_key(key, "init"), *inputs, **dict(side))
     params, state, opt_state = without_weak_types((params, state, optimizer.init(params)))
     return TrainState(params, state, opt_state, _stored_key(child_key(key, "training")), jnp.zeros((), jnp.int32))
-
-
-_begin = jax.jit(_begin_at_once, static_argnums=(0, 1, 2, 3, 4, 5))
 
 
 def _shardings(ts: TrainState, mesh, rules) -> TrainState:

@@ -144,6 +144,13 @@ def train_step(
         replicated = NamedSharding(shardings.step.mesh, PartitionSpec())
         return jax.jit(step, donate_argnums=donated, out_shardings=(shardings, replicated))
 
+    def program(ts):
+        """The jitted step for a training state, or for its shapes."""
+        if not isinstance(getattr(getattr(ts, "step", None), "sharding", None), NamedSharding):
+            return jitted
+        leaves, structure = jax.tree.flatten(ts)
+        return sharded(structure, tuple(leaf.sharding for leaf in leaves))
+
     @functools.wraps(step)
     def step_of_own_state(*arguments, **side):
         if len(arguments) != 3:
@@ -151,14 +158,15 @@ def train_step(
             require(False, "a call step(ts, x, y)", f"{len(arguments)} arguments", repair, error=TypeError)
         ts, x, y = arguments
         count = getattr(ts, "step", None)
-        if isinstance(count, Tracer):  # inside another transformation there are no buffers to donate
-            return without_donation(ts, x, y, **side)
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((count, x, y, side))):
+            return without_donation(ts, x, y, **side)  # the buffers belong to the caller of the transformation
         if isinstance(count, jax.Array) and count.is_deleted():  # JAX's error would not say why
             check_not_donated(ts)
-        if isinstance(count, jax.Array) and isinstance(count.sharding, NamedSharding):
-            leaves, structure = jax.tree.flatten(ts)
-            return sharded(structure, tuple(leaf.sharding for leaf in leaves))(ts, x, y, **side)
-        return jitted(ts, x, y, **side)
+        return program(ts)(ts, x, y, **side)
 
-    vars(step_of_own_state).update({name: getattr(jitted, name) for name in ("lower", "trace", "_cache_size")})
+    vars(step_of_own_state).update(
+        lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
+        trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
+        _cache_size=jitted._cache_size,
+    )
     return step_of_own_state
