@@ -16,9 +16,11 @@ import two_processes
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import jaxblocks as jb
+from jaxblocks import linear_maps
 from jaxblocks.models import GPT2, TransformerMLP
 from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
-from jaxblocks.training import minibatches, sharding_report
+from jaxblocks.training import communication, minibatches, sharding_report, train_state_shapes
+from jaxblocks.training.rows import take_rows
 
 P = PartitionSpec
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -26,6 +28,12 @@ PARAMS = {
     "up": {"kernel": jax.ShapeDtypeStruct((6, 16), jnp.float32), "bias": jax.ShapeDtypeStruct((16,), jnp.float32)},
     "down": {"kernel": jax.ShapeDtypeStruct((16, 6), jnp.float32)},
 }
+
+
+@pytest.fixture(autouse=True)
+def several_devices(monkeypatch):
+    """Products as users with several devices have them."""
+    monkeypatch.setattr(linear_maps, "_on_one_device", lambda: False)
 
 
 def specs(tree):
@@ -151,6 +159,25 @@ def test_batches_on_a_mesh(as_a_user_has_it):
         minibatches(jax.random.key(0), x, 6, sharding=batch_sharding(mesh))
     with pytest.raises(ValueError, match="keep_last=False"):
         minibatches(jax.random.key(0), x, 4, keep_last=True, sharding=batch_sharding(mesh))
+    with pytest.raises(TypeError, match=r"a sharding of batches, got .*; pass jaxblocks.sharding.batch_sharding\(mesh"):
+        minibatches(jax.random.key(0), x, 4, sharding=mesh)
+
+
+def test_rows_are_read_once():
+    """Also where four devices hold the same rows."""
+
+    reads = []
+
+    class Counted:
+        shape, dtype = (12, 2), np.dtype(np.float32)
+
+        def __array__(self, dtype=None, copy=None):
+            reads.append(1)
+            return np.arange(24, dtype=np.float32).reshape(12, 2)
+
+    got = take_rows(Counted(), np.array([5, 0, 7, 1]), batch_sharding(jax.make_mesh((2, 4), ("data", "model"))))
+    np.testing.assert_array_equal(got[:, 0], [10, 0, 14, 2])
+    assert len(reads) == 2
 
 
 def test_evaluation_on_a_mesh():
@@ -200,6 +227,22 @@ def test_a_run_continues_on_another_mesh(as_a_user_has_it, tmp_path):
     np.testing.assert_allclose(last.history.step_loss, run(6).history.step_loss, rtol=2e-6)
 
 
+def test_a_training_state_keeps_its_sharding(as_a_user_has_it):
+    """In programs that are lowered from shapes, and in `fit` without a mesh on data of one device."""
+    net, x, mesh = jb.Dense(8), jnp.ones((8, 2)), jax.make_mesh((8,), ("data",))
+    options = dict(mesh=mesh, sharding=fully_sharded(min_size=1))
+    ts = jb.init_train_state(jax.random.key(0), net, optax.sgd(0.1), x, **options)
+    before = jax.tree.map(lambda leaf: leaf.sharding, ts)
+    shapes = train_state_shapes(net, optax.sgd(0.1), x, **options)
+    program = jb.train_step(net, jb.mse, optax.sgd(0.1)).lower(shapes, x, jnp.ones((8, 8))).compile()
+    assert program.output_shardings[0] == before
+    data = (x, jnp.ones((8, 8)))
+    fitted = jb.fit(
+        net, jb.mse, optax.sgd(0.1), data, ts=ts, key=jax.random.key(0), steps=1, batch_size=8, progress=False
+    )
+    assert jax.tree.map(lambda leaf: leaf.sharding, fitted.ts) == before
+
+
 # ---- reports -------------------------------------------------------------------------------
 
 
@@ -227,6 +270,18 @@ def test_report_counts_the_layers_of_a_repeat(as_a_user_has_it):
     assert sum(each.count for each in report.collectives if each.bytes) in (5, 6)  # the input of the first is constant
     assert all(each.bytes == each.count * 4 * 2 * 4 for each in report.collectives)
     assert {each.layer.split("/")[-1] for each in report.collectives} <= {"up", "down"}
+
+
+def test_results_of_an_asynchronous_collective_are_counted_once():
+    """As on GPU, where the start of a collective also returns its operand."""
+    text = """
+ENTRY %main (p: f32[2,4]) -> f32[8,4] {
+  %s = (f32[2,4], f32[8,4]) all-gather-start(f32[2,4] %p), metadata={op_name="jit(step)/jvp(hidden)/dot"}
+  ROOT %d = f32[8,4] all-gather-done((f32[2,4], f32[8,4]) %s), metadata={op_name="jit(step)/jvp(hidden)/dot"}
+}
+"""
+    assert communication._collectives(text) == (communication.Collective("all-gather", "hidden", 1, 4 * 8 * 4),)
+    assert communication._bytes(1024**3) == "1.0 GiB" and communication._bytes(0) == "0 B"
 
 
 def test_report_of_an_abstract_mesh():
@@ -269,6 +324,8 @@ def test_two_processes_equal_one(on_one_device):
         assert process.returncode == 0, err
         found = json.loads(out.splitlines()[-1])
         np.testing.assert_allclose(found["losses"], on_one_device.history.step_loss, rtol=2e-6)
+        total = sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(on_one_device.ts.params))
+        np.testing.assert_allclose(found["total"], total, rtol=1e-5)
         np.testing.assert_allclose(found["validation"], on_one_device.history.validation["loss"], rtol=1e-5)
         assert "expected a mesh in a run of 2 processes" in found["refused"]
     assert "step" in outputs[0][1] and "step/s" not in outputs[1][1]  # the progress bar of the first process

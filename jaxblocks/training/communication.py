@@ -145,14 +145,14 @@ def _shard_bytes(leaf) -> int:
 
 
 def _bytes(number: int) -> str:
-    power = min(int(math.log(max(number, 1), 1024)), 4)
+    power = min(max(number.bit_length() - 1, 0) // 10, 4)
     return f"{number / 1024**power:.{int(power > 0)}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 # ---- collectives of a compiled program ---------------------------------------------------------
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-_COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(?:-done)?\(")  # "-start" also has the operands among its results
 _ARRAY = re.compile(r"\b([a-z]+)(\d+)?(?:e\dm\d\w*)?\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')

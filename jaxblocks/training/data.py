@@ -89,8 +89,8 @@ def minibatches(
             all processes can read.
 
     Raises:
-        TypeError: at the call, unless ``key`` is a typed key.
-        ValueError: at the call, for no rows, numbers of rows that differ, or fewer rows than ``batch_size``, and for
+        TypeError: at the call, unless ``key`` is a typed key, and for a ``sharding`` that is none.
+        ValueError: at the call, for no rows, numbers of rows that differ, or fewer rows than ``batch_size``, for
             arguments that are not integers in their range, and for a ``batch_size`` that the devices do not divide.
 
     >>> x = jnp.arange(6)

@@ -46,8 +46,10 @@ def check_batch_size(batch_size: int, rows: int) -> None:
         require(False, f"batch_size to be at most {rows}, the number of rows", batch_size, f"pass batch_size={rows}")
 
 
-def check_divides(sharding: NamedSharding, batch_size: int) -> None:
-    """Raise unless the devices that share a batch divide its size."""
+def check_divides(sharding, batch_size: int) -> None:
+    """Raise unless it is a sharding of batches, and the devices that share a batch divide its size."""
+    repair = "pass jaxblocks.sharding.batch_sharding(mesh)"
+    require(isinstance(sharding, NamedSharding), "a sharding of batches", sharding, repair, error=TypeError)
     try:
         sharding.shard_shape((batch_size,))
     except ValueError:
@@ -63,7 +65,8 @@ def take_rows(arrays, rows, sharding: NamedSharding | None = None):
     With a ``sharding`` over several devices, each device gets its own rows, read in the process that owns it.
     """
     if sharding is not None:
-        rows = np.arange(len(jax.tree.leaves(arrays)[0]))[rows]
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(jax.tree.leaves(arrays)[0])))
         return jax.tree.map(lambda a: _take_sharded(a, rows, sharding), arrays)
     if isinstance(rows, slice):
         return jax.tree.map(lambda a: a[rows], arrays)
@@ -73,10 +76,13 @@ def take_rows(arrays, rows, sharding: NamedSharding | None = None):
 def _take_sharded(a, rows, sharding):
     if isinstance(a, jax.Array) and not a.is_fully_addressable:
         require(False, "data that this process can read", a, "pass NumPy arrays or memory maps", error=TypeError)
-    shape = (len(rows), *a.shape[1:])
+    shape, parts = (len(rows), *a.shape[1:]), {}
 
     def part(index):
-        return np.asarray(a)[rows[index[0]]]
+        place = index[0].indices(len(rows))
+        if place not in parts:  # several devices may hold the same rows
+            parts[place] = np.asarray(a)[rows[index[0]]]
+        return parts[place]
 
     return jax.make_array_from_callback(shape, sharding, part)  # pyright: ignore[reportArgumentType]
 
