@@ -56,6 +56,9 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/depth.py
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/jacobian.py
 	$(BIN)/python benchmarks/curvature.py

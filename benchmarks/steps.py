@@ -1,6 +1,6 @@
 """Whole training steps against plain JAX with dict params, and against other libraries where they are installed.
 
-    python benchmarks/steps.py [--processor-time] [part of a name ...]
+    python benchmarks/steps.py [--cpu-time] [part of a name ...]
 
 The peers are optional: flax (linen), equinox and torch (eager, fused Adam) are left out where they cannot be imported.
 An environment of its own for all of them:
@@ -9,7 +9,7 @@ An environment of its own for all of them:
 
 A step is forward pass, backward pass and Adam. Times are medians (quartiles) of ratios to the step by hand, of calls
 in turns; the first losses of the library and of the code by hand are compared before. Attention is measured alone.
-On a busy machine use processor time on one core: ``taskset -c 0 python benchmarks/steps.py --processor-time``.
+On a busy machine use processor time on one core: ``taskset -c 0 python benchmarks/steps.py --cpu-time``.
 """
 
 import functools
@@ -31,7 +31,7 @@ from jaxblocks import models
 
 OPTIMIZER = optax.adam(1e-6)  # the nets hardly change, so that no step meets the denormal numbers of a fitted net
 KEY = jax.random.key(0)
-CLOCK = time.process_time if "--processor-time" in sys.argv else time.perf_counter
+CLOCK = time.process_time if "--cpu-time" in sys.argv else time.perf_counter
 
 
 def cross_entropy(logits, y):

@@ -445,7 +445,7 @@ def numpy_params(case: Case) -> None:
 
 
 def wrong_params_rejected(case: Case) -> bool | None:
-    """Params of another name or shape raise an error of the form "expected ..., got ...", before they broadcast."""
+    """Params of another name or shape raise "expected ..., got ...", unless they give outputs of other shapes."""
     params, state, outputs, _ = case._eager
     places = jax.tree_util.tree_leaves_with_path(params)
     renamed = {path[:-1]: path for path, _ in places if isinstance(path[-1], jax.tree_util.DictKey)} if places else {}

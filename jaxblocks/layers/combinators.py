@@ -265,7 +265,7 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
     """The params (or the state) of a net with those of each `Repeat` as a tuple of trees, one for each copy.
 
     ``net.apply`` takes both forms. This one costs a copy of the params and more time to compile, but a loop around
-    ``apply`` then slices nothing: on CPU, decoding one token takes 0.15 to 0.6 of the time. A `Repeat` inside of a
+    ``apply`` then slices nothing: on CPU, decoding one token takes 0.14 to 0.64 of the time. A `Repeat` inside of a
     layer that does not show its children stays as it is.
 
     Args:
@@ -283,10 +283,10 @@ def unstack_repeats(net: LayerLike, tree: Any) -> Any:
     call: Any = getattr(net, "call", None)
     inner = getattr(net, "inner", {})
     if getattr(call, "function", None) is Repeat and not isinstance(tree, _Copies):
-        count = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
-        if len(count) != 1:  # no params or no state
+        counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+        if len(counts) != 1 or () in counts:  # no params or no state; apply rejects those of another net
             return tree
-        own = [jax.tree.map(operator.itemgetter(i), tree) for i in range(*count)]
+        own = [jax.tree.map(operator.itemgetter(i), tree) for i in range(*counts.pop())]
         layer = call.args[0] if call.args else call.kwargs["layer"]
         return _Copies(unstack_repeats(layer, one) for one in own)
     if isinstance(tree, dict) and inner:

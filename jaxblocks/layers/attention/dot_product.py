@@ -116,8 +116,9 @@ def attention(
     custom derivative rule, so forward mode and second derivatives are exact. With a ``sliding_window`` it skips
     keys outside the windows of a chunk, so that time is linear too; with ``causal`` it skips most of the masked keys.
     ``None`` uses chunks from time_q time_k = 1024^2 on: on CPU the gradient at length 8192 then takes 1/35 of the
-    memory, in 0.65 to 1.25 of the time. Below that, on one CPU, it stores the weights of blocks of queries that skip
-    masked keys; causal gradients take 0.5 to 0.8 of the time of ``"einsum"``.
+    memory, in 0.65 to 1.25 of the time. Up to that size, with ``causal`` or a ``sliding_window``, and on one CPU, it
+    stores the weights of blocks of queries that skip masked keys; causal gradients take 0.5 to 0.8 of the time of
+    ``"einsum"``.
     ``"fused"`` is cuDNN's kernel behind ``jax.nn.dot_product_attention``, on GPU and for half precision, with
     ``causal``, ``sliding_window`` and arrays of ``bias``; it has a reverse rule only (no ``jvp``, no second
     derivatives), so it is never chosen automatically.
