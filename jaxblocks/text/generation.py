@@ -465,7 +465,7 @@ def _prepare(
 
 
 def _padded(prompts, length: int):
-    """Zeros after the prompts up to this length; on the host unless committed, since a program is compiled for each length."""
+    """Zeros after the prompts up to this length; on the host, which compiles nothing, unless these are committed."""
     more = [(0, 0)] * (prompts.ndim - 1) + [(0, length - prompts.shape[-1])]
     on_device = isinstance(prompts, Tracer) or prompts.committed
     return (jnp if on_device else np).pad(prompts, more)

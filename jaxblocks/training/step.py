@@ -167,6 +167,6 @@ def train_step(
     vars(step_of_own_state).update(
         lower=lambda ts, *rest, **side: program(ts).lower(ts, *rest, **side),
         trace=lambda ts, *rest, **side: program(ts).trace(ts, *rest, **side),
-        _cache_size=jitted._cache_size,
+        _cache_size=jitted._cache_size,  # pyright: ignore[reportAttributeAccessIssue]
     )
     return step_of_own_state
