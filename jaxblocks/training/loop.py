@@ -35,7 +35,6 @@ from jaxblocks.training.state import (
     check_optimizer,
     copy_tree,
     init_train_state,
-    last_results,
 )
 from jaxblocks.training.step import train_step
 from jaxblocks.training.validation import validation_callback
@@ -98,8 +97,7 @@ def fit(
     `terminal_log`), early stopping (`early_stopping`), and custom ones (`Callback`).
 
     Args:
-        net, loss, optimizer: as in `train_step`. Another run with the same functions does not compile again (the last 8
-            combinations are stored); as under ``jax.jit``, values that they read from outside are those of the first.
+        net, loss, optimizer: as in `train_step`.
         data, batch_size: as in `minibatches`; ``x`` is an array, or a tuple of several inputs. Side inputs that belong
             to the data are passed as inputs: ``Wire(lambda f, x, mask: f.net(x, mask=mask), net=net)`` on
             ``((x, mask), y)``.
@@ -280,9 +278,11 @@ def _first(count: int, batches: Iterator) -> Iterator:
         yield batch
 
 
-@last_results
 def _steps_of(net, loss, optimizer, penalty, augment, compute_dtype) -> tuple[Callable, Callable]:
-    """The step for a batch, and the step for rows of data on the device, which another run does not compile again."""
+    """The step for a batch, and the step for rows of data on the device.
+
+    They are compiled in each run, since the functions may read values from outside that have changed.
+    """
     step = train_step(net, loss, optimizer, penalty=penalty, augment=augment, compute_dtype=compute_dtype)
 
     @functools.partial(jax.jit, donate_argnums=0, static_argnums=4)

@@ -1,8 +1,10 @@
 """The training state: one pytree of all values that a training step changes."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +32,6 @@ __all__ = [
     "copy_tree",
     "init_train_state",
     "is_optimizer",
-    "last_results",
     "train_state_shapes",
     "without_weak_types",
 ]
@@ -70,21 +71,6 @@ def _size_of(tree) -> str:
     sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
     arrays = f"{len(sizes)} array{'s' * (len(sizes) != 1)}"
     return f"{sum(sizes):,} numbers in {arrays}" if sizes else "empty"
-
-
-def last_results(function: Callable) -> Callable:
-    """The function with its last 8 results stored by its arguments, unless these cannot be hashed."""
-    stored = functools.lru_cache(maxsize=8, typed=True)(function)
-
-    @functools.wraps(function)
-    def call(*arguments):
-        try:
-            hash(arguments)
-        except TypeError:
-            return function(*arguments)
-        return stored(*arguments)
-
-    return call
 
 
 @checked
@@ -176,15 +162,16 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
     as_layer(net)  # raises if it is none
     static = net, optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
     if side.keys() <= {"train"} and get_opaque_trace_state() == _OUTSIDE:
-        return _jitted_beginning(*static)
+        with contextlib.suppress(TypeError):  # of arguments without a hash
+            return _jitted_beginning(*static)
     return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
 
 
-_OUTSIDE = get_opaque_trace_state()
-"""The state of JAX outside of its transformations, in which a module is imported."""
+with ThreadPoolExecutor(1) as _thread:  # a new thread is outside of the transformations; this import may be inside
+    _OUTSIDE = _thread.submit(get_opaque_trace_state).result()
 
 
-@last_results
+@functools.lru_cache(maxsize=8)
 def _jitted_beginning(*static):
     return jax.jit(functools.partial(_begin, *static))
 
