@@ -1,6 +1,7 @@
 """Weights in and out, without PyTorch: fixtures of transformers, damaged files, rules over paths."""
 
 import json
+import re
 import shutil
 import struct
 import tracemalloc
@@ -11,7 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import GRU, LSTM, MLP, Attention, BatchNorm, Conv, Dense, Repeat, Residual, Serial, interop
+from jaxblocks import (
+    GRU,
+    LSTM,
+    MLP,
+    Attention,
+    BatchNorm,
+    Conv,
+    Dense,
+    Embedding,
+    Layer,
+    Repeat,
+    Residual,
+    Serial,
+    interop,
+    select,
+)
 from jaxblocks.models import GPT2
 from jaxblocks.text import generate
 
@@ -102,6 +118,53 @@ def test_files_in_other_forms_have_the_same_params(tmp_path):
     params = interop.load(sharded, dtype=jnp.bfloat16).params
     assert params["blocks"]["mlp"]["up"]["kernel"].dtype == jnp.bfloat16
     same_bits(interop.read_tensors(sharded), arrays)
+
+
+def test_the_names_of_tied_weights_are_all_saved(tmp_path):
+    """A file with two other names for the shared embedding of T5; a GPT-2 without prefix, with its head."""
+    sizes = dict(vocab_size=5, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2)
+    t5 = dict(model_type="t5", tie_word_embeddings=False, **sizes)
+    names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
+    cases = [(t5, "shared.weight", names), (CONFIG, "transformer.wte.weight", ["wte.weight", "lm_head.weight"])]
+    for config, name, others in cases:
+        folder, net = tmp_path / config["model_type"], interop.build(config)
+        tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        inputs = (tokens, tokens) if config is t5 else (tokens,)
+        interop.save(folder, net, drawn(net, *inputs), like=config)
+        rename = lambda arrays, name=name, others=others: (
+            {key.removeprefix("transformer."): x for key, x in arrays.items() if key != name}
+            | dict.fromkeys(others, arrays[name])
+        )
+        params = interop.load(rewritten(folder, rename)).params
+        params["tokens"]["embedding"] += 1
+        interop.save(folder, net, params, like=folder)
+        saved = {key: x.read() for key, x in interop.read_tensors(folder).items()}
+        assert name not in saved
+        assert all((saved[other] == params["tokens"]["embedding"]).all() for other in others)
+
+
+def test_folders_that_are_none_are_rejected(tmp_path, sentences):
+    with pytest.raises(
+        FileNotFoundError, match=r"load expected a file gpt2/config.json, got no such file; pass a folder"
+    ):
+        interop.load("gpt2")
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(ValueError, match=f"load expected a folder, got the file .*{name}; pass the folder"):
+            interop.load(FIXTURES / "gpt2" / name)
+    shutil.copyfile(FIXTURES / "gpt2" / "config.json", tmp_path / "config.json")
+    with pytest.raises(FileNotFoundError, match=r"load expected weights at .*model.safetensors, got no such file"):
+        interop.load(tmp_path)
+
+
+def test_tokenizers_neither_pad_nor_truncate(tmp_path):
+    file = json.loads((FIXTURES / "gpt2" / "tokenizer.json").read_text())
+    file["truncation"] = dict(direction="Right", max_length=2, strategy="LongestFirst", stride=0)
+    file["padding"] = dict(strategy=dict(Fixed=20), direction="Right", pad_id=0, pad_type_id=0, pad_token="x")
+    file["padding"]["pad_to_multiple_of"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    tokens = [interop.load_tokenizer(path).encode("to be or not to be") for path in (FIXTURES / "gpt2", tmp_path)]
+    assert len(tokens[0]) > 2
+    np.testing.assert_array_equal(*tokens)
 
 
 def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
@@ -417,6 +480,77 @@ def test_what_does_not_fit_is_reported_and_refused(rules, change, status, path, 
         interop.load_torch(NET, arrays, rules, INPUT)
 
 
+def test_params_with_one_tensor_have_their_own_layouts(sentences):
+    """Tied weights: an embedding, and the kernel of the logits, which is transposed."""
+    net, x = Serial(tokens=Embedding(5, 3), out=Dense(5, use_bias=False)), jnp.zeros(2, jnp.int32)
+    rules, table = {"*": "wte"}, np.arange(15, dtype=np.float32).reshape(5, 3)
+    params = interop.load_torch(net, {"wte.weight": table}, rules, x)
+    assert (params["tokens"]["embedding"] == table).all() and (params["out"]["kernel"] == table.T).all()
+    same_bits(interop.save_torch(net, params, rules), {"wte.weight": table})
+    params["out"]["kernel"] += 1
+    with pytest.raises(ValueError, match="equal params for the one tensor wte.weight, got other values of out/kernel"):
+        interop.save_torch(net, params, rules)
+
+
+def test_copies_are_numbered_by_letters_in_the_order_of_the_alphabet():
+    net, x = Repeat(Repeat(Residual(inner=Dense(2)), 2), 2), jnp.zeros(2)
+    params = drawn(net, x)
+    rules = {"inner": "block.{j}.stage.{i}"}
+    arrays = interop.save_torch(net, params, rules)
+    assert (arrays["block.1.stage.0.bias"] == params["inner"]["bias"][0, 1]).all()
+    back = interop.load_torch(net, arrays, rules, x)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, back, params))
+
+
+@pytest.mark.parametrize("pattern", ["f[!o]1", "f[a-c]?", "f**", "f[!c]", "[!f]*"])
+def test_patterns_of_rules_are_those_of_select(pattern):
+    params = {name: {"kernel": jnp.zeros((2, 2))} for name in ("fc1", "fc2", "fo", "out")}
+    kernel, others = f"{pattern}/kernel", {"**/kernel": ("other", interop.keep)}
+    report = interop.match_torch(Layer(lambda key: params, None), {}, {kernel: "here"} | others)
+    chosen = select(params, kernel)
+    assert {row.path: row.source == "here" for row in report.of("missing")} == {
+        f"{name}/kernel": chosen[name]["kernel"] for name in params
+    }
+
+
+def test_layouts_that_do_not_fit_are_refused(sentences):
+    flipped = interop.Layout("flipped", lambda x: np.flip(x, 0), lambda x: np.flip(x, 0))
+    rules = {"hidden/kernel": ("fc1.weight", flipped), "*": "*"}
+    params = drawn(NET, INPUT)
+    arrays = interop.save_torch(NET, params, rules)
+    assert (arrays["fc1.weight"] == params["hidden"]["kernel"][::-1]).all()
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, interop.load_torch(NET, arrays, rules, INPUT), params))
+    one_way = interop.Layout("one_way", lambda x: x.T, lambda x: x)
+    with pytest.raises(
+        ValueError,
+        match=r"load of the layout one_way to make \(2, 5\) of \(2, 5\) for hidden/kernel, got \(5, 2\); make",
+    ):
+        interop.match_torch(NET, arrays, {"hidden/kernel": ("fc1.weight", one_way), "*": "*"}, INPUT)
+    for layout in (interop.split_heads(3), interop.Layout("row", lambda x: x[None], lambda x: x[0, 0, 0])):
+        with pytest.raises(
+            ValueError, match=f"layout {re.escape(layout.name)} to fit hidden/kernel, got .*; pass another"
+        ):
+            interop.load_torch(NET, arrays, {"hidden/kernel": ("fc1.weight", layout), "*": "*"}, INPUT)
+    with pytest.raises(TypeError, match=r"a name, \(name, layout\) or a Source on the right of a rule"):
+        interop.load_torch(NET, arrays, {"hidden": ("fc1", lambda x: x.T), "out": "out"}, INPUT)
+
+
+def test_nothing_is_lost_without_an_error(sentences):
+    """Statistics without a rule, rules that match nothing, and casts that change values."""
+    net, x = Serial(norm=BatchNorm(use_scale=False, use_bias=False)), jnp.ones((2, 3))
+    trees = net.init(jax.random.key(0), x)
+    assert [row.path for row in interop.match_torch(net, {}, {}, x).of("missing")] == ["norm/mean", "norm/variance"]
+    with pytest.raises(ValueError, match="a rule for every param, got none for norm/mean, norm/variance"):
+        interop.save_torch(net, trees, {})
+    with pytest.raises(ValueError, match="rules that match params, got 'hiden' near hidden; correct its path"):
+        interop.save_torch(NET, NET.init(jax.random.key(0), INPUT), {"*": "*", "hiden": "fc1"})
+    with pytest.raises(ValueError, match="a dtype of floating-point numbers, got dtype=int32"):
+        interop.load_torch(NET, ARRAYS, RULES, INPUT, dtype=jnp.int32)
+    arrays = interop.save_torch(net, trees, {"norm": "bn"}) | {"bn.num_batches_tracked": np.int64(2**40)}
+    with pytest.raises(ValueError, match="integers of int32 in bn.num_batches_tracked, got larger ones of int64"):
+        interop.load_torch(net, arrays, {"norm": "bn"}, x)
+
+
 def test_left_over_tensors_are_a_warning_without_strict(sentences):
     arrays = ARRAYS | {"fc3.bias": np.ones(5)}
     with pytest.warns(UserWarning, match=r"load_torch leaves out 1 tensors: fc3.bias\."):
@@ -460,6 +594,9 @@ def test_params_are_placed_with_their_sharding_and_dtype(sentences):
         interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), sharding={"**": jax.P()})
     with pytest.raises(ValueError, match="a dtype that JAX has, float64, got 64 bits switched off"):
         interop.load_torch(MLP(4, 2), arrays, {"*": "*"}, jnp.zeros(2), dtype=np.float64)
+    norm = {f"0.{name}": np.ones(2) for name in ("weight", "bias", "running_mean", "running_var")}
+    _, state = interop.load_torch(Serial(BatchNorm()), norm, {"*": "*"}, jnp.zeros((2, 2)), mesh=mesh)
+    assert {leaf.sharding for leaf in jax.tree.leaves(state)} == {jax.NamedSharding(mesh, jax.P())}
 
 
 def test_running_statistics_count_as_trained():

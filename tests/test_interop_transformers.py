@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import StatefulLayer, interop
+from jaxblocks import GRU, LSTM, Attention, Conv, ConvTranspose, StatefulLayer, interop
 from jaxblocks.models import ResNet
 
 TOKENS = np.random.default_rng(0).integers(2, 31, (2, 9)).astype(np.int32)
@@ -55,7 +55,9 @@ def close(came, expected, tolerance=1e-5):
 def same_files(folder, other):
     one, other = interop.read_tensors(folder), interop.read_tensors(other)
     assert one.keys() == other.keys()
-    assert all(one[name].read().tobytes() == other[name].read().tobytes() for name in one)
+    for name in one:
+        a, b = one[name].read(), other[name].read()
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
 
 
 def saved(module, folder):
@@ -281,6 +283,59 @@ def test_half_precision_and_pickles(transformers, tmp_path):
         ValueError, match=r"pytorch_model.bin to have tensors by name .* torch.load\(weights_only=True\)"
     ):
         interop.load(tmp_path / "theirs")
+
+
+LAYERS = {
+    "LSTM": (LSTM(3), lambda nn: nn.LSTM(4, 3, batch_first=True), {"": "{leaf}_l0"}),
+    "GRU": (GRU(3), lambda nn: nn.GRU(4, 3, batch_first=True), {"": "{leaf}_l0"}),
+    "Attention": (
+        Attention(2),
+        lambda nn: nn.MultiheadAttention(4, 2, batch_first=True),
+        {**interop.merge_qkv("", "in_proj_{leaf}"), "out": "out_proj"},
+    ),
+    "Conv": (Conv(6, 3, groups=2), lambda nn: nn.Conv1d(4, 6, 3, groups=2), {"": "{leaf}"}),
+    "ConvTranspose": (
+        ConvTranspose(4, 3, stride=2, groups=2),
+        lambda nn: nn.ConvTranspose1d(4, 4, 3, stride=2, groups=2),
+        {"": "{leaf}"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_pytorch(name):
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    net, module, rules = LAYERS[name]
+    torch.manual_seed(0)
+    module, x = module(torch.nn), torch.randn(2, 5, 4)
+    params = interop.load_torch(net, module.state_dict(), rules, jnp.asarray(x.numpy()))
+    if name.startswith("Conv"):
+        expected = module(x.mT).mT
+    else:
+        expected = module(x, x, x)[0] if name == "Attention" else module(x)[0]
+    close(net.apply(params, x.numpy()), expected)
+
+
+def test_tensors_of_pytorch(tmp_path, sentences):
+    """Dtypes that NumPy does not have; tensors without values, and checkpoints with more than weights."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    x = torch.tensor([[1.5, -2.0, 3.0]], requires_grad=True).T
+    dtypes = {"half": torch.bfloat16, "eight": torch.float8_e4m3fn, "full": torch.float32}
+    interop.write_tensors(tmp_path / "x.safetensors", {name: x.to(dtype) for name, dtype in dtypes.items()})
+    for name, tensor in interop.read_tensors(tmp_path / "x.safetensors").items():
+        assert str(tensor.dtype) in str(dtypes[name])
+        np.testing.assert_array_equal(tensor.read().astype(np.float32), [[1.5], [-2.0], [3.0]])
+    for wrong in (torch.eye(2).to_sparse(), torch.zeros(2, device="meta")):
+        with pytest.raises(TypeError, match="write_tensors expected a dense tensor with values for 'w', got one of"):
+            interop.write_tensors(tmp_path / "y.safetensors", {"w": wrong})
+    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "step": 3}
+    torch.save(checkpoint, tmp_path / "z.pt")
+    with pytest.raises(
+        ValueError, match=r"z.pt to have a state dict, .*'state_dict', 'step'.* in a dict; pass the state"
+    ):
+        interop.read_tensors(tmp_path / "z.pt")
+    with pytest.raises(TypeError, match="an array for 'state_dict', got a dict; pass the values of 'state_dict' alone"):
+        interop.load_torch(LSTM(3), checkpoint, {}, jnp.zeros((2, 4)))
 
 
 def test_a_resnet_of_torchvision_is_loaded_by_nine_rules(transformers):

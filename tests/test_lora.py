@@ -60,6 +60,18 @@ def test_lora_begins_at_the_net_and_keeps_its_state(sentences):
         ValueError, match=r'LoRA expected at least one pattern of layers, got none; pass "\*\*/attention'
     ):
         LoRA(backbone).init(jax.random.key(0), x)
+    pattern = r'merge_lora expected params named base and lora, got .*; write params \| \{"base"'
+    with pytest.raises(ValueError, match=pattern):
+        merge_lora(net, (params, state))
+    for message, updates in {
+        "LoRA expected updates of 0/kernel, got none": {},
+        "LoRA expected updates of 0/kernel, got 1/kernel": {"1/kernel": params["lora"]["0/kernel"]},
+        r"LoRA expected up of shape \(1, 3\), got float32 \(1, 1\)": {
+            "0/kernel": params["lora"]["0/kernel"] | {"up": jnp.zeros((1, 1))}
+        },
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            net.apply(params | {"lora": updates}, state, x)
     with pytest.raises(TypeError, match="merge_lora expected the result of LoRA, got Dense"):
         merge_lora(Dense(3), params)
 

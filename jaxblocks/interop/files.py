@@ -80,7 +80,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays (or `Tensor`, which are read one at a time) as a safetensors file.
+    """Write arrays, tensors of PyTorch, or `Tensor` (which are read one at a time) as a safetensors file.
 
     The file has another name until it is complete.
 
@@ -92,6 +92,8 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
+    tensors = {str(name): x if isinstance(x, Tensor) else _tensor_of(name, x) for name, x in tensors.items()}
+    require("__metadata__" not in tensors, "names of tensors", "'__metadata__'", "pass metadata= beside the tensors")
     # Larger items first, as the library safetensors writes them, so that every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))
     for name in order:
@@ -106,8 +108,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     with open(unfinished, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            one = tensors[name]
-            values = np.ascontiguousarray(one.read() if isinstance(one, Tensor) else np.asarray(one))
+            values = np.ascontiguousarray(tensors[name].read())
             file.write(memoryview(values.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
     os.replace(unfinished, path)
 
@@ -233,31 +234,43 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, each for another kind of damage
         got = f"{type(error).__name__} of torch.load(weights_only=True)"
-        try:
-            _require(path, False, "tensors by name and nothing else", got)
-        except ValueError as sentence:
-            raise sentence from error
+        _require(path, False, "tensors by name and nothing else", got)
+        raise AssertionError from None
     good = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
-    _require(path, good, "a state dict, tensors by name", describe(state))
+    if not good:
+        got = f"{_short([*state])} in a dict" if isinstance(state, dict) else describe(state)
+        repair = "pass the state dict inside of it: torch.load(path)[name]"
+        require(False, f"{path} to have a state dict, tensors by name", got, repair)
     return tensors_of(state)
 
 
 def _tensor_of(name, value) -> Tensor:
     """A tensor of PyTorch, or an array."""
-    if hasattr(value, "detach"):  # of PyTorch, which NumPy cannot convert where the dtype is bfloat16
-        import torch  # pyright: ignore[reportMissingImports]
-
-        half = value.dtype == torch.bfloat16
-        dtype = np.dtype(jnp.bfloat16) if half else torch.empty(0, dtype=value.dtype).numpy().dtype
-
-        def values():
-            plain = value.detach().cpu().contiguous()
-            return plain.view(torch.int16).numpy().view(dtype) if half else plain.numpy()
-
-        return Tensor(tuple(value.shape), dtype, reader_of(values))
+    if hasattr(value, "detach"):
+        return _tensor_of_torch(name, value)
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-    require(is_array, f"a tensor or an array for {name}", value, error=TypeError)
+    repair = f"pass the values of {name!r} alone" if isinstance(value, Mapping) else "leave it out"
+    require(is_array, f"a tensor or an array for {name!r}", value, repair, error=TypeError)
     return Tensor(tuple(value.shape), np.dtype(value.dtype), reader_of(lambda: np.asarray(value)))
+
+
+def _tensor_of_torch(name, value) -> Tensor:
+    """A tensor of PyTorch; those of a dtype that its NumPy does not have are converted by their bits."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    own = str(value.dtype).removeprefix("torch.")
+    by_bits = own in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    is_known = value.layout == torch.strided and not value.is_meta and not value.is_quantized
+    expected = f"a dense tensor with values for {name!r}"
+    require(is_known, expected, f"one of {value.layout}, {value.dtype} on {value.device}", error=TypeError)
+    dtype = np.dtype(getattr(jnp, own)) if by_bits else torch.empty(0, dtype=value.dtype).numpy().dtype
+
+    def values():
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        bits = torch.int16 if dtype.itemsize == 2 else torch.uint8
+        return plain.view(bits).numpy().view(dtype) if by_bits else plain.numpy()
+
+    return Tensor(tuple(value.shape), dtype, reader_of(values))
 
 
 def reader_of(values: Callable[[], np.ndarray]) -> Callable[..., np.ndarray]:
@@ -283,10 +296,8 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        try:
-            _require(path, False, "an object in JSON", f"{type(error).__name__}: {error}"[:200])
-        except ValueError as sentence:
-            raise sentence from None
+        _require(path, False, "an object in JSON", f"{type(error).__name__}: {error}"[:200])
+        raise AssertionError from None
     _require(path, isinstance(found, dict), "an object in JSON", _short(found))
     return found
 

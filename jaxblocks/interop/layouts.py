@@ -20,8 +20,8 @@ class Layout(NamedTuple):
 
     Attributes:
         name: as a `Report` shows it.
-        load: the tensor of the other library to the param.
-        save: the param to the tensor.
+        load: the tensor of the other library to the param, a function of arrays that JAX can trace, or of NumPy arrays.
+        save: the param to the tensor, its inverse.
 
     >>> flipped = Layout("flipped", lambda x: x[::-1], lambda x: x[::-1])
     >>> flipped

@@ -111,9 +111,10 @@ def load(
     """
     model = _read(folder, architecture, options)
     check_report(model.report(), strict)
-    for alias, name in model.family.tied(model.config).items():
+    for alias, name in _tied(model.family, model.config, model.tensors).items():
         _require_tied(model, alias, name)
-    initial = lambda: jax.jit(lambda key: model.net.init(key, *model.inputs)[1])(jax.random.key(0))
+    inputs = model.family.inputs(model.config)
+    initial = lambda: jax.jit(lambda key: model.net.init(key, *inputs)[1])(jax.random.key(0))
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, initial)
     tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
@@ -161,29 +162,27 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     family, folder = family_of(config), Path(folder)
     given = getattr(net.call, "kwargs", {})
     wanted = family.net(config, **{name: given[name] for name in _FREE if name in given})
-    require(
-        repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), "change the configuration"
-    )
+    repair = "pass the net that build returns, or change the configuration"
+    require(repr(net) == repr(wanted), f"the net of the configuration, {wanted!r}", repr(net), repair)
     _check_shapes(params, family.shapes(net, config))
-    old = _modern(read_tensors(like)) if isinstance(like, (str, Path)) and Path(like).is_dir() else {}
+    origin = Path(like) if isinstance(like, (str, Path)) and Path(like).is_dir() else None
+    old = _modern(read_tensors(origin)) if origin else {}
     names = old or ([] if _is_base(config) else [family.prefix])
     tensors = written(plans_of(net, params, _rules(family, config, names)), params)
-    for alias, name in family.tied(config).items():
-        if alias in old and name in tensors:
-            tensors[alias] = tensors[name]
-        if alias in old and name not in old:
-            tensors.pop(name, None)
+    aliases = {alias: name for alias, name in _tied(family, config, names).items() if alias in old and name in tensors}
+    tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+    for name in {*aliases.values()} - old.keys():
+        del tensors[name]
     buffers = {name: old[name] for name in old if name not in tensors}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / "model.safetensors", tensors, metadata={"format": "pt"})
-    (folder / "config.json").write_text(
-        json.dumps({**config, "architectures": [_architecture(family, config)]}, indent=2) + "\n"
-    )
-    if isinstance(like, (str, Path)) and Path(like).is_dir() and Path(like).resolve() != folder.resolve():
+    written_config = {**config, "architectures": [_architecture(family, config)]}
+    (folder / "config.json").write_text(json.dumps(written_config, indent=2) + "\n")
+    if origin and origin.resolve() != folder.resolve():
         for name in _KEPT:
-            if (Path(like) / name).exists():
-                shutil.copyfile(Path(like) / name, folder / name)
+            if (origin / name).exists():
+                shutil.copyfile(origin / name, folder / name)
 
 
 _FREE = ("cache", "dropout", "checkpoint", "unroll")  # options that change neither params nor evaluation
@@ -199,28 +198,28 @@ class _Model(NamedTuple):
     config: Config
     family: Family
     net: Layer | StatefulLayer
-    inputs: tuple
     trees: Any
     rules: Mapping
     plans: list
     tensors: dict[str, Tensor]
 
     def report(self) -> Report:
-        ignored = [*self.family.ignored, *self.family.tied(self.config)]
+        ignored = [*self.family.ignored, *_tied(self.family, self.config, self.tensors)]
         return report_of(self.plans, self.tensors, self.rules, ignored=ignored, unused=False)
 
 
 def _read(folder, architecture, options) -> _Model:
     """Configuration and shapes of a folder."""
+    require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(folder, architecture)
     family, tensors = family_of(config), _modern(read_tensors(folder))
-    net, inputs = family.net(config, **options), family.inputs(config)
-    for alias, name in family.tied(config).items():  # files have one of the two names, or both
+    net = family.net(config, **options)
+    for alias, name in _tied(family, config, tensors).items():  # files have one of the two names, or both
         if alias in tensors and name not in tensors:
             tensors[name] = tensors[alias]
     trees = family.shapes(net, config)
     rules = _rules(family, config, tensors)
-    return _Model(config, family, net, inputs, trees, rules, plans_of(net, trees, rules), tensors)
+    return _Model(config, family, net, trees, rules, plans_of(net, trees, rules), tensors)
 
 
 def _config(source, architecture) -> Config:
@@ -239,11 +238,19 @@ def _modern(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _rules(family: Family, config: Config, names) -> dict[str, Any]:
     """The rules, without the prefix for the names of a base model."""
-    rules = family.rules(config)
-    if any(name.startswith(family.prefix) for name in names):
-        return dict(rules)
-    full = {path: source_of(right) for path, right in rules.items()}
-    return {path: source._replace(name=source.name.removeprefix(family.prefix)) for path, source in full.items()}
+    full, prefix = {path: source_of(right) for path, right in family.rules(config).items()}, _surplus(family, names)
+    return {path: source._replace(name=source.name.removeprefix(prefix)) for path, source in full.items()}
+
+
+def _tied(family: Family, config: Config, names) -> dict[str, str]:
+    """The names of tied tensors, without the prefix for the names of a base model."""
+    prefix = _surplus(family, names)
+    return {alias.removeprefix(prefix): name.removeprefix(prefix) for alias, name in family.tied(config).items()}
+
+
+def _surplus(family: Family, names) -> str:
+    """The prefix that names of tensors do not have here."""
+    return "" if any(name.startswith(family.prefix) for name in names) else family.prefix
 
 
 def _is_base(config: Config) -> bool:
@@ -261,7 +268,8 @@ def _require_tied(model: _Model, alias: str, name: str) -> None:
     if alias in model.tensors and name in model.tensors and model.tensors[alias] is not model.tensors[name]:
         one, other = model.tensors[alias], model.tensors[name]
         same = one.shape == other.shape and np.array_equal(one.read(), other.read(), equal_nan=one.dtype.kind == "f")
-        require(same, f"{alias} to equal {name}, to which the configuration ties it", "other values")
+        repair = "correct tie_word_embeddings in config.json"
+        require(same, f"{alias} to equal {name}, to which the configuration ties it", "other values", repair)
 
 
 def _check_shapes(params, wanted) -> None:
@@ -273,7 +281,8 @@ def _check_shapes(params, wanted) -> None:
     repair = "pass what net.init returns: params, or for a net with state params and state"
     for path in [*expected, *got]:
         if got.get(path) != expected.get(path):
-            require(False, f"params with {path} of shape {expected.get(path)}", f"{got.get(path)}", repair)
+            wanted_here = f"with {path} of shape {expected[path]}" if path in expected else f"without {path}"
+            require(False, f"params {wanted_here}", f"{got.get(path)}", repair)
     require(
         jax.tree.structure(params) == jax.tree.structure(wanted),
         "params as net.init makes them",

@@ -7,6 +7,7 @@ Rules are a dict from paths of params (in the grammar of `jaxblocks.select`) to 
         "stage_*/first/body/conv_*": "layer*.0.conv*",        # what a * on the left matches replaces the * on the right
         "stage_*/first/body/norm_*": "layers.{*-1}.0.bn*",    # or a number less by one
         "stage_*/blocks/body/conv_*": "layer*.{i+1}.conv*",   # the copies of a Repeat are i = 0, 1, ...
+        "towers/blocks/fc": "h.{j}.tower.{i}.fc",             # letters in the order of the alphabet: i is the outer one
         "blocks/mlp/up": ("h.{i}.mlp.c_fc", keep),            # with a layout other than that of PyTorch
         **merge_qkv("blocks/attention", "h.{i}.attn.c_attn"), # three params that are one tensor there
         "positions/embedding": "position_embedding",          # the path of a param: the whole name of its tensor
@@ -74,8 +75,8 @@ class Match(NamedTuple):
 
     Attributes:
         status: ``"matched"``; ``"ignored"``, a tensor that has no param, such as a buffer that is computed here;
-            ``"initial"``, state that begins anew, such as a cache; or what is wrong: ``"missing"``, ``"wrong shape"``,
-            ``"wrong dtype"``, ``"left over"``, ``"unused"`` (a rule that matches no param).
+            ``"initial"``, state as ``net.init`` makes it, such as a cache; or what is wrong: ``"missing"``,
+            ``"wrong shape"``, ``"wrong dtype"``, ``"left over"``, ``"unused"`` (a rule that matches no param).
         path: of the param.
         shape: of the param.
         source: the name of the tensor, with ``{i}`` for the copies of a `Repeat`.
@@ -135,6 +136,11 @@ class _Plan(NamedTuple):
         """Whether it is one of the running statistics, which are state that has tensors."""
         return self.is_state and self.path.rpartition("/")[2] in names
 
+    @property
+    def is_weight(self) -> bool:
+        """Whether it needs a tensor: params do, and the mean and the variance of running statistics."""
+        return not self.is_state or self.is_statistic("mean", "variance")
+
     def __repr__(self) -> str:
         return f"{self.path} <- {self.source}"
 
@@ -172,6 +178,8 @@ def load_torch(
     **side: Any,
 ) -> Any:
     """The params of a net from the weights of a PyTorch module (or of any library), by rules.
+
+    Options are not weights: the net must have those of the module, such as ``epsilon`` of `BatchNorm`, 1e-5 in PyTorch.
 
     Args:
         net: the net.
@@ -214,12 +222,20 @@ def save_torch(net: Layer | StatefulLayer, params: Any, rules: Mapping[str, Any]
         params: what `load_torch` and ``net.init`` return: params, or for a net with state params and state.
         rules: those of `load_torch`.
 
+    Raises:
+        ValueError: for a param without a rule, a rule that matches no param, and params that have the same tensor but
+            other values.
+
     >>> net = MLP(5, 1)
     >>> params = net.init(jax.random.key(0), jnp.zeros(2))
     >>> {name: x.shape for name, x in save_torch(net, params, {"*": "*"}).items()}
     {'0.bias': (5,), '0.weight': (5, 2), '2.bias': (1,), '2.weight': (1, 5)}
     """
-    return {name: one.read() for name, one in written(plans_of(net, params, rules), params).items()}
+    plans = plans_of(net, params, rules)
+    for row in _unused(plans, rules):
+        got = f"{row.path!r} {row.note}".strip()
+        require(False, "rules that match params", got, "correct its path, or leave it out")
+    return {name: one.read() for name, one in written(plans, params).items()}
 
 
 @checked
@@ -258,7 +274,7 @@ _RECURRENT_LEAVES = {
 }
 _COPY = re.compile(r"\{([a-z])(\+\d+)?\}")
 _STATISTICS = ("mean", "variance", "updates")
-_WILDCARD = re.compile(r"\*\*|\*|\?|\[[^]]*\]")
+_WILDCARD = re.compile(r"\*\*|\*|\?|\[!?[^]]+\]")
 _PLACE = re.compile(r"\{\*(?P<added>[+-]\d+)\}|" + _WILDCARD.pattern)  # of a wildcard in a name
 
 
@@ -291,7 +307,7 @@ def _plan(path, leaf, is_state, compiled, recurrent) -> _Plan:
             name = _substituted(name, found)
         else:
             continue
-        letters = list(dict.fromkeys(match[1] for match in _COPY.finditer(name)))
+        letters = sorted({match[1] for match in _COPY.finditer(name)})
         fits = len(letters) <= len(leaf.shape)
         require(fits, f"an axis of {path} for each of the copies in {source.name!r}", leaf, "leave out {i}")
         layout = source.layout or layout_of_leaf(last, len(leaf.shape) - len(letters))
@@ -323,18 +339,26 @@ def source_of(right: Any) -> Source:
     if isinstance(right, str):
         return Source(right)
     good = isinstance(right, tuple) and 2 <= len(right) <= 3 and isinstance(right[0], str)
+    good = good and (right[1] is None or isinstance(right[1], Layout))
     require(good, "a name, (name, layout) or a Source on the right of a rule", right, error=TypeError)
     return Source(*right)
 
 
 def _compiled(pattern: str) -> re.Pattern:
     """A pattern in the grammar of `jaxblocks.select`, for paths that end with a slash; a group for each wildcard."""
-    groups = {"*": "([^/]*)", "?": "([^/])"}
+
+    def one(piece: str) -> str:
+        if not _WILDCARD.fullmatch(piece):
+            return re.escape(piece)
+        if piece[0] != "[":
+            return "([^/])" if piece == "?" else "([^/]*)"
+        characters = re.sub(r"([\\^])", r"\\\1", piece[1:-1])
+        return f"([^/{characters[1:]}])" if characters[0] == "!" and len(characters) > 1 else f"([{characters}])"
+
     parts = []
     for segment in pattern.split("/") if pattern else ():
         pieces = re.split(f"({_WILDCARD.pattern})", segment)
-        one = "".join(groups.get(p, f"({p})" if _WILDCARD.fullmatch(p) else re.escape(p)) for p in pieces)
-        parts.append("((?:[^/]+/)*)" if segment == "**" else f"{one}/")
+        parts.append("((?:[^/]+/)*)" if segment == "**" else "".join(map(one, pieces)) + "/")
     return re.compile("".join(parts))
 
 
@@ -369,20 +393,25 @@ def report_of(
     """The report; ``ignored`` are patterns of tensors without a param, ``unused`` is whether unused rules are wrong."""
     used = {name for plan in plans for name in _known(plan.names, tensors)}
     others = [name for name in tensors if name not in used]
-    groups = _groups(plans)
-    rows = [_row(plan, groups.get(plan.source, []), tensors, others) for plan in plans]
+    groups = {id(plan): group for group in _groups(plans) for plan in group}
+    rows = [_row(plan, groups.get(id(plan), []), tensors, others) for plan in plans]
     wanted = [row.source for row in rows if row.status == "missing" and row.source]
     for name in others:
         is_ignored = any(fnmatchcase(name, pattern) for pattern in ignored)
         note = "no param" if is_ignored else _nearest(name, wanted)
         rows.append(Match("ignored" if is_ignored else "left over", "", None, name, tensors[name].shape, "", note))
-    if unused:
-        places = list(dict.fromkeys(place for plan in plans for place in (plan.path.rpartition("/")[0], plan.path)))
-        for pattern, right in rules.items():
-            compiled = _compiled(pattern)
-            if not any(compiled.fullmatch(f"{place}/" * bool(place)) for place in places):
-                rows.append(Match("unused", pattern, None, source_of(right).name, None, "", _nearest(pattern, places)))
-    return Report(tuple(rows))
+    return Report((*rows, *(_unused(plans, rules) if unused else ())))
+
+
+def _unused(plans: Sequence[_Plan], rules: Rules) -> list[Match]:
+    """The rules that match no param."""
+    places = list(dict.fromkeys(place for plan in plans for place in (plan.path.rpartition("/")[0], plan.path)))
+    rows = []
+    for pattern, right in rules.items():
+        compiled = _compiled(pattern)
+        if not any(compiled.fullmatch(f"{place}/" * bool(place)) for place in places):
+            rows.append(Match("unused", pattern, None, source_of(right).name, None, "", _nearest(pattern, places)))
+    return rows
 
 
 def _known(names: Sequence[str], tensors):
@@ -393,23 +422,24 @@ def _known(names: Sequence[str], tensors):
         yield name
 
 
-def _groups(plans) -> dict[str, list[_Plan]]:
-    """The plans of each source, in the order of their parts."""
-    groups: dict[str, list[_Plan]] = {}
-    for plan in plans:
+def _groups(plans: Sequence[_Plan]) -> list[list[_Plan]]:
+    """The plans with a source, each alone or with the other parts of the same tensors, in the order of the parts."""
+    groups: dict[Any, list[_Plan]] = {}
+    for number, plan in enumerate(plans):
         if plan.source:
-            groups.setdefault(plan.source, []).append(plan)
-    return {source: sorted(group, key=lambda plan: plan.part or 0) for source, group in groups.items()}
+            merged = (plan.source, plan.names.copies, plan.layout.name)  # type: ignore[attr-defined]
+            groups.setdefault(number if plan.part is None else merged, []).append(plan)
+    return [sorted(group, key=lambda plan: plan.part or 0) for group in groups.values()]
 
 
 def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
     row = Match("matched", plan.path, tuple(plan.leaf.shape), plan.source)
     if not plan.source:
-        note = "state that begins anew" if plan.is_state else "no rule has this path"
-        return row._replace(status="initial" if plan.is_state else "missing", note=note)
+        note = "no rule has this path" if plan.is_weight else "initial state"
+        return row._replace(status="missing" if plan.is_weight else "initial", note=note)
     missing = next((name for name in plan.names if name not in tensors), None)
-    if missing is not None and plan.is_state and not plan.is_statistic("mean", "variance"):
-        note = "counts as one update" if plan.is_statistic("updates") else "state that begins anew"
+    if missing is not None and not plan.is_weight:
+        note = "counts as one update" if plan.is_statistic("updates") else "initial state"
         return row._replace(status="initial", source="", note=note)
     if missing is not None:
         near = _nearest(missing, others)
@@ -435,16 +465,28 @@ def _shape_in_source(plan: _Plan, group: list[_Plan]) -> tuple[int, ...]:
     shape = one(plan)
     if plan.part is not None:
         shape = (*shape[:-1], sum(one(other)[-1] for other in group))
+    layout = plan.layout
     try:
-        return jax.eval_shape(plan.layout.save, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
-    except (TypeError, ValueError) as error:
-        require(False, f"the layout {plan.layout.name} to fit {plan.path}", f"{shape}: {error}"[:200])
+        saved = _shape_after(layout.save, shape)
+        loaded = _shape_after(layout.load, saved)
+    except (TypeError, ValueError, IndexError) as error:
+        require(False, f"the layout {layout.name} to fit {plan.path}", f"{shape}: {error}"[:200], "pass another layout")
         raise AssertionError from None
+    expected = f"load of the layout {layout.name} to make {shape} of {saved} for {plan.path}"
+    require(loaded == shape, expected, f"{loaded}", "make it the inverse of save")
+    return saved
+
+
+def _shape_after(function: Callable, shape: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return jax.eval_shape(function, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
+    except jax.errors.TracerArrayConversionError:  # a function of NumPy
+        return function(np.broadcast_to(np.float32(0), shape)).shape
 
 
 def _kind(dtype) -> str:
-    kinds = {"number": jnp.floating, "integer": jnp.integer}
-    return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), "other")
+    kinds = {"real": jnp.floating, "integer": jnp.integer, "complex": jnp.complexfloating}
+    return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), str(dtype))
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
@@ -495,7 +537,7 @@ def read_plans(
     """
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
-    for group in _groups(plans).values():
+    for group in _groups(plans):
         if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
             continue
         stack = _read_stack(group[0], tensors, _dtype(group[0].leaf.dtype, dtype))
@@ -509,7 +551,8 @@ def read_plans(
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(initial())]
         for number, plan in enumerate(plans):
             if number not in made:
-                made[number] = jnp.ones_like(begun[number]) if plan.is_statistic("updates") else begun[number]
+                value = jnp.ones_like(begun[number]) if plan.is_statistic("updates") else begun[number]
+                made[number] = jax.device_put(value, places[number])
     return jax.tree.unflatten(jax.tree.structure(trees), [made[number] for number in range(len(plans))])
 
 
@@ -524,7 +567,10 @@ def _read_stack(plan: _Plan, tensors: Mapping[str, Tensor], dtype: np.dtype) -> 
             bits = tensor.read().view(np.uint16)
             np.left_shift(bits, np.uint32(16), out=room.view(np.uint32), dtype=np.uint32, casting="unsafe")
         else:
-            room[...] = tensor.read()
+            values = tensor.read()
+            room[...] = values
+            kept = jnp.issubdtype(dtype, jnp.inexact) or np.array_equal(room, values)
+            require(kept, f"integers of {dtype} in {name}", f"larger ones of {tensor.dtype}")
     return stack
 
 
@@ -541,7 +587,7 @@ def _loaded(group: list[_Plan], stack: np.ndarray) -> list[np.ndarray]:
     else:
         copies = np.stack([load(one) for one in stack]) if len(stack) else stack
     if group[0].part is None:
-        return [copies] * len(group)
+        return [copies]
     ends = np.cumsum([plan.leaf.shape[-1] for plan in group])
     return np.split(copies, ends[:-1], -1)
 
@@ -549,30 +595,42 @@ def _loaded(group: list[_Plan], stack: np.ndarray) -> list[np.ndarray]:
 def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:
     """The tensors of the other library, made when they are read."""
     leaves = dict(zip(map(id, plans), jax.tree.leaves(trees), strict=True))
-    lost = [plan.path for plan in plans if not plan.source and not plan.is_state]
+    lost = [plan.path for plan in plans if not plan.source and plan.is_weight]
     require(not lost, "a rule for every param", f"none for {', '.join(lost[:5])}", "add rules for their paths")
-    tensors: dict[str, Tensor] = {}
-    for group in _groups(plans).values():
+    made: dict[str, list[Tensor]] = {}
+    owners: dict[str, list[str]] = {}
+    for group in _groups(plans):
         if group[0].is_state and not group[0].is_statistic(*_STATISTICS):
             continue
         counts = group[0].is_statistic("updates")  # int64 in PyTorch
         shape, dtype = _shape_in_source(group[0], group), np.dtype(np.int64 if counts else leaves[id(group[0])].dtype)
         for k, name in enumerate(group[0].names):
-            tensors[name] = Tensor(shape, dtype, reader_of(functools.partial(_merged, group, leaves, k, dtype)))
-    return tensors
+            tensor = Tensor(shape, dtype, reader_of(functools.partial(_merged, group, leaves, k, dtype)))
+            made.setdefault(name, []).append(tensor)
+            owners.setdefault(name, []).extend(plan.path for plan in group)
+    return {name: _shared(name, tensors, owners[name]) for name, tensors in made.items()}
+
+
+def _shared(name: str, tensors: list[Tensor], owners: list[str]) -> Tensor:
+    """One tensor for all params whose rules name it, such as tied weights; their values must be equal."""
+    first, *others = tensors
+
+    def values():
+        array = first.read()
+        same = all(np.array_equal(array, other.read()) for other in others)
+        require(same, f"equal params for the one tensor {name}", f"other values of {', '.join(owners)}")
+        return array
+
+    return first._replace(read=reader_of(values)) if others else first
 
 
 def _merged(group: list[_Plan], leaves: Mapping[int, Any], k: int, dtype: np.dtype) -> np.ndarray:
-    """The tensor of the k-th copy, from its params."""
+    """The tensor of the k-th copy, from its param or its parts."""
     parts = []
     for plan in group:
         leaf = np.asarray(leaves[id(plan)])
         parts.append(leaf.reshape(len(plan.names), *leaf.shape[len(plan.names.copies) :])[k])  # type: ignore[attr-defined]
-    if group[0].part is None:
-        same = all(np.array_equal(parts[0], other, equal_nan=False) for other in parts[1:])
-        expected = f"equal params for the one tensor {group[0].source}"
-        require(same, expected, f"other values of {', '.join(plan.path for plan in group)}")
-    merged = parts[0] if group[0].part is None else np.concatenate(parts, -1)
+    merged = parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
     return np.array(group[0].layout.save(merged), dtype, order="C")
 
 
@@ -580,6 +638,8 @@ def _dtype(own, wanted: DTypeLike | None) -> np.dtype:
     """The dtype of a param: that of ``init``, or the one that is wanted where it is a floating-point number."""
     floating = jnp.issubdtype(own, jnp.floating)
     dtype = np.dtype(wanted if floating and wanted is not None else own)
+    is_kept = jnp.issubdtype(dtype, jnp.floating) == floating
+    require(is_kept, "a dtype of floating-point numbers", f"dtype={dtype}", "pass dtype=jnp.bfloat16")
     known = dtype == jax.dtypes.canonicalize_dtype(dtype)
     repair = 'call jax.config.update("jax_enable_x64", True)'
     require(known, f"a dtype that JAX has, {dtype}", "64 bits switched off", repair)

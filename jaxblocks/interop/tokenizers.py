@@ -18,8 +18,8 @@ class _PretrainedTokenizer(Tokenizer):
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a ``tokenizer.json``, or in a folder with one; it needs the library tokenizers.
 
-    ``encode`` adds the special tokens that the file states, such as BERT's ``[CLS]`` and ``[SEP]``; ``decode`` leaves
-    special tokens out.
+    ``encode`` adds the special tokens that the file states, such as BERT's ``[CLS]`` and ``[SEP]``, and neither pads
+    nor truncates; ``decode`` leaves special tokens out.
 
     Raises:
         FileNotFoundError: where there is no such file.
@@ -41,27 +41,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     require(path.is_file(), f"a tokenizer at {path}", "no such file", error=FileNotFoundError)
     try:
         import tokenizers  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        repair = 'pip install "jaxblocks[interop]"'
-        try:
-            require(
-                False,
-                f"the library tokenizers, which reads {path}",
-                "no module of this name",
-                repair,
-                error=ImportError,
-            )
-        except ImportError as sentence:
-            raise sentence from error
+    except ImportError:
+        expected, repair = f"the library tokenizers, which reads {path}", 'pip install "jaxblocks[interop]"'
+        require(False, expected, "no module of this name", repair, error=ImportError)
         raise AssertionError from None
     try:
         found = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower class
-        try:
-            require(False, f"a tokenizer in {path}", f"{error}"[:200], "the file is damaged: get it again")
-        except ValueError as sentence:
-            raise sentence from error
+        require(False, f"a tokenizer in {path}", f"{error}"[:200], "the file is damaged: get it again")
         raise AssertionError from None
+    found.no_padding()  # the library transformers ignores these settings of the file too
+    found.no_truncation()
 
     def encode(text: str) -> np.ndarray:
         require(isinstance(text, str), "a string", text, "call it for each text", error=TypeError)

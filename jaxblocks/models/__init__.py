@@ -2,7 +2,7 @@
 
 Every builder returns a pair. Inputs are images ``(..., height, width, channels)``, or tokens, integers ``(..., time)``;
 outputs are logits (or, for a denoiser, an image). Deep models stack their blocks by `Repeat`, so that compile time does
-not grow with depth. The transformers share `TransformerBlock` and therefore the names of their params.
+not grow with depth. All transformers but `T5` are made of `TransformerBlock`; all of them share its param names.
 
 This subpackage imports only layers, which ``import jaxblocks`` has loaded already, so its names are imported eagerly.
 """

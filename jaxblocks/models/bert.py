@@ -51,7 +51,8 @@ def BERT(
     Args:
         vocab_size: the number of tokens.
         max_length: the maximal length of a sequence, the number of position embeddings.
-        position_offset: rows before that of the first position, as ``offset`` of `LearnedPositions`; 2 in RoBERTa.
+        position_offset: rows before that of the first position, as ``offset`` of `LearnedPositions`; 2 in RoBERTa,
+            whose published code does not count padding: pad its texts at the end.
         segments: the number of segments; 0 for no embedding of segments, as in DistilBERT.
         layers, heads, features, hidden: blocks, heads per block, features per position, features inside the MLP; 24,
             16, 1024, 4096 is BERT-large.

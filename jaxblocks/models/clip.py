@@ -23,6 +23,7 @@ from jaxblocks.layers.positions import LearnedPositions
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.tokens import ClassToken, TokenPositions, as_tokens
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
+from jaxblocks.precision import widen
 
 __all__ = ["CLIP", "quick_gelu"]
 
@@ -129,8 +130,9 @@ def CLIP(
 
 
 def _unit(x):
-    length = jnp.linalg.norm(x, axis=-1, keepdims=True)
-    return x / jnp.broadcast_to(length, x.shape)
+    wide = widen(x)
+    length = jnp.linalg.norm(wide, axis=-1, keepdims=True)
+    return (wide / jnp.broadcast_to(length, x.shape)).astype(x.dtype)
 
 
 def _Scale() -> Layer:

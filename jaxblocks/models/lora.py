@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, checked, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, check_params, checked, require
 from jaxblocks.children import apply_child, child_key, child_of, init_child, make_combinator
 from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.selectors import paths, select
@@ -25,7 +25,8 @@ def LoRA(
 
     Params are ``{"base": params of the net, "lora": {path: {"down": A, "up": B}}}`` with :math:`A` ``(in, rank)`` and
     :math:`B` ``(rank, out)`` for each kernel, stacked like it inside a `Repeat`. B is zero at ``init``, so that the net
-    computes what it did before. The base has no gradient; state, such as batch statistics, is that of the net.
+    computes what it did before. The base has no gradient (weight decay still changes it; mask it out); state, such as
+    batch statistics, is that of the net. A kernel of a convolution has an update for each place of its window.
 
     Args:
         net: the net.
@@ -36,7 +37,7 @@ def LoRA(
     Shapes and side inputs are those of the net.
 
     Raises:
-        ValueError: for a pattern that matches no kernel, or no pattern.
+        ValueError: for a pattern that matches no kernel, no pattern, and updates of other layers or shapes.
 
     >>> backbone = MLP(5, 3)
     >>> pretrained = backbone.init(jax.random.key(0), jnp.zeros(2))
@@ -56,10 +57,7 @@ def LoRA(
         return {"base": base, "lora": _updates(child_key(key, "lora"), base, patterns, rank)}, state
 
     def apply(params, state, inputs, side):
-        named = isinstance(params, dict) and params.keys() == {"base", "lora"}
-        require(named, "params named base and lora", params, 'write params | {"base": pretrained}')
-        base = jax.lax.stop_gradient(params["base"])
-        return apply_child(child, _merged(base, params["lora"], alpha), state, inputs, side)
+        return apply_child(child, _merged(params, patterns, rank, alpha), state, inputs, side)
 
     return make_combinator((child,), init, apply)
 
@@ -70,7 +68,7 @@ def merge_lora(net: Layer | StatefulLayer, params: Any) -> Any:
 
     Args:
         net: the result of `LoRA`.
-        params: its params.
+        params: its params, without state.
 
     >>> backbone = MLP(5, 3)
     >>> net = LoRA(backbone, "0", rank=1)
@@ -85,29 +83,46 @@ def merge_lora(net: Layer | StatefulLayer, params: Any) -> Any:
     call: Any = getattr(net, "call", None)
     is_lora = getattr(call, "function", None) is LoRA
     require(is_lora, "the result of LoRA", repr(net), "pass LoRA(net, ...)", error=TypeError)
-    options = inspect.signature(LoRA).bind(*call.args, **call.kwargs).arguments
-    return _merged(params["base"], params["lora"], options.get("alpha"))
+    bound = inspect.signature(LoRA).bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    options = bound.arguments
+    return _merged(params, options["patterns"], options["rank"], options["alpha"])
+
+
+def _chosen(base, patterns) -> set[str]:
+    """The paths of the kernels that a pattern matches."""
+    require(len(patterns) > 0, "at least one pattern of layers", "none", 'pass "**/attention/*"')
+    chosen = jax.tree.leaves(select(base, *(f"{pattern}/kernel" for pattern in patterns)))
+    return {path for path, is_chosen in zip(paths(base), chosen, strict=True) if is_chosen}
 
 
 def _updates(key, base, patterns, rank) -> dict[str, dict[str, jax.Array]]:
-    """A and B of each kernel that a pattern matches."""
-    require(len(patterns) > 0, "at least one pattern of layers", "none", 'pass "**/attention/*"')
-    chosen = select(base, *(f"{pattern}/kernel" for pattern in patterns))
-    updates = {}
-    for path, kernel, is_chosen in zip(paths(base), jax.tree.leaves(base), jax.tree.leaves(chosen), strict=True):
-        if is_chosen:
+    """A and B of each chosen kernel."""
+    chosen, updates = _chosen(base, patterns), {}
+    for path, kernel in zip(paths(base), jax.tree.leaves(base), strict=True):
+        if path in chosen:
             *stack, features, out = kernel.shape
             down = jax.random.normal(child_key(key, path), (*stack, features, rank), kernel.dtype) * features**-0.5
             updates[path] = {"down": down, "up": jnp.zeros((*stack, rank, out), kernel.dtype)}
     return updates
 
 
-def _merged(base, updates, alpha):
+def _merged(params, patterns, rank, alpha):
+    """The params of the net with the updates added, which alone have a gradient."""
+    named = isinstance(params, dict) and params.keys() == {"base", "lora"} and isinstance(params["lora"], dict)
+    require(named, "params named base and lora", params, 'write params | {"base": pretrained}')
+    base, updates = jax.lax.stop_gradient(params["base"]), params["lora"]
+    chosen = _chosen(base, patterns)
+    repair = "use the lora of init"
+    require(updates.keys() == chosen, f"updates of {', '.join(sorted(chosen))}", ", ".join(updates) or "none", repair)
+
     def add(path, kernel):
-        if path not in updates:
+        if path not in chosen:
             return kernel
+        *stack, features, out = kernel.shape
+        check_params(updates[path], down=(*stack, features, rank), up=(*stack, rank, out))
         down, up = (updates[path][name].astype(kernel.dtype) for name in ("down", "up"))
-        factor = 1.0 if alpha is None else alpha / down.shape[-1]
+        factor = 1.0 if alpha is None else alpha / rank
         return kernel + factor * jnp.matmul(down, up)  # (..., in, out)
 
     leaves = [add(path, leaf) for path, leaf in zip(paths(base), jax.tree.leaves(base), strict=True)]

@@ -125,7 +125,7 @@ def ResNet(
         inner = features_of[i] if bottleneck_width is None else bottleneck_width * 2**i
         block = functools.partial(_Block, features_of[i], inner if bottleneck else None, groups)
         stride = first_stride if i == 0 else 2
-        changes = stride > 1 or (features_of[i - 1] if i else width) != features_of[i] * (4 if bottleneck else 1)
+        changes = stride > 1 or width != features_of[0] * (4 if bottleneck else 1)
         stage = {"first": block(stride, stride_in, shortcut if changes else "identity")}
         if blocks > 1:
             stage["blocks"] = Repeat(block(), blocks - 1, checkpoint=checkpoint, unroll=unroll)

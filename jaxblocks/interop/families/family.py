@@ -97,13 +97,8 @@ def sentences(config: Config) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if " expected " in str(error):
             raise
-        repair = "correct config.json"
-        try:
-            require(
-                False, f"options of model_type {config['model_type']!r} in a configuration", f"{error}"[:200], repair
-            )
-        except ValueError as sentence:
-            raise sentence from error
+        expected = f"options of model_type {config['model_type']!r} in a configuration"
+        require(False, expected, f"{error}"[:200], "correct config.json")
 
 
 def tokens(config: Config) -> tuple:

@@ -74,7 +74,8 @@ def _positions(config: Config) -> dict[str, Any]:
     rope = Config(rope, model_type=config["model_type"])
     base = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     kind = rope.one_of("rope_type" if "rope_type" in rope else "type", "default", "linear", "llama3", default="default")
-    config.one_of("partial_rotary_factor", 1.0, default=1.0)
+    for options in (config, rope):
+        options.one_of("partial_rotary_factor", 1.0, default=1.0)
     if kind == "default":
         return {"base": base}
     names = SCALING if kind == "llama3" else ["factor"]
