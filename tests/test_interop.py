@@ -154,6 +154,21 @@ def test_folders_that_are_none_are_rejected(tmp_path, sentences):
     shutil.copyfile(FIXTURES / "gpt2" / "config.json", tmp_path / "config.json")
     with pytest.raises(FileNotFoundError, match=r"load expected weights at .*model.safetensors, got no such file"):
         interop.load(tmp_path)
+    with pytest.raises(
+        TypeError, match=r"load expected the path of a folder, got a dict; build\(config\) makes the net"
+    ):
+        interop.load(CONFIG)
+    with pytest.raises(
+        ValueError, match="write_tensors expected the path of a file, got the folder .*; pass .*safetensors"
+    ):
+        interop.write_tensors(tmp_path, {})
+    with pytest.raises(TypeError, match="write_tensors expected tensors or arrays by name, got a list; pass module"):
+        interop.write_tensors(tmp_path / "x.safetensors", [np.ones(2)])
+    loaded = interop.load(FIXTURES / "gpt2")
+    with pytest.raises(TypeError, match=r"save expected a net, got a Pretrained; write net, params, tokenizer = load"):
+        interop.save(tmp_path, loaded, loaded.params, like=FIXTURES / "gpt2")
+    with pytest.raises(ValueError, match=r"save expected a folder, got the file .*config.json; pass the folder"):
+        interop.save(tmp_path / "config.json", loaded.net, loaded.params, like=FIXTURES / "gpt2")
 
 
 def test_tokenizers_neither_pad_nor_truncate(tmp_path):
@@ -563,6 +578,10 @@ def test_left_over_tensors_are_a_warning_without_strict(sentences):
 def test_rules_that_cannot_be_read_are_refused(sentences):
     with pytest.raises(TypeError, match=r"a name, \(name, layout\) or a Source on the right of a rule, got 3"):
         interop.load_torch(NET, ARRAYS, {"hidden": 3}, INPUT)
+    with pytest.raises(TypeError, match="rules, a dict from paths to names of tensors, got a list"):
+        interop.load_torch(NET, ARRAYS, [("hidden", "fc1")], INPUT)
+    with pytest.raises(ValueError, match=r"a pattern of paths, got 'h\[z-a\]': bad character range"):
+        interop.load_torch(NET, ARRAYS, {"h[z-a]": "fc1"}, INPUT)
     with pytest.raises(ValueError, match=r"no more wildcards in a name than in its path, got 'fc\*.weight'"):
         interop.load_torch(NET, ARRAYS, {"hidden/kernel": "fc*.weight"}, INPUT)
     with pytest.raises(TypeError, match=r"a state dict of tensors by name, or the path .*; pass module.state_dict\(\)"):

@@ -92,6 +92,10 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
+    path = Path(path)
+    require(not path.is_dir(), "the path of a file", f"the folder {path}", f"pass {path / _WEIGHTS[0]}")
+    expected = "tensors or arrays by name"
+    require(isinstance(tensors, Mapping), expected, tensors, "pass module.state_dict(), or a dict", error=TypeError)
     tensors = {str(name): x if isinstance(x, Tensor) else _tensor_of(name, x) for name, x in tensors.items()}
     require("__metadata__" not in tensors, "names of tensors", "'__metadata__'", "pass metadata= beside the tensors")
     # Larger items first, as the library safetensors writes them, so that every tensor is aligned.
@@ -103,7 +107,6 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, metadata: Map
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    path = Path(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     with open(unfinished, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -249,7 +252,8 @@ def _tensor_of(name, value) -> Tensor:
     if hasattr(value, "detach"):
         return _tensor_of_torch(name, value)
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-    repair = f"pass the values of {name!r} alone" if isinstance(value, Mapping) else "leave it out"
+    is_dict = hasattr(value, "items")  # such as the state dict inside of a checkpoint
+    repair = f"pass the values of {name!r} alone" if is_dict else "leave it out, or pass np.asarray(x)"
     require(is_array, f"a tensor or an array for {name!r}", value, repair, error=TypeError)
     return Tensor(tuple(value.shape), np.dtype(value.dtype), reader_of(lambda: np.asarray(value)))
 

@@ -17,6 +17,7 @@ from jaxblocks.interop.families import Config, Family, family_of
 from jaxblocks.interop.files import Tensor, read_tensors, reader_of, write_tensors
 from jaxblocks.interop.rules import (
     Report,
+    check_net,
     check_report,
     placements,
     plans_of,
@@ -158,6 +159,8 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     >>> sorted(read_tensors(folder))[:2]
     ['transformer.h.0.attn.c_attn.bias', 'transformer.h.0.attn.c_attn.weight']
     """
+    check_net(net)
+    require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(like, None)
     family, folder = family_of(config), Path(folder)
     given = getattr(net.call, "kwargs", {})
@@ -210,6 +213,8 @@ class _Model(NamedTuple):
 
 def _read(folder, architecture, options) -> _Model:
     """Configuration and shapes of a folder."""
+    repair = "build(config) makes the net of a configuration"
+    require(isinstance(folder, str | Path), "the path of a folder", folder, repair, error=TypeError)
     require(not Path(folder).is_file(), "a folder", f"the file {folder}", "pass the folder that it is in")
     config = _config(folder, architecture)
     family, tensors = family_of(config), _modern(read_tensors(folder))

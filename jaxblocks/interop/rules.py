@@ -161,6 +161,7 @@ def match_torch(
     missing   2/bias    (1,)     2.bias
     matched   2/kernel  (5, 1)   2.weight  (1, 5)   transpose
     """
+    check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
     return report_of(plans_of(net, trees, rules), tensors_of(state_dict), rules)
 
@@ -206,6 +207,7 @@ def load_torch(
     >>> float(net.apply(params, jnp.ones(2))[0])
     11.0
     """
+    check_net(net)
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
     plans, tensors = plans_of(net, trees, rules), tensors_of(state_dict)
     check_report(report_of(plans, tensors, rules), strict)
@@ -231,6 +233,7 @@ def save_torch(net: Layer | StatefulLayer, params: Any, rules: Mapping[str, Any]
     >>> {name: x.shape for name, x in save_torch(net, params, {"*": "*"}).items()}
     {'0.bias': (5,), '0.weight': (5, 2), '2.bias': (1,), '2.weight': (1, 5)}
     """
+    check_net(net)
     plans = plans_of(net, params, rules)
     for row in _unused(plans, rules):
         got = f"{row.path!r} {row.note}".strip()
@@ -278,8 +281,16 @@ _WILDCARD = re.compile(r"\*\*|\*|\?|\[!?[^]]+\]")
 _PLACE = re.compile(r"\{\*(?P<added>[+-]\d+)\}|" + _WILDCARD.pattern)  # of a wildcard in a name
 
 
+def check_net(net) -> None:
+    """Raise a ``TypeError`` for what is not a net, such as the result of `load` as a whole."""
+    repair = "write net, params, tokenizer = load(folder)" if hasattr(net, "net") else "pass a layer, such as Dense(3)"
+    require(isinstance(net, Layer | StatefulLayer), "a net", net, repair, error=TypeError)
+
+
 def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan]:
     """A plan for each leaf of params (and of state), in the order of ``jax.tree.leaves``."""
+    good = isinstance(rules, Mapping) and all(isinstance(pattern, str) for pattern in rules)
+    require(good, "rules, a dict from paths to names of tensors", rules, error=TypeError)
     if isinstance(net, StatefulLayer):
         pair = isinstance(trees, tuple) and len(trees) == 2
         require(pair, "params and state of a net with state", trees, "pass (params, state)")
@@ -359,7 +370,11 @@ def _compiled(pattern: str) -> re.Pattern:
     for segment in pattern.split("/") if pattern else ():
         pieces = re.split(f"({_WILDCARD.pattern})", segment)
         parts.append("((?:[^/]+/)*)" if segment == "**" else "".join(map(one, pieces)) + "/")
-    return re.compile("".join(parts))
+    try:
+        return re.compile("".join(parts))
+    except re.error as error:
+        require(False, "a pattern of paths", f"{pattern!r}: {error}", "write [a-z] for a range of characters")
+        raise AssertionError from None
 
 
 def _substituted(name: str, found: re.Match) -> str:
