@@ -567,7 +567,7 @@ def test_errors_of_inputs(sentences):
             made_wrongly.init(0, x)
     cached = CachedAttention(Attention(2, causal=True), 4)
     params, state = made(cached, x)
-    with pytest.raises(ValueError, match=r"a cache float32 \(2, 4, 2, 2\); make the state by init"):
+    with pytest.raises(ValueError, match=r"a cache float32 \(2, 2, 4, 2\); make the state by init"):
         cached.apply(params, state, x[:1])
     with pytest.raises(TypeError, match="x alone, since it has a cache"):
         cached.apply(params, state, x, x)

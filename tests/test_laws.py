@@ -13,6 +13,7 @@ from zoo import ZOO, Center, Noise
 
 import jaxblocks
 from jaxblocks import Layer, StatefulLayer, layers, stateful
+from jaxblocks.checks import check_params
 from jaxblocks.core import builder
 from jaxblocks.testing import LAWS, Case, check_layer
 
@@ -306,5 +307,9 @@ def test_implicit_promotion_is_reported_with_the_cast_to_write():
     layer = Layer(lambda key, x: {"w": jnp.ones((2, 2))}, lambda params, x: x @ params["w"])
     with pytest.raises(AssertionError, match=r"bfloat16.*astype\(x.dtype\)"):
         check_layer(layer, ROWS)
-    cast = Layer(layer.init, lambda params, x: x @ params["w"].astype(x.dtype))
-    assert "dtype_kept" in check_layer(cast, ROWS)
+
+    def apply(params, x):
+        check_params(params, w=(2, 2))
+        return x @ params["w"].astype(x.dtype)
+
+    assert "dtype_kept" in check_layer(Layer(layer.init, apply), ROWS)

@@ -425,7 +425,7 @@ def test_llama_matches_pytorch_with_and_without_cache(torch, neighbors):
     decoder = Llama(**LLAMA_SIZES, base=100, cache=7)
     structure, state = initial(decoder, TOKENS)
     assert structure == jax.tree.structure(params)
-    assert state["blocks"]["attention"]["key"].shape == (3, 2, 7, 2, 4)  # two heads of keys
+    assert state["blocks"]["attention"]["key"].shape == (3, 2, 2, 7, 4)  # layers, batch, two heads of keys
     close(in_pieces(decoder, params, state, TOKENS, 1, 2), expected)
 
 
