@@ -289,6 +289,13 @@ def test_traces_can_be_differentiated():
     np.testing.assert_allclose(jax.grad(trace)(jnp.array([1.0, 2.0])), [3.0, 3.0], rtol=1e-6)
 
 
+def test_the_standard_error_of_a_density_divides_by_the_samples_less_one():
+    """One node each: the samples are n times the nodes, 8 and 24, with deviation 8 sqrt(2)."""
+    density = SpectralDensity(jnp.array([[1.0], [3.0]]), jnp.ones((2, 1)), 8)
+    found = density.trace()
+    assert found.value == 16 and found.standard_error == pytest.approx(8, rel=1e-6)
+
+
 def test_density_plots():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
