@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from jax import lax
 from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
@@ -161,14 +160,18 @@ def _beginning(key, net, optimizer, inputs, side) -> Callable:
     leaves, structure = jax.tree.flatten(inputs)
     as_layer(net)  # raises if it is none
     static = net, optimizer, jax.random.key_impl(key), structure, tuple(leaves), tuple(side.items())
-    if side.keys() <= {"train"} and get_opaque_trace_state() == _OUTSIDE:
+    if side.keys() <= {"train"} and _is_outside():
         with contextlib.suppress(TypeError):  # of arguments without a hash
             return _jitted_beginning(*static)
     return jax.jit(functools.partial(_begin, *static))  # which may hold traced values, so that it is not stored
 
 
-with ThreadPoolExecutor(1) as _thread:  # a new thread is outside of the transformations; this import may be inside
-    _OUTSIDE = _thread.submit(get_opaque_trace_state).result()
+def _is_outside() -> bool:
+    """Whether the caller is outside of all transformations, where no value is traced."""
+    from jax.extend.core import get_opaque_trace_state  # imported here, because it imports Pallas
+
+    with ThreadPoolExecutor(1) as thread:  # a new thread is outside
+        return get_opaque_trace_state() == thread.submit(get_opaque_trace_state).result()
 
 
 @functools.lru_cache(maxsize=8)
