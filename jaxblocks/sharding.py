@@ -67,14 +67,16 @@ the rule, or make a mesh with this axis.
     leaves, structure = jax.tree.flatten(tree)
     names = paths(tree)
     specs = [PartitionSpec()] * len(leaves)
-    for rule in [rules] if isinstance(rules, Mapping) or callable(rules) else rules:
+    several: Sequence[Any] = rules if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
+    for rule in several:
         if isinstance(rule, Mapping):
             for pattern, spec in rule.items():
                 chosen = jax.tree.leaves(select(tree, pattern))
                 specs = [spec if selected else before for selected, before in zip(chosen, specs, strict=True)]
         else:
             repair = 'pass for instance {"**/kernel": PartitionSpec(None, "model")}'
-            require(callable(rule), "rules that are dicts or functions", rule, repair, error=TypeError)
+            got = repr(rule) if isinstance(rule, str) else rule
+            require(callable(rule), "rules that are dicts or functions", got, repair, error=TypeError)
             specs = [rule(name, leaf.shape, spec, mesh) for name, leaf, spec in zip(names, leaves, specs, strict=True)]
     for name, leaf, spec in zip(names, leaves, specs, strict=True):
         _check_spec(name, leaf, spec, mesh)
@@ -83,6 +85,7 @@ the rule, or make a mesh with this axis.
 
 
 @recorded
+@checked
 def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Callable:
     """The rule that shards every array along its largest axis that the mesh axis divides (ZeRO-3, FSDP).
 
@@ -118,6 +121,7 @@ def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Cal
 
 
 @recorded
+@checked
 def tensor_parallel(axis: str = "model") -> Callable:
     """The rule that splits attention and MLP of each `TransformerBlock` over the devices of a mesh axis (Megatron-LM).
 
@@ -187,7 +191,8 @@ def mesh_of(tree: PyTree) -> Mesh | None:
 
 def _check_mesh(mesh) -> None:
     repair = 'pass for instance jax.make_mesh((jax.device_count(),), ("data",))'
-    require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", mesh, repair, error=TypeError)
+    got = repr(mesh) if isinstance(mesh, str) else mesh
+    require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", got, repair, error=TypeError)
 
 
 def _automatic(mesh):

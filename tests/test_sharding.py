@@ -72,6 +72,7 @@ def test_full_sharding_takes_the_largest_axis_that_is_divisible():
         ({"down/kernel": P("model", "model")}, ValueError, "at most once for down/kernel"),
         ({"up/bias": "model"}, TypeError, "a PartitionSpec for up/bias"),
         ([None], TypeError, "rules that are dicts or functions"),
+        ("fsdp", TypeError, "rules that are dicts or functions, got 'fsdp'"),
         (fully_sharded("devices"), ValueError, "an axis of the mesh"),
         (tensor_parallel("devices"), ValueError, "axes of the mesh"),
     ],
@@ -81,9 +82,22 @@ def test_rules_that_do_not_fit_are_rejected(sentences, rules, error, words):
         shardings(PARAMS, MESH, rules)
 
 
+def test_options_of_rules_are_checked(sentences):
+    for wrong, words in (
+        (lambda: fully_sharded(min_size=-1), "fully_sharded expected min_size to be"),
+        (lambda: fully_sharded(min_size="large"), "fully_sharded expected min_size to be"),
+        (lambda: fully_sharded(3), "fully_sharded expected axis to be"),
+        (lambda: tensor_parallel(2), "tensor_parallel expected axis to be"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            wrong()
+
+
 def test_a_mesh_is_needed(sentences):
     with pytest.raises(TypeError, match="expected a mesh of devices"):
         shardings(PARAMS, 8)
+    with pytest.raises(TypeError, match="expected a mesh of devices, got 'data'; pass for instance jax.make_mesh"):
+        shardings(PARAMS, "data")
     with pytest.raises(ValueError, match="a mesh for the sharding"):
         jb.init_train_state(jax.random.key(0), jb.Dense(4), optax.sgd(0.1), jnp.zeros((2, 3)), sharding=fully_sharded())
 

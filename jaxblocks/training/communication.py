@@ -117,7 +117,7 @@ def sharding_report(
     ts = train_state_shapes(net, optimizer, *inputs, mesh=mesh, sharding=sharding, **side)
     named = zip(paths(ts.params), jax.tree.leaves(ts.params), strict=True)
     replicated = [(path, _shard_bytes(leaf)) for path, leaf in named if leaf.sharding.is_fully_replicated]
-    devices = math.prod(mesh.shape.values())
+    devices = mesh.size
     temporaries = collectives = None
     if isinstance(mesh, Mesh):
         along = batch_sharding(mesh)

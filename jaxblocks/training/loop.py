@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -321,7 +320,7 @@ def _check_mesh(mesh, ts) -> None:
     if mesh is None and jax.process_count() > 1:
         repair = 'pass mesh=jax.make_mesh((jax.device_count(),), ("data",)), else each process trains a net of its own'
         require(False, f"a mesh in a run of {jax.process_count()} processes", mesh, repair)
-    if mesh is not None and ts is not None and mesh_of(ts) is None and math.prod(mesh.shape.values()) > 1:
+    if mesh is not None and ts is not None and mesh_of(ts) is None and mesh.size > 1:
         repair = "make it with init_train_state(..., mesh=mesh, sharding=rules)"
         require(False, "a ts whose arrays are on the mesh", ts, repair)
 
