@@ -115,9 +115,9 @@ def load(
     for alias, name in _tied(model.family, model.config, model.tensors).items():
         _require_tied(model, alias, name)
     inputs = model.family.inputs(model.config)
-    initial = lambda: jax.jit(lambda key: model.net.init(key, *inputs)[1])(jax.random.key(0))
+    init = lambda key: model.net.init(key, *inputs)
     places = placements(model.net, model.trees, mesh, sharding)
-    params = read_plans(model.plans, model.tensors, model.trees, dtype, places, initial)
+    params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
     tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
     return Pretrained(model.net, params, tokenizer)
 

@@ -211,8 +211,8 @@ def load_torch(
     trees = jax.eval_shape(net.init, jax.random.key(0), *inputs, **side)
     plans, tensors = plans_of(net, trees, rules), tensors_of(state_dict)
     check_report(report_of(plans, tensors, rules), strict)
-    initial = lambda: jax.jit(lambda key: net.init(key, *inputs, **side)[1])(jax.random.key(0))
-    return read_plans(plans, tensors, trees, dtype, placements(net, trees, mesh, sharding), initial)
+    init = lambda key: net.init(key, *inputs, **side)
+    return read_plans(plans, tensors, trees, dtype, placements(net, trees, mesh, sharding), init)
 
 
 @checked
@@ -544,12 +544,9 @@ def read_plans(
     trees: Any,
     dtype: DTypeLike | None,
     places: Sequence[Any],
-    initial: Callable[[], Any],
+    init: Callable[[Any], Any],
 ) -> Any:
-    """The trees with values, read one tensor at a time and put at their places.
-
-    ``initial`` makes the state that has no tensor.
-    """
+    """The trees with values, read one tensor at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
     for group in _groups(plans):
@@ -563,7 +560,8 @@ def read_plans(
         jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
         del stack, copies, values
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
-        begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(initial())]
+        state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
+        begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
         for number, plan in enumerate(plans):
             if number not in made:
                 value = jnp.ones_like(begun[number]) if plan.is_statistic("updates") else begun[number]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.activations import gelu
-from jaxblocks.interop.families.family import Config, Family
+from jaxblocks.interop.families.family import Config, Family, projections
 from jaxblocks.interop.layouts import Layout
 from jaxblocks.interop.rules import Rules
 from jaxblocks.models import CLIP
@@ -19,10 +19,7 @@ __all__ = ["CLIP_FAMILY"]
 def _blocks(path: str, name: str) -> dict[str, str]:
     return {
         f"{path}/attention_norm": f"{name}.layer_norm1",
-        f"{path}/attention/query": f"{name}.self_attn.q_proj",
-        f"{path}/attention/key": f"{name}.self_attn.k_proj",
-        f"{path}/attention/value": f"{name}.self_attn.v_proj",
-        f"{path}/attention/out": f"{name}.self_attn.out_proj",
+        **projections(f"{path}/attention", f"{name}.self_attn"),
         f"{path}/mlp_norm": f"{name}.layer_norm2",
         f"{path}/mlp/up": f"{name}.mlp.fc1",
         f"{path}/mlp/down": f"{name}.mlp.fc2",

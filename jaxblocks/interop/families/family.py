@@ -13,7 +13,7 @@ from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.files import read_json
 from jaxblocks.interop.rules import Rules
 
-__all__ = ["Config", "Family", "images", "number_of_classes", "tokens"]
+__all__ = ["Config", "Family", "images", "number_of_classes", "projections", "tokens"]
 
 
 class Config(dict):
@@ -99,6 +99,12 @@ def sentences(config: Config) -> Iterator[None]:
             raise
         expected = f"options of model_type {config['model_type']!r} in a configuration"
         require(False, expected, f"{error}"[:200], "correct config.json")
+
+
+def projections(path: str, name: str) -> dict[str, str]:
+    """The rules of an attention whose four maps are ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj``."""
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+    return {f"{path}/{ours}": f"{name}.{theirs}" for ours, theirs in names.items()}
 
 
 def tokens(config: Config) -> tuple:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblocks.interop.families.family import Config, Family
+from jaxblocks.interop.families.family import Config, Family, projections
 from jaxblocks.models import Whisper
 
 __all__ = ["WHISPER"]
@@ -14,15 +14,9 @@ __all__ = ["WHISPER"]
 def _blocks(path: str, name: str) -> dict[str, str]:
     return {
         f"{path}/attention_norm": f"{name}.self_attn_layer_norm",
-        f"{path}/attention/query": f"{name}.self_attn.q_proj",
-        f"{path}/attention/key": f"{name}.self_attn.k_proj",
-        f"{path}/attention/value": f"{name}.self_attn.v_proj",
-        f"{path}/attention/out": f"{name}.self_attn.out_proj",
+        **projections(f"{path}/attention", f"{name}.self_attn"),
         f"{path}/cross_attention_norm": f"{name}.encoder_attn_layer_norm",
-        f"{path}/cross_attention/query": f"{name}.encoder_attn.q_proj",
-        f"{path}/cross_attention/key": f"{name}.encoder_attn.k_proj",
-        f"{path}/cross_attention/value": f"{name}.encoder_attn.v_proj",
-        f"{path}/cross_attention/out": f"{name}.encoder_attn.out_proj",
+        **projections(f"{path}/cross_attention", f"{name}.encoder_attn"),
         f"{path}/mlp_norm": f"{name}.final_layer_norm",
         f"{path}/mlp/up": f"{name}.fc1",
         f"{path}/mlp/down": f"{name}.fc2",
