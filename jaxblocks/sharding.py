@@ -74,9 +74,7 @@ the rule, or make a mesh with this axis.
                 chosen = jax.tree.leaves(select(tree, pattern))
                 specs = [spec if selected else before for selected, before in zip(chosen, specs, strict=True)]
         else:
-            repair = 'pass for instance {"**/kernel": PartitionSpec(None, "model")}'
-            got = repr(rule) if isinstance(rule, str) else rule
-            require(callable(rule), "rules that are dicts or functions", got, repair, error=TypeError)
+            _check_rule(rule)
             specs = [rule(name, leaf.shape, spec, mesh) for name, leaf, spec in zip(names, leaves, specs, strict=True)]
     for name, leaf, spec in zip(names, leaves, specs, strict=True):
         _check_spec(name, leaf, spec, mesh)
@@ -193,6 +191,12 @@ def _check_mesh(mesh) -> None:
     repair = 'pass for instance jax.make_mesh((jax.device_count(),), ("data",))'
     got = repr(mesh) if isinstance(mesh, str) else mesh
     require(isinstance(mesh, Mesh | AbstractMesh), "a mesh of devices", got, repair, error=TypeError)
+
+
+def _check_rule(rule) -> None:
+    got = repr(rule) if isinstance(rule, str) else rule
+    repair = 'pass for instance {"**/kernel": PartitionSpec(None, "model")}'
+    require(callable(rule), "rules that are dicts or functions", got, repair, error=TypeError)
 
 
 def _automatic(mesh):

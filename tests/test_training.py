@@ -237,6 +237,14 @@ def test_the_init_of_few_nets_is_stored():
     assert init_train_state(KEY, NET, Unhashed(*optax.sgd(0.1)), jnp.ones((4, 1))).step == 0
 
 
+def test_traced_hyperparameters_are_not_kept():
+    """An init inside of a transformation is not stored: it would keep the traced values of the optimizer."""
+    init = lambda rate: init_train_state(KEY, NET, optax.inject_hyperparams(optax.sgd)(rate), jnp.ones((4, 1)))
+    with jax.checking_leaks():
+        states = jax.jit(jax.vmap(init))(jnp.array([0.1, 0.2]))
+    close(states.opt_state.hyperparams["learning_rate"], [0.1, 0.2])
+
+
 def test_training_states_of_several_keys_are_trained_under_vmap():
     x, y = line(8)
     optimizer = optax.adam(0.01)
