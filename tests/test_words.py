@@ -57,7 +57,7 @@ PAGES = [path for path in PAGES if path.stem != "index"]
 
 
 @pytest.mark.usefixtures("as_a_user_has_it", "sentences")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:__array__:DeprecationWarning:keras")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     """Run the Python blocks of a guide as those of the README; those of other libraries where these are installed.
@@ -65,11 +65,13 @@ def test_page_of_the_site_runs_from_top_to_bottom(page, tmp_path, monkeypatch, c
     What a page shows in blocks of text is what its code prints, except for spaces and the ends of lines.
     """
     source = "\n".join(_blocks(page))
-    for library in sorted({"torch", "flax", "equinox"} & set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")  # read when Keras is imported
+    imported = set(re.findall(r"^import (\w+)", source, flags=re.MULTILINE))
+    for library in sorted({"equinox", "flax", "haiku", "keras", "torch"} & imported):
         pytest.importorskip(library)
     printed = re.findall(r"```text\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    with jax.numpy_rank_promotion("allow"):
+    with jax.numpy_rank_promotion("allow"), jax.legacy_prng_key("allow"):  # Keras has keys of the old kind
         exec(compile(source, page.name, "exec"), {"__name__": "__main__"})
     out = capsys.readouterr().out
     assert [block for block in printed if " ".join(block.split()) not in " ".join(out.split())] == []
