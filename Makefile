@@ -57,6 +57,7 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/depth.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/account.py
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/attention.py

@@ -200,14 +200,20 @@ def jax_step(params, loss, x, y, donate=False):
     return call
 
 
-def steps(name):
-    """The calls of one row."""
-    net, by_hand, convert, shape, classes, _ = NETS[name]
+def data(name):
+    """The inputs and labels of one row."""
+    _, _, _, shape, classes, _ = NETS[name]
     of_x, of_y = jax.random.split(KEY)
     tokens = "LM" in name
     x = jax.random.randint(of_x, shape, 0, classes) if tokens else jax.random.normal(of_x, shape)
     places = shape if tokens else shape[:2] if name in ("LSTM", "GRU") else shape[:1]
-    y = jax.random.randint(of_y, places, 0, classes)
+    return x, jax.random.randint(of_y, places, 0, classes)
+
+
+def steps(name):
+    """The calls of one row."""
+    net, by_hand, convert, _, classes, _ = NETS[name]
+    x, y = data(name)
 
     def of_library(**options):
         kept = [jb.init_train_state(KEY, net, OPTIMIZER, x)]
