@@ -31,7 +31,7 @@ CALLS = 4
 
 def operations(text):
     """(flops, source name) of each operation of a compiled program that runs by itself, by its name."""
-    shapes = {name: dims for name, dims in re.findall(r"%([\w.\-]+) = \w+\[([\d,]*)\]", text)}
+    shapes = dict(re.findall(r"%([\w.\-]+) = \w+\[([\d,]*)\]", text))
     flops, computation, calls, sources = collections.Counter(), None, {}, {}
     for line in text.splitlines():
         if header := re.match(r"(?:ENTRY )?%([\w.\-]+) \(.*\{$", line):
