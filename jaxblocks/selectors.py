@@ -16,14 +16,16 @@ A mask is a tree of Python bools with the structure of the params, as optax and 
 """
 
 import difflib
-from fnmatch import fnmatchcase
+import re
 
 import jax
 from jaxtyping import PyTree
 
 from jaxblocks.checks import require
 
-__all__ = ["paths", "select"]
+__all__ = ["WILDCARD", "compiled_pattern", "paths", "select"]
+
+WILDCARD = re.compile(r"\*\*|\*|\?|\[!?[^]]+\]")
 
 
 def paths(params: PyTree) -> tuple[str, ...]:
@@ -70,52 +72,69 @@ bias, kernel.
     for pattern in patterns:
         repair = "write select(params, *patterns) for a list of them"
         require(isinstance(pattern, str), 'strings such as "**/kernel" as patterns', pattern, repair, error=TypeError)
-    places = [path.split("/") for path in paths(params)]
-    wanted = [_find(places, pattern) for pattern in patterns if not pattern.startswith("!")]
-    unwanted = [_find(places, pattern[1:]) for pattern in patterns if pattern.startswith("!")]
+    known = paths(params)
+    wanted = [_find(known, pattern) for pattern in patterns if not pattern.startswith("!")]
+    unwanted = [_find(known, pattern[1:]) for pattern in patterns if pattern.startswith("!")]
     chosen = [
         (not wanted or any(found[i] for found in wanted)) and not any(found[i] for found in unwanted)
-        for i in range(len(places))
+        for i in range(len(known))
     ]
     return jax.tree.unflatten(jax.tree.structure(params), chosen)
 
 
-def _find(places, pattern):
+def compiled_pattern(pattern: str) -> re.Pattern:
+    """A pattern of `select` as a regular expression for paths that end with a slash, with a group for each wildcard.
+
+    >>> compiled_pattern("**/mlp/*").fullmatch("blocks/mlp/up/").groups()
+    ('blocks/', 'up')
+    """
+
+    def one(piece: str) -> str:
+        if not WILDCARD.fullmatch(piece):
+            return re.escape(piece)
+        if piece[0] != "[":
+            return "([^/])" if piece == "?" else "([^/]*)"
+        characters = re.sub(r"([\\^])", r"\\\1", piece[1:-1])
+        return f"([^/{characters[1:]}])" if characters[0] == "!" and len(characters) > 1 else f"([{characters}])"
+
+    parts = []
+    for segment in pattern.split("/") if pattern else ():
+        pieces = re.split(f"({WILDCARD.pattern})", segment)
+        parts.append("((?:[^/]+/)*)" if segment == "**" else "".join(map(one, pieces)) + "/")
+    try:
+        return re.compile("".join(parts))
+    except re.error as error:
+        require(False, "a pattern of paths", f"{pattern!r}: {error}", "write [a-z] for a range of characters")
+        raise AssertionError from None
+
+
+def _find(known, pattern):
     """Whether each path matches; at least one must."""
-    found = [_matches(pattern.split("/"), place) for place in places]
+    compiled = compiled_pattern(pattern)
+    found = [compiled.fullmatch(f"{path}/" * bool(path)) is not None for path in known]  # an array alone has no path
     if any(found):
         return found
-    known = ["/".join(place) for place in places]
     expected = "a pattern that matches a path"
     require(len(known) > 0, "params with at least one array", "none")
     listed = ", ".join(known) if len(known) <= 20 else f"{', '.join(known[:20])} and {len(known) - 20} more"
-    better = _better(places, pattern)
+    better = _better(known, pattern)
     hint = f"did you mean {better!r}? " if better else ""
     require(False, expected, repr(pattern), f"{hint}{'The' if hint else 'the'} paths are {listed}")
     raise AssertionError
 
 
-def _better(places, pattern):
+def _better(known, pattern):
     """A similar pattern that matches a path, or ``None``."""
-    names = sorted({name for place in places for name in place})
+    names = sorted({name for path in known for name in path.split("/")})
     words = pattern.strip("/").split("/")
-    spelled = [w if any(fnmatchcase(n, w) for n in names) else _nearest(w, names) for w in words]
+    spelled = [w if any(compiled_pattern(w).fullmatch(f"{n}/") for n in names) else _nearest(w, names) for w in words]
     for written in (pattern.strip("/"), pattern.replace(".", "/"), "/".join(spelled)):
         for candidate in (written, f"**/{written}", f"{written}/**", f"**/{written}/**"):
-            if any(_matches(candidate.split("/"), place) for place in places):
+            if any(compiled_pattern(candidate).fullmatch(f"{path}/") for path in known):
                 return candidate
-    near = difflib.get_close_matches(pattern, ["/".join(place) for place in places], 1, 0.8)
+    near = difflib.get_close_matches(pattern, known, 1, 0.8)
     return near[0] if near else None
 
 
 def _nearest(word, names):
     return word if word == "**" else next(iter(difflib.get_close_matches(word, names, 1)), word)
-
-
-def _matches(pattern, place):
-    if not pattern:
-        return not place
-    first, *rest = pattern
-    if first == "**":
-        return any(_matches(rest, place[i:]) for i in range(len(place) + 1))
-    return bool(place) and fnmatchcase(place[0], first) and _matches(rest, place[1:])

@@ -38,7 +38,7 @@ from jaxblocks.checks import checked, public_name, require
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.interop.files import Tensor, reader_of, tensors_of
 from jaxblocks.interop.layouts import Layout, keep, layout_of_leaf
-from jaxblocks.selectors import paths
+from jaxblocks.selectors import WILDCARD, compiled_pattern, paths
 from jaxblocks.sharding import Rule, shardings
 
 __all__ = ["Match", "Report", "Rules", "Source", "load_torch", "match_torch", "merge_qkv", "save_torch"]
@@ -277,8 +277,7 @@ _RECURRENT_LEAVES = {
 }
 _COPY = re.compile(r"\{([a-z])(\+\d+)?\}")
 _STATISTICS = ("mean", "variance", "updates")
-_WILDCARD = re.compile(r"\*\*|\*|\?|\[!?[^]]+\]")
-_PLACE = re.compile(r"\{\*(?P<added>[+-]\d+)\}|" + _WILDCARD.pattern)  # of a wildcard in a name
+_PLACE = re.compile(r"\{\*(?P<added>[+-]\d+)\}|" + WILDCARD.pattern)  # of a wildcard in a name
 
 
 def check_net(net) -> None:
@@ -299,7 +298,7 @@ def plans_of(net: Layer | StatefulLayer, trees: Any, rules: Rules) -> list[_Plan
         all_paths = [*paths(trees)]
         first_state = len(all_paths)
     recurrent = {path.rpartition("/")[0] for path in all_paths if path.endswith("recurrent_kernel")}
-    compiled = [(_compiled(pattern), source_of(right)) for pattern, right in rules.items()]
+    compiled = [(compiled_pattern(pattern), source_of(right)) for pattern, right in rules.items()]
     return [
         _plan(path, leaf, number >= first_state, compiled, recurrent)
         for number, (path, leaf) in enumerate(zip(all_paths, jax.tree.leaves(trees), strict=True))
@@ -355,31 +354,9 @@ def source_of(right: Any) -> Source:
     return Source(*right)
 
 
-def _compiled(pattern: str) -> re.Pattern:
-    """A pattern in the grammar of `jaxblocks.select`, for paths that end with a slash; a group for each wildcard."""
-
-    def one(piece: str) -> str:
-        if not _WILDCARD.fullmatch(piece):
-            return re.escape(piece)
-        if piece[0] != "[":
-            return "([^/])" if piece == "?" else "([^/]*)"
-        characters = re.sub(r"([\\^])", r"\\\1", piece[1:-1])
-        return f"([^/{characters[1:]}])" if characters[0] == "!" and len(characters) > 1 else f"([{characters}])"
-
-    parts = []
-    for segment in pattern.split("/") if pattern else ():
-        pieces = re.split(f"({_WILDCARD.pattern})", segment)
-        parts.append("((?:[^/]+/)*)" if segment == "**" else "".join(map(one, pieces)) + "/")
-    try:
-        return re.compile("".join(parts))
-    except re.error as error:
-        require(False, "a pattern of paths", f"{pattern!r}: {error}", "write [a-z] for a range of characters")
-        raise AssertionError from None
-
-
 def _substituted(name: str, found: re.Match) -> str:
     """The name with what the wildcards of the path matched in place of its own."""
-    values, here = iter(found.groups()), _WILDCARD.findall(name)
+    values, here = iter(found.groups()), WILDCARD.findall(name)
     repair = "write {i} for the copies of a Repeat"
     require(len(here) <= len(found.groups()), "no more wildcards in a name than in its path", repr(name), repair)
 
@@ -423,7 +400,7 @@ def _unused(plans: Sequence[_Plan], rules: Rules) -> list[Match]:
     places = list(dict.fromkeys(place for plan in plans for place in (plan.path.rpartition("/")[0], plan.path)))
     rows = []
     for pattern, right in rules.items():
-        compiled = _compiled(pattern)
+        compiled = compiled_pattern(pattern)
         if not any(compiled.fullmatch(f"{place}/" * bool(place)) for place in places):
             rows.append(Match("unused", pattern, None, source_of(right).name, None, "", _nearest(pattern, places)))
     return rows
