@@ -1,18 +1,11 @@
 """Training on several devices and processes gives the numbers of one device, and each device holds its part."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import two_processes
+import several_processes
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import jaxblocks as jb
@@ -108,7 +101,7 @@ def test_a_mesh_is_needed(sentences):
 @pytest.fixture(scope="module")
 def on_one_device():
     with jax.numpy_dtype_promotion("standard"), jax.debug_nans(False), jax.debug_key_reuse(False):
-        return two_processes.train(progress=False)
+        return several_processes.train(progress=False)
 
 
 def assert_equal_runs(one, other):
@@ -125,7 +118,7 @@ def test_fit_on_a_mesh_equals_fit_on_one_device(as_a_user_has_it, on_one_device,
     """Batch norm over the whole batch, dropout, and a validation set that the devices do not divide."""
     devices = jax.devices()[: np.prod(shape)]
     mesh = jax.make_mesh(shape, ("data", "model")[: len(shape)], devices=devices)
-    fitted = two_processes.train(progress=False, mesh=mesh, sharding=rules)
+    fitted = several_processes.train(progress=False, mesh=mesh, sharding=rules)
     assert_equal_runs(on_one_device, fitted)
     assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(fitted.ts)} == {mesh.size}
     assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(fitted.params)} == {mesh.size}
@@ -226,7 +219,7 @@ def test_a_training_state_of_one_device_is_rejected_on_a_mesh(as_a_user_has_it):
 def test_a_run_continues_on_another_mesh(as_a_user_has_it, tmp_path):
     """Eight devices, then four with other rules, then one: the losses of a run on one device."""
     pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
-    x, y = two_processes.data()
+    x, y = several_processes.data()
 
     def run(steps, **options):
         options = dict(key=jax.random.key(0), steps=steps, batch_size=24, progress=False, **options)
@@ -304,42 +297,3 @@ def test_report_of_an_abstract_mesh():
         jb.Dense(64), jb.mse, optax.sgd(0.1), *shapes, mesh=AbstractMesh((256,), ("data",)), sharding=()
     )
     assert (report.devices, report.params, report.collectives) == (256, 4 * (8 * 64 + 64), None)
-
-
-# ---- several processes -----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(on_one_device):
-    """Two processes of two devices each: the losses of one device in both; without a mesh `fit` is rejected."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    script = Path(two_processes.__file__)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PYTEST_"))}
-    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    environment["PYTHONPATH"] = str(script.parents[1])
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(process), "2", str(port)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (out, err) in zip(started, outputs, strict=True):
-        assert process.returncode == 0, err
-        found = json.loads(out.splitlines()[-1])
-        np.testing.assert_allclose(found["losses"], on_one_device.history.step_loss, rtol=2e-6)
-        total = sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(on_one_device.ts.params))
-        np.testing.assert_allclose(found["total"], total, rtol=1e-5)
-        np.testing.assert_allclose(found["validation"], on_one_device.history.validation["loss"], rtol=1e-5)
-        assert "expected a mesh in a run of 2 processes" in found["refused"]
-    assert "step" in outputs[0][1] and "step/s" not in outputs[1][1]  # the progress bar of the first process

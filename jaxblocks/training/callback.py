@@ -86,6 +86,8 @@ class Callback:
             that were not passed to ``on_step``: those of the steps before the error.
         every: call ``on_step`` only after each multiple of this number of steps and after the last step. Losses are
             then read at these steps, so small numbers slow training down.
+        collective: whether ``on_step`` and ``on_epoch_end`` compute with params of several processes. All processes
+            must then pass the callback; before it is called they agree on ``run.stop``.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from jaxblocks.layers.dense import Dense
@@ -108,6 +110,7 @@ class Callback:
     on_epoch_end: Callable[[Run], None] | None = None
     on_end: Callable[[Run], None] | None = None
     every: int | None = None
+    collective: bool = False
 
     def after_steps(self, run: Run) -> None:
         """Call ``on_epoch_end`` and ``on_step`` where they are due."""

@@ -2,18 +2,22 @@
 
 Arrays are written and read by orbax (``pip install jaxblocks[train]``); this module adds atomic writes and integrity
 checks. A checkpoint directory gets its name only when it is complete (it is written under another name, flushed to the
-disk, and renamed), so a process may be killed at any time. A list of the leaves with path, shape, dtype and SHA-256 is
-stored with the arrays, because orbax does not detect a flipped bit, and casts another dtype silently. ::
+disk, and renamed), so a process may be killed at any time. A list of the leaves with path, shape, dtype and SHA-256
+(that of each shard, for sharded arrays) is stored with the arrays, because orbax does not detect a flipped bit, and
+casts another dtype silently. ::
 
     run/checkpoint-000007-step-1200/checkpoint.json     the list of leaves, and its own hash
     run/checkpoint-000007-step-1200/arrays/             by orbax: {"ts": {path: array}, ...}
 
 Names count up in the order of writing; the last two of a run are kept.
+
+In a run of several processes each one writes and hashes its own shards. The first process names the checkpoint, writes
+the list when the others are ready, renames the directory, and removes old ones.
 """
 
+import asyncio
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -24,6 +28,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +39,9 @@ from jaxtyping import Array, Integer
 
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, public_name, require
 from jaxblocks.selectors import paths
-from jaxblocks.training.lock import DirectoryLock
+from jaxblocks.training.lock import lock_of_run
+from jaxblocks.training.processes import are_several, is_first, largest, on_first
+from jaxblocks.training.shards import equals_hashes, hash_of, hashes_of_shards, is_sharded
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -47,6 +54,9 @@ def save_checkpoint(
 
     The call returns when the checkpoint is on the disk. Only then older ones of the same tree are removed, except for
     the last ``keep``. Python numbers are stored as arrays.
+
+    In a run of several processes all of them call it, with a directory that all can write; each one writes the shards
+    of its devices. Arrays that belong to a single process must be the same in all, and the first one writes them.
 
     Args:
         directory: the directory of one run, a string or a path; created if it does not exist.
@@ -76,8 +86,10 @@ def save_checkpoint(
     path = as_directory(directory)
     _check_tree(ts)
     number = int(getattr(ts, "step", 0) if step is None else step)
-    with DirectoryLock(path):
-        return write(path, {"ts": ts}, number, {}, keep)
+    with lock_of_run(path):
+        written = write(path, {"ts": ts}, number, {}, keep)
+        on_first(lambda: None)  # the others return when the first process has renamed the directory
+        return written
 
 
 @checked
@@ -94,7 +106,8 @@ def load_checkpoint(directory: Any, like: Any, *, missing_ok: bool = False) -> A
             if ts.step % 1000 == 0:
                 save_checkpoint("run", ts)
 
-    It reads checkpoints of `save_checkpoint` and of `fit`.
+    It reads checkpoints of `save_checkpoint` and of `fit`, also those of another number of devices or processes. In a
+    run of several processes all of them call it, and use the same checkpoint.
 
     Args:
         directory: the directory of the run, a string or a path.
@@ -145,36 +158,101 @@ _SAVING, _REMOVING = ".saving-", ".removing-"
 
 def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2) -> Path:
     """Write named trees of arrays, and ``notes`` as JSON, as one checkpoint, and remove old ones."""
+    return begin_write(directory, trees, step, notes, keep)()
+
+
+def begin_write(
+    directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, Any], keep: int = 2
+) -> Callable[[], Path]:
+    """The first part of `write`, which all processes call in the thread of the steps; the result is the second part.
+
+    The second part may be called in another thread; with several processes the arrays are then copies on the host.
+    """
     ocp = require_orbax()
     arrays = {name: _arrays(tree) for name, tree in trees.items()}
-    leaves = {name: {path: _entry(path, a) for path, a in named.items()} for name, named in arrays.items()}
+    plan = on_first(lambda: _plan(directory, arrays, step, keep))
+    temporary, path, several = directory / plan.temporary, directory / plan.name, are_several()
+    stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
+    stored = {name: named for name, named in stored.items() if named}
+    response = None
+    with _explained(directory, step, plan):
+        if several:
+            _check_shared(temporary)
+            if stored:  # the second part of orbax waits for the other processes without using their devices
+                response = ocp.save_checkpointables_async(str(temporary / "arrays"), stored)
+
+    def finish() -> Path:
+        with _explained(directory, step, plan):
+            if stored:
+                with _orbax_is_quiet(settle=0.3):  # until the other writes have failed, too
+                    if response is None:
+                        ocp.save_checkpointables(str(temporary / "arrays"), stored)
+                    else:
+                        response.result()
+            hashes = {name: {path: hashes_of_shards(a) for path, a in named.items()} for name, named in arrays.items()}
+            if several:
+                hashes = _collected(ocp, temporary, hashes)
+                if not is_first():
+                    return path
+            leaves = {
+                name: {path: {**_described(a), "sha256": _joined(hashes[name][path])} for path, a in named.items()}
+                for name, named in arrays.items()
+            }
+            text = json.dumps({"format": _FORMAT, "step": step, "leaves": leaves, "notes": notes})
+            (temporary / _LIST).write_text(f"{text}\n{hash_of(text.encode())}\n")
+            _flush(temporary)
+            temporary.rename(path)
+            _sync(directory)
+        for old in plan.superfluous:
+            with contextlib.suppress(OSError):  # the new checkpoint is complete; this one is removed by the next call
+                gone = (directory / old).rename(directory / (_REMOVING + old))
+                shutil.rmtree(gone)
+        return path
+
+    return finish
+
+
+class _Plan(NamedTuple):
+    """The names of a new checkpoint, of its directory until it is complete, of the one before it, and of old ones."""
+
+    name: str
+    temporary: str
+    last: str | None
+    superfluous: list[str]
+
+
+def _plan(directory, arrays, step: int, keep: int) -> _Plan:
+    """Make the directory of a new checkpoint; raises if older ones hold another tree, or if the disk is full."""
+    described = {name: {path: _described(a) for path, a in named.items()} for name, named in arrays.items()}
     older = checkpoints_in(directory)
     readable = {path: listed for path in older if (listed := _list_or_none(path)) is not None}
-    same = [path for path, listed in readable.items() if not _differences(listed, {"ts": leaves["ts"]})]
+    same = [path for path, listed in readable.items() if not _differences(listed, {"ts": described["ts"]})]
     if readable and not same:
-        differences = _differences(list(readable.values())[-1], leaves)
+        differences = _differences(list(readable.values())[-1], described)
         got = f"those of another tree: {differences}"
         require(False, f"checkpoints of this tree in {directory}", got, "pass another directory, or remove its files")
     sequence = 1 + _sequence(older[-1]) if older else 0
-    path = directory / f"checkpoint-{sequence:06d}-step-{step}"
-    temporary = directory / (_SAVING + path.name)
-    try:
+    name = f"checkpoint-{sequence:06d}-step-{step}"
+    # Another name in each run: a process that outlives a killed run may still write.
+    temporary = f"{_SAVING}{name}-{os.getpid()}-{time.time_ns()}"
+    superfluous = [old.name for old in same[: max(len(same) + 1 - keep, 0)]]
+    plan = _Plan(name, temporary, older[-1].name if older else None, superfluous)
+    with _explained(directory, step, plan):
         _clear(directory)
-        temporary.mkdir()
-        _reserve(temporary / "reserved", [a.nbytes for named in arrays.values() for a in named.values()])
-        stored = {name: {path: a for path, a in named.items() if a.size} for name, named in arrays.items()}
-        stored = {name: named for name, named in stored.items() if named}
-        if stored:
-            with _orbax_is_quiet(settle=0.3):  # until the other writes have failed, too
-                ocp.save_checkpointables(str(temporary / "arrays"), stored)
-        text = json.dumps({"format": _FORMAT, "step": step, "leaves": leaves, "notes": notes})
-        (temporary / _LIST).write_text(f"{text}\n{_hash(text.encode())}\n")
-        _flush(temporary)
-        temporary.rename(path)
-        _sync(directory)
+        (directory / temporary).mkdir()
+        _reserve(directory / temporary / "reserved", [a.nbytes for named in arrays.values() for a in named.values()])
+    return plan
+
+
+@contextlib.contextmanager
+def _explained(directory, step: int, plan: _Plan):
+    """Remove an incomplete checkpoint after an error, and raise an ``OSError`` that says what is kept."""
+    try:
+        yield
     except Exception as error:  # orbax raises a ValueError on a full disk
-        shutil.rmtree(temporary, ignore_errors=True)
-        kept = f"the last one is {older[-1].name}" if older else "there was none before it"
+        if is_first():
+            shutil.rmtree(directory / plan.temporary, ignore_errors=True)
+        kept = f"the last one is {plan.last}" if plan.last else "there was none before it"
         reason = str(error).split(" [")[0].splitlines()[0] if str(error) else type(error).__name__
         no_access = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         raise OSError(
@@ -182,39 +260,64 @@ def write(directory, trees: Mapping[str, Any], step: int, notes: Mapping[str, An
             f"{'Pass' if no_access else 'Free disk space or pass'} another directory; earlier checkpoints are "
             f"unchanged ({kept})."
         ) from error
-    for old in same[: max(len(same) + 1 - keep, 0)]:
-        with contextlib.suppress(OSError):  # the new checkpoint is complete; this one is removed by the next call
-            gone = old.rename(directory / (_REMOVING + old.name))
-            shutil.rmtree(gone)
-    return path
+
+
+def _check_shared(folder: Path) -> None:
+    """Raise in all processes unless each one sees the folder that the first one made."""
+    missing = largest([0 if folder.is_dir() else 1 + jax.process_index()])[0]
+    if missing:
+        raise OSError(errno.EACCES, f"process {missing - 1} does not see this directory, which all must share")
+
+
+def _collected(ocp, folder: Path, hashes: dict) -> dict:
+    """The hashes that the processes found, in the first process; each one waits until all have written its shards."""
+    own = folder / f"hashes-{jax.process_index()}.json"
+    own.write_text(json.dumps(hashes))
+    _flush(folder)
+    asyncio.run(ocp.multihost.sync_global_processes("jaxblocks:hashes", operation_id=folder.name))
+    if is_first():
+        for number in range(jax.process_count()):
+            file = folder / f"hashes-{number}.json"
+            for name, named in json.loads(file.read_text()).items():
+                for path, found in named.items():
+                    hashes[name][path] |= found
+            file.unlink()
+    return hashes
+
+
+def _joined(hashes: dict[str, str]) -> str | dict[str, str]:
+    """The hash of an array in one part, or the hashes of its shards."""
+    return next(iter(hashes.values())) if len(hashes) == 1 else dict(sorted(hashes.items()))
 
 
 def read_newest(
     directory,
     trees: Mapping[str, Any],
-    optional: tuple[str, ...] = (),
+    optional: Mapping[str, Any] = MappingProxyType({}),
     read_notes: Callable[[dict, dict], Any] = lambda trees, notes: notes,
 ) -> Checkpoint | None:
     """The newest undamaged checkpoint with trees like these; ``None`` if there is no checkpoint.
 
-    A tree with a name in ``optional`` is returned as a flat dict from paths to the stored arrays.
+    A tree with a name in ``optional`` is returned as a flat dict from paths to the stored arrays; those that fit one of
+    the tree given there are read to its devices.
     ``read_notes(trees, notes)`` returns the notes of the result; a checkpoint for which it raises a `RejectedError` is
     skipped.
     """
     rejected: dict[Path, RejectedError] = {}
-    listed = checkpoints_in(Path(directory).absolute())
+    listed = on_first(lambda: checkpoints_in(Path(directory).absolute()))
     while listed:
         path = listed.pop()
         try:
             found, notes = _read(path, trees, optional)
             notes = read_notes(found, notes)
         except RejectedError as error:
-            if path.exists():
+            if on_first(path.exists):
                 rejected[path] = error
             elif not listed:  # another process has removed it and written others
-                listed = [new for new in checkpoints_in(Path(directory).absolute()) if new not in rejected]
+                listed = on_first(lambda: checkpoints_in(Path(directory).absolute()))
+                listed = [new for new in listed if new not in rejected]
             continue
-        if rejected:
+        if rejected and is_first():
             warnings.warn(f"{_sentences(rejected)} {path.name} is used instead.", stacklevel=3)
         return Checkpoint(found, notes, path, tuple(rejected))
     if rejected:
@@ -285,8 +388,6 @@ def require_orbax():
             "install it with: pip install jaxblocks[train].",
             name="orbax",
         ) from error
-    processes = jax.process_count()
-    require(processes == 1, "one process", processes, "save with orbax itself", error=NotImplementedError)
     return ocp
 
 
@@ -295,43 +396,59 @@ def require_orbax():
 
 def _read(path, trees, optional):
     """The trees of one checkpoint; every leaf is compared with its hash."""
-    listed = _read_list(path)
+    listed = on_first(lambda: _read_list(path))
     stored = listed["leaves"]
     wanted = {name: {place: _described(a) for place, a in _named(tree).items()} for name, tree in trees.items()}
     if differences := _differences(listed, wanted):
         raise RejectedError(f"is of another model: {differences}")
     names = [*trees, *(name for name in optional if name in stored)]
-    likes = {name: _named(trees[name]) if name in trees else {} for name in names}
-    for place, like in ((f"{name}/{place}", like) for name in names for place, like in likes[name].items()):
+    likes = {name: _named(trees[name] if name in trees else optional[name]) for name in names}
+    for place, like in ((f"{name}/{place}", like) for name in trees for place, like in likes[name].items()):
         _check_sharding(place, like)
-    ocp = require_orbax()
+    failed, loaded = None, {}
     try:
-        abstract = {
-            name: {p: _abstract(e, likes[name].get(p)) for p, e in stored[name].items() if 0 not in e["shape"]}
-            for name in names
-        }
-        abstract = {name: leaves for name, leaves in abstract.items() if leaves}
-        loaded = {}
-        with _orbax_is_quiet():
-            for one in abstract.items():  # one by one: where one fails, orbax leaves coroutines of the others behind
-                loaded |= ocp.load_checkpointables(str(path / "arrays"), dict((one,)))
-        empty = lambda entry: np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
-        loaded = {
-            name: {p: empty(e) if 0 in e["shape"] else loaded[name][p] for p, e in stored[name].items()}
-            for name in names
-        }
+        loaded = _load(path / "arrays", {name: stored[name] for name in names}, likes)
     except Exception as error:  # reading a damaged file may raise any exception
-        raise RejectedError("is damaged: its arrays cannot be read") from error
-    arrays = {}
-    for name in names:
-        arrays[name] = {}
-        for place, entry in stored[name].items():
-            a = loaded[name][place]
-            if _entry(place, a) != entry:
-                raise RejectedError(f"is damaged: the hash of {name}/{place} differs from the one that was saved")
-            arrays[name][place] = a
-    found = {name: rebuild(trees[name], arrays[name]) if name in trees else arrays[name] for name in names}
+        failed = error
+    if largest([failed is not None])[0]:
+        raise RejectedError("is damaged: its arrays cannot be read") from failed
+    leaves = [(name, place) for name in names for place in stored[name]]
+    intact = [_is_intact(loaded[name][place], stored[name][place]) for name, place in leaves]
+    damaged = largest([0 if all(intact) else 1 + intact.index(False)])[0]
+    if damaged:
+        place = "/".join(leaves[damaged - 1])
+        raise RejectedError(f"is damaged: the hash of {place} differs from the one that was saved")
+    found = {name: rebuild(trees[name], loaded[name]) if name in trees else loaded[name] for name in names}
     return found, listed["notes"]
+
+
+def _load(folder, stored, likes) -> dict[str, dict[str, Any]]:
+    """The arrays of named trees, read by each process for itself."""
+    ocp = require_orbax()
+    abstract = {
+        name: {p: _abstract(e, likes[name].get(p)) for p, e in entries.items() if 0 not in e["shape"]}
+        for name, entries in stored.items()
+    }
+    abstract = {name: leaves for name, leaves in abstract.items() if leaves}
+    loaded, alone = {}, ocp.Context()
+    if are_several():  # each process reads for itself: an error in one of them stops no other one
+        alone.multiprocessing.primary_host = jax.process_index()
+        alone.multiprocessing.active_processes = {jax.process_index()}
+    with alone, _orbax_is_quiet():
+        for one in abstract.items():  # one by one: where one fails, orbax leaves coroutines of the others behind
+            loaded |= ocp.load_checkpointables(str(folder), dict((one,)))
+    empty = lambda entry: np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
+    return {
+        name: {p: empty(e) if 0 in e["shape"] else loaded[name][p] for p, e in entries.items()}
+        for name, entries in stored.items()
+    }
+
+
+def _is_intact(a, entry) -> bool:
+    found, whole = entry["sha256"], ",".join(f"0:{size}" for size in entry["shape"])
+    return _described(a) == _described_by(entry) and equals_hashes(
+        a, found if isinstance(found, dict) else {whole: found}
+    )
 
 
 def _check_sharding(place: str, like: Any) -> None:
@@ -349,7 +466,7 @@ def _check_sharding(place: str, like: Any) -> None:
 def _read_list(path) -> dict:
     try:
         text, own, rest = (path / _LIST).read_text().split("\n")
-        if own != _hash(text.encode()) or rest:
+        if own != hash_of(text.encode()) or rest:
             raise ValueError("its hash differs")
         listed = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
@@ -371,8 +488,12 @@ def _is_entry(entry) -> bool:
     """Whether a leaf is described by its shape, dtype and hash."""
     if not isinstance(entry, dict) or set(entry) != {"shape", "dtype", "sha256"}:
         return False
-    sizes = entry["shape"]
-    return isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes) and isinstance(entry["dtype"], str)
+    sizes, hashes = entry["shape"], entry["sha256"]
+    if not (isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)):
+        return False
+    place = re.compile(",".join([r"\d{1,18}:\d{1,18}"] * len(sizes)))
+    of_shards = _holds(hashes, lambda one: isinstance(one, str)) and all(map(place.fullmatch, hashes))
+    return isinstance(entry["dtype"], str) and (isinstance(hashes, str) or of_shards)
 
 
 def _list_or_none(path):
@@ -412,7 +533,7 @@ def _words(described):
 def _abstract(entry, like):
     """The argument with which orbax reads a leaf: a NumPy array of its shape and dtype, or a sharding."""
     sharding = _sharding(like)
-    if sharding is not None and len(sharding.device_set) > 1:
+    if sharding is not None and len(sharding.device_set) > 1 and _described(like) == _described_by(entry):
         return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
     return np.broadcast_to(np.zeros((), jnp.dtype(entry["dtype"])), entry["shape"])  # takes no memory
 
@@ -450,7 +571,7 @@ def _named(tree) -> dict:
 
 def _arrays(tree) -> dict:
     """The leaves as NumPy arrays, except for arrays that are sharded over devices."""
-    return {path: a if _is_sharded(a) else _host(path, a) for path, a in _named(tree).items()}
+    return {path: a if is_sharded(a) else _host(path, a) for path, a in _named(tree).items()}
 
 
 def _host(path, leaf):
@@ -459,10 +580,6 @@ def _host(path, leaf):
         got = repr(leaf) if isinstance(leaf, str) else leaf
         require(False, f"leaf {path} to be an array of numbers", got, "remove it from the tree", error=TypeError)
     return a
-
-
-def _is_sharded(leaf) -> bool:
-    return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
 
 
 def _is_key(leaf) -> bool:
@@ -485,13 +602,8 @@ def _described(leaf) -> dict:
     return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
 
 
-def _entry(path, a) -> dict:
-    data = np.ascontiguousarray(np.asarray(a)).reshape(-1).view(np.uint8)
-    return {**_described(a), "sha256": _hash(data)}
-
-
-def _hash(data) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _described_by(entry) -> dict:
+    return {"shape": entry["shape"], "dtype": entry["dtype"]}
 
 
 def _reserve(path, sizes: list[int]):

@@ -16,7 +16,7 @@ from jaxblocks.sharding import batch_sharding, mesh_of
 from jaxblocks.training.objective import apply_in, as_compute_dtype, mean_loss
 from jaxblocks.training.rows import count_rows, take_rows
 
-__all__ = ["check_metrics", "evaluate", "evaluation_forward", "predict"]
+__all__ = ["check_metrics", "evaluate", "evaluation_forward", "placement", "predict"]
 
 
 @checked
@@ -61,13 +61,13 @@ def evaluate(
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     named = tuple(metrics.items())
-    place = _placement((params, state))
+    place = placement((params, state))
     means = [_batch_means(net, named, compute_dtype, params, state, *place(data, batch)) for batch in batches]
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
         if any(math.isnan(float(value)) for value, _ in mean.values()):
             # Outside of jit, a layer can check the values and raise an error that explains the NaN.
-            x = jax.tree.map(jnp.asarray, take_rows(data, batch)[0])
+            x = jax.tree.map(jnp.asarray, place(data, batch)[0])
             evaluation_forward(net, params, state, x, compute_dtype)
             break
     sizes = [batch.stop - batch.start for batch in batches]
@@ -121,7 +121,7 @@ def predict(
     rows = count_rows(x, "x")
     compute_dtype = as_compute_dtype(compute_dtype)
     as_layer(net)  # raises if it is none; jit caches by the object that was passed
-    parts, place = [], _placement((params, state))
+    parts, place = [], placement((params, state))
     for first in range(0, rows, batch_size):
         last = min(first + batch_size, rows)
         part = _batch_outputs(net, compute_dtype, params, state, place(x, slice(first, last)))
@@ -132,7 +132,7 @@ def predict(
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
-def _placement(tree) -> Callable:
+def placement(tree) -> Callable:
     """`take_rows`, sharded over the mesh of the params; a batch that its devices do not divide is on all of them."""
     mesh = mesh_of(tree)
     if mesh is None:

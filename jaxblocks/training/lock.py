@@ -8,13 +8,14 @@ import weakref
 from pathlib import Path
 
 from jaxblocks.checks import public_name, require
+from jaxblocks.training.processes import is_first, on_first
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
 
-__all__ = ["DirectoryLock"]
+__all__ = ["DirectoryLock", "lock_of_run"]
 
 
 class DirectoryLock:
@@ -84,6 +85,13 @@ class DirectoryLock:
 
     def __exit__(self, *error) -> None:
         self.release()
+
+
+def lock_of_run(directory: Path) -> contextlib.AbstractContextManager:
+    """The lock of a run of any number of processes: the first one holds it; all raise if another run has it."""
+    held = []
+    on_first(lambda: held.append(DirectoryLock(directory)))
+    return held[0] if is_first() else contextlib.nullcontext()
 
 
 class _HeldError(Exception):

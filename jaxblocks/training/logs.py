@@ -19,10 +19,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-import jax
-
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.training.callback import Callback, Run
+from jaxblocks.training.processes import is_first
 
 __all__ = ["csv_log", "row_log", "tensorboard_log", "terminal_log"]
 
@@ -64,7 +63,7 @@ def row_log(
     def on_start(run: Run):
         nonlocal written, is_open
         written = run.start
-        if jax.process_index() > 0:
+        if not is_first():
             return
         try:
             if begin is not None:
@@ -87,7 +86,7 @@ def row_log(
 
     def on_end(run: Run):
         on_step(run)  # after an error, the rows before it
-        if end is not None and jax.process_index() == 0:
+        if end is not None and is_first():
             with contextlib.suppress(OSError):  # a full disk was already reported
                 end()
 

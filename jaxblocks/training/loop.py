@@ -24,6 +24,7 @@ from jaxblocks.training.divergence import finite_state_check, raise_divergence
 from jaxblocks.training.evaluation import check_metrics
 from jaxblocks.training.history import History, history_of
 from jaxblocks.training.objective import as_compute_dtype, check_loss
+from jaxblocks.training.processes import any_process, are_several, is_first, largest
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.resume import checkpoints
 from jaxblocks.training.rows import check_batch_size, check_finite_pair, is_on_one_device, name_arrays
@@ -108,7 +109,7 @@ def fit(
         ts: the training state to continue from (``fitted.ts``, or one with other params). With the same ``key`` and
             data, a run in two parts ends with the same training state as a run in one part. The history, the best
             params and the count of `early_stopping` start again in each call.
-        checkpoint_dir: makes the run resumable by `checkpoints` with its default options. If the process is killed, the
+        checkpoint_dir: makes the run resumable by `checkpoints` with its default options. If a process is killed, the
             same call continues from the last checkpoint, and its params and history are bitwise equal to those of an
             uninterrupted run. ``ts`` is used only while the directory has no checkpoint.
             After Ctrl-C or SIGTERM the step in progress is completed and its state is saved.
@@ -118,7 +119,9 @@ def fit(
         compute_dtype: as in `train_step`, also for the validation.
         mesh: train on several devices: each batch is sharded along the first axis of the mesh. The result is that of
             one device, except for rounding. In a run of several processes (``jax.distributed.initialize``) each one
-            makes the same call with data that all can read; it reads the rows of its own devices.
+            makes the same call with data that all can read; it reads the rows of its own devices. The first process
+            writes logs and shows the progress. A signal to one process, and a callback that stops the run in one of
+            them, end all after the same step.
         sharding: the rules for the params on the mesh, as in `init_train_state`. A ``ts`` keeps its own sharding.
 
     Raises:
@@ -135,7 +138,6 @@ def fit(
             the training state. A second signal ends the process at once. Where the program handles these signals
             itself, and in other threads, nothing changes.
         ModuleNotFoundError: for ``checkpoint_dir`` without orbax.
-        NotImplementedError: for ``checkpoint_dir`` in a run of several processes.
 
     >>> from jaxblocks.layers.dense import Dense
     >>> x = jnp.linspace(-1, 1, 64)[:, None]
@@ -169,7 +171,7 @@ def fit(
     if validation is not None:
         validates = validation_callback(net, validation, metrics, batch_size=batch_size, compute_dtype=compute_dtype)
         all_callbacks.insert(0, validates)
-    if progress and jax.process_index() == 0:
+    if progress and is_first():
         all_callbacks.append(progress_bar())
     if checkpoint_dir is not None:
         all_callbacks.append(checkpoints(checkpoint_dir))
@@ -223,12 +225,12 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
         pending = []  # losses on the device
         for callback in callbacks:
             call(callback.on_start, run)
-        reading = _Reading(run, callbacks)
+        reading, alone = _Reading(run, callbacks), not are_several()
         data: Iterator = iter(()) if run.is_last else batches(run.start)
         for number, batch in enumerate(data, run.start + 1):
             ts, value = step(ts, *batch)
             pending.append(value)
-            if number < reading.next and signals.number is None:
+            if number < reading.next and (signals.number is None or not alone):
                 continue
             copy, finite = is_finite(ts)  # before losses are read, so that the device does not wait
             losses = np.array([np.asarray(value) for value in pending])  # a copy: views would keep all buffers alive
@@ -237,19 +239,23 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
                 explain(is_finite, len(losses))
             run.ts, run.step, pending = copy, number, []
             run.losses += list(losses)
+            signals.agree()
             run.stop = run.stop or signals.number is not None
             for callback in callbacks:
+                if callback.collective and not alone:
+                    run.stop = any_process(run.stop)
                 callback.after_steps(run)
+            reading.schedule(run)
             if run.is_last:
                 break
-            reading.schedule(run)
     return ts
 
 
 class _Reading:
     """The schedule for reading losses: about twice a second, since each reading makes the host wait for the device.
 
-    Losses are also read when a callback is due, at least every 64 steps, and after the last step.
+    Losses are also read when a callback is due, at least every 64 steps, and after the last step. Several processes
+    agree on the schedule and on the end, since the devices of all take part in a reading.
     """
 
     def __init__(self, run: Run, callbacks: Sequence[Callback]):
@@ -264,6 +270,9 @@ class _Reading:
         self._count = min(2 * self._count, 64) if is_quick else max(self._count // 2, 1)
         due = [run.step + period - run.step % period for period in self._periods]
         self.next = min(run.step + self._count, run.steps, *due)
+        if are_several():
+            stop, next_negated = largest([run.stop, -self.next])
+            run.stop, self.next = bool(stop), -next_negated
 
 
 def _rows(losses, last: int, steps_per_epoch: int) -> list[dict[str, int | float]]:

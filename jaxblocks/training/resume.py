@@ -14,7 +14,8 @@ from jaxblocks.checks import PositiveInt, checked, public_name, require
 from jaxblocks.training import checkpoint
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.checkpoint import RejectedError
-from jaxblocks.training.lock import DirectoryLock
+from jaxblocks.training.lock import lock_of_run
+from jaxblocks.training.processes import any_process, are_several, is_first, of_first
 
 __all__ = ["Saver", "checkpoints"]
 
@@ -34,6 +35,9 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     saved. If a checkpoint cannot be written (a full disk), a warning is issued and training continues. After Ctrl-C or
     SIGTERM (which SLURM and Kubernetes send before they kill a process) the step in progress is completed, and its
     state is saved. The directory is locked during the run; a kill releases the lock.
+
+    In a run of several processes each one writes the shards of its devices, to a directory that all share; the first
+    one holds the lock and removes old checkpoints. The run may continue on another number of devices or processes.
 
     The directory must belong to one run: leaves, key, batch size, ``compute_dtype``, metrics and the shapes of the data
     are compared. Where the net, the loss, the optimizer, the penalty or the augmentation changed, a warning says so, as
@@ -64,14 +68,13 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
     (12,)
     """
     saver: Saver | None = None
-    lock: DirectoryLock | None = None
+    lock = contextlib.ExitStack()
     saved = 0.0
 
     def on_restore(run: Run):
-        nonlocal lock
         checkpoint.require_orbax()
         path = checkpoint.as_directory(directory)
-        lock = DirectoryLock(path)
+        lock.enter_context(lock_of_run(path))
         _restore(run, path)
 
     def on_start(run: Run):
@@ -80,23 +83,25 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
 
     def on_step(run: Run):
         nonlocal saved
-        if saver is None or (every is None and not run.is_last and time.monotonic() - saved < _SECONDS):
+        if saver is None:
+            return
+        is_due = every is not None or run.is_last or time.monotonic() - saved >= _SECONDS
+        if not (of_first(is_due) if are_several() else is_due):  # their clocks may differ
             return
         saver.start(*_contents(run))
         saved = time.monotonic()
 
     def on_end(run: Run):
-        nonlocal saver, lock
-        ended, saver, held, lock = saver, None, lock, None
-        try:
+        nonlocal saver
+        ended, saver = saver, None
+        with lock:
             if ended is not None:
                 ended.close()
                 run.saved = None if ended.saved is None else (ended.saved, directory)
-        finally:
-            if held is not None:
-                held.release()
 
-    return Callback(on_restore=on_restore, on_start=on_start, on_step=on_step, on_end=on_end, every=every)
+    return Callback(
+        on_restore=on_restore, on_start=on_start, on_step=on_step, on_end=on_end, every=every, collective=True
+    )
 
 
 class Saver:
@@ -112,7 +117,15 @@ class Saver:
         """Wait for the previous checkpoint, then save these trees, whose buffers must not be donated."""
         self.wait()
         self._step = step
-        self._running = self._pool.submit(checkpoint.write, self._directory, trees, step, notes, self._keep)
+        arguments = self._directory, trees, step, notes, self._keep
+        if not are_several():
+            self._running = self._pool.submit(checkpoint.write, *arguments)
+            return
+        any_process(False)  # all have waited: the previous checkpoint is complete, or failed, everywhere
+        try:
+            self._running = self._pool.submit(checkpoint.begin_write(*arguments))
+        except OSError as error:
+            _warn(error)
 
     def wait(self):
         """Wait until the last checkpoint is on disk; a failure becomes a warning, so that training continues."""
@@ -122,7 +135,7 @@ class Saver:
                 running.result()
                 self.saved = self._step
             except OSError as error:
-                warnings.warn(f"{error} Training continues.", stacklevel=3)
+                _warn(error)
 
     def close(self):
         """Wait, and end the thread."""
@@ -130,6 +143,11 @@ class Saver:
             self.wait()
         finally:
             self._pool.shutdown()
+
+
+def _warn(error: OSError) -> None:
+    if is_first():
+        warnings.warn(f"{error} Training continues.", stacklevel=4)
 
 
 def _contents(run: Run):
@@ -143,7 +161,8 @@ def _contents(run: Run):
 
 def _restore(run: Run, directory) -> None:
     """Read the training state and the record from the newest undamaged checkpoint, if there is one."""
-    found = checkpoint.read_newest(directory, {"ts": run.ts}, ("history", "best"), _read_record)
+    likes = {"history": {}, "best": (run.ts.params, run.ts.state)}
+    found = checkpoint.read_newest(directory, {"ts": run.ts}, likes, _read_record)
     if found is None:
         return
     ts, record = found.trees["ts"], found.notes
@@ -156,13 +175,13 @@ def _restore(run: Run, directory) -> None:
     if changed:
         repair = "pass another directory, or the arguments of that run"
         require(False, f"checkpoints of this run in {directory}", f"those of another: {'; '.join(changed)}", repair)
-    if others := _changed_functions(before, functions):
+    if is_first() and (others := _changed_functions(before, functions)):
         warnings.warn(
             f"{public_name()} expected the functions of the run in {directory}, got others: {'; '.join(others)}; "
             "pass those of that run, or another directory to begin a new run.",
             stacklevel=5,
         )
-    for path in found.rejected:  # kept, but not counted by ``keep``
+    for path in found.rejected if is_first() else ():  # kept, but not counted by ``keep``
         with contextlib.suppress(OSError):
             path.rename(path.with_name(f"rejected-{path.name}"))
     run.ts, run.step = ts, int(ts.step)

@@ -1,4 +1,7 @@
-"""Signals that end a process (Ctrl-C, SIGTERM) during a run: they take effect after the current step."""
+"""Signals that end a process (Ctrl-C, SIGTERM) during a run: they take effect after the current step.
+
+In a run of several processes a signal to one of them ends all, when the losses are read next.
+"""
 
 import contextlib
 import signal
@@ -7,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from jaxblocks.training.callback import Run
+from jaxblocks.training.processes import are_several, is_first, largest
 
 __all__ = ["StopSignals", "stop_signals"]
 
@@ -17,20 +21,28 @@ class StopSignals:
     def __init__(self):
         """Begin without signals."""
         self.number: int | None = None
+        self._received = False
 
     def receive(self, number: int, frame) -> None:
         """Store the first signal; the second one ends the process at once, as it would without this handler."""
-        if self.number is not None:
+        if self._received:  # in this process: schedulers send one to each of them
             raise _meaning(number)
-        self.number = number
+        self._received, self.number = True, self.number or number
+
+    def agree(self) -> None:
+        """Take the signal of another process as one of this process; all processes call this after the same step."""
+        if are_several():
+            self.number = largest([self.number or 0])[0] or None
 
     def raise_meaning(self, run: Run) -> None:
         """Print what was saved and raise what the signal means, if there was one; ``error.ts`` is ``run.ts``."""
+        self.agree()
         if self.number is not None:
             end = "nothing is saved; pass checkpoint_dir= to make a run resumable"
             if run.saved is not None:
                 end = "step {} is saved in {}; the same call of fit continues from it".format(*run.saved)
-            print(f"fit ended at step {run.step} by {signal.Signals(self.number).name}: {end}.", file=sys.stderr)
+            if is_first():
+                print(f"fit ended at step {run.step} by {signal.Signals(self.number).name}: {end}.", file=sys.stderr)
             error = _meaning(self.number)
             error.ts = run.ts  # pyright: ignore[reportAttributeAccessIssue]
             raise error

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxblocks.training.callback import Callback, Run
-from jaxblocks.training.evaluation import evaluate, evaluation_forward
+from jaxblocks.training.evaluation import evaluate, evaluation_forward, placement
 from jaxblocks.training.objective import call_loss
-from jaxblocks.training.rows import count_rows, take_rows
+from jaxblocks.training.processes import are_several, of_first
+from jaxblocks.training.rows import count_rows
 
 __all__ = ["validation_callback"]
 
@@ -29,6 +30,7 @@ def validation_callback(
         means = evaluate(
             net, run.ts.params, run.ts.state, data, metrics, batch_size=batch_size, compute_dtype=compute_dtype
         )
+        means = of_first(means) if are_several() else means  # so that all find the same best params, and stop alike
         if not math.isfinite(means["loss"]):
             _call_loss_eagerly(net, metrics["loss"], run.ts, data, batch_size, compute_dtype)
         before = [earlier["loss"] for _, earlier in run.validations if not math.isnan(earlier["loss"])]
@@ -42,8 +44,9 @@ def validation_callback(
 
 def _call_loss_eagerly(net, loss, ts, data, batch_size, compute_dtype):
     """Call the loss on concrete values, so that it can raise its own error, for example for labels out of range."""
-    for first in range(0, count_rows(data), batch_size):
-        x, y = jax.tree.map(jnp.asarray, take_rows(data, slice(first, first + batch_size)))
+    rows, place = count_rows(data), placement((ts.params, ts.state))
+    for first in range(0, rows, batch_size):
+        x, y = jax.tree.map(jnp.asarray, place(data, slice(first, min(first + batch_size, rows))))
         try:
             call_loss(loss, evaluation_forward(net, ts.params, ts.state, x, compute_dtype), y)
         except ValueError as error:
