@@ -166,7 +166,7 @@ def killable(folder: Path) -> dict:
 
 
 NUMBERS = np.arange(64, dtype=np.float32).reshape(8, 8)
-TREE = {"rows": NUMBERS, "all": NUMBERS[0], "host": NUMBERS[:2], "empty": np.zeros((0, 2)), "local": np.arange(3)}
+TREE = {"rows": NUMBERS, "all": NUMBERS[0], "host": NUMBERS[:2], "empty": NUMBERS[:, :0], "local": np.int32([3, 5])}
 
 
 def storing(folder: Path) -> dict:
@@ -174,7 +174,7 @@ def storing(folder: Path) -> dict:
     mesh = mesh_of_all()
     over = lambda *spec: jax.sharding.NamedSharding(mesh, P(*spec))
     place = lambda name, *spec: jax.make_array_from_callback(TREE[name].shape, over(*spec), TREE[name].__getitem__)
-    tree = TREE | {"rows": place("rows", "data"), "all": place("all"), "local": jnp.arange(3)}
+    tree = TREE | {"rows": place("rows", "data"), "all": place("all"), "local": jnp.int32([3, 5])}
     path = save_checkpoint(folder, tree, step=1)
     found: dict = {"exists": path.is_dir(), "other tree": raised_by(save_checkpoint, folder, {"rows": tree["rows"]})}
     shape = lambda name, *spec: jax.ShapeDtypeStruct(TREE[name].shape, TREE[name].dtype, sharding=over(*spec))
