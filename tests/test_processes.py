@@ -1,7 +1,9 @@
 """Runs of several processes: they give the numbers of one, decide alike, and are resumed after kills."""
 
 import contextlib
+import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -120,3 +122,27 @@ def test_a_run_whose_processes_are_killed_ends_bit_for_bit(tmp_path):
     assert found["killed"] == found["straight"]
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert len(names) == 3 and names[1].endswith("step-30") and names[2] == "steps"
+
+
+@pytest.mark.slow
+def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
+    """One device, eight, and two processes, which the example starts itself."""
+    import train_on_many_devices as example
+
+    toy = "--steps 5 --layers 1 --features 16 --context 16 --batch 16 --characters 2000".split()
+    monkeypatch.setattr(example, "simulate", lambda args: None)  # the tests have eight devices
+    eight = example.main(toy)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    one = example.main(toy)
+    for name in [name for name in os.environ if name.startswith("JAX_") and "CACHE" not in name]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XLA_FLAGS", re.sub(r"--xla_force_host\S+", "", os.environ["XLA_FLAGS"]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(example.__file__).parents[1]))
+    example.main([*toy, "--processes", "2"])
+    printed = re.findall(
+        r"(\d) devices in (\d) processes, each holds ([\d.]+) .*\n.* after 5 steps: (.*)\n", capfd.readouterr().out
+    )
+    assert [found[:3] for found in printed] == [("8", "1", "0.125"), ("1", "1", "1.000"), ("2", "2", "0.500")]
+    np.testing.assert_allclose([one, float(printed[-1][-1])], eight, rtol=2e-6)
+    with pytest.raises(SystemExit, match="the processes ended with"):
+        example.launch(["--no-such-option"], 2)
