@@ -26,7 +26,15 @@ from jax.experimental.multihost_utils import process_allgather
 
 import jaxblocks as jb
 from jaxblocks.sharding import fully_sharded
-from jaxblocks.training import Callback, checkpoints, csv_log, early_stopping, load_checkpoint, save_checkpoint
+from jaxblocks.training import (
+    Callback,
+    checkpoint,
+    checkpoints,
+    csv_log,
+    early_stopping,
+    load_checkpoint,
+    save_checkpoint,
+)
 from jaxblocks.training.processes import on_first
 from jaxblocks.training.shards import is_sharded
 
@@ -134,6 +142,8 @@ def training(folder: Path) -> dict:
     """Runs that a signal or a callback ends in one process, and that are started again."""
     options = {"mesh": mesh_of_all(), "sharding": fully_sharded(min_size=1)}
     found: dict = {"without a mesh": raised_by(train), "straight": recorded(train(**options))}
+    own = jax.make_mesh((jax.local_device_count(),), ("data",), devices=jax.local_devices())
+    found["own mesh"] = raised_by(train, mesh=own).replace(f"[{jax.process_index()}]", "its own")
     options["progress"] = False
     callbacks = [csv_log(folder / "log.csv"), checkpoints(folder / "run", every=2)]
     terminate = on_process(1, 3, lambda run: os.kill(os.getpid(), signal.SIGTERM))
@@ -183,6 +193,11 @@ def storing(folder: Path) -> dict:
     back = load_checkpoint(folder, like)
     found["equal"] = [equals(back[name], TREE[name]) for name in TREE]
     found["specs"] = [str(back[name].sharding.spec) for name in ("rows", "all", "host")]
+    flush = checkpoint._flush
+    checkpoint._flush = lambda folder: 1 / (1 - jax.process_index()) and flush(folder)  # an error in the second process
+    found["failed"] = raised_by(save_checkpoint, folder, tree, step=2)
+    found["after failure"] = on_first(lambda: sorted(path.name for path in folder.iterdir()))
+    checkpoint._flush = flush
     save_checkpoint(folder, TREE | {"rows": place("rows", None, "data")}, step=2)
     last = save_checkpoint(folder, tree | {"host": -NUMBERS[:2]}, step=3)
     on_first(lambda: _change_hash(last / "checkpoint.json", "4:6,0:8"))  # of a shard in the second process

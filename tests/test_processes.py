@@ -59,6 +59,7 @@ def test_two_processes_equal_one(tmp_path):
     np.testing.assert_allclose(straight["losses"], one.history.step_loss, rtol=2e-6)
     np.testing.assert_allclose(straight["validation"], one.history.validation["loss"], rtol=1e-5)
     assert "expected a mesh in a run of 2 processes" in first["without a mesh"]
+    assert "a mesh with devices of all 2 processes, got devices of its own; pass mesh=" in first["own mesh"]
     assert "loss=" in errors[0] and "loss=" not in errors[1]  # the progress bar of the first process
     assert first["signal"] == "SystemExit: 143"
     assert first["saved"] == ["checkpoint-000000-step-2", "checkpoint-000001-step-4"]
@@ -83,6 +84,8 @@ def test_checkpoints_of_several_processes(tmp_path):
     assert [first.pop("said"), second.pop("said")][1] == []  # the first process warns
     assert first == second
     assert first["exists"] and all(first["equal"]) and first["before"]
+    assert f"step 2 could not be saved in {tmp_path}: division by zero. Free disk" in first["failed"]
+    assert first["after failure"] == ["checkpoint-000000-step-1"]
     assert first["specs"] == ["P(None, 'data')", "P('data',)", "P()"]
     assert "ts/all, float32 (8,), is in the checkpoint only; " in first["other tree"]
     path, last = checkpoint.checkpoints_in(tmp_path)
@@ -144,5 +147,3 @@ def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
     )
     assert [found[:3] for found in printed] == [("8", "1", "0.125"), ("1", "1", "1.000"), ("2", "2", "0.500")]
     np.testing.assert_allclose([one, float(printed[-1][-1])], eight, rtol=2e-6)
-    with pytest.raises(SystemExit, match="the processes ended with"):
-        example.launch(["--no-such-option"], 2)

@@ -40,7 +40,7 @@ from jaxtyping import Array, Integer
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, public_name, require
 from jaxblocks.selectors import paths
 from jaxblocks.training.lock import lock_of_run
-from jaxblocks.training.processes import are_several, is_first, largest, on_first
+from jaxblocks.training.processes import are_several, in_all, is_first, largest, on_first
 from jaxblocks.training.shards import equals_hashes, hash_of, hashes_of_shards, is_sharded
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -87,9 +87,7 @@ def save_checkpoint(
     _check_tree(ts)
     number = int(getattr(ts, "step", 0) if step is None else step)
     with lock_of_run(path):
-        written = write(path, {"ts": ts}, number, {}, keep)
-        on_first(lambda: None)  # the others return when the first process has renamed the directory
-        return written
+        return in_all(begin_write(path, {"ts": ts}, number, {}, keep))
 
 
 @checked
@@ -166,7 +164,7 @@ def begin_write(
 ) -> Callable[[], Path]:
     """The first part of `write`, which all processes call in the thread of the steps; the result is the second part.
 
-    The second part may be called in another thread; with several processes the arrays are then copies on the host.
+    The second part may be called in another thread: the devices of different processes do not communicate in it.
     """
     ocp = require_orbax()
     arrays = {name: _arrays(tree) for name, tree in trees.items()}
@@ -177,39 +175,47 @@ def begin_write(
     response = None
     with _explained(directory, step, plan):
         if several:
-            _check_shared(temporary)
+            in_all(lambda: _check_shared(temporary))
             if stored:  # the second part of orbax waits for the other processes without using their devices
                 response = ocp.save_checkpointables_async(str(temporary / "arrays"), stored)
 
     def finish() -> Path:
         with _explained(directory, step, plan):
-            if stored:
-                with _orbax_is_quiet(settle=0.3):  # until the other writes have failed, too
-                    if response is None:
-                        ocp.save_checkpointables(str(temporary / "arrays"), stored)
-                    else:
-                        response.result()
-            hashes = {name: {path: hashes_of_shards(a) for path, a in named.items()} for name, named in arrays.items()}
-            if several:
-                hashes = _collected(ocp, temporary, hashes)
-                if not is_first():
-                    return path
-            leaves = {
-                name: {path: {**_described(a), "sha256": _joined(hashes[name][path])} for path, a in named.items()}
-                for name, named in arrays.items()
-            }
-            text = json.dumps({"format": _FORMAT, "step": step, "leaves": leaves, "notes": notes})
-            (temporary / _LIST).write_text(f"{text}\n{hash_of(text.encode())}\n")
-            _flush(temporary)
-            temporary.rename(path)
-            _sync(directory)
-        for old in plan.superfluous:
+            try:
+                if stored:
+                    with _orbax_is_quiet(settle=0.3):  # until the other writes have failed, too
+                        write = lambda: ocp.save_checkpointables(str(temporary / "arrays"), stored)
+                        write() if response is None else response.result()
+                hashes = {n: {path: hashes_of_shards(a) for path, a in named.items()} for n, named in arrays.items()}
+                if several:
+                    _flush(temporary)
+                    (temporary / f"hashes-{jax.process_index()}.json").write_text(json.dumps(hashes))
+            finally:
+                if several:  # after an error, too: the others wait
+                    asyncio.run(ocp.multihost.sync_global_processes("jaxblocks", operation_id=temporary.name))
+            if is_first():
+                hashes = _collected(temporary) if several else hashes
+                leaves = {
+                    name: {path: {**_described(a), "sha256": _joined(hashes[name][path])} for path, a in named.items()}
+                    for name, named in arrays.items()
+                }
+                _commit(temporary, path, {"format": _FORMAT, "step": step, "leaves": leaves, "notes": notes})
+        for old in plan.superfluous if is_first() else ():
             with contextlib.suppress(OSError):  # the new checkpoint is complete; this one is removed by the next call
                 gone = (directory / old).rename(directory / (_REMOVING + old))
                 shutil.rmtree(gone)
         return path
 
     return finish
+
+
+def _commit(temporary: Path, path: Path, listed: dict) -> None:
+    """Write the list of a checkpoint, flush everything to the disk, and give the directory its name."""
+    text = json.dumps(listed)
+    (temporary / _LIST).write_text(f"{text}\n{hash_of(text.encode())}\n")
+    _flush(temporary)
+    temporary.rename(path)
+    _sync(path.parent)
 
 
 class _Plan(NamedTuple):
@@ -263,26 +269,23 @@ def _explained(directory, step: int, plan: _Plan):
 
 
 def _check_shared(folder: Path) -> None:
-    """Raise in all processes unless each one sees the folder that the first one made."""
-    missing = largest([0 if folder.is_dir() else 1 + jax.process_index()])[0]
-    if missing:
-        raise OSError(errno.EACCES, f"process {missing - 1} does not see this directory, which all must share")
+    """Raise unless this process sees the folder that the first one made."""
+    if not folder.is_dir():
+        raise OSError(errno.EACCES, f"process {jax.process_index()} does not see it, and all must share it")
 
 
-def _collected(ocp, folder: Path, hashes: dict) -> dict:
-    """The hashes that the processes found, in the first process; each one waits until all have written its shards."""
-    own = folder / f"hashes-{jax.process_index()}.json"
-    own.write_text(json.dumps(hashes))
-    _flush(folder)
-    asyncio.run(ocp.multihost.sync_global_processes("jaxblocks:hashes", operation_id=folder.name))
-    if is_first():
-        for number in range(jax.process_count()):
-            file = folder / f"hashes-{number}.json"
-            for name, named in json.loads(file.read_text()).items():
-                for path, found in named.items():
-                    hashes[name][path] |= found
-            file.unlink()
-    return hashes
+def _collected(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """The hashes that all processes found."""
+    collected: dict = {}
+    for number in range(jax.process_count()):
+        file = folder / f"hashes-{number}.json"
+        if not file.exists():
+            raise OSError(f"process {number} could not write its shards")
+        for name, named in json.loads(file.read_text()).items():
+            for path, found in named.items():
+                collected.setdefault(name, {}).setdefault(path, {}).update(found)
+        file.unlink()
+    return collected
 
 
 def _joined(hashes: dict[str, str]) -> str | dict[str, str]:
@@ -405,13 +408,10 @@ def _read(path, trees, optional):
     likes = {name: _named(trees[name] if name in trees else optional[name]) for name in names}
     for place, like in ((f"{name}/{place}", like) for name in trees for place, like in likes[name].items()):
         _check_sharding(place, like)
-    failed, loaded = None, {}
     try:
-        loaded = _load(path / "arrays", {name: stored[name] for name in names}, likes)
+        loaded = in_all(lambda: _load(path / "arrays", {name: stored[name] for name in names}, likes))
     except Exception as error:  # reading a damaged file may raise any exception
-        failed = error
-    if largest([failed is not None])[0]:
-        raise RejectedError("is damaged: its arrays cannot be read") from failed
+        raise RejectedError("is damaged: its arrays cannot be read") from error
     leaves = [(name, place) for name in names for place in stored[name]]
     intact = [_is_intact(loaded[name][place], stored[name][place]) for name, place in leaves]
     damaged = largest([0 if all(intact) else 1 + intact.index(False)])[0]

@@ -329,6 +329,11 @@ def _check_mesh(mesh, ts) -> None:
     if mesh is None and jax.process_count() > 1:
         repair = 'pass mesh=jax.make_mesh((jax.device_count(),), ("data",)), else each process trains a net of its own'
         require(False, f"a mesh in a run of {jax.process_count()} processes", mesh, repair)
+    if mesh is not None and are_several():
+        processes = {device.process_index for device in mesh.devices.flat}
+        repair = 'pass mesh=jax.make_mesh((jax.device_count(),), ("data",))'
+        expected = f"a mesh with devices of all {jax.process_count()} processes"
+        require(len(processes) == jax.process_count(), expected, f"devices of {sorted(processes)}", repair)
     if mesh is not None and ts is not None and mesh_of(ts) is None and mesh.size > 1:
         repair = "make it with init_train_state(..., mesh=mesh, sharding=rules)"
         require(False, "a ts whose arrays are on the mesh", ts, repair)

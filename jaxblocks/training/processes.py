@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-__all__ = ["any_process", "are_several", "is_first", "largest", "of_first", "on_first"]
+__all__ = ["any_process", "are_several", "in_all", "is_first", "largest", "of_first", "on_first"]
 
 
 def are_several() -> bool:
@@ -62,21 +62,43 @@ def on_first(function: Callable[[], Any]) -> Any:
     """
     if not are_several():
         return function()
-    raised, outcome = None, b""
+    value, raised = None, None
     if is_first():
         try:
-            outcome = pickle.dumps((function(), None))
+            value = function()
         except Exception as error:
-            raised, outcome = error, pickle.dumps((None, error))
-    value, error = pickle.loads(_sent(outcome))
+            raised = error
+    value, error = _sent((value, raised), 0)
     if error is not None:
         raise raised or error  # in the first process with its traceback
     return value
 
 
-def _sent(data: bytes) -> bytes:
-    """Bytes of the first process, in all of them."""
-    (size,) = largest([len(data) if is_first() else 0])
+def in_all(function: Callable[[], Any]) -> Any:
+    """Call a function in each process; each one returns its own result, but if one raises an error, all raise it.
+
+    >>> in_all(lambda: 3)
+    3
+    """
+    if not are_several():
+        return function()
+    value, raised = None, None
+    try:
+        value = function()
+    except Exception as error:
+        raised = error
+    (failed,) = largest([0 if raised is None else 1 + jax.process_index()])
+    if failed:
+        error = _sent(raised, failed - 1)
+        raise (raised if failed - 1 == jax.process_index() and raised else error)
+    return value
+
+
+def _sent(value: Any, source: int) -> Any:
+    """A value of one process, in all of them."""
+    is_source = jax.process_index() == source
+    data = pickle.dumps(value) if is_source else b""
+    (size,) = largest([len(data)])
     padded = np.zeros(max(1024, 1 << (size - 1).bit_length()), np.uint8)  # few sizes, since each one is compiled
-    padded[:size] = np.frombuffer(data or bytes(size), np.uint8)
-    return multihost_utils.broadcast_one_to_all(padded)[:size].tobytes()
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    return pickle.loads(multihost_utils.broadcast_one_to_all(padded, is_source)[:size].tobytes())
