@@ -15,6 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -71,26 +73,39 @@ def start(count: int, *arguments, devices: int = 2):
     environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
     # With fewer threads than devices the collectives can hang (jax < 0.12).
     environment |= {"JAX_PLATFORMS": "cpu", "NPROC": "32", "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
     started = []
     try:
         for process in range(count):
             command = [sys.executable, __file__, *map(str, (process, count, port, *arguments))]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            started.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+            # Files, since a process would wait where nobody reads its pipe.
+            files = {name: tempfile.TemporaryFile("w+") for name in ("stdout", "stderr")}
+            started.append(subprocess.Popen(command, env=environment, **files))
+            started[-1].files = files
         yield started
     finally:
         for process in started:
             process.kill()
         for process in started:
-            process.communicate()
+            process.wait()
+            for file in process.files.values():
+                file.close()
+
+
+def output(process, name: str = "stderr") -> str:
+    """What a process has printed."""
+    process.files[name].seek(0)
+    return process.files[name].read()
 
 
 def found_by(count: int, *arguments, devices: int = 2, timeout: float = 200):
     """What each process of a job found, and its output on standard error."""
     with start(count, *arguments, devices=devices) as processes:
-        outputs = [process.communicate(timeout=timeout) for process in processes]
-    assert not any(process.returncode for process in processes), [err[-3000:] for _, err in outputs]
-    return [json.loads(out.splitlines()[-1]) for out, _ in outputs], [err for _, err in outputs]
+        end = time.monotonic() + timeout
+        codes = [process.wait(max(end - time.monotonic(), 1)) for process in processes]
+        errors = [output(process) for process in processes]
+        assert not any(codes), [error[-3000:] for error in errors]
+        return [json.loads(output(process, "stdout").splitlines()[-1]) for process in processes], errors
 
 
 # ---- what they do ----------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def run_with_kills(folder: Path, steps: int, kills: list[tuple[int, str]], draw:
             seen, end = set(folder.iterdir()), time.monotonic() + 120
             prefix = ".saving-" if moment == "saving" else "checkpoint-"
             while not any(path.name.startswith(prefix) for path in set(folder.iterdir()) - seen):
-                assert time.monotonic() < end and all(each.poll() is None for each in job)
+                running = time.monotonic() < end and all(each.poll() is None for each in job)
+                assert running, [several_processes.output(each)[-3000:] for each in job]
                 time.sleep(0.001)
             time.sleep(draw.uniform(0, 0.3))
             job[process].send_signal(signal.SIGKILL)

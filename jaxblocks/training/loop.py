@@ -225,7 +225,8 @@ def _steps(step, batches, run: Run, callbacks: Sequence[Callback], explain, sign
         pending = []  # losses on the device
         for callback in callbacks:
             call(callback.on_start, run)
-        reading, alone = _Reading(run, callbacks), not are_several()
+        run.stop, alone = any_process(run.stop), not are_several()
+        reading = _Reading(run, callbacks)
         data: Iterator = iter(()) if run.is_last else batches(run.start)
         for number, batch in enumerate(data, run.start + 1):
             ts, value = step(ts, *batch)

@@ -15,7 +15,7 @@ from jaxblocks.training import checkpoint
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.checkpoint import RejectedError
 from jaxblocks.training.lock import lock_of_run
-from jaxblocks.training.processes import any_process, are_several, is_first, of_first
+from jaxblocks.training.processes import any_process, are_several, is_first
 
 __all__ = ["Saver", "checkpoints"]
 
@@ -85,8 +85,7 @@ def checkpoints(directory: Any, *, every: PositiveInt | None = None, keep: Posit
         nonlocal saved
         if saver is None:
             return
-        is_due = every is not None or run.is_last or time.monotonic() - saved >= _SECONDS
-        if not (of_first(is_due) if are_several() else is_due):  # their clocks may differ
+        if not any_process(every is not None or run.is_last or time.monotonic() - saved >= _SECONDS):
             return
         saver.start(*_contents(run))
         saved = time.monotonic()

@@ -21,18 +21,18 @@ class StopSignals:
     def __init__(self):
         """Begin without signals."""
         self.number: int | None = None
-        self._received = False
+        self._own: int | None = None
 
     def receive(self, number: int, frame) -> None:
         """Store the first signal; the second one ends the process at once, as it would without this handler."""
-        if self._received:  # in this process: schedulers send one to each of them
+        if self._own is not None:  # not that of another process: schedulers send one to each of them
             raise _meaning(number)
-        self._received, self.number = True, self.number or number
+        self.number = self._own = number
 
     def agree(self) -> None:
         """Take the signal of another process as one of this process; all processes call this after the same step."""
         if are_several():
-            self.number = largest([self.number or 0])[0] or None
+            self.number = largest([self._own or 0])[0] or None
 
     def raise_meaning(self, run: Run) -> None:
         """Print what was saved and raise what the signal means, if there was one; ``error.ts`` is ``run.ts``."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxblocks.training.callback import Callback, Run
 from jaxblocks.training.evaluation import evaluate, evaluation_forward, placement
 from jaxblocks.training.objective import call_loss
-from jaxblocks.training.processes import are_several, of_first
+from jaxblocks.training.processes import of_first
 from jaxblocks.training.rows import count_rows
 
 __all__ = ["validation_callback"]
@@ -30,7 +30,7 @@ def validation_callback(
         means = evaluate(
             net, run.ts.params, run.ts.state, data, metrics, batch_size=batch_size, compute_dtype=compute_dtype
         )
-        means = of_first(means) if are_several() else means  # so that all find the same best params, and stop alike
+        means = of_first(means)  # so that all find the same best params, and stop alike
         if not math.isfinite(means["loss"]):
             _call_loss_eagerly(net, metrics["loss"], run.ts, data, batch_size, compute_dtype)
         before = [earlier["loss"] for _, earlier in run.validations if not math.isnan(earlier["loss"])]
