@@ -35,6 +35,8 @@ _FILES = {
     "krylov": ("Lanczos", "lanczos"),
     "spectra": ("Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"),
     "laplacians": ("laplacian", "value_grad_laplacian"),
+    # Derivatives of solutions.
+    "implicit": ("argmin", "fixed_point", "root"),
     # Per-example derivatives and tangent kernels.
     "per_example": ("NormsPlan", "per_example_gradients", "per_example_norms", "per_example_norms_plan"),
     "noise": ("GradientNoise", "gradient_noise"),
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from jaxblocks.ad.krylov import Lanczos, lanczos
     from jaxblocks.ad.spectra import Eigenvalues, SpectralDensity, largest_eigenvalues, spectral_density
     from jaxblocks.ad.laplacians import laplacian, value_grad_laplacian
+    from jaxblocks.ad.implicit import argmin, fixed_point, root
     from jaxblocks.ad.per_example import NormsPlan, per_example_gradients, per_example_norms, per_example_norms_plan
     from jaxblocks.ad.noise import GradientNoise, gradient_noise
     from jaxblocks.ad.kernels import KernelPlan, ntk, ntk_plan
@@ -96,6 +99,7 @@ __all__ = [
     "TraceNode",
     "TraceRow",
     "TraceTable",
+    "argmin",
     "as_function",
     "as_matrix",
     "binomial_schedule",
@@ -110,6 +114,7 @@ __all__ = [
     "equations",
     "estimate_trace",
     "fisher_operator",
+    "fixed_point",
     "gauss_newton_operator",
     "gauss_newton_product",
     "gradient_noise",
@@ -135,6 +140,7 @@ __all__ = [
     "per_example_gradients",
     "per_example_norms",
     "per_example_norms_plan",
+    "root",
     "saved_numbers",
     "scan",
     "sparse_jacobian",
