@@ -34,7 +34,9 @@ _FILES = {
     "trace_estimation": ("TraceEstimate", "estimate_trace"),
     "krylov": ("Lanczos", "lanczos"),
     "spectra": ("Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"),
-    "laplacians": ("laplacian", "value_grad_laplacian"),
+    "laplacians": ("biharmonic", "laplacian", "value_grad_laplacian"),
+    # Higher derivatives.
+    "taylor": ("directional_derivatives", "partial_derivative"),
     # Derivatives of solutions.
     "implicit": ("argmin", "fixed_point", "root"),
     # Per-example derivatives and tangent kernels.
@@ -70,7 +72,8 @@ if TYPE_CHECKING:
     from jaxblocks.ad.trace_estimation import TraceEstimate, estimate_trace
     from jaxblocks.ad.krylov import Lanczos, lanczos
     from jaxblocks.ad.spectra import Eigenvalues, SpectralDensity, largest_eigenvalues, spectral_density
-    from jaxblocks.ad.laplacians import laplacian, value_grad_laplacian
+    from jaxblocks.ad.laplacians import biharmonic, laplacian, value_grad_laplacian
+    from jaxblocks.ad.taylor import directional_derivatives, partial_derivative
     from jaxblocks.ad.implicit import argmin, fixed_point, root
     from jaxblocks.ad.per_example import NormsPlan, per_example_gradients, per_example_norms, per_example_norms_plan
     from jaxblocks.ad.noise import GradientNoise, gradient_noise
@@ -102,6 +105,7 @@ __all__ = [
     "argmin",
     "as_function",
     "as_matrix",
+    "biharmonic",
     "binomial_schedule",
     "binomial_steps",
     "bracketings",
@@ -109,6 +113,7 @@ __all__ = [
     "cost_table",
     "count_flops",
     "directional_curvature",
+    "directional_derivatives",
     "empirical_fisher_operator",
     "empirical_risk",
     "equations",
@@ -137,6 +142,7 @@ __all__ = [
     "ntk_relu",
     "optimal_order",
     "over_minibatches",
+    "partial_derivative",
     "per_example_gradients",
     "per_example_norms",
     "per_example_norms_plan",

@@ -12,7 +12,7 @@ so its memory does not depend on the number of steps, and it is exact for any so
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -219,8 +219,8 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
     converged = error <= tolerance
     check_values(
         converged,
-        f"a solution within the tolerance, got a residual of {{error}} (tolerance {tolerance:.2g}); pass another start, "
-        "more max_steps, another solver, or a larger tolerance",
+        f"a solution within the tolerance, got a residual of {{error}} (tolerance {tolerance:.2g}); pass another "
+        "start, more max_steps, another solver, or a larger tolerance",
         check=check,
         error=error,
     )

@@ -26,7 +26,7 @@ from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.jaxprs import Step, as_closed, inputs_of, interpret, piece, split_scan_inputs
 from jaxblocks.checks import PositiveInt, checked, public_name, require
 
-__all__ = ["laplacian", "value_grad_laplacian"]
+__all__ = ["biharmonic", "laplacian", "value_grad_laplacian"]
 
 
 @checked
@@ -87,6 +87,19 @@ def value_grad_laplacian(
         parts.append(part.reshape(*value.shape, *jnp.shape(leaf)))
         start += jnp.size(leaf)
     return value, structure.unflatten(parts), total
+
+
+@checked
+def biharmonic(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Float[Array, "..."]:
+    r"""The biharmonic operator :math:`\Delta^2 f(x) = \sum_{i,j} \frac{\partial^4 f}{\partial x_i^2 \partial x_j^2}`.
+
+    It is the Laplacian of the Laplacian, in one forward pass. Arguments and errors are those of `laplacian`; for large
+    n, `estimate_biharmonic` estimates it.
+
+    >>> float(biharmonic(lambda x: jnp.sum(x**2) ** 2, jnp.array([1.0, 2.0])))
+    64.0
+    """
+    return laplacian(lambda x: laplacian(f, x), x)
 
 
 def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
