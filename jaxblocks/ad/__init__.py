@@ -37,6 +37,7 @@ _FILES = {
     "laplacians": ("biharmonic", "laplacian", "value_grad_laplacian"),
     # Higher derivatives.
     "taylor": ("directional_derivatives", "partial_derivative"),
+    "random_directions": ("estimate_biharmonic", "estimate_laplacian", "forward_gradient"),
     # Derivatives of solutions.
     "implicit": ("argmin", "fixed_point", "root"),
     # Per-example derivatives and tangent kernels.
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from jaxblocks.ad.spectra import Eigenvalues, SpectralDensity, largest_eigenvalues, spectral_density
     from jaxblocks.ad.laplacians import biharmonic, laplacian, value_grad_laplacian
     from jaxblocks.ad.taylor import directional_derivatives, partial_derivative
+    from jaxblocks.ad.random_directions import estimate_biharmonic, estimate_laplacian, forward_gradient
     from jaxblocks.ad.implicit import argmin, fixed_point, root
     from jaxblocks.ad.per_example import NormsPlan, per_example_gradients, per_example_norms, per_example_norms_plan
     from jaxblocks.ad.noise import GradientNoise, gradient_noise
@@ -117,9 +119,12 @@ __all__ = [
     "empirical_fisher_operator",
     "empirical_risk",
     "equations",
+    "estimate_biharmonic",
+    "estimate_laplacian",
     "estimate_trace",
     "fisher_operator",
     "fixed_point",
+    "forward_gradient",
     "gauss_newton_operator",
     "gauss_newton_product",
     "gradient_noise",

@@ -6,7 +6,7 @@ r"""Solutions of equations as functions of what the equations contain, with deri
 
 The derivative does not go through the steps of the solver. Along a direction v of a, the equation f(x*(a), a) = 0 gives
 
-    A (dx*/da) v = -(df/da) v        one linear system per direction (forward mode), its transpose per weighting (reverse)
+    A (dx*/da) v = -(df/da) v        one linear system per direction; in reverse mode its transpose per weighting
 
 so its memory does not depend on the number of steps, and it is exact for any solver that converges.
 """

@@ -107,7 +107,7 @@ def _while(equation, outs, inside):
 
 
 def _solver(equation, outs, inside):
-    """Only the solver among the jaxprs of ``custom_linear_solve`` or ``custom_root`` runs; derivatives use the others."""
+    """Only the solver among the jaxprs of the equation runs; the others are for derivatives."""
     return [True] * len(equation.invars), [(inside(equation.params["jaxprs"].solve)[0], 1)]
 
 

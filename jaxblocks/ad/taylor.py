@@ -7,7 +7,7 @@ Where an equation computes y = p(x) from values with known derivatives,
     p linear          y_k = p(x_k)
     p bilinear        y_k = sum_j binomial(k, j) p(a_j, b_(k-j))        (Leibniz)
     any other p       the derivatives of y_1 = p'(x)[x_1], by the same rules, one order lower
-so the program grows with a power of K, and not with 2^K as that of K nested jvps. JAX has the rules of the third line, so
+so the program grows with a power of K, and not with 2^K as that of K nested jvps. JAX has p' for the third line, so
 every primitive with a derivative is covered, as are loops, branches and ``jax.custom_jvp``.
 """
 
