@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 import jaxblocks as jb
-from jaxblocks.ad import MemoryCurve, argmin, cost_table, fixed_point, memory_curve, scan, temporary_bytes
+from jaxblocks.ad import MemoryCurve, argmin, cost_table, fixed_point, scan, temporary_bytes
 from jaxblocks.checks import PositiveInt
 from jaxblocks.core import ArrayOrShape, Layer, builder
 
@@ -77,7 +77,8 @@ def Equilibrium(features: PositiveInt) -> Layer:
         kernel = params["state"]["kernel"]
         kernel = kernel / (2 * jnp.linalg.norm(kernel, 2))
         step = lambda z, drive: jnp.tanh(z @ kernel + drive)
-        solve = lambda drive: fixed_point(step, jnp.zeros(features, x.dtype), drive)
+        iterate = lambda g, z: jax.lax.fori_loop(0, 30, lambda _, z: g(z), z)  # each step halves the error
+        solve = lambda drive: fixed_point(step, jnp.zeros(features, x.dtype), drive, solver=iterate)
         return jnp.vectorize(solve, signature="(n)->(n)")(drive)
 
     return Layer(init, apply)
@@ -127,8 +128,12 @@ def equilibrium_memory(depths, features=16):
     for implicit in (False, True):
         name = "implicit" if implicit else "unrolled"
         print(name, cost_table(*make(depths[0], implicit), rows=["jvp", "gradient"], measure=False), sep="\n")
-        found[name] = memory_curve(lambda depth, implicit=implicit: make(depth, implicit), depths)["gradient"]
+        found[name] = tuple(gradient_bytes(*make(depth, implicit)) for depth in depths)
     return MemoryCurve(tuple(depths), found)
+
+
+def gradient_bytes(f, x):
+    return temporary_bytes(jax.grad(f), x)
 
 
 # 2. A hyperparameter
@@ -212,17 +217,17 @@ def ode_memory(depths, features=8):
 
         return f, w
 
-    curve = memory_curve(make, depths, checkpoints=["sqrt", 8])
-    rows = {name: curve[name] for name in curve if name not in ("function", "jvp")}
+    kinds = {"all steps": None, "blocks of sqrt(steps)": "sqrt", "8 snapshots": 8}
+    rows = {name: tuple(gradient_bytes(*make(depth, kind)) for depth in depths) for name, kind in kinds.items()}
     if importlib.util.find_spec("diffrax"):
         for name, adjoint in _adjoints().items():
-            rows[name] = tuple(temporary_bytes(jax.grad(adjoint(field, start, steps)), w) for steps in depths)
+            rows[name] = tuple(gradient_bytes(adjoint(field, start, depth), w) for depth in depths)
     return MemoryCurve(tuple(depths), rows)
 
 
 def _adjoints():
     """The same gradient by diffrax: recursive checkpoints, and the adjoint equation solved backward."""
-    import diffrax
+    import diffrax  # pyright: ignore[reportMissingImports]
 
     def solve(adjoint):
         def of_steps(field, start, steps):

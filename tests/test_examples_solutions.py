@@ -27,8 +27,8 @@ def test_implicit_derivatives_equal_closed_forms_and_store_no_steps(tmp_path, ca
     assert numbers["sensitivity_error"] < 1e-8 and numbers["optimal"]
     assert numbers["equilibrium"].growth("implicit") == 0 and numbers["equilibrium"].growth("unrolled") > 0.9
     ode = numbers["ode"]
-    assert ode.growth("gradient") > 0.9 and ode.growth("gradient, checkpoint='sqrt'") < 0.7
-    assert ode.growth("gradient, checkpoint=8") < 0.2
+    assert ode.growth("all steps") > 0.9 and ode.growth("blocks of sqrt(steps)") < 0.7
+    assert ode.growth("8 snapshots") < 0.2
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["equilibrium", "ode"]
     assert "validation loss" in capsys.readouterr().out
 

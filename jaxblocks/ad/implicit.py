@@ -197,7 +197,9 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
         elif solver == "anderson":
             found = _anderson(f, start, tolerance, max_steps)
         else:
-            merit = None if objective is None else lambda v: objective(space.to_tree(v)).astype(space.dtype)
+            merit = lambda v: 0.5 * jnp.sum(jnp.square(f(v)))
+            if objective is not None:
+                merit = lambda v, of_x=objective: of_x(space.to_tree(v)).astype(space.dtype)
             found = _newton(f, start, solve_linear, tolerance, max_steps, merit)
         lowest = jnp.zeros((), space.dtype)
         if symmetric and solve_linear is _dense:
@@ -214,7 +216,8 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
 
         return lax.custom_linear_solve(product, b, solve, transpose_solve=solve, symmetric=symmetric)
 
-    found, facts = lax.custom_root(space.apply, space.to_vector(x), find, solve_derivative, has_aux=True)
+    compiled = lambda f, start: jax.jit(lambda start: find(f, start))(start)  # one program where it is called eagerly
+    found, facts = lax.custom_root(space.apply, space.to_vector(x), compiled, solve_derivative, has_aux=True)
     error, lowest = lax.stop_gradient(facts)
     converged = error <= tolerance
     check_values(
@@ -259,7 +262,6 @@ def _matrix(product, like):
 
 def _newton(f, x, solve_linear, tolerance, max_steps, merit):
     """Newton's method. A step is halved until the merit decreases; it falls back to the gradient of the merit."""
-    merit = merit or (lambda x: 0.5 * jnp.sum(jnp.square(f(x))))
     rounding = 10 * jnp.finfo(x.dtype).eps
 
     def goes_on(carry):

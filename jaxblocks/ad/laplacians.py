@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.dependence import SINGLE
-from jaxblocks.ad.jaxprs import Step, all_equations, body_of_call, inputs_of, interpret, piece
+from jaxblocks.ad.jaxprs import Step, all_equations, body_of_call, dtype_of, inputs_of, interpret, piece, shape_of
 from jaxblocks.ad.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.ad.shared_directions import SharedDirections, shared_directions
 from jaxblocks.checks import PositiveInt, checked, require
@@ -287,9 +287,12 @@ def _of_one_point(step) -> _Function | None:
         return jax.jvp(lambda *xs: p(*xs)[0], xs, ts)[1]
 
     with differentiable(step.name, "twice"):
+        traced = jax.make_jaxpr(slope)(xs, xs)
+        if step.name == "custom_jvp_call" and not _all_elementwise(traced.eqns, _shape(step.equation)):
+            return None
         value, first = p(*xs)[0], slope(xs, firsts)
         second = None
-        if any(moved(jax.make_jaxpr(slope)(xs, xs), [True] * len(xs) + [False] * len(xs))):
+        if any(moved(traced, [True] * len(xs) + [False] * len(xs))):
             second = jax.jvp(lambda *xs: slope(xs, firsts), xs, firsts)[1]
         if any(part.second is not None for part in parts):
             seconds = tuple(jnp.zeros_like(part.value) if part.second is None else part.second for part in parts)
@@ -299,23 +302,30 @@ def _of_one_point(step) -> _Function | None:
 
 def _is_elementwise(step) -> bool:
     """Whether each element of the output depends on the elements of the same index of inputs like the output."""
-    equation = step.equation
-    custom = step.name == "custom_jvp_call"
-    inside = list(all_equations(step.body.eqns)) if custom else [equation]
-    shapes = {_shape(equation), ()} if custom else {_shape(equation)}
-    [*outs] = equation.outvars
+    outs: list[Any] = step.equation.outvars
+    like = (shape_of(outs[0]), dtype_of(outs[0]))
+    body = step.body.eqns if step.name == "custom_jvp_call" else [step.equation]
     return (
         len(outs) == 1
-        and all(
-            (p.value.shape, p.value.dtype) == (outs[0].aval.shape, outs[0].aval.dtype) for p in step.operands if p.moves
-        )
-        and all(each.primitive.name in _ALONG or body_of_call(each) is not None for each in inside)
-        and all(v.aval.shape in shapes and _is_float_or_flag(v) for each in inside for v in each.outvars)
+        and all((point.value.shape, point.value.dtype) == like for point in step.operands if point.moves)
+        and _all_elementwise(body, like[0])
     )
 
 
+def _all_elementwise(equations, shape) -> bool:
+    """Whether some equations compute arrays of a shape elementwise, or constants from scalars."""
+
+    def fits(equation):
+        outs, name = equation.outvars, equation.primitive.name
+        from_scalar = name == "broadcast_in_dim" and shape_of(equation.invars[0]) == ()
+        known = name in _ALONG or from_scalar or body_of_call(equation) is not None
+        return known and all(shape_of(v) in (shape, ()) and _is_float_or_flag(v) for v in outs)
+
+    return all(map(fits, all_equations(equations)))
+
+
 def _is_float_or_flag(variable):
-    return jnp.issubdtype(variable.aval.dtype, jnp.floating) or variable.aval.dtype == bool
+    return jnp.issubdtype(dtype_of(variable), jnp.floating) or jnp.issubdtype(dtype_of(variable), jnp.bool_)
 
 
 def _differentiate(step: Step) -> list[_Point]:
@@ -418,7 +428,7 @@ def _product(equation, inputs):
 
 
 def _shape(equation):
-    return equation.outvars[0].aval.shape
+    return shape_of(equation.outvars[0])
 
 
 def _is_real(equation):

@@ -92,19 +92,17 @@ def shared_directions(closed: ClosedJaxpr, sizes: Sequence[int]) -> SharedDirect
         for ids in outs
         if ids is not None
     ]
-    best = None
-    for most in sorted({1, *(largest for _, largest in arrays if largest < n)})[:_MOST_SIZES]:
-        colors = _color(sets, most)
-        directions = number_of_colors(colors)
-        work = sum(size * (directions if largest <= most else n) for size, largest in arrays)
-        if best is None or work < best[0]:
-            best = work, most, colors
-    _, most, colors = best
+
+    def work(most):
+        directions = number_of_colors(_color(sets, most))
+        return sum(size * (directions if largest <= most else n) for size, largest in arrays)
+
+    most = min(sorted({1, *(largest for _, largest in arrays if largest < n)})[:_MOST_SIZES], key=work)
     narrow = {
         path: [None if ids is None or sets.lengths[np.unique(ids)].max(initial=0) > most else ids for ids in outs]
         for path, outs in found.items()
     }
-    return SharedDirections(colors, sets, narrow)
+    return SharedDirections(_color(sets, most), sets, narrow)
 
 
 _MOST_SIZES = 8
