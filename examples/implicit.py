@@ -104,7 +104,7 @@ def train_equilibrium(key, steps):
     (params, _), losses = jax.jit(lambda carry: jax.lax.scan(step, carry, length=steps))(
         (params, optimizer.init(params))
     )
-    accuracy = float(jnp.mean(jnp.argmax(net.apply(params, x), -1) == labels))
+    accuracy = float(jnp.mean(jnp.argmax(jax.jit(net.apply)(params, x), -1) == labels))
     print(f"equilibrium layer: loss {losses[0]:.3f} to {losses[-1]:.3f}, accuracy {accuracy:.2f}")
     return accuracy
 

@@ -102,7 +102,8 @@ def biharmonic(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Float[Arra
     It is the Laplacian of the Laplacian, in one forward pass. Arguments and errors are those of `laplacian`; for large
     n, `estimate_biharmonic` estimates it.
 
-    >>> float(biharmonic(lambda x: jnp.sum(x**2) ** 2, jnp.array([1.0, 2.0])))
+    >>> quartic = lambda x: jnp.sum(x**2) ** 2
+    >>> float(jax.jit(lambda x: biharmonic(quartic, x))(jnp.array([1.0, 2.0])))
     64.0
     """
     return laplacian(lambda x: laplacian(f, x), x)
