@@ -231,13 +231,14 @@ def _interpret(closed: ClosedJaxpr, points, shared: SharedDirections | None = No
             return [along]
         operands = [point.point for point in step.operands]
         narrow = shared.narrow[step.path] if shared and all(p.ids is not None for p in operands if p.moves) else None
-        if narrow is None or any(
-            ids is None for ids, moves in zip(narrow, can_move(step.equation), strict=True) if moves
-        ):
-            rows = _of_rows(dataclasses.replace(step, operands=operands), shared)
-            if rows is not None:
-                return [rows]
-            operands, narrow = [_spread(point, shared) for point in operands], [None] * len(step.equation.outvars)
+        moves = can_move(step.equation)
+        if narrow and any(ids is None for ids, moves in zip(narrow, moves, strict=True) if moves):
+            narrow = None
+        rows = _of_rows(dataclasses.replace(step, operands=operands), shared, narrow[0] if narrow else None)
+        if rows is not None:
+            return [rows]
+        if narrow is None:
+            operands, narrow = [_spread(point, shared) for point in operands], [None] * len(moves)
         outs = _differentiate(dataclasses.replace(step, operands=operands))
         return [out._replace(ids=ids) if out.moves else out for out, ids in zip(outs, narrow, strict=True)]
 
@@ -350,24 +351,43 @@ def _differentiate(step: Step) -> list[_Point]:
     return [next(outs) if moves else _Point(next(rest)) for moves in kinds]
 
 
-def _of_rows(step, shared) -> _Point | None:
-    """A vector of one input each times a constant matrix: its Jacobian has the rows of the matrix; else ``None``."""
-    if step.name != "dot_general" or shared is None or shared.count > 1:
+def _of_rows(step, shared, narrow) -> _Point | None:
+    """A product with a constant matrix of which each direction reads one row, as for x itself; else ``None``.
+
+    The Jacobian then has these rows, times the derivatives of the entries that multiply them, and takes no product.
+    """
+    if step.name != "dot_general" or shared is None or step.operands[1].moves or step.operands[0].ids is None:
         return None
-    side = 0 if step.operands[0].moves else 1
-    point, other = step.operands[side], step.operands[1 - side]
-    contracted = step.params["dimension_numbers"][0]
-    if other.moves or point.ids is None or point.ids.ndim != 1 or not contracted[0]:
+    point, other = step.operands
+    (axes, other_axes), (batch, _) = step.params["dimension_numbers"]
+    owners = shared.owners(point.ids)
+    if batch or len(axes) != 1 or owners.shape[1 + axes[0]] != point.value.shape[axes[0]]:
         return None
-    first, n = int(point.ids[0]) - SINGLE, shared.colors.size
-    if first < 0 or first + point.ids.size > n or (point.ids - SINGLE != first + np.arange(point.ids.size)).any():
+    if narrow is None and (point.value.ndim > 1 or shared.count > 1):  # of a vector each input has a direction
         return None
-    bind = lambda x: step.evaluate([x, other.value] if side == 0 else [other.value, x])[0]
-    matrix = jnp.moveaxis(other.value, contracted[1 - side][0], 0)
-    rows = matrix * point.jacobian.reshape(-1, *(1,) * (matrix.ndim - 1))
-    value, after = bind(point.value), n - first - point.ids.size
-    jacobian = jnp.pad(rows.astype(value.dtype), [(first, after), *[(0, 0)] * (matrix.ndim - 1)])
-    return _Point(value, jacobian, bind(point.laplacian))
+    if narrow is None:
+        owners = owners == np.arange(shared.colors.size)[:, None]
+    else:
+        owners = owners >= 0
+    reads = owners.any(axis=tuple(axis for axis in range(1, owners.ndim) if axis != axes[0] + 1))  # (directions, rows)
+    if (reads.sum(axis=1) != 1).any():
+        return None
+    which = reads.argmax(axis=1)
+    matrix = jnp.moveaxis(other.value, other_axes[0], 0)
+    rows = _pick(matrix, which)  # (directions, *free axes of the matrix)
+    if narrow is None:
+        columns = _pick(point.jacobian[0], which)
+    else:
+        columns = jnp.stack([each.take(i, axes[0]) for each, i in zip(point.jacobian, which.tolist(), strict=True)])
+    columns = columns.reshape(*columns.shape, *(1,) * (matrix.ndim - 1))
+    rows = rows.reshape(len(which), *(1,) * (point.value.ndim - 1), *matrix.shape[1:])
+    bind = lambda x: step.evaluate([x, other.value])[0]
+    value = bind(point.value)
+    return _Point(value, (columns * rows).astype(value.dtype), bind(point.laplacian), narrow)
+
+
+def _pick(x, which):
+    return x if np.array_equal(which, np.arange(len(x))) else x[which]
 
 
 def _any(p, points, second=None) -> list[_Point]:
