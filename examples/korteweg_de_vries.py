@@ -6,9 +6,9 @@ A wave steepens until dispersion breaks it into solitons. The net is u(x, t) = c
 so the initial values and the period hold exactly, and only the equation is trained, at random points. Taylor mode
 gives u, u_x, u_xx and u_xxx in one pass. The reference is a Fourier method with an integrating factor in NumPy.
 
-Results: up to t = 0.3 (before the first soliton) the relative error is 3e-3 after 3000 steps; the error grows with t,
-since only the initial values are given. A net trained to t = 1 in the same way misses the solitons: the equation is
-satisfied on average, and the solution is not. The example runs for about two minutes on one CPU core.
+The example prints the relative error at seven times. It grows with t, since only the initial values are given and the
+equation holds on average only. With 100 steps of a net of width 16 at 64 points, to
+t = 0.1, it is 0.016 at t = 0.017 and 0.088 at t = 0.1.
 
 Source: Raissi, Perdikaris & Karniadakis 2019, Physics-informed neural networks, doi:10.1016/j.jcp.2018.10.045;
 Trefethen 2000, Spectral Methods in MATLAB, program 27.
