@@ -44,6 +44,13 @@ def particles(width=64):
     return f
 
 
+def separate(width=64):
+    """A sum over particles of a net of each: they share directions."""
+    net = Serial(Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(1))
+    params = net.init(jax.random.key(0), jnp.zeros(3))
+    return lambda x: jnp.sum(net.apply(params, x))
+
+
 def trace(f, x):
     n = x.size
     return jnp.trace(jax.hessian(f)(x).reshape(n, n))
@@ -70,6 +77,7 @@ CASES = {  # a function of one point, the shape of the point, and the batch size
     "MLP n=128, 16 points": (mlp(128, (256, 256, 256)), (128,), 16),
     "attention of 8 particles": (particles(), (8, 3), None),
     "attention, 16 points": (particles(), (8, 3), 16),
+    "32 separate particles": (separate(), (32, 3), None),
     "PINN d=2, 256 points": (mlp(2, (64, 64, 64)), (2,), 256),
 }
 FORMS = {

@@ -34,7 +34,12 @@ _FILES = {
     "trace_estimation": ("TraceEstimate", "estimate_trace"),
     "krylov": ("Lanczos", "lanczos"),
     "spectra": ("Eigenvalues", "SpectralDensity", "largest_eigenvalues", "spectral_density"),
-    "laplacians": ("laplacian", "value_grad_laplacian"),
+    "laplacians": ("biharmonic", "laplacian", "value_grad_laplacian"),
+    # Higher derivatives.
+    "taylor": ("directional_derivatives", "partial_derivative"),
+    "random_directions": ("estimate_biharmonic", "estimate_laplacian", "forward_gradient"),
+    # Derivatives of solutions.
+    "implicit": ("argmin", "fixed_point", "root"),
     # Per-example derivatives and tangent kernels.
     "per_example": ("NormsPlan", "per_example_gradients", "per_example_norms", "per_example_norms_plan"),
     "noise": ("GradientNoise", "gradient_noise"),
@@ -68,7 +73,10 @@ if TYPE_CHECKING:
     from jaxblocks.ad.trace_estimation import TraceEstimate, estimate_trace
     from jaxblocks.ad.krylov import Lanczos, lanczos
     from jaxblocks.ad.spectra import Eigenvalues, SpectralDensity, largest_eigenvalues, spectral_density
-    from jaxblocks.ad.laplacians import laplacian, value_grad_laplacian
+    from jaxblocks.ad.laplacians import biharmonic, laplacian, value_grad_laplacian
+    from jaxblocks.ad.taylor import directional_derivatives, partial_derivative
+    from jaxblocks.ad.random_directions import estimate_biharmonic, estimate_laplacian, forward_gradient
+    from jaxblocks.ad.implicit import argmin, fixed_point, root
     from jaxblocks.ad.per_example import NormsPlan, per_example_gradients, per_example_norms, per_example_norms_plan
     from jaxblocks.ad.noise import GradientNoise, gradient_noise
     from jaxblocks.ad.kernels import KernelPlan, ntk, ntk_plan
@@ -96,8 +104,10 @@ __all__ = [
     "TraceNode",
     "TraceRow",
     "TraceTable",
+    "argmin",
     "as_function",
     "as_matrix",
+    "biharmonic",
     "binomial_schedule",
     "binomial_steps",
     "bracketings",
@@ -105,11 +115,16 @@ __all__ = [
     "cost_table",
     "count_flops",
     "directional_curvature",
+    "directional_derivatives",
     "empirical_fisher_operator",
     "empirical_risk",
     "equations",
+    "estimate_biharmonic",
+    "estimate_laplacian",
     "estimate_trace",
     "fisher_operator",
+    "fixed_point",
+    "forward_gradient",
     "gauss_newton_operator",
     "gauss_newton_product",
     "gradient_noise",
@@ -132,9 +147,11 @@ __all__ = [
     "ntk_relu",
     "optimal_order",
     "over_minibatches",
+    "partial_derivative",
     "per_example_gradients",
     "per_example_norms",
     "per_example_norms_plan",
+    "root",
     "saved_numbers",
     "scan",
     "sparse_jacobian",

@@ -305,7 +305,7 @@ def _merge(left: dict, right: dict) -> dict:
 def _count_equation(equation: JaxprEqn) -> Count | None:
     """The count of one equation without nested ones; ``None`` where it only contains others."""
     name = equation.primitive.name
-    if name in ("scan", "while", "cond", "custom_linear_solve"):
+    if name in ("scan", "while", "cond", "custom_linear_solve", "custom_root"):
         return None
     if name not in _RULES:
         if called_body(equation) is not None:

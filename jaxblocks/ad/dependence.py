@@ -1,9 +1,10 @@
-"""The inputs that each output of a linear program depends on, determined from its jaxpr.
+"""The inputs that each output of a program depends on, determined from its jaxpr.
 
 Each element of an array is mapped to the set of inputs that it depends on. The constants of the program (a
 finite-difference matrix, a mask, indices) are known by value, and their zeros remove dependences.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -20,7 +21,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxblocks.ad.coloring import distinct
 from jaxblocks.ad.jaxprs import Step, as_closed, dtype_of, interpret, shape_of, unroll_scan
 
-__all__ = ["EMPTY", "SINGLE", "Entry", "Sets", "follow", "ids_of"]
+__all__ = ["EMPTY", "SINGLE", "Entry", "Sets", "anything", "dependences", "follow", "ids_of"]
 
 
 # ---- sets of inputs -----------------------------------------------------------------------
@@ -135,8 +136,23 @@ def ids_of(entry: Entry, shape: Sequence[int]) -> np.ndarray:
 def _rule(step: Step, sets: Sets) -> list[Entry]:
     if all(entry.ids is None for entry in step.operands):
         return _evaluate(step)
+    return dependences(step, sets)
+
+
+def dependences(step: Step, sets: Sets) -> list[Entry]:
+    """The outputs of an equation of which some input depends on inputs of the program."""
     ids = _RULES[step.name](step, sets) if step.name in _RULES else None
-    ids = _anything(step, sets) if ids is None else ids
+    return anything(step, sets) if ids is None else _entries(step, ids)
+
+
+def anything(step: Step, sets: Sets) -> list[Entry]:
+    """The outputs of a primitive without a rule: each depends on whatever some input depends on."""
+    ids = np.unique(np.concatenate([entry.ids.reshape(-1) for entry in step.operands if entry.ids is not None]))
+    [whole] = sets.join(np.zeros(ids.size, np.int64), ids, 1)
+    return _entries(step, [np.full(getattr(v.aval, "shape", ()), whole) for v in step.equation.outvars])
+
+
+def _entries(step, ids) -> list[Entry]:
     return [
         Entry(each if jnp.issubdtype(dtype_of(v), jnp.inexact) else None)
         for each, v in zip(ids, step.equation.outvars, strict=True)
@@ -156,15 +172,8 @@ def _evaluate(step: Step) -> list[Entry]:
     return [_constant(value) for value in step.evaluate(values)]
 
 
-def _anything(step: Step, sets: Sets) -> list[np.ndarray]:
-    """The fallback for a primitive without a rule: every output depends on all inputs."""
-    ids = np.unique(np.concatenate([entry.ids.reshape(-1) for entry in step.operands if entry.ids is not None]))
-    [whole] = sets.join(np.zeros(ids.size, np.int64), ids, 1)
-    return [np.full(getattr(v.aval, "shape", ()), whole) for v in step.equation.outvars]
-
-
 # ---- rules: step, sets -> the ids of each output, or None for the fallback -----------------------
-# They are applied to t -> J t, which is linear: no factor of t depends on t, and exp(t) does not occur.
+# For sparsity they are applied to t -> J t, which is linear: no factor of t depends on t, and exp(t) does not occur.
 
 
 def _elementwise(step, sets):
@@ -284,8 +293,12 @@ def _dot_general(step, sets):
     """A sum over the contracted axes: over the nonzeros of a known matrix, otherwise over all entries."""
     (contracted, batch) = step.params["dimension_numbers"]
     side = 0 if step.operands[0].ids is not None else 1
-    if step.operands[1 - side].ids is not None:
-        return None
+    if step.operands[1 - side].ids is not None:  # both depend on inputs
+        each = [
+            dataclasses.replace(step, operands=pair)
+            for pair in ([step.operands[0], Entry()], [Entry(), step.operands[1]])
+        ]
+        return [sets.union(*(_dot_general(one, sets)[0] for one in each))]
 
     def arranged(array, i) -> np.ndarray:  # (batch, free, contracted)
         free = [axis for axis in range(array.ndim) if axis not in (*batch[i], *contracted[i])]
@@ -415,6 +428,14 @@ _RULES: dict[str, Callable] = {
 _RULES |= dict.fromkeys(
     "add add_any conj convert_element_type copy copy_p div imag mul neg real reduce_precision sub".split(), _elementwise
 )
+_RULES |= dict.fromkeys(  # nonlinear functions
+    """abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp cos cosh digamma erf erf_inv
+    erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p logistic max min nextafter pow rem round rsqrt sign
+    sin sinh sqrt square tan tanh""".split(),
+    _elementwise,
+)
+_RULES |= dict.fromkeys("reduce_max reduce_min reduce_prod".split(), _sum)
+_RULES |= dict.fromkeys("cumlogsumexp cummax cummin cumprod".split(), _cumulative)
 _RULES |= dict.fromkeys(
     "dynamic_slice dynamic_update_slice gather pad split stack tile unstack".split() + list(_MOVES),
     _move,

@@ -10,23 +10,31 @@ Where an equation computes y = p(x) from values with known J and L, the chain ru
 and nothing else is stored: no n by n Hessian, no residuals. The computation depends on p:
 
 if p'(x) does not depend on x, the second term vanishes; an elementwise p needs p''(x) once and not n times;
-a product of matrices contracts over i in addition to its own axes.
+a product of matrices contracts over i in addition to its own axes; a chain of elementwise functions of one value is
+multiplied out before it meets the directions; inputs that no value mixes share a direction
+(`jaxblocks.ad.shared_directions`), until one does.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Literal
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import array_valued, as_point
-from jaxblocks.ad.jaxprs import Step, as_closed, inputs_of, interpret, piece, split_scan_inputs
-from jaxblocks.checks import PositiveInt, checked, public_name, require
+from jaxblocks.ad.dependence import SINGLE
+from jaxblocks.ad.jaxprs import Step, all_equations, body_of_call, dtype_of, inputs_of, interpret, piece, shape_of
+from jaxblocks.ad.propagation import can_move, depends, differentiable, moved, nested_rules, opens
+from jaxblocks.ad.shared_directions import SharedDirections, shared_directions
+from jaxblocks.checks import PositiveInt, checked, require
 
-__all__ = ["laplacian", "value_grad_laplacian"]
+__all__ = ["biharmonic", "laplacian", "value_grad_laplacian"]
 
 
 @checked
@@ -36,14 +44,15 @@ def laplacian(
     r"""The Laplacian :math:`\Delta f(x) = \sum_{i=1}^n \frac{\partial^2 f}{\partial x_i^2}`, exactly.
 
     It is the trace of the Hessian of each output, in about half the operations that the
-    Hessian of a dense network takes. Loops and branches are kept (a ``scan`` stays a ``scan``). The result can be
-    transformed by ``jit``, ``vmap`` and ``grad``.
+    Hessian of a dense network takes, and in far fewer where f is a sum over particles (or other parts of x): their
+    entries share directions until a value depends on several particles. Loops and branches are kept (a ``scan`` stays a
+    ``scan``), and take all directions. The result can be transformed by ``jit``, ``vmap`` and ``grad``.
 
     Args:
         f: takes a pytree, returns one floating-point array, of any shape.
         x: the point, a pytree of floating-point arrays, n numbers in all.
         chunk_size: the number of directions computed at once; all n by default. With chunks the memory is about
-            ``chunk_size / n`` of that, and f itself is computed once for each chunk.
+            ``chunk_size / n`` of that, f itself is computed once for each chunk, and no directions are shared.
 
     Returns:
         :math:`\Delta f(x)`, of the shape of ``f(x)``.
@@ -89,26 +98,47 @@ def value_grad_laplacian(
     return value, structure.unflatten(parts), total
 
 
+@checked
+def biharmonic(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Float[Array, "..."]:
+    r"""The biharmonic operator :math:`\Delta^2 f(x) = \sum_{i,j} \frac{\partial^4 f}{\partial x_i^2 \partial x_j^2}`.
+
+    It is the Laplacian of the Laplacian, in one forward pass. Arguments and errors are those of `laplacian`; for large
+    n, `estimate_biharmonic` estimates it.
+
+    >>> quartic = lambda x: jnp.sum(x**2) ** 2
+    >>> float(jax.jit(lambda x: biharmonic(quartic, x))(jnp.array([1.0, 2.0])))
+    64.0
+    """
+    return laplacian(lambda x: laplacian(f, x), x)
+
+
 def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     """Value, Jacobian (n, *y) and Laplacian of f at x, all directions at once or in chunks."""
     f = array_valued(f)
     x = as_point(x)
     leaves, structure = jax.tree.flatten(x)
-    n = sum(leaf.size for leaf in leaves)
+    sizes = [leaf.size for leaf in leaves]
+    n = sum(sizes)
     require(n > 0, "x to hold at least one number", "empty arrays")
     closed = jax.make_jaxpr(lambda *leaves: f(structure.unflatten(leaves)))(*leaves)
+    if chunk_size is None or chunk_size >= n:
+        shared = shared_directions(closed, sizes)
+        starts = np.cumsum([0, *sizes[:-1]])
+        points = []
+        for leaf, start in zip(leaves, starts, strict=True):
+            ids = np.arange(SINGLE + start, SINGLE + start + leaf.size).reshape(leaf.shape)
+            color = shared.colors[start : start + leaf.size].reshape(leaf.shape)
+            points.append(_seeded(leaf, color, 0, shared.count, ids))
+        [y] = _interpret(closed, points, shared)
+        return _filled(_spread(y, shared), n)[:3]
 
     def along(start, size):
         points = []
         for leaf in leaves:  # its part of each unit vector
-            unit = start + jnp.arange(size)[:, None] == jnp.arange(leaf.size)[None, :]
-            points.append(_Point(leaf, unit.astype(leaf.dtype).reshape(size, *leaf.shape), jnp.zeros_like(leaf)))
+            points.append(_seeded(leaf, np.arange(leaf.size).reshape(leaf.shape), start, size))
             start = start - leaf.size
         [y] = _interpret(closed, points)
-        return _filled(y, True, size)
-
-    if chunk_size is None or chunk_size >= n:
-        return along(0, n)
+        return _filled(y, size)[:3]
 
     def step(carry, start):
         value, jacobian, part = along(start, chunk_size)
@@ -120,121 +150,253 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
     return value, jacobian.reshape(-1, *aval.shape)[:n], total
 
 
+def _seeded(leaf, direction, start, count, ids=None):
+    """A part of x with a derivative of 1 along the direction of each entry; ``count`` of them from ``start`` on."""
+    directions = (start + jnp.arange(count)).reshape(count, *(1,) * leaf.ndim)
+    return _Point(leaf, (directions == jnp.asarray(direction)[None]).astype(leaf.dtype), jnp.zeros_like(leaf), ids)
+
+
 # ---- the interpretation -----------------------------------------------------------------------------
 
 
 class _Point(NamedTuple):
-    """A value with its derivatives, directions on the leading axis; these are ``None`` if it does not depend on x."""
+    """A value with its derivatives, directions on the leading axis; these are ``None`` if it does not depend on x.
+
+    ``ids`` are the dependences of a narrow value, whose directions are shared; else there is one for each input.
+    """
 
     value: Any
     jacobian: Any = None
     laplacian: Any = None
+    ids: Any = None
 
     @property
     def moves(self) -> bool:
         return self.jacobian is not None
 
+    @property
+    def point(self) -> "_Point":
+        return self
 
-def _filled(point, moves, directions) -> _Point:
+
+class _Function:
+    """An elementwise function of one point, by its first and second derivatives at each element (``None`` is zero).
+
+    The derivatives along the directions are computed when another operation needs them: once for a chain of elementwise
+    functions, such as the parts of an activation.
+    """
+
+    moves = True
+
+    def __init__(self, value, first, second, base: _Point):
+        self.value, self.first, self.second, self.base = value, first, second, base
+
+    @functools.cached_property
+    def point(self) -> _Point:
+        """The same value with its derivatives along the directions."""
+        jacobian, total = self.first[None] * self.base.jacobian, self.first * self.base.laplacian
+        if self.second is not None:
+            total = total + self.second * jnp.sum(jnp.square(self.base.jacobian), axis=0)
+        return _Point(self.value, jacobian, total, self.base.ids)
+
+
+def _filled(point, directions) -> _Point:
     """A constant with derivatives of zero, where a loop or a branch needs them."""
-    if not moves or point.moves:
+    point = point.point
+    if point.moves:
         return point
     value = jnp.asarray(point.value)
     return _Point(value, jnp.zeros((directions, *value.shape), value.dtype), jnp.zeros(value.shape, value.dtype))
 
 
-def _interpret(closed: ClosedJaxpr, points) -> list[_Point]:
+def _spread(point, shared) -> _Point:
+    """The same point with one direction for each input."""
+    point = point.point
+    if point.ids is None:
+        return point
+    return point._replace(jacobian=shared.expand(point.jacobian, point.ids), ids=None)
+
+
+def _interpret(closed: ClosedJaxpr, points, shared: SharedDirections | None = None) -> list:
     """The outputs of a jaxpr with their derivatives, from its inputs with theirs."""
-    return interpret(closed, points, _rule, constant=_Point, opens=_opens)
+
+    def rule(step):
+        if not depends(step):
+            return [_Point(value) for value in step.evaluate([point.value for point in step.operands])]
+        if step.name in _NESTED:
+            spread = [_spread(point, shared) for point in step.operands]
+            return _NESTED[step.name](dataclasses.replace(step, operands=spread))
+        along = _of_one_point(step)
+        if along is not None:
+            return [along]
+        operands = [point.point for point in step.operands]
+        narrow = shared.narrow[step.path] if shared and all(p.ids is not None for p in operands if p.moves) else None
+        moves = can_move(step.equation)
+        if narrow and any(ids is None for ids, moves in zip(narrow, moves, strict=True) if moves):
+            narrow = None
+        rows = _of_rows(dataclasses.replace(step, operands=operands), shared, narrow[0] if narrow else None)
+        if rows is not None:
+            return [rows]
+        if narrow is None:
+            operands, narrow = [_spread(point, shared) for point in operands], [None] * len(moves)
+        outs = _differentiate(dataclasses.replace(step, operands=operands))
+        return [out._replace(ids=ids) if out.moves else out for out, ids in zip(outs, narrow, strict=True)]
+
+    return interpret(closed, points, rule, constant=_Point, opens=opens)
 
 
-def _opens(step: Step) -> bool:
-    """Whether to open a call; a function with a ``custom_jvp`` rule is not opened, since its rule is used."""
-    return _depends(step) and step.name != "custom_jvp_call"
-
-
-def _depends(step: Step) -> bool:
-    """Whether an output depends on x."""
-    return any(point.moves for point in step.operands) and any(_moves(step.equation))
-
-
-def _rule(step: Step) -> list[_Point]:
-    if not _depends(step):
-        return [_Point(value) for value in step.evaluate([point.value for point in step.operands])]
-    return _NESTED.get(step.name, _differentiate)(step)
-
-
-# Piecewise constant functions: the derivative is zero wherever it exists.
-_FLAT = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
-
-
-def _moves(equation: JaxprEqn) -> list[bool]:
-    """Which outputs can depend on x: floating-point ones of functions that are not piecewise constant."""
-    inexact = [jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.inexact) for v in equation.outvars]
-    return [kind and equation.primitive.name not in _FLAT for kind in inexact]
-
-
-def _moved(closed: ClosedJaxpr, moves) -> list[bool]:
-    """Which outputs may depend on x, if those inputs do (an upper bound)."""
-    return interpret(
-        closed,
-        moves,
-        lambda step: [moves and any(step.operands) for moves in _moves(step.equation)],
-        constant=lambda value: False,
-        opens=lambda step: any(step.operands) and step.name != "custom_jvp_call",
-    )
+_NESTED = nested_rules(
+    lambda point, like: _filled(point, like.jacobian.shape[0]),
+    to_slices=lambda point: point._replace(jacobian=jnp.moveaxis(point.jacobian, 0, 1)) if point.moves else point,
+    from_slices=lambda point: point._replace(jacobian=jnp.moveaxis(point.jacobian, 1, 0)) if point.moves else point,
+)
 
 
 # ---- one equation -------------------------------------------------------------------------
 
 
+def _part(step, outputs, moving):
+    """Some outputs of an equation as a function of its inputs ``moving``."""
+    variables = inputs_of([step.equation])
+    pairs = zip(step.equation.invars, step.operands, strict=True)
+    known = {v: point.value for v, point in pairs if not isinstance(v, Literal)}
+    whole = piece(step.jaxpr, [step.equation], variables, outputs)
+
+    def p(*xs):
+        values = known | dict(zip(moving, xs, strict=True))
+        return whole(*(values[v] for v in variables))
+
+    return p
+
+
+def _moving(step) -> dict:
+    """The distinct inputs of an equation that depend on x."""
+    pairs = zip(step.equation.invars, step.operands, strict=True)
+    return {v: point for v, point in pairs if not isinstance(v, Literal) and point.moves}
+
+
+def _of_one_point(step) -> _Function | None:
+    """An elementwise function of values that are themselves elementwise functions of one point; else ``None``."""
+    if not _is_elementwise(step):
+        return None
+    known = _moving(step)
+    parts = [_Function(p.value, None, None, p) if isinstance(p, _Point) else p for p in known.values()]
+    base = parts[0].base
+    if any(part.base is not base for part in parts):
+        return None
+    xs = tuple(part.value for part in parts)
+    firsts = tuple(jnp.ones_like(part.value) if part.first is None else part.first for part in parts)
+    p = _part(step, step.equation.outvars, list(known))
+
+    def slope(xs, ts):
+        return jax.jvp(lambda *xs: p(*xs)[0], xs, ts)[1]
+
+    with differentiable(step.name, "twice"):
+        traced = jax.make_jaxpr(slope)(xs, xs)
+        if step.name == "custom_jvp_call" and not _all_elementwise(traced.eqns, _shape(step.equation)):
+            return None
+        value, first = p(*xs)[0], slope(xs, firsts)
+        second = None
+        if any(moved(traced, [True] * len(xs) + [False] * len(xs))):
+            second = jax.jvp(lambda *xs: slope(xs, firsts), xs, firsts)[1]
+        if any(part.second is not None for part in parts):
+            seconds = tuple(jnp.zeros_like(part.value) if part.second is None else part.second for part in parts)
+            second = slope(xs, seconds) if second is None else second + slope(xs, seconds)
+    return _Function(value, first, second, base)
+
+
+def _is_elementwise(step) -> bool:
+    """Whether each element of the output depends on the elements of the same index of inputs like the output."""
+    outs: list[Any] = step.equation.outvars
+    like = (shape_of(outs[0]), dtype_of(outs[0]))
+    body = step.body.eqns if step.name == "custom_jvp_call" else [step.equation]
+    return (
+        len(outs) == 1
+        and all((point.value.shape, point.value.dtype) == like for point in step.operands if point.moves)
+        and _all_elementwise(body, like[0])
+    )
+
+
+def _all_elementwise(equations, shape) -> bool:
+    """Whether some equations compute arrays of a shape elementwise, or constants from scalars."""
+
+    def fits(equation):
+        outs, name = equation.outvars, equation.primitive.name
+        from_scalar = name == "broadcast_in_dim" and shape_of(equation.invars[0]) == ()
+        known = name in _ALONG or from_scalar or body_of_call(equation) is not None
+        return known and all(shape_of(v) in (shape, ()) and _is_float_or_flag(v) for v in outs)
+
+    return all(map(fits, all_equations(equations)))
+
+
+def _is_float_or_flag(variable):
+    return jnp.issubdtype(dtype_of(variable), jnp.floating) or jnp.issubdtype(dtype_of(variable), jnp.bool_)
+
+
 def _differentiate(step: Step) -> list[_Point]:
     """The second-order chain rule for one primitive, as a function of its distinct inputs that depend on x."""
-    equation, name, kinds = step.equation, step.name, _moves(step.equation)
-    variables = inputs_of([equation])
-    known = {v: point for v, point in zip(equation.invars, step.operands, strict=True) if not isinstance(v, Literal)}
-    moving = [v for v in variables if known[v].moves]
-    points = [known[v] for v in moving]
+    equation, name, kinds = step.equation, step.name, can_move(step.equation)
+    known = _moving(step)
+    points = list(known.values())
     xs = [point.value for point in points]
-
-    def function(outputs):
-        whole = piece(step.jaxpr, [equation], variables, outputs)
-
-        def p(*xs):
-            values = dict(zip(moving, xs, strict=True))
-            return whole(*(values[v] if v in values else known[v].value for v in variables))
-
-        return p
-
-    p = function([v for v, moves in zip(equation.outvars, kinds, strict=True) if moves])
-    try:
+    p = _part(step, [v for v, moves in zip(equation.outvars, kinds, strict=True) if moves], list(known))
+    with differentiable(name, "twice"):
         if name in _ELEMENTWISE and _is_real(equation) and all(jnp.shape(x) == _shape(equation) for x in xs):
-            moved = [_elementwise(lambda *xs: p(*xs)[0], points)]
+            outs = [_elementwise(lambda *xs: p(*xs)[0], points)]
         else:
             second = _product(equation, step.operands) if name == "dot_general" else None
-            moved = _any(p, points, second, matrix=second is None and name in ("dot_general", "conv_general_dilated"))
-    except (NotImplementedError, ValueError) as error:
-        if isinstance(error, ValueError) and "callback" not in str(error):
-            raise
-        raise NotImplementedError(
-            f"{public_name()} expected primitives that JAX can differentiate twice, got {name!r}; give the function "
-            "that calls it a rule with jax.custom_jvp that can be differentiated again."
-        ) from error
-    rest = function([v for v, moves in zip(equation.outvars, kinds, strict=True) if not moves])(*xs)
-    moved, rest = iter(moved), iter(rest)
-    return [next(moved) if moves else _Point(next(rest)) for moves in kinds]
+            outs = _any(p, points, second)
+    rest = _part(step, [v for v, moves in zip(equation.outvars, kinds, strict=True) if not moves], list(known))(*xs)
+    outs, rest = iter(outs), iter(rest)
+    return [next(outs) if moves else _Point(next(rest)) for moves in kinds]
 
 
-def _any(p, points, second=None, matrix=False) -> list[_Point]:
-    """Any primitive, linearized once; ``second`` is the sum of the second derivatives if already known."""
-    xs, jacobians, laplacians = (tuple(getattr(point, name) for point in points) for name in _Point._fields)
-    values, push = jax.linearize(p, *xs)
-    if matrix:  # the Laplacian as one more direction, so that the matrix is read once
-        rows = [jnp.concatenate([j, each[None]]) for j, each in zip(jacobians, laplacians, strict=True)]
-        pushed = jax.vmap(push)(*rows)
-        pushed, totals = [each[:-1] for each in pushed], [each[-1] for each in pushed]
+def _of_rows(step, shared, narrow) -> _Point | None:
+    """A product with a constant matrix of which each direction reads one row, as for x itself; else ``None``.
+
+    The Jacobian then has these rows, times the derivatives of the entries that multiply them, and takes no product.
+    """
+    if step.name != "dot_general" or shared is None or step.operands[1].moves or step.operands[0].ids is None:
+        return None
+    point, other = step.operands
+    (axes, other_axes), (batch, _) = step.params["dimension_numbers"]
+    owners = shared.owners(point.ids)
+    if batch or len(axes) != 1 or owners.shape[1 + axes[0]] != point.value.shape[axes[0]]:
+        return None
+    if narrow is None and (point.value.ndim > 1 or shared.count > 1):  # of a vector each input has a direction
+        return None
+    if narrow is None:
+        owners = owners == np.arange(shared.colors.size)[:, None]
     else:
-        pushed, totals = jax.vmap(push)(*jacobians), push(*laplacians)
+        owners = owners >= 0
+    reads = owners.any(axis=tuple(axis for axis in range(1, owners.ndim) if axis != axes[0] + 1))  # (directions, rows)
+    if (reads.sum(axis=1) != 1).any():
+        return None
+    which = reads.argmax(axis=1)
+    matrix = jnp.moveaxis(other.value, other_axes[0], 0)
+    rows = _pick(matrix, which)  # (directions, *free axes of the matrix)
+    if narrow is None:
+        columns = _pick(point.jacobian[0], which)
+    else:
+        columns = jnp.stack([each.take(i, axes[0]) for each, i in zip(point.jacobian, which.tolist(), strict=True)])
+    columns = columns.reshape(*columns.shape, *(1,) * (matrix.ndim - 1))
+    rows = rows.reshape(len(which), *(1,) * (point.value.ndim - 1), *matrix.shape[1:])
+    bind = lambda x: step.evaluate([x, other.value])[0]
+    value = bind(point.value)
+    return _Point(value, (columns * rows).astype(value.dtype), bind(point.laplacian), narrow)
+
+
+def _pick(x, which):
+    return x if np.array_equal(which, np.arange(len(x))) else x[which]
+
+
+def _any(p, points, second=None) -> list[_Point]:
+    """Any primitive, linearized once; ``second`` is the sum of the second derivatives if already known."""
+    xs, jacobians, laplacians = (
+        tuple(getattr(point, name) for point in points) for name in ("value", "jacobian", "laplacian")
+    )
+    values, push = jax.linearize(p, *xs)
+    pushed, totals = jax.vmap(push)(*jacobians), push(*laplacians)
 
     def slope(xs, ts):
         return jax.jvp(p, xs, ts)[1]
@@ -244,7 +406,7 @@ def _any(p, points, second=None, matrix=False) -> list[_Point]:
 
     if second is not None:
         totals = [totals[0] + second]
-    elif any(_moved(jax.make_jaxpr(slope)(xs, xs), [True] * len(xs) + [False] * len(xs))):
+    elif any(moved(jax.make_jaxpr(slope)(xs, xs), [True] * len(xs) + [False] * len(xs))):
         totals = [total + each.sum(axis=0) for total, each in zip(totals, jax.vmap(bend)(*jacobians), strict=True)]
     return [_Point(*parts) for parts in zip(values, pushed, totals, strict=True)]
 
@@ -267,7 +429,7 @@ def _elementwise(p, points) -> _Point:
     for a, slope in enumerate(slopes):
         traced = jax.make_jaxpr(slope)(*xs)
         for b in range(a, len(xs)):
-            if any(_moved(traced, [i == b for i in range(len(xs))])):
+            if any(moved(traced, [i == b for i in range(len(xs))])):
                 together = jnp.sum(points[a].jacobian * points[b].jacobian, axis=0)
                 total = total + partial(slope, b)(*xs) * (together if a == b else 2 * together)
     return _Point(p(*xs), jacobian, total)
@@ -290,7 +452,7 @@ def _product(equation, inputs):
 
 
 def _shape(equation):
-    return equation.outvars[0].aval.shape
+    return shape_of(equation.outvars[0])
 
 
 def _is_real(equation):
@@ -302,84 +464,8 @@ _ELEMENTWISE = frozenset(
     """acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf erf_inv erfc exp
     exp2 expm1 integer_pow lgamma log log1p logistic mul pow rsqrt sin sinh sqrt square tan tanh""".split()
 )
-
-
-# ---- loops and branches -------------------------------------------------------------------
-
-
-def _scan(step):
-    params, directions = step.params, _directions(step.operands)
-    body = as_closed(params["jaxpr"])
-    constants, carry, slices = split_scan_inputs(step.equation, step.operands)
-    n_carries = len(carry)
-    rest = [point.moves for point in slices]
-    moves = _carried(lambda moves: _moved(body, [c.moves for c in constants] + moves + rest), carry)
-
-    def iteration(carry, slices):
-        points = step.interpret(body, [*constants, *carry, *slices])
-        carry = [_filled(point, m, directions) for point, m in zip(points[:n_carries], moves, strict=True)]
-        return carry, points[n_carries:]
-
-    carry = [_filled(point, m, directions) for point, m in zip(carry, moves, strict=True)]
-    carry, outs = lax.scan(
-        iteration,
-        carry,
-        [_directions_to_axis(point, 0, 1) for point in slices],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *(_directions_to_axis(point, 1, 0) for point in outs)]
-
-
-def _directions_to_axis(point, source, target):
-    return point._replace(jacobian=jnp.moveaxis(point.jacobian, source, target)) if point.moves else point
-
-
-def _while(step):
-    params, directions, inputs = step.params, _directions(step.operands), step.operands
-    condition, body = as_closed(params["cond_jaxpr"]), as_closed(params["body_jaxpr"])
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    asked, constants, carry = inputs[:first], inputs[first:second], inputs[second:]
-    moves = _carried(lambda moves: _moved(body, [c.moves for c in constants] + moves), carry)
-
-    def goes_on(carry):
-        [answer] = step.interpret(condition, [_Point(point.value) for point in (*asked, *carry)])
-        return answer.value
-
-    def iteration(carry):
-        points = step.interpret(body, [*constants, *carry])
-        return [_filled(point, m, directions) for point, m in zip(points, moves, strict=True)]
-
-    return lax.while_loop(goes_on, iteration, [_filled(p, m, directions) for p, m in zip(carry, moves, strict=True)])
-
-
-def _cond(step):
-    index, *operands = step.operands
-    branches, directions = [as_closed(branch) for branch in step.params["branches"]], _directions(step.operands)
-    each = [_moved(branch, [point.moves for point in operands]) for branch in branches]
-    moves = [any(outs) for outs in zip(*each, strict=True)]
-
-    def run(branch):
-        return lambda points: [
-            _filled(point, m, directions) for point, m in zip(step.interpret(branch, points), moves, strict=True)
-        ]
-
-    return lax.switch(index.value, [run(branch) for branch in branches], operands)
-
-
-_NESTED = {"scan": _scan, "while": _while, "cond": _cond}
-
-
-def _carried(step, carry) -> list[bool]:
-    """Which parts of a carry depend on x after some step: a fixed point of the step."""
-    moves = [point.moves for point in carry]
-    while True:
-        wider = [a or b for a, b in zip(moves, step(moves), strict=False)]
-        if wider == moves:
-            return moves
-        moves = wider
-
-
-def _directions(points) -> int:
-    return next(point.jacobian.shape[0] for point in points if point.moves)
+# Functions that a chain of elementwise functions may contain besides.
+_ALONG = _ELEMENTWISE | set(
+    """abs add add_any clamp convert_element_type copy copy_p eq ge gt is_finite le lt max min ne neg not and or xor
+    select_n sign sub stop_gradient""".split()
+)

@@ -106,12 +106,12 @@ def _while(equation, outs, inside):
     return reads_condition[:n_condition] + ins[:n_body] + wanted, [(test, 1), (live, 1)]
 
 
-def _custom_linear_solve(equation, outs, inside):
-    """Only the solver among its four jaxprs runs; the others are for derivatives."""
+def _solver(equation, outs, inside):
+    """Only the solver among the jaxprs of the equation runs; the others are for derivatives."""
     return [True] * len(equation.invars), [(inside(equation.params["jaxprs"].solve)[0], 1)]
 
 
-_RULES: dict[str, Callable] = {"custom_linear_solve": _custom_linear_solve, "scan": _scan, "while": _while}
+_RULES: dict[str, Callable] = {"custom_linear_solve": _solver, "custom_root": _solver, "scan": _scan, "while": _while}
 
 
 # ---- calls of any kind ------------------------------------------------------------------------

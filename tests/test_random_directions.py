@@ -1,0 +1,69 @@
+"""Randomized estimates: their means and variances over many keys against the stated formulas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks.ad import estimate_biharmonic, estimate_laplacian, forward_gradient
+
+N, KEYS = 5, 8_000
+A = np.random.default_rng(0).normal(size=(N, N))
+H = A + A.T
+POINT = {"a": jnp.arange(1.0, 3.0), "b": jnp.arange(3.0)}
+
+
+def quadratic(x):
+    """A quadratic form of all entries of a pytree; its matrix of second derivatives is H."""
+    v = jnp.concatenate(jax.tree.leaves(x))
+    return v @ jnp.asarray(H, v.dtype) @ v / 2
+
+
+def samples(estimate):
+    """The estimates of many keys as rows."""
+    found = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), KEYS))
+    return np.concatenate([np.reshape(leaf, (KEYS, -1)) for leaf in jax.tree.leaves(found)], axis=1).astype(np.float64)
+
+
+def assert_moments(found, mean, variance):
+    """The sample mean within five standard errors, the sample variance (summed over entries) within 8 percent."""
+    error = np.abs(found.mean(0) - mean)
+    assert np.all(error <= 5 * found.std(0) / KEYS**0.5 + 1e-4), error
+    np.testing.assert_allclose(np.square(found - mean).sum(1).mean(), variance, rtol=0.08, atol=1e-6)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_forward_gradient(m):
+    g = H @ np.concatenate(jax.tree.leaves(POINT))
+    found = samples(lambda key: forward_gradient(key, quadratic, POINT, directions=m))
+    assert_moments(found, g, (N - 1) / m * np.sum(g**2))
+
+
+def test_laplacian():
+    """Both samplings, for an array of two outputs; all coordinates are exact."""
+    diagonal, m = np.diag(H), 3
+    f = lambda x: jnp.stack([quadratic(x), 2 * quadratic(x)])
+    mean, scale = np.array([1, 2]) * diagonal.sum(), 5  # 1 + 2^2
+    found = samples(lambda key: estimate_laplacian(key, f, POINT, directions=m))
+    assert_moments(found, mean, scale * N**2 / m * (1 - m / N) * diagonal.var(ddof=1))
+    found = samples(lambda key: estimate_laplacian(key, f, POINT, directions=m, sampling="signs"))
+    assert_moments(found, mean, scale * 2 / m * (np.sum(H**2) - np.sum(diagonal**2)))
+    exact = estimate_laplacian(jax.random.key(1), f, POINT, directions=N)
+    np.testing.assert_allclose(exact, mean, rtol=1e-5)
+
+
+def test_biharmonic():
+    """The fourth power of the norm, whose biharmonic operator is 8 n (n + 2)."""
+    f = lambda x: jnp.sum(x**2) ** 2
+    found = samples(lambda key: estimate_biharmonic(key, f, jnp.ones(N), directions=4))
+    mean = 8 * N * (N + 2)
+    assert_moments(found, mean, (8 * N + 24) / (N * (N + 2) * 4) * mean**2)
+
+
+def test_errors_name_the_repair(sentences):
+    key, x = jax.random.key(0), jnp.ones(2)
+    with pytest.raises(ValueError, match=r"expected at most 2 coordinates, those of x, got 3; pass directions=2"):
+        estimate_laplacian(key, jnp.sum, x, directions=3)
+    estimate_laplacian(jax.random.clone(key), jnp.sum, x, directions=2)
+    with pytest.raises(ValueError, match=r"forward_gradient expected f to return a scalar"):
+        forward_gradient(jax.random.clone(key), jnp.sin, x)
