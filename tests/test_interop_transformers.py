@@ -372,6 +372,7 @@ def test_layers_of_pytorch(name):
     close(net.apply(params, x.numpy()), expected)
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_transformer_of_pytorch(norm_first):
     """With two token embeddings and a linear layer: biases, final norms, and tables that are not tied."""

@@ -32,6 +32,9 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_WEIGHTS_OF_DIFFUSERS = tuple(
+    f"diffusion_pytorch_model.{ending}" for ending in ("safetensors", "safetensors.index.json", "bin")
+)
 
 
 class Tensor(NamedTuple):
@@ -70,7 +73,9 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if path.is_dir():
-        found = next((path / name for name in _WEIGHTS if (path / name).exists()), path / _WEIGHTS[0])
+        found = next(
+            (path / name for name in (*_WEIGHTS, *_WEIGHTS_OF_DIFFUSERS) if (path / name).exists()), path / _WEIGHTS[0]
+        )
     else:
         found = path
     require(found.is_file(), f"weights at {found}", "no such file", _repair_folder(path), error=FileNotFoundError)

@@ -78,8 +78,8 @@ def beam_search(
     >>> texts.shape, bool((texts == same).all())
     ((2, 5), True)
 
-    Source: Graves 2012, Sequence transduction with recurrent neural networks, section 2.5, arXiv:1211.3711; the order of
-    results and the end of the search are those of Hugging Face's transformers.
+    Source: Graves 2012, Sequence transduction with recurrent neural networks, section 2.5, arXiv:1211.3711; the order
+    of results and the end of the search are those of Hugging Face's transformers.
     """
     is_pair = isinstance(model, (Layer, StatefulLayer))
     require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
@@ -165,7 +165,7 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
 
 def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
     """The function of state, tokens (b, k, total), parents (b, k) and t to log-probabilities after t, and the state."""
-    b, time = prompts.shape
+    b = len(prompts)
     rows = lambda x: x.reshape(b * k, *x.shape[2:])
     apart = lambda logits: jax.nn.log_softmax(widen(logits[:, -1]), -1).reshape(b, k, -1)
     if isinstance(model, Layer):
