@@ -71,6 +71,29 @@ def test_fixtures_are_loaded_decoded_and_saved(name, tmp_path):
     assert (tokenizer.vocab_size, repr(tokenizer)) == (16, "Tokenizer(16 tokens: tokenizer.json)")
 
 
+def test_the_unet_of_diffusers_is_loaded_and_saved(tmp_path):
+    """Its epsilon, padding and time embedding are not those of Ho et al., which are the defaults here."""
+    folder = FIXTURES / "unet"
+    expected = {key: x.read() for key, x in interop.read_tensors(folder / "expected.safetensors").items()}
+    channels_last = lambda x: np.moveaxis(x, 1, -1)
+    net, params, _ = interop.load(folder)
+    time = (expected["steps"] / 1000).astype(np.float32)
+    came = jax.jit(net.apply)(params, channels_last(expected["images"]), time=time)
+    np.testing.assert_allclose(came, channels_last(expected["outputs"]), rtol=0, atol=2e-5)
+    interop.save(tmp_path / "again", net, params, like=folder)
+    same_bits(tmp_path / "again", folder)
+    read = lambda path: json.loads((path / "config.json").read_text())
+    assert read(tmp_path / "again") == read(folder)
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}  # as in google/ddpm-cifar10-32
+    copied("unet", tmp_path / "old")
+    tensors = {name: x.read() for name, x in interop.read_tensors(folder).items()}
+    for new, name in old.items():
+        tensors = {key.replace(f".{new}.", f".{name}."): x for key, x in tensors.items()}
+    interop.write_tensors(tmp_path / "old" / "diffusion_pytorch_model.safetensors", tensors)
+    again = interop.load(tmp_path / "old").params
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, params))
+
+
 def test_generation_continues_a_prompt():
     net, params, tokenizer = interop.load(FIXTURES / "gpt2", dropout=0.0)
     assert repr(net).endswith("dropout=0.0)")
