@@ -48,4 +48,5 @@ if __name__ == "__main__":
         print(
             f"{size / 1e9:.2f} GB, {options.dtype}: peak {peak * 1024 / 1e9:.2f} GB, {before * 1024 / 1e9:.2f} before"
         )
+        print(f"load {load.round(2)} s, file {alone.round(2)} s (clock, processors)")
         print("load / np.fromfile: {:.2f} on the clock, {:.2f} of the processors".format(*load / alone))
