@@ -94,6 +94,23 @@ def test_the_unet_of_diffusers_is_loaded_and_saved(tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, params))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"act_fn": "mish"}, "act_fn to be 'silu' in a configuration, got 'mish'"),
+        ({"num_class_embeds": 3}, "num_class_embeds to be null in a configuration, got 3"),
+        ({"block_out_channels": [4, 6]}, r"block_out_channels to be multiples of the first .*, got \[4, 6\]"),
+        ({"up_block_types": ["UpBlock2D"] * 2}, "up_block_types with attention at the same levels"),
+        ({"attention_head_dim": 3}, "head_dim to divide the channels of each level, got head_dim=3 and 4 channels"),
+        ({"norm_eps": "a"}, "_class_name 'UNet2DModel' in a configuration|epsilon"),
+    ],
+)
+def test_unets_that_are_not_computed_are_rejected(change, message, sentences):
+    config = json.loads((FIXTURES / "unet" / "config.json").read_text())
+    with pytest.raises((ValueError, TypeError), match=message):
+        interop.build(config | change)
+
+
 def test_generation_continues_a_prompt():
     net, params, tokenizer = interop.load(FIXTURES / "gpt2", dropout=0.0)
     assert repr(net).endswith("dropout=0.0)")

@@ -160,7 +160,8 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
     is_open, unknown = jnp.ones(b, bool), jnp.zeros(b, bool)
     carry = jnp.int32(time), _Beams(tokens, scores), results, is_open, unknown, log_probs, state
     _, _, results, _, unknown, *_ = lax.while_loop(lambda carry: (carry[0] <= last) & carry[3].any(), step, carry)
-    return jnp.where(unknown[:, None], -1, results.tokens[:, 0])
+    written = jnp.arange(time + search.steps) >= time
+    return jnp.where(unknown[:, None] & written[None], -1, results.tokens[:, 0])
 
 
 def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
