@@ -3,6 +3,7 @@
 Axis letters: ``*batch``; ``time`` of the piece; ``time_c`` of the context.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -59,7 +60,8 @@ def KeptContext(layer: Layer) -> StatefulLayer:
         else:
             q = steps.project_one(params, "query", x)
         out = steps.attend(params, q, state["key"], state["value"], mask=state["mask"][..., None, None, :])
-        return jnp.where(state["is_set"], steps.join(params, out), jnp.nan), state
+        out = jax.tree.map(lambda y: jnp.where(state["is_set"], y, jnp.nan), steps.join(params, out))
+        return out, state
 
     return StatefulLayer(init, apply)
 

@@ -121,9 +121,9 @@ def UNet(
     require(heads == 1 or head_dim is None, expected, got, "leave out heads")
     norm = functools.partial(GroupNorm, groups or max(width // 4, 1), spatial=2, epsilon=epsilon)
     widths = tuple(width * multiplier for multiplier in multipliers)
-    for features in widths if head_dim else ():
+    for features in widths:
         expected = "head_dim to divide the channels of each level"
-        require(features % head_dim == 0, expected, f"head_dim={head_dim} and {features} channels")
+        require(features % (head_dim or 1) == 0, expected, f"head_dim={head_dim} and {features} channels")
     attention = functools.partial(_PixelAttention, heads=heads, head_dim=head_dim)
     conditioned = time or classes is not None
     block = functools.partial(_Block, attention=attention, norm=norm, dropout=dropout, conditioned=conditioned)

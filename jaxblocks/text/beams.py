@@ -172,11 +172,11 @@ def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
     if isinstance(model, Layer):
         many = jax.tree.map(lambda x: jnp.repeat(x, k, 0), source)
 
-        def call(state, tokens, parents, t):
+        def call_with_all_tokens(state, tokens, parents, t):
             logits = model.apply(params, *many.inputs, rows(tokens), **many.side)
             return apart(lax.dynamic_slice_in_dim(logits, t, 1, 1)), ()
 
-        return call
+        return call_with_all_tokens
 
     def state_of(b):
         shape = lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype)
