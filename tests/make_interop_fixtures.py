@@ -1,7 +1,8 @@
 """Write the small models of tests/fixtures, as transformers saves them: python tests/make_interop_fixtures.py.
 
-It needs PyTorch and transformers (`make parity`); the tests that read the fixtures do not. Each folder has a model with
-random weights, a tokenizer, and ``expected.safetensors``: tokens and the logits of transformers for them.
+It needs PyTorch, transformers (`make parity`) and, for the U-Net, diffusers; the tests that read the fixtures do not.
+Each folder has a model with random weights, a tokenizer, and ``expected.safetensors``: tokens and the logits of
+transformers for them; for the U-Net images, their steps and the outputs of diffusers.
 """
 
 import json
@@ -58,5 +59,33 @@ def write(folder: Path = FOLDER) -> None:
         (folder / name / "tokenizer.json").write_text(json.dumps(tokenizer) + "\n")
 
 
+def write_unet(folder: Path = FOLDER) -> None:
+    """Write a U-Net of diffusers with its default options but the sizes, in float16."""
+    import torch
+    from diffusers import UNet2DModel
+    from safetensors.numpy import save_file
+
+    torch.manual_seed(0)
+    module = UNet2DModel(
+        in_channels=1,
+        out_channels=2,
+        layers_per_block=1,
+        block_out_channels=(4, 8),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=4,
+        norm_num_groups=2,
+    ).eval()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight += 0.1 * torch.randn(weight.shape)
+        module.half().save_pretrained(folder / "unet")
+        images, steps = torch.randn(2, 1, 4, 6), torch.tensor([7, 421])
+        outputs = module.float()(images, steps).sample
+    expected = {"images": images.numpy(), "steps": steps.numpy(), "outputs": outputs.numpy()}
+    save_file(expected, folder / "unet" / "expected.safetensors")
+
+
 if __name__ == "__main__":
     write(*map(Path, sys.argv[1:]))
+    write_unet(*map(Path, sys.argv[1:]))

@@ -49,6 +49,11 @@ STANDARD_DEVIATIONS = {
         (TOKENS, TOKENS),
         transformer,
     ),
+    "T5": (  # its code: normal, 1 for tokens, variance 1 / inputs, for queries divided by sqrt(head_dim)
+        models.T5(vocab_size=150, layers=1, heads=2, head_dim=16, features=64, hidden=96),
+        (TOKENS, TOKENS),
+        lambda path, shape: 1.0 if path.startswith("tokens") else (shape[-2] * (16 if "query" in path else 1)) ** -0.5,
+    ),
     "ResNet": (  # variance 2 / fan_out
         models.ResNet((1, 1), width=16, bottleneck=False, classes=50),
         (image(32),),

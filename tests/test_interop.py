@@ -71,6 +71,46 @@ def test_fixtures_are_loaded_decoded_and_saved(name, tmp_path):
     assert (tokenizer.vocab_size, repr(tokenizer)) == (16, "Tokenizer(16 tokens: tokenizer.json)")
 
 
+def test_the_unet_of_diffusers_is_loaded_and_saved(tmp_path):
+    """Its epsilon, padding and time embedding are not those of Ho et al., which are the defaults here."""
+    folder = FIXTURES / "unet"
+    expected = {key: x.read() for key, x in interop.read_tensors(folder / "expected.safetensors").items()}
+    channels_last = lambda x: np.moveaxis(x, 1, -1)
+    net, params, _ = interop.load(folder)
+    time = (expected["steps"] / 1000).astype(np.float32)
+    came = jax.jit(net.apply)(params, channels_last(expected["images"]), time=time)
+    np.testing.assert_allclose(came, channels_last(expected["outputs"]), rtol=0, atol=2e-5)
+    interop.save(tmp_path / "again", net, params, like=folder)
+    same_bits(tmp_path / "again", folder)
+    read = lambda path: json.loads((path / "config.json").read_text())
+    assert read(tmp_path / "again") == read(folder)
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}  # as in google/ddpm-cifar10-32
+    copied("unet", tmp_path / "old")
+    tensors = {name: x.read() for name, x in interop.read_tensors(folder).items()}
+    for new, name in old.items():
+        tensors = {key.replace(f".{new}.", f".{name}."): x for key, x in tensors.items()}
+    interop.write_tensors(tmp_path / "old" / "diffusion_pytorch_model.safetensors", tensors)
+    again = interop.load(tmp_path / "old").params
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, params))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"act_fn": "mish"}, "act_fn to be 'silu' in a configuration, got 'mish'"),
+        ({"num_class_embeds": 3}, "num_class_embeds to be null in a configuration, got 3"),
+        ({"block_out_channels": [4, 6]}, r"block_out_channels to be multiples of the first .*, got \[4, 6\]"),
+        ({"up_block_types": ["UpBlock2D"] * 2}, "up_block_types with attention at the same levels"),
+        ({"attention_head_dim": 3}, "head_dim to divide the channels of each level, got head_dim=3 and 4 channels"),
+        ({"norm_eps": "a"}, "_class_name 'UNet2DModel' in a configuration|epsilon"),
+    ],
+)
+def test_unets_that_are_not_computed_are_rejected(change, message, sentences):
+    config = json.loads((FIXTURES / "unet" / "config.json").read_text())
+    with pytest.raises((ValueError, TypeError), match=message):
+        interop.build(config | change)
+
+
 def test_generation_continues_a_prompt():
     net, params, tokenizer = interop.load(FIXTURES / "gpt2", dropout=0.0)
     assert repr(net).endswith("dropout=0.0)")

@@ -5,8 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblocks import GRU, LSTM, Attention, Conv, ConvTranspose, StatefulLayer, interop
-from jaxblocks.models import ResNet
+from jaxblocks import (
+    GRU,
+    LSTM,
+    Attention,
+    Conv,
+    ConvTranspose,
+    StatefulLayer,
+    gelu,
+    interop,
+    sinusoidal_positions,
+    text,
+)
+from jaxblocks.models import ResNet, Transformer
 
 TOKENS = np.random.default_rng(0).integers(2, 31, (2, 9)).astype(np.int32)
 ROPE = dict(rope_theta=10_000.0)
@@ -102,6 +113,48 @@ def test_decoders(family, transformers, tmp_path):
     assert (outputs_of(again, input_ids=TOKENS).logits == expected).all()
 
 
+def writes_the_same(module, decoder, params, source, mask, steps=5, **inputs):
+    """The source is read once, and each token once: greedy texts from a start token."""
+    import torch
+
+    inputs |= {} if mask is None else dict(attention_mask=mask.astype(np.int64))
+    inputs = {name: torch.tensor(x, dtype=None if x.dtype.kind == "f" else torch.int64) for name, x in inputs.items()}
+    start = np.ones((2, 1), np.int32)
+    options = dict(do_sample=False, max_new_tokens=steps, eos_token_id=None, bos_token_id=None)
+    options |= dict(forced_decoder_ids=None, begin_suppress_tokens=None, suppress_tokens=None, use_cache=True)
+    config = type(module.generation_config)(**options, pad_token_id=0, decoder_start_token_id=1)
+    theirs = module.generate(
+        **inputs, decoder_input_ids=torch.tensor(start, dtype=torch.int64), generation_config=config
+    )
+    given = dict(source=source, source_mask=mask, steps=steps)
+    ours = text.generate(decoder, params, start, key=jax.random.key(0), temperature=0, **given)
+    np.testing.assert_array_equal(ours[:, -steps:], theirs[:, -steps:].numpy())  # Whisper's are without the start
+
+
+@pytest.mark.parametrize("beams", [2, 4])
+def test_beam_search_of_gpt2(beams, transformers, tmp_path):
+    """Texts that end at different lengths, with penalties of length that prefer short and long ones."""
+    import torch
+
+    options = dict(vocab_size=12, n_positions=16, n_embd=8, n_layer=1, n_head=2, eos_token_id=5, bos_token_id=1)
+    module = reference(transformers, "GPT2LMHeadModel", **options)
+    params = interop.load(saved(module, tmp_path)).params
+    decoder, prompts = interop.build(tmp_path, cache=11), np.arange(1, 13).reshape(4, 3) % 12
+    lengths = set()
+    for penalty in (1.0, -1.0):
+        settings = dict(length_penalty=penalty, early_stopping=beams == 2)
+        theirs = module.generate(
+            torch.tensor(prompts), attention_mask=torch.ones(4, 3), num_beams=beams, max_new_tokens=8, do_sample=False,
+            eos_token_id=5, pad_token_id=5, **settings,
+        ).numpy()  # fmt: skip
+        ours = np.asarray(text.beam_search(decoder, params, prompts, steps=8, beams=beams, stop=5, **settings))
+        time = theirs.shape[1]
+        np.testing.assert_array_equal(ours[:, :time], theirs)
+        assert (ours[:, time:] == 5).all()
+        lengths |= {*(ours[:, 3:] != 5).sum(1)}
+    assert len(lengths) > 1
+
+
 SMALL = dict(vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 SMALL |= dict(max_position_embeddings=20, layer_norm_eps=1e-3)
 DISTILLED = dict(vocab_size=32, dim=8, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=20)
@@ -195,6 +248,7 @@ def test_t5(version, transformers, tmp_path):
     expected = outputs_of(module, **inputs).logits
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
     close(jax.jit(net.apply)(params, TOKENS, TOKENS[:, :4], mask=mask), expected)
+    writes_the_same(module, interop.build(tmp_path / "theirs", cache=8), params, TOKENS, mask, input_ids=TOKENS)
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
@@ -226,6 +280,8 @@ def test_whisper(transformers, tmp_path):
     expected = outputs_of(module, input_features=sound.transpose(0, 2, 1), decoder_input_ids=TOKENS).logits
     net, params, _ = interop.load(saved(module, tmp_path / "theirs"))
     close(jax.jit(net.apply)(params, sound, TOKENS), expected)
+    decoder = interop.build(tmp_path / "theirs", cache=8)
+    writes_the_same(module, decoder, params, sound, None, input_features=sound.transpose(0, 2, 1))
     interop.save(tmp_path / "ours", net, params, like=tmp_path / "theirs")
     same_files(tmp_path / "ours", tmp_path / "theirs")
 
@@ -314,6 +370,43 @@ def test_layers_of_pytorch(name):
     else:
         expected = module(x, x, x)[0] if name == "Attention" else module(x)[0]
     close(net.apply(params, x.numpy()), expected)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_transformer_of_pytorch(norm_first):
+    """With two token embeddings and a linear layer: biases, final norms, and tables that are not tied."""
+    torch = pytest.importorskip("torch", reason="PyTorch is a reference here; install the parity extra")
+    torch.manual_seed(0)
+    module = torch.nn.Transformer(8, 2, 2, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+    source, target, last = torch.nn.Embedding(7, 8), torch.nn.Embedding(5, 8), torch.nn.Linear(8, 5)
+    weights = torch.nn.ModuleDict(dict(net=module, source=source, target=target, last=last))
+    for one in weights.parameters():
+        torch.nn.init.normal_(one)
+    stack = lambda path, name: {
+        **interop.merge_qkv(f"{path}/attention", f"{name}.self_attn.in_proj_{{leaf}}"),
+        f"{path}/attention/out": f"{name}.self_attn.out_proj",
+        f"{path}/mlp/up": f"{name}.linear1",
+        f"{path}/mlp/down": f"{name}.linear2",
+        f"{path}/attention_norm": f"{name}.norm1",
+    }
+    rules = {"tokens": "target", "source_tokens": "source", "out": "last", "norm": "net.decoder.norm"}
+    rules |= stack("encoder", "net.encoder.layers.{i}") | {"encoder/mlp_norm": "net.encoder.layers.{i}.norm2"}
+    rules |= stack("decoder", "net.decoder.layers.{i}") | {"decoder/mlp_norm": "net.decoder.layers.{i}.norm3"}
+    rules |= interop.merge_qkv("decoder/cross_attention", "net.decoder.layers.{i}.multihead_attn.in_proj_{leaf}")
+    rules |= {"decoder/cross_attention/out": "net.decoder.layers.{i}.multihead_attn.out_proj"}
+    rules |= {"decoder/cross_attention_norm": "net.decoder.layers.{i}.norm2", "encoder_norm": "net.encoder.norm"}
+    net = Transformer(
+        vocab_size=5, source_vocab_size=7, layers=2, heads=2, features=8, hidden=12, activation=gelu, use_bias=True,
+        tied=False, out_bias=True, norm_first=norm_first, final_norm=True, epsilon=1e-5, dropout=0.0,
+    )  # fmt: skip
+    ids = np.array([[0, 3, 1, 6], [5, 2, 2, 4]], np.int32), np.array([[0, 3, 1], [4, 2, 2]], np.int32)
+    params = interop.load_torch(net, weights.state_dict(), rules, *ids)
+    waves = torch.tensor(np.asarray(sinusoidal_positions(4, 8)))
+    places = lambda x, table: table(torch.tensor(x)) * 8**0.5 + waves[: x.shape[1]]
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    expected = last(module(places(ids[0], source), places(ids[1], target), tgt_mask=later))
+    close(jax.jit(net.apply)(params, *ids), expected)
 
 
 def test_tensors_of_pytorch(tmp_path, sentences):

@@ -669,6 +669,8 @@ def test_unet_rejects_wrong_inputs_and_options(sentences):
         UNet(1, multipliers=(1, 2), attention_levels=(2,))
     with pytest.raises(ValueError, match="at least one level"):
         UNet(1, multipliers=())
+    with pytest.raises(ValueError, match="one of heads and head_dim, got heads=2 and head_dim=4; leave out heads"):
+        UNet(1, heads=2, head_dim=4)
     with pytest.raises(ValueError, match="even number of features"):
         time_features(t, 3)
 

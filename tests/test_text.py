@@ -17,6 +17,7 @@ from jaxblocks.models.transformer import Transformer
 from jaxblocks.text import (
     ByteTokenizer,
     CharTokenizer,
+    beam_search,
     bits_per_token,
     generate,
     pad_prompts,
@@ -291,6 +292,28 @@ def test_encoder_decoder_generates_with_and_without_cache():
     np.testing.assert_array_equal(*both)
     other = generate(cached, params, PROMPTS[:, :2], source=source[::-1], **draw)
     assert (np.asarray(other) != np.asarray(both[1])).any()
+
+
+def test_beam_search_with_all_candidates_finds_the_likeliest_text(sentences):
+    """All 27 texts of three tokens, of which those with token 2 end there; scores are divided by the length."""
+    table = np.random.default_rng(5).dirichlet(np.ones(3), 3)
+    texts = {(t[: t.index(2) + 1] if 2 in t else t) for t in itertools.product(range(3), repeat=3)}
+
+    def score(first, text, penalty):
+        return sum(np.log(table[i, j]) for i, j in itertools.pairwise((first, *text))) / len(text) ** penalty
+
+    prompts = np.array([[1, 0], [0, 1]], np.int32)
+    for penalty in (1.0, 0.0):
+        found = beam_search(tables(np.log(table)), (), prompts, steps=3, beams=27, stop=2, length_penalty=penalty)
+        for prompt, row in zip(prompts, np.asarray(found), strict=True):
+            best = max(texts, key=lambda text: score(prompt[-1], text, penalty))
+            assert row.tolist() == [*prompt, *best, *[2] * (3 - len(best))]
+    with pytest.raises(ValueError, match="beam_search expected stop to be a token of the model, 0, ..., 2, got 3"):
+        beam_search(tables(np.log(table)), (), prompts, steps=3, stop=3)
+    with pytest.raises(ValueError, match="expected source_mask with a source, got a mask alone; pass source= too"):
+        beam_search(tables(np.log(table)), (), prompts, steps=3, source_mask=np.ones((2, 4), bool))
+    with pytest.raises(ValueError, match="beam_search expected finite logits, got NaN from position 2 on in 2 of"):
+        beam_search(tables(table * np.nan), (), prompts, steps=3)
 
 
 def test_second_call_compiles_nothing():

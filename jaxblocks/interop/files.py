@@ -32,6 +32,9 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_WEIGHTS_OF_DIFFUSERS = tuple(
+    f"diffusion_pytorch_model.{ending}" for ending in ("safetensors", "safetensors.index.json", "bin")
+)
 
 
 class Tensor(NamedTuple):
@@ -42,11 +45,13 @@ class Tensor(NamedTuple):
         dtype: its dtype in the file.
         read: a function that returns its values, a NumPy array; ``read(out)`` writes them into a contiguous array of
             its shape and dtype.
+        read_rows: ``read_rows(begin, end)`` returns these along the first axis alone; ``None`` for tensors in memory.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     read: Callable[..., np.ndarray]
+    read_rows: Callable[[int, int], np.ndarray] | None = None
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -70,7 +75,9 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if path.is_dir():
-        found = next((path / name for name in _WEIGHTS if (path / name).exists()), path / _WEIGHTS[0])
+        found = next(
+            (path / name for name in (*_WEIGHTS, *_WEIGHTS_OF_DIFFUSERS) if (path / name).exists()), path / _WEIGHTS[0]
+        )
     else:
         found = path
     require(found.is_file(), f"weights at {found}", "no such file", _repair_folder(path), error=FileNotFoundError)
@@ -154,7 +161,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             continue
         dtype, shape, begin, end = _entry(path, name, entry, size - start)
         places.append((begin, end, name))
-        tensors[name] = Tensor(shape, dtype, _reader(path, name, dtype, shape, start + begin))
+        tensors[name] = Tensor(shape, dtype, *_readers(path, name, dtype, shape, start + begin))
     _check_places(path, places, size - start)
     return tensors
 
@@ -185,11 +192,17 @@ def _check_places(path, places, room):
     _require(path, last == room, f"{last} bytes of values", f"{room}")
 
 
-def _reader(path, name, dtype, shape, start):
+def _readers(path, name, dtype, shape, start):
     def read(out=None):
-        values = np.empty(shape, dtype) if out is None else out
+        return fill(np.empty(shape, dtype) if out is None else out, start)
+
+    def read_rows(begin, end):
+        size = math.prod(shape[1:]) * dtype.itemsize
+        return fill(np.empty((end - begin, *shape[1:]), dtype), start + begin * size)
+
+    def fill(values, begin):
         with open(path, "rb", buffering=0) as file:
-            file.seek(start)
+            file.seek(begin)
             view, done = memoryview(values.reshape(-1).view(np.uint8)), 0  # type: ignore[arg-type]
             while done < len(view):
                 more = file.readinto(view[done:])
@@ -197,7 +210,7 @@ def _reader(path, name, dtype, shape, start):
                 done += more
         return values
 
-    return read
+    return read, read_rows
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:

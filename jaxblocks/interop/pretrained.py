@@ -1,6 +1,7 @@
 """Models in folders as ``save_pretrained`` of Hugging Face writes them: one call to load, one to save, no network."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,9 +83,9 @@ def load(
 ) -> Pretrained:
     """A pretrained model: net, params and tokenizer from a folder as ``save_pretrained`` of Hugging Face writes it.
 
-    Families: GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper,
-    CLIP. Images are ``(..., height, width, channels)``. Weights are read one at a time, and nothing in the folder is
-    executed.
+    Families: GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, DistilBERT, ViT, DeiT, ResNet, ConvNeXt, T5, Whisper, CLIP,
+    and ``UNet2DModel`` of diffusers, whose ``time`` is the step divided by 1000. Images are ``(..., height, width,
+    channels)``. Weights are read one at a time, and nothing in the folder is executed.
 
     Args:
         folder: with ``config.json`` and weights (see `read_tensors`), and perhaps ``tokenizer.json``, which needs the
@@ -115,7 +116,7 @@ def load(
     for alias, name in _tied(model.family, model.config, model.tensors).items():
         _require_tied(model, alias, name)
     inputs = model.family.inputs(model.config)
-    init = lambda key: model.net.init(key, *inputs)
+    init = lambda key: model.net.init(key, *inputs, **model.family.side)
     places = placements(model.net, model.trees, mesh, sharding)
     params = read_plans(model.plans, model.tensors, model.trees, dtype, places, init)
     tokenizer = load_tokenizer(folder) if (Path(folder) / "tokenizer.json").exists() else None
@@ -179,8 +180,9 @@ def save(folder: str | Path, net: Layer | StatefulLayer, params: Any, *, like: A
     buffers = {name: old[name] for name in old if name not in tensors}
     tensors = {name: _cast(tensor, old.get(name, tensor).dtype) for name, tensor in tensors.items()} | buffers
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / "model.safetensors", tensors, metadata={"format": "pt"})
-    written_config = {**config, "architectures": [_architecture(family, config)]}
+    write_tensors(folder / family.file, tensors, metadata={"format": "pt"})
+    named = {"architectures": [_architecture(family, config)]} if family.architecture else {}
+    written_config = {**config, **named}
     (folder / "config.json").write_text(json.dumps(written_config, indent=2) + "\n")
     if origin and origin.resolve() != folder.resolve():
         for name in _KEPT:
@@ -232,13 +234,24 @@ def _config(source, architecture) -> Config:
 
 
 def _modern(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The names of norms in old files, gamma and beta, are weight and bias in later ones."""
-    new = {".gamma": ".weight", ".beta": ".bias"}
-    renamed = {}
-    for name, tensor in tensors.items():
-        head, dot, last = name.rpartition(".")
-        renamed[head + new.get(dot + last, dot + last) if "LayerNorm" in head else name] = tensor
-    return renamed
+    """Tensors of old files by their later names: those of norms, and those of the attention of diffusers."""
+
+    def later(name: str) -> str:
+        for pattern, new in _LATER:
+            name = re.sub(pattern, new, name)
+        return name
+
+    return {later(name): tensor for name, tensor in tensors.items()}
+
+
+_LATER = (
+    (r"LayerNorm(.*)\.gamma$", r"LayerNorm\1.weight"),
+    (r"LayerNorm(.*)\.beta$", r"LayerNorm\1.bias"),
+    (r"(\.attentions\.\d+)\.query\.", r"\1.to_q."),
+    (r"(\.attentions\.\d+)\.key\.", r"\1.to_k."),
+    (r"(\.attentions\.\d+)\.value\.", r"\1.to_v."),
+    (r"(\.attentions\.\d+)\.proj_attn\.", r"\1.to_out.0."),
+)
 
 
 def _rules(family: Family, config: Config, names) -> dict[str, Any]:

@@ -21,10 +21,12 @@ end.
 import difflib
 import functools
 import math
+import os
 import re
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -448,15 +450,15 @@ def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
     return row
 
 
+def _shape_of_copy(group: list[_Plan]) -> tuple[int, ...]:
+    """The shape of one copy of a param, or of the parts of a group side by side."""
+    shapes = [plan.leaf.shape[len(plan.names.copies) :] for plan in group]  # type: ignore[attr-defined]
+    return shapes[0] if group[0].part is None else (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+
+
 def _shape_in_source(plan: _Plan, group: list[_Plan]) -> tuple[int, ...]:
     """The shape that the tensor of one copy should have."""
-
-    def one(plan):
-        return plan.leaf.shape[len(plan.names.copies) :]  # type: ignore[attr-defined]
-
-    shape = one(plan)
-    if plan.part is not None:
-        shape = (*shape[:-1], sum(one(other)[-1] for other in group))
+    shape = _shape_of_copy(group or [plan])
     layout = plan.layout
     try:
         saved = _shape_after(layout.save, shape)
@@ -526,16 +528,18 @@ def read_plans(
     """The trees with values, read one tensor at a time and put at their places; ``init(key)`` makes other state."""
     made: dict[int, Any] = {}
     numbers = {id(plan): number for number, plan in enumerate(plans)}
-    for group in _groups(plans):
-        if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
-            continue
-        stack = _read_stack(group[0], tensors, _dtype(group[0].leaf.dtype, dtype))
-        for plan, copies in zip(group, _loaded(group, stack), strict=True):
-            values = copies.reshape(plan.leaf.shape)
-            values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
-            made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
-        jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
-        del stack, copies, values
+    with ThreadPoolExecutor(_WORKERS) as workers:
+        for group in _groups(plans):
+            if any(name not in tensors for name in group[0].names):  # state: the report has accepted it
+                continue
+            copies = _read_copies(group, tensors, _dtype(group[0].leaf.dtype, dtype), workers)
+            ends = np.cumsum([plan.leaf.shape[-1] for plan in group if plan.part is not None])
+            for plan, values in zip(group, np.split(copies, ends[:-1], -1), strict=True):
+                values = values.reshape(plan.leaf.shape)
+                values = np.maximum(values, 1) if plan.is_statistic("updates") else values  # statistics are trained
+                made[numbers[id(plan)]] = jax.device_put(values, places[numbers[id(plan)]])
+            jax.block_until_ready([made[numbers[id(plan)]] for plan in group])
+            del copies, values
     if any(plan.is_state and number not in made for number, plan in enumerate(plans)):
         state = jax.jit(lambda key: init(key)[1])(jax.random.key(0))
         begun = [*jax.tree.leaves(trees[0]), *jax.tree.leaves(state)]
@@ -546,40 +550,83 @@ def read_plans(
     return jax.tree.unflatten(jax.tree.structure(trees), [made[number] for number in range(len(plans))])
 
 
-def _read_stack(plan: _Plan, tensors: Mapping[str, Tensor], dtype: np.dtype) -> np.ndarray:
-    """The tensors of all copies in the layout of the other library, ``(copies, ...)``, in the dtype of the param."""
-    stack = _aligned((len(plan.names), *tensors[plan.names[0]].shape), dtype)
-    for k, name in enumerate(plan.names):
-        tensor, room = tensors[name], stack[k : k + 1].reshape(stack.shape[1:])
-        if tensor.dtype == dtype:
-            tensor.read(room)
-        elif (tensor.dtype, dtype) == (jnp.bfloat16, np.float32):  # by its bits, which is ten times as fast as a cast
-            bits = tensor.read().view(np.uint16)
-            np.left_shift(bits, np.uint32(16), out=room.view(np.uint32), dtype=np.uint32, casting="unsafe")
-        else:
-            values = tensor.read()
-            room[...] = values
-            kept = jnp.issubdtype(dtype, jnp.inexact) or np.array_equal(room, values)
-            require(kept, f"integers of {dtype} in {name}", f"larger ones of {tensor.dtype}")
-    return stack
+_WORKERS = min(os.cpu_count() or 1, 4)
+_BLOCK = 2**20  # bytes that are read at a time
+_ROWS = 128  # rows that are transposed at a time
 
 
-def _loaded(group: list[_Plan], stack: np.ndarray) -> list[np.ndarray]:
-    """The copies of each param, ``(copies, ...)``: views of the stack where the layout only moves axes.
+def _read_copies(group: list[_Plan], tensors: Mapping[str, Tensor], dtype: np.dtype, workers) -> np.ndarray:
+    """The tensors of all copies as params, ``(copies, ...)``, with the parts of a group side by side.
 
-    JAX transposes such a view much faster than NumPy copies it.
+    Where the layout only moves axes, rows of a tensor are written to their places in the params as they are read, so
+    that no tensor is in memory as a whole. Workers do this, while the next rows are read.
     """
-    load = group[0].layout.load
-    first = load(stack[:1].reshape(stack.shape[1:])) if len(stack) else None
-    if first is not None and np.may_share_memory(first, stack) and first.size == stack[:1].size:
-        strides = (stack.strides[0], *first.strides)
-        copies = np.lib.stride_tricks.as_strided(first, (len(stack), *first.shape), strides)
-    else:
-        copies = np.stack([load(one) for one in stack]) if len(stack) else stack
-    if group[0].part is None:
-        return [copies]
-    ends = np.cumsum([plan.leaf.shape[-1] for plan in group])
-    return np.split(copies, ends[:-1], -1)
+    layout, names, shape = group[0].layout, group[0].names, _shape_of_copy(group)
+    copies = _aligned((len(names), *shape), dtype)
+    for k, name in enumerate(names):
+        tensor, room = tensors[name], copies[k : k + 1].reshape(shape)
+        if (places := _places(layout, tensor, room)) is not None:
+            _read_rows(tensor, places, workers)
+        else:
+            room[...] = layout.load(_cast(tensor.read(), dtype, name))
+    return copies
+
+
+def _places(layout: Layout, tensor: Tensor, room: np.ndarray) -> np.ndarray | None:
+    """The view of a param that has the axes of its tensor; ``None`` where there is none, or no rows to read."""
+    if not tensor.shape or not jnp.issubdtype(room.dtype, jnp.floating) or 0 in tensor.shape:
+        return None
+    probe = np.empty(tensor.shape, room.dtype)  # never written: it takes no memory
+    back, places = layout.save(layout.load(probe)), layout.save(room)
+    where = lambda x: isinstance(x, np.ndarray) and (x.ctypes.data, x.shape, x.strides)
+    moves = where(back) == where(probe) and isinstance(places, np.ndarray) and np.may_share_memory(places, room)
+    return places if moves and places.shape == tensor.shape else None
+
+
+def _read_rows(tensor: Tensor, places: np.ndarray, workers: ThreadPoolExecutor) -> None:
+    values = tensor.read() if tensor.read_rows is None else None
+    height = max(_BLOCK // (math.prod(tensor.shape[1:]) * tensor.dtype.itemsize), 1)
+
+    def write(begin, block):
+        block = _cast(block, places.dtype)
+        unsigned = np.dtype(f"u{block.itemsize}")  # NumPy copies a bfloat16 much more slowly than its bits
+        for first in range(0, len(block), _ROWS):
+            rows = block[first : first + _ROWS].view(unsigned)
+            target = places[begin + first : begin + first + len(rows)].view(unsigned)
+            target[...] = rows if places.flags.c_contiguous else _with_gaps(rows)
+
+    pending: deque[Future] = deque()
+    for begin in range(0, len(places), height):
+        end = min(begin + height, len(places))
+        block = values[begin:end] if values is not None else tensor.read_rows(begin, end)  # type: ignore[misc]
+        pending.append(workers.submit(write, begin, block))
+        if len(pending) > 2 * _WORKERS:
+            pending.popleft().result()
+    for one in pending:
+        one.result()
+
+
+def _with_gaps(rows: np.ndarray) -> np.ndarray:
+    """A copy whose rows are an odd number of cache lines (64 bytes) apart.
+
+    At a distance that is a power of two, all entries of a column have the same place in the cache, and transposing
+    takes four times as long.
+    """
+    width, line = rows[0].size, 64 // rows.itemsize
+    copy = np.empty((len(rows), (-(-width // line) | 1) * line), rows.dtype)[:, :width].reshape(rows.shape)
+    copy[...] = rows
+    return copy
+
+
+def _cast(values: np.ndarray, dtype: np.dtype, name: str = "") -> np.ndarray:
+    if values.dtype == dtype:
+        return values
+    if (values.dtype, dtype) == (jnp.bfloat16, np.float32):  # by its bits, which is ten times as fast as a cast
+        return np.left_shift(values.view(np.uint16), np.uint32(16), dtype=np.uint32, casting="unsafe").view(np.float32)
+    cast = values.astype(dtype)
+    kept = jnp.issubdtype(dtype, jnp.inexact) or np.array_equal(cast, values)
+    require(kept, f"integers of {dtype} in {name}", f"larger ones of {values.dtype}")
+    return cast
 
 
 def written(plans: Sequence[_Plan], trees: Any) -> dict[str, Tensor]:

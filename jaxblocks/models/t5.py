@@ -5,28 +5,54 @@ Axis letters: ``...`` batch; ``time_s`` positions of the source; ``time_t`` of t
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast, overload
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblocks import initializers
 from jaxblocks.activations import relu
-from jaxblocks.checks import Epsilon, PositiveInt, Rate
-from jaxblocks.core import ArrayOrShape, Layer, LayerLike, builder
-from jaxblocks.layers.attention import Attention, attention
+from jaxblocks.checks import Epsilon, PositiveInt, Rate, check_params
+from jaxblocks.core import ArrayOrShape, Layer, LayerLike, StatefulLayer, builder
+from jaxblocks.layers.attention import Attention, CachedAttention, attention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.dense import Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import RMSNorm
-from jaxblocks.layers.positions import RelativePositionBias
+from jaxblocks.layers.positions import RelativePositionBias, relative_position_bias
+from jaxblocks.models.context import KeptContext, source_and_target
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import TransformerMLP
 
 __all__ = ["T5"]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `T5` without ``cache``, which decides on the type of the layer."""
+
+    vocab_size: int
+    layers: int
+    decoder_layers: int | None
+    heads: int
+    head_dim: int
+    features: int
+    hidden: int
+    gated: bool
+    activation: Callable
+    tied: bool
+    scale_outputs: bool
+    buckets: int
+    max_distance: int
+    dropout: float
+    epsilon: float
+
+
+@overload
+def T5(*, cache: None = None, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def T5(*, cache: int, **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def T5(
     *,
@@ -45,7 +71,8 @@ def T5(
     max_distance: PositiveInt = 128,
     dropout: Rate = 0.1,
     epsilon: Epsilon = 1e-6,
-) -> Layer:
+    cache: PositiveInt | None = None,
+) -> Layer | StatefulLayer:
     r"""An encoder-decoder of the T5 family; the defaults are T5-small with 60,506,624 params.
 
     Each block is :math:`x + a(N(x))`, then :math:`x + m(N(x))`, with RMS norms and without biases; between the two, a
@@ -65,6 +92,8 @@ def T5(
         buckets, max_distance: as in `RelativePositionBias`.
         dropout: the rate for embeddings, MLPs, branches and outputs, in training.
         epsilon: of the norms.
+        cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for targets that
+            arrive in pieces, as in `Transformer`.
 
     Shapes: source ``(..., time_s)`` and target ``(..., time_t)``, integers, to logits ``(..., time_t, vocab_size)``.
 
@@ -78,8 +107,8 @@ def T5(
     (3, 5)
 
     Source: Raffel et al. 2020, T5, section 2.1, arXiv:1910.10683; Shazeer 2020, GLU variants (``gated``),
-    arXiv:2002.05202. Initial kernels have variance 1 / inputs; the published code also divides those of queries by
-    :math:`\sqrt{\text{head\_dim}}`.
+    arXiv:2002.05202. Initial kernels have variance 1 / inputs, those of queries 1 / (inputs head_dim), since scores are
+    not scaled, as in the published code.
     """
     initial = initializers.variance_scaling(1.0, "fan_in", "normal")
     norm = functools.partial(RMSNorm, epsilon=epsilon)
@@ -88,72 +117,96 @@ def T5(
         use_bias=False,
         attention_fn=functools.partial(attention, scale=1.0),
         kernel_init=initial,
+        query_kernel_init=initializers.variance_scaling(1 / head_dim, "fan_in", "normal"),
     )
     mlp = TransformerMLP(
         hidden, features, gated=gated, activation=activation, use_bias=False, dropout=dropout, kernel_init=initial
     )
-    cross_attention = rename_side_inputs(Attention(heads, **options), mask="context_mask", segment_ids=None)
+    cross_attention = Attention(heads, **options)
+    cross_attention = rename_side_inputs(
+        cross_attention if cache is None else KeptContext(cross_attention), mask="context_mask", segment_ids=None
+    )
 
     def block(causal: bool) -> LayerLike:
-        parts: dict[str, LayerLike] = dict(
-            attention_norm=norm(), attention=_BiasedAttention(heads, causal, options), mlp_norm=norm(), mlp=mlp
-        )
+        biases = functools.partial(relative_position_bias, max_distance=max_distance, bidirectional=not causal)
+        attention = _BiasedAttention(heads, causal, biases, options, cache if causal else None)
+        parts: dict[str, LayerLike] = dict(attention_norm=norm(), attention=attention, mlp_norm=norm(), mlp=mlp)
         if causal:
             parts |= dict(cross_attention_norm=norm(), cross_attention=cross_attention)
 
-        def forward(f, x, bias, *context):
-            x = x + f.dropout(f.attention(f.attention_norm(x), bias))
-            if context:
+        def forward(f, x, table, *context):
+            x = x + f.dropout(f.attention(f.attention_norm(x), table))
+            if causal:
                 x = x + f.dropout(f.cross_attention(f.cross_attention_norm(x), *context))
-            return x + f.dropout(f.mlp(f.mlp_norm(x))), bias, *context
+            return x + f.dropout(f.mlp(f.mlp_norm(x))), table, *context
 
         return Wire(forward, **parts, dropout=Dropout(dropout))
 
-    def forward(f, source, target):
-        def bias(layer, tokens):
-            places = jnp.arange(tokens.shape[-1], dtype=jnp.int32)
-            return layer(places, places)  # (heads, time, time)
-
-        y, _ = f.encoder(f.dropout(f.tokens(source)), bias(f.encoder_bias, source))
-        y = f.dropout(f.encoder_norm(y))
-        x, *_ = f.decoder(f.dropout(f.tokens(target)), bias(f.decoder_bias, target), y)
+    def forward(f, *inputs, mask=None):
+        sources, target = source_and_target(inputs, cache is not None, mask)
+        context = []
+        for source in sources:
+            y, _ = f.encoder(f.dropout(f.tokens(source)), f.encoder_bias(source))
+            context = [f.dropout(f.encoder_norm(y))]
+        x, *_ = f.decoder(f.dropout(f.tokens(target)), f.decoder_bias(target), *context)
         x = f.dropout(f.norm(x))
         x = x * features**-0.5 if scale_outputs else x
         return f.tokens(x) if tied else f.out(x)
 
-    biases = functools.partial(RelativePositionBias, heads, buckets=buckets, max_distance=max_distance)
     decoder = Repeat(block(causal=True), decoder_layers or layers)
-    return Wire(  # type: ignore[return-value]
+    return Wire(
         forward,
         tokens=Embedding(vocab_size, features, tied=tied, embedding_init=initializers.normal(1.0)),
         dropout=Dropout(dropout),
-        encoder_bias=biases(),
+        encoder_bias=_BiasTable(heads, buckets),
         encoder=Repeat(block(causal=False), layers),
         encoder_norm=norm(),
-        decoder_bias=biases(bidirectional=False),
+        decoder_bias=_BiasTable(heads, buckets),
         decoder=rename_side_inputs(decoder, mask=None, context_mask="mask"),
         norm=norm(),
         **({} if tied else {"out": Dense(vocab_size, use_bias=False, kernel_init=initial)}),
     )
 
 
-def _BiasedAttention(heads: int, causal: bool, options: dict[str, Any]) -> Layer:
-    """Self-attention of ``x, bias``, whose biases of scores all blocks share."""
+def _BiasTable(heads: int, buckets: int) -> Layer:
+    """The table of a `RelativePositionBias`, which all blocks of a stack share."""
+    layer, place = RelativePositionBias(heads, buckets=buckets), jax.ShapeDtypeStruct((1,), jnp.int32)
 
-    def layer(bias=None):
-        score_bias = None if bias is None else lambda heads, n_q, n_k, offset: bias
-        return Attention(heads, causal=causal, score_bias=score_bias, **options)
+    def init(key, tokens: Int[ArrayOrShape, "*batch time"]):
+        return layer.init(key, place, place)
 
-    def init(key, x: Float[ArrayOrShape, "*batch time features"], bias: Float[ArrayOrShape, "heads time time"]):
+    def apply(params, tokens: Int[Array, "*batch time"]):
+        check_params(params, embedding=(buckets, heads))
+        return params["embedding"]
+
+    return Layer(init, apply)
+
+
+def _BiasedAttention(
+    heads: int, causal: bool, biases: Callable, options: dict[str, Any], cache: int | None
+) -> Layer | StatefulLayer:
+    """Self-attention of ``x, table``, whose scores have the biases of a table that is an input."""
+
+    def layer(table=None):
+        def score_bias(heads, n_q, n_k, offset):
+            return biases(table, jnp.arange(n_q, dtype=jnp.int32) + offset, jnp.arange(n_k, dtype=jnp.int32))
+
+        layer = Attention(heads, causal=causal, score_bias=score_bias, **options)
+        return layer if cache is None else CachedAttention(layer, cache)
+
+    def init(key, x: Float[ArrayOrShape, "*batch time features"], table: Float[ArrayOrShape, "buckets heads"]):
         return layer().init(key, x)
 
     def apply(
         params,
         x: Float[Array, "*batch time features"],
-        bias: Float[Array, "heads time time"],
+        table: Float[Array, "buckets heads"],
         *,
         mask: Bool[Array, "..."] | None = None,
     ):
-        return layer(bias).apply(params, x, mask=mask)
+        return cast(Layer, layer(table)).apply(params, x, mask=mask)
 
-    return Layer(init, apply)
+    def apply_with_cache(params, state, x: Float[Array, "*batch time features"], table: Float[Array, "buckets heads"]):
+        return cast(StatefulLayer, layer(table)).apply(params, state, x)
+
+    return Layer(init, apply) if cache is None else StatefulLayer(init, apply_with_cache)

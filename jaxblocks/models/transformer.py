@@ -4,20 +4,22 @@ Axis letters: ``...`` batch; ``time_s`` positions of the source; ``time_t`` of t
 """
 
 import functools
+from collections.abc import Callable
 from typing import TypedDict, Unpack, overload
 
-import jax.numpy as jnp
-
 from jaxblocks import initializers
-from jaxblocks.activations import relu
+from jaxblocks.activations import identity, relu
 from jaxblocks.checks import Epsilon, PositiveInt, Rate, require
-from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, builder
+from jaxblocks.core import Layer, StatefulLayer, builder
 from jaxblocks.layers.attention import Attention, CachedAttention
+from jaxblocks.layers.attention.multi_head import UseBias
 from jaxblocks.layers.combinators import Repeat, Wire
+from jaxblocks.layers.dense import Bias, Dense
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import SinusoidalPositions
+from jaxblocks.models.context import KeptContext, source_and_target
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
@@ -28,12 +30,19 @@ class _Options(TypedDict, total=False):
     """The options of `Transformer` without ``cache``, which decides on the type of the layer."""
 
     vocab_size: int
+    source_vocab_size: int | None
     layers: int
     heads: int
     features: int
     hidden: int
     head_dim: int | None
     value_dim: int | None
+    activation: Callable
+    use_bias: UseBias
+    tied: bool
+    out_bias: bool
+    norm_first: bool
+    final_norm: bool
     dropout: float
     epsilon: float
 
@@ -46,12 +55,19 @@ def Transformer(*, cache: int, **options: Unpack[_Options]) -> StatefulLayer: ..
 def Transformer(
     *,
     vocab_size: PositiveInt = 37_000,
+    source_vocab_size: PositiveInt | None = None,
     layers: PositiveInt = 6,
     heads: PositiveInt = 8,
     features: PositiveInt = 512,
     hidden: PositiveInt = 2048,
     head_dim: PositiveInt | None = None,
     value_dim: PositiveInt | None = None,
+    activation: Callable = relu,
+    use_bias: UseBias = False,
+    tied: bool = True,
+    out_bias: bool = False,
+    norm_first: bool = False,
+    final_norm: bool = False,
     dropout: Rate = 0.1,
     epsilon: Epsilon = 1e-6,
     cache: PositiveInt | None = None,
@@ -65,15 +81,23 @@ def Transformer(
 
     Args:
         vocab_size: the number of tokens in the vocabulary that source and target share.
+        source_vocab_size: that of the source, which then has an embedding of its own.
         layers: the number of blocks of the encoder, and of the decoder.
         heads, features, hidden: heads of each attention layer, features per position, features inside the MLP; 16, 1024
             and 4096 is the "big" model.
         head_dim, value_dim: features of a key and of a value, by default ``features / heads``.
+        activation: of the MLPs.
+        use_bias: which maps of the attention have a bias, as in `Attention`.
+        tied: whether the token embedding of the target also computes the logits; otherwise a dense layer does.
+        out_bias: whether a bias is added to the logits.
+        norm_first: ``True`` for pre-norm blocks, :math:`x + f(N(x))`.
+        final_norm: whether the encoder and the decoder end with a norm, as pre-norm blocks need, and as in
+            ``torch.nn.Transformer``.
         dropout: the rate for embeddings and branches, in training; 0.3 in the big model.
         epsilon: of the layer norms; the paper does not state it, its code has 1e-6.
         cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for targets that
-            arrive in pieces. Its state holds the encoder's output and the decoder's keys and values of up to ``cache``
-            positions. The first call is ``apply(params, state, source, target)``, each further call
+            arrive in pieces. Its state holds the keys and values of the encoder's output and those of up to ``cache``
+            positions of the target. The first call is ``apply(params, state, source, target)``, each further call
             ``apply(params, state, target)``.
 
     Shapes: source ``(..., time_s)`` and target ``(..., time_t)``, integers, to logits ``(..., time_t, vocab_size)``.
@@ -103,64 +127,49 @@ def Transformer(
         heads,
         head_dim=head_dim or features // heads,
         value_dim=value_dim or features // heads,
-        use_bias=False,
+        use_bias=use_bias,
         kernel_init=initializers.glorot_uniform(),
     )
+    norm = functools.partial(LayerNorm, epsilon=epsilon)
     block = functools.partial(
         TransformerBlock,
-        mlp=TransformerMLP(hidden, features, activation=relu, kernel_init=initializers.glorot_uniform()),
-        norm=functools.partial(LayerNorm, epsilon=epsilon),
-        norm_first=False,
+        mlp=TransformerMLP(hidden, features, activation=activation, kernel_init=initializers.glorot_uniform()),
+        norm=norm,
+        norm_first=norm_first,
         dropout=dropout,
     )
     encoder = block(attention=attention())
     decoder = block(
         attention=attention(causal=True) if cache is None else CachedAttention(attention(causal=True), cache),
-        cross_attention=attention() if cache is None else _KeepContext(attention()),
+        cross_attention=attention() if cache is None else KeptContext(attention()),
     )
 
     def forward(f, *inputs, mask=None):
-        or_one = "" if cache is None else ", or a further piece of the target alone"
-        fits = len(inputs) == 2 or (cache is not None and len(inputs) == 1)
-        require(fits, f"source and target{or_one}", f"{len(inputs)} inputs", error=TypeError)
-        expected, got = "mask with the source only", "one with a further piece of the target"
-        require(mask is None or len(inputs) == 2, expected, got, "leave it out, the mask of the source is kept")
-        *source, target = (f.tokens(x) * features**0.5 for x in inputs)
-        context = [f.encoder(f.dropout(f.source_positions(x))) for x in source]
-        x = f.decoder(f.dropout(f.target_positions(target)), *context)
-        return f.tokens(x[0] if context else x)  # (..., time_t, vocab_size)
+        source, target = source_and_target(inputs, cache is not None, mask)
+        source = [getattr(f, source_table)(x) * features**0.5 for x in source]
+        context = [f.encoder_norm(f.encoder(f.dropout(f.source_positions(x)))) for x in source]
+        x = f.decoder(f.dropout(f.target_positions(f.tokens(target) * features**0.5)), *context)
+        x = f.norm(x[0] if context else x)
+        return f.out(f.tokens(x) if tied else x)  # (..., time_t, vocab_size)
 
+    table = functools.partial(
+        Embedding, features=features, embedding_init=initializers.variance_scaling(1.0, "fan_out", "normal")
+    )
+    source_table = "source_tokens" if source_vocab_size else "tokens"
+    own_table = {"source_tokens": table(source_vocab_size)} if source_vocab_size else {}
+    to_logits = Dense(vocab_size, use_bias=out_bias, kernel_init=initializers.glorot_uniform())
+    bias = Bias() if out_bias else identity
     # The only mask is that of the source; the encoder reads it, and the decoder for its context.
     return Wire(
         forward,
-        tokens=Embedding(
-            vocab_size, features, tied=True, embedding_init=initializers.variance_scaling(1.0, "fan_out", "normal")
-        ),
+        tokens=table(vocab_size, tied=tied),
+        **own_table,
         source_positions=SinusoidalPositions(),
         target_positions=SinusoidalPositions(stateful=cache is not None),
         dropout=Dropout(dropout),
         encoder=rename_side_inputs(Repeat(encoder, layers), segment_ids=None),
         decoder=rename_side_inputs(Repeat(decoder, layers), mask=None, segment_ids=None, context_mask="mask"),
+        encoder_norm=norm() if final_norm else identity,
+        norm=norm() if final_norm else identity,
+        out=bias if tied else to_logits,
     )
-
-
-def _KeepContext(attention: LayerLike) -> StatefulLayer:
-    """Attention to a context that is given once and stored: ``x, context`` in the first call, then only ``x``."""
-    attention = as_layer(attention)
-
-    def init(key, x, context):
-        state = {
-            "context": jnp.zeros(context.shape, context.dtype),
-            "mask": jnp.zeros(context.shape[:-1], bool),
-            "is_set": jnp.zeros((), bool),
-        }
-        return attention.init(key, x, context), state
-
-    def apply(params, state, x, *context, mask=None):
-        if context:
-            mask = jnp.ones(context[0].shape[:-1], bool) if mask is None else mask
-            state = {"context": context[0], "mask": mask, "is_set": jnp.ones((), bool)}
-        out = attention.apply(params, x, state["context"], mask=state["mask"])
-        return jnp.where(state["is_set"], out, jnp.nan), state
-
-    return StatefulLayer(init, apply)

@@ -10,6 +10,7 @@ Axis letters: ``...`` batch, h and w height and width, c channels, d the feature
 
 import functools
 import operator
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxblocks import initializers
 from jaxblocks.activations import identity
 from jaxblocks.activations import silu as swish
-from jaxblocks.checks import PositiveInt, Rate, checked, describe, require
+from jaxblocks.checks import Epsilon, PositiveInt, Rate, checked, describe, require
 from jaxblocks.core import Layer, LayerLike, builder
 from jaxblocks.layers.combinators import Serial, Wire
 from jaxblocks.layers.conv import Conv
@@ -42,10 +43,16 @@ def UNet(
     multipliers: tuple[int, ...] = (1, 2, 2, 2),
     blocks: PositiveInt = 2,
     attention_levels: tuple[int, ...] = (1,),
+    middle_attention: bool | None = None,
     heads: PositiveInt = 1,
+    head_dim: PositiveInt | None = None,
     time: bool = True,
+    frequency_shift: Literal[0, 1] = 1,
+    cosines_first: bool = False,
     classes: PositiveInt | None = None,
     groups: PositiveInt | None = None,
+    epsilon: Epsilon = 1e-6,
+    downsample_padding: Literal["after", "both"] = "after",
     dropout: Rate = 0.1,
 ) -> Layer:
     r"""A U-Net of residual blocks and attention; with the defaults, the denoiser of Ho et al. for 32x32 images.
@@ -63,12 +70,17 @@ def UNet(
             resolution of the previous one, so height and width must be divisible by ``2 ** (len(multipliers) - 1)``.
         blocks: residual blocks of each level in the encoder; the decoder has one more per level.
         attention_levels: the levels, counted from 0, whose blocks are each followed by attention over all pixels.
-            There is also attention in the middle, after the last level; with ``attention_levels=()`` there is none.
-        heads: heads of attention.
+        middle_attention: whether there is also attention in the middle, after the last level; by default where there
+            is some at a level.
+        heads, head_dim: heads of attention, or features of a head, whose number then grows with the channels.
         time: ``True`` reads the side input ``time``; ``False`` for a U-Net without it.
+        frequency_shift, cosines_first: as in `time_features`.
         classes: the number of class labels, if the side input ``label`` is read.
         groups: groups of the group norms, by default ``width // 4``, four channels each at the first level (the paper
             has 32 groups).
+        epsilon: of the group norms.
+        downsample_padding: where a row and a column of zeros are added before the resolution is halved: ``"after"`` the
+            last ones, or at ``"both"`` ends.
         dropout: the rate before the second convolution of a block; with ``dropout=0`` training needs no key.
 
     Side inputs of ``apply`` (and of ``init``), each one number per image (of the shape of the batch axes), or one for
@@ -80,6 +92,10 @@ def UNet(
         train, key: read with ``dropout`` above 0.
 
     Shapes: images ``(..., h, w, c)`` to ``(..., h, w, channels)``.
+
+    The default net of the library diffusers, ``UNet2DModel()``, is ``UNet(3, width=224, multipliers=(1, 2, 3, 4),
+    attention_levels=(1, 2, 3), head_dim=8, groups=32, epsilon=1e-5, downsample_padding="both", frequency_shift=0,
+    cosines_first=True, dropout=0)``.
 
     Raises:
         ValueError: for an image whose height or width is not divisible as above, a time or label of another shape than
@@ -101,13 +117,20 @@ def UNet(
     for level in attention_levels:
         expected = f"attention_levels from 0 to {len(multipliers) - 1}"
         require(level in range(len(multipliers)), expected, level, "count levels from 0 (full resolution)")
-    groups = groups or max(width // 4, 1)
+    expected, got = "one of heads and head_dim", f"heads={heads} and head_dim={head_dim}"
+    require(heads == 1 or head_dim is None, expected, got, "leave out heads")
+    norm = functools.partial(GroupNorm, groups or max(width // 4, 1), spatial=2, epsilon=epsilon)
     widths = tuple(width * multiplier for multiplier in multipliers)
-    block = functools.partial(
-        _Block, heads=heads, groups=groups, dropout=dropout, conditioned=time or classes is not None
-    )
+    for features in widths:
+        expected = "head_dim to divide the channels of each level"
+        require(features % (head_dim or 1) == 0, expected, f"head_dim={head_dim} and {features} channels")
+    attention = functools.partial(_PixelAttention, heads=heads, head_dim=head_dim)
+    conditioned = time or classes is not None
+    block = functools.partial(_Block, attention=attention, norm=norm, dropout=dropout, conditioned=conditioned)
 
-    conditions = {"time": TimeEmbedding(width)} if time else {}
+    conditions = {}
+    if time:
+        conditions["time"] = TimeEmbedding(width, frequency_shift=frequency_shift, cosines_first=cosines_first)
     if classes is not None:
         conditions["label"] = LabelEmbedding(classes, 4 * width)
 
@@ -115,15 +138,18 @@ def UNet(
     for level, features in enumerate(widths):
         layers |= {f"down_{level}_{i}": block(features, attend=level in attention_levels) for i in range(blocks)}
         if level + 1 < len(widths):
-            layers[f"downsample_{level}"] = Conv(features, (3, 3), stride=2, padding="same")
+            padding = [(1, 1) if downsample_padding == "both" else (0, 1)] * 2
+            layers[f"downsample_{level}"] = Conv(features, (3, 3), stride=2, padding=padding)
             layers[f"upsample_{level}"] = Serial(
                 nearest=UpSample((2, 2)), conv=Conv(widths[level + 1], (3, 3), padding="same")
             )
         layers |= {f"up_{level}_{i}": block(features, attend=level in attention_levels) for i in range(blocks + 1)}
-    layers["middle_0"] = block(widths[-1], attend=bool(attention_levels))
+    layers["middle_0"] = block(
+        widths[-1], attend=bool(attention_levels) if middle_attention is None else middle_attention
+    )
     layers["middle_1"] = block(widths[-1], attend=False)
     last = Conv(channels, (3, 3), padding="same", kernel_init=initializers.zeros)
-    layers["out"] = Serial(norm=_Norm(groups), activation=swish, conv=last)
+    layers["out"] = Serial(norm=norm(), activation=swish, conv=last)
 
     def forward(f, x):
         _require_image(x, 2 ** (len(widths) - 1))
@@ -151,15 +177,24 @@ def UNet(
 
 
 @checked
-def time_features(time: Float[Array, "*batch"], features: PositiveInt) -> Float[Array, "*batch features"]:
+def time_features(
+    time: Float[Array, "*batch"],
+    features: PositiveInt,
+    *,
+    frequency_shift: Literal[0, 1] = 1,
+    cosines_first: bool = False,
+) -> Float[Array, "*batch features"]:
     r"""Sinusoidal encoding of a time in [0, 1]: :math:`\sin(1000\,t\,r_i)`, then :math:`\cos(1000\,t\,r_i)`.
 
-    With t ``time``, n half of ``features``, i = 0, ..., n - 1, and frequencies :math:`r_i = 10000^{-i/(n-1)}` from 1
-    down to 1/10000: the highest separates times that differ by 1/1000, the lowest is monotone from 0 to 1.
+    With t ``time``, n half of ``features``, i = 0, ..., n - 1, and frequencies :math:`r_i = 10000^{-i/(n-s)}`, with s
+    ``frequency_shift``. For s = 1 they are from 1 down to 1/10000: the highest separates times that differ by 1/1000,
+    the lowest is monotone from 0 to 1.
 
     Args:
         time: floating-point.
         features: even.
+        frequency_shift: s; 1 in the code of Ho et al., 0 in Vaswani et al. and by default in diffusers.
+        cosines_first: whether the cosines come before the sines, as by default in diffusers.
 
     Returns:
         Features ``(*batch, features)`` in float32 or wider.
@@ -178,16 +213,18 @@ def time_features(time: Float[Array, "*batch"], features: PositiveInt) -> Float[
     require(features % 2 == 0, "an even number of features, sines and cosines", features)
     n = features // 2
     time = widen(time)
-    rates = 1000 * 10000.0 ** (-np.arange(n) / max(n - 1, 1))
+    rates = 1000 * 10000.0 ** (-np.arange(n) / max(n - frequency_shift, 1))
     angles = time[..., None] * jnp.broadcast_to(jnp.asarray(rates, time.dtype), (*time.shape, n))  # (*batch, n)
-    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
+    waves = [jnp.sin(angles), jnp.cos(angles)]
+    return jnp.concatenate(waves[::-1] if cosines_first else waves, -1)
 
 
 @builder
-def TimeEmbedding(width: PositiveInt) -> Layer:
+def TimeEmbedding(width: PositiveInt, *, frequency_shift: Literal[0, 1] = 1, cosines_first: bool = False) -> Layer:
     """Two dense layers on `time_features` of the side input ``time``, ``(..., 4 width)``.
 
-    The input, images ``(..., h, w, c)``, determines the batch axes and the dtype.
+    The options are those of `time_features`. The input, images ``(..., h, w, c)``, determines the batch axes and
+    the dtype.
 
     >>> layer = TimeEmbedding(8)
     >>> x, time = jnp.zeros((5, 4, 4, 1)), jnp.linspace(0, 1, 5)
@@ -204,7 +241,8 @@ def TimeEmbedding(width: PositiveInt) -> Layer:
         repair = "pass a time from 0 to 1, a number of steps divided by their total"
         require(jnp.issubdtype(time.dtype, jnp.floating), "a floating-point time", time, repair, error=TypeError)
         time = _for_each_image("time", time, x).astype(wide_dtype(x.dtype))
-        return f.down(f.activation(f.up(time_features(time, width).astype(x.dtype))))
+        features = time_features(time, width, frequency_shift=frequency_shift, cosines_first=cosines_first)
+        return f.down(f.activation(f.up(features.astype(x.dtype))))
 
     up = Dense(4 * width, kernel_init=initializers.for_activation(swish))
     return Wire(forward, up=up, activation=swish, down=Dense(4 * width))  # type: ignore[return-value]
@@ -235,20 +273,18 @@ def LabelEmbedding(classes: PositiveInt, features: PositiveInt) -> Layer:
 # ---- the blocks -------------------------------------------------------------------------------
 
 
-def _Block(features, *, attend, heads, groups, dropout, conditioned):
+def _Block(features, *, attend, attention, norm, dropout, conditioned):
     """The residual block S x + f(x, e); with ``attend`` it is followed by x + attention(N(x)) over all pixels."""
     last = Conv(features, (3, 3), padding="same", kernel_init=initializers.zeros)
     layers = {
         "skip": _Skip(features),
-        "first": Serial(norm=_Norm(groups), activation=swish, conv=Conv(features, (3, 3), padding="same")),
-        "second": Serial(
-            norm=_Norm(groups), activation=swish, dropout=Dropout(dropout) if dropout else identity, conv=last
-        ),
+        "first": Serial(norm=norm(), activation=swish, conv=Conv(features, (3, 3), padding="same")),
+        "second": Serial(norm=norm(), activation=swish, dropout=Dropout(dropout) if dropout else identity, conv=last),
     }
     if conditioned:
         layers["condition"] = Serial(activation=swish, dense=Dense(features))
     if attend:
-        layers |= {"attention_norm": _Norm(groups), "attention": _PixelAttention(heads)}
+        layers |= {"attention_norm": norm(), "attention": attention(features)}
 
     def forward(f, x, *e):
         h = f.first(x)  # (..., h, w, features)
@@ -273,9 +309,9 @@ def _Skip(features):
     return Layer(init, apply)
 
 
-def _PixelAttention(heads):
+def _PixelAttention(features, *, heads, head_dim):
     """Attention over the pixels of an image, (..., h, w, c) to the same, without a mask."""
-    attention = SelfAttention(heads, out_kernel_init=initializers.zeros)
+    attention = SelfAttention(features // head_dim if head_dim else heads, out_kernel_init=initializers.zeros)
 
     def init(key, x):
         return attention.init(key, jax.eval_shape(as_tokens, x))
@@ -284,10 +320,6 @@ def _PixelAttention(heads):
         return attention.apply(params, as_tokens(x)).reshape(x.shape)
 
     return Layer(init, apply)
-
-
-def _Norm(groups):
-    return GroupNorm(groups, spatial=2, epsilon=1e-6)
 
 
 # ---- checks ----------------------------------------------------------------------------

@@ -4,24 +4,45 @@ Axis letters: ``...`` batch; ``frames`` of the spectrogram, ``mel`` its bands; `
 """
 
 import functools
+from typing import TypedDict, Unpack, overload
 
 from jaxblocks import initializers
 from jaxblocks.activations import gelu
 from jaxblocks.checks import Epsilon, PositiveInt, Rate
-from jaxblocks.core import Layer, builder
-from jaxblocks.layers.attention import Attention
+from jaxblocks.core import Layer, StatefulLayer, builder
+from jaxblocks.layers.attention import Attention, CachedAttention
 from jaxblocks.layers.combinators import Repeat, Wire
 from jaxblocks.layers.conv import Conv
 from jaxblocks.layers.dropout import Dropout
 from jaxblocks.layers.embedding import Embedding
 from jaxblocks.layers.norm import LayerNorm
 from jaxblocks.layers.positions import LearnedPositions
+from jaxblocks.models.context import KeptContext, source_and_target
 from jaxblocks.models.side_inputs import rename_side_inputs
 from jaxblocks.models.transformer_block import TransformerBlock, TransformerMLP
 
 __all__ = ["Whisper"]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `Whisper` without ``cache``, which decides on the type of the layer."""
+
+    vocab_size: int
+    max_frames: int
+    max_length: int
+    encoder_layers: int
+    decoder_layers: int
+    heads: int
+    features: int
+    hidden: int | None
+    dropout: float
+    epsilon: float
+
+
+@overload
+def Whisper(*, cache: None = None, **options: Unpack[_Options]) -> Layer: ...
+@overload
+def Whisper(*, cache: int, **options: Unpack[_Options]) -> StatefulLayer: ...
 @builder
 def Whisper(
     *,
@@ -35,7 +56,8 @@ def Whisper(
     hidden: PositiveInt | None = None,
     dropout: Rate = 0.0,
     epsilon: Epsilon = 1e-5,
-) -> Layer:
+    cache: PositiveInt | None = None,
+) -> Layer | StatefulLayer:
     r"""A transformer from spectrograms to text; the defaults are the "tiny" model.
 
     With 80 mel bands it has 37,760,640 params. Two convolutions over time with GELU, the second of stride 2, map the
@@ -52,6 +74,8 @@ def Whisper(
         hidden: features inside the MLPs, by default ``4 * features``.
         dropout: the rate for embeddings and branches, in training.
         epsilon: of the layer norms.
+        cache: a number of positions; the result is then a ``StatefulLayer`` with the same params for texts that arrive
+            in pieces, as in `Transformer`: spectrogram and tokens in the first call, and then tokens alone.
 
     Shapes: a log-mel spectrogram ``(..., frames, mel)`` and tokens ``(..., time)`` to logits ``(..., time,
     vocab_size)``.
@@ -76,21 +100,28 @@ def Whisper(
     mlp = TransformerMLP(hidden or 4 * features, features, kernel_init=initial)
     block = functools.partial(TransformerBlock, mlp=mlp, norm=norm, dropout=dropout)
 
-    def forward(f, spectrogram, tokens):
-        x = gelu(f.conv_2(gelu(f.conv_1(spectrogram))))  # (..., frames / 2, features)
-        y = f.encoder_norm(f.encoder(f.dropout(f.source_positions(x))))
-        x, _ = f.decoder(f.dropout(f.positions(f.tokens(tokens))), y)
-        return f.tokens(f.norm(x))  # (..., time, vocab_size)
+    def forward(f, *inputs):
+        spectrograms, tokens = source_and_target(inputs, cache is not None)
+        context = []
+        for spectrogram in spectrograms:
+            y = gelu(f.conv_2(gelu(f.conv_1(spectrogram))))  # (..., frames / 2, features)
+            context = [f.encoder_norm(f.encoder(f.dropout(f.source_positions(y))))]
+        x = f.decoder(f.dropout(f.positions(f.tokens(tokens))), *context)
+        return f.tokens(f.norm(x[0] if context else x))  # (..., time, vocab_size)
 
     encoder = Repeat(block(attention=attention()), encoder_layers)
-    decoder = Repeat(block(attention=attention(causal=True), cross_attention=attention()), decoder_layers)
-    return Wire(  # type: ignore[return-value]
+    decoder_block = block(
+        attention=attention(causal=True) if cache is None else CachedAttention(attention(causal=True), cache),
+        cross_attention=attention() if cache is None else KeptContext(attention()),
+    )
+    decoder = Repeat(decoder_block, decoder_layers)
+    return Wire(
         forward,
         conv_1=Conv(features, 3, padding=1, kernel_init=initial),
         conv_2=Conv(features, 3, stride=2, padding=1, kernel_init=initial),
         source_positions=LearnedPositions((max_frames + 1) // 2, embedding_init=initial),
         tokens=Embedding(vocab_size, features, tied=True, embedding_init=initial),
-        positions=LearnedPositions(max_length, embedding_init=initial),
+        positions=LearnedPositions(max_length, embedding_init=initial, stateful=cache is not None),
         dropout=Dropout(dropout),
         encoder=rename_side_inputs(encoder, mask=None, segment_ids=None),
         encoder_norm=norm(),

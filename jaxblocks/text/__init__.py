@@ -4,6 +4,7 @@ A language model is a pair that maps tokens ``(..., time)`` to logits ``(..., ti
 predict the token at t + 1; see `jaxblocks.models`.
 """
 
+from jaxblocks.text.beams import beam_search
 from jaxblocks.text.generation import generate, pad_prompts, stream
 from jaxblocks.text.likelihood import bits_per_token
 from jaxblocks.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
@@ -13,6 +14,7 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "Tokenizer",
+    "beam_search",
     "bits_per_token",
     "generate",
     "pad_prompts",

@@ -1,6 +1,6 @@
 """Generation: continuations of prompts, sampled from a language model, at once or token by token.
 
-Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source; ``vocab``.
+Axis letters: ``*batch``; ``time`` of the prompts; ``source_time`` of the source, ``bands`` its features; ``vocab``.
 """
 
 import functools
@@ -20,7 +20,6 @@ from jaxblocks.checks import (
     PositiveFloat,
     PositiveInt,
     Range,
-    check_values,
     checkable,
     checked,
     describe,
@@ -29,13 +28,23 @@ from jaxblocks.checks import (
 from jaxblocks.core import Layer, StatefulLayer
 from jaxblocks.layers.combinators import unstack_repeats
 from jaxblocks.precision import widen
+from jaxblocks.text.prompts import (
+    Source,
+    SourceMask,
+    Tokens,
+    check_drawn,
+    check_prompts,
+    check_room,
+    check_stop,
+    fits,
+    inside,
+    shapes_of_call,
+    source_of,
+)
 from jaxblocks.text.truncation import check_top_k, truncate_logits
-from jaxblocks.text.vocabulary import check_tokens
 
 __all__ = ["generate", "pad_prompts", "stream"]
 
-Tokens: TypeAlias = Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"]
-Source: TypeAlias = Integer[Array, "*batch source_time"] | Integer[np.ndarray, "*batch source_time"] | None
 Lengths: TypeAlias = Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"] | None
 Temperature: TypeAlias = NonNegativeFloat | NonNegativeInt | Float[Array, ""]
 TopP: TypeAlias = Annotated[float, Range(0, most=1, open_below=True)] | Literal[1] | Float[Array, ""] | None
@@ -94,6 +103,7 @@ def generate(
     processors: tuple[Callable, ...] = (),
     stop: int | None = None,
     source: Source = None,
+    source_mask: SourceMask = None,
     bucket: PositiveInt = 32,
 ) -> Integer[Array, "*batch _total"]:
     r"""Continue prompts with tokens drawn from a model, one after another: :math:`x_{t+1} \sim softmax(z_t / \tau)`.
@@ -124,8 +134,9 @@ def generate(
             are compiled again.
         stop: a token that ends a text: after the model has drawn it, the rest of the row is filled with it. In a prompt
             it has no effect. The loop ends when all texts have ended.
-        source: the source of an encoder-decoder model, which is called with ``source, tokens`` (with a cache only
-            in the first call).
+        source: the source of an encoder-decoder model, tokens or a spectrogram; the model is called with ``source,
+            tokens`` (with a cache only in the first call).
+        source_mask: ``False`` at padding of the source, the ``mask`` of the model.
         bucket: prompts are padded to a multiple of this length if they and ``steps`` still fit into the model, so
             that prompts of other lengths do not compile again; 1 does not pad. The padding has no effect on the texts.
             Models whose state cannot go back to an earlier position (recurrent ones) are not padded.
@@ -165,7 +176,7 @@ def generate(
     """
     plan, *arrays = _prepare(
         model, params, prompts, key, steps, lengths, temperature, top_k, top_p, min_p, repetition_penalty, processors,
-        stop, source, bucket,
+        stop, source, source_mask, bucket,
     )  # fmt: skip
     tokens = _generate(model, plan, params, *arrays)
     known = checkable(tokens, False)
@@ -173,7 +184,7 @@ def generate(
     if known is None or not known.is_fully_addressable:
         return tokens[..., :total]
     values = np.asarray(known)[..., :total]
-    _check_drawn(values)
+    check_drawn(values)
     if tokens.shape[-1] == total:
         return tokens
     # A slice is compiled for each length; but a committed array stays on its devices.
@@ -196,6 +207,7 @@ def stream(
     processors: tuple[Callable, ...] = (),
     stop: int | None = None,
     source: Source = None,
+    source_mask: SourceMask = None,
     bucket: PositiveInt = 32,
 ) -> Iterator[np.ndarray]:
     """Yield the tokens of `generate` one after another, each as soon as it is drawn.
@@ -205,7 +217,7 @@ def stream(
 
     Args:
         model, params, prompts, key, steps, temperature, top_k, top_p, min_p: as in `generate`.
-        repetition_penalty, processors, stop, source, bucket: as in `generate`.
+        repetition_penalty, processors, stop, source, source_mask, bucket: as in `generate`.
 
     Returns:
         An iterator over int32 arrays ``(...)``, one token for each prompt.
@@ -224,7 +236,7 @@ def stream(
     """
     plan, *arrays = _prepare(
         model, params, prompts, key, steps, None, temperature, top_k, top_p, min_p, repetition_penalty, processors,
-        stop, source, bucket,
+        stop, source, source_mask, bucket,
     )  # fmt: skip
     first, end = prompts.shape[-1], prompts.shape[-1] + steps
 
@@ -234,7 +246,7 @@ def stream(
             if t > first or plan.first is None:  # else _start has written the first one
                 writing = _next(model, plan, listed, writing, t, *arrays[2:])
             token = np.array(writing.tokens[..., t])
-            _check_drawn(token[..., None], t)
+            check_drawn(token[..., None], t)
             yield token
             if stop is not None and np.asarray(writing.done).all():
                 return
@@ -306,25 +318,24 @@ def _begin(model, plan, params, prompts, end, lengths, source, key, options):
     """Read the prompts: the params in the form that the loop takes, and the texts before the first step."""
     del end
     *batch, time = prompts.shape
-    prompts = jnp.where(_inside(prompts, lengths), prompts, 0)  # padding may be outside of the vocabulary
+    prompts = jnp.where(inside(prompts, lengths), prompts, 0)  # padding may be outside of the vocabulary
     tokens = jnp.concatenate([prompts, jnp.zeros((*batch, plan.steps), jnp.int32)], -1)
-    sources = () if source is None else (source,)
     state: Any = ()
     logits: Any = None
     if isinstance(model, StatefulLayer):
         number = time if plan.first is None else plan.first
-        _, state = model.init(jax.random.key(0), *sources, tokens[..., :number])
+        _, state = model.init(jax.random.key(0), *source.inputs, tokens[..., :number])
         if plan.unstack:  # before the loop, which slices nothing then
             params, state = unstack_repeats(model, params), unstack_repeats(model, state)
-        logits, state = model.apply(params, state, *sources, tokens[..., :number])
+        logits, state = model.apply(params, state, *source.inputs, tokens[..., :number], **source.side)
     if isinstance(model, StatefulLayer) and plan.first is None:  # the last common token is read again in the loop
         state = _at_position(state, _shortest(prompts, lengths) - 1)
     seen = None
     if options["repetition_penalty"] is not None:
         if logits is None:
-            logits = _shapes(model, params, prompts, source, time)[0]
+            logits = shapes_of_call(model, params, prompts, source, time)[0]
         read = _shortest(prompts, lengths) if plan.first is None else plan.first
-        known = _inside(prompts, jnp.full(tuple(batch), read))
+        known = inside(prompts, jnp.full(tuple(batch), read))
         seen = _add_tokens(jnp.zeros((*batch, logits.shape[-1]), bool), prompts, known)
     writing = _Writing(tokens, jnp.zeros(batch, bool), seen, state)
     if plan.first is not None:
@@ -339,8 +350,8 @@ def _advance(model, plan, params, writing, t, lengths, source, key, options):
         logits, state = model.apply(params, writing.state, last)
         logits, writing = logits[..., -1, :], writing._replace(state=state)
     else:
-        sources = () if source is None else (source,)
-        logits = lax.dynamic_index_in_dim(model.apply(params, *sources, writing.tokens), t - 1, -2, keepdims=False)
+        logits = model.apply(params, *source.inputs, writing.tokens, **source.side)
+        logits = lax.dynamic_index_in_dim(logits, t - 1, -2, keepdims=False)
     return _write(plan, writing, logits, t, lengths, key, options)
 
 
@@ -388,12 +399,12 @@ def _add_tokens(seen, tokens, counted):
     return jnp.vectorize(mark, signature="(v),(t),(t)->(v)")(seen, tokens, counted)
 
 
-_REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"context", "mask", "is_set"})
+_REWINDABLE = ({"position"}, {"key", "value", "mask", "position"}, {"key", "value", "mask", "is_set"})
 """The states of which all but the position stays valid when it goes back: later entries are overwritten unread."""
 
 
 def _can_go_back(state) -> bool:
-    """Whether a state consists of caches of attention, counts of positions and contexts."""
+    """Whether a state consists of caches of attention, counts of positions and keys of contexts."""
     if isinstance(state, dict) and set(state) in _REWINDABLE:
         return True
     if isinstance(state, dict):
@@ -412,11 +423,6 @@ def _shortest(prompts, lengths):
     return jnp.min(lengths, initial=prompts.shape[-1])
 
 
-def _inside(prompts, lengths):
-    """True at the tokens of the prompts, False at padding."""
-    return jnp.broadcast_to(jnp.arange(prompts.shape[-1]), prompts.shape) < lengths[..., None]
-
-
 # ---- checks ----------------------------------------------------------------------------------
 
 _UNSTACKED_BELOW = 2**31
@@ -425,7 +431,7 @@ _UNSTACKED_BELOW = 2**31
 
 def _prepare(
     model, params, prompts, key, steps, lengths, temperature, top_k, top_p, min_p, repetition_penalty, processors,
-    stop, source, bucket,
+    stop, source, source_mask, bucket,
 ):  # fmt: skip
     """Check the arguments; the plan, and the arrays that the program takes after the params."""
     is_pair = isinstance(model, (Layer, StatefulLayer))
@@ -434,18 +440,17 @@ def _prepare(
     require(time > 0, "prompts of at least one token", prompts, "begin an empty one with a token such as a newline")
     prompts = jnp.asarray(prompts, jnp.int32)
     has_one_length = lengths is None
-    lengths, source = (x if x is None else jnp.asarray(x, jnp.int32) for x in (lengths, source))
-    vocab_size = _check_room(model, params, prompts, steps, source)
-    _check_prompts(prompts, lengths, source, vocab_size)
+    lengths = lengths if lengths is None else jnp.asarray(lengths, jnp.int32)
+    source = source_of(source, source_mask)
+    vocab_size = check_room(model, params, prompts, steps, source)
+    check_prompts(prompts, lengths, source, vocab_size)
     check_top_k(top_k, vocab_size)
-    if stop is not None and not 0 <= stop < vocab_size:
-        expected = f"stop to be a token of the model, 0, ..., {vocab_size - 1}"
-        require(False, expected, stop, "pass for instance int(tokenizer.encode('.')[0])")
+    check_stop(stop, vocab_size)
     first = None
-    if isinstance(model, StatefulLayer) and not _can_go_back(_shapes(model, params, prompts, source, 1)[1]):
+    if isinstance(model, StatefulLayer) and not _can_go_back(shapes_of_call(model, params, prompts, source, 1)[1]):
         first = time if has_one_length else 1
     padded = -(-time // bucket) * bucket
-    if first is None and padded > time and _fits(model, params, prompts, source, padded, steps):
+    if first is None and padded > time and fits(model, params, prompts, source, padded, steps):
         prompts = _padded(prompts, padded)
     if lengths is None:
         lengths = np.full(prompts.shape[:-1], time, np.int32)
@@ -469,91 +474,3 @@ def _padded(prompts, length: int):
     more = [(0, 0)] * (prompts.ndim - 1) + [(0, length - prompts.shape[-1])]
     on_device = isinstance(prompts, Tracer) or prompts.committed
     return (jnp if on_device else np).pad(prompts, more)
-
-
-def _check_drawn(tokens: np.ndarray, first: int = 0) -> None:
-    """Raise a ``ValueError`` for tokens that are -1, which stand for NaN logits; the first one is at ``first``."""
-    bad = tokens < 0
-    if bad.any():
-        check_values(
-            False,
-            "finite logits, got NaN from position {first} on in {rows} of the texts; check the params with "
-            "jax.tree.map(lambda x: jnp.isfinite(x).all(), params)",
-            first=first + np.argmax(bad.reshape(-1, bad.shape[-1]).any(0)),
-            rows=np.sum(bad.any(-1)),
-        )
-
-
-def _check_prompts(prompts, lengths, source, vocab_size):
-    if source is not None:
-        check_tokens(source, vocab_size, "tokens of the source")
-    time = prompts.shape[-1]
-    if lengths is not None:
-        known = checkable(lengths, False)
-        if known is None:
-            return
-        check_values(
-            (known >= 1) & (known <= time),
-            f"lengths from 1 to {time}, the length of the longest prompt, got {{least}} to {{most}}; make them with "
-            "pad_prompts, and begin an empty prompt with a token such as a newline",
-            least=jnp.min(known, initial=time),
-            most=jnp.max(known, initial=1),
-        )
-        prompts = jnp.where(_inside(prompts, known), prompts, 0)
-    check_tokens(prompts, vocab_size, "tokens of prompts")
-
-
-def _shapes(model, params, prompts, source, time: int):
-    """The logits for prompts of this length, and the state before them, as shapes."""
-    return _shapes_of(*_described(model, params, prompts, source, time))
-
-
-def _fits(model, params, prompts, source, time: int, steps: int) -> bool:
-    """Whether the model takes prompts of this length, and without a state the steps after them."""
-    return _fits_of(*_described(model, params, prompts, source, time + (steps if isinstance(model, Layer) else 0)))
-
-
-def _described(model, params, prompts, source, time: int) -> tuple:
-    leaves, structure = jax.tree.flatten(params)
-    arrays = None if source is None else source.shape
-    return model, structure, tuple(map(jax.typeof, leaves)), arrays, (*prompts.shape[:-1], time)
-
-
-@functools.lru_cache(maxsize=64)  # so that a second call of generate traces nothing
-def _shapes_of(model, structure, types: tuple, source: tuple | None, tokens: tuple):
-    params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in types])
-    inputs = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in (source, tokens) if shape is not None]
-    if isinstance(model, Layer):
-        return jax.eval_shape(model.apply, params, *inputs), ()
-    _, state = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-    return jax.eval_shape(model.apply, params, state, *inputs)[0], state
-
-
-@functools.lru_cache(maxsize=64)
-def _fits_of(*described) -> bool:
-    try:
-        _shapes_of(*described)
-    except (TypeError, ValueError):  # the errors of JAX for shapes that do not fit
-        return False
-    return True
-
-
-def _check_room(model, params, prompts, steps, source) -> int:
-    """The vocabulary size of the model; raises if the whole text does not fit into the model."""
-    logits = lambda time: _shapes(model, params, prompts, source, time)[0]
-    found = logits(1)  # an error of this call does not concern the length
-    fits = getattr(found, "shape", ())[:-1] == (*prompts.shape[:-1], 1)
-    expected = "a model from tokens (..., time) to logits (..., time, vocab)"
-    require(fits, expected, found, "use a model that returns one row of logits for each token", error=TypeError)
-    time, total = prompts.shape[-1], prompts.shape[-1] + steps
-    try:
-        logits(total)
-    except (TypeError, ValueError) as error:
-        got = f"{steps} tokens after prompts of {time}, {total} together"
-        repair = "use fewer steps, cut the prompts on their left, or build the model for longer texts"
-        try:
-            repair += f"; error of the model: {str(error).removesuffix('.')}"
-            require(False, "prompts and steps that fit into the model", got, repair)
-        except ValueError as longer:
-            raise longer from error
-    return found.shape[-1]

@@ -8,6 +8,7 @@ from jaxblocks.interop.families.gpt2 import GPT2_FAMILY
 from jaxblocks.interop.families.llama import LLAMA, MISTRAL, QWEN2
 from jaxblocks.interop.families.resnet import RESNET
 from jaxblocks.interop.families.t5 import T5_FAMILY
+from jaxblocks.interop.families.unet import UNET
 from jaxblocks.interop.families.vit import DEIT, VIT
 from jaxblocks.interop.families.whisper import WHISPER
 
@@ -28,10 +29,12 @@ FAMILIES: dict[str, Family] = {
     "t5": T5_FAMILY,
     "vit": VIT,
     "whisper": WHISPER,
+    "UNet2DModel": UNET,
 }
-"""By the ``model_type`` of ``config.json``."""
+"""By the ``model_type`` of ``config.json``, or its ``_class_name`` in diffusers."""
 
 
 def family_of(config: Config) -> Family:
     """The family of a configuration."""
-    return FAMILIES[config.one_of("model_type", *FAMILIES)]
+    name = "_class_name" if "_class_name" in config and "model_type" not in config else "model_type"
+    return FAMILIES[config.one_of(name, *FAMILIES)]

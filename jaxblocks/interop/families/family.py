@@ -34,8 +34,14 @@ class Config(dict):
         return cls({**source, **changes})
 
     def __missing__(self, name: str) -> NoReturn:
-        require(False, f"a configuration with {name!r}", f"none in one of model_type {self.get('model_type')!r}")
+        require(False, f"a configuration with {name!r}", f"none in one of {self.kind}")
         raise AssertionError
+
+    @property
+    def kind(self) -> str:
+        """What it is a configuration of, in words."""
+        name = "_class_name" if "_class_name" in self and "model_type" not in self else "model_type"
+        return f"{name} {self.get(name)!r}"
 
     def one_of(self, name: str, *known: Any, default: Any = None) -> Any:
         """The value of an option, which must be one that the library computes."""
@@ -67,6 +73,8 @@ class Family(NamedTuple):
         tied: names of tensors that are the same as another one, ``{"lm_head.weight": "transformer.wte.weight"}``; files
             may have or omit them.
         ignored: patterns of tensors that are no weights, such as buffers that are computed here.
+        side: the shapes of the side inputs of ``init``.
+        file: the name of the file of weights.
     """
 
     builder: Callable[..., Layer | StatefulLayer]
@@ -77,6 +85,8 @@ class Family(NamedTuple):
     prefix: str
     tied: Callable[[Config], Mapping[str, str]] = lambda config: {}
     ignored: tuple[str, ...] = ()
+    side: Mapping[str, Any] = {}
+    file: str = "model.safetensors"
 
     def net(self, config: Config, **options: Any) -> Layer | StatefulLayer:
         """The net of a configuration; options are those of the builder that differ from it."""
@@ -86,7 +96,7 @@ class Family(NamedTuple):
     def shapes(self, net: Layer | StatefulLayer, config: Config) -> Any:
         """What ``net.init`` returns, as shapes."""
         with sentences(config):
-            return jax.eval_shape(net.init, jax.random.key(0), *self.inputs(config))
+            return jax.eval_shape(net.init, jax.random.key(0), *self.inputs(config), **self.side)
 
 
 @contextlib.contextmanager
@@ -97,7 +107,7 @@ def sentences(config: Config) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if " expected " in str(error):
             raise
-        expected = f"options of model_type {config['model_type']!r} in a configuration"
+        expected = f"options of {config.kind} in a configuration"
         require(False, expected, f"{error}"[:200], "correct config.json")
 
 

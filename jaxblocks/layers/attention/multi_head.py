@@ -34,6 +34,7 @@ class AttentionOptions(TypedDict, total=False):
     attention_fn: Callable
     use_bias: UseBias
     kernel_init: Callable
+    query_kernel_init: Callable | None
     out_kernel_init: Callable | None
     dtype: DTypeLike | None
     param_dtype: DTypeLike
@@ -53,6 +54,7 @@ def Attention(
     attention_fn: Callable = attention,
     use_bias: UseBias = True,
     kernel_init: Callable = initializers.lecun_normal(),
+    query_kernel_init: Callable | None = None,
     out_kernel_init: Callable | None = None,
     dtype: DTypeLike | None = None,
     param_dtype: DTypeLike = jnp.float32,
@@ -93,7 +95,8 @@ def Attention(
         use_bias: ``False`` for linear maps; or the names of the maps with a bias, such as ``("query", "value",
             "out")``.
         kernel_init, dtype, param_dtype: as in `Dense`.
-        out_kernel_init: for the kernel of ``"out"`` (small for deep nets); by default ``kernel_init``.
+        query_kernel_init, out_kernel_init: for the kernel of ``"query"`` (small where scores are not scaled) and of
+            ``"out"`` (small for deep nets); by default ``kernel_init``.
 
     Side inputs of ``apply``: ``mask``, boolean, either a mask of keys ``(*batch, time_k)``, True at valid keys and
     False at padding, or a mask of scores as in `attention`; and ``segment_ids`` as in `attention`. With a mask of keys,
@@ -119,7 +122,7 @@ def Attention(
     require(score_bias is None or is_function, expected, repr(score_bias), repair, error=TypeError)
     steps = MultiHead(
         heads, kv_heads, head_dim, value_dim, causal, positions, score_bias, dropout, attention_fn,
-        use_bias, kernel_init, out_kernel_init, dtype, param_dtype,
+        use_bias, kernel_init, query_kernel_init, out_kernel_init, dtype, param_dtype,
     )  # fmt: skip
 
     def init(key, *inputs: Float[ArrayOrShape, "*batch _time _features"]):

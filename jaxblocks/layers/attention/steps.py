@@ -27,6 +27,7 @@ class MultiHead(NamedTuple):
     attention_fn: Callable
     use_bias: bool | Sequence[str]
     kernel_init: Callable
+    query_kernel_init: Callable | None
     out_kernel_init: Callable | None
     dtype: Any
     param_dtype: Any
@@ -35,8 +36,9 @@ class MultiHead(NamedTuple):
         """Params for these inputs; only their shapes are read."""
         self.width(q)  # raises unless heads divide the features
         params = {}
+        own_init = {"query": self.query_kernel_init, "out": self.out_kernel_init}
         for name, shape in self.kernel_shapes(q, k, v).items():
-            initialize = self.out_kernel_init if name == "out" and self.out_kernel_init else self.kernel_init
+            initialize = own_init.get(name) or self.kernel_init
             kernel = initialize(child_key(child_key(key, name), "kernel"), shape, self.param_dtype)
             bias = {"bias": jnp.zeros(shape[1:], self.param_dtype)} if self.has_bias(name) else {}
             params[name] = {"kernel": kernel} | bias
@@ -58,15 +60,19 @@ class MultiHead(NamedTuple):
     def project(self, params, q, k, v, position=None):
         """Queries, keys and values of all heads; ``position`` is the first position of each, if these are equal."""
         self.validate(params, q, k, v)
-        q, k, v = (x if self.dtype is None else x.astype(self.dtype) for x in (q, k, v))
-        q = _affine(params["query"], q, self.heads)  # (*batch, time_q, heads, head_dim)
-        k = _affine(params["key"], k, self.kv_heads or self.heads)  # (*batch, time_k, kv_heads, head_dim)
-        v = _affine(params["value"], v, self.kv_heads or self.heads)  # (*batch, time_k, kv_heads, value_dim)
+        q = self.project_one(params, "query", q)  # (*batch, time_q, heads, head_dim)
+        k = self.project_one(params, "key", k)  # (*batch, time_k, kv_heads, head_dim)
+        v = self.project_one(params, "value", v)  # (*batch, time_k, kv_heads, value_dim)
         if self.positions is not None:
             first_q, first_k = (k.shape[-3] - q.shape[-3], 0) if position is None else (position, position)
             q = self.positions(q, jnp.arange(q.shape[-3], dtype=jnp.int32) + first_q)
             k = self.positions(k, jnp.arange(k.shape[-3], dtype=jnp.int32) + first_k)
         return q, k, v
+
+    def project_one(self, params, name: str, x):
+        """The queries, the keys or the values of all heads, without positions."""
+        heads = self.heads if name == "query" else self.kv_heads or self.heads
+        return _affine(params[name], x if self.dtype is None else x.astype(self.dtype), heads)
 
     def attend(self, params, q, k, v, *, train=False, key=None, **given):
         """The ``attention_fn`` of queries, keys and values, with the options that are in use."""

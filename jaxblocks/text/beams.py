@@ -1,0 +1,201 @@
+"""Beam search: the likeliest continuations that a search with a fixed number of candidates finds.
+
+Axis letters: ``*batch``; ``time`` of the prompts; in the code b texts, k beams, v tokens of the vocabulary.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Integer
+
+from jaxblocks.checks import PositiveInt, checkable, checked, require
+from jaxblocks.core import Layer, StatefulLayer
+from jaxblocks.precision import widen
+from jaxblocks.text.prompts import (
+    Source,
+    SourceInputs,
+    SourceMask,
+    Tokens,
+    check_drawn,
+    check_prompts,
+    check_room,
+    check_stop,
+    source_of,
+)
+
+__all__ = ["beam_search"]
+
+
+@checked
+def beam_search(
+    model: Layer | StatefulLayer,
+    params: Any,
+    prompts: Tokens,
+    *,
+    steps: PositiveInt,
+    beams: PositiveInt = 4,
+    length_penalty: float | int = 1.0,
+    early_stopping: bool = False,
+    processors: tuple[Callable, ...] = (),
+    stop: int | None = None,
+    source: Source = None,
+    source_mask: SourceMask = None,
+) -> Integer[Array, "*batch _total"]:
+    r"""Continue prompts with the likeliest text of n tokens by :math:`\frac{1}{n^\alpha} \sum_t \log p(x_t|x_{<t})`.
+
+    At each step every text has k candidates; of all their continuations by one token, the k likeliest that do not end
+    the text are the next candidates. Those of the k likeliest that do end it are kept as results if they are among
+    the k best so far. A text is complete when its best candidate, at its length so far, has no better score than the
+    worst of k results.
+
+    Args:
+        model, params, prompts, source, source_mask: as in `generate`; all prompts have the same length.
+        steps: the largest number of tokens that are generated.
+        beams: k, the number of candidates; 1 is greedy where no text ends early.
+        length_penalty: :math:`\alpha`; larger values prefer longer texts.
+        early_stopping: whether a text is complete as soon as it has k results.
+        processors: functions ``f(log_probs, tokens, t) -> log_probs``, as in `generate`; their inputs have an axis more
+            for the candidates.
+        stop: a token that ends a text; the rest of the row is filled with it.
+
+    Returns:
+        int32 ``(..., time + steps)``: each row a prompt and its best continuation.
+
+    Raises:
+        TypeError, ValueError: as `generate`.
+
+    >>> from jaxblocks.models.gpt2 import GPT2
+    >>> sizes = dict(vocab_size=8, max_length=16, layers=1, heads=2, features=8)
+    >>> prompts = jnp.array([[1, 2], [3, 4]])
+    >>> params = GPT2(**sizes).init(jax.random.key(0), prompts)
+    >>> texts = beam_search(GPT2(**sizes, cache=16), params, prompts, steps=3, beams=2, stop=0)
+    >>> same = beam_search(GPT2(**sizes), params, prompts, steps=3, beams=2, stop=0)
+    >>> texts.shape, bool((texts == same).all())
+    ((2, 5), True)
+
+    Source: Graves 2012, Sequence transduction with recurrent neural networks, section 2.5, arXiv:1211.3711; the order
+    of results and the end of the search are those of Hugging Face's transformers.
+    """
+    is_pair = isinstance(model, (Layer, StatefulLayer))
+    require(is_pair, "a model that is a pair", model, "the order is model, params, prompts", error=TypeError)
+    require(prompts.shape[-1] > 0, "prompts of at least one token", prompts)
+    given = source_of(source, source_mask)
+    rows = jnp.asarray(prompts, jnp.int32).reshape(-1, prompts.shape[-1])
+    number = len(prompts.shape) - 1
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), given)
+    vocab_size = check_room(model, params, rows, steps, flat)
+    check_prompts(rows, None, flat, vocab_size)
+    check_stop(stop, vocab_size)
+    require(vocab_size > 1, "a model of at least two tokens", vocab_size)
+    search = _Search(int(steps), int(beams), early_stopping, stop, processors)
+    tokens = _beam_search(model, search, params, rows, flat, np.float32(length_penalty))
+    known = checkable(tokens, False)
+    if known is not None and known.is_fully_addressable:
+        check_drawn(np.asarray(known))
+    return tokens.reshape(*prompts.shape[:-1], -1)
+
+
+class _Search(NamedTuple):
+    """The options, which are fixed when the program is compiled."""
+
+    steps: int
+    beams: int
+    early_stopping: bool
+    stop: int | None
+    processors: tuple[Callable, ...]
+
+
+class _Beams(NamedTuple):
+    """Texts and their scores, (b, k, total) and (b, k)."""
+
+    tokens: Any
+    scores: Any
+
+    def best(self, k: int) -> "_Beams":
+        """The k best of each text."""
+        scores, places = lax.top_k(self.scores, k)
+        return _Beams(jnp.take_along_axis(self.tokens, places[..., None], 1), scores)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, length_penalty):
+    b, time = prompts.shape
+    k, last = search.beams, time + search.steps - 1
+    call = _caller(model, params, source, prompts, k)
+    empty = jnp.full((b, k, search.steps), search.stop or 0, jnp.int32)
+    tokens = jnp.concatenate([jnp.broadcast_to(prompts[:, None], (b, k, time)), empty], -1)
+
+    def step(carry):
+        t, candidates, results, is_open, unknown, log_probs, state = carry
+        unknown = unknown | jnp.isnan(log_probs).any((1, 2))
+        for process in search.processors:
+            log_probs = process(log_probs, candidates.tokens, t)
+        v = log_probs.shape[-1]
+        scores, places = lax.top_k((candidates.scores[..., None] + log_probs).reshape(b, k * v), 2 * k)  # (b, 2k)
+        parents, drawn = places // v, (places % v).astype(jnp.int32)
+        longer = jnp.take_along_axis(candidates.tokens, parents[..., None], 1)
+        longer = lax.dynamic_update_index_in_dim(longer, drawn, t, -1)  # (b, 2k, total)
+        ends = jnp.full(drawn.shape, t == last) if search.stop is None else (drawn == search.stop) | (t == last)
+        length = (t + 1 - time).astype(scores.dtype) ** length_penalty.astype(scores.dtype)
+        kept = ends & (jnp.arange(2 * k) < k)[None] & is_open[:, None]
+        ended = _Beams(longer, jnp.where(kept, scores / length, -jnp.inf))
+        results = _Beams(*map(lambda *both: jnp.concatenate(both, 1), results, ended)).best(k)
+        going, chosen = lax.top_k(jnp.where(ends, -jnp.inf, scores), k)
+        parents = jnp.take_along_axis(parents, chosen, 1)
+        candidates = _Beams(jnp.take_along_axis(longer, chosen[..., None], 1), going)
+        worst = results.scores.min(-1)  # -inf unless there are k results
+        is_open = is_open & (going[:, 0] / length > worst) & ~(search.early_stopping & (worst > -jnp.inf))
+        log_probs, state = call(state, candidates.tokens, parents, t)
+        return t + 1, candidates, results, is_open, unknown, log_probs, state
+
+    first = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf)  # all candidates are the prompt, of which one is counted
+    log_probs, state = call(None, tokens, None, jnp.int32(time - 1))
+    scores = jnp.broadcast_to(first.astype(log_probs.dtype), (b, k))
+    results = _Beams(tokens, jnp.full_like(scores, -jnp.inf))
+    is_open, unknown = jnp.ones(b, bool), jnp.zeros(b, bool)
+    carry = jnp.int32(time), _Beams(tokens, scores), results, is_open, unknown, log_probs, state
+    _, _, results, _, unknown, *_ = lax.while_loop(lambda carry: (carry[0] <= last) & carry[3].any(), step, carry)
+    written = jnp.arange(time + search.steps) >= time
+    return jnp.where(unknown[:, None] & written[None], -1, results.tokens[:, 0])
+
+
+def _caller(model, params, source: SourceInputs, prompts, k: int) -> Callable:
+    """The function of state, tokens (b, k, total), parents (b, k) and t to log-probabilities after t, and the state."""
+    b = len(prompts)
+    rows = lambda x: x.reshape(b * k, *x.shape[2:])
+    apart = lambda logits: jax.nn.log_softmax(widen(logits[:, -1]), -1).reshape(b, k, -1)
+    if isinstance(model, Layer):
+        many = jax.tree.map(lambda x: jnp.repeat(x, k, 0), source)
+
+        def call_with_all_tokens(state, tokens, parents, t):
+            logits = model.apply(params, *many.inputs, rows(tokens), **many.side)
+            return apart(lax.dynamic_slice_in_dim(logits, t, 1, 1)), ()
+
+        return call_with_all_tokens
+
+    def state_of(b):
+        shape = lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype)
+        return jax.eval_shape(model.init, jax.random.key(0), *map(shape, (*source.inputs, prompts)))[1]
+
+    def axis_of_texts(one, other):
+        """The axis of a leaf whose size changes with the number of texts, -1 for none."""
+        return next((i for i, sizes in enumerate(zip(one.shape, other.shape, strict=True)) if len({*sizes}) == 2), -1)
+
+    axes = jax.tree.map(axis_of_texts, state_of(b), state_of(b + 1))
+    take = lambda state, places: jax.tree.map(lambda x, axis: x if axis < 0 else jnp.take(x, places, axis), state, axes)
+
+    def call(state, tokens, parents, t):
+        if state is None:
+            _, state = model.init(jax.random.key(0), *source.inputs, prompts)
+            logits, state = model.apply(params, state, *source.inputs, prompts, **source.side)
+            return apart(jnp.repeat(logits[:, -1:], k, 0)), take(state, jnp.repeat(jnp.arange(b), k))
+        state = take(state, (jnp.arange(b)[:, None] * k + parents).reshape(-1))
+        logits, state = model.apply(params, state, rows(lax.dynamic_slice_in_dim(tokens, t, 1, -1)))
+        return apart(logits), state
+
+    return call
