@@ -257,6 +257,23 @@ def test_a_training_state_keeps_its_sharding(as_a_user_has_it):
     assert jax.tree.map(lambda leaf: leaf.sharding, fitted.ts) == before
 
 
+def test_a_mesh_in_context():
+    """With automatic axes the products of layers are sharded by batch, also where arrays come from one device."""
+    net, x = jb.Dense(3), np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
+    params = net.init(jax.random.key(0), x)
+    loss = lambda params: jnp.sum(net.apply(params, x) ** 2)
+    expected, gradient = jax.value_and_grad(loss)(params)
+    constrained = lambda x: "sharding_constraint" in str(jax.make_jaxpr(net.apply)(params, x))
+    with jax.set_mesh(jax.make_mesh((8,), ("data",))):
+        assert not constrained(x)
+    with jax.set_mesh(batch_sharding(jax.make_mesh((8,), ("data",))).mesh):
+        assert constrained(x) and not constrained(x[:7]) and not constrained(x[0])
+        value, found = jax.value_and_grad(loss)(params)
+        np.testing.assert_allclose(net.apply(params, x), x @ np.asarray(params["kernel"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, gradient)
+
+
 # ---- reports -------------------------------------------------------------------------------
 
 
@@ -284,6 +301,20 @@ def test_report_counts_the_layers_of_a_repeat(as_a_user_has_it):
     assert sum(each.count for each in report.collectives if each.bytes) in (5, 6)  # the input of the first is constant
     assert all(each.bytes == each.count * 4 * 2 * 4 for each in report.collectives)
     assert {each.layer.split("/")[-1] for each in report.collectives} <= {"up", "down"}
+
+
+def test_params_in_parts_are_gathered_layer_by_layer(as_a_user_has_it):
+    """Each param once forward and, in the loop, once backward; each gradient is reduced once; no activation is sent."""
+    mlp = TransformerMLP(256, 64, use_bias=False, gated=True)
+    net = jb.Serial(jb.Dense(64, use_bias=False), jb.Repeat(jb.Residual(mlp), 3), jb.Dense(512, use_bias=False))
+    x, y = jax.ShapeDtypeStruct((16, 128, 64), jnp.float32), jax.ShapeDtypeStruct((16, 128), jnp.int32)
+    options = dict(mesh=jax.make_mesh((8,), ("data",)), sharding=fully_sharded())
+    report = sharding_report(net, jb.softmax_cross_entropy, optax.sgd(0.1), x, y, **options)
+    first, blocks, last = 4 * 64 * 64, 4 * 3 * 3 * 64 * 256, 4 * 64 * 512
+    by_kind = dict.fromkeys(("all-gather", "all-reduce"), 0)
+    for each in report.collectives:
+        by_kind[each.kind] += each.bytes
+    assert by_kind == {"all-gather": first + 2 * blocks + last, "all-reduce": first + blocks + last + 4}
 
 
 def test_results_of_an_asynchronous_collective_are_counted_once():
