@@ -91,9 +91,9 @@ def train_step(
     ``x`` is one input, or a tuple of several.
 
     On several devices (`jaxblocks.sharding`) the next training state is sharded as ``ts``, and the batch as the caller
-    shards it, for instance by ``minibatches(..., sharding=batch_sharding(mesh))``. Layers keep the activations sharded by
-    batch along the first axis of the mesh, so that params in parts are gathered layer by layer. Statistics of a batch, such as those
-    of `BatchNorm`, are those of the whole batch over all devices.
+    shards it, for instance by ``minibatches(..., sharding=batch_sharding(mesh))``. Layers keep the activations sharded
+    by batch along the first axis of the mesh, so that params in parts are gathered layer by layer. Statistics of a
+    batch, such as those of `BatchNorm`, are those of the whole batch over all devices.
 
     Raises:
         TypeError: unless ``loss`` is a function and ``optimizer`` an optimizer.
