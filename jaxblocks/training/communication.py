@@ -154,12 +154,15 @@ def _bytes(number: int) -> str:
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 _COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(?:-done)?\(")  # "-start" also has the operands among its results
 _ARRAY = re.compile(r"\b([a-z]+)(\d+)?(?:e\dm\d\w*)?\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
+_CALLED = re.compile(r"(?:body|calls|to_apply|\w+_computations?)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 def _collectives(text: str) -> tuple[Collective, ...]:
-    """The collectives of the program of a device, those in loops once per iteration (once where it is unknown)."""
+    """The collectives of the program of a device, those in loops once per iteration (once where it is unknown).
+
+    Of the branches of a conditional, the one that communicates most counts.
+    """
     computations, name, entry = {}, "", ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -173,7 +176,7 @@ def _collectives(text: str) -> tuple[Collective, ...]:
         if match := _COLLECTIVE.search(line):
             total = found.setdefault((match[2], _layer(line)), [0, 0])
             total[0] += times
-            total[1] += times * sum(map(_array_bytes, _ARRAY.findall(match[1])))
+            total[1] += times * _result_bytes(match)
     rows = (Collective(kind, layer, count, size) for (kind, layer), (count, size) in found.items())
     return tuple(sorted(rows, key=lambda each: -each.bytes))
 
@@ -182,11 +185,20 @@ def _executed(computations, name, times) -> Iterator[tuple[int, str]]:
     """The lines of a computation and of those that it calls, each with the number of its executions."""
     for line in computations.get(name, ()):
         yield times, line
-        if called := _CALLED.search(line):
+        if called := ", ".join(_CALLED.findall(line)):
             trips = _TRIPS.search(line)
             inside = times * int(trips[1]) if trips and " while(" in line else times
-            for one in called[1].split(","):
-                yield from _executed(computations, one.strip(), inside)
+            each = [list(_executed(computations, one.strip(), inside)) for one in called.split(",")]
+            yield from max(each, key=_communicated) if " conditional(" in line else itertools.chain(*each)
+
+
+def _communicated(lines) -> int:
+    """The bytes of the collectives among executed lines."""
+    return sum(times * _result_bytes(match) for times, line in lines if (match := _COLLECTIVE.search(line)))
+
+
+def _result_bytes(match: re.Match) -> int:
+    return sum(map(_array_bytes, _ARRAY.findall(match[1])))
 
 
 def _array_bytes(found: tuple[str, str, str]) -> int:
@@ -206,20 +218,11 @@ def _layer(line: str) -> str:
         labels = [
             re.sub(r"^(?:\w*\()+|\)+$", "", label) for label in one.split("/")[:-1] if not label.startswith("jit(")
         ]
-        places.append([label for label in labels if label not in _OF_JAX])
+        places.append([label for label in labels if not _OF_JAX.fullmatch(label)])
     same = itertools.takewhile(lambda labels: len(set(labels)) == 1, zip(*places, strict=False))
     return "/".join(labels[0] for labels in same)
 
 
-_OF_JAX = {
-    "",
-    "while",
-    "body",
-    "cond",
-    "closed_call",
-    "checkpoint",
-    "remat",
-    "rematted_computation",
-    "scan",
-    "shard_map",
-}
+_OF_JAX = re.compile(
+    r"|while|body|cond|branch_\d+_fun|closed_call|checkpoint|remat|rematted_computation|scan|shard_map"
+)

@@ -48,7 +48,7 @@ def ring_attention(
 
     With ``causal`` and parts in the order of the sequence, the last device would compute most of the scores, and the
     others would wait. So each device exchanges halves first: of 2n halves on n devices, device i gets the halves i and
-    2n - 1 - i, one from the front and one from the back (the zigzag order). Of the keys of any other device, two
+    2n - 1 - i, one from the front and one from the back (zigzag order). Of the keys of any other device, two
     products of halves are then unmasked, on every device, and only these are computed. The result is returned in the
     original order.
 
@@ -78,7 +78,8 @@ def ring_attention(
     True
 
     Source: Liu, Zaharia, Abbeel 2023, Ring attention with blockwise transformers for near-infinite context,
-    arXiv:2310.01889; the zigzag order: Zhu 2024, github.com/zhuzilin/ring-flash-attention.
+    arXiv:2310.01889; the order of halves: Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2,
+    arXiv:2407.21783.
     """
     require(bias is None or callable(bias), "bias to be a function", bias, "pass for instance alibi", error=TypeError)
     if mask is not None:
@@ -152,7 +153,7 @@ def _on_each_device(axis_name, options: ScoreOptions, bias, chunk: int, arrays):
     else:
         own = (sums(queries, keys, 0),)
         others = lambda there, keys: (sums(queries, keys, (here - there) * time),)
-    state = lax.scan(step, own, jnp.arange(1, n))[0] if n > 1 else own
+    state = lax.scan(step, own, jnp.arange(1, n, dtype=jnp.int32))[0] if n > 1 else own
     parts = [_average(one, arrays["v"].dtype) for one in state]
     return _from_zigzag(*parts, axis_name=axis_name, axis=batch) if options.causal else parts[0]
 
