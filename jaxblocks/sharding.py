@@ -12,8 +12,8 @@ A rule is a dict from patterns over paths (those of `jaxblocks.select`) to ``Par
 
 The shardings are automatic: XLA derives those of all other arrays, and inserts the communication. In a training step
 and in evaluation the products of layers keep their inputs and outputs sharded by batch; in a program of your own they
-do so under ``jax.set_mesh`` of a mesh with automatic axes. A mesh with explicit axes, the default of ``jax.make_mesh``, is
-used with automatic ones.
+do so under ``jax.set_mesh`` of a mesh with automatic axes. Rules for a mesh with explicit axes, the default of
+``jax.make_mesh``, give shardings with automatic ones.
 """
 
 import math

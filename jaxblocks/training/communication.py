@@ -48,6 +48,10 @@ class ShardingReport:
         temporaries: the peak of the compiled step besides inputs and outputs; ``None`` for an abstract mesh.
         collectives: the communication of one step, the largest first; ``None`` for an abstract mesh.
         replicated: paths and bytes of the params that every device holds whole, the largest first.
+        gathered: paths of layers and bytes of their all-gathers, where these are more than three times the params of
+            the layer (forward, recomputed, backward). XLA then gathers activations, because the shardings of two
+            operations do not fit together ("involuntary full rematerialization"); a constraint or another rule for this
+            layer avoids it. ``None`` for an abstract mesh.
     """
 
     devices: int
@@ -57,6 +61,7 @@ class ShardingReport:
     temporaries: int | None
     collectives: tuple[Collective, ...] | None
     replicated: tuple[tuple[str, int], ...]
+    gathered: tuple[tuple[str, int], ...] | None
 
     def __repr__(self):
         rows = [("params", self.params), ("state", self.state), ("optimizer state", self.opt_state)]
@@ -68,6 +73,8 @@ class ShardingReport:
                 lines.append(f"    {each.kind} of {each.layer or 'the step'}, {each.count} x: {_bytes(each.bytes)}")
             if len(self.collectives) > 10:
                 lines.append(f"    and {len(self.collectives) - 10} more in .collectives")
+        for layer, size in self.gathered or ():
+            lines.append(f"  gathers activations of {layer or 'the step'}: {_bytes(size)}")
         if self.replicated:
             largest = ", ".join(f"{path} ({_bytes(n)})" for path, n in self.replicated[:3])
             lines.append(f"  replicated: {len(self.replicated)} arrays, the largest {largest}")
@@ -118,7 +125,7 @@ def sharding_report(
     named = zip(paths(ts.params), jax.tree.leaves(ts.params), strict=True)
     replicated = [(path, _shard_bytes(leaf)) for path, leaf in named if leaf.sharding.is_fully_replicated]
     devices = mesh.size
-    temporaries = collectives = None
+    temporaries = collectives = gathered = None
     if isinstance(mesh, Mesh):
         along = batch_sharding(mesh)
         place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=along)
@@ -127,6 +134,7 @@ def sharding_report(
         analysis = program.memory_analysis()
         temporaries = None if analysis is None else analysis.temp_size_in_bytes
         collectives = _collectives(program.as_text())
+        gathered = _gathered(collectives, ts.params)
     on_each = lambda tree: sum(map(_shard_bytes, jax.tree.leaves(tree)))
     return ShardingReport(
         devices=devices,
@@ -136,7 +144,19 @@ def sharding_report(
         temporaries=temporaries,
         collectives=collectives,
         replicated=tuple(sorted(replicated, key=lambda each: -each[1])),
+        gathered=gathered,
     )
+
+
+def _gathered(collectives, params) -> tuple[tuple[str, int], ...]:
+    """The layers that gather more than three copies of their params, and the bytes; the largest first."""
+    sizes = {
+        f"{path}/": leaf.size * leaf.dtype.itemsize
+        for path, leaf in zip(paths(params), jax.tree.leaves(params), strict=True)
+    }
+    own = lambda layer: sum(size for path, size in sizes.items() if path.startswith(f"{layer}/" if layer else ""))
+    gathers = (each for each in collectives if each.kind == "all-gather")
+    return tuple((each.layer, each.bytes) for each in gathers if each.bytes > 3 * own(each.layer))
 
 
 def _shard_bytes(leaf) -> int:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
+from jaxblocks.checks import PositiveFloat, PositiveInt, checked, require
 from jaxblocks.layers.attention.dot_product import Scale, ScoreOptions, attention, attention_of_rows, by_chunks
 
 __all__ = ["ring_attention"]
