@@ -1,7 +1,7 @@
 """Products of features with a kernel, as all layers compute them, and how devices share their arrays."""
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def affine_map(
     return y if bias is None else y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
 
 
-def sharded_by_batch(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
+def sharded_by_batch(x: Float[AnyArray, "..."]) -> Any:
     """x with its first axis sharded along the first axis of the mesh; a hint to the compiler, without effect on values.
 
     Params are then gathered, layer by layer, where a layer is computed, and their gradients are reduced. Without this
