@@ -1,7 +1,9 @@
-"""Memory and communication of a step of Llama 2 7B on 64 virtual devices; nothing is allocated or run.
+"""Memory and communication of steps of Llama 2 7B and Llama 3 8B on 64 virtual devices; nothing is allocated or run.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=64 python benchmarks/sharding.py
 """
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,14 @@ from jaxblocks.training import sharding_report
 
 if __name__ == "__main__":
     tokens = jax.ShapeDtypeStruct((64, 2048), jnp.int32)
+    nets = {
+        "Llama 2 7B": Llama(),
+        "Llama 3 8B": Llama(vocab_size=128_256, kv_heads=8, hidden=14_336, base=500_000),
+    }
     plans = {(64,): fully_sharded(), (8, 8): [tensor_parallel(), fully_sharded()]}
-    for shape, rules in plans.items():
+    optimizer = optax.adam(1e-3)
+    for (name, net), (shape, rules) in itertools.product(nets.items(), plans.items()):
         mesh = jax.make_mesh(shape, ("data", "model")[: len(shape)])
         batch = tokens, tokens
-        report = sharding_report(Llama(), jb.softmax_cross_entropy, optax.adam(1e-3), *batch, mesh=mesh, sharding=rules)
-        print(shape, report, "\n", flush=True)
+        report = sharding_report(net, jb.softmax_cross_entropy, optimizer, *batch, mesh=mesh, sharding=rules)
+        print(name, shape, report, "\n", flush=True)

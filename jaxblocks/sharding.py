@@ -10,8 +10,10 @@ params are sharded, and without rules every device holds all of them::
 A rule is a dict from patterns over paths (those of `jaxblocks.select`) to ``PartitionSpec``s, or a function
 ``rule(path, shape, spec, mesh) -> spec``. Several rules are applied in turn, each to the result of the one before.
 
-The shardings are automatic: XLA derives those of all other arrays, and inserts the communication. A mesh with explicit
-axes, the default of ``jax.make_mesh``, is used with automatic ones.
+The shardings are automatic: XLA derives those of all other arrays, and inserts the communication. In a training step
+and in evaluation the products of layers keep their inputs and outputs sharded by batch; in a program of your own they
+do so under ``jax.set_mesh`` of a mesh with automatic axes. Rules for a mesh with explicit axes, the default of
+``jax.make_mesh``, give shardings with automatic ones.
 """
 
 import math
@@ -87,9 +89,9 @@ the rule, or make a mesh with this axis.
 def fully_sharded(axis: str = "data", *, min_size: NonNegativeInt = 4096) -> Callable:
     """The rule that shards every array along its largest axis that the mesh axis divides (ZeRO-3, FSDP).
 
-    Each device holds a part of the params and of the optimizer's state. XLA decides what is gathered where a layer is
-    computed: its params, or for some shapes its inputs, which may be larger; `jaxblocks.training.sharding_report` lists
-    what it chose.
+    Each device holds a part of the params and of the optimizer's state. Where a layer is computed, its params are
+    gathered, once forward and once backward, and their gradients are reduced. `jaxblocks.training.sharding_report`
+    lists all of this communication.
 
     Args:
         axis: the mesh axis.

@@ -9,7 +9,7 @@ import several_processes
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import jaxblocks as jb
-from jaxblocks import linear_maps
+from jaxblocks import ad, diffusion, linear_maps, models, text
 from jaxblocks.models import GPT2, TransformerMLP
 from jaxblocks.sharding import batch_sharding, fully_sharded, mesh_of, shardings, tensor_parallel
 from jaxblocks.training import communication, minibatches, sharding_report, train_state_shapes
@@ -153,6 +153,58 @@ def test_a_language_model_on_a_mesh(as_a_user_has_it):
     assert found["tokens"]["embedding"] == P("model", "data")
 
 
+def test_recurrent_layers_and_accumulated_gradients_on_a_mesh(as_a_user_has_it):
+    """An LSTM, batch norm and dropout; the second of two batches makes a step of the optimizer."""
+    x, y = np.random.default_rng(0).normal(size=(2, 12, 5, 4)).astype(np.float32), np.arange(12) % 3
+    last = lambda x: x[..., -1, :]
+    net = jb.Serial(jb.LSTM(8), last, jb.BatchNorm(), jb.Dropout(0.2), jb.Dense(3))
+    optimizer = optax.MultiSteps(optax.adam(1e-2), every_k_schedule=2).gradient_transformation()
+    step, ends = jb.train_step(net, jb.softmax_cross_entropy, optimizer), []
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    for options in ({}, {"mesh": mesh, "sharding": fully_sharded(min_size=8)}):
+        ts = jb.init_train_state(jax.random.key(0), net, optimizer, x[0], **options)
+        for batch in x:
+            batch = jax.device_put((batch, y), batch_sharding(mesh) if options else None)
+            ts, value = step(ts, *batch)
+        ends.append((ts.params, ts.state, value))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), *ends)
+    assert ts.params[0]["recurrent_kernel"].addressable_shards[0].data.size == 8 * 32 // 4
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 4)])
+def test_functions_of_sharded_params(as_a_user_has_it, shape):
+    """Hessian-vector products, norms of the gradient of each example, and a sampler of a diffusion model."""
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    net, schedule = jb.MLP(16, 4), diffusion.variance_preserving_schedule()
+    params = net.init(jax.random.key(0), x)
+
+    @jax.jit
+    def run(params, x):
+        loss = lambda params, x: jnp.mean(jnp.sin(net.apply(params, x)) ** 2)
+        product = jb.hvp(lambda params: loss(params, x), params, jax.tree.map(jnp.cos, params))
+        predict = lambda x, time: jnp.tanh(net.apply(params, x))
+        grid = diffusion.times(schedule, 3, start=0.8)
+        sample = diffusion.ancestral(predict, x, grid, schedule, "eps", key=jax.random.key(1))
+        return product, ad.per_example_norms(loss, params, x), sample
+
+    names, devices = ("data", "model")[: len(shape)], jax.devices()[: int(np.prod(shape))]
+    mesh = jax.make_mesh(shape, names, devices=devices)
+    rules = shardings(params, mesh, fully_sharded(names[-1], min_size=4))
+    found = run(jax.device_put(params, rules), jax.device_put(x, batch_sharding(mesh)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, run(params, x))
+
+
+def test_text_of_sharded_params(as_a_user_has_it):
+    """Heads and MLPs in parts, keys and values of the cache with them: the tokens of one device."""
+    options = dict(vocab_size=32, layers=1, heads=4, features=16, hidden=32)
+    ids = np.random.default_rng(0).integers(0, 32, size=(4, 5))
+    params, net = models.Llama(**options).init(jax.random.key(0), ids), models.Llama(cache=8, **options)
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    on_mesh = jax.device_put(params, shardings(params, mesh, [tensor_parallel(), fully_sharded(min_size=64)]))
+    found, expected = (text.generate(net, own, ids, key=jax.random.key(1), steps=3) for own in (on_mesh, params))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_batches_on_a_mesh(as_a_user_has_it):
     """Each row once, those of `minibatches` without a mesh; JAX arrays and memory maps, too."""
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
@@ -250,6 +302,23 @@ def test_a_training_state_keeps_its_sharding(as_a_user_has_it):
     assert jax.tree.map(lambda leaf: leaf.sharding, fitted.ts) == before
 
 
+def test_a_mesh_in_context():
+    """With automatic axes the products of layers are sharded by batch, also where arrays come from one device."""
+    net, x = jb.Dense(3), np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
+    params = net.init(jax.random.key(0), x)
+    loss = lambda params: jnp.sum(net.apply(params, x) ** 2)
+    expected, gradient = jax.value_and_grad(loss)(params)
+    constrained = lambda x: "sharding_constraint" in str(jax.make_jaxpr(net.apply)(params, x))
+    with jax.set_mesh(jax.make_mesh((8,), ("data",))):
+        assert not constrained(x)
+    with jax.set_mesh(batch_sharding(jax.make_mesh((8,), ("data",))).mesh):
+        assert constrained(x) and not constrained(x[:7]) and not constrained(x[0])
+        value, found = jax.value_and_grad(loss)(params)
+        np.testing.assert_allclose(net.apply(params, x), x @ np.asarray(params["kernel"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, gradient)
+
+
 # ---- reports -------------------------------------------------------------------------------
 
 
@@ -279,6 +348,21 @@ def test_report_counts_the_layers_of_a_repeat(as_a_user_has_it):
     assert {each.layer.split("/")[-1] for each in report.collectives} <= {"up", "down"}
 
 
+def test_params_in_parts_are_gathered_layer_by_layer(as_a_user_has_it):
+    """Each param once forward and, in the loop, once backward; each gradient is reduced once; no activation is sent."""
+    mlp = TransformerMLP(256, 64, use_bias=False, gated=True)
+    net = jb.Serial(jb.Dense(64, use_bias=False), jb.Repeat(jb.Residual(mlp), 3), jb.Dense(512, use_bias=False))
+    x, y = jax.ShapeDtypeStruct((16, 128, 64), jnp.float32), jax.ShapeDtypeStruct((16, 128), jnp.int32)
+    options = dict(mesh=jax.make_mesh((8,), ("data",)), sharding=fully_sharded())
+    report = sharding_report(net, jb.softmax_cross_entropy, optax.sgd(0.1), x, y, **options)
+    first, blocks, last = 4 * 64 * 64, 4 * 3 * 3 * 64 * 256, 4 * 64 * 512
+    by_kind = dict.fromkeys(("all-gather", "all-reduce"), 0)
+    for each in report.collectives:
+        by_kind[each.kind] += each.bytes
+    assert by_kind == {"all-gather": first + 2 * blocks + last, "all-reduce": first + blocks + last + 4}
+    assert report.gathered == ()
+
+
 def test_results_of_an_asynchronous_collective_are_counted_once():
     """As on GPU, where the start of a collective also returns its operand."""
     text = """
@@ -289,6 +373,34 @@ ENTRY %main (p: f32[2,4]) -> f32[8,4] {
 """
     assert communication._collectives(text) == (communication.Collective("all-gather", "hidden", 1, 4 * 8 * 4),)
     assert communication._bytes(1024**3) == "1.0 GiB" and communication._bytes(0) == "0 B"
+
+
+def test_one_branch_of_a_conditional_is_counted():
+    """The one that communicates most; also for a condition with two branches."""
+    text = """
+%one (p: f32[2]) -> f32[2] {
+  ROOT %r = f32[2] all-reduce(f32[2] %p), metadata={op_name="jit(step)/jvp(hidden)/cond/branch_0_fun/psum"}
+}
+
+%two (p: f32[2]) -> f32[8] {
+  ROOT %r = f32[8] all-gather(f32[2] %p), metadata={op_name="jit(step)/jvp(hidden)/cond/branch_1_fun/gather"}
+}
+
+ENTRY %main (p: f32[2]) -> f32[8] {
+  %a = f32[8] conditional(s32[] %i, f32[2] %p, f32[2] %p), branch_computations={%one, %two}
+  ROOT %b = f32[8] conditional(pred[] %c, f32[2] %p, f32[2] %p), true_computation=%two, false_computation=%one
+}
+"""
+    assert communication._collectives(text) == (communication.Collective("all-gather", "hidden", 2, 2 * 4 * 8),)
+
+
+def test_activations_that_are_gathered_are_reported(as_a_user_has_it):
+    """Three heads on two devices: XLA gathers queries, keys and values."""
+    net, x = jb.Serial(attention=jb.Attention(3)), jax.ShapeDtypeStruct((8, 16, 24), jnp.float32)
+    mesh = jax.make_mesh((1, 2), ("data", "model"), devices=jax.devices()[:2])
+    report = sharding_report(net, jb.mse, optax.sgd(0.1), x, x, mesh=mesh, sharding=tensor_parallel())
+    (layer, size), *_ = report.gathered
+    assert layer == "attention" and size >= 3 * 4 * 8 * 16 * 24 and "gathers activations of attention" in repr(report)
 
 
 def test_report_of_an_abstract_mesh():

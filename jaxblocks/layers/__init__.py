@@ -10,6 +10,7 @@ from jaxblocks.layers.attention import (
     attention_weights,
     attention_with_weights,
     hard_lookup,
+    ring_attention,
     soft_lookup,
 )
 from jaxblocks.layers.combinators import Frozen, Parallel, Recurrent, Repeat, Residual, Serial, Wire, unstack_repeats
@@ -217,6 +218,7 @@ __all__ = [
     "rbf_kernel",
     "relative_position_bias",
     "resize",
+    "ring_attention",
     "rms_norm",
     "rnn_step",
     "rotary",

@@ -48,6 +48,10 @@ class ShardingReport:
         temporaries: the peak of the compiled step besides inputs and outputs; ``None`` for an abstract mesh.
         collectives: the communication of one step, the largest first; ``None`` for an abstract mesh.
         replicated: paths and bytes of the params that every device holds whole, the largest first.
+        gathered: paths of layers and bytes of their all-gathers, where these are more than three times the params of
+            the layer (forward, recomputed, backward). XLA then gathers activations, because the shardings of two
+            operations do not fit together ("involuntary full rematerialization"); a constraint or another rule for this
+            layer avoids it. ``None`` for an abstract mesh.
     """
 
     devices: int
@@ -57,6 +61,7 @@ class ShardingReport:
     temporaries: int | None
     collectives: tuple[Collective, ...] | None
     replicated: tuple[tuple[str, int], ...]
+    gathered: tuple[tuple[str, int], ...] | None
 
     def __repr__(self):
         rows = [("params", self.params), ("state", self.state), ("optimizer state", self.opt_state)]
@@ -68,6 +73,8 @@ class ShardingReport:
                 lines.append(f"    {each.kind} of {each.layer or 'the step'}, {each.count} x: {_bytes(each.bytes)}")
             if len(self.collectives) > 10:
                 lines.append(f"    and {len(self.collectives) - 10} more in .collectives")
+        for layer, size in self.gathered or ():
+            lines.append(f"  gathers activations of {layer or 'the step'}: {_bytes(size)}")
         if self.replicated:
             largest = ", ".join(f"{path} ({_bytes(n)})" for path, n in self.replicated[:3])
             lines.append(f"  replicated: {len(self.replicated)} arrays, the largest {largest}")
@@ -118,7 +125,7 @@ def sharding_report(
     named = zip(paths(ts.params), jax.tree.leaves(ts.params), strict=True)
     replicated = [(path, _shard_bytes(leaf)) for path, leaf in named if leaf.sharding.is_fully_replicated]
     devices = mesh.size
-    temporaries = collectives = None
+    temporaries = collectives = gathered = None
     if isinstance(mesh, Mesh):
         along = batch_sharding(mesh)
         place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=along)
@@ -127,6 +134,7 @@ def sharding_report(
         analysis = program.memory_analysis()
         temporaries = None if analysis is None else analysis.temp_size_in_bytes
         collectives = _collectives(program.as_text())
+        gathered = _gathered(collectives, ts.params)
     on_each = lambda tree: sum(map(_shard_bytes, jax.tree.leaves(tree)))
     return ShardingReport(
         devices=devices,
@@ -136,7 +144,19 @@ def sharding_report(
         temporaries=temporaries,
         collectives=collectives,
         replicated=tuple(sorted(replicated, key=lambda each: -each[1])),
+        gathered=gathered,
     )
+
+
+def _gathered(collectives, params) -> tuple[tuple[str, int], ...]:
+    """The layers that gather more than three copies of their params, and the bytes; the largest first."""
+    sizes = {
+        f"{path}/": leaf.size * leaf.dtype.itemsize
+        for path, leaf in zip(paths(params), jax.tree.leaves(params), strict=True)
+    }
+    own = lambda layer: sum(size for path, size in sizes.items() if path.startswith(f"{layer}/" if layer else ""))
+    gathers = (each for each in collectives if each.kind == "all-gather")
+    return tuple((each.layer, each.bytes) for each in gathers if each.bytes > 3 * own(each.layer))
 
 
 def _shard_bytes(leaf) -> int:
@@ -154,12 +174,15 @@ def _bytes(number: int) -> str:
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 _COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(?:-done)?\(")  # "-start" also has the operands among its results
 _ARRAY = re.compile(r"\b([a-z]+)(\d+)?(?:e\dm\d\w*)?\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
+_CALLED = re.compile(r"(?:body|calls|to_apply|\w+_computations?)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 def _collectives(text: str) -> tuple[Collective, ...]:
-    """The collectives of the program of a device, those in loops once per iteration (once where it is unknown)."""
+    """The collectives of the program of a device, those in loops once per iteration (once where it is unknown).
+
+    Of the branches of a conditional, the one that communicates most counts.
+    """
     computations, name, entry = {}, "", ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -173,7 +196,7 @@ def _collectives(text: str) -> tuple[Collective, ...]:
         if match := _COLLECTIVE.search(line):
             total = found.setdefault((match[2], _layer(line)), [0, 0])
             total[0] += times
-            total[1] += times * sum(map(_array_bytes, _ARRAY.findall(match[1])))
+            total[1] += times * _result_bytes(match)
     rows = (Collective(kind, layer, count, size) for (kind, layer), (count, size) in found.items())
     return tuple(sorted(rows, key=lambda each: -each.bytes))
 
@@ -182,11 +205,20 @@ def _executed(computations, name, times) -> Iterator[tuple[int, str]]:
     """The lines of a computation and of those that it calls, each with the number of its executions."""
     for line in computations.get(name, ()):
         yield times, line
-        if called := _CALLED.search(line):
+        if called := ", ".join(_CALLED.findall(line)):
             trips = _TRIPS.search(line)
             inside = times * int(trips[1]) if trips and " while(" in line else times
-            for one in called[1].split(","):
-                yield from _executed(computations, one.strip(), inside)
+            each = [list(_executed(computations, one.strip(), inside)) for one in called.split(",")]
+            yield from max(each, key=_communicated) if " conditional(" in line else itertools.chain(*each)
+
+
+def _communicated(lines) -> int:
+    """The bytes of the collectives among executed lines."""
+    return sum(times * _result_bytes(match) for times, line in lines if (match := _COLLECTIVE.search(line)))
+
+
+def _result_bytes(match: re.Match) -> int:
+    return sum(map(_array_bytes, _ARRAY.findall(match[1])))
 
 
 def _array_bytes(found: tuple[str, str, str]) -> int:
@@ -206,20 +238,11 @@ def _layer(line: str) -> str:
         labels = [
             re.sub(r"^(?:\w*\()+|\)+$", "", label) for label in one.split("/")[:-1] if not label.startswith("jit(")
         ]
-        places.append([label for label in labels if label not in _OF_JAX])
+        places.append([label for label in labels if not _OF_JAX.fullmatch(label)])
     same = itertools.takewhile(lambda labels: len(set(labels)) == 1, zip(*places, strict=False))
     return "/".join(labels[0] for labels in same)
 
 
-_OF_JAX = {
-    "",
-    "while",
-    "body",
-    "cond",
-    "closed_call",
-    "checkpoint",
-    "remat",
-    "rematted_computation",
-    "scan",
-    "shard_map",
-}
+_OF_JAX = re.compile(
+    r"|while|body|cond|branch_\d+_fun|closed_call|checkpoint|remat|rematted_computation|scan|shard_map"
+)

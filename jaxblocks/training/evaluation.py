@@ -1,5 +1,6 @@
 """The evaluation of a net: means of metrics over a data set, with ``train=False``."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -62,7 +63,8 @@ def evaluate(
     batches = [slice(first, min(first + batch_size, rows)) for first in range(0, rows, batch_size)]
     named = tuple(metrics.items())
     place = placement((params, state))
-    means = [_batch_means(net, named, compute_dtype, params, state, *place(data, batch)) for batch in batches]
+    with _in_context(mesh_of((params, state))):
+        means = [_batch_means(net, named, compute_dtype, params, state, *place(data, batch)) for batch in batches]
     means = jax.device_get(means)
     for batch, mean in zip(batches, means, strict=True):
         if any(math.isnan(float(value)) for value, _ in mean.values()):
@@ -124,7 +126,9 @@ def predict(
     parts, place = [], placement((params, state))
     for first in range(0, rows, batch_size):
         last = min(first + batch_size, rows)
-        part = _batch_outputs(net, compute_dtype, params, state, place(x, slice(first, last)))
+        batch = place(x, slice(first, last))
+        with _in_context(mesh_of((params, state))):
+            part = _batch_outputs(net, compute_dtype, params, state, batch)
         for leaf in jax.tree.leaves(part):
             repair = "use net.apply for outputs that are not one row per example"
             require(leaf.shape[:1] == (last - first,), f"outputs with {last - first} rows", leaf, repair)
@@ -140,6 +144,11 @@ def placement(tree) -> Callable:
     sharding = batch_sharding(mesh)
     whole, devices = NamedSharding(mesh, PartitionSpec()), mesh.shape[sharding.spec[0]]
     return lambda arrays, rows: take_rows(arrays, rows, whole if (rows.stop - rows.start) % devices else sharding)
+
+
+def _in_context(mesh):
+    """The context in which layers keep activations sharded by batch over this mesh, as in a training step."""
+    return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -91,8 +91,9 @@ def train_step(
     ``x`` is one input, or a tuple of several.
 
     On several devices (`jaxblocks.sharding`) the next training state is sharded as ``ts``, and the batch as the caller
-    shards it, for instance by ``minibatches(..., sharding=batch_sharding(mesh))``. Statistics of a batch, such as those
-    of `BatchNorm`, are those of the whole batch over all devices.
+    shards it, for instance by ``minibatches(..., sharding=batch_sharding(mesh))``. Layers keep the activations sharded
+    by batch along the first axis of the mesh, so that params in parts are gathered layer by layer. Statistics of a
+    batch, such as those of `BatchNorm`, are those of the whole batch over all devices.
 
     Raises:
         TypeError: unless ``loss`` is a function and ``optimizer`` an optimizer.
@@ -141,8 +142,14 @@ def train_step(
     def sharded(structure, shardings):
         """The jitted step whose next training state is sharded as the given one, and whose value is replicated."""
         shardings = jax.tree.unflatten(structure, shardings)
-        replicated = NamedSharding(shardings.step.mesh, PartitionSpec())
-        return jax.jit(step, donate_argnums=donated, out_shardings=(shardings, replicated))
+        mesh = shardings.step.mesh
+        replicated = NamedSharding(mesh, PartitionSpec())
+
+        def on_mesh(ts, x, y, /, **side):
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # read by `linear_maps.sharded_by_batch`
+                return step(ts, x, y, **side)
+
+        return jax.jit(on_mesh, donate_argnums=donated, out_shardings=(shardings, replicated))
 
     def program(ts):
         """The jitted step for a training state, or for its shapes."""

@@ -13,6 +13,7 @@ from jaxblocks.layers.attention.cache import CachedAttention
 from jaxblocks.layers.attention.dot_product import attention, attention_weights, attention_with_weights
 from jaxblocks.layers.attention.lookup import hard_lookup, soft_lookup
 from jaxblocks.layers.attention.multi_head import Attention
+from jaxblocks.layers.attention.ring import ring_attention
 
 __all__ = [
     "Attention",
@@ -21,5 +22,6 @@ __all__ = [
     "attention_weights",
     "attention_with_weights",
     "hard_lookup",
+    "ring_attention",
     "soft_lookup",
 ]

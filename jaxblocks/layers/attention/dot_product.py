@@ -29,7 +29,17 @@ from jaxblocks.layers.attention.fused import fused_attention
 from jaxblocks.linear_maps import unsharded
 from jaxblocks.precision import wide_dtype
 
-__all__ = ["Bias", "Scale", "SegmentIds", "attention", "attention_weights", "attention_with_weights"]
+__all__ = [
+    "Bias",
+    "Scale",
+    "ScoreOptions",
+    "SegmentIds",
+    "attention",
+    "attention_of_rows",
+    "attention_weights",
+    "attention_with_weights",
+    "by_chunks",
+]
 
 Scale: TypeAlias = float | int | Real[Array, ""] | Literal["inverse_sqrt"] | None
 Bias: TypeAlias = Float[Array, "..."] | Callable | None
@@ -142,20 +152,20 @@ def attention(
     al. 2023, GQA, arXiv:2305.13245.
     """
     n_q, n_k = q.shape[-3], k.shape[-3]
-    options = _ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, _offset(offset, n_q, n_k))
+    options = ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, _offset(offset, n_q, n_k))
     if implementation == "fused":
         not_supported = dict(soft_cap=soft_cap, dropout=dropout or None, mask=mask, segment_ids=segment_ids)
         return fused_attention(
             q, k, v, options.offset, scale, causal, options.window, bias, fully_masked, **not_supported
         )
-    attend, rows = _attention_of_rows(q, k, v, options, mask, bias, segment_ids, dropout, key)
+    attend, rows = attention_of_rows(q, k, v, options, mask, bias, segment_ids, dropout, key)
     static = isinstance(n_q, int) and isinstance(n_k, int)  # jax.export also has symbolic sizes, which do not compare
     long = static and n_q > chunk and n_q * n_k >= _CHUNKED_FROM
     skips = static and isinstance(options.offset, int) and unsharded(q, -3) and unsharded(k, -3)
     if implementation is None and skips and (causal or options.window) and (block := _block_size(n_q, n_k)):
         out, total = _by_blocks(attend, rows, n_k, options, block)
     elif implementation == "chunked" or (implementation is None and long):
-        each = functools.partial(_by_chunks, attend, chunk=chunk)
+        each = functools.partial(by_chunks, attend, chunk=chunk)
         if skips and causal and not options.window and n_q > chunk:
             out, total = _by_blocks(each, rows, n_k, options, -(-n_q // (_GROUPS * chunk)) * chunk)
         else:
@@ -194,8 +204,8 @@ def attention_weights(
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; Diehl 2023, section 2.2.
     """
     offset = _offset(offset, q.shape[-3], k.shape[-3])
-    options = _ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, offset)
-    attend, rows = _attention_of_rows(q, k, None, options, mask, bias, segment_ids)
+    options = ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, offset)
+    attend, rows = attention_of_rows(q, k, None, options, mask, bias, segment_ids)
     weights, _ = attend(0, rows)
     return weights.astype(k.dtype)
 
@@ -235,8 +245,8 @@ def attention_with_weights(
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
     offset = _offset(offset, q.shape[-3], k.shape[-3])
-    options = _ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, offset)
-    attend, rows = _attention_of_rows(q, k, None, options, mask, bias, segment_ids, dropout, key)
+    options = ScoreOptions(scale, causal, _window(sliding_window, causal), soft_cap, offset)
+    attend, rows = attention_of_rows(q, k, None, options, mask, bias, segment_ids, dropout, key)
     weights, _ = attend(0, rows)
     out = _per_head(weights.astype(v.dtype), jnp.moveaxis(v, -3, -2))
     return jnp.moveaxis(out, -3, -2).astype(v.dtype), weights.astype(v.dtype)
@@ -245,7 +255,7 @@ def attention_with_weights(
 # ---- the computation -------------------------------------------------------------------------
 
 
-class _ScoreOptions(NamedTuple):
+class ScoreOptions(NamedTuple):
     """The options of the scores that are not arrays of their axes."""
 
     scale: Any
@@ -268,11 +278,12 @@ def _offset(offset, n_q, n_k):
     return {"last": n_k - n_q, "first": 0}[offset] if isinstance(offset, str) else offset
 
 
-def _attention_of_rows(q, k, v, options: _ScoreOptions, mask, bias, segment_ids, dropout=0.0, key=None):
+def attention_of_rows(q, k, v, options: ScoreOptions, mask, bias, segment_ids, dropout=0.0, key=None, sums=False):
     """Prepare a function ``attend(start, rows)`` for the queries from ``start`` on, and the rows of all queries.
 
     ``attend`` returns the weighted average of the values (the weights for ``v = None``) and the sum of the
-    unnormalized weights. ``rows`` has all arrays with an axis of queries (-2), to be split into chunks.
+    unnormalized weights; with ``sums`` the weighted sum, the sum of the weights and the score whose weight is 1.
+    ``rows`` has all arrays with an axis of queries (-2), to be split into chunks.
     """
     scale, causal, window, soft_cap, offset = options
     n_q, n_k, heads = q.shape[-3], k.shape[-3], q.shape[-2]
@@ -331,6 +342,8 @@ def _attention_of_rows(q, k, v, options: _ScoreOptions, mask, bias, segment_ids,
             kept = visible(_kept(key, start, (*weights.shape[:-1], n_k), dropout), -1)
             weights = jnp.where(kept, weights / (1 - dropout), 0.0)
         out = weights if v is None else _per_head(weights.astype(v.dtype), visible(v, -2))
+        if sums:
+            return out, total, top
         return out / jnp.where(total == 0, 1.0, total).astype(out.dtype), total
 
     return attend, rows
@@ -383,7 +396,7 @@ def _block_size(n_q: int, n_k: int) -> int:
     return max(64 if n_q <= 256 else 128, -(-n_q // _MOST_BLOCKS)) if blocks else 0
 
 
-def _by_blocks(attend, rows, n_k: int, options: _ScoreOptions, block: int):
+def _by_blocks(attend, rows, n_k: int, options: ScoreOptions, block: int):
     """``attend(start, rows, keys)`` for blocks of the query axis (-2), with the keys that any of their queries sees."""
     n_q, offset = rows["q"].shape[-2], options.offset
     before, after = options.window or (n_q + n_k + abs(offset),) * 2
@@ -396,7 +409,7 @@ def _by_blocks(attend, rows, n_k: int, options: _ScoreOptions, block: int):
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, -2), *parts)
 
 
-def _by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
+def by_chunks(attend, start: int, rows, keys=None, *, chunk: int):
     """``attend`` for chunks of the query axis (-2), which are recomputed in the backward pass."""
     attend = attend if keys is None else functools.partial(attend, keys=keys)
     n_q = rows["q"].shape[-2]
