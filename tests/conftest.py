@@ -30,6 +30,7 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_DEBUG_KEY_REUSE", "1")
 os.environ.setdefault("JAX_DEBUG_NANS", "1")
 
+import jax.interpreters.mlir
 import jaxtyping
 import pytest
 from hypothesis import settings
@@ -85,6 +86,13 @@ jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by 
 gc.set_threshold(100_000, 50, 10)
 
 
+# Each lowering makes an MLIR context and loads all dialects into it, which takes longer than the lowering of a small
+# program. The programs of a test module share one context; a context keeps all that its programs contain.
+_lowering = sys.modules[jax.interpreters.mlir.make_ir_context.__module__]
+_shared_context = functools.cache(_lowering.make_ir_context)
+_lowering.make_ir_context = lambda: _shared_context()
+
+
 def pytest_collection_finish():
     """Exclude the objects of the imported modules from garbage collection, since they live as long as the process."""
     gc.collect()
@@ -95,6 +103,7 @@ def pytest_collection_finish():
 def _collect_garbage_of_the_module():
     """Exclude what a module leaves in the caches of JAX from later collections: they would take most of the time."""
     yield
+    _shared_context.cache_clear()
     gc.collect()
     gc.freeze()
 
