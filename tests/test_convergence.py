@@ -456,7 +456,7 @@ def test_tolerance_for_rounding_from_a_start_of_value_zero(x64):
     assert bool(descend(q, jnp.zeros(2), 0.2, steps=100).holds)
     rng = np.random.default_rng(3)
     for n in (1, 2, 5):
-        for _ in range(12):
+        for _ in range(4):
             root, b = rng.normal(size=(n, n)), rng.normal(size=n)
             q = quadratic_objective(jnp.asarray(root @ root.T + 0.01 * np.eye(n)), jnp.asarray(b))
             assert bool(descend(q, jnp.zeros(n), 1 / q.smoothness, steps=100).holds)

@@ -181,7 +181,7 @@ def test_dtypes_are_kept(dtype):
 
 def mlp(n, width):
     net = Serial(Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(1))
-    params = net.init(jax.random.key(0), jnp.zeros(n))
+    params = jax.jit(net.init)(jax.random.key(0), jnp.zeros(n))
     return lambda x: net.apply(params, x)[0]
 
 
