@@ -1248,7 +1248,7 @@ MASKABLE = {
 def test_masked_examples_have_loss_and_gradient_zero_whatever_they_are(name):
     """NaN, infinity and labels of -100 at masked examples; values and gradients of the others are those alone."""
     loss, arguments, _, keeps = MASKABLE[name]
-    arguments = cast(arguments, jnp.float32)
+    arguments = jax.tree.map(np.asarray, cast(arguments, jnp.float32))
     keep = np.array([[True, False, True], [False, False, True]])  # (2, 3)
     if name == "info_nce_loss":  # whose examples are each other's negatives
         keep = np.array([[True, False, True], [True, False, True]])
@@ -1259,17 +1259,18 @@ def test_masked_examples_have_loss_and_gradient_zero_whatever_they_are(name):
         (_, value), gradients = jax.value_and_grad(run, floats, has_aux=True)(*x) if floats else (run(*x), ())
         return value, gradients
 
-    with jax.debug_nans(False):
-        spoiled = tuple(
-            jnp.where(keep.reshape(keep.shape + (1,) * (x.ndim - 2)), x, -100 if x.dtype == jnp.int32 else bad)
-            for x, bad in zip(arguments, (jnp.nan, -jnp.inf), strict=False)
+    spoiled = tuple(
+        np.where(keep.reshape(keep.shape + (1,) * (x.ndim - 2)), x, -100 if x.dtype == np.int32 else bad).astype(
+            x.dtype
         )
-    where = jnp.broadcast_to(keep.reshape((2, 3) + (1,) * keeps), arguments[0].shape[: 2 + keeps])
+        for x, bad in zip(arguments, (np.nan, -np.inf), strict=False)
+    )
+    where = np.broadcast_to(keep.reshape((2, 3) + (1,) * keeps), arguments[0].shape[: 2 + keeps])
     with jax.debug_nans(False):  # NaN is an input here
-        value, gradients = jax.jit(value_and_gradients)(*spoiled, where=where)
+        value, gradients = jax.tree.map(np.asarray, jax.jit(value_and_gradients)(*spoiled, where=where))
         np.testing.assert_allclose(loss(*spoiled, where=where), value, rtol=1e-5)  # eagerly: nothing to reject
     columns = slice(0, None, 2) if name == "info_nce_loss" else slice(None)
-    whole = jax.jit(value_and_gradients)(*(x[:, columns] for x in arguments))
+    whole = jax.tree.map(np.asarray, jax.jit(value_and_gradients)(*(x[:, columns] for x in arguments)))
     kept = keep[:, columns]
     for masked, unmasked in zip((value, *gradients), (whole[0], *whole[1]), strict=True):
         np.testing.assert_array_equal(masked[~keep], 0)
