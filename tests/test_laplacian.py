@@ -138,7 +138,7 @@ def test_points_are_pytrees(double):
     for chunk_size in (None, 3):
         value, jacobian, total = jax.jit(functools.partial(value_grad_laplacian, f, chunk_size=chunk_size))(x)
         np.testing.assert_allclose(total, expected, rtol=1e-12)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), jacobian, jax.jacfwd(f)(x))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), jacobian, jax.jit(jax.jacfwd(f))(x))
         np.testing.assert_allclose(value, f(x), rtol=1e-12)
 
 
