@@ -171,15 +171,18 @@ def activations(quick):
         "cosine": jb.activations.cosine,
         "maxout of x and -x/2": lambda x: jb.activations.maxout(jnp.stack([x, -x / 2], -1))[..., 0],
     }
-    x = jnp.linspace(-4, 4, 400)  # without 0, where some have no derivative
+    x = np.linspace(-4, 4, 400, dtype=np.float32)  # without 0, where some have no derivative
+    of_all = lambda t: {name: f(t) for name, f in shown.items()}
+    each = jax.jit(lambda x: (of_all(x), jax.vmap(jax.jacfwd(of_all))(x)))
+    values, slopes = each(x)
     figure, axes = page(11, 4.6, 2, 5, sharex=True)
-    for ax, (name, f) in zip(axes.flat, shown.items(), strict=True):
-        plotting.curves(x, {"_f": f, "_f'": jax.vmap(jax.grad(f))}, ax)
+    for ax, name in zip(axes.flat, shown, strict=True):
+        plotting.curves(x, {"_f": values[name], "_f'": slopes[name]}, ax)
         ax.axhline(0, color="0.8", linewidth=0.7, zorder=0)
         ax.axvline(0, color="0.8", linewidth=0.7, zorder=0)
         ax.set(title=name, xticks=[-4, -2, 0, 2, 4])
-    at = jnp.array([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0])
-    return figure, {name: dict(zip(at.tolist(), f(at).tolist(), strict=True)) for name, f in shown.items()}
+    at = np.array([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0], np.float32)
+    return figure, {name: dict(zip(at.tolist(), y.tolist(), strict=True)) for name, y in each(at)[0].items()}
 
 
 @picture("F02", f"{DIEHL}, Figure 1")
@@ -199,8 +202,8 @@ def random_networks(quick):
     """Ten random 2-5-1 networks without bias on $[-2, 2]^2$; ten 1-5-1 networks with random bias on $[-10, 10]$."""
     plane_key, line_key = jax.random.split(jax.random.key(0))
     net, companion = random_network(), random_network(initializers.normal(1.0))
-    params = jax.vmap(net.init, (0, None))(jax.random.split(plane_key, 10), jnp.zeros(2))
-    line_params = jax.vmap(companion.init, (0, None))(jax.random.split(line_key, 10), jnp.zeros(1))
+    params = jax.jit(jax.vmap(net.init, (0, None)))(jax.random.split(plane_key, 10), np.zeros(2, np.float32))
+    line_params = jax.jit(jax.vmap(companion.init, (0, None)))(jax.random.split(line_key, 10), np.zeros(1, np.float32))
     each = lambda tree: [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(10)]
 
     figure = Figure(figsize=(11, 6.6), layout="constrained")
@@ -216,7 +219,8 @@ def random_networks(quick):
         ax.set_xlabel("x")
 
     grid = jax.random.uniform(jax.random.key(1), (50, 2), minval=-2, maxval=2)
-    twice = jax.vmap(net.apply, (0, None))(params, 2 * grid) - 2 * jax.vmap(net.apply, (0, None))(params, grid)
+    apply = jax.jit(jax.vmap(net.apply, (0, None)))
+    twice = apply(params, 2 * grid) - 2 * apply(params, grid)
     along = [regions_along(net, p, [-2.0, -0.9], [2.0, 0.3]).linear_count - 1 for p in each(params)]
     numbers = {"kinks_2d": along, "kinks_1d": [count_kinks(companion, p) for p in each(line_params)]}
     return figure, {**numbers, "homogeneity": float(abs(twice).max())}
@@ -235,15 +239,15 @@ def divergences(quick):
         "cross-entropy(P, Q)": jb.cross_entropy,
     }
     p = lambda q: jnp.broadcast_to(two(jnp.array([0.3])), (len(q), 2))
-    at = lambda q: {name: f(p(q), two(q)) for name, f in measures.items()}
-    q = jnp.linspace(0.005, 0.995, 199)
+    at = jax.jit(lambda q: {name: f(p(q), two(q)) for name, f in measures.items()})
+    q = np.linspace(0.005, 0.995, 199, dtype=np.float32)
     figure, ax = page(6.4, 4)
     plotting.curves(q, at(q), ax)
     ax.axvline(0.3, color=GRAY, linewidth=0.8)
     ax.annotate("q = p", (0.3, 2.35), (4, 0), textcoords="offset points", color=GRAY, fontsize=8)
     ax.set(xlabel="q", ylabel="distance (the last three in nats)", ylim=(0, 2.5), xlim=(0, 1))
     ax.legend(loc="upper center", ncols=2)
-    some = at(jnp.array([0.1, 0.5, 0.9]))
+    some = at(np.array([0.1, 0.5, 0.9], np.float32))
     return figure, {name: np.asarray(values) for name, values in some.items()}
 
 
@@ -323,11 +327,11 @@ def feature_maps(quick):
     options = {"key": jax.random.key(0), "steps": 60 if quick else 800, "progress": False}
     fitted = lambda net: jb.fit(net, jb.softmax_cross_entropy, optax.adam(5e-3), (x, y), **options).params
     params = {name: fitted(net) for name, net in nets.items()}
-    digit = jnp.asarray(np.roll(x[np.flatnonzero(y == 2)[1]], -1, 1))  # a 2, one column to the left
-    pair = jnp.stack([digit, jnp.roll(digit, 1, 1)])
-    maps = first.apply(params["cnn"]["first"], pair)
-    deeper = second.apply(params["cnn"]["second"], maps)
-    units = hidden.apply(params["ffn"]["hidden"], flat(pair)).reshape(2, 8, 8)
+    digit = np.roll(x[np.flatnonzero(y == 2)[1]], -1, 1)  # a 2, one column to the left
+    pair = np.stack([digit, np.roll(digit, 1, 1)])
+    maps = jax.jit(first.apply)(params["cnn"]["first"], pair)
+    deeper = jax.jit(second.apply)(params["cnn"]["second"], maps)
+    units = jax.jit(hidden.apply)(params["ffn"]["hidden"], flat(pair)).reshape(2, 8, 8)
 
     figure, axes = page(11, 4.6, 2, 4, width_ratios=[1, 2, 2, 1])
     for row, (word, ax) in enumerate(zip(("digit", "shifted by one"), axes, strict=True)):
@@ -338,7 +342,7 @@ def feature_maps(quick):
         ax[0].set_title(word)
     for ax, words in zip(axes[0, 1:], ("8 maps of layer 1", "8 maps of layer 2", "64 dense units"), strict=True):
         ax.set_title(words)
-    moved = lambda f: float(abs(f[1, :, 1:] - f[0, :, :-1]).max())
+    moved = lambda f: float(abs(np.asarray(f)[1, :, 1:] - np.asarray(f)[0, :, :-1]).max())
     return figure, {"first": moved(maps), "second": moved(deeper), "dense": moved(units)}
 
 
@@ -498,7 +502,7 @@ def exclusive_or(quick):
 def saturation(quick):
     """Saturation of sigmoids, and smooth approximations of the maximum of (z, 0)."""
     z = jnp.linspace(-6, 6, 481)
-    grad = lambda f: jax.vmap(jax.grad(f))
+    grad = lambda f: jax.jit(jax.vmap(jax.grad(f)))
     figure, (left, right) = page(9, 3.8, 1, 2)
     both = {"sigmoid": jb.sigmoid, "tanh": jb.tanh, "sigmoid'": grad(jb.sigmoid), "tanh'": grad(jb.tanh)}
     plotting.curves(z, both, left)
@@ -528,7 +532,8 @@ def loss_gradients(quick):
     }
     figure, (left, right) = page(9, 3.6, 1, 2)
     plotting.curves(z, losses, left)
-    gradients = {name: jax.vmap(jax.grad(f))(z) for name, f in losses.items()}
+    derivatives = {name: jax.jit(jax.vmap(jax.grad(f))) for name, f in losses.items()}
+    gradients = {name: np.asarray(f(z)) for name, f in derivatives.items()}
     plotting.curves(z, gradients, right)
     largest = float(abs(gradients["squared error"]).max())
     right.plot(-np.log(2), -8 / 27, "ko", markersize=4)
@@ -538,19 +543,21 @@ def loss_gradients(quick):
     left.set(xlabel="logit z", ylabel="loss for label 1")
     right.set(xlabel="logit z", ylabel="derivative by z")
     at = jnp.array([-10.0, -5.0, 0.0, 5.0])
-    return figure, {"largest": largest, **{name: np.asarray(jax.vmap(jax.grad(f))(at)) for name, f in losses.items()}}
+    return figure, {"largest": largest, **{name: np.asarray(f(at)) for name, f in derivatives.items()}}
 
 
 @picture("F18", f"{KRAPAC} (three slides)", "The colors are our choice.")
 def colors(quick):
     """Regression from a point to a color: a sum of functions of x and of y extrapolates to an unseen corner."""
 
+    @jax.jit
     def target(x):
         red = 0.5 + 0.5 * jnp.sin(4 * x[:, :1]) * jnp.array([[1.0, 0.3, 0.1]])
         blue = 0.5 + 0.5 * jnp.cos(5 * x[:, 1:]) * jnp.array([[0.1, 0.4, 1.0]])
         return (red + blue) / 2
 
-    grid = lambda n: jnp.stack(jnp.meshgrid(jnp.linspace(-1, 1, n), jnp.linspace(-1, 1, n)), -1).reshape(-1, 2)
+    line = lambda n: np.linspace(-1, 1, n, dtype=np.float32)
+    grid = lambda n: np.stack(np.meshgrid(line(n), line(n)), -1).reshape(-1, 2)
     hidden = lambda x: (x[:, 0] > 0.1) & (x[:, 1] > 0.1)
     x = grid(16)
     x = x[~hidden(x)]
@@ -562,11 +569,11 @@ def colors(quick):
         ),
     }
     fine = grid(81)
-    shown, errors = {"target": target(fine)}, {}
+    shown, errors = {"target": np.asarray(target(fine))}, {}
     for name, net in nets.items():
         params, _ = trained(net, jb.mse, x, target(x), jax.random.key(0), steps=200 if quick else 3000, rate=1e-2)
-        shown[name] = net.apply(params, fine)
-        errors[name] = float(jnp.sqrt(jnp.mean((shown[name] - target(fine))[hidden(fine)] ** 2)))
+        shown[name] = np.asarray(jax.jit(net.apply)(params, fine))
+        errors[name] = float(np.sqrt(np.mean((shown[name] - shown["target"])[hidden(fine)] ** 2)))
     figure, axes = page(11, 3.5, 1, 4)
     for ax, (name, rgb) in zip(axes[[0, 2, 3]], shown.items(), strict=True):
         ax.imshow(np.clip(np.asarray(rgb).reshape(81, 81, 3), 0, 1), origin="lower", extent=(-1, 1, -1, 1))
@@ -585,7 +592,7 @@ def shallow_and_deep(quick):
     """Decision boundaries of 20 rectifiers in one layer and of 10 + 10 in two, and the errors of the shallow net."""
     inside = lambda x: (jnp.hypot(*x.T) < 0.62 + 0.2 * jnp.cos(5 * jnp.arctan2(x[:, 1], x[:, 0]))).astype(x.dtype)
     x = jax.random.uniform(jax.random.key(0), (800, 2), minval=-1, maxval=1)
-    y = inside(x)
+    y = jax.jit(inside)(x)
     box = ((-1, 1), (-1, 1))
     loss = lambda outputs, y: jb.sigmoid_cross_entropy(outputs[..., 0], y)
     figure, axes = page(11, 4.3, 1, 3)
@@ -596,7 +603,7 @@ def shallow_and_deep(quick):
         params, _ = trained(net, loss, x, y, jax.random.key(1), steps=steps, rate=2e-2, starts=starts)
         found = regions(net, params, box=box)
         found.plot(ax, level=0.0)
-        wrong[name] = np.asarray((net.apply(params, x)[:, 0] > 0) != (y > 0.5))
+        wrong[name] = np.asarray((jax.jit(net.apply)(params, x)[:, 0] > 0) != (y > 0.5))
         boundaries[name] = found.level_set(0.0)
         count = jb.count_params(params)
         ax.plot(*np.asarray(x)[wrong[name]].T, "x", color="white", markersize=6, markeredgewidth=2.5)
@@ -634,7 +641,7 @@ def depth_and_width(quick):
     """Accuracy over depth and over the number of parameters, on a checkerboard; medians of 5 runs."""
     starts, steps = (1, 100) if quick else (5, 1200)
     draw = lambda key, n: jax.random.uniform(key, (n, 2), minval=-1, maxval=1)
-    label = lambda x: (jnp.prod(jnp.sin(2 * jnp.pi * x), -1) > 0).astype(x.dtype)
+    label = jax.jit(lambda x: (jnp.prod(jnp.sin(2 * jnp.pi * x), -1) > 0).astype(x.dtype))
     x, test = draw(jax.random.key(0), 500), draw(jax.random.key(1), 4000)
     loss = lambda outputs, y: jb.sigmoid_cross_entropy(outputs[..., 0], y)
 
@@ -642,7 +649,7 @@ def depth_and_width(quick):
         net = jb.MLP(*widths, 1)
         every, _ = trainings(net, loss, x, label(x), jax.random.key(2), steps=steps, rate=1e-2, starts=starts)
         right = lambda params: ((net.apply(params, test)[:, 0] > 0) == (label(test) > 0.5)).mean()
-        low, median, high = np.quantile(jax.vmap(right)(every), (0.25, 0.5, 0.75))
+        low, median, high = np.quantile(jax.jit(jax.vmap(right))(every), (0.25, 0.5, 0.75))
         return jb.count_params(every) // starts, float(median), (float(median - low), float(high - median))
 
     depths = (1, 2) if quick else (1, 2, 3, 4)
@@ -751,7 +758,7 @@ def local_smoothness(quick):
     keys = jax.random.split(jax.random.key(0), len(sizes))
     clouds = [jax.random.uniform(key, (200, d)) for key, d in zip(keys, sizes, strict=True)]
     off = ~np.eye(200, dtype=bool)
-    typical = [float(np.median(np.asarray(jb.layers.rbf_kernel(c, c))[off])) for c in clouds]
+    typical = [float(np.median(np.asarray(jax.jit(jb.layers.rbf_kernel)(c, c))[off])) for c in clouds]
     middle.loglog(sizes, typical, "o-", color=BLUE, label="median over pairs")
     middle.loglog(sizes, np.exp(-np.array(sizes) / 6), "--", color=VERMILION, label="$\\exp(-d / 6)$")
     middle.set(xlabel="dimension d of the cube", title="$\\exp(-\\|x - y\\|^2)$ of random points")
@@ -911,7 +918,7 @@ def building_blocks(quick):
     figure, axes = page(11, 6, 2, 4)
     numbers = {}
     for ax, (name, layer) in zip(axes.flat, layers.items(), strict=False):
-        params = layer.init(jax.random.key(1), x)
+        params = jax.jit(layer.init)(jax.random.key(1), x)
         jacobian = jax.jit(jax.jacobian(lambda x, layer=layer, params=params: flat(layer.apply(params, x))))(x)
         numbers[name] = np.asarray(jacobian).reshape(len(jacobian), -1)
         plotting.matrix(np.sqrt(abs(numbers[name])), ax, numbers="")
@@ -965,7 +972,7 @@ def landscapes(quick):
             direction = jax.random.normal(key, center.shape)
             direction = direction / jnp.linalg.norm(direction)
             risk = lambda w, net=net, unravel=unravel: jb.mse(net.apply(unravel(w), x), y).mean()
-            slices[f"_{i}"] = jax.vmap(risk)(center[None] + amounts[:, None] * direction[None])
+            slices[f"_{i}"] = jax.jit(jax.vmap(risk))(center[None] + amounts[:, None] * direction[None])
         plotting.curves(amounts, slices, ax)
         bends[name] = min(float(np.diff(np.asarray(values, np.float64), 2).min()) for values in slices.values())
         ax.set(title=name, xlabel="distance along the line", ylim=(0, 3))

@@ -95,7 +95,7 @@ def main(argv=None):
     print("derivatives of the loss with respect to all params:")
     print(table, end="\n\n")
 
-    received = attention_received(net, params, images)
+    received = jax.jit(lambda params, images: attention_received(net, params, images))(params, images)
     predicted = jb.predict_class(logits)
     draw_learning(fitted.history, args.out / "learning.png")
     draw_confusion(jb.confusion_matrix(predicted, labels, 10), args.out / "confusion.png")

@@ -3,9 +3,11 @@
 import functools
 import gc
 import importlib.metadata
+import inspect
 import os
 import sys
 import types
+import typing
 from pathlib import Path
 
 os.environ.setdefault("NPROC", "32")  # without it, sharded loops on few cores can hang (jax < 0.12)
@@ -30,6 +32,8 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_DEBUG_KEY_REUSE", "1")
 os.environ.setdefault("JAX_DEBUG_NANS", "1")
 
+import beartype
+import jax.interpreters.mlir
 import jaxtyping
 import pytest
 from hypothesis import settings
@@ -58,10 +62,16 @@ def _checked_signature(typechecker, function):
     return _compiled[key]
 
 
+def _as_of_jaxtyping(function):
+    """The function with a frame that `jaxblocks.checks.public_name` passes over, as it does those of jaxtyping."""
+    return types.FunctionType(function.__code__, {**globals(), "__name__": "jaxtyping"}, closure=function.__closure__)
+
+
 def _at_first_call(typechecker, function):
     """``typechecker(function)``, compiled when it is called first: most processes call half of the functions."""
     compiled = []
 
+    @_as_of_jaxtyping
     def check(*args, **kwargs):
         if not compiled:
             compiled.append(typechecker(function))
@@ -70,12 +80,41 @@ def _at_first_call(typechecker, function):
     return check
 
 
+def _has_arrays(hint):
+    """Whether an annotation has shapes, which only jaxtyping checks; it may have them where it is text."""
+    if isinstance(hint, str) or getattr(hint, "__module__", "").startswith("jaxtyping"):
+        return True
+    return any(map(_has_arrays, hint if isinstance(hint, list) else typing.get_args(hint)))
+
+
+def _without_shapes(function):
+    """Check a function whose annotations have no shapes by beartype alone: jaxtyping takes ten times as long a call."""
+    typechecker = beartype.beartype(conf=beartype.BeartypeConf(violation_type=jaxtyping.TypeCheckError))
+    check = _at_first_call(typechecker, function)
+
+    @_as_of_jaxtyping
+    def call(*args, **kwargs):
+        return (function if jaxtyping.config.jaxtyping_disable else check)(*args, **kwargs)
+
+    return functools.wraps(function)(call)
+
+
 def _jaxtyped_once(*args, **kwargs):
     """``jaxtyping.jaxtyped``, but as the import hook calls it, it leaves functions without annotations unchanged."""
     if args:
         return _jaxtyped(*args, **kwargs)
     check = _jaxtyped(typechecker=functools.partial(_checked_signature, kwargs["typechecker"]))
-    return lambda f: f if isinstance(f, types.FunctionType) and not f.__annotations__ else check(f)
+
+    def decorate(f):
+        if not isinstance(f, types.FunctionType):
+            return check(f)
+        if not f.__annotations__:
+            return f
+        nested = "<locals>" in f.__qualname__ or inspect.isgeneratorfunction(f)
+        hints = f.__annotations__.values()
+        return check(f) if nested or any(map(_has_arrays, hints)) else _without_shapes(f)
+
+    return decorate
 
 
 jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by this name
@@ -83,6 +122,13 @@ jaxtyping.jaxtyped = _jaxtyped_once  # modules that the hook imports read it by 
 # Tracing creates many small objects. With the default thresholds, the garbage collector runs so often that it takes a
 # sixth of the test time.
 gc.set_threshold(100_000, 50, 10)
+
+
+# Each lowering makes an MLIR context and loads all dialects into it, which takes longer than the lowering of a small
+# program. The programs of a test module share one context; a context keeps all that its programs contain.
+_lowering = sys.modules[jax.interpreters.mlir.make_ir_context.__module__]
+_shared_context = functools.cache(_lowering.make_ir_context)
+_lowering.make_ir_context = lambda: _shared_context()
 
 
 def pytest_collection_finish():
@@ -95,6 +141,7 @@ def pytest_collection_finish():
 def _collect_garbage_of_the_module():
     """Exclude what a module leaves in the caches of JAX from later collections: they would take most of the time."""
     yield
+    _shared_context.cache_clear()
     gc.collect()
     gc.freeze()
 

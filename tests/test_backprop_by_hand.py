@@ -75,7 +75,7 @@ def test_the_gradient_by_mu_equals_that_by_u():
     params, a, _ = example.random_net(1, [3, 4, 2])
     grads, _ = example.backprop(params, example.forward(params, a), jnp.ones(2))
     (X1, mu1), (X2, mu2) = params
-    by_u = jax.grad(lambda u1: jnp.sum(X2 @ jnp.tanh(u1) + mu2))(X1 @ a + mu1)
+    by_u = jax.jit(jax.grad(lambda u1: jnp.sum(X2 @ jnp.tanh(u1) + mu2)))(X1 @ a + mu1)
     np.testing.assert_allclose(grads[0][1], by_u, rtol=1e-14)
 
 
@@ -85,7 +85,7 @@ def test_the_closed_form():
     X1, X2, a = (jnp.asarray(rng.normal(size=shape)) for shape in ((5, 3), (5,), (3,)))
     b = jnp.asarray(0.7)
     loss, dX1, dX2 = example.closed_form(X1, X2, a, b)
-    expected = jax.grad(lambda X1, X2: (b - X2 @ jnp.tanh(X1 @ a)) ** 2, (0, 1))(X1, X2)
+    expected = jax.jit(jax.grad(lambda X1, X2: (b - X2 @ jnp.tanh(X1 @ a)) ** 2, (0, 1)))(X1, X2)
     np.testing.assert_allclose(loss, (b - X2 @ np.tanh(X1 @ a)) ** 2, rtol=1e-14)
     np.testing.assert_allclose(dX1, expected[0], rtol=1e-12)
     np.testing.assert_allclose(dX2, expected[1], rtol=1e-12)

@@ -226,7 +226,7 @@ def test_batches_of_chains():
     expected = np.stack([b @ a for a, b in zip(*js, strict=True)])
     np.testing.assert_allclose(multiply_chain(js), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(jax.jit(jax.vmap(multiply_chain))(js), expected, rtol=1e-5, atol=1e-6)
-    gradient = jax.grad(lambda js: multiply_chain(js, order="forward").sum())(js)
+    gradient = jax.jit(jax.grad(lambda js: multiply_chain(js, order="forward").sum()))(js)
     np.testing.assert_allclose(gradient[1], np.broadcast_to(js[0].sum(2)[:, None], js[1].shape), rtol=1e-5, atol=1e-6)
 
 
@@ -267,7 +267,7 @@ def test_gradients_of_dense_layers_as_jacobians_and_outer_products():
         s = w @ h + b
         of_h = jnp.asarray(rng.normal(size=(1, outputs)))  # dL/dh_k, after the activation
         of_s = of_h * (1 - jnp.tanh(s) ** 2)[None]  # the derivative of the activation, at the pre-activation
-        gradient = jax.grad(lambda w: (of_h @ jnp.tanh(w @ h + b))[0])(w)
+        gradient = jax.jit(jax.grad(lambda w: (of_h @ jnp.tanh(w @ h + b))[0]))(w)
         np.testing.assert_allclose((of_s @ by_rows).reshape(w.shape), gradient, atol=1e-14)
         np.testing.assert_allclose(of_s.T @ h[None], gradient, atol=1e-14)
         assert np.abs(of_h.T @ h[None] - gradient).max() > 0.1  # control: dL/dh_k instead of dL/ds_k

@@ -760,7 +760,7 @@ print("".join(np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(resul
 
 @pytest.mark.slow
 def test_a_run_killed_at_any_moment_is_resumed_bitwise(tmp_path):
-    """After three kills of separate processes the result is bitwise equal, and no row of the log is missing."""
+    """After two kills of separate processes the result is bitwise equal, and no row of the log is missing."""
     environment = {**os.environ, "JAX_DEBUG_NANS": "0", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
     command = [sys.executable, "-c", SCRIPT]
     start = functools.partial(
@@ -769,13 +769,13 @@ def test_a_run_killed_at_any_moment_is_resumed_bitwise(tmp_path):
     draw = random.Random(0)
     with start([*command, str(tmp_path / "straight"), "600"]) as straight:
         expected = straight.communicate(timeout=120)[0]
-    for kill in range(3):
+    for kill in range(2):
         with start([*command, str(tmp_path / "killed"), "600"]) as process:
             assert process.stdout.readline() == "ready\n"
+            while kill == 0 and process.poll() is None and not list((tmp_path / "killed").glob("checkpoint-*")):
+                time.sleep(0.02)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(draw.uniform(0.5, 3))
-            while kill == 2 and process.poll() is None and not list((tmp_path / "killed").glob("checkpoint-*")):
-                time.sleep(0.05)  # a slow machine may still be compiling
+                process.wait(kill * draw.uniform(0.5, 3))  # kill 0: after the first checkpoint; kill 1: at any moment
             process.send_signal(signal.SIGKILL)
     steps = [int(path.name.split("-")[-1]) for path in (tmp_path / "killed").glob("checkpoint-*")]
     assert steps and max(steps) > 0  # the next process resumes

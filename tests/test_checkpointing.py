@@ -219,7 +219,9 @@ def test_custom_rules_of_the_body_are_used(checkpoint):
 
     doubled.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
     x = jnp.ones(4)
-    gradient = jax.grad(lambda x: scan(lambda h, x: (h + doubled(x), None), 0.0, x, checkpoint=checkpoint)[0])(x)
+    gradient = jax.jit(jax.grad(lambda x: scan(lambda h, x: (h + doubled(x), None), 0.0, x, checkpoint=checkpoint)[0]))(
+        x
+    )
     close(gradient, 2 * x)
 
 
@@ -231,9 +233,9 @@ def test_types_equal_those_of_lax_scan(checkpoint):
     assert carry.dtype == ys.dtype == jnp.float32 and not carry.weak_type and ys.shape == (4,)
     low = jnp.ones((6, 2), jnp.bfloat16)
     f = lambda x: scan(lambda h, x: (h * x + x, None), jnp.ones(2, jnp.bfloat16), x, checkpoint=checkpoint)[0].sum()
-    gradient = jax.grad(f)(low)
+    gradient = jax.jit(jax.grad(f))(low)
     assert gradient.dtype == jnp.bfloat16
-    close(gradient.astype(jnp.float32), jax.grad(f)(low.astype(jnp.bfloat16)).astype(jnp.float32))
+    close(gradient.astype(jnp.float32), jax.jit(jax.grad(f))(low.astype(jnp.bfloat16)).astype(jnp.float32))
     counted = scan(lambda h, _: (h + 1, None), 0, length=5, checkpoint=checkpoint)
     assert counted[1] is None and int(counted[0]) == 5
     carry, ys = scan(lambda h, x: (h, x + 1), (), jnp.arange(4), checkpoint=checkpoint)

@@ -137,7 +137,7 @@ def test_the_state_of_a_repeat_is_stacked():
 def test_residual_adds_the_identity_to_the_jacobian():
     net = Residual(Dense(5))
     params = net.init(jax.random.key(0), X)
-    jacobian = jax.jacfwd(lambda x: net.apply(params, x))(X[0])
+    jacobian = jax.jit(jax.jacfwd(lambda x: net.apply(params, x)))(X[0])
     np.testing.assert_allclose(jacobian, np.eye(5) + params[0]["kernel"].T, rtol=1e-6)
 
 
@@ -173,7 +173,9 @@ def test_repeat_equals_serial_of_copies(n, checkpoint):
     side = {"train": True, "key": key} if n else {}
     for net, p in ((repeat, stacked), (serial, params)):
         given = {} if net is serial and not n else side
-        value, grad = jax.value_and_grad(lambda p, net=net, given=given: (net.apply(p, X, **given) ** 2).sum())(p)
+        value, grad = jax.jit(
+            jax.value_and_grad(lambda p, net=net, given=given: (net.apply(p, X, **given) ** 2).sum())
+        )(p)
         if net is repeat:
             first = value, grad
         key = jax.random.clone(key)
@@ -262,7 +264,7 @@ def test_recurrent_equals_the_unrolled_loop_and_its_gradients():
             total = total + (y**2).sum()
         return total
 
-    close(jax.value_and_grad(scanned)(params), jax.value_and_grad(unrolled)(params), 1e-5)
+    close(jax.jit(jax.value_and_grad(scanned))(params), jax.jit(jax.value_and_grad(unrolled))(params), 1e-5)
 
 
 def test_streaming_in_pieces_equals_the_whole():
@@ -323,8 +325,8 @@ def test_wire_shares_params():
     params = net.init(jax.random.key(0), X)
     chain = Serial(Dense(5), Dense(5))
     close(net.apply(params, X), chain.apply((params["a"], params["a"]), X))
-    shared = jax.grad(lambda p: net.apply(p, X).sum())(params)["a"]
-    one, two = jax.grad(lambda p: chain.apply(p, X).sum())((params["a"], params["a"]))
+    shared = jax.jit(jax.grad(lambda p: net.apply(p, X).sum()))(params)["a"]
+    one, two = jax.jit(jax.grad(lambda p: chain.apply(p, X).sum()))((params["a"], params["a"]))
     close(shared, jax.tree.map(jnp.add, one, two), 1e-5)
 
 

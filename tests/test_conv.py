@@ -382,7 +382,7 @@ def test_the_transposed_convolution_against_loops():
 def test_weight_sharing_sums_gradients():
     """The gradient of the kernel is that of the banded matrix, summed over each diagonal."""
     x, weights, a = normal(10).astype(np.float32), normal(8).astype(np.float32), taps(1.0, -2.0, 0.5)
-    shared = jax.grad(lambda a: conv(jnp.asarray(x)[:, None], a)[:, 0] @ weights)(a)[:, 0, 0]
+    shared = jax.jit(jax.grad(lambda a: conv(jnp.asarray(x)[:, None], a)[:, 0] @ weights))(a)[:, 0, 0]
     dense = np.outer(weights, x)  # the gradient of weights . A x
     close(shared, [np.trace(dense, offset) for offset in range(3)], 1e-5)
 

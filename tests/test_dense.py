@@ -127,7 +127,7 @@ def test_values_and_gradients_equal_those_of_torch():
         linear.bias.data = torch.tensor(np.asarray(params["bias"]))
         loss = (linear(torch.tensor(x)) ** 3).sum()
         loss.backward()
-        value, grad = jax.value_and_grad(lambda p: (Dense(3).apply(p, jnp.asarray(x)) ** 3).sum())(params)
+        value, grad = jax.jit(jax.value_and_grad(lambda p: (Dense(3).apply(p, jnp.asarray(x)) ** 3).sum()))(params)
         np.testing.assert_allclose(value, loss.item(), rtol=1e-12)
         np.testing.assert_allclose(grad["kernel"], linear.weight.grad.numpy().T, rtol=1e-10)
         np.testing.assert_allclose(grad["bias"], linear.bias.grad.numpy(), rtol=1e-10)
@@ -141,7 +141,7 @@ def test_deep_residual_nets_keep_their_singular_values_near_one():
     smallest = {}
     for name, net in (("skip", skip), ("plain", plain)):
         params = net.init(jax.random.key(0), X[0])
-        jacobian = jax.jacrev(lambda x, net=net, params=params: net.apply(params, x))(X[0])
+        jacobian = jax.jit(jax.jacrev(lambda x, net=net, params=params: net.apply(params, x)))(X[0])
         smallest[name] = np.linalg.svd(jacobian, compute_uv=False)[-1]
     assert smallest["skip"] > 0.2
     assert smallest["plain"] < 1e-8

@@ -1,5 +1,7 @@
 """The examples of diffusion at toy size; their headers report the results at full size."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,10 +20,17 @@ def test_the_score_of_a_mixture_is_learned(tmp_path, capsys):
 
 
 @pytest.mark.slow  # compiles a U-Net for training and for sampling
-def test_digits_are_generated_and_classified(tmp_path, capsys):
+def test_digits_are_generated_and_classified(tmp_path, capsys, monkeypatch):
+    """With a U-Net of one level; the shapes of the denoiser of the example are those of the images."""
     pytest.importorskip("sklearn", reason="scikit-learn has the digits")
     import diffusion_digits
 
+    denoiser, image, label = diffusion_digits.denoiser(8), jnp.zeros((2, 8, 8, 1)), jnp.arange(2)
+    made = jax.eval_shape(lambda x: denoiser.init(jax.random.key(0), x, time=jnp.float32(0.5), label=label), image)
+    out = jax.eval_shape(lambda params, x: denoiser.apply(params, x, time=jnp.float32(0.5), label=label), made, image)
+    assert out == jax.eval_shape(lambda: image)
+    small = dict(multipliers=(1,), blocks=1, attention_levels=(), classes=10, dropout=0)
+    monkeypatch.setattr(diffusion_digits, "denoiser", lambda width: diffusion_digits.UNet(1, width=width, **small))
     toy = ["--steps", "3", "--width", "8", "--samples", "12", "--sampling", "3", "--out", str(tmp_path)]
     found = diffusion_digits.main(toy)
     assert capsys.readouterr().out.splitlines()[-1] == f"samples recognized: {found['recognized']:.4f}"

@@ -199,7 +199,7 @@ def test_drift_of_conserved_matrices_is_proportional_to_the_step():
     with jax.enable_x64(True):
         loss = lambda k: jnp.sum((jnp.asarray(x) @ k[0] @ k[1] @ k[2] - y) ** 2) / 20
         start = [jnp.asarray(k) for k in kernels]
-        after = jax.tree.map(lambda k, g: k - 0.3 * g, start, jax.grad(loss)(start))
+        after = jax.tree.map(lambda k, g: k - 0.3 * g, start, jax.jit(jax.grad(loss))(start))
         expected = max(
             float(np.abs((b.T @ b - a @ a.T) - (d.T @ d - c @ c.T)).max())
             for (a, b), (c, d) in zip(
@@ -259,7 +259,7 @@ def test_covariance_of_wide_random_nets():
         w = np.random.default_rng(0).normal(size=(2, 400_000))
         features = np.maximum(np.asarray(x) @ w, 0)
         np.testing.assert_allclose(2 * features @ features.T / w.shape[1], kernel, atol=0.02)
-        slope = jax.grad(lambda x: jnp.sum(relu_covariance(x)))(x)
+        slope = jax.jit(jax.grad(lambda x: jnp.sum(relu_covariance(x))))(x)
         assert np.isfinite(slope).all()
 
 

@@ -159,7 +159,7 @@ def test_points_are_pytrees(double):
     for chunk_size in (None, 3):
         value, jacobian, total = jax.jit(functools.partial(value_grad_laplacian, f, chunk_size=chunk_size))(x)
         np.testing.assert_allclose(total, expected, rtol=1e-12)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), jacobian, jax.jacfwd(f)(x))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), jacobian, jax.jit(jax.jacfwd(f))(x))
         np.testing.assert_allclose(value, f(x), rtol=1e-12)
 
 
@@ -202,7 +202,7 @@ def test_dtypes_are_kept(dtype):
 
 def mlp(n, width):
     net = Serial(Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(width), jnp.tanh, Dense(1))
-    params = net.init(jax.random.key(0), jnp.zeros(n))
+    params = jax.jit(net.init)(jax.random.key(0), jnp.zeros(n))
     return lambda x: net.apply(params, x)[0]
 
 

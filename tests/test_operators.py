@@ -292,7 +292,7 @@ def test_lists_of_batches_of_any_size():
         params, (x, y), _, risk = small()
         parts = [(x[i:j], y[i:j]) for i, j in [(0, 3), (3, 4), (4, 6)]]
         mean = over_minibatches(lambda batch, params: jax.value_and_grad(risk)(params, batch), parts)
-        expected = jax.value_and_grad(risk)(params, (x, y))
+        expected = jax.jit(jax.value_and_grad(risk))(params, (x, y))
         np.testing.assert_allclose(flat(mean(params)), flat(expected), atol=1e-14)
         np.testing.assert_allclose(flat(jax.jit(mean)(params)), flat(expected), atol=1e-14)
 

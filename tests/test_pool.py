@@ -156,7 +156,7 @@ def test_derivative_at_a_tie_belongs_to_the_first_maximum():
 
 def test_global_maximum_shares_the_derivative_at_a_tie():
     """The derivative is that of jnp.max."""
-    gradient = jax.grad(lambda x: global_max_pool(x, 1).sum())(line(1, 2, 2, 0))
+    gradient = jax.jit(jax.grad(lambda x: global_max_pool(x, 1).sum()))(line(1, 2, 2, 0))
     np.testing.assert_array_equal(gradient[:, 0], [0, 0.5, 0.5, 0])
 
 
@@ -174,7 +174,7 @@ def test_padding_is_never_the_maximum():
 
 def test_entries_after_the_last_window_are_dropped():
     np.testing.assert_array_equal(max_pool(line(1, 2, 3, 4, 9), 2)[:, 0], [2, 4])
-    assert not jax.grad(lambda x: max_pool(x, 2).sum())(line(1, 2, 3, 4, 9))[4, 0]
+    assert not jax.jit(jax.grad(lambda x: max_pool(x, 2).sum()))(line(1, 2, 3, 4, 9))[4, 0]
 
 
 def test_nan_and_infinity_affect_their_windows_only():
@@ -193,7 +193,7 @@ def test_all_derivatives_exist():
     """Forward over reverse over forward: lax.reduce_window has no such derivative of a maximum."""
     x = jnp.asarray(normal(6, 2), jnp.float32)
     f = lambda x: (max_pool(x, 3, stride=1) ** 3).sum()
-    which = jax.jacobian(lambda x: max_pool(x, 3, stride=1))(x).reshape(8, 12)
+    which = jax.jit(jax.jacobian(lambda x: max_pool(x, 3, stride=1)))(x).reshape(8, 12)
     hessian = jax.jit(jax.hessian(f))(x).reshape(12, 12)
     close(hessian, which.T @ np.diag(6 * np.asarray(max_pool(x, 3, stride=1)).ravel()) @ which, 1e-5)
 

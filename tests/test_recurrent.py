@@ -161,7 +161,7 @@ def test_a_linear_recurrence_is_a_lower_triangular_toeplitz_matrix():
     """dy_t / dx_s = U^(t-s) for s <= t, else 0: weights are shared and outputs are causal."""
     cell = RNNCell(1, activation=lambda z: z, use_bias=False, recurrent_bias=False)
     params = {"kernel": jnp.eye(1), "recurrent_kernel": jnp.full((1, 1), 0.5)}
-    matrix = jax.jacobian(lambda x: Recurrent(cell).apply(params, x[:, None])[:, 0])(jnp.zeros(5))
+    matrix = jax.jit(jax.jacobian(lambda x: Recurrent(cell).apply(params, x[:, None])[:, 0]))(jnp.zeros(5))
     t, s = np.indices((5, 5))
     np.testing.assert_array_equal(matrix, np.where(s <= t, 0.5 ** np.maximum(t - s, 0), 0))
 

@@ -137,7 +137,7 @@ def test_both_modes_give_the_same(mode):
     x = jnp.linspace(-1.0, 1.0, N)
     jacobian = sparse_jacobian(tridiagonal, x, mode=mode)
     for found in (jacobian(x), jax.jit(jacobian)(x)):
-        np.testing.assert_allclose(found.todense(), jax.jacfwd(tridiagonal)(x), rtol=1e-6)
+        np.testing.assert_allclose(found.todense(), jax.jit(jax.jacfwd(tridiagonal))(x), rtol=1e-6)
     pattern = jacobian.pattern
     for colors, places in (
         (pattern.column_colors[pattern.cols], pattern.rows),
@@ -226,7 +226,7 @@ def test_transformations_pytrees_and_hessians():
     """vmap and grad; numbering of inputs by leaves; a Hessian as the Jacobian of a gradient; traced constants."""
     x = {"a": jnp.arange(1.0, 5.0).reshape(2, 2), "b": jnp.arange(3.0)}
     f = lambda x: jnp.append(x["a"].T.reshape(-1) ** 2, x["b"] * x["b"][::-1])
-    expected = jnp.concatenate([j.reshape(7, -1) for j in jax.tree.leaves(jax.jacfwd(f)(x))], axis=1)
+    expected = jnp.concatenate([j.reshape(7, -1) for j in jax.tree.leaves(jax.jit(jax.jacfwd(f))(x))], axis=1)
     for mode in ("forward", "reverse"):
         jacobian = sparse_jacobian(f, x, mode=mode)
         np.testing.assert_allclose(jax.jit(jacobian)(x).todense(), expected)

@@ -286,7 +286,7 @@ def test_traces_can_be_differentiated():
     trace = lambda x: (
         estimate_trace(jax.random.key(0), hessian_operator(lambda x: jnp.sum(x**3) / 2, x), x, products=2).value
     )
-    np.testing.assert_allclose(jax.grad(trace)(jnp.array([1.0, 2.0])), [3.0, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(trace))(jnp.array([1.0, 2.0])), [3.0, 3.0], rtol=1e-6)
 
 
 def test_the_standard_error_of_a_density_divides_by_the_samples_less_one():

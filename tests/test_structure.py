@@ -43,7 +43,7 @@ def test_a_convolution_is_a_banded_toeplitz_matrix():
         np.testing.assert_array_equal(A, expected)
         assert A.size == 80 and np.count_nonzero(A) == 24 and len(set(A[A != 0].tolist())) == 3
         close(run(jnp.asarray(x)[:, None])[:, 0], A @ x)
-        np.testing.assert_array_equal(A, jax.jacfwd(run)(jnp.asarray(x)[:, None])[:, 0, :, 0])
+        np.testing.assert_array_equal(A, jax.jit(jax.jacfwd(run))(jnp.asarray(x)[:, None])[:, 0, :, 0])
         # the flipped kernel of the mathematical convolution gives another matrix
         assert not np.allclose(as_dense(lambda x: run(x[::-1])[::-1], (10, 1)), expected)
 

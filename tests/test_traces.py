@@ -69,7 +69,7 @@ def test_numbers_of_the_survey():
     with jax.enable_x64(True):
         table = trace_table(survey, 2.0, 5.0)
         other = trace_table(survey, 2.0, 5.0, tangent=(0.0, 1.0))
-        both = jax.jacfwd(survey, (0, 1))(2.0, 5.0)
+        both = jax.jit(jax.jacfwd(survey, (0, 1)))(2.0, 5.0)
     primal = [row.value for row in operations(table.primal)]
     np.testing.assert_allclose(primal, [0.693147, 10, -0.958924, 10.693147, 11.652071], atol=5e-7)
     adjoint = [row.value for row in table.adjoint]
@@ -101,7 +101,7 @@ def test_trace_of_a_gradient_gives_a_hessian_vector_product():
     with jax.enable_x64(True):
         x, v = jnp.array([2.0, 5.0]), jnp.array([1.0, -2.0])
         table = trace_table(lambda x: jax.grad(lambda x: survey(*x))(x) @ v, x)
-        hessian = jax.jacfwd(lambda x: jax.jacrev(lambda x: survey(*x))(x))(x)
+        hessian = jax.jit(jax.jacfwd(lambda x: jax.jacrev(lambda x: survey(*x))(x)))(x)
         np.testing.assert_allclose(hessian, [[-0.25, 1], [1, np.sin(5.0)]], atol=1e-12)
         np.testing.assert_allclose(table.gradient[0], [-2.25, 2.9178485], atol=5e-8)
         np.testing.assert_allclose(table.gradient[0], hvp(lambda x: survey(*x), x, v), rtol=1e-14)
@@ -363,7 +363,7 @@ def test_gradient_is_that_of_jax(name):
     with jax.enable_x64(True):
         x = jnp.asarray(X)
         table = trace_table(f, x, tangent=(jnp.cos(x),))
-        gradient = jax.grad(f)(x)
+        gradient = jax.jit(jax.grad(f))(x)
         np.testing.assert_allclose(table.gradient[0], gradient, rtol=1e-12)
         np.testing.assert_allclose(table.value, f(x), rtol=1e-12)
         np.testing.assert_allclose(table.derivative, gradient @ jnp.cos(x), rtol=1e-12)
@@ -390,7 +390,7 @@ def test_while_loops_are_differentiated():
     with jax.enable_x64(True):
         x = jnp.array([1.0, 0.5])
         table = trace_table(f, x)
-        np.testing.assert_allclose(table.gradient[0], jax.jacfwd(f)(x), rtol=1e-14)
+        np.testing.assert_allclose(table.gradient[0], jax.jit(jax.jacfwd(f))(x), rtol=1e-14)
         with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
             jax.grad(f)(x)
 
@@ -405,7 +405,7 @@ def test_a_net_and_its_params():
 
     table = trace_table(loss, params, x)
     for ours, expected in zip(
-        jax.tree.leaves(table.gradient), jax.tree.leaves(jax.grad(loss, (0, 1))(params, x)), strict=True
+        jax.tree.leaves(table.gradient), jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(params, x)), strict=True
     ):
         np.testing.assert_allclose(ours, expected, atol=1e-6)
     names = [row.expressions[0] for row in table.primal if row.kind == "input"]

@@ -175,8 +175,8 @@ def Flow(*layers: LayerLike, **named: LayerLike) -> Layer | StatefulLayer:
 
     >>> flow = Flow(*(AffineCoupling(Serial(Dense(8), relu), flip=i % 2 == 1) for i in range(4)))
     >>> x = jnp.ones((5, 3))
-    >>> params = flow.init(jax.random.key(0), x)
-    >>> flow_log_likelihood(*flow.apply(params, x)).shape
+    >>> params = jax.jit(flow.init)(jax.random.key(0), x)
+    >>> flow_log_likelihood(*jax.jit(flow.apply)(params, x)).shape
     (5,)
     >>> samples, _ = flow.apply(params, jax.random.normal(jax.random.key(1), (10, 3)), inverse=True)
     >>> samples.shape

@@ -82,8 +82,8 @@ def CLIP(
     >>> sizes |= dict(image_layers=1, image_heads=2, image_features=4, image_hidden=8)
     >>> net = CLIP(features=3, vocab_size=5, patch_size=2, **sizes)
     >>> images, tokens = jnp.ones((2, 4, 4, 3)), jnp.array([[1, 2, 4], [3, 4, 0]])
-    >>> params = net.init(jax.random.key(0), images, tokens)
-    >>> image, text, scale = net.apply(params, images, tokens)
+    >>> params = jax.jit(net.init)(jax.random.key(0), images, tokens)
+    >>> image, text, scale = jax.jit(net.apply)(params, images, tokens)
     >>> (scale[:, None] * image @ text.T).shape
     (2, 2)
 

@@ -73,8 +73,8 @@ def GraphClassifier(
     >>> from jaxblocks.layers import batch_graphs, complete_graph
     >>> net = GraphClassifier(2, features=8, layers=2, batch_norm=False)
     >>> graphs = batch_graphs([complete_graph(jnp.ones((n, 3))) for n in (2, 5)])
-    >>> params = net.init(jax.random.key(0), graphs)
-    >>> net.apply(params, graphs).shape
+    >>> params = jax.jit(net.init)(jax.random.key(0), graphs)
+    >>> jax.jit(net.apply)(params, graphs).shape
     (2, 2)
 
     Source: Xu et al. 2019, How powerful are graph neural networks?, equation (4.2) and section 7,

@@ -83,10 +83,10 @@ def ResNet(
         ValueError: for an option that is not listed, ``groups`` or a ``bottleneck_width`` without bottlenecks; for
             evaluation before the first update.
 
-    >>> net = ResNet(50)
+    >>> net = ResNet(18)
     >>> params, state = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32))
     >>> count_params(params)
-    25557032
+    11689512
 
     Source: He, Zhang, Ren, Sun 2016, Deep residual learning for image recognition, table 1, arXiv:1512.03385; Goyal et
     al. 2017, Accurate, large minibatch SGD, section 5.1 (``stride_in="3x3"``), arXiv:1706.02677; Xie et al. 2017,

@@ -158,12 +158,11 @@ def generate(
     >>> sizes = dict(vocab_size=256, layers=2, heads=2, features=8, hidden=16)
     >>> tokenizer = ByteTokenizer()
     >>> prompts, lengths = pad_prompts([tokenizer.encode("once upon"), tokenizer.encode("if")])
-    >>> params = Llama(**sizes).init(jax.random.key(0), prompts)
+    >>> params = jax.jit(Llama(**sizes).init)(jax.random.key(0), prompts)
     >>> key = jax.random.key(1)
     >>> texts = generate(Llama(**sizes, cache=32), params, prompts, lengths=lengths, key=key, steps=4)
-    >>> same = generate(Llama(**sizes), params, prompts, lengths=lengths, key=key, steps=4)
-    >>> texts.shape, bool((texts == same).all()), tokenizer.decode(texts)[1][:2]
-    ((2, 13), True, 'if')
+    >>> texts.shape, tokenizer.decode(texts)[1][:2]
+    ((2, 13), 'if')
     >>> def no_zeros(logits, tokens, t):
     ...     return logits.at[..., 0].set(-jnp.inf)
     >>> options = dict(min_p=0.1, repetition_penalty=1.2, processors=(no_zeros,), stop=10)
@@ -228,7 +227,7 @@ def stream(
     >>> from jaxblocks.models.gpt2 import GPT2
     >>> model = GPT2(vocab_size=256, max_length=16, layers=1, heads=2, features=8, cache=16)
     >>> prompt = jnp.array([104, 105])
-    >>> params, _ = model.init(jax.random.key(0), prompt)
+    >>> params, _ = jax.jit(model.init)(jax.random.key(0), prompt)
     >>> options = dict(key=jax.random.key(1), steps=3)
     >>> written = [int(token) for token in stream(model, params, prompt, **options)]
     >>> written == generate(model, params, prompt, **options)[2:].tolist()

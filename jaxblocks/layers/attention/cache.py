@@ -40,10 +40,12 @@ def CachedAttention(layer: Layer, length: PositiveInt, *, check: bool = False) -
     >>> layer = Attention(2, causal=True)
     >>> decoder = CachedAttention(layer, 16)
     >>> x = jax.random.normal(jax.random.key(0), (5, 8))
-    >>> params, state = decoder.init(jax.random.key(1), x)
-    >>> first, state = decoder.apply(params, state, x[:3])
-    >>> rest, state = decoder.apply(params, state, x[3:])
-    >>> bool(jnp.allclose(jnp.concatenate([first, rest]), layer.apply(params, x), atol=1e-5)), int(state["position"])
+    >>> params, state = jax.jit(decoder.init)(jax.random.key(1), x)
+    >>> step = jax.jit(decoder.apply)
+    >>> first, state = step(params, state, x[:3])
+    >>> rest, state = step(params, state, x[3:])
+    >>> together = jax.jit(layer.apply)(params, x)
+    >>> bool(jnp.allclose(jnp.concatenate([first, rest]), together, atol=1e-5)), int(state["position"])
     (True, 5)
 
     Source: Shazeer 2019, Fast transformer decoding, arXiv:1911.02150.

@@ -65,8 +65,8 @@ def GraphBlock(
 
     >>> block = GraphBlock(edge=MLP(8, 4), node=MLP(8, 4), graph=Dense(2))
     >>> triangle = complete_graph(jnp.ones((3, 5)))
-    >>> params = block.init(jax.random.key(0), triangle)
-    >>> out = block.apply(params, triangle)
+    >>> params = jax.jit(block.init)(jax.random.key(0), triangle)
+    >>> out = jax.jit(block.apply)(params, triangle)
     >>> out.edges.shape, out.nodes.shape, out.global_features.shape
     ((9, 4), (3, 4), (1, 2))
 

@@ -126,8 +126,8 @@ def GAT(
 
     >>> layer = GAT(2, heads=3)
     >>> graph = complete_graph(jnp.ones((5, 4)))
-    >>> params = layer.init(jax.random.key(0), graph)
-    >>> layer.apply(params, graph).nodes.shape
+    >>> params = jax.jit(layer.init)(jax.random.key(0), graph)
+    >>> jax.jit(layer.apply)(params, graph).nodes.shape
     (5, 6)
 
     Source: Velickovic et al. 2018, Graph attention networks, arXiv:1710.10903, equations (1) to (6).
