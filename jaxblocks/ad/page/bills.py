@@ -11,7 +11,7 @@ from jaxblocks.ad.planning import JacobianPlan
 
 __all__ = ["bill_of", "plan_of"]
 
-MOST_LAYERS = 40  # rows of the table by layer
+MOST_LAYERS = 64  # rows of the table by layer
 
 WORDS = {
     "function": "f(x)",

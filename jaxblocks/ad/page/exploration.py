@@ -35,6 +35,10 @@ CHAINS: dict[str, tuple[int, ...]] = {
     "One output, yet forward is best": (1, 100, 2, 1),
 }
 
+# Operations of a function for which the page has all rows of the cost table; each takes as long to trace as many.
+MOST_ROWS = 1500
+_BRIEF = ("function", "jvp", "vjp", "gradient", "hvp")
+
 # Lengths of chains and numbers of snapshots for which the page has schedules.
 SCHEDULES = ((6, 10, 16, 24, 32, 48), (1, 2, 3, 4, 6, 8))
 
@@ -141,7 +145,8 @@ def explore(
     say("counting, compiling and timing the derivatives" if measure else "counting the operations of the derivatives")
     joint: Callable = of_xs if len(xs) == 1 else lambda point: of_xs(*point)
     point = xs[0] if len(xs) == 1 else xs
-    table = cost_table(joint, point, measure=measure, repeats=repeats)
+    rows = None if len(program.ops) <= MOST_ROWS else _BRIEF if _is_scalar(of_xs, xs) else _BRIEF[:3]
+    table = cost_table(joint, point, rows=rows, measure=measure, repeats=repeats)
     say("planning the Jacobian")
     plan_data, plan = plan_of(joint, point)
     name = getattr(f, "__name__", type(f).__name__) if name is None else name
@@ -157,6 +162,11 @@ def explore(
         "device": f"{jax.default_backend()}, jax {jax.__version__}" if measure else "",
     }
     return Exploration(name, table, plan, trace, data)
+
+
+def _is_scalar(f: Callable, xs: tuple) -> bool:
+    leaves = jax.tree.leaves(jax.eval_shape(f, *xs))
+    return len(leaves) == 1 and not leaves[0].shape
 
 
 def _of_arguments(f: Callable, args: tuple, numbers: tuple[int, ...]) -> Callable:

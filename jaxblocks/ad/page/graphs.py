@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblocks.ad.counting import count_flops
-from jaxblocks.ad.page.programs import Program, Unit, each_operation, grouped, of_trace, read_program, replay
+from jaxblocks.ad.page.passes import parts_of, run_passes, struct_of
+from jaxblocks.ad.page.programs import Program, Unit, each_operation, grouped, of_trace, read_program
 from jaxblocks.ad.page.tapes import Entry, bytes_alive, tape_of
 from jaxblocks.ad.traces import TraceTable, trace_table
 from jaxblocks.ad.traces.drawing import node_places, node_sign
@@ -98,13 +98,8 @@ def trace_of(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
         }
         for row in table.adjoint
     ]
-    counted = [count_flops(lambda *xs, run=unit.ops[0].run: run(*xs), *_shapes_of(unit)).flops for unit in units]
     level = {"kind": "operations", "nodes": nodes, "forward": forward, "reverse": reverse, "units": len(units)}
-    return level | {"operations": counted, "tapes": _tapes(program, units)}, table
-
-
-def _shapes_of(unit: Unit) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(v.shape, v.dtype) for op in unit.ops for v in op.operands]
+    return level | {"tapes": _tapes(program, units)}, table
 
 
 # ---- layers -------------------------------------------------------------------------------------
@@ -112,8 +107,9 @@ def _shapes_of(unit: Unit) -> list[jax.ShapeDtypeStruct]:
 
 def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None) -> dict[str, Any]:
     """The units as data; ``point`` holds arrays and tangents of the inputs, ``None`` if only shapes are known."""
-    main = [_main(unit) for unit in units]
-    passes = _passes(program, units, point, main) if point is not None else [(None, None, None)] * len(units)
+    main = [_largest(unit) for unit in units]
+    parts = parts_of(units)
+    passes = run_passes(program, units, parts, *point) if point is not None else {}
     home = {value: i for i, unit in enumerate(units) for value in unit.makes}
     parents = [sorted({home[value] for value in unit.reads if value in home}) for unit in units]
     depth: list[int] = []
@@ -122,7 +118,8 @@ def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None
     kinds = kinds_of(program)
     nodes = []
     for i, unit in enumerate(units):
-        value, tangent, adjoint = passes[i]
+        found = [None if array is None else text(array) for array in passes.get(_made(unit, main[i]), (None,) * 3)]
+        value, tangent, adjoint = found
         names = [op.name for op in unit.ops]
         nodes.append(
             {
@@ -130,8 +127,8 @@ def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None
                 "kind": kinds(unit.scope),
                 "operations": _listed(names, 8),
                 "equations": len(names),
-                "flops": _flops(program, unit),
-                "shape": "" if main[i] is None else describe(_struct(unit.makes[main[i]])),
+                "flops": parts[i].flops,
+                "shape": "" if main[i] is None else describe(struct_of(_made(unit, main[i]))),
                 "arguments": [value.name for value in unit.reads if value in program.inputs],
                 "parents": parents[i],
                 "value": value,
@@ -149,53 +146,20 @@ def kinds_of(program: Program) -> Callable[[str], str]:
     return lambda scope: program.kinds.get(scope, "")
 
 
+def _made(unit: Unit, place: int | None):
+    return None if place is None else unit.makes[place]
+
+
 def _listed(names: Sequence[str], most: int) -> str:
     counted = collections.Counter(names)
     words = [name if n == 1 else f"{n} {name}" for name, n in counted.items()]
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def _flops(program: Program, unit: Unit) -> int:
-    alone = Program(unit.ops, unit.reads, unit.makes, {})
-    run = replay(alone, [unit])
-    return count_flops(lambda *xs: run(*xs)[0], *map(_struct, unit.reads)).flops
-
-
-def _struct(value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype)
-
-
-def _main(unit: Unit) -> int | None:
+def _largest(unit: Unit) -> int | None:
     """The place of the largest floating-point array that a unit makes."""
     floats = [i for i, value in enumerate(unit.makes) if jnp.issubdtype(value.dtype, jnp.floating)]
     return max(floats, key=lambda i: int(np.prod(unit.makes[i].shape)), default=None)
-
-
-def _passes(program: Program, units: list[Unit], point: tuple[list, list], main: list[int | None]) -> list[tuple]:
-    """The value, tangent and adjoint of the main array of each unit as text, by one jvp and one vjp."""
-    arrays, tangents = point
-
-    def pick(made):
-        return [None if k is None else values[k] for values, k in zip(made, main, strict=True)]
-
-    run = replay(program, units)
-    values, moved = jax.jvp(lambda *xs: pick(run(*xs)[1]), tuple(arrays), tuple(tangents))
-
-    def tapped(taps):
-        def around(i, part):
-            def added(*xs):
-                return [y + taps[i] if k == main[i] else y for k, y in enumerate(part(*xs))]
-
-            return added
-
-        return replay(program, units, around=around)(*arrays)[0]
-
-    outputs, pullback = jax.vjp(tapped, [None if value is None else jnp.zeros_like(value) for value in values])
-    [adjoints] = pullback([jnp.ones_like(y) for y in outputs])
-    return [
-        tuple(None if array is None else text(array) for array in triple)
-        for triple in zip(values, moved, adjoints, strict=True)
-    ]
 
 
 # ---- tapes --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxblocks.ad.jaxprs import (
     Step,
+    all_equations,
     as_closed,
     body_of_call,
     dtype_of,
@@ -28,10 +29,10 @@ from jaxblocks.ad.jaxprs import (
 )
 from jaxblocks.ad.traces.passes import Operation, Slot
 
-__all__ = ["Op", "Program", "Unit", "Value", "each_operation", "grouped", "of_trace", "read_program", "replay"]
+__all__ = ["Op", "Program", "Unit", "Value", "each_operation", "grouped", "of_trace", "part_of", "read_program", "replay"]
 
 MOST_UNITS = 64  # of the units that `grouped` makes; more cannot be told apart on a page
-MOST_ITERATIONS = 128  # of a scan that is unrolled
+MOST_UNROLLED = 6000  # operations of a scan that is unrolled, all iterations together
 _CHECKPOINTS = ("checkpoint", "remat", "remat2")
 
 
@@ -158,11 +159,10 @@ class _Reader:
         return list(step.operands)
 
     def scan(self, step: Step) -> list[Value]:
-        """The rule of a scan: unrolled where it is short."""
-        length = step.params["length"]
-        if not 0 < length <= MOST_ITERATIONS:
+        """The rule of a scan: unrolled where that is not too long."""
+        length, body, scope = step.params["length"], as_closed(step.params["jaxpr"]), self.scope(step)
+        if not 0 < length * len(list(all_equations(body.jaxpr.eqns))) <= MOST_UNROLLED:
             return self.operation(step)
-        body, scope = as_closed(step.params["jaxpr"]), self.scope(step)
         constants, carry, slices = split_scan_inputs(step.equation, step.operands)
         variables = body.jaxpr.invars[len(constants) + len(carry) :]
         rows: list[list[Value]] = []
@@ -294,7 +294,7 @@ def replay(
         known = dict(zip(program.inputs, arrays, strict=True))
         made = []
         for i, unit in enumerate(units):
-            results = around(i, _part(unit))(*(known[v] for v in unit.reads))
+            results = around(i, part_of(unit))(*(known[v] for v in unit.reads))
             known |= zip(unit.makes, results, strict=True)
             made.append(results)
         return [v.constant if v.constant is not None else known[v] for v in program.outputs], made
@@ -302,7 +302,7 @@ def replay(
     return run
 
 
-def _part(unit: Unit) -> Callable[..., list]:
+def part_of(unit: Unit) -> Callable[..., list]:
     """A unit as a function from the arrays of ``reads`` to those of ``makes``."""
 
     def part(*arrays):
