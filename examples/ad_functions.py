@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxblocks as jb
-from jaxblocks.ad.page import Exploration, explore
-from jaxblocks.ad.page.exploration import page_of
+from jaxblocks.ad import Exploration, explore
 
 KEY = jax.random.key(0)
 
@@ -43,7 +42,7 @@ DIGITS, DIGITS_PARAMS = net_of(784, 128, 64, 10, activation=jb.relu)
 
 def classifier_loss(params, images, labels):
     """The cross entropy of a classifier of digits; its derivative by the params is what training needs."""
-    return jnp.mean(jb.cross_entropy(DIGITS.apply(params, images), labels))
+    return jnp.mean(jb.softmax_cross_entropy(DIGITS.apply(params, images), labels))
 
 
 classifier_loss_args = (DIGITS_PARAMS, jax.random.normal(KEY, (32, 784)), jnp.arange(32) % 10)
@@ -72,7 +71,7 @@ def residual_loss(params, x):
     return jnp.mean(jnp.square(RESIDUAL.apply(params, x)))
 
 
-RESIDUAL = jb.Serial(*[jb.Residual(jb.Dense(32), jnp.tanh) for _ in range(24)])
+RESIDUAL = jb.Repeat(jb.Residual(jb.Dense(32), jnp.tanh), 24, checkpoint=None)
 residual_loss_args = (RESIDUAL.init(KEY, jnp.zeros((8, 32))), jax.random.normal(KEY, (8, 32)))
 
 TITLES = {
@@ -103,7 +102,8 @@ def main(argv=None):
     given = parser.parse_args(argv)
     path = Path(given.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page_of(explorations(not given.count_only, tuple(given.only))), encoding="utf-8")
+    first, *others = explorations(not given.count_only, tuple(given.only))
+    first.save(path, *others)
     print(f"wrote {path}")
 
 

@@ -68,15 +68,15 @@ class Exploration:
     trace: TraceTable | None
     data: dict[str, Any]
 
-    def save(self, path: str | Path) -> None:
-        """Write the page, one HTML file that works without a network.
+    def save(self, path: str | Path, *others: "Exploration") -> None:
+        """Write the page, one HTML file that works without a network; ``others`` are offered on the same page.
 
         >>> import tempfile
         >>> exploration = explore(jax.numpy.sin, 1.0, measure=False)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     exploration.save(f"{folder}/page.html")
         """
-        Path(path).write_text(page_of([self]), encoding="utf-8")
+        Path(path).write_text(page_of([self, *others]), encoding="utf-8")
 
     def __repr__(self):
         return repr(self.table)

@@ -32,7 +32,7 @@ from jaxblocks.ad.traces.passes import Operation, Slot
 __all__ = ["Op", "Program", "Unit", "Value", "each_operation", "grouped", "of_trace", "part_of", "read_program", "replay"]
 
 MOST_UNITS = 64  # of the units that `grouped` makes; more cannot be told apart on a page
-MOST_UNROLLED = 6000  # operations of a scan that is unrolled, all iterations together
+MOST_UNROLLED = 12_000  # operations of a scan that is unrolled, all iterations together
 _CHECKPOINTS = ("checkpoint", "remat", "remat2")
 
 
