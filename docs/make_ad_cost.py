@@ -1,6 +1,7 @@
 """Write ``docs/ad_cost/ad_cost.html``, the page on which the cost of derivatives can be explored.
 
-``docs/conf.py`` calls ``write()``, and Sphinx copies the page. It is made again where the package or the example is newer.
+``docs/conf.py`` calls ``write()``, and Sphinx copies the page. It is made again where the package or the example is
+newer.
 """
 
 import subprocess

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 """The interactive page and the built site in headless Chromium: `make browser` runs these tests.
 
 They need playwright and a Chromium, and the part about the site also the site that ``make docs`` builds.
@@ -79,9 +80,12 @@ def waves(x, y):
     return jnp.sum(jnp.sin(x) * y)
 
 
+ONE_TO_THREE = np.arange(1.0, 4.0, dtype=np.float32)
+
+
 def square(w):
     """The square of w @ x, (4, 3) by (3,): 12 products, 12 additions, 4 squares, 3 additions."""
-    return jnp.sum((w @ jnp.arange(1.0, 4.0)) ** 2)
+    return jnp.sum((w @ ONE_TO_THREE) ** 2)
 
 
 def stack(x):
@@ -160,7 +164,12 @@ def test_the_chain_agrees_with_python_on_many_chains(opened, page_file):
     )
     for dims, (forward, reverse, cost, formula, crossing) in zip(chains, shown, strict=True):
         best = optimal_order(dims)
-        assert (forward, reverse, cost, formula) == (best.forward, best.reverse, best.cost, subscripted(best.bracketing))
+        assert (forward, reverse, cost, formula) == (
+            best.forward,
+            best.reverse,
+            best.cost,
+            subscripted(best.bracketing),
+        )
         assert crossing == pytest.approx(best.crossover) if best.crossover is not None else crossing is None
 
 
@@ -221,8 +230,10 @@ def test_the_graph_steps_through_the_rows_of_the_trace(opened, page_file, explor
     assert "Step 0" in text(page, "#graph-now")
     page.keyboard.press("End")
     alive = explored[0].data["levels"][0]["tapes"][0]["alive"]
-    page.evaluate("() => { document.querySelector('#graph-step').value = 5; "
-                  "document.querySelector('#graph-step').dispatchEvent(new Event('input')); }")
+    page.evaluate(
+        "() => { document.querySelector('#graph-step').value = 5; "
+        "document.querySelector('#graph-step').dispatchEvent(new Event('input')); }"
+    )
     unit = explored[0].data["levels"][0]["forward"][4]["unit"]
     assert int(page.locator("#tape-sum").get_attribute("data-bytes")) == alive[unit]
 
@@ -252,7 +263,9 @@ def test_counts_by_hand(opened, page_file):
     assert [layers.nth(i).get_attribute("data-layer") for i in range(2)] == ["first", "second"]
     page.select_option("#bill-derivative", "jacrev")
     costs = cost_table(stack, jnp.arange(6.0) / 10, rows="jacrev", measure=False)
-    shown = [int(cell.replace(",", "")) for cell in page.locator('#bill-layers [data-cell="operations"]').all_inner_texts()]
+    shown = [
+        int(cell.replace(",", "")) for cell in page.locator('#bill-layers [data-cell="operations"]').all_inner_texts()
+    ]
     assert sum(shown) == costs.jacrev.flops
 
 
@@ -271,10 +284,12 @@ def test_the_schedule_counts_its_steps(opened, page_file):
         page.select_option("#checkpointing-snapshots", str(snapshots))
         steps = f"{binomial_steps(length, snapshots):,}"
         assert text(page, "#checkpointing-steps") == text(page, "#checkpointing-so-far") == steps
-    moves = page.evaluate("() => JSON.parse(document.getElementById('data').textContent).schedules.map((s) => "
-                          "{ const { moves, kept } = movesOf(s); return [s.length, s.snapshots, "
-                          "moves.filter((m) => m.kind === 'back').map((m) => m.at), Math.max(...moves.map((m) => "
-                          "kept.filter((k) => k.from <= m.time && k.to > m.time).length))]; })")
+    moves = page.evaluate(
+        "() => JSON.parse(document.getElementById('data').textContent).schedules.map((s) => "
+        "{ const { moves, kept } = movesOf(s); return [s.length, s.snapshots, "
+        "moves.filter((m) => m.kind === 'back').map((m) => m.at), Math.max(...moves.map((m) => "
+        "kept.filter((k) => k.from <= m.time && k.to > m.time).length))]; })"
+    )
     for length, snapshots, reversed_steps, most in moves:
         assert reversed_steps == list(range(length))[::-1]
         assert most <= snapshots
@@ -295,7 +310,16 @@ def test_everything_is_reached_by_the_keyboard(opened, page_file):
     for _ in range(80):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("() => document.activeElement.id || document.activeElement.textContent.slice(0, 40)"))
-    assert {"theme", "slider-0", "width-3", "graph-step", "graph-play", "function", "checkpointing-length", "tape"} <= reached
+    assert {
+        "theme",
+        "slider-0",
+        "width-3",
+        "graph-step",
+        "graph-play",
+        "function",
+        "checkpointing-length",
+        "tape",
+    } <= reached
     page.focus("#slider-3")
     page.keyboard.press("ArrowRight")
     assert page.input_value("#width-3") == "11"

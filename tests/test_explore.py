@@ -54,7 +54,9 @@ def test_traces_and_costs_on_the_page_are_those_of_the_tables(of_survey):
     assert [row["primal"] for row in level["forward"]] == list(map(str, table.primal))
     assert [row["adjoint"] for row in level["reverse"]] == list(map(str, table.adjoint))
     both = trace_table(survey, 2.0, 5.0, tangent=(1.0, 0.0)).tangent
-    assert [row["tangent"] for row in level["forward"] if row["tangent"]] == [str(r) for r in both if r.kind != "output"]
+    assert [row["tangent"] for row in level["forward"] if row["tangent"]] == [
+        str(r) for r in both if r.kind != "output"
+    ]
     costs = cost_table(lambda x: survey(*x), (2.0, 5.0), measure=False)
     assert {row["name"]: row["operations"] for row in shown["bill"]["rows"]} == {row.name: row.flops for row in costs}
     plan = jacobian_plan(lambda x: survey(*x), (2.0, 5.0))
@@ -102,9 +104,9 @@ def test_values_tangents_and_adjoints_between_layers(net):
     assert [float(layers[-1][name]) for name in ("value", "tangent", "adjoint")] == pytest.approx(
         [float(value), float(derivative), 1.0], rel=1e-3, abs=1e-3
     )
-    traced = {node.value.shape + (np.round(np.linalg.norm(node.adjoint), 2),) for node in exploration.trace.nodes if node.adjoint is not None}
+    traced = [np.linalg.norm(node.adjoint) for node in exploration.trace.nodes if node.adjoint is not None]
     by_layer = [float(node["adjoint"].rpartition(" ")[2]) for node in layers[:-1]]
-    assert all(any(abs(norm - found[-1]) < 0.02 for found in traced) for norm in by_layer)
+    assert all(min(abs(norm - other) for other in traced) < 1e-3 for norm in by_layer)
     assert sum(node["flops"] for node in layers) == exploration.table.function.flops
     counted = {layer["name"]: layer["operations"]["gradient"] for layer in exploration.data["bill"]["layers"]}
     assert sum(counted.values()) == exploration.table.gradient.flops
@@ -122,7 +124,8 @@ def test_a_scan_is_unrolled_into_a_unit_for_each_iteration():
     outputs, _ = replay(program, units)(*jax.tree.leaves(params))
     np.testing.assert_allclose(outputs[0], jnp.sum(net.apply(params, x)), rtol=1e-5)
     alive = [entry for entry in tape_of(program, units) if entry.made >= 0]
-    assert [entry.freed - entry.made for entry in alive if entry.shape == (3, 3)] == [0] * 5  # each slice of the kernel
+    slices = [entry.freed - entry.made for entry in alive if entry.shape == (3, 3)]
+    assert slices == [0] * 4  # of the kernel; that of the first iteration would lead to x, which is constant
 
 
 def test_functions_of_shapes_alone_have_a_graph_without_values():
@@ -140,7 +143,7 @@ def test_chain_memory_against_an_evaluation_step_by_step(dims):
     """A machine that makes J_1, J_2, ... in turn and multiplies as soon as it can; it counts what it holds."""
 
     def held_at_the_peak(order):
-        held = {i: None for i in ()}
+        held = dict.fromkeys(())
         most = 0
 
         def entries(part):
@@ -187,7 +190,7 @@ def test_names_cannot_leave_their_place_in_the_page(of_survey):
 def test_the_page_reads_nothing_else(of_survey, tmp_path):
     of_survey.save(tmp_path / "page.html", of_survey)
     page = (tmp_path / "page.html").read_text()
-    assert not re.findall(r"(?:src|href)=[\"']?(?!#|data:)\S+|@import|fetch\(|XMLHttpRequest", page)
+    assert not re.findall(r"(?:src|href)=[\"'](?!#|data:)|@import|fetch\(|XMLHttpRequest", page)
     assert len(json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["functions"]) == 2
     folder = resources.files("jaxblocks.ad.page")
     assert all(folder.joinpath(name).is_file() for name in ("page.html", "page.css", *_SCRIPTS))
@@ -197,7 +200,9 @@ def test_the_page_reads_nothing_else(of_survey, tmp_path):
 
 
 def test_errors_of_explore():
-    with pytest.raises(ValueError, match=r"explore expected the arguments of f after it, got none; write explore\(f, x"):
+    with pytest.raises(
+        ValueError, match=r"explore expected the arguments of f after it, got none; write explore\(f, x"
+    ):
         explore(jnp.sin)
     with pytest.raises(ValueError, match="explore expected argnums from 0 to 0, the places of the arguments, got 1"):
         explore(jnp.sin, 1.0, argnums=1)

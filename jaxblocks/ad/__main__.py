@@ -110,7 +110,9 @@ def _argument(module: ModuleType, word: str) -> Any:
     if found:
         shape = tuple(int(size) for size in found[2].split(",") if size)
         dtype = jnp.dtype(DTYPES[found[1]])
-        return jax.random.normal(jax.random.key(0), shape).astype(dtype) if found[1] != "i32" else jnp.zeros(shape, dtype)
+        return (
+            jax.random.normal(jax.random.key(0), shape).astype(dtype) if found[1] != "i32" else jnp.zeros(shape, dtype)
+        )
     if "[" in word:
         raise ValueError(f'expected a shape such as "f32[32,784]", got {word}; the dtypes are {", ".join(DTYPES)}.')
     try:

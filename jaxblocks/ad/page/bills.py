@@ -63,9 +63,7 @@ def _scopes(counts: dict[str, Count]) -> list[str]:
     """The named scopes of the table by layer, as deep as at most `MOST_LAYERS` allow, in the order of the function."""
     paths = list(dict.fromkeys(path for count in counts.values() for path in count.scopes))
     deepest = max((path.count("/") + 1 for path in paths), default=1)
-    cuts = [
-        list(dict.fromkeys("/".join(path.split("/")[:depth]) for path in paths)) for depth in range(1, deepest + 1)
-    ]
+    cuts = [list(dict.fromkeys("/".join(path.split("/")[:depth]) for path in paths)) for depth in range(1, deepest + 1)]
     few = [cut for cut in cuts if len(cut) <= MOST_LAYERS]
     return few[-1] if few else []
 

@@ -112,7 +112,7 @@ function verdict(dims, costs) {
     const inner = best.left.columns;
     const narrow = inner < first && inner < last ? `, because its last product goes through the neck of width ${integer(inner)}` : "";
     kind = "best";
-    text += ` But neither mode is the best order: ${best.formula} takes ${times(cheaper, best.cost)} times fewer multiplications than the better mode${narrow}.`;
+    text += ` But neither mode is the best order: ${best.formula} takes ${times(cheaper, best.cost)} times fewer multiplications than ${forward.cost === reverse.cost ? "either" : "the better one"}${narrow}.`;
   }
   const more = `Forward: ${integer(first)} × ${integer(push)} multiplications. Reverse: ${integer(last)} × ${integer(pull)} multiplications.`
     + (last === 1 ? " With one output the Jacobian is the gradient, and reverse mode is backpropagation." : "");
@@ -175,7 +175,8 @@ function tree(root, dims) {
 
 // Multiplications over the output width, for both modes and the best order, with a handle to drag.
 function crossingChart(dims, move) {
-  const [W, H, left, right, top, bottom] = [900, 300, 74, 880, 14, 252];
+  const W = roomFor();
+  const [H, left, right, top, bottom] = [300, 74, W - 20, 14, 252];
   const last = dims[dims.length - 1];
   const far = WIDEST;
   const widths = [...new Set([...Array.from({ length: 90 }, (_, i) => Math.round(far ** (i / 89))), last])].sort((a, b) => a - b);
@@ -210,7 +211,7 @@ function crossingChart(dims, move) {
   drawing.append(shape("g", { class: "handle" },
     shape("line", { x1: x(last), x2: x(last), y1: top, y2: bottom }),
     ...["forward", "reverse"].filter((mode) => now[mode].cost > 0).map((mode) => shape("circle", { cx: x(last), cy: y(now[mode].cost), r: 6 }))));
-  draggable(drawing, left, right, (part) => move(Math.round(far ** part)));
+  draggable(drawing, left, -20, (part) => move(Math.round(far ** part)));
   return drawing;
 }
 
@@ -302,7 +303,7 @@ function showChain(root, chains) {
     const fresh = crossingChart(dims, (width) => setters[dims.length - 1](width));
     fresh.setAttribute("role", "img");
     fresh.setAttribute("aria-label", "Multiplications of forward mode, reverse mode and the best bracketing over the width of the output");
-    if (drawing) drawing.replaceChildren(...fresh.childNodes);
+    if (drawing) { drawing.setAttribute("viewBox", fresh.getAttribute("viewBox")); drawing.replaceChildren(...fresh.childNodes); }
     else { drawing = fresh; chart.append(drawing); }
   }
 

@@ -32,7 +32,7 @@ function showCheckpointing(root, schedules) {
   slider.addEventListener("input", () => { shown = Number(slider.value); draw(); });
   root.append(controls, facts, element("div", { class: "player" }, element("label", { for: "checkpointing-time" }, "Time"), slider), picture,
     element("p", { class: "note" }, "Time runs down. A blue line is a forward step from one value to the next, a red line the reversal of a step, which reads the value at its left "
-      + "end; a wide band is a value that is stored. Steps forward do not include the evaluation in which each pullback is formed. ",
+      + "end; a wide band is a value that is stored. The forward steps are those of binomial_steps: they do not include the evaluation in which each pullback is formed. ",
       element("code", {}, "jaxblocks.ad.scan(f, init, xs, checkpoint=c)"), " runs this schedule."));
 
   function build() {
@@ -54,11 +54,12 @@ function showCheckpointing(root, schedules) {
     const done = moves.filter((move) => move.time < shown);
     const alive = kept.filter(({ from, to }) => from <= shown && (to === null || to > shown)).length;
     facts.replaceChildren(
-      fact("values stored, of " + length, "checkpointing-stored", `${alive} (at most ${snapshots})`),
-      fact("forward steps, as binomial_steps counts them", "checkpointing-steps", integer(schedule.steps)),
-      fact("forward steps when everything is stored", "checkpointing-plain", integer(length - 1)),
+      fact(`values stored now, at most ${snapshots} of ${length}`, "checkpointing-stored", String(alive)),
+      fact("forward steps in all", "checkpointing-steps", integer(schedule.steps)),
+      fact("if everything is stored", "checkpointing-plain", integer(length - 1)),
       fact("forward steps so far", "checkpointing-so-far", integer(done.filter(({ kind }) => kind === "step").length)));
-    const [W, left, right, top] = [900, 46, 884, 24];
+    const W = roomFor();
+    const [left, right, top] = [24, W - 16, 24];
     const H = Math.min(620, Math.max(260, 12 * time)) + top + 10;
     const x = (i) => left + ((right - left) * i) / length;
     const y = (t) => top + ((H - top - 10) * t) / time;
@@ -66,7 +67,7 @@ function showCheckpointing(root, schedules) {
       "aria-label": `Schedule for ${length} steps with ${snapshots} stored values: ${schedule.steps} forward steps` });
     for (let i = 0; i <= length; i += 1) {
       drawing.append(shape("line", { class: "grid", x1: x(i), x2: x(i), y1: top, y2: H - 10 }));
-      if (length <= 24 || i % 4 === 0) drawing.append(shape("text", { x: x(i), y: 14, "text-anchor": "middle", class: "soft" }, `h${subscript(i)}`));
+      if (i % Math.ceil((22 * length) / W) === 0) drawing.append(shape("text", { x: x(i), y: 14, "text-anchor": "middle", class: "soft" }, `h${subscript(i)}`));
     }
     for (const { at, from, to } of kept) {
       if (from < shown) drawing.append(shape("line", { class: "kept", x1: x(at), x2: x(at), y1: y(from), y2: y(Math.min(shown, to ?? time)) }));

@@ -59,12 +59,19 @@ function choice(label, options, selected, change, id) {
   return element("label", {}, `${label} `, select);
 }
 
-// Call `move` with the place of the pointer, from 0 to 1 across an SVG between two coordinates of its viewBox.
+// The width of a chart in its own units: narrow on a phone, so that its text stays legible.
+function roomFor() {
+  return Math.max(340, Math.min(900, document.documentElement.clientWidth - 60));
+}
+
+// Call `move` with the place of the pointer, from 0 to 1 between the left and the right end of the chart in an SVG. Its
+// viewBox has these ends at `left` and, from its right side, at `right`, which is negative.
 function draggable(drawing, left, right, move) {
   const place = (event) => {
     const box = drawing.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * drawing.viewBox.baseVal.width;
-    move(Math.min(1, Math.max(0, (x - left) / (right - left))));
+    const whole = drawing.viewBox.baseVal.width;
+    const x = ((event.clientX - box.left) / box.width) * whole;
+    move(Math.min(1, Math.max(0, (x - left) / (whole + right - left))));
   };
   drawing.addEventListener("pointerdown", (event) => { drawing.setPointerCapture(event.pointerId); place(event); });
   drawing.addEventListener("pointermove", (event) => { if (drawing.hasPointerCapture(event.pointerId)) place(event); });

@@ -120,7 +120,8 @@ def explore(
         ValueError: if an argument is missing.
 
     >>> import jax.numpy as jnp
-    >>> exploration = explore(lambda x1, x2: jnp.log(x1) + x1 * x2 - jnp.sin(x2), 2.0, 5.0, argnums=(0, 1), measure=False)
+    >>> survey = lambda x1, x2: jnp.log(x1) + x1 * x2 - jnp.sin(x2)
+    >>> exploration = explore(survey, 2.0, 5.0, argnums=(0, 1), measure=False)
     >>> print(exploration.trace.adjoint[-1])
     x̄2 = v̄₀ = 1.716
     >>> print(exploration)
@@ -197,7 +198,7 @@ def _signature(i: int, arg: Any, differentiated: bool) -> dict[str, Any]:
 
 
 def _entries(tree: Any) -> int:
-    return sum(int(jax.numpy.size(leaf)) for leaf in jax.tree.leaves(tree))
+    return sum(getattr(leaf, "size", 1) for leaf in jax.tree.leaves(tree))
 
 
 # ---- the file ---------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ function showGraph(root, data) {
     root.append(element("p", { class: "note" }, "This function computes nothing: it returns its arguments."));
     return { step: () => {}, play: () => {} };
   }
-  let level = data.levels[0].kind === "operations" && data.levels[0].nodes.length > 48 && data.levels.length > 1 ? data.levels[1] : data.levels[0];
+  // Nets begin layer by layer, small functions operation by operation.
+  let level = data.levels.length > 1 && data.levels[0].nodes.length > 16 ? data.levels[1] : data.levels[0];
   let tape = level.tapes[0];
   let steps; let step = 0; let picture; let timer = null; let most = 1; let profile; let profileCursor;
 
@@ -280,7 +281,8 @@ function showGraph(root, data) {
   // ---- the bytes on the tape over the steps ----
 
   function drawProfile() {
-    const [W, H, left, right, top, bottom] = [900, 150, 70, 885, 12, 122];
+    const W = roomFor();
+    const [H, left, right, top, bottom] = [150, 70, W - 15, 12, 122];
     const highest = Math.max(1, ...level.tapes.map(({ peak }) => peak));
     const x = (i) => left + ((right - left) * i) / Math.max(1, steps.length - 1);
     const y = (size) => bottom - ((bottom - top) * size) / highest;
@@ -300,7 +302,7 @@ function showGraph(root, data) {
     profileCursor = shape("line", { class: "cursor", y1: top, y2: bottom });
     profile.append(profileCursor);
     profile.place = x;
-    draggable(profile, left, right, (part) => show(Math.round(part * (steps.length - 1))));
+    draggable(profile, left, -15, (part) => show(Math.round(part * (steps.length - 1))));
     const other = level.tapes.find((each) => each !== tape);
     const words = other ? `Filled: ${TAPES[tape.name]}, ${bytes(tape.peak)} at the peak. Dashed: ${TAPES[other.name]}, ${bytes(other.peak)}.` : `At the peak ${bytes(tape.peak)}.`;
     chart.replaceChildren(element("h3", { style: "margin-top: 0" }, "Bytes on the tape, step by step"), profile,

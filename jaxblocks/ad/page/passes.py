@@ -1,4 +1,4 @@
-"""The forward and the reverse pass over units: values and tangents from the inputs on, adjoints from the outputs back."""
+"""The forward and the reverse pass over units: values and tangents from the inputs, adjoints from the outputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -29,7 +29,18 @@ from jaxblocks.ad.jaxprs import (
 )
 from jaxblocks.ad.traces.passes import Operation, Slot
 
-__all__ = ["Op", "Program", "Unit", "Value", "each_operation", "grouped", "of_trace", "part_of", "read_program", "replay"]
+__all__ = [
+    "Op",
+    "Program",
+    "Unit",
+    "Value",
+    "each_operation",
+    "grouped",
+    "of_trace",
+    "part_of",
+    "read_program",
+    "replay",
+]
 
 MOST_UNITS = 64  # of the units that `grouped` makes; more cannot be told apart on a page
 MOST_UNROLLED = 12_000  # operations of a scan that is unrolled, all iterations together
@@ -57,7 +68,8 @@ class Op(NamedTuple):
 
     Attributes:
         name: of the primitive, or of a function with its own derivative rule.
-        scope: the path of the named scopes around it, with the numbers of the iterations of unrolled scans.
+        scope: the path of the named scopes around it, with the numbers of the iterations of unrolled scans, as in
+            ``"blocks/[3]/attention"``.
         run: from the operands to the list of the results.
         operands, results: its values.
     """
@@ -131,7 +143,7 @@ class _Reader:
         """The path of the named scopes around a step, by default with the numbers of iterations."""
         if step is None:
             return ""
-        iteration = str(self.iterations.get(id(step), "")) if iterations else ""
+        iteration = f"[{self.iterations[id(step)]}]" if iterations and id(step) in self.iterations else ""
         return "/".join(filter(None, (self.scope(step.around, iterations), scope_of(step.equation), iteration)))
 
     def operation(self, step: Step) -> list[Value]:
@@ -154,7 +166,7 @@ class _Reader:
         """The rule of ``checkpoint_name``, with which combinators note the kinds of their children."""
         label, dot, kind = step.params["name"].partition(".")
         for scope in (self.scope(step), self.scope(step, iterations=False)):
-            if dot and (not label or label == scope.rpartition("/")[2]):
+            if dot and scope and (not label or label == scope.rpartition("/")[2]):
                 self.kinds.setdefault(scope, kind)
         return list(step.operands)
 

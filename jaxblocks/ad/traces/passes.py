@@ -99,8 +99,9 @@ def read(closed: ClosedJaxpr, inputs: list[Slot]) -> tuple[list[Operation], list
 
     def rule(step: Step) -> list[Slot]:
         equation, operands = step.equation, step.operands
-        if step.name == "convert_element_type" and dtype_of(equation.invars[0]) == dtype_of(equation.outvars[0]):
-            return operands  # it marks the dtype and computes nothing
+        same = step.name == "convert_element_type" and dtype_of(equation.invars[0]) == dtype_of(equation.outvars[0])
+        if same or step.name == "name":
+            return operands  # it marks the dtype, or the output of a layer, and computes nothing
         body = body_of_call(equation)
         level = 1 + max((operand.level for operand in operands), default=0)
         label = step.name if body is None else body.jaxpr.debug_info.func_name
