@@ -274,3 +274,12 @@ def test_errors_of_the_command_are_sentences(file, words, sentence, capsys):
 def test_a_file_that_does_not_exist(capsys):
     assert main([f"{Path('nowhere.py')}:f"]) == 1
     assert "expected a file of Python, got nowhere.py, which does not exist; check the path." in capsys.readouterr().err
+
+
+def test_the_example_writes_one_page_of_several_functions(tmp_path):
+    import ad_functions
+
+    path = tmp_path / "out" / "page.html"
+    ad_functions.main(["--count-only", "--only", "survey", "--out", str(path)])
+    assert f'"name":"{ad_functions.TITLES["survey"]}"' in path.read_text()
+    assert all(hasattr(ad_functions, name) and hasattr(ad_functions, f"{name}_args") for name in ad_functions.TITLES)

@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import jax
 
-import jaxblocks
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.binomial import binomial_schedule, binomial_steps
 from jaxblocks.ad.cost_tables import CostTable, cost_table
@@ -209,7 +209,7 @@ _SCRIPTS = ("elements.js", "chain.js", "graph.js", "checkpointing.js", "bill.js"
 def page_of(explorations: Sequence[Exploration]) -> str:
     """The page of some functions, which it offers to choose from; without any, the chain and the schedules."""
     data = {
-        "version": jaxblocks.__version__,
+        "version": sys.modules["jaxblocks"].__version__,  # imported, and above this module
         "chains": [{"name": name, "widths": widths} for name, widths in CHAINS.items()],
         "schedules": _schedules(),
         "functions": [exploration.data for exploration in explorations],
