@@ -95,7 +95,7 @@ def explorations(measure: bool = True, names=tuple(TITLES)) -> list[Exploration]
 
 def main(argv=None):
     """Write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Functions to explore the cost of derivatives with.")
     parser.add_argument("--out", default="out/ad_cost.html")
     parser.add_argument("--count-only", action="store_true")
     parser.add_argument("--only", nargs="+", choices=TITLES, default=tuple(TITLES))

@@ -303,7 +303,8 @@ def test_everything_is_reached_by_the_keyboard(opened, page_file):
     page = opened(page_file)
     nameless = page.evaluate(
         """() => [...document.querySelectorAll('button, input, select, a[href], [tabindex]')].filter((e) =>
-           !(e.getAttribute('aria-label') || e.textContent.trim() || (e.labels && e.labels.length))).map((e) => e.outerHTML)"""
+           !(e.getAttribute('aria-label') || e.textContent.trim() || (e.labels && e.labels.length)))
+           .map((e) => e.outerHTML)"""
     )
     assert nameless == []
     reached = set()
@@ -333,7 +334,8 @@ def test_everything_is_reached_by_the_keyboard(opened, page_file):
 CONTRAST = """() => {
   const light = (c) => { const f = (v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
     return 0.2126 * f(c[0]) + 0.7152 * f(c[1]) + 0.0722 * f(c[2]); };
-  const parse = (s) => { const c = (s.match(/[\\d.]+/g) || []).map(Number); return s.startsWith('rgb') ? c : [0, 0, 0, 0]; };
+  const parse = (s) => { const c = (s.match(/[\\d.]+/g) || []).map(Number);
+    return s.startsWith('rgb') ? c : [0, 0, 0, 0]; };
   const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
     if (c.length === 3 || c[3] === 1) return c; } return [255, 255, 255]; };
   const found = [];
@@ -389,7 +391,8 @@ def test_a_transformer_of_48_layers_opens_in_two_seconds_and_steps_smoothly(open
     assert page.locator(".node").count() == len(level["nodes"])
     assert page.evaluate("() => document.querySelectorAll('*').length") < 5000
     frame = page.evaluate(
-        """() => { const start = performance.now(); for (let i = 0; i < 60; i++) document.querySelector('#graph-next').click();
+        """() => { const start = performance.now();
+           for (let i = 0; i < 60; i++) document.querySelector('#graph-next').click();
            document.body.getBoundingClientRect(); return (performance.now() - start) / 60; }"""
     )
     assert frame < 50  # milliseconds a step

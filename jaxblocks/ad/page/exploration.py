@@ -150,10 +150,10 @@ def explore(
     table = cost_table(joint, point, rows=rows, measure=measure, repeats=repeats)
     say("planning the Jacobian")
     plan_data, plan = plan_of(joint, point)
-    name = getattr(f, "__name__", type(f).__name__) if name is None else name
+    title = name if name is not None else getattr(f, "__name__", type(f).__name__)
     shape = jax.eval_shape(of_xs, *xs)
     data = {
-        "name": name,
+        "name": title,
         "arguments": [_signature(i, arg, i in numbers) for i, arg in enumerate(args)],
         "value": ", ".join(describe(leaf) for leaf in jax.tree.leaves(shape)),
         "entries": {"inputs": _entries(xs), "outputs": _entries(shape)},
@@ -162,7 +162,7 @@ def explore(
         "plan": plan_data,
         "device": f"{jax.default_backend()}, jax {jax.__version__}" if measure else "",
     }
-    return Exploration(name, table, plan, trace, data)
+    return Exploration(title, table, plan, trace, data)
 
 
 def _is_scalar(f: Callable, xs: tuple) -> bool:
@@ -238,7 +238,7 @@ def _escaped(text: str) -> str:
 
 @functools.cache
 def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files("jaxblocks.ad.page").joinpath(name).read_text(encoding="utf-8")
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblocks.ad.page.passes import parts_of, run_passes, struct_of
-from jaxblocks.ad.page.programs import Program, Unit, each_operation, grouped, of_trace, read_program
+from jaxblocks.ad.page.programs import Program, Unit, Value, each_operation, grouped, of_trace, read_program
 from jaxblocks.ad.page.tapes import Entry, bytes_alive, tape_of
 from jaxblocks.ad.traces import TraceTable, trace_table
 from jaxblocks.ad.traces.drawing import node_places, node_sign
@@ -17,7 +17,7 @@ from jaxblocks.ad.traces.printing import text
 from jaxblocks.ad.traces.tracing import input_labels, slots_of
 from jaxblocks.checks import describe
 
-__all__ = ["graph_of", "kinds_of", "trace_of"]
+__all__ = ["graph_of"]
 
 MOST_TRACED = 120  # operations of a function whose trace is shown line by line
 
@@ -35,7 +35,7 @@ def graph_of(f: Callable, xs: tuple) -> tuple[list[dict[str, Any]], TraceTable |
     traced = concrete and 0 < len(program.ops) <= MOST_TRACED
     levels, table = [], None
     if traced:
-        level, table = trace_of(f, xs)
+        level, table = _traced(f, xs)
         levels.append(level)
     if units and (not traced or any(unit.scope for unit in units)):
         levels.append(_layers(program, units, _start(xs) if concrete else None))
@@ -51,7 +51,7 @@ def _start(xs: tuple) -> tuple[list, list]:
 # ---- operations ---------------------------------------------------------------------------------
 
 
-def trace_of(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
+def _traced(f: Callable, xs: tuple) -> tuple[dict[str, Any], TraceTable]:
     """The trace of ``f`` at ``xs`` as data, with the tape, and the trace itself."""
     shapes = jax.eval_shape(f, *xs)
     ones = jax.tree.map(lambda y: jnp.ones(y.shape, y.dtype), shapes)
@@ -112,42 +112,28 @@ def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None
     passes = run_passes(program, units, parts, *point) if point is not None else {}
     home = {value: i for i, unit in enumerate(units) for value in unit.makes}
     parents = [sorted({home[value] for value in unit.reads if value in home}) for unit in units]
-    depth: list[int] = []
-    for above in parents:
-        depth.append(1 + max((depth[i] for i in above), default=-1))
-    kinds = kinds_of(program)
-    nodes = []
+    nodes, inputs = [], set(program.inputs)
     for i, unit in enumerate(units):
-        found = [None if array is None else text(array) for array in passes.get(_made(unit, main[i]), (None,) * 3)]
-        value, tangent, adjoint = found
+        shown = main[i]
+        triple = passes.get(shown, (None, None, None)) if shown is not None else (None, None, None)
+        value, tangent, adjoint = (None if array is None else text(array) for array in triple)
         names = [op.name for op in unit.ops]
         nodes.append(
             {
                 "name": unit.scope or _listed(names, 3),
-                "kind": kinds(unit.scope),
+                "kind": program.kinds.get(unit.scope, ""),
                 "operations": _listed(names, 8),
                 "equations": len(names),
                 "flops": parts[i].flops,
-                "shape": "" if main[i] is None else describe(struct_of(_made(unit, main[i]))),
-                "arguments": [value.name for value in unit.reads if value in program.inputs],
+                "shape": "" if shown is None else describe(struct_of(shown)),
+                "arguments": [read.name for read in unit.reads if read in inputs],
                 "parents": parents[i],
                 "value": value,
                 "tangent": tangent,
                 "adjoint": adjoint,
-                "depth": depth[i],
-                "row": depth[:i].count(depth[i]),
             }
         )
     return {"kind": "layers", "nodes": nodes, "units": len(units), "tapes": _tapes(program, units)}
-
-
-def kinds_of(program: Program) -> Callable[[str], str]:
-    """From a scope to the kind of its layer, such as ``"Dense"``; ``""`` where it is not known."""
-    return lambda scope: program.kinds.get(scope, "")
-
-
-def _made(unit: Unit, place: int | None):
-    return None if place is None else unit.makes[place]
 
 
 def _listed(names: Sequence[str], most: int) -> str:
@@ -156,10 +142,10 @@ def _listed(names: Sequence[str], most: int) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def _largest(unit: Unit) -> int | None:
-    """The place of the largest floating-point array that a unit makes."""
-    floats = [i for i, value in enumerate(unit.makes) if jnp.issubdtype(value.dtype, jnp.floating)]
-    return max(floats, key=lambda i: int(np.prod(unit.makes[i].shape)), default=None)
+def _largest(unit: Unit) -> Value | None:
+    """The largest floating-point array that a unit makes."""
+    floats = [value for value in unit.makes if jnp.issubdtype(value.dtype, jnp.floating)]
+    return max(floats, key=lambda value: int(np.prod(value.shape)), default=None)
 
 
 # ---- tapes --------------------------------------------------------------------------------------

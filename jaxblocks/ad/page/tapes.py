@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Literal
 
+from jaxblocks.ad.jaxprs import dtype_of, shape_of
 from jaxblocks.ad.page.programs import Program, Unit, Value, replay
 from jaxblocks.ad.primitive_costs import size_of
 
@@ -69,14 +70,14 @@ def tape_of(program: Program, units: Sequence[Unit], *, checkpoint: bool = False
     entries: dict[Any, Entry] = {}
     for v, freed in zip(kept, last_reads, strict=True):
         if isinstance(v, Literal):  # a number in the program
-            entries[len(entries)] = Entry(str(v.val), True, (), v.aval.dtype.itemsize, -1, freed)
+            entries[len(entries)] = Entry(str(v.val), True, (), dtype_of(v).itemsize, -1, freed)
             continue
         unit, equation = birth.get(v, (-1, None))
         name = names.get(v) or ("constant" if equation is None else equation.primitive.name)
         if v in entries:
             freed = min(freed, entries[v].freed)
-        size = size_of(v) * v.aval.dtype.itemsize
-        entries[v] = Entry(name, v in names or equation is None, v.aval.shape, size, unit, freed)
+        size = size_of(v) * dtype_of(v).itemsize
+        entries[v] = Entry(name, v in names or equation is None, shape_of(v), size, unit, freed)
     return list(entries.values())
 
 
