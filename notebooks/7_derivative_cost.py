@@ -753,9 +753,9 @@ print(plan.reason)
 # Use forward mode for few inputs, reverse mode for few outputs, and a bracketing that starts at the bottleneck for nets
 # with a bottleneck.
 #
-# On the site, <a href="../ad_cost.html">The cost of derivatives</a> is a page with sliders for the widths of a chain, and
-# with the graph, the tape and the cost table of five functions, step by step. `jaxblocks.ad.explore(f, x).save("page.html")`
-# writes it for your own function.
+# On the site, <a href="../ad_cost.html">The cost of derivatives</a> is a page with sliders for the widths of a chain,
+# and with the graph, the tape and the cost table of five functions, step by step.
+# `jaxblocks.ad.explore(f, x).save("page.html")` writes it for your own function.
 #
 # ## Homework
 #
