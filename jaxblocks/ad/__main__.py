@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+__all__ = []  # it is run, not imported
+
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
 SHAPE = re.compile(r"(f16|bf16|f32|f64|i32)\[((?:\d+,?)*)\]")
 

@@ -124,10 +124,6 @@ def explore(
     >>> exploration = explore(survey, 2.0, 5.0, argnums=(0, 1), measure=False)
     >>> print(exploration.trace.adjoint[-1])
     x̄2 = v̄₀ = 1.716
-    >>> print(exploration)
-                              operations    / function
-    ------------------------  ------------  ------------
-    ...
 
     Source: Huszar, DeepNN lecture 3; Baydin, Pearlmutter, Radul & Siskind, Automatic differentiation in machine
     learning: a survey; Griewank & Walther 2000, Algorithm 799: revolve (doi:10.1145/347837.347846).
