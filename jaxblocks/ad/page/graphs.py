@@ -139,7 +139,7 @@ def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None
 def _listed(names: Sequence[str], most: int) -> str:
     counted = collections.Counter(names)
     words = [name if n == 1 else f"{n} {name}" for name, n in counted.items()]
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+    return ", ".join(words[:most]) + (f", {len(words) - most} more" if len(words) > most else "")
 
 
 def _largest(unit: Unit) -> Value | None:
