@@ -19,8 +19,6 @@ import jax.numpy as jnp
 import jaxblocks as jb
 from jaxblocks.ad import Exploration, explore
 
-KEY = jax.random.key(0)
-
 
 def survey(x1, x2):
     """The function of the survey of Baydin et al.: ln x1 + x1 x2 - sin x2."""
@@ -34,7 +32,7 @@ def net_of(*widths, activation=jnp.tanh):
     """A multilayer perceptron with an activation after each layer but the last, and its params."""
     layers = [layer for width in widths[1:] for layer in (jb.Dense(width), activation)]
     net = jb.Serial(*layers[:-1])
-    return net, net.init(KEY, jnp.zeros(widths[0]))
+    return net, net.init(jax.random.key(0), jnp.zeros(widths[0]))
 
 
 DIGITS, DIGITS_PARAMS = net_of(784, 128, 64, 10, activation=jb.relu)
@@ -45,7 +43,7 @@ def classifier_loss(params, images, labels):
     return jnp.mean(jb.softmax_cross_entropy(DIGITS.apply(params, images), labels))
 
 
-classifier_loss_args = (DIGITS_PARAMS, jax.random.normal(KEY, (32, 784)), jnp.arange(32) % 10)
+classifier_loss_args = (DIGITS_PARAMS, jax.random.normal(jax.random.key(1), (32, 784)), jnp.arange(32) % 10)
 
 
 def logits(image):
@@ -53,7 +51,7 @@ def logits(image):
     return DIGITS.apply(DIGITS_PARAMS, image)
 
 
-logits_args = (jax.random.normal(KEY, (784,)),)
+logits_args = (jax.random.normal(jax.random.key(2), (784,)),)
 
 CODER, CODER_PARAMS = net_of(784, 128, 8, 128, 784)
 
@@ -72,7 +70,10 @@ def residual_loss(params, x):
 
 
 RESIDUAL = jb.Repeat(jb.Residual(jb.Dense(32), jnp.tanh), 24, checkpoint=None)
-residual_loss_args = (RESIDUAL.init(KEY, jnp.zeros((8, 32))), jax.random.normal(KEY, (8, 32)))
+residual_loss_args = (
+    RESIDUAL.init(jax.random.key(3), jnp.zeros((8, 32))),
+    jax.random.normal(jax.random.key(4), (8, 32)),
+)
 
 TITLES = {
     "survey": "ln x1 + x1 x2 - sin x2",
