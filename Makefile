@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := --jaxtyping-packages=jaxblocks,beartype.beartype
 
-.PHONY: quickstart test quick mutants lint format parity notebooks docs benchmarks clean
+.PHONY: quickstart test quick mutants lint format parity notebooks docs browser benchmarks clean
 
 quickstart: .venv/.ready
 	$(BIN)/python examples/quickstart.py
@@ -46,6 +46,15 @@ docs: .venv/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	$(BIN)/python docs/check_site.py docs/_build/html
 
+# The interactive page, and the site where it is built, in headless Chromium. Debian's is installed where this may be done.
+browser: .venv/.ready
+	@if command -v uv >/dev/null 2>&1; then \
+	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[browser]' -c constraints.txt; \
+	 else $(BIN)/python -m pip install -q -e '.[browser]' -c constraints.txt; fi
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || { \
+	   [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && apt-get update -qq && apt-get install -y -qq chromium; } || true
+	JAXBLOCKS_BROWSER=1 $(BIN)/python -m pytest -q -rs -n 0 tests/test_browser.py
+
 .venv/.docs: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \
 	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[docs]' -c constraints.txt; \
@@ -78,4 +87,4 @@ benchmarks: .venv/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out build dist docs/_build docs/reference docs/notebooks docs/gallery docs/ad_cost

@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
+import make_ad_cost
 import make_gallery
 import make_reference
 from docutils import nodes
@@ -59,7 +60,7 @@ nb_ipywidgets_js = {}  # by default these are fetched from elsewhere
 html_theme = "furo"
 html_title = "jaxblocks"
 html_static_path = ["_static"]
-html_extra_path = [str(path) for path in [HERE / "ad_cost"] if path.is_dir()]  # a page of its own, copied as it is
+html_extra_path = ["ad_cost"]  # a page of its own, copied as it is
 html_css_files = ["style.css"]
 html_show_sphinx = False
 html_show_sourcelink = False
@@ -262,6 +263,7 @@ def write_sources(app):
     """Write the pages that are made from the code."""
     make_reference.write(HERE / "reference")
     make_gallery.write(HERE, draw=EXECUTE)
+    make_ad_cost.write(HERE / "ad_cost", measure=EXECUTE)
 
 
 def setup(app):

@@ -753,6 +753,10 @@ print(plan.reason)
 # Use forward mode for few inputs, reverse mode for few outputs, and a bracketing that starts at the bottleneck for nets
 # with a bottleneck.
 #
+# On the site, <a href="../ad_cost.html">The cost of derivatives</a> is a page with sliders for the widths of a chain,
+# and with the graph, the tape and the cost table of five functions, step by step.
+# `jaxblocks.ad.explore(f, x).save("page.html")` writes it for your own function.
+#
 # ## Homework
 #
 # 1. **Optimal bracketing.** A net $784 \to 128 \to 64 \to 10$ followed by a loss: dimensions 784, 128, 64, 10, 1.

@@ -15,8 +15,18 @@ _FILES = {
     "memory": ("MemoryCurve", "memory_curve", "saved_numbers", "temporary_bytes"),
     "cost_tables": ("CostRow", "CostTable", "cost_table"),
     "traces": ("TraceNode", "TraceRow", "TraceTable", "trace_table"),
+    # A page to explore a function with.
+    "page": ("Exploration", "explore"),
     # The order of multiplication: dense chains, and any function.
-    "chains": ("ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"),
+    "chains": (
+        "ChainOrder",
+        "bracketings",
+        "chain_cost",
+        "chain_memory",
+        "jacobian_chain",
+        "multiply_chain",
+        "optimal_order",
+    ),
     "jacobians": ("jacobian", "jacobian_plan"),
     "planning": ("JacobianPlan",),
     "sparse": ("SparsityPattern", "sparse_jacobian", "sparsity"),
@@ -56,7 +66,16 @@ if TYPE_CHECKING:
     from jaxblocks.ad.memory import MemoryCurve, memory_curve, saved_numbers, temporary_bytes
     from jaxblocks.ad.cost_tables import CostRow, CostTable, cost_table
     from jaxblocks.ad.traces import TraceNode, TraceRow, TraceTable, trace_table
-    from jaxblocks.ad.chains import ChainOrder, bracketings, chain_cost, jacobian_chain, multiply_chain, optimal_order
+    from jaxblocks.ad.page import Exploration, explore
+    from jaxblocks.ad.chains import (
+        ChainOrder,
+        bracketings,
+        chain_cost,
+        chain_memory,
+        jacobian_chain,
+        multiply_chain,
+        optimal_order,
+    )
     from jaxblocks.ad.jacobians import jacobian, jacobian_plan
     from jaxblocks.ad.planning import JacobianPlan
     from jaxblocks.ad.sparse import SparsityPattern, sparse_jacobian, sparsity
@@ -91,6 +110,7 @@ __all__ = [
     "CostTable",
     "Count",
     "Eigenvalues",
+    "Exploration",
     "GradientNoise",
     "JacobianPlan",
     "KernelPlan",
@@ -112,6 +132,7 @@ __all__ = [
     "binomial_steps",
     "bracketings",
     "chain_cost",
+    "chain_memory",
     "cost_table",
     "count_flops",
     "directional_curvature",
@@ -122,6 +143,7 @@ __all__ = [
     "estimate_biharmonic",
     "estimate_laplacian",
     "estimate_trace",
+    "explore",
     "fisher_operator",
     "fixed_point",
     "forward_gradient",

@@ -27,7 +27,15 @@ from jaxblocks.ad.arguments import as_point
 from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.matplotlib_axes import axes_or_new
 
-__all__ = ["ChainOrder", "bracketings", "chain_cost", "jacobian_chain", "multiply_chain", "optimal_order"]
+__all__ = [
+    "ChainOrder",
+    "bracketings",
+    "chain_cost",
+    "chain_memory",
+    "jacobian_chain",
+    "multiply_chain",
+    "optimal_order",
+]
 
 Order = str | int | tuple
 
@@ -59,6 +67,33 @@ def chain_cost(dims: Sequence[int], *, order: Order = "best") -> int:
     dims = _dims(dims)
     order = optimal_order(dims).order if order == "best" else _bracketing(order, len(dims) - 1)
     return _cost(dims, order)
+
+
+@checked
+def chain_memory(dims: Sequence[int], *, order: Order = "best") -> int:
+    r"""The largest number of entries that are live at a time while the product of a chain of Jacobians is computed.
+
+    The function is evaluated from its inputs to its outputs, and makes :math:`J_1, J_2, \dots, J_L` in this order. Each
+    product is computed as soon as both of its factors exist, and then the factors are dropped. Forward mode needs one
+    factor at a time and what it has pushed so far; reverse mode needs all factors before its first product.
+
+    Args:
+        dims: :math:`d_0, \dots, d_L`, as for `chain_cost`.
+        order: as for `chain_cost`.
+
+    Raises:
+        ValueError: as `chain_cost`.
+
+    >>> [chain_memory((1000, 500, 100, 1), order=order) for order in ("forward", "reverse")]
+    [650000, 550600]
+    >>> 650_000 == 500 * 1000 + 100 * 500 + 100 * 1000, 550_600 == 500 * 1000 + 100 * 500 + 1 * 100 + 1 * 500
+    (True, True)
+
+    Source: Huszar, DeepNN lecture 3 (the memory of forward and reverse mode).
+    """
+    dims = _dims(dims)
+    order = optimal_order(dims).order if order == "best" else _bracketing(order, len(dims) - 1)
+    return _peak(dims, order)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -321,6 +356,17 @@ def _cost(dims, order) -> int:
         return rows, columns, of_left + of_right + rows * inner * columns
 
     return _fold(order, lambda i: (dims[i], dims[i - 1], 0), join)[2]
+
+
+def _peak(dims, order) -> int:
+    """Entries that are live at the peak: the right factor of each product is made before the left one."""
+
+    def join(left, right):
+        (rows, inner, of_left), (_, columns, of_right) = left, right
+        held = inner * columns
+        return rows, columns, max(of_right, held + of_left, held + rows * inner + rows * columns)
+
+    return _fold(order, lambda i: (dims[i], dims[i - 1], dims[i] * dims[i - 1]), join)[2]
 
 
 def _formula(order) -> str:

@@ -91,10 +91,10 @@ class CostTable:
         return len(self.rows)
 
     def __repr__(self):
-        return "\n".join([self._table("simple"), *self._notes()])
+        return "\n".join([self._table("simple"), *self.notes()])
 
     def _repr_html_(self) -> str:
-        return "".join([self._table("html"), *(f"<p>{note}</p>" for note in self._notes())])
+        return "".join([self._table("html"), *(f"<p>{note}</p>" for note in self.notes())])
 
     def to_frame(self):
         """The table as a ``pandas.DataFrame``, indexed by the names of the rows, with numbers without units.
@@ -183,7 +183,12 @@ class CostTable:
         align = ["left"] + ["right"] * (len(columns) - 1)
         return tabulate(lines, headers=list(columns), tablefmt=style, colalign=align, disable_numparse=True)
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """What the numbers leave out, in sentences; they stand below the printed table.
+
+        >>> CostTable({"function": CostRow("function", Count(uncounted={"fft": 1}), 1.0)}).notes()
+        ['Not counted, because their arithmetic is unknown: fft.']
+        """
         unknown = sorted({name for row in self for name in row.count.uncounted})
         notes = [f"Not counted, because their arithmetic is unknown: {', '.join(unknown)}."] if unknown else []
         if any(row.count.loops_of_unknown_length for row in self):

@@ -8,7 +8,7 @@ from jaxblocks.ad.traces.tables import TraceNode
 from jaxblocks.checks import require
 from jaxblocks.matplotlib_axes import PALETTE, axes_or_new
 
-__all__ = ["draw"]
+__all__ = ["draw", "node_places", "node_sign"]
 
 _RED = PALETTE[1]
 _COLORS = {"input": "#9FD3F2", "constant": "#DDDDDD", "operation": "#FFF3C4"}
@@ -19,7 +19,7 @@ def draw(table, ax=None, step: int | None = None):
     steps = len(table.primal) + len(table.adjoint)
     expected = f"step to be an integer from 0 to {steps}, the number of rows"
     require(step is None or 0 <= step <= steps, expected, step)
-    places = _places(table.nodes)
+    places = node_places(table.nodes)
     size = [1.5 + 1.5 * len({place[axis] for place in places.values()}) for axis in (0, 1)]
     ax = axes_or_new(ax, figsize=(size[0], min(size[1], 9.0)))
     done = steps if step is None else step
@@ -64,14 +64,14 @@ def _draw_nodes(ax, nodes, places, values, adjoints, now) -> None:
         ax.plot(x, y, "o", markersize=32, color=color, markeredgecolor="black", linestyle="none")
         if node.name == now:
             ax.plot(x, y, "o", markersize=37, color="none", markeredgecolor=_RED, linestyle="none")
-        ax.annotate(f"{_mathtext(node.name)}\n{_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
+        ax.annotate(f"{_mathtext(node.name)}\n{node_sign(node)}", (x, y), ha="center", va="center", fontsize=8)
         for words, offset, paint in ((values, -27, "black"), (adjoints, 27, _RED)):
             if node.name in words:
                 options = dict(textcoords="offset points", ha="center", va="center", fontsize=8, color=paint)
                 ax.annotate(words[node.name], (x, y), (0, offset), **options)
 
 
-def _places(nodes) -> dict[str, tuple[float, float]]:
+def node_places(nodes) -> dict[str, tuple[float, float]]:
     """Columns by depth, with inputs and constants just before their first use; rows near those of the parents."""
     children: dict[str, list] = {node.name: [] for node in nodes}
     for node in nodes:
@@ -130,7 +130,7 @@ _SIGNS = {
 }
 
 
-def _sign(node: TraceNode) -> str:
+def node_sign(node: TraceNode) -> str:
     """The label of a node: the symbol of the operation, or the last key of an input's name."""
     words: str = _SIGNS.get(node.operation, node.operation)
     if node.kind == "input" and words.endswith("]"):

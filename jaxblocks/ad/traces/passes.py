@@ -64,6 +64,7 @@ class Operation(NamedTuple):
         equation: the equation.
         operands, outs: its inputs and outputs.
         moving: empty until the forward pass adds the operation as a function of ``read`` that returns ``flowing``.
+        scope: the named scopes around it.
     """
 
     jaxpr: Jaxpr
@@ -71,6 +72,7 @@ class Operation(NamedTuple):
     operands: list[Slot]
     outs: list[Slot]
     moving: list
+    scope: str
 
     @property
     def level(self) -> int:
@@ -97,13 +99,14 @@ def read(closed: ClosedJaxpr, inputs: list[Slot]) -> tuple[list[Operation], list
 
     def rule(step: Step) -> list[Slot]:
         equation, operands = step.equation, step.operands
-        if step.name == "convert_element_type" and dtype_of(equation.invars[0]) == dtype_of(equation.outvars[0]):
-            return operands  # it marks the dtype and computes nothing
+        same = step.name == "convert_element_type" and dtype_of(equation.invars[0]) == dtype_of(equation.outvars[0])
+        if same or step.name == "name":
+            return operands  # it marks the dtype, or the output of a layer, and computes nothing
         body = body_of_call(equation)
         level = 1 + max((operand.level for operand in operands), default=0)
         label = step.name if body is None else body.jaxpr.debug_info.func_name
         outs = [Slot("operation", label, level=level, parents=tuple(operands)) for _ in equation.outvars]
-        steps.append(Operation(step.jaxpr, equation, operands, outs, []))
+        steps.append(Operation(step.jaxpr, equation, operands, outs, [], step.scope))
         return outs
 
     outputs = interpret(

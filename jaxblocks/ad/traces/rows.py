@@ -93,7 +93,7 @@ def _pulled(step) -> list[TraceRow]:
             formula += [] if rule.known else [_chained(slot, out)]
         slot.adjoint = more if slot.adjoint is None else slot.adjoint + more
         expressions = tuple(dict.fromkeys([_sum(chain), _sum(formula)]))
-        rows.append(TraceRow(bar, "operation", slot.name, expressions, slot.adjoint))
+        rows.append(TraceRow(bar, "operation", slot.name, expressions, slot.adjoint, known[0].name))
     return rows
 
 

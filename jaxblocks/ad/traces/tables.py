@@ -49,6 +49,7 @@ class TraceRow:
         node: the name of its node.
         expressions: right-hand sides as symbols; the last one in numbers, if all operands are scalars.
         value: an array; for an adjoint the sum so far.
+        read_by: for a term of an adjoint, the name of the node whose operation adds it; else ``""``.
 
     >>> import jax.numpy as jnp
     >>> from jaxblocks.ad.traces import trace_table
@@ -61,6 +62,7 @@ class TraceRow:
     node: str
     expressions: tuple[str, ...]
     value: Any
+    read_by: str = ""
 
     def __repr__(self):
         parts = [self.name, *self.expressions, text(self.value)]

@@ -6,15 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point
-from jaxblocks.ad.traces.passes import Slot, number_slots, read, run_forward
+from jaxblocks.ad.traces.passes import Operation, Slot, number_slots, read, run_forward
 from jaxblocks.ad.traces.rows import forward_rows, reverse_rows
 from jaxblocks.ad.traces.tables import TraceTable
 from jaxblocks.checks import checked, describe, require
 
-__all__ = ["trace_table"]
+__all__ = ["input_labels", "slots_of", "trace_table"]
 
 
 @checked
@@ -70,14 +71,9 @@ def trace_table(
     closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     cotangent = _start(cotangent, shapes)
 
-    inputs = [
-        Slot("input", label, value=value, active=True, tangent=direction)
-        for label, value, direction in zip(
-            _labels(closed, args), jax.tree.leaves(args), jax.tree.leaves(tangent), strict=True
-        )
-    ]
-    steps, outputs = read(closed, inputs)
-    constants = number_slots(inputs, steps, outputs)
+    inputs, constants, steps, outputs = slots_of(closed, args)
+    for slot, direction in zip(inputs, jax.tree.leaves(tangent), strict=True):
+        slot.tangent = direction
     for step in steps:
         run_forward(step)
     structure = jax.tree.structure(shapes)
@@ -95,6 +91,17 @@ def trace_table(
         derivative=structure.unflatten([slot.moved() for slot in outputs]),
         gradient=jax.tree.structure(args).unflatten([slot.adjoint for slot in inputs]),
     )
+
+
+def slots_of(closed: ClosedJaxpr, args: tuple) -> tuple[list[Slot], list[Slot], list[Operation], list[Slot]]:
+    """The inputs, constants, operations and outputs of a traced function, numbered as in its trace."""
+    labels = input_labels(closed, args)
+    inputs = [
+        Slot("input", label, value=value, active=True)
+        for label, value in zip(labels, jax.tree.leaves(args), strict=True)
+    ]
+    steps, outputs = read(closed, inputs)
+    return inputs, number_slots(inputs, steps, outputs), steps, outputs
 
 
 # ---- checks -----------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ def _start(cotangent, shapes):
     return jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes)
 
 
-def _labels(closed, args) -> list[str]:
+def input_labels(closed: ClosedJaxpr, args: tuple) -> list[str]:
     """The names of the inputs in the function, ``x1`` or ``params['w']``; without names, by position."""
     names = closed.jaxpr.debug_info.arg_names
     paths = [jax.tree_util.keystr(path[1:]) for path, _ in jax.tree_util.tree_leaves_with_path(args)]

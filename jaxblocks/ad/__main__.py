@@ -1,0 +1,152 @@
+"""Print the cost table of a function in a file, and write its page.
+
+python -m jaxblocks.ad examples/ad_functions.py:autoencoder
+python -m jaxblocks.ad model.py:loss params "f32[32,784]" --html page.html
+
+The arguments follow the function. Each is the name of a value in the file (or of a function without parameters that
+returns it), a number such as 2.0, or a shape such as ``f32[32,784]``, which stands for an array of normally distributed
+numbers. Without arguments, the file gives them as ``<function>_args``, a tuple, or the function has defaults.
+"""
+
+import argparse
+import importlib.util
+import inspect
+import re
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = []  # it is run, not imported
+
+DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i32": "int32"}
+SHAPE = re.compile(r"(f16|bf16|f32|f64|i32)\[((?:\d+,?)*)\]")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns 0, or 1 after an error, which is a sentence on the standard error."""
+    parser = argparse.ArgumentParser(
+        "python -m jaxblocks.ad",
+        description=(__doc__ or "").partition("\n\n")[0],
+        epilog=(__doc__ or "").rpartition("\n\n")[2],
+    )
+    parser.add_argument("function", metavar="FILE.py:FUNCTION", help="the function")
+    parser.add_argument("arguments", nargs="*", help='names in the file, numbers, or shapes such as "f32[32,784]"')
+    parser.add_argument("--html", metavar="PAGE.html", help="write the page to this file")
+    parser.add_argument("--argnums", default="0", help="arguments to differentiate, as in 0 or 0,1 (default 0)")
+    parser.add_argument("--count-only", action="store_true", help="count operations, and time nothing")
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls of each derivative (default 20)")
+    given = parser.parse_intermixed_args(argv)
+    try:
+        _run(given)
+    except (AttributeError, ImportError, OSError, SyntaxError, TypeError, ValueError) as error:
+        print(f"python -m jaxblocks.ad: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(given: argparse.Namespace) -> None:
+    from jaxblocks.ad.page import explore
+
+    file, colon, name = given.function.rpartition(":")
+    if not colon:
+        raise ValueError(f"expected FILE.py:FUNCTION, got {given.function}; write a colon and the name of a function.")
+    module = _load(Path(file))
+    function = _named(module, name)
+    if not callable(function):
+        raise TypeError(f"expected a function, got {name}, a {type(function).__name__}; name a function of {file}.")
+    args = tuple(_argument(module, word) for word in given.arguments) or _default_args(module, name, function)
+    start = time.perf_counter()
+
+    def progress(words: str) -> None:
+        print(f"{time.perf_counter() - start:6.1f} s  {words} ...", file=sys.stderr, flush=True)
+
+    exploration = explore(
+        function,
+        *args,
+        argnums=_numbers(given.argnums),
+        name=name,
+        measure=not given.count_only,
+        repeats=given.repeats,
+        progress=progress,
+    )
+    print(exploration.table)
+    if exploration.plan is not None:
+        print(f"\n{exploration.plan.explain()}")
+    if given.html:
+        exploration.save(given.html)
+        progress(f"wrote {given.html}")
+
+
+def _load(path: Path) -> ModuleType:
+    """The module of a file; its folder is on the path, as for a script."""
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a file of Python, got {path}, which does not exist; check the path.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"expected a file of Python, got {path}; its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _named(module: ModuleType, name: str) -> Any:
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            names = sorted(key for key in vars(module) if not key.startswith("_"))
+            raise AttributeError(f"expected a name in {module.__name__}.py, got {name}; it has {', '.join(names)}.")
+        value = getattr(value, part)
+    return value
+
+
+def _argument(module: ModuleType, word: str) -> Any:
+    """The value of one argument."""
+    import jax
+    import jax.numpy as jnp
+
+    found = SHAPE.fullmatch(word)
+    if found:
+        shape = tuple(int(size) for size in found[2].split(",") if size)
+        dtype = jnp.dtype(DTYPES[found[1]])
+        return (
+            jax.random.normal(jax.random.key(0), shape).astype(dtype) if found[1] != "i32" else jnp.zeros(shape, dtype)
+        )
+    if "[" in word:
+        raise ValueError(f'expected a shape such as "f32[32,784]", got {word}; the dtypes are {", ".join(DTYPES)}.')
+    try:
+        return float(word)
+    except ValueError:
+        value = _named(module, word)
+    return value() if inspect.isfunction(value) and not inspect.signature(value).parameters else value
+
+
+def _default_args(module: ModuleType, name: str, function: Any) -> tuple:
+    """``<function>_args`` of the file, or the defaults of the function."""
+    if hasattr(module, f"{name}_args"):
+        value = getattr(module, f"{name}_args")
+        value = value() if callable(value) else value
+        return value if isinstance(value, tuple) else (value,)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    values = tuple(p.default for p in parameters if p.default is not p.empty)
+    if not values or len(values) < len(parameters):
+        raise TypeError(
+            f"expected the arguments of {name}, got none; pass them after the function, as in "
+            f'{name} "f32[32,784]", or define {name}_args, a tuple, in the file.'
+        )
+    return values
+
+
+def _numbers(text: str) -> int | tuple[int, ...]:
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(f"expected --argnums to be numbers, got {text}; write 0 or 0,1.") from None
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+if __name__ == "__main__":
+    sys.exit(main())
