@@ -201,6 +201,7 @@ def test_as_a_preconditioner():
         scales = jnp.array([1.0, 10.0, 100.0])[None]
         x, params = jnp.asarray(RNG.normal(size=(8, 3))) * scales, jnp.asarray(RNG.normal(size=(3, 2)))
         model = lambda w, x: x @ w
+
         @jax.jit
         def run(params):
             K = structured_curvature(model, half_square, params, x, jnp.zeros((8, 2)))
@@ -223,7 +224,9 @@ def test_errors_and_their_repairs():
     with pytest.raises(ValueError, match=r"expected a key, from which targets are drawn, got None; pass key="):
         call(matrix="fisher", sample="gaussian")
     jax.eval_shape(lambda: call(matrix="fisher", sample="gaussian", key=jax.random.key(0)))
-    with pytest.raises(ValueError, match=r"float32 \(2, 1\) at x, got float32 \(4, 2\) at y; give their first axes one"):
+    with pytest.raises(
+        ValueError, match=r"float32 \(2, 1\) at x, got float32 \(4, 2\) at y; give their first axes one"
+    ):
         structured_curvature(lambda w, x: x @ w, half_square, w, x, jnp.ones((4, 2)))
     with pytest.raises(TypeError, match="expected model to return one floating-point array"):
         structured_curvature(lambda w, x: (x @ w,), half_square, w, x, jnp.ones((2, 2)))

@@ -26,11 +26,11 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.arguments import at_point, batch_length, floating_params
 from jaxblocks.ad.kronecker_factors import (
+    FactorReader,
     KroneckerFactors,
     Layout,
     WeightSharing,
     factor_reader,
-    kronecker_factors,
     squared_projections,
 )
 from jaxblocks.ad.loss_roots import CurvatureMatrix, Sample
@@ -39,7 +39,7 @@ from jaxblocks.ad.raveled import dot
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.children import as_shapes
 
-__all__ = ["Eigenbasis", "Structure", "StructuredCurvature", "eigenbases", "structured_curvature"]
+__all__ = ["Eigenbasis", "Structure", "StructuredCurvature", "eigenbases", "of_blocks", "structured_curvature"]
 
 Structure = Literal["kfac", "ekfac", "diagonal", "full"]
 
@@ -208,20 +208,17 @@ def structured_curvature(
     (arXiv:1806.03884); Eschenhagen et al. 2023, KFAC for modern architectures (expand and reduce; arXiv:2311.00636).
     """
     params = floating_params(params)
-    shapes = as_shapes(params)
-    like = (jax.tree.structure(shapes), tuple(jax.tree.leaves(shapes)))
+    like = params
     if structure == "full":
-        params, unravel = ravel_pytree(params)
-        on_tree, max_size = model, params.size
-        model = lambda vector, x: on_tree(unravel(vector), x)
+        (params, unravel), on_tree = ravel_pytree(params), model
+        model, max_size = lambda vector, x: on_tree(unravel(vector), x), params.size
     reader = factor_reader(model, loss, params, x, matrix=matrix, sample=sample, samples=samples, max_size=max_size)
     examples = batch_length(x=x, **({} if matrix == "fisher" else {"y": y}))
     require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", "pass key=...")
     bases: Sequence[tuple] = [(None, None)] * len(reader.blocks)
 
     def factors(batch, key=None):
-        found = zip(reader.blocks, reader.read(params, key, *batch), strict=True)
-        return [kronecker_factors(*own, weight_sharing) for own in found]
+        return reader.factors(params, key, *batch, weight_sharing)
 
     def eigenvalues(batch, key=None):
         found = zip(reader.blocks, reader.read(params, key, *batch), bases, strict=True)
@@ -230,12 +227,22 @@ def structured_curvature(
     def mean(f):
         return over_minibatches(f, (x, y), batch_size=chunk_size or examples, key=key)()
 
+    blocks = []
     if structure != "diagonal":
         blocks = eigenbases(mean(factors))
         bases = [(block.left, block.right) for block in blocks]
     if structure in ("diagonal", "ekfac"):
         blocks = [Eigenbasis(*basis, values) for basis, values in zip(bases, mean(eigenvalues), strict=True)]
-    return StructuredCurvature(tuple(blocks), tuple(block.layout for block in reader.blocks), like, structure)
+    return of_blocks(reader, blocks, like, structure)
+
+
+def of_blocks(
+    reader: FactorReader, blocks: Sequence[Eigenbasis], like: PyTree, structure: Structure
+) -> StructuredCurvature:
+    """The matrix over params like ``like`` with these eigenvectors and eigenvalues."""
+    shapes = as_shapes(like)
+    shapes = (jax.tree.structure(shapes), tuple(jax.tree.leaves(shapes)))
+    return StructuredCurvature(tuple(blocks), tuple(block.layout for block in reader.blocks), shapes, structure)
 
 
 def eigenbases(factors: Sequence[KroneckerFactors]) -> list[Eigenbasis]:

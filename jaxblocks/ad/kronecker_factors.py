@@ -165,6 +165,13 @@ class FactorReader(NamedTuple):
         keys = None if key is None else jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
         return jax.vmap(one)(keys, x, y)
 
+    def factors(
+        self, params: PyTree, key: Any, x: PyTree, y: PyTree, weight_sharing: WeightSharing = "expand"
+    ) -> list[KroneckerFactors]:
+        """A and B of each parameter."""
+        found = self.read(params, key, x, y)
+        return [kronecker_factors(block, own, weight_sharing) for block, own in zip(self.blocks, found, strict=True)]
+
 
 def factor_reader(
     model: Callable,
