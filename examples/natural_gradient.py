@@ -90,7 +90,7 @@ def compare(name, problem, steps, seed):
     images, labels = digits()
     x = jnp.asarray(images.reshape(len(images), -1))
     data = x, x if name == "autoencoder" else jnp.asarray(labels)
-    options = dict(problem.kfac, matrix="fisher", sample=problem.sample, key=jax.random.key(seed))
+    options: dict = dict(problem.kfac, matrix="fisher", sample=problem.sample, key=jax.random.key(seed))
     natural = kfac(as_function(problem.net), problem.loss, data, **options)
     curves = {
         "Adam": train(problem, optax.adam(**problem.adam), data, steps, seed),

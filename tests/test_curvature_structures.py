@@ -28,9 +28,12 @@ def doubles(tree):
 def exact(model, params, x, middle):
     """The mean of J' H J, from the Jacobian J of each example and ``middle(outputs, i)``, its H."""
     flat, unravel = ravel_pytree(params)
-    jacobian = jax.jit(jax.vmap(lambda x: jax.jacrev(lambda w: model(unravel(w), x).reshape(-1))(flat)))
-    J = np.asarray(jacobian(x))
-    outputs = np.asarray(jax.jit(jax.vmap(lambda x: model(params, x).reshape(-1)))(x))
+
+    def one(x):
+        of = lambda w: model(unravel(w), x).reshape(-1)
+        return of(flat), jax.jacrev(of)(flat)
+
+    outputs, J = map(np.asarray, jax.jit(jax.vmap(one))(x))
     return np.mean([J[i].T @ middle(outputs[i], i) @ J[i] for i in range(len(J))], axis=0)
 
 

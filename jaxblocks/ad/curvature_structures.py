@@ -108,8 +108,8 @@ class StructuredCurvature:
         """The diagonal entries, like the params."""
         done = []
         for layout, (left, right, values) in zip(self.layouts, self.blocks, strict=True):
-            squares = [None if side is None else jnp.square(side) for side in (left, right)]
-            done.append(layout.to_leaf(_back(*squares, values)))
+            left, right = (None if side is None else jnp.square(side) for side in (left, right))
+            done.append(layout.to_leaf(_back(left, right, values)))
         return self._tree(done)
 
     def _leaves(self, tree):
@@ -218,11 +218,11 @@ def structured_curvature(
     bases: Sequence[tuple] = [(None, None)] * len(reader.blocks)
 
     def factors(batch, key=None):
-        return reader.factors(params, key, *batch, weight_sharing)
+        return reader.factors(params, key, *batch, weight_sharing=weight_sharing)
 
     def eigenvalues(batch, key=None):
         found = zip(reader.blocks, reader.read(params, key, *batch), bases, strict=True)
-        return [squared_projections(block, own, *basis) for block, own, basis in found]
+        return [squared_projections(block, own, left, right) for block, own, (left, right) in found]
 
     def mean(f):
         return over_minibatches(f, (x, y), batch_size=chunk_size or examples, key=key)()

@@ -93,7 +93,7 @@ def scale_by_kfac(
     require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", "pass key=...")
     options: dict = dict(matrix=matrix, sample=sample, samples=1, max_size=max_size)
 
-    def init(params):
+    def init(params) -> Any:
         reader = factor_reader(model, loss, params, batch[0], **options)
 
         def start(x, y):
@@ -103,11 +103,11 @@ def scale_by_kfac(
         shapes = jax.eval_shape(start, *batch)
         return KfacState(jnp.int32(0), *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
-    def update(updates, state, params=None, *, batch=None, **extra):
+    def update(updates, state: Any, params: Any = None, *, batch: Any = None, **extra) -> tuple[Any, Any]:
         given = params is not None and batch is not None
         repair = "call update(grads, state, params, batch=(x, y))"
         require(given, "params and the batch of the gradient", "none", repair, error=TypeError)
-        x, y = batch
+        x, y = batch  # pyright: ignore[reportGeneralTypeIssues]
 
         def refreshed():
             reader = factor_reader(model, loss, params, x, **options)
