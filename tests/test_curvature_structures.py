@@ -105,6 +105,15 @@ def test_linear_nets_are_exact(net, shape, weight_sharing):
         close(jax.jit(run)(params), blocks_of(exact(model, params, x, lambda f, i: np.eye(len(f))), params))
 
 
+def test_groups_of_a_convolution_are_matrices_of_their_own():
+    with jax.enable_x64(True):
+        x, w = jnp.asarray(RNG.normal(size=(3, 4, 2))), jnp.asarray(RNG.normal(size=(2, 1, 6)))
+        options = dict(dimension_numbers=("NTC", "TIO", "NTC"), feature_group_count=2)
+        model = lambda w, x: jax.lax.conv_general_dilated(x[None], w, (1,), "VALID", **options)[0]
+        run = lambda w: dense(structured_curvature(model, half_square, w, x, jnp.zeros(3)), w)
+        close(jax.jit(run)(w), exact(model, w, x, lambda f, i: np.eye(len(f))))
+
+
 # ---- the other structures and matrices ------------------------------------------------------------
 
 

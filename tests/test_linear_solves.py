@@ -68,6 +68,7 @@ def test_rules_of_stopping():
     assert solve(operator, tree(jnp.zeros(6))).steps == 0
     assert solve(lambda v: v, b).steps == 1
     assert steps(max_steps=2) == 2 < steps(tolerance=1e-2) < steps(tolerance=1e-5)
+    assert solve(operator, jax.tree.map(lambda leaf: 1e4 * leaf, b)).steps == steps()
     short = solve(operator, b, max_steps=2)
     assert short.residual > 1e-2 * np.linalg.norm(B)
 
