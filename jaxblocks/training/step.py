@@ -129,7 +129,7 @@ def train_step(
         check_opt_state(optimizer, ts)
         objective = objective_of(ts, x, y, side)
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
-        value_fn = lambda params: objective(params)[0]
+        value_fn = lambda params, batch=None: objective(params)[0]  # a line search passes the batch on to it
         updates, opt_state = update(
             grad, ts.opt_state, ts.params, value=value, grad=grad, value_fn=value_fn, batch=(x, y)
         )
