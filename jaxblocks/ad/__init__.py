@@ -50,6 +50,11 @@ _FILES = {
     "random_directions": ("estimate_biharmonic", "estimate_laplacian", "forward_gradient"),
     # Derivatives of solutions.
     "implicit": ("argmin", "fixed_point", "root"),
+    # Inverse curvature: linear systems, Kronecker factors, determinants, posteriors.
+    "linear_solves": ("LinearSolution", "solve"),
+    "curvature_structures": ("StructuredCurvature", "structured_curvature"),
+    "log_determinants": ("log_determinant",),
+    "laplace": ("LaplacePosterior", "laplace_approximation"),
     # Per-example derivatives and tangent kernels.
     "per_example": ("NormsPlan", "per_example_gradients", "per_example_norms", "per_example_norms_plan"),
     "noise": ("GradientNoise", "gradient_noise"),
@@ -96,6 +101,10 @@ if TYPE_CHECKING:
     from jaxblocks.ad.taylor import directional_derivatives, partial_derivative
     from jaxblocks.ad.random_directions import estimate_biharmonic, estimate_laplacian, forward_gradient
     from jaxblocks.ad.implicit import argmin, fixed_point, root
+    from jaxblocks.ad.linear_solves import LinearSolution, solve
+    from jaxblocks.ad.curvature_structures import StructuredCurvature, structured_curvature
+    from jaxblocks.ad.log_determinants import log_determinant
+    from jaxblocks.ad.laplace import LaplacePosterior, laplace_approximation
     from jaxblocks.ad.per_example import NormsPlan, per_example_gradients, per_example_norms, per_example_norms_plan
     from jaxblocks.ad.noise import GradientNoise, gradient_noise
     from jaxblocks.ad.kernels import KernelPlan, ntk, ntk_plan
@@ -115,11 +124,14 @@ __all__ = [
     "JacobianPlan",
     "KernelPlan",
     "Lanczos",
+    "LaplacePosterior",
+    "LinearSolution",
     "Loop",
     "MemoryCurve",
     "NormsPlan",
     "SparsityPattern",
     "SpectralDensity",
+    "StructuredCurvature",
     "TraceEstimate",
     "TraceNode",
     "TraceRow",
@@ -160,8 +172,10 @@ __all__ = [
     "jacobian_plan",
     "kernel_regression",
     "lanczos",
+    "laplace_approximation",
     "laplacian",
     "largest_eigenvalues",
+    "log_determinant",
     "memory_curve",
     "multiply_chain",
     "ntk",
@@ -176,9 +190,11 @@ __all__ = [
     "root",
     "saved_numbers",
     "scan",
+    "solve",
     "sparse_jacobian",
     "sparsity",
     "spectral_density",
+    "structured_curvature",
     "temporary_bytes",
     "trace_table",
     "value_grad_hvp",

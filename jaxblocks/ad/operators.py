@@ -38,6 +38,7 @@ __all__ = [
     "gauss_newton_operator",
     "gauss_newton_product",
     "hessian_operator",
+    "likelihood_functions",
 ]
 
 
@@ -194,7 +195,7 @@ def fisher_operator(
     Source: Martens 2020, New insights and perspectives on the natural gradient method (arXiv:1412.1193).
     """
     axis = _LAST_AXES.get(likelihood) if isinstance(likelihood, str) else None
-    sample, log_likelihood = _likelihood(likelihood)
+    sample, log_likelihood = likelihood_functions(likelihood)
     x = as_point(x)
     outputs, push = jax.linearize(model, x)
     _check_floating_outputs(outputs)
@@ -207,8 +208,8 @@ def fisher_operator(
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
 
 
-def _likelihood(likelihood: Any) -> tuple[Callable, Callable]:
-    """The functions ``sample`` and ``log_likelihood`` of a likelihood."""
+def likelihood_functions(likelihood: Any) -> tuple[Callable, Callable]:
+    """The functions ``sample(key, outputs)`` and ``log_likelihood(outputs, y)`` of a likelihood."""
     if isinstance(likelihood, str) and likelihood in _LIKELIHOODS:
         return _LIKELIHOODS[likelihood]
     functions: Any = likelihood

@@ -3,8 +3,8 @@
 Submodules in the order of their use: `state`, `data`, `augmentation`, `objective`, `step`, `evaluation`; then the loop
 and its callbacks: `loop`, `callback`, `signals`, `validation`, `stopping`, `logs`, `progress`, `history`, and for runs
 that are started again `resume`, `checkpoint`, `lock`, `descriptions`. `divergence` and `nonfinite` find the origin of
-values that are not finite; `communication` plans a run on several devices; `ema` and `proximal` are parts of
-optimizers.
+values that are not finite; `communication` plans a run on several devices; `natural_gradient` is an optimizer, `ema`
+and `proximal` are parts of optimizers.
 """
 
 from jaxblocks.training.augmentation import cutmix, gaussian_noise, mixup, random_crop, random_flip, random_shift
@@ -17,6 +17,7 @@ from jaxblocks.training.evaluation import evaluate, predict
 from jaxblocks.training.history import History
 from jaxblocks.training.logs import csv_log, row_log, tensorboard_log, terminal_log
 from jaxblocks.training.loop import Fitted, fit
+from jaxblocks.training.natural_gradient import KfacState, kfac, scale_by_kfac
 from jaxblocks.training.progress import progress_bar
 from jaxblocks.training.proximal import proximal_l1
 from jaxblocks.training.resume import checkpoints
@@ -29,6 +30,7 @@ __all__ = [
     "EmaState",
     "Fitted",
     "History",
+    "KfacState",
     "Run",
     "ShardingReport",
     "StoppingRule",
@@ -44,6 +46,7 @@ __all__ = [
     "gaussian_noise",
     "get_ema",
     "init_train_state",
+    "kfac",
     "load_checkpoint",
     "minibatches",
     "mixup",
@@ -56,6 +59,7 @@ __all__ = [
     "random_shift",
     "row_log",
     "save_checkpoint",
+    "scale_by_kfac",
     "sharding_report",
     "stopping_rule",
     "tensorboard_log",

@@ -52,7 +52,8 @@ def train_step(
             axes (such as positions), or a single number. The objective is the mean, in float32 at least. With weights
             of examples :math:`w_i` the loss returns the pair ``(values, weights)``, and the mean of a batch is
             :math:`\sum_i w_i \ell_i / \sum_i w_i` (`weighted_mean`; 0 for a batch whose weights are all 0).
-        optimizer: any ``optax`` transformation, including those that need the value or a line search.
+        optimizer: any ``optax`` transformation, including those that need the value, a line search or the
+            batch (`kfac`).
         penalty: :math:`\Omega`, ``penalty(params)``, a scalar.
         augment: ``augment(key, x) -> x``, applied to each batch with a different key.
         compute_dtype: mixed precision: with ``jnp.bfloat16``, params and inputs of the net are rounded to it, and the
@@ -128,8 +129,9 @@ def train_step(
         check_opt_state(optimizer, ts)
         objective = objective_of(ts, x, y, side)
         (value, state), grad = jax.value_and_grad(objective, has_aux=True)(ts.params)
+        value_fn = lambda params, batch=None: objective(params)[0]  # a line search passes the batch on to it
         updates, opt_state = update(
-            grad, ts.opt_state, ts.params, value=value, grad=grad, value_fn=lambda params: objective(params)[0]
+            grad, ts.opt_state, ts.params, value=value, grad=grad, value_fn=value_fn, batch=(x, y)
         )
         params = optax.apply_updates(ts.params, updates)
         params, state, opt_state = without_weak_types((params, state, opt_state))

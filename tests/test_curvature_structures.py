@@ -1,0 +1,246 @@
+"""KFAC, EKFAC, diagonal and full curvature against matrices built from Jacobians, and against NumPy formulas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import jaxblocks as jb
+from jaxblocks.ad import as_function, solve, structured_curvature
+
+RNG = np.random.default_rng(0)
+
+
+def half_square(outputs, y):
+    return jnp.sum((outputs - y) ** 2) / 2
+
+
+def cross_entropy(outputs, y):
+    return jb.softmax_cross_entropy(outputs, y)
+
+
+def doubles(tree):
+    """Random values like a tree, in float64."""
+    return jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape)), tree)
+
+
+def exact(model, params, x, middle):
+    """The mean of J' H J, from the Jacobian J of each example and ``middle(outputs, i)``, its H."""
+    flat, unravel = ravel_pytree(params)
+
+    def one(x):
+        of = lambda w: model(unravel(w), x).reshape(-1)
+        return of(flat), jax.jacrev(of)(flat)
+
+    outputs, J = map(np.asarray, jax.jit(jax.vmap(one))(x))
+    return np.mean([J[i].T @ middle(outputs[i], i) @ J[i] for i in range(len(J))], axis=0)
+
+
+def softmax_hessian(f, i):
+    p = np.exp(f) / np.exp(f).sum()
+    return np.diag(p) - np.outer(p, p)
+
+
+def blocks_of(matrix, params):
+    """The diagonal blocks of a matrix, one for each leaf; zero elsewhere."""
+    ids = np.concatenate([np.full(leaf.size, i) for i, leaf in enumerate(jax.tree.leaves(params))])
+    return np.where(ids[:, None] == ids, matrix, 0)
+
+
+def dense(operator, params):
+    flat, unravel = ravel_pytree(params)
+    return jax.vmap(lambda v: ravel_pytree(operator(unravel(v)))[0])(jnp.eye(flat.size, dtype=flat.dtype))
+
+
+def close(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-10 * np.abs(expected).max())
+
+
+# ---- where KFAC is exact -------------------------------------------------------------------------
+
+
+def test_one_example_and_all_functions_of_the_matrix():
+    """Each block is exact for one example; inverse, root, determinant, trace and diagonal are those of the matrix."""
+    with jax.enable_x64(True):
+        net = jb.Serial(jb.Dense(4), jb.tanh, jb.LayerNorm(), jb.Dense(3))
+        x, y = jnp.asarray(RNG.normal(size=(1, 2))), jnp.array([1])
+        params, model = doubles(net.init(jax.random.key(0), x)), as_function(net)
+        expected = blocks_of(exact(model, params, x, softmax_hessian), params)
+
+        @jax.jit
+        def everything(params):
+            K = structured_curvature(model, cross_entropy, params, x, y)
+            found = {"K": K, "inverse": K.inverse(damping=0.1), "sqrt": K.sqrt()}
+            matrices = {name: dense(of, params) for name, of in found.items()}
+            return K, matrices, K.log_determinant(damping=0.1), K.trace(), ravel_pytree(K.diagonal())[0]
+
+        K, matrices, log_determinant, trace, diagonal = everything(params)
+        damped = expected + 0.1 * np.eye(len(expected))
+        close(matrices["K"], expected)
+        close(matrices["inverse"], np.linalg.inv(damped))
+        np.testing.assert_allclose(matrices["sqrt"] @ matrices["sqrt"], expected, atol=1e-9)
+        close(log_determinant, np.linalg.slogdet(damped)[1])
+        close(trace, np.trace(expected))
+        close(diagonal, np.diag(expected))
+        assert repr(K) == f"StructuredCurvature(kfac, {len(expected)} params, 6 blocks)"
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "weight_sharing"),
+    [
+        (jb.Serial(jb.Dense(3), jb.Dense(4), jb.Dense(2)), (5, 2), "expand"),
+        (jb.Conv(3, kernel_size=2, padding="valid"), (5, 4, 2), "expand"),
+        (jb.Serial(jb.Dense(3), jb.GlobalAvgPool(spatial=1), jb.Dense(2)), (5, 4, 2), "reduce"),
+    ],
+    ids=["deep linear net", "convolution", "mean over positions"],
+)
+def test_linear_nets_are_exact(net, shape, weight_sharing):
+    """With squared error, where no cotangent depends on the example: for the convolution, its output is the outputs."""
+    with jax.enable_x64(True):
+        x = jnp.asarray(RNG.normal(size=shape))
+        params, model = doubles(net.init(jax.random.key(0), x)), as_function(net)
+        options = dict(weight_sharing=weight_sharing)
+        run = lambda p: dense(structured_curvature(model, half_square, p, x, jnp.zeros(5), **options), p)
+        close(jax.jit(run)(params), blocks_of(exact(model, params, x, lambda f, i: np.eye(len(f))), params))
+
+
+def test_groups_of_a_convolution_are_matrices_of_their_own():
+    with jax.enable_x64(True):
+        x, w = jnp.asarray(RNG.normal(size=(3, 4, 2))), jnp.asarray(RNG.normal(size=(2, 1, 6)))
+        options = dict(dimension_numbers=("NTC", "TIO", "NTC"), feature_group_count=2)
+        model = lambda w, x: jax.lax.conv_general_dilated(x[None], w, (1,), "VALID", **options)[0]
+        run = lambda w: dense(structured_curvature(model, half_square, w, x, jnp.zeros(3)), w)
+        close(jax.jit(run)(w), exact(model, w, x, lambda f, i: np.eye(len(f))))
+
+
+# ---- the other structures and matrices ------------------------------------------------------------
+
+
+def classifier():
+    """A convolution, a scan with stacked weights and attention, and a table: every kind of parameter."""
+    net = jb.Serial(
+        jb.Embedding(5, 2),
+        jb.Repeat(jb.Attention(1, use_bias=False), 2),
+        jb.Conv(2, kernel_size=2, groups=2),
+        jb.LayerNorm(),
+        jb.GlobalAvgPool(spatial=1),
+        jb.Dense(3),
+    )
+    x, y = jnp.asarray(RNG.integers(0, 5, size=(3, 4))), jnp.asarray(RNG.integers(0, 3, size=3))
+    return as_function(net), doubles(net.init(jax.random.key(0), x)), x, y
+
+
+def test_full_diagonal_and_the_trace_of_ekfac():
+    """Full is the matrix, diagonal its diagonal; EKFAC has the trace of each block and is nearer to it than KFAC."""
+    with jax.enable_x64(True):
+        model, params, x, y = classifier()
+        expected = exact(model, params, x, softmax_hessian)
+
+        @jax.jit
+        def everything(params):
+            of = lambda structure: structured_curvature(model, cross_entropy, params, x, y, structure=structure)
+            matrix = lambda K: dense(K, params)
+            kfac, ekfac = of("kfac"), of("ekfac")
+            return matrix(of("full")), of("diagonal").diagonal(), matrix(kfac), matrix(ekfac), ekfac.diagonal()
+
+        full, diagonal, kfac, ekfac, ekfac_diagonal = everything(params)
+        blocks = blocks_of(expected, params)
+        close(full, expected)
+        close(ravel_pytree(diagonal)[0], np.diag(expected))
+        close(np.trace(ekfac), np.trace(expected))
+        close(ravel_pytree(ekfac_diagonal)[0], np.diag(ekfac))
+        assert np.linalg.norm(ekfac - blocks) < 0.9 * np.linalg.norm(kfac - blocks)
+
+
+def test_expand_and_reduce_are_the_formulas():
+    """A and B of a kernel that five positions share, in NumPy; the empirical Fisher; chunks; diagonal factors."""
+    with jax.enable_x64(True):
+        x, y = RNG.normal(size=(4, 5, 3)), RNG.normal(size=(4, 2))
+        w = jnp.asarray(RNG.normal(size=(3, 2)))
+        model = lambda w, x: jnp.sum(jnp.tanh(x @ w), axis=0)
+        v = 1 - np.tanh(x @ w) ** 2  # (4, 5, 2), the derivative of each output; the columns of the loss are units
+        residual = np.tanh(x @ w).sum(1) - y
+
+        empirical = dict(matrix="empirical_fisher")
+        cases = [dict(chunk_size=3), dict(weight_sharing="reduce"), empirical, dict(max_size=2, **empirical)]
+
+        @jax.jit
+        def matrices(w, x, y):
+            return [dense(structured_curvature(model, half_square, w, x, y, **options), w) for options in cases]
+
+        expand, reduce, fisher, with_diagonal = matrices(w, x, y)
+        A = np.einsum("ipc,ipd->cd", x, x) / 20
+        B = np.diag(np.sum(v**2, (0, 1))) / 4
+        close(expand, np.kron(A, B))
+        a = x.mean(1)
+        close(reduce, np.kron(a.T @ a / 4, np.diag(np.sum(v.sum(1) ** 2, 0)) / 4))
+        g = v * residual[:, None]
+        B = np.einsum("ipn,ipm->nm", g, g) / 4
+        close(fisher, np.kron(A, B))
+        close(with_diagonal, np.kron(np.diag(np.diag(A)), B))
+
+
+def test_table_rows_have_their_frequencies():
+    with jax.enable_x64(True):
+        ids, table = jnp.array([[0, 2, 2, 1], [3, 2, 0, 0]]), jnp.asarray(RNG.normal(size=(5, 2)))
+        model = lambda table, ids: jnp.mean(table[ids], axis=0)
+        of = lambda how: structured_curvature(model, half_square, table, ids, jnp.zeros((2, 2)), weight_sharing=how)
+        expand, reduce = jax.jit(lambda: [dense(of(how), table) for how in ("expand", "reduce")])()
+        counts = np.array([3, 1, 3, 1, 0])
+        close(expand, np.kron(np.diag(counts / 8), 4 * np.eye(2) / 16))
+        shares = np.array([[1, 1, 2, 0, 0], [2, 0, 1, 1, 0]]) / 4
+        close(reduce, np.kron(np.diag(np.mean(shares**2, 0)), np.eye(2)))
+
+
+def test_the_sampled_fisher_approaches_the_gauss_newton_matrix():
+    """With 4000 targets per example; a sample that is not random gives the outer product of its gradient."""
+    with jax.enable_x64(True):
+        x, w = jnp.asarray(RNG.normal(size=(2, 2))), jnp.asarray(RNG.normal(size=(2, 3)))
+        options = dict(matrix="fisher", key=jax.random.key(0), samples=4000, structure="full")
+        model = lambda w, x: x @ w
+        of = lambda sample, loss: dense(structured_curvature(model, loss, w, x, None, sample=sample, **options), w)
+        run = jax.jit(lambda: (of("categorical", cross_entropy), of(lambda key, f: f - 3, half_square)))
+        categorical, constant = run()
+        expected = exact(model, w, x, softmax_hessian)
+        np.testing.assert_allclose(categorical, expected, atol=0.05 * np.abs(expected).max())
+        close(constant, exact(model, w, x, lambda f, i: 9 * np.ones((3, 3))))
+
+
+def test_as_a_preconditioner():
+    """Conjugate gradients with the inverse take one step, to the product with the inverse."""
+    with jax.enable_x64(True):
+        scales = jnp.array([1.0, 10.0, 100.0])[None]
+        x, params = jnp.asarray(RNG.normal(size=(8, 3))) * scales, jnp.asarray(RNG.normal(size=(3, 2)))
+        model = lambda w, x: x @ w
+
+        @jax.jit
+        def run(params):
+            K = structured_curvature(model, half_square, params, x, jnp.zeros((8, 2)))
+            inverse, options = K.inverse(damping=1e-3), dict(damping=1e-3, tolerance=1e-8)
+            return solve(K, params, **options), solve(K, params, preconditioner=inverse, **options), inverse(params)
+
+        plain, fast, expected = run(params)
+        assert fast.steps == 1 < plain.steps
+        np.testing.assert_allclose(fast.x, expected, rtol=1e-8)
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def test_errors_and_their_repairs():
+    x, w = jnp.ones((2, 1)), jnp.ones((1, 2))
+    call = lambda **options: structured_curvature(lambda w, x: x @ w, half_square, w, x, jnp.ones((2, 2)), **options)
+    with pytest.raises(ValueError, match=r'expected sample, .* got None; pass sample="categorical"'):
+        call(matrix="fisher", key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"expected a key, from which targets are drawn, got None; pass key="):
+        call(matrix="fisher", sample="gaussian")
+    jax.eval_shape(lambda: call(matrix="fisher", sample="gaussian", key=jax.random.key(0)))
+    with pytest.raises(
+        ValueError, match=r"float32 \(2, 1\) at x, got float32 \(4, 2\) at y; give their first axes one"
+    ):
+        structured_curvature(lambda w, x: x @ w, half_square, w, x, jnp.ones((4, 2)))
+    with pytest.raises(TypeError, match="expected model to return one floating-point array"):
+        structured_curvature(lambda w, x: (x @ w,), half_square, w, x, jnp.ones((2, 2)))
+    with pytest.raises(ValueError, match="expected loss to return a scalar"):
+        structured_curvature(lambda w, x: x @ w, lambda f, y: f - y, w, x, jnp.ones((2, 2)))

@@ -1,0 +1,63 @@
+"""The Laplace approximation against Bayesian linear regression in closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxblocks.ad import laplace_approximation
+
+RNG = np.random.default_rng(0)
+NOISE, TAU = 0.25, 2.0
+X = RNG.normal(size=(12, 3))
+Y = X @ np.array([[1.0], [-2.0], [0.5]]) + 0.5 * RNG.normal(size=(12, 1))
+PRECISION = X.T @ X / NOISE + TAU * np.eye(3)
+MEAN = np.linalg.solve(PRECISION, X.T @ Y / NOISE)
+
+
+def nll(outputs, y):
+    return jnp.sum((outputs - y) ** 2) / (2 * NOISE) + jnp.log(2 * jnp.pi * NOISE) / 2
+
+
+def linear(w, x):
+    return x @ w
+
+
+def evidence(tau):
+    """The log density of all targets: normal, with covariance noise I + X X' / tau."""
+    return stats.multivariate_normal(np.zeros(12), NOISE * np.eye(12) + X @ X.T / tau).logpdf(Y[:, 0])
+
+
+@pytest.mark.parametrize("structure", ["kfac", "full"])
+def test_bayesian_linear_regression(structure):
+    """Mean and covariance of samples, predictive covariance, evidence and its slope are those of the closed form."""
+    with jax.enable_x64(True):
+        new = RNG.normal(size=(4, 3))
+
+        @jax.jit
+        def run(w, x, y, new):
+            options = dict(prior_precision=TAU, structure=structure, chunk_size=5)
+            posterior = laplace_approximation(linear, nll, w, x, y, **options)
+            slope = jax.grad(posterior.log_evidence)(TAU)
+            return posterior, posterior.log_evidence(), slope, posterior.predictive_covariance(linear, new)
+
+        posterior, value, slope, covariance = run(MEAN, X, Y, new)
+        exact = np.linalg.inv(PRECISION)
+        np.testing.assert_allclose(value, evidence(TAU), rtol=1e-10)
+        # The closed form moves the mean with tau; at the maximum of the posterior the first derivative is the same.
+        np.testing.assert_allclose(slope, (evidence(TAU + 1e-5) - evidence(TAU - 1e-5)) / 2e-5, rtol=1e-6)
+        np.testing.assert_allclose(covariance[:, 0, 0], np.einsum("mi,ij,mj->m", new, exact, new), rtol=1e-10)
+        samples = np.asarray(posterior.sample(jax.random.key(0), samples=4000))[..., 0]
+        np.testing.assert_allclose(samples.mean(0), MEAN[:, 0], atol=5 * (np.diag(exact).max() / 4000) ** 0.5)
+        np.testing.assert_allclose(np.cov(samples.T), exact, atol=0.1 * exact.max())
+
+
+def test_the_best_prior_precision():
+    """It maximizes the evidence at these params: there its derivative is zero."""
+    with jax.enable_x64(True):
+        run = jax.jit(lambda w: laplace_approximation(linear, nll, w, X, Y).with_best_prior(steps=100))
+        posterior = run(MEAN)
+        best = posterior.prior_precision
+        np.testing.assert_allclose(jax.grad(posterior.log_evidence)(best), 0, atol=1e-8)
+        assert posterior.log_evidence(1.1 * best) < posterior.log_evidence() > posterior.log_evidence(0.9 * best)

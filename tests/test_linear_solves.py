@@ -1,0 +1,125 @@
+"""Conjugate gradients and log-determinants of operators against NumPy's solutions, determinants and derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblocks.ad import log_determinant, solve
+
+RNG = np.random.default_rng(0)
+ROOT = RNG.normal(size=(6, 6))
+A, B = ROOT @ ROOT.T + np.eye(6), RNG.normal(size=6)
+
+
+def on_tree(matrix):
+    """The matrix as an operator on {"a": 2 numbers, "b": (2, 2)}."""
+
+    def operator(v):
+        product = jnp.matmul(matrix, jnp.concatenate([v["a"], v["b"].ravel()]), precision="highest")
+        return {"a": product[:2], "b": product[2:].reshape(2, 2)}
+
+    return operator
+
+
+def tree(vector):
+    return {"a": vector[:2], "b": vector[2:].reshape(2, 2)}
+
+
+# ---- solve -------------------------------------------------------------------------------------
+
+
+def test_solutions_their_residuals_and_derivatives():
+    """x = M b with M = (A + d I)^-1, dx = -M dA x in both modes, and the second derivative, under jit and vmap."""
+    with jax.enable_x64(True):
+        dampings = np.array([0.1, 2.0])
+        change = RNG.normal(size=(6, 6))
+
+        def at(t, damping):
+            found = solve(on_tree(A + t * change @ change.T), tree(jnp.asarray(B)), damping=damping, tolerance=1e-12)
+            return jnp.concatenate([found.x["a"], found.x["b"].ravel()]), found
+
+        @jax.jit
+        def run(dampings):
+            x, found = jax.vmap(lambda d: at(0.0, d))(dampings)
+            forward = jax.jvp(lambda t, d: at(t, d)[0], (0.0, dampings[0]), (1.0, 1.0))[1]
+            backward = jax.grad(lambda t, d: at(t, d)[0] @ jnp.arange(6.0), (0, 1))(0.0, dampings[0])
+            second = jax.grad(jax.grad(lambda d: at(0.0, d)[0] @ jnp.arange(6.0)))(dampings[0])
+            return x, found, forward, backward, second
+
+        x, found, forward, backward, second = run(dampings)
+        inverses = np.linalg.inv(A + dampings[:, None, None] * np.eye(6))
+        np.testing.assert_allclose(x, inverses @ B, rtol=1e-9)
+        damped = A + dampings[:, None, None] * np.eye(6)
+        errors = np.einsum("kij,kj->ki", damped, x) - B
+        np.testing.assert_allclose(found.residual, np.linalg.norm(errors, axis=1), atol=1e-13)
+        assert np.all(found.residual < 1e-11) and np.all(found.steps <= 8)
+        inverse = inverses[0]
+        changes = [-inverse @ change @ change.T @ inverse @ B, -inverse @ inverse @ B]
+        np.testing.assert_allclose(forward, sum(changes), rtol=1e-8)
+        np.testing.assert_allclose(backward, [np.arange(6.0) @ each for each in changes], rtol=1e-8)
+        np.testing.assert_allclose(second, 2 * np.arange(6.0) @ inverse @ inverse @ inverse @ B, rtol=1e-8)
+
+
+def test_rules_of_stopping():
+    """A zero right-hand side takes no step, the identity one; the limit of steps and the tolerance hold."""
+    operator, b = on_tree(jnp.asarray(A, jnp.float32)), tree(jnp.asarray(B, jnp.float32))
+    steps = lambda **options: solve(operator, b, **options).steps
+    assert solve(operator, tree(jnp.zeros(6))).steps == 0
+    assert solve(lambda v: v, b).steps == 1
+    assert steps(max_steps=2) == 2 < steps(tolerance=1e-2) < steps(tolerance=1e-5)
+    assert solve(operator, jax.tree.map(lambda leaf: 1e4 * leaf, b)).steps == steps()
+    short = solve(operator, b, max_steps=2)
+    assert short.residual > 1e-2 * np.linalg.norm(B)
+
+
+def test_an_indefinite_operator():
+    """It is rejected, or the residual is NaN under jit; the repair, a damping above the negative eigenvalue, works."""
+    operator, b = lambda v: jnp.array([1.0, -2.0]) * v, jnp.array([1.0, 1.0])
+    with pytest.raises(
+        ValueError, match=r"expected a positive definite operator, got .* -0.5 .*; increase the damping"
+    ):
+        solve(operator, b)
+    np.testing.assert_allclose(solve(operator, b, damping=3.0).x, [0.25, 1.0], rtol=1e-5)
+    with jax.debug_nans(False):
+        assert jnp.isnan(jax.jit(lambda b: solve(operator, b).residual)(b))
+
+
+# ---- determinants --------------------------------------------------------------------------------
+
+
+def test_log_determinants_and_their_derivatives():
+    """Of (1 + s) (A + t D): exactly n for s, up to the standard error those of slogdet for t; second ones too."""
+    with jax.enable_x64(True):
+        change = np.diag(RNG.uniform(0.5, 1.5, size=6))
+
+        def estimate(s, t):
+            operator = on_tree((1 + s) * (A + t * change))
+            found = log_determinant(jax.random.key(0), operator, tree(jnp.zeros(6)), steps=6, vectors=400)
+            return found.value, found.standard_error
+
+        value = lambda s, t: estimate(s, t)[0]
+
+        @jax.jit
+        def run():
+            second = jax.grad(lambda s, t: jnp.dot(jnp.stack(jax.grad(value, (0, 1))(s, t)), jnp.ones(2)), (0, 1))
+            return estimate(0.0, 0.0), jax.jvp(value, (0.0, 0.0), (0.0, 1.0)), second(0.0, 0.0)
+
+        (mean, error), (same, slope), (s_bend, t_bend) = run()
+        assert mean == same and abs(mean - np.linalg.slogdet(A)[1]) < 4 * error < 0.6
+        inverse = np.linalg.inv(A)
+        np.testing.assert_allclose(slope, np.trace(inverse @ change), rtol=0.1)
+        np.testing.assert_allclose(s_bend, -6, rtol=1e-9)
+        np.testing.assert_allclose(t_bend, -np.trace(inverse @ change @ inverse @ change), rtol=0.2)
+
+
+def test_a_log_determinant_needs_a_positive_definite_operator():
+    log_det = lambda shift: log_determinant(
+        jax.random.key(0), lambda v: jnp.array([1.0, -1.0]) * v + shift * v, jnp.zeros(2), steps=2
+    )
+    with pytest.raises(ValueError, match=r"log_determinant expected a positive definite operator, .*; add a damping"):
+        log_det(0.0)
+    with jax.debug_nans(False):
+        bad, good = jax.jit(jax.vmap(log_det))(jnp.array([0.0, 2.0])).value
+    assert jnp.isnan(bad)
+    assert abs(good - np.log(3)) < 0.5
