@@ -24,8 +24,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblocks.ad.arguments import as_point
+from jaxblocks.ad.linearization import linearize
 from jaxblocks.checks import PositiveInt, checked, describe, require
 from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.varying import varying_like
 
 __all__ = [
     "ChainOrder",
@@ -326,8 +328,7 @@ def jacobian_chain(fs: Sequence[Callable], x: Float[Array, "..."]) -> tuple[Floa
     for i, f in enumerate(fs, 1):
         require(callable(f), f"f_{i} to be a function", f, "pass a list of functions", error=TypeError)
         y = _one_array(f"f_{i}(x)", f(x))
-        mode = jax.jacfwd if x.size <= y.size else jax.jacrev
-        jacobians.append(mode(f)(x).reshape(y.size, x.size))
+        jacobians.append((_columns(f, x) if x.size <= y.size else jax.jacrev(f)(x)).reshape(y.size, x.size))
         x = y
     return tuple(jacobians)
 
@@ -410,6 +411,12 @@ def _dims(dims: Any) -> tuple[int, ...]:
     integers = all(hasattr(d, "__index__") and not isinstance(d, bool) and operator.index(d) >= 1 for d in sizes)
     require(integers and len(sizes) >= 2, expected, repr(sizes))
     return tuple(map(operator.index, sizes))
+
+
+def _columns(f, x):
+    """The Jacobian by forward mode, one column for each entry of x on the last axis."""
+    basis = varying_like(jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape), x)
+    return jax.vmap(linearize(f, x)[1], out_axes=-1)(basis)
 
 
 def _one_array(what, x):

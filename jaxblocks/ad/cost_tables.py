@@ -12,6 +12,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
 from jaxblocks.ad.counting import Count, count_flops
+from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.ad.memory import compiled_bytes
 from jaxblocks.ad.products import hvp
 from jaxblocks.checks import NonNegativeInt, PositiveInt, checked, describe, require
@@ -33,6 +34,7 @@ class CostRow:
         time_ratio: its median time over that of the function.
         temporary_bytes: the peak memory of the compiled program besides its inputs and outputs, ``None`` where the
             compiler does not report it.
+        impossible: the reason, where f has no such derivative; the count is then empty and the ratio NaN.
 
     >>> CostRow("function", Count(additions=3), 1.0).flops
     3
@@ -45,6 +47,7 @@ class CostRow:
     quartiles: tuple[float, float] | None = None
     time_ratio: float | None = None
     temporary_bytes: int | None = None
+    impossible: str | None = None
 
     @property
     def flops(self) -> int:
@@ -168,8 +171,8 @@ class CostTable:
 
         columns: dict[str, Callable] = {
             "": lambda row: row.name,
-            "operations": lambda row: f"{row.flops:,}",
-            "/ function": lambda row: f"{row.flops_ratio:.3g}",
+            "operations": lambda row: "impossible" if row.impossible else f"{row.flops:,}",
+            "/ function": lambda row: "" if row.impossible else f"{row.flops_ratio:.3g}",
         }
         if any(row.seconds is not None for row in self):
             columns |= {
@@ -195,8 +198,11 @@ class CostTable:
             notes.append("A loop of unknown length is counted as one iteration.")
         if any(row.count.conds for row in self):
             notes.append("Of the branches of a cond only the costliest is counted.")
-        untimed = [row.name for row in self if row.seconds is None]
-        if 0 < len(untimed) < len(self):
+        for reason in dict.fromkeys(row.impossible for row in self if row.impossible):
+            names = ", ".join(row.name for row in self if row.impossible == reason)
+            notes.append(f"Impossible, because {reason}: {names}.")
+        untimed = [row.name for row in self if row.seconds is None and not row.impossible]
+        if 0 < len(untimed) and any(row.seconds is not None for row in self):
             notes.append(f"Not timed, because memory_limit is exceeded: {', '.join(untimed)}.")
         return notes
 
@@ -246,6 +252,9 @@ def cost_table(
         A `CostTable`. Times are wall-clock times of compiled programs until the results are ready; the first call of
         each is not timed.
 
+    A derivative that ``f`` does not have (forward mode of a `jax.custom_vjp`, reverse mode of a ``while`` loop) is
+    marked as impossible, with the reason below the table.
+
     Raises:
         ValueError: if a row is unknown, or ``f`` is not scalar-valued where a row requires it.
         TypeError: if ``x`` or ``f(x)`` holds a leaf that is not floating-point.
@@ -274,7 +283,8 @@ def cost_table(
     y = jax.eval_shape(f, *args)
     names = _rows(rows, x, y)
     programs = {name: _PROGRAMS[name](scalar_valued(f) if name in _OF_SCALARS else f) for name in names}
-    counts = {name: count_flops(program, y, x, *args) for name, program in programs.items()}
+    counts = {name: _count_or_reason(program, y, x, *args) for name, program in programs.items()}
+    programs = {name: program for name, program in programs.items() if isinstance(counts[name], Count)}
     if not measure:
         return CostTable({name: _row(name, counts, {}, None) for name in names})
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
@@ -289,7 +299,25 @@ def cost_table(
     }
     keys = (None, None) if key is None else jax.random.split(key)
     seconds = _time(small, (_direction(y, keys[0]), _direction(x, keys[1]), *args), repeats) if small else {}
-    return CostTable({name: _row(name, counts, seconds, memory[name]) for name in names})
+    return CostTable({name: _row(name, counts, seconds, memory.get(name)) for name in names})
+
+
+def _count_or_reason(program, *args) -> Count | str:
+    """The count of a derivative, or the reason why it does not exist."""
+    try:
+        counted = count_flops(program, *args)
+    except (TypeError, NotImplementedError, ValueError) as error:
+        mode = missing_mode(error)
+        if mode is None:
+            raise
+        return _REASONS[mode]
+    return _REASONS["forward"] if "custom_lin" in counted.uncounted else counted
+
+
+_REASONS = {
+    "forward": "a jax.custom_vjp has no rule for forward mode",
+    "reverse": "a loop of unknown length has no reverse mode",
+}
 
 
 # All take the weights of the outputs or the direction, and the arguments of f.
@@ -375,6 +403,8 @@ def _time(compiled, args, repeats) -> dict[str, list[float]]:
 
 
 def _row(name, counts, seconds, temporary_bytes) -> CostRow:
+    if isinstance(counts[name], str):
+        return CostRow(name, Count(), float("nan"), impossible=counts[name])
     whole, flops = counts["function"].flops, counts[name].flops
     row = CostRow(name, counts[name], flops / whole if whole else float("nan"), temporary_bytes=temporary_bytes)
     if name not in seconds:

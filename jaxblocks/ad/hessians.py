@@ -20,6 +20,7 @@ from jaxblocks.ad.arguments import as_point, floating_like, scalar_valued
 from jaxblocks.ad.loops import ChunkSize, chunk_size_for, order_convolutions
 from jaxblocks.ad.operators import hessian_operator
 from jaxblocks.checks import check_values, checked, describe, require
+from jaxblocks.varying import varying_like
 
 __all__ = ["as_matrix", "hessian", "hessian_blocks", "hessian_diagonal"]
 
@@ -51,7 +52,7 @@ def as_matrix(
     """
     like = floating_like(like)
     matrix = _matrix(operator, like, chunk_size)
-    at_zero = jax.tree.leaves(operator(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)))
+    at_zero = jax.tree.leaves(operator(jax.tree.map(jnp.zeros_like, like)))
     for y in at_zero:
         check_values(
             ~(jnp.abs(y) > 0),  # NaN passes
@@ -161,7 +162,7 @@ def hessian_diagonal(f: Callable[[Any], Float[Array, ""]], x: PyTree, *, chunk_s
         start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
         return lax.dynamic_update_slice_in_dim(diagonal, entries(start), start, 0)
 
-    diagonal = _in_loop(write, jnp.zeros(n, _wide(leaves)), n, size)
+    diagonal = _in_loop(write, varying_like(jnp.zeros(n, _wide(leaves)), leaves), n, size)
     parts = [diagonal[i : i + leaf.size].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in _offsets(leaves)]
     return structure.unflatten(parts)
 
@@ -187,7 +188,7 @@ def _matrix(operator, like, chunk_size):
         start = jnp.minimum(chunk * size, n - size)  # the last chunk overlaps the previous one
         return lax.dynamic_update_slice_in_dim(matrix, columns(start), start, 1)
 
-    return _in_loop(write, jnp.zeros((n, n), _wide(leaves)), n, size)
+    return _in_loop(write, varying_like(jnp.zeros((n, n), _wide(leaves)), shapes), n, size)
 
 
 def _in_loop(write, start, n, size):
@@ -199,7 +200,8 @@ def _in_loop(write, start, n, size):
 def _unit(i, leaves):
     """The i-th unit vector, as a list of leaves."""
     return [
-        jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape) for first, leaf in _offsets(leaves)
+        varying_like(jax.nn.one_hot(i - first, leaf.size, dtype=leaf.dtype).reshape(leaf.shape), leaf)
+        for first, leaf in _offsets(leaves)
     ]
 
 

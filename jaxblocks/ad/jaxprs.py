@@ -17,6 +17,8 @@ import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from jaxblocks.varying import as_structs
+
 __all__ = [
     "Step",
     "all_equations",
@@ -490,7 +492,5 @@ def open_calls(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """
     if all(body_of_call(equation) is None for equation in closed_jaxpr.eqns):
         return closed_jaxpr
-    arguments = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in closed_jaxpr.jaxpr.invars
-    ]
+    arguments = as_structs([v.aval for v in closed_jaxpr.jaxpr.invars])
     return jax.make_jaxpr(lambda *args: evaluate(closed_jaxpr, *args))(*arguments)

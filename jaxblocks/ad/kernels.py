@@ -26,10 +26,12 @@ from jaxblocks.ad import sites
 from jaxblocks.ad.arguments import batch_length, floating_params
 from jaxblocks.ad.counting import count_flops
 from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_labels
+from jaxblocks.ad.linearization import linearize
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import checked, describe, require
 from jaxblocks.matplotlib_axes import axes_or_new
 from jaxblocks.precision import wide_dtype, widen
+from jaxblocks.varying import as_structs, varying_like
 
 __all__ = ["KernelPlan", "ntk", "ntk_plan"]
 
@@ -185,7 +187,7 @@ class KernelPlan:
 
 
 def _planned(f, params, x1, x2, method, trace, always=False):
-    params = floating_params(params)
+    params = varying_like(floating_params(params), x1, x2)  # else JAX sums the gradients over the devices
     n1 = batch_length(x1=x1)
     n2 = n1 if x2 is None else batch_length(x2=x2)
     one = sites.of_one_example(x1)
@@ -197,7 +199,6 @@ def _planned(f, params, x1, x2, method, trace, always=False):
     require(floating, "f to return one floating-point array", value, repair, error=TypeError)
     leaves: tuple[LeafPlan, ...] = ()
     structured = False
-    structured = False
     if method in ("auto", "structured") or always:
         reading = sites.read(f, params, one)
         leaves = tuple(_plan_leaf(reading, i, n1, n2, value.size, trace) for i in range(len(reading.names)))
@@ -207,7 +208,7 @@ def _planned(f, params, x1, x2, method, trace, always=False):
             require(False, "a parameter that is used in products only", got, 'use method="auto"')
     operations: dict[str, int] = {}
     if method == "auto" or always:
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x1, x2))
+        shapes = as_structs((params, x1, x2))
         for name in _METHODS:
             if name != "structured" or structured:
                 operations[name] = count_flops(_program(f, name, trace), *shapes).flops
@@ -305,8 +306,8 @@ def _flat(leaf, outputs):
 
 def _products(f, trace, params, x1, x2):
     value = jax.eval_shape(f, params, sites.of_one_example(x1))
-    basis = jnp.eye(value.size, dtype=value.dtype).reshape(value.size, *value.shape)
-    _, push = jax.linearize(lambda params: jax.vmap(lambda x: f(params, x))(x1), params)
+    basis = varying_like(jnp.eye(value.size, dtype=value.dtype).reshape(value.size, *value.shape), value)
+    _, push = linearize(lambda params: jax.vmap(lambda x: f(params, x))(x1), params)
 
     def column(x):  # the column of one example of x2: (N1, O, O), or (N1,)
         _, pull = jax.vjp(lambda params: f(params, x), params)
@@ -354,7 +355,8 @@ def _structured(f, trace, params, x1, x2):
 
     starts = jnp.minimum(block * jnp.arange(math.ceil(n1 / block)), n1 - block)
     both = () if trace else (value.size, value.size)
-    kernel, _ = jax.lax.scan(write, jnp.zeros((n1, n2, *both), dtype), starts)
+    zero = varying_like(jnp.zeros((n1, n2, *both), dtype), left, right)
+    kernel, _ = jax.lax.scan(write, zero, starts)
     return _shaped(kernel, value.shape, trace)
 
 
@@ -374,7 +376,7 @@ def _intermediate_size(reading, plans, outputs, trace) -> int:
 def _gradients(reading, plans, leaves, value, trace, x):
     """For each leaf the factors at each site, or the gradients (N, O, size), of all examples."""
     by_sites = [i for i, plan in enumerate(plans) if plan.method != "formed"]
-    basis = jnp.eye(value.size, dtype=value.dtype).reshape(value.size, *value.shape)
+    basis = varying_like(jnp.eye(value.size, dtype=value.dtype).reshape(value.size, *value.shape), value)
 
     def one(x):
         _, pullback, records = sites.pullback_at(reading, by_sites, leaves, jax.tree.leaves(x))

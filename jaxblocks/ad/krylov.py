@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxblocks.ad.loops import order_convolutions
 from jaxblocks.ad.raveled import RaveledOperator, dot, raveled
 from jaxblocks.checks import PositiveInt, check_values, checked, require
+from jaxblocks.varying import varying_like
 
 __all__ = ["Lanczos", "check_steps", "if_symmetric", "lanczos", "ritz_pairs", "tridiagonalize"]
 
@@ -136,6 +137,7 @@ def tridiagonalize(
     basis = jnp.zeros((steps + 1, operator.n), operator.dtype).at[0].set(start / jnp.linalg.norm(start))
     numbers = jnp.zeros(steps, operator.dtype)
     carry = basis, numbers, numbers, jnp.zeros((), operator.dtype), jnp.zeros((), operator.dtype)
+    carry = varying_like(carry, operator.like)
     basis, diagonal, off_diagonal, asymmetry, scale = lax.fori_loop(0, steps, order_convolutions(step), carry)
     found = Lanczos(diagonal, off_diagonal[:-1], off_diagonal[-1], basis[:-1])
     return found, lax.stop_gradient(asymmetry), lax.stop_gradient(scale)

@@ -33,6 +33,7 @@ from jaxblocks.ad.jaxprs import Step, all_equations, body_of_call, dtype_of, inp
 from jaxblocks.ad.propagation import can_move, depends, differentiable, moved, nested_rules, opens
 from jaxblocks.ad.shared_directions import SharedDirections, shared_directions
 from jaxblocks.checks import PositiveInt, checked, require
+from jaxblocks.varying import varying_like
 
 __all__ = ["biharmonic", "laplacian", "value_grad_laplacian"]
 
@@ -145,7 +146,7 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
         return (value, carry[1] + part), jacobian
 
     [aval] = closed.out_avals
-    begin = jnp.zeros(aval.shape, aval.dtype)
+    begin = varying_like(jnp.zeros(aval.shape, aval.dtype), aval)
     (value, total), jacobian = lax.scan(step, (begin, begin), jnp.arange(0, n, chunk_size))
     return value, jacobian.reshape(-1, *aval.shape)[:n], total
 
@@ -153,7 +154,8 @@ def _forward_laplacian(f, x, chunk_size) -> tuple[Array, Array, Array]:
 def _seeded(leaf, direction, start, count, ids=None):
     """A part of x with a derivative of 1 along the direction of each entry; ``count`` of them from ``start`` on."""
     directions = (start + jnp.arange(count)).reshape(count, *(1,) * leaf.ndim)
-    return _Point(leaf, (directions == jnp.asarray(direction)[None]).astype(leaf.dtype), jnp.zeros_like(leaf), ids)
+    jacobian = varying_like((directions == jnp.asarray(direction)[None]).astype(leaf.dtype), leaf)
+    return _Point(leaf, jacobian, jnp.zeros_like(leaf), ids)
 
 
 # ---- the interpretation -----------------------------------------------------------------------------
@@ -206,7 +208,7 @@ def _filled(point, directions) -> _Point:
     if point.moves:
         return point
     value = jnp.asarray(point.value)
-    return _Point(value, jnp.zeros((directions, *value.shape), value.dtype), jnp.zeros(value.shape, value.dtype))
+    return _Point(value, jnp.zeros_like(value, shape=(directions, *value.shape)), jnp.zeros_like(value))
 
 
 def _spread(point, shared) -> _Point:
@@ -417,7 +419,7 @@ def _elementwise(p, points) -> _Point:
 
     def partial(p, a):
         def slope(*xs):
-            one = jnp.ones(xs[a].shape, xs[a].dtype)
+            one = jnp.ones_like(xs[a])
             return jax.jvp(lambda x: p(*xs[:a], x, *xs[a + 1 :]), (xs[a],), (one,))[1]
 
         return slope

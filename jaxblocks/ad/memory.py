@@ -14,6 +14,7 @@ import jax
 from jaxtyping import PyTree
 
 from jaxblocks.ad.arguments import as_point, scalar_valued
+from jaxblocks.ad.linearization import missing_mode
 from jaxblocks.checks import checked, require
 from jaxblocks.matplotlib_axes import DASHES, MARKERS, PALETTE, axes_or_new
 
@@ -84,7 +85,8 @@ class MemoryCurve:
 
     Attributes:
         depths: the depths, increasing.
-        bytes: for each row, by name, the bytes at each depth (``None`` where the compiler does not report them).
+        bytes: for each row, by name, the bytes at each depth (``None`` where the compiler does not report them, or
+            where f has no such derivative: the jvp of a `jax.custom_vjp`).
 
     >>> curve = MemoryCurve((10, 100), {"jvp": (64, 64), "gradient": (1000, 10000)})
     >>> curve["gradient"], curve.growth("jvp"), curve.growth("gradient")
@@ -245,4 +247,9 @@ def _bytes_at(make, depth, program, options) -> int | None:
     is_pair = isinstance(made, tuple) and len(made) == 2
     require(is_pair, "make(depth) to return a function and its point", made, "write return f, x", error=TypeError)
     f, x = scalar_valued(made[0]), as_point(made[1])
-    return temporary_bytes(program(f), x, x)
+    try:
+        return temporary_bytes(program(f), x, x)
+    except (TypeError, NotImplementedError, ValueError) as error:
+        if missing_mode(error) is None:
+            raise
+        return None

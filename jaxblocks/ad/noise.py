@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.per_example import checked_examples
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.precision import wide_dtype
+from jaxblocks.varying import varying_like
 
 __all__ = ["GradientNoise", "gradient_noise"]
 
@@ -109,13 +110,17 @@ def gradient_noise(
         return total if whole == count else total + of(jax.vmap(flat)(*rest))
 
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    mean = sums(lambda g: jnp.sum(g, axis=0), jnp.zeros(size, dtype)) / count
+
+    def zeros(*shape):
+        return varying_like(jnp.zeros(shape, dtype), params)
+
+    mean = sums(lambda g: jnp.sum(g, axis=0), zeros(size)) / count
     if covariance:
-        spread = sums(lambda g: (g - mean[None]).T @ (g - mean[None]), jnp.zeros((size, size), dtype)) / count
+        spread = sums(lambda g: (g - mean[None]).T @ (g - mean[None]), zeros(size, size)) / count
         trace = jnp.trace(spread)
     else:
         spread = None
-        trace = sums(lambda g: jnp.sum(jnp.square(g - mean[None])), jnp.zeros((), dtype)) / count
+        trace = sums(lambda g: jnp.sum(jnp.square(g - mean[None])), zeros()) / count
     share = (count - batch_size) / (batch_size * max(1, count - 1))
     squared_norm = jnp.sum(jnp.square(mean))
     _, unravel = ravel_pytree(params)

@@ -148,7 +148,7 @@ def over_minibatches(
             total = call(0, batch_size, 0, args)
         else:
             one = order_convolutions(lambda number: call(number * batch_size, batch_size, number, args))
-            start = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(one, jnp.int32(0)))
+            start = jax.tree.map(jnp.zeros_like, jax.eval_shape(one, jnp.int32(0)))
             total = lax.fori_loop(0, full, lambda number, total: jax.tree.map(jnp.add, total, one(number)), start)
         if rest:
             total = jax.tree.map(jnp.add, total, call(full * batch_size, rest, full, args))

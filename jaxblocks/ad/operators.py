@@ -27,6 +27,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxblocks.ad.arguments import as_point, at_point, scalar_valued
+from jaxblocks.ad.linearization import linearize
 from jaxblocks.ad.products import linearize_once
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.children import as_shapes
@@ -122,9 +123,9 @@ def gauss_newton_product(
 def _gauss_newton(model, loss, x):
     """The shapes of x, and the Gauss-Newton matrix at x as a function of an unchecked v."""
     loss, x = scalar_valued(loss, name="loss", point="outputs"), as_point(x)
-    outputs, push = jax.linearize(model, x)
+    outputs, push = linearize(model, x)
     _check_floating_outputs(outputs)
-    middle = jax.linearize(jax.grad(loss), outputs)[1]
+    middle = linearize(jax.grad(loss), outputs, symmetric=True)[1]
     return as_shapes(x), Partial(_sandwich, push, middle, _zeros(x))
 
 
@@ -152,7 +153,7 @@ def empirical_fisher_operator(losses: Callable[[Any], Float[Array, "..."]], x: P
     descent (arXiv:1905.12558).
     """
     x = as_point(x)
-    like, linear = as_shapes(x), _mean_of_outer_products("losses", x, *jax.linearize(losses, x))
+    like, linear = as_shapes(x), _mean_of_outer_products("losses", x, *linearize(losses, x))
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
 
 
@@ -197,13 +198,13 @@ def fisher_operator(
     axis = _LAST_AXES.get(likelihood) if isinstance(likelihood, str) else None
     sample, log_likelihood = likelihood_functions(likelihood)
     x = as_point(x)
-    outputs, push = jax.linearize(model, x)
+    outputs, push = linearize(model, x)
     _check_floating_outputs(outputs)
     if axis is not None and not getattr(outputs, "shape", ()):
         repair = "omit the sum (or mean) over them, or pass likelihood as a pair (sample, log_likelihood)"
         require(False, f"model to return one array of outputs (..., {axis}), one row per example", outputs, repair)
     y = lax.stop_gradient(jax.vmap(lambda key: sample(key, outputs))(jax.random.split(key, samples)))
-    values, onward = jax.linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
+    values, onward = linearize(lambda outputs: jax.vmap(lambda y: log_likelihood(outputs, y))(y), outputs)
     like, linear = as_shapes(x), _mean_of_outer_products("the log-likelihood", x, values, Partial(_both, push, onward))
     return Partial(lambda linear, v: linear(at_point(like, v)[1]), linear)
 
@@ -238,7 +239,7 @@ _LAST_AXES = {"categorical": "classes", "gaussian": "features"}
 
 def _zeros(x):
     """Zeros like ``x``, so that the operator does not store ``x`` itself."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
+    return jax.tree.map(jnp.zeros_like, x)
 
 
 def _sandwich(push, middle, zeros, v):

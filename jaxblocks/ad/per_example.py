@@ -22,6 +22,7 @@ from jaxblocks.ad.leaf_plans import LEAF_ALIGNMENT, LeafPlan, leaf_table, site_l
 from jaxblocks.ad.loops import map_in_chunks
 from jaxblocks.checks import PositiveInt, checked, require
 from jaxblocks.precision import wide_dtype
+from jaxblocks.varying import varying_like
 
 __all__ = [
     "NormsPlan",
@@ -268,7 +269,7 @@ def checked_examples(loss: Callable, params: PyTree, batch: tuple[PyTree, ...]) 
     >>> checked_examples(jnp.dot, jnp.ones(2), (jnp.ones((3, 2)),))
     (Array([1., 1.], dtype=float32), 3)
     """
-    params = floating_params(params)
+    params = varying_like(floating_params(params), batch)  # else JAX sums the gradients over the devices
     count = batch_length(**{f"batch[{i}]": each for i, each in enumerate(batch)})
     value = jax.eval_shape(loss, params, *map(sites.of_one_example, batch))
     is_array = isinstance(value, jax.ShapeDtypeStruct)

@@ -5,18 +5,21 @@ r"""Products of a vector with the Hessian of a scalar-valued function; the Hessi
     g    the gradient of f at x
     H    the Hessian of f at x, n by n
 
-A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.count_flops` counts it.
+A product with H costs a small multiple of a gradient, for any n; `jaxblocks.ad.count_flops` counts it. Where f has a
+`jax.custom_vjp` that has no forward mode, all of them differentiate the gradient in reverse mode.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import at_point, scalar_valued
 from jaxblocks.ad.counting import equations
+from jaxblocks.ad.linearization import jvp_or_none, linearize
 from jaxblocks.checks import checked
 
 __all__ = ["directional_curvature", "hvp", "linearize_once", "value_grad_hvp"]
@@ -51,7 +54,9 @@ def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
     x, v = at_point(x, v)
     gradient = jax.grad(f)
     if _has_loops(gradient, x):  # a loop that carries value and tangent together takes half the memory
-        return jax.jvp(gradient, (x,), (v,))[1]
+        pushed = jvp_or_none(gradient, x, v)
+        if pushed is not None:
+            return pushed[1]
     return linearize_once(gradient, x)(v)
 
 
@@ -73,7 +78,11 @@ def value_grad_hvp(
     """
     f = scalar_valued(f)
     x, v = at_point(x, v)
-    (value, gradient), (_, product) = jax.jvp(jax.value_and_grad(f), (x,), (v,))
+    pushed = jvp_or_none(jax.value_and_grad(f), x, v)
+    if pushed is None:
+        value, gradient = jax.value_and_grad(f)(x)
+        return value, gradient, linearize_once(jax.grad(f), x)(v)
+    (value, gradient), (_, product) = pushed
     return value, gradient, product
 
 
@@ -96,7 +105,11 @@ def directional_curvature(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: Py
     def slope(x):
         return jax.jvp(f, (x,), (v,))[1]
 
-    return jax.jvp(slope, (x,), (v,))[1]
+    pushed = jvp_or_none(slope, x, v)
+    if pushed is None:
+        products = jax.tree.map(jnp.vdot, v, linearize_once(jax.grad(f), x)(v))
+        return jax.tree.reduce(jnp.add, products)
+    return pushed[1]
 
 
 def linearize_once(gradient: Callable, x: PyTree) -> Callable:
@@ -108,7 +121,7 @@ def linearize_once(gradient: Callable, x: PyTree) -> Callable:
     >>> linearize_once(jax.grad(jnp.prod), jnp.array([2.0, 5.0]))(jnp.array([1.0, -2.0]))
     Array([-2.,  1.], dtype=float32)
     """
-    return lax.optimization_barrier(jax.linearize(gradient, x)[1])
+    return lax.optimization_barrier(linearize(gradient, x, symmetric=True)[1])
 
 
 def _has_loops(f: Callable, x: PyTree) -> bool:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxblocks.ad.arguments import floating_like
 from jaxblocks.checks import describe, require
 from jaxblocks.precision import wide_dtype
+from jaxblocks.varying import as_structs, varying_like
 
 __all__ = ["RaveledOperator", "dot", "random_signs", "raveled", "short"]
 
@@ -41,7 +42,8 @@ class RaveledOperator(NamedTuple):
         leaves, structure = jax.tree.flatten(self.like)
         parts, first = [], 0
         for leaf in leaves:
-            parts.append(vector[first : first + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
+            part = vector[first : first + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
+            parts.append(varying_like(part, leaf))
             first += leaf.size
         return structure.unflatten(parts)
 
@@ -60,7 +62,7 @@ def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: b
     Array([2., 2.], dtype=float32)
     """
     like = floating_like(like)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+    like = as_structs(like)
     returned = jax.eval_shape(operator, like)
     leaves = jax.tree.leaves(like)
     n = sum(leaf.size for leaf in leaves)
@@ -68,6 +70,7 @@ def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: b
     same = jax.tree.structure(returned) == jax.tree.structure(like) and all(
         a.shape == b.shape for a, b in zip(jax.tree.leaves(returned), leaves, strict=True)
     )
+    like = jax.eval_shape(lambda like: varying_like(like, returned), like)
     is_form = not same and allow_form and getattr(returned, "shape", None) == ()
     if not (same or is_form):
         got, wanted = (", ".join(map(describe, jax.tree.leaves(tree))) for tree in (returned, like))
@@ -78,7 +81,7 @@ def raveled(operator: Callable[[PyTree], PyTree], like: PyTree, *, allow_form: b
 
 def random_signs(key: Array, operator: RaveledOperator) -> Float[Array, " n"]:
     """A vector of independent random signs, an argument of the operator."""
-    return jax.random.rademacher(key, (operator.n,), operator.dtype)
+    return varying_like(jax.random.rademacher(key, (operator.n,), operator.dtype), operator.like)
 
 
 def dot(a: Array, b: Array) -> Array:

@@ -37,6 +37,7 @@ from jaxblocks.ad.jaxprs import (
     shape_of,
     split_scan_inputs,
 )
+from jaxblocks.varying import varying_like
 
 __all__ = [
     "Factors",
@@ -140,7 +141,7 @@ def of_one_example(batch: PyTree) -> PyTree:
     >>> of_one_example(jnp.ones((3, 2)))
     ShapeDtypeStruct(shape=(2,), dtype=float32)
     """
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+    return jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: leaf[0], batch), batch)
 
 
 class _View(NamedTuple):
@@ -503,7 +504,7 @@ def pullback_at(reading: Reading, by_sites: Sequence[int], leaves: Sequence, inp
     zeros = {}
     for path, [site, *_] in wanted.items():
         out = site.equation.outvars[0]
-        zeros[path] = jnp.zeros((*site.lengths, *shape_of(out)), dtype_of(out))
+        zeros[path] = varying_like(jnp.zeros((*site.lengths, *shape_of(out)), dtype_of(out)), out.aval)
     others = {i: leaf for i, leaf in enumerate(leaves) if i not in by_sites}
 
     def run(zeros, others):

@@ -25,10 +25,11 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxblocks.ad.arguments import array_valued, as_point
 from jaxblocks.ad.coloring import color_columns, distinct, number_of_colors
-from jaxblocks.ad.counting import equations
 from jaxblocks.ad.dependence import SINGLE, Entry, Sets, follow, ids_of
+from jaxblocks.ad.linearization import lacks_forward_rule, missing_mode
 from jaxblocks.checks import checked, describe, require
 from jaxblocks.matplotlib_axes import axes_or_new
+from jaxblocks.varying import varying_like
 
 __all__ = ["SparsityPattern", "sparse_jacobian", "sparsity"]
 
@@ -251,15 +252,11 @@ def _forward(f, x) -> ClosedJaxpr | None:
     """The jaxpr of x, t -> J t; ``None`` where f contains a custom_vjp, which has no such rule."""
     try:
         closed = jax.make_jaxpr(lambda x, t: jax.jvp(f, (x,), (t,))[1])(x, x)
-    except TypeError as error:
-        if "custom_vjp" not in str(error):
+    except (TypeError, NotImplementedError) as error:
+        if missing_mode(error) != "forward":
             raise
         return None
-    if any(
-        equation.primitive.name == "custom_lin" for equation, _, _ in equations(closed)
-    ):  # a custom_vjp in a checkpoint
-        return None
-    return closed
+    return None if lacks_forward_rule(closed) else closed
 
 
 @checked
@@ -333,7 +330,7 @@ def _compressed(f, x, y, pattern, mode):
         got = "a jax.custom_vjp, which has a rule for reverse mode only"
         require(mode != "forward", "f to be differentiable in forward mode", got, repair, error=TypeError)
     _, pull = jax.vjp(f, x)
-    [products] = jax.vmap(pull)(_seeds(pattern.row_colors, y))
+    products = jax.vmap(lambda u: pull(u)[0])(_seeds(pattern.row_colors, y))
     parts = [p.reshape(p.shape[0], -1).astype(y.dtype) for p in jax.tree.leaves(products)]
     return jnp.concatenate(parts, axis=1)[pattern.row_colors[pattern.rows], pattern.cols]  # of (colors, n)
 
@@ -345,6 +342,6 @@ def _seeds(colors, like):
     for leaf in leaves:
         own = jnp.asarray(colors[start : start + math.prod(leaf.shape)], jnp.int32)
         ones = jnp.arange(number_of_colors(colors), dtype=jnp.int32)[:, None] == own[None, :]
-        seeds.append(ones.astype(leaf.dtype).reshape(-1, *leaf.shape))
+        seeds.append(varying_like(ones.astype(leaf.dtype).reshape(-1, *leaf.shape), leaf))
         start += own.size
     return structure.unflatten(seeds)

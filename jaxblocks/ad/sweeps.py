@@ -17,6 +17,7 @@ from jax.extend.core import Literal
 
 from jaxblocks.ad.jaxprs import dtype_of, inputs_of, piece, shape_of
 from jaxblocks.ad.planning import Linear, Link, Part, Route, known_matrix
+from jaxblocks.varying import as_structs, varying_like
 
 __all__ = ["Held", "execute", "transposed"]
 
@@ -180,6 +181,15 @@ def _sizes(variables) -> list[int]:
     return [math.prod(shape_of(v)) for v in variables]
 
 
+def _typed(array, v) -> jax.Array:
+    """The array, varying over the same mesh axes as a variable."""
+    return varying_like(array, v.aval)
+
+
+def _zeros(shape, v) -> jax.Array:
+    return _typed(jnp.zeros(shape, dtype_of(v)), v)
+
+
 def _read(v, values):
     return jnp.asarray(v.val, dtype_of(v)) if isinstance(v, Literal) else values[v]
 
@@ -216,7 +226,7 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
     if chunk is None:  # only then, since in batches the scaled matrices could need more memory than they save
         steps = _folded(linear, steps, n_seeds, top and how == "forward")
         if seeds is None:
-            seeds = _split(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry)
+            seeds = _split(_typed(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
         return Held(by, through(linear, steps, inputs, outputs, seeds))
 
     def batch(first):
@@ -224,7 +234,7 @@ def _sweep(linear, values, route: Route, start, stop, seeds, how, top=False, fac
             taken = [lax.dynamic_slice_in_dim(seed, first, chunk) for seed in seeds]
         else:
             hot = jax.nn.one_hot(first + jnp.arange(chunk, dtype=jnp.int32), n_seeds, dtype=dtype_of(entry[0]))
-            taken = _split(hot, entry)
+            taken = _split(_typed(hot, entry[0]), entry)
         return through(linear, steps, inputs, outputs, taken)
 
     turned = top and how == "forward"
@@ -237,7 +247,7 @@ def _in_batches(batch, n_seeds, chunk, wanted, turned, unroll) -> list[jax.Array
     # The last batch begins early enough to be full: some seeds may be computed twice, and nothing is concatenated.
     starts = [min(first, n_seeds - chunk) for first in range(0, n_seeds, chunk)]
     shapes = [(n_seeds, *shape_of(v)) if not turned else (math.prod(shape_of(v)), n_seeds) for v in wanted]
-    whole = [jnp.zeros(shape, dtype_of(v)) for shape, v in zip(shapes, wanted, strict=True)]
+    whole = [_zeros(shape, v) for shape, v in zip(shapes, wanted, strict=True)]
 
     def step(whole, first):
         parts = batch(first)
@@ -379,8 +389,7 @@ def _push(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
             pushed = jax.vmap(data)(*(held[v] for v in ins))
         held.update(zip(outs, pushed, strict=True))
     return [
-        held[v] if not isinstance(v, Literal) and v in held else jnp.zeros((n_seeds, *shape_of(v)), dtype_of(v))
-        for v in outputs
+        held[v] if not isinstance(v, Literal) and v in held else _zeros((n_seeds, *shape_of(v)), v) for v in outputs
     ]
 
 
@@ -393,7 +402,7 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
         held[v] = held[v] + seed if v in held else seed
 
     def take(v):
-        return held.pop(v) if v in held else jnp.zeros((n_seeds, *shape_of(v)), dtype_of(v))
+        return held.pop(v) if v in held else _zeros((n_seeds, *shape_of(v)), v)
 
     for v, seed in zip(outputs, seeds, strict=True):
         if not isinstance(v, Literal) and v in linear.tangents:
@@ -409,8 +418,7 @@ def _pull(linear, steps: list[_Step], inputs, outputs, seeds) -> list[jax.Array]
             aval = ins[0].aval
             pulled = [(cotangents[0] * data[None]).reshape(n_seeds, *aval.shape).astype(aval.dtype)]
         else:
-            shapes = [jax.ShapeDtypeStruct(shape_of(v), dtype_of(v)) for v in ins]
-            pulled = jax.vmap(jax.linear_transpose(data, *shapes))(cotangents)
+            pulled = jax.vmap(jax.linear_transpose(data, *as_structs([v.aval for v in ins])))(cotangents)
         for v, seed in zip(ins, pulled, strict=True):
             add(v, seed)
     return [take(v) for v in inputs]
@@ -421,7 +429,7 @@ def _diagonal(linear, values, equations) -> jax.Array:
     read = inputs_of(equations)
     [tangent] = [v for v in read if v in linear.tangents]
     run = piece(linear.jaxpr, equations, read, equations[-1].outvars)
-    ones = jnp.ones(shape_of(tangent), dtype_of(tangent))
+    ones = _typed(jnp.ones(shape_of(tangent), dtype_of(tangent)), tangent)
     return run(*(ones if v is tangent else values[v] for v in read))[0]
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jaxblocks.ad.jaxprs import inputs_of, interpret, interpret_backward, open_calls, piece
+from jaxblocks.varying import as_structs
 
 __all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
 
@@ -56,7 +56,7 @@ def linearized(f: Callable, x: Sequence[Any]) -> tuple[list, Linear]:
     ['mul', 'mul']
     """
     y, push = jax.linearize(f, *x)
-    closed = open_calls(jax.make_jaxpr(push)(*(jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype) for leaf in x)))
+    closed = open_calls(jax.make_jaxpr(push)(*as_structs(list(x))))
     jaxpr = closed.jaxpr
     tangents = set(jaxpr.invars)
 

@@ -1,0 +1,51 @@
+"""Types of arrays inside `jax.shard_map`: the mesh axes along which the devices hold different values.
+
+JAX tracks these axes in the type of each array and rejects a tangent, a cotangent or the carry of a loop that does not
+have the type of its value. An array that is created inside (zeros, unit vectors, random numbers) is equal on all
+devices; `varying_like` gives it the type of another one. Outside of `jax.shard_map` both functions change nothing.
+"""
+
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+__all__ = ["as_structs", "varying_like"]
+
+
+def as_structs(tree: PyTree) -> PyTree:
+    """The types of arrays (or of variables of a jaxpr) as ``jax.ShapeDtypeStruct``, varying axes included.
+
+    >>> as_structs({"w": jax.numpy.zeros(2)})
+    {'w': ShapeDtypeStruct(shape=(2,), dtype=float32)}
+    """
+    return jax.eval_shape(lambda tree: tree, tree)
+
+
+def varying_like(tree: PyTree, *likes: PyTree) -> PyTree:
+    """The arrays of a tree, varying over all mesh axes over which an array of ``likes`` varies.
+
+    Args:
+        tree: a pytree of arrays.
+        likes: pytrees of arrays, of ``jax.ShapeDtypeStruct`` or of types of variables.
+
+    >>> varying_like(jax.numpy.ones(2), jax.numpy.zeros(3))
+    Array([1., 1.], dtype=float32)
+    """
+    axes = frozenset().union(*(_axes(leaf) for leaf in jax.tree.leaves(likes)))
+
+    def varied(leaf):
+        missing = tuple(axes - _axes(leaf))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(varied, tree) if axes else tree
+
+
+def _kind(leaf: Any):
+    return leaf.manual_axis_type if hasattr(leaf, "manual_axis_type") else jax.typeof(leaf).manual_axis_type
+
+
+def _axes(leaf: Any) -> frozenset:
+    """The mesh axes along which an array, or an array of this type, varies; none for a struct without a mesh."""
+    kind = _kind(leaf) if jax.sharding.get_abstract_mesh().manual_axes else None
+    return frozenset() if kind is None else kind.varying
