@@ -10,6 +10,7 @@ import inspect
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ __all__ = [
     "eval_shape",
     "init_child",
     "make_combinator",
+    "named_outputs",
     "output_shapes",
     "require_pair",
     "split_side",
@@ -52,7 +54,7 @@ class Child(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """The ``checkpoint_name`` of its outputs, such as ``2.Dense``, by which `jaxblocks.summary` identifies it."""
+        """The name of its outputs under `named_outputs`, such as ``2.Dense``."""
         return f"{'' if self.label is None else self.label}.{self.kind}"
 
     def scope(self):
@@ -126,7 +128,33 @@ def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
         if "key" in given:
             given["key"] = child_key(given["key"], child.label)
         outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
-        return checkpoint_name(outputs, child.mark), state
+        return checkpoint_name(outputs, child.mark) if _named.get() else outputs, state
+
+
+_named: ContextVar[bool] = ContextVar("named", default=False)
+
+
+@contextmanager
+def named_outputs():
+    """Inside, combinators name the outputs of each layer by ``checkpoint_name``, such as ``2.Dense`` for layer 2.
+
+    Policies of ``jax.checkpoint`` (``save_only_these_names``) and `jaxblocks.summary` read the names. Elsewhere there
+    are none, since programs that read jaxprs may not know the primitive. `Repeat` and `Recurrent` name the outputs
+    where their ``checkpoint`` is a policy.
+
+    >>> import jaxblocks as jb
+    >>> net = jb.Serial(jb.relu, jb.relu)
+    >>> policy = jax.checkpoint_policies.save_only_these_names("0.relu")
+    >>> f = jax.checkpoint(lambda x: net.apply(((), ()), x).sum(), policy=policy)
+    >>> with named_outputs():
+    ...     print(jax.grad(f)(1.0))
+    1.0
+    """
+    token = _named.set(True)
+    try:
+        yield
+    finally:
+        _named.reset(token)
 
 
 def require_pair(function: str, what: str, made) -> tuple:

@@ -20,7 +20,7 @@ from jaxblocks.ad.counting import Count, count_flops, equations
 from jaxblocks.ad.jaxprs import Step, as_closed, interpret, shape_of, split_scan_inputs
 from jaxblocks.ad.primitive_costs import CONVOLUTIONS, DOTS
 from jaxblocks.checks import checked, reject_shapes, require
-from jaxblocks.children import as_shapes, child_key, eval_shape, split_side
+from jaxblocks.children import as_shapes, child_key, eval_shape, named_outputs, split_side
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, stateful
 
 __all__ = [
@@ -196,7 +196,8 @@ def layer_outputs(net: LayerLike, params: PyTree, *inputs: PyTree, state: PyTree
         return stateful(net).apply(params, state, *inputs, **arrays, **static)
 
     arguments = (params, state, inputs, arrays)
-    closed = jax.make_jaxpr(run)(*arguments)
+    with named_outputs():
+        closed = jax.make_jaxpr(run)(*arguments)
     placed = [(equation, str(equation.source_info.name_stack)) for equation in closed.jaxpr.eqns]
     layers = [(equation, scope) for equation, scope in placed if _marks_layer(equation, scope)]
     jaxpr = closed.jaxpr.replace(outvars=[equation.outvars[0] for equation, _ in layers])
@@ -384,7 +385,8 @@ def _trace(net, inputs, side):
     def run(params, state, inputs, arrays):
         return layer.apply(params, state, *inputs, **arrays, **static)
 
-    closed, (outputs, _) = jax.make_jaxpr(run, return_shape=True)(params, state, as_shapes(inputs), arrays)
+    with named_outputs():
+        closed, (outputs, _) = jax.make_jaxpr(run, return_shape=True)(params, state, as_shapes(inputs), arrays)
     return params, len(jax.tree.leaves((params, state))), closed, outputs
 
 

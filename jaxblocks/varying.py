@@ -2,7 +2,7 @@
 
 JAX tracks these axes in the type of each array and rejects a tangent, a cotangent or the carry of a loop that does not
 have the type of its value. An array that is created inside (zeros, unit vectors, random numbers) is equal on all
-devices; `varying_like` gives it the type of another one. Outside of `jax.shard_map` both functions change nothing.
+devices; `varying_like` gives it the type of another one. Outside of `jax.shard_map` it changes nothing.
 """
 
 from typing import Any
@@ -10,7 +10,16 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-__all__ = ["as_structs", "varying_like"]
+__all__ = ["as_structs", "inside_shard_map", "varying_like"]
+
+
+def inside_shard_map() -> bool:
+    """Whether the code is traced inside of `jax.shard_map`.
+
+    >>> inside_shard_map()
+    False
+    """
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def as_structs(tree: PyTree) -> PyTree:
@@ -32,20 +41,18 @@ def varying_like(tree: PyTree, *likes: PyTree) -> PyTree:
     >>> varying_like(jax.numpy.ones(2), jax.numpy.zeros(3))
     Array([1., 1.], dtype=float32)
     """
-    axes = frozenset().union(*(_axes(leaf) for leaf in jax.tree.leaves(likes)))
+    if not inside_shard_map():
+        return tree
+    axes = frozenset().union(*map(_axes, jax.tree.leaves(likes)))
 
     def varied(leaf):
         missing = tuple(axes - _axes(leaf))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
-    return jax.tree.map(varied, tree) if axes else tree
-
-
-def _kind(leaf: Any):
-    return leaf.manual_axis_type if hasattr(leaf, "manual_axis_type") else jax.typeof(leaf).manual_axis_type
+    return jax.tree.map(varied, tree)
 
 
 def _axes(leaf: Any) -> frozenset:
     """The mesh axes along which an array, or an array of this type, varies; none for a struct without a mesh."""
-    kind = _kind(leaf) if jax.sharding.get_abstract_mesh().manual_axes else None
+    kind = leaf.manual_axis_type if hasattr(leaf, "manual_axis_type") else jax.typeof(leaf).manual_axis_type
     return frozenset() if kind is None else kind.varying

@@ -437,7 +437,7 @@ def test_operations_are_all_counted(widths, turned):
             x = jnp.sin(w @ x if turned else x @ w)
         return [x]
 
-    _, linear = planning.linearized(f, [normal(0, widths[0])])
+    linear = planning.linearized(lambda x: (f(x), None), [normal(0, widths[0])])
     route = planning.make_plan(linear)
     assert route.plan.mode == ("known" if len(widths) == 2 else "mixed")
     run = count_flops(
@@ -482,7 +482,7 @@ def test_errors_state_the_repair(sentences):
             lambda: jacobian(lambda x: (x, {"i": jnp.argmax(x)}))(x),
             r"f\(x\)\[1\]\['i'\], got int32 \(\)",
         ),
-        (lambda: jacobian(jnp.sin)(x.astype(jnp.complex64)), "complex64"),
+        (lambda: jacobian(jnp.sin)(x.astype(jnp.complex64)), "complex numbers for both; pass holomorphic=True"),
         (lambda: jacobian(lambda x: None)(x), "f to return at least one array, got None; return what"),
         (lambda: jacobian(lambda x: x)("a"), "x, got 'a'; give an array, or pass it after x"),
         (lambda: jacobian(lambda x: [x, "s"])(x), r"f\(x\)\[1\], got 's'; give an array, or omit it"),
@@ -539,3 +539,75 @@ def test_too_little_memory_raises_an_error_with_the_minimum(sentences):
     np.testing.assert_allclose(jacobian(f, memory=least)(x), jax.jit(jax.jacrev(f))(x), rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match=f"memory={least}"):
         jacobian(f, memory=least - 1)(x)
+
+
+# ---- the options of jax.jacfwd and jax.jacrev ---------------------------------------------------
+
+
+def same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for y, z in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert y.dtype == z.dtype
+        np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_and_auxiliary_data():
+    x, tree = normal(0, 3), {"u": normal(1, 3), "v": normal(2)}
+    f = lambda a, b, c=1.0: ({"y": c * a * jnp.sum(b["u"]), "s": jnp.sum(a)}, {"aux": a + 1.0})
+    options = dict(argnums=(0, -1), has_aux=True)
+    same(jacobian(f, **options)(x, tree, c=2.0), jax.jacrev(f, **options)(x, tree, c=2.0))
+    first = lambda *args: f(*args)[0]
+    same(jacobian(first, argnums=1, chunk_size=1)(x, tree), jax.jacfwd(first, argnums=1)(x, tree))
+    assert jacobian_plan(first, x, tree, argnums=(0, 1)).n_in == 3 + 4
+    with pytest.raises(ValueError, match=r"jacobian expected argnums below 2.* got 2; pass the arguments"):
+        jacobian(first, argnums=2)(x, tree)
+    with pytest.raises(TypeError, match=r"a pair \(value, aux\) for has_aux=True"):
+        jacobian(jnp.sin, has_aux=True)(x)
+
+
+@pytest.mark.parametrize("chunk_size", ["auto", 2])
+def test_complex_numbers(chunk_size):
+    """As jax.jacfwd and jax.jacrev have them; no imaginary part is dropped in between."""
+    x, i = normal(0, 3), jnp.complex64(1j)
+    z = jax.lax.complex(normal(1, 3), normal(2, 3))
+    cases = [
+        (lambda z: jnp.sin(z) * z[0], z, True, ("auto", "forward", "reverse"), jax.jacrev),
+        (lambda x: jnp.exp(i * x.astype(i.dtype)), x, False, ("auto", "forward"), jax.jacfwd),
+        (lambda z: jnp.abs(z * (2 + i)) + jnp.real(i * z), z, False, ("auto", "reverse"), jax.jacrev),
+        (
+            lambda x: jnp.imag(x.astype(i.dtype) * (1 + 2 * i) * (3 - i)),
+            x,
+            False,
+            ("auto", "forward", "reverse"),
+            jax.jacfwd,
+        ),
+    ]
+
+    def all_of_them(x, z):
+        pairs = []
+        for f, point, holomorphic, modes, stock in cases:
+            point = x if point.dtype == x.dtype else z
+            options = dict(holomorphic=holomorphic, chunk_size=chunk_size)
+            pairs.append(
+                (
+                    [jacobian(f, mode=mode, **options)(point) for mode in modes],
+                    [stock(f, holomorphic=holomorphic)(point)] * len(modes),
+                )
+            )
+        return pairs
+
+    for found, expected in jax.jit(all_of_them)(x, z):
+        same(found, expected)
+
+
+def test_complex_numbers_that_have_no_jacobian():
+    z = jnp.array([1.0 + 2.0j])
+    with pytest.raises(TypeError, match=r"real x, or a real f\(x\).*pass holomorphic=True"):
+        jacobian(lambda z: z * z)(z)
+    np.testing.assert_allclose(jacobian(lambda z: z * z, holomorphic=True)(z), [[2.0 + 4.0j]])
+    with pytest.raises(TypeError, match=r"real x in forward mode, got complex numbers; pass mode='reverse'"):
+        jacobian(jnp.abs, mode="forward")(z)
+    with pytest.raises(TypeError, match=r"a real f\(x\) in reverse mode.*pass mode='forward'"):
+        jacobian(lambda x: jax.lax.complex(x, x), mode="reverse")(z.real)
+    with pytest.raises(TypeError, match=r"complex x and f\(x\) for holomorphic=True.*astype\(jnp.complex64\)"):
+        jacobian(lambda z: z * z, holomorphic=True)(z.real)

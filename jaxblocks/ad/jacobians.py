@@ -1,7 +1,7 @@
 r"""The Jacobian of any function, by the cheapest bracketing of its chain rule.
 
-    x     the point, any pytree of floating-point arrays with n numbers in all
-    y     the value f(x), any pytree of floating-point arrays with m numbers in all
+    x     the point, any pytree of floating-point (or complex) arrays with n numbers in all
+    y     the value f(x), any pytree of floating-point (or complex) arrays with m numbers in all
     J     the Jacobian dy/dx, m by n; J = J_L ... J_2 J_1 where f is a chain of L stages
 
 Forward mode multiplies from the right and pushes n seeds through f, reverse mode multiplies from the left and pulls
@@ -19,20 +19,25 @@ from jax import lax
 from jaxtyping import PyTree
 
 from jaxblocks.ad.planning import JacobianPlan, linearized, make_plan
-from jaxblocks.ad.sweeps import Held, execute, transposed
+from jaxblocks.ad.sweeps import Held, execute, in_one_batch, transposed
 from jaxblocks.checks import PositiveFloat, PositiveInt, checked, describe, require
+from jaxblocks.varying import inside_shard_map, varying_like
 
 __all__ = ["jacobian", "jacobian_plan"]
 
 
 Mode = Literal["auto", "forward", "reverse"]
 ChunkSize = PositiveInt | Literal["auto"] | None
+Argnums = int | tuple[int, ...]
 
 
 @checked
 def jacobian(
     f: Callable,
     *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
@@ -41,10 +46,14 @@ def jacobian(
 
     :math:`f = f_L \circ \dots \circ f_1` has :math:`J = J_L \cdots J_2 J_1`, and the product may be bracketed in any
     order. ``f`` is linearized once and cut where few numbers are live, and the cheapest bracketing is executed; if
-    its predicted gain is less than 15 %, ``jax.jacfwd`` or ``jax.jacrev`` is used. Every value is exact to rounding.
+    its predicted gain is less than 15 %, the program is that of ``jax.jacfwd`` or ``jax.jacrev``. Every value is exact
+    to rounding.
 
     Args:
         f: takes a pytree x (and any other arguments, which are passed on) and returns a pytree.
+        argnums: the positional argument that is x, or a tuple of them.
+        has_aux: whether ``f`` returns a pair of the value and of auxiliary data, which are not differentiated.
+        holomorphic: whether ``f`` is holomorphic: then x and f(x) are complex.
         mode: ``"auto"``, ``"forward"`` (as ``jax.jacfwd``) or ``"reverse"`` (as ``jax.jacrev``).
         chunk_size: the number of seeds in one batch: an integer, ``None`` for all, or ``"auto"`` for the largest
             batch whose temporaries are below 256 MiB, or below twice the size of the Jacobian if that is more.
@@ -53,17 +62,23 @@ def jacobian(
 
     Returns:
         ``derivative(x, *rest, **kwargs)``: as ``jax.jacfwd`` returns it, the structure of ``f(x)`` with that of
-        ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)``. It works under ``jit``, ``vmap``
-        and ``grad``. `jacobian_plan` describes the method.
+        ``x`` in each leaf, and arrays of shape ``(*leaf of f(x), *leaf of x)``; with ``has_aux`` a pair of this and
+        the auxiliary data. It works under ``jit``, ``vmap`` and ``grad``. `jacobian_plan` describes the method.
 
     Batches run in a loop; on CPU, where the gradient of a convolution is slow in loops, they are unrolled if ``f``
     convolves. A while loop has only forward mode, a custom vjp rule only reverse mode; the plan takes this into
-    account. A while loop that contains a custom vjp rule has neither.
+    account. A while loop that contains a custom vjp rule has neither. Complex values of real x have only forward mode,
+    real values of complex x only reverse mode, unless ``f`` is holomorphic.
+
+    Inside `jax.shard_map` the Jacobian is that of the value on each device with respect to x on this device. If
+    ``f`` communicates between devices, the modes sum over different devices, as those of JAX do; ``"auto"`` is then
+    reverse mode.
 
     Raises:
-        TypeError: where x or f(x) holds a leaf that is not floating-point (the error names it), or where neither mode
-            can differentiate ``f``.
-        ValueError: where ``memory`` is too small (the error states the smallest valid value).
+        TypeError: where x or f(x) holds a leaf that is not floating-point or complex (the error names it), or where
+            the mode, or each of both, cannot differentiate ``f``.
+        ValueError: where ``memory`` is too small (the error states the smallest valid value), or an argument of
+            ``argnums`` does not exist.
 
     >>> J = jacobian(lambda x: jnp.stack([x[0] * x[1], x[0] + x[2]]))
     >>> J(jnp.array([2.0, 3.0, 5.0]))
@@ -74,19 +89,19 @@ def jacobian(
     the factors).
     """
     _check_memory(memory)
-    stock = {"forward": jax.jacfwd, "reverse": jax.jacrev}
 
-    def derivative(x, *rest, **kwargs):
-        x = _point(x)
-        leaves, structure = jax.tree.flatten(x)
-        value = _FlatValue(f, structure, rest, kwargs)
-        if mode != "auto" and chunk_size is None and memory is None:
-            return stock[mode](lambda x: value.checked(x))(x)
-        _, linear = linearized(value, leaves)
-        route = make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory)
-        if route.plan.mode in stock and route.plan.chunk_size is None:
-            return stock[route.plan.mode](lambda x: f(x, *rest, **kwargs))(x)
-        return _assembled(execute(linear, route), leaves, structure, value)
+    def derivative(*args, **kwargs):
+        value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
+        leaves = value.leaves()
+        linear = linearized(value, leaves)
+        modes = value.modes(mode)
+        route = make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory)
+        if route.plan.mode in modes and route.plan.chunk_size is None:
+            found = in_one_batch(linear, leaves, route.plan.mode)
+        else:
+            found = execute(linear, route)
+        found = _assembled(found, leaves, value)
+        return (found, linear.aux) if has_aux else found
 
     return derivative
 
@@ -94,8 +109,10 @@ def jacobian(
 @checked
 def jacobian_plan(
     f: Callable,
-    x: PyTree,
-    *rest: Any,
+    *args: Any,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
     mode: Mode = "auto",
     chunk_size: ChunkSize = "auto",
     memory: PositiveInt | PositiveFloat | None = None,
@@ -105,8 +122,10 @@ def jacobian_plan(
 
     Args:
         f: as for `jacobian`.
-        x: the point: arrays, or ``jax.ShapeDtypeStruct`` where only shapes are known.
-        rest: further arguments of ``f``.
+        args: the arguments of ``f``: arrays, or ``jax.ShapeDtypeStruct`` where only shapes are known.
+        argnums: as for `jacobian`.
+        has_aux: as for `jacobian`.
+        holomorphic: as for `jacobian`.
         mode: as for `jacobian`.
         chunk_size: as for `jacobian`.
         memory: as for `jacobian`.
@@ -127,9 +146,8 @@ def jacobian_plan(
     Source: Naumann, Matrix-free Jacobian chaining (arXiv 2406.11862).
     """
     _check_memory(memory)
-    x = _point(x)
     # Arguments that contain arrays are traced, so that shapes suffice; all others (flags, sizes) are static.
-    leaves, structure = jax.tree.flatten((x, rest, kwargs))
+    leaves, structure = jax.tree.flatten((args, kwargs))
     traced = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
     plans = []
 
@@ -137,10 +155,11 @@ def jacobian_plan(
         filled = list(leaves)
         for i, array in zip(traced, arrays, strict=True):
             filled[i] = array
-        x, rest, kwargs = structure.unflatten(filled)
-        flat, inner = jax.tree.flatten(x)
-        _, linear = linearized(_FlatValue(f, inner, rest, kwargs), flat)
-        plans.append(make_plan(linear, mode=mode, chunk_size=chunk_size, memory=memory).plan)
+        args, kwargs = structure.unflatten(filled)
+        value = _FlatValue(f, args, kwargs, argnums, has_aux, holomorphic)
+        linear = linearized(value, value.leaves())
+        modes = value.modes(mode)
+        plans.append(make_plan(linear, mode=mode, modes=modes, chunk_size=chunk_size, memory=memory).plan)
         return arrays
 
     jax.eval_shape(planned, [leaves[i] for i in traced])
@@ -155,32 +174,69 @@ def _check_memory(memory):
 
 
 class _FlatValue:
-    """f as a function of the leaves of x that returns the leaves of y; both structures are stored."""
+    """f as a function of the leaves of x that returns the leaves of y and the auxiliary data."""
 
-    def __init__(self, f, structure, rest, kwargs):
-        self.f, self.structure, self.rest, self.kwargs = f, structure, rest, kwargs
+    def __init__(self, f, args, kwargs, argnums, has_aux, holomorphic):
+        self.single = isinstance(argnums, int)
+        numbers = (argnums,) if self.single else argnums
+        for i in numbers:
+            if not -len(args) <= i < len(args):
+                repair = "pass the arguments that are differentiated by position"
+                require(False, f"argnums below {len(args)}, the number of positional arguments", i, repair)
+        self.f, self.args, self.kwargs, self.numbers = f, args, kwargs, [i % len(args) for i in numbers]
+        self.has_aux, self.holomorphic = has_aux, holomorphic
+        self.x = _point(args[argnums] if self.single else tuple(args[i] for i in numbers))
+        self.structure = jax.tree.structure(self.x)
 
-    def checked(self, x):
-        y = self.f(x, *self.rest, **self.kwargs)
+    def leaves(self) -> list[jax.Array]:
+        """The leaves of x; inside of `jax.shard_map` they vary over the devices over which f(x) varies."""
+        leaves = jax.tree.leaves(self.x)
+        if inside_shard_map():
+            leaves = varying_like(leaves, jax.eval_shape(lambda *leaves: self(*leaves)[0], *leaves))
+        return leaves
+
+    def modes(self, asked: str) -> tuple[str, ...]:
+        """The modes that JAX has for the dtypes of x and y."""
+        of_x, of_y = (any(map(_is_complex, leaves)) for leaves in (jax.tree.leaves(self.x), self.outputs))
+        if self.holomorphic:
+            repair = "convert x with .astype(jnp.complex64), or omit holomorphic"
+            got = f"{describe(self.outputs[0])} at {describe(jax.tree.leaves(self.x)[0])}"
+            require(of_x and of_y, "complex x and f(x) for holomorphic=True", got, repair, error=TypeError)
+            return "forward", "reverse"
+        modes = ("forward",) * (not of_x) + ("reverse",) * (not of_y)
+        repair = "pass holomorphic=True if f is holomorphic, or differentiate the real and the imaginary part"
+        require(modes, "real x, or a real f(x)", "complex numbers for both", repair, error=TypeError)
+        if asked not in ("auto", *modes):
+            expected = "real x in forward mode" if asked == "forward" else "a real f(x) in reverse mode"
+            repair = f"pass mode={modes[0]!r}, or holomorphic=True if f is holomorphic"
+            require(False, expected, "complex numbers", repair, error=TypeError)
+        return modes
+
+    def __call__(self, *leaves):
+        x, args = self.structure.unflatten(leaves), list(self.args)
+        for i, own in zip(self.numbers, [x] if self.single else x, strict=True):
+            args[i] = own
+        y, aux = self.f(*args, **self.kwargs), None
+        if self.has_aux:
+            is_pair = isinstance(y, tuple | list) and len(y) == 2
+            require(is_pair, "f to return a pair (value, aux) for has_aux=True", y, error=TypeError)
+            y, aux = y
         leaves = jax.tree_util.tree_leaves_with_path(y)
         require(leaves, "f to return at least one array", y, "return what is to be differentiated", error=TypeError)
         for path, leaf in leaves:
-            if not _is_floating(leaf):
+            if not _is_inexact(leaf):
                 name = f"f(x){jax.tree_util.keystr(path)}"
                 repair = f"{_conversion(leaf)}omit it from the value of f"
                 require(False, f"floating-point values, {name}", describe(leaf), repair, error=TypeError)
-        return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), y)
-
-    def __call__(self, *leaves):
-        y, self.made = jax.tree.flatten(self.checked(self.structure.unflatten(leaves)))
-        self.shapes = [leaf.shape for leaf in y]
-        return y
+        self.outputs = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for _, leaf in leaves]
+        self.made = jax.tree.structure(y)
+        return self.outputs, aux
 
 
-def _assembled(held: Held, leaves, structure, value: _FlatValue) -> PyTree:
+def _assembled(held: Held, leaves, value: _FlatValue) -> PyTree:
     """The Jacobian as `jax.jacfwd` returns it: the structure of y, and in each leaf that of x."""
     by, arrays = held.by, held.arrays
-    ins, outs = [leaf.shape for leaf in leaves], value.shapes
+    ins, outs = [leaf.shape for leaf in leaves], [leaf.shape for leaf in value.outputs]
     axis, lengths = (1, ins) if by == "blocks" else (0, outs if by == "rows" else ins)
     blocks, start = [], 0
     for shape in lengths:
@@ -195,7 +251,7 @@ def _assembled(held: Held, leaves, structure, value: _FlatValue) -> PyTree:
     if by != "rows":
         blocks = [list(row) for row in zip(*blocks, strict=True)]
     rows = [
-        structure.unflatten([block.reshape(*outs[o], *ins[i]) for i, block in enumerate(blocks[o])])
+        value.structure.unflatten([block.reshape(*outs[o], *ins[i]) for i, block in enumerate(blocks[o])])
         for o in range(len(outs))
     ]
     return value.made.unflatten(rows)
@@ -205,17 +261,21 @@ def _point(x) -> PyTree:
     leaves = jax.tree_util.tree_leaves_with_path(x)
     require(leaves, "x to hold at least one array", repr(x), "pass the point of the derivative")
     for path, leaf in leaves:
-        if not _is_floating(leaf):
+        if not _is_inexact(leaf):
             name = f"x{jax.tree_util.keystr(path)}"
             repair = f"{_conversion(leaf)}pass it after x"
             require(False, f"floating-point {name}", describe(leaf), repair, error=TypeError)
     return jax.tree.map(_strong, x)
 
 
-def _is_floating(leaf) -> bool:
+def _is_inexact(leaf) -> bool:
     if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
-        return isinstance(leaf, float)
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
+        return isinstance(leaf, float | complex)
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _is_complex(leaf) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
 
 
 def _conversion(leaf) -> str:

@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 from jaxblocks.ad.jaxprs import dtype_of, shape_of
 
-__all__ = ["CONVOLUTIONS", "DOTS", "RULES", "Rule", "bytes_moved", "size_of"]
+__all__ = ["COLLECTIVES", "CONVOLUTIONS", "DOTS", "RULES", "Rule", "bytes_moved", "size_of"]
 
 Rule = Callable[[JaxprEqn], tuple[int, int, int]]
 
@@ -172,10 +172,12 @@ _INTEGERS = """
     random_seed random_bits random_split random_fold_in random_wrap random_unwrap random_clone threefry2x32
     rng_bit_generator rng_uniform reduce_and reduce_or reduce_xor mulhi platform_index lu_pivots_to_permutation
 """
-_SENT = """
-    psum psum_invariant psum2 psum_scatter pmax pmin ppermute pbroadcast pvary pcast all_gather all_gather_invariant
-    all_gather_reduced all_to_all ragged_all_to_all reduce_scatter axis_index debug_print debug_callback check
-"""
+# Communication between devices.
+COLLECTIVES = frozenset(
+    "psum psum_invariant psum2 psum_scatter pmax pmin ppermute all_gather all_gather_invariant "
+    "all_gather_reduced all_to_all ragged_all_to_all reduce_scatter unreduced_psum".split()
+)
+_SENT = " ".join(COLLECTIVES) + " pbroadcast pvary pcast axis_index debug_print debug_callback check"
 RULES: dict[str, Rule] = {
     name: rule
     for names, rule in (

@@ -19,7 +19,7 @@ from jaxblocks.ad.jaxprs import dtype_of, inputs_of, piece, shape_of
 from jaxblocks.ad.planning import Linear, Link, Part, Route, known_matrix
 from jaxblocks.varying import as_structs, varying_like
 
-__all__ = ["Held", "execute", "transposed"]
+__all__ = ["Held", "execute", "in_one_batch", "transposed"]
 
 
 # ---- parts of a bracketing -------------------------------------------------------------------
@@ -45,6 +45,17 @@ def execute(linear: Linear, route: Route) -> Held:
     if route.plan.mode in ("mixed", "known"):
         return _settled(_part(linear, values, route, route.part, top=True))
     return _sweep(linear, values, route, 0, len(route.links), None, route.plan.mode, top=True)
+
+
+def in_one_batch(linear: Linear, leaves: Sequence[jax.Array], mode: str) -> Held:
+    """The Jacobian by forward or reverse mode, all seeds at once: the program of ``jax.jacfwd`` or ``jax.jacrev``."""
+    entry = linear.inputs if mode == "forward" else linear.outputs
+    n_seeds = sum(_sizes(entry))
+    seeds = _split(_typed(jnp.eye(n_seeds, dtype=dtype_of(entry[0])), entry[0]), entry)
+    if mode == "reverse":
+        return Held("rows", list(jax.vmap(jax.linear_transpose(linear.push, *as_structs(list(leaves))))(seeds)))
+    columns = jax.vmap(linear.push, out_axes=-1)(*seeds)
+    return Held("blocks", [column.reshape(math.prod(column.shape[:-1]), n_seeds) for column in columns])
 
 
 def _part(linear, values, route, part: Part, top: bool = False) -> Held:

@@ -9,6 +9,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Literal, overload
@@ -29,10 +30,12 @@ from jaxblocks.children import (
     eval_shape,
     init_child,
     make_combinator,
+    named_outputs,
     output_shapes,
     split_side,
 )
 from jaxblocks.core import Checkpoint, Layer, LayerLike, StatefulLayer, builder, declared_by
+from jaxblocks.varying import varying_like
 
 __all__ = ["Frozen", "Parallel", "Recurrent", "Repeat", "Residual", "Serial", "Wire", "unstack_repeats"]
 
@@ -190,7 +193,8 @@ def Repeat(
             ``"dots"`` matrix products but no elementwise results (less memory, and on CPU less time
             too), ``"body"`` the inputs of each copy, ``"sqrt"`` the inputs of about :math:`2\sqrt n`
             copies, an integer the inputs of that many copies (without forward mode); or a policy of
-            ``jax.checkpoint_policies``. See the table in `jaxblocks.ad.scan`.
+            ``jax.checkpoint_policies``; the names of outputs are those of layers, such as ``0.Dense``. See the table
+            in `jaxblocks.ad.scan`.
         unroll: copies per iteration of the scan; on CPU, unroll convolutions completely.
 
     Params (and state) may also be those that `unstack_repeats` makes, ``n`` trees: the copies are then applied one
@@ -230,8 +234,8 @@ def Repeat(
             outputs, state = apply_child(child, params, state, inputs, keyed)
             return as_inputs(outputs), state
 
-        inputs = _varying_like(inputs, (params, states))
-        outputs, states = ad.scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
+        inputs = varying_like(inputs, params, states)
+        outputs, states = _scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
     def apply_copies(params, states, inputs, side):
@@ -406,8 +410,8 @@ def Recurrent(
             return after, outputs
 
         steps = jnp.arange(inputs[0].shape[-2])
-        carry = _varying_like(carry, (params, time_first))
-        carry, outputs = ad.scan(
+        carry = varying_like(carry, params, time_first)
+        carry, outputs = _scan(
             step, carry, (steps, mask, time_first), reverse=reverse, unroll=unroll, checkpoint=checkpoint
         )
         return jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2), outputs), carry
@@ -477,12 +481,10 @@ def _placed_like(carry, x):
     return jax.tree.map(placed, carry)
 
 
-def _varying_like(carry, tree):
-    """Inside ``shard_map`` the carry of a scan must vary over the same devices as the inputs of the scan."""
-    if jax.sharding.get_abstract_mesh().manual_axes:
-        for leaf in jax.tree.leaves(tree):
-            carry = jax.tree.map(lambda c, leaf=leaf: c + jnp.zeros_like(leaf, shape=c.shape, dtype=c.dtype), carry)
-    return carry
+def _scan(*args, checkpoint, **options):
+    """``ad.scan``; a policy of ``jax.checkpoint`` may ask for the names of outputs."""
+    with named_outputs() if callable(checkpoint) else nullcontext():
+        return ad.scan(*args, checkpoint=checkpoint, **options)
 
 
 @builder

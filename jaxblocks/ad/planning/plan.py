@@ -195,11 +195,12 @@ def make_plan(
     linear: Linear,
     *,
     mode: str = "auto",
+    modes: tuple[str, ...] = ("forward", "reverse"),
     chunk_size: int | str | None = "auto",
     memory: int | float | None = None,
     prices: Prices = PRICES,
 ) -> Route:
-    """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options.
+    """The plan for a linear program; `jaxblocks.ad.jacobian` describes the options, ``modes`` are those that exist.
 
     Raises:
         TypeError: where neither mode can differentiate the function.
@@ -207,7 +208,12 @@ def make_plan(
     """
     chain = price_chain(linear, prices)
     part = chain.cheapest()
-    times = _times(chain, part)
+    times = _times(chain, part, modes)
+    if mode != "auto" and not np.isfinite(times[mode]):
+        other = "reverse" if mode == "forward" else "forward"
+        got = {"forward": "a jax.custom_vjp", "reverse": "a while loop"}[mode] + f", which has {other} mode only"
+        repair = f"pass mode={other!r} or 'auto'"
+        require(False, f"f to be differentiable in {mode} mode", got, repair, error=TypeError)
     ranking = _ranking(chain, times) if mode == "auto" else [mode]
     unroll = _unrolls(chain)
     bound = _bound(chain, chunk_size, memory)
@@ -237,13 +243,14 @@ def make_plan(
     return Route(plan, chain.links, part, chain.directions, chunk, unroll)
 
 
-def _times(chain: PricedChain, part: Part) -> dict[str, float]:
+def _times(chain: PricedChain, part: Part, modes: tuple[str, ...]) -> dict[str, float]:
     """Predicted seconds of ``"forward"``, ``"reverse"`` and ``"mixed"``; infinite where a mode does not exist."""
     times = {
         "forward": chain.forward[:, 0].sum(),
         "reverse": chain.reverse[:, -1].sum(),
         "mixed": chain.seconds_of(part),
     }
+    times |= {name: np.inf for name in ("forward", "reverse") if name not in modes}
     require(
         any(map(np.isfinite, times.values())),
         "f to be differentiable in forward or in reverse mode",
@@ -257,7 +264,9 @@ def _times(chain: PricedChain, part: Part) -> dict[str, float]:
 
 def _stock(chain: PricedChain, times: dict[str, float]) -> tuple[str, str]:
     """Forward and reverse mode, the cheaper one first."""
-    return ("reverse", "forward") if times["reverse"] <= times["forward"] + chain.turn else ("forward", "reverse")
+    reverse = times["reverse"] <= times["forward"] + chain.turn
+    reverse |= chain.linear.communicates and bool(np.isfinite(times["reverse"]))
+    return ("reverse", "forward") if reverse else ("forward", "reverse")
 
 
 def _gain(times: dict[str, float]) -> float:
@@ -269,7 +278,8 @@ def _pays(chain: PricedChain, times: dict[str, float]) -> bool:
     """Whether the bracketing is sufficiently faster than forward and reverse mode."""
     one_dtype = len({dtype_of(v) for v in (*chain.linear.inputs, *chain.linear.outputs)}) == 1
     enough = _gain(times) >= LEAST_GAIN or not np.isfinite(times[_stock(chain, times)[0]])
-    return bool(one_dtype and chain.n_in and chain.n_out and enough)
+    allowed = one_dtype and not chain.linear.is_complex and not chain.linear.communicates
+    return bool(allowed and chain.n_in and chain.n_out and enough)
 
 
 def _ranking(chain: PricedChain, times: dict[str, float]) -> list[str]:
@@ -398,5 +408,9 @@ def _reason(asked: str, chosen: str, chain: PricedChain, part: Part, times: dict
         return f"the bracketing below is predicted to be {_gain(times):.3g} times faster than {stock} mode."
     if "mixed" in ways:
         return f"{chosen} mode ({call[chosen]}): the bracketing would need {ways['mixed'].least} bytes."
+    if chain.linear.communicates:
+        return f"{chosen} mode ({call[chosen]}), since f communicates between devices."
+    if not np.isfinite(times[other]):
+        return f"{chosen} mode ({call[chosen]}): f has no {other} mode."
     why = "no bracketing of the chain pays" if len(chain.links) > 1 else "the chain cannot be cut at a narrow place"
     return f"{chosen} mode ({call[chosen]}): {why}, and {other} mode is not cheaper."

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from jaxblocks.ad.jaxprs import inputs_of, interpret, interpret_backward, open_calls, piece
+from jaxblocks.ad.jaxprs import all_equations, inputs_of, interpret, interpret_backward, open_calls, piece
+from jaxblocks.ad.primitive_costs import COLLECTIVES
 from jaxblocks.varying import as_structs
 
 __all__ = ["Linear", "bytes_of", "is_tangent", "linearized", "size_of", "width_of"]
@@ -23,6 +25,8 @@ class Linear(NamedTuple):
         equations: the equations between tangents, without dead code.
         inputs, outputs: the variables of the inputs and outputs; an output that is not a tangent is zero.
         tangents: every variable that depends on the inputs.
+        push: the linear function, as ``jax.linearize`` returns it.
+        aux: the auxiliary data.
     """
 
     jaxpr: Jaxpr
@@ -32,6 +36,18 @@ class Linear(NamedTuple):
     inputs: list[Var]
     outputs: list[Any]
     tangents: set[Var]
+    push: Callable[..., list]
+    aux: Any = None
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether some tangent is complex: then a real factor does not commute with a real part."""
+        return any(jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.complexfloating) for v in self.tangents)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether the devices of a `jax.shard_map` communicate."""
+        return any(equation.primitive.name in COLLECTIVES for equation in all_equations(self.equations))
 
     def values(self) -> dict[Var, Any]:
         """The constants that the equations read, by variable; each call recomputes them."""
@@ -44,18 +60,18 @@ class Linear(NamedTuple):
         return values
 
 
-def linearized(f: Callable, x: Sequence[Any]) -> tuple[list, Linear]:
-    """The outputs of ``f(*x)`` and the linear program of ``f`` at ``x``.
+def linearized(f: Callable, x: Sequence[Any]) -> Linear:
+    """The linear program of ``f`` at ``x``.
 
     Args:
-        f: a function of arrays that returns a list of arrays.
+        f: a function of arrays that returns a list of arrays, and auxiliary data.
         x: its arguments.
 
-    >>> [y], linear = linearized(lambda x: [jnp.sin(x) * 2], [jnp.zeros(3)])
+    >>> linear = linearized(lambda x: ([jnp.sin(x) * 2], None), [jnp.zeros(3)])
     >>> [equation.primitive.name for equation in linear.equations]
     ['mul', 'mul']
     """
-    y, push = jax.linearize(f, *x)
+    _, push, aux = jax.linearize(f, *x, has_aux=True)
     closed = open_calls(jax.make_jaxpr(push)(*as_structs(list(x))))
     jaxpr = closed.jaxpr
     tangents = set(jaxpr.invars)
@@ -71,7 +87,8 @@ def linearized(f: Callable, x: Sequence[Any]) -> tuple[list, Linear]:
     )
     before = [equation for equation in live if not any(v in tangents for v in equation.outvars)]
     equations = [equation for equation in live if any(v in tangents for v in equation.outvars)]
-    return y, Linear(jaxpr, closed.consts, before, equations, list(jaxpr.invars), list(jaxpr.outvars), tangents)
+    ins, outs = list(jaxpr.invars), list(jaxpr.outvars)
+    return Linear(jaxpr, closed.consts, before, equations, ins, outs, tangents, push, aux)
 
 
 def size_of(variable: Any) -> int:

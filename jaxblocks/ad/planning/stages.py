@@ -49,6 +49,8 @@ MOVES = _ORDER_KEPT | frozenset("transpose slice pad gather concatenate rev dyna
 
 def links(linear: Linear, most: int = 40) -> list[Link]:
     """The chain of at most ``most`` stages; adjacent stages that no bracketing could separate are joined."""
+    if linear.is_complex:
+        return [Link("matrix-free", linear.equations, linear.inputs, linear.outputs)]
     n, m = width_of(linear.inputs), width_of(linear.outputs)
     cuts = _cuts(linear, min(n, m) // 2)
     begins = [(0, linear.inputs), *cuts, (len(linear.equations), linear.outputs)]

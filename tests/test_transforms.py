@@ -1,0 +1,235 @@
+"""Every function of `jaxblocks.ad` in every transformation of JAX: one table, with the entries that are impossible.
+
+Each entry computes on the two rows of ``X`` and is compared with the function on one row after the other. Gradients are
+traced only: their values are tested where each function is.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+from jaxblocks import ad
+
+DRAWN = np.random.default_rng(0)
+W, V = (jnp.asarray(DRAWN.normal(size=size), jnp.float32) for size in ((4, 3), (2, 4)))
+X = jnp.array([[0.3, -0.2, 0.5], [0.1, 0.7, -0.4]])
+BATCH = jnp.asarray(DRAWN.normal(size=(3, 3)), jnp.float32)
+
+
+def net(x):
+    return V @ jnp.tanh(W @ x)
+
+
+def f(x):
+    return jnp.sum(net(x) ** 2)
+
+
+def loss(w, x):
+    return jnp.sum(jnp.tanh(w.reshape(3, 1).T @ x[:, None]) ** 2)
+
+
+def model(w, x):
+    return jnp.tanh(w.reshape(1, 3) @ x)
+
+
+def scanned(checkpoint):
+    step = lambda x: lambda h, _: (jnp.tanh(h * x), None)
+    return jax.grad(lambda x: ad.scan(step(x), x, length=5, checkpoint=checkpoint)[0].sum())
+
+
+def key():
+    return jax.random.key(0)
+
+
+def hessian_at(x):
+    return ad.hessian_operator(f, x)
+
+
+FUNCTIONS = {
+    "jacobian": lambda x: ad.jacobian(net)(x),
+    "jacobian in batches": lambda x: [ad.jacobian(net, mode=mode, chunk_size=1)(x) for mode in ("forward", "reverse")],
+    "jacobian of a known matrix": lambda x: ad.jacobian(lambda x: W @ x)(x),
+    "sparse_jacobian": lambda x: ad.sparse_jacobian(lambda x: jnp.diff(x) ** 2, jnp.zeros(3), mode="reverse")(x).data,
+    "jacobian_chain": lambda x: ad.multiply_chain(ad.jacobian_chain([jnp.sin, net], x)),
+    "hvp": lambda x: ad.hvp(f, x, x),
+    "value_grad_hvp": lambda x: ad.value_grad_hvp(f, x, x),
+    "directional_curvature": lambda x: ad.directional_curvature(f, x, x),
+    "hessian": lambda x: ad.hessian(f, x, chunk_size=2),
+    "hessian_blocks": lambda x: ad.hessian_blocks(f, x),
+    "hessian_diagonal": lambda x: ad.hessian_diagonal(f, x, chunk_size=2),
+    "as_matrix": lambda x: ad.as_matrix(hessian_at(x), x),
+    "gauss_newton_product": lambda x: ad.gauss_newton_product(net, lambda y: jnp.sum(y**4), x, x),
+    "empirical_fisher_operator": lambda x: ad.empirical_fisher_operator(net, x)(x),
+    "fisher_operator": lambda x: ad.fisher_operator(key(), lambda x: net(x)[None], x)(x),
+    "laplacian": lambda x: ad.laplacian(lambda x: net(x) * jnp.sin(x[0]), x, chunk_size=2),
+    "value_grad_laplacian": lambda x: ad.value_grad_laplacian(f, x),
+    "estimate_trace": lambda x: ad.estimate_trace(key(), hessian_at(x), x, products=4).value,
+    "lanczos": lambda x: ad.lanczos(key(), hessian_at(x), x, steps=2).diagonal,
+    "per_example_gradients": lambda x: ad.per_example_gradients(loss, x, BATCH),
+    "per_example_norms": lambda x: ad.per_example_norms(loss, x, BATCH),
+    "per_example_norms of a batch": lambda x: ad.per_example_norms(loss, jnp.ones(3), BATCH * x[None]),
+    "gradient_noise": lambda x: ad.gradient_noise(loss, x, BATCH, batch_size=2, chunk_size=2).trace,
+    **{
+        f"ntk by {method}": lambda x, method=method: ad.ntk(model, x, BATCH, method=method)
+        for method in ("contraction", "products", "structured")
+    },
+    "ntk_relu": lambda x: ad.ntk_relu(BATCH * x[None]),
+    "scan": scanned("sqrt"),
+    "scan with snapshots": scanned(2),
+    "over_minibatches": lambda x: ad.over_minibatches(
+        lambda rows, v: jnp.mean(rows) * v, BATCH * x[None], batch_size=1
+    )(x),
+    # Those that compute no arrays read the types of traced arguments.
+    "counts and plans": lambda x: (
+        x
+        * (
+            ad.cost_table(f, x, measure=False)["hvp"].flops
+            + ad.jacobian_plan(net, x).gain
+            + ad.sparsity(lambda y: jnp.diff(y) * x[0], x).colors
+            + ad.saved_numbers(f, x)
+            + len(ad.ntk_plan(model, x, BATCH).leaves)
+            + len(ad.per_example_norms_plan(loss, x, BATCH).leaves)
+        )
+    ),
+}
+
+
+def mesh():
+    return jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def in_shard_map(g):
+    one = lambda x: jax.tree.map(lambda y: jnp.asarray(y)[None], g(x[0]))
+    return jax.shard_map(one, mesh=mesh(), in_specs=jax.P("d"), out_specs=jax.P("d"))(X)
+
+
+def total(y):
+    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(y))
+
+
+TRANSFORMS = {
+    "vmap": lambda g: jax.vmap(g)(X),
+    "shard_map": in_shard_map,
+    "checkify": lambda g: checkify.checkify(g)(X[0])[1],
+    "scan": lambda g: jax.lax.scan(lambda c, x: (c, g(x)), 0, X)[1],
+    "sharded inputs": lambda g: jax.vmap(g)(jax.lax.with_sharding_constraint(X, jax.NamedSharding(mesh(), jax.P("d")))),
+}
+SLOW_TO_COMPILE = ("lanczos",)
+# What JAX does not have, with its error.
+WITHOUT_GRADIENT = {"scan with snapshots": "Reverse-mode differentiation does not work for lax.while_loop"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_in_every_transformation(name):
+    """All values are those of one compiled program."""
+    g = FUNCTIONS[name]
+    wraps = {how: wrap for how, wrap in TRANSFORMS.items() if name not in SLOW_TO_COMPILE or how == "shard_map"}
+    first, found = jax.jit(lambda X: (g(X[0]), {how: wrap(g) for how, wrap in wraps.items()}))(X)
+    rows = jax.tree.map(lambda y, z: np.stack([y, z[1]]), first, found["shard_map"])
+    for how, values in found.items():
+        compare = lambda y, z, how=how: np.testing.assert_allclose(y, z, rtol=3e-4, atol=3e-5, err_msg=how)
+        jax.tree.map(compare, values, first if how == "checkify" else rows)
+    gradient = lambda x: (jax.grad(lambda x: total(g(x)))(x), jax.grad(lambda x: total(jax.checkpoint(g)(x)))(x))
+    if name in WITHOUT_GRADIENT:
+        with pytest.raises(ValueError, match=WITHOUT_GRADIENT[name]):
+            jax.eval_shape(gradient, X[0])
+    else:
+        assert [leaf.shape for leaf in jax.eval_shape(gradient, X[0])] == [(3,), (3,)]
+
+
+def test_sums_over_devices():
+    """Equal params and different examples: gradients are sums over devices, values of single examples are not."""
+
+    def values(w, x):
+        norms, kernel = ad.per_example_norms(loss, w, x), ad.ntk(model, w, x, trace=True)
+        alone = lambda w: jnp.sum(jax.vmap(loss, (None, 0))(w, x))
+        own = ad.jacobian(lambda w: jax.vmap(model, (None, 0))(w, x)[:, 0])(w)
+        both = ad.jacobian(lambda w: jax.lax.psum(alone(w), "d")[None], mode="auto")(w)
+        return norms, kernel[None], own, ad.hvp(alone, w, w), both
+
+    w, x = X[0], jnp.concatenate([BATCH, BATCH[:1]])
+    specs = jax.P("d"), jax.P("d"), jax.P("d"), jax.P(), jax.P()
+    spread = jax.jit(jax.shard_map(values, mesh=mesh(), in_specs=(jax.P(), jax.P("d")), out_specs=specs))
+    norms, kernel, own, product, both = spread(w, x)
+    whole = lambda w: jnp.sum(jax.vmap(loss, (None, 0))(w, x))
+    gradients = jax.vmap(jax.grad(loss), (None, 0))(w, x)
+    close = lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-5)
+    close(norms, np.linalg.norm(gradients, axis=1))
+    close(own, jax.jacrev(lambda w: jax.vmap(model, (None, 0))(w, x)[:, 0])(w))
+    rows = np.asarray(own).reshape(2, 2, 3)
+    close(kernel, rows @ rows.transpose(0, 2, 1))
+    close(product, jax.hessian(whole)(w) @ w)
+    close(both, jax.grad(whole)(w)[None])
+
+
+# ---- functions with a rule for reverse mode only ------------------------------------------------
+
+
+@jax.custom_vjp
+def sine(x):
+    return jnp.sin(x)
+
+
+sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * sine(x + jnp.pi / 2),))  # it calls itself
+
+
+def snapshots(x):
+    return ad.scan(lambda h, _: (jnp.sin(W[:3] @ h), None), x, length=4, checkpoint=2)[0]
+
+
+REVERSE_ONLY = {
+    "rule": (lambda x: sine(W @ x), lambda x: jnp.sin(W @ x)),
+    "rule in a call": (lambda x: jax.checkpoint(jax.jit(sine))(W @ x), lambda x: jnp.sin(W @ x)),
+    "snapshots": (snapshots, lambda x: jax.lax.scan(lambda h, _: (jnp.sin(W[:3] @ h), None), x, length=4)[0]),
+}
+
+
+@pytest.mark.parametrize("name", REVERSE_ONLY)
+def test_second_derivatives_and_products_of_a_custom_vjp(name):
+    """Those that need forward mode run reverse mode twice."""
+
+    def quantities(net, x):
+        f = lambda x: jnp.sum(net(x) ** 2)
+        of_scale = lambda w, x: net(w * x)
+        return {
+            "hvp": ad.hvp(f, x, x),
+            "value_grad_hvp": ad.value_grad_hvp(f, x, x),
+            "directional_curvature": ad.directional_curvature(f, x, x),
+            "hessian": ad.hessian(f, x),
+            "gauss_newton": ad.gauss_newton_product(net, lambda y: jnp.sum(y**4), x, x),
+            "loss": ad.gauss_newton_product(jnp.sin, lambda y: jnp.sum(net(y) ** 4), x, x),
+            "fisher": ad.fisher_operator(key(), lambda x: net(x)[None], x)(x),
+            "empirical": ad.empirical_fisher_operator(net, x)(x),
+            "kernel": [ad.ntk(of_scale, x, BATCH, method=method) for method in ("auto", "products")],
+            "jacobian": ad.jacobian(net)(x),
+            "chain": ad.jacobian_chain([net], x),
+            "laplacian": ad.laplacian(net, x) if name != "snapshots" else None,
+        }
+
+    own, plain = REVERSE_ONLY[name]
+    both = jax.jit(lambda x: (quantities(own, x), quantities(plain, x)))(X[0])
+    jax.tree.map(lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-3, atol=1e-4), *both)
+
+
+@pytest.mark.parametrize("name", REVERSE_ONLY)
+def test_what_a_custom_vjp_does_not_have(name):
+    net, _ = REVERSE_ONLY[name]
+    table = ad.cost_table(lambda x: jnp.sum(net(x) ** 2), X[0], measure=False)
+    impossible = {row.name for row in table if row.impossible}
+    assert impossible == {"jvp", "jacfwd", "hvp_reverse_over_forward", "directional_curvature"} | (
+        {"hessian"} if name != "snapshots" else set()
+    ) | ({"hvp_reverse_over_reverse"} if name == "snapshots" else set())
+    assert table.gradient.flops > table.function.flops > 0
+    assert "custom_vjp has no rule for forward mode: jvp, jacfwd" in str(table)
+    assert ad.memory_curve(lambda depth: (lambda x: jnp.sum(net(x)), X[0]), (1, 2))["jvp"] == (None, None)
+    with pytest.raises(TypeError, match=r"differentiable in forward mode, got a jax.custom_vjp.*pass mode='reverse'"):
+        ad.jacobian(net, mode="forward", chunk_size=None)(X[0])
+
+
+def test_rows_that_a_loop_of_unknown_length_does_not_have():
+    halve = lambda x: jax.lax.while_loop(lambda x: x > 1.0, lambda x: x / 2, x)
+    table = ad.cost_table(halve, 3.0, rows=("jvp", "gradient"), measure=False)
+    assert table.jvp.impossible is None and table.gradient.impossible == "a loop of unknown length has no reverse mode"
+    assert np.isnan(table.gradient.flops_ratio)
