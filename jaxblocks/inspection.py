@@ -18,7 +18,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxblocks.ad.counting import Count, count_flops, equations
 from jaxblocks.ad.jaxprs import Step, as_closed, interpret, shape_of, split_scan_inputs
-from jaxblocks.ad.primitive_costs import CONVOLUTIONS, DOTS
+from jaxblocks.ad.primitive_costs import DOTS, share_of_products
 from jaxblocks.checks import checked, reject_shapes, require
 from jaxblocks.children import as_shapes, child_key, eval_shape, named_outputs, split_side
 from jaxblocks.core import Layer, LayerLike, StatefulLayer, as_layer, declared_by, layer_name, stateful
@@ -413,7 +413,7 @@ def _depth_and_width(closed: ClosedJaxpr, n_held: int) -> tuple[int, int]:
         return [found] * len(step.equation.outvars)
 
     def opens(step):  # calls, but those that are a convolution
-        return step.params.get("name") not in CONVOLUTIONS
+        return share_of_products(step.params) is None
 
     def scan(step):
         constants, carry, slices = split_scan_inputs(step.equation, step.operands)

@@ -13,18 +13,26 @@ count removes dead code, enters nested jaxprs, multiplies the body of a scan by 
 The conventions:
 
 * A product of matrices (m, k) and (k, n) has m n k multiplications and m n k additions, 2 m n k in total. Each output
-  element of a convolution has one of each for every tap and input channel of its group. Padding is counted like any
-  other input; the holes of a dilated input (``lhs_dilation``, the transposed convolution) are not counted.
+  element of a convolution has one of each for every tap and input channel of its group, where the tap meets an input:
+  neither padding nor the holes of a dilated input (``lhs_dilation``, the transposed convolution) are counted. So does
+  XLA.
 * A depthwise convolution, which runs on CPU as a sum of shifted products, counts as a convolution on every
   backend; only its bytes differ.
 * The sum (maximum, ...) of n numbers has n - 1 additions, and so has their cumulative sum. A window that extends past
   the border is counted in full.
 * An integer power counts the multiplications of repeated squaring. A complex product (or quotient) counts 4
   multiplications and 2 additions, a complex sum 2 additions.
-* Sorting n numbers counts n ceil(log2 n) comparisons, an estimate. Triangular solves and Cholesky factors are counted
-  by their textbook loops.
+* Sorting n numbers counts n ceil(log2 n) comparisons, an estimate. Triangular solves, lu and Cholesky factors are
+  counted by their textbook loops; qr, svd, eigenvalues and the Schur form by the leading terms of the algorithms in
+  Golub & Van Loan 2013, Matrix Computations (with eigenvectors, which JAX always computes for symmetric matrices; the
+  iterations are estimates). XLA does not count them on CPU, where they are calls of LAPACK.
+* A Fourier transform of N complex numbers counts 5 N log2 N operations, half of that where one side is real (Van Loan
+  1992, Computational Frameworks for the Fast Fourier Transform). XLA counts 8 N log2 N for both.
+* A product with a sparse matrix (``jax.experimental.sparse``) counts two operations for each stored number and column.
+* A ``pallas_call`` counts its body times the size of its grid.
 * Primitives that move, select, compare or convert without floating-point arithmetic count only bytes, and so do
-  integers, booleans, random bits and communication between devices.
+  integers, booleans, random bits and communication between devices (``psum``, ``all_gather``, ...: the bytes of what
+  each device puts in and gets out).
 * A ``cond`` counts its costliest branch; ``conds`` has the counts of all branches.
 * The number of iterations of a ``while`` is unknown: its condition and body are counted once, and the cost of one
   iteration is in ``loops``, to be multiplied by the number of iterations.
@@ -44,8 +52,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxblocks.ad.jaxprs import scope_of
-from jaxblocks.ad.liveness import Live, called_body, live_equations, visible_bodies
-from jaxblocks.ad.primitive_costs import CONVOLUTIONS, DOTS, RULES, Rule, bytes_moved, size_of
+from jaxblocks.ad.liveness import Live, called_body, grid_size, live_equations, visible_bodies
+from jaxblocks.ad.primitive_costs import DOTS, RULES, Rule, bytes_moved, share_of_products, size_of
 from jaxblocks.checks import checked
 
 __all__ = ["Cond", "Count", "Loop", "count_flops", "equations"]
@@ -268,8 +276,9 @@ def _total(live: list[Live], prefix: str = "") -> Count:
     for item in live:
         scope = _join(prefix, scope_of(item.equation))
         inside = [_total(body, scope) * repeats for body, repeats in item.bodies]
-        if item.equation.params.get("name") in CONVOLUTIONS:
-            inside = list(map(_as_dots, inside))
+        share = share_of_products(item.equation.params)
+        if share is not None:
+            inside = [_as_dots(count, *share) for count in inside]
         own = _count_equation(item.equation)
         if item.branches:
             own = Count(conds=(Cond(scope, 1, tuple(_total(branch, scope) for branch in item.branches)),))
@@ -282,10 +291,11 @@ def _total(live: list[Live], prefix: str = "") -> Count:
     return dataclasses.replace(sum(scopes.values(), Count()), scopes=scopes)
 
 
-def _as_dots(count: Count) -> Count:
+def _as_dots(count: Count, used: int, computed: int) -> Count:
     """The count of a convolution, one addition for each product, from that of its form in other primitives."""
-    scopes, n = {path: _as_dots(own) for path, own in count.scopes.items()}, count.multiplications
-    return dataclasses.replace(count, additions=n, dots=2 * n, scopes=scopes)
+    scopes = {path: _as_dots(own, used, computed) for path, own in count.scopes.items()}
+    n = count.multiplications * used // max(1, computed)
+    return dataclasses.replace(count, multiplications=n, additions=n, dots=2 * n, scopes=scopes)
 
 
 def _join(*parts):
@@ -305,17 +315,18 @@ def _merge(left: dict, right: dict) -> dict:
 def _count_equation(equation: JaxprEqn) -> Count | None:
     """The count of one equation without nested ones; ``None`` where it only contains others."""
     name = equation.primitive.name
-    if name in ("scan", "while", "cond", "custom_linear_solve", "custom_root"):
+    if name in ("scan", "while", "cond", "custom_linear_solve", "custom_root") or grid_size(equation) is not None:
         return None
     if name not in _RULES:
         if called_body(equation) is not None:
             return None
         return Count(uncounted={name: 1}, bytes=0 if visible_bodies(equation) else bytes_moved(equation))
     multiplications, additions, transcendentals = _RULES[name](equation)
-    kinds = [getattr(v.aval, "dtype", None) for v in (*equation.invars[:1], *equation.outvars[:1])]
+    outputs = () if name in ("eig", "fft") else equation.outvars[:1]  # complex eigenvalues of a real matrix
+    kinds = [getattr(v.aval, "dtype", None) for v in (*equation.invars[:1], *outputs)]
     if not any(kind is not None and jnp.issubdtype(kind, jnp.inexact) for kind in kinds):
         multiplications = additions = transcendentals = 0
-    elif name not in ("abs", "conj") and any(
+    elif name not in ("abs", "conj", "fft") and any(
         jnp.issubdtype(kind, jnp.complexfloating) for kind in kinds if kind is not None
     ):
         multiplications, additions = 4 * multiplications, 2 * multiplications + 2 * additions

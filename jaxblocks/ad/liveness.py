@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxblocks.ad.jaxprs import bodies_of, interpret_backward, scan_parts
 
-__all__ = ["Live", "called_body", "live_equations", "visible_bodies"]
+__all__ = ["Live", "called_body", "grid_size", "live_equations", "visible_bodies"]
 
 
 class Live(NamedTuple):
@@ -53,6 +53,9 @@ def live_equations(
             branches, reads = zip(*(inside(branch, outs) for branch in equation.params["branches"]), strict=True)
             live = Live(equation, ((max(branches, key=cost), 1),), branches)
             return [True, *map(any, zip(*reads, strict=True))], live
+        grid = grid_size(equation)
+        if grid is not None:  # it writes its outputs, so all of it is needed
+            return [True] * len(equation.invars), Live(equation, ((inside(equation.params["jaxpr"])[0], grid),))
         ins, bodies = _RULES.get(name, _call)(equation, outs, inside)
         return ins, Live(equation, tuple(bodies))
 
@@ -118,6 +121,14 @@ _RULES: dict[str, Callable] = {"custom_linear_solve": _solver, "custom_root": _s
 
 # Primitives whose nested jaxprs run an unknown number of times.
 _OPAQUE = frozenset({"custom_partitioning", "pallas_call"})
+
+
+def grid_size(equation: JaxprEqn) -> int | None:
+    """The number of runs of the body of a ``pallas_call`` whose grid has a known size; else ``None``."""
+    if equation.primitive.name != "pallas_call":
+        return None
+    grid = equation.params["grid_mapping"].grid
+    return math.prod(grid) if all(isinstance(n, int) for n in grid) else None
 
 
 def visible_bodies(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:

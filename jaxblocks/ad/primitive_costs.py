@@ -5,7 +5,9 @@ conventions are at the top of `jaxblocks.ad.counting`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import starmap
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,17 @@ from jax.extend.core import JaxprEqn, Literal
 
 from jaxblocks.ad.jaxprs import dtype_of, shape_of
 
-__all__ = ["COLLECTIVES", "CONVOLUTIONS", "DOTS", "RULES", "Rule", "bytes_moved", "size_of"]
+__all__ = [
+    "COLLECTIVES",
+    "DOTS",
+    "RULES",
+    "Rule",
+    "bytes_moved",
+    "meetings",
+    "name_by_shifts",
+    "share_of_products",
+    "size_of",
+]
 
 Rule = Callable[[JaxprEqn], tuple[int, int, int]]
 
@@ -60,22 +72,29 @@ def _conv_general_dilated(equation):
     numbers = params["dimension_numbers"]
     out = shape_of(equation.outvars[0])
     products = math.prod(out[axis] for axis in numbers.out_spec[:2]) * kernel[numbers.rhs_spec[1]]
+    image = shape_of(equation.invars[0])
     axes = zip(
         (out[axis] for axis in numbers.out_spec[2:]),
         (kernel[axis] for axis in numbers.rhs_spec[2:]),
+        (image[axis] for axis in numbers.lhs_spec[2:]),
         params["window_strides"],
-        params["padding"],
+        (before for before, _ in params["padding"]),
         params["lhs_dilation"],
         params["rhs_dilation"],
         strict=True,
     )
-    for positions, taps, stride, (before, _), holes, spread in axes:
-        if holes == 1:
-            products *= positions * taps
-        else:  # only taps on an input, not on the zeros between two of them
-            place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before
-            products *= int((place % holes == 0).sum())
+    products *= math.prod(starmap(meetings, axes))
     return products, products, 0
+
+
+def meetings(positions: int, taps: int, inputs: int, stride: int, before: int, holes: int, spread: int) -> int:
+    """The pairs of a position and a tap on one axis of a convolution that meet an input, neither padding nor a hole.
+
+    >>> meetings(4, 3, 4, stride=1, before=1, holes=1, spread=1)  # 3 x 4 without those of the two borders
+    10
+    """
+    place = np.arange(positions)[:, None] * stride + np.arange(taps)[None, :] * spread - before
+    return int(((place % holes == 0) & (place >= 0) & (place < inputs * holes)).sum())
 
 
 def _polynomial(equation):  # Horner's scheme; the inputs are x and the coefficients
@@ -148,6 +167,79 @@ def _cholesky(equation):
     return matrices * (inner + n * (n - 1) // 2), matrices * inner, matrices * n
 
 
+def _of_matrices(operations):
+    """The rule of a factorization: half of the operations on each m by n matrix are multiplications."""
+
+    def rule(equation):
+        *batch, m, n = shape_of(equation.invars[0])
+        half = math.prod(batch) * round(operations(m, n, equation.params)) // 2
+        return half, half, 0
+
+    return rule
+
+
+# Golub & Van Loan 2013, Matrix Computations: section 3.2.
+def _lu(equation):
+    *batch, m, n = shape_of(equation.invars[0])
+    inner = math.prod(batch) * sum((m - j - 1) * (n - j - 1) for j in range(min(m, n)))
+    return inner + math.prod(batch) * sum(m - j - 1 for j in range(min(m, n))), inner, 0
+
+
+def _reflected(m, n, k):
+    """Operations of k Householder reflections of an m by n matrix, of growing or shrinking size (section 5.1)."""
+    return sum(4 * (m - j) * (n - j) for j in range(k))
+
+
+def _qr(m, n, params):  # section 5.2: R, and Q by backward accumulation
+    k = min(m, n)
+    return _reflected(m, n, k) + _reflected(m, m if params.get("full_matrices") else k, k)
+
+
+def _svd(m, n, params):  # section 8.6: the algorithm of Golub and Reinsch
+    m, n = max(m, n), min(m, n)
+    if not params["compute_uv"]:
+        return 4 * m * n**2 - 4 * n**3 / 3
+    return 4 * m**2 * n + 8 * m * n**2 + 9 * n**3 if params["full_matrices"] else 14 * m * n**2 + 8 * n**3
+
+
+def _eig(m, n, params):  # section 7.5: the eigenvalues, or also the Schur form and its vectors
+    names = ("compute_left_eigenvectors", "compute_right_eigenvectors", "compute_schur_vectors")
+    return (25 if any(params.get(name) for name in names) else 10) * n**3
+
+
+def _tridiagonal_solve(equation):
+    """Elimination without pivots (section 4.3)."""
+    *batch, n, columns = shape_of(equation.invars[3])
+    once, each = math.prod(batch) * max(0, n - 1), math.prod(batch) * columns
+    return 2 * once + each * (2 * max(0, n - 1) + n), once + each * 2 * max(0, n - 1), 0
+
+
+def _fft(equation):
+    """N log2 N / 2 butterflies of one complex product and two complex sums; half of them for real numbers.
+
+    Van Loan 1992, Computational Frameworks for the Fast Fourier Transform: 5 N log2 N operations.
+    """
+    lengths = equation.params["fft_lengths"]
+    kinds = [dtype_of(equation.invars[0]), dtype_of(equation.outvars[0])]
+    real = not all(jnp.issubdtype(kind, jnp.complexfloating) for kind in kinds)
+    shape = shape_of(equation.invars[0])
+    numbers = math.prod(shape[: len(shape) - len(lengths)]) * math.prod(lengths)
+    stages = numbers * sum(math.log2(length) for length in lengths if length) / (2 if real else 1)
+    return round(2 * stages), round(3 * stages), 0
+
+
+def _sparse_product(equation):
+    """One product for each stored number and each entry of the free axes of the dense operand, the last one."""
+    dense, stored = shape_of(equation.invars[-1]), size_of(equation.invars[0])
+    if "dimension_numbers" in equation.params:
+        (_, contracted), (_, batch) = equation.params["dimension_numbers"]
+        used = {*contracted, *batch}
+    else:
+        used = {0}
+    products = stored * math.prod(n for axis, n in enumerate(dense) if axis not in used)
+    return products, products, 0
+
+
 def _no_arithmetic(equation):
     return 0, 0, 0
 
@@ -165,13 +257,15 @@ _MOVED = """
     dynamic_update_slice gather scatter rev pad iota tile select_n convert_element_type reduce_precision
     bitcast_convert_type real imag complex copy copy_p empty empty2 stop_gradient name optimization_barrier device_put
     sharding_constraint mesh_cast reshard layout_constraint create_token after_all get swap tie dce_sink
-    from_edtype to_edtype
+    from_edtype to_edtype masked_load masked_swap load store multiple_of
 """
 _INTEGERS = """
     and or xor not shift_left shift_right_logical shift_right_arithmetic population_count clz
     random_seed random_bits random_split random_fold_in random_wrap random_unwrap random_clone threefry2x32
-    rng_bit_generator rng_uniform reduce_and reduce_or reduce_xor mulhi platform_index lu_pivots_to_permutation
+    rng_bit_generator rng_uniform program_id num_programs reduce_and reduce_or reduce_xor
+    mulhi platform_index lu_pivots_to_permutation
 """
+_SPARSE = "bcoo_dot_general bcsr_dot_general coo_matvec coo_matmat csr_matvec csr_matmat"
 # Communication between devices.
 COLLECTIVES = frozenset(
     "psum psum_invariant psum2 psum_scatter pmax pmin ppermute all_gather all_gather_invariant "
@@ -204,11 +298,43 @@ RULES: dict[str, Rule] = {
         ("sort top_k", _sort),
         ("triangular_solve", _triangular_solve),
         ("cholesky", _cholesky),
+        ("lu", _lu),
+        ("qr geqrf", _of_matrices(_qr)),
+        ("householder_product", _of_matrices(lambda m, n, params: _reflected(m, n, n))),
+        ("svd", _of_matrices(_svd)),
+        ("eigh", _of_matrices(lambda m, n, params: 9 * n**3)),  # section 8.3
+        ("eig schur", _of_matrices(_eig)),
+        ("hessenberg", _of_matrices(lambda m, n, params: 10 * n**3 / 3)),  # section 7.4
+        ("tridiagonal", _of_matrices(lambda m, n, params: 4 * n**3 / 3)),  # section 8.3
+        ("tridiagonal_solve", _tridiagonal_solve),
+        ("fft", _fft),
+        (_SPARSE, _sparse_product),
         (_MOVED + _INTEGERS + _SENT, _no_arithmetic),
     )
     for name in names.split()
 }
 # Products of matrices and convolutions.
 DOTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
-# Names of jitted calls that compute a convolution by other primitives, as `jaxblocks.layers.conv` does on CPU.
-CONVOLUTIONS = frozenset({"depthwise_by_shifts"})
+# The name of jitted calls that compute a convolution by other primitives, as `jaxblocks.layers.conv` does on CPU.
+_BY_SHIFTS = "depthwise_by_shifts"
+
+
+def name_by_shifts(used: int, computed: int) -> str:
+    """The name of such a call: of its ``computed`` products, ``used`` meet an input and the others padding.
+
+    >>> share_of_products({"name": name_by_shifts(10, 12)})
+    (10, 12)
+    """
+    return f"{_BY_SHIFTS}_{used}_of_{computed}"
+
+
+def share_of_products(params: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The numbers in the name of such a call; ``None`` for any other equation.
+
+    >>> share_of_products({"name": "f"})
+    """
+    name = str(params.get("name"))
+    if not name.startswith(_BY_SHIFTS):
+        return None
+    used, computed = name.removeprefix(f"{_BY_SHIFTS}_").split("_of_")
+    return int(used), int(computed)

@@ -10,6 +10,7 @@ kernel's, ``in`` and ``out`` channels. The number of spatial axes is that of the
 import functools
 import math
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -20,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxblocks import initializers
+from jaxblocks.ad.primitive_costs import meetings, name_by_shifts
 from jaxblocks.checks import NonNegativeInt, PositiveInt, check_params, checked, describe, require
 from jaxblocks.core import ArrayOrShape, Layer, builder
 from jaxblocks.precision import widen
@@ -375,7 +377,8 @@ def _correlate(x, kernel, strides, pads, spread, dilations, groups):
     # XLA's grouped form takes tens to hundreds of times longer on CPU, especially the gradient of the kernel
     by_hand = groups > 1 and jax.default_backend() == "cpu"
     if by_hand and kernel.shape[-2] == 1 and math.prod(kernel.shape[:-2]) <= 64:
-        y = depthwise_by_shifts(x, kernel, *(tuple(map(_as_static, one)) for one in geometry))
+        static = (tuple(map(_as_static, one)) for one in geometry)
+        y = _depthwise_by_shifts(x.shape[1:-1], kernel.shape[:-2], *static)(x, kernel)
     elif by_hand and groups <= 32:
         parts = zip(jnp.split(x, groups, -1), jnp.split(kernel, groups, -1), strict=True)
         y = jnp.concatenate([_by_xla(part, own, *geometry, 1) for part, own in parts], -1)
@@ -397,8 +400,22 @@ def _as_static(value):
     return tuple(map(int, value)) if np.ndim(value) else int(value)
 
 
-# `count_flops` recognizes a convolution by the name of this jitted function.
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+@functools.lru_cache(maxsize=256)
+def _depthwise_by_shifts(sizes, kernel_size, strides, pads, spread, dilations) -> Callable:
+    """A jitted depthwise convolution for one geometry; `count_flops` recognizes it by its name."""
+    padded = [(n - 1) * hole + 1 + sum(pair) for n, hole, pair in zip(sizes, spread, pads, strict=True)]
+    reached = [n - d * (k - 1) - 1 for n, k, d in zip(padded, kernel_size, dilations, strict=True)]
+    positions = [r // s + 1 for r, s in zip(reached, strides, strict=True)]
+    before = [first for first, _ in pads]
+    axes = zip(positions, kernel_size, sizes, strides, before, spread, dilations, strict=True)
+
+    def by_shifts(x, kernel):
+        return depthwise_by_shifts(x, kernel, strides, pads, spread, dilations)
+
+    by_shifts.__name__ = name_by_shifts(math.prod(starmap(meetings, axes)), math.prod(positions + list(kernel_size)))
+    return jax.jit(by_shifts)
+
+
 def depthwise_by_shifts(x, kernel, strides, pads, spread, dilations):
     """A depthwise convolution: the sum over the kernel entries, each times the shifted input."""
     *kernel_size, _, out = kernel.shape
