@@ -29,8 +29,9 @@ __all__ = ["directional_curvature", "hvp", "linearize_once", "value_grad_hvp"]
 def hvp(f: Callable[[Any], Float[Array, ""]], x: PyTree, v: PyTree) -> PyTree:
     r"""The Hessian-vector product :math:`Hv = \frac{\partial}{\partial x}(g(x)^\top v)`.
 
-    Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs about two and a half
-    gradients and the memory of two. For many directions at one point use `jaxblocks.ad.hessian_operator`.
+    Forward over reverse mode: the gradient is differentiated once more along ``v``. This costs what ``jax.jvp`` of
+    ``jax.grad`` costs, two gradients (convolutional nets) to two and a half (dense nets, transformers), and the memory
+    of two. For many directions at one point use `jaxblocks.ad.hessian_operator`.
 
     Args:
         f: takes a pytree, returns a scalar.
