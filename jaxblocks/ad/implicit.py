@@ -146,9 +146,9 @@ def argmin(
         :math:`x^*`, like ``x``. Errors, and results that did not converge, are those of `root`. Where the Hessian is
         built (``"dense"``), a result with a negative eigenvalue, such as a saddle, is an error too.
 
-    >>> centre = lambda weights: argmin(lambda x: jnp.sum(weights * (x - jnp.array([0.0, 4.0])) ** 2), 1.0)
+    >>> center = lambda weights: argmin(lambda x: jnp.sum(weights * (x - jnp.array([0.0, 4.0])) ** 2), 1.0)
     >>> weights = jnp.array([3.0, 1.0])
-    >>> centre(weights), jax.grad(centre)(weights)
+    >>> center(weights), jax.grad(center)(weights)
     (Array(1., dtype=float32), Array([-0.25,  0.75], dtype=float32))
 
     Source: Griewank & Walther 2008, Evaluating Derivatives, chapter 15 (doi:10.1137/1.9780898717761); Blondel et al.

@@ -303,7 +303,7 @@ def attention_of_rows(q, k, v, options: ScoreOptions, mask, bias, segment_ids, d
         if x is not None and not callable(x):
             (rows if name == "q_segments" or x.shape[-2] == n_q != 1 else columns)[name] = x
 
-    def attend(start, rows, keys=(0, n_k)):
+    def attend(start, rows, keys=(0, n_k)) -> tuple:
         """The queries from ``start`` on and the keys between two positions, outside of which all are masked."""
         size, (begin, end) = rows["q"].shape[-2], keys
         static = isinstance(size, int) and isinstance(n_k, int)  # not the symbolic sizes of jax.export
