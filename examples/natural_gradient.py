@@ -42,9 +42,11 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Natural gradient (KFAC) against Adam.")
     parser.add_argument("--out", type=Path, default=Path("out/natural_gradient"), help="output folder for the figure")
     parser.add_argument("--seed", type=int, default=0, help="random seed of params and batches")
-    parser.add_argument("--steps", type=int, help="steps of Adam; KFAC takes a third (default: 3000 and 900)")
-    parser.add_argument("--width", type=int, default=512, help="hidden units of the classifier")
-    parser.add_argument("--problem", choices=["autoencoder", "classifier", "both"], default="both")
+    parser.add_argument("--steps", type=int, help="steps of Adam, by default 3000 and 900; KFAC takes a third")
+    parser.add_argument("--width", type=int, default=512, help="hidden units of the classifier (512)")
+    parser.add_argument(
+        "--problem", choices=["autoencoder", "classifier", "both"], default="both", help="what to train"
+    )
     args = parser.parse_args(argv)
     if args.steps is not None and args.steps < 90:
         parser.error("expected --steps to be an integer >= 90")

@@ -39,7 +39,7 @@ def main(argv=None):
     add = parser.add_argument
     add("--devices", type=int, default=None, help="simulate this number of devices, in each process, on the CPU")
     add("--processes", type=int, default=1, help="start this number of processes on this machine")
-    add("--steps", type=int, default=100, help="training steps")
+    add("--steps", type=int, default=100, help="training steps, at least 2")
     add("--batch", type=int, default=32, help="size of the whole batch, a multiple of the number of devices")
     add("--context", type=int, default=64, help="context length in characters")
     add("--layers", type=int, default=2, help="layers of the transformer")
@@ -49,6 +49,8 @@ def main(argv=None):
     add("--process", type=int, default=None, help=argparse.SUPPRESS)  # the number of a process that `launch` started
     add("--port", type=int, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.steps < 2:
+        parser.error(f"expected --steps >= 2, got {args.steps}; the first steps raise the learning rate")
     if args.processes > 1 and args.process is None:
         return launch(sys.argv[1:] if argv is None else argv, args.processes)
     simulate(args)
@@ -90,7 +92,7 @@ def train(args, mesh):
     kernel = fitted.params["blocks"]["mlp"]["up"]["kernel"]
     part = kernel.addressable_shards[0].data.size / kernel.size
     if jax.process_index() == 0:
-        print(f"{mesh.size} devices in {jax.process_count()} processes, each holds {part:.3f} of mlp/up/kernel")
+        print(f"devices: {mesh.size}, processes: {jax.process_count()}, each device holds {part:.3f} of mlp/up/kernel")
         print(f"held-out loss after {args.steps} steps: {loss:.6f}", flush=True)
     return loss
 

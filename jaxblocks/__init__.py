@@ -227,8 +227,10 @@ def _hint(name: str) -> str:
     import difflib
     import sys
 
-    from jaxblocks.other_libraries import NAMES
+    from jaxblocks.other_libraries import ELSEWHERE, NAMES
 
+    if name in ELSEWHERE:
+        return f"; use {ELSEWHERE[name]}"
     for module in ("activations", "layers", "losses", "probabilities", "inspection", "models", "text", "training"):
         if name in getattr(sys.modules.get(f"jaxblocks.{module}"), "__all__", ()):
             return f"; it is jaxblocks.{module}.{name}"

@@ -3,7 +3,7 @@
 `jaxblocks.checks` reads the options and their values, `jaxblocks` itself the names of layers and functions.
 """
 
-__all__ = ["ARGUMENTS", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
+__all__ = ["ARGUMENTS", "ELSEWHERE", "MISSING_OPTIONS", "NAMES", "OPTIONS", "VALUES"]
 
 OPTIONS = {
     "features": "units filters out_features out_channels hidden_size embedding_dim embed_dim d_model dim",
@@ -104,6 +104,14 @@ NAMES = {
     "Softmax": "softmax",
     "LeakyReLU": "leaky_relu",
     "BatchNorm1d": "BatchNorm",
+    "BatchNormalization": "BatchNorm",
+    "LayerNormalization": "LayerNorm",
+    "GroupNormalization": "GroupNorm",
+    "Conv1D": "Conv",
+    "Conv2D": "Conv",
+    "MaxPooling2D": "MaxPool",
+    "AveragePooling2D": "AvgPool",
+    "Module": "Layer",
     "BatchNorm2d": "BatchNorm",
     "MaxPool1d": "MaxPool",
     "MaxPool2d": "MaxPool",
@@ -121,4 +129,13 @@ NAMES = {
     "MultiHeadAttention": "Attention",
     "MultiheadAttention": "Attention",
 }
-"""The name of a layer or function at the top level here, by its name elsewhere."""
+"""The name of a layer or function here, by its name elsewhere."""
+
+ELSEWHERE = {
+    **{name: f"jax.{name}" for name in ("grad", "jit", "vmap", "value_and_grad", "jvp", "vjp", "checkpoint")},
+    **{name: f"jax.nn.{name}" for name in ("mish", "relu6", "hard_silu", "hard_sigmoid", "hard_tanh", "hard_swish")},
+    **{"Adam": "optax.adam", "adam": "optax.adam", "AdamW": "optax.adamw", "adamw": "optax.adamw"},
+    **{"SGD": "optax.sgd", "sgd": "optax.sgd"},
+    **dict.fromkeys(("TransformerEncoder", "TransformerEncoderLayer"), "jaxblocks.models.TransformerBlock"),
+}
+"""Functions of JAX and optax, and of submodules, by a name that users of other libraries try at the top level."""

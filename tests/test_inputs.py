@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import pickle
+import pydoc
 import re
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -513,6 +514,7 @@ def test_options_of_other_training_loops_are_explained():
         ("ReLU", r"did you mean jaxblocks.relu\?"),
         ("maxout", r"it is jaxblocks.activations.maxout$"),
         ("softmx", r"did you mean jaxblocks.softmax\?"),
+        ("mish", r"'mish'; use jax.nn.mish$"),
         ("qwerty", r"no attribute 'qwerty'$"),
     ],
 )
@@ -529,7 +531,8 @@ def test_the_names_here_exist():
     options = {p for f in functions().values() for p in inspect.signature(f).parameters}
     assert set(other_libraries.OPTIONS) <= options
     assert set(other_libraries.NAMES.values()) <= set(jaxblocks.__all__)
-    assert not set(other_libraries.NAMES) & set(jaxblocks.__all__)
+    assert not {*other_libraries.NAMES, *other_libraries.ELSEWHERE} & set(jaxblocks.__all__)
+    assert all(pydoc.locate(path) for path in other_libraries.ELSEWHERE.values())
 
 
 def test_a_combinator_gives_the_layers_inside_by_place():

@@ -144,7 +144,8 @@ def test_the_example_ends_with_the_same_loss_on_any_devices(capfd, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(example.__file__).parents[1]))
     example.main([*toy, "--processes", "2"])
     printed = re.findall(
-        r"(\d) devices in (\d) processes, each holds ([\d.]+) .*\n.* after 5 steps: (.*)\n", capfd.readouterr().out
+        r"devices: (\d), processes: (\d), each device holds ([\d.]+) .*\n.* after 5 steps: (.*)\n",
+        capfd.readouterr().out,
     )
     assert [found[:3] for found in printed] == [("8", "1", "0.125"), ("1", "1", "1.000"), ("2", "2", "0.500")]
     np.testing.assert_allclose([one, float(printed[-1][-1])], eight, rtol=2e-6)
