@@ -511,7 +511,10 @@ def empty_batch(case: Case) -> bool | None:
 
 
 def unknown_side_input_rejected(case: Case) -> None:
-    """A side input that is not declared raises a ``TypeError`` that names it."""
+    """A side input that is not declared raises a ``TypeError`` that names it; those declared are keyword-only."""
+    for name, parameter in inspect.signature(case.layer.apply).parameters.items():
+        if name in {"train", "key", *case.side} and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            raise AssertionError(f"apply takes {name} by position; write it after a *: apply(params, x, *, {name}).")
     params, state, _, _ = case._eager
     try:
         _apply(dataclasses.replace(case, side={**case.side, "color": "red"}), params, state, case.inputs)

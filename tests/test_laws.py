@@ -199,6 +199,12 @@ def test_mixing_of_examples_is_detected_in_a_batch_of_equal_rows():
         check_layer(BROKEN["independence"], jnp.ones((3, 2)), laws={"independence": LAWS["independence"]})
 
 
+def test_side_inputs_by_position_are_found():
+    law = "unknown_side_input_rejected"
+    with pytest.raises(AssertionError, match=r"takes train by position; write it after a \*: apply"):
+        check_layer(Layer(no_params, lambda params, x, train=False: x), ROWS, laws={law: LAWS[law]}, train=True)
+
+
 def test_every_law_can_fail():
     assert set(BROKEN) == set(LAWS)
 
