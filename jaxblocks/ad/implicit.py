@@ -130,7 +130,7 @@ def argmin(
     max_steps: PositiveInt = 100,
     check: bool = False,
 ) -> PyTree:
-    r"""A local minimum :math:`x^* = \arg\min_x f(x, a)`, with its derivatives with respect to :math:`a`.
+    r"""A local minimum :math:`x^* = \operatorname{argmin}_x f(x, a)`, with its derivatives with respect to :math:`a`.
 
     The derivatives are those of the `root` of :math:`\nabla_x f(x, a)`, so A is the Hessian, which is symmetric.
 
