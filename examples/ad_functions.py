@@ -57,7 +57,7 @@ CODER, CODER_PARAMS = net_of(784, 128, 8, 128, 784)
 
 
 def autoencoder(image):
-    """An autoencoder with a neck of 8 numbers: the best bracketing of its Jacobian begins there."""
+    """An autoencoder with a bottleneck of 8 numbers: the best bracketing of its Jacobian begins there."""
     return CODER.apply(CODER_PARAMS, image)
 
 
@@ -79,7 +79,7 @@ TITLES = {
     "survey": "ln x1 + x1 x2 - sin x2",
     "logits": "logits of a classifier of digits, by the image",
     "classifier_loss": "loss of the classifier, by its params",
-    "autoencoder": "autoencoder with a neck of 8, by the image",
+    "autoencoder": "autoencoder with a bottleneck of 8, by the image",
     "residual_loss": "loss of a residual net of 24 blocks, by its params",
 }
 

@@ -110,7 +110,7 @@ function verdict(dims, costs) {
   const cheaper = Math.min(forward.cost, reverse.cost);
   if (best.cost < cheaper) {
     const inner = best.left.columns;
-    const narrow = inner < first && inner < last ? `, because its last product goes through the neck of width ${integer(inner)}` : "";
+    const narrow = inner < first && inner < last ? `, because its last product goes through the bottleneck of width ${integer(inner)}` : "";
     kind = "best";
     text += ` But neither mode is the best order: ${best.formula} takes ${times(cheaper, best.cost)} times fewer multiplications than ${forward.cost === reverse.cost ? "either" : "the better one"}${narrow}.`;
   }
