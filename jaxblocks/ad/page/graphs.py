@@ -16,6 +16,7 @@ from jaxblocks.ad.traces.drawing import node_places, node_sign
 from jaxblocks.ad.traces.printing import text
 from jaxblocks.ad.traces.tracing import input_labels, slots_of
 from jaxblocks.checks import describe
+from jaxblocks.children import named_outputs
 
 __all__ = ["graph_of"]
 
@@ -28,7 +29,8 @@ def graph_of(f: Callable, xs: tuple) -> tuple[list[dict[str, Any]], TraceTable |
     Returns:
         The levels, the trace if the operations are shown, and the program.
     """
-    closed = jax.make_jaxpr(f)(*xs)
+    with named_outputs():  # the kinds of layers
+        closed = jax.make_jaxpr(f)(*xs)
     program = read_program(closed, input_labels(closed, xs))
     concrete = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(xs))
     units = grouped(program)
