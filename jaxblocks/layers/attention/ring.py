@@ -1,4 +1,4 @@
-"""Attention over a sequence that is sharded along a mesh axis: keys and values travel, queries stay.
+"""Attention over a sequence that is sharded along a mesh axis: devices send keys and values, and keep queries.
 
 Axis letters as in `jaxblocks.layers.attention`; ``time`` positions on each device, of ``devices * time`` in all.
 """
