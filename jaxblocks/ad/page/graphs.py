@@ -112,8 +112,8 @@ def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None
     main = [_largest(unit) for unit in units]
     parts = parts_of(units)
     passes = run_passes(program, units, parts, *point) if point is not None else {}
-    home = {value: i for i, unit in enumerate(units) for value in unit.makes}
-    parents = [sorted({home[value] for value in unit.reads if value in home}) for unit in units]
+    unit_of = {value: i for i, unit in enumerate(units) for value in unit.makes}
+    parents = [sorted({unit_of[value] for value in unit.reads if value in unit_of}) for unit in units]
     nodes, inputs = [], set(program.inputs)
     for i, unit in enumerate(units):
         shown = main[i]
