@@ -75,6 +75,8 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/laplacian.py
+	$(BIN)/python benchmarks/weights.py
+	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/ring_attention.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about half a minute) ..."

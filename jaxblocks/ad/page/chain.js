@@ -314,7 +314,7 @@ function showChain(root, chains) {
       element("span", { style: "--swatch: var(--best-fill)" }, "best bracketing (wide)")));
   root.append(buttons, fields, element("div", { class: "row" }, more, less), says, cards, chart,
     element("p", { class: "note" }, "A rectangle is a matrix, rows down and columns across, all at one scale; the number under a product is what it costs. "
-      + "Entries live at the peak count the Jacobians that wait and the products so far, when the layers are evaluated from the input to the output and "
+      + "Entries live at the peak count the Jacobians not yet multiplied and the products so far, when the layers are evaluated from the input to the output and "
       + "each product is formed as soon as both of its factors exist. Only products of Jacobians are counted: jax.jacfwd and jax.jacrev also push or pull the identity "
       + "through the first layer that they meet."));
   rebuild();

@@ -24,7 +24,7 @@ from jaxblocks.checks import NonNegativeInt, checked, describe, require
 
 __all__ = ["CHAINS", "SCHEDULES", "Exploration", "explore", "page_of"]
 
-# The chains that the page offers, by name: those of the lectures, one with a bottleneck, and one against the rule.
+# The chains that the page offers, by name: those of the lectures, one with a bottleneck, and an exception to the rule.
 CHAINS: dict[str, tuple[int, ...]] = {
     "Classifier of digits": (784, 128, 64, 10),
     "Classifier with its loss": (784, 128, 64, 10, 1),
