@@ -90,7 +90,7 @@ def scale_by_kfac(
     (arXiv:1503.05671); Ba, Grosse & Martens 2017, Distributed second-order optimization using Kronecker-factored
     approximations (the constraint).
     """
-    require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", "pass key=...")
+    require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", "pass key=jax.random.key(0)")
     options: dict = dict(matrix=matrix, sample=sample, samples=1, max_size=max_size)
 
     def init(params) -> Any:
