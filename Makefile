@@ -29,7 +29,7 @@ format: .venv/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# PyTorch and transformers, references in the tests. Without them, the tests that need them say so and are skipped.
+# The libraries that the tests compare with. Without them, the tests that need them state it and are skipped.
 parity: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \
 	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[parity]' -c constraints.txt; \
@@ -46,7 +46,7 @@ docs: .venv/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	$(BIN)/python docs/check_site.py docs/_build/html
 
-# The interactive page, and the site where it is built, in headless Chromium. Debian's is installed where this may be done.
+# The interactive page, and the site where it is built, in headless Chromium; apt-get installs it if root runs this.
 browser: .venv/.ready
 	@if command -v uv >/dev/null 2>&1; then \
 	   UV_FIND_LINKS="$$PIP_FIND_LINKS" uv pip install -q --python .venv -e '.[browser]' -c constraints.txt; \
@@ -75,6 +75,8 @@ benchmarks: .venv/.ready
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/laplacian.py
+	$(BIN)/python benchmarks/weights.py
+	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python benchmarks/ring_attention.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about half a minute) ..."

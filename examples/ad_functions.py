@@ -39,7 +39,7 @@ DIGITS, DIGITS_PARAMS = net_of(784, 128, 64, 10, activation=jb.relu)
 
 
 def classifier_loss(params, images, labels):
-    """The cross entropy of a classifier of digits; its derivative by the params is what training needs."""
+    """The cross entropy of a classifier of digits; training needs its derivative with respect to the params."""
     return jnp.mean(jb.softmax_cross_entropy(DIGITS.apply(params, images), labels))
 
 
@@ -47,7 +47,7 @@ classifier_loss_args = (DIGITS_PARAMS, jax.random.normal(jax.random.key(1), (32,
 
 
 def logits(image):
-    """The logits of the classifier: its Jacobian by the image is 10 by 784."""
+    """The logits of the classifier: the Jacobian with respect to the image is 10 by 784."""
     return DIGITS.apply(DIGITS_PARAMS, image)
 
 
@@ -57,7 +57,7 @@ CODER, CODER_PARAMS = net_of(784, 128, 8, 128, 784)
 
 
 def autoencoder(image):
-    """An autoencoder with a neck of 8 numbers: the best bracketing of its Jacobian begins there."""
+    """An autoencoder with a bottleneck of 8 numbers: the best bracketing of its Jacobian begins there."""
     return CODER.apply(CODER_PARAMS, image)
 
 
@@ -77,10 +77,10 @@ residual_loss_args = (
 
 TITLES = {
     "survey": "ln x1 + x1 x2 - sin x2",
-    "logits": "logits of a classifier of digits, by the image",
-    "classifier_loss": "loss of the classifier, by its params",
-    "autoencoder": "autoencoder with a neck of 8, by the image",
-    "residual_loss": "loss of a residual net of 24 blocks, by its params",
+    "logits": "logits of a classifier of digits as a function of the image",
+    "classifier_loss": "loss of the classifier as a function of its params",
+    "autoencoder": "autoencoder with a bottleneck of 8",
+    "residual_loss": "loss of a residual net of 24 blocks as a function of its params",
 }
 
 
@@ -97,9 +97,9 @@ def explorations(measure: bool = True, names=tuple(TITLES)) -> list[Exploration]
 def main(argv=None):
     """Write the page."""
     parser = argparse.ArgumentParser(description="Functions to explore the cost of derivatives with.")
-    parser.add_argument("--out", default="out/ad_cost.html")
-    parser.add_argument("--count-only", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=TITLES, default=tuple(TITLES))
+    parser.add_argument("--out", default="out/ad_cost.html", help="output file")
+    parser.add_argument("--count-only", action="store_true", help="count operations, and time nothing")
+    parser.add_argument("--only", nargs="+", choices=TITLES, default=tuple(TITLES), help="functions on the page")
     given = parser.parse_args(argv)
     path = Path(given.out)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ import inspect
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -128,10 +127,11 @@ def apply_child(child: Child, params, state, inputs: tuple, side: Mapping):
         if "key" in given:
             given["key"] = child_key(given["key"], child.label)
         outputs, state = require_pair("apply", "(outputs, state)", child.layer.apply(params, state, *inputs, **given))
-        return checkpoint_name(outputs, child.mark) if _named.get() else outputs, state
+        return checkpoint_name(outputs, child.mark) if _named.value else outputs, state
 
 
-_named: ContextVar[bool] = ContextVar("named", default=False)
+# JAX traces a jitted function once for each value of it.
+_named = jax.make_user_context(False)
 
 
 @contextmanager
@@ -150,11 +150,8 @@ def named_outputs():
     ...     print(jax.grad(f)(1.0))
     1.0
     """
-    token = _named.set(True)
-    try:
+    with _named(True):
         yield
-    finally:
-        _named.reset(token)
 
 
 def require_pair(function: str, what: str, made) -> tuple:

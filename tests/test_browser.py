@@ -180,9 +180,9 @@ def test_the_page_says_in_words_why_a_mode_is_cheaper(opened, page_file):
     assert "Forward: 784 × 8,832 multiplications. Reverse: 10 × 108,544" in text(page, "#chain-verdict")
     page.click('button[data-chain="Decoder, wider to the output"]')
     assert "Forward mode is cheaper here because the input is narrower: 10 pushforwards" in text(page, "#chain-verdict")
-    page.click('button[data-chain="Autoencoder with a neck"]')
+    page.click('button[data-chain="Autoencoder with a bottleneck"]')
     assert "(J₄ J₃) (J₂ J₁) takes" in text(page, "#chain-verdict")
-    assert "the neck of width 8" in text(page, "#chain-verdict")
+    assert "the bottleneck of width 8" in text(page, "#chain-verdict")
     page.click('button[data-chain="One output, yet forward is best"]')
     assert "Forward mode is cheaper here" in text(page, "#chain-verdict")
 
@@ -210,7 +210,7 @@ def test_dragging_the_output_through_the_crossing_of_the_modes(opened, page_file
     assert {kind for _, kind in seen} == {"reverse", "forward"}
 
 
-# ---- the graph and the bill -----------------------------------------------------------------------
+# ---- the graph and the costs -----------------------------------------------------------------------
 
 
 def test_the_graph_steps_through_the_rows_of_the_trace(opened, page_file, explored):
@@ -243,7 +243,7 @@ def test_the_bill_shows_the_cost_table(opened, page_file, explored, number):
     page = opened(page_file)
     page.select_option("#function", str(number))
     for row in explored[number].table:
-        shown = page.locator(f'#bill-rows tr[data-row="{row.name}"]')
+        shown = page.locator(f'#costs-rows tr[data-row="{row.name}"]')
         assert shown.locator('[data-cell="operations"]').inner_text() == f"{row.flops:,}"
     plan = explored[number].plan
     for mode, operations in plan.operations.items():
@@ -257,14 +257,14 @@ def test_counts_by_hand(opened, page_file):
     counted = []
     for number in range(3):
         page.select_option("#function", str(number))
-        counted.append(text(page, '#bill-rows tr[data-row="function"] [data-cell="operations"]'))
+        counted.append(text(page, '#costs-rows tr[data-row="function"] [data-cell="operations"]'))
     assert counted == ["14", "31", str(2 * 18 + 3 + 2 * 6)]
-    layers = page.locator("#bill-layers tbody tr")
+    layers = page.locator("#costs-layers tbody tr")
     assert [layers.nth(i).get_attribute("data-layer") for i in range(2)] == ["first", "second"]
-    page.select_option("#bill-derivative", "jacrev")
+    page.select_option("#costs-derivative", "jacrev")
     costs = cost_table(stack, jnp.arange(6.0) / 10, rows="jacrev", measure=False)
     shown = [
-        int(cell.replace(",", "")) for cell in page.locator('#bill-layers [data-cell="operations"]').all_inner_texts()
+        int(cell.replace(",", "")) for cell in page.locator('#costs-layers [data-cell="operations"]').all_inner_texts()
     ]
     assert sum(shown) == costs.jacrev.flops
 

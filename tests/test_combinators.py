@@ -24,6 +24,7 @@ from jaxblocks import (
     relu,
     side_inputs,
 )
+from jaxblocks.children import named_outputs
 from jaxblocks.layers import unstack_repeats
 
 X = jax.random.normal(jax.random.key(1), (4, 5))
@@ -674,3 +675,14 @@ def test_the_cache_of_shapes_ends_with_init():
         init = jax.vmap(lambda x: wide.init(jax.random.key(0), x), axis_name="i")
         params = jax.eval_shape(init, jnp.zeros((devices, 5)))
         assert params["a"]["kernel"].shape == (devices, 5 * devices, 3)
+
+
+def test_outputs_have_names_only_on_request_also_in_jitted_functions():
+    """JAX traces a jitted function again where names are requested, so that none remain in its cache."""
+    net = Serial(relu, relu)
+    jitted = jax.jit(lambda x: net.apply(((), ()), x))
+    program = lambda: str(jax.make_jaxpr(lambda x: jitted(x))(X))
+    before = program()
+    with named_outputs():
+        named = program()
+    assert "0.relu" in named and "1.relu" in named and "0.relu" not in before and program() == before

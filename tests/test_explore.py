@@ -58,7 +58,7 @@ def test_traces_and_costs_on_the_page_are_those_of_the_tables(of_survey):
         str(r) for r in both if r.kind != "output"
     ]
     costs = cost_table(lambda x: survey(*x), (2.0, 5.0), measure=False)
-    assert {row["name"]: row["operations"] for row in shown["bill"]["rows"]} == {row.name: row.flops for row in costs}
+    assert {row["name"]: row["operations"] for row in shown["costs"]["rows"]} == {row.name: row.flops for row in costs}
     plan = jacobian_plan(lambda x: survey(*x), (2.0, 5.0))
     assert (shown["plan"]["reason"], shown["plan"]["operations"]) == (plan.reason, plan.operations)
 
@@ -108,7 +108,7 @@ def test_values_tangents_and_adjoints_between_layers(net):
     by_layer = [float(node["adjoint"].rpartition(" ")[2]) for node in layers[:-1]]
     assert all(min(abs(norm - other) for other in traced) < 1e-3 for norm in by_layer)
     assert sum(node["flops"] for node in layers) == exploration.table.function.flops
-    counted = {layer["name"]: layer["operations"]["gradient"] for layer in exploration.data["bill"]["layers"]}
+    counted = {layer["name"]: layer["operations"]["gradient"] for layer in exploration.data["costs"]["layers"]}
     assert sum(counted.values()) == exploration.table.gradient.flops
 
 

@@ -38,8 +38,8 @@ def reference(transformers, name, double=False, **options):
     module = model(model.config_class(**options)).eval()
     with torch.no_grad():
         for weights in module.parameters():
-            centre = float(weights.ndim == 1 and bool((weights == 1).all()))
-            weights.copy_(centre + 0.3 * torch.randn(weights.shape))
+            center = float(weights.ndim == 1 and bool((weights == 1).all()))
+            weights.copy_(center + 0.3 * torch.randn(weights.shape))
         for key, statistic in module.named_buffers():
             if "running" in key:
                 statistic.copy_(0.5 + torch.rand(statistic.shape))

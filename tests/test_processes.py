@@ -16,6 +16,7 @@ from several_processes import NUMBERS, TREE, found_by
 
 from jaxblocks.training import checkpoint, load_checkpoint
 from jaxblocks.training.lock import DirectoryLock
+from jaxblocks.training.processes import _portable
 from jaxblocks.training.shards import equals_hashes, hashes_of_shards
 
 pytest.importorskip("orbax.checkpoint", reason="checkpoints require orbax")
@@ -42,6 +43,23 @@ def test_hashes_of_shards_are_compared_over_other_shards():
         for hashes in found.values():
             assert equals_hashes(a, hashes) and not equals_hashes(other, hashes)
         assert not equals_hashes(a, {"0:9,0:8": found["host"]["0:8,0:8"]})
+
+
+def test_errors_that_cannot_be_pickled_are_sent_in_words():
+    """Else the process that raised one would stop there, and the others would wait for it."""
+
+    class LocalError(Exception):
+        pass
+
+    class TwoPartsError(Exception):  # pickled, but not read
+        def __init__(self, first, second):
+            super().__init__(f"{first} {second}")
+
+    known = OSError("the disk is full")
+    assert _portable(known) is known and _portable(None) is None
+    for error in (LocalError("it failed"), TwoPartsError("it", "failed")):
+        sent = _portable(error)
+        assert type(sent) is RuntimeError and str(sent) == f"{type(error).__name__}: it failed"
 
 
 @pytest.mark.slow

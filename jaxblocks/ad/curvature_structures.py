@@ -214,7 +214,8 @@ def structured_curvature(
         model, max_size = lambda vector, x: on_tree(unravel(vector), x), params.size
     reader = factor_reader(model, loss, params, x, matrix=matrix, sample=sample, samples=samples, max_size=max_size)
     examples = batch_length(x=x, **({} if matrix == "fisher" else {"y": y}))
-    require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", "pass key=...")
+    repair = "pass key=jax.random.key(0)"
+    require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", repair)
     bases: Sequence[tuple] = [(None, None)] * len(reader.blocks)
 
     def factors(batch, key=None):

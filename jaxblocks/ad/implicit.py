@@ -100,8 +100,8 @@ def fixed_point(
     Args:
         g: ``g(x, *args)`` returns a pytree like ``x``.
         x, args, linear_solver, max_steps, check: as for `root`.
-        solver: ``"anderson"`` combines the last six iterates (Anderson acceleration), ``"newton"`` takes fewer and
-            dearer steps; or a function ``solver(g, x)`` that returns the fixed point, such as plain iteration.
+        solver: ``"anderson"`` combines the last six iterates (Anderson acceleration), ``"newton"`` takes fewer,
+            more expensive steps; or a function ``solver(g, x)`` that returns the fixed point, such as plain iteration.
         tolerance: the largest magnitude of an entry of :math:`x^* - g(x^*)`; the default is that of `root`.
 
     Returns:

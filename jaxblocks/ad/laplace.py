@@ -50,7 +50,7 @@ class LaplacePosterior:
         r""":math:`P = N K + \tau I`."""
         return self.curvature.map(lambda values: self.examples * values + self.prior_precision)
 
-    def sample(self, key: Array, samples: int = 1) -> PyTree:
+    def sample(self, key: Array, *, samples: int = 1) -> PyTree:
         r"""Params drawn from the posterior, :math:`\theta + P^{-1/2} \varepsilon`: like them, with ``samples`` rows."""
         root, space = self.precision.map(lambda values: values**-0.5), raveled(self.curvature, self.params)
 

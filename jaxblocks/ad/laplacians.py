@@ -103,8 +103,8 @@ def value_grad_laplacian(
 def biharmonic(f: Callable[[Any], Float[Array, "..."]], x: PyTree) -> Float[Array, "..."]:
     r"""The biharmonic operator :math:`\Delta^2 f(x) = \sum_{i,j} \frac{\partial^4 f}{\partial x_i^2 \partial x_j^2}`.
 
-    It is the Laplacian of the Laplacian, in one forward pass. Arguments and errors are those of `laplacian`; for large
-    n, `estimate_biharmonic` estimates it.
+    It is the Laplacian of the Laplacian, in one forward pass, all directions at once. ``f``, ``x``, the result and the
+    errors are those of `laplacian`; for large n, `estimate_biharmonic` estimates it.
 
     >>> quartic = lambda x: jnp.sum(x**2) ** 2
     >>> float(jax.jit(lambda x: biharmonic(quartic, x))(jnp.array([1.0, 2.0])))

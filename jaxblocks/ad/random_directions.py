@@ -44,7 +44,8 @@ def forward_gradient(
         The estimate, like ``x``.
 
     Raises:
-        TypeError: if a leaf of ``x`` is not floating-point, or ``f`` does not return a floating-point array.
+        TypeError: if a leaf of ``x`` is not floating-point, ``f`` does not return a floating-point array, or ``f`` uses
+            a ``jax.custom_vjp``, which has no forward mode.
         ValueError: if ``f`` is not scalar-valued.
 
     >>> float(forward_gradient(jax.random.key(0), lambda x: x**2, 3.0))  # exact for n = 1

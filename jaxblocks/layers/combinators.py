@@ -482,7 +482,7 @@ def _placed_like(carry, x):
 
 
 def _scan(*args, checkpoint, **options):
-    """``ad.scan``; a policy of ``jax.checkpoint`` may ask for the names of outputs."""
+    """``ad.scan``; a policy of ``jax.checkpoint`` may read the names of outputs."""
     with named_outputs() if callable(checkpoint) else nullcontext():
         return ad.scan(*args, checkpoint=checkpoint, **options)
 

@@ -58,8 +58,9 @@ def scale_by_kfac(
     r"""The natural gradient :math:`(K + \delta I)^{-1} g`, without a learning rate; `kfac` has one, and momentum.
 
     ``update`` takes the batch of the gradient, ``update(grads, state, params, batch=(x, y))``; `train_step` and `fit`
-    pass it. Every ``every`` steps it updates the factors from this batch, and their eigenvectors; a step between takes
-    four products per kernel more than one of gradient descent.
+    pass it as they get it, before ``augment`` and ``compute_dtype``. The curvature is that of ``loss``, without a
+    ``penalty``. Every ``every`` steps it updates the factors from this batch, and their eigenvectors; a step between
+    takes four products per kernel more than one of gradient descent.
 
     Args:
         model: ``model(params, x)``, the outputs for one example, such as ``jaxblocks.ad.as_function(net)``.
@@ -90,7 +91,8 @@ def scale_by_kfac(
     (arXiv:1503.05671); Ba, Grosse & Martens 2017, Distributed second-order optimization using Kronecker-factored
     approximations (the constraint).
     """
-    require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", "pass key=...")
+    repair = "pass key=jax.random.key(0)"
+    require(matrix != "fisher" or key is not None, "a key, from which targets are drawn", "None", repair)
     options: dict = dict(matrix=matrix, sample=sample, samples=1, max_size=max_size)
 
     def init(params) -> Any:

@@ -1,4 +1,4 @@
-"""Agreement of the processes of a run: what one of them decides or finds, all of them know.
+"""Agreement of the processes of a run: what one of them decides or finds is sent to all of them.
 
 Every function here is a collective operation, except for `is_first`: all processes call it at the same place of the
 program, in the thread that runs the steps. With a single process each one returns its argument at once.
@@ -68,7 +68,7 @@ def on_first(function: Callable[[], Any]) -> Any:
             value = function()
         except Exception as error:
             raised = error
-    value, error = _sent((value, raised), 0)
+    value, error = _sent((value, _portable(raised)), 0)
     if error is not None:
         raise raised or error  # in the first process with its traceback
     return value
@@ -89,9 +89,18 @@ def in_all(function: Callable[[], Any]) -> Any:
         raised = error
     (failed,) = largest([0 if raised is None else 1 + jax.process_index()])
     if failed:
-        error = _sent(raised, failed - 1)
+        error = _sent(_portable(raised), failed - 1)
         raise (raised if failed - 1 == jax.process_index() and raised else error)
     return value
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """An error that other processes can read; one that cannot be pickled becomes a ``RuntimeError`` with its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _sent(value: Any, source: int) -> Any:

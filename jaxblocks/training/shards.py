@@ -1,4 +1,4 @@
-"""The hashes of an array by its shards, so that each process hashes what it holds, and no host holds the whole array.
+"""The hashes of an array by its shards, so that each process hashes what it holds and needs no other part.
 
 A shard is named by its place in the array, such as ``0:4,8:16`` for rows 0 to 3 and columns 8 to 15.
 """
@@ -40,7 +40,7 @@ def hashes_of_shards(a: Any) -> dict[str, str]:
 
 
 def equals_hashes(a: Any, hashes: Mapping[str, str]) -> bool:
-    """Whether those shards that this process holds have the hashes of a list; the other processes see the others.
+    """Whether those shards that this process holds have the hashes of a list; the other processes check the others.
 
     The shards of the list may be those of other devices. Where no device holds one of them whole, the array is gathered
     on each host. All processes call this.

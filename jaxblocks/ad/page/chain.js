@@ -110,7 +110,7 @@ function verdict(dims, costs) {
   const cheaper = Math.min(forward.cost, reverse.cost);
   if (best.cost < cheaper) {
     const inner = best.left.columns;
-    const narrow = inner < first && inner < last ? `, because its last product goes through the neck of width ${integer(inner)}` : "";
+    const narrow = inner < first && inner < last ? `, because its last product goes through the bottleneck of width ${integer(inner)}` : "";
     kind = "best";
     text += ` But neither mode is the best order: ${best.formula} takes ${times(cheaper, best.cost)} times fewer multiplications than ${forward.cost === reverse.cost ? "either" : "the better one"}${narrow}.`;
   }
@@ -314,7 +314,7 @@ function showChain(root, chains) {
       element("span", { style: "--swatch: var(--best-fill)" }, "best bracketing (wide)")));
   root.append(buttons, fields, element("div", { class: "row" }, more, less), says, cards, chart,
     element("p", { class: "note" }, "A rectangle is a matrix, rows down and columns across, all at one scale; the number under a product is what it costs. "
-      + "Entries live at the peak count the Jacobians that wait and the products so far, when the layers are evaluated from the input to the output and "
+      + "Entries live at the peak count the Jacobians not yet multiplied and the products so far, when the layers are evaluated from the input to the output and "
       + "each product is formed as soon as both of its factors exist. Only products of Jacobians are counted: jax.jacfwd and jax.jacrev also push or pull the identity "
       + "through the first layer that they meet."));
   rebuild();

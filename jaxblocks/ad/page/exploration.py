@@ -16,7 +16,7 @@ import jax
 from jaxblocks.ad.arguments import as_point
 from jaxblocks.ad.binomial import binomial_schedule, binomial_steps
 from jaxblocks.ad.cost_tables import CostTable, cost_table
-from jaxblocks.ad.page.bills import bill_of, plan_of
+from jaxblocks.ad.page.costs import costs_of, plan_of
 from jaxblocks.ad.page.graphs import graph_of
 from jaxblocks.ad.planning import JacobianPlan
 from jaxblocks.ad.traces import TraceTable
@@ -24,18 +24,18 @@ from jaxblocks.checks import NonNegativeInt, checked, describe, require
 
 __all__ = ["CHAINS", "SCHEDULES", "Exploration", "explore", "page_of"]
 
-# The chains that the page offers, by name: those of the lectures, one with a neck, and one against the rule.
+# The chains that the page offers, by name: those of the lectures, one with a bottleneck, and an exception to the rule.
 CHAINS: dict[str, tuple[int, ...]] = {
     "Classifier of digits": (784, 128, 64, 10),
     "Classifier with its loss": (784, 128, 64, 10, 1),
     "Narrow to one output": (100, 50, 200, 50, 1),
-    "Autoencoder with a neck": (784, 128, 8, 128, 784),
+    "Autoencoder with a bottleneck": (784, 128, 8, 128, 784),
     "Decoder, wider to the output": (10, 64, 128, 784),
     "Equal widths": (100, 100, 100, 100, 100),
     "One output, yet forward is best": (1, 100, 2, 1),
 }
 
-# Operations of a function for which the page has all rows of the cost table; each takes as long to trace as many.
+# A function of more operations has only the brief rows in the cost table: tracing the others takes too long.
 MOST_ROWS = 1500
 _BRIEF = ("function", "jvp", "vjp", "gradient", "hvp")
 
@@ -154,7 +154,7 @@ def explore(
         "value": ", ".join(describe(leaf) for leaf in jax.tree.leaves(shape)),
         "entries": {"inputs": _entries(xs), "outputs": _entries(shape)},
         "levels": levels,
-        "bill": bill_of(table, lambda scope: program.kinds.get(scope, "")),
+        "costs": costs_of(table, lambda scope: program.kinds.get(scope, "")),
         "plan": plan_data,
         "device": f"{jax.default_backend()}, jax {jax.__version__}" if measure else "",
     }
@@ -199,7 +199,7 @@ def _entries(tree: Any) -> int:
 
 # ---- the file ---------------------------------------------------------------------------------
 
-_SCRIPTS = ("elements.js", "chain.js", "graph.js", "checkpointing.js", "bill.js", "page.js")
+_SCRIPTS = ("elements.js", "chain.js", "graph.js", "checkpointing.js", "costs.js", "page.js")
 
 
 def page_of(explorations: Sequence[Exploration]) -> str:

@@ -16,6 +16,7 @@ from jaxblocks.ad.traces.drawing import node_places, node_sign
 from jaxblocks.ad.traces.printing import text
 from jaxblocks.ad.traces.tracing import input_labels, slots_of
 from jaxblocks.checks import describe
+from jaxblocks.children import named_outputs
 
 __all__ = ["graph_of"]
 
@@ -28,7 +29,8 @@ def graph_of(f: Callable, xs: tuple) -> tuple[list[dict[str, Any]], TraceTable |
     Returns:
         The levels, the trace if the operations are shown, and the program.
     """
-    closed = jax.make_jaxpr(f)(*xs)
+    with named_outputs():  # the kinds of layers
+        closed = jax.make_jaxpr(f)(*xs)
     program = read_program(closed, input_labels(closed, xs))
     concrete = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(xs))
     units = grouped(program)
@@ -110,8 +112,8 @@ def _layers(program: Program, units: list[Unit], point: tuple[list, list] | None
     main = [_largest(unit) for unit in units]
     parts = parts_of(units)
     passes = run_passes(program, units, parts, *point) if point is not None else {}
-    home = {value: i for i, unit in enumerate(units) for value in unit.makes}
-    parents = [sorted({home[value] for value in unit.reads if value in home}) for unit in units]
+    unit_of = {value: i for i, unit in enumerate(units) for value in unit.makes}
+    parents = [sorted({unit_of[value] for value in unit.reads if value in unit_of}) for unit in units]
     nodes, inputs = [], set(program.inputs)
     for i, unit in enumerate(units):
         shown = main[i]

@@ -9,7 +9,7 @@
   function show(number) {
     const shown = data.functions[number];
     graph = showGraph(get("graph-body"), shown);
-    showBill(get("bill-body"), shown);
+    showCosts(get("costs-body"), shown);
     const given = shown.arguments.map(({ place, shape: text, differentiated }) => `argument ${place}: ${text}${differentiated ? ", differentiated" : ""}`).join("; ");
     get("function-words").textContent = `${given}. Value: ${shown.value}. The Jacobian is ${integer(shown.entries.outputs)} by ${integer(shown.entries.inputs)}.`;
   }
@@ -24,7 +24,7 @@
     get("function-choice").append(element("section", { class: "panel", style: "margin-top: 2rem; padding: 1rem" }, title, element("p", { class: "note", id: "function-words", style: "margin: 0; overflow-wrap: anywhere" })));
     show(0);
   } else {
-    for (const id of ["graph", "bill"]) { get(id).remove(); document.querySelector(`nav a[href="#${id}"]`).remove(); }
+    for (const id of ["graph", "costs"]) { get(id).remove(); document.querySelector(`nav a[href="#${id}"]`).remove(); }
   }
 
   // Keys of the graph, wherever they have no other meaning.

@@ -266,8 +266,8 @@ def _runs(ops: list[Op], depth: int) -> list[list[Op]]:
 
 
 def _units(program: Program, runs: list[list[Op]]) -> list[Unit]:
-    home = {value: i for i, run in enumerate(runs) for op in run for value in op.results}
-    outside = {v for i, run in enumerate(runs) for op in run for v in op.operands if home.get(v, i) != i}
+    run_of = {value: i for i, run in enumerate(runs) for op in run for value in op.results}
+    outside = {v for i, run in enumerate(runs) for op in run for v in op.operands if run_of.get(v, i) != i}
     outside |= set(program.outputs)
     units = []
     for run in runs:

@@ -66,13 +66,13 @@ def tape_of(program: Program, units: Sequence[Unit], *, checkpoint: bool = False
     kept, made = closed.jaxpr.outvars[: len(residuals)], closed.jaxpr.outvars[len(residuals) + len(outputs) :]
     last_reads = _last_reads(reverse.jaxpr, len(residuals), len(units))
     names = _names(closed.jaxpr, program, units, made)
-    birth = {v: (_unit_of(equation), equation) for equation in closed.eqns for v in equation.outvars}
+    maker = {v: (_unit_of(equation), equation) for equation in closed.eqns for v in equation.outvars}
     entries: dict[Any, Entry] = {}
     for v, freed in zip(kept, last_reads, strict=True):
         if isinstance(v, Literal):  # a number in the program
             entries[len(entries)] = Entry(str(v.val), True, (), dtype_of(v).itemsize, -1, freed)
             continue
-        unit, equation = birth.get(v, (-1, None))
+        unit, equation = maker.get(v, (-1, None))
         name = names.get(v) or ("constant" if equation is None else equation.primitive.name)
         if v in entries:
             freed = min(freed, entries[v].freed)

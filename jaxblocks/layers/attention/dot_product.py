@@ -397,7 +397,7 @@ def _block_size(n_q: int, n_k: int) -> int:
 
 
 def _by_blocks(attend, rows, n_k: int, options: ScoreOptions, block: int):
-    """``attend(start, rows, keys)`` for blocks of the query axis (-2), with the keys that any of their queries sees."""
+    """``attend(start, rows, keys)`` for blocks of the query axis (-2), with the keys that they attend to."""
     n_q, offset = rows["q"].shape[-2], options.offset
     before, after = options.window or (n_q + n_k + abs(offset),) * 2
     after, parts = 0 if options.causal else after, []

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is sharded along a mesh axis: keys and values travel, queries stay.
+"""Attention over a sequence that is sharded along a mesh axis: devices send keys and values, and keep queries.
 
 Axis letters as in `jaxblocks.layers.attention`; ``time`` positions on each device, of ``devices * time`` in all.
 """
@@ -169,7 +169,7 @@ def _of_halves(sums, queries, keys, n, here, half):
     )
 
     def others(there, keys):
-        """The front sees the keys of a front before it, the back those of each front, and of a back before it."""
+        """The front attends to a front before it, the back to each front and to a back before it."""
         is_before = there < here
         pick = lambda a, b: jax.tree.map(lambda a, b: jnp.where(is_before, a, b), a, b)
         of_each = sums(back, keys[0], between(last - here, there))
@@ -224,6 +224,6 @@ def _from_zigzag(front, back, *, axis_name, axis):
     routes = _routes(lax.axis_size(axis_name))
     is_even = lax.axis_index(axis_name) % 2 == 0
     even, odd = jnp.where(is_even, front, back), jnp.where(is_even, back, front)
-    home = [[(to, start) for start, to in route] for route in routes]
-    parts = [lax.ppermute(x, axis_name, route) for x, route in zip((even, odd), home, strict=True)]
+    reversed_routes = [[(to, start) for start, to in route] for route in routes]
+    parts = [lax.ppermute(x, axis_name, route) for x, route in zip((even, odd), reversed_routes, strict=True)]
     return jnp.concatenate(parts, axis)

@@ -9,7 +9,7 @@ from jaxblocks.ad.counting import Count
 from jaxblocks.ad.jacobians import jacobian_plan
 from jaxblocks.ad.planning import JacobianPlan
 
-__all__ = ["bill_of", "plan_of"]
+__all__ = ["costs_of", "plan_of"]
 
 MOST_LAYERS = 64  # rows of the table by layer
 
@@ -28,7 +28,7 @@ WORDS = {
 }
 
 
-def bill_of(table: CostTable, kind_of: Callable[[str], str]) -> dict[str, Any]:
+def costs_of(table: CostTable, kind_of: Callable[[str], str]) -> dict[str, Any]:
     """The rows of a cost table as data, and the operations of each layer."""
     rows = [
         {

@@ -1,15 +1,15 @@
-// The bill: the cost table, the operations of each layer, and the plan of the Jacobian.
+// The costs: the cost table, the operations of each layer, and the plan of the Jacobian.
 
-function showBill(root, data) {
-  const { bill, plan } = data;
-  const timed = bill.rows.some((row) => row.seconds !== null);
-  const stored = bill.rows.some((row) => row.temporaryBytes !== null);
-  const most = Math.max(...bill.rows.flatMap((row) => [row.ratio || 0, row.timeRatio || 0]), 1);
+function showCosts(root, data) {
+  const { costs, plan } = data;
+  const timed = costs.rows.some((row) => row.seconds !== null);
+  const stored = costs.rows.some((row) => row.temporaryBytes !== null);
+  const most = Math.max(...costs.rows.flatMap((row) => [row.ratio || 0, row.timeRatio || 0]), 1);
   const logarithmic = most > 30;
   const part = (number) => (logarithmic ? Math.log10(1 + 9 * Math.max(number, 0)) / Math.log10(1 + 9 * most) : number / most) * 100;
 
   const head = ["derivative", "operations", "/ function", ...(timed ? ["time", "/ function"] : []), ...(stored ? ["temporary memory"] : []), "compared"];
-  const rows = bill.rows.map((row) => element("tr", { "data-row": row.name },
+  const rows = costs.rows.map((row) => element("tr", { "data-row": row.name },
     element("td", {}, element("code", {}, row.name), element("span", { class: "words" }, row.words)),
     element("td", { class: "number", "data-cell": "operations" }, integer(row.operations)),
     element("td", { class: "number", "data-cell": "ratio" }, ratio(row.ratio)),
@@ -20,7 +20,7 @@ function showBill(root, data) {
     element("td", { class: "bars" }, element("div", { class: "two", "aria-hidden": "true" },
       row.ratio === null ? null : element("div", { class: "fill-forward", style: `width: ${part(row.ratio)}%` }),
       row.timeRatio === null ? null : element("div", { class: "time", style: `width: ${part(row.timeRatio)}%` })))));
-  const table = element("table", { id: "bill-rows" }, element("thead", {}, element("tr", {}, head.map((text, i) => element("th", { class: i && i < head.length - 1 ? "number" : "", scope: "col" }, text)))),
+  const table = element("table", { id: "costs-rows" }, element("thead", {}, element("tr", {}, head.map((text, i) => element("th", { class: i && i < head.length - 1 ? "number" : "", scope: "col" }, text)))),
     element("tbody", {}, rows));
   root.replaceChildren(
     element("div", { class: "legend" }, element("span", { style: "--swatch: var(--forward)" }, "operations"),
@@ -29,21 +29,21 @@ function showBill(root, data) {
     element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Cost table" }, table),
     element("p", { class: "note" }, timed ? `Times are medians of calls of the compiled programs on ${data.device}; hover for quartiles. ` : "Nothing was timed. ",
       "Operations are multiplications, additions and transcendentals, counted in the program and not in what a compiler makes of it.",
-      ...bill.notes.map((note) => ` ${note}`)));
-  if (bill.layers.length) root.append(...byLayer(bill));
+      ...costs.notes.map((note) => ` ${note}`)));
+  if (costs.layers.length) root.append(...byLayer(costs));
   root.append(...planOf(plan));
 }
 
-function byLayer(bill) {
-  const names = bill.rows.map((row) => row.name);
+function byLayer(costs) {
+  const names = costs.rows.map((row) => row.name);
   let chosen = names.includes("gradient") ? "gradient" : names[names.length - 1];
   const place = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Operations by layer" });
   const draw = () => {
-    const all = Object.fromEntries(bill.rows.map((row) => [row.name, row.operations]));
-    const most = Math.max(...bill.layers.map((layer) => layer.operations[chosen]), 1);
-    place.replaceChildren(element("table", { id: "bill-layers" },
+    const all = Object.fromEntries(costs.rows.map((row) => [row.name, row.operations]));
+    const most = Math.max(...costs.layers.map((layer) => layer.operations[chosen]), 1);
+    place.replaceChildren(element("table", { id: "costs-layers" },
       element("thead", {}, element("tr", {}, ["layer", "function", chosen, "/ function", "share"].map((text, i) => element("th", { class: i && i < 4 ? "number" : "", scope: "col" }, text)))),
-      element("tbody", {}, bill.layers.map((layer) => {
+      element("tbody", {}, costs.layers.map((layer) => {
         const [own, cost] = [layer.operations.function, layer.operations[chosen]];
         return element("tr", { "data-layer": layer.name },
           element("td", {}, element("code", {}, layer.name || "outside all layers"), ` ${layer.kind}`),
@@ -53,7 +53,7 @@ function byLayer(bill) {
       }))));
   };
   draw();
-  return [element("h3", {}, "By layer"), element("div", { class: "row" }, choice("Derivative", names.map((name) => [name, name]), chosen, (name) => { chosen = name; draw(); }, "bill-derivative")), place];
+  return [element("h3", {}, "By layer"), element("div", { class: "row" }, choice("Derivative", names.map((name) => [name, name]), chosen, (name) => { chosen = name; draw(); }, "costs-derivative")), place];
 }
 
 function planOf(plan) {
