@@ -151,6 +151,10 @@ def test_errors_name_the_repair(sentences):
     with pytest.raises(TypeError, match=r"argmin expected x to hold floating-point arrays, got int32 .*astype"):
         argmin(lambda x: x**2, jnp.array(1))
     argmin(lambda x: x**2, jnp.array(1).astype(jnp.float32))
+    with pytest.raises(TypeError, match=r"root expected a solver that returns a pytree like x, got float32 \(3,\)"):
+        root(lambda x: x - 1, jnp.ones(2), solver=lambda f, x: jnp.ones(3))
+    with pytest.raises(ValueError, match=r"root expected numbers in each array of x, got float32 \(0,\)"):
+        root(lambda x: x - 1, jnp.zeros(0))
     with pytest.raises(TypeError, match=r"fixed_point expected a solver that returns a pytree like x, got a tuple"):
         fixed_point(jnp.cos, 1.0, solver=lambda g, x: (iterate(g, x), 60))
     fixed_point(jnp.cos, 1.0, solver=iterate)

@@ -561,6 +561,8 @@ def test_arguments_and_auxiliary_data():
     assert jacobian_plan(first, x, tree, argnums=(0, 1)).n_in == 3 + 4
     with pytest.raises(ValueError, match=r"jacobian expected argnums below 2.* got 2; pass the arguments"):
         jacobian(first, argnums=2)(x, tree)
+    with pytest.raises(ValueError, match=r"jacobian expected argnums without repetition, got \(0, -2\); name each"):
+        jacobian(first, argnums=(0, -2))(x, tree)
     with pytest.raises(TypeError, match=r"a pair \(value, aux\) for has_aux=True"):
         jacobian(jnp.sin, has_aux=True)(x)
 

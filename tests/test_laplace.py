@@ -53,6 +53,12 @@ def test_bayesian_linear_regression(structure):
         np.testing.assert_allclose(np.cov(samples.T), exact, atol=0.1 * exact.max())
 
 
+def test_the_precision_of_the_prior_is_positive():
+    data = X.astype(np.float32), Y.astype(np.float32)
+    with pytest.raises(ValueError, match=r"laplace_approximation expected prior_precision > 0, got -1.0; it"):
+        laplace_approximation(linear, nll, jnp.zeros((3, 1)), *data, prior_precision=-1.0)
+
+
 def test_the_best_prior_precision():
     """It maximizes the evidence at these params: there its derivative is zero."""
     with jax.enable_x64(True):

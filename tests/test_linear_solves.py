@@ -88,6 +88,16 @@ def test_an_indefinite_operator():
 # ---- determinants --------------------------------------------------------------------------------
 
 
+def test_nan_is_no_solution():
+    """NaN in b or in a product is an error, and NaN under jit; a step of zero would pass for a solution."""
+    with jax.debug_nans(False):
+        nan = jnp.array([jnp.nan, 1.0])
+        for operator, b in ((lambda v: 2 * v, nan), (lambda v: v * nan, jnp.ones(2))):
+            with pytest.raises(ValueError, match="solve expected finite numbers in b and in the products"):
+                solve(operator, b)
+        assert jnp.isnan(jax.jit(lambda b: solve(lambda v: 2 * v, b).x)(nan)).all()
+
+
 def test_log_determinants_and_their_derivatives():
     """Of (1 + s) (A + t D): exactly n for s, up to the standard error those of slogdet for t; second ones too."""
     with jax.enable_x64(True):

@@ -314,6 +314,11 @@ def test_beam_search_with_all_candidates_finds_the_likeliest_text(sentences):
         beam_search(tables(np.log(table)), (), prompts, steps=3, source_mask=np.ones((2, 4), bool))
     with pytest.raises(ValueError, match="beam_search expected finite logits, got NaN from position 2 on in 2 of"):
         beam_search(tables(table * np.nan), (), prompts, steps=3)
+    for undefined in (np.nan, -np.inf):  # of a processor: no token can be chosen
+        processors = (lambda log_probs, tokens, t, undefined=undefined: jnp.full_like(log_probs, undefined),)
+        with pytest.raises(ValueError, match=r"beam_search expected finite logits, got NaN .* -inf for all tokens"):
+            beam_search(tables(np.log(table)), (), prompts, steps=3, processors=processors)
+    assert beam_search(tables(np.log(table)), (), prompts[:0], steps=3).shape == (0, 5)
 
 
 def test_second_call_compiles_nothing():

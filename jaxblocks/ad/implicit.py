@@ -46,7 +46,8 @@ def root(
     .. math:: A \, \frac{dx^*}{da} = -\frac{\partial f}{\partial a}, \qquad A = \frac{\partial f}{\partial x}(x^*, a)
 
     Args:
-        f: ``f(x, *args)`` returns a pytree like ``x``. Derivatives with respect to ``args`` and to arrays that ``f``
+        f: ``f(x, *args)`` returns a pytree like ``x``; it needs forward mode with respect to x (a function with a
+            ``custom_vjp`` has none). Derivatives with respect to ``args`` and to arrays that ``f``
             closes over are computed, in forward and reverse mode, of any order.
         x: the point at which the search starts, a pytree of floating-point arrays; the derivative with respect to it
             is zero.
@@ -179,8 +180,13 @@ def _of_x(f, x, args, same=True) -> tuple[PyTree, Callable]:
     return x, of_x
 
 
+def _shapes(tree) -> tuple:
+    return jax.tree.structure(tree), *map(jnp.shape, jax.tree.leaves(tree))
+
+
 def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps, check, objective=None):
     """The root of the residual; ``function`` is what a solver of the user gets."""
+    require(bool(jax.tree.leaves(x)) and all(leaf.size for leaf in jax.tree.leaves(x)), "numbers in each array of x", x)
     space = raveled(residual, x)
     precision = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(x))
     tolerance = precision ** (2 / 3) if tolerance is None else tolerance
@@ -191,8 +197,9 @@ def _solution(residual, function, x, solver, linear_solver, tolerance, max_steps
         """The solution as a vector, its largest residual, and the smallest eigenvalue of a Hessian that is built."""
         if callable(solver):
             found = solver(function, space.to_tree(start))
-            same = jax.tree.structure(found) == jax.tree.structure(space.like)
-            require(same, "a solver that returns a pytree like x", found, "return the solution alone", error=TypeError)
+            repair = "return the solution alone"
+            same = _shapes(found) == _shapes(space.like)
+            require(same, "a solver that returns a pytree like x", found, repair, error=TypeError)
             found = space.to_vector(jax.tree.map(jnp.asarray, found))
         elif solver == "anderson":
             found = _anderson(f, start, tolerance, max_steps)

@@ -184,6 +184,8 @@ class _FlatValue:
                 repair = "pass the arguments that are differentiated by position"
                 require(False, f"argnums below {len(args)}, the number of positional arguments", i, repair)
         self.f, self.args, self.kwargs, self.numbers = f, args, kwargs, [i % len(args) for i in numbers]
+        distinct = len(set(self.numbers)) == len(self.numbers)
+        require(distinct, "argnums without repetition", str(argnums), "name each argument once")
         self.has_aux, self.holomorphic = has_aux, holomorphic
         self.x = _point(args[argnums] if self.single else tuple(args[i] for i in numbers))
         self.structure = jax.tree.structure(self.x)

@@ -21,7 +21,7 @@ from jaxblocks.ad.curvature_structures import Structure, StructuredCurvature, st
 from jaxblocks.ad.kronecker_factors import WeightSharing
 from jaxblocks.ad.objectives import over_minibatches
 from jaxblocks.ad.raveled import dot, raveled
-from jaxblocks.checks import PositiveInt, checked
+from jaxblocks.checks import PositiveInt, check_values, checked
 
 __all__ = ["LaplacePosterior", "laplace_approximation"]
 
@@ -152,6 +152,8 @@ def laplace_approximation(
     (arXiv:2008.08400).
     """
     params = floating_params(params)
+    message = "prior_precision > 0, got {tau}; it is the inverse of the variance of the prior"
+    check_values(jnp.asarray(prior_precision) > 0, message, tau=prior_precision)
     options: dict = dict(structure=structure, weight_sharing=weight_sharing, max_size=max_size, chunk_size=chunk_size)
     curvature = structured_curvature(model, loss, params, x, y, **options)
     examples = jax.tree.leaves(x)[0].shape[0]

@@ -62,7 +62,7 @@ def solve(
 
     Raises:
         ValueError: if a direction has negative curvature, so that :math:`A + \lambda I` is not positive definite;
-            under ``jit`` ``residual`` is NaN instead.
+            under ``jit`` ``residual`` is NaN instead. For NaN in ``b`` or in a product; under ``jit`` ``x`` is NaN too.
 
     >>> solution = solve(lambda v: {"a": 3 * v["a"]}, {"a": jnp.array([4.0, 8.0])}, damping=1.0)
     >>> solution.x, solution.steps
@@ -105,12 +105,15 @@ def solve(
     x, (residual, steps, curvature) = lax.custom_linear_solve(
         damped, vector, conjugate_gradients, symmetric=True, has_aux=True
     )
-    curvature = lax.stop_gradient(curvature)
+    curvature, residual = lax.stop_gradient((curvature, residual))
+    known = ~jnp.isnan(residual + curvature)
+    message = "finite numbers in b and in the products, got a residual of {residual}; search for NaN in both"
+    check_values(known, message, residual=residual)
     check_values(
         ~(curvature <= 0),
         "a positive definite operator, got the curvature v'Av = {curvature} along a vector of length 1; increase the "
         "damping",
         curvature=curvature,
     )
-    residual = jnp.where(curvature <= 0, jnp.nan, lax.stop_gradient(residual))
-    return LinearSolution(space.to_tree(x), residual, steps)
+    residual = jnp.where(curvature <= 0, jnp.nan, residual)
+    return LinearSolution(space.to_tree(x * jnp.where(known, 1, jnp.nan).astype(x.dtype)), residual, steps)

@@ -173,6 +173,8 @@ def _entry(path, name, entry, room):
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     _require(path, isinstance(dtype, str) and dtype in _DTYPES, f"a known dtype of tensor {name!r}", _short(dtype))
     _require(path, _are_sizes(shape), f"sizes >= 0 as the shape of tensor {name!r}", _short(shape))
+    possible = len(shape) <= 64 and math.prod(max(n, 1) for n in shape) < 2**60  # what NumPy can hold
+    _require(path, possible, f"the shape of an array for tensor {name!r}", _short(shape))
     _require(path, _are_sizes(offsets) and len(offsets) == 2, f"two data_offsets of tensor {name!r}", _short(offsets))
     begin, end = offsets
     _require(path, begin <= end <= room, f"data_offsets of tensor {name!r} within {room} bytes", _short(offsets))

@@ -25,6 +25,8 @@ from jaxblocks.text.prompts import (
     check_prompts,
     check_room,
     check_stop,
+    is_undefined,
+    processed,
     source_of,
 )
 
@@ -92,6 +94,8 @@ def beam_search(
     check_prompts(rows, None, flat, vocab_size)
     check_stop(stop, vocab_size)
     require(vocab_size > 1, "a model of at least two tokens", vocab_size)
+    if not len(rows):
+        return jnp.zeros((*prompts.shape[:-1], prompts.shape[-1] + steps), jnp.int32)
     search = _Search(int(steps), int(beams), early_stopping, stop, processors)
     tokens = _beam_search(model, search, params, rows, flat, np.float32(length_penalty))
     known = checkable(tokens, False)
@@ -132,10 +136,9 @@ def _beam_search(model, search: _Search, params, prompts, source: SourceInputs, 
 
     def step(carry):
         t, candidates, results, is_open, unknown, log_probs, state = carry
-        unknown = unknown | jnp.isnan(log_probs).any((1, 2))
-        for process in search.processors:
-            log_probs = process(log_probs, candidates.tokens, t)
-        v = log_probs.shape[-1]
+        v, unknown = log_probs.shape[-1], unknown | is_undefined(log_probs).any(-1)
+        log_probs = processed(search.processors, log_probs, candidates.tokens, t)
+        unknown = unknown | is_undefined(log_probs).any(-1)
         scores, places = lax.top_k((candidates.scores[..., None] + log_probs).reshape(b, k * v), 2 * k)  # (b, 2k)
         parents, drawn = places // v, (places % v).astype(jnp.int32)
         longer = jnp.take_along_axis(candidates.tokens, parents[..., None], 1)

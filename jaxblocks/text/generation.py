@@ -38,6 +38,8 @@ from jaxblocks.text.prompts import (
     check_stop,
     fits,
     inside,
+    is_undefined,
+    processed,
     shapes_of_call,
     source_of,
 )
@@ -358,8 +360,12 @@ def _write(plan, writing, logits, t, lengths, key, options):
     """Write the tokens at t, drawn unless they belong to the prompts."""
     tokens, done, seen, state = writing
     temperature, stop = options["temperature"], options["stop"]
-    unknown = jnp.isnan(logits.max(-1))  # a maximum propagates NaN
-    logits = _processed(plan, logits, tokens, seen, t, options["repetition_penalty"])
+    unknown = is_undefined(logits)
+    if seen is not None:
+        penalty = options["repetition_penalty"].astype(logits.dtype)
+        logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits = processed(plan.processors, logits, tokens, t)
+    unknown = unknown | is_undefined(logits)
     if temperature is None:
         drawn = jnp.argmax(logits, -1)
     else:
@@ -378,17 +384,6 @@ def _write(plan, writing, logits, t, lengths, key, options):
     if seen is not None:
         seen = _add_tokens(seen, drawn[..., None], jnp.ones_like(drawn[..., None], bool))
     return _Writing(lax.dynamic_update_index_in_dim(tokens, drawn, t, -1), done, seen, state)
-
-
-def _processed(plan, logits, tokens, seen, t, repetition_penalty):
-    if seen is not None:
-        penalty = repetition_penalty.astype(logits.dtype)
-        logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
-    for process in plan.processors:
-        shape, logits = logits.shape, process(logits, tokens, t)
-        fits = getattr(logits, "shape", None) == shape
-        require(fits, f"processors to return logits {shape}", logits, "write f(logits, tokens, t) -> logits")
-    return logits
 
 
 def _add_tokens(seen, tokens, counted):

@@ -1,6 +1,7 @@
 """The inputs of generation: prompts, the source of an encoder-decoder, and whether both fit the model."""
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -14,7 +15,7 @@ from jaxblocks.text.vocabulary import check_tokens
 
 __all__ = [
     "Source", "SourceInputs", "SourceMask", "Tokens", "check_drawn", "check_prompts", "check_room", "check_stop",
-    "fits", "inside", "shapes_of_call", "source_of",
+    "fits", "inside", "is_undefined", "processed", "shapes_of_call", "source_of",
 ]  # fmt: skip
 
 Tokens: TypeAlias = Integer[Array, "*batch time"] | Integer[np.ndarray, "*batch time"]
@@ -132,14 +133,29 @@ def check_stop(stop: int | None, vocab_size: int) -> None:
         require(False, expected, stop, "pass for instance int(tokenizer.encode('.')[0])")
 
 
+def processed(processors: Sequence[Callable], logits, tokens, t):
+    """The logits after every processor, each of which keeps their shape."""
+    for process in processors:
+        shape, logits = logits.shape, process(logits, tokens, t)
+        fits = getattr(logits, "shape", None) == shape
+        require(fits, f"processors to return logits {shape}", logits, "write f(logits, tokens, t) -> logits")
+    return logits
+
+
+def is_undefined(logits):
+    """Whether no token can be drawn from logits, one of which is NaN or all of which are -inf."""
+    most = logits.max(-1)  # a maximum propagates NaN
+    return jnp.isnan(most) | (most == -jnp.inf)
+
+
 def check_drawn(tokens: np.ndarray, first: int = 0) -> None:
-    """Raise a ``ValueError`` for tokens that are -1, which stand for NaN logits; the first one is at ``first``."""
+    """Raise a ``ValueError`` for tokens that are -1, for undefined logits; the first one is at ``first``."""
     bad = tokens < 0
     if bad.any():
         check_values(
             False,
-            "finite logits, got NaN from position {first} on in {rows} of the texts; check the params with "
-            "jax.tree.map(lambda x: jnp.isfinite(x).all(), params)",
+            "finite logits, got NaN from position {first} on in {rows} of the texts, or -inf for all tokens; check the "
+            "processors, and the params with jax.tree.map(lambda x: jnp.isfinite(x).all(), params)",
             first=first + np.argmax(bad.reshape(-1, bad.shape[-1]).any(0)),
             rows=np.sum(bad.any(-1)),
         )

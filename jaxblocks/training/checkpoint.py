@@ -177,7 +177,7 @@ def begin_write(
         if several:
             in_all(lambda: _check_shared(temporary))
             if stored:  # the second part of orbax waits for the other processes without using their devices
-                response = ocp.save_checkpointables_async(str(temporary / "arrays"), stored)
+                response = in_all(lambda: ocp.save_checkpointables_async(str(temporary / "arrays"), stored))
 
     def finish() -> Path:
         with _explained(directory, step, plan):
