@@ -37,6 +37,7 @@ import jax.interpreters.mlir
 import jaxtyping
 import pytest
 from hypothesis import settings
+from jaxlib.mlir import ir
 
 settings.register_profile("jaxblocks", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jaxblocks")
@@ -127,8 +128,10 @@ gc.set_threshold(100_000, 50, 10)
 # Each lowering makes an MLIR context and loads all dialects into it, which takes longer than the lowering of a small
 # program. The programs of a test module share one context; a context keeps all that its programs contain.
 _lowering = sys.modules[jax.interpreters.mlir.make_ir_context.__module__]
-_shared_context = functools.cache(_lowering.make_ir_context)
-_lowering.make_ir_context = lambda: _shared_context()
+_make_context = _lowering.make_ir_context
+_shared_context = functools.cache(_make_context)
+# A program that is lowered while another one is, such as an eager operation in a rule, needs its own context.
+_lowering.make_ir_context = lambda: _shared_context() if ir.Context.current is None else _make_context()
 
 
 def pytest_collection_finish():

@@ -572,10 +572,10 @@ def test_the_table_prints_in_a_terminal_and_in_a_notebook():
 
 
 def test_the_table_lists_uncounted_operations():
-    f = lambda x: jnp.linalg.eigh(x + x.T)[0][0]
-    table = cost_table(f, jnp.diag(jnp.arange(3.0)), rows=("function",), measure=False)
-    assert str(table).endswith("Not counted, because their arithmetic is unknown: eigh.")
-    assert "eigh" in table._repr_html_()
+    f = lambda x: jax.pure_callback(lambda x: x, x, x).sum()
+    table = cost_table(f, jnp.arange(3.0), rows=("function",), measure=False)
+    assert str(table).endswith("Not counted, because their arithmetic is unknown: pure_callback.")
+    assert "pure_callback" in table._repr_html_()
     g = lambda x: jax.lax.while_loop(lambda x: x.sum() > 1.0, lambda x: x / 2, x).sum()
     assert "loop of unknown length" in str(cost_table(g, jnp.ones(3), rows=("function", "jvp"), measure=False))
     h = lambda x: jax.lax.cond(x.sum() > 1.0, jnp.sin, jnp.cos, x).sum()

@@ -52,7 +52,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxblocks.ad.jaxprs import scope_of
-from jaxblocks.ad.liveness import Live, called_body, grid_size, live_equations, visible_bodies
+from jaxblocks.ad.liveness import Live, called_body, grid_size, live_equations, solver_of, visible_bodies
 from jaxblocks.ad.primitive_costs import DOTS, RULES, Rule, bytes_moved, share_of_products, size_of
 from jaxblocks.checks import checked
 
@@ -315,7 +315,7 @@ def _merge(left: dict, right: dict) -> dict:
 def _count_equation(equation: JaxprEqn) -> Count | None:
     """The count of one equation without nested ones; ``None`` where it only contains others."""
     name = equation.primitive.name
-    if name in ("scan", "while", "cond", "custom_linear_solve", "custom_root") or grid_size(equation) is not None:
+    if name in ("scan", "while", "cond") or solver_of(equation) is not None or grid_size(equation) is not None:
         return None
     if name not in _RULES:
         if called_body(equation) is not None:

@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxblocks.ad.jaxprs import bodies_of, interpret_backward, scan_parts
 
-__all__ = ["Live", "called_body", "grid_size", "live_equations", "visible_bodies"]
+__all__ = ["Live", "called_body", "grid_size", "live_equations", "solver_of", "visible_bodies"]
 
 
 class Live(NamedTuple):
@@ -53,6 +53,8 @@ def live_equations(
             branches, reads = zip(*(inside(branch, outs) for branch in equation.params["branches"]), strict=True)
             live = Live(equation, ((max(branches, key=cost), 1),), branches)
             return [True, *map(any, zip(*reads, strict=True))], live
+        if (solver := solver_of(equation)) is not None:
+            return [True] * len(equation.invars), Live(equation, ((inside(solver)[0], 1),))
         grid = grid_size(equation)
         if grid is not None:  # it writes its outputs, so all of it is needed
             return [True] * len(equation.invars), Live(equation, ((inside(equation.params["jaxpr"])[0], grid),))
@@ -109,18 +111,23 @@ def _while(equation, outs, inside):
     return reads_condition[:n_condition] + ins[:n_body] + wanted, [(test, 1), (live, 1)]
 
 
-def _solver(equation, outs, inside):
-    """Only the solver among the jaxprs of the equation runs; the others are for derivatives."""
-    return [True] * len(equation.invars), [(inside(equation.params["jaxprs"].solve)[0], 1)]
-
-
-_RULES: dict[str, Callable] = {"custom_linear_solve": _solver, "custom_root": _solver, "scan": _scan, "while": _while}
+_RULES: dict[str, Callable] = {"scan": _scan, "while": _while}
 
 
 # ---- calls of any kind ------------------------------------------------------------------------
 
 # Primitives whose nested jaxprs run an unknown number of times.
 _OPAQUE = frozenset({"custom_partitioning", "pallas_call"})
+
+
+def solver_of(equation: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
+    """The solver of a custom root or linear solve, the only jaxpr in it that runs; ``None`` for other equations.
+
+    The other jaxprs are for derivatives. Since JAX 0.12, a custom root is an object among the parameters.
+    """
+    if equation.primitive.name in ("custom_linear_solve", "custom_root"):
+        return equation.params["jaxprs"].solve
+    return getattr(equation.params.get("_prim"), "solve_jaxpr", None)
 
 
 def grid_size(equation: JaxprEqn) -> int | None:
