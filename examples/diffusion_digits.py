@@ -63,7 +63,7 @@ def train_denoiser(net, images, labels, *, key, steps):
 
 
 def sampler(net, steps):
-    """A jitted ``(params, noise, labels, scale) -> images at all times``, with guidance towards the labels."""
+    """A jitted ``(params, noise, labels, scale) -> images at all times``, with guidance toward the labels."""
     grid = times(SCHEDULE, steps)
 
     def sample(params, noise, labels, scale):

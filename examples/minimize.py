@@ -37,7 +37,7 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, default=Path("out/minimize"), help="output folder for the figures")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the data and of the slices")
     parser.add_argument("--steps", type=int, default=100, help="steps for which the bound is checked")
-    parser.add_argument("--homework-steps", type=int, default=100_000, help="steps towards the double root")
+    parser.add_argument("--homework-steps", type=int, default=100_000, help="steps toward the double root")
     args = parser.parse_args(argv)
     if min(args.steps, args.homework_steps) < 10:
         parser.error("expected --steps and --homework-steps to be integers >= 10")
@@ -123,7 +123,7 @@ def homework(steps, picture):
     print(f"root, minimizing r:   from 0 to {plain[-1]:.15g}; from -0.6 it diverges ({lost[-1]:.0e})")
     print(f"root, minimizing r^2: from -0.6 to {simple[-1]:.15g} (after 10 steps {simple[10]:.7f})")
     shown = [10**k for k in range(1, 10) if 10**k <= steps]
-    print("  from 0, towards the fourfold root of r^2:", ", ".join(f"{double[t]:.5f} ({t})" for t in shown))
+    print("  from 0, toward the fourfold root of r^2:", ", ".join(f"{double[t]:.5f} ({t})" for t in shown))
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)

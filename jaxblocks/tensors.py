@@ -234,7 +234,7 @@ def cp_decompose(
     """Approximate a tensor by a sum of ``rank`` pure tensors, by alternating least squares.
 
     The factors A^(1), ..., A^(n) minimize |T - cp_tensor(A)|. Each of ``steps`` sweeps solves for one
-    factor after the other with the rest fixed, a linear least squares problem. Each solve is damped towards the
+    factor after the other with the rest fixed, a linear least squares problem. Each solve is damped toward the
     current factor by the rounding error of the normal equations, so redundant summands are allowed and
     the error never grows (except by rounding). The initial factors are random directions drawn from ``key``.
 

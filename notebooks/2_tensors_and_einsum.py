@@ -291,7 +291,7 @@ print(dict(zip(epsilons.tolist(), np.round(distance, 6).tolist(), strict=True)))
 # %% [markdown]
 # The two summands have size $1/\varepsilon$ and nearly cancel. The same happens in a numerical search for two summands.
 # `cp_decompose` optimizes the vectors of one axis at a time by least squares. With one summand it reaches the smallest
-# possible error, $\sqrt 5 / 3$. With three summands it finds $W$. With two summands the error decreases slowly towards
+# possible error, $\sqrt 5 / 3$. With three summands it finds $W$. With two summands the error decreases slowly toward
 # 0 but never reaches it.
 
 # %%

@@ -732,7 +732,7 @@ for name, way in {"jacrev": stock, "jacobian": planned}.items():
 
 # %% [markdown]
 # Where one of the two modes is optimal, the plan is this mode, and the plan states the reason. The dimensions of a
-# classifier decrease towards its ten outputs, so the plan is reverse mode.
+# classifier decrease toward its ten outputs, so the plan is reverse mode.
 
 # %%
 plan = jacobian_plan(lambda x: wide.apply(wide_params, x), image)

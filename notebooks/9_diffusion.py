@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Diffusion models: from noise to data
 #
-# Adding noise turns data into noise. **Can this process be reversed?** If the direction towards the data is known at
+# Adding noise turns data into noise. **Can this process be reversed?** If the direction toward the data is known at
 # every noise level, one can start from pure noise, follow this direction in small steps, and arrive at new samples of
 # the data distribution.
 #
@@ -105,7 +105,7 @@ legend = ax.legend(frameon=False)
 #
 # ### The score
 #
-# $-\hat\varepsilon / \sigma$ is the gradient of the log density: it points towards regions of higher density.
+# $-\hat\varepsilon / \sigma$ is the gradient of the log density: it points toward regions of higher density.
 #
 # $$ \nabla_x \log p_t(x) = -\frac{\hat\varepsilon(x, t)}{\sigma(t)} $$
 
@@ -239,7 +239,7 @@ for name, order in {"ddim": 1, "euler": 1, "heun": 2, "dpm_solver_pp_2m": 2}.ite
 # ## 5. Classifier-free guidance
 #
 # A denoiser that takes the class as an input generates samples of that class. **Classifier-free guidance** extrapolates
-# from the unconditional prediction towards the conditional one and beyond. Scale 0 ignores the class, scale 1 is the
+# from the unconditional prediction toward the conditional one and beyond. Scale 0 ignores the class, scale 1 is the
 # conditional prediction, and larger scales amplify the condition. Here the condition is the rightmost component of the
 # mixture.
 

@@ -258,7 +258,7 @@ def test_the_command_finds_arguments(file, words, capsys):
     ("words", "sentence"),
     [
         (["square"], "expected FILE.py:FUNCTION, got {file}; write a colon and the name of a function."),
-        ([":squares"], "expected a name in functions_to_explore.py, got squares; it has jnp, product, product_args, "),
+        ([":squares"], "expected a name in functions_to_explore.py, got squares; did you mean square? It has "),
         ([":product_args"], "expected a function, got product_args, a tuple; name a function of {file}."),
         ([":square", "f33[2]"], 'expected a shape such as "f32[32,784]", got f33[2]; the dtypes are f16, bf16, '),
         ([":square", "--argnums", "a"], "expected --argnums to be numbers, got a; write 0 or 0,1."),

@@ -9,6 +9,7 @@ numbers. Without arguments, the file gives them as ``<function>_args``, a tuple,
 """
 
 import argparse
+import difflib
 import importlib.util
 import inspect
 import re
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_intermixed_args(argv)
     try:
         _run(given)
-    except (AttributeError, ImportError, OSError, SyntaxError, TypeError, ValueError) as error:
+    except (AttributeError, ImportError, OSError, RuntimeError, SyntaxError, TypeError, ValueError) as error:
         print(f"python -m jaxblocks.ad: {error}", file=sys.stderr)
         return 1
     return 0
@@ -97,8 +98,11 @@ def _named(module: ModuleType, name: str) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            names = sorted(key for key in vars(module) if not key.startswith("_"))
-            raise AttributeError(f"expected a name in {module.__name__}.py, got {name}; it has {', '.join(names)}.")
+            names = [key for key, own in vars(module).items() if getattr(own, "__module__", "") == module.__name__]
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            end = f"{hint}It has {', '.join(sorted(names))}" if hint else f"it has {', '.join(sorted(names))}"
+            raise AttributeError(f"expected a name in {module.__name__}.py, got {name}; {end}.")
         value = getattr(value, part)
     return value
 

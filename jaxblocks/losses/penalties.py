@@ -84,7 +84,7 @@ def l2_penalty(params: PyTree, mask: PyTree = True) -> Float[Array, ""]:
 
 @checked
 def soft_threshold(x: Float[Array, "*shape"], threshold: float | int | Float[Array, ""]) -> Float[Array, "*shape"]:
-    """Shrink every entry towards 0 by ``threshold``; smaller entries become exactly 0.
+    """Shrink every entry toward 0 by ``threshold``; smaller entries become exactly 0.
 
     S(x) = sign(x) max(|x| - t, 0) with t = ``threshold``: the proximal step of the L1 penalty, the u that minimizes
     1/2 (u - x)^2 + t |u|. A gradient step on a loss with learning rate eta, followed by soft_threshold(., eta lambda),
