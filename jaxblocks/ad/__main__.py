@@ -100,9 +100,9 @@ def _named(module: ModuleType, name: str) -> Any:
         if not hasattr(value, part):
             names = [key for key, own in vars(module).items() if getattr(own, "__module__", "") == module.__name__]
             near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            end = f"{hint}It has {', '.join(sorted(names))}" if hint else f"it has {', '.join(sorted(names))}"
-            raise AttributeError(f"expected a name in {module.__name__}.py, got {name}; {end}.")
+            hint = f"did you mean {near[0]}? It" if near else "it"
+            listed = ", ".join(sorted(names))
+            raise AttributeError(f"expected a name in {module.__name__}.py, got {name}; {hint} has {listed}.")
         value = getattr(value, part)
     return value
 

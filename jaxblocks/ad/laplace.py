@@ -50,9 +50,14 @@ class LaplacePosterior:
         r""":math:`P = N K + \tau I`."""
         return self.curvature.map(lambda values: self.examples * values + self.prior_precision)
 
+    @property
+    def _root(self) -> StructuredCurvature:
+        """The root of the covariance, the power -1/2 of the precision."""
+        return self.precision.map(lambda values: values**-0.5)
+
     def sample(self, key: Array, *, samples: int = 1) -> PyTree:
         r"""Params drawn from the posterior, :math:`\theta + P^{-1/2} \varepsilon`: like them, with ``samples`` rows."""
-        root, space = self.precision.map(lambda values: values**-0.5), raveled(self.curvature, self.params)
+        root, space = self._root, raveled(self.curvature, self.params)
 
         def draw(key):
             noise = space.to_tree(jax.random.normal(key, (space.n,), space.dtype))
@@ -66,8 +71,7 @@ class LaplacePosterior:
         Returns:
             (M, C, C) for M examples with C outputs each. For regression add the variance of the noise.
         """
-        root = self.precision.map(lambda values: values**-0.5)
-        space = raveled(root, self.params)
+        root, space = self._root, raveled(self.curvature, self.params)
 
         def one(x):
             outputs, pullback = jax.vjp(lambda params: model(params, x).reshape(-1), self.params)
@@ -138,7 +142,7 @@ def laplace_approximation(
         structure, weight_sharing, max_size, chunk_size: as for `structured_curvature`.
 
     Raises:
-        ValueError, TypeError: as for `structured_curvature`.
+        ValueError, TypeError: as for `structured_curvature`; and for a ``prior_precision`` that is not positive.
 
     >>> x, y = jnp.array([[1.0], [2.0]]), jnp.array([[1.0], [2.0]])
     >>> nll = lambda outputs, y: jnp.sum((outputs - y) ** 2) / 2 + jnp.log(2 * jnp.pi) / 2

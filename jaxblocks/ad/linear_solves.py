@@ -62,7 +62,8 @@ def solve(
 
     Raises:
         ValueError: if a direction has negative curvature, so that :math:`A + \lambda I` is not positive definite;
-            under ``jit`` ``residual`` is NaN instead. For NaN in ``b`` or in a product; under ``jit`` ``x`` is NaN too.
+            under ``jit`` ``residual`` is NaN instead. Also if ``b`` or a product contains NaN; under ``jit`` ``x`` and
+            ``residual`` are NaN then.
 
     >>> solution = solve(lambda v: {"a": 3 * v["a"]}, {"a": jnp.array([4.0, 8.0])}, damping=1.0)
     >>> solution.x, solution.steps

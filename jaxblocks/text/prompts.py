@@ -137,8 +137,8 @@ def processed(processors: Sequence[Callable], logits, tokens, t):
     """The logits after every processor, each of which keeps their shape."""
     for process in processors:
         shape, logits = logits.shape, process(logits, tokens, t)
-        fits = getattr(logits, "shape", None) == shape
-        require(fits, f"processors to return logits {shape}", logits, "write f(logits, tokens, t) -> logits")
+        is_kept = getattr(logits, "shape", None) == shape
+        require(is_kept, f"processors to return logits {shape}", logits, "write f(logits, tokens, t) -> logits")
     return logits
 
 
