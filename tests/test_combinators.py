@@ -10,7 +10,9 @@ from zoo import Center, Noise, TanhCell
 
 from jaxblocks import (
     GCN,
+    Conv,
     Dense,
+    Frozen,
     Graph,
     Layer,
     Parallel,
@@ -198,6 +200,20 @@ def test_repeat_traces_its_layer_a_fixed_number_of_times():
         return len(calls)
 
     assert traced(2) == traced(64)
+
+
+def test_repeat_unrolls_convolutions_on_cpu():
+    """By the layers inside of the body; without a loop the compiler gives each convolution its fast layout."""
+    conv, x = Conv(2, (3,), padding="same"), jnp.zeros((1, 4, 2))
+    bodies = [Residual(Frozen(conv)), Wire(lambda f, x: f.conv(x), conv=conv), Residual(Dense(2))]
+
+    def unrolled(body, **options):
+        net = Repeat(body, 3, **options)
+        params = jax.eval_shape(net.init, jax.random.key(0), x)
+        return [eqn.params["unroll"] for eqn in jax.make_jaxpr(net.apply)(params, x).eqns if "unroll" in eqn.params]
+
+    assert [unrolled(body) for body in bodies] == [[3], [3], [1]]
+    assert unrolled(bodies[0], unroll=1) == [1]
 
 
 REFUSED = [

@@ -117,8 +117,6 @@ def _blocks(step, consts, init, xs, length, reverse, unroll):
     size = _block_size(length)
     rest = length % size  # run first, so that the blocks that follow have equal lengths
     ys_of_rest = None
-    ys_of_rest = None
-
     if rest:
         cut = length - rest if reverse else rest
         before, after = jax.tree.map(lambda x: x[:cut], xs), jax.tree.map(lambda x: x[cut:], xs)

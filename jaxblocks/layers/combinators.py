@@ -178,7 +178,7 @@ def Frozen(layer: LayerLike) -> Layer | StatefulLayer:
 
 @builder
 def Repeat(
-    layer: LayerLike, n: NonNegativeInt, *, checkpoint: Checkpoint | None = "dots", unroll: int | bool = 1
+    layer: LayerLike, n: NonNegativeInt, *, checkpoint: Checkpoint | None = "dots", unroll: int | bool | None = None
 ) -> Layer | StatefulLayer:
     r"""One layer ``n`` times in series, each with its own params: :math:`f_{\theta_n} \circ \dots \circ f_{\theta_1}`.
 
@@ -195,7 +195,9 @@ def Repeat(
             copies, an integer the inputs of that many copies (without forward mode); or a policy of
             ``jax.checkpoint_policies``; the names of outputs are those of layers, such as ``0.Dense``. See the table
             in `jaxblocks.ad.scan`.
-        unroll: copies per iteration of the scan; on CPU, unroll convolutions completely.
+        unroll: copies per iteration of the scan; ``True`` for a program without a loop, whose compile time grows with
+            ``n``. ``None`` is ``True`` on CPU if the layer contains `Conv` or its variants, whose derivatives take
+            about 20 times as long in a loop there, and otherwise ``False``.
 
     Params (and state) may also be those that `unstack_repeats` makes, ``n`` trees: the copies are then applied one
     after another without a loop.
@@ -209,7 +211,7 @@ def Repeat(
     >>> jax.tree.map(jnp.shape, params)
     ({'bias': (3, 4), 'kernel': (3, 4, 4)}, ())
     """
-    child = child_of(None, layer)
+    child, convolves = child_of(None, layer), _convolves(layer)
 
     def init(key, inputs, side):
         inputs, side = as_shapes(inputs), as_shapes(side)
@@ -235,7 +237,8 @@ def Repeat(
             return as_inputs(outputs), state
 
         inputs = varying_like(inputs, params, states)
-        outputs, states = _scan(step, inputs, (jnp.arange(n), params, states), unroll=unroll, checkpoint=checkpoint)
+        unrolled = unroll if unroll is not None else convolves and jax.default_backend() == "cpu"
+        outputs, states = _scan(step, inputs, (jnp.arange(n), params, states), unroll=unrolled, checkpoint=checkpoint)
         return _as_outputs(outputs), states
 
     def apply_copies(params, states, inputs, side):
@@ -251,6 +254,15 @@ def Repeat(
         return _as_outputs(inputs), _Copies(after) if isinstance(states, _Copies) else states
 
     return make_combinator((child,), init, apply)
+
+
+def _convolves(layer) -> bool:
+    """Whether a layer is, or contains, one of `jaxblocks.layers.conv`."""
+    call: Any = getattr(layer, "call", None)
+    if call is None:
+        return False
+    parts = (*getattr(layer, "inner", {}).values(), *call.args, *call.kwargs.values())
+    return call.function.__module__ == "jaxblocks.layers.conv" or any(map(_convolves, parts))
 
 
 @jax.tree_util.register_pytree_node_class
