@@ -220,8 +220,8 @@ def Repeat(
         if as_shapes(outputs) != inputs:
             got = f"{_in_words(inputs)} in and {_in_words(outputs)} out"
             require(False, "a layer that keeps shape and dtype", got, _repair(inputs, outputs))
-        keys = jax.vmap(child_key, in_axes=(None, 0))(key, jnp.arange(n))
-        return jax.vmap(lambda key: init_child(child, key, inputs, side))(keys)
+        # A loop compiles one copy, and the random bits of one need memory at a time.
+        return jax.lax.map(lambda i: init_child(child, child_key(key, i), inputs, side), jnp.arange(n))
 
     def apply(params, states, inputs, side):
         if isinstance(params, _Copies):
