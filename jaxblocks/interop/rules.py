@@ -429,7 +429,7 @@ def _groups(plans: Sequence[_Plan]) -> list[list[_Plan]]:
 def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
     row = Match("matched", plan.path, tuple(plan.leaf.shape), plan.source)
     if not plan.source:
-        note = "no rule has this path" if plan.is_weight else "initial state"
+        note = f"no rule has this path{_fitting(plan, tensors, others)}" if plan.is_weight else "initial state"
         return row._replace(status="missing" if plan.is_weight else "initial", note=note)
     missing = next((name for name in plan.names if name not in tensors), None)
     if missing is not None and not plan.is_weight:
@@ -444,10 +444,31 @@ def _row(plan: _Plan, group: list[_Plan], tensors, others) -> Match:
         row = row._replace(source_shape=tensor.shape)
         where = f"{name} " if name != plan.source else ""
         if tensor.shape != shape:
-            return row._replace(status="wrong shape", note=f"{where}should be {shape}")
+            note = f"{where}should be {shape}{_better_layout(plan, tensor.shape, group)}"
+            return row._replace(status="wrong shape", note=note)
         if _kind(tensor.dtype) != _kind(plan.leaf.dtype):
             return row._replace(status="wrong dtype", note=f"{where}is {tensor.dtype}, not {plan.leaf.dtype}")
     return row
+
+
+def _fitting(plan: _Plan, tensors: Mapping[str, Tensor], others: Sequence[str]) -> str:
+    """What to write for a param without a rule: tensors without a param that have its shape, or that of one copy."""
+    shape, last = plan.leaf.shape, plan.path.rpartition("/")[2]
+    shapes = {_shape_after(layout_of_leaf(last, len(s)).save, s) for s in (shape, shape[1:]) if s}
+    found = [name for name in others if tensors[name].shape in shapes]
+    return f"; of its shape: {', '.join(found[:2])}{' ...' * (len(found) > 2)}" if found else ""
+
+
+def _better_layout(plan: _Plan, shape: tuple[int, ...], group: list[_Plan]) -> str:
+    """What to write where a tensor has the shape of the param in another layout, or of one of its copies."""
+    own = _shape_of_copy(group or [plan])
+    if plan.layout is not keep and shape == own:
+        return ", or write (name, keep)"
+    if len(own) == len(shape) + 1 and not plan.names.copies:  # type: ignore[attr-defined]
+        last = plan.path.rpartition("/")[2]
+        is_copy = _shape_after(layout_of_leaf(last, len(shape)).save, own[1:]) == shape
+        return f": write {{i}} in the name for the {own[0]} copies" if is_copy else ""
+    return ""
 
 
 def _shape_of_copy(group: list[_Plan]) -> tuple[int, ...]:
@@ -488,12 +509,15 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     return f"near {near[0]}" if near else ""
 
 
-def _table(rows: Sequence[Match]) -> str:
-    headers = ["status", "param", "shape", "tensor", "shape", "layout", "note"]
+def _table(rows: Sequence[Match], most: int = 0) -> str:
+    """The rows as a table, or the first of them."""
+    headers, more = ["status", "param", "shape", "tensor", "shape", "layout", "note"], len(rows) - most
+    rows = rows[:most] if most else rows
     text = lambda shape: "" if shape is None else str(tuple(shape))
     lines = [(r.status, r.path, text(r.shape), r.source, text(r.source_shape), r.layout, r.note) for r in rows]
     kept = [k for k in range(len(headers)) if k < 5 or any(line[k] for line in lines)]
-    return tabulate([[line[k] for k in kept] for line in lines], [headers[k] for k in kept], disable_numparse=True)
+    table = tabulate([[line[k] for k in kept] for line in lines], [headers[k] for k in kept], disable_numparse=True)
+    return f"{table}\n... and {more} more rows" if most and more > 0 else table
 
 
 def check_report(report: Report, strict: bool = True) -> None:
@@ -501,17 +525,31 @@ def check_report(report: Report, strict: bool = True) -> None:
     left_over = report.of("left over")
     bad = report.wrong if strict else tuple(row for row in report.wrong if row.status != "left over")
     if left_over and not strict:
-        names = ", ".join(row.source for row in left_over)
-        warnings.warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}.", stacklevel=4)
+        names = ", ".join(row.source for row in left_over[:_MOST])
+        more = f" and {len(left_over) - _MOST} more" if len(left_over) > _MOST else ""
+        warnings.warn(f"{public_name()} leaves out {len(left_over)} tensors: {names}{more}.", stacklevel=4)
     if bad:
         counts = Counter(row.status for row in bad)
         got = f"{', '.join(f'{n} {status}' for status, n in counts.items())}, the first {bad[0].path or bad[0].source}"
         repair = "see the table below" + "; strict=False leaves out what is left over" * bool(left_over)
         try:
-            require(False, "a tensor for every param and a param for every tensor", got, repair)
+            require(False, "a tensor for every param and a param for every tensor", got, repair + _prefix(report))
         except ValueError as error:
-            error.add_note(_table(bad))
+            error.add_note(_table(bad, _MOST))
             raise
+
+
+_MOST = 50  # rows of the table in an error
+
+
+def _prefix(report: Report) -> str:
+    """A prefix, such as ``module.``, with which every tensor that is missing would be left over."""
+    missing = [row.source for row in report.of("missing") if row.source and "{" not in row.source]
+    left_over = [row.source for row in report.of("left over")]
+    ends = [name.removesuffix(missing[0]) for name in left_over if missing and name.endswith(f".{missing[0]}")]
+    fits = lambda prefix: all(f"{prefix}{name}" in left_over for name in missing)
+    found = next((prefix for prefix in ends if fits(prefix)), "")
+    return f"; put {found!r} before the names of the rules" if found else ""
 
 
 # ---- from plans to params, and back ----------------------------------------------------------
