@@ -580,11 +580,14 @@ ARRAYS = {name: np.ones(shape, np.float32) for name, shape in WEIGHTS.items()}
     ("rules", "change", "status", "path", "note"),
     [
         (RULES, {"fc2.bias": None, "fc2.bais": np.ones(1)}, "missing", "out/bias", "near fc2.bais"),
-        (RULES, {"fc1.weight": np.ones((2, 5), np.float32)}, "wrong shape", "hidden/kernel", r"should be \(5, 2\)"),
+        (RULES, {"fc1.weight": np.ones((6, 2), np.float32)}, "wrong shape", "hidden/kernel", r"should be \(5, 2\)"),
+        (RULES, {"fc1.weight": np.ones((2, 5), np.float32)}, "wrong shape", "hidden/kernel", r"write \(name, keep\)"),
         (RULES, {"fc1.bias": np.ones(5, np.int32)}, "wrong dtype", "hidden/bias", "is int32, not float32"),
         (RULES, {"fc3.bias": np.ones(5, np.float32)}, "left over", "fc3.bias", ""),
-        ({"hidden": "fc1"}, {}, "missing", "out/bias", "no rule has this path"),
+        ({"hidden": "fc1"}, {}, "missing", "out/bias", "path; of its shape: fc2.bias"),
         ({**RULES, "hiden": "fc1"}, {}, "unused", "hiden", "near hidden"),
+        ({"hidden": "fc1.weight", "out": "fc2"}, {}, "missing", "hidden/bias", "for a layer name its module, 'fc1'"),
+        ({"*": "*", **RULES}, {}, "missing", "hidden/bias", r"by the rule '\*', the first .*; 'hidden' is another"),
         ({"hidden": "fc1", "out": "fc3"}, {}, "missing", "out/bias", "near fc2.bias"),
     ],
     ids=str,
@@ -599,6 +602,23 @@ def test_what_does_not_fit_is_reported_and_refused(rules, change, status, path, 
         ValueError, match=f"(?s)load_torch expected a tensor for every param .* {status}.*see the table.*{note}"
     ):
         interop.load_torch(NET, arrays, rules, INPUT)
+
+
+def test_what_is_wrong_for_one_reason_is_said_once(sentences):
+    """A prefix, rules from the wrong side, a net of other sizes; copies that are not counted, or too few."""
+    for rules, arrays, sizes, advice in (
+        (RULES, {f"module.{name}": x for name, x in ARRAYS.items()}, 5, "put 'module.' before the names of tensors"),
+        ({"fc1": "hidden", "fc2": "out"}, ARRAYS, 5, "write paths of params, such as hidden/bias, on the left"),
+        (RULES, ARRAYS, 6, "the net may have other sizes than the weights"),
+    ):
+        with pytest.raises(ValueError, match=f"see the table below.*; {advice}"):
+            interop.load_torch(Serial(hidden=Dense(sizes), out=Dense(1)), arrays, rules, INPUT)
+    stack, kernels = Repeat(Serial(fc=Dense(2, use_bias=False)), 3), {f"fc.{i}.weight": np.ones((2, 2)) for i in (0, 1)}
+    for name, note in (
+        ("fc.{i}", "no fc.2.weight: 2 of 3 copies"),
+        ("fc.0", "write {i} in the name: a tensor for each"),
+    ):
+        assert note in interop.match_torch(stack, kernels, {"fc": name}, INPUT).rows[0].note
 
 
 def test_params_with_one_tensor_have_their_own_layouts(sentences):
