@@ -215,7 +215,7 @@ def test_folders_that_are_none_are_rejected(tmp_path, sentences):
         interop.save(tmp_path / "config.json", loaded.net, loaded.params, like=FIXTURES / "gpt2")
 
 
-def test_tokenizers_neither_pad_nor_truncate(tmp_path):
+def test_tokenizers_neither_pad_nor_truncate(tmp_path, sentences):
     file = json.loads((FIXTURES / "gpt2" / "tokenizer.json").read_text())
     file["truncation"] = dict(direction="Right", max_length=2, strategy="LongestFirst", stride=0)
     file["padding"] = dict(strategy=dict(Fixed=20), direction="Right", pad_id=0, pad_type_id=0, pad_token="x")
@@ -224,6 +224,12 @@ def test_tokenizers_neither_pad_nor_truncate(tmp_path):
     tokens = [interop.load_tokenizer(path).encode("to be or not to be") for path in (FIXTURES / "gpt2", tmp_path)]
     assert len(tokens[0]) > 2
     np.testing.assert_array_equal(*tokens)
+    del file["model"]["vocab"]["?"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    with pytest.raises(
+        ValueError, match=r"a token of .*tokenizer.json for each part of the text, got .*; get the file"
+    ):
+        interop.load_tokenizer(tmp_path).encode("to sleep")
 
 
 def test_tied_weights_that_differ_are_rejected(tmp_path, sentences):
@@ -616,7 +622,7 @@ def test_what_is_wrong_for_one_reason_is_said_once(sentences):
     stack, kernels = Repeat(Serial(fc=Dense(2, use_bias=False)), 3), {f"fc.{i}.weight": np.ones((2, 2)) for i in (0, 1)}
     for name, note in (
         ("fc.{i}", "no fc.2.weight: 2 of 3 copies"),
-        ("fc.0", "write {i} in the name: a tensor for each"),
+        ("fc.0", "write {i} in the name: a tensor for"),
     ):
         assert note in interop.match_torch(stack, kernels, {"fc": name}, INPUT).rows[0].note
 

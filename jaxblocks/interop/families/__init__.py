@@ -40,6 +40,8 @@ def family_of(config: Config) -> Family:
     """The family of a configuration."""
     name = "_class_name" if "_class_name" in config and "model_type" not in config else "model_type"
     value, repair = config.get(name), "load the weights by rules, with load_torch"
-    known = isinstance(value, str) and value in FAMILIES
-    config.require(known, f"{name} to be one of {', '.join(FAMILIES)}", repr(value), repair)
-    return FAMILIES[value]
+    family = FAMILIES.get(value) if isinstance(value, str) else None
+    if family is None:
+        config.require(False, f"{name} to be one of {', '.join(FAMILIES)}", repr(value), repair)
+        raise AssertionError
+    return family
