@@ -141,7 +141,9 @@ def _positions(config: Config, head_dim: int) -> dict[str, Any]:
     known = PART if config["model_type"] == "phi3" else WHOLE  # the others ignore it
     part = rope.read("partial_rotary_factor", known, config.read("partial_rotary_factor", known, 1.0))
     rotated = int(head_dim * part)
-    config.require(rotated > 0 and rotated % 2 == 0, "an even number of rotated features in each head", f"{rotated}")
+    name = "head_dim" if config.get("head_dim") else "hidden_size / num_attention_heads"
+    expected = f"{name} times partial_rotary_factor to be an even number of rotated features"
+    config.require(rotated > 0 and rotated % 2 == 0, expected, f"{rotated}")
     options = {"base": base, "rotary_dim": None if rotated == head_dim else rotated}
     if kind == "default":
         return options

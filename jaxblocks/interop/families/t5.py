@@ -15,6 +15,7 @@ from jaxblocks.interop.families.family import (
     WIDTH,
     Config,
     Family,
+    integers,
 )
 from jaxblocks.models import T5
 
@@ -84,7 +85,7 @@ def _options(config: Config) -> dict[str, Any]:
         activation=ACTIVATIONS[activation],
         tied=tied,
         scale_outputs=config.read("scale_decoder_outputs", FLAG, tied),
-        buckets=config.read("relative_attention_num_buckets", WIDTH, 32),
+        buckets=config.read("relative_attention_num_buckets", integers(4, 2**20), 32),
         max_distance=config.read("relative_attention_max_distance", LENGTH, 128),
         dropout=config.read("dropout_rate", RATE, 0.1),
         epsilon=config.read("layer_norm_epsilon", EPSILON, 1e-6),
