@@ -613,7 +613,7 @@ def test_what_does_not_fit_is_reported_and_refused(rules, change, status, path, 
 def test_what_is_wrong_for_one_reason_is_said_once(sentences):
     """A prefix, rules from the wrong side, a net of other sizes; copies that are not counted, or too few."""
     for rules, arrays, sizes, advice in (
-        (RULES, {f"module.{name}": x for name, x in ARRAYS.items()}, 5, "put 'module.' before the names of tensors"),
+        (RULES, {f"module.{name}": x for name, x in ARRAYS.items()}, 5, "the names of the tensors begin with 'module.'"),
         ({"fc1": "hidden", "fc2": "out"}, ARRAYS, 5, "write paths of params, such as hidden/bias, on the left"),
         (RULES, ARRAYS, 6, "the net may have other sizes than the weights"),
     ):

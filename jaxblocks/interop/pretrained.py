@@ -250,7 +250,7 @@ def _names(family: Family, config: Config, source: Any):
     """The names of the weights in a folder, if it has any and its model may have a pooler."""
     try:
         return read_tensors(source) if isinstance(source, str | Path) and _may_have_pooler(family, config) else ()
-    except FileNotFoundError:
+    except (FileNotFoundError, ImportError):  # a configuration alone, or a file that PyTorch would read
         return ()
 
 

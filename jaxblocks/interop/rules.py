@@ -389,7 +389,8 @@ def report_of(
     others = [name for name in tensors if name not in used]
     groups = {id(plan): group for group in _groups(plans) for plan in group}
     rows = [_row(plan, groups.get(id(plan), []), tensors, others) for plan in plans]
-    rows = [_with_later_rule(row, rules) if row.status == "missing" and row.source else row for row in rows]
+    if unused:  # the rules are those of the user
+        rows = [_with_later_rule(row, rules) if row.status == "missing" and row.source else row for row in rows]
     wanted = [row.source for row in rows if row.status == "missing" and row.source]
     for name in others:
         is_ignored = any(fnmatchcase(name, pattern) for pattern in ignored)
@@ -576,7 +577,7 @@ def _advice(report: Report) -> str:
     prefixes = [name.removesuffix(missing[0]) for name in left_over if missing and name.endswith(f".{missing[0]}")]
     for prefix in prefixes:  # such as "module."
         if all(f"{prefix}{name}" in left_over for name in missing):
-            return f"; put {prefix!r} before the names of tensors"
+            return f"; the names of the tensors begin with {prefix!r}"
     if 2 * len(report.of("wrong shape")) > len(with_rule) > 2:
         return "; the net may have other sizes than the weights"
     return ""
